@@ -1,0 +1,12 @@
+//! gapless: a GPU memory allocator on CUDA virtual memory management.
+//!
+//! The promise: **if the bytes are free, the allocation succeeds.** Addresses are reserved generously, physical chunks
+//! are mapped behind them on demand, and free chunks are mapped where a request needs them, without waiting for the
+//! device. Where to look for what: `ARCHITECTURE.md`.
+
+pub mod allocator;
+pub mod driver;
+pub mod units;
+
+pub use allocator::{Allocator, Builder, ChunkPolicy};
+pub use units::{ByteSize, DeviceAddr, StreamId};

@@ -1,0 +1,198 @@
+//! Units: newtypes for what can be mixed up, and one way to read and write sizes.
+//!
+//! Addresses are numbers here: nothing in this crate dereferences a [`DeviceAddr`] except the drivers.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// An address in the GPU's (or a simulated device's) virtual address space. A number, not a pointer.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize, serde::Deserialize)]
+#[serde(transparent)]
+pub struct DeviceAddr(pub u64);
+
+impl DeviceAddr {
+    /// The address `bytes` further on, or `None` past the end of the address space.
+    pub fn checked_add(self, bytes: u64) -> Option<Self> {
+        self.0.checked_add(bytes).map(Self)
+    }
+
+    /// The address `bytes` further on.
+    ///
+    /// # Panics
+    /// Past the end of the address space, in debug builds; callers add offsets inside a reservation.
+    pub const fn offset(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
+    }
+
+    /// Distance in bytes from `base`, or `None` below it.
+    pub fn offset_from(self, base: Self) -> Option<u64> {
+        self.0.checked_sub(base.0)
+    }
+
+    /// True when the address is a multiple of `alignment` bytes (a power of two).
+    pub const fn is_aligned(self, alignment: u64) -> bool {
+        self.0 & (alignment - 1) == 0
+    }
+}
+
+impl fmt::Debug for DeviceAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+impl fmt::Display for DeviceAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// A stream, by the handle that its owner knows it by (a `CUstream`, or a simulated driver's number).
+/// `StreamId::DEFAULT` is the device's default stream.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize, serde::Deserialize)]
+#[serde(transparent)]
+pub struct StreamId(pub u64);
+
+impl StreamId {
+    /// The default stream (CUDA's legacy default stream, handle 0).
+    pub const DEFAULT: Self = Self(0);
+}
+
+impl fmt::Debug for StreamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stream {:#x}", self.0)
+    }
+}
+
+impl fmt::Display for StreamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// One KiB in bytes.
+pub const KIB: u64 = 1 << 10;
+/// One MiB in bytes.
+pub const MIB: u64 = 1 << 20;
+/// One GiB in bytes.
+pub const GIB: u64 = 1 << 30;
+/// One TiB in bytes.
+pub const TIB: u64 = 1 << 40;
+
+/// `bytes` rounded up to a multiple of `unit` (a power of two), or `None` on overflow.
+pub const fn round_up(bytes: u64, unit: u64) -> Option<u64> {
+    match bytes.checked_add(unit - 1) {
+        Some(sum) => Some(sum & !(unit - 1)),
+        None => None,
+    }
+}
+
+/// `bytes` rounded down to a multiple of `unit` (a power of two).
+pub const fn round_down(bytes: u64, unit: u64) -> u64 {
+    bytes & !(unit - 1)
+}
+
+/// A size in bytes that reads as `24GiB`, `512MiB`, `1.5 GiB`, `4096`, and prints the same way.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize, serde::Deserialize)]
+#[serde(transparent)]
+pub struct ByteSize(pub u64);
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (unit, size) in [("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)] {
+            if self.0 >= size {
+                #[allow(clippy::cast_precision_loss, reason = "for people to read: two decimals")]
+                let value = self.0 as f64 / size as f64;
+                return if self.0.is_multiple_of(size) {
+                    f.pad(&format!("{} {unit}", self.0 / size))
+                } else {
+                    f.pad(&format!("{value:.2} {unit}"))
+                };
+            }
+        }
+        f.pad(&format!("{} B", self.0))
+    }
+}
+
+impl fmt::Debug for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Why a text is not a size.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("'{text}' is not a size: write a number with an optional unit, as in 24GiB, 512MiB, 1.5GiB or 4096")]
+pub struct ParseByteSizeError {
+    text: String,
+}
+
+impl FromStr for ByteSize {
+    type Err = ParseByteSizeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = || ParseByteSizeError { text: text.to_owned() };
+        let trimmed = text.trim();
+        let split = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+        let (number, unit) = trimmed.split_at(split);
+        let scale = match unit.trim().to_ascii_lowercase().as_str() {
+            "" | "b" => 1,
+            "k" | "kb" | "kib" => KIB,
+            "m" | "mb" | "mib" => MIB,
+            "g" | "gb" | "gib" => GIB,
+            "t" | "tb" | "tib" => TIB,
+            _ => return Err(error()),
+        };
+        if let Ok(whole) = number.parse::<u64>() {
+            return whole.checked_mul(scale).map(ByteSize).ok_or_else(error);
+        }
+        let value: f64 = number.parse().map_err(|_| error())?;
+        #[allow(clippy::cast_precision_loss, reason = "scale is a power of two")]
+        let bytes = value * scale as f64;
+        // 2^63: far above any address range, far below where f64 -> u64 saturates.
+        if !bytes.is_finite() || bytes < 0.0 || bytes >= 9.2e18 {
+            return Err(error());
+        }
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked just above")]
+        Ok(ByteSize(bytes as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_as_people_write_them() {
+        for (text, bytes) in [
+            ("4096", 4096),
+            ("24GiB", 24 * GIB),
+            ("1.5 GiB", GIB + GIB / 2),
+            ("512mb", 512 * MIB),
+            ("2M", 2 * MIB),
+            ("0", 0),
+        ] {
+            assert_eq!(text.parse::<ByteSize>().unwrap(), ByteSize(bytes), "{text}");
+        }
+        for text in ["", "x", "12 parsecs", "-1", "1e400", "99999999999999999999", "20000000TiB", ".", "1.2.3"] {
+            assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_print_and_read_back() {
+        for bytes in [0, 1, 1023, KIB, 3 * MIB, 24 * GIB, 7 * TIB] {
+            let text = ByteSize(bytes).to_string();
+            assert_eq!(text.parse::<ByteSize>().unwrap().0, bytes, "{text}");
+        }
+        assert_eq!(ByteSize(GIB + GIB / 2).to_string(), "1.50 GiB");
+    }
+
+    #[test]
+    fn rounding_is_checked() {
+        assert_eq!(round_up(1, 512), Some(512));
+        assert_eq!(round_up(0, 512), Some(0));
+        assert_eq!(round_up(u64::MAX, 512), None);
+        assert_eq!(round_down(1023, 512), 512);
+    }
+}
