@@ -1,0 +1,33 @@
+//! Traces: recorded allocations and frees, read, written, and replayed through allocation policies.
+//!
+//! ```text
+//!   file ──TextReader──▶ TraceOp ──Trace::read──▶ Trace ──replay──▶ ReplayResult
+//!   program ──TextWriter──▶ file                    │
+//!                                                   └──search──▶ smallest device that survives
+//! ```
+//!
+//! A replay runs one [`Policy`] (gapless itself, or [`caching`], the baseline) on one driver. This part uses the
+//! allocator's public interface only.
+
+pub mod caching;
+mod error;
+mod header;
+mod load;
+mod metered;
+mod op;
+mod policy;
+mod replay;
+mod search;
+mod text;
+mod write;
+
+pub use error::{ReadError, ReadErrorKind};
+pub use header::Header;
+pub use load::{Op, Trace};
+pub use metered::{CallCounts, Metered};
+pub use op::TraceOp;
+pub use policy::{GaplessSettings, Policy, PolicyError, PolicyKind, PolicyStats};
+pub use replay::{Device, OutOfMemoryAt, ReplayDriver, ReplayError, ReplayOptions, ReplayResult, Work, replay};
+pub use search::{Search, SearchResult};
+pub use text::{Limits, TextReader};
+pub use write::{Compression, TextWriter};
