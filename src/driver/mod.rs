@@ -20,8 +20,13 @@
 //! After a failed call nothing has changed: the same call may be repeated, the same undo steps remain valid.
 
 mod error;
+mod ledger;
+pub mod model;
+mod usage;
 
 pub use error::{DriverCall, DriverError, DriverErrorKind};
+pub use model::{CostTable, ModelConfig, ModelDriver};
+pub use usage::{CallCounts, DriverUsage};
 
 use crate::units::{DeviceAddr, StreamId};
 
