@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// Calls that change memory, by kind; failed ones count too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct CallCounts {
+pub struct MemoryCalls {
     /// Addresses reserved.
     pub reserve: u64,
     /// Chunks created.
@@ -62,9 +62,9 @@ impl<D> Metered<D> {
     }
 
     /// Calls so far.
-    pub fn calls(&self) -> CallCounts {
+    pub fn calls(&self) -> MemoryCalls {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let mut calls = CallCounts {
+        let mut calls = MemoryCalls {
             reserve: read(&self.reserve),
             create: read(&self.create),
             map: read(&self.map),
@@ -77,7 +77,7 @@ impl<D> Metered<D> {
         calls
     }
 
-    /// Calls so far that [`CallCounts`] counts.
+    /// Calls so far that [`MemoryCalls`] counts.
     pub fn total(&self) -> u64 {
         [&self.reserve, &self.create, &self.map, &self.set_access, &self.unmap, &self.release]
             .iter()

@@ -10,6 +10,7 @@
 //! allocator's public interface only.
 
 pub mod caching;
+mod device;
 mod error;
 mod header;
 mod load;
@@ -19,15 +20,18 @@ mod policy;
 mod replay;
 mod search;
 mod text;
+mod work;
 mod write;
 
+pub use device::{Device, DeviceError};
 pub use error::{ReadError, ReadErrorKind};
 pub use header::Header;
 pub use load::{Op, Trace};
-pub use metered::{CallCounts, Metered};
+pub use metered::{MemoryCalls, Metered};
 pub use op::TraceOp;
 pub use policy::{GaplessSettings, Policy, PolicyError, PolicyKind, PolicyStats};
-pub use replay::{Device, OutOfMemoryAt, ReplayDriver, ReplayError, ReplayOptions, ReplayResult, Work, replay};
+pub use replay::{OutOfMemoryAt, ReplayDriver, ReplayError, ReplayOptions, ReplayResult, replay};
 pub use search::{Search, SearchResult};
 pub use text::{Limits, TextReader};
+pub use work::{EDGE_BYTES, Touch};
 pub use write::{Compression, TextWriter};
