@@ -45,7 +45,7 @@ pub(super) struct ReplayArguments {
     #[arg(long)]
     search_capacity: bool,
 
-    /// Work on a stream completes so many ops after it was queued
+    /// Work on a stream of the simulated device completes so many ops after it was queued
     #[arg(long, value_name = "OPS", default_value_t = 0)]
     lag: u64,
 
@@ -180,7 +180,7 @@ impl Job<'_> {
         };
         match self.arguments.driver {
             DriverKind::Model => replay(self.trace, Arc::new(self.device.model()), &options),
-            DriverKind::Host => todo!(),
+            DriverKind::Host => replay(self.trace, Arc::new(self.device.host()?), &options),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The device that a trace is replayed on.
 
 use super::Trace;
-use crate::driver::model::{ModelConfig, ModelDriver};
+use crate::driver::{DriverResult, HostConfig, HostDriver, ModelConfig, ModelDriver};
 use crate::units::{ByteSize, MIB, round_up};
 
 /// What a device offers a replay.
@@ -22,7 +22,7 @@ impl Device {
     }
 
     /// The device that the header describes: its capacity, less what others held and what the driver did not give.
-    /// Without one, [`DEFAULT_CAPACITY_PERCENT`] of peak live bytes, in whole pages.
+    /// Without one, `DEFAULT_CAPACITY_PERCENT` percent of peak live bytes, in whole pages.
     ///
     /// # Errors
     /// A header where others hold more than there is, or a trace too large for any device.
@@ -54,6 +54,20 @@ impl Device {
             lag_ops: self.lag_ops,
             granularity: PAGE_BYTES,
             ..ModelConfig::default()
+        })
+    }
+
+    /// Real memory of this machine in the role of a device like this. Streams run on threads; the lag plays no part.
+    /// Memory is taken only where work writes.
+    ///
+    /// # Errors
+    /// Where the kernel gives no file in memory or no thread.
+    pub fn host(&self) -> DriverResult<HostDriver> {
+        HostDriver::new(HostConfig {
+            capacity_bytes: self.capacity_bytes.saturating_add(self.external_bytes),
+            external_bytes: self.external_bytes,
+            granularity: PAGE_BYTES,
+            ..HostConfig::default()
         })
     }
 }
@@ -107,7 +121,9 @@ mod tests {
     #[test]
     fn impossible_devices_are_refused() {
         assert!(device("# capacity_bytes 10\n# external_bytes 11\n").is_err());
-        assert!(device("# capacity_bytes 10\n# external_bytes 18446744073709551615\n# driver_unusable_bytes 1\n").is_err());
+        assert!(
+            device("# capacity_bytes 10\n# external_bytes 18446744073709551615\n# driver_unusable_bytes 1\n").is_err()
+        );
         assert!(device("a 1 18446744073709551615 0\n").is_err());
     }
 }

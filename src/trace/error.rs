@@ -27,7 +27,7 @@ impl std::error::Error for ReadError {
     }
 }
 
-/// The reasons. Texts that come from the file are cut to [`EXCERPT_CHARS`] characters.
+/// The reasons. Texts that come from the file are cut to `EXCERPT_CHARS` characters.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadErrorKind {

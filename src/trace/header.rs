@@ -94,7 +94,8 @@ mod tests {
 
     #[test]
     fn known_keys_with_nonsense_are_refused() {
-        for line in ["capacity_bytes -1", "external_bytes", "satisfiable maybe", "peak_live_bytes 99999999999999999999"] {
+        for line in ["capacity_bytes -1", "external_bytes", "satisfiable maybe", "peak_live_bytes 99999999999999999999"]
+        {
             assert!(Header::default().push(line).is_err(), "{line}");
         }
     }

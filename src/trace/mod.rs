@@ -27,7 +27,7 @@ pub use device::{Device, DeviceError};
 pub use error::{ReadError, ReadErrorKind};
 pub use header::Header;
 pub use load::{Op, Trace};
-pub use metered::{MemoryCalls, Metered};
+pub use metered::{Clock, MemoryCalls, Metered};
 pub use op::TraceOp;
 pub use policy::{GaplessSettings, Policy, PolicyError, PolicyKind, PolicyStats};
 pub use replay::{OutOfMemoryAt, ReplayDriver, ReplayError, ReplayOptions, ReplayResult, replay};

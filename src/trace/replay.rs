@@ -9,11 +9,11 @@
 //!
 //! Threads: a replay runs on its caller's thread; replays are independent of each other.
 
+use super::metered::{Clock, processor_time};
 use super::policy::{GaplessSettings, Policy, PolicyError, PolicyKind};
 use super::work::{Touch, Worker};
 use super::{MemoryCalls, Metered, Op, Trace};
-use crate::driver::model::ModelDriver;
-use crate::driver::{DriverError, Mismatch, WorkDriver};
+use crate::driver::{DriverError, HostDriver, Mismatch, ModelDriver, WorkDriver};
 use crate::trace::caching::CachingAllocator;
 use crate::units::{DeviceAddr, StreamId};
 use std::sync::Arc;
@@ -24,6 +24,9 @@ pub trait ReplayDriver: WorkDriver {
     /// Its name in results.
     const NAME: &'static str;
 
+    /// What to measure its calls by.
+    const CLOCK: Clock;
+
     /// Another op has run: simulated streams move on.
     fn advance(&self) {}
 
@@ -31,10 +34,16 @@ pub trait ReplayDriver: WorkDriver {
     fn modelled_time(&self) -> Option<Duration> {
         None
     }
+
+    /// Broken rules of the driver contract that it noted rather than panicked at.
+    fn violations(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 impl ReplayDriver for ModelDriver {
     const NAME: &'static str = "model";
+    const CLOCK: Clock = Clock::Wall;
 
     fn advance(&self) {
         Self::advance(self, 1);
@@ -42,6 +51,15 @@ impl ReplayDriver for ModelDriver {
 
     fn modelled_time(&self) -> Option<Duration> {
         Some(Self::modelled_time(self))
+    }
+}
+
+impl ReplayDriver for HostDriver {
+    const NAME: &'static str = "host";
+    const CLOCK: Clock = Clock::Processor;
+
+    fn violations(&self) -> Vec<String> {
+        self.take_violations().iter().map(ToString::to_string).collect()
     }
 }
 
@@ -130,6 +148,9 @@ pub enum ReplayError {
     /// Blocks did not hold what was written to them: the policy handed out memory in use.
     #[error("{} checks found wrong bytes, the first {:?}", .0.len(), .0.first())]
     Mismatch(Vec<Mismatch>),
+    /// The policy broke rules of the driver contract.
+    #[error("{} rules of the driver were broken, the first: {}", .0.len(), .0.first().map_or("", String::as_str))]
+    Violation(Vec<String>),
 }
 
 /// Replays `trace` on `driver`.
@@ -141,7 +162,7 @@ pub fn replay<D: ReplayDriver>(
     driver: Arc<D>,
     options: &ReplayOptions<'_>,
 ) -> Result<ReplayResult, ReplayError> {
-    let driver = Arc::new(Metered::new(driver));
+    let driver = Arc::new(Metered::new(driver, D::CLOCK));
     match options.policy {
         PolicyKind::Gapless => {
             let built = options.gapless.build(Arc::clone(&driver), options.capacity_bytes);
@@ -214,6 +235,10 @@ fn run<D: ReplayDriver, P: Policy>(
     if let Some(worker) = worker {
         worker.finish(&streams)?;
     }
+    let violations = driver.inner().violations();
+    if !violations.is_empty() {
+        return Err(ReplayError::Violation(violations));
+    }
     Ok(ReplayResult {
         trace: trace.name().to_owned(),
         policy: options.policy,
@@ -243,12 +268,6 @@ fn streams<D: WorkDriver>(trace: &Trace, driver: &D) -> Result<Vec<StreamId>, Dr
 
 fn failed(op_index: u64, error: &PolicyError) -> ReplayError {
     ReplayError::Policy { op_index, text: error.to_string() }
-}
-
-/// Processor time of the calling thread.
-fn processor_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::try_from(time).unwrap_or_default()
 }
 
 /// How often progress is told.

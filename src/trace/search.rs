@@ -35,7 +35,7 @@ pub struct Search<'a> {
 /// What a search found, in bytes of whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SearchResult {
-    /// The smallest device that survives, one page less having failed. `None`: none up to [`MOST_TIMES`] peak live.
+    /// The smallest device that survives, one page less having failed. `None`: none up to `MOST_TIMES` times peak live.
     pub min_capacity_bytes: Option<u64>,
     /// The smallest device tried from which on every one tried survived. `None`: the largest one failed.
     pub safe_capacity_bytes: Option<u64>,
