@@ -20,6 +20,7 @@
 //! After a failed call nothing has changed: the same call may be repeated, the same undo steps remain valid.
 
 mod error;
+pub mod fault;
 pub mod host;
 mod ledger;
 pub mod model;
@@ -27,6 +28,7 @@ mod ranges;
 mod usage;
 
 pub use error::{DriverCall, DriverError, DriverErrorKind};
+pub use fault::{Fault, FaultDriver};
 pub use host::{HostConfig, HostDriver, Violation};
 pub use model::{CostTable, ModelConfig, ModelDriver};
 pub use usage::{CallCounts, DriverUsage};
