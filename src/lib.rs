@@ -6,6 +6,8 @@
 
 pub mod allocator;
 pub mod driver;
+pub mod heap;
+mod sync;
 pub mod units;
 
 pub use allocator::{Allocator, Builder, ChunkPolicy};
