@@ -7,6 +7,9 @@
 pub mod allocator;
 pub mod driver;
 pub mod heap;
+pub mod physical;
+pub mod segment;
+pub mod stream;
 mod sync;
 pub mod units;
 

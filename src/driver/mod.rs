@@ -19,8 +19,10 @@
 //! Threads: every method may be called from any thread, concurrently. Implementations do not call back.
 //! After a failed call nothing has changed: the same call may be repeated, the same undo steps remain valid.
 
+mod counted;
 mod error;
 
+pub use counted::{Counted, DriverCalls};
 pub use error::{DriverCall, DriverError, DriverErrorKind};
 
 use crate::units::{DeviceAddr, StreamId};

@@ -52,6 +52,8 @@ pub enum NotLive {
     NoBlock,
     /// A block starts there, in this state.
     State(BlockState),
+    /// A live block starts there that other streams use as well: [`Heap::free_later`] frees it.
+    Shared,
 }
 
 impl Heap {
@@ -134,7 +136,7 @@ impl Heap {
         self.count_live(size, waste);
     }
 
-    /// Frees the live block at `offset` at `epoch` of the heap's stream, and merges it with free neighbours.
+    /// Frees the live, unshared block at `offset` at `epoch` of the heap's stream, and merges it with free neighbours.
     /// Returns the block as it was.
     ///
     /// # Errors
@@ -142,6 +144,9 @@ impl Heap {
     #[inline]
     pub fn free(&mut self, offset: u64, epoch: u32) -> Result<Block, NotLive> {
         let block = *self.live_block(offset)?;
+        if block.shared {
+            return Err(NotLive::Shared);
+        }
         self.uncount_live(&block);
         self.merge_free(block, epoch);
         Ok(block)
@@ -220,8 +225,7 @@ impl Heap {
         if rest > 0 {
             self.link(Block { offset: end, size: rest, prev_size: len, ..last });
         }
-        let block =
-            Block { offset: start, size: len, prev_size, epoch: latest, waste: 0, state: to, shared: false };
+        let block = Block { offset: start, size: len, prev_size, epoch: latest, waste: 0, state: to, shared: false };
         if to == BlockState::Claimed {
             self.link(block);
         } else {
