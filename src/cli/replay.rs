@@ -146,10 +146,10 @@ impl Job<'_> {
         let mut results = Vec::new();
         for &policy in policies {
             bar.set_message(format!("{} · {policy} · replay", self.trace.name()));
-            let mut result = self.replay_one(policy, &bar).map_err(|error| self.internal(policy, &error))?;
+            let mut result = self.replay_one(policy, &bar).map_err(|error| self.failure(policy, &error))?;
             if search {
                 bar.set_message(format!("{} · {policy} · smallest device", self.trace.name()));
-                let found = self.search(policy, &bar).map_err(|error| self.internal(policy, &error))?;
+                let found = self.search(policy, &bar).map_err(|error| self.failure(policy, &error))?;
                 result.min_capacity_bytes = Some(found.min_capacity_bytes);
                 result.safe_capacity_bytes = Some(found.safe_capacity_bytes);
             }
@@ -213,8 +213,12 @@ impl Job<'_> {
         ProgressBar::with_draw_target(Some(ops), target).with_style(style)
     }
 
-    fn internal(&self, policy: PolicyKind, error: &ReplayError) -> Failure {
-        Failure::Internal(format!("{} through {policy}: {error}", self.trace.name()))
+    fn failure(&self, policy: PolicyKind, error: &ReplayError) -> Failure {
+        let text = format!("{} through {policy}: {error}", self.trace.name());
+        match error {
+            ReplayError::Settings(_) => Failure::BadArguments(text),
+            _ => Failure::Internal(text),
+        }
     }
 }
 

@@ -1,12 +1,12 @@
 //! What a replay replays through: gapless, or the baseline.
 
 use super::caching::{CachingAllocator, CachingError};
-use crate::allocator::{AllocError, Allocator, ChunkPolicy};
+use crate::allocator::{AllocError, Allocator, BuildError, ChunkPolicy};
 use crate::driver::Driver;
+use crate::sync::Arc;
 use crate::units::{DeviceAddr, StreamId};
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
 
 /// An allocator, as far as a replay needs one.
 pub trait Policy {
@@ -98,7 +98,7 @@ pub struct GaplessSettings {
 
 impl GaplessSettings {
     /// An allocator with these settings that may hold `budget_bytes` of `driver`'s device.
-    pub(super) fn build<D: Driver>(&self, driver: Arc<D>, budget_bytes: u64) -> Result<Allocator<D>, PolicyError> {
+    pub(super) fn build<D: Driver>(&self, driver: Arc<D>, budget_bytes: u64) -> Result<Allocator<D>, BuildError> {
         let mut builder = Allocator::builder(driver).budget(budget_bytes);
         if let Some(slack) = self.slack {
             builder = builder.slack(slack);
@@ -106,7 +106,7 @@ impl GaplessSettings {
         if let Some(chunk) = self.chunk {
             builder = builder.chunk_policy(chunk);
         }
-        builder.build().map_err(|error| PolicyError::Failed(error.to_string()))
+        builder.build()
     }
 }
 
@@ -116,7 +116,8 @@ impl<D: Driver> Policy for Allocator<D> {
             AllocError::OutOfMemory(report) => {
                 PolicyError::OutOfMemory { satisfiable: report.satisfiable, report: report.to_string() }
             }
-            #[allow(unreachable_patterns, reason = "the enum may grow")]
+            // More addresses than a multiple of the budget.
+            AllocError::TooLarge { .. } => PolicyError::OutOfMemory { satisfiable: false, report: error.to_string() },
             other => PolicyError::Failed(other.to_string()),
         })
     }

@@ -13,10 +13,11 @@ use super::metered::{Clock, processor_time};
 use super::policy::{GaplessSettings, Policy, PolicyError, PolicyKind};
 use super::work::{Touch, Worker};
 use super::{MemoryCalls, Metered, Op, Trace};
+use crate::allocator::BuildError;
 use crate::driver::{DriverError, HostDriver, Mismatch, ModelDriver, WorkDriver};
+use crate::sync::Arc;
 use crate::trace::caching::CachingAllocator;
 use crate::units::{DeviceAddr, StreamId};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// A driver that traces can be replayed on.
@@ -130,10 +131,13 @@ pub struct OutOfMemoryAt {
     pub report: String,
 }
 
-/// Why a replay gives no result: never the trace's fault.
+/// Why a replay gives no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplayError {
+    /// The settings give no allocator.
+    #[error(transparent)]
+    Settings(#[from] BuildError),
     /// The policy failed otherwise than for want of memory.
     #[error("op {op_index}: {text}")]
     Policy {
@@ -166,7 +170,7 @@ pub fn replay<D: ReplayDriver>(
     match options.policy {
         PolicyKind::Gapless => {
             let built = options.gapless.build(Arc::clone(&driver), options.capacity_bytes);
-            run(trace, &driver, built.map_err(|error| failed(0, &error))?, options)
+            run(trace, &driver, built?, options)
         }
         PolicyKind::Caching => run(trace, &driver, CachingAllocator::new(Arc::clone(&driver)), options),
     }

@@ -11,9 +11,8 @@ use super::device::PAGE_BYTES;
 use super::replay::ReplayError;
 use super::work::Touch;
 use super::{Device, GaplessSettings, PolicyKind, ReplayOptions, Trace, replay};
+use crate::sync::{Arc, AtomicUsize, Ordering};
 use std::num::NonZero;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A search on simulated devices.
 #[derive(Clone, Copy)]
