@@ -11,6 +11,7 @@ pub mod physical;
 pub mod segment;
 pub mod stream;
 mod sync;
+pub mod trace;
 pub mod units;
 
 pub use allocator::{Allocator, Builder, ChunkPolicy};
