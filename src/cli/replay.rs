@@ -4,7 +4,8 @@ use super::table;
 use super::{Failure, Outcome};
 use clap::{Args, ValueEnum};
 use gapless::trace::{
-    Device, GaplessSettings, PolicyKind, ReplayError, ReplayOptions, ReplayResult, Search, Touch, Trace, replay,
+    Device, GaplessSettings, PolicyError, PolicyKind, ReplayError, ReplayOptions, ReplayResult, Search, Touch, Trace,
+    replay,
 };
 use gapless::{ByteSize, ChunkPolicy};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -87,8 +88,12 @@ fn slack(text: &str) -> Result<f64, String> {
 
 /// Replays every trace; a bad file is told and does not keep the others from being replayed.
 pub(super) fn run(arguments: &ReplayArguments) -> Result<Outcome, Failure> {
-    let mut policies = arguments.policy.clone();
-    policies.dedup();
+    let mut policies = Vec::new();
+    for &policy in &arguments.policy {
+        if !policies.contains(&policy) {
+            policies.push(policy);
+        }
+    }
     if arguments.capacity == Some(ByteSize(0)) {
         return Err(Failure::BadArguments("--capacity 0 leaves no memory: give a size such as 24GiB".into()));
     }
@@ -216,7 +221,18 @@ impl Job<'_> {
     fn failure(&self, policy: PolicyKind, error: &ReplayError) -> Failure {
         let text = format!("{} through {policy}: {error}", self.trace.name());
         match error {
-            ReplayError::Settings(_) => Failure::BadArguments(text),
+            ReplayError::Settings(_) | ReplayError::Policy { error: PolicyError::TooManyStreams(_), .. } => {
+                Failure::BadArguments(text)
+            }
+            ReplayError::Driver(_) | ReplayError::Policy { error: PolicyError::Driver(_), .. } => {
+                let hint = match self.arguments.driver {
+                    DriverKind::Model => "",
+                    DriverKind::Host => {
+                        "; this machine has its limits: larger chunks (--chunk 32MiB) or --driver model"
+                    }
+                };
+                Failure::Driver(format!("{text}{hint}"))
+            }
             _ => Failure::Internal(text),
         }
     }

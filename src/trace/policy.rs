@@ -2,7 +2,7 @@
 
 use super::caching::{CachingAllocator, CachingError};
 use crate::allocator::{AllocError, Allocator, BuildError, ChunkPolicy};
-use crate::driver::Driver;
+use crate::driver::{Driver, DriverError};
 use crate::sync::Arc;
 use crate::units::{DeviceAddr, StreamId};
 use std::fmt;
@@ -46,7 +46,13 @@ pub enum PolicyError {
         /// For a person.
         report: String,
     },
-    /// Anything else: a mistake in the allocator or its driver.
+    /// The driver refused a call otherwise than for want of memory, or its other limits were met.
+    #[error(transparent)]
+    Driver(DriverError),
+    /// The allocator cannot replay a trace with so many streams.
+    #[error("{0}")]
+    TooManyStreams(String),
+    /// Anything else: a mistake in the allocator.
     #[error("{0}")]
     Failed(String),
 }
@@ -118,6 +124,8 @@ impl<D: Driver> Policy for Allocator<D> {
             }
             // More addresses than a multiple of the budget.
             AllocError::TooLarge { .. } => PolicyError::OutOfMemory { satisfiable: false, report: error.to_string() },
+            AllocError::TooManyStreams { .. } => PolicyError::TooManyStreams(error.to_string()),
+            AllocError::Driver(error) => PolicyError::Driver(error),
             other => PolicyError::Failed(other.to_string()),
         })
     }
@@ -139,6 +147,7 @@ impl<D: Driver> Policy for CachingAllocator<D> {
                 satisfiable: report.free_bytes + (report.reserved_bytes - report.live_bytes) >= report.requested_bytes,
                 report: report.to_string(),
             },
+            CachingError::Driver(error) => PolicyError::Driver(error),
             other => PolicyError::Failed(other.to_string()),
         })
     }

@@ -139,12 +139,13 @@ pub enum ReplayError {
     #[error(transparent)]
     Settings(#[from] BuildError),
     /// The policy failed otherwise than for want of memory.
-    #[error("op {op_index}: {text}")]
+    #[error("op {op_index}: {error}")]
     Policy {
         /// Index of the op.
         op_index: u64,
-        /// The policy's message.
-        text: String,
+        /// What the policy said.
+        #[source]
+        error: PolicyError,
     },
     /// The driver failed the replay itself.
     #[error(transparent)]
@@ -206,13 +207,13 @@ fn run<D: ReplayDriver, P: Policy>(
                     oom = Some(OutOfMemoryAt { op_index: done, requested_bytes: bytes, satisfiable, report });
                     break;
                 }
-                Err(error) => return Err(failed(done, &error)),
+                Err(error) => return Err(failed(done, error)),
             },
             Op::Free { slot } => {
                 if let Some(worker) = &mut worker {
                     worker.freeing(slot)?;
                 }
-                policy.free(blocks[slot as usize]).map_err(|error| failed(done, &error))?;
+                policy.free(blocks[slot as usize]).map_err(|error| failed(done, error))?;
             }
             Op::Mark { .. } => {
                 let calls = driver.total();
@@ -270,8 +271,8 @@ fn streams<D: WorkDriver>(trace: &Trace, driver: &D) -> Result<Vec<StreamId>, Dr
     trace.streams().iter().map(stream).collect()
 }
 
-fn failed(op_index: u64, error: &PolicyError) -> ReplayError {
-    ReplayError::Policy { op_index, text: error.to_string() }
+const fn failed(op_index: u64, error: PolicyError) -> ReplayError {
+    ReplayError::Policy { op_index, error }
 }
 
 /// How often progress is told.
