@@ -212,7 +212,7 @@ impl Job<'_> {
         let replays = policies * if search { 1 + Search::EXPECTED_PROBES } else { 1 };
         let target =
             if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        let style = ProgressStyle::with_template("{msg} {wide_bar} {percent:>3}% {per_sec} ops {eta:>4}")
+        let style = ProgressStyle::with_template("{msg} {wide_bar} {percent:>3}% {eta:>4}")
             .unwrap_or_else(|_| ProgressStyle::default_bar());
         let ops = (self.trace.ops().len() as u64).saturating_mul(replays);
         ProgressBar::with_draw_target(Some(ops), target).with_style(style)
