@@ -19,6 +19,7 @@
 //! Threads: every method may be called from any thread, concurrently. Implementations do not call back.
 //! After a failed call nothing has changed: the same call may be repeated, the same undo steps remain valid.
 
+pub mod cuda;
 mod error;
 
 pub use error::{DriverCall, DriverError, DriverErrorKind};
