@@ -150,7 +150,7 @@ impl FromStr for ByteSize {
         #[allow(clippy::cast_precision_loss, reason = "scale is a power of two")]
         let bytes = value * scale as f64;
         // 2^63: far above any address range, far below where f64 -> u64 saturates.
-        if !bytes.is_finite() || bytes < 0.0 || bytes >= 9.2e18 {
+        if !(0.0..9.2e18).contains(&bytes) {
             return Err(error());
         }
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked just above")]

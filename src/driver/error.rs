@@ -45,6 +45,27 @@ pub enum DriverCall {
 }
 
 impl DriverCall {
+    /// Every call, in order of declaration: `ALL[call as usize] == call`.
+    pub const ALL: [Self; 17] = [
+        Self::Open,
+        Self::MemoryInfo,
+        Self::Reserve,
+        Self::AddressFree,
+        Self::Create,
+        Self::Release,
+        Self::Map,
+        Self::SetAccess,
+        Self::Unmap,
+        Self::EventCreate,
+        Self::EventDestroy,
+        Self::EventRecord,
+        Self::EventQuery,
+        Self::EventSynchronize,
+        Self::StreamWait,
+        Self::Stream,
+        Self::Work,
+    ];
+
     /// The name in the CUDA driver API.
     pub const fn name(self) -> &'static str {
         match self {

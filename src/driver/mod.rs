@@ -21,8 +21,13 @@
 
 pub mod cuda;
 mod error;
+mod ledger;
+pub mod model;
+mod usage;
 
 pub use error::{DriverCall, DriverError, DriverErrorKind};
+pub use model::{CostTable, ModelConfig, ModelDriver};
+pub use usage::{CallCounts, DriverUsage};
 
 use crate::units::{DeviceAddr, StreamId};
 

@@ -1,0 +1,517 @@
+//! Model driver: a device of any size that is state only, with a clock that the test owns.
+//!
+//! Every rule of the driver contract is enforced by panic, with a message that names the rule: partial unmaps, work on
+//! memory without access, an unmap under work in flight, a stale handle. What is a shortage on a real device (memory,
+//! addresses, mappings) is an error, and so are a stream that does not exist and a malformed `reserve`.
+//!
+//! Two clocks that know nothing of each other:
+//! - *modelled time* adds up what the calls would have cost the host, by a [`CostTable`];
+//! - the *op clock* moves by [`advance`](ModelDriver::advance): work and event recordings queued at op `t` complete at
+//!   `t + lag_ops`. A held stream completes nothing by itself, whatever the clock says.
+//!
+//! A host wait (`event_synchronize`, `synchronize`) takes as long as it takes: it completes what it waits for, held or
+//! not, and what that waits for on other streams. It never blocks.
+//!
+//! Threads: any; one lock, held for the length of a call. Cost: O(log n) a call, plus O(1) a mapping in the range, plus
+//! O(work in flight) for an unmap.
+
+mod timeline;
+
+use super::ledger::{Ledger, Refusal};
+use super::{
+    CallCounts, ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle,
+    MemoryDriver, MemoryInfo, Mismatch, StreamDriver, WorkDriver,
+};
+use crate::units::{ByteSize, DeviceAddr, GIB, MIB, StreamId, round_up};
+use parking_lot::{Mutex, MutexGuard};
+use std::time::Duration;
+use timeline::{Point, Timeline};
+
+/// A simulated device without memory behind it. See the module documentation.
+#[derive(Debug)]
+pub struct ModelDriver {
+    costs: CostTable,
+    address_end: u64,
+    granularity: u64,
+    state: Mutex<State>,
+}
+
+/// What a [`ModelDriver`] is like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// Physical bytes of the device.
+    pub capacity_bytes: u64,
+    /// The page size in bytes, a power of two.
+    pub granularity: u64,
+    /// What each call costs the host.
+    pub costs: CostTable,
+    /// How many ops after it was queued work completes; 0: at once.
+    pub lag_ops: u64,
+    /// Physical bytes that other processes hold at first; see [`ModelDriver::set_external`].
+    pub external_bytes: u64,
+    /// How many mappings may have access at a time.
+    pub max_mappings: usize,
+    /// Addresses are below `1 << address_bits`.
+    pub address_bits: u32,
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self {
+            capacity_bytes: 80 * GIB,
+            granularity: 2 * MIB,
+            costs: CostTable::default(),
+            lag_ops: 0,
+            external_bytes: 0,
+            max_mappings: 520_000,
+            address_bits: 47,
+        }
+    }
+}
+
+/// What driver calls cost the calling thread, in microseconds. Calls not named here cost nothing.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct CostTable {
+    /// `create`, whatever the size, successful or not.
+    pub create: f64,
+    /// `create`, for each MiB.
+    pub create_per_mib: f64,
+    /// `map`.
+    pub map: f64,
+    /// `set_access`, for each mapping in the range.
+    pub set_access_per_chunk: f64,
+    /// `unmap`, for each mapping in the range.
+    pub unmap_per_chunk: f64,
+    /// `release`.
+    pub release: f64,
+    /// `reserve`.
+    pub reserve: f64,
+    /// `address_free`.
+    pub address_free: f64,
+    /// `event_record`.
+    pub event_record: f64,
+    /// `event_query`.
+    pub event_query: f64,
+}
+
+impl Default for CostTable {
+    fn default() -> Self {
+        Self {
+            create: 30.0,
+            create_per_mib: 1.9,
+            map: 1.5,
+            set_access_per_chunk: 40.0,
+            unmap_per_chunk: 30.0,
+            release: 30.0,
+            reserve: 5.0,
+            address_free: 2.0,
+            event_record: 1.0,
+            event_query: 0.5,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    ledger: Ledger,
+    timeline: Timeline,
+    next_address: u64,
+    calls: CallCounts,
+    host_waits: u64,
+    modelled_micros: f64,
+}
+
+impl ModelDriver {
+    /// A device with nothing on it.
+    ///
+    /// # Panics
+    /// When the granularity is not a power of two, or `address_bits` leaves no room above the first address.
+    pub fn new(config: ModelConfig) -> Self {
+        let address_end = 1_u64.checked_shl(config.address_bits).unwrap_or(u64::MAX);
+        let first = FIRST_ADDRESS + config.granularity;
+        assert!(first < address_end, "{} address bits leave no room", config.address_bits);
+        Self {
+            costs: config.costs,
+            address_end,
+            granularity: config.granularity,
+            state: Mutex::new(State {
+                ledger: Ledger::new(
+                    config.granularity,
+                    config.capacity_bytes,
+                    config.external_bytes,
+                    config.max_mappings,
+                ),
+                timeline: Timeline::new(config.lag_ops),
+                next_address: first,
+                calls: CallCounts::default(),
+                host_waits: 0,
+                modelled_micros: 0.0,
+            }),
+        }
+    }
+
+    /// What all calls so far would have cost the host.
+    pub fn modelled_time(&self) -> Duration {
+        Duration::from_secs_f64(self.state.lock().modelled_micros * 1e-6)
+    }
+
+    /// The calls made so far.
+    pub fn calls(&self) -> CallCounts {
+        self.state.lock().calls
+    }
+
+    /// How often the host waited for work that had not completed.
+    pub fn host_waits(&self) -> u64 {
+        self.state.lock().host_waits
+    }
+
+    /// What is alive.
+    pub fn usage(&self) -> DriverUsage {
+        let state = self.state.lock();
+        DriverUsage {
+            events: state.timeline.event_count(),
+            streams: state.timeline.stream_count(),
+            ..state.ledger.usage()
+        }
+    }
+
+    /// Other processes hold `bytes` of the device from now on. More than is free: nothing is free.
+    pub fn set_external(&self, bytes: u64) {
+        self.state.lock().ledger.set_external(bytes);
+    }
+
+    /// Moves the op clock.
+    pub fn advance(&self, ops: u64) {
+        self.state.lock().timeline.advance(ops);
+    }
+
+    /// The op clock.
+    pub fn now(&self) -> u64 {
+        self.state.lock().timeline.now()
+    }
+
+    /// From now on nothing on `stream` completes until [`complete`](Self::complete), [`resume`](Self::resume) or a
+    /// host wait.
+    ///
+    /// # Panics
+    /// This and the other controls of a stream: when there is no such stream.
+    pub fn hold(&self, stream: StreamId) {
+        self.state.lock().timeline.hold(stream);
+    }
+
+    /// Completes what is queued on `stream` now, except what waits for an event of another stream that has not
+    /// completed: that completes with it. A hold stays for what is queued later.
+    pub fn complete(&self, stream: StreamId) {
+        self.state.lock().timeline.let_through(stream);
+    }
+
+    /// Ends a hold.
+    pub fn resume(&self, stream: StreamId) {
+        self.state.lock().timeline.resume(stream);
+    }
+
+    /// `stream` is being captured from now on: recording an event on it, querying one recorded on it, or making it
+    /// wait panics.
+    pub fn begin_capture(&self, stream: StreamId) {
+        self.state.lock().timeline.set_capturing(stream, true);
+    }
+
+    /// Ends a capture.
+    pub fn end_capture(&self, stream: StreamId) {
+        self.state.lock().timeline.set_capturing(stream, false);
+    }
+
+    /// Locks the state for one call, which is counted and costs `micros`.
+    fn call(&self, call: DriverCall, micros: f64) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        state.calls.add(call);
+        state.modelled_micros += micros;
+        state
+    }
+
+    fn work(&self, stream: StreamId, touched: &[(DeviceAddr, u64)]) -> DriverResult<()> {
+        let mut state = self.call(DriverCall::Work, 0.0);
+        state.known(DriverCall::Work, stream)?;
+        let mut ranges = [0..0, 0..0];
+        for (range, &(addr, bytes)) in ranges.iter_mut().zip(touched) {
+            enforce(DriverCall::Work, state.ledger.check_access(addr, bytes))?;
+            *range = addr.0..addr.0 + bytes;
+        }
+        let [first, second] = &ranges;
+        if first.start < second.end && second.start < first.end {
+            broken(DriverCall::Work, "source and target of a copy overlap");
+        }
+        state.timeline.work(stream, ranges);
+        Ok(())
+    }
+}
+
+impl Default for ModelDriver {
+    fn default() -> Self {
+        Self::new(ModelConfig::default())
+    }
+}
+
+impl MemoryDriver for ModelDriver {
+    fn granularity(&self) -> u64 {
+        self.granularity
+    }
+
+    fn memory_info(&self) -> DriverResult<MemoryInfo> {
+        Ok(self.call(DriverCall::MemoryInfo, 0.0).ledger.memory_info())
+    }
+
+    fn reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DeviceAddr> {
+        let mut state = self.call(DriverCall::Reserve, self.costs.reserve);
+        if let Err(Refusal::Misuse(text) | Refusal::Shortage(text)) = state.ledger.check_reserve(bytes, alignment) {
+            return Err(DriverError::new(DriverCall::Reserve, DriverErrorKind::InvalidValue, text));
+        }
+        let Some(addr) = state.room(bytes, alignment, self.address_end) else {
+            let text = format!("no {} of addresses in one piece", ByteSize(bytes));
+            return Err(DriverError::new(DriverCall::Reserve, DriverErrorKind::OutOfMemory, text));
+        };
+        state.ledger.reserve(addr, bytes);
+        Ok(DeviceAddr(addr))
+    }
+
+    fn address_free(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        let mut state = self.call(DriverCall::AddressFree, self.costs.address_free);
+        enforce(DriverCall::AddressFree, state.ledger.check_address_free(addr, bytes))?;
+        state.ledger.address_free(addr);
+        Ok(())
+    }
+
+    fn create(&self, bytes: u64) -> DriverResult<ChunkHandle> {
+        let mut state = self.call(DriverCall::Create, self.costs.create);
+        enforce(DriverCall::Create, state.ledger.check_create(bytes))?;
+        #[allow(clippy::cast_precision_loss, reason = "a cost")]
+        let mib = bytes as f64 / MIB as f64;
+        state.modelled_micros += self.costs.create_per_mib * mib;
+        Ok(state.ledger.create(bytes, 0))
+    }
+
+    fn release(&self, chunk: ChunkHandle) -> DriverResult<()> {
+        let mut state = self.call(DriverCall::Release, self.costs.release);
+        enforce(DriverCall::Release, state.ledger.release(chunk))?;
+        Ok(())
+    }
+
+    fn map(&self, addr: DeviceAddr, bytes: u64, chunk: ChunkHandle) -> DriverResult<()> {
+        let mut state = self.call(DriverCall::Map, self.costs.map);
+        enforce(DriverCall::Map, state.ledger.check_map(addr, bytes, chunk))?;
+        state.ledger.map(addr, bytes, chunk);
+        Ok(())
+    }
+
+    fn set_access(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        let mut state = self.call(DriverCall::SetAccess, 0.0);
+        let tiles = enforce(DriverCall::SetAccess, state.ledger.check_set_access(addr, bytes))?;
+        state.modelled_micros += self.costs.set_access_per_chunk * f64_of(tiles);
+        state.ledger.set_access(addr, bytes);
+        Ok(())
+    }
+
+    fn unmap(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        let mut state = self.call(DriverCall::Unmap, 0.0);
+        let tiles = enforce(DriverCall::Unmap, state.ledger.check_unmap(addr, bytes))?;
+        if let Some((stream, work)) = state.timeline.in_flight(addr.0..addr.0 + bytes) {
+            let text = format!(
+                "unmap of {bytes} bytes at {addr} while work in flight on {stream} touches {}..{}",
+                DeviceAddr(work.start),
+                DeviceAddr(work.end)
+            );
+            broken(DriverCall::Unmap, &text);
+        }
+        state.modelled_micros += self.costs.unmap_per_chunk * f64_of(tiles);
+        state.ledger.unmap(addr, bytes, |_| ());
+        Ok(())
+    }
+}
+
+impl StreamDriver for ModelDriver {
+    fn check_stream(&self, stream: StreamId) -> DriverResult<()> {
+        self.call(DriverCall::Stream, 0.0).known(DriverCall::Stream, stream)
+    }
+
+    fn is_capturing(&self, stream: StreamId) -> bool {
+        self.state.lock().timeline.is_capturing(stream)
+    }
+
+    fn event_create(&self) -> DriverResult<EventHandle> {
+        Ok(self.call(DriverCall::EventCreate, 0.0).timeline.create_event())
+    }
+
+    fn event_destroy(&self, event: EventHandle) -> DriverResult<()> {
+        let mut state = self.call(DriverCall::EventDestroy, 0.0);
+        if !state.timeline.destroy_event(event) {
+            no_event(DriverCall::EventDestroy, event);
+        }
+        Ok(())
+    }
+
+    fn event_record(&self, event: EventHandle, stream: StreamId) -> DriverResult<()> {
+        let mut state = self.call(DriverCall::EventRecord, self.costs.event_record);
+        state.recording(DriverCall::EventRecord, event);
+        state.known(DriverCall::EventRecord, stream)?;
+        state.not_capturing(DriverCall::EventRecord, stream);
+        state.timeline.record(event, stream);
+        Ok(())
+    }
+
+    fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
+        let mut state = self.call(DriverCall::EventQuery, self.costs.event_query);
+        match state.recording(DriverCall::EventQuery, event) {
+            Some(point) => {
+                state.not_capturing(DriverCall::EventQuery, point.stream());
+                Ok(state.timeline.reached(point))
+            }
+            None => Ok(true),
+        }
+    }
+
+    fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
+        let mut state = self.call(DriverCall::EventSynchronize, 0.0);
+        if let Some(point) = state.recording(DriverCall::EventSynchronize, event) {
+            state.not_capturing(DriverCall::EventSynchronize, point.stream());
+            state.host_wait(point);
+        }
+        Ok(())
+    }
+
+    fn stream_wait(&self, stream: StreamId, event: EventHandle) -> DriverResult<()> {
+        let mut state = self.call(DriverCall::StreamWait, 0.0);
+        let recording = state.recording(DriverCall::StreamWait, event);
+        state.known(DriverCall::StreamWait, stream)?;
+        state.not_capturing(DriverCall::StreamWait, stream);
+        if let Some(point) = recording {
+            state.timeline.wait(stream, point);
+        }
+        Ok(())
+    }
+}
+
+impl WorkDriver for ModelDriver {
+    fn create_stream(&self) -> DriverResult<StreamId> {
+        Ok(self.call(DriverCall::Stream, 0.0).timeline.create_stream())
+    }
+
+    fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
+        let mut state = self.call(DriverCall::Stream, 0.0);
+        state.known(DriverCall::Stream, stream)?;
+        if stream == StreamId::DEFAULT {
+            let text = "the default stream cannot be destroyed";
+            return Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text));
+        }
+        let end = state.timeline.end(stream);
+        state.host_wait(end);
+        state.timeline.remove_stream(stream);
+        Ok(())
+    }
+
+    fn fill(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, _seed: u64) -> DriverResult<()> {
+        self.work(stream, &[(addr, bytes)])
+    }
+
+    fn verify(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, _seed: u64) -> DriverResult<()> {
+        self.work(stream, &[(addr, bytes)])
+    }
+
+    fn copy(&self, stream: StreamId, target: DeviceAddr, source: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        self.work(stream, &[(target, bytes), (source, bytes)])
+    }
+
+    /// Keeps the stream busy for one op a microsecond.
+    fn delay(&self, stream: StreamId, duration: Duration) -> DriverResult<()> {
+        let mut state = self.call(DriverCall::Work, 0.0);
+        state.known(DriverCall::Work, stream)?;
+        state.timeline.delay(stream, u64::try_from(duration.as_micros()).unwrap_or(u64::MAX));
+        Ok(())
+    }
+
+    fn synchronize(&self, stream: StreamId) -> DriverResult<()> {
+        let mut state = self.call(DriverCall::Stream, 0.0);
+        state.known(DriverCall::Stream, stream)?;
+        let end = state.timeline.end(stream);
+        state.host_wait(end);
+        Ok(())
+    }
+
+    /// None ever: a model has no bytes.
+    fn take_mismatches(&self) -> Vec<Mismatch> {
+        Vec::new()
+    }
+}
+
+impl State {
+    /// Addresses for a reservation. Fresh ones while there are any, so that a stale address is seldom a valid one;
+    /// then the first gap that fits. A page is left between reservations: no range spans two of them.
+    fn room(&mut self, bytes: u64, alignment: u64, address_end: u64) -> Option<u64> {
+        let page = self.ledger.granularity();
+        let fits = |from: u64, limit: u64| {
+            let start = round_up(from, alignment)?;
+            let end = start.checked_add(bytes)?;
+            (end <= limit).then_some((start, end))
+        };
+        if let Some((start, end)) = fits(self.next_address, address_end) {
+            self.next_address = end + page;
+            return Some(start);
+        }
+        let mut from = FIRST_ADDRESS + page;
+        for (start, reserved) in self.ledger.reservations() {
+            if let Some((found, _)) = fits(from, start.saturating_sub(page)) {
+                return Some(found);
+            }
+            from = start + reserved + page;
+        }
+        fits(from, address_end).map(|(start, _)| start)
+    }
+
+    fn known(&self, call: DriverCall, stream: StreamId) -> DriverResult<()> {
+        if self.timeline.has_stream(stream) {
+            return Ok(());
+        }
+        Err(DriverError::new(call, DriverErrorKind::InvalidHandle, format!("there is no {stream:?}")))
+    }
+
+    fn not_capturing(&self, call: DriverCall, stream: StreamId) {
+        if self.timeline.is_capturing(stream) {
+            broken(call, &format!("{stream:?} is being captured"));
+        }
+    }
+
+    fn recording(&self, call: DriverCall, event: EventHandle) -> Option<Point> {
+        self.timeline.recording(event).unwrap_or_else(|| no_event(call, event))
+    }
+
+    fn host_wait(&mut self, point: Point) {
+        if !self.timeline.reached(point) {
+            self.host_waits += 1;
+            self.timeline.force(point);
+        }
+    }
+}
+
+/// A shortage is an error; a broken rule is a bug in the caller.
+fn enforce<T>(call: DriverCall, answer: Result<T, Refusal>) -> DriverResult<T> {
+    match answer {
+        Ok(value) => Ok(value),
+        Err(Refusal::Shortage(text)) => Err(DriverError::new(call, DriverErrorKind::OutOfMemory, text)),
+        Err(Refusal::Misuse(text)) => broken(call, &text),
+    }
+}
+
+fn broken(call: DriverCall, rule: &str) -> ! {
+    panic!("driver contract broken ({}): {rule}", call.name())
+}
+
+fn no_event(call: DriverCall, event: EventHandle) -> ! {
+    broken(call, &format!("{event:?} was destroyed or is not an event of this driver"))
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a cost")]
+fn f64_of(count: usize) -> f64 {
+    count as f64
+}
+
+/// The first reservation starts one page above: aligned to a page and, unless asked for, to nothing more.
+const FIRST_ADDRESS: u64 = 1 << 36;
