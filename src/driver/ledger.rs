@@ -13,6 +13,7 @@
 //! Threads: none of its own; its owner locks. Cost: O(log n) a call, and O(mappings in the range) for `set_access` and
 //! `unmap`.
 
+use super::ranges::RangeSet;
 use super::{ChunkHandle, DriverUsage, MemoryInfo};
 use crate::units::{ByteSize, DeviceAddr};
 use parking_lot::Mutex;
@@ -386,60 +387,6 @@ struct Tiles {
     without_access: usize,
 }
 
-/// Disjoint ranges, joined where they touch.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct RangeSet {
-    ends: BTreeMap<u64, u64>,
-}
-
-impl RangeSet {
-    fn contains(&self, start: u64, end: u64) -> bool {
-        self.run_at(start).is_some_and(|(_, run_end)| end <= run_end)
-    }
-
-    /// The first address from `at` on that is in no range.
-    fn first_missing(&self, at: u64) -> u64 {
-        self.run_at(at).map_or(at, |(_, end)| end)
-    }
-
-    /// Adds `[start, end)`, of which parts may be in already.
-    fn insert(&mut self, mut start: u64, mut end: u64) {
-        if let Some((&before, &before_end)) = self.ends.range(..start).next_back()
-            && before_end >= start
-        {
-            start = before;
-            end = end.max(before_end);
-        }
-        while let Some((&next, &next_end)) = self.ends.range(start..=end).next() {
-            end = end.max(next_end);
-            self.ends.remove(&next);
-        }
-        self.ends.insert(start, end);
-    }
-
-    /// Takes out `[start, end)`, of which parts may be missing.
-    fn remove(&mut self, start: u64, end: u64) {
-        if let Some((before, before_end)) = self.run_at(start)
-            && before < start
-        {
-            self.ends.insert(before, start);
-            if before_end > end {
-                self.ends.insert(end, before_end);
-            }
-        }
-        while let Some((&next, &next_end)) = self.ends.range(start..end).next() {
-            self.ends.remove(&next);
-            if next_end > end {
-                self.ends.insert(end, next_end);
-            }
-        }
-    }
-
-    fn run_at(&self, at: u64) -> Option<(u64, u64)> {
-        self.ends.range(..=at).next_back().map(|(&start, &end)| (start, end)).filter(|&(_, end)| at < end)
-    }
-}
-
 fn misuse<T>(text: String) -> Result<T, Refusal> {
     Err(Refusal::Misuse(text))
 }
@@ -494,26 +441,6 @@ mod tests {
     }
 
     proptest! {
-        /// The set of ranges against one bit per unit.
-        #[test]
-        fn range_set_is_a_set(ops in prop::collection::vec((any::<bool>(), 0_u64..60, 1_u64..20), 1..60)) {
-            let mut set = RangeSet::default();
-            let mut bits = [false; 80];
-            for (insert, start, len) in ops {
-                let end = start + len;
-                if insert { set.insert(start, end) } else { set.remove(start, end) }
-                bits[start as usize..end as usize].fill(insert);
-                let mut joined = RangeSet::default();
-                for at in (0..80).filter(|&at| bits[at as usize]) {
-                    joined.insert(at, at + 1);
-                }
-                prop_assert_eq!(&set, &joined);
-                for at in 0..79 {
-                    prop_assert_eq!(set.contains(at, at + 1), bits[at as usize]);
-                }
-            }
-        }
-
         /// Whatever is asked, the books stay consistent, and a refused call changes nothing.
         #[test]
         fn books_stay_consistent(ops in prop::collection::vec((0_u8..6, 0_u64..18, 1_u64..5, 0_usize..8), 1..80)) {

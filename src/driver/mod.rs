@@ -21,11 +21,14 @@
 
 pub mod cuda;
 mod error;
+pub mod host;
 mod ledger;
 pub mod model;
+mod ranges;
 mod usage;
 
 pub use error::{DriverCall, DriverError, DriverErrorKind};
+pub use host::{HostConfig, HostDriver, Violation};
 pub use model::{CostTable, ModelConfig, ModelDriver};
 pub use usage::{CallCounts, DriverUsage};
 
@@ -188,6 +191,29 @@ pub trait WorkDriver: Driver {
 
     /// The mismatches that completed checks have found since the last call.
     fn take_mismatches(&self) -> Vec<Mismatch>;
+}
+
+/// A driver whose streams can be held, so that a test decides when work completes.
+///
+/// A wait on the host, for an event or a stream, still takes no longer than it must: it lets through what it waits for,
+/// held or not, and whatever that waits for on other streams. So code under test cannot block on a stream that the test
+/// holds; [`host_waits`](Self::host_waits) says that it waited.
+pub trait HoldStreams: WorkDriver {
+    /// From now on nothing queued on `stream` completes by itself.
+    ///
+    /// # Panics
+    /// This and the other methods: when there is no such stream.
+    fn hold(&self, stream: StreamId);
+
+    /// Completes what is queued on `stream` now, as far as it does not wait for an event of another stream that has not
+    /// completed; the rest completes with that event. A hold stays for what is queued later.
+    fn complete(&self, stream: StreamId);
+
+    /// Ends a hold.
+    fn resume(&self, stream: StreamId);
+
+    /// How often the host has waited for work that had not completed.
+    fn host_waits(&self) -> u64;
 }
 
 /// The byte that [`WorkDriver::fill`] writes at `offset` of a range: a function of seed and offset such that shifted,

@@ -20,7 +20,7 @@ mod timeline;
 use super::ledger::{Ledger, Refusal};
 use super::{
     CallCounts, ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle,
-    MemoryDriver, MemoryInfo, Mismatch, StreamDriver, WorkDriver,
+    HoldStreams, MemoryDriver, MemoryInfo, Mismatch, StreamDriver, WorkDriver,
 };
 use crate::units::{ByteSize, DeviceAddr, GIB, MIB, StreamId, round_up};
 use parking_lot::{Mutex, MutexGuard};
@@ -439,6 +439,24 @@ impl WorkDriver for ModelDriver {
     /// None ever: a model has no bytes.
     fn take_mismatches(&self) -> Vec<Mismatch> {
         Vec::new()
+    }
+}
+
+impl HoldStreams for ModelDriver {
+    fn hold(&self, stream: StreamId) {
+        Self::hold(self, stream);
+    }
+
+    fn complete(&self, stream: StreamId) {
+        Self::complete(self, stream);
+    }
+
+    fn resume(&self, stream: StreamId) {
+        Self::resume(self, stream);
+    }
+
+    fn host_waits(&self) -> u64 {
+        Self::host_waits(self)
     }
 }
 

@@ -221,7 +221,8 @@ impl Timeline {
         for stream in streams {
             self.settle(stream, u64::MAX);
         }
-        let overlaps = |touched: &&Range<u64>| touched.start < range.end && range.start < touched.end;
+        let overlaps =
+            |touched: &&Range<u64>| !touched.is_empty() && touched.start < range.end && range.start < touched.end;
         for (&stream, lane) in &self.lanes {
             for item in &lane.queue {
                 if let Step::Work(touched) = &item.step

@@ -1,0 +1,533 @@
+//! Host driver: a simulated device with real memory on the CPU, so that tests check bytes.
+//!
+//! Chunks are ranges of one sparse file in memory, reservations are address space without access, mapping is `mmap` of
+//! the file over it, access is `mprotect`: aliases and remapping are real. Streams are threads that run their queue
+//! later: a block that is used again too early is overwritten under the earlier user, and `verify` sees it.
+//!
+//! A broken rule of the driver contract is an `InvalidValue` error without effect, and is also kept as a [`Violation`]
+//! until [`take_violations`](HostDriver::take_violations): a caller that ignores errors is found out all the same. That
+//! includes an unmap under queued or running work: it is refused, so that no stream ever faults. Capacity, other
+//! processes' memory and the limit of mappings are settings; the kernel's own limits come back as `OutOfMemory`.
+//!
+//! Threads: any, plus one per stream. Locks: queues, then books; neither is held while work runs.
+//! Cost: a system call or two each; work is limited by the memory (the first touch of a page is by far the slowest).
+
+mod bytes;
+mod pages;
+mod queues;
+
+use super::ledger::{Ledger, Refusal};
+use super::{
+    CallCounts, ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle,
+    HoldStreams, MemoryDriver, MemoryInfo, Mismatch, StreamDriver, WorkDriver,
+};
+use crate::units::{ByteSize, DeviceAddr, GIB, MIB, StreamId};
+use bytes::Bytes;
+use pages::Pages;
+use parking_lot::{Mutex, MutexGuard};
+use queues::{NoEvent, PushError, Queues, Run};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A simulated device with memory. See the module documentation.
+///
+/// Dropping it forgets queued work, ends its threads and gives all memory and addresses back.
+#[derive(Debug)]
+pub struct HostDriver {
+    granularity: u64,
+    queues: Arc<Queues<Work>>,
+    books: Arc<SharedBooks>,
+}
+
+/// What a [`HostDriver`] is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostConfig {
+    /// Physical bytes of the device. The host's memory is taken as work writes to it, not before.
+    pub capacity_bytes: u64,
+    /// The page size in bytes, a power of two and a multiple of the host's page size.
+    pub granularity: u64,
+    /// Physical bytes that other processes hold at first; see [`HostDriver::set_external`].
+    pub external_bytes: u64,
+    /// How many mappings may have access at a time. The default stays below the kernel's limit, at which even the
+    /// process's own heap cannot grow: an isolated mapping costs two of the kernel's 65,530.
+    pub max_mappings: usize,
+}
+
+impl Default for HostConfig {
+    fn default() -> Self {
+        Self { capacity_bytes: GIB, granularity: 2 * MIB, external_bytes: 0, max_mappings: 28_000 }
+    }
+}
+
+/// A rule of the driver contract that a caller broke; the call was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// The call.
+    pub call: DriverCall,
+    /// The rule, and where it was broken.
+    pub text: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.call.name(), self.text)
+    }
+}
+
+#[derive(Debug)]
+struct SharedBooks {
+    books: Mutex<Books>,
+}
+
+/// Everything but the queues.
+#[derive(Debug)]
+struct Books {
+    ledger: Ledger,
+    pages: Pages,
+    in_flight: HashMap<u64, InFlight>,
+    next_ticket: u64,
+    mismatches: Vec<Mismatch>,
+    violations: Vec<Violation>,
+    calls: CallCounts,
+}
+
+#[derive(Debug)]
+struct InFlight {
+    stream: StreamId,
+    task: Task,
+}
+
+/// Work in a queue. Its ranges stay mapped until its ticket is taken out of `in_flight`.
+#[derive(Debug)]
+struct Work {
+    ticket: u64,
+    task: Task,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Task {
+    Fill { target: Span, seed: u64 },
+    Verify { source: Span, seed: u64 },
+    Copy { target: Span, source: Span },
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    addr: DeviceAddr,
+    bytes: u64,
+}
+
+impl HostDriver {
+    /// A device with nothing on it and its default stream running.
+    ///
+    /// # Errors
+    /// When the kernel gives no file in memory or no thread, and `InvalidValue` when the granularity is not a power of
+    /// two and a multiple of the host's page size.
+    pub fn new(config: HostConfig) -> DriverResult<Self> {
+        let page = u64::try_from(rustix::param::page_size()).unwrap_or(u64::MAX);
+        if !config.granularity.is_power_of_two() || config.granularity < page {
+            let text = format!("{} is no multiple of the host's page, {page} bytes", ByteSize(config.granularity));
+            return Err(DriverError::new(DriverCall::Open, DriverErrorKind::InvalidValue, text));
+        }
+        let books = Arc::new(SharedBooks {
+            books: Mutex::new(Books {
+                ledger: Ledger::new(
+                    config.granularity,
+                    config.capacity_bytes,
+                    config.external_bytes,
+                    config.max_mappings,
+                ),
+                pages: Pages::new().map_err(|errno| kernel(DriverCall::Open, errno))?,
+                in_flight: HashMap::new(),
+                next_ticket: 0,
+                mismatches: Vec::new(),
+                violations: Vec::new(),
+                calls: CallCounts::default(),
+            }),
+        });
+        let driver = Self { granularity: config.granularity, queues: Arc::new(Queues::new()), books };
+        driver.new_stream(DriverCall::Open)?;
+        Ok(driver)
+    }
+
+    /// Other processes hold `bytes` of the device from now on. More than is free: nothing is free.
+    pub fn set_external(&self, bytes: u64) {
+        self.books.lock().ledger.set_external(bytes);
+    }
+
+    /// The calls made so far.
+    pub fn calls(&self) -> CallCounts {
+        self.books.lock().calls
+    }
+
+    /// What is alive.
+    pub fn usage(&self) -> DriverUsage {
+        let (events, streams) = (self.queues.event_count(), self.queues.stream_count());
+        DriverUsage { events, streams, ..self.books.lock().ledger.usage() }
+    }
+
+    /// The rules that callers broke since the last call.
+    pub fn take_violations(&self) -> Vec<Violation> {
+        std::mem::take(&mut self.books.lock().violations)
+    }
+
+    fn new_stream(&self, call: DriverCall) -> DriverResult<StreamId> {
+        self.queues
+            .create_stream(Arc::clone(&self.books))
+            .map_err(|error| DriverError::new(call, DriverErrorKind::OutOfMemory, format!("no thread: {error}")))
+    }
+
+    /// Locks the books for one call, which is counted.
+    fn call(&self, call: DriverCall) -> MutexGuard<'_, Books> {
+        let mut books = self.books.lock();
+        books.calls.add(call);
+        books
+    }
+
+    /// Counts one call that the books have no other part in.
+    fn count(&self, call: DriverCall) {
+        self.books.lock().calls.add(call);
+    }
+
+    fn work(&self, stream: StreamId, task: Task) -> DriverResult<()> {
+        self.count(DriverCall::Work);
+        self.queues.work(stream, || self.books.lock().admit(stream, task)).map_err(|error| match error {
+            PushError::NoStream => no_stream(DriverCall::Work, stream),
+            PushError::Refused(error) => error,
+        })
+    }
+
+    fn no_event(&self, call: DriverCall, event: EventHandle) -> DriverError {
+        let text = format!("{event:?} was destroyed or is not an event of this driver");
+        self.books.lock().violations.push(Violation { call, text: text.clone() });
+        DriverError::new(call, DriverErrorKind::InvalidHandle, text)
+    }
+
+    fn event_error(
+        &self,
+        call: DriverCall,
+        stream: StreamId,
+        event: EventHandle,
+    ) -> impl FnOnce(PushError<NoEvent>) -> DriverError {
+        move |error| match error {
+            PushError::NoStream => no_stream(call, stream),
+            PushError::Refused(NoEvent) => self.no_event(call, event),
+        }
+    }
+}
+
+impl Drop for HostDriver {
+    fn drop(&mut self) {
+        // The threads end before the memory that their work touches goes, with the books.
+        self.queues.close();
+    }
+}
+
+impl MemoryDriver for HostDriver {
+    fn granularity(&self) -> u64 {
+        self.granularity
+    }
+
+    fn memory_info(&self) -> DriverResult<MemoryInfo> {
+        Ok(self.call(DriverCall::MemoryInfo).ledger.memory_info())
+    }
+
+    fn reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DeviceAddr> {
+        const CALL: DriverCall = DriverCall::Reserve;
+        let mut books = self.call(CALL);
+        if let Err(Refusal::Misuse(text) | Refusal::Shortage(text)) = books.ledger.check_reserve(bytes, alignment) {
+            return Err(DriverError::new(CALL, DriverErrorKind::InvalidValue, text));
+        }
+        let addr = books.pages.reserve(bytes, alignment).map_err(|errno| kernel(CALL, errno))?;
+        books.ledger.reserve(addr, bytes);
+        Ok(DeviceAddr(addr))
+    }
+
+    fn address_free(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        let mut books = self.call(DriverCall::AddressFree);
+        let answer = books.ledger.check_address_free(addr, bytes);
+        books.enforce(DriverCall::AddressFree, answer)?;
+        books.ledger.address_free(addr);
+        books.pages.unreserve(addr.0, bytes);
+        Ok(())
+    }
+
+    fn create(&self, bytes: u64) -> DriverResult<ChunkHandle> {
+        const CALL: DriverCall = DriverCall::Create;
+        let mut books = self.call(CALL);
+        let answer = books.ledger.check_create(bytes);
+        books.enforce(CALL, answer)?;
+        let offset = books.pages.create(bytes).map_err(|errno| kernel(CALL, errno))?;
+        Ok(books.ledger.create(bytes, offset))
+    }
+
+    fn release(&self, chunk: ChunkHandle) -> DriverResult<()> {
+        let mut books = self.call(DriverCall::Release);
+        let answer = books.ledger.release(chunk);
+        if let Some(freed) = books.enforce(DriverCall::Release, answer)? {
+            books.pages.free(freed.tag, freed.bytes);
+        }
+        Ok(())
+    }
+
+    fn map(&self, addr: DeviceAddr, bytes: u64, chunk: ChunkHandle) -> DriverResult<()> {
+        const CALL: DriverCall = DriverCall::Map;
+        let mut books = self.call(CALL);
+        let answer = books.ledger.check_map(addr, bytes, chunk);
+        let offset = books.enforce(CALL, answer)?;
+        books.pages.map(addr.0, bytes, offset).map_err(|errno| kernel(CALL, errno))?;
+        books.ledger.map(addr, bytes, chunk);
+        Ok(())
+    }
+
+    fn set_access(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        const CALL: DriverCall = DriverCall::SetAccess;
+        let mut books = self.call(CALL);
+        let answer = books.ledger.check_set_access(addr, bytes);
+        books.enforce(CALL, answer)?;
+        books.pages.allow(addr.0, bytes).map_err(|errno| kernel(CALL, errno))?;
+        books.ledger.set_access(addr, bytes);
+        Ok(())
+    }
+
+    fn unmap(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        const CALL: DriverCall = DriverCall::Unmap;
+        let mut guard = self.call(CALL);
+        let books = &mut *guard;
+        let answer = books.ledger.check_unmap(addr, bytes).and_then(|_| books.check_idle(addr, bytes));
+        books.enforce(CALL, answer)?;
+        books.pages.unmap(addr.0, bytes).map_err(|errno| kernel(CALL, errno))?;
+        books.ledger.unmap(addr, bytes, |freed| books.pages.free(freed.tag, freed.bytes));
+        Ok(())
+    }
+}
+
+impl StreamDriver for HostDriver {
+    fn check_stream(&self, stream: StreamId) -> DriverResult<()> {
+        self.count(DriverCall::Stream);
+        if self.queues.has_stream(stream) { Ok(()) } else { Err(no_stream(DriverCall::Stream, stream)) }
+    }
+
+    fn event_create(&self) -> DriverResult<EventHandle> {
+        self.count(DriverCall::EventCreate);
+        Ok(self.queues.create_event())
+    }
+
+    fn event_destroy(&self, event: EventHandle) -> DriverResult<()> {
+        self.count(DriverCall::EventDestroy);
+        if self.queues.destroy_event(event) { Ok(()) } else { Err(self.no_event(DriverCall::EventDestroy, event)) }
+    }
+
+    fn event_record(&self, event: EventHandle, stream: StreamId) -> DriverResult<()> {
+        self.count(DriverCall::EventRecord);
+        self.queues.record(event, stream).map_err(self.event_error(DriverCall::EventRecord, stream, event))
+    }
+
+    fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
+        self.count(DriverCall::EventQuery);
+        self.queues.query(event).map_err(|NoEvent| self.no_event(DriverCall::EventQuery, event))
+    }
+
+    fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
+        self.count(DriverCall::EventSynchronize);
+        self.queues.synchronize_event(event).map_err(|NoEvent| self.no_event(DriverCall::EventSynchronize, event))
+    }
+
+    fn stream_wait(&self, stream: StreamId, event: EventHandle) -> DriverResult<()> {
+        self.count(DriverCall::StreamWait);
+        self.queues.wait(stream, event).map_err(self.event_error(DriverCall::StreamWait, stream, event))
+    }
+}
+
+impl WorkDriver for HostDriver {
+    fn create_stream(&self) -> DriverResult<StreamId> {
+        self.count(DriverCall::Stream);
+        self.new_stream(DriverCall::Stream)
+    }
+
+    fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
+        self.count(DriverCall::Stream);
+        if stream == StreamId::DEFAULT {
+            let text = "the default stream cannot be destroyed";
+            return Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text));
+        }
+        if self.queues.destroy_stream(stream) { Ok(()) } else { Err(no_stream(DriverCall::Stream, stream)) }
+    }
+
+    fn fill(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {
+        self.work(stream, Task::Fill { target: Span { addr, bytes }, seed })
+    }
+
+    fn verify(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {
+        self.work(stream, Task::Verify { source: Span { addr, bytes }, seed })
+    }
+
+    fn copy(&self, stream: StreamId, target: DeviceAddr, source: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        let (target, source) = (Span { addr: target, bytes }, Span { addr: source, bytes });
+        self.work(stream, Task::Copy { target, source })
+    }
+
+    fn delay(&self, stream: StreamId, duration: Duration) -> DriverResult<()> {
+        self.count(DriverCall::Work);
+        if self.queues.delay(stream, duration) { Ok(()) } else { Err(no_stream(DriverCall::Work, stream)) }
+    }
+
+    fn synchronize(&self, stream: StreamId) -> DriverResult<()> {
+        self.count(DriverCall::Stream);
+        if self.queues.synchronize(stream) { Ok(()) } else { Err(no_stream(DriverCall::Stream, stream)) }
+    }
+
+    fn take_mismatches(&self) -> Vec<Mismatch> {
+        std::mem::take(&mut self.books.lock().mismatches)
+    }
+}
+
+impl HoldStreams for HostDriver {
+    fn hold(&self, stream: StreamId) {
+        self.queues.hold(stream);
+    }
+
+    fn complete(&self, stream: StreamId) {
+        self.queues.complete(stream);
+    }
+
+    fn resume(&self, stream: StreamId) {
+        self.queues.resume(stream);
+    }
+
+    fn host_waits(&self) -> u64 {
+        self.queues.host_waits()
+    }
+}
+
+impl SharedBooks {
+    fn lock(&self) -> MutexGuard<'_, Books> {
+        self.books.lock()
+    }
+}
+
+impl Run<Work> for SharedBooks {
+    fn run(&self, stream: StreamId, work: Work) {
+        let mismatch = work.task.run(stream);
+        let mut books = self.lock();
+        books.in_flight.remove(&work.ticket);
+        books.mismatches.extend(mismatch);
+    }
+}
+
+impl Books {
+    /// Turns a refusal into an error, and writes a broken rule down.
+    fn enforce<T>(&mut self, call: DriverCall, answer: Result<T, Refusal>) -> DriverResult<T> {
+        answer.map_err(|refusal| match refusal {
+            Refusal::Shortage(text) => DriverError::new(call, DriverErrorKind::OutOfMemory, text),
+            Refusal::Misuse(text) => {
+                self.violations.push(Violation { call, text: text.clone() });
+                DriverError::new(call, DriverErrorKind::InvalidValue, text)
+            }
+        })
+    }
+
+    /// Checks what a task touches; from here on its ranges stay mapped until it has run.
+    fn admit(&mut self, stream: StreamId, task: Task) -> DriverResult<Work> {
+        let answer = task.spans().try_for_each(|span| self.ledger.check_access(span.addr, span.bytes));
+        let answer = answer.and_then(|()| task.check_overlap());
+        self.enforce(DriverCall::Work, answer)?;
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.in_flight.insert(ticket, InFlight { stream, task });
+        Ok(Work { ticket, task })
+    }
+
+    fn check_idle(&self, addr: DeviceAddr, bytes: u64) -> Result<(), Refusal> {
+        let range = Span { addr, bytes };
+        for InFlight { stream, task } in self.in_flight.values() {
+            if let Some(span) = task.spans().find(|span| span.overlaps(range)) {
+                return Err(Refusal::Misuse(format!(
+                    "unmap of {bytes} bytes at {addr} while a {} in flight on {stream} touches {} bytes at {}",
+                    task.name(),
+                    span.bytes,
+                    span.addr
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Books {
+    fn drop(&mut self) {
+        for (addr, bytes) in self.ledger.reservations() {
+            self.pages.unreserve(addr, bytes);
+        }
+    }
+}
+
+impl Task {
+    fn run(self, stream: StreamId) -> Option<Mismatch> {
+        match self {
+            Self::Fill { target, seed } => target.bytes().fill(seed),
+            Self::Copy { target, source } => target.bytes().copy_from(source.bytes()),
+            Self::Verify { source: Span { addr, bytes }, seed } => {
+                let difference = Span { addr, bytes }.bytes().compare(seed)?;
+                let (first, count) = (difference.first, difference.count);
+                return Some(Mismatch { stream, addr, bytes, seed, first, count });
+            }
+        }
+        None
+    }
+
+    fn spans(self) -> impl Iterator<Item = Span> {
+        let (first, second) = match self {
+            Self::Fill { target: span, .. } | Self::Verify { source: span, .. } => (span, None),
+            Self::Copy { target, source } => (target, Some(source)),
+        };
+        std::iter::once(first).chain(second)
+    }
+
+    fn check_overlap(self) -> Result<(), Refusal> {
+        match self {
+            Self::Copy { target, source } if target.overlaps(source) => {
+                Err(Refusal::Misuse("source and target of a copy overlap".to_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Fill { .. } => "fill",
+            Self::Verify { .. } => "verify",
+            Self::Copy { .. } => "copy",
+        }
+    }
+}
+
+impl Span {
+    fn overlaps(self, other: Self) -> bool {
+        let empty = self.bytes == 0 || other.bytes == 0;
+        !empty && self.addr.0 < other.addr.0 + other.bytes && other.addr.0 < self.addr.0 + self.bytes
+    }
+
+    /// The memory of a span of admitted work.
+    fn bytes(self) -> Bytes {
+        // SAFETY: `admit` found the range mapped with access, and `unmap`, the only call that takes it away, refuses a
+        // range in flight. Reservations of this driver hold nothing but device memory.
+        unsafe { Bytes::new(self.addr.0, self.bytes) }
+    }
+}
+
+fn no_stream(call: DriverCall, stream: StreamId) -> DriverError {
+    DriverError::new(call, DriverErrorKind::InvalidHandle, format!("there is no {stream:?}"))
+}
+
+/// What the kernel said: no memory or mappings, or something that it should not.
+fn kernel(call: DriverCall, errno: Errno) -> DriverError {
+    let kind = match errno {
+        Errno::NOMEM | Errno::NOSPC | Errno::FBIG | Errno::MFILE | Errno::NFILE => DriverErrorKind::OutOfMemory,
+        _ => DriverErrorKind::Other,
+    };
+    DriverError::new(call, kind, format!("the host's kernel says: {errno}"))
+}

@@ -1,0 +1,135 @@
+//! Pages: the system calls behind chunks, reservations and mappings.
+//!
+//! All chunks are ranges of one sparse file in memory (a descriptor per chunk would meet the limit of open files). A
+//! chunk that is gone is punched out of the file, which gives its memory back at once.
+//!
+//! Owns the file and which of its ranges are free. What is mapped where is the ledger's business: callers have asked it.
+//!
+//! Threads: none of its own; its owner locks. Cost: a system call each; `create` O(free ranges).
+
+use crate::driver::ranges::RangeSet;
+use rustix::fd::OwnedFd;
+use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use std::ffi::c_void;
+
+#[derive(Debug)]
+pub(super) struct Pages {
+    file: OwnedFd,
+    file_bytes: u64,
+    /// Every offset at or above this is free.
+    high: u64,
+    /// Free offsets below `high`.
+    free: RangeSet,
+}
+
+impl Pages {
+    pub fn new() -> Result<Self, Errno> {
+        let file = rustix::fs::memfd_create("gapless-host-device", MemfdFlags::CLOEXEC)?;
+        Ok(Self { file, file_bytes: 0, high: 0, free: RangeSet::default() })
+    }
+
+    /// A range of the file for a chunk; nothing of it takes memory before it is written.
+    pub fn create(&mut self, bytes: u64) -> Result<u64, Errno> {
+        if let Some(offset) = self.free.first_fit(bytes) {
+            self.free.remove(offset, offset + bytes);
+            return Ok(offset);
+        }
+        let (offset, end) = (self.high, self.high.checked_add(bytes).ok_or(Errno::NOMEM)?);
+        if end > self.file_bytes {
+            rustix::fs::ftruncate(&self.file, end)?;
+            self.file_bytes = end;
+        }
+        self.high = end;
+        Ok(offset)
+    }
+
+    /// Gives the memory of a chunk back.
+    ///
+    /// # Panics
+    /// When the kernel refuses to punch a hole into a file in memory, for which there is no reason.
+    pub fn free(&mut self, offset: u64, bytes: u64) {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        retry_on_intr(|| rustix::fs::fallocate(&self.file, hole, offset, bytes)).expect("a memfd can be punched");
+        self.free.insert(offset, offset + bytes);
+    }
+
+    /// Addresses without memory.
+    pub fn reserve(&self, bytes: u64, alignment: u64) -> Result<u64, Errno> {
+        let total = bytes.checked_add(alignment).ok_or(Errno::NOMEM)?;
+        // SAFETY: no address is asked for, so no mapping of anyone's is replaced.
+        let start =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), size(total)?, ProtFlags::empty(), UNBACKED) }?;
+        let start = start.expose_provenance() as u64;
+        let addr = start.next_multiple_of(alignment);
+        self.unreserve(start, addr - start);
+        self.unreserve(addr + bytes, start + total - (addr + bytes));
+        Ok(addr)
+    }
+
+    /// Gives addresses back, with nothing of interest mapped in them.
+    ///
+    /// # Panics
+    /// When the kernel refuses: the range was not ours.
+    pub fn unreserve(&self, addr: u64, bytes: u64) {
+        if bytes > 0 {
+            // SAFETY: the caller owns these addresses, which came from `reserve`, and nothing refers to them any more.
+            unsafe { rustix::mm::munmap(pointer(addr), size(bytes).expect("was mapped")) }
+                .expect("own reservations can be unmapped");
+        }
+    }
+
+    /// Maps a chunk without access.
+    pub fn map(&self, addr: u64, bytes: u64, offset: u64) -> Result<(), Errno> {
+        let flags = MapFlags::FIXED | MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: the range lies in a reservation of this driver where nothing is mapped, so that only inaccessible
+        // addresses are replaced.
+        unsafe { rustix::mm::mmap(pointer(addr), size(bytes)?, ProtFlags::empty(), flags, &self.file, offset) }?;
+        Ok(())
+    }
+
+    /// Makes mapped pages readable and writable. After a failure some of them may be: the books say that none is.
+    pub fn allow(&self, addr: u64, bytes: u64) -> Result<(), Errno> {
+        // SAFETY: the range is tiled by mappings of this driver; more access takes nothing away from anyone.
+        unsafe { rustix::mm::mprotect(pointer(addr), size(bytes)?, MprotectFlags::READ | MprotectFlags::WRITE) }
+    }
+
+    /// Replaces mappings by bare reservation.
+    pub fn unmap(&self, addr: u64, bytes: u64) -> Result<(), Errno> {
+        // SAFETY: the range lies in a reservation of this driver and no work is in flight in it, so nothing will look
+        // at what was mapped there.
+        unsafe {
+            rustix::mm::mmap_anonymous(pointer(addr), size(bytes)?, ProtFlags::empty(), MapFlags::FIXED | UNBACKED)
+        }?;
+        Ok(())
+    }
+}
+
+fn size(bytes: u64) -> Result<usize, Errno> {
+    usize::try_from(bytes).map_err(|_| Errno::NOMEM)
+}
+
+fn pointer(addr: u64) -> *mut c_void {
+    std::ptr::with_exposed_provenance_mut(usize::try_from(addr).expect("an address of this process"))
+}
+
+/// A mapping that holds addresses and nothing else.
+const UNBACKED: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_ranges_are_used_again_and_joined() {
+        let page = rustix::param::page_size() as u64;
+        let mut pages = Pages::new().unwrap();
+        let chunks = [1, 2, 3].map(|count| pages.create(count * page).unwrap());
+        assert_eq!(chunks, [0, page, 3 * page]);
+        pages.free(chunks[0], page);
+        pages.free(chunks[1], 2 * page);
+        assert_eq!(pages.create(3 * page), Ok(0), "two neighbours hold one larger chunk");
+        assert_eq!(pages.create(page), Ok(6 * page));
+    }
+}

@@ -1,0 +1,100 @@
+//! Sets of addresses or file offsets, kept as disjoint ranges.
+
+use std::collections::BTreeMap;
+
+/// Disjoint ranges, joined where they touch.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct RangeSet {
+    ends: BTreeMap<u64, u64>,
+}
+
+impl RangeSet {
+    /// Whether all of `[start, end)` is in.
+    pub fn contains(&self, start: u64, end: u64) -> bool {
+        self.run_at(start).is_some_and(|(_, run_end)| end <= run_end)
+    }
+
+    /// The first address from `at` on that is in no range.
+    pub fn first_missing(&self, at: u64) -> u64 {
+        self.run_at(at).map_or(at, |(_, end)| end)
+    }
+
+    /// Adds `[start, end)`, of which parts may be in already.
+    pub fn insert(&mut self, mut start: u64, mut end: u64) {
+        if let Some((&before, &before_end)) = self.ends.range(..start).next_back()
+            && before_end >= start
+        {
+            start = before;
+            end = end.max(before_end);
+        }
+        while let Some((&next, &next_end)) = self.ends.range(start..=end).next() {
+            end = end.max(next_end);
+            self.ends.remove(&next);
+        }
+        self.ends.insert(start, end);
+    }
+
+    /// Takes out `[start, end)`, of which parts may be missing.
+    pub fn remove(&mut self, start: u64, end: u64) {
+        if let Some((before, before_end)) = self.run_at(start)
+            && before < start
+        {
+            self.ends.insert(before, start);
+            if before_end > end {
+                self.ends.insert(end, before_end);
+            }
+        }
+        while let Some((&next, &next_end)) = self.ends.range(start..end).next() {
+            self.ends.remove(&next);
+            if next_end > end {
+                self.ends.insert(end, next_end);
+            }
+        }
+    }
+
+    /// The lowest range with room for `bytes` at its start.
+    pub fn first_fit(&self, bytes: u64) -> Option<u64> {
+        self.ends.iter().find(|&(&start, &end)| end - start >= bytes).map(|(&start, _)| start)
+    }
+
+    fn run_at(&self, at: u64) -> Option<(u64, u64)> {
+        self.ends.range(..=at).next_back().map(|(&start, &end)| (start, end)).filter(|&(_, end)| at < end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn first_fit_is_the_lowest() {
+        let mut set = RangeSet::default();
+        set.insert(0, 2);
+        set.insert(10, 15);
+        set.insert(20, 30);
+        assert_eq!([1, 3, 6, 11].map(|bytes| set.first_fit(bytes)), [Some(0), Some(10), Some(20), None]);
+    }
+
+    proptest! {
+        /// The set of ranges against one bit per unit.
+        #[test]
+        fn range_set_is_a_set(ops in prop::collection::vec((any::<bool>(), 0_u64..60, 1_u64..20), 1..60)) {
+            let mut set = RangeSet::default();
+            let mut bits = [false; 80];
+            for (insert, start, len) in ops {
+                let end = start + len;
+                if insert { set.insert(start, end) } else { set.remove(start, end) }
+                bits[start as usize..end as usize].fill(insert);
+                let mut joined = RangeSet::default();
+                for at in (0..80).filter(|&at| bits[at as usize]) {
+                    joined.insert(at, at + 1);
+                }
+                prop_assert_eq!(&set, &joined);
+                for at in 0..79 {
+                    prop_assert_eq!(set.contains(at, at + 1), bits[at as usize]);
+                }
+            }
+        }
+    }
+}
