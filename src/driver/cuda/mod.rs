@@ -30,7 +30,8 @@ mod measure;
 mod memory;
 mod probe;
 mod streams;
-mod sys;
+#[doc(hidden)]
+pub mod sys;
 mod work;
 
 pub use device::DeviceInfo;
