@@ -206,7 +206,7 @@ fn reservations_back_off() {
     let driver = open();
     let page = driver.granularity();
     let (addr, bytes) = driver.reserve_at_most(1 << 60, page, page).unwrap();
-    assert!(bytes >= 1 << 30 && bytes < 1 << 60, "{bytes}");
+    assert!((1 << 30..1 << 60).contains(&bytes), "{bytes}");
     driver.address_free(addr, bytes).unwrap();
     for (bytes, alignment) in [(0, page), (page + 1, page), (page, 3 * page), (page, page / 2)] {
         assert_eq!(driver.reserve(bytes, alignment).unwrap_err().kind, DriverErrorKind::InvalidValue);
@@ -307,8 +307,8 @@ fn a_device_without_vmm_is_refused_with_a_way_out() {
 #[test]
 fn no_device_and_old_drivers_have_their_own_errors() {
     let name = "no_device_and_old_drivers_have_their_own_errors";
-    with_settings(name, &[("GAPLESS_SIM_DEVICES", "0"), ("CASE", "none")], || no_device_or_old());
-    with_settings(name, &[("GAPLESS_SIM_VERSION", "10010"), ("CASE", "old")], || no_device_or_old());
+    with_settings(name, &[("GAPLESS_SIM_DEVICES", "0"), ("CASE", "none")], no_device_or_old);
+    with_settings(name, &[("GAPLESS_SIM_VERSION", "10010"), ("CASE", "old")], no_device_or_old);
 }
 
 fn no_device_or_old() {
