@@ -6,6 +6,7 @@
 
 pub mod allocator;
 pub mod driver;
+pub mod trace;
 pub mod units;
 
 pub use allocator::{Allocator, Builder, ChunkPolicy};

@@ -124,6 +124,10 @@ impl Ledger {
         }
     }
 
+    pub fn mapping_count(&self) -> usize {
+        self.mappings.len()
+    }
+
     /// The reservations, as first address and bytes, in address order.
     pub fn reservations(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.reservations.iter().map(|(&addr, &bytes)| (addr, bytes))

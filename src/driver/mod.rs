@@ -21,6 +21,7 @@
 
 pub mod cuda;
 mod error;
+pub mod fault;
 pub mod host;
 mod ledger;
 pub mod model;
@@ -28,6 +29,7 @@ mod ranges;
 mod usage;
 
 pub use error::{DriverCall, DriverError, DriverErrorKind};
+pub use fault::{Fault, FaultDriver};
 pub use host::{HostConfig, HostDriver, Violation};
 pub use model::{CostTable, ModelConfig, ModelDriver};
 pub use usage::{CallCounts, DriverUsage};

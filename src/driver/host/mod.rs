@@ -34,10 +34,15 @@ use std::time::Duration;
 
 /// A simulated device with memory. See the module documentation.
 ///
+/// An isolated mapping costs two of those that the kernel grants a process (65,530 by default). `map` is refused with
+/// `OutOfMemory` while there is still some room: at the limit proper, not even an unmap succeeds, and the process's own
+/// heap cannot grow.
+///
 /// Dropping it forgets queued work, ends its threads and gives all memory and addresses back.
 #[derive(Debug)]
 pub struct HostDriver {
     granularity: u64,
+    kernel_limit: usize,
     queues: Arc<Queues<Work>>,
     books: Arc<SharedBooks>,
 }
@@ -51,14 +56,14 @@ pub struct HostConfig {
     pub granularity: u64,
     /// Physical bytes that other processes hold at first; see [`HostDriver::set_external`].
     pub external_bytes: u64,
-    /// How many mappings may have access at a time. The default stays below the kernel's limit, at which even the
-    /// process's own heap cannot grow: an isolated mapping costs two of the kernel's 65,530.
+    /// How many mappings may have access at a time. The kernel's limit comes first unless it was raised; see
+    /// [`HostDriver`].
     pub max_mappings: usize,
 }
 
 impl Default for HostConfig {
     fn default() -> Self {
-        Self { capacity_bytes: GIB, granularity: 2 * MIB, external_bytes: 0, max_mappings: 28_000 }
+        Self { capacity_bytes: GIB, granularity: 2 * MIB, external_bytes: 0, max_mappings: 520_000 }
     }
 }
 
@@ -148,7 +153,9 @@ impl HostDriver {
                 calls: CallCounts::default(),
             }),
         });
-        let driver = Self { granularity: config.granularity, queues: Arc::new(Queues::new()), books };
+        let queues = Arc::new(Queues::new());
+        let kernel_limit = pages::mapping_limit();
+        let driver = Self { granularity: config.granularity, kernel_limit, queues, books };
         driver.new_stream(DriverCall::Open)?;
         Ok(driver)
     }
@@ -278,6 +285,10 @@ impl MemoryDriver for HostDriver {
         let mut books = self.call(CALL);
         let answer = books.ledger.check_map(addr, bytes, chunk);
         let offset = books.enforce(CALL, answer)?;
+        if books.ledger.mapping_count() >= self.kernel_limit {
+            let text = format!("{} mappings are what the host's kernel has room for", self.kernel_limit);
+            return Err(DriverError::new(CALL, DriverErrorKind::OutOfMemory, text));
+        }
         books.pages.map(addr.0, bytes, offset).map_err(|errno| kernel(CALL, errno))?;
         books.ledger.map(addr, bytes, chunk);
         Ok(())
@@ -530,4 +541,80 @@ fn kernel(call: DriverCall, errno: Errno) -> DriverError {
         _ => DriverErrorKind::Other,
     };
     DriverError::new(call, kind, format!("the host's kernel says: {errno}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::KIB;
+    use std::time::Instant;
+
+    const PAGE: u64 = 64 * KIB;
+    const MAIN: StreamId = StreamId::DEFAULT;
+
+    fn host() -> HostDriver {
+        HostDriver::new(HostConfig { granularity: PAGE, ..HostConfig::default() }).unwrap()
+    }
+
+    fn mapped(driver: &HostDriver) -> DeviceAddr {
+        let addr = driver.reserve(PAGE, PAGE).unwrap();
+        let chunk = driver.create(PAGE).unwrap();
+        driver.map(addr, PAGE, chunk).unwrap();
+        driver.set_access(addr, PAGE).unwrap();
+        driver.release(chunk).unwrap();
+        addr
+    }
+
+    #[test]
+    fn pages_smaller_than_the_hosts_are_refused() {
+        for granularity in [0, 512, 3 * PAGE] {
+            let error = HostDriver::new(HostConfig { granularity, ..HostConfig::default() }).unwrap_err();
+            assert_eq!((error.call, error.kind), (DriverCall::Open, DriverErrorKind::InvalidValue));
+        }
+    }
+
+    #[test]
+    fn the_hosts_memory_is_given_back_with_the_chunk() {
+        let driver = host();
+        let addr = mapped(&driver);
+        assert_eq!(driver.books.lock().pages.backed(), 0);
+        driver.fill(MAIN, addr, PAGE, 1).unwrap();
+        driver.synchronize(MAIN).unwrap();
+        assert_eq!(driver.books.lock().pages.backed(), PAGE);
+        driver.unmap(addr, PAGE).unwrap();
+        assert_eq!(driver.books.lock().pages.backed(), 0);
+    }
+
+    #[test]
+    fn dropping_forgets_held_and_slow_work() {
+        let start = Instant::now();
+        for hold in [true, false] {
+            let driver = host();
+            let addr = mapped(&driver);
+            let other = driver.create_stream().unwrap();
+            if hold {
+                driver.hold(MAIN);
+            }
+            driver.delay(MAIN, Duration::from_secs(3600)).unwrap();
+            let event = driver.event_create().unwrap();
+            driver.event_record(event, MAIN).unwrap();
+            driver.stream_wait(other, event).unwrap();
+            driver.fill(other, addr, PAGE, 1).unwrap();
+        }
+        assert!(start.elapsed() < Duration::from_secs(60));
+    }
+
+    #[test]
+    fn refused_unmaps_leave_the_work_its_memory() {
+        let driver = host();
+        let addr = mapped(&driver);
+        driver.hold(MAIN);
+        driver.fill(MAIN, addr, PAGE, 1).unwrap();
+        driver.unmap(addr, PAGE).unwrap_err();
+        let text = driver.take_violations()[0].to_string();
+        assert!(text.starts_with("cuMemUnmap: unmap of 65536 bytes at") && text.contains("while a fill in flight"));
+        driver.synchronize(MAIN).unwrap();
+        driver.unmap(addr, PAGE).unwrap();
+        assert_eq!((driver.take_violations(), driver.host_waits()), (Vec::new(), 1));
+    }
 }

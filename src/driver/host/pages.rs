@@ -55,6 +55,13 @@ impl Pages {
         self.free.insert(offset, offset + bytes);
     }
 
+    /// Bytes of the host's memory behind all chunks.
+    #[cfg(test)]
+    pub fn backed(&self) -> u64 {
+        const BLOCK: u64 = 512;
+        BLOCK * u64::try_from(rustix::fs::fstat(&self.file).unwrap().st_blocks).unwrap()
+    }
+
     /// Addresses without memory.
     pub fn reserve(&self, bytes: u64, alignment: u64) -> Result<u64, Errno> {
         let total = bytes.checked_add(alignment).ok_or(Errno::NOMEM)?;
@@ -106,6 +113,13 @@ impl Pages {
     }
 }
 
+/// How many isolated mappings the kernel has room for, with some left for the process itself.
+pub(super) fn mapping_limit() -> usize {
+    let granted = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse().ok());
+    // A mapping splits the reservation around it: one more for itself, one more for what lies behind it.
+    granted.unwrap_or(KERNEL_DEFAULT).saturating_sub(KEPT_FREE) / 2
+}
+
 fn size(bytes: u64) -> Result<usize, Errno> {
     usize::try_from(bytes).map_err(|_| Errno::NOMEM)
 }
@@ -113,6 +127,12 @@ fn size(bytes: u64) -> Result<usize, Errno> {
 fn pointer(addr: u64) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(usize::try_from(addr).expect("an address of this process"))
 }
+
+/// What the kernel grants unless told otherwise.
+const KERNEL_DEFAULT: usize = 65_530;
+
+/// Mappings left for heaps, stacks, libraries and other drivers in the process.
+const KEPT_FREE: usize = 4_096;
 
 /// A mapping that holds addresses and nothing else.
 const UNBACKED: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);

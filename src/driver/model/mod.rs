@@ -533,3 +533,106 @@ fn f64_of(count: usize) -> f64 {
 
 /// The first reservation starts one page above: aligned to a page and, unless asked for, to nothing more.
 const FIRST_ADDRESS: u64 = 1 << 36;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::TIB;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    const PAGE: u64 = 2 * MIB;
+    const MAIN: StreamId = StreamId::DEFAULT;
+
+    /// A mapped chunk of one page; the reservation's address.
+    fn mapped(driver: &ModelDriver) -> DeviceAddr {
+        let addr = driver.reserve(PAGE, PAGE).unwrap();
+        let chunk = driver.create(PAGE).unwrap();
+        driver.map(addr, PAGE, chunk).unwrap();
+        driver.set_access(addr, PAGE).unwrap();
+        driver.release(chunk).unwrap();
+        addr
+    }
+
+    #[test]
+    fn modelled_time_adds_up() {
+        let driver = ModelDriver::default();
+        let addr = driver.reserve(4 * PAGE, PAGE).unwrap();
+        let chunks = [0, 1].map(|index| {
+            let chunk = driver.create(PAGE).unwrap();
+            driver.map(addr.offset(index * PAGE), PAGE, chunk).unwrap();
+            chunk
+        });
+        driver.set_access(addr, 2 * PAGE).unwrap();
+        driver.unmap(addr, 2 * PAGE).unwrap();
+        for chunk in chunks {
+            driver.release(chunk).unwrap();
+        }
+        driver.address_free(addr, 4 * PAGE).unwrap();
+        let event = driver.event_create().unwrap();
+        driver.event_record(event, MAIN).unwrap();
+        driver.event_query(event).unwrap();
+        let micros = 5.0 + 2.0 * (30.0 + 2.0 * 1.9 + 1.5 + 40.0 + 30.0 + 30.0) + 2.0 + 1.0 + 0.5;
+        assert!((driver.modelled_time().as_secs_f64() * 1e6 - micros).abs() < 1e-3);
+        assert_eq!((driver.calls().memory(), driver.calls().total()), (10, 13));
+    }
+
+    #[test]
+    fn work_lags_behind_the_op_clock() {
+        let driver = ModelDriver::new(ModelConfig { lag_ops: 2, ..ModelConfig::default() });
+        let addr = mapped(&driver);
+        driver.fill(MAIN, addr, PAGE, 1).unwrap();
+        let event = driver.event_create().unwrap();
+        driver.event_record(event, MAIN).unwrap();
+        driver.advance(1);
+        assert!(!driver.event_query(event).unwrap());
+        let refused = catch_unwind(AssertUnwindSafe(|| driver.unmap(addr, PAGE))).unwrap_err();
+        assert!(refused.downcast_ref::<String>().unwrap().contains("while work in flight"));
+        driver.advance(1);
+        assert!(driver.event_query(event).unwrap());
+        driver.unmap(addr, PAGE).unwrap();
+        assert_eq!(driver.host_waits(), 0);
+    }
+
+    #[test]
+    fn addresses_are_fresh_until_they_run_out() {
+        let config = ModelConfig { address_bits: 37, ..ModelConfig::default() };
+        let driver = ModelDriver::new(config);
+        let quarter = 16 * GIB;
+        let first = [(); 3].map(|()| driver.reserve(quarter, PAGE).unwrap());
+        driver.address_free(first[1], quarter).unwrap();
+        let small = driver.reserve(PAGE, PAGE).unwrap();
+        assert!(small > first[2], "fresh ones first");
+        assert_eq!(driver.reserve(quarter, PAGE).unwrap(), first[1]);
+        assert_eq!(driver.reserve(quarter, PAGE).unwrap_err().kind, DriverErrorKind::OutOfMemory);
+        assert_eq!(driver.reserve(PAGE, GIB).unwrap().0 % GIB, 0);
+    }
+
+    #[test]
+    fn any_size_of_device() {
+        let driver = ModelDriver::new(ModelConfig { capacity_bytes: 64 * TIB, ..ModelConfig::default() });
+        let chunk = driver.create(63 * TIB).unwrap();
+        let addr = driver.reserve(64 * TIB, 128 * MIB).unwrap();
+        driver.map(addr, 63 * TIB, chunk).unwrap();
+        driver.set_access(addr, 63 * TIB).unwrap();
+        driver.fill(MAIN, addr, 63 * TIB, 1).unwrap();
+        assert_eq!(driver.memory_info().unwrap().free, TIB);
+    }
+
+    #[test]
+    fn a_capturing_stream_takes_no_events() {
+        let driver = ModelDriver::default();
+        let event = driver.event_create().unwrap();
+        driver.begin_capture(MAIN);
+        assert!(driver.is_capturing(MAIN));
+        let calls = [
+            |driver: &ModelDriver, event| driver.event_record(event, MAIN),
+            |driver: &ModelDriver, event| driver.stream_wait(MAIN, event),
+        ];
+        for call in calls {
+            let refused = catch_unwind(AssertUnwindSafe(|| call(&driver, event))).unwrap_err();
+            assert!(refused.downcast_ref::<String>().unwrap().contains("is being captured"));
+        }
+        driver.end_capture(MAIN);
+        driver.event_record(event, MAIN).unwrap();
+    }
+}

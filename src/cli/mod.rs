@@ -1,0 +1,73 @@
+//! Arguments to library calls to output and an exit code.
+//!
+//! Data go to stdout; notes and progress to stderr. A closed pipe is success: the reader has seen enough.
+
+mod replay;
+mod table;
+
+use clap::{Parser, Subcommand};
+use std::io;
+use std::process::ExitCode;
+
+/// A GPU memory allocator on CUDA virtual memory management: if the bytes are free, the allocation succeeds.
+#[derive(Debug, Parser)]
+#[command(name = "gapless", version, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Replay recorded allocations through gapless and through a PyTorch-style caching allocator, side by side
+    #[command(after_help = replay::AFTER_HELP)]
+    Replay(replay::ReplayArguments),
+}
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Success,
+    /// A replay ran out of memory.
+    OutOfMemory,
+    /// At least one input was bad; a message said which.
+    BadInput,
+}
+
+/// Why a command could not do its work.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error("{0}")]
+    BadArguments(String),
+    #[error("cannot write the result: {0}")]
+    Output(#[from] io::Error),
+    /// A mistake in this program.
+    #[error("{0}\nThis is a bug in gapless, not in the trace: please report it with the trace.")]
+    Internal(String),
+}
+
+/// Runs the command that the process's arguments ask for.
+pub fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let outcome = match arguments.command {
+        Command::Replay(arguments) => replay::run(&arguments),
+    };
+    match outcome {
+        Ok(Outcome::Success) => ExitCode::SUCCESS,
+        Ok(Outcome::OutOfMemory) => ExitCode::from(OUT_OF_MEMORY),
+        Ok(Outcome::BadInput) => ExitCode::from(BAD_INPUT),
+        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            match failure {
+                Failure::BadArguments(_) => ExitCode::from(BAD_INPUT),
+                Failure::Output(_) | Failure::Internal(_) => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+/// Exit code for bad arguments and bad input; clap uses the same.
+const BAD_INPUT: u8 = 2;
+/// Exit code when a replay ran out of memory.
+const OUT_OF_MEMORY: u8 = 3;

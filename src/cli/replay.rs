@@ -1,0 +1,228 @@
+//! `gapless replay`.
+
+use super::table;
+use super::{Failure, Outcome};
+use clap::{Args, ValueEnum};
+use gapless::trace::{
+    Device, GaplessSettings, PolicyKind, ReplayError, ReplayOptions, ReplayResult, Search, Touch, Trace, replay,
+};
+use gapless::{ByteSize, ChunkPolicy};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::{self, IsTerminal, Write};
+use std::num::NonZero;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// Arguments of `gapless replay`.
+#[derive(Debug, Args)]
+pub(super) struct ReplayArguments {
+    /// Trace files, plain text or gzip
+    #[arg(required = true, value_name = "TRACE")]
+    traces: Vec<PathBuf>,
+
+    /// Where to replay: a simulated device, or real memory of this machine with every block's content checked
+    #[arg(long, value_enum, default_value_t = DriverKind::Model)]
+    driver: DriverKind,
+
+    /// Memory of the device, as in 24GiB [default: what the trace's header says, else 1.05 x its peak of live bytes]
+    #[arg(long, value_name = "SIZE")]
+    capacity: Option<ByteSize>,
+
+    /// Allocators to replay through
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_values_t = [PolicyKind::Gapless, PolicyKind::Caching])]
+    policy: Vec<PolicyKind>,
+
+    /// Most memory gapless holds, as a multiple of the peak of live bytes, before it reuses free pages elsewhere
+    #[arg(long, value_name = "FACTOR", value_parser = slack)]
+    slack: Option<f64>,
+
+    /// Size of the physical chunks of gapless: auto, or a fixed one such as 2MiB
+    #[arg(long, value_name = "auto|SIZE", default_value = "auto")]
+    chunk: ChunkArgument,
+
+    /// With --json: also find the smallest device that survives (the table always has it)
+    #[arg(long)]
+    search_capacity: bool,
+
+    /// Work on a stream of the simulated device completes so many ops after it was queued
+    #[arg(long, value_name = "OPS", default_value_t = 0)]
+    lag: u64,
+
+    /// One JSON object per trace and policy, one per line
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum DriverKind {
+    Model,
+    Host,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ChunkArgument(ChunkPolicy);
+
+impl FromStr for ChunkArgument {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "auto" {
+            return Ok(Self(ChunkPolicy::Auto));
+        }
+        match text.parse() {
+            Ok(ByteSize(0)) => Err("a chunk has at least one page: use auto, or a size such as 2MiB".into()),
+            Ok(ByteSize(bytes)) => Ok(Self(ChunkPolicy::Fixed(bytes))),
+            Err(error) => Err(format!("{error}, or auto")),
+        }
+    }
+}
+
+fn slack(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(slack) if f64::is_finite(slack) && slack >= 1.0 => Ok(slack),
+        _ => Err("give a factor of at least 1, such as 1.10".into()),
+    }
+}
+
+/// Replays every trace; a bad file is told and does not keep the others from being replayed.
+pub(super) fn run(arguments: &ReplayArguments) -> Result<Outcome, Failure> {
+    let mut policies = arguments.policy.clone();
+    policies.dedup();
+    if arguments.capacity == Some(ByteSize(0)) {
+        return Err(Failure::BadArguments("--capacity 0 leaves no memory: give a size such as 24GiB".into()));
+    }
+    let mut outcome = Outcome::Success;
+    for path in &arguments.traces {
+        let bad = |text: &dyn std::fmt::Display| {
+            eprintln!("error: {}: {text}", path.display());
+            Outcome::BadInput
+        };
+        let trace = match Trace::open(path) {
+            Ok(trace) if trace.ops().is_empty() => {
+                outcome = bad(&"holds no ops: give a trace with 'a' and 'f' lines");
+                continue;
+            }
+            Ok(trace) => trace,
+            Err(error) => {
+                outcome = bad(&error);
+                continue;
+            }
+        };
+        if let Some(warning) = trace.warning() {
+            eprintln!("warning: {}: {warning}", path.display());
+        }
+        let device = match arguments.capacity {
+            Some(ByteSize(bytes)) => Device::of(bytes),
+            None => match Device::for_trace(&trace) {
+                Ok(device) => device,
+                Err(error) => {
+                    outcome = bad(&error);
+                    continue;
+                }
+            },
+        };
+        let job = Job { arguments, trace: &trace, device: Device { lag_ops: arguments.lag, ..device } };
+        let results = job.replay_all(&policies)?;
+        if results.iter().any(|result| result.oom.is_some()) && outcome == Outcome::Success {
+            outcome = Outcome::OutOfMemory;
+        }
+    }
+    Ok(outcome)
+}
+
+/// One trace on one device.
+struct Job<'a> {
+    arguments: &'a ReplayArguments,
+    trace: &'a Trace,
+    device: Device,
+}
+
+impl Job<'_> {
+    /// One result for each policy, written as asked for.
+    fn replay_all(&self, policies: &[PolicyKind]) -> Result<Vec<ReplayResult>, Failure> {
+        let search = self.arguments.search_capacity || !self.arguments.json;
+        let bar = self.progress_bar(policies.len() as u64, search);
+        let mut results = Vec::new();
+        for &policy in policies {
+            bar.set_message(format!("{} · {policy} · replay", self.trace.name()));
+            let mut result = self.replay_one(policy, &bar).map_err(|error| self.internal(policy, &error))?;
+            if search {
+                bar.set_message(format!("{} · {policy} · smallest device", self.trace.name()));
+                let found = self.search(policy, &bar).map_err(|error| self.internal(policy, &error))?;
+                result.min_capacity_bytes = Some(found.min_capacity_bytes);
+                result.safe_capacity_bytes = Some(found.safe_capacity_bytes);
+            }
+            if self.arguments.json {
+                let line = serde_json::to_string(&result).map_err(io::Error::from)?;
+                writeln!(io::stdout(), "{line}")?;
+            }
+            results.push(result);
+        }
+        bar.finish_and_clear();
+        if !self.arguments.json {
+            table::write(&mut io::stdout().lock(), &results)?;
+        }
+        Ok(results)
+    }
+
+    fn replay_one(&self, policy: PolicyKind, bar: &ProgressBar) -> Result<ReplayResult, ReplayError> {
+        let progress = |ops| bar.inc(ops);
+        let options = ReplayOptions {
+            policy,
+            gapless: self.settings(),
+            capacity_bytes: self.device.capacity_bytes,
+            touch: match self.arguments.driver {
+                DriverKind::Model => Touch::for_model(self.device.lag_ops),
+                DriverKind::Host => Touch::Edges,
+            },
+            progress: Some(&progress),
+        };
+        match self.arguments.driver {
+            DriverKind::Model => replay(self.trace, Arc::new(self.device.model()), &options),
+            DriverKind::Host => replay(self.trace, Arc::new(self.device.host()?), &options),
+        }
+    }
+
+    /// Always on simulated devices: the smallest one is the same, and real memory is slow.
+    fn search(&self, policy: PolicyKind, bar: &ProgressBar) -> Result<gapless::trace::SearchResult, ReplayError> {
+        let progress = || bar.inc(self.trace.ops().len() as u64);
+        Search {
+            trace: self.trace,
+            policy,
+            gapless: self.settings(),
+            lag_ops: self.device.lag_ops,
+            threads: std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN).min(MOST_THREADS),
+            progress: Some(&progress),
+        }
+        .run()
+    }
+
+    const fn settings(&self) -> GaplessSettings {
+        GaplessSettings { slack: self.arguments.slack, chunk: Some(self.arguments.chunk.0) }
+    }
+
+    /// Counts ops of all replays together; hidden unless stderr is a terminal.
+    fn progress_bar(&self, policies: u64, search: bool) -> ProgressBar {
+        let replays = policies * if search { 1 + Search::EXPECTED_PROBES } else { 1 };
+        let target =
+            if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let style = ProgressStyle::with_template("{msg} {wide_bar} {percent:>3}% {per_sec} ops {eta:>4}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
+        let ops = (self.trace.ops().len() as u64).saturating_mul(replays);
+        ProgressBar::with_draw_target(Some(ops), target).with_style(style)
+    }
+
+    fn internal(&self, policy: PolicyKind, error: &ReplayError) -> Failure {
+        Failure::Internal(format!("{} through {policy}: {error}", self.trace.name()))
+    }
+}
+
+/// Threads of a search: each holds the books of one replay.
+const MOST_THREADS: NonZero<usize> = NonZero::new(8).expect("not zero");
+
+/// Exit codes, below the list of options.
+pub(super) const AFTER_HELP: &str = "\
+Exit code: 0 when every replay survived, 3 when one ran out of memory, 2 on bad arguments or input.
+
+Example: gapless replay traces/llama7b_lora_ckpt.trace.gz";

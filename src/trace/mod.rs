@@ -1,0 +1,37 @@
+//! Traces: recorded allocations and frees, read, written, and replayed through allocation policies.
+//!
+//! ```text
+//!   file ──TextReader──▶ TraceOp ──Trace::read──▶ Trace ──replay──▶ ReplayResult
+//!   program ──TextWriter──▶ file                    │
+//!                                                   └──search──▶ smallest device that survives
+//! ```
+//!
+//! A replay runs one [`Policy`] (gapless itself, or [`caching`], the baseline) on one driver. This part uses the
+//! allocator's public interface only.
+
+pub mod caching;
+mod device;
+mod error;
+mod header;
+mod load;
+mod metered;
+mod op;
+mod policy;
+mod replay;
+mod search;
+mod text;
+mod work;
+mod write;
+
+pub use device::{Device, DeviceError};
+pub use error::{ReadError, ReadErrorKind};
+pub use header::Header;
+pub use load::{Op, Trace};
+pub use metered::{Clock, MemoryCalls, Metered};
+pub use op::TraceOp;
+pub use policy::{GaplessSettings, Policy, PolicyError, PolicyKind, PolicyStats};
+pub use replay::{OutOfMemoryAt, ReplayDriver, ReplayError, ReplayOptions, ReplayResult, replay};
+pub use search::{Search, SearchResult};
+pub use text::{Limits, TextReader};
+pub use work::{EDGE_BYTES, Touch};
+pub use write::{Compression, TextWriter};

@@ -1,0 +1,156 @@
+//! The smallest device that survives a trace, and the smallest from which on larger ones do too.
+//!
+//! Survival is not monotone: on a larger device an allocator may take other turns and fail. So the smallest device
+//! found by bisection says little by itself, and [`SAMPLES`] larger ones are tried as well.
+//!
+//! Threads: replays are independent; the larger devices are spread over [`Search::threads`] threads. The result does
+//! not depend on their number.
+//! Cost: about 14 replays for the bisection, plus [`SAMPLES`].
+
+use super::device::PAGE_BYTES;
+use super::replay::ReplayError;
+use super::work::Touch;
+use super::{Device, GaplessSettings, PolicyKind, ReplayOptions, Trace, replay};
+use std::num::NonZero;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A search on simulated devices.
+#[derive(Clone, Copy)]
+pub struct Search<'a> {
+    /// The trace.
+    pub trace: &'a Trace,
+    /// The allocator.
+    pub policy: PolicyKind,
+    /// Its settings, if it is gapless.
+    pub gapless: GaplessSettings,
+    /// See [`Device::lag_ops`].
+    pub lag_ops: u64,
+    /// Replays at a time.
+    pub threads: NonZero<usize>,
+    /// Told after each replay.
+    pub progress: Option<&'a (dyn Fn() + Sync)>,
+}
+
+/// What a search found, in bytes of whole pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SearchResult {
+    /// The smallest device that survives, one page less having failed. `None`: none up to `MOST_TIMES` times peak live.
+    pub min_capacity_bytes: Option<u64>,
+    /// The smallest device tried from which on every one tried survived. `None`: the largest one failed.
+    pub safe_capacity_bytes: Option<u64>,
+}
+
+impl Search<'_> {
+    /// About how many probes a search makes: for progress bars.
+    pub const EXPECTED_PROBES: u64 = SAMPLES + 14;
+
+    /// Searches.
+    ///
+    /// # Errors
+    /// Those of [`replay`].
+    pub fn run(&self) -> Result<SearchResult, ReplayError> {
+        let Some(min) = self.smallest_pages()? else {
+            return Ok(SearchResult { min_capacity_bytes: None, safe_capacity_bytes: None });
+        };
+        let mut samples: Vec<u64> = (1..=SAMPLES).map(|i| min + min.div_ceil(2) * i / SAMPLES).collect();
+        samples.dedup();
+        let survived = self.probe(&samples)?;
+        let failed = survived.iter().rposition(|&survived| !survived);
+        let safe = match failed {
+            None => Some(min),
+            Some(last) => samples.get(last + 1).copied(),
+        };
+        Ok(SearchResult {
+            min_capacity_bytes: Some(min * PAGE_BYTES),
+            safe_capacity_bytes: safe.map(|pages| pages * PAGE_BYTES),
+        })
+    }
+
+    /// Only the first half of [`run`](Self::run): the smallest device in bytes, or `None` where none was found.
+    ///
+    /// # Errors
+    /// Those of [`replay`].
+    pub fn min_capacity_bytes(&self) -> Result<Option<u64>, ReplayError> {
+        Ok(self.smallest_pages()?.map(|pages| pages * PAGE_BYTES))
+    }
+
+    /// Bisects by halves, one probe at a time: where survival is not monotone, what is found depends on the path.
+    fn smallest_pages(&self) -> Result<Option<u64>, ReplayError> {
+        // Fewer pages than the peak of live bytes cannot do.
+        let least = self.trace.peak_live_bytes().div_ceil(PAGE_BYTES).max(1);
+        let most = least.saturating_mul(MOST_TIMES).min(u64::MAX / PAGE_BYTES / 2);
+        let mut fails = least - 1;
+        let mut survives = least + least / 2 + 1;
+        while !self.survives(survives)? {
+            fails = survives;
+            if survives >= most {
+                return Ok(None);
+            }
+            survives = survives.saturating_mul(2).min(most);
+        }
+        while survives - fails > 1 {
+            let middle = fails + (survives - fails) / 2;
+            if self.survives(middle)? {
+                survives = middle;
+            } else {
+                fails = middle;
+            }
+        }
+        Ok(Some(survives))
+    }
+
+    /// Whether the trace survives on devices of so many pages.
+    fn probe(&self, pages: &[u64]) -> Result<Vec<bool>, ReplayError> {
+        let next = AtomicUsize::new(0);
+        let work = || -> Result<Vec<(usize, bool)>, ReplayError> {
+            let mut found = Vec::new();
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(&pages) = pages.get(index) else { return Ok(found) };
+                found.push((index, self.survives(pages)?));
+            }
+        };
+        let mut survived = vec![false; pages.len()];
+        let threads = self.threads.get().min(pages.len());
+        let found: Vec<_> = std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+            let own = work();
+            let joined = others.into_iter().map(|thread| match thread.join() {
+                Ok(found) => found,
+                Err(panic) => std::panic::resume_unwind(panic),
+            });
+            std::iter::once(own).chain(joined).collect()
+        });
+        for part in found {
+            for (index, outcome) in part? {
+                survived[index] = outcome;
+            }
+        }
+        Ok(survived)
+    }
+
+    fn survives(&self, pages: u64) -> Result<bool, ReplayError> {
+        let device = Device { lag_ops: self.lag_ops, ..Device::of(pages * PAGE_BYTES) };
+        let result = replay(
+            self.trace,
+            Arc::new(device.model()),
+            &ReplayOptions {
+                policy: self.policy,
+                gapless: self.gapless,
+                capacity_bytes: device.capacity_bytes,
+                touch: Touch::for_model(self.lag_ops),
+                progress: None,
+            },
+        )?;
+        if let Some(progress) = self.progress {
+            progress();
+        }
+        Ok(result.oom.is_none())
+    }
+}
+
+/// Larger devices tried, evenly spaced up to one and a half times the smallest.
+const SAMPLES: u64 = 40;
+/// Where the search for any surviving device ends, in times of peak live bytes.
+const MOST_TIMES: u64 = 16;

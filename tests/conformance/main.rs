@@ -1,0 +1,170 @@
+//! One suite for all drivers: `suite` is the contract, `misuse` what breaks it, this file the drivers.
+
+mod misuse;
+mod suite;
+
+use gapless::driver::{
+    DriverErrorKind, DriverUsage, FaultDriver, HostConfig, HostDriver, MemoryDriver, ModelConfig, ModelDriver,
+    Violation,
+};
+use gapless::units::KIB;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use suite::Subject;
+
+impl Subject for ModelDriver {
+    const HAS_BYTES: bool = false;
+
+    fn usage(&self) -> Option<DriverUsage> {
+        Some(self.usage())
+    }
+}
+
+impl Subject for HostDriver {
+    const HAS_BYTES: bool = true;
+
+    fn usage(&self) -> Option<DriverUsage> {
+        Some(self.usage())
+    }
+
+    fn violations(&self) -> Vec<Violation> {
+        self.take_violations()
+    }
+}
+
+impl<D: Subject> Subject for FaultDriver<D> {
+    const HAS_BYTES: bool = D::HAS_BYTES;
+
+    fn usage(&self) -> Option<DriverUsage> {
+        self.inner().usage()
+    }
+
+    fn violations(&self) -> Vec<Violation> {
+        self.inner().violations()
+    }
+}
+
+fn model() -> ModelDriver {
+    ModelDriver::default()
+}
+
+fn host() -> HostDriver {
+    HostDriver::new(HostConfig { capacity_bytes: 256 * PAGE, granularity: PAGE, ..HostConfig::default() }).unwrap()
+}
+
+const PAGE: u64 = 64 * KIB;
+
+/// One test a function of the suite, each on a fresh driver.
+macro_rules! conformance {
+    ($driver:ident, $make:expr, [$($test:ident),* $(,)?]) => {
+        mod $driver {
+            use super::*;
+            $(#[test]
+            fn $test() {
+                suite::run(&$make, suite::$test);
+            })*
+        }
+    };
+    // Drivers whose streams can be held take the whole suite.
+    ($driver:ident, $make:expr) => {
+        conformance!($driver, $make, [
+            the_page_is_a_constant_power_of_two,
+            reservations_are_aligned_and_apart,
+            addresses_cost_no_memory,
+            malformed_and_oversized_reservations_are_errors,
+            creating_takes_memory_and_releasing_gives_it_back,
+            too_much_memory_is_an_error_without_effect,
+            memory_stays_while_mapped_and_goes_with_the_last_alias,
+            memory_stays_while_the_handle_is_held,
+            one_call_may_cover_several_mappings,
+            work_may_touch_any_part_of_a_mapped_range,
+            a_wrong_byte_is_found,
+            aliases_show_the_same_bytes,
+            content_moves_with_the_chunk,
+            a_stream_works_in_order,
+            an_event_completes_with_the_work_before_it,
+            a_pending_event_may_be_destroyed,
+            waits_order_work_across_streams,
+            destroying_a_stream_waits_for_its_work,
+            threads_may_call_at_the_same_time,
+            a_held_stream_completes_when_told,
+            a_wait_carries_over_a_hold,
+            a_host_wait_lets_through_what_it_waits_for,
+            an_event_is_its_last_recording,
+            waiting_for_an_unrecorded_event_is_no_wait,
+            a_wait_outlives_its_event,
+            a_reuse_without_a_wait_is_seen,
+            unknown_streams_are_refused,
+        ]);
+    };
+}
+
+conformance!(on_model, model());
+conformance!(on_model_with_fault, FaultDriver::new(model()));
+conformance!(on_host, host());
+conformance!(on_host_with_fault, FaultDriver::new(host()));
+
+#[test]
+fn model_panics_on_misuse() {
+    for case in misuse::cases::<ModelDriver>() {
+        let driver = model();
+        let panic = catch_unwind(AssertUnwindSafe(|| (case.run)(&driver))).expect_err(case.name);
+        let text = panic.downcast_ref::<String>().unwrap();
+        assert!(text.contains(case.rule), "{}: '{}' is not in '{text}'", case.name, case.rule);
+        driver.usage();
+    }
+}
+
+#[test]
+fn host_refuses_misuse_and_writes_it_down() {
+    for case in misuse::cases::<HostDriver>() {
+        let driver = host();
+        let error = (case.run)(&driver).expect_err(case.name);
+        let expected = [DriverErrorKind::InvalidValue, DriverErrorKind::InvalidHandle];
+        assert!(expected.contains(&error.kind) && error.text.contains(case.rule), "{}: {error}", case.name);
+        let violations = driver.take_violations();
+        assert!(matches!(&violations[..], [only] if only.text == error.text), "{}: {violations:?}", case.name);
+    }
+}
+
+#[test]
+fn other_processes_take_memory() {
+    let (model, host) = (model(), host());
+    let total = model.memory_info().unwrap().total;
+    model.set_external(total - 2 * model.granularity());
+    host.set_external(254 * PAGE);
+    fn two_pages_are_left(driver: &impl Subject) {
+        let page = driver.granularity();
+        assert_eq!(driver.memory_info().unwrap().free, 2 * page);
+        let chunk = driver.create(2 * page).unwrap();
+        assert_eq!(suite::kind(driver.create(page)), Some(DriverErrorKind::OutOfMemory));
+        driver.release(chunk).unwrap();
+    }
+    two_pages_are_left(&model);
+    two_pages_are_left(&host);
+    model.set_external(u64::MAX);
+    assert_eq!(model.memory_info().unwrap().free, 0);
+}
+
+#[test]
+fn mappings_are_limited() {
+    fn three_at_a_time(driver: &impl Subject) {
+        let page = driver.granularity();
+        let addr = driver.reserve(4 * page, page).unwrap();
+        let chunk = driver.create(page).unwrap();
+        for index in 0..4 {
+            driver.map(addr.offset(index * page), page, chunk).unwrap();
+        }
+        assert_eq!(suite::kind(driver.set_access(addr, 4 * page)), Some(DriverErrorKind::OutOfMemory));
+        driver.set_access(addr, 3 * page).unwrap();
+        let last = addr.offset(3 * page);
+        assert_eq!(suite::kind(driver.set_access(last, page)), Some(DriverErrorKind::OutOfMemory));
+        driver.unmap(addr, page).unwrap();
+        driver.set_access(last, page).unwrap();
+        driver.unmap(addr.offset(page), 3 * page).unwrap();
+        driver.release(chunk).unwrap();
+        driver.address_free(addr, 4 * page).unwrap();
+    }
+    suite::run(&ModelDriver::new(ModelConfig { max_mappings: 3, ..ModelConfig::default() }), three_at_a_time);
+    let config = HostConfig { granularity: PAGE, max_mappings: 3, ..HostConfig::default() };
+    suite::run(&HostDriver::new(config).unwrap(), three_at_a_time);
+}

@@ -1,0 +1,166 @@
+//! Broken rules of the driver contract: each case sets up, breaks one rule with its last call and returns what that
+//! said. How a driver says it is the driver's affair; that it does, in these words, is tested here.
+
+use crate::suite::{Mapped, recorded};
+use gapless::driver::{ChunkHandle, DriverResult, HoldStreams};
+use gapless::units::StreamId;
+
+/// What is broken, words of the rule, and how.
+pub struct Case<D> {
+    pub name: &'static str,
+    pub rule: &'static str,
+    pub run: fn(&D) -> DriverResult<()>,
+}
+
+pub fn cases<D: HoldStreams>() -> Vec<Case<D>> {
+    let case = |name, rule, run| Case { name, rule, run };
+    vec![
+        case("unmap of half a mapping, front", "unmap of part of a mapping: it ends", |d: &D| {
+            let mapped = Mapped::new(d, 1, 2);
+            d.unmap(mapped.addr, d.granularity())
+        }),
+        case("unmap of half a mapping, back", "unmap of part of a mapping: it starts", |d: &D| {
+            let mapped = Mapped::new(d, 1, 2);
+            d.unmap(mapped.addr.offset(d.granularity()), d.granularity())
+        }),
+        case("unmap over a hole", "over a hole", |d: &D| {
+            let mapped = Mapped::new(d, 3, 1);
+            d.unmap(mapped.addr.offset(d.granularity()), d.granularity())?;
+            d.unmap(mapped.addr, mapped.bytes)
+        }),
+        case("unmap of nothing", "over a hole", |d: &D| {
+            let addr = d.reserve(d.granularity(), d.granularity())?;
+            d.unmap(addr, d.granularity())
+        }),
+        case("unmap past the mappings", "over a hole", |d: &D| {
+            let mapped = Mapped::new(d, 1, 1);
+            d.unmap(mapped.addr, 2 * d.granularity())
+        }),
+        case("unmap under queued work", "in flight", |d: &D| {
+            let mapped = Mapped::new(d, 2, 1);
+            d.hold(StreamId::DEFAULT);
+            d.fill(StreamId::DEFAULT, mapped.addr.offset(d.granularity()), 16, 1)?;
+            d.unmap(mapped.addr, d.granularity())?;
+            d.unmap(mapped.addr.offset(d.granularity()), d.granularity())
+        }),
+        case("unmap under work that waits for another stream", "in flight", |d: &D| {
+            let mapped = Mapped::new(d, 1, 1);
+            let other = d.create_stream()?;
+            d.hold(StreamId::DEFAULT);
+            let event = recorded(d, StreamId::DEFAULT);
+            d.stream_wait(other, event)?;
+            d.verify(other, mapped.addr, 16, 1)?;
+            d.unmap(mapped.addr, mapped.bytes)
+        }),
+        case("unaligned unmap", "not a multiple of the page", |d: &D| {
+            let mapped = Mapped::new(d, 1, 2);
+            d.unmap(mapped.addr.offset(512), d.granularity())
+        }),
+        case("set_access of half a mapping", "set_access of part of a mapping", |d: &D| {
+            let mapped = Mapped::new(d, 1, 2);
+            d.set_access(mapped.addr, d.granularity())
+        }),
+        case("set_access without a mapping", "over a hole", |d: &D| {
+            let addr = d.reserve(d.granularity(), d.granularity())?;
+            d.set_access(addr, d.granularity())
+        }),
+        case("map over a mapping", "map over a mapping", |d: &D| {
+            let mapped = Mapped::new(d, 1, 2);
+            let chunk = d.create(2 * d.granularity())?;
+            d.map(mapped.addr.offset(d.granularity()), 2 * d.granularity(), chunk)
+        }),
+        case("map outside of a reservation", "inside one reservation", |d: &D| {
+            let page = d.granularity();
+            let addr = d.reserve(page, page)?;
+            d.address_free(addr, page)?;
+            let chunk = d.create(page)?;
+            d.map(addr, page, chunk)
+        }),
+        case("map past the end of a reservation", "inside one reservation", |d: &D| {
+            let page = d.granularity();
+            let addr = d.reserve(2 * page, page)?;
+            let chunk = d.create(2 * page)?;
+            d.map(addr.offset(page), 2 * page, chunk)
+        }),
+        case("map at an unaligned address", "not a multiple of the page", |d: &D| {
+            let page = d.granularity();
+            let addr = d.reserve(2 * page, page)?;
+            let chunk = d.create(page)?;
+            d.map(addr.offset(page / 2), page, chunk)
+        }),
+        case("map of a part of a chunk", "mapped whole", |d: &D| {
+            let page = d.granularity();
+            let addr = d.reserve(2 * page, page)?;
+            let chunk = d.create(2 * page)?;
+            d.map(addr, page, chunk)
+        }),
+        case("map of a released chunk", "which was released", |d: &D| {
+            let page = d.granularity();
+            let addr = d.reserve(page, page)?;
+            let chunk = d.create(page)?;
+            d.release(chunk)?;
+            d.map(addr, page, chunk)
+        }),
+        case("map of a released chunk that is still mapped", "which was released", |d: &D| {
+            let page = d.granularity();
+            let addr = d.reserve(2 * page, page)?;
+            let chunk = d.create(page)?;
+            d.map(addr, page, chunk)?;
+            d.release(chunk)?;
+            d.map(addr.offset(page), page, chunk)
+        }),
+        case("release twice", "which was released", |d: &D| {
+            let chunk = d.create(d.granularity())?;
+            d.release(chunk)?;
+            d.release(chunk)
+        }),
+        case("release of a foreign handle", "not a handle of this driver", |d: &D| d.release(ChunkHandle(1))),
+        case("create of nothing", "positive multiple of the page", |d: &D| d.create(0).map(drop)),
+        case("create of part of a page", "positive multiple of the page", |d: &D| d.create(512).map(drop)),
+        case("address_free under a mapping", "with a mapping in it", |d: &D| {
+            let mapped = Mapped::new(d, 1, 1);
+            d.address_free(mapped.addr, 2 * d.granularity())
+        }),
+        case("address_free of half", "a reservation of", |d: &D| {
+            let addr = d.reserve(2 * d.granularity(), d.granularity())?;
+            d.address_free(addr, d.granularity())
+        }),
+        case("address_free from the middle", "no reservation starts", |d: &D| {
+            let page = d.granularity();
+            let addr = d.reserve(2 * page, page)?;
+            d.address_free(addr.offset(page), page)
+        }),
+        case("work without access", "set_access has not covered it", |d: &D| {
+            let page = d.granularity();
+            let addr = d.reserve(page, page)?;
+            let chunk = d.create(page)?;
+            d.map(addr, page, chunk)?;
+            d.fill(StreamId::DEFAULT, addr, 16, 1)
+        }),
+        case("work after a remap without access", "set_access has not covered it", |d: &D| {
+            let mapped = Mapped::new(d, 2, 1);
+            let chunk = d.create(d.granularity())?;
+            d.unmap(mapped.addr, d.granularity())?;
+            d.map(mapped.addr, d.granularity(), chunk)?;
+            d.verify(StreamId::DEFAULT, mapped.addr.offset(512), 16, 1)
+        }),
+        case("work past a mapping", "not mapped", |d: &D| {
+            let mapped = Mapped::new(d, 1, 1);
+            d.copy(StreamId::DEFAULT, mapped.addr, mapped.addr.offset(d.granularity() - 8), 16)
+        }),
+        case("copy onto itself", "overlap", |d: &D| {
+            let mapped = Mapped::new(d, 1, 1);
+            d.copy(StreamId::DEFAULT, mapped.addr, mapped.addr.offset(8), 16)
+        }),
+        case("query of a destroyed event", "was destroyed", |d: &D| {
+            let event = d.event_create()?;
+            d.event_destroy(event)?;
+            d.event_query(event).map(drop)
+        }),
+        case("destroying an event twice", "was destroyed", |d: &D| {
+            let event = recorded(d, StreamId::DEFAULT);
+            d.event_destroy(event)?;
+            d.event_destroy(event)
+        }),
+    ]
+}
