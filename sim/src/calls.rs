@@ -134,7 +134,14 @@ pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> Code {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorName(code: Code, name: *mut *const c_char) -> Code {
-    let known: &CStr = match E(code) {
+    let known = name_of(code);
+    // SAFETY: the driver API's contract.
+    let stored = unsafe { put(name, known.map_or(std::ptr::null(), CStr::as_ptr)) };
+    if known.is_some() { stored } else { INVALID }
+}
+
+fn name_of(code: Code) -> Option<&'static CStr> {
+    Some(match E(code) {
         E::CUDA_SUCCESS => c"CUDA_SUCCESS",
         E::CUDA_ERROR_INVALID_VALUE => c"CUDA_ERROR_INVALID_VALUE",
         E::CUDA_ERROR_OUT_OF_MEMORY => c"CUDA_ERROR_OUT_OF_MEMORY",
@@ -151,30 +158,24 @@ pub unsafe extern "C" fn cuGetErrorName(code: Code, name: *mut *const c_char) ->
         E::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED => c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
         E::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
         E::CUDA_ERROR_UNKNOWN => c"CUDA_ERROR_UNKNOWN",
-        _ => {
-            // SAFETY: the driver API's contract.
-            unsafe { put(name, std::ptr::null()) };
-            return INVALID;
-        }
-    };
-    // SAFETY: the driver API's contract.
-    unsafe { put(name, known.as_ptr()) }
+        _ => return None,
+    })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorString(code: Code, text: *mut *const c_char) -> Code {
-    // SAFETY: the driver API's contract.
-    let known = unsafe { cuGetErrorName(code, text) };
-    if known != OK || code == OK {
-        return known;
-    }
+    let Some(name) = name_of(code) else {
+        // SAFETY: the driver API's contract.
+        unsafe { put(text, std::ptr::null()) };
+        return INVALID;
+    };
     let words = match E(code) {
         E::CUDA_ERROR_OUT_OF_MEMORY => c"out of memory",
         E::CUDA_ERROR_INVALID_VALUE => c"invalid argument",
         E::CUDA_ERROR_ILLEGAL_ADDRESS => c"an illegal memory access was encountered",
         E::CUDA_ERROR_NOT_SUPPORTED => c"operation not supported",
         E::CUDA_ERROR_INVALID_HANDLE => c"invalid resource handle",
-        _ => c"simulated",
+        _ => name,
     };
     // SAFETY: the driver API's contract.
     unsafe { put(text, words.as_ptr()) }
@@ -1009,6 +1010,13 @@ pub unsafe extern "C" fn cuMemsetD32Async(target: u64, value: c_uint, count: usi
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleLoadData(module: *mut *mut c_void, image: *const c_void) -> Code {
+    // SAFETY: the driver API's contract.
+    unsafe { load_module(module, image) }
+}
+
+/// # Safety
+/// As `cuModuleLoadData`.
+pub unsafe fn load_module(module: *mut *mut c_void, image: *const c_void) -> Code {
     let (state, _) = begin_current!("cuModuleLoadData");
     forbidden_in_capture!(state);
     if image.is_null() {

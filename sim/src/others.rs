@@ -4,7 +4,7 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::Ordering;
 
-use crate::calls::{CONTEXT, Code, INVALID, NOT_FOUND, OK, begin, begin_current, cuModuleLoadData, put};
+use crate::calls::{CONTEXT, Code, INVALID, NOT_FOUND, OK, begin, begin_current, load_module, put};
 use crate::settings::planned_fault;
 use crate::state::{CURRENT, INITIALISED, State};
 use gapless::driver::cuda::sys::cudaError_enum as E;
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
     _values: *mut *mut c_void,
 ) -> Code {
     // SAFETY: the driver API's contract.
-    unsafe { cuModuleLoadData(module, image) }
+    unsafe { load_module(module, image) }
 }
 
 /// Exports functions that are looked up and never called.
