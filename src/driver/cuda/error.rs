@@ -163,10 +163,10 @@ mod tests {
 
     #[test]
     fn an_unknown_code_is_a_number_like_any_other() {
-        assert_eq!(kind_of(CUresult { 0: 98_765 }), DriverErrorKind::Other);
-        assert_eq!(kind_of(CUresult { 0: 2 }), DriverErrorKind::OutOfMemory);
-        assert!(kind_of(CUresult { 0: 700 }).is_sticky());
-        assert!(!kind_of(CUresult { 0: 600 }).is_sticky());
+        assert_eq!(kind_of(code(98_765)), DriverErrorKind::Other);
+        assert_eq!(kind_of(code(2)), DriverErrorKind::OutOfMemory);
+        assert!(kind_of(code(700)).is_sticky());
+        assert!(!kind_of(code(600)).is_sticky());
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! device.rs    facts about a device                               probe.rs    the check at opening
 //! memory.rs    virtual memory      streams.rs  streams, events    work.rs     fill, verify, copy
 //! kernels.rs   our kernels                                        measure.rs  bandwidth, latency
+//! survey/      questions that only experiments answer
 //! ```
 //!
 //! - I1  every chunk of a [`CudaDriver`] is made with one set of properties, for which `granularity` was queried and a
@@ -30,6 +31,7 @@ mod measure;
 mod memory;
 mod probe;
 mod streams;
+mod survey;
 #[doc(hidden)]
 pub mod sys;
 mod work;
@@ -40,6 +42,7 @@ pub use kernels::KERNEL_SOURCES;
 pub use library::Library;
 pub use measure::{ChaseLatency, Pass};
 pub use streams::{LEGACY_STREAM, PER_THREAD_STREAM};
+pub use survey::{Answer, Question};
 
 use std::path::PathBuf;
 
