@@ -6,6 +6,11 @@
 
 pub mod allocator;
 pub mod driver;
+pub mod heap;
+pub mod physical;
+pub mod segment;
+pub mod stream;
+mod sync;
 pub mod trace;
 pub mod units;
 

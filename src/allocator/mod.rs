@@ -1,122 +1,54 @@
-//! The allocator: public API.
+//! The allocator: ties heaps, segments, chunks and streams together, and is what callers see.
+//!
+//! Threads: any thread may call anything. An allocation or a free of cached memory takes the lock of its stream and
+//! nothing else; everything that talks to the driver about mappings runs under the mapper's lock, and never under a
+//! stream's. Lock order: mapper, stream clock, stream states in the order of their numbers.
 
-use crate::driver::Driver;
-use crate::units::{DeviceAddr, StreamId};
-use std::sync::Arc;
+mod close;
+mod config;
+mod directory;
+mod error;
+mod execute;
+mod grow;
+mod mapper;
+mod oom;
+mod peak;
+mod plan;
+mod snapshot;
+mod state;
+mod stats;
+mod trim;
 
-/// How large new chunks are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ChunkPolicy {
-    /// Large while memory is plentiful, single pages as the budget gets close.
-    Auto,
-    /// Always this many bytes, rounded up to whole pages.
-    Fixed(u64),
-}
+pub use crate::driver::DriverCalls;
+pub use crate::physical::ChunkPolicy;
+pub use config::{Builder, DEFAULT_SLACK};
+pub use error::{AddressFacts, AllocError, BuildError, CloseError, FreeError, Leak};
+pub use oom::{OutOfMemory, Pinned, StreamUse};
+pub use snapshot::{BlockSnapshot, ChunkSnapshot, SegmentSnapshot, Snapshot};
+pub use state::{RegionKind, SMALL_BELOW};
+pub use stats::{Fragmentation, SizeRange, Stats};
+pub use trim::Trimmed;
 
-/// Settings of an [`Allocator`].
-pub struct Builder<D: Driver> {
-    #[allow(dead_code)]
-    driver: Arc<D>,
-}
+use crate::driver::{Counted, Driver, DriverError, StreamDriver};
+use crate::heap::{GRANULE, NotLive};
+use crate::physical::{ChunkPool, ChunkSizes};
+use crate::stream::{EventPool, Fence, STREAM_LIMIT, StreamIndex, StreamTable};
+use crate::sync::{Arc, AtomicU64, Mutex, OnceLock, Ordering};
+use crate::units::{DeviceAddr, StreamId, round_up};
+use config::Geometry;
+use directory::{Directory, Owner, Place};
+use error::facts_of;
+use mapper::Mapper;
+use peak::PeakMeter;
+use state::{AllStates, Pending, Sharers, StreamHeap, StreamState, size_range};
 
-impl<D: Driver> Builder<D> {
-    /// The most physical bytes to hold. Default: what the device has free when the allocator is built.
-    pub fn budget(self, _bytes: u64) -> Self {
-        self
-    }
-    /// Reserved bytes above which free chunks are remapped before new ones are created, as a multiple of peak live.
-    pub fn slack(self, _slack: f64) -> Self {
-        self
-    }
-    /// How large new chunks are.
-    pub fn chunk_policy(self, _policy: ChunkPolicy) -> Self {
-        self
-    }
-    /// Builds the allocator.
-    pub fn build(self) -> Result<Allocator<D>, BuildError> {
-        todo!()
-    }
-}
-
-/// Why an allocator could not be built.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BuildError {}
-
-/// Why an allocation failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AllocError {
-    /// Out of memory, with the report.
-    #[error("{0}")]
-    OutOfMemory(Box<OutOfMemory>),
-}
-
-/// Why a free failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FreeError {}
-
-/// The out-of-memory report: `Display` is the text for a person, `Serialize` the same as JSON.
-#[derive(Debug, Clone, serde::Serialize)]
-pub struct OutOfMemory {
-    /// Bytes asked for.
-    pub requested_bytes: u64,
-    /// Whether any allocator could have served the request.
-    pub satisfiable: bool,
-}
-
-impl std::fmt::Display for OutOfMemory {
-    fn fmt(&self, _f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        todo!()
-    }
-}
-
-/// Driver calls by kind.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
-pub struct DriverCalls {
-    /// Address reservations.
-    pub reserve: u64,
-    /// Chunks created.
-    pub create: u64,
-    /// Mappings made.
-    pub map: u64,
-    /// Access calls.
-    pub set_access: u64,
-    /// Unmap calls.
-    pub unmap: u64,
-    /// Chunks released.
-    pub release: u64,
-}
-
-impl DriverCalls {
-    /// All of them.
-    pub const fn total(&self) -> u64 {
-        self.reserve + self.create + self.map + self.set_access + self.unmap + self.release
-    }
-}
-
-/// Figures of an allocator; more fields will follow.
-#[derive(Debug, Clone, Default, serde::Serialize)]
-#[non_exhaustive]
-pub struct Stats {
-    /// Requested bytes of live allocations, and their peak.
-    pub live_bytes: u64,
-    /// Highest `live_bytes` so far.
-    pub peak_live_bytes: u64,
-    /// Bytes of chunks held.
-    pub reserved_bytes: u64,
-    /// Highest `reserved_bytes` so far.
-    pub peak_reserved_bytes: u64,
-    /// Driver calls by kind.
-    pub driver_calls: DriverCalls,
-    /// Times the host waited for a stream or event.
-    pub host_waits: u64,
-}
-
-/// The allocator. Cheap to clone; every clone is the same allocator.
+/// A GPU memory allocator for one device. Cheap to clone; every clone is the same allocator.
+///
+/// Dropping the last clone gives everything back to the driver, after waiting for the streams that used it;
+/// [`close`](Self::close) does the same and says what went wrong or was leaked.
+#[derive(Debug)]
 pub struct Allocator<D: Driver> {
-    inner: Arc<Builder<D>>,
+    inner: Arc<Inner<D>>,
 }
 
 impl<D: Driver> Clone for Allocator<D> {
@@ -125,21 +57,309 @@ impl<D: Driver> Clone for Allocator<D> {
     }
 }
 
+/// Counters that are not part of a stream's state.
+#[derive(Debug, Default)]
+struct Counters {
+    host_waits: AtomicU64,
+    borrowed: AtomicU64,
+    failed_allocs: AtomicU64,
+    refused_frees: AtomicU64,
+    undo_failures: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Inner<D: Driver> {
+    driver: Counted<D>,
+    events: EventPool,
+    geometry: Geometry,
+    budget_bytes: AtomicU64,
+    streams: StreamTable<StreamHeap>,
+    directory: Directory,
+    mapper: Mutex<Mapper>,
+    peak: PeakMeter,
+    poison: OnceLock<DriverError>,
+    counters: Counters,
+    torn_down: bool,
+}
+
 impl<D: Driver> Allocator<D> {
     /// Starts building an allocator on `driver`.
     pub fn builder(driver: Arc<D>) -> Builder<D> {
-        Builder { driver }
+        Builder::new(driver)
     }
-    /// Allocates.
-    pub fn alloc(&self, _bytes: u64, _stream: StreamId) -> Result<DeviceAddr, AllocError> {
-        todo!()
+
+    fn assemble(driver: Arc<D>, geometry: Geometry, budget: u64) -> Self {
+        let mapper = Mapper {
+            pool: ChunkPool::new(geometry.page_bytes, budget),
+            sizes: ChunkSizes::new(geometry.chunk_policy, geometry.page_bytes),
+            segments: Vec::new(),
+            next_arena_slots: grow::FIRST_ARENA_SLOTS,
+            poisoned: 0,
+            harvested_chunks: 0,
+            reused_views: 0,
+        };
+        Self {
+            inner: Arc::new(Inner {
+                driver: Counted::new(driver),
+                events: EventPool::default(),
+                geometry,
+                budget_bytes: AtomicU64::new(budget),
+                streams: StreamTable::default(),
+                directory: Directory::default(),
+                mapper: Mutex::new(mapper),
+                peak: PeakMeter::default(),
+                poison: OnceLock::new(),
+                counters: Counters::default(),
+                torn_down: false,
+            }),
+        }
     }
-    /// Frees, in the order of the stream that it was allocated on.
-    pub fn free(&self, _addr: DeviceAddr) -> Result<(), FreeError> {
-        todo!()
+
+    /// The driver underneath.
+    pub fn driver(&self) -> &Arc<D> {
+        self.inner.driver.inner()
     }
-    /// Figures.
-    pub fn stats(&self) -> Stats {
-        todo!()
+
+    /// Allocates `bytes` for work on `stream`, at a multiple of [`GRANULE`] bytes.
+    ///
+    /// The memory may be used by work queued on `stream` from now on; other streams have to be ordered behind it by the
+    /// caller, and made known by [`record_stream`](Self::record_stream). Its content is undefined.
+    /// 0 bytes: an address of its own, with one granule behind it.
+    ///
+    /// # Errors
+    /// [`AllocError`]; nothing has changed.
+    #[inline]
+    pub fn alloc(&self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
+        self.inner.alloc(bytes, GRANULE, stream)
+    }
+
+    /// As [`alloc`](Self::alloc), at a multiple of `alignment` bytes, a power of two.
+    ///
+    /// # Errors
+    /// As `alloc`, and [`AllocError::Alignment`].
+    pub fn alloc_aligned(&self, bytes: u64, alignment: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
+        if !alignment.is_power_of_two() {
+            return Err(AllocError::Alignment { alignment });
+        }
+        self.inner.alloc(bytes, alignment.max(GRANULE), stream)
+    }
+
+    /// Frees an allocation. Work queued on its stream, and on the streams it was recorded on, may still use it; the
+    /// memory is handed out again in that order.
+    ///
+    /// # Errors
+    /// [`FreeError`] when no live allocation starts at `addr`; nothing has changed.
+    #[inline]
+    pub fn free(&self, addr: DeviceAddr) -> Result<(), FreeError> {
+        self.inner.free(addr)
+    }
+
+    /// Makes known that work on `stream` uses the allocation at `addr` too: once freed, it is not handed out again
+    /// before the work queued there by then has completed.
+    ///
+    /// # Errors
+    /// As [`free`](Self::free), and [`FreeError::ForeignStream`].
+    pub fn record_stream(&self, addr: DeviceAddr, stream: StreamId) -> Result<(), FreeError> {
+        self.inner.record_stream(addr, stream)
+    }
+
+    /// The budget in bytes.
+    pub fn budget(&self) -> u64 {
+        self.inner.budget_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Changes the budget. What is held above the new one and free goes back to the driver now; what is live stays.
+    ///
+    /// # Errors
+    /// The driver's, from giving memory back; the new budget holds all the same.
+    pub fn set_budget(&self, bytes: u64) -> Result<(), DriverError> {
+        self.inner.budget_bytes.store(bytes, Ordering::Relaxed);
+        self.inner.mapper.lock().pool.set_budget(bytes);
+        self.inner.trim(bytes).map(|_| ())
+    }
+}
+
+impl StreamState {
+    #[inline]
+    fn take(&mut self, kind: RegionKind, size: u64, waste: u16, alignment: u64) -> Option<DeviceAddr> {
+        let region = self.regions[kind as usize].as_mut()?;
+        let offset = if alignment == GRANULE {
+            region.heap.alloc(size, waste)?
+        } else {
+            region.heap.alloc_aligned(size, waste, alignment, region.base.0)?
+        };
+        let addr = region.base.offset(offset);
+        self.count_alloc(size, waste);
+        Some(addr)
+    }
+
+    #[inline]
+    fn count_alloc(&mut self, size: u64, waste: u16) {
+        self.live_bytes += size - u64::from(waste);
+        self.tally.allocs += 1;
+        self.tally.by_size[size_range(size)] += 1;
+    }
+}
+
+impl<D: Driver> Inner<D> {
+    #[inline]
+    fn alloc(&self, bytes: u64, alignment: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
+        let size = round_up(bytes.max(1), GRANULE).filter(|size| *size <= self.geometry.slot_bytes);
+        let Some(size) = size else { return Err(self.too_large(bytes, alignment)) };
+        // Rounding adds less than a granule, a request of nothing a whole one.
+        let waste = (size - bytes) as u16;
+        let heap = match self.streams.find(stream) {
+            Some(heap) => heap,
+            None => self.add_stream(stream)?,
+        };
+        let mut state = heap.lock();
+        let taken = state.take(RegionKind::of(size), size, waste, alignment);
+        let at_peak = state.live_bytes > state.live_limit;
+        drop(state);
+        let addr = match taken {
+            Some(addr) => addr,
+            None => self.alloc_slow(heap, bytes, size, waste, alignment)?,
+        };
+        if at_peak || taken.is_none() {
+            self.peak.deal(&mut self.lock_all());
+        }
+        Ok(addr)
+    }
+
+    #[cold]
+    fn too_large(&self, requested: u64, alignment: u64) -> AllocError {
+        AllocError::TooLarge { requested, alignment, region_bytes: self.geometry.slot_bytes }
+    }
+
+    #[cold]
+    fn add_stream(&self, stream: StreamId) -> Result<&StreamHeap, AllocError> {
+        self.driver.check_stream(stream).map_err(|source| AllocError::ForeignStream { stream, source })?;
+        self.streams
+            .find_or_add(stream, |index| StreamHeap::new(stream, index))
+            .ok_or(AllocError::TooManyStreams { limit: STREAM_LIMIT })
+    }
+
+    /// The locks of all streams, in order.
+    fn lock_all(&self) -> AllStates<'_> {
+        self.streams.iter().map(StreamHeap::lock).collect()
+    }
+
+    #[inline]
+    fn free(&self, addr: DeviceAddr) -> Result<(), FreeError> {
+        let Place::Region(owner, offset) = self.directory.find(addr) else {
+            return Err(self.refuse(addr));
+        };
+        let heap = self.streams.get(owner.stream);
+        let mut state = heap.lock();
+        let epoch = state.epoch;
+        let Some(region) = state.region(owner.kind) else { return Err(self.refuse(addr)) };
+        match region.heap.free(offset, epoch) {
+            Ok(block) => {
+                state.live_bytes -= block.size - u64::from(block.waste);
+                state.tally.frees += 1;
+                state.dirty = true;
+                Ok(())
+            }
+            Err(NotLive::Shared) => {
+                drop(state);
+                self.free_shared(addr, owner, offset)
+            }
+            Err(_) => {
+                drop(state);
+                Err(self.refuse(addr))
+            }
+        }
+    }
+
+    /// Frees a block that other streams use: it becomes pending on all of them.
+    #[cold]
+    fn free_shared(&self, addr: DeviceAddr, owner: Owner, offset: u64) -> Result<(), FreeError> {
+        let heap = self.streams.get(owner.stream);
+        let sharers = heap.lock().sharers.get(&(owner.kind, offset)).cloned();
+        let Some(sharers) = sharers else { return Err(self.refuse(addr)) };
+        let mut users = sharers.others;
+        if sharers.home != owner.stream {
+            users.push(sharers.home);
+        }
+        // Whatever these streams have queued by now lies before the end of their open epochs.
+        let fences: Vec<Fence> = users
+            .iter()
+            .map(|user| Fence { stream: *user, epoch: self.streams.get(*user).clock.lock().open() })
+            .collect();
+        let mut state = heap.lock();
+        let Some(region) = state.region(owner.kind) else { return Err(self.refuse(addr)) };
+        let Ok(block) = region.heap.free_later(offset) else {
+            drop(state);
+            return Err(self.refuse(addr));
+        };
+        state.live_bytes -= block.size - u64::from(block.waste);
+        state.tally.frees += 1;
+        state.dirty = true;
+        state.sharers.remove(&(owner.kind, offset));
+        state.pending.push(Pending { kind: owner.kind, offset, fences });
+        drop(state);
+        // Record early, so that the event completes as soon as it can; what fails here is tried again when needed.
+        for user in users {
+            let stream = self.streams.get(user);
+            let mut clock = stream.clock.lock();
+            if clock.sealed() == 0 {
+                let _ = self.seal(stream, &mut clock);
+            }
+        }
+        Ok(())
+    }
+
+    fn record_stream(&self, addr: DeviceAddr, stream: StreamId) -> Result<(), FreeError> {
+        let Place::Region(owner, offset) = self.directory.find(addr) else {
+            return Err(self.refuse(addr));
+        };
+        let user = match self.streams.find(stream) {
+            Some(heap) => heap,
+            None => self.add_stream(stream).map_err(|error| match error {
+                AllocError::TooManyStreams { limit } => FreeError::TooManyStreams { limit },
+                AllocError::ForeignStream { stream, source } => FreeError::ForeignStream { stream, source },
+                _ => unreachable!("adding a stream fails in these two ways"),
+            })?,
+        };
+        let mut state = self.streams.get(owner.stream).lock();
+        let shared = state.region(owner.kind).map(|region| region.heap.share(offset));
+        if !matches!(shared, Some(Ok(()))) {
+            drop(state);
+            return Err(self.refuse(addr));
+        }
+        let sharers = state
+            .sharers
+            .entry((owner.kind, offset))
+            .or_insert_with(|| Sharers { home: owner.stream, others: Vec::new() });
+        if user.index != sharers.home && !sharers.others.contains(&user.index) {
+            sharers.others.push(user.index);
+        }
+        Ok(())
+    }
+
+    /// What is known about an address that cannot be freed.
+    #[cold]
+    fn refuse(&self, addr: DeviceAddr) -> FreeError {
+        self.counters.refused_frees.fetch_add(1, Ordering::Relaxed);
+        let facts = match self.directory.find(addr) {
+            Place::Foreign => AddressFacts::Foreign,
+            Place::Unused => AddressFacts::NeverAllocated,
+            Place::Region(owner, offset) => {
+                let mut state = self.streams.get(owner.stream).lock();
+                state
+                    .region(owner.kind)
+                    .and_then(|region| {
+                        let block = region.heap.block_around(offset)?;
+                        let start = region.base.offset(block.offset);
+                        Some(facts_of(block.state, start, block.size, block.offset == offset))
+                    })
+                    .unwrap_or(AddressFacts::NeverAllocated)
+            }
+        };
+        FreeError::NotAllocated { addr, facts }
+    }
+
+    fn stream_id(&self, index: StreamIndex) -> StreamId {
+        self.streams.get(index).id
     }
 }

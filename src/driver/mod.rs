@@ -19,6 +19,7 @@
 //! Threads: every method may be called from any thread, concurrently. Implementations do not call back.
 //! After a failed call nothing has changed: the same call may be repeated, the same undo steps remain valid.
 
+mod counted;
 pub mod cuda;
 mod error;
 pub mod fault;
@@ -28,6 +29,7 @@ pub mod model;
 mod ranges;
 mod usage;
 
+pub use counted::{Counted, DriverCalls};
 pub use error::{DriverCall, DriverError, DriverErrorKind};
 pub use fault::{Fault, FaultDriver};
 pub use host::{HostConfig, HostDriver, Violation};

@@ -10,8 +10,8 @@ use std::borrow::Cow;
 use std::ffi::{CStr, OsStr, c_char};
 use std::path::Path;
 
+use crate::sync::Mutex;
 use libloading::os::unix::{Library as Handle, RTLD_LOCAL, RTLD_NOW};
-use parking_lot::Mutex;
 
 use super::error::{CudaVersion, LoadError, MINIMUM_VERSION, kind_of};
 use super::sys::{CUdevice, CUresult, Optional, REQUIRED, Required, cudaError_enum as code};

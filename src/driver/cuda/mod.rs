@@ -46,8 +46,8 @@ pub use survey::{Answer, Question};
 
 use std::path::PathBuf;
 
+use crate::sync::Mutex;
 use context::Context;
-use parking_lot::Mutex;
 use sys::{CUdevice, CUmemAccess_flags_enum, CUmemAccessDesc, CUmemLocation, CUmemLocationType_enum};
 
 /// A CUDA device as a [`Driver`](super::Driver).

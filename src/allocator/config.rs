@@ -1,0 +1,127 @@
+//! Settings, checked once.
+
+use super::{Allocator, BuildError};
+use crate::driver::Driver;
+use crate::physical::ChunkPolicy;
+use crate::sync::Arc;
+use crate::units::{GIB, MIB, round_up};
+
+/// Default of [`Builder::slack`].
+pub const DEFAULT_SLACK: f64 = 1.10;
+/// Default of [`Builder::mapping_limit`]: below the driver's limit of about 520,000.
+const DEFAULT_MAPPING_LIMIT: usize = 400_000;
+/// A slot is at least this many times the budget, so that stale views have room beside the active ones.
+const SLOT_OVER_BUDGET: u64 = 4;
+/// Smallest and largest slot.
+const SLOT_BYTES: (u64, u64) = (64 * MIB, 64 * 1024 * GIB);
+
+/// Settings of an [`Allocator`]; made by [`Allocator::builder`].
+#[derive(Debug)]
+pub struct Builder<D: Driver> {
+    driver: Arc<D>,
+    budget: Option<u64>,
+    slack: f64,
+    chunk_policy: ChunkPolicy,
+    region_bytes: Option<u64>,
+    mapping_limit: usize,
+}
+
+/// Settings that hold for an allocator's life, in the form that the parts use.
+#[derive(Clone, Debug)]
+pub struct Geometry {
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Bytes of addresses for each region of each stream: a power of two.
+    pub slot_bytes: u64,
+    /// Reserved over peak live bytes above which chunks are harvested rather than created.
+    pub slack: f64,
+    /// How large new chunks are.
+    pub chunk_policy: ChunkPolicy,
+    /// Most mappings before stale ones are removed.
+    pub mapping_limit: usize,
+}
+
+impl<D: Driver> Builder<D> {
+    pub(super) fn new(driver: Arc<D>) -> Self {
+        Self {
+            driver,
+            budget: None,
+            slack: DEFAULT_SLACK,
+            chunk_policy: ChunkPolicy::Auto,
+            region_bytes: None,
+            mapping_limit: DEFAULT_MAPPING_LIMIT,
+        }
+    }
+
+    /// The most physical bytes to hold; what does not fill a page is not used. Default: what the device has free when
+    /// the allocator is built.
+    #[must_use]
+    pub fn budget(mut self, bytes: u64) -> Self {
+        self.budget = Some(bytes);
+        self
+    }
+
+    /// Reserved bytes, as a multiple of the peak of live bytes, above which free chunks are remapped before new ones are
+    /// created. At least 1; infinity switches it off. Default: [`DEFAULT_SLACK`].
+    #[must_use]
+    pub fn slack(mut self, slack: f64) -> Self {
+        self.slack = slack;
+        self
+    }
+
+    /// How large new chunks are. Default: [`ChunkPolicy::Auto`].
+    #[must_use]
+    pub fn chunk_policy(mut self, policy: ChunkPolicy) -> Self {
+        self.chunk_policy = policy;
+        self
+    }
+
+    /// Bytes of addresses to reserve for each region of each stream (there are two regions a stream), rounded up to a
+    /// power of two. Also the largest possible request. Default: four times the budget or more.
+    #[must_use]
+    pub fn region_bytes(mut self, bytes: u64) -> Self {
+        self.region_bytes = Some(bytes);
+        self
+    }
+
+    /// Most mappings to keep, stale ones included. Default: 400,000; the driver's limit is about 520,000.
+    #[must_use]
+    pub fn mapping_limit(mut self, mappings: usize) -> Self {
+        self.mapping_limit = mappings;
+        self
+    }
+
+    /// Builds the allocator. Reserves and creates nothing yet.
+    ///
+    /// # Errors
+    /// [`BuildError::Driver`] when the device cannot be asked how much memory it has, [`BuildError::Setting`] for a
+    /// setting out of its range.
+    pub fn build(self) -> Result<Allocator<D>, BuildError> {
+        let page_bytes = self.driver.granularity();
+        let setting = |name, reason: &str| Err(BuildError::Setting { name, reason: reason.to_owned() });
+        if !page_bytes.is_power_of_two() || page_bytes < crate::heap::GRANULE {
+            return setting("granularity", "the driver's page size is not a power of two of at least 512 bytes");
+        }
+        if self.slack.is_nan() || self.slack < 1.0 {
+            return setting("slack", "it must be at least 1: reserved bytes cannot be below live bytes");
+        }
+        let budget = match self.budget {
+            Some(bytes) => bytes,
+            None => self.driver.memory_info()?.free,
+        };
+        if budget < page_bytes {
+            return setting("budget", &format!("{budget} bytes are less than one page of {page_bytes} bytes"));
+        }
+        let wanted = self.region_bytes.unwrap_or_else(|| budget.saturating_mul(SLOT_OVER_BUDGET));
+        let slot_bytes = wanted.clamp(SLOT_BYTES.0.min(page_bytes * 32), SLOT_BYTES.1).next_power_of_two();
+        let slot_bytes = round_up(slot_bytes, page_bytes).unwrap_or(slot_bytes);
+        let geometry = Geometry {
+            page_bytes,
+            slot_bytes,
+            slack: self.slack,
+            chunk_policy: self.chunk_policy,
+            mapping_limit: self.mapping_limit,
+        };
+        Ok(Allocator::assemble(self.driver, geometry, budget))
+    }
+}

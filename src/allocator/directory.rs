@@ -1,0 +1,127 @@
+//! Directory: from an address to the heap that it belongs to, in a few loads and without a lock.
+//!
+//! Addresses are reserved in *arenas* of equal, power-of-two *slots*; a slot holds one region of one stream. So the slot
+//! is a shift away once the arena is known, and there are few arenas: each new one is larger than the one before.
+
+use super::state::RegionKind;
+use crate::stream::{Slots, StreamIndex};
+use crate::sync::OnceLock;
+use crate::units::DeviceAddr;
+
+/// Most arenas: with doubling sizes, more than any address space holds.
+const MAX_ARENAS: usize = 64;
+
+/// Whose region a slot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// The stream that it was reserved for.
+    pub stream: StreamIndex,
+    /// Which of the stream's regions.
+    pub kind: RegionKind,
+}
+
+/// One reservation, cut into slots.
+#[derive(Debug)]
+pub struct Arena {
+    /// First address.
+    pub base: DeviceAddr,
+    /// Bytes of all slots.
+    pub bytes: u64,
+    slot_shift: u32,
+    slots: Box<[OnceLock<Owner>]>,
+}
+
+impl Arena {
+    /// `slots` slots of `slot_bytes` (a power of two) from `base` on.
+    pub fn new(base: DeviceAddr, slot_bytes: u64, slots: usize) -> Self {
+        Self {
+            base,
+            bytes: slot_bytes * slots as u64,
+            slot_shift: slot_bytes.trailing_zeros(),
+            slots: (0..slots).map(|_| OnceLock::new()).collect(),
+        }
+    }
+
+    /// Bytes of a slot.
+    pub fn slot_bytes(&self) -> u64 {
+        1 << self.slot_shift
+    }
+
+    /// Gives the next free slot to `owner` and returns its address.
+    pub fn take_slot(&self, owner: Owner) -> Option<DeviceAddr> {
+        let slot = self.slots.iter().position(|slot| slot.set(owner).is_ok())?;
+        Some(self.base.offset((slot as u64) << self.slot_shift))
+    }
+}
+
+/// Where an address lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In a region, so many bytes from its start.
+    Region(Owner, u64),
+    /// In a reservation of ours, in a slot that nobody has yet.
+    Unused,
+    /// Not ours.
+    Foreign,
+}
+
+/// All arenas.
+#[derive(Debug)]
+pub struct Directory {
+    arenas: Slots<Arena>,
+}
+
+impl Default for Directory {
+    fn default() -> Self {
+        Self { arenas: Slots::new(MAX_ARENAS) }
+    }
+}
+
+impl Directory {
+    /// Where `addr` lies.
+    #[inline]
+    pub fn find(&self, addr: DeviceAddr) -> Place {
+        for arena in self.arenas.iter() {
+            let offset = addr.0.wrapping_sub(arena.base.0);
+            if offset < arena.bytes {
+                return match arena.slots[(offset >> arena.slot_shift) as usize].get() {
+                    Some(owner) => Place::Region(*owner, offset & (arena.slot_bytes() - 1)),
+                    None => Place::Unused,
+                };
+            }
+        }
+        Place::Foreign
+    }
+
+    /// Adds an arena. False when there are too many.
+    pub fn add(&self, arena: Arena) -> bool {
+        self.arenas.push(arena).is_some()
+    }
+
+    /// All arenas, oldest first.
+    pub fn arenas(&self) -> impl Iterator<Item = &Arena> {
+        self.arenas.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_find_their_slot() {
+        let directory = Directory::default();
+        let owner = |stream| Owner { stream: StreamIndex(stream), kind: RegionKind::Large };
+        directory.add(Arena::new(DeviceAddr(1 << 30), 1 << 20, 2));
+        directory.add(Arena::new(DeviceAddr(1 << 20), 1 << 21, 1));
+        let arenas: Vec<_> = directory.arenas().collect();
+        assert_eq!(arenas[0].take_slot(owner(0)), Some(DeviceAddr(1 << 30)));
+        assert_eq!(arenas[1].take_slot(owner(1)), Some(DeviceAddr(1 << 20)));
+        assert_eq!(arenas[1].take_slot(owner(2)), None);
+        assert_eq!(directory.find(DeviceAddr((1 << 30) + 5)), Place::Region(owner(0), 5));
+        assert_eq!(directory.find(DeviceAddr((1 << 20) + 7)), Place::Region(owner(1), 7));
+        assert_eq!(directory.find(DeviceAddr((1 << 30) + (1 << 20))), Place::Unused);
+        assert_eq!(directory.find(DeviceAddr((1 << 30) + (1 << 21))), Place::Foreign);
+        assert_eq!(directory.find(DeviceAddr(0)), Place::Foreign);
+    }
+}

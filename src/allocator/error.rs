@@ -1,0 +1,191 @@
+//! What the public operations answer when they fail: one enum each, with fields.
+
+use super::oom::OutOfMemory;
+use crate::driver::DriverError;
+use crate::heap::BlockState;
+use crate::units::{ByteSize, DeviceAddr, StreamId};
+use std::fmt;
+
+/// Why an allocator could not be built.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// A setting is out of its range.
+    #[error("the setting '{name}' cannot be used: {reason}")]
+    Setting {
+        /// Which.
+        name: &'static str,
+        /// Why, and what it has to be.
+        reason: String,
+    },
+    /// The driver refused a call.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
+/// Why an allocation failed. Nothing has changed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum AllocError {
+    /// The bytes are not there; the report says why.
+    #[error("{0}")]
+    OutOfMemory(Box<OutOfMemory>),
+    /// More than a region of addresses can hold, rounding and alignment included.
+    #[error(
+        "{requested} bytes at a multiple of {alignment} do not fit into a region of {} of addresses; raise region_bytes \
+         if this is meant",
+        ByteSize(*region_bytes)
+    )]
+    TooLarge {
+        /// Bytes asked for.
+        requested: u64,
+        /// Alignment asked for.
+        alignment: u64,
+        /// Bytes of a region.
+        region_bytes: u64,
+    },
+    /// Not a power of two.
+    #[error("an alignment of {alignment} is not a power of two")]
+    Alignment {
+        /// Alignment asked for.
+        alignment: u64,
+    },
+    /// Not a stream of this device.
+    #[error("{stream:?} is not a stream of this device: {source}")]
+    ForeignStream {
+        /// The stream.
+        stream: StreamId,
+        /// What the driver said.
+        source: DriverError,
+    },
+    /// More streams than an allocator keeps.
+    #[error("this allocator has seen {limit} streams; reuse streams rather than making new ones")]
+    TooManyStreams {
+        /// The most.
+        limit: usize,
+    },
+    /// The driver refused a call for another reason than memory; all that was done before it has been undone.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
+impl AllocError {
+    /// The out-of-memory report, when that is what it is.
+    pub fn report(&self) -> Option<&OutOfMemory> {
+        match self {
+            Self::OutOfMemory(report) => Some(report),
+            _ => None,
+        }
+    }
+}
+
+/// What is known about an address that cannot be freed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum AddressFacts {
+    /// It was never this allocator's.
+    Foreign,
+    /// It lies in addresses that are reserved but were never handed out.
+    NeverAllocated,
+    /// It lies inside a live allocation, behind its start.
+    Inside {
+        /// Where that allocation starts.
+        start: DeviceAddr,
+        /// Its bytes, rounding included.
+        bytes: u64,
+    },
+    /// It is or was the start of memory that is free: freed before, or never allocated.
+    Freed {
+        /// True when the memory waits for another stream before it can be used again.
+        pending: bool,
+    },
+}
+
+impl fmt::Display for AddressFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Foreign => write!(f, "it was not allocated by this allocator"),
+            Self::NeverAllocated => write!(f, "it was never handed out"),
+            Self::Inside { start, bytes } => {
+                write!(f, "it lies inside the live allocation of {} that starts at {start}", ByteSize(*bytes))
+            }
+            Self::Freed { pending: false } => write!(f, "that memory is free; it may have been freed before"),
+            Self::Freed { pending: true } => {
+                write!(f, "it was freed before, and waits for another stream that it was recorded on")
+            }
+        }
+    }
+}
+
+/// Why an address could not be freed (or recorded on a stream). Nothing has changed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum FreeError {
+    /// No live allocation starts there.
+    #[error("{addr} is not the start of a live allocation: {facts}")]
+    NotAllocated {
+        /// The address.
+        addr: DeviceAddr,
+        /// What is known about it.
+        facts: AddressFacts,
+    },
+    /// Not a stream of this device.
+    #[error("{stream:?} is not a stream of this device: {source}")]
+    ForeignStream {
+        /// The stream.
+        stream: StreamId,
+        /// What the driver said.
+        source: DriverError,
+    },
+    /// More streams than an allocator keeps.
+    #[error("this allocator has seen {limit} streams; reuse streams rather than making new ones")]
+    TooManyStreams {
+        /// The most.
+        limit: usize,
+    },
+}
+
+/// Something that the allocator's owner left behind.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Leak {
+    /// Where.
+    pub addr: DeviceAddr,
+    /// Bytes asked for.
+    pub bytes: u64,
+    /// The stream it was allocated on.
+    pub stream: StreamId,
+}
+
+/// What [`close`](super::Allocator::close) found.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum CloseError {
+    /// Everything went back to the driver, but these allocations were never freed.
+    #[error("{}", describe_leaks(.0))]
+    Leaked(Vec<Leak>),
+    /// Other clones of the allocator are alive; nothing was done.
+    #[error("{0} other clones of this allocator are still in use")]
+    InUse(usize),
+    /// The driver refused to take something back; the rest went back.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
+fn describe_leaks(leaks: &[Leak]) -> String {
+    let total: u64 = leaks.iter().map(|leak| leak.bytes).sum();
+    let mut text = format!("{} allocations of {} were never freed", leaks.len(), ByteSize(total));
+    for leak in leaks.iter().take(5) {
+        text.push_str(&format!("; {} at {} on {:?}", ByteSize(leak.bytes), leak.addr, leak.stream));
+    }
+    text
+}
+
+pub(super) fn facts_of(state: BlockState, start: DeviceAddr, bytes: u64, exact: bool) -> AddressFacts {
+    match state {
+        BlockState::Live if !exact => AddressFacts::Inside { start, bytes },
+        BlockState::Pending => AddressFacts::Freed { pending: true },
+        BlockState::Hole => AddressFacts::NeverAllocated,
+        BlockState::Live | BlockState::Free | BlockState::Claimed => AddressFacts::Freed { pending: false },
+    }
+}

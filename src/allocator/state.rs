@@ -1,0 +1,174 @@
+//! What the allocator keeps for each stream: its regions, its pending blocks, its counts.
+
+use crate::heap::{GRANULE, Heap};
+use crate::stream::{Fence, StreamClock, StreamIndex};
+use crate::sync::{Mutex, MutexGuard};
+use crate::units::{DeviceAddr, StreamId};
+use crossbeam::utils::CachePadded;
+use std::collections::HashMap;
+
+/// Blocks below this many bytes live in a region of their own, so that they do not pin the pages of large ones.
+pub const SMALL_BELOW: u64 = 64 << 10;
+
+/// Which of a stream's regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RegionKind {
+    /// Blocks below [`SMALL_BELOW`] bytes.
+    Small,
+    /// All others.
+    Large,
+}
+
+impl RegionKind {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Small, Self::Large];
+
+    /// Where blocks of `size` bytes go.
+    #[inline]
+    pub const fn of(size: u64) -> Self {
+        if size < SMALL_BELOW { Self::Small } else { Self::Large }
+    }
+}
+
+/// A heap over one slot of addresses.
+#[derive(Debug)]
+pub struct Region {
+    /// Which bytes are free.
+    pub heap: Heap,
+    /// Address of its first byte.
+    pub base: DeviceAddr,
+    /// Number of its segment in the mapper.
+    pub segment: usize,
+    /// Bytes of a page.
+    pub page_bytes: u64,
+}
+
+/// A block that was freed while streams other than the heap's own may still use it.
+#[derive(Debug)]
+pub struct Pending {
+    /// Which region.
+    pub kind: RegionKind,
+    /// Where.
+    pub offset: u64,
+    /// It is free once all of these have passed.
+    pub fences: Vec<Fence>,
+}
+
+/// Who uses a live block besides, or instead of, the heap's own stream.
+#[derive(Clone, Debug)]
+pub struct Sharers {
+    /// The stream that it was allocated on.
+    pub home: StreamIndex,
+    /// The streams it was recorded on.
+    pub others: Vec<StreamIndex>,
+}
+
+/// Counts of one stream, under its lock.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    /// Allocations.
+    pub allocs: u64,
+    /// Frees.
+    pub frees: u64,
+    /// Allocations per power of two of the block's size, from one granule up.
+    pub by_size: [u64; SIZE_RANGES],
+}
+
+/// Power-of-two size ranges told apart in the statistics: one granule up to 2^40 bytes and more.
+pub const SIZE_RANGES: usize = 32;
+
+/// The size range that a block of `size` bytes is counted in.
+#[inline]
+pub fn size_range(size: u64) -> usize {
+    ((size / GRANULE).max(1).ilog2() as usize).min(SIZE_RANGES - 1)
+}
+
+/// One stream's state.
+#[derive(Debug)]
+pub struct StreamState {
+    /// The regions, made on first use.
+    pub regions: [Option<Region>; 2],
+    /// The open epoch of the stream, less `epoch_base`.
+    pub epoch: u32,
+    /// What to add to a block's epoch.
+    pub epoch_base: u64,
+    /// Freed in the open epoch at least once.
+    pub dirty: bool,
+    /// Blocks waiting for other streams, oldest first.
+    pub pending: Vec<Pending>,
+    /// Live blocks marked as shared.
+    pub sharers: HashMap<(RegionKind, u64), Sharers>,
+    /// Requested bytes of live blocks in all regions.
+    pub live_bytes: u64,
+    /// Above this many live bytes, the peak over all streams may be exceeded: see [`super::peak`].
+    pub live_limit: u64,
+    /// Counts.
+    pub tally: Tally,
+}
+
+impl StreamState {
+    /// The region, if it was made.
+    #[inline]
+    pub fn region(&mut self, kind: RegionKind) -> Option<&mut Region> {
+        self.regions[kind as usize].as_mut()
+    }
+
+    /// The open epoch.
+    pub fn open_epoch(&self) -> u64 {
+        self.epoch_base + u64::from(self.epoch)
+    }
+
+    /// The regions there are.
+    pub fn regions(&self) -> impl Iterator<Item = (RegionKind, &Region)> {
+        RegionKind::ALL.into_iter().zip(&self.regions).filter_map(|(kind, region)| Some((kind, region.as_ref()?)))
+    }
+}
+
+/// A stream as the allocator knows it.
+#[derive(Debug)]
+pub struct StreamHeap {
+    /// The caller's handle.
+    pub id: StreamId,
+    /// Its number here.
+    pub index: StreamIndex,
+    /// Its epochs.
+    pub clock: Mutex<StreamClock>,
+    state: CachePadded<Mutex<StreamState>>,
+}
+
+impl StreamHeap {
+    /// A stream without regions.
+    pub fn new(id: StreamId, index: StreamIndex) -> Self {
+        Self {
+            id,
+            index,
+            clock: Mutex::new(StreamClock::new(id)),
+            state: CachePadded::new(Mutex::new(StreamState {
+                regions: [None, None],
+                epoch: 1,
+                epoch_base: 0,
+                dirty: false,
+                pending: Vec::new(),
+                sharers: HashMap::new(),
+                live_bytes: 0,
+                live_limit: 0,
+                tally: Tally { allocs: 0, frees: 0, by_size: [0; SIZE_RANGES] },
+            })),
+        }
+    }
+
+    /// Takes the hot path's lock. Never held over a driver call.
+    #[inline]
+    pub fn lock(&self) -> MutexGuard<'_, StreamState> {
+        self.state.lock()
+    }
+}
+
+/// The locks of all streams, in the order of their numbers.
+pub type AllStates<'a> = Vec<MutexGuard<'a, StreamState>>;
+
+/// Sum of the requested live bytes of all streams.
+pub fn live_bytes(states: &AllStates<'_>) -> u64 {
+    states.iter().map(|state| state.live_bytes).sum()
+}

@@ -1,0 +1,267 @@
+//! Free index: the free blocks of a heap by size, answering "best fit, lowest address first" exactly.
+//!
+//! - I1  every entry sits in the bin of its size; a bin is marked in the map exactly when it holds an entry.
+//! - I2  inside a bin, `near` is sorted from largest to smallest, and every entry of `near` is smaller than every entry
+//!   of `far`; `near` is empty only when `far` is.
+//!
+//! Cost: a take or an insert touches one bin; O(1) while the bin holds at most [`NEAR`] entries, O(log n) beyond. The
+//! common case (a block freed and taken again) is a push and a pop at the end of a short vector.
+
+use super::bins::{BINS, BinMap, bin_of};
+use std::collections::BTreeSet;
+
+/// A free block: size first, so that the natural order is best fit, lowest address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FreeBlock {
+    /// Bytes.
+    pub size: u64,
+    /// Offset in the heap.
+    pub offset: u64,
+}
+
+/// Entries of a bin kept in the short sorted vector before the rest goes to a tree.
+const NEAR: usize = 32;
+
+#[derive(Clone, Debug, Default)]
+struct Bin {
+    /// The smallest entries, largest first, so that the smallest is popped from the end.
+    near: Vec<FreeBlock>,
+    /// The others; allocated when first needed.
+    far: Option<Box<BTreeSet<FreeBlock>>>,
+}
+
+impl Bin {
+    fn is_empty(&self) -> bool {
+        self.near.is_empty()
+    }
+
+    #[inline]
+    fn insert(&mut self, block: FreeBlock) {
+        let at = self.near.partition_point(|other| *other > block);
+        if at == 0 && self.far.as_ref().is_some_and(|far| far.first().is_some_and(|first| *first < block)) {
+            self.far.get_or_insert_default().insert(block);
+            return;
+        }
+        self.near.insert(at, block);
+        if self.near.len() > NEAR {
+            let largest = self.near.remove(0);
+            self.far.get_or_insert_default().insert(largest);
+        }
+    }
+
+    /// The smallest entry of at least `size` bytes.
+    #[inline]
+    fn best(&self, size: u64) -> Option<FreeBlock> {
+        let fitting = self.near.partition_point(|other| other.size >= size);
+        if fitting > 0 {
+            return Some(self.near[fitting - 1]);
+        }
+        self.far.as_ref()?.range(FreeBlock { size, offset: 0 }..).next().copied()
+    }
+
+    #[inline]
+    fn remove(&mut self, block: FreeBlock) -> bool {
+        // Most often the block is the smallest, at the end.
+        if self.near.last() == Some(&block) {
+            self.near.pop();
+        } else if let Ok(at) = self.near.binary_search_by(|other| block.cmp(other)) {
+            self.near.remove(at);
+        } else {
+            return self.far.as_mut().is_some_and(|far| far.remove(&block));
+        }
+        if self.near.is_empty() {
+            self.refill();
+        }
+        true
+    }
+
+    #[cold]
+    fn refill_from_far(near: &mut Vec<FreeBlock>, far: &mut BTreeSet<FreeBlock>) {
+        while near.len() < NEAR / 2 {
+            let Some(block) = far.pop_first() else { break };
+            near.push(block);
+        }
+        near.reverse();
+    }
+
+    #[inline]
+    fn refill(&mut self) {
+        if let Some(far) = &mut self.far {
+            Self::refill_from_far(&mut self.near, far);
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = FreeBlock> {
+        self.near.iter().rev().copied().chain(self.far.iter().flat_map(|far| far.iter().copied()))
+    }
+}
+
+/// Free blocks by size and address.
+#[derive(Clone, Debug)]
+pub struct FreeIndex {
+    bins: Box<[Bin]>,
+    map: BinMap,
+    len: usize,
+    bytes: u64,
+}
+
+impl Default for FreeIndex {
+    fn default() -> Self {
+        Self { bins: vec![Bin::default(); BINS].into_boxed_slice(), map: BinMap::default(), len: 0, bytes: 0 }
+    }
+}
+
+impl FreeIndex {
+    /// Number of free blocks.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Sum of the free blocks' bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Adds a block that is not in the index.
+    #[inline]
+    pub fn insert(&mut self, block: FreeBlock) {
+        let bin = bin_of(block.size);
+        self.bins[bin].insert(block);
+        self.map.set(bin);
+        self.len += 1;
+        self.bytes += block.size;
+    }
+
+    /// Removes a block that is in the index.
+    ///
+    /// # Panics
+    /// When it is not: the index and the block table disagree.
+    #[inline]
+    pub fn remove(&mut self, block: FreeBlock) {
+        let bin = bin_of(block.size);
+        assert!(self.bins[bin].remove(block), "free index has no block of {} bytes at {:#x}", block.size, block.offset);
+        if self.bins[bin].is_empty() {
+            self.map.clear(bin);
+        }
+        self.len -= 1;
+        self.bytes -= block.size;
+    }
+
+    /// The smallest block of at least `size` bytes; of several, the lowest. Stays in the index.
+    #[inline]
+    pub fn best_fit(&self, size: u64) -> Option<FreeBlock> {
+        let own = bin_of(size);
+        if self.map.contains(own)
+            && let Some(block) = self.bins[own].best(size)
+        {
+            return Some(block);
+        }
+        let bin = self.map.next_from(own + 1)?;
+        self.bins[bin].best(size)
+    }
+
+    /// The blocks of at least `size` bytes, smallest first.
+    pub fn iter_from(&self, size: u64) -> impl Iterator<Item = FreeBlock> {
+        let mut next = self.map.next_from(bin_of(size));
+        std::iter::from_fn(move || {
+            let bin = next?;
+            next = self.map.next_from(bin + 1);
+            Some(self.bins[bin].iter())
+        })
+        .flatten()
+        .filter(move |block| block.size >= size)
+    }
+
+    /// The largest block.
+    pub fn largest(&self) -> Option<FreeBlock> {
+        self.bins[self.map.last()?].iter().last()
+    }
+
+    /// Bytes of host memory behind the index.
+    pub fn metadata_bytes(&self) -> u64 {
+        let near: usize = self.bins.iter().map(|bin| bin.near.capacity() * size_of::<FreeBlock>()).sum();
+        let far: usize =
+            self.bins.iter().map(|bin| bin.far.as_ref().map_or(0, |far| far.len() * 2 * size_of::<FreeBlock>())).sum();
+        (size_of_val(&*self.bins) + near + far) as u64
+    }
+
+    /// Asserts I1 and I2.
+    ///
+    /// # Panics
+    /// When an invariant does not hold.
+    pub fn check(&self) {
+        let (mut len, mut bytes) = (0, 0);
+        for (number, bin) in self.bins.iter().enumerate() {
+            assert_eq!(self.map.contains(number), !bin.is_empty(), "I1: bin {number} is marked wrongly");
+            let blocks: Vec<_> = bin.iter().collect();
+            assert!(blocks.is_sorted_by(|a, b| a < b), "I2: bin {number} is not in order");
+            assert!(!bin.near.is_empty() || bin.far.as_ref().is_none_or(|far| far.is_empty()), "I2: bin {number}");
+            for block in blocks {
+                assert_eq!(bin_of(block.size), number, "I1: a block of {} bytes in bin {number}", block.size);
+                len += 1;
+                bytes += block.size;
+            }
+        }
+        assert_eq!((len, bytes), (self.len, self.bytes), "free index counts");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::heap::bins::GRANULE;
+    use std::collections::BTreeSet;
+
+    /// A small reproducible generator, for tests only.
+    fn random(state: &mut u64) -> u64 {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        *state >> 33
+    }
+
+    #[test]
+    fn agrees_with_an_ordered_set() {
+        for spread in [1, 7, 100, 5000] {
+            let mut state = spread;
+            let (mut index, mut oracle) = (FreeIndex::default(), BTreeSet::new());
+            for step in 0..6000 {
+                let size = (1 + random(&mut state) % spread) * GRANULE;
+                match random(&mut state) % 5 {
+                    0..=2 => {
+                        let block = FreeBlock { size, offset: step * GRANULE };
+                        index.insert(block);
+                        oracle.insert(block);
+                    }
+                    3 => {
+                        let expected = oracle.range(FreeBlock { size, offset: 0 }..).next().copied();
+                        assert_eq!(index.best_fit(size), expected);
+                        if let Some(block) = expected {
+                            index.remove(block);
+                            oracle.remove(&block);
+                        }
+                    }
+                    _ => {
+                        if let Some(block) = oracle.iter().nth(random(&mut state) as usize % oracle.len().max(1)) {
+                            let block = *block;
+                            index.remove(block);
+                            oracle.remove(&block);
+                        }
+                    }
+                }
+                assert_eq!(index.largest(), oracle.last().copied());
+                if step % 500 == 0 {
+                    index.check();
+                    assert!(index.iter_from(size).eq(oracle.range(FreeBlock { size, offset: 0 }..).copied()));
+                }
+            }
+            index.check();
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "free index has no block")]
+    fn removing_what_is_not_there_panics() {
+        let mut index = FreeIndex::default();
+        index.insert(FreeBlock { size: GRANULE, offset: 0 });
+        index.remove(FreeBlock { size: GRANULE, offset: GRANULE });
+    }
+}

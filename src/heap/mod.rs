@@ -1,0 +1,518 @@
+//! Heap: which bytes of a range of addresses are free. Pure data: no driver, no locks, no unsafe code.
+//!
+//! Blocks tile the range without gaps. A block is a hole (no memory behind it), free, live, pending or claimed
+//! ([`BlockState`]):
+//!
+//! ```text
+//!          set (map)             alloc                 free
+//!   Hole ───────────▶ Free ──────────────▶ Live ──────────────▶ Free
+//!    ▲                 │ ▲                   └─ free, shared ─▶ Pending ─ settle ─▶ Free
+//!    │       set       ▼ │ set (undo)
+//!    └────────────── Claimed     (a driver transaction holds it; nobody else touches it)
+//! ```
+//!
+//! - I1  blocks tile `[0, extent)`; each block's `prev_size` is the size of the block before it.
+//! - I2  no two neighbours are both free or both holes: they are merged.
+//! - I3  the free index holds exactly the free blocks, `holes` exactly the holes.
+//! - I4  `live_bytes + waste == sum of live block sizes`.
+//!
+//! Cost: `alloc` and `free` touch the block, its neighbours and one or two bins. `set` is O(blocks in the range).
+//! Threads: none; the owner locks.
+#![forbid(unsafe_code)]
+
+pub mod bins;
+mod index;
+mod table;
+
+pub use bins::GRANULE;
+pub use index::FreeBlock;
+pub use table::{Block, BlockState};
+
+use index::FreeIndex;
+use std::collections::BTreeMap;
+use table::BlockTable;
+
+/// Best fit over one range of addresses.
+#[derive(Clone, Debug)]
+pub struct Heap {
+    table: BlockTable,
+    free: FreeIndex,
+    holes: BTreeMap<u64, u64>,
+    extent: u64,
+    live_block_bytes: u64,
+    live_bytes: u64,
+    live_count: u64,
+    pending_bytes: u64,
+}
+
+/// What [`Heap::free`] found under an offset that it could not free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotLive {
+    /// No block starts there.
+    NoBlock,
+    /// A block starts there, in this state.
+    State(BlockState),
+    /// A live block starts there that other streams use as well: [`Heap::free_later`] frees it.
+    Shared,
+}
+
+impl Heap {
+    /// A heap of `extent` bytes (a multiple of [`GRANULE`]), all of it one hole.
+    pub fn new(extent: u64) -> Self {
+        assert!(extent > 0 && extent.is_multiple_of(GRANULE), "a heap's extent is whole granules");
+        let mut heap = Self {
+            table: BlockTable::default(),
+            free: FreeIndex::default(),
+            holes: BTreeMap::new(),
+            extent,
+            live_block_bytes: 0,
+            live_bytes: 0,
+            live_count: 0,
+            pending_bytes: 0,
+        };
+        heap.link(Block {
+            offset: 0,
+            size: extent,
+            prev_size: 0,
+            epoch: 0,
+            waste: 0,
+            state: BlockState::Hole,
+            shared: false,
+        });
+        heap
+    }
+
+    /// Takes the smallest free block of at least `size` bytes (a non-zero multiple of [`GRANULE`]), the lowest of
+    /// several, and cuts off what is not needed. `waste` is how much of `size` the caller did not ask for.
+    #[inline]
+    pub fn alloc(&mut self, size: u64, waste: u16) -> Option<u64> {
+        let found = self.free.best_fit(size)?;
+        self.free.remove(found);
+        let block = self.table.get_mut(found.offset).expect("I3: an indexed block is in the table");
+        debug_assert!(block.state == BlockState::Free && block.size == found.size);
+        block.state = BlockState::Live;
+        block.waste = waste;
+        block.shared = false;
+        if found.size > size {
+            block.size = size;
+            let epoch = block.epoch;
+            self.insert_rest(found.offset + size, found.size - size, size, epoch);
+        }
+        self.count_live(size, waste);
+        Some(found.offset)
+    }
+
+    /// As [`alloc`](Self::alloc), at an address that is a multiple of `alignment`, where `base` is the heap's address.
+    pub fn alloc_aligned(&mut self, size: u64, waste: u16, alignment: u64, base: u64) -> Option<u64> {
+        let (found, start) = self.free.iter_from(size).find_map(|block| {
+            let start = crate::units::round_up(base + block.offset, alignment)? - base;
+            (start.checked_add(size)? <= block.offset + block.size).then_some((block, start))
+        })?;
+        self.take_live(found.offset, start, size, waste);
+        Some(start)
+    }
+
+    /// Makes `[start, start + size)`, inside the free block or the claimed block at `offset`, a live block; what is left
+    /// on either side is free.
+    pub fn take_live(&mut self, offset: u64, start: u64, size: u64, waste: u16) {
+        let mut block = self.unlink(offset);
+        assert!(matches!(block.state, BlockState::Free | BlockState::Claimed), "live bytes come from free ones");
+        let end = block.offset + block.size;
+        debug_assert!(start >= block.offset && start + size <= end);
+        let (before, after) = (start - block.offset, end - start - size);
+        if before > 0 {
+            block.prev_size = self.link_merged(Block { size: before, state: BlockState::Free, ..block });
+        }
+        self.link(Block { offset: start, size, state: BlockState::Live, waste, shared: false, ..block });
+        if after > 0 {
+            self.link_merged(Block {
+                offset: start + size,
+                size: after,
+                prev_size: size,
+                state: BlockState::Free,
+                ..block
+            });
+        }
+        self.count_live(size, waste);
+    }
+
+    /// Frees the live, unshared block at `offset` at `epoch` of the heap's stream, and merges it with free neighbours.
+    /// Returns the block as it was.
+    ///
+    /// # Errors
+    /// [`NotLive`] when no live block starts there; nothing has changed.
+    #[inline]
+    pub fn free(&mut self, offset: u64, epoch: u32) -> Result<Block, NotLive> {
+        let block = *self.live_block(offset)?;
+        if block.shared {
+            return Err(NotLive::Shared);
+        }
+        self.uncount_live(&block);
+        self.merge_free(block, epoch);
+        Ok(block)
+    }
+
+    /// Makes the live block at `offset` pending: freed, but not to be handed out until [`settle`](Self::settle).
+    /// Returns the block as it was.
+    ///
+    /// # Errors
+    /// As [`free`](Self::free).
+    pub fn free_later(&mut self, offset: u64) -> Result<Block, NotLive> {
+        let block = *self.live_block(offset)?;
+        self.uncount_live(&block);
+        self.pending_bytes += block.size;
+        let block_mut = self.table.get_mut(offset).expect("just found");
+        block_mut.state = BlockState::Pending;
+        Ok(block)
+    }
+
+    /// Makes the pending block at `offset` free.
+    ///
+    /// # Panics
+    /// When no pending block starts there.
+    pub fn settle(&mut self, offset: u64, epoch: u32) {
+        let block = *self.table.get(offset).expect("a pending block is in the table");
+        assert_eq!(block.state, BlockState::Pending, "only pending blocks settle");
+        self.pending_bytes -= block.size;
+        self.merge_free(block, epoch);
+    }
+
+    /// Marks the live block at `offset` as used by other streams.
+    ///
+    /// # Errors
+    /// As [`free`](Self::free).
+    pub fn share(&mut self, offset: u64) -> Result<(), NotLive> {
+        self.live_block(offset)?;
+        self.table.get_mut(offset).expect("just found").shared = true;
+        Ok(())
+    }
+
+    /// Makes `[start, start + len)` one block in state `to` (hole, free or claimed), whatever holes, free blocks and
+    /// claimed blocks it was made of. `first` is the offset of the block that `start` lies in.
+    ///
+    /// # Panics
+    /// When the range touches a live or pending block.
+    pub fn set(&mut self, first: u64, start: u64, len: u64, to: BlockState, epoch: u32) {
+        debug_assert!(matches!(to, BlockState::Hole | BlockState::Free | BlockState::Claimed));
+        let end = start + len;
+        debug_assert!(end <= self.extent && len > 0);
+        let mut head = self.unlink(first);
+        let mut latest = epoch;
+        if start > head.offset {
+            let front = Block { size: start - head.offset, ..head };
+            self.link(front);
+            head.size -= front.size;
+            head.prev_size = front.size;
+            head.offset = start;
+        }
+        let prev_size = head.prev_size;
+        let mut last = head;
+        loop {
+            assert!(
+                matches!(last.state, BlockState::Hole | BlockState::Free | BlockState::Claimed),
+                "a {:?} block at {:#x} is in the way",
+                last.state,
+                last.offset
+            );
+            latest = latest.max(last.epoch);
+            let block_end = last.offset + last.size;
+            if block_end >= end {
+                break;
+            }
+            last = self.unlink(block_end);
+        }
+        let rest = last.offset + last.size - end;
+        if rest > 0 {
+            self.link(Block { offset: end, size: rest, prev_size: len, ..last });
+        }
+        let block = Block { offset: start, size: len, prev_size, epoch: latest, waste: 0, state: to, shared: false };
+        if to == BlockState::Claimed {
+            self.link(block);
+        } else {
+            self.link_merged(block);
+        }
+    }
+
+    /// The block that starts at `offset`.
+    pub fn block(&self, offset: u64) -> Option<&Block> {
+        self.table.get(offset)
+    }
+
+    /// The block before `block`, unless it is the first.
+    pub fn before(&self, block: &Block) -> Option<&Block> {
+        if block.offset == 0 {
+            return None;
+        }
+        Some(self.table.get(block.offset - block.prev_size).expect("I1: blocks tile the heap"))
+    }
+
+    /// The block after `block`, unless it is the last.
+    pub fn after(&self, block: &Block) -> Option<&Block> {
+        let next = block.offset + block.size;
+        if next == self.extent {
+            return None;
+        }
+        Some(self.table.get(next).expect("I1: blocks tile the heap"))
+    }
+
+    /// The block that `offset` lies in. O(blocks): for error messages.
+    pub fn block_around(&self, offset: u64) -> Option<Block> {
+        self.blocks().find(|block| (block.offset..block.offset + block.size).contains(&offset))
+    }
+
+    /// All blocks in address order. O(blocks).
+    pub fn blocks(&self) -> impl Iterator<Item = Block> {
+        let mut next = self.table.get(0).copied();
+        std::iter::from_fn(move || {
+            let block = next?;
+            next = self.after(&block).copied();
+            Some(block)
+        })
+    }
+
+    /// All blocks, in no order.
+    pub fn blocks_unordered(&self) -> impl Iterator<Item = &Block> {
+        self.table.iter()
+    }
+
+    /// The holes in address order: offset and bytes.
+    pub fn holes(&self) -> impl DoubleEndedIterator<Item = (u64, u64)> {
+        self.holes.iter().map(|(offset, size)| (*offset, *size))
+    }
+
+    /// Free blocks of at least `size` bytes, smallest first.
+    pub fn free_blocks_from(&self, size: u64) -> impl Iterator<Item = FreeBlock> {
+        self.free.iter_from(size)
+    }
+
+    /// The smallest free block of at least `size` bytes.
+    pub fn best_fit(&self, size: u64) -> Option<FreeBlock> {
+        self.free.best_fit(size)
+    }
+
+    /// The largest free block.
+    pub fn largest_free(&self) -> Option<FreeBlock> {
+        self.free.largest()
+    }
+
+    /// Bytes of free blocks.
+    pub fn free_bytes(&self) -> u64 {
+        self.free.bytes()
+    }
+
+    /// Bytes of pending blocks.
+    pub fn pending_bytes(&self) -> u64 {
+        self.pending_bytes
+    }
+
+    /// Bytes that callers asked for in live blocks.
+    pub fn live_bytes(&self) -> u64 {
+        self.live_bytes
+    }
+
+    /// Bytes of live blocks, rounding included.
+    pub fn live_block_bytes(&self) -> u64 {
+        self.live_block_bytes
+    }
+
+    /// Number of live blocks.
+    pub fn live_count(&self) -> u64 {
+        self.live_count
+    }
+
+    /// Bytes of addresses.
+    pub fn extent(&self) -> u64 {
+        self.extent
+    }
+
+    /// Bytes of host memory behind the heap.
+    pub fn metadata_bytes(&self) -> u64 {
+        self.table.metadata_bytes() + self.free.metadata_bytes() + (self.holes.len() * 32) as u64
+    }
+
+    /// Lowers every epoch by `by` (at least 0): the owner renumbers before its epochs overflow.
+    pub fn renumber(&mut self, by: u32) {
+        let offsets: Vec<u64> = self.table.iter().map(|block| block.offset).collect();
+        for offset in offsets {
+            let block = self.table.get_mut(offset).expect("just listed");
+            block.epoch = block.epoch.saturating_sub(by);
+        }
+    }
+
+    #[inline]
+    fn live_block(&self, offset: u64) -> Result<&Block, NotLive> {
+        match self.table.get(offset) {
+            None => Err(NotLive::NoBlock),
+            Some(block) if block.state != BlockState::Live => Err(NotLive::State(block.state)),
+            Some(block) => Ok(block),
+        }
+    }
+
+    #[inline]
+    fn count_live(&mut self, size: u64, waste: u16) {
+        self.live_block_bytes += size;
+        self.live_bytes += size - u64::from(waste);
+        self.live_count += 1;
+    }
+
+    #[inline]
+    fn uncount_live(&mut self, block: &Block) {
+        self.live_block_bytes -= block.size;
+        self.live_bytes -= block.size - u64::from(block.waste);
+        self.live_count -= 1;
+    }
+
+    /// Inserts the free rest of a block that was cut; its successor is no free block (I2), so nothing merges.
+    #[inline]
+    fn insert_rest(&mut self, offset: u64, size: u64, prev_size: u64, epoch: u32) {
+        self.table.insert(Block { offset, size, prev_size, epoch, waste: 0, state: BlockState::Free, shared: false });
+        self.free.insert(FreeBlock { size, offset });
+        self.set_prev_size(offset + size, size);
+    }
+
+    #[inline]
+    fn set_prev_size(&mut self, offset: u64, prev_size: u64) {
+        if offset != self.extent {
+            self.table.get_mut(offset).expect("I1: blocks tile the heap").prev_size = prev_size;
+        }
+    }
+
+    /// Turns `block`, which is in the table but in no index, into a free block merged with its free neighbours.
+    #[inline]
+    fn merge_free(&mut self, block: Block, epoch: u32) {
+        let (mut offset, mut size, mut prev_size, mut epoch) = (block.offset, block.size, block.prev_size, epoch);
+        let next = block.offset + block.size;
+        let mut after = next;
+        if next != self.extent {
+            let following = *self.table.get(next).expect("I1: blocks tile the heap");
+            if following.state == BlockState::Free {
+                self.free.remove(FreeBlock { size: following.size, offset: next });
+                self.table.remove(next);
+                size += following.size;
+                after = next + following.size;
+                epoch = epoch.max(following.epoch);
+            }
+        }
+        if offset != 0 {
+            let before = offset - prev_size;
+            let preceding = *self.table.get(before).expect("I1: blocks tile the heap");
+            if preceding.state == BlockState::Free {
+                self.free.remove(FreeBlock { size: preceding.size, offset: before });
+                self.table.remove(offset);
+                size += preceding.size;
+                prev_size = preceding.prev_size;
+                offset = before;
+                epoch = epoch.max(preceding.epoch);
+            }
+        }
+        let merged = self.table.get_mut(offset).expect("the block or the one before it");
+        *merged = Block { offset, size, prev_size, epoch, waste: 0, state: BlockState::Free, shared: false };
+        self.free.insert(FreeBlock { size, offset });
+        if size != block.size {
+            self.set_prev_size(after, size);
+        }
+    }
+
+    /// Adds a block where there is none, without merging.
+    fn link(&mut self, block: Block) {
+        self.table.insert(block);
+        match block.state {
+            BlockState::Free => self.free.insert(FreeBlock { size: block.size, offset: block.offset }),
+            BlockState::Hole => {
+                self.holes.insert(block.offset, block.size);
+            }
+            BlockState::Live | BlockState::Pending | BlockState::Claimed => {}
+        }
+        let next = block.offset + block.size;
+        // While a range is being rebuilt its end may be missing for a moment.
+        if next != self.extent
+            && let Some(following) = self.table.get_mut(next)
+        {
+            following.prev_size = block.size;
+        }
+    }
+
+    /// Adds a free block or a hole, merged with neighbours of the same state. Returns the size of what came of it.
+    fn link_merged(&mut self, mut block: Block) -> u64 {
+        let next = block.offset + block.size;
+        if next != self.extent && self.table.get(next).is_some_and(|following| following.state == block.state) {
+            let following = self.unlink(next);
+            block.size += following.size;
+            block.epoch = block.epoch.max(following.epoch);
+        }
+        if block.offset != 0
+            && self.table.get(block.offset - block.prev_size).is_some_and(|before| before.state == block.state)
+        {
+            let before = self.unlink(block.offset - block.prev_size);
+            block.offset = before.offset;
+            block.size += before.size;
+            block.prev_size = before.prev_size;
+            block.epoch = block.epoch.max(before.epoch);
+        }
+        self.link(block);
+        block.size
+    }
+
+    /// Takes the block at `offset` out of everything; its neighbours stay as they are.
+    fn unlink(&mut self, offset: u64) -> Block {
+        let block = self.table.remove(offset);
+        match block.state {
+            BlockState::Free => self.free.remove(FreeBlock { size: block.size, offset }),
+            BlockState::Hole => {
+                self.holes.remove(&offset);
+            }
+            BlockState::Live | BlockState::Pending | BlockState::Claimed => {}
+        }
+        block
+    }
+
+    /// Asserts I1 to I4.
+    ///
+    /// # Panics
+    /// When an invariant does not hold.
+    pub fn check(&self) {
+        self.table.check();
+        self.free.check();
+        let (mut at, mut prev_size, mut count) = (0, 0, 0);
+        let (mut free, mut free_bytes, mut holes, mut live) = (0, 0, 0, (0, 0, 0));
+        let mut pending = 0;
+        let mut previous = None;
+        for block in self.blocks() {
+            assert_eq!(block.offset, at, "I1: a gap before {at:#x}");
+            assert_eq!(block.prev_size, prev_size, "I1: the way back from {at:#x}");
+            assert!(block.size > 0 && block.size.is_multiple_of(GRANULE), "I1: {} bytes at {at:#x}", block.size);
+            let mergeable = matches!(block.state, BlockState::Free | BlockState::Hole);
+            assert!(!mergeable || previous != Some(block.state), "I2: two {:?} neighbours at {at:#x}", block.state);
+            match block.state {
+                BlockState::Free => {
+                    free += 1;
+                    free_bytes += block.size;
+                }
+                BlockState::Hole => {
+                    holes += 1;
+                    assert_eq!(self.holes.get(&at), Some(&block.size), "I3: the hole at {at:#x}");
+                }
+                BlockState::Live => {
+                    live.0 += 1;
+                    live.1 += block.size;
+                    live.2 += block.size - u64::from(block.waste);
+                }
+                BlockState::Pending => pending += block.size,
+                BlockState::Claimed => {}
+            }
+            previous = Some(block.state);
+            prev_size = block.size;
+            at += block.size;
+            count += 1;
+        }
+        assert_eq!(at, self.extent, "I1: the blocks end early");
+        assert_eq!(count, self.table.len(), "I1: blocks outside the tiling");
+        assert_eq!((free, free_bytes), (self.free.len(), self.free.bytes()), "I3: free blocks");
+        assert_eq!(holes, self.holes.len(), "I3: holes");
+        assert_eq!(live, (self.live_count, self.live_block_bytes, self.live_bytes), "I4: live bytes");
+        assert_eq!(pending, self.pending_bytes, "I4: pending bytes");
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,235 @@
+//! Block table: every block of a heap, found by its offset in one probe.
+//!
+//! Open addressing with linear probing; the record is the entry, so that a lookup touches one cache line most of the
+//! time. Records are found by offset only and may move; nothing holds a reference or an index into the table.
+//!
+//! - I1  a record is reachable from its home slot without crossing an empty slot.
+//! - I2  at most [`MAX_LOAD`] of the slots are taken.
+
+use super::bins::GRANULE;
+
+/// What a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(u8)]
+pub enum BlockState {
+    /// No memory is behind it, as far as this heap is concerned.
+    Hole,
+    /// Mapped and free: cached.
+    Free,
+    /// Handed out.
+    Live,
+    /// Freed, but a stream other than the heap's own may still use it.
+    Pending,
+    /// Taken out by a driver transaction in progress.
+    Claimed,
+}
+
+/// One block. Blocks tile a heap without gaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Start, in bytes from the heap's start.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of the block before this one, 0 for the first: the way back.
+    pub prev_size: u64,
+    /// The epoch of the heap's stream at the last free of any byte in it (free blocks).
+    pub epoch: u32,
+    /// Live: `size` less the bytes asked for.
+    pub waste: u16,
+    /// What it is.
+    pub state: BlockState,
+    /// Live: other streams use it too; who, is known to the heap's owner.
+    pub shared: bool,
+}
+
+/// Offset of an empty slot.
+const EMPTY: u64 = u64::MAX;
+/// Most of the slots that may be taken, in sixteenths.
+const MAX_LOAD: usize = 11;
+
+const VACANT: Block =
+    Block { offset: EMPTY, size: 0, prev_size: 0, epoch: 0, waste: 0, state: BlockState::Hole, shared: false };
+
+/// Blocks by offset.
+#[derive(Clone, Debug)]
+pub struct BlockTable {
+    slots: Box<[Block]>,
+    len: usize,
+    shift: u32,
+}
+
+impl Default for BlockTable {
+    fn default() -> Self {
+        Self::with_slots(64)
+    }
+}
+
+impl BlockTable {
+    fn with_slots(slots: usize) -> Self {
+        debug_assert!(slots.is_power_of_two());
+        Self { slots: vec![VACANT; slots].into_boxed_slice(), len: 0, shift: 64 - slots.trailing_zeros() }
+    }
+
+    /// Number of blocks.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Bytes of host memory behind the table.
+    pub fn metadata_bytes(&self) -> u64 {
+        size_of_val(&*self.slots) as u64
+    }
+
+    #[inline]
+    fn home(&self, offset: u64) -> usize {
+        // Fibonacci hashing: the high bits of the product are well mixed, whatever the stride of the offsets.
+        ((offset / GRANULE).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
+    }
+
+    #[inline]
+    fn find(&self, offset: u64) -> Option<usize> {
+        let mask = self.slots.len() - 1;
+        let mut slot = self.home(offset);
+        loop {
+            let found = self.slots[slot & mask].offset;
+            if found == offset {
+                return Some(slot & mask);
+            }
+            if found == EMPTY {
+                return None;
+            }
+            slot += 1;
+        }
+    }
+
+    /// The block that starts at `offset`.
+    #[inline]
+    pub fn get(&self, offset: u64) -> Option<&Block> {
+        self.find(offset).map(|slot| &self.slots[slot])
+    }
+
+    /// The block that starts at `offset`, to change anything but its offset.
+    #[inline]
+    pub fn get_mut(&mut self, offset: u64) -> Option<&mut Block> {
+        self.find(offset).map(|slot| &mut self.slots[slot])
+    }
+
+    /// Adds a block whose offset is not in the table.
+    #[inline]
+    pub fn insert(&mut self, block: Block) {
+        debug_assert!(block.offset != EMPTY && self.find(block.offset).is_none(), "offset {:#x} twice", block.offset);
+        if (self.len + 1) * 16 > self.slots.len() * MAX_LOAD {
+            self.grow();
+        }
+        self.place(block);
+        self.len += 1;
+    }
+
+    #[inline]
+    fn place(&mut self, block: Block) {
+        let mask = self.slots.len() - 1;
+        let mut slot = self.home(block.offset);
+        while self.slots[slot & mask].offset != EMPTY {
+            slot += 1;
+        }
+        self.slots[slot & mask] = block;
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        let mut larger = Self::with_slots(self.slots.len() * 2);
+        for block in self.slots.iter().filter(|block| block.offset != EMPTY) {
+            larger.place(*block);
+        }
+        larger.len = self.len;
+        *self = larger;
+    }
+
+    /// Removes and returns the block that starts at `offset`.
+    ///
+    /// # Panics
+    /// When there is none: the caller's picture of the heap is wrong.
+    #[inline]
+    pub fn remove(&mut self, offset: u64) -> Block {
+        let Some(mut gap) = self.find(offset) else { panic!("no block at offset {offset:#x}") };
+        let removed = self.slots[gap];
+        // Close the gap: move up every later record of the cluster whose home is not between the gap and itself.
+        let mask = self.slots.len() - 1;
+        let mut slot = gap;
+        loop {
+            slot = (slot + 1) & mask;
+            let block = self.slots[slot];
+            if block.offset == EMPTY {
+                break;
+            }
+            let from_home = slot.wrapping_sub(self.home(block.offset)) & mask;
+            if from_home >= (slot.wrapping_sub(gap) & mask) {
+                self.slots[gap] = block;
+                gap = slot;
+            }
+        }
+        self.slots[gap] = VACANT;
+        self.len -= 1;
+        removed
+    }
+
+    /// All blocks, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &Block> {
+        self.slots.iter().filter(|block| block.offset != EMPTY)
+    }
+
+    /// Asserts I1 and I2.
+    ///
+    /// # Panics
+    /// When an invariant does not hold.
+    pub fn check(&self) {
+        assert!(self.len * 16 <= self.slots.len() * MAX_LOAD, "I2: {} of {} slots taken", self.len, self.slots.len());
+        let mut count = 0;
+        for block in self.iter() {
+            assert!(self.get(block.offset) == Some(block), "I1: the block at {:#x} cannot be found", block.offset);
+            count += 1;
+        }
+        assert_eq!(count, self.len, "block table count");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn agrees_with_an_ordered_map() {
+        let (mut table, mut oracle) = (BlockTable::default(), BTreeMap::new());
+        let mut state = 7u64;
+        for step in 0..20_000u64 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let offset = ((state >> 40) % 3000) * GRANULE;
+            let block = Block { offset, size: step, ..VACANT };
+            if let std::collections::btree_map::Entry::Vacant(entry) = oracle.entry(offset) {
+                entry.insert(block);
+                table.insert(block);
+            } else if state.is_multiple_of(3) {
+                table.get_mut(offset).unwrap().size = step;
+                oracle.get_mut(&offset).unwrap().size = step;
+            } else {
+                assert_eq!(Some(table.remove(offset)), oracle.remove(&offset));
+            }
+            if step % 1000 == 0 {
+                table.check();
+            }
+        }
+        table.check();
+        assert_eq!(table.len(), oracle.len());
+        for (offset, block) in &oracle {
+            assert_eq!(table.get(*offset), Some(block));
+        }
+    }
+
+    #[test]
+    fn a_record_is_half_a_cache_line() {
+        assert_eq!(size_of::<Block>(), 32);
+    }
+}

@@ -1,0 +1,213 @@
+//! Page table of one segment: which view each page belongs to.
+//!
+//! - I1  every page of a view points at it, and no page points at a view that is not there.
+//! - I2  a page is marked as mapped exactly when a view covers it, and as active when that view is active.
+//!
+//! Memory: 4 bytes and 2 bits per page below the highest page ever mapped, and a record per view.
+
+use crate::physical::ChunkId;
+use crate::stream::Fence;
+use bitvec::vec::BitVec;
+
+/// Whether a chunk's bytes are handed out through a view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ViewState {
+    /// Yes.
+    Active,
+    /// No longer; the last use through it was before this fence.
+    Stale(Fence),
+}
+
+/// One mapping of one chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct View {
+    /// What is mapped.
+    pub chunk: ChunkId,
+    /// First page.
+    pub page: u64,
+    /// Pages.
+    pub pages: u32,
+    /// Active or stale.
+    pub state: ViewState,
+}
+
+impl View {
+    /// The page after the last.
+    pub fn end(&self) -> u64 {
+        self.page + u64::from(self.pages)
+    }
+}
+
+/// "No view" in the page array.
+const NONE: u32 = u32::MAX;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct PageTable {
+    view_of: Vec<u32>,
+    mapped: BitVec,
+    active: BitVec,
+    views: Vec<Option<View>>,
+    vacant: Vec<u32>,
+}
+
+impl PageTable {
+    /// Number of views.
+    pub fn len(&self) -> usize {
+        self.views.len() - self.vacant.len()
+    }
+
+    /// Pages that are mapped.
+    pub fn mapped_pages(&self) -> u64 {
+        self.mapped.count_ones() as u64
+    }
+
+    /// One past the highest page that was ever mapped.
+    pub fn top(&self) -> u64 {
+        self.view_of.len() as u64
+    }
+
+    /// Adds a view over unmapped pages.
+    pub fn add(&mut self, view: View) {
+        let (start, end) = (index(view.page), index(view.end()));
+        if self.view_of.len() < end {
+            self.view_of.resize(end, NONE);
+            self.mapped.resize(end, false);
+            self.active.resize(end, false);
+        }
+        debug_assert!(self.mapped[start..end].not_any(), "pages {start}..{end} are mapped already");
+        let id = match self.vacant.pop() {
+            Some(id) => {
+                self.views[id as usize] = Some(view);
+                id
+            }
+            None => {
+                self.views.push(Some(view));
+                u32::try_from(self.views.len() - 1).expect("fewer than 2^32 views")
+            }
+        };
+        self.view_of[start..end].fill(id);
+        self.mapped[start..end].fill(true);
+        self.active[start..end].fill(view.state == ViewState::Active);
+    }
+
+    /// Removes the view that starts at `page`.
+    ///
+    /// # Panics
+    /// When none starts there.
+    pub fn remove(&mut self, page: u64) -> View {
+        let id = self.view_of[index(page)];
+        let view = self.views[id as usize].take().expect("I1: a page points at a view that is there");
+        assert_eq!(view.page, page, "a view is removed whole");
+        self.vacant.push(id);
+        let (start, end) = (index(view.page), index(view.end()));
+        self.view_of[start..end].fill(NONE);
+        self.mapped[start..end].fill(false);
+        self.active[start..end].fill(false);
+        view
+    }
+
+    /// Changes the state of the view that starts at `page`.
+    pub fn set_state(&mut self, page: u64, state: ViewState) {
+        let id = self.view_of[index(page)];
+        let view = self.views[id as usize].as_mut().expect("I1: a page points at a view that is there");
+        debug_assert_eq!(view.page, page, "a view changes whole");
+        view.state = state;
+        let (start, end) = (index(view.page), index(view.end()));
+        self.active[start..end].fill(state == ViewState::Active);
+    }
+
+    /// The view that covers `page`.
+    pub fn view(&self, page: u64) -> Option<&View> {
+        let id = *self.view_of.get(index(page))?;
+        if id == NONE { None } else { self.views[id as usize].as_ref() }
+    }
+
+    /// The views that touch `[start, end)`, in address order.
+    pub fn views_in(&self, start: u64, end: u64) -> impl Iterator<Item = &View> {
+        let mut at = start;
+        let end = end.min(self.top());
+        std::iter::from_fn(move || {
+            while at < end {
+                if let Some(view) = self.view(at) {
+                    at = view.end();
+                    return Some(view);
+                }
+                let skip = self.mapped[index(at)..index(end)].first_one()?;
+                at += skip as u64;
+            }
+            None
+        })
+    }
+
+    /// All views, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &View> {
+        self.views.iter().flatten()
+    }
+
+    /// True when all pages of `[start, end)` are in active views.
+    pub fn all_active(&self, start: u64, end: u64) -> bool {
+        end <= self.top() && self.active[index(start)..index(end)].all()
+    }
+
+    /// True when no page of `[start, end)` is in an active view.
+    pub fn none_active(&self, start: u64, end: u64) -> bool {
+        let end = end.min(self.top());
+        start >= end || self.active[index(start)..index(end)].not_any()
+    }
+
+    /// Bytes of host memory behind the table.
+    pub fn metadata_bytes(&self) -> u64 {
+        (self.view_of.capacity() * 4
+            + (self.mapped.capacity() + self.active.capacity()) / 8
+            + self.views.capacity() * size_of::<Option<View>>()) as u64
+    }
+
+    /// Asserts I1 and I2.
+    ///
+    /// # Panics
+    /// When an invariant does not hold.
+    pub fn check(&self) {
+        let mut covered = 0;
+        for (id, view) in self.views.iter().enumerate().filter_map(|(id, view)| view.map(|view| (id, view))) {
+            for page in view.page..view.end() {
+                assert_eq!(self.view_of[index(page)] as usize, id, "I1: page {page}");
+                assert_eq!(self.active[index(page)], view.state == ViewState::Active, "I2: page {page}");
+            }
+            covered += u64::from(view.pages);
+        }
+        assert_eq!(covered, self.mapped_pages(), "I2: pages mapped without a view");
+        assert_eq!(self.view_of.iter().filter(|id| **id != NONE).count() as u64, covered, "I1: pages without a view");
+    }
+}
+
+fn index(page: u64) -> usize {
+    usize::try_from(page).expect("page numbers fit a 64-bit machine's usize")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::StreamIndex;
+
+    #[test]
+    fn views_come_and_go_whole() {
+        let mut table = PageTable::default();
+        let view = |chunk, page, pages| View { chunk: ChunkId(chunk), page, pages, state: ViewState::Active };
+        table.add(view(0, 4, 2));
+        table.add(view(1, 6, 1));
+        table.add(view(2, 20, 8));
+        table.check();
+        assert_eq!(table.views_in(0, 100).map(|view| view.page).collect::<Vec<_>>(), [4, 6, 20]);
+        assert_eq!(table.views_in(5, 6).map(|view| view.page).collect::<Vec<_>>(), [4]);
+        assert_eq!(table.views_in(7, 20).count(), 0);
+        assert!(table.all_active(4, 7) && !table.all_active(4, 8) && table.none_active(7, 20));
+        table.set_state(4, ViewState::Stale(Fence { stream: StreamIndex(0), epoch: 1 }));
+        assert!(table.none_active(4, 6) && table.view(5).is_some());
+        table.check();
+        assert_eq!(table.remove(4).pages, 2);
+        table.check();
+        assert!(table.view(5).is_none() && table.view(1000).is_none());
+        assert_eq!((table.len(), table.mapped_pages(), table.top()), (2, 9, 28));
+    }
+}
