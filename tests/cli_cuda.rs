@@ -148,3 +148,35 @@ fn probe_knows_its_questions() {
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("unmap_two"));
 }
+
+#[test]
+fn replay_runs_on_the_device_and_checks_bytes() {
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/traces/oom/oom_04.trace.gz");
+    let arguments = ["replay", "--driver", "cuda", "--verify", "--json", trace];
+    // Every byte of every block goes through the simulated device: a small trace.
+    let output = gapless(&arguments, &library(), &[("GAPLESS_SIM_CAPACITY", "2GiB")]);
+    let lines: Vec<Value> = text(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 2, "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(lines.iter().all(|line| line["driver"] == "cuda"));
+    let model = Command::new(env!("CARGO_BIN_EXE_gapless")).args(["replay", "--json", trace]).output().unwrap();
+    for (line, model) in lines.iter().zip(text(&model).lines()) {
+        let model: Value = serde_json::from_str(model).unwrap();
+        for field in ["policy", "peak_reserved_bytes", "driver_calls"] {
+            assert_eq!(line[field], model[field], "{field}");
+        }
+        assert_eq!(line["oom"]["op_index"], model["oom"]["op_index"]);
+    }
+    assert_eq!(output.status.code(), Some(3));
+}
+
+#[test]
+fn replay_on_the_device_says_when_there_is_none_or_it_is_too_small() {
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/traces/oom/oom_04.trace.gz");
+    let arguments = ["replay", "--driver", "cuda", "--json", trace];
+    let output = gapless(&arguments, &library(), &[("GAPLESS_SIM_DEVICES", "0")]);
+    assert_eq!(output.status.code(), Some(4));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("gapless doctor"));
+    let output = gapless(&arguments, &library(), &[("GAPLESS_SIM_CAPACITY", "64MiB")]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--capacity"));
+}
