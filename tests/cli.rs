@@ -192,3 +192,43 @@ fn a_closed_pipe_is_success() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(output.stderr.is_empty(), "{}", stderr(&output));
 }
+
+#[test]
+fn both_policies_are_compared_on_the_default_device() {
+    let output = gapless(&["replay", "--json", "traces/llama7b_lora_ckpt.trace.gz", VIT]);
+    let results = results(&output);
+    let names: Vec<_> = results.iter().map(|result| (result["trace"].as_str(), result["policy"].as_str())).collect();
+    let expected: Vec<_> = ["llama7b_lora_ckpt", "vit_l_multiscale"]
+        .iter()
+        .flat_map(|&trace| [(Some(trace), Some("gapless")), (Some(trace), Some("caching"))])
+        .collect();
+    assert_eq!(names, expected);
+    for result in &results {
+        let survives = result["policy"] == "gapless";
+        assert_eq!(result["oom"].is_null(), survives, "{result}");
+        let (peak, capacity) =
+            (result["peak_live_bytes"].as_u64().unwrap(), result["capacity_bytes"].as_u64().unwrap());
+        assert!(capacity >= peak * 105 / 100 && capacity <= peak * 105 / 100 + (2 << 20), "{result}");
+    }
+    assert_eq!(output.status.code(), Some(3));
+}
+
+#[test]
+fn settings_reach_the_allocator() {
+    let calls = |arguments: &[&str]| {
+        let always = ["replay", "--policy", "gapless", "--json", "--capacity", "60GiB", VIT];
+        let output = gapless(&[&always[..], arguments].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        results(&output)[0]["driver_calls"]["create"].as_u64().unwrap()
+    };
+    assert!(calls(&["--chunk", "32MiB"]) < calls(&["--chunk", "2MiB"]) / 4);
+}
+
+#[test]
+fn devices_below_a_page_and_above_any_address_space_are_no_crash() {
+    let output = gapless(&["replay", "--json", "--capacity", "1", VIT]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("less than one page"), "{}", stderr(&output));
+    let output = gapless(&["replay", "--json", "--capacity", "8000000TiB", VIT]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+}

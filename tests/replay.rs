@@ -82,21 +82,27 @@ fn absurd_requests_end_in_a_report() {
 #[test]
 fn a_premature_unmap_would_be_seen() {
     // Every block is in use until 200 ops after its free: the model panics if its memory goes before that.
-    for name in ["vit_l_multiscale.trace.gz", "llama7b_zero3.trace.gz"] {
-        let trace = recorded(name);
-        let device = Device { lag_ops: 200, ..Device::of(trace.peak_live_bytes() / 2 * 3) };
-        assert_eq!(on_model(&trace, PolicyKind::Caching, device).oom, None, "{name}");
-    }
+    let trace = recorded("llama7b_zero3.trace.gz");
+    let device = Device { lag_ops: 200, ..Device::of(trace.peak_live_bytes() / 20 * 23) };
+    let result = on_model(&trace, PolicyKind::Caching, device);
+    assert_eq!(result.oom, None);
+    assert!(result.host_waits > 0 && result.driver_calls.unmap > 0, "memory went back while work was in flight");
+    let device = Device { lag_ops: 200, ..Device::of(trace.peak_live_bytes() / 100 * 103) };
+    let result = on_model(&trace, PolicyKind::Gapless, device);
+    assert_eq!(result.oom, None);
+    assert!(result.driver_calls.unmap > 0, "mappings went while work was in flight elsewhere");
 }
 
 #[test]
 fn real_memory_keeps_its_bytes() {
     let trace = recorded("vit_l_multiscale.trace.gz");
-    let device = Device::of(trace.peak_live_bytes() / 20 * 22);
-    let driver = Arc::new(device.host().unwrap());
-    let result = replay(&trace, Arc::clone(&driver), &options(PolicyKind::Caching, &device, Touch::Edges)).unwrap();
-    assert_eq!((result.oom, result.driver, result.modelled_driver_seconds), (None, "host", None));
-    assert_eq!(driver.violations(), [""; 0]);
+    for (policy, percent) in [(PolicyKind::Caching, 110), (PolicyKind::Gapless, 102)] {
+        let device = Device::of(trace.peak_live_bytes() / 100 * percent);
+        let driver = Arc::new(device.host().unwrap());
+        let result = replay(&trace, Arc::clone(&driver), &options(policy, &device, Touch::Edges)).unwrap();
+        assert_eq!((result.oom, result.driver, result.modelled_driver_seconds), (None, "host", None), "{policy}");
+        assert_eq!(driver.violations(), [""; 0], "{policy}");
+    }
 }
 
 #[test]
@@ -124,5 +130,32 @@ fn out_of_memory_scenarios_fail_in_the_baseline_as_reported() {
         let header = |key| trace.header().value(key).unwrap().parse::<u64>().unwrap();
         assert_eq!(result.peak_reserved_bytes, header("reserved_bytes"), "{}", trace.name());
         assert_eq!(Some(oom.satisfiable), trace.header().satisfiable, "{}", trace.name());
+    }
+}
+
+#[test]
+fn out_of_memory_scenarios_end_in_gapless_as_their_headers_say() {
+    for number in 1..=10 {
+        let trace = recorded(&format!("oom/oom_{number:02}.trace.gz"));
+        let result = on_model(&trace, PolicyKind::Gapless, Device::for_trace(&trace).unwrap());
+        if trace.header().satisfiable_by_whole_2mib_chunks == Some(true) {
+            assert_eq!(result.oom, None, "{}", trace.name());
+            continue;
+        }
+        let oom = result.oom.expect("not to be had in whole pages");
+        assert_eq!(oom.op_index + 1, result.ops, "{}: at its last op", trace.name());
+        assert_eq!(Some(oom.satisfiable), trace.header().satisfiable, "{}: {}", trace.name(), oom.report);
+    }
+}
+
+#[test]
+fn gapless_never_reserves_more_than_it_may() {
+    for name in ["vit_l_multiscale.trace.gz", "llama7b_zero3.trace.gz", "llama7b_lora_ckpt.trace.gz"] {
+        let trace = recorded(name);
+        let device = Device::of(trace.peak_live_bytes() / 1000 * 1005);
+        let result = on_model(&trace, PolicyKind::Gapless, device);
+        assert_eq!((result.oom, result.host_waits), (None, 0), "{name}");
+        assert!(result.peak_reserved_bytes >= result.peak_live_bytes, "{name}");
+        assert!(result.peak_reserved_bytes <= result.capacity_bytes, "{name}");
     }
 }

@@ -51,6 +51,9 @@ enum Failure {
     BadArguments(String),
     #[error("cannot write the result: {0}")]
     Output(#[from] io::Error),
+    /// The driver, or the machine, could not do it.
+    #[error("{0}")]
+    Driver(String),
     /// A mistake in this program.
     #[error("{0}\nThis is a bug in gapless, not in the trace: please report it with the trace.")]
     Internal(String),
@@ -74,7 +77,7 @@ pub fn main() -> ExitCode {
             eprintln!("error: {failure}");
             match failure {
                 Failure::BadArguments(_) => ExitCode::from(BAD_INPUT),
-                Failure::Output(_) | Failure::Internal(_) => ExitCode::FAILURE,
+                Failure::Output(_) | Failure::Driver(_) | Failure::Internal(_) => ExitCode::FAILURE,
             }
         }
     }

@@ -6,8 +6,8 @@ use clap::{Args, ValueEnum};
 use gapless::driver::cuda::{CudaDriver, OpenError};
 use gapless::driver::{DriverError, WorkDriver};
 use gapless::trace::{
-    Ballast, BallastError, Device, GaplessSettings, PolicyKind, ReplayError, ReplayOptions, ReplayResult, Search,
-    Touch, Trace, replay,
+    Ballast, BallastError, Device, GaplessSettings, PolicyError, PolicyKind, ReplayError, ReplayOptions, ReplayResult,
+    Search, Touch, Trace, replay,
 };
 use gapless::{ByteSize, ChunkPolicy, StreamId};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -111,8 +111,12 @@ fn slack(text: &str) -> Result<f64, String> {
 
 /// Replays every trace; a bad file is told and does not keep the others from being replayed.
 pub(super) fn run(arguments: &ReplayArguments) -> Result<Outcome, Failure> {
-    let mut policies = arguments.policy.clone();
-    policies.dedup();
+    let mut policies = Vec::new();
+    for &policy in &arguments.policy {
+        if !policies.contains(&policy) {
+            policies.push(policy);
+        }
+    }
     if arguments.capacity == Some(ByteSize(0)) {
         return Err(Failure::BadArguments("--capacity 0 leaves no memory: give a size such as 24GiB".into()));
     }
@@ -225,10 +229,10 @@ impl Job<'_> {
         let mut results = Vec::new();
         for &policy in policies {
             bar.set_message(format!("{} · {policy} · replay", self.trace.name()));
-            let mut result = self.replay_one(policy, &bar).map_err(|error| self.internal(policy, &error))?;
+            let mut result = self.replay_one(policy, &bar).map_err(|error| self.failure(policy, &error))?;
             if search {
                 bar.set_message(format!("{} · {policy} · smallest device", self.trace.name()));
-                let found = self.search(policy, &bar).map_err(|error| self.internal(policy, &error))?;
+                let found = self.search(policy, &bar).map_err(|error| self.failure(policy, &error))?;
                 result.min_capacity_bytes = Some(found.min_capacity_bytes);
                 result.safe_capacity_bytes = Some(found.safe_capacity_bytes);
             }
@@ -292,14 +296,30 @@ impl Job<'_> {
         let replays = policies * if search { 1 + Search::EXPECTED_PROBES } else { 1 };
         let target =
             if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        let style = ProgressStyle::with_template("{msg} {wide_bar} {percent:>3}% {per_sec} ops {eta:>4}")
+        let style = ProgressStyle::with_template("{msg} {wide_bar} {percent:>3}% {eta:>4}")
             .unwrap_or_else(|_| ProgressStyle::default_bar());
         let ops = (self.trace.ops().len() as u64).saturating_mul(replays);
         ProgressBar::with_draw_target(Some(ops), target).with_style(style)
     }
 
-    fn internal(&self, policy: PolicyKind, error: &ReplayError) -> Failure {
-        Failure::Internal(format!("{} through {policy}: {error}", self.trace.name()))
+    fn failure(&self, policy: PolicyKind, error: &ReplayError) -> Failure {
+        let text = format!("{} through {policy}: {error}", self.trace.name());
+        match error {
+            ReplayError::Settings(_) | ReplayError::Policy { error: PolicyError::TooManyStreams(_), .. } => {
+                Failure::BadArguments(text)
+            }
+            ReplayError::Driver(_) | ReplayError::Policy { error: PolicyError::Driver(_), .. } => {
+                let hint = match self.arguments.driver {
+                    DriverKind::Model => "",
+                    DriverKind::Host => {
+                        "; this machine has its limits: larger chunks (--chunk 32MiB) or --driver model"
+                    }
+                    DriverKind::Cuda => "; run gapless doctor to see whether the GPU still works",
+                };
+                Failure::Driver(format!("{text}{hint}"))
+            }
+            _ => Failure::Internal(text),
+        }
     }
 }
 

@@ -56,9 +56,13 @@ fn outcome(result: &ReplayResult) -> String {
     }
 }
 
+/// A size, and how many times the peak of live bytes that is.
 fn of_peak(result: &ReplayResult, bytes: u64) -> String {
+    if result.peak_live_bytes == 0 {
+        return ByteSize(bytes).to_string();
+    }
     #[allow(clippy::cast_precision_loss, reason = "a ratio with three decimals")]
-    let ratio = bytes as f64 / result.peak_live_bytes.max(1) as f64;
+    let ratio = bytes as f64 / result.peak_live_bytes as f64;
     format!("{} ({ratio:.3} x)", ByteSize(bytes))
 }
 

@@ -5,8 +5,8 @@ use crate::driver::cuda::CudaDriver;
 use crate::driver::{
     ChunkHandle, DriverError, DriverResult, HostConfig, HostDriver, MemoryDriver, ModelConfig, ModelDriver,
 };
+use crate::sync::Arc;
 use crate::units::{ByteSize, MIB, round_down, round_up};
-use std::sync::Arc;
 
 /// What a device offers a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,9 +5,8 @@
 use crate::driver::{
     ChunkHandle, DriverResult, EventHandle, MemoryDriver, MemoryInfo, Mismatch, StreamDriver, WorkDriver,
 };
+use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::units::{DeviceAddr, StreamId};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// What the time spent in a driver is measured by.

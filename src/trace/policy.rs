@@ -1,12 +1,12 @@
 //! What a replay replays through: gapless, or the baseline.
 
 use super::caching::{CachingAllocator, CachingError};
-use crate::allocator::{AllocError, Allocator, ChunkPolicy};
-use crate::driver::Driver;
+use crate::allocator::{AllocError, Allocator, BuildError, ChunkPolicy};
+use crate::driver::{Driver, DriverError};
+use crate::sync::Arc;
 use crate::units::{DeviceAddr, StreamId};
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
 
 /// An allocator, as far as a replay needs one.
 pub trait Policy {
@@ -46,7 +46,13 @@ pub enum PolicyError {
         /// For a person.
         report: String,
     },
-    /// Anything else: a mistake in the allocator or its driver.
+    /// The driver refused a call otherwise than for want of memory, or its other limits were met.
+    #[error(transparent)]
+    Driver(DriverError),
+    /// The allocator cannot replay a trace with so many streams.
+    #[error("{0}")]
+    TooManyStreams(String),
+    /// Anything else: a mistake in the allocator.
     #[error("{0}")]
     Failed(String),
 }
@@ -98,7 +104,7 @@ pub struct GaplessSettings {
 
 impl GaplessSettings {
     /// An allocator with these settings that may hold `budget_bytes` of `driver`'s device.
-    pub(super) fn build<D: Driver>(&self, driver: Arc<D>, budget_bytes: u64) -> Result<Allocator<D>, PolicyError> {
+    pub(super) fn build<D: Driver>(&self, driver: Arc<D>, budget_bytes: u64) -> Result<Allocator<D>, BuildError> {
         let mut builder = Allocator::builder(driver).budget(budget_bytes);
         if let Some(slack) = self.slack {
             builder = builder.slack(slack);
@@ -106,7 +112,7 @@ impl GaplessSettings {
         if let Some(chunk) = self.chunk {
             builder = builder.chunk_policy(chunk);
         }
-        builder.build().map_err(|error| PolicyError::Failed(error.to_string()))
+        builder.build()
     }
 }
 
@@ -116,7 +122,10 @@ impl<D: Driver> Policy for Allocator<D> {
             AllocError::OutOfMemory(report) => {
                 PolicyError::OutOfMemory { satisfiable: report.satisfiable, report: report.to_string() }
             }
-            #[allow(unreachable_patterns, reason = "the enum may grow")]
+            // More addresses than a multiple of the budget.
+            AllocError::TooLarge { .. } => PolicyError::OutOfMemory { satisfiable: false, report: error.to_string() },
+            AllocError::TooManyStreams { .. } => PolicyError::TooManyStreams(error.to_string()),
+            AllocError::Driver(error) => PolicyError::Driver(error),
             other => PolicyError::Failed(other.to_string()),
         })
     }
@@ -138,6 +147,7 @@ impl<D: Driver> Policy for CachingAllocator<D> {
                 satisfiable: report.free_bytes + (report.reserved_bytes - report.live_bytes) >= report.requested_bytes,
                 report: report.to_string(),
             },
+            CachingError::Driver(error) => PolicyError::Driver(error),
             other => PolicyError::Failed(other.to_string()),
         })
     }

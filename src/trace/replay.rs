@@ -5,7 +5,8 @@
 //!
 //! Processor time per op is that of the replaying thread, less the time spent inside driver calls, so that it is the
 //! allocator's own (with the engine's few nanoseconds). With work queued on the blocks, the queueing is not counted
-//! either, but the clock readings around it are.
+//! either, but the clock readings around it are. Where driver calls are measured by the time that passes, what other
+//! processes took of it is assumed to be spread evenly.
 //!
 //! Threads: a replay runs on its caller's thread; replays are independent of each other.
 
@@ -13,12 +14,13 @@ use super::metered::{Clock, processor_time};
 use super::policy::{GaplessSettings, Policy, PolicyError, PolicyKind};
 use super::work::{Touch, Worker};
 use super::{MemoryCalls, Metered, Op, Trace};
+use crate::allocator::BuildError;
 use crate::driver::cuda::CudaDriver;
 use crate::driver::{DriverError, HostDriver, Mismatch, ModelDriver, WorkDriver};
+use crate::sync::Arc;
 use crate::trace::caching::CachingAllocator;
 use crate::units::{DeviceAddr, StreamId};
-use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A driver that traces can be replayed on.
 pub trait ReplayDriver: WorkDriver {
@@ -136,17 +138,21 @@ pub struct OutOfMemoryAt {
     pub report: String,
 }
 
-/// Why a replay gives no result: never the trace's fault.
+/// Why a replay gives no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplayError {
+    /// The settings give no allocator.
+    #[error(transparent)]
+    Settings(#[from] BuildError),
     /// The policy failed otherwise than for want of memory.
-    #[error("op {op_index}: {text}")]
+    #[error("op {op_index}: {error}")]
     Policy {
         /// Index of the op.
         op_index: u64,
-        /// The policy's message.
-        text: String,
+        /// What the policy said.
+        #[source]
+        error: PolicyError,
     },
     /// The driver failed the replay itself.
     #[error(transparent)]
@@ -172,7 +178,7 @@ pub fn replay<D: ReplayDriver>(
     match options.policy {
         PolicyKind::Gapless => {
             let built = options.gapless.build(Arc::clone(&driver), options.capacity_bytes);
-            run(trace, &driver, built.map_err(|error| failed(0, &error))?, options)
+            run(trace, &driver, built?, options)
         }
         PolicyKind::Caching => run(trace, &driver, CachingAllocator::new(Arc::clone(&driver)), options),
     }
@@ -194,7 +200,7 @@ fn run<D: ReplayDriver, P: Policy>(
     let mut done = 0;
     let modelled_before = driver.inner().modelled_time();
     let driver_time_before = driver.time();
-    let start = processor_time();
+    let start = Stopwatch::start();
     for op in trace.ops() {
         match *op {
             Op::Alloc { slot, stream, bytes } => match policy.alloc(bytes, streams[usize::from(stream)]) {
@@ -208,13 +214,13 @@ fn run<D: ReplayDriver, P: Policy>(
                     oom = Some(OutOfMemoryAt { op_index: done, requested_bytes: bytes, satisfiable, report });
                     break;
                 }
-                Err(error) => return Err(failed(done, &error)),
+                Err(error) => return Err(failed(done, error)),
             },
             Op::Free { slot } => {
                 if let Some(worker) = &mut worker {
                     worker.freeing(slot)?;
                 }
-                policy.free(blocks[slot as usize]).map_err(|error| failed(done, &error))?;
+                policy.free(blocks[slot as usize]).map_err(|error| failed(done, error))?;
             }
             Op::Mark { .. } => {
                 let calls = driver.total();
@@ -233,8 +239,7 @@ fn run<D: ReplayDriver, P: Policy>(
             told = done;
         }
     }
-    let processor = processor_time().saturating_sub(start);
-    let own = processor.saturating_sub(driver.time() - driver_time_before);
+    let own = start.elapsed_outside(driver.time() - driver_time_before, D::CLOCK);
     let stats = policy.stats();
     let driver_calls = driver.calls();
     let modelled = driver.inner().modelled_time();
@@ -272,8 +277,33 @@ fn streams<D: WorkDriver>(trace: &Trace, driver: &D) -> Result<Vec<StreamId>, Dr
     trace.streams().iter().map(stream).collect()
 }
 
-fn failed(op_index: u64, error: &PolicyError) -> ReplayError {
-    ReplayError::Policy { op_index, text: error.to_string() }
+const fn failed(op_index: u64, error: PolicyError) -> ReplayError {
+    ReplayError::Policy { op_index, error }
+}
+
+/// Measures a stretch of one thread.
+struct Stopwatch {
+    passed: Instant,
+    processor: Duration,
+}
+
+impl Stopwatch {
+    fn start() -> Self {
+        Self { passed: Instant::now(), processor: processor_time() }
+    }
+
+    /// Processor time since the start, less what was spent in the driver: `inside`, by `clock`.
+    fn elapsed_outside(&self, inside: Duration, clock: Clock) -> Duration {
+        let processor = processor_time().saturating_sub(self.processor);
+        match clock {
+            Clock::Processor => processor.saturating_sub(inside),
+            Clock::Wall => {
+                let passed = self.passed.elapsed();
+                let share = processor.as_secs_f64() / passed.as_secs_f64().max(f64::MIN_POSITIVE);
+                passed.saturating_sub(inside).mul_f64(share.clamp(0.0, 1.0))
+            }
+        }
+    }
 }
 
 /// How often progress is told.

@@ -11,9 +11,8 @@ use super::device::PAGE_BYTES;
 use super::replay::ReplayError;
 use super::work::Touch;
 use super::{Device, GaplessSettings, PolicyKind, ReplayOptions, Trace, replay};
+use crate::sync::{Arc, AtomicUsize, Ordering};
 use std::num::NonZero;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A search on simulated devices.
 #[derive(Clone, Copy)]
@@ -53,14 +52,8 @@ impl Search<'_> {
         let Some(min) = self.smallest_pages()? else {
             return Ok(SearchResult { min_capacity_bytes: None, safe_capacity_bytes: None });
         };
-        let mut samples: Vec<u64> = (1..=SAMPLES).map(|i| min + min.div_ceil(2) * i / SAMPLES).collect();
-        samples.dedup();
-        let survived = self.probe(&samples)?;
-        let failed = survived.iter().rposition(|&survived| !survived);
-        let safe = match failed {
-            None => Some(min),
-            Some(last) => samples.get(last + 1).copied(),
-        };
+        let larger = samples(min);
+        let safe = safe(min, &larger, &self.probe(&larger)?);
         Ok(SearchResult {
             min_capacity_bytes: Some(min * PAGE_BYTES),
             safe_capacity_bytes: safe.map(|pages| pages * PAGE_BYTES),
@@ -75,7 +68,6 @@ impl Search<'_> {
         Ok(self.smallest_pages()?.map(|pages| pages * PAGE_BYTES))
     }
 
-    /// Bisects by halves, one probe at a time: where survival is not monotone, what is found depends on the path.
     fn smallest_pages(&self) -> Result<Option<u64>, ReplayError> {
         // Fewer pages than the peak of live bytes cannot do.
         let least = self.trace.peak_live_bytes().div_ceil(PAGE_BYTES).max(1);
@@ -89,15 +81,7 @@ impl Search<'_> {
             }
             survives = survives.saturating_mul(2).min(most);
         }
-        while survives - fails > 1 {
-            let middle = fails + (survives - fails) / 2;
-            if self.survives(middle)? {
-                survives = middle;
-            } else {
-                fails = middle;
-            }
-        }
-        Ok(Some(survives))
+        bisect(fails, survives, |pages| self.survives(pages)).map(Some)
     }
 
     /// Whether the trace survives on devices of so many pages.
@@ -150,7 +134,72 @@ impl Search<'_> {
     }
 }
 
+/// Halves what is between a size that fails and one that survives until they are neighbours; returns the latter.
+/// Where survival is not monotone, which pair is found depends on where it starts.
+fn bisect<E>(mut fails: u64, mut survives: u64, mut probe: impl FnMut(u64) -> Result<bool, E>) -> Result<u64, E> {
+    while survives - fails > 1 {
+        let middle = fails + (survives - fails) / 2;
+        if probe(middle)? {
+            survives = middle;
+        } else {
+            fails = middle;
+        }
+    }
+    Ok(survives)
+}
+
+/// The sizes above `min` to try, ascending.
+fn samples(min: u64) -> Vec<u64> {
+    let mut samples: Vec<u64> = (1..=SAMPLES).map(|i| min + min.div_ceil(2) * i / SAMPLES).collect();
+    samples.retain(|&pages| pages > min);
+    samples.dedup();
+    samples
+}
+
+/// The first of `min` and `larger` behind the last that failed.
+fn safe(min: u64, larger: &[u64], survived: &[bool]) -> Option<u64> {
+    match survived.iter().rposition(|&survived| !survived) {
+        None => Some(min),
+        Some(last) => larger.get(last + 1).copied(),
+    }
+}
+
 /// Larger devices tried, evenly spaced up to one and a half times the smallest.
 const SAMPLES: u64 = 40;
 /// Where the search for any surviving device ends, in times of peak live bytes.
 const MOST_TIMES: u64 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+
+    #[test]
+    fn bisection_ends_at_neighbours() {
+        for threshold in 11..=50 {
+            let found = bisect(10, 50, |pages| Ok::<_, Infallible>(pages >= threshold));
+            assert_eq!(found, Ok(threshold));
+        }
+        assert_eq!(bisect(10, 11, |_| Err("not asked")), Ok(11));
+    }
+
+    #[test]
+    fn samples_are_above_and_reach_half_more() {
+        for min in [1, 2, 3, 40, 41, 10_000] {
+            let samples = samples(min);
+            assert!(samples.is_sorted() && samples[0] > min, "{min}");
+            assert_eq!(samples.last(), Some(&(min + min.div_ceil(2))));
+            assert!(samples.len() <= 40);
+        }
+        assert_eq!(samples(10_000).len(), 40);
+    }
+
+    #[test]
+    fn safe_is_behind_the_last_failure() {
+        let larger = [12, 14, 16];
+        assert_eq!(safe(10, &larger, &[true, true, true]), Some(10));
+        assert_eq!(safe(10, &larger, &[false, true, true]), Some(14));
+        assert_eq!(safe(10, &larger, &[true, false, true]), Some(16));
+        assert_eq!(safe(10, &larger, &[true, true, false]), None);
+    }
+}

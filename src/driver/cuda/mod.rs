@@ -7,6 +7,7 @@
 //! device.rs    facts about a device                               probe.rs    the check at opening
 //! memory.rs    virtual memory      streams.rs  streams, events    work.rs     fill, verify, copy
 //! kernels.rs   our kernels                                        measure.rs  bandwidth, latency
+//! plain.rs     the driver's own allocators
 //! survey/      questions that only experiments answer
 //! ```
 //!
@@ -29,6 +30,7 @@ mod kernels;
 mod library;
 mod measure;
 mod memory;
+mod plain;
 mod probe;
 mod streams;
 mod survey;

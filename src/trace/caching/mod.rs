@@ -27,12 +27,12 @@ mod pool;
 mod segments;
 
 use crate::driver::{Driver, DriverError, DriverErrorKind};
+use crate::sync::Arc;
 use crate::units::{ByteSize, DeviceAddr, MIB, StreamId, round_up};
 use blocks::{BlockId, Blocks};
 use pool::{Pool, PoolKind};
 use segments::Segments;
 use std::fmt;
-use std::sync::Arc;
 
 /// A caching allocator on `driver`.
 pub struct CachingAllocator<D: Driver> {

@@ -2,9 +2,9 @@
 
 use super::is_out_of_memory;
 use crate::driver::{ChunkHandle, Driver, DriverResult, EventHandle, MemoryInfo};
+use crate::sync::Arc;
 use crate::units::{DeviceAddr, StreamId, round_up};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 
 /// One chunk in a reservation of its own size, each.
 pub(super) struct Segments<D: Driver> {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::super::{CudaDriver, Pass};
 use super::{Question, median, micros, place, refusal, take_away, timed};
-use crate::driver::{ChunkHandle, DriverCall, DriverResult, MemoryDriver};
+use crate::driver::{ChunkHandle, DriverResult, MemoryDriver};
 use crate::units::{ByteSize, DeviceAddr, GIB, MIB, StreamId, TIB, round_down};
 
 const MAIN: StreamId = StreamId::DEFAULT;
@@ -158,9 +158,9 @@ pub(super) const LATENCY: Question = Question {
         };
         let mut answer = serde_json::Map::new();
         answer.insert("bytes".into(), json!(bytes));
-        let plain = plain_alloc(driver, bytes)?;
+        let plain = driver.mem_alloc(bytes)?;
         let latency = chase(plain);
-        plain_free(driver, plain)?;
+        driver.mem_free(plain)?;
         answer.insert("cu_mem_alloc".into(), json!(latency?));
         for (name, size) in [("chunks_of_one_page", page), ("chunks_of_512_mib", 512 * MIB)] {
             let size = size.min(bytes);
@@ -197,9 +197,9 @@ pub(super) const BANDWIDTH: Question = Question {
             }
             Ok(Value::Object(row))
         };
-        let plain = plain_alloc(driver, bytes)?;
+        let plain = driver.mem_alloc(bytes)?;
         let plain_rate = rate(plain);
-        plain_free(driver, plain)?;
+        driver.mem_free(plain)?;
         let addr = driver.reserve(bytes, page)?;
         for at in (0..bytes / page).rev() {
             let chunk = driver.create(page)?;
@@ -250,23 +250,6 @@ fn cycle_row(driver: &CudaDriver, bytes: u64, rounds: u64) -> DriverResult<Value
         "release_us": release,
         "address_free_us": address_free,
     }))
-}
-
-/// Memory of `cuMemAlloc`, to compare with.
-fn plain_alloc(driver: &CudaDriver, bytes: u64) -> DriverResult<DeviceAddr> {
-    let _guards = driver.context.enter_outside_capture(DriverCall::Create)?;
-    let mut addr = 0;
-    // SAFETY: a valid out-parameter.
-    let result = unsafe { driver.library.api().cuMemAlloc_v2(&raw mut addr, bytes as usize) };
-    driver.library.check(DriverCall::Create, "cuMemAlloc", result)?;
-    Ok(DeviceAddr(addr))
-}
-
-fn plain_free(driver: &CudaDriver, addr: DeviceAddr) -> DriverResult<()> {
-    let _guards = driver.context.enter_outside_capture(DriverCall::Release)?;
-    // SAFETY: allocated by `plain_alloc`, freed once.
-    let result = unsafe { driver.library.api().cuMemFree_v2(addr.0) };
-    driver.library.check(DriverCall::Release, "cuMemFree", result)
 }
 
 /// Above the 520,000 that others have seen.
