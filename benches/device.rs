@@ -186,7 +186,8 @@ fn remap(criterion: &mut Criterion) {
 fn access(criterion: &mut Criterion) {
     let Some(driver) = device() else { return };
     let page = driver.granularity();
-    let bytes = room(&driver, 2 * GIB);
+    // Twice that, and room for the kernels.
+    let bytes = room(&driver, 4 * GIB) / 2;
     let plain = driver.mem_alloc(bytes).expect("memory");
     let mapped = driver.reserve(bytes, page).expect("addresses");
     let mut chunks = create_pages(&driver, bytes);

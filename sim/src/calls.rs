@@ -87,6 +87,15 @@ fn breaks_a_capture(state: &State) -> bool {
     broken
 }
 
+macro_rules! find_stream {
+    ($state:expr, $stream:expr, $device:expr) => {
+        match stream_of($state, $stream, $device) {
+            Ok(stream) => stream,
+            Err(code) => return code,
+        }
+    };
+}
+
 /// Stores an out-parameter.
 ///
 /// # Safety
@@ -391,10 +400,14 @@ pub unsafe extern "C" fn cuMemAllocAsync(addr: *mut u64, bytes: usize, stream: *
     if bytes == 0 || addr.is_null() {
         return INVALID;
     }
-    if state.streams.find(stream as u64, device).is_none() {
-        return HANDLE;
+    let stream = find_stream!(state, stream, device);
+    let mut allocated = state.allocate(device, bytes as u64);
+    if allocated.is_err() {
+        // What was freed on this stream is to be had once the stream has passed.
+        stream.synchronize();
+        allocated = state.allocate(device, bytes as u64);
     }
-    match state.allocate(device, bytes as u64) {
+    match allocated {
         // SAFETY: the driver API's contract.
         Ok(at) => unsafe { put(addr, at) },
         Err(error) => code_of::<()>(Err(error)),
@@ -727,15 +740,6 @@ pub unsafe extern "C" fn cuStreamDestroy_v2(stream: *mut c_void) -> Code {
 pub fn stream_of(state: &State, stream: *mut c_void, device: usize) -> Result<Arc<Stream>, Code> {
     let found = state.streams.find(stream as u64, device).ok_or(HANDLE)?;
     if found.device == device { Ok(found) } else { Err(CONTEXT) }
-}
-
-macro_rules! find_stream {
-    ($state:expr, $stream:expr, $device:expr) => {
-        match stream_of($state, $stream, $device) {
-            Ok(stream) => stream,
-            Err(code) => return code,
-        }
-    };
 }
 
 #[unsafe(no_mangle)]

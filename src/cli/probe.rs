@@ -76,10 +76,14 @@ pub(super) fn run(arguments: &ProbeArguments) -> Result<Outcome, Failure> {
         if !arguments.only.is_empty() && !arguments.only.iter().any(|id| id == question.id) {
             continue;
         }
-        eprintln!("{}: {}", question.id, question.text);
+        if arguments.json {
+            eprintln!("{}: {}", question.id, question.text);
+        }
         let answer = ask_apart(arguments, question);
-        if !arguments.json {
-            writeln!(io::stdout(), "{}\n  {}\n  {}", question.id, question.text, summary(&answer))?;
+        if arguments.json {
+            eprintln!("  {}", summary(&answer));
+        } else {
+            writeln!(io::stdout(), "{}: {}\n  {}", question.id, question.text, summary(&answer))?;
         }
         answers.insert(question.id.to_owned(), answer);
     }
