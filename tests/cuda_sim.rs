@@ -4,6 +4,7 @@ mod simulated;
 
 use std::time::Duration;
 
+use gapless::allocator::{CloseError, PlainAllocator};
 use gapless::driver::cuda::sys::{Optional, Required, cudaError_enum as code};
 use gapless::driver::cuda::{CudaDriver, CudaVersion, Library, LoadError, OpenError, Pass, Sharing};
 use gapless::driver::{DriverCall, DriverErrorKind, MemoryDriver, StreamDriver, WorkDriver};
@@ -301,6 +302,24 @@ fn a_device_without_vmm_is_refused_with_a_way_out() {
         let error = CudaDriver::builder().library(library()).open().unwrap_err();
         assert!(matches!(error, OpenError::NoVmm { .. }), "{error}");
         assert!(error.to_string().contains("cuMemAlloc"), "{error}");
+
+        let device = CudaDriver::builder().library(library()).open_plain().unwrap();
+        assert!(!device.info().vmm);
+        let allocator = PlainAllocator::new(device);
+        let block = allocator.alloc(5 * MIB, StreamId::DEFAULT).unwrap();
+        let empty = allocator.alloc(0, StreamId::DEFAULT).unwrap();
+        assert_ne!(block, empty);
+        allocator.record_stream(block, StreamId(2)).unwrap();
+        let report = allocator.alloc(2 << 30, StreamId::DEFAULT).unwrap_err();
+        let report = report.report().unwrap();
+        assert!(!report.satisfiable && report.driver_error.is_some(), "{report}");
+        allocator.free(block).unwrap();
+        assert!(allocator.free(block).is_err());
+        let stats = allocator.stats();
+        assert_eq!((stats.live_bytes, stats.peak_live_bytes, stats.cached_bytes), (0, 5 * MIB, 0));
+        assert_eq!((stats.driver_calls.create, stats.driver_calls.release, stats.host_waits), (3, 1, 1));
+        assert!(matches!(allocator.clone().close(), Err(CloseError::InUse(1))));
+        assert!(matches!(allocator.close(), Err(CloseError::Leaked(leaks)) if leaks.len() == 1));
     });
 }
 

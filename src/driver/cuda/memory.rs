@@ -146,12 +146,7 @@ impl MemoryDriver for CudaDriver {
     }
 
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
-        let _guards = self.context.enter_outside_capture(DriverCall::MemoryInfo)?;
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: both out-parameters are valid pointers for the call.
-        let result = unsafe { self.library.api().cuMemGetInfo_v2(&raw mut free, &raw mut total) };
-        self.library.check(DriverCall::MemoryInfo, "cuMemGetInfo", result)?;
-        Ok(MemoryInfo { free: free as u64, total: total as u64 })
+        super::plain::memory_info(self.library, &self.context)
     }
 
     fn reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DeviceAddr> {

@@ -43,6 +43,7 @@ pub use error::{CudaVersion, LoadError, MINIMUM_VERSION, OpenError};
 pub use kernels::KERNEL_SOURCES;
 pub use library::Library;
 pub use measure::{ChaseLatency, Pass};
+pub use plain::PlainDevice;
 pub use streams::{LEGACY_STREAM, PER_THREAD_STREAM};
 pub use survey::{Answer, Question};
 
@@ -124,10 +125,7 @@ impl CudaBuilder {
     /// # Errors
     /// [`OpenError`], which says what to do. Nothing is held afterwards.
     pub fn open(self) -> Result<CudaDriver, OpenError> {
-        let library = match &self.library {
-            Some(path) => Library::open_from(path)?,
-            None => Library::open()?,
-        };
+        let library = self.load()?;
         let count = library.device_count()?;
         for ordinal in std::iter::once(self.ordinal).chain(self.peers.iter().copied()) {
             if ordinal >= count {
@@ -165,6 +163,15 @@ impl CudaBuilder {
             access,
             work: Mutex::new(None),
         })
+    }
+}
+
+impl CudaBuilder {
+    fn load(&self) -> Result<&'static Library, LoadError> {
+        match &self.library {
+            Some(path) => Library::open_from(path),
+            None => Library::open(),
+        }
     }
 }
 

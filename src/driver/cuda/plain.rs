@@ -1,11 +1,69 @@
-//! The driver's own allocators, to compare with: `cuMemAlloc` and the stream-ordered `cuMemAllocAsync`.
-//!
-//! The allocator never calls them.
+//! The driver's own allocators: `cuMemAlloc`, for devices without virtual memory management and to compare with, and the
+//! stream-ordered `cuMemAllocAsync`, to compare with.
 
-use super::CudaDriver;
+use super::context::Context;
+use super::error::OpenError;
+use super::library::Library;
 use super::streams::raw_stream;
-use crate::driver::{DriverCall, DriverError, DriverErrorKind, DriverResult};
+use super::{CudaBuilder, CudaDriver, DeviceInfo};
+use crate::driver::{DriverCall, DriverError, DriverErrorKind, DriverResult, MemoryInfo};
 use crate::units::{DeviceAddr, StreamId};
+
+/// A device that is used through `cuMemAlloc` only. It needs no virtual memory management.
+#[derive(Debug)]
+pub struct PlainDevice {
+    library: &'static Library,
+    info: DeviceInfo,
+    context: Context,
+}
+
+impl CudaBuilder {
+    /// Opens the device for `cuMemAlloc` only. Peers and sharing play no part.
+    ///
+    /// # Errors
+    /// [`OpenError`], but never `NoVmm`.
+    pub fn open_plain(self) -> Result<PlainDevice, OpenError> {
+        let library = self.load()?;
+        let count = library.device_count()?;
+        if self.ordinal >= count {
+            return Err(OpenError::NoSuchDevice { ordinal: self.ordinal, count });
+        }
+        let info = DeviceInfo::query(library, self.ordinal)?;
+        let context = Context::retain(library, library.device(self.ordinal)?)?;
+        Ok(PlainDevice { library, info, context })
+    }
+}
+
+impl PlainDevice {
+    /// Facts about the device.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// Free and total physical bytes of the device.
+    ///
+    /// # Errors
+    /// Only when the device is lost.
+    pub fn memory_info(&self) -> DriverResult<MemoryInfo> {
+        memory_info(self.library, &self.context)
+    }
+
+    /// As [`CudaDriver::mem_alloc`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn mem_alloc(&self, bytes: u64) -> DriverResult<DeviceAddr> {
+        mem_alloc(self.library, &self.context, bytes)
+    }
+
+    /// As [`CudaDriver::mem_free`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn mem_free(&self, addr: DeviceAddr) -> DriverResult<()> {
+        mem_free(self.library, &self.context, addr)
+    }
+}
 
 impl CudaDriver {
     /// `cuMemAlloc`.
@@ -13,12 +71,7 @@ impl CudaDriver {
     /// # Errors
     /// `OutOfMemory` when no contiguous memory of that size is free; `InvalidValue` for 0 bytes.
     pub fn mem_alloc(&self, bytes: u64) -> DriverResult<DeviceAddr> {
-        let _guards = self.context.enter_outside_capture(DriverCall::Create)?;
-        let mut addr = 0;
-        // SAFETY: the out-parameter is a valid pointer for the call.
-        let result = unsafe { self.library.api().cuMemAlloc_v2(&raw mut addr, size(bytes)) };
-        self.library.check(DriverCall::Create, "cuMemAlloc", result)?;
-        Ok(DeviceAddr(addr))
+        mem_alloc(self.library, &self.context, bytes)
     }
 
     /// `cuMemFree`, which waits for the device.
@@ -26,10 +79,7 @@ impl CudaDriver {
     /// # Errors
     /// `InvalidValue` for an address that `mem_alloc` did not give.
     pub fn mem_free(&self, addr: DeviceAddr) -> DriverResult<()> {
-        let _guards = self.context.enter_outside_capture(DriverCall::Release)?;
-        // SAFETY: a number for the driver, which refuses addresses that it has not allocated.
-        let result = unsafe { self.library.api().cuMemFree_v2(addr.0) };
-        self.library.check(DriverCall::Release, "cuMemFree", result)
+        mem_free(self.library, &self.context, addr)
     }
 
     /// `cuMemAllocAsync`, from the device's default pool.
@@ -57,6 +107,32 @@ impl CudaDriver {
         let result = unsafe { function(addr.0, raw_stream(stream)) };
         self.library.check(DriverCall::Release, "cuMemFreeAsync", result)
     }
+}
+
+/// Free and total bytes of the context's device.
+pub(super) fn memory_info(library: &Library, context: &Context) -> DriverResult<MemoryInfo> {
+    let _guards = context.enter_outside_capture(DriverCall::MemoryInfo)?;
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: both out-parameters are valid pointers for the call.
+    let result = unsafe { library.api().cuMemGetInfo_v2(&raw mut free, &raw mut total) };
+    library.check(DriverCall::MemoryInfo, "cuMemGetInfo", result)?;
+    Ok(MemoryInfo { free: free as u64, total: total as u64 })
+}
+
+fn mem_alloc(library: &Library, context: &Context, bytes: u64) -> DriverResult<DeviceAddr> {
+    let _guards = context.enter_outside_capture(DriverCall::Create)?;
+    let mut addr = 0;
+    // SAFETY: the out-parameter is a valid pointer for the call.
+    let result = unsafe { library.api().cuMemAlloc_v2(&raw mut addr, size(bytes)) };
+    library.check(DriverCall::Create, "cuMemAlloc", result)?;
+    Ok(DeviceAddr(addr))
+}
+
+fn mem_free(library: &Library, context: &Context, addr: DeviceAddr) -> DriverResult<()> {
+    let _guards = context.enter_outside_capture(DriverCall::Release)?;
+    // SAFETY: a number for the driver, which refuses addresses that it has not allocated.
+    let result = unsafe { library.api().cuMemFree_v2(addr.0) };
+    library.check(DriverCall::Release, "cuMemFree", result)
 }
 
 /// More than any device has where the size does not fit.
