@@ -744,6 +744,13 @@ pub fn stream_of(state: &State, stream: *mut c_void, device: usize) -> Result<Ar
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> Code {
+    // SAFETY: the driver API's contract.
+    unsafe { synchronize(stream) }
+}
+
+/// # Safety
+/// As `cuStreamSynchronize`.
+pub unsafe fn synchronize(stream: *mut c_void) -> Code {
     let (state, device) = begin_current!("cuStreamSynchronize");
     let stream = find_stream!(state, stream, device);
     if stream.capture.lock().is_some() {
@@ -959,6 +966,13 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     bytes: usize,
     stream: *mut c_void,
 ) -> Code {
+    // SAFETY: the driver API's contract.
+    unsafe { copy_out_on(target, source, bytes, stream) }
+}
+
+/// # Safety
+/// As `cuMemcpyDtoHAsync_v2`.
+pub unsafe fn copy_out_on(target: *mut c_void, source: u64, bytes: usize, stream: *mut c_void) -> Code {
     let (state, device) = begin_current!("cuMemcpyDtoHAsync_v2");
     let stream = find_stream!(state, stream, device);
     let (target, bytes) = (target as u64, bytes as u64);
@@ -976,6 +990,13 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     bytes: usize,
     stream: *mut c_void,
 ) -> Code {
+    // SAFETY: the driver API's contract.
+    unsafe { copy_in_on(target, source, bytes, stream) }
+}
+
+/// # Safety
+/// As `cuMemcpyHtoDAsync_v2`.
+pub unsafe fn copy_in_on(target: u64, source: *const c_void, bytes: usize, stream: *mut c_void) -> Code {
     let (state, device) = begin_current!("cuMemcpyHtoDAsync_v2");
     let stream = find_stream!(state, stream, device);
     let (source, bytes) = (source as u64, bytes as u64);

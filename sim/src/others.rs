@@ -4,7 +4,10 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::Ordering;
 
-use crate::calls::{CONTEXT, Code, INVALID, NOT_FOUND, OK, begin, begin_current, load_module, put};
+use crate::calls::{
+    CONTEXT, Code, INVALID, NOT_FOUND, OK, begin, begin_current, copy_in_on, copy_out_on, load_module, pointer, put,
+    synchronize,
+};
 use crate::settings::planned_fault;
 use crate::state::{CURRENT, INITIALISED, State};
 use gapless::driver::cuda::sys::cudaError_enum as E;
@@ -58,6 +61,39 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
     unsafe { load_module(module, image) }
 }
 
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetApiVersion(_context: *mut c_void, version: *mut c_uint) -> Code {
+    // SAFETY: the driver API's contract.
+    unsafe { put(version, 3020) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamCreateWithPriority(stream: *mut *mut c_void, flags: c_uint, _priority: c_int) -> Code {
+    let (state, device) = begin_current!("cuStreamCreateWithPriority");
+    // SAFETY: the driver API's contract.
+    unsafe { put(stream, pointer(state.streams.create(device, flags & 1 == 0))) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyHtoD_v2(target: u64, source: *const c_void, bytes: usize) -> Code {
+    // SAFETY: the driver API's contract.
+    match unsafe { copy_in_on(target, source, bytes, std::ptr::null_mut()) } {
+        // SAFETY: the legacy default stream.
+        OK => unsafe { synchronize(std::ptr::null_mut()) },
+        code => code,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyDtoH_v2(target: *mut c_void, source: u64, bytes: usize) -> Code {
+    // SAFETY: the driver API's contract.
+    match unsafe { copy_out_on(target, source, bytes, std::ptr::null_mut()) } {
+        // SAFETY: the legacy default stream.
+        OK => unsafe { synchronize(std::ptr::null_mut()) },
+        code => code,
+    }
+}
+
 /// Exports functions that are looked up and never called.
 macro_rules! looked_up_only {
     ($($name:ident)*) => { $(
@@ -71,6 +107,11 @@ macro_rules! looked_up_only {
 looked_up_only! {
     cuFuncGetAttribute cuLaunchCooperativeKernel cuLinkAddData_v2 cuLinkComplete cuLinkCreate_v2 cuModuleLoad
     cuOccupancyMaxActiveBlocksPerMultiprocessor cuTensorMapEncodeTiled
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDevicePrimaryCtxSetFlags_v2(_device: c_int, _flags: c_uint) -> Code {
+    OK
 }
 
 #[unsafe(no_mangle)]
