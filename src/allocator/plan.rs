@@ -37,7 +37,7 @@ pub struct Allowance {
     pub soft_pages: u64,
     /// Pages that may be created at all.
     pub hard_pages: u64,
-    /// Whether free chunks may go back to the driver to be created again in the sizes needed.
+    /// Whether the host may wait for free chunks to go back to the driver, to be created again in the sizes needed.
     pub recreate: bool,
 }
 
@@ -527,9 +527,9 @@ impl<'a> Filler<'a> {
             .or_else(|| self.create_from_released(pages))
             .or_else(|| self.create(pages, self.survey.allowance.soft_pages))
             .or_else(|| self.harvest(pages))
-            .or_else(|| self.create(pages, self.survey.allowance.hard_pages))
+            .or_else(|| self.create_beyond_slack(pages, spare))
             .or_else(|| self.harvest_larger(pages, spare))
-            .or_else(|| self.recreate(pages))
+            .or_else(|| self.recreate(pages, Waiting::Allow))
     }
 
     fn idle(&mut self, pages: u64) -> Option<(Backing, u32)> {
@@ -548,6 +548,16 @@ impl<'a> Filler<'a> {
         let got = self.survey.mapper.sizes.next_chunk_pages(room).min(clamp_pages(pages.min(left)));
         self.created += u64::from(got);
         Some((Backing::Create, got))
+    }
+
+    /// The budget has room but slack has not: what is free is made to fit, if that needs no waiting, before more is held.
+    fn create_beyond_slack(&mut self, pages: u64, spare: u64) -> Option<(Backing, u32)> {
+        if self.survey.allowance.hard_pages <= self.created {
+            return None;
+        }
+        self.harvest_larger(pages, spare)
+            .or_else(|| self.recreate(pages, Waiting::Avoid))
+            .or_else(|| self.create(pages, self.survey.allowance.hard_pages))
     }
 
     /// While there is room, the largest chunks, since a move costs the same for any size. Once there is none, the
@@ -593,9 +603,9 @@ impl<'a> Filler<'a> {
     }
 
     /// Gives the smallest free chunk that covers the shortage, or the largest there is, back to the driver, so that what
-    /// is needed can be created in its place. May wait for its stream.
-    fn recreate(&mut self, pages: u64) -> Option<(Backing, u32)> {
-        if !self.survey.allowance.recreate {
+    /// is needed can be created in its place.
+    fn recreate(&mut self, pages: u64, waiting: Waiting) -> Option<(Backing, u32)> {
+        if waiting == Waiting::Allow && !self.survey.allowance.recreate {
             return None;
         }
         let short = clamp_pages(pages);
@@ -604,6 +614,10 @@ impl<'a> Filler<'a> {
             .or_else(|| {
                 (0..CLASSES).find_map(|class| self.by_class[class].keys().next_back().map(|size| (class, *size)))
             })?;
+        let next = *self.by_class[class][&size].last().expect("empty lists are removed");
+        if waiting == Waiting::Avoid && !self.survey.can_go_back(&self.survey.sources[next]) {
+            return None;
+        }
         self.give_back(class, size);
         self.create_from_released(pages)
     }
@@ -627,6 +641,13 @@ impl<'a> Filler<'a> {
     fn smallest(&self) -> u32 {
         self.survey.mapper.sizes.next_chunk_pages(0)
     }
+}
+
+/// Whether the host may wait for a stream to get memory back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waiting {
+    Avoid,
+    Allow,
 }
 
 fn clamp_pages(pages: u64) -> u32 {
