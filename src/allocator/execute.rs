@@ -36,6 +36,20 @@ impl<D: Driver> Inner<D> {
         waste: u16,
         created: &mut Vec<ChunkId>,
     ) -> Result<Outcome, AllocError> {
+        if !plan.fill.is_empty() && mapper.mappings() + plan.fill.len() > self.geometry.mapping_limit {
+            // Before anything else: among the views dropped may be some that the plan would take up again.
+            match self.drop_stale_views(mapper) {
+                Ok(0) => {}
+                Ok(_) => {
+                    self.abandon(mapper, &plan);
+                    return Ok(Outcome::Again);
+                }
+                Err(error) => {
+                    self.abandon(mapper, &plan);
+                    return Err(error.into());
+                }
+            }
+        }
         let mut backing: Vec<Option<ChunkId>> = Vec::with_capacity(plan.fill.len());
         match self.prepare(mapper, &plan, created, &mut backing) {
             Ok(Prepared::Ready) => {}
@@ -64,9 +78,6 @@ impl<D: Driver> Inner<D> {
                 chunk: mapper.pool.get(chunk.expect("prepared")).handle,
             })
             .collect();
-        if !mappings.is_empty() && mapper.mappings() + mappings.len() > self.geometry.mapping_limit {
-            self.drop_stale_views(mapper)?;
-        }
         if let Err(failure) = map_all(&self.driver, &mappings) {
             return self.mapping_failed(mapper, &plan, failure);
         }
