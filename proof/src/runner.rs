@@ -26,6 +26,52 @@ pub struct Summary {
     pub stats: Stats,
 }
 
+impl Summary {
+    /// Takes in what another sequence came to.
+    pub fn add(&mut self, other: &Self) {
+        self.ops += other.ops;
+        self.out_of_memory += other.out_of_memory;
+        self.faults += other.faults;
+        self.verified_bytes += other.verified_bytes;
+        let (sum, more) = (&mut self.stats, &other.stats);
+        sum.allocs += more.allocs;
+        sum.frees += more.frees;
+        sum.failed_allocs += more.failed_allocs;
+        sum.refused_frees += more.refused_frees;
+        sum.borrowed += more.borrowed;
+        sum.harvested_chunks += more.harvested_chunks;
+        sum.reused_views += more.reused_views;
+        sum.host_waits += more.host_waits;
+        sum.driver_calls.stream_wait += more.driver_calls.stream_wait;
+        sum.driver_calls.unmap += more.driver_calls.unmap;
+        sum.driver_calls.release += more.driver_calls.release;
+        sum.poisoned += more.poisoned;
+        sum.peak_live_bytes = sum.peak_live_bytes.max(more.peak_live_bytes);
+        sum.metadata_bytes = sum.metadata_bytes.max(more.metadata_bytes);
+    }
+
+    /// # Panics
+    /// When the sequences never came to something that they are meant to reach.
+    pub fn assert_everything_happened(&self) {
+        let stats = &self.stats;
+        let figures = [
+            ("out of memory", self.out_of_memory),
+            ("faults", self.faults),
+            ("verified bytes", self.verified_bytes),
+            ("refused frees", stats.refused_frees),
+            ("borrowed", stats.borrowed),
+            ("harvested chunks", stats.harvested_chunks),
+            ("reused views", stats.reused_views),
+            ("host waits", stats.host_waits),
+            ("stream waits", stats.driver_calls.stream_wait),
+            ("unmaps", stats.driver_calls.unmap),
+            ("releases", stats.driver_calls.release),
+        ];
+        eprintln!("{figures:?}");
+        assert!(figures.iter().all(|(_, figure)| *figure > 0), "something never happened: {figures:?}");
+    }
+}
+
 /// An allocator on a device of its own, and what its callers know.
 #[derive(Debug)]
 pub struct Runner<D: Device> {
@@ -36,6 +82,7 @@ pub struct Runner<D: Device> {
     oracle: Oracle,
     armed: Option<Failure>,
     lost: bool,
+    promising: bool,
     next_seed: u64,
     summary: Summary,
     spared: Spared<D>,
@@ -84,6 +131,7 @@ impl<D: Device> Runner<D> {
             oracle,
             armed: None,
             lost: false,
+            promising: true,
             next_seed: 1,
             summary: Summary::default(),
         }
@@ -97,6 +145,11 @@ impl<D: Device> Runner<D> {
     /// The driver, to arm faults by hand.
     pub fn driver(&self) -> &Arc<FaultDriver<Witness<D>>> {
         &self.driver
+    }
+
+    /// Injected failures that struck so far.
+    pub fn faults(&self) -> u64 {
+        self.summary.faults
     }
 
     /// Number of live blocks.
@@ -161,16 +214,33 @@ impl<D: Device> Runner<D> {
         }
     }
 
+    /// As [`step`](Self::step) where some memory is out of use for good: an out-of-memory report breaks no promise.
+    ///
+    /// # Panics
+    /// When something else is wrong.
+    pub fn step_loosely(&mut self, op: Op) {
+        let promising = std::mem::replace(&mut self.promising, false);
+        self.step(op);
+        self.promising = promising;
+    }
+
+    /// The allocator alone, to close it by hand.
+    pub fn into_allocator(mut self) -> Subject<D> {
+        self.spared.0 = None;
+        self.allocator
+    }
+
+    /// The stream of a number.
+    pub fn stream(&self, number: u8) -> StreamId {
+        self.streams[usize::from(number) % self.streams.len()]
+    }
+
     /// Ends everything and looks at what is left.
     ///
     /// # Panics
     /// When something is wrong, or anything is left.
     pub fn finish(mut self) -> Summary {
         self.driver.disarm();
-        for stream in self.streams.clone() {
-            self.driver.resume(stream);
-            self.driver.inner().synchronize(stream).expect("a simulated stream ends");
-        }
         self.oracle.check(&self.world, &self.allocator);
         let mut summary = self.summary;
         summary.stats = self.allocator.stats();
@@ -185,15 +255,12 @@ impl<D: Device> Runner<D> {
             self.driver.inner().destroy_stream(stream).expect("a simulated stream ends");
         }
         let witness = self.driver.inner();
+        assert!(witness.take_mismatches().is_empty(), "bytes changed under their owner, before closing");
         assert_eq!(witness.take_observations(), [""; 0], "invariant 4, when closing");
         assert_eq!(witness.inner().broken_rules(), [""; 0], "when closing");
         let usage = witness.inner().usage();
         assert!(usage.is_empty(), "invariant 7: left in the driver: {usage:?}");
         summary
-    }
-
-    fn stream(&self, number: u8) -> StreamId {
-        self.streams[usize::from(number) % self.streams.len()]
     }
 
     /// True when the injected failure struck in this operation, which is then over.
@@ -215,16 +282,21 @@ impl<D: Device> Runner<D> {
 
     fn alloc(&mut self, bytes: u64, align: u8, stream: StreamId) {
         let alignment = 1_u64 << (align % (TOP_ALIGNMENT + 1));
+        let held = self.allocator.reserved_bytes();
         let error = match self.allocator.alloc_aligned(bytes, alignment, stream) {
             Ok(addr) => return self.take_in(addr, bytes, alignment, stream),
             Err(error) => error,
         };
         let struck = self.struck();
+        assert!(self.allocator.reserved_bytes() <= held, "invariant 6: a failed call kept memory: {error}");
         match &error {
             AllocError::OutOfMemory(report) => {
                 self.summary.out_of_memory += 1;
                 let promise = self.oracle.promise(&self.world, &self.allocator, bytes);
-                let promised = self.world.chunk_pages == 1 && alignment <= self.world.page_bytes && promise.holds();
+                let promised = self.promising
+                    && self.world.chunk_pages == 1
+                    && alignment <= self.world.page_bytes
+                    && promise.holds();
                 assert!(!promised || struck || self.lost, "the promise: {promise:?}\n{report}");
                 assert_eq!(report.requested_bytes, bytes);
             }
@@ -238,6 +310,8 @@ impl<D: Device> Runner<D> {
         }
         if struck {
             // Invariant 6: the same call succeeds, unless it would not have succeeded anyway.
+            self.oracle.check(&self.world, &self.allocator);
+            self.summary.faults += 1;
             self.disarm();
             if !self.lost {
                 self.alloc(bytes, align, stream);

@@ -1,12 +1,15 @@
 //! Sequences of any operations, in small worlds, on every simulated driver.
 
-use gapless_proof::{Device, Host, Model, as_test, ops, prove, run, run_scheduled};
+use gapless_proof::{Device, Host, Model, Summary, as_test, ops, prove, run, run_scheduled};
+use std::cell::RefCell;
 
 fn holds_on<D: Device>(cases: u32, most: usize) {
     let show = |(world, ops): &(_, Vec<_>)| as_test(world, ops);
+    let sum = RefCell::new(Summary::default());
     prove(cases, &ops(most), show, |(world, ops)| {
-        run::<D>(world, ops);
+        sum.borrow_mut().add(&run::<D>(world, ops));
     });
+    sum.borrow().assert_everything_happened();
 }
 
 #[test]
