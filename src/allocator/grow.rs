@@ -11,7 +11,7 @@ use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
 use crate::heap::Heap;
 use crate::physical::ChunkId;
 use crate::segment::Segment;
-use crate::stream::StreamIndex;
+use crate::stream::{Fence, StreamIndex};
 use crate::sync::Ordering;
 use crate::units::DeviceAddr;
 
@@ -301,19 +301,19 @@ impl<D: Driver> Inner<D> {
         Ok(())
     }
 
-    /// Waits for the oldest pending block of any stream. False when there is none.
+    /// Waits for the oldest pending block of any stream that can be waited for. False when there is none.
     fn wait_for_pending(&self) -> Result<bool, DriverError> {
         for stream in self.streams.iter() {
-            let fences = match stream.lock().pending.first() {
-                Some(block) => block.fences.clone(),
-                None => continue,
-            };
-            let mut waited = false;
-            for fence in fences {
-                waited |= self.wait_until_passed(fence.stream, fence.epoch)?;
-            }
-            if waited {
-                return Ok(true);
+            let pending: Vec<Vec<Fence>> = stream.lock().pending.iter().map(|block| block.fences.clone()).collect();
+            for fences in pending {
+                // A block is settled by the wait only when all its users have passed; else the caller comes back for ever.
+                let mut passed = true;
+                for fence in fences {
+                    passed = passed && self.wait_until_passed(fence.stream, fence.epoch)?;
+                }
+                if passed {
+                    return Ok(true);
+                }
             }
         }
         Ok(false)
