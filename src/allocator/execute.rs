@@ -53,8 +53,9 @@ impl<D: Driver> Inner<D> {
         let mut backing: Vec<Option<ChunkId>> = Vec::with_capacity(plan.fill.len());
         match self.prepare(mapper, &plan, created, &mut backing) {
             Ok(Prepared::Ready) => {}
-            Ok(Prepared::CannotOrder) => {
+            Ok(Prepared::CannotOrder(chunk)) => {
                 self.abandon(mapper, &plan);
+                mapper.pool.bar(chunk);
                 return Ok(Outcome::Again);
             }
             Err(error) => {
@@ -99,7 +100,7 @@ impl<D: Driver> Inner<D> {
         for number in &plan.release {
             let source = plan.sources[*number];
             if !self.give_back(mapper, &source)? {
-                return Ok(Prepared::CannotOrder);
+                return Ok(Prepared::CannotOrder(source.chunk));
             }
         }
         for fill in &plan.fill {
@@ -120,7 +121,7 @@ impl<D: Driver> Inner<D> {
                 && !plan.release.contains(&number)
                 && !self.order_behind(plan.request.stream, source.stream, source.epoch)?
             {
-                return Ok(Prepared::CannotOrder);
+                return Ok(Prepared::CannotOrder(source.chunk));
             }
         }
         Ok(Prepared::Ready)
@@ -291,6 +292,7 @@ impl<D: Driver> Inner<D> {
 /// What preparing came to.
 enum Prepared {
     Ready,
-    /// A stream is being captured, so that nothing can be ordered behind it now.
-    CannotOrder,
+    /// Nothing can be ordered behind the last use of this chunk now: its stream is being captured, or a mapping of it is
+    /// stuck.
+    CannotOrder(ChunkId),
 }

@@ -43,6 +43,7 @@ impl<D: Driver> Inner<D> {
         self.ensure_region(&mut mapper, heap, request.kind)?;
         let mut created = Vec::new();
         let result = self.search(&mut mapper, heap, request, bytes, waste, &mut created);
+        mapper.pool.lift_bars();
         if result.is_err() {
             // What this call created and could not use goes back: nothing has changed.
             for chunk in created {

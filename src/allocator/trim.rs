@@ -51,11 +51,12 @@ impl<D: Driver> Inner<D> {
         for (number, source) in claimed.iter().enumerate() {
             let result = self.give_back(mapper, source);
             self.unclaim(mapper, source);
-            if !matches!(result, Ok(true)) {
+            // A chunk that cannot be waited for stays; the others go all the same.
+            if let Err(error) = result {
                 for source in &claimed[number + 1..] {
                     self.unclaim(mapper, source);
                 }
-                return result.map(|_| ());
+                return Err(error);
             }
         }
         Ok(())
