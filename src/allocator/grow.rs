@@ -263,7 +263,12 @@ impl<D: Driver> Inner<D> {
             state.epoch += 1;
             state.dirty = false;
         }
-        let sealed = clock.seal(&self.driver, &self.events);
+        let sealed = match clock.seal(&self.driver, &self.events) {
+            // Its owner has destroyed the stream: nothing can be learned about it any more, which concerns what was
+            // freed on it and nothing else.
+            Err(error) if error.kind == DriverErrorKind::InvalidHandle => Ok(false),
+            sealed => sealed,
+        };
         if !matches!(sealed, Ok(true)) {
             let mut state = stream.lock();
             state.epoch -= 1;
