@@ -23,6 +23,6 @@ pub use inputs::{op, ops, steady_op, world};
 pub use op::{Failure, Misuse, Op};
 pub use oracle::{Promise, Subject};
 pub use prove::{as_test, budget_of_cases, prove};
-pub use runner::{Runner, Summary, run};
+pub use runner::{PrintOnPanic, Runner, Summary, run};
 pub use threads::{run_scheduled, run_stress};
 pub use witness::Witness;

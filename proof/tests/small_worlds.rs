@@ -1,9 +1,9 @@
 //! Every sequence of a few operations over 3 sizes and 2 streams on a device of 4 pages.
 
-use gapless_proof::{Model, Op, Op::*, Runner, World};
+use gapless_proof::{Model, Op, Op::*, PrintOnPanic, Runner, World};
 
 const PAGE: u32 = 64 << 10;
-/// Operations in a sequence; one more takes thirteen times as long.
+/// Operations in a sequence; one more takes a dozen times as long.
 const LENGTH: &str = "GAPLESS_PROOF_LENGTH";
 
 /// What can happen next with so many live blocks: allocations, frees of each block, use by the other stream, streams
@@ -28,7 +28,8 @@ fn next(live: usize) -> Vec<Op> {
 }
 
 /// Runs every continuation of `ops`; returns how many sequences that were. Work of stream 1 completes only when told.
-fn explore(world: &World, ops: &mut Vec<Op>, length: usize) -> u64 {
+fn explore(world: &World, ops: &[Op], length: usize) -> u64 {
+    let _print = PrintOnPanic(world, ops);
     let mut runner = Runner::<Model>::new(world);
     runner.act(Hold { stream: 1 });
     for (index, op) in ops.iter().enumerate() {
@@ -42,9 +43,9 @@ fn explore(world: &World, ops: &mut Vec<Op>, length: usize) -> u64 {
     }
     let mut count = 1;
     for op in next(live) {
-        ops.push(op);
-        count += explore(world, ops, length);
-        ops.pop();
+        let mut longer = ops.to_vec();
+        longer.push(op);
+        count += explore(world, &longer, length);
     }
     count
 }
@@ -53,8 +54,17 @@ fn explore(world: &World, ops: &mut Vec<Op>, length: usize) -> u64 {
 fn every_sequence_in_a_small_world() {
     let length = std::env::var(LENGTH).ok().and_then(|text| text.parse().ok()).unwrap_or(5);
     let world = World { pages: 4, streams: 2, ..World::default() };
-    let mut ops = Vec::new();
-    let count = explore(&world, &mut ops, length);
+    // Half of the first operations in each of two threads.
+    let count = std::thread::scope(|scope| {
+        let halves = [0, 1].map(|half| {
+            let world = &world;
+            scope.spawn(move || {
+                let first = next(0).into_iter().enumerate().filter(|(number, _)| number % 2 == half);
+                first.map(|(_, op)| explore(world, &[op], length)).sum::<u64>()
+            })
+        });
+        halves.map(|half| half.join().expect("a sequence failed; see above")).iter().sum::<u64>()
+    });
     eprintln!("{count} sequences of up to {length} operations");
     assert!(count > 1000 || length < 3);
 }
