@@ -36,6 +36,9 @@ impl<D: Driver> Inner<D> {
         alignment: u64,
     ) -> Result<DeviceAddr, AllocError> {
         let request = Request { stream: heap.index, kind: RegionKind::of(size), size, alignment };
+        if self.is_forked() {
+            return Err(AllocError::Forked { built_in: self.process });
+        }
         if let Some(error) = self.poison.get() {
             return Err(error.clone().into());
         }

@@ -22,8 +22,11 @@ impl<D: Driver> Allocator<D> {
     /// every completely free chunk, the largest first. Waits for the streams that used it; not for the device.
     ///
     /// # Errors
-    /// [`AllocError::Driver`]; what went back before stays given back.
+    /// [`AllocError::Driver`]; what went back before stays given back. [`AllocError::Forked`].
     pub fn trim(&self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
+        if self.inner.is_forked() {
+            return Err(AllocError::Forked { built_in: self.inner.process });
+        }
         Ok(self.inner.trim(keep_bytes)?)
     }
 }
