@@ -15,6 +15,7 @@ mod op;
 mod oracle;
 mod prove;
 mod runner;
+mod stress;
 mod threads;
 mod witness;
 
@@ -24,5 +25,6 @@ pub use op::{Failure, Misuse, Op};
 pub use oracle::{Promise, Subject};
 pub use prove::{as_test, budget_of_cases, prove};
 pub use runner::{PrintOnPanic, Runner, Summary, run};
-pub use threads::{run_scheduled, run_stress};
+pub use stress::{Faults, Progress, Stress, run_stress};
+pub use threads::run_scheduled;
 pub use witness::Witness;

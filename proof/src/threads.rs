@@ -1,4 +1,4 @@
-//! Operations in several threads: one at a time by a schedule that is part of the input, and all at once.
+//! Operations in several threads: one at a time by a schedule that is part of the input.
 
 use crate::device::{Device, World};
 use crate::op::Op;
@@ -41,6 +41,3 @@ pub fn run_scheduled<D: Device>(world: &World, ops: &[Op], threads: usize) -> Su
     });
     runner.into_inner().finish()
 }
-
-/// To be written.
-pub fn run_stress() {}
