@@ -230,7 +230,11 @@ impl<D: Driver> Inner<D> {
             region.heap.set(start, start, len, BlockState::Hole, 0);
         }
         let mut state = self.streams.get(plan.request.stream).lock();
+        let epoch = state.epoch;
         let region = state.region(plan.request.kind).expect("the plan was made for it");
+        // What is left beside the request has passed only when the waits just arranged have: the epoch that was open
+        // when the plan was made may have been sealed before them.
+        region.heap.set(plan.claim.0, plan.claim.0, plan.claim.1, BlockState::Claimed, epoch);
         region.heap.take_live(plan.claim.0, plan.start, plan.request.size, waste);
         let addr = region.base.offset(plan.start);
         state.count_alloc(plan.request.size, waste);
