@@ -17,6 +17,7 @@ mod prove;
 mod runner;
 mod stress;
 mod threads;
+mod wire;
 mod witness;
 
 pub use device::{Device, Host, Model, World};
@@ -27,4 +28,5 @@ pub use prove::{as_test, budget_of_cases, prove};
 pub use runner::{PrintOnPanic, Runner, Summary, run};
 pub use stress::{Faults, Progress, Stress, run_stress};
 pub use threads::run_scheduled;
+pub use wire::{Extra, decode, encode};
 pub use witness::Witness;

@@ -1,11 +1,10 @@
 //! The vocabulary: what a caller, or the world around it, can do to an allocator.
 
-use arbitrary::Arbitrary;
 use gapless::driver::DriverErrorKind;
 
 /// One operation. Blocks and streams are named by number, modulo how many there are when it runs, so that every sequence
 /// means something and a shrunk one still does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Arbitrary)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Allocate so many bytes, at a multiple of `2^align` (at most 2^20), for a stream; fill them there.
     Alloc {
@@ -94,7 +93,7 @@ pub enum Op {
 }
 
 /// How a driver call fails.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Arbitrary)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Failure {
     /// `OutOfMemory`.
     NoMemory,
@@ -122,7 +121,7 @@ impl Failure {
 }
 
 /// Calls that must be refused and change nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Arbitrary)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Misuse {
     /// Free an address inside a live block.
     FreeInside,

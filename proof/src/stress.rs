@@ -189,7 +189,7 @@ impl<D: Device> Shared<'_, D> {
                     self.passed_on.lock().push(block);
                 }
             }
-            32..=33 => blocks.extend({ self.passed_on.lock().pop() }),
+            32..=33 => blocks.extend(self.passed_on.lock().pop()),
             34 => self.witness().hold(stream),
             35 => self.witness().complete(stream),
             36 => self.witness().resume(stream),
