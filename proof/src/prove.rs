@@ -48,7 +48,7 @@ pub fn prove<S: Strategy>(cases: u32, strategy: &S, show: impl Fn(&S::Value) -> 
         let config = Config {
             cases: budget_of_cases(cases),
             failure_persistence: None,
-            max_shrink_iters: 20_000,
+            max_shrink_iters: 3000,
             ..Config::default()
         };
         let outcome = TestRunner::new_with_rng(config, rng).run(strategy, |input| {
