@@ -1,7 +1,18 @@
 //! The locks and atomics of this crate, in one place, so that a model checker can stand in for them: `cfg(loom)` for the
 //! small concurrent parts, `cfg(shuttle)` for a whole allocator.
+//!
+//! The simulated drivers take their locks from [`unseen`]: they stand for a device, and a checker that switched threads
+//! inside of them would explore the device.
 
+pub use crossbeam::queue::SegQueue;
+pub use crossbeam::utils::CachePadded;
 pub use std::sync::Arc;
+
+/// Locks and atomics that no model checker stands in for.
+pub mod unseen {
+    pub use parking_lot::{Condvar, Mutex, MutexGuard};
+    pub use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+}
 
 #[cfg(not(any(loom, shuttle)))]
 mod real {
