@@ -7,6 +7,8 @@
 pub mod allocator;
 pub mod driver;
 pub mod heap;
+#[cfg(any(feature = "cust", feature = "cuda-driver-sys"))]
+pub mod interop;
 pub mod physical;
 pub mod segment;
 pub mod stream;

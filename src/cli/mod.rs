@@ -2,6 +2,8 @@
 //!
 //! Data go to stdout; notes and progress to stderr. A closed pipe is success: the reader has seen enough.
 
+mod doctor;
+mod probe;
 mod replay;
 mod table;
 
@@ -22,6 +24,12 @@ enum Command {
     /// Replay recorded allocations through gapless and through a PyTorch-style caching allocator, side by side
     #[command(after_help = replay::AFTER_HELP)]
     Replay(replay::ReplayArguments),
+    /// Say what there is of a GPU, prove that gapless works on it, and what to do where it does not
+    #[command(after_help = doctor::AFTER_HELP)]
+    Doctor(doctor::DoctorArguments),
+    /// Measure what this GPU and driver do in the cases that no document settles (a minute or two)
+    #[command(after_help = probe::AFTER_HELP)]
+    Probe(probe::ProbeArguments),
 }
 
 /// How a command ended.
@@ -32,6 +40,8 @@ enum Outcome {
     OutOfMemory,
     /// At least one input was bad; a message said which.
     BadInput,
+    /// There is no GPU that gapless can use; the output said why.
+    NoDevice,
 }
 
 /// Why a command could not do its work.
@@ -54,11 +64,14 @@ pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let outcome = match arguments.command {
         Command::Replay(arguments) => replay::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Probe(arguments) => probe::run(&arguments),
     };
     match outcome {
         Ok(Outcome::Success) => ExitCode::SUCCESS,
         Ok(Outcome::OutOfMemory) => ExitCode::from(OUT_OF_MEMORY),
         Ok(Outcome::BadInput) => ExitCode::from(BAD_INPUT),
+        Ok(Outcome::NoDevice) => ExitCode::from(NO_DEVICE),
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("error: {failure}");
@@ -74,3 +87,5 @@ pub fn main() -> ExitCode {
 const BAD_INPUT: u8 = 2;
 /// Exit code when a replay ran out of memory.
 const OUT_OF_MEMORY: u8 = 3;
+/// Exit code when there is no GPU that gapless can use.
+const NO_DEVICE: u8 = 4;

@@ -3,17 +3,20 @@
 use super::table;
 use super::{Failure, Outcome};
 use clap::{Args, ValueEnum};
+use gapless::driver::cuda::{CudaDriver, OpenError};
+use gapless::driver::{DriverError, WorkDriver};
 use gapless::trace::{
-    Device, GaplessSettings, PolicyError, PolicyKind, ReplayError, ReplayOptions, ReplayResult, Search, Touch, Trace,
-    replay,
+    Ballast, BallastError, Device, GaplessSettings, PolicyError, PolicyKind, ReplayError, ReplayOptions, ReplayResult,
+    Search, Touch, Trace, replay,
 };
-use gapless::{ByteSize, ChunkPolicy};
+use gapless::{ByteSize, ChunkPolicy, StreamId};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Arguments of `gapless replay`.
 #[derive(Debug, Args)]
@@ -25,6 +28,19 @@ pub(super) struct ReplayArguments {
     /// Where to replay: a simulated device, or real memory of this machine with every block's content checked
     #[arg(long, value_enum, default_value_t = DriverKind::Model)]
     driver: DriverKind,
+
+    /// With --driver cuda: the GPU, counted from 0
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    device: u32,
+
+    /// With --driver cuda: the driver library to use instead of the installed one
+    #[arg(long, value_name = "PATH")]
+    library: Option<PathBuf>,
+
+    /// With --driver cuda: write every block when it is allocated and check it before it is freed, whole or at its
+    /// edges
+    #[arg(long, value_enum, value_name = "whole|edges", num_args = 0..=1, default_missing_value = "whole")]
+    verify: Option<VerifyArgument>,
 
     /// Memory of the device, as in 24GiB [default: what the trace's header says, else 1.05 x its peak of live bytes]
     #[arg(long, value_name = "SIZE")]
@@ -59,6 +75,13 @@ pub(super) struct ReplayArguments {
 enum DriverKind {
     Model,
     Host,
+    Cuda,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum VerifyArgument {
+    Whole,
+    Edges,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -127,7 +150,22 @@ pub(super) fn run(arguments: &ReplayArguments) -> Result<Outcome, Failure> {
                 }
             },
         };
-        let job = Job { arguments, trace: &trace, device: Device { lag_ops: arguments.lag, ..device } };
+        let place = match arguments.driver {
+            DriverKind::Model => Place::Model,
+            DriverKind::Host => Place::Host,
+            DriverKind::Cuda => match Gpu::open(arguments, device.capacity_bytes) {
+                Ok(gpu) => Place::Gpu(gpu),
+                Err(error @ GpuError::Open(_)) => {
+                    eprintln!("error: {error}");
+                    return Ok(Outcome::NoDevice);
+                }
+                Err(error) => {
+                    outcome = bad(&error);
+                    continue;
+                }
+            },
+        };
+        let job = Job { arguments, trace: &trace, device: Device { lag_ops: arguments.lag, ..device }, place };
         let results = job.replay_all(&policies)?;
         if results.iter().any(|result| result.oom.is_some()) && outcome == Outcome::Success {
             outcome = Outcome::OutOfMemory;
@@ -141,6 +179,46 @@ struct Job<'a> {
     arguments: &'a ReplayArguments,
     trace: &'a Trace,
     device: Device,
+    place: Place,
+}
+
+/// Where a job is replayed.
+enum Place {
+    Model,
+    Host,
+    Gpu(Gpu),
+}
+
+/// A GPU that has as much memory free as the trace's device.
+struct Gpu {
+    driver: Arc<CudaDriver>,
+    _ballast: Ballast,
+}
+
+/// Why there is none.
+#[derive(Debug, thiserror::Error)]
+enum GpuError {
+    #[error("{0}\nRun gapless doctor to see what there is")]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    Ballast(#[from] BallastError),
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
+impl Gpu {
+    fn open(arguments: &ReplayArguments, capacity_bytes: u64) -> Result<Self, GpuError> {
+        let mut builder = CudaDriver::builder().device(arguments.device);
+        if let Some(path) = &arguments.library {
+            builder = builder.library(path);
+        }
+        let driver = Arc::new(builder.open()?);
+        // The kernels take memory of their own, which is not the trace's.
+        driver.delay(StreamId::DEFAULT, Duration::from_micros(1))?;
+        driver.synchronize(StreamId::DEFAULT)?;
+        let ballast = Ballast::leave(&driver, capacity_bytes)?;
+        Ok(Self { driver, _ballast: ballast })
+    }
 }
 
 impl Job<'_> {
@@ -180,12 +258,18 @@ impl Job<'_> {
             touch: match self.arguments.driver {
                 DriverKind::Model => Touch::for_model(self.device.lag_ops),
                 DriverKind::Host => Touch::Edges,
+                DriverKind::Cuda => match self.arguments.verify {
+                    None => Touch::Nothing,
+                    Some(VerifyArgument::Whole) => Touch::Whole,
+                    Some(VerifyArgument::Edges) => Touch::Edges,
+                },
             },
             progress: Some(&progress),
         };
-        match self.arguments.driver {
-            DriverKind::Model => replay(self.trace, Arc::new(self.device.model()), &options),
-            DriverKind::Host => replay(self.trace, Arc::new(self.device.host()?), &options),
+        match &self.place {
+            Place::Model => replay(self.trace, Arc::new(self.device.model()), &options),
+            Place::Host => replay(self.trace, Arc::new(self.device.host()?), &options),
+            Place::Gpu(gpu) => replay(self.trace, Arc::clone(&gpu.driver), &options),
         }
     }
 
@@ -230,6 +314,7 @@ impl Job<'_> {
                     DriverKind::Host => {
                         "; this machine has its limits: larger chunks (--chunk 32MiB) or --driver model"
                     }
+                    DriverKind::Cuda => "; run gapless doctor to see whether the GPU still works",
                 };
                 Failure::Driver(format!("{text}{hint}"))
             }
@@ -243,6 +328,7 @@ const MOST_THREADS: NonZero<usize> = NonZero::new(8).expect("not zero");
 
 /// Exit codes, below the list of options.
 pub(super) const AFTER_HELP: &str = "\
-Exit code: 0 when every replay survived, 3 when one ran out of memory, 2 on bad arguments or input.
+Exit code: 0 when every replay survived, 3 when one ran out of memory, 2 on bad arguments or input,
+4 with --driver cuda on a machine without a GPU.
 
 Example: gapless replay traces/llama7b_lora_ckpt.trace.gz";

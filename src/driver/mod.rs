@@ -20,6 +20,7 @@
 //! After a failed call nothing has changed: the same call may be repeated, the same undo steps remain valid.
 
 mod counted;
+pub mod cuda;
 mod error;
 pub mod fault;
 pub mod host;

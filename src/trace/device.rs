@@ -1,8 +1,12 @@
 //! The device that a trace is replayed on.
 
 use super::Trace;
-use crate::driver::{DriverResult, HostConfig, HostDriver, ModelConfig, ModelDriver};
-use crate::units::{ByteSize, MIB, round_up};
+use crate::driver::cuda::CudaDriver;
+use crate::driver::{
+    ChunkHandle, DriverError, DriverResult, HostConfig, HostDriver, MemoryDriver, ModelConfig, ModelDriver,
+};
+use crate::sync::Arc;
+use crate::units::{ByteSize, MIB, round_down, round_up};
 
 /// What a device offers a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +74,59 @@ impl Device {
             ..HostConfig::default()
         })
     }
+}
+
+/// A real GPU in the role of a device with less memory: the rest is held, and given back with this.
+#[derive(Debug)]
+pub struct Ballast {
+    driver: Arc<CudaDriver>,
+    chunk: Option<ChunkHandle>,
+}
+
+impl Ballast {
+    /// Leaves `capacity_bytes` of the GPU's free memory, and less than a page more.
+    ///
+    /// # Errors
+    /// [`BallastError::TooSmall`] when less than that is free, and what the driver answers.
+    pub fn leave(driver: &Arc<CudaDriver>, capacity_bytes: u64) -> Result<Self, BallastError> {
+        let free = driver.memory_info()?.free;
+        if free < capacity_bytes {
+            return Err(BallastError::TooSmall { free, wanted: capacity_bytes });
+        }
+        let rest = free - capacity_bytes;
+        let bytes = round_down(rest, driver.granularity());
+        let chunk = if bytes == 0 { None } else { Some(driver.create(bytes)?) };
+        Ok(Self { driver: Arc::clone(driver), chunk })
+    }
+}
+
+impl Drop for Ballast {
+    fn drop(&mut self) {
+        if let Some(chunk) = self.chunk {
+            // Where it fails, the context is lost and the memory is gone with the process.
+            let _ = self.driver.release(chunk);
+        }
+    }
+}
+
+/// Why a GPU cannot stand for a smaller one.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BallastError {
+    /// It has less memory free than the device that is wanted.
+    #[error(
+        "the GPU has {} free, the device of this trace has {}: give a smaller --capacity, or free memory of the GPU",
+        ByteSize(*.free), ByteSize(*.wanted)
+    )]
+    TooSmall {
+        /// Bytes free.
+        free: u64,
+        /// Bytes wanted.
+        wanted: u64,
+    },
+    /// A driver call failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
 }
 
 /// Why a trace gives no device.

@@ -23,7 +23,7 @@ mod text;
 mod work;
 mod write;
 
-pub use device::{Device, DeviceError};
+pub use device::{Ballast, BallastError, Device, DeviceError};
 pub use error::{ReadError, ReadErrorKind};
 pub use header::Header;
 pub use load::{Op, Trace};

@@ -15,6 +15,7 @@ use super::policy::{GaplessSettings, Policy, PolicyError, PolicyKind};
 use super::work::{Touch, Worker};
 use super::{MemoryCalls, Metered, Op, Trace};
 use crate::allocator::BuildError;
+use crate::driver::cuda::CudaDriver;
 use crate::driver::{DriverError, HostDriver, Mismatch, ModelDriver, WorkDriver};
 use crate::sync::Arc;
 use crate::trace::caching::CachingAllocator;
@@ -63,6 +64,11 @@ impl ReplayDriver for HostDriver {
     fn violations(&self) -> Vec<String> {
         self.take_violations().iter().map(ToString::to_string).collect()
     }
+}
+
+impl ReplayDriver for CudaDriver {
+    const NAME: &'static str = "cuda";
+    const CLOCK: Clock = Clock::Processor;
 }
 
 /// How to replay.

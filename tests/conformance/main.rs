@@ -1,5 +1,6 @@
 //! One suite for all drivers: `suite` is the contract, `misuse` what breaks it, this file the drivers.
 
+mod cuda;
 mod misuse;
 mod suite;
 
@@ -102,6 +103,52 @@ conformance!(on_model, model());
 conformance!(on_model_with_fault, FaultDriver::new(model()));
 conformance!(on_host, host());
 conformance!(on_host_with_fault, FaultDriver::new(host()));
+conformance!(
+    on_cuda,
+    cuda::exclusive().driver,
+    [
+        the_page_is_a_constant_power_of_two,
+        reservations_are_aligned_and_apart,
+        malformed_and_oversized_reservations_are_errors,
+        one_call_may_cover_several_mappings,
+        work_may_touch_any_part_of_a_mapped_range,
+        a_wrong_byte_is_found,
+        aliases_show_the_same_bytes,
+        content_moves_with_the_chunk,
+        a_stream_works_in_order,
+        an_event_completes_with_the_work_before_it,
+        a_pending_event_may_be_destroyed,
+        waits_order_work_across_streams,
+        destroying_a_stream_waits_for_its_work,
+        threads_may_call_at_the_same_time,
+    ]
+);
+
+/// What counts the device's memory to the byte, which others use too on a real one.
+mod on_cuda_alone {
+    use super::*;
+
+    macro_rules! alone {
+        ($($test:ident),* $(,)?) => {
+            $(#[test]
+            fn $test() {
+                if cuda::on_device() {
+                    eprintln!("skipped: others may use the device's memory");
+                    return;
+                }
+                suite::run(&cuda::exclusive().driver, suite::$test);
+            })*
+        };
+    }
+
+    alone!(
+        addresses_cost_no_memory,
+        creating_takes_memory_and_releasing_gives_it_back,
+        too_much_memory_is_an_error_without_effect,
+        memory_stays_while_mapped_and_goes_with_the_last_alias,
+        memory_stays_while_the_handle_is_held,
+    );
+}
 
 #[test]
 fn model_panics_on_misuse() {

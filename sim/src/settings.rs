@@ -1,0 +1,103 @@
+//! What is simulated, from environment variables read once:
+//!
+//! | variable | meaning | default |
+//! | --- | --- | --- |
+//! | `GAPLESS_SIM_CAPACITY` | memory of each device, as in `512MiB` | `1GiB` |
+//! | `GAPLESS_SIM_DEVICES` | number of devices; 0 makes `cuInit` answer "no device" | 1 |
+//! | `GAPLESS_SIM_VERSION` | what `cuDriverGetVersion` answers | 13000 |
+//! | `GAPLESS_SIM_NO_VMM` | when set, devices have no virtual memory management | |
+//! | `GAPLESS_SIM_NO_EXPORT` | when set, chunks cannot be exported | |
+//! | `GAPLESS_SIM_RDMA` | `no`, `yes`, or `refused`: claimed, but access to such chunks is refused (as in WSL) | `yes` |
+//! | `GAPLESS_SIM_FAIL` | `function:n:code,...`: the n-th call of the function (from 1, `*` for all) answers `code` | |
+
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
+use parking_lot::Mutex;
+
+/// What devices say about RDMA-capable chunks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Rdma {
+    /// Not supported.
+    No,
+    /// Supported.
+    Yes,
+    /// Said to be supported, and refused at `cuMemSetAccess`.
+    Refused,
+}
+
+/// The settings of this process.
+pub struct Settings {
+    /// Bytes of each device.
+    pub capacity: u64,
+    /// Number of devices.
+    pub devices: usize,
+    /// The driver's version.
+    pub version: i32,
+    /// Virtual memory management.
+    pub vmm: bool,
+    /// Export as file descriptors.
+    pub export: bool,
+    /// RDMA-capable chunks.
+    pub rdma: Rdma,
+}
+
+impl Settings {
+    /// The settings; reads the environment at the first call.
+    pub fn read() -> &'static Self {
+        static SETTINGS: OnceLock<Settings> = OnceLock::new();
+        SETTINGS.get_or_init(|| {
+            let text = |name| std::env::var(name).ok();
+            if let Some(faults) = text("GAPLESS_SIM_FAIL") {
+                plan_faults(&faults);
+            }
+            Self {
+                capacity: text("GAPLESS_SIM_CAPACITY")
+                    .and_then(|text| text.parse::<gapless::ByteSize>().ok())
+                    .map_or(gapless::units::GIB, |size| size.0),
+                devices: text("GAPLESS_SIM_DEVICES").and_then(|text| text.parse().ok()).unwrap_or(1),
+                version: text("GAPLESS_SIM_VERSION").and_then(|text| text.parse().ok()).unwrap_or(13_000),
+                vmm: text("GAPLESS_SIM_NO_VMM").is_none(),
+                export: text("GAPLESS_SIM_NO_EXPORT").is_none(),
+                rdma: match text("GAPLESS_SIM_RDMA").as_deref() {
+                    Some("no") => Rdma::No,
+                    Some("refused") => Rdma::Refused,
+                    _ => Rdma::Yes,
+                },
+            }
+        })
+    }
+}
+
+#[derive(Default)]
+struct Faults {
+    planned: Vec<(String, Option<u64>, u32)>,
+    calls: HashMap<&'static str, u64>,
+}
+
+static FAULTS: Mutex<Option<Faults>> = Mutex::new(None);
+
+/// Replaces the planned faults by those of `text` (see the table above) and starts counting calls anew.
+pub fn plan_faults(text: &str) {
+    let planned = text
+        .split(',')
+        .filter_map(|fault| {
+            let mut parts = fault.trim().split(':');
+            let function = parts.next()?.to_owned();
+            let nth = parts.next()?.parse().ok();
+            Some((function, nth, parts.next()?.parse().ok()?))
+        })
+        .collect();
+    *FAULTS.lock() = Some(Faults { planned, calls: HashMap::new() });
+}
+
+/// The code that this call of `function` has to answer, if one was planned.
+pub fn planned_fault(function: &'static str) -> Option<u32> {
+    let mut guard = FAULTS.lock();
+    let faults = guard.as_mut().filter(|faults| !faults.planned.is_empty())?;
+    let calls = faults.calls.entry(function).or_default();
+    *calls += 1;
+    let now = *calls;
+    let hit = |(name, nth, _): &&(String, Option<u64>, u32)| name == function && nth.is_none_or(|nth| nth == now);
+    faults.planned.iter().find(hit).map(|(_, _, code)| *code)
+}

@@ -1,0 +1,182 @@
+//! The plain mode: the allocator's calls on `cuMemAlloc`, for devices without virtual memory management.
+//!
+//! Nothing is cached, split or remapped: every allocation is a driver call, every free another, which waits for the
+//! device, and a request fails when the driver finds no contiguous memory, however much is free. The statistics say so.
+//!
+//! - I1  `live_bytes` is the sum over `live`.
+//!
+//! Threads: any; one lock for the table, not held during driver calls.
+//! Cost: the driver's, and its wait for all work on the device at every free.
+
+use super::error::{AddressFacts, AllocError, FreeError, Leak};
+use super::oom::{OutOfMemory, Pinned};
+use super::{CloseError, Stats};
+use crate::driver::DriverErrorKind;
+use crate::driver::cuda::PlainDevice;
+use crate::heap::GRANULE;
+use crate::sync::{Arc, Mutex};
+use crate::units::{DeviceAddr, StreamId};
+use std::collections::HashMap;
+
+/// An allocator on `cuMemAlloc`; see the module. Cheap to clone; every clone is the same allocator.
+#[derive(Debug, Clone)]
+pub struct PlainAllocator {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    device: PlainDevice,
+    books: Mutex<Books>,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    live: HashMap<DeviceAddr, (u64, StreamId)>,
+    stats: Stats,
+}
+
+impl PlainAllocator {
+    /// An allocator on `device`.
+    pub fn new(device: PlainDevice) -> Self {
+        Self { inner: Arc::new(Inner { device, books: Mutex::default() }) }
+    }
+
+    /// Allocates `bytes`; 0 bytes take one granule. Its content is undefined. All streams may use it at once.
+    ///
+    /// # Errors
+    /// [`AllocError::OutOfMemory`] when the driver finds no contiguous memory: its report says whether enough was free.
+    pub fn alloc(&self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
+        let outcome = self.inner.device.mem_alloc(bytes.max(GRANULE));
+        let mut books = self.inner.books.lock();
+        books.stats.driver_calls.create += 1;
+        match outcome {
+            Ok(addr) => {
+                books.live.insert(addr, (bytes, stream));
+                let stats = &mut books.stats;
+                stats.allocs += 1;
+                stats.live_allocations += 1;
+                stats.live_bytes += bytes;
+                stats.peak_live_bytes = stats.peak_live_bytes.max(stats.live_bytes);
+                stats.live_block_bytes += bytes.max(GRANULE);
+                stats.reserved_bytes = stats.live_block_bytes;
+                stats.peak_reserved_bytes = stats.peak_reserved_bytes.max(stats.reserved_bytes);
+                Ok(addr)
+            }
+            Err(error) => {
+                books.stats.failed_allocs += 1;
+                books.stats.failed_driver_calls += 1;
+                if error.kind != DriverErrorKind::OutOfMemory {
+                    return Err(error.into());
+                }
+                let stats = books.stats.clone();
+                drop(books);
+                Err(AllocError::OutOfMemory(Box::new(self.report(bytes, stream, &stats, error.to_string()))))
+            }
+        }
+    }
+
+    /// Frees an allocation. Waits for all work on the device: `cuMemFree` does.
+    ///
+    /// # Errors
+    /// [`FreeError`] when no live allocation starts at `addr`; nothing has changed. What the driver itself refuses is
+    /// counted in the statistics: the memory is lost until the process ends.
+    pub fn free(&self, addr: DeviceAddr) -> Result<(), FreeError> {
+        // Out of the books first: from the moment of the driver's call on, another thread may be given the address.
+        let mut books = self.inner.books.lock();
+        let Some((bytes, _)) = books.live.remove(&addr) else {
+            books.stats.refused_frees += 1;
+            return Err(FreeError::NotAllocated { addr, facts: AddressFacts::Foreign });
+        };
+        let stats = &mut books.stats;
+        stats.frees += 1;
+        stats.live_allocations -= 1;
+        stats.live_bytes -= bytes;
+        stats.live_block_bytes -= bytes.max(GRANULE);
+        stats.reserved_bytes = stats.live_block_bytes;
+        stats.driver_calls.release += 1;
+        stats.host_waits += 1;
+        drop(books);
+        if self.inner.device.mem_free(addr).is_err() {
+            let mut books = self.inner.books.lock();
+            books.stats.failed_driver_calls += 1;
+            books.stats.poisoned += 1;
+        }
+        Ok(())
+    }
+
+    /// Nothing to do for a live allocation: a free waits for all streams.
+    ///
+    /// # Errors
+    /// As [`free`](Self::free).
+    pub fn record_stream(&self, addr: DeviceAddr, _stream: StreamId) -> Result<(), FreeError> {
+        if self.inner.books.lock().live.contains_key(&addr) {
+            return Ok(());
+        }
+        Err(FreeError::NotAllocated { addr, facts: AddressFacts::Foreign })
+    }
+
+    /// Figures. Nothing is cached, so what is reserved is what is live; what the driver rounds sizes up to is not known
+    /// and not counted.
+    pub fn stats(&self) -> Stats {
+        let mut stats = self.inner.books.lock().stats.clone();
+        if let Ok(info) = self.inner.device.memory_info() {
+            stats.budget_bytes = info.free + stats.reserved_bytes;
+            stats.fragmentation.free_bytes = info.free;
+        }
+        stats
+    }
+
+    /// Gives everything back to the driver.
+    ///
+    /// # Errors
+    /// [`CloseError::Leaked`] names the allocations that were never freed; their memory is gone all the same.
+    /// [`CloseError::InUse`] when there are other clones.
+    pub fn close(self) -> Result<(), CloseError> {
+        let clones = Arc::strong_count(&self.inner);
+        let mut inner = Arc::try_unwrap(self.inner).map_err(|_| CloseError::InUse(clones.saturating_sub(1).max(1)))?;
+        let live = std::mem::take(&mut inner.books.get_mut().live);
+        let mut leaks: Vec<Leak> =
+            live.into_iter().map(|(addr, (bytes, stream))| Leak { addr, bytes, stream }).collect();
+        leaks.sort_by_key(|leak| leak.addr);
+        for leak in &leaks {
+            inner.device.mem_free(leak.addr)?;
+        }
+        if leaks.is_empty() { Ok(()) } else { Err(CloseError::Leaked(leaks)) }
+    }
+
+    fn report(&self, requested: u64, stream: StreamId, stats: &Stats, driver_error: String) -> OutOfMemory {
+        let device = self.inner.device.memory_info().ok();
+        let free = device.map_or(0, |info| info.free);
+        OutOfMemory {
+            requested_bytes: requested,
+            stream,
+            satisfiable: free >= requested,
+            satisfiable_by_whole_pages: false,
+            page_bytes: GRANULE,
+            device,
+            others_bytes: device.map_or(0, |info| (info.total - info.free).saturating_sub(stats.reserved_bytes)),
+            budget_bytes: free + stats.reserved_bytes,
+            reserved_bytes: stats.reserved_bytes,
+            live_bytes: stats.live_bytes,
+            live_block_bytes: stats.live_block_bytes,
+            cached_bytes: 0,
+            pending_bytes: 0,
+            free_bytes: free,
+            obtainable_bytes: 0,
+            pinned: Pinned::default(),
+            streams: Vec::new(),
+            largest: Vec::new(),
+            driver_error: Some(driver_error),
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        for (addr, _) in self.books.get_mut().live.drain() {
+            // Where it fails, the context is lost, and the memory with it.
+            let _ = self.device.mem_free(addr);
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! `gapless doctor`.
+
+use super::{Failure, Outcome};
+use clap::Args;
+use gapless::driver::cuda::{CudaDriver, CudaVersion, DeviceInfo, Library, LoadError, OpenError};
+use gapless::driver::{DriverResult, MemoryDriver, MemoryInfo, WorkDriver};
+use gapless::{ByteSize, StreamId};
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Arguments of `gapless doctor`.
+#[derive(Debug, Args)]
+pub(super) struct DoctorArguments {
+    /// The driver library to use instead of the installed one
+    #[arg(long, value_name = "PATH")]
+    library: Option<PathBuf>,
+
+    /// The same facts as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Everything that was found.
+#[derive(Debug, serde::Serialize)]
+struct Findings {
+    /// True when at least one device works.
+    works: bool,
+    library: Option<LibraryFacts>,
+    devices: Vec<DeviceFindings>,
+    /// What to do about a library that cannot be used.
+    problem: Option<String>,
+}
+
+#[derive(Debug, serde::Serialize)]
+struct LibraryFacts {
+    file: String,
+    cuda: CudaVersion,
+}
+
+#[derive(Debug, serde::Serialize)]
+struct DeviceFindings {
+    ordinal: u32,
+    info: Option<DeviceInfo>,
+    memory: Option<MemoryInfo>,
+    granularity: Option<u64>,
+    recommended_granularity: Option<u64>,
+    /// Chunk features that a real cycle agreed to.
+    chunk_posix_fd: Option<bool>,
+    chunk_rdma: Option<bool>,
+    cycle: Option<Cycle>,
+    problem: Option<String>,
+}
+
+/// Microseconds of each step of one cycle.
+#[derive(Debug, serde::Serialize)]
+struct Cycle {
+    bytes: u64,
+    reserve_us: f64,
+    create_us: f64,
+    map_us: f64,
+    set_access_us: f64,
+    write_us: f64,
+    verify_us: f64,
+    unmap_us: f64,
+    release_us: f64,
+    address_free_us: f64,
+    /// Bytes that were not what had been written.
+    wrong_bytes: u64,
+}
+
+/// Looks, tries, and tells.
+pub(super) fn run(arguments: &DoctorArguments) -> Result<Outcome, Failure> {
+    let findings = examine(arguments);
+    let mut out = io::stdout().lock();
+    if arguments.json {
+        let line = serde_json::to_string(&findings).map_err(io::Error::from)?;
+        writeln!(out, "{line}")?;
+    } else {
+        write_text(&mut out, &findings)?;
+    }
+    Ok(if findings.works { Outcome::Success } else { Outcome::NoDevice })
+}
+
+fn examine(arguments: &DoctorArguments) -> Findings {
+    let loaded: Result<&'static Library, LoadError> = match &arguments.library {
+        Some(path) => Library::open_from(path),
+        None => Library::open(),
+    };
+    let library = match loaded {
+        Ok(library) => library,
+        Err(error) => {
+            let problem = Some(error.to_string());
+            return Findings { works: false, library: None, devices: Vec::new(), problem };
+        }
+    };
+    let facts = LibraryFacts { file: library.file().to_owned(), cuda: library.version() };
+    let (devices, problem) = match library.device_count() {
+        Ok(count) => ((0..count).map(|ordinal| examine_device(arguments, library, ordinal)).collect(), None),
+        Err(error) => (Vec::new(), Some(error.to_string())),
+    };
+    let works = devices.iter().any(|device: &DeviceFindings| device.problem.is_none());
+    Findings { works, library: Some(facts), devices, problem }
+}
+
+fn examine_device(arguments: &DoctorArguments, library: &'static Library, ordinal: u32) -> DeviceFindings {
+    let mut findings = DeviceFindings {
+        ordinal,
+        info: None,
+        memory: None,
+        granularity: None,
+        recommended_granularity: None,
+        chunk_posix_fd: None,
+        chunk_rdma: None,
+        cycle: None,
+        problem: None,
+    };
+    if let Err(error) = try_device(arguments, library, &mut findings) {
+        findings.problem = Some(error.to_string());
+    }
+    findings
+}
+
+fn try_device(
+    arguments: &DoctorArguments,
+    library: &'static Library,
+    findings: &mut DeviceFindings,
+) -> Result<(), OpenError> {
+    findings.info = Some(DeviceInfo::query(library, findings.ordinal)?);
+    let mut builder = CudaDriver::builder().device(findings.ordinal);
+    if let Some(path) = &arguments.library {
+        builder = builder.library(path);
+    }
+    let driver = builder.open()?;
+    findings.memory = Some(driver.memory_info()?);
+    findings.granularity = Some(driver.granularity());
+    findings.recommended_granularity = Some(driver.recommended_granularity());
+    findings.chunk_posix_fd = Some(driver.features().posix_fd);
+    findings.chunk_rdma = Some(driver.features().rdma);
+    // The first cycle pays for loading the kernels and for clearing memory; the second is what comes after.
+    cycle(&driver)?;
+    let cycle = cycle(&driver)?;
+    if cycle.wrong_bytes > 0 {
+        findings.problem = Some(format!(
+            "{} bytes read back are not what was written: the device's memory or the driver is at fault. Run a memory \
+             test of the device (dcgmi diag), and look for Xid errors in the kernel's log",
+            cycle.wrong_bytes
+        ));
+    }
+    findings.cycle = Some(cycle);
+    Ok(())
+}
+
+/// Reserve, create, map, access, write, verify, unmap, release, free.
+fn cycle(driver: &CudaDriver) -> DriverResult<Cycle> {
+    let bytes = driver.granularity();
+    let (addr, reserve_us) = timed(|| driver.reserve(bytes, bytes))?;
+    let (chunk, create_us) = timed(|| driver.create(bytes))?;
+    let ((), map_us) = timed(|| driver.map(addr, bytes, chunk))?;
+    let ((), set_access_us) = timed(|| driver.set_access(addr, bytes))?;
+    let ((), write_us) = timed(|| {
+        driver.fill(StreamId::DEFAULT, addr, bytes, SEED)?;
+        driver.synchronize(StreamId::DEFAULT)
+    })?;
+    let ((), verify_us) = timed(|| {
+        driver.verify(StreamId::DEFAULT, addr, bytes, SEED)?;
+        driver.synchronize(StreamId::DEFAULT)
+    })?;
+    let wrong_bytes = driver.take_mismatches().iter().map(|mismatch| mismatch.count).sum();
+    let ((), unmap_us) = timed(|| driver.unmap(addr, bytes))?;
+    let ((), release_us) = timed(|| driver.release(chunk))?;
+    let ((), address_free_us) = timed(|| driver.address_free(addr, bytes))?;
+    Ok(Cycle {
+        bytes,
+        reserve_us,
+        create_us,
+        map_us,
+        set_access_us,
+        write_us,
+        verify_us,
+        unmap_us,
+        release_us,
+        address_free_us,
+        wrong_bytes,
+    })
+}
+
+fn timed<T>(call: impl FnOnce() -> DriverResult<T>) -> DriverResult<(T, f64)> {
+    let start = Instant::now();
+    let value = call()?;
+    Ok((value, micros(start.elapsed())))
+}
+
+fn micros(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e7).round() / 10.0
+}
+
+fn write_text(out: &mut impl Write, findings: &Findings) -> io::Result<()> {
+    match &findings.library {
+        Some(library) => writeln!(out, "driver     CUDA {}, {}", library.cuda, library.file)?,
+        None => writeln!(out, "driver     none")?,
+    }
+    for device in &findings.devices {
+        write_device(out, device)?;
+    }
+    if let Some(problem) = &findings.problem {
+        writeln!(out, "problem    {problem}")?;
+    }
+    let working = findings.devices.iter().filter(|device| device.problem.is_none()).count();
+    match working {
+        0 => writeln!(
+            out,
+            "result     no GPU that gapless can use. Everything but the device works: try `gapless replay` on a trace"
+        ),
+        1 => writeln!(out, "result     gapless works on 1 GPU"),
+        many => writeln!(out, "result     gapless works on {many} GPUs"),
+    }
+}
+
+fn write_device(out: &mut impl Write, device: &DeviceFindings) -> io::Result<()> {
+    let yes = |yes: bool| if yes { "yes" } else { "no" };
+    match &device.info {
+        Some(info) => {
+            let (major, minor) = info.compute_capability;
+            write!(out, "device {:<3} {}, compute {major}.{minor}", device.ordinal, info.name)?;
+            match &info.pci_bus_id {
+                Some(id) => writeln!(out, ", {id}")?,
+                None => writeln!(out)?,
+            }
+            if let Some(memory) = device.memory {
+                let (free, total) = (ByteSize(memory.free), ByteSize(memory.total));
+                writeln!(out, "  memory   {total}, {free} free, {} in use", ByteSize(memory.total - memory.free))?;
+            } else {
+                writeln!(out, "  memory   {}", info.total)?;
+            }
+            writeln!(out, "  users    {}", users())?;
+            if let (Some(granularity), Some(recommended)) = (device.granularity, device.recommended_granularity) {
+                writeln!(out, "  page     {}, recommended {}", ByteSize(granularity), ByteSize(recommended))?;
+            }
+            writeln!(
+                out,
+                "  claims   VMM {}, fd export {}, fabric {}, RDMA {}, dma-buf {}, multicast {}",
+                yes(info.vmm),
+                yes(info.posix_fd_export),
+                yes(info.fabric_export),
+                yes(info.rdma),
+                yes(info.dma_buf),
+                yes(info.multicast)
+            )?;
+            if let (Some(fd), Some(rdma)) = (device.chunk_posix_fd, device.chunk_rdma) {
+                writeln!(out, "  works    VMM yes, fd export {}, RDMA {}", yes(fd), yes(rdma))?;
+            }
+        }
+        None => writeln!(out, "device {:<3} cannot be asked", device.ordinal)?,
+    }
+    if let Some(cycle) = &device.cycle {
+        writeln!(
+            out,
+            "  cycle    {}: reserve {} us, create {}, map {}, set_access {}, write {}, verify {}, unmap {}, release \
+             {}, address_free {}; {} wrong bytes",
+            ByteSize(cycle.bytes),
+            cycle.reserve_us,
+            cycle.create_us,
+            cycle.map_us,
+            cycle.set_access_us,
+            cycle.write_us,
+            cycle.verify_us,
+            cycle.unmap_us,
+            cycle.release_us,
+            cycle.address_free_us,
+            cycle.wrong_bytes
+        )?;
+    }
+    if let Some(problem) = &device.problem {
+        writeln!(out, "  problem  {problem}")?;
+    }
+    Ok(())
+}
+
+/// Processes that hold one of the driver's device files open, as far as this user may see. The files do not say which
+/// device number a program sees, so this is about all of them.
+fn users() -> String {
+    let own = std::process::id();
+    let mut names = Vec::new();
+    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(id) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let Ok(files) = std::fs::read_dir(process.path().join("fd")) else { continue };
+        let mut targets = files.flatten().filter_map(|file| std::fs::read_link(file.path()).ok());
+        if id != own && targets.any(|target| is_device_file(&target)) {
+            let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            names.push(format!("{} ({id})", name.trim()));
+        }
+    }
+    if names.is_empty() { "no other process that can be seen".to_owned() } else { names.join(", ") }
+}
+
+/// `/dev/nvidia0` and so on, not `/dev/nvidiactl`, which daemons keep open.
+fn is_device_file(path: &std::path::Path) -> bool {
+    let number = path.to_str().and_then(|path| path.strip_prefix("/dev/nvidia"));
+    number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+const SEED: u64 = 0x6761_706c;
+
+/// Exit codes, below the list of options.
+pub(super) const AFTER_HELP: &str = "\
+Exit code: 0 when gapless works on at least one GPU, 4 when on none (the output says why and what to do).";

@@ -1,0 +1,198 @@
+//! `gapless probe`: asks every question about the device, each in a process of its own, since some experiments lose the
+//! device or never return.
+
+use super::{Failure, Outcome};
+use clap::Args;
+use gapless::driver::cuda::{Answer, CudaBuilder, CudaDriver, DeviceInfo, OpenError, Question};
+use serde_json::{Value, json};
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Arguments of `gapless probe`.
+#[derive(Debug, Args)]
+pub(super) struct ProbeArguments {
+    /// One JSON object instead of a text
+    #[arg(long)]
+    json: bool,
+
+    /// The device, counted from 0
+    #[arg(long, default_value_t = 0)]
+    device: u32,
+
+    /// The driver library to use instead of the installed one
+    #[arg(long, value_name = "PATH")]
+    library: Option<PathBuf>,
+
+    /// Ask only these questions
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    only: Vec<String>,
+
+    /// Seconds after which a question is given up
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    limit: u64,
+
+    /// Seconds after which no further question is asked
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    total: u64,
+
+    /// Ask one question in this very process
+    #[arg(long, hide = true, value_name = "ID")]
+    here: Option<String>,
+}
+
+impl ProbeArguments {
+    fn builder(&self) -> CudaBuilder {
+        let builder = CudaDriver::builder().device(self.device);
+        match &self.library {
+            Some(path) => builder.library(path),
+            None => builder,
+        }
+    }
+}
+
+/// Asks; a question that fails does not keep the others from being asked.
+pub(super) fn run(arguments: &ProbeArguments) -> Result<Outcome, Failure> {
+    if let Some(id) = &arguments.here {
+        return ask_here(arguments, id);
+    }
+    if let Some(unknown) = arguments.only.iter().find(|id| find(id).is_none()) {
+        let known: Vec<&str> = Question::ALL.iter().map(|question| question.id).collect();
+        let text = format!("there is no question '{unknown}': choose from {}", known.join(", "));
+        return Err(Failure::BadArguments(text));
+    }
+    // Opened once to see whether there is anything to ask, and closed again: the experiments are on their own.
+    let (info, file, version) = match describe(arguments) {
+        Ok(facts) => facts,
+        Err(error) => {
+            let mut out = io::stdout().lock();
+            if arguments.json {
+                writeln!(out, "{}", json!({ "problem": error.to_string() }))?;
+            } else {
+                writeln!(out, "nothing to measure: {error}")?;
+            }
+            return Ok(Outcome::NoDevice);
+        }
+    };
+    let mut answers = serde_json::Map::new();
+    let deadline = Instant::now() + Duration::from_secs(arguments.total);
+    for question in Question::ALL {
+        if !arguments.only.is_empty() && !arguments.only.iter().any(|id| id == question.id) {
+            continue;
+        }
+        if arguments.json {
+            eprintln!("{}: {}", question.id, question.text);
+        }
+        let answer = ask_apart(arguments, question, deadline);
+        if arguments.json {
+            eprintln!("  {}", summary(&answer));
+        } else {
+            writeln!(io::stdout(), "{}: {}\n  {}", question.id, question.text, summary(&answer))?;
+        }
+        answers.insert(question.id.to_owned(), answer);
+    }
+    if arguments.json {
+        let report = json!({
+            "gapless": env!("CARGO_PKG_VERSION"),
+            "library": file,
+            "cuda": version,
+            "device": info,
+            "answers": answers,
+        });
+        writeln!(io::stdout(), "{report}")?;
+    }
+    Ok(Outcome::Success)
+}
+
+fn find(id: &str) -> Option<&'static Question> {
+    Question::ALL.iter().find(|question| question.id == id)
+}
+
+fn describe(arguments: &ProbeArguments) -> Result<(DeviceInfo, String, String), OpenError> {
+    let driver = arguments.builder().open()?;
+    let library = driver.library();
+    Ok((driver.info().clone(), library.file().to_owned(), library.version().to_string()))
+}
+
+fn ask_here(arguments: &ProbeArguments, id: &str) -> Result<Outcome, Failure> {
+    let Some(question) = find(id) else {
+        return Err(Failure::BadArguments(format!("there is no question '{id}'")));
+    };
+    let answer: Answer = question.ask(arguments.builder());
+    let line = serde_json::to_string(&answer).map_err(io::Error::from)?;
+    writeln!(io::stdout(), "{line}")?;
+    Ok(Outcome::Success)
+}
+
+/// The answer of a process that asks nothing else.
+fn ask_apart(arguments: &ProbeArguments, question: &Question, deadline: Instant) -> Value {
+    let start = Instant::now();
+    let failed = |why: String| {
+        json!({
+            "id": question.id,
+            "question": question.text,
+            "value": null,
+            "error": why,
+            "seconds": start.elapsed().as_secs_f64(),
+        })
+    };
+    let limit = Duration::from_secs(arguments.limit).min(deadline.saturating_duration_since(start));
+    if limit.is_zero() {
+        return failed("not asked: the time for all questions was over".to_owned());
+    }
+    let child = std::env::current_exe().and_then(|program| {
+        let mut command = Command::new(program);
+        command.args(["probe", "--here", question.id, "--device", &arguments.device.to_string()]);
+        if let Some(path) = &arguments.library {
+            command.arg("--library").arg(path);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()
+    });
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => return failed(format!("no process for the question: {error}")),
+    };
+    let status = wait(&mut child, limit);
+    let mut text = String::new();
+    if let Some(mut pipe) = child.stdout.take() {
+        // What could not be read is missing from the text, and then it is no answer.
+        let _ = pipe.read_to_string(&mut text);
+    }
+    // A process that answered and then took too long to end has answered.
+    serde_json::from_str(text.trim()).unwrap_or_else(|_| {
+        failed(match status {
+            Some(status) => format!("the process ended without an answer: {status}"),
+            None => format!("no answer within {} s", limit.as_secs()),
+        })
+    })
+}
+
+/// The exit status, or `None` where the process had to be killed. Answers are shorter than a pipe's buffer, so that a
+/// process can always end before it is read.
+fn wait(child: &mut Child, limit: Duration) -> Option<std::process::ExitStatus> {
+    let deadline = Instant::now() + limit;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
+            _ => {
+                // Killing fails only where the process has ended meanwhile; then there is nothing to wait for long.
+                let _ = child.kill();
+                let _ = child.wait();
+                return None;
+            }
+        }
+    }
+}
+
+fn summary(answer: &Value) -> String {
+    match answer.get("error").and_then(Value::as_str) {
+        Some(error) => format!("failed: {error}"),
+        None => answer.get("value").unwrap_or(&Value::Null).to_string(),
+    }
+}
+
+/// Exit codes, below the list of options.
+pub(super) const AFTER_HELP: &str = "\
+Exit code: 0 when the questions were asked (each answer says whether its experiment succeeded), 4 without a GPU.";

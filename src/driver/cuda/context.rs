@@ -1,0 +1,122 @@
+//! A device's primary context: retained once, current on a thread only for the length of a call.
+//!
+//! - I1  a [`Current`] restores the context that was current before it, on the same thread.
+//! - I2  a [`Relaxed`] restores the thread's capture mode.
+//!
+//! Threads: any; the two guards stay on theirs. Cost: two driver calls of tens of nanoseconds per guard, one where the
+//! context was current already.
+
+use std::marker::PhantomData;
+
+use super::library::Library;
+use super::sys::{CUcontext, CUdevice, CUstreamCaptureMode, CUstreamCaptureMode_enum as capture_mode};
+use crate::driver::{DriverCall, DriverResult};
+
+/// The retained primary context of one device.
+#[derive(Debug)]
+pub(super) struct Context {
+    library: &'static Library,
+    device: CUdevice,
+    raw: CUcontext,
+}
+
+// SAFETY: a context handle is a token that the driver accepts on every thread.
+unsafe impl Send for Context {}
+// SAFETY: as above; the struct is never changed.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Retains the primary context of `device`, creating it where nobody has.
+    pub(super) fn retain(library: &'static Library, device: CUdevice) -> DriverResult<Self> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the out-parameter is a valid pointer for the call.
+        let result = unsafe { library.api().cuDevicePrimaryCtxRetain(&raw mut raw, device) };
+        library.check(DriverCall::Open, "cuDevicePrimaryCtxRetain", result)?;
+        Ok(Self { library, device, raw })
+    }
+
+    /// The driver's handle.
+    pub(super) fn raw(&self) -> CUcontext {
+        self.raw
+    }
+
+    /// Makes this context current until the guard is dropped.
+    pub(super) fn enter(&self, call: DriverCall) -> DriverResult<Current<'_>> {
+        let api = self.library.api();
+        let mut before = std::ptr::null_mut();
+        // SAFETY: the out-parameter is a valid pointer for the call.
+        let result = unsafe { api.cuCtxGetCurrent(&raw mut before) };
+        self.library.check(call, "cuCtxGetCurrent", result)?;
+        if before == self.raw {
+            return Ok(Current { context: self, restore: None, on_this_thread: PhantomData });
+        }
+        // SAFETY: the context is retained for as long as `self` lives.
+        let result = unsafe { api.cuCtxSetCurrent(self.raw) };
+        self.library.check(call, "cuCtxSetCurrent", result)?;
+        Ok(Current { context: self, restore: Some(before), on_this_thread: PhantomData })
+    }
+
+    /// As [`enter`](Self::enter), and tells the driver that the calls of this thread do not belong to any capture.
+    pub(super) fn enter_outside_capture(&self, call: DriverCall) -> DriverResult<(Relaxed, Current<'_>)> {
+        let current = self.enter(call)?;
+        Ok((Relaxed::new(self.library), current))
+    }
+
+    /// Waits for everything on the device.
+    pub(super) fn synchronize(&self) -> DriverResult<()> {
+        let _guards = self.enter_outside_capture(DriverCall::Stream)?;
+        // SAFETY: no arguments; the context is current.
+        let result = unsafe { self.library.api().cuCtxSynchronize() };
+        self.library.check(DriverCall::Stream, "cuCtxSynchronize", result)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once in `retain`, released once here. At the end of the process the driver may be gone
+        // already and answer with an error, which changes nothing.
+        let _ = unsafe { self.library.api().cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+/// A context made current on this thread.
+pub(super) struct Current<'a> {
+    context: &'a Context,
+    restore: Option<CUcontext>,
+    on_this_thread: PhantomData<*const ()>,
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        if let Some(before) = self.restore {
+            // SAFETY: this context (or none) was current when the guard was made.
+            let _ = unsafe { self.context.library.api().cuCtxSetCurrent(before) };
+        }
+    }
+}
+
+/// This thread's calls do not break a stream capture that is under way, here or on another thread.
+pub(super) struct Relaxed {
+    library: &'static Library,
+    before: Option<CUstreamCaptureMode>,
+    on_this_thread: PhantomData<*const ()>,
+}
+
+impl Relaxed {
+    pub(super) fn new(library: &'static Library) -> Self {
+        let mut mode = capture_mode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the parameter is a valid pointer for the call, which swaps the mode with the thread's.
+        let result = unsafe { library.api().cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+        let swapped = result == super::sys::cudaError_enum::CUDA_SUCCESS;
+        Self { library, before: swapped.then_some(mode), on_this_thread: PhantomData }
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        if let Some(mut mode) = self.before {
+            // SAFETY: as in `new`.
+            let _ = unsafe { self.library.api().cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+        }
+    }
+}

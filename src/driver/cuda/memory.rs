@@ -1,0 +1,201 @@
+//! Virtual memory of a CUDA device.
+//!
+//! The raw calls are methods of [`Vmm`], so that the check at opening and the driver itself use the same ones.
+
+use super::context::Context;
+use super::library::Library;
+use super::sys::{
+    CUdevice, CUmemAccessDesc, CUmemAllocationGranularity_flags_enum as granularity_flags,
+    CUmemAllocationHandleType_enum as handle_type, CUmemAllocationProp, CUmemAllocationType_enum as allocation_type,
+    CUmemLocation, CUmemLocationType_enum as location_type, CUresult,
+};
+use super::{ChunkFeatures, CudaDriver};
+use crate::driver::{ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, MemoryDriver, MemoryInfo};
+use crate::units::{DeviceAddr, round_down};
+
+/// The calls, with the context entered and the capture mode relaxed around each.
+pub(super) struct Vmm<'a> {
+    pub library: &'static Library,
+    pub context: &'a Context,
+    pub device: CUdevice,
+    pub features: ChunkFeatures,
+    pub access: &'a [CUmemAccessDesc],
+}
+
+impl Vmm<'_> {
+    /// Minimum and recommended granularity for chunks of these features.
+    pub(super) fn granularities(&self) -> DriverResult<(u64, u64)> {
+        let one = |flag| {
+            let prop = self.properties();
+            let mut bytes = 0;
+            // SAFETY: both pointers are valid for the call.
+            let result =
+                unsafe { self.library.api().cuMemGetAllocationGranularity(&raw mut bytes, &raw const prop, flag) };
+            self.library.check(DriverCall::Open, "cuMemGetAllocationGranularity", result).map(|()| bytes as u64)
+        };
+        Ok((
+            one(granularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM)?,
+            one(granularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)?,
+        ))
+    }
+
+    pub(super) fn reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DeviceAddr> {
+        let mut addr = 0;
+        let (bytes, alignment) = (size(DriverCall::Reserve, bytes)?, size(DriverCall::Reserve, alignment)?);
+        self.call(DriverCall::Reserve, || {
+            // SAFETY: the out-parameter is a valid pointer for the call; no address is wished for.
+            unsafe { self.library.api().cuMemAddressReserve(&raw mut addr, bytes, alignment, 0, 0) }
+        })?;
+        Ok(DeviceAddr(addr))
+    }
+
+    pub(super) fn address_free(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        let bytes = size(DriverCall::AddressFree, bytes)?;
+        // SAFETY: numbers only; the driver checks them against its reservations.
+        self.call(DriverCall::AddressFree, || unsafe { self.library.api().cuMemAddressFree(addr.0, bytes) })
+    }
+
+    pub(super) fn create(&self, bytes: u64) -> DriverResult<ChunkHandle> {
+        let prop = self.properties();
+        let mut handle = 0;
+        let bytes = size(DriverCall::Create, bytes)?;
+        self.call(DriverCall::Create, || {
+            // SAFETY: both pointers are valid for the call.
+            unsafe { self.library.api().cuMemCreate(&raw mut handle, bytes, &raw const prop, 0) }
+        })?;
+        Ok(ChunkHandle(handle))
+    }
+
+    pub(super) fn release(&self, chunk: ChunkHandle) -> DriverResult<()> {
+        // SAFETY: the caller releases a handle of this driver once (the trait's contract).
+        self.call(DriverCall::Release, || unsafe { self.library.api().cuMemRelease(chunk.0) })
+    }
+
+    pub(super) fn map(&self, addr: DeviceAddr, bytes: u64, chunk: ChunkHandle) -> DriverResult<()> {
+        let bytes = size(DriverCall::Map, bytes)?;
+        // SAFETY: the caller's handle is live (the trait's contract); the driver checks the addresses.
+        self.call(DriverCall::Map, || unsafe { self.library.api().cuMemMap(addr.0, bytes, 0, chunk.0, 0) })
+    }
+
+    pub(super) fn set_access(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        let bytes = size(DriverCall::SetAccess, bytes)?;
+        let (list, count) = (self.access.as_ptr(), self.access.len());
+        // SAFETY: the list is as long as the count says; the driver checks the addresses.
+        self.call(DriverCall::SetAccess, || unsafe { self.library.api().cuMemSetAccess(addr.0, bytes, list, count) })
+    }
+
+    pub(super) fn unmap(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        let bytes = size(DriverCall::Unmap, bytes)?;
+        // SAFETY: numbers only for the driver; that nothing uses the range is the caller's promise.
+        self.call(DriverCall::Unmap, || unsafe { self.library.api().cuMemUnmap(addr.0, bytes) })
+    }
+
+    fn call(&self, call: DriverCall, function: impl FnOnce() -> CUresult) -> DriverResult<()> {
+        let _guards = self.context.enter_outside_capture(call)?;
+        let result = function();
+        self.library.check(call, call.name(), result)
+    }
+
+    fn properties(&self) -> CUmemAllocationProp {
+        let mut prop = CUmemAllocationProp {
+            type_: allocation_type::CU_MEM_ALLOCATION_TYPE_PINNED,
+            location: CUmemLocation { type_: location_type::CU_MEM_LOCATION_TYPE_DEVICE, id: self.device },
+            ..CUmemAllocationProp::default()
+        };
+        if self.features.posix_fd {
+            prop.requestedHandleTypes = handle_type::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        }
+        if self.features.rdma {
+            prop.allocFlags.gpuDirectRDMACapable = 1;
+        }
+        prop
+    }
+}
+
+impl CudaDriver {
+    /// Reserves up to `bytes` of addresses, halving the wish down to `least` where the driver refuses; gives the bytes
+    /// that it got. Both are multiples of the granularity.
+    ///
+    /// # Errors
+    /// The driver's last answer, when not even `least` bytes are to be had.
+    pub fn reserve_at_most(&self, bytes: u64, least: u64, alignment: u64) -> DriverResult<(DeviceAddr, u64)> {
+        let mut wish = bytes.max(least);
+        loop {
+            match self.reserve(wish, alignment) {
+                Ok(addr) => return Ok((addr, wish)),
+                Err(error) if wish <= least || error.kind.is_sticky() => return Err(error),
+                Err(_) => wish = round_down(wish / 2, self.granularity).max(least),
+            }
+        }
+    }
+
+    fn vmm(&self) -> Vmm<'_> {
+        Vmm {
+            library: self.library,
+            context: &self.context,
+            device: self.device,
+            features: self.features,
+            access: &self.access,
+        }
+    }
+}
+
+impl MemoryDriver for CudaDriver {
+    fn granularity(&self) -> u64 {
+        self.granularity
+    }
+
+    fn memory_info(&self) -> DriverResult<MemoryInfo> {
+        super::plain::memory_info(self.library, &self.context)
+    }
+
+    fn reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DeviceAddr> {
+        let call = DriverCall::Reserve;
+        if bytes == 0 || !bytes.is_multiple_of(self.granularity) {
+            return Err(DriverError::new(
+                call,
+                DriverErrorKind::InvalidValue,
+                format!("{bytes} bytes are not a multiple of the granularity, {}", self.granularity),
+            ));
+        }
+        if !alignment.is_power_of_two() || alignment < self.granularity {
+            return Err(DriverError::new(
+                call,
+                DriverErrorKind::InvalidValue,
+                format!("alignment {alignment} is not a power of two from the granularity, {}, up", self.granularity),
+            ));
+        }
+        self.vmm().reserve(bytes, alignment)
+    }
+
+    fn address_free(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        self.vmm().address_free(addr, bytes)
+    }
+
+    fn create(&self, bytes: u64) -> DriverResult<ChunkHandle> {
+        self.vmm().create(bytes)
+    }
+
+    fn release(&self, chunk: ChunkHandle) -> DriverResult<()> {
+        self.vmm().release(chunk)
+    }
+
+    fn map(&self, addr: DeviceAddr, bytes: u64, chunk: ChunkHandle) -> DriverResult<()> {
+        self.vmm().map(addr, bytes, chunk)
+    }
+
+    fn set_access(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        self.vmm().set_access(addr, bytes)
+    }
+
+    fn unmap(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        self.vmm().unmap(addr, bytes)
+    }
+}
+
+/// `bytes` as the driver's `size_t`.
+fn size(call: DriverCall, bytes: u64) -> DriverResult<usize> {
+    usize::try_from(bytes).map_err(|_| {
+        DriverError::new(call, DriverErrorKind::InvalidValue, "more bytes than this machine's addresses can count")
+    })
+}

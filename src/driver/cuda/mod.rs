@@ -1,0 +1,236 @@
+//! The CUDA driver: [`MemoryDriver`](super::MemoryDriver) and its companions on a real GPU, through the driver library
+//! loaded at run time.
+//!
+//! ```text
+//! library.rs   libcuda.so.1, loaded and initialised once          sys/        generated bindings
+//! context.rs   primary context and capture mode, per call         error.rs    codes; why a device cannot be opened
+//! device.rs    facts about a device                               probe.rs    the check at opening
+//! memory.rs    virtual memory      streams.rs  streams, events    work.rs     fill, verify, copy
+//! kernels.rs   our kernels                                        measure.rs  bandwidth, latency
+//! plain.rs     the driver's own allocators
+//! survey/      questions that only experiments answer
+//! ```
+//!
+//! - I1  every chunk of a [`CudaDriver`] is made with one set of properties, for which `granularity` was queried and a
+//!   whole create, map, access, unmap cycle succeeded when the driver was opened.
+//! - I2  no call leaves another context or capture mode behind on the calling thread.
+//! - I3  no call waits for the device, except `event_synchronize`, `synchronize` and `destroy_stream`, whose purpose it
+//!   is.
+//!
+//! Threads: any, concurrently. The driver library has its own locks: calls that change mappings run one after another.
+//! Cost: reserve 1-20 us; create 10-200 us and more where memory must be cleared first; map 1-2 us; set_access and
+//! unmap 20-70 us for each mapping in the range; events under 1 us.
+//!
+//! Not here: which memory goes where (the allocator), and devices without virtual memory management.
+
+mod context;
+mod device;
+mod error;
+mod kernels;
+mod library;
+mod measure;
+mod memory;
+mod plain;
+mod probe;
+mod streams;
+mod survey;
+#[doc(hidden)]
+pub mod sys;
+mod work;
+
+pub use device::DeviceInfo;
+pub use error::{CudaVersion, LoadError, MINIMUM_VERSION, OpenError};
+pub use kernels::KERNEL_SOURCES;
+pub use library::Library;
+pub use measure::{ChaseLatency, Pass};
+pub use plain::PlainDevice;
+pub use streams::{LEGACY_STREAM, PER_THREAD_STREAM};
+pub use survey::{Answer, Question};
+
+use std::path::PathBuf;
+
+use crate::sync::Mutex;
+use context::Context;
+use sys::{CUdevice, CUmemAccess_flags_enum, CUmemAccessDesc, CUmemLocation, CUmemLocationType_enum};
+
+/// A CUDA device as a [`Driver`](super::Driver).
+pub struct CudaDriver {
+    library: &'static Library,
+    info: DeviceInfo,
+    device: CUdevice,
+    context: Context,
+    features: ChunkFeatures,
+    granularity: u64,
+    recommended_granularity: u64,
+    access: Vec<CUmemAccessDesc>,
+    work: Mutex<Option<work::Work>>,
+}
+
+/// What every chunk of a driver can do beside being mapped. Fixed when the driver is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct ChunkFeatures {
+    /// Can be exported as a POSIX file descriptor.
+    pub posix_fd: bool,
+    /// Can be registered for GPUDirect RDMA.
+    pub rdma: bool,
+}
+
+/// Whether chunks may leave the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Sharing {
+    /// Exportable and RDMA-capable where the device says so and a real cycle at opening agrees.
+    #[default]
+    WherePossible,
+    /// Neither, anywhere.
+    Never,
+}
+
+/// Settings of a [`CudaDriver`].
+#[derive(Clone, Debug, Default)]
+pub struct CudaBuilder {
+    ordinal: u32,
+    peers: Vec<u32>,
+    sharing: Sharing,
+    library: Option<PathBuf>,
+}
+
+impl CudaBuilder {
+    /// The device, counted from 0 after `CUDA_VISIBLE_DEVICES`. Default: 0.
+    pub fn device(mut self, ordinal: u32) -> Self {
+        self.ordinal = ordinal;
+        self
+    }
+
+    /// Devices that get access to every mapping, beside the device itself. Default: none.
+    pub fn peers(mut self, ordinals: impl IntoIterator<Item = u32>) -> Self {
+        self.peers = ordinals.into_iter().collect();
+        self
+    }
+
+    /// Whether chunks may leave the process. Default: [`Sharing::WherePossible`].
+    pub fn sharing(mut self, sharing: Sharing) -> Self {
+        self.sharing = sharing;
+        self
+    }
+
+    /// The driver library to load. Default: the installed one.
+    pub fn library(mut self, path: impl Into<PathBuf>) -> Self {
+        self.library = Some(path.into());
+        self
+    }
+
+    /// Opens the device: loads the library where that has not happened, retains the primary context, and runs one whole
+    /// cycle of virtual memory calls.
+    ///
+    /// # Errors
+    /// [`OpenError`], which says what to do. Nothing is held afterwards.
+    pub fn open(self) -> Result<CudaDriver, OpenError> {
+        let library = self.load()?;
+        let count = library.device_count()?;
+        for ordinal in std::iter::once(self.ordinal).chain(self.peers.iter().copied()) {
+            if ordinal >= count {
+                return Err(OpenError::NoSuchDevice { ordinal, count });
+            }
+        }
+        let info = DeviceInfo::query(library, self.ordinal)?;
+        if !info.vmm {
+            let reason = "the driver says so: attribute VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED is 0".into();
+            return Err(OpenError::NoVmm { ordinal: self.ordinal, name: info.name, reason });
+        }
+        let device = library.device(self.ordinal)?;
+        let mut access = vec![read_write(device)];
+        for &peer in self.peers.iter().filter(|&&peer| peer != self.ordinal) {
+            let peer_device = library.device(peer)?;
+            if !device::can_access(library, peer_device, device)? {
+                return Err(OpenError::NoPeerAccess { ordinal: self.ordinal, peer });
+            }
+            access.push(read_write(peer_device));
+        }
+        let context = Context::retain(library, device)?;
+        let wanted = match self.sharing {
+            Sharing::WherePossible => ChunkFeatures { posix_fd: info.posix_fd_export, rdma: info.rdma },
+            Sharing::Never => ChunkFeatures { posix_fd: false, rdma: false },
+        };
+        let agreed = probe::agree(library, &context, device, &info, &access, wanted)?;
+        Ok(CudaDriver {
+            library,
+            info,
+            device,
+            context,
+            features: agreed.features,
+            granularity: agreed.granularity,
+            recommended_granularity: agreed.recommended_granularity,
+            access,
+            work: Mutex::new(None),
+        })
+    }
+}
+
+impl CudaBuilder {
+    fn load(&self) -> Result<&'static Library, LoadError> {
+        match &self.library {
+            Some(path) => Library::open_from(path),
+            None => Library::open(),
+        }
+    }
+}
+
+impl CudaDriver {
+    /// Opens device number `ordinal`, counted from 0, with the default settings.
+    ///
+    /// # Errors
+    /// As [`CudaBuilder::open`].
+    pub fn open(ordinal: u32) -> Result<Self, OpenError> {
+        Self::builder().device(ordinal).open()
+    }
+
+    /// Starts choosing settings.
+    pub fn builder() -> CudaBuilder {
+        CudaBuilder::default()
+    }
+
+    /// Facts about the device.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// The library that this driver calls.
+    pub fn library(&self) -> &'static Library {
+        self.library
+    }
+
+    /// What every chunk can do.
+    pub fn features(&self) -> ChunkFeatures {
+        self.features
+    }
+
+    /// The page size that the driver recommends for speed, at least [`granularity`](super::MemoryDriver::granularity).
+    pub fn recommended_granularity(&self) -> u64 {
+        self.recommended_granularity
+    }
+
+    /// Waits for everything on the device, whoever queued it.
+    ///
+    /// # Errors
+    /// `DeviceLost` where earlier work failed.
+    pub fn synchronize_device(&self) -> super::DriverResult<()> {
+        self.context.synchronize()
+    }
+}
+
+impl std::fmt::Debug for CudaDriver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CudaDriver")
+            .field("info", &self.info)
+            .field("features", &self.features)
+            .field("granularity", &self.granularity)
+            .finish_non_exhaustive()
+    }
+}
+
+fn read_write(device: CUdevice) -> CUmemAccessDesc {
+    CUmemAccessDesc {
+        location: CUmemLocation { type_: CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE, id: device },
+        flags: CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    }
+}

@@ -1,0 +1,74 @@
+//! The check at opening: one real cycle of virtual memory calls, with as many chunk features as work.
+//!
+//! What a device claims is not enough: some say that RDMA-capable chunks work and then refuse access to them (WSL), and
+//! some claim virtual memory management and refuse the calls.
+
+use super::context::Context;
+use super::error::OpenError;
+use super::library::Library;
+use super::memory::Vmm;
+use super::sys::{CUdevice, CUmemAccessDesc};
+use super::{ChunkFeatures, DeviceInfo};
+use crate::driver::{DriverErrorKind, DriverResult};
+use crate::units::ByteSize;
+
+/// What device and cycle agreed on.
+pub(super) struct Agreed {
+    pub features: ChunkFeatures,
+    pub granularity: u64,
+    pub recommended_granularity: u64,
+}
+
+/// Tries `wanted`, then without RDMA, then without export; the first whose cycle succeeds.
+pub(super) fn agree(
+    library: &'static Library,
+    context: &Context,
+    device: CUdevice,
+    info: &DeviceInfo,
+    access: &[CUmemAccessDesc],
+    wanted: ChunkFeatures,
+) -> Result<Agreed, OpenError> {
+    let less = ChunkFeatures { rdma: false, ..wanted };
+    let least = ChunkFeatures { posix_fd: false, rdma: false };
+    let mut attempts = vec![wanted, less, least];
+    attempts.dedup();
+    let last = attempts.len() - 1;
+    for (attempt, features) in attempts.into_iter().enumerate() {
+        let vmm = Vmm { library, context, device, features, access };
+        let mut needed = 0;
+        let tried = vmm.granularities().and_then(|(granularity, recommended_granularity)| {
+            needed = granularity;
+            cycle(&vmm, granularity).map(|()| Agreed { features, granularity, recommended_granularity })
+        });
+        match tried {
+            Ok(agreed) if agreed.granularity.is_power_of_two() => return Ok(agreed),
+            Ok(agreed) => {
+                let reason = format!("its granularity is {}, no power of two", agreed.granularity).into();
+                return Err(OpenError::NoVmm { ordinal: info.ordinal, name: info.name.clone(), reason });
+            }
+            Err(error) if error.kind.is_sticky() => return Err(error.into()),
+            Err(_) if attempt < last => {}
+            Err(error) if error.kind == DriverErrorKind::OutOfMemory => {
+                return Err(OpenError::DeviceFull { ordinal: info.ordinal, needed: ByteSize(needed), error });
+            }
+            Err(error) => {
+                let reason = format!("the start-up check: {error}").into();
+                return Err(OpenError::NoVmm { ordinal: info.ordinal, name: info.name.clone(), reason });
+            }
+        }
+    }
+    unreachable!("the last attempt returns")
+}
+
+/// Create, reserve, map, access, and everything back.
+fn cycle(vmm: &Vmm<'_>, bytes: u64) -> DriverResult<()> {
+    let chunk = vmm.create(bytes)?;
+    let outcome = vmm.reserve(bytes, bytes).and_then(|addr| {
+        let mapped = vmm.map(addr, bytes, chunk).and_then(|()| {
+            let accessed = vmm.set_access(addr, bytes);
+            accessed.and(vmm.unmap(addr, bytes))
+        });
+        mapped.and(vmm.address_free(addr, bytes))
+    });
+    outcome.and(vmm.release(chunk))
+}

@@ -1,0 +1,116 @@
+//! Streams and events of a CUDA device.
+//!
+//! Three handles stand for no stream object of their own: 0 and 1 are the legacy default stream, 2 is the default
+//! stream of the calling thread (another stream on every thread).
+
+use super::CudaDriver;
+use super::context::Relaxed;
+use super::sys::{
+    CUevent, CUevent_flags_enum as event_flags, CUstream, CUstreamCaptureStatus_enum as capture_status,
+    cudaError_enum as code,
+};
+use crate::driver::{DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, StreamDriver};
+use crate::units::StreamId;
+
+/// CUDA's legacy default stream by its other handle (`CU_STREAM_LEGACY`).
+pub const LEGACY_STREAM: StreamId = StreamId(1);
+
+/// The calling thread's default stream (`CU_STREAM_PER_THREAD`).
+pub const PER_THREAD_STREAM: StreamId = StreamId(2);
+
+impl StreamDriver for CudaDriver {
+    fn check_stream(&self, stream: StreamId) -> DriverResult<()> {
+        if is_default(stream) {
+            return Ok(());
+        }
+        let _current = self.context.enter(DriverCall::Stream)?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the caller says that this is a stream handle; the out-parameter is a valid pointer for the call.
+        let result = unsafe { self.library.api().cuStreamGetCtx(raw_stream(stream), &raw mut context) };
+        if self
+            .library
+            .check(DriverCall::Stream, "cuStreamGetCtx", result)
+            .is_ok_and(|()| context == self.context.raw())
+        {
+            return Ok(());
+        }
+        Err(DriverError::new(
+            DriverCall::Stream,
+            DriverErrorKind::InvalidHandle,
+            format!("{stream} is not a stream of device {}'s primary context", self.info.ordinal),
+        ))
+    }
+
+    fn is_capturing(&self, stream: StreamId) -> bool {
+        let Ok(_current) = self.context.enter(DriverCall::Stream) else { return false };
+        let mut status = capture_status::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is one of this device (the trait's contract); the out-parameter is valid for the call.
+        let result = unsafe { self.library.api().cuStreamIsCapturing(raw_stream(stream), &raw mut status) };
+        // The legacy stream cannot even be asked while a stream that synchronises with it is captured.
+        result == code::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+            || (result == code::CUDA_SUCCESS && status != capture_status::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    fn event_create(&self) -> DriverResult<EventHandle> {
+        let _guards = self.context.enter_outside_capture(DriverCall::EventCreate)?;
+        let mut event = std::ptr::null_mut();
+        let flags = event_flags::CU_EVENT_DISABLE_TIMING.0;
+        // SAFETY: the out-parameter is a valid pointer for the call.
+        let result = unsafe { self.library.api().cuEventCreate(&raw mut event, flags) };
+        self.library.check(DriverCall::EventCreate, "cuEventCreate", result)?;
+        Ok(EventHandle(event as u64))
+    }
+
+    fn event_destroy(&self, event: EventHandle) -> DriverResult<()> {
+        let _guards = self.context.enter_outside_capture(DriverCall::EventDestroy)?;
+        // SAFETY: an event of this driver, destroyed once (the trait's contract).
+        let result = unsafe { self.library.api().cuEventDestroy_v2(raw_event(event)) };
+        self.library.check(DriverCall::EventDestroy, "cuEventDestroy", result)
+    }
+
+    fn event_record(&self, event: EventHandle, stream: StreamId) -> DriverResult<()> {
+        let _current = self.context.enter(DriverCall::EventRecord)?;
+        // SAFETY: event and stream are of this driver (the trait's contract).
+        let result = unsafe { self.library.api().cuEventRecord(raw_event(event), raw_stream(stream)) };
+        self.library.check(DriverCall::EventRecord, "cuEventRecord", result)
+    }
+
+    fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
+        // A query from a thread in the default capture mode would break a capture under way elsewhere.
+        let _relaxed = Relaxed::new(self.library);
+        // SAFETY: an event of this driver (the trait's contract).
+        let result = unsafe { self.library.api().cuEventQuery(raw_event(event)) };
+        if result == code::CUDA_ERROR_NOT_READY {
+            return Ok(false);
+        }
+        self.library.check(DriverCall::EventQuery, "cuEventQuery", result).map(|()| true)
+    }
+
+    fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
+        let _relaxed = Relaxed::new(self.library);
+        // SAFETY: an event of this driver (the trait's contract).
+        let result = unsafe { self.library.api().cuEventSynchronize(raw_event(event)) };
+        self.library.check(DriverCall::EventSynchronize, "cuEventSynchronize", result)
+    }
+
+    fn stream_wait(&self, stream: StreamId, event: EventHandle) -> DriverResult<()> {
+        let _current = self.context.enter(DriverCall::StreamWait)?;
+        // SAFETY: event and stream are of this driver (the trait's contract); 0 is the only flag for plain waits.
+        let result = unsafe { self.library.api().cuStreamWaitEvent(raw_stream(stream), raw_event(event), 0) };
+        self.library.check(DriverCall::StreamWait, "cuStreamWaitEvent", result)
+    }
+}
+
+/// True for the handles that stand for a default stream.
+pub(super) fn is_default(stream: StreamId) -> bool {
+    [StreamId::DEFAULT, LEGACY_STREAM, PER_THREAD_STREAM].contains(&stream)
+}
+
+/// The driver's handle: a token that happens to be typed as a pointer.
+pub(super) fn raw_stream(stream: StreamId) -> CUstream {
+    std::ptr::with_exposed_provenance_mut(stream.0 as usize)
+}
+
+fn raw_event(event: EventHandle) -> CUevent {
+    std::ptr::with_exposed_provenance_mut(event.0 as usize)
+}

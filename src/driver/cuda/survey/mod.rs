@@ -1,0 +1,137 @@
+//! Questions about a device that no document answers, each with an experiment.
+//!
+//! An experiment may lose the device's context, take seconds, or be killed by the driver: ask each in a process of its
+//! own ([`Question::ask`] says so). Nothing here is used by the allocator.
+//!
+//! ```text
+//! rules.rs   what the driver accepts and refuses      order.rs   what waits for what, captures, graphs
+//! costs.rs   microseconds, limits, latency
+//! ```
+
+mod costs;
+mod order;
+mod rules;
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::{CudaBuilder, CudaDriver, OpenError};
+use crate::driver::{ChunkHandle, DriverError, DriverResult, MemoryDriver};
+use crate::units::DeviceAddr;
+
+/// One question.
+pub struct Question {
+    /// A short name that stays the same.
+    pub id: &'static str,
+    /// The question.
+    pub text: &'static str,
+    experiment: fn(&CudaDriver) -> DriverResult<Value>,
+}
+
+/// What an experiment showed.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Answer {
+    /// The question's id.
+    pub id: &'static str,
+    /// The question's text.
+    pub question: &'static str,
+    /// What was measured; `null` when the experiment itself failed.
+    pub value: Value,
+    /// Why the experiment failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// How long it took, the start of the driver included.
+    pub seconds: f64,
+}
+
+impl Question {
+    /// Every question, in the order in which they are asked.
+    pub const ALL: &[Self] = &[
+        rules::SUB_SIZE_MAP,
+        rules::UNMAP_TWO,
+        rules::UNMAP_PART,
+        rules::UNMAP_HOLE,
+        rules::ACCESS_PART,
+        rules::READ_ONLY,
+        rules::FRESH_CONTENT,
+        rules::EXPORT,
+        rules::WITHOUT_CONTEXT,
+        rules::MEMORY_INFO,
+        order::BUSY,
+        order::UNMAP_IN_USE,
+        order::CAPTURE_SAME_THREAD,
+        order::CAPTURE_OTHER_THREAD,
+        order::GRAPH_REMAP,
+        costs::CALLS_BY_SIZE,
+        costs::RANGED_ACCESS,
+        costs::THREADS,
+        costs::RESERVATION,
+        costs::MAPPINGS,
+        costs::LATENCY,
+        costs::BANDWIDTH,
+    ];
+
+    /// Runs the experiment on a device opened for it alone. It may leave the device unusable for this process, and
+    /// gives back only what it can: end the process afterwards.
+    pub fn ask(&self, builder: CudaBuilder) -> Answer {
+        let start = Instant::now();
+        let outcome = builder.open().and_then(|driver| (self.experiment)(&driver).map_err(OpenError::from));
+        let (value, error) = match outcome {
+            Ok(value) => (value, None),
+            Err(error) => (Value::Null, Some(error.to_string())),
+        };
+        Answer { id: self.id, question: self.text, value, error, seconds: start.elapsed().as_secs_f64() }
+    }
+}
+
+/// What a call answered, as a value: `"ok"`, or the code and its name.
+fn told<T>(outcome: &DriverResult<T>) -> Value {
+    match outcome {
+        Ok(_) => json!("ok"),
+        Err(error) => refusal(error),
+    }
+}
+
+fn refusal(error: &DriverError) -> Value {
+    json!({ "code": error.code, "name": error.name })
+}
+
+/// A chunk of `bytes`, mapped with access at `addr`; its handle is kept.
+fn put(driver: &CudaDriver, addr: DeviceAddr, bytes: u64) -> DriverResult<ChunkHandle> {
+    let chunk = driver.create(bytes)?;
+    driver.map(addr, bytes, chunk)?;
+    driver.set_access(addr, bytes)?;
+    Ok(chunk)
+}
+
+/// A chunk of `bytes` at an address of its own.
+fn place(driver: &CudaDriver, bytes: u64) -> DriverResult<(DeviceAddr, ChunkHandle)> {
+    let addr = driver.reserve(bytes, driver.granularity())?;
+    Ok((addr, put(driver, addr, bytes)?))
+}
+
+/// Undoes [`place`].
+fn take_away(driver: &CudaDriver, addr: DeviceAddr, chunk: ChunkHandle, bytes: u64) -> DriverResult<()> {
+    driver.unmap(addr, bytes)?;
+    driver.release(chunk)?;
+    driver.address_free(addr, bytes)
+}
+
+/// How long `call` took, beside its result.
+fn timed<T>(call: impl FnOnce() -> DriverResult<T>) -> DriverResult<(T, Duration)> {
+    let start = Instant::now();
+    let value = call()?;
+    Ok((value, start.elapsed()))
+}
+
+/// Microseconds, to a tenth.
+fn micros(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e7).round() / 10.0
+}
+
+/// The middle one.
+fn median(mut durations: Vec<Duration>) -> Duration {
+    durations.sort_unstable();
+    durations.get(durations.len() / 2).copied().unwrap_or_default()
+}

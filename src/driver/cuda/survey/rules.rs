@@ -1,0 +1,280 @@
+//! What the driver accepts and refuses.
+
+use serde_json::{Value, json};
+
+use super::super::CudaDriver;
+use super::super::streams::raw_stream;
+use super::super::sys::{
+    CUmemAccess_flags_enum as access_flags, CUmemAllocationHandleType_enum as handle_type, CUmemAllocationProp,
+    CUmemAllocationType_enum as allocation_type, CUmemLocation, CUmemLocationType_enum as location_type,
+};
+use super::{Question, place, put, refusal, take_away, told};
+use crate::driver::{DriverCall, DriverResult, MemoryDriver, WorkDriver};
+use crate::units::{DeviceAddr, StreamId};
+
+const MAIN: StreamId = StreamId::DEFAULT;
+
+pub(super) const SUB_SIZE_MAP: Question = Question {
+    id: "sub_size_map",
+    text: "What does mapping only the first half of a chunk answer?",
+    experiment: |driver| {
+        let page = driver.granularity();
+        let addr = driver.reserve(2 * page, page)?;
+        let chunk = driver.create(2 * page)?;
+        Ok(told(&driver.map(addr, page, chunk)))
+    },
+};
+
+pub(super) const UNMAP_TWO: Question = Question {
+    id: "unmap_two",
+    text: "Does one unmap call remove two adjacent mappings?",
+    experiment: |driver| {
+        let page = driver.granularity();
+        let addr = driver.reserve(2 * page, page)?;
+        put(driver, addr, page)?;
+        put(driver, addr.offset(page), page)?;
+        let outcome = driver.unmap(addr, 2 * page);
+        let again = [driver.unmap(addr, page), driver.unmap(addr.offset(page), page)];
+        Ok(json!({ "answer": told(&outcome), "left_mapped": again.iter().filter(|again| again.is_ok()).count() }))
+    },
+};
+
+pub(super) const UNMAP_PART: Question = Question {
+    id: "unmap_part",
+    text: "What does unmapping the first half of a mapping answer?",
+    experiment: |driver| {
+        let page = driver.granularity();
+        let addr = driver.reserve(2 * page, page)?;
+        put(driver, addr, 2 * page)?;
+        let part = driver.unmap(addr, page);
+        let whole = driver.unmap(addr, 2 * page);
+        Ok(json!({ "part": told(&part), "whole_afterwards": told(&whole) }))
+    },
+};
+
+pub(super) const UNMAP_HOLE: Question = Question {
+    id: "unmap_hole",
+    text: "What does an unmap over two mappings with a hole between them answer?",
+    experiment: |driver| {
+        let page = driver.granularity();
+        let addr = driver.reserve(3 * page, page)?;
+        put(driver, addr, page)?;
+        put(driver, addr.offset(2 * page), page)?;
+        let outcome = driver.unmap(addr, 3 * page);
+        let left = [driver.unmap(addr, page), driver.unmap(addr.offset(2 * page), page)];
+        Ok(json!({ "answer": told(&outcome), "left_mapped": left.iter().filter(|left| left.is_ok()).count() }))
+    },
+};
+
+pub(super) const ACCESS_PART: Question = Question {
+    id: "access_part",
+    text: "What does set_access over the first half of a mapping answer, and what is accessible then?",
+    experiment: |driver| {
+        let page = driver.granularity();
+        let addr = driver.reserve(2 * page, page)?;
+        let chunk = driver.create(2 * page)?;
+        driver.map(addr, 2 * page, chunk)?;
+        let outcome = driver.set_access(addr, page);
+        Ok(json!({
+            "answer": told(&outcome),
+            "first_half": access_at(driver, addr),
+            "second_half": access_at(driver, addr.offset(page)),
+        }))
+    },
+};
+
+pub(super) const READ_ONLY: Question = Question {
+    id: "read_only",
+    text: "What does a write to a range with read access only lead to?",
+    experiment: |driver| {
+        let page = driver.granularity();
+        let addr = driver.reserve(page, page)?;
+        let chunk = driver.create(page)?;
+        driver.map(addr, page, chunk)?;
+        let mut read = driver.access[0];
+        read.flags = access_flags::CU_MEM_ACCESS_FLAGS_PROT_READ;
+        // SAFETY: one descriptor, valid for the call; a mapping of this driver.
+        let result = unsafe { driver.library.api().cuMemSetAccess(addr.0, page as usize, &raw const read, 1) };
+        driver.library.check(DriverCall::SetAccess, "cuMemSetAccess", result)?;
+        let queued = driver.fill(MAIN, addr, 64, 1);
+        let finished = driver.synchronize(MAIN);
+        Ok(
+            json!({ "launch": told(&queued), "synchronize": told(&finished), "create_afterwards": told(&driver.create(page)) }),
+        )
+    },
+};
+
+pub(super) const FRESH_CONTENT: Question = Question {
+    id: "fresh_content",
+    text: "What does a new chunk contain: after the start, and after a written chunk was released?",
+    experiment: |driver| {
+        let bytes = 8 * driver.granularity();
+        let (addr, chunk) = place(driver, bytes)?;
+        let first = non_zero_bytes(driver, addr, bytes)?;
+        driver.fill(MAIN, addr, bytes, 77)?;
+        driver.synchronize(MAIN)?;
+        take_away(driver, addr, chunk, bytes)?;
+        let (addr, chunk) = place(driver, bytes)?;
+        let recycled = non_zero_bytes(driver, addr, bytes)?;
+        driver.verify(MAIN, addr, bytes, 77)?;
+        driver.synchronize(MAIN)?;
+        let old_content = driver.take_mismatches().is_empty();
+        take_away(driver, addr, chunk, bytes)?;
+        Ok(json!({
+            "bytes": bytes,
+            "non_zero_in_first_chunk": first,
+            "non_zero_after_release": recycled,
+            "old_content_intact": old_content,
+        }))
+    },
+};
+
+pub(super) const EXPORT: Question = Question {
+    id: "export",
+    text: "Can a chunk be exported and imported, and what does mapping the import with another size answer?",
+    experiment: |driver| {
+        let optional = driver.library.optional();
+        let (Ok(export), Ok(import)) =
+            (&optional.cuMemExportToShareableHandle, &optional.cuMemImportFromShareableHandle)
+        else {
+            return Ok(json!("the library has no export functions"));
+        };
+        let page = driver.granularity();
+        let chunk = driver.create(2 * page)?;
+        let mut fd: i32 = -1;
+        let kind = handle_type::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        // SAFETY: a live chunk; for this kind the out-parameter is an int.
+        let result = unsafe { export((&raw mut fd).cast(), chunk.0, kind, 0) };
+        if let Err(error) = driver.library.check(DriverCall::Create, "cuMemExportToShareableHandle", result) {
+            return Ok(json!({ "exportable": driver.features().posix_fd, "export": refusal(&error) }));
+        }
+        let mut imported = 0;
+        // SAFETY: the descriptor that was just exported, passed as the driver wants it; a valid out-parameter.
+        let result = unsafe { import(&raw mut imported, std::ptr::with_exposed_provenance_mut(fd as usize), kind) };
+        let outcome = driver.library.check(DriverCall::Create, "cuMemImportFromShareableHandle", result);
+        let mut answer = json!({
+            "exportable": driver.features().posix_fd,
+            "export": "ok",
+            "import_same_process": told(&outcome),
+            "same_handle": imported == chunk.0,
+        });
+        if outcome.is_ok() {
+            let addr = driver.reserve(4 * page, page)?;
+            let imported = crate::driver::ChunkHandle(imported);
+            answer["map_half"] = told(&driver.map(addr, page, imported));
+            answer["map_double"] = told(&driver.map(addr, 4 * page, imported));
+            answer["map_whole"] = told(&driver.map(addr, 2 * page, imported));
+        }
+        Ok(answer)
+    },
+};
+
+pub(super) const WITHOUT_CONTEXT: Question = Question {
+    id: "without_context",
+    text: "What do the calls answer when no context is current?",
+    experiment: |driver| {
+        let api = driver.library.api();
+        let check = |call, result| told(&driver.library.check(call, DriverCall::name(call), result));
+        let page = driver.granularity() as usize;
+        // SAFETY: no context is current on this thread from here on; every guard in this crate restores that.
+        let _ = unsafe { api.cuCtxSetCurrent(std::ptr::null_mut()) };
+        let mut prop = CUmemAllocationProp {
+            type_: allocation_type::CU_MEM_ALLOCATION_TYPE_PINNED,
+            location: CUmemLocation { type_: location_type::CU_MEM_LOCATION_TYPE_DEVICE, id: driver.device },
+            ..CUmemAllocationProp::default()
+        };
+        prop.requestedHandleTypes = handle_type::CU_MEM_HANDLE_TYPE_NONE;
+        let (mut addr, mut handle, mut free, mut total) = (0, 0, 0, 0);
+        // SAFETY: a valid out-parameter.
+        let reserve = unsafe { api.cuMemAddressReserve(&raw mut addr, page, page, 0, 0) };
+        // SAFETY: valid pointers.
+        let create = unsafe { api.cuMemCreate(&raw mut handle, page, &raw const prop, 0) };
+        // SAFETY: what was reserved and created above, or zeros, which the driver refuses.
+        let map = unsafe { api.cuMemMap(addr, page, 0, handle, 0) };
+        // SAFETY: one descriptor, valid for the call.
+        let access = unsafe { api.cuMemSetAccess(addr, page, driver.access.as_ptr(), 1) };
+        // SAFETY: a mapping that nothing uses.
+        let unmap = unsafe { api.cuMemUnmap(addr, page) };
+        let release = if handle == 0 {
+            Value::Null
+        } else {
+            // SAFETY: created above, released once.
+            check(DriverCall::Release, unsafe { api.cuMemRelease(handle) })
+        };
+        // SAFETY: a reservation with nothing mapped in it.
+        let address_free = unsafe { api.cuMemAddressFree(addr, page) };
+        // SAFETY: valid out-parameters.
+        let info = unsafe { api.cuMemGetInfo_v2(&raw mut free, &raw mut total) };
+        Ok(json!({
+            "reserve": check(DriverCall::Reserve, reserve),
+            "create": check(DriverCall::Create, create),
+            "map": check(DriverCall::Map, map),
+            "set_access": check(DriverCall::SetAccess, access),
+            "unmap": check(DriverCall::Unmap, unmap),
+            "release": release,
+            "address_free": check(DriverCall::AddressFree, address_free),
+            "memory_info": check(DriverCall::MemoryInfo, info),
+        }))
+    },
+};
+
+pub(super) const MEMORY_INFO: Question = Question {
+    id: "memory_info",
+    text: "By how many bytes does each step change the free memory that the driver reports?",
+    experiment: |driver| {
+        let bytes = 32 * driver.granularity();
+        let free = || driver.memory_info().map(|info| i128::from(info.free));
+        let mut before = free()?;
+        let mut steps = serde_json::Map::new();
+        let mut step = |name: &str| -> DriverResult<()> {
+            let now = free()?;
+            let change = i64::try_from(now - before).unwrap_or(i64::MIN);
+            steps.insert(name.to_owned(), json!(change));
+            before = now;
+            Ok(())
+        };
+        let addr = driver.reserve(1024 * bytes, driver.granularity())?;
+        step("reserve_1024_times")?;
+        let chunk = driver.create(bytes)?;
+        step("create")?;
+        driver.map(addr, bytes, chunk)?;
+        driver.set_access(addr, bytes)?;
+        step("map")?;
+        driver.map(addr.offset(bytes), bytes, chunk)?;
+        driver.set_access(addr.offset(bytes), bytes)?;
+        step("alias")?;
+        driver.release(chunk)?;
+        step("release_while_mapped")?;
+        driver.unmap(addr, 2 * bytes)?;
+        step("unmap_both")?;
+        driver.address_free(addr, 1024 * bytes)?;
+        step("address_free")?;
+        Ok(json!({ "bytes": bytes, "change_of_free_bytes": steps }))
+    },
+};
+
+/// The access flags at an address: 0 none, 1 read, 3 read and write; or the refusal.
+fn access_at(driver: &CudaDriver, addr: DeviceAddr) -> Value {
+    let Ok(function) = &driver.library.optional().cuMemGetAccess else { return json!("unknown") };
+    let mut flags = 0;
+    let location = driver.access[0].location;
+    // SAFETY: valid pointers.
+    let result = unsafe { function(&raw mut flags, &raw const location, addr.0) };
+    match driver.library.check(DriverCall::SetAccess, "cuMemGetAccess", result) {
+        Ok(()) => json!(flags),
+        Err(error) => refusal(&error),
+    }
+}
+
+/// How many bytes of the range are not zero.
+fn non_zero_bytes(driver: &CudaDriver, addr: DeviceAddr, bytes: u64) -> DriverResult<u64> {
+    let mut copy = vec![0_u8; bytes as usize];
+    let _current = driver.context.enter(DriverCall::Work)?;
+    // SAFETY: both sides are `bytes` long; the buffer lives until the synchronisation below.
+    let result = unsafe {
+        driver.library.api().cuMemcpyDtoHAsync_v2(copy.as_mut_ptr().cast(), addr.0, copy.len(), raw_stream(MAIN))
+    };
+    driver.library.check(DriverCall::Work, "cuMemcpyDtoHAsync", result)?;
+    driver.synchronize(MAIN)?;
+    Ok(copy.iter().filter(|&&byte| byte != 0).count() as u64)
+}

@@ -1,0 +1,39 @@
+//! For users of [`cuda_driver_sys`]: its `CUdeviceptr`, `CUstream` and `CUevent`.
+
+use crate::driver::EventHandle;
+use crate::units::{DeviceAddr, StreamId};
+use ::cuda_driver_sys::{CUdeviceptr, CUevent, CUstream};
+
+impl From<CUstream> for StreamId {
+    fn from(stream: CUstream) -> Self {
+        Self(stream as u64)
+    }
+}
+
+impl From<StreamId> for CUstream {
+    fn from(stream: StreamId) -> Self {
+        std::ptr::with_exposed_provenance_mut(stream.0 as usize)
+    }
+}
+
+impl From<CUevent> for EventHandle {
+    fn from(event: CUevent) -> Self {
+        Self(event as u64)
+    }
+}
+
+impl From<EventHandle> for CUevent {
+    fn from(event: EventHandle) -> Self {
+        std::ptr::with_exposed_provenance_mut(event.0 as usize)
+    }
+}
+
+/// The address as the driver API takes it.
+pub const fn device_pointer(addr: DeviceAddr) -> CUdeviceptr {
+    addr.0
+}
+
+/// An address of the driver API as gapless takes it.
+pub const fn device_addr(pointer: CUdeviceptr) -> DeviceAddr {
+    DeviceAddr(pointer)
+}

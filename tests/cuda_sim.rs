@@ -1,0 +1,397 @@
+//! The CUDA path without a GPU: loader, contexts, captures, errors and work, through the simulated `libcuda.so.1`.
+
+mod simulated;
+
+use std::time::Duration;
+
+use gapless::allocator::{CloseError, PlainAllocator};
+use gapless::driver::cuda::sys::{Optional, Required, cudaError_enum as code};
+use gapless::driver::cuda::{CudaDriver, CudaVersion, Library, LoadError, OpenError, Pass, Sharing};
+use gapless::driver::{DriverCall, DriverErrorKind, MemoryDriver, StreamDriver, WorkDriver};
+use gapless::units::MIB;
+use gapless::{DeviceAddr, StreamId};
+use simulated::{library, library_without, with_settings};
+
+fn open() -> CudaDriver {
+    CudaDriver::builder().library(library()).open().unwrap()
+}
+
+/// The functions themselves, for what the driver does not offer.
+fn raw() -> (Required, Optional) {
+    // SAFETY: the simulated library's functions have the types of cuda.h.
+    let required = unsafe { Required::new(library()) }.unwrap();
+    // SAFETY: as above.
+    let optional = unsafe { Optional::new(library()) }.unwrap();
+    (required, optional)
+}
+
+fn current_context(api: &Required) -> usize {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: the out-parameter is a valid pointer for the call.
+    assert_eq!(unsafe { api.cuCtxGetCurrent(&raw mut context) }, code::CUDA_SUCCESS);
+    context as usize
+}
+
+/// A chunk of `bytes`, mapped with access at an address of its own.
+fn mapped(driver: &CudaDriver, bytes: u64) -> DeviceAddr {
+    let addr = driver.reserve(bytes, driver.granularity()).unwrap();
+    let chunk = driver.create(bytes).unwrap();
+    driver.map(addr, bytes, chunk).unwrap();
+    driver.set_access(addr, bytes).unwrap();
+    driver.release(chunk).unwrap();
+    addr
+}
+
+#[test]
+fn opens_with_every_feature_that_works() {
+    let driver = open();
+    assert_eq!(driver.granularity(), 2 * MIB);
+    assert!(driver.recommended_granularity() >= driver.granularity());
+    assert!(driver.features().posix_fd && driver.features().rdma);
+    assert_eq!(driver.info().name, "Simulated GPU 0");
+    assert_eq!(driver.library().version(), CudaVersion(13_000));
+    assert!(driver.library().file().ends_with(".so"), "{}", driver.library().file());
+
+    let private = CudaDriver::builder().library(library()).sharing(Sharing::Never).open().unwrap();
+    assert!(!private.features().posix_fd && !private.features().rdma);
+}
+
+#[test]
+fn bytes_stay_with_their_chunk_when_it_is_mapped_elsewhere() {
+    let driver = open();
+    let stream = driver.create_stream().unwrap();
+    let page = driver.granularity();
+    let range = driver.reserve(3 * page, page).unwrap();
+    let chunk = driver.create(page).unwrap();
+    driver.map(range, page, chunk).unwrap();
+    driver.set_access(range, page).unwrap();
+    driver.fill(stream, range, page, 7).unwrap();
+
+    let alias = range.offset(2 * page);
+    driver.map(alias, page, chunk).unwrap();
+    driver.set_access(alias, page).unwrap();
+    driver.verify(stream, alias, page, 7).unwrap();
+    driver.synchronize(stream).unwrap();
+    driver.unmap(range, page).unwrap();
+    driver.verify(stream, alias, page, 7).unwrap();
+    driver.synchronize(stream).unwrap();
+    assert_eq!(driver.take_mismatches(), []);
+
+    driver.verify(stream, alias, 100, 8).unwrap();
+    driver.fill(stream, alias.offset(5), 13, 8).unwrap();
+    driver.verify(stream, alias.offset(5), 13, 8).unwrap();
+    driver.verify(stream, alias, page, 7).unwrap();
+    driver.synchronize(stream).unwrap();
+    let found = driver.take_mismatches();
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert_eq!((found[0].seed, found[0].first), (8, 0));
+    assert_eq!((found[1].seed, found[1].first / 8), (7, 0));
+    assert!(found[1].first >= 5 && found[1].count <= 13, "{found:?}");
+    assert_eq!(driver.take_mismatches(), []);
+
+    driver.unmap(alias, page).unwrap();
+    driver.release(chunk).unwrap();
+    driver.address_free(range, 3 * page).unwrap();
+    driver.destroy_stream(stream).unwrap();
+}
+
+#[test]
+fn no_call_leaves_a_context_behind() {
+    let (api, _) = raw();
+    let driver = open();
+    assert_eq!(current_context(&api), 0);
+    let addr = mapped(&driver, driver.granularity());
+    let event = driver.event_create().unwrap();
+    driver.fill(StreamId::DEFAULT, addr, 64, 1).unwrap();
+    driver.event_record(event, StreamId::DEFAULT).unwrap();
+    driver.event_synchronize(event).unwrap();
+    assert!(driver.event_query(event).unwrap());
+    driver.memory_info().unwrap();
+    driver.event_destroy(event).unwrap();
+    driver.unmap(addr, driver.granularity()).unwrap();
+    assert!(driver.unmap(addr, driver.granularity()).is_err());
+    assert_eq!(current_context(&api), 0);
+    drop(driver);
+    assert_eq!(current_context(&api), 0);
+}
+
+#[test]
+fn memory_changes_do_not_break_a_capture() {
+    let (api, optional) = raw();
+    let driver = open();
+    let stream = driver.create_stream().unwrap();
+    let raw_stream = std::ptr::with_exposed_provenance_mut(stream.0 as usize);
+    let addr = mapped(&driver, driver.granularity());
+    driver.fill(stream, addr, 4096, 3).unwrap();
+    driver.synchronize(stream).unwrap();
+    let pending = driver.event_create().unwrap();
+    driver.event_record(pending, StreamId::DEFAULT).unwrap();
+
+    // The primary context is made current, as a program that captures has it.
+    let mut context = std::ptr::null_mut();
+    // SAFETY: the out-parameter is a valid pointer for the call.
+    unsafe { api.cuDevicePrimaryCtxRetain(&raw mut context, 0) };
+    // SAFETY: retained just above.
+    unsafe { api.cuCtxSetCurrent(context) };
+    let begin = optional.cuStreamBeginCapture_v2.as_ref().unwrap();
+    // SAFETY: a live stream; 0 is the global mode.
+    assert_eq!(unsafe { begin(raw_stream, gapless::driver::cuda::sys::CUstreamCaptureMode_enum(0)) }.0, 0);
+    assert!(driver.is_capturing(stream));
+    assert!(!driver.is_capturing(StreamId::DEFAULT));
+
+    let during = mapped(&driver, driver.granularity());
+    driver.unmap(during, driver.granularity()).unwrap();
+    driver.address_free(during, driver.granularity()).unwrap();
+    driver.event_synchronize(pending).unwrap();
+    assert!(driver.event_query(pending).unwrap());
+    driver.memory_info().unwrap();
+    let other = driver.create_stream().unwrap();
+    driver.synchronize(other).unwrap();
+
+    let mut graph = std::ptr::null_mut();
+    let end = optional.cuStreamEndCapture.as_ref().unwrap();
+    // SAFETY: a live stream and a valid out-parameter.
+    assert_eq!(unsafe { end(raw_stream, &raw mut graph) }, code::CUDA_SUCCESS);
+    assert!(!graph.is_null());
+    assert!(!driver.is_capturing(stream));
+    // SAFETY: no context is current afterwards, as before.
+    unsafe { api.cuCtxSetCurrent(std::ptr::null_mut()) };
+}
+
+#[test]
+fn streams_of_others_are_told_apart() {
+    let driver = open();
+    for stream in [StreamId(0), StreamId(1), StreamId(2)] {
+        driver.check_stream(stream).unwrap();
+        assert_eq!(driver.destroy_stream(stream).unwrap_err().kind, DriverErrorKind::InvalidHandle);
+    }
+    let stream = driver.create_stream().unwrap();
+    driver.check_stream(stream).unwrap();
+    assert_eq!(driver.check_stream(StreamId(0xdead_0000)).unwrap_err().kind, DriverErrorKind::InvalidHandle);
+    driver.destroy_stream(stream).unwrap();
+    assert_eq!(driver.check_stream(stream).unwrap_err().kind, DriverErrorKind::InvalidHandle);
+}
+
+#[test]
+fn events_order_streams() {
+    let driver = open();
+    let (first, second) = (driver.create_stream().unwrap(), driver.create_stream().unwrap());
+    let addr = mapped(&driver, driver.granularity());
+    let event = driver.event_create().unwrap();
+    driver.delay(first, Duration::from_millis(50)).unwrap();
+    driver.fill(first, addr, 1 << 20, 11).unwrap();
+    driver.event_record(event, first).unwrap();
+    assert!(!driver.event_query(event).unwrap());
+    driver.stream_wait(second, event).unwrap();
+    driver.verify(second, addr, 1 << 20, 11).unwrap();
+    driver.synchronize(second).unwrap();
+    assert!(driver.event_query(event).unwrap());
+    assert_eq!(driver.take_mismatches(), []);
+}
+
+#[test]
+fn more_checks_than_slots_wait_their_turn() {
+    let driver = open();
+    let addr = mapped(&driver, driver.granularity());
+    driver.fill(StreamId::DEFAULT, addr, 4096, 1).unwrap();
+    for _ in 0..6000 {
+        driver.verify(StreamId::DEFAULT, addr, 64, 1).unwrap();
+    }
+    driver.verify(StreamId::DEFAULT, addr, 64, 2).unwrap();
+    driver.synchronize(StreamId::DEFAULT).unwrap();
+    assert_eq!(driver.take_mismatches().len(), 1);
+}
+
+#[test]
+fn reservations_back_off() {
+    let driver = open();
+    let page = driver.granularity();
+    let (addr, bytes) = driver.reserve_at_most(1 << 60, page, page).unwrap();
+    assert!((1 << 30..1 << 60).contains(&bytes), "{bytes}");
+    driver.address_free(addr, bytes).unwrap();
+    for (bytes, alignment) in [(0, page), (page + 1, page), (page, 3 * page), (page, page / 2)] {
+        assert_eq!(driver.reserve(bytes, alignment).unwrap_err().kind, DriverErrorKind::InvalidValue);
+    }
+}
+
+#[test]
+fn measurements_run() {
+    let driver = open();
+    let bytes = 4 * driver.granularity();
+    let addr = mapped(&driver, bytes);
+    for pass in [Pass::Write, Pass::Copy, Pass::Read] {
+        assert!(driver.stream_over(StreamId::DEFAULT, pass, addr, bytes).unwrap() > Duration::ZERO);
+    }
+    assert!(driver.stream_over(StreamId::DEFAULT, Pass::Read, addr.offset(8), 64).is_err());
+    let latency = driver.pointer_chase(StreamId::DEFAULT, addr, 1024, 4096, 10_000).unwrap();
+    assert!(latency.cycles > 0.0 && latency.nanoseconds > 0.0);
+    assert!(driver.pointer_chase(StreamId::DEFAULT, addr, 1000, 4096, 1).is_err());
+}
+
+#[test]
+fn an_access_to_unmapped_memory_loses_the_device() {
+    with_settings("an_access_to_unmapped_memory_loses_the_device", &[], || {
+        let driver = open();
+        let page = driver.granularity();
+        let addr = mapped(&driver, page);
+        driver.unmap(addr, page).unwrap();
+        driver.fill(StreamId::DEFAULT, addr, 8, 1).unwrap();
+        let error = driver.synchronize(StreamId::DEFAULT).unwrap_err();
+        assert_eq!((error.kind, error.code), (DriverErrorKind::DeviceLost, 700));
+        assert!(driver.create(page).unwrap_err().kind.is_sticky());
+        assert!(driver.event_create().unwrap_err().kind.is_sticky());
+        drop(driver);
+    });
+}
+
+#[test]
+fn an_unknown_code_prints_its_number() {
+    let settings = [("GAPLESS_SIM_FAIL", "cuMemMap:2:98765,cuMemGetInfo_v2:1:98765")];
+    with_settings("an_unknown_code_prints_its_number", &settings, || {
+        let driver = open(); // the check at opening maps once
+        let page = driver.granularity();
+        let addr = driver.reserve(page, page).unwrap();
+        let chunk = driver.create(page).unwrap();
+        let error = driver.map(addr, page, chunk).unwrap_err();
+        assert_eq!((error.call, error.kind, error.code), (DriverCall::Map, DriverErrorKind::Other, 98_765));
+        assert!(error.to_string().contains("98765"), "{error}");
+        assert!(driver.memory_info().unwrap_err().to_string().contains("98765"));
+        driver.map(addr, page, chunk).unwrap();
+    });
+}
+
+#[test]
+fn a_failure_of_the_start_says_what_happened() {
+    with_settings("a_failure_of_the_start_says_what_happened", &[("GAPLESS_SIM_FAIL", "cuInit:*:98765")], || {
+        let error = Library::open_from(&library()).unwrap_err();
+        assert!(matches!(&error, LoadError::Init(inner) if inner.code == 98_765), "{error}");
+        assert!(error.to_string().contains("98765"), "{error}");
+    });
+}
+
+#[test]
+fn a_claimed_feature_that_fails_is_left_out() {
+    with_settings("a_claimed_feature_that_fails_is_left_out", &[("GAPLESS_SIM_RDMA", "refused")], || {
+        let driver = open();
+        assert!(driver.info().rdma && !driver.features().rdma && driver.features().posix_fd);
+        mapped(&driver, driver.granularity());
+    });
+}
+
+#[test]
+fn the_check_at_opening_leaves_nothing_behind() {
+    // Each call of the first cycle fails in its turn: the next cycle, with fewer features, succeeds.
+    for call in ["cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"] {
+        let fault = format!("{call}:1:999");
+        let settings = [("GAPLESS_SIM_FAIL", fault.as_str())];
+        with_settings("the_check_at_opening_leaves_nothing_behind", &settings, || {
+            let driver = open();
+            let info = driver.memory_info().unwrap();
+            assert_eq!(info.free, info.total);
+            assert!(!driver.features().rdma);
+        });
+        if std::env::var_os("GAPLESS_TEST_INNER").is_some() {
+            break; // one fault a process
+        }
+    }
+}
+
+#[test]
+fn a_device_without_vmm_is_refused_with_a_way_out() {
+    with_settings("a_device_without_vmm_is_refused_with_a_way_out", &[("GAPLESS_SIM_NO_VMM", "1")], || {
+        let error = CudaDriver::builder().library(library()).open().unwrap_err();
+        assert!(matches!(error, OpenError::NoVmm { .. }), "{error}");
+        assert!(error.to_string().contains("cuMemAlloc"), "{error}");
+
+        let device = CudaDriver::builder().library(library()).open_plain().unwrap();
+        assert!(!device.info().vmm);
+        let allocator = PlainAllocator::new(device);
+        let block = allocator.alloc(5 * MIB, StreamId::DEFAULT).unwrap();
+        let empty = allocator.alloc(0, StreamId::DEFAULT).unwrap();
+        assert_ne!(block, empty);
+        allocator.record_stream(block, StreamId(2)).unwrap();
+        let report = allocator.alloc(2 << 30, StreamId::DEFAULT).unwrap_err();
+        let report = report.report().unwrap();
+        assert!(!report.satisfiable && report.driver_error.is_some(), "{report}");
+        allocator.free(block).unwrap();
+        assert!(allocator.free(block).is_err());
+        let stats = allocator.stats();
+        assert_eq!((stats.live_bytes, stats.peak_live_bytes, stats.cached_bytes), (0, 5 * MIB, 0));
+        assert_eq!((stats.driver_calls.create, stats.driver_calls.release, stats.host_waits), (3, 1, 1));
+        assert!(matches!(allocator.clone().close(), Err(CloseError::InUse(1))));
+        assert!(matches!(allocator.close(), Err(CloseError::Leaked(leaks)) if leaks.len() == 1));
+    });
+}
+
+#[test]
+fn no_device_and_old_drivers_have_their_own_errors() {
+    let name = "no_device_and_old_drivers_have_their_own_errors";
+    with_settings(name, &[("GAPLESS_SIM_DEVICES", "0"), ("CASE", "none")], no_device_or_old);
+    with_settings(name, &[("GAPLESS_SIM_VERSION", "10010"), ("CASE", "old")], no_device_or_old);
+}
+
+fn no_device_or_old() {
+    let error = Library::open_from(&library()).unwrap_err();
+    if std::env::var("CASE").unwrap() == "none" {
+        assert!(matches!(error, LoadError::NoDevice { .. }), "{error}");
+    } else {
+        assert!(matches!(error, LoadError::DriverTooOld { found: CudaVersion(10_010), .. }), "{error}");
+        assert!(error.to_string().contains("10.1"), "{error}");
+    }
+}
+
+#[test]
+fn libraries_that_cannot_be_used_have_their_own_errors() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = Library::open_from(&folder.path().join("libcuda.so.1")).unwrap_err();
+    assert!(matches!(error, LoadError::LibraryNotFound { .. }), "{error}");
+    let path = library_without("cuMemMap", folder.path());
+    let error = Library::open_from(&path).unwrap_err();
+    assert!(matches!(error, LoadError::MissingSymbol { name: "cuMemMap", .. }), "{error}");
+    let text = folder.path().join("libcuda.so.2");
+    std::fs::write(&text, "not a library").unwrap();
+    let error = Library::open_from(&text).unwrap_err();
+    assert!(matches!(error, LoadError::LibraryNotFound { .. }), "{error}");
+}
+
+#[test]
+fn every_required_function_is_looked_for() {
+    for name in gapless::driver::cuda::sys::REQUIRED.iter() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = library_without(name, folder.path());
+        let error = Library::open_from(&path).unwrap_err();
+        assert!(matches!(error, LoadError::MissingSymbol { name: found, .. } if found == *name), "{error}");
+    }
+}
+
+#[test]
+fn optional_functions_may_be_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = library_without("cuDeviceGetPCIBusId", folder.path());
+    let driver = CudaDriver::builder().library(path).open().unwrap();
+    assert_eq!(driver.info().pci_bus_id, None);
+}
+
+#[test]
+fn devices_do_not_get_in_each_others_way() {
+    let settings = [("GAPLESS_SIM_DEVICES", "2"), ("GAPLESS_SIM_CAPACITY", "64MiB")];
+    with_settings("devices_do_not_get_in_each_others_way", &settings, || {
+        let one = CudaDriver::builder().library(library()).device(0).peers([1]).open().unwrap();
+        let two = CudaDriver::builder().library(library()).device(1).open().unwrap();
+        let error = CudaDriver::builder().library(library()).device(2).open().unwrap_err();
+        assert!(matches!(error, OpenError::NoSuchDevice { ordinal: 2, count: 2 }), "{error}");
+        let first = mapped(&one, 4 * MIB);
+        let second = mapped(&two, 8 * MIB);
+        assert_eq!(one.memory_info().unwrap().free, 60 * MIB);
+        assert_eq!(two.memory_info().unwrap().free, 56 * MIB);
+        let stream = two.create_stream().unwrap();
+        assert!(one.check_stream(stream).is_err());
+        one.fill(StreamId::DEFAULT, first, 100, 1).unwrap();
+        two.fill(stream, second, 100, 2).unwrap();
+        two.verify(stream, second, 100, 2).unwrap();
+        two.synchronize(stream).unwrap();
+        assert_eq!(two.take_mismatches(), []);
+        assert_eq!(one.create(64 * MIB).unwrap_err().kind, DriverErrorKind::OutOfMemory);
+        assert_eq!(one.create(4 * MIB + 1).unwrap_err().kind, DriverErrorKind::InvalidValue);
+    });
+}

@@ -1,0 +1,62 @@
+//! Sources and checked-in PTX of the kernels belong together.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use sha2::{Digest, Sha256};
+
+/// Every source and every PTX file is as it was when `scripts/build-kernels` last ran.
+#[test]
+fn sources_and_ptx_have_not_drifted_apart() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+    let recorded: Vec<(String, String)> = fs::read_to_string(folder.join("SHA256SUMS"))
+        .unwrap()
+        .lines()
+        .map(|line| line.split_once("  ").expect("sha256sum's format"))
+        .map(|(hash, name)| (name.to_owned(), hash.to_owned()))
+        .collect();
+    let mut present: Vec<String> = fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name != "SHA256SUMS")
+        .collect();
+    present.sort();
+    let mut names: Vec<String> = recorded.iter().map(|(name, _)| name.clone()).collect();
+    names.sort();
+    assert_eq!(present, names, "files of kernels/: run scripts/build-kernels");
+    for (name, hash) in recorded {
+        let digest = Sha256::digest(fs::read(folder.join(&name)).unwrap());
+        let found: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(found, hash, "{name} was changed by hand: run scripts/build-kernels");
+    }
+}
+
+/// The PTX is for every device from compute 7.5 up, and for drivers from CUDA 10.2 up.
+#[test]
+fn ptx_is_for_old_drivers_too() {
+    for (name, ptx) in gapless::driver::cuda::KERNEL_SOURCES {
+        assert!(ptx.lines().any(|line| line == ".version 6.4"), "{name}");
+        assert!(ptx.lines().any(|line| line == ".target sm_75"), "{name}");
+    }
+}
+
+/// Where the compiler has been installed by `scripts/build-kernels`, it still builds the same PTX.
+#[test]
+fn the_compiler_builds_what_is_checked_in() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let installed = fs::read_dir(root.join("target/cuda-venv/lib")).is_ok_and(|entries| {
+        entries.flatten().any(|entry| entry.path().join("site-packages/nvidia/cu13/bin/nvcc").exists())
+    });
+    if !installed {
+        eprintln!("skipped: the CUDA compiler is not installed (scripts/build-kernels installs it)");
+        return;
+    }
+    let output = Command::new(root.join("scripts/build-kernels")).arg("--check").output().unwrap();
+    assert!(
+        output.status.success(),
+        "run scripts/build-kernels:\n{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
