@@ -12,11 +12,16 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// [`CloseError::Leaked`] names the allocations that were never freed; their memory is gone all the same.
+    /// [`CloseError::Forked`] in a process forked from the one that built it.
     /// [`CloseError::InUse`] when there are other clones: the allocator lives on in them.
     /// [`CloseError::Driver`] when the driver refused to take something back.
     pub fn close(self) -> Result<(), CloseError> {
         let clones = Arc::strong_count(&self.inner);
         let mut inner = Arc::try_unwrap(self.inner).map_err(|_| CloseError::InUse(clones.saturating_sub(1).max(1)))?;
+        if inner.is_forked() {
+            // `Drop` leaves everything to the process that built it.
+            return Err(CloseError::Forked { built_in: inner.process });
+        }
         let leaks = inner.leaks();
         inner.tear_down()?;
         if leaks.is_empty() { Ok(()) } else { Err(CloseError::Leaked(leaks)) }
@@ -75,15 +80,11 @@ impl<D: Driver> Inner<D> {
     /// Waits until a stream has done everything queued so far.
     fn drain(&self, stream: &StreamHeap) -> Result<(), DriverError> {
         let mut clock = stream.clock.lock();
-        let used = stream.lock().tally.allocs > 0 || clock.open() > 1;
-        let result = if used {
-            self.seal(stream, &mut clock).and_then(|_| {
-                let last = clock.open() - 1;
-                clock.wait(last, &self.driver, &self.events)
-            })
-        } else {
-            Ok(())
-        };
+        // Also a stream that neither allocated nor freed anything may use memory: what was recorded on it.
+        let result = self.seal(stream, &mut clock).and_then(|_| {
+            let last = clock.open() - 1;
+            clock.wait(last, &self.driver, &self.events)
+        });
         clock.forget(&self.events);
         result
     }
@@ -91,7 +92,7 @@ impl<D: Driver> Inner<D> {
 
 impl<D: Driver> Drop for Inner<D> {
     fn drop(&mut self) {
-        if !self.torn_down {
+        if !self.torn_down && !self.is_forked() {
             // Nobody is left to tell; `close` is for those who want to know.
             let _ = self.tear_down();
         }

@@ -64,6 +64,12 @@ pub enum AllocError {
         /// The most.
         limit: usize,
     },
+    /// This process was forked from the one that built the allocator: the device's memory is not its own.
+    #[error("this allocator was built in process {built_in}; a forked process has to build its own")]
+    Forked {
+        /// The process that built it.
+        built_in: u32,
+    },
     /// The driver refused a call for another reason than memory; all that was done before it has been undone.
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -164,6 +170,12 @@ pub enum CloseError {
     /// Everything went back to the driver, but these allocations were never freed.
     #[error("{}", describe_leaks(.0))]
     Leaked(Vec<Leak>),
+    /// This process was forked from the one that built the allocator; nothing was done.
+    #[error("this allocator was built in process {built_in}, which still uses it")]
+    Forked {
+        /// The process that built it.
+        built_in: u32,
+    },
     /// Other clones of the allocator are alive; nothing was done.
     #[error("{0} other clones of this allocator are still in use")]
     InUse(usize),

@@ -36,11 +36,26 @@ impl<D: Driver> Inner<D> {
         waste: u16,
         created: &mut Vec<ChunkId>,
     ) -> Result<Outcome, AllocError> {
+        if !plan.fill.is_empty() && mapper.mappings() + plan.fill.len() > self.geometry.mapping_limit {
+            // Before anything else: among the views dropped may be some that the plan would take up again.
+            match self.drop_stale_views(mapper) {
+                Ok(0) => {}
+                Ok(_) => {
+                    self.abandon(mapper, &plan);
+                    return Ok(Outcome::Again);
+                }
+                Err(error) => {
+                    self.abandon(mapper, &plan);
+                    return Err(error.into());
+                }
+            }
+        }
         let mut backing: Vec<Option<ChunkId>> = Vec::with_capacity(plan.fill.len());
         match self.prepare(mapper, &plan, created, &mut backing) {
             Ok(Prepared::Ready) => {}
-            Ok(Prepared::CannotOrder) => {
+            Ok(Prepared::CannotOrder(chunk)) => {
                 self.abandon(mapper, &plan);
+                mapper.pool.bar(chunk);
                 return Ok(Outcome::Again);
             }
             Err(error) => {
@@ -64,9 +79,6 @@ impl<D: Driver> Inner<D> {
                 chunk: mapper.pool.get(chunk.expect("prepared")).handle,
             })
             .collect();
-        if !mappings.is_empty() && mapper.mappings() + mappings.len() > self.geometry.mapping_limit {
-            self.drop_stale_views(mapper)?;
-        }
         if let Err(failure) = map_all(&self.driver, &mappings) {
             return self.mapping_failed(mapper, &plan, failure);
         }
@@ -88,7 +100,7 @@ impl<D: Driver> Inner<D> {
         for number in &plan.release {
             let source = plan.sources[*number];
             if !self.give_back(mapper, &source)? {
-                return Ok(Prepared::CannotOrder);
+                return Ok(Prepared::CannotOrder(source.chunk));
             }
         }
         for fill in &plan.fill {
@@ -109,7 +121,7 @@ impl<D: Driver> Inner<D> {
                 && !plan.release.contains(&number)
                 && !self.order_behind(plan.request.stream, source.stream, source.epoch)?
             {
-                return Ok(Prepared::CannotOrder);
+                return Ok(Prepared::CannotOrder(source.chunk));
             }
         }
         Ok(Prepared::Ready)
@@ -218,7 +230,11 @@ impl<D: Driver> Inner<D> {
             region.heap.set(start, start, len, BlockState::Hole, 0);
         }
         let mut state = self.streams.get(plan.request.stream).lock();
+        let epoch = state.epoch;
         let region = state.region(plan.request.kind).expect("the plan was made for it");
+        // What is left beside the request has passed only when the waits just arranged have: the epoch that was open
+        // when the plan was made may have been sealed before them.
+        region.heap.set(plan.claim.0, plan.claim.0, plan.claim.1, BlockState::Claimed, epoch);
         region.heap.take_live(plan.claim.0, plan.start, plan.request.size, waste);
         let addr = region.base.offset(plan.start);
         state.count_alloc(plan.request.size, waste);
@@ -280,6 +296,7 @@ impl<D: Driver> Inner<D> {
 /// What preparing came to.
 enum Prepared {
     Ready,
-    /// A stream is being captured, so that nothing can be ordered behind it now.
-    CannotOrder,
+    /// Nothing can be ordered behind the last use of this chunk now: its stream is being captured, or a mapping of it is
+    /// stuck.
+    CannotOrder(ChunkId),
 }

@@ -11,7 +11,7 @@ use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
 use crate::heap::Heap;
 use crate::physical::ChunkId;
 use crate::segment::Segment;
-use crate::stream::StreamIndex;
+use crate::stream::{Fence, StreamIndex};
 use crate::sync::Ordering;
 use crate::units::DeviceAddr;
 
@@ -34,6 +34,9 @@ impl<D: Driver> Inner<D> {
         alignment: u64,
     ) -> Result<DeviceAddr, AllocError> {
         let request = Request { stream: heap.index, kind: RegionKind::of(size), size, alignment };
+        if self.is_forked() {
+            return Err(AllocError::Forked { built_in: self.process });
+        }
         if let Some(error) = self.poison.get() {
             return Err(error.clone().into());
         }
@@ -41,6 +44,7 @@ impl<D: Driver> Inner<D> {
         self.ensure_region(&mut mapper, heap, request.kind)?;
         let mut created = Vec::new();
         let result = self.search(&mut mapper, heap, request, bytes, waste, &mut created);
+        mapper.pool.lift_bars();
         if result.is_err() {
             // What this call created and could not use goes back: nothing has changed.
             for chunk in created {
@@ -279,7 +283,12 @@ impl<D: Driver> Inner<D> {
             state.epoch += 1;
             state.dirty = false;
         }
-        let sealed = clock.seal(&self.driver, &self.events);
+        let sealed = match clock.seal(&self.driver, &self.events) {
+            // Its owner has destroyed the stream: nothing can be learned about it any more, which concerns what was
+            // freed on it and nothing else.
+            Err(error) if error.kind == DriverErrorKind::InvalidHandle => Ok(false),
+            sealed => sealed,
+        };
         if !matches!(sealed, Ok(true)) {
             let mut state = stream.lock();
             state.epoch -= 1;
@@ -319,19 +328,19 @@ impl<D: Driver> Inner<D> {
         Ok(())
     }
 
-    /// Waits for the oldest pending block of any stream. False when there is none.
+    /// Waits for the oldest pending block of any stream that can be waited for. False when there is none.
     fn wait_for_pending(&self) -> Result<bool, DriverError> {
         for stream in self.streams.iter() {
-            let fences = match stream.lock().pending.first() {
-                Some(block) => block.fences.clone(),
-                None => continue,
-            };
-            let mut waited = false;
-            for fence in fences {
-                waited |= self.wait_until_passed(fence.stream, fence.epoch)?;
-            }
-            if waited {
-                return Ok(true);
+            let pending: Vec<Vec<Fence>> = stream.lock().pending.iter().map(|block| block.fences.clone()).collect();
+            for fences in pending {
+                // A block is settled by the wait only when all its users have passed; else the caller comes back for ever.
+                let mut passed = true;
+                for fence in fences {
+                    passed = passed && self.wait_until_passed(fence.stream, fence.epoch)?;
+                }
+                if passed {
+                    return Ok(true);
+                }
             }
         }
         Ok(false)

@@ -82,6 +82,9 @@ struct Inner<D: Driver> {
     poison: OnceLock<DriverError>,
     counters: Counters,
     torn_down: bool,
+    /// The process that built it. A forked one shares the device's memory without knowing what the other does with it,
+    /// so nothing that talks to the driver runs there. Not checked where cached memory is handed out.
+    process: u32,
 }
 
 impl<D: Driver> Allocator<D> {
@@ -113,6 +116,7 @@ impl<D: Driver> Allocator<D> {
                 poison: OnceLock::new(),
                 counters: Counters::default(),
                 torn_down: false,
+                process: std::process::id(),
             }),
         }
     }
@@ -173,10 +177,14 @@ impl<D: Driver> Allocator<D> {
     /// Changes the budget. What is held above the new one and free goes back to the driver now; what is live stays.
     ///
     /// # Errors
-    /// The driver's, from giving memory back; the new budget holds all the same.
+    /// The driver's, from giving memory back; the new budget holds all the same. In a forked process nothing is given
+    /// back.
     pub fn set_budget(&self, bytes: u64) -> Result<(), DriverError> {
         self.inner.budget_bytes.store(bytes, Ordering::Relaxed);
         self.inner.mapper.lock().pool.set_budget(bytes);
+        if self.inner.is_forked() {
+            return Ok(());
+        }
         self.inner.trim(bytes).map(|_| ())
     }
 }
@@ -359,6 +367,11 @@ impl<D: Driver> Inner<D> {
             }
         };
         FreeError::NotAllocated { addr, facts }
+    }
+
+    /// True in a process forked from the one that built the allocator.
+    fn is_forked(&self) -> bool {
+        std::process::id() != self.process
     }
 
     fn stream_id(&self, index: StreamIndex) -> StreamId {

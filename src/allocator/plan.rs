@@ -193,8 +193,11 @@ pub fn free_chunks(mapper: &Mapper, states: &AllStates<'_>) -> Vec<Source> {
                 let epoch = region.heap.block(block.offset).expect("indexed").epoch;
                 let epoch = state.epoch_base + u64::from(epoch);
                 sources.extend(
-                    segment.table.views_in(first, end).filter(|view| view.page >= first && view.end() <= end).map(
-                        |view| Source {
+                    segment
+                        .table
+                        .views_in(first, end)
+                        .filter(|view| view.page >= first && view.end() <= end && !mapper.pool.is_barred(view.chunk))
+                        .map(|view| Source {
                             chunk: view.chunk,
                             stream,
                             kind,
@@ -202,8 +205,7 @@ pub fn free_chunks(mapper: &Mapper, states: &AllStates<'_>) -> Vec<Source> {
                             page: view.page,
                             pages: view.pages,
                             epoch,
-                        },
-                    ),
+                        }),
                 );
             }
         }

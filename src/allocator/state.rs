@@ -2,9 +2,8 @@
 
 use crate::heap::{GRANULE, Heap};
 use crate::stream::{Fence, StreamClock, StreamIndex};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{CachePadded, Mutex, MutexGuard};
 use crate::units::{DeviceAddr, StreamId};
-use crossbeam::utils::CachePadded;
 use std::collections::HashMap;
 
 /// Blocks below this many bytes live in a region of their own, so that they do not pin the pages of large ones.

@@ -22,8 +22,11 @@ impl<D: Driver> Allocator<D> {
     /// every completely free chunk, the largest first. Waits for the streams that used it; not for the device.
     ///
     /// # Errors
-    /// [`AllocError::Driver`]; what went back before stays given back.
+    /// [`AllocError::Driver`]; what went back before stays given back. [`AllocError::Forked`].
     pub fn trim(&self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
+        if self.inner.is_forked() {
+            return Err(AllocError::Forked { built_in: self.inner.process });
+        }
         Ok(self.inner.trim(keep_bytes)?)
     }
 }
@@ -51,11 +54,12 @@ impl<D: Driver> Inner<D> {
         for (number, source) in claimed.iter().enumerate() {
             let result = self.give_back(mapper, source);
             self.unclaim(mapper, source);
-            if !matches!(result, Ok(true)) {
+            // A chunk that cannot be waited for stays; the others go all the same.
+            if let Err(error) = result {
                 for source in &claimed[number + 1..] {
                     self.unclaim(mapper, source);
                 }
-                return result.map(|_| ());
+                return Err(error);
             }
         }
         Ok(())

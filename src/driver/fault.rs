@@ -26,8 +26,8 @@ use super::{
     CallCounts, ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, HoldStreams,
     MemoryDriver, MemoryInfo, Mismatch, StreamDriver, WorkDriver,
 };
+use crate::sync::unseen::Mutex;
 use crate::units::{DeviceAddr, StreamId};
-use parking_lot::Mutex;
 use std::time::Duration;
 
 /// A driver around `D` that fails when told to.

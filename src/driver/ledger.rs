@@ -15,8 +15,8 @@
 
 use super::ranges::RangeSet;
 use super::{ChunkHandle, DriverUsage, MemoryInfo};
+use crate::sync::unseen::Mutex;
 use crate::units::{ByteSize, DeviceAddr};
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 
 /// Why the ledger refuses a call.

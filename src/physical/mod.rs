@@ -53,6 +53,7 @@ pub struct ChunkPool {
     peak_held_pages: u64,
     idle_pages: u64,
     budget_pages: u64,
+    barred: Vec<ChunkId>,
 }
 
 impl ChunkPool {
@@ -67,6 +68,7 @@ impl ChunkPool {
             peak_held_pages: 0,
             idle_pages: 0,
             budget_pages: budget_bytes / page_bytes,
+            barred: Vec::new(),
         }
     }
 
@@ -184,6 +186,21 @@ impl ChunkPool {
         if self.is_idle(id) {
             self.set_idle(id, true);
         }
+    }
+
+    /// Notes that the chunk cannot be moved now: it is passed over until [`lift_bars`](Self::lift_bars).
+    pub fn bar(&mut self, id: ChunkId) {
+        self.barred.push(id);
+    }
+
+    /// Whether the chunk was found not to be movable in this search.
+    pub fn is_barred(&self, id: ChunkId) -> bool {
+        self.barred.contains(&id)
+    }
+
+    /// The end of a search: what could not be moved is worth another try.
+    pub fn lift_bars(&mut self) {
+        self.barred.clear();
     }
 
     /// Lends the chunk to a caller of the lower layer, or takes it back.

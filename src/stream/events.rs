@@ -1,7 +1,7 @@
 //! Event pool: events are created once and recorded many times.
 
 use crate::driver::{DriverResult, EventHandle, StreamDriver};
-use crossbeam::queue::SegQueue;
+use crate::sync::SegQueue;
 
 /// Idle events of one driver. Any thread; lock-free.
 #[derive(Debug, Default)]

@@ -4,7 +4,7 @@
 //! a race then gives stale or mixed bytes, which is what the test is to see, and not undefined behaviour.
 
 use crate::driver::{pattern_byte, pattern_word};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use crate::sync::unseen::{AtomicU8, AtomicU64, Ordering};
 
 /// A range of this process's memory that another thread may write at any time.
 #[derive(Clone, Copy)]

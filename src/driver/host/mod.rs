@@ -21,15 +21,15 @@ use super::{
     CallCounts, ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle,
     HoldStreams, MemoryDriver, MemoryInfo, Mismatch, StreamDriver, WorkDriver,
 };
+use crate::sync::Arc;
+use crate::sync::unseen::{Mutex, MutexGuard};
 use crate::units::{ByteSize, DeviceAddr, GIB, MIB, StreamId};
 use bytes::Bytes;
 use pages::Pages;
-use parking_lot::{Mutex, MutexGuard};
 use queues::{NoEvent, PushError, Queues, Run};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// A simulated device with memory. See the module documentation.

@@ -10,10 +10,10 @@
 
 use crate::driver::EventHandle;
 use crate::driver::ledger::token_base;
+use crate::sync::Arc;
+use crate::sync::unseen::{Condvar, Mutex, MutexGuard};
 use crate::units::StreamId;
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 

@@ -22,8 +22,8 @@ use super::{
     CallCounts, ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle,
     HoldStreams, MemoryDriver, MemoryInfo, Mismatch, StreamDriver, WorkDriver,
 };
+use crate::sync::unseen::{Mutex, MutexGuard};
 use crate::units::{ByteSize, DeviceAddr, GIB, MIB, StreamId, round_up};
-use parking_lot::{Mutex, MutexGuard};
 use std::time::Duration;
 use timeline::{Point, Timeline};
 

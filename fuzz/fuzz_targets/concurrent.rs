@@ -1,0 +1,14 @@
+//! Any operations on four threads, by a schedule that is part of the input.
+#![no_main]
+
+use gapless_proof::{Extra, Host, Model, decode, run_scheduled};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((world, ops)) = decode(bytes, Extra::Ignored) else { return };
+    if std::env::var_os("GAPLESS_FUZZ_DRIVER").is_some_and(|driver| driver == "host") {
+        run_scheduled::<Host>(&world, &ops, 4);
+    } else {
+        run_scheduled::<Model>(&world, &ops, 4);
+    }
+});

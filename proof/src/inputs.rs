@@ -1,0 +1,81 @@
+//! What sequences are made of, and how often.
+
+use crate::device::World;
+use crate::op::{Failure, Misuse, Op};
+use gapless::units::KIB;
+use proptest::prelude::*;
+
+/// Worlds small enough that everything runs out: 4 to 24 pages.
+pub fn world() -> impl Strategy<Value = World> {
+    (4_u64..24, prop::sample::select(vec![1_u64, 1, 1, 2, 4]), 1_usize..4, prop::sample::select(vec![0_u32, 0, 10, 50]))
+        .prop_map(|(pages, chunk_pages, streams, slack_percent)| World {
+            pages,
+            chunk_pages,
+            streams,
+            slack_percent,
+            mapping_limit: if pages % 5 == 0 { 12 } else { 400_000 },
+            ..World::default()
+        })
+}
+
+fn bytes() -> impl Strategy<Value = u32> {
+    let page = 64 * KIB as u32;
+    prop_oneof![
+        2 => 0_u32..2000,
+        2 => 2000_u32..page,
+        3 => (1_u32..5).prop_map(move |pages| pages * page),
+        4 => page..6 * page,
+        1 => 6 * page..24 * page,
+    ]
+}
+
+fn align() -> impl Strategy<Value = u8> {
+    prop_oneof![8 => Just(9_u8), 1 => 0_u8..21]
+}
+
+/// Operations that neither break the world nor the rules.
+pub fn steady_op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        14 => (bytes(), align(), any::<u8>()).prop_map(|(bytes, align, stream)| Op::Alloc { bytes, align, stream }),
+        10 => any::<u16>().prop_map(|block| Op::Free { block }),
+        1 => (any::<u16>(), any::<u8>()).prop_map(|(block, stream)| Op::Record { block, stream }),
+        2 => (any::<u16>(), any::<u8>()).prop_map(|(block, stream)| Op::Write { block, stream }),
+        2 => (any::<u16>(), any::<u8>()).prop_map(|(block, stream)| Op::Read { block, stream }),
+        2 => any::<u8>().prop_map(|stream| Op::Hold { stream }),
+        2 => any::<u8>().prop_map(|stream| Op::Complete { stream }),
+        1 => any::<u8>().prop_map(|stream| Op::Resume { stream }),
+        1 => (0_u8..24).prop_map(|keep| Op::Trim { keep }),
+    ]
+}
+
+/// Any operation.
+pub fn op() -> impl Strategy<Value = Op> {
+    let failure = prop_oneof![
+        3 => Just(Failure::NoMemory),
+        2 => Just(Failure::Unsupported),
+        2 => Just(Failure::Invalid),
+    ];
+    let misuse = prop::sample::select(vec![
+        Misuse::FreeInside,
+        Misuse::FreeTwice,
+        Misuse::FreeForeign,
+        Misuse::RecordFreed,
+        Misuse::RecordForeignStream,
+        Misuse::AllocForeignStream,
+        Misuse::AllocTooMuch,
+        Misuse::AllocOddAlignment,
+    ]);
+    prop_oneof![
+        35 => steady_op(),
+        1 => (0_u8..48).prop_map(|pages| Op::Budget { pages }),
+        1 => (0_u8..24).prop_map(|pages| Op::External { pages }),
+        2 => (0_u8..12, failure).prop_map(|(nth, kind)| Op::Fail { nth, kind }),
+        1 => (misuse, any::<u16>()).prop_map(|(misuse, block)| Op::Bad { misuse, block }),
+        2 => any::<u8>().prop_map(|thread| Op::Thread { thread }),
+    ]
+}
+
+/// A world and up to `most` operations.
+pub fn ops(most: usize) -> impl Strategy<Value = (World, Vec<Op>)> {
+    (world(), prop::collection::vec(op(), 1..most))
+}

@@ -1,0 +1,169 @@
+//! Oracle: a plain map of what is live, and what must be true of an allocator after every operation (the numbered
+//! invariants of the design).
+
+use crate::device::{Device, World};
+use crate::witness::Witness;
+use gapless::allocator::Allocator;
+use gapless::driver::{ChunkHandle, FaultDriver};
+use gapless::units::{DeviceAddr, StreamId, round_up};
+use std::collections::{BTreeMap, HashSet};
+
+/// The allocator under test, with everything between it and the device.
+pub type Subject<D> = Allocator<FaultDriver<Witness<D>>>;
+
+/// A live block as its owner knows it.
+#[derive(Clone, Debug)]
+pub struct Block {
+    pub addr: DeviceAddr,
+    pub bytes: u64,
+    /// The stream it was allocated on.
+    pub home: StreamId,
+    /// The streams it was recorded on.
+    pub recorded: Vec<StreamId>,
+    /// The stream of the last work on it.
+    pub last_user: StreamId,
+    /// What it was filled with.
+    pub seed: u64,
+}
+
+/// Whether an allocation had to succeed: whole pages that could have been put behind it, against those it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Promise {
+    /// Pages that no live byte lies in, or that could still be created.
+    pub obtainable_pages: u64,
+    /// Pages that the request takes.
+    pub needed_pages: u64,
+}
+
+impl Promise {
+    /// True when the request had to be served.
+    pub fn holds(&self) -> bool {
+        self.needed_pages <= self.obtainable_pages
+    }
+}
+
+/// Everything that callers know.
+#[derive(Debug, Default)]
+pub struct Oracle {
+    pub live: BTreeMap<u64, Block>,
+    /// Addresses of live blocks in the order of their allocation: what an op's block number counts in.
+    pub order: Vec<u64>,
+    pub live_bytes: u64,
+    pub peak_live_bytes: u64,
+    pub allocs: u64,
+    pub frees: u64,
+    pub refused_frees: u64,
+    /// Above this, more is held than was ever allowed.
+    pub ceiling: u64,
+    pub last_freed: Option<u64>,
+}
+
+impl Oracle {
+    /// Takes in a block just allocated: invariant 1, in addresses.
+    pub fn add(&mut self, block: Block) {
+        let end = block.addr.0 + block.bytes.max(1);
+        if let Some((_, before)) = self.live.range(..end).next_back() {
+            let before_end = before.addr.0 + before.bytes.max(1);
+            assert!(before_end <= block.addr.0, "invariant 1: {block:?} was handed out over {before:?}");
+        }
+        self.live_bytes += block.bytes;
+        self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
+        self.allocs += 1;
+        self.order.push(block.addr.0);
+        self.live.insert(block.addr.0, block);
+    }
+
+    pub fn remove(&mut self, addr: u64) -> Block {
+        let block = self.live.remove(&addr).expect("the oracle was asked for a live block");
+        self.order.retain(|other| *other != addr);
+        self.live_bytes -= block.bytes;
+        self.frees += 1;
+        self.last_freed = Some(addr);
+        block
+    }
+
+    /// The block of a number.
+    pub fn block(&self, number: u16) -> Option<&Block> {
+        let index = usize::from(number).checked_rem(self.order.len())?;
+        self.live.get(&self.order[index])
+    }
+
+    /// Pages of physical memory in which live bytes lie: chunk and number of the page in it. Also checks invariant 2,
+    /// and invariant 1 in physical memory.
+    fn live_pages<D: Device>(&self, world: &World, driver: &Witness<D>) -> HashSet<(ChunkHandle, u64)> {
+        let mut pages = HashSet::new();
+        let mut ranges: BTreeMap<(ChunkHandle, u64), u64> = BTreeMap::new();
+        for block in self.live.values() {
+            let Some(backing) = driver.backing(block.addr, block.bytes.max(1)) else {
+                panic!("invariant 2: {block:?} is not mapped with access throughout");
+            };
+            for (chunk, range) in backing {
+                if let Some(((other, _), end)) = ranges.range(..(chunk, range.end)).next_back() {
+                    let apart = *other != chunk || *end <= range.start;
+                    assert!(apart, "invariant 1: {block:?} shares bytes {range:?} of {chunk:?}");
+                }
+                pages
+                    .extend((range.start / world.page_bytes..range.end.div_ceil(world.page_bytes)).map(|p| (chunk, p)));
+                ranges.insert((chunk, range.start), range.end);
+            }
+        }
+        pages
+    }
+
+    /// Whether `bytes` have to be served now.
+    pub fn promise<D: Device>(&self, world: &World, allocator: &Subject<D>, bytes: u64) -> Promise {
+        let driver = allocator.driver().inner();
+        let live_pages = self.live_pages(world, driver).len() as u64;
+        let held_pages = allocator.reserved_bytes() / world.page_bytes;
+        let room = (allocator.budget() / world.page_bytes).saturating_sub(held_pages);
+        let device = gapless::driver::MemoryDriver::memory_info(driver).map_or(0, |info| info.free / world.page_bytes);
+        let size = round_up(bytes.max(1), world.page_bytes).unwrap_or(u64::MAX);
+        Promise {
+            obtainable_pages: (held_pages - live_pages.min(held_pages)) + room.min(device),
+            needed_pages: size / world.page_bytes,
+        }
+    }
+
+    /// Everything that must be true now.
+    ///
+    /// # Panics
+    /// When something is not.
+    pub fn check<D: Device>(&mut self, world: &World, allocator: &Subject<D>) {
+        allocator.check();
+        let driver = allocator.driver().inner();
+        self.live_pages(world, driver);
+        let broken = driver.inner().broken_rules();
+        assert!(broken.is_empty(), "rules of the driver contract were broken: {broken:#?}");
+        let observed = driver.take_observations();
+        assert!(observed.is_empty(), "invariants 3 and 4: {observed:#?}");
+        let mismatches = gapless::driver::WorkDriver::take_mismatches(driver);
+        assert!(mismatches.is_empty(), "bytes changed under their owner: {mismatches:#?}");
+
+        let mut known: Vec<_> = self.live.values().map(|block| (block.addr, block.bytes, block.home)).collect();
+        let mut live: Vec<_> = allocator.live().iter().map(|leak| (leak.addr, leak.bytes, leak.stream)).collect();
+        known.sort_unstable();
+        live.sort_unstable();
+        assert_eq!(live, known, "invariant 6: the live blocks are those that were handed out");
+
+        let (stats, usage) = (allocator.stats(), driver.inner().usage());
+        assert_eq!(stats.live_bytes, self.live_bytes, "invariant 5: live bytes");
+        assert_eq!(allocator.live_bytes(), self.live_bytes, "invariant 5: live bytes");
+        assert_eq!(stats.live_allocations, self.live.len() as u64, "invariant 5: live allocations");
+        assert_eq!((stats.allocs, stats.frees), (self.allocs, self.frees), "invariant 5: allocations and frees");
+        assert_eq!(stats.sizes.iter().map(|size| size.allocs).sum::<u64>(), self.allocs, "invariant 5: sizes");
+        assert_eq!(stats.refused_frees, self.refused_frees, "invariant 5: refused frees");
+        assert_eq!(stats.peak_live_bytes, self.peak_live_bytes, "invariant 5: peak of live bytes");
+        assert!(stats.live_bytes <= stats.live_block_bytes, "invariant 5: {stats:?}");
+        assert!(stats.live_block_bytes <= stats.reserved_bytes, "invariant 5: {stats:?}");
+        self.ceiling = self.ceiling.max(allocator.budget());
+        assert!(stats.reserved_bytes <= self.ceiling, "invariant 5: more is held than was ever allowed: {stats:?}");
+        self.ceiling = allocator.budget().max(stats.reserved_bytes);
+        assert_eq!(stats.reserved_bytes, usage.bytes, "invariant 6: memory that only one side knows of");
+        assert_eq!(stats.chunks, usage.handles as u64, "invariant 6: chunks that only one side knows of");
+        assert_eq!(stats.mappings, usage.mappings as u64, "invariant 6: mappings that only one side knows of");
+        if stats.poisoned == 0 {
+            let sum = stats.live_block_bytes + stats.cached_bytes + stats.pending_bytes + stats.idle_bytes;
+            assert_eq!(sum, stats.reserved_bytes, "invariant 5: the parts are the whole: {stats:?}");
+        }
+    }
+}

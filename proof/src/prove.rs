@@ -1,0 +1,64 @@
+//! Property tests with a fixed and a random seed, whose shrunk failures print as Rust tests.
+
+use crate::device::World;
+use crate::op::Op;
+use proptest::strategy::Strategy;
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
+use std::fmt::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Multiplies the number of cases: 1 unless set.
+const SCALE: &str = "GAPLESS_PROOF_SCALE";
+/// The seed of the second run of each property: of the clock unless set.
+const SEED: &str = "GAPLESS_PROOF_SEED";
+
+/// A sequence as a test to paste.
+pub fn as_test(world: &World, ops: &[Op]) -> String {
+    let mut text =
+        String::from("#[test]\nfn regression() {\n    use gapless_proof::{Failure::*, Misuse::*, Op::*, *};\n");
+    let _ = writeln!(text, "    let world = {world:?};");
+    text.push_str("    run::<Model>(\n        &world,\n        &[\n");
+    for op in ops {
+        let _ = writeln!(text, "            {op:?},");
+    }
+    text.push_str("        ],\n    );\n}\n");
+    text
+}
+
+/// `cases`, scaled by the environment.
+pub fn budget_of_cases(cases: u32) -> u32 {
+    let scale: f64 = std::env::var(SCALE).ok().and_then(|text| text.parse().ok()).unwrap_or(1.0);
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+    let scaled = (f64::from(cases) * scale) as u32;
+    scaled.max(1)
+}
+
+/// Runs `test` on `cases` inputs from a fixed seed and as many from a random one, which is printed.
+///
+/// # Panics
+/// When an input fails: the shrunk one is printed by `show`.
+pub fn prove<S: Strategy>(cases: u32, strategy: &S, show: impl Fn(&S::Value) -> String, test: impl Fn(&S::Value)) {
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros());
+    let random = std::env::var(SEED).ok().and_then(|text| text.parse().ok()).unwrap_or(clock & u128::from(u64::MAX));
+    for seed in [1, random] {
+        eprintln!("seed {seed} ({SEED}={seed} repeats it)");
+        let mut bytes = [0; 32];
+        bytes[..16].copy_from_slice(&seed.to_le_bytes());
+        let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+        let config = Config {
+            cases: budget_of_cases(cases),
+            failure_persistence: None,
+            max_shrink_iters: 3000,
+            ..Config::default()
+        };
+        let outcome = TestRunner::new_with_rng(config, rng).run(strategy, |input| {
+            test(&input);
+            Ok::<(), TestCaseError>(())
+        });
+        match outcome {
+            Ok(()) => {}
+            Err(TestError::Fail(reason, input)) => panic!("seed {seed}: {reason}\n\n{}", show(&input)),
+            Err(TestError::Abort(reason)) => panic!("seed {seed}: {reason}"),
+        }
+    }
+}

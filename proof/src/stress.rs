@@ -1,0 +1,260 @@
+//! Stress: threads that use one allocator at once, each by its own random numbers, and hold it to what stays checkable:
+//! no two owners of a byte, every use ordered, every byte as it was left, nothing lost in the end.
+//!
+//! Under `cfg(shuttle)` the threads and the allocator's locks are shuttle's, which then tries schedules.
+
+use crate::device::{Device, World};
+use crate::oracle::{Block, Subject};
+use crate::witness::Witness;
+use gapless::Allocator;
+use gapless::allocator::{AllocError, Stats};
+use gapless::driver::{DriverErrorKind, Fault, FaultDriver, HoldStreams, WorkDriver};
+use gapless::units::StreamId;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+#[cfg(not(shuttle))]
+use std::thread;
+
+#[cfg(shuttle)]
+use shuttle::thread;
+
+/// What the threads do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stress {
+    /// Threads.
+    pub threads: u64,
+    /// Operations of each.
+    pub ops: u64,
+    /// Where the random numbers start.
+    pub seed: u64,
+    /// Whether driver calls fail now and then.
+    pub faults: Faults,
+}
+
+/// Whether driver calls fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Faults {
+    /// Never.
+    None,
+    /// Now and then.
+    Some,
+}
+
+/// What a stress came to so far.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// Operations.
+    pub ops: AtomicU64,
+    /// Bytes whose verification was queued.
+    pub verified_bytes: AtomicU64,
+    /// Allocations that failed, whatever the reason.
+    pub failed: AtomicU64,
+    /// Injected failures that struck.
+    pub faults: AtomicU64,
+    /// Ends the threads early.
+    pub stop: AtomicBool,
+}
+
+struct Shared<'a, D: Device> {
+    world: &'a World,
+    stress: Stress,
+    allocator: Subject<D>,
+    streams: &'a [StreamId],
+    /// First address and end of each live block.
+    owned: Mutex<BTreeMap<u64, u64>>,
+    /// Blocks for any thread to go on with.
+    passed_on: Mutex<Vec<Block>>,
+    progress: &'a Progress,
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % limit
+    }
+}
+
+/// Runs threads on a fresh device until they are done or told to stop; returns the allocator's last figures.
+///
+/// # Panics
+/// When something is wrong.
+pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress) -> Stats {
+    let driver = Arc::new(FaultDriver::new(Witness::new(D::open(world))));
+    let mut streams = vec![StreamId::DEFAULT];
+    streams.extend((1..world.streams).map(|_| driver.create_stream().expect("a simulated device has streams")));
+    let builder = Allocator::builder(Arc::clone(&driver)).budget(world.bytes()).chunk_policy(world.chunk_policy());
+    let allocator = builder.mapping_limit(world.mapping_limit).build().expect("a world's settings are in range");
+    let shared = Shared {
+        world,
+        stress,
+        allocator,
+        streams: &streams,
+        owned: Mutex::default(),
+        passed_on: Mutex::default(),
+        progress,
+    };
+    thread::scope(|scope| {
+        for number in 0..stress.threads {
+            let shared = &shared;
+            scope.spawn(move || shared.thread(number));
+        }
+    });
+    driver.disarm();
+    let allocator = shared.allocator;
+    allocator.check();
+    let stats = allocator.stats();
+    assert_eq!((stats.live_bytes, stats.live_allocations), (0, 0), "invariant 5: every block was freed");
+    assert_eq!(stats.allocs, stats.frees, "invariant 5");
+    assert_eq!(stats.reserved_bytes, driver.inner().inner().usage().bytes, "invariant 6");
+    allocator.close().expect("invariant 7: nothing was leaked");
+    for stream in &streams[1..] {
+        driver.inner().destroy_stream(*stream).expect("a simulated stream ends");
+    }
+    assert!(driver.inner().take_mismatches().is_empty(), "bytes changed under their owner");
+    assert_eq!(driver.inner().take_observations(), [""; 0], "invariants 3 and 4");
+    assert_eq!(driver.inner().inner().broken_rules(), [""; 0]);
+    let usage = driver.inner().inner().usage();
+    assert!(usage.is_empty(), "invariant 7: left in the driver: {usage:?}");
+    stats
+}
+
+impl<D: Device> Shared<'_, D> {
+    fn witness(&self) -> &Witness<D> {
+        self.allocator.driver().inner()
+    }
+
+    fn thread(&self, number: u64) {
+        let mut random = Random(self.stress.seed.wrapping_mul(1000).wrapping_add(number));
+        let mut blocks: Vec<Block> = Vec::new();
+        for op in 0..self.stress.ops {
+            if self.progress.stop.load(Ordering::Relaxed) {
+                break;
+            }
+            self.progress.ops.fetch_add(1, Ordering::Relaxed);
+            self.step(&mut random, &mut blocks);
+            if op % 64 == 63 {
+                self.look();
+            }
+        }
+        for block in blocks {
+            self.free(block);
+        }
+        while let Some(block) = { self.passed_on.lock().pop() } {
+            self.free(block);
+        }
+    }
+
+    /// What can be checked while the others go on.
+    fn look(&self) {
+        self.allocator.check();
+        assert!(self.allocator.live_bytes() <= self.world.bytes());
+        let driver = self.witness();
+        assert!(driver.take_mismatches().is_empty(), "bytes changed under their owner");
+        assert_eq!(driver.take_observations(), [""; 0], "invariants 3 and 4");
+        assert_eq!(driver.inner().broken_rules(), [""; 0]);
+    }
+
+    fn step(&self, random: &mut Random, blocks: &mut Vec<Block>) {
+        let stream = self.streams[usize::try_from(random.below(self.streams.len() as u64)).expect("small")];
+        let page = self.world.page_bytes;
+        match random.below(40) {
+            0..=13 => {
+                let bytes = match random.below(4) {
+                    0 => random.below(3000),
+                    1 => random.below(page),
+                    2 => page * (1 + random.below(3)),
+                    _ => random.below(self.world.bytes() / 4),
+                };
+                self.alloc(bytes, stream, random.below(u64::MAX), blocks);
+            }
+            14..=24 if !blocks.is_empty() => {
+                let index = usize::try_from(random.below(blocks.len() as u64)).expect("small");
+                self.free(blocks.swap_remove(index));
+            }
+            25..=28 if !blocks.is_empty() => {
+                let index = usize::try_from(random.below(blocks.len() as u64)).expect("small");
+                self.use_on(&mut blocks[index], stream, random.below(u64::MAX));
+            }
+            29..=31 => {
+                if let Some(block) = blocks.pop() {
+                    self.passed_on.lock().push(block);
+                }
+            }
+            32..=33 => blocks.extend(self.passed_on.lock().pop()),
+            34 => self.witness().hold(stream),
+            35 => self.witness().complete(stream),
+            36 => self.witness().resume(stream),
+            37 => {
+                let _ = self.allocator.trim(random.below(self.world.bytes()));
+            }
+            38 => {
+                let _ = self.allocator.set_budget(self.world.bytes() - random.below(self.world.bytes() / 3));
+            }
+            _ if self.stress.faults == Faults::Some => {
+                let driver = self.allocator.driver();
+                self.progress.faults.fetch_add(driver.fired(), Ordering::Relaxed);
+                let kinds =
+                    [DriverErrorKind::OutOfMemory, DriverErrorKind::InvalidValue, DriverErrorKind::NotSupported];
+                let kind = kinds[usize::try_from(random.below(3)).expect("small")];
+                driver.arm(Fault::nth(random.below(20), kind));
+            }
+            _ => {}
+        }
+    }
+
+    fn alloc(&self, bytes: u64, stream: StreamId, seed: u64, blocks: &mut Vec<Block>) {
+        match self.allocator.alloc(bytes, stream) {
+            Ok(addr) => {
+                {
+                    let mut owned = self.owned.lock();
+                    let end = addr.0 + bytes.max(1);
+                    let before = owned.range(..end).next_back().map_or(0, |(_, end)| *end);
+                    assert!(before <= addr.0, "invariant 1: {bytes} bytes at {addr} belong to somebody");
+                    owned.insert(addr.0, end);
+                }
+                self.witness().fill(stream, addr, bytes, seed).expect("invariant 2: fresh memory can be written");
+                blocks.push(Block { addr, bytes, home: stream, recorded: Vec::new(), last_user: stream, seed });
+            }
+            Err(error) => {
+                self.progress.failed.fetch_add(1, Ordering::Relaxed);
+                match error {
+                    AllocError::OutOfMemory(_) => {}
+                    AllocError::Driver(_) | AllocError::ForeignStream { .. } if self.stress.faults == Faults::Some => {}
+                    other => panic!("alloc answered {other}"),
+                }
+            }
+        }
+    }
+
+    fn use_on(&self, block: &mut Block, stream: StreamId, seed: u64) {
+        if self.allocator.record_stream(block.addr, stream).is_err() {
+            assert_eq!(self.stress.faults, Faults::Some, "a live block can be recorded");
+            return;
+        }
+        self.witness().order(block.last_user, stream).expect("a caller can order its streams");
+        self.verify(block, stream);
+        self.witness().fill(stream, block.addr, block.bytes, seed).expect("invariant 2: a live block");
+        (block.seed, block.last_user) = (seed, stream);
+    }
+
+    fn verify(&self, block: &Block, stream: StreamId) {
+        self.progress.verified_bytes.fetch_add(block.bytes, Ordering::Relaxed);
+        let result = self.witness().verify(stream, block.addr, block.bytes, block.seed);
+        result.expect("invariant 2: a live block can be read");
+    }
+
+    fn free(&self, block: Block) {
+        self.verify(&block, block.last_user);
+        self.owned.lock().remove(&block.addr.0);
+        self.allocator.free(block.addr).expect("a live block can be freed");
+    }
+}

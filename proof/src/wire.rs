@@ -1,0 +1,138 @@
+//! Sequences as bytes, for fuzzing: a header and records of fixed width, so that every input means something, a changed
+//! byte changes one operation, and seeds can be written down as operations.
+//!
+//! ```text
+//!   header  pages-4  chunk  streams  slack  limit  0 0 0
+//!   record  tag  small  number(2)  bytes(4)  nth  failure       (little-endian)
+//! ```
+
+use crate::device::World;
+use crate::op::{Failure, Misuse, Op};
+
+/// Bytes of the header.
+const HEADER: usize = 8;
+/// Bytes of a record.
+const RECORD: usize = 10;
+/// Most operations of an input: longer ones say nothing new and take long.
+const MOST_OPS: usize = 200;
+
+const MISUSES: [Misuse; 8] = [
+    Misuse::FreeInside,
+    Misuse::FreeTwice,
+    Misuse::FreeForeign,
+    Misuse::RecordFreed,
+    Misuse::RecordForeignStream,
+    Misuse::AllocForeignStream,
+    Misuse::AllocTooMuch,
+    Misuse::AllocOddAlignment,
+];
+
+/// Whether the last two bytes of a record, an injected failure before its operation, count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extra {
+    /// They do not.
+    Ignored,
+    /// A failure kind other than 0 fails the n-th driver call from there on.
+    Failures,
+}
+
+/// The world and the operations that bytes stand for; none for less than a header.
+pub fn decode(bytes: &[u8], extra: Extra) -> Option<(World, Vec<Op>)> {
+    let (header, records) = bytes.split_at_checked(HEADER)?;
+    let world = World {
+        pages: 4 + u64::from(header[0] % 20),
+        chunk_pages: 1 << (header[1] % 3),
+        streams: 1 + usize::from(header[2] % 4),
+        slack_percent: u32::from(header[3] % 4) * 25,
+        mapping_limit: if header[4] % 4 == 3 { 8 + usize::from(header[4] / 4) } else { 400_000 },
+        ..World::default()
+    };
+    let mut ops = Vec::new();
+    for record in records.chunks_exact(RECORD).take(MOST_OPS) {
+        if extra == Extra::Failures && record[9] % 5 != 0 {
+            ops.push(Op::Fail { nth: record[8] % 24, kind: Failure::ALL[usize::from(record[9] % 5 - 1)] });
+        }
+        ops.push(operation(record));
+    }
+    Some((world, ops))
+}
+
+fn operation(record: &[u8]) -> Op {
+    let small = record[1];
+    let block = u16::from_le_bytes([record[2], record[3]]);
+    let stream = record[2];
+    let bytes = u32::from_le_bytes([record[4], record[5], record[6], record[7]]);
+    match record[0] % 15 {
+        // Sizes around the device's: the top byte is rarely of use.
+        0 | 1 => {
+            Op::Alloc { bytes: if small & 0x80 == 0 { bytes % (2 << 20) } else { bytes }, align: small & 0x1f, stream }
+        }
+        2 => Op::Free { block },
+        3 => Op::Record { block, stream: small },
+        4 => Op::Write { block, stream: small },
+        5 => Op::Read { block, stream: small },
+        6 => Op::Hold { stream },
+        7 => Op::Complete { stream },
+        8 => Op::Resume { stream },
+        9 => Op::Trim { keep: small },
+        10 => Op::Budget { pages: small },
+        11 => Op::External { pages: small },
+        12 => Op::Fail { nth: small % 24, kind: Failure::ALL[usize::from(record[4] % 3)] },
+        13 => Op::Thread { thread: small },
+        _ => Op::Bad { misuse: MISUSES[usize::from(small) % MISUSES.len()], block },
+    }
+}
+
+/// The bytes of a sequence, in a world of `pages` pages in chunks of `1 << chunk` pages. What a record cannot hold is
+/// cut off.
+pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
+    let mut bytes = vec![pages - 4, chunk, streams - 1, 0, 0, 0, 0, 0];
+    for op in ops {
+        let (tag, small, number, size) = match *op {
+            Op::Alloc { bytes, align, stream } => (0, align, u16::from(stream), bytes),
+            Op::Free { block } => (2, 0, block, 0),
+            Op::Record { block, stream } => (3, stream, block, 0),
+            Op::Write { block, stream } => (4, stream, block, 0),
+            Op::Read { block, stream } => (5, stream, block, 0),
+            Op::Hold { stream } => (6, 0, u16::from(stream), 0),
+            Op::Complete { stream } => (7, 0, u16::from(stream), 0),
+            Op::Resume { stream } => (8, 0, u16::from(stream), 0),
+            Op::Trim { keep } => (9, keep, 0, 0),
+            Op::Budget { pages } => (10, pages, 0, 0),
+            Op::External { pages } => (11, pages, 0, 0),
+            Op::Fail { nth, kind } => {
+                let kind = Failure::ALL.iter().position(|other| *other == kind).unwrap_or(0);
+                (12, nth, 0, u32::try_from(kind).unwrap_or(0))
+            }
+            Op::Thread { thread } => (13, thread, 0, 0),
+            Op::Bad { misuse, block } => {
+                let number = MISUSES.iter().position(|other| *other == misuse).unwrap_or(0);
+                (14, u8::try_from(number).unwrap_or(0), block, 0)
+            }
+        };
+        bytes.extend([tag, small]);
+        bytes.extend(number.to_le_bytes());
+        bytes.extend(u32::to_le_bytes(size));
+        bytes.extend([0, 0]);
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn sequences_come_back() {
+        proptest!(|(ops in prop::collection::vec(crate::op(), 0..50))| {
+            let (world, back) = decode(&encode(9, 1, 3, &ops), Extra::Ignored).unwrap();
+            prop_assert_eq!((world.pages, world.chunk_pages, world.streams), (9, 2, 3));
+            // Large sizes and failures are cut to what a record holds; the rest is the same.
+            for (op, back) in ops.iter().zip(&back) {
+                let cut = matches!(op, Op::Alloc { bytes, .. } if *bytes >= 2 << 20);
+                prop_assert!(cut || op == back, "{op:?} came back as {back:?}");
+            }
+        });
+    }
+}
