@@ -40,6 +40,10 @@ trait Subject: Sync {
     fn free(&self, block: Self::Block);
     /// A stream for the second thread.
     fn second_stream(&self) -> StreamId;
+    /// Calls to the driver so far that change memory.
+    fn driver_calls(&self) -> u64 {
+        0
+    }
 }
 
 struct Gapless(Allocator<ModelDriver>);
@@ -66,6 +70,10 @@ impl Subject for Gapless {
 
     fn second_stream(&self) -> StreamId {
         self.0.driver().create_stream().unwrap()
+    }
+
+    fn driver_calls(&self) -> u64 {
+        self.0.driver().calls().memory()
     }
 }
 
@@ -180,6 +188,7 @@ struct Churn<S: Subject> {
     live: Vec<S::Block>,
     replacements: Vec<(u32, u32)>,
     next: usize,
+    steps: u64,
 }
 
 impl<S: Subject> Churn<S> {
@@ -193,7 +202,7 @@ impl<S: Subject> Churn<S> {
         let live = (0..blocks).map(|_| subject.alloc(size(&mut random), StreamId::DEFAULT)).collect();
         let replacements =
             (0..drawn).map(|_| (random.below(blocks), u32::try_from(size(&mut random)).unwrap())).collect();
-        let mut churn = Self { subject, live, replacements, next: 0 };
+        let mut churn = Self { subject, live, replacements, next: 0, steps: 0 };
         // Until the heap looks like it will from then on: every block was replaced about twice.
         (0..2 * blocks).for_each(|_| churn.step());
         churn
@@ -204,6 +213,7 @@ impl<S: Subject> Churn<S> {
         let (slot, bytes) = self.replacements[self.next];
         self.next = (self.next + 1) & (self.replacements.len() - 1);
         let live = &mut self.live[slot as usize];
+        self.steps += 1;
         self.subject.free(*live);
         *live = self.subject.alloc(u64::from(bytes), StreamId::DEFAULT);
     }
@@ -213,7 +223,13 @@ fn random<S: Subject>(group: &mut BenchmarkGroup<'_, WallTime>, case: &str, bloc
     let mut churn = None;
     group.bench_function(BenchmarkId::new(case, S::NAME), |bencher| {
         let churn = churn.get_or_insert_with(|| Churn::<S>::new(blocks, sizes));
+        let before = (churn.subject.driver_calls(), churn.steps);
         bencher.iter(|| churn.step());
+        let calls = churn.subject.driver_calls() - before.0;
+        if calls > 0 {
+            // Not the hot path alone, then: say so.
+            eprintln!("{case}: {calls} driver calls in {} pairs", churn.steps - before.1);
+        }
     });
 }
 
