@@ -184,6 +184,6 @@ pub(crate) unsafe fn write_json(
     // SAFETY: `buffer` has `capacity` bytes (the function's contract), more than the text's.
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buffer, text.len()) };
     // SAFETY: as above: the last of the bytes that it takes.
-    unsafe { buffer.add(text.len()).write(0) };
+    unsafe { buffer.wrapping_add(text.len()).write(0) };
     Ok(())
 }

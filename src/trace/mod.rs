@@ -12,6 +12,7 @@
 pub mod caching;
 mod device;
 mod error;
+mod foreign;
 mod header;
 mod load;
 mod metered;

@@ -141,6 +141,7 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_told_at_the_end() {
+        #[derive(Debug)]
         struct Full;
         impl Write for Full {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {
