@@ -194,7 +194,7 @@ struct Churn<S: Subject> {
 impl<S: Subject> Churn<S> {
     fn new(blocks: u32, sizes: &[u64]) -> Self {
         let mut random = Random(0x9e37_79b9);
-        let mut size = |random: &mut Random| sizes[random.below(sizes.len() as u32) as usize];
+        let size = |random: &mut Random| sizes[random.below(sizes.len() as u32) as usize];
         let mean = sizes.iter().sum::<u64>() / sizes.len() as u64;
         let subject = S::new((2 * mean * u64::from(blocks)).clamp(GIB, 16 * TIB), blocks);
         // Enough that every block is replaced about four times before the sequence starts again.
@@ -237,7 +237,7 @@ fn two_threads<S: Subject>(group: &mut BenchmarkGroup<'_, WallTime>, case: &str,
     let subject = S::new(4 * GIB, 1000);
     let second = subject.second_stream();
     let on = [StreamId::DEFAULT, if streams == 2 { second } else { StreamId::DEFAULT }];
-    on.map(|stream| subject.free(subject.alloc(4 * KIB, stream)));
+    on.iter().for_each(|&stream| subject.free(subject.alloc(4 * KIB, stream)));
     group.bench_function(BenchmarkId::new(case, S::NAME), |bencher| {
         bencher.iter_custom(|pairs| {
             let barrier = Barrier::new(2);

@@ -125,5 +125,5 @@ def test_replay_reads_what_pytorch_writes(tmp_path):
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(gapless.GaplessError, match="cut short"):
         gapless.replay(path)
-    with pytest.raises(gapless.GaplessError, match="policies"):
+    with pytest.raises(gapless.GaplessError, match="expected `gapless`"):
         gapless.replay(path, policies=["best"])

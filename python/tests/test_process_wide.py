@@ -80,9 +80,9 @@ segments = snapshot([figures])["segments"]
 assert sum(segment["allocated_size"] for segment in segments) == 5 << 20
 for segment in segments:
     at = segment["address"]
-    for block in segment["blocks"]:
-        assert block["address"] == at
-        at += block["size"]
+    for part in segment["blocks"]:
+        assert part["address"] == at
+        at += part["size"]
     assert at == segment["address"] + segment["total_size"]
 library.gapless_torch_free(block, 5 << 20, 0, None)
 figures.reset_accumulated()
