@@ -1,7 +1,11 @@
 """The wheel holds a shared library: it is for this platform, and for every Python 3."""
 
 from setuptools import Distribution, setup
-from setuptools.command.bdist_wheel import bdist_wheel
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # before setuptools 70.1
+    from wheel.bdist_wheel import bdist_wheel
 
 
 class PlatformWheel(bdist_wheel):

@@ -60,8 +60,10 @@ impl Heap {
     }
 
     pub fn note_failure(&self, error: &AllocError) {
-        if let Some(report) = error.report() {
+        if matches!(error, AllocError::OutOfMemory(_) | AllocError::TooLarge { .. }) {
             self.failures.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(report) = error.report() {
             *self.last_oom.lock() = Some(Box::new(report.clone()));
         }
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 import runpy
 import sys
@@ -23,6 +24,8 @@ from gapless._torch_figures import Figures, snapshot
 __all__ = ["enable", "is_enabled", "main"]
 
 _enabled: Any = None
+# Far from the ids that PyTorch makes for graphs.
+_POOL_IDS = 1 << 40
 
 
 def is_enabled() -> bool:
@@ -170,6 +173,8 @@ def _provide(torch: Any) -> None:
         if original is not None:
             setattr(torch._C, name, functools.wraps(original, assigned=("__doc__",), updated=())(function))
 
+    _provide_mem_pool(torch, memory_snapshot)
+
     # The viewer reads protocols up to 4; from Python 3.14 on, pickle writes 5 unless told.
     def dump_snapshot(filename: str = "dump_snapshot.pickle", *_: Any, **__: Any) -> None:
         import pickle
@@ -178,6 +183,36 @@ def _provide(torch: Any) -> None:
             pickle.dump(torch.cuda.memory._snapshot(), file, protocol=4)
 
     torch.cuda.memory._dump_snapshot = dump_snapshot
+
+
+def _provide_mem_pool(torch: Any, memory_snapshot: Callable[..., Any]) -> None:
+    """``torch.cuda.MemPool``, whose own constructor refuses plug-ins. Everything that takes a pool goes by its id."""
+    library = _library.load()
+    numbers = itertools.count(1)
+
+    class MemPool:
+        """A pool of memory on the current device, for ``torch.cuda.use_mem_pool`` and graph captures."""
+
+        def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
+            if allocator is not None:
+                raise RuntimeError("a MemPool with an allocator of its own does not go with gapless: leave it out")
+            # use_on_oom and no_split are about pools whose memory cannot be moved.
+            del use_on_oom, no_split
+            self.device = torch.cuda.current_device()
+            self.id = (_POOL_IDS + next(numbers), 0)
+            self.allocator = None
+            library.gapless_torch_begin_allocate_to_pool(self.device, _library.Pool(*self.id), None)
+            library.gapless_torch_end_allocate_to_pool(self.device, _library.Pool(*self.id))
+
+        def __del__(self) -> None:
+            if hasattr(self, "id"):
+                library.gapless_torch_release_pool(self.device, _library.Pool(*self.id))
+
+        def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
+            """The pool's segments, as in ``torch.cuda.memory_snapshot()``."""
+            return memory_snapshot((*self.id, include_traces))["segments"]
+
+    torch.cuda.MemPool = torch.cuda.memory.MemPool = MemPool
 
 
 def main(arguments: list[str]) -> None:
