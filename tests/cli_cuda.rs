@@ -135,6 +135,13 @@ fn probe_goes_on_past_a_question_that_fails() {
 }
 
 #[test]
+fn probe_keeps_to_its_time() {
+    let arguments = ["probe", "--json", "--only", "busy,mappings", "--total", "0"];
+    let report: Value = serde_json::from_slice(&gapless(&arguments, &library(), &[]).stdout).unwrap();
+    assert!(report["answers"]["mappings"]["error"].as_str().unwrap().contains("not asked"));
+}
+
+#[test]
 fn probe_ends_without_a_device() {
     let output = gapless(&["probe", "--json"], &library(), &[("GAPLESS_SIM_DEVICES", "0")]);
     assert_eq!(output.status.code(), Some(4));

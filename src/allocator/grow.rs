@@ -21,8 +21,6 @@ pub const FIRST_ARENA_SLOTS: usize = 4;
 const MAX_SEALED: usize = 4;
 /// Of other streams' free blocks that fit, how many are looked at.
 const LOOK_AT: usize = 8;
-/// Another stream's block is taken if at most this part of it would be cut off, or it is smaller than a page.
-const LEND_CUT: u64 = 8;
 
 impl<D: Driver> Inner<D> {
     /// Serves a request that the cached blocks of its own stream could not serve.
@@ -76,8 +74,12 @@ impl<D: Driver> Inner<D> {
             if let Some(addr) = self.alloc_cached(heap, request, waste) {
                 return Ok(addr);
             }
-            self.refresh_others(heap.index)?;
-            if let Some(addr) = self.borrow(heap.index, request, waste) {
+            let tight = mapper.pool.headroom_pages() == 0;
+            self.refresh_clocks(heap.index, tight)?;
+            if let Some(addr) = self.borrow(heap.index, request, waste, tight) {
+                return Ok(addr);
+            }
+            if tight && let Some(addr) = self.alloc_fragment(heap, request, waste) {
                 return Ok(addr);
             }
             let passed: Vec<u64> = self.streams.iter().map(|stream| stream.clock.lock().passed()).collect();
@@ -126,15 +128,30 @@ impl<D: Driver> Inner<D> {
         Some(addr)
     }
 
-    /// Takes a block of another stream that has passed its last use.
-    fn borrow(&self, borrower: StreamIndex, request: Request, waste: u16) -> Option<DeviceAddr> {
+    /// For a small request when there is no room left: a free block among the large ones that is smaller than a page.
+    /// Its pages are pinned already, so nothing is lost.
+    fn alloc_fragment(&self, heap: &StreamHeap, request: Request, waste: u16) -> Option<DeviceAddr> {
+        if request.kind == RegionKind::Large {
+            return None;
+        }
+        let mut state = heap.lock();
+        let found = state.region(RegionKind::Large)?.heap.best_fit(request.size)?;
+        if found.size >= self.geometry.page_bytes {
+            return None;
+        }
+        state.take(RegionKind::Large, request.size, waste, request.alignment)
+    }
+
+    /// Takes a block of another stream that has passed its last use: one of the very size, or a piece of a page; once
+    /// there is no room left, any, since the alternative is to take the chunks from under it.
+    fn borrow(&self, borrower: StreamIndex, request: Request, waste: u16, tight: bool) -> Option<DeviceAddr> {
         for lender in self.streams.iter().filter(|stream| stream.index != borrower) {
             let passed = lender.clock.lock().passed();
             let mut state = lender.lock();
             let epoch_base = state.epoch_base;
             let page_bytes = self.geometry.page_bytes;
             let Some(region) = state.region(request.kind) else { continue };
-            let fits = |size: u64| size < page_bytes || size - request.size <= request.size / LEND_CUT;
+            let fits = |size: u64| tight || size < page_bytes || size == request.size;
             let found = region.heap.free_blocks_from(request.size).take(LOOK_AT).find(|block| {
                 let epoch = region.heap.block(block.offset).expect("indexed").epoch;
                 let aligned = region.base.offset(block.offset).is_aligned(request.alignment);
@@ -289,9 +306,10 @@ impl<D: Driver> Inner<D> {
         Ok(())
     }
 
-    /// Seals and polls the streams other than `own`, so that what they are done with is known.
-    fn refresh_others(&self, own: StreamIndex) -> Result<(), DriverError> {
-        for stream in self.streams.iter().filter(|stream| stream.index != own) {
+    /// Seals and polls the other streams, so that what they are done with is known; and the stream itself as well when
+    /// free chunks may go back to the driver.
+    fn refresh_clocks(&self, own: StreamIndex, own_too: bool) -> Result<(), DriverError> {
+        for stream in self.streams.iter().filter(|stream| own_too || stream.index != own) {
             let mut clock = stream.clock.lock();
             if stream.lock().dirty && clock.sealed() < MAX_SEALED {
                 self.seal(stream, &mut clock)?;

@@ -13,7 +13,7 @@ use super::state::{AllStates, Region, RegionKind};
 use crate::heap::{BlockState, Heap};
 use crate::physical::{ChunkId, ViewAt};
 use crate::segment::{PageTable, View, ViewState};
-use crate::stream::StreamIndex;
+use crate::stream::{Fence, StreamIndex};
 use crate::units::round_up;
 use std::collections::BTreeMap;
 
@@ -141,7 +141,7 @@ const EMPTY_PAGE: u64 = 1000;
 /// Cost of a page in a reusable view: next to nothing, but no placement takes more of them than it needs.
 const REUSABLE_PAGE: u64 = 1;
 /// Cost of a page behind a stale view that has to be unmapped.
-const BUSY_PAGE: u64 = 1400;
+const BUSY_PAGE: u64 = 8000;
 
 /// Plans `request` over all streams' heaps, whose stream `i` is known to have passed epoch `passed[i]`, and claims what
 /// it takes. `None` when it cannot be served within `allowance`.
@@ -354,6 +354,16 @@ impl Survey<'_> {
         best
     }
 
+    /// True when a free chunk can go back to the driver without waiting.
+    fn can_go_back(&self, source: &Source) -> bool {
+        let passed = |fence: Fence| fence.epoch <= self.passed[fence.stream.0 as usize];
+        passed(Fence { stream: source.stream, epoch: source.epoch })
+            && self.mapper.pool.get(source.chunk).stale.iter().all(|at| match self.mapper.view(*at).state {
+                ViewState::Stale(fence) => passed(fence),
+                ViewState::Active => true,
+            })
+    }
+
     /// Works a placement out: what has to be mapped, and from where. `None` when the chunks do not suffice.
     fn draft(&self, region: &Region, room: &[Piece], start: u64) -> Option<Draft> {
         let page_bytes = self.page_bytes(region);
@@ -403,7 +413,7 @@ impl Survey<'_> {
                 _ => ranges.push((from, to)),
             }
         }
-        let mut filler = Filler::new(self, used);
+        let mut filler = Filler::new(self, &used);
         let mut fill = Vec::new();
         for (number, (from, to)) in ranges.iter().enumerate() {
             // Behind the last range a larger chunk may reach into empty pages.
@@ -468,7 +478,6 @@ fn pieces_before(heap: &Heap, room: &[Piece], start: u64, end: u64) -> Vec<Befor
 /// Finds chunks for ranges of pages.
 struct Filler<'a> {
     survey: &'a Survey<'a>,
-    used: Vec<bool>,
     /// Usable sources by what it takes to wait for them, then by pages; the next to take last.
     by_class: [BTreeMap<u32, Vec<usize>>; CLASSES],
     idle_used: Vec<ChunkId>,
@@ -482,7 +491,7 @@ struct Filler<'a> {
 const CLASSES: usize = 2;
 
 impl<'a> Filler<'a> {
-    fn new(survey: &'a Survey<'a>, used: Vec<bool>) -> Self {
+    fn new(survey: &'a Survey<'a>, used: &[bool]) -> Self {
         let mut by_class: [BTreeMap<u32, Vec<usize>>; CLASSES] = Default::default();
         for (number, source) in survey.sources.iter().enumerate() {
             if !used[number] {
@@ -493,7 +502,6 @@ impl<'a> Filler<'a> {
         }
         Self {
             survey,
-            used,
             by_class,
             idle_used: Vec::new(),
             created: 0,
@@ -516,10 +524,11 @@ impl<'a> Filler<'a> {
 
     fn next(&mut self, pages: u64, spare: u64) -> Option<(Backing, u32)> {
         self.idle(pages)
-            .or_else(|| self.create(pages, spare, self.survey.allowance.soft_pages))
+            .or_else(|| self.create_from_released(pages))
+            .or_else(|| self.create(pages, self.survey.allowance.soft_pages))
             .or_else(|| self.harvest(pages))
-            .or_else(|| self.create(pages, 0, self.survey.allowance.hard_pages))
-            .or_else(|| self.harvest_larger(pages + spare))
+            .or_else(|| self.create(pages, self.survey.allowance.hard_pages))
+            .or_else(|| self.harvest_larger(pages, spare))
             .or_else(|| self.recreate(pages))
     }
 
@@ -530,83 +539,99 @@ impl<'a> Filler<'a> {
         Some((Backing::Idle(chunk), pool.get(chunk).pages))
     }
 
-    fn create(&mut self, pages: u64, spare: u64, allowed: u64) -> Option<(Backing, u32)> {
+    fn create(&mut self, pages: u64, allowed: u64) -> Option<(Backing, u32)> {
         let left = allowed.saturating_sub(self.created);
         if left == 0 {
             return None;
         }
-        let chunk = u64::from(self.survey.mapper.sizes.next_chunk_pages(left));
-        let ahead = pages.max((chunk / GROW_AHEAD).min(pages + spare));
-        let got = u32::try_from(chunk.min(ahead).min(left)).ok()?;
+        let room = self.survey.allowance.hard_pages.saturating_sub(self.created);
+        let got = self.survey.mapper.sizes.next_chunk_pages(room).min(clamp_pages(pages.min(left)));
         self.created += u64::from(got);
         Some((Backing::Create, got))
     }
 
+    /// While there is room, the largest chunks, since a move costs the same for any size. Once there is none, the
+    /// smallest: the large ones are cut up instead, so that they cannot be pinned by small blocks later.
     fn harvest(&mut self, pages: u64) -> Option<(Backing, u32)> {
-        let top = u32::try_from(pages).unwrap_or(u32::MAX);
+        let top = clamp_pages(pages);
+        let tight = self.survey.allowance.hard_pages <= self.created;
         for class in 0..CLASSES {
-            if let Some((size, _)) = self.by_class[class].range(..=top).next_back() {
-                let size = *size;
-                return Some(self.take(class, size));
+            let of_class = &self.by_class[class];
+            let found = if tight { of_class.range(..=top).next() } else { of_class.range(..=top).next_back() };
+            let Some((&size, of_size)) = found else { continue };
+            let next = *of_size.last().expect("empty lists are removed");
+            if tight && size > self.smallest() && self.survey.can_go_back(&self.survey.sources[next]) {
+                self.give_back(class, size);
+                return self.create_from_released(pages);
             }
+            return Some(self.take(class, size));
         }
         None
     }
 
-    fn harvest_larger(&mut self, pages: u64) -> Option<(Backing, u32)> {
-        let top = u32::try_from(pages).unwrap_or(u32::MAX);
-        for class in 0..CLASSES {
-            if let Some((size, _)) = self.by_class[class].range(..=top).next() {
-                let size = *size;
-                return Some(self.take(class, size));
-            }
-        }
-        None
+    fn harvest_larger(&mut self, pages: u64, spare: u64) -> Option<(Backing, u32)> {
+        let top = clamp_pages(pages + spare);
+        let (class, size) =
+            (0..CLASSES).find_map(|class| self.by_class[class].range(..=top).next().map(|(size, _)| (class, *size)))?;
+        Some(self.take(class, size))
     }
 
     fn take(&mut self, class: usize, size: u32) -> (Backing, u32) {
         let source = self.pop(class, size);
-        self.taken.push(source);
         (Backing::Harvest(source), size)
     }
 
+    /// Takes the source that comes last: from the largest free block, whose loss is felt least, and from its end.
     fn pop(&mut self, class: usize, size: u32) -> usize {
         let of_size = self.by_class[class].get_mut(&size).expect("just found");
         let source = of_size.pop().expect("empty lists are removed");
         if of_size.is_empty() {
             self.by_class[class].remove(&size);
         }
-        self.used[source] = true;
+        self.taken.push(source);
         source
     }
 
-    /// Gives the smallest free chunk that covers the shortage, or the largest there is, back to the driver, and creates
-    /// in its place what is needed.
+    /// Gives the smallest free chunk that covers the shortage, or the largest there is, back to the driver, so that what
+    /// is needed can be created in its place. May wait for its stream.
     fn recreate(&mut self, pages: u64) -> Option<(Backing, u32)> {
         if !self.survey.allowance.recreate {
             return None;
         }
+        let short = clamp_pages(pages);
+        let (class, size) = (0..CLASSES)
+            .find_map(|class| self.by_class[class].range(short..).next().map(|(size, _)| (class, *size)))
+            .or_else(|| {
+                (0..CLASSES).find_map(|class| self.by_class[class].keys().next_back().map(|size| (class, *size)))
+            })?;
+        self.give_back(class, size);
+        self.create_from_released(pages)
+    }
+
+    fn give_back(&mut self, class: usize, size: u32) {
+        let source = self.pop(class, size);
+        self.release.push(source);
+        self.released += u64::from(size);
+    }
+
+    fn create_from_released(&mut self, pages: u64) -> Option<(Backing, u32)> {
         if self.released == 0 {
-            let short = u32::try_from(pages).unwrap_or(u32::MAX);
-            let (class, size) = (0..CLASSES)
-                .find_map(|class| self.by_class[class].range(short..).next().map(|(size, _)| (class, *size)))
-                .or_else(|| {
-                    (0..CLASSES).find_map(|class| self.by_class[class].keys().next_back().map(|size| (class, *size)))
-                })?;
-            let source = self.pop(class, size);
-            self.taken.push(source);
-            self.release.push(source);
-            self.released += u64::from(size);
+            return None;
         }
-        let chunk = u64::from(self.survey.mapper.sizes.next_chunk_pages(0));
-        let got = u32::try_from(chunk.min(pages).min(self.released)).ok()?;
+        let got = self.smallest().min(clamp_pages(pages.min(self.released)));
         self.released -= u64::from(got);
         Some((Backing::Create, got))
     }
+
+    /// Pages of the chunks that are made when there is no room left.
+    fn smallest(&self) -> u32 {
+        self.survey.mapper.sizes.next_chunk_pages(0)
+    }
 }
 
-/// A growth at the end of a region maps up to a chunk's size divided by this ahead of demand.
-const GROW_AHEAD: u64 = 4;
+fn clamp_pages(pages: u64) -> u32 {
+    u32::try_from(pages).unwrap_or(u32::MAX)
+}
 
 /// Claims what a draft takes, sources first.
 fn claim(states: &mut AllStates<'_>, all: &[Source], draft: Draft, request: Request) -> Plan {

@@ -33,6 +33,10 @@ pub(super) struct ProbeArguments {
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     limit: u64,
 
+    /// Seconds after which no further question is asked
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    total: u64,
+
     /// Ask one question in this very process
     #[arg(long, hide = true, value_name = "ID")]
     here: Option<String>,
@@ -72,6 +76,7 @@ pub(super) fn run(arguments: &ProbeArguments) -> Result<Outcome, Failure> {
         }
     };
     let mut answers = serde_json::Map::new();
+    let deadline = Instant::now() + Duration::from_secs(arguments.total);
     for question in Question::ALL {
         if !arguments.only.is_empty() && !arguments.only.iter().any(|id| id == question.id) {
             continue;
@@ -79,7 +84,7 @@ pub(super) fn run(arguments: &ProbeArguments) -> Result<Outcome, Failure> {
         if arguments.json {
             eprintln!("{}: {}", question.id, question.text);
         }
-        let answer = ask_apart(arguments, question);
+        let answer = ask_apart(arguments, question, deadline);
         if arguments.json {
             eprintln!("  {}", summary(&answer));
         } else {
@@ -121,7 +126,7 @@ fn ask_here(arguments: &ProbeArguments, id: &str) -> Result<Outcome, Failure> {
 }
 
 /// The answer of a process that asks nothing else.
-fn ask_apart(arguments: &ProbeArguments, question: &Question) -> Value {
+fn ask_apart(arguments: &ProbeArguments, question: &Question, deadline: Instant) -> Value {
     let start = Instant::now();
     let failed = |why: String| {
         json!({
@@ -132,6 +137,10 @@ fn ask_apart(arguments: &ProbeArguments, question: &Question) -> Value {
             "seconds": start.elapsed().as_secs_f64(),
         })
     };
+    let limit = Duration::from_secs(arguments.limit).min(deadline.saturating_duration_since(start));
+    if limit.is_zero() {
+        return failed("not asked: the time for all questions was over".to_owned());
+    }
     let child = std::env::current_exe().and_then(|program| {
         let mut command = Command::new(program);
         command.args(["probe", "--here", question.id, "--device", &arguments.device.to_string()]);
@@ -144,7 +153,7 @@ fn ask_apart(arguments: &ProbeArguments, question: &Question) -> Value {
         Ok(child) => child,
         Err(error) => return failed(format!("no process for the question: {error}")),
     };
-    let status = wait(&mut child, Duration::from_secs(arguments.limit));
+    let status = wait(&mut child, limit);
     let mut text = String::new();
     if let Some(mut pipe) = child.stdout.take() {
         // What could not be read is missing from the text, and then it is no answer.
@@ -154,7 +163,7 @@ fn ask_apart(arguments: &ProbeArguments, question: &Question) -> Value {
     serde_json::from_str(text.trim()).unwrap_or_else(|_| {
         failed(match status {
             Some(status) => format!("the process ended without an answer: {status}"),
-            None => format!("no answer within {} s", arguments.limit),
+            None => format!("no answer within {} s", limit.as_secs()),
         })
     })
 }

@@ -46,7 +46,7 @@ pub trait CustAllocator {
 
 impl<D: Driver> CustAllocator for Allocator<D> {
     fn alloc_pointer<T: DeviceCopy>(&self, count: usize, stream: &Stream) -> Result<DevicePointer<T>, AllocError> {
-        let bytes = (count as u64).checked_mul(size_of::<T>() as u64).unwrap_or(u64::MAX);
+        let bytes = (count as u64).saturating_mul(size_of::<T>() as u64);
         let alignment = (align_of::<T>() as u64).max(1);
         Ok(DevicePointer::from_raw(self.alloc_aligned(bytes, alignment, stream.into())?.0))
     }

@@ -3,7 +3,7 @@
 //! Driver time is per chunk, so chunks should be large; only a completely free chunk can be remapped, so they should be
 //! small. What a large chunk can waste matters only as far as memory is short: the size follows the room that is left.
 
-use crate::units::MIB;
+use crate::units::{GIB, MIB};
 
 /// How large new chunks are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -22,11 +22,11 @@ pub struct ChunkSizes {
     page_bytes: u64,
 }
 
-/// Room left at and below which `Auto` makes single pages; above, the size grows with the square of the room, so that
-/// filling a device of any size takes at most about `2 * ROOM_FOR_SINGLE_PAGES / page` chunks.
-const ROOM_FOR_SINGLE_PAGES: u64 = 7 << 30;
+/// Room left at and below which `Auto` makes single pages. Above, a chunk has `(room / this) ^ 2.5` pages: filling a
+/// device of any size takes at most about `1.7 * this / page` chunks, most of them for the last of its memory.
+const ROOM_FOR_SINGLE_PAGES: u64 = 10 * GIB;
 /// Largest chunk that `Auto` makes.
-const LARGEST_AUTO: u64 = 256 * MIB;
+const LARGEST_AUTO: u64 = 512 * MIB;
 
 impl ChunkSizes {
     /// Sizes under `policy` in pages of `page_bytes`.
@@ -44,11 +44,12 @@ impl ChunkSizes {
         let pages = match self.policy {
             ChunkPolicy::Fixed(bytes) => bytes.div_ceil(self.page_bytes).max(1),
             ChunkPolicy::Auto => {
-                let room = u128::from(room_pages) * u128::from(self.page_bytes);
-                let single = u128::from(ROOM_FOR_SINGLE_PAGES);
-                let pages = room * room / (single * single);
                 let most = (LARGEST_AUTO / self.page_bytes).max(1);
-                u64::try_from(pages).unwrap_or(u64::MAX).clamp(1, most)
+                #[allow(clippy::cast_precision_loss, reason = "a ratio; a few pages more or less do not matter")]
+                let ratio = room_pages as f64 * self.page_bytes as f64 / ROOM_FOR_SINGLE_PAGES as f64;
+                #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped; `as` saturates")]
+                let pages = (ratio * ratio * ratio.sqrt()) as u64;
+                pages.clamp(1, most)
             }
         };
         u32::try_from(pages).unwrap_or(u32::MAX)
@@ -58,7 +59,6 @@ impl ChunkSizes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::GIB;
 
     #[test]
     fn auto_shrinks_with_the_room() {
@@ -70,7 +70,7 @@ mod tests {
             assert!(pages <= last && pages >= 1);
             last = pages;
         }
-        assert_eq!(sizes.next_chunk_pages(7 * GIB / page), 1);
+        assert_eq!(sizes.next_chunk_pages(10 * GIB / page), 1);
         assert_eq!(u64::from(sizes.next_chunk_pages(u64::MAX / page)), LARGEST_AUTO / page);
     }
 

@@ -64,7 +64,7 @@ impl Context {
 
     /// Waits for everything on the device.
     pub(super) fn synchronize(&self) -> DriverResult<()> {
-        let _current = self.enter(DriverCall::Stream)?;
+        let _guards = self.enter_outside_capture(DriverCall::Stream)?;
         // SAFETY: no arguments; the context is current.
         let result = unsafe { self.library.api().cuCtxSynchronize() };
         self.library.check(DriverCall::Stream, "cuCtxSynchronize", result)
