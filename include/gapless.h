@@ -344,6 +344,12 @@ gapless_status gapless_torch_report_json(int32_t device,
                                          size_t capacity,
                                          size_t *needed);
 
+// Allocates for CuPy on a stream. On failure NULL, and gapless_last_error says why.
+void *gapless_cupy_malloc(void *stream, size_t size, int32_t device);
+
+// Frees for CuPy.
+void gapless_cupy_free(void *stream, void *pointer, int32_t device);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus

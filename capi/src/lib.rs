@@ -4,7 +4,8 @@
 //! functions.rs  create, alloc, free, trim, ...    registry.rs  handles, checked     heap.rs     one allocator
 //! reports.rs    statistics, reports, snapshots    status.rs    statuses, last error config.rs   the C struct
 //! torch.rs      what PyTorch calls                process.rs   one allocator per device, on first use
-//! conf.rs       GAPLESS_CONF                      pools.rs     memory of captured graphs
+//! cupy.rs       what CuPy calls                   pools.rs     memory of captured graphs
+//! conf.rs       GAPLESS_CONF                      replay.rs    replays for hosts without the command line
 //! ```
 //!
 //! - I1  nothing unwinds across the boundary: every function runs its body under [`status::guard`]. The one exception is
@@ -18,6 +19,7 @@
 
 mod conf;
 mod config;
+mod cupy;
 mod functions;
 mod heap;
 mod pools;
@@ -30,6 +32,7 @@ mod torch;
 
 pub use conf::{Conf, ConfError};
 pub use config::gapless_config;
+pub use cupy::*;
 pub use functions::*;
 pub use process::{gapless_check_conf, gapless_configure, gapless_device_allocator};
 pub use registry::gapless_allocator;

@@ -2,8 +2,17 @@
 
 use std::path::Path;
 
-const SOURCES: [&str; 8] =
-    ["status.rs", "config.rs", "registry.rs", "functions.rs", "reports.rs", "process.rs", "replay.rs", "torch.rs"];
+const SOURCES: [&str; 9] = [
+    "status.rs",
+    "config.rs",
+    "registry.rs",
+    "functions.rs",
+    "reports.rs",
+    "process.rs",
+    "replay.rs",
+    "torch.rs",
+    "cupy.rs",
+];
 
 fn generate() -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));

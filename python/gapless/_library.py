@@ -86,6 +86,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gapless_configure": (c_int32, [c_char_p]),
     "gapless_device_allocator": (c_int32, [c_int32, POINTER(_HANDLE)]),
     "gapless_replay_json": (c_int32, [c_char_p, c_char_p, *_TEXT]),
+    "gapless_cupy_malloc": (c_void_p, [c_void_p, c_size_t, c_int]),
+    "gapless_cupy_free": (None, [c_void_p, c_void_p, c_int]),
     "gapless_torch_on_failure": (None, [c_void_p]),
     "gapless_torch_malloc": (c_void_p, [c_ssize_t, c_int, c_void_p]),
     "gapless_torch_free": (None, [c_void_p, c_size_t, c_int, c_void_p]),

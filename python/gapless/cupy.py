@@ -3,48 +3,47 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, Callable
 
 from gapless import _library
 
 __all__ = ["allocator", "enable"]
 
 
-def allocator() -> Any:
-    """A CuPy allocator, for ``cupy.cuda.set_allocator`` or ``cupy.cuda.using_allocator``."""
+def allocator() -> Callable[[int], Any]:
+    """A CuPy allocator, for ``cupy.cuda.set_allocator`` and ``cupy.cuda.using_allocator``.
+
+    Memory belongs to the stream that is CuPy's current one when it is allocated, as in CuPy's own pool.
+    """
     import cupy
+    from cupy.cuda.memory import CFunctionAllocator, OutOfMemoryError
 
     library = _library.load()
-    # CuPy calls these as void *malloc(void *param, size_t size, int device) and void free(void *param, void *pointer,
-    # int device): without a stream, so that everything is in the order of the default stream.
-    malloc_type = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    free_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
-
-    @malloc_type
-    def malloc(_: Any, size: int, device: int) -> Any:
-        return library.gapless_torch_malloc(size, device, None)
-
-    @free_type
-    def free(_: Any, pointer: int, device: int) -> None:
-        library.gapless_torch_free(pointer, 0, device, None)
-
-    address = [ctypes.cast(function, ctypes.c_void_p).value for function in (malloc, free)]
-    made = cupy.cuda.memory.CFunctionAllocator(0, address[0], address[1], (malloc, free))
-    return _checked(made, library)
-
-
-def _checked(made: Any, library: ctypes.CDLL) -> Any:
-    """CuPy takes a null pointer for memory: raise instead."""
-    import cupy
+    addresses = [
+        ctypes.cast(function, ctypes.c_void_p).value
+        for function in (library.gapless_cupy_malloc, library.gapless_cupy_free)
+    ]
+    # One for each stream: the parameter that CuPy hands to the C functions is the stream.
+    by_stream: dict[int, Any] = {}
 
     def malloc(size: int) -> Any:
+        stream = cupy.cuda.get_current_stream().ptr
+        made = by_stream.get(stream)
+        if made is None:
+            made = by_stream[stream] = CFunctionAllocator(stream, *addresses, library)
         memory = made.malloc(size)
         if memory.ptr == 0 and size > 0:
             text = (library.gapless_last_error() or b"").decode(errors="replace")
-            raise cupy.cuda.memory.OutOfMemoryError(size, size, 0) from _library.OutOfMemoryError(
-                _library.OUT_OF_MEMORY, text
+            stats = _figures()
+            raise OutOfMemoryError(size, stats["reserved_bytes"], stats["budget_bytes"]) from (
+                _library.OutOfMemoryError(_library.OUT_OF_MEMORY, text)
             )
         return memory
+
+    def _figures() -> dict[str, Any]:
+        from gapless import stats
+
+        return stats(cupy.cuda.get_device_id())
 
     return malloc
 
