@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from typing import Any
 
 from gapless import Allocator
@@ -11,10 +12,9 @@ __all__ = ["enable"]
 
 
 def _make_manager() -> Any:
-    from numba import cuda
-    from numba.cuda import GetIpcHandleMixin, HostOnlyCUDAMemoryManager, MemoryInfo, MemoryPointer
+    from numba.cuda import HostOnlyCUDAMemoryManager, MemoryInfo, MemoryPointer
 
-    class Manager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):  # type: ignore[misc]
+    class Manager(HostOnlyCUDAMemoryManager):  # type: ignore[misc]
         """Numba's external memory manager over gapless; host memory stays Numba's."""
 
         def initialize(self) -> None:
@@ -22,15 +22,22 @@ def _make_manager() -> Any:
             self._allocator = Allocator.of_device(self.context.device.id)
 
         def memalloc(self, size: int) -> Any:
-            allocator = self._allocator
+            allocator, context = self._allocator, weakref.proxy(self.context)
             address = allocator.alloc(size)
-            return MemoryPointer(
-                self.context, ctypes.c_uint64(address), size, finalizer=lambda: allocator.free(address)
-            )
+
+            def free() -> None:
+                # Numba does not say on which streams the memory was used, and its own free waits for the device.
+                context.synchronize()
+                allocator.free(address)
+
+            return MemoryPointer(context, ctypes.c_void_p(address), size, finalizer=free)
 
         def get_memory_info(self) -> Any:
             stats = self._allocator.stats()
             return MemoryInfo(free=stats["fragmentation"]["free_bytes"], total=stats["budget_bytes"])
+
+        def get_ipc_handle(self, memory: Any) -> Any:
+            raise NotImplementedError("memory of gapless cannot be shared by cuIpcGetMemHandle")
 
         def reset(self) -> None:
             super().reset()
@@ -40,7 +47,6 @@ def _make_manager() -> Any:
         def interface_version(self) -> int:
             return 1
 
-    del cuda
     return Manager
 
 
