@@ -96,6 +96,7 @@ fn snapshot(history: Vec<Py<'_>>) -> Vec<u8> {
     let segment = Dict(vec![
         ("device", Int(1)),
         ("address", Int(0x7f00_0000_0000)),
+        ("total_size", Int(5 << 20)),
         ("stream", Int(0)),
         (
             "blocks",
@@ -123,7 +124,18 @@ fn history() -> Vec<Py<'static>> {
         entry("free_requested", 0x9000, 4096, 7, 20),
         entry("free_completed", 0x9000, 4096, 7, 30),
         entry("free_requested", 0x1000, 100, 0, 40),
-        entry("oom", 0, 1 << 40, 0, 50),
+        Dict(vec![
+            ("action", Text("oom")),
+            ("device_free", Int(1 << 20)),
+            ("size", Int(1 << 40)),
+            ("stream", Int(0)),
+            ("time_us", Int(50)),
+            (
+                "frames",
+                List(vec![Dict(vec![("filename", Text("model.py")), ("line", Int(12)), ("name", Text("forward"))])]),
+            ),
+        ]),
+        entry("segment_alloc", 0x7f10_0000_0000, 3 << 20, 0, 55),
         entry("snapshot", 0, 0, 0, 60),
     ]
 }
@@ -149,6 +161,8 @@ fn a_snapshot_becomes_a_trace() {
             ]
         );
         assert_eq!(trace.header().value("device"), Some("1"));
+        // Held when it ran out of memory, 2 MiB, and what the device had free then.
+        assert_eq!(trace.header().capacity_bytes, Some(3 << 20));
         assert_eq!(trace.origin(2), Some("forward (model.py:12)"));
         assert_eq!(trace.origin(7), Some("forward (model.py:12)"));
         assert_eq!((trace.origin(0), trace.origin(3), trace.origin(99)), (None, None, None));

@@ -225,8 +225,8 @@ def replay(
 ) -> list[dict[str, Any]]:
     """Replays a recording (a trace, a PyTorch memory snapshot, an RMM log) on a simulated device, without a GPU.
 
-    Gives one dictionary for each policy, with the keys of ``gapless replay --json``; ``oom`` says whether and why it ran
-    out of memory on a device of ``capacity`` bytes (default: what the file says, or 1.05 times its peak).
+    Gives one dictionary for each policy, with the keys of ``gapless replay --json``; ``oom`` says whether and why it
+    ran out of memory on a device of ``capacity`` bytes (default: what the file says, or 1.05 times its peak).
     """
     options: dict[str, Any] = {"policies": list(policies), "search_capacity": search_capacity}
     if capacity is not None:

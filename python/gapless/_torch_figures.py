@@ -49,6 +49,8 @@ class Figures:
         live, requested = total("live_block_bytes"), total("live_bytes")
         reserved, pending = total("reserved_bytes"), total("pending_bytes")
         free_split = total("cached_bytes")
+        # At least the peak of what was live; blocks that wait for streams come on top where that was seen.
+        active_peak = max(total("peak_live_bytes"), self._peak("active_bytes", requested + pending))
         created, given_back = self._driver_calls(all_stats)
         figures = {
             "allocation": (total("live_allocations"), None, since["allocs"], since["frees"]),
@@ -56,7 +58,7 @@ class Figures:
             "allocated_bytes": (requested, total("peak_live_bytes"), since["allocated_bytes"], since["freed_bytes"]),
             "requested_bytes": (requested, total("peak_live_bytes"), since["allocated_bytes"], since["freed_bytes"]),
             "active": (total("live_allocations"), None, since["allocs"], since["frees"]),
-            "active_bytes": (requested + pending, None, since["allocated_bytes"], since["freed_bytes"]),
+            "active_bytes": (requested + pending, active_peak, since["allocated_bytes"], since["freed_bytes"]),
             "segment": (total("chunks"), None, created, given_back),
             "reserved_bytes": (reserved, total("peak_reserved_bytes"), None, None),
             "inactive_split": (0, None, 0, 0),

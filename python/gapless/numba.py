@@ -1,4 +1,4 @@
-"""Numba on gapless: ``gapless.numba.enable()`` before Numba uses the GPU, or ``NUMBA_CUDA_MEMORY_MANAGER=gapless.numba``."""
+"""Numba on gapless: ``gapless.numba.enable()`` before it uses the GPU, or ``NUMBA_CUDA_MEMORY_MANAGER=gapless.numba``."""
 
 from __future__ import annotations
 

@@ -10,9 +10,10 @@ block = library.gapless_torch_malloc(5 << 20, 0, None)
 
 
 def test_conf_from_the_environment(run):
-    out = run(USE + "print(gapless.stats()['budget_bytes'])", GAPLESS_CONF="budget:96MiB,log:on", GAPLESS_SIM_CAPACITY="256MiB")
+    code = USE + "print(gapless.stats()['budget_bytes'])"
+    out = run(code, GAPLESS_CONF="budget:96MiB,log:on", GAPLESS_SIM_CAPACITY="256MiB")
     assert str(96 * MIB) in out and "budget 96 MiB" in out
-    out = run(USE + "print(gapless.stats()['budget_bytes'])", GAPLESS_CONF="budget:0.5", GAPLESS_SIM_CAPACITY="256MiB")
+    out = run(code, GAPLESS_CONF="budget:0.5", GAPLESS_SIM_CAPACITY="256MiB")
     assert str(128 * MIB) in out
 
 

@@ -112,7 +112,7 @@ def test_out_of_memory():
     with pytest.raises(torch.cuda.OutOfMemoryError) as raised:
         empty(600 * MIB)
     text = str(raised.value)
-    assert text.startswith("CUDA out of memory. Tried to allocate 600 MiB. GPU 0 has a total capacity of 1 GiB of which")
+    assert text.startswith("CUDA out of memory. Tried to allocate 600 MiB. GPU 0 has a total capacity of 1 GiB of wh")
     assert "is allocated by PyTorch" in text
     assert "No allocator could have served this: 600 MiB were asked for" in text
     assert torch.cuda.memory_stats()["num_ooms"] == ooms + 1

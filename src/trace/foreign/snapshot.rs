@@ -44,6 +44,10 @@ fn convert(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadErr
     reader.history(device, top, entries)?;
     reader.live_at_end(device, top);
     let mut header = Header::default();
+    header.capacity_bytes = reader.capacity(device, top, entries);
+    if let Some(capacity) = header.capacity_bytes {
+        header.note("capacity_bytes", capacity.to_string());
+    }
     header.note("made", "PyTorch memory snapshot".into());
     header.note("device", device.to_string());
     reader.events.into_trace(name, header, limits)
@@ -128,6 +132,32 @@ impl Reader<'_> {
             })
             .take(self.limits.ops.min(MOST_MARKS))
             .collect()
+    }
+
+    /// What PyTorch could have had when it last ran out of memory: what it held then, and what the device had free.
+    fn capacity(&self, device: usize, top: Ref, entries: &[Ref]) -> Option<u64> {
+        let values = self.values;
+        let held_at_end: u64 = values
+            .list(top, "segments")
+            .unwrap_or(&[])
+            .iter()
+            .filter(|segment| values.number(**segment, "device").is_none_or(|number| number == device as u64))
+            .filter_map(|segment| values.number(*segment, "total_size"))
+            .fold(0, u64::saturating_add);
+        let mut held = i128::from(held_at_end);
+        for &entry in entries.iter().rev() {
+            let bytes = i128::from(values.number(entry, "size").unwrap_or(0));
+            match values.text(entry, "action") {
+                Some("segment_alloc" | "segment_map") => held -= bytes,
+                Some("segment_free" | "segment_unmap") => held += bytes,
+                Some("oom") => {
+                    let free = i128::from(values.number(entry, "device_free")?);
+                    return u64::try_from(held + free).ok().filter(|capacity| *capacity > 0);
+                }
+                _ => {}
+            }
+        }
+        None
     }
 
     /// What the segments hold at the end; where they lack something, less is known.
