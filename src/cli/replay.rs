@@ -21,7 +21,7 @@ use std::time::Duration;
 /// Arguments of `gapless replay`.
 #[derive(Debug, Args)]
 pub(super) struct ReplayArguments {
-    /// Trace files, plain text or gzip
+    /// Recordings, plain or gzip: traces, PyTorch memory snapshots (_dump_snapshot), RMM logs
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
 
@@ -239,6 +239,11 @@ impl Job<'_> {
             if self.arguments.json {
                 let line = serde_json::to_string(&result).map_err(io::Error::from)?;
                 writeln!(io::stdout(), "{line}")?;
+            }
+            if let Some(oom) = &result.oom
+                && let Some(origin) = self.trace.origin(oom.op_index)
+            {
+                bar.suspend(|| eprintln!("note: {policy} ran out of memory in {origin}"));
             }
             results.push(result);
         }

@@ -124,6 +124,26 @@ pub enum ReadErrorKind {
         /// The limit.
         limit: usize,
     },
+    /// A pickle that cannot be read.
+    #[error("byte {offset}: {reason}")]
+    BadPickle {
+        /// Where in the (unpacked) file.
+        offset: u64,
+        /// Why.
+        reason: String,
+    },
+    /// A pickle that is not a PyTorch memory snapshot with a history.
+    #[error("this pickle is not a PyTorch memory snapshot that can be replayed: {reason}")]
+    NotASnapshot {
+        /// What is missing or different.
+        reason: String,
+    },
+    /// A row of an RMM log that cannot be read.
+    #[error("not a row of an RMM log: {reason}")]
+    BadRow {
+        /// What is wrong with it.
+        reason: String,
+    },
 }
 
 /// The start of a text from the file, fit for a one-line message.

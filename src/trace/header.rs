@@ -34,6 +34,11 @@ impl Header {
         self.entries.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
+    /// A line of a program's own, which no other key depends on.
+    pub(super) fn note(&mut self, key: &str, value: String) {
+        self.entries.push((key.to_owned(), value));
+    }
+
     /// Takes one line without its `#`.
     pub(super) fn push(&mut self, line: &str) -> Result<(), ReadErrorKind> {
         let line = line.trim();

@@ -8,7 +8,7 @@
 //! Threads: any (immutable). Cost: 16 bytes per op.
 
 use super::error::{ReadError, ReadErrorKind};
-use super::{Header, Limits, TextReader, TraceOp};
+use super::{Header, Limits, TextReader, TraceOp, foreign};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fs::File;
@@ -52,6 +52,16 @@ pub struct Trace {
     labels: Vec<Box<str>>,
     allocations: u64,
     peak_live_bytes: u64,
+    origins: Origins,
+}
+
+/// Where allocations were asked for, as far as a file says so.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Origins {
+    /// By op: index into `texts` plus one, or 0. Empty when nothing is known of any op.
+    pub of_op: Vec<u32>,
+    /// Each once.
+    pub texts: Vec<Box<str>>,
 }
 
 impl Trace {
@@ -66,12 +76,34 @@ impl Trace {
         Self::read(name, file)
     }
 
-    /// Reads a trace within the default [`Limits`].
+    /// Reads a trace within the default [`Limits`]: this crate's text format, a PyTorch memory snapshot, or an RMM log,
+    /// told apart by content; each plain or gzip.
     ///
     /// # Errors
     /// [`ReadError`], with the line.
     pub fn read(name: &str, file: impl Read) -> Result<Self, ReadError> {
-        Self::from_reader(name, TextReader::new(file)?)
+        let (format, file) =
+            foreign::detect(file).map_err(|error| ReadError { line: 0, kind: ReadErrorKind::Io(error) })?;
+        match format {
+            foreign::Format::Text => Self::from_reader(name, TextReader::new(file)?),
+            foreign::Format::Snapshot => foreign::snapshot::read(name, file, Limits::default()),
+            foreign::Format::RmmLog => foreign::rmm::read(name, file, Limits::default()),
+        }
+    }
+
+    /// A trace of ops that do not come from a text; `origins` by op.
+    pub(super) fn from_ops(
+        name: &str,
+        header: Header,
+        limits: Limits,
+        ops: impl Iterator<Item = TraceOp>,
+        origins: Origins,
+    ) -> Result<Self, ReadErrorKind> {
+        let mut loader = Loader::new(limits);
+        for op in ops {
+            loader.push(op)?;
+        }
+        Ok(loader.finish(name, header, origins))
     }
 
     /// Reads what `reader` has left.
@@ -83,18 +115,7 @@ impl Trace {
         while let Some(op) = reader.next() {
             loader.push(op?).map_err(|kind| ReadError { line: reader.line_number(), kind })?;
         }
-        let Loader { mut ops, slots, streams, labels, allocations, peak_live_bytes, .. } = loader;
-        ops.shrink_to_fit();
-        Ok(Self {
-            name: name.to_owned(),
-            header: reader.into_header(),
-            ops,
-            slots,
-            streams,
-            labels,
-            allocations,
-            peak_live_bytes,
-        })
+        Ok(loader.finish(name, reader.into_header(), Origins::default()))
     }
 
     /// What results call it.
@@ -135,6 +156,12 @@ impl Trace {
     /// Most requested bytes live at once.
     pub const fn peak_live_bytes(&self) -> u64 {
         self.peak_live_bytes
+    }
+
+    /// Where the op at an index asked for memory, such as `forward (model.py:12)`; `None` when the file does not say.
+    pub fn origin(&self, op_index: u64) -> Option<&str> {
+        let number = *self.origins.of_op.get(usize::try_from(op_index).ok()?)?;
+        self.origins.texts.get((number as usize).checked_sub(1)?).map(|text| &**text)
     }
 
     /// A sentence when header and ops disagree, as they do in a file that was cut short.
@@ -183,6 +210,12 @@ impl Loader {
             allocations: 0,
             peak_live_bytes: 0,
         }
+    }
+
+    fn finish(self, name: &str, header: Header, origins: Origins) -> Trace {
+        let Self { mut ops, slots, streams, labels, allocations, peak_live_bytes, .. } = self;
+        ops.shrink_to_fit();
+        Trace { name: name.to_owned(), header, ops, slots, streams, labels, allocations, peak_live_bytes, origins }
     }
 
     fn push(&mut self, op: TraceOp) -> Result<(), ReadErrorKind> {
@@ -244,7 +277,7 @@ impl Loader {
 const FREED: u32 = u32::MAX;
 const MOST_OPS: usize = 1 << 31;
 /// File name endings that do not belong to a trace's name.
-const ENDINGS: [&str; 4] = [".gz", ".txt", ".text", ".trace"];
+const ENDINGS: [&str; 7] = [".gz", ".txt", ".text", ".csv", ".pickle", ".pkl", ".trace"];
 
 #[cfg(test)]
 mod tests {

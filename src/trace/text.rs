@@ -60,16 +60,8 @@ impl<'a> TextReader<'a> {
     ///
     /// # Errors
     /// Those of the file itself.
-    pub fn with_limits(mut file: impl Read + 'a, limits: Limits) -> Result<Self, ReadError> {
-        let mut start = Vec::with_capacity(GZIP_MAGIC.len());
-        file.by_ref()
-            .take(GZIP_MAGIC.len() as u64)
-            .read_to_end(&mut start)
-            .map_err(|error| ReadError { line: 0, kind: ReadErrorKind::Io(error) })?;
-        let gzip = start == GZIP_MAGIC;
-        let whole = Cursor::new(start).chain(file);
-        let source: Box<dyn BufRead + 'a> =
-            if gzip { Box::new(BufReader::new(MultiGzDecoder::new(whole))) } else { Box::new(BufReader::new(whole)) };
+    pub fn with_limits(file: impl Read + 'a, limits: Limits) -> Result<Self, ReadError> {
+        let (source, gzip) = unpack(file).map_err(|error| ReadError { line: 0, kind: ReadErrorKind::Io(error) })?;
         Ok(Self {
             source,
             gzip,
@@ -131,11 +123,7 @@ impl<'a> TextReader<'a> {
         self.line_number += 1;
         let most = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
         let read = self.source.by_ref().take(most).read_until(b'\n', &mut self.line);
-        let bytes = read.map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof if self.gzip => ReadErrorKind::TruncatedGzip,
-            io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData if self.gzip => ReadErrorKind::CorruptGzip(error),
-            _ => ReadErrorKind::Io(error),
-        })?;
+        let bytes = read.map_err(|error| reading_failed(error, self.gzip))?;
         if self.line.len() > limit && self.line.last() != Some(&b'\n') {
             return Err(ReadErrorKind::LineTooLong { limit });
         }
@@ -157,6 +145,26 @@ impl Iterator for TextReader<'_> {
                 Some(Err(ReadError { line: self.line_number, kind }))
             }
         }
+    }
+}
+
+/// The bytes of a file, unpacked where it is gzip; true then.
+pub(super) fn unpack<'a>(mut file: impl Read + 'a) -> io::Result<(Box<dyn BufRead + 'a>, bool)> {
+    let mut start = Vec::with_capacity(GZIP_MAGIC.len());
+    file.by_ref().take(GZIP_MAGIC.len() as u64).read_to_end(&mut start)?;
+    let gzip = start == GZIP_MAGIC;
+    let whole = Cursor::new(start).chain(file);
+    let source: Box<dyn BufRead + 'a> =
+        if gzip { Box::new(BufReader::new(MultiGzDecoder::new(whole))) } else { Box::new(BufReader::new(whole)) };
+    Ok((source, gzip))
+}
+
+/// What it means that an unpacked file could not be read.
+pub(super) fn reading_failed(error: io::Error, gzip: bool) -> ReadErrorKind {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof if gzip => ReadErrorKind::TruncatedGzip,
+        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData if gzip => ReadErrorKind::CorruptGzip(error),
+        _ => ReadErrorKind::Io(error),
     }
 }
 
@@ -190,6 +198,7 @@ fn number<'t>(words: &mut impl Iterator<Item = &'t str>, field: &'static str) ->
     word.parse().map_err(|_| ReadErrorKind::BadNumber { field, text: excerpt(word) })
 }
 
+/// How every gzip file begins.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 /// About what a kept text costs beside its bytes.
 const TEXT_OVERHEAD_BYTES: usize = 32;

@@ -49,6 +49,15 @@ impl<W: Write> TextWriter<W> {
         writeln!(self.sink(), "# {key} {value}")
     }
 
+    /// Writes a comment: a `#` line that readers skip after the first op.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a line break in it; those of the target.
+    pub fn comment(&mut self, text: &str) -> io::Result<()> {
+        check_line(text)?;
+        writeln!(self.sink(), "# {text}")
+    }
+
     /// Writes an op.
     ///
     /// # Errors

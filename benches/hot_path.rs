@@ -1,0 +1,327 @@
+//! What one alloc-and-free pair costs on memory that is held already, beside two baselines, all in one run.
+//!
+//! `cargo bench --bench hot_path` measures `pair/CASE/IMPL` and prints, at the end of each case, the ratios:
+//!
+//! | case | what a pair is |
+//! | --- | --- |
+//! | `cached_SIZE` | allocate SIZE, free it |
+//! | `random_N_SIZES` | of N live blocks free a random one, allocate one of a random size in its place |
+//! | `two_threads_...` | as `cached_4KiB` on each of two threads at once: time per pair of one thread |
+//!
+//! `mixed` draws 512 B, 4 KiB, 64 KiB, 2 MiB and 64 MiB alike. Two threads that do not get in each other's way take as
+//! long per pair as one thread does in `cached_4KiB`.
+//!
+//! The baselines know neither streams nor driver: [`BestFit`] is a best fit over ordered maps behind one lock;
+//! `offset_allocator` is the crate, behind a lock, with the block's handle kept by the caller instead of a look-up by
+//! address, and units of [`OFFSET_UNIT`] bytes so that a million mixed blocks fit.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hint::black_box;
+use std::path::PathBuf;
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use criterion::{BenchmarkGroup, BenchmarkId, Criterion, criterion_group, criterion_main, measurement::WallTime};
+use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
+use gapless::units::{GIB, KIB, MIB, TIB};
+use gapless::{Allocator, DeviceAddr, StreamId};
+
+/// An allocator under measurement.
+trait Subject: Sync {
+    /// What a free takes.
+    type Block: Copy + Send;
+
+    /// With room for `bytes` of live blocks, `blocks` of them.
+    fn new(bytes: u64, blocks: u32) -> Self;
+    /// The name in ids.
+    const NAME: &'static str;
+
+    fn alloc(&self, bytes: u64, stream: StreamId) -> Self::Block;
+    fn free(&self, block: Self::Block);
+    /// A stream for the second thread.
+    fn second_stream(&self) -> StreamId;
+    /// Calls to the driver so far that change memory.
+    fn driver_calls(&self) -> u64 {
+        0
+    }
+}
+
+struct Gapless(Allocator<ModelDriver>);
+
+impl Subject for Gapless {
+    type Block = DeviceAddr;
+    const NAME: &'static str = "gapless";
+
+    fn new(bytes: u64, _: u32) -> Self {
+        let config =
+            ModelConfig { capacity_bytes: bytes, max_mappings: usize::MAX, address_bits: 56, ..ModelConfig::default() };
+        Self(Allocator::builder(Arc::new(ModelDriver::new(config))).mapping_limit(usize::MAX).build().unwrap())
+    }
+
+    #[inline]
+    fn alloc(&self, bytes: u64, stream: StreamId) -> DeviceAddr {
+        self.0.alloc(bytes, stream).expect("there is room")
+    }
+
+    #[inline]
+    fn free(&self, block: DeviceAddr) {
+        self.0.free(block).expect("it is live");
+    }
+
+    fn second_stream(&self) -> StreamId {
+        self.0.driver().create_stream().unwrap()
+    }
+
+    fn driver_calls(&self) -> u64 {
+        self.0.driver().calls().memory()
+    }
+}
+
+/// Best fit with coalescing: ordered maps and a lock, as one would write it first.
+struct BestFit(Mutex<Maps>);
+
+struct Maps {
+    /// Free ranges: start to length.
+    by_start: BTreeMap<u64, u64>,
+    /// The same: length, start.
+    by_length: BTreeSet<(u64, u64)>,
+    live: HashMap<u64, u64>,
+}
+
+impl Maps {
+    fn insert(&mut self, start: u64, length: u64) {
+        self.by_start.insert(start, length);
+        self.by_length.insert((length, start));
+    }
+
+    fn remove(&mut self, start: u64, length: u64) {
+        self.by_start.remove(&start);
+        self.by_length.remove(&(length, start));
+    }
+}
+
+impl Subject for BestFit {
+    type Block = u64;
+    const NAME: &'static str = "mutex_best_fit";
+
+    fn new(bytes: u64, _: u32) -> Self {
+        let mut maps = Maps { by_start: BTreeMap::new(), by_length: BTreeSet::new(), live: HashMap::new() };
+        maps.insert(0, bytes);
+        Self(Mutex::new(maps))
+    }
+
+    fn alloc(&self, bytes: u64, _: StreamId) -> u64 {
+        let bytes = bytes.next_multiple_of(512);
+        let mut maps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let &(length, start) = maps.by_length.range((bytes, 0)..).next().expect("there is room");
+        maps.remove(start, length);
+        if length > bytes {
+            maps.insert(start + bytes, length - bytes);
+        }
+        maps.live.insert(start, bytes);
+        start
+    }
+
+    fn free(&self, block: u64) {
+        let mut maps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut start, mut length) = (block, maps.live.remove(&block).expect("it is live"));
+        if let Some((&before, &before_length)) = maps.by_start.range(..start).next_back()
+            && before + before_length == start
+        {
+            maps.remove(before, before_length);
+            start = before;
+            length += before_length;
+        }
+        if let Some(&after_length) = maps.by_start.get(&(start + length)) {
+            maps.remove(start + length, after_length);
+            length += after_length;
+        }
+        maps.insert(start, length);
+    }
+
+    fn second_stream(&self) -> StreamId {
+        StreamId(1)
+    }
+}
+
+struct OffsetAllocator(Mutex<offset_allocator::Allocator>);
+
+impl Subject for OffsetAllocator {
+    type Block = offset_allocator::Allocation;
+    const NAME: &'static str = "offset_allocator";
+
+    fn new(bytes: u64, blocks: u32) -> Self {
+        let units = u32::try_from(bytes / OFFSET_UNIT).unwrap_or(u32::MAX);
+        Self(Mutex::new(offset_allocator::Allocator::with_max_allocs(units, 3 * blocks + 1024)))
+    }
+
+    fn alloc(&self, bytes: u64, _: StreamId) -> Self::Block {
+        let units = u32::try_from(bytes.div_ceil(OFFSET_UNIT)).expect("sizes of the cases");
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).allocate(units).expect("there is room")
+    }
+
+    fn free(&self, block: Self::Block) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).free(block);
+    }
+
+    fn second_stream(&self) -> StreamId {
+        StreamId(1)
+    }
+}
+
+fn cached<S: Subject>(group: &mut BenchmarkGroup<'_, WallTime>, case: &str, bytes: u64) {
+    let subject = S::new(4 * GIB, 1000);
+    // Something live beside it, so that the cached block is not all there is.
+    let beside: Vec<_> = (0..8).map(|_| subject.alloc(bytes, StreamId::DEFAULT)).collect();
+    group.bench_function(BenchmarkId::new(case, S::NAME), |bencher| {
+        bencher.iter(|| {
+            let block = subject.alloc(black_box(bytes), StreamId::DEFAULT);
+            subject.free(black_box(block));
+        });
+    });
+    beside.into_iter().for_each(|block| subject.free(block));
+}
+
+/// Live blocks and a sequence of replacements, drawn in advance.
+struct Churn<S: Subject> {
+    subject: S,
+    live: Vec<S::Block>,
+    replacements: Vec<(u32, u32)>,
+    next: usize,
+    steps: u64,
+}
+
+impl<S: Subject> Churn<S> {
+    fn new(blocks: u32, sizes: &[u64]) -> Self {
+        let mut random = Random(0x9e37_79b9);
+        let size = |random: &mut Random| sizes[random.below(sizes.len() as u32) as usize];
+        let mean = sizes.iter().sum::<u64>() / sizes.len() as u64;
+        let subject = S::new((2 * mean * u64::from(blocks)).clamp(GIB, 16 * TIB), blocks);
+        // Enough that every block is replaced about four times before the sequence starts again.
+        let drawn = (4 * blocks).next_power_of_two();
+        let live = (0..blocks).map(|_| subject.alloc(size(&mut random), StreamId::DEFAULT)).collect();
+        let replacements =
+            (0..drawn).map(|_| (random.below(blocks), u32::try_from(size(&mut random)).unwrap())).collect();
+        let mut churn = Self { subject, live, replacements, next: 0, steps: 0 };
+        // Until the heap looks like it will from then on: every block was replaced about twice.
+        (0..2 * blocks).for_each(|_| churn.step());
+        churn
+    }
+
+    #[inline]
+    fn step(&mut self) {
+        let (slot, bytes) = self.replacements[self.next];
+        self.next = (self.next + 1) & (self.replacements.len() - 1);
+        let live = &mut self.live[slot as usize];
+        self.steps += 1;
+        self.subject.free(*live);
+        *live = self.subject.alloc(u64::from(bytes), StreamId::DEFAULT);
+    }
+}
+
+fn random<S: Subject>(group: &mut BenchmarkGroup<'_, WallTime>, case: &str, blocks: u32, sizes: &[u64]) {
+    let mut churn = None;
+    group.bench_function(BenchmarkId::new(case, S::NAME), |bencher| {
+        let churn = churn.get_or_insert_with(|| Churn::<S>::new(blocks, sizes));
+        let before = (churn.subject.driver_calls(), churn.steps);
+        bencher.iter(|| churn.step());
+        let calls = churn.subject.driver_calls() - before.0;
+        if calls > 0 {
+            // Not the hot path alone, then: say so.
+            eprintln!("{case}: {calls} driver calls in {} pairs", churn.steps - before.1);
+        }
+    });
+}
+
+fn two_threads<S: Subject>(group: &mut BenchmarkGroup<'_, WallTime>, case: &str, streams: usize) {
+    let subject = S::new(4 * GIB, 1000);
+    let second = subject.second_stream();
+    let on = [StreamId::DEFAULT, if streams == 2 { second } else { StreamId::DEFAULT }];
+    on.iter().for_each(|&stream| subject.free(subject.alloc(4 * KIB, stream)));
+    group.bench_function(BenchmarkId::new(case, S::NAME), |bencher| {
+        bencher.iter_custom(|pairs| {
+            let barrier = Barrier::new(2);
+            let run = |stream| {
+                barrier.wait();
+                let start = Instant::now();
+                for _ in 0..pairs {
+                    let block = subject.alloc(black_box(4 * KIB), stream);
+                    subject.free(black_box(block));
+                }
+                start.elapsed()
+            };
+            std::thread::scope(|scope| {
+                let threads = on.map(|stream| scope.spawn(move || run(stream)));
+                threads.map(|thread| thread.join().unwrap()).into_iter().sum::<Duration>() / 2
+            })
+        });
+    });
+}
+
+/// Runs one case for every implementation, then prints the ratios.
+macro_rules! case {
+    ($group:ident, $run:ident, $case:expr $(, $argument:expr)*) => {{
+        let start = SystemTime::now();
+        $run::<Gapless>(&mut $group, $case $(, $argument)*);
+        $run::<BestFit>(&mut $group, $case $(, $argument)*);
+        $run::<OffsetAllocator>(&mut $group, $case $(, $argument)*);
+        summary($case, start);
+    }};
+}
+
+fn pairs(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("pair");
+    group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_millis(2500)).sample_size(30);
+    case!(group, cached, "cached_4KiB", 4 * KIB);
+    case!(group, cached, "cached_2MiB", 2 * MIB);
+    case!(group, cached, "cached_64MiB", 64 * MIB);
+    case!(group, random, "random_10k_4KiB", 10_000, &[4 * KIB]);
+    case!(group, random, "random_10k_mixed", 10_000, &MIXED);
+    case!(group, random, "random_1M_mixed", 1_000_000, &MIXED);
+    case!(group, two_threads, "two_threads_two_streams", 2);
+    case!(group, two_threads, "two_threads_one_stream", 1);
+    group.finish();
+}
+
+/// Prints what was measured since `start` for a case: nanoseconds a pair, and gapless over each baseline.
+fn summary(case: &str, start: SystemTime) {
+    let figures = [Gapless::NAME, BestFit::NAME, OffsetAllocator::NAME].map(|name| estimate(case, name, start));
+    let [Some(gapless), Some(best_fit), Some(offset)] = figures else { return };
+    eprintln!(
+        "\n{case}: gapless {gapless:.1} ns a pair; mutex_best_fit {best_fit:.1} ns ({:.2} x gapless); offset_allocator \
+         {offset:.1} ns ({:.2} x gapless)\n",
+        best_fit / gapless,
+        offset / gapless,
+    );
+}
+
+/// Criterion's estimate of the median, if it is newer than `start`.
+fn estimate(case: &str, name: &str, start: SystemTime) -> Option<f64> {
+    let home = std::env::var_os("CRITERION_HOME").map(PathBuf::from).or_else(|| {
+        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
+        Some(target.join("criterion"))
+    })?;
+    let path = home.join("pair").join(case).join(name).join("new/estimates.json");
+    if std::fs::metadata(&path).ok()?.modified().ok()? < start {
+        return None;
+    }
+    let estimates: serde_json::Value = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
+    estimates["median"]["point_estimate"].as_f64()
+}
+
+/// A linear congruential generator: the same sequence in every run and for every implementation.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u32) -> u32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        u32::try_from((self.0 >> 32) % u64::from(limit)).expect("below a u32")
+    }
+}
+
+const MIXED: [u64; 5] = [512, 4 * KIB, 64 * KIB, 2 * MIB, 64 * MIB];
+/// What `offset_allocator` counts in: its sizes are 32 bits wide.
+const OFFSET_UNIT: u64 = 4 * KIB;
+
+criterion_group!(benches, pairs);
+criterion_main!(benches);

@@ -1,0 +1,273 @@
+//! `GAPLESS_CONF`: `key:value,key:value`, the syntax of `PYTORCH_CUDA_ALLOC_CONF`.
+//!
+//! Pure: text in, settings and warnings out. Blanks around keys and values are allowed, and so is an empty text. A value
+//! in brackets may hold commas, so that PyTorch's own texts can be passed on; paths cannot hold commas.
+
+use crate::config::Budget;
+use gapless::{ByteSize, ChunkPolicy};
+use std::path::PathBuf;
+
+/// What a `GAPLESS_CONF` says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Conf {
+    /// `budget:24GiB`, `budget:0.9`, `budget:90%`.
+    pub budget: Option<Budget>,
+    /// `slack:1.10`.
+    pub slack: Option<f64>,
+    /// `chunk:auto`, `chunk:2MiB`.
+    pub chunk: Option<ChunkPolicy>,
+    /// `region:4TiB`.
+    pub region_bytes: Option<u64>,
+    /// `log:on`.
+    pub log: bool,
+    /// `record:PATH`. `%d` in it is the device's number, `%p` the process's.
+    pub record: Option<PathBuf>,
+    /// `report_on_failure:on`.
+    pub report_on_failure: bool,
+    /// Keys of PyTorch's allocator that play no part here: one sentence each.
+    pub warnings: Vec<String>,
+}
+
+/// Why a text is no configuration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfError {
+    /// A part without a colon.
+    #[error("'{part}' has no value: write key:value, with commas between, as in budget:0.9,chunk:auto")]
+    NoValue {
+        /// The part.
+        part: String,
+    },
+    /// A key that neither gapless nor PyTorch knows.
+    #[error("there is no key '{key}'; the keys are {}", known_keys())]
+    UnknownKey {
+        /// The key.
+        key: String,
+    },
+    /// A key that occurs twice.
+    #[error("the key '{key}' occurs twice")]
+    Twice {
+        /// The key.
+        key: String,
+    },
+    /// A value that cannot be used.
+    #[error("{key}:{value} cannot be used: {expected}")]
+    BadValue {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// What would be right.
+        expected: &'static str,
+    },
+    /// A bracket that is not closed, or closed twice.
+    #[error("the brackets in '{text}' do not match")]
+    Brackets {
+        /// The text.
+        text: String,
+    },
+}
+
+impl Conf {
+    /// Reads a configuration.
+    ///
+    /// # Errors
+    /// [`ConfError`], for the first part that is wrong.
+    pub fn parse(text: &str) -> Result<Self, ConfError> {
+        let mut conf = Self::default();
+        let mut seen: Vec<String> = Vec::new();
+        for part in split(text)? {
+            let (key, value) = part.split_once(':').ok_or_else(|| ConfError::NoValue { part: part.to_owned() })?;
+            let (key, value) = (key.trim(), value.trim());
+            if seen.iter().any(|other| other == key) {
+                return Err(ConfError::Twice { key: key.to_owned() });
+            }
+            seen.push(key.to_owned());
+            conf.set(key, value)?;
+        }
+        Ok(conf)
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<(), ConfError> {
+        let bad = |key, expected| ConfError::BadValue { key, value: value.to_owned(), expected };
+        match key {
+            "budget" => self.budget = Some(budget(value).ok_or_else(|| bad("budget", BUDGET))?),
+            "slack" => {
+                let slack = value.parse().ok().filter(|slack| *slack >= 1.0);
+                self.slack = Some(slack.ok_or_else(|| bad("slack", "give a factor of at least 1, such as 1.10"))?);
+            }
+            "chunk" if value == "auto" => self.chunk = Some(ChunkPolicy::Auto),
+            "chunk" => {
+                let bytes = size(value).ok_or_else(|| bad("chunk", "give auto, or a size such as 2MiB"))?;
+                self.chunk = Some(ChunkPolicy::Fixed(bytes));
+            }
+            "region" => {
+                self.region_bytes = Some(size(value).ok_or_else(|| bad("region", "give a size such as 4TiB"))?);
+            }
+            "log" => self.log = switch(value).ok_or_else(|| bad("log", "give on or off"))?,
+            "report_on_failure" => {
+                self.report_on_failure = switch(value).ok_or_else(|| bad("report_on_failure", "give on or off"))?;
+            }
+            "record" if value.is_empty() => return Err(bad("record", "give the path of a file to write")),
+            "record" => self.record = Some(value.into()),
+            _ => match PYTORCH_KEYS.iter().find(|(known, _)| *known == key) {
+                Some((_, reason)) => self.warnings.push(format!("{key} is PyTorch's own and has no effect: {reason}")),
+                None => return Err(ConfError::UnknownKey { key: key.to_owned() }),
+            },
+        }
+        Ok(())
+    }
+}
+
+/// The parts between commas outside of brackets, empty ones left out.
+fn split(text: &str) -> Result<Vec<&str>, ConfError> {
+    let mut parts = Vec::new();
+    let (mut start, mut depth) = (0, 0_usize);
+    for (at, char) in text.char_indices() {
+        match char {
+            '[' => depth += 1,
+            ']' => {
+                depth = depth.checked_sub(1).ok_or_else(|| ConfError::Brackets { text: text.to_owned() })?;
+            }
+            ',' if depth == 0 => {
+                parts.push(&text[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    if depth > 0 {
+        return Err(ConfError::Brackets { text: text.to_owned() });
+    }
+    parts.push(&text[start..]);
+    Ok(parts.into_iter().map(str::trim).filter(|part| !part.is_empty()).collect())
+}
+
+/// A percentage, a number with a point up to 1, or a size.
+fn budget(value: &str) -> Option<Budget> {
+    let fraction = match value.strip_suffix('%') {
+        Some(percent) => percent.trim().parse::<f64>().ok()? / 100.0,
+        None => match value.parse::<f64>() {
+            Ok(number) if value.contains('.') && number <= 1.0 => number,
+            _ => return size(value).map(Budget::Bytes),
+        },
+    };
+    (fraction > 0.0 && fraction <= 1.0).then_some(Budget::Fraction(fraction))
+}
+
+fn size(value: &str) -> Option<u64> {
+    value.parse::<ByteSize>().ok().map(|size| size.0).filter(|bytes| *bytes > 0)
+}
+
+fn switch(value: &str) -> Option<bool> {
+    match value.to_ascii_lowercase().as_str() {
+        "on" | "true" | "1" => Some(true),
+        "off" | "false" | "0" => Some(false),
+        _ => None,
+    }
+}
+
+fn known_keys() -> String {
+    KEYS.join(", ")
+}
+
+const BUDGET: &str = "give bytes, such as 20GiB, or a part of the device, such as 0.9 or 90%";
+const KEYS: [&str; 7] = ["budget", "slack", "chunk", "region", "log", "record", "report_on_failure"];
+/// Keys of `PYTORCH_CUDA_ALLOC_CONF`, and why they are not needed.
+const PYTORCH_KEYS: [(&str, &str); 18] = [
+    ("backend", "gapless is the backend"),
+    ("max_split_size_mb", "any free block can be split, since free pages can be joined again wherever they lie"),
+    ("max_non_split_rounding_mb", "blocks are not rounded up to be kept whole"),
+    ("garbage_collection_threshold", "free memory is remapped where it is needed before new memory is taken"),
+    ("roundup_power2_divisions", "rounding sizes up to make them alike is not needed to reuse memory"),
+    ("expandable_segments", "all memory is mapped on demand, and moved to where it is needed"),
+    ("expandable_segments_reserve", "use region:SIZE to choose how many addresses are reserved"),
+    ("expandable_segments_reserve_by_class", "use region:SIZE to choose how many addresses are reserved"),
+    ("release_lock_on_cudamalloc", "streams have locks of their own, which are not held during driver calls"),
+    ("pinned_use_cuda_host_register", "gapless does not allocate pinned host memory; PyTorch still does"),
+    ("pinned_num_register_threads", "gapless does not allocate pinned host memory; PyTorch still does"),
+    ("pinned_use_background_threads", "gapless does not allocate pinned host memory; PyTorch still does"),
+    ("pinned_reserve_segment_size_mb", "gapless does not allocate pinned host memory; PyTorch still does"),
+    ("graph_capture_record_stream_reuse", "memory of a captured graph is in a pool of its own"),
+    ("per_process_memory_fraction", "use budget:FRACTION"),
+    ("large_segment_size_mb", "use chunk:SIZE to choose the size of physical chunks"),
+    ("throw_on_cudamalloc_oom", "a request fails only when the bytes are not there"),
+    ("use_uvm", "gapless allocates device memory only"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gapless::units::{GIB, MIB};
+
+    #[test]
+    fn every_key_is_read() {
+        let text = " budget:24GiB, slack:1.25,chunk:2MiB ,region:4TiB,log:on,record:/tmp/a:b.gz,report_on_failure:True";
+        let conf = Conf::parse(text).unwrap();
+        assert_eq!(conf.budget, Some(Budget::Bytes(24 * GIB)));
+        assert_eq!((conf.slack, conf.chunk), (Some(1.25), Some(ChunkPolicy::Fixed(2 * MIB))));
+        assert_eq!(conf.region_bytes, Some(4 << 40));
+        assert!(conf.log && conf.report_on_failure && conf.warnings.is_empty());
+        assert_eq!(conf.record, Some("/tmp/a:b.gz".into()));
+        for key in KEYS {
+            assert!(text.contains(key), "{key} is not in this test");
+        }
+    }
+
+    #[test]
+    fn an_empty_text_is_the_default() {
+        for text in ["", "  ", ",", " , ,"] {
+            assert_eq!(Conf::parse(text), Ok(Conf::default()), "{text:?}");
+        }
+        assert_eq!(Conf::parse("chunk:auto,log:off").unwrap().chunk, Some(ChunkPolicy::Auto));
+    }
+
+    #[test]
+    fn budgets_are_bytes_or_parts() {
+        let budget = |value: &str| Conf::parse(&format!("budget:{value}")).map(|conf| conf.budget);
+        assert_eq!(budget("0.9"), Ok(Some(Budget::Fraction(0.9))));
+        assert_eq!(budget("1.0"), Ok(Some(Budget::Fraction(1.0))));
+        assert_eq!(budget("90%"), Ok(Some(Budget::Fraction(0.9))));
+        assert_eq!(budget("4096"), Ok(Some(Budget::Bytes(4096))));
+        assert_eq!(budget("1.5GiB"), Ok(Some(Budget::Bytes(GIB + GIB / 2))));
+        for value in ["", "0", "0.0", "-0.5", "101%", "0%", "nan", "lots", "NaN%", "1e400", "99999999999TiB"] {
+            let error = budget(value).unwrap_err();
+            assert!(error.to_string().contains("such as 20GiB"), "{value}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_names_the_known_ones() {
+        let error = Conf::parse("log:on,bugdet:1GiB").unwrap_err();
+        assert_eq!(error, ConfError::UnknownKey { key: "bugdet".into() });
+        for key in KEYS {
+            assert!(error.to_string().contains(key), "{error}");
+        }
+    }
+
+    #[test]
+    fn keys_of_pytorch_are_told_once_each_and_why() {
+        let text =
+            "max_split_size_mb:128,roundup_power2_divisions:[256:1,512:2,>:4],expandable_segments:True,chunk:auto";
+        let conf = Conf::parse(text).unwrap();
+        assert_eq!(conf.warnings.len(), 3, "{:?}", conf.warnings);
+        assert!(conf.warnings[0].starts_with("max_split_size_mb is PyTorch's own"), "{:?}", conf.warnings);
+        assert_eq!(conf.chunk, Some(ChunkPolicy::Auto));
+        for (key, _) in PYTORCH_KEYS {
+            assert_eq!(Conf::parse(&format!("{key}:1")).unwrap().warnings.len(), 1, "{key}");
+            assert!(!KEYS.contains(&key));
+        }
+    }
+
+    #[test]
+    fn malformed_texts_are_refused() {
+        assert!(matches!(Conf::parse("budget"), Err(ConfError::NoValue { .. })));
+        assert!(matches!(Conf::parse("log:on,log:on"), Err(ConfError::Twice { .. })));
+        assert!(matches!(Conf::parse("a:[1,2"), Err(ConfError::Brackets { .. })));
+        assert!(matches!(Conf::parse("a:1],b:2"), Err(ConfError::Brackets { .. })));
+        for text in ["slack:0.9", "slack:x", "slack:nan", "chunk:0", "chunk:-1", "log:maybe", "record:", "region:0"] {
+            assert!(matches!(Conf::parse(text), Err(ConfError::BadValue { .. })), "{text}");
+        }
+        assert!(matches!(Conf::parse(":x"), Err(ConfError::UnknownKey { .. })));
+    }
+}

@@ -1,0 +1,214 @@
+//! Create, allocate, free, destroy.
+
+use crate::config::{Settings, gapless_config, text};
+use crate::registry::{Lifetime, find, gapless_allocator, register, remove};
+use crate::status::{Answer, Failure, gapless_status, guard};
+use gapless::{DeviceAddr, StreamId};
+use std::ffi::{c_char, c_void};
+use std::sync::Arc;
+
+/// CUDA's stream: a CUstream and a cudaStream_t alike.
+#[repr(C)]
+pub struct CUstream_st {
+    _opaque: [u8; 0],
+}
+
+/// This library's version, such as "0.1.0".
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_version() -> *const c_char {
+    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+    VERSION.as_ptr().cast()
+}
+
+/// Makes an allocator and writes its handle to *allocator.
+///
+/// Takes the device's primary context. Reserves and creates nothing yet.
+///
+/// # Safety
+/// The struct has as many bytes as its size says, its pointers are null or valid; allocator points to a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_create(
+    config: *const gapless_config,
+    allocator: *mut *mut gapless_allocator,
+) -> gapless_status {
+    guard(|| {
+        check_out(allocator, "allocator")?;
+        // SAFETY: the function's contract.
+        let heap = unsafe { Settings::read(config) }?.build()?;
+        let handle = register(Arc::new(heap), Lifetime::Owned);
+        // SAFETY: not null, so valid for a write (the function's contract).
+        unsafe { allocator.write(handle) };
+        Ok(())
+    })
+}
+
+/// Waits for the streams that used the allocator's memory, gives everything back, and makes the handle invalid.
+///
+/// GAPLESS_ERROR_LEAKED when allocations were never freed: their memory is gone all the same, the text lists them.
+/// GAPLESS_ERROR_IN_USE when another thread is inside a call on it: nothing was done.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_destroy(allocator: *mut gapless_allocator) -> gapless_status {
+    guard(|| remove(allocator)?.close())
+}
+
+/// Allocates bytes for work on stream and writes the device address to *pointer, a multiple of 512.
+///
+/// Work queued on stream from now on may use it. 0 bytes: an address of its own.
+///
+/// # Safety
+/// pointer points to a pointer; stream is a stream of the device, or null for the default one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_alloc(
+    allocator: *mut gapless_allocator,
+    bytes: u64,
+    stream: *mut CUstream_st,
+    pointer: *mut *mut c_void,
+) -> gapless_status {
+    // SAFETY: the same contract.
+    guard(|| unsafe { alloc(allocator, bytes, None, stream, pointer) })
+}
+
+/// As gapless_alloc, at a multiple of alignment, a power of two.
+///
+/// # Safety
+/// As gapless_alloc.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_alloc_aligned(
+    allocator: *mut gapless_allocator,
+    bytes: u64,
+    alignment: u64,
+    stream: *mut CUstream_st,
+    pointer: *mut *mut c_void,
+) -> gapless_status {
+    // SAFETY: the same contract.
+    guard(|| unsafe { alloc(allocator, bytes, Some(alignment), stream, pointer) })
+}
+
+/// # Safety
+/// As `gapless_alloc`.
+unsafe fn alloc(
+    allocator: *mut gapless_allocator,
+    bytes: u64,
+    alignment: Option<u64>,
+    stream: *mut CUstream_st,
+    pointer: *mut *mut c_void,
+) -> Answer<()> {
+    check_out(pointer, "pointer")?;
+    let addr = find(allocator)?.alloc(bytes, alignment, stream_id(stream))?;
+    // SAFETY: not null, so valid for a write (the function's contract).
+    unsafe { pointer.write(device_pointer(addr)) };
+    Ok(())
+}
+
+/// Frees an allocation. Work queued on its stream, and on the streams it was recorded on, may still use it: the memory
+/// is handed out again in that order. NULL: nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_free(allocator: *mut gapless_allocator, pointer: *mut c_void) -> gapless_status {
+    guard(|| {
+        let heap = find(allocator)?;
+        if pointer.is_null() { Ok(()) } else { Ok(heap.free(address(pointer))?) }
+    })
+}
+
+/// Makes known that work on stream uses the allocation too: once freed, it is not handed out again before the work queued
+/// there by then has completed.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_record_stream(
+    allocator: *mut gapless_allocator,
+    pointer: *mut c_void,
+    stream: *mut CUstream_st,
+) -> gapless_status {
+    guard(|| Ok(find(allocator)?.allocator.record_stream(address(pointer), stream_id(stream))?))
+}
+
+/// Gives free memory back to the driver until at most keep_bytes are held, and writes the bytes given back to *released,
+/// unless that is null. Waits for the streams that used it, not for the device.
+///
+/// # Safety
+/// released is null or points to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_trim(
+    allocator: *mut gapless_allocator,
+    keep_bytes: u64,
+    released: *mut u64,
+) -> gapless_status {
+    guard(|| {
+        let trimmed = find(allocator)?.allocator.trim(keep_bytes)?;
+        if !released.is_null() {
+            // SAFETY: not null, so valid for a write (the function's contract).
+            unsafe { released.write(trimmed.released_bytes) };
+        }
+        Ok(())
+    })
+}
+
+/// Changes the most bytes that may be held. What is held above and free goes back now; what is live stays.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_set_budget(allocator: *mut gapless_allocator, bytes: u64) -> gapless_status {
+    guard(|| Ok(find(allocator)?.allocator.set_budget(bytes)?))
+}
+
+/// Makes the present the peak of live and held bytes.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_reset_peaks(allocator: *mut gapless_allocator) -> gapless_status {
+    guard(|| {
+        find(allocator)?.allocator.reset_peaks();
+        Ok(())
+    })
+}
+
+/// Records every allocation and free from now on into a file that gapless replay reads: gzip when the path ends in .gz.
+///
+/// # Safety
+/// path is a NUL-terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_record_start(
+    allocator: *mut gapless_allocator,
+    path: *const c_char,
+) -> gapless_status {
+    guard(|| {
+        // SAFETY: the function's contract.
+        let path = unsafe { text(path, "path") }?;
+        find(allocator)?.record(path.as_ref())
+    })
+}
+
+/// Marks the end of a step in the recording, if there is one.
+///
+/// # Safety
+/// label is a NUL-terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_record_mark(
+    allocator: *mut gapless_allocator,
+    label: *const c_char,
+) -> gapless_status {
+    guard(|| {
+        // SAFETY: the function's contract.
+        let label = unsafe { text(label, "label") }?;
+        find(allocator)?.mark(&label);
+        Ok(())
+    })
+}
+
+/// Completes the recording. The end of the process does so, too, for the process-wide allocators.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_record_stop(allocator: *mut gapless_allocator) -> gapless_status {
+    guard(|| find(allocator)?.stop_recording())
+}
+
+pub(crate) fn check_out<T>(pointer: *mut T, what: &str) -> Answer<()> {
+    if pointer.is_null() { Err(Failure::argument(format!("the out-parameter {what} is null"))) } else { Ok(()) }
+}
+
+pub(crate) fn stream_id(stream: *mut CUstream_st) -> StreamId {
+    StreamId(stream.expose_provenance() as u64)
+}
+
+pub(crate) fn address(pointer: *mut c_void) -> DeviceAddr {
+    DeviceAddr(pointer.addr() as u64)
+}
+
+/// Never followed on the host: no provenance.
+pub(crate) fn device_pointer(addr: DeviceAddr) -> *mut c_void {
+    std::ptr::without_provenance_mut(addr.0 as usize)
+}

@@ -1,0 +1,209 @@
+//! Memory of captured graphs and of PyTorch's `MemPool`: pools that share nothing with the rest.
+//!
+//! A graph that was captured uses its addresses at every replay, so what was allocated during the capture must neither be
+//! handed to others nor be given back, freed or not, until the pool is released. So a pool is an allocator of its own on
+//! the same device; the main allocator's budget shrinks by what pools hold.
+//!
+//! - I1  `owner` has exactly the live allocations of the pools.
+//! - I2  a pool that was released is closed once nothing in it is live.
+//!
+//! Which requests belong to an open pool: those of the thread that opened it, and those on a stream that is being
+//! captured (PyTorch's backward threads allocate there for the capturing one). PyTorch would tell by a C++ filter, which
+//! says the same; it is not called.
+//!
+//! Threads: any; one lock. Cost: an atomic load while there are no pools.
+
+use crate::config::Settings;
+use crate::heap::Heap;
+use gapless::allocator::{AllocError, FreeError};
+use gapless::driver::StreamDriver;
+use gapless::driver::cuda::CudaDriver;
+use gapless::{Allocator, DeviceAddr, StreamId};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::ThreadId;
+
+/// PyTorch's name of a pool.
+pub(crate) type PoolId = (u64, u64);
+
+/// The pools of one device.
+#[derive(Debug)]
+pub(crate) struct Pools {
+    settings: Settings,
+    /// Pools there are; 0 on most of the time.
+    count: AtomicUsize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    pools: HashMap<PoolId, Pool>,
+    owner: HashMap<DeviceAddr, PoolId>,
+    /// Open pools, the last opened last.
+    open: Vec<(PoolId, ThreadId)>,
+    /// The main allocator's budget when there are no pools.
+    whole_budget: u64,
+}
+
+#[derive(Debug)]
+struct Pool {
+    allocator: Allocator<CudaDriver>,
+    live: u64,
+    users: u32,
+}
+
+impl Pools {
+    pub fn new(settings: Settings) -> Self {
+        Self { settings, count: AtomicUsize::new(0), state: Mutex::default() }
+    }
+
+    fn none(&self) -> bool {
+        // Relaxed: a thread that must see a pool was told of it in other ways.
+        self.count.load(Ordering::Relaxed) == 0
+    }
+
+    /// Opens a pool for the calling thread, making it where it is new.
+    pub fn begin(&self, heap: &Heap, id: PoolId) -> crate::status::Answer<()> {
+        let mut state = self.state.lock();
+        if state.pools.is_empty() {
+            state.whole_budget = heap.allocator.budget();
+        }
+        if let Some(pool) = state.pools.get_mut(&id) {
+            pool.users += 1;
+        } else {
+            let mut settings = self.settings.clone();
+            settings.budget = Some(crate::config::Budget::Bytes(state.whole_budget));
+            let allocator = settings.build_on(heap.allocator.driver().clone())?;
+            state.pools.insert(id, Pool { allocator, live: 0, users: 1 });
+            self.count.store(state.pools.len(), Ordering::Relaxed);
+        }
+        state.open.push((id, std::thread::current().id()));
+        Ok(())
+    }
+
+    /// Ends what `begin` began.
+    pub fn end(&self, heap: &Heap, id: PoolId) {
+        let mut state = self.state.lock();
+        if let Some(at) = state.open.iter().rposition(|(open, _)| *open == id) {
+            state.open.remove(at);
+        }
+        state.share_budget(heap);
+    }
+
+    /// One user of the pool is gone: when the last is, the pool ends with its last allocation.
+    pub fn release(&self, heap: &Heap, id: PoolId) {
+        let mut state = self.state.lock();
+        let Some(pool) = state.pools.get_mut(&id) else { return };
+        pool.users = pool.users.saturating_sub(1);
+        self.close_if_done(&mut state, heap, id);
+    }
+
+    /// From an open pool that the request belongs to; `None` when there is none.
+    pub fn alloc(&self, heap: &Heap, bytes: u64, stream: StreamId) -> Option<Result<DeviceAddr, AllocError>> {
+        if self.none() {
+            return None;
+        }
+        let mut state = self.state.lock();
+        let here = std::thread::current().id();
+        let mine = state.open.iter().rev().find(|(_, thread)| *thread == here);
+        let id = match (mine, state.open.last()) {
+            (Some((id, _)), _) => *id,
+            (None, Some((id, _))) if heap.allocator.driver().is_capturing(stream) => *id,
+            _ => return None,
+        };
+        let whole_budget = state.whole_budget;
+        let state = &mut *state;
+        let others: u64 = state.pools.iter().filter(|(other, _)| **other != id).map(|(_, pool)| pool.held()).sum();
+        let pool = state.pools.get_mut(&id)?;
+        // Never below what it holds: a pool gives nothing back.
+        let room = |heap: &Heap| whole_budget.saturating_sub(others + heap.allocator.reserved_bytes());
+        let outcome = pool.alloc_within(room(heap), bytes, stream).or_else(|_| {
+            // What the main allocator holds free is worth less than the request. A failure to trim is told by the retry.
+            let _ = heap.allocator.trim(0);
+            pool.alloc_within(room(heap), bytes, stream)
+        });
+        match &outcome {
+            Ok(addr) => {
+                pool.live += 1;
+                state.owner.insert(*addr, id);
+            }
+            Err(error) => heap.note_failure(error),
+        }
+        Some(outcome)
+    }
+
+    /// Frees where a pool is the owner; `None` when none is.
+    pub fn free(&self, heap: &Heap, addr: DeviceAddr) -> Option<Result<(), FreeError>> {
+        if self.none() {
+            return None;
+        }
+        let mut state = self.state.lock();
+        let id = state.owner.remove(&addr)?;
+        let pool = state.pools.get_mut(&id)?;
+        let outcome = pool.allocator.free(addr);
+        pool.live -= 1;
+        self.close_if_done(&mut state, heap, id);
+        Some(outcome)
+    }
+
+    /// Records a stream where a pool is the owner; `None` when none is.
+    pub fn record_stream(&self, addr: DeviceAddr, stream: StreamId) -> Option<Result<(), FreeError>> {
+        if self.none() {
+            return None;
+        }
+        let state = self.state.lock();
+        let id = state.owner.get(&addr)?;
+        Some(state.pools.get(id)?.allocator.record_stream(addr, stream))
+    }
+
+    /// The allocators of the pools.
+    pub fn allocators(&self) -> Vec<(PoolId, Allocator<CudaDriver>)> {
+        if self.none() {
+            return Vec::new();
+        }
+        self.state.lock().pools.iter().map(|(id, pool)| (*id, pool.allocator.clone())).collect()
+    }
+
+    /// A new budget for the device.
+    pub fn set_budget(&self, heap: &Heap, bytes: u64) -> crate::status::Answer<()> {
+        let mut state = self.state.lock();
+        if state.pools.is_empty() {
+            return Ok(heap.allocator.set_budget(bytes)?);
+        }
+        state.whole_budget = bytes;
+        state.share_budget(heap);
+        Ok(())
+    }
+
+    fn close_if_done(&self, state: &mut State, heap: &Heap, id: PoolId) {
+        let done = state.pools.get(&id).is_some_and(|pool| pool.users == 0 && pool.live == 0);
+        if done && let Some(pool) = state.pools.remove(&id) {
+            // Waits for the streams that used it. What the driver refuses, it has told in the statistics.
+            let _ = pool.allocator.close();
+            self.count.store(state.pools.len(), Ordering::Relaxed);
+            state.share_budget(heap);
+        }
+    }
+}
+
+impl State {
+    /// The main allocator may hold what pools do not.
+    fn share_budget(&self, heap: &Heap) {
+        let held: u64 = self.pools.values().map(Pool::held).sum();
+        // What does not go back now is counted against the next request.
+        let _ = heap.allocator.set_budget(self.whole_budget.saturating_sub(held));
+    }
+}
+
+impl Pool {
+    fn held(&self) -> u64 {
+        self.allocator.reserved_bytes()
+    }
+
+    fn alloc_within(&self, room: u64, bytes: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
+        // At least what it holds, so that this gives nothing back.
+        self.allocator.set_budget(room.max(self.held()))?;
+        self.allocator.alloc(bytes, stream)
+    }
+}

@@ -1,0 +1,211 @@
+//! One allocator per device for the whole process, made on first use from `GAPLESS_CONF`.
+//!
+//! - I1  a device's allocator is made once and lives as long as the process: its memory goes back with it. A first use
+//!   that fails is tried again at the next one.
+//!
+//! Threads: any. Cost: an atomic load once the allocator is there.
+
+use crate::conf::Conf;
+use crate::config::{Settings, text};
+use crate::functions::check_out;
+use crate::heap::Heap;
+use crate::pools::Pools;
+use crate::registry::{Lifetime, gapless_allocator, register};
+use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, gapless_status, guard};
+use gapless::units::ByteSize;
+use parking_lot::Mutex;
+use std::ffi::c_char;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+
+/// A device of this process.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub ordinal: u32,
+    pub heap: Arc<Heap>,
+    pub pools: Pools,
+    handle: usize,
+    /// Bytes asked for since the start.
+    pub allocated_bytes: AtomicU64,
+    /// Bytes freed since the start.
+    pub freed_bytes: AtomicU64,
+    pub log: bool,
+    pub report_on_failure: bool,
+}
+
+static DEVICES: [OnceLock<Device>; MOST_DEVICES] = [const { OnceLock::new() }; MOST_DEVICES];
+/// Taken while a device is made.
+static MAKING: Mutex<Option<String>> = Mutex::new(None);
+
+impl Device {
+    /// The device's allocator, made now where this is the first use.
+    pub fn get(ordinal: i32) -> Answer<&'static Self> {
+        let slot = usize::try_from(ordinal).ok().and_then(|ordinal| DEVICES.get(ordinal));
+        let slot = slot.ok_or_else(|| Failure::argument(format!("{ordinal} is not the number of a device")))?;
+        match slot.get() {
+            Some(device) => Ok(device),
+            None => Self::make(slot, ordinal.unsigned_abs()),
+        }
+    }
+
+    /// The devices in use.
+    pub fn all() -> impl Iterator<Item = &'static Self> {
+        DEVICES.iter().filter_map(OnceLock::get)
+    }
+
+    #[cold]
+    fn make(slot: &'static OnceLock<Self>, ordinal: u32) -> Answer<&'static Self> {
+        let configured = MAKING.lock();
+        if let Some(device) = slot.get() {
+            return Ok(device);
+        }
+        let conf = read_conf(configured.as_deref())?;
+        // Once per process, not once per device.
+        if Self::all().next().is_none() {
+            for warning in &conf.warnings {
+                eprintln!("gapless: {VARIABLE}: {warning}");
+            }
+        }
+        let settings = Settings {
+            device: ordinal,
+            budget: conf.budget,
+            slack: conf.slack,
+            chunk: conf.chunk,
+            region_bytes: conf.region_bytes,
+            ..Settings::default()
+        };
+        let heap = Arc::new(settings.build()?);
+        if let Some(path) = &conf.record {
+            heap.record(&path_for(path, ordinal))?;
+        }
+        if conf.log {
+            eprintln!(
+                "gapless: device {ordinal} ({}), budget {}",
+                heap.allocator.driver().info().name,
+                ByteSize(heap.allocator.budget())
+            );
+        }
+        // SAFETY: the function is extern "C", takes nothing and does not unwind.
+        unsafe { libc::atexit(complete_recordings) };
+        let device = Self {
+            ordinal,
+            handle: register(Arc::clone(&heap), Lifetime::Permanent).addr(),
+            pools: Pools::new(settings),
+            heap,
+            allocated_bytes: AtomicU64::new(0),
+            freed_bytes: AtomicU64::new(0),
+            log: conf.log,
+            report_on_failure: conf.report_on_failure,
+        };
+        Ok(slot.get_or_init(|| device))
+    }
+
+    /// For the log, where it is on.
+    pub fn log(&self, text: impl FnOnce() -> String) {
+        if self.log {
+            eprintln!("gapless: device {}: {}", self.ordinal, text());
+        }
+    }
+}
+
+/// What `gapless_configure` said, else the environment.
+fn read_conf(configured: Option<&str>) -> Answer<Conf> {
+    let text = match configured {
+        Some(text) => text.to_owned(),
+        None => std::env::var(VARIABLE).unwrap_or_default(),
+    };
+    Conf::parse(&text).map_err(|error| Failure::argument(format!("{VARIABLE}: {error}")))
+}
+
+/// `%d` becomes the device, `%p` the process; devices after the first get a file of their own in any case.
+fn path_for(path: &std::path::Path, ordinal: u32) -> PathBuf {
+    let text = path.to_string_lossy();
+    let named = text.replace("%d", &ordinal.to_string()).replace("%p", &std::process::id().to_string());
+    if ordinal > 0 && !text.contains("%d") { format!("{named}.device{ordinal}").into() } else { named.into() }
+}
+
+extern "C" fn complete_recordings() {
+    guard(|| {
+        for device in Device::all() {
+            if let Err(failure) = device.heap.stop_recording()
+                && failure.status != crate::status::GAPLESS_ERROR_NOT_FOUND
+            {
+                eprintln!("gapless: the recording of device {} is incomplete: {}", device.ordinal, failure.text);
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Checks a configuration in the syntax of GAPLESS_CONF: key:value,key:value. The text of a failure names what is wrong.
+///
+/// # Safety
+/// conf is a NUL-terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_check_conf(conf: *const c_char) -> gapless_status {
+    guard(|| {
+        // SAFETY: the function's contract.
+        let conf = unsafe { text(conf, "configuration") }?;
+        Conf::parse(&conf).map(|_| ()).map_err(Failure::argument)
+    })
+}
+
+/// Uses a configuration instead of GAPLESS_CONF for the process-wide allocators. GAPLESS_ERROR_IN_USE once there is one.
+///
+/// # Safety
+/// conf is a NUL-terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_configure(conf: *const c_char) -> gapless_status {
+    guard(|| {
+        // SAFETY: the function's contract.
+        let conf = unsafe { text(conf, "configuration") }?;
+        Conf::parse(&conf).map_err(Failure::argument)?;
+        let mut configured = MAKING.lock();
+        if Device::all().next().is_some() {
+            return Err(Failure::new(
+                GAPLESS_ERROR_IN_USE,
+                "allocators are in use already: configure before the first use",
+            ));
+        }
+        *configured = Some(conf);
+        Ok(())
+    })
+}
+
+/// The process-wide allocator of a device, made on first use from GAPLESS_CONF: the one behind gapless_torch_malloc. It
+/// lives as long as the process; gapless_destroy refuses it.
+///
+/// # Safety
+/// allocator points to a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_device_allocator(
+    device: i32,
+    allocator: *mut *mut gapless_allocator,
+) -> gapless_status {
+    guard(|| {
+        check_out(allocator, "allocator")?;
+        let device = Device::get(device)?;
+        // SAFETY: not null, so valid for a write (the function's contract).
+        unsafe { allocator.write(std::ptr::without_provenance_mut(device.handle)) };
+        Ok(())
+    })
+}
+
+const VARIABLE: &str = "GAPLESS_CONF";
+/// More than any machine has.
+const MOST_DEVICES: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_device_records_into_a_file_of_its_own() {
+        let path = |text: &str, ordinal| path_for(text.as_ref(), ordinal).to_string_lossy().into_owned();
+        assert_eq!(path("a.gz", 0), "a.gz");
+        assert_eq!(path("a.gz", 1), "a.gz.device1");
+        assert_eq!(path("a%d.gz", 1), "a1.gz");
+        assert_eq!(path("%p", 0), std::process::id().to_string());
+    }
+}

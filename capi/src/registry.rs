@@ -1,0 +1,86 @@
+//! Handles: tokens that look like pointers and are looked up, never followed.
+//!
+//! - I1  a token names one allocator for ever: slots are not used again, so that a stale handle is told.
+//!
+//! Threads: any. Cost: a shared lock and an index.
+
+use crate::heap::Heap;
+use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, GAPLESS_ERROR_INVALID_HANDLE};
+use parking_lot::RwLock;
+use std::sync::Arc;
+
+/// An allocator of one device. Opaque.
+pub struct gapless_allocator {
+    _opaque: (),
+}
+
+struct Slot {
+    heap: Option<Arc<Heap>>,
+    permanent: bool,
+}
+
+static SLOTS: RwLock<Vec<Slot>> = RwLock::new(Vec::new());
+
+/// Whether a handle can be destroyed by its holder.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lifetime {
+    /// By `gapless_destroy`.
+    Owned,
+    /// Never: the process-wide ones.
+    Permanent,
+}
+
+/// Gives `heap` a handle.
+pub(crate) fn register(heap: Arc<Heap>, lifetime: Lifetime) -> *mut gapless_allocator {
+    let mut slots = SLOTS.write();
+    slots.push(Slot { heap: Some(heap), permanent: lifetime == Lifetime::Permanent });
+    std::ptr::without_provenance_mut(FIRST_TOKEN + STEP * (slots.len() - 1))
+}
+
+/// The allocator behind a handle.
+pub(crate) fn find(handle: *const gapless_allocator) -> Answer<Arc<Heap>> {
+    let index = index_of(handle)?;
+    SLOTS.read().get(index).and_then(|slot| slot.heap.clone()).ok_or_else(|| stale(handle))
+}
+
+/// Takes an allocator out of the registry: no other call is using it, and none will.
+pub(crate) fn remove(handle: *const gapless_allocator) -> Answer<Heap> {
+    let index = index_of(handle)?;
+    let mut slots = SLOTS.write();
+    let slot = slots.get_mut(index).ok_or_else(|| stale(handle))?;
+    if slot.permanent {
+        return Err(Failure::new(
+            GAPLESS_ERROR_IN_USE,
+            "this is the process-wide allocator of a device: it lives as long as the process",
+        ));
+    }
+    let heap = slot.heap.take().ok_or_else(|| stale(handle))?;
+    Arc::try_unwrap(heap).map_err(|heap| {
+        slot.heap = Some(heap);
+        Failure::new(GAPLESS_ERROR_IN_USE, "another thread is inside a call on this allocator; nothing was done")
+    })
+}
+
+fn index_of(handle: *const gapless_allocator) -> Answer<usize> {
+    if handle.is_null() {
+        return Err(Failure::new(GAPLESS_ERROR_INVALID_HANDLE, "the allocator handle is null"));
+    }
+    match handle.addr().checked_sub(FIRST_TOKEN) {
+        Some(distance) if distance.is_multiple_of(STEP) => Ok(distance / STEP),
+        _ => Err(Failure::new(
+            GAPLESS_ERROR_INVALID_HANDLE,
+            format!("{handle:p} is not an allocator handle: use what gapless_create gave"),
+        )),
+    }
+}
+
+fn stale(handle: *const gapless_allocator) -> Failure {
+    Failure::new(
+        GAPLESS_ERROR_INVALID_HANDLE,
+        format!("{handle:p} is not the handle of a live allocator: it was destroyed, or never created"),
+    )
+}
+
+/// Far from where heaps and stacks begin, and odd enough to be recognised in a debugger.
+const FIRST_TOKEN: usize = 0x6170_0000_0010;
+const STEP: usize = 16;

@@ -1,0 +1,189 @@
+//! Statistics as a struct; statistics, out-of-memory report and snapshot as JSON in a caller's buffer.
+
+use crate::functions::check_out;
+use crate::registry::{find, gapless_allocator};
+use crate::status::{Answer, Failure, GAPLESS_ERROR_BUFFER_TOO_SMALL, gapless_status, guard};
+use gapless::allocator::Stats;
+use serde::Serialize;
+use std::ffi::c_char;
+
+/// Figures of an allocator at one moment. Bytes, unless a name says otherwise. Set size before the call: a program that
+/// was compiled with an older header gets the fields that it knows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct gapless_stats {
+    /// sizeof(gapless_stats).
+    pub size: usize,
+    /// Asked for by live allocations.
+    pub live_bytes: u64,
+    /// Highest live_bytes.
+    pub peak_live_bytes: u64,
+    /// Live allocations.
+    pub live_allocations: u64,
+    /// Free and mapped: to be had without a driver call.
+    pub cached_bytes: u64,
+    /// Freed, and waiting for other streams.
+    pub pending_bytes: u64,
+    /// Chunks that nothing maps.
+    pub idle_bytes: u64,
+    /// All chunks held.
+    pub reserved_bytes: u64,
+    /// Highest reserved_bytes.
+    pub peak_reserved_bytes: u64,
+    /// The most that may be held.
+    pub budget_bytes: u64,
+    /// Allocations so far.
+    pub allocs: u64,
+    /// Frees so far.
+    pub frees: u64,
+    /// Allocations that failed.
+    pub failed_allocs: u64,
+    /// Frees that were refused.
+    pub refused_frees: u64,
+    /// Chunks moved from one place to another.
+    pub harvested_chunks: u64,
+    /// Times the host waited for a stream.
+    pub host_waits: u64,
+    /// Calls to the driver that change memory.
+    pub driver_calls: u64,
+    /// Largest block to be had when every free chunk is remapped and the budget is used up.
+    pub largest_with_remapping_bytes: u64,
+}
+
+impl gapless_stats {
+    fn of(stats: &Stats) -> Self {
+        let calls = &stats.driver_calls;
+        Self {
+            size: size_of::<Self>(),
+            live_bytes: stats.live_bytes,
+            peak_live_bytes: stats.peak_live_bytes,
+            live_allocations: stats.live_allocations,
+            cached_bytes: stats.cached_bytes,
+            pending_bytes: stats.pending_bytes,
+            idle_bytes: stats.idle_bytes,
+            reserved_bytes: stats.reserved_bytes,
+            peak_reserved_bytes: stats.peak_reserved_bytes,
+            budget_bytes: stats.budget_bytes,
+            allocs: stats.allocs,
+            frees: stats.frees,
+            failed_allocs: stats.failed_allocs,
+            refused_frees: stats.refused_frees,
+            harvested_chunks: stats.harvested_chunks,
+            host_waits: stats.host_waits,
+            driver_calls: calls.reserve + calls.create + calls.map + calls.set_access + calls.unmap + calls.release,
+            largest_with_remapping_bytes: stats.fragmentation.largest_with_remapping_bytes,
+        }
+    }
+}
+
+/// Writes figures to *stats, as many bytes as stats->size says.
+///
+/// # Safety
+/// stats points to as many bytes as its first field says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_get_stats(
+    allocator: *mut gapless_allocator,
+    stats: *mut gapless_stats,
+) -> gapless_status {
+    guard(|| {
+        check_out(stats, "stats")?;
+        // SAFETY: not null, so it points to at least the first field (the function's contract).
+        let size = unsafe { stats.cast::<usize>().read_unaligned() };
+        if !(2 * size_of::<u64>()..=size_of::<gapless_stats>()).contains(&size) {
+            return Err(Failure::argument(format!(
+                "the stats say they have {size} bytes, this library's have {}: set size to sizeof(gapless_stats) \
+                 before the call, and compile with this library's header",
+                size_of::<gapless_stats>()
+            )));
+        }
+        let mut figures = gapless_stats::of(&find(allocator)?.allocator.stats());
+        figures.size = size;
+        // SAFETY: `size` bytes at `stats` may be written (the function's contract), and `figures` has at least as many.
+        unsafe { std::ptr::copy_nonoverlapping((&raw const figures).cast::<u8>(), stats.cast::<u8>(), size) };
+        Ok(())
+    })
+}
+
+/// Writes all figures as a JSON object into buffer, terminated by NUL.
+///
+/// This and the other functions with a buffer write the bytes that it takes, NUL included, to *needed, and answer
+/// GAPLESS_ERROR_BUFFER_TOO_SMALL without touching the buffer where capacity is less. buffer may be null with a capacity
+/// of 0, to ask for the size. What is reported may grow between two calls: repeat them.
+///
+/// # Safety
+/// buffer points to capacity bytes, or is null and capacity 0; needed points to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_stats_json(
+    allocator: *mut gapless_allocator,
+    buffer: *mut c_char,
+    capacity: usize,
+    needed: *mut usize,
+) -> gapless_status {
+    // SAFETY: the same contract.
+    guard(|| unsafe { write_json(&find(allocator)?.allocator.stats(), buffer, capacity, needed) })
+}
+
+/// Writes the report of the last request that ran out of memory as a JSON object into buffer, as gapless_stats_json does;
+/// its key "text" has it for a person. GAPLESS_ERROR_NOT_FOUND when no request has.
+///
+/// # Safety
+/// As gapless_stats_json.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_oom_report_json(
+    allocator: *mut gapless_allocator,
+    buffer: *mut c_char,
+    capacity: usize,
+    needed: *mut usize,
+) -> gapless_status {
+    guard(|| {
+        let report = find(allocator)?.last_oom()?;
+        let mut value = serde_json::to_value(&report)?;
+        value["text"] = report.to_string().into();
+        // SAFETY: the same contract.
+        unsafe { write_json(&value, buffer, capacity, needed) }
+    })
+}
+
+/// Writes every segment, chunk and block as a JSON object into buffer, as gapless_stats_json does.
+///
+/// # Safety
+/// As gapless_stats_json.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_snapshot_json(
+    allocator: *mut gapless_allocator,
+    buffer: *mut c_char,
+    capacity: usize,
+    needed: *mut usize,
+) -> gapless_status {
+    // SAFETY: the same contract.
+    guard(|| unsafe { write_json(&find(allocator)?.allocator.snapshot(), buffer, capacity, needed) })
+}
+
+/// The two-call protocol.
+///
+/// # Safety
+/// As `gapless_stats_json`.
+pub(crate) unsafe fn write_json(
+    value: &impl Serialize,
+    buffer: *mut c_char,
+    capacity: usize,
+    needed: *mut usize,
+) -> Answer<()> {
+    check_out(needed, "needed")?;
+    let text = serde_json::to_vec(value)?;
+    let bytes = text.len() + 1;
+    // SAFETY: not null, so valid for a write (the function's contract).
+    unsafe { needed.write(bytes) };
+    if capacity < bytes {
+        return Err(Failure::new(GAPLESS_ERROR_BUFFER_TOO_SMALL, format!("the text takes {bytes} bytes")));
+    }
+    if buffer.is_null() {
+        return Err(Failure::argument("the buffer is null and its capacity is not 0"));
+    }
+    let buffer = buffer.cast::<u8>();
+    // SAFETY: `buffer` has `capacity` bytes (the function's contract), more than the text's.
+    unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buffer, text.len()) };
+    // SAFETY: as above: the last of the bytes that it takes.
+    unsafe { buffer.wrapping_add(text.len()).write(0) };
+    Ok(())
+}

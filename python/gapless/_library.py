@@ -1,0 +1,137 @@
+"""The C library: found, loaded, and declared. Nothing here knows a framework."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_size_t, c_ssize_t, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+OK = 0
+OUT_OF_MEMORY = 3
+BUFFER_TOO_SMALL = 9
+NOT_FOUND = 13
+
+
+class GaplessError(RuntimeError):
+    """A call of the library failed; ``status`` is its number in ``gapless.h``."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class OutOfMemoryError(GaplessError, MemoryError):
+    """The bytes are not there; the text says why."""
+
+
+class Config(ctypes.Structure):
+    """``gapless_config``."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("device", c_int32),
+        ("peer_count", ctypes.c_uint32),
+        ("peers", POINTER(c_int32)),
+        ("budget_bytes", c_uint64),
+        ("budget_fraction", c_double),
+        ("slack", c_double),
+        ("chunk_bytes", c_uint64),
+        ("region_bytes", c_uint64),
+        ("library", c_char_p),
+    ]
+
+
+class Pool(ctypes.Structure):
+    """``gapless_torch_pool``."""
+
+    _fields_ = [("first", c_uint64), ("second", c_uint64)]
+
+
+def path() -> Path:
+    """The library's file: ``GAPLESS_LIBRARY``, else the one in this package."""
+    chosen = os.environ.get("GAPLESS_LIBRARY")
+    found = Path(chosen) if chosen else Path(__file__).with_name("libgapless.so")
+    if not found.exists():
+        raise ImportError(
+            f"{found} does not exist: install gapless from a wheel (scripts/build-wheel builds one), or name the "
+            "library in GAPLESS_LIBRARY"
+        )
+    return found
+
+
+_HANDLE = c_void_p
+_TEXT = [c_char_p, c_size_t, POINTER(c_size_t)]
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "gapless_version": (c_char_p, []),
+    "gapless_last_error": (c_char_p, []),
+    "gapless_create": (c_int32, [POINTER(Config), POINTER(_HANDLE)]),
+    "gapless_destroy": (c_int32, [_HANDLE]),
+    "gapless_alloc": (c_int32, [_HANDLE, c_uint64, c_void_p, POINTER(c_void_p)]),
+    "gapless_alloc_aligned": (c_int32, [_HANDLE, c_uint64, c_uint64, c_void_p, POINTER(c_void_p)]),
+    "gapless_free": (c_int32, [_HANDLE, c_void_p]),
+    "gapless_record_stream": (c_int32, [_HANDLE, c_void_p, c_void_p]),
+    "gapless_trim": (c_int32, [_HANDLE, c_uint64, POINTER(c_uint64)]),
+    "gapless_set_budget": (c_int32, [_HANDLE, c_uint64]),
+    "gapless_reset_peaks": (c_int32, [_HANDLE]),
+    "gapless_record_start": (c_int32, [_HANDLE, c_char_p]),
+    "gapless_record_mark": (c_int32, [_HANDLE, c_char_p]),
+    "gapless_record_stop": (c_int32, [_HANDLE]),
+    "gapless_stats_json": (c_int32, [_HANDLE, *_TEXT]),
+    "gapless_oom_report_json": (c_int32, [_HANDLE, *_TEXT]),
+    "gapless_snapshot_json": (c_int32, [_HANDLE, *_TEXT]),
+    "gapless_check_conf": (c_int32, [c_char_p]),
+    "gapless_configure": (c_int32, [c_char_p]),
+    "gapless_device_allocator": (c_int32, [c_int32, POINTER(_HANDLE)]),
+    "gapless_replay_json": (c_int32, [c_char_p, c_char_p, *_TEXT]),
+    "gapless_cupy_malloc": (c_void_p, [c_void_p, c_size_t, c_int]),
+    "gapless_cupy_free": (None, [c_void_p, c_void_p, c_int]),
+    "gapless_torch_on_failure": (None, [c_void_p]),
+    "gapless_torch_malloc": (c_void_p, [c_ssize_t, c_int, c_void_p]),
+    "gapless_torch_free": (None, [c_void_p, c_size_t, c_int, c_void_p]),
+    "gapless_torch_reset": (None, []),
+    "gapless_torch_set_fraction": (c_int32, [c_double, c_int32]),
+    "gapless_torch_record_stream": (None, [c_void_p, c_void_p]),
+    "gapless_torch_base_alloc": (c_void_p, [c_void_p, POINTER(c_size_t)]),
+    "gapless_torch_begin_allocate_to_pool": (None, [c_int32, Pool, c_void_p]),
+    "gapless_torch_end_allocate_to_pool": (None, [c_int32, Pool]),
+    "gapless_torch_release_pool": (None, [c_int32, Pool]),
+    "gapless_torch_report_json": (c_int32, [c_int32, c_int32, *_TEXT]),
+}
+
+_loaded: Optional[ctypes.CDLL] = None
+
+
+def load() -> ctypes.CDLL:
+    """The library, loaded once."""
+    global _loaded
+    if _loaded is None:
+        library = ctypes.CDLL(str(path()))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype = result
+            function.argtypes = arguments
+        _loaded = library
+    return _loaded
+
+
+def check(status: int) -> None:
+    """Raises what a status says."""
+    if status == OK:
+        return
+    text = (load().gapless_last_error() or b"").decode(errors="replace")
+    raise (OutOfMemoryError if status == OUT_OF_MEMORY else GaplessError)(status, text)
+
+
+def read_json(function: Callable[..., int], *arguments: Any) -> Any:
+    """Calls a function that writes a text into a buffer, as often as it takes: the text may grow between two calls."""
+    needed = c_size_t(1 << 16)
+    while True:
+        buffer = ctypes.create_string_buffer(needed.value)
+        status = function(*arguments, buffer, len(buffer), ctypes.byref(needed))
+        if status != BUFFER_TOO_SMALL:
+            check(status)
+            return json.loads(buffer.value)
+        needed.value += needed.value // 8

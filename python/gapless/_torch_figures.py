@@ -1,0 +1,193 @@
+"""gapless's figures in PyTorch's shapes: ``memory_stats`` and the memory snapshot. Needs no PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Optional
+
+from . import _library
+
+_METRICS = (
+    "allocation",
+    "allocated_bytes",
+    "segment",
+    "reserved_bytes",
+    "active",
+    "active_bytes",
+    "inactive_split",
+    "inactive_split_bytes",
+    "requested_bytes",
+)
+_STATES = {"live": "active_allocated", "pending": "active_pending_free", "free": "inactive"}
+
+
+class Figures:
+    """The figures of one device, and what was subtracted from the accumulated ones by a reset."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.peaks: dict[str, int] = {}
+        self.base: dict[str, int] = {}
+
+    def report(self, snapshot: bool = False) -> dict[str, Any]:
+        """The library's own report: the main allocator and those of graphs."""
+        return _library.read_json(_library.load().gapless_torch_report_json, self.device, int(snapshot))
+
+    def nested(self) -> dict[str, Any]:
+        """What ``torch._C._cuda_memoryStats`` gives. gapless has no pools by size: everything is in ``large_pool``."""
+        report = self.report()
+        all_stats = [report["main"], *(pool["stats"] for pool in report["pools"])]
+
+        def total(key: str) -> int:
+            return sum(stats[key] for stats in all_stats)
+
+        since = {
+            "allocs": total("allocs") - self.base.get("allocs", 0),
+            "frees": total("frees") - self.base.get("frees", 0),
+            "allocated_bytes": report["allocated_bytes"] - self.base.get("allocated_bytes", 0),
+            "freed_bytes": report["freed_bytes"] - self.base.get("freed_bytes", 0),
+        }
+        live, requested = total("live_block_bytes"), total("live_bytes")
+        reserved, pending = total("reserved_bytes"), total("pending_bytes")
+        free_split = total("cached_bytes")
+        # At least the peak of what was live; blocks that wait for streams come on top where that was seen.
+        active_peak = max(total("peak_live_bytes"), self._peak("active_bytes", requested + pending))
+        created, given_back = self._driver_calls(all_stats)
+        figures = {
+            "allocation": (total("live_allocations"), None, since["allocs"], since["frees"]),
+            # Requested bytes, not rounded ones: the peak is exact for these only.
+            "allocated_bytes": (requested, total("peak_live_bytes"), since["allocated_bytes"], since["freed_bytes"]),
+            "requested_bytes": (requested, total("peak_live_bytes"), since["allocated_bytes"], since["freed_bytes"]),
+            "active": (total("live_allocations"), None, since["allocs"], since["frees"]),
+            "active_bytes": (requested + pending, active_peak, since["allocated_bytes"], since["freed_bytes"]),
+            "segment": (total("chunks"), None, created, given_back),
+            "reserved_bytes": (reserved, total("peak_reserved_bytes"), None, None),
+            "inactive_split": (0, None, 0, 0),
+            "inactive_split_bytes": (free_split, None, 0, 0),
+        }
+        result: dict[str, Any] = {}
+        for metric in _METRICS:
+            current, peak, allocated, freed = figures[metric]
+            peak = self._peak(metric, current) if peak is None else max(peak, current)
+            if allocated is None or freed is None:
+                allocated, freed = peak, peak - current
+            values = {"current": current, "peak": peak, "allocated": allocated, "freed": freed}
+            nothing = dict.fromkeys(values, 0)
+            result[metric] = {"all": values, "large_pool": dict(values), "small_pool": nothing}
+        for metric in ("oversize_allocations", "oversize_segments"):
+            result[metric] = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
+        result.update(
+            num_alloc_retries=0,
+            num_ooms=report["out_of_memory"] - self.base.get("out_of_memory", 0),
+            num_sync_all_streams=total("host_waits"),
+            num_device_alloc=created,
+            num_device_free=given_back,
+            num_oom_rejections=0,
+            max_split_size=-1,
+            reserved_bytes_by_private_pools=sum(pool["stats"]["reserved_bytes"] for pool in report["pools"]),
+            # What PyTorch's own allocator does not know: bytes with rounding.
+            live_block_bytes=live,
+        )
+        return result
+
+    def reset_accumulated(self) -> None:
+        """``reset_accumulated_memory_stats``: counts start from here."""
+        report = self.report()
+        all_stats = [report["main"], *(pool["stats"] for pool in report["pools"])]
+        for key in ("allocs", "frees"):
+            self.base[key] = sum(stats[key] for stats in all_stats)
+        for key in ("allocated_bytes", "freed_bytes", "out_of_memory"):
+            self.base[key] = report[key]
+
+    def reset_peaks(self) -> None:
+        """``reset_peak_memory_stats``."""
+        self.peaks.clear()
+        from . import Allocator
+
+        Allocator.of_device(self.device).reset_peaks()
+
+    def _peak(self, metric: str, current: int) -> int:
+        # Counts have no peak of their own in gapless: the highest that was asked for.
+        self.peaks[metric] = max(current, self.peaks.get(metric, 0))
+        return self.peaks[metric]
+
+    @staticmethod
+    def _driver_calls(all_stats: list[dict[str, Any]]) -> tuple[int, int]:
+        calls = [stats["driver_calls"] for stats in all_stats]
+        return sum(call["create"] for call in calls), sum(call["release"] for call in calls)
+
+    def segments(self, pool: Optional[tuple[int, int]] = None) -> Iterator[dict[str, Any]]:
+        """The segments of a PyTorch snapshot: one for each run of addresses that is mapped without a gap."""
+        report = self.report(snapshot=True)
+        parts = [((0, 0), report["snapshot"])]
+        parts += [(tuple(part["id"]), part["snapshot"]) for part in report["pools"]]
+        for name, snapshot in parts:
+            if pool is not None and pool != (0, 0) and name != pool:
+                continue
+            for segment in snapshot["segments"]:
+                for run in _runs(segment["blocks"]):
+                    yield self._segment(segment, run, name)
+
+    def _segment(self, segment: dict[str, Any], run: list[dict[str, Any]], pool: tuple[int, int]) -> dict[str, Any]:
+        blocks = [
+            {
+                "address": block["addr"],
+                "size": block["bytes"],
+                "requested_size": block["requested_bytes"],
+                "state": _STATES[block["state"]],
+                "frames": [],
+            }
+            for block in run
+        ]
+        allocated = sum(block["size"] for block in blocks if block["state"] == "active_allocated")
+        active = sum(block["size"] for block in blocks if block["state"] != "inactive")
+        return {
+            "device": self.device,
+            "address": blocks[0]["address"],
+            "total_size": sum(block["size"] for block in blocks),
+            "allocated_size": allocated,
+            "active_size": active,
+            "requested_size": sum(block["requested_size"] for block in blocks),
+            "stream": segment["stream"],
+            "segment_type": segment["kind"],
+            "segment_pool_id": pool,
+            "is_expandable": True,
+            "frames": [],
+            "blocks": blocks,
+        }
+
+
+def _runs(blocks: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Blocks that touch, in address order; the viewer takes a segment's blocks to tile it."""
+    run: list[dict[str, Any]] = []
+    end = None
+    for block in blocks:
+        if block["state"] not in _STATES:
+            continue
+        if run and block["addr"] != end:
+            yield run
+            run = []
+        run.append(block)
+        end = block["addr"] + block["bytes"]
+    if run:
+        yield run
+
+
+def snapshot(figures: list[Figures], pool: Optional[tuple[int, int]] = None) -> dict[str, Any]:
+    """A whole PyTorch snapshot. It has no history: ``gapless.record`` writes one."""
+    return {
+        "segments": [segment for each in figures for segment in each.segments(pool)],
+        "device_traces": [[] for _ in figures],
+        "allocator_settings": {
+            "PYTORCH_CUDA_ALLOC_CONF": "",
+            "backend": "gapless",
+            "max_split_size": -1,
+            "garbage_collection_threshold": 0.0,
+            "expandable_segments": True,
+            "pinned_num_register_threads": 1,
+            "release_lock_on_cudamalloc": True,
+            "pinned_use_cuda_host_register": False,
+            "graph_capture_record_stream_reuse": False,
+            "roundup_power2_divisions": {},
+        },
+        "external_annotations": [],
+    }

@@ -1,0 +1,64 @@
+"""Numba on gapless: ``gapless.numba.enable()`` before it uses the GPU, or ``NUMBA_CUDA_MEMORY_MANAGER=gapless.numba``."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any
+
+from gapless import Allocator
+
+__all__ = ["enable"]
+
+
+def _make_manager() -> Any:
+    from numba.cuda import HostOnlyCUDAMemoryManager, MemoryInfo, MemoryPointer
+
+    class Manager(HostOnlyCUDAMemoryManager):  # type: ignore[misc]
+        """Numba's external memory manager over gapless; host memory stays Numba's."""
+
+        def initialize(self) -> None:
+            super().initialize()
+            self._allocator = Allocator.of_device(self.context.device.id)
+
+        def memalloc(self, size: int) -> Any:
+            allocator, context = self._allocator, weakref.proxy(self.context)
+            address = allocator.alloc(size)
+
+            def free() -> None:
+                # Numba does not say on which streams the memory was used, and its own free waits for the device.
+                context.synchronize()
+                allocator.free(address)
+
+            return MemoryPointer(context, ctypes.c_void_p(address), size, finalizer=free)
+
+        def get_memory_info(self) -> Any:
+            stats = self._allocator.stats()
+            return MemoryInfo(free=stats["fragmentation"]["free_bytes"], total=stats["budget_bytes"])
+
+        def get_ipc_handle(self, memory: Any) -> Any:
+            raise NotImplementedError("memory of gapless cannot be shared by cuIpcGetMemHandle")
+
+        def reset(self) -> None:
+            super().reset()
+            self._allocator.trim()
+
+        @property
+        def interface_version(self) -> int:
+            return 1
+
+    return Manager
+
+
+def enable() -> None:
+    """Makes Numba allocate through gapless."""
+    from numba import cuda
+
+    cuda.set_memory_manager(_make_manager())
+
+
+def __getattr__(name: str) -> Any:
+    # What NUMBA_CUDA_MEMORY_MANAGER looks for.
+    if name == "_numba_memory_manager":
+        return _make_manager()
+    raise AttributeError(name)

@@ -1,0 +1,233 @@
+"""PyTorch on gapless.
+
+>>> import gapless.torch
+>>> gapless.torch.enable()      # before anything touches the GPU
+
+or, for a script as it is: ``python -m gapless.torch script.py arguments...``
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import os
+import runpy
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, Callable, Union
+
+from gapless import _library
+from gapless._torch_figures import Figures, snapshot
+
+__all__ = ["enable", "is_enabled", "main"]
+
+_enabled: Any = None
+# Far from the ids that PyTorch makes for graphs.
+_POOL_IDS = 1 << 40
+
+
+def is_enabled() -> bool:
+    """Whether PyTorch allocates through gapless in this process."""
+    return _enabled is not None
+
+
+def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, int, float, bool]) -> None:
+    """Makes PyTorch allocate through gapless from now on.
+
+    ``budget`` and ``settings`` are the keys of ``GAPLESS_CONF`` (``slack``, ``chunk``, ``log``, ``record``, ...) and
+    take precedence over it; without any, the environment variable counts.
+
+    Raises ``RuntimeError`` when CUDA is initialised already or this PyTorch has no interface for allocators, and
+    ``gapless.GaplessError`` for a setting that cannot be used.
+    """
+    global _enabled
+    if _enabled is not None:
+        return
+    import torch
+
+    if not hasattr(torch._C, "_cuda_customAllocator"):
+        raise RuntimeError(
+            f"PyTorch {torch.__version__} has no interface for allocators: install a CUDA build of version 2.4 or newer"
+        )
+    if torch.cuda.is_initialized():
+        raise RuntimeError(
+            "too late: PyTorch has initialised CUDA already. Call gapless.torch.enable() before anything touches the "
+            "GPU, right after the imports, or run the script with python -m gapless.torch script.py"
+        )
+    library = _library.load()
+    if budget is not None or settings:
+        keys = dict(settings) if budget is None else {"budget": budget, **settings}
+        _library.check(library.gapless_configure(_conf(keys).encode()))
+    else:
+        _library.check(library.gapless_check_conf(os.environ.get("GAPLESS_CONF", "").encode()))
+    _throw_failures(library, torch)
+    try:
+        allocator = torch.cuda.memory.CUDAPluggableAllocator(
+            str(_library.path()), "gapless_torch_malloc", "gapless_torch_free"
+        )
+        _set_hooks(allocator._allocator, library)
+        torch.cuda.memory.change_current_allocator(allocator)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"PyTorch did not take the allocator ({error}): call gapless.torch.enable() before anything touches the GPU"
+        ) from error
+    # PyTorch keeps the allocator, not the Python object whose functions it calls.
+    _enabled = allocator
+    _provide(torch)
+
+
+def _conf(keys: dict[str, Any]) -> str:
+    def text(key: str, value: Any) -> str:
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        if key == "budget" and isinstance(value, float):
+            return f"{value:f}"
+        return str(value)
+
+    return ",".join(f"{key}:{text(key, value)}" for key, value in keys.items())
+
+
+def _throw_failures(library: ctypes.CDLL, torch: Any) -> None:
+    """Failures become ``torch.cuda.OutOfMemoryError``: a plug-in's null pointer would be taken for memory."""
+    thrower = Path(os.environ.get("GAPLESS_TORCH_THROW") or Path(__file__).with_name("_torch_throw.so"))
+    libc10 = Path(torch.__file__).with_name("lib") / "libc10.so"
+    try:
+        functions = ctypes.CDLL(str(thrower))
+        outcome = functions.gapless_torch_throw_prepare(str(libc10).encode())
+    except OSError as error:
+        raise RuntimeError(f"{thrower} cannot be loaded ({error}): install gapless from its wheel") from error
+    if outcome == 2:
+        raise RuntimeError(
+            f"PyTorch {torch.__version__} does not export its error classes ({libc10}), so that running out of memory "
+            "could not be reported; please report this with the version"
+        )
+    library.gapless_torch_on_failure(ctypes.cast(functions.gapless_torch_throw, ctypes.c_void_p))
+
+
+def _set_hooks(allocator: Any, library: ctypes.CDLL) -> None:
+    """The optional hooks of the plug-in interface; versions lack some of them."""
+    for setter, function in [
+        ("set_init_fn", "gapless_torch_init"),
+        ("set_reset_fn", "gapless_torch_reset"),
+        ("set_memory_fraction_fn", "gapless_torch_memory_fraction"),
+        ("set_base_alloc_fn", "gapless_torch_base_alloc"),
+        ("set_record_stream_fn", "gapless_torch_record_stream"),
+        ("set_begin_allocate_to_pool", "gapless_torch_begin_allocate_to_pool"),
+        ("set_end_allocate_to_pool_fn", "gapless_torch_end_allocate_to_pool"),
+        ("set_release_pool", "gapless_torch_release_pool"),
+    ]:
+        if hasattr(allocator, setter):
+            address = ctypes.cast(getattr(library, function), ctypes.c_void_p).value
+            getattr(allocator, setter)(address)
+
+
+def _provide(torch: Any) -> None:
+    """What PyTorch refuses for plug-ins. All of ``torch.cuda.memory`` goes through these functions of ``torch._C``."""
+    figures: dict[int, Figures] = {}
+    fractions: dict[int, float] = {}
+
+    def of(device: int) -> Figures:
+        return figures.setdefault(device, Figures(device))
+
+    def memory_stats(device: int) -> dict[str, Any]:
+        return of(device).nested()
+
+    def reset_peaks(device: int) -> None:
+        of(device).reset_peaks()
+
+    def reset_accumulated(device: int) -> None:
+        of(device).reset_accumulated()
+
+    def memory_snapshot(argument: Any = None) -> dict[str, Any]:
+        pool = tuple(argument[:2]) if isinstance(argument, (tuple, list)) else None
+        return snapshot([of(device) for device in range(torch.cuda.device_count())], pool)
+
+    def set_fraction(fraction: float, device: int) -> None:
+        _library.check(_library.load().gapless_torch_set_fraction(fraction, device))
+        fractions[device] = fraction
+
+    def get_fraction(device: int) -> float:
+        return fractions.get(device, 1.0)
+
+    def record_history(*_: Any, **__: Any) -> None:
+        warnings.warn(
+            "gapless keeps no history of allocations with stack traces; gapless.record('out.trace.gz') writes every "
+            "allocation and free to a file that gapless replay reads",
+            stacklevel=3,
+        )
+
+    replacements: dict[str, Callable[..., Any]] = {
+        "_cuda_memoryStats": memory_stats,
+        "_cuda_resetPeakMemoryStats": reset_peaks,
+        "_cuda_resetAccumulatedMemoryStats": reset_accumulated,
+        "_cuda_memorySnapshot": memory_snapshot,
+        "_cuda_setMemoryFraction": set_fraction,
+        "_cuda_getMemoryFraction": get_fraction,
+        "_cuda_record_memory_history": record_history,
+        "_cuda_record_memory_history_legacy": record_history,
+    }
+    for name, function in replacements.items():
+        original = getattr(torch._C, name, None)
+        if original is not None:
+            setattr(torch._C, name, functools.wraps(original, assigned=("__doc__",), updated=())(function))
+
+    _provide_mem_pool(torch, memory_snapshot)
+
+    # The viewer reads protocols up to 4; from Python 3.14 on, pickle writes 5 unless told.
+    def dump_snapshot(filename: str = "dump_snapshot.pickle", *_: Any, **__: Any) -> None:
+        import pickle
+
+        with open(filename, "wb") as file:
+            pickle.dump(torch.cuda.memory._snapshot(), file, protocol=4)
+
+    torch.cuda.memory._dump_snapshot = dump_snapshot
+
+
+def _provide_mem_pool(torch: Any, memory_snapshot: Callable[..., Any]) -> None:
+    """``torch.cuda.MemPool``, whose own constructor refuses plug-ins. Everything that takes a pool goes by its id."""
+    library = _library.load()
+    numbers = itertools.count(1)
+
+    class MemPool:
+        """A pool of memory on the current device, for ``torch.cuda.use_mem_pool`` and graph captures."""
+
+        def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
+            if allocator is not None:
+                raise RuntimeError("a MemPool with an allocator of its own does not go with gapless: leave it out")
+            # use_on_oom and no_split are about pools whose memory cannot be moved.
+            del use_on_oom, no_split
+            self.device = torch.cuda.current_device()
+            self.id = (_POOL_IDS + next(numbers), 0)
+            self.allocator = None
+            library.gapless_torch_begin_allocate_to_pool(self.device, _library.Pool(*self.id), None)
+            library.gapless_torch_end_allocate_to_pool(self.device, _library.Pool(*self.id))
+
+        def __del__(self) -> None:
+            if hasattr(self, "id"):
+                library.gapless_torch_release_pool(self.device, _library.Pool(*self.id))
+
+        def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
+            """The pool's segments, as in ``torch.cuda.memory_snapshot()``."""
+            return memory_snapshot((*self.id, include_traces))["segments"]
+
+    torch.cuda.MemPool = torch.cuda.memory.MemPool = MemPool
+
+
+def main(arguments: list[str]) -> None:
+    """``python -m gapless.torch script.py arguments...``: runs a script, unchanged, with PyTorch on gapless."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: python -m gapless.torch script.py [arguments...]   (settings: GAPLESS_CONF)", file=sys.stderr)
+        raise SystemExit(0 if arguments else 2)
+    enable()
+    sys.argv = arguments
+    sys.path[0] = str(Path(arguments[0]).resolve().parent)
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    # Under its own name, so that the script's `import gapless.torch` finds what runs here.
+    from gapless.torch import main as _main
+
+    _main(sys.argv[1:])

@@ -1,0 +1,83 @@
+// Throws PyTorch's own out-of-memory error, which becomes torch.cuda.OutOfMemoryError.
+//
+// An allocator plug-in cannot return a failure to PyTorch: a null pointer is taken for memory. The exception is made by
+// the constructor that PyTorch's libc10.so exports, found at run time, so that this file needs no PyTorch to be built
+// and works with every version that has the symbols.
+#include <cxxabi.h>
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <string>
+#include <typeinfo>
+
+namespace {
+
+struct SourceLocation {
+    const char *function;
+    const char *file;
+    uint32_t line;
+};
+
+using Construct = void (*)(void *, SourceLocation, std::string);
+
+struct Kind {
+    Construct construct;
+    std::type_info *type;
+    void **table;  // Replaces what the constructor set, unless null.
+};
+
+Kind out_of_memory{};
+Kind error{};
+
+// Larger than any version of the exceptions.
+constexpr size_t exception_bytes = 1024;
+
+// The destructor is the first entry of the table of virtual functions: the class derives from std::exception alone.
+void destroy(void *exception) {
+    auto table = *static_cast<void (***)(void *)>(exception);
+    table[0](exception);
+}
+
+bool find(void *library, const char *constructor, const char *type, Kind *kind) {
+    kind->construct = reinterpret_cast<Construct>(dlsym(library, constructor));
+    kind->type = static_cast<std::type_info *>(dlsym(library, type));
+    return kind->construct != nullptr && kind->type != nullptr;
+}
+
+}  // namespace
+
+// Looks the constructors up in libc10.so, by its path. 0 when an out-of-memory error can be thrown, 1 when only a plain
+// error can, 2 when neither.
+extern "C" int gapless_torch_throw_prepare(const char *libc10) {
+    void *library = dlopen(libc10, RTLD_NOW | RTLD_NOLOAD);
+    if (library == nullptr) {
+        return 2;
+    }
+#define ARGUMENTS "ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+    bool plain = find(library, "_ZN3c105ErrorC1" ARGUMENTS, "_ZTIN3c105ErrorE", &error);
+    bool special = find(library, "_ZN3c1016OutOfMemoryErrorC1" ARGUMENTS, "_ZTIN3c1016OutOfMemoryErrorE", &out_of_memory);
+    if (!special && plain) {
+        // Versions whose constructor is not exported: the base's, and the derived class's table of virtual functions.
+        auto table = static_cast<void **>(dlsym(library, "_ZTVN3c1016OutOfMemoryErrorE"));
+        auto type = static_cast<std::type_info *>(dlsym(library, "_ZTIN3c1016OutOfMemoryErrorE"));
+        if (table != nullptr && type != nullptr) {
+            out_of_memory = Kind{error.construct, type, table + 2};
+            special = true;
+        }
+    }
+    return special ? 0 : plain ? 1 : 2;
+}
+
+// gapless's failure handler: does not return.
+extern "C" void gapless_torch_throw(const char *text, int is_out_of_memory) {
+    const Kind &kind = is_out_of_memory != 0 && out_of_memory.type != nullptr ? out_of_memory : error;
+    if (kind.construct == nullptr) {
+        return;
+    }
+    void *exception = abi::__cxa_allocate_exception(exception_bytes);
+    kind.construct(exception, SourceLocation{"gapless_torch_malloc", "gapless", 0}, std::string(text));
+    if (kind.table != nullptr) {
+        *static_cast<void ***>(exception) = kind.table;
+    }
+    abi::__cxa_throw(exception, kind.type, destroy);
+}

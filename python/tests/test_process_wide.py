@@ -1,0 +1,134 @@
+import gapless
+
+MIB = 1 << 20
+USE = """
+import gapless
+from gapless import _library
+library = _library.load()
+block = library.gapless_torch_malloc(5 << 20, 0, None)
+"""
+
+
+def test_conf_from_the_environment(run):
+    code = USE + "print(gapless.stats()['budget_bytes'])"
+    out = run(code, GAPLESS_CONF="budget:96MiB,log:on", GAPLESS_SIM_CAPACITY="256MiB")
+    assert str(96 * MIB) in out and "budget 96 MiB" in out
+    out = run(code, GAPLESS_CONF="budget:0.5", GAPLESS_SIM_CAPACITY="256MiB")
+    assert str(128 * MIB) in out
+
+
+def test_conf_errors_and_warnings(run):
+    out = run(USE + "print(block); gapless.stats()", GAPLESS_CONF="bugdet:1GiB", fails=True)
+    assert "None" in out and "there is no key 'bugdet'; the keys are budget" in out
+    out = run(USE, GAPLESS_CONF="expandable_segments:True,max_split_size_mb:64")
+    assert out.count("has no effect") == 2 and "expandable_segments is PyTorch's own" in out
+
+
+def test_configure_comes_first(run):
+    out = run("import gapless\ngapless.configure('budget:64MiB')\nprint(gapless.stats()['budget_bytes'])")
+    assert str(64 * MIB) in out
+    out = run(USE + "gapless.configure('budget:64MiB')", fails=True)
+    assert "before the first use" in out
+
+
+def test_report_trim_and_record(run, tmp_path):
+    path = tmp_path / "all.trace"
+    out = run(
+        USE
+        + f"""
+with gapless.record({str(path)!r}) as allocator:
+    other = library.gapless_torch_malloc(100, 0, None)
+    allocator.mark("one")
+    library.gapless_torch_free(other, 100, 0, None)
+print(gapless.report())
+library.gapless_torch_free(block, 5 << 20, 0, None)
+print("trimmed", gapless.trim() > 0)
+gapless.reset_peaks()
+assert gapless.stats()["peak_live_bytes"] == 0
+"""
+    )
+    assert "live" in out and "trimmed True" in out
+    assert gapless.replay(path)[0]["ops"] == 3
+
+
+def test_recording_by_conf_is_completed_at_exit(run, tmp_path):
+    path = tmp_path / "run%d.trace.gz"
+    run(USE, GAPLESS_CONF=f"record:{path}")
+    assert gapless.replay(tmp_path / "run0.trace.gz")[0]["ops"] == 1
+
+
+def test_report_on_failure(run):
+    code = USE + "print(library.gapless_torch_malloc(1 << 40, 0, None))"
+    out = run(code, GAPLESS_CONF="budget:64MiB,report_on_failure:on")
+    assert "None" in out and "CUDA out of memory. Tried to allocate 1 TiB" in out
+
+
+def test_figures_in_the_shapes_of_pytorch(run):
+    out = run(
+        USE
+        + """
+from gapless._torch_figures import Figures, snapshot
+figures = Figures(0)
+stats = figures.nested()
+assert stats["allocated_bytes"]["all"]["current"] == 5 << 20, stats
+assert stats["allocation"]["all"] == {"current": 1, "peak": 1, "allocated": 1, "freed": 0}
+assert stats["reserved_bytes"]["all"]["current"] >= 5 << 20
+for metric in stats.values():
+    if isinstance(metric, dict) and "all" in metric:
+        assert set(metric) == {"all", "large_pool", "small_pool"}
+        assert set(metric["all"]) == {"current", "peak", "allocated", "freed"}
+segments = snapshot([figures])["segments"]
+assert sum(segment["allocated_size"] for segment in segments) == 5 << 20
+for segment in segments:
+    at = segment["address"]
+    for part in segment["blocks"]:
+        assert part["address"] == at
+        at += part["size"]
+    assert at == segment["address"] + segment["total_size"]
+library.gapless_torch_free(block, 5 << 20, 0, None)
+figures.reset_accumulated()
+figures.reset_peaks()
+stats = figures.nested()
+assert stats["allocation"]["all"] == {"current": 0, "peak": 0, "allocated": 0, "freed": 0}, stats["allocation"]
+assert stats["allocated_bytes"]["all"]["peak"] == 0
+print("done")
+"""
+    )
+    assert "done" in out
+
+
+def test_pools_keep_what_they_have(run):
+    out = run(
+        USE
+        + """
+from ctypes import byref, c_size_t
+Pool = _library.Pool
+library.gapless_torch_begin_allocate_to_pool(0, Pool(7, 0), None)
+inside = library.gapless_torch_malloc(4 << 20, 0, None)
+library.gapless_torch_free(inside, 4 << 20, 0, None)
+again = library.gapless_torch_malloc(4 << 20, 0, None)
+assert again == inside
+library.gapless_torch_end_allocate_to_pool(0, Pool(7, 0))
+outside = library.gapless_torch_malloc(4 << 20, 0, None)
+library.gapless_torch_free(again, 4 << 20, 0, None)
+library.gapless_torch_reset()
+from gapless._torch_figures import Figures
+report = Figures(0).report(snapshot=True)
+assert [pool["id"] for pool in report["pools"]] == [[7, 0]]
+assert report["pools"][0]["stats"]["reserved_bytes"] >= 4 << 20, "a pool gives nothing back"
+size = c_size_t()
+assert library.gapless_torch_base_alloc(outside + 100, byref(size)) == outside and size.value == 4 << 20
+library.gapless_torch_release_pool(0, Pool(7, 0))
+assert Figures(0).report()["pools"] == []
+library.gapless_torch_free(outside, 4 << 20, 0, None)
+library.gapless_torch_set_fraction(0.25, 0)
+print("budget", gapless.stats()["budget_bytes"])
+""",
+        GAPLESS_SIM_CAPACITY="256MiB",
+    )
+    assert f"budget {64 * MIB}" in out
+
+
+def test_frees_of_others_are_told_and_harmless(run):
+    out = run(USE + "library.gapless_torch_free(12345, 1, 0, None)\nprint('alive')")
+    assert "alive" in out and "not allocated by this allocator" in out

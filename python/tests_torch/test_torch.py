@@ -1,0 +1,304 @@
+"""PyTorch's CUDA build on gapless, without a GPU: scripts/torch-without-gpu sets it up. No kernel runs there."""
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+import gapless
+import gapless.torch
+
+gapless.torch.enable(budget=512 << 20)
+
+import torch  # noqa: E402
+
+MIB = 1 << 20
+
+
+def empty(size, **options):
+    return torch.empty(size, dtype=torch.uint8, device="cuda", **options)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    yield
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()
+
+
+def run(code, *arguments, fails=False, **environment):
+    result = subprocess.run(
+        [sys.executable, *arguments, *(["-c", textwrap.dedent(code)] if code else [])],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (result.returncode != 0) == fails, result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+def test_it_is_gapless():
+    assert gapless.torch.is_enabled()
+    gapless.torch.enable()
+    block = empty(5 * MIB)
+    assert gapless.stats()["live_bytes"] == 5 * MIB
+    assert gapless.stats()["budget_bytes"] == 512 * MIB
+    del block
+
+
+def test_figures():
+    before = torch.cuda.memory_allocated()
+    block = empty(20 * MIB)
+    assert torch.cuda.memory_allocated() - before == 20 * MIB
+    del block
+    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.max_memory_allocated() >= before + 20 * MIB
+    assert torch.cuda.memory_reserved() <= torch.cuda.max_memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_allocated() == before
+
+
+def test_memory_stats_has_all_keys():
+    block = empty(3 * MIB)
+    stats = torch.cuda.memory_stats()
+    for metric in (
+        "allocation allocated_bytes segment reserved_bytes active active_bytes inactive_split inactive_split_bytes "
+        "requested_bytes"
+    ).split():
+        for pool in ("all", "large_pool", "small_pool"):
+            for kind in ("current", "peak", "allocated", "freed"):
+                assert isinstance(stats[f"{metric}.{pool}.{kind}"], int)
+    for metric in ("oversize_allocations", "oversize_segments"):
+        assert stats[f"{metric}.current"] == 0
+    for key in ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free"):
+        assert stats[key] >= 0
+    assert stats["allocated_bytes.all.current"] == torch.cuda.memory_allocated()
+    assert stats["allocation.all.current"] >= 1
+    assert torch.cuda.memory_stats_as_nested_dict()["allocation"]["all"]["current"] >= 1
+    del block
+
+
+def test_summary():
+    block = empty(3 * MIB)
+    for abbreviated in (False, True):
+        text = torch.cuda.memory_summary(abbreviated=abbreviated)
+        assert "PyTorch CUDA memory summary, device ID 0" in text and "GPU reserved memory" in text
+    del block
+
+
+def test_mem_get_info_and_empty_cache():
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    block = empty(64 * MIB)
+    assert torch.cuda.mem_get_info()[0] <= free - 64 * MIB
+    del block
+    assert torch.cuda.mem_get_info()[0] < free
+    torch.cuda.empty_cache()
+    assert torch.cuda.mem_get_info() == (free, total)
+    assert torch.cuda.memory_reserved() == 0
+
+
+def test_out_of_memory():
+    ooms = torch.cuda.memory_stats()["num_ooms"]
+    with pytest.raises(torch.cuda.OutOfMemoryError) as raised:
+        empty(600 * MIB)
+    text = str(raised.value)
+    assert text.startswith("CUDA out of memory. Tried to allocate 600 MiB. GPU 0 has a total capacity of 1 GiB of wh")
+    assert "is allocated by PyTorch" in text
+    assert "No allocator could have served this: 600 MiB were asked for" in text
+    assert torch.cuda.memory_stats()["num_ooms"] == ooms + 1
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="Tried to allocate 8 TiB"):
+        empty(8 << 40)
+    assert isinstance(raised.value, RuntimeError)
+    assert "The last request that failed" in gapless.report()
+    del raised
+    empty(400 * MIB)
+
+
+def test_free_memory_is_joined():
+    blocks = [empty(64 * MIB) for _ in range(8)]
+    del blocks[::2]
+    joined = empty(256 * MIB)
+    assert joined.numel() == 256 * MIB
+    del blocks, joined
+
+
+def test_memory_fraction():
+    try:
+        torch.cuda.set_per_process_memory_fraction(0.25)
+        assert torch.cuda.get_per_process_memory_fraction() == 0.25
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            empty(300 * MIB)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(0.5)
+    empty(300 * MIB)
+
+
+def test_record_stream():
+    side = torch.cuda.Stream()
+    event = torch.cuda.Event()
+    block = empty(8 * MIB)
+    with torch.cuda.stream(side):
+        event.record(side)
+    block.record_stream(side)
+    recorded = [
+        part for segment in gapless.snapshot()["segments"] for part in segment["blocks"] if part["recorded_on"]
+    ]
+    assert [part["recorded_on"] for part in recorded] == [[side.cuda_stream]]
+    del block
+    torch.cuda.synchronize()
+    assert gapless.stats()["live_bytes"] == 0
+
+
+def test_streams_share_memory():
+    """Memory freed on one stream serves a request on another, with the budget used up and no wait of the host."""
+    block = empty(400 * MIB)
+    del block
+    with torch.cuda.stream(torch.cuda.Stream()):
+        other = empty(400 * MIB)
+    assert other.numel() == 400 * MIB
+    del other
+
+
+def test_snapshot(tmp_path):
+    blocks = [empty(size) for size in (100, 70_000, 3 * MIB)]
+    del blocks[1]
+    segments = torch.cuda.memory_snapshot()
+    assert sum(segment["allocated_size"] for segment in segments) >= 3 * MIB + 100
+    path = tmp_path / "snapshot.pickle"
+    torch.cuda.memory._dump_snapshot(str(path))
+    data = pickle.loads(path.read_bytes())
+    assert data["segments"] and data["device_traces"] == [[]]
+    from torch.cuda import _memory_viz
+
+    assert "<script" in _memory_viz.segment_plot(data)
+    assert _memory_viz.segsum(data)
+    del blocks
+
+
+def test_graph_capture():
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        inside = empty(16 * MIB)
+        temporary = empty(32 * MIB)
+        address = temporary.data_ptr()
+        del temporary
+        again = empty(32 * MIB)
+        assert again.data_ptr() == address
+        del again
+    graph.replay()
+    stats = torch.cuda.memory_stats()
+    assert stats["reserved_bytes_by_private_pools"] >= 48 * MIB
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_stats()["reserved_bytes_by_private_pools"] >= 48 * MIB
+    outside = [empty(32 * MIB) for _ in range(4)]
+    assert all(block.data_ptr() != address for block in outside)
+    del inside, outside, graph
+    gc.collect()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_stats()["reserved_bytes_by_private_pools"] == 0
+
+
+def test_mem_pool():
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        inside = empty(16 * MIB)
+    outside = empty(16 * MIB)
+    assert torch.cuda.memory_stats()["reserved_bytes_by_private_pools"] == 16 * MIB
+    assert gapless.stats()["live_bytes"] == 16 * MIB
+    assert [segment["allocated_size"] for segment in pool.snapshot()] == [16 * MIB]
+    with torch.cuda.use_mem_pool(pool):
+        more = empty(8 * MIB)
+    assert torch.cuda.memory_stats()["reserved_bytes_by_private_pools"] == 24 * MIB
+    del more
+    del inside, outside, pool
+    gc.collect()
+    assert torch.cuda.memory_stats()["reserved_bytes_by_private_pools"] == 0
+
+
+def test_threads():
+    errors = []
+
+    def work(seed):
+        try:
+            generator = torch.Generator().manual_seed(seed)
+            live = {}
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for slot in torch.randint(0, 20, (1500,), generator=generator).tolist():
+                    live[slot] = empty(1 + slot * slot * 5000)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    gc.collect()
+    assert torch.cuda.memory_allocated() == 0
+
+
+def test_a_recording_replays(tmp_path):
+    path = tmp_path / "out.trace.gz"
+    with gapless.record(path) as recording:
+        blocks = [empty(size * MIB) for size in range(1, 10)]
+        recording.mark("step 1")
+        del blocks
+        gc.collect()
+    result = gapless.replay(path)[0]
+    assert result["peak_live_bytes"] == 45 * MIB and result["ops"] == 19 and result["oom"] is None
+
+
+def test_too_late():
+    code = "import torch; torch.empty(1, device='cuda'); import gapless.torch; gapless.torch.enable()"
+    assert "too late" in run(code, fails=True)
+
+
+def test_conf_errors():
+    code = "import gapless.torch; gapless.torch.enable(); import torch; torch.empty(1, device='cuda')"
+    assert "there is no key 'bugdet'" in run(code, fails=True, GAPLESS_CONF="bugdet:1")
+    out = run(code, GAPLESS_CONF="expandable_segments:True,budget:0.5")
+    assert "expandable_segments is PyTorch's own and has no effect" in out
+    assert "cannot be used" in run("import gapless.torch; gapless.torch.enable(slack=0.1)", fails=True)
+
+
+def test_a_script_as_it_is(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch\n"
+        "block = torch.empty(5 << 20, dtype=torch.uint8, device='cuda')\n"
+        "print('arguments', sys.argv[1:], torch.cuda.memory_allocated(), __name__)\n"
+        "import gapless.torch\n"
+        "assert gapless.torch.is_enabled()\n"
+    )
+    out = run(None, "-m", "gapless.torch", str(script), "--epochs", "3")
+    assert f"arguments ['--epochs', '3'] {5 * MIB} __main__" in out
+
+
+def test_two_devices():
+    code = """
+        import gapless.torch; gapless.torch.enable(budget=0.5)
+        import torch
+        one = torch.empty(5 << 20, dtype=torch.uint8, device="cuda:0")
+        two = torch.empty(7 << 20, dtype=torch.uint8, device="cuda:1")
+        print([torch.cuda.memory_allocated(device) for device in (0, 1)])
+        two.record_stream(torch.cuda.Stream(1))
+        del one, two
+        torch.cuda.synchronize(1)
+        torch.cuda.empty_cache()
+        print([torch.cuda.memory_reserved(device) for device in (0, 1)])
+    """
+    out = run(code, GAPLESS_SIM_DEVICES="2")
+    assert f"[{5 * MIB}, {7 * MIB}]" in out and "[0, 0]" in out

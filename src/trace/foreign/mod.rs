@@ -1,0 +1,180 @@
+//! Recordings of other allocators: PyTorch's memory snapshots and RMM's logs.
+//!
+//! Both are events at addresses, and both may begin in the middle of a run, with blocks live that nobody saw allocated.
+//! [`Events`] makes a trace of them: what is freed without having been allocated was live from the start.
+//!
+//! A request that failed becomes an allocation that is freed at once, after a mark `out of memory`: a replay survives it
+//! only where the request would have been served.
+
+mod pickle;
+pub mod rmm;
+pub mod snapshot;
+
+use super::load::Origins;
+use super::{Header, Limits, ReadErrorKind, Trace, TraceOp};
+use flate2::read::MultiGzDecoder;
+use std::collections::HashMap;
+use std::io::{self, Cursor, Read};
+
+/// What a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// This crate's own, or nothing that is known: its reader says what is wrong.
+    Text,
+    /// A pickle.
+    Snapshot,
+    /// A CSV with RMM's columns.
+    RmmLog,
+}
+
+/// Looks at the first bytes of a file, unpacked where it is gzip, and gives them back with the rest.
+pub fn detect<'a>(mut file: impl Read + 'a) -> io::Result<(Format, Box<dyn Read + 'a>)> {
+    let mut start = Vec::new();
+    file.by_ref().take(LOOK_BYTES).read_to_end(&mut start)?;
+    let mut unpacked = Vec::new();
+    if start.starts_with(&[0x1f, 0x8b]) {
+        // Fails at the end of what was read, if not before: what came out until then is enough, or there is none.
+        let _ = MultiGzDecoder::new(&start[..]).take(LOOK_BYTES).read_to_end(&mut unpacked);
+    } else {
+        unpacked.clone_from(&start);
+    }
+    let format = if matches!(unpacked[..], [pickle::PROTO, 0..=5, ..]) {
+        Format::Snapshot
+    } else if unpacked.trim_ascii_start().starts_with(rmm::COLUMNS.as_bytes()) {
+        Format::RmmLog
+    } else {
+        Format::Text
+    };
+    Ok((format, Box::new(Cursor::new(start).chain(file))))
+}
+
+/// Enough for the first line of a log.
+const LOOK_BYTES: u64 = 4096;
+
+/// Something that happened at an address.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Alloc { addr: u64, bytes: u64, stream: u64, origin: u32 },
+    Free { addr: u64, bytes: u64, stream: u64 },
+    Failed { bytes: u64, stream: u64, origin: u32 },
+    Mark { label: u32 },
+}
+
+/// Events in order.
+#[derive(Debug, Default)]
+struct Events {
+    events: Vec<Event>,
+    labels: Vec<String>,
+    /// Live at the end, as far as that is known: address, bytes, stream.
+    live_at_end: Vec<(u64, u64, u64)>,
+    origins: Interned,
+}
+
+/// Texts, each kept once. Number 0 is no text.
+#[derive(Debug, Default)]
+struct Interned {
+    numbers: HashMap<Box<str>, u32>,
+    texts: Vec<Box<str>>,
+}
+
+impl Interned {
+    fn number(&mut self, text: &str) -> u32 {
+        if let Some(number) = self.numbers.get(text) {
+            return *number;
+        }
+        let Ok(number) = u32::try_from(self.texts.len() + 1) else { return 0 };
+        self.texts.push(text.into());
+        self.numbers.insert(text.into(), number);
+        number
+    }
+}
+
+impl Events {
+    fn push(&mut self, event: Event, limits: &Limits) -> Result<(), ReadErrorKind> {
+        if self.events.len() >= limits.ops {
+            return Err(ReadErrorKind::TooManyOps { limit: limits.ops });
+        }
+        self.events.push(event);
+        Ok(())
+    }
+
+    fn mark(&mut self, label: String, limits: &Limits) -> Result<(), ReadErrorKind> {
+        let number = u32::try_from(self.labels.len()).map_err(|_| ReadErrorKind::TooManyOps { limit: limits.ops })?;
+        self.labels.push(label);
+        self.push(Event::Mark { label: number }, limits)
+    }
+
+    /// Blocks that were live before the first event, in the order of their addresses.
+    fn live_at_start(&self) -> Vec<(u64, u64, u64)> {
+        let mut known: HashMap<u64, ()> = HashMap::new();
+        let mut before = Vec::new();
+        for event in &self.events {
+            match *event {
+                Event::Alloc { addr, .. } => {
+                    known.insert(addr, ());
+                }
+                Event::Free { addr, bytes, stream } => {
+                    if known.insert(addr, ()).is_none() {
+                        before.push((addr, bytes, stream));
+                    }
+                }
+                Event::Failed { .. } | Event::Mark { .. } => {}
+            }
+        }
+        before.extend(self.live_at_end.iter().filter(|(addr, ..)| !known.contains_key(addr)));
+        before.sort_unstable();
+        before.dedup_by_key(|(addr, ..)| *addr);
+        before
+    }
+
+    /// The trace. Streams keep their numbers, which are the program's handles: the default one is 0 in both.
+    fn into_trace(self, name: &str, header: Header, limits: Limits) -> Result<Trace, ReadErrorKind> {
+        let before = self.live_at_start();
+        let Self { events, labels, origins, .. } = self;
+        let mut ops = Vec::with_capacity(before.len() + events.len());
+        let mut of_op = Vec::new();
+        let mut live: HashMap<u64, u64> = HashMap::new();
+        let mut next_id = 0;
+        let mut fresh = || {
+            next_id += 1;
+            next_id
+        };
+        let mut note = |ops: &mut Vec<TraceOp>, op, origin| {
+            ops.push(op);
+            of_op.push(origin);
+        };
+        for (addr, bytes, stream) in before {
+            let id = fresh();
+            live.insert(addr, id);
+            note(&mut ops, TraceOp::Alloc { id, bytes, stream }, 0);
+        }
+        for event in events {
+            match event {
+                Event::Alloc { addr, bytes, stream, origin } => {
+                    let id = fresh();
+                    // Nobody saw its end: it ended before the address was given out again.
+                    if let Some(lost) = live.insert(addr, id) {
+                        note(&mut ops, TraceOp::Free { id: lost }, 0);
+                    }
+                    note(&mut ops, TraceOp::Alloc { id, bytes, stream }, origin);
+                }
+                Event::Free { addr, .. } => {
+                    if let Some(id) = live.remove(&addr) {
+                        note(&mut ops, TraceOp::Free { id }, 0);
+                    }
+                }
+                Event::Failed { bytes, stream, origin } => {
+                    let id = fresh();
+                    note(&mut ops, TraceOp::Mark("out of memory".into()), 0);
+                    note(&mut ops, TraceOp::Alloc { id, bytes, stream }, origin);
+                    note(&mut ops, TraceOp::Free { id }, 0);
+                }
+                Event::Mark { label } => note(&mut ops, TraceOp::Mark(labels[label as usize].clone()), 0),
+            }
+        }
+        if origins.texts.is_empty() {
+            of_op = Vec::new();
+        }
+        Trace::from_ops(name, header, limits, ops.into_iter(), Origins { of_op, texts: origins.texts })
+    }
+}

@@ -1,0 +1,190 @@
+//! PyTorch's memory snapshot (`torch.cuda.memory._dump_snapshot`): its history of one device as a trace.
+//!
+//! Of a snapshot with several devices the one with the longest history is taken. What was freed is freed when the program
+//! asked for it (`free_requested`), not when PyTorch saw it complete. The innermost frame of each allocation is kept as
+//! where it was asked for, and annotations of the profiler become marks.
+
+use super::super::text::unpack;
+use super::super::{Header, Limits, ReadError, ReadErrorKind, Trace};
+use super::pickle::{self, Ref, Value, Values, describe};
+use super::{Event, Events};
+use std::collections::HashMap;
+use std::io::Read;
+
+/// Reads a snapshot.
+pub fn read(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadError> {
+    convert(name, file, limits).map_err(|kind| ReadError { line: 0, kind })
+}
+
+fn convert(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadErrorKind> {
+    let (source, gzip) = unpack(file).map_err(ReadErrorKind::Io)?;
+    let (values, top) = pickle::read(source, gzip)?;
+    let wrong = |reason: &str| ReadErrorKind::NotASnapshot { reason: reason.to_owned() };
+    if !matches!(values.get(top), Value::Dict(_)) {
+        return Err(wrong(&format!("it is {}", describe(values.get(top)))));
+    }
+    let traces = values.list(top, "device_traces").ok_or_else(|| wrong("it has no key 'device_traces'"))?;
+    let history = |at: Ref| match values.get(at) {
+        Value::List(entries) => &entries[..],
+        _ => &[],
+    };
+    let (device, entries) = traces
+        .iter()
+        .map(|trace| history(*trace))
+        .enumerate()
+        .max_by_key(|(device, entries)| (entries.len(), std::cmp::Reverse(*device)))
+        .filter(|(_, entries)| !entries.is_empty())
+        .ok_or_else(|| {
+            wrong(
+                "it has no history: call torch.cuda.memory._record_memory_history() at the start of the program, before \
+                 _dump_snapshot()",
+            )
+        })?;
+    let mut reader = Reader { values: &values, events: Events::default(), frames: HashMap::new(), limits };
+    reader.history(device, top, entries)?;
+    reader.live_at_end(device, top);
+    let mut header = Header::default();
+    header.capacity_bytes = reader.capacity(device, top, entries);
+    if let Some(capacity) = header.capacity_bytes {
+        header.note("capacity_bytes", capacity.to_string());
+    }
+    header.note("made", "PyTorch memory snapshot".into());
+    header.note("device", device.to_string());
+    reader.events.into_trace(name, header, limits)
+}
+
+struct Reader<'a> {
+    values: &'a Values,
+    events: Events,
+    /// The origin's number of a list of frames, which many entries share.
+    frames: HashMap<Ref, u32>,
+    limits: Limits,
+}
+
+impl Reader<'_> {
+    fn history(&mut self, device: usize, top: Ref, entries: &[Ref]) -> Result<(), ReadErrorKind> {
+        let mut annotations = self.annotations(device, top);
+        annotations.sort_by_key(|(time, _)| std::cmp::Reverse(*time));
+        for (number, &entry) in entries.iter().enumerate() {
+            let time = self.values.number(entry, "time_us").unwrap_or(0);
+            while annotations.last().is_some_and(|(at, _)| *at <= time) {
+                if let Some((_, label)) = annotations.pop() {
+                    self.events.mark(label, &self.limits)?;
+                }
+            }
+            self.entry(number, entry)?;
+        }
+        while let Some((_, label)) = annotations.pop() {
+            self.events.mark(label, &self.limits)?;
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, number: usize, entry: Ref) -> Result<(), ReadErrorKind> {
+        let wrong = |reason: String| ReadErrorKind::NotASnapshot { reason: format!("entry {number}: {reason}") };
+        let action = self.values.text(entry, "action").ok_or_else(|| wrong("it has no 'action'".into()))?;
+        if !matches!(action, "alloc" | "free_requested" | "oom") {
+            return Ok(());
+        }
+        let field = |key: &str| {
+            self.values.number(entry, key).ok_or_else(|| wrong(format!("'{action}' without a number '{key}'")))
+        };
+        let (bytes, stream) = (field("size")?, field("stream")?);
+        let event = match action {
+            "alloc" => Event::Alloc { addr: field("addr")?, bytes, stream, origin: self.origin(entry) },
+            "oom" => Event::Failed { bytes, stream, origin: self.origin(entry) },
+            _ => Event::Free { addr: field("addr")?, bytes, stream },
+        };
+        self.events.push(event, &self.limits)
+    }
+
+    /// The innermost frame that is not PyTorch's own C++.
+    fn origin(&mut self, entry: Ref) -> u32 {
+        let Some(frames) = self.values.field_ref(entry, "frames") else { return 0 };
+        if let Some(known) = self.frames.get(&frames) {
+            return *known;
+        }
+        let number = self.describe_frames(frames).map_or(0, |text| self.events.origins.number(&text));
+        self.frames.insert(frames, number);
+        number
+    }
+
+    fn describe_frames(&self, frames: Ref) -> Option<String> {
+        let Value::List(frames) = self.values.get(frames) else { return None };
+        let of_python = |frame: &&Ref| self.values.text(**frame, "filename").is_some_and(|file| file.ends_with(".py"));
+        let frame = *frames.iter().find(of_python).or_else(|| frames.first())?;
+        let name = self.values.text(frame, "name").unwrap_or("?");
+        let file = self.values.text(frame, "filename").unwrap_or("?");
+        let line = self.values.number(frame, "line").unwrap_or(0);
+        let text: String = format!("{name} ({file}:{line})").chars().take(ORIGIN_CHARS).collect();
+        Some(text)
+    }
+
+    /// Ends of what the profiler annotated: times and names.
+    fn annotations(&self, device: usize, top: Ref) -> Vec<(u64, String)> {
+        let Some(list) = self.values.list(top, "external_annotations") else { return Vec::new() };
+        list.iter()
+            .filter(|entry| self.values.text(**entry, "stage") == Some("END"))
+            .filter(|entry| self.values.number(**entry, "device").is_none_or(|number| number == device as u64))
+            .filter_map(|entry| {
+                let name = self.values.text(*entry, "name")?.replace(['\n', '\r'], " ");
+                Some((self.values.number(*entry, "time_us")?, name))
+            })
+            .take(self.limits.ops.min(MOST_MARKS))
+            .collect()
+    }
+
+    /// What PyTorch could have had when it last ran out of memory: what it held then, and what the device had free.
+    fn capacity(&self, device: usize, top: Ref, entries: &[Ref]) -> Option<u64> {
+        let values = self.values;
+        let held_at_end: u64 = values
+            .list(top, "segments")
+            .unwrap_or(&[])
+            .iter()
+            .filter(|segment| values.number(**segment, "device").is_none_or(|number| number == device as u64))
+            .filter_map(|segment| values.number(*segment, "total_size"))
+            .fold(0, u64::saturating_add);
+        let mut held = i128::from(held_at_end);
+        for &entry in entries.iter().rev() {
+            let bytes = i128::from(values.number(entry, "size").unwrap_or(0));
+            match values.text(entry, "action") {
+                Some("segment_alloc" | "segment_map") => held -= bytes,
+                Some("segment_free" | "segment_unmap") => held += bytes,
+                Some("oom") => {
+                    let free = i128::from(values.number(entry, "device_free")?);
+                    return u64::try_from(held + free).ok().filter(|capacity| *capacity > 0);
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// What the segments hold at the end; where they lack something, less is known.
+    fn live_at_end(&mut self, device: usize, top: Ref) {
+        let values = self.values;
+        for &segment in values.list(top, "segments").unwrap_or(&[]) {
+            if values.number(segment, "device").is_some_and(|number| number != device as u64) {
+                continue;
+            }
+            let stream = values.number(segment, "stream").unwrap_or(0);
+            let mut addr = values.number(segment, "address").unwrap_or(0);
+            for &block in values.list(segment, "blocks").unwrap_or(&[]) {
+                let bytes = values.number(block, "size").unwrap_or(0);
+                addr = values.number(block, "address").unwrap_or(addr);
+                if values.text(block, "state") == Some("active_allocated")
+                    && self.events.live_at_end.len() < self.limits.ops
+                {
+                    let requested = values.number(block, "requested_size").filter(|requested| *requested > 0);
+                    self.events.live_at_end.push((addr, requested.unwrap_or(bytes), stream));
+                }
+                addr = addr.saturating_add(bytes);
+            }
+        }
+    }
+}
+
+/// Longest origin that is kept.
+const ORIGIN_CHARS: usize = 200;
+/// Most annotations that become marks.
+const MOST_MARKS: usize = 1 << 16;
