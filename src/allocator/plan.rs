@@ -14,7 +14,7 @@ use crate::heap::{BlockState, Heap};
 use crate::physical::{ChunkId, ViewAt};
 use crate::segment::{PageTable, View, ViewState};
 use crate::stream::{Fence, StreamIndex};
-use crate::units::round_up;
+use crate::units::{MIB, round_up};
 use std::collections::BTreeMap;
 
 /// What is asked for.
@@ -489,6 +489,12 @@ struct Filler<'a> {
     release: Vec<usize>,
 }
 
+/// Most pages that a region of small blocks grows by at a time.
+const SMALL_AHEAD_PAGES: u32 = 4;
+/// A chunk is at most this part of the request that it is created for,
+const PARTS_OF_A_REQUEST: u64 = 4;
+/// or this large.
+const UNDIVIDED_BYTES: u64 = 104 * MIB;
 /// Kinds of sources: nothing to wait for; a wait on the device.
 const CLASSES: usize = 2;
 
@@ -527,7 +533,7 @@ impl<'a> Filler<'a> {
     fn next(&mut self, pages: u64, spare: u64) -> Option<(Backing, u32)> {
         self.idle(pages)
             .or_else(|| self.create_from_released(pages))
-            .or_else(|| self.create(pages, self.survey.allowance.soft_pages))
+            .or_else(|| self.create(pages, spare, self.survey.allowance.soft_pages))
             .or_else(|| self.harvest(pages))
             .or_else(|| self.create_beyond_slack(pages, spare))
             .or_else(|| self.harvest_larger(pages, spare))
@@ -541,13 +547,27 @@ impl<'a> Filler<'a> {
         Some((Backing::Idle(chunk), pool.get(chunk).pages))
     }
 
-    fn create(&mut self, pages: u64, allowed: u64) -> Option<(Backing, u32)> {
+    fn create(&mut self, pages: u64, spare: u64, allowed: u64) -> Option<(Backing, u32)> {
         let left = allowed.saturating_sub(self.created);
         if left == 0 {
             return None;
         }
         let room = self.survey.allowance.hard_pages.saturating_sub(self.created);
-        let got = self.survey.mapper.sizes.next_chunk_pages(room).min(clamp_pages(pages.min(left)));
+        let chunk = self.survey.mapper.sizes.next_chunk_pages(room);
+        let request = &self.survey.request;
+        let got = match request.kind {
+            // Small blocks come in numbers: where there is room, map a little ahead of them.
+            RegionKind::Small => {
+                let ahead = (chunk / 8).clamp(1, SMALL_AHEAD_PAGES);
+                ahead.min(clamp_pages((pages + spare).min(left)))
+            }
+            // A large block in several chunks pins less of them when a small one takes a part of its place.
+            RegionKind::Large => {
+                let part =
+                    (request.size / PARTS_OF_A_REQUEST).max(UNDIVIDED_BYTES) / self.survey.mapper.pool.page_bytes();
+                chunk.min(clamp_pages(part.max(1))).min(clamp_pages(pages.min(left)))
+            }
+        };
         self.created += u64::from(got);
         Some((Backing::Create, got))
     }
@@ -559,7 +579,7 @@ impl<'a> Filler<'a> {
         }
         self.harvest_larger(pages, spare)
             .or_else(|| self.recreate(pages, Waiting::Avoid))
-            .or_else(|| self.create(pages, self.survey.allowance.hard_pages))
+            .or_else(|| self.create(pages, spare, self.survey.allowance.hard_pages))
     }
 
     /// While there is room, the largest chunks, since a move costs the same for any size. Once there is none, the

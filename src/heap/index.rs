@@ -26,8 +26,8 @@ const NEAR: usize = 32;
 struct Bin {
     /// The smallest entries, largest first, so that the smallest is popped from the end.
     near: Vec<FreeBlock>,
-    /// The others; allocated when first needed.
-    far: Option<Box<BTreeSet<FreeBlock>>>,
+    /// The others. An empty tree owns no memory.
+    far: BTreeSet<FreeBlock>,
 }
 
 impl Bin {
@@ -38,14 +38,14 @@ impl Bin {
     #[inline]
     fn insert(&mut self, block: FreeBlock) {
         let at = self.near.partition_point(|other| *other > block);
-        if at == 0 && self.far.as_ref().is_some_and(|far| far.first().is_some_and(|first| *first < block)) {
-            self.far.get_or_insert_default().insert(block);
+        if at == 0 && self.far.first().is_some_and(|first| *first < block) {
+            self.far.insert(block);
             return;
         }
         self.near.insert(at, block);
         if self.near.len() > NEAR {
             let largest = self.near.remove(0);
-            self.far.get_or_insert_default().insert(largest);
+            self.far.insert(largest);
         }
     }
 
@@ -56,7 +56,7 @@ impl Bin {
         if fitting > 0 {
             return Some(self.near[fitting - 1]);
         }
-        self.far.as_ref()?.range(FreeBlock { size, offset: 0 }..).next().copied()
+        self.far.range(FreeBlock { size, offset: 0 }..).next().copied()
     }
 
     #[inline]
@@ -67,7 +67,7 @@ impl Bin {
         } else if let Ok(at) = self.near.binary_search_by(|other| block.cmp(other)) {
             self.near.remove(at);
         } else {
-            return self.far.as_mut().is_some_and(|far| far.remove(&block));
+            return self.far.remove(&block);
         }
         if self.near.is_empty() {
             self.refill();
@@ -75,24 +75,24 @@ impl Bin {
         true
     }
 
-    #[cold]
-    fn refill_from_far(near: &mut Vec<FreeBlock>, far: &mut BTreeSet<FreeBlock>) {
-        while near.len() < NEAR / 2 {
-            let Some(block) = far.pop_first() else { break };
-            near.push(block);
-        }
-        near.reverse();
-    }
-
     #[inline]
     fn refill(&mut self) {
-        if let Some(far) = &mut self.far {
-            Self::refill_from_far(&mut self.near, far);
+        if !self.far.is_empty() {
+            self.refill_from_far();
         }
+    }
+
+    #[cold]
+    fn refill_from_far(&mut self) {
+        while self.near.len() < NEAR / 2 {
+            let Some(block) = self.far.pop_first() else { break };
+            self.near.push(block);
+        }
+        self.near.reverse();
     }
 
     fn iter(&self) -> impl Iterator<Item = FreeBlock> {
-        self.near.iter().rev().copied().chain(self.far.iter().flat_map(|far| far.iter().copied()))
+        self.near.iter().rev().copied().chain(self.far.iter().copied())
     }
 }
 
@@ -180,8 +180,7 @@ impl FreeIndex {
     /// Bytes of host memory behind the index.
     pub fn metadata_bytes(&self) -> u64 {
         let near: usize = self.bins.iter().map(|bin| bin.near.capacity() * size_of::<FreeBlock>()).sum();
-        let far: usize =
-            self.bins.iter().map(|bin| bin.far.as_ref().map_or(0, |far| far.len() * 2 * size_of::<FreeBlock>())).sum();
+        let far: usize = self.bins.iter().map(|bin| bin.far.len() * 2 * size_of::<FreeBlock>()).sum();
         (size_of_val(&*self.bins) + near + far) as u64
     }
 
@@ -195,7 +194,7 @@ impl FreeIndex {
             assert_eq!(self.map.contains(number), !bin.is_empty(), "I1: bin {number} is marked wrongly");
             let blocks: Vec<_> = bin.iter().collect();
             assert!(blocks.is_sorted_by(|a, b| a < b), "I2: bin {number} is not in order");
-            assert!(!bin.near.is_empty() || bin.far.as_ref().is_none_or(|far| far.is_empty()), "I2: bin {number}");
+            assert!(!bin.near.is_empty() || bin.far.is_empty(), "I2: bin {number}");
             for block in blocks {
                 assert_eq!(bin_of(block.size), number, "I1: a block of {} bytes in bin {number}", block.size);
                 len += 1;

@@ -53,7 +53,7 @@ proptest! {
         granules[..40].fill(BlockState::Free);
         let mut live: Vec<(u64, u64)> = Vec::new();
         let mut pending: Vec<(u64, u64)> = Vec::new();
-        let mut paint = |granules: &mut Vec<BlockState>, offset: u64, size: u64, state| {
+        let paint = |granules: &mut Vec<BlockState>, offset: u64, size: u64, state| {
             let start = (offset / GRANULE) as usize;
             granules[start..start + (size / GRANULE) as usize].fill(state);
         };

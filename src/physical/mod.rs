@@ -72,6 +72,11 @@ impl ChunkPool {
         }
     }
 
+    /// Bytes of a page.
+    pub fn page_bytes(&self) -> u64 {
+        self.page_bytes
+    }
+
     /// Pages that may be held.
     pub fn budget_pages(&self) -> u64 {
         self.budget_pages
@@ -113,6 +118,7 @@ impl ChunkPool {
     }
 
     /// Number of chunks.
+    #[allow(clippy::len_without_is_empty, reason = "a count among others, not a collection's length")]
     pub fn len(&self) -> usize {
         self.chunks.len() - self.vacant.len()
     }
