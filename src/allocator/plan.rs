@@ -579,7 +579,7 @@ impl<'a> Filler<'a> {
         }
         self.harvest_larger(pages, spare)
             .or_else(|| self.recreate(pages, Waiting::Avoid))
-            .or_else(|| self.create(pages, spare, self.survey.allowance.hard_pages))
+            .or_else(|| self.create(pages, 0, self.survey.allowance.hard_pages))
     }
 
     /// While there is room, the largest chunks, since a move costs the same for any size. Once there is none, the
