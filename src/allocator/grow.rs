@@ -79,7 +79,8 @@ impl<D: Driver> Inner<D> {
                 return Ok(addr);
             }
             let tight = mapper.pool.headroom_pages() == 0;
-            self.refresh_clocks(heap.index, tight)?;
+            let beyond_slack = mapper.pool.held_pages() >= self.slack_pages(self.peak.peak());
+            self.refresh_clocks(heap.index, tight || beyond_slack)?;
             if let Some(addr) = self.borrow(heap.index, request, waste, tight) {
                 return Ok(addr);
             }
@@ -113,15 +114,15 @@ impl<D: Driver> Inner<D> {
     fn allowance(&self, mapper: &Mapper, states: &AllStates<'_>, size: u64, recreate: bool) -> Allowance {
         let hard_pages = mapper.pool.headroom_pages();
         let peak = self.peak.peak().max(live_bytes(states).saturating_add(size));
-        #[allow(
-            clippy::cast_precision_loss,
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a bound"
-        )]
-        let limit = (peak as f64 * self.geometry.slack / self.geometry.page_bytes as f64).min(1e18) as u64;
+        let limit = self.slack_pages(peak);
         let soft_pages = hard_pages.min(limit.saturating_sub(mapper.pool.held_pages()));
         Allowance { soft_pages, hard_pages, recreate }
+    }
+
+    /// Pages that may be held before what is free is remapped, with this peak of live bytes.
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a bound")]
+    fn slack_pages(&self, peak_live_bytes: u64) -> u64 {
+        (peak_live_bytes as f64 * self.geometry.slack / self.geometry.page_bytes as f64).min(1e18) as u64
     }
 
     /// The hot path once more, under the mapper's lock.
