@@ -49,6 +49,11 @@ impl<D: Driver> Inner<D> {
                 break;
             }
         }
+        self.trim_free(mapper, keep_bytes)
+    }
+
+    /// Gives completely free chunks of the heaps back until no more than `keep_bytes` are held. Idle chunks stay.
+    pub(super) fn trim_free(&self, mapper: &mut Mapper, keep_bytes: u64) -> Result<(), DriverError> {
         self.settle_pending()?;
         let claimed = self.claim_free(mapper, keep_bytes);
         for (number, source) in claimed.iter().enumerate() {

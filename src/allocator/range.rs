@@ -1,0 +1,280 @@
+//! The lower layer on its own: a range of addresses that grows and shrinks at its end, without a heap on top. For
+//! callers that bring an allocator of their own, or arrays whose address must not change.
+//!
+//! Chunks come from the same pool and count against the same budget as those of the heaps.
+
+use super::error::AllocError;
+use super::plan::{Request, view_at};
+use super::state::RegionKind;
+use super::{Allocator, Inner, mapper::Mapper};
+use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
+use crate::physical::ChunkId;
+use crate::segment::transaction::{Mapping, map_all};
+use crate::segment::{Segment, View, ViewState};
+use crate::stream::{Fence, StreamIndex};
+use crate::sync::Arc;
+use crate::units::{DeviceAddr, StreamId};
+
+/// A reserved range of addresses, mapped from its start up to [`mapped_bytes`](Self::mapped_bytes).
+///
+/// Dropping it waits for the streams it was used with, and gives its chunks back to the allocator.
+#[derive(Debug)]
+pub struct VirtualRange<D: Driver> {
+    inner: Arc<Inner<D>>,
+    segment: usize,
+    addr: DeviceAddr,
+    pages: u64,
+    mapped_pages: u64,
+    users: Vec<StreamIndex>,
+}
+
+impl<D: Driver> Allocator<D> {
+    /// Reserves `bytes` of addresses, rounded up to whole pages. Nothing is mapped yet.
+    ///
+    /// # Errors
+    /// [`AllocError::Driver`] when the driver has no such range.
+    pub fn reserve_range(&self, bytes: u64) -> Result<VirtualRange<D>, AllocError> {
+        let page_bytes = self.inner.geometry.page_bytes;
+        let pages = bytes.div_ceil(page_bytes).max(1);
+        let too_large = || AllocError::TooLarge { requested: bytes, alignment: page_bytes, region_bytes: u64::MAX };
+        let total = pages.checked_mul(page_bytes).ok_or_else(too_large)?;
+        let mut mapper = self.inner.mapper.lock();
+        let addr = self.inner.driver.reserve(total, page_bytes)?;
+        let segment = mapper.segments.len();
+        mapper.segments.push(Segment::new(addr, total, page_bytes));
+        drop(mapper);
+        Ok(VirtualRange { inner: Arc::clone(&self.inner), segment, addr, pages, mapped_pages: 0, users: Vec::new() })
+    }
+}
+
+impl<D: Driver> VirtualRange<D> {
+    /// First address. Never changes.
+    pub fn addr(&self) -> DeviceAddr {
+        self.addr
+    }
+
+    /// Bytes of addresses.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.pages * self.inner.geometry.page_bytes
+    }
+
+    /// Bytes that may be used, from the start.
+    pub fn mapped_bytes(&self) -> u64 {
+        self.mapped_pages * self.inner.geometry.page_bytes
+    }
+
+    /// Maps at least `bytes` more at the end, in whole pages, for work on `stream`. Free memory of the heaps goes back to
+    /// the driver when the budget has no room otherwise.
+    ///
+    /// # Errors
+    /// [`AllocError`]; nothing has changed, except for free memory that may have gone back.
+    pub fn grow(&mut self, bytes: u64, stream: StreamId) -> Result<(), AllocError> {
+        let inner = Arc::clone(&self.inner);
+        let user = inner.user(stream)?;
+        let wanted = bytes.div_ceil(inner.geometry.page_bytes);
+        if wanted > self.pages - self.mapped_pages {
+            let region_bytes = self.reserved_bytes();
+            return Err(AllocError::TooLarge { requested: bytes, alignment: inner.geometry.page_bytes, region_bytes });
+        }
+        let mut mapper = inner.mapper.lock();
+        inner.clear_stale(&mut mapper, self.segment, self.mapped_pages, self.mapped_pages + wanted)?;
+        let mut created = Vec::new();
+        let result = inner
+            .gather(&mut mapper, wanted, bytes, user, &mut created)
+            .and_then(|chunks| self.map_at_end(&mut mapper, &chunks));
+        match result {
+            Ok(()) => self.note_user(user),
+            Err(_) => {
+                for chunk in created {
+                    inner.release_idle(&mut mapper, chunk);
+                }
+            }
+        }
+        result
+    }
+
+    /// Unmaps up to `bytes` at the end: the whole chunks that lie in them, which become idle in the allocator. Waits for
+    /// the streams that the range was used with. Returns the bytes unmapped.
+    ///
+    /// # Errors
+    /// [`AllocError::Driver`]; chunks unmapped before stay unmapped.
+    pub fn shrink(&mut self, bytes: u64) -> Result<u64, AllocError> {
+        let inner = Arc::clone(&self.inner);
+        let page_bytes = inner.geometry.page_bytes;
+        let mut mapper = inner.mapper.lock();
+        inner.wait_for_users(&self.users)?;
+        let floor = self.mapped_pages.saturating_sub(bytes / page_bytes);
+        let before = self.mapped_pages;
+        while let Some(view) = self.last_view(&mapper).filter(|view| view.page >= floor) {
+            let at = view_at(self.segment, view.page);
+            inner.unmap_view(&mut mapper, at)?;
+            mapper.pool.set_lent_out(view.chunk, false);
+            self.mapped_pages = view.page;
+        }
+        Ok((before - self.mapped_pages) * page_bytes)
+    }
+
+    /// Moves whole chunks of up to `bytes` from the end of `other` to the end of this range, contents and all, for work
+    /// on `stream` that is ordered behind all other work on `other`'s end. Their order is kept. The new mapping is made
+    /// before the old one is given up, and the host does not wait. Returns the bytes moved.
+    ///
+    /// # Errors
+    /// [`AllocError`]; nothing has changed. [`AllocError::TooLarge`] when this range has no room for them.
+    ///
+    /// # Panics
+    /// When the ranges belong to different allocators.
+    pub fn take_from(&mut self, other: &mut Self, bytes: u64, stream: StreamId) -> Result<u64, AllocError> {
+        assert!(Arc::ptr_eq(&self.inner, &other.inner), "ranges of two allocators share no chunks");
+        let inner = Arc::clone(&self.inner);
+        let page_bytes = inner.geometry.page_bytes;
+        let user = inner.user(stream)?;
+        let mut mapper = inner.mapper.lock();
+        let floor = other.mapped_pages.saturating_sub(bytes / page_bytes);
+        let views: Vec<View> = mapper.segments[other.segment]
+            .table
+            .views_in(floor, other.mapped_pages)
+            .filter(|view| view.page >= floor)
+            .copied()
+            .collect();
+        let Some(first) = views.first() else { return Ok(0) };
+        let moved = other.mapped_pages - first.page;
+        if moved > self.pages - self.mapped_pages {
+            let region_bytes = self.reserved_bytes();
+            return Err(AllocError::TooLarge { requested: moved * page_bytes, alignment: page_bytes, region_bytes });
+        }
+        inner.clear_stale(&mut mapper, self.segment, self.mapped_pages, self.mapped_pages + moved)?;
+        let chunks: Vec<ChunkId> = views.iter().map(|view| view.chunk).collect();
+        self.map_at_end(&mut mapper, &chunks)?;
+        let epoch = inner.streams.get(user).clock.lock().open();
+        let fence = ViewState::Stale(Fence { stream: user, epoch });
+        for view in &views {
+            mapper.segments[other.segment].table.set_state(view.page, fence);
+        }
+        other.mapped_pages = first.page;
+        other.note_user(user);
+        self.note_user(user);
+        Ok(moved * page_bytes)
+    }
+
+    fn note_user(&mut self, user: StreamIndex) {
+        if !self.users.contains(&user) {
+            self.users.push(user);
+        }
+    }
+
+    fn last_view(&self, mapper: &Mapper) -> Option<View> {
+        mapper.segments[self.segment].table.view(self.mapped_pages.checked_sub(1)?).copied()
+    }
+
+    /// Maps chunks at the end, all or none.
+    fn map_at_end(&mut self, mapper: &mut Mapper, chunks: &[ChunkId]) -> Result<(), AllocError> {
+        let page_bytes = self.inner.geometry.page_bytes;
+        let mut page = self.mapped_pages;
+        let mut mappings = Vec::with_capacity(chunks.len());
+        for chunk in chunks {
+            let chunk = mapper.pool.get(*chunk);
+            let (addr, bytes) = (self.addr.offset(page * page_bytes), u64::from(chunk.pages) * page_bytes);
+            mappings.push(Mapping { addr, bytes, chunk: chunk.handle });
+            page += u64::from(chunk.pages);
+        }
+        map_all(&self.inner.driver, &mappings).map_err(|failure| failure.error)?;
+        for chunk in chunks {
+            let pages = mapper.pool.get(*chunk).pages;
+            let view = View { chunk: *chunk, page: self.mapped_pages, pages, state: ViewState::Active };
+            mapper.segments[self.segment].table.add(view);
+            mapper.pool.activate(*chunk, view_at(self.segment, view.page));
+            mapper.pool.set_lent_out(*chunk, true);
+            self.mapped_pages += u64::from(pages);
+        }
+        Ok(())
+    }
+}
+
+impl<D: Driver> Drop for VirtualRange<D> {
+    fn drop(&mut self) {
+        if self.shrink(u64::MAX).is_err() || self.mapped_pages > 0 {
+            // Still mapped: the addresses stay reserved until the allocator goes, which tries again.
+            return;
+        }
+        let inner = Arc::clone(&self.inner);
+        let mut mapper = inner.mapper.lock();
+        if inner.clear_stale(&mut mapper, self.segment, 0, self.pages).is_ok() {
+            let _ = inner.driver.address_free(self.addr, self.reserved_bytes());
+        }
+    }
+}
+
+impl<D: Driver> Inner<D> {
+    fn user(&self, stream: StreamId) -> Result<StreamIndex, AllocError> {
+        match self.streams.find(stream) {
+            Some(heap) => Ok(heap.index),
+            None => Ok(self.add_stream(stream)?.index),
+        }
+    }
+
+    fn wait_for_users(&self, users: &[StreamIndex]) -> Result<(), DriverError> {
+        for user in users {
+            let open = self.streams.get(*user).clock.lock().open();
+            self.wait_until_passed(*user, open)?;
+        }
+        Ok(())
+    }
+
+    /// Removes the stale views in `[start, end)` of a segment, waiting for their last use.
+    fn clear_stale(&self, mapper: &mut Mapper, segment: usize, start: u64, end: u64) -> Result<(), DriverError> {
+        let views: Vec<View> = mapper.segments[segment].table.views_in(start, end).copied().collect();
+        for view in views {
+            if let ViewState::Stale(fence) = view.state {
+                self.wait_until_passed(fence.stream, fence.epoch)?;
+                self.unmap_view(mapper, view_at(segment, view.page))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Chunks of exactly `pages` pages in all: idle ones, then new ones, with free memory of the heaps given back to the
+    /// driver where the budget or the device has no room.
+    fn gather(
+        &self,
+        mapper: &mut Mapper,
+        pages: u64,
+        requested: u64,
+        user: StreamIndex,
+        created: &mut Vec<ChunkId>,
+    ) -> Result<Vec<ChunkId>, AllocError> {
+        let (mut chunks, mut left, mut trimmed) = (Vec::new(), pages, false);
+        while left > 0 {
+            if let Some(idle) = mapper.pool.idle_up_to(left).find(|idle| !chunks.contains(idle)) {
+                left -= u64::from(mapper.pool.get(idle).pages);
+                chunks.push(idle);
+                continue;
+            }
+            let headroom = mapper.pool.headroom_pages();
+            let mut refused = None;
+            if headroom > 0 {
+                let size = mapper.sizes.next_chunk_pages(headroom);
+                let got = size.min(u32::try_from(left.min(headroom)).unwrap_or(u32::MAX));
+                match self.driver.create(u64::from(got) * self.geometry.page_bytes) {
+                    Ok(handle) => {
+                        let chunk = mapper.pool.add(handle, got);
+                        created.push(chunk);
+                        chunks.push(chunk);
+                        left -= u64::from(got);
+                        continue;
+                    }
+                    Err(error) if error.kind == DriverErrorKind::OutOfMemory => refused = Some(error),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            if trimmed {
+                let size = pages * self.geometry.page_bytes;
+                let request = Request { stream: user, kind: RegionKind::Large, size, alignment: 1 };
+                return Err(self.out_of_memory(mapper, requested, request, refused.as_ref()));
+            }
+            trimmed = true;
+            let keep = mapper.pool.held_bytes().saturating_sub(left * self.geometry.page_bytes);
+            self.trim_free(mapper, keep)?;
+        }
+        Ok(chunks)
+    }
+}

@@ -1,0 +1,88 @@
+//! The lower layer on its own: ranges that grow, shrink and hand chunks over, beside heaps on the same budget.
+
+use gapless::allocator::{AllocError, Allocator};
+use gapless::driver::{HostConfig, HostDriver, ModelConfig, ModelDriver, WorkDriver};
+use gapless::units::MIB;
+use gapless::{ChunkPolicy, StreamId};
+use std::sync::Arc;
+
+const PAGE: u64 = 2 * MIB;
+
+fn model(pages: u64) -> Arc<ModelDriver> {
+    Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: pages * PAGE, ..ModelConfig::default() }))
+}
+
+#[test]
+fn a_range_grows_and_shrinks_in_place() {
+    let driver = model(16);
+    let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let mut range = allocator.reserve_range(12 * PAGE).unwrap();
+    let addr = range.addr();
+    range.grow(5 * PAGE - 1, StreamId::DEFAULT).unwrap();
+    assert_eq!((range.addr(), range.mapped_bytes(), allocator.reserved_bytes()), (addr, 5 * PAGE, 5 * PAGE));
+    driver.fill(StreamId::DEFAULT, addr, 5 * PAGE, 1).unwrap();
+    assert_eq!(range.shrink(2 * PAGE + 1).unwrap(), 2 * PAGE);
+    allocator.check();
+    range.grow(9 * PAGE, StreamId::DEFAULT).unwrap();
+    assert_eq!(range.mapped_bytes(), 12 * PAGE);
+    assert!(matches!(range.grow(1, StreamId::DEFAULT), Err(AllocError::TooLarge { .. })));
+    allocator.check();
+    drop(range);
+    assert_eq!(allocator.stats().idle_bytes, 12 * PAGE);
+    allocator.check();
+    allocator.close().unwrap();
+    assert!(driver.usage().is_empty(), "{:?}", driver.usage());
+}
+
+#[test]
+fn a_range_takes_what_the_heaps_have_free() {
+    let driver = model(16);
+    let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+    let block = allocator.alloc(14 * PAGE, StreamId::DEFAULT).unwrap();
+    let mut range = allocator.reserve_range(16 * PAGE).unwrap();
+    let error = range.grow(10 * PAGE, StreamId::DEFAULT).unwrap_err();
+    assert!(!error.report().unwrap().satisfiable);
+    assert_eq!(range.mapped_bytes(), 0);
+    allocator.check();
+    allocator.free(block).unwrap();
+    range.grow(10 * PAGE, StreamId::DEFAULT).unwrap();
+    allocator.check();
+    let small = allocator.alloc(6 * PAGE, StreamId::DEFAULT).unwrap();
+    assert!(allocator.alloc(PAGE, StreamId::DEFAULT).is_err());
+    range.shrink(3 * PAGE).unwrap();
+    allocator.alloc(PAGE, StreamId::DEFAULT).unwrap();
+    allocator.free(small).unwrap();
+    allocator.check();
+}
+
+#[test]
+fn contents_move_with_their_chunks() {
+    let config = HostConfig { capacity_bytes: 64 << 16, granularity: 1 << 16, ..HostConfig::default() };
+    let driver = Arc::new(HostDriver::new(config).unwrap());
+    let page = 1 << 16;
+    let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(page)).build().unwrap();
+    let stream = driver.create_stream().unwrap();
+    let mut one = allocator.reserve_range(8 * page).unwrap();
+    let mut two = allocator.reserve_range(8 * page).unwrap();
+    one.grow(4 * page, stream).unwrap();
+    two.grow(page, stream).unwrap();
+    driver.fill(stream, one.addr(), 2 * page, 7).unwrap();
+    driver.fill(stream, one.addr().offset(2 * page), 2 * page, 9).unwrap();
+    let waits = allocator.stats().host_waits;
+    assert_eq!(two.take_from(&mut one, 2 * page, stream).unwrap(), 2 * page);
+    assert_eq!(allocator.stats().host_waits, waits, "the host does not wait");
+    assert_eq!((one.mapped_bytes(), two.mapped_bytes()), (2 * page, 3 * page));
+    driver.verify(stream, two.addr().offset(page), 2 * page, 9).unwrap();
+    driver.verify(stream, one.addr(), 2 * page, 7).unwrap();
+    allocator.check();
+    one.grow(3 * page, stream).unwrap();
+    driver.fill(stream, one.addr().offset(2 * page), 3 * page, 11).unwrap();
+    driver.verify(stream, two.addr().offset(page), 2 * page, 9).unwrap();
+    driver.synchronize(stream).unwrap();
+    assert!(driver.take_mismatches().is_empty() && driver.take_violations().is_empty());
+    allocator.check();
+    drop((one, two));
+    allocator.close().unwrap();
+    driver.destroy_stream(stream).unwrap();
+    assert!(driver.usage().is_empty(), "{:?}", driver.usage());
+}
