@@ -8,8 +8,8 @@
 //! conf.rs       GAPLESS_CONF                      replay.rs    replays for hosts without the command line
 //! ```
 //!
-//! - I1  nothing unwinds across the boundary: every function runs its body under [`status::guard`]. The one exception is
-//!   asked for by the host: an out-of-memory handler that throws (see [`torch`]).
+//! - I1  nothing unwinds across the boundary: every function runs its body under `status::guard`. The one exception is
+//!   asked for by the host: an out-of-memory handler that throws (see `torch`).
 //! - I2  out-parameters are untouched when a function fails, except the size that a too small buffer would have needed.
 //! - I3  a handle is a token that is looked up, never a pointer that is followed.
 //!

@@ -1,15 +1,15 @@
 //! Size bins: which of the free index's bins a size belongs to, and which bin to look in next.
 //!
-//! Sizes are in granules of [`GRANULE`] bytes. Below [`EXACT`] granules every size has a bin of its own; above, every
-//! doubling is cut into [`SUB_BINS`] equal parts, so that a bin's sizes differ by at most 1/32 (the two-level segregated
-//! fit of Masmano et al., 2004, with the search inside a bin made exact by [`super::index`]).
+//! Sizes are in granules of [`GRANULE`] bytes. Below `EXACT` granules every size has a bin of its own; above, every
+//! doubling is cut into `SUB_BINS` equal parts, so that a bin's sizes differ by at most 1/32 (the two-level segregated
+//! fit of Masmano et al., 2004, with the search inside a bin made exact by the free index).
 
 /// Smallest unit of a block in bytes: every block's offset and size is a multiple.
 pub const GRANULE: u64 = 512;
 
 /// Sizes below this many granules have a bin each.
 const EXACT: u64 = 64;
-/// log2 of [`EXACT`].
+/// log2 of `EXACT`.
 const EXACT_BITS: u32 = EXACT.trailing_zeros();
 /// Bins per doubling above [`EXACT`].
 const SUB_BINS: u64 = 32;
