@@ -162,3 +162,24 @@ fn a_live_block_is_never_overwritten() {
     heap.alloc(2 * GRANULE, 0).unwrap();
     heap.set(0, 0, 4 * GRANULE, BlockState::Hole, 0);
 }
+
+#[test]
+fn merged_blocks_keep_the_later_epoch() {
+    for order in [[0, 1, 2], [2, 1, 0], [0, 2, 1], [1, 0, 2]] {
+        let mut heap = Heap::new(16 * GRANULE);
+        heap.set(0, 0, 3 * GRANULE, BlockState::Free, 0);
+        let blocks: Vec<u64> = (0..3).map(|_| heap.alloc(GRANULE, 0).unwrap()).collect();
+        for (number, block) in order.into_iter().enumerate() {
+            // The latest of all is freed first: what merges with it later must not make it look older.
+            heap.free(blocks[block], 9 - number as u32).unwrap();
+        }
+        assert_eq!(heap.block(0).unwrap().epoch, 9, "{order:?}");
+        let again = heap.alloc(GRANULE, 0).unwrap();
+        heap.free_later(again).unwrap();
+        heap.settle(0, 1);
+        assert_eq!(heap.block(0).unwrap().epoch, 9, "{order:?}: settled beside a later one");
+        heap.set(0, 0, 2 * GRANULE, BlockState::Claimed, 0);
+        heap.set(0, 0, 2 * GRANULE, BlockState::Free, 0);
+        assert_eq!(heap.block(0).unwrap().epoch, 9, "{order:?}: claimed and given back");
+    }
+}

@@ -123,6 +123,11 @@ impl ChunkPool {
         self.chunks.len() - self.vacant.len()
     }
 
+    /// One more than the highest number that a chunk has.
+    pub fn id_bound(&self) -> usize {
+        self.chunks.len()
+    }
+
     /// Takes in a chunk just created; it is idle.
     pub fn add(&mut self, handle: ChunkHandle, pages: u32) -> ChunkId {
         let chunk = Chunk { handle, pages, active: None, stale: Vec::new(), lent_out: false };

@@ -49,6 +49,7 @@ pub struct PageTable {
     active: BitVec,
     views: Vec<Option<View>>,
     vacant: Vec<u32>,
+    stale: usize,
 }
 
 impl PageTable {
@@ -56,6 +57,11 @@ impl PageTable {
     #[allow(clippy::len_without_is_empty, reason = "a count among others, not a collection's length")]
     pub fn len(&self) -> usize {
         self.views.len() - self.vacant.len()
+    }
+
+    /// Number of views that are not active.
+    pub fn stale(&self) -> usize {
+        self.stale
     }
 
     /// Pages that are mapped.
@@ -76,6 +82,7 @@ impl PageTable {
             self.mapped.resize(end, false);
             self.active.resize(end, false);
         }
+        self.stale += usize::from(view.state != ViewState::Active);
         debug_assert!(self.mapped[start..end].not_any(), "pages {start}..{end} are mapped already");
         let id = match self.vacant.pop() {
             Some(id) => {
@@ -100,6 +107,7 @@ impl PageTable {
         let id = self.view_of[index(page)];
         let view = self.views[id as usize].take().expect("I1: a page points at a view that is there");
         assert_eq!(view.page, page, "a view is removed whole");
+        self.stale -= usize::from(view.state != ViewState::Active);
         self.vacant.push(id);
         let (start, end) = (index(view.page), index(view.end()));
         self.view_of[start..end].fill(NONE);
@@ -113,6 +121,8 @@ impl PageTable {
         let id = self.view_of[index(page)];
         let view = self.views[id as usize].as_mut().expect("I1: a page points at a view that is there");
         debug_assert_eq!(view.page, page, "a view changes whole");
+        self.stale += usize::from(state != ViewState::Active);
+        self.stale -= usize::from(view.state != ViewState::Active);
         view.state = state;
         let (start, end) = (index(view.page), index(view.end()));
         self.active[start..end].fill(state == ViewState::Active);
@@ -177,6 +187,8 @@ impl PageTable {
             }
             covered += u64::from(view.pages);
         }
+        let stale = self.iter().filter(|view| view.state != ViewState::Active).count();
+        assert_eq!(stale, self.stale, "I2: stale views");
         assert_eq!(covered, self.mapped_pages(), "I2: pages mapped without a view");
         assert_eq!(self.view_of.iter().filter(|id| **id != NONE).count() as u64, covered, "I1: pages without a view");
     }

@@ -155,10 +155,16 @@ pub fn plan(
     request: Request,
     allowance: Allowance,
 ) -> Option<Plan> {
-    let sources = free_chunks(mapper, states);
-    let of_chunk: BTreeMap<ChunkId, usize> =
-        sources.iter().enumerate().map(|(number, source)| (source.chunk, number)).collect();
     let region = states[request.stream.0 as usize].regions[request.kind as usize].as_ref()?;
+    let segment = &mapper.segments[region.segment];
+    // Looking for free chunks costs more than all the rest. While enough may be created and there is no stale view that
+    // could be taken up again, none is needed.
+    let enough = request.size / segment.page_bytes + 2 <= allowance.soft_pages;
+    let sources = if enough && segment.table.stale() == 0 { Vec::new() } else { free_chunks(mapper, states) };
+    let mut of_chunk = vec![None; if sources.is_empty() { 0 } else { mapper.pool.id_bound() }];
+    for (number, source) in sources.iter().enumerate() {
+        of_chunk[source.chunk.0 as usize] = Some(number);
+    }
     let survey = Survey { mapper, passed, sources: &sources, of_chunk: &of_chunk, request, allowance };
     let rooms = survey.rooms(region);
     let mut best: Option<(u64, u64, usize)> = None;
@@ -221,7 +227,7 @@ struct Survey<'a> {
     mapper: &'a Mapper,
     passed: &'a [u64],
     sources: &'a [Source],
-    of_chunk: &'a BTreeMap<ChunkId, usize>,
+    of_chunk: &'a [Option<usize>],
     request: Request,
     allowance: Allowance,
 }
@@ -294,8 +300,8 @@ impl Survey<'_> {
                 room.push(empty(at, start));
             }
             at = view_end;
-            let kind = match (self.of_chunk.get(&view.chunk), view.state) {
-                (Some(source), _) => PieceKind::Reusable(*source),
+            let kind = match (self.of_chunk.get(view.chunk.0 as usize).copied().flatten(), view.state) {
+                (Some(source), _) => PieceKind::Reusable(source),
                 (None, ViewState::Stale(fence)) if fence.epoch <= self.passed[fence.stream.0 as usize] => {
                     PieceKind::Busy
                 }
