@@ -14,7 +14,8 @@ use super::{CloseError, Stats};
 use crate::driver::DriverErrorKind;
 use crate::driver::cuda::PlainDevice;
 use crate::heap::GRANULE;
-use crate::sync::{Arc, Mutex};
+use crate::sync::Arc;
+use crate::sync::unseen::Mutex;
 use crate::units::{DeviceAddr, StreamId};
 use std::collections::HashMap;
 

@@ -9,7 +9,7 @@
 //! Threads: any; one lock. Cost: a line of text an op, written through a buffer.
 
 use super::{Compression, TextWriter, TraceOp};
-use crate::sync::Mutex;
+use crate::sync::unseen::Mutex;
 use crate::units::{DeviceAddr, StreamId};
 use std::collections::HashMap;
 use std::io::{self, Write};

@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::ffi::{CStr, OsStr, c_char};
 use std::path::Path;
 
-use crate::sync::Mutex;
+use crate::sync::unseen::Mutex;
 use libloading::os::unix::{Library as Handle, RTLD_LOCAL, RTLD_NOW};
 
 use super::error::{CudaVersion, LoadError, MINIMUM_VERSION, kind_of};

@@ -49,7 +49,7 @@ pub use survey::{Answer, Question};
 
 use std::path::PathBuf;
 
-use crate::sync::Mutex;
+use crate::sync::unseen::Mutex;
 use context::Context;
 use sys::{CUdevice, CUmemAccess_flags_enum, CUmemAccessDesc, CUmemLocation, CUmemLocationType_enum};
 
