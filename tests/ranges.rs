@@ -1,7 +1,9 @@
 //! The lower layer on its own: ranges that grow, shrink and hand chunks over, beside heaps on the same budget.
 
 use gapless::allocator::{AllocError, Allocator};
-use gapless::driver::{HostConfig, HostDriver, ModelConfig, ModelDriver, WorkDriver};
+use gapless::driver::{
+    DriverCall, DriverErrorKind, Fault, FaultDriver, HostConfig, HostDriver, ModelConfig, ModelDriver, WorkDriver,
+};
 use gapless::units::MIB;
 use gapless::{ChunkPolicy, StreamId};
 use std::sync::Arc;
@@ -85,4 +87,38 @@ fn contents_move_with_their_chunks() {
     allocator.close().unwrap();
     driver.destroy_stream(stream).unwrap();
     assert!(driver.usage().is_empty(), "{:?}", driver.usage());
+}
+
+#[test]
+fn nothing_is_unmapped_while_a_user_is_captured() {
+    let driver = model(8);
+    let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let stream = driver.create_stream().unwrap();
+    let mut range = allocator.reserve_range(4 * PAGE).unwrap();
+    range.grow(2 * PAGE, stream).unwrap();
+    driver.begin_capture(stream);
+    assert!(range.shrink(PAGE).is_err());
+    assert_eq!(range.mapped_bytes(), 2 * PAGE);
+    allocator.check();
+    driver.end_capture(stream);
+    assert_eq!(range.shrink(PAGE).unwrap(), PAGE);
+    allocator.check();
+}
+
+#[test]
+fn a_growth_that_cannot_be_undone_stays_in_the_books() {
+    let driver = Arc::new(FaultDriver::new(ModelDriver::new(ModelConfig::default())));
+    let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let mut range = allocator.reserve_range(8 * PAGE).unwrap();
+    range.grow(PAGE, StreamId::DEFAULT).unwrap();
+    let calls = [DriverCall::SetAccess, DriverCall::Unmap];
+    driver.arm(Fault::nth(0, DriverErrorKind::InvalidValue).only(calls).from_then_on());
+    assert!(range.grow(2 * PAGE, StreamId::DEFAULT).is_err());
+    driver.disarm();
+    assert_eq!((range.mapped_bytes(), allocator.stats().poisoned), (PAGE, 1));
+    allocator.check();
+    assert!(range.grow(PAGE, StreamId::DEFAULT).is_err(), "the addresses behind are taken");
+    drop(range);
+    allocator.close().unwrap();
+    assert!(driver.inner().usage().is_empty(), "{:?}", driver.inner().usage());
 }

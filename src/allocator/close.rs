@@ -68,6 +68,9 @@ impl<D: Driver> Inner<D> {
             }
         }
         let mapped = mapper.mappings() > 0;
+        for (addr, bytes) in mapper.left_behind.iter().filter(|_| !mapped) {
+            note(self.driver.address_free(*addr, *bytes));
+        }
         for arena in self.directory.arenas().filter(|_| !mapped) {
             note(self.driver.address_free(arena.base, arena.bytes));
         }

@@ -3,6 +3,7 @@
 
 use crate::physical::{ChunkId, ChunkPool, ChunkSizes, ViewAt};
 use crate::segment::{Segment, View};
+use crate::units::DeviceAddr;
 
 /// Chunks, segments and their page tables.
 #[derive(Debug)]
@@ -13,6 +14,8 @@ pub struct Mapper {
     pub sizes: ChunkSizes,
     /// Segments, by number.
     pub segments: Vec<Segment>,
+    /// Reservations of dropped ranges that could not be given back then: address and bytes.
+    pub left_behind: Vec<(DeviceAddr, u64)>,
     /// Slots of the next arena.
     pub next_arena_slots: usize,
     /// Segments taken out of use because a driver sequence could not be undone.

@@ -100,6 +100,7 @@ impl<D: Driver> Allocator<D> {
             pool: ChunkPool::new(geometry.page_bytes, budget),
             sizes: ChunkSizes::new(geometry.chunk_policy, geometry.page_bytes),
             segments: Vec::new(),
+            left_behind: Vec::new(),
             next_arena_slots: grow::FIRST_ARENA_SLOTS,
             poisoned: 0,
             harvested_chunks: 0,

@@ -7,7 +7,7 @@ use super::error::AllocError;
 use super::plan::{Request, view_at};
 use super::state::RegionKind;
 use super::{Allocator, Inner, mapper::Mapper};
-use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
+use crate::driver::{Driver, DriverCall, DriverError, DriverErrorKind, MemoryDriver};
 use crate::physical::ChunkId;
 use crate::segment::transaction::{Mapping, map_all};
 use crate::segment::{Segment, View, ViewState};
@@ -26,6 +26,8 @@ pub struct VirtualRange<D: Driver> {
     pages: u64,
     mapped_pages: u64,
     users: Vec<StreamIndex>,
+    /// A mapping at the end could not be undone.
+    given_up: bool,
 }
 
 impl<D: Driver> Allocator<D> {
@@ -43,7 +45,15 @@ impl<D: Driver> Allocator<D> {
         let segment = mapper.segments.len();
         mapper.segments.push(Segment::new(addr, total, page_bytes));
         drop(mapper);
-        Ok(VirtualRange { inner: Arc::clone(&self.inner), segment, addr, pages, mapped_pages: 0, users: Vec::new() })
+        Ok(VirtualRange {
+            inner: Arc::clone(&self.inner),
+            segment,
+            addr,
+            pages,
+            mapped_pages: 0,
+            users: Vec::new(),
+            given_up: false,
+        })
     }
 }
 
@@ -72,7 +82,7 @@ impl<D: Driver> VirtualRange<D> {
         let inner = Arc::clone(&self.inner);
         let user = inner.user(stream)?;
         let wanted = bytes.div_ceil(inner.geometry.page_bytes);
-        if wanted > self.pages - self.mapped_pages {
+        if self.given_up || wanted > self.pages - self.mapped_pages {
             let region_bytes = self.reserved_bytes();
             return Err(AllocError::TooLarge { requested: bytes, alignment: inner.geometry.page_bytes, region_bytes });
         }
@@ -86,7 +96,9 @@ impl<D: Driver> VirtualRange<D> {
             Ok(()) => self.note_user(user),
             Err(_) => {
                 for chunk in created {
-                    inner.release_idle(&mut mapper, chunk);
+                    if mapper.pool.idle().any(|idle| idle == chunk) {
+                        inner.release_idle(&mut mapper, chunk);
+                    }
                 }
             }
         }
@@ -138,7 +150,7 @@ impl<D: Driver> VirtualRange<D> {
             .collect();
         let Some(first) = views.first() else { return Ok(0) };
         let moved = other.mapped_pages - first.page;
-        if moved > self.pages - self.mapped_pages {
+        if self.given_up || moved > self.pages - self.mapped_pages {
             let region_bytes = self.reserved_bytes();
             return Err(AllocError::TooLarge { requested: moved * page_bytes, alignment: page_bytes, region_bytes });
         }
@@ -177,7 +189,12 @@ impl<D: Driver> VirtualRange<D> {
             mappings.push(Mapping { addr, bytes, chunk: chunk.handle });
             page += u64::from(chunk.pages);
         }
-        map_all(&self.inner.driver, &mappings).map_err(|failure| failure.error)?;
+        if let Err(failure) = map_all(&self.inner.driver, &mappings) {
+            if !failure.stuck.is_empty() {
+                self.give_up_end(mapper, chunks, &mappings, &failure.stuck);
+            }
+            return Err(failure.error.into());
+        }
         for chunk in chunks {
             let pages = mapper.pool.get(*chunk).pages;
             let view = View { chunk: *chunk, page: self.mapped_pages, pages, state: ViewState::Active };
@@ -190,16 +207,36 @@ impl<D: Driver> VirtualRange<D> {
     }
 }
 
+impl<D: Driver> VirtualRange<D> {
+    /// Mappings at the end could not be undone: they stay in the books until the allocator goes, and the range never
+    /// grows again.
+    fn give_up_end(&mut self, mapper: &mut Mapper, chunks: &[ChunkId], mappings: &[Mapping], stuck: &[Mapping]) {
+        for (chunk, mapping) in chunks.iter().zip(mappings) {
+            if stuck.iter().any(|other| other.addr == mapping.addr) {
+                let page = (mapping.addr.0 - self.addr.0) / self.inner.geometry.page_bytes;
+                let pages = mapper.pool.get(*chunk).pages;
+                let state = ViewState::Stale(Fence { stream: StreamIndex(0), epoch: u64::MAX });
+                mapper.segments[self.segment].table.add(View { chunk: *chunk, page, pages, state });
+                mapper.pool.add_stale(*chunk, view_at(self.segment, page));
+            }
+        }
+        mapper.segments[self.segment].poisoned = true;
+        mapper.poisoned += 1;
+        self.given_up = true;
+    }
+}
+
 impl<D: Driver> Drop for VirtualRange<D> {
     fn drop(&mut self) {
-        if self.shrink(u64::MAX).is_err() || self.mapped_pages > 0 {
-            // Still mapped: the addresses stay reserved until the allocator goes, which tries again.
-            return;
-        }
+        let empty = self.shrink(u64::MAX).is_ok() && self.mapped_pages == 0 && !self.given_up;
         let inner = Arc::clone(&self.inner);
         let mut mapper = inner.mapper.lock();
-        if inner.clear_stale(&mut mapper, self.segment, 0, self.pages).is_ok() {
-            let _ = inner.driver.address_free(self.addr, self.reserved_bytes());
+        let freed = empty
+            && inner.clear_stale(&mut mapper, self.segment, 0, self.pages).is_ok()
+            && inner.driver.address_free(self.addr, self.reserved_bytes()).is_ok();
+        if !freed {
+            // The allocator gives it back when it goes.
+            mapper.left_behind.push((self.addr, self.reserved_bytes()));
         }
     }
 }
@@ -215,9 +252,18 @@ impl<D: Driver> Inner<D> {
     fn wait_for_users(&self, users: &[StreamIndex]) -> Result<(), DriverError> {
         for user in users {
             let open = self.streams.get(*user).clock.lock().open();
-            self.wait_until_passed(*user, open)?;
+            self.must_pass(*user, open)?;
         }
         Ok(())
+    }
+
+    /// Waits until `stream` has passed `epoch`; where that cannot be waited for, nothing may be unmapped.
+    fn must_pass(&self, stream: StreamIndex, epoch: u64) -> Result<(), DriverError> {
+        if self.wait_until_passed(stream, epoch)? {
+            return Ok(());
+        }
+        let text = "a stream that used the range cannot be waited for now (it is being captured, or was destroyed)";
+        Err(DriverError::new(DriverCall::EventSynchronize, DriverErrorKind::NotSupported, text))
     }
 
     /// Removes the stale views in `[start, end)` of a segment, waiting for their last use.
@@ -225,7 +271,7 @@ impl<D: Driver> Inner<D> {
         let views: Vec<View> = mapper.segments[segment].table.views_in(start, end).copied().collect();
         for view in views {
             if let ViewState::Stale(fence) = view.state {
-                self.wait_until_passed(fence.stream, fence.epoch)?;
+                self.must_pass(fence.stream, fence.epoch)?;
                 self.unmap_view(mapper, view_at(segment, view.page))?;
             }
         }
