@@ -156,7 +156,12 @@ impl<D: Device> Shared<'_, D> {
     /// What can be checked while the others go on.
     fn look(&self) {
         self.allocator.check();
-        assert!(self.allocator.live_bytes() <= self.world.bytes());
+        assert!(self.allocator.live_bytes() <= self.world.bytes(), "invariant 5: more is live than there is memory");
+        let stats = self.allocator.stats();
+        assert_eq!(stats.allocs - stats.frees, stats.live_allocations, "invariant 5, of one moment");
+        assert!(stats.live_bytes <= stats.live_block_bytes, "invariant 5, of one moment");
+        assert!(stats.live_bytes <= stats.peak_live_bytes, "a peak below the present");
+        assert!(stats.live_block_bytes <= stats.reserved_bytes, "invariant 6, of one moment");
         let driver = self.witness();
         assert!(driver.take_mismatches().is_empty(), "bytes changed under their owner");
         assert_eq!(driver.take_observations(), [""; 0], "invariants 3 and 4");

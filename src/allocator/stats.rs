@@ -1,6 +1,6 @@
 //! Statistics: what is where, how often what was done, and how fragmented the free memory is.
 
-use super::state::{SIZE_RANGES, StreamHeap};
+use super::state::{SIZE_RANGES, StreamState, live_bytes};
 use super::{Allocator, Inner};
 use crate::driver::{Driver, DriverCalls};
 use crate::heap::GRANULE;
@@ -87,7 +87,8 @@ pub struct Fragmentation {
 }
 
 impl<D: Driver> Allocator<D> {
-    /// Figures. Takes the mapper's lock and each stream's in turn; O(free blocks of a page or more).
+    /// Figures of one moment: takes the mapper's lock and those of all streams together, so that sums agree however
+    /// many threads allocate. O(regions + free blocks of a page or more).
     pub fn stats(&self) -> Stats {
         self.inner.stats()
     }
@@ -99,9 +100,11 @@ impl<D: Driver> Allocator<D> {
         self.inner.peak.reset(&mut self.inner.lock_all());
     }
 
-    /// Requested bytes of live allocations: [`Stats::live_bytes`] alone, without the cost of the rest.
+    /// Requested bytes of live allocations at one moment: [`Stats::live_bytes`] alone, without the cost of the rest.
+    /// Takes the locks of all streams together: one after the other, a block freed on one stream and made again on the
+    /// next would count twice.
     pub fn live_bytes(&self) -> u64 {
-        self.inner.streams.iter().map(|stream| stream.lock().live_bytes).sum()
+        live_bytes(&self.inner.lock_all())
     }
 
     /// Bytes of chunks held: [`Stats::reserved_bytes`] alone.
@@ -115,10 +118,12 @@ impl<D: Driver> Inner<D> {
         let mapper = self.mapper.lock();
         let mut stats = Stats::default();
         let mut by_size = [0; SIZE_RANGES];
-        for stream in self.streams.iter() {
-            self.add_stream_stats(stream, &mut stats, &mut by_size);
+        let mut states = self.lock_all();
+        // A block may be handed out and not be noted yet: never a peak below the present.
+        self.peak.deal(&mut states);
+        for state in &states {
+            stats.add_stream(state, &mut by_size);
         }
-        let states = self.lock_all();
         let free_pages: u64 =
             super::plan::free_chunks(&mapper, &states).iter().map(|source| u64::from(source.pages)).sum();
         drop(states);
@@ -155,25 +160,26 @@ impl<D: Driver> Inner<D> {
             (free_pages * page_bytes + stats.idle_bytes + headroom).max(stats.fragmentation.largest_cached_bytes);
         stats
     }
+}
 
-    fn add_stream_stats(&self, stream: &StreamHeap, stats: &mut Stats, by_size: &mut [u64; SIZE_RANGES]) {
-        let state = stream.lock();
-        stats.streams += 1;
-        stats.live_bytes += state.live_bytes;
-        stats.allocs += state.tally.allocs;
-        stats.frees += state.tally.frees;
+impl Stats {
+    fn add_stream(&mut self, state: &StreamState, by_size: &mut [u64; SIZE_RANGES]) {
+        self.streams += 1;
+        self.live_bytes += state.live_bytes;
+        self.allocs += state.tally.allocs;
+        self.frees += state.tally.frees;
         for (sum, count) in by_size.iter_mut().zip(state.tally.by_size) {
             *sum += count;
         }
         for (_, region) in state.regions() {
             let heap = &region.heap;
-            stats.live_block_bytes += heap.live_block_bytes();
-            stats.live_allocations += heap.live_count();
-            stats.cached_bytes += heap.free_bytes();
-            stats.pending_bytes += heap.pending_bytes();
-            stats.metadata_bytes += heap.metadata_bytes();
+            self.live_block_bytes += heap.live_block_bytes();
+            self.live_allocations += heap.live_count();
+            self.cached_bytes += heap.free_bytes();
+            self.pending_bytes += heap.pending_bytes();
+            self.metadata_bytes += heap.metadata_bytes();
             let largest = heap.largest_free().map_or(0, |block| block.size);
-            let largest_cached = &mut stats.fragmentation.largest_cached_bytes;
+            let largest_cached = &mut self.fragmentation.largest_cached_bytes;
             *largest_cached = (*largest_cached).max(largest);
         }
     }
