@@ -10,22 +10,30 @@
 //! ```
 
 mod device;
+#[cfg(feature = "properties")]
 mod inputs;
 mod op;
 mod oracle;
+#[cfg(feature = "properties")]
 mod prove;
 mod runner;
+mod scale;
+mod show;
 mod stress;
 mod threads;
 mod wire;
 mod witness;
 
 pub use device::{Device, Host, Model, World};
+#[cfg(feature = "properties")]
 pub use inputs::{op, ops, steady_op, world};
 pub use op::{Failure, Misuse, Op};
 pub use oracle::{Promise, Subject};
-pub use prove::{as_test, budget_of_cases, prove};
-pub use runner::{PrintOnPanic, Runner, Summary, run};
+#[cfg(feature = "properties")]
+pub use prove::prove;
+pub use runner::{Runner, Summary, run};
+pub use scale::budget_of_cases;
+pub use show::{PrintOnPanic, as_test};
 pub use stress::{Faults, Progress, Stress, run_stress};
 pub use threads::run_scheduled;
 pub use wire::{Extra, decode, encode};

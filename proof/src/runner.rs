@@ -3,7 +3,7 @@
 use crate::device::{Device, World};
 use crate::op::{Failure, Misuse, Op};
 use crate::oracle::{Block, Oracle, Subject};
-use crate::prove::as_test;
+use crate::show::PrintOnPanic;
 use crate::witness::Witness;
 use gapless::Allocator;
 use gapless::allocator::{AddressFacts, AllocError, CloseError, FreeError, Stats};
@@ -458,15 +458,4 @@ pub fn run<D: Device>(world: &World, ops: &[Op]) -> Summary {
         runner.step(*op);
     }
     runner.finish()
-}
-
-/// Prints a sequence as a test when it is dropped while panicking.
-pub struct PrintOnPanic<'a>(pub &'a World, pub &'a [Op]);
-
-impl Drop for PrintOnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("{}", as_test(self.0, self.1));
-        }
-    }
 }

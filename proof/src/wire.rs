@@ -118,7 +118,7 @@ pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
     bytes
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "properties"))]
 mod tests {
     use super::*;
     use proptest::prelude::*;

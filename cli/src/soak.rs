@@ -1,38 +1,55 @@
-//! Soak: threads use one allocator for as long as wished, with driver failures, on a simulated device; a fresh device
-//! and allocator every round, so that closing is soaked as well. Anything wrong is a panic; the figures come at the end.
+//! `gapless soak`.
+//!
+//! Threads use one allocator for as long as wished, with driver failures; a fresh device and allocator every round, so
+//! that closing is soaked as well. Anything wrong is a panic; the figures come at the end.
 
-use clap::{Parser, ValueEnum};
+use super::{Failure, Outcome};
+use clap::{Args, ValueEnum};
 use gapless::allocator::Stats;
 use gapless::units::ByteSize;
 use gapless_proof::{Device, Faults, Host, Model, Progress, Stress, World, run_stress};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Soak an allocator on a simulated device and print what it came to.
-#[derive(Parser, Debug)]
-struct Arguments {
-    /// How long.
-    #[arg(long, default_value_t = 1.0)]
+/// Arguments of `gapless soak`.
+#[derive(Args, Debug)]
+pub(super) struct SoakArguments {
+    /// How long
+    #[arg(long, default_value_t = 1.0, value_parser = minutes)]
     minutes: f64,
-    /// Threads.
-    #[arg(long, default_value_t = 4)]
+
+    /// Threads that use the allocator at once
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=256))]
     threads: u64,
-    /// Streams.
-    #[arg(long, default_value_t = 4)]
-    streams: usize,
-    /// Device.
+
+    /// Streams
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    streams: u16,
+
+    /// Where: state only, real memory of this machine
     #[arg(long, value_enum, default_value_t = Driver::Host)]
     driver: Driver,
-    /// Pages of the device, 64 KiB each.
-    #[arg(long, default_value_t = 64)]
+
+    /// Pages of the device: few, so that memory runs out all the time
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(8..=65536))]
     pages: u64,
-    /// No driver call fails.
+
+    /// No driver call fails
     #[arg(long)]
     no_faults: bool,
-    /// Where the random numbers start; default: the clock.
+
+    /// Where the random numbers start [default: the clock]
     #[arg(long)]
     seed: Option<u64>,
+}
+
+fn minutes(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(minutes) if f64::is_finite(minutes) && (0.0..=MOST_MINUTES).contains(&minutes) => Ok(minutes),
+        _ => Err("give a number of minutes, such as 10 or 0.5".into()),
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -43,18 +60,17 @@ enum Driver {
     Host,
 }
 
-/// Seconds of a round.
-const ROUND: u64 = 15;
-
-fn main() {
-    let arguments = Arguments::parse();
+/// Soaks until the time is over.
+///
+/// # Panics
+/// When something is wrong: that is what it is for.
+pub(super) fn run(arguments: &SoakArguments) -> Result<Outcome, Failure> {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let seed = arguments.seed.unwrap_or(clock);
     eprintln!("seed {seed}");
-    let end = Instant::now() + Duration::from_secs_f64(arguments.minutes * 60.0);
-    let bar = ProgressBar::new(Duration::from_secs_f64(arguments.minutes * 60.0).as_secs());
-    let style = ProgressStyle::with_template("{elapsed_precise} {wide_bar} {msg}").expect("a template");
-    bar.set_style(style);
+    let length = Duration::from_secs_f64(arguments.minutes * 60.0);
+    let end = Instant::now() + length;
+    let bar = progress_bar(length);
     let mut sum = Sum::default();
     for round in 0.. {
         let left = end.saturating_duration_since(Instant::now());
@@ -63,7 +79,7 @@ fn main() {
         }
         let world = World {
             pages: arguments.pages,
-            streams: arguments.streams,
+            streams: usize::from(arguments.streams),
             chunk_pages: 1 << (round % 3),
             mapping_limit: if round % 4 == 3 { 200 } else { 400_000 },
             ..World::default()
@@ -77,7 +93,15 @@ fn main() {
         }
     }
     bar.finish_and_clear();
-    sum.print();
+    sum.print(&mut io::stdout().lock())?;
+    Ok(Outcome::Success)
+}
+
+fn progress_bar(length: Duration) -> ProgressBar {
+    let target = if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let bar = ProgressBar::with_draw_target(Some(length.as_secs()), target);
+    let style = ProgressStyle::with_template("{elapsed_precise} {bar:30} {msg}").expect("the template is well-formed");
+    bar.with_style(style)
 }
 
 #[derive(Default)]
@@ -128,19 +152,26 @@ impl Sum {
         self.peak_metadata = self.peak_metadata.max(stats.metadata_bytes);
     }
 
-    fn print(&self) {
-        println!("rounds (device, allocator, close)  {}", self.rounds);
-        println!("operations                         {}", self.ops);
-        println!("driver calls                       {}", self.calls);
-        println!(
-            "remaps: chunks moved               {}, {} of them without a driver call",
-            self.harvested, self.reused
-        );
-        println!("blocks borrowed between streams    {}", self.borrowed);
-        println!("host waits                         {}", self.waits);
-        println!("allocations refused                {}", self.failed);
-        println!("injected failures survived         {}", self.faults);
-        println!("bytes verified                     {}", ByteSize(self.verified));
-        println!("largest metadata                   {}", ByteSize(self.peak_metadata));
+    fn print(&self, out: &mut impl Write) -> io::Result<()> {
+        writeln!(out, "rounds (device, allocator, close)  {}", self.rounds)?;
+        writeln!(out, "operations                         {}", self.ops)?;
+        writeln!(out, "driver calls                       {}", self.calls)?;
+        let (moved, reused) = (self.harvested, self.reused);
+        writeln!(out, "remaps: chunks moved               {moved}, {reused} of them without a driver call")?;
+        writeln!(out, "blocks borrowed between streams    {}", self.borrowed)?;
+        writeln!(out, "host waits                         {}", self.waits)?;
+        writeln!(out, "allocations refused                {}", self.failed)?;
+        writeln!(out, "injected failures survived         {}", self.faults)?;
+        writeln!(out, "bytes verified                     {}", ByteSize(self.verified))?;
+        writeln!(out, "largest metadata                   {}", ByteSize(self.peak_metadata))
     }
 }
+
+/// Seconds of a round.
+const ROUND: u64 = 15;
+/// A year.
+const MOST_MINUTES: f64 = 525_600.0;
+
+pub(super) const AFTER_HELP: &str = "\
+Anything wrong ends it with a message and a nonzero exit code; else the figures come at the end.
+Example: gapless soak --minutes 10 --threads 4 --streams 4 --driver host";
