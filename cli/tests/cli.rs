@@ -240,7 +240,8 @@ fn a_soak_ends_with_its_figures() {
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         assert_eq!(stderr(&output), "seed 7\n", "no progress line where stderr is no terminal");
         let figures = String::from_utf8(output.stdout).unwrap();
-        for figure in ["operations ", "driver calls ", "chunks moved", "host waits ", "failures survived ", "verified "] {
+        for figure in ["operations ", "driver calls ", "chunks moved", "host waits ", "failures survived ", "verified "]
+        {
             assert!(figures.contains(figure), "{figure}: {figures}");
         }
         assert!(!figures.contains("operations                         0\n"), "{figures}");

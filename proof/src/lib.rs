@@ -10,12 +10,14 @@
 //! ```
 
 mod device;
+mod handles;
 #[cfg(feature = "properties")]
 mod inputs;
 mod op;
 mod oracle;
 #[cfg(feature = "properties")]
 mod prove;
+mod ranges;
 mod runner;
 mod scale;
 mod show;
@@ -26,7 +28,7 @@ mod witness;
 
 pub use device::{Device, Host, Model, World};
 #[cfg(feature = "properties")]
-pub use inputs::{op, ops, steady_op, world};
+pub use inputs::{handle_op, op, ops, range_op, steady_op, world};
 pub use op::{Failure, Misuse, Op};
 pub use oracle::{Promise, Subject};
 #[cfg(feature = "properties")]
