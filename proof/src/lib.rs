@@ -5,10 +5,11 @@
 //! fails is printed as a Rust test ([`as_test`]).
 //!
 //! ```text
-//!   ops ──▶ Runner ──▶ Allocator ──▶ FaultDriver ──▶ Witness ──▶ ModelDriver | HostDriver
+//!   ops ──▶ Runner ──▶ Allocator ──▶ FaultDriver ──▶ Witness ──▶ ModelDriver | HostDriver | Cuda
 //!             │ Oracle: live blocks, bytes, streams     │ happens-before of every use of every physical byte
 //! ```
 
+mod cuda;
 mod device;
 mod handles;
 #[cfg(feature = "properties")]
@@ -22,10 +23,12 @@ mod runner;
 mod scale;
 mod show;
 mod stress;
+mod sweep;
 mod threads;
 mod wire;
 mod witness;
 
+pub use cuda::Cuda;
 pub use device::{Device, Host, Model, World};
 #[cfg(feature = "properties")]
 pub use inputs::{handle_op, op, ops, range_op, steady_op, world};
@@ -37,6 +40,7 @@ pub use runner::{Runner, Summary, run};
 pub use scale::budget_of_cases;
 pub use show::{PrintOnPanic, as_test};
 pub use stress::{Faults, Progress, Stress, run_stress};
+pub use sweep::{Case, cases, sweep};
 pub use threads::run_scheduled;
 pub use wire::{Extra, decode, encode};
 pub use witness::Witness;
