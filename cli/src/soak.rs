@@ -6,10 +6,12 @@
 use super::{Failure, Outcome};
 use clap::{Args, ValueEnum};
 use gapless::allocator::Stats;
+use gapless::driver::cuda::CudaDriver;
 use gapless::units::ByteSize;
-use gapless_proof::{Device, Faults, Host, Model, Progress, Stress, World, run_stress};
+use gapless_proof::{Cuda, Device, Faults, Host, Model, Progress, Stress, World, run_stress};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -28,9 +30,17 @@ pub(super) struct SoakArguments {
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     streams: u16,
 
-    /// Where: state only, real memory of this machine
+    /// Where: state only, real memory of this machine, or a GPU
     #[arg(long, value_enum, default_value_t = Driver::Host)]
     driver: Driver,
+
+    /// With --driver cuda: the GPU, counted from 0
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    device: u32,
+
+    /// With --driver cuda: the driver library to use instead of the installed one
+    #[arg(long, value_name = "PATH")]
+    library: Option<PathBuf>,
 
     /// Pages of the device: few, so that memory runs out all the time
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(8..=65536))]
@@ -52,12 +62,24 @@ fn minutes(text: &str) -> Result<f64, String> {
     }
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Driver {
     /// State only.
     Model,
     /// Real bytes, all of them verified.
     Host,
+    /// A small part of a GPU, with kernels that write and verify.
+    Cuda,
+}
+
+impl Driver {
+    fn page_bytes(self) -> u64 {
+        match self {
+            Self::Model => Model::PAGE_BYTES,
+            Self::Host => Host::PAGE_BYTES,
+            Self::Cuda => Cuda::PAGE_BYTES,
+        }
+    }
 }
 
 /// Soaks until the time is over.
@@ -65,6 +87,17 @@ enum Driver {
 /// # Panics
 /// When something is wrong: that is what it is for.
 pub(super) fn run(arguments: &SoakArguments) -> Result<Outcome, Failure> {
+    if arguments.driver == Driver::Cuda {
+        let builder = CudaDriver::builder().device(arguments.device);
+        let builder = match &arguments.library {
+            Some(path) => builder.library(path),
+            None => builder,
+        };
+        if let Err(error) = Cuda::open_device(builder) {
+            eprintln!("error: {error}\nRun gapless doctor to see what there is");
+            return Ok(Outcome::NoDevice);
+        }
+    }
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let seed = arguments.seed.unwrap_or(clock);
     eprintln!("seed {seed}");
@@ -79,6 +112,7 @@ pub(super) fn run(arguments: &SoakArguments) -> Result<Outcome, Failure> {
         }
         let world = World {
             pages: arguments.pages,
+            page_bytes: arguments.driver.page_bytes(),
             streams: usize::from(arguments.streams),
             chunk_pages: 1 << (round % 3),
             mapping_limit: if round % 4 == 3 { 200 } else { 400_000 },
@@ -90,6 +124,7 @@ pub(super) fn run(arguments: &SoakArguments) -> Result<Outcome, Failure> {
         match arguments.driver {
             Driver::Model => sum.round::<Model>(&world, stress, length, &bar),
             Driver::Host => sum.round::<Host>(&world, stress, length, &bar),
+            Driver::Cuda => sum.round::<Cuda>(&world, stress, length, &bar),
         }
     }
     bar.finish_and_clear();

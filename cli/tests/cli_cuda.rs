@@ -1,4 +1,4 @@
-//! `gapless doctor` and `gapless probe`, through the simulated driver library.
+//! Commands that use a GPU, through the simulated driver library.
 
 #[path = "../../tests/simulated/mod.rs"]
 mod simulated;
@@ -187,4 +187,16 @@ fn replay_on_the_device_says_when_there_is_none_or_it_is_too_small() {
     let output = gapless(&arguments, &library(), &[("GAPLESS_SIM_CAPACITY", "64MiB")]);
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("--capacity"));
+}
+
+#[test]
+fn soak_runs_on_the_device_and_says_when_there_is_none() {
+    let arguments = ["soak", "--driver", "cuda", "--minutes", "0.02", "--threads", "2", "--pages", "16", "--seed", "3"];
+    let output = gapless(&arguments, &library(), &[]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text(&output).contains("bytes verified") && !text(&output).contains("verified                     0 B"));
+    let output = gapless(&arguments, &library(), &[("GAPLESS_SIM_DEVICES", "0")]);
+    assert_eq!(output.status.code(), Some(4));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("gapless doctor"));
+    assert!(output.stdout.is_empty());
 }
