@@ -14,7 +14,6 @@ pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
             streams,
             slack_percent,
             mapping_limit: if pages % 5 == 0 { 12 } else { 400_000 },
-            ..World::default()
         })
 }
 
