@@ -44,6 +44,8 @@ pub struct RangePage {
     pub seed: u64,
     /// The stream of the last work on it.
     pub last_user: StreamId,
+    /// The memory behind it: chunk and offset. The same wherever the page moves, or its content is lost.
+    pub memory: (ChunkHandle, u64),
 }
 
 /// Whether an allocation had to succeed: whole pages that could have been put behind it, against those it takes.

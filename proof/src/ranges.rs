@@ -84,8 +84,11 @@ impl<D: Device> Runner<D> {
                 self.note_user(index, stream);
                 for _ in 0..pages {
                     let seed = self.fresh_seed();
-                    self.seat_mut().oracle.ranges[index].pages.push(RangePage { seed, last_user: stream });
-                    let last = self.seat().oracle.ranges[index].pages.len() - 1;
+                    let last = self.seat().oracle.ranges[index].pages.len();
+                    let addr = at(&self.seat().oracle.ranges[index], last, self.world.page_bytes);
+                    let memory = self.driver.inner().memory_at(addr).expect("invariant 2: what has grown is mapped");
+                    let page = RangePage { seed, last_user: stream, memory };
+                    self.seat_mut().oracle.ranges[index].pages.push(page);
                     self.fill_page(index, last);
                 }
                 return true;

@@ -197,6 +197,11 @@ impl<D: Device> Runner<D> {
             for (range, known) in seat.ranges.iter().zip(&seat.oracle.ranges) {
                 let mapped = known.pages.len() as u64 * self.world.page_bytes;
                 assert_eq!((range.addr(), range.mapped_bytes()), (known.addr, mapped), "a range changed by itself");
+                for (number, page) in known.pages.iter().enumerate() {
+                    let addr = known.addr.offset(number as u64 * self.world.page_bytes);
+                    let memory = self.driver.inner().memory_at(addr);
+                    assert_eq!(memory, Some(page.memory), "page {number} of {:?} has other memory", known.addr);
+                }
             }
         }
         let usage = self.driver.inner().inner().usage();
