@@ -114,7 +114,7 @@ impl<T> StreamTable<T> {
     /// Level of an entry's number, and the number of that level's first entry.
     #[inline]
     fn level_of(index: usize) -> (usize, usize) {
-        let level = (index / (FIRST / 2) | 1).ilog2() as usize;
+        let level = ((index / (FIRST / 2)) | 1).ilog2() as usize;
         (level, if level == 0 { 0 } else { (FIRST / 2) << level })
     }
 
