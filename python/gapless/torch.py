@@ -92,16 +92,22 @@ def _conf(keys: dict[str, Any]) -> str:
 def _throw_failures(library: ctypes.CDLL, torch: Any) -> None:
     """Failures become ``torch.cuda.OutOfMemoryError``: a plug-in's null pointer would be taken for memory."""
     thrower = Path(os.environ.get("GAPLESS_TORCH_THROW") or Path(__file__).with_name("_torch_throw.so"))
-    libc10 = Path(torch.__file__).with_name("lib") / "libc10.so"
+    libc10, libc10_cuda = (Path(torch.__file__).with_name("lib") / name for name in ("libc10.so", "libc10_cuda.so"))
     try:
         functions = ctypes.CDLL(str(thrower))
-        outcome = functions.gapless_torch_throw_prepare(str(libc10).encode())
+        outcome = functions.gapless_torch_throw_prepare(str(libc10).encode(), str(libc10_cuda).encode())
     except OSError as error:
         raise RuntimeError(f"{thrower} cannot be loaded ({error}): install gapless from its wheel") from error
     if outcome == 2:
         raise RuntimeError(
             f"PyTorch {torch.__version__} does not export its error classes ({libc10}), so that running out of memory "
             "could not be reported; please report this with the version"
+        )
+    if outcome == 1:
+        warnings.warn(
+            f"PyTorch {torch.__version__} does not export torch.cuda.OutOfMemoryError: running out of memory raises a "
+            "plain RuntimeError with the same text; please report this with the version",
+            stacklevel=4,
         )
     library.gapless_torch_on_failure(ctypes.cast(functions.gapless_torch_throw, ctypes.c_void_p))
 
