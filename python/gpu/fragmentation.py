@@ -18,9 +18,7 @@ def check(block, value, what):
 
 
 def main():
-    parser = measure.parser(__doc__)
-    parser.add_argument("--no-kernels", action="store_true", help="neither write nor check the blocks")
-    arguments = parser.parse_args()
+    arguments = measure.parser(__doc__).parse_args()
     limit = arguments.limit or 4096 * measure.MIB
     measure.set_limit(limit)
 

@@ -8,13 +8,6 @@ import torch
 from torch import nn
 
 MIB = measure.MIB
-CHECKS = []
-
-
-def expect(condition, what):
-    if not condition:
-        raise SystemExit(f"wrong: {what}")
-    CHECKS.append(what)
 
 
 def private_bytes():
@@ -30,7 +23,7 @@ def churn():
     torch.cuda.empty_cache()
 
 
-def training_step():
+def training_step(checks):
     """The whole step of PyTorch's documentation: forward, backward, optimizer."""
 
     def make():
@@ -78,7 +71,8 @@ def training_step():
         graph.replay()
         captured.append(static_loss.item())
     difference = max(abs(one - other) for one, other in zip(eager[3:], captured))
-    expect(difference <= 1e-4, f"12 replays of a training step give the losses of eager steps (within {difference:.1e})")
+    what = f"12 replays of a training step give the losses of eager steps (within {difference:.1e})"
+    checks.expect(difference <= 1e-4, what)
     held = private_bytes()
     del static_loss, model, optimizer, graph
     gc.collect()
@@ -88,7 +82,7 @@ def training_step():
     return {"graph_bytes": held, "graph_bytes_left": private_bytes()}
 
 
-def graphed_callables():
+def graphed_callables(checks):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).cuda()
     twin = copy.deepcopy(model)
@@ -100,13 +94,12 @@ def graphed_callables():
         x1, x2 = x.clone().requires_grad_(), x.clone().requires_grad_()
         graphed(x1).square().sum().backward()
         twin(x2).square().sum().backward()
-        expect(torch.allclose(x1.grad, x2.grad, rtol=1e-4, atol=1e-4), "make_graphed_callables gives eager gradients")
+        checks.expect(torch.allclose(x1.grad, x2.grad, rtol=1e-4, atol=1e-4), "make_graphed_callables gives eager gradients")
 
 
-def two_graphs_one_pool():
+def two_graphs_one_pool(checks):
     x = torch.zeros(MIB, device="cuda")
-    assert bool(((x + 1) * 2 == 2).all())  # loads the kernels
-    torch.cuda.synchronize()
+    ((x + 1) * 2).sum().item()  # loads the kernels
     pool = torch.cuda.graph_pool_handle()
     first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(first, pool=pool):
@@ -118,26 +111,29 @@ def two_graphs_one_pool():
         x.fill_(value)
         first.replay()
         second.replay()
-        expect(bool((z == (value + 1) * 2).all()), "two graphs with one pool")
+        checks.expect(bool((z == (value + 1) * 2).all()), "two graphs with one pool")
 
 
-def mem_pool():
+def mem_pool(checks):
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         inside = torch.full((4 * MIB,), 7, dtype=torch.uint8, device="cuda")
     outside = torch.full((4 * MIB,), 9, dtype=torch.uint8, device="cuda")
     churn()
-    expect(int(inside.min()) == 7 and int(outside.max()) == 9, "a MemPool keeps its memory to itself")
+    checks.expect(int(inside.min()) == 7 and int(outside.max()) == 9, "a MemPool keeps its memory to itself")
 
 
 def main():
-    measure.parser(__doc__).parse_args()
+    arguments = measure.parser(__doc__).parse_args()
+    checks = measure.Checks(kernels=not arguments.no_kernels)
     torch.cuda.init()
-    sizes = training_step()
-    graphed_callables()
-    two_graphs_one_pool()
-    mem_pool()
-    measure.finish({"checks": list(dict.fromkeys(CHECKS)), **sizes})
+    sizes = {}
+    if checks.kernels:
+        sizes = training_step(checks)
+        graphed_callables(checks)
+    two_graphs_one_pool(checks)
+    mem_pool(checks)
+    measure.finish({"checks": checks.done, **sizes})
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ def parser(description):
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--limit", type=int, help="the most bytes of the GPU that this process may hold")
     made.add_argument("--small", action="store_true", help="for a small GPU, or none")
+    made.add_argument("--no-kernels", action="store_true", help="where kernels do not run: memory only, no content")
     return made
 
 
@@ -44,6 +45,20 @@ def set_limit(limit):
     if limit is not None:
         total = torch.cuda.mem_get_info()[1]
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total))
+
+
+class Checks:
+    """What was looked at and found right; the first thing that is wrong ends the script."""
+
+    def __init__(self, kernels):
+        self.kernels = kernels
+        self.done = []
+
+    def expect(self, right, what):
+        if self.kernels and not right:
+            raise SystemExit(f"wrong: {what}")
+        if what not in self.done:
+            self.done.append(what)
 
 
 class Steps:
