@@ -1,11 +1,11 @@
-"""Runs the scripts beside this one on a GPU, each in a process of its own: as they are under PyTorch's own allocator, as
-they are with expandable segments, and as they are on gapless.
+"""Runs the scripts beside this one on a GPU, each in a process of its own: under PyTorch's own allocator, the same with
+expandable segments, and on gapless.
 
     python3 run.py [--json FILE] [--table FILE] [--seconds N] [--parts NAME,NAME] [--simulated] [--on-cpu]
 
-Every part says on its own whether it is ok, failed, skipped or out of time, and why. Exit code: 0 when none failed, 1 when
-one did, 77 when all were skipped. PyTorch is that of the Python that runs this file; only that Python's own library is
-needed here. A part past its limit is ended with all its children.
+Every part says on its own whether it is ok, failed, skipped or out of time, and why. Exit code: 0 when none failed, 1
+when one did, 77 when all were skipped. PyTorch is that of the Python that runs this file. A process past its limit is
+ended with all its children.
 """
 
 import argparse
@@ -174,7 +174,7 @@ class Stage:
     def add(self, name, outcome, reason, seconds=0.0):
         part = {"name": name, "outcome": outcome, "reason": reason, "seconds": round(seconds, 3), "runs": self.runs}
         self.parts.append(part)
-        print(f"python {name}: {outcome} ({seconds:.1f} s){' ' if reason else ''}{reason}", file=sys.stderr, flush=True)
+        print(f"python {name}: {outcome} ({seconds:.1f} s) {reason}".rstrip(), file=sys.stderr, flush=True)
         self.write()
 
     def write(self):
@@ -324,7 +324,7 @@ def fragmentation(stage):
 
 
 def checks(script):
-    """A script that checks what it does. Where it fails on gapless, the native allocator is asked whether it does, too."""
+    """A script that checks what it does. Where it fails on gapless, it is run on the native allocator, too."""
 
     def body(stage):
         need_gpu(stage)
@@ -385,8 +385,8 @@ def table(result):
             "",
         ]
         for policy, run in part["runs"].items():
-            message = run.get("message") or run.get("error") or ""
-            lines.append(f"- {policy}: {run.get('outcome', 'failed')}{'. ' if message else ''}{message.splitlines()[0] if message else ''}")
+            message = (run.get("message") or run.get("error") or "").partition("\n")[0]
+            lines.append(f"- {policy}: " + ". ".join(filter(None, [run.get("outcome", "failed"), message])))
     for part in result["parts"]:
         for policy, run in part["runs"].items():
             if run.get("checks"):

@@ -187,6 +187,32 @@ def test_snapshot(tmp_path):
     del blocks
 
 
+def test_memory_history(tmp_path):
+    with pytest.warns(UserWarning, match="without their stack traces"):
+        torch.cuda.memory._record_memory_history(max_entries=100)
+    try:
+        kept = empty(7 * MIB)
+        address = kept.data_ptr()
+        del kept
+        blocks = [empty(size) for size in (100, 3 * MIB)]
+        path = tmp_path / "snapshot.pickle"
+        torch.cuda.memory._dump_snapshot(str(path))
+        data = pickle.loads(path.read_bytes())
+        trace = [event for event in data["device_traces"][0] if not event["action"].startswith("segment")]
+        assert [event["action"] for event in trace] == ["alloc", "free_requested", "free_completed", "alloc", "alloc"]
+        assert trace[0]["addr"] == address and trace[0]["size"] == 7 * MIB
+        from torch.cuda import _memory_viz
+
+        assert "<script" in _memory_viz.trace_plot(data)
+        assert "a = seg_1[0:7.0MiB]\ndel a # 7.0MiB" in _memory_viz.trace(data)
+        result = gapless.replay(path)[0]
+        assert result["oom"] is None and result["peak_live_bytes"] >= 7 * MIB
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    assert torch.cuda.memory._snapshot()["device_traces"] == [[]]
+    del blocks
+
+
 def test_graph_capture():
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
