@@ -20,11 +20,10 @@ def main():
     loss_function = nn.CrossEntropyLoss()
 
     data = torch.Generator().manual_seed(1)
-    truth = torch.randn(inputs, classes, generator=data)
     steps = measure.Steps(device)
     for _ in range(arguments.steps):
         x = torch.randn(batch, inputs, generator=data)
-        y = (x @ truth).argmax(dim=1)
+        y = x[:, :classes].argmax(dim=1)
         x, y = x.to(device), y.to(device)
         with steps.step():
             optimizer.zero_grad()
