@@ -137,17 +137,20 @@ class Stage:
         found = {"exit_code": code, "seconds": round(seconds, 3)}
         try:
             last = json.loads(out.rstrip().rsplit("\n", 1)[-1])
-            if code == 0 and isinstance(last, dict):
-                found.update(last)
-                return found
         except ValueError:
-            pass
+            last = None
+        # What was found is kept where the process fails after it, too.
+        if isinstance(last, dict):
+            found.update(last)
+            if code == 0:
+                return found
+        after = " after its result" if isinstance(last, dict) else ""
         if code is None:
-            found["error"] = f"ended after {seconds:.0f} s"
+            found["error"] = f"ended after {seconds:.0f} s{after}"
         elif code < 0:
-            found["error"] = f"killed by signal {-code}"
+            found["error"] = f"killed by signal {-code}{after}"
         else:
-            found["error"] = last_line(err) or f"exit code {code} and no result"
+            found["error"] = (last_line(err) or f"exit code {code} and no result") + after
         print(f"-- {name} under {policy}: {found['error']}\n{err[-6000:]}", file=sys.stderr, flush=True)
         found["stderr"] = err[-3000:]
         return found

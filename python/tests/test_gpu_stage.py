@@ -189,6 +189,13 @@ def test_one_that_fails_does_not_keep_the_others(stage):
     assert "Traceback" in err and "ValueError: no kernel" in table
 
 
+def test_a_crash_after_the_result(stage):
+    text = "print(json.dumps(training), flush=True)\nif policy == 'gapless': os.kill(os.getpid(), 11)"
+    code, parts, table, _, _ = stage("--parts", "mlp", train_mlp=text)
+    assert code == 1 and parts["mlp"]["reason"] == "gapless: killed by signal 11 after its result"
+    assert "| mlp | gapless | 100 | 101 | 150 |" in table
+
+
 def test_fragmentation_that_shows_nothing(stage):
     served = SCRIPTS["fragmentation.py"].replace('"out of memory"', '"served"')
     code, parts, _, _, _ = stage("--parts", "fragmentation", fragmentation=served)
