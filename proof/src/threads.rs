@@ -2,7 +2,8 @@
 
 use crate::device::{Device, World};
 use crate::op::Op;
-use crate::runner::{PrintOnPanic, Runner, Summary};
+use crate::runner::{Runner, Summary};
+use crate::show::PrintOnPanic;
 use parking_lot::Mutex;
 use std::sync::mpsc;
 use std::thread;
