@@ -31,7 +31,7 @@ mod status;
 mod torch;
 
 pub use conf::{Conf, ConfError};
-pub use config::gapless_config;
+pub use config::{Budget, gapless_config};
 pub use cupy::*;
 pub use functions::*;
 pub use process::{gapless_check_conf, gapless_configure, gapless_device_allocator};

@@ -17,6 +17,7 @@ mod prove;
 mod runner;
 mod stress;
 mod threads;
+mod traces;
 mod wire;
 mod witness;
 
@@ -28,5 +29,6 @@ pub use prove::{as_test, budget_of_cases, prove};
 pub use runner::{PrintOnPanic, Runner, Summary, run};
 pub use stress::{Faults, Progress, Stress, run_stress};
 pub use threads::run_scheduled;
+pub use traces::{ReadTrace, check_trace};
 pub use wire::{Extra, decode, encode};
 pub use witness::Witness;
