@@ -127,6 +127,11 @@ impl Environment {
         let folder = std::env::temp_dir().join(format!("gapless-calls-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a temporary folder");
         std::fs::write(folder.join("trace"), "a 1 4096 0\nm step\na 2 9999999 1\nf 1\n").expect("a temporary file");
+        if usage.is_none() {
+            // Keeps the GPU's context alive from one input to the next.
+            let mut handle: *mut gapless_allocator = null_mut();
+            expect_ok(c!(gapless_device_allocator(0, &raw mut handle)));
+        }
         // Null, and the driver's other names of a thread's default streams.
         let streams = vec![0, 2, 1];
         Self { device: i32::from(usage.is_some()), library, usage, streams, folder }
@@ -151,7 +156,7 @@ fn simulated() -> PathBuf {
     let program = std::env::current_exe().expect("a path of the program");
     let folder = program.parent().expect("a folder of the program");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate is in a folder");
-    let places = [folder.join(NAME), folder.join("../bin").join(NAME), root.join("target/debug").join(NAME)];
+    let places = [folder.join(NAME), root.join("target/debug").join(NAME)];
     let found = places.iter().find(|path| path.exists());
     found.unwrap_or_else(|| panic!("{NAME} is missing: cargo build -p gapless-sim-libcuda")).clone()
 }
