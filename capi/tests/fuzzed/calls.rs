@@ -541,9 +541,10 @@ impl Calls {
         assert!((3..1 << 24).contains(&needed), "{needed} bytes");
         let mut again = UNTOUCHED;
         let mut buffer = vec![0xa5_u8; needed + 8];
-        let small = record.number as usize % needed;
-        expect(call(buffer.as_mut_ptr().cast(), small, &raw mut again), &[GAPLESS_ERROR_BUFFER_TOO_SMALL], record);
-        assert!(again == needed && buffer.iter().all(|byte| *byte == 0xa5), "{record:?} wrote into {small} bytes");
+        for small in [needed - 1, record.number as usize % needed] {
+            expect(call(buffer.as_mut_ptr().cast(), small, &raw mut again), &[GAPLESS_ERROR_BUFFER_TOO_SMALL], record);
+            assert!(again == needed && buffer.iter().all(|byte| *byte == 0xa5), "{record:?} wrote into {small} bytes");
+        }
         expect(call(null_mut(), needed, &raw mut again), &[GAPLESS_ERROR_INVALID_ARGUMENT], record);
         let capacity = needed + record.how as usize % 8;
         expect(call(buffer.as_mut_ptr().cast(), capacity, &raw mut again), &[GAPLESS_OK], record);
