@@ -12,6 +12,13 @@ const SCALE: &str = "GAPLESS_PROOF_SCALE";
 /// The seed of the second run of each property: of the clock unless set.
 const SEED: &str = "GAPLESS_PROOF_SEED";
 
+/// Most steps taken to make a failing input smaller: 3000 unless set.
+const SHRINK: &str = "GAPLESS_PROOF_SHRINK";
+
+fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
 /// A sequence as a test to paste.
 pub fn as_test(world: &World, ops: &[Op]) -> String {
     let mut text =
@@ -27,7 +34,7 @@ pub fn as_test(world: &World, ops: &[Op]) -> String {
 
 /// `cases`, scaled by the environment.
 pub fn budget_of_cases(cases: u32) -> u32 {
-    let scale: f64 = std::env::var(SCALE).ok().and_then(|text| text.parse().ok()).unwrap_or(1.0);
+    let scale: f64 = setting(SCALE).unwrap_or(1.0);
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
     let scaled = (f64::from(cases) * scale) as u32;
     scaled.max(1)
@@ -39,7 +46,7 @@ pub fn budget_of_cases(cases: u32) -> u32 {
 /// When an input fails: the shrunk one is printed by `show`.
 pub fn prove<S: Strategy>(cases: u32, strategy: &S, show: impl Fn(&S::Value) -> String, test: impl Fn(&S::Value)) {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros());
-    let random = std::env::var(SEED).ok().and_then(|text| text.parse().ok()).unwrap_or(clock & u128::from(u64::MAX));
+    let random = setting(SEED).unwrap_or(clock & u128::from(u64::MAX));
     for seed in [1, random] {
         eprintln!("seed {seed} ({SEED}={seed} repeats it)");
         let mut bytes = [0; 32];
@@ -48,7 +55,7 @@ pub fn prove<S: Strategy>(cases: u32, strategy: &S, show: impl Fn(&S::Value) -> 
         let config = Config {
             cases: budget_of_cases(cases),
             failure_persistence: None,
-            max_shrink_iters: 3000,
+            max_shrink_iters: setting(SHRINK).unwrap_or(3000),
             ..Config::default()
         };
         let outcome = TestRunner::new_with_rng(config, rng).run(strategy, |input| {

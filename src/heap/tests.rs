@@ -2,44 +2,131 @@
 
 use super::*;
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 
 const GRANULES: u64 = 64;
+/// Where the heap lies: aligned to less than the alignments that are asked for.
+const BASE: u64 = 5 * GRANULE;
 
 #[derive(Clone, Debug)]
 enum HeapOp {
-    Alloc(u64),
-    AllocAligned(u64, u32),
+    Alloc { granules: u64, waste: u16 },
+    AllocAligned { granules: u64, waste: u16, shift: u32 },
+    Share(usize),
     Free(usize),
     FreeLater(usize),
     Settle(usize),
     Set { start: u64, len: u64, to: BlockState },
+    TakeLive { block: usize, before: u64, granules: u64, waste: u16 },
 }
 
 fn heap_op() -> impl Strategy<Value = HeapOp> {
+    let waste = 0..GRANULE as u16;
     prop_oneof![
-        4 => (1..12u64).prop_map(HeapOp::Alloc),
-        1 => (1..12u64, 9..14u32).prop_map(|(size, shift)| HeapOp::AllocAligned(size, shift)),
+        4 => (1..12u64, waste.clone()).prop_map(|(granules, waste)| HeapOp::Alloc { granules, waste }),
+        2 => (1..12u64, waste.clone(), 9..14u32)
+            .prop_map(|(granules, waste, shift)| HeapOp::AllocAligned { granules, waste, shift }),
+        1 => any::<usize>().prop_map(HeapOp::Share),
         4 => any::<usize>().prop_map(HeapOp::Free),
         1 => any::<usize>().prop_map(HeapOp::FreeLater),
         1 => any::<usize>().prop_map(HeapOp::Settle),
         3 => (0..GRANULES, 1..24u64, prop_oneof![
             Just(BlockState::Hole), Just(BlockState::Free), Just(BlockState::Claimed)])
             .prop_map(|(start, len, to)| HeapOp::Set { start, len, to }),
+        1 => (any::<usize>(), 0..4u64, 1..8u64, waste)
+            .prop_map(|(block, before, granules, waste)| HeapOp::TakeLive { block, before, granules, waste }),
     ]
 }
 
-/// Smallest run of free granules that fits, lowest first: what best fit must find.
-fn best_run(granules: &[BlockState], size: u64) -> Option<u64> {
-    let mut best: Option<(u64, u64)> = None;
-    let mut at = 0;
-    while at < granules.len() {
-        let run = granules[at..].iter().take_while(|state| **state == BlockState::Free).count();
-        if run as u64 >= size && best.is_none_or(|(len, _)| (run as u64) < len) {
-            best = Some((run as u64, at as u64));
-        }
-        at += run.max(1);
+/// A block that callers hold, or held and that is pending.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    size: u64,
+    waste: u16,
+    shared: bool,
+}
+
+/// What the heap has to be: the state of every granule, and the blocks in use.
+struct Map {
+    granules: Vec<BlockState>,
+    live: BTreeMap<u64, Held>,
+    pending: BTreeMap<u64, Held>,
+}
+
+impl Map {
+    fn paint(&mut self, offset: u64, size: u64, state: BlockState) {
+        let start = (offset / GRANULE) as usize;
+        self.granules[start..start + (size / GRANULE) as usize].fill(state);
     }
-    best.map(|(_, start)| start * GRANULE)
+
+    /// Runs of granules in `state`: bytes and offset, smallest first.
+    fn runs(&self, state: BlockState) -> Vec<(u64, u64)> {
+        let mut runs = Vec::new();
+        let mut at = 0;
+        while at < self.granules.len() {
+            let run = self.granules[at..].iter().take_while(|granule| **granule == state).count();
+            if run > 0 {
+                runs.push((run as u64 * GRANULE, at as u64 * GRANULE));
+            }
+            at += run.max(1);
+        }
+        runs.sort_unstable();
+        runs
+    }
+
+    /// Where best fit must put `size` bytes: the smallest run with room, the lowest of several.
+    fn best_fit(&self, size: u64, alignment: u64) -> Option<u64> {
+        self.runs(BlockState::Free).into_iter().find_map(|(len, offset)| {
+            let start = (BASE + offset).next_multiple_of(alignment) - BASE;
+            (start + size <= offset + len).then_some(start)
+        })
+    }
+
+    fn hand_out(&mut self, offset: u64, size: u64, waste: u16) {
+        self.paint(offset, size, BlockState::Live);
+        self.live.insert(offset, Held { size, waste, shared: false });
+    }
+
+    fn assert_same(&self, heap: &Heap) {
+        let mut seen = vec![BlockState::Hole; GRANULES as usize];
+        let mut last = None;
+        for block in heap.blocks() {
+            let start = (block.offset / GRANULE) as usize;
+            seen[start..start + (block.size / GRANULE) as usize].fill(block.state);
+            assert_eq!(heap.block_around(block.offset + block.size - 1), Some(block));
+            assert_eq!(heap.before(&block).copied(), last);
+            last = Some(block);
+        }
+        assert_eq!(seen, self.granules);
+        assert_eq!(heap.blocks_unordered().count(), heap.blocks().count());
+        assert_eq!(heap.block_around(GRANULES * GRANULE), None);
+        for (offset, held) in &self.live {
+            let block = heap.block(*offset).expect("a live block");
+            assert_eq!((block.size, block.waste, block.shared), (held.size, held.waste, held.shared));
+        }
+        let sum = |held: &BTreeMap<u64, Held>| held.values().map(|held| held.size).sum::<u64>();
+        assert_eq!(heap.live_block_bytes(), sum(&self.live));
+        assert_eq!(heap.live_bytes(), self.live.values().map(|held| held.size - u64::from(held.waste)).sum::<u64>());
+        assert_eq!(heap.live_count(), self.live.len() as u64);
+        assert_eq!(heap.pending_bytes(), sum(&self.pending));
+        let free = self.runs(BlockState::Free);
+        assert_eq!(heap.free_bytes(), free.iter().map(|(len, _)| len).sum::<u64>());
+        assert_eq!(heap.largest_free().map(|block| block.size), free.last().map(|(len, _)| *len));
+        for granules in [1, 2, 5, 9] {
+            let wanted: Vec<_> = free.iter().copied().filter(|(len, _)| *len >= granules * GRANULE).collect();
+            let found = heap.free_blocks_from(granules * GRANULE).map(|block| (block.size, block.offset));
+            assert_eq!(found.collect::<Vec<_>>(), wanted);
+            let best = heap.best_fit(granules * GRANULE).map(|block| (block.size, block.offset));
+            assert_eq!(best, wanted.first().copied());
+        }
+        let mut holes = self.runs(BlockState::Hole);
+        holes.sort_unstable_by_key(|(_, offset)| *offset);
+        assert_eq!(heap.holes().map(|(offset, len)| (len, offset)).collect::<Vec<_>>(), holes);
+    }
+}
+
+fn nth<T: Copy>(map: &BTreeMap<u64, T>, which: usize) -> Option<(u64, T)> {
+    map.iter().nth(which % map.len().max(1)).map(|(offset, held)| (*offset, *held))
 }
 
 proptest! {
@@ -49,58 +136,65 @@ proptest! {
     fn agrees_with_a_map_of_granules(ops in prop::collection::vec(heap_op(), 1..120)) {
         let mut heap = Heap::new(GRANULES * GRANULE);
         heap.set(0, 0, 40 * GRANULE, BlockState::Free, 0);
-        let mut granules = vec![BlockState::Hole; GRANULES as usize];
-        granules[..40].fill(BlockState::Free);
-        let mut live: Vec<(u64, u64)> = Vec::new();
-        let mut pending: Vec<(u64, u64)> = Vec::new();
-        let paint = |granules: &mut Vec<BlockState>, offset: u64, size: u64, state| {
-            let start = (offset / GRANULE) as usize;
-            granules[start..start + (size / GRANULE) as usize].fill(state);
+        let mut map = Map {
+            granules: vec![BlockState::Hole; GRANULES as usize],
+            live: BTreeMap::new(),
+            pending: BTreeMap::new(),
         };
+        map.paint(0, 40 * GRANULE, BlockState::Free);
         for op in ops {
             match op {
-                HeapOp::Alloc(size) => {
-                    let size = size * GRANULE;
-                    let expected = best_run(&granules, size / GRANULE);
-                    let found = heap.alloc(size, 3);
-                    prop_assert_eq!(found, expected);
+                HeapOp::Alloc { granules, waste } => {
+                    let size = granules * GRANULE;
+                    let found = heap.alloc(size, waste);
+                    prop_assert_eq!(found, map.best_fit(size, 1));
                     if let Some(offset) = found {
-                        paint(&mut granules, offset, size, BlockState::Live);
-                        live.push((offset, size));
+                        map.hand_out(offset, size, waste);
                     }
                 }
-                HeapOp::AllocAligned(size, shift) => {
-                    let size = size * GRANULE;
-                    let base = 5 * GRANULE;
-                    if let Some(offset) = heap.alloc_aligned(size, 0, 1 << shift, base) {
-                        prop_assert!((base + offset).is_multiple_of(1 << shift));
-                        let start = (offset / GRANULE) as usize;
-                        let run = &granules[start..start + (size / GRANULE) as usize];
-                        prop_assert!(run.iter().all(|state| *state == BlockState::Free));
-                        paint(&mut granules, offset, size, BlockState::Live);
-                        live.push((offset, size));
+                HeapOp::AllocAligned { granules, waste, shift } => {
+                    let size = granules * GRANULE;
+                    let found = heap.alloc_aligned(size, waste, 1 << shift, BASE);
+                    prop_assert_eq!(found, map.best_fit(size, 1 << shift));
+                    if let Some(offset) = found {
+                        map.hand_out(offset, size, waste);
                     }
                 }
-                HeapOp::Free(which) if !live.is_empty() => {
-                    let (offset, size) = live.swap_remove(which % live.len());
-                    prop_assert_eq!(heap.free(offset, 1).unwrap().size, size);
+                HeapOp::Share(which) => {
+                    if let Some((offset, _)) = nth(&map.live, which) {
+                        heap.share(offset).unwrap();
+                        map.live.get_mut(&offset).unwrap().shared = true;
+                    }
+                }
+                HeapOp::Free(which) => {
+                    let Some((offset, held)) = nth(&map.live, which) else { continue };
+                    if held.shared {
+                        prop_assert_eq!(heap.free(offset, 1), Err(NotLive::Shared));
+                        continue;
+                    }
+                    prop_assert_eq!(heap.free(offset, 1).unwrap().size, held.size);
                     prop_assert!(heap.free(offset, 1).is_err(), "a double free is refused");
-                    paint(&mut granules, offset, size, BlockState::Free);
+                    map.live.remove(&offset);
+                    map.paint(offset, held.size, BlockState::Free);
                 }
-                HeapOp::FreeLater(which) if !live.is_empty() => {
-                    let (offset, size) = live.swap_remove(which % live.len());
-                    heap.free_later(offset).unwrap();
-                    paint(&mut granules, offset, size, BlockState::Pending);
-                    pending.push((offset, size));
+                HeapOp::FreeLater(which) => {
+                    let Some((offset, held)) = nth(&map.live, which) else { continue };
+                    let block = heap.free_later(offset).unwrap();
+                    prop_assert_eq!((block.size, block.shared), (held.size, held.shared));
+                    prop_assert!(heap.share(offset).is_err(), "a pending block is nobody's to share");
+                    map.live.remove(&offset);
+                    map.paint(offset, held.size, BlockState::Pending);
+                    map.pending.insert(offset, held);
                 }
-                HeapOp::Settle(which) if !pending.is_empty() => {
-                    let (offset, size) = pending.swap_remove(which % pending.len());
+                HeapOp::Settle(which) => {
+                    let Some((offset, held)) = nth(&map.pending, which) else { continue };
                     heap.settle(offset, 2);
-                    paint(&mut granules, offset, size, BlockState::Free);
+                    map.pending.remove(&offset);
+                    map.paint(offset, held.size, BlockState::Free);
                 }
                 HeapOp::Set { start, len, to } => {
                     let end = (start + len).min(GRANULES);
-                    let range = &granules[start as usize..end as usize];
+                    let range = &map.granules[start as usize..end as usize];
                     if range.iter().any(|state| matches!(state, BlockState::Live | BlockState::Pending)) {
                         continue;
                     }
@@ -113,16 +207,24 @@ proptest! {
                         continue;
                     }
                     heap.set(first.offset, start * GRANULE, (end - start) * GRANULE, to, 1);
-                    paint(&mut granules, start * GRANULE, (end - start) * GRANULE, to);
+                    map.paint(start * GRANULE, (end - start) * GRANULE, to);
                 }
-                _ => {}
+                HeapOp::TakeLive { block, before, granules, waste } => {
+                    let takable = |block: &Block| matches!(block.state, BlockState::Free | BlockState::Claimed);
+                    let blocks: Vec<Block> = heap.blocks().filter(takable).collect();
+                    let Some(block) = blocks.get(block % blocks.len().max(1)) else { continue };
+                    let (start, size) = (block.offset + before * GRANULE, granules * GRANULE);
+                    if start + size > block.offset + block.size {
+                        continue;
+                    }
+                    heap.take_live(block.offset, start, size, waste);
+                    // What is left of a claim is free.
+                    map.paint(block.offset, block.size, BlockState::Free);
+                    map.hand_out(start, size, waste);
+                }
             }
             heap.check();
-            let mut seen = vec![BlockState::Hole; GRANULES as usize];
-            for block in heap.blocks() {
-                paint(&mut seen, block.offset, block.size, block.state);
-            }
-            prop_assert_eq!(&seen, &granules);
+            map.assert_same(&heap);
         }
     }
 }
@@ -182,4 +284,14 @@ fn merged_blocks_keep_the_later_epoch() {
         heap.set(0, 0, 2 * GRANULE, BlockState::Free, 0);
         assert_eq!(heap.block(0).unwrap().epoch, 9, "{order:?}: claimed and given back");
     }
+}
+
+#[test]
+fn epochs_are_lowered_together() {
+    let mut heap = Heap::new(16 * GRANULE);
+    heap.set(0, 0, 3 * GRANULE, BlockState::Free, 7);
+    heap.set(3 * GRANULE, 4 * GRANULE, 3 * GRANULE, BlockState::Claimed, 2);
+    heap.renumber(5);
+    assert_eq!((heap.block(0).unwrap().epoch, heap.block(4 * GRANULE).unwrap().epoch), (2, 0));
+    heap.check();
 }

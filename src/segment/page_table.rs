@@ -202,6 +202,106 @@ fn index(page: u64) -> usize {
 mod tests {
     use super::*;
     use crate::stream::StreamIndex;
+    use proptest::prelude::*;
+
+    const PAGES: u64 = 48;
+
+    #[derive(Clone, Debug)]
+    enum TableOp {
+        Add { page: u64, pages: u64, stale: bool },
+        Remove(usize),
+        SetState { which: usize, stale: bool },
+    }
+
+    fn table_op() -> impl Strategy<Value = TableOp> {
+        prop_oneof![
+            3 => (0..PAGES, 1..9u64, any::<bool>())
+                .prop_map(|(page, pages, stale)| TableOp::Add { page, pages: pages.min(PAGES - page), stale }),
+            1 => any::<usize>().prop_map(TableOp::Remove),
+            2 => (any::<usize>(), any::<bool>()).prop_map(|(which, stale)| TableOp::SetState { which, stale }),
+        ]
+    }
+
+    fn state(stale: bool) -> ViewState {
+        if stale { ViewState::Stale(Fence { stream: StreamIndex(3), epoch: 9 }) } else { ViewState::Active }
+    }
+
+    /// Every question that can be asked, against a plain list of views.
+    fn assert_same(table: &PageTable, views: &[View], top: u64) {
+        table.check();
+        let covering = |page: u64| views.iter().find(|view| (view.page..view.end()).contains(&page));
+        assert_eq!(table.len(), views.len());
+        assert_eq!(table.iter().count(), views.len());
+        assert_eq!(table.stale(), views.iter().filter(|view| view.state != ViewState::Active).count());
+        assert_eq!(table.mapped_pages(), views.iter().map(|view| u64::from(view.pages)).sum::<u64>());
+        assert_eq!(table.top(), top);
+        for start in 0..PAGES + 2 {
+            assert_eq!(table.view(start), covering(start));
+            for end in start..PAGES + 2 {
+                let mut touching: Vec<View> =
+                    views.iter().copied().filter(|view| start < end && view.page < end && start < view.end()).collect();
+                touching.sort_unstable_by_key(|view| view.page);
+                assert_eq!(table.views_in(start, end).copied().collect::<Vec<_>>(), touching, "{start}..{end}");
+                let active =
+                    (start..end).filter(|page| covering(*page).is_some_and(|view| view.state == ViewState::Active));
+                let active = active.count() as u64;
+                assert_eq!(table.none_active(start, end), active == 0, "{start}..{end}");
+                if end <= top {
+                    assert_eq!(table.all_active(start, end), active == end - start, "{start}..{end}");
+                } else {
+                    assert!(!table.all_active(start, end));
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+        #[test]
+        fn agrees_with_a_list_of_views(ops in prop::collection::vec(table_op(), 1..40)) {
+            let mut table = PageTable::default();
+            let mut views: Vec<View> = Vec::new();
+            let mut top = 0;
+            for (number, op) in ops.into_iter().enumerate() {
+                match op {
+                    TableOp::Add { page, pages, stale } => {
+                        let view = View {
+                            chunk: ChunkId(number as u32),
+                            page,
+                            pages: pages as u32,
+                            state: state(stale),
+                        };
+                        if views.iter().any(|other| view.page < other.end() && other.page < view.end()) {
+                            continue;
+                        }
+                        table.add(view);
+                        views.push(view);
+                        top = top.max(view.end());
+                    }
+                    TableOp::Remove(which) if !views.is_empty() => {
+                        let view = views.swap_remove(which % views.len());
+                        prop_assert_eq!(table.remove(view.page), view);
+                    }
+                    TableOp::SetState { which, stale } if !views.is_empty() => {
+                        let which = which % views.len();
+                        views[which].state = state(stale);
+                        table.set_state(views[which].page, state(stale));
+                    }
+                    _ => {}
+                }
+                assert_same(&table, &views, top);
+            }
+        }
+    }
+
+    #[test]
+    fn memory_is_proportional_to_pages() {
+        let mut table = PageTable::default();
+        table.add(View { chunk: ChunkId(0), page: 0, pages: 1 << 16, state: ViewState::Active });
+        let per_page = table.metadata_bytes() as f64 / f64::from(1 << 16);
+        assert!((4.25..4.5).contains(&per_page), "{per_page} bytes a page");
+    }
 
     #[test]
     fn views_come_and_go_whole() {

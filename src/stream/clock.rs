@@ -134,3 +134,95 @@ impl StreamClock {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::{DriverCall, DriverErrorKind, Fault, FaultDriver, ModelDriver, WorkDriver};
+
+    const MAIN: StreamId = StreamId::DEFAULT;
+
+    fn clock() -> (ModelDriver, EventPool, StreamClock) {
+        (ModelDriver::default(), EventPool::default(), StreamClock::new(MAIN))
+    }
+
+    #[test]
+    fn epochs_pass_in_order() {
+        let (driver, events, mut clock) = clock();
+        assert_eq!((clock.open(), clock.passed(), clock.sealed()), (1, 0, 0));
+        driver.hold(MAIN);
+        for open in 2..5 {
+            assert!(clock.seal(&driver, &events).unwrap());
+            assert_eq!((clock.open(), clock.sealed() as u64), (open, open - 1));
+        }
+        clock.check();
+        assert_eq!(clock.poll(&driver, &events), Ok(0), "nothing has passed");
+        driver.complete(MAIN);
+        assert!(clock.seal(&driver, &events).unwrap(), "sealed behind what the stream has not come to");
+        assert_eq!(clock.poll(&driver, &events), Ok(3));
+        assert_eq!((clock.open(), clock.passed(), clock.sealed()), (5, 3, 1));
+        clock.check();
+        assert_eq!(driver.calls().count(DriverCall::EventCreate), 4);
+        assert!(clock.seal(&driver, &events).unwrap());
+        assert_eq!(driver.calls().count(DriverCall::EventCreate), 4, "events are used again");
+    }
+
+    #[test]
+    fn the_host_waits_for_no_more_than_it_must() {
+        let (driver, events, mut clock) = clock();
+        driver.hold(MAIN);
+        for _ in 0..3 {
+            clock.seal(&driver, &events).unwrap();
+        }
+        clock.wait(0, &driver, &events).unwrap();
+        assert_eq!(driver.host_waits(), 0, "epoch 0 has passed");
+        clock.wait(2, &driver, &events).unwrap();
+        assert_eq!((driver.host_waits(), clock.passed(), clock.sealed()), (1, 2, 1));
+        clock.check();
+        clock.wait(2, &driver, &events).unwrap();
+        assert_eq!(driver.host_waits(), 1, "it is known to have passed");
+    }
+
+    #[test]
+    fn another_stream_is_held_back_by_what_has_not_passed() {
+        let (driver, events, mut clock) = clock();
+        let other = driver.create_stream().unwrap();
+        let waits = || driver.calls().count(DriverCall::StreamWait);
+        driver.hold(MAIN);
+        clock.seal(&driver, &events).unwrap();
+        clock.hold_back(other, 0, &driver).unwrap();
+        assert_eq!(waits(), 0, "never used");
+        clock.hold_back(other, 1, &driver).unwrap();
+        assert_eq!(waits(), 1);
+        let event = driver.event_create().unwrap();
+        driver.event_record(event, other).unwrap();
+        assert!(!driver.event_query(event).unwrap(), "the other stream is behind epoch 1");
+        driver.complete(MAIN);
+        assert!(driver.event_query(event).unwrap());
+        clock.poll(&driver, &events).unwrap();
+        clock.hold_back(other, 1, &driver).unwrap();
+        assert_eq!(waits(), 1, "it has passed");
+    }
+
+    #[test]
+    fn a_capture_or_a_failure_leaves_the_epoch_open() {
+        let driver = FaultDriver::new(ModelDriver::default());
+        let (events, mut clock) = (EventPool::default(), StreamClock::new(MAIN));
+        let own = driver.create_stream().unwrap();
+        let mut capturing = StreamClock::new(own);
+        driver.inner().begin_capture(own);
+        assert_eq!(capturing.seal(&driver, &events), Ok(false));
+        assert_eq!((capturing.open(), capturing.sealed()), (1, 0));
+        driver.inner().end_capture(own);
+        driver.arm(Fault::nth(0, DriverErrorKind::OutOfMemory).only([DriverCall::EventRecord]));
+        assert!(clock.seal(&driver, &events).is_err());
+        assert_eq!((clock.open(), clock.sealed()), (1, 0));
+        driver.disarm();
+        assert_eq!(clock.seal(&driver, &events), Ok(true));
+        assert_eq!(driver.inner().calls().count(DriverCall::EventCreate), 1, "the event of the failure was kept");
+        clock.forget(&events);
+        assert_eq!(clock.sealed(), 0);
+        events.clear(&driver).unwrap();
+        assert_eq!(driver.inner().usage().events, 0);
+    }
+}

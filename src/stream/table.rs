@@ -1,15 +1,18 @@
 //! Stream table: from a stream's handle to what the allocator keeps for it, without a lock.
 //!
-//! Open addressing over a fixed number of slots; entries are added, never removed or moved, so a reader needs no more
-//! than two loads. Entries are also numbered in the order of their arrival.
+//! Open addressing over levels, each as large as all before it, made when those are full; entries are added, never
+//! removed or moved, so a reader needs no more than two loads a level, and few streams live beyond the first. Entries
+//! are also numbered in the order of their arrival.
 
 use super::StreamIndex;
 use crate::sync::{Mutex, OnceLock};
 use crate::units::StreamId;
 
-/// Most streams of one allocator. Few under loom, which follows every slot.
-pub const CAPACITY: usize = if cfg!(loom) { 4 } else { 4096 };
-const SLOTS: usize = CAPACITY * 2;
+/// Streams of the first level, and of the second. Few under loom, which follows every slot.
+const FIRST: usize = if cfg!(loom) { 2 } else { 16 };
+const LEVELS: usize = if cfg!(loom) { 2 } else { 9 };
+/// Most streams of one allocator.
+pub const CAPACITY: usize = FIRST << (LEVELS - 1);
 
 /// An append-only array: written under the owner's lock, read without one.
 #[derive(Debug)]
@@ -47,52 +50,97 @@ impl<T> Slots<T> {
     }
 }
 
+/// The entries of some consecutive numbers.
+#[derive(Debug)]
+struct Level<T> {
+    /// Handles and their places in `entries`; twice as many slots, so that a search soon ends at an empty one.
+    by_handle: Box<[OnceLock<(StreamId, u32)>]>,
+    entries: Slots<T>,
+}
+
+impl<T> Level<T> {
+    fn new(capacity: usize) -> Self {
+        Self { by_handle: (0..capacity * 2).map(|_| OnceLock::new()).collect(), entries: Slots::new(capacity) }
+    }
+
+    /// The slots in which a handle may be, in order.
+    #[inline]
+    fn places(&self, stream: StreamId) -> impl Iterator<Item = &OnceLock<(StreamId, u32)>> {
+        let slots = self.by_handle.len();
+        let home = (stream.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
+        (home..).map(move |place| &self.by_handle[place & (slots - 1)])
+    }
+
+    #[inline]
+    fn find(&self, stream: StreamId) -> Option<&T> {
+        for place in self.places(stream) {
+            let (handle, index) = place.get()?;
+            if *handle == stream {
+                return self.entries.get(*index as usize);
+            }
+        }
+        None
+    }
+
+    /// Fills the next place. `None` when all are taken.
+    fn push(&self, stream: StreamId, entry: T) -> Option<&T> {
+        let index = self.entries.push(entry)?;
+        let mut found = (stream, u32::try_from(index).expect("CAPACITY is small"));
+        // The entry first: who finds the handle finds it whole.
+        for place in self.places(stream) {
+            match place.set(found) {
+                Ok(()) => break,
+                Err(back) => found = back,
+            }
+        }
+        self.entries.get(index)
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct StreamTable<T> {
-    by_handle: Box<[OnceLock<(StreamId, u32)>]>,
-    entries: Slots<T>,
+    levels: [OnceLock<Level<T>>; LEVELS],
     adding: Mutex<()>,
 }
 
 impl<T> Default for StreamTable<T> {
     fn default() -> Self {
-        Self {
-            by_handle: (0..SLOTS).map(|_| OnceLock::new()).collect(),
-            entries: Slots::new(CAPACITY),
-            adding: Mutex::new(()),
-        }
+        Self { levels: std::array::from_fn(|_| OnceLock::new()), adding: Mutex::new(()) }
     }
 }
 
 impl<T> StreamTable<T> {
+    /// Level of an entry's number, and the number of that level's first entry.
     #[inline]
-    fn home(stream: StreamId) -> usize {
-        (stream.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SLOTS.trailing_zeros())) as usize
+    fn level_of(index: usize) -> (usize, usize) {
+        let level = ((index / (FIRST / 2)) | 1).ilog2() as usize;
+        (level, if level == 0 { 0 } else { (FIRST / 2) << level })
     }
 
     /// The entry of `stream`, if it was added.
     #[inline]
     pub fn find(&self, stream: StreamId) -> Option<&T> {
-        let mut slot = Self::home(stream);
-        loop {
-            let (handle, index) = self.by_handle[slot % SLOTS].get()?;
-            if *handle == stream {
-                return self.entries.get(*index as usize);
+        for level in &self.levels {
+            let found = level.get()?.find(stream);
+            if found.is_some() {
+                return found;
             }
-            slot += 1;
         }
+        None
     }
 
     /// The entry with this number.
     #[inline]
     pub fn get(&self, index: StreamIndex) -> &T {
-        self.entries.get(index.0 as usize).expect("a stream index comes from this table")
+        let (level, first) = Self::level_of(index.0 as usize);
+        let entry = self.levels[level].get().and_then(|level| level.entries.get(index.0 as usize - first));
+        entry.expect("a stream index comes from this table")
     }
 
     /// Entries in the order of their arrival.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
-        self.entries.iter()
+        self.levels.iter().map_while(OnceLock::get).flat_map(|level| level.entries.iter())
     }
 
     /// The entry of `stream`, made by `make` from its number when it is new. `None` when the table is full.
@@ -101,17 +149,14 @@ impl<T> StreamTable<T> {
         if let Some(entry) = self.find(stream) {
             return Some(entry);
         }
-        let index = self.entries.iter().count();
-        if index == CAPACITY {
-            return None;
+        let index = self.iter().count();
+        let (level, first) = Self::level_of(index);
+        let level = self.levels.get(level)?;
+        if level.get().is_none() {
+            // Alone: under the lock.
+            let _ = level.set(Level::new(first.max(FIRST)));
         }
-        let number = u32::try_from(index).expect("CAPACITY is small");
-        self.entries.push(make(StreamIndex(number)))?;
-        let mut slot = Self::home(stream);
-        while self.by_handle[slot % SLOTS].set((stream, number)).is_err() {
-            slot += 1;
-        }
-        self.entries.get(index)
+        level.get()?.push(stream, make(StreamIndex(u32::try_from(index).expect("CAPACITY is small"))))
     }
 }
 
