@@ -16,7 +16,7 @@ fn alloc(pages: u32, stream: u8) -> Op {
 fn main() -> std::io::Result<()> {
     let free = |block| Free { block };
     let holes = [alloc(2, 0), alloc(2, 0), alloc(2, 0), alloc(2, 0), free(0), free(1)];
-    let seeds: [(&str, u8, u8, Vec<Op>); 12] = [
+    let seeds: [(&str, u8, u8, Vec<Op>); 13] = [
         (
             "small_blocks",
             8,
@@ -24,6 +24,12 @@ fn main() -> std::io::Result<()> {
             vec![Alloc { bytes: 100, align: 0, stream: 0 }, Alloc { bytes: 0, align: 12, stream: 0 }, free(0)],
         ),
         ("harvest", 8, 0, [&holes[..], &[alloc(4, 0), free(2), alloc(2, 1)]].concat()),
+        (
+            "four_streams",
+            8,
+            0,
+            vec![alloc(2, 0), alloc(2, 1), alloc(2, 2), alloc(2, 3), free(3), alloc(1, 2), free(0), alloc(3, 3)],
+        ),
         (
             "behind_a_wait",
             8,
@@ -89,7 +95,7 @@ fn main() -> std::io::Result<()> {
         let folder = Path::new("fuzz/corpus").join(target);
         fs::create_dir_all(&folder)?;
         for (name, pages, chunk, ops) in &seeds {
-            let mut bytes = encode(*pages, *chunk, 3, ops);
+            let mut bytes = encode(*pages, *chunk, if *name == "four_streams" { 4 } else { 3 }, ops);
             if target == "faults" {
                 // Before the last operation, the third call fails.
                 let end = bytes.len();

@@ -97,17 +97,11 @@ impl Environment {
 
     fn open(simulated: Option<PathBuf>) -> Self {
         if simulated.is_some() {
-            for (name, value) in
-                [("GAPLESS_SIM_CAPACITY", Some("64MiB")), ("GAPLESS_SIM_DEVICES", Some("2")), ("GAPLESS_CONF", None)]
+            for (name, value) in [("GAPLESS_SIM_CAPACITY", "64MiB"), ("GAPLESS_SIM_DEVICES", "2"), ("GAPLESS_CONF", "")]
             {
                 // SAFETY: whatever else this process does at the same time reads the environment through std, if at all,
                 // which locks it.
-                unsafe {
-                    match value {
-                        Some(value) => std::env::set_var(name, value),
-                        None => std::env::remove_var(name),
-                    }
-                }
+                unsafe { std::env::set_var(name, value) };
             }
         }
         let library = simulated.as_ref().map(|path| CString::new(path.to_str().expect("UTF-8")).expect("a path"));
@@ -442,13 +436,13 @@ impl Calls {
         expect(status, &[if book.is_some() { GAPLESS_OK } else { GAPLESS_ERROR_INVALID_HANDLE }], record);
         if let (Some(book), Some(before)) = (book, before) {
             let after = self.figures(book);
-            if record.what % 3 == 0 {
+            if record.what.is_multiple_of(3) {
                 assert_eq!(after.peak_live_bytes, after.live_bytes, "the present is the peak");
             } else if !out.is_null() {
                 assert_eq!(before - after.reserved_bytes, released, "what was given back");
             }
         }
-        if status != GAPLESS_OK || record.what % 3 == 0 {
+        if status != GAPLESS_OK || record.what.is_multiple_of(3) {
             assert_eq!(released, UNTOUCHED as u64, "{record:?}");
         }
     }
@@ -589,7 +583,7 @@ impl Calls {
             208..=223 => (config.device, good) = (if record.how < 128 { -1 } else { 1 << 20 }, false),
             224..=239 => {
                 config.peer_count = u32::from(record.how) % 3;
-                config.peers = if record.number % 2 == 0 { null() } else { peers.as_ptr() };
+                config.peers = if record.number.is_multiple_of(2) { null() } else { peers.as_ptr() };
                 (good, surely_bad) = (false, false);
             }
             240..=247 => (config.library, good) = (c"/nowhere/libcuda.so.1".as_ptr(), false),
@@ -640,7 +634,7 @@ impl Calls {
         let on = book.is_some_and(|book| self.books[book].recording.is_some());
         match record.what % 8 {
             0..=2 => {
-                let ending = if record.how % 2 == 0 { "gz" } else { "txt" };
+                let ending = if record.how.is_multiple_of(2) { "gz" } else { "txt" };
                 self.recordings += 1;
                 let path = self.environment.folder.join(format!("{}.{ending}", self.recordings));
                 let text = CString::new(path.to_str().expect("UTF-8")).expect("a path");
@@ -741,7 +735,7 @@ impl Calls {
                     .collect();
                 if record.what < 200 && !wrong_device {
                     let Some(addr) = mine.get(record.number as usize % mine.len().max(1)).copied() else { return };
-                    self.torch_free(addr, record.what % 2 == 0);
+                    self.torch_free(addr, record.what.is_multiple_of(2));
                 } else {
                     // Refused, and told on stderr: nothing changes.
                     let addr = self.live.iter().find(|(at, _)| !mine.contains(at)).map_or(0x1000, |(at, _)| *at);
