@@ -17,7 +17,8 @@ use crate::units::{DeviceAddr, StreamId};
 
 /// A reserved range of addresses, mapped from its start up to [`mapped_bytes`](Self::mapped_bytes).
 ///
-/// Dropping it waits for the streams it was used with, and gives its chunks back to the allocator.
+/// Dropping it waits for the streams it was used with, and gives its chunks back to the allocator. Where that fails, the
+/// next range that runs short of memory tries again, and at the latest the allocator's end.
 #[derive(Debug)]
 pub struct VirtualRange<D: Driver> {
     inner: Arc<Inner<D>>,
@@ -43,8 +44,14 @@ impl<D: Driver> Allocator<D> {
         self.inner.expect_usable()?;
         let mut mapper = self.inner.mapper.lock();
         let addr = self.inner.note_loss(self.inner.driver.reserve(total, page_bytes))?;
-        let segment = mapper.segments.len();
-        mapper.segments.push(Segment::new(addr, total, page_bytes));
+        // Numbers of ranges that are gone are taken again.
+        let vacant = mapper.segments.iter().position(|segment| segment.pages == 0);
+        let segment = vacant.unwrap_or(mapper.segments.len());
+        let fresh = Segment::new(addr, total, page_bytes);
+        match vacant {
+            Some(number) => mapper.segments[number] = fresh,
+            None => mapper.segments.push(fresh),
+        }
         drop(mapper);
         Ok(VirtualRange {
             inner: Arc::clone(&self.inner),
@@ -250,11 +257,7 @@ impl<D: Driver> Drop for VirtualRange<D> {
         let empty = self.shrink(u64::MAX).is_ok() && self.mapped_pages == 0 && !self.given_up;
         let inner = Arc::clone(&self.inner);
         let mut mapper = inner.mapper.lock();
-        let freed = empty
-            && inner.clear_stale(&mut mapper, self.segment, 0, self.pages).is_ok()
-            && inner.driver.address_free(self.addr, self.reserved_bytes()).is_ok();
-        if !freed {
-            // The allocator gives it back when it goes.
+        if !empty || inner.vacate(&mut mapper, self.segment).is_err() {
             mapper.left_behind.push((self.addr, self.reserved_bytes()));
         }
     }
@@ -327,6 +330,50 @@ impl<D: Driver> Inner<D> {
         Ok(())
     }
 
+    /// Gives the addresses of a range without active views back, and its segment's number free.
+    fn vacate(&self, mapper: &mut Mapper, segment: usize) -> Result<(), DriverError> {
+        let (base, pages) = (mapper.segments[segment].base, mapper.segments[segment].pages);
+        self.clear_stale(mapper, segment, 0, pages)?;
+        self.driver.address_free(base, pages * self.geometry.page_bytes)?;
+        mapper.segments[segment] = Segment::new(DeviceAddr(0), 0, self.geometry.page_bytes);
+        Ok(())
+    }
+
+    /// Once more for the ranges whose end did not work out. True when that made a chunk idle.
+    fn settle_left_behind(&self, mapper: &mut Mapper) -> Result<bool, DriverError> {
+        let mut found = false;
+        for (base, bytes) in mapper.left_behind.clone() {
+            let of_range = |segment: &Segment| segment.base == base && segment.pages > 0 && !segment.poisoned;
+            let Some(segment) = mapper.segments.iter().position(of_range) else { continue };
+            let active: Vec<View> =
+                mapper.segments[segment].table.iter().filter(|view| view.state == ViewState::Active).copied().collect();
+            // Who used it went with the range: every stream is waited for.
+            if !active.is_empty() && !self.wait_for_all()? {
+                continue;
+            }
+            for view in active {
+                self.unmap_stale(mapper, view.chunk)?;
+                self.unmap_view(mapper, view_at(segment, view.page))?;
+                mapper.pool.set_lent_out(view.chunk, false);
+                found = true;
+            }
+            self.vacate(mapper, segment)?;
+            mapper.left_behind.retain(|other| *other != (base, bytes));
+        }
+        Ok(found)
+    }
+
+    /// False when a stream cannot be waited for.
+    fn wait_for_all(&self) -> Result<bool, DriverError> {
+        for stream in self.streams.iter() {
+            let open = stream.clock.lock().open();
+            if !self.wait_until_passed(stream.index, open)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Chunks of exactly `pages` pages in all: idle ones, then new ones; where the budget or the device has no room, free
     /// ones of the heaps that fit, then new ones in the place of free ones that do not.
     fn gather(
@@ -344,7 +391,10 @@ impl<D: Driver> Inner<D> {
                 return Ok(chunks);
             }
             self.settle_pending()?;
-            let found = self.make_idle(mapper, left)? || self.make_room(mapper, left)? || self.wait_for_block()?;
+            let found = self.make_idle(mapper, left)?
+                || self.make_room(mapper, left)?
+                || self.wait_for_block()?
+                || self.settle_left_behind(mapper)?;
             if !found {
                 let size = pages * self.geometry.page_bytes;
                 let request = Request { stream: user, kind: RegionKind::Large, size, alignment: 1 };
