@@ -344,8 +344,23 @@ gapless_status gapless_torch_report_json(int32_t device,
                                          size_t capacity,
                                          size_t *needed);
 
-// Allocates for CuPy on a stream. On failure NULL, and gapless_last_error says why.
-void *gapless_cupy_malloc(void *stream, size_t size, int32_t device);
+// Keeps the newest allocations and frees of PyTorch's entry points, at most most_events; for 0 no more are kept, and
+// those that were are forgotten. With clear not 0 the history begins anew.
+void gapless_torch_record_history(size_t most_events,
+                                  int32_t clear);
+
+// Writes the history of all devices as a JSON list into buffer, the oldest event first, as gapless_stats_json does.
+//
+// As gapless_stats_json.
+gapless_status gapless_torch_history_json(char *buffer,
+                                          size_t capacity,
+                                          size_t *needed);
+
+// Allocates for CuPy on a stream. On failure NULL, and gapless_last_error says why. PyTorch's failure handler is not
+// called: nobody here catches what it throws.
+void *gapless_cupy_malloc(void *stream,
+                          size_t size,
+                          int32_t device);
 
 // Frees for CuPy.
 void gapless_cupy_free(void *stream, void *pointer, int32_t device);

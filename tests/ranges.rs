@@ -122,3 +122,52 @@ fn a_growth_that_cannot_be_undone_stays_in_the_books() {
     allocator.close().unwrap();
     assert!(driver.inner().usage().is_empty(), "{:?}", driver.inner().usage());
 }
+
+#[test]
+fn what_a_range_leaves_behind_serves_the_next_one() {
+    for call in [DriverCall::EventRecord, DriverCall::Unmap, DriverCall::AddressFree] {
+        let config = ModelConfig { capacity_bytes: 8 * PAGE, ..ModelConfig::default() };
+        let driver = Arc::new(FaultDriver::new(ModelDriver::new(config)));
+        let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+        let mut range = allocator.reserve_range(8 * PAGE).unwrap();
+        range.grow(7 * PAGE, StreamId::DEFAULT).unwrap();
+        driver.fill(StreamId::DEFAULT, range.addr(), 7 * PAGE, 1).unwrap();
+        driver.arm(Fault::nth(0, DriverErrorKind::InvalidValue).only([call]));
+        drop(range);
+        assert_eq!(driver.fired(), 1, "{call:?}");
+        driver.disarm();
+        allocator.check();
+        let mut range = allocator.reserve_range(8 * PAGE).unwrap();
+        range.grow(8 * PAGE, StreamId::DEFAULT).unwrap();
+        allocator.check();
+        drop(range);
+        allocator.close().unwrap();
+        assert!(driver.inner().usage().is_empty(), "{call:?}: {:?}", driver.inner().usage());
+    }
+}
+
+#[test]
+fn ranges_that_are_gone_leave_nothing_in_the_books() {
+    let allocator = Allocator::builder(model(16)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let mut turn = || {
+        let mut range = allocator.reserve_range(12 * PAGE).unwrap();
+        range.grow(5 * PAGE, StreamId::DEFAULT).unwrap();
+        allocator.stats().metadata_bytes
+    };
+    let first = turn();
+    assert!((0..100).all(|_| turn() == first), "every range costs metadata for good");
+}
+
+#[test]
+fn a_range_keeps_its_allocator_alive() {
+    let driver = model(16);
+    let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let mut range = allocator.reserve_range(12 * PAGE).unwrap();
+    range.grow(PAGE, StreamId::DEFAULT).unwrap();
+    drop(allocator);
+    range.grow(2 * PAGE, StreamId::DEFAULT).unwrap();
+    driver.fill(StreamId::DEFAULT, range.addr(), 3 * PAGE, 1).unwrap();
+    assert_eq!(range.shrink(PAGE).unwrap(), PAGE);
+    drop(range);
+    assert!(driver.usage().is_empty(), "{:?}", driver.usage());
+}

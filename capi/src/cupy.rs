@@ -2,16 +2,15 @@
 //! freed while another stream works on it must not be handed out before that has passed.
 
 use crate::functions::CUstream_st;
-use crate::torch::{gapless_torch_free, gapless_torch_malloc};
+use crate::torch::{allocate, gapless_torch_free};
 use std::ffi::c_void;
 
-/// Allocates for CuPy on a stream. On failure NULL, and gapless_last_error says why.
+/// Allocates for CuPy on a stream. On failure NULL, and gapless_last_error says why. PyTorch's failure handler is not
+/// called: nobody here catches what it throws.
 #[unsafe(no_mangle)]
-pub extern "C-unwind" fn gapless_cupy_malloc(stream: *mut c_void, size: usize, device: i32) -> *mut c_void {
-    match libc::ssize_t::try_from(size) {
-        Ok(size) => gapless_torch_malloc(size, device, stream.cast::<CUstream_st>()),
-        Err(_) => gapless_torch_malloc(-1, device, stream.cast::<CUstream_st>()),
-    }
+pub extern "C" fn gapless_cupy_malloc(stream: *mut c_void, size: usize, device: i32) -> *mut c_void {
+    let size = libc::ssize_t::try_from(size).unwrap_or(-1);
+    allocate(size, device, stream.cast::<CUstream_st>()).1
 }
 
 /// Frees for CuPy.

@@ -7,9 +7,11 @@
 //! The other entry points return nothing, so their failures go to stderr, once for each kind.
 
 use crate::functions::{CUstream_st, address, check_out, device_pointer, stream_id};
+use crate::history::{Action, HISTORY};
 use crate::process::Device;
 use crate::reports::write_json;
 use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, gapless_last_error, gapless_status, guard};
+use gapless::DeviceAddr;
 use gapless::allocator::{AllocError, FreeError, OutOfMemory, Snapshot, Stats};
 use gapless::driver::MemoryDriver;
 use gapless::units::ByteSize;
@@ -37,33 +39,47 @@ pub extern "C-unwind" fn gapless_torch_malloc(
     device: i32,
     stream: *mut CUstream_st,
 ) -> *mut c_void {
-    let mut pointer = std::ptr::null_mut();
-    let status = guard(|| {
-        let bytes = u64::try_from(size).map_err(|_| Failure::argument(format!("{size} bytes asked for")))?;
-        let device = Device::get(device)?;
-        let outcome = match device.pools.alloc(&device.heap, bytes, stream_id(stream)) {
-            Some(outcome) => {
-                if let Ok(addr) = &outcome {
-                    device.heap.note_alloc(*addr, bytes, stream_id(stream));
-                }
-                outcome
-            }
-            None => device.heap.alloc(bytes, None, stream_id(stream)),
-        };
-        match outcome {
-            Ok(addr) => {
-                device.allocated_bytes.fetch_add(bytes, Ordering::Relaxed);
-                pointer = device_pointer(addr);
-                Ok(())
-            }
-            Err(error) => Err(failure_of(device, bytes, error)),
-        }
-    });
+    let (status, pointer) = allocate(size, device, stream);
     if status != crate::status::GAPLESS_OK {
         // SAFETY: the last error was just set on this thread.
         unsafe { fail(status == GAPLESS_ERROR_OUT_OF_MEMORY) };
     }
     pointer
+}
+
+/// Allocates; null, with the last error set, where that fails.
+pub(crate) fn allocate(size: libc::ssize_t, device: i32, stream: *mut CUstream_st) -> (gapless_status, *mut c_void) {
+    let mut pointer = std::ptr::null_mut();
+    let status = guard(|| {
+        let bytes = u64::try_from(size).map_err(|_| Failure::argument(format!("{size} bytes asked for")))?;
+        let (device, stream) = (Device::get(device)?, stream_id(stream));
+        let outcome = match device.pools.alloc(&device.heap, bytes, stream) {
+            Some(outcome) => {
+                if let Ok(addr) = &outcome {
+                    device.heap.note_alloc(*addr, bytes, stream);
+                }
+                outcome
+            }
+            None => device.heap.alloc(bytes, None, stream),
+        };
+        match outcome {
+            Ok(addr) => {
+                HISTORY.note(Action::Alloc, device.ordinal, addr, bytes, stream);
+                device.allocated_bytes.fetch_add(bytes, Ordering::Relaxed);
+                pointer = device_pointer(addr);
+                Ok(())
+            }
+            Err(error) => {
+                let free = error.report().and_then(|report| report.device).map_or(0, |info| info.free);
+                let failure = failure_of(device, bytes, error);
+                if failure.status == GAPLESS_ERROR_OUT_OF_MEMORY {
+                    HISTORY.note(Action::Oom, device.ordinal, DeviceAddr(free), bytes, stream);
+                }
+                Err(failure)
+            }
+        }
+    });
+    (status, pointer)
 }
 
 /// # Safety
@@ -124,14 +140,14 @@ fn scraped(ordinal: u32, report: &OutOfMemory) -> String {
 /// Frees for PyTorch.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_free(pointer: *mut c_void, size: usize, device: i32, stream: *mut CUstream_st) {
-    // The allocator knows on which streams it was used.
-    let _ = stream;
     if pointer.is_null() {
         return;
     }
     tell(&TOLD_FREE, || {
         let device = Device::get(device)?;
         let addr = address(pointer);
+        // The allocator knows on which streams it was used; PyTorch's is for the history.
+        HISTORY.note(Action::Free, device.ordinal, addr, size as u64, stream_id(stream));
         device.heap.note_free(addr);
         match device.pools.free(&device.heap, addr) {
             Some(outcome) => outcome?,

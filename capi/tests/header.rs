@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 10] = [
     "status.rs",
     "config.rs",
     "registry.rs",
@@ -11,6 +11,7 @@ const SOURCES: [&str; 9] = [
     "process.rs",
     "replay.rs",
     "torch.rs",
+    "history.rs",
     "cupy.rs",
 ];
 

@@ -15,8 +15,12 @@ fn alloc(pages: u32, stream: u8) -> Op {
 
 fn main() -> std::io::Result<()> {
     let free = |block| Free { block };
+    let range = |pages| ReserveRange { pages };
+    let grow = |range, pages, stream| GrowRange { range, pages, stream };
+    let shrink = |range, pages| ShrinkRange { range, pages };
+    let take = |to, from, pages, stream| TakeRange { to, from, pages, stream };
     let holes = [alloc(2, 0), alloc(2, 0), alloc(2, 0), alloc(2, 0), free(0), free(1)];
-    let seeds: [(&str, u8, u8, Vec<Op>); 13] = [
+    let seeds: [(&str, u8, u8, Vec<Op>); 19] = [
         (
             "small_blocks",
             8,
@@ -99,6 +103,73 @@ fn main() -> std::io::Result<()> {
                 Thread { thread: 2 },
                 alloc(3, 1),
                 Record { block: 0, stream: 0 },
+            ],
+        ),
+        (
+            "range",
+            8,
+            0,
+            vec![range(7), grow(0, 3, 0), WriteRange { range: 0, stream: 1 }, shrink(0, 2), grow(0, 4, 2), alloc(3, 0)],
+        ),
+        (
+            "range_out_of_heaps",
+            8,
+            0,
+            [&holes[..], &[range(7), grow(0, 4, 1), alloc(1, 0), DropRange { range: 0 }, alloc(4, 2)]].concat(),
+        ),
+        (
+            "range_behind_a_wait",
+            8,
+            0,
+            vec![Hold { stream: 1 }, alloc(8, 0), Read { block: 0, stream: 1 }, free(0), range(7), grow(0, 8, 2)],
+        ),
+        (
+            "pages_taken",
+            8,
+            0,
+            vec![
+                range(7),
+                range(7),
+                grow(0, 4, 0),
+                take(1, 0, 2, 1),
+                grow(0, 3, 0),
+                take(0, 1, 1, 2),
+                shrink(1, 1),
+                ReadRange { range: 0, stream: 1 },
+                DropRange { range: 0 },
+                alloc(6, 2),
+            ],
+        ),
+        (
+            "handles",
+            8,
+            0,
+            vec![
+                CopyHandle,
+                alloc(2, 0),
+                DropHandle { handle: 0 },
+                CopyHandle,
+                CloseHandle,
+                free(0),
+                CloseHandle,
+                alloc(3, 1),
+                DropHandle { handle: 0 },
+            ],
+        ),
+        (
+            "two_allocators",
+            8,
+            0,
+            vec![
+                alloc(5, 0),
+                OpenAllocator,
+                alloc(3, 1),
+                range(7),
+                UseAllocator { allocator: 0 },
+                free(0),
+                Trim { keep: 0 },
+                UseAllocator { allocator: 1 },
+                grow(0, 5, 0),
             ],
         ),
     ];

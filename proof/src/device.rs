@@ -46,6 +46,9 @@ impl World {
 
 /// A simulated device that a test can hold to account.
 pub trait Device: HoldStreams + Sized {
+    /// Bytes of a page in its worlds.
+    const PAGE_BYTES: u64 = 64 * KIB;
+
     /// A device of a world.
     fn open(world: &World) -> Self;
 

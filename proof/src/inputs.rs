@@ -1,25 +1,24 @@
 //! What sequences are made of, and how often.
 
-use crate::device::World;
+use crate::device::{Device, World};
 use crate::op::{Failure, Misuse, Op};
-use gapless::units::KIB;
 use proptest::prelude::*;
 
-/// Worlds small enough that everything runs out: 4 to 24 pages.
-pub fn world() -> impl Strategy<Value = World> {
+/// Worlds small enough that everything runs out: 4 to 24 pages of so many bytes.
+pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
     (4_u64..24, prop::sample::select(vec![1_u64, 1, 1, 2, 4]), 1_usize..4, prop::sample::select(vec![0_u32, 0, 10, 50]))
-        .prop_map(|(pages, chunk_pages, streams, slack_percent)| World {
+        .prop_map(move |(pages, chunk_pages, streams, slack_percent)| World {
             pages,
+            page_bytes,
             chunk_pages,
             streams,
             slack_percent,
             mapping_limit: if pages % 5 == 0 { 12 } else { 400_000 },
-            ..World::default()
         })
 }
 
-fn bytes() -> impl Strategy<Value = u32> {
-    let page = 64 * KIB as u32;
+fn bytes(page_bytes: u64) -> impl Strategy<Value = u32> {
+    let page = u32::try_from(page_bytes).expect("pages are small");
     prop_oneof![
         2 => 0_u32..2000,
         2 => 2000_u32..page,
@@ -33,10 +32,10 @@ fn align() -> impl Strategy<Value = u8> {
     prop_oneof![8 => Just(9_u8), 1 => 0_u8..21]
 }
 
-/// Operations that neither break the world nor the rules.
-pub fn steady_op() -> impl Strategy<Value = Op> {
+/// Operations that neither break the world nor the rules, on blocks.
+pub fn steady_op(page_bytes: u64) -> impl Strategy<Value = Op> {
     prop_oneof![
-        14 => (bytes(), align(), any::<u8>()).prop_map(|(bytes, align, stream)| Op::Alloc { bytes, align, stream }),
+        14 => (bytes(page_bytes), align(), any::<u8>()).prop_map(|(bytes, align, stream)| Op::Alloc { bytes, align, stream }),
         10 => any::<u16>().prop_map(|block| Op::Free { block }),
         1 => (any::<u16>(), any::<u8>()).prop_map(|(block, stream)| Op::Record { block, stream }),
         2 => (any::<u16>(), any::<u8>()).prop_map(|(block, stream)| Op::Write { block, stream }),
@@ -48,8 +47,35 @@ pub fn steady_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Any operation.
-pub fn op() -> impl Strategy<Value = Op> {
+/// Operations on raw ranges.
+pub fn range_op() -> impl Strategy<Value = Op> {
+    let (few, any_range) = (0_u8..9, any::<u8>());
+    prop_oneof![
+        3 => (0_u8..48).prop_map(|pages| Op::ReserveRange { pages }),
+        5 => (any_range, few.clone(), any::<u8>())
+            .prop_map(|(range, pages, stream)| Op::GrowRange { range, pages, stream }),
+        3 => (any_range, few.clone()).prop_map(|(range, pages)| Op::ShrinkRange { range, pages }),
+        4 => (any_range, any_range, few, any::<u8>())
+            .prop_map(|(to, from, pages, stream)| Op::TakeRange { to, from, pages, stream }),
+        2 => (any_range, any::<u8>()).prop_map(|(range, stream)| Op::WriteRange { range, stream }),
+        2 => (any_range, any::<u8>()).prop_map(|(range, stream)| Op::ReadRange { range, stream }),
+        2 => any_range.prop_map(|range| Op::DropRange { range }),
+    ]
+}
+
+/// Operations on handles of allocators.
+pub fn handle_op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        3 => Just(Op::CopyHandle),
+        3 => any::<u8>().prop_map(|handle| Op::DropHandle { handle }),
+        2 => Just(Op::CloseHandle),
+        1 => Just(Op::OpenAllocator),
+        2 => any::<u8>().prop_map(|allocator| Op::UseAllocator { allocator }),
+    ]
+}
+
+/// Any operation, in a world with pages of so many bytes.
+pub fn op(page_bytes: u64) -> impl Strategy<Value = Op> {
     let failure = prop_oneof![
         3 => Just(Failure::NoMemory),
         2 => Just(Failure::Unsupported),
@@ -66,7 +92,9 @@ pub fn op() -> impl Strategy<Value = Op> {
         Misuse::AllocOddAlignment,
     ]);
     prop_oneof![
-        35 => steady_op(),
+        35 => steady_op(page_bytes),
+        8 => range_op(),
+        2 => handle_op(),
         1 => (0_u8..48).prop_map(|pages| Op::Budget { pages }),
         1 => (0_u8..24).prop_map(|pages| Op::External { pages }),
         2 => (0_u8..12, failure).prop_map(|(nth, kind)| Op::Fail { nth, kind }),
@@ -75,7 +103,7 @@ pub fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A world and up to `most` operations.
-pub fn ops(most: usize) -> impl Strategy<Value = (World, Vec<Op>)> {
-    (world(), prop::collection::vec(op(), 1..most))
+/// A world of a device, and up to `most` operations.
+pub fn ops<D: Device>(most: usize) -> impl Strategy<Value = (World, Vec<Op>)> {
+    (world(D::PAGE_BYTES), prop::collection::vec(op(D::PAGE_BYTES), 1..most))
 }

@@ -5,29 +5,43 @@
 //! fails is printed as a Rust test ([`as_test`]).
 //!
 //! ```text
-//!   ops ──▶ Runner ──▶ Allocator ──▶ FaultDriver ──▶ Witness ──▶ ModelDriver | HostDriver
+//!   ops ──▶ Runner ──▶ Allocator ──▶ FaultDriver ──▶ Witness ──▶ ModelDriver | HostDriver | Cuda
 //!             │ Oracle: live blocks, bytes, streams     │ happens-before of every use of every physical byte
 //! ```
 
+mod cuda;
 mod device;
+mod handles;
+#[cfg(feature = "properties")]
 mod inputs;
 mod op;
 mod oracle;
+#[cfg(feature = "properties")]
 mod prove;
+mod ranges;
 mod runner;
+mod scale;
+mod show;
 mod stress;
+mod sweep;
 mod threads;
 mod traces;
 mod wire;
 mod witness;
 
+pub use cuda::Cuda;
 pub use device::{Device, Host, Model, World};
-pub use inputs::{op, ops, steady_op, world};
+#[cfg(feature = "properties")]
+pub use inputs::{handle_op, op, ops, range_op, steady_op, world};
 pub use op::{Failure, Misuse, Op};
 pub use oracle::{Promise, Subject};
-pub use prove::{as_test, budget_of_cases, prove};
-pub use runner::{PrintOnPanic, Runner, Summary, run};
+#[cfg(feature = "properties")]
+pub use prove::prove;
+pub use runner::{Runner, Summary, run};
+pub use scale::budget_of_cases;
+pub use show::{PrintOnPanic, as_test};
 pub use stress::{Faults, Progress, Stress, run_stress};
+pub use sweep::{Case, cases, sweep};
 pub use threads::run_scheduled;
 pub use traces::{ReadTrace, check_trace};
 pub use wire::{Extra, decode, encode};

@@ -56,6 +56,74 @@ pub enum Op {
         /// Stream.
         stream: u8,
     },
+    /// Reserve a raw range of so many pages, modulo twice the device; four at most are kept.
+    ReserveRange {
+        /// Pages.
+        pages: u8,
+    },
+    /// Map more pages at the end of a range, for a stream, and fill them there. No pages: the stream becomes known.
+    GrowRange {
+        /// Range.
+        range: u8,
+        /// Pages, modulo twice the device.
+        pages: u8,
+        /// Stream.
+        stream: u8,
+    },
+    /// Verify pages at the end of a range and unmap them.
+    ShrinkRange {
+        /// Range.
+        range: u8,
+        /// Pages.
+        pages: u8,
+    },
+    /// Move pages from the end of one range to the end of another, ordered behind what used them, and verify them there.
+    TakeRange {
+        /// Range that grows.
+        to: u8,
+        /// Range that shrinks.
+        from: u8,
+        /// Pages.
+        pages: u8,
+        /// Stream.
+        stream: u8,
+    },
+    /// Launch work that fills a range, on any stream, ordered behind its last uses and made known.
+    WriteRange {
+        /// Range.
+        range: u8,
+        /// Stream.
+        stream: u8,
+    },
+    /// Launch work that verifies a range, on any stream, ordered behind its last uses and made known.
+    ReadRange {
+        /// Range.
+        range: u8,
+        /// Stream.
+        stream: u8,
+    },
+    /// Verify a range and drop it, mapped as it is.
+    DropRange {
+        /// Range.
+        range: u8,
+    },
+    /// Make another handle of the allocator, and go on through it.
+    CopyHandle,
+    /// Drop a handle. The last one of an allocator without ranges: it is gone, and another is opened in its place.
+    DropHandle {
+        /// Handle.
+        handle: u8,
+    },
+    /// Close the allocator through a handle: refused while there are others or ranges. Otherwise it names what is live,
+    /// and another is opened in its place.
+    CloseHandle,
+    /// Open a further allocator on the device, three at most, and go on with it.
+    OpenAllocator,
+    /// Go on with another allocator.
+    UseAllocator {
+        /// Allocator.
+        allocator: u8,
+    },
     /// Give free memory back until so many pages are held.
     Trim {
         /// Pages.

@@ -1,43 +1,17 @@
 //! Property tests with a fixed and a random seed, whose shrunk failures print as Rust tests.
 
-use crate::device::World;
-use crate::op::Op;
+use crate::scale::budget_of_cases;
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
-use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Multiplies the number of cases: 1 unless set.
-const SCALE: &str = "GAPLESS_PROOF_SCALE";
 /// The seed of the second run of each property: of the clock unless set.
 const SEED: &str = "GAPLESS_PROOF_SEED";
-
 /// Most steps taken to make a failing input smaller: 3000 unless set.
 const SHRINK: &str = "GAPLESS_PROOF_SHRINK";
 
 fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
     std::env::var(name).ok()?.parse().ok()
-}
-
-/// A sequence as a test to paste.
-pub fn as_test(world: &World, ops: &[Op]) -> String {
-    let mut text =
-        String::from("#[test]\nfn regression() {\n    use gapless_proof::{Failure::*, Misuse::*, Op::*, *};\n");
-    let _ = writeln!(text, "    let world = {world:?};");
-    text.push_str("    run::<Model>(\n        &world,\n        &[\n");
-    for op in ops {
-        let _ = writeln!(text, "            {op:?},");
-    }
-    text.push_str("        ],\n    );\n}\n");
-    text
-}
-
-/// `cases`, scaled by the environment.
-pub fn budget_of_cases(cases: u32) -> u32 {
-    let scale: f64 = setting(SCALE).unwrap_or(1.0);
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
-    let scaled = (f64::from(cases) * scale) as u32;
-    scaled.max(1)
 }
 
 /// Runs `test` on `cases` inputs from a fixed seed and as many from a random one, which is printed.

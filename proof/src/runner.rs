@@ -3,10 +3,10 @@
 use crate::device::{Device, World};
 use crate::op::{Failure, Misuse, Op};
 use crate::oracle::{Block, Oracle, Subject};
-use crate::prove::as_test;
+use crate::show::PrintOnPanic;
 use crate::witness::Witness;
 use gapless::Allocator;
-use gapless::allocator::{AddressFacts, AllocError, CloseError, FreeError, Stats};
+use gapless::allocator::{AddressFacts, AllocError, FreeError, Stats, VirtualRange};
 use gapless::driver::{DriverError, Fault, FaultDriver, HoldStreams, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
 use std::sync::Arc;
@@ -72,32 +72,60 @@ impl Summary {
     }
 }
 
-/// An allocator on a device of its own, and what its callers know.
+/// Allocators on a device, and what their callers know.
 #[derive(Debug)]
 pub struct Runner<D: Device> {
-    world: World,
-    driver: Arc<FaultDriver<Witness<D>>>,
-    allocator: Subject<D>,
+    pub(crate) world: World,
+    pub(crate) driver: Arc<FaultDriver<Witness<D>>>,
+    pub(crate) seats: Vec<Seat<D>>,
+    /// Whose turn it is.
+    pub(crate) current: usize,
     streams: Vec<StreamId>,
-    oracle: Oracle,
     armed: Option<Failure>,
-    lost: bool,
     promising: bool,
     /// Nothing has happened since the last check.
     checked: bool,
     next_seed: u64,
-    summary: Summary,
-    spared: Spared<D>,
+    pub(crate) summary: Summary,
 }
 
-/// A clone of an allocator that is forgotten in a panic: tearing a broken allocator down would panic again.
+/// One allocator: handles to it, its raw ranges, and what is known about both. In a panic they are forgotten: tearing a
+/// broken allocator down would panic again.
 #[derive(Debug)]
-struct Spared<D: Device>(Option<Subject<D>>);
+pub(crate) struct Seat<D: Device> {
+    /// The last one is used.
+    pub(crate) handles: Vec<Subject<D>>,
+    /// As many as the oracle has.
+    pub(crate) ranges: Vec<VirtualRange<FaultDriver<Witness<D>>>>,
+    pub(crate) oracle: Oracle,
+    pub(crate) lost: bool,
+}
 
-impl<D: Device> Drop for Spared<D> {
+impl<D: Device> Seat<D> {
+    pub(crate) fn open(world: &World, driver: &Arc<FaultDriver<Witness<D>>>) -> Self {
+        let mut builder = Allocator::builder(Arc::clone(driver))
+            .budget(world.bytes())
+            .chunk_policy(world.chunk_policy())
+            .mapping_limit(world.mapping_limit);
+        builder = match world.slack_percent {
+            0 => builder.slack(f64::INFINITY),
+            percent => builder.slack(1.0 + f64::from(percent) / 100.0),
+        };
+        let allocator = builder.build().expect("the settings of a world are in range");
+        let oracle = Oracle { ceiling: world.bytes(), ..Oracle::default() };
+        Self { handles: vec![allocator], ranges: Vec::new(), oracle, lost: false }
+    }
+
+    pub(crate) fn allocator(&self) -> &Subject<D> {
+        self.handles.last().expect("a seat has a handle")
+    }
+}
+
+impl<D: Device> Drop for Seat<D> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            std::mem::forget(self.0.take());
+            std::mem::forget(std::mem::take(&mut self.handles));
+            std::mem::forget(std::mem::take(&mut self.ranges));
         }
     }
 }
@@ -113,26 +141,14 @@ impl<D: Device> Runner<D> {
         let driver = Arc::new(FaultDriver::new(Witness::new(D::open(world))));
         let mut streams = vec![StreamId::DEFAULT];
         streams.extend((1..world.streams).map(|_| driver.create_stream().expect("a simulated device has streams")));
-        let mut builder = Allocator::builder(Arc::clone(&driver))
-            .budget(world.bytes())
-            .chunk_policy(world.chunk_policy())
-            .mapping_limit(world.mapping_limit);
-        builder = match world.slack_percent {
-            0 => builder.slack(f64::INFINITY),
-            percent => builder.slack(1.0 + f64::from(percent) / 100.0),
-        };
-        let allocator = builder.build().expect("the settings of a world are in range");
-        let oracle = Oracle { ceiling: world.bytes(), ..Oracle::default() };
-        let spared = Spared(Some(allocator.clone()));
+        let seat = Seat::open(world, &driver);
         Self {
-            spared,
             world: *world,
             driver,
-            allocator,
+            seats: vec![seat],
+            current: 0,
             streams,
-            oracle,
             armed: None,
-            lost: false,
             promising: true,
             checked: false,
             next_seed: 1,
@@ -140,9 +156,9 @@ impl<D: Device> Runner<D> {
         }
     }
 
-    /// The allocator.
+    /// The allocator whose turn it is.
     pub fn allocator(&self) -> &Subject<D> {
-        &self.allocator
+        self.seat().allocator()
     }
 
     /// The driver, to arm faults by hand.
@@ -157,7 +173,7 @@ impl<D: Device> Runner<D> {
 
     /// Number of live blocks.
     pub fn live(&self) -> usize {
-        self.oracle.order.len()
+        self.seat().oracle.order.len()
     }
 
     /// Carries one operation out, then checks everything.
@@ -178,10 +194,41 @@ impl<D: Device> Runner<D> {
             {
                 Oracle::check_device(self.driver.inner());
             }
-            _ => self.oracle.check(&self.world, &self.allocator),
+            _ => self.check(),
         }
         self.checked = true;
         self.summary.ops += 1;
+    }
+
+    /// What must be true of each allocator, and that together they are what the device has.
+    fn check(&mut self) {
+        let mut sum = (0, 0, 0);
+        for seat in &mut self.seats {
+            let allocator = seat.handles.last().expect("a seat has a handle");
+            let stats = seat.oracle.check(&self.world, allocator);
+            sum = (sum.0 + stats.reserved_bytes, sum.1 + stats.chunks, sum.2 + stats.mappings);
+            for (range, known) in seat.ranges.iter().zip(&seat.oracle.ranges) {
+                let mapped = known.pages.len() as u64 * self.world.page_bytes;
+                assert_eq!((range.addr(), range.mapped_bytes()), (known.addr, mapped), "a range changed by itself");
+                for (number, page) in known.pages.iter().enumerate() {
+                    let addr = known.addr.offset(number as u64 * self.world.page_bytes);
+                    let memory = self.driver.inner().memory_at(addr);
+                    assert_eq!(memory, Some(page.memory), "page {number} of {:?} has other memory", known.addr);
+                }
+            }
+        }
+        let usage = self.driver.inner().inner().usage();
+        assert_eq!(sum.0, usage.bytes, "invariant 6: memory that only one side knows of");
+        assert_eq!(sum.1, usage.handles as u64, "invariant 6: chunks that only one side knows of");
+        assert_eq!(sum.2, usage.mappings as u64, "invariant 6: mappings that only one side knows of");
+    }
+
+    pub(crate) fn seat(&self) -> &Seat<D> {
+        &self.seats[self.current]
+    }
+
+    pub(crate) fn seat_mut(&mut self) -> &mut Seat<D> {
+        &mut self.seats[self.current]
     }
 
     /// Carries one operation out.
@@ -191,7 +238,7 @@ impl<D: Device> Runner<D> {
             Op::Alloc { bytes, align, stream } => self.alloc(u64::from(bytes), align, self.stream(stream)),
             Op::Free { block } => self.free(block),
             Op::Record { block, stream } => {
-                if let Some(block) = self.oracle.block(block).cloned() {
+                if let Some(block) = self.seat().oracle.block(block).cloned() {
                     self.record(block.addr, self.stream(stream));
                 }
             }
@@ -200,8 +247,18 @@ impl<D: Device> Runner<D> {
             Op::Hold { stream } => self.driver.hold(self.stream(stream)),
             Op::Complete { stream } => self.driver.complete(self.stream(stream)),
             Op::Resume { stream } => self.driver.resume(self.stream(stream)),
+            Op::ReserveRange { .. }
+            | Op::GrowRange { .. }
+            | Op::ShrinkRange { .. }
+            | Op::TakeRange { .. }
+            | Op::WriteRange { .. }
+            | Op::ReadRange { .. }
+            | Op::DropRange { .. } => self.act_on_ranges(op),
+            Op::CopyHandle | Op::DropHandle { .. } | Op::CloseHandle | Op::OpenAllocator | Op::UseAllocator { .. } => {
+                self.act_on_handles(op)
+            }
             Op::Trim { keep } => {
-                let result = self.allocator.trim(u64::from(keep) * self.world.page_bytes);
+                let result = self.allocator().trim(u64::from(keep) * self.world.page_bytes);
                 if let Err(error) = result {
                     match error {
                         AllocError::Driver(error) => self.expect_injected(&error),
@@ -211,7 +268,7 @@ impl<D: Device> Runner<D> {
             }
             Op::Budget { pages } => {
                 let bytes = u64::from(pages) % (2 * self.world.pages + 1) * self.world.page_bytes;
-                if let Err(error) = self.allocator.set_budget(bytes) {
+                if let Err(error) = self.allocator().set_budget(bytes) {
                     self.expect_injected(&error);
                 }
             }
@@ -242,10 +299,11 @@ impl<D: Device> Runner<D> {
         self.promising = promising;
     }
 
-    /// The allocator alone, to close it by hand.
+    /// The allocator alone, to close it by hand. Ranges and other handles are dropped.
     pub fn into_allocator(mut self) -> Subject<D> {
-        self.spared.0 = None;
-        self.allocator
+        let mut seat = self.seats.swap_remove(self.current);
+        seat.ranges.clear();
+        seat.handles.pop().expect("a seat has a handle")
     }
 
     /// The stream of a number.
@@ -260,17 +318,17 @@ impl<D: Device> Runner<D> {
     pub fn finish(mut self) -> Summary {
         self.driver.disarm();
         if !self.checked {
-            self.oracle.check(&self.world, &self.allocator);
+            self.check();
         }
-        let mut summary = self.summary;
-        summary.stats = self.allocator.stats();
-        let expected = self.oracle.live.len();
-        self.spared.0 = None;
-        match self.allocator.close() {
-            Ok(()) => assert_eq!(expected, 0, "invariant 7: leaks went unnoticed"),
-            Err(CloseError::Leaked(leaks)) => assert_eq!(leaks.len(), expected, "invariant 7: {leaks:?}"),
-            Err(other) => panic!("close answered {other}"),
+        while !self.seats.is_empty() {
+            self.current = self.seats.len() - 1;
+            for range in 0..self.seat().ranges.len() {
+                self.verify_pages(range, 0);
+            }
+            let seat = self.seats.remove(self.current);
+            self.end(seat);
         }
+        let summary = self.summary;
         for stream in self.streams.drain(1..) {
             self.driver.inner().destroy_stream(stream).expect("a simulated stream ends");
         }
@@ -284,82 +342,92 @@ impl<D: Device> Runner<D> {
     }
 
     /// True when the injected failure struck in this operation, which is then over.
-    fn struck(&self) -> bool {
+    pub(crate) fn struck(&self) -> bool {
         self.armed.is_some() && self.driver.fired() > 0
     }
 
-    fn disarm(&mut self) {
-        self.lost |= self.armed == Some(Failure::Lost) && self.driver.fired() > 0;
+    pub(crate) fn disarm(&mut self) {
+        let lost = self.armed == Some(Failure::Lost) && self.driver.fired() > 0;
+        self.seat_mut().lost |= lost;
         self.driver.disarm();
         self.armed = None;
     }
 
-    fn expect_injected(&self, error: &DriverError) {
+    pub(crate) fn expect_injected(&self, error: &DriverError) {
         let injected = self.struck() && self.armed.is_some_and(|failure| failure.kind() == error.kind);
-        let lost = self.lost && error.kind == Failure::Lost.kind();
+        let lost = self.seat().lost && error.kind == Failure::Lost.kind();
         assert!(injected || lost, "an error that nobody injected: {error}");
     }
 
     fn alloc(&mut self, bytes: u64, align: u8, stream: StreamId) {
         let alignment = 1_u64 << (align % (TOP_ALIGNMENT + 1));
-        let held = self.allocator.reserved_bytes();
-        let error = match self.allocator.alloc_aligned(bytes, alignment, stream) {
+        let held = self.allocator().reserved_bytes();
+        let error = match self.allocator().alloc_aligned(bytes, alignment, stream) {
             Ok(addr) => return self.take_in(addr, bytes, alignment, stream),
             Err(error) => error,
         };
+        if let AllocError::TooLarge { requested, .. } = &error {
+            assert_eq!(*requested, bytes);
+            assert!(bytes > 2 * self.world.bytes(), "{error}");
+        }
+        let promised = alignment <= self.world.page_bytes;
+        if self.excuse(&error, bytes, held, promised) {
+            self.alloc(bytes, align, stream);
+        }
+    }
+
+    /// Whether memory for `bytes` may be refused so, when `held` bytes were held before the call. True when an injected
+    /// failure is over and the same call has to succeed, unless it would not have succeeded anyway.
+    pub(crate) fn excuse(&mut self, error: &AllocError, bytes: u64, held: u64, promised: bool) -> bool {
         let struck = self.struck();
         // A report with an injected failure is two failures: the second may be the giving back itself.
         let second_failure = struck && error.report().is_some();
-        let kept = self.allocator.reserved_bytes() > held && !second_failure;
+        let kept = self.allocator().reserved_bytes() > held && !second_failure;
         assert!(!kept, "invariant 6: a failed call kept memory: {error}");
-        match &error {
+        match error {
             AllocError::OutOfMemory(report) => {
                 self.summary.out_of_memory += 1;
-                let promise = self.oracle.promise(&self.world, &self.allocator, bytes);
-                let promised = self.promising
-                    && self.world.chunk_pages == 1
-                    && alignment <= self.world.page_bytes
-                    && promise.holds();
-                assert!(!promised || struck || self.lost, "the promise: {promise:?}\n{report}");
+                let promise = self.seat().oracle.promise(&self.world, self.allocator(), bytes);
+                let promised = promised && self.promising && self.world.chunk_pages == 1 && promise.holds();
+                assert!(!promised || struck || self.seat().lost, "the promise: {promise:?}\n{report}");
                 assert_eq!(report.requested_bytes, bytes);
             }
             AllocError::Driver(error) => self.expect_injected(error),
             AllocError::ForeignStream { source, .. } => self.expect_injected(source),
-            AllocError::TooLarge { requested, .. } => {
-                assert_eq!(*requested, bytes);
-                assert!(bytes > 2 * self.world.bytes(), "{error}");
-            }
-            other => panic!("alloc answered {other}"),
+            AllocError::TooLarge { .. } => {}
+            other => panic!("memory was refused: {other}"),
         }
         if struck {
-            // Invariant 6: the same call succeeds, unless it would not have succeeded anyway.
-            self.oracle.check(&self.world, &self.allocator);
-            self.summary.faults += 1;
-            self.disarm();
-            if !self.lost {
-                self.alloc(bytes, align, stream);
-            }
+            self.recover();
         }
+        struck && !self.seat().lost
+    }
+
+    /// Invariant 6, and the end of an injected failure.
+    pub(crate) fn recover(&mut self) {
+        self.check();
+        self.summary.faults += 1;
+        self.disarm();
     }
 
     fn take_in(&mut self, addr: DeviceAddr, bytes: u64, alignment: u64, stream: StreamId) {
         assert!(addr.is_aligned(alignment), "{addr} is not a multiple of {alignment}");
         let seed = self.fresh_seed();
-        self.oracle.add(Block { addr, bytes, home: stream, recorded: Vec::new(), last_user: stream, seed });
+        self.seat_mut().oracle.add(Block { addr, bytes, home: stream, recorded: Vec::new(), last_user: stream, seed });
         self.driver.inner().fill(stream, addr, bytes, seed).expect("invariant 2: fresh memory can be written");
     }
 
-    fn fresh_seed(&mut self) -> u64 {
+    pub(crate) fn fresh_seed(&mut self) -> u64 {
         self.next_seed += 1;
         self.next_seed
     }
 
     fn free(&mut self, number: u16) {
-        let Some(block) = self.oracle.block(number).cloned() else { return };
+        let Some(block) = self.seat().oracle.block(number).cloned() else { return };
         // On the stream that used it last, so that nothing is ordered that the allocator should have ordered.
         self.verify(&block, block.last_user);
-        self.allocator.free(block.addr).expect("a live block can be freed");
-        self.oracle.remove(block.addr.0);
+        self.allocator().free(block.addr).expect("a live block can be freed");
+        self.seat_mut().oracle.remove(block.addr.0);
     }
 
     fn verify(&mut self, block: &Block, stream: StreamId) {
@@ -370,9 +438,9 @@ impl<D: Device> Runner<D> {
 
     /// True when it is recorded.
     fn record(&mut self, addr: DeviceAddr, stream: StreamId) -> bool {
-        match self.allocator.record_stream(addr, stream) {
+        match self.allocator().record_stream(addr, stream) {
             Ok(()) => {
-                let block = self.oracle.live.get_mut(&addr.0).expect("a live block");
+                let block = self.seat_mut().oracle.live.get_mut(&addr.0).expect("a live block");
                 if block.home != stream && !block.recorded.contains(&stream) {
                     block.recorded.push(stream);
                 }
@@ -387,7 +455,7 @@ impl<D: Device> Runner<D> {
     }
 
     fn launch(&mut self, number: u16, stream: StreamId, write: bool) {
-        let Some(block) = self.oracle.block(number).cloned() else { return };
+        let Some(block) = self.seat().oracle.block(number).cloned() else { return };
         if block.home != stream && !block.recorded.contains(&stream) && !self.record(block.addr, stream) {
             return;
         }
@@ -398,65 +466,68 @@ impl<D: Device> Runner<D> {
         if write {
             let seed = self.fresh_seed();
             self.driver.inner().fill(stream, block.addr, block.bytes, seed).expect("invariant 2: a live block");
-            self.oracle.live.get_mut(&block.addr.0).expect("a live block").seed = seed;
+            self.seat_mut().oracle.live.get_mut(&block.addr.0).expect("a live block").seed = seed;
         } else {
             self.verify(&block, stream);
         }
-        self.oracle.live.get_mut(&block.addr.0).expect("a live block").last_user = stream;
+        self.seat_mut().oracle.live.get_mut(&block.addr.0).expect("a live block").last_user = stream;
     }
 
     fn misuse(&mut self, misuse: Misuse, number: u16) {
-        let block = self.oracle.block(number).cloned();
-        let live = self.oracle.live.len();
+        let block = self.seat().oracle.block(number).cloned();
+        let live = self.seat().oracle.live.len();
         match (misuse, block) {
             (Misuse::FreeInside, Some(block)) if block.bytes > 512 => {
-                let error = self.allocator.free(block.addr.offset(512)).expect_err("an address inside a block");
-                self.oracle.refused_frees += 1;
+                let error = self.allocator().free(block.addr.offset(512)).expect_err("an address inside a block");
+                self.seat_mut().oracle.refused_frees += 1;
                 let FreeError::NotAllocated { facts: AddressFacts::Inside { start, .. }, .. } = error else {
                     panic!("an interior address: {error}");
                 };
                 assert_eq!(start, block.addr);
             }
             (Misuse::FreeTwice | Misuse::RecordFreed, _) => {
-                let Some(addr) = self.oracle.last_freed.filter(|addr| !self.oracle.live.contains_key(addr)) else {
+                let Some(addr) =
+                    self.seat().oracle.last_freed.filter(|addr| !self.seat().oracle.live.contains_key(addr))
+                else {
                     return;
                 };
                 let result = match misuse {
-                    Misuse::FreeTwice => self.allocator.free(DeviceAddr(addr)),
-                    _ => self.allocator.record_stream(DeviceAddr(addr), self.streams[0]),
+                    Misuse::FreeTwice => self.allocator().free(DeviceAddr(addr)),
+                    _ => self.allocator().record_stream(DeviceAddr(addr), self.streams[0]),
                 };
                 match result.expect_err("freed before") {
-                    FreeError::NotAllocated { .. } => self.oracle.refused_frees += 1,
+                    FreeError::NotAllocated { .. } => self.seat_mut().oracle.refused_frees += 1,
                     FreeError::ForeignStream { source, .. } => self.expect_injected(&source),
                     other => panic!("freed before: {other}"),
                 }
             }
             (Misuse::FreeForeign, _) => {
-                let error = self.allocator.free(DeviceAddr(512)).expect_err("an address of nobody");
-                self.oracle.refused_frees += 1;
+                let error = self.allocator().free(DeviceAddr(512)).expect_err("an address of nobody");
+                self.seat_mut().oracle.refused_frees += 1;
                 assert!(matches!(error, FreeError::NotAllocated { facts: AddressFacts::Foreign, .. }), "{error}");
             }
             (Misuse::RecordForeignStream, Some(block)) => {
-                let error = self.allocator.record_stream(block.addr, NO_STREAM).expect_err("no such stream");
+                let error = self.allocator().record_stream(block.addr, NO_STREAM).expect_err("no such stream");
                 assert!(matches!(error, FreeError::ForeignStream { .. }), "{error}");
             }
             (Misuse::AllocForeignStream, _) => {
-                let error = self.allocator.alloc(1000, NO_STREAM).expect_err("no such stream");
+                let error = self.allocator().alloc(1000, NO_STREAM).expect_err("no such stream");
                 assert!(matches!(error, AllocError::ForeignStream { .. }), "{error}");
             }
             (Misuse::AllocTooMuch, _) => {
                 for (bytes, alignment) in [(u64::MAX, 512), (u64::MAX - 600, 1), (1 << 62, 1 << 62)] {
-                    let error = self.allocator.alloc_aligned(bytes, alignment, self.streams[0]).expect_err("too much");
+                    let error =
+                        self.allocator().alloc_aligned(bytes, alignment, self.streams[0]).expect_err("too much");
                     assert!(matches!(error, AllocError::TooLarge { .. }), "{error}");
                 }
             }
             (Misuse::AllocOddAlignment, _) => {
-                let error = self.allocator.alloc_aligned(512, 3, self.streams[0]).expect_err("not a power of two");
+                let error = self.allocator().alloc_aligned(512, 3, self.streams[0]).expect_err("not a power of two");
                 assert!(matches!(error, AllocError::Alignment { alignment: 3 }), "{error}");
             }
             (Misuse::FreeInside | Misuse::RecordForeignStream, _) => {}
         }
-        assert_eq!(self.oracle.live.len(), live);
+        assert_eq!(self.seat().oracle.live.len(), live);
     }
 }
 
@@ -471,15 +542,4 @@ pub fn run<D: Device>(world: &World, ops: &[Op]) -> Summary {
         runner.step(*op);
     }
     runner.finish()
-}
-
-/// Prints a sequence as a test when it is dropped while panicking.
-pub struct PrintOnPanic<'a>(pub &'a World, pub &'a [Op]);
-
-impl Drop for PrintOnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("{}", as_test(self.0, self.1));
-        }
-    }
 }

@@ -7,9 +7,9 @@ use crate::device::{Device, World};
 use crate::oracle::{Block, Subject};
 use crate::witness::Witness;
 use gapless::Allocator;
-use gapless::allocator::{AllocError, Stats};
+use gapless::allocator::{AllocError, CloseError, Stats, VirtualRange};
 use gapless::driver::{DriverErrorKind, Fault, FaultDriver, HoldStreams, WorkDriver};
-use gapless::units::StreamId;
+use gapless::units::{DeviceAddr, StreamId};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -68,6 +68,19 @@ struct Shared<'a, D: Device> {
     /// Blocks for any thread to go on with.
     passed_on: Mutex<Vec<Block>>,
     progress: &'a Progress,
+}
+
+/// A raw range of one thread, all of whose pages were used last on one stream.
+struct Raw<D: Device> {
+    range: VirtualRange<FaultDriver<Witness<D>>>,
+    seeds: Vec<u64>,
+    last_user: StreamId,
+}
+
+impl<D: Device> Raw<D> {
+    fn page(&self, number: usize, page_bytes: u64) -> DeviceAddr {
+        self.range.addr().offset(number as u64 * page_bytes)
+    }
 }
 
 /// SplitMix64.
@@ -135,15 +148,29 @@ impl<D: Device> Shared<'_, D> {
     fn thread(&self, number: u64) {
         let mut random = Random(self.stress.seed.wrapping_mul(1000).wrapping_add(number));
         let mut blocks: Vec<Block> = Vec::new();
+        let mut ranges: Vec<Raw<D>> = Vec::new();
+        // Threads have handles of their own; the allocator lives until the last one and the last range are gone.
+        let mut handle = self.allocator.clone();
         for op in 0..self.stress.ops {
             if self.progress.stop.load(Ordering::Relaxed) {
                 break;
             }
             self.progress.ops.fetch_add(1, Ordering::Relaxed);
-            self.step(&mut random, &mut blocks);
+            match random.below(8) {
+                0 => self.step_range(&mut random, &mut ranges),
+                1 if random.below(8) == 0 => {
+                    let old = std::mem::replace(&mut handle, self.allocator.clone());
+                    let refused = matches!(old.close(), Err(CloseError::InUse(others)) if others >= 2);
+                    assert!(refused, "an allocator with other handles was closed");
+                }
+                _ => self.step(&mut random, &mut blocks),
+            }
             if op % 64 == 63 {
                 self.look();
             }
+        }
+        for range in ranges {
+            self.drop_range(range);
         }
         for block in blocks {
             self.free(block);
@@ -214,6 +241,83 @@ impl<D: Device> Shared<'_, D> {
             }
             _ => {}
         }
+    }
+
+    /// Something with the thread's own ranges. What failures leave unmapped or mapped, the range knows.
+    fn step_range(&self, random: &mut Random, ranges: &mut Vec<Raw<D>>) {
+        let page = self.world.page_bytes;
+        let stream = self.streams[usize::try_from(random.below(self.streams.len() as u64)).expect("small")];
+        let pages = random.below(4);
+        match (random.below(8), &mut ranges[..]) {
+            (0, [] | [_]) => match self.allocator.reserve_range((1 + random.below(8)) * page) {
+                Ok(range) => ranges.push(Raw { range, seeds: Vec::new(), last_user: stream }),
+                Err(error) => self.expect_injected(&error),
+            },
+            (1..=3, [first, ..]) => {
+                self.witness().order(first.last_user, stream).expect("a caller can order its streams");
+                match first.range.grow(pages * page, stream) {
+                    Ok(()) => {
+                        first.last_user = stream;
+                        for _ in 0..pages {
+                            first.seeds.push(random.below(u64::MAX));
+                            let addr = first.page(first.seeds.len() - 1, page);
+                            let result = self.witness().fill(stream, addr, page, first.seeds[first.seeds.len() - 1]);
+                            result.expect("invariant 2: a range can be written");
+                        }
+                    }
+                    Err(AllocError::OutOfMemory(_) | AllocError::TooLarge { .. }) => {}
+                    Err(error) => self.expect_injected(&error),
+                }
+            }
+            (4, [first, ..]) => {
+                self.verify_range(first);
+                if let Err(error) = first.range.shrink(pages * page) {
+                    self.expect_injected(&error);
+                }
+                first.seeds.truncate(usize::try_from(first.range.mapped_bytes() / page).expect("few pages"));
+            }
+            (5 | 6, [one, two]) => {
+                let (to, from) = if random.below(2) == 0 { (one, two) } else { (two, one) };
+                for earlier in [to.last_user, from.last_user] {
+                    self.witness().order(earlier, stream).expect("a caller can order its streams");
+                }
+                match to.range.take_from(&mut from.range, pages * page, stream) {
+                    Ok(0) | Err(AllocError::TooLarge { .. }) => {}
+                    Ok(bytes) => {
+                        let moved = usize::try_from(bytes / page).expect("few pages");
+                        let first = from.seeds.len() - moved;
+                        to.seeds.extend(from.seeds.drain(first..));
+                        (to.last_user, from.last_user) = (stream, stream);
+                        self.verify_range(to);
+                    }
+                    Err(error) => self.expect_injected(&error),
+                }
+            }
+            (7, [_, ..]) => {
+                let range = ranges.swap_remove(0);
+                self.drop_range(range);
+            }
+            _ => {}
+        }
+    }
+
+    fn verify_range(&self, range: &Raw<D>) {
+        let page = self.world.page_bytes;
+        assert_eq!(range.range.mapped_bytes(), range.seeds.len() as u64 * page, "a range changed by itself");
+        for (number, seed) in range.seeds.iter().enumerate() {
+            let result = self.witness().verify(range.last_user, range.page(number, page), page, *seed);
+            result.expect("invariant 2: a range can be read");
+        }
+        self.progress.verified_bytes.fetch_add(range.range.mapped_bytes(), Ordering::Relaxed);
+    }
+
+    fn drop_range(&self, range: Raw<D>) {
+        self.verify_range(&range);
+    }
+
+    fn expect_injected(&self, error: &AllocError) {
+        let injected = matches!(error, AllocError::Driver(_) | AllocError::ForeignStream { .. });
+        assert!(injected && self.stress.faults == Faults::Some, "a range answered {error}");
     }
 
     fn alloc(&self, bytes: u64, stream: StreamId, seed: u64, blocks: &mut Vec<Block>) {

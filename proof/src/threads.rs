@@ -6,7 +6,8 @@
 
 use crate::device::{Device, World};
 use crate::op::Op;
-use crate::runner::{PrintOnPanic, Runner, Summary};
+use crate::runner::{Runner, Summary};
+use crate::show::PrintOnPanic;
 use parking_lot::Mutex;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

@@ -171,6 +171,12 @@ impl<D> Witness<D> {
         let parts = self.books.lock().backing(addr.0, bytes)?;
         Some(parts.into_iter().map(|(chunk, range, _)| (chunk, range)).collect())
     }
+
+    /// The chunk, and the offset in it, behind an address; none when it is not accessible.
+    pub fn memory_at(&self, addr: DeviceAddr) -> Option<(ChunkHandle, u64)> {
+        let parts = self.backing(addr, 1)?;
+        parts.first().map(|(chunk, range)| (*chunk, range.start))
+    }
 }
 
 impl<D: Device> Witness<D> {

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 fn holds_on<D: Device>(cases: u32, most: usize) {
     let show = |(world, ops): &(_, Vec<_>)| as_test(world, ops);
     let sum = RefCell::new(Summary::default());
-    prove(cases, &ops(most), show, |(world, ops)| {
+    prove(cases, &ops::<D>(most), show, |(world, ops)| {
         sum.borrow_mut().add(&run::<D>(world, ops));
     });
     sum.borrow().assert_everything_happened();
@@ -25,7 +25,7 @@ fn any_sequence_on_host() {
 #[test]
 fn any_schedule_of_threads_on_model() {
     let show = |(world, ops): &(_, Vec<_>)| as_test(world, ops);
-    prove(200, &ops(80), show, |(world, ops)| {
+    prove(200, &ops::<Model>(80), show, |(world, ops)| {
         run_scheduled::<Model>(world, ops, 4);
     });
 }

@@ -32,3 +32,56 @@ fn the_mapping_limit_does_not_drop_views_that_a_plan_takes_up_again() {
         ],
     );
 }
+
+/// A range grew only by what was free at once: a block freed behind another stream's work was not waited for.
+#[test]
+fn a_range_waits_for_freed_blocks_of_other_streams() {
+    let world = World { pages: 12, ..World::default() };
+    run::<Model>(
+        &world,
+        &[
+            Hold { stream: 1 },
+            Alloc { bytes: 262145, align: 9, stream: 2 },
+            Alloc { bytes: 0, align: 9, stream: 0 },
+            Write { block: 0, stream: 1 },
+            Free { block: 0 },
+            Alloc { bytes: 65537, align: 9, stream: 0 },
+            ReserveRange { pages: 4 },
+            GrowRange { range: 0, pages: 5, stream: 0 },
+        ],
+    );
+}
+
+/// Pages that a range had taken from another and then unmapped were still mapped in the other, and of no use to anybody.
+#[test]
+fn pages_taken_and_given_up_again_are_free() {
+    let world = World { pages: 4, ..World::default() };
+    run::<Model>(
+        &world,
+        &[
+            ReserveRange { pages: 4 },
+            ReserveRange { pages: 4 },
+            GrowRange { range: 0, pages: 4, stream: 0 },
+            TakeRange { to: 1, from: 0, pages: 2, stream: 1 },
+            ShrinkRange { range: 1, pages: 2 },
+            Alloc { bytes: 131072, align: 9, stream: 2 },
+        ],
+    );
+}
+
+/// Above a lowered budget, a range was refused what was free.
+#[test]
+fn a_range_takes_what_is_free_above_the_budget() {
+    let world = World { pages: 8, ..World::default() };
+    run::<Model>(
+        &world,
+        &[
+            Alloc { bytes: 327680, align: 9, stream: 0 },
+            Alloc { bytes: 196608, align: 9, stream: 0 },
+            Budget { pages: 4 },
+            Free { block: 1 },
+            ReserveRange { pages: 4 },
+            GrowRange { range: 0, pages: 1, stream: 0 },
+        ],
+    );
+}

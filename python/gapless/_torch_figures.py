@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import sys
 from typing import Any, Iterator, Optional
 
 from . import _library
@@ -17,6 +19,10 @@ _METRICS = (
     "inactive_split_bytes",
     "requested_bytes",
 )
+# The most events of a history: PyTorch's own default has no bound.
+MOST_EVENTS = 1 << 20
+# A stack that is empty would be shown as that of a block from before the recording.
+_NO_FRAMES = {"filename": "gapless", "line": 0, "name": "keeps no stack traces"}
 _STATES = {"live": "active_allocated", "pending": "active_pending_free", "free": "inactive"}
 
 
@@ -172,11 +178,73 @@ def _runs(blocks: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         yield run
 
 
+def record_history(enabled: Optional[str], max_entries: int, clear: bool) -> None:
+    """``_record_memory_history``: ``enabled`` is "all" or "state", or nothing to stop. Of "state", which is about the
+    stack traces of live blocks, nothing can be kept."""
+    wanted = min(max_entries, MOST_EVENTS) if enabled == "all" else 0
+    _library.load().gapless_torch_record_history(wanted, int(clear))
+
+
+def _traces(segments: list[dict[str, Any]], devices: list[int]) -> list[list[dict[str, Any]]]:
+    """The recorded events in the form of PyTorch's ``device_traces``: one list for each device.
+
+    The viewer goes back in time from the segments of the snapshot, and wants every block to begin in one. Where a block
+    was that is mapped no more, a ``segment_map`` of its own comes before it and a ``segment_unmap`` after it.
+    """
+    mapped = {
+        device: sorted((s["address"], s["address"] + s["total_size"]) for s in segments if s["device"] == device)
+        for device in devices
+    }
+    traces: dict[int, list[dict[str, Any]]] = {device: [] for device in devices}
+    sizes: dict[tuple[int, int], int] = {}
+    for event in _library.read_json(_library.load().gapless_torch_history_json):
+        device, addr, size = event["device"], event["addr"], event["bytes"]
+        if device not in traces:
+            continue
+
+        def entry(action: str, size: int, key: str = "addr", event: dict[str, Any] = event) -> dict[str, Any]:
+            return {
+                "action": action,
+                key: event["addr"],
+                "size": size,
+                "stream": event["stream"],
+                "time_us": event["time_us"],
+                "compile_context": "N/A",
+                "user_metadata": "",
+                "frames": [_NO_FRAMES],
+            }
+
+        trace = traces[device]
+        if event["action"] == "oom":
+            trace.append(entry("oom", size, "device_free"))
+        elif event["action"] == "alloc":
+            sizes[device, addr] = size
+            own = _unmapped(mapped[device], addr, size)
+            trace += [entry("segment_map", own)] * (own > 0) + [entry("alloc", size)]
+        else:
+            size = sizes.pop((device, addr), size)
+            if size > 0:
+                own = _unmapped(mapped[device], addr, size)
+                trace += [entry("free_requested", size), entry("free_completed", size)]
+                trace += [entry("segment_unmap", own)] * (own > 0)
+    return [traces[device] for device in devices]
+
+
+def _unmapped(mapped: list[tuple[int, int]], addr: int, size: int) -> int:
+    """How many bytes from ``addr`` on lie in none of the ranges; 0 when the first does."""
+    after = bisect.bisect_right(mapped, (addr, sys.maxsize))
+    if after > 0 and addr < mapped[after - 1][1]:
+        return 0
+    return min(size, mapped[after][0] - addr) if after < len(mapped) else size
+
+
 def snapshot(figures: list[Figures], pool: Optional[tuple[int, int]] = None) -> dict[str, Any]:
-    """A whole PyTorch snapshot. It has no history: ``gapless.record`` writes one."""
+    """A whole PyTorch snapshot, with the history where one is recorded; for a pool its segments alone."""
+    segments = [segment for each in figures for segment in each.segments(pool)]
+    devices = [each.device for each in figures]
     return {
-        "segments": [segment for each in figures for segment in each.segments(pool)],
-        "device_traces": [[] for _ in figures],
+        "segments": segments,
+        "device_traces": [[] for _ in devices] if pool is not None else _traces(segments, devices),
         "allocator_settings": {
             "PYTORCH_CUDA_ALLOC_CONF": "",
             "backend": "gapless",

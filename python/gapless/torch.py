@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Callable, Union
 
 from gapless import _library
-from gapless._torch_figures import Figures, snapshot
+from gapless._torch_figures import Figures, record_history, snapshot
 
 __all__ = ["enable", "is_enabled", "main"]
 
@@ -92,16 +92,22 @@ def _conf(keys: dict[str, Any]) -> str:
 def _throw_failures(library: ctypes.CDLL, torch: Any) -> None:
     """Failures become ``torch.cuda.OutOfMemoryError``: a plug-in's null pointer would be taken for memory."""
     thrower = Path(os.environ.get("GAPLESS_TORCH_THROW") or Path(__file__).with_name("_torch_throw.so"))
-    libc10 = Path(torch.__file__).with_name("lib") / "libc10.so"
+    libc10, libc10_cuda = (Path(torch.__file__).with_name("lib") / name for name in ("libc10.so", "libc10_cuda.so"))
     try:
         functions = ctypes.CDLL(str(thrower))
-        outcome = functions.gapless_torch_throw_prepare(str(libc10).encode())
+        outcome = functions.gapless_torch_throw_prepare(str(libc10).encode(), str(libc10_cuda).encode())
     except OSError as error:
         raise RuntimeError(f"{thrower} cannot be loaded ({error}): install gapless from its wheel") from error
     if outcome == 2:
         raise RuntimeError(
             f"PyTorch {torch.__version__} does not export its error classes ({libc10}), so that running out of memory "
             "could not be reported; please report this with the version"
+        )
+    if outcome == 1:
+        warnings.warn(
+            f"PyTorch {torch.__version__} does not export torch.cuda.OutOfMemoryError: running out of memory raises a "
+            "plain RuntimeError with the same text; please report this with the version",
+            stacklevel=4,
         )
     library.gapless_torch_on_failure(ctypes.cast(functions.gapless_torch_throw, ctypes.c_void_p))
 
@@ -140,7 +146,7 @@ def _provide(torch: Any) -> None:
     def reset_accumulated(device: int) -> None:
         of(device).reset_accumulated()
 
-    def memory_snapshot(argument: Any = None) -> dict[str, Any]:
+    def memory_snapshot(argument: Any = None, *_: Any, **__: Any) -> dict[str, Any]:
         pool = tuple(argument[:2]) if isinstance(argument, (tuple, list)) else None
         return snapshot([of(device) for device in range(torch.cuda.device_count())], pool)
 
@@ -151,12 +157,17 @@ def _provide(torch: Any) -> None:
     def get_fraction(device: int) -> float:
         return fractions.get(device, 1.0)
 
-    def record_history(*_: Any, **__: Any) -> None:
-        warnings.warn(
-            "gapless keeps no history of allocations with stack traces; gapless.record('out.trace.gz') writes every "
-            "allocation and free to a file that gapless replay reads",
-            stacklevel=3,
-        )
+    def start(enabled: Any, entries: int, clear: bool) -> None:
+        if enabled:
+            warnings.warn("gapless keeps the history of allocations without their stack traces", stacklevel=4)
+        record_history(enabled, entries, clear)
+
+    def record(enabled: Any, _context: Any = None, _stacks: Any = "python", entries: Any = None, *rest: Any) -> None:
+        start(enabled, sys.maxsize if entries is None else entries, bool(rest and rest[0]))
+
+    # The older call: flags in place of names, and the entries before the stacks.
+    def record_legacy(enabled: Any, _context: Any = True, entries: Any = 1, *rest: Any) -> None:
+        start("all" if enabled else None, entries, bool(rest[2:] and rest[2]))
 
     replacements: dict[str, Callable[..., Any]] = {
         "_cuda_memoryStats": memory_stats,
@@ -165,8 +176,8 @@ def _provide(torch: Any) -> None:
         "_cuda_memorySnapshot": memory_snapshot,
         "_cuda_setMemoryFraction": set_fraction,
         "_cuda_getMemoryFraction": get_fraction,
-        "_cuda_record_memory_history": record_history,
-        "_cuda_record_memory_history_legacy": record_history,
+        "_cuda_record_memory_history": record,
+        "_cuda_record_memory_history_legacy": record_legacy,
     }
     for name, function in replacements.items():
         original = getattr(torch._C, name, None)

@@ -46,9 +46,10 @@ bool find(void *library, const char *constructor, const char *type, Kind *kind) 
 
 }  // namespace
 
-// Looks the constructors up in libc10.so, by its path. 0 when an out-of-memory error can be thrown, 1 when only a plain
+// Looks the constructors up in libc10.so; the out-of-memory error's type, where that library does not have it, in
+// libc10_cuda.so, which throws it. Both by their paths. 0 when an out-of-memory error can be thrown, 1 when only a plain
 // error can, 2 when neither.
-extern "C" int gapless_torch_throw_prepare(const char *libc10) {
+extern "C" int gapless_torch_throw_prepare(const char *libc10, const char *libc10_cuda) {
     void *library = dlopen(libc10, RTLD_NOW | RTLD_NOLOAD);
     if (library == nullptr) {
         return 2;
@@ -57,12 +58,16 @@ extern "C" int gapless_torch_throw_prepare(const char *libc10) {
     bool plain = find(library, "_ZN3c105ErrorC1" ARGUMENTS, "_ZTIN3c105ErrorE", &error);
     bool special = find(library, "_ZN3c1016OutOfMemoryErrorC1" ARGUMENTS, "_ZTIN3c1016OutOfMemoryErrorE", &out_of_memory);
     if (!special && plain) {
-        // Versions whose constructor is not exported: the base's, and the derived class's table of virtual functions.
-        auto table = static_cast<void **>(dlsym(library, "_ZTVN3c1016OutOfMemoryErrorE"));
-        auto type = static_cast<std::type_info *>(dlsym(library, "_ZTIN3c1016OutOfMemoryErrorE"));
-        if (table != nullptr && type != nullptr) {
-            out_of_memory = Kind{error.construct, type, table + 2};
-            special = true;
+        // Older versions (2.11 is one) compile the constructor into whoever throws: the base's, and the derived
+        // class's table of virtual functions, from a library that throws.
+        void *thrower = dlopen(libc10_cuda, RTLD_NOW | RTLD_NOLOAD);
+        for (void *place : {library, thrower}) {
+            auto table = place ? static_cast<void **>(dlsym(place, "_ZTVN3c1016OutOfMemoryErrorE")) : nullptr;
+            auto type = place ? static_cast<std::type_info *>(dlsym(place, "_ZTIN3c1016OutOfMemoryErrorE")) : nullptr;
+            if (table != nullptr && type != nullptr) {
+                out_of_memory = Kind{error.construct, type, table + 2};
+                return 0;
+            }
         }
     }
     return special ? 0 : plain ? 1 : 2;

@@ -1,4 +1,4 @@
-"""CuPy, RMM and Numba: the real RMM where it is installed, else stand-ins with the interfaces that the plug-ins use."""
+"""CuPy, RMM and Numba: stand-ins with the interfaces that the plug-ins use, and the real RMM and Numba where installed."""
 
 import importlib.util
 
@@ -100,3 +100,19 @@ assert gapless.stats()["reserved_bytes"] == 0 and manager.interface_version == 1
 
 def test_numba(run):
     run(NUMBA)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="Numba's CUDA target is not installed")
+def test_the_real_numba(run):
+    run(
+        """
+import gapless, gapless.numba
+gapless.numba.enable()
+from numba import cuda
+block = cuda.device_array(5 << 20, dtype="uint8")
+assert gapless.stats()["live_bytes"] == 5 << 20
+assert cuda.current_context().get_memory_info().total == gapless.stats()["budget_bytes"]
+del block
+assert gapless.stats()["live_bytes"] == 0
+"""
+    )

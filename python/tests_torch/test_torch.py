@@ -1,12 +1,14 @@
 """PyTorch's CUDA build on gapless, without a GPU: scripts/torch-without-gpu sets it up. No kernel runs there."""
 
 import gc
+import json
 import os
 import pickle
 import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -185,6 +187,32 @@ def test_snapshot(tmp_path):
     del blocks
 
 
+def test_memory_history(tmp_path):
+    with pytest.warns(UserWarning, match="without their stack traces"):
+        torch.cuda.memory._record_memory_history(max_entries=100)
+    try:
+        kept = empty(7 * MIB)
+        address = kept.data_ptr()
+        del kept
+        blocks = [empty(size) for size in (100, 3 * MIB)]
+        path = tmp_path / "snapshot.pickle"
+        torch.cuda.memory._dump_snapshot(str(path))
+        data = pickle.loads(path.read_bytes())
+        trace = [event for event in data["device_traces"][0] if not event["action"].startswith("segment")]
+        assert [event["action"] for event in trace] == ["alloc", "free_requested", "free_completed", "alloc", "alloc"]
+        assert trace[0]["addr"] == address and trace[0]["size"] == 7 * MIB
+        from torch.cuda import _memory_viz
+
+        assert "<script" in _memory_viz.trace_plot(data)
+        assert "a = seg_1[0:7.0MiB]\ndel a # 7.0MiB" in _memory_viz.trace(data)
+        result = gapless.replay(path)[0]
+        assert result["oom"] is None and result["peak_live_bytes"] >= 7 * MIB
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    assert torch.cuda.memory._snapshot()["device_traces"] == [[]]
+    del blocks
+
+
 def test_graph_capture():
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
@@ -285,6 +313,43 @@ def test_a_script_as_it_is(tmp_path):
     )
     out = run(None, "-m", "gapless.torch", str(script), "--epochs", "3")
     assert f"arguments ['--epochs', '3'] {5 * MIB} __main__" in out
+
+
+GPU_SCRIPTS = Path(__file__).resolve().parents[1] / "gpu"
+
+
+def gpu_script(name, *arguments, on_gapless=True):
+    prefix = ["-m", "gapless.torch"] if on_gapless else []
+    out = run(None, *prefix, str(GPU_SCRIPTS / name), "--no-kernels", *arguments, GAPLESS_SIM_CAPACITY="4GiB")
+    found = json.loads(out.rstrip().rsplit("\n", 1)[-1])
+    assert found["memory"]["backend"] == ("pluggable" if on_gapless else "native")
+    return found
+
+
+def test_fragmentation_against_the_native_allocator():
+    """The case of the GPU stage, on PyTorch's own allocator, too."""
+    native, gapless_s = (
+        gpu_script("fragmentation.py", "--limit", str(256 * MIB), on_gapless=on_gapless)
+        for on_gapless in (False, True)
+    )
+    assert native["outcome"] == "out of memory" and "64.00 MiB" in native["message"]
+    assert gapless_s["outcome"] == "served"
+    assert gapless_s["memory"]["peak_reserved"] <= 256 * MIB
+    assert native["live"] == gapless_s["live"] and native["free"] == gapless_s["free"] > 64 * MIB
+
+
+@pytest.mark.parametrize("on_gapless", [False, True])
+@pytest.mark.parametrize("name, checks", [("streams.py", 4), ("graphs.py", 2)])
+def test_the_gpu_stage_s_scripts(name, checks, on_gapless):
+    assert len(gpu_script(name, on_gapless=on_gapless)["checks"]) == checks
+
+
+def test_raw_allocations():
+    before = torch.cuda.memory_allocated()
+    address = torch.cuda.caching_allocator_alloc(3 * MIB)
+    assert torch.cuda.memory_allocated() == before + 3 * MIB
+    torch.cuda.caching_allocator_delete(address)
+    assert torch.cuda.memory_allocated() == before
 
 
 def test_two_devices():

@@ -13,7 +13,7 @@ use gapless::driver::{DriverResult, MemoryDriver};
 
 use crate::kernels;
 use crate::settings::{Rdma, planned_fault};
-use crate::state::{CAPTURE_MODE, CURRENT, Chunk, Event, INITIALISED, Mapping, State};
+use crate::state::{BELOW, CAPTURE_MODE, CURRENT, Chunk, Event, INITIALISED, Mapping, State};
 use crate::streams::{Capture, Op, Stream};
 
 /// What the functions return: a `CUresult`.
@@ -324,6 +324,29 @@ pub unsafe extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> Code {
         _ => return CONTEXT,
     }
     OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxPushCurrent_v2(context: *mut c_void) -> Code {
+    BELOW.with_borrow_mut(|below| below.push(CURRENT.get()));
+    // SAFETY: the same contract.
+    let code = unsafe { cuCtxSetCurrent(context) };
+    if code != OK {
+        BELOW.with_borrow_mut(Vec::pop);
+    }
+    code
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> Code {
+    begin!("cuCtxPopCurrent");
+    let Some(device) = CURRENT.get().checked_sub(1) else { return CONTEXT };
+    CURRENT.set(BELOW.with_borrow_mut(Vec::pop).unwrap_or(0));
+    if context.is_null() {
+        return OK;
+    }
+    // SAFETY: the driver API's contract.
+    unsafe { put(context, pointer(context_token(device))) }
 }
 
 #[unsafe(no_mangle)]

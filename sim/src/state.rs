@@ -1,6 +1,6 @@
 //! The simulated driver's state: devices, memory, tokens.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -99,6 +99,8 @@ pub static INITIALISED: AtomicBool = AtomicBool::new(false);
 thread_local! {
     /// The current context: device number plus one; 0 for none.
     pub static CURRENT: Cell<usize> = const { Cell::new(0) };
+    /// The contexts that come back when the current one is popped.
+    pub static BELOW: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
     /// The thread's `CUstreamCaptureMode`.
     pub static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
 }

@@ -10,7 +10,7 @@ fn gapless(arguments: &[&str]) -> Output {
 
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gapless"));
-    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(arguments);
+    command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).args(arguments);
     command
 }
 
@@ -231,4 +231,22 @@ fn devices_below_a_page_and_above_any_address_space_are_no_crash() {
     assert!(stderr(&output).contains("less than one page"), "{}", stderr(&output));
     let output = gapless(&["replay", "--json", "--capacity", "8000000TiB", VIT]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+}
+
+#[test]
+fn a_soak_ends_with_its_figures() {
+    for driver in ["model", "host"] {
+        let output = gapless(&["soak", "--minutes", "0.01", "--threads", "2", "--driver", driver, "--seed", "7"]);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        assert_eq!(stderr(&output), "seed 7\n", "no progress line where stderr is no terminal");
+        let figures = String::from_utf8(output.stdout).unwrap();
+        for figure in ["operations ", "driver calls ", "chunks moved", "host waits ", "failures survived ", "verified "]
+        {
+            assert!(figures.contains(figure), "{figure}: {figures}");
+        }
+        assert!(!figures.contains("operations                         0\n"), "{figures}");
+    }
+    for arguments in [["--minutes", "long"], ["--minutes", "-1"], ["--threads", "0"], ["--driver", "abacus"]] {
+        assert_eq!(gapless(&[&["soak"][..], &arguments].concat()).status.code(), Some(2), "{arguments:?}");
+    }
 }

@@ -1,5 +1,6 @@
-//! `gapless doctor` and `gapless probe`, through the simulated driver library.
+//! Commands that use a GPU, through the simulated driver library.
 
+#[path = "../../tests/simulated/mod.rs"]
 mod simulated;
 
 use std::path::Path;
@@ -158,7 +159,7 @@ fn probe_knows_its_questions() {
 
 #[test]
 fn replay_runs_on_the_device_and_checks_bytes() {
-    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/traces/oom/oom_04.trace.gz");
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../traces/oom/oom_04.trace.gz");
     let arguments = ["replay", "--driver", "cuda", "--verify", "--json", trace];
     // Every byte of every block goes through the simulated device: a small trace.
     let output = gapless(&arguments, &library(), &[("GAPLESS_SIM_CAPACITY", "2GiB")]);
@@ -178,7 +179,7 @@ fn replay_runs_on_the_device_and_checks_bytes() {
 
 #[test]
 fn replay_on_the_device_says_when_there_is_none_or_it_is_too_small() {
-    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/traces/oom/oom_04.trace.gz");
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../traces/oom/oom_04.trace.gz");
     let arguments = ["replay", "--driver", "cuda", "--json", trace];
     let output = gapless(&arguments, &library(), &[("GAPLESS_SIM_DEVICES", "0")]);
     assert_eq!(output.status.code(), Some(4));
@@ -186,4 +187,16 @@ fn replay_on_the_device_says_when_there_is_none_or_it_is_too_small() {
     let output = gapless(&arguments, &library(), &[("GAPLESS_SIM_CAPACITY", "64MiB")]);
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("--capacity"));
+}
+
+#[test]
+fn soak_runs_on_the_device_and_says_when_there_is_none() {
+    let arguments = ["soak", "--driver", "cuda", "--minutes", "0.02", "--threads", "2", "--pages", "16", "--seed", "3"];
+    let output = gapless(&arguments, &library(), &[]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text(&output).contains("bytes verified") && !text(&output).contains("verified                     0 B"));
+    let output = gapless(&arguments, &library(), &[("GAPLESS_SIM_DEVICES", "0")]);
+    assert_eq!(output.status.code(), Some(4));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("gapless doctor"));
+    assert!(output.stdout.is_empty());
 }

@@ -1,10 +1,11 @@
-//! Arguments to library calls to output and an exit code.
+//! The command line: arguments to library calls to output and an exit code.
 //!
 //! Data go to stdout; notes and progress to stderr. A closed pipe is success: the reader has seen enough.
 
 mod doctor;
 mod probe;
 mod replay;
+mod soak;
 mod table;
 
 use clap::{Parser, Subcommand};
@@ -30,6 +31,9 @@ enum Command {
     /// Measure what this GPU and driver do in the cases that no document settles (a minute or two)
     #[command(after_help = probe::AFTER_HELP)]
     Probe(probe::ProbeArguments),
+    /// Use an allocator from many threads for as long as wished, with failing driver calls, and check all of it
+    #[command(after_help = soak::AFTER_HELP)]
+    Soak(soak::SoakArguments),
 }
 
 /// How a command ended.
@@ -60,12 +64,13 @@ enum Failure {
 }
 
 /// Runs the command that the process's arguments ask for.
-pub fn main() -> ExitCode {
+fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let outcome = match arguments.command {
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Probe(arguments) => probe::run(&arguments),
+        Command::Soak(arguments) => soak::run(&arguments),
     };
     match outcome {
         Ok(Outcome::Success) => ExitCode::SUCCESS,

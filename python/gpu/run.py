@@ -1,0 +1,464 @@
+"""Runs the scripts beside this one on a GPU, each in a process of its own: under PyTorch's own allocator, the same with
+expandable segments, and on gapless.
+
+    python3 run.py [--json FILE] [--table FILE] [--seconds N] [--parts NAME,NAME] [--simulated] [--on-cpu]
+
+Every part says on its own whether it is ok, failed, skipped or out of time, and why. Exit code: 0 when none failed, 1
+when one did, 77 when all were skipped. PyTorch is that of the Python that runs this file. A process past its limit is
+ended with all its children.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SKIPPED = 77
+MIB = 1 << 20
+# Below this much memory the scripts run in their small form.
+SMALL_BELOW = 20 << 30
+# What the limited training may hold, over the most that its tensors take at once.
+LIMITED = 1.06
+# Settings of the caller's that would change what is compared.
+CLEARED = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "GAPLESS_CONF")
+POLICIES = {
+    "native": ([], {}),
+    "expandable": ([], {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+    "gapless": (["-m", "gapless.torch"], {}),
+}
+PROBE = """
+import json, sys
+found = {"python": sys.version.split()[0]}
+try:
+    import torch
+except ImportError as error:
+    found["missing"] = f"{type(error).__name__}: {error}"
+else:
+    found["torch"] = torch.__version__
+    found["plug_ins"] = hasattr(torch._C, "_cuda_customAllocator")
+    found["cuda"] = torch.version.cuda
+    if torch.cuda.is_available():
+        found["device"] = torch.cuda.get_device_name(0)
+        found["total"] = torch.cuda.mem_get_info(0)[1]
+print(json.dumps(found))
+"""
+
+
+class Failed(Exception):
+    """A part failed, with the reason for a person."""
+
+
+class OutOfTime(Failed):
+    """A part, or a process of it, reached its limit."""
+
+
+class Skipped(Exception):
+    """A part cannot be run here."""
+
+
+class Stage:
+    """The parts, what they share, and what became of them."""
+
+    def __init__(self, arguments):
+        self.arguments = arguments
+        self.deadline = time.monotonic() + arguments.seconds
+        self.scripts = Path(arguments.scripts)
+        self.child = None
+        self.environment = {}
+        self.parts = []
+        self.runs = {}
+        # The native runs of the trainings without a limit, by script.
+        self.native = {}
+        # At most so many bytes of the GPU for the parts that need a limit.
+        self.limit = 512 * MIB
+        self.small = []
+
+    def process(self, command, limit, settings=()):
+        """One process, ended with its children at the limit: exit code, seconds, stdout, stderr."""
+        left = self.deadline - time.monotonic()
+        if left < 1:
+            raise OutOfTime("no time was left")
+        environment = {name: value for name, value in os.environ.items() if name not in CLEARED}
+        path = [self.arguments.package, environment.get("PYTHONPATH", "")]
+        environment.update(
+            PYTHONPATH=os.pathsep.join(filter(None, path)),
+            PYTHONDONTWRITEBYTECODE="1",
+            PYTHONFAULTHANDLER="1",
+            PYTHONUNBUFFERED="1",
+            CUBLAS_WORKSPACE_CONFIG=":4096:8",
+            **dict(settings),
+        )
+        began = time.monotonic()
+        # Files, not pipes: a grandchild that survives would keep a pipe open.
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            self.child = subprocess.Popen(
+                [sys.executable, *command],
+                cwd=self.scripts,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+            try:
+                code = self.child.wait(timeout=min(limit, left))
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                self.end_child()
+            texts = []
+            for file in (out, err):
+                file.seek(0)
+                texts.append(file.read().decode(errors="replace"))
+        return code, time.monotonic() - began, texts[0], texts[1]
+
+    def end_child(self):
+        """Ends the process in hand with everything that it started; to be called at any time."""
+        child, self.child = self.child, None
+        if child is None:
+            return
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+        child.wait()
+
+    def script(self, name, policy, *arguments, limit=60, settings=()):
+        """Runs a script under a policy. What it found, with how it ended; never raises for a script that fails."""
+        prefix, own = POLICIES.get(policy, ([], {}))
+        command = [*prefix, str(self.scripts / name), *arguments]
+        code, seconds, out, err = self.process(command, limit, {**own, **dict(settings)}.items())
+        found = {"exit_code": code, "seconds": round(seconds, 3)}
+        try:
+            last = json.loads(out.rstrip().rsplit("\n", 1)[-1])
+        except ValueError:
+            last = None
+        # What was found is kept where the process fails after it, too.
+        if isinstance(last, dict):
+            found.update(last)
+            if code == 0:
+                return found
+        after = " after its result" if isinstance(last, dict) else ""
+        if code is None:
+            found["error"] = f"ended after {seconds:.0f} s{after}"
+        elif code < 0:
+            found["error"] = f"killed by signal {-code}{after}"
+        else:
+            found["error"] = (last_line(err) or f"exit code {code} and no result") + after
+        print(f"-- {name} under {policy}: {found['error']}\n{err[-6000:]}", file=sys.stderr, flush=True)
+        found["stderr"] = err[-3000:]
+        return found
+
+    def part(self, name, body):
+        wanted = self.arguments.parts
+        if wanted and name not in wanted:
+            return
+        began = time.monotonic()
+        self.runs = {}
+        outcome, reason = "ok", ""
+        try:
+            reason = body(self) or ""
+        except Skipped as why:
+            outcome, reason = "skipped", str(why)
+        except OutOfTime as why:
+            outcome, reason = "out of time", str(why)
+        except Failed as why:
+            outcome, reason = "failed", str(why)
+        except Exception as error:  # a result that is not as the scripts write it
+            outcome, reason = "failed", f"{type(error).__name__}: {error}"
+        self.add(name, outcome, reason, time.monotonic() - began)
+
+    def add(self, name, outcome, reason, seconds=0.0):
+        part = {"name": name, "outcome": outcome, "reason": reason, "seconds": round(seconds, 3), "runs": self.runs}
+        self.parts.append(part)
+        print(f"python {name}: {outcome} ({seconds:.1f} s) {reason}".rstrip(), file=sys.stderr, flush=True)
+        self.write()
+
+    def write(self):
+        """After every part: what was found is there whatever happens next."""
+        outcomes = [part["outcome"] for part in self.parts]
+        result = {"environment": self.environment, "parts": self.parts}
+        if self.arguments.json:
+            Path(self.arguments.json).write_text(json.dumps(result) + "\n")
+        if self.arguments.table:
+            Path(self.arguments.table).write_text(table(result))
+        if all(outcome == "skipped" for outcome in outcomes):
+            return SKIPPED
+        return 0 if all(outcome in ("ok", "skipped") for outcome in outcomes) else 1
+
+    def expect(self, run, policy):
+        """A run that ended well, and under the allocator that it was meant for."""
+        error = run.get("error")
+        if error is not None:
+            raise (OutOfTime if run["exit_code"] is None else Failed)(f"{policy}: {error}")
+        if self.arguments.on_cpu:
+            return
+        backend, wanted = run["memory"]["backend"], "pluggable" if policy == "gapless" else "native"
+        if backend != wanted:
+            raise Failed(f"{policy}: PyTorch allocated through '{backend}', not '{wanted}'")
+        if policy == "expandable" and not run["memory"]["expandable"]:
+            raise Failed("expandable: PyTorch's segments were not expandable")
+
+
+def last_line(text):
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip()[:500] if lines else ""
+
+
+def environment(stage):
+    code, _, out, err = stage.process(["-c", PROBE], limit=120)
+    if code is None:
+        raise OutOfTime("importing PyTorch took longer than 120 s")
+    if code != 0:
+        raise Failed(f"PyTorch does not start: {last_line(err) or f'exit code {code}'}")
+    found = stage.environment = json.loads(out.rstrip().rsplit("\n", 1)[-1])
+    found["executable"] = sys.executable
+    if "missing" in found:
+        raise Skipped(f"PyTorch is not there for {sys.executable} ({found['missing']})")
+    if not stage.arguments.on_cpu:
+        if found["cuda"] is None:
+            raise Skipped(f"PyTorch {found['torch']} is not a CUDA build")
+        if "device" not in found:
+            raise Skipped(f"PyTorch {found['torch']} sees no GPU")
+    if not found["plug_ins"]:
+        raise Skipped(f"PyTorch {found['torch']} has no interface for allocators: 2.4 or newer has")
+    total = found.get("total", 0)
+    if total < SMALL_BELOW:
+        stage.small = ["--small"]
+    else:
+        stage.limit = 8 << 30
+
+
+def training(script):
+    """The same script under all three: gapless has to give the losses of PyTorch's own allocator, bit for bit."""
+
+    def body(stage):
+        for policy in POLICIES:
+            stage.runs[policy] = stage.script(script, policy, *stage.small)
+        native, expandable, gapless = (stage.runs[policy] for policy in POLICIES)
+        stage.expect(native, "native")
+        stage.native[script] = native
+        stage.expect(gapless, "gapless")
+        notes = []
+        try:
+            stage.expect(expandable, "expandable")
+        except Failed as why:
+            notes.append(str(why))
+        else:
+            differs = difference(native, expandable)
+            if differs:
+                notes.append(f"PyTorch's two own allocators differ as well: {differs}")
+        differs = difference(native, gapless)
+        if differs:
+            raise Failed("; ".join([f"gapless does not give the losses of the native allocator: {differs}", *notes]))
+        return "; ".join([f"{len(native['losses'])} steps, equal losses", *notes])
+
+    return body
+
+
+def limited(stage):
+    """The transformer under a limit close to what its tensors take: gapless has to survive with the same losses."""
+    need_gpu(stage)
+    script = "train_transformer.py"
+    unlimited = stage.native.get(script)
+    if unlimited is None:
+        raise Skipped("the unlimited training told no peak to set the limit by")
+    limit = int(unlimited["memory"]["peak_requested"] * LIMITED)
+    for policy in POLICIES:
+        stage.runs[policy] = stage.script(script, policy, *stage.small, "--limit", str(limit))
+    notes = [f"{mib(limit)} MiB, {LIMITED} times what the tensors take at once"]
+    notes += [f"{policy}: {last(run)}" for policy, run in stage.runs.items()]
+    gapless = stage.runs["gapless"]
+    try:
+        stage.expect(gapless, "gapless")
+    except Failed as why:
+        raise type(why)("; ".join([str(why), *notes])) from None
+    differs = difference(unlimited, gapless)
+    if differs:
+        raise Failed(f"gapless does not give the losses of the unlimited training: {differs}")
+    return "; ".join(notes)
+
+
+def last(run):
+    """How a run ended, in a few words."""
+    if "error" not in run:
+        return "survives"
+    return "out of memory" if "OutOfMemoryError" in run.get("stderr", "") else run["error"]
+
+
+def difference(one, other):
+    """What two runs of one training differ in, or nothing."""
+    if "error" in other:
+        return "it did not end"
+    if not one["losses"] or len(one["losses"]) != len(other["losses"]):
+        return f"{len(one['losses'])} steps and {len(other['losses'])}"
+    for step, (a, b) in enumerate(zip(one["losses"], other["losses"]), 1):
+        if a != b:
+            largest = max(abs(a - b) for a, b in zip(one["losses"], other["losses"]))
+            return f"from step {step} on, {a!r} and {b!r}; by at most {largest:.3g}"
+        if a != a:
+            return f"the loss of step {step} is not a number"
+    return "" if one["checksum"] == other["checksum"] else "the weights after the last step differ"
+
+
+def need_gpu(stage):
+    if stage.arguments.on_cpu:
+        raise Skipped("needs a GPU")
+
+
+def fragmentation(stage):
+    need_gpu(stage)
+    for policy in POLICIES:
+        stage.runs[policy] = stage.script("fragmentation.py", policy, "--limit", str(stage.limit))
+    for policy in ("native", "gapless"):
+        stage.expect(stage.runs[policy], policy)
+    if stage.runs["gapless"]["outcome"] != "served":
+        raise Failed(f"gapless ran out of memory: {stage.runs['gapless']['message']}")
+    if stage.runs["native"]["outcome"] != "out of memory":
+        raise Failed("the native allocator served it too: the case shows nothing here")
+    expandable = stage.runs["expandable"]
+    return f"native: out of memory; expandable: {expandable.get('outcome', expandable.get('error'))}; gapless: served"
+
+
+def checks(script):
+    """A script that checks what it does. Where it fails on gapless, it is run on the native allocator, too."""
+
+    def body(stage):
+        need_gpu(stage)
+        gapless = stage.runs["gapless"] = stage.script(script, "gapless")
+        try:
+            stage.expect(gapless, "gapless")
+        except Failed as why:
+            native = stage.runs["native"] = stage.script(script, "native")
+            raise type(why)(f"{why}; native: {native.get('error', 'ok')}") from None
+        return f"{len(gapless['checks'])} checks"
+
+    return body
+
+
+def cupy(stage):
+    need_gpu(stage)
+    code, _, _, err = stage.process(["-c", "import cupy; cupy.cuda.runtime.getDeviceCount()"], limit=60)
+    if code != 0:
+        raise Skipped(f"CuPy is not there or does not start: {last_line(err) or f'exit code {code}'}")
+    budget = min(stage.limit, 2 << 30)
+    run = stage.runs["gapless"] = stage.script(
+        "cupy_arrays.py", "cupy", limit=90, settings={"GAPLESS_CONF": f"budget:{budget}"}.items()
+    )
+    if "error" in run:
+        raise (OutOfTime if run["exit_code"] is None else Failed)(run["error"])
+    return f"CuPy {run['cupy']}, {len(run['checks'])} checks"
+
+
+def table(result):
+    """The results for a person."""
+    found = result["environment"]
+    lines = []
+    if found:
+        named = [f"Python {found.get('python')}", f"PyTorch {found.get('torch')}", found.get("device") or "no GPU"]
+        lines += [", ".join(named), ""]
+    lines += ["| part | outcome | seconds | |", "| --- | --- | --: | --- |"]
+    for part in result["parts"]:
+        reason = part["reason"].replace("|", "/").replace("\n", " ")
+        lines.append(f"| {part['name']} | {part['outcome']} | {part['seconds']:.1f} | {reason} |")
+    measured = [part for part in result["parts"] if any("step_ms" in run for run in part["runs"].values())]
+    if measured:
+        lines += [
+            "",
+            "| training | allocator | peak asked for, MiB | peak allocated | peak reserved | reserved / asked for "
+            "| median step, ms | all steps, ms | last loss |",
+            "| --- | --- | --: | --: | --: | --: | --: | --: | --: |",
+        ]
+        for part in measured:
+            for policy, run in part["runs"].items():
+                lines.append(f"| {part['name']} | {policy} | {figures(run)} |")
+    holes = [part for part in result["parts"] if any("wanted" in run for run in part["runs"].values())]
+    for part in holes:
+        run = next(run for run in part["runs"].values() if "wanted" in run)
+        lines += [
+            "",
+            f"A limit of {mib(run['limit'])} MiB, {mib(run['live'])} MiB live, {mib(run['free'])} MiB free in holes of "
+            f"{mib(run['hole'])} MiB, {mib(run['wanted'])} MiB asked for:",
+            "",
+        ]
+        for policy, run in part["runs"].items():
+            message = (run.get("message") or run.get("error") or "").partition("\n")[0]
+            lines.append(f"- {policy}: " + ". ".join(filter(None, [run.get("outcome", "failed"), message])))
+    for part in result["parts"]:
+        for policy, run in part["runs"].items():
+            if run.get("checks"):
+                lines += ["", f"{part['name']} on {policy}: " + "; ".join(run["checks"]) + "."]
+    return "\n".join(lines) + "\n"
+
+
+def mib(size):
+    return f"{size / MIB:,.0f}"
+
+
+def figures(run):
+    if "step_ms" not in run:
+        return f"{last(run)} | | | | | | ".replace("\n", " ")
+    memory = run["memory"]
+    sizes = " | | | "
+    if memory["backend"] is not None:
+        sizes = " | ".join(mib(memory[key]) for key in ("peak_requested", "peak_allocated", "peak_reserved"))
+        sizes += f" | {memory['peak_reserved'] / max(1, memory['peak_requested']):.3f}"
+    return f"{sizes} | {run['step_ms']:.2f} | {run['timed_ms']:.0f} | {run['losses'][-1]:.6f}"
+
+
+PARTS = {
+    "mlp": training("train_mlp.py"),
+    "fragmentation": fragmentation,
+    "transformer": training("train_transformer.py"),
+    "graphs": checks("graphs.py"),
+    "streams": checks("streams.py"),
+    "cupy": cupy,
+    # Its limit comes from the part `transformer`.
+    "limited": limited,
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", help="where the results go")
+    parser.add_argument("--table", help="where the results go, for a person (Markdown)")
+    parser.add_argument("--seconds", type=float, default=240, help="the most for all parts together")
+    parser.add_argument("--parts", type=lambda text: text.split(","), help=f"only these, of {', '.join(PARTS)}")
+    parser.add_argument("--simulated", action="store_true", help="say that the simulated driver runs no PyTorch")
+    parser.add_argument("--on-cpu", action="store_true", help="run the trainings on the processor: tries this file out")
+    parser.add_argument("--scripts", default=str(HERE), help="the folder of the scripts")
+    parser.add_argument("--package", default=str(HERE.parent), help="the folder that holds the package gapless")
+    arguments = parser.parse_args()
+    for name in arguments.parts or ():
+        if name not in PARTS:
+            parser.error(f"there is no part {name}; the parts are {', '.join(PARTS)}")
+    # Out of the caller's folder: the children run elsewhere.
+    arguments.package = str(Path(arguments.package).resolve())
+    arguments.scripts = str(Path(arguments.scripts).resolve())
+
+    stage = Stage(arguments)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    try:
+        if arguments.simulated:
+            stage.add("environment", "skipped", "PyTorch does not run on the simulated driver library")
+            return stage.write()
+        wanted, arguments.parts = arguments.parts, None
+        stage.part("environment", environment)
+        arguments.parts = wanted
+        if stage.parts[0]["outcome"] == "ok":
+            for name, body in PARTS.items():
+                stage.part(name, body)
+        return stage.write()
+    finally:
+        stage.end_child()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""The bundle's `run` (scripts/gpu-run), over programs that only pretend."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    """Runs a bundle whose programs print an empty object; gives the exit code, the results and the report."""
+    folder = tmp_path / "bundle"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "python" / "gpu").mkdir(parents=True)
+    shutil.copy(REPOSITORY / "scripts" / "gpu-run", folder / "run")
+    shutil.copy(REPOSITORY / "python" / "gpu" / "run.py", folder / "python" / "gpu")
+    (folder / "VERSION").write_text("gapless 0\ncommit none\n")
+    for name in ("gapless", "conformance", "cuda_properties", "bench-device"):
+        (folder / "bin" / name).write_text("#!/bin/sh\necho '{}'\n")
+        (folder / "bin" / name).chmod(0o755)
+
+    def bundle(*arguments):
+        command = [str(folder / "run"), *arguments, str(tmp_path / "results")]
+        code = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=120).returncode
+        results = json.loads((tmp_path / "results" / "results.json").read_text())
+        return code, results, (tmp_path / "results" / "report.md").read_text()
+
+    bundle.folder = folder
+    return bundle
+
+
+def outcomes(results):
+    return {stage["name"]: stage["outcome"] for stage in results["stages"]}
+
+
+def test_simulated(bundle):
+    code, results, report = bundle("--simulated", "--python", sys.executable)
+    assert code == 0 and results["simulated"]
+    found = outcomes(results)
+    assert found.pop("python") == "skipped" and set(found.values()) == {"ok"} and len(found) == 8
+    part = results["python"]["parts"][0]
+    assert part["outcome"] == "skipped" and part["reason"] in report
+
+
+def test_only_some_stages(bundle):
+    code, results, _ = bundle("--only", "replay,conformance", "--simulated")
+    assert code == 0
+    assert list(outcomes(results)) == ["doctor", "doctor-json", "conformance", "replay", "replay-oom"]
+
+
+def test_a_python_that_is_not_there(bundle):
+    code, results, report = bundle("--simulated", "--only", "python", "--python", "no-such-python")
+    assert code == 0 and outcomes(results)["python"] == "skipped" and results["python"] is None
+    assert "there is no no-such-python" in report
+
+
+def test_a_python_without_pytorch(bundle):
+    # On the device, where nothing is simulated. The folder of the package comes first, wherever the tests run.
+    (bundle.folder / "python" / "torch.py").write_text("raise ModuleNotFoundError('No module named torch')\n")
+    code, results, report = bundle("--only", "python", "--python", sys.executable)
+    assert code == 0 and not results["simulated"] and outcomes(results)["python"] == "skipped"
+    assert "PyTorch is not there" in results["python"]["parts"][0]["reason"] and "PyTorch is not there" in report
+
+
+def test_a_part_that_fails_fails_the_run(bundle):
+    (bundle.folder / "python" / "torch.py").write_text("raise OSError('broken')\n")
+    code, results, report = bundle("--only", "python", "--python", sys.executable)
+    assert code == 1 and outcomes(results)["python"] == "failed" and "broken" in report
+    (bundle.folder / "bin" / "conformance").write_text("#!/bin/sh\nexit 3\n")
+    code, results, _ = bundle("--only", "conformance")
+    assert code == 1 and outcomes(results)["conformance"] == "failed"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--simulated"], ["--only", "python"], ["--what", "folder"]])
+def test_usage(bundle, arguments):
+    result = subprocess.run([str(bundle.folder / "run"), *arguments], capture_output=True, text=True)
+    assert result.returncode == 2 and "./run --simulated RESULTS" in result.stderr
