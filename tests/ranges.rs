@@ -149,7 +149,7 @@ fn what_a_range_leaves_behind_serves_the_next_one() {
 #[test]
 fn ranges_that_are_gone_leave_nothing_in_the_books() {
     let allocator = Allocator::builder(model(16)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
-    let mut turn = || {
+    let turn = || {
         let mut range = allocator.reserve_range(12 * PAGE).unwrap();
         range.grow(5 * PAGE, StreamId::DEFAULT).unwrap();
         allocator.stats().metadata_bytes
