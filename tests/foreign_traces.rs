@@ -180,6 +180,20 @@ fn a_snapshot_without_a_history_says_how_to_get_one() {
     assert!(error.contains("'action'"), "{error}");
 }
 
+/// One text may be the name of many annotations: what is kept of each is bounded.
+#[test]
+fn long_names_of_annotations_are_cut() {
+    let name = "é\n".repeat(5000);
+    let end = || Dict(vec![("name", Text(&name)), ("stage", Text("END")), ("time_us", Int(25))]);
+    let bytes = pickle::dump(&Dict(vec![
+        ("device_traces", List(vec![List(history())])),
+        ("external_annotations", List(vec![end(), end()])),
+    ]));
+    let trace = read(&bytes).unwrap();
+    let cut = "é ".repeat(100);
+    assert_eq!(trace.labels().collect::<Vec<_>>(), [&*cut, &*cut, "out of memory"]);
+}
+
 #[test]
 fn every_cut_of_a_snapshot_is_an_error() {
     let bytes = snapshot(history());

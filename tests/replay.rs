@@ -62,6 +62,21 @@ fn the_baseline_flushes_waits_and_tries_again() {
     assert_eq!((oom.op_index, oom.requested_bytes, oom.satisfiable), (3, 41_943_040, false));
 }
 
+/// A device outlives a replay: the next one finds it as this one did.
+#[test]
+fn a_replay_leaves_nothing_in_the_driver() {
+    let trace = trace("a 1 4096 0\na 2 9000000 1\nf 1\na 3 1 2\n");
+    let device = Device { capacity_bytes: 64 << 20, external_bytes: 0, lag_ops: 2 };
+    for policy in [PolicyKind::Gapless, PolicyKind::Caching] {
+        for touch in [Touch::Nothing, Touch::Whole] {
+            let driver = Arc::new(device.model());
+            replay(&trace, Arc::clone(&driver), &options(policy, &device, touch)).unwrap();
+            let usage = driver.usage();
+            assert_eq!((usage.chunks, usage.mappings, usage.reservations, usage.events), (0, 0, 0, 0), "{policy}");
+        }
+    }
+}
+
 #[test]
 fn the_baseline_keeps_streams_apart() {
     let result = on_model(&trace("a 1 4096 0\nf 1\na 2 4096 1\n"), PolicyKind::Caching, Device::of(64 * MIB));

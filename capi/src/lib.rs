@@ -32,7 +32,7 @@ mod status;
 mod torch;
 
 pub use conf::{Conf, ConfError};
-pub use config::gapless_config;
+pub use config::{Budget, gapless_config};
 pub use cupy::*;
 pub use functions::*;
 pub use history::{gapless_torch_history_json, gapless_torch_record_history};

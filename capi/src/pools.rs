@@ -16,8 +16,8 @@
 use crate::config::Settings;
 use crate::heap::Heap;
 use gapless::allocator::{AllocError, FreeError};
-use gapless::driver::StreamDriver;
 use gapless::driver::cuda::CudaDriver;
+use gapless::driver::{MemoryDriver, StreamDriver};
 use gapless::{Allocator, DeviceAddr, StreamId};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -73,7 +73,9 @@ impl Pools {
             pool.users += 1;
         } else {
             let mut settings = self.settings.clone();
-            settings.budget = Some(crate::config::Budget::Bytes(state.whole_budget));
+            // At least a page, or there is no allocator; each request is held to the room that there is by then.
+            let page = heap.allocator.driver().granularity();
+            settings.budget = Some(crate::config::Budget::Bytes(state.whole_budget.max(page)));
             let allocator = settings.build_on(heap.allocator.driver().clone())?;
             state.pools.insert(id, Pool { allocator, live: 0, users: 1 });
             self.count.store(state.pools.len(), Ordering::Relaxed);

@@ -25,6 +25,7 @@ mod show;
 mod stress;
 mod sweep;
 mod threads;
+mod traces;
 mod wire;
 mod witness;
 
@@ -42,5 +43,6 @@ pub use show::{PrintOnPanic, as_test};
 pub use stress::{Faults, Progress, Stress, run_stress};
 pub use sweep::{Case, cases, sweep};
 pub use threads::run_scheduled;
+pub use traces::{ReadTrace, check_trace};
 pub use wire::{Extra, decode, encode};
 pub use witness::Witness;

@@ -165,12 +165,7 @@ impl Oracle {
         allocator.check();
         let driver = allocator.driver().inner();
         self.live_pages(world, driver);
-        let broken = driver.inner().broken_rules();
-        assert!(broken.is_empty(), "rules of the driver contract were broken: {broken:#?}");
-        let observed = driver.take_observations();
-        assert!(observed.is_empty(), "invariants 3 and 4: {observed:#?}");
-        let mismatches = gapless::driver::WorkDriver::take_mismatches(driver);
-        assert!(mismatches.is_empty(), "bytes changed under their owner: {mismatches:#?}");
+        Self::check_device(driver);
 
         let mut known: Vec<_> = self.live.values().map(|block| (block.addr, block.bytes, block.home)).collect();
         let mut live: Vec<_> = allocator.live().iter().map(|leak| (leak.addr, leak.bytes, leak.stream)).collect();
@@ -201,5 +196,18 @@ impl Oracle {
             self.abandoned_bytes = abandoned.unwrap_or(0);
         }
         stats
+    }
+
+    /// What the device and the witness have seen. All that can have become wrong where the allocator was not called.
+    ///
+    /// # Panics
+    /// When something is wrong.
+    pub fn check_device<D: Device>(driver: &Witness<D>) {
+        let broken = driver.inner().broken_rules();
+        assert!(broken.is_empty(), "rules of the driver contract were broken: {broken:#?}");
+        let observed = driver.take_observations();
+        assert!(observed.is_empty(), "invariants 3 and 4: {observed:#?}");
+        let mismatches = gapless::driver::WorkDriver::take_mismatches(driver);
+        assert!(mismatches.is_empty(), "bytes changed under their owner: {mismatches:#?}");
     }
 }

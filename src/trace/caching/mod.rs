@@ -156,7 +156,7 @@ impl<D: Driver> CachingAllocator<D> {
                 }
                 let (bytes, addr, stream) =
                     (self.blocks.bytes(block), self.blocks.addr(block), self.blocks.stream(block));
-                self.segments.destroy(addr, bytes)?;
+                self.segments.destroy(addr)?;
                 self.pool(kind).remove(stream, bytes, addr, block);
                 self.blocks.remove(block);
                 self.figures.reserved_bytes -= bytes;

@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, HashMap};
 /// One chunk in a reservation of its own size, each.
 pub(super) struct Segments<D: Driver> {
     driver: Arc<D>,
-    chunks: HashMap<DeviceAddr, ChunkHandle>,
+    /// Each with its bytes.
+    chunks: HashMap<DeviceAddr, (ChunkHandle, u64)>,
     /// Streams seen so far, each with the event that a wait for the device records there.
     events: BTreeMap<StreamId, EventHandle>,
 }
@@ -44,7 +45,7 @@ impl<D: Driver> Segments<D> {
         });
         match placed {
             Ok(addr) => {
-                self.chunks.insert(addr, chunk);
+                self.chunks.insert(addr, (chunk, bytes));
                 Ok(Some(addr))
             }
             Err(error) => {
@@ -55,9 +56,8 @@ impl<D: Driver> Segments<D> {
     }
 
     /// `cudaFree`, after [`wait_for_device`](Self::wait_for_device).
-    pub(super) fn destroy(&mut self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
-        let chunk = self.chunks.remove(&addr).expect("a whole free segment starts at its chunk");
-        let bytes = round_up(bytes, self.driver.granularity()).expect("it was created with this size");
+    pub(super) fn destroy(&mut self, addr: DeviceAddr) -> DriverResult<()> {
+        let (chunk, bytes) = self.chunks.remove(&addr).expect("a whole free segment starts at its chunk");
         self.driver.unmap(addr, bytes)?;
         self.driver.release(chunk)?;
         self.driver.address_free(addr, bytes)
@@ -69,5 +69,20 @@ impl<D: Driver> Segments<D> {
             self.driver.event_record(event, stream)?;
         }
         self.events.values().try_for_each(|&event| self.driver.event_synchronize(event))
+    }
+}
+
+/// What is left goes back, live or not: a device outlives a replay.
+impl<D: Driver> Drop for Segments<D> {
+    fn drop(&mut self) {
+        // Where the device is lost, so is the memory; nobody is left to tell.
+        if self.wait_for_device().is_ok() {
+            for addr in self.chunks.keys().copied().collect::<Vec<_>>() {
+                let _ = self.destroy(addr);
+            }
+        }
+        for &event in self.events.values() {
+            let _ = self.driver.event_destroy(event);
+        }
     }
 }

@@ -131,7 +131,10 @@ impl<R: Read> Machine<R> {
                     let value = self.pop()?;
                     return Ok((self.values, value));
                 }
-                b'(' => self.marks.push(self.stack.len()),
+                b'(' => {
+                    self.charge(size_of::<usize>())?;
+                    self.marks.push(self.stack.len());
+                }
                 b'0' => drop(self.pop()?),
                 b'1' => drop(self.since_mark()?),
                 b'2' => {
@@ -487,6 +490,14 @@ mod tests {
         ] {
             assert!(fails(bytes).contains(hint), "{bytes:?}: {}", fails(bytes));
         }
+    }
+
+    /// A file of marks packs to a thousandth of its size.
+    #[test]
+    fn marks_are_accounted_for() {
+        let marks = b"\x80\x02".chain(io::repeat(b'('));
+        let Err(error) = read(marks, false) else { panic!("a pickle without an end") };
+        assert!(error.to_string().contains("more than 1024 MiB"), "{error}");
     }
 
     #[test]

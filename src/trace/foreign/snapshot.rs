@@ -127,7 +127,9 @@ impl Reader<'_> {
             .filter(|entry| self.values.text(**entry, "stage") == Some("END"))
             .filter(|entry| self.values.number(**entry, "device").is_none_or(|number| number == device as u64))
             .filter_map(|entry| {
-                let name = self.values.text(*entry, "name")?.replace(['\n', '\r'], " ");
+                // Cut, since one text of the file may be the name of many.
+                let name = self.values.text(*entry, "name")?.chars().take(LABEL_CHARS);
+                let name = name.map(|char| if matches!(char, '\n' | '\r') { ' ' } else { char }).collect();
                 Some((self.values.number(*entry, "time_us")?, name))
             })
             .take(self.limits.ops.min(MOST_MARKS))
@@ -186,5 +188,7 @@ impl Reader<'_> {
 
 /// Longest origin that is kept.
 const ORIGIN_CHARS: usize = 200;
+/// Longest label that is kept.
+const LABEL_CHARS: usize = 200;
 /// Most annotations that become marks.
 const MOST_MARKS: usize = 1 << 16;

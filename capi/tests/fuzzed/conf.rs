@@ -1,0 +1,97 @@
+//! Any text as a `GAPLESS_CONF`, and what the parser must hold to. Shared with the fuzz target `conf`.
+
+use gapless::ChunkPolicy;
+use gapless_capi::{
+    Budget, Conf, ConfError, GAPLESS_ERROR_INVALID_ARGUMENT, GAPLESS_OK, gapless_check_conf, gapless_last_error,
+};
+use std::ffi::{CStr, CString};
+
+const KEYS: [&str; 7] = ["budget", "slack", "chunk", "region", "log", "record", "report_on_failure"];
+
+/// Parses a text. What is accepted is in range and reads back the same once it is written down; what is refused is told
+/// with what would be right; the C interface says the same.
+///
+/// # Panics
+/// When any of that is not so.
+pub fn check_conf(text: &str) {
+    let parsed = Conf::parse(text);
+    check_c_interface(text, parsed.as_ref().err());
+    match parsed {
+        Ok(conf) => {
+            check_ranges(&conf);
+            let written = write(&conf);
+            let again = Conf::parse(&written).unwrap_or_else(|error| panic!("{written:?}, written: {error}"));
+            let silent = Conf { warnings: Vec::new(), ..conf };
+            assert_eq!(again, silent, "{text:?}, written as {written:?}");
+        }
+        Err(error) => check_error(text, &error),
+    }
+}
+
+fn check_c_interface(text: &str, error: Option<&ConfError>) {
+    let Ok(c_text) = CString::new(text) else { return };
+    // SAFETY: a NUL-terminated string.
+    let status = unsafe { gapless_check_conf(c_text.as_ptr()) };
+    assert_eq!(status, if error.is_some() { GAPLESS_ERROR_INVALID_ARGUMENT } else { GAPLESS_OK }, "{text:?}");
+    if let Some(error) = error {
+        // SAFETY: the last error is a NUL-terminated string until the next failure on this thread.
+        let told = unsafe { CStr::from_ptr(gapless_last_error()) };
+        assert_eq!(told.to_str(), Ok(&*error.to_string()));
+    }
+}
+
+/// What a configuration may say, whoever uses it.
+fn check_ranges(conf: &Conf) {
+    match conf.budget {
+        Some(Budget::Bytes(bytes)) => assert!(bytes > 0),
+        Some(Budget::Fraction(part)) => assert!(part > 0.0 && part <= 1.0, "{part}"),
+        None => {}
+    }
+    assert!(conf.slack.is_none_or(|slack| slack >= 1.0), "{conf:?}");
+    assert!(!matches!(conf.chunk, Some(ChunkPolicy::Fixed(0))));
+    assert_ne!(conf.region_bytes, Some(0));
+    assert!(conf.record.as_ref().is_none_or(|path| !path.as_os_str().is_empty()));
+    for warning in &conf.warnings {
+        let key = warning.split_once(" is PyTorch's own").map_or("", |(key, _)| key);
+        assert!(!key.is_empty() && !KEYS.contains(&key), "{warning}");
+    }
+}
+
+fn check_error(text: &str, error: &ConfError) {
+    let told = error.to_string();
+    match error {
+        ConfError::NoValue { part } => assert!(text.contains(&**part) && !part.contains(':'), "{told}"),
+        ConfError::UnknownKey { key } => {
+            assert!(!KEYS.contains(&&**key), "{told}");
+            assert!(KEYS.iter().all(|known| told.contains(known)), "{told}");
+        }
+        ConfError::Twice { key } => assert!(text.matches(&**key).count() >= 2, "{told}"),
+        ConfError::BadValue { key, value, expected } => {
+            assert!(KEYS.contains(key) && text.contains(&**value) && told.contains(expected), "{told}");
+        }
+        ConfError::Brackets { .. } => assert!(text.contains(['[', ']']), "{told}"),
+        other => panic!("{other}"),
+    }
+}
+
+/// A configuration in its own syntax.
+fn write(conf: &Conf) -> String {
+    let mut parts = Vec::new();
+    match conf.budget {
+        // Not in exponents, and with a point: that is what makes it a part of the device.
+        Some(Budget::Fraction(part)) if part < 1.0 => parts.push(format!("budget:{part}")),
+        Some(Budget::Fraction(part)) => parts.push(format!("budget:{part:.1}")),
+        Some(Budget::Bytes(bytes)) => parts.push(format!("budget:{bytes}")),
+        None => {}
+    }
+    parts.extend(conf.slack.map(|slack| format!("slack:{slack}")));
+    parts.extend(conf.chunk.map(|chunk| match chunk {
+        ChunkPolicy::Fixed(bytes) => format!("chunk:{bytes}"),
+        _ => "chunk:auto".into(),
+    }));
+    parts.extend(conf.region_bytes.map(|bytes| format!("region:{bytes}")));
+    parts.extend(conf.log.then(|| "log:on".into()));
+    parts.extend(conf.report_on_failure.then(|| "report_on_failure:on".into()));
+    parts.extend(conf.record.as_ref().map(|path| format!("record:{}", path.display())));
+    parts.join(",")
+}
