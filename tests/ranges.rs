@@ -124,25 +124,37 @@ fn a_growth_that_cannot_be_undone_stays_in_the_books() {
 }
 
 #[test]
-fn what_a_range_leaves_behind_serves_the_next_one() {
-    for call in [DriverCall::EventRecord, DriverCall::Unmap, DriverCall::AddressFree] {
-        let config = ModelConfig { capacity_bytes: 8 * PAGE, ..ModelConfig::default() };
-        let driver = Arc::new(FaultDriver::new(ModelDriver::new(config)));
-        let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
-        let mut range = allocator.reserve_range(8 * PAGE).unwrap();
-        range.grow(7 * PAGE, StreamId::DEFAULT).unwrap();
-        driver.fill(StreamId::DEFAULT, range.addr(), 7 * PAGE, 1).unwrap();
-        driver.arm(Fault::nth(0, DriverErrorKind::InvalidValue).only([call]));
-        drop(range);
-        assert_eq!(driver.fired(), 1, "{call:?}");
-        driver.disarm();
-        allocator.check();
+fn what_a_range_leaves_behind_serves_the_next_request() {
+    type Subject = Allocator<FaultDriver<ModelDriver>>;
+    let next_range = |allocator: &Subject| {
         let mut range = allocator.reserve_range(8 * PAGE).unwrap();
         range.grow(8 * PAGE, StreamId::DEFAULT).unwrap();
-        allocator.check();
-        drop(range);
-        allocator.close().unwrap();
-        assert!(driver.inner().usage().is_empty(), "{call:?}: {:?}", driver.inner().usage());
+    };
+    let next_block = |allocator: &Subject| {
+        let block = allocator.alloc(8 * PAGE, StreamId::DEFAULT).unwrap();
+        allocator.free(block).unwrap();
+    };
+    let trim = |allocator: &Subject| assert_eq!(allocator.trim(0).unwrap().held_bytes, 0);
+    let requests: [&dyn Fn(&Subject); 3] = [&next_range, &next_block, &trim];
+    for request in requests {
+        for call in [DriverCall::EventRecord, DriverCall::Unmap, DriverCall::AddressFree] {
+            let config = ModelConfig { capacity_bytes: 8 * PAGE, ..ModelConfig::default() };
+            let driver = Arc::new(FaultDriver::new(ModelDriver::new(config)));
+            let builder = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE));
+            let allocator = builder.build().unwrap();
+            let mut range = allocator.reserve_range(8 * PAGE).unwrap();
+            range.grow(7 * PAGE, StreamId::DEFAULT).unwrap();
+            driver.fill(StreamId::DEFAULT, range.addr(), 7 * PAGE, 1).unwrap();
+            driver.arm(Fault::nth(0, DriverErrorKind::InvalidValue).only([call]));
+            drop(range);
+            assert_eq!(driver.fired(), 1, "{call:?}");
+            driver.disarm();
+            allocator.check();
+            request(&allocator);
+            allocator.check();
+            allocator.close().unwrap();
+            assert!(driver.inner().usage().is_empty(), "{call:?}: {:?}", driver.inner().usage());
+        }
     }
 }
 

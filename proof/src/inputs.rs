@@ -6,7 +6,12 @@ use proptest::prelude::*;
 
 /// Worlds small enough that everything runs out: 4 to 24 pages of so many bytes.
 pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
-    (4_u64..24, prop::sample::select(vec![1_u64, 1, 1, 2, 4]), 1_usize..4, prop::sample::select(vec![0_u32, 0, 10, 50]))
+    (
+        4_u64..24,
+        prop::sample::select(vec![1_u64, 1, 1, 2, 4]),
+        1_usize..=4,
+        prop::sample::select(vec![0_u32, 0, 10, 50]),
+    )
         .prop_map(move |(pages, chunk_pages, streams, slack_percent)| World {
             pages,
             page_bytes,

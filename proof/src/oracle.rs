@@ -79,7 +79,7 @@ pub struct Oracle {
     pub ceiling: u64,
     pub last_freed: Option<u64>,
     pub ranges: Vec<Range>,
-    /// Bytes of ranges that could not be unmapped when they were dropped: out of use until another range needs them.
+    /// Bytes of ranges that could not be unmapped when they were dropped: out of use until they are needed.
     pub abandoned_bytes: u64,
 }
 
@@ -146,7 +146,6 @@ impl Oracle {
     pub fn promise<D: Device>(&self, world: &World, allocator: &Subject<D>, bytes: u64) -> Promise {
         let driver = allocator.driver().inner();
         let live_pages = self.live_pages(world, driver).len() as u64;
-        let live_pages = live_pages + self.abandoned_bytes / world.page_bytes;
         let held_pages = allocator.reserved_bytes() / world.page_bytes;
         let room = (allocator.budget() / world.page_bytes).saturating_sub(held_pages);
         let device = gapless::driver::MemoryDriver::memory_info(driver).map_or(0, |info| info.free / world.page_bytes);
@@ -190,7 +189,7 @@ impl Oracle {
             let sum = stats.live_block_bytes + stats.cached_bytes + stats.pending_bytes + stats.idle_bytes;
             let ranges = self.range_bytes(world);
             let abandoned = stats.reserved_bytes.checked_sub(sum + ranges);
-            // Ranges that run short of memory take up what was abandoned.
+            // Who runs short of memory takes up what was abandoned.
             let accounted = abandoned.is_some_and(|bytes| bytes <= self.abandoned_bytes);
             assert!(accounted, "invariant 5: the parts are the whole: {ranges} + {stats:?}");
             self.abandoned_bytes = abandoned.unwrap_or(0);

@@ -105,6 +105,8 @@ impl<D: Driver> Inner<D> {
                 },
                 None if !recreate => recreate = true,
                 None if self.wait_for_pending()? => {}
+                // Its failures are old ones: this request ends in the report.
+                None if self.settle_left_behind(mapper).unwrap_or(false) => {}
                 None => return Err(self.out_of_memory(mapper, bytes, request, refused.as_ref())),
             }
         }

@@ -340,7 +340,7 @@ impl<D: Driver> Inner<D> {
     }
 
     /// Once more for the ranges whose end did not work out. True when that made a chunk idle.
-    fn settle_left_behind(&self, mapper: &mut Mapper) -> Result<bool, DriverError> {
+    pub(super) fn settle_left_behind(&self, mapper: &mut Mapper) -> Result<bool, DriverError> {
         let mut found = false;
         for (base, bytes) in mapper.left_behind.clone() {
             let of_range = |segment: &Segment| segment.base == base && segment.pages > 0 && !segment.poisoned;
