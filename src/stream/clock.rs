@@ -171,13 +171,17 @@ mod tests {
     fn the_host_waits_for_no_more_than_it_must() {
         let (driver, events, mut clock) = clock();
         driver.hold(MAIN);
-        for _ in 0..3 {
+        let within = [1, 2, 3].map(|_| {
+            let event = driver.event_create().unwrap();
+            driver.event_record(event, MAIN).unwrap();
             clock.seal(&driver, &events).unwrap();
-        }
+            event
+        });
         clock.wait(0, &driver, &events).unwrap();
         assert_eq!(driver.host_waits(), 0, "epoch 0 has passed");
         clock.wait(2, &driver, &events).unwrap();
         assert_eq!((driver.host_waits(), clock.passed(), clock.sealed()), (1, 2, 1));
+        assert_eq!(within.map(|event| driver.event_query(event).unwrap()), [true, true, false]);
         clock.check();
         clock.wait(2, &driver, &events).unwrap();
         assert_eq!(driver.host_waits(), 1, "it is known to have passed");
