@@ -42,7 +42,7 @@ def test_simulated(bundle):
     code, results, report = bundle("--simulated", "--python", sys.executable)
     assert code == 0 and results["simulated"]
     found = outcomes(results)
-    assert found.pop("python") == "skipped" and set(found.values()) == {"ok"} and len(found) == 8
+    assert found.pop("python") == "skipped" and set(found.values()) == {"ok"} and len(found) == 9
     part = results["python"]["parts"][0]
     assert part["outcome"] == "skipped" and part["reason"] in report
 
