@@ -3,7 +3,7 @@
 
 use crate::device::{Device, World};
 use crate::witness::Witness;
-use gapless::allocator::{Allocator, Stats};
+use gapless::allocator::{Allocator, Stats, Trimmed};
 use gapless::driver::{ChunkHandle, FaultDriver};
 use gapless::units::{DeviceAddr, StreamId, round_up};
 use std::collections::{BTreeMap, HashSet};
@@ -154,6 +154,24 @@ impl Oracle {
             obtainable_pages: (held_pages - live_pages.min(held_pages)) + room.min(device),
             needed_pages: size / world.page_bytes,
         }
+    }
+
+    /// What a trim has to have done: with single-page chunks nothing but used pages is held, beyond what was to be kept.
+    ///
+    /// # Panics
+    /// When more is.
+    pub fn check_trimmed<D: Device>(&self, world: &World, allocator: &Subject<D>, keep_bytes: u64, trimmed: Trimmed) {
+        let stats = allocator.stats();
+        assert_eq!(trimmed.held_bytes, stats.reserved_bytes, "what trim said it left");
+        // Freed blocks that other streams use are waited for by who needs them, not by a trim.
+        if world.chunk_pages > 1 || stats.pending_bytes + self.abandoned_bytes + stats.poisoned > 0 {
+            return;
+        }
+        let used = self.live_pages(world, allocator.driver().inner()).len() as u64 * world.page_bytes;
+        assert!(
+            trimmed.held_bytes <= keep_bytes.max(used),
+            "{trimmed:?}, {used} bytes are in use, {keep_bytes} to keep"
+        );
     }
 
     /// Everything that must be true of this allocator now; returns its figures.

@@ -258,12 +258,13 @@ impl<D: Device> Runner<D> {
                 self.act_on_handles(op)
             }
             Op::Trim { keep } => {
-                let result = self.allocator().trim(u64::from(keep) * self.world.page_bytes);
-                if let Err(error) = result {
-                    match error {
-                        AllocError::Driver(error) => self.expect_injected(&error),
-                        other => panic!("trim answered {other}"),
-                    }
+                let keep_bytes = u64::from(keep) * self.world.page_bytes;
+                match self.allocator().trim(keep_bytes) {
+                    // A chunk whose release fails stays, and the others go.
+                    Ok(_) if self.struck() => {}
+                    Ok(trimmed) => self.seat().oracle.check_trimmed(&self.world, self.allocator(), keep_bytes, trimmed),
+                    Err(AllocError::Driver(error)) => self.expect_injected(&error),
+                    Err(other) => panic!("trim answered {other}"),
                 }
             }
             Op::Budget { pages } => {

@@ -71,7 +71,7 @@ fn the_peak_is_dealt_without_losing_it() {
         for addr in [one, two] {
             allocator.free(addr).unwrap();
         }
-        // Asked only now: statistics note the present sum themselves.
+        // Asked only now: statistics never say less than the present sum.
         assert_eq!(allocator.stats().peak_live_bytes, 2 * PAGE);
         allocator.check();
         allocator.close().unwrap();

@@ -118,9 +118,7 @@ impl<D: Driver> Inner<D> {
         let mapper = self.mapper.lock();
         let mut stats = Stats::default();
         let mut by_size = [0; SIZE_RANGES];
-        let mut states = self.lock_all();
-        // A block may be handed out and not be noted yet: never a peak below the present.
-        self.peak.deal(&mut states);
+        let states = self.lock_all();
         for state in &states {
             stats.add_stream(state, &mut by_size);
         }
@@ -131,7 +129,8 @@ impl<D: Driver> Inner<D> {
         let budget = self.budget_bytes.load(Ordering::Relaxed);
         let headroom = mapper.pool.headroom_pages() * page_bytes;
         let load = |counter: &crate::sync::AtomicU64| counter.load(Ordering::Relaxed);
-        stats.peak_live_bytes = self.peak.peak();
+        // A block may be handed out and not be noted yet: never a peak below the present.
+        stats.peak_live_bytes = self.peak.peak().max(stats.live_bytes);
         stats.reserved_bytes = mapper.pool.held_bytes();
         stats.peak_reserved_bytes = mapper.pool.peak_held_bytes();
         stats.idle_bytes = mapper.pool.idle_bytes();
