@@ -116,9 +116,11 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
         progress,
     };
     thread::scope(|scope| {
-        for number in 0..stress.threads {
-            let shared = &shared;
-            scope.spawn(move || shared.thread(number));
+        let shared = &shared;
+        let threads: Vec<_> = (0..stress.threads).map(|number| scope.spawn(move || shared.thread(number))).collect();
+        // Each by itself: ThreadSanitizer does not see what the end of a scope waits for.
+        for thread in threads {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         }
     });
     driver.disarm();
