@@ -24,11 +24,21 @@ pub struct World {
     pub slack_percent: u32,
     /// Mappings kept, stale ones included.
     pub mapping_limit: usize,
+    /// Seals after which a stream's epochs start anew.
+    pub epoch_limit: u32,
 }
 
 impl Default for World {
     fn default() -> Self {
-        Self { pages: 16, page_bytes: 64 * KIB, chunk_pages: 1, streams: 3, slack_percent: 0, mapping_limit: 400_000 }
+        Self {
+            pages: 16,
+            page_bytes: 64 * KIB,
+            chunk_pages: 1,
+            streams: 3,
+            slack_percent: 0,
+            mapping_limit: 400_000,
+            epoch_limit: u32::MAX,
+        }
     }
 }
 

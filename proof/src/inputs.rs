@@ -19,6 +19,7 @@ pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
             streams,
             slack_percent,
             mapping_limit: if pages % 5 == 0 { 12 } else { 400_000 },
+            epoch_limit: if pages % 3 == 0 { 4 } else { u32::MAX },
         })
 }
 

@@ -3,9 +3,10 @@
 
 use crate::device::{Device, World};
 use crate::witness::Witness;
-use gapless::allocator::{Allocator, Stats, Trimmed};
+use gapless::allocator::{Allocator, OutOfMemory, Stats, StreamUse, Trimmed};
 use gapless::driver::{ChunkHandle, FaultDriver};
 use gapless::units::{DeviceAddr, StreamId, round_up};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
 
 /// The allocator under test, with everything between it and the device.
@@ -172,6 +173,36 @@ impl Oracle {
             trimmed.held_bytes <= keep_bytes.max(used),
             "{trimmed:?}, {used} bytes are in use, {keep_bytes} to keep"
         );
+    }
+
+    /// The figures of an out-of-memory report, after the call that it is for.
+    ///
+    /// # Panics
+    /// When one is wrong.
+    pub fn check_report<D: Device>(&self, allocator: &Subject<D>, report: &OutOfMemory, promise: &Promise) {
+        let stats = allocator.stats();
+        let sum = |part: fn(&StreamUse) -> u64| report.streams.iter().map(part).sum::<u64>();
+        assert_eq!((report.live_bytes, sum(|part| part.live_bytes)), (self.live_bytes, self.live_bytes));
+        assert_eq!(report.live_block_bytes, stats.live_block_bytes);
+        assert_eq!((report.cached_bytes, report.pending_bytes), (stats.cached_bytes, stats.pending_bytes));
+        assert_eq!((report.cached_bytes, report.pending_bytes), (sum(|p| p.cached_bytes), sum(|p| p.pending_bytes)));
+        assert_eq!(report.budget_bytes, allocator.budget());
+        // None: the question was what failed.
+        let Some(device) = report.device else { return };
+        assert_eq!(report.others_bytes, (device.total - device.free).saturating_sub(report.reserved_bytes));
+        let room = report.budget_bytes.saturating_sub(report.reserved_bytes).min(device.free);
+        assert_eq!(report.free_bytes, room + report.reserved_bytes - report.live_block_bytes);
+        assert_eq!(report.satisfiable, report.free_bytes >= report.requested_bytes);
+        assert_eq!(report.pinned.by_pending_bytes, report.pending_bytes);
+        let rest = report.free_bytes.saturating_sub(report.obtainable_bytes + report.pending_bytes);
+        assert_eq!(report.pinned.by_live_bytes, rest);
+        let obtainable = promise.obtainable_pages * report.page_bytes;
+        assert!(report.obtainable_bytes <= obtainable, "{promise:?}\n{report}");
+        let mut largest: Vec<_> = self.live.values().map(|block| (Reverse(block.bytes), block.addr)).collect();
+        largest.sort_unstable();
+        largest.truncate(report.largest.len().max(8));
+        let listed = report.largest.iter().map(|block| (Reverse(block.bytes), block.addr));
+        assert_eq!(listed.collect::<Vec<_>>(), largest);
     }
 
     /// Everything that must be true of this allocator now; returns its figures.

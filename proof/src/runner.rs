@@ -106,7 +106,8 @@ impl<D: Device> Seat<D> {
         let mut builder = Allocator::builder(Arc::clone(driver))
             .budget(world.bytes())
             .chunk_policy(world.chunk_policy())
-            .mapping_limit(world.mapping_limit);
+            .mapping_limit(world.mapping_limit)
+            .epoch_limit(world.epoch_limit);
         builder = match world.slack_percent {
             0 => builder.slack(f64::INFINITY),
             percent => builder.slack(1.0 + f64::from(percent) / 100.0),
@@ -392,6 +393,7 @@ impl<D: Device> Runner<D> {
                 let promised = promised && self.promising && self.world.chunk_pages == 1 && promise.holds();
                 assert!(!promised || struck || self.seat().lost, "the promise: {promise:?}\n{report}");
                 assert_eq!(report.requested_bytes, bytes);
+                self.seat().oracle.check_report(self.allocator(), report, &promise);
             }
             AllocError::Driver(error) => self.expect_injected(error),
             AllocError::ForeignStream { source, .. } => self.expect_injected(source),

@@ -2,7 +2,7 @@
 //! byte changes one operation, and seeds can be written down as operations.
 //!
 //! ```text
-//!   header  pages-4  chunk  streams  slack  limit  0 0 0
+//!   header  pages-4  chunk  streams  slack  limit  epochs  0 0
 //!   record  tag  small  number(2)  bytes(4)  nth  failure       (little-endian)
 //! ```
 
@@ -45,6 +45,7 @@ pub fn decode(bytes: &[u8], extra: Extra) -> Option<(World, Vec<Op>)> {
         streams: 1 + usize::from(header[2] % 4),
         slack_percent: u32::from(header[3] % 4) * 25,
         mapping_limit: if header[4] % 4 == 3 { 8 + usize::from(header[4] / 4) } else { 400_000 },
+        epoch_limit: if header[5] % 4 == 3 { 2 + u32::from(header[5] / 4) } else { u32::MAX },
         ..World::default()
     };
     let mut ops = Vec::new();

@@ -24,6 +24,7 @@ pub struct Builder<D: Driver> {
     chunk_policy: ChunkPolicy,
     region_bytes: Option<u64>,
     mapping_limit: usize,
+    epoch_limit: u32,
 }
 
 /// Settings that hold for an allocator's life, in the form that the parts use.
@@ -39,6 +40,8 @@ pub struct Geometry {
     pub chunk_policy: ChunkPolicy,
     /// Most mappings before stale ones are removed.
     pub mapping_limit: usize,
+    /// Epoch of a stream's blocks at which they are numbered anew.
+    pub epoch_limit: u32,
 }
 
 impl<D: Driver> Builder<D> {
@@ -50,6 +53,7 @@ impl<D: Driver> Builder<D> {
             chunk_policy: ChunkPolicy::Auto,
             region_bytes: None,
             mapping_limit: DEFAULT_MAPPING_LIMIT,
+            epoch_limit: u32::MAX,
         }
     }
 
@@ -91,6 +95,14 @@ impl<D: Driver> Builder<D> {
         self
     }
 
+    /// Seals of a stream after which its blocks' 32-bit epochs start anew. For tests, which do not live to see 2^32.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn epoch_limit(mut self, epochs: u32) -> Self {
+        self.epoch_limit = epochs.max(2);
+        self
+    }
+
     /// Builds the allocator. Reserves and creates nothing yet.
     ///
     /// # Errors
@@ -121,6 +133,7 @@ impl<D: Driver> Builder<D> {
             slack: self.slack,
             chunk_policy: self.chunk_policy,
             mapping_limit: self.mapping_limit,
+            epoch_limit: self.epoch_limit,
         };
         Ok(Allocator::assemble(self.driver, geometry, budget))
     }

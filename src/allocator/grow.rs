@@ -278,7 +278,7 @@ impl<D: Driver> Inner<D> {
             // Stamp frees from now on with the next epoch first: a free that slips in before the event is covered by it
             // and only believed to be later.
             let mut state = stream.lock();
-            if state.epoch == u32::MAX {
+            if state.epoch >= self.geometry.epoch_limit {
                 drop(state);
                 self.renumber(stream, clock)?;
                 state = stream.lock();
