@@ -1,0 +1,69 @@
+//! Addresses: what an allocator reserves where there are few of them.
+
+use gapless::allocator::AllocError;
+use gapless::driver::{DriverErrorKind, MemoryDriver, ModelConfig, ModelDriver};
+use gapless::units::{MIB, StreamId};
+use gapless::{Allocator, allocator::ChunkPolicy};
+use std::sync::Arc;
+
+const PAGE: u64 = 2 * MIB;
+
+/// A device with so many bytes of addresses left, and a few pages between reservations.
+fn model_with_room(bytes: u64) -> Arc<ModelDriver> {
+    let driver = Arc::new(ModelDriver::new(ModelConfig { address_bits: 37, ..ModelConfig::default() }));
+    let mut step = 1 << 37;
+    while step >= PAGE {
+        while driver.reserve(step, PAGE).is_ok() {}
+        step /= 2;
+    }
+    // Nothing is left; of a whole device as much as is wanted comes back.
+    let driver_with_room = Arc::new(ModelDriver::new(ModelConfig { address_bits: 37, ..ModelConfig::default() }));
+    let all = driver.usage().reserved_bytes;
+    driver_with_room.reserve(all - bytes, PAGE).unwrap();
+    driver_with_room
+}
+
+#[test]
+fn a_reservation_backs_off_until_it_fits() {
+    // Four slots, two, one, and then smaller ones down to 32 pages.
+    let steps = [(1900, 1024), (900, 512), (450, 256), (200, 128), (80, 64)];
+    for (room, expected) in steps {
+        let driver = model_with_room(room * MIB);
+        let before = driver.usage().reserved_bytes;
+        let builder = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE));
+        let allocator = builder.region_bytes(256 * MIB).build().unwrap();
+        let block = allocator.alloc(PAGE, StreamId::DEFAULT).unwrap();
+        assert_eq!(driver.usage().reserved_bytes - before, expected * MIB, "{room} MiB of addresses");
+        allocator.free(block).unwrap();
+        allocator.check();
+        allocator.close().unwrap();
+        assert_eq!(driver.usage().reserved_bytes, before);
+    }
+    let driver = model_with_room(10 * MIB);
+    let allocator = Allocator::builder(Arc::clone(&driver)).region_bytes(256 * MIB).build().unwrap();
+    let result = allocator.alloc(PAGE, StreamId::DEFAULT);
+    assert!(
+        matches!(&result, Err(AllocError::Driver(error)) if error.kind == DriverErrorKind::OutOfMemory),
+        "{result:?}"
+    );
+    allocator.check();
+}
+
+#[test]
+fn arenas_double() {
+    let driver = Arc::new(ModelDriver::new(ModelConfig::default()));
+    let allocator = Allocator::builder(Arc::clone(&driver)).region_bytes(256 * MIB).build().unwrap();
+    let mut reserved = Vec::new();
+    for stream in 0..20 {
+        let stream =
+            if stream == 0 { StreamId::DEFAULT } else { gapless::driver::WorkDriver::create_stream(&*driver).unwrap() };
+        for bytes in [100, PAGE] {
+            let block = allocator.alloc(bytes, stream).unwrap();
+            allocator.free(block).unwrap();
+            reserved.push(driver.usage().reserved_bytes / (256 * MIB));
+        }
+    }
+    reserved.dedup();
+    assert_eq!(reserved, [4, 12, 28, 60], "4 slots, and then twice as many as the time before");
+    allocator.check();
+}
