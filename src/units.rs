@@ -163,6 +163,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn addresses_are_numbers_and_print_in_hex() {
+        let addr = DeviceAddr(0x1000);
+        assert_eq!((addr.to_string(), format!("{addr:?}")), ("0x1000".into(), "0x1000".into()));
+        assert_eq!((addr.checked_add(5), addr.offset(5)), (Some(DeviceAddr(0x1005)), DeviceAddr(0x1005)));
+        assert_eq!(DeviceAddr(u64::MAX).checked_add(1), None);
+        assert_eq!((addr.offset_from(DeviceAddr(0xff0)), DeviceAddr(0).offset_from(addr)), (Some(16), None));
+        assert!(addr.is_aligned(0x1000) && !addr.is_aligned(0x2000));
+        assert_eq!(format!("{} {:?}", StreamId(31), StreamId::DEFAULT), "0x1f stream 0x0");
+        assert_eq!(format!("{:?}", ByteSize(KIB)), "1 KiB");
+    }
+
+    #[test]
     fn sizes_read_as_people_write_them() {
         for (text, bytes) in [
             ("4096", 4096),

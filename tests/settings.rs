@@ -1,0 +1,51 @@
+//! Settings of the builder at the edges of their ranges.
+
+use gapless::Allocator;
+use gapless::allocator::{AllocError, BuildError, Builder};
+use gapless::driver::ModelDriver;
+use gapless::units::{MIB, StreamId, TIB};
+use std::sync::Arc;
+
+const PAGE: u64 = 2 * MIB;
+
+fn builder() -> Builder<ModelDriver> {
+    Allocator::builder(Arc::new(ModelDriver::default()))
+}
+
+fn refused(builder: Builder<ModelDriver>) -> &'static str {
+    match builder.build() {
+        Err(BuildError::Setting { name, .. }) => name,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_budget_is_a_page_or_more() {
+    assert_eq!(refused(builder().budget(PAGE - 1)), "budget");
+    let allocator = builder().budget(PAGE).build().unwrap();
+    let block = allocator.alloc(PAGE, StreamId::DEFAULT).unwrap();
+    assert!(matches!(allocator.alloc(1, StreamId::DEFAULT), Err(AllocError::OutOfMemory(_))));
+    allocator.free(block).unwrap();
+    allocator.close().unwrap();
+}
+
+#[test]
+fn slack_is_one_or_more() {
+    assert_eq!(refused(builder().slack(0.999)), "slack");
+    assert_eq!(refused(builder().slack(f64::NAN)), "slack");
+    assert!(builder().slack(1.0).build().is_ok() && builder().slack(f64::INFINITY).build().is_ok());
+}
+
+#[test]
+fn the_largest_request_is_a_region() {
+    let largest = |builder: Builder<ModelDriver>| match builder.build().unwrap().alloc(u64::MAX / 2, StreamId::DEFAULT)
+    {
+        Err(AllocError::TooLarge { region_bytes, .. }) => region_bytes,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(largest(builder().region_bytes(1)), 64 * MIB, "32 pages at least");
+    assert_eq!(largest(builder().region_bytes(100 * MIB)), 128 * MIB, "a power of two");
+    assert_eq!(largest(builder().region_bytes(u64::MAX)), 64 * TIB, "and no more than fits a device's addresses");
+    assert_eq!(largest(builder().budget(40 * MIB)), 256 * MIB, "four budgets or more");
+    assert_eq!(largest(builder().budget(64 * MIB)), 256 * MIB);
+}
