@@ -171,3 +171,16 @@ pub type AllStates<'a> = Vec<MutexGuard<'a, StreamState>>;
 pub fn live_bytes(states: &AllStates<'_>) -> u64 {
     states.iter().map(|state| state.live_bytes).sum()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size_ranges_are_powers_of_two() {
+        for (granules, range) in [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (1023, 9), (1024, 10)] {
+            assert_eq!(size_range(granules * GRANULE), range, "{granules} granules");
+        }
+        assert_eq!(size_range(u64::MAX), SIZE_RANGES - 1);
+    }
+}
