@@ -87,16 +87,7 @@ pub fn op(page_bytes: u64) -> impl Strategy<Value = Op> {
         2 => Just(Failure::Unsupported),
         2 => Just(Failure::Invalid),
     ];
-    let misuse = prop::sample::select(vec![
-        Misuse::FreeInside,
-        Misuse::FreeTwice,
-        Misuse::FreeForeign,
-        Misuse::RecordFreed,
-        Misuse::RecordForeignStream,
-        Misuse::AllocForeignStream,
-        Misuse::AllocTooMuch,
-        Misuse::AllocOddAlignment,
-    ]);
+    let misuse = prop::sample::select(&Misuse::ALL[..]);
     prop_oneof![
         35 => steady_op(page_bytes),
         8 => range_op(),

@@ -208,3 +208,17 @@ pub enum Misuse {
     /// Allocate at a multiple of three.
     AllocOddAlignment,
 }
+
+impl Misuse {
+    /// Each of them, by its number in an input.
+    pub const ALL: [Self; 8] = [
+        Self::FreeInside,
+        Self::FreeTwice,
+        Self::FreeForeign,
+        Self::RecordFreed,
+        Self::RecordForeignStream,
+        Self::AllocForeignStream,
+        Self::AllocTooMuch,
+        Self::AllocOddAlignment,
+    ];
+}

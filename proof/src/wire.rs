@@ -16,17 +16,6 @@ const RECORD: usize = 10;
 /// Most operations of an input: longer ones say nothing new and take long.
 const MOST_OPS: usize = 200;
 
-const MISUSES: [Misuse; 8] = [
-    Misuse::FreeInside,
-    Misuse::FreeTwice,
-    Misuse::FreeForeign,
-    Misuse::RecordFreed,
-    Misuse::RecordForeignStream,
-    Misuse::AllocForeignStream,
-    Misuse::AllocTooMuch,
-    Misuse::AllocOddAlignment,
-];
-
 /// Whether the last two bytes of a record, an injected failure before its operation, count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extra {
@@ -92,7 +81,7 @@ fn operation(record: &[u8]) -> Op {
         24 => Op::CloseHandle,
         25 => Op::OpenAllocator,
         26 => Op::UseAllocator { allocator: small },
-        _ => Op::Bad { misuse: MISUSES[usize::from(small) % MISUSES.len()], block },
+        _ => Op::Bad { misuse: Misuse::ALL[usize::from(small) % Misuse::ALL.len()], block },
     }
 }
 
@@ -120,7 +109,7 @@ pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
             }
             Op::Thread { thread } => (13, thread, 0, 0),
             Op::Bad { misuse, block } => {
-                let number = MISUSES.iter().position(|other| *other == misuse).unwrap_or(0);
+                let number = Misuse::ALL.iter().position(|other| *other == misuse).unwrap_or(0);
                 (14, u8::try_from(number).unwrap_or(0), block, 0)
             }
             Op::ReserveRange { pages } => (15, pages, 0, 0),
