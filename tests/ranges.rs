@@ -159,6 +159,28 @@ fn what_a_range_leaves_behind_serves_the_next_request() {
 }
 
 #[test]
+fn a_range_that_stays_behind_does_not_keep_others_from_going() {
+    let config = ModelConfig { capacity_bytes: 8 * PAGE, ..ModelConfig::default() };
+    let driver = Arc::new(FaultDriver::new(ModelDriver::new(config)));
+    let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let ranges = [0, 1].map(|_| {
+        let mut range = allocator.reserve_range(4 * PAGE).unwrap();
+        range.grow(4 * PAGE, StreamId::DEFAULT).unwrap();
+        range
+    });
+    driver.arm(Fault::nth(0, DriverErrorKind::InvalidValue).only([DriverCall::Unmap]).from_then_on());
+    drop(ranges);
+    driver.arm(Fault::nth(0, DriverErrorKind::InvalidValue).only([DriverCall::Unmap]));
+    let block = allocator.alloc(4 * PAGE, StreamId::DEFAULT).unwrap();
+    assert_eq!(driver.fired(), 1, "the first range stays once more");
+    driver.disarm();
+    allocator.check();
+    allocator.free(block).unwrap();
+    allocator.close().unwrap();
+    assert!(driver.inner().usage().is_empty(), "{:?}", driver.inner().usage());
+}
+
+#[test]
 fn ranges_that_are_gone_leave_nothing_in_the_books() {
     let allocator = Allocator::builder(model(16)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
     let turn = || {

@@ -105,8 +105,7 @@ impl<D: Driver> Inner<D> {
                 },
                 None if !recreate => recreate = true,
                 None if self.wait_for_pending()? => {}
-                // Its failures are old ones: this request ends in the report.
-                None if self.settle_left_behind(mapper).unwrap_or(false) => {}
+                None if self.settle_left_behind(mapper)? => {}
                 None => return Err(self.out_of_memory(mapper, bytes, request, refused.as_ref())),
             }
         }
@@ -332,7 +331,7 @@ impl<D: Driver> Inner<D> {
     }
 
     /// Waits for the oldest pending block of any stream that can be waited for. False when there is none.
-    fn wait_for_pending(&self) -> Result<bool, DriverError> {
+    pub(super) fn wait_for_pending(&self) -> Result<bool, DriverError> {
         for stream in self.streams.iter() {
             let pending: Vec<Vec<Fence>> = stream.lock().pending.iter().map(|block| block.fences.clone()).collect();
             for fences in pending {

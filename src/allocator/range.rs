@@ -18,7 +18,7 @@ use crate::units::{DeviceAddr, StreamId};
 /// A reserved range of addresses, mapped from its start up to [`mapped_bytes`](Self::mapped_bytes).
 ///
 /// Dropping it waits for the streams it was used with, and gives its chunks back to the allocator. Where that fails, the
-/// next range that runs short of memory tries again, and at the latest the allocator's end.
+/// next request that runs short of memory tries again, of a range or a block, a trim, and at the latest the allocator's end.
 #[derive(Debug)]
 pub struct VirtualRange<D: Driver> {
     inner: Arc<Inner<D>>,
@@ -339,28 +339,40 @@ impl<D: Driver> Inner<D> {
         Ok(())
     }
 
-    /// Once more for the ranges whose end did not work out. True when that made a chunk idle.
+    /// Once more for the ranges whose end did not work out. True when that made a chunk idle. One that fails again stays
+    /// behind and keeps none of the others from going.
+    ///
+    /// # Errors
+    /// The driver's, when the device is lost.
     pub(super) fn settle_left_behind(&self, mapper: &mut Mapper) -> Result<bool, DriverError> {
-        let mut found = false;
+        let idle = mapper.pool.idle_bytes();
         for (base, bytes) in mapper.left_behind.clone() {
             let of_range = |segment: &Segment| segment.base == base && segment.pages > 0 && !segment.poisoned;
             let Some(segment) = mapper.segments.iter().position(of_range) else { continue };
-            let active: Vec<View> =
-                mapper.segments[segment].table.iter().filter(|view| view.state == ViewState::Active).copied().collect();
-            // Who used it went with the range: every stream is waited for.
-            if !active.is_empty() && !self.wait_for_all()? {
-                continue;
+            match self.settle_segment(mapper, segment) {
+                Ok(true) => mapper.left_behind.retain(|other| *other != (base, bytes)),
+                Err(error) if error.kind.is_sticky() => return Err(error),
+                Ok(false) | Err(_) => {}
             }
-            for view in active {
-                self.unmap_stale(mapper, view.chunk)?;
-                self.unmap_view(mapper, view_at(segment, view.page))?;
-                mapper.pool.set_lent_out(view.chunk, false);
-                found = true;
-            }
-            self.vacate(mapper, segment)?;
-            mapper.left_behind.retain(|other| *other != (base, bytes));
         }
-        Ok(found)
+        Ok(mapper.pool.idle_bytes() > idle)
+    }
+
+    /// Unmaps all of a dropped range and gives its addresses back. False when a stream cannot be waited for.
+    fn settle_segment(&self, mapper: &mut Mapper, segment: usize) -> Result<bool, DriverError> {
+        let active: Vec<View> =
+            mapper.segments[segment].table.iter().filter(|view| view.state == ViewState::Active).copied().collect();
+        // Who used it went with the range: every stream is waited for.
+        if !active.is_empty() && !self.wait_for_all()? {
+            return Ok(false);
+        }
+        for view in active {
+            self.unmap_stale(mapper, view.chunk)?;
+            self.unmap_view(mapper, view_at(segment, view.page))?;
+            mapper.pool.set_lent_out(view.chunk, false);
+        }
+        self.vacate(mapper, segment)?;
+        Ok(true)
     }
 
     /// False when a stream cannot be waited for.
@@ -393,7 +405,7 @@ impl<D: Driver> Inner<D> {
             self.settle_pending()?;
             let found = self.make_idle(mapper, left)?
                 || self.make_room(mapper, left)?
-                || self.wait_for_block()?
+                || self.wait_for_pending()?
                 || self.settle_left_behind(mapper)?;
             if !found {
                 let size = pages * self.geometry.page_bytes;
@@ -487,22 +499,5 @@ impl<D: Driver> Inner<D> {
         let keep = held.min(mapper.pool.budget_pages()).saturating_sub(left);
         self.trim_free(mapper, keep * self.geometry.page_bytes)?;
         Ok(mapper.pool.held_pages() < held)
-    }
-
-    /// Waits for a freed block that other streams use. False when there is none that can be waited for.
-    fn wait_for_block(&self) -> Result<bool, DriverError> {
-        for stream in self.streams.iter() {
-            let pending: Vec<Vec<Fence>> = stream.lock().pending.iter().map(|block| block.fences.clone()).collect();
-            for fences in pending {
-                let mut passed = true;
-                for fence in fences {
-                    passed = passed && self.wait_until_passed(fence.stream, fence.epoch)?;
-                }
-                if passed {
-                    return Ok(true);
-                }
-            }
-        }
-        Ok(false)
     }
 }

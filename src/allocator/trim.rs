@@ -42,8 +42,7 @@ impl<D: Driver> Inner<D> {
 
     fn trim_locked(&self, mapper: &mut Mapper, keep_bytes: u64) -> Result<(), DriverError> {
         if mapper.pool.held_bytes() > keep_bytes {
-            // What still cannot be unmapped stays; the rest goes.
-            let _ = self.settle_left_behind(mapper);
+            self.settle_left_behind(mapper)?;
         }
         while mapper.pool.held_bytes() > keep_bytes {
             let Some(chunk) = mapper.pool.idle().last() else { break };
