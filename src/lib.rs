@@ -13,6 +13,8 @@ pub mod physical;
 pub mod segment;
 pub mod stream;
 mod sync;
+#[cfg(test)]
+mod testing;
 pub mod trace;
 pub mod units;
 

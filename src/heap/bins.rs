@@ -136,6 +136,11 @@ mod tests {
     }
 
     #[test]
+    fn the_largest_size_has_the_last_bin() {
+        assert_eq!(bin_of(u64::MAX), BINS - 1);
+    }
+
+    #[test]
     fn map_finds_neighbours() {
         let mut map = BinMap::default();
         assert_eq!(map.next_from(0), None);

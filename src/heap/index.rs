@@ -212,6 +212,7 @@ impl FreeIndex {
 mod tests {
     use super::*;
     use crate::heap::bins::GRANULE;
+    use crate::testing::assert_panics;
     use std::collections::BTreeSet;
 
     /// A small reproducible generator, for tests only.
@@ -256,6 +257,27 @@ mod tests {
                 }
             }
             index.check();
+        }
+    }
+
+    #[test]
+    fn check_names_what_is_broken() {
+        let block = |size, offset| FreeBlock { size: size * GRANULE, offset: offset * GRANULE };
+        let breaks: [(&str, fn(&mut FreeIndex)); 6] = [
+            ("I1: bin 1 is marked wrongly", |index| index.map.clear(1)),
+            ("I1: bin 9 is marked wrongly", |index| index.map.set(9)),
+            ("I1: a block of 1024 bytes in bin 1", |index| index.bins[1].near[0].size *= 2),
+            ("I2: bin 1 is not in order", |index| index.bins[1].near.reverse()),
+            ("I2: bin 4", |index| drop(index.bins[4].far.insert(FreeBlock { size: 4 * GRANULE, offset: 0 }))),
+            ("free index counts", |index| index.bytes += 1),
+        ];
+        for (expected, break_it) in breaks {
+            let mut index = FreeIndex::default();
+            index.insert(block(1, 1));
+            index.insert(block(1, 7));
+            index.check();
+            break_it(&mut index);
+            assert_panics(expected, || index.check());
         }
     }
 

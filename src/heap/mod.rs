@@ -15,6 +15,7 @@
 //! - I2  no two neighbours are both free or both holes: they are merged.
 //! - I3  the free index holds exactly the free blocks, `holes` exactly the holes.
 //! - I4  `live_bytes + waste == sum of live block sizes`.
+//! - I5  only live and pending blocks are shared.
 //!
 //! Cost: `alloc` and `free` touch the block, its neighbours and one or two bins. `set` is O(blocks in the range).
 //! Threads: none; the owner locks.
@@ -92,7 +93,6 @@ impl Heap {
         debug_assert!(block.state == BlockState::Free && block.size == found.size);
         block.state = BlockState::Live;
         block.waste = waste;
-        block.shared = false;
         if found.size > size {
             block.size = size;
             let epoch = block.epoch;
@@ -123,7 +123,7 @@ impl Heap {
         if before > 0 {
             block.prev_size = self.link_merged(Block { size: before, state: BlockState::Free, ..block });
         }
-        self.link(Block { offset: start, size, state: BlockState::Live, waste, shared: false, ..block });
+        self.link(Block { offset: start, size, state: BlockState::Live, waste, ..block });
         if after > 0 {
             self.link_merged(Block {
                 offset: start + size,
@@ -223,7 +223,7 @@ impl Heap {
         }
         let rest = last.offset + last.size - end;
         if rest > 0 {
-            self.link(Block { offset: end, size: rest, prev_size: len, ..last });
+            self.link(Block { offset: end, size: rest, ..last });
         }
         let block = Block { offset: start, size: len, prev_size, epoch: latest, waste: 0, state: to, shared: false };
         if to == BlockState::Claimed {
@@ -466,7 +466,7 @@ impl Heap {
         block
     }
 
-    /// Asserts I1 to I4.
+    /// Asserts I1 to I5.
     ///
     /// # Panics
     /// When an invariant does not hold.
@@ -500,6 +500,8 @@ impl Heap {
                 BlockState::Pending => pending += block.size,
                 BlockState::Claimed => {}
             }
+            let in_use = matches!(block.state, BlockState::Live | BlockState::Pending);
+            assert!(in_use || !block.shared, "I5: a shared {:?} block at {at:#x}", block.state);
             previous = Some(block.state);
             prev_size = block.size;
             at += block.size;

@@ -198,6 +198,7 @@ impl BlockTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::assert_panics;
     use std::collections::BTreeMap;
 
     #[test]
@@ -225,6 +226,25 @@ mod tests {
         assert_eq!(table.len(), oracle.len());
         for (offset, block) in &oracle {
             assert_eq!(table.get(*offset), Some(block));
+        }
+    }
+
+    #[test]
+    fn check_names_what_is_broken() {
+        let breaks: [(&str, fn(&mut BlockTable)); 3] = [
+            ("I1: the block at 0x400 cannot be found", |table| {
+                let slot = table.find(2 * GRANULE).unwrap();
+                table.slots.swap(slot, (slot + 7) % 64);
+            }),
+            ("I2: 60 of 64 slots taken", |table| table.len = 60),
+            ("block table count", |table| table.len += 1),
+        ];
+        for (expected, break_it) in breaks {
+            let mut table = BlockTable::default();
+            table.insert(Block { offset: 2 * GRANULE, ..VACANT });
+            table.check();
+            break_it(&mut table);
+            assert_panics(expected, || table.check());
         }
     }
 

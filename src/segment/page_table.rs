@@ -202,6 +202,7 @@ fn index(page: u64) -> usize {
 mod tests {
     use super::*;
     use crate::stream::StreamIndex;
+    use crate::testing::assert_panics;
     use proptest::prelude::*;
 
     const PAGES: u64 = 48;
@@ -292,6 +293,26 @@ mod tests {
                 }
                 assert_same(&table, &views, top);
             }
+        }
+    }
+
+    #[test]
+    fn check_names_what_is_broken() {
+        let breaks: [(&str, fn(&mut PageTable)); 6] = [
+            ("I1: page 3", |table| table.view_of[3] = NONE),
+            ("I1: pages without a view", |table| table.view_of[0] = 0),
+            ("I2: page 2", |table| table.active.set(2, false)),
+            ("I2: page 5", |table| table.active.set(5, true)),
+            ("I2: stale views", |table| table.stale = 2),
+            ("I2: pages mapped without a view", |table| table.mapped.set(0, true)),
+        ];
+        for (expected, break_it) in breaks {
+            let mut table = PageTable::default();
+            table.add(View { chunk: ChunkId(0), page: 2, pages: 2, state: state(false) });
+            table.add(View { chunk: ChunkId(1), page: 5, pages: 1, state: state(true) });
+            table.check();
+            break_it(&mut table);
+            assert_panics(expected, || table.check());
         }
     }
 
