@@ -202,7 +202,7 @@ fn index(page: u64) -> usize {
 mod tests {
     use super::*;
     use crate::stream::StreamIndex;
-    use crate::testing::assert_panics;
+    use crate::testing::{Break, assert_noticed};
     use proptest::prelude::*;
 
     const PAGES: u64 = 48;
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn check_names_what_is_broken() {
-        let breaks: [(&str, fn(&mut PageTable)); 6] = [
+        let breaks: &[Break<PageTable>] = &[
             ("I1: page 3", |table| table.view_of[3] = NONE),
             ("I1: pages without a view", |table| table.view_of[0] = 0),
             ("I2: page 2", |table| table.active.set(2, false)),
@@ -306,14 +306,13 @@ mod tests {
             ("I2: stale views", |table| table.stale = 2),
             ("I2: pages mapped without a view", |table| table.mapped.set(0, true)),
         ];
-        for (expected, break_it) in breaks {
+        let table = || {
             let mut table = PageTable::default();
             table.add(View { chunk: ChunkId(0), page: 2, pages: 2, state: state(false) });
             table.add(View { chunk: ChunkId(1), page: 5, pages: 1, state: state(true) });
-            table.check();
-            break_it(&mut table);
-            assert_panics(expected, || table.check());
-        }
+            table
+        };
+        assert_noticed(table, PageTable::check, breaks);
     }
 
     #[test]

@@ -139,7 +139,7 @@ impl StreamClock {
 mod tests {
     use super::*;
     use crate::driver::{DriverCall, DriverErrorKind, Fault, FaultDriver, ModelDriver, WorkDriver};
-    use crate::testing::assert_panics;
+    use crate::testing::{Break, assert_noticed};
 
     const MAIN: StreamId = StreamId::DEFAULT;
 
@@ -149,22 +149,21 @@ mod tests {
 
     #[test]
     fn check_names_what_is_broken() {
-        let breaks: [(&str, fn(&mut StreamClock)); 4] = [
+        let breaks: &[Break<StreamClock>] = &[
             ("I1: an open epoch has passed", |clock| clock.passed = clock.open),
             ("I1: sealed epoch 3 out of order", |clock| clock.open = 3),
             ("I1: sealed epoch 2 out of order", |clock| clock.passed = 2),
             ("I1: sealed epoch 2 out of order", |clock| clock.sealed.swap(0, 1)),
         ];
-        for (expected, break_it) in breaks {
+        let clock = || {
             let (driver, events, mut clock) = clock();
             driver.hold(MAIN);
             clock.open = 2;
             clock.passed = 1;
             assert!(clock.seal(&driver, &events).unwrap() && clock.seal(&driver, &events).unwrap());
-            clock.check();
-            break_it(&mut clock);
-            assert_panics(expected, || clock.check());
-        }
+            clock
+        };
+        assert_noticed(clock, StreamClock::check, breaks);
     }
 
     #[test]

@@ -1,0 +1,128 @@
+//! Figures of host memory, against what the structures really take from the host's allocator.
+
+use gapless::driver::{ModelConfig, ModelDriver};
+use gapless::heap::{BlockState, GRANULE, Heap};
+use gapless::{Allocator, ChunkPolicy, StreamId};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+
+/// The system's allocator, with the bytes that each thread holds of it.
+struct Counting;
+
+thread_local! {
+    static HELD: Cell<i64> = const { Cell::new(0) };
+}
+
+fn count(bytes: usize, sign: i64) {
+    HELD.set(HELD.get() + sign * i64::try_from(bytes).expect("an allocation's size"));
+}
+
+// SAFETY: the system's allocator does the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size(), 1);
+        // SAFETY: the caller's promises are the system allocator's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        count(layout.size(), -1);
+        // SAFETY: as above.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Bytes that `make` leaves held, and what it made.
+fn held<T>(make: impl FnOnce() -> T) -> (f64, T) {
+    let before = HELD.get();
+    let made = make();
+    ((HELD.get() - before) as f64, made)
+}
+
+#[track_caller]
+fn assert_near(reported: u64, counted: f64) {
+    let ratio = reported as f64 / counted;
+    assert!((0.75..1.25).contains(&ratio), "{reported} bytes reported, {counted} held");
+}
+
+/// A heap whose granules are blocks of their own.
+fn granules(count: u64) -> Heap {
+    let mut heap = Heap::new((count + 1) * GRANULE);
+    heap.set(0, 0, count * GRANULE, BlockState::Free, 0);
+    for _ in 0..count {
+        heap.alloc(GRANULE, 0).unwrap();
+    }
+    heap
+}
+
+#[test]
+fn a_heap_knows_what_it_takes() {
+    let (counted, heap) = held(|| Heap::new(GRANULE));
+    assert_near(heap.metadata_bytes(), counted);
+    let (counted, heap) = held(|| granules(100_000));
+    assert_near(heap.metadata_bytes(), counted);
+    // Every second block is free: the index counts as well.
+    let (freed, heap) = held(move || {
+        let mut heap = heap;
+        for granule in (0..100_000).step_by(2) {
+            heap.free(granule * GRANULE, 1).unwrap();
+        }
+        heap
+    });
+    assert_near(heap.metadata_bytes(), counted + freed);
+    // Of different sizes: no bin is full.
+    let (counted, heap) = held(|| {
+        let mut heap = Heap::new(1 << 40);
+        let mut hole = 0;
+        for number in 1..400 {
+            let (start, size) = (number << 28, number * 700 * GRANULE);
+            heap.set(hole, start, size, BlockState::Free, 0);
+            hole = start + size;
+        }
+        heap
+    });
+    assert_near(heap.metadata_bytes(), counted);
+    // Of free blocks and holes alone, holes are half.
+    let (counted, heap) = held(|| {
+        let mut heap = granules(20_000);
+        for granule in 0..20_000 {
+            heap.free(granule * GRANULE, 1).unwrap();
+        }
+        for granule in (0..20_000).step_by(2) {
+            let before = if granule == 0 { 0 } else { (granule - 1) * GRANULE };
+            heap.set(before, granule * GRANULE, GRANULE, BlockState::Hole, 0);
+        }
+        heap
+    });
+    assert_near(heap.metadata_bytes(), counted);
+}
+
+/// The figure that the design asks for: blocks side by side, then of other sizes in the holes that others left. The second
+/// and the third number are the least favourable of an octave: a table has just grown.
+#[test]
+fn an_allocation_takes_at_most_128_bytes() {
+    for count in [60_000, 94_974, 98_520] {
+        let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 1 << 40, ..ModelConfig::default() }));
+        let (counted, (allocator, mut live)) = held(|| {
+            let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(2 << 20)).build().unwrap();
+            let live: Vec<_> = (0..count).map(|_| allocator.alloc(40 << 10, StreamId::DEFAULT).unwrap()).collect();
+            (allocator, live)
+        });
+        let reported = || allocator.stats().metadata_bytes;
+        assert_near(reported(), counted - size_of_val(&live[..]) as f64);
+        assert!(reported() <= 128 * count, "{} bytes for {count} allocations", reported());
+        let mut state = 1u64;
+        for _ in 0..5 * count {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let block = &mut live[((state >> 33) % count) as usize];
+            allocator.free(*block).unwrap();
+            let bytes = (512 << ((state >> 20) % 9)) + (state >> 50) % 3000;
+            *block = allocator.alloc(bytes, StreamId::DEFAULT).unwrap();
+        }
+        assert!(reported() <= 128 * count, "{} bytes for {count} allocations among free blocks", reported());
+    }
+}
