@@ -1,0 +1,194 @@
+//! The check of every invariant.
+
+use super::{Allocator, Inner};
+use crate::driver::Driver;
+use crate::heap::BlockState;
+use crate::segment::ViewState;
+use std::collections::BTreeMap;
+
+impl<D: Driver> Allocator<D> {
+    /// Checks every invariant, down to single bytes' backing. Takes all locks; O(blocks + mappings). For tests.
+    ///
+    /// # Panics
+    /// When an invariant does not hold; the message names it.
+    pub fn check(&self) {
+        self.inner.check();
+    }
+}
+
+impl<D: Driver> Inner<D> {
+    /// The invariants of the design, by number:
+    /// 1 and 2: every byte of a live, pending or free block lies in an active view, of one chunk with one active view;
+    /// blocks tile their heap, so that live blocks overlap neither in addresses nor in memory. 3: streams' clocks are in
+    /// order and pending blocks carry fences. 4: no block uses a stale view. 5: the sums agree.
+    fn check(&self) {
+        let mapper = self.mapper.lock();
+        let clocks: Vec<_> = self.streams.iter().map(|stream| stream.clock.lock()).collect();
+        let states = self.lock_all();
+        mapper.pool.check();
+        let mut active_views = BTreeMap::new();
+        for (number, segment) in mapper.segments.iter().enumerate() {
+            segment.table.check();
+            for view in segment.table.iter() {
+                let at = super::plan::view_at(number, view.page);
+                let chunk = mapper.pool.get(view.chunk);
+                assert_eq!(chunk.pages, view.pages, "a chunk is mapped whole");
+                match view.state {
+                    ViewState::Active => {
+                        assert_eq!(chunk.active, Some(at), "invariant 1: a chunk has one active view");
+                        let twice = active_views.insert(view.chunk, at);
+                        assert!(twice.is_none(), "invariant 1: two active views of {:?}", view.chunk);
+                    }
+                    ViewState::Stale(_) => assert!(chunk.stale.contains(&at), "a stale view is known to its chunk"),
+                }
+            }
+        }
+        let mut block_bytes = 0;
+        for (clock, state) in clocks.iter().zip(&states) {
+            clock.check();
+            assert_eq!(clock.open(), state.open_epoch(), "invariant 3: the open epoch");
+            let mut live = 0;
+            for (kind, region) in state.regions() {
+                region.heap.check();
+                live += region.heap.live_bytes();
+                let segment = &mapper.segments[region.segment];
+                for block in region.heap.blocks() {
+                    let first = block.offset / region.page_bytes;
+                    let end = (block.offset + block.size).div_ceil(region.page_bytes);
+                    match block.state {
+                        BlockState::Live | BlockState::Pending | BlockState::Free => {
+                            block_bytes += block.size;
+                            assert!(
+                                segment.table.all_active(first, end),
+                                "invariant 2: {:?} block at {:#x} of {} bytes is not backed",
+                                block.state,
+                                block.offset,
+                                block.size
+                            );
+                        }
+                        BlockState::Hole => {
+                            assert!(block.offset.is_multiple_of(region.page_bytes), "holes are whole pages");
+                            assert!(
+                                segment.table.none_active(first, end),
+                                "invariant 4: an active view in the hole at {:#x}",
+                                block.offset
+                            );
+                        }
+                        BlockState::Claimed => {
+                            assert!(segment.poisoned, "a claim outlived its transaction at {:#x}", block.offset);
+                        }
+                    }
+                    if block.state == BlockState::Live && block.shared {
+                        assert!(state.sharers.contains_key(&(kind, block.offset)), "a shared block has sharers");
+                    }
+                }
+            }
+            assert_eq!(live, state.live_bytes, "invariant 5: live bytes");
+            for pending in &state.pending {
+                let region = state.regions[pending.kind as usize].as_ref().expect("pending blocks have a region");
+                let block = region.heap.block(pending.offset).expect("pending blocks are in the table");
+                assert_eq!(block.state, BlockState::Pending, "invariant 3: a pending block");
+            }
+            for (kind, offset) in state.sharers.keys() {
+                let region = state.regions[*kind as usize].as_ref().expect("shared blocks have a region");
+                let shared = region.heap.block(*offset).is_some_and(|b| b.state == BlockState::Live && b.shared);
+                assert!(shared, "sharers of a block that is not shared");
+            }
+        }
+        let in_ranges: u64 = mapper
+            .pool
+            .iter()
+            .filter(|(_, chunk)| chunk.lent_out)
+            .map(|(_, chunk)| u64::from(chunk.pages) * self.geometry.page_bytes)
+            .sum();
+        let stuck: u64 = mapper
+            .pool
+            .iter()
+            .filter(|(_, chunk)| !chunk.lent_out && chunk.active.is_none() && !chunk.stale.is_empty())
+            .map(|(_, chunk)| u64::from(chunk.pages) * self.geometry.page_bytes)
+            .sum();
+        assert_eq!(
+            block_bytes + in_ranges + stuck + mapper.pool.idle_bytes(),
+            mapper.pool.held_bytes(),
+            "invariant 5: blocks, ranges and idle chunks are what is reserved"
+        );
+        assert!(states.iter().map(|state| state.live_bytes).sum::<u64>() <= mapper.pool.held_bytes(), "invariant 5");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::state::{RegionKind, Sharers, StreamState};
+    use super::super::{ChunkPolicy, Pending};
+    use super::*;
+    use crate::driver::{ChunkHandle, ModelConfig, ModelDriver, WorkDriver};
+    use crate::physical::{ChunkId, ViewAt};
+    use crate::stream::StreamIndex;
+    use crate::testing::{Break, assert_noticed};
+    use crate::units::{DeviceAddr, StreamId};
+    use std::mem::ManuallyDrop;
+    use std::sync::Arc;
+
+    const PAGE: u64 = 2 << 20;
+
+    /// What is broken is not closed.
+    type Broken = ManuallyDrop<Allocator<ModelDriver>>;
+
+    /// Four pages: live, free, live and shared, free; a hole and a stale view where a fifth was.
+    fn allocator() -> Broken {
+        let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 4 * PAGE, ..ModelConfig::default() }));
+        let other = driver.create_stream().unwrap();
+        let main = StreamId::DEFAULT;
+        let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+        let blocks: Vec<DeviceAddr> = (0..4).map(|_| allocator.alloc(PAGE, main).unwrap()).collect();
+        allocator.record_stream(blocks[2], other).unwrap();
+        allocator.free(blocks[1]).unwrap();
+        allocator.free(blocks[3]).unwrap();
+        // Both free pages move behind the last; one of them is free again.
+        let joined = allocator.alloc(2 * PAGE, main).unwrap();
+        allocator.free(joined).unwrap();
+        ManuallyDrop::new(allocator)
+    }
+
+    fn with_state(allocator: &Broken, change: impl FnOnce(&mut StreamState)) {
+        change(&mut allocator.inner.streams.get(StreamIndex(0)).lock());
+    }
+
+    /// Makes the pages `[start, start + pages)` of the region of large blocks one block of another state.
+    fn set(allocator: &Broken, start: u64, pages: u64, to: BlockState) {
+        with_state(allocator, |state| {
+            let heap = &mut state.region(RegionKind::Large).unwrap().heap;
+            let first = heap.block_around(start * PAGE).unwrap().offset;
+            heap.set(first, start * PAGE, pages * PAGE, to, 1);
+        });
+    }
+
+    #[test]
+    fn check_names_what_is_broken() {
+        let breaks: &[Break<Broken>] = &[
+            ("invariant 1: a chunk has one active view", |allocator| {
+                allocator.inner.mapper.lock().pool.activate(ChunkId(0), ViewAt { segment: 0, page: 40 });
+            }),
+            ("invariant 2: Free block", |allocator| set(allocator, 7, 1, BlockState::Free)),
+            ("invariant 4: an active view", |allocator| set(allocator, 4, 2, BlockState::Hole)),
+            ("a claim outlived its transaction", |allocator| set(allocator, 4, 2, BlockState::Claimed)),
+            ("invariant 3: the open epoch", |allocator| with_state(allocator, |state| state.epoch += 1)),
+            ("invariant 5: live bytes", |allocator| with_state(allocator, |state| state.live_bytes += 1)),
+            ("invariant 3: a pending block", |allocator| {
+                let pending = Pending { kind: RegionKind::Large, offset: 0, fences: Vec::new() };
+                with_state(allocator, |state| state.pending.push(pending));
+            }),
+            ("a shared block has sharers", |allocator| with_state(allocator, |state| state.sharers.clear())),
+            ("sharers of a block that is not shared", |allocator| {
+                let sharers = Sharers { home: StreamIndex(0), others: Vec::new() };
+                with_state(allocator, |state| drop(state.sharers.insert((RegionKind::Large, 0), sharers)));
+            }),
+            ("invariant 5: blocks, ranges and idle chunks", |allocator| {
+                let pool = &mut allocator.inner.mapper.lock().pool;
+                let id = pool.add(ChunkHandle(77), 1);
+                pool.activate(id, ViewAt { segment: 0, page: 40 });
+            }),
+        ];
+        assert_noticed(allocator, |allocator| allocator.check(), breaks);
+    }
+}
