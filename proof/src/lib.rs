@@ -38,7 +38,7 @@ pub use oracle::{Promise, Subject};
 #[cfg(feature = "properties")]
 pub use prove::prove;
 pub use runner::{Runner, Summary, run};
-pub use scale::budget_of_cases;
+pub use scale::{budget_of_cases, is_reduced};
 pub use show::{PrintOnPanic, as_test};
 pub use stress::{Faults, Progress, Stress, run_stress};
 pub use sweep::{Case, cases, sweep};

@@ -1,6 +1,6 @@
 //! Sequences of any operations, in small worlds, on every simulated driver.
 
-use gapless_proof::{Device, Host, Model, Summary, as_test, ops, prove, run, run_scheduled};
+use gapless_proof::{Device, Host, Model, Summary, as_test, is_reduced, ops, prove, run, run_scheduled};
 use std::cell::RefCell;
 
 fn holds_on<D: Device>(cases: u32, most: usize) {
@@ -9,7 +9,9 @@ fn holds_on<D: Device>(cases: u32, most: usize) {
     prove(cases, &ops::<D>(most), show, |(world, ops)| {
         sum.borrow_mut().add(&run::<D>(world, ops));
     });
-    sum.borrow().assert_everything_happened();
+    if !is_reduced() {
+        sum.borrow().assert_everything_happened();
+    }
 }
 
 #[test]
