@@ -2,7 +2,7 @@
 //!
 //! - I1  every entry sits in the bin of its size; a bin is marked in the map exactly when it holds an entry.
 //! - I2  inside a bin, `near` is sorted from largest to smallest, and every entry of `near` is smaller than every entry
-//!   of `far`; `near` is empty only when `far` is.
+//!   of `far`; `near` is empty only when `far` is, and never longer than [`NEAR`].
 //!
 //! Cost: a take or an insert touches one bin; O(1) while the bin holds at most [`NEAR`] entries, O(log n) beyond. The
 //! common case (a block freed and taken again) is a push and a pop at the end of a short vector.
@@ -193,7 +193,8 @@ impl FreeIndex {
         let (mut len, mut bytes) = (0, 0);
         for (number, bin) in self.bins.iter().enumerate() {
             assert_eq!(self.map.contains(number), !bin.is_empty(), "I1: bin {number} is marked wrongly");
-            assert!(!bin.near.is_empty() || bin.far.is_empty(), "I2: bin {number}");
+            assert!(!bin.near.is_empty() || bin.far.is_empty(), "I2: bin {number} has far entries only");
+            assert!(bin.near.len() <= NEAR, "I2: bin {number} has {} near entries", bin.near.len());
             // Most are, and this runs after every operation of a test.
             if bin.is_empty() {
                 continue;
@@ -268,7 +269,11 @@ mod tests {
             ("I1: bin 9 is marked wrongly", |index| index.map.set(9)),
             ("I1: a block of 1024 bytes in bin 1", |index| index.bins[1].near[0].size *= 2),
             ("I2: bin 1 is not in order", |index| index.bins[1].near.reverse()),
-            ("I2: bin 4", |index| {
+            ("I2: bin 1 has 32 near entries", |index| {
+                let block = index.bins[1].near[0];
+                index.bins[1].near.resize(NEAR + 1, block);
+            }),
+            ("I2: bin 4 has far entries only", |index| {
                 index.bins[4].far.insert(FreeBlock { size: 4 * GRANULE, offset: 0 });
             }),
             ("free index counts", |index| index.bytes += 1),

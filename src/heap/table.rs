@@ -258,6 +258,24 @@ mod tests {
         assert_noticed(table, BlockTable::check, breaks);
     }
 
+    /// Whatever the stride of the offsets, a search is short on average: linear probing at this load takes 2.1 slots when
+    /// hashes are random.
+    #[test]
+    fn records_are_near_their_home() {
+        for stride in [1, 2, 3, 80, 4096, (64 << 20) / GRANULE] {
+            let mut table = BlockTable::default();
+            let records = limit(4096) as u64;
+            for number in 0..records {
+                table.insert(Block { offset: number * stride * GRANULE, ..VACANT });
+            }
+            assert_eq!(table.slots.len(), 4096, "filled up to the limit");
+            let home = |slot: usize| table.home(table.slots[slot].offset);
+            let taken = (0..4096).filter(|slot| table.slots[*slot].offset != EMPTY);
+            let distance: usize = taken.map(|slot| slot.wrapping_sub(home(slot)) % 4096).sum();
+            assert!(distance < 3 * records as usize, "stride {stride}: {distance} slots for {records} records");
+        }
+    }
+
     #[test]
     fn a_record_is_half_a_cache_line() {
         assert_eq!(size_of::<Block>(), 32);
