@@ -87,6 +87,8 @@ typedef struct gapless_stats {
   uint64_t driver_calls;
   // Largest block to be had when every free chunk is remapped and the budget is used up.
   uint64_t largest_with_remapping_bytes;
+  // Chunks of raw ranges, and of dropped ones that could not be unmapped yet.
+  uint64_t range_bytes;
 } gapless_stats;
 
 // Called when gapless_torch_malloc fails, with the text for a person; may throw, and then does not return.

@@ -37,6 +37,24 @@ fn a_range_grows_and_shrinks_in_place() {
 }
 
 #[test]
+fn what_ranges_hold_is_neither_free_nor_anybody_elses() {
+    let allocator = Allocator::builder(model(16)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let mut range = allocator.reserve_range(16 * PAGE).unwrap();
+    range.grow(13 * PAGE, StreamId::DEFAULT).unwrap();
+    let block = allocator.alloc(PAGE / 2, StreamId::DEFAULT).unwrap();
+    let stats = allocator.stats();
+    assert_eq!((stats.range_bytes, stats.reserved_bytes), (13 * PAGE, 14 * PAGE));
+    let error = allocator.alloc(3 * PAGE, StreamId::DEFAULT).unwrap_err();
+    let report = error.report().unwrap();
+    assert_eq!((report.range_bytes, report.free_bytes, report.satisfiable), (13 * PAGE, 5 * PAGE / 2, false));
+    assert_eq!((report.obtainable_bytes, report.pinned.by_live_bytes), (2 * PAGE, PAGE / 2));
+    assert!(report.to_string().contains("ranges     26 MiB held by raw ranges"), "{report}");
+    drop(range);
+    assert_eq!(allocator.stats().range_bytes, 0);
+    allocator.free(block).unwrap();
+}
+
+#[test]
 fn a_range_takes_what_the_heaps_have_free() {
     let driver = model(16);
     let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();

@@ -48,6 +48,8 @@ pub struct gapless_stats {
     pub driver_calls: u64,
     /// Largest block to be had when every free chunk is remapped and the budget is used up.
     pub largest_with_remapping_bytes: u64,
+    /// Chunks of raw ranges, and of dropped ones that could not be unmapped yet.
+    pub range_bytes: u64,
 }
 
 impl gapless_stats {
@@ -72,6 +74,7 @@ impl gapless_stats {
             host_waits: stats.host_waits,
             driver_calls: calls.reserve + calls.create + calls.map + calls.set_access + calls.unmap + calls.release,
             largest_with_remapping_bytes: stats.fragmentation.largest_with_remapping_bytes,
+            range_bytes: stats.range_bytes,
         }
     }
 }

@@ -191,7 +191,10 @@ impl Oracle {
         let Some(device) = report.device else { return };
         assert_eq!(report.others_bytes, (device.total - device.free).saturating_sub(report.reserved_bytes));
         let room = report.budget_bytes.saturating_sub(report.reserved_bytes).min(device.free);
-        assert_eq!(report.free_bytes, room + report.reserved_bytes - report.live_block_bytes);
+        assert_eq!(report.range_bytes, stats.range_bytes);
+        let free = room + report.reserved_bytes - report.live_block_bytes - report.range_bytes;
+        let as_reported = report.free_bytes == free || stats.poisoned > 0 && report.free_bytes < free;
+        assert!(as_reported, "{free} bytes are neither in live blocks nor in ranges: {report}");
         assert_eq!(report.satisfiable, report.free_bytes >= report.requested_bytes);
         assert_eq!(report.pinned.by_pending_bytes, report.pending_bytes);
         let rest = report.free_bytes.saturating_sub(report.obtainable_bytes + report.pending_bytes);
@@ -234,6 +237,7 @@ impl Oracle {
         self.ceiling = self.ceiling.max(allocator.budget());
         assert!(stats.reserved_bytes <= self.ceiling, "invariant 5: more is held than was ever allowed: {stats:?}");
         self.ceiling = allocator.budget().max(stats.reserved_bytes);
+        assert!(stats.range_bytes >= self.range_bytes(world), "invariant 5: memory of ranges: {stats:?}");
         if stats.poisoned == 0 {
             let sum = stats.live_block_bytes + stats.cached_bytes + stats.pending_bytes + stats.idle_bytes;
             let ranges = self.range_bytes(world);

@@ -95,12 +95,6 @@ impl<D: Driver> Inner<D> {
                 assert!(shared, "sharers of a block that is not shared");
             }
         }
-        let in_ranges: u64 = mapper
-            .pool
-            .iter()
-            .filter(|(_, chunk)| chunk.lent_out)
-            .map(|(_, chunk)| u64::from(chunk.pages) * self.geometry.page_bytes)
-            .sum();
         let stuck: u64 = mapper
             .pool
             .iter()
@@ -108,7 +102,7 @@ impl<D: Driver> Inner<D> {
             .map(|(_, chunk)| u64::from(chunk.pages) * self.geometry.page_bytes)
             .sum();
         assert_eq!(
-            block_bytes + in_ranges + stuck + mapper.pool.idle_bytes(),
+            block_bytes + mapper.pool.lent_out_bytes() + stuck + mapper.pool.idle_bytes(),
             mapper.pool.held_bytes(),
             "invariant 5: blocks, ranges and idle chunks are what is reserved"
         );

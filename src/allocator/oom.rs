@@ -76,7 +76,9 @@ pub struct OutOfMemory {
     pub cached_bytes: u64,
     /// Freed, and waiting for other streams.
     pub pending_bytes: u64,
-    /// All bytes that are free, in whatever form: the budget less what live allocations take.
+    /// Held by raw ranges, and by dropped ones that could not be unmapped yet.
+    pub range_bytes: u64,
+    /// All bytes that are free, in whatever form: cached, pending, in idle chunks, and what may still be created.
     pub free_bytes: u64,
     /// Free bytes that can be put behind one address range: whole free chunks, and what may still be created.
     pub obtainable_bytes: u64,
@@ -118,6 +120,7 @@ impl<D: Driver> Inner<D> {
             live_block_bytes: 0,
             cached_bytes: 0,
             pending_bytes: 0,
+            range_bytes: mapper.pool.lent_out_bytes(),
             free_bytes: 0,
             obtainable_bytes: 0,
             pinned: Pinned::default(),
@@ -154,7 +157,7 @@ impl<D: Driver> Inner<D> {
         report.others_bytes =
             report.device.map_or(0, |info| (info.total - info.free).saturating_sub(report.reserved_bytes));
         let idle = mapper.pool.idle_bytes();
-        report.free_bytes = room_bytes + report.reserved_bytes.saturating_sub(report.live_block_bytes);
+        report.free_bytes = room_bytes + report.cached_bytes + report.pending_bytes + idle;
         report.obtainable_bytes = free_pages * page_bytes + idle + creatable;
         report.satisfiable = report.free_bytes >= requested;
         report.satisfiable_by_whole_pages = report.obtainable_bytes >= request.size;
@@ -217,6 +220,9 @@ impl fmt::Display for OutOfMemory {
         }
         writeln!(f, "  budget     {}, of which {} are held", size(self.budget_bytes), size(self.reserved_bytes))?;
         writeln!(f, "  live       {} asked for, {} with rounding", size(self.live_bytes), size(self.live_block_bytes))?;
+        if self.range_bytes > 0 {
+            writeln!(f, "  ranges     {} held by raw ranges", size(self.range_bytes))?;
+        }
         writeln!(
             f,
             "  free       {}: {} obtainable in whole pages, {} pinned by live allocations, {} waiting for streams",

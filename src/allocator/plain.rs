@@ -163,6 +163,7 @@ impl PlainAllocator {
             live_block_bytes: stats.live_block_bytes,
             cached_bytes: 0,
             pending_bytes: 0,
+            range_bytes: 0,
             free_bytes: free,
             obtainable_bytes: 0,
             pinned: Pinned::default(),

@@ -24,6 +24,8 @@ pub struct Stats {
     pub pending_bytes: u64,
     /// Chunks that nothing maps.
     pub idle_bytes: u64,
+    /// Chunks of raw ranges, and of dropped ones that could not be unmapped yet.
+    pub range_bytes: u64,
     /// All chunks held. `live_bytes <= reserved_bytes`.
     pub reserved_bytes: u64,
     /// Highest `reserved_bytes`.
@@ -88,7 +90,7 @@ pub struct Fragmentation {
 
 impl<D: Driver> Allocator<D> {
     /// Figures of one moment: takes the mapper's lock and those of all streams together, so that sums agree however
-    /// many threads allocate. O(regions + free blocks of a page or more).
+    /// many threads allocate. O(regions + chunks + free blocks of a page or more).
     pub fn stats(&self) -> Stats {
         self.inner.stats()
     }
@@ -134,6 +136,7 @@ impl<D: Driver> Inner<D> {
         stats.reserved_bytes = mapper.pool.held_bytes();
         stats.peak_reserved_bytes = mapper.pool.peak_held_bytes();
         stats.idle_bytes = mapper.pool.idle_bytes();
+        stats.range_bytes = mapper.pool.lent_out_bytes();
         stats.budget_bytes = budget;
         stats.chunks = mapper.pool.len() as u64;
         stats.mappings = mapper.mappings() as u64;

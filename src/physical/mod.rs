@@ -112,6 +112,12 @@ impl ChunkPool {
         self.idle_pages * self.page_bytes
     }
 
+    /// Bytes of chunks that callers of the lower layer have. O(chunks).
+    pub fn lent_out_bytes(&self) -> u64 {
+        let pages = self.iter().filter(|(_, chunk)| chunk.lent_out).map(|(_, chunk)| u64::from(chunk.pages));
+        pages.sum::<u64>() * self.page_bytes
+    }
+
     /// Pages that the budget still allows.
     pub fn headroom_pages(&self) -> u64 {
         self.budget_pages.saturating_sub(self.held_pages)
