@@ -181,4 +181,22 @@ mod tests {
         assert!(table.iter().map(|entry| entry.1).eq(0..CAPACITY as u64));
         assert_eq!(CAPACITY, 4096);
     }
+
+    /// Handles are small numbers, or addresses with many zeros at the end.
+    #[test]
+    fn streams_are_near_their_home() {
+        for stride in [1, 64, 4096, 1 << 20] {
+            let table = StreamTable::default();
+            for number in 0..CAPACITY as u64 {
+                table.find_or_add(StreamId(number * stride), |_| ()).unwrap();
+            }
+            let level = table.levels.last().and_then(OnceLock::get).expect("all levels are full");
+            let handles = level.by_handle.iter().filter_map(|place| Some(place.get()?.0));
+            let distance = |handle: StreamId| {
+                level.places(handle).position(|place| place.get().is_some_and(|(other, _)| *other == handle)).unwrap()
+            };
+            // Linear probing at half the places takes half a step beyond the home on average.
+            assert!(handles.map(distance).sum::<usize>() < CAPACITY / 2, "stride {stride}");
+        }
+    }
 }
