@@ -2,14 +2,19 @@
 
 use gapless::Allocator;
 use gapless::allocator::{AllocError, BuildError, Builder};
-use gapless::driver::ModelDriver;
-use gapless::units::{MIB, StreamId, TIB};
+use gapless::driver::{ModelConfig, ModelDriver};
+use gapless::units::{KIB, MIB, StreamId, TIB};
 use std::sync::Arc;
 
 const PAGE: u64 = 2 * MIB;
 
 fn builder() -> Builder<ModelDriver> {
     Allocator::builder(Arc::new(ModelDriver::default()))
+}
+
+/// On a device with pages of another size.
+fn with_pages_of(granularity: u64) -> Builder<ModelDriver> {
+    Allocator::builder(Arc::new(ModelDriver::new(ModelConfig { granularity, ..ModelConfig::default() })))
 }
 
 fn refused(builder: Builder<ModelDriver>) -> &'static str {
@@ -30,6 +35,14 @@ fn a_budget_is_a_page_or_more() {
 }
 
 #[test]
+fn a_page_is_a_granule_or_more() {
+    assert_eq!(refused(with_pages_of(256)), "granularity");
+    let allocator = with_pages_of(512).build().unwrap();
+    allocator.alloc(513, StreamId::DEFAULT).unwrap();
+    assert_eq!(allocator.reserved_bytes(), 1024);
+}
+
+#[test]
 fn slack_is_one_or_more() {
     assert_eq!(refused(builder().slack(0.999)), "slack");
     assert_eq!(refused(builder().slack(f64::NAN)), "slack");
@@ -44,6 +57,7 @@ fn the_largest_request_is_a_region() {
         other => panic!("{other:?}"),
     };
     assert_eq!(largest(builder().region_bytes(1)), 64 * MIB, "32 pages at least");
+    assert_eq!(largest(with_pages_of(64 * KIB).region_bytes(1)), 2 * MIB, "whatever a page is");
     assert_eq!(largest(builder().region_bytes(100 * MIB)), 128 * MIB, "a power of two");
     assert_eq!(largest(builder().region_bytes(u64::MAX)), 64 * TIB, "and no more than fits a device's addresses");
     assert_eq!(largest(builder().budget(40 * MIB)), 256 * MIB, "four budgets or more");
