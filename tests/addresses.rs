@@ -39,7 +39,8 @@ fn a_reservation_backs_off_until_it_fits() {
         allocator.close().unwrap();
         assert_eq!(driver.usage().reserved_bytes, before);
     }
-    let driver = model_with_room(10 * MIB);
+    // No smaller: a region of a few pages would fail the requests that it is made for.
+    let driver = model_with_room(50 * MIB);
     let allocator = Allocator::builder(Arc::clone(&driver)).region_bytes(256 * MIB).build().unwrap();
     let result = allocator.alloc(PAGE, StreamId::DEFAULT);
     assert!(

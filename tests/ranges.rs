@@ -223,3 +223,17 @@ fn a_range_keeps_its_allocator_alive() {
     drop(range);
     assert!(driver.usage().is_empty(), "{:?}", driver.usage());
 }
+
+#[test]
+fn only_a_full_device_is_taken_for_one() {
+    for kind in [DriverErrorKind::InvalidValue, DriverErrorKind::NotSupported] {
+        let driver = Arc::new(FaultDriver::new(ModelDriver::new(ModelConfig::default())));
+        let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+        let mut range = allocator.reserve_range(4 * PAGE).unwrap();
+        driver.arm(Fault::nth(0, kind).only([DriverCall::Create]));
+        let result = range.grow(PAGE, StreamId::DEFAULT);
+        assert!(matches!(&result, Err(AllocError::Driver(error)) if error.kind == kind), "{result:?}");
+        range.grow(PAGE, StreamId::DEFAULT).unwrap();
+        allocator.check();
+    }
+}
