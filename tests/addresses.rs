@@ -40,7 +40,7 @@ fn a_reservation_backs_off_until_it_fits() {
         assert_eq!(driver.usage().reserved_bytes, before);
     }
     // No smaller: a region of a few pages would fail the requests that it is made for.
-    let driver = model_with_room(50 * MIB);
+    let driver = model_with_room(36 * MIB);
     let allocator = Allocator::builder(Arc::clone(&driver)).region_bytes(256 * MIB).build().unwrap();
     let result = allocator.alloc(PAGE, StreamId::DEFAULT);
     assert!(
