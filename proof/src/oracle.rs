@@ -3,8 +3,9 @@
 
 use crate::device::{Device, World};
 use crate::witness::Witness;
-use gapless::allocator::{Allocator, OutOfMemory, Stats, StreamUse, Trimmed};
+use gapless::allocator::{Allocator, BlockSnapshot, OutOfMemory, Stats, StreamUse, Trimmed};
 use gapless::driver::{ChunkHandle, FaultDriver};
+use gapless::heap::{BlockState, GRANULE};
 use gapless::units::{DeviceAddr, StreamId, round_up};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
@@ -63,6 +64,16 @@ impl Promise {
     pub fn holds(&self) -> bool {
         self.needed_pages <= self.obtainable_pages
     }
+}
+
+/// A free block, of whatever stream and kind, that `bytes` fit at a multiple of `alignment`.
+pub fn fitting_block<D: Device>(allocator: &Subject<D>, bytes: u64, alignment: u64) -> Option<BlockSnapshot> {
+    let size = round_up(bytes.max(1), GRANULE)?;
+    let blocks = allocator.snapshot().segments.into_iter().flat_map(|segment| segment.blocks);
+    blocks.filter(|block| block.state == BlockState::Free).find(|block| {
+        let start = round_up(block.addr.0, alignment).and_then(|start| start.checked_add(size));
+        start.is_some_and(|end| end <= block.addr.0 + block.bytes)
+    })
 }
 
 /// Everything that callers know.

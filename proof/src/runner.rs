@@ -2,7 +2,7 @@
 
 use crate::device::{Device, World};
 use crate::op::{Failure, Misuse, Op};
-use crate::oracle::{Block, Oracle, Subject};
+use crate::oracle::{Block, Oracle, Subject, fitting_block};
 use crate::show::PrintOnPanic;
 use crate::witness::Witness;
 use gapless::Allocator;
@@ -371,6 +371,14 @@ impl<D: Device> Runner<D> {
         if let AllocError::TooLarge { requested, .. } = &error {
             assert_eq!(*requested, bytes);
             assert!(bytes > 2 * self.world.bytes(), "{error}");
+        }
+        if let AllocError::OutOfMemory(report) = &error
+            && self.promising
+            && !self.struck()
+            && !self.seat().lost
+        {
+            let fitting = fitting_block(self.allocator(), bytes, alignment);
+            assert!(fitting.is_none(), "the promise: {fitting:?} was free\n{report}");
         }
         let promised = alignment <= self.world.page_bytes;
         if self.excuse(&error, bytes, held, promised) {

@@ -4,12 +4,14 @@
 //! nothing else; everything that talks to the driver about mappings runs under the mapper's lock, and never under a
 //! stream's. Lock order: mapper, stream clock, stream states in the order of their numbers.
 
+mod borrow;
 mod check;
 mod close;
 mod config;
 mod directory;
 mod error;
 mod execute;
+mod fences;
 mod grow;
 mod mapper;
 mod oom;

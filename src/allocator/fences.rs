@@ -1,0 +1,170 @@
+//! What streams have passed: sealing, asking, waiting, ordering, and the blocks that wait for it.
+
+use super::Inner;
+use super::state::{RegionKind, StreamHeap};
+use crate::driver::{Driver, DriverError, DriverErrorKind};
+use crate::stream::{Fence, StreamClock, StreamIndex};
+use crate::sync::Ordering;
+
+/// Epochs of one stream that may be sealed and not passed before no more are sealed in passing.
+const MAX_SEALED: usize = 4;
+impl<D: Driver> Inner<D> {
+    /// Learns which pending blocks are free by now.
+    pub(super) fn settle_pending(&self) -> Result<(), DriverError> {
+        for stream in self.streams.iter() {
+            stream.clock.lock().poll(&self.driver, &self.events)?;
+        }
+        for stream in self.streams.iter() {
+            let pending = {
+                let mut state = stream.lock();
+                if state.pending.is_empty() {
+                    continue;
+                }
+                std::mem::take(&mut state.pending)
+            };
+            let mut failure = None;
+            let (over, mut waiting): (Vec<_>, Vec<_>) = pending.into_iter().partition(|block| {
+                block.fences.iter().all(|fence| {
+                    self.has_passed(fence.stream, fence.epoch).unwrap_or_else(|error| {
+                        failure = Some(error);
+                        false
+                    })
+                })
+            });
+            let mut state = stream.lock();
+            let epoch = state.epoch;
+            for block in over {
+                state.region(block.kind).expect("a pending block has a region").heap.settle(block.offset, epoch);
+            }
+            waiting.append(&mut state.pending);
+            state.pending = waiting;
+            drop(state);
+            if let Some(error) = failure {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// True when `stream` has passed `epoch`, sealing it if that was not done yet.
+    pub(super) fn has_passed(&self, stream: StreamIndex, epoch: u64) -> Result<bool, DriverError> {
+        let stream = self.streams.get(stream);
+        let mut clock = stream.clock.lock();
+        if epoch <= clock.passed() {
+            return Ok(true);
+        }
+        if epoch >= clock.open() && !self.seal(stream, &mut clock)? {
+            return Ok(false);
+        }
+        Ok(epoch <= clock.poll(&self.driver, &self.events)?)
+    }
+
+    /// Records an event for the open epoch of a stream. False while it cannot be done.
+    pub(super) fn seal(&self, stream: &StreamHeap, clock: &mut StreamClock) -> Result<bool, DriverError> {
+        {
+            // Stamp frees from now on with the next epoch first: a free that slips in before the event is covered by it
+            // and only believed to be later.
+            let mut state = stream.lock();
+            if state.epoch >= self.geometry.epoch_limit {
+                drop(state);
+                self.renumber(stream, clock)?;
+                state = stream.lock();
+            }
+            state.epoch += 1;
+            state.dirty = false;
+        }
+        let sealed = match clock.seal(&self.driver, &self.events) {
+            // Its owner has destroyed the stream: nothing can be learned about it any more, which concerns what was
+            // freed on it and nothing else.
+            Err(error) if error.kind == DriverErrorKind::InvalidHandle => Ok(false),
+            sealed => sealed,
+        };
+        if !matches!(sealed, Ok(true)) {
+            let mut state = stream.lock();
+            state.epoch -= 1;
+            state.dirty = true;
+        }
+        sealed
+    }
+
+    /// Starts the 32-bit epochs of a stream's blocks anew, once in 2^32 seals: waits for the stream to pass them all.
+    fn renumber(&self, stream: &StreamHeap, clock: &mut StreamClock) -> Result<(), DriverError> {
+        if clock.open() > clock.passed() + 1 {
+            self.counters.host_waits.fetch_add(1, Ordering::Relaxed);
+            clock.wait(clock.open() - 1, &self.driver, &self.events)?;
+        }
+        let mut state = stream.lock();
+        let by = state.epoch - 1;
+        state.epoch -= by;
+        state.epoch_base += u64::from(by);
+        for kind in RegionKind::ALL {
+            if let Some(region) = state.region(kind) {
+                region.heap.renumber(by);
+            }
+        }
+        Ok(())
+    }
+
+    /// Seals and polls the other streams, so that what they are done with is known; and the stream itself as well when
+    /// free chunks may go back to the driver.
+    pub(super) fn refresh_clocks(&self, own: StreamIndex, own_too: bool) -> Result<(), DriverError> {
+        for stream in self.streams.iter().filter(|stream| own_too || stream.index != own) {
+            let mut clock = stream.clock.lock();
+            if stream.lock().dirty && clock.sealed() < MAX_SEALED {
+                self.seal(stream, &mut clock)?;
+            }
+            clock.poll(&self.driver, &self.events)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the oldest pending block of any stream that can be waited for. False when there is none.
+    pub(super) fn wait_for_pending(&self) -> Result<bool, DriverError> {
+        for stream in self.streams.iter() {
+            let pending: Vec<Vec<Fence>> = stream.lock().pending.iter().map(|block| block.fences.clone()).collect();
+            for fences in pending {
+                // A block is settled by the wait only when all its users have passed; else the caller comes back for ever.
+                let mut passed = true;
+                for fence in fences {
+                    passed = passed && self.wait_until_passed(fence.stream, fence.epoch)?;
+                }
+                if passed {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Blocks the host until `stream` has passed `epoch`. False when that cannot be waited for (a capture in progress).
+    pub(super) fn wait_until_passed(&self, stream: StreamIndex, epoch: u64) -> Result<bool, DriverError> {
+        if self.has_passed(stream, epoch)? {
+            return Ok(true);
+        }
+        let mut clock = self.streams.get(stream).clock.lock();
+        if epoch >= clock.open() {
+            return Ok(false);
+        }
+        self.counters.host_waits.fetch_add(1, Ordering::Relaxed);
+        clock.wait(epoch, &self.driver, &self.events)?;
+        Ok(true)
+    }
+
+    /// Makes the device run later work of `waiter` behind `epoch` of `stream`. False when that cannot be arranged.
+    pub(super) fn order_behind(
+        &self,
+        waiter: StreamIndex,
+        stream: StreamIndex,
+        epoch: u64,
+    ) -> Result<bool, DriverError> {
+        if self.has_passed(stream, epoch)? {
+            return Ok(true);
+        }
+        let clock = self.streams.get(stream).clock.lock();
+        if epoch >= clock.open() {
+            return Ok(false);
+        }
+        clock.hold_back(self.streams.get(waiter).id, epoch, &self.driver)?;
+        Ok(true)
+    }
+}
