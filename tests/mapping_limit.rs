@@ -1,0 +1,35 @@
+//! How many mappings are kept: by the allocator's own limit, and where the driver has fewer.
+
+use gapless::driver::{ModelConfig, ModelDriver};
+use gapless::{Allocator, ChunkPolicy, StreamId};
+use std::sync::Arc;
+
+const PAGE: u64 = 2 << 20;
+
+/// Four pages side by side, of which the first and the third go to a block behind them and leave stale views; then one
+/// more page. Six mappings, seven with that.
+fn mappings_after(limit: usize, driver_limit: usize) -> u64 {
+    let config = ModelConfig { capacity_bytes: 5 * PAGE, max_mappings: driver_limit, ..ModelConfig::default() };
+    let driver = Arc::new(ModelDriver::new(config));
+    let allocator =
+        Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).mapping_limit(limit).build().unwrap();
+    let alloc = |pages| allocator.alloc(pages * PAGE, StreamId::DEFAULT).unwrap();
+    let pages: Vec<_> = (0..4).map(|_| alloc(1)).collect();
+    allocator.free(pages[0]).unwrap();
+    allocator.free(pages[2]).unwrap();
+    let joined = alloc(2);
+    assert_eq!((allocator.stats().reserved_bytes, allocator.stats().mappings), (4 * PAGE, 6));
+    alloc(1);
+    allocator.check();
+    allocator.free(joined).unwrap();
+    allocator.stats().mappings
+}
+
+#[test]
+fn stale_views_go_when_there_are_too_many_mappings() {
+    assert_eq!(mappings_after(100, 100), 7);
+    assert_eq!(mappings_after(7, 100), 7, "as many as may be");
+    assert_eq!(mappings_after(6, 100), 5, "both stale views went");
+    assert_eq!(mappings_after(100, 7), 7);
+    assert_eq!(mappings_after(100, 6), 5, "and where the driver has no room for more");
+}
