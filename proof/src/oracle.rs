@@ -207,6 +207,14 @@ impl Oracle {
         let as_reported = report.free_bytes == free || stats.poisoned > 0 && report.free_bytes < free;
         assert!(as_reported, "{free} bytes are neither in live blocks nor in ranges: {report}");
         assert_eq!(report.satisfiable, report.free_bytes >= report.requested_bytes);
+        let size = round_up(report.requested_bytes.max(1), GRANULE).unwrap_or(u64::MAX);
+        assert_eq!(report.satisfiable_by_whole_pages, report.obtainable_bytes >= size);
+        let verdict = match (report.satisfiable, report.satisfiable_by_whole_pages) {
+            (false, _) => "No allocator could have served this",
+            (true, false) => "There are enough free bytes",
+            (true, true) => "whole free pages would cover the request",
+        };
+        assert!(report.to_string().contains(verdict), "{report}");
         assert_eq!(report.pinned.by_pending_bytes, report.pending_bytes);
         let rest = report.free_bytes.saturating_sub(report.obtainable_bytes + report.pending_bytes);
         assert_eq!(report.pinned.by_live_bytes, rest);

@@ -168,3 +168,36 @@ impl<D: Driver> Inner<D> {
         Ok(true)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Allocator;
+    use super::*;
+    use crate::driver::{ModelDriver, WorkDriver};
+    use crate::units::StreamId;
+    use std::sync::Arc;
+
+    /// Epochs of blocks stay small, however often a stream is sealed, and name the same moments as before.
+    #[test]
+    fn epochs_start_anew_at_the_limit() {
+        let driver = Arc::new(ModelDriver::default());
+        let other = driver.create_stream().unwrap();
+        let allocator = Allocator::builder(Arc::clone(&driver)).epoch_limit(4).build().unwrap();
+        let kept = allocator.alloc(100, other).unwrap();
+        for _ in 0..30 {
+            // Freed on its own stream while the other uses it: the other is sealed.
+            let block = allocator.alloc(100, StreamId::DEFAULT).unwrap();
+            allocator.record_stream(block, other).unwrap();
+            allocator.free(block).unwrap();
+            let other = allocator.inner.streams.find(other).unwrap();
+            allocator.inner.settle_pending().unwrap();
+            let (clock, state) = (other.clock.lock(), other.lock());
+            assert!(state.epoch <= 4, "epoch {}", state.epoch);
+            assert_eq!(state.open_epoch(), clock.open());
+        }
+        assert!(allocator.inner.streams.find(other).unwrap().lock().epoch_base > 20);
+        allocator.check();
+        allocator.free(kept).unwrap();
+        allocator.close().unwrap();
+    }
+}
