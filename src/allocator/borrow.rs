@@ -86,13 +86,14 @@ impl<D: Driver> Inner<D> {
         request: Request,
         waste: u16,
     ) -> Result<Option<DeviceAddr>, DriverError> {
-        for kind in RegionKind::ALL {
+        let kinds = [request.kind, request.kind.other()];
+        for kind in kinds {
             if let Some(addr) = heap.lock().take(kind, request.size, waste, request.alignment) {
                 return Ok(Some(addr));
             }
         }
         for lender in self.streams.iter().filter(|stream| stream.index != heap.index) {
-            for kind in RegionKind::ALL {
+            for kind in kinds {
                 let mut latest = u64::MAX;
                 loop {
                     let found = lender.lock().lendable(kind, request).find(|it| it.epoch <= latest);

@@ -28,6 +28,14 @@ impl RegionKind {
     pub const fn of(size: u64) -> Self {
         if size < SMALL_BELOW { Self::Small } else { Self::Large }
     }
+
+    /// The one that this is not.
+    pub const fn other(self) -> Self {
+        match self {
+            Self::Small => Self::Large,
+            Self::Large => Self::Small,
+        }
+    }
 }
 
 /// A heap over one slot of addresses.

@@ -1,0 +1,76 @@
+//! What a request gets when there is not a page left: any free block that is large enough.
+
+use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
+use gapless::units::{DeviceAddr, KIB, MIB};
+use gapless::{Allocator, ChunkPolicy, StreamId};
+use std::sync::Arc;
+
+const PAGE: u64 = 2 * MIB;
+const MAIN: StreamId = StreamId::DEFAULT;
+
+/// A device of two pages, both of them pinned: on `MAIN` 1.5 MiB of the first are free, of small blocks 1.9 MiB of the
+/// second. The stream is held, so that it does not pass their last use.
+fn pinned() -> (Arc<ModelDriver>, Allocator<ModelDriver>, [DeviceAddr; 2]) {
+    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 2 * PAGE, ..ModelConfig::default() }));
+    let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let large = [512 * KIB, 1536 * KIB].map(|bytes| allocator.alloc(bytes, MAIN).unwrap());
+    let small: Vec<_> = (0..PAGE / (32 * KIB)).map(|_| allocator.alloc(32 * KIB, MAIN).unwrap()).collect();
+    assert_eq!(allocator.reserved_bytes(), 2 * PAGE);
+    driver.hold(MAIN);
+    allocator.free(large[1]).unwrap();
+    small[2..].iter().for_each(|block| allocator.free(*block).unwrap());
+    (driver, allocator, [large[1], small[2]])
+}
+
+#[test]
+fn parts_of_pages_of_another_stream() {
+    let (driver, allocator, [large, small]) = pinned();
+    let other = driver.create_stream().unwrap();
+    // Ordered behind the held stream on the device; the host does not wait.
+    assert_eq!(allocator.alloc(MIB, other).unwrap(), large);
+    let stats = allocator.stats();
+    assert_eq!((stats.host_waits, stats.driver_calls.stream_wait, stats.borrowed), (0, 1, 1));
+    // Of the other size class.
+    assert_eq!(allocator.alloc(1800 * KIB, other).unwrap(), small);
+    let left = allocator.alloc(512 * KIB, other).unwrap();
+    assert_eq!(left, large.offset(MIB));
+    let report = allocator.alloc(512 * KIB, other).unwrap_err();
+    assert!(!report.report().unwrap().satisfiable_by_whole_pages);
+    allocator.check();
+    for block in [large, small, left] {
+        allocator.free(block).unwrap();
+    }
+    driver.resume(MAIN);
+    allocator.check();
+    allocator.close().unwrap_err();
+}
+
+#[test]
+fn parts_of_pages_of_the_other_size_class() {
+    let (_, allocator, [large, small]) = pinned();
+    assert_eq!(allocator.alloc(1536 * KIB, MAIN).unwrap(), large);
+    assert_eq!(allocator.alloc(1024 * KIB, MAIN).unwrap(), small);
+    assert_eq!(allocator.stats().host_waits, 0);
+    allocator.check();
+}
+
+#[test]
+fn at_an_alignment_inside_a_block() {
+    let (driver, allocator, [large, _]) = pinned();
+    let other = driver.create_stream().unwrap();
+    let block = allocator.alloc_aligned(MIB, MIB, other).unwrap();
+    assert_eq!(block, large.offset(512 * KIB));
+    allocator.check();
+}
+
+#[test]
+fn not_behind_a_stream_that_is_captured() {
+    let (driver, allocator, _) = pinned();
+    let other = driver.create_stream().unwrap();
+    driver.begin_capture(MAIN);
+    assert!(allocator.alloc(MIB, other).is_err());
+    allocator.check();
+    driver.end_capture(MAIN);
+    allocator.alloc(MIB, other).unwrap();
+    allocator.check();
+}
