@@ -172,7 +172,6 @@ impl<D: Driver> Inner<D> {
 #[cfg(test)]
 mod tests {
     use super::super::Allocator;
-    use super::*;
     use crate::driver::{ModelDriver, WorkDriver};
     use crate::units::StreamId;
     use std::sync::Arc;
