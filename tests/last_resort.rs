@@ -74,3 +74,24 @@ fn not_behind_a_stream_that_is_captured() {
     allocator.alloc(MIB, other).unwrap();
     allocator.check();
 }
+
+/// A wait of the captured stream would break the capture, so the host waits.
+#[test]
+fn a_stream_that_is_captured_does_not_wait() {
+    let (driver, allocator, _) = pinned();
+    let other = driver.create_stream().unwrap();
+    driver.begin_capture(other);
+    let part = allocator.alloc(MIB, other).unwrap();
+    assert_eq!((allocator.stats().host_waits, allocator.stats().driver_calls.stream_wait), (1, 0));
+    // The same for whole pages.
+    for leak in allocator.live() {
+        allocator.free(leak.addr).unwrap();
+    }
+    let page = allocator.alloc(PAGE, other).unwrap();
+    assert_eq!((allocator.stats().host_waits, allocator.stats().driver_calls.stream_wait), (2, 0));
+    allocator.check();
+    driver.end_capture(other);
+    allocator.free(page).unwrap();
+    assert_ne!(part, page);
+    allocator.close().unwrap();
+}

@@ -2,7 +2,7 @@
 
 use super::Inner;
 use super::state::{RegionKind, StreamHeap};
-use crate::driver::{Driver, DriverError, DriverErrorKind};
+use crate::driver::{Driver, DriverError, DriverErrorKind, StreamDriver};
 use crate::stream::{Fence, StreamClock, StreamIndex};
 use crate::sync::Ordering;
 
@@ -151,6 +151,7 @@ impl<D: Driver> Inner<D> {
     }
 
     /// Makes the device run later work of `waiter` behind `epoch` of `stream`. False when that cannot be arranged.
+    /// While `waiter` is being captured the host waits instead: the capture would fail for a wait on work outside of it.
     pub(super) fn order_behind(
         &self,
         waiter: StreamIndex,
@@ -159,6 +160,9 @@ impl<D: Driver> Inner<D> {
     ) -> Result<bool, DriverError> {
         if self.has_passed(stream, epoch)? {
             return Ok(true);
+        }
+        if self.driver.is_capturing(self.streams.get(waiter).id) {
+            return self.wait_until_passed(stream, epoch);
         }
         let clock = self.streams.get(stream).clock.lock();
         if epoch >= clock.open() {
