@@ -8,7 +8,7 @@ use crate::sync::Arc;
 
 impl<D: Driver> Allocator<D> {
     /// Waits for the streams that used this allocator's memory, and gives everything back to the driver. Every other
-    /// clone has been dropped.
+    /// clone has been dropped, and no stream that used its memory is being captured: there is no waiting for one.
     ///
     /// # Errors
     /// [`CloseError::Leaked`] names the allocations that were never freed; their memory is gone all the same.

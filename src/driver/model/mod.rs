@@ -210,8 +210,8 @@ impl ModelDriver {
         self.state.lock().timeline.resume(stream);
     }
 
-    /// `stream` is being captured from now on: recording an event on it, querying one recorded on it, or making it
-    /// wait panics.
+    /// `stream` is being captured from now on: recording an event on it or making it wait panics. Events recorded before
+    /// may be asked and waited for.
     pub fn begin_capture(&self, stream: StreamId) {
         self.state.lock().timeline.set_capturing(stream, true);
     }
@@ -361,10 +361,7 @@ impl StreamDriver for ModelDriver {
     fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
         let mut state = self.call(DriverCall::EventQuery, self.costs.event_query);
         match state.recording(DriverCall::EventQuery, event) {
-            Some(point) => {
-                state.not_capturing(DriverCall::EventQuery, point.stream());
-                Ok(state.timeline.reached(point))
-            }
+            Some(point) => Ok(state.timeline.reached(point)),
             None => Ok(true),
         }
     }
@@ -372,7 +369,6 @@ impl StreamDriver for ModelDriver {
     fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
         let mut state = self.call(DriverCall::EventSynchronize, 0.0);
         if let Some(point) = state.recording(DriverCall::EventSynchronize, event) {
-            state.not_capturing(DriverCall::EventSynchronize, point.stream());
             state.host_wait(point);
         }
         Ok(())
@@ -634,5 +630,8 @@ mod tests {
         }
         driver.end_capture(MAIN);
         driver.event_record(event, MAIN).unwrap();
+        driver.begin_capture(MAIN);
+        assert!(driver.event_query(event).unwrap());
+        driver.event_synchronize(event).unwrap();
     }
 }

@@ -45,12 +45,6 @@ pub(super) struct Point {
     position: u64,
 }
 
-impl Point {
-    pub fn stream(self) -> StreamId {
-        self.stream
-    }
-}
-
 #[derive(Debug, Default)]
 struct Lane {
     queue: VecDeque<Item>,
