@@ -262,6 +262,7 @@ mod tests {
     /// hashes are random.
     #[test]
     fn records_are_near_their_home() {
+        assert_eq!((limit(64), limit(1 << 15), limit(1 << 16)), (44, 22_528, 53_248));
         for stride in [1, 2, 3, 80, 4096, (64 << 20) / GRANULE] {
             let mut table = BlockTable::default();
             let records = limit(4096) as u64;
