@@ -59,46 +59,49 @@ fn granules(count: u64) -> Heap {
     heap
 }
 
+/// Asserts that `change` makes the heap take as many bytes more as it says.
+fn assert_grows_as_reported(heap: &mut Heap, change: impl FnOnce(&mut Heap)) {
+    let reported = heap.metadata_bytes();
+    let (counted, ()) = held(|| change(heap));
+    assert!(counted > 1000.0, "nothing is measured: {counted} bytes");
+    assert_near(heap.metadata_bytes() - reported, counted);
+}
+
 #[test]
 fn a_heap_knows_what_it_takes() {
     let (counted, heap) = held(|| Heap::new(GRANULE));
     assert_near(heap.metadata_bytes(), counted);
-    let (counted, heap) = held(|| granules(100_000));
+    // Records.
+    let (counted, mut heap) = held(|| granules(100_000));
     assert_near(heap.metadata_bytes(), counted);
-    // Every second block is free: the index counts as well.
-    let (freed, heap) = held(move || {
-        let mut heap = heap;
+    // A bin with very many free blocks.
+    assert_grows_as_reported(&mut heap, |heap| {
         for granule in (0..100_000).step_by(2) {
             heap.free(granule * GRANULE, 1).unwrap();
         }
-        heap
     });
-    assert_near(heap.metadata_bytes(), counted + freed);
-    // Of different sizes: no bin is full.
-    let (counted, heap) = held(|| {
-        let mut heap = Heap::new(1 << 40);
-        let mut hole = 0;
+    // Bins with one free block each, and then holes, where records are already.
+    let mut heap = Heap::new(1 << 40);
+    let place = |number: u64| (number << 28, number * 700 * GRANULE);
+    let set_all = |heap: &mut Heap, to: BlockState| {
         for number in 1..400 {
-            let (start, size) = (number << 28, number * 700 * GRANULE);
-            heap.set(hole, start, size, BlockState::Free, 0);
-            hole = start + size;
+            let (start, size) = place(number);
+            let first = if heap.block(start).is_some() { start } else { place(number - 1).0 + place(number - 1).1 };
+            heap.set(first, start, size, to, 0);
         }
-        heap
-    });
-    assert_near(heap.metadata_bytes(), counted);
-    // Of free blocks and holes alone, holes are half.
-    let (counted, heap) = held(|| {
-        let mut heap = granules(20_000);
-        for granule in 0..20_000 {
-            heap.free(granule * GRANULE, 1).unwrap();
-        }
+    };
+    set_all(&mut heap, BlockState::Claimed);
+    assert_grows_as_reported(&mut heap, |heap| set_all(heap, BlockState::Free));
+    let mut heap = granules(20_000);
+    for granule in (0..20_000).step_by(2) {
+        heap.free(granule * GRANULE, 1).unwrap();
+        heap.set(granule * GRANULE, granule * GRANULE, GRANULE, BlockState::Claimed, 0);
+    }
+    assert_grows_as_reported(&mut heap, |heap| {
         for granule in (0..20_000).step_by(2) {
-            let before = if granule == 0 { 0 } else { (granule - 1) * GRANULE };
-            heap.set(before, granule * GRANULE, GRANULE, BlockState::Hole, 0);
+            heap.set(granule * GRANULE, granule * GRANULE, GRANULE, BlockState::Hole, 0);
         }
-        heap
     });
-    assert_near(heap.metadata_bytes(), counted);
 }
 
 /// The figure that the design asks for: blocks side by side, then of other sizes in the holes that others left. The second
