@@ -33,17 +33,6 @@ pub fn bin_of(size: u64) -> usize {
     (EXACT + u64::from(log - EXACT_BITS) * SUB_BINS + sub) as usize
 }
 
-/// The smallest size in bytes that belongs to `bin`.
-pub fn smallest_of(bin: usize) -> u64 {
-    let bin = bin as u64;
-    if bin < EXACT {
-        return bin * GRANULE;
-    }
-    let log = (bin - EXACT) / SUB_BINS + u64::from(EXACT_BITS);
-    let sub = (bin - EXACT) % SUB_BINS;
-    ((SUB_BINS + sub) << (log - u64::from(SUB_BITS))) * GRANULE
-}
-
 /// One bit per bin, with a summary word per 64: the next non-empty bin in two steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BinMap {
@@ -111,6 +100,17 @@ const _: () = assert!(BINS.div_ceil(64) < 64, "one summary word covers all bins"
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The smallest size in bytes that belongs to `bin`.
+    fn smallest_of(bin: usize) -> u64 {
+        let bin = bin as u64;
+        if bin < EXACT {
+            return bin * GRANULE;
+        }
+        let log = (bin - EXACT) / SUB_BINS + u64::from(EXACT_BITS);
+        let sub = (bin - EXACT) % SUB_BINS;
+        ((SUB_BINS + sub) << (log - u64::from(SUB_BITS))) * GRANULE
+    }
 
     #[test]
     fn bins_are_ordered_and_tight() {
