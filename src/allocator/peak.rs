@@ -37,3 +37,32 @@ impl PeakMeter {
         self.deal(states);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::state::StreamHeap;
+    use super::*;
+    use crate::stream::StreamIndex;
+    use crate::units::StreamId;
+
+    #[test]
+    fn what_is_left_to_the_peak_is_dealt_out() {
+        let streams = [0, 1].map(|number| StreamHeap::new(StreamId(number), StreamIndex(number as u32)));
+        let live = |bytes: [u64; 2]| {
+            let mut states: AllStates<'_> = streams.iter().map(StreamHeap::lock).collect();
+            states.iter_mut().zip(bytes).for_each(|(state, bytes)| state.live_bytes = bytes);
+            states
+        };
+        let limits = |states: &AllStates<'_>| [states[0].live_limit, states[1].live_limit];
+        let meter = PeakMeter::default();
+        let mut states = live([70, 30]);
+        meter.deal(&mut states);
+        assert_eq!((meter.peak(), limits(&states)), (100, [70, 30]));
+        drop(states);
+        let mut states = live([10, 30]);
+        meter.deal(&mut states);
+        assert_eq!((meter.peak(), limits(&states)), (100, [40, 60]), "60 are left, half of them for each");
+        meter.reset(&mut states);
+        assert_eq!((meter.peak(), limits(&states)), (40, [10, 30]));
+    }
+}
