@@ -28,6 +28,7 @@ fn refused(builder: Builder<ModelDriver>) -> &'static str {
 fn a_budget_is_a_page_or_more() {
     assert_eq!(refused(builder().budget(PAGE - 1)), "budget");
     let allocator = builder().budget(PAGE).build().unwrap();
+    assert_eq!((allocator.budget(), allocator.snapshot().budget_bytes), (PAGE, PAGE));
     let block = allocator.alloc(PAGE, StreamId::DEFAULT).unwrap();
     assert!(matches!(allocator.alloc(1, StreamId::DEFAULT), Err(AllocError::OutOfMemory(_))));
     allocator.free(block).unwrap();
