@@ -256,6 +256,11 @@ impl Oracle {
         self.ceiling = self.ceiling.max(allocator.budget());
         assert!(stats.reserved_bytes <= self.ceiling, "invariant 5: more is held than was ever allowed: {stats:?}");
         self.ceiling = allocator.budget().max(stats.reserved_bytes);
+        let room = (allocator.budget() / world.page_bytes * world.page_bytes).saturating_sub(stats.reserved_bytes);
+        let free = stats.cached_bytes + stats.pending_bytes + stats.idle_bytes + room;
+        assert_eq!(stats.fragmentation.free_bytes, free, "invariant 5: free bytes: {stats:?}");
+        let largest = stats.fragmentation.largest_cached_bytes..=free;
+        assert!(largest.contains(&stats.fragmentation.largest_with_remapping_bytes), "invariant 5: {stats:?}");
         assert!(stats.range_bytes >= self.range_bytes(world), "invariant 5: memory of ranges: {stats:?}");
         if stats.poisoned == 0 {
             let sum = stats.live_block_bytes + stats.cached_bytes + stats.pending_bytes + stats.idle_bytes;

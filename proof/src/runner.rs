@@ -260,7 +260,11 @@ impl<D: Device> Runner<D> {
             }
             Op::Trim { keep } => {
                 let keep_bytes = u64::from(keep) * self.world.page_bytes;
+                let before = self.allocator().reserved_bytes();
                 match self.allocator().trim(keep_bytes) {
+                    Ok(trimmed) if trimmed.released_bytes + trimmed.held_bytes != before => {
+                        panic!("{trimmed:?} of {before} bytes")
+                    }
                     // A chunk whose release fails stays, and the others go.
                     Ok(_) if self.struck() || !self.promising => {}
                     Ok(trimmed) => self.seat().oracle.check_trimmed(&self.world, self.allocator(), keep_bytes, trimmed),
