@@ -124,6 +124,11 @@ fn probe_answers_every_question() {
     assert_eq!(answers["unmap_in_use"]["value"]["synchronize"]["code"], 700);
     assert_eq!(answers["graph_remap"]["value"]["new_chunk_was_written"], true);
     assert_eq!(answers["capture_other_thread"]["value"]["capture"]["code"], 901);
+    assert_eq!(answers["capture_wait"]["value"]["calls"]["stream_wait"]["code"], 905);
+    assert_eq!(answers["capture_guarded"]["value"]["capture"], "ok");
+    for (call, outcome) in answers["capture_guarded"]["value"]["calls"].as_object().unwrap() {
+        assert_eq!(outcome, "ok", "{call}");
+    }
 }
 
 #[test]

@@ -27,6 +27,7 @@ pub const UNSUPPORTED: Code = E::CUDA_ERROR_NOT_SUPPORTED.0;
 pub const NOT_FOUND: Code = E::CUDA_ERROR_NOT_FOUND.0;
 const NOT_READY: Code = E::CUDA_ERROR_NOT_READY.0;
 const CAPTURE: Code = E::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.0;
+const ISOLATION: Code = E::CUDA_ERROR_STREAM_CAPTURE_ISOLATION.0;
 const LOST: Code = E::CUDA_ERROR_ILLEGAL_ADDRESS.0;
 
 /// Begins an exported function: a planned fault, or no `cuInit` before it, is its answer.
@@ -166,6 +167,7 @@ fn name_of(code: Code) -> Option<&'static CStr> {
         E::CUDA_ERROR_NOT_SUPPORTED => c"CUDA_ERROR_NOT_SUPPORTED",
         E::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED => c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
         E::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+        E::CUDA_ERROR_STREAM_CAPTURE_ISOLATION => c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
         E::CUDA_ERROR_UNKNOWN => c"CUDA_ERROR_UNKNOWN",
         _ => return None,
     })
@@ -939,6 +941,12 @@ pub unsafe extern "C" fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_vo
     let (state, device) = begin_current!("cuStreamWaitEvent");
     let stream = find_stream!(state, stream, device);
     let Some(event) = state.events.lock().get(&(event as u64)).cloned() else { return HANDLE };
+    if let Some(capture) = stream.capture.lock().as_mut()
+        && !event.captured
+    {
+        capture.valid = false;
+        return ISOLATION;
+    }
     if let Some(marker) = event.recorded {
         state.streams.queue(&stream, Op::Wait(marker));
     }

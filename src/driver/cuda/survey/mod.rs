@@ -62,6 +62,8 @@ impl Question {
         order::UNMAP_IN_USE,
         order::CAPTURE_SAME_THREAD,
         order::CAPTURE_OTHER_THREAD,
+        order::CAPTURE_GUARDED,
+        order::CAPTURE_WAIT,
         order::GRAPH_REMAP,
         costs::CALLS_BY_SIZE,
         costs::RANGED_ACCESS,

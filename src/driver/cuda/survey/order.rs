@@ -92,6 +92,46 @@ pub(super) const CAPTURE_OTHER_THREAD: Question = Question {
     },
 };
 
+pub(super) const CAPTURE_GUARDED: Question = Question {
+    id: "capture_guarded",
+    text: "Does a capture in the global mode survive the calls of an allocation, guarded as this driver guards them?",
+    experiment: |driver| {
+        let page = driver.granularity();
+        let before = driver.event_create()?;
+        let (addr, unused) = (driver.reserve(page, page)?, driver.create(page)?);
+        captured_on(
+            driver,
+            |driver, stream| driver.event_record(before, stream),
+            |driver, _| {
+                let chunk = driver.create(page)?;
+                Ok(json!({
+                    "map": told(&driver.map(addr, page, chunk)),
+                    "set_access": told(&driver.set_access(addr, page)),
+                    "unmap": told(&driver.unmap(addr, page)),
+                    "release": told(&driver.release(unused)),
+                    "memory_info": told(&driver.memory_info()),
+                    "query_event_from_before": told(&driver.event_query(before)),
+                    "wait_for_event_from_before": told(&driver.event_synchronize(before)),
+                }))
+            },
+        )
+    },
+};
+
+pub(super) const CAPTURE_WAIT: Question = Question {
+    id: "capture_wait",
+    text: "Does a capture survive that its stream is made to wait for an event of another stream?",
+    experiment: |driver| {
+        let (other, event) = (driver.create_stream()?, driver.event_create()?);
+        driver.event_record(event, other)?;
+        captured_on(
+            driver,
+            |_, _| Ok(()),
+            |driver, stream| Ok(json!({ "stream_wait": told(&driver.stream_wait(stream, event)) })),
+        )
+    },
+};
+
 pub(super) const GRAPH_REMAP: Question = Question {
     id: "graph_remap",
     text: "Does a graph write to what is mapped at its addresses when it is launched, or when it was captured?",
@@ -128,10 +168,20 @@ pub(super) const GRAPH_REMAP: Question = Question {
 
 /// Runs `calls` while a stream is captured, and says whether the capture survived.
 fn captured(driver: &CudaDriver, calls: impl FnOnce(&CudaDriver) -> DriverResult<Value>) -> DriverResult<Value> {
+    captured_on(driver, |_, _| Ok(()), |driver, _| calls(driver))
+}
+
+/// The same, with the stream, on which `first` queues something before.
+fn captured_on(
+    driver: &CudaDriver,
+    first: impl FnOnce(&CudaDriver, StreamId) -> DriverResult<()>,
+    calls: impl FnOnce(&CudaDriver, StreamId) -> DriverResult<Value>,
+) -> DriverResult<Value> {
     let stream = driver.create_stream()?;
+    first(driver, stream)?;
     let mut answer = Value::Null;
     let graph = capture(driver, stream, || {
-        answer = calls(driver)?;
+        answer = calls(driver, stream)?;
         Ok(())
     });
     Ok(match graph {
