@@ -199,6 +199,7 @@ mod tests {
             assert_eq!(state.open_epoch(), clock.open());
         }
         assert!(allocator.inner.streams.find(other).unwrap().lock().epoch_base > 20);
+        assert_eq!(allocator.stats().host_waits, 0, "all had passed");
         allocator.check();
         allocator.free(kept).unwrap();
         allocator.close().unwrap();
