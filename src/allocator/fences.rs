@@ -8,6 +8,7 @@ use crate::sync::Ordering;
 
 /// Epochs of one stream that may be sealed and not passed before no more are sealed in passing.
 const MAX_SEALED: usize = 4;
+
 impl<D: Driver> Inner<D> {
     /// Learns which pending blocks are free by now.
     pub(super) fn settle_pending(&self) -> Result<(), DriverError> {

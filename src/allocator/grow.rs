@@ -94,8 +94,8 @@ impl<D: Driver> Inner<D> {
                 Some(plan) => match self.execute(mapper, plan, waste, created)? {
                     Outcome::Done(addr) => return Ok(addr),
                     Outcome::Refused(error) if refused.is_none() => refused = Some(error),
-                    Outcome::Refused(_) => {
-                        return self.end_search(mapper, heap, request, bytes, waste, refused.as_ref());
+                    Outcome::Refused(error) => {
+                        return self.end_search(mapper, heap, request, bytes, waste, Some(&error));
                     }
                     Outcome::Again => {}
                 },
