@@ -233,6 +233,7 @@ fn traces() -> Seeds {
         ("pickle_cycle", cycle.to_vec()),
         ("pickle_numbers", numbers.to_vec()),
         ("pickle_object", object.to_vec()),
+        ("pickle_tuple_over_a_mark", b"\x80\x02NN(N\x87t.".to_vec()),
         ("pickle_marks", gzip(&[&b"\x80\x02"[..], &[b'('; 5000]].concat())),
     ]
 }

@@ -4,6 +4,8 @@
 //! - I2  memory stays below a constant, whatever the file holds: every value is accounted for in [`MOST_BYTES`].
 //! - I3  no input makes it panic or recurse: values lie in one array and refer to each other by number, so that sharing
 //!   and even cycles cost nothing.
+//! - I4  looking into a dictionary takes a bounded time, however large it is and however often it is shared: of its
+//!   entries those are kept whose keys the caller asks for.
 //!
 //! Protocols 0 to 5, without the text opcodes of protocol 0 and out-of-band buffers. Opcodes: Python's `pickletools`.
 
@@ -34,14 +36,15 @@ pub enum Value {
     Bytes,
     /// A list or a tuple.
     List(Vec<Ref>),
-    /// A dictionary, in the order of the file.
-    Dict(Vec<(Ref, Ref)>),
+    /// A dictionary: its values under known keys, by the key's place among them.
+    Dict(Vec<(u8, Ref)>),
 }
 
 /// All values of a pickle.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Values {
     all: Vec<Value>,
+    keys: &'static [&'static str],
 }
 
 impl Values {
@@ -58,8 +61,24 @@ impl Values {
     /// As [`field`](Self::field), its number.
     pub fn field_ref(&self, dict: Ref, key: &str) -> Option<Ref> {
         let Value::Dict(entries) = self.get(dict) else { return None };
-        let is = |at: Ref| matches!(self.get(at), Value::Text(text) if **text == *key);
-        entries.iter().rev().find(|(name, _)| is(*name)).map(|(_, value)| *value)
+        let key = self.key(key);
+        debug_assert!(key.is_some(), "every key that is asked for is kept");
+        entries.iter().find(|(of, _)| Some(*of) == key).map(|(_, value)| *value)
+    }
+
+    fn key(&self, text: &str) -> Option<u8> {
+        (0..).zip(self.keys).find(|(_, key)| **key == text).map(|(number, _)| number)
+    }
+
+    /// Sets a value as Python does: a later one takes the place of an earlier one.
+    fn set(&mut self, dict: Ref, key: Ref, value: Ref) {
+        let Value::Text(text) = self.get(key) else { return };
+        let Some(key) = self.key(text) else { return };
+        let Value::Dict(entries) = &mut self.all[dict as usize] else { return };
+        match entries.iter_mut().find(|(of, _)| *of == key) {
+            Some((_, old)) => *old = value,
+            None => entries.push((key, value)),
+        }
     }
 
     /// A list under a key.
@@ -87,13 +106,14 @@ impl Values {
     }
 }
 
-/// Reads one pickle; what follows it is not read. Gives all values and which one the pickle is.
-pub fn read(source: impl Read, gzip: bool) -> Result<(Values, Ref), ReadErrorKind> {
+/// Reads one pickle; what follows it is not read. Gives all values and which one the pickle is. Of dictionaries, what is
+/// under `keys` is kept.
+pub fn read(source: impl Read, gzip: bool, keys: &'static [&'static str]) -> Result<(Values, Ref), ReadErrorKind> {
     Machine {
         source,
         gzip,
         offset: 0,
-        values: Values::default(),
+        values: Values { all: Vec::new(), keys },
         bytes: 0,
         stack: Vec::new(),
         marks: Vec::new(),
@@ -201,8 +221,8 @@ impl<R: Read> Machine<R> {
                 }
                 0x85..=0x87 => {
                     let length = usize::from(opcode - 0x84);
-                    let from = self.stack.len().checked_sub(length).ok_or_else(|| self.empty())?;
-                    let items = self.stack.split_off(from);
+                    let from = self.stack.len().checked_sub(length).filter(|from| *from >= self.floor());
+                    let items = self.stack.split_off(from.ok_or_else(|| self.empty())?);
                     self.push_list(items)?;
                 }
                 b'd' => {
@@ -306,9 +326,13 @@ impl<R: Read> Machine<R> {
         self.push(Value::List(items))
     }
 
+    /// What lies below the last mark is out of reach until the mark is taken.
+    fn floor(&self) -> usize {
+        self.marks.last().copied().unwrap_or(0)
+    }
+
     fn top(&self) -> Result<Ref, ReadErrorKind> {
-        let floor = self.marks.last().copied().unwrap_or(0);
-        self.stack.last().filter(|_| self.stack.len() > floor).copied().ok_or_else(|| self.empty())
+        self.stack.last().filter(|_| self.stack.len() > self.floor()).copied().ok_or_else(|| self.empty())
     }
 
     fn pop(&mut self) -> Result<Ref, ReadErrorKind> {
@@ -336,14 +360,14 @@ impl<R: Read> Machine<R> {
 
     fn set_items(&mut self, items: &[Ref]) -> Result<(), ReadErrorKind> {
         self.charge(2 * size_of_val(items))?;
-        let dict = self.top()? as usize;
-        match &mut self.values.all[dict] {
-            Value::Dict(entries) if items.len().is_multiple_of(2) => {
-                entries.extend(items.chunks_exact(2).map(|pair| (pair[0], pair[1])));
-                Ok(())
-            }
-            _ => Err(self.bad("it sets items of something that is not a dictionary: the file is damaged".into())),
+        let dict = self.top()?;
+        if !matches!(self.values.get(dict), Value::Dict(_)) || !items.len().is_multiple_of(2) {
+            return Err(self.bad("it sets items of something that is not a dictionary: the file is damaged".into()));
         }
+        for pair in items.chunks_exact(2) {
+            self.values.set(dict, pair[0], pair[1]);
+        }
+        Ok(())
     }
 
     fn put(&mut self, index: usize) -> Result<(), ReadErrorKind> {
@@ -416,7 +440,7 @@ pub fn describe(value: &Value) -> String {
         Value::Text(text) => format!("'{}'", excerpt(text)),
         Value::Bytes => "bytes".into(),
         Value::List(items) => format!("a list of {}", items.len()),
-        Value::Dict(entries) => format!("a dictionary of {}", entries.len()),
+        Value::Dict(_) => "a dictionary".into(),
     }
 }
 
@@ -430,20 +454,31 @@ const NEWEST_PROTOCOL: u8 = 5;
 mod tests {
     use super::*;
 
+    const KEYS: &[&str] = &["n", "m"];
+
     fn fails(bytes: &[u8]) -> String {
-        read(bytes, false).unwrap_err().to_string()
+        read(bytes, false, KEYS).unwrap_err().to_string()
     }
 
     #[test]
     fn shared_values_stay_shared() {
         // d = {"n": 1}; [d, d] in protocol 4, as Python 3.11 writes it.
         let bytes = b"\x80\x04\x95\x0f\0\0\0\0\0\0\0]\x94(}\x94\x8c\x01n\x94K\x01sh\x01e.";
-        let (values, top) = read(&bytes[..], false).unwrap();
+        let (values, top) = read(&bytes[..], false, KEYS).unwrap();
         let Value::List(items) = values.get(top) else { panic!() };
         assert_eq!(items.len(), 2);
         assert_eq!(items[0], items[1]);
         assert_eq!(values.number(items[0], "n"), Some(1));
         assert_eq!(values.number(items[0], "m"), None);
+    }
+
+    #[test]
+    fn the_last_value_of_a_key_counts_and_others_are_not_kept() {
+        // {"n": 1, "x": 2, 3: 4, "n": 5}
+        let bytes = b"\x80\x04}(\x8c\x01nK\x01\x8c\x01xK\x02K\x03K\x04\x8c\x01nK\x05u.";
+        let (values, top) = read(&bytes[..], false, KEYS).unwrap();
+        assert!(matches!(values.get(top), Value::Dict(entries) if entries.len() == 1));
+        assert_eq!((values.number(top, "n"), values.number(top, "m")), (Some(5), None));
     }
 
     #[test]
@@ -458,7 +493,7 @@ mod tests {
             (b"\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\0", i128::from(u64::MAX)),
         ] {
             let pickle = [&b"\x80\x02"[..], bytes, b"."].concat();
-            let (values, top) = read(&pickle[..], false).unwrap();
+            let (values, top) = read(&pickle[..], false, KEYS).unwrap();
             assert!(matches!(values.get(top), Value::Int(number) if *number == expected), "{bytes:?}");
         }
     }
@@ -478,6 +513,8 @@ mod tests {
             (b"\x80\x04.", "more values than there are"),
             (b"\x80\x04a.", "more values than there are"),
             (b"\x80\x04(K\x01e.", "more values than there are"),
+            (b"\x80\x04\x85.", "more values than there are"),
+            (b"\x80\x04NN(N\x87t.", "more values than there are"),
             (b"\x80\x04K\x01(K\x01e.", "not a list"),
             (b"\x80\x04}(K\x01u.", "not a dictionary"),
             (b"\x80\x04h\x05.", "memo entry 5"),
@@ -496,13 +533,13 @@ mod tests {
     #[test]
     fn marks_are_accounted_for() {
         let marks = b"\x80\x02".chain(io::repeat(b'('));
-        let Err(error) = read(marks, false) else { panic!("a pickle without an end") };
+        let Err(error) = read(marks, false, KEYS) else { panic!("a pickle without an end") };
         assert!(error.to_string().contains("more than 1024 MiB"), "{error}");
     }
 
     #[test]
     fn a_list_in_itself_is_no_trouble() {
-        let (values, top) = read(&b"\x80\x02]q\0h\0a."[..], false).unwrap();
+        let (values, top) = read(&b"\x80\x02]q\0h\0a."[..], false, KEYS).unwrap();
         assert!(matches!(values.get(top), Value::List(items) if items[..] == [top]));
     }
 
@@ -512,6 +549,6 @@ mod tests {
         bytes.extend(std::iter::repeat_n(b']', 1_000_000));
         bytes.extend(std::iter::repeat_n(b'a', 999_999));
         bytes.push(b'.');
-        drop(read(&bytes[..], false).unwrap());
+        drop(read(&bytes[..], false, KEYS).unwrap());
     }
 }

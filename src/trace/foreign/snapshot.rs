@@ -18,7 +18,7 @@ pub fn read(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadEr
 
 fn convert(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadErrorKind> {
     let (source, gzip) = unpack(file).map_err(ReadErrorKind::Io)?;
-    let (values, top) = pickle::read(source, gzip)?;
+    let (values, top) = pickle::read(source, gzip, KEYS)?;
     let wrong = |reason: &str| ReadErrorKind::NotASnapshot { reason: reason.to_owned() };
     if !matches!(values.get(top), Value::Dict(_)) {
         return Err(wrong(&format!("it is {}", describe(values.get(top)))));
@@ -113,11 +113,10 @@ impl Reader<'_> {
         let Value::List(frames) = self.values.get(frames) else { return None };
         let of_python = |frame: &&Ref| self.values.text(**frame, "filename").is_some_and(|file| file.ends_with(".py"));
         let frame = *frames.iter().find(of_python).or_else(|| frames.first())?;
-        let name = self.values.text(frame, "name").unwrap_or("?");
-        let file = self.values.text(frame, "filename").unwrap_or("?");
+        // Cut first, since many frames may share one long text.
+        let text = |key| self.values.text(frame, key).unwrap_or("?").chars().take(ORIGIN_CHARS).collect::<String>();
         let line = self.values.number(frame, "line").unwrap_or(0);
-        let text: String = format!("{name} ({file}:{line})").chars().take(ORIGIN_CHARS).collect();
-        Some(text)
+        Some(format!("{} ({}:{line})", text("name"), text("filename")).chars().take(ORIGIN_CHARS).collect())
     }
 
     /// Ends of what the profiler annotated: times and names.
@@ -165,6 +164,8 @@ impl Reader<'_> {
     /// What the segments hold at the end; where they lack something, less is known.
     fn live_at_end(&mut self, device: usize, top: Ref) {
         let values = self.values;
+        // Segments may share their blocks in a file that no program wrote.
+        let mut left = self.limits.ops;
         for &segment in values.list(top, "segments").unwrap_or(&[]) {
             if values.number(segment, "device").is_some_and(|number| number != device as u64) {
                 continue;
@@ -174,9 +175,9 @@ impl Reader<'_> {
             for &block in values.list(segment, "blocks").unwrap_or(&[]) {
                 let bytes = values.number(block, "size").unwrap_or(0);
                 addr = values.number(block, "address").unwrap_or(addr);
-                if values.text(block, "state") == Some("active_allocated")
-                    && self.events.live_at_end.len() < self.limits.ops
-                {
+                let Some(less) = left.checked_sub(1) else { return };
+                left = less;
+                if values.text(block, "state") == Some("active_allocated") {
                     let requested = values.number(block, "requested_size").filter(|requested| *requested > 0);
                     self.events.live_at_end.push((addr, requested.unwrap_or(bytes), stream));
                 }
@@ -186,6 +187,29 @@ impl Reader<'_> {
     }
 }
 
+/// What is read of the dictionaries of a snapshot.
+const KEYS: &[&str] = &[
+    "action",
+    "addr",
+    "address",
+    "blocks",
+    "device",
+    "device_free",
+    "device_traces",
+    "external_annotations",
+    "filename",
+    "frames",
+    "line",
+    "name",
+    "requested_size",
+    "segments",
+    "size",
+    "stage",
+    "state",
+    "stream",
+    "time_us",
+    "total_size",
+];
 /// Longest origin that is kept.
 const ORIGIN_CHARS: usize = 200;
 /// Longest label that is kept.
