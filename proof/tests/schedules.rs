@@ -77,3 +77,38 @@ fn a_free_that_seals_amid_a_growth() {
         40_000,
     );
 }
+
+/// The last resort before a refusal orders the caller behind a free block of another stream, and takes it. In between
+/// its neighbour may be used, freed and merged with it: what is taken then has a later last use than the order is behind.
+#[test]
+fn a_block_that_grows_while_its_order_is_made() {
+    shuttle::check_pct(
+        || {
+            let world = World { pages: 1, ..World::default() };
+            let mut runner = Runner::<Model>::new(&world);
+            let half = u32::try_from(world.page_bytes / 2).unwrap();
+            for op in [
+                Alloc { bytes: half, align: 9, stream: 1 },
+                Alloc { bytes: half, align: 9, stream: 1 },
+                Hold { stream: 1 },
+                Free { block: 1 },
+            ] {
+                runner.step(op);
+            }
+            let (allocator, witness) = (runner.allocator(), runner.driver().inner());
+            let neighbour = allocator.live()[0].addr;
+            let taken = shuttle::thread::scope(|scope| {
+                scope.spawn(|| {
+                    witness.fill(runner.stream(1), neighbour, half.into(), 7).unwrap();
+                    allocator.free(neighbour).unwrap();
+                });
+                let taken = scope.spawn(|| allocator.alloc(half.into(), runner.stream(2)).unwrap());
+                taken.join().unwrap()
+            });
+            witness.fill(runner.stream(2), taken, half.into(), 8).unwrap();
+            assert_eq!(witness.take_observations(), [""; 0]);
+        },
+        4_000,
+        2,
+    );
+}
