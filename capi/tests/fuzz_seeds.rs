@@ -1,6 +1,6 @@
 //! The seeds of the fuzz targets `conf` and `capi`, as tests: what they look at is in `fuzzed`.
 
-#[path = "fuzzed/calls.rs"]
+#[path = "fuzzed/calls/mod.rs"]
 mod calls;
 #[path = "fuzzed/conf.rs"]
 mod conf;

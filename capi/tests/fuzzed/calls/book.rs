@@ -1,0 +1,114 @@
+//! What a caller knows: allocators, live blocks and what was written there.
+
+use super::*;
+
+/// A live allocation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    pub(super) bytes: u64,
+    pub(super) stamp: u64,
+    /// Of which book; none for PyTorch's pools.
+    pub(super) owner: Option<usize>,
+    pub(super) pool: Option<u64>,
+}
+
+/// What a caller knows of one allocator.
+#[derive(Debug, Default)]
+pub(super) struct Book {
+    pub(super) handle: usize,
+    pub(super) alive: bool,
+    /// The process-wide one of device 0: `gapless_destroy` refuses it.
+    pub(super) lasting: bool,
+    pub(super) recording: Option<PathBuf>,
+    pub(super) live_bytes: u64,
+    pub(super) live: u64,
+    pub(super) allocs: u64,
+    pub(super) frees: u64,
+    /// Of a process-wide allocator: figures from before this input.
+    pub(super) before: (u64, u64),
+}
+
+impl Calls {
+    /// Notes a block: it overlaps no other, and takes its bytes.
+    pub(super) fn take_in(&mut self, pointer: *mut c_void, mut block: Block) {
+        let addr = pointer.addr() as u64;
+        let end = addr + block.bytes.max(1);
+        if let Some((other, before)) = self.live.range(..end).next_back() {
+            assert!(other + before.bytes.max(1) <= addr, "{block:?} at {addr:#x} lies in {before:?} at {other:#x}");
+        }
+        self.next_stamp += 1;
+        block.stamp = self.next_stamp;
+        for word in self.words(addr, block.bytes) {
+            // SAFETY: inside a live block of the simulated driver, which is memory of this process; nothing runs there.
+            unsafe { std::ptr::with_exposed_provenance_mut::<u64>(word as usize).write_unaligned(block.stamp) };
+        }
+        self.live.insert(addr, block);
+        if let Some(book) = block.owner.map(|owner| &mut self.books[owner]) {
+            book.live_bytes += block.bytes;
+            book.live += 1;
+            book.allocs += 1;
+        }
+    }
+
+    /// Words of a block that are looked at: the first and the last; none on a GPU.
+    pub(super) fn words(&self, addr: u64, bytes: u64) -> Vec<u64> {
+        if self.environment.usage.is_none() || bytes < 16 { Vec::new() } else { vec![addr, addr + bytes - 8] }
+    }
+
+    /// Looks at a block's bytes before it is freed.
+    pub(super) fn verify(&self, addr: u64) {
+        let block = self.live[&addr];
+        for word in self.words(addr, block.bytes) {
+            // SAFETY: as in `take_in`.
+            let found = unsafe { std::ptr::with_exposed_provenance::<u64>(word as usize).read_unaligned() };
+            assert_eq!(found, block.stamp, "{block:?} at {addr:#x} changed at {word:#x}");
+        }
+    }
+
+    pub(super) fn forget(&mut self, addr: u64) {
+        let block = self.live.remove(&addr).expect("a live block");
+        self.freed.push(addr);
+        if let Some(book) = block.owner.map(|owner| &mut self.books[owner]) {
+            book.live_bytes -= block.bytes;
+            book.live -= 1;
+            book.frees += 1;
+        }
+    }
+
+    /// A pointer for a call on `book`'s allocator, and whether a live allocation of it starts there.
+    pub(super) fn pointer(&self, record: Record, book: Option<usize>) -> (u64, bool) {
+        let number = record.number as usize;
+        let own: Vec<u64> = self
+            .live
+            .iter()
+            .filter(|(_, block)| block.owner.is_some() && block.owner == book)
+            .map(|(at, _)| *at)
+            .collect();
+        let other = self.live.iter().find(|(_, block)| block.owner != book).map(|(at, _)| *at);
+        let addr = match record.what {
+            0..=159 => own.get(number % own.len().max(1)).copied(),
+            160..=179 => self.freed.get(number % self.freed.len().max(1)).copied(),
+            180..=199 => own.get(number % own.len().max(1)).map(|at| at + 1 + u64::from(record.how)),
+            200..=219 => other,
+            220..=239 => Some((&raw const NOT_OURS).addr() as u64),
+            _ => Some(u64::from(record.number) << (record.how % 33)),
+        };
+        let addr = addr.unwrap_or(0x1000);
+        (addr, own.contains(&addr))
+    }
+
+    /// The figures of a live allocator.
+    pub(super) fn figures(&self, book: usize) -> gapless_stats {
+        let mut stats = gapless_stats { size: size_of::<gapless_stats>(), ..gapless_stats::default() };
+        let status = c!(gapless_get_stats(without_provenance_mut(self.books[book].handle), &raw mut stats));
+        assert_eq!(status, GAPLESS_OK, "{}", told());
+        stats
+    }
+}
+
+impl Book {
+    /// Made by `gapless_create`, and not destroyed yet.
+    pub(super) fn is_owned(&self) -> bool {
+        self.alive && !self.lasting
+    }
+}

@@ -1,0 +1,323 @@
+//! Any calls of the C interface, right and wrong, from bytes. Shared with the fuzz target `capi`.
+//!
+//! ```text
+//!   record  call  handle  what  how  number(4)        (little-endian; every record means something)
+//! ```
+//!
+//! Beside the library goes a book of what a caller knows: handles, live pointers and what was written there. After each
+//! call: its status is one that it may answer, an out-parameter of a failed call is as it was, the figures of every
+//! allocator are those of the book, and no allocation lies in another. On the simulated driver, memory is the program's
+//! own, so the bytes are looked at as well, and at the end the driver must hold nothing of the allocators that were
+//! destroyed. Any call of the simulated driver may fail once, wherever nothing has to be given back for good.
+//!
+//! Device 0 has the process-wide allocator behind PyTorch's entry points, which outlives an input: each ends with nothing
+//! live in it. Device 1, where there are two, has what `gapless_create` makes.
+
+use gapless_capi::*;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::ptr::{null, null_mut, without_provenance_mut};
+
+/// A call of the C interface. The macro's callers pass pointers that are null or valid for what the function does with
+/// them, and texts that end with NUL.
+macro_rules! c {
+    ($function:ident($($argument:expr),* $(,)?)) => {{
+        // SAFETY: the function's contract, kept by each use of this macro.
+        #[allow(unused_unsafe, reason = "some of the functions are safe")]
+        let answer = unsafe { $function($($argument),*) };
+        answer
+    }};
+}
+
+mod allocator;
+mod book;
+mod environment;
+mod recording;
+mod torch;
+
+use book::{Block, Book};
+use environment::Environment;
+use recording::read_recording;
+
+/// Runs the calls that bytes stand for.
+///
+/// # Panics
+/// When the library answers wrongly.
+pub fn run_calls(bytes: &[u8]) {
+    let mut calls = Calls::new(Environment::get());
+    let shown = std::env::var_os("GAPLESS_FUZZ_SHOW").is_some();
+    for record in bytes.chunks_exact(RECORD).take(MOST_CALLS) {
+        let record = Record {
+            call: record[0],
+            handle: record[1],
+            what: record[2],
+            how: record[3],
+            number: u32::from_le_bytes([record[4], record[5], record[6], record[7]]),
+        };
+        if shown {
+            eprintln!("{} {record:?}", if record.call < FAIL { record.call % 20 } else { FAIL });
+        }
+        calls.step(record);
+    }
+    calls.finish();
+}
+
+const RECORD: usize = 8;
+/// Calls from here on are none: the next one meets a driver that fails.
+const FAIL: u8 = 240;
+const MOST_CALLS: usize = 64;
+/// Allocators at a time.
+const MOST_HANDLES: usize = 3;
+/// Looks at what waits for other streams at the end, a tenth of a millisecond apart.
+const MOST_WAITS: u32 = 20_000;
+/// What out-parameters hold before a call.
+const UNTOUCHED: usize = 0x5eed_5eed_5eed_5eed;
+
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    call: u8,
+    handle: u8,
+    what: u8,
+    how: u8,
+    number: u32,
+}
+
+struct Calls {
+    environment: &'static Environment,
+    books: Vec<Book>,
+    /// All live allocations of the process, by address.
+    live: BTreeMap<u64, Block>,
+    freed: Vec<u64>,
+    next_stamp: u64,
+    recordings: usize,
+    /// Users of PyTorch's pools, and the pools that are open.
+    pools: BTreeMap<u64, u32>,
+    open: Vec<u64>,
+    events_before: u64,
+    torch: bool,
+    /// A call of the driver fails, once.
+    failing: bool,
+}
+
+/// A pointer that is no handle and no device address.
+static NOT_OURS: u64 = 0;
+
+impl Calls {
+    fn new(environment: &'static Environment) -> Self {
+        Self {
+            environment,
+            books: Vec::new(),
+            live: BTreeMap::new(),
+            freed: Vec::new(),
+            next_stamp: 1,
+            recordings: 0,
+            pools: BTreeMap::new(),
+            open: Vec::new(),
+            events_before: environment.usage(0).map_or(0, |usage| usage[3]),
+            torch: false,
+            failing: false,
+        }
+    }
+
+    fn step(&mut self, record: Record) {
+        if record.call >= FAIL {
+            self.failing = self.environment.fail(record);
+            return;
+        }
+        // What cannot be destroyed stays, and is not counted here.
+        if matches!(record.call % 20, 13 | 17) {
+            self.mend();
+        }
+        self.call(record);
+        self.mend();
+        self.check();
+    }
+
+    fn mend(&mut self) {
+        if std::mem::take(&mut self.failing) {
+            self.environment.mend();
+        }
+    }
+
+    fn call(&mut self, record: Record) {
+        match record.call % 20 {
+            0..=3 => self.alloc(record),
+            4..=6 => self.free(record),
+            7 => self.record_stream(record),
+            8 => self.trim(record),
+            9 => self.set_budget(record),
+            10 => self.get_stats(record),
+            11 => self.json(record),
+            12 => self.create(record),
+            13 => self.destroy(record),
+            14 => self.recording(record),
+            15 | 16 => self.torch(record),
+            17 => self.torch_pool(record),
+            18 => self.conf(record),
+            _ => self.replay(record),
+        }
+    }
+
+    /// A handle, and the book of its allocator where it is a good one.
+    fn handle(&mut self, record: Record) -> (*mut gapless_allocator, Option<usize>) {
+        let bad = match record.handle {
+            240..=243 => 0,
+            244..=247 => (&raw const NOT_OURS).addr(),
+            // Beside handles, and far beyond all that were given out.
+            248..=250 => self.books.first().map_or(7, |book| book.handle + 1),
+            251 => self.books.first().map_or(8, |book| book.handle + (16 << 20)),
+            252..=255 => match self.books.iter().find(|book| !book.alive) {
+                Some(book) => book.handle,
+                None => usize::MAX,
+            },
+            232..=239 if self.books.iter().any(|book| book.lasting) => {
+                let book = self.books.iter().position(|book| book.lasting).expect("just seen");
+                return (without_provenance_mut(self.books[book].handle), Some(book));
+            }
+            _ => {
+                if !self.books.iter().any(Book::is_owned) {
+                    self.create(Record { call: 0, handle: 0, what: 0, how: record.how, number: 0 });
+                }
+                let alive: Vec<usize> = (0..self.books.len()).filter(|book| self.books[*book].is_owned()).collect();
+                // The first input of a process may find no room on a device of others.
+                let Some(book) = alive.get(usize::from(record.handle) % alive.len().max(1)) else {
+                    return (null_mut(), None);
+                };
+                return (without_provenance_mut(self.books[*book].handle), Some(*book));
+            }
+        };
+        (without_provenance_mut(bad), None)
+    }
+
+    /// A stream, and whether it is one.
+    fn stream(&self, number: u8) -> (*mut CUstream_st, bool) {
+        if number >= 248 {
+            return (without_provenance_mut((&raw const NOT_OURS).addr()), false);
+        }
+        let stream = self.environment.streams[usize::from(number) % self.environment.streams.len()];
+        (without_provenance_mut(stream), true)
+    }
+
+    fn bytes_of(record: Record) -> u64 {
+        let number = u64::from(record.number);
+        match record.what % 8 {
+            0 => number % 4096,
+            1 => number % (256 << 10),
+            2 | 3 => number % (8 << 20),
+            4 => (number % 24) << 21,
+            5 => number,
+            6 => number << 31,
+            _ => u64::MAX - number,
+        }
+    }
+
+    /// As [`expect`], for calls that need the driver.
+    fn expect(&self, status: gapless_status, allowed: &[gapless_status], record: Record) {
+        if !(self.failing && OF_THE_DRIVER.contains(&status)) {
+            expect(status, allowed, record);
+        }
+    }
+
+    /// What must be true of every live allocator.
+    fn check(&self) {
+        for (number, book) in self.books.iter().enumerate() {
+            if !book.alive {
+                continue;
+            }
+            let stats = self.figures(number);
+            assert_eq!((stats.live_bytes, stats.live_allocations), (book.live_bytes, book.live), "{book:?}, {stats:?}");
+            let sums = (book.before.0 + book.allocs, book.before.1 + book.frees);
+            assert_eq!((stats.allocs, stats.frees), sums, "{book:?}, {stats:?}");
+            assert!(stats.live_bytes <= stats.reserved_bytes, "{stats:?}");
+            assert!(stats.live_bytes <= stats.peak_live_bytes, "{stats:?}");
+        }
+    }
+
+    /// Ends everything and looks at what is left.
+    fn finish(mut self) {
+        self.mend();
+        while let Some(id) = self.open.pop() {
+            c!(gapless_torch_end_allocate_to_pool(0, gapless_torch_pool { first: id, second: 7 }));
+        }
+        for (id, users) in std::mem::take(&mut self.pools) {
+            for _ in 0..users {
+                c!(gapless_torch_release_pool(0, gapless_torch_pool { first: id, second: 7 }));
+            }
+        }
+        for number in 0..self.books.len() {
+            let handle = without_provenance_mut(self.books[number].handle);
+            let own: Vec<u64> =
+                self.live.iter().filter(|(_, block)| block.owner == Some(number)).map(|(at, _)| *at).collect();
+            if self.books[number].alive {
+                for addr in own {
+                    self.verify(addr);
+                    expect_ok(c!(gapless_free(handle, without_provenance_mut(addr as usize))));
+                    self.forget(addr);
+                }
+                let book = &mut self.books[number];
+                if book.lasting {
+                    if book.recording.is_some() {
+                        expect_ok(c!(gapless_record_stop(handle)));
+                    }
+                } else {
+                    expect_ok(c!(gapless_destroy(handle)));
+                }
+                if let Some(path) = book.recording.take() {
+                    read_recording(&path, self.next_stamp);
+                }
+            }
+        }
+        for addr in self.live.keys().copied().collect::<Vec<_>>() {
+            self.torch_free(addr, false);
+        }
+        if self.torch {
+            expect_ok(c!(gapless_torch_set_fraction(1.0, 0)));
+            // What waits for other streams is not free yet, and the simulated ones are threads of their own.
+            for _ in 0..MOST_WAITS {
+                c!(gapless_torch_reset());
+                if self
+                    .books
+                    .iter()
+                    .position(|book| book.lasting)
+                    .is_none_or(|book| self.figures(book).pending_bytes == 0)
+                {
+                    break;
+                }
+                std::thread::sleep(std::time::Duration::from_micros(100));
+            }
+        }
+        self.check_driver();
+    }
+
+    /// Nothing of this input is left in the simulated driver. The process-wide allocator keeps its addresses.
+    fn check_driver(&self) {
+        if let Some([chunks, mappings, _, events]) = self.environment.usage(0) {
+            assert_eq!((chunks, mappings), (0, 0), "chunks and mappings left on device 0: {}", self.torch_text());
+            assert!(self.torch || events == self.events_before, "{} events, then {events}", self.events_before);
+        }
+        if let Some([chunks, mappings, reservations, _]) = self.environment.usage(1) {
+            let left = (chunks, mappings, reservations);
+            assert_eq!(left, (0, 0, 0), "chunks, mappings and reservations left on device 1");
+        }
+    }
+}
+
+/// Statuses of a call that needs the driver, beside its own, while the driver fails.
+const OF_THE_DRIVER: [gapless_status; 4] =
+    [GAPLESS_ERROR_DRIVER, GAPLESS_ERROR_OUT_OF_MEMORY, GAPLESS_ERROR_NO_DEVICE, GAPLESS_ERROR_STREAM];
+
+fn expect(status: gapless_status, allowed: &[gapless_status], record: Record) {
+    assert!(allowed.contains(&status), "{record:?} answered {status}, not one of {allowed:?}: {}", told());
+    assert!(status == GAPLESS_OK || !told().is_empty(), "{record:?} answered {status} and no text");
+}
+
+fn expect_ok(status: gapless_status) {
+    assert_eq!(status, GAPLESS_OK, "{}", told());
+}
+
+/// The text of the last failure.
+fn told() -> String {
+    // SAFETY: a NUL-terminated text until the next failure on this thread.
+    unsafe { CStr::from_ptr(gapless_last_error()) }.to_string_lossy().into_owned()
+}
