@@ -316,6 +316,7 @@ fn calls() -> Seeds {
     type Call = (u8, u8, u8, u8, u32);
     let alloc = |pages: u32, stream: u8| -> Call { (0, 0, 4, stream, pages) };
     let (free, destroy): (fn(u32) -> Call, Call) = (|number| (4, 0, 0, 0, number), (13, 0, 0, 0, 0));
+    let fail = |function: u8, code: u8| -> Call { (240, 0, function, code, 0) };
     // Entry points of PyTorch: the call's number is 15 + 20 times theirs.
     let torch = |what: u8, number: u32| -> Call { (15, 0, what, 0, number) };
     let seeds: Vec<(&str, Vec<Call>)> = vec![
@@ -417,6 +418,21 @@ fn calls() -> Seeds {
                 (155, 0, 1, 0, 3),
                 torch(4, 1),
             ],
+        ),
+        // Each function fails once while memory is mapped, moved to another stream, trimmed.
+        (
+            "failing_growths",
+            (0..12).flat_map(|function| [fail(function, 1), alloc(2, 0), alloc(2, 0), free(0), free(0)]).collect(),
+        ),
+        (
+            "failing_moves",
+            (0..12).flat_map(|function| [alloc(9, 0), free(0), fail(function, 3), alloc(10, 1), free(0)]).collect(),
+        ),
+        (
+            "failing_trims",
+            (2..12)
+                .flat_map(|function| [alloc(6, 0), alloc(1, 1), free(0), free(0), fail(function, 0), (8, 0, 1, 100, 0)])
+                .collect(),
         ),
         // A pool under a budget below a page: it is there, and has no room.
         (
