@@ -15,7 +15,7 @@ const FUNCTIONS: [&str; 12] = [
     "cuMemUnmap",
     "cuMemRelease",
     "cuMemAddressReserve",
-    "cuMemGetInfo",
+    "cuMemGetInfo_v2",
     "cuEventCreate",
     "cuEventRecord",
     "cuEventQuery",

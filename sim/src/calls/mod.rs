@@ -1,0 +1,135 @@
+//! The functions that gapless calls.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use gapless::DeviceAddr;
+use gapless::driver::cuda::sys::{
+    CUmemAccessDesc, CUmemAllocationProp, CUmemLocation, CUmemLocationType_enum, cudaError_enum as E,
+};
+use gapless::driver::{DriverResult, MemoryDriver};
+
+use crate::kernels;
+use crate::settings::{Rdma, planned_fault};
+use crate::state::{BELOW, CAPTURE_MODE, CURRENT, Chunk, Event, INITIALISED, Mapping, State};
+use crate::streams::{Capture, Op, Stream};
+
+/// What the functions return: a `CUresult`.
+pub type Code = c_uint;
+
+pub const OK: Code = E::CUDA_SUCCESS.0;
+pub const INVALID: Code = E::CUDA_ERROR_INVALID_VALUE.0;
+pub const HANDLE: Code = E::CUDA_ERROR_INVALID_HANDLE.0;
+pub const CONTEXT: Code = E::CUDA_ERROR_INVALID_CONTEXT.0;
+pub const UNSUPPORTED: Code = E::CUDA_ERROR_NOT_SUPPORTED.0;
+pub const NOT_FOUND: Code = E::CUDA_ERROR_NOT_FOUND.0;
+const NOT_READY: Code = E::CUDA_ERROR_NOT_READY.0;
+const CAPTURE: Code = E::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.0;
+const ISOLATION: Code = E::CUDA_ERROR_STREAM_CAPTURE_ISOLATION.0;
+const LOST: Code = E::CUDA_ERROR_ILLEGAL_ADDRESS.0;
+
+/// Begins an exported function: a planned fault, or no `cuInit` before it, is its answer.
+macro_rules! begin {
+    ($name:literal) => {{
+        if let Some(code) = planned_fault($name) {
+            return code;
+        }
+        if !INITIALISED.load(Ordering::Acquire) {
+            return E::CUDA_ERROR_NOT_INITIALIZED.0;
+        }
+        State::get()
+    }};
+}
+pub(crate) use begin;
+
+/// As `begin`, for calls that need a current context, and answer with its loss.
+macro_rules! begin_current {
+    ($name:literal) => {{
+        let state = begin!($name);
+        let Some(device) = CURRENT.get().checked_sub(1) else { return CONTEXT };
+        let lost = state.devices[device].lost.load(Ordering::Acquire);
+        if lost != 0 {
+            return lost;
+        }
+        (state, device)
+    }};
+}
+pub(crate) use begin_current;
+
+/// Ends a call that a stream capture does not allow, from a thread that may break it.
+macro_rules! forbidden_in_capture {
+    ($state:expr) => {
+        if breaks_a_capture($state) {
+            return CAPTURE;
+        }
+    };
+}
+
+fn breaks_a_capture(state: &State) -> bool {
+    const GLOBAL: u32 = 0;
+    const RELAXED: u32 = 2;
+    let mode = CAPTURE_MODE.get();
+    if mode == RELAXED {
+        return false;
+    }
+    let here = std::thread::current().id();
+    let mut broken = false;
+    for stream in state.streams.all() {
+        if let Some(capture) = stream.capture.lock().as_mut()
+            && capture.mode != RELAXED
+            && (capture.thread == here || (mode == GLOBAL && capture.mode == GLOBAL))
+        {
+            capture.valid = false;
+            broken = true;
+        }
+    }
+    broken
+}
+
+macro_rules! find_stream {
+    ($state:expr, $stream:expr, $device:expr) => {
+        match stream_of($state, $stream, $device) {
+            Ok(stream) => stream,
+            Err(code) => return code,
+        }
+    };
+}
+
+/// Stores an out-parameter.
+///
+/// # Safety
+/// `target` is null or valid for a write.
+pub unsafe fn put<T>(target: *mut T, value: T) -> Code {
+    if target.is_null() {
+        return INVALID;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { target.write(value) };
+    OK
+}
+
+fn code_of<T>(result: DriverResult<T>) -> Code {
+    match result {
+        Ok(_) => OK,
+        Err(error) => Code::try_from(error.code).unwrap_or(E::CUDA_ERROR_UNKNOWN.0),
+    }
+}
+
+pub fn pointer<T>(token: u64) -> *mut T {
+    std::ptr::with_exposed_provenance_mut(token as usize)
+}
+
+mod contexts;
+mod plain_memory;
+mod start;
+mod streams;
+mod testing;
+mod vmm;
+mod work;
+
+use contexts::context_token;
+use streams::stream_of;
+pub use streams::synchronize;
+pub use work::{copy_in_on, copy_out_on, load_module};

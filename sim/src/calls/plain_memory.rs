@@ -1,0 +1,99 @@
+//! Memory without virtual memory management.
+
+use super::*;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Code {
+    let (state, device) = begin_current!("cuMemGetInfo_v2");
+    match state.devices[device].host.memory_info() {
+        // SAFETY: the driver API's contract.
+        Ok(info) => match unsafe { put(free, info.free as usize) } {
+            // SAFETY: the driver API's contract.
+            OK => unsafe { put(total, info.total as usize) },
+            code => code,
+        },
+        Err(error) => code_of::<()>(Err(error)),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAlloc_v2(addr: *mut u64, bytes: usize) -> Code {
+    let (state, device) = begin_current!("cuMemAlloc_v2");
+    forbidden_in_capture!(state);
+    if bytes == 0 || addr.is_null() {
+        return INVALID;
+    }
+    match state.allocate(device, bytes as u64) {
+        // SAFETY: the driver API's contract.
+        Ok(at) => unsafe { put(addr, at) },
+        Err(error) => code_of::<()>(Err(error)),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemFree_v2(addr: u64) -> Code {
+    let (state, device) = begin_current!("cuMemFree_v2");
+    forbidden_in_capture!(state);
+    if addr == 0 {
+        return OK;
+    }
+    for stream in state.streams.of_device(device) {
+        stream.synchronize();
+    }
+    if state.free(addr) { OK } else { INVALID }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAllocAsync(addr: *mut u64, bytes: usize, stream: *mut c_void) -> Code {
+    let (state, device) = begin_current!("cuMemAllocAsync");
+    if bytes == 0 || addr.is_null() {
+        return INVALID;
+    }
+    let stream = find_stream!(state, stream, device);
+    let mut allocated = state.allocate(device, bytes as u64);
+    if allocated.is_err() {
+        // What was freed on this stream is to be had once the stream has passed.
+        stream.synchronize();
+        allocated = state.allocate(device, bytes as u64);
+    }
+    match allocated {
+        // SAFETY: the driver API's contract.
+        Ok(at) => unsafe { put(addr, at) },
+        Err(error) => code_of::<()>(Err(error)),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemFreeAsync(addr: u64, stream: *mut c_void) -> Code {
+    let (state, device) = begin_current!("cuMemFreeAsync");
+    let Some(stream) = state.streams.find(stream as u64, device) else { return HANDLE };
+    let free = Arc::new(move || {
+        State::get().free(addr);
+    });
+    state.streams.queue(&stream, Op::Run(free));
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAllocHost_v2(addr: *mut *mut c_void, bytes: usize) -> Code {
+    let (state, _) = begin_current!("cuMemAllocHost_v2");
+    forbidden_in_capture!(state);
+    if bytes == 0 || addr.is_null() {
+        return INVALID;
+    }
+    let words = vec![[0_u64; 2]; bytes.div_ceil(16)].into_boxed_slice();
+    let at = Box::into_raw(words).cast::<[u64; 2]>();
+    state.pinned.lock().insert(at as u64, bytes.div_ceil(16));
+    // SAFETY: the driver API's contract.
+    unsafe { put(addr, at.cast()) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemFreeHost(addr: *mut c_void) -> Code {
+    let (state, _) = begin_current!("cuMemFreeHost");
+    let Some(count) = state.pinned.lock().remove(&(addr as u64)) else { return INVALID };
+    let slice = std::ptr::slice_from_raw_parts_mut(addr.cast::<[u64; 2]>(), count);
+    // SAFETY: made by `cuMemAllocHost` with this length, and taken out of the table by this call alone.
+    drop(unsafe { Box::from_raw(slice) });
+    OK
+}

@@ -1,0 +1,208 @@
+//! Streams, captures and events.
+
+use super::*;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, flags: c_uint) -> Code {
+    let (state, device) = begin_current!("cuStreamCreate");
+    // SAFETY: the driver API's contract.
+    unsafe { put(stream, pointer(state.streams.create(device, flags & 1 == 0))) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamDestroy_v2(stream: *mut c_void) -> Code {
+    let (state, _) = begin_current!("cuStreamDestroy_v2");
+    if state.streams.destroy(stream as u64) { OK } else { HANDLE }
+}
+
+/// The stream, or the code that says why not.
+pub(super) fn stream_of(state: &State, stream: *mut c_void, device: usize) -> Result<Arc<Stream>, Code> {
+    let found = state.streams.find(stream as u64, device).ok_or(HANDLE)?;
+    if found.device == device { Ok(found) } else { Err(CONTEXT) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> Code {
+    // SAFETY: the driver API's contract.
+    unsafe { synchronize(stream) }
+}
+
+/// # Safety
+/// As `cuStreamSynchronize`.
+pub unsafe fn synchronize(stream: *mut c_void) -> Code {
+    let (state, device) = begin_current!("cuStreamSynchronize");
+    let stream = find_stream!(state, stream, device);
+    if stream.capture.lock().is_some() {
+        return CAPTURE;
+    }
+    forbidden_in_capture!(state);
+    stream.synchronize();
+    state.devices[device].lost.load(Ordering::Acquire)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamQuery(stream: *mut c_void) -> Code {
+    let (state, device) = begin_current!("cuStreamQuery");
+    let stream = find_stream!(state, stream, device);
+    forbidden_in_capture!(state);
+    if stream.tail().is_none_or(|tail| tail.is_complete()) { OK } else { NOT_READY }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamGetCtx(stream: *mut c_void, context: *mut *mut c_void) -> Code {
+    let (state, device) = begin_current!("cuStreamGetCtx");
+    let Some(stream) = state.streams.find(stream as u64, device) else { return HANDLE };
+    // SAFETY: the driver API's contract.
+    unsafe { put(context, pointer(context_token(stream.device))) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamIsCapturing(stream: *mut c_void, status: *mut c_uint) -> Code {
+    let (state, device) = begin_current!("cuStreamIsCapturing");
+    let stream = find_stream!(state, stream, device);
+    let now = stream.capture.lock().as_ref().map_or(0, |capture| if capture.valid { 1 } else { 2 });
+    // SAFETY: the driver API's contract.
+    unsafe { put(status, now) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamBeginCapture_v2(stream: *mut c_void, mode: c_uint) -> Code {
+    let (state, device) = begin_current!("cuStreamBeginCapture_v2");
+    if stream as u64 <= 1 || mode > 2 {
+        return INVALID;
+    }
+    let stream = find_stream!(state, stream, device);
+    let mut capture = stream.capture.lock();
+    if capture.is_some() {
+        return E::CUDA_ERROR_ILLEGAL_STATE.0;
+    }
+    *capture = Some(Capture { mode, thread: std::thread::current().id(), valid: true, ops: Vec::new() });
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamEndCapture(stream: *mut c_void, graph: *mut *mut c_void) -> Code {
+    let (state, device) = begin_current!("cuStreamEndCapture");
+    let stream = find_stream!(state, stream, device);
+    let Some(capture) = stream.capture.lock().take() else { return E::CUDA_ERROR_ILLEGAL_STATE.0 };
+    if !capture.valid {
+        // SAFETY: the driver API's contract.
+        unsafe { put(graph, std::ptr::null_mut()) };
+        return E::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED.0;
+    }
+    let token = state.token();
+    state.graphs.lock().insert(token, capture.ops);
+    // SAFETY: the driver API's contract.
+    unsafe { put(graph, pointer(token)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphInstantiateWithFlags(exec: *mut *mut c_void, graph: *mut c_void, _flags: u64) -> Code {
+    let (state, _) = begin_current!("cuGraphInstantiateWithFlags");
+    let mut graphs = state.graphs.lock();
+    let Some(ops) = graphs.get(&(graph as u64)).cloned() else { return INVALID };
+    let token = state.token();
+    graphs.insert(token, ops);
+    // SAFETY: the driver API's contract.
+    unsafe { put(exec, pointer(token)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphLaunch(exec: *mut c_void, stream: *mut c_void) -> Code {
+    let (state, device) = begin_current!("cuGraphLaunch");
+    let stream = find_stream!(state, stream, device);
+    let Some(ops) = state.graphs.lock().get(&(exec as u64)).cloned() else { return INVALID };
+    for op in ops {
+        state.streams.queue(&stream, op);
+    }
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphDestroy(graph: *mut c_void) -> Code {
+    let state = begin!("cuGraphDestroy");
+    if state.graphs.lock().remove(&(graph as u64)).is_some() { OK } else { INVALID }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphExecDestroy(exec: *mut c_void) -> Code {
+    let state = begin!("cuGraphExecDestroy");
+    if state.graphs.lock().remove(&(exec as u64)).is_some() { OK } else { INVALID }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, _flags: c_uint) -> Code {
+    let (state, _) = begin_current!("cuEventCreate");
+    let token = state.token();
+    state.events.lock().insert(token, Event::default());
+    // SAFETY: the driver API's contract.
+    unsafe { put(event, pointer(token)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventDestroy_v2(event: *mut c_void) -> Code {
+    let state = begin!("cuEventDestroy_v2");
+    if state.events.lock().remove(&(event as u64)).is_some() { OK } else { HANDLE }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) -> Code {
+    let (state, device) = begin_current!("cuEventRecord");
+    let stream = find_stream!(state, stream, device);
+    let mut events = state.events.lock();
+    let Some(event) = events.get_mut(&(event as u64)) else { return HANDLE };
+    let captured = stream.capture.lock().is_some();
+    // An operation of its own, so that an idle stream's event completes in stream order like any other.
+    state.streams.queue(&stream, Op::Run(Arc::new(|| {})));
+    *event = Event { recorded: stream.tail(), captured };
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventQuery(event: *mut c_void) -> Code {
+    let state = begin!("cuEventQuery");
+    forbidden_in_capture!(state);
+    let Some(event) = state.events.lock().get(&(event as u64)).cloned() else { return HANDLE };
+    if event.captured {
+        return E::CUDA_ERROR_CAPTURED_EVENT.0;
+    }
+    if let Some(code) = any_lost(state) {
+        return code;
+    }
+    if event.recorded.is_none_or(|marker| marker.is_complete()) { OK } else { NOT_READY }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventSynchronize(event: *mut c_void) -> Code {
+    let state = begin!("cuEventSynchronize");
+    forbidden_in_capture!(state);
+    let Some(event) = state.events.lock().get(&(event as u64)).cloned() else { return HANDLE };
+    if event.captured {
+        return E::CUDA_ERROR_CAPTURED_EVENT.0;
+    }
+    if let Some(marker) = event.recorded {
+        marker.wait();
+    }
+    any_lost(state).unwrap_or(OK)
+}
+
+fn any_lost(state: &State) -> Option<Code> {
+    state.devices.iter().map(|device| device.lost.load(Ordering::Acquire)).find(|&code| code != 0)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_void, _flags: c_uint) -> Code {
+    let (state, device) = begin_current!("cuStreamWaitEvent");
+    let stream = find_stream!(state, stream, device);
+    let Some(event) = state.events.lock().get(&(event as u64)).cloned() else { return HANDLE };
+    if let Some(capture) = stream.capture.lock().as_mut()
+        && !event.captured
+    {
+        capture.valid = false;
+        return ISOLATION;
+    }
+    if let Some(marker) = event.recorded {
+        state.streams.queue(&stream, Op::Wait(marker));
+    }
+    OK
+}

@@ -1,0 +1,273 @@
+//! Virtual memory management.
+
+use super::*;
+
+macro_rules! begin_vmm {
+    ($name:literal) => {{
+        let state = begin!($name);
+        if !state.settings.vmm {
+            return UNSUPPORTED;
+        }
+        forbidden_in_capture!(state);
+        if let Some(device) = CURRENT.get().checked_sub(1) {
+            let lost = state.devices[device].lost.load(Ordering::Acquire);
+            if lost != 0 {
+                return lost;
+            }
+        }
+        state
+    }};
+}
+
+/// The device that a location names.
+fn device_at(state: &State, location: &CUmemLocation) -> Option<usize> {
+    let device = usize::try_from(location.id).ok()?;
+    (location.type_ == CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE && device < state.devices.len())
+        .then_some(device)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemGetAllocationGranularity(
+    bytes: *mut usize,
+    prop: *const CUmemAllocationProp,
+    _option: c_uint,
+) -> Code {
+    let state = begin_vmm!("cuMemGetAllocationGranularity");
+    // SAFETY: null or valid (the driver API's contract).
+    let Some(prop) = (unsafe { prop.as_ref() }) else { return INVALID };
+    let Some(device) = device_at(state, &prop.location) else { return INVALID };
+    // SAFETY: the driver API's contract.
+    unsafe { put(bytes, state.devices[device].host.granularity() as usize) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAddressReserve(
+    addr: *mut u64,
+    bytes: usize,
+    align: usize,
+    _hint: u64,
+    flags: u64,
+) -> Code {
+    let state = begin_vmm!("cuMemAddressReserve");
+    if addr.is_null() || flags != 0 || bytes == 0 {
+        return INVALID;
+    }
+    // Addresses belong to the process; the current device's memory driver keeps them, as it will map into them.
+    let device = CURRENT.get().saturating_sub(1);
+    let host = &state.devices[device].host;
+    match host.reserve(bytes as u64, (align as u64).max(host.granularity())) {
+        Ok(at) => {
+            state.reservations.lock().insert(at.0, (bytes as u64, device));
+            // SAFETY: the driver API's contract.
+            unsafe { put(addr, at.0) }
+        }
+        Err(error) => code_of::<()>(Err(error)),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAddressFree(addr: u64, bytes: usize) -> Code {
+    let state = begin_vmm!("cuMemAddressFree");
+    let mut reservations = state.reservations.lock();
+    let Some(&(_, device)) = reservations.get(&addr) else { return INVALID };
+    let result = state.devices[device].host.address_free(DeviceAddr(addr), bytes as u64);
+    if result.is_ok() {
+        reservations.remove(&addr);
+    }
+    code_of(result)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemCreate(
+    handle: *mut u64,
+    bytes: usize,
+    prop: *const CUmemAllocationProp,
+    flags: u64,
+) -> Code {
+    let state = begin_vmm!("cuMemCreate");
+    // SAFETY: null or valid (the driver API's contract).
+    let Some(prop) = (unsafe { prop.as_ref() }) else { return INVALID };
+    let Some(device) = device_at(state, &prop.location) else { return INVALID };
+    if handle.is_null() || flags != 0 {
+        return INVALID;
+    }
+    let exportable = prop.requestedHandleTypes.0;
+    if exportable != 0 && !state.settings.export {
+        return UNSUPPORTED;
+    }
+    match state.devices[device].host.create(bytes as u64) {
+        Ok(made) => {
+            let token = state.token();
+            let rdma = prop.allocFlags.gpuDirectRDMACapable != 0;
+            let chunk = Chunk { device, handle: made, bytes: bytes as u64, references: 1, rdma, exportable };
+            state.chunks.lock().insert(token, chunk);
+            // SAFETY: the driver API's contract.
+            unsafe { put(handle, token) }
+        }
+        Err(error) => code_of::<()>(Err(error)),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemRelease(handle: u64) -> Code {
+    let state = begin_vmm!("cuMemRelease");
+    let mut chunks = state.chunks.lock();
+    let Some(chunk) = chunks.get_mut(&handle) else { return INVALID };
+    if chunk.references > 1 {
+        chunk.references -= 1;
+        return OK;
+    }
+    let result = state.devices[chunk.device].host.release(chunk.handle);
+    if result.is_ok() {
+        chunks.remove(&handle);
+    }
+    code_of(result)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemMap(addr: u64, bytes: usize, offset: usize, handle: u64, flags: u64) -> Code {
+    let state = begin_vmm!("cuMemMap");
+    if offset != 0 || flags != 0 {
+        return INVALID;
+    }
+    let Some(chunk) = state.chunks.lock().get(&handle).copied() else { return INVALID };
+    if bytes as u64 != chunk.bytes {
+        return UNSUPPORTED;
+    }
+    if state.device_of(addr) != Some(chunk.device) {
+        return INVALID;
+    }
+    let mut mappings = state.mappings.write();
+    let result = state.devices[chunk.device].host.map(DeviceAddr(addr), chunk.bytes, chunk.handle);
+    if result.is_ok() {
+        let Chunk { device, bytes, rdma, .. } = chunk;
+        mappings.insert(addr, Mapping { bytes, device, chunk: handle, rdma, accessible: false });
+    }
+    code_of(result)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemSetAccess(addr: u64, bytes: usize, list: *const CUmemAccessDesc, count: usize) -> Code {
+    let state = begin_vmm!("cuMemSetAccess");
+    if list.is_null() || count == 0 {
+        return INVALID;
+    }
+    // SAFETY: as long as the count says (the driver API's contract).
+    let list = unsafe { std::slice::from_raw_parts(list, count) };
+    if list.iter().any(|one| device_at(state, &one.location).is_none()) {
+        return INVALID;
+    }
+    let mut mappings = state.mappings.write();
+    let Some(starts) = State::tiling(&mappings, addr, bytes as u64) else { return INVALID };
+    if state.settings.rdma == Rdma::Refused && starts.iter().any(|start| mappings[start].rdma) {
+        return E::CUDA_ERROR_UNKNOWN.0;
+    }
+    let device = mappings[&addr].device;
+    let result = state.devices[device].host.set_access(DeviceAddr(addr), bytes as u64);
+    if result.is_ok() {
+        for start in starts {
+            if let Some(mapping) = mappings.get_mut(&start) {
+                mapping.accessible = true;
+            }
+        }
+    }
+    code_of(result)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemUnmap(addr: u64, bytes: usize) -> Code {
+    let state = begin_vmm!("cuMemUnmap");
+    let mut mappings = state.mappings.write();
+    let Some(starts) = State::tiling(&mappings, addr, bytes as u64) else { return INVALID };
+    let device = mappings[&addr].device;
+    let result = state.devices[device].host.unmap(DeviceAddr(addr), bytes as u64);
+    if result.is_ok() {
+        for start in starts {
+            mappings.remove(&start);
+        }
+    }
+    code_of(result)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemGetAccess(flags: *mut u64, location: *const CUmemLocation, addr: u64) -> Code {
+    let state = begin_vmm!("cuMemGetAccess");
+    // SAFETY: null or valid (the driver API's contract).
+    if unsafe { location.as_ref() }.is_none_or(|location| device_at(state, location).is_none()) {
+        return INVALID;
+    }
+    let accessible = State::accessible(&state.mappings.read(), addr, 1);
+    // SAFETY: the driver API's contract.
+    unsafe { put(flags, if accessible { 3 } else { 0 }) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemRetainAllocationHandle(handle: *mut u64, addr: *mut c_void) -> Code {
+    let state = begin_vmm!("cuMemRetainAllocationHandle");
+    let addr = addr as u64;
+    let found = state.mappings.read().range(..=addr).next_back().map(|(start, mapping)| (*start, *mapping));
+    let Some((_, mapping)) = found.filter(|(start, mapping)| addr - start < mapping.bytes && mapping.chunk != 0) else {
+        return INVALID;
+    };
+    let mut chunks = state.chunks.lock();
+    let Some(chunk) = chunks.get_mut(&mapping.chunk) else { return INVALID };
+    chunk.references += 1;
+    // SAFETY: the driver API's contract.
+    unsafe { put(handle, mapping.chunk) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemGetAllocationPropertiesFromHandle(prop: *mut CUmemAllocationProp, handle: u64) -> Code {
+    let state = begin_vmm!("cuMemGetAllocationPropertiesFromHandle");
+    let Some(chunk) = state.chunks.lock().get(&handle).copied() else { return INVALID };
+    let mut found = CUmemAllocationProp::default();
+    found.type_.0 = 1;
+    found.location.type_ = CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE;
+    found.location.id = chunk.device as c_int;
+    found.requestedHandleTypes.0 = chunk.exportable;
+    found.allocFlags.gpuDirectRDMACapable = u8::from(chunk.rdma);
+    // SAFETY: the driver API's contract.
+    unsafe { put(prop, found) }
+}
+
+/// A descriptor whose file holds the chunk's handle: good for imports by the same process.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemExportToShareableHandle(
+    target: *mut c_void,
+    handle: u64,
+    kind: c_uint,
+    flags: u64,
+) -> Code {
+    let state = begin_vmm!("cuMemExportToShareableHandle");
+    let Some(chunk) = state.chunks.lock().get(&handle).copied() else { return INVALID };
+    if flags != 0 || kind != 1 || chunk.exportable & kind == 0 {
+        return INVALID;
+    }
+    // SAFETY: a name that ends with NUL and no flags but one.
+    let fd = unsafe { libc::memfd_create(c"gapless-sim-chunk".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return E::CUDA_ERROR_OPERATING_SYSTEM.0;
+    }
+    let bytes = handle.to_ne_bytes();
+    // SAFETY: eight bytes of a local array.
+    unsafe { libc::pwrite(fd, bytes.as_ptr().cast(), 8, 0) };
+    // SAFETY: the driver API's contract.
+    unsafe { put(target.cast::<c_int>(), fd) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemImportFromShareableHandle(handle: *mut u64, source: *mut c_void, kind: c_uint) -> Code {
+    let state = begin_vmm!("cuMemImportFromShareableHandle");
+    let mut bytes = [0; 8];
+    let fd = source as usize as c_int;
+    // SAFETY: eight bytes of a local array.
+    let read = unsafe { libc::pread(fd, bytes.as_mut_ptr().cast(), 8, 0) };
+    let mut chunks = state.chunks.lock();
+    let token = u64::from_ne_bytes(bytes);
+    match chunks.get_mut(&token) {
+        Some(chunk) if read == 8 && kind == 1 => chunk.references += 1,
+        _ => return INVALID,
+    }
+    // SAFETY: the driver API's contract.
+    unsafe { put(handle, token) }
+}

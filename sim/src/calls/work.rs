@@ -1,0 +1,214 @@
+//! Copies, modules and kernels.
+
+use super::*;
+
+/// Queues `work`, which first proves that it may touch `ranges`; where it may not, the device is lost.
+fn queue_work(
+    state: &'static State,
+    stream: &Arc<Stream>,
+    ranges: Vec<(u64, u64)>,
+    work: impl Fn() + Send + Sync + 'static,
+) {
+    let device = stream.device;
+    let run = move || {
+        let state = State::get();
+        if state.devices[device].lost.load(Ordering::Acquire) != 0 {
+            return;
+        }
+        let mappings = state.mappings.read();
+        if ranges.iter().all(|&(addr, bytes)| State::accessible(&mappings, addr, bytes)) {
+            work();
+        } else {
+            state.devices[device].lost.store(LOST, Ordering::Release);
+        }
+    };
+    state.streams.queue(stream, Op::Run(Arc::new(run)));
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(target: u64, source: u64, bytes: usize, stream: *mut c_void) -> Code {
+    let (state, device) = begin_current!("cuMemcpyDtoDAsync_v2");
+    let stream = find_stream!(state, stream, device);
+    let bytes = bytes as u64;
+    queue_work(state, &stream, vec![(target, bytes), (source, bytes)], move || {
+        // SAFETY: both ranges were found accessible, and stay so while the mappings are locked.
+        unsafe { kernels::copy(target, source, bytes) };
+    });
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
+    target: *mut c_void,
+    source: u64,
+    bytes: usize,
+    stream: *mut c_void,
+) -> Code {
+    // SAFETY: the driver API's contract.
+    unsafe { copy_out_on(target, source, bytes, stream) }
+}
+
+/// # Safety
+/// As `cuMemcpyDtoHAsync_v2`.
+pub unsafe fn copy_out_on(target: *mut c_void, source: u64, bytes: usize, stream: *mut c_void) -> Code {
+    let (state, device) = begin_current!("cuMemcpyDtoHAsync_v2");
+    let stream = find_stream!(state, stream, device);
+    let (target, bytes) = (target as u64, bytes as u64);
+    queue_work(state, &stream, vec![(source, bytes)], move || {
+        // SAFETY: the source was found accessible; the target is the program's promise.
+        unsafe { kernels::copy(target, source, bytes) };
+    });
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
+    target: u64,
+    source: *const c_void,
+    bytes: usize,
+    stream: *mut c_void,
+) -> Code {
+    // SAFETY: the driver API's contract.
+    unsafe { copy_in_on(target, source, bytes, stream) }
+}
+
+/// # Safety
+/// As `cuMemcpyHtoDAsync_v2`.
+pub unsafe fn copy_in_on(target: u64, source: *const c_void, bytes: usize, stream: *mut c_void) -> Code {
+    let (state, device) = begin_current!("cuMemcpyHtoDAsync_v2");
+    let stream = find_stream!(state, stream, device);
+    let (source, bytes) = (source as u64, bytes as u64);
+    queue_work(state, &stream, vec![(target, bytes)], move || {
+        // SAFETY: the target was found accessible; the source is the program's promise.
+        unsafe { kernels::copy(target, source, bytes) };
+    });
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemsetD8Async(target: u64, value: u8, count: usize, stream: *mut c_void) -> Code {
+    let (state, device) = begin_current!("cuMemsetD8Async");
+    let stream = find_stream!(state, stream, device);
+    queue_work(state, &stream, vec![(target, count as u64)], move || {
+        let at: *mut u8 = pointer(target);
+        // SAFETY: the range was found accessible, and stays so while the mappings are locked.
+        unsafe { at.write_bytes(value, count) };
+    });
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemsetD32Async(target: u64, value: c_uint, count: usize, stream: *mut c_void) -> Code {
+    let (state, device) = begin_current!("cuMemsetD32Async");
+    let stream = find_stream!(state, stream, device);
+    queue_work(state, &stream, vec![(target, count as u64 * 4)], move || {
+        for word in 0..count {
+            let at: *mut c_uint = pointer(target + word as u64 * 4);
+            // SAFETY: the range was found accessible, and stays so while the mappings are locked.
+            unsafe { at.write(value) };
+        }
+    });
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleLoadData(module: *mut *mut c_void, image: *const c_void) -> Code {
+    // SAFETY: the driver API's contract.
+    unsafe { load_module(module, image) }
+}
+
+/// # Safety
+/// As `cuModuleLoadData`.
+pub unsafe fn load_module(module: *mut *mut c_void, image: *const c_void) -> Code {
+    let (state, _) = begin_current!("cuModuleLoadData");
+    forbidden_in_capture!(state);
+    if image.is_null() {
+        return INVALID;
+    }
+    // SAFETY: PTX ends with NUL (the driver API's contract); nothing else is understood here.
+    let text = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy().into_owned();
+    if !text.contains(".version") {
+        return E::CUDA_ERROR_INVALID_IMAGE.0;
+    }
+    let token = state.token();
+    state.modules.lock().insert(token, text);
+    // SAFETY: the driver API's contract.
+    unsafe { put(module, pointer(token)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleUnload(module: *mut c_void) -> Code {
+    let (state, _) = begin_current!("cuModuleUnload");
+    if state.modules.lock().remove(&(module as u64)).is_some() { OK } else { HANDLE }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleGetFunction(
+    function: *mut *mut c_void,
+    module: *mut c_void,
+    name: *const c_char,
+) -> Code {
+    let (state, _) = begin_current!("cuModuleGetFunction");
+    let modules = state.modules.lock();
+    let Some(text) = modules.get(&(module as u64)) else { return HANDLE };
+    if name.is_null() {
+        return INVALID;
+    }
+    // SAFETY: a name ends with NUL (the driver API's contract).
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+    let known = KERNELS.iter().find(|known| **known == name && text.contains(&format!(".entry {known}(")));
+    let Some(&known) = known else { return NOT_FOUND };
+    let token = state.token();
+    state.functions.lock().insert(token, known);
+    // SAFETY: the driver API's contract.
+    unsafe { put(function, pointer(token)) }
+}
+
+const KERNELS: [&str; 8] = [
+    "fill_pattern",
+    "verify_pattern",
+    "spin",
+    "bandwidth_read",
+    "bandwidth_write",
+    "bandwidth_copy",
+    "pointer_chase_link",
+    "pointer_chase",
+];
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuLaunchKernel(
+    function: *mut c_void,
+    _grid_x: c_uint,
+    _grid_y: c_uint,
+    _grid_z: c_uint,
+    _block_x: c_uint,
+    _block_y: c_uint,
+    _block_z: c_uint,
+    _shared_bytes: c_uint,
+    stream: *mut c_void,
+    parameters: *mut *mut c_void,
+    _extra: *mut *mut c_void,
+) -> Code {
+    let (state, device) = begin_current!("cuLaunchKernel");
+    let stream = find_stream!(state, stream, device);
+    let Some(&name) = state.functions.lock().get(&(function as u64)) else { return HANDLE };
+    let Some(count) = kernels::parameters_of(name) else { return INVALID };
+    if parameters.is_null() {
+        return INVALID;
+    }
+    // SAFETY: as many pointers as the kernel has parameters (the driver API's contract).
+    let pointers = unsafe { std::slice::from_raw_parts(parameters.cast::<*const u64>(), count) };
+    // SAFETY: each points to a value of eight bytes, the width of our kernels' parameters.
+    let values: Vec<u64> = pointers.iter().map(|value| unsafe { value.read_unaligned() }).collect();
+    if name == "spin" {
+        // Holds no lock while it waits: mappings may change under a spinning kernel.
+        let wait = Duration::from_nanos(values[0]);
+        state.streams.queue(&stream, Op::Run(Arc::new(move || std::thread::sleep(wait))));
+        return OK;
+    }
+    queue_work(state, &stream, kernels::ranges_of(name, &values), move || {
+        // SAFETY: the ranges were found accessible, and stay so while the mappings are locked.
+        unsafe { kernels::run(name, &values) };
+    });
+    OK
+}
