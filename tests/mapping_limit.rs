@@ -1,6 +1,7 @@
 //! How many mappings are kept: by the allocator's own limit, and where the driver has fewer.
 
-use gapless::driver::{ModelConfig, ModelDriver};
+use gapless::allocator::AllocError;
+use gapless::driver::{DriverErrorKind, ModelConfig, ModelDriver};
 use gapless::{Allocator, ChunkPolicy, StreamId};
 use std::sync::Arc;
 
@@ -32,4 +33,18 @@ fn stale_views_go_when_there_are_too_many_mappings() {
     assert_eq!(mappings_after(6, 100), 5, "both stale views went");
     assert_eq!(mappings_after(100, 7), 7);
     assert_eq!(mappings_after(100, 6), 5, "and where the driver has no room for more");
+}
+
+/// Nothing can make room: the driver's answer is told, and nothing has changed.
+#[test]
+fn a_driver_without_room_for_live_mappings_is_told() {
+    let driver = Arc::new(ModelDriver::new(ModelConfig { max_mappings: 2, ..ModelConfig::default() }));
+    let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let alloc = || allocator.alloc(PAGE, StreamId::DEFAULT);
+    let blocks = [alloc().unwrap(), alloc().unwrap()];
+    assert!(matches!(alloc(), Err(AllocError::Driver(error)) if error.kind == DriverErrorKind::OutOfMemory));
+    allocator.check();
+    assert_eq!(allocator.reserved_bytes(), 2 * PAGE);
+    allocator.free(blocks[1]).unwrap();
+    assert_eq!(alloc().unwrap(), blocks[1]);
 }

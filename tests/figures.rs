@@ -1,0 +1,68 @@
+//! What an allocator says of itself, to the byte.
+
+use gapless::allocator::CloseError;
+use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
+use gapless::units::{KIB, MIB};
+use gapless::{Allocator, ChunkPolicy, StreamId};
+use std::sync::Arc;
+
+const PAGE: u64 = 2 * MIB;
+const MAIN: StreamId = StreamId::DEFAULT;
+
+fn allocator() -> (Arc<ModelDriver>, Allocator<ModelDriver>) {
+    let driver = Arc::new(ModelDriver::new(ModelConfig::default()));
+    let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    (driver, allocator)
+}
+
+#[test]
+fn a_snapshot_has_what_was_asked_for() {
+    let (_, allocator) = allocator();
+    let block = allocator.alloc(1000, MAIN).unwrap();
+    let snapshot = allocator.snapshot();
+    let blocks: Vec<_> = snapshot.segments.iter().flat_map(|segment| &segment.blocks).collect();
+    let sizes: Vec<_> = blocks.iter().map(|block| (block.bytes, block.requested_bytes)).collect();
+    assert_eq!((blocks[0].addr, &sizes[..]), (block, &[(KIB, 1000), (PAGE - KIB, 0)][..]));
+}
+
+#[test]
+fn peaks_start_anew() {
+    let (_, allocator) = allocator();
+    let blocks = [3 * PAGE, PAGE].map(|bytes| allocator.alloc(bytes, MAIN).unwrap());
+    allocator.free(blocks[0]).unwrap();
+    allocator.trim(0).unwrap();
+    let peaks = || {
+        let stats = allocator.stats();
+        (stats.peak_live_bytes, stats.peak_reserved_bytes)
+    };
+    assert_eq!(peaks(), (4 * PAGE, 4 * PAGE));
+    allocator.reset_peaks();
+    assert_eq!(peaks(), (PAGE, PAGE));
+}
+
+#[test]
+fn a_trim_keeps_what_it_was_told_to() {
+    let (_, allocator) = allocator();
+    let blocks = [(); 4].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+    blocks.iter().for_each(|block| allocator.free(*block).unwrap());
+    for (keep, released, held) in [(4 * PAGE, 0, 4), (2 * PAGE, 2, 2), (2 * PAGE - 1, 1, 1), (0, 1, 0)] {
+        let trimmed = allocator.trim(keep).unwrap();
+        assert_eq!((trimmed.released_bytes, trimmed.held_bytes), (released * PAGE, held * PAGE), "{keep}");
+    }
+}
+
+#[test]
+fn leaks_are_named() {
+    let (driver, allocator) = allocator();
+    let other = driver.create_stream().unwrap();
+    let blocks = [(KIB, MAIN), (2 * KIB, other)].map(|(bytes, stream)| allocator.alloc(bytes, stream).unwrap());
+    let error = allocator.close().unwrap_err();
+    let text = error.to_string();
+    assert!(text.starts_with("2 allocations of 3 KiB were never freed; 1 KiB at "), "{text}");
+    assert!(text.ends_with(&format!("; 2 KiB at {} on {other:?}", blocks[1])), "{text}");
+    let CloseError::Leaked(leaks) = error else { panic!("{error:?}") };
+    assert_eq!(
+        leaks.iter().map(|leak| (leak.addr, leak.bytes)).collect::<Vec<_>>(),
+        [(blocks[0], KIB), (blocks[1], 2 * KIB)]
+    );
+}
