@@ -1,6 +1,6 @@
 //! What an allocator says of itself, to the byte.
 
-use gapless::allocator::CloseError;
+use gapless::allocator::{CloseError, RegionKind, SegmentSnapshot};
 use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
 use gapless::units::{KIB, MIB};
 use gapless::{Allocator, ChunkPolicy, StreamId};
@@ -23,6 +23,18 @@ fn a_snapshot_has_what_was_asked_for() {
     let blocks: Vec<_> = snapshot.segments.iter().flat_map(|segment| &segment.blocks).collect();
     let sizes: Vec<_> = blocks.iter().map(|block| (block.bytes, block.requested_bytes)).collect();
     assert_eq!((blocks[0].addr, &sizes[..]), (block, &[(KIB, 1000), (PAGE - KIB, 0)][..]));
+    assert_eq!(snapshot.chunks.iter().map(|chunk| chunk.bytes).collect::<Vec<_>>(), [PAGE]);
+}
+
+#[test]
+fn small_blocks_are_below_64_kib() {
+    let (_, allocator) = allocator();
+    for (bytes, kind) in [(64 * KIB - 512, RegionKind::Small), (64 * KIB, RegionKind::Large)] {
+        let block = allocator.alloc(bytes, MAIN).unwrap();
+        let snapshot = allocator.snapshot();
+        let holds = |segment: &&SegmentSnapshot| (segment.addr..segment.addr.offset(segment.bytes)).contains(&block);
+        assert_eq!(snapshot.segments.iter().find(holds).unwrap().kind, kind);
+    }
 }
 
 #[test]

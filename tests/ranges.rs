@@ -54,6 +54,18 @@ fn what_ranges_hold_is_neither_free_nor_anybody_elses() {
     allocator.free(block).unwrap();
 }
 
+/// The only free chunk is larger than what is asked for, and there is no room for another.
+#[test]
+fn a_chunk_too_large_for_a_range_is_made_anew() {
+    let allocator = Allocator::builder(model(2)).chunk_policy(ChunkPolicy::Fixed(2 * PAGE)).build().unwrap();
+    let block = allocator.alloc(2 * PAGE, StreamId::DEFAULT).unwrap();
+    allocator.free(block).unwrap();
+    let mut range = allocator.reserve_range(2 * PAGE).unwrap();
+    range.grow(PAGE, StreamId::DEFAULT).unwrap();
+    assert_eq!((range.mapped_bytes(), allocator.reserved_bytes()), (PAGE, PAGE));
+    allocator.check();
+}
+
 #[test]
 fn a_range_takes_what_the_heaps_have_free() {
     let driver = model(16);

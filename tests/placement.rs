@@ -1,0 +1,28 @@
+//! Where memory is mapped when there is little room between live blocks.
+
+use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
+use gapless::{Allocator, ChunkPolicy, StreamId};
+use std::sync::Arc;
+
+const PAGE: u64 = 2 << 20;
+const MAIN: StreamId = StreamId::DEFAULT;
+
+/// A hole of two pages between live blocks, no room for new chunks, and one free chunk of three pages that another stream
+/// has not passed: it is mapped past the last block, not over the one behind the hole.
+#[test]
+fn a_chunk_is_not_mapped_beyond_its_hole() {
+    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 5 * PAGE, ..ModelConfig::default() }));
+    let other = driver.create_stream().unwrap();
+    let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(3 * PAGE)).build().unwrap();
+    let alloc = |pages, stream| allocator.alloc(pages * PAGE, stream).unwrap();
+    let blocks = [(); 4].map(|()| alloc(1, MAIN));
+    allocator.free(blocks[1]).unwrap();
+    allocator.free(blocks[2]).unwrap();
+    allocator.trim(0).unwrap();
+    let elsewhere = alloc(3, other);
+    driver.hold(other);
+    allocator.free(elsewhere).unwrap();
+    let block = alloc(1, MAIN);
+    assert_eq!(block, blocks[3].offset(PAGE));
+    allocator.check();
+}
