@@ -54,6 +54,28 @@ fn what_ranges_hold_is_neither_free_nor_anybody_elses() {
     allocator.free(block).unwrap();
 }
 
+/// What was taken from the end is still mapped there until the stream that took it has passed, and that stream is being
+/// captured: it cannot be waited for.
+#[test]
+fn a_growth_behind_a_capture_is_refused() {
+    let driver = model(16);
+    let captured = driver.create_stream().unwrap();
+    let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let [mut giver, mut taker] = [(); 2].map(|()| allocator.reserve_range(4 * PAGE).unwrap());
+    giver.grow(2 * PAGE, StreamId::DEFAULT).unwrap();
+    taker.take_from(&mut giver, PAGE, captured).unwrap();
+    driver.begin_capture(captured);
+    match giver.grow(PAGE, StreamId::DEFAULT) {
+        Err(AllocError::Driver(error)) => assert_eq!(error.kind, DriverErrorKind::NotSupported),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(giver.mapped_bytes(), PAGE);
+    allocator.check();
+    driver.end_capture(captured);
+    giver.grow(PAGE, StreamId::DEFAULT).unwrap();
+    allocator.check();
+}
+
 /// The only free chunk is larger than what is asked for, and there is no room for another.
 #[test]
 fn a_chunk_too_large_for_a_range_is_made_anew() {

@@ -5,7 +5,7 @@ use crate::op::Op;
 use crate::oracle::{Range, RangePage};
 use crate::runner::Runner;
 use gapless::allocator::AllocError;
-use gapless::driver::WorkDriver;
+use gapless::driver::{DriverErrorKind, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
 
 /// Ranges kept by one allocator.
@@ -98,6 +98,11 @@ impl<D: Device> Runner<D> {
         if matches!(error, AllocError::TooLarge { .. }) {
             let range = &self.seat().oracle.ranges[index];
             assert!(pages > range.reserved_pages - range.pages.len() as u64, "{error}");
+        }
+        // What a captured stream took from the end cannot be unmapped there yet.
+        if !self.promising && matches!(&error, AllocError::Driver(error) if error.kind == DriverErrorKind::NotSupported)
+        {
+            return false;
         }
         self.excuse(&error, bytes, held, true) && self.grow_range(index, pages, stream)
     }

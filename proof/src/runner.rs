@@ -82,7 +82,7 @@ pub struct Runner<D: Device> {
     pub(crate) current: usize,
     streams: Vec<StreamId>,
     armed: Option<Failure>,
-    promising: bool,
+    pub(crate) promising: bool,
     /// Nothing has happened since the last check.
     checked: bool,
     next_seed: u64,

@@ -86,7 +86,9 @@ impl<D: Driver> VirtualRange<D> {
     /// range from now on.
     ///
     /// # Errors
-    /// [`AllocError`]; nothing has changed, except for free memory that may have gone back.
+    /// [`AllocError`]; nothing has changed, except for free memory that may have gone back. [`AllocError::Driver`] with
+    /// [`NotSupported`](crate::driver::DriverErrorKind::NotSupported) where chunks were taken from the end by a stream
+    /// that is being captured now: it cannot be waited for until that ends.
     pub fn grow(&mut self, bytes: u64, stream: StreamId) -> Result<(), AllocError> {
         let inner = Arc::clone(&self.inner);
         inner.expect_usable()?;
