@@ -191,6 +191,7 @@ impl Calls {
         if self.books.iter().filter(|book| book.is_owned()).count() >= MOST_HANDLES {
             return;
         }
+        self.spare_opening();
         let environment = self.environment;
         let library = environment.library.as_ref().map_or(null(), |library| library.as_ptr());
         let peers = [i32::from(record.how), -1];
@@ -238,7 +239,7 @@ impl Calls {
         };
         assert!((GAPLESS_OK..GAPLESS_ERROR_INTERNAL).contains(&status), "{record:?}: {status}, {}", told());
         // Where others have all of the device, there is no room for what is tried when it is opened, nor for a budget.
-        let alone = environment.usage.is_some() && !self.failing && !self.books.iter().any(Book::is_owned);
+        let alone = environment.usage.is_some() && self.failing.is_none() && !self.books.iter().any(Book::is_owned);
         assert!(!good || status == GAPLESS_OK || !alone, "{record:?}: {status}, {}", told());
         assert!(!surely_bad || status != GAPLESS_OK, "{record:?} was taken: {config:?}");
         if status == GAPLESS_OK {

@@ -80,11 +80,11 @@ impl Environment {
         Self { device: i32::from(usage.is_some()), library, usage, plan_faults, streams, folder }
     }
 
-    /// Lets one of the coming calls of one function fail. False where the driver does not fail on demand.
-    pub(super) fn fail(&self, record: Record) -> bool {
+    /// Lets one of the coming calls of one function fail, and says which. None where the driver does not fail on demand.
+    pub(super) fn fail(&self, record: Record) -> Option<&'static str> {
         let function = FUNCTIONS[usize::from(record.what) % FUNCTIONS.len()];
         let code = CODES[usize::from(record.how) % CODES.len()];
-        self.plan(&format!("{function}:{}:{code}", 1 + record.number % 8))
+        self.plan(&format!("{function}:{}:{code}", 1 + record.number % 8)).then_some(function)
     }
 
     /// Nothing fails any more.

@@ -5,9 +5,14 @@ use super::*;
 impl Calls {
     /// The book of device 0's process-wide allocator, opened at its first use by this input.
     pub(super) fn torch_book(&mut self) -> Option<usize> {
+        self.spare_opening();
         let mut handle: *mut gapless_allocator = null_mut();
         let status = c!(gapless_device_allocator(0, &raw mut handle));
-        assert!(status == GAPLESS_OK || self.environment.usage.is_none() || self.failing, "{status}: {}", told());
+        assert!(
+            status == GAPLESS_OK || self.environment.usage.is_none() || self.failing.is_some(),
+            "{status}: {}",
+            told()
+        );
         if status != GAPLESS_OK {
             return None;
         }
