@@ -15,6 +15,7 @@
 mod bytes;
 mod pages;
 mod queues;
+mod task;
 
 use super::ledger::{Ledger, Refusal};
 use super::{
@@ -24,13 +25,13 @@ use super::{
 use crate::sync::Arc;
 use crate::sync::unseen::{Mutex, MutexGuard};
 use crate::units::{ByteSize, DeviceAddr, GIB, MIB, StreamId};
-use bytes::Bytes;
 use pages::Pages;
 use queues::{NoEvent, PushError, Queues, Run};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
+use task::{Span, Task};
 
 /// A simulated device with memory. See the module documentation.
 ///
@@ -110,19 +111,6 @@ struct InFlight {
 struct Work {
     ticket: u64,
     task: Task,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Task {
-    Fill { target: Span, seed: u64 },
-    Verify { source: Span, seed: u64 },
-    Copy { target: Span, source: Span },
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Span {
-    addr: DeviceAddr,
-    bytes: u64,
 }
 
 impl HostDriver {
@@ -473,60 +461,6 @@ impl Drop for Books {
         for (addr, bytes) in self.ledger.reservations() {
             self.pages.unreserve(addr, bytes);
         }
-    }
-}
-
-impl Task {
-    fn run(self, stream: StreamId) -> Option<Mismatch> {
-        match self {
-            Self::Fill { target, seed } => target.bytes().fill(seed),
-            Self::Copy { target, source } => target.bytes().copy_from(source.bytes()),
-            Self::Verify { source: Span { addr, bytes }, seed } => {
-                let difference = Span { addr, bytes }.bytes().compare(seed)?;
-                let (first, count) = (difference.first, difference.count);
-                return Some(Mismatch { stream, addr, bytes, seed, first, count });
-            }
-        }
-        None
-    }
-
-    fn spans(self) -> impl Iterator<Item = Span> {
-        let (first, second) = match self {
-            Self::Fill { target: span, .. } | Self::Verify { source: span, .. } => (span, None),
-            Self::Copy { target, source } => (target, Some(source)),
-        };
-        std::iter::once(first).chain(second)
-    }
-
-    fn check_overlap(self) -> Result<(), Refusal> {
-        match self {
-            Self::Copy { target, source } if target.overlaps(source) => {
-                Err(Refusal::Misuse("source and target of a copy overlap".to_owned()))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Fill { .. } => "fill",
-            Self::Verify { .. } => "verify",
-            Self::Copy { .. } => "copy",
-        }
-    }
-}
-
-impl Span {
-    fn overlaps(self, other: Self) -> bool {
-        let empty = self.bytes == 0 || other.bytes == 0;
-        !empty && self.addr.0 < other.addr.0 + other.bytes && other.addr.0 < self.addr.0 + self.bytes
-    }
-
-    /// The memory of a span of admitted work.
-    fn bytes(self) -> Bytes {
-        // SAFETY: `admit` found the range mapped with access, and `unmap`, the only call that takes it away, refuses a
-        // range in flight. Reservations of this driver hold nothing but device memory.
-        unsafe { Bytes::new(self.addr.0, self.bytes) }
     }
 }
 

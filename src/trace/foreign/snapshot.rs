@@ -210,6 +210,7 @@ const KEYS: &[&str] = &[
     "time_us",
     "total_size",
 ];
+
 /// Longest origin that is kept.
 const ORIGIN_CHARS: usize = 200;
 /// Longest label that is kept.

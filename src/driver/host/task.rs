@@ -1,0 +1,73 @@
+//! What work does: ranges filled, verified and copied.
+
+use super::bytes::Bytes;
+use crate::driver::Mismatch;
+use crate::driver::ledger::Refusal;
+use crate::units::{DeviceAddr, StreamId};
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Task {
+    Fill { target: Span, seed: u64 },
+    Verify { source: Span, seed: u64 },
+    Copy { target: Span, source: Span },
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Span {
+    pub(super) addr: DeviceAddr,
+    pub(super) bytes: u64,
+}
+
+impl Task {
+    pub(super) fn run(self, stream: StreamId) -> Option<Mismatch> {
+        match self {
+            Self::Fill { target, seed } => target.bytes().fill(seed),
+            Self::Copy { target, source } => target.bytes().copy_from(source.bytes()),
+            Self::Verify { source: Span { addr, bytes }, seed } => {
+                let difference = Span { addr, bytes }.bytes().compare(seed)?;
+                let (first, count) = (difference.first, difference.count);
+                return Some(Mismatch { stream, addr, bytes, seed, first, count });
+            }
+        }
+        None
+    }
+
+    pub(super) fn spans(self) -> impl Iterator<Item = Span> {
+        let (first, second) = match self {
+            Self::Fill { target: span, .. } | Self::Verify { source: span, .. } => (span, None),
+            Self::Copy { target, source } => (target, Some(source)),
+        };
+        std::iter::once(first).chain(second)
+    }
+
+    pub(super) fn check_overlap(self) -> Result<(), Refusal> {
+        match self {
+            Self::Copy { target, source } if target.overlaps(source) => {
+                Err(Refusal::Misuse("source and target of a copy overlap".to_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Fill { .. } => "fill",
+            Self::Verify { .. } => "verify",
+            Self::Copy { .. } => "copy",
+        }
+    }
+}
+
+impl Span {
+    pub(super) fn overlaps(self, other: Self) -> bool {
+        let empty = self.bytes == 0 || other.bytes == 0;
+        !empty && self.addr.0 < other.addr.0 + other.bytes && other.addr.0 < self.addr.0 + self.bytes
+    }
+
+    /// The memory of a span of admitted work.
+    fn bytes(self) -> Bytes {
+        // SAFETY: `admit` found the range mapped with access, and `unmap`, the only call that takes it away, refuses a
+        // range in flight. Reservations of this driver hold nothing but device memory.
+        unsafe { Bytes::new(self.addr.0, self.bytes) }
+    }
+}
