@@ -20,7 +20,7 @@ fn main() -> std::io::Result<()> {
     let shrink = |range, pages| ShrinkRange { range, pages };
     let take = |to, from, pages, stream| TakeRange { to, from, pages, stream };
     let holes = [alloc(2, 0), alloc(2, 0), alloc(2, 0), alloc(2, 0), free(0), free(1)];
-    let seeds: [(&str, u8, u8, Vec<Op>); 19] = [
+    let seeds: [(&str, u8, u8, Vec<Op>); 21] = [
         (
             "small_blocks",
             8,
@@ -137,6 +137,42 @@ fn main() -> std::io::Result<()> {
                 shrink(1, 1),
                 ReadRange { range: 0, stream: 1 },
                 DropRange { range: 0 },
+                alloc(6, 2),
+            ],
+        ),
+        (
+            "captured",
+            8,
+            0,
+            vec![
+                alloc(3, 1),
+                alloc(4, 0),
+                free(1),
+                BeginCapture { stream: 1 },
+                free(0),
+                alloc(2, 1),
+                Write { block: 0, stream: 1 },
+                alloc(5, 0),
+                free(0),
+                EndCapture { stream: 1 },
+                alloc(8, 0),
+            ],
+        ),
+        (
+            "range_captured",
+            8,
+            0,
+            vec![
+                range(7),
+                range(7),
+                grow(0, 4, 0),
+                take(1, 0, 2, 1),
+                BeginCapture { stream: 1 },
+                grow(0, 3, 0),
+                shrink(1, 1),
+                DropRange { range: 1 },
+                alloc(4, 2),
+                EndCapture { stream: 1 },
                 alloc(6, 2),
             ],
         ),

@@ -2,7 +2,7 @@
 
 use gapless::allocator::ChunkPolicy;
 use gapless::driver::{DriverUsage, HoldStreams, HostConfig, HostDriver, ModelConfig, ModelDriver};
-use gapless::units::KIB;
+use gapless::units::{KIB, StreamId};
 
 /// State only, any size.
 pub type Model = ModelDriver;
@@ -70,6 +70,9 @@ pub trait Device: HoldStreams + Sized {
 
     /// Other processes hold so many bytes from now on.
     fn set_external(&self, bytes: u64);
+
+    /// The stream is captured from now on, or no longer. Devices that only run work do nothing.
+    fn set_capturing(&self, _stream: StreamId, _capturing: bool) {}
 }
 
 impl Device for ModelDriver {
@@ -92,6 +95,10 @@ impl Device for ModelDriver {
     fn set_external(&self, bytes: u64) {
         self.set_external(bytes);
     }
+
+    fn set_capturing(&self, stream: StreamId, capturing: bool) {
+        if capturing { self.begin_capture(stream) } else { self.end_capture(stream) }
+    }
 }
 
 impl Device for HostDriver {
@@ -110,5 +117,9 @@ impl Device for HostDriver {
 
     fn set_external(&self, bytes: u64) {
         self.set_external(bytes);
+    }
+
+    fn set_capturing(&self, stream: StreamId, capturing: bool) {
+        if capturing { self.begin_capture(stream) } else { self.end_capture(stream) }
     }
 }

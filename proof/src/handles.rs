@@ -23,7 +23,7 @@ impl<D: Device> Runner<D> {
                 let (handles, ranges) = (self.seat().handles.len(), self.seat().ranges.len());
                 if handles > 1 {
                     drop(self.seat_mut().handles.remove(usize::from(handle) % handles));
-                } else if ranges == 0 {
+                } else if ranges == 0 && !self.is_capturing() {
                     self.reopen(|runner, mut seat| {
                         runner.note(&seat);
                         seat.handles.clear();
@@ -45,7 +45,11 @@ impl<D: Device> Runner<D> {
     fn close_handle(&mut self) {
         let (handles, ranges) = (self.seat().handles.len(), self.seat().ranges.len());
         if handles == 1 && ranges == 0 {
-            return self.reopen(Self::end);
+            // An allocator must not be closed while a stream that used it is captured.
+            if !self.is_capturing() {
+                self.reopen(Self::end);
+            }
+            return;
         }
         // A range keeps its allocator alive as a handle does; the last handle is kept to go on with.
         let handle = match handles {

@@ -80,6 +80,14 @@ pub fn handle_op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Captures that begin and end.
+pub fn capture_op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        1 => any::<u8>().prop_map(|stream| Op::BeginCapture { stream }),
+        2 => any::<u8>().prop_map(|stream| Op::EndCapture { stream }),
+    ]
+}
+
 /// Any operation, in a world with pages of so many bytes.
 pub fn op(page_bytes: u64) -> impl Strategy<Value = Op> {
     let failure = prop_oneof![
@@ -92,6 +100,7 @@ pub fn op(page_bytes: u64) -> impl Strategy<Value = Op> {
         35 => steady_op(page_bytes),
         8 => range_op(),
         2 => handle_op(),
+        1 => capture_op(),
         1 => (0_u8..48).prop_map(|pages| Op::Budget { pages }),
         1 => (0_u8..24).prop_map(|pages| Op::External { pages }),
         2 => (0_u8..12, failure).prop_map(|(nth, kind)| Op::Fail { nth, kind }),

@@ -32,7 +32,7 @@ mod witness;
 pub use cuda::Cuda;
 pub use device::{Device, Host, Model, World};
 #[cfg(feature = "properties")]
-pub use inputs::{handle_op, op, ops, range_op, steady_op, world};
+pub use inputs::{capture_op, handle_op, op, ops, range_op, steady_op, world};
 pub use op::{Failure, Misuse, Op};
 pub use oracle::{Promise, Subject};
 #[cfg(feature = "properties")]

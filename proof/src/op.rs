@@ -56,6 +56,16 @@ pub enum Op {
         /// Stream.
         stream: u8,
     },
+    /// The stream is captured into a graph from now on; what is launched there runs as if the graph were at once.
+    BeginCapture {
+        /// Stream.
+        stream: u8,
+    },
+    /// A capture ends.
+    EndCapture {
+        /// Stream.
+        stream: u8,
+    },
     /// Reserve a raw range of so many pages, modulo twice the device; four at most are kept.
     ReserveRange {
         /// Pages.

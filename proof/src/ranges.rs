@@ -5,7 +5,7 @@ use crate::op::Op;
 use crate::oracle::{Range, RangePage};
 use crate::runner::Runner;
 use gapless::allocator::AllocError;
-use gapless::driver::{DriverErrorKind, WorkDriver};
+use gapless::driver::{DriverError, DriverErrorKind, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
 
 /// Ranges kept by one allocator.
@@ -99,9 +99,8 @@ impl<D: Device> Runner<D> {
             let range = &self.seat().oracle.ranges[index];
             assert!(pages > range.reserved_pages - range.pages.len() as u64, "{error}");
         }
-        // What a captured stream took from the end cannot be unmapped there yet.
-        if !self.promising && matches!(&error, AllocError::Driver(error) if error.kind == DriverErrorKind::NotSupported)
-        {
+        if matches!(&error, AllocError::Driver(error) if self.waits_for_capture(error)) {
+            assert_eq!(self.allocator().reserved_bytes(), held, "invariant 6: a refused growth kept memory");
             return false;
         }
         self.excuse(&error, bytes, held, true) && self.grow_range(index, pages, stream)
@@ -122,6 +121,7 @@ impl<D: Device> Runner<D> {
                 assert_eq!(bytes, (mapped - left) as u64 * page_bytes, "shrink says what it has unmapped");
                 assert!(self.world.chunk_pages > 1 || left == mapped - going, "pages that may go have to go");
             }
+            Err(AllocError::Driver(error)) if self.waits_for_capture(&error) => {}
             Err(AllocError::Driver(error)) => {
                 self.expect_injected(&error);
                 if self.struck() {
@@ -136,11 +136,11 @@ impl<D: Device> Runner<D> {
     }
 
     fn take_range(&mut self, to: usize, from: usize, pages: u64, stream: StreamId) {
-        let (page_bytes, witness) = (self.world.page_bytes, self.driver.inner());
+        let page_bytes = self.world.page_bytes;
         let theirs = &self.seat().oracle.ranges[from].pages;
         let first = theirs.len() - usize::try_from(pages).expect("few pages").min(theirs.len());
-        for page in theirs[first..].iter().filter(|page| page.last_user != stream) {
-            witness.order(page.last_user, stream).expect("a caller can order its streams");
+        if !theirs[first..].iter().all(|page| self.order(page.last_user, stream)) {
+            return;
         }
         let single = self.world.chunk_pages == 1;
         let room = {
@@ -169,6 +169,7 @@ impl<D: Device> Runner<D> {
             Err(AllocError::TooLarge { requested, .. }) => {
                 assert!(requested / page_bytes > room, "{requested} bytes have room in {room} pages");
             }
+            Err(AllocError::Driver(error)) if self.waits_for_capture(&error) => {}
             Err(AllocError::Driver(error) | AllocError::ForeignStream { source: error, .. }) => {
                 self.expect_injected(&error);
                 if self.struck() {
@@ -188,11 +189,10 @@ impl<D: Device> Runner<D> {
         if !known && !self.grow_range(index, 0, stream) {
             return;
         }
+        if !self.seat().oracle.ranges[index].pages.iter().all(|page| self.order(page.last_user, stream)) {
+            return;
+        }
         for page in 0..self.seat().oracle.ranges[index].pages.len() {
-            let last_user = self.seat().oracle.ranges[index].pages[page].last_user;
-            if last_user != stream {
-                self.driver.inner().order(last_user, stream).expect("a caller can order its streams");
-            }
             self.seat_mut().oracle.ranges[index].pages[page].last_user = stream;
             if write {
                 let seed = self.fresh_seed();
@@ -210,8 +210,8 @@ impl<D: Device> Runner<D> {
         let seat = self.seat_mut();
         drop(seat.ranges.remove(index));
         let range = seat.oracle.ranges.remove(index);
-        if self.struck() || self.seat().lost {
-            // What could not be unmapped stays until the allocator goes.
+        if self.struck() || self.seat().lost || self.is_capturing() {
+            // What could not be unmapped stays until it is needed, or the allocator goes.
             let stats = self.allocator().stats();
             let elsewhere = stats.live_block_bytes + stats.cached_bytes + stats.pending_bytes + stats.idle_bytes;
             let seat = self.seat();
@@ -240,6 +240,11 @@ impl<D: Device> Runner<D> {
         let page = range.pages[number];
         let result = self.driver.inner().fill(page.last_user, at(range, number, page_bytes), page_bytes, page.seed);
         result.expect("invariant 2: a range can be written");
+    }
+
+    /// Whether a call was refused because it would have to wait for a stream that is being captured.
+    fn waits_for_capture(&self, error: &DriverError) -> bool {
+        !self.struck() && self.is_capturing() && error.kind == DriverErrorKind::NotSupported
     }
 
     fn note_user(&mut self, index: usize, stream: StreamId) {

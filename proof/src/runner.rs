@@ -7,7 +7,7 @@ use crate::show::PrintOnPanic;
 use crate::witness::Witness;
 use gapless::Allocator;
 use gapless::allocator::{AddressFacts, AllocError, FreeError, Stats, VirtualRange};
-use gapless::driver::{DriverError, Fault, FaultDriver, HoldStreams, WorkDriver};
+use gapless::driver::{DriverError, Fault, FaultDriver, HoldStreams, StreamDriver, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
 use std::sync::Arc;
 
@@ -188,6 +188,8 @@ impl<D: Device> Runner<D> {
             Op::Hold { .. }
             | Op::Complete { .. }
             | Op::Resume { .. }
+            | Op::BeginCapture { .. }
+            | Op::EndCapture { .. }
             | Op::External { .. }
             | Op::Fail { .. }
             | Op::Thread { .. }
@@ -248,6 +250,8 @@ impl<D: Device> Runner<D> {
             Op::Hold { stream } => self.driver.hold(self.stream(stream)),
             Op::Complete { stream } => self.driver.complete(self.stream(stream)),
             Op::Resume { stream } => self.driver.resume(self.stream(stream)),
+            Op::BeginCapture { stream } => self.set_capturing(self.stream(stream), true),
+            Op::EndCapture { stream } => self.set_capturing(self.stream(stream), false),
             Op::ReserveRange { .. }
             | Op::GrowRange { .. }
             | Op::ShrinkRange { .. }
@@ -266,7 +270,7 @@ impl<D: Device> Runner<D> {
                         panic!("{trimmed:?} of {before} bytes")
                     }
                     // A chunk whose release fails stays, and the others go.
-                    Ok(_) if self.struck() || !self.promising => {}
+                    Ok(_) if self.struck() || !self.is_promising() => {}
                     Ok(trimmed) => self.seat().oracle.check_trimmed(&self.world, self.allocator(), keep_bytes, trimmed),
                     Err(AllocError::Driver(error)) => self.expect_injected(&error),
                     Err(other) => panic!("trim answered {other}"),
@@ -295,8 +299,8 @@ impl<D: Device> Runner<D> {
         }
     }
 
-    /// As [`step`](Self::step) where some memory is out of use, for good or while a stream is captured: an out-of-memory
-    /// report breaks no promise, and a trim may leave some.
+    /// As [`step`](Self::step) where some memory is out of use for good: an out-of-memory report breaks no promise, and a
+    /// trim may leave some.
     ///
     /// # Panics
     /// When something else is wrong.
@@ -318,6 +322,32 @@ impl<D: Device> Runner<D> {
         self.streams[usize::from(number) % self.streams.len()]
     }
 
+    fn set_capturing(&self, stream: StreamId, capturing: bool) {
+        self.driver.inner().inner().set_capturing(stream, capturing);
+    }
+
+    /// Whether any stream is being captured: memory that waits for it is out of use meanwhile.
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.streams.iter().any(|stream| self.driver.is_capturing(*stream))
+    }
+
+    /// Whether a request for memory that is free must be served.
+    pub(crate) fn is_promising(&self) -> bool {
+        self.promising && !self.is_capturing()
+    }
+
+    /// Orders later work of a stream behind another's, as a caller does. False where a capture forbids it.
+    pub(crate) fn order(&self, earlier: StreamId, later: StreamId) -> bool {
+        if earlier == later {
+            return true;
+        }
+        if self.driver.is_capturing(earlier) || self.driver.is_capturing(later) {
+            return false;
+        }
+        self.driver.inner().order(earlier, later).expect("a caller can order its streams");
+        true
+    }
+
     /// Ends everything and looks at what is left.
     ///
     /// # Panics
@@ -326,6 +356,9 @@ impl<D: Device> Runner<D> {
         self.driver.disarm();
         if !self.checked {
             self.check();
+        }
+        for stream in &self.streams {
+            self.set_capturing(*stream, false);
         }
         while !self.seats.is_empty() {
             self.current = self.seats.len() - 1;
@@ -378,7 +411,7 @@ impl<D: Device> Runner<D> {
             assert!(bytes > 2 * self.world.bytes(), "{error}");
         }
         if let AllocError::OutOfMemory(report) = &error
-            && self.promising
+            && self.is_promising()
             && !self.struck()
             && !self.seat().lost
         {
@@ -403,7 +436,7 @@ impl<D: Device> Runner<D> {
             AllocError::OutOfMemory(report) => {
                 self.summary.out_of_memory += 1;
                 let promise = self.seat().oracle.promise(&self.world, self.allocator(), bytes);
-                let promised = promised && self.promising && self.world.chunk_pages == 1 && promise.holds();
+                let promised = promised && self.is_promising() && self.world.chunk_pages == 1 && promise.holds();
                 assert!(!promised || struck || self.seat().lost, "the promise: {promise:?}\n{report}");
                 assert_eq!(report.requested_bytes, bytes);
                 self.seat().oracle.check_report(self.allocator(), report, &promise);
@@ -475,9 +508,8 @@ impl<D: Device> Runner<D> {
         if block.home != stream && !block.recorded.contains(&stream) && !self.record(block.addr, stream) {
             return;
         }
-        let witness = self.driver.inner();
-        if stream != block.last_user {
-            witness.order(block.last_user, stream).expect("a caller can order its streams");
+        if !self.order(block.last_user, stream) {
+            return;
         }
         if write {
             let seed = self.fresh_seed();

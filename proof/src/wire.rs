@@ -54,10 +54,10 @@ fn operation(record: &[u8]) -> Op {
     let bytes = u32::from_le_bytes([record[4], record[5], record[6], record[7]]);
     match record[0] % 32 {
         // Sizes around the device's: the top byte is rarely of use.
-        0 | 1 | 27..=29 => {
+        0 | 1 | 27 | 28 => {
             Op::Alloc { bytes: if small & 0x80 == 0 { bytes % (2 << 20) } else { bytes }, align: small & 0x1f, stream }
         }
-        2 | 30 | 31 => Op::Free { block },
+        2 | 30 => Op::Free { block },
         3 => Op::Record { block, stream: small },
         4 => Op::Write { block, stream: small },
         5 => Op::Read { block, stream: small },
@@ -81,6 +81,8 @@ fn operation(record: &[u8]) -> Op {
         24 => Op::CloseHandle,
         25 => Op::OpenAllocator,
         26 => Op::UseAllocator { allocator: small },
+        29 => Op::BeginCapture { stream },
+        31 => Op::EndCapture { stream },
         _ => Op::Bad { misuse: Misuse::ALL[usize::from(small) % Misuse::ALL.len()], block },
     }
 }
@@ -124,6 +126,8 @@ pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
             Op::CloseHandle => (24, 0, 0, 0),
             Op::OpenAllocator => (25, 0, 0, 0),
             Op::UseAllocator { allocator } => (26, allocator, 0, 0),
+            Op::BeginCapture { stream } => (29, 0, u16::from(stream), 0),
+            Op::EndCapture { stream } => (31, 0, u16::from(stream), 0),
         };
         bytes.extend([tag, small]);
         bytes.extend(number.to_le_bytes());

@@ -28,7 +28,7 @@ use crate::units::{ByteSize, DeviceAddr, GIB, MIB, StreamId};
 use pages::Pages;
 use queues::{NoEvent, PushError, Queues, Run};
 use rustix::io::Errno;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::time::Duration;
 use task::{Span, Task};
@@ -94,6 +94,7 @@ struct Books {
     ledger: Ledger,
     pages: Pages,
     in_flight: HashMap<u64, InFlight>,
+    capturing: HashSet<StreamId>,
     next_ticket: u64,
     mismatches: Vec<Mismatch>,
     violations: Vec<Violation>,
@@ -135,6 +136,7 @@ impl HostDriver {
                 ),
                 pages: Pages::new().map_err(|errno| kernel(DriverCall::Open, errno))?,
                 in_flight: HashMap::new(),
+                capturing: HashSet::new(),
                 next_ticket: 0,
                 mismatches: Vec::new(),
                 violations: Vec::new(),
@@ -151,6 +153,17 @@ impl HostDriver {
     /// Other processes hold `bytes` of the device from now on. More than is free: nothing is free.
     pub fn set_external(&self, bytes: u64) {
         self.books.lock().ledger.set_external(bytes);
+    }
+
+    /// `stream` is being captured from now on: recording an event on it or making it wait is refused. Work runs as if the
+    /// graph were launched at once; events recorded before may be asked and waited for.
+    pub fn begin_capture(&self, stream: StreamId) {
+        self.books.lock().capturing.insert(stream);
+    }
+
+    /// Ends a capture.
+    pub fn end_capture(&self, stream: StreamId) {
+        self.books.lock().capturing.remove(&stream);
     }
 
     /// The calls made so far.
@@ -199,6 +212,15 @@ impl HostDriver {
         let text = format!("{event:?} was destroyed or is not an event of this driver");
         self.books.lock().violations.push(Violation { call, text: text.clone() });
         DriverError::new(call, DriverErrorKind::InvalidHandle, text)
+    }
+
+    fn not_capturing(&self, call: DriverCall, stream: StreamId) -> DriverResult<()> {
+        let mut books = self.books.lock();
+        let answer = match books.capturing.contains(&stream) {
+            true => Err(Refusal::Misuse(format!("{stream:?} is being captured"))),
+            false => Ok(()),
+        };
+        books.enforce(call, answer)
     }
 
     fn event_error(
@@ -310,6 +332,10 @@ impl StreamDriver for HostDriver {
         if self.queues.has_stream(stream) { Ok(()) } else { Err(no_stream(DriverCall::Stream, stream)) }
     }
 
+    fn is_capturing(&self, stream: StreamId) -> bool {
+        self.books.lock().capturing.contains(&stream)
+    }
+
     fn event_create(&self) -> DriverResult<EventHandle> {
         self.count(DriverCall::EventCreate);
         Ok(self.queues.create_event())
@@ -322,6 +348,7 @@ impl StreamDriver for HostDriver {
 
     fn event_record(&self, event: EventHandle, stream: StreamId) -> DriverResult<()> {
         self.count(DriverCall::EventRecord);
+        self.not_capturing(DriverCall::EventRecord, stream)?;
         self.queues.record(event, stream).map_err(self.event_error(DriverCall::EventRecord, stream, event))
     }
 
@@ -337,6 +364,7 @@ impl StreamDriver for HostDriver {
 
     fn stream_wait(&self, stream: StreamId, event: EventHandle) -> DriverResult<()> {
         self.count(DriverCall::StreamWait);
+        self.not_capturing(DriverCall::StreamWait, stream)?;
         self.queues.wait(stream, event).map_err(self.event_error(DriverCall::StreamWait, stream, event))
     }
 }
@@ -550,5 +578,22 @@ mod tests {
         driver.synchronize(MAIN).unwrap();
         driver.unmap(addr, PAGE).unwrap();
         assert_eq!((driver.take_violations(), driver.host_waits()), (Vec::new(), 1));
+    }
+
+    #[test]
+    fn a_capturing_stream_takes_no_events() {
+        let driver = HostDriver::new(HostConfig::default()).unwrap();
+        let (event, late) = (driver.event_create().unwrap(), driver.event_create().unwrap());
+        driver.event_record(event, MAIN).unwrap();
+        driver.begin_capture(MAIN);
+        assert!(driver.is_capturing(MAIN));
+        driver.event_synchronize(event).unwrap();
+        driver.event_record(late, MAIN).unwrap_err();
+        driver.stream_wait(MAIN, event).unwrap_err();
+        let violations = driver.take_violations();
+        assert!(violations.len() == 2 && violations[0].text.contains("is being captured"), "{violations:?}");
+        driver.end_capture(MAIN);
+        driver.stream_wait(MAIN, event).unwrap();
+        assert_eq!(driver.take_violations(), Vec::new());
     }
 }
