@@ -27,6 +27,49 @@ fn a_snapshot_has_what_was_asked_for() {
 }
 
 #[test]
+fn a_snapshot_says_who_uses_a_block() {
+    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 2 * PAGE, ..ModelConfig::default() }));
+    let (other, third) = (driver.create_stream().unwrap(), driver.create_stream().unwrap());
+    let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let blocks = [(); 2].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+    allocator.free(blocks[1]).unwrap();
+    let borrowed = allocator.alloc(PAGE / 2, other).unwrap();
+    assert_eq!((borrowed, allocator.stats().borrowed), (blocks[1], 1), "there is no other memory");
+    for stream in [other, third, third, MAIN] {
+        allocator.record_stream(borrowed, stream).unwrap();
+    }
+    let snapshot = allocator.snapshot();
+    let users: Vec<_> = snapshot.segments.iter().flat_map(|segment| &segment.blocks).collect();
+    let users: Vec<_> = users.iter().map(|block| (block.addr, block.borrowed_by, &block.recorded_on[..])).collect();
+    let rest = borrowed.offset(PAGE / 2);
+    assert_eq!(users, [(blocks[0], None, &[][..]), (borrowed, Some(other), &[third, MAIN]), (rest, None, &[])]);
+}
+
+#[test]
+fn a_report_says_what_waits() {
+    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 5 * PAGE, ..ModelConfig::default() }));
+    let captured = driver.create_stream().unwrap();
+    driver.set_external(PAGE);
+    let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let waiting = allocator.alloc(2 * PAGE, MAIN).unwrap();
+    allocator.record_stream(waiting, captured).unwrap();
+    driver.begin_capture(captured);
+    allocator.free(waiting).unwrap();
+    let _small = allocator.alloc(100, captured).unwrap();
+    let error = allocator.alloc(3 * PAGE, MAIN).unwrap_err();
+    let report = error.report().unwrap();
+    assert_eq!((report.pending_bytes, report.cached_bytes), (2 * PAGE, PAGE - 512));
+    assert_eq!((report.free_bytes, report.obtainable_bytes, report.others_bytes), (4 * PAGE - 512, PAGE, PAGE));
+    assert_eq!((report.pinned.by_pending_bytes, report.pinned.by_live_bytes), (2 * PAGE, PAGE - 512));
+    assert!(report.verdict().starts_with("There are enough free bytes (8.00 MiB)"), "{}", report.verdict());
+    driver.end_capture(captured);
+    allocator.alloc(3 * PAGE, MAIN).unwrap();
+    let error = allocator.alloc(PAGE, MAIN).unwrap_err();
+    let verdict = error.report().unwrap().verdict();
+    assert!(verdict.starts_with("No allocator could have served this: 2 MiB were asked for"), "{verdict}");
+}
+
+#[test]
 fn small_blocks_are_below_64_kib() {
     let (_, allocator) = allocator();
     for (bytes, kind) in [(64 * KIB - 512, RegionKind::Small), (64 * KIB, RegionKind::Large)] {

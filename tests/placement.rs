@@ -26,3 +26,15 @@ fn a_chunk_is_not_mapped_beyond_its_hole() {
     assert_eq!(block, blocks[3].offset(PAGE));
     allocator.check();
 }
+
+#[test]
+fn a_hole_is_filled_to_its_end() {
+    let driver = Arc::new(ModelDriver::new(ModelConfig::default()));
+    let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let alloc = |pages| allocator.alloc(pages * PAGE, MAIN).unwrap();
+    let blocks = [alloc(1), alloc(3), alloc(1)];
+    allocator.free(blocks[1]).unwrap();
+    allocator.trim(0).unwrap();
+    assert_eq!(alloc(3), blocks[1]);
+    allocator.check();
+}

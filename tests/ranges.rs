@@ -54,6 +54,23 @@ fn what_ranges_hold_is_neither_free_nor_anybody_elses() {
     allocator.free(block).unwrap();
 }
 
+#[test]
+fn a_range_takes_no_more_than_it_has_room_for() {
+    let allocator = Allocator::builder(model(16)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let [mut giver, mut taker] = [6, 4].map(|pages| allocator.reserve_range(pages * PAGE).unwrap());
+    giver.grow(6 * PAGE, StreamId::DEFAULT).unwrap();
+    taker.grow(2 * PAGE, StreamId::DEFAULT).unwrap();
+    match taker.take_from(&mut giver, 3 * PAGE, StreamId::DEFAULT) {
+        Err(AllocError::TooLarge { requested, region_bytes, .. }) => {
+            assert_eq!((requested, region_bytes), (3 * PAGE, 4 * PAGE));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!((giver.mapped_bytes(), taker.mapped_bytes()), (6 * PAGE, 2 * PAGE));
+    assert_eq!(taker.take_from(&mut giver, 2 * PAGE, StreamId::DEFAULT).unwrap(), 2 * PAGE, "to the last page");
+    allocator.check();
+}
+
 /// What was taken from the end is still mapped there until the stream that took it has passed, and that stream is being
 /// captured: it cannot be waited for.
 #[test]
