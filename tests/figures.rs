@@ -18,8 +18,10 @@ fn allocator() -> (Arc<ModelDriver>, Allocator<ModelDriver>) {
 #[test]
 fn a_snapshot_has_what_was_asked_for() {
     let (_, allocator) = allocator();
+    allocator.set_budget(5 * PAGE).unwrap();
     let block = allocator.alloc(1000, MAIN).unwrap();
     let snapshot = allocator.snapshot();
+    assert_eq!((snapshot.budget_bytes, snapshot.page_bytes), (5 * PAGE, PAGE));
     let blocks: Vec<_> = snapshot.segments.iter().flat_map(|segment| &segment.blocks).collect();
     let sizes: Vec<_> = blocks.iter().map(|block| (block.bytes, block.requested_bytes)).collect();
     assert_eq!((blocks[0].addr, &sizes[..]), (block, &[(KIB, 1000), (PAGE - KIB, 0)][..]));
@@ -61,7 +63,9 @@ fn a_report_says_what_waits() {
     assert_eq!((report.pending_bytes, report.cached_bytes), (2 * PAGE, PAGE - 512));
     assert_eq!((report.free_bytes, report.obtainable_bytes, report.others_bytes), (4 * PAGE - 512, PAGE, PAGE));
     assert_eq!((report.pinned.by_pending_bytes, report.pinned.by_live_bytes), (2 * PAGE, PAGE - 512));
-    assert!(report.verdict().starts_with("There are enough free bytes (8.00 MiB)"), "{}", report.verdict());
+    let verdict = report.verdict();
+    assert!(verdict.starts_with("There are enough free bytes (8.00 MiB)"), "{verdict}");
+    assert!(verdict.contains(" 4 MiB wait for streams") && verdict.contains(" The rest lies beside"), "{verdict}");
     driver.end_capture(captured);
     allocator.alloc(3 * PAGE, MAIN).unwrap();
     let error = allocator.alloc(PAGE, MAIN).unwrap_err();
@@ -78,6 +82,46 @@ fn small_blocks_are_below_64_kib() {
         let holds = |segment: &&SegmentSnapshot| (segment.addr..segment.addr.offset(segment.bytes)).contains(&block);
         assert_eq!(snapshot.segments.iter().find(holds).unwrap().kind, kind);
     }
+}
+
+#[test]
+fn fragmentation_is_what_remapping_makes_good() {
+    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 6 * PAGE, ..ModelConfig::default() }));
+    let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let blocks = [(); 5].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+    for number in [0, 2, 3] {
+        allocator.free(blocks[number]).unwrap();
+    }
+    let fragmentation = allocator.stats().fragmentation;
+    assert_eq!(fragmentation.largest_cached_bytes, 2 * PAGE);
+    assert_eq!((fragmentation.free_bytes, fragmentation.largest_with_remapping_bytes), (4 * PAGE, 4 * PAGE));
+    allocator.alloc(4 * PAGE, MAIN).unwrap();
+}
+
+#[test]
+fn chunks_that_move_are_counted() {
+    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 4 * PAGE, ..ModelConfig::default() }));
+    let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let blocks = [(); 4].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+    let moved = || (allocator.stats().harvested_chunks, allocator.stats().reused_views);
+    allocator.free(blocks[0]).unwrap();
+    allocator.free(blocks[2]).unwrap();
+    let joined = allocator.alloc(2 * PAGE, MAIN).unwrap();
+    assert_eq!(moved(), (2, 0));
+    allocator.free(joined).unwrap();
+    allocator.free(blocks[1]).unwrap();
+    assert_eq!(allocator.alloc(3 * PAGE, MAIN).unwrap(), blocks[0], "both are mapped there still");
+    assert_eq!(moved(), (4, 2));
+}
+
+#[test]
+fn sizes_are_counted_by_powers_of_two() {
+    let (_, allocator) = allocator();
+    for bytes in [0, 100, 512, 1024, 3 * KIB, PAGE] {
+        allocator.alloc(bytes, MAIN).unwrap();
+    }
+    let sizes: Vec<_> = allocator.stats().sizes.iter().map(|range| (range.from_bytes, range.allocs)).collect();
+    assert_eq!(sizes, [(512, 3), (KIB, 1), (2 * KIB, 1), (PAGE, 1)]);
 }
 
 #[test]

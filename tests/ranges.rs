@@ -106,6 +106,19 @@ fn a_chunk_too_large_for_a_range_is_made_anew() {
 }
 
 #[test]
+fn chunks_that_fit_are_not_made_anew() {
+    let driver = model(8);
+    let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let block = allocator.alloc(8 * PAGE, StreamId::DEFAULT).unwrap();
+    allocator.free(block).unwrap();
+    let mut range = allocator.reserve_range(8 * PAGE).unwrap();
+    range.grow(6 * PAGE, StreamId::DEFAULT).unwrap();
+    let calls = allocator.stats().driver_calls;
+    assert_eq!((calls.create, calls.release), (8, 0));
+    allocator.check();
+}
+
+#[test]
 fn a_range_takes_what_the_heaps_have_free() {
     let driver = model(16);
     let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();

@@ -190,12 +190,20 @@ impl OutOfMemory {
             );
         }
         if !self.satisfiable_by_whole_pages {
-            return format!(
+            let mut text = format!(
                 "There are enough free bytes ({free}) but not enough whole pages: remapping moves pages of {}, and whole \
-                 free pages and unused budget come to {}. The rest lies beside live allocations in pages that they use.",
+                 free pages and unused budget come to {}.",
                 ByteSize(self.page_bytes),
                 ByteSize(self.obtainable_bytes)
             );
+            if self.pinned.by_pending_bytes > 0 {
+                let waiting = ByteSize(self.pinned.by_pending_bytes);
+                text.push_str(&format!(" {waiting} wait for streams that use them still."));
+            }
+            if self.pinned.by_live_bytes > 0 {
+                text.push_str(" The rest lies beside live allocations in pages that they use.");
+            }
+            return text;
         }
         format!(
             "{} in whole free pages would cover the request, but no stretch of addresses could be arranged for it now.",
