@@ -113,8 +113,22 @@ fn chunks_that_fit_are_not_made_anew() {
     allocator.free(block).unwrap();
     let mut range = allocator.reserve_range(8 * PAGE).unwrap();
     range.grow(6 * PAGE, StreamId::DEFAULT).unwrap();
-    let calls = allocator.stats().driver_calls;
-    assert_eq!((calls.create, calls.release), (8, 0));
+    let stats = allocator.stats();
+    assert_eq!((stats.driver_calls.create, stats.driver_calls.release), (8, 0));
+    assert_eq!((stats.cached_bytes, stats.idle_bytes), (2 * PAGE, 0), "no more than was needed");
+    allocator.check();
+}
+
+#[test]
+fn no_more_is_made_anew_than_needed() {
+    let chunks = ChunkPolicy::Fixed(4 * PAGE);
+    let allocator = Allocator::builder(model(12)).chunk_policy(chunks).build().unwrap();
+    let block = allocator.alloc(12 * PAGE, StreamId::DEFAULT).unwrap();
+    allocator.free(block).unwrap();
+    let mut range = allocator.reserve_range(8 * PAGE).unwrap();
+    range.grow(2 * PAGE, StreamId::DEFAULT).unwrap();
+    let stats = allocator.stats();
+    assert_eq!((stats.driver_calls.release, stats.cached_bytes), (1, 8 * PAGE));
     allocator.check();
 }
 
