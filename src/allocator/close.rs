@@ -57,15 +57,8 @@ impl<D: Driver> Inner<D> {
             for at in mapper.views_of(chunk) {
                 note(self.unmap_view(&mut mapper, at));
             }
-            let views_left = !mapper.views_of(chunk).is_empty();
-            let handle = mapper.pool.get(chunk).handle;
-            if views_left {
-                // The handle can go; the memory goes with its last mapping.
-                note(self.driver.release(handle));
-            } else {
-                note(self.driver.release(handle));
-                mapper.pool.remove(chunk);
-            }
+            // What is mapped still goes with its last mapping.
+            note(self.driver.release(mapper.pool.get(chunk).handle));
         }
         let mapped = mapper.mappings() > 0;
         for (addr, bytes) in mapper.left_behind.iter().filter(|_| !mapped) {

@@ -1,7 +1,7 @@
 //! What streams have passed: sealing, asking, waiting, ordering, and the blocks that wait for it.
 
 use super::Inner;
-use super::state::{RegionKind, StreamHeap};
+use super::state::StreamHeap;
 use crate::driver::{Driver, DriverError, DriverErrorKind, StreamDriver};
 use crate::stream::{Fence, StreamClock, StreamIndex};
 use crate::sync::Ordering;
@@ -67,9 +67,7 @@ impl<D: Driver> Inner<D> {
             // and only believed to be later.
             let mut state = stream.lock();
             if state.epoch >= self.geometry.epoch_limit {
-                drop(state);
-                self.renumber(stream, clock)?;
-                state = stream.lock();
+                state.renumber();
             }
             state.epoch += 1;
             state.dirty = false;
@@ -86,24 +84,6 @@ impl<D: Driver> Inner<D> {
             state.dirty = true;
         }
         sealed
-    }
-
-    /// Starts the 32-bit epochs of a stream's blocks anew, once in 2^32 seals: waits for the stream to pass them all.
-    fn renumber(&self, stream: &StreamHeap, clock: &mut StreamClock) -> Result<(), DriverError> {
-        if clock.open() > clock.passed() + 1 {
-            self.counters.host_waits.fetch_add(1, Ordering::Relaxed);
-            clock.wait(clock.open() - 1, &self.driver, &self.events)?;
-        }
-        let mut state = stream.lock();
-        let by = state.epoch - 1;
-        state.epoch -= by;
-        state.epoch_base += u64::from(by);
-        for kind in RegionKind::ALL {
-            if let Some(region) = state.region(kind) {
-                region.heap.renumber(by);
-            }
-        }
-        Ok(())
     }
 
     /// Seals and polls the other streams, so that what they are done with is known; and the stream itself as well when

@@ -126,6 +126,17 @@ impl StreamState {
         self.epoch_base + u64::from(self.epoch)
     }
 
+    /// Starts the 32-bit epochs of the blocks anew, once in 2^32 seals. What was freed before the last seal counts as freed
+    /// right before it: later than it was, which is safe.
+    pub fn renumber(&mut self) {
+        let by = self.epoch - 1;
+        self.epoch = 1;
+        self.epoch_base += u64::from(by);
+        for region in self.regions.iter_mut().flatten() {
+            region.heap.renumber(by);
+        }
+    }
+
     /// The regions there are.
     pub fn regions(&self) -> impl Iterator<Item = (RegionKind, &Region)> {
         RegionKind::ALL.into_iter().zip(&self.regions).filter_map(|(kind, region)| Some((kind, region.as_ref()?)))

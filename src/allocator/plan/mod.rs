@@ -418,7 +418,6 @@ impl Survey<'_> {
             let from = piece.start.max(start) / page_bytes;
             let to = piece.end.min(end).div_ceil(page_bytes);
             claim_start = claim_start.min(from * page_bytes);
-            claim_end = claim_end.max(to * page_bytes);
             match ranges.last_mut() {
                 Some(last) if last.1 == from => last.1 = to,
                 _ => ranges.push((from, to)),
