@@ -99,6 +99,18 @@ fn fragmentation_is_what_remapping_makes_good() {
 }
 
 #[test]
+fn a_report_counts_free_pages() {
+    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 6 * PAGE, ..ModelConfig::default() }));
+    let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let blocks = [(); 5].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+    allocator.free(blocks[1]).unwrap();
+    allocator.free(blocks[3]).unwrap();
+    let error = allocator.alloc(4 * PAGE, MAIN).unwrap_err();
+    let report = error.report().unwrap();
+    assert_eq!((report.free_bytes, report.obtainable_bytes, report.live_bytes), (3 * PAGE, 3 * PAGE, 3 * PAGE));
+}
+
+#[test]
 fn chunks_that_move_are_counted() {
     let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 4 * PAGE, ..ModelConfig::default() }));
     let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();

@@ -38,3 +38,19 @@ fn a_hole_is_filled_to_its_end() {
     assert_eq!(alloc(3), blocks[1]);
     allocator.check();
 }
+
+/// A free page behind a hole: the page before it is mapped, and no more.
+#[test]
+fn a_free_block_is_grown_downwards() {
+    let driver = Arc::new(ModelDriver::new(ModelConfig::default()));
+    let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let alloc = |pages| allocator.alloc(pages * PAGE, MAIN).unwrap();
+    let blocks = [alloc(1), alloc(4), alloc(1), alloc(1)];
+    allocator.free(blocks[1]).unwrap();
+    allocator.trim(0).unwrap();
+    allocator.free(blocks[2]).unwrap();
+    assert_eq!(allocator.reserved_bytes(), 3 * PAGE);
+    assert_eq!(alloc(2).offset(PAGE), blocks[2]);
+    assert_eq!(allocator.reserved_bytes(), 4 * PAGE);
+    allocator.check();
+}

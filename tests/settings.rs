@@ -1,8 +1,8 @@
 //! Settings of the builder at the edges of their ranges.
 
 use gapless::Allocator;
-use gapless::allocator::{AllocError, BuildError, Builder};
-use gapless::driver::{ModelConfig, ModelDriver};
+use gapless::allocator::{AllocError, BuildError, Builder, FreeError};
+use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
 use gapless::units::{KIB, MIB, StreamId, TIB};
 use std::sync::Arc;
 
@@ -63,4 +63,21 @@ fn the_largest_request_is_a_region() {
     assert_eq!(largest(builder().region_bytes(u64::MAX)), 64 * TIB, "and no more than fits a device's addresses");
     assert_eq!(largest(builder().budget(40 * MIB)), 256 * MIB, "four budgets or more");
     assert_eq!(largest(builder().budget(64 * MIB)), 256 * MIB);
+}
+
+#[test]
+fn a_stream_too_many_is_refused() {
+    let driver = Arc::new(ModelDriver::default());
+    let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+    let block = allocator.alloc(PAGE, StreamId::DEFAULT).unwrap();
+    let known = (1..).find_map(|known| {
+        let stream = driver.create_stream().unwrap();
+        let refused = allocator.record_stream(block, stream).err()?;
+        assert!(matches!(refused, FreeError::TooManyStreams { limit } if limit == known), "{refused}");
+        assert!(matches!(allocator.alloc(PAGE, stream), Err(AllocError::TooManyStreams { limit }) if limit == known));
+        Some(known)
+    });
+    assert_eq!(allocator.stats().streams, known.unwrap() as u64);
+    allocator.check();
+    allocator.free(block).unwrap();
 }
