@@ -71,6 +71,17 @@ fn a_range_takes_no_more_than_it_has_room_for() {
     allocator.check();
 }
 
+#[test]
+fn pages_come_back_to_where_they_were() {
+    let allocator = Allocator::builder(model(16)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let [mut giver, mut taker] = [(); 2].map(|()| allocator.reserve_range(4 * PAGE).unwrap());
+    giver.grow(2 * PAGE, StreamId::DEFAULT).unwrap();
+    assert_eq!(taker.take_from(&mut giver, 2 * PAGE, StreamId::DEFAULT).unwrap(), 2 * PAGE);
+    assert_eq!(giver.take_from(&mut taker, 2 * PAGE, StreamId::DEFAULT).unwrap(), 2 * PAGE);
+    assert_eq!((giver.mapped_bytes(), taker.mapped_bytes()), (2 * PAGE, 0));
+    allocator.check();
+}
+
 /// What was taken from the end is still mapped there until the stream that took it has passed, and that stream is being
 /// captured: it cannot be waited for.
 #[test]
