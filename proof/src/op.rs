@@ -56,7 +56,7 @@ pub enum Op {
         /// Stream.
         stream: u8,
     },
-    /// The stream is captured into a graph from now on; what is launched there runs as if the graph were at once.
+    /// The stream is captured into a graph from now on; what is launched there runs at once.
     BeginCapture {
         /// Stream.
         stream: u8,
