@@ -27,6 +27,23 @@ fn a_chunk_is_not_mapped_beyond_its_hole() {
     allocator.check();
 }
 
+/// The same with pages to spare in the hole: five, of which the request needs two, and a free chunk of six.
+#[test]
+fn a_chunk_is_not_mapped_beyond_the_spare_pages_of_its_hole() {
+    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 8 * PAGE, ..ModelConfig::default() }));
+    let other = driver.create_stream().unwrap();
+    let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(6 * PAGE)).build().unwrap();
+    let alloc = |pages, stream| allocator.alloc(pages * PAGE, stream).unwrap();
+    let [_first, hole, last] = [alloc(1, MAIN), alloc(5, MAIN), alloc(1, MAIN)];
+    allocator.free(hole).unwrap();
+    allocator.trim(0).unwrap();
+    let elsewhere = alloc(6, other);
+    driver.hold(other);
+    allocator.free(elsewhere).unwrap();
+    assert_eq!(alloc(2, MAIN), last.offset(PAGE));
+    allocator.check();
+}
+
 #[test]
 fn a_hole_is_filled_to_its_end() {
     let driver = Arc::new(ModelDriver::new(ModelConfig::default()));
