@@ -2,20 +2,23 @@
 
 use super::Inner;
 use super::plan::Request;
-use super::state::{RegionKind, Sharers, StreamHeap, StreamState};
+use super::region::{RegionId, RegionKind};
+use super::state::{Sharers, StreamHeap, StreamState};
 use crate::driver::{Driver, DriverError};
 use crate::heap::FreeBlock;
 use crate::stream::StreamIndex;
 use crate::sync::Ordering;
 use crate::units::{DeviceAddr, round_up};
 
+/// The first region of large blocks.
+const LARGE: RegionId = RegionId::first(RegionKind::Large);
 /// Of other streams' free blocks that fit, how many are looked at.
 const LOOK_AT: usize = 8;
 
 /// A free block that another stream could have.
 #[derive(Clone, Copy, Debug)]
 struct Lendable {
-    kind: RegionKind,
+    region: RegionId,
     block: FreeBlock,
     /// Where in the heap the request would start.
     start: u64,
@@ -24,15 +27,14 @@ struct Lendable {
 }
 
 impl StreamState {
-    /// The free blocks of a region that a request fits, smallest first.
+    /// The free blocks of regions of a kind that a request fits, smallest first in each.
     fn lendable(&self, kind: RegionKind, request: Request) -> impl Iterator<Item = Lendable> {
-        let region = self.regions[kind as usize].as_ref();
-        region.into_iter().flat_map(move |region| {
+        self.regions.of_kind(kind).flat_map(move |(id, region)| {
             region.heap.free_blocks_from(request.size).filter_map(move |block| {
                 let start = round_up(region.base.0 + block.offset, request.alignment)? - region.base.0;
                 let epoch = region.heap.block(block.offset).expect("indexed").epoch;
                 let fits = start.checked_add(request.size)? <= block.offset + block.size;
-                fits.then_some(Lendable { kind, block, start, epoch: self.epoch_base + u64::from(epoch) })
+                fits.then_some(Lendable { region: id, block, start, epoch: self.epoch_base + u64::from(epoch) })
             })
         })
     }
@@ -46,11 +48,11 @@ impl<D: Driver> Inner<D> {
             return None;
         }
         let mut state = heap.lock();
-        let found = state.region(RegionKind::Large)?.heap.best_fit(request.size)?;
+        let found = state.region(LARGE)?.heap.best_fit(request.size)?;
         if found.size >= self.geometry.page_bytes {
             return None;
         }
-        state.take(RegionKind::Large, request.size, waste, request.alignment)
+        state.take(LARGE, request.size, waste, request.alignment)
     }
 
     /// Takes a block of another stream that has passed its last use: one of the very size, or a piece of a page; once
@@ -88,7 +90,7 @@ impl<D: Driver> Inner<D> {
     ) -> Result<Option<DeviceAddr>, DriverError> {
         let kinds = [request.kind, request.kind.other()];
         for kind in kinds {
-            if let Some(addr) = heap.lock().take(kind, request.size, waste, request.alignment) {
+            if let Some(addr) = heap.lock().take(RegionId::first(kind), request.size, waste, request.alignment) {
                 return Ok(Some(addr));
             }
         }
@@ -124,11 +126,11 @@ impl<D: Driver> Inner<D> {
         request: Request,
         waste: u16,
     ) -> DeviceAddr {
-        let region = lender.region(found.kind).expect("a block was found in it");
+        let region = lender.region(found.region).expect("a block was found in it");
         region.heap.take_live(found.block.offset, found.start, request.size, waste);
         region.heap.share(found.start).expect("just made live");
         let addr = region.base.offset(found.start);
-        lender.sharers.insert((found.kind, found.start), Sharers { home: borrower, others: Vec::new() });
+        lender.sharers.insert((found.region, found.start), Sharers { home: borrower, others: Vec::new() });
         lender.count_alloc(request.size, waste);
         self.counters.borrowed.fetch_add(1, Ordering::Relaxed);
         addr

@@ -48,7 +48,7 @@ impl<D: Driver> Inner<D> {
             clock.check();
             assert_eq!(clock.open(), state.open_epoch(), "invariant 3: the open epoch");
             let mut live = 0;
-            for (kind, region) in state.regions() {
+            for (id, region) in state.regions.iter() {
                 region.heap.check();
                 live += region.heap.live_bytes();
                 let segment = &mapper.segments[region.segment];
@@ -79,18 +79,18 @@ impl<D: Driver> Inner<D> {
                         }
                     }
                     if block.state == BlockState::Live && block.shared {
-                        assert!(state.sharers.contains_key(&(kind, block.offset)), "a shared block has sharers");
+                        assert!(state.sharers.contains_key(&(id, block.offset)), "a shared block has sharers");
                     }
                 }
             }
             assert_eq!(live, state.live_bytes, "invariant 5: live bytes");
             for pending in &state.pending {
-                let region = state.regions[pending.kind as usize].as_ref().expect("pending blocks have a region");
+                let region = state.regions.get(pending.region).expect("pending blocks have a region");
                 let block = region.heap.block(pending.offset).expect("pending blocks are in the table");
                 assert_eq!(block.state, BlockState::Pending, "invariant 3: a pending block");
             }
-            for (kind, offset) in state.sharers.keys() {
-                let region = state.regions[*kind as usize].as_ref().expect("shared blocks have a region");
+            for (id, offset) in state.sharers.keys() {
+                let region = state.regions.get(*id).expect("shared blocks have a region");
                 let shared = region.heap.block(*offset).is_some_and(|b| b.state == BlockState::Live && b.shared);
                 assert!(shared, "sharers of a block that is not shared");
             }
@@ -112,7 +112,8 @@ impl<D: Driver> Inner<D> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::state::{RegionKind, Sharers, StreamState};
+    use super::super::region::{RegionId, RegionKind};
+    use super::super::state::{Sharers, StreamState};
     use super::super::{ChunkPolicy, Pending};
     use super::*;
     use crate::driver::{ChunkHandle, ModelConfig, ModelDriver, WorkDriver};
@@ -124,6 +125,7 @@ mod tests {
     use std::sync::Arc;
 
     const PAGE: u64 = 2 << 20;
+    const LARGE: RegionId = RegionId::first(RegionKind::Large);
 
     /// What is broken is not closed.
     type Broken = ManuallyDrop<Allocator<ModelDriver>>;
@@ -151,7 +153,7 @@ mod tests {
     /// Makes the pages `[start, start + pages)` of the region of large blocks one block of another state.
     fn set(allocator: &Broken, start: u64, pages: u64, to: BlockState) {
         with_state(allocator, |state| {
-            let heap = &mut state.region(RegionKind::Large).unwrap().heap;
+            let heap = &mut state.region(LARGE).unwrap().heap;
             let first = heap.block_around(start * PAGE).unwrap().offset;
             heap.set(first, start * PAGE, pages * PAGE, to, 1);
         });
@@ -169,13 +171,13 @@ mod tests {
             ("invariant 3: the open epoch", |allocator| with_state(allocator, |state| state.epoch += 1)),
             ("invariant 5: live bytes", |allocator| with_state(allocator, |state| state.live_bytes += 1)),
             ("invariant 3: a pending block", |allocator| {
-                let pending = Pending { kind: RegionKind::Large, offset: 0, fences: Vec::new() };
+                let pending = Pending { region: LARGE, offset: 0, fences: Vec::new() };
                 with_state(allocator, |state| state.pending.push(pending));
             }),
             ("a shared block has sharers", |allocator| with_state(allocator, |state| state.sharers.clear())),
             ("sharers of a block that is not shared", |allocator| {
                 let sharers = Sharers { home: StreamIndex(0), others: Vec::new() };
-                with_state(allocator, |state| drop(state.sharers.insert((RegionKind::Large, 0), sharers)));
+                with_state(allocator, |state| drop(state.sharers.insert((LARGE, 0), sharers)));
             }),
             ("invariant 5: blocks, ranges and idle chunks", |allocator| {
                 let pool = &mut allocator.inner.mapper.lock().pool;

@@ -3,7 +3,7 @@
 //! Addresses are reserved in *arenas* of equal, power-of-two *slots*; a slot holds one region of one stream. So the slot
 //! is a shift away once the arena is known, and there are few arenas: each new one is larger than the one before.
 
-use super::state::RegionKind;
+use super::region::RegionId;
 use crate::stream::{Slots, StreamIndex};
 use crate::sync::OnceLock;
 use crate::units::DeviceAddr;
@@ -17,7 +17,7 @@ pub struct Owner {
     /// The stream that it was reserved for.
     pub stream: StreamIndex,
     /// Which of the stream's regions.
-    pub kind: RegionKind,
+    pub region: RegionId,
 }
 
 /// One reservation, cut into slots.
@@ -106,12 +106,13 @@ impl Directory {
 
 #[cfg(test)]
 mod tests {
+    use super::super::region::RegionKind;
     use super::*;
 
     #[test]
     fn addresses_find_their_slot() {
         let directory = Directory::default();
-        let owner = |stream| Owner { stream: StreamIndex(stream), kind: RegionKind::Large };
+        let owner = |stream| Owner { stream: StreamIndex(stream), region: RegionId::first(RegionKind::Large) };
         directory.add(Arena::new(DeviceAddr(1 << 30), 1 << 20, 2));
         directory.add(Arena::new(DeviceAddr(1 << 20), 1 << 21, 1));
         let arenas: Vec<_> = directory.arenas().collect();

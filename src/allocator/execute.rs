@@ -129,7 +129,7 @@ impl<D: Driver> Inner<D> {
 
     fn target_segment(&self, plan: &Plan) -> usize {
         let mut state = self.streams.get(plan.request.stream).lock();
-        state.region(plan.request.kind).expect("the plan was made for it").segment
+        state.region(plan.request.region).expect("the plan was made for it").segment
     }
 
     /// Removes one view, whose last use has completed, from the device and the books.
@@ -225,13 +225,13 @@ impl<D: Driver> Inner<D> {
         }
         for source in &plan.sources {
             let mut state = self.streams.get(source.stream).lock();
-            let region = state.region(source.kind).expect("sources come from regions");
+            let region = state.region(source.region).expect("sources come from regions");
             let (start, len) = (source.page * page_bytes, u64::from(source.pages) * page_bytes);
             region.heap.set(start, start, len, BlockState::Hole, 0);
         }
         let mut state = self.streams.get(plan.request.stream).lock();
         let epoch = state.epoch;
-        let region = state.region(plan.request.kind).expect("the plan was made for it");
+        let region = state.region(plan.request.region).expect("the plan was made for it");
         // What is left beside the request has passed only when the waits just arranged have: the epoch that was open
         // when the plan was made may have been sealed before them.
         region.heap.set(plan.claim.0, plan.claim.0, plan.claim.1, BlockState::Claimed, epoch);
@@ -248,7 +248,7 @@ impl<D: Driver> Inner<D> {
             self.unclaim(mapper, source);
         }
         let mut state = self.streams.get(plan.request.stream).lock();
-        let region = state.region(plan.request.kind).expect("the plan was made for it");
+        let region = state.region(plan.request.region).expect("the plan was made for it");
         for piece in &plan.before {
             region.heap.set(piece.start, piece.start, piece.len, piece.state, piece.epoch);
         }
@@ -284,7 +284,7 @@ impl<D: Driver> Inner<D> {
             };
             mapper.segments[segment].table.add(view);
             mapper.pool.add_stale(chunk, view_at(segment, view.page));
-            let region = state.region(plan.request.kind).expect("the plan was made for it");
+            let region = state.region(plan.request.region).expect("the plan was made for it");
             let block = region.heap.block_around(offset).expect("the offset lies in the heap");
             region.heap.set(block.offset, offset, mapping.bytes, BlockState::Claimed, 0);
         }

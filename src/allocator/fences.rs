@@ -35,7 +35,7 @@ impl<D: Driver> Inner<D> {
             let mut state = stream.lock();
             let epoch = state.epoch;
             for block in over {
-                state.region(block.kind).expect("a pending block has a region").heap.settle(block.offset, epoch);
+                state.region(block.region).expect("a pending block has a region").heap.settle(block.offset, epoch);
             }
             waiting.append(&mut state.pending);
             state.pending = waiting;

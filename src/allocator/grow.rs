@@ -1,20 +1,15 @@
 //! The slow path of an allocation, in the order that costs least: memory that other streams are done with, a growth, a
 //! wait, any block that was kept for something else, and in the end the report.
 
+use super::Inner;
 use super::error::AllocError;
 use super::execute::Outcome;
 use super::mapper::Mapper;
 use super::plan::{Allowance, Request, plan};
-use super::state::{AllStates, RegionKind, StreamHeap, live_bytes};
-use super::{Inner, directory::Arena, directory::Owner, state::Region};
-use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
-use crate::heap::Heap;
+use super::state::{AllStates, StreamHeap, live_bytes};
+use crate::driver::{Driver, DriverError};
 use crate::physical::ChunkId;
-use crate::segment::Segment;
 use crate::units::DeviceAddr;
-
-/// Slots of the first arena: two streams.
-pub const FIRST_ARENA_SLOTS: usize = 4;
 
 impl<D: Driver> Inner<D> {
     /// Serves a request that the cached blocks of its own stream could not serve.
@@ -27,7 +22,7 @@ impl<D: Driver> Inner<D> {
         waste: u16,
         alignment: u64,
     ) -> Result<DeviceAddr, AllocError> {
-        let request = Request { stream: heap.index, kind: RegionKind::of(size), size, alignment };
+        let request = Request::new(heap.index, size, alignment);
         if self.is_forked() {
             return Err(AllocError::Forked { built_in: self.process });
         }
@@ -141,50 +136,8 @@ impl<D: Driver> Inner<D> {
     /// The hot path once more, under the mapper's lock.
     fn alloc_cached(&self, heap: &StreamHeap, request: Request, waste: u16) -> Option<DeviceAddr> {
         let mut state = heap.lock();
-        let addr = state.take(request.kind, request.size, waste, request.alignment)?;
+        let addr = state.take(request.region, request.size, waste, request.alignment)?;
         drop(state);
         Some(addr)
-    }
-
-    /// Makes sure that the stream has the region, reserving addresses if need be.
-    fn ensure_region(&self, mapper: &mut Mapper, heap: &StreamHeap, kind: RegionKind) -> Result<(), DriverError> {
-        if heap.lock().regions[kind as usize].is_some() {
-            return Ok(());
-        }
-        let owner = Owner { stream: heap.index, kind };
-        let (base, bytes) = loop {
-            let slot = self.directory.arenas().find_map(|arena| Some((arena.take_slot(owner)?, arena.slot_bytes())));
-            match slot {
-                Some(slot) => break slot,
-                None => self.add_arena(mapper)?,
-            }
-        };
-        let page_bytes = self.geometry.page_bytes;
-        let segment = mapper.segments.len();
-        mapper.segments.push(Segment::new(base, bytes, page_bytes));
-        heap.lock().regions[kind as usize] = Some(Region { heap: Heap::new(bytes), base, segment, page_bytes });
-        Ok(())
-    }
-
-    /// Reserves another arena: as many slots as wished, fewer or smaller ones where the driver has no room for them.
-    fn add_arena(&self, mapper: &mut Mapper) -> Result<(), DriverError> {
-        let (mut slot_bytes, mut slots) = (self.geometry.slot_bytes, mapper.next_arena_slots);
-        loop {
-            match self.driver.reserve(slot_bytes * slots as u64, self.geometry.page_bytes) {
-                Ok(base) => {
-                    mapper.next_arena_slots = slots * 2;
-                    let added = self.directory.add(Arena::new(base, slot_bytes, slots));
-                    assert!(added, "arenas double in size: the address space ends first");
-                    return Ok(());
-                }
-                Err(error) if error.kind == DriverErrorKind::OutOfMemory && slots > 1 => slots /= 2,
-                Err(error)
-                    if error.kind == DriverErrorKind::OutOfMemory && slot_bytes > self.geometry.page_bytes * 32 =>
-                {
-                    slot_bytes /= 2;
-                }
-                Err(error) => return Err(error),
-            }
-        }
     }
 }

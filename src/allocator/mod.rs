@@ -4,6 +4,7 @@
 //! nothing else; everything that talks to the driver about mappings runs under the mapper's lock, and never under a
 //! stream's. Lock order: mapper, stream clock, stream states in the order of their numbers.
 
+mod addresses;
 mod borrow;
 mod check;
 mod close;
@@ -19,6 +20,7 @@ mod peak;
 mod plain;
 mod plan;
 mod range;
+mod region;
 mod snapshot;
 mod state;
 mod stats;
@@ -31,8 +33,8 @@ pub use error::{AddressFacts, AllocError, BuildError, CloseError, FreeError, Lea
 pub use oom::{OutOfMemory, Pinned, StreamUse};
 pub use plain::PlainAllocator;
 pub use range::VirtualRange;
+pub use region::{RegionKind, SMALL_BELOW};
 pub use snapshot::{BlockSnapshot, ChunkSnapshot, SegmentSnapshot, Snapshot};
-pub use state::{RegionKind, SMALL_BELOW};
 pub use stats::{Fragmentation, SizeRange, Stats};
 pub use trim::Trimmed;
 
@@ -47,6 +49,7 @@ use directory::{Directory, Owner, Place};
 use error::facts_of;
 use mapper::Mapper;
 use peak::PeakMeter;
+use region::RegionId;
 use state::{AllStates, Pending, Sharers, StreamHeap, StreamState, size_range};
 
 /// A GPU memory allocator for one device. Cheap to clone; every clone is the same allocator.
@@ -104,7 +107,7 @@ impl<D: Driver> Allocator<D> {
             sizes: ChunkSizes::new(geometry.chunk_policy, geometry.page_bytes),
             segments: Vec::new(),
             left_behind: Vec::new(),
-            next_arena_slots: grow::FIRST_ARENA_SLOTS,
+            next_arena_slots: addresses::FIRST_ARENA_SLOTS,
             poisoned: 0,
             harvested_chunks: 0,
             reused_views: 0,
@@ -197,8 +200,8 @@ impl<D: Driver> Allocator<D> {
 
 impl StreamState {
     #[inline]
-    fn take(&mut self, kind: RegionKind, size: u64, waste: u16, alignment: u64) -> Option<DeviceAddr> {
-        let region = self.regions[kind as usize].as_mut()?;
+    fn take(&mut self, region: RegionId, size: u64, waste: u16, alignment: u64) -> Option<DeviceAddr> {
+        let region = self.region(region)?;
         let offset = if alignment == GRANULE {
             region.heap.alloc(size, waste)?
         } else {
@@ -229,7 +232,7 @@ impl<D: Driver> Inner<D> {
             None => self.add_stream(stream)?,
         };
         let mut state = heap.lock();
-        let taken = state.take(RegionKind::of(size), size, waste, alignment);
+        let taken = state.take(RegionId::first(RegionKind::of(size)), size, waste, alignment);
         let at_peak = state.live_bytes > state.live_limit;
         drop(state);
         let addr = match taken {
@@ -268,7 +271,7 @@ impl<D: Driver> Inner<D> {
         let heap = self.streams.get(owner.stream);
         let mut state = heap.lock();
         let epoch = state.epoch;
-        let Some(region) = state.region(owner.kind) else { return Err(self.refuse(addr)) };
+        let Some(region) = state.region(owner.region) else { return Err(self.refuse(addr)) };
         match region.heap.free(offset, epoch) {
             Ok(block) => {
                 state.live_bytes -= block.size - u64::from(block.waste);
@@ -291,7 +294,7 @@ impl<D: Driver> Inner<D> {
     #[cold]
     fn free_shared(&self, addr: DeviceAddr, owner: Owner, offset: u64) -> Result<(), FreeError> {
         let heap = self.streams.get(owner.stream);
-        let sharers = heap.lock().sharers.get(&(owner.kind, offset)).cloned();
+        let sharers = heap.lock().sharers.get(&(owner.region, offset)).cloned();
         let Some(sharers) = sharers else { return Err(self.refuse(addr)) };
         let mut users = sharers.others;
         if sharers.home != owner.stream {
@@ -303,7 +306,7 @@ impl<D: Driver> Inner<D> {
             .map(|user| Fence { stream: *user, epoch: self.streams.get(*user).clock.lock().open() })
             .collect();
         let mut state = heap.lock();
-        let Some(region) = state.region(owner.kind) else { return Err(self.refuse(addr)) };
+        let Some(region) = state.region(owner.region) else { return Err(self.refuse(addr)) };
         let Ok(block) = region.heap.free_later(offset) else {
             drop(state);
             return Err(self.refuse(addr));
@@ -311,8 +314,8 @@ impl<D: Driver> Inner<D> {
         state.live_bytes -= block.size - u64::from(block.waste);
         state.tally.frees += 1;
         state.dirty = true;
-        state.sharers.remove(&(owner.kind, offset));
-        state.pending.push(Pending { kind: owner.kind, offset, fences });
+        state.sharers.remove(&(owner.region, offset));
+        state.pending.push(Pending { region: owner.region, offset, fences });
         drop(state);
         // Record early, so that the event completes as soon as it can; what fails here is tried again when needed.
         for user in users {
@@ -338,14 +341,14 @@ impl<D: Driver> Inner<D> {
             })?,
         };
         let mut state = self.streams.get(owner.stream).lock();
-        let shared = state.region(owner.kind).map(|region| region.heap.share(offset));
+        let shared = state.region(owner.region).map(|region| region.heap.share(offset));
         if !matches!(shared, Some(Ok(()))) {
             drop(state);
             return Err(self.refuse(addr));
         }
         let sharers = state
             .sharers
-            .entry((owner.kind, offset))
+            .entry((owner.region, offset))
             .or_insert_with(|| Sharers { home: owner.stream, others: Vec::new() });
         if user.index != sharers.home && !sharers.others.contains(&user.index) {
             sharers.others.push(user.index);
@@ -363,7 +366,7 @@ impl<D: Driver> Inner<D> {
             Place::Region(owner, offset) => {
                 let mut state = self.streams.get(owner.stream).lock();
                 state
-                    .region(owner.kind)
+                    .region(owner.region)
                     .and_then(|region| {
                         let block = region.heap.block_around(offset)?;
                         let start = region.base.offset(block.offset);

@@ -131,12 +131,12 @@ impl<D: Driver> Inner<D> {
         for (stream, state) in self.streams.iter().zip(&states) {
             let mut part =
                 StreamUse { stream: stream.id, live_bytes: state.live_bytes, cached_bytes: 0, pending_bytes: 0 };
-            for (kind, region) in state.regions() {
+            for (id, region) in state.regions.iter() {
                 part.cached_bytes += region.heap.free_bytes();
                 part.pending_bytes += region.heap.pending_bytes();
                 report.live_block_bytes += region.heap.live_block_bytes();
                 for block in region.heap.blocks_unordered().filter(|block| block.state == BlockState::Live) {
-                    let home = state.sharers.get(&(kind, block.offset)).map_or(stream.index, |sharers| sharers.home);
+                    let home = state.sharers.get(&(id, block.offset)).map_or(stream.index, |sharers| sharers.home);
                     report.note_large(LargeAllocation {
                         addr: region.base.offset(block.offset),
                         bytes: block.size - u64::from(block.waste),

@@ -5,7 +5,6 @@
 
 use super::error::AllocError;
 use super::plan::{Request, Source, claim_sources, free_chunks, view_at};
-use super::state::RegionKind;
 use super::{Allocator, Inner, mapper::Mapper};
 use crate::driver::{Driver, DriverCall, DriverError, DriverErrorKind, MemoryDriver};
 use crate::physical::ChunkId;
@@ -411,7 +410,7 @@ impl<D: Driver> Inner<D> {
                 || self.settle_left_behind(mapper)?;
             if !found {
                 let size = pages * self.geometry.page_bytes;
-                let request = Request { stream: user, kind: RegionKind::Large, size, alignment: 1 };
+                let request = Request::new(user, size, 1);
                 return Err(self.out_of_memory(mapper, requested, request, refused.as_ref()));
             }
         }

@@ -1,7 +1,8 @@
 //! Snapshot: every segment, chunk and block as plain data.
 
 use super::error::Leak;
-use super::state::{RegionKind, StreamState};
+use super::region::{Region, RegionId, RegionKind};
+use super::state::StreamState;
 use super::{Allocator, Inner};
 use crate::driver::Driver;
 use crate::heap::BlockState;
@@ -80,9 +81,9 @@ impl<D: Driver> Inner<D> {
     pub(super) fn for_each_live(&self, mut each: impl FnMut(Leak)) {
         for stream in self.streams.iter() {
             let state = stream.lock();
-            for (kind, region) in state.regions() {
+            for (id, region) in state.regions.iter() {
                 for block in region.heap.blocks().filter(|block| block.state == BlockState::Live) {
-                    let home = state.sharers.get(&(kind, block.offset)).map_or(stream.index, |sharers| sharers.home);
+                    let home = state.sharers.get(&(id, block.offset)).map_or(stream.index, |sharers| sharers.home);
                     each(Leak {
                         addr: region.base.offset(block.offset),
                         bytes: block.size - u64::from(block.waste),
@@ -98,14 +99,14 @@ impl<D: Driver> Inner<D> {
         let mut segments = Vec::new();
         for stream in self.streams.iter() {
             let state = stream.lock();
-            for (kind, region) in state.regions() {
+            for (id, region) in state.regions.iter() {
                 segments.push(SegmentSnapshot {
                     stream: stream.id,
-                    kind,
+                    kind: region.kind,
                     addr: region.base,
                     bytes: region.heap.extent(),
                     poisoned: mapper.segments[region.segment].poisoned,
-                    blocks: self.block_snapshots(&state, kind, stream.index),
+                    blocks: self.block_snapshots(&state, id, region, stream.index),
                 });
             }
         }
@@ -127,16 +128,16 @@ impl<D: Driver> Inner<D> {
     fn block_snapshots(
         &self,
         state: &StreamState,
-        kind: RegionKind,
+        id: RegionId,
+        region: &Region,
         owner: crate::stream::StreamIndex,
     ) -> Vec<BlockSnapshot> {
-        let Some(region) = &state.regions[kind as usize] else { return Vec::new() };
         region
             .heap
             .blocks()
             .filter(|block| block.state != BlockState::Hole)
             .map(|block| {
-                let sharers = state.sharers.get(&(kind, block.offset)).filter(|_| block.state == BlockState::Live);
+                let sharers = state.sharers.get(&(id, block.offset)).filter(|_| block.state == BlockState::Live);
                 let live = block.state == BlockState::Live;
                 BlockSnapshot {
                     addr: region.base.offset(block.offset),

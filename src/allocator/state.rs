@@ -1,61 +1,17 @@
 //! What the allocator keeps for each stream: its regions, its pending blocks, its counts.
 
-use crate::heap::{GRANULE, Heap};
+use super::region::{Region, RegionId, Regions};
+use crate::heap::GRANULE;
 use crate::stream::{Fence, StreamClock, StreamIndex};
 use crate::sync::{CachePadded, Mutex, MutexGuard};
-use crate::units::{DeviceAddr, StreamId};
+use crate::units::StreamId;
 use std::collections::HashMap;
-
-/// Blocks below this many bytes live in a region of their own, so that they do not pin the pages of large ones.
-pub const SMALL_BELOW: u64 = 64 << 10;
-
-/// Which of a stream's regions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RegionKind {
-    /// Blocks below [`SMALL_BELOW`] bytes.
-    Small,
-    /// All others.
-    Large,
-}
-
-impl RegionKind {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Small, Self::Large];
-
-    /// Where blocks of `size` bytes go.
-    #[inline]
-    pub const fn of(size: u64) -> Self {
-        if size < SMALL_BELOW { Self::Small } else { Self::Large }
-    }
-
-    /// The one that this is not.
-    pub const fn other(self) -> Self {
-        match self {
-            Self::Small => Self::Large,
-            Self::Large => Self::Small,
-        }
-    }
-}
-
-/// A heap over one slot of addresses.
-#[derive(Debug)]
-pub struct Region {
-    /// Which bytes are free.
-    pub heap: Heap,
-    /// Address of its first byte.
-    pub base: DeviceAddr,
-    /// Number of its segment in the mapper.
-    pub segment: usize,
-    /// Bytes of a page.
-    pub page_bytes: u64,
-}
 
 /// A block that was freed while streams other than the heap's own may still use it.
 #[derive(Debug)]
 pub struct Pending {
     /// Which region.
-    pub kind: RegionKind,
+    pub region: RegionId,
     /// Where.
     pub offset: u64,
     /// It is free once all of these have passed.
@@ -95,7 +51,7 @@ pub fn size_range(size: u64) -> usize {
 #[derive(Debug)]
 pub struct StreamState {
     /// The regions, made on first use.
-    pub regions: [Option<Region>; 2],
+    pub regions: Regions,
     /// The open epoch of the stream, less `epoch_base`.
     pub epoch: u32,
     /// What to add to a block's epoch.
@@ -105,7 +61,7 @@ pub struct StreamState {
     /// Blocks waiting for other streams, oldest first.
     pub pending: Vec<Pending>,
     /// Live blocks marked as shared.
-    pub sharers: HashMap<(RegionKind, u64), Sharers>,
+    pub sharers: HashMap<(RegionId, u64), Sharers>,
     /// Requested bytes of live blocks in all regions.
     pub live_bytes: u64,
     /// Above this many live bytes, the peak over all streams may be exceeded: see [`super::peak`].
@@ -117,8 +73,8 @@ pub struct StreamState {
 impl StreamState {
     /// The region, if it was made.
     #[inline]
-    pub fn region(&mut self, kind: RegionKind) -> Option<&mut Region> {
-        self.regions[kind as usize].as_mut()
+    pub fn region(&mut self, id: RegionId) -> Option<&mut Region> {
+        self.regions.get_mut(id)
     }
 
     /// The open epoch.
@@ -132,14 +88,9 @@ impl StreamState {
         let by = self.epoch - 1;
         self.epoch = 1;
         self.epoch_base += u64::from(by);
-        for region in self.regions.iter_mut().flatten() {
+        for region in self.regions.iter_mut() {
             region.heap.renumber(by);
         }
-    }
-
-    /// The regions there are.
-    pub fn regions(&self) -> impl Iterator<Item = (RegionKind, &Region)> {
-        RegionKind::ALL.into_iter().zip(&self.regions).filter_map(|(kind, region)| Some((kind, region.as_ref()?)))
     }
 }
 
@@ -163,7 +114,7 @@ impl StreamHeap {
             index,
             clock: Mutex::new(StreamClock::new(id)),
             state: CachePadded::new(Mutex::new(StreamState {
-                regions: [None, None],
+                regions: Regions::default(),
                 epoch: 1,
                 epoch_base: 0,
                 dirty: false,

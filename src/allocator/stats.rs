@@ -173,7 +173,7 @@ impl Stats {
         for (sum, count) in by_size.iter_mut().zip(state.tally.by_size) {
             *sum += count;
         }
-        for (_, region) in state.regions() {
+        for (_, region) in state.regions.iter() {
             let heap = &region.heap;
             self.live_block_bytes += heap.live_block_bytes();
             self.live_allocations += heap.live_count();

@@ -94,7 +94,7 @@ impl<D: Driver> Inner<D> {
     /// Ends the claim on a chunk: free where it is still mapped, else a hole.
     pub(super) fn unclaim(&self, mapper: &Mapper, source: &Source) {
         let mut state = self.streams.get(source.stream).lock();
-        let region = state.region(source.kind).expect("sources come from regions");
+        let region = state.region(source.region).expect("sources come from regions");
         let (start, len) = (source.page * region.page_bytes, u64::from(source.pages) * region.page_bytes);
         let view = mapper.segments[region.segment].table.view(source.page);
         let mapped = view.is_some_and(|view| view.state == ViewState::Active);

@@ -1,7 +1,7 @@
 //! Finding chunks for the pages of a placement: idle ones, new ones, free ones from elsewhere, in the order that keeps
 //! both driver calls and pinned memory low.
 
-use super::super::state::RegionKind;
+use super::super::region::RegionKind;
 use super::{Backing, Fill, Survey};
 use crate::physical::ChunkId;
 use crate::units::MIB;

@@ -11,7 +11,8 @@
 mod fill;
 
 use super::mapper::Mapper;
-use super::state::{AllStates, Region, RegionKind};
+use super::region::{Region, RegionId, RegionKind};
+use super::state::AllStates;
 use crate::heap::{BlockState, Heap};
 use crate::physical::{ChunkId, ViewAt};
 use crate::segment::{PageTable, View, ViewState};
@@ -25,12 +26,22 @@ use std::collections::BTreeMap;
 pub struct Request {
     /// The stream that asks.
     pub stream: StreamIndex,
-    /// Its region.
+    /// What kind of block.
     pub kind: RegionKind,
+    /// In which of the stream's regions.
+    pub region: RegionId,
     /// Bytes, in whole granules.
     pub size: u64,
     /// Alignment of the address.
     pub alignment: u64,
+}
+
+impl Request {
+    /// A request in the first region of its kind.
+    pub fn new(stream: StreamIndex, size: u64, alignment: u64) -> Self {
+        let kind = RegionKind::of(size);
+        Self { stream, kind, region: RegionId::first(kind), size, alignment }
+    }
 }
 
 /// How much may be created.
@@ -52,7 +63,7 @@ pub struct Source {
     /// The stream whose heap it is taken from.
     pub stream: StreamIndex,
     /// The region there.
-    pub kind: RegionKind,
+    pub region: RegionId,
     /// The free block that it lies in.
     pub block: u64,
     /// Its active view.
@@ -155,7 +166,7 @@ pub fn plan(
     request: Request,
     allowance: Allowance,
 ) -> Option<Plan> {
-    let region = states[request.stream.0 as usize].regions[request.kind as usize].as_ref()?;
+    let region = states[request.stream.0 as usize].regions.get(request.region)?;
     let segment = &mapper.segments[region.segment];
     // Looking for free chunks costs more than all the rest. While enough may be created and there is no stale view that
     // could be taken up again, none is needed.
@@ -190,7 +201,7 @@ pub fn free_chunks(mapper: &Mapper, states: &AllStates<'_>) -> Vec<Source> {
     let mut sources = Vec::new();
     for (number, state) in states.iter().enumerate() {
         let stream = StreamIndex(u32::try_from(number).expect("stream numbers are 32 bits"));
-        for (kind, region) in state.regions() {
+        for (id, region) in state.regions.iter() {
             let segment = &mapper.segments[region.segment];
             let page_bytes = segment.page_bytes;
             for block in region.heap.free_blocks_from(page_bytes) {
@@ -209,7 +220,7 @@ pub fn free_chunks(mapper: &Mapper, states: &AllStates<'_>) -> Vec<Source> {
                         .map(|view| Source {
                             chunk: view.chunk,
                             stream,
-                            kind,
+                            region: id,
                             block: block.offset,
                             page: view.page,
                             pages: view.pages,
@@ -386,7 +397,8 @@ impl Survey<'_> {
         // What the placement itself stands on is not to be taken from under it.
         for (number, source) in self.sources.iter().enumerate() {
             let (from, to) = (source.page * page_bytes, (source.page + u64::from(source.pages)) * page_bytes);
-            if (source.stream, source.kind) == (self.request.stream, self.request.kind) && from < end && to > start {
+            if (source.stream, source.region) == (self.request.stream, self.request.region) && from < end && to > start
+            {
                 used[number] = true;
             }
         }
@@ -492,7 +504,7 @@ fn claim(states: &mut AllStates<'_>, all: &[Source], draft: Draft, request: Requ
     claim_sources(states, &sources);
     let state = &mut states[request.stream.0 as usize];
     let epoch = state.epoch;
-    let region = state.region(request.kind).expect("the plan was made for it");
+    let region = state.region(request.region).expect("the plan was made for it");
     let first = walk_to(&region.heap, draft.first_block, draft.claim.0);
     region.heap.set(first, draft.claim.0, draft.claim.1, BlockState::Claimed, epoch);
     let number = |old: usize| numbers[&old];
@@ -520,7 +532,7 @@ fn claim(states: &mut AllStates<'_>, all: &[Source], draft: Draft, request: Requ
 pub fn claim_sources(states: &mut AllStates<'_>, sources: &[Source]) {
     for source in sources {
         let state = &mut states[source.stream.0 as usize];
-        let region = state.region(source.kind).expect("sources come from regions");
+        let region = state.region(source.region).expect("sources come from regions");
         let (start, len) = (source.page * region.page_bytes, u64::from(source.pages) * region.page_bytes);
         let first = walk_to(&region.heap, source.block, start);
         region.heap.set(first, start, len, BlockState::Claimed, 0);

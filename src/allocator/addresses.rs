@@ -1,0 +1,67 @@
+//! Addresses: arenas, and the regions in their slots.
+
+use super::Inner;
+use super::directory::{Arena, Owner};
+use super::mapper::Mapper;
+use super::region::{Region, RegionKind};
+use super::state::StreamHeap;
+use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
+use crate::heap::Heap;
+use crate::segment::Segment;
+
+/// Slots of the first arena: two streams.
+pub const FIRST_ARENA_SLOTS: usize = 4;
+
+impl<D: Driver> Inner<D> {
+    /// Makes sure that the stream has a region of this kind.
+    pub(super) fn ensure_region(
+        &self,
+        mapper: &mut Mapper,
+        heap: &StreamHeap,
+        kind: RegionKind,
+    ) -> Result<(), DriverError> {
+        if heap.lock().regions.of_kind(kind).next().is_some() {
+            return Ok(());
+        }
+        self.add_region(mapper, heap, kind)
+    }
+
+    /// Gives the stream another region, reserving addresses if need be.
+    fn add_region(&self, mapper: &mut Mapper, heap: &StreamHeap, kind: RegionKind) -> Result<(), DriverError> {
+        let owner = Owner { stream: heap.index, region: heap.lock().regions.next_id(kind) };
+        let (base, bytes) = loop {
+            let slot = self.directory.arenas().find_map(|arena| Some((arena.take_slot(owner)?, arena.slot_bytes())));
+            match slot {
+                Some(slot) => break slot,
+                None => self.add_arena(mapper)?,
+            }
+        };
+        let page_bytes = self.geometry.page_bytes;
+        let segment = mapper.segments.len();
+        mapper.segments.push(Segment::new(base, bytes, page_bytes));
+        heap.lock().regions.add(Region { kind, heap: Heap::new(bytes), base, segment, page_bytes });
+        Ok(())
+    }
+
+    /// Reserves another arena: as many slots as wished, fewer or smaller ones where the driver has no room for them.
+    fn add_arena(&self, mapper: &mut Mapper) -> Result<(), DriverError> {
+        let (mut slot_bytes, mut slots) = (self.geometry.slot_bytes, mapper.next_arena_slots);
+        loop {
+            match self.driver.reserve(slot_bytes * slots as u64, self.geometry.page_bytes) {
+                Ok(base) => {
+                    mapper.next_arena_slots = slots * 2;
+                    let added = self.directory.add(Arena::new(base, slot_bytes, slots));
+                    assert!(added, "arenas double in size: the address space ends first");
+                    return Ok(());
+                }
+                Err(error) if error.kind == DriverErrorKind::OutOfMemory && slots > 1 => slots /= 2,
+                Err(error)
+                    if error.kind == DriverErrorKind::OutOfMemory && slot_bytes > self.geometry.page_bytes * 32 =>
+                {
+                    slot_bytes /= 2;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
