@@ -71,30 +71,3 @@ fn a_free_block_is_grown_downwards() {
     assert_eq!(allocator.reserved_bytes(), 4 * PAGE);
     allocator.check();
 }
-
-/// A hole of four pages, no addresses behind it, and two free chunks of three pages each that another stream has not passed:
-/// neither two of them nor one fit, so the host waits for that stream, and one is made anew in the size that is missing.
-#[test]
-fn a_chunk_is_made_anew_where_addresses_end() {
-    const REGION_PAGES: u64 = 32;
-    let capacity_bytes = (REGION_PAGES + 3) * PAGE;
-    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes, ..ModelConfig::default() }));
-    let other = driver.create_stream().unwrap();
-    let allocator = Allocator::builder(Arc::clone(&driver))
-        .chunk_policy(ChunkPolicy::Fixed(3 * PAGE))
-        .region_bytes(REGION_PAGES * PAGE)
-        .build()
-        .unwrap();
-    let alloc = |pages, stream| allocator.alloc(pages * PAGE, stream).unwrap();
-    let [_first, hole, _last] = [alloc(1, MAIN), alloc(4, MAIN), alloc(REGION_PAGES - 5, MAIN)];
-    allocator.free(hole).unwrap();
-    allocator.trim(0).unwrap();
-    let [chunk, _between, another] = [alloc(3, other), alloc(1, other), alloc(3, other)];
-    driver.hold(other);
-    allocator.free(chunk).unwrap();
-    allocator.free(another).unwrap();
-    assert_eq!(allocator.stats().host_waits, 0);
-    assert_eq!(alloc(4, MAIN), hole);
-    assert_eq!(allocator.stats().host_waits, 1);
-    allocator.check();
-}

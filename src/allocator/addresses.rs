@@ -26,6 +26,20 @@ impl<D: Driver> Inner<D> {
         self.add_region(mapper, heap, kind)
     }
 
+    /// Adds a region of a kind where those there are have no stretch of addresses for a request. False when one of them is
+    /// untouched, so that another would not help, or the driver has no addresses left.
+    pub(super) fn widen(&self, mapper: &mut Mapper, heap: &StreamHeap, kind: RegionKind) -> Result<bool, DriverError> {
+        let untouched = |region: &Region| mapper.segments[region.segment].table.len() == 0;
+        if heap.lock().regions.of_kind(kind).any(|(_, region)| untouched(region)) {
+            return Ok(false);
+        }
+        match self.add_region(mapper, heap, kind) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind == DriverErrorKind::OutOfMemory => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Gives the stream another region, reserving addresses if need be.
     fn add_region(&self, mapper: &mut Mapper, heap: &StreamHeap, kind: RegionKind) -> Result<(), DriverError> {
         let owner = Owner { stream: heap.index, region: heap.lock().regions.next_id(kind) };

@@ -2,7 +2,7 @@
 
 use super::Inner;
 use super::plan::Request;
-use super::region::{RegionId, RegionKind};
+use super::region::{Region, RegionId, RegionKind};
 use super::state::{Sharers, StreamHeap, StreamState};
 use crate::driver::{Driver, DriverError};
 use crate::heap::FreeBlock;
@@ -10,8 +10,6 @@ use crate::stream::StreamIndex;
 use crate::sync::Ordering;
 use crate::units::{DeviceAddr, round_up};
 
-/// The first region of large blocks.
-const LARGE: RegionId = RegionId::first(RegionKind::Large);
 /// Of other streams' free blocks that fit, how many are looked at.
 const LOOK_AT: usize = 8;
 
@@ -27,6 +25,12 @@ struct Lendable {
 }
 
 impl StreamState {
+    /// A cached block of any region of a kind.
+    pub(super) fn take_any(&mut self, kind: RegionKind, size: u64, waste: u16, alignment: u64) -> Option<DeviceAddr> {
+        let regions: Vec<RegionId> = self.regions.ids_of(kind).collect();
+        regions.into_iter().find_map(|region| self.take(region, size, waste, alignment))
+    }
+
     /// The free blocks of regions of a kind that a request fits, smallest first in each.
     fn lendable(&self, kind: RegionKind, request: Request) -> impl Iterator<Item = Lendable> {
         self.regions.of_kind(kind).flat_map(move |(id, region)| {
@@ -48,11 +52,11 @@ impl<D: Driver> Inner<D> {
             return None;
         }
         let mut state = heap.lock();
-        let found = state.region(LARGE)?.heap.best_fit(request.size)?;
-        if found.size >= self.geometry.page_bytes {
-            return None;
-        }
-        state.take(LARGE, request.size, waste, request.alignment)
+        let of_a_page = |region: &Region| {
+            region.heap.best_fit(request.size).is_some_and(|found| found.size < self.geometry.page_bytes)
+        };
+        let (id, _) = state.regions.of_kind(RegionKind::Large).find(|(_, region)| of_a_page(region))?;
+        state.take(id, request.size, waste, request.alignment)
     }
 
     /// Takes a block of another stream that has passed its last use: one of the very size, or a piece of a page; once
@@ -90,7 +94,7 @@ impl<D: Driver> Inner<D> {
     ) -> Result<Option<DeviceAddr>, DriverError> {
         let kinds = [request.kind, request.kind.other()];
         for kind in kinds {
-            if let Some(addr) = heap.lock().take(RegionId::first(kind), request.size, waste, request.alignment) {
+            if let Some(addr) = heap.lock().take_any(kind, request.size, waste, request.alignment) {
                 return Ok(Some(addr));
             }
         }

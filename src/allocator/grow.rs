@@ -5,7 +5,7 @@ use super::Inner;
 use super::error::AllocError;
 use super::execute::Outcome;
 use super::mapper::Mapper;
-use super::plan::{Allowance, Request, plan};
+use super::plan::{Allowance, Request, free_chunks, plan};
 use super::state::{AllStates, StreamHeap, live_bytes};
 use crate::driver::{Driver, DriverError};
 use crate::physical::ChunkId;
@@ -77,13 +77,19 @@ impl<D: Driver> Inner<D> {
                 return Ok(addr);
             }
             let passed: Vec<u64> = self.streams.iter().map(|stream| stream.clock.lock().passed()).collect();
+            let short_of_addresses;
             let planned = {
                 let mut states = self.lock_all();
                 let mut allowance = self.allowance(mapper, &states, request.size, recreate);
                 if refused.is_some() {
                     (allowance.soft_pages, allowance.hard_pages) = (0, 0);
                 }
-                plan(mapper, &mut states, &passed, request, allowance)
+                let regions: Vec<_> = states[heap.index.0 as usize].regions.ids_of(request.kind).collect();
+                let planned = regions
+                    .into_iter()
+                    .find_map(|region| plan(mapper, &mut states, &passed, Request { region, ..request }, allowance));
+                short_of_addresses = planned.is_none() && enough_chunks(mapper, &states, request, allowance);
+                planned
             };
             match planned {
                 Some(plan) => match self.execute(mapper, plan, waste, created)? {
@@ -94,6 +100,7 @@ impl<D: Driver> Inner<D> {
                     }
                     Outcome::Again => {}
                 },
+                None if short_of_addresses && self.widen(mapper, heap, request.kind)? => {}
                 None if !recreate => recreate = true,
                 None if self.wait_for_pending()? => {}
                 None if self.settle_left_behind(mapper)? => {}
@@ -133,11 +140,15 @@ impl<D: Driver> Inner<D> {
         (peak_live_bytes as f64 * self.geometry.slack / self.geometry.page_bytes as f64).min(1e18) as u64
     }
 
-    /// The hot path once more, under the mapper's lock.
+    /// The hot path once more, under the mapper's lock and in all regions.
     fn alloc_cached(&self, heap: &StreamHeap, request: Request, waste: u16) -> Option<DeviceAddr> {
-        let mut state = heap.lock();
-        let addr = state.take(request.region, request.size, waste, request.alignment)?;
-        drop(state);
-        Some(addr)
+        heap.lock().take_any(request.kind, request.size, waste, request.alignment)
     }
+}
+
+/// True when free chunks and those that may be created come to the pages of a request.
+fn enough_chunks(mapper: &Mapper, states: &AllStates<'_>, request: Request, allowance: Allowance) -> bool {
+    let page_bytes = mapper.pool.page_bytes();
+    let free: u64 = free_chunks(mapper, states).iter().map(|source| u64::from(source.pages)).sum();
+    free + mapper.pool.idle_bytes() / page_bytes + allowance.hard_pages >= request.size.div_ceil(page_bytes)
 }

@@ -104,6 +104,11 @@ impl Regions {
         self.iter().filter(move |(_, region)| region.kind == kind)
     }
 
+    /// The numbers of those of a kind, the first first.
+    pub fn ids_of(&self, kind: RegionKind) -> impl Iterator<Item = RegionId> {
+        self.of_kind(kind).map(|(id, _)| id)
+    }
+
     /// The number that the next region of a kind gets.
     pub fn next_id(&self, kind: RegionKind) -> RegionId {
         if self.first[kind as usize].is_none() {

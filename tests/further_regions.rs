@@ -1,0 +1,104 @@
+//! What happens when the addresses of a region are cut up by live blocks while memory is free.
+
+use gapless::driver::{MemoryDriver, ModelConfig, ModelDriver, WorkDriver};
+use gapless::units::DeviceAddr;
+use gapless::{Allocator, ChunkPolicy, StreamId};
+use std::sync::Arc;
+
+const PAGE: u64 = 2 << 20;
+const MAIN: StreamId = StreamId::DEFAULT;
+
+/// An allocator whose region of large blocks on `MAIN` is full but for a hole of four pages, and two free chunks of three pages
+/// each, not beside each other, that another stream has not passed. Neither two of them nor one fit the hole.
+fn full_region() -> (Allocator<ModelDriver>, DeviceAddr) {
+    const REGION_PAGES: u64 = 32;
+    let capacity_bytes = (REGION_PAGES + 5) * PAGE;
+    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes, ..ModelConfig::default() }));
+    let other = driver.create_stream().unwrap();
+    let allocator = Allocator::builder(Arc::clone(&driver))
+        .chunk_policy(ChunkPolicy::Fixed(3 * PAGE))
+        .region_bytes(REGION_PAGES * PAGE)
+        .build()
+        .unwrap();
+    let alloc = |pages, stream| allocator.alloc(pages * PAGE, stream).unwrap();
+    for stream in [MAIN, other] {
+        allocator.alloc(1, stream).unwrap();
+    }
+    let [_first, hole, _last] = [alloc(1, MAIN), alloc(4, MAIN), alloc(REGION_PAGES - 5, MAIN)];
+    allocator.free(hole).unwrap();
+    allocator.trim(0).unwrap();
+    let [chunk, _between, another] = [alloc(3, other), alloc(1, other), alloc(3, other)];
+    driver.hold(other);
+    allocator.free(chunk).unwrap();
+    allocator.free(another).unwrap();
+    assert_eq!((allocator.stats().host_waits, allocator.reserved_bytes()), (0, capacity_bytes));
+    (allocator, hole)
+}
+
+/// Both chunks are mapped in another region; the host does not wait.
+#[test]
+fn a_region_is_added_where_addresses_end() {
+    let (allocator, hole) = full_region();
+    let regions = allocator.snapshot().segments.len();
+    let block = allocator.alloc(4 * PAGE, MAIN).unwrap();
+    assert_ne!(block, hole);
+    assert_eq!((allocator.snapshot().segments.len(), allocator.stats().host_waits), (regions + 1, 0));
+    allocator.check();
+    // What is free in the new region is found again, and it is the first region that is asked first.
+    allocator.free(block).unwrap();
+    assert_eq!(allocator.alloc(6 * PAGE, MAIN).unwrap(), block);
+    assert_eq!(allocator.snapshot().segments.len(), regions + 1);
+    allocator.free(block).unwrap();
+    let small = allocator.alloc(PAGE, MAIN).unwrap();
+    assert_eq!(small, block);
+    allocator.check();
+}
+
+/// Somebody else has reserved all other addresses: the host waits for the other stream, and one of its chunks is made anew in
+/// the size that is missing.
+#[test]
+fn a_chunk_is_made_anew_where_there_are_no_more_addresses() {
+    let (allocator, hole) = full_region();
+    for bytes in (0..64).map(|halvings| (1u64 << 63) >> halvings).take_while(|bytes| *bytes >= PAGE) {
+        while allocator.driver().reserve(bytes, PAGE).is_ok() {}
+    }
+    assert_eq!(allocator.alloc(4 * PAGE, MAIN).unwrap(), hole);
+    assert_eq!(allocator.stats().host_waits, 1);
+    allocator.check();
+}
+
+/// J. M. Robson's adversary ("Bounds for some functions concerning dynamic storage allocation", 1974): doubles the size of
+/// its requests, and each time frees all but one block in every window of that size, so that no free stretch is as long.
+/// Half of the memory is always free, and every request succeeds.
+#[test]
+fn an_adversary_that_cuts_up_addresses() {
+    for bits in [6, 8, 10] {
+        let budget = 1u64 << bits;
+        let driver =
+            Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: budget * PAGE, ..ModelConfig::default() }));
+        let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+        let mut live: Vec<(DeviceAddr, u64)> = Vec::new();
+        let mut residue = 0;
+        for size in (0..bits).map(|step| 1u64 << step) {
+            // True for the block of a window that stays: the one at this page of it.
+            let stays =
+                |residue: u64, (addr, pages): (DeviceAddr, u64)| (residue + size - addr.0 / PAGE % size) % size < pages;
+            let gain = |residue| -> u64 {
+                live.iter().filter(|block| stays(residue, **block)).map(|(_, pages)| size - (*pages).min(size)).sum()
+            };
+            if gain(residue + size / 2) > gain(residue) {
+                residue += size / 2;
+            }
+            let (kept, freed): (Vec<_>, Vec<_>) = live.iter().copied().partition(|block| stays(residue, *block));
+            freed.iter().for_each(|(addr, _)| allocator.free(*addr).unwrap());
+            live = kept;
+            let used: u64 = live.iter().map(|(_, pages)| pages).sum();
+            for _ in 0..(budget - used) / size {
+                live.push((allocator.alloc(size * PAGE, MAIN).unwrap(), size));
+            }
+            allocator.check();
+        }
+        assert_eq!(allocator.live_bytes(), budget * PAGE);
+        assert_eq!(allocator.stats().host_waits, 0);
+    }
+}
