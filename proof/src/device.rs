@@ -1,13 +1,16 @@
 //! The worlds that operations run in: a simulated device, small enough that everything runs out.
 
-use gapless::allocator::ChunkPolicy;
-use gapless::driver::{DriverUsage, HoldStreams, HostConfig, HostDriver, ModelConfig, ModelDriver};
+use gapless::allocator::{Builder, ChunkPolicy};
+use gapless::driver::{Driver, DriverUsage, HoldStreams, HostConfig, HostDriver, ModelConfig, ModelDriver};
 use gapless::units::{KIB, StreamId};
 
 /// State only, any size.
 pub type Model = ModelDriver;
 /// Real bytes.
 pub type Host = HostDriver;
+
+/// Pages of the smallest region that an allocator can be set to.
+pub(crate) const SMALL_REGION: u64 = 32;
 
 /// A device and the settings of the allocator on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +27,8 @@ pub struct World {
     pub slack_percent: u32,
     /// Mappings kept, stale ones included.
     pub mapping_limit: usize,
+    /// Pages of a region's addresses, 32 or more; 0: four times the budget or more.
+    pub region_pages: u64,
     /// Seals after which a stream's epochs start anew.
     pub epoch_limit: u32,
 }
@@ -37,6 +42,7 @@ impl Default for World {
             streams: 3,
             slack_percent: 0,
             mapping_limit: 400_000,
+            region_pages: 0,
             epoch_limit: u32::MAX,
         }
     }
@@ -48,9 +54,17 @@ impl World {
         self.pages * self.page_bytes
     }
 
-    /// How large new chunks are.
-    pub fn chunk_policy(&self) -> ChunkPolicy {
-        ChunkPolicy::Fixed(self.chunk_pages * self.page_bytes)
+    /// The settings that do not depend on who uses the allocator.
+    pub fn settings<D: Driver>(&self, builder: Builder<D>) -> Builder<D> {
+        let builder = builder
+            .budget(self.bytes())
+            .chunk_policy(ChunkPolicy::Fixed(self.chunk_pages * self.page_bytes))
+            .mapping_limit(self.mapping_limit)
+            .epoch_limit(self.epoch_limit);
+        match self.region_pages {
+            0 => builder,
+            pages => builder.region_bytes(pages * self.page_bytes),
+        }
     }
 }
 

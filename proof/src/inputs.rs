@@ -1,10 +1,10 @@
 //! What sequences are made of, and how often.
 
-use crate::device::{Device, World};
+use crate::device::{Device, SMALL_REGION, World};
 use crate::op::{Failure, Misuse, Op};
 use proptest::prelude::*;
 
-/// Worlds small enough that everything runs out: 4 to 24 pages of so many bytes.
+/// Worlds small enough that everything runs out: 4 to 24 pages of so many bytes, or some more and regions smaller than that.
 pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
     (
         4_u64..24,
@@ -13,12 +13,13 @@ pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
         prop::sample::select(vec![0_u32, 0, 10, 50]),
     )
         .prop_map(move |(pages, chunk_pages, streams, slack_percent)| World {
-            pages,
+            pages: if pages % 4 == 3 { pages + SMALL_REGION } else { pages },
             page_bytes,
             chunk_pages,
             streams,
             slack_percent,
             mapping_limit: if pages % 5 == 0 { 12 } else { 400_000 },
+            region_pages: if pages % 4 == 3 { SMALL_REGION } else { 0 },
             epoch_limit: if pages % 3 == 0 { 4 } else { u32::MAX },
         })
 }

@@ -8,6 +8,7 @@ use crate::witness::Witness;
 use gapless::Allocator;
 use gapless::allocator::{AddressFacts, AllocError, FreeError, Stats, VirtualRange};
 use gapless::driver::{DriverError, Fault, FaultDriver, HoldStreams, StreamDriver, WorkDriver};
+use gapless::heap::GRANULE;
 use gapless::units::{DeviceAddr, StreamId};
 use std::sync::Arc;
 
@@ -103,11 +104,7 @@ pub(crate) struct Seat<D: Device> {
 
 impl<D: Device> Seat<D> {
     pub(crate) fn open(world: &World, driver: &Arc<FaultDriver<Witness<D>>>) -> Self {
-        let mut builder = Allocator::builder(Arc::clone(driver))
-            .budget(world.bytes())
-            .chunk_policy(world.chunk_policy())
-            .mapping_limit(world.mapping_limit)
-            .epoch_limit(world.epoch_limit);
+        let mut builder = world.settings(Allocator::builder(Arc::clone(driver)));
         builder = match world.slack_percent {
             0 => builder.slack(f64::INFINITY),
             percent => builder.slack(1.0 + f64::from(percent) / 100.0),
@@ -406,9 +403,10 @@ impl<D: Device> Runner<D> {
             Ok(addr) => return self.take_in(addr, bytes, alignment, stream),
             Err(error) => error,
         };
-        if let AllocError::TooLarge { requested, .. } = &error {
+        if let AllocError::TooLarge { requested, region_bytes, .. } = &error {
             assert_eq!(*requested, bytes);
-            assert!(bytes > 2 * self.world.bytes(), "{error}");
+            assert!(bytes > *region_bytes - GRANULE, "{error}");
+            assert!(self.world.region_pages > 0 || *region_bytes > 2 * self.world.bytes(), "{error}");
         }
         if let AllocError::OutOfMemory(report) = &error
             && self.is_promising()

@@ -104,12 +104,8 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
     let driver = Arc::new(FaultDriver::new(Witness::new(D::open(world))));
     let mut streams = vec![StreamId::DEFAULT];
     streams.extend((1..world.streams).map(|_| driver.create_stream().expect("a simulated device has streams")));
-    let builder = Allocator::builder(Arc::clone(&driver)).budget(world.bytes()).chunk_policy(world.chunk_policy());
-    let allocator = builder
-        .mapping_limit(world.mapping_limit)
-        .epoch_limit(world.epoch_limit)
-        .build()
-        .expect("a world's settings are in range");
+    let builder = world.settings(Allocator::builder(Arc::clone(&driver)));
+    let allocator = builder.build().expect("a world's settings are in range");
     let shared = Shared {
         world,
         stress,

@@ -6,7 +6,7 @@
 //!   record  tag  small  number(2)  bytes(4)  nth  failure       (little-endian)
 //! ```
 
-use crate::device::World;
+use crate::device::{SMALL_REGION, World};
 use crate::op::{Failure, Misuse, Op};
 
 /// Bytes of the header.
@@ -28,13 +28,15 @@ pub enum Extra {
 /// The world and the operations that bytes stand for; none for less than a header.
 pub fn decode(bytes: &[u8], extra: Extra) -> Option<(World, Vec<Op>)> {
     let (header, records) = bytes.split_at_checked(HEADER)?;
+    let region_pages = if header[6] % 4 == 3 { SMALL_REGION } else { 0 };
     let world = World {
-        pages: 4 + u64::from(header[0] % 20),
+        pages: 4 + u64::from(header[0] % 20) + region_pages,
         chunk_pages: 1 << (header[1] % 3),
         streams: 1 + usize::from(header[2] % 4),
         slack_percent: u32::from(header[3] % 4) * 25,
         mapping_limit: if header[4] % 4 == 3 { 8 + usize::from(header[4] / 4) } else { 400_000 },
         epoch_limit: if header[5] % 4 == 3 { 2 + u32::from(header[5] / 4) } else { u32::MAX },
+        region_pages,
         ..World::default()
     };
     let mut ops = Vec::new();
