@@ -11,16 +11,21 @@ pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
         prop::sample::select(vec![1_u64, 1, 1, 2, 4]),
         1_usize..=4,
         prop::sample::select(vec![0_u32, 0, 10, 50]),
+        prop::sample::select(vec![400_000, 400_000, 400_000, 12]),
+        prop::sample::select(vec![u32::MAX, u32::MAX, 4]),
+        prop::sample::select(vec![0, 0, 0, SMALL_REGION]),
     )
-        .prop_map(move |(pages, chunk_pages, streams, slack_percent)| World {
-            pages: if pages % 4 == 3 { pages + SMALL_REGION } else { pages },
-            page_bytes,
-            chunk_pages,
-            streams,
-            slack_percent,
-            mapping_limit: if pages % 5 == 0 { 12 } else { 400_000 },
-            region_pages: if pages % 4 == 3 { SMALL_REGION } else { 0 },
-            epoch_limit: if pages % 3 == 0 { 4 } else { u32::MAX },
+        .prop_map(move |(pages, chunk_pages, streams, slack_percent, mapping_limit, epoch_limit, region_pages)| {
+            World {
+                pages: pages + region_pages,
+                page_bytes,
+                chunk_pages,
+                streams,
+                slack_percent,
+                mapping_limit,
+                region_pages,
+                epoch_limit,
+            }
         })
 }
 
