@@ -85,3 +85,38 @@ fn a_range_takes_what_is_free_above_the_budget() {
         ],
     );
 }
+
+/// Epochs started anew between a plan and its end without success: what the plan had claimed got its old epoch back, which no
+/// stream passes for 2^32 seals.
+#[test]
+fn epochs_start_anew_while_a_plan_is_given_up() {
+    let world = World {
+        pages: 36,
+        chunk_pages: 2,
+        streams: 2,
+        slack_percent: 10,
+        mapping_limit: 12,
+        region_pages: 32,
+        epoch_limit: 4,
+        ..World::default()
+    };
+    run::<Model>(
+        &world,
+        &[
+            Alloc { bytes: 0, align: 9, stream: 89 },
+            Free { block: 0 },
+            Alloc { bytes: 65536, align: 9, stream: 43 },
+            Free { block: 0 },
+            Alloc { bytes: 327681, align: 9, stream: 19 },
+            Free { block: 0 },
+            BeginCapture { stream: 224 },
+            Alloc { bytes: 196608, align: 9, stream: 74 },
+            Alloc { bytes: 0, align: 9, stream: 30 },
+            Free { block: 0 },
+            Free { block: 0 },
+            Alloc { bytes: 0, align: 9, stream: 158 },
+            Alloc { bytes: 131073, align: 9, stream: 43 },
+            Alloc { bytes: 261633, align: 9, stream: 91 },
+        ],
+    );
+}

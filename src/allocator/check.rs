@@ -20,7 +20,7 @@ impl<D: Driver> Inner<D> {
     /// The invariants of the design, by number:
     /// 1 and 2: every byte of a live, pending or free block lies in an active view, of one chunk with one active view;
     /// blocks tile their heap, so that live blocks overlap neither in addresses nor in memory. 3: streams' clocks are in
-    /// order and pending blocks carry fences. 4: no block uses a stale view. 5: the sums agree.
+    /// order, blocks were freed in epochs that have begun, and pending ones carry fences. 4: no block uses a stale view. 5: the sums agree.
     fn check(&self) {
         let mapper = self.mapper.lock();
         let clocks: Vec<_> = self.streams.iter().map(|stream| stream.clock.lock()).collect();
@@ -78,6 +78,11 @@ impl<D: Driver> Inner<D> {
                             assert!(segment.poisoned, "a claim outlived its transaction at {:#x}", block.offset);
                         }
                     }
+                    // One beyond the open epoch where something was freed while sealing failed.
+                    assert!(
+                        block.state != BlockState::Free || block.epoch <= state.epoch + 1,
+                        "invariant 3: a block freed in an epoch to come"
+                    );
                     if block.state == BlockState::Live && block.shared {
                         assert!(state.sharers.contains_key(&(id, block.offset)), "a shared block has sharers");
                     }
@@ -170,6 +175,14 @@ mod tests {
             ("a claim outlived its transaction", |allocator| set(allocator, 4, 2, BlockState::Claimed)),
             ("invariant 3: the open epoch", |allocator| with_state(allocator, |state| state.epoch += 1)),
             ("invariant 5: live bytes", |allocator| with_state(allocator, |state| state.live_bytes += 1)),
+            ("invariant 3: a block freed in an epoch to come", |allocator| {
+                with_state(allocator, |state| {
+                    let epoch = state.epoch + 2;
+                    let heap = &mut state.region(LARGE).unwrap().heap;
+                    let free = heap.blocks().find(|block| block.state == BlockState::Free).unwrap();
+                    heap.set(free.offset, free.offset, free.size, BlockState::Free, epoch);
+                });
+            }),
             ("invariant 3: a pending block", |allocator| {
                 let pending = Pending { region: LARGE, offset: 0, fences: Vec::new() };
                 with_state(allocator, |state| state.pending.push(pending));

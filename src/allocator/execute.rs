@@ -248,9 +248,11 @@ impl<D: Driver> Inner<D> {
             self.unclaim(mapper, source);
         }
         let mut state = self.streams.get(plan.request.stream).lock();
+        let epoch = state.epoch;
         let region = state.region(plan.request.region).expect("the plan was made for it");
         for piece in &plan.before {
-            region.heap.set(piece.start, piece.start, piece.len, piece.state, piece.epoch);
+            // Epochs may have started anew since: what was freed before counts as freed now.
+            region.heap.set(piece.start, piece.start, piece.len, piece.state, piece.epoch.min(epoch));
         }
     }
 
