@@ -20,7 +20,7 @@ fn main() -> std::io::Result<()> {
     let shrink = |range, pages| ShrinkRange { range, pages };
     let take = |to, from, pages, stream| TakeRange { to, from, pages, stream };
     let holes = [alloc(2, 0), alloc(2, 0), alloc(2, 0), alloc(2, 0), free(0), free(1)];
-    let seeds: [(&str, u8, u8, Vec<Op>); 21] = [
+    let seeds: [(&str, u8, u8, Vec<Op>); 22] = [
         (
             "small_blocks",
             8,
@@ -193,6 +193,29 @@ fn main() -> std::io::Result<()> {
             ],
         ),
         (
+            // A region of 32 pages, full but for three, and two free chunks of two pages.
+            "further_region",
+            4,
+            1,
+            vec![
+                Alloc { bytes: 100, align: 9, stream: 0 },
+                Alloc { bytes: 100, align: 9, stream: 1 },
+                alloc(1, 0),
+                alloc(3, 0),
+                alloc(28, 0),
+                free(3),
+                Trim { keep: 0 },
+                alloc(2, 1),
+                alloc(1, 1),
+                alloc(2, 1),
+                free(6),
+                free(4),
+                alloc(3, 0),
+                free(5),
+                alloc(2, 0),
+            ],
+        ),
+        (
             "two_allocators",
             8,
             0,
@@ -214,6 +237,9 @@ fn main() -> std::io::Result<()> {
         fs::create_dir_all(&folder)?;
         for (name, pages, chunk, ops) in &seeds {
             let mut bytes = encode(*pages, *chunk, if *name == "four_streams" { 4 } else { 3 }, ops);
+            if *name == "further_region" {
+                bytes[6] = 3;
+            }
             if target == "faults" {
                 // Before the last operation, the third call fails.
                 let end = bytes.len();

@@ -2,7 +2,7 @@
 //! n-th driver call, for every n. State and statistics are as before, nothing leaks, and the same call succeeds afterwards
 //! (the runner repeats it).
 
-use crate::device::{Device, World};
+use crate::device::{Device, SMALL_REGION, World};
 use crate::op::{Failure, Op, Op::*};
 use crate::runner::Runner;
 use gapless::driver::DriverCall;
@@ -38,6 +38,13 @@ pub fn cases(page: u32) -> Vec<Case> {
     let two_ranges = [range(4), range(5), grow(0, 4, 0), grow(1, 1, 1), Hold { stream: 1 }];
     let large_chunks = World { chunk_pages: 4, ..usual };
     let few_mappings = World { mapping_limit: 8, ..usual };
+    let small = |stream| Alloc { bytes: 100, align: 9, stream };
+    // The first arena has no slot left, the region of large blocks a hole of four pages, and the free chunks have three.
+    let small_region = World { pages: SMALL_REGION + 5, chunk_pages: 3, region_pages: SMALL_REGION, ..usual };
+    let full_region = [
+        [small(0), small(1), alloc(1, 0), alloc(4, 0), alloc(27, 0), free(3), Trim { keep: 0 }],
+        [alloc(3, 1), alloc(1, 1), alloc(3, 1), Hold { stream: 1 }, free(6), free(4), Complete { stream: 0 }],
+    ];
     vec![
         case("the first allocation", &[], alloc(3, 0)),
         case("the first small one", &[], Alloc { bytes: 100, align: 9, stream: 0 }),
@@ -54,6 +61,7 @@ pub fn cases(page: u32) -> Vec<Case> {
             world: large_chunks,
             ..case("recreated in other sizes", &[alloc(4, 0), alloc(2, 0), free(0)], alloc(6, 1))
         },
+        Case { world: small_region, ..case("a further region", &full_region.concat(), alloc(4, 0)) },
         Case { world: large_chunks, ..case("a chunk given back", &[alloc(8, 0), free(0), alloc(1, 0)], alloc(6, 1)) },
         Case {
             world: few_mappings,
