@@ -1,7 +1,7 @@
 //! Addresses: what an allocator reserves where there are few of them.
 
 use gapless::allocator::AllocError;
-use gapless::driver::{DriverErrorKind, MemoryDriver, ModelConfig, ModelDriver};
+use gapless::driver::{DriverErrorKind, MemoryDriver, ModelConfig, ModelDriver, WorkDriver};
 use gapless::units::{MIB, StreamId};
 use gapless::{Allocator, allocator::ChunkPolicy};
 use std::sync::Arc;
@@ -56,8 +56,7 @@ fn arenas_double() {
     let allocator = Allocator::builder(Arc::clone(&driver)).region_bytes(256 * MIB).build().unwrap();
     let mut reserved = Vec::new();
     for stream in 0..20 {
-        let stream =
-            if stream == 0 { StreamId::DEFAULT } else { gapless::driver::WorkDriver::create_stream(&*driver).unwrap() };
+        let stream = if stream == 0 { StreamId::DEFAULT } else { driver.create_stream().unwrap() };
         for bytes in [100, PAGE] {
             let block = allocator.alloc(bytes, stream).unwrap();
             allocator.free(block).unwrap();
@@ -66,5 +65,31 @@ fn arenas_double() {
     }
     reserved.dedup();
     assert_eq!(reserved, [4, 12, 28, 60], "4 slots, and then twice as many as the time before");
+    allocator.check();
+}
+
+/// Addresses are left in pieces of one region each, more than an allocator keeps track of: an error, and none is lost.
+#[test]
+fn pieces_of_addresses_run_out() {
+    const PIECE: u64 = 64 * MIB;
+    let driver = Arc::new(ModelDriver::new(ModelConfig { address_bits: 37, ..ModelConfig::default() }));
+    let pieces: Vec<_> = std::iter::from_fn(|| driver.reserve(PIECE, PAGE).ok()).collect();
+    while driver.reserve(PAGE, PAGE).is_ok() {}
+    for piece in pieces.iter().step_by(2) {
+        driver.address_free(*piece, PIECE).unwrap();
+    }
+    let before = driver.usage().reserved_bytes;
+    let allocator = Allocator::builder(Arc::clone(&driver)).region_bytes(PIECE).build().unwrap();
+    let mut streams = 0;
+    let result = loop {
+        let stream = driver.create_stream().unwrap();
+        if let Err(error) = allocator.alloc(PAGE, stream) {
+            break error;
+        }
+        streams += 1;
+    };
+    assert!(matches!(&result, AllocError::Driver(error) if error.kind == DriverErrorKind::OutOfMemory), "{result}");
+    assert_eq!(driver.usage().reserved_bytes, before + streams * PIECE);
+    assert_eq!(streams, 64);
     allocator.check();
 }

@@ -54,6 +54,18 @@ fn a_region_is_added_where_addresses_end() {
     allocator.check();
 }
 
+/// An address at a multiple of more bytes than a region has cannot be arranged for by adding regions.
+#[test]
+fn no_region_is_added_where_it_would_not_help() {
+    let (allocator, _) = full_region();
+    let regions = allocator.snapshot().segments.len();
+    for _ in 0..2 {
+        allocator.alloc_aligned(4 * PAGE, 1 << 36, MAIN).unwrap_err();
+    }
+    assert_eq!(allocator.snapshot().segments.len(), regions);
+    allocator.check();
+}
+
 /// Somebody else has reserved all other addresses: the host waits for the other stream, and one of its chunks is made anew in
 /// the size that is missing.
 #[test]

@@ -1,11 +1,12 @@
 //! Addresses: arenas, and the regions in their slots.
 
 use super::Inner;
-use super::directory::{Arena, Owner};
+use super::directory::{Arena, MAX_ARENAS, Owner};
 use super::mapper::Mapper;
+use super::plan::Request;
 use super::region::{Region, RegionKind};
 use super::state::StreamHeap;
-use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
+use crate::driver::{Driver, DriverCall, DriverError, DriverErrorKind, MemoryDriver};
 use crate::heap::Heap;
 use crate::segment::Segment;
 
@@ -26,14 +27,18 @@ impl<D: Driver> Inner<D> {
         self.add_region(mapper, heap, kind)
     }
 
-    /// Adds a region of a kind where those there are have no stretch of addresses for a request. False when one of them is
-    /// untouched, so that another would not help, or the driver has no addresses left.
-    pub(super) fn widen(&self, mapper: &mut Mapper, heap: &StreamHeap, kind: RegionKind) -> Result<bool, DriverError> {
+    /// Adds a region where those of the request's kind have no stretch of addresses for it. False when another would not
+    /// help, since one is untouched or none is large enough, and when the driver has no addresses left.
+    pub(super) fn widen(&self, mapper: &mut Mapper, heap: &StreamHeap, request: Request) -> Result<bool, DriverError> {
+        // A slot starts at a page, wherever that is.
+        let at_worst = request.size.saturating_add(request.alignment.saturating_sub(self.geometry.page_bytes));
         let untouched = |region: &Region| mapper.segments[region.segment].table.len() == 0;
-        if heap.lock().regions.of_kind(kind).any(|(_, region)| untouched(region)) {
+        if at_worst > self.geometry.slot_bytes
+            || heap.lock().regions.of_kind(request.kind).any(|(_, region)| untouched(region))
+        {
             return Ok(false);
         }
-        match self.add_region(mapper, heap, kind) {
+        match self.add_region(mapper, heap, request.kind) {
             Ok(()) => Ok(true),
             Err(error) if error.kind == DriverErrorKind::OutOfMemory => Ok(false),
             Err(error) => Err(error),
@@ -63,10 +68,14 @@ impl<D: Driver> Inner<D> {
         loop {
             match self.driver.reserve(slot_bytes * slots as u64, self.geometry.page_bytes) {
                 Ok(base) => {
-                    mapper.next_arena_slots = slots * 2;
-                    let added = self.directory.add(Arena::new(base, slot_bytes, slots));
-                    assert!(added, "arenas double in size: the address space ends first");
-                    return Ok(());
+                    if self.directory.add(Arena::new(base, slot_bytes, slots)) {
+                        mapper.next_arena_slots = slots * 2;
+                        return Ok(());
+                    }
+                    // Arenas double in size, so only small pieces of addresses can come to this.
+                    self.driver.address_free(base, slot_bytes * slots as u64)?;
+                    let text = format!("addresses come in more than {MAX_ARENAS} pieces");
+                    return Err(DriverError::new(DriverCall::Reserve, DriverErrorKind::OutOfMemory, text));
                 }
                 Err(error) if error.kind == DriverErrorKind::OutOfMemory && slots > 1 => slots /= 2,
                 Err(error)

@@ -20,7 +20,8 @@ impl<D: Driver> Inner<D> {
     /// The invariants of the design, by number:
     /// 1 and 2: every byte of a live, pending or free block lies in an active view, of one chunk with one active view;
     /// blocks tile their heap, so that live blocks overlap neither in addresses nor in memory. 3: streams' clocks are in
-    /// order, blocks were freed in epochs that have begun, and pending ones carry fences. 4: no block uses a stale view. 5: the sums agree.
+    /// order, blocks were freed in epochs that have begun, and pending ones carry fences. 4: no block uses a stale view.
+    /// 5: the sums agree.
     fn check(&self) {
         let mapper = self.mapper.lock();
         let clocks: Vec<_> = self.streams.iter().map(|stream| stream.clock.lock()).collect();

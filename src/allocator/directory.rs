@@ -9,7 +9,7 @@ use crate::sync::OnceLock;
 use crate::units::DeviceAddr;
 
 /// Most arenas: with doubling sizes, more than any address space holds.
-const MAX_ARENAS: usize = 64;
+pub const MAX_ARENAS: usize = 64;
 
 /// Whose region a slot is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -100,7 +100,7 @@ impl<D: Driver> Inner<D> {
                     }
                     Outcome::Again => {}
                 },
-                None if short_of_addresses && self.widen(mapper, heap, request.kind)? => {}
+                None if short_of_addresses && self.widen(mapper, heap, request)? => {}
                 None if !recreate => recreate = true,
                 None if self.wait_for_pending()? => {}
                 None if self.settle_left_behind(mapper)? => {}
