@@ -81,7 +81,8 @@ impl<D: Driver> Builder<D> {
     }
 
     /// Bytes of addresses to reserve for each region of each stream (there are two regions a stream), rounded up to a
-    /// power of two. Also the largest possible request. Default: four times the budget or more.
+    /// power of two. Also the largest possible request. Default: four times the budget or more. Where live blocks cut the
+    /// addresses of a region up, its stream gets another.
     #[must_use]
     pub fn region_bytes(mut self, bytes: u64) -> Self {
         self.region_bytes = Some(bytes);
