@@ -4,7 +4,13 @@ use gapless_proof::{Device, Faults, Host, Model, Progress, Stress, World, budget
 
 fn stress<D: Device>(ops: u64, faults: Faults) {
     for round in 0..u64::from(budget_of_cases(4)) {
-        let world = World { pages: 8 + 8 * (round % 4), streams: 3, chunk_pages: 1 + round % 2, ..World::default() };
+        let world = World {
+            pages: 8 + 8 * (round % 4),
+            streams: 3,
+            chunk_pages: 1 + round % 2,
+            region_pages: if round % 4 == 3 { 32 } else { 0 },
+            ..World::default()
+        };
         let progress = Progress::default();
         let stats = run_stress::<D>(&world, Stress { threads: 2 + round % 3, ops, seed: round, faults }, &progress);
         assert!(stats.allocs > 0 && stats.harvested_chunks > 0, "{stats:?}");
