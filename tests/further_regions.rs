@@ -54,6 +54,30 @@ fn a_region_is_added_where_addresses_end() {
     allocator.check();
 }
 
+/// A region of 32 pages is one live block. Where the request's pages come from makes no difference: the budget, or chunks
+/// that nothing maps. Where there are none, no region is added.
+#[test]
+fn chunks_are_counted_wherever_they_are() {
+    for idle in [false, true] {
+        let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 36 * PAGE, ..ModelConfig::default() }));
+        let allocator =
+            Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).region_bytes(32 * PAGE).build().unwrap();
+        let alloc = |pages| allocator.alloc(pages * PAGE, MAIN);
+        alloc(32).unwrap();
+        if idle {
+            let mut range = allocator.reserve_range(4 * PAGE).unwrap();
+            range.grow(4 * PAGE, MAIN).unwrap();
+            range.shrink(4 * PAGE).unwrap();
+        }
+        assert_eq!(allocator.stats().idle_bytes, if idle { 4 * PAGE } else { 0 });
+        alloc(5).unwrap_err();
+        assert_eq!(allocator.snapshot().segments.len(), 1);
+        alloc(4).unwrap();
+        assert_eq!(allocator.snapshot().segments.len(), 2);
+        allocator.check();
+    }
+}
+
 /// An address at a multiple of more bytes than a region has cannot be arranged for by adding regions.
 #[test]
 fn no_region_is_added_where_it_would_not_help() {

@@ -188,4 +188,19 @@ mod tests {
         allocator.free(kept).unwrap();
         allocator.close().unwrap();
     }
+
+    /// What is freed while sealing fails is stamped one epoch ahead.
+    #[test]
+    fn one_epoch_ahead_passes_and_no_more() {
+        let allocator = Allocator::builder(Arc::new(ModelDriver::default())).build().unwrap();
+        let block = allocator.alloc(100, StreamId::DEFAULT).unwrap();
+        let stream = allocator.inner.streams.find(StreamId::DEFAULT).unwrap();
+        let open = || stream.clock.lock().open();
+        for (ahead, passes) in [(0, true), (1, true), (2, false), (u64::MAX - open() - 10, false)] {
+            let epoch = open() + ahead;
+            assert_eq!(allocator.inner.has_passed(stream.index, epoch).unwrap(), passes, "{ahead} ahead");
+        }
+        allocator.check();
+        allocator.free(block).unwrap();
+    }
 }
