@@ -8,7 +8,7 @@ use crate::stream::{Slots, StreamIndex};
 use crate::sync::OnceLock;
 use crate::units::DeviceAddr;
 
-/// Most arenas: with doubling sizes, more than any address space holds.
+/// Most arenas. With doubling sizes no address space holds as many, unless it is left in small pieces.
 pub const MAX_ARENAS: usize = 64;
 
 /// Whose region a slot is.
