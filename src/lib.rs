@@ -15,7 +15,6 @@ pub mod stream;
 mod sync;
 #[cfg(test)]
 mod testing;
-pub mod trace;
 pub mod units;
 
 pub use allocator::{Allocator, Builder, ChunkPolicy};

@@ -18,7 +18,7 @@ pub mod unseen {
 mod real {
     pub use parking_lot::{Mutex, MutexGuard};
     pub use std::sync::OnceLock;
-    pub use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+    pub use std::sync::atomic::{AtomicU64, Ordering};
 }
 
 #[cfg(not(any(loom, shuttle)))]
@@ -36,7 +36,9 @@ mod checked {
     use shuttle::sync as inner;
 
     pub use inner::MutexGuard;
-    pub use inner::atomic::{AtomicU64, AtomicUsize, Ordering};
+    #[cfg(loom)]
+    use inner::atomic::AtomicUsize;
+    pub use inner::atomic::{AtomicU64, Ordering};
 
     /// A lock that is never poisoned: a panic ends the run.
     #[derive(Debug, Default)]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 /// Parts from the bottom up. A part may use those before it, and itself.
-const PARTS: [&str; 9] = ["units", "sync", "driver", "stream", "physical", "segment", "heap", "allocator", "trace"];
+const PARTS: [&str; 8] = ["units", "sync", "driver", "stream", "physical", "segment", "heap", "allocator"];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).expect("a folder of sources").flatten() {

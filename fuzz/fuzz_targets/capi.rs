@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../capi/tests/fuzzed/calls/mod.rs"]
+#[path = "../../crates/capi/tests/fuzzed/calls/mod.rs"]
 mod calls;
 
 fuzz_target!(|bytes: &[u8]| calls::run_calls(bytes));

@@ -1,7 +1,7 @@
 //! Any operations on four threads, by a schedule that is part of the input.
 #![no_main]
 
-use gapless_proof::{Extra, Host, Model, decode, run_scheduled};
+use gapless_testkit::{Extra, Host, Model, decode, run_scheduled};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../capi/tests/fuzzed/conf.rs"]
+#[path = "../../crates/capi/tests/fuzzed/conf.rs"]
 mod conf;
 
 fuzz_target!(|bytes: &[u8]| {

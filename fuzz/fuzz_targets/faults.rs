@@ -1,7 +1,7 @@
 //! Any operations, with a driver failure before any of them.
 #![no_main]
 
-use gapless_proof::{Extra, Host, Model, decode, run};
+use gapless_testkit::{Extra, Host, Model, decode, run};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -1,7 +1,7 @@
 //! Any operations, one thread.
 #![no_main]
 
-use gapless_proof::{Extra, Host, Model, decode, run};
+use gapless_testkit::{Extra, Host, Model, decode, run};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

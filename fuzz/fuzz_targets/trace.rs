@@ -2,7 +2,7 @@
 //! trace that can be replayed; never a panic.
 #![no_main]
 
-use gapless_proof::check_trace;
+use gapless_testkit::check_trace;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -1,0 +1,110 @@
+//! The C programs of `examples/c`: compiled with warnings as errors, linked, and run against the simulated driver.
+
+#[path = "../../../tests/simulated/mod.rs"]
+mod simulated;
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A folder with the two libraries under the names that programs ask for.
+struct Libraries(tempfile::TempDir);
+
+impl Libraries {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let sim = simulated::library();
+        let built = sim.parent().unwrap();
+        for (file, name) in [("libgapless_capi.so", "libgapless.so"), ("libgapless_capi.a", "libgapless.a")] {
+            let file = built.join(file);
+            assert!(file.exists(), "{} is missing", file.display());
+            symlink(file, folder.path().join(name)).unwrap();
+        }
+        symlink(&sim, folder.path().join("libcuda.so.1")).unwrap();
+        symlink(&sim, folder.path().join("libcuda.so")).unwrap();
+        Self(folder)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn compile(&self, program: &str, arguments: &[&str]) -> PathBuf {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let out = self.path().join(program);
+        let output = Command::new("cc")
+            .args(["-std=c11", "-pedantic", "-Wall", "-Wextra", "-Werror", "-g", "-pthread"])
+            .arg(root.join("examples/c").join(format!("{program}.c")))
+            .arg("-I")
+            .arg(root.join("include"))
+            .arg("-L")
+            .arg(self.path())
+            .args(arguments)
+            .arg("-o")
+            .arg(&out)
+            .output()
+            .expect("a C compiler called cc");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        out
+    }
+
+    fn run(&self, program: &Path) -> String {
+        let output = Command::new(program)
+            .env("LD_LIBRARY_PATH", self.path())
+            .env("GAPLESS_SIM_CAPACITY", "256MiB")
+            .env_remove("GAPLESS_CONF")
+            .output()
+            .unwrap();
+        expect_success(&output)
+    }
+}
+
+fn expect_success(output: &Output) -> String {
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}\n{text}", output.status);
+    text
+}
+
+#[test]
+fn the_example_runs() {
+    let libraries = Libraries::new();
+    let text = libraries.run(&libraries.compile("allocate", &["-lgapless"]));
+    assert!(text.contains("67108864 bytes live"), "{text}");
+    assert!(text.contains("\"satisfiable\":false"), "{text}");
+}
+
+#[test]
+fn it_runs_linked_statically_as_well() {
+    let libraries = Libraries::new();
+    libraries.run(&libraries.compile("allocate", &["-l:libgapless.a", "-ldl", "-lm"]));
+}
+
+#[test]
+fn misuse_is_answered() {
+    let libraries = Libraries::new();
+    let text = libraries.run(&libraries.compile("misuse", &["-lgapless"]));
+    assert!(text.contains("as expected"), "{text}");
+}
+
+#[test]
+fn eight_threads_on_four_streams() {
+    let libraries = Libraries::new();
+    println!("{}", libraries.run(&libraries.compile("stress", &["-lgapless", "-lcuda"])));
+}
+
+#[test]
+fn the_same_under_the_address_sanitizer() {
+    let libraries = Libraries::new();
+    let probe = libraries.path().join("probe.c");
+    std::fs::write(&probe, "int main(void) { return 0; }\n").unwrap();
+    let has =
+        Command::new("cc").arg("-fsanitize=address").arg(&probe).arg("-o").arg(libraries.path().join("p")).output();
+    if !has.is_ok_and(|output| output.status.success()) {
+        println!("skipped: no AddressSanitizer");
+        return;
+    }
+    for program in ["misuse", "stress"] {
+        let arguments = ["-fsanitize=address", "-lgapless", "-lcuda"];
+        println!("{}", libraries.run(&libraries.compile(program, &arguments)));
+    }
+}

@@ -1,0 +1,40 @@
+//! The seeds of the fuzz targets `conf` and `capi`, as tests: what they look at is in `fuzzed`.
+
+#[path = "fuzzed/calls/mod.rs"]
+mod calls;
+#[path = "fuzzed/conf.rs"]
+mod conf;
+
+use std::path::Path;
+
+fn each_seed(target: &str, mut check: impl FnMut(&[u8])) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+    let mut count = 0;
+    for entry in std::fs::read_dir(&folder).expect("a folder of seeds") {
+        let path = entry.expect("an entry").path();
+        println!("{}", path.display());
+        check(&std::fs::read(&path).expect("a seed"));
+        count += 1;
+    }
+    assert!(count > 0, "no seeds in {}", folder.display());
+}
+
+#[test]
+fn configurations() {
+    each_seed("conf", |bytes| conf::check_conf(&String::from_utf8_lossy(bytes)));
+}
+
+/// Seeds, and bytes by chance from a fixed start.
+#[test]
+fn calls() {
+    each_seed("capi", calls::run_calls);
+    let mut state = 7_u64;
+    let mut random = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    for _ in 0..200 {
+        let bytes: Vec<u8> = (0..64 * 8).map(|_| random()).collect();
+        calls::run_calls(&bytes);
+    }
+}

@@ -1,0 +1,59 @@
+//! `include/gapless.h` is what the sources say. `scripts/generate-header` writes it anew.
+
+use std::path::Path;
+
+const SOURCES: [&str; 10] = [
+    "status.rs",
+    "config.rs",
+    "registry.rs",
+    "functions.rs",
+    "reports.rs",
+    "process.rs",
+    "replay.rs",
+    "torch.rs",
+    "history.rs",
+    "cupy.rs",
+];
+
+fn generate() -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).unwrap();
+    let builder = SOURCES.iter().fold(cbindgen::Builder::new().with_config(config), |builder, name| {
+        builder.with_src(folder.join("src").join(name))
+    });
+    let mut text = Vec::new();
+    builder.generate().expect("sources that cbindgen understands").write(&mut text);
+    let text = String::from_utf8(text).unwrap();
+    without_safety(&text)
+}
+
+/// The sections on safety are for Rust; in C, they go without their heading.
+fn without_safety(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| *line != "// # Safety").collect();
+    lines.join("\n") + "\n"
+}
+
+#[test]
+fn the_header_is_that_of_the_sources() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../include/gapless.h");
+    let generated = generate();
+    if std::env::var_os("GAPLESS_WRITE_HEADER").is_some() {
+        std::fs::write(&path, generated).unwrap();
+        return;
+    }
+    let checked_in = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(checked_in == generated, "include/gapless.h is not what the sources say: run scripts/generate-header");
+}
+
+#[test]
+fn every_exported_function_is_in_it() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let header = generate();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let text = std::fs::read_to_string(entry.unwrap().path()).unwrap();
+        for line in text.lines().filter(|line| line.starts_with("pub ") && line.contains(" fn gapless_")) {
+            let name = line.split("fn ").nth(1).unwrap().split('(').next().unwrap();
+            assert!(header.contains(&format!("{name}(")), "{name} is not in the header");
+        }
+    }
+}

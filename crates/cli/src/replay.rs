@@ -1,0 +1,339 @@
+//! `gapless replay`.
+
+use super::table;
+use super::{Failure, Outcome};
+use clap::{Args, ValueEnum};
+use gapless::driver::cuda::{CudaDriver, OpenError};
+use gapless::driver::{DriverError, WorkDriver};
+use gapless::{ByteSize, ChunkPolicy, StreamId};
+use gapless_trace::{
+    Ballast, BallastError, Device, GaplessSettings, PolicyError, PolicyKind, ReplayError, ReplayOptions, ReplayResult,
+    Search, Touch, Trace, replay,
+};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::{self, IsTerminal, Write};
+use std::num::NonZero;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Arguments of `gapless replay`.
+#[derive(Debug, Args)]
+pub(super) struct ReplayArguments {
+    /// Recordings, plain or gzip: traces, PyTorch memory snapshots (_dump_snapshot), RMM logs
+    #[arg(required = true, value_name = "TRACE")]
+    traces: Vec<PathBuf>,
+
+    /// Where to replay: a simulated device, or real memory of this machine with every block's content checked
+    #[arg(long, value_enum, default_value_t = DriverKind::Model)]
+    driver: DriverKind,
+
+    /// With --driver cuda: the GPU, counted from 0
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    device: u32,
+
+    /// With --driver cuda: the driver library to use instead of the installed one
+    #[arg(long, value_name = "PATH")]
+    library: Option<PathBuf>,
+
+    /// With --driver cuda: write every block when it is allocated and check it before it is freed, whole or at its
+    /// edges
+    #[arg(long, value_enum, value_name = "whole|edges", num_args = 0..=1, default_missing_value = "whole")]
+    verify: Option<VerifyArgument>,
+
+    /// Memory of the device, as in 24GiB [default: what the trace's header says, else 1.05 x its peak of live bytes]
+    #[arg(long, value_name = "SIZE")]
+    capacity: Option<ByteSize>,
+
+    /// Allocators to replay through
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_values_t = [PolicyKind::Gapless, PolicyKind::Caching])]
+    policy: Vec<PolicyKind>,
+
+    /// Most memory gapless holds, as a multiple of the peak of live bytes, before it reuses free pages elsewhere
+    #[arg(long, value_name = "FACTOR", value_parser = slack)]
+    slack: Option<f64>,
+
+    /// Size of the physical chunks of gapless: auto, or a fixed one such as 2MiB
+    #[arg(long, value_name = "auto|SIZE", default_value = "auto")]
+    chunk: ChunkArgument,
+
+    /// With --json: also find the smallest device that survives (the table always has it)
+    #[arg(long)]
+    search_capacity: bool,
+
+    /// Work on a stream of the simulated device completes so many ops after it was queued
+    #[arg(long, value_name = "OPS", default_value_t = 0)]
+    lag: u64,
+
+    /// One JSON object per trace and policy, one per line
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum DriverKind {
+    Model,
+    Host,
+    Cuda,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum VerifyArgument {
+    Whole,
+    Edges,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ChunkArgument(ChunkPolicy);
+
+impl FromStr for ChunkArgument {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "auto" {
+            return Ok(Self(ChunkPolicy::Auto));
+        }
+        match text.parse() {
+            Ok(ByteSize(0)) => Err("a chunk has at least one page: use auto, or a size such as 2MiB".into()),
+            Ok(ByteSize(bytes)) => Ok(Self(ChunkPolicy::Fixed(bytes))),
+            Err(error) => Err(format!("{error}, or auto")),
+        }
+    }
+}
+
+fn slack(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(slack) if f64::is_finite(slack) && slack >= 1.0 => Ok(slack),
+        _ => Err("give a factor of at least 1, such as 1.10".into()),
+    }
+}
+
+/// Replays every trace; a bad file is told and does not keep the others from being replayed.
+pub(super) fn run(arguments: &ReplayArguments) -> Result<Outcome, Failure> {
+    let mut policies = Vec::new();
+    for &policy in &arguments.policy {
+        if !policies.contains(&policy) {
+            policies.push(policy);
+        }
+    }
+    if arguments.capacity == Some(ByteSize(0)) {
+        return Err(Failure::BadArguments("--capacity 0 leaves no memory: give a size such as 24GiB".into()));
+    }
+    let mut outcome = Outcome::Success;
+    for path in &arguments.traces {
+        let bad = |text: &dyn std::fmt::Display| {
+            eprintln!("error: {}: {text}", path.display());
+            Outcome::BadInput
+        };
+        let trace = match Trace::open(path) {
+            Ok(trace) if trace.ops().is_empty() => {
+                outcome = bad(&"holds no ops: give a trace with 'a' and 'f' lines");
+                continue;
+            }
+            Ok(trace) => trace,
+            Err(error) => {
+                outcome = bad(&error);
+                continue;
+            }
+        };
+        if let Some(warning) = trace.warning() {
+            eprintln!("warning: {}: {warning}", path.display());
+        }
+        let device = match arguments.capacity {
+            Some(ByteSize(bytes)) => Device::of(bytes),
+            None => match Device::for_trace(&trace) {
+                Ok(device) => device,
+                Err(error) => {
+                    outcome = bad(&error);
+                    continue;
+                }
+            },
+        };
+        let place = match arguments.driver {
+            DriverKind::Model => Place::Model,
+            DriverKind::Host => Place::Host,
+            DriverKind::Cuda => match Gpu::open(arguments, device.capacity_bytes) {
+                Ok(gpu) => Place::Gpu(gpu),
+                Err(error @ GpuError::Open(_)) => {
+                    eprintln!("error: {error}");
+                    return Ok(Outcome::NoDevice);
+                }
+                Err(error) => {
+                    outcome = bad(&error);
+                    continue;
+                }
+            },
+        };
+        let job = Job { arguments, trace: &trace, device: Device { lag_ops: arguments.lag, ..device }, place };
+        let results = job.replay_all(&policies)?;
+        if results.iter().any(|result| result.oom.is_some()) && outcome == Outcome::Success {
+            outcome = Outcome::OutOfMemory;
+        }
+    }
+    Ok(outcome)
+}
+
+/// One trace on one device.
+struct Job<'a> {
+    arguments: &'a ReplayArguments,
+    trace: &'a Trace,
+    device: Device,
+    place: Place,
+}
+
+/// Where a job is replayed.
+enum Place {
+    Model,
+    Host,
+    Gpu(Gpu),
+}
+
+/// A GPU that has as much memory free as the trace's device.
+struct Gpu {
+    driver: Arc<CudaDriver>,
+    _ballast: Ballast,
+}
+
+/// Why there is none.
+#[derive(Debug, thiserror::Error)]
+enum GpuError {
+    #[error("{0}\nRun gapless doctor to see what there is")]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    Ballast(#[from] BallastError),
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
+impl Gpu {
+    fn open(arguments: &ReplayArguments, capacity_bytes: u64) -> Result<Self, GpuError> {
+        let mut builder = CudaDriver::builder().device(arguments.device);
+        if let Some(path) = &arguments.library {
+            builder = builder.library(path);
+        }
+        let driver = Arc::new(builder.open()?);
+        // The kernels take memory of their own, which is not the trace's.
+        driver.delay(StreamId::DEFAULT, Duration::from_micros(1))?;
+        driver.synchronize(StreamId::DEFAULT)?;
+        let ballast = Ballast::leave(&driver, capacity_bytes)?;
+        Ok(Self { driver, _ballast: ballast })
+    }
+}
+
+impl Job<'_> {
+    /// One result for each policy, written as asked for.
+    fn replay_all(&self, policies: &[PolicyKind]) -> Result<Vec<ReplayResult>, Failure> {
+        let search = self.arguments.search_capacity || !self.arguments.json;
+        let bar = self.progress_bar(policies.len() as u64, search);
+        let mut results = Vec::new();
+        for &policy in policies {
+            bar.set_message(format!("{} · {policy} · replay", self.trace.name()));
+            let mut result = self.replay_one(policy, &bar).map_err(|error| self.failure(policy, &error))?;
+            if search {
+                bar.set_message(format!("{} · {policy} · smallest device", self.trace.name()));
+                let found = self.search(policy, &bar).map_err(|error| self.failure(policy, &error))?;
+                result.min_capacity_bytes = Some(found.min_capacity_bytes);
+                result.safe_capacity_bytes = Some(found.safe_capacity_bytes);
+            }
+            if self.arguments.json {
+                let line = serde_json::to_string(&result).map_err(io::Error::from)?;
+                writeln!(io::stdout(), "{line}")?;
+            }
+            if let Some(oom) = &result.oom
+                && let Some(origin) = self.trace.origin(oom.op_index)
+            {
+                bar.suspend(|| eprintln!("note: {policy} ran out of memory in {origin}"));
+            }
+            results.push(result);
+        }
+        bar.finish_and_clear();
+        if !self.arguments.json {
+            table::write(&mut io::stdout().lock(), &results)?;
+        }
+        Ok(results)
+    }
+
+    fn replay_one(&self, policy: PolicyKind, bar: &ProgressBar) -> Result<ReplayResult, ReplayError> {
+        let progress = |ops| bar.inc(ops);
+        let options = ReplayOptions {
+            policy,
+            gapless: self.settings(),
+            capacity_bytes: self.device.capacity_bytes,
+            touch: match self.arguments.driver {
+                DriverKind::Model => Touch::for_model(self.device.lag_ops),
+                DriverKind::Host => Touch::Edges,
+                DriverKind::Cuda => match self.arguments.verify {
+                    None => Touch::Nothing,
+                    Some(VerifyArgument::Whole) => Touch::Whole,
+                    Some(VerifyArgument::Edges) => Touch::Edges,
+                },
+            },
+            progress: Some(&progress),
+        };
+        match &self.place {
+            Place::Model => replay(self.trace, Arc::new(self.device.model()), &options),
+            Place::Host => replay(self.trace, Arc::new(self.device.host()?), &options),
+            Place::Gpu(gpu) => replay(self.trace, Arc::clone(&gpu.driver), &options),
+        }
+    }
+
+    /// Always on simulated devices: the smallest one is the same, and real memory is slow.
+    fn search(&self, policy: PolicyKind, bar: &ProgressBar) -> Result<gapless_trace::SearchResult, ReplayError> {
+        let progress = || bar.inc(self.trace.ops().len() as u64);
+        Search {
+            trace: self.trace,
+            policy,
+            gapless: self.settings(),
+            lag_ops: self.device.lag_ops,
+            threads: std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN).min(MOST_THREADS),
+            progress: Some(&progress),
+        }
+        .run()
+    }
+
+    const fn settings(&self) -> GaplessSettings {
+        GaplessSettings { slack: self.arguments.slack, chunk: Some(self.arguments.chunk.0) }
+    }
+
+    /// Counts ops of all replays together; hidden unless stderr is a terminal.
+    fn progress_bar(&self, policies: u64, search: bool) -> ProgressBar {
+        let replays = policies * if search { 1 + Search::EXPECTED_PROBES } else { 1 };
+        let target =
+            if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let style = ProgressStyle::with_template("{msg} {wide_bar} {percent:>3}% {eta:>4}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
+        let ops = (self.trace.ops().len() as u64).saturating_mul(replays);
+        ProgressBar::with_draw_target(Some(ops), target).with_style(style)
+    }
+
+    fn failure(&self, policy: PolicyKind, error: &ReplayError) -> Failure {
+        let text = format!("{} through {policy}: {error}", self.trace.name());
+        match error {
+            ReplayError::Settings(_) | ReplayError::Policy { error: PolicyError::TooManyStreams(_), .. } => {
+                Failure::BadArguments(text)
+            }
+            ReplayError::Driver(_) | ReplayError::Policy { error: PolicyError::Driver(_), .. } => {
+                let hint = match self.arguments.driver {
+                    DriverKind::Model => "",
+                    DriverKind::Host => {
+                        "; this machine has its limits: larger chunks (--chunk 32MiB) or --driver model"
+                    }
+                    DriverKind::Cuda => "; run gapless doctor to see whether the GPU still works",
+                };
+                Failure::Driver(format!("{text}{hint}"))
+            }
+            _ => Failure::Internal(text),
+        }
+    }
+}
+
+/// Threads of a search: each holds the books of one replay.
+const MOST_THREADS: NonZero<usize> = NonZero::new(8).expect("not zero");
+
+/// Exit codes, below the list of options.
+pub(super) const AFTER_HELP: &str = "\
+Exit code: 0 when every replay survived, 3 when one ran out of memory, 2 on bad arguments or input,
+4 with --driver cuda on a machine without a GPU.
+
+Example: gapless replay traces/llama7b_lora_ckpt.trace.gz";

@@ -1,0 +1,213 @@
+//! `gapless soak`.
+//!
+//! Threads use one allocator for as long as wished, with driver failures; a fresh device and allocator every round, so
+//! that closing is soaked as well. Anything wrong is a panic; the figures come at the end.
+
+use super::{Failure, Outcome};
+use clap::{Args, ValueEnum};
+use gapless::allocator::Stats;
+use gapless::driver::cuda::CudaDriver;
+use gapless::units::ByteSize;
+use gapless_testkit::{Cuda, Device, Faults, Host, Model, Progress, Stress, World, run_stress};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Arguments of `gapless soak`.
+#[derive(Args, Debug)]
+pub(super) struct SoakArguments {
+    /// How long
+    #[arg(long, default_value_t = 1.0, value_parser = minutes)]
+    minutes: f64,
+
+    /// Threads that use the allocator at once
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=256))]
+    threads: u64,
+
+    /// Streams
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    streams: u16,
+
+    /// Where: state only, real memory of this machine, or a GPU
+    #[arg(long, value_enum, default_value_t = Driver::Host)]
+    driver: Driver,
+
+    /// With --driver cuda: the GPU, counted from 0
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    device: u32,
+
+    /// With --driver cuda: the driver library to use instead of the installed one
+    #[arg(long, value_name = "PATH")]
+    library: Option<PathBuf>,
+
+    /// Pages of the device: few, so that memory runs out all the time
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(8..=65536))]
+    pages: u64,
+
+    /// No driver call fails
+    #[arg(long)]
+    no_faults: bool,
+
+    /// Where the random numbers start [default: the clock]
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+fn minutes(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(minutes) if f64::is_finite(minutes) && (0.0..=MOST_MINUTES).contains(&minutes) => Ok(minutes),
+        _ => Err("give a number of minutes, such as 10 or 0.5".into()),
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Driver {
+    /// State only.
+    Model,
+    /// Real bytes, all of them verified.
+    Host,
+    /// A small part of a GPU, with kernels that write and verify.
+    Cuda,
+}
+
+impl Driver {
+    fn page_bytes(self) -> u64 {
+        match self {
+            Self::Model => Model::PAGE_BYTES,
+            Self::Host => Host::PAGE_BYTES,
+            Self::Cuda => Cuda::PAGE_BYTES,
+        }
+    }
+}
+
+/// Soaks until the time is over.
+///
+/// # Panics
+/// When something is wrong: that is what it is for.
+pub(super) fn run(arguments: &SoakArguments) -> Result<Outcome, Failure> {
+    if arguments.driver == Driver::Cuda {
+        let builder = CudaDriver::builder().device(arguments.device);
+        let builder = match &arguments.library {
+            Some(path) => builder.library(path),
+            None => builder,
+        };
+        if let Err(error) = Cuda::open_device(builder) {
+            eprintln!("error: {error}\nRun gapless doctor to see what there is");
+            return Ok(Outcome::NoDevice);
+        }
+    }
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let seed = arguments.seed.unwrap_or(clock);
+    eprintln!("seed {seed}");
+    let length = Duration::from_secs_f64(arguments.minutes * 60.0);
+    let end = Instant::now() + length;
+    let bar = progress_bar(length);
+    let mut sum = Sum::default();
+    for round in 0.. {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        let world = World {
+            pages: arguments.pages,
+            page_bytes: arguments.driver.page_bytes(),
+            streams: usize::from(arguments.streams),
+            chunk_pages: 1 << (round % 3),
+            mapping_limit: if round % 4 == 3 { 200 } else { 400_000 },
+            region_pages: if round % 5 == 4 { 32 } else { 0 },
+            ..World::default()
+        };
+        let faults = if arguments.no_faults { Faults::None } else { Faults::Some };
+        let stress = Stress { threads: arguments.threads, ops: u64::MAX, seed: seed.wrapping_add(round), faults };
+        let length = left.min(Duration::from_secs(ROUND));
+        match arguments.driver {
+            Driver::Model => sum.round::<Model>(&world, stress, length, &bar),
+            Driver::Host => sum.round::<Host>(&world, stress, length, &bar),
+            Driver::Cuda => sum.round::<Cuda>(&world, stress, length, &bar),
+        }
+    }
+    bar.finish_and_clear();
+    sum.print(&mut io::stdout().lock())?;
+    Ok(Outcome::Success)
+}
+
+fn progress_bar(length: Duration) -> ProgressBar {
+    let target = if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let bar = ProgressBar::with_draw_target(Some(length.as_secs()), target);
+    let style = ProgressStyle::with_template("{elapsed_precise} {bar:30} {msg}").expect("the template is well-formed");
+    bar.with_style(style)
+}
+
+#[derive(Default)]
+struct Sum {
+    rounds: u64,
+    ops: u64,
+    verified: u64,
+    failed: u64,
+    faults: u64,
+    calls: u64,
+    harvested: u64,
+    reused: u64,
+    borrowed: u64,
+    waits: u64,
+    peak_metadata: u64,
+}
+
+impl Sum {
+    fn round<D: Device>(&mut self, world: &World, stress: Stress, length: Duration, bar: &ProgressBar) {
+        let progress = Progress::default();
+        let stats = std::thread::scope(|scope| {
+            let run = scope.spawn(|| run_stress::<D>(world, stress, &progress));
+            let start = Instant::now();
+            while start.elapsed() < length && !run.is_finished() {
+                std::thread::sleep(Duration::from_millis(200));
+                let ops = self.ops + progress.ops.load(Ordering::Relaxed);
+                let verified = self.verified + progress.verified_bytes.load(Ordering::Relaxed);
+                bar.set_position(bar.elapsed().as_secs());
+                bar.set_message(format!("round {}: {ops} ops, {} verified", self.rounds, ByteSize(verified)));
+            }
+            progress.stop.store(true, Ordering::Relaxed);
+            run.join().expect("the soak failed; see above")
+        });
+        self.add(&stats, &progress);
+    }
+
+    fn add(&mut self, stats: &Stats, progress: &Progress) {
+        self.rounds += 1;
+        self.ops += progress.ops.load(Ordering::Relaxed);
+        self.verified += progress.verified_bytes.load(Ordering::Relaxed);
+        self.failed += progress.failed.load(Ordering::Relaxed);
+        self.faults += progress.faults.load(Ordering::Relaxed);
+        self.calls += stats.driver_calls.total();
+        self.harvested += stats.harvested_chunks;
+        self.reused += stats.reused_views;
+        self.borrowed += stats.borrowed;
+        self.waits += stats.host_waits;
+        self.peak_metadata = self.peak_metadata.max(stats.metadata_bytes);
+    }
+
+    fn print(&self, out: &mut impl Write) -> io::Result<()> {
+        writeln!(out, "rounds (device, allocator, close)  {}", self.rounds)?;
+        writeln!(out, "operations                         {}", self.ops)?;
+        writeln!(out, "driver calls                       {}", self.calls)?;
+        let (moved, reused) = (self.harvested, self.reused);
+        writeln!(out, "remaps: chunks moved               {moved}, {reused} of them without a driver call")?;
+        writeln!(out, "blocks borrowed between streams    {}", self.borrowed)?;
+        writeln!(out, "host waits                         {}", self.waits)?;
+        writeln!(out, "allocations refused                {}", self.failed)?;
+        writeln!(out, "injected failures survived         {}", self.faults)?;
+        writeln!(out, "bytes verified                     {}", ByteSize(self.verified))?;
+        writeln!(out, "largest metadata                   {}", ByteSize(self.peak_metadata))
+    }
+}
+
+/// Seconds of a round.
+const ROUND: u64 = 15;
+/// A year.
+const MOST_MINUTES: f64 = 525_600.0;
+
+pub(super) const AFTER_HELP: &str = "\
+Anything wrong ends it with a message and a nonzero exit code; else the figures come at the end.
+Example: gapless soak --minutes 10 --threads 4 --streams 4 --driver host";

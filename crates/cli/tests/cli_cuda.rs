@@ -1,0 +1,207 @@
+//! Commands that use a GPU, through the simulated driver library.
+
+#[path = "../../../tests/simulated/mod.rs"]
+mod simulated;
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use simulated::{library, library_without};
+
+fn gapless(arguments: &[&str], library: &Path, settings: &[(&str, &str)]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_gapless"))
+        .args(arguments)
+        .arg("--library")
+        .arg(library)
+        .envs(settings.iter().copied())
+        .output()
+        .unwrap()
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn doctor_finds_a_device_that_works() {
+    let output = gapless(&["doctor"], &library(), &[("GAPLESS_SIM_DEVICES", "2")]);
+    let text = text(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    for expected in ["CUDA 13.0", "Simulated GPU 1", "2 MiB", "0 wrong bytes", "gapless works on 2 GPUs"] {
+        assert!(text.contains(expected), "'{expected}' is not in:\n{text}");
+    }
+}
+
+#[test]
+fn doctor_tells_as_json() {
+    let output = gapless(&["doctor", "--json"], &library(), &[]);
+    let findings: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(findings["works"], true);
+    assert_eq!(findings["library"]["cuda"], 13_000);
+    assert_eq!(findings["devices"][0]["granularity"], 2 << 20);
+    assert_eq!(findings["devices"][0]["cycle"]["wrong_bytes"], 0);
+}
+
+#[test]
+fn doctor_finds_the_library_where_the_loader_does() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(library(), folder.path().join("libcuda.so.1")).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_gapless"))
+        .arg("doctor")
+        .env("LD_LIBRARY_PATH", folder.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text(&output).contains(folder.path().to_str().unwrap()), "{}", text(&output));
+}
+
+/// Runs doctor, which has to end with 4 and to say every one of `expected`.
+fn doctor_fails(library: &Path, settings: &[(&str, &str)], expected: &[&str]) {
+    let output = gapless(&["doctor"], library, settings);
+    let text = text(&output);
+    assert_eq!(output.status.code(), Some(4), "{text}");
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    for expected in expected.iter().chain(&["no GPU that gapless can use"]) {
+        assert!(text.contains(expected), "'{expected}' is not in:\n{text}");
+    }
+    let output = gapless(&["doctor", "--json"], library, settings);
+    assert_eq!(output.status.code(), Some(4));
+    let findings: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(findings["works"], false);
+}
+
+#[test]
+fn doctor_says_what_to_do_without_a_library() {
+    doctor_fails(Path::new("/nonexistent/libcuda.so.1"), &[], &["could not be loaded", "Install the NVIDIA driver"]);
+}
+
+#[test]
+fn doctor_says_which_function_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    doctor_fails(&library_without("cuMemSetAccess", folder.path()), &[], &["cuMemSetAccess", "Update the driver"]);
+}
+
+#[test]
+fn doctor_says_what_to_do_without_devices() {
+    doctor_fails(&library(), &[("GAPLESS_SIM_DEVICES", "0")], &["finds no GPU", "CUDA_VISIBLE_DEVICES"]);
+}
+
+#[test]
+fn doctor_says_what_to_do_without_virtual_memory_management() {
+    doctor_fails(&library(), &[("GAPLESS_SIM_NO_VMM", "1")], &["no virtual memory management", "plain mode"]);
+}
+
+#[test]
+fn doctor_prints_the_number_of_an_unknown_code() {
+    doctor_fails(&library(), &[("GAPLESS_SIM_FAIL", "cuMemMap:*:98765")], &["cuMemMap", "98765"]);
+    doctor_fails(&library(), &[("GAPLESS_SIM_FAIL", "cuInit:1:98765")], &["cuInit", "98765"]);
+}
+
+#[test]
+fn doctor_sees_a_broken_device_beside_a_good_one() {
+    // The first device opened fails its whole check: three cycles, one for each set of features.
+    let faults = "cuMemMap:1:999,cuMemMap:2:999,cuMemMap:3:999";
+    let output = gapless(&["doctor"], &library(), &[("GAPLESS_SIM_DEVICES", "2"), ("GAPLESS_SIM_FAIL", faults)]);
+    let text = text(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("problem") && text.contains("gapless works on 1 GPU"), "{text}");
+}
+
+#[test]
+fn probe_answers_every_question() {
+    let output = gapless(&["probe", "--json"], &library(), &[("GAPLESS_SIM_CAPACITY", "256MiB")]);
+    assert_eq!(output.status.code(), Some(0));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["device"]["name"], "Simulated GPU 0");
+    let answers = report["answers"].as_object().unwrap();
+    assert_eq!(answers.len(), gapless::driver::cuda::Question::ALL.len());
+    for (id, answer) in answers {
+        assert!(answer["error"].is_null() && !answer["value"].is_null(), "{id}: {answer}");
+    }
+    assert_eq!(answers["sub_size_map"]["value"]["code"], 801);
+    assert_eq!(answers["unmap_two"]["value"]["left_mapped"], 0);
+    assert_eq!(answers["unmap_in_use"]["value"]["synchronize"]["code"], 700);
+    assert_eq!(answers["graph_remap"]["value"]["new_chunk_was_written"], true);
+    assert_eq!(answers["capture_other_thread"]["value"]["capture"]["code"], 901);
+    assert_eq!(answers["capture_wait"]["value"]["calls"]["stream_wait"]["code"], 905);
+    assert_eq!(answers["capture_guarded"]["value"]["capture"], "ok");
+    for (call, outcome) in answers["capture_guarded"]["value"]["calls"].as_object().unwrap() {
+        assert_eq!(outcome, "ok", "{call}");
+    }
+}
+
+#[test]
+fn probe_goes_on_past_a_question_that_fails() {
+    let settings = [("GAPLESS_SIM_FAIL", "cuStreamCreate:1:98765")];
+    let output = gapless(&["probe", "--json", "--only", "busy,unmap_two"], &library(), &settings);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(report["answers"]["busy"]["error"].as_str().unwrap().contains("98765"));
+    assert_eq!(report["answers"]["unmap_two"]["value"]["answer"], "ok");
+}
+
+#[test]
+fn probe_keeps_to_its_time() {
+    let arguments = ["probe", "--json", "--only", "busy,mappings", "--total", "0"];
+    let report: Value = serde_json::from_slice(&gapless(&arguments, &library(), &[]).stdout).unwrap();
+    assert!(report["answers"]["mappings"]["error"].as_str().unwrap().contains("not asked"));
+}
+
+#[test]
+fn probe_ends_without_a_device() {
+    let output = gapless(&["probe", "--json"], &library(), &[("GAPLESS_SIM_DEVICES", "0")]);
+    assert_eq!(output.status.code(), Some(4));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(report["problem"].as_str().unwrap().contains("no GPU"));
+}
+
+#[test]
+fn probe_knows_its_questions() {
+    let output = gapless(&["probe", "--only", "nonsense"], &library(), &[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("unmap_two"));
+}
+
+#[test]
+fn replay_runs_on_the_device_and_checks_bytes() {
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../../traces/oom/oom_04.trace.gz");
+    let arguments = ["replay", "--driver", "cuda", "--verify", "--json", trace];
+    // Every byte of every block goes through the simulated device: a small trace.
+    let output = gapless(&arguments, &library(), &[("GAPLESS_SIM_CAPACITY", "2GiB")]);
+    let lines: Vec<Value> = text(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 2, "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(lines.iter().all(|line| line["driver"] == "cuda"));
+    let model = Command::new(env!("CARGO_BIN_EXE_gapless")).args(["replay", "--json", trace]).output().unwrap();
+    for (line, model) in lines.iter().zip(text(&model).lines()) {
+        let model: Value = serde_json::from_str(model).unwrap();
+        for field in ["policy", "peak_reserved_bytes", "driver_calls"] {
+            assert_eq!(line[field], model[field], "{field}");
+        }
+        assert_eq!(line["oom"]["op_index"], model["oom"]["op_index"]);
+    }
+    assert_eq!(output.status.code(), Some(3));
+}
+
+#[test]
+fn replay_on_the_device_says_when_there_is_none_or_it_is_too_small() {
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../../traces/oom/oom_04.trace.gz");
+    let arguments = ["replay", "--driver", "cuda", "--json", trace];
+    let output = gapless(&arguments, &library(), &[("GAPLESS_SIM_DEVICES", "0")]);
+    assert_eq!(output.status.code(), Some(4));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("gapless doctor"));
+    let output = gapless(&arguments, &library(), &[("GAPLESS_SIM_CAPACITY", "64MiB")]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--capacity"));
+}
+
+#[test]
+fn soak_runs_on_the_device_and_says_when_there_is_none() {
+    let arguments = ["soak", "--driver", "cuda", "--minutes", "0.02", "--threads", "2", "--pages", "16", "--seed", "3"];
+    let output = gapless(&arguments, &library(), &[]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text(&output).contains("bytes verified") && !text(&output).contains("verified                     0 B"));
+    let output = gapless(&arguments, &library(), &[("GAPLESS_SIM_DEVICES", "0")]);
+    assert_eq!(output.status.code(), Some(4));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("gapless doctor"));
+    assert!(output.stdout.is_empty());
+}

@@ -1,0 +1,522 @@
+//! Writes the seed corpora of the fuzz targets: `cargo run -p gapless-testkit --example seeds` from the root.
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use gapless_testkit::{Failure::*, Misuse::*, Op, Op::*, encode};
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+
+const PAGE: u32 = 64 << 10;
+
+fn alloc(pages: u32, stream: u8) -> Op {
+    Alloc { bytes: pages * PAGE, align: 9, stream }
+}
+
+fn main() -> std::io::Result<()> {
+    let free = |block| Free { block };
+    let range = |pages| ReserveRange { pages };
+    let grow = |range, pages, stream| GrowRange { range, pages, stream };
+    let shrink = |range, pages| ShrinkRange { range, pages };
+    let take = |to, from, pages, stream| TakeRange { to, from, pages, stream };
+    let holes = [alloc(2, 0), alloc(2, 0), alloc(2, 0), alloc(2, 0), free(0), free(1)];
+    let seeds: [(&str, u8, u8, Vec<Op>); 22] = [
+        (
+            "small_blocks",
+            8,
+            0,
+            vec![Alloc { bytes: 100, align: 0, stream: 0 }, Alloc { bytes: 0, align: 12, stream: 0 }, free(0)],
+        ),
+        ("harvest", 8, 0, [&holes[..], &[alloc(4, 0), free(2), alloc(2, 1)]].concat()),
+        (
+            "four_streams",
+            8,
+            0,
+            vec![
+                alloc(2, 0),
+                alloc(1, 1),
+                alloc(1, 2),
+                alloc(2, 3),
+                Hold { stream: 3 },
+                Write { block: 0, stream: 3 },
+                free(0),
+                alloc(2, 0),
+                free(0),
+                alloc(3, 2),
+            ],
+        ),
+        (
+            "behind_a_wait",
+            8,
+            0,
+            vec![Hold { stream: 1 }, alloc(8, 1), free(0), alloc(8, 0), Read { block: 0, stream: 0 }],
+        ),
+        (
+            "borrowed",
+            8,
+            0,
+            vec![alloc(3, 0), free(0), alloc(3, 1), Write { block: 0, stream: 2 }, free(0), alloc(3, 0)],
+        ),
+        ("shared", 8, 0, vec![Hold { stream: 1 }, alloc(8, 0), Read { block: 0, stream: 1 }, free(0), alloc(8, 0)]),
+        ("recreated", 8, 2, vec![alloc(4, 0), alloc(2, 0), free(0), alloc(6, 1), Trim { keep: 0 }]),
+        (
+            "aligned",
+            16,
+            0,
+            vec![Alloc { bytes: 3 * PAGE, align: 20, stream: 0 }, Alloc { bytes: 9, align: 20, stream: 1 }],
+        ),
+        (
+            "lower_budget",
+            8,
+            1,
+            vec![alloc(4, 0), alloc(4, 1), free(0), Budget { pages: 3 }, alloc(1, 1), Budget { pages: 8 }],
+        ),
+        ("others", 8, 0, vec![External { pages: 5 }, alloc(4, 0), External { pages: 0 }, alloc(4, 0), alloc(4, 0)]),
+        (
+            "failing",
+            8,
+            0,
+            [&holes[..], &[Fail { nth: 2, kind: Invalid }, alloc(4, 0), Fail { nth: 0, kind: NoMemory }, alloc(1, 2)]]
+                .concat(),
+        ),
+        (
+            "misuse",
+            8,
+            0,
+            vec![
+                alloc(1, 0),
+                Bad { misuse: FreeInside, block: 0 },
+                Bad { misuse: AllocTooMuch, block: 0 },
+                Bad { misuse: RecordForeignStream, block: 0 },
+                free(0),
+                Bad { misuse: FreeTwice, block: 0 },
+            ],
+        ),
+        (
+            "threads",
+            8,
+            0,
+            vec![
+                alloc(3, 0),
+                Thread { thread: 1 },
+                free(0),
+                Thread { thread: 2 },
+                alloc(3, 1),
+                Record { block: 0, stream: 0 },
+            ],
+        ),
+        (
+            "range",
+            8,
+            0,
+            vec![range(7), grow(0, 3, 0), WriteRange { range: 0, stream: 1 }, shrink(0, 2), grow(0, 4, 2), alloc(3, 0)],
+        ),
+        (
+            "range_out_of_heaps",
+            8,
+            0,
+            [&holes[..], &[range(7), grow(0, 4, 1), alloc(1, 0), DropRange { range: 0 }, alloc(4, 2)]].concat(),
+        ),
+        (
+            "range_behind_a_wait",
+            8,
+            0,
+            vec![Hold { stream: 1 }, alloc(8, 0), Read { block: 0, stream: 1 }, free(0), range(7), grow(0, 8, 2)],
+        ),
+        (
+            "pages_taken",
+            8,
+            0,
+            vec![
+                range(7),
+                range(7),
+                grow(0, 4, 0),
+                take(1, 0, 2, 1),
+                grow(0, 3, 0),
+                take(0, 1, 1, 2),
+                shrink(1, 1),
+                ReadRange { range: 0, stream: 1 },
+                DropRange { range: 0 },
+                alloc(6, 2),
+            ],
+        ),
+        (
+            "captured",
+            8,
+            0,
+            vec![
+                alloc(3, 1),
+                alloc(4, 0),
+                free(1),
+                BeginCapture { stream: 1 },
+                free(0),
+                alloc(2, 1),
+                Write { block: 0, stream: 1 },
+                alloc(5, 0),
+                free(0),
+                EndCapture { stream: 1 },
+                alloc(8, 0),
+            ],
+        ),
+        (
+            "range_captured",
+            8,
+            0,
+            vec![
+                range(7),
+                range(7),
+                grow(0, 4, 0),
+                take(1, 0, 2, 1),
+                BeginCapture { stream: 1 },
+                grow(0, 3, 0),
+                shrink(1, 1),
+                DropRange { range: 1 },
+                alloc(4, 2),
+                EndCapture { stream: 1 },
+                alloc(6, 2),
+            ],
+        ),
+        (
+            "handles",
+            8,
+            0,
+            vec![
+                CopyHandle,
+                alloc(2, 0),
+                DropHandle { handle: 0 },
+                CopyHandle,
+                CloseHandle,
+                free(0),
+                CloseHandle,
+                alloc(3, 1),
+                DropHandle { handle: 0 },
+            ],
+        ),
+        (
+            // A region of 32 pages, full but for three, and two free chunks of two pages.
+            "further_region",
+            4,
+            1,
+            vec![
+                Alloc { bytes: 100, align: 9, stream: 0 },
+                Alloc { bytes: 100, align: 9, stream: 1 },
+                alloc(1, 0),
+                alloc(3, 0),
+                alloc(28, 0),
+                free(3),
+                Trim { keep: 0 },
+                alloc(2, 1),
+                alloc(1, 1),
+                alloc(2, 1),
+                free(6),
+                free(4),
+                alloc(3, 0),
+                free(5),
+                alloc(2, 0),
+            ],
+        ),
+        (
+            "two_allocators",
+            8,
+            0,
+            vec![
+                alloc(5, 0),
+                OpenAllocator,
+                alloc(3, 1),
+                range(7),
+                UseAllocator { allocator: 0 },
+                free(0),
+                Trim { keep: 0 },
+                UseAllocator { allocator: 1 },
+                grow(0, 5, 0),
+            ],
+        ),
+    ];
+    for target in ["ops", "concurrent", "faults"] {
+        let folder = Path::new("fuzz/corpus").join(target);
+        fs::create_dir_all(&folder)?;
+        for (name, pages, chunk, ops) in &seeds {
+            let mut bytes = encode(*pages, *chunk, if *name == "four_streams" { 4 } else { 3 }, ops);
+            if *name == "further_region" {
+                bytes[6] = 3;
+            }
+            if target == "faults" {
+                // Before the last operation, the third call fails.
+                let end = bytes.len();
+                bytes[end - 2..].copy_from_slice(&[2, 1]);
+            }
+            fs::write(folder.join(name), bytes)?;
+        }
+    }
+    for (target, seeds) in [("trace", traces()), ("conf", configurations()), ("capi", calls())] {
+        let folder = Path::new("fuzz/corpus").join(target);
+        fs::create_dir_all(&folder)?;
+        for (name, bytes) in seeds {
+            fs::write(folder.join(name), bytes)?;
+        }
+    }
+    Ok(())
+}
+
+type Seeds = Vec<(&'static str, Vec<u8>)>;
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(bytes).expect("memory takes it");
+    encoder.finish().expect("memory takes it")
+}
+
+/// Each format, plain and packed, whole and damaged.
+fn traces() -> Seeds {
+    let text = b"# model x\n# events 5\n# capacity_bytes 67108864\na 1 4096 0\na 2 9000000 7\nm step\nf 1\nf 2\n";
+    let small = b"a 9 0 0\na 8 70000000 3\nf 9\n";
+    let log = b"Thread,Time,Action,Pointer,Size,Stream\n1,09:00:00:1,allocate,0x7f00,4096,0x2\n\
+        1,09:00:00:2,free,0x7f00,4096,0x2\n1,09:00:00:3,allocate failure,(nil),99999999,1\n1,09:00:00:4,free,0x10,512,0\n";
+    let bad_log = b"Thread,Time,Action,Pointer,Size,Stream\n1,t,allocate,0x7g00,4096,0\n";
+    let snapshot = snapshot();
+    let cut = snapshot[..snapshot.len() / 2].to_vec();
+    // d = {"n": 1}; [d, d]: shared, and a list in itself.
+    let shared = b"\x80\x04\x95\x0f\0\0\0\0\0\0\0]\x94(}\x94\x8c\x01n\x94K\x01sh\x01e.";
+    let cycle = b"\x80\x02}(X\x0d\0\0\0device_traces]q\0h\0au.";
+    let numbers =
+        b"\x80\x03(\x8a\x06\0\0\0\0\0\x7f\x8b\x01\0\0\0\xffG?\xf0\0\0\0\0\0\0J\xff\xff\xff\xffM\x01\x02C\x02ab\x88Nt.";
+    let object = b"\x80\x02cos\nsystem\nX\x02\0\0\0idq\0\x85R.";
+    vec![
+        ("whole", text.to_vec()),
+        ("out_of_memory", small.to_vec()),
+        ("two_gzips", [gzip(text), gzip(small)].concat()),
+        ("rmm", log.to_vec()),
+        ("rmm_gzip", gzip(log)),
+        ("rmm_damaged", bad_log.to_vec()),
+        ("snapshot_gzip", gzip(&snapshot)),
+        ("snapshot", snapshot),
+        ("snapshot_cut", cut),
+        ("pickle_shared", shared.to_vec()),
+        ("pickle_cycle", cycle.to_vec()),
+        ("pickle_numbers", numbers.to_vec()),
+        ("pickle_object", object.to_vec()),
+        ("pickle_tuple_over_a_mark", b"\x80\x02NN(N\x87t.".to_vec()),
+        ("pickle_marks", gzip(&[&b"\x80\x02"[..], &[b'('; 5000]].concat())),
+    ]
+}
+
+/// A PyTorch memory snapshot with every kind of entry, as Python's pickle would write it.
+fn snapshot() -> Vec<u8> {
+    fn text(text: &str) -> Vec<u8> {
+        [&[0x8c, u8::try_from(text.len()).expect("a short text")], text.as_bytes()].concat()
+    }
+    fn number(number: u64) -> Vec<u8> {
+        [&[0x8a, 9][..], &number.to_le_bytes(), &[0]].concat()
+    }
+    fn dict(entries: &[(&str, Vec<u8>)]) -> Vec<u8> {
+        let entries: Vec<u8> = entries.iter().flat_map(|(key, value)| [text(key), value.clone()].concat()).collect();
+        [&b"}("[..], &entries, b"u"].concat()
+    }
+    fn list(items: &[Vec<u8>]) -> Vec<u8> {
+        [&b"]("[..], &items.concat(), b"e"].concat()
+    }
+    let frame = dict(&[("filename", text("m.py")), ("line", b"K\x0c".to_vec()), ("name", text("f"))]);
+    let entry = |action: &str, addr: u64, size: u64, time: u64| {
+        dict(&[
+            ("action", text(action)),
+            ("addr", number(addr)),
+            ("size", number(size)),
+            ("stream", b"K\x00".to_vec()),
+            ("time_us", number(time)),
+            ("device_free", number(1 << 20)),
+            ("frames", list(std::slice::from_ref(&frame))),
+        ])
+    };
+    let block = |size, state: &str| dict(&[("size", number(size)), ("state", text(state))]);
+    let segment = dict(&[
+        ("device", b"K\x00".to_vec()),
+        ("address", number(0x7000)),
+        ("total_size", number(2 << 20)),
+        ("blocks", list(&[block(512, "active_allocated"), block(512, "inactive")])),
+    ]);
+    let annotation = dict(&[("name", text("step")), ("stage", text("END")), ("time_us", number(2))]);
+    let history = [
+        entry("segment_alloc", 0x7000, 2 << 20, 1),
+        entry("alloc", 0x9000, 100, 2),
+        entry("free_requested", 0x9000, 100, 3),
+        entry("free_requested", 0xa000, 4096, 3),
+        entry("alloc", 0xb000, 100, 4),
+        entry("alloc", 0xb000, 200, 5),
+        entry("oom", 0, 1 << 40, 6),
+    ];
+    let whole = dict(&[
+        ("segments", list(&[segment])),
+        ("device_traces", list(&[list(&history)])),
+        ("external_annotations", list(&[annotation])),
+    ]);
+    [&b"\x80\x04"[..], &whole, b"."].concat()
+}
+
+/// Every key, and every way to be wrong.
+fn configurations() -> Seeds {
+    let texts = [
+        (
+            "every_key",
+            "budget:24GiB, slack:1.25,chunk:2MiB ,region:4TiB,log:on,record:/t/a:b%d.gz,report_on_failure:True",
+        ),
+        ("fraction", "budget:0.9,chunk:auto"),
+        ("percent", "budget: 90 %,slack:inf"),
+        ("pytorch", "max_split_size_mb:128,roundup_power2_divisions:[256:1,512:2,>:4],expandable_segments:True"),
+        ("unknown", "log:on,bugdet:1GiB"),
+        ("twice", "log:on,log:off"),
+        ("no_value", "budget"),
+        ("brackets", "a:[1,2"),
+        ("bad_values", "slack:0.9,chunk:-1"),
+        ("empty_parts", " , ,"),
+        ("odd_numbers", "budget:1.5GiB,region:99999999999TiB,slack:1e300"),
+    ];
+    texts.iter().map(|(name, text)| (*name, text.as_bytes().to_vec())).collect()
+}
+
+/// Calls of the C interface as `capi/tests/fuzzed/calls` reads them: call, handle, what, how, number.
+fn calls() -> Seeds {
+    type Call = (u8, u8, u8, u8, u32);
+    let alloc = |pages: u32, stream: u8| -> Call { (0, 0, 4, stream, pages) };
+    let (free, destroy): (fn(u32) -> Call, Call) = (|number| (4, 0, 0, 0, number), (13, 0, 0, 0, 0));
+    let fail = |function: u8, code: u8| -> Call { (240, 0, function, code, 0) };
+    // Entry points of PyTorch: the call's number is 15 + 20 times theirs.
+    let torch = |what: u8, number: u32| -> Call { (15, 0, what, 0, number) };
+    let seeds: Vec<(&str, Vec<Call>)> = vec![
+        ("a_life", vec![(12, 0, 0, 2, 0), alloc(3, 0), alloc(1, 1), (7, 0, 0, 1, 1), free(0), free(0), destroy]),
+        (
+            "wrong_frees",
+            vec![
+                alloc(2, 0),
+                free(0),
+                (4, 0, 160, 0, 0),
+                alloc(1, 0),
+                (4, 0, 180, 7, 0),
+                (4, 0, 220, 0, 0),
+                (4, 0, 240, 0, 0),
+            ],
+        ),
+        ("two_allocators", vec![(12, 0, 0, 2, 0), (12, 0, 96, 2, 0), alloc(2, 0), (0, 1, 4, 1, 2), (4, 1, 200, 0, 0)]),
+        (
+            "bad_handles",
+            vec![
+                alloc(1, 0),
+                destroy,
+                (0, 240, 1, 0, 9),
+                (0, 244, 1, 0, 9),
+                (4, 248, 0, 0, 0),
+                (10, 251, 150, 0, 0),
+                (13, 252, 0, 0, 0),
+                (11, 252, 0, 0, 0),
+            ],
+        ),
+        (
+            "absurd_sizes",
+            vec![(0, 0, 7, 0, 0), (0, 0, 6, 0, u32::MAX), (0, 0, 4, 0, 23), (2, 0, 1, 0, 40), (3, 0, 0, 0, 3)],
+        ),
+        ("leaked", vec![alloc(1, 0), alloc(2, 1), destroy, (0, 0, 0, 247, 1), (0, 0, 0, 250, 1)]),
+        ("settings", (0..16).map(|kind| (12, 0, kind * 16, kind, 3 << 20)).chain([destroy, destroy]).collect()),
+        (
+            "buffers",
+            vec![
+                (0, 0, 4, 0, 23),
+                (11, 0, 0, 1, 7),
+                (11, 0, 1, 2, 100),
+                (11, 0, 2, 3, 1),
+                (11, 0, 0, 255, 0),
+                (10, 0, 0, 0, 40),
+                (10, 0, 0, 0, 8),
+                (10, 0, 128, 255, 0),
+                (10, 0, 200, 32, 1),
+            ],
+        ),
+        (
+            "budgets",
+            vec![alloc(6, 0), free(0), (9, 0, 0, 0, 4 << 20), (8, 0, 1, 100, 0), (8, 0, 0, 0, 0), (9, 0, 207, 0, 1)],
+        ),
+        (
+            "recorded",
+            vec![
+                (14, 0, 0, 0, 0),
+                alloc(1, 0),
+                (14, 0, 4, 1, 0),
+                free(0),
+                (14, 0, 0, 1, 0),
+                (14, 0, 6, 0, 0),
+                (14, 0, 1, 1, 0),
+                alloc(1, 0),
+                (14, 0, 3, 200, 0),
+                destroy,
+            ],
+        ),
+        (
+            "torch",
+            vec![
+                torch(2, 5000),
+                torch(4, 1),
+                (95, 0, 0, 0, 0),
+                (115, 0, 200, 0, 0),
+                (155, 0, 1, 1, 9),
+                (135, 0, 0, 0, 0),
+                (135, 0, 200, 0, 0.5_f32.to_bits()),
+                (13, 232, 0, 0, 0),
+                (0, 232, 1, 0, 70),
+                (15, 254, 1, 0, 5),
+            ],
+        ),
+        (
+            "torch_pools",
+            vec![
+                torch(4, 1),
+                (17, 0, 0, 0, 0),
+                torch(4, 2),
+                (17, 1, 0, 0, 0),
+                torch(2, 100),
+                (17, 1, 1, 0, 0),
+                (17, 0, 1, 0, 0),
+                (155, 0, 0, 0, 3),
+                (17, 1, 2, 0, 0),
+                (95, 0, 0, 0, 1),
+                (17, 0, 2, 0, 0),
+                (155, 0, 1, 0, 3),
+                torch(4, 1),
+            ],
+        ),
+        // Each function fails once while memory is mapped, moved to another stream, trimmed.
+        (
+            "failing_growths",
+            (0..12).flat_map(|function| [fail(function, 1), alloc(2, 0), alloc(2, 0), free(0), free(0)]).collect(),
+        ),
+        (
+            "failing_moves",
+            (0..12).flat_map(|function| [alloc(9, 0), free(0), fail(function, 3), alloc(10, 1), free(0)]).collect(),
+        ),
+        (
+            "failing_trims",
+            (2..12)
+                .flat_map(|function| [alloc(6, 0), alloc(1, 1), free(0), free(0), fail(function, 0), (8, 0, 1, 100, 0)])
+                .collect(),
+        ),
+        // A pool under a budget below a page: it is there, and has no room.
+        (
+            "torch_pool_without_room",
+            vec![
+                torch(2, 5000),
+                (135, 0, 200, 0, 0.001_f32.to_bits()),
+                (17, 0, 0, 0, 0),
+                torch(2, 100),
+                (155, 0, 1, 0, 3),
+            ],
+        ),
+        (
+            "texts",
+            (0..7).flat_map(|kind| [(18, 0, kind, 0, 0), (19, 0, kind, 0, 0)]).chain([(19, 200, 0, 0, 0)]).collect(),
+        ),
+    ];
+    let bytes = |calls: &[Call]| {
+        let record = |(call, handle, what, how, number): &Call| {
+            [&[*call, *handle, *what, *how][..], &number.to_le_bytes()].concat()
+        };
+        calls.iter().flat_map(record).collect()
+    };
+    seeds.iter().map(|(name, calls)| (*name, bytes(calls))).collect()
+}

@@ -1,0 +1,29 @@
+//! Sequences as Rust tests.
+
+use crate::device::World;
+use crate::op::Op;
+use std::fmt::Write;
+
+/// A sequence as a test to paste.
+pub fn as_test(world: &World, ops: &[Op]) -> String {
+    let mut text =
+        String::from("#[test]\nfn regression() {\n    use gapless_testkit::{Failure::*, Misuse::*, Op::*, *};\n");
+    let _ = writeln!(text, "    let world = {world:?};");
+    text.push_str("    run::<Model>(\n        &world,\n        &[\n");
+    for op in ops {
+        let _ = writeln!(text, "            {op:?},");
+    }
+    text.push_str("        ],\n    );\n}\n");
+    text
+}
+
+/// Prints a sequence as a test when it is dropped while panicking.
+pub struct PrintOnPanic<'a>(pub &'a World, pub &'a [Op]);
+
+impl Drop for PrintOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", as_test(self.0, self.1));
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Any bytes as a trace file: what the readers must hold to, whatever a file holds.
+
+use gapless::driver::{ModelConfig, ModelDriver};
+use gapless::units::{MIB, round_up};
+use gapless_trace::{
+    Compression, GaplessSettings, Op, PolicyKind, ReplayOptions, TextWriter, Touch, Trace, TraceOp, replay,
+};
+use std::sync::Arc;
+
+/// What the readers made of some bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadTrace {
+    /// They refused them, and said why.
+    Refused,
+    /// They are a trace, which was replayed.
+    Replayed {
+        /// Replays that ended for want of memory, of the two.
+        out_of_memory: usize,
+    },
+    /// They are a trace that takes too long to replay here.
+    Long,
+}
+
+/// Reads bytes as `gapless replay` reads a file: its format is told by content, gzip or not. What they hold must agree
+/// with itself, read back the same when it is written as text, and replay on a small device without an error, through
+/// gapless and through the baseline.
+///
+/// # Panics
+/// When any of that is not so.
+pub fn check_trace(bytes: &[u8]) -> ReadTrace {
+    let trace = match Trace::read("bytes", bytes) {
+        Ok(trace) => trace,
+        Err(error) => {
+            assert!(!error.to_string().is_empty(), "an error says what is wrong");
+            return ReadTrace::Refused;
+        }
+    };
+    check_figures(&trace);
+    check_written(&trace);
+    if trace.ops().len() > MOST_OPS || trace.streams().len() > MOST_STREAMS {
+        return ReadTrace::Long;
+    }
+    let policies = [PolicyKind::Gapless, PolicyKind::Caching];
+    ReadTrace::Replayed { out_of_memory: policies.iter().filter(|policy| !survives(&trace, **policy)).count() }
+}
+
+/// The figures of a trace are those of its ops.
+fn check_figures(trace: &Trace) {
+    let mut live: Vec<Option<u64>> = vec![None; trace.slots() as usize];
+    let mut streams_seen = 0;
+    let (mut allocations, mut marks, mut live_bytes, mut peak, mut most_live, mut now_live) = (0, 0, 0_u64, 0, 0, 0);
+    for (index, op) in trace.ops().iter().enumerate() {
+        match *op {
+            Op::Alloc { slot, stream, bytes } => {
+                assert!(live[slot as usize].replace(bytes).is_none(), "op {index}: slot {slot} is taken");
+                assert!(usize::from(stream) <= streams_seen, "op {index}: streams are numbered as they come");
+                streams_seen = streams_seen.max(usize::from(stream) + 1);
+                allocations += 1;
+                live_bytes = live_bytes.checked_add(bytes).expect("the live bytes fit");
+                now_live += 1;
+            }
+            Op::Free { slot } => {
+                live_bytes -= live[slot as usize].take().expect("a free of a live block");
+                now_live -= 1;
+            }
+            Op::Mark { label } => {
+                assert_eq!(label as usize, marks, "op {index}: labels are in order");
+                marks += 1;
+            }
+        }
+        peak = peak.max(live_bytes);
+        most_live = most_live.max(now_live);
+        // Only what there is has an origin.
+        let origin = trace.origin(index as u64);
+        assert!(origin.is_none() || matches!(op, Op::Alloc { .. }), "op {index} comes from {origin:?}");
+    }
+    assert_eq!(trace.origin(trace.ops().len() as u64), None);
+    assert_eq!(
+        (trace.allocations(), trace.peak_live_bytes(), trace.streams().len(), trace.labels().len(), trace.slots()),
+        (allocations, peak, streams_seen, marks, most_live)
+    );
+    let mut streams = trace.streams().to_vec();
+    streams.sort_unstable();
+    streams.dedup();
+    assert_eq!(streams.len(), trace.streams().len(), "a stream is listed once");
+    let complete = trace.header().events.is_none_or(|events| events == trace.ops().len() as u64)
+        && trace.header().peak_live_bytes.is_none_or(|bytes| bytes == trace.peak_live_bytes());
+    assert_eq!(trace.warning().is_none(), complete, "{:?}", trace.warning());
+}
+
+/// What was read, whatever the format, is a text that reads back the same.
+fn check_written(trace: &Trace) {
+    // A carriage return inside a label can be read, and is refused by the writer.
+    if trace.labels().any(|label| label.contains(['\r', '\n'])) {
+        return;
+    }
+    let mut writer = TextWriter::new(Vec::new(), Compression::Plain);
+    let mut ids = vec![0; trace.slots() as usize];
+    let mut next_id = 0;
+    let mut labels = trace.labels();
+    for op in trace.ops() {
+        let op = match *op {
+            Op::Alloc { slot, stream, bytes } => {
+                next_id += 1;
+                ids[slot as usize] = next_id;
+                TraceOp::Alloc { id: next_id, bytes, stream: trace.streams()[usize::from(stream)] }
+            }
+            Op::Free { slot } => TraceOp::Free { id: ids[slot as usize] },
+            Op::Mark { .. } => TraceOp::Mark(labels.next().expect("a label for each mark").to_owned()),
+        };
+        writer.op(&op).expect("what was read can be written");
+    }
+    let text = writer.finish().expect("memory takes it");
+    match Trace::read("bytes", &text[..]) {
+        Ok(again) => {
+            assert_eq!(again.ops(), trace.ops(), "written and read again");
+            assert_eq!(again.streams(), trace.streams(), "written and read again");
+            assert!(again.labels().eq(trace.labels().map(str::trim)), "written and read again");
+        }
+        // Labels of other formats may be longer than a line of the text.
+        Err(error) => assert!(trace.labels().any(|label| label.len() > 60 << 10), "written, but not read: {error}"),
+    }
+}
+
+fn survives(trace: &Trace, policy: PolicyKind) -> bool {
+    let options = ReplayOptions {
+        policy,
+        gapless: GaplessSettings::default(),
+        capacity_bytes: CAPACITY,
+        touch: Touch::for_model(LAG_OPS),
+        progress: None,
+    };
+    let driver = ModelDriver::new(ModelConfig { capacity_bytes: CAPACITY, lag_ops: LAG_OPS, ..ModelConfig::default() });
+    let driver = Arc::new(driver);
+    let result = replay(trace, Arc::clone(&driver), &options).expect("a trace that was read can be replayed");
+    let usage = driver.usage();
+    assert!((usage.chunks, usage.mappings, usage.events) == (0, 0, 0), "left in the driver: {usage:?}");
+    assert!(result.peak_reserved_bytes <= CAPACITY, "{result:?}");
+    assert_eq!(result.steps, result.driver_calls_per_step.len() as u64);
+    let Some(end) = &result.oom else {
+        assert_eq!(result.steps, trace.labels().len() as u64);
+        return true;
+    };
+    let op = trace.ops()[usize::try_from(end.op_index).expect("an index")];
+    assert!(matches!(op, Op::Alloc { bytes, .. } if bytes == end.requested_bytes), "{end:?} is not {op:?}");
+    // A request that fits into an empty device with room to spare is refused for what is live beside it.
+    let alone = round_up(end.requested_bytes.max(1), ModelConfig::default().granularity);
+    let live = trace.peak_live_bytes() > end.requested_bytes || end.op_index > 0;
+    assert!(live || alone.is_none_or(|bytes| bytes > CAPACITY / 2), "{end:?} on an empty device of {CAPACITY} bytes");
+    false
+}
+
+/// Bytes of the device that traces are replayed on.
+const CAPACITY: u64 = 64 * MIB;
+/// Work completes so many ops later, so that some is in flight.
+const LAG_OPS: u64 = 3;
+/// Longest trace that is replayed.
+const MOST_OPS: usize = 4096;
+const MOST_STREAMS: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_refused_and_what_is_replayed() {
+        assert_eq!(check_trace(b"f 1\n"), ReadTrace::Refused);
+        assert_eq!(check_trace(b""), ReadTrace::Replayed { out_of_memory: 0 });
+        assert_eq!(check_trace(b"a 1 100 0\nm x\nf 1\n"), ReadTrace::Replayed { out_of_memory: 0 });
+        assert_eq!(check_trace(b"a 1 18446744073709551615 0\n"), ReadTrace::Replayed { out_of_memory: 2 });
+        let csv = b"Thread,Time,Action,Pointer,Size,Stream\n1,0,allocate,0x10,4096,0x2\n1,0,free,0x10,4096,0x2\n";
+        assert_eq!(check_trace(csv), ReadTrace::Replayed { out_of_memory: 0 });
+    }
+}

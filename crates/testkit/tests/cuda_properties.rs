@@ -1,0 +1,61 @@
+//! What the other tests do on simulated devices, on the CUDA driver: over the simulated library, or on device 0 of this
+//! machine when `GAPLESS_TEST_DEVICE` is set.
+
+#[path = "../../../tests/simulated/mod.rs"]
+mod simulated;
+
+use gapless::driver::cuda::CudaDriver;
+use gapless_testkit::{
+    Cuda, Device, Failure, Faults, Progress, Stress, Summary, World, as_test, ops, prove, run, run_scheduled,
+    run_stress, sweep,
+};
+use std::cell::RefCell;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Opens the device, for one test at a time: what one of them finds wrong is not another's.
+fn device() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let builder = CudaDriver::builder();
+    let on_device = std::env::var_os("GAPLESS_TEST_DEVICE").is_some();
+    Cuda::open_device(if on_device { builder } else { builder.library(simulated::library()) }).unwrap();
+    turn
+}
+
+#[test]
+fn any_sequence() {
+    let _turn = device();
+    let show = |(world, ops): &(_, Vec<_>)| as_test(world, ops);
+    let sum = RefCell::new(Summary::default());
+    prove(24, &ops::<Cuda>(60), show, |(world, ops)| {
+        sum.borrow_mut().add(&run::<Cuda>(world, ops));
+    });
+    let sum = sum.into_inner();
+    assert!(sum.verified_bytes > 0 && sum.faults > 0 && sum.stats.harvested_chunks > 0, "{sum:?}");
+}
+
+#[test]
+fn any_schedule_of_threads() {
+    let _turn = device();
+    let show = |(world, ops): &(_, Vec<_>)| as_test(world, ops);
+    prove(8, &ops::<Cuda>(60), show, |(world, ops)| {
+        run_scheduled::<Cuda>(world, ops, 4);
+    });
+}
+
+#[test]
+fn every_call_of_every_operation_fails_once() {
+    let _turn = device();
+    sweep::<Cuda>(&[Failure::Invalid]);
+}
+
+#[test]
+fn threads_at_once() {
+    let _turn = device();
+    for (round, faults) in [(0, Faults::None), (1, Faults::Some)] {
+        let world = World { pages: 8, page_bytes: Cuda::PAGE_BYTES, chunk_pages: 1 + round, ..World::default() };
+        let stress = Stress { threads: 3, ops: 250, seed: round, faults };
+        let stats = run_stress::<Cuda>(&world, stress, &Progress::default());
+        assert!(stats.allocs > 0 && stats.harvested_chunks > 0, "{stats:?}");
+    }
+}

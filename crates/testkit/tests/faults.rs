@@ -1,0 +1,221 @@
+//! For every public operation: fail its n-th driver call, for every n and every kind of failure, in situations that
+//! between them make every driver call there is. State and statistics are as before, nothing leaks, the same call
+//! succeeds afterwards (the runner repeats it). Then failures while a failure is being undone, a lost device, and a
+//! world that changes under load.
+
+use gapless::allocator::{AllocError, CloseError};
+use gapless::driver::{DriverCall, DriverErrorKind, Fault, WorkDriver};
+use gapless::units::StreamId;
+use gapless_testkit::{Failure, Host, Model, Op, Op::*, Runner, World, cases, sweep};
+
+const PAGE: u32 = 64 << 10;
+
+fn alloc(pages: u32, stream: u8) -> Op {
+    Alloc { bytes: pages * PAGE, align: 9, stream }
+}
+
+fn free(block: u16) -> Op {
+    Free { block }
+}
+
+#[test]
+fn every_call_of_every_operation_fails_once_on_model() {
+    use DriverCall as C;
+    let calls = sweep::<Model>(&Failure::ALL);
+    for call in [
+        C::Reserve,
+        C::Create,
+        C::Release,
+        C::Map,
+        C::SetAccess,
+        C::Unmap,
+        C::EventCreate,
+        C::EventRecord,
+        C::EventQuery,
+        C::EventSynchronize,
+        C::StreamWait,
+        C::Stream,
+    ] {
+        assert!(calls.contains(&call), "no case makes the driver call {call:?}");
+    }
+}
+
+#[test]
+fn every_call_of_every_operation_fails_once_on_host() {
+    sweep::<Host>(&Failure::ALL);
+}
+
+/// The undoing fails as well, for a while: what is stuck is out of use, everything else goes on, and in the end
+/// everything goes back to the driver.
+#[test]
+fn a_failure_that_cannot_be_undone_poisons_and_the_rest_goes_on() {
+    let mut poisoned = 0;
+    for case in cases(PAGE) {
+        for first in [DriverCall::Map, DriverCall::SetAccess] {
+            for nth in 0..12 {
+                let mut runner = Runner::<Model>::new(&case.world);
+                for op in &case.before {
+                    runner.step(*op);
+                }
+                // From the n-th of these calls on all of them fail.
+                let fault = Fault::nth(nth, DriverErrorKind::InvalidValue);
+                runner.driver().arm(fault.only([first, DriverCall::Unmap]).from_then_on());
+                let outcome = match case.op {
+                    Alloc { bytes, stream, .. } => runner.allocator().alloc(u64::from(bytes), runner.stream(stream)),
+                    _ => continue,
+                };
+                runner.driver().disarm();
+                if let Ok(addr) = outcome {
+                    runner.allocator().free(addr).unwrap();
+                    continue;
+                }
+                poisoned += runner.allocator().stats().poisoned;
+                for op in [
+                    alloc(1, 0),
+                    alloc(1, 1),
+                    Trim { keep: 0 },
+                    alloc(3, 0),
+                    free(0),
+                    free(0),
+                    alloc(6, 2),
+                    Trim { keep: 0 },
+                    Budget { pages: 6 },
+                    alloc(4, 1),
+                    free(0),
+                    alloc(5, 0),
+                ] {
+                    runner.step_loosely(op);
+                }
+                runner.finish();
+            }
+        }
+    }
+    assert!(poisoned > 0, "nothing was ever stuck");
+}
+
+#[test]
+fn a_lost_device_is_an_error_and_not_a_loop() {
+    let mut runner = Runner::<Model>::new(&World::default());
+    runner.step(alloc(2, 0));
+    runner.driver().arm(Fault::nth(0, DriverErrorKind::DeviceLost).from_then_on());
+    let lost = |error| matches!(error, AllocError::Driver(error) if error.kind == DriverErrorKind::DeviceLost);
+    let allocator = runner.allocator();
+    assert!(lost(allocator.alloc(1 << 18, StreamId::DEFAULT).unwrap_err()));
+    let fired = runner.driver().fired();
+    for _ in 0..10 {
+        assert!(lost(allocator.alloc(1 << 18, StreamId::DEFAULT).unwrap_err()));
+    }
+    assert_eq!(runner.driver().fired(), fired, "a poisoned allocator asks the driver no more");
+    allocator.check();
+    let error = runner.into_allocator().close().unwrap_err();
+    assert!(matches!(error, CloseError::Driver(error) if error.kind == DriverErrorKind::DeviceLost));
+}
+
+/// Failures of closing: everything else goes back all the same.
+#[test]
+fn closing_goes_on_after_a_failure() {
+    for nth in 0.. {
+        let mut runner = Runner::<Model>::new(&World::default());
+        for op in [alloc(3, 0), alloc(3, 1), Read { block: 0, stream: 1 }, free(0), free(0)] {
+            runner.step(op);
+        }
+        let driver = runner.driver().clone();
+        driver.arm(Fault::nth(nth, DriverErrorKind::Other));
+        let outcome = runner.into_allocator().close();
+        let usage = driver.inner().inner().usage();
+        if driver.fired() == 0 {
+            outcome.unwrap();
+            assert_eq!((usage.chunks, usage.events, usage.reservations), (0, 0, 0));
+            break;
+        }
+        assert!(matches!(outcome, Err(CloseError::Driver(_))), "{outcome:?}");
+        assert!(usage.chunks + usage.events + usage.reservations <= 2, "one call failed: {usage:?}");
+    }
+}
+
+/// Work of a stream that is being captured can neither be waited for nor ordered behind: a typed error, not a loop.
+#[test]
+fn a_captured_stream_that_pins_everything_is_no_endless_loop() {
+    for chunk_pages in [1, 4] {
+        let world = World { pages: 8, chunk_pages, ..World::default() };
+        let mut runner = Runner::<Model>::new(&world);
+        for op in [Hold { stream: 1 }, alloc(8, 1), free(0)] {
+            runner.step(op);
+        }
+        let device = runner.driver().inner().inner();
+        device.begin_capture(runner.stream(1));
+        let error = runner.allocator().alloc(6 * u64::from(PAGE), runner.stream(0)).unwrap_err();
+        assert!(matches!(error, AllocError::OutOfMemory(_)), "{error}");
+        runner.allocator().check();
+        runner.driver().inner().inner().end_capture(runner.stream(1));
+        runner.step(alloc(6, 0));
+        runner.finish();
+    }
+}
+
+/// One of two users of a block is being captured: the wait for the other must not be repeated for ever.
+#[test]
+fn a_block_that_waits_for_a_captured_stream_is_no_endless_loop() {
+    let mut runner = Runner::<Model>::new(&World { pages: 8, ..World::default() });
+    for op in [alloc(8, 0), Read { block: 0, stream: 1 }, Hold { stream: 2 }, Read { block: 0, stream: 2 }] {
+        runner.step(op);
+    }
+    let streams = [0, 2].map(|number| runner.stream(number));
+    runner.driver().inner().inner().begin_capture(streams[1]);
+    runner.step(free(0));
+    let error = runner.allocator().alloc(6 * u64::from(PAGE), streams[0]).unwrap_err();
+    assert!(matches!(error, AllocError::OutOfMemory(_)), "{error}");
+    runner.driver().inner().inner().end_capture(streams[1]);
+    runner.step(alloc(6, 0));
+    runner.finish();
+}
+
+/// Closing waits for every user of memory, also those that only a live block was recorded on.
+#[test]
+fn closing_waits_for_streams_that_live_blocks_were_recorded_on() {
+    let mut runner = Runner::<Model>::new(&World::default());
+    for op in [Hold { stream: 1 }, alloc(2, 0), Write { block: 0, stream: 1 }] {
+        runner.step(op);
+    }
+    runner.finish();
+}
+
+/// A stream that its owner has destroyed must not take the others with it.
+#[test]
+fn a_destroyed_stream_does_not_stop_the_others() {
+    let mut runner = Runner::<Model>::new(&World { pages: 12, ..World::default() });
+    for op in [alloc(4, 1), free(0), alloc(4, 0), alloc(3, 1), free(1)] {
+        runner.step(op);
+    }
+    let gone = runner.stream(1);
+    runner.driver().inner().destroy_stream(gone).unwrap();
+    let addr = runner.allocator().alloc(4 * u64::from(PAGE), runner.stream(2)).unwrap();
+    runner.allocator().free(addr).unwrap();
+    runner.allocator().check();
+}
+
+#[test]
+fn a_budget_lowered_and_memory_lost_to_others_under_load() {
+    let mut runner = Runner::<Host>::new(&World { pages: 12, ..World::default() });
+    for round in 0..24_u8 {
+        for op in [
+            Hold { stream: round },
+            alloc(u32::from(round % 5) + 1, round),
+            alloc(2, round + 1),
+            Write { block: 0, stream: round + 1 },
+            Budget { pages: 12 - round % 11 },
+            alloc(3, round + 2),
+            External { pages: round % 12 },
+            alloc(4, round),
+            free(u16::from(round)),
+            alloc(2, round + 1),
+            External { pages: 0 },
+            Complete { stream: round },
+            free(0),
+            free(1),
+        ] {
+            runner.step(op);
+        }
+    }
+    runner.finish();
+}

@@ -1,0 +1,109 @@
+//! The small concurrent parts under loom, which tries every schedule with few preemptions and every order that the
+//! memory model allows: `RUSTFLAGS="--cfg loom" cargo test --release -p gapless-testkit --test loom --target-dir
+//! target/loom`.
+#![cfg(loom)]
+
+use gapless::Allocator;
+use gapless::allocator::ChunkPolicy;
+use gapless::driver::{HoldStreams, MemoryDriver, ModelConfig, ModelDriver, WorkDriver};
+use gapless::stream::StreamTable;
+use gapless::units::StreamId;
+use gapless_testkit::Witness;
+use std::sync::Arc;
+
+const PAGE: u64 = 64 << 10;
+
+fn bounded(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(preemptions);
+    model.max_branches = 50_000;
+    model.check(body);
+}
+
+/// A stream is added once, and whoever finds it finds it whole.
+#[test]
+fn streams_are_added_once() {
+    bounded(3, || {
+        let table: Arc<StreamTable<(u32, u64)>> = Arc::default();
+        let add = |table: &StreamTable<(u32, u64)>, handle: u64| {
+            table.find_or_add(StreamId(handle), |index| (index.0, handle)).copied().expect("there is room")
+        };
+        let other = Arc::clone(&table);
+        let thread = loom::thread::spawn(move || [add(&other, 7), add(&other, 8)]);
+        if let Some(found) = table.find(StreamId(7)) {
+            assert_eq!(found.1, 7, "found before it was whole");
+        }
+        let (seven, nine) = (add(&table, 7), add(&table, 9));
+        let [other_seven, eight] = thread.join().unwrap();
+        assert_eq!(seven, other_seven);
+        let mut numbers = [seven.0, eight.0, nine.0];
+        numbers.sort_unstable();
+        assert_eq!(numbers, [0, 1, 2]);
+        assert_eq!(table.iter().count(), 3);
+    });
+}
+
+type Subject = Allocator<Witness<ModelDriver>>;
+
+fn allocator(pages: u64) -> (Subject, Arc<Witness<ModelDriver>>, StreamId) {
+    let config = ModelConfig { capacity_bytes: pages * PAGE, granularity: PAGE, ..ModelConfig::default() };
+    let driver = Arc::new(Witness::new(ModelDriver::new(config)));
+    let other = driver.create_stream().unwrap();
+    let builder = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE));
+    (builder.slack(f64::INFINITY).build().unwrap(), driver, other)
+}
+
+/// The peak of live bytes is not missed when two streams pass their limits at once.
+#[test]
+fn the_peak_is_dealt_without_losing_it() {
+    bounded(2, || {
+        let (allocator, _, other) = allocator(4);
+        // A cached block for each stream, so that both are served without the slow path, which deals anyway.
+        let cached = [StreamId::DEFAULT, other].map(|stream| allocator.alloc(PAGE, stream).unwrap());
+        for addr in cached {
+            allocator.free(addr).unwrap();
+        }
+        allocator.reset_peaks();
+        let clone = allocator.clone();
+        let thread = loom::thread::spawn(move || clone.alloc(PAGE, other).unwrap());
+        let one = allocator.alloc(PAGE, StreamId::DEFAULT).unwrap();
+        let two = thread.join().unwrap();
+        for addr in [one, two] {
+            allocator.free(addr).unwrap();
+        }
+        // Asked only now: statistics never say less than the present sum.
+        assert_eq!(allocator.stats().peak_live_bytes, 2 * PAGE);
+        allocator.check();
+        allocator.close().unwrap();
+    });
+}
+
+/// A free on one stream while another's growth seals that stream's epoch: the block is never believed to have passed
+/// before its work has.
+#[test]
+fn a_free_is_stamped_no_earlier_than_its_event() {
+    bounded(2, || {
+        let (allocator, driver, other) = allocator(2);
+        let addrs = [0, 1].map(|_| allocator.alloc(PAGE, StreamId::DEFAULT).unwrap());
+        allocator.free(addrs[0]).unwrap();
+        driver.hold(StreamId::DEFAULT);
+        let clone = allocator.clone();
+        let work = Arc::clone(&driver);
+        let thread = loom::thread::spawn(move || {
+            work.fill(StreamId::DEFAULT, addrs[1], PAGE, 1).unwrap();
+            clone.free(addrs[1]).unwrap();
+        });
+        let first = allocator.alloc(PAGE, other).unwrap();
+        driver.fill(other, first, PAGE, 2).unwrap();
+        thread.join().unwrap();
+        let second = allocator.alloc(PAGE, other).unwrap();
+        driver.fill(other, second, PAGE, 3).unwrap();
+        assert_eq!(driver.take_observations(), [""; 0]);
+        allocator.check();
+        for addr in [first, second] {
+            allocator.free(addr).unwrap();
+        }
+        allocator.close().unwrap();
+        assert_eq!(driver.granularity(), PAGE);
+    });
+}

@@ -1,0 +1,122 @@
+//! Sequences that once failed, as they were printed.
+
+use gapless_testkit::{Op::*, *};
+
+/// Stale views were dropped for the mapping limit between planning and mapping, among them those that the plan took up
+/// again.
+#[test]
+fn the_mapping_limit_does_not_drop_views_that_a_plan_takes_up_again() {
+    let world = World { pages: 15, mapping_limit: 12, ..World::default() };
+    run::<Model>(
+        &world,
+        &[
+            Alloc { bytes: 262145, align: 9, stream: 113 },
+            Alloc { bytes: 119297, align: 9, stream: 53 },
+            Alloc { bytes: 65536, align: 9, stream: 79 },
+            Alloc { bytes: 76289, align: 9, stream: 77 },
+            Alloc { bytes: 0, align: 9, stream: 7 },
+            Alloc { bytes: 0, align: 9, stream: 4 },
+            Budget { pages: 31 },
+            Alloc { bytes: 0, align: 9, stream: 5 },
+            Alloc { bytes: 0, align: 9, stream: 41 },
+            Free { block: 19840 },
+            Free { block: 500 },
+            Free { block: 5500 },
+            Free { block: 9764 },
+            Free { block: 4182 },
+            Alloc { bytes: 0, align: 9, stream: 0 },
+            Free { block: 29123 },
+            Alloc { bytes: 0, align: 9, stream: 0 },
+            Free { block: 1595 },
+            Alloc { bytes: 131073, align: 9, stream: 31 },
+        ],
+    );
+}
+
+/// A range grew only by what was free at once: a block freed behind another stream's work was not waited for.
+#[test]
+fn a_range_waits_for_freed_blocks_of_other_streams() {
+    let world = World { pages: 12, ..World::default() };
+    run::<Model>(
+        &world,
+        &[
+            Hold { stream: 1 },
+            Alloc { bytes: 262145, align: 9, stream: 2 },
+            Alloc { bytes: 0, align: 9, stream: 0 },
+            Write { block: 0, stream: 1 },
+            Free { block: 0 },
+            Alloc { bytes: 65537, align: 9, stream: 0 },
+            ReserveRange { pages: 4 },
+            GrowRange { range: 0, pages: 5, stream: 0 },
+        ],
+    );
+}
+
+/// Pages that a range had taken from another and then unmapped were still mapped in the other, and of no use to anybody.
+#[test]
+fn pages_taken_and_given_up_again_are_free() {
+    let world = World { pages: 4, ..World::default() };
+    run::<Model>(
+        &world,
+        &[
+            ReserveRange { pages: 4 },
+            ReserveRange { pages: 4 },
+            GrowRange { range: 0, pages: 4, stream: 0 },
+            TakeRange { to: 1, from: 0, pages: 2, stream: 1 },
+            ShrinkRange { range: 1, pages: 2 },
+            Alloc { bytes: 131072, align: 9, stream: 2 },
+        ],
+    );
+}
+
+/// Above a lowered budget, a range was refused what was free.
+#[test]
+fn a_range_takes_what_is_free_above_the_budget() {
+    let world = World { pages: 8, ..World::default() };
+    run::<Model>(
+        &world,
+        &[
+            Alloc { bytes: 327680, align: 9, stream: 0 },
+            Alloc { bytes: 196608, align: 9, stream: 0 },
+            Budget { pages: 4 },
+            Free { block: 1 },
+            ReserveRange { pages: 4 },
+            GrowRange { range: 0, pages: 1, stream: 0 },
+        ],
+    );
+}
+
+/// Epochs started anew between a plan and its end without success: what the plan had claimed got its old epoch back, which no
+/// stream passes for 2^32 seals.
+#[test]
+fn epochs_start_anew_while_a_plan_is_given_up() {
+    let world = World {
+        pages: 36,
+        chunk_pages: 2,
+        streams: 2,
+        slack_percent: 10,
+        mapping_limit: 12,
+        region_pages: 32,
+        epoch_limit: 4,
+        ..World::default()
+    };
+    run::<Model>(
+        &world,
+        &[
+            Alloc { bytes: 0, align: 9, stream: 89 },
+            Free { block: 0 },
+            Alloc { bytes: 65536, align: 9, stream: 43 },
+            Free { block: 0 },
+            Alloc { bytes: 327681, align: 9, stream: 19 },
+            Free { block: 0 },
+            BeginCapture { stream: 224 },
+            Alloc { bytes: 196608, align: 9, stream: 74 },
+            Alloc { bytes: 0, align: 9, stream: 30 },
+            Free { block: 0 },
+            Free { block: 0 },
+            Alloc { bytes: 0, align: 9, stream: 158 },
+            Alloc { bytes: 131073, align: 9, stream: 43 },
+            Alloc { bytes: 261633, align: 9, stream: 91 },
+        ],
+    );
+}

@@ -1,0 +1,114 @@
+//! Whole allocators under shuttle, which decides at every lock and atomic which thread goes on:
+//! `RUSTFLAGS="--cfg shuttle" cargo test --release -p gapless-testkit --test schedules --target-dir target/shuttle`.
+#![cfg(shuttle)]
+
+use gapless::driver::WorkDriver;
+use gapless_testkit::{Faults, Model, Op::*, Progress, Runner, Stress, World, budget_of_cases, run_stress};
+
+/// Threads, operations of each, and schedules tried for each seed.
+const SHAPES: [(u64, u64, u32); 3] = [(2, 12, 60), (3, 10, 60), (4, 40, 10)];
+
+fn allocator_survives(check: impl Fn(Box<dyn Fn() + Send + Sync>, usize)) {
+    for (threads, ops, schedules) in SHAPES {
+        for seed in 0..12 {
+            let world = World {
+                pages: 4 + seed % 5,
+                streams: 2,
+                chunk_pages: 1 + seed % 2,
+                mapping_limit: 12,
+                ..World::default()
+            };
+            let faults = if seed % 3 == 2 { Faults::Some } else { Faults::None };
+            let stress = Stress { threads, ops, seed, faults };
+            let schedules = usize::try_from(budget_of_cases(schedules)).expect("a count");
+            check(
+                Box::new(move || {
+                    run_stress::<Model>(&world, stress, &Progress::default());
+                }),
+                schedules,
+            );
+        }
+    }
+}
+
+#[test]
+fn random_schedules() {
+    allocator_survives(shuttle::check_random);
+}
+
+/// Schedules with few preemptions, where they matter most.
+#[test]
+fn schedules_by_priority() {
+    allocator_survives(|body, schedules| shuttle::check_pct(body, schedules, 3));
+}
+
+/// What a growth takes beyond the request is cached on the requesting stream, behind work of the stream it came from.
+/// A free on another thread may seal the requesting stream's epoch between the plan and the wait: that must not make the
+/// rest look as if it had passed.
+#[test]
+fn a_free_that_seals_amid_a_growth() {
+    shuttle::check_random(
+        || {
+            let world = World { pages: 5, chunk_pages: 4, ..World::default() };
+            let mut runner = Runner::<Model>::new(&world);
+            let page = u32::try_from(world.page_bytes).unwrap();
+            for op in [
+                Alloc { bytes: 1000, align: 9, stream: 1 },
+                Record { block: 0, stream: 0 },
+                Hold { stream: 1 },
+                Alloc { bytes: 4 * page, align: 9, stream: 1 },
+                Free { block: 1 },
+            ] {
+                runner.step(op);
+            }
+            let allocator = runner.allocator();
+            let shared = allocator.live()[0].addr;
+            shuttle::thread::scope(|scope| {
+                scope.spawn(|| allocator.alloc(3 * world.page_bytes, runner.stream(0)).unwrap());
+                scope.spawn(|| allocator.free(shared).unwrap());
+            });
+            let witness = runner.driver().inner();
+            // Usually there is nothing: the rest is behind work that has not completed.
+            if let Ok(addr) = allocator.alloc(world.page_bytes, runner.stream(2)) {
+                witness.fill(runner.stream(2), addr, world.page_bytes, 7).unwrap();
+            }
+            assert_eq!(witness.take_observations(), [""; 0]);
+        },
+        40_000,
+    );
+}
+
+/// The last resort before a refusal orders the caller behind a free block of another stream, and takes it. In between
+/// its neighbour may be used, freed and merged with it: what is taken then has a later last use than the order is behind.
+#[test]
+fn a_block_that_grows_while_its_order_is_made() {
+    shuttle::check_pct(
+        || {
+            let world = World { pages: 1, ..World::default() };
+            let mut runner = Runner::<Model>::new(&world);
+            let half = u32::try_from(world.page_bytes / 2).unwrap();
+            for op in [
+                Alloc { bytes: half, align: 9, stream: 1 },
+                Alloc { bytes: half, align: 9, stream: 1 },
+                Hold { stream: 1 },
+                Free { block: 1 },
+            ] {
+                runner.step(op);
+            }
+            let (allocator, witness) = (runner.allocator(), runner.driver().inner());
+            let neighbour = allocator.live()[0].addr;
+            let taken = shuttle::thread::scope(|scope| {
+                scope.spawn(|| {
+                    witness.fill(runner.stream(1), neighbour, half.into(), 7).unwrap();
+                    allocator.free(neighbour).unwrap();
+                });
+                let taken = scope.spawn(|| allocator.alloc(half.into(), runner.stream(2)).unwrap());
+                taken.join().unwrap()
+            });
+            witness.fill(runner.stream(2), taken, half.into(), 8).unwrap();
+            assert_eq!(witness.take_observations(), [""; 0]);
+        },
+        4_000,
+        2,
+    );
+}

@@ -1,0 +1,70 @@
+//! Every sequence of a few operations over 3 sizes and 2 streams on a device of 4 pages.
+
+use gapless_testkit::{Model, Op, Op::*, PrintOnPanic, Runner, World};
+
+const PAGE: u32 = 64 << 10;
+/// Operations in a sequence; one more takes a dozen times as long.
+const LENGTH: &str = "GAPLESS_PROOF_LENGTH";
+
+/// What can happen next with so many live blocks: allocations, frees of each block, use by the other stream, streams
+/// that stop and go on, and a trim.
+fn next(live: usize) -> Vec<Op> {
+    let mut next = Vec::new();
+    for stream in [0, 1] {
+        for bytes in [PAGE / 2, PAGE, 3 * PAGE] {
+            next.push(Alloc { bytes, align: 9, stream });
+        }
+    }
+    for block in 0..u16::try_from(live).expect("few blocks") {
+        next.push(Free { block });
+    }
+    if live > 0 {
+        next.push(Write { block: 0, stream: 0 });
+        next.push(Write { block: 0, stream: 1 });
+    }
+    next.push(Complete { stream: 1 });
+    next.push(Trim { keep: 0 });
+    next
+}
+
+/// Runs every continuation of `ops`; returns how many sequences that were. Work of stream 1 completes only when told.
+fn explore(world: &World, ops: &[Op], length: usize) -> u64 {
+    let _print = PrintOnPanic(world, ops);
+    let mut runner = Runner::<Model>::new(world);
+    runner.act(Hold { stream: 1 });
+    for (index, op) in ops.iter().enumerate() {
+        // What comes before the last operation was checked when it was the last.
+        if index + 1 == ops.len() { runner.step(*op) } else { runner.act(*op) }
+    }
+    let live = runner.live();
+    runner.finish();
+    if ops.len() == length {
+        return 1;
+    }
+    let mut count = 1;
+    for op in next(live) {
+        let mut longer = ops.to_vec();
+        longer.push(op);
+        count += explore(world, &longer, length);
+    }
+    count
+}
+
+#[test]
+fn every_sequence_in_a_small_world() {
+    let length = std::env::var(LENGTH).ok().and_then(|text| text.parse().ok()).unwrap_or(5);
+    let world = World { pages: 4, streams: 2, ..World::default() };
+    // Half of the first operations in each of two threads.
+    let count = std::thread::scope(|scope| {
+        let halves = [0, 1].map(|half| {
+            let world = &world;
+            scope.spawn(move || {
+                let first = next(0).into_iter().enumerate().filter(|(number, _)| number % 2 == half);
+                first.map(|(_, op)| explore(world, &[op], length)).sum::<u64>()
+            })
+        });
+        halves.map(|half| half.join().expect("a sequence failed; see above")).iter().sum::<u64>()
+    });
+    eprintln!("{count} sequences of up to {length} operations");
+    assert!(count > 1000 || length < 3);
+}

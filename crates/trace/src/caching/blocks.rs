@@ -1,0 +1,179 @@
+//! Blocks, and who their neighbours are.
+//!
+//! Each segment is a doubly linked list of blocks that tile it. Entries live in one array and are reused.
+
+use super::pool::PoolKind;
+use gapless::units::{DeviceAddr, StreamId};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// Index of a block in [`Blocks`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct BlockId(u32);
+
+impl BlockId {
+    /// At or below every other.
+    pub(super) const FIRST: Self = Self(0);
+}
+
+#[derive(Clone, Copy)]
+struct Block {
+    addr: DeviceAddr,
+    bytes: u64,
+    stream: StreamId,
+    kind: PoolKind,
+    state: State,
+    previous: Option<BlockId>,
+    next: Option<BlockId>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Live,
+    Free,
+    /// The entry is no block at present.
+    Unused,
+}
+
+#[derive(Default)]
+pub(super) struct Blocks {
+    entries: Vec<Block>,
+    unused: Vec<BlockId>,
+    live: HashMap<DeviceAddr, BlockId, BuildHasherDefault<AddressHasher>>,
+}
+
+impl Blocks {
+    pub(super) fn bytes(&self, block: BlockId) -> u64 {
+        self.entry(block).bytes
+    }
+
+    pub(super) fn addr(&self, block: BlockId) -> DeviceAddr {
+        self.entry(block).addr
+    }
+
+    pub(super) fn stream(&self, block: BlockId) -> StreamId {
+        self.entry(block).stream
+    }
+
+    pub(super) fn kind(&self, block: BlockId) -> PoolKind {
+        self.entry(block).kind
+    }
+
+    pub(super) fn is_whole_segment(&self, block: BlockId) -> bool {
+        let entry = self.entry(block);
+        entry.previous.is_none() && entry.next.is_none()
+    }
+
+    /// A segment as one free block.
+    pub(super) fn insert(&mut self, addr: DeviceAddr, bytes: u64, stream: StreamId, kind: PoolKind) -> BlockId {
+        self.add(Block { addr, bytes, stream, kind, state: State::Free, previous: None, next: None })
+    }
+
+    /// Forgets a block that is a whole segment.
+    pub(super) fn remove(&mut self, block: BlockId) {
+        debug_assert!(self.is_whole_segment(block));
+        self.entry_mut(block).state = State::Unused;
+        self.unused.push(block);
+    }
+
+    pub(super) fn set_live(&mut self, block: BlockId) -> DeviceAddr {
+        let entry = self.entry_mut(block);
+        entry.state = State::Live;
+        let addr = entry.addr;
+        self.live.insert(addr, block);
+        addr
+    }
+
+    /// The live block that starts at `addr`, free from now on.
+    pub(super) fn set_free(&mut self, addr: DeviceAddr) -> Option<BlockId> {
+        let block = self.live.remove(&addr)?;
+        self.entry_mut(block).state = State::Free;
+        Some(block)
+    }
+
+    /// Cuts `block` to `bytes`; the rest becomes a free block behind it.
+    pub(super) fn split(&mut self, block: BlockId, bytes: u64) -> BlockId {
+        let head = *self.entry(block);
+        debug_assert!(bytes < head.bytes);
+        let tail = self.add(Block {
+            addr: head.addr.offset(bytes),
+            bytes: head.bytes - bytes,
+            state: State::Free,
+            previous: Some(block),
+            next: head.next,
+            ..head
+        });
+        if let Some(next) = head.next {
+            self.entry_mut(next).previous = Some(tail);
+        }
+        let head = self.entry_mut(block);
+        head.bytes = bytes;
+        head.next = Some(tail);
+        tail
+    }
+
+    /// The free blocks right before and right behind `block`.
+    pub(super) fn free_neighbours(&self, block: BlockId) -> [Option<BlockId>; 2] {
+        let entry = self.entry(block);
+        [entry.previous, entry.next].map(|side| side.filter(|&near| self.entry(near).state == State::Free))
+    }
+
+    /// Joins `neighbour`, which touches `block`, to it.
+    pub(super) fn merge(&mut self, block: BlockId, neighbour: BlockId) {
+        let gone = *self.entry(neighbour);
+        let entry = self.entry_mut(block);
+        entry.bytes += gone.bytes;
+        if entry.previous == Some(neighbour) {
+            entry.addr = gone.addr;
+            entry.previous = gone.previous;
+            if let Some(previous) = gone.previous {
+                self.entry_mut(previous).next = Some(block);
+            }
+        } else {
+            debug_assert!(entry.next == Some(neighbour));
+            entry.next = gone.next;
+            if let Some(next) = gone.next {
+                self.entry_mut(next).previous = Some(block);
+            }
+        }
+        self.entry_mut(neighbour).state = State::Unused;
+        self.unused.push(neighbour);
+    }
+
+    fn add(&mut self, block: Block) -> BlockId {
+        if let Some(id) = self.unused.pop() {
+            *self.entry_mut(id) = block;
+            return id;
+        }
+        let id = BlockId(u32::try_from(self.entries.len()).expect("fewer than 2^32 blocks: a trace has fewer ops"));
+        self.entries.push(block);
+        id
+    }
+
+    fn entry(&self, block: BlockId) -> &Block {
+        &self.entries[block.0 as usize]
+    }
+
+    fn entry_mut(&mut self, block: BlockId) -> &mut Block {
+        &mut self.entries[block.0 as usize]
+    }
+}
+
+/// Spreads addresses, which are multiples of 512, by one multiplication: the original's table is as cheap.
+#[derive(Default)]
+struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let mixed = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ (mixed >> 32);
+    }
+}

@@ -1,0 +1,107 @@
+//! The header of a trace: `# key value` lines before the first op.
+
+use crate::error::{ReadErrorKind, excerpt};
+
+/// What the header says. Every key is kept in the order of the file; the ones used here are parsed.
+/// Of a key that occurs twice the first counts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    entries: Vec<(String, String)>,
+    /// Most bytes live at once, as the recorder counted them.
+    pub peak_live_bytes: Option<u64>,
+    /// Ops of the trace, as the recorder counted them.
+    pub events: Option<u64>,
+    /// The device's memory in bytes.
+    pub capacity_bytes: Option<u64>,
+    /// Bytes of it that other processes held.
+    pub external_bytes: Option<u64>,
+    /// Bytes of it that looked free and that the driver did not give.
+    pub driver_unusable_bytes: Option<u64>,
+    /// Whether any allocator could have served the last request.
+    pub satisfiable: Option<bool>,
+    /// Whether it still could when free bytes count by the whole 2 MiB chunk only.
+    pub satisfiable_by_whole_2mib_chunks: Option<bool>,
+}
+
+impl Header {
+    /// The value of `key`.
+    pub fn value(&self, key: &str) -> Option<&str> {
+        self.entries.iter().find(|(k, _)| k == key).map(|(_, value)| value.as_str())
+    }
+
+    /// Keys and values in the order of the file.
+    pub fn entries(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.entries.iter().map(|(key, value)| (key.as_str(), value.as_str()))
+    }
+
+    /// A line of a program's own, which no other key depends on.
+    pub(crate) fn note(&mut self, key: &str, value: String) {
+        self.entries.push((key.to_owned(), value));
+    }
+
+    /// Takes one line without its `#`.
+    pub(crate) fn push(&mut self, line: &str) -> Result<(), ReadErrorKind> {
+        let line = line.trim();
+        let (key, value) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        let value = value.trim();
+        let first = self.value(key).is_none();
+        if first {
+            match key {
+                "peak_live_bytes" => self.peak_live_bytes = Some(number("peak_live_bytes", value)?),
+                "events" => self.events = Some(number("events", value)?),
+                "capacity_bytes" => self.capacity_bytes = Some(number("capacity_bytes", value)?),
+                "external_bytes" => self.external_bytes = Some(number("external_bytes", value)?),
+                "driver_unusable_bytes" => self.driver_unusable_bytes = Some(number("driver_unusable_bytes", value)?),
+                "satisfiable" => self.satisfiable = Some(yes_or_no("satisfiable", value)?),
+                "satisfiable_by_whole_2mib_chunks" => {
+                    self.satisfiable_by_whole_2mib_chunks = Some(yes_or_no("satisfiable_by_whole_2mib_chunks", value)?);
+                }
+                _ => {}
+            }
+        }
+        self.entries.push((key.to_owned(), value.to_owned()));
+        Ok(())
+    }
+}
+
+fn number(key: &'static str, value: &str) -> Result<u64, ReadErrorKind> {
+    value.parse().map_err(|_| ReadErrorKind::BadHeader {
+        key,
+        value: excerpt(value),
+        expected: "a whole number below 2^64",
+    })
+}
+
+fn yes_or_no(key: &'static str, value: &str) -> Result<bool, ReadErrorKind> {
+    match value {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err(ReadErrorKind::BadHeader { key, value: excerpt(value), expected: "yes or no" }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_keys_are_parsed_and_the_first_counts() {
+        let mut header = Header::default();
+        for line in [" capacity_bytes 123", "capacity_bytes 456", " satisfiable no", " model a  b", "lonely", ""] {
+            header.push(line).unwrap();
+        }
+        assert_eq!(header.capacity_bytes, Some(123));
+        assert_eq!(header.satisfiable, Some(false));
+        assert_eq!(header.value("model"), Some("a  b"));
+        assert_eq!(header.value("lonely"), Some(""));
+        assert_eq!(header.value("absent"), None);
+    }
+
+    #[test]
+    fn known_keys_with_nonsense_are_refused() {
+        for line in ["capacity_bytes -1", "external_bytes", "satisfiable maybe", "peak_live_bytes 99999999999999999999"]
+        {
+            assert!(Header::default().push(line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! The smallest device that survives a trace, and the smallest from which on larger ones do too.
+//!
+//! Survival is not monotone: on a larger device an allocator may take other turns and fail. So the smallest device
+//! found by bisection says little by itself, and [`SAMPLES`] larger ones are tried as well.
+//!
+//! Threads: replays are independent; the larger devices are spread over [`Search::threads`] threads. The result does
+//! not depend on their number.
+//! Cost: about 14 replays for the bisection, plus [`SAMPLES`].
+
+use crate::device::PAGE_BYTES;
+use crate::replay::ReplayError;
+use crate::work::Touch;
+use crate::{Device, GaplessSettings, PolicyKind, ReplayOptions, Trace, replay};
+use std::num::NonZero;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A search on simulated devices.
+#[derive(Clone, Copy)]
+pub struct Search<'a> {
+    /// The trace.
+    pub trace: &'a Trace,
+    /// The allocator.
+    pub policy: PolicyKind,
+    /// Its settings, if it is gapless.
+    pub gapless: GaplessSettings,
+    /// See [`Device::lag_ops`].
+    pub lag_ops: u64,
+    /// Replays at a time.
+    pub threads: NonZero<usize>,
+    /// Told after each replay.
+    pub progress: Option<&'a (dyn Fn() + Sync)>,
+}
+
+/// What a search found, in bytes of whole pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SearchResult {
+    /// The smallest device that survives, one page less having failed. `None`: none up to `MOST_TIMES` times peak live.
+    pub min_capacity_bytes: Option<u64>,
+    /// The smallest device tried from which on every one tried survived. `None`: the largest one failed.
+    pub safe_capacity_bytes: Option<u64>,
+}
+
+impl Search<'_> {
+    /// About how many probes a search makes: for progress bars.
+    pub const EXPECTED_PROBES: u64 = SAMPLES + 14;
+
+    /// Searches.
+    ///
+    /// # Errors
+    /// Those of [`replay`].
+    pub fn run(&self) -> Result<SearchResult, ReplayError> {
+        let Some(min) = self.smallest_pages()? else {
+            return Ok(SearchResult { min_capacity_bytes: None, safe_capacity_bytes: None });
+        };
+        let larger = samples(min);
+        let safe = safe(min, &larger, &self.probe(&larger)?);
+        Ok(SearchResult {
+            min_capacity_bytes: Some(min * PAGE_BYTES),
+            safe_capacity_bytes: safe.map(|pages| pages * PAGE_BYTES),
+        })
+    }
+
+    /// Only the first half of [`run`](Self::run): the smallest device in bytes, or `None` where none was found.
+    ///
+    /// # Errors
+    /// Those of [`replay`].
+    pub fn min_capacity_bytes(&self) -> Result<Option<u64>, ReplayError> {
+        Ok(self.smallest_pages()?.map(|pages| pages * PAGE_BYTES))
+    }
+
+    fn smallest_pages(&self) -> Result<Option<u64>, ReplayError> {
+        // Fewer pages than the peak of live bytes cannot do.
+        let least = self.trace.peak_live_bytes().div_ceil(PAGE_BYTES).max(1);
+        let most = least.saturating_mul(MOST_TIMES).min(u64::MAX / PAGE_BYTES / 2);
+        let mut fails = least - 1;
+        let mut survives = least + least / 2 + 1;
+        while !self.survives(survives)? {
+            fails = survives;
+            if survives >= most {
+                return Ok(None);
+            }
+            survives = survives.saturating_mul(2).min(most);
+        }
+        bisect(fails, survives, |pages| self.survives(pages)).map(Some)
+    }
+
+    /// Whether the trace survives on devices of so many pages.
+    fn probe(&self, pages: &[u64]) -> Result<Vec<bool>, ReplayError> {
+        let next = AtomicUsize::new(0);
+        let work = || -> Result<Vec<(usize, bool)>, ReplayError> {
+            let mut found = Vec::new();
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(&pages) = pages.get(index) else { return Ok(found) };
+                found.push((index, self.survives(pages)?));
+            }
+        };
+        let mut survived = vec![false; pages.len()];
+        let threads = self.threads.get().min(pages.len());
+        let found: Vec<_> = std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+            let own = work();
+            let joined = others.into_iter().map(|thread| match thread.join() {
+                Ok(found) => found,
+                Err(panic) => std::panic::resume_unwind(panic),
+            });
+            std::iter::once(own).chain(joined).collect()
+        });
+        for part in found {
+            for (index, outcome) in part? {
+                survived[index] = outcome;
+            }
+        }
+        Ok(survived)
+    }
+
+    fn survives(&self, pages: u64) -> Result<bool, ReplayError> {
+        let device = Device { lag_ops: self.lag_ops, ..Device::of(pages * PAGE_BYTES) };
+        let result = replay(
+            self.trace,
+            Arc::new(device.model()),
+            &ReplayOptions {
+                policy: self.policy,
+                gapless: self.gapless,
+                capacity_bytes: device.capacity_bytes,
+                touch: Touch::for_model(self.lag_ops),
+                progress: None,
+            },
+        )?;
+        if let Some(progress) = self.progress {
+            progress();
+        }
+        Ok(result.oom.is_none())
+    }
+}
+
+/// Halves what is between a size that fails and one that survives until they are neighbours; returns the latter.
+/// Where survival is not monotone, which pair is found depends on where it starts.
+fn bisect<E>(mut fails: u64, mut survives: u64, mut probe: impl FnMut(u64) -> Result<bool, E>) -> Result<u64, E> {
+    while survives - fails > 1 {
+        let middle = fails + (survives - fails) / 2;
+        if probe(middle)? {
+            survives = middle;
+        } else {
+            fails = middle;
+        }
+    }
+    Ok(survives)
+}
+
+/// The sizes above `min` to try, ascending.
+fn samples(min: u64) -> Vec<u64> {
+    let mut samples: Vec<u64> = (1..=SAMPLES).map(|i| min + min.div_ceil(2) * i / SAMPLES).collect();
+    samples.retain(|&pages| pages > min);
+    samples.dedup();
+    samples
+}
+
+/// The first of `min` and `larger` behind the last that failed.
+fn safe(min: u64, larger: &[u64], survived: &[bool]) -> Option<u64> {
+    match survived.iter().rposition(|&survived| !survived) {
+        None => Some(min),
+        Some(last) => larger.get(last + 1).copied(),
+    }
+}
+
+/// Larger devices tried, evenly spaced up to one and a half times the smallest.
+const SAMPLES: u64 = 40;
+/// Where the search for any surviving device ends, in times of peak live bytes.
+const MOST_TIMES: u64 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+
+    #[test]
+    fn bisection_ends_at_neighbours() {
+        for threshold in 11..=50 {
+            let found = bisect(10, 50, |pages| Ok::<_, Infallible>(pages >= threshold));
+            assert_eq!(found, Ok(threshold));
+        }
+        assert_eq!(bisect(10, 11, |_| Err("not asked")), Ok(11));
+    }
+
+    #[test]
+    fn samples_are_above_and_reach_half_more() {
+        for min in [1, 2, 3, 40, 41, 10_000] {
+            let samples = samples(min);
+            assert!(samples.is_sorted() && samples[0] > min, "{min}");
+            assert_eq!(samples.last(), Some(&(min + min.div_ceil(2))));
+            assert!(samples.len() <= 40);
+        }
+        assert_eq!(samples(10_000).len(), 40);
+    }
+
+    #[test]
+    fn safe_is_behind_the_last_failure() {
+        let larger = [12, 14, 16];
+        assert_eq!(safe(10, &larger, &[true, true, true]), Some(10));
+        assert_eq!(safe(10, &larger, &[false, true, true]), Some(14));
+        assert_eq!(safe(10, &larger, &[true, false, true]), Some(16));
+        assert_eq!(safe(10, &larger, &[true, true, false]), None);
+    }
+}

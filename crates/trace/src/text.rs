@@ -1,0 +1,235 @@
+//! Reader of the text format, line by line, plain or gzip (told apart by content).
+//!
+//! - I1  memory stays below a constant, whatever the file holds: one line of at most [`Limits::line_bytes`], header
+//!   and labels of at most [`Limits::text_bytes`] together.
+//! - I2  no input makes it panic; after the first error it yields nothing more.
+//!
+//! What a line means for the lines before it (an id used twice, a free without an allocation) is checked by
+//! [`Trace`](crate::Trace), not here.
+//!
+//! Threads: one. Cost: one pass.
+
+use crate::error::{ReadError, ReadErrorKind, excerpt};
+use crate::{Header, TraceOp};
+use flate2::read::MultiGzDecoder;
+use std::io::{self, BufRead, BufReader, Cursor, Read};
+
+/// Bounds on what a file may make its reader hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Longest line in bytes.
+    pub line_bytes: usize,
+    /// Most bytes of header and labels together.
+    pub text_bytes: usize,
+    /// Most ops of a trace in memory (16 bytes each, and about as much again for ids while it is read).
+    pub ops: usize,
+    /// Most different streams.
+    pub streams: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { line_bytes: 64 << 10, text_bytes: 4 << 20, ops: 8 << 20, streams: 1024 }
+    }
+}
+
+/// An iterator over the ops of a file.
+pub struct TextReader<'a> {
+    source: Box<dyn BufRead + 'a>,
+    gzip: bool,
+    limits: Limits,
+    header: Header,
+    in_header: bool,
+    /// Bytes of header and labels so far.
+    text_bytes: usize,
+    line: Vec<u8>,
+    line_number: u64,
+    failed: bool,
+}
+
+impl<'a> TextReader<'a> {
+    /// Reads from `file` within the default [`Limits`].
+    ///
+    /// # Errors
+    /// Those of the file itself.
+    pub fn new(file: impl Read + 'a) -> Result<Self, ReadError> {
+        Self::with_limits(file, Limits::default())
+    }
+
+    /// Reads from `file` within `limits`.
+    ///
+    /// # Errors
+    /// Those of the file itself.
+    pub fn with_limits(file: impl Read + 'a, limits: Limits) -> Result<Self, ReadError> {
+        let (source, gzip) = unpack(file).map_err(|error| ReadError { line: 0, kind: ReadErrorKind::Io(error) })?;
+        Ok(Self {
+            source,
+            gzip,
+            limits,
+            header: Header::default(),
+            in_header: true,
+            text_bytes: 0,
+            line: Vec::new(),
+            line_number: 0,
+            failed: false,
+        })
+    }
+
+    /// The header: complete once the first op (or the end) has been read.
+    pub const fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The number of the line read last, counted from 1.
+    pub const fn line_number(&self) -> u64 {
+        self.line_number
+    }
+
+    /// The limits that it keeps.
+    pub const fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    pub(crate) fn into_header(self) -> Header {
+        self.header
+    }
+
+    /// Reads lines up to and including the next op.
+    fn advance(&mut self) -> Result<Option<TraceOp>, ReadErrorKind> {
+        while self.read_line()? {
+            let line = std::str::from_utf8(&self.line).map_err(|_| ReadErrorKind::NotUtf8)?;
+            let line = line.trim();
+            if let Some(comment) = line.strip_prefix('#') {
+                if self.in_header {
+                    count_text(&mut self.text_bytes, comment.len(), &self.limits)?;
+                    self.header.push(comment)?;
+                }
+            } else if !line.is_empty() {
+                let op = parse(line)?;
+                self.in_header = false;
+                if let TraceOp::Mark(label) = &op {
+                    count_text(&mut self.text_bytes, label.len(), &self.limits)?;
+                }
+                return Ok(Some(op));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The next line into `self.line`; false at the end.
+    fn read_line(&mut self) -> Result<bool, ReadErrorKind> {
+        self.line.clear();
+        let limit = self.limits.line_bytes;
+        self.line_number += 1;
+        let most = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
+        let read = self.source.by_ref().take(most).read_until(b'\n', &mut self.line);
+        let bytes = read.map_err(|error| reading_failed(error, self.gzip))?;
+        if self.line.len() > limit && self.line.last() != Some(&b'\n') {
+            return Err(ReadErrorKind::LineTooLong { limit });
+        }
+        Ok(bytes > 0)
+    }
+}
+
+impl Iterator for TextReader<'_> {
+    type Item = Result<TraceOp, ReadError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
+            return None;
+        }
+        match self.advance() {
+            Ok(op) => op.map(Ok),
+            Err(kind) => {
+                self.failed = true;
+                Some(Err(ReadError { line: self.line_number, kind }))
+            }
+        }
+    }
+}
+
+/// The bytes of a file, unpacked where it is gzip; true then.
+pub(crate) fn unpack<'a>(mut file: impl Read + 'a) -> io::Result<(Box<dyn BufRead + 'a>, bool)> {
+    let mut start = Vec::with_capacity(GZIP_MAGIC.len());
+    file.by_ref().take(GZIP_MAGIC.len() as u64).read_to_end(&mut start)?;
+    let gzip = start == GZIP_MAGIC;
+    let whole = Cursor::new(start).chain(file);
+    let source: Box<dyn BufRead + 'a> =
+        if gzip { Box::new(BufReader::new(MultiGzDecoder::new(whole))) } else { Box::new(BufReader::new(whole)) };
+    Ok((source, gzip))
+}
+
+/// What it means that an unpacked file could not be read.
+pub(crate) fn reading_failed(error: io::Error, gzip: bool) -> ReadErrorKind {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof if gzip => ReadErrorKind::TruncatedGzip,
+        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData if gzip => ReadErrorKind::CorruptGzip(error),
+        _ => ReadErrorKind::Io(error),
+    }
+}
+
+/// Adds a text that is kept; each counts a little more than its bytes, so that empty ones are bounded as well.
+fn count_text(total: &mut usize, bytes: usize, limits: &Limits) -> Result<(), ReadErrorKind> {
+    *total = total.saturating_add(bytes).saturating_add(TEXT_OVERHEAD_BYTES);
+    if *total > limits.text_bytes { Err(ReadErrorKind::TooMuchText { limit: limits.text_bytes }) } else { Ok(()) }
+}
+
+fn parse(line: &str) -> Result<TraceOp, ReadErrorKind> {
+    let (op, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+    let mut words = rest.split_whitespace();
+    let parsed = match op {
+        "a" => TraceOp::Alloc {
+            id: number(&mut words, "id")?,
+            bytes: number(&mut words, "number of bytes")?,
+            stream: number(&mut words, "stream")?,
+        },
+        "f" => TraceOp::Free { id: number(&mut words, "id")? },
+        "m" => return Ok(TraceOp::Mark(rest.trim().to_owned())),
+        _ => return Err(ReadErrorKind::UnknownOp { op: excerpt(op) }),
+    };
+    match words.next() {
+        None => Ok(parsed),
+        Some(word) => Err(ReadErrorKind::ExtraField { text: excerpt(word) }),
+    }
+}
+
+fn number<'t>(words: &mut impl Iterator<Item = &'t str>, field: &'static str) -> Result<u64, ReadErrorKind> {
+    let word = words.next().ok_or(ReadErrorKind::MissingField { field })?;
+    word.parse().map_err(|_| ReadErrorKind::BadNumber { field, text: excerpt(word) })
+}
+
+/// How every gzip file begins.
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+/// About what a kept text costs beside its bytes.
+const TEXT_OVERHEAD_BYTES: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_op_is_read() {
+        let text = "# model x\r\n#events 3\n\na 7 512 2\r\n  f 7 \n# a comment\nm step  one \nm";
+        let mut reader = TextReader::new(text.as_bytes()).unwrap();
+        let ops: Vec<_> = reader.by_ref().map(Result::unwrap).collect();
+        assert_eq!(
+            ops,
+            [
+                TraceOp::Alloc { id: 7, bytes: 512, stream: 2 },
+                TraceOp::Free { id: 7 },
+                TraceOp::Mark("step  one".into()),
+                TraceOp::Mark(String::new()),
+            ]
+        );
+        assert_eq!(reader.header().events, Some(3));
+        assert_eq!(reader.header().entries().count(), 2);
+    }
+
+    #[test]
+    fn the_first_error_ends_it() {
+        let mut reader = TextReader::new("a 1 2 3\nx\na 2 2 3\n".as_bytes()).unwrap();
+        assert!(reader.next().unwrap().is_ok());
+        assert_eq!(reader.next().unwrap().unwrap_err().line, 2);
+        assert!(reader.next().is_none());
+    }
+}

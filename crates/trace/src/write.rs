@@ -1,0 +1,136 @@
+//! Writer of the text format, for recorders.
+//!
+//! Header lines come first, then ops; what is written reads back the same. Ids are the caller's to keep unique.
+//!
+//! Threads: one. Cost: buffer the target yourself where it is a file.
+
+use crate::TraceOp;
+use flate2::write::GzEncoder;
+use std::io::{self, Write};
+
+/// How the text is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    /// Plain text.
+    Plain,
+    /// gzip, about a tenth of the size.
+    Gzip,
+}
+
+/// Writes one trace. Call [`finish`](Self::finish) at the end: dropped without it, a gzip file may lack its end.
+pub struct TextWriter<W: Write> {
+    target: Target<W>,
+}
+
+enum Target<W: Write> {
+    Plain(W),
+    Gzip(GzEncoder<W>),
+}
+
+impl<W: Write> TextWriter<W> {
+    /// Starts an empty trace on `target`.
+    pub fn new(target: W, compression: Compression) -> Self {
+        let target = match compression {
+            Compression::Plain => Target::Plain(target),
+            Compression::Gzip => Target::Gzip(GzEncoder::new(target, flate2::Compression::default())),
+        };
+        Self { target }
+    }
+
+    /// Writes a header line. `key` is one word; `value` is trimmed when read back.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a key that is not one word or a line break in the value; those of the target.
+    pub fn header(&mut self, key: &str, value: &str) -> io::Result<()> {
+        if key.is_empty() || key.contains(char::is_whitespace) {
+            return Err(invalid("a header key is one word"));
+        }
+        check_line(value)?;
+        writeln!(self.sink(), "# {key} {value}")
+    }
+
+    /// Writes a comment: a `#` line that readers skip after the first op.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a line break in it; those of the target.
+    pub fn comment(&mut self, text: &str) -> io::Result<()> {
+        check_line(text)?;
+        writeln!(self.sink(), "# {text}")
+    }
+
+    /// Writes an op.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a line break in a label; those of the target.
+    pub fn op(&mut self, op: &TraceOp) -> io::Result<()> {
+        match op {
+            TraceOp::Alloc { id, bytes, stream } => writeln!(self.sink(), "a {id} {bytes} {stream}"),
+            TraceOp::Free { id } => writeln!(self.sink(), "f {id}"),
+            TraceOp::Mark(label) => {
+                check_line(label)?;
+                writeln!(self.sink(), "m {label}")
+            }
+        }
+    }
+
+    /// Completes the file and hands its target back, flushed.
+    ///
+    /// # Errors
+    /// Those of the target.
+    pub fn finish(self) -> io::Result<W> {
+        let mut target = match self.target {
+            Target::Plain(target) => target,
+            Target::Gzip(encoder) => encoder.finish()?,
+        };
+        target.flush()?;
+        Ok(target)
+    }
+
+    fn sink(&mut self) -> &mut dyn Write {
+        match &mut self.target {
+            Target::Plain(target) => target,
+            Target::Gzip(encoder) => encoder,
+        }
+    }
+}
+
+fn check_line(text: &str) -> io::Result<()> {
+    if text.contains(['\n', '\r']) { Err(invalid("a line break inside a line of a trace")) } else { Ok(()) }
+}
+
+fn invalid(text: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::TextReader;
+
+    #[test]
+    fn what_is_written_reads_back() {
+        let ops = [
+            TraceOp::Alloc { id: u64::MAX, bytes: 0, stream: 3 },
+            TraceOp::Mark("step 1 of 2".into()),
+            TraceOp::Free { id: u64::MAX },
+        ];
+        for compression in [Compression::Plain, Compression::Gzip] {
+            let mut writer = TextWriter::new(Vec::new(), compression);
+            writer.header("model", "a model").unwrap();
+            ops.iter().for_each(|op| writer.op(op).unwrap());
+            let file = writer.finish().unwrap();
+            let mut reader = TextReader::new(&file[..]).unwrap();
+            assert_eq!(reader.by_ref().map(Result::unwrap).collect::<Vec<_>>(), ops);
+            assert_eq!(reader.header().value("model"), Some("a model"));
+        }
+    }
+
+    #[test]
+    fn what_would_not_read_back_is_refused() {
+        let mut writer = TextWriter::new(Vec::new(), Compression::Plain);
+        assert!(writer.header("two words", "x").is_err());
+        assert!(writer.header("key", "x\ny").is_err());
+        assert!(writer.op(&TraceOp::Mark("x\na 1 1 1".into())).is_err());
+        assert!(writer.finish().unwrap().is_empty());
+    }
+}

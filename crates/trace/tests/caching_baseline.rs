@@ -1,0 +1,82 @@
+//! The baseline against the real allocator: the smallest device on which each trace survives.
+
+use gapless_trace::{Device, GaplessSettings, PolicyKind, ReplayOptions, Search, Touch, Trace, replay};
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A trace, the smallest device over peak live bytes, and peak reserved over peak live bytes on a device with room:
+/// PyTorch 2.13's native allocator, replaying the same traces.
+const REAL: [(&str, f64, f64); 12] = [
+    ("colocated_serving_vit", 1.1087, 1.246),
+    ("dlrm_small_tensors", 1.0412, 1.065),
+    ("efficientnet_b5", 1.0542, 1.392),
+    ("gpt2xl_varlen", 1.0677, 1.297),
+    ("llama7b_lora_ckpt", 1.1011, 1.468),
+    ("llama7b_zero3", 1.0959, 1.445),
+    ("moe_train", 1.0461, 1.196),
+    ("offload_two_streams", 1.0618, 1.219),
+    ("rlhf_alternate", 1.0759, 1.098),
+    ("serving_llama7b", 1.2828, 1.371),
+    ("unet_multires", 1.0278, 1.060),
+    ("vit_l_multiscale", 1.0548, 1.055),
+];
+
+/// How far the baseline may be from it, either way: what is left is the rounding of the figures above.
+const TOLERANCE: f64 = 0.001;
+
+#[test]
+fn traces_of_this_repository_need_what_the_real_allocator_needs() {
+    let found = compare(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces"));
+    assert_eq!(found, 3, "traces/ holds three of these");
+}
+
+/// `GAPLESS_TRACES` names a folder with the traces that do not come with this repository.
+#[test]
+fn the_other_traces_too_where_they_are() {
+    let Some(folder) = std::env::var_os("GAPLESS_TRACES").filter(|folder| !folder.is_empty()) else {
+        eprintln!("skipped: GAPLESS_TRACES names no folder");
+        return;
+    };
+    assert!(compare(Path::new(&folder)) > 0, "no traces in {}", folder.display());
+}
+
+fn compare(folder: &Path) -> usize {
+    let present: Vec<(PathBuf, f64, f64)> = REAL
+        .iter()
+        .map(|&(name, smallest, reserved)| (folder.join(format!("{name}.trace.gz")), smallest, reserved))
+        .filter(|(path, ..)| path.exists())
+        .collect();
+    for (path, real_smallest, real_reserved) in &present {
+        let trace = Trace::open(path).unwrap();
+        let search = Search {
+            trace: &trace,
+            policy: PolicyKind::Caching,
+            gapless: GaplessSettings::default(),
+            lag_ops: 0,
+            threads: NonZero::new(2).unwrap(),
+            progress: None,
+        };
+        let smallest = search.min_capacity_bytes().unwrap().expect("some device is large enough");
+        agree(&trace, "smallest device", smallest, *real_smallest);
+        let device = Device::of(trace.peak_live_bytes() * 4);
+        let options = ReplayOptions {
+            policy: PolicyKind::Caching,
+            gapless: GaplessSettings::default(),
+            capacity_bytes: device.capacity_bytes,
+            touch: Touch::Nothing,
+            progress: None,
+        };
+        let result = replay(&trace, Arc::new(device.model()), &options).unwrap();
+        agree(&trace, "peak reserved", result.peak_reserved_bytes, *real_reserved);
+    }
+    present.len()
+}
+
+fn agree(trace: &Trace, what: &str, bytes: u64, real: f64) {
+    #[allow(clippy::cast_precision_loss, reason = "a ratio")]
+    let ratio = bytes as f64 / trace.peak_live_bytes() as f64;
+    let difference = ratio / real - 1.0;
+    eprintln!("{:24} {what:16} {ratio:.4}, really {real:.4} {:+.3}%", trace.name(), difference * 100.0);
+    assert!(difference.abs() <= TOLERANCE, "{}: {what} {ratio:.4}, really {real:.4}", trace.name());
+}

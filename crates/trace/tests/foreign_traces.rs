@@ -1,0 +1,261 @@
+//! Recordings of other allocators: read by content, replayed, refused with a reason.
+
+use gapless_trace::{Op, Trace};
+use std::io::Write;
+
+fn read(bytes: &[u8]) -> Result<Trace, String> {
+    Trace::read("t", bytes).map_err(|error| error.to_string())
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// `a BYTES STREAM`, `f` and `m` of each op.
+fn ops(trace: &Trace) -> Vec<String> {
+    let op = |op: &Op| match *op {
+        Op::Alloc { bytes, stream, .. } => format!("a {bytes} {}", trace.streams()[usize::from(stream)]),
+        Op::Free { .. } => "f".into(),
+        Op::Mark { label } => format!("m {}", trace.labels().nth(label as usize).unwrap()),
+    };
+    trace.ops().iter().map(op).collect()
+}
+
+/// What Python's pickle writes, as far as it is needed here.
+mod pickle {
+    pub enum Py<'a> {
+        Int(u64),
+        Text(&'a str),
+        List(Vec<Py<'a>>),
+        Dict(Vec<(&'a str, Py<'a>)>),
+    }
+
+    pub fn dump(value: &Py<'_>) -> Vec<u8> {
+        let mut bytes = b"\x80\x04".to_vec();
+        write(value, &mut bytes);
+        bytes.push(b'.');
+        bytes
+    }
+
+    fn text(text: &str, bytes: &mut Vec<u8>) {
+        bytes.push(b'X');
+        bytes.extend(u32::try_from(text.len()).unwrap().to_le_bytes());
+        bytes.extend(text.as_bytes());
+        bytes.push(0x94);
+    }
+
+    fn write(value: &Py<'_>, bytes: &mut Vec<u8>) {
+        match value {
+            Py::Int(number) => {
+                bytes.extend([0x8a, 9]);
+                bytes.extend(number.to_le_bytes());
+                bytes.push(0);
+            }
+            Py::Text(value) => text(value, bytes),
+            Py::List(items) => {
+                bytes.extend(b"]\x94(");
+                items.iter().for_each(|item| write(item, bytes));
+                bytes.push(b'e');
+            }
+            Py::Dict(entries) => {
+                bytes.extend(b"}\x94(");
+                for (key, value) in entries {
+                    text(key, bytes);
+                    write(value, bytes);
+                }
+                bytes.push(b'u');
+            }
+        }
+    }
+}
+use pickle::Py::{self, Dict, Int, List, Text};
+
+fn entry<'a>(action: &'a str, addr: u64, size: u64, stream: u64, time: u64) -> Py<'a> {
+    let frame = |file, line| Dict(vec![("filename", Text(file)), ("line", Int(line)), ("name", Text("forward"))]);
+    Dict(vec![
+        ("action", Text(action)),
+        ("addr", Int(addr)),
+        ("size", Int(size)),
+        ("stream", Int(stream)),
+        ("time_us", Int(time)),
+        ("frames", List(vec![frame("??", 0), frame("model.py", 12)])),
+    ])
+}
+
+fn snapshot(history: Vec<Py<'_>>) -> Vec<u8> {
+    let block = |address, size, state| {
+        Dict(vec![
+            ("address", Int(address)),
+            ("size", Int(size)),
+            ("requested_size", Int(size - 12)),
+            ("state", Text(state)),
+        ])
+    };
+    let segment = Dict(vec![
+        ("device", Int(1)),
+        ("address", Int(0x7f00_0000_0000)),
+        ("total_size", Int(5 << 20)),
+        ("stream", Int(0)),
+        (
+            "blocks",
+            List(vec![
+                block(0x7f00_0000_0000, 512, "active_allocated"),
+                block(0x7f00_0000_0200, 1024, "inactive"),
+                block(0x7f00_0000_0600, 512, "active_pending_free"),
+            ]),
+        ),
+    ]);
+    let other = Dict(vec![("device", Int(0)), ("address", Int(0)), ("blocks", List(vec![]))]);
+    let end =
+        Dict(vec![("name", Text("ProfilerStep#1")), ("stage", Text("END")), ("device", Int(1)), ("time_us", Int(25))]);
+    pickle::dump(&Dict(vec![
+        ("segments", List(vec![other, segment])),
+        ("device_traces", List(vec![List(vec![]), List(history)])),
+        ("external_annotations", List(vec![end])),
+    ]))
+}
+
+fn history() -> Vec<Py<'static>> {
+    vec![
+        entry("segment_alloc", 0x7f00_0000_0000, 2 << 20, 0, 5),
+        entry("alloc", 0x1000, 100, 0, 10),
+        entry("free_requested", 0x9000, 4096, 7, 20),
+        entry("free_completed", 0x9000, 4096, 7, 30),
+        entry("free_requested", 0x1000, 100, 0, 40),
+        Dict(vec![
+            ("action", Text("oom")),
+            ("device_free", Int(1 << 20)),
+            ("size", Int(1 << 40)),
+            ("stream", Int(0)),
+            ("time_us", Int(50)),
+            (
+                "frames",
+                List(vec![Dict(vec![("filename", Text("model.py")), ("line", Int(12)), ("name", Text("forward"))])]),
+            ),
+        ]),
+        entry("segment_alloc", 0x7f10_0000_0000, 3 << 20, 0, 55),
+        entry("snapshot", 0, 0, 0, 60),
+    ]
+}
+
+#[test]
+fn a_snapshot_becomes_a_trace() {
+    let bytes = snapshot(history());
+    for bytes in [bytes.clone(), gzip(&bytes)] {
+        let trace = read(&bytes).unwrap();
+        assert_eq!(
+            ops(&trace),
+            [
+                // Live before the history begins: freed in it, or there at its end.
+                "a 4096 7",
+                "a 500 0",
+                "a 100 0",
+                "f",
+                "m ProfilerStep#1",
+                "f",
+                "m out of memory",
+                "a 1099511627776 0",
+                "f",
+            ]
+        );
+        assert_eq!(trace.header().value("device"), Some("1"));
+        // Held when it ran out of memory, 2 MiB, and what the device had free then.
+        assert_eq!(trace.header().capacity_bytes, Some(3 << 20));
+        assert_eq!(trace.origin(2), Some("forward (model.py:12)"));
+        assert_eq!(trace.origin(7), Some("forward (model.py:12)"));
+        assert_eq!((trace.origin(0), trace.origin(3), trace.origin(99)), (None, None, None));
+    }
+}
+
+#[test]
+fn a_snapshot_without_a_history_says_how_to_get_one() {
+    assert!(read(&snapshot(vec![])).unwrap_err().contains("_record_memory_history"));
+    assert!(read(&pickle::dump(&Dict(vec![]))).unwrap_err().contains("device_traces"));
+    assert!(read(&pickle::dump(&List(vec![Int(1)]))).unwrap_err().contains("a list of 1"));
+    let error = read(&snapshot(vec![Dict(vec![("action", Text("alloc"))])])).unwrap_err();
+    assert!(error.contains("entry 0") && error.contains("'size'"), "{error}");
+    let error = read(&snapshot(vec![Int(3)])).unwrap_err();
+    assert!(error.contains("'action'"), "{error}");
+}
+
+/// One text may be the name of many annotations: what is kept of each is bounded.
+#[test]
+fn long_names_of_annotations_are_cut() {
+    let name = "é\n".repeat(5000);
+    let end = || Dict(vec![("name", Text(&name)), ("stage", Text("END")), ("time_us", Int(25))]);
+    let bytes = pickle::dump(&Dict(vec![
+        ("device_traces", List(vec![List(history())])),
+        ("external_annotations", List(vec![end(), end()])),
+    ]));
+    let trace = read(&bytes).unwrap();
+    let cut = "é ".repeat(100);
+    assert_eq!(trace.labels().collect::<Vec<_>>(), [&*cut, &*cut, "out of memory"]);
+}
+
+#[test]
+fn every_cut_of_a_snapshot_is_an_error() {
+    let bytes = snapshot(history());
+    for length in 2..bytes.len() {
+        let error = read(&bytes[..length]).unwrap_err();
+        assert!(error.contains("cut short") || error.contains("damaged"), "{length}: {error}");
+    }
+    let packed = gzip(&bytes);
+    for length in (40..packed.len() - 32).step_by(7) {
+        assert!(read(&packed[..length]).is_err(), "{length}");
+    }
+}
+
+#[test]
+fn no_change_of_a_byte_makes_it_panic() {
+    let bytes = snapshot(history());
+    for at in 0..bytes.len() {
+        for flip in [0x01, 0x10, 0x80, 0xff] {
+            let mut changed = bytes.clone();
+            changed[at] ^= flip;
+            let _ = read(&changed);
+        }
+    }
+}
+
+const LOG: &str = "Thread,Time,Action,Pointer,Size,Stream
+140,10:00:00:000001,allocate,0x7f0000000000,1024,0x0
+140,10:00:00:000002,allocate,0x7f0000000400,2048,0x55d0
+141,10:00:00:000003,free,0x7f0000009000,77,0x2
+140,10:00:00:000004,free,0x7f0000000000,1024,(nil)
+140,10:00:00:000005,allocate failure,(nil),99999,0x1
+140,10:00:00:000006,allocate,0x7f0000000400,10,0
+";
+
+#[test]
+fn an_rmm_log_becomes_a_trace() {
+    for bytes in [LOG.as_bytes().to_vec(), gzip(LOG.as_bytes()), LOG.replace('\n', "\r\n").into_bytes()] {
+        let trace = read(&bytes).unwrap();
+        assert_eq!(
+            ops(&trace),
+            ["a 77 2", "a 1024 0", "a 2048 21968", "f", "f", "m out of memory", "a 99999 0", "f", "f", "a 10 0"]
+        );
+        assert_eq!(trace.origin(0), None);
+    }
+}
+
+#[test]
+fn bad_rows_are_named_by_line() {
+    for (row, hint) in [
+        ("1,2,allocate,0x1,1", "line 8: not a row of an RMM log: 5 fields"),
+        ("1,2,allocate,0x1,-1,0x0", "the size '-1'"),
+        ("1,2,allocate,zzz,1,0x0", "the pointer 'zzz'"),
+        ("1,2,allocate,0x1,1,x", "the stream 'x'"),
+        ("1,2,explode,0x1,1,0x0", "the action 'explode'"),
+        ("1,2,allocate,0x1ffffffffffffffff,1,0x0", "the pointer"),
+    ] {
+        let error = read(format!("{LOG}{row}\n").as_bytes()).unwrap_err();
+        assert!(error.contains(hint), "{row}: {error}");
+    }
+    assert!(read(format!("{LOG}{}", "x".repeat(100_000)).as_bytes()).unwrap_err().contains("longer than"));
+    let mut bytes = LOG.as_bytes().to_vec();
+    bytes.extend(b"\xff\xff\n");
+    assert!(read(&bytes).unwrap_err().contains("UTF-8"));
+    assert!(read(&gzip(LOG.as_bytes())[..60]).is_err());
+}
