@@ -27,7 +27,7 @@ fn a_range_grows_and_shrinks_in_place() {
     allocator.check();
     range.grow(9 * PAGE, StreamId::DEFAULT).unwrap();
     assert_eq!(range.mapped_bytes(), 12 * PAGE);
-    assert!(matches!(range.grow(1, StreamId::DEFAULT), Err(AllocError::TooLarge { .. })));
+    assert!(matches!(range.grow(1, StreamId::DEFAULT), Err(AllocError::RangeFull { available: 0, .. })));
     allocator.check();
     drop(range);
     assert_eq!(allocator.stats().idle_bytes, 12 * PAGE);
@@ -61,8 +61,8 @@ fn a_range_takes_no_more_than_it_has_room_for() {
     giver.grow(6 * PAGE, StreamId::DEFAULT).unwrap();
     taker.grow(2 * PAGE, StreamId::DEFAULT).unwrap();
     match taker.take_from(&mut giver, 3 * PAGE, StreamId::DEFAULT) {
-        Err(AllocError::TooLarge { requested, region_bytes, .. }) => {
-            assert_eq!((requested, region_bytes), (3 * PAGE, 4 * PAGE));
+        Err(AllocError::RangeFull { requested, available }) => {
+            assert_eq!((requested, available), (3 * PAGE, 2 * PAGE));
         }
         other => panic!("{other:?}"),
     }
@@ -94,7 +94,7 @@ fn a_growth_behind_a_capture_is_refused() {
     taker.take_from(&mut giver, PAGE, captured).unwrap();
     driver.begin_capture(captured);
     match giver.grow(PAGE, StreamId::DEFAULT) {
-        Err(AllocError::Driver(error)) => assert_eq!(error.kind, DriverErrorKind::NotSupported),
+        Err(AllocError::CannotWait { stream }) => assert_eq!(stream, captured),
         other => panic!("{other:?}"),
     }
     assert_eq!(giver.mapped_bytes(), PAGE);

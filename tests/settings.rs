@@ -1,7 +1,7 @@
 //! Settings of the builder at the edges of their ranges.
 
 use gapless::Allocator;
-use gapless::allocator::{AllocError, BuildError, Builder, FreeError};
+use gapless::allocator::{AllocError, BuildError, Builder, FreeError, StreamError};
 use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
 use gapless::units::{KIB, MIB, StreamId, TIB};
 use std::sync::Arc;
@@ -73,8 +73,8 @@ fn a_stream_too_many_is_refused() {
     let known = (1..).find_map(|known| {
         let stream = driver.create_stream().unwrap();
         let refused = allocator.record_stream(block, stream).err()?;
-        assert!(matches!(refused, FreeError::TooManyStreams { limit } if limit == known), "{refused}");
-        assert!(matches!(allocator.alloc(PAGE, stream), Err(AllocError::TooManyStreams { limit }) if limit == known));
+        assert!(matches!(refused, FreeError::Stream(StreamError::TooMany { limit }) if limit == known), "{refused}");
+        assert!(matches!(allocator.alloc(PAGE, stream), Err(AllocError::Stream(StreamError::TooMany { limit })) if limit == known));
         Some(known)
     });
     assert_eq!(allocator.stats().streams, known.unwrap() as u64);

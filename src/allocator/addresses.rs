@@ -1,12 +1,12 @@
 //! Addresses: arenas, and the regions in their slots.
 
-use super::Inner;
 use super::directory::{Arena, MAX_ARENAS, Owner};
 use super::mapper::Mapper;
 use super::plan::Request;
 use super::region::{Region, RegionKind};
 use super::state::StreamHeap;
-use crate::driver::{Driver, DriverCall, DriverError, DriverErrorKind, MemoryDriver};
+use super::{AllocError, Inner};
+use crate::driver::{Driver, DriverErrorKind, MemoryDriver};
 use crate::heap::Heap;
 use crate::segment::Segment;
 
@@ -20,7 +20,7 @@ impl<D: Driver> Inner<D> {
         mapper: &mut Mapper,
         heap: &StreamHeap,
         kind: RegionKind,
-    ) -> Result<(), DriverError> {
+    ) -> Result<(), AllocError> {
         if heap.lock().regions.of_kind(kind).next().is_some() {
             return Ok(());
         }
@@ -29,7 +29,7 @@ impl<D: Driver> Inner<D> {
 
     /// Adds a region where those of the request's kind have no stretch of addresses for it. False when another would not
     /// help, since one is untouched or none is large enough, and when the driver has no addresses left.
-    pub(super) fn widen(&self, mapper: &mut Mapper, heap: &StreamHeap, request: Request) -> Result<bool, DriverError> {
+    pub(super) fn widen(&self, mapper: &mut Mapper, heap: &StreamHeap, request: Request) -> Result<bool, AllocError> {
         // A slot starts at a page, wherever that is.
         let at_worst = request.size.saturating_add(request.alignment.saturating_sub(self.geometry.page_bytes));
         let untouched = |region: &Region| mapper.segments[region.segment].table.len() == 0;
@@ -40,13 +40,14 @@ impl<D: Driver> Inner<D> {
         }
         match self.add_region(mapper, heap, request.kind) {
             Ok(()) => Ok(true),
-            Err(error) if error.kind == DriverErrorKind::OutOfMemory => Ok(false),
+            Err(AllocError::AddressesFragmented { .. }) => Ok(false),
+            Err(AllocError::Driver(error)) if error.kind == DriverErrorKind::OutOfMemory => Ok(false),
             Err(error) => Err(error),
         }
     }
 
     /// Gives the stream another region, reserving addresses if need be.
-    fn add_region(&self, mapper: &mut Mapper, heap: &StreamHeap, kind: RegionKind) -> Result<(), DriverError> {
+    fn add_region(&self, mapper: &mut Mapper, heap: &StreamHeap, kind: RegionKind) -> Result<(), AllocError> {
         let owner = Owner { stream: heap.index, region: heap.lock().regions.next_id(kind) };
         let (base, bytes) = loop {
             let slot = self.directory.arenas().find_map(|arena| Some((arena.take_slot(owner)?, arena.slot_bytes())));
@@ -63,7 +64,7 @@ impl<D: Driver> Inner<D> {
     }
 
     /// Reserves another arena: as many slots as wished, fewer or smaller ones where the driver has no room for them.
-    fn add_arena(&self, mapper: &mut Mapper) -> Result<(), DriverError> {
+    fn add_arena(&self, mapper: &mut Mapper) -> Result<(), AllocError> {
         let (mut slot_bytes, mut slots) = (self.geometry.slot_bytes, mapper.next_arena_slots);
         loop {
             match self.driver.reserve(slot_bytes * slots as u64, self.geometry.page_bytes) {
@@ -74,8 +75,7 @@ impl<D: Driver> Inner<D> {
                     }
                     // Arenas double in size, so only small pieces of addresses can come to this.
                     self.driver.address_free(base, slot_bytes * slots as u64)?;
-                    let text = format!("addresses come in more than {MAX_ARENAS} pieces");
-                    return Err(DriverError::new(DriverCall::Reserve, DriverErrorKind::OutOfMemory, text));
+                    return Err(AllocError::AddressesFragmented { limit: MAX_ARENAS });
                 }
                 Err(error) if error.kind == DriverErrorKind::OutOfMemory && slots > 1 => slots /= 2,
                 Err(error)
@@ -83,7 +83,7 @@ impl<D: Driver> Inner<D> {
                 {
                     slot_bytes /= 2;
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The end of an allocator: everything goes back to the driver.
 
 use super::state::StreamHeap;
-use super::{Allocator, CloseError, Inner, Leak};
+use super::{Allocator, CloseError, Inner, LiveAllocation};
 use crate::driver::{Driver, DriverError, MemoryDriver};
 use crate::physical::ChunkId;
 use crate::sync::Arc;
@@ -28,13 +28,13 @@ impl<D: Driver> Allocator<D> {
     }
 
     /// The live allocations, in address order within each stream. O(blocks).
-    pub fn live(&self) -> Vec<Leak> {
+    pub fn live(&self) -> Vec<LiveAllocation> {
         self.inner.leaks()
     }
 }
 
 impl<D: Driver> Inner<D> {
-    fn leaks(&self) -> Vec<Leak> {
+    fn leaks(&self) -> Vec<LiveAllocation> {
         let mut leaks = Vec::new();
         self.for_each_live(|block| leaks.push(block));
         leaks

@@ -1,5 +1,6 @@
 //! What the public operations answer when they fail: one enum each, with fields.
 
+use super::live::LiveAllocation;
 use super::oom::OutOfMemory;
 use crate::driver::DriverError;
 use crate::heap::BlockState;
@@ -23,54 +24,88 @@ pub enum BuildError {
     Driver(#[from] DriverError),
 }
 
-/// Why an allocation failed. Nothing has changed.
+/// Why a stream cannot be used with an allocator.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StreamError {
+    /// The handle is not a stream of this device.
+    #[error("{stream:?} is not a stream of this device: {source}")]
+    Foreign {
+        /// The stream.
+        stream: StreamId,
+        /// The driver's answer.
+        source: DriverError,
+    },
+    /// The allocator has seen as many streams as it keeps.
+    #[error("this allocator has seen {limit} streams; reuse streams rather than making new ones")]
+    TooMany {
+        /// The largest number of streams.
+        limit: usize,
+    },
+}
+
+/// Why an allocation, or an operation on a [`VirtualRange`](super::VirtualRange), failed. Nothing has changed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
-    /// The bytes are not there; the report says why.
+    /// There is not enough memory; the report explains why.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
-    /// More than a region of addresses can hold, rounding and alignment included.
+    /// The request, rounded and aligned, exceeds the addresses of a region.
     #[error(
         "{requested} bytes at a multiple of {alignment} do not fit into a region of {} of addresses; raise region_bytes \
          if this is meant",
         ByteSize(*region_bytes)
     )]
     TooLarge {
-        /// Bytes asked for.
+        /// Bytes requested.
         requested: u64,
-        /// Alignment asked for.
+        /// Alignment requested, in bytes.
         alignment: u64,
-        /// Bytes of a region.
+        /// Bytes of addresses of a region.
         region_bytes: u64,
     },
-    /// Not a power of two.
-    #[error("an alignment of {alignment} is not a power of two")]
-    Alignment {
-        /// Alignment asked for.
-        alignment: u64,
+    /// The range has fewer addresses left at its end than the request needs.
+    #[error(
+        "{} more do not fit into this range: {} of its addresses are left",
+        ByteSize(*requested),
+        ByteSize(*available)
+    )]
+    RangeFull {
+        /// Bytes requested.
+        requested: u64,
+        /// Bytes of addresses left at the end of the range. 0 after a mapping there could not be undone.
+        available: u64,
     },
-    /// Not a stream of this device.
-    #[error("{stream:?} is not a stream of this device: {source}")]
-    ForeignStream {
-        /// The stream.
-        stream: StreamId,
-        /// What the driver said.
-        source: DriverError,
-    },
-    /// More streams than an allocator keeps.
-    #[error("this allocator has seen {limit} streams; reuse streams rather than making new ones")]
-    TooManyStreams {
-        /// The most.
+    /// The driver's addresses come in so many separate pieces that the allocator cannot keep track of another.
+    #[error("the driver's addresses come in more than {limit} pieces; this allocator keeps no more")]
+    AddressesFragmented {
+        /// The largest number of pieces.
         limit: usize,
     },
-    /// This process was forked from the one that built the allocator: the device's memory is not its own.
+    /// The alignment is not a power of two.
+    #[error("an alignment of {alignment} is not a power of two")]
+    Alignment {
+        /// Alignment requested, in bytes.
+        alignment: u64,
+    },
+    /// The stream cannot be used with this allocator.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+    /// The host cannot wait for a stream that may still use the memory: the stream is being captured into a graph, or
+    /// was destroyed. Try again after the capture.
+    #[error("{stream:?} may still use the memory and cannot be waited for now: it is being captured, or was destroyed")]
+    CannotWait {
+        /// The stream.
+        stream: StreamId,
+    },
+    /// This process was forked from the one that built the allocator, and cannot use that process's device memory.
     #[error("this allocator was built in process {built_in}; a forked process has to build its own")]
     Forked {
-        /// The process that built it.
+        /// The process that built the allocator.
         built_in: u32,
     },
-    /// The driver refused a call for another reason than memory; all that was done before it has been undone.
+    /// A driver call failed for another reason than memory; everything done before it has been undone.
     #[error(transparent)]
     Driver(#[from] DriverError),
 }
@@ -136,31 +171,9 @@ pub enum FreeError {
         /// What is known about it.
         facts: AddressFacts,
     },
-    /// Not a stream of this device.
-    #[error("{stream:?} is not a stream of this device: {source}")]
-    ForeignStream {
-        /// The stream.
-        stream: StreamId,
-        /// What the driver said.
-        source: DriverError,
-    },
-    /// More streams than an allocator keeps.
-    #[error("this allocator has seen {limit} streams; reuse streams rather than making new ones")]
-    TooManyStreams {
-        /// The most.
-        limit: usize,
-    },
-}
-
-/// Something that the allocator's owner left behind.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Leak {
-    /// Where.
-    pub addr: DeviceAddr,
-    /// Bytes asked for.
-    pub bytes: u64,
-    /// The stream it was allocated on.
-    pub stream: StreamId,
+    /// The stream cannot be used with this allocator.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
 }
 
 /// What [`close`](super::Allocator::close) found.
@@ -169,7 +182,7 @@ pub struct Leak {
 pub enum CloseError {
     /// Everything went back to the driver, but these allocations were never freed.
     #[error("{}", describe_leaks(.0))]
-    Leaked(Vec<Leak>),
+    Leaked(Vec<LiveAllocation>),
     /// This process was forked from the one that built the allocator; nothing was done.
     #[error("this allocator was built in process {built_in}, which still uses it")]
     Forked {
@@ -184,9 +197,13 @@ pub enum CloseError {
     Driver(#[from] DriverError),
 }
 
-fn describe_leaks(leaks: &[Leak]) -> String {
+fn describe_leaks(leaks: &[LiveAllocation]) -> String {
     let total: u64 = leaks.iter().map(|leak| leak.bytes).sum();
-    let mut text = format!("{} allocations of {} were never freed", leaks.len(), ByteSize(total));
+    let (count, were) = match leaks.len() {
+        1 => ("1 allocation".to_owned(), "was"),
+        count => (format!("{count} allocations"), "were"),
+    };
+    let mut text = format!("{count} of {} {were} never freed", ByteSize(total));
     for leak in leaks.iter().take(5) {
         text.push_str(&format!("; {} at {} on {:?}", ByteSize(leak.bytes), leak.addr, leak.stream));
     }

@@ -14,6 +14,7 @@ mod error;
 mod execute;
 mod fences;
 mod grow;
+mod live;
 mod mapper;
 mod oom;
 mod peak;
@@ -29,7 +30,8 @@ mod trim;
 pub use crate::driver::DriverCalls;
 pub use crate::physical::ChunkPolicy;
 pub use config::{Builder, DEFAULT_SLACK};
-pub use error::{AddressFacts, AllocError, BuildError, CloseError, FreeError, Leak};
+pub use error::{AddressFacts, AllocError, BuildError, CloseError, FreeError, StreamError};
+pub use live::LiveAllocation;
 pub use oom::{OutOfMemory, Pinned, StreamUse};
 pub use plain::PlainAllocator;
 pub use range::VirtualRange;
@@ -173,7 +175,7 @@ impl<D: Driver> Allocator<D> {
     /// before the work queued there by then has completed.
     ///
     /// # Errors
-    /// As [`free`](Self::free), and [`FreeError::ForeignStream`].
+    /// As [`free`](Self::free), and [`FreeError::Stream`].
     pub fn record_stream(&self, addr: DeviceAddr, stream: StreamId) -> Result<(), FreeError> {
         self.inner.record_stream(addr, stream)
     }
@@ -188,7 +190,7 @@ impl<D: Driver> Allocator<D> {
     /// # Errors
     /// The driver's, from giving memory back; the new budget holds all the same. In a forked process nothing is given
     /// back.
-    pub fn set_budget(&self, bytes: u64) -> Result<(), DriverError> {
+    pub fn set_budget(&self, bytes: u64) -> Result<(), AllocError> {
         self.inner.budget_bytes.store(bytes, Ordering::Relaxed);
         self.inner.mapper.lock().pool.set_budget(bytes);
         if self.inner.is_forked() {
@@ -251,11 +253,11 @@ impl<D: Driver> Inner<D> {
     }
 
     #[cold]
-    fn add_stream(&self, stream: StreamId) -> Result<&StreamHeap, AllocError> {
-        self.driver.check_stream(stream).map_err(|source| AllocError::ForeignStream { stream, source })?;
+    fn add_stream(&self, stream: StreamId) -> Result<&StreamHeap, StreamError> {
+        self.driver.check_stream(stream).map_err(|source| StreamError::Foreign { stream, source })?;
         self.streams
             .find_or_add(stream, |index| StreamHeap::new(stream, index))
-            .ok_or(AllocError::TooManyStreams { limit: STREAM_LIMIT })
+            .ok_or(StreamError::TooMany { limit: STREAM_LIMIT })
     }
 
     /// The locks of all streams, in order.
@@ -334,11 +336,7 @@ impl<D: Driver> Inner<D> {
         };
         let user = match self.streams.find(stream) {
             Some(heap) => heap,
-            None => self.add_stream(stream).map_err(|error| match error {
-                AllocError::TooManyStreams { limit } => FreeError::TooManyStreams { limit },
-                AllocError::ForeignStream { stream, source } => FreeError::ForeignStream { stream, source },
-                _ => unreachable!("adding a stream fails in these two ways"),
-            })?,
+            None => self.add_stream(stream)?,
         };
         let mut state = self.streams.get(owner.stream).lock();
         let shared = state.region(owner.region).map(|region| region.heap.share(offset));

@@ -2,11 +2,11 @@
 
 use super::mapper::Mapper;
 use super::plan::{Request, free_chunks};
-use super::{AllocError, Inner};
+use super::{AllocError, Inner, LiveAllocation};
 use crate::driver::{Driver, DriverError, MemoryDriver, MemoryInfo};
 use crate::heap::BlockState;
 use crate::sync::Ordering;
-use crate::units::{ByteSize, DeviceAddr, StreamId};
+use crate::units::{ByteSize, StreamId};
 use std::fmt;
 
 /// How many of the largest live allocations a report lists.
@@ -32,17 +32,6 @@ pub struct Pinned {
     pub by_live_bytes: u64,
     /// In chunks that a pending block uses a part of, and in pending blocks.
     pub by_pending_bytes: u64,
-}
-
-/// A live allocation.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct LargeAllocation {
-    /// Where.
-    pub addr: DeviceAddr,
-    /// Bytes asked for.
-    pub bytes: u64,
-    /// The stream it was allocated on.
-    pub stream: StreamId,
 }
 
 /// Why a request failed. `Display` is the text for a person, `Serialize` the same as data.
@@ -87,7 +76,7 @@ pub struct OutOfMemory {
     /// By stream.
     pub streams: Vec<StreamUse>,
     /// The largest live allocations.
-    pub largest: Vec<LargeAllocation>,
+    pub largest: Vec<LiveAllocation>,
     /// What the driver said when it was asked for more than it had, though the budget allowed it.
     pub driver_error: Option<String>,
 }
@@ -137,7 +126,7 @@ impl<D: Driver> Inner<D> {
                 report.live_block_bytes += region.heap.live_block_bytes();
                 for block in region.heap.blocks_unordered().filter(|block| block.state == BlockState::Live) {
                     let home = state.sharers.get(&(id, block.offset)).map_or(stream.index, |sharers| sharers.home);
-                    report.note_large(LargeAllocation {
+                    report.note_large(LiveAllocation {
                         addr: region.base.offset(block.offset),
                         bytes: block.size - u64::from(block.waste),
                         stream: self.stream_id(home),
@@ -169,7 +158,7 @@ impl<D: Driver> Inner<D> {
 }
 
 impl OutOfMemory {
-    fn note_large(&mut self, allocation: LargeAllocation) {
+    fn note_large(&mut self, allocation: LiveAllocation) {
         let at = self.largest.partition_point(|other| {
             (other.bytes, std::cmp::Reverse(other.addr)) >= (allocation.bytes, std::cmp::Reverse(allocation.addr))
         });
@@ -214,8 +203,28 @@ impl OutOfMemory {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "GPU out of memory. Tried to allocate {} on {:?}.", ByteSize(self.requested_bytes), self.stream)?;
+        self.explanation().fmt(f)
+    }
+}
+
+/// An out-of-memory report without its headline; see [`OutOfMemory::explanation`].
+struct Explanation<'a>(&'a OutOfMemory);
+
+impl fmt::Display for Explanation<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.write_explanation(f)
+    }
+}
+
+impl OutOfMemory {
+    /// The report without its first line: the verdict and the figures, for callers that print a headline of their own.
+    pub fn explanation(&self) -> impl fmt::Display {
+        Explanation(self)
+    }
+
+    fn write_explanation(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let size = |bytes| ByteSize(bytes);
-        writeln!(f, "GPU out of memory. Tried to allocate {} on {:?}.", size(self.requested_bytes), self.stream)?;
         writeln!(f, "{}", self.verdict())?;
         if let Some(device) = self.device {
             writeln!(

@@ -8,7 +8,8 @@
 //! Threads: any; one lock for the table, not held during driver calls.
 //! Cost: the driver's, and its wait for all work on the device at every free.
 
-use super::error::{AddressFacts, AllocError, FreeError, Leak};
+use super::LiveAllocation;
+use super::error::{AddressFacts, AllocError, FreeError};
 use super::oom::{OutOfMemory, Pinned};
 use super::{CloseError, Stats};
 use crate::driver::DriverErrorKind;
@@ -137,8 +138,8 @@ impl PlainAllocator {
         let clones = Arc::strong_count(&self.inner);
         let mut inner = Arc::try_unwrap(self.inner).map_err(|_| CloseError::InUse(clones.saturating_sub(1).max(1)))?;
         let live = std::mem::take(&mut inner.books.get_mut().live);
-        let mut leaks: Vec<Leak> =
-            live.into_iter().map(|(addr, (bytes, stream))| Leak { addr, bytes, stream }).collect();
+        let mut leaks: Vec<LiveAllocation> =
+            live.into_iter().map(|(addr, (bytes, stream))| LiveAllocation { addr, bytes, stream }).collect();
         leaks.sort_by_key(|leak| leak.addr);
         for leak in &leaks {
             inner.device.mem_free(leak.addr)?;

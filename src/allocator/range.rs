@@ -6,7 +6,7 @@
 use super::error::AllocError;
 use super::plan::{Request, Source, claim_sources, free_chunks, view_at};
 use super::{Allocator, Inner, mapper::Mapper};
-use crate::driver::{Driver, DriverCall, DriverError, DriverErrorKind, MemoryDriver};
+use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
 use crate::physical::ChunkId;
 use crate::segment::transaction::{Mapping, map_all};
 use crate::segment::{Segment, View, ViewState};
@@ -85,17 +85,16 @@ impl<D: Driver> VirtualRange<D> {
     /// range from now on.
     ///
     /// # Errors
-    /// [`AllocError`]; nothing has changed, except for free memory that may have gone back. [`AllocError::Driver`] with
-    /// [`NotSupported`](crate::driver::DriverErrorKind::NotSupported) where chunks were taken from the end by a stream
-    /// that is being captured now: it cannot be waited for until that ends.
+    /// [`AllocError`]; nothing has changed, except for free memory that may have gone back to the driver.
+    /// [`AllocError::RangeFull`] when the range has fewer addresses left. [`AllocError::CannotWait`] where chunks were
+    /// taken from the end by a stream that is being captured now: it cannot be waited for until the capture ends.
     pub fn grow(&mut self, bytes: u64, stream: StreamId) -> Result<(), AllocError> {
         let inner = Arc::clone(&self.inner);
         inner.expect_usable()?;
         let user = inner.user(stream)?;
         let wanted = bytes.div_ceil(inner.geometry.page_bytes);
         if self.given_up || wanted > self.pages - self.mapped_pages {
-            let region_bytes = self.reserved_bytes();
-            return Err(AllocError::TooLarge { requested: bytes, alignment: inner.geometry.page_bytes, region_bytes });
+            return Err(self.full(bytes));
         }
         let mut mapper = inner.mapper.lock();
         let end = self.mapped_pages + wanted;
@@ -134,7 +133,7 @@ impl<D: Driver> VirtualRange<D> {
         Ok((before - self.mapped_pages) * page_bytes)
     }
 
-    fn unmap_down_to(&mut self, mapper: &mut Mapper, floor: u64) -> Result<(), DriverError> {
+    fn unmap_down_to(&mut self, mapper: &mut Mapper, floor: u64) -> Result<(), AllocError> {
         let inner = Arc::clone(&self.inner);
         inner.wait_for_users(&self.users)?;
         while let Some(view) = self.last_view(mapper).filter(|view| view.page >= floor) {
@@ -152,7 +151,7 @@ impl<D: Driver> VirtualRange<D> {
     /// before the old one is given up, and the host does not wait. Returns the bytes moved.
     ///
     /// # Errors
-    /// [`AllocError`]; nothing has changed. [`AllocError::TooLarge`] when this range has no room for them.
+    /// [`AllocError`]; nothing has changed. [`AllocError::RangeFull`] when this range has fewer addresses left.
     ///
     /// # Panics
     /// When the ranges belong to different allocators.
@@ -173,8 +172,7 @@ impl<D: Driver> VirtualRange<D> {
         let Some(first) = views.first() else { return Ok(0) };
         let moved = other.mapped_pages - first.page;
         if self.given_up || moved > self.pages - self.mapped_pages {
-            let region_bytes = self.reserved_bytes();
-            return Err(AllocError::TooLarge { requested: moved * page_bytes, alignment: page_bytes, region_bytes });
+            return Err(self.full(moved * page_bytes));
         }
         let end = self.mapped_pages + moved;
         inner.note_loss(inner.clear_stale(&mut mapper, self.segment, self.mapped_pages, end))?;
@@ -189,6 +187,11 @@ impl<D: Driver> VirtualRange<D> {
         other.note_user(user);
         self.note_user(user);
         Ok(moved * page_bytes)
+    }
+
+    fn full(&self, requested: u64) -> AllocError {
+        let available = if self.given_up { 0 } else { self.reserved_bytes() - self.mapped_bytes() };
+        AllocError::RangeFull { requested, available }
     }
 
     fn note_user(&mut self, user: StreamIndex) {
@@ -291,7 +294,7 @@ impl<D: Driver> Inner<D> {
         result
     }
 
-    fn wait_for_users(&self, users: &[StreamIndex]) -> Result<(), DriverError> {
+    fn wait_for_users(&self, users: &[StreamIndex]) -> Result<(), AllocError> {
         for user in users {
             let open = self.streams.get(*user).clock.lock().open();
             self.must_pass(*user, open)?;
@@ -300,16 +303,15 @@ impl<D: Driver> Inner<D> {
     }
 
     /// Waits until `stream` has passed `epoch`; where that cannot be waited for, nothing may be unmapped.
-    fn must_pass(&self, stream: StreamIndex, epoch: u64) -> Result<(), DriverError> {
+    fn must_pass(&self, stream: StreamIndex, epoch: u64) -> Result<(), AllocError> {
         if self.wait_until_passed(stream, epoch)? {
             return Ok(());
         }
-        let text = "a stream that used the range cannot be waited for now (it is being captured, or was destroyed)";
-        Err(DriverError::new(DriverCall::EventSynchronize, DriverErrorKind::NotSupported, text))
+        Err(AllocError::CannotWait { stream: self.stream_id(stream) })
     }
 
     /// Removes the stale views in `[start, end)` of a segment, waiting for their last use.
-    fn clear_stale(&self, mapper: &mut Mapper, segment: usize, start: u64, end: u64) -> Result<(), DriverError> {
+    fn clear_stale(&self, mapper: &mut Mapper, segment: usize, start: u64, end: u64) -> Result<(), AllocError> {
         let views: Vec<View> = mapper.segments[segment].table.views_in(start, end).copied().collect();
         for view in views {
             if let ViewState::Stale(fence) = view.state {
@@ -321,7 +323,7 @@ impl<D: Driver> Inner<D> {
     }
 
     /// Removes the stale views of a chunk, waiting for their last use.
-    fn unmap_stale(&self, mapper: &mut Mapper, chunk: ChunkId) -> Result<(), DriverError> {
+    fn unmap_stale(&self, mapper: &mut Mapper, chunk: ChunkId) -> Result<(), AllocError> {
         for at in mapper.pool.get(chunk).stale.clone() {
             if let ViewState::Stale(fence) = mapper.view(at).state {
                 self.must_pass(fence.stream, fence.epoch)?;
@@ -332,7 +334,7 @@ impl<D: Driver> Inner<D> {
     }
 
     /// Gives the addresses of a range without active views back, and its segment's number free.
-    fn vacate(&self, mapper: &mut Mapper, segment: usize) -> Result<(), DriverError> {
+    fn vacate(&self, mapper: &mut Mapper, segment: usize) -> Result<(), AllocError> {
         let (base, pages) = (mapper.segments[segment].base, mapper.segments[segment].pages);
         self.clear_stale(mapper, segment, 0, pages)?;
         self.driver.address_free(base, pages * self.geometry.page_bytes)?;
@@ -345,14 +347,14 @@ impl<D: Driver> Inner<D> {
     ///
     /// # Errors
     /// The driver's, when the device is lost.
-    pub(super) fn settle_left_behind(&self, mapper: &mut Mapper) -> Result<bool, DriverError> {
+    pub(super) fn settle_left_behind(&self, mapper: &mut Mapper) -> Result<bool, AllocError> {
         let idle = mapper.pool.idle_bytes();
         for (base, bytes) in mapper.left_behind.clone() {
             let of_range = |segment: &Segment| segment.base == base && segment.pages > 0 && !segment.poisoned;
             let Some(segment) = mapper.segments.iter().position(of_range) else { continue };
             match self.settle_segment(mapper, segment) {
                 Ok(true) => mapper.left_behind.retain(|other| *other != (base, bytes)),
-                Err(error) if error.kind.is_sticky() => return Err(error),
+                Err(AllocError::Driver(error)) if error.kind.is_sticky() => return Err(error.into()),
                 Ok(false) | Err(_) => {}
             }
         }
@@ -360,7 +362,7 @@ impl<D: Driver> Inner<D> {
     }
 
     /// Unmaps all of a dropped range and gives its addresses back. False when a stream cannot be waited for.
-    fn settle_segment(&self, mapper: &mut Mapper, segment: usize) -> Result<bool, DriverError> {
+    fn settle_segment(&self, mapper: &mut Mapper, segment: usize) -> Result<bool, AllocError> {
         let active: Vec<View> =
             mapper.segments[segment].table.iter().filter(|view| view.state == ViewState::Active).copied().collect();
         // Who used it went with the range: every stream is waited for.

@@ -1,6 +1,6 @@
 //! Snapshot: every segment, chunk and block as plain data.
 
-use super::error::Leak;
+use super::LiveAllocation;
 use super::region::{Region, RegionId, RegionKind};
 use super::state::StreamState;
 use super::{Allocator, Inner};
@@ -78,13 +78,13 @@ impl<D: Driver> Allocator<D> {
 }
 
 impl<D: Driver> Inner<D> {
-    pub(super) fn for_each_live(&self, mut each: impl FnMut(Leak)) {
+    pub(super) fn for_each_live(&self, mut each: impl FnMut(LiveAllocation)) {
         for stream in self.streams.iter() {
             let state = stream.lock();
             for (id, region) in state.regions.iter() {
                 for block in region.heap.blocks().filter(|block| block.state == BlockState::Live) {
                     let home = state.sharers.get(&(id, block.offset)).map_or(stream.index, |sharers| sharers.home);
-                    each(Leak {
+                    each(LiveAllocation {
                         addr: region.base.offset(block.offset),
                         bytes: block.size - u64::from(block.waste),
                         stream: self.stream_id(home),

@@ -27,12 +27,12 @@ impl<D: Driver> Allocator<D> {
         if self.inner.is_forked() {
             return Err(AllocError::Forked { built_in: self.inner.process });
         }
-        Ok(self.inner.trim(keep_bytes)?)
+        self.inner.trim(keep_bytes)
     }
 }
 
 impl<D: Driver> Inner<D> {
-    pub(super) fn trim(&self, keep_bytes: u64) -> Result<Trimmed, DriverError> {
+    pub(super) fn trim(&self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
         let mut mapper = self.mapper.lock();
         let before = mapper.pool.held_bytes();
         let result = self.trim_locked(&mut mapper, keep_bytes);
@@ -40,7 +40,7 @@ impl<D: Driver> Inner<D> {
         result.map(|()| Trimmed { released_bytes: before - held_bytes, held_bytes })
     }
 
-    fn trim_locked(&self, mapper: &mut Mapper, keep_bytes: u64) -> Result<(), DriverError> {
+    fn trim_locked(&self, mapper: &mut Mapper, keep_bytes: u64) -> Result<(), AllocError> {
         if mapper.pool.held_bytes() > keep_bytes {
             self.settle_left_behind(mapper)?;
         }
@@ -52,7 +52,7 @@ impl<D: Driver> Inner<D> {
                 break;
             }
         }
-        self.trim_free(mapper, keep_bytes)
+        Ok(self.trim_free(mapper, keep_bytes)?)
     }
 
     /// Gives completely free chunks of the heaps back until no more than `keep_bytes` are held. Idle chunks stay.

@@ -64,9 +64,9 @@ impl From<AllocError> for Failure {
     fn from(error: AllocError) -> Self {
         let status = match &error {
             AllocError::OutOfMemory(_) => GAPLESS_ERROR_OUT_OF_MEMORY,
-            AllocError::TooLarge { .. } => GAPLESS_ERROR_TOO_LARGE,
+            AllocError::TooLarge { .. } | AllocError::RangeFull { .. } => GAPLESS_ERROR_TOO_LARGE,
             AllocError::Alignment { .. } => GAPLESS_ERROR_INVALID_ARGUMENT,
-            AllocError::ForeignStream { .. } | AllocError::TooManyStreams { .. } => GAPLESS_ERROR_STREAM,
+            AllocError::Stream(_) | AllocError::CannotWait { .. } => GAPLESS_ERROR_STREAM,
             _ => GAPLESS_ERROR_DRIVER,
         };
         Self::new(status, error)

@@ -207,7 +207,7 @@ pub unsafe extern "C" fn gapless_torch_base_alloc(pointer: *mut c_void, size: *m
     let mut base = std::ptr::null_mut();
     tell(&TOLD_BASE, || {
         let addr = address(pointer);
-        let inside = |leak: &gapless::allocator::Leak| {
+        let inside = |leak: &gapless::allocator::LiveAllocation| {
             addr.offset_from(leak.addr).is_some_and(|offset| offset < leak.bytes.max(1))
         };
         let live = Device::all().find_map(|device| {

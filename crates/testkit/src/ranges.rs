@@ -4,8 +4,8 @@ use crate::device::Device;
 use crate::op::Op;
 use crate::oracle::{Range, RangePage};
 use crate::runner::Runner;
-use gapless::allocator::AllocError;
-use gapless::driver::{DriverError, DriverErrorKind, WorkDriver};
+use gapless::allocator::{AllocError, StreamError};
+use gapless::driver::WorkDriver;
 use gapless::units::{DeviceAddr, StreamId};
 
 /// Ranges kept by one allocator.
@@ -95,11 +95,11 @@ impl<D: Device> Runner<D> {
             }
             Err(error) => error,
         };
-        if matches!(error, AllocError::TooLarge { .. }) {
+        if matches!(error, AllocError::RangeFull { .. }) {
             let range = &self.seat().oracle.ranges[index];
             assert!(pages > range.reserved_pages - range.pages.len() as u64, "{error}");
         }
-        if matches!(&error, AllocError::Driver(error) if self.waits_for_capture(error)) {
+        if self.waits_for_capture(&error) {
             assert_eq!(self.allocator().reserved_bytes(), held, "invariant 6: a refused growth kept memory");
             return false;
         }
@@ -121,7 +121,7 @@ impl<D: Device> Runner<D> {
                 assert_eq!(bytes, (mapped - left) as u64 * page_bytes, "shrink says what it has unmapped");
                 assert!(self.world.chunk_pages > 1 || left == mapped - going, "pages that may go have to go");
             }
-            Err(AllocError::Driver(error)) if self.waits_for_capture(&error) => {}
+            Err(error) if self.waits_for_capture(&error) => {}
             Err(AllocError::Driver(error)) => {
                 self.expect_injected(&error);
                 if self.struck() {
@@ -166,11 +166,11 @@ impl<D: Device> Runner<D> {
                 }
                 self.verify_pages(to, start);
             }
-            Err(AllocError::TooLarge { requested, .. }) => {
+            Err(AllocError::RangeFull { requested, .. }) => {
                 assert!(requested / page_bytes > room, "{requested} bytes have room in {room} pages");
             }
-            Err(AllocError::Driver(error)) if self.waits_for_capture(&error) => {}
-            Err(AllocError::Driver(error) | AllocError::ForeignStream { source: error, .. }) => {
+            Err(error) if self.waits_for_capture(&error) => {}
+            Err(AllocError::Driver(error) | AllocError::Stream(StreamError::Foreign { source: error, .. })) => {
                 self.expect_injected(&error);
                 if self.struck() {
                     self.recover();
@@ -243,8 +243,8 @@ impl<D: Device> Runner<D> {
     }
 
     /// Whether a call was refused because it would have to wait for a stream that is being captured.
-    fn waits_for_capture(&self, error: &DriverError) -> bool {
-        !self.struck() && self.is_capturing() && error.kind == DriverErrorKind::NotSupported
+    fn waits_for_capture(&self, error: &AllocError) -> bool {
+        !self.struck() && self.is_capturing() && matches!(error, AllocError::CannotWait { .. })
     }
 
     fn note_user(&mut self, index: usize, stream: StreamId) {

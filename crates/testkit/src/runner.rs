@@ -6,7 +6,7 @@ use crate::oracle::{Block, Oracle, Subject, fitting_block};
 use crate::show::PrintOnPanic;
 use crate::witness::Witness;
 use gapless::Allocator;
-use gapless::allocator::{AddressFacts, AllocError, FreeError, Stats, VirtualRange};
+use gapless::allocator::{AddressFacts, AllocError, FreeError, Stats, StreamError, VirtualRange};
 use gapless::driver::{DriverError, Fault, FaultDriver, HoldStreams, StreamDriver, WorkDriver};
 use gapless::heap::GRANULE;
 use gapless::units::{DeviceAddr, StreamId};
@@ -275,8 +275,10 @@ impl<D: Device> Runner<D> {
             }
             Op::Budget { pages } => {
                 let bytes = u64::from(pages) % (2 * self.world.pages + 1) * self.world.page_bytes;
-                if let Err(error) = self.allocator().set_budget(bytes) {
-                    self.expect_injected(&error);
+                match self.allocator().set_budget(bytes) {
+                    Ok(()) => {}
+                    Err(AllocError::Driver(error)) => self.expect_injected(&error),
+                    Err(other) => panic!("set_budget answered {other}"),
                 }
             }
             Op::External { pages } => {
@@ -440,8 +442,8 @@ impl<D: Device> Runner<D> {
                 self.seat().oracle.check_report(self.allocator(), report, &promise);
             }
             AllocError::Driver(error) => self.expect_injected(error),
-            AllocError::ForeignStream { source, .. } => self.expect_injected(source),
-            AllocError::TooLarge { .. } => {}
+            AllocError::Stream(StreamError::Foreign { source, .. }) => self.expect_injected(source),
+            AllocError::TooLarge { .. } | AllocError::RangeFull { .. } => {}
             other => panic!("memory was refused: {other}"),
         }
         if struck {
@@ -493,7 +495,7 @@ impl<D: Device> Runner<D> {
                 }
                 true
             }
-            Err(FreeError::ForeignStream { source, .. }) => {
+            Err(FreeError::Stream(StreamError::Foreign { source, .. })) => {
                 self.expect_injected(&source);
                 false
             }
@@ -543,7 +545,7 @@ impl<D: Device> Runner<D> {
                 };
                 match result.expect_err("freed before") {
                     FreeError::NotAllocated { .. } => self.seat_mut().oracle.refused_frees += 1,
-                    FreeError::ForeignStream { source, .. } => self.expect_injected(&source),
+                    FreeError::Stream(StreamError::Foreign { source, .. }) => self.expect_injected(&source),
                     other => panic!("freed before: {other}"),
                 }
             }
@@ -554,11 +556,11 @@ impl<D: Device> Runner<D> {
             }
             (Misuse::RecordForeignStream, Some(block)) => {
                 let error = self.allocator().record_stream(block.addr, NO_STREAM).expect_err("no such stream");
-                assert!(matches!(error, FreeError::ForeignStream { .. }), "{error}");
+                assert!(matches!(error, FreeError::Stream(StreamError::Foreign { .. })), "{error}");
             }
             (Misuse::AllocForeignStream, _) => {
                 let error = self.allocator().alloc(1000, NO_STREAM).expect_err("no such stream");
-                assert!(matches!(error, AllocError::ForeignStream { .. }), "{error}");
+                assert!(matches!(error, AllocError::Stream(StreamError::Foreign { .. })), "{error}");
             }
             (Misuse::AllocTooMuch, _) => {
                 for (bytes, alignment) in [(u64::MAX, 512), (u64::MAX - 600, 1), (1 << 62, 1 << 62)] {

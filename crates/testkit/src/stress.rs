@@ -7,7 +7,7 @@ use crate::device::{Device, World};
 use crate::oracle::{Block, Subject};
 use crate::witness::Witness;
 use gapless::Allocator;
-use gapless::allocator::{AllocError, CloseError, Stats, VirtualRange};
+use gapless::allocator::{AllocError, CloseError, Stats, StreamError, VirtualRange};
 use gapless::driver::{DriverErrorKind, Fault, FaultDriver, HoldStreams, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
 use parking_lot::Mutex;
@@ -267,7 +267,7 @@ impl<D: Device> Shared<'_, D> {
                             result.expect("invariant 2: a range can be written");
                         }
                     }
-                    Err(AllocError::OutOfMemory(_) | AllocError::TooLarge { .. }) => {}
+                    Err(AllocError::OutOfMemory(_) | AllocError::RangeFull { .. }) => {}
                     Err(error) => self.expect_injected(&error),
                 }
             }
@@ -284,7 +284,7 @@ impl<D: Device> Shared<'_, D> {
                     self.witness().order(earlier, stream).expect("a caller can order its streams");
                 }
                 match to.range.take_from(&mut from.range, pages * page, stream) {
-                    Ok(0) | Err(AllocError::TooLarge { .. }) => {}
+                    Ok(0) | Err(AllocError::RangeFull { .. }) => {}
                     Ok(bytes) => {
                         let moved = usize::try_from(bytes / page).expect("few pages");
                         let first = from.seeds.len() - moved;
@@ -318,7 +318,7 @@ impl<D: Device> Shared<'_, D> {
     }
 
     fn expect_injected(&self, error: &AllocError) {
-        let injected = matches!(error, AllocError::Driver(_) | AllocError::ForeignStream { .. });
+        let injected = matches!(error, AllocError::Driver(_) | AllocError::Stream(StreamError::Foreign { .. }));
         assert!(injected && self.stress.faults == Faults::Some, "a range answered {error}");
     }
 
@@ -339,7 +339,8 @@ impl<D: Device> Shared<'_, D> {
                 self.progress.failed.fetch_add(1, Ordering::Relaxed);
                 match error {
                     AllocError::OutOfMemory(_) => {}
-                    AllocError::Driver(_) | AllocError::ForeignStream { .. } if self.stress.faults == Faults::Some => {}
+                    AllocError::Driver(_) | AllocError::Stream(StreamError::Foreign { .. })
+                        if self.stress.faults == Faults::Some => {}
                     other => panic!("alloc answered {other}"),
                 }
             }

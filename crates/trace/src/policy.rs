@@ -1,7 +1,7 @@
 //! What a replay replays through: gapless, or the baseline.
 
 use crate::caching::{CachingAllocator, CachingError};
-use gapless::allocator::{AllocError, Allocator, BuildError, ChunkPolicy};
+use gapless::allocator::{AllocError, Allocator, BuildError, ChunkPolicy, StreamError};
 use gapless::driver::{Driver, DriverError};
 use gapless::units::{DeviceAddr, StreamId};
 use std::fmt;
@@ -124,7 +124,7 @@ impl<D: Driver> Policy for Allocator<D> {
             }
             // More addresses than a multiple of the budget.
             AllocError::TooLarge { .. } => PolicyError::OutOfMemory { satisfiable: false, report: error.to_string() },
-            AllocError::TooManyStreams { .. } => PolicyError::TooManyStreams(error.to_string()),
+            AllocError::Stream(StreamError::TooMany { .. }) => PolicyError::TooManyStreams(error.to_string()),
             AllocError::Driver(error) => PolicyError::Driver(error),
             other => PolicyError::Failed(other.to_string()),
         })

@@ -1,0 +1,14 @@
+//! Live allocations as plain data.
+
+use crate::units::{DeviceAddr, StreamId};
+
+/// An allocation that has not been freed.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct LiveAllocation {
+    /// Its address.
+    pub addr: DeviceAddr,
+    /// Bytes requested.
+    pub bytes: u64,
+    /// The stream it was allocated on.
+    pub stream: StreamId,
+}
