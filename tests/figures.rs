@@ -1,6 +1,6 @@
 //! What an allocator says of itself, to the byte.
 
-use gapless::allocator::{CloseError, RegionKind, SegmentSnapshot};
+use gapless::allocator::{CloseError, RegionKind, RegionSnapshot};
 use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
 use gapless::units::{KIB, MIB};
 use gapless::{Allocator, ChunkPolicy, StreamId};
@@ -22,7 +22,7 @@ fn a_snapshot_has_what_was_asked_for() {
     let block = allocator.alloc(1000, MAIN).unwrap();
     let snapshot = allocator.snapshot();
     assert_eq!((snapshot.budget_bytes, snapshot.page_bytes), (5 * PAGE, PAGE));
-    let blocks: Vec<_> = snapshot.segments.iter().flat_map(|segment| &segment.blocks).collect();
+    let blocks: Vec<_> = snapshot.regions.iter().flat_map(|region| &region.blocks).collect();
     let sizes: Vec<_> = blocks.iter().map(|block| (block.bytes, block.requested_bytes)).collect();
     assert_eq!((blocks[0].addr, &sizes[..]), (block, &[(KIB, 1000), (PAGE - KIB, 0)][..]));
     assert_eq!(snapshot.chunks.iter().map(|chunk| chunk.bytes).collect::<Vec<_>>(), [PAGE]);
@@ -41,7 +41,7 @@ fn a_snapshot_says_who_uses_a_block() {
         allocator.record_stream(borrowed, stream).unwrap();
     }
     let snapshot = allocator.snapshot();
-    let users: Vec<_> = snapshot.segments.iter().flat_map(|segment| &segment.blocks).collect();
+    let users: Vec<_> = snapshot.regions.iter().flat_map(|region| &region.blocks).collect();
     let users: Vec<_> = users.iter().map(|block| (block.addr, block.borrowed_by, &block.recorded_on[..])).collect();
     let rest = borrowed.offset(PAGE / 2);
     assert_eq!(users, [(blocks[0], None, &[][..]), (borrowed, Some(other), &[third, MAIN]), (rest, None, &[])]);
@@ -79,8 +79,8 @@ fn small_blocks_are_below_64_kib() {
     for (bytes, kind) in [(64 * KIB - 512, RegionKind::Small), (64 * KIB, RegionKind::Large)] {
         let block = allocator.alloc(bytes, MAIN).unwrap();
         let snapshot = allocator.snapshot();
-        let holds = |segment: &&SegmentSnapshot| (segment.addr..segment.addr.offset(segment.bytes)).contains(&block);
-        assert_eq!(snapshot.segments.iter().find(holds).unwrap().kind, kind);
+        let holds = |region: &&RegionSnapshot| (region.addr..region.addr.offset(region.bytes)).contains(&block);
+        assert_eq!(snapshot.regions.iter().find(holds).unwrap().kind, kind);
     }
 }
 

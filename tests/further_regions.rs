@@ -39,15 +39,15 @@ fn full_region() -> (Allocator<ModelDriver>, DeviceAddr) {
 #[test]
 fn a_region_is_added_where_addresses_end() {
     let (allocator, hole) = full_region();
-    let regions = allocator.snapshot().segments.len();
+    let regions = allocator.snapshot().regions.len();
     let block = allocator.alloc(4 * PAGE, MAIN).unwrap();
     assert_ne!(block, hole);
-    assert_eq!((allocator.snapshot().segments.len(), allocator.stats().host_waits), (regions + 1, 0));
+    assert_eq!((allocator.snapshot().regions.len(), allocator.stats().host_waits), (regions + 1, 0));
     allocator.check();
     // What is free in the new region is found again, and it is the first region that is asked first.
     allocator.free(block).unwrap();
     assert_eq!(allocator.alloc(6 * PAGE, MAIN).unwrap(), block);
-    assert_eq!(allocator.snapshot().segments.len(), regions + 1);
+    assert_eq!(allocator.snapshot().regions.len(), regions + 1);
     allocator.free(block).unwrap();
     let small = allocator.alloc(PAGE, MAIN).unwrap();
     assert_eq!(small, block);
@@ -71,9 +71,9 @@ fn chunks_are_counted_wherever_they_are() {
         }
         assert_eq!(allocator.stats().idle_bytes, if idle { 4 * PAGE } else { 0 });
         alloc(5).unwrap_err();
-        assert_eq!(allocator.snapshot().segments.len(), 1);
+        assert_eq!(allocator.snapshot().regions.len(), 1);
         alloc(4).unwrap();
-        assert_eq!(allocator.snapshot().segments.len(), 2);
+        assert_eq!(allocator.snapshot().regions.len(), 2);
         allocator.check();
     }
 }
@@ -82,11 +82,11 @@ fn chunks_are_counted_wherever_they_are() {
 #[test]
 fn no_region_is_added_where_it_would_not_help() {
     let (allocator, _) = full_region();
-    let regions = allocator.snapshot().segments.len();
+    let regions = allocator.snapshot().regions.len();
     for _ in 0..2 {
         allocator.alloc_aligned(4 * PAGE, 1 << 36, MAIN).unwrap_err();
     }
-    assert_eq!(allocator.snapshot().segments.len(), regions);
+    assert_eq!(allocator.snapshot().regions.len(), regions);
     allocator.check();
 }
 

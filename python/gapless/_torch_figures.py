@@ -129,7 +129,7 @@ class Figures:
         for name, snapshot in parts:
             if pool is not None and pool != (0, 0) and name != pool:
                 continue
-            for segment in snapshot["segments"]:
+            for segment in snapshot["regions"]:
                 for run in _runs(segment["blocks"]):
                     yield self._segment(segment, run, name)
 

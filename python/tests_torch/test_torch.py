@@ -153,7 +153,7 @@ def test_record_stream():
         event.record(side)
     block.record_stream(side)
     recorded = [
-        part for segment in gapless.snapshot()["segments"] for part in segment["blocks"] if part["recorded_on"]
+        part for segment in gapless.snapshot()["regions"] for part in segment["blocks"] if part["recorded_on"]
     ]
     assert [part["recorded_on"] for part in recorded] == [[side.cuda_stream]]
     del block

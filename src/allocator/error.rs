@@ -1,7 +1,6 @@
 //! What the public operations answer when they fail: one enum each, with fields.
 
-use super::live::LiveAllocation;
-use super::oom::OutOfMemory;
+use super::reports::{LiveAllocation, OutOfMemory};
 use crate::driver::DriverError;
 use crate::heap::BlockState;
 use crate::units::{ByteSize, DeviceAddr, StreamId};

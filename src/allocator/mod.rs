@@ -1,63 +1,52 @@
 //! The allocator: ties heaps, segments, chunks and streams together, and is what callers see.
 //!
+//! ```text
+//! hot_path.rs   cached allocations, frees            slow_path/  everything that talks to the driver about memory
+//! range.rs      raw ranges, for callers              reports/    statistics, snapshot, out-of-memory report
+//! plain.rs      devices without virtual memory       streams/    what is kept for each stream
+//! config.rs     settings      error.rs   errors      shared.rs   what hot and slow path share      request.rs
+//! ```
+//!
 //! Threads: any thread may call anything. An allocation or a free of cached memory takes the lock of its stream and
 //! nothing else; everything that talks to the driver about mappings runs under the mapper's lock, and never under a
 //! stream's. Lock order: mapper, stream clock, stream states in the order of their numbers.
 
-mod addresses;
-mod borrow;
-mod check;
-mod close;
 mod config;
-mod directory;
 mod error;
-mod execute;
-mod fences;
-mod grow;
-mod live;
-mod mapper;
-mod oom;
-mod peak;
+mod hot_path;
 mod plain;
-mod plan;
 mod range;
-mod region;
-mod snapshot;
-mod state;
-mod stats;
-mod trim;
+mod reports;
+mod request;
+mod shared;
+mod slow_path;
+mod streams;
 
 pub use crate::driver::DriverCalls;
+pub use crate::heap::{BlockState, GRANULE};
 pub use crate::physical::ChunkPolicy;
 pub use config::{Builder, DEFAULT_SLACK};
 pub use error::{AddressFacts, AllocError, BuildError, CloseError, FreeError, StreamError};
-pub use live::LiveAllocation;
-pub use oom::{OutOfMemory, Pinned, StreamUse};
 pub use plain::PlainAllocator;
 pub use range::VirtualRange;
-pub use region::{RegionKind, SMALL_BELOW};
-pub use snapshot::{BlockSnapshot, ChunkSnapshot, SegmentSnapshot, Snapshot};
-pub use stats::{Fragmentation, SizeRange, Stats};
-pub use trim::Trimmed;
+pub use reports::{
+    BlockSnapshot, ChunkSnapshot, Fragmentation, LiveAllocation, OutOfMemory, Pinned, RegionSnapshot, SizeRange,
+    Snapshot, Stats, StreamUse,
+};
+pub use slow_path::Trimmed;
+pub use streams::region::{RegionKind, SMALL_BELOW};
 
-use crate::driver::{Counted, Driver, DriverError, StreamDriver};
-use crate::heap::{GRANULE, NotLive};
-use crate::physical::{ChunkPool, ChunkSizes};
-use crate::stream::{EventPool, Fence, STREAM_LIMIT, StreamIndex, StreamTable};
-use crate::sync::{Arc, AtomicU64, Mutex, OnceLock, Ordering};
-use crate::units::{DeviceAddr, StreamId, round_up};
+use crate::driver::Driver;
+use crate::sync::Arc;
+use crate::units::{DeviceAddr, StreamId};
 use config::Geometry;
-use directory::{Directory, Owner, Place};
-use error::facts_of;
-use mapper::Mapper;
-use peak::PeakMeter;
-use region::RegionId;
-use state::{AllStates, Pending, Sharers, StreamHeap, StreamState, size_range};
+use shared::Shared;
+use slow_path::Door;
 
 /// A GPU memory allocator for one device. Cheap to clone; every clone is the same allocator.
 ///
-/// Dropping the last clone gives everything back to the driver, after waiting for the streams that used it;
-/// [`close`](Self::close) does the same and says what went wrong or was leaked.
+/// Dropping the last clone returns everything to the driver, after waiting for the streams that used it;
+/// [`close`](Self::close) does the same and reports what failed or leaked.
 #[derive(Debug)]
 pub struct Allocator<D: Driver> {
     inner: Arc<Inner<D>>,
@@ -69,32 +58,11 @@ impl<D: Driver> Clone for Allocator<D> {
     }
 }
 
-/// Counters that are not part of a stream's state.
-#[derive(Debug, Default)]
-struct Counters {
-    host_waits: AtomicU64,
-    borrowed: AtomicU64,
-    failed_allocs: AtomicU64,
-    refused_frees: AtomicU64,
-    undo_failures: AtomicU64,
-}
-
 #[derive(Debug)]
 struct Inner<D: Driver> {
-    driver: Counted<D>,
-    events: EventPool,
-    geometry: Geometry,
-    budget_bytes: AtomicU64,
-    streams: StreamTable<StreamHeap>,
-    directory: Directory,
-    mapper: Mutex<Mapper>,
-    peak: PeakMeter,
-    poison: OnceLock<DriverError>,
-    counters: Counters,
+    shared: Shared<D>,
+    door: Door,
     torn_down: bool,
-    /// The process that built it. A forked one shares the device's memory without knowing what the other does with it,
-    /// so nothing that talks to the driver runs there. Not checked where cached memory is handed out.
-    process: u32,
 }
 
 impl<D: Driver> Allocator<D> {
@@ -103,44 +71,21 @@ impl<D: Driver> Allocator<D> {
         Builder::new(driver)
     }
 
-    fn assemble(driver: Arc<D>, geometry: Geometry, budget: u64) -> Self {
-        let mapper = Mapper {
-            pool: ChunkPool::new(geometry.page_bytes, budget),
-            sizes: ChunkSizes::new(geometry.chunk_policy, geometry.page_bytes),
-            segments: Vec::new(),
-            left_behind: Vec::new(),
-            next_arena_slots: addresses::FIRST_ARENA_SLOTS,
-            poisoned: 0,
-            harvested_chunks: 0,
-            reused_views: 0,
-        };
-        Self {
-            inner: Arc::new(Inner {
-                driver: Counted::new(driver),
-                events: EventPool::default(),
-                geometry,
-                budget_bytes: AtomicU64::new(budget),
-                streams: StreamTable::default(),
-                directory: Directory::default(),
-                mapper: Mutex::new(mapper),
-                peak: PeakMeter::default(),
-                poison: OnceLock::new(),
-                counters: Counters::default(),
-                torn_down: false,
-                process: std::process::id(),
-            }),
-        }
+    fn assemble(driver: Arc<D>, geometry: Geometry, budget_bytes: u64) -> Self {
+        let shared = Shared::new(driver, geometry, budget_bytes);
+        let door = Door::new(&shared);
+        Self { inner: Arc::new(Inner { shared, door, torn_down: false }) }
     }
 
-    /// The driver underneath.
+    /// The driver that the allocator runs on.
     pub fn driver(&self) -> &Arc<D> {
-        self.inner.driver.inner()
+        self.inner.shared.streams.driver.inner()
     }
 
     /// Allocates `bytes` for work on `stream`, at a multiple of [`GRANULE`] bytes.
     ///
-    /// The memory may be used by work queued on `stream` from now on; other streams have to be ordered behind it by the
-    /// caller, and made known by [`record_stream`](Self::record_stream). Its content is undefined.
+    /// Work queued on `stream` from now on may use the memory. Work on other streams has to be ordered behind it by the
+    /// caller, and recorded with [`record_stream`](Self::record_stream). The content is undefined.
     /// 0 bytes: an address of its own, with one granule behind it.
     ///
     /// # Errors
@@ -161,8 +106,8 @@ impl<D: Driver> Allocator<D> {
         self.inner.alloc(bytes, alignment.max(GRANULE), stream)
     }
 
-    /// Frees an allocation. Work queued on its stream, and on the streams it was recorded on, may still use it; the
-    /// memory is handed out again in that order.
+    /// Frees an allocation. Work queued on its stream, and on the streams it was recorded on, may still use it: the memory
+    /// is not handed out again before that work is done, or only to work ordered behind it.
     ///
     /// # Errors
     /// [`FreeError`] when no live allocation starts at `addr`; nothing has changed.
@@ -171,8 +116,8 @@ impl<D: Driver> Allocator<D> {
         self.inner.free(addr)
     }
 
-    /// Makes known that work on `stream` uses the allocation at `addr` too: once freed, it is not handed out again
-    /// before the work queued there by then has completed.
+    /// Records that `stream` also uses the allocation at `addr`. Once freed, the memory is not handed out again before the
+    /// work queued on `stream` at that time has completed.
     ///
     /// # Errors
     /// As [`free`](Self::free), and [`FreeError::Stream`].
@@ -180,208 +125,101 @@ impl<D: Driver> Allocator<D> {
         self.inner.record_stream(addr, stream)
     }
 
-    /// The budget in bytes.
+    /// The budget in bytes: the most physical memory that the allocator may hold.
     pub fn budget(&self) -> u64 {
-        self.inner.budget_bytes.load(Ordering::Relaxed)
+        self.inner.shared.budget_bytes()
     }
 
-    /// Changes the budget. What is held above the new one and free goes back to the driver now; what is live stays.
+    /// Changes the budget. Free memory above the new budget is released now; live memory stays.
     ///
     /// # Errors
-    /// The driver's, from giving memory back; the new budget holds all the same. In a forked process nothing is given
-    /// back.
+    /// The driver's, from releasing memory; the new budget holds all the same. In a forked process nothing is released.
     pub fn set_budget(&self, bytes: u64) -> Result<(), AllocError> {
-        self.inner.budget_bytes.store(bytes, Ordering::Relaxed);
-        self.inner.mapper.lock().pool.set_budget(bytes);
-        if self.inner.is_forked() {
-            return Ok(());
+        self.inner.shared.set_budget_bytes(bytes);
+        self.inner.door.set_budget(bytes);
+        match self.trim(bytes) {
+            Ok(_) | Err(AllocError::Forked { .. }) => Ok(()),
+            Err(error) => Err(error),
         }
-        self.inner.trim(bytes).map(|_| ())
+    }
+
+    /// Releases free memory to the driver until at most `keep_bytes` are held: idle chunks first, then every completely free
+    /// chunk, the largest first. Waits for the streams that used it; not for the device.
+    ///
+    /// # Errors
+    /// [`AllocError::Driver`]; what was released before stays released. [`AllocError::Forked`].
+    pub fn trim(&self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
+        self.inner.door.enter(&self.inner.shared, |path| path.trim(keep_bytes))
+    }
+
+    /// Figures of one moment: locks the slow path and all streams together, so that sums agree however many threads
+    /// allocate. O(regions + chunks + free blocks of a page or more).
+    pub fn stats(&self) -> Stats {
+        self.inner.door.stats(&self.inner.shared)
+    }
+
+    /// Resets the peaks of live and reserved bytes to their current values.
+    pub fn reset_peaks(&self) {
+        self.inner.door.reset_peaks(&self.inner.shared);
+    }
+
+    /// Requested bytes of live allocations at one moment: [`Stats::live_bytes`] alone, without the cost of the rest. Locks
+    /// all streams together: one after the other, a block freed on one stream and allocated again on the next would count
+    /// twice.
+    pub fn live_bytes(&self) -> u64 {
+        streams::state::live_bytes(&self.inner.shared.streams.lock_all())
+    }
+
+    /// Bytes of chunks held: [`Stats::reserved_bytes`] alone.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.inner.door.held_bytes()
+    }
+
+    /// The live allocations, in address order within each region. O(blocks).
+    pub fn live(&self) -> Vec<LiveAllocation> {
+        reports::live_blocks(&self.inner.shared.streams)
+    }
+
+    /// Everything that the allocator holds. Locks the slow path, and one stream after the other; O(blocks).
+    pub fn snapshot(&self) -> Snapshot {
+        self.inner.door.snapshot(&self.inner.shared)
+    }
+
+    /// Checks every invariant, down to single bytes' backing. Takes all locks; O(blocks + mappings). For tests.
+    ///
+    /// # Panics
+    /// When an invariant does not hold; the message names it.
+    pub fn check(&self) {
+        self.inner.door.check(&self.inner.shared);
+    }
+
+    /// Waits for the streams that used this allocator's memory, and returns everything to the driver. Every other clone has
+    /// been dropped, and no stream that used its memory is being captured: the host cannot wait for one.
+    ///
+    /// # Errors
+    /// [`CloseError::Leaked`] lists the allocations that were never freed; their memory is gone all the same.
+    /// [`CloseError::Forked`] in a process forked from the one that built it.
+    /// [`CloseError::InUse`] when there are other clones: the allocator lives on in them.
+    /// [`CloseError::Driver`] when a driver call failed.
+    pub fn close(self) -> Result<(), CloseError> {
+        let clones = Arc::strong_count(&self.inner);
+        let mut inner = Arc::try_unwrap(self.inner).map_err(|_| CloseError::InUse(clones.saturating_sub(1).max(1)))?;
+        if inner.shared.is_forked() {
+            // `Drop` leaves everything to the process that built it.
+            return Err(CloseError::Forked { built_in: inner.shared.built_in() });
+        }
+        let leaks = reports::live_blocks(&inner.shared.streams);
+        inner.torn_down = true;
+        inner.door.tear_down(&inner.shared)?;
+        if leaks.is_empty() { Ok(()) } else { Err(CloseError::Leaked(leaks)) }
     }
 }
 
-impl StreamState {
-    #[inline]
-    fn take(&mut self, region: RegionId, size: u64, waste: u16, alignment: u64) -> Option<DeviceAddr> {
-        let region = self.region(region)?;
-        let offset = if alignment == GRANULE {
-            region.heap.alloc(size, waste)?
-        } else {
-            region.heap.alloc_aligned(size, waste, alignment, region.base.0)?
-        };
-        let addr = region.base.offset(offset);
-        self.count_alloc(size, waste);
-        Some(addr)
-    }
-
-    #[inline]
-    fn count_alloc(&mut self, size: u64, waste: u16) {
-        self.live_bytes += size - u64::from(waste);
-        self.tally.allocs += 1;
-        self.tally.by_size[size_range(size)] += 1;
-    }
-}
-
-impl<D: Driver> Inner<D> {
-    #[inline]
-    fn alloc(&self, bytes: u64, alignment: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
-        let size = round_up(bytes.max(1), GRANULE).filter(|size| *size <= self.geometry.slot_bytes);
-        let Some(size) = size else { return Err(self.too_large(bytes, alignment)) };
-        // Rounding adds less than a granule, a request of nothing a whole one.
-        let waste = (size - bytes) as u16;
-        let heap = match self.streams.find(stream) {
-            Some(heap) => heap,
-            None => self.add_stream(stream)?,
-        };
-        let mut state = heap.lock();
-        let taken = state.take(RegionId::first(RegionKind::of(size)), size, waste, alignment);
-        let at_peak = state.live_bytes > state.live_limit;
-        drop(state);
-        let addr = match taken {
-            Some(addr) => addr,
-            None => self.alloc_slow(heap, bytes, size, waste, alignment)?,
-        };
-        if at_peak || taken.is_none() {
-            self.peak.deal(&mut self.lock_all());
+impl<D: Driver> Drop for Inner<D> {
+    fn drop(&mut self) {
+        if !self.torn_down && !self.shared.is_forked() {
+            // Nobody is left to tell; `close` is for those who want to know.
+            let _ = self.door.tear_down(&self.shared);
         }
-        Ok(addr)
-    }
-
-    #[cold]
-    fn too_large(&self, requested: u64, alignment: u64) -> AllocError {
-        AllocError::TooLarge { requested, alignment, region_bytes: self.geometry.slot_bytes }
-    }
-
-    #[cold]
-    fn add_stream(&self, stream: StreamId) -> Result<&StreamHeap, StreamError> {
-        self.driver.check_stream(stream).map_err(|source| StreamError::Foreign { stream, source })?;
-        self.streams
-            .find_or_add(stream, |index| StreamHeap::new(stream, index))
-            .ok_or(StreamError::TooMany { limit: STREAM_LIMIT })
-    }
-
-    /// The locks of all streams, in order.
-    fn lock_all(&self) -> AllStates<'_> {
-        self.streams.iter().map(StreamHeap::lock).collect()
-    }
-
-    #[inline]
-    fn free(&self, addr: DeviceAddr) -> Result<(), FreeError> {
-        let Place::Region(owner, offset) = self.directory.find(addr) else {
-            return Err(self.refuse(addr));
-        };
-        let heap = self.streams.get(owner.stream);
-        let mut state = heap.lock();
-        let epoch = state.epoch;
-        let Some(region) = state.region(owner.region) else { return Err(self.refuse(addr)) };
-        match region.heap.free(offset, epoch) {
-            Ok(block) => {
-                state.live_bytes -= block.size - u64::from(block.waste);
-                state.tally.frees += 1;
-                state.dirty = true;
-                Ok(())
-            }
-            Err(NotLive::Shared) => {
-                drop(state);
-                self.free_shared(addr, owner, offset)
-            }
-            Err(_) => {
-                drop(state);
-                Err(self.refuse(addr))
-            }
-        }
-    }
-
-    /// Frees a block that other streams use: it becomes pending on all of them.
-    #[cold]
-    fn free_shared(&self, addr: DeviceAddr, owner: Owner, offset: u64) -> Result<(), FreeError> {
-        let heap = self.streams.get(owner.stream);
-        let sharers = heap.lock().sharers.get(&(owner.region, offset)).cloned();
-        let Some(sharers) = sharers else { return Err(self.refuse(addr)) };
-        let mut users = sharers.others;
-        if sharers.home != owner.stream {
-            users.push(sharers.home);
-        }
-        // Whatever these streams have queued by now lies before the end of their open epochs.
-        let fences: Vec<Fence> = users
-            .iter()
-            .map(|user| Fence { stream: *user, epoch: self.streams.get(*user).clock.lock().open() })
-            .collect();
-        let mut state = heap.lock();
-        let Some(region) = state.region(owner.region) else { return Err(self.refuse(addr)) };
-        let Ok(block) = region.heap.free_later(offset) else {
-            drop(state);
-            return Err(self.refuse(addr));
-        };
-        state.live_bytes -= block.size - u64::from(block.waste);
-        state.tally.frees += 1;
-        state.dirty = true;
-        state.sharers.remove(&(owner.region, offset));
-        state.pending.push(Pending { region: owner.region, offset, fences });
-        drop(state);
-        // Record early, so that the event completes as soon as it can; what fails here is tried again when needed.
-        for user in users {
-            let stream = self.streams.get(user);
-            let mut clock = stream.clock.lock();
-            if clock.sealed() == 0 {
-                let _ = self.seal(stream, &mut clock);
-            }
-        }
-        Ok(())
-    }
-
-    fn record_stream(&self, addr: DeviceAddr, stream: StreamId) -> Result<(), FreeError> {
-        let Place::Region(owner, offset) = self.directory.find(addr) else {
-            return Err(self.refuse(addr));
-        };
-        let user = match self.streams.find(stream) {
-            Some(heap) => heap,
-            None => self.add_stream(stream)?,
-        };
-        let mut state = self.streams.get(owner.stream).lock();
-        let shared = state.region(owner.region).map(|region| region.heap.share(offset));
-        if !matches!(shared, Some(Ok(()))) {
-            drop(state);
-            return Err(self.refuse(addr));
-        }
-        let sharers = state
-            .sharers
-            .entry((owner.region, offset))
-            .or_insert_with(|| Sharers { home: owner.stream, others: Vec::new() });
-        if user.index != sharers.home && !sharers.others.contains(&user.index) {
-            sharers.others.push(user.index);
-        }
-        Ok(())
-    }
-
-    /// What is known about an address that cannot be freed.
-    #[cold]
-    fn refuse(&self, addr: DeviceAddr) -> FreeError {
-        self.counters.refused_frees.fetch_add(1, Ordering::Relaxed);
-        let facts = match self.directory.find(addr) {
-            Place::Foreign => AddressFacts::Foreign,
-            Place::Unused => AddressFacts::NeverAllocated,
-            Place::Region(owner, offset) => {
-                let mut state = self.streams.get(owner.stream).lock();
-                state
-                    .region(owner.region)
-                    .and_then(|region| {
-                        let block = region.heap.block_around(offset)?;
-                        let start = region.base.offset(block.offset);
-                        Some(facts_of(block.state, start, block.size, block.offset == offset))
-                    })
-                    .unwrap_or(AddressFacts::NeverAllocated)
-            }
-        };
-        FreeError::NotAllocated { addr, facts }
-    }
-
-    /// True in a process forked from the one that built the allocator.
-    fn is_forked(&self) -> bool {
-        std::process::id() != self.process
-    }
-
-    fn stream_id(&self, index: StreamIndex) -> StreamId {
-        self.streams.get(index).id
     }
 }

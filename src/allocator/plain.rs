@@ -8,10 +8,8 @@
 //! Threads: any; one lock for the table, not held during driver calls.
 //! Cost: the driver's, and its wait for all work on the device at every free.
 
-use super::LiveAllocation;
-use super::error::{AddressFacts, AllocError, FreeError};
-use super::oom::{OutOfMemory, Pinned};
-use super::{CloseError, Stats};
+use super::error::{AddressFacts, AllocError, CloseError, FreeError};
+use super::reports::{LiveAllocation, OutOfMemory, Pinned, Stats};
 use crate::driver::DriverErrorKind;
 use crate::driver::cuda::PlainDevice;
 use crate::heap::GRANULE;

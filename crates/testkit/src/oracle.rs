@@ -69,7 +69,7 @@ impl Promise {
 /// A free block, of whatever stream and kind, that `bytes` fit at a multiple of `alignment`.
 pub fn fitting_block<D: Device>(allocator: &Subject<D>, bytes: u64, alignment: u64) -> Option<BlockSnapshot> {
     let size = round_up(bytes.max(1), GRANULE)?;
-    let blocks = allocator.snapshot().segments.into_iter().flat_map(|segment| segment.blocks);
+    let blocks = allocator.snapshot().regions.into_iter().flat_map(|region| region.blocks);
     blocks.filter(|block| block.state == BlockState::Free).find(|block| {
         let start = round_up(block.addr.0, alignment).and_then(|start| start.checked_add(size));
         start.is_some_and(|end| end <= block.addr.0 + block.bytes)

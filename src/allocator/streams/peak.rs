@@ -21,7 +21,7 @@ impl PeakMeter {
         self.peak.load(Ordering::Relaxed)
     }
 
-    /// Notes the present sum and deals out the distance to the peak in equal parts.
+    /// Updates the peak with the current sum, and deals out the distance to the peak in equal parts.
     pub fn deal(&self, states: &mut AllStates<'_>) {
         let sum = live_bytes(states);
         let peak = self.peak.fetch_max(sum, Ordering::Relaxed).max(sum);
@@ -31,7 +31,7 @@ impl PeakMeter {
         }
     }
 
-    /// Makes the present sum the peak.
+    /// Resets the peak to the current sum.
     pub fn reset(&self, states: &mut AllStates<'_>) {
         self.peak.store(live_bytes(states), Ordering::Relaxed);
         self.deal(states);
@@ -40,16 +40,16 @@ impl PeakMeter {
 
 #[cfg(test)]
 mod tests {
-    use super::super::state::StreamHeap;
+    use super::super::state::Stream;
     use super::*;
     use crate::stream::StreamIndex;
     use crate::units::StreamId;
 
     #[test]
     fn what_is_left_to_the_peak_is_dealt_out() {
-        let streams = [0, 1].map(|number| StreamHeap::new(StreamId(number), StreamIndex(number as u32)));
+        let streams = [0, 1].map(|number| Stream::new(StreamId(number), StreamIndex(number as u32)));
         let live = |bytes: [u64; 2]| {
-            let mut states: AllStates<'_> = streams.iter().map(StreamHeap::lock).collect();
+            let mut states: AllStates<'_> = streams.iter().map(Stream::lock).collect();
             states.iter_mut().zip(bytes).for_each(|(state, bytes)| state.live_bytes = bytes);
             states
         };

@@ -1,21 +1,22 @@
-//! What streams have passed: sealing, asking, waiting, ordering, and the blocks that wait for it.
+//! How far the streams are: which epochs have passed, waiting for them, ordering work behind them, and the blocks that
+//! wait for it.
 
-use super::Inner;
-use super::state::StreamHeap;
+use super::Streams;
+use super::state::Stream;
 use crate::driver::{Driver, DriverError, DriverErrorKind, StreamDriver};
 use crate::stream::{Fence, StreamClock, StreamIndex};
 use crate::sync::Ordering;
 
-/// Epochs of one stream that may be sealed and not passed before no more are sealed in passing.
+/// Number of epochs of one stream that may be sealed and not passed before [`Streams::refresh_clocks`] seals no more.
 const MAX_SEALED: usize = 4;
 
-impl<D: Driver> Inner<D> {
-    /// Learns which pending blocks are free by now.
-    pub(super) fn settle_pending(&self) -> Result<(), DriverError> {
-        for stream in self.streams.iter() {
+impl<D: Driver> Streams<D> {
+    /// Frees the pending blocks whose fences have passed.
+    pub fn settle_pending(&self) -> Result<(), DriverError> {
+        for stream in self.iter() {
             stream.clock.lock().poll(&self.driver, &self.events)?;
         }
-        for stream in self.streams.iter() {
+        for stream in self.iter() {
             let pending = {
                 let mut state = stream.lock();
                 if state.pending.is_empty() {
@@ -47,9 +48,9 @@ impl<D: Driver> Inner<D> {
         Ok(())
     }
 
-    /// True when `stream` has passed `epoch`, sealing it if that was not done yet.
-    pub(super) fn has_passed(&self, stream: StreamIndex, epoch: u64) -> Result<bool, DriverError> {
-        let stream = self.streams.get(stream);
+    /// Returns whether `stream` has passed `epoch`, which is sealed first if need be.
+    pub fn has_passed(&self, stream: StreamIndex, epoch: u64) -> Result<bool, DriverError> {
+        let stream = self.get(stream);
         let mut clock = stream.clock.lock();
         if epoch <= clock.passed() {
             return Ok(true);
@@ -63,13 +64,14 @@ impl<D: Driver> Inner<D> {
         Ok(epoch <= clock.poll(&self.driver, &self.events)?)
     }
 
-    /// Records an event for the open epoch of a stream. False while it cannot be done.
-    pub(super) fn seal(&self, stream: &StreamHeap, clock: &mut StreamClock) -> Result<bool, DriverError> {
+    /// Records an event for the open epoch of a stream. Returns false while that is impossible: during a capture, and
+    /// once the stream has been destroyed.
+    pub fn seal(&self, stream: &Stream, clock: &mut StreamClock) -> Result<bool, DriverError> {
         {
             // Stamp frees from now on with the next epoch first: a free that slips in before the event is covered by it
             // and only believed to be later.
             let mut state = stream.lock();
-            if state.epoch >= self.geometry.epoch_limit {
+            if state.epoch >= self.epoch_limit {
                 state.renumber();
             }
             state.epoch += 1;
@@ -89,10 +91,9 @@ impl<D: Driver> Inner<D> {
         sealed
     }
 
-    /// Seals and polls the other streams, so that what they are done with is known; and the stream itself as well when
-    /// free chunks may go back to the driver.
-    pub(super) fn refresh_clocks(&self, own: StreamIndex, own_too: bool) -> Result<(), DriverError> {
-        for stream in self.streams.iter().filter(|stream| own_too || stream.index != own) {
+    /// Seals and polls all streams but `except`, so that the epochs they have passed are known.
+    pub fn refresh_clocks(&self, except: Option<StreamIndex>) -> Result<(), DriverError> {
+        for stream in self.iter().filter(|stream| Some(stream.index) != except) {
             let mut clock = stream.clock.lock();
             if stream.lock().dirty && clock.sealed() < MAX_SEALED {
                 self.seal(stream, &mut clock)?;
@@ -102,9 +103,9 @@ impl<D: Driver> Inner<D> {
         Ok(())
     }
 
-    /// Waits for the oldest pending block of any stream that can be waited for. False when there is none.
-    pub(super) fn wait_for_pending(&self) -> Result<bool, DriverError> {
-        for stream in self.streams.iter() {
+    /// Waits for the oldest pending block that can be waited for. Returns false when there is none.
+    pub fn wait_for_pending(&self) -> Result<bool, DriverError> {
+        for stream in self.iter() {
             let pending: Vec<Vec<Fence>> = stream.lock().pending.iter().map(|block| block.fences.clone()).collect();
             for fences in pending {
                 // A block is settled by the wait only when all its users have passed; else the caller comes back for ever.
@@ -120,46 +121,71 @@ impl<D: Driver> Inner<D> {
         Ok(false)
     }
 
-    /// Blocks the host until `stream` has passed `epoch`. False when that cannot be waited for (a capture in progress).
-    pub(super) fn wait_until_passed(&self, stream: StreamIndex, epoch: u64) -> Result<bool, DriverError> {
+    /// Blocks the host until `stream` has passed `epoch`. Returns false when the host cannot wait for that: during a
+    /// capture, and once the stream has been destroyed.
+    pub fn wait_until_passed(&self, stream: StreamIndex, epoch: u64) -> Result<bool, DriverError> {
         if self.has_passed(stream, epoch)? {
             return Ok(true);
         }
-        let mut clock = self.streams.get(stream).clock.lock();
+        let mut clock = self.get(stream).clock.lock();
         if epoch >= clock.open() {
             return Ok(false);
         }
-        self.counters.host_waits.fetch_add(1, Ordering::Relaxed);
+        self.host_waits.fetch_add(1, Ordering::Relaxed);
         clock.wait(epoch, &self.driver, &self.events)?;
         Ok(true)
     }
 
-    /// Makes the device run later work of `waiter` behind `epoch` of `stream`. False when that cannot be arranged.
+    /// Makes the device run later work of `waiter` behind `epoch` of `stream`. Returns false when that is impossible.
     /// While `waiter` is being captured the host waits instead: the capture would fail for a wait on work outside of it.
-    pub(super) fn order_behind(
-        &self,
-        waiter: StreamIndex,
-        stream: StreamIndex,
-        epoch: u64,
-    ) -> Result<bool, DriverError> {
+    pub fn order_behind(&self, waiter: StreamIndex, stream: StreamIndex, epoch: u64) -> Result<bool, DriverError> {
         if self.has_passed(stream, epoch)? {
             return Ok(true);
         }
-        if self.driver.is_capturing(self.streams.get(waiter).id) {
+        if self.driver.is_capturing(self.get(waiter).id) {
             return self.wait_until_passed(stream, epoch);
         }
-        let clock = self.streams.get(stream).clock.lock();
+        let clock = self.get(stream).clock.lock();
         if epoch >= clock.open() {
             return Ok(false);
         }
-        clock.hold_back(self.streams.get(waiter).id, epoch, &self.driver)?;
+        clock.hold_back(self.get(waiter).id, epoch, &self.driver)?;
         Ok(true)
+    }
+
+    /// The last epoch that each stream is known to have passed, by the streams' numbers.
+    pub fn passed(&self) -> Vec<u64> {
+        self.iter().map(|stream| stream.clock.lock().passed()).collect()
+    }
+
+    /// Blocks the host until all streams have done what is queued on them now. Returns false when the host cannot wait
+    /// for one of them.
+    pub fn wait_for_all(&self) -> Result<bool, DriverError> {
+        for stream in self.iter() {
+            let open = stream.clock.lock().open();
+            if !self.wait_until_passed(stream.index, open)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Blocks the host until `stream` has done what is queued on it now, and drops its events: for tearing down.
+    pub fn drain(&self, stream: &Stream) -> Result<(), DriverError> {
+        let mut clock = stream.clock.lock();
+        // A stream that neither allocated nor freed anything may use memory that was recorded on it.
+        let result = self.seal(stream, &mut clock).and_then(|_| {
+            let last = clock.open() - 1;
+            clock.wait(last, &self.driver, &self.events)
+        });
+        clock.forget(&self.events);
+        result
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Allocator;
+    use crate::allocator::Allocator;
     use crate::driver::{ModelDriver, WorkDriver};
     use crate::units::StreamId;
     use std::sync::Arc;
@@ -176,13 +202,13 @@ mod tests {
             let block = allocator.alloc(100, StreamId::DEFAULT).unwrap();
             allocator.record_stream(block, other).unwrap();
             allocator.free(block).unwrap();
-            let other = allocator.inner.streams.find(other).unwrap();
-            allocator.inner.settle_pending().unwrap();
+            let other = allocator.inner.shared.streams.find(other).unwrap();
+            allocator.inner.shared.streams.settle_pending().unwrap();
             let (clock, state) = (other.clock.lock(), other.lock());
             assert!(state.epoch <= 4, "epoch {}", state.epoch);
             assert_eq!(state.open_epoch(), clock.open());
         }
-        assert!(allocator.inner.streams.find(other).unwrap().lock().epoch_base > 20);
+        assert!(allocator.inner.shared.streams.find(other).unwrap().lock().epoch_base > 20);
         assert_eq!(allocator.stats().host_waits, 0, "all had passed");
         allocator.check();
         allocator.free(kept).unwrap();
@@ -194,11 +220,15 @@ mod tests {
     fn one_epoch_ahead_passes_and_no_more() {
         let allocator = Allocator::builder(Arc::new(ModelDriver::default())).build().unwrap();
         let block = allocator.alloc(100, StreamId::DEFAULT).unwrap();
-        let stream = allocator.inner.streams.find(StreamId::DEFAULT).unwrap();
+        let stream = allocator.inner.shared.streams.find(StreamId::DEFAULT).unwrap();
         let open = || stream.clock.lock().open();
         for (ahead, passes) in [(0, true), (1, true), (2, false), (u64::MAX - open() - 10, false)] {
             let epoch = open() + ahead;
-            assert_eq!(allocator.inner.has_passed(stream.index, epoch).unwrap(), passes, "{ahead} ahead");
+            assert_eq!(
+                allocator.inner.shared.streams.has_passed(stream.index, epoch).unwrap(),
+                passes,
+                "{ahead} ahead"
+            );
         }
         allocator.check();
         allocator.free(block).unwrap();

@@ -1,37 +1,32 @@
 //! The check of every invariant.
 
-use super::{Allocator, Inner};
+use super::super::shared::Shared;
+use super::Door;
+use super::mapper::view_at;
 use crate::driver::Driver;
 use crate::heap::BlockState;
 use crate::segment::ViewState;
 use std::collections::BTreeMap;
 
-impl<D: Driver> Allocator<D> {
-    /// Checks every invariant, down to single bytes' backing. Takes all locks; O(blocks + mappings). For tests.
-    ///
-    /// # Panics
-    /// When an invariant does not hold; the message names it.
-    pub fn check(&self) {
-        self.inner.check();
-    }
-}
-
-impl<D: Driver> Inner<D> {
+impl Door {
     /// The invariants of the design, by number:
     /// 1 and 2: every byte of a live, pending or free block lies in an active view, of one chunk with one active view;
     /// blocks tile their heap, so that live blocks overlap neither in addresses nor in memory. 3: streams' clocks are in
     /// order, blocks were freed in epochs that have begun, and pending ones carry fences. 4: no block uses a stale view.
     /// 5: the sums agree.
-    fn check(&self) {
+    ///
+    /// # Panics
+    /// When an invariant does not hold; the message names it.
+    pub fn check<D: Driver>(&self, shared: &Shared<D>) {
         let mapper = self.mapper.lock();
-        let clocks: Vec<_> = self.streams.iter().map(|stream| stream.clock.lock()).collect();
-        let states = self.lock_all();
+        let clocks: Vec<_> = shared.streams.iter().map(|stream| stream.clock.lock()).collect();
+        let states = shared.streams.lock_all();
         mapper.pool.check();
         let mut active_views = BTreeMap::new();
         for (number, segment) in mapper.segments.iter().enumerate() {
             segment.table.check();
             for view in segment.table.iter() {
-                let at = super::plan::view_at(number, view.page);
+                let at = view_at(number, view.page);
                 let chunk = mapper.pool.get(view.chunk);
                 assert_eq!(chunk.pages, view.pages, "a chunk is mapped whole");
                 match view.state {
@@ -105,7 +100,7 @@ impl<D: Driver> Inner<D> {
             .pool
             .iter()
             .filter(|(_, chunk)| !chunk.lent_out && chunk.active.is_none() && !chunk.stale.is_empty())
-            .map(|(_, chunk)| u64::from(chunk.pages) * self.geometry.page_bytes)
+            .map(|(_, chunk)| u64::from(chunk.pages) * shared.geometry.page_bytes)
             .sum();
         assert_eq!(
             block_bytes + mapper.pool.lent_out_bytes() + stuck + mapper.pool.idle_bytes(),
@@ -118,10 +113,10 @@ impl<D: Driver> Inner<D> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::region::{RegionId, RegionKind};
-    use super::super::state::{Sharers, StreamState};
-    use super::super::{ChunkPolicy, Pending};
+    use super::super::super::streams::region::{RegionId, RegionKind};
+    use super::super::super::streams::state::{Pending, Sharers, StreamState};
     use super::*;
+    use crate::allocator::{Allocator, ChunkPolicy};
     use crate::driver::{ChunkHandle, ModelConfig, ModelDriver, WorkDriver};
     use crate::physical::{ChunkId, ViewAt};
     use crate::stream::StreamIndex;
@@ -153,7 +148,7 @@ mod tests {
     }
 
     fn with_state(allocator: &Broken, change: impl FnOnce(&mut StreamState)) {
-        change(&mut allocator.inner.streams.get(StreamIndex(0)).lock());
+        change(&mut allocator.inner.shared.streams.get(StreamIndex(0)).lock());
     }
 
     /// Makes the pages `[start, start + pages)` of the region of large blocks one block of another state.
@@ -169,7 +164,7 @@ mod tests {
     fn check_names_what_is_broken() {
         let breaks: &[Break<Broken>] = &[
             ("invariant 1: a chunk has one active view", |allocator| {
-                allocator.inner.mapper.lock().pool.activate(ChunkId(0), ViewAt { segment: 0, page: 40 });
+                allocator.inner.door.mapper.lock().pool.activate(ChunkId(0), ViewAt { segment: 0, page: 40 });
             }),
             ("invariant 2: Free block", |allocator| set(allocator, 7, 1, BlockState::Free)),
             ("invariant 4: an active view", |allocator| set(allocator, 4, 2, BlockState::Hole)),
@@ -194,7 +189,7 @@ mod tests {
                 with_state(allocator, |state| drop(state.sharers.insert((LARGE, 0), sharers)));
             }),
             ("invariant 5: blocks, ranges and idle chunks", |allocator| {
-                let pool = &mut allocator.inner.mapper.lock().pool;
+                let pool = &mut allocator.inner.door.mapper.lock().pool;
                 let id = pool.add(ChunkHandle(77), 1);
                 pool.activate(id, ViewAt { segment: 0, page: 40 });
             }),

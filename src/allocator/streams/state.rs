@@ -1,44 +1,44 @@
-//! What the allocator keeps for each stream: its regions, its pending blocks, its counts.
+//! The state of one stream: its regions, its pending blocks, its counts.
 
-use super::region::{Region, RegionId, Regions};
+use super::region::{Region, RegionId, RegionKind, Regions};
 use crate::heap::GRANULE;
 use crate::stream::{Fence, StreamClock, StreamIndex};
 use crate::sync::{CachePadded, Mutex, MutexGuard};
-use crate::units::StreamId;
+use crate::units::{DeviceAddr, StreamId};
 use std::collections::HashMap;
 
-/// A block that was freed while streams other than the heap's own may still use it.
+/// A block that was freed while streams other than that of its region may still use it.
 #[derive(Debug)]
 pub struct Pending {
-    /// Which region.
+    /// The region that the block is in.
     pub region: RegionId,
-    /// Where.
+    /// Its offset in the region, in bytes.
     pub offset: u64,
-    /// It is free once all of these have passed.
+    /// The block is free once all of these have passed.
     pub fences: Vec<Fence>,
 }
 
-/// Who uses a live block besides, or instead of, the heap's own stream.
+/// The streams that use a live block besides, or instead of, the stream of its region.
 #[derive(Clone, Debug)]
 pub struct Sharers {
-    /// The stream that it was allocated on.
+    /// The stream that the block was allocated on.
     pub home: StreamIndex,
-    /// The streams it was recorded on.
+    /// The streams that the block was recorded on.
     pub others: Vec<StreamIndex>,
 }
 
 /// Counts of one stream, under its lock.
 #[derive(Clone, Debug)]
 pub struct Tally {
-    /// Allocations.
+    /// Number of allocations.
     pub allocs: u64,
-    /// Frees.
+    /// Number of frees.
     pub frees: u64,
-    /// Allocations per power of two of the block's size, from one granule up.
+    /// Number of allocations in each power-of-two range of block sizes, from one granule up.
     pub by_size: [u64; SIZE_RANGES],
 }
 
-/// Power-of-two size ranges told apart in the statistics: one granule up to 2^40 bytes and more.
+/// Number of power-of-two size ranges in the statistics: from one granule to 2^40 bytes and more.
 pub const SIZE_RANGES: usize = 32;
 
 /// The size range that a block of `size` bytes is counted in.
@@ -47,31 +47,31 @@ pub fn size_range(size: u64) -> usize {
     ((size / GRANULE).max(1).ilog2() as usize).min(SIZE_RANGES - 1)
 }
 
-/// One stream's state.
+/// What a stream's lock protects.
 #[derive(Debug)]
 pub struct StreamState {
-    /// The regions, made on first use.
+    /// The stream's regions, added on first use.
     pub regions: Regions,
     /// The open epoch of the stream, less `epoch_base`.
     pub epoch: u32,
-    /// What to add to a block's epoch.
+    /// The epoch that a block's 32-bit epoch 0 stands for.
     pub epoch_base: u64,
-    /// Freed in the open epoch at least once.
+    /// Whether anything was freed in the open epoch.
     pub dirty: bool,
-    /// Blocks waiting for other streams, oldest first.
+    /// Blocks that wait for other streams, oldest first.
     pub pending: Vec<Pending>,
     /// Live blocks marked as shared.
     pub sharers: HashMap<(RegionId, u64), Sharers>,
     /// Requested bytes of live blocks in all regions.
     pub live_bytes: u64,
-    /// Above this many live bytes, the peak over all streams may be exceeded: see [`super::peak`].
+    /// Live bytes above which the peak over all streams may be exceeded; see [`super::peak`].
     pub live_limit: u64,
-    /// Counts.
+    /// How often what was done.
     pub tally: Tally,
 }
 
 impl StreamState {
-    /// The region, if it was made.
+    /// The region with this number, if there is one.
     #[inline]
     pub fn region(&mut self, id: RegionId) -> Option<&mut Region> {
         self.regions.get_mut(id)
@@ -82,7 +82,7 @@ impl StreamState {
         self.epoch_base + u64::from(self.epoch)
     }
 
-    /// Starts the 32-bit epochs of the blocks anew, once in 2^32 seals. What was freed before the last seal counts as freed
+    /// Restarts the 32-bit epochs of the blocks, once in 2^32 seals. What was freed before the last seal counts as freed
     /// right before it: later than it was, which is safe.
     pub fn renumber(&mut self) {
         let by = self.epoch - 1;
@@ -92,21 +92,49 @@ impl StreamState {
             region.heap.renumber(by);
         }
     }
+
+    /// Allocates a free block of `size` bytes in one region; `waste` of them were not requested.
+    #[inline]
+    pub fn take(&mut self, region: RegionId, size: u64, waste: u16, alignment: u64) -> Option<DeviceAddr> {
+        let region = self.region(region)?;
+        let offset = if alignment == GRANULE {
+            region.heap.alloc(size, waste)?
+        } else {
+            region.heap.alloc_aligned(size, waste, alignment, region.base.0)?
+        };
+        let addr = region.base.offset(offset);
+        self.count_alloc(size, waste);
+        Some(addr)
+    }
+
+    /// As [`take`](Self::take), in any region of `kind`.
+    pub fn take_any(&mut self, kind: RegionKind, size: u64, waste: u16, alignment: u64) -> Option<DeviceAddr> {
+        let regions: Vec<RegionId> = self.regions.ids_of(kind).collect();
+        regions.into_iter().find_map(|region| self.take(region, size, waste, alignment))
+    }
+
+    /// Counts an allocation of `size` bytes, `waste` of which were not requested.
+    #[inline]
+    pub fn count_alloc(&mut self, size: u64, waste: u16) {
+        self.live_bytes += size - u64::from(waste);
+        self.tally.allocs += 1;
+        self.tally.by_size[size_range(size)] += 1;
+    }
 }
 
-/// A stream as the allocator knows it.
+/// A stream that the allocator has seen.
 #[derive(Debug)]
-pub struct StreamHeap {
+pub struct Stream {
     /// The caller's handle.
     pub id: StreamId,
-    /// Its number here.
+    /// Its number in the allocator.
     pub index: StreamIndex,
     /// Its epochs.
     pub clock: Mutex<StreamClock>,
     state: CachePadded<Mutex<StreamState>>,
 }
 
-impl StreamHeap {
+impl Stream {
     /// A stream without regions.
     pub fn new(id: StreamId, index: StreamIndex) -> Self {
         Self {
@@ -127,14 +155,14 @@ impl StreamHeap {
         }
     }
 
-    /// Takes the hot path's lock. Never held over a driver call.
+    /// Locks the state. Never held during a driver call.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, StreamState> {
         self.state.lock()
     }
 }
 
-/// The locks of all streams, in the order of their numbers.
+/// The locked states of all streams, in the order of their numbers.
 pub type AllStates<'a> = Vec<MutexGuard<'a, StreamState>>;
 
 /// Sum of the requested live bytes of all streams.

@@ -1,27 +1,29 @@
 //! The out-of-memory report: the answer to "why is it not using the memory that is free?".
 
-use super::mapper::Mapper;
-use super::plan::{Request, free_chunks};
-use super::{AllocError, Inner, LiveAllocation};
+use super::super::request::Request;
+use super::super::shared::Shared;
+use super::super::streams::Streams;
+use super::super::streams::state::{AllStates, Stream, StreamState};
+use super::{Holdings, LiveAllocation};
 use crate::driver::{Driver, DriverError, MemoryDriver, MemoryInfo};
 use crate::heap::BlockState;
-use crate::sync::Ordering;
-use crate::units::{ByteSize, StreamId};
+use crate::stream::StreamIndex;
+use crate::units::{ByteSize, StreamId, round_down};
 use std::fmt;
 
-/// How many of the largest live allocations a report lists.
+/// Number of the largest live allocations that a report lists.
 const LISTED: usize = 8;
 
-/// Memory of one stream.
+/// The memory of one stream.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct StreamUse {
     /// The stream.
     pub stream: StreamId,
-    /// Asked for by its live allocations.
+    /// Bytes requested by its live allocations.
     pub live_bytes: u64,
-    /// Free and mapped.
+    /// Bytes that are free and mapped.
     pub cached_bytes: u64,
-    /// Freed, and waiting for other streams.
+    /// Bytes that were freed and wait for other streams.
     pub pending_bytes: u64,
 }
 
@@ -38,9 +40,9 @@ pub struct Pinned {
 #[derive(Debug, Clone, serde::Serialize)]
 #[non_exhaustive]
 pub struct OutOfMemory {
-    /// Bytes asked for.
+    /// Bytes requested.
     pub requested_bytes: u64,
-    /// The stream that asked.
+    /// The stream that the request was for.
     pub stream: StreamId,
     /// Whether the free bytes cover the request, so that an allocator that could use each of them would have served it.
     pub satisfiable: bool,
@@ -49,23 +51,23 @@ pub struct OutOfMemory {
     pub satisfiable_by_whole_pages: bool,
     /// Bytes of a page, the unit of remapping.
     pub page_bytes: u64,
-    /// Bytes of the device, and what nobody holds; none when it could not be asked.
+    /// Total and free bytes of the device; none when the driver could not tell.
     pub device: Option<MemoryInfo>,
-    /// Held on the device by others.
+    /// Bytes of the device that others hold.
     pub others_bytes: u64,
-    /// The most that may be held.
+    /// The most bytes that the allocator may hold.
     pub budget_bytes: u64,
-    /// Held.
+    /// Bytes that the allocator holds.
     pub reserved_bytes: u64,
-    /// Asked for by live allocations.
+    /// Bytes requested by live allocations.
     pub live_bytes: u64,
-    /// Taken by live allocations, rounding included.
+    /// Bytes of live allocations, rounding included.
     pub live_block_bytes: u64,
-    /// Free and mapped.
+    /// Bytes that are free and mapped.
     pub cached_bytes: u64,
-    /// Freed, and waiting for other streams.
+    /// Bytes that were freed and wait for other streams.
     pub pending_bytes: u64,
-    /// Held by raw ranges, and by dropped ones that could not be unmapped yet.
+    /// Bytes of raw ranges, and of dropped ones that could not be unmapped yet.
     pub range_bytes: u64,
     /// All bytes that are free, in whatever form: cached, pending, in idle chunks, and what may still be created.
     pub free_bytes: u64,
@@ -73,91 +75,87 @@ pub struct OutOfMemory {
     pub obtainable_bytes: u64,
     /// The rest of the free bytes.
     pub pinned: Pinned,
-    /// By stream.
+    /// The memory of each stream.
     pub streams: Vec<StreamUse>,
     /// The largest live allocations.
     pub largest: Vec<LiveAllocation>,
-    /// What the driver said when it was asked for more than it had, though the budget allowed it.
+    /// The driver's answer when it had no memory to create a chunk from, although the budget allowed it.
     pub driver_error: Option<String>,
 }
 
-impl<D: Driver> Inner<D> {
-    /// The error for a request that could not be served.
-    #[cold]
-    pub(super) fn out_of_memory(
-        &self,
-        mapper: &Mapper,
-        requested: u64,
-        request: Request,
-        refused: Option<&DriverError>,
-    ) -> AllocError {
-        self.counters.failed_allocs.fetch_add(1, Ordering::Relaxed);
-        let page_bytes = self.geometry.page_bytes;
-        let states = self.lock_all();
-        let free_pages: u64 = free_chunks(mapper, &states).iter().map(|source| u64::from(source.pages)).sum();
-        let mut report = OutOfMemory {
-            requested_bytes: requested,
-            stream: self.stream_id(request.stream),
+impl OutOfMemory {
+    /// The report on a request of `stream` that could not be served, at the moment at which `states` and `holdings` were
+    /// taken. `refusal` is the driver's answer when it had no memory although the budget allowed it.
+    pub fn new<D: Driver>(
+        shared: &Shared<D>,
+        states: &AllStates<'_>,
+        holdings: &Holdings,
+        request: &Request,
+        stream: StreamIndex,
+        refusal: Option<&DriverError>,
+    ) -> Self {
+        let streams = &shared.streams;
+        let mut report = Self {
+            requested_bytes: request.requested,
+            stream: streams.get(stream).id,
             satisfiable: false,
             satisfiable_by_whole_pages: false,
-            page_bytes,
-            device: self.driver.memory_info().ok(),
+            page_bytes: holdings.page_bytes,
+            device: streams.driver.memory_info().ok(),
             others_bytes: 0,
-            budget_bytes: self.budget_bytes.load(Ordering::Relaxed),
-            reserved_bytes: mapper.pool.held_bytes(),
+            budget_bytes: shared.budget_bytes(),
+            reserved_bytes: holdings.held_bytes,
             live_bytes: 0,
             live_block_bytes: 0,
             cached_bytes: 0,
             pending_bytes: 0,
-            range_bytes: mapper.pool.lent_out_bytes(),
+            range_bytes: holdings.range_bytes,
             free_bytes: 0,
             obtainable_bytes: 0,
             pinned: Pinned::default(),
             streams: Vec::new(),
             largest: Vec::new(),
-            driver_error: refused.map(ToString::to_string),
+            driver_error: refusal.map(ToString::to_string),
         };
-        for (stream, state) in self.streams.iter().zip(&states) {
-            let mut part =
-                StreamUse { stream: stream.id, live_bytes: state.live_bytes, cached_bytes: 0, pending_bytes: 0 };
-            for (id, region) in state.regions.iter() {
-                part.cached_bytes += region.heap.free_bytes();
-                part.pending_bytes += region.heap.pending_bytes();
-                report.live_block_bytes += region.heap.live_block_bytes();
-                for block in region.heap.blocks_unordered().filter(|block| block.state == BlockState::Live) {
-                    let home = state.sharers.get(&(id, block.offset)).map_or(stream.index, |sharers| sharers.home);
-                    report.note_large(LiveAllocation {
-                        addr: region.base.offset(block.offset),
-                        bytes: block.size - u64::from(block.waste),
-                        stream: self.stream_id(home),
-                    });
-                }
-            }
-            report.live_bytes += part.live_bytes;
-            report.cached_bytes += part.cached_bytes;
-            report.pending_bytes += part.pending_bytes;
-            report.streams.push(part);
+        for (stream, state) in streams.iter().zip(states) {
+            report.add_stream(streams, stream, state);
         }
-        drop(states);
-        // The budget is no use where the device itself has less to give.
-        let device_room = report.device.map_or(u64::MAX, |info| info.free);
-        let creatable = (mapper.pool.headroom_pages() * page_bytes).min(device_room / page_bytes * page_bytes);
-        let room_bytes = report.budget_bytes.saturating_sub(report.reserved_bytes).min(device_room);
-        report.others_bytes =
-            report.device.map_or(0, |info| (info.total - info.free).saturating_sub(report.reserved_bytes));
-        let idle = mapper.pool.idle_bytes();
-        report.free_bytes = room_bytes + report.cached_bytes + report.pending_bytes + idle;
-        report.obtainable_bytes = free_pages * page_bytes + idle + creatable;
-        report.satisfiable = report.free_bytes >= requested;
-        report.satisfiable_by_whole_pages = report.obtainable_bytes >= request.size;
-        report.pinned.by_pending_bytes = report.pending_bytes;
-        report.pinned.by_live_bytes =
-            report.free_bytes.saturating_sub(report.obtainable_bytes + report.pinned.by_pending_bytes);
-        AllocError::OutOfMemory(Box::new(report))
+        report.judge(holdings, request);
+        report
     }
-}
 
-impl OutOfMemory {
+    fn add_stream<D: Driver>(&mut self, streams: &Streams<D>, stream: &Stream, state: &StreamState) {
+        let mut part = StreamUse { stream: stream.id, live_bytes: state.live_bytes, cached_bytes: 0, pending_bytes: 0 };
+        for (id, region) in state.regions.iter() {
+            part.cached_bytes += region.heap.free_bytes();
+            part.pending_bytes += region.heap.pending_bytes();
+            self.live_block_bytes += region.heap.live_block_bytes();
+            for block in region.heap.blocks_unordered().filter(|block| block.state == BlockState::Live) {
+                self.note_large(LiveAllocation::new(streams, (stream, state), (id, region), block));
+            }
+        }
+        self.live_bytes += part.live_bytes;
+        self.cached_bytes += part.cached_bytes;
+        self.pending_bytes += part.pending_bytes;
+        self.streams.push(part);
+    }
+
+    /// Works out what is free, what of it can be had, and whether that covers the request.
+    fn judge(&mut self, holdings: &Holdings, request: &Request) {
+        // The budget is no use where the device itself has less left.
+        let device_free = self.device.map_or(u64::MAX, |info| info.free);
+        let creatable = holdings.headroom_bytes.min(round_down(device_free, self.page_bytes));
+        let uncreated = self.budget_bytes.saturating_sub(self.reserved_bytes).min(device_free);
+        self.others_bytes = self.device.map_or(0, |info| (info.total - info.free).saturating_sub(self.reserved_bytes));
+        self.free_bytes = uncreated + self.cached_bytes + self.pending_bytes + holdings.idle_bytes;
+        self.obtainable_bytes = holdings.free_chunk_bytes + holdings.idle_bytes + creatable;
+        self.satisfiable = self.free_bytes >= self.requested_bytes;
+        self.satisfiable_by_whole_pages = self.obtainable_bytes >= request.size;
+        self.pinned.by_pending_bytes = self.pending_bytes;
+        self.pinned.by_live_bytes =
+            self.free_bytes.saturating_sub(self.obtainable_bytes + self.pinned.by_pending_bytes);
+    }
+
     fn note_large(&mut self, allocation: LiveAllocation) {
         let at = self.largest.partition_point(|other| {
             (other.bytes, std::cmp::Reverse(other.addr)) >= (allocation.bytes, std::cmp::Reverse(allocation.addr))
@@ -168,7 +166,7 @@ impl OutOfMemory {
         }
     }
 
-    /// One sentence: could this have been served?
+    /// Whether any allocator could have served the request, in a sentence.
     pub fn verdict(&self) -> String {
         let (requested, free) = (ByteSize(self.requested_bytes), ByteSize(self.free_bytes));
         if !self.satisfiable {

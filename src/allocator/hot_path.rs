@@ -1,0 +1,158 @@
+//! The hot path: allocations from cached memory, frees, and streams to record. It takes the lock of one stream and makes no
+//! driver call; what cannot be served so goes through the door of the slow path.
+
+use super::Inner;
+use super::error::{AddressFacts, AllocError, FreeError, facts_of};
+use super::request::Request;
+use super::streams::directory::{Owner, Place};
+use super::streams::region::{RegionId, RegionKind};
+use super::streams::state::{Pending, Sharers};
+use crate::driver::Driver;
+use crate::heap::{GRANULE, NotLive};
+use crate::stream::Fence;
+use crate::sync::Ordering;
+use crate::units::{DeviceAddr, StreamId, round_up};
+
+impl<D: Driver> Inner<D> {
+    /// Allocates `bytes` at a multiple of `alignment`, a power of two and at least a granule.
+    #[inline]
+    pub(super) fn alloc(&self, bytes: u64, alignment: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
+        let size = round_up(bytes.max(1), GRANULE).filter(|size| *size <= self.shared.geometry.slot_bytes);
+        let Some(size) = size else { return Err(self.too_large(bytes, alignment)) };
+        // Rounding adds less than a granule; a request of 0 bytes wastes a whole one.
+        let waste = (size - bytes) as u16;
+        let streams = &self.shared.streams;
+        let stream = match streams.find(stream) {
+            Some(stream) => stream,
+            None => streams.find_or_add(stream)?,
+        };
+        let mut state = stream.lock();
+        let taken = state.take(RegionId::first(RegionKind::of(size)), size, waste, alignment);
+        let at_peak = state.live_bytes > state.live_limit;
+        drop(state);
+        let addr = match taken {
+            Some(addr) => addr,
+            None => self.door.alloc(&self.shared, stream, Request::new(bytes, size, alignment))?,
+        };
+        if at_peak || taken.is_none() {
+            streams.peak.deal(&mut streams.lock_all());
+        }
+        Ok(addr)
+    }
+
+    #[cold]
+    fn too_large(&self, requested: u64, alignment: u64) -> AllocError {
+        AllocError::TooLarge { requested, alignment, region_bytes: self.shared.geometry.slot_bytes }
+    }
+
+    /// Frees the live allocation at `addr`.
+    #[inline]
+    pub(super) fn free(&self, addr: DeviceAddr) -> Result<(), FreeError> {
+        let Place::Region(owner, offset) = self.shared.directory.find(addr) else {
+            return Err(self.refuse(addr));
+        };
+        let mut state = self.shared.streams.get(owner.stream).lock();
+        let epoch = state.epoch;
+        let freed = match state.region(owner.region) {
+            Some(region) => region.heap.free(offset, epoch),
+            None => Err(NotLive::NoBlock),
+        };
+        match freed {
+            Ok(block) => {
+                state.live_bytes -= block.size - u64::from(block.waste);
+                state.tally.frees += 1;
+                state.dirty = true;
+                Ok(())
+            }
+            Err(NotLive::Shared) => {
+                drop(state);
+                self.free_shared(addr, owner, offset)
+            }
+            Err(_) => {
+                drop(state);
+                Err(self.refuse(addr))
+            }
+        }
+    }
+
+    /// Frees a block that other streams use: it becomes pending on all of them.
+    #[cold]
+    fn free_shared(&self, addr: DeviceAddr, owner: Owner, offset: u64) -> Result<(), FreeError> {
+        let streams = &self.shared.streams;
+        let stream = streams.get(owner.stream);
+        let sharers = stream.lock().sharers.get(&(owner.region, offset)).cloned();
+        let Some(sharers) = sharers else { return Err(self.refuse(addr)) };
+        let mut users = sharers.others;
+        if sharers.home != owner.stream {
+            users.push(sharers.home);
+        }
+        // Whatever these streams have queued by now lies before the end of their open epochs.
+        let fences: Vec<Fence> =
+            users.iter().map(|user| Fence { stream: *user, epoch: streams.get(*user).clock.lock().open() }).collect();
+        let mut state = stream.lock();
+        let freed = state.region(owner.region).map(|region| region.heap.free_later(offset));
+        let Some(Ok(block)) = freed else {
+            drop(state);
+            return Err(self.refuse(addr));
+        };
+        state.live_bytes -= block.size - u64::from(block.waste);
+        state.tally.frees += 1;
+        state.dirty = true;
+        state.sharers.remove(&(owner.region, offset));
+        state.pending.push(Pending { region: owner.region, offset, fences });
+        drop(state);
+        // Seal early, so that the events complete as soon as they can; what fails here is tried again when needed.
+        for user in users {
+            let stream = streams.get(user);
+            let mut clock = stream.clock.lock();
+            if clock.sealed() == 0 {
+                let _ = streams.seal(stream, &mut clock);
+            }
+        }
+        Ok(())
+    }
+
+    /// Records that `stream` also uses the allocation at `addr`.
+    pub(super) fn record_stream(&self, addr: DeviceAddr, stream: StreamId) -> Result<(), FreeError> {
+        let Place::Region(owner, offset) = self.shared.directory.find(addr) else {
+            return Err(self.refuse(addr));
+        };
+        let user = self.shared.streams.find_or_add(stream)?.index;
+        let mut state = self.shared.streams.get(owner.stream).lock();
+        let shared = state.region(owner.region).map(|region| region.heap.share(offset));
+        if !matches!(shared, Some(Ok(()))) {
+            drop(state);
+            return Err(self.refuse(addr));
+        }
+        let sharers = state
+            .sharers
+            .entry((owner.region, offset))
+            .or_insert_with(|| Sharers { home: owner.stream, others: Vec::new() });
+        if user != sharers.home && !sharers.others.contains(&user) {
+            sharers.others.push(user);
+        }
+        Ok(())
+    }
+
+    /// The error for an address at which no live allocation starts, with what is known about it.
+    #[cold]
+    fn refuse(&self, addr: DeviceAddr) -> FreeError {
+        self.shared.counters.refused_frees.fetch_add(1, Ordering::Relaxed);
+        let facts = match self.shared.directory.find(addr) {
+            Place::Foreign => AddressFacts::Foreign,
+            Place::Unused => AddressFacts::NeverAllocated,
+            Place::Region(owner, offset) => {
+                let mut state = self.shared.streams.get(owner.stream).lock();
+                state
+                    .region(owner.region)
+                    .and_then(|region| {
+                        let block = region.heap.block_around(offset)?;
+                        let start = region.base.offset(block.offset);
+                        Some(facts_of(block.state, start, block.size, block.offset == offset))
+                    })
+                    .unwrap_or(AddressFacts::NeverAllocated)
+            }
+        };
+        FreeError::NotAllocated { addr, facts }
+    }
+}

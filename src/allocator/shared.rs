@@ -1,0 +1,95 @@
+//! What the hot path and the slow path share: streams, the directory of addresses, settings, counters, and whether the
+//! driver may still be called.
+
+use super::config::Geometry;
+use super::error::AllocError;
+use super::streams::Streams;
+use super::streams::directory::Directory;
+use crate::driver::{Driver, DriverError};
+use crate::sync::{Arc, AtomicU64, OnceLock, Ordering};
+
+/// Everything of an allocator but chunks and mappings, which only the slow path touches.
+#[derive(Debug)]
+pub struct Shared<D> {
+    /// The streams, and the driver.
+    pub streams: Streams<D>,
+    /// From an address to the region that it lies in.
+    pub directory: Directory,
+    /// Settings.
+    pub geometry: Geometry,
+    /// How often what happened, as far as no stream counts it.
+    pub counters: Counters,
+    budget_bytes: AtomicU64,
+    lost: OnceLock<DriverError>,
+    /// The process that built the allocator. A forked one shares the device's memory without knowing what its parent does
+    /// with it, so nothing that talks to the driver runs there. Not checked where cached memory is handed out.
+    process: u32,
+}
+
+/// Counters that are not part of a stream's state.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Allocations served from a block of another stream.
+    pub borrowed: AtomicU64,
+    /// Allocations that ran out of memory.
+    pub failed_allocs: AtomicU64,
+    /// Frees, and streams to record, that were refused.
+    pub refused_frees: AtomicU64,
+    /// Chunks that the driver refused to release.
+    pub undo_failures: AtomicU64,
+}
+
+impl<D: Driver> Shared<D> {
+    /// An allocator that has seen no stream yet.
+    pub fn new(driver: Arc<D>, geometry: Geometry, budget_bytes: u64) -> Self {
+        Self {
+            streams: Streams::new(driver, geometry.epoch_limit),
+            directory: Directory::default(),
+            geometry,
+            counters: Counters::default(),
+            budget_bytes: AtomicU64::new(budget_bytes),
+            lost: OnceLock::new(),
+            process: std::process::id(),
+        }
+    }
+
+    /// The budget in bytes.
+    pub fn budget_bytes(&self) -> u64 {
+        self.budget_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Changes the budget.
+    pub fn set_budget_bytes(&self, bytes: u64) {
+        self.budget_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// The process that built the allocator.
+    pub fn built_in(&self) -> u32 {
+        self.process
+    }
+
+    /// Whether this process was forked from the one that built the allocator.
+    pub fn is_forked(&self) -> bool {
+        std::process::id() != self.process
+    }
+
+    /// Refuses where the driver must not or cannot be called any more.
+    ///
+    /// # Errors
+    /// [`AllocError::Forked`], and the error with which the device was lost.
+    pub fn expect_usable(&self) -> Result<(), AllocError> {
+        if self.is_forked() {
+            return Err(AllocError::Forked { built_in: self.process });
+        }
+        self.lost.get().map_or(Ok(()), |error| Err(error.clone().into()))
+    }
+
+    /// Remembers an error after which the device is lost.
+    pub fn note_loss<T>(&self, result: &Result<T, AllocError>) {
+        if let Err(AllocError::Driver(error)) = result
+            && error.kind.is_sticky()
+        {
+            let _ = self.lost.set(error.clone());
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! Carrying a plan out: the driver calls of a growth, all of them or none.
+//!
+//! Order: stale views out of the way, free chunks released (when others are to be created in their place), new chunks,
+//! order between streams, mappings and access; then the books. A failure undoes what was mapped and created, and returns the
+//! claimed memory to the heaps.
+
+use super::super::error::AllocError;
+use super::SlowPath;
+use super::mapper::view_at;
+use super::plan::{Backing, Plan, Source};
+use crate::driver::{ChunkHandle, Driver, DriverError, DriverErrorKind, MemoryDriver};
+use crate::heap::BlockState;
+use crate::physical::{ChunkId, ViewAt};
+use crate::segment::transaction::{Failure, Mapping, map_all};
+use crate::segment::{View, ViewState};
+use crate::stream::Fence;
+use crate::units::DeviceAddr;
+
+/// What came of a plan.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The block is allocated.
+    Done(DeviceAddr),
+    /// The driver had no memory to create a chunk from, although the budget allows it. Nothing has changed.
+    Refused(DriverError),
+    /// Something has changed that a new plan has to take into account.
+    Again,
+}
+
+/// What came of preparing a plan.
+enum Prepared {
+    /// The chunks for the plan's mappings, one each.
+    Ready(Vec<ChunkId>),
+    /// Nothing can be ordered behind the last use of this chunk now: its stream is being captured, or a mapping of it is
+    /// stuck.
+    CannotOrder(ChunkId),
+}
+
+impl<D: Driver> SlowPath<'_, D> {
+    /// Carries out a plan.
+    pub fn execute(&mut self, plan: Plan) -> Result<Outcome, AllocError> {
+        match self.make_room_for_mappings(&plan) {
+            Ok(true) => {}
+            Ok(false) => {
+                self.abandon(&plan);
+                return Ok(Outcome::Again);
+            }
+            Err(error) => {
+                self.abandon(&plan);
+                return Err(error.into());
+            }
+        }
+        let backing = match self.prepare(&plan) {
+            Ok(Prepared::Ready(backing)) => backing,
+            Ok(Prepared::CannotOrder(chunk)) => {
+                self.abandon(&plan);
+                self.mapper.pool.bar(chunk);
+                return Ok(Outcome::Again);
+            }
+            Err(error) => {
+                self.abandon(&plan);
+                return match error.kind {
+                    DriverErrorKind::OutOfMemory => Ok(Outcome::Refused(error)),
+                    _ => Err(error.into()),
+                };
+            }
+        };
+        match map_all(self.driver(), &self.mappings(&plan, &backing)) {
+            Ok(()) => Ok(Outcome::Done(self.commit(&plan, &backing))),
+            Err(failure) => self.mapping_failed(&plan, failure),
+        }
+    }
+
+    /// Removes stale views where the plan's mappings would exceed the limit. Returns false when it removed any, since the
+    /// plan may have counted on them.
+    fn make_room_for_mappings(&mut self, plan: &Plan) -> Result<bool, DriverError> {
+        let limit = self.shared.geometry.mapping_limit;
+        if plan.fill.is_empty() || self.mapper.mappings() + plan.fill.len() <= limit {
+            return Ok(true);
+        }
+        Ok(self.drop_stale_views()? == 0)
+    }
+
+    /// Everything before the first mapping. After a failure the chunks created so far are idle.
+    fn prepare(&mut self, plan: &Plan) -> Result<Prepared, DriverError> {
+        for page in &plan.unmap {
+            self.unmap_view(view_at(plan.segment, *page))?;
+        }
+        for source in &plan.release {
+            if !self.give_back(source)? {
+                return Ok(Prepared::CannotOrder(source.chunk));
+            }
+        }
+        let mut backing = Vec::with_capacity(plan.fill.len());
+        for fill in &plan.fill {
+            backing.push(match fill.backing {
+                Backing::Idle(chunk) => chunk,
+                Backing::Harvest(source) => source.chunk,
+                Backing::Create => self.create(fill.pages)?,
+            });
+        }
+        let waiter = plan.goal.stream;
+        for source in plan.moved().filter(|source| source.stream != waiter) {
+            if !self.shared.streams.order_behind(waiter, source.stream, source.epoch)? {
+                return Ok(Prepared::CannotOrder(source.chunk));
+            }
+        }
+        Ok(Prepared::Ready(backing))
+    }
+
+    /// Creates a chunk, which is idle.
+    pub fn create(&mut self, pages: u32) -> Result<ChunkId, DriverError> {
+        let handle = self.driver().create(u64::from(pages) * self.page_bytes())?;
+        let chunk = self.mapper.pool.add(handle, pages);
+        self.created.push(chunk);
+        Ok(chunk)
+    }
+
+    /// The driver's view of the mappings that a plan makes.
+    fn mappings(&self, plan: &Plan, backing: &[ChunkId]) -> Vec<Mapping> {
+        let segment = &self.mapper.segments[plan.segment];
+        let mapping = |page, pages, chunk| Mapping {
+            addr: segment.address(page),
+            bytes: u64::from(pages) * segment.page_bytes,
+            chunk: self.mapper.pool.get(chunk).handle,
+        };
+        plan.fill.iter().zip(backing).map(|(fill, chunk)| mapping(fill.page, fill.pages, *chunk)).collect()
+    }
+
+    /// Removes one view, whose last use has completed, from the device and the books.
+    pub fn unmap_view(&mut self, at: ViewAt) -> Result<(), DriverError> {
+        let segment = &self.mapper.segments[at.segment as usize];
+        let view = *segment.table.view(at.page).expect("a chunk's view is in the page table");
+        self.driver().unmap(segment.address(view.page), u64::from(view.pages) * segment.page_bytes)?;
+        self.mapper.segments[at.segment as usize].table.remove(at.page);
+        self.mapper.pool.drop_view(view.chunk, at);
+        Ok(())
+    }
+
+    /// Releases a claimed free chunk, waiting for its streams. Returns false when the host cannot wait for one of them.
+    ///
+    /// What was unmapped before a failure stays unmapped: the chunk is then free with fewer views, or idle.
+    pub fn give_back(&mut self, source: &Source) -> Result<bool, DriverError> {
+        let streams = &self.shared.streams;
+        if !streams.wait_until_passed(source.stream, source.epoch)? {
+            return Ok(false);
+        }
+        for at in self.mapper.pool.get(source.chunk).stale.clone() {
+            if let ViewState::Stale(fence) = self.mapper.view(at).state
+                && !streams.wait_until_passed(fence.stream, fence.epoch)?
+            {
+                return Ok(false);
+            }
+            self.unmap_view(at)?;
+        }
+        let active = self.mapper.pool.get(source.chunk).active.expect("a source has an active view");
+        self.unmap_view(active)?;
+        self.release_idle(source.chunk);
+        Ok(true)
+    }
+
+    /// Removes the stale views whose last use has completed, when the driver's limit of mappings is near. Returns their
+    /// number.
+    fn drop_stale_views(&mut self) -> Result<usize, DriverError> {
+        let stale: Vec<(ViewAt, Fence)> = self
+            .mapper
+            .segments
+            .iter()
+            .enumerate()
+            .flat_map(|(number, segment)| {
+                segment.table.iter().filter_map(move |view| match view.state {
+                    ViewState::Stale(fence) => Some((view_at(number, view.page), fence)),
+                    ViewState::Active => None,
+                })
+            })
+            .collect();
+        let mut dropped = 0;
+        for (at, fence) in stale {
+            if self.shared.streams.has_passed(fence.stream, fence.epoch)? {
+                self.unmap_view(at)?;
+                dropped += 1;
+            }
+        }
+        Ok(dropped)
+    }
+
+    /// Writes a finished growth into the books, and allocates the block.
+    fn commit(&mut self, plan: &Plan, backing: &[ChunkId]) -> DeviceAddr {
+        for reuse in &plan.reuse {
+            self.move_away(&reuse.source);
+            self.mapper.segments[plan.segment].table.set_state(reuse.page, ViewState::Active);
+            self.mapper.pool.activate(reuse.source.chunk, view_at(plan.segment, reuse.page));
+            self.mapper.reused_views += 1;
+        }
+        for (fill, chunk) in plan.fill.iter().zip(backing) {
+            if let Backing::Harvest(source) = &fill.backing {
+                self.move_away(source);
+            }
+            let view = View { chunk: *chunk, page: fill.page, pages: fill.pages, state: ViewState::Active };
+            self.mapper.segments[plan.segment].table.add(view);
+            self.mapper.pool.activate(*chunk, view_at(plan.segment, fill.page));
+        }
+        for source in plan.sources() {
+            let mut state = self.shared.streams.get(source.stream).lock();
+            let region = state.region(source.region).expect("sources come from regions");
+            let (start, len) = (source.page * region.page_bytes, u64::from(source.pages) * region.page_bytes);
+            region.heap.set(start, start, len, BlockState::Hole, 0);
+        }
+        self.allocate(plan)
+    }
+
+    /// Makes the active view of a free chunk stale, since the chunk's bytes are used elsewhere from now on.
+    fn move_away(&mut self, source: &Source) {
+        let from = self.mapper.pool.get(source.chunk).active.expect("a source has an active view");
+        let fence = Fence { stream: source.stream, epoch: source.epoch };
+        self.mapper.segments[from.segment as usize].table.set_state(from.page, ViewState::Stale(fence));
+        self.mapper.harvested_chunks += 1;
+    }
+
+    /// Allocates the block of a plan whose mappings are made.
+    fn allocate(&self, plan: &Plan) -> DeviceAddr {
+        let request = &plan.goal.request;
+        let mut state = self.shared.streams.get(plan.goal.stream).lock();
+        let epoch = state.epoch;
+        let region = state.region(plan.goal.region).expect("the plan was made for it");
+        let (start, len) = (plan.claim.start, plan.claim.end - plan.claim.start);
+        // What is left beside the block has passed only when the waits just arranged have: the epoch that was open when the
+        // plan was made may have been sealed before them.
+        region.heap.set(start, start, len, BlockState::Claimed, epoch);
+        region.heap.take_live(start, plan.start, request.size, request.waste());
+        let addr = region.base.offset(plan.start);
+        state.count_alloc(request.size, request.waste());
+        addr
+    }
+
+    /// Returns everything that a plan claimed to the heaps.
+    fn abandon(&self, plan: &Plan) {
+        for source in plan.sources() {
+            // A chunk that was to be released may be unmapped already.
+            self.unclaim(source);
+        }
+        let mut state = self.shared.streams.get(plan.goal.stream).lock();
+        let epoch = state.epoch;
+        let region = state.region(plan.goal.region).expect("the plan was made for it");
+        for piece in &plan.before {
+            // Epochs may have been renumbered since: what was freed before counts as freed now.
+            region.heap.set(piece.start, piece.start, piece.len, piece.state, piece.epoch.min(epoch));
+        }
+    }
+
+    /// Ends the claim on a chunk: its bytes are free where it is still mapped, else a hole.
+    pub fn unclaim(&self, source: &Source) {
+        let mut state = self.shared.streams.get(source.stream).lock();
+        let region = state.region(source.region).expect("sources come from regions");
+        let (start, len) = (source.page * region.page_bytes, u64::from(source.pages) * region.page_bytes);
+        let view = self.mapper.segments[region.segment].table.view(source.page);
+        let mapped = view.is_some_and(|view| view.state == ViewState::Active);
+        region.heap.set(start, start, len, if mapped { BlockState::Free } else { BlockState::Hole }, 0);
+    }
+
+    fn mapping_failed(&mut self, plan: &Plan, failure: Failure) -> Result<Outcome, AllocError> {
+        self.abandon(plan);
+        if !failure.stuck.is_empty() {
+            self.poison_target(plan, &failure.stuck);
+        }
+        if failure.error.kind == DriverErrorKind::OutOfMemory && self.drop_stale_views()? > 0 {
+            // The driver's own limit of mappings: now there are fewer.
+            return Ok(Outcome::Again);
+        }
+        Err(failure.error.into())
+    }
+
+    /// Takes the addresses of mappings that could not be undone out of use for good, and their chunks with them.
+    fn poison_target(&mut self, plan: &Plan, stuck: &[Mapping]) {
+        let page_bytes = self.page_bytes();
+        let by_handle: Vec<(ChunkHandle, ChunkId)> =
+            self.mapper.pool.iter().map(|(id, chunk)| (chunk.handle, id)).collect();
+        let mut state = self.shared.streams.get(plan.goal.stream).lock();
+        for mapping in stuck {
+            let base = self.mapper.segments[plan.segment].base;
+            let offset = mapping.addr.offset_from(base).expect("mapped in the segment");
+            let chunk = by_handle.iter().find(|(handle, _)| *handle == mapping.chunk).expect("a chunk of the pool").1;
+            let pages = u32::try_from(mapping.bytes / page_bytes).expect("chunks have 32-bit page counts");
+            let page = offset / page_bytes;
+            let stuck_for_ever = ViewState::Stale(Fence { stream: plan.goal.stream, epoch: u64::MAX });
+            self.mapper.segments[plan.segment].table.add(View { chunk, page, pages, state: stuck_for_ever });
+            self.mapper.pool.add_stale(chunk, view_at(plan.segment, page));
+            let region = state.region(plan.goal.region).expect("the plan was made for it");
+            let block = region.heap.block_around(offset).expect("the offset lies in the heap");
+            region.heap.set(block.offset, offset, mapping.bytes, BlockState::Claimed, 0);
+        }
+        self.mapper.segments[plan.segment].poisoned = true;
+        self.mapper.poisoned += 1;
+    }
+}

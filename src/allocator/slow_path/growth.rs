@@ -1,0 +1,203 @@
+//! A growth: what a request goes through that no cached block of its stream serves. The steps come in the order that costs
+//! least: memory that other streams are done with, a new mapping, a wait, any block kept for another use, and at last the
+//! report.
+
+use super::super::error::AllocError;
+use super::super::request::Request;
+use super::super::streams::region::RegionId;
+use super::super::streams::state::{AllStates, Stream, live_bytes};
+use super::SlowPath;
+use super::execute::Outcome;
+use super::plan::{Allowance, Goal, Plan, Recreation, free_chunks, plan};
+use crate::driver::{Driver, DriverError};
+use crate::units::DeviceAddr;
+
+/// A request on its way through the slow path.
+pub struct Growth<'p, 'a, D: Driver> {
+    path: &'p mut SlowPath<'a, D>,
+    stream: &'p Stream,
+    request: Request,
+    /// The driver's answer when it had no memory to create a chunk from: no more are created from then on.
+    refused: Option<DriverError>,
+    recreation: Recreation,
+}
+
+/// What a round came to.
+enum Round {
+    /// The request is served.
+    Served(DeviceAddr),
+    /// Something has changed that another round can use.
+    Again,
+    /// No memory can be mapped for the request.
+    Exhausted,
+}
+
+/// What is missing for a plan.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shortage {
+    /// Chunks: free ones and those that may be created are too few.
+    Chunks,
+    /// Addresses: there are chunks enough, but no run of addresses to map them at.
+    Addresses,
+}
+
+impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
+    /// A growth of `stream` for `request`.
+    pub fn new(path: &'p mut SlowPath<'a, D>, stream: &'p Stream, request: Request) -> Self {
+        Self { path, stream, request, refused: None, recreation: Recreation::WithoutWaiting }
+    }
+
+    /// Serves the request. Every round starts from the beginning, since other threads go on allocating and freeing.
+    ///
+    /// # Errors
+    /// [`AllocError`]; what was mapped and claimed has been undone.
+    pub fn serve(mut self) -> Result<DeviceAddr, AllocError> {
+        loop {
+            self.settle_pending()?;
+            if let Some(addr) = self.take_cached() {
+                return Ok(addr);
+            }
+            self.refresh_clocks()?;
+            if let Some(addr) = self.borrow() {
+                return Ok(addr);
+            }
+            if let Some(addr) = self.take_fragment() {
+                return Ok(addr);
+            }
+            let round = match self.plan() {
+                Ok(plan) => self.execute(plan)?,
+                Err(shortage) => self.remedy(shortage)?,
+            };
+            match round {
+                Round::Served(addr) => return Ok(addr),
+                Round::Again => {}
+                Round::Exhausted => break,
+            }
+        }
+        match self.scavenge()? {
+            Some(addr) => Ok(addr),
+            None => Err(self.out_of_memory()),
+        }
+    }
+
+    /// What to try when there is no plan, in this order.
+    fn remedy(&mut self, shortage: Shortage) -> Result<Round, AllocError> {
+        let another_round = (shortage == Shortage::Addresses && self.widen()?)
+            || self.allow_recreation()
+            || self.wait_for_pending()?
+            || self.settle_left_behind()?;
+        Ok(if another_round { Round::Again } else { Round::Exhausted })
+    }
+
+    fn settle_pending(&self) -> Result<(), DriverError> {
+        self.path.shared.streams.settle_pending()
+    }
+
+    /// The hot path once more, under the mapper's lock and in all regions.
+    fn take_cached(&self) -> Option<DeviceAddr> {
+        let Request { kind, size, alignment, .. } = self.request;
+        self.stream.lock().take_any(kind, size, self.request.waste(), alignment)
+    }
+
+    /// Learns how far other streams are; and the request's own as well when free chunks may have to be released.
+    fn refresh_clocks(&self) -> Result<(), DriverError> {
+        let streams = &self.path.shared.streams;
+        let beyond_slack = self.path.mapper.pool.held_pages() >= self.slack_pages(streams.peak.peak());
+        let except = if self.is_tight() || beyond_slack { None } else { Some(self.stream.index) };
+        streams.refresh_clocks(except)
+    }
+
+    fn borrow(&self) -> Option<DeviceAddr> {
+        self.path.borrow(self.stream.index, &self.request)
+    }
+
+    fn take_fragment(&self) -> Option<DeviceAddr> {
+        if self.is_tight() { self.path.take_fragment(self.stream, &self.request) } else { None }
+    }
+
+    /// Plans a mapping in the first of the stream's regions that has a place, and claims what it takes.
+    fn plan(&self) -> Result<Plan, Shortage> {
+        let streams = &self.path.shared.streams;
+        let passed = streams.passed();
+        let mut states = streams.lock_all();
+        let allowance = self.allowance(&states);
+        let of_stream = &states[self.stream.index.0 as usize].regions;
+        let regions: Vec<RegionId> = of_stream.ids_of(self.request.kind).collect();
+        let goal = |region| Goal { request: self.request, stream: self.stream.index, region, allowance };
+        let planned =
+            regions.into_iter().find_map(|region| plan(&self.path.mapper, &mut states, &passed, goal(region)));
+        planned
+            .ok_or_else(|| if self.enough_chunks(&states, allowance) { Shortage::Addresses } else { Shortage::Chunks })
+    }
+
+    fn execute(&mut self, plan: Plan) -> Result<Round, AllocError> {
+        Ok(match self.path.execute(plan)? {
+            Outcome::Done(addr) => Round::Served(addr),
+            Outcome::Again => Round::Again,
+            Outcome::Refused(error) => match self.refused.replace(error) {
+                None => Round::Again,
+                Some(_) => Round::Exhausted,
+            },
+        })
+    }
+
+    fn widen(&mut self) -> Result<bool, AllocError> {
+        self.path.widen(self.stream, &self.request)
+    }
+
+    /// One more round in which the host may wait until free chunks can be released and created in other sizes.
+    fn allow_recreation(&mut self) -> bool {
+        let before = std::mem::replace(&mut self.recreation, Recreation::Waiting);
+        before == Recreation::WithoutWaiting
+    }
+
+    fn wait_for_pending(&self) -> Result<bool, DriverError> {
+        self.path.shared.streams.wait_for_pending()
+    }
+
+    fn settle_left_behind(&mut self) -> Result<bool, AllocError> {
+        self.path.settle_left_behind()
+    }
+
+    fn scavenge(&self) -> Result<Option<DeviceAddr>, DriverError> {
+        self.path.scavenge(self.stream, &self.request)
+    }
+
+    fn out_of_memory(&self) -> AllocError {
+        self.path.out_of_memory(&self.request, self.stream.index, self.refused.as_ref())
+    }
+
+    /// Whether the budget allows no more chunks.
+    fn is_tight(&self) -> bool {
+        self.path.mapper.pool.headroom_pages() == 0
+    }
+
+    /// What may be created now.
+    fn allowance(&self, states: &AllStates<'_>) -> Allowance {
+        let recreation = self.recreation;
+        if self.refused.is_some() {
+            return Allowance { soft_pages: 0, hard_pages: 0, recreation };
+        }
+        let pool = &self.path.mapper.pool;
+        let hard_pages = pool.headroom_pages();
+        let peak = self.path.shared.streams.peak.peak().max(live_bytes(states).saturating_add(self.request.size));
+        let soft_pages = hard_pages.min(self.slack_pages(peak).saturating_sub(pool.held_pages()));
+        Allowance { soft_pages, hard_pages, recreation }
+    }
+
+    /// Number of pages that may be held before free ones are remapped, with this peak of live bytes.
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a bound")]
+    fn slack_pages(&self, peak_live_bytes: u64) -> u64 {
+        let geometry = &self.path.shared.geometry;
+        (peak_live_bytes as f64 * geometry.slack / geometry.page_bytes as f64).min(1e18) as u64
+    }
+
+    /// Whether free chunks and those that may be created come to the pages of the request.
+    fn enough_chunks(&self, states: &AllStates<'_>, allowance: Allowance) -> bool {
+        let mapper = &self.path.mapper;
+        let page_bytes = mapper.pool.page_bytes();
+        let free: u64 = free_chunks(mapper, states).iter().map(|source| u64::from(source.pages)).sum();
+        let needed = self.request.size.div_ceil(page_bytes);
+        free + mapper.pool.idle_bytes() / page_bytes + allowance.hard_pages >= needed
+    }
+}

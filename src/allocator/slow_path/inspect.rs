@@ -1,0 +1,103 @@
+//! Looking without changing anything: statistics, snapshots, and the report on a request that failed.
+
+use super::super::error::AllocError;
+use super::super::reports::{ChunkSnapshot, Holdings, OutOfMemory, RegionSnapshot, Snapshot, Stats};
+use super::super::request::Request;
+use super::super::shared::Shared;
+use super::super::streams::state::AllStates;
+use super::mapper::Mapper;
+use super::plan::free_chunks;
+use super::{Door, SlowPath};
+use crate::driver::{Driver, DriverError};
+use crate::physical::ViewAt;
+use crate::stream::StreamIndex;
+use crate::sync::Ordering;
+
+impl Door {
+    /// Figures of one moment: locks all streams together, so that sums agree however many threads allocate.
+    pub fn stats<D: Driver>(&self, shared: &Shared<D>) -> Stats {
+        let mapper = self.mapper.lock();
+        let states = shared.streams.lock_all();
+        Stats::new(shared, &states, &holdings(&mapper, &states))
+    }
+
+    /// Bytes of all chunks.
+    pub fn held_bytes(&self) -> u64 {
+        self.mapper.lock().pool.held_bytes()
+    }
+
+    /// Resets the peaks of live and held bytes to their current values.
+    pub fn reset_peaks<D: Driver>(&self, shared: &Shared<D>) {
+        let mut mapper = self.mapper.lock();
+        mapper.pool.reset_peak();
+        shared.streams.peak.reset(&mut shared.streams.lock_all());
+    }
+
+    /// Every region, block and chunk. Locks one stream after the other. O(blocks).
+    pub fn snapshot<D: Driver>(&self, shared: &Shared<D>) -> Snapshot {
+        let mapper = self.mapper.lock();
+        let mut regions = Vec::new();
+        for stream in shared.streams.iter() {
+            let state = stream.lock();
+            for (id, region) in state.regions.iter() {
+                let poisoned = mapper.segments[region.segment].poisoned;
+                regions.push(RegionSnapshot::new(&shared.streams, stream, &state, id, region, poisoned));
+            }
+        }
+        Snapshot {
+            page_bytes: shared.geometry.page_bytes,
+            budget_bytes: shared.budget_bytes(),
+            regions,
+            chunks: chunk_snapshots(&mapper),
+        }
+    }
+}
+
+impl<D: Driver> SlowPath<'_, D> {
+    /// The error for a request of `stream` that could not be served.
+    #[cold]
+    pub fn out_of_memory(&self, request: &Request, stream: StreamIndex, refusal: Option<&DriverError>) -> AllocError {
+        self.shared.counters.failed_allocs.fetch_add(1, Ordering::Relaxed);
+        let states = self.shared.streams.lock_all();
+        let holdings = holdings(&self.mapper, &states);
+        let report = OutOfMemory::new(self.shared, &states, &holdings, request, stream, refusal);
+        AllocError::OutOfMemory(Box::new(report))
+    }
+}
+
+fn holdings(mapper: &Mapper, states: &AllStates<'_>) -> Holdings {
+    let pool = &mapper.pool;
+    let page_bytes = pool.page_bytes();
+    let free_pages: u64 = free_chunks(mapper, states).iter().map(|source| u64::from(source.pages)).sum();
+    let tables = mapper.segments.iter().map(|segment| segment.table.metadata_bytes());
+    Holdings {
+        page_bytes,
+        held_bytes: pool.held_bytes(),
+        peak_held_bytes: pool.peak_held_bytes(),
+        idle_bytes: pool.idle_bytes(),
+        range_bytes: pool.lent_out_bytes(),
+        headroom_bytes: pool.headroom_pages() * page_bytes,
+        free_chunk_bytes: free_pages * page_bytes,
+        chunks: pool.len() as u64,
+        mappings: mapper.mappings() as u64,
+        harvested_chunks: mapper.harvested_chunks,
+        reused_views: mapper.reused_views,
+        poisoned: mapper.poisoned,
+        metadata_bytes: pool.metadata_bytes() + tables.sum::<u64>(),
+    }
+}
+
+fn chunk_snapshots(mapper: &Mapper) -> Vec<ChunkSnapshot> {
+    let address = |at: ViewAt| mapper.segments[at.segment as usize].address(at.page);
+    mapper
+        .pool
+        .iter()
+        .map(|(_, chunk)| ChunkSnapshot {
+            handle: chunk.handle.0,
+            bytes: u64::from(chunk.pages) * mapper.pool.page_bytes(),
+            active: chunk.active.map(address),
+            stale: chunk.stale.iter().copied().map(address).collect(),
+            in_range: chunk.lent_out,
+        })
+        .collect()
+}

@@ -1,0 +1,136 @@
+//! The slow path: everything that talks to the driver about memory.
+//!
+//! There is one way in, [`Door::enter`]: it refuses in a forked process and after the device was lost, takes the mapper's
+//! lock, runs the work, and tidies up behind it. The work is one of the operations below, all methods of [`SlowPath`].
+//!
+//! ```text
+//! growth.rs     a request that no cached block serves     ranges.rs    growth and shrinking of raw ranges
+//! borrow.rs     blocks kept for another use               trim.rs      memory goes back to the driver
+//! addresses.rs  regions and the addresses behind them     teardown.rs  everything goes back
+//! plan/         decides, without a driver call            inspect.rs   statistics, snapshot, report
+//! execute.rs    carries a plan out                        check.rs     the invariants
+//! mapper.rs     chunks, segments, page tables
+//! ```
+//!
+//! Threads: any; one at a time is inside. No stream state is locked during a driver call.
+
+mod addresses;
+mod borrow;
+mod check;
+mod execute;
+mod growth;
+mod inspect;
+mod mapper;
+mod plan;
+mod ranges;
+mod teardown;
+mod trim;
+
+pub use ranges::RangeParts;
+pub use trim::Trimmed;
+
+use super::error::AllocError;
+use super::request::Request;
+use super::shared::Shared;
+use super::streams::state::Stream;
+use crate::driver::{Counted, Driver, MemoryDriver};
+use crate::physical::ChunkId;
+use crate::sync::{Mutex, MutexGuard, Ordering};
+use crate::units::DeviceAddr;
+use growth::Growth;
+use mapper::Mapper;
+
+/// The one entrance to the slow path of an allocator. What is behind it is locked while somebody is inside.
+#[derive(Debug)]
+pub struct Door {
+    mapper: Mutex<Mapper>,
+}
+
+/// A caller inside the slow path.
+pub struct SlowPath<'a, D: Driver> {
+    shared: &'a Shared<D>,
+    mapper: MutexGuard<'a, Mapper>,
+    /// Chunks created since the caller entered: those still idle go back to the driver if its work fails.
+    created: Vec<ChunkId>,
+}
+
+impl Door {
+    /// An entrance behind which nothing is held yet.
+    pub fn new<D: Driver>(shared: &Shared<D>) -> Self {
+        Self { mapper: Mutex::new(Mapper::new(&shared.geometry, shared.budget_bytes())) }
+    }
+
+    /// Enters the slow path and runs `work` there. If that fails, what it created and did not use is released, so that
+    /// nothing has changed; an error after which the device is lost is remembered.
+    ///
+    /// # Errors
+    /// [`AllocError::Forked`] in a forked process, the error with which the device was lost, and those of `work`.
+    pub fn enter<D: Driver, T>(
+        &self,
+        shared: &Shared<D>,
+        work: impl FnOnce(&mut SlowPath<'_, D>) -> Result<T, AllocError>,
+    ) -> Result<T, AllocError> {
+        shared.expect_usable()?;
+        let mut path = SlowPath { shared, mapper: self.mapper.lock(), created: Vec::new() };
+        let result = work(&mut path);
+        path.leave(result.is_err());
+        shared.note_loss(&result);
+        result
+    }
+
+    /// Serves a request that no cached block of `stream` serves.
+    ///
+    /// # Errors
+    /// [`AllocError`]; nothing has changed.
+    #[cold]
+    pub fn alloc<D: Driver>(
+        &self,
+        shared: &Shared<D>,
+        stream: &Stream,
+        request: Request,
+    ) -> Result<DeviceAddr, AllocError> {
+        self.enter(shared, |path| {
+            path.ensure_region(stream, request.kind)?;
+            Growth::new(path, stream, request).serve()
+        })
+    }
+
+    /// Changes how much may be held, in a forked process and after the device was lost as well. Releases nothing.
+    pub fn set_budget(&self, bytes: u64) {
+        self.mapper.lock().pool.set_budget(bytes);
+    }
+}
+
+impl<D: Driver> SlowPath<'_, D> {
+    /// The driver.
+    fn driver(&self) -> &Counted<D> {
+        &self.shared.streams.driver
+    }
+
+    /// Bytes of a page.
+    fn page_bytes(&self) -> u64 {
+        self.shared.geometry.page_bytes
+    }
+
+    /// Tidies up behind a caller, and lets the next one in.
+    fn leave(mut self, failed: bool) {
+        self.mapper.pool.lift_bars();
+        if failed {
+            for chunk in std::mem::take(&mut self.created) {
+                if self.mapper.pool.idle().any(|idle| idle == chunk) {
+                    self.release_idle(chunk);
+                }
+            }
+        }
+    }
+
+    /// Releases an idle chunk. It stays idle if the driver refuses.
+    fn release_idle(&mut self, chunk: ChunkId) {
+        let handle = self.mapper.pool.get(chunk).handle;
+        if self.driver().release(handle).is_ok() {
+            self.mapper.pool.remove(chunk);
+        } else {
+            self.shared.counters.undo_failures.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}

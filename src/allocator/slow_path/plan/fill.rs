@@ -1,0 +1,196 @@
+//! Finding chunks for the pages of a placement: idle ones, new ones, free ones from elsewhere, in the order that keeps both
+//! driver calls and pinned memory low.
+
+use super::super::super::streams::region::RegionKind;
+use super::{Backing, Fill, Recreation, Source, Survey};
+use crate::physical::ChunkId;
+use std::collections::BTreeMap;
+
+/// Finds chunks for runs of pages.
+pub(super) struct Filler<'a> {
+    survey: &'a Survey<'a>,
+    /// The sources that may be taken, by number: by [`Wait`], then by pages; the next to take is the last of a list.
+    unused: [BTreeMap<u32, Vec<usize>>; Wait::ALL.len()],
+    idle_used: Vec<ChunkId>,
+    /// Number of pages created.
+    created: u64,
+    /// Number of pages released and not created again.
+    released: u64,
+    fill: Vec<Fill>,
+    release: Vec<Source>,
+}
+
+/// What has to be waited for before a source can be used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    /// Nothing: it is of the same stream, or its last use has passed.
+    Nothing,
+    /// The device has to order the stream behind another.
+    OtherStream,
+}
+
+impl Wait {
+    const ALL: [Self; 2] = [Self::Nothing, Self::OtherStream];
+}
+
+impl<'a> Filler<'a> {
+    /// `used` has the sources that must not be taken.
+    pub(super) fn new(survey: &'a Survey<'a>, used: &[bool]) -> Self {
+        let mut unused: [BTreeMap<u32, Vec<usize>>; Wait::ALL.len()] = Default::default();
+        for (number, source) in survey.sources.iter().enumerate().filter(|(number, _)| !used[*number]) {
+            let at_once =
+                source.stream == survey.goal.stream || source.epoch <= survey.passed[source.stream.0 as usize];
+            let wait = if at_once { Wait::Nothing } else { Wait::OtherStream };
+            unused[wait as usize].entry(source.pages).or_default().push(number);
+        }
+        let (fill, release) = (Vec::new(), Vec::new());
+        Self { survey, unused, idle_used: Vec::new(), created: 0, released: 0, fill, release }
+    }
+
+    /// The mappings to make, and the free chunks to release before.
+    pub(super) fn finish(self) -> (Vec<Fill>, Vec<Source>) {
+        (self.fill, self.release)
+    }
+
+    /// Fills `pages` pages from `page` on, and at most `spare` more behind them. Returns the page after the last, or `None`
+    /// when the chunks do not suffice.
+    pub(super) fn fill(&mut self, mut page: u64, mut pages: u64, spare: u64) -> Option<u64> {
+        while pages > 0 {
+            let (backing, got) = self.next(pages, spare)?;
+            self.fill.push(Fill { page, pages: got, backing });
+            page += u64::from(got);
+            pages = pages.saturating_sub(u64::from(got));
+        }
+        Some(page)
+    }
+
+    /// The next chunk, for at most `pages + spare` pages, and the number of its pages.
+    fn next(&mut self, pages: u64, spare: u64) -> Option<(Backing, u32)> {
+        self.idle(pages)
+            .or_else(|| self.create_from_released(pages))
+            .or_else(|| self.create(pages, spare, self.survey.goal.allowance.soft_pages))
+            .or_else(|| self.harvest(pages))
+            .or_else(|| self.create_beyond_slack(pages, spare))
+            .or_else(|| self.harvest_larger(pages, spare))
+            .or_else(|| self.recreate_waiting(pages))
+    }
+
+    fn idle(&mut self, pages: u64) -> Option<(Backing, u32)> {
+        let pool = &self.survey.mapper.pool;
+        let chunk = pool.idle_up_to(pages).find(|chunk| !self.idle_used.contains(chunk))?;
+        self.idle_used.push(chunk);
+        Some((Backing::Idle(chunk), pool.get(chunk).pages))
+    }
+
+    /// A new chunk, as long as no more than `allowed` pages are created in all.
+    fn create(&mut self, pages: u64, spare: u64, allowed: u64) -> Option<(Backing, u32)> {
+        let left = allowed.saturating_sub(self.created);
+        if left == 0 {
+            return None;
+        }
+        let headroom = self.survey.goal.allowance.hard_pages.saturating_sub(self.created);
+        let (sizes, request) = (&self.survey.mapper.sizes, &self.survey.goal.request);
+        let got = match request.kind {
+            RegionKind::Small => sizes.for_small_blocks(headroom, (pages + spare).min(left)),
+            RegionKind::Large => sizes.for_large_block(headroom, request.size, pages.min(left)),
+        };
+        self.created += u64::from(got);
+        Some((Backing::Create, got))
+    }
+
+    /// The budget has headroom but slack has not: what is free is made to fit, if that needs no waiting, before more is held.
+    fn create_beyond_slack(&mut self, pages: u64, spare: u64) -> Option<(Backing, u32)> {
+        let hard_pages = self.survey.goal.allowance.hard_pages;
+        if hard_pages <= self.created {
+            return None;
+        }
+        self.harvest_larger(pages, spare)
+            .or_else(|| self.recreate(pages, Recreation::WithoutWaiting))
+            .or_else(|| self.create(pages, 0, hard_pages))
+    }
+
+    /// While there is headroom, the largest chunks, since a move costs the same for any size. Once there is none, the
+    /// smallest: the large ones are cut up instead, so that they cannot be pinned by small blocks later.
+    fn harvest(&mut self, pages: u64) -> Option<(Backing, u32)> {
+        let top = clamp_pages(pages);
+        let tight = self.survey.goal.allowance.hard_pages <= self.created;
+        let smallest = self.survey.mapper.sizes.smallest();
+        for wait in Wait::ALL {
+            let by_pages = &self.unused[wait as usize];
+            let found = if tight { by_pages.range(..=top).next() } else { by_pages.range(..=top).next_back() };
+            let Some((&size, of_size)) = found else { continue };
+            let next = *of_size.last().expect("empty lists are removed");
+            if tight && size > smallest && self.survey.can_go_back(&self.survey.sources[next]) {
+                self.give_back(wait, size);
+                return self.create_from_released(pages);
+            }
+            return Some(self.take(wait, size));
+        }
+        None
+    }
+
+    fn harvest_larger(&mut self, pages: u64, spare: u64) -> Option<(Backing, u32)> {
+        let top = clamp_pages(pages + spare);
+        let smallest_fit = |wait: Wait| Some((wait, *self.unused[wait as usize].range(..=top).next()?.0));
+        let (wait, size) = Wait::ALL.into_iter().find_map(smallest_fit)?;
+        Some(self.take(wait, size))
+    }
+
+    fn take(&mut self, wait: Wait, size: u32) -> (Backing, u32) {
+        (Backing::Harvest(self.pop(wait, size)), size)
+    }
+
+    /// Takes the source that comes last: from the largest free block, whose loss is felt least, and from its end.
+    fn pop(&mut self, wait: Wait, size: u32) -> Source {
+        let by_pages = &mut self.unused[wait as usize];
+        let of_size = by_pages.get_mut(&size).expect("just found");
+        let number = of_size.pop().expect("empty lists are removed");
+        if of_size.is_empty() {
+            by_pages.remove(&size);
+        }
+        self.survey.sources[number]
+    }
+
+    /// As [`recreate`](Self::recreate), where the host may wait for it.
+    fn recreate_waiting(&mut self, pages: u64) -> Option<(Backing, u32)> {
+        match self.survey.goal.allowance.recreation {
+            Recreation::WithoutWaiting => None,
+            Recreation::Waiting => self.recreate(pages, Recreation::Waiting),
+        }
+    }
+
+    /// Releases the smallest free chunk that covers the shortage, or the largest there is, so that what is needed can be
+    /// created in its place.
+    fn recreate(&mut self, pages: u64, recreation: Recreation) -> Option<(Backing, u32)> {
+        let short = clamp_pages(pages);
+        let covering = |wait: Wait| Some((wait, *self.unused[wait as usize].range(short..).next()?.0));
+        let largest = |wait: Wait| Some((wait, *self.unused[wait as usize].keys().next_back()?));
+        let mut waits = Wait::ALL.into_iter();
+        let (wait, size) = waits.find_map(covering).or_else(|| Wait::ALL.into_iter().find_map(largest))?;
+        let next = *self.unused[wait as usize][&size].last().expect("empty lists are removed");
+        if recreation == Recreation::WithoutWaiting && !self.survey.can_go_back(&self.survey.sources[next]) {
+            return None;
+        }
+        self.give_back(wait, size);
+        self.create_from_released(pages)
+    }
+
+    fn give_back(&mut self, wait: Wait, size: u32) {
+        let source = self.pop(wait, size);
+        self.release.push(source);
+        self.released += u64::from(size);
+    }
+
+    fn create_from_released(&mut self, pages: u64) -> Option<(Backing, u32)> {
+        if self.released == 0 {
+            return None;
+        }
+        let got = self.survey.mapper.sizes.smallest().min(clamp_pages(pages.min(self.released)));
+        self.released -= u64::from(got);
+        Some((Backing::Create, got))
+    }
+}
+
+fn clamp_pages(pages: u64) -> u32 {
+    u32::try_from(pages).unwrap_or(u32::MAX)
+}

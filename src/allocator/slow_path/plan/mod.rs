@@ -1,0 +1,238 @@
+//! Planning a growth: where a request is placed, and which chunks are mapped behind it. No driver call is made here; what a
+//! plan takes is marked as claimed in the heaps, so that nobody else takes it meanwhile.
+//!
+//! ```text
+//! sources.rs    the completely free chunks
+//! rooms.rs      where the region has addresses, and what a placement there costs
+//! placement.rs  a placement worked out: what is reused, unmapped, mapped
+//! fill.rs       chunks for the pages without a mapping
+//! ```
+
+mod fill;
+mod placement;
+mod rooms;
+mod sources;
+
+pub use sources::{Source, claim_sources, free_chunks};
+
+use super::super::request::Request;
+use super::super::streams::region::{Region, RegionId};
+use super::super::streams::state::AllStates;
+use super::mapper::Mapper;
+use crate::heap::BlockState;
+use crate::physical::ChunkId;
+use crate::segment::{PageTable, ViewState};
+use crate::stream::{Fence, StreamIndex};
+use rooms::{Candidate, PieceKind, Room};
+use sources::walk_to;
+use std::ops::Range;
+
+/// What a plan is to achieve.
+#[derive(Clone, Copy, Debug)]
+pub struct Goal {
+    /// What was asked for.
+    pub request: Request,
+    /// The stream that it is for.
+    pub stream: StreamIndex,
+    /// The region to place it in.
+    pub region: RegionId,
+    /// How much may be created.
+    pub allowance: Allowance,
+}
+
+/// How much may be created.
+#[derive(Clone, Copy, Debug)]
+pub struct Allowance {
+    /// Number of pages that may be created before anything is harvested.
+    pub soft_pages: u64,
+    /// Number of pages that may be created at all.
+    pub hard_pages: u64,
+    /// How free chunks may be replaced by new ones of other sizes.
+    pub recreation: Recreation,
+}
+
+/// When a free chunk may be released so that chunks of other sizes can be created in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recreation {
+    /// When the host need not wait for its last use.
+    WithoutWaiting,
+    /// Always; the host may wait.
+    Waiting,
+}
+
+/// Where the memory for some pages comes from.
+#[derive(Clone, Copy, Debug)]
+pub enum Backing {
+    /// A chunk that nothing maps.
+    Idle(ChunkId),
+    /// A new chunk.
+    Create,
+    /// A free chunk from elsewhere.
+    Harvest(Source),
+}
+
+/// One mapping to make.
+#[derive(Clone, Copy, Debug)]
+pub struct Fill {
+    /// First page in the target segment.
+    pub page: u64,
+    /// Number of pages.
+    pub pages: u32,
+    /// What to map there.
+    pub backing: Backing,
+}
+
+/// A stale view in the target segment that becomes active again.
+#[derive(Clone, Copy, Debug)]
+pub struct Reuse {
+    /// Its first page.
+    pub page: u64,
+    /// Its chunk, where that is active now.
+    pub source: Source,
+}
+
+/// A piece of a block of the target as it was before it was claimed.
+#[derive(Clone, Copy, Debug)]
+pub struct Before {
+    /// Offset of the block.
+    pub block: u64,
+    /// Offset of the piece.
+    pub start: u64,
+    /// Bytes of the piece.
+    pub len: u64,
+    /// Free or hole.
+    pub state: BlockState,
+    /// The block's epoch.
+    pub epoch: u32,
+}
+
+/// A growth, planned and claimed.
+#[derive(Debug)]
+pub struct Plan {
+    /// What it achieves.
+    pub goal: Goal,
+    /// Number of the region's segment.
+    pub segment: usize,
+    /// Offset at which the block will start.
+    pub start: u64,
+    /// The claimed offsets around it.
+    pub claim: Range<u64>,
+    /// What the claimed offsets consisted of.
+    pub before: Vec<Before>,
+    /// Stale views in the target that become active again.
+    pub reuse: Vec<Reuse>,
+    /// First pages of stale views in the target that are unmapped first.
+    pub unmap: Vec<u64>,
+    /// Free chunks that are released first, so that others can be created.
+    pub release: Vec<Source>,
+    /// Mappings to make.
+    pub fill: Vec<Fill>,
+}
+
+impl Plan {
+    /// The chunks that move to the target.
+    pub fn moved(&self) -> impl Iterator<Item = &Source> {
+        let harvested = self.fill.iter().filter_map(|fill| match &fill.backing {
+            Backing::Harvest(source) => Some(source),
+            Backing::Idle(_) | Backing::Create => None,
+        });
+        self.reuse.iter().map(|reuse| &reuse.source).chain(harvested)
+    }
+
+    /// All chunks that are taken from where they are; claimed there.
+    pub fn sources(&self) -> impl Iterator<Item = &Source> {
+        self.moved().chain(&self.release)
+    }
+}
+
+/// Plans towards `goal` over all streams' states, where stream `i` is known to have passed epoch `passed[i]`, and claims
+/// what the plan takes. `None` when the goal cannot be reached.
+pub fn plan(mapper: &Mapper, states: &mut AllStates<'_>, passed: &[u64], goal: Goal) -> Option<Plan> {
+    let plan = Survey::new(mapper, states, passed, goal)?.plan()?;
+    claim(states, &plan);
+    Some(plan)
+}
+
+/// What a plan is made from.
+struct Survey<'a> {
+    mapper: &'a Mapper,
+    region: &'a Region,
+    passed: &'a [u64],
+    goal: Goal,
+    sources: Vec<Source>,
+    /// For each chunk, the number of the source that it is.
+    of_chunk: Vec<Option<usize>>,
+}
+
+impl<'a> Survey<'a> {
+    /// `None` when the stream has no such region.
+    fn new(mapper: &'a Mapper, states: &'a AllStates<'_>, passed: &'a [u64], goal: Goal) -> Option<Self> {
+        let region = states[goal.stream.0 as usize].regions.get(goal.region)?;
+        let segment = &mapper.segments[region.segment];
+        // Looking for free chunks costs more than all the rest. While enough may be created and there is no stale view that
+        // could become active again, none is needed.
+        let enough = goal.request.size / segment.page_bytes + 2 <= goal.allowance.soft_pages;
+        let sources = if enough && segment.table.stale() == 0 { Vec::new() } else { free_chunks(mapper, states) };
+        let mut of_chunk = vec![None; if sources.is_empty() { 0 } else { mapper.pool.id_bound() }];
+        for (number, source) in sources.iter().enumerate() {
+            of_chunk[source.chunk.0 as usize] = Some(number);
+        }
+        Some(Self { mapper, region, passed, goal, sources, of_chunk })
+    }
+
+    /// The cheapest placement, worked out.
+    fn plan(&self) -> Option<Plan> {
+        let rooms = self.rooms();
+        let best = rooms.iter().filter_map(|room| Some((self.cheapest(room)?, room))).min_by_key(|(found, _)| *found);
+        best.and_then(|(Candidate { start, .. }, room)| self.place(room, start)).or_else(|| {
+            // The best room may not be tiled by the chunks there are; past the last mapping there are always addresses.
+            let room = rooms.last()?;
+            self.place(room, self.align(tail(room)?)?)
+        })
+    }
+
+    fn table(&self) -> &PageTable {
+        &self.mapper.segments[self.region.segment].table
+    }
+
+    fn page_bytes(&self) -> u64 {
+        self.region.page_bytes
+    }
+
+    /// The number of the source that a chunk is, if it is completely free.
+    fn source_of(&self, chunk: ChunkId) -> Option<usize> {
+        self.of_chunk.get(chunk.0 as usize).copied().flatten()
+    }
+
+    /// Whether a fence is known to have passed.
+    fn has_passed(&self, fence: Fence) -> bool {
+        fence.epoch <= self.passed[fence.stream.0 as usize]
+    }
+
+    /// Whether a free chunk can be released without waiting.
+    fn can_go_back(&self, source: &Source) -> bool {
+        self.has_passed(Fence { stream: source.stream, epoch: source.epoch })
+            && self.mapper.pool.get(source.chunk).stale.iter().all(|at| match self.mapper.view(*at).state {
+                ViewState::Stale(fence) => self.has_passed(fence),
+                ViewState::Active => true,
+            })
+    }
+}
+
+/// Where the empty end of a room starts.
+fn tail(room: &Room) -> Option<u64> {
+    let last = room.pieces.iter().rposition(|piece| piece.kind != PieceKind::Empty);
+    Some(room.pieces.get(last.map_or(0, |last| last + 1))?.start)
+}
+
+/// Claims what a plan takes, sources first.
+fn claim(states: &mut AllStates<'_>, plan: &Plan) {
+    claim_sources(states, plan.sources());
+    let state = &mut states[plan.goal.stream.0 as usize];
+    let epoch = state.epoch;
+    let region = state.region(plan.goal.region).expect("the plan was made for it");
+    let block = plan.before.first().expect("a claim is not empty").block;
+    let first = walk_to(&region.heap, block, plan.claim.start);
+    let len = plan.claim.end - plan.claim.start;
+    region.heap.set(first, plan.claim.start, len, BlockState::Claimed, epoch);
+}

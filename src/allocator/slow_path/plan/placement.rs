@@ -1,0 +1,97 @@
+//! A placement worked out: which stale views become active again, which are unmapped, and what is mapped.
+
+use super::fill::Filler;
+use super::rooms::{PieceKind, Room};
+use super::{Before, Plan, Reuse, Survey};
+use crate::heap::Heap;
+use crate::segment::ViewState;
+use std::ops::Range;
+
+impl Survey<'_> {
+    /// Works out a placement that starts at `start` in `room`. `None` when the chunks do not suffice.
+    pub fn place(&self, room: &Room, start: u64) -> Option<Plan> {
+        let page_bytes = self.page_bytes();
+        let end = start.checked_add(self.goal.request.size)?;
+        if start < room.pieces.first()?.start || end > room.pieces.last()?.end {
+            return None;
+        }
+        let mut used = self.underneath(start..end);
+        let (mut reuse, mut unmap) = (Vec::new(), Vec::new());
+        let mut unmapped: Vec<Range<u64>> = Vec::new();
+        let mut claim = start..end;
+        for piece in room.pieces.iter().filter(|piece| piece.start < end && piece.end > start) {
+            match piece.kind {
+                PieceKind::Free => continue,
+                PieceKind::Reusable(source) if !used[source] => {
+                    used[source] = true;
+                    reuse.push(Reuse { page: piece.start / page_bytes, source: self.sources[source] });
+                    claim.start = claim.start.min(piece.start);
+                    claim.end = claim.end.max(piece.end);
+                    continue;
+                }
+                PieceKind::Reusable(_) | PieceKind::Busy => {
+                    let view = self.table().view(piece.start / page_bytes).expect("a piece of a view");
+                    let ViewState::Stale(fence) = view.state else { return None };
+                    if !self.has_passed(fence) {
+                        return None;
+                    }
+                    unmap.push(view.page);
+                }
+                PieceKind::Empty => {}
+            }
+            let pages = piece.start.max(start) / page_bytes..piece.end.min(end).div_ceil(page_bytes);
+            claim.start = claim.start.min(pages.start * page_bytes);
+            match unmapped.last_mut() {
+                Some(last) if last.end == pages.start => last.end = pages.end,
+                _ => unmapped.push(pages),
+            }
+        }
+        let mut filler = Filler::new(self, &used);
+        for (number, pages) in unmapped.iter().enumerate() {
+            // Behind the last pages a larger chunk may reach into empty ones.
+            let is_last = number + 1 == unmapped.len() && pages.end * page_bytes >= end;
+            let spare = if is_last { self.empty_pages_from(room, pages.end) } else { 0 };
+            let filled = filler.fill(pages.start, pages.end - pages.start, spare)?;
+            claim.end = claim.end.max(filled * page_bytes);
+        }
+        let (fill, release) = filler.finish();
+        let before = blocks_before(&self.region.heap, room, &claim);
+        let segment = self.region.segment;
+        Some(Plan { goal: self.goal, segment, start, claim, before, reuse, unmap, release, fill })
+    }
+
+    /// Marks the sources that lie under a placement itself: they must not be taken from there.
+    fn underneath(&self, placement: Range<u64>) -> Vec<bool> {
+        let page_bytes = self.page_bytes();
+        let is_under = |source: &super::Source| {
+            let (from, to) = (source.page * page_bytes, (source.page + u64::from(source.pages)) * page_bytes);
+            (source.stream, source.region) == (self.goal.stream, self.goal.region)
+                && from < placement.end
+                && to > placement.start
+        };
+        self.sources.iter().map(is_under).collect()
+    }
+
+    /// Number of pages without a mapping in a room from `page` on.
+    fn empty_pages_from(&self, room: &Room, page: u64) -> u64 {
+        let offset = page * self.page_bytes();
+        let at =
+            |piece: &&super::rooms::Piece| piece.kind == PieceKind::Empty && (piece.start..piece.end).contains(&offset);
+        room.pieces.iter().find(at).map_or(0, |piece| piece.end / self.page_bytes() - page)
+    }
+}
+
+/// What the offsets `claim` of a room consist of, block by block.
+fn blocks_before(heap: &Heap, room: &Room, claim: &Range<u64>) -> Vec<Before> {
+    let mut before: Vec<Before> = Vec::new();
+    for piece in room.pieces.iter().filter(|piece| piece.start < claim.end && piece.end > claim.start) {
+        if before.last().is_some_and(|last| last.block == piece.block) {
+            continue;
+        }
+        let block = heap.block(piece.block).expect("a piece of a block");
+        let start = block.offset.max(claim.start);
+        let end = (block.offset + block.size).min(claim.end);
+        before.push(Before { block: block.offset, start, len: end - start, state: block.state, epoch: block.epoch });
+    }
+    before
+}

@@ -1,0 +1,178 @@
+//! Rooms: runs of addresses of a region that no live block cuts up, in pieces by what is mapped there.
+
+use super::Survey;
+use crate::heap::BlockState;
+use crate::segment::ViewState;
+use crate::units::round_up;
+
+/// A run of free blocks and holes with at least one hole, in pieces in address order.
+#[derive(Clone, Debug, Default)]
+pub struct Room {
+    pub pieces: Vec<Piece>,
+}
+
+/// A part of a room of one kind. Offsets in the region, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    pub start: u64,
+    pub end: u64,
+    pub kind: PieceKind,
+    /// Offset of the block that the piece is a part of.
+    pub block: u64,
+}
+
+/// What a piece of a room is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PieceKind {
+    /// A free block: mapped and unused.
+    Free,
+    /// Pages without a mapping.
+    Empty,
+    /// A stale view whose chunk is completely free: the survey's source of this number.
+    Reusable(usize),
+    /// A stale view whose chunk is in use elsewhere, and whose last use has completed.
+    Busy,
+}
+
+/// The start of the cheapest placement found so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Candidate {
+    /// What has to be mapped there.
+    pub cost: u64,
+    /// Offset in the region.
+    pub start: u64,
+}
+
+/// Cost of an empty page; the others are relative to it.
+const EMPTY_PAGE: u64 = 1000;
+/// Cost of a page in a reusable view: next to nothing, but no placement takes more of them than it needs.
+const REUSABLE_PAGE: u64 = 1;
+/// Cost of a page behind a stale view that has to be unmapped.
+const BUSY_PAGE: u64 = 8000;
+
+impl Survey<'_> {
+    /// The rooms of the region.
+    pub fn rooms(&self) -> Vec<Room> {
+        let heap = &self.region.heap;
+        let mut rooms: Vec<Room> = Vec::new();
+        let mut done = 0;
+        for (offset, _) in heap.holes() {
+            if offset < done {
+                continue;
+            }
+            let hole = heap.block(offset).expect("I3: holes are blocks");
+            let first = heap.before(hole).filter(|before| before.state == BlockState::Free).unwrap_or(hole);
+            let mut room = Room::default();
+            let mut next = Some(*first);
+            while let Some(block) = next {
+                match block.state {
+                    BlockState::Free => room.pieces.push(Piece {
+                        start: block.offset,
+                        end: block.offset + block.size,
+                        kind: PieceKind::Free,
+                        block: block.offset,
+                    }),
+                    BlockState::Hole => self.cut_hole(block.offset, block.size, &mut room, &mut rooms),
+                    BlockState::Live | BlockState::Pending | BlockState::Claimed => break,
+                }
+                done = block.offset + block.size;
+                next = heap.after(&block).copied();
+            }
+            if !room.pieces.is_empty() {
+                rooms.push(room);
+            }
+        }
+        rooms
+    }
+
+    /// Cuts a hole into pieces of `room`. A stale view that can be neither used nor removed ends the room.
+    fn cut_hole(&self, offset: u64, size: u64, room: &mut Room, rooms: &mut Vec<Room>) {
+        let page_bytes = self.page_bytes();
+        let end = offset + size;
+        let mut at = offset;
+        let empty = |start, end| Piece { start, end, kind: PieceKind::Empty, block: offset };
+        for view in self.table().views_in(offset / page_bytes, end / page_bytes) {
+            let (start, view_end) = (view.page * page_bytes, view.end() * page_bytes);
+            if start > at {
+                room.pieces.push(empty(at, start));
+            }
+            at = view_end;
+            let kind = match (self.source_of(view.chunk), view.state) {
+                (Some(source), _) => PieceKind::Reusable(source),
+                (None, ViewState::Stale(fence)) if self.has_passed(fence) => PieceKind::Busy,
+                _ => {
+                    if !room.pieces.is_empty() {
+                        rooms.push(std::mem::take(room));
+                    }
+                    continue;
+                }
+            };
+            room.pieces.push(Piece { start, end: view_end, kind, block: offset });
+        }
+        if at < end {
+            room.pieces.push(empty(at, end));
+        }
+    }
+
+    /// The cheapest placement in a room, the lowest of several.
+    pub fn cheapest(&self, room: &Room) -> Option<Candidate> {
+        let pieces = &room.pieces;
+        let size = self.goal.request.size;
+        let (room_start, room_end) = (pieces.first()?.start, pieces.last()?.end);
+        if room_end - room_start < size {
+            return None;
+        }
+        let page_bytes = self.page_bytes();
+        let mut sums = Vec::with_capacity(pieces.len() + 1);
+        sums.push(0u64);
+        for piece in pieces {
+            sums.push(sums[sums.len() - 1] + piece.cost(piece.start, piece.end, page_bytes));
+        }
+        let cost = |start: u64| {
+            let end = start + size;
+            let first = pieces.partition_point(|piece| piece.end <= start);
+            let last = pieces.partition_point(|piece| piece.start < end) - 1;
+            if first == last {
+                return pieces[first].cost(start, end, page_bytes);
+            }
+            pieces[first].cost(start, pieces[first].end, page_bytes)
+                + (sums[last] - sums[first + 1])
+                + pieces[last].cost(pieces[last].start, end, page_bytes)
+        };
+        let mut best: Option<Candidate> = None;
+        let mut consider = |start: Option<u64>| {
+            let Some(start) = start.and_then(|start| self.align(start)) else { return };
+            if start >= room_start && start.checked_add(size).is_some_and(|end| end <= room_end) {
+                let found = Candidate { cost: cost(start), start };
+                if best.is_none_or(|best| found < best) {
+                    best = Some(found);
+                }
+            }
+        };
+        for piece in pieces {
+            consider(Some(piece.start));
+            if piece.kind != PieceKind::Empty {
+                consider(piece.end.checked_sub(size));
+            }
+        }
+        best
+    }
+
+    /// The first aligned offset at or after `start`.
+    pub fn align(&self, start: u64) -> Option<u64> {
+        let base = self.region.base.0;
+        Some(round_up(base + start, self.goal.request.alignment)? - base)
+    }
+}
+
+impl Piece {
+    /// Cost of the part `[start, end)` of the piece.
+    fn cost(&self, start: u64, end: u64, page_bytes: u64) -> u64 {
+        match self.kind {
+            PieceKind::Free => 0,
+            PieceKind::Empty => (end.div_ceil(page_bytes) - start / page_bytes) * EMPTY_PAGE,
+            PieceKind::Reusable(_) => (self.end - self.start) / page_bytes * REUSABLE_PAGE,
+            PieceKind::Busy => (self.end - self.start) / page_bytes * BUSY_PAGE,
+        }
+    }
+}

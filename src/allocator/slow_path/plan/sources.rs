@@ -1,0 +1,84 @@
+//! Sources: completely free chunks, which a plan may take from where they are.
+
+use super::super::super::streams::region::RegionId;
+use super::super::super::streams::state::AllStates;
+use super::super::mapper::Mapper;
+use crate::heap::{BlockState, Heap};
+use crate::physical::ChunkId;
+use crate::stream::StreamIndex;
+
+/// A completely free chunk, where it is now.
+#[derive(Clone, Copy, Debug)]
+pub struct Source {
+    /// The chunk.
+    pub chunk: ChunkId,
+    /// The stream whose region it is in.
+    pub stream: StreamIndex,
+    /// The region there.
+    pub region: RegionId,
+    /// Offset of the free block that it lies in.
+    pub block: u64,
+    /// First page of its active view.
+    pub page: u64,
+    /// Number of its pages.
+    pub pages: u32,
+    /// The epoch of the last free in that block.
+    pub epoch: u64,
+}
+
+/// All completely free chunks, wherever they are, but for those that cannot be moved now.
+pub fn free_chunks(mapper: &Mapper, states: &AllStates<'_>) -> Vec<Source> {
+    let mut sources = Vec::new();
+    for (number, state) in states.iter().enumerate() {
+        let stream = StreamIndex(u32::try_from(number).expect("stream numbers are 32 bits"));
+        for (id, region) in state.regions.iter() {
+            let segment = &mapper.segments[region.segment];
+            let page_bytes = segment.page_bytes;
+            for block in region.heap.free_blocks_from(page_bytes) {
+                let first = block.offset.div_ceil(page_bytes);
+                let end = (block.offset + block.size) / page_bytes;
+                if first >= end {
+                    continue;
+                }
+                let epoch = region.heap.block(block.offset).expect("indexed").epoch;
+                let epoch = state.epoch_base + u64::from(epoch);
+                sources.extend(
+                    segment
+                        .table
+                        .views_in(first, end)
+                        .filter(|view| view.page >= first && view.end() <= end && !mapper.pool.is_barred(view.chunk))
+                        .map(|view| Source {
+                            chunk: view.chunk,
+                            stream,
+                            region: id,
+                            block: block.offset,
+                            page: view.page,
+                            pages: view.pages,
+                            epoch,
+                        }),
+                );
+            }
+        }
+    }
+    sources
+}
+
+/// Claims completely free chunks where they are.
+pub fn claim_sources<'s>(states: &mut AllStates<'_>, sources: impl Iterator<Item = &'s Source>) {
+    for source in sources {
+        let state = &mut states[source.stream.0 as usize];
+        let region = state.region(source.region).expect("sources come from regions");
+        let (start, len) = (source.page * region.page_bytes, u64::from(source.pages) * region.page_bytes);
+        let first = walk_to(&region.heap, source.block, start);
+        region.heap.set(first, start, len, BlockState::Claimed, 0);
+    }
+}
+
+/// Offset of the block that `offset` lies in, looked for from the block at `from` on, which starts at or before it.
+pub fn walk_to(heap: &Heap, from: u64, offset: u64) -> u64 {
+    let mut block = *heap.block(from).expect("a block to start from");
+    while block.offset + block.size <= offset {
+        block = *heap.after(&block).expect("the offset lies in the heap");
+    }
+    block.offset
+}
