@@ -19,22 +19,26 @@
 //! Threads: every method may be called from any thread, concurrently. Implementations do not call back.
 //! After a failed call nothing has changed: the same call may be repeated, the same undo steps remain valid.
 
+mod calls;
 mod counted;
 pub mod cuda;
 mod error;
 pub mod fault;
 pub mod host;
+mod intercept;
 mod ledger;
 pub mod model;
 mod ranges;
 mod usage;
 
-pub use counted::{Counted, DriverCalls};
-pub use error::{DriverCall, DriverError, DriverErrorKind};
-pub use fault::{Fault, FaultDriver};
+pub use calls::{DriverCall, DriverCalls};
+pub use counted::{CallCounter, Counted};
+pub use error::{DriverError, DriverErrorKind};
+pub use fault::{Fault, FaultDriver, Faults};
 pub use host::{HostConfig, HostDriver, Violation};
+pub use intercept::{Hook, Intercepted};
 pub use model::{CostTable, ModelConfig, ModelDriver};
-pub use usage::{CallCounts, DriverUsage};
+pub use usage::DriverUsage;
 
 use crate::units::{DeviceAddr, StreamId};
 

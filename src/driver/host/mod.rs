@@ -19,7 +19,7 @@ mod task;
 
 use super::ledger::{Ledger, Refusal};
 use super::{
-    CallCounts, ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle,
+    ChunkHandle, DriverCall, DriverCalls, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle,
     HoldStreams, MemoryDriver, MemoryInfo, Mismatch, StreamDriver, WorkDriver,
 };
 use crate::sync::Arc;
@@ -98,7 +98,7 @@ struct Books {
     next_ticket: u64,
     mismatches: Vec<Mismatch>,
     violations: Vec<Violation>,
-    calls: CallCounts,
+    calls: DriverCalls,
 }
 
 #[derive(Debug)]
@@ -140,7 +140,7 @@ impl HostDriver {
                 next_ticket: 0,
                 mismatches: Vec::new(),
                 violations: Vec::new(),
-                calls: CallCounts::default(),
+                calls: DriverCalls::default(),
             }),
         });
         let queues = Arc::new(Queues::new());
@@ -167,7 +167,7 @@ impl HostDriver {
     }
 
     /// The calls made so far.
-    pub fn calls(&self) -> CallCounts {
+    pub fn calls(&self) -> DriverCalls {
         self.books.lock().calls
     }
 
@@ -191,13 +191,13 @@ impl HostDriver {
     /// Locks the books for one call, which is counted.
     fn call(&self, call: DriverCall) -> MutexGuard<'_, Books> {
         let mut books = self.books.lock();
-        books.calls.add(call);
+        books.calls[call] += 1;
         books
     }
 
     /// Counts one call that the books have no other part in.
     fn count(&self, call: DriverCall) {
-        self.books.lock().calls.add(call);
+        self.books.lock().calls[call] += 1;
     }
 
     fn work(&self, stream: StreamId, task: Task) -> DriverResult<()> {
