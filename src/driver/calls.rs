@@ -38,14 +38,14 @@ pub enum DriverCall {
     EventSynchronize,
     /// `cuStreamWaitEvent`.
     StreamWait,
-    /// Anything that concerns a stream itself: looking it up, creating, synchronising.
+    /// Any call that concerns a stream itself: looking it up, creating, destroying, synchronizing.
     Stream,
     /// Work queued for tests and replays: fill, verify, copy, delay.
     Work,
 }
 
 impl DriverCall {
-    /// Every call, in order of declaration: `ALL[call as usize] == call`.
+    /// Every kind, in order of declaration: `ALL[call as usize] == call`.
     pub const ALL: [Self; 17] = [
         Self::Open,
         Self::MemoryInfo,
@@ -66,7 +66,7 @@ impl DriverCall {
         Self::Work,
     ];
 
-    /// The name in the CUDA driver API.
+    /// Returns the name in the CUDA driver API.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Open => "cuInit",
@@ -111,11 +111,11 @@ impl DriverCalls {
         DriverCall::Release,
     ];
 
-    /// The number that statistics, replays and benchmarks report as "driver calls": what it takes to put memory behind
+    /// Returns the number that statistics, replays and benchmarks report as "driver calls": what it takes to put memory behind
     /// addresses and to take it away again. An allocator in a steady state makes no such call.
     ///
-    /// `address_free` does not count. Addresses without memory behind them cost nothing to keep, so it belongs to
-    /// closing and not to serving requests. Events, waits, queries and work do not count either.
+    /// `address_free` does not count: addresses without memory behind them cost nothing to keep, so freeing them is part
+    /// of teardown and not of serving requests. Events, waits, queries and work do not count either.
     pub fn total(&self) -> u64 {
         Self::IN_TOTAL.iter().map(|&call| self[call]).sum()
     }
@@ -125,12 +125,12 @@ impl DriverCalls {
         Self { counts: DriverCall::ALL.map(count) }
     }
 
-    /// The calls made since `earlier`, which is an earlier count of the same calls.
+    /// Returns the calls made since `earlier`, which is an earlier count of the same calls.
     pub fn since(&self, earlier: &Self) -> Self {
         Self::from_fn(|call| self[call] - earlier[call])
     }
 
-    /// The kinds with a count above 0, in the order of [`DriverCall`].
+    /// Returns the kinds with a count above 0, in the order of [`DriverCall`].
     pub fn iter(&self) -> impl Iterator<Item = (DriverCall, u64)> + '_ {
         DriverCall::ALL.iter().map(|&call| (call, self[call])).filter(|&(_, count)| count > 0)
     }

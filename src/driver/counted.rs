@@ -15,12 +15,12 @@ impl<D> Intercepted<D, CallCounter> {
         Self::with_hook(driver, CallCounter::default())
     }
 
-    /// The calls so far, failed ones included.
+    /// Returns the calls so far, failed ones included.
     pub fn calls(&self) -> DriverCalls {
         self.hook().calls()
     }
 
-    /// The number of calls so far that failed.
+    /// Returns the number of calls so far that failed.
     pub fn failures(&self) -> u64 {
         self.hook().failures()
     }
@@ -34,12 +34,12 @@ pub struct CallCounter {
 }
 
 impl CallCounter {
-    /// The calls so far, failed ones included.
+    /// Returns the calls so far, failed ones included.
     pub fn calls(&self) -> DriverCalls {
         DriverCalls::from_fn(|call| self.calls[call as usize].load(Ordering::Relaxed))
     }
 
-    /// The number of calls so far that failed.
+    /// Returns the number of calls so far that failed.
     pub fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)
     }

@@ -1,15 +1,16 @@
-//! What a driver call can answer when it fails.
+//! The error of a failed driver call.
 
 use super::DriverCall;
 use std::borrow::Cow;
 use std::fmt;
 
-/// What kind of failure it was, as far as a caller can act on it.
+/// The kinds of failure that a caller can act on differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum DriverErrorKind {
-    /// No memory, or (from `reserve` and `set_access`) no addresses or no more mappings: less or later may succeed.
+    /// No memory, or (from `reserve` and `set_access`) no addresses or no more mappings. A smaller request, or the same
+    /// one later, may succeed.
     OutOfMemory,
     /// The device or driver cannot do this at all.
     NotSupported,
@@ -19,23 +20,23 @@ pub enum DriverErrorKind {
     InvalidHandle,
     /// The context is lost: every later call will fail too.
     DeviceLost,
-    /// Anything else, told apart by its code.
+    /// Any other failure; see [`DriverError::code`].
     Other,
 }
 
 impl DriverErrorKind {
-    /// True when every later call will fail as well, so that retrying is pointless.
+    /// Returns true when every later call will fail as well, so that retrying is pointless.
     pub const fn is_sticky(self) -> bool {
         matches!(self, Self::DeviceLost)
     }
 }
 
-/// A failed driver call: which, why, and the driver's own code, name and text.
+/// A failed driver call: which call, what kind of failure, and the driver's own code, name and text for it.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub struct DriverError {
     /// The call that failed.
     pub call: DriverCall,
-    /// What a caller can make of it.
+    /// The kind of failure.
     pub kind: DriverErrorKind,
     /// The driver's result code (a `CUresult`; simulated drivers use the same numbers).
     pub code: i32,
@@ -46,7 +47,7 @@ pub struct DriverError {
 }
 
 impl DriverError {
-    /// An error of a well-known kind with CUDA's code and name for it.
+    /// Creates an error with CUDA's code and name for its kind.
     pub fn new(call: DriverCall, kind: DriverErrorKind, text: impl Into<Cow<'static, str>>) -> Self {
         let (code, name) = match kind {
             DriverErrorKind::OutOfMemory => (2, "CUDA_ERROR_OUT_OF_MEMORY"),

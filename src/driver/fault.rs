@@ -1,7 +1,8 @@
-//! Fault driver: any driver, with failures and delays where a test wants them.
+//! A driver that makes the calls to another one fail, or take longer, where a test wants it.
 //!
-//! Not armed it only counts. Armed with a [`Fault`], it lets the calls that the fault concerns through until the n-th,
-//! which fails without reaching the inner driver, or is late. "Fail the n-th call, for every n" is then a loop:
+//! Unarmed, it only counts calls. Armed with a [`Fault`], it counts the calls that the fault concerns and lets them
+//! through until the n-th, which fails without reaching the inner driver, or is delayed. "Fail the n-th call, for every
+//! n" is then a loop:
 //!
 //! ```
 //! use gapless::driver::{DriverErrorKind, Fault, FaultDriver, MemoryDriver, ModelDriver};
@@ -29,7 +30,7 @@ use std::time::Duration;
 /// A driver around `D` that fails when told to.
 pub type FaultDriver<D> = Intercepted<D, Faults>;
 
-/// What goes wrong, at which call, and how often.
+/// What goes wrong, at which call, and whether once or from then on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     nth: u64,
@@ -57,24 +58,24 @@ enum Repeat {
 }
 
 impl Fault {
-    /// Fails call number `n`, counted from 0 at arming, with an error of this kind, once.
+    /// Fails call number `n`, counted from 0 since arming, once, with an error of this kind.
     pub fn nth(n: u64, kind: DriverErrorKind) -> Self {
         Self { nth: n, calls: None, effect: Effect::Fail(kind), repeat: Repeat::Once }
     }
 
-    /// Delays call number `n`, counted from 0 at arming, once.
+    /// Delays call number `n`, counted from 0 since arming, once.
     pub fn delay(n: u64, duration: Duration) -> Self {
         Self { effect: Effect::Delay(duration), ..Self::nth(n, DriverErrorKind::Other) }
     }
 
-    /// Concerns, and counts, calls of these kinds only.
+    /// Restricts the fault, and its counting, to calls of these kinds.
     #[must_use]
     pub fn only(mut self, calls: impl IntoIterator<Item = DriverCall>) -> Self {
         self.calls = Some(calls.into_iter().collect());
         self
     }
 
-    /// Strikes from call `n` on, until disarmed.
+    /// Makes the fault strike at every call from number `n` on, until disarmed.
     #[must_use]
     pub fn from_then_on(mut self) -> Self {
         self.repeat = Repeat::Always;
@@ -112,17 +113,17 @@ impl<D> Intercepted<D, Faults> {
         self.hook().state.lock().fault = None;
     }
 
-    /// Whether a fault is armed. A fault that strikes once stays armed after it did.
+    /// Returns true while a fault is armed. A fault that strikes once stays armed after it did.
     pub fn armed(&self) -> bool {
         self.hook().state.lock().fault.is_some()
     }
 
-    /// How often the fault has struck since the last arming.
+    /// Returns how many times the fault has struck since the last arming.
     pub fn fired(&self) -> u64 {
         self.hook().state.lock().fired
     }
 
-    /// The calls that reached the inner driver.
+    /// Returns the calls that reached the inner driver.
     pub fn passed(&self) -> DriverCalls {
         self.hook().state.lock().passed
     }

@@ -35,12 +35,12 @@ impl<D, H> Intercepted<D, H> {
         Self { inner, hook }
     }
 
-    /// The driver inside. Calls made to it directly do not go through the hook.
+    /// Returns the driver inside. Calls made to it directly do not go through the hook.
     pub const fn inner(&self) -> &Arc<D> {
         &self.inner
     }
 
-    /// The hook.
+    /// Returns the hook.
     pub const fn hook(&self) -> &H {
         &self.hook
     }

@@ -1,28 +1,28 @@
 //! What is alive in a simulated driver.
 
-/// What is alive in a simulated driver. Equal to the default when everything was given back.
+/// What is alive in a simulated driver. Equal to the default once everything has been released.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct DriverUsage {
-    /// Chunks whose memory is held: by their handle, by a mapping, or both. `handles <= chunks`.
+    /// Chunks whose memory is held by their handle, by a mapping, or by both. `handles <= chunks`.
     pub chunks: usize,
     /// Chunk handles not yet released.
     pub handles: usize,
     /// Physical bytes of those chunks.
     pub bytes: u64,
-    /// Mappings, aliases counted each.
+    /// Mappings; every alias counts.
     pub mappings: usize,
-    /// Reservations.
+    /// Address ranges reserved.
     pub reservations: usize,
-    /// Bytes of addresses reserved.
+    /// Total length of those ranges in bytes.
     pub reserved_bytes: u64,
-    /// Events.
+    /// Events created and not yet destroyed.
     pub events: usize,
-    /// Streams beside the default stream.
+    /// Streams in addition to the default stream.
     pub streams: usize,
 }
 
 impl DriverUsage {
-    /// True when nothing is alive: no memory, no addresses, no events, no streams.
+    /// Returns true when nothing is alive: no memory, no addresses, no events, no streams.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

@@ -32,12 +32,12 @@ impl Meter {
         Self { clock, calls: CallCounter::default(), nanoseconds: AtomicU64::new(0) }
     }
 
-    /// The calls so far, failed ones included.
+    /// Returns the calls so far, failed ones included.
     pub fn calls(&self) -> DriverCalls {
         self.calls.calls()
     }
 
-    /// The time spent in the driver so far, summed over all threads.
+    /// Returns the time spent in the driver so far, summed over all threads.
     pub fn time(&self) -> Duration {
         Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed))
     }

@@ -50,7 +50,7 @@ struct State {
 }
 
 impl ModelDriver {
-    /// A device with nothing on it.
+    /// Creates a device with nothing on it.
     ///
     /// # Panics
     /// When the granularity is not a power of two, or `address_bits` leaves no room above the first address.
@@ -78,22 +78,22 @@ impl ModelDriver {
         }
     }
 
-    /// What all calls so far would have cost the host.
+    /// Returns what all calls so far would have cost the host.
     pub fn modelled_time(&self) -> Duration {
         Duration::from_secs_f64(self.state.lock().modelled_micros * 1e-6)
     }
 
-    /// The calls made so far.
+    /// Returns the calls made so far, failed ones included.
     pub fn calls(&self) -> DriverCalls {
         self.state.lock().calls
     }
 
-    /// How often the host waited for work that had not completed.
+    /// Returns how many times the host has waited for work that had not completed.
     pub fn host_waits(&self) -> u64 {
         self.state.lock().host_waits
     }
 
-    /// What is alive.
+    /// Returns what is alive on the device.
     pub fn usage(&self) -> DriverUsage {
         let state = self.state.lock();
         DriverUsage {
@@ -103,26 +103,27 @@ impl ModelDriver {
         }
     }
 
-    /// Other processes hold `bytes` of the device from now on. More than is free: nothing is free.
+    /// Sets the number of bytes of the device that other processes hold. If they leave less than is held, nothing is
+    /// free.
     pub fn set_external(&self, bytes: u64) {
         self.state.lock().ledger.set_external(bytes);
     }
 
-    /// Moves the op clock.
+    /// Moves the op clock forward by `ops`.
     pub fn advance(&self, ops: u64) {
         self.state.lock().timeline.advance(ops);
     }
 
-    /// The op clock.
+    /// Returns the number of ops that the op clock has counted.
     pub fn now(&self) -> u64 {
         self.state.lock().timeline.now()
     }
 
-    /// From now on nothing on `stream` completes until [`complete`](Self::complete), [`resume`](Self::resume) or a
-    /// host wait.
+    /// Holds `stream`: nothing on it completes until [`complete`](Self::complete), [`resume`](Self::resume) or a host
+    /// wait.
     ///
     /// # Panics
-    /// This and the other controls of a stream: when there is no such stream.
+    /// This method and the others that control a stream panic when there is no such stream.
     pub fn hold(&self, stream: StreamId) {
         self.state.lock().timeline.hold(stream);
     }
@@ -133,18 +134,18 @@ impl ModelDriver {
         self.state.lock().timeline.let_through(stream);
     }
 
-    /// Ends a hold.
+    /// Ends the hold of `stream`.
     pub fn resume(&self, stream: StreamId) {
         self.state.lock().timeline.resume(stream);
     }
 
-    /// `stream` is being captured from now on: recording an event on it or making it wait panics. Events recorded before
-    /// may be asked and waited for.
+    /// Starts a capture of `stream`: until it ends, recording an event on the stream or making it wait panics. Events
+    /// recorded before may still be queried and waited for.
     pub fn begin_capture(&self, stream: StreamId) {
         self.state.lock().timeline.set_capturing(stream, true);
     }
 
-    /// Ends a capture.
+    /// Ends the capture of `stream`.
     pub fn end_capture(&self, stream: StreamId) {
         self.state.lock().timeline.set_capturing(stream, false);
     }
@@ -360,7 +361,7 @@ impl WorkDriver for ModelDriver {
         Ok(())
     }
 
-    /// None ever: a model has no bytes.
+    /// Returns nothing: a model has no bytes that could differ.
     fn take_mismatches(&self) -> Vec<Mismatch> {
         Vec::new()
     }
