@@ -111,11 +111,11 @@ impl DriverCalls {
         DriverCall::Release,
     ];
 
-    /// Returns the number that statistics, replays and benchmarks report as "driver calls": what it takes to put memory behind
-    /// addresses and to take it away again. An allocator in a steady state makes no such call.
+    /// Returns the number that statistics, replays and benchmarks report as "driver calls": what it takes to put memory
+    /// behind addresses and to take it away again. An allocator in a steady state makes no such call.
     ///
-    /// `address_free` does not count: addresses without memory behind them cost nothing to keep, so freeing them is part
-    /// of teardown and not of serving requests. Events, waits, queries and work do not count either.
+    /// `address_free` does not count: addresses without memory behind them cost nothing to keep, so freeing them is
+    /// part of teardown and not of serving requests. Events, waits, queries and work do not count either.
     pub fn total(&self) -> u64 {
         Self::IN_TOTAL.iter().map(|&call| self[call]).sum()
     }
