@@ -317,7 +317,10 @@ fn a_device_without_vmm_is_refused_with_a_way_out() {
         assert!(allocator.free(block).is_err());
         let stats = allocator.stats();
         assert_eq!((stats.live_bytes, stats.peak_live_bytes, stats.cached_bytes), (0, 5 * MIB, 0));
-        assert_eq!((stats.driver_calls.create, stats.driver_calls.release, stats.host_waits), (3, 1, 1));
+        assert_eq!(
+            (stats.driver_calls[DriverCall::Create], stats.driver_calls[DriverCall::Release], stats.host_waits),
+            (3, 1, 1)
+        );
         assert!(matches!(allocator.clone().close(), Err(CloseError::InUse(1))));
         assert!(matches!(allocator.close(), Err(CloseError::Leaked(leaks)) if leaks.len() == 1));
     });

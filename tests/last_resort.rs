@@ -1,6 +1,6 @@
 //! What a request gets when there is not a page left: any free block that is large enough.
 
-use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
+use gapless::driver::{DriverCall, ModelConfig, ModelDriver, WorkDriver};
 use gapless::units::{DeviceAddr, KIB, MIB};
 use gapless::{Allocator, ChunkPolicy, StreamId};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn parts_of_pages_of_another_stream() {
     // Ordered behind the held stream on the device; the host does not wait.
     assert_eq!(allocator.alloc(MIB, other).unwrap(), large);
     let stats = allocator.stats();
-    assert_eq!((stats.host_waits, stats.driver_calls.stream_wait, stats.borrowed), (0, 1, 1));
+    assert_eq!((stats.host_waits, stats.driver_calls[DriverCall::StreamWait], stats.borrowed), (0, 1, 1));
     // Of the other size class.
     assert_eq!(allocator.alloc(1800 * KIB, other).unwrap(), small);
     let left = allocator.alloc(512 * KIB, other).unwrap();
@@ -82,13 +82,13 @@ fn a_stream_that_is_captured_does_not_wait() {
     let other = driver.create_stream().unwrap();
     driver.begin_capture(other);
     let part = allocator.alloc(MIB, other).unwrap();
-    assert_eq!((allocator.stats().host_waits, allocator.stats().driver_calls.stream_wait), (1, 0));
+    assert_eq!((allocator.stats().host_waits, allocator.stats().driver_calls[DriverCall::StreamWait]), (1, 0));
     // The same for whole pages.
     for leak in allocator.live() {
         allocator.free(leak.addr).unwrap();
     }
     let page = allocator.alloc(PAGE, other).unwrap();
-    assert_eq!((allocator.stats().host_waits, allocator.stats().driver_calls.stream_wait), (2, 0));
+    assert_eq!((allocator.stats().host_waits, allocator.stats().driver_calls[DriverCall::StreamWait]), (2, 0));
     allocator.check();
     driver.end_capture(other);
     allocator.free(page).unwrap();

@@ -125,7 +125,7 @@ fn chunks_that_fit_are_not_made_anew() {
     let mut range = allocator.reserve_range(8 * PAGE).unwrap();
     range.grow(6 * PAGE, StreamId::DEFAULT).unwrap();
     let stats = allocator.stats();
-    assert_eq!((stats.driver_calls.create, stats.driver_calls.release), (8, 0));
+    assert_eq!((stats.driver_calls[DriverCall::Create], stats.driver_calls[DriverCall::Release]), (8, 0));
     assert_eq!((stats.cached_bytes, stats.idle_bytes), (2 * PAGE, 0), "no more than was needed");
     allocator.check();
 }
@@ -139,7 +139,7 @@ fn no_more_is_made_anew_than_needed() {
     let mut range = allocator.reserve_range(8 * PAGE).unwrap();
     range.grow(2 * PAGE, StreamId::DEFAULT).unwrap();
     let stats = allocator.stats();
-    assert_eq!((stats.driver_calls.release, stats.cached_bytes), (1, 8 * PAGE));
+    assert_eq!((stats.driver_calls[DriverCall::Release], stats.cached_bytes), (1, 8 * PAGE));
     allocator.check();
 }
 

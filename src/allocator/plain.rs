@@ -10,8 +10,8 @@
 
 use super::error::{AddressFacts, AllocError, CloseError, FreeError};
 use super::reports::{LiveAllocation, OutOfMemory, Pinned, Stats};
-use crate::driver::DriverErrorKind;
 use crate::driver::cuda::PlainDevice;
+use crate::driver::{DriverCall, DriverErrorKind};
 use crate::heap::GRANULE;
 use crate::sync::Arc;
 use crate::sync::unseen::Mutex;
@@ -49,7 +49,7 @@ impl PlainAllocator {
     pub fn alloc(&self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
         let outcome = self.inner.device.mem_alloc(bytes.max(GRANULE));
         let mut books = self.inner.books.lock();
-        books.stats.driver_calls.create += 1;
+        books.stats.driver_calls[DriverCall::Create] += 1;
         match outcome {
             Ok(addr) => {
                 books.live.insert(addr, (bytes, stream));
@@ -94,7 +94,7 @@ impl PlainAllocator {
         stats.live_bytes -= bytes;
         stats.live_block_bytes -= bytes.max(GRANULE);
         stats.reserved_bytes = stats.live_block_bytes;
-        stats.driver_calls.release += 1;
+        stats.driver_calls[DriverCall::Release] += 1;
         stats.host_waits += 1;
         drop(books);
         if self.inner.device.mem_free(addr).is_err() {

@@ -1,101 +1,16 @@
-//! What a driver call can answer when it fails.
+//! The error of a failed driver call.
 
+use super::DriverCall;
 use std::borrow::Cow;
 use std::fmt;
 
-/// The driver calls that this crate makes, by the field's names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum DriverCall {
-    /// Opening the driver, a device or its context.
-    Open,
-    /// `cuMemGetInfo`.
-    MemoryInfo,
-    /// `cuMemAddressReserve`.
-    Reserve,
-    /// `cuMemAddressFree`.
-    AddressFree,
-    /// `cuMemCreate`.
-    Create,
-    /// `cuMemRelease`.
-    Release,
-    /// `cuMemMap`.
-    Map,
-    /// `cuMemSetAccess`.
-    SetAccess,
-    /// `cuMemUnmap`.
-    Unmap,
-    /// `cuEventCreate`.
-    EventCreate,
-    /// `cuEventDestroy`.
-    EventDestroy,
-    /// `cuEventRecord`.
-    EventRecord,
-    /// `cuEventQuery`.
-    EventQuery,
-    /// `cuEventSynchronize`.
-    EventSynchronize,
-    /// `cuStreamWaitEvent`.
-    StreamWait,
-    /// Anything that concerns a stream itself: looking it up, creating, synchronising.
-    Stream,
-    /// Work queued for tests and replays: fill, verify, copy, delay.
-    Work,
-}
-
-impl DriverCall {
-    /// Every call, in order of declaration: `ALL[call as usize] == call`.
-    pub const ALL: [Self; 17] = [
-        Self::Open,
-        Self::MemoryInfo,
-        Self::Reserve,
-        Self::AddressFree,
-        Self::Create,
-        Self::Release,
-        Self::Map,
-        Self::SetAccess,
-        Self::Unmap,
-        Self::EventCreate,
-        Self::EventDestroy,
-        Self::EventRecord,
-        Self::EventQuery,
-        Self::EventSynchronize,
-        Self::StreamWait,
-        Self::Stream,
-        Self::Work,
-    ];
-
-    /// The name in the CUDA driver API.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Open => "cuInit",
-            Self::MemoryInfo => "cuMemGetInfo",
-            Self::Reserve => "cuMemAddressReserve",
-            Self::AddressFree => "cuMemAddressFree",
-            Self::Create => "cuMemCreate",
-            Self::Release => "cuMemRelease",
-            Self::Map => "cuMemMap",
-            Self::SetAccess => "cuMemSetAccess",
-            Self::Unmap => "cuMemUnmap",
-            Self::EventCreate => "cuEventCreate",
-            Self::EventDestroy => "cuEventDestroy",
-            Self::EventRecord => "cuEventRecord",
-            Self::EventQuery => "cuEventQuery",
-            Self::EventSynchronize => "cuEventSynchronize",
-            Self::StreamWait => "cuStreamWaitEvent",
-            Self::Stream => "cuStream*",
-            Self::Work => "cuLaunchKernel",
-        }
-    }
-}
-
-/// What kind of failure it was, as far as a caller can act on it.
+/// The kinds of failure that a caller can act on differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum DriverErrorKind {
-    /// No memory, or (from `reserve` and `set_access`) no addresses or no more mappings: less or later may succeed.
+    /// No memory, or (from `reserve` and `set_access`) no addresses or no more mappings. A smaller request, or the same
+    /// one later, may succeed.
     OutOfMemory,
     /// The device or driver cannot do this at all.
     NotSupported,
@@ -105,23 +20,23 @@ pub enum DriverErrorKind {
     InvalidHandle,
     /// The context is lost: every later call will fail too.
     DeviceLost,
-    /// Anything else, told apart by its code.
+    /// Any other failure; see [`DriverError::code`].
     Other,
 }
 
 impl DriverErrorKind {
-    /// True when every later call will fail as well, so that retrying is pointless.
+    /// Returns true when every later call will fail as well, so that retrying is pointless.
     pub const fn is_sticky(self) -> bool {
         matches!(self, Self::DeviceLost)
     }
 }
 
-/// A failed driver call: which, why, and the driver's own code, name and text.
+/// A failed driver call: which call, what kind of failure, and the driver's own code, name and text for it.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub struct DriverError {
     /// The call that failed.
     pub call: DriverCall,
-    /// What a caller can make of it.
+    /// The kind of failure.
     pub kind: DriverErrorKind,
     /// The driver's result code (a `CUresult`; simulated drivers use the same numbers).
     pub code: i32,
@@ -132,7 +47,7 @@ pub struct DriverError {
 }
 
 impl DriverError {
-    /// An error of a well-known kind with CUDA's code and name for it.
+    /// Creates an error with CUDA's code and name for its kind.
     pub fn new(call: DriverCall, kind: DriverErrorKind, text: impl Into<Cow<'static, str>>) -> Self {
         let (code, name) = match kind {
             DriverErrorKind::OutOfMemory => (2, "CUDA_ERROR_OUT_OF_MEMORY"),

@@ -1,7 +1,8 @@
-//! Fault driver: any driver, with failures and delays where a test wants them.
+//! A driver that makes the calls to another one fail, or take longer, where a test wants it.
 //!
-//! Not armed it only counts. Armed with a [`Fault`], it lets the calls that the fault concerns through until the n-th,
-//! which fails without reaching the inner driver, or is late. "Fail the n-th call, for every n" is then a loop:
+//! Unarmed, it only counts calls. Armed with a [`Fault`], it counts the calls that the fault concerns and lets them
+//! through until the n-th, which fails without reaching the inner driver, or is delayed. "Fail the n-th call, for every
+//! n" is then a loop:
 //!
 //! ```
 //! use gapless::driver::{DriverErrorKind, Fault, FaultDriver, MemoryDriver, ModelDriver};
@@ -18,26 +19,18 @@
 //! }
 //! ```
 //!
-//! What cannot fail is passed on as it is: `granularity`, `is_capturing`, `take_mismatches`, and holding streams.
-//!
 //! Threads: any; one lock, not held during the inner call. Cost: one lock a call.
 
-use super::{
-    CallCounts, ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, HoldStreams,
-    MemoryDriver, MemoryInfo, Mismatch, StreamDriver, WorkDriver,
-};
+use super::intercept::{Hook, Intercepted};
+use super::{DriverCall, DriverCalls, DriverError, DriverErrorKind, DriverResult};
+use crate::sync::Arc;
 use crate::sync::unseen::Mutex;
-use crate::units::{DeviceAddr, StreamId};
 use std::time::Duration;
 
 /// A driver around `D` that fails when told to.
-#[derive(Debug)]
-pub struct FaultDriver<D> {
-    inner: D,
-    state: Mutex<State>,
-}
+pub type FaultDriver<D> = Intercepted<D, Faults>;
 
-/// What goes wrong, at which call, and how often.
+/// What goes wrong, at which call, and whether once or from then on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     nth: u64,
@@ -65,24 +58,24 @@ enum Repeat {
 }
 
 impl Fault {
-    /// Fails call number `n`, counted from 0 at arming, with an error of this kind, once.
+    /// Fails call number `n`, counted from 0 since arming, once, with an error of this kind.
     pub fn nth(n: u64, kind: DriverErrorKind) -> Self {
         Self { nth: n, calls: None, effect: Effect::Fail(kind), repeat: Repeat::Once }
     }
 
-    /// Delays call number `n`, counted from 0 at arming, once.
+    /// Delays call number `n`, counted from 0 since arming, once.
     pub fn delay(n: u64, duration: Duration) -> Self {
         Self { effect: Effect::Delay(duration), ..Self::nth(n, DriverErrorKind::Other) }
     }
 
-    /// Concerns, and counts, calls of these kinds only.
+    /// Restricts the fault, and its counting, to calls of these kinds.
     #[must_use]
     pub fn only(mut self, calls: impl IntoIterator<Item = DriverCall>) -> Self {
         self.calls = Some(calls.into_iter().collect());
         self
     }
 
-    /// Strikes from call `n` on, until disarmed.
+    /// Makes the fault strike at every call from number `n` on, until disarmed.
     #[must_use]
     pub fn from_then_on(mut self) -> Self {
         self.repeat = Repeat::Always;
@@ -101,67 +94,70 @@ impl Fault {
     }
 }
 
-#[derive(Debug, Default)]
-struct State {
-    fault: Option<Fault>,
-    /// Calls since arming that the fault concerns.
-    seen: u64,
-    fired: u64,
-    passed: CallCounts,
-}
-
-impl<D> FaultDriver<D> {
-    /// Wraps a driver; not armed.
+impl<D> Intercepted<D, Faults> {
+    /// Wraps a driver; no fault is armed.
     pub fn new(inner: D) -> Self {
-        Self { inner, state: Mutex::default() }
+        Self::with_hook(Arc::new(inner), Faults::default())
     }
 
-    /// The driver inside.
-    pub fn inner(&self) -> &D {
-        &self.inner
-    }
-
-    /// From now on the fault is looked for, in place of an earlier one; counting starts at 0.
+    /// Arms `fault` in place of an earlier one. Counting of calls starts at 0.
     pub fn arm(&self, fault: Fault) {
-        let mut state = self.state.lock();
+        let mut state = self.hook().state.lock();
         state.fault = Some(fault);
         state.seen = 0;
         state.fired = 0;
     }
 
-    /// No fault from now on. [`fired`](Self::fired) keeps its value until the next arming.
+    /// Disarms the fault, if any. [`fired`](Self::fired) keeps its value until the next arming.
     pub fn disarm(&self) {
-        self.state.lock().fault = None;
+        self.hook().state.lock().fault = None;
     }
 
-    /// Whether a fault is looked for; one that strikes once stays armed after it did.
+    /// Returns true while a fault is armed. A fault that strikes once stays armed after it did.
     pub fn armed(&self) -> bool {
-        self.state.lock().fault.is_some()
+        self.hook().state.lock().fault.is_some()
     }
 
-    /// How often the fault has struck since the last arming.
+    /// Returns how many times the fault has struck since the last arming.
     pub fn fired(&self) -> u64 {
-        self.state.lock().fired
+        self.hook().state.lock().fired
     }
 
-    /// The calls that reached the inner driver.
-    pub fn passed(&self) -> CallCounts {
-        self.state.lock().passed
+    /// Returns the calls that reached the inner driver.
+    pub fn passed(&self) -> DriverCalls {
+        self.hook().state.lock().passed
     }
+}
 
-    fn gate(&self, call: DriverCall) -> DriverResult<&D> {
+/// The [`Hook`] that fails or delays the calls that a [`Fault`] names.
+#[derive(Debug, Default)]
+pub struct Faults {
+    state: Mutex<State>,
+}
+
+impl Hook for Faults {
+    fn around<T>(&self, call: DriverCall, run: impl FnOnce() -> DriverResult<T>) -> DriverResult<T> {
         let effect = self.state.lock().next(call);
         match effect {
             Some(Effect::Fail(kind)) => return Err(DriverError::new(call, kind, "injected by the fault driver")),
             Some(Effect::Delay(duration)) => std::thread::sleep(duration),
             None => {}
         }
-        Ok(&self.inner)
+        run()
     }
 }
 
+#[derive(Debug, Default)]
+struct State {
+    fault: Option<Fault>,
+    /// Calls since arming that the fault concerns.
+    seen: u64,
+    fired: u64,
+    passed: DriverCalls,
+}
+
 impl State {
-    /// Counts a call; what is to happen to it.
+    /// Counts a call and returns what is to happen to it.
     fn next(&mut self, call: DriverCall) -> Option<Effect> {
         let mut effect = None;
         if let Some(fault) = self.fault.as_ref().filter(|fault| fault.concerns(call)) {
@@ -170,140 +166,16 @@ impl State {
             self.fired += u64::from(effect.is_some());
         }
         if !matches!(effect, Some(Effect::Fail(_))) {
-            self.passed.add(call);
+            self.passed[call] += 1;
         }
         effect
-    }
-}
-
-impl<D: MemoryDriver> MemoryDriver for FaultDriver<D> {
-    fn granularity(&self) -> u64 {
-        self.inner.granularity()
-    }
-
-    fn memory_info(&self) -> DriverResult<MemoryInfo> {
-        self.gate(DriverCall::MemoryInfo)?.memory_info()
-    }
-
-    fn reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DeviceAddr> {
-        self.gate(DriverCall::Reserve)?.reserve(bytes, alignment)
-    }
-
-    fn address_free(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
-        self.gate(DriverCall::AddressFree)?.address_free(addr, bytes)
-    }
-
-    fn create(&self, bytes: u64) -> DriverResult<ChunkHandle> {
-        self.gate(DriverCall::Create)?.create(bytes)
-    }
-
-    fn release(&self, chunk: ChunkHandle) -> DriverResult<()> {
-        self.gate(DriverCall::Release)?.release(chunk)
-    }
-
-    fn map(&self, addr: DeviceAddr, bytes: u64, chunk: ChunkHandle) -> DriverResult<()> {
-        self.gate(DriverCall::Map)?.map(addr, bytes, chunk)
-    }
-
-    fn set_access(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
-        self.gate(DriverCall::SetAccess)?.set_access(addr, bytes)
-    }
-
-    fn unmap(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
-        self.gate(DriverCall::Unmap)?.unmap(addr, bytes)
-    }
-}
-
-impl<D: StreamDriver> StreamDriver for FaultDriver<D> {
-    fn check_stream(&self, stream: StreamId) -> DriverResult<()> {
-        self.gate(DriverCall::Stream)?.check_stream(stream)
-    }
-
-    fn is_capturing(&self, stream: StreamId) -> bool {
-        self.inner.is_capturing(stream)
-    }
-
-    fn event_create(&self) -> DriverResult<EventHandle> {
-        self.gate(DriverCall::EventCreate)?.event_create()
-    }
-
-    fn event_destroy(&self, event: EventHandle) -> DriverResult<()> {
-        self.gate(DriverCall::EventDestroy)?.event_destroy(event)
-    }
-
-    fn event_record(&self, event: EventHandle, stream: StreamId) -> DriverResult<()> {
-        self.gate(DriverCall::EventRecord)?.event_record(event, stream)
-    }
-
-    fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
-        self.gate(DriverCall::EventQuery)?.event_query(event)
-    }
-
-    fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
-        self.gate(DriverCall::EventSynchronize)?.event_synchronize(event)
-    }
-
-    fn stream_wait(&self, stream: StreamId, event: EventHandle) -> DriverResult<()> {
-        self.gate(DriverCall::StreamWait)?.stream_wait(stream, event)
-    }
-}
-
-impl<D: WorkDriver> WorkDriver for FaultDriver<D> {
-    fn create_stream(&self) -> DriverResult<StreamId> {
-        self.gate(DriverCall::Stream)?.create_stream()
-    }
-
-    fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
-        self.gate(DriverCall::Stream)?.destroy_stream(stream)
-    }
-
-    fn fill(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {
-        self.gate(DriverCall::Work)?.fill(stream, addr, bytes, seed)
-    }
-
-    fn verify(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {
-        self.gate(DriverCall::Work)?.verify(stream, addr, bytes, seed)
-    }
-
-    fn copy(&self, stream: StreamId, target: DeviceAddr, source: DeviceAddr, bytes: u64) -> DriverResult<()> {
-        self.gate(DriverCall::Work)?.copy(stream, target, source, bytes)
-    }
-
-    fn delay(&self, stream: StreamId, duration: Duration) -> DriverResult<()> {
-        self.gate(DriverCall::Work)?.delay(stream, duration)
-    }
-
-    fn synchronize(&self, stream: StreamId) -> DriverResult<()> {
-        self.gate(DriverCall::Stream)?.synchronize(stream)
-    }
-
-    fn take_mismatches(&self) -> Vec<Mismatch> {
-        self.inner.take_mismatches()
-    }
-}
-
-impl<D: HoldStreams> HoldStreams for FaultDriver<D> {
-    fn hold(&self, stream: StreamId) {
-        self.inner.hold(stream);
-    }
-
-    fn complete(&self, stream: StreamId) {
-        self.inner.complete(stream);
-    }
-
-    fn resume(&self, stream: StreamId) {
-        self.inner.resume(stream);
-    }
-
-    fn host_waits(&self) -> u64 {
-        self.inner.host_waits()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::ModelDriver;
+    use crate::driver::{MemoryDriver, ModelDriver};
     use std::time::Instant;
 
     const PAGE: u64 = 2 << 20;
@@ -322,7 +194,7 @@ mod tests {
         assert_eq!((driver.fired(), driver.inner().usage().chunks), (1, 1));
         driver.release(chunk).unwrap();
         assert_eq!(driver.fired(), 1);
-        assert_eq!((driver.passed().count(DriverCall::Create), driver.passed().count(DriverCall::Release)), (1, 1));
+        assert_eq!((driver.passed()[DriverCall::Create], driver.passed()[DriverCall::Release]), (1, 1));
     }
 
     #[test]

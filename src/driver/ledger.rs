@@ -111,7 +111,7 @@ impl Ledger {
         MemoryInfo { free: self.capacity.saturating_sub(self.held).saturating_sub(self.external), total: self.capacity }
     }
 
-    /// What is in the books; events and streams are their owner's to add.
+    /// Returns what is in the books. The caller adds events and streams.
     pub fn usage(&self) -> DriverUsage {
         DriverUsage {
             chunks: self.chunks.len(),
@@ -128,12 +128,12 @@ impl Ledger {
         self.mappings.len()
     }
 
-    /// The reservations, as first address and bytes, in address order.
+    /// Returns the first address and the length in bytes of every reservation, in address order.
     pub fn reservations(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.reservations.iter().map(|(&addr, &bytes)| (addr, bytes))
     }
 
-    /// Shape of a reservation's size and alignment.
+    /// Checks the size and the alignment of a reservation.
     pub fn check_reserve(&self, bytes: u64, alignment: u64) -> Result<(), Refusal> {
         self.check_size(bytes)?;
         if !alignment.is_power_of_two() || alignment < self.granularity {
@@ -190,14 +190,14 @@ impl Ledger {
         ChunkHandle(handle)
     }
 
-    /// The memory that is free now, unless a mapping still goes through it.
+    /// Releases the handle. Returns the memory that this frees; `None` while the chunk is still mapped.
     pub fn release(&mut self, handle: ChunkHandle) -> Result<Option<FreedChunk>, Refusal> {
         self.chunk(handle, "release")?;
         self.handles -= 1;
         Ok(self.drop_reference(handle.0, |chunk| chunk.handle = Handle::Released))
     }
 
-    /// The chunk's tag.
+    /// Returns the chunk's tag.
     pub fn check_map(&self, addr: DeviceAddr, bytes: u64, handle: ChunkHandle) -> Result<u64, Refusal> {
         let end = self.check_range(addr, bytes)?;
         let chunk = self.chunk(handle, "map")?;
@@ -222,7 +222,7 @@ impl Ledger {
         }
     }
 
-    /// How many mappings tile the range.
+    /// Returns the number of mappings that tile the range.
     pub fn check_set_access(&self, addr: DeviceAddr, bytes: u64) -> Result<usize, Refusal> {
         let tiles = self.check_tiled(addr, bytes, "set_access")?;
         if self.accessible_mappings + tiles.without_access > self.mapping_limit {
@@ -242,7 +242,7 @@ impl Ledger {
         self.accessible.insert(range.start, range.end);
     }
 
-    /// How many mappings tile the range.
+    /// Returns the number of mappings that tile the range.
     pub fn check_unmap(&self, addr: DeviceAddr, bytes: u64) -> Result<usize, Refusal> {
         Ok(self.check_tiled(addr, bytes, "unmap")?.count)
     }
@@ -262,7 +262,7 @@ impl Ledger {
         self.accessible.remove(addr.0, end);
     }
 
-    /// Whether work may touch the range: mapped throughout, with access.
+    /// Checks that work may touch the range: all of it is mapped, with access.
     pub fn check_access(&self, addr: DeviceAddr, bytes: u64) -> Result<(), Refusal> {
         let Some(end) = addr.0.checked_add(bytes) else {
             return misuse(format!("work on {bytes} bytes at {addr} reaches past the end of all addresses"));
@@ -277,7 +277,7 @@ impl Ledger {
         misuse(format!("work on {bytes} bytes at {addr} touches {fault}, which is {why}"))
     }
 
-    /// Asserts the invariants; O(n log n).
+    /// Asserts the invariants, in O(n log n).
     #[cfg(test)]
     pub fn check(&self) {
         let mut union = RangeSet::default();
@@ -318,7 +318,7 @@ impl Ledger {
         Some(freed)
     }
 
-    /// The chunk of a handle that its holder has not released.
+    /// Returns the chunk of a handle that has not been released.
     fn chunk(&self, handle: ChunkHandle, call: &str) -> Result<Chunk, Refusal> {
         match self.chunks.get(&handle.0) {
             Some(chunk) if chunk.handle == Handle::Held => Ok(*chunk),
@@ -337,7 +337,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// The end of a page-aligned range inside one reservation.
+    /// Checks that a range is page-aligned and inside one reservation; returns its end.
     fn check_range(&self, addr: DeviceAddr, bytes: u64) -> Result<u64, Refusal> {
         self.check_size(bytes)?;
         if !addr.is_aligned(self.granularity) {

@@ -9,17 +9,17 @@ pub(super) struct RangeSet {
 }
 
 impl RangeSet {
-    /// Whether all of `[start, end)` is in.
+    /// Returns true when all of `[start, end)` is in the set.
     pub fn contains(&self, start: u64, end: u64) -> bool {
         self.run_at(start).is_some_and(|(_, run_end)| end <= run_end)
     }
 
-    /// The first address from `at` on that is in no range.
+    /// Returns the first address from `at` on that is in no range.
     pub fn first_missing(&self, at: u64) -> u64 {
         self.run_at(at).map_or(at, |(_, end)| end)
     }
 
-    /// Adds `[start, end)`, of which parts may be in already.
+    /// Adds `[start, end)`; parts of it may be in the set already.
     pub fn insert(&mut self, mut start: u64, mut end: u64) {
         if let Some((&before, &before_end)) = self.ends.range(..start).next_back()
             && before_end >= start
@@ -34,7 +34,7 @@ impl RangeSet {
         self.ends.insert(start, end);
     }
 
-    /// Takes out `[start, end)`, of which parts may be missing.
+    /// Removes `[start, end)`; parts of it may not be in the set.
     pub fn remove(&mut self, start: u64, end: u64) {
         if let Some((before, before_end)) = self.run_at(start)
             && before < start
@@ -52,7 +52,7 @@ impl RangeSet {
         }
     }
 
-    /// The lowest range with room for `bytes` at its start.
+    /// Returns the start of the lowest range that is at least `bytes` long.
     pub fn first_fit(&self, bytes: u64) -> Option<u64> {
         self.ends.iter().find(|&(&start, &end)| end - start >= bytes).map(|(&start, _)| start)
     }

@@ -54,7 +54,6 @@ pub struct gapless_stats {
 
 impl gapless_stats {
     fn of(stats: &Stats) -> Self {
-        let calls = &stats.driver_calls;
         Self {
             size: size_of::<Self>(),
             live_bytes: stats.live_bytes,
@@ -72,7 +71,7 @@ impl gapless_stats {
             refused_frees: stats.refused_frees,
             harvested_chunks: stats.harvested_chunks,
             host_waits: stats.host_waits,
-            driver_calls: calls.reserve + calls.create + calls.map + calls.set_access + calls.unmap + calls.release,
+            driver_calls: stats.driver_calls.total(),
             largest_with_remapping_bytes: stats.fragmentation.largest_with_remapping_bytes,
             range_bytes: stats.range_bytes,
         }

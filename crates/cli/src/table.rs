@@ -42,7 +42,7 @@ const ROWS: [(&str, CellOf); 10] = [
     ("peak reserved", |result| of_peak(result, result.peak_reserved_bytes)),
     ("smallest device that survives", |result| capacity(result, result.min_capacity_bytes)),
     ("safe from there on up", |result| capacity(result, result.safe_capacity_bytes)),
-    ("driver calls in all", |result| grouped(result.driver_calls.total)),
+    ("driver calls in all", |result| grouped(result.driver_calls.total())),
     ("driver calls, typical later step", later_step),
     ("modelled driver time", |result| result.modelled_driver_seconds.map_or_else(|| DASH.into(), seconds)),
     ("host waits", |result| grouped(result.host_waits)),

@@ -4,7 +4,7 @@
 use crate::device::{Device, World};
 use crate::witness::Witness;
 use gapless::allocator::{Allocator, BlockSnapshot, OutOfMemory, Stats, StreamUse, Trimmed};
-use gapless::driver::{ChunkHandle, FaultDriver};
+use gapless::driver::{ChunkHandle, FaultDriver, MemoryDriver};
 use gapless::heap::{BlockState, GRANULE};
 use gapless::units::{DeviceAddr, StreamId, round_up};
 use std::cmp::Reverse;
@@ -160,7 +160,7 @@ impl Oracle {
         let live_pages = self.live_pages(world, driver).len() as u64;
         let held_pages = allocator.reserved_bytes() / world.page_bytes;
         let room = (allocator.budget() / world.page_bytes).saturating_sub(held_pages);
-        let device = gapless::driver::MemoryDriver::memory_info(driver).map_or(0, |info| info.free / world.page_bytes);
+        let device = driver.memory_info().map_or(0, |info| info.free / world.page_bytes);
         let size = round_up(bytes.max(1), world.page_bytes).unwrap_or(u64::MAX);
         Promise {
             obtainable_pages: (held_pages - live_pages.min(held_pages)) + room.min(device),

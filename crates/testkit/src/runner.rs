@@ -7,7 +7,7 @@ use crate::show::PrintOnPanic;
 use crate::witness::Witness;
 use gapless::Allocator;
 use gapless::allocator::{AddressFacts, AllocError, FreeError, Stats, StreamError, VirtualRange};
-use gapless::driver::{DriverError, Fault, FaultDriver, HoldStreams, StreamDriver, WorkDriver};
+use gapless::driver::{DriverCall, DriverError, Fault, FaultDriver, HoldStreams, StreamDriver, WorkDriver};
 use gapless::heap::GRANULE;
 use gapless::units::{DeviceAddr, StreamId};
 use std::sync::Arc;
@@ -43,9 +43,7 @@ impl Summary {
         sum.harvested_chunks += more.harvested_chunks;
         sum.reused_views += more.reused_views;
         sum.host_waits += more.host_waits;
-        sum.driver_calls.stream_wait += more.driver_calls.stream_wait;
-        sum.driver_calls.unmap += more.driver_calls.unmap;
-        sum.driver_calls.release += more.driver_calls.release;
+        sum.driver_calls += more.driver_calls;
         sum.poisoned += more.poisoned;
         sum.peak_live_bytes = sum.peak_live_bytes.max(more.peak_live_bytes);
         sum.metadata_bytes = sum.metadata_bytes.max(more.metadata_bytes);
@@ -64,9 +62,9 @@ impl Summary {
             ("harvested chunks", stats.harvested_chunks),
             ("reused views", stats.reused_views),
             ("host waits", stats.host_waits),
-            ("stream waits", stats.driver_calls.stream_wait),
-            ("unmaps", stats.driver_calls.unmap),
-            ("releases", stats.driver_calls.release),
+            ("stream waits", stats.driver_calls[DriverCall::StreamWait]),
+            ("unmaps", stats.driver_calls[DriverCall::Unmap]),
+            ("releases", stats.driver_calls[DriverCall::Release]),
         ];
         eprintln!("{figures:?}");
         assert!(figures.iter().all(|(_, figure)| *figure > 0), "something never happened: {figures:?}");

@@ -11,14 +11,15 @@
 //! Threads: a replay runs on its caller's thread; replays are independent of each other.
 
 use crate::caching::CachingAllocator;
-use crate::metered::{Clock, processor_time};
+use crate::meter::{Clock, Meter, processor_time};
 use crate::policy::{GaplessSettings, Policy, PolicyError, PolicyKind};
 use crate::work::{Touch, Worker};
-use crate::{MemoryCalls, Metered, Op, Trace};
+use crate::{Metered, Op, Trace};
 use gapless::allocator::BuildError;
 use gapless::driver::cuda::CudaDriver;
-use gapless::driver::{DriverError, HostDriver, Mismatch, ModelDriver, WorkDriver};
+use gapless::driver::{DriverCalls, DriverError, HostDriver, Mismatch, ModelDriver, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
+use serde::ser::{SerializeMap, Serializer};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -111,9 +112,10 @@ pub struct ReplayResult {
     pub safe_capacity_bytes: Option<Option<u64>>,
     /// Where and why it ended early.
     pub oom: Option<OutOfMemoryAt>,
-    /// Driver calls that change memory.
-    pub driver_calls: MemoryCalls,
-    /// Those of each step, one number for each mark reached.
+    /// Driver calls by kind. Serialized, only the kinds that [`DriverCalls::total`] adds up, and `total`.
+    #[serde(serialize_with = "serialize_calls")]
+    pub driver_calls: DriverCalls,
+    /// The total of each step, one number for each mark reached.
     pub driver_calls_per_step: Vec<u64>,
     /// Times the host waited for the device.
     pub host_waits: u64,
@@ -174,7 +176,7 @@ pub fn replay<D: ReplayDriver>(
     driver: Arc<D>,
     options: &ReplayOptions<'_>,
 ) -> Result<ReplayResult, ReplayError> {
-    let driver = Arc::new(Metered::new(driver, D::CLOCK));
+    let driver = Arc::new(Metered::with_hook(driver, Meter::new(D::CLOCK)));
     match options.policy {
         PolicyKind::Gapless => {
             let built = options.gapless.build(Arc::clone(&driver), options.capacity_bytes);
@@ -190,6 +192,7 @@ fn run<D: ReplayDriver, P: Policy>(
     mut policy: P,
     options: &ReplayOptions<'_>,
 ) -> Result<ReplayResult, ReplayError> {
+    let meter = driver.hook();
     let streams = streams(trace, driver)?;
     let mut worker = Worker::new(trace, driver, options.touch);
     let mut blocks = vec![DeviceAddr::default(); trace.slots() as usize];
@@ -199,7 +202,7 @@ fn run<D: ReplayDriver, P: Policy>(
     let mut told = 0;
     let mut done = 0;
     let modelled_before = driver.inner().modelled_time();
-    let driver_time_before = driver.time();
+    let driver_time_before = meter.time();
     let start = Stopwatch::start();
     for op in trace.ops() {
         match *op {
@@ -223,14 +226,14 @@ fn run<D: ReplayDriver, P: Policy>(
                 policy.free(blocks[slot as usize]).map_err(|error| failed(done, error))?;
             }
             Op::Mark { .. } => {
-                let calls = driver.total();
+                let calls = meter.calls().total();
                 calls_per_step.push(calls - calls_before_step);
                 calls_before_step = calls;
             }
         }
         done += 1;
         if worker.is_some() {
-            driver.timed(D::advance);
+            meter.timed(|| driver.inner().advance());
         }
         if done - told == PROGRESS_OPS {
             if let Some(progress) = options.progress {
@@ -239,9 +242,9 @@ fn run<D: ReplayDriver, P: Policy>(
             told = done;
         }
     }
-    let own = start.elapsed_outside(driver.time() - driver_time_before, D::CLOCK);
+    let own = start.elapsed_outside(meter.time() - driver_time_before, D::CLOCK);
     let stats = policy.stats();
-    let driver_calls = driver.calls();
+    let driver_calls = meter.calls();
     let modelled = driver.inner().modelled_time();
     if let Some(worker) = worker {
         worker.finish(&streams)?;
@@ -269,6 +272,15 @@ fn run<D: ReplayDriver, P: Policy>(
         #[allow(clippy::cast_precision_loss, reason = "a figure for people; traces are far below 2^52 ops")]
         ns_per_op: own.as_nanos() as f64 / done.max(1) as f64,
     })
+}
+
+fn serialize_calls<S: Serializer>(calls: &DriverCalls, serializer: S) -> Result<S::Ok, S::Error> {
+    let mut map = serializer.serialize_map(Some(DriverCalls::IN_TOTAL.len() + 1))?;
+    for call in DriverCalls::IN_TOTAL {
+        map.serialize_entry(&call, &calls[call])?;
+    }
+    map.serialize_entry("total", &calls.total())?;
+    map.end()
 }
 
 /// The driver's stream for each of the trace's: number 0 is the default stream.

@@ -1,6 +1,7 @@
 //! Replays through the library: what they count, and that work in flight and bytes are respected.
 
 use gapless::ChunkPolicy;
+use gapless::driver::DriverCall;
 use gapless_trace::{
     Device, GaplessSettings, PolicyKind, ReplayDriver, ReplayOptions, ReplayResult, Search, Touch, Trace, replay,
 };
@@ -42,7 +43,10 @@ fn recorded(name: &str) -> Trace {
 fn calls_are_counted_by_kind_and_step() {
     let trace = trace("a 1 100 0\nm one\na 2 3000000 0\nf 2\nm two\nm three\na 3 100000000 0\n");
     let result = on_model(&trace, PolicyKind::Caching, Device::of(1 << 30));
-    assert_eq!((result.driver_calls.create, result.driver_calls.map, result.driver_calls.total), (3, 3, 12));
+    assert_eq!(
+        (result.driver_calls[DriverCall::Create], result.driver_calls[DriverCall::Map], result.driver_calls.total()),
+        (3, 3, 12)
+    );
     assert_eq!((&result.driver_calls_per_step[..], result.steps), (&[4, 4, 0][..], 3));
     assert_eq!(result.peak_live_bytes, 100_000_100);
     assert_eq!(result.peak_reserved_bytes, (2 + 20 + 96) * MIB);
@@ -55,7 +59,10 @@ fn the_baseline_flushes_waits_and_tries_again() {
     let trace = trace("a 1 31457280 0\nf 1\na 2 41943040 0\n");
     let result = on_model(&trace, PolicyKind::Caching, Device { lag_ops: 50, ..Device::of(48 * MIB) });
     assert_eq!(result.oom, None);
-    assert_eq!((result.host_waits, result.driver_calls.unmap, result.driver_calls.release), (1, 1, 1));
+    assert_eq!(
+        (result.host_waits, result.driver_calls[DriverCall::Unmap], result.driver_calls[DriverCall::Release]),
+        (1, 1, 1)
+    );
     // With a live block in the segment nothing helps.
     let trace = crate::trace("a 1 15728640 0\na 2 15728640 0\nf 1\na 3 41943040 0\n");
     let oom = on_model(&trace, PolicyKind::Caching, Device::of(48 * MIB)).oom.unwrap();
@@ -80,15 +87,15 @@ fn a_replay_leaves_nothing_in_the_driver() {
 #[test]
 fn the_baseline_keeps_streams_apart() {
     let result = on_model(&trace("a 1 4096 0\nf 1\na 2 4096 1\n"), PolicyKind::Caching, Device::of(64 * MIB));
-    assert_eq!(result.driver_calls.create, 2, "a cached block of stream 0 does not serve stream 1");
+    assert_eq!(result.driver_calls[DriverCall::Create], 2, "a cached block of stream 0 does not serve stream 1");
     let result = on_model(&trace("a 1 4096 7\nf 1\na 2 4096 7\n"), PolicyKind::Caching, Device::of(64 * MIB));
-    assert_eq!(result.driver_calls.create, 1);
+    assert_eq!(result.driver_calls[DriverCall::Create], 1);
 }
 
 #[test]
 fn the_baseline_serves_zero_bytes_without_memory() {
     let result = on_model(&trace("a 1 0 0\na 2 0 0\nf 1\nf 2\n"), PolicyKind::Caching, Device::of(2 * MIB));
-    assert_eq!((result.oom, result.driver_calls.total), (None, 0));
+    assert_eq!((result.oom, result.driver_calls.total()), (None, 0));
 }
 
 #[test]
@@ -107,11 +114,14 @@ fn a_premature_unmap_would_be_seen() {
     let device = Device { lag_ops: 200, ..Device::of(trace.peak_live_bytes() / 20 * 23) };
     let result = on_model(&trace, PolicyKind::Caching, device);
     assert_eq!(result.oom, None);
-    assert!(result.host_waits > 0 && result.driver_calls.unmap > 0, "memory went back while work was in flight");
+    assert!(
+        result.host_waits > 0 && result.driver_calls[DriverCall::Unmap] > 0,
+        "memory went back while work was in flight"
+    );
     let device = Device { lag_ops: 200, ..Device::of(trace.peak_live_bytes() / 100 * 103) };
     let result = on_model(&trace, PolicyKind::Gapless, device);
     assert_eq!(result.oom, None);
-    assert!(result.driver_calls.unmap > 0, "mappings went while work was in flight elsewhere");
+    assert!(result.driver_calls[DriverCall::Unmap] > 0, "mappings went while work was in flight elsewhere");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! After a change that is meant: `UPDATE_EXPECT=1 cargo test --test replay_figures`, and a look at the difference.
 
 use expect_test::expect_file;
+use gapless::driver::DriverCall;
 use gapless::{ChunkPolicy, units::round_up};
 use gapless_trace::{Device, GaplessSettings, PolicyKind, ReplayOptions, Touch, Trace, replay};
 use std::fmt::Write;
@@ -95,12 +96,12 @@ fn line(trace: &Trace, thousandths: u64, chunk: Option<ChunkPolicy>, lag_ops: u6
     format!(
         "{:21} {thousandths:>6} {chunks:>7} {lag_ops:>4} | {:7} {:6} {:6} {:6} {:6} {:7} {:5} | {}{end}\n",
         trace.name(),
-        calls.reserve,
-        calls.create,
-        calls.map,
-        calls.set_access,
-        calls.unmap,
-        calls.release,
+        calls[DriverCall::Reserve],
+        calls[DriverCall::Create],
+        calls[DriverCall::Map],
+        calls[DriverCall::SetAccess],
+        calls[DriverCall::Unmap],
+        calls[DriverCall::Release],
         result.host_waits,
         result.peak_reserved_bytes / MIB,
     )

@@ -26,7 +26,7 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Retains the primary context of `device`, creating it where nobody has.
+    /// Retains the primary context of `device`, and creates it if there is none yet.
     pub(super) fn retain(library: &'static Library, device: CUdevice) -> DriverResult<Self> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the out-parameter is a valid pointer for the call.
@@ -35,7 +35,7 @@ impl Context {
         Ok(Self { library, device, raw })
     }
 
-    /// The driver's handle.
+    /// Returns the driver's handle of the context.
     pub(super) fn raw(&self) -> CUcontext {
         self.raw
     }
@@ -56,13 +56,14 @@ impl Context {
         Ok(Current { context: self, restore: Some(before), on_this_thread: PhantomData })
     }
 
-    /// As [`enter`](Self::enter), and tells the driver that the calls of this thread do not belong to any capture.
+    /// Does what [`enter`](Self::enter) does, and tells the driver that the calls of this thread do not belong to any
+    /// capture.
     pub(super) fn enter_outside_capture(&self, call: DriverCall) -> DriverResult<(Relaxed, Current<'_>)> {
         let current = self.enter(call)?;
         Ok((Relaxed::new(self.library), current))
     }
 
-    /// Waits for everything on the device.
+    /// Blocks until all work on the device has completed.
     pub(super) fn synchronize(&self) -> DriverResult<()> {
         let _guards = self.enter_outside_capture(DriverCall::Stream)?;
         // SAFETY: no arguments; the context is current.

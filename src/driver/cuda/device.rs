@@ -1,4 +1,4 @@
-//! What can be asked about a device without creating a context on it.
+//! Properties of a device that can be queried without creating a context on it.
 
 use std::ffi::{CStr, c_char};
 
@@ -7,44 +7,43 @@ use super::sys::{CUdevice, CUdevice_attribute, CUdevice_attribute_enum as attrib
 use crate::driver::{DriverCall, DriverResult};
 use crate::units::ByteSize;
 
-/// Facts about one device.
+/// Properties of one device.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct DeviceInfo {
-    /// Its number, from 0, after `CUDA_VISIBLE_DEVICES`.
+    /// The device's number, counted from 0 among those that `CUDA_VISIBLE_DEVICES` leaves visible.
     pub ordinal: u32,
     /// The marketing name.
     pub name: String,
-    /// PCI bus id, where the driver tells.
+    /// The PCI bus id, if the driver reports it.
     pub pci_bus_id: Option<String>,
-    /// Compute capability, as in (9, 0).
+    /// The compute capability, such as (9, 0).
     pub compute_capability: (i32, i32),
-    /// Physical memory.
+    /// Physical memory in bytes.
     pub total: ByteSize,
-    /// Multiprocessors.
+    /// The number of multiprocessors.
     pub multiprocessors: i32,
-    /// Virtual memory management.
+    /// Whether virtual memory management is supported.
     pub vmm: bool,
-    /// Chunks can be exported as POSIX file descriptors.
+    /// Whether chunks can be exported as POSIX file descriptors.
     pub posix_fd_export: bool,
-    /// Chunks can be exported as fabric handles.
+    /// Whether chunks can be exported as fabric handles.
     pub fabric_export: bool,
-    /// Chunks can be used for GPUDirect RDMA.
+    /// Whether chunks can be used for GPUDirect RDMA.
     pub rdma: bool,
-    /// Ranges can be exported as dma-buf.
+    /// Whether ranges can be exported as dma-buf.
     pub dma_buf: bool,
-    /// Multicast objects.
+    /// Whether multicast objects are supported.
     pub multicast: bool,
-    /// Compressible chunks.
+    /// Whether chunks can be compressible.
     pub compression: bool,
 }
 
 impl DeviceInfo {
-    /// Asks the driver about device number `ordinal`.
+    /// Queries the properties of device number `ordinal`. An attribute that this driver does not know is taken as "no".
     ///
     /// # Errors
-    /// What the driver answers, for an ordinal out of range for example. Attributes that this driver does not know are
-    /// taken as "no".
+    /// The driver's error, for example for an ordinal out of range.
     pub fn query(library: &Library, ordinal: u32) -> DriverResult<Self> {
         let device = library.device(ordinal)?;
         let mut total = 0;
@@ -74,7 +73,7 @@ impl DeviceInfo {
     }
 }
 
-/// True when `peer` can access memory of `device`.
+/// Returns true when `peer` can access memory of `device`.
 pub(super) fn can_access(library: &Library, peer: CUdevice, device: CUdevice) -> DriverResult<bool> {
     let mut answer = 0;
     // SAFETY: the out-parameter is a valid pointer for the call.
@@ -83,7 +82,7 @@ pub(super) fn can_access(library: &Library, peer: CUdevice, device: CUdevice) ->
     Ok(answer != 0)
 }
 
-/// An attribute's value; `None` where the driver does not know the attribute.
+/// Returns an attribute's value; `None` if the driver does not know the attribute.
 fn attribute_of(library: &Library, device: CUdevice, which: CUdevice_attribute) -> Option<i32> {
     let mut value = 0;
     // SAFETY: the out-parameter is a valid pointer for the call; the driver refuses attributes that it does not know.

@@ -1,4 +1,4 @@
-//! Result codes: what a caller can make of a `CUresult`, and the two errors of getting hold of a device.
+//! Result codes, and the errors of loading the driver and of opening a device.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,7 +7,8 @@ use super::sys::{CUresult, cudaError_enum as code};
 use crate::driver::{DriverError, DriverErrorKind};
 use crate::units::ByteSize;
 
-/// What a caller can make of a result code; codes that this build does not know are [`DriverErrorKind::Other`].
+/// Returns the kind of error that a result code stands for. Codes that this build does not know are
+/// [`DriverErrorKind::Other`].
 pub(super) fn kind_of(result: CUresult) -> DriverErrorKind {
     match result {
         code::CUDA_ERROR_OUT_OF_MEMORY => DriverErrorKind::OutOfMemory,
@@ -58,7 +59,7 @@ pub enum LoadError {
          GPU in (docker run --gpus all); in WSL, add /usr/lib/wsl/lib to LD_LIBRARY_PATH"
     )]
     LibraryNotFound {
-        /// The names tried and what the loader said to each.
+        /// The names tried, each with the loader's message.
         tried: String,
     },
     /// The library was loaded but lacks a function that gapless needs.
@@ -75,7 +76,7 @@ pub enum LoadError {
     /// The driver works but predates virtual memory management.
     #[error("the driver is for CUDA {found}, gapless needs {needed} or newer. Update the NVIDIA driver")]
     DriverTooOld {
-        /// What `cuDriverGetVersion` says.
+        /// The version that `cuDriverGetVersion` returns.
         found: CudaVersion,
         /// [`MINIMUM_VERSION`].
         needed: CudaVersion,
@@ -98,7 +99,7 @@ pub enum LoadError {
          GPU in (docker run --gpus all)"
     )]
     NoDevice {
-        /// What `cuDriverGetVersion` says.
+        /// The version that `cuDriverGetVersion` returns.
         version: CudaVersion,
     },
 }
@@ -113,12 +114,12 @@ pub enum OpenError {
     /// The driver itself cannot be used.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// There is no device of that number.
+    /// There is no device with that number.
     #[error("there is no device {ordinal}: the driver has {count}, counted from 0")]
     NoSuchDevice {
         /// The number asked for.
         ordinal: u32,
-        /// How many there are.
+        /// The number of devices.
         count: u32,
     },
     /// The device has no virtual memory management, or it does not work there.
@@ -134,7 +135,7 @@ pub enum OpenError {
         /// The attribute, or the call of the start-up check that failed.
         reason: Cow<'static, str>,
     },
-    /// A peer was asked for that cannot reach the device's memory.
+    /// A peer was requested that cannot access the device's memory.
     #[error("device {peer} cannot access memory of device {ordinal}: leave it out of the peers, or use one that can")]
     NoPeerAccess {
         /// The device whose memory it is.
@@ -147,7 +148,7 @@ pub enum OpenError {
     DeviceFull {
         /// The device.
         ordinal: u32,
-        /// Bytes of the check.
+        /// The number of bytes that the check needs.
         needed: ByteSize,
         /// What failed.
         error: DriverError,

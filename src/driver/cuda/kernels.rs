@@ -54,7 +54,7 @@ impl Kernel {
         Self::PointerChase,
     ];
 
-    /// Position of the source in [`KERNEL_SOURCES`] and name of the entry in it.
+    /// Returns the position of the source in [`KERNEL_SOURCES`] and the name of the entry in it.
     fn entry(self) -> (usize, &'static std::ffi::CStr) {
         match self {
             Self::FillPattern => (0, c"fill_pattern"),
@@ -69,7 +69,7 @@ impl Kernel {
     }
 }
 
-/// How many threads a launch gets.
+/// The number of threads of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Threads {
     /// One, for kernels that measure or wait.
@@ -119,7 +119,7 @@ impl Kernels {
         self.functions[kernel as usize]
     }
 
-    /// Unloads the modules. The context is current, or is gone already.
+    /// Unloads the modules. The context must be current, or gone already.
     pub(super) fn unload(&mut self) {
         for module in self.modules.drain(..) {
             // SAFETY: loaded once in `load`, unloaded once here; nothing is launched afterwards.
@@ -129,7 +129,7 @@ impl Kernels {
 }
 
 impl CudaDriver {
-    /// Queues `kernel` on `stream`. The context is current.
+    /// Queues `kernel` on `stream`. The context must be current.
     ///
     /// # Safety
     /// `parameters` are those that the kernel takes; the ranges they describe are mapped with access until it has run,

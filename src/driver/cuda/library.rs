@@ -42,20 +42,20 @@ impl Library {
         Self::open_first(&[path.as_os_str()])
     }
 
-    /// The file that the loader chose.
+    /// Returns the path of the file that the loader chose.
     pub fn file(&self) -> &str {
         &self.file
     }
 
-    /// The newest CUDA version that this driver supports.
+    /// Returns the newest CUDA version that this driver supports.
     pub fn version(&self) -> CudaVersion {
         self.version
     }
 
-    /// How many devices there are, at least 1.
+    /// Returns the number of devices, at least 1.
     ///
     /// # Errors
-    /// What `cuDeviceGetCount` answers.
+    /// The error of `cuDeviceGetCount`.
     pub fn device_count(&self) -> DriverResult<u32> {
         let mut count = 0;
         // SAFETY: the out-parameter is a valid pointer for the call.
@@ -64,7 +64,7 @@ impl Library {
         Ok(u32::try_from(count).unwrap_or(0))
     }
 
-    /// The driver's token for device number `ordinal`.
+    /// Returns the driver's token for device number `ordinal`.
     pub(super) fn device(&self, ordinal: u32) -> DriverResult<CUdevice> {
         let mut device = 0;
         let ordinal = i32::try_from(ordinal).unwrap_or(i32::MAX);
@@ -74,18 +74,18 @@ impl Library {
         Ok(device)
     }
 
-    /// The functions that are always there.
+    /// Returns the functions that every supported driver has.
     pub(super) fn api(&self) -> &Required {
         &self.required
     }
 
-    /// The functions that may be missing, each a `Result`.
+    /// Returns the functions that may be missing, each a `Result`.
     pub(super) fn optional(&self) -> &Optional {
         &self.optional
     }
 
-    /// `Ok` for success, else the error with the driver's own name and text for it. `function` is named in the text
-    /// where `call` stands for several functions.
+    /// Turns a result code into `Ok` or into the error with the driver's own name and text for it. The text names
+    /// `function` where `call` stands for several functions.
     pub(super) fn check(&self, call: DriverCall, function: &str, result: CUresult) -> DriverResult<()> {
         if result == code::CUDA_SUCCESS { Ok(()) } else { Err(self.error(call, function, result)) }
     }
@@ -163,7 +163,7 @@ impl std::fmt::Debug for Library {
     }
 }
 
-/// The error for `result`. Name and text come from the driver; where it has none, the number stands for the name.
+/// Returns the error for `result`. Name and text come from the driver; if it has none, the number stands for the name.
 fn describe(api: &Required, call: DriverCall, function: &str, result: CUresult) -> DriverError {
     let number = i32::try_from(result.0).unwrap_or(i32::MAX);
     let mut name: *const c_char = std::ptr::null();
@@ -210,7 +210,7 @@ fn version_of(handle: &Handle) -> Option<CudaVersion> {
     (result == code::CUDA_SUCCESS).then_some(CudaVersion(version))
 }
 
-/// The path that the dynamic loader found the library at.
+/// Returns the path of the file that the dynamic loader loaded.
 fn file_of(handle: &Handle) -> Option<String> {
     // SAFETY: the address is only asked about, never called.
     let symbol = unsafe { handle.get::<*const libc::c_void>(b"cuInit\0") }.ok()?;

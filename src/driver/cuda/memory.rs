@@ -23,7 +23,7 @@ pub(super) struct Vmm<'a> {
 }
 
 impl Vmm<'_> {
-    /// Minimum and recommended granularity for chunks of these features.
+    /// Returns the minimum and the recommended granularity for chunks with these features.
     pub(super) fn granularities(&self) -> DriverResult<(u64, u64)> {
         let one = |flag| {
             let prop = self.properties();
@@ -113,11 +113,11 @@ impl Vmm<'_> {
 }
 
 impl CudaDriver {
-    /// Reserves up to `bytes` of addresses, halving the wish down to `least` where the driver refuses; gives the bytes
-    /// that it got. Both are multiples of the granularity.
+    /// Reserves up to `bytes` of addresses: where the driver refuses, half as many, down to `least`. Returns the number
+    /// of bytes reserved. `bytes` and `least` are multiples of the granularity.
     ///
     /// # Errors
-    /// The driver's last answer, when not even `least` bytes are to be had.
+    /// The driver's last error, when it refuses `least` bytes too.
     pub fn reserve_at_most(&self, bytes: u64, least: u64, alignment: u64) -> DriverResult<(DeviceAddr, u64)> {
         let mut wish = bytes.max(least);
         loop {
@@ -193,7 +193,7 @@ impl MemoryDriver for CudaDriver {
     }
 }
 
-/// `bytes` as the driver's `size_t`.
+/// Converts `bytes` to the driver's `size_t`.
 fn size(call: DriverCall, bytes: u64) -> DriverResult<usize> {
     usize::try_from(bytes).map_err(|_| {
         DriverError::new(call, DriverErrorKind::InvalidValue, "more bytes than this machine's addresses can count")

@@ -14,8 +14,8 @@
 //! - I1  every chunk of a [`CudaDriver`] is made with one set of properties, for which `granularity` was queried and a
 //!   whole create, map, access, unmap cycle succeeded when the driver was opened.
 //! - I2  no call leaves another context or capture mode behind on the calling thread.
-//! - I3  no call waits for the device, except `event_synchronize`, `synchronize` and `destroy_stream`, whose purpose it
-//!   is.
+//! - I3  no call waits for the device, except `event_synchronize`, `synchronize` and `destroy_stream`, whose purpose
+//!   that is.
 //!
 //! Threads: any, concurrently. The driver library has its own locks: calls that change mappings run one after another.
 //! Cost: reserve 1-20 us; create 10-200 us and more where memory must be cleared first; map 1-2 us; set_access and
@@ -66,22 +66,22 @@ pub struct CudaDriver {
     work: Mutex<Option<work::Work>>,
 }
 
-/// What every chunk of a driver can do beside being mapped. Fixed when the driver is opened.
+/// What every chunk of a driver can be used for besides being mapped. Fixed when the driver is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct ChunkFeatures {
-    /// Can be exported as a POSIX file descriptor.
+    /// Whether chunks can be exported as POSIX file descriptors.
     pub posix_fd: bool,
-    /// Can be registered for GPUDirect RDMA.
+    /// Whether chunks can be registered for GPUDirect RDMA.
     pub rdma: bool,
 }
 
 /// Whether chunks may leave the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Sharing {
-    /// Exportable and RDMA-capable where the device says so and a real cycle at opening agrees.
+    /// Chunks are exportable and RDMA-capable if the device supports it and the check at opening succeeds with it.
     #[default]
     WherePossible,
-    /// Neither, anywhere.
+    /// Chunks are neither exportable nor RDMA-capable.
     Never,
 }
 
@@ -95,32 +95,32 @@ pub struct CudaBuilder {
 }
 
 impl CudaBuilder {
-    /// The device, counted from 0 after `CUDA_VISIBLE_DEVICES`. Default: 0.
+    /// Sets the device, counted from 0 among those that `CUDA_VISIBLE_DEVICES` leaves visible. Default: 0.
     pub fn device(mut self, ordinal: u32) -> Self {
         self.ordinal = ordinal;
         self
     }
 
-    /// Devices that get access to every mapping, beside the device itself. Default: none.
+    /// Sets the devices that get access to every mapping, in addition to the device itself. Default: none.
     pub fn peers(mut self, ordinals: impl IntoIterator<Item = u32>) -> Self {
         self.peers = ordinals.into_iter().collect();
         self
     }
 
-    /// Whether chunks may leave the process. Default: [`Sharing::WherePossible`].
+    /// Sets whether chunks may leave the process. Default: [`Sharing::WherePossible`].
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.sharing = sharing;
         self
     }
 
-    /// The driver library to load. Default: the installed one.
+    /// Sets the driver library to use. Default: the installed one.
     pub fn library(mut self, path: impl Into<PathBuf>) -> Self {
         self.library = Some(path.into());
         self
     }
 
-    /// Opens the device: loads the library where that has not happened, retains the primary context, and runs one whole
-    /// cycle of virtual memory calls.
+    /// Opens the device: loads the library if that has not happened yet, retains the primary context, and runs one
+    /// whole cycle of virtual memory calls.
     ///
     /// # Errors
     /// [`OpenError`], which says what to do. Nothing is held afterwards.
@@ -184,35 +184,36 @@ impl CudaDriver {
         Self::builder().device(ordinal).open()
     }
 
-    /// Starts choosing settings.
+    /// Returns a builder with the default settings.
     pub fn builder() -> CudaBuilder {
         CudaBuilder::default()
     }
 
-    /// Facts about the device.
+    /// Returns the properties of the device.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// The library that this driver calls.
+    /// Returns the library that this driver calls.
     pub fn library(&self) -> &'static Library {
         self.library
     }
 
-    /// What every chunk can do.
+    /// Returns what every chunk can be used for.
     pub fn features(&self) -> ChunkFeatures {
         self.features
     }
 
-    /// The page size that the driver recommends for speed, at least [`granularity`](super::MemoryDriver::granularity).
+    /// Returns the page size that the driver recommends for speed. It is at least
+    /// [`granularity`](super::MemoryDriver::granularity).
     pub fn recommended_granularity(&self) -> u64 {
         self.recommended_granularity
     }
 
-    /// Waits for everything on the device, whoever queued it.
+    /// Blocks until all work on the device has completed, whoever queued it.
     ///
     /// # Errors
-    /// `DeviceLost` where earlier work failed.
+    /// `DeviceLost` if earlier work failed.
     pub fn synchronize_device(&self) -> super::DriverResult<()> {
         self.context.synchronize()
     }

@@ -18,7 +18,7 @@ pub struct PlainDevice {
 }
 
 impl CudaBuilder {
-    /// Opens the device for `cuMemAlloc` only. Peers and sharing play no part.
+    /// Opens the device for `cuMemAlloc` only. The settings for peers and sharing have no effect.
     ///
     /// # Errors
     /// [`OpenError`], but never `NoVmm`.
@@ -35,12 +35,12 @@ impl CudaBuilder {
 }
 
 impl PlainDevice {
-    /// Facts about the device.
+    /// Returns the properties of the device.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// Free and total physical bytes of the device.
+    /// Returns the free and total physical bytes of the device.
     ///
     /// # Errors
     /// Only when the device is lost.
@@ -48,25 +48,25 @@ impl PlainDevice {
         memory_info(self.library, &self.context)
     }
 
-    /// As [`CudaDriver::mem_alloc`].
+    /// Does what [`CudaDriver::mem_alloc`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`CudaDriver::mem_alloc`].
     pub fn mem_alloc(&self, bytes: u64) -> DriverResult<DeviceAddr> {
         mem_alloc(self.library, &self.context, bytes)
     }
 
-    /// As [`CudaDriver::mem_free`].
+    /// Does what [`CudaDriver::mem_free`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`CudaDriver::mem_free`].
     pub fn mem_free(&self, addr: DeviceAddr) -> DriverResult<()> {
         mem_free(self.library, &self.context, addr)
     }
 }
 
 impl CudaDriver {
-    /// `cuMemAlloc`.
+    /// Allocates with `cuMemAlloc`.
     ///
     /// # Errors
     /// `OutOfMemory` when no contiguous memory of that size is free; `InvalidValue` for 0 bytes.
@@ -74,18 +74,18 @@ impl CudaDriver {
         mem_alloc(self.library, &self.context, bytes)
     }
 
-    /// `cuMemFree`, which waits for the device.
+    /// Frees with `cuMemFree`, which waits for the device.
     ///
     /// # Errors
-    /// `InvalidValue` for an address that `mem_alloc` did not give.
+    /// `InvalidValue` for an address that `mem_alloc` did not return.
     pub fn mem_free(&self, addr: DeviceAddr) -> DriverResult<()> {
         mem_free(self.library, &self.context, addr)
     }
 
-    /// `cuMemAllocAsync`, from the device's default pool.
+    /// Allocates with `cuMemAllocAsync`, from the device's default pool.
     ///
     /// # Errors
-    /// As `mem_alloc`, and `NotSupported` where the driver is too old.
+    /// Those of `mem_alloc`, and `NotSupported` if the driver is too old.
     pub fn mem_alloc_async(&self, bytes: u64, stream: StreamId) -> DriverResult<DeviceAddr> {
         let Ok(function) = &self.library.optional().cuMemAllocAsync else { return Err(too_old("cuMemAllocAsync")) };
         let _current = self.context.enter(DriverCall::Create)?;
@@ -96,10 +96,10 @@ impl CudaDriver {
         Ok(DeviceAddr(addr))
     }
 
-    /// `cuMemFreeAsync`.
+    /// Frees with `cuMemFreeAsync`.
     ///
     /// # Errors
-    /// As `mem_free`, and `NotSupported` where the driver is too old.
+    /// Those of `mem_free`, and `NotSupported` if the driver is too old.
     pub fn mem_free_async(&self, addr: DeviceAddr, stream: StreamId) -> DriverResult<()> {
         let Ok(function) = &self.library.optional().cuMemFreeAsync else { return Err(too_old("cuMemFreeAsync")) };
         let _current = self.context.enter(DriverCall::Release)?;
@@ -109,7 +109,7 @@ impl CudaDriver {
     }
 }
 
-/// Free and total bytes of the context's device.
+/// Returns the free and total bytes of the context's device.
 pub(super) fn memory_info(library: &Library, context: &Context) -> DriverResult<MemoryInfo> {
     let _guards = context.enter_outside_capture(DriverCall::MemoryInfo)?;
     let (mut free, mut total) = (0, 0);

@@ -101,7 +101,7 @@ impl StreamDriver for CudaDriver {
     }
 }
 
-/// True for the handles that stand for a default stream.
+/// Returns true for the handles that stand for a default stream.
 pub(super) fn is_default(stream: StreamId) -> bool {
     [StreamId::DEFAULT, LEGACY_STREAM, PER_THREAD_STREAM].contains(&stream)
 }

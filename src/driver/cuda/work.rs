@@ -23,7 +23,7 @@ use crate::driver::{
 };
 use crate::units::{DeviceAddr, StreamId};
 
-/// What work needs: kernels, result slots, checks under way. Made at the first use.
+/// What work needs: kernels, result slots, checks in progress. Created at the first use.
 pub(super) struct Work {
     kernels: Kernels,
     device_slots: DeviceAddr,
@@ -40,7 +40,7 @@ unsafe impl Send for Work {}
 struct Check {
     slot: u32,
     event: EventHandle,
-    /// The report, short of `first` and `count`.
+    /// What is reported if the check fails, without `first` and `count`.
     about: Mismatch,
 }
 
@@ -144,7 +144,7 @@ impl CudaDriver {
         self.with_work(|work| queue(&work.kernels))
     }
 
-    /// Where a measurement leaves its two words: the slot that no check uses.
+    /// Returns where a measurement writes its two words: the slot that no check uses.
     pub(super) fn measurement_slot(&self) -> DriverResult<DeviceAddr> {
         self.with_work(|work| Ok(work.device_slots.offset(u64::from(SLOTS) * SLOT_BYTES)))
     }
@@ -214,7 +214,7 @@ impl CudaDriver {
         self.event_record(event, about.stream)
     }
 
-    /// A free slot; waits for the oldest check where there is none.
+    /// Returns a free slot; waits for the oldest check if there is none.
     fn take_slot(&self, work: &mut Work) -> DriverResult<u32> {
         if work.free.is_empty() {
             self.harvest(work);
@@ -268,6 +268,6 @@ impl Drop for CudaDriver {
     }
 }
 
-/// Checks under way at once; more wait for the oldest.
+/// The most checks in progress at once; a further one waits for the oldest.
 const SLOTS: u32 = 4096;
 const SLOT_BYTES: u64 = 16;

@@ -1,7 +1,7 @@
-//! Bytes: work on simulated device memory, by address.
+//! Reads and writes of simulated device memory, by address.
 //!
 //! Streams that an allocator under test fails to order race for the same bytes. So every access is a relaxed atomic one:
-//! a race then gives stale or mixed bytes, which is what the test is to see, and not undefined behaviour.
+//! a race then results in stale or mixed bytes, which the test detects, and not in undefined behaviour.
 
 use crate::driver::{pattern_byte, pattern_word};
 use crate::sync::unseen::{AtomicU8, AtomicU64, Ordering};
@@ -61,7 +61,7 @@ impl Bytes {
         difference
     }
 
-    /// Copies all of `source`, which is as long.
+    /// Copies all of `source`, which has the same length.
     pub fn copy_from(self, source: Self) {
         debug_assert_eq!(self.len, source.len);
         let words = self.words().min(source.words());
@@ -73,12 +73,12 @@ impl Bytes {
         }
     }
 
-    /// How many whole words can be accessed as such: none when the range is not aligned to them.
+    /// Returns how many whole words can be accessed as words: none when the range is not aligned to them.
     fn words(self) -> u64 {
         if self.addr.is_multiple_of(8) { self.len / 8 } else { 0 }
     }
 
-    /// The offsets behind the whole words.
+    /// Returns the offsets behind the whole words.
     fn rest(self) -> std::ops::Range<u64> {
         8 * self.words()..self.len
     }

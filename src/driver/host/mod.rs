@@ -7,7 +7,7 @@
 //! A broken rule of the driver contract is an `InvalidValue` error without effect, and is also kept as a [`Violation`]
 //! until [`take_violations`](HostDriver::take_violations): a caller that ignores errors is found out all the same. That
 //! includes an unmap under queued or running work: it is refused, so that no stream ever faults. Capacity, other
-//! processes' memory and the limit of mappings are settings; the kernel's own limits come back as `OutOfMemory`.
+//! processes' memory and the limit of mappings are settings; the kernel's own limits are reported as `OutOfMemory`.
 //!
 //! Threads: any, plus one per stream. Locks: queues, then books; neither is held while work runs.
 //! Cost: a system call or two each; work is limited by the memory (the first touch of a page is by far the slowest).
@@ -19,7 +19,7 @@ mod task;
 
 use super::ledger::{Ledger, Refusal};
 use super::{
-    CallCounts, ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle,
+    ChunkHandle, DriverCall, DriverCalls, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle,
     HoldStreams, MemoryDriver, MemoryInfo, Mismatch, StreamDriver, WorkDriver,
 };
 use crate::sync::Arc;
@@ -33,13 +33,13 @@ use std::fmt;
 use std::time::Duration;
 use task::{Span, Task};
 
-/// A simulated device with memory. See the module documentation.
+/// A simulated device with real memory behind it. See the module documentation.
 ///
 /// An isolated mapping costs two of those that the kernel grants a process (65,530 by default). `map` is refused with
 /// `OutOfMemory` while there is still some room: at the limit proper, not even an unmap succeeds, and the process's own
 /// heap cannot grow.
 ///
-/// Dropping it forgets queued work, ends its threads and gives all memory and addresses back.
+/// Dropping it discards queued work, ends its threads and frees all memory and addresses.
 #[derive(Debug)]
 pub struct HostDriver {
     granularity: u64,
@@ -48,16 +48,16 @@ pub struct HostDriver {
     books: Arc<SharedBooks>,
 }
 
-/// What a [`HostDriver`] is like.
+/// Settings of a [`HostDriver`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostConfig {
-    /// Physical bytes of the device. The host's memory is taken as work writes to it, not before.
+    /// Physical bytes of the device. They take memory of the host only once work writes to them.
     pub capacity_bytes: u64,
     /// The page size in bytes, a power of two and a multiple of the host's page size.
     pub granularity: u64,
-    /// Physical bytes that other processes hold at first; see [`HostDriver::set_external`].
+    /// Physical bytes that other processes hold at the start; see [`HostDriver::set_external`].
     pub external_bytes: u64,
-    /// How many mappings may have access at a time. The kernel's limit comes first unless it was raised; see
+    /// The most mappings that may have access at a time. The kernel's limit is lower unless it was raised; see
     /// [`HostDriver`].
     pub max_mappings: usize,
 }
@@ -71,7 +71,7 @@ impl Default for HostConfig {
 /// A rule of the driver contract that a caller broke; the call was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// The call.
+    /// The call that was refused.
     pub call: DriverCall,
     /// The rule, and where it was broken.
     pub text: String,
@@ -98,7 +98,7 @@ struct Books {
     next_ticket: u64,
     mismatches: Vec<Mismatch>,
     violations: Vec<Violation>,
-    calls: CallCounts,
+    calls: DriverCalls,
 }
 
 #[derive(Debug)]
@@ -115,10 +115,10 @@ struct Work {
 }
 
 impl HostDriver {
-    /// A device with nothing on it and its default stream running.
+    /// Creates a device with nothing on it and starts its default stream.
     ///
     /// # Errors
-    /// When the kernel gives no file in memory or no thread, and `InvalidValue` when the granularity is not a power of
+    /// When the kernel refuses a file in memory or a thread, and `InvalidValue` when the granularity is not a power of
     /// two and a multiple of the host's page size.
     pub fn new(config: HostConfig) -> DriverResult<Self> {
         let page = u64::try_from(rustix::param::page_size()).unwrap_or(u64::MAX);
@@ -140,7 +140,7 @@ impl HostDriver {
                 next_ticket: 0,
                 mismatches: Vec::new(),
                 violations: Vec::new(),
-                calls: CallCounts::default(),
+                calls: DriverCalls::default(),
             }),
         });
         let queues = Arc::new(Queues::new());
@@ -150,34 +150,35 @@ impl HostDriver {
         Ok(driver)
     }
 
-    /// Other processes hold `bytes` of the device from now on. More than is free: nothing is free.
+    /// Sets the number of bytes of the device that other processes hold. If they leave less than is held, nothing is
+    /// free.
     pub fn set_external(&self, bytes: u64) {
         self.books.lock().ledger.set_external(bytes);
     }
 
-    /// `stream` is being captured from now on: recording an event on it or making it wait is refused. Work runs as if the
-    /// graph were launched at once; events recorded before may be asked and waited for.
+    /// Starts a capture of `stream`: until it ends, recording an event on the stream or making it wait is refused. Work
+    /// runs as if the graph were launched at once; events recorded before may still be queried and waited for.
     pub fn begin_capture(&self, stream: StreamId) {
         self.books.lock().capturing.insert(stream);
     }
 
-    /// Ends a capture.
+    /// Ends the capture of `stream`.
     pub fn end_capture(&self, stream: StreamId) {
         self.books.lock().capturing.remove(&stream);
     }
 
-    /// The calls made so far.
-    pub fn calls(&self) -> CallCounts {
+    /// Returns the calls made so far, failed ones included.
+    pub fn calls(&self) -> DriverCalls {
         self.books.lock().calls
     }
 
-    /// What is alive.
+    /// Returns what is alive on the device.
     pub fn usage(&self) -> DriverUsage {
         let (events, streams) = (self.queues.event_count(), self.queues.stream_count());
         DriverUsage { events, streams, ..self.books.lock().ledger.usage() }
     }
 
-    /// The rules that callers broke since the last call.
+    /// Returns the rules that callers have broken since the last call.
     pub fn take_violations(&self) -> Vec<Violation> {
         std::mem::take(&mut self.books.lock().violations)
     }
@@ -191,13 +192,13 @@ impl HostDriver {
     /// Locks the books for one call, which is counted.
     fn call(&self, call: DriverCall) -> MutexGuard<'_, Books> {
         let mut books = self.books.lock();
-        books.calls.add(call);
+        books.calls[call] += 1;
         books
     }
 
     /// Counts one call that the books have no other part in.
     fn count(&self, call: DriverCall) {
-        self.books.lock().calls.add(call);
+        self.books.lock().calls[call] += 1;
     }
 
     fn work(&self, stream: StreamId, task: Task) -> DriverResult<()> {

@@ -1,7 +1,7 @@
 //! Pages: the system calls behind chunks, reservations and mappings.
 //!
-//! All chunks are ranges of one sparse file in memory (a descriptor per chunk would meet the limit of open files). A
-//! chunk that is gone is punched out of the file, which gives its memory back at once.
+//! All chunks are ranges of one sparse file in memory (one descriptor for each chunk would exceed the limit of open
+//! files). A released chunk is punched out of the file, which frees its memory at once.
 //!
 //! Owns the file and which of its ranges are free. What is mapped where is the ledger's business: callers have asked it.
 //!
@@ -30,7 +30,7 @@ impl Pages {
         Ok(Self { file, file_bytes: 0, high: 0, free: RangeSet::default() })
     }
 
-    /// A range of the file for a chunk; nothing of it takes memory before it is written.
+    /// Returns a range of the file for a chunk. It takes no memory before it is written.
     pub fn create(&mut self, bytes: u64) -> Result<u64, Errno> {
         if let Some(offset) = self.free.first_fit(bytes) {
             self.free.remove(offset, offset + bytes);
@@ -45,7 +45,7 @@ impl Pages {
         Ok(offset)
     }
 
-    /// Gives the memory of a chunk back.
+    /// Frees the memory of a chunk.
     ///
     /// # Panics
     /// When the kernel refuses to punch a hole into a file in memory, for which there is no reason.
@@ -55,14 +55,14 @@ impl Pages {
         self.free.insert(offset, offset + bytes);
     }
 
-    /// Bytes of the host's memory behind all chunks.
+    /// Returns how many bytes of the host's memory are behind all chunks.
     #[cfg(test)]
     pub fn backed(&self) -> u64 {
         const BLOCK: u64 = 512;
         BLOCK * u64::try_from(rustix::fs::fstat(&self.file).unwrap().st_blocks).unwrap()
     }
 
-    /// Addresses without memory.
+    /// Reserves addresses without memory.
     pub fn reserve(&self, bytes: u64, alignment: u64) -> Result<u64, Errno> {
         let total = bytes.checked_add(alignment).ok_or(Errno::NOMEM)?;
         // SAFETY: no address is asked for, so no mapping of anyone's is replaced.
@@ -75,7 +75,7 @@ impl Pages {
         Ok(addr)
     }
 
-    /// Gives addresses back, with nothing of interest mapped in them.
+    /// Frees addresses. Nothing that is still needed is mapped in them.
     ///
     /// # Panics
     /// When the kernel refuses: the range was not ours.
@@ -96,13 +96,14 @@ impl Pages {
         Ok(())
     }
 
-    /// Makes mapped pages readable and writable. After a failure some of them may be: the books say that none is.
+    /// Makes mapped pages readable and writable. After a failure some of them may be accessible, although the books say
+    /// that none is.
     pub fn allow(&self, addr: u64, bytes: u64) -> Result<(), Errno> {
         // SAFETY: the range is tiled by mappings of this driver; more access takes nothing away from anyone.
         unsafe { rustix::mm::mprotect(pointer(addr), size(bytes)?, MprotectFlags::READ | MprotectFlags::WRITE) }
     }
 
-    /// Replaces mappings by bare reservation.
+    /// Replaces mappings by addresses without memory.
     pub fn unmap(&self, addr: u64, bytes: u64) -> Result<(), Errno> {
         // SAFETY: the range lies in a reservation of this driver and no work is in flight in it, so nothing will look
         // at what was mapped there.
@@ -113,7 +114,7 @@ impl Pages {
     }
 }
 
-/// How many isolated mappings the kernel has room for, with some left for the process itself.
+/// Returns how many isolated mappings the kernel has room for, with some left for the process itself.
 pub(super) fn mapping_limit() -> usize {
     let granted = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse().ok());
     // A mapping splits the reservation around it: one more for itself, one more for what lies behind it.
@@ -128,7 +129,7 @@ fn pointer(addr: u64) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(usize::try_from(addr).expect("an address of this process"))
 }
 
-/// What the kernel grants unless told otherwise.
+/// The number of mappings that the kernel allows a process by default.
 const KERNEL_DEFAULT: usize = 65_530;
 
 /// Mappings left for heaps, stacks, libraries and other drivers in the process.

@@ -1,4 +1,4 @@
-//! Queues: streams as threads that take one item after the other, and the events between them.
+//! Queues: streams as threads that run one item after the other, and the events between them.
 //!
 //! An item runs once it is at the front, its stream is not held, and, for a wait, the point it waits for is done.
 //! Positions count items from 1; a point is done when its stream's `done` has reached it.
@@ -39,7 +39,7 @@ struct State<W> {
     host_waits: u64,
 }
 
-/// A place in a stream: done once `position` items are.
+/// A place in a stream. It is done once `position` items are done.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Point {
     stream: StreamId,
@@ -95,7 +95,7 @@ impl<W: Send + 'static> Queues<W> {
         }
     }
 
-    /// A new stream whose thread hands work to `runner`. The first one is the default stream.
+    /// Creates a stream whose thread passes work to `runner`. The first one is the default stream.
     pub fn create_stream(self: &Arc<Self>, runner: Arc<impl Run<W>>) -> std::io::Result<StreamId> {
         let wake = Arc::new(Condvar::new());
         let mut state = self.state.lock();
@@ -136,7 +136,7 @@ impl<W: Send + 'static> Queues<W> {
         self.state.lock().host_waits
     }
 
-    /// Waits for all work of `stream`, then ends it. False when there is no such stream.
+    /// Waits for all work of `stream`, then ends it. Returns false when there is no such stream.
     pub fn destroy_stream(&self, stream: StreamId) -> bool {
         let mut state = self.state.lock();
         let Some(end) = state.end(stream) else { return false };
@@ -155,7 +155,7 @@ impl<W: Send + 'static> Queues<W> {
         true
     }
 
-    /// Ends every stream after the item it is running; what is queued is forgotten.
+    /// Ends every stream after the item that it is running; what is queued is discarded.
     pub fn close(&self) {
         let mut state = self.state.lock();
         let mut threads = Vec::new();
@@ -180,12 +180,12 @@ impl<W: Send + 'static> Queues<W> {
         Ok(())
     }
 
-    /// False when there is no such stream.
+    /// Returns false when there is no such stream.
     pub fn delay(&self, stream: StreamId, duration: Duration) -> bool {
         self.state.lock().push(stream, Step::Delay(duration)).is_some()
     }
 
-    /// False when there is no such stream.
+    /// Returns false when there is no such stream.
     pub fn synchronize(&self, stream: StreamId) -> bool {
         let mut state = self.state.lock();
         let Some(end) = state.end(stream) else { return false };
@@ -225,7 +225,7 @@ impl<W: Send + 'static> Queues<W> {
         event
     }
 
-    /// False when there is no such event.
+    /// Returns false when there is no such event.
     pub fn destroy_event(&self, event: EventHandle) -> bool {
         self.state.lock().events.remove(&event).is_some()
     }
@@ -321,7 +321,7 @@ impl<W> State<W> {
         self.existing(stream).queue.pop_front().map_or(Next::Sleep, Next::Run)
     }
 
-    /// Whether the front of the queue waits for another stream.
+    /// Returns true when the front of the queue waits for another stream.
     fn is_blocked(&self, stream: StreamId) -> bool {
         let front = self.lanes.get(&stream).and_then(|lane| lane.queue.front());
         matches!(front, Some(&Step::Wait(point)) if !self.is_done(point))
@@ -373,7 +373,7 @@ impl<W> State<W> {
         self.events.get(&event).copied().ok_or(NoEvent)
     }
 
-    /// The stream, unless it is unknown or about to end.
+    /// Returns the stream, unless it is unknown or about to end.
     fn lane(&mut self, stream: StreamId) -> Option<&mut Lane<W>> {
         self.lanes.get_mut(&stream).filter(|lane| !lane.closing)
     }

@@ -1,4 +1,4 @@
-//! What work does: ranges filled, verified and copied.
+//! The work that streams run: filling, verifying and copying ranges.
 
 use super::bytes::Bytes;
 use crate::driver::Mismatch;
@@ -64,7 +64,7 @@ impl Span {
         !empty && self.addr.0 < other.addr.0 + other.bytes && other.addr.0 < self.addr.0 + self.bytes
     }
 
-    /// The memory of a span of admitted work.
+    /// Returns the memory of a span of admitted work.
     fn bytes(self) -> Bytes {
         // SAFETY: `admit` found the range mapped with access, and `unmap`, the only call that takes it away, refuses a
         // range in flight. Reservations of this driver hold nothing but device memory.

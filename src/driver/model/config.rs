@@ -1,10 +1,10 @@
-//! What a model device is like, and what its calls cost.
+//! Settings of a model device, and the cost of its calls.
 
 #[cfg(doc)]
 use super::ModelDriver;
 use crate::units::{GIB, MIB};
 
-/// What a [`ModelDriver`] is like.
+/// Settings of a [`ModelDriver`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelConfig {
     /// Physical bytes of the device.
@@ -13,13 +13,13 @@ pub struct ModelConfig {
     pub granularity: u64,
     /// What each call costs the host.
     pub costs: CostTable,
-    /// How many ops after it was queued work completes; 0: at once.
+    /// The number of ops after which queued work completes; 0 for at once.
     pub lag_ops: u64,
-    /// Physical bytes that other processes hold at first; see [`ModelDriver::set_external`].
+    /// Physical bytes that other processes hold at the start; see [`ModelDriver::set_external`].
     pub external_bytes: u64,
-    /// How many mappings may have access at a time.
+    /// The most mappings that may have access at a time.
     pub max_mappings: usize,
-    /// Addresses are below `1 << address_bits`.
+    /// The width of addresses: all of them are below `1 << address_bits`.
     pub address_bits: u32,
 }
 
@@ -37,28 +37,28 @@ impl Default for ModelConfig {
     }
 }
 
-/// What driver calls cost the calling thread, in microseconds. Calls not named here cost nothing.
+/// The time that driver calls take on the calling thread, in microseconds. Calls not named here take none.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct CostTable {
-    /// `create`, whatever the size, successful or not.
+    /// The fixed part of `create`, successful or not.
     pub create: f64,
-    /// `create`, for each MiB.
+    /// The part of `create` that grows with the size, for each MiB.
     pub create_per_mib: f64,
-    /// `map`.
+    /// One `map`.
     pub map: f64,
-    /// `set_access`, for each mapping in the range.
+    /// One `set_access`, for each mapping in the range.
     pub set_access_per_chunk: f64,
-    /// `unmap`, for each mapping in the range.
+    /// One `unmap`, for each mapping in the range.
     pub unmap_per_chunk: f64,
-    /// `release`.
+    /// One `release`.
     pub release: f64,
-    /// `reserve`.
+    /// One `reserve`.
     pub reserve: f64,
-    /// `address_free`.
+    /// One `address_free`.
     pub address_free: f64,
-    /// `event_record`.
+    /// One `event_record`.
     pub event_record: f64,
-    /// `event_query`.
+    /// One `event_query`.
     pub event_query: f64,
 }
 

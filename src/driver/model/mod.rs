@@ -20,7 +20,7 @@ mod timeline;
 
 use super::ledger::{Ledger, Refusal};
 use super::{
-    CallCounts, ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle,
+    ChunkHandle, DriverCall, DriverCalls, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle,
     HoldStreams, MemoryDriver, MemoryInfo, Mismatch, StreamDriver, WorkDriver,
 };
 use crate::sync::unseen::{Mutex, MutexGuard};
@@ -44,13 +44,13 @@ struct State {
     ledger: Ledger,
     timeline: Timeline,
     next_address: u64,
-    calls: CallCounts,
+    calls: DriverCalls,
     host_waits: u64,
     modelled_micros: f64,
 }
 
 impl ModelDriver {
-    /// A device with nothing on it.
+    /// Creates a device with nothing on it.
     ///
     /// # Panics
     /// When the granularity is not a power of two, or `address_bits` leaves no room above the first address.
@@ -71,29 +71,29 @@ impl ModelDriver {
                 ),
                 timeline: Timeline::new(config.lag_ops),
                 next_address: first,
-                calls: CallCounts::default(),
+                calls: DriverCalls::default(),
                 host_waits: 0,
                 modelled_micros: 0.0,
             }),
         }
     }
 
-    /// What all calls so far would have cost the host.
+    /// Returns what all calls so far would have cost the host.
     pub fn modelled_time(&self) -> Duration {
         Duration::from_secs_f64(self.state.lock().modelled_micros * 1e-6)
     }
 
-    /// The calls made so far.
-    pub fn calls(&self) -> CallCounts {
+    /// Returns the calls made so far, failed ones included.
+    pub fn calls(&self) -> DriverCalls {
         self.state.lock().calls
     }
 
-    /// How often the host waited for work that had not completed.
+    /// Returns how many times the host has waited for work that had not completed.
     pub fn host_waits(&self) -> u64 {
         self.state.lock().host_waits
     }
 
-    /// What is alive.
+    /// Returns what is alive on the device.
     pub fn usage(&self) -> DriverUsage {
         let state = self.state.lock();
         DriverUsage {
@@ -103,26 +103,27 @@ impl ModelDriver {
         }
     }
 
-    /// Other processes hold `bytes` of the device from now on. More than is free: nothing is free.
+    /// Sets the number of bytes of the device that other processes hold. If they leave less than is held, nothing is
+    /// free.
     pub fn set_external(&self, bytes: u64) {
         self.state.lock().ledger.set_external(bytes);
     }
 
-    /// Moves the op clock.
+    /// Moves the op clock forward by `ops`.
     pub fn advance(&self, ops: u64) {
         self.state.lock().timeline.advance(ops);
     }
 
-    /// The op clock.
+    /// Returns the number of ops that the op clock has counted.
     pub fn now(&self) -> u64 {
         self.state.lock().timeline.now()
     }
 
-    /// From now on nothing on `stream` completes until [`complete`](Self::complete), [`resume`](Self::resume) or a
-    /// host wait.
+    /// Holds `stream`: nothing on it completes until [`complete`](Self::complete), [`resume`](Self::resume) or a host
+    /// wait.
     ///
     /// # Panics
-    /// This and the other controls of a stream: when there is no such stream.
+    /// This method and the others that control a stream panic when there is no such stream.
     pub fn hold(&self, stream: StreamId) {
         self.state.lock().timeline.hold(stream);
     }
@@ -133,18 +134,18 @@ impl ModelDriver {
         self.state.lock().timeline.let_through(stream);
     }
 
-    /// Ends a hold.
+    /// Ends the hold of `stream`.
     pub fn resume(&self, stream: StreamId) {
         self.state.lock().timeline.resume(stream);
     }
 
-    /// `stream` is being captured from now on: recording an event on it or making it wait panics. Events recorded before
-    /// may be asked and waited for.
+    /// Starts a capture of `stream`: until it ends, recording an event on the stream or making it wait panics. Events
+    /// recorded before may still be queried and waited for.
     pub fn begin_capture(&self, stream: StreamId) {
         self.state.lock().timeline.set_capturing(stream, true);
     }
 
-    /// Ends a capture.
+    /// Ends the capture of `stream`.
     pub fn end_capture(&self, stream: StreamId) {
         self.state.lock().timeline.set_capturing(stream, false);
     }
@@ -152,7 +153,7 @@ impl ModelDriver {
     /// Locks the state for one call, which is counted and costs `micros`.
     fn call(&self, call: DriverCall, micros: f64) -> MutexGuard<'_, State> {
         let mut state = self.state.lock();
-        state.calls.add(call);
+        state.calls[call] += 1;
         state.modelled_micros += micros;
         state
     }
@@ -360,7 +361,7 @@ impl WorkDriver for ModelDriver {
         Ok(())
     }
 
-    /// None ever: a model has no bytes.
+    /// Returns nothing: a model has no bytes that could differ.
     fn take_mismatches(&self) -> Vec<Mismatch> {
         Vec::new()
     }
@@ -497,7 +498,8 @@ mod tests {
         driver.event_query(event).unwrap();
         let micros = 5.0 + 2.0 * (30.0 + 2.0 * 1.9 + 1.5 + 40.0 + 30.0 + 30.0) + 2.0 + 1.0 + 0.5;
         assert!((driver.modelled_time().as_secs_f64() * 1e6 - micros).abs() < 1e-3);
-        assert_eq!((driver.calls().memory(), driver.calls().total()), (10, 13));
+        let all: u64 = driver.calls().iter().map(|(_, count)| count).sum();
+        assert_eq!((driver.calls().total(), driver.calls()[DriverCall::AddressFree], all), (9, 1, 13));
     }
 
     #[test]

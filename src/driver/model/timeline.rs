@@ -115,7 +115,7 @@ impl Timeline {
         self.lanes.remove(&stream);
     }
 
-    /// From now on nothing on `stream` completes by itself.
+    /// Holds `stream`: nothing on it completes by itself.
     pub fn hold(&mut self, stream: StreamId) {
         self.settle(stream, u64::MAX);
         self.lane(stream).held = true;
@@ -125,7 +125,7 @@ impl Timeline {
         self.lane(stream).held = false;
     }
 
-    /// Lets everything that is queued on `stream` now complete, held and due or not.
+    /// Lets everything that is queued on `stream` now complete, whether or not it is held or due.
     pub fn let_through(&mut self, stream: StreamId) {
         let end = self.end(stream);
         self.lane(stream).let_through = end.position;
@@ -147,12 +147,12 @@ impl Timeline {
         event
     }
 
-    /// False when there is no such event.
+    /// Returns false when there is no such event.
     pub fn destroy_event(&mut self, event: EventHandle) -> bool {
         self.events.remove(&event).is_some()
     }
 
-    /// Where the event was recorded last; the outer `None` when there is no such event.
+    /// Returns where the event was recorded last; the outer `None` when there is no such event.
     pub fn recording(&self, event: EventHandle) -> Option<Option<Point>> {
         self.events.get(&event).copied()
     }
@@ -181,7 +181,7 @@ impl Timeline {
         }
     }
 
-    /// Whether everything up to `point` has completed.
+    /// Returns true when everything up to `point` has completed.
     pub fn reached(&mut self, point: Point) -> bool {
         self.settle(point.stream, point.position);
         self.is_done(point)
@@ -200,13 +200,13 @@ impl Timeline {
         }
     }
 
-    /// The end of what is queued on `stream` now.
+    /// Returns the end of what is queued on `stream` now.
     pub fn end(&mut self, stream: StreamId) -> Point {
         let lane = self.lane(stream);
         Point { stream, position: lane.done + lane.queue.len() as u64 }
     }
 
-    /// A stream with unfinished work in `range`, and where that work is.
+    /// Returns a stream with unfinished work in `range`, and where that work is.
     pub fn in_flight(&mut self, range: Range<u64>) -> Option<(StreamId, Range<u64>)> {
         if self.pending == 0 {
             return None;
