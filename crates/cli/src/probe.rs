@@ -3,7 +3,8 @@
 
 use super::{Failure, Outcome};
 use clap::Args;
-use gapless::driver::cuda::{Answer, CudaBuilder, CudaDriver, DeviceInfo, OpenError, Question};
+use gapless::driver::cuda::{CudaBuilder, CudaDriver, DeviceInfo, OpenError};
+use gapless_cli::experiments::{Answer, Question};
 use serde_json::{Value, json};
 use std::io::{self, Read, Write};
 use std::path::PathBuf;

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use gapless::driver::cuda::CudaDriver;
+use gapless::driver::{ChunkHandle, DriverResult, MemoryDriver};
+use gapless::units::{ByteSize, DeviceAddr, GIB, MIB, StreamId, TIB, round_down};
 use serde_json::{Value, json};
 
-use super::super::{CudaDriver, Pass};
-use super::{Question, median, micros, place, refusal, take_away, timed};
-use crate::driver::{ChunkHandle, DriverResult, MemoryDriver};
-use crate::units::{ByteSize, DeviceAddr, GIB, MIB, StreamId, TIB, round_down};
+use super::{Measurements, Pass, Question, median, micros, place, refusal, take_away, timed};
 
 const MAIN: StreamId = StreamId::DEFAULT;
 
@@ -145,6 +145,7 @@ pub(super) const LATENCY: Question = Question {
     id: "latency",
     text: "Latency of dependent loads, one a page, over memory of cuMemAlloc, of small and of large chunks?",
     experiment: |driver| {
+        let measurements = Measurements::new(driver)?;
         let page = driver.granularity();
         let free = driver.memory_info()?.free;
         let slots = (free / 2 / page).min(64 * GIB / page).max(8);
@@ -153,8 +154,8 @@ pub(super) const LATENCY: Question = Question {
         let steps = 50_000.max(slots);
         let chase = |addr: DeviceAddr| {
             // Twice: the first pass warms the caches of the page tables as far as they go.
-            driver.pointer_chase(MAIN, addr, slots, page, steps)?;
-            driver.pointer_chase(MAIN, addr, slots, page, steps)
+            measurements.pointer_chase(MAIN, addr, slots, page, steps)?;
+            measurements.pointer_chase(MAIN, addr, slots, page, steps)
         };
         let mut answer = serde_json::Map::new();
         answer.insert("bytes".into(), json!(bytes));
@@ -184,13 +185,14 @@ pub(super) const BANDWIDTH: Question = Question {
     id: "bandwidth",
     text: "GB/s of reads, writes and copies: memory of cuMemAlloc, and chunks of one page mapped in reverse order?",
     experiment: |driver| {
+        let measurements = Measurements::new(driver)?;
         let page = driver.granularity();
         let bytes = round_down((driver.memory_info()?.free / 4).min(2 * GIB), 2 * page).max(2 * page);
         let rate = |addr| -> DriverResult<Value> {
             let mut row = serde_json::Map::new();
             for pass in [Pass::Write, Pass::Read, Pass::Copy] {
                 let rounds: Vec<Duration> =
-                    (0..7).map(|_| driver.stream_over(MAIN, pass, addr, bytes)).collect::<DriverResult<_>>()?;
+                    (0..7).map(|_| measurements.stream_over(MAIN, pass, addr, bytes)).collect::<DriverResult<_>>()?;
                 let seconds = median(rounds).as_secs_f64();
                 let name = format!("{pass:?}").to_lowercase();
                 row.insert(name, json!((bytes as f64 / seconds / 1e8).round() / 10.0));
@@ -214,7 +216,7 @@ pub(super) const BANDWIDTH: Question = Question {
     },
 };
 
-/// One chunk's life.
+/// Reserves addresses, creates a chunk and maps it with access; then undoes all of it.
 fn cycle(driver: &CudaDriver, bytes: u64) -> DriverResult<()> {
     let (addr, chunk) = place(driver, bytes)?;
     take_away(driver, addr, chunk, bytes)

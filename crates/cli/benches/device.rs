@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use gapless::driver::cuda::{CudaDriver, Pass};
+use gapless::driver::cuda::CudaDriver;
 use gapless::driver::{ChunkHandle, MemoryDriver, WorkDriver};
 use gapless::units::{GIB, MIB, round_down};
 use gapless::{Allocator, ByteSize, ChunkPolicy, DeviceAddr, StreamId};
+use gapless_cli::experiments::{Measurements, Pass};
 
 const MAIN: StreamId = StreamId::DEFAULT;
 
@@ -185,6 +186,7 @@ fn remap(criterion: &mut Criterion) {
 /// Kernels over memory of `cuMemAlloc`, and over single pages mapped in reverse order.
 fn access(criterion: &mut Criterion) {
     let Some(driver) = device() else { return };
+    let measurements = Measurements::new(&driver).expect("the measuring kernels");
     let page = driver.granularity();
     // Twice that, and room for the kernels.
     let bytes = room(&driver, 4 * GIB) / 2;
@@ -199,7 +201,7 @@ fn access(criterion: &mut Criterion) {
         for (name, addr) in [("cuMemAlloc", plain), ("remapped", mapped)] {
             group.bench_function(BenchmarkId::new(name, ByteSize(bytes)), |bencher| {
                 bencher.iter_custom(|rounds| {
-                    (0..rounds).map(|_| driver.stream_over(MAIN, pass, addr, bytes).expect("a pass")).sum()
+                    (0..rounds).map(|_| measurements.stream_over(MAIN, pass, addr, bytes).expect("a pass")).sum()
                 });
             });
         }
@@ -212,7 +214,7 @@ fn access(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::new(name, ByteSize(bytes)), |bencher| {
             bencher.iter_custom(|rounds| {
                 let steps = rounds.max(1);
-                let latency = driver.pointer_chase(MAIN, addr, slots.max(4), page, steps).expect("a chase");
+                let latency = measurements.pointer_chase(MAIN, addr, slots.max(4), page, steps).expect("a chase");
                 Duration::from_secs_f64(latency.nanoseconds * steps as f64 / 1e9)
             });
         });
