@@ -28,7 +28,7 @@ pub(super) const CALLS_BY_SIZE: Question = Question {
 
 pub(super) const RANGED_ACCESS: Question = Question {
     id: "ranged_access",
-    text: "Is one set_access and one unmap over 64 chunks cheaper than one for each?",
+    text: "Are one set_access and one unmap over 64 chunks cheaper than one for each chunk?",
     experiment: |driver| {
         let page = driver.granularity();
         let count = 64.min(driver.memory_info()?.free / page / 2);
@@ -62,7 +62,7 @@ pub(super) const RANGED_ACCESS: Question = Question {
 
 pub(super) const THREADS: Question = Question {
     id: "threads",
-    text: "How many whole cycles a second do 1, 2 and 4 threads reach together?",
+    text: "How many whole cycles per second do 1, 2 and 4 threads complete together?",
     experiment: |driver| {
         let mut answer = serde_json::Map::new();
         for threads in [1_u32, 2, 4] {
@@ -90,7 +90,7 @@ pub(super) const THREADS: Question = Question {
 
 pub(super) const RESERVATION: Question = Question {
     id: "reservation",
-    text: "What is the largest single reservation, and what does the next size answer?",
+    text: "What is the largest single reservation, and what does the next size return?",
     experiment: |driver| {
         let page = driver.granularity();
         let (mut largest, mut us) = (0, 0.0);
@@ -120,7 +120,7 @@ pub(super) const RESERVATION: Question = Question {
 
 pub(super) const MAPPINGS: Question = Question {
     id: "mappings",
-    text: "How many mappings of one chunk with access can there be, and what does the next one answer?",
+    text: "How many mappings of one chunk with access can there be, and what does the next one return?",
     experiment: |driver| {
         let page = driver.granularity();
         let (addr, reserved) = driver.reserve_at_most(MOST_MAPPINGS * page, page, page)?;
@@ -143,7 +143,7 @@ pub(super) const MAPPINGS: Question = Question {
 
 pub(super) const LATENCY: Question = Question {
     id: "latency",
-    text: "Latency of dependent loads, one a page, over memory of cuMemAlloc, of small and of large chunks?",
+    text: "What is the latency of dependent loads, one per page, in memory from cuMemAlloc, small chunks and large chunks?",
     experiment: |driver| {
         let measurements = Measurements::new(driver)?;
         let page = driver.granularity();
@@ -183,7 +183,7 @@ pub(super) const LATENCY: Question = Question {
 
 pub(super) const BANDWIDTH: Question = Question {
     id: "bandwidth",
-    text: "GB/s of reads, writes and copies: memory of cuMemAlloc, and chunks of one page mapped in reverse order?",
+    text: "How many GB/s do reads, writes and copies reach in memory from cuMemAlloc and in reversed chunks of one page?",
     experiment: |driver| {
         let measurements = Measurements::new(driver)?;
         let page = driver.granularity();
@@ -222,7 +222,8 @@ fn cycle(driver: &CudaDriver, bytes: u64) -> DriverResult<()> {
     take_away(driver, addr, chunk, bytes)
 }
 
-/// Medians of every call over `rounds` cycles; the first create apart, since it may have to clear the memory.
+/// The median time of every call over `rounds` cycles. The first create is also listed by itself, because it may have to
+/// clear the memory.
 fn cycle_row(driver: &CudaDriver, bytes: u64, rounds: u64) -> DriverResult<Value> {
     let mut times: [Vec<Duration>; 7] = Default::default();
     for _ in 0..rounds {
@@ -254,7 +255,7 @@ fn cycle_row(driver: &CudaDriver, bytes: u64, rounds: u64) -> DriverResult<Value
     }))
 }
 
-/// Above the 520,000 that others have seen.
+/// More than the limit of about 520,000 that has been reported.
 const MOST_MAPPINGS: u64 = 600_000;
-/// Long enough for them at 40 us each, short enough for the process to end within a question's time afterwards.
+/// Long enough for that many at 40 us each, short enough for the process to end within a question's time limit.
 const MAPPINGS_FOR: Duration = Duration::from_secs(25);

@@ -89,7 +89,7 @@ impl Question {
     }
 }
 
-/// What a call answered, as JSON: `"ok"`, or the result code and its name.
+/// The outcome of a call, as JSON: `"ok"`, or the result code and its name.
 fn told<T>(outcome: &DriverResult<T>) -> Value {
     match outcome {
         Ok(_) => json!("ok"),

@@ -14,12 +14,12 @@ use serde_json::{Value, json};
 
 use super::{Question, micros, place, put, refusal, timed, told};
 
-/// Long against every call, short against patience.
+/// Much longer than any call takes.
 const BUSY_FOR: Duration = Duration::from_millis(300);
 
 pub(super) const BUSY: Question = Question {
     id: "busy",
-    text: "Do the calls wait for a kernel that runs, and how long do they take meanwhile?",
+    text: "Do the calls wait for a running kernel, and how long do they take meanwhile?",
     experiment: |driver| {
         let page = driver.granularity();
         let stream = driver.create_stream()?;
@@ -54,7 +54,7 @@ pub(super) const BUSY: Question = Question {
 
 pub(super) const UNMAP_IN_USE: Question = Question {
     id: "unmap_in_use",
-    text: "Does unmapping memory that queued work is going to write wait, fail, or lose the context?",
+    text: "Does unmapping memory that queued work will write to wait, fail, or lose the context?",
     experiment: |driver| {
         let page = driver.granularity();
         let stream = driver.create_stream()?;
@@ -120,7 +120,7 @@ pub(super) const CAPTURE_GUARDED: Question = Question {
 
 pub(super) const CAPTURE_WAIT: Question = Question {
     id: "capture_wait",
-    text: "Does a capture survive that its stream is made to wait for an event of another stream?",
+    text: "Does a capture survive when its stream is made to wait for an event of another stream?",
     experiment: |driver| {
         let (other, event) = (driver.create_stream()?, driver.event_create()?);
         driver.event_record(event, other)?;
@@ -134,7 +134,7 @@ pub(super) const CAPTURE_WAIT: Question = Question {
 
 pub(super) const GRAPH_REMAP: Question = Question {
     id: "graph_remap",
-    text: "Does a graph write to what is mapped at its addresses when it is launched, or when it was captured?",
+    text: "Does a graph write to the memory mapped at its addresses at its launch, or at its capture?",
     experiment: |driver| {
         let page = driver.granularity();
         let stream = driver.create_stream()?;
@@ -166,12 +166,12 @@ pub(super) const GRAPH_REMAP: Question = Question {
     },
 };
 
-/// Runs `calls` while a stream is captured, and says whether the capture survived.
+/// Runs `calls` while a stream is captured; reports whether the capture survived.
 fn captured(driver: &CudaDriver, calls: impl FnOnce(&CudaDriver) -> DriverResult<Value>) -> DriverResult<Value> {
     captured_on(driver, |_, _| Ok(()), |driver, _| calls(driver))
 }
 
-/// The same, with the stream, on which `first` queues something before.
+/// As [`captured`], with the stream passed on; `first` may queue work on it before the capture.
 fn captured_on(
     driver: &CudaDriver,
     first: impl FnOnce(&CudaDriver, StreamId) -> DriverResult<()>,
@@ -191,7 +191,7 @@ fn captured_on(
     })
 }
 
-/// One call of each kind, as they are: the thread's capture mode is the default one.
+/// One call of each kind without a guard: the thread's capture mode is the default one.
 fn unguarded_calls(driver: &CudaDriver) -> DriverResult<Value> {
     let (raw, access) = (driver.raw(), driver.raw().access());
     let api = raw.api();
@@ -237,7 +237,7 @@ fn unguarded_calls(driver: &CudaDriver) -> DriverResult<Value> {
     }))
 }
 
-/// What `queue` queues on `stream`, as a graph; `None` where the library has no captures.
+/// Captures what `queue` queues on `stream` as a graph; `None` if the library has no captures.
 fn capture(
     driver: &CudaDriver,
     stream: StreamId,

@@ -16,7 +16,7 @@ const MAIN: StreamId = StreamId::DEFAULT;
 
 pub(super) const SUB_SIZE_MAP: Question = Question {
     id: "sub_size_map",
-    text: "What does mapping only the first half of a chunk answer?",
+    text: "What does mapping only the first half of a chunk return?",
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(2 * page, page)?;
@@ -41,7 +41,7 @@ pub(super) const UNMAP_TWO: Question = Question {
 
 pub(super) const UNMAP_PART: Question = Question {
     id: "unmap_part",
-    text: "What does unmapping the first half of a mapping answer?",
+    text: "What does unmapping the first half of a mapping return?",
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(2 * page, page)?;
@@ -54,7 +54,7 @@ pub(super) const UNMAP_PART: Question = Question {
 
 pub(super) const UNMAP_HOLE: Question = Question {
     id: "unmap_hole",
-    text: "What does an unmap over two mappings with a hole between them answer?",
+    text: "What does one unmap over two mappings with a hole between them return?",
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(3 * page, page)?;
@@ -68,7 +68,7 @@ pub(super) const UNMAP_HOLE: Question = Question {
 
 pub(super) const ACCESS_PART: Question = Question {
     id: "access_part",
-    text: "What does set_access over the first half of a mapping answer, and what is accessible then?",
+    text: "What does set_access over the first half of a mapping return, and what is accessible then?",
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(2 * page, page)?;
@@ -85,7 +85,7 @@ pub(super) const ACCESS_PART: Question = Question {
 
 pub(super) const READ_ONLY: Question = Question {
     id: "read_only",
-    text: "What does a write to a range with read access only lead to?",
+    text: "What does a write to a range with read-only access lead to?",
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(page, page)?;
@@ -106,7 +106,7 @@ pub(super) const READ_ONLY: Question = Question {
 
 pub(super) const FRESH_CONTENT: Question = Question {
     id: "fresh_content",
-    text: "What does a new chunk contain: after the start, and after a written chunk was released?",
+    text: "What does a new chunk contain, after the start and after a written chunk was released?",
     experiment: |driver| {
         let bytes = 8 * driver.granularity();
         let (addr, chunk) = place(driver, bytes)?;
@@ -131,7 +131,7 @@ pub(super) const FRESH_CONTENT: Question = Question {
 
 pub(super) const EXPORT: Question = Question {
     id: "export",
-    text: "Can a chunk be exported and imported, and what does mapping the import with another size answer?",
+    text: "Can a chunk be exported and imported, and what does mapping the import with another size return?",
     experiment: |driver| {
         let optional = driver.raw().optional();
         let (Ok(export), Ok(import)) =
@@ -171,7 +171,7 @@ pub(super) const EXPORT: Question = Question {
 
 pub(super) const WITHOUT_CONTEXT: Question = Question {
     id: "without_context",
-    text: "What do the calls answer when no context is current?",
+    text: "What do the calls return when no context is current?",
     experiment: |driver| {
         let (raw, access) = (driver.raw(), driver.raw().access());
         let api = raw.api();
@@ -254,7 +254,7 @@ pub(super) const MEMORY_INFO: Question = Question {
     },
 };
 
-/// The access flags at an address: 0 none, 1 read, 3 read and write; or the refusal.
+/// The access flags at an address (0 none, 1 read, 3 read and write), or the error.
 fn access_at(driver: &CudaDriver, addr: DeviceAddr) -> Value {
     let Ok(function) = &driver.raw().optional().cuMemGetAccess else { return json!("unknown") };
     let mut flags = 0;
