@@ -1,4 +1,4 @@
-//! The measurements behind `gapless probe` and the device benchmark, through the simulated driver library.
+//! What `gapless probe` and the device benchmark share, through the simulated driver library.
 
 #[path = "../../../tests/simulated/mod.rs"]
 mod simulated;
@@ -8,11 +8,24 @@ use std::time::Duration;
 use gapless::StreamId;
 use gapless::driver::MemoryDriver;
 use gapless::driver::cuda::CudaDriver;
-use gapless_cli::experiments::{Measurements, Pass};
+use gapless_cli::experiments::{Measurements, Pass, reserve_at_most};
+
+fn open() -> CudaDriver {
+    CudaDriver::builder().library(simulated::library()).open().unwrap()
+}
+
+#[test]
+fn reservations_back_off() {
+    let driver = open();
+    let page = driver.granularity();
+    let (addr, bytes) = reserve_at_most(&driver, 1 << 60, page, page).unwrap();
+    assert!((1 << 30..1 << 60).contains(&bytes), "{bytes}");
+    driver.address_free(addr, bytes).unwrap();
+}
 
 #[test]
 fn measurements_run() {
-    let driver = CudaDriver::builder().library(simulated::library()).open().unwrap();
+    let driver = open();
     let before = driver.memory_info().unwrap().free;
     let bytes = 4 * driver.granularity();
     let addr = driver.reserve(bytes, driver.granularity()).unwrap();

@@ -46,8 +46,8 @@ impl Kernels {
     }
 }
 
-/// The compiled kernels of one PTX source, loaded into one context. Stays loaded until [`unload`](Self::unload) or the
-/// end of the context, whichever comes first.
+/// The compiled kernels of one PTX source, loaded into one context. Stays loaded until `unload` is called or the
+/// context ends.
 pub struct Module {
     library: &'static Library,
     raw: CUmodule,

@@ -6,7 +6,7 @@
 //! context.rs   primary context and capture mode, per call         error.rs    codes; why a device cannot be opened
 //! device.rs    facts about a device                               trial.rs    the trial cycle at opening
 //! memory.rs    virtual memory      streams.rs  streams, events    work.rs     fill, verify, copy
-//! kernels.rs   kernels from PTX                                   plain.rs    the driver's own allocators
+//! kernels.rs   kernels from PTX                                   plain.rs    cuMemAlloc
 //! raw.rs       a way below the traits, for experiments only
 //! ```
 //!

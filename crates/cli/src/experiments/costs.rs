@@ -7,6 +7,7 @@ use gapless::driver::{ChunkHandle, DriverResult, MemoryDriver};
 use gapless::units::{ByteSize, DeviceAddr, GIB, MIB, StreamId, TIB, round_down};
 use serde_json::{Value, json};
 
+use super::allocators::{mem_alloc, mem_free};
 use super::{Measurements, Pass, Question, median, micros, place, refusal, take_away, timed};
 
 const MAIN: StreamId = StreamId::DEFAULT;
@@ -123,7 +124,7 @@ pub(super) const MAPPINGS: Question = Question {
     text: "How many mappings of one chunk with access can there be, and what does the next one return?",
     experiment: |driver| {
         let page = driver.granularity();
-        let (addr, reserved) = driver.reserve_at_most(MOST_MAPPINGS * page, page, page)?;
+        let (addr, reserved) = reserve_at_most(driver, MOST_MAPPINGS * page, page, page)?;
         let chunk = driver.create(page)?;
         let start = Instant::now();
         let mut count = 0;
@@ -159,9 +160,9 @@ pub(super) const LATENCY: Question = Question {
         };
         let mut answer = serde_json::Map::new();
         answer.insert("bytes".into(), json!(bytes));
-        let plain = driver.mem_alloc(bytes)?;
+        let plain = mem_alloc(driver, bytes)?;
         let latency = chase(plain);
-        driver.mem_free(plain)?;
+        mem_free(driver, plain)?;
         answer.insert("cu_mem_alloc".into(), json!(latency?));
         for (name, size) in [("chunks_of_one_page", page), ("chunks_of_512_mib", 512 * MIB)] {
             let size = size.min(bytes);
@@ -199,9 +200,9 @@ pub(super) const BANDWIDTH: Question = Question {
             }
             Ok(Value::Object(row))
         };
-        let plain = driver.mem_alloc(bytes)?;
+        let plain = mem_alloc(driver, bytes)?;
         let plain_rate = rate(plain);
-        driver.mem_free(plain)?;
+        mem_free(driver, plain)?;
         let addr = driver.reserve(bytes, page)?;
         for at in (0..bytes / page).rev() {
             let chunk = driver.create(page)?;
@@ -215,6 +216,22 @@ pub(super) const BANDWIDTH: Question = Question {
         Ok(json!({ "bytes": bytes, "cu_mem_alloc": plain_rate?, "remapped": mapped_rate? }))
     },
 };
+
+/// Reserves up to `bytes` of addresses, halving the size down to `least` as long as the driver refuses; returns the address
+/// and the size of the reservation. Both sizes are multiples of the granularity.
+///
+/// # Errors
+/// The driver's last answer, when it refuses even `least` bytes.
+pub fn reserve_at_most(driver: &CudaDriver, bytes: u64, least: u64, alignment: u64) -> DriverResult<(DeviceAddr, u64)> {
+    let mut wish = bytes.max(least);
+    loop {
+        match driver.reserve(wish, alignment) {
+            Ok(addr) => return Ok((addr, wish)),
+            Err(error) if wish <= least || error.kind.is_sticky() => return Err(error),
+            Err(_) => wish = round_down(wish / 2, driver.granularity()).max(least),
+        }
+    }
+}
 
 /// Reserves addresses, creates a chunk and maps it with access; then undoes all of it.
 fn cycle(driver: &CudaDriver, bytes: u64) -> DriverResult<()> {

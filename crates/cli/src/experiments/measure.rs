@@ -8,6 +8,8 @@ use gapless::driver::cuda::raw::{Kernel, Module, Threads, raw_stream};
 use gapless::driver::{DriverCall, DriverError, DriverErrorKind, DriverResult, WorkDriver};
 use gapless::{DeviceAddr, StreamId};
 
+use super::allocators::{mem_alloc, mem_free};
+
 /// The measuring kernels, loaded on a device. They are unloaded when this is dropped.
 pub struct Measurements<'a> {
     driver: &'a CudaDriver,
@@ -49,7 +51,7 @@ impl<'a> Measurements<'a> {
     pub fn new(driver: &'a CudaDriver) -> DriverResult<Self> {
         let (bandwidth, [read, write, copy]) = driver.raw().load(BANDWIDTH.0, BANDWIDTH.1)?;
         let (pointer_chase, [link, chase]) = driver.raw().load(POINTER_CHASE.0, POINTER_CHASE.1)?;
-        let result = driver.mem_alloc(size_of::<[u64; 2]>() as u64)?;
+        let result = mem_alloc(driver, size_of::<[u64; 2]>() as u64)?;
         Ok(Self { driver, modules: vec![bandwidth, pointer_chase], read, write, copy, link, chase, result })
     }
 
@@ -126,7 +128,7 @@ impl<'a> Measurements<'a> {
 impl Drop for Measurements<'_> {
     fn drop(&mut self) {
         // Where the context is lost, this memory is gone with it.
-        let _ = self.driver.mem_free(self.result);
+        let _ = mem_free(self.driver, self.result);
         for module in self.modules.drain(..) {
             self.driver.raw().unload(module);
         }

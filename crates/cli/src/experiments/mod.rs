@@ -1,13 +1,15 @@
 //! Questions about a device that no document answers, each with an experiment.
 //!
 //! An experiment may lose the device's context, take seconds, or be killed by the driver: ask each question in a process
-//! of its own, as `gapless probe` does.
+//! of its own, as `gapless probe` does. The device benchmark shares `allocators` and `measure`.
 //!
 //! ```text
-//! rules.rs     what the driver accepts and refuses      order.rs   what waits for what, captures, graphs
-//! costs.rs     microseconds, limits, latency            measure.rs bandwidth and latency of memory
+//! rules.rs      what the driver accepts and refuses   allocators.rs   the driver's own allocators
+//! order.rs      what waits for what, captures, graphs
+//! costs.rs      microseconds, limits, latency         measure.rs      bandwidth and latency of memory
 //! ```
 
+pub mod allocators;
 mod costs;
 mod measure;
 mod order;
@@ -20,6 +22,7 @@ use gapless::driver::cuda::{CudaBuilder, CudaDriver, OpenError};
 use gapless::driver::{ChunkHandle, DriverError, DriverResult, MemoryDriver};
 use serde_json::{Value, json};
 
+pub use costs::reserve_at_most;
 pub use measure::{ChaseLatency, Measurements, Pass};
 
 /// A question, and the experiment that answers it.
