@@ -277,8 +277,8 @@ fn write_device(out: &mut impl Write, device: &DeviceFindings) -> io::Result<()>
     Ok(())
 }
 
-/// Names the processes, visible to this user, that have one of the driver's device files open. The files do not tell which
-/// device number a program sees, so the list covers all devices.
+/// Names the processes, visible to this user, that have one of the driver's device files open. The files do not tell
+/// which device number a program sees, so the list covers all devices.
 fn users() -> String {
     let own = std::process::id();
     let mut names = Vec::new();

@@ -25,8 +25,8 @@ pub(super) struct ReplayArguments {
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
 
-    /// Where to replay: on a simulated device (model), in memory of this machine with the content of every block checked
-    /// (host), or on a GPU (cuda)
+    /// Where to replay: on a simulated device (model), in memory of this machine with the content of every block
+    /// checked (host), or on a GPU (cuda)
     #[arg(long, value_enum, default_value_t = DriverKind::Model)]
     driver: DriverKind,
 
@@ -43,7 +43,8 @@ pub(super) struct ReplayArguments {
     #[arg(long, value_enum, value_name = "whole|edges", num_args = 0..=1, default_missing_value = "whole")]
     verify: Option<VerifyArgument>,
 
-    /// Memory of the device, such as 24GiB [default: the size in the trace's header, else 1.05 x its peak of live bytes]
+    /// Memory of the device, such as 24GiB [default: the size in the trace's header, else 1.05 x its peak of live
+    /// bytes]
     #[arg(long, value_name = "SIZE")]
     capacity: Option<ByteSize>,
 

@@ -1,7 +1,7 @@
 //! `gapless soak`: threads use one allocator for as long as requested while driver calls fail.
 //!
-//! Every round has a new device and a new allocator, so that closing is tested as well. Any error is a panic; the figures
-//! are printed at the end.
+//! Every round has a new device and a new allocator, so that closing is tested as well. Any error is a panic; the
+//! figures are printed at the end.
 
 use super::count::count;
 use super::{Failure, Outcome};

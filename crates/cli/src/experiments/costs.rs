@@ -144,7 +144,7 @@ pub(super) const MAPPINGS: Question = Question {
 
 pub(super) const LATENCY: Question = Question {
     id: "latency",
-    text: "What is the latency of dependent loads, one per page, in memory from cuMemAlloc, small chunks and large chunks?",
+    text: "What is the latency of dependent loads, one per page: memory of cuMemAlloc, small chunks, large chunks?",
     experiment: |driver| {
         let measurements = Measurements::new(driver)?;
         let page = driver.granularity();
@@ -184,7 +184,7 @@ pub(super) const LATENCY: Question = Question {
 
 pub(super) const BANDWIDTH: Question = Question {
     id: "bandwidth",
-    text: "How many GB/s do reads, writes and copies reach in memory from cuMemAlloc and in reversed chunks of one page?",
+    text: "How many GB/s do passes over memory of cuMemAlloc reach, and over chunks of one page in reverse order?",
     experiment: |driver| {
         let measurements = Measurements::new(driver)?;
         let page = driver.granularity();
@@ -217,8 +217,8 @@ pub(super) const BANDWIDTH: Question = Question {
     },
 };
 
-/// Reserves up to `bytes` of addresses, halving the size down to `least` as long as the driver refuses; returns the address
-/// and the size of the reservation. Both sizes are multiples of the granularity.
+/// Reserves up to `bytes` of addresses, halving the size down to `least` as long as the driver refuses; returns the
+/// address and the size of the reservation. Both sizes are multiples of the granularity.
 ///
 /// # Errors
 /// The driver's last answer, when it refuses even `least` bytes.
@@ -239,8 +239,8 @@ fn cycle(driver: &CudaDriver, bytes: u64) -> DriverResult<()> {
     take_away(driver, addr, chunk, bytes)
 }
 
-/// The median time of every call over `rounds` cycles. The first create is also listed by itself, because it may have to
-/// clear the memory.
+/// The median time of every call over `rounds` cycles. The first create is also listed by itself, because it may have
+/// to clear the memory.
 fn cycle_row(driver: &CudaDriver, bytes: u64, rounds: u64) -> DriverResult<Value> {
     let mut times: [Vec<Duration>; 7] = Default::default();
     for _ in 0..rounds {

@@ -72,8 +72,8 @@ impl<'a> Measurements<'a> {
         };
         self.driver.synchronize(stream)?;
         let start = Instant::now();
-        // SAFETY: a loaded kernel and its parameters; the range is mapped until `synchronize` below returns (the caller's
-        // promise, as for every `WorkDriver` call).
+        // SAFETY: a loaded kernel and its parameters; the range is mapped until `synchronize` below returns (the
+        // caller's promise, as for every `WorkDriver` call).
         unsafe { self.driver.raw().launch(kernel, stream, Threads::ForItems(items), &parameters) }?;
         self.driver.synchronize(stream)?;
         Ok(start.elapsed())

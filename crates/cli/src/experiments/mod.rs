@@ -1,7 +1,7 @@
 //! Questions about a device that no document answers, each with an experiment.
 //!
-//! An experiment may lose the device's context, take seconds, or be killed by the driver: ask each question in a process
-//! of its own, as `gapless probe` does. The device benchmark shares `allocators` and `measure`.
+//! An experiment may lose the device's context, take seconds, or be killed by the driver: ask each question in a
+//! process of its own, as `gapless probe` does. The device benchmark shares `allocators` and `measure`.
 //!
 //! ```text
 //! rules.rs      what the driver accepts and refuses   allocators.rs   the driver's own allocators
@@ -79,8 +79,8 @@ impl Question {
         costs::BANDWIDTH,
     ];
 
-    /// Runs the experiment on a device that is opened for it alone. The experiment may leave the device unusable for this
-    /// process and may leak memory: end the process afterwards.
+    /// Runs the experiment on a device that is opened for it alone. The experiment may leave the device unusable for
+    /// this process and may leak memory: end the process afterwards.
     pub fn ask(&self, builder: CudaBuilder) -> Answer {
         let start = Instant::now();
         let outcome = builder.open().and_then(|driver| (self.experiment)(&driver).map_err(OpenError::from));
