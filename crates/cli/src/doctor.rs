@@ -1,5 +1,6 @@
-//! `gapless doctor`.
+//! `gapless doctor`: checks whether gapless works on the GPUs of this machine.
 
+use super::count::count;
 use super::{Failure, Outcome};
 use clap::Args;
 use gapless::driver::cuda::{CudaDriver, CudaVersion, DeviceInfo, Library, LoadError, OpenError};
@@ -12,23 +13,23 @@ use std::time::{Duration, Instant};
 /// Arguments of `gapless doctor`.
 #[derive(Debug, Args)]
 pub(super) struct DoctorArguments {
-    /// The driver library to use instead of the installed one
+    /// Use this driver library instead of the installed one
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
 
-    /// The same facts as one JSON object
+    /// Print the findings as one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// Everything that was found.
+/// What `doctor` found out.
 #[derive(Debug, serde::Serialize)]
 struct Findings {
     /// True when at least one device works.
     works: bool,
     library: Option<LibraryFacts>,
     devices: Vec<DeviceFindings>,
-    /// What to do about a library that cannot be used.
+    /// Why the library cannot be used, and what to do about it.
     problem: Option<String>,
 }
 
@@ -45,7 +46,7 @@ struct DeviceFindings {
     memory: Option<MemoryInfo>,
     granularity: Option<u64>,
     recommended_granularity: Option<u64>,
-    /// Chunk features that a real cycle agreed to.
+    /// Chunk features with which a real cycle succeeded.
     chunk_posix_fd: Option<bool>,
     chunk_rdma: Option<bool>,
     cycle: Option<Cycle>,
@@ -65,11 +66,11 @@ struct Cycle {
     unmap_us: f64,
     release_us: f64,
     address_free_us: f64,
-    /// Bytes that were not what had been written.
+    /// How many bytes read back differently from what was written.
     wrong_bytes: u64,
 }
 
-/// Looks, tries, and tells.
+/// Examines every device and prints the findings.
 pub(super) fn run(arguments: &DoctorArguments) -> Result<Outcome, Failure> {
     let findings = examine(arguments);
     let mut out = io::stdout().lock();
@@ -137,21 +138,21 @@ fn try_device(
     findings.recommended_granularity = Some(driver.recommended_granularity());
     findings.chunk_posix_fd = Some(driver.features().posix_fd);
     findings.chunk_rdma = Some(driver.features().rdma);
-    // The first cycle pays for loading the kernels and for clearing memory; the second is what comes after.
+    // The first cycle includes loading the kernels and clearing memory; the second is the typical one.
     cycle(&driver)?;
     let cycle = cycle(&driver)?;
     if cycle.wrong_bytes > 0 {
         findings.problem = Some(format!(
-            "{} bytes read back are not what was written: the device's memory or the driver is at fault. Run a memory \
+            "{} read back differently from what was written: the device's memory or the driver is faulty. Run a memory \
              test of the device (dcgmi diag), and look for Xid errors in the kernel's log",
-            cycle.wrong_bytes
+            count(cycle.wrong_bytes, "byte")
         ));
     }
     findings.cycle = Some(cycle);
     Ok(())
 }
 
-/// Reserve, create, map, access, write, verify, unmap, release, free.
+/// Takes one page through every step, from its reservation to its release, and times each.
 fn cycle(driver: &CudaDriver) -> DriverResult<Cycle> {
     let bytes = driver.granularity();
     let (addr, reserve_us) = timed(|| driver.reserve(bytes, bytes))?;
@@ -210,10 +211,9 @@ fn write_text(out: &mut impl Write, findings: &Findings) -> io::Result<()> {
     match working {
         0 => writeln!(
             out,
-            "result     no GPU that gapless can use. Everything but the device works: try `gapless replay` on a trace"
+            "result     no GPU that gapless can use. What needs no GPU still works: try `gapless replay` on a trace"
         ),
-        1 => writeln!(out, "result     gapless works on 1 GPU"),
-        many => writeln!(out, "result     gapless works on {many} GPUs"),
+        working => writeln!(out, "result     gapless works on {}", count(working as u64, "GPU")),
     }
 }
 
@@ -251,13 +251,13 @@ fn write_device(out: &mut impl Write, device: &DeviceFindings) -> io::Result<()>
                 writeln!(out, "  works    VMM yes, fd export {}, RDMA {}", yes(fd), yes(rdma))?;
             }
         }
-        None => writeln!(out, "device {:<3} cannot be asked", device.ordinal)?,
+        None => writeln!(out, "device {:<3} cannot be queried", device.ordinal)?,
     }
     if let Some(cycle) = &device.cycle {
         writeln!(
             out,
             "  cycle    {}: reserve {} us, create {}, map {}, set_access {}, write {}, verify {}, unmap {}, release \
-             {}, address_free {}; {} wrong bytes",
+             {}, address_free {}; {}",
             ByteSize(cycle.bytes),
             cycle.reserve_us,
             cycle.create_us,
@@ -268,7 +268,7 @@ fn write_device(out: &mut impl Write, device: &DeviceFindings) -> io::Result<()>
             cycle.unmap_us,
             cycle.release_us,
             cycle.address_free_us,
-            cycle.wrong_bytes
+            count(cycle.wrong_bytes, "wrong byte")
         )?;
     }
     if let Some(problem) = &device.problem {
@@ -277,8 +277,8 @@ fn write_device(out: &mut impl Write, device: &DeviceFindings) -> io::Result<()>
     Ok(())
 }
 
-/// Processes that hold one of the driver's device files open, as far as this user may see. The files do not say which
-/// device number a program sees, so this is about all of them.
+/// Names the processes, visible to this user, that have one of the driver's device files open. The files do not tell
+/// which device number a program sees, so the list covers all devices.
 fn users() -> String {
     let own = std::process::id();
     let mut names = Vec::new();
@@ -291,10 +291,10 @@ fn users() -> String {
             names.push(format!("{} ({id})", name.trim()));
         }
     }
-    if names.is_empty() { "no other process that can be seen".to_owned() } else { names.join(", ") }
+    if names.is_empty() { "no other visible process".to_owned() } else { names.join(", ") }
 }
 
-/// `/dev/nvidia0` and so on, not `/dev/nvidiactl`, which daemons keep open.
+/// True for `/dev/nvidia0` and so on, but not for `/dev/nvidiactl`, which daemons keep open.
 fn is_device_file(path: &std::path::Path) -> bool {
     let number = path.to_str().and_then(|path| path.strip_prefix("/dev/nvidia"));
     number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
@@ -302,6 +302,6 @@ fn is_device_file(path: &std::path::Path) -> bool {
 
 const SEED: u64 = 0x6761_706c;
 
-/// Exit codes, below the list of options.
+/// Shown below the list of options.
 pub(super) const AFTER_HELP: &str = "\
-Exit code: 0 when gapless works on at least one GPU, 4 when on none (the output says why and what to do).";
+Exit code: 0 if gapless works on at least one GPU, 4 if it works on none (the output says why and what to do).";

@@ -1,7 +1,8 @@
-//! The command line: arguments to library calls to output and an exit code.
+//! The command line: turns arguments into library calls, and their results into output and an exit code.
 //!
-//! Data go to stdout; notes and progress to stderr. A closed pipe is success: the reader has seen enough.
+//! Data goes to stdout, notes and progress to stderr. A closed pipe is success: the reader has seen enough.
 
+mod count;
 mod doctor;
 mod probe;
 mod replay;
@@ -22,16 +23,16 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Replay recorded allocations through gapless and through a PyTorch-style caching allocator, side by side
+    /// Replay recorded allocations through gapless and a PyTorch-style caching allocator, side by side
     #[command(after_help = replay::AFTER_HELP)]
     Replay(replay::ReplayArguments),
-    /// Say what there is of a GPU, prove that gapless works on it, and what to do where it does not
+    /// Check for a usable GPU: list the devices, test gapless on each, and explain what to do where it fails
     #[command(after_help = doctor::AFTER_HELP)]
     Doctor(doctor::DoctorArguments),
-    /// Measure what this GPU and driver do in the cases that no document settles (a minute or two)
+    /// Measure how this GPU and driver behave where their documentation does not say (takes a minute or two)
     #[command(after_help = probe::AFTER_HELP)]
     Probe(probe::ProbeArguments),
-    /// Use an allocator from many threads for as long as wished, with failing driver calls, and check all of it
+    /// Stress an allocator with many threads and failing driver calls, checking every result
     #[command(after_help = soak::AFTER_HELP)]
     Soak(soak::SoakArguments),
 }
@@ -42,28 +43,28 @@ enum Outcome {
     Success,
     /// A replay ran out of memory.
     OutOfMemory,
-    /// At least one input was bad; a message said which.
+    /// At least one input was bad; a message named it.
     BadInput,
     /// There is no GPU that gapless can use; the output said why.
     NoDevice,
 }
 
-/// Why a command could not do its work.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error("{0}")]
     BadArguments(String),
     #[error("cannot write the result: {0}")]
     Output(#[from] io::Error),
-    /// The driver, or the machine, could not do it.
+    /// The driver or the machine failed.
     #[error("{0}")]
     Driver(String),
-    /// A mistake in this program.
+    /// A bug in this program.
     #[error("{0}\nThis is a bug in gapless, not in the trace: please report it with the trace.")]
     Internal(String),
 }
 
-/// Runs the command that the process's arguments ask for.
+/// Parses the arguments, runs the command and returns its exit code.
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let outcome = match arguments.command {
@@ -88,7 +89,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Exit code for bad arguments and bad input; clap uses the same.
+/// Exit code for bad arguments and bad input, the same as clap's.
 const BAD_INPUT: u8 = 2;
 /// Exit code when a replay ran out of memory.
 const OUT_OF_MEMORY: u8 = 3;

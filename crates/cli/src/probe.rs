@@ -1,9 +1,10 @@
-//! `gapless probe`: asks every question about the device, each in a process of its own, since some experiments lose the
-//! device or never return.
+//! `gapless probe`: answers every question about the device by experiment, each in a process of its own, because some
+//! experiments lose the device or never return.
 
 use super::{Failure, Outcome};
 use clap::Args;
-use gapless::driver::cuda::{Answer, CudaBuilder, CudaDriver, DeviceInfo, OpenError, Question};
+use gapless::driver::cuda::{CudaBuilder, CudaDriver, DeviceInfo, OpenError};
+use gapless_cli::experiments::{Answer, Question};
 use serde_json::{Value, json};
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
@@ -13,31 +14,31 @@ use std::time::{Duration, Instant};
 /// Arguments of `gapless probe`.
 #[derive(Debug, Args)]
 pub(super) struct ProbeArguments {
-    /// One JSON object instead of a text
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
 
-    /// The device, counted from 0
+    /// The GPU, counted from 0
     #[arg(long, default_value_t = 0)]
     device: u32,
 
-    /// The driver library to use instead of the installed one
+    /// Use this driver library instead of the installed one
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
 
-    /// Ask only these questions
+    /// Answer only these questions, given by their ids
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     only: Vec<String>,
 
-    /// Seconds after which a question is given up
+    /// Give up on a question after this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     limit: u64,
 
-    /// Seconds after which no further question is asked
+    /// Start no further question after this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     total: u64,
 
-    /// Ask one question in this very process
+    /// Answer one question in this process
     #[arg(long, hide = true, value_name = "ID")]
     here: Option<String>,
 }
@@ -52,7 +53,7 @@ impl ProbeArguments {
     }
 }
 
-/// Asks; a question that fails does not keep the others from being asked.
+/// Asks the questions one after the other and prints the answers. A question that fails does not stop the others.
 pub(super) fn run(arguments: &ProbeArguments) -> Result<Outcome, Failure> {
     if let Some(id) = &arguments.here {
         return ask_here(arguments, id);
@@ -62,7 +63,7 @@ pub(super) fn run(arguments: &ProbeArguments) -> Result<Outcome, Failure> {
         let text = format!("there is no question '{unknown}': choose from {}", known.join(", "));
         return Err(Failure::BadArguments(text));
     }
-    // Opened once to see whether there is anything to ask, and closed again: the experiments are on their own.
+    // Opened to see whether there is a device at all, and closed again: every experiment opens its own.
     let (info, file, version) = match describe(arguments) {
         Ok(facts) => facts,
         Err(error) => {
@@ -70,7 +71,7 @@ pub(super) fn run(arguments: &ProbeArguments) -> Result<Outcome, Failure> {
             if arguments.json {
                 writeln!(out, "{}", json!({ "problem": error.to_string() }))?;
             } else {
-                writeln!(out, "nothing to measure: {error}")?;
+                writeln!(out, "there is nothing to measure: {error}")?;
             }
             return Ok(Outcome::NoDevice);
         }
@@ -125,7 +126,7 @@ fn ask_here(arguments: &ProbeArguments, id: &str) -> Result<Outcome, Failure> {
     Ok(Outcome::Success)
 }
 
-/// The answer of a process that asks nothing else.
+/// Asks the question in a process of its own and returns the answer, or why there is none.
 fn ask_apart(arguments: &ProbeArguments, question: &Question, deadline: Instant) -> Value {
     let start = Instant::now();
     let failed = |why: String| {
@@ -139,7 +140,7 @@ fn ask_apart(arguments: &ProbeArguments, question: &Question, deadline: Instant)
     };
     let limit = Duration::from_secs(arguments.limit).min(deadline.saturating_duration_since(start));
     if limit.is_zero() {
-        return failed("not asked: the time for all questions was over".to_owned());
+        return failed("not asked: the time for all questions was used up".to_owned());
     }
     let child = std::env::current_exe().and_then(|program| {
         let mut command = Command::new(program);
@@ -151,15 +152,15 @@ fn ask_apart(arguments: &ProbeArguments, question: &Question, deadline: Instant)
     });
     let mut child = match child {
         Ok(child) => child,
-        Err(error) => return failed(format!("no process for the question: {error}")),
+        Err(error) => return failed(format!("cannot start a process for the question: {error}")),
     };
     let status = wait(&mut child, limit);
     let mut text = String::new();
     if let Some(mut pipe) = child.stdout.take() {
-        // What could not be read is missing from the text, and then it is no answer.
+        // If the read fails, the text is cut short and does not parse as an answer.
         let _ = pipe.read_to_string(&mut text);
     }
-    // A process that answered and then took too long to end has answered.
+    // An answer counts even if its process then took too long to end.
     serde_json::from_str(text.trim()).unwrap_or_else(|_| {
         failed(match status {
             Some(status) => format!("the process ended without an answer: {status}"),
@@ -168,8 +169,8 @@ fn ask_apart(arguments: &ProbeArguments, question: &Question, deadline: Instant)
     })
 }
 
-/// The exit status, or `None` where the process had to be killed. Answers are shorter than a pipe's buffer, so that a
-/// process can always end before it is read.
+/// Returns the exit status, or `None` if the process had to be killed. Answers are shorter than a pipe's buffer, so a
+/// process can always end before its answer is read.
 fn wait(child: &mut Child, limit: Duration) -> Option<std::process::ExitStatus> {
     let deadline = Instant::now() + limit;
     loop {
@@ -177,7 +178,7 @@ fn wait(child: &mut Child, limit: Duration) -> Option<std::process::ExitStatus> 
             Ok(Some(status)) => return Some(status),
             Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
             _ => {
-                // Killing fails only where the process has ended meanwhile; then there is nothing to wait for long.
+                // Killing fails only if the process has just ended; the wait is short either way.
                 let _ = child.kill();
                 let _ = child.wait();
                 return None;
@@ -193,6 +194,6 @@ fn summary(answer: &Value) -> String {
     }
 }
 
-/// Exit codes, below the list of options.
+/// Shown below the list of options.
 pub(super) const AFTER_HELP: &str = "\
-Exit code: 0 when the questions were asked (each answer says whether its experiment succeeded), 4 without a GPU.";
+Exit code: 0 if the questions were asked (each answer says whether its experiment succeeded), 4 without a usable GPU.";

@@ -1,4 +1,4 @@
-//! `gapless replay`.
+//! `gapless replay`: replays recorded allocations and compares the policies.
 
 use super::table;
 use super::{Failure, Outcome};
@@ -21,11 +21,12 @@ use std::time::Duration;
 /// Arguments of `gapless replay`.
 #[derive(Debug, Args)]
 pub(super) struct ReplayArguments {
-    /// Recordings, plain or gzip: traces, PyTorch memory snapshots (_dump_snapshot), RMM logs
+    /// Recordings to replay, plain or gzip: traces, PyTorch memory snapshots (_dump_snapshot), RMM logs
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
 
-    /// Where to replay: a simulated device, or real memory of this machine with every block's content checked
+    /// Where to replay: on a simulated device (model), in memory of this machine with the content of every block
+    /// checked (host), or on a GPU (cuda)
     #[arg(long, value_enum, default_value_t = DriverKind::Model)]
     driver: DriverKind,
 
@@ -33,16 +34,17 @@ pub(super) struct ReplayArguments {
     #[arg(long, default_value_t = 0, value_name = "N")]
     device: u32,
 
-    /// With --driver cuda: the driver library to use instead of the installed one
+    /// With --driver cuda: use this driver library instead of the installed one
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
 
-    /// With --driver cuda: write every block when it is allocated and check it before it is freed, whole or at its
-    /// edges
+    /// With --driver cuda: write every block when it is allocated and check it before it is freed, the whole block or
+    /// only its edges
     #[arg(long, value_enum, value_name = "whole|edges", num_args = 0..=1, default_missing_value = "whole")]
     verify: Option<VerifyArgument>,
 
-    /// Memory of the device, as in 24GiB [default: what the trace's header says, else 1.05 x its peak of live bytes]
+    /// Memory of the device, such as 24GiB [default: the size in the trace's header, else 1.05 x its peak of live
+    /// bytes]
     #[arg(long, value_name = "SIZE")]
     capacity: Option<ByteSize>,
 
@@ -50,23 +52,24 @@ pub(super) struct ReplayArguments {
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_values_t = [PolicyKind::Gapless, PolicyKind::Caching])]
     policy: Vec<PolicyKind>,
 
-    /// Most memory gapless holds, as a multiple of the peak of live bytes, before it reuses free pages elsewhere
+    /// How much memory gapless may hold, as a multiple of the peak of live bytes, before it moves free pages instead of
+    /// creating new ones
     #[arg(long, value_name = "FACTOR", value_parser = slack)]
     slack: Option<f64>,
 
-    /// Size of the physical chunks of gapless: auto, or a fixed one such as 2MiB
+    /// Size of gapless's physical chunks: auto, or a fixed size such as 2MiB
     #[arg(long, value_name = "auto|SIZE", default_value = "auto")]
     chunk: ChunkArgument,
 
-    /// With --json: also find the smallest device that survives (the table always has it)
+    /// With --json: also find the smallest device on which the replay survives (the table always includes it)
     #[arg(long)]
     search_capacity: bool,
 
-    /// Work on a stream of the simulated device completes so many ops after it was queued
+    /// Ops after which work queued on a stream of the simulated device completes
     #[arg(long, value_name = "OPS", default_value_t = 0)]
     lag: u64,
 
-    /// One JSON object per trace and policy, one per line
+    /// Print one JSON object per trace and policy, each on a line of its own
     #[arg(long)]
     json: bool,
 }
@@ -109,7 +112,7 @@ fn slack(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Replays every trace; a bad file is told and does not keep the others from being replayed.
+/// Replays every trace. A bad file is reported and does not stop the others.
 pub(super) fn run(arguments: &ReplayArguments) -> Result<Outcome, Failure> {
     let mut policies = Vec::new();
     for &policy in &arguments.policy {
@@ -174,7 +177,7 @@ pub(super) fn run(arguments: &ReplayArguments) -> Result<Outcome, Failure> {
     Ok(outcome)
 }
 
-/// One trace on one device.
+/// One trace to be replayed on one device.
 struct Job<'a> {
     arguments: &'a ReplayArguments,
     trace: &'a Trace,
@@ -189,16 +192,16 @@ enum Place {
     Gpu(Gpu),
 }
 
-/// A GPU that has as much memory free as the trace's device.
+/// A GPU on which as much memory is free as the trace's device has.
 struct Gpu {
     driver: Arc<CudaDriver>,
     _ballast: Ballast,
 }
 
-/// Why there is none.
+/// Why there is no such GPU.
 #[derive(Debug, thiserror::Error)]
 enum GpuError {
-    #[error("{0}\nRun gapless doctor to see what there is")]
+    #[error("{0}\nRun gapless doctor for details")]
     Open(#[from] OpenError),
     #[error(transparent)]
     Ballast(#[from] BallastError),
@@ -213,7 +216,7 @@ impl Gpu {
             builder = builder.library(path);
         }
         let driver = Arc::new(builder.open()?);
-        // The kernels take memory of their own, which is not the trace's.
+        // Loads the kernels now: their memory is not part of the trace's device.
         driver.delay(StreamId::DEFAULT, Duration::from_micros(1))?;
         driver.synchronize(StreamId::DEFAULT)?;
         let ballast = Ballast::leave(&driver, capacity_bytes)?;
@@ -222,7 +225,7 @@ impl Gpu {
 }
 
 impl Job<'_> {
-    /// One result for each policy, written as asked for.
+    /// Replays the trace through each policy and prints the results.
     fn replay_all(&self, policies: &[PolicyKind]) -> Result<Vec<ReplayResult>, Failure> {
         let search = self.arguments.search_capacity || !self.arguments.json;
         let bar = self.progress_bar(policies.len() as u64, search);
@@ -278,7 +281,7 @@ impl Job<'_> {
         }
     }
 
-    /// Always on simulated devices: the smallest one is the same, and real memory is slow.
+    /// Finds the smallest device, always with simulated ones: the result is the same, and real memory is slow.
     fn search(&self, policy: PolicyKind, bar: &ProgressBar) -> Result<gapless_trace::SearchResult, ReplayError> {
         let progress = || bar.inc(self.trace.ops().len() as u64);
         Search {
@@ -296,7 +299,7 @@ impl Job<'_> {
         GaplessSettings { slack: self.arguments.slack, chunk: Some(self.arguments.chunk.0) }
     }
 
-    /// Counts ops of all replays together; hidden unless stderr is a terminal.
+    /// Shows the progress over the ops of all replays; hidden unless stderr is a terminal.
     fn progress_bar(&self, policies: u64, search: bool) -> ProgressBar {
         let replays = policies * if search { 1 + Search::EXPECTED_PROBES } else { 1 };
         let target =
@@ -317,9 +320,9 @@ impl Job<'_> {
                 let hint = match self.arguments.driver {
                     DriverKind::Model => "",
                     DriverKind::Host => {
-                        "; this machine has its limits: larger chunks (--chunk 32MiB) or --driver model"
+                        "; this machine's limits do not allow it: use larger chunks (--chunk 32MiB) or --driver model"
                     }
-                    DriverKind::Cuda => "; run gapless doctor to see whether the GPU still works",
+                    DriverKind::Cuda => "; run gapless doctor to check whether the GPU still works",
                 };
                 Failure::Driver(format!("{text}{hint}"))
             }
@@ -328,12 +331,12 @@ impl Job<'_> {
     }
 }
 
-/// Threads of a search: each holds the books of one replay.
+/// Most threads of a search: each has the whole state of a replay in memory.
 const MOST_THREADS: NonZero<usize> = NonZero::new(8).expect("not zero");
 
-/// Exit codes, below the list of options.
+/// Shown below the list of options.
 pub(super) const AFTER_HELP: &str = "\
-Exit code: 0 when every replay survived, 3 when one ran out of memory, 2 on bad arguments or input,
-4 with --driver cuda on a machine without a GPU.
+Exit code: 0 if every replay survived, 3 if one ran out of memory, 2 for bad arguments or input,
+4 for --driver cuda on a machine without a usable GPU.
 
 Example: gapless replay traces/llama7b_lora_ckpt.trace.gz";

@@ -1,8 +1,9 @@
-//! `gapless soak`.
+//! `gapless soak`: threads use one allocator for as long as requested while driver calls fail.
 //!
-//! Threads use one allocator for as long as wished, with driver failures; a fresh device and allocator every round, so
-//! that closing is soaked as well. Anything wrong is a panic; the figures come at the end.
+//! Every round has a new device and a new allocator, so that closing is tested as well. Any error is a panic; the
+//! figures are printed at the end.
 
+use super::count::count;
 use super::{Failure, Outcome};
 use clap::{Args, ValueEnum};
 use gapless::allocator::Stats;
@@ -18,19 +19,19 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Arguments of `gapless soak`.
 #[derive(Args, Debug)]
 pub(super) struct SoakArguments {
-    /// How long
+    /// How long to run
     #[arg(long, default_value_t = 1.0, value_parser = minutes)]
     minutes: f64,
 
-    /// Threads that use the allocator at once
+    /// Number of threads that use the allocator at once
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=256))]
     threads: u64,
 
-    /// Streams
+    /// Number of streams that they use
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     streams: u16,
 
-    /// Where: state only, real memory of this machine, or a GPU
+    /// What the allocator runs on
     #[arg(long, value_enum, default_value_t = Driver::Host)]
     driver: Driver,
 
@@ -38,19 +39,19 @@ pub(super) struct SoakArguments {
     #[arg(long, default_value_t = 0, value_name = "N")]
     device: u32,
 
-    /// With --driver cuda: the driver library to use instead of the installed one
+    /// With --driver cuda: use this driver library instead of the installed one
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
 
-    /// Pages of the device: few, so that memory runs out all the time
+    /// Number of pages of the device; few, so that memory runs out often
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(8..=65536))]
     pages: u64,
 
-    /// No driver call fails
+    /// Let no driver call fail
     #[arg(long)]
     no_faults: bool,
 
-    /// Where the random numbers start [default: the clock]
+    /// Seed of the random numbers [default: taken from the clock]
     #[arg(long)]
     seed: Option<u64>,
 }
@@ -64,11 +65,11 @@ fn minutes(text: &str) -> Result<f64, String> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Driver {
-    /// State only.
+    /// A simulated device: state only, no bytes.
     Model,
-    /// Real bytes, all of them verified.
+    /// Real memory of this machine, every byte verified.
     Host,
-    /// A small part of a GPU, with kernels that write and verify.
+    /// A small part of a GPU, every byte written and verified by kernels.
     Cuda,
 }
 
@@ -82,10 +83,10 @@ impl Driver {
     }
 }
 
-/// Soaks until the time is over.
+/// Runs rounds until the time is over and prints the figures.
 ///
 /// # Panics
-/// When something is wrong: that is what it is for.
+/// When a check fails: the panic's message is the finding.
 pub(super) fn run(arguments: &SoakArguments) -> Result<Outcome, Failure> {
     if arguments.driver == Driver::Cuda {
         let builder = CudaDriver::builder().device(arguments.device);
@@ -94,7 +95,7 @@ pub(super) fn run(arguments: &SoakArguments) -> Result<Outcome, Failure> {
             None => builder,
         };
         if let Err(error) = Cuda::open_device(builder) {
-            eprintln!("error: {error}\nRun gapless doctor to see what there is");
+            eprintln!("error: {error}\nRun gapless doctor for details");
             return Ok(Outcome::NoDevice);
         }
     }
@@ -166,7 +167,12 @@ impl Sum {
                 let ops = self.ops + progress.ops.load(Ordering::Relaxed);
                 let verified = self.verified + progress.verified_bytes.load(Ordering::Relaxed);
                 bar.set_position(bar.elapsed().as_secs());
-                bar.set_message(format!("round {}: {ops} ops, {} verified", self.rounds, ByteSize(verified)));
+                bar.set_message(format!(
+                    "round {}: {}, {} verified",
+                    self.rounds,
+                    count(ops, "op"),
+                    ByteSize(verified)
+                ));
             }
             progress.stop.store(true, Ordering::Relaxed);
             run.join().expect("the soak failed; see above")
@@ -203,11 +209,12 @@ impl Sum {
     }
 }
 
-/// Seconds of a round.
+/// Longest duration of a round, in seconds.
 const ROUND: u64 = 15;
-/// A year.
+/// Minutes of a year.
 const MOST_MINUTES: f64 = 525_600.0;
 
+/// Shown below the list of options.
 pub(super) const AFTER_HELP: &str = "\
-Anything wrong ends it with a message and a nonzero exit code; else the figures come at the end.
+A failed check ends the run with a message and a nonzero exit code; otherwise the figures are printed at the end.
 Example: gapless soak --minutes 10 --threads 4 --streams 4 --driver host";

@@ -81,7 +81,7 @@ impl Drop for Context {
 }
 
 /// A context made current on this thread.
-pub(super) struct Current<'a> {
+pub struct Current<'a> {
     context: &'a Context,
     restore: Option<CUcontext>,
     on_this_thread: PhantomData<*const ()>,

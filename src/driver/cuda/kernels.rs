@@ -1,8 +1,8 @@
-//! Our kernels (`kernels/*.cu`), loaded as PTX through the driver, which compiles them for its device.
+//! Kernels (`kernels/*.cu`), loaded as PTX through the driver, which compiles them for its device.
 //!
-//! - I1  every parameter of every kernel is eight bytes wide, so a launch is a name and a list of `u64`.
+//! - I1  every parameter of every kernel is eight bytes wide, so a launch is a kernel and a list of `u64`.
 
-use std::ffi::{CString, c_void};
+use std::ffi::{CStr, CString, c_void};
 
 use super::CudaDriver;
 use super::context::Context;
@@ -12,131 +12,110 @@ use super::sys::{CUfunction, CUmodule};
 use crate::driver::{DriverCall, DriverError, DriverErrorKind, DriverResult};
 use crate::units::StreamId;
 
-/// The PTX of the kernels, by the name of their source file.
-pub const KERNEL_SOURCES: [(&str, &str); 5] = [
-    ("fill_pattern", include_str!("../../../kernels/fill_pattern.ptx")),
-    ("verify_pattern", include_str!("../../../kernels/verify_pattern.ptx")),
-    ("spin", include_str!("../../../kernels/spin.ptx")),
-    ("bandwidth", include_str!("../../../kernels/bandwidth.ptx")),
-    ("pointer_chase", include_str!("../../../kernels/pointer_chase.ptx")),
-];
-
-/// A kernel, with the parameters it takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kernel {
-    /// data, bytes, seed
-    FillPattern,
-    /// data, bytes, seed, result
-    VerifyPattern,
-    /// nanoseconds
-    Spin,
-    /// data, bytes, sink
-    BandwidthRead,
-    /// data, bytes, value
-    BandwidthWrite,
-    /// target, source, bytes
-    BandwidthCopy,
-    /// data, slots, stride, multiplier
-    PointerChaseLink,
-    /// data, steps, result
-    PointerChase,
+/// The kernels behind [`WorkDriver`](crate::driver::WorkDriver), in one context.
+pub(super) struct Kernels {
+    modules: Vec<Module>,
+    /// Parameters: data, bytes, seed.
+    pub fill_pattern: Kernel,
+    /// Parameters: data, bytes, seed, result.
+    pub verify_pattern: Kernel,
+    /// Parameters: nanoseconds.
+    pub spin: Kernel,
 }
 
-impl Kernel {
-    const ALL: [Self; 8] = [
-        Self::FillPattern,
-        Self::VerifyPattern,
-        Self::Spin,
-        Self::BandwidthRead,
-        Self::BandwidthWrite,
-        Self::BandwidthCopy,
-        Self::PointerChaseLink,
-        Self::PointerChase,
-    ];
+impl Kernels {
+    /// Loads every kernel and looks it up.
+    pub(super) fn load(library: &'static Library, context: &Context) -> DriverResult<Self> {
+        let mut modules = Vec::new();
+        let mut load = |(entry, ptx): (&CStr, &str)| -> DriverResult<Kernel> {
+            let (module, [kernel]) = Module::load(library, context, ptx, [entry])?;
+            modules.push(module);
+            Ok(kernel)
+        };
+        Ok(Self {
+            fill_pattern: load(FILL_PATTERN)?,
+            verify_pattern: load(VERIFY_PATTERN)?,
+            spin: load(SPIN)?,
+            modules,
+        })
+    }
 
-    /// Returns the position of the source in [`KERNEL_SOURCES`] and the name of the entry in it.
-    fn entry(self) -> (usize, &'static std::ffi::CStr) {
-        match self {
-            Self::FillPattern => (0, c"fill_pattern"),
-            Self::VerifyPattern => (1, c"verify_pattern"),
-            Self::Spin => (2, c"spin"),
-            Self::BandwidthRead => (3, c"bandwidth_read"),
-            Self::BandwidthWrite => (3, c"bandwidth_write"),
-            Self::BandwidthCopy => (3, c"bandwidth_copy"),
-            Self::PointerChaseLink => (4, c"pointer_chase_link"),
-            Self::PointerChase => (4, c"pointer_chase"),
-        }
+    /// Unloads the modules. The context is current, or is gone already.
+    pub(super) fn unload(self) {
+        self.modules.into_iter().for_each(Module::unload);
     }
 }
 
-/// The number of threads of a launch.
+/// The compiled kernels of one PTX source, loaded into one context. Stays loaded until `unload` is called or the
+/// context ends.
+pub struct Module {
+    library: &'static Library,
+    raw: CUmodule,
+}
+
+// SAFETY: a module is a token that the driver accepts on every thread.
+unsafe impl Send for Module {}
+
+impl Module {
+    /// Compiles `ptx` for the context's device, loads it there, and looks up the kernels called `entries`.
+    pub(super) fn load<const N: usize>(
+        library: &'static Library,
+        context: &Context,
+        ptx: &str,
+        entries: [&CStr; N],
+    ) -> DriverResult<(Self, [Kernel; N])> {
+        let image = CString::new(ptx).map_err(|_| {
+            let text = "the PTX of a kernel is damaged: it contains a NUL byte";
+            DriverError::new(DriverCall::Work, DriverErrorKind::InvalidValue, text)
+        })?;
+        let _guards = context.enter_outside_capture(DriverCall::Work)?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the image is NUL-terminated text and the out-parameter a valid pointer for the call.
+        let result = unsafe { library.api().cuModuleLoadData(&raw mut raw, image.as_ptr().cast()) };
+        library.check(DriverCall::Work, "cuModuleLoadData", result)?;
+        let mut kernels = [Kernel { raw: std::ptr::null_mut() }; N];
+        for (kernel, entry) in kernels.iter_mut().zip(entries) {
+            let function = &raw mut kernel.raw;
+            // SAFETY: the module was loaded above, the name is NUL-terminated, the out-parameter valid for the call.
+            let result = unsafe { library.api().cuModuleGetFunction(function, raw, entry.as_ptr()) };
+            library.check(DriverCall::Work, "cuModuleGetFunction", result)?;
+        }
+        Ok((Self { library, raw }, kernels))
+    }
+
+    /// Unloads the module. The context is current, or is gone already.
+    pub(super) fn unload(self) {
+        // SAFETY: loaded once in `load`, unloaded once here; nothing is launched afterwards.
+        let _ = unsafe { self.library.api().cuModuleUnload(self.raw) };
+    }
+}
+
+/// A kernel of a loaded [`Module`]. It must not be launched once the module is unloaded.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel {
+    raw: CUfunction,
+}
+
+// SAFETY: a function is a token that the driver accepts on every thread.
+unsafe impl Send for Kernel {}
+
+/// How many threads a launch gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Threads {
+pub enum Threads {
     /// One, for kernels that measure or wait.
     One,
     /// Enough for this many independent items, or to fill the device.
     ForItems(u64),
 }
 
-/// The kernels of one context.
-pub(super) struct Kernels {
-    library: &'static Library,
-    modules: Vec<CUmodule>,
-    functions: [CUfunction; Kernel::ALL.len()],
-}
-
-// SAFETY: modules and functions are tokens that the driver accepts on every thread.
-unsafe impl Send for Kernels {}
-
-impl Kernels {
-    /// Loads and links every kernel.
-    pub(super) fn load(library: &'static Library, context: &Context) -> DriverResult<Self> {
-        let _guards = context.enter_outside_capture(DriverCall::Work)?;
-        let mut kernels = Self { library, modules: Vec::new(), functions: [std::ptr::null_mut(); Kernel::ALL.len()] };
-        for (name, ptx) in KERNEL_SOURCES {
-            let image = CString::new(ptx).map_err(|_| {
-                let text = format!("the PTX of {name} is damaged: it contains a NUL byte");
-                DriverError::new(DriverCall::Work, DriverErrorKind::InvalidValue, text)
-            })?;
-            let mut module = std::ptr::null_mut();
-            // SAFETY: the image is NUL-terminated text and the out-parameter a valid pointer for the call.
-            let result = unsafe { library.api().cuModuleLoadData(&raw mut module, image.as_ptr().cast()) };
-            library.check(DriverCall::Work, "cuModuleLoadData", result)?;
-            kernels.modules.push(module);
-        }
-        for (slot, kernel) in Kernel::ALL.into_iter().enumerate() {
-            let (source, entry) = kernel.entry();
-            let function = &raw mut kernels.functions[slot];
-            let module = kernels.modules[source];
-            // SAFETY: the module was loaded above, the name is NUL-terminated, the out-parameter valid for the call.
-            let result = unsafe { library.api().cuModuleGetFunction(function, module, entry.as_ptr()) };
-            library.check(DriverCall::Work, "cuModuleGetFunction", result)?;
-        }
-        Ok(kernels)
-    }
-
-    fn function(&self, kernel: Kernel) -> CUfunction {
-        self.functions[kernel as usize]
-    }
-
-    /// Unloads the modules. The context must be current, or gone already.
-    pub(super) fn unload(&mut self) {
-        for module in self.modules.drain(..) {
-            // SAFETY: loaded once in `load`, unloaded once here; nothing is launched afterwards.
-            let _ = unsafe { self.library.api().cuModuleUnload(module) };
-        }
-    }
-}
-
 impl CudaDriver {
     /// Queues `kernel` on `stream`. The context must be current.
     ///
     /// # Safety
-    /// `parameters` are those that the kernel takes; the ranges they describe are mapped with access until it has run,
-    /// or the context is lost.
+    /// The kernel's module is loaded. `parameters` are those that the kernel takes; the ranges they describe are mapped
+    /// with access until it has run, or the context is lost.
     pub(super) unsafe fn launch(
         &self,
-        kernels: &Kernels,
         kernel: Kernel,
         stream: StreamId,
         threads: Threads,
@@ -156,7 +135,7 @@ impl CudaDriver {
         // parameters have (I1), which the driver copies before it returns. The ranges are the caller's promise.
         let result = unsafe {
             self.library.api().cuLaunchKernel(
-                kernels.function(kernel),
+                kernel.raw,
                 blocks,
                 1,
                 1,
@@ -173,6 +152,10 @@ impl CudaDriver {
     }
 }
 
+const FILL_PATTERN: (&CStr, &str) = (c"fill_pattern", include_str!("../../../kernels/fill_pattern.ptx"));
+const VERIFY_PATTERN: (&CStr, &str) = (c"verify_pattern", include_str!("../../../kernels/verify_pattern.ptx"));
+const SPIN: (&CStr, &str) = (c"spin", include_str!("../../../kernels/spin.ptx"));
+
 const BLOCK_THREADS: u32 = 256;
 /// Eight blocks of 256 threads are the 2,048 threads that a multiprocessor holds at most.
 const BLOCKS_PER_MULTIPROCESSOR: u64 = 8;
@@ -183,11 +166,9 @@ mod tests {
 
     #[test]
     fn every_entry_is_in_its_source() {
-        for (slot, kernel) in Kernel::ALL.into_iter().enumerate() {
-            assert_eq!(slot, kernel as usize);
-            let (source, entry) = kernel.entry();
+        for (entry, ptx) in [FILL_PATTERN, VERIFY_PATTERN, SPIN] {
             let line = format!(".visible .entry {}(", entry.to_str().unwrap());
-            assert!(KERNEL_SOURCES[source].1.contains(&line), "{kernel:?}");
+            assert!(ptx.contains(&line), "{entry:?}");
         }
     }
 }

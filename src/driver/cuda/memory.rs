@@ -1,6 +1,6 @@
 //! Virtual memory of a CUDA device.
 //!
-//! The raw calls are methods of [`Vmm`], so that the check at opening and the driver itself use the same ones.
+//! The raw calls are methods of [`Vmm`], so that the trial at opening and the driver itself use the same ones.
 
 use super::context::Context;
 use super::library::Library;
@@ -11,7 +11,7 @@ use super::sys::{
 };
 use super::{ChunkFeatures, CudaDriver};
 use crate::driver::{ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, MemoryDriver, MemoryInfo};
-use crate::units::{DeviceAddr, round_down};
+use crate::units::DeviceAddr;
 
 /// The calls, with the context entered and the capture mode relaxed around each.
 pub(super) struct Vmm<'a> {
@@ -113,22 +113,6 @@ impl Vmm<'_> {
 }
 
 impl CudaDriver {
-    /// Reserves up to `bytes` of addresses: where the driver refuses, half as many, down to `least`. Returns the number
-    /// of bytes reserved. `bytes` and `least` are multiples of the granularity.
-    ///
-    /// # Errors
-    /// The driver's last error, when it refuses `least` bytes too.
-    pub fn reserve_at_most(&self, bytes: u64, least: u64, alignment: u64) -> DriverResult<(DeviceAddr, u64)> {
-        let mut wish = bytes.max(least);
-        loop {
-            match self.reserve(wish, alignment) {
-                Ok(addr) => return Ok((addr, wish)),
-                Err(error) if wish <= least || error.kind.is_sticky() => return Err(error),
-                Err(_) => wish = round_down(wish / 2, self.granularity).max(least),
-            }
-        }
-    }
-
     fn vmm(&self) -> Vmm<'_> {
         Vmm {
             library: self.library,

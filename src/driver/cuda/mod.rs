@@ -4,11 +4,10 @@
 //! ```text
 //! library.rs   libcuda.so.1, loaded and initialised once          sys/        generated bindings
 //! context.rs   primary context and capture mode, per call         error.rs    codes; why a device cannot be opened
-//! device.rs    facts about a device                               probe.rs    the check at opening
+//! device.rs    facts about a device                               trial.rs    the trial cycle at opening
 //! memory.rs    virtual memory      streams.rs  streams, events    work.rs     fill, verify, copy
-//! kernels.rs   our kernels                                        measure.rs  bandwidth, latency
-//! plain.rs     the driver's own allocators
-//! survey/      questions that only experiments answer
+//! kernels.rs   kernels from PTX                                   plain.rs    cuMemAlloc
+//! raw.rs       a way below the traits, for experiments only
 //! ```
 //!
 //! - I1  every chunk of a [`CudaDriver`] is made with one set of properties, for which `granularity` was queried and a
@@ -28,24 +27,21 @@ mod device;
 mod error;
 mod kernels;
 mod library;
-mod measure;
 mod memory;
 mod plain;
-mod probe;
+#[doc(hidden)]
+pub mod raw;
 mod streams;
-mod survey;
 #[doc(hidden)]
 pub mod sys;
+mod trial;
 mod work;
 
 pub use device::DeviceInfo;
 pub use error::{CudaVersion, LoadError, MINIMUM_VERSION, OpenError};
-pub use kernels::KERNEL_SOURCES;
 pub use library::Library;
-pub use measure::{ChaseLatency, Pass};
 pub use plain::PlainDevice;
 pub use streams::{LEGACY_STREAM, PER_THREAD_STREAM};
-pub use survey::{Answer, Question};
 
 use std::path::PathBuf;
 
@@ -151,7 +147,7 @@ impl CudaBuilder {
             Sharing::WherePossible => ChunkFeatures { posix_fd: info.posix_fd_export, rdma: info.rdma },
             Sharing::Never => ChunkFeatures { posix_fd: false, rdma: false },
         };
-        let agreed = probe::agree(library, &context, device, &info, &access, wanted)?;
+        let agreed = trial::agree(library, &context, device, &info, &access, wanted)?;
         Ok(CudaDriver {
             library,
             info,

@@ -1,13 +1,11 @@
-//! The driver's own allocators: `cuMemAlloc`, for devices without virtual memory management and to compare with, and the
-//! stream-ordered `cuMemAllocAsync`, to compare with.
+//! `cuMemAlloc`, for devices without virtual memory management.
 
 use super::context::Context;
 use super::error::OpenError;
 use super::library::Library;
-use super::streams::raw_stream;
-use super::{CudaBuilder, CudaDriver, DeviceInfo};
-use crate::driver::{DriverCall, DriverError, DriverErrorKind, DriverResult, MemoryInfo};
-use crate::units::{DeviceAddr, StreamId};
+use super::{CudaBuilder, DeviceInfo};
+use crate::driver::{DriverCall, DriverResult, MemoryInfo};
+use crate::units::DeviceAddr;
 
 /// A device that is used through `cuMemAlloc` only. It needs no virtual memory management.
 #[derive(Debug)]
@@ -48,64 +46,30 @@ impl PlainDevice {
         memory_info(self.library, &self.context)
     }
 
-    /// Does what [`CudaDriver::mem_alloc`] does.
-    ///
-    /// # Errors
-    /// Those of [`CudaDriver::mem_alloc`].
-    pub fn mem_alloc(&self, bytes: u64) -> DriverResult<DeviceAddr> {
-        mem_alloc(self.library, &self.context, bytes)
-    }
-
-    /// Does what [`CudaDriver::mem_free`] does.
-    ///
-    /// # Errors
-    /// Those of [`CudaDriver::mem_free`].
-    pub fn mem_free(&self, addr: DeviceAddr) -> DriverResult<()> {
-        mem_free(self.library, &self.context, addr)
-    }
-}
-
-impl CudaDriver {
-    /// Allocates with `cuMemAlloc`.
+    /// Calls `cuMemAlloc`.
     ///
     /// # Errors
     /// `OutOfMemory` when no contiguous memory of that size is free; `InvalidValue` for 0 bytes.
     pub fn mem_alloc(&self, bytes: u64) -> DriverResult<DeviceAddr> {
-        mem_alloc(self.library, &self.context, bytes)
-    }
-
-    /// Frees with `cuMemFree`, which waits for the device.
-    ///
-    /// # Errors
-    /// `InvalidValue` for an address that `mem_alloc` did not return.
-    pub fn mem_free(&self, addr: DeviceAddr) -> DriverResult<()> {
-        mem_free(self.library, &self.context, addr)
-    }
-
-    /// Allocates with `cuMemAllocAsync`, from the device's default pool.
-    ///
-    /// # Errors
-    /// Those of `mem_alloc`, and `NotSupported` if the driver is too old.
-    pub fn mem_alloc_async(&self, bytes: u64, stream: StreamId) -> DriverResult<DeviceAddr> {
-        let Ok(function) = &self.library.optional().cuMemAllocAsync else { return Err(too_old("cuMemAllocAsync")) };
-        let _current = self.context.enter(DriverCall::Create)?;
+        let _guards = self.context.enter_outside_capture(DriverCall::Create)?;
+        // More than any device has if the size does not fit.
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let mut addr = 0;
-        // SAFETY: the out-parameter is a valid pointer for the call; the stream is one of this device.
-        let result = unsafe { function(&raw mut addr, size(bytes), raw_stream(stream)) };
-        self.library.check(DriverCall::Create, "cuMemAllocAsync", result)?;
+        // SAFETY: the out-parameter is a valid pointer for the call.
+        let result = unsafe { self.library.api().cuMemAlloc_v2(&raw mut addr, bytes) };
+        self.library.check(DriverCall::Create, "cuMemAlloc", result)?;
         Ok(DeviceAddr(addr))
     }
 
-    /// Frees with `cuMemFreeAsync`.
+    /// Calls `cuMemFree`, which waits for the device.
     ///
     /// # Errors
-    /// Those of `mem_free`, and `NotSupported` if the driver is too old.
-    pub fn mem_free_async(&self, addr: DeviceAddr, stream: StreamId) -> DriverResult<()> {
-        let Ok(function) = &self.library.optional().cuMemFreeAsync else { return Err(too_old("cuMemFreeAsync")) };
-        let _current = self.context.enter(DriverCall::Release)?;
-        // SAFETY: a number for the driver; the stream is one of this device.
-        let result = unsafe { function(addr.0, raw_stream(stream)) };
-        self.library.check(DriverCall::Release, "cuMemFreeAsync", result)
+    /// `InvalidValue` for an address that [`mem_alloc`](Self::mem_alloc) did not return.
+    pub fn mem_free(&self, addr: DeviceAddr) -> DriverResult<()> {
+        let _guards = self.context.enter_outside_capture(DriverCall::Release)?;
+        // SAFETY: a number for the driver, which refuses addresses that it has not allocated.
+        let result = unsafe { self.library.api().cuMemFree_v2(addr.0) };
+        self.library.check(DriverCall::Release, "cuMemFree", result)
     }
 }
 
@@ -117,29 +81,4 @@ pub(super) fn memory_info(library: &Library, context: &Context) -> DriverResult<
     let result = unsafe { library.api().cuMemGetInfo_v2(&raw mut free, &raw mut total) };
     library.check(DriverCall::MemoryInfo, "cuMemGetInfo", result)?;
     Ok(MemoryInfo { free: free as u64, total: total as u64 })
-}
-
-fn mem_alloc(library: &Library, context: &Context, bytes: u64) -> DriverResult<DeviceAddr> {
-    let _guards = context.enter_outside_capture(DriverCall::Create)?;
-    let mut addr = 0;
-    // SAFETY: the out-parameter is a valid pointer for the call.
-    let result = unsafe { library.api().cuMemAlloc_v2(&raw mut addr, size(bytes)) };
-    library.check(DriverCall::Create, "cuMemAlloc", result)?;
-    Ok(DeviceAddr(addr))
-}
-
-fn mem_free(library: &Library, context: &Context, addr: DeviceAddr) -> DriverResult<()> {
-    let _guards = context.enter_outside_capture(DriverCall::Release)?;
-    // SAFETY: a number for the driver, which refuses addresses that it has not allocated.
-    let result = unsafe { library.api().cuMemFree_v2(addr.0) };
-    library.check(DriverCall::Release, "cuMemFree", result)
-}
-
-/// More than any device has where the size does not fit.
-fn size(bytes: u64) -> usize {
-    usize::try_from(bytes).unwrap_or(usize::MAX)
-}
-
-fn too_old(name: &str) -> DriverError {
-    DriverError::new(DriverCall::Create, DriverErrorKind::NotSupported, format!("the driver has no {name}"))
 }

@@ -107,7 +107,7 @@ pub(super) fn is_default(stream: StreamId) -> bool {
 }
 
 /// The driver's handle: a token that happens to be typed as a pointer.
-pub(super) fn raw_stream(stream: StreamId) -> CUstream {
+pub fn raw_stream(stream: StreamId) -> CUstream {
     std::ptr::with_exposed_provenance_mut(stream.0 as usize)
 }
 

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::CudaDriver;
-use super::kernels::{Kernel, Kernels, Threads};
+use super::kernels::{Kernels, Threads};
 use super::streams::{is_default, raw_stream};
 use super::sys::CUstream_flags_enum as stream_flags;
 use crate::driver::{
@@ -74,7 +74,7 @@ impl WorkDriver for CudaDriver {
         self.with_work(|work| {
             let threads = Threads::ForItems(bytes.div_ceil(8));
             // SAFETY: the kernel's parameters; the range is mapped until the work has run (the trait's contract).
-            unsafe { self.launch(&work.kernels, Kernel::FillPattern, stream, threads, &[addr.0, bytes, seed]) }
+            unsafe { self.launch(work.kernels.fill_pattern, stream, threads, &[addr.0, bytes, seed]) }
         })
     }
 
@@ -119,7 +119,7 @@ impl WorkDriver for CudaDriver {
         let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         self.with_work(|work| {
             // SAFETY: the kernel's only parameter; it touches no memory.
-            unsafe { self.launch(&work.kernels, Kernel::Spin, stream, Threads::One, &[nanoseconds]) }
+            unsafe { self.launch(work.kernels.spin, stream, Threads::One, &[nanoseconds]) }
         })
     }
 
@@ -140,15 +140,6 @@ impl WorkDriver for CudaDriver {
 
 impl CudaDriver {
     /// Runs `queue` with the kernels loaded and the context current.
-    pub(super) fn with_kernels<T>(&self, queue: impl FnOnce(&Kernels) -> DriverResult<T>) -> DriverResult<T> {
-        self.with_work(|work| queue(&work.kernels))
-    }
-
-    /// Returns where a measurement writes its two words: the slot that no check uses.
-    pub(super) fn measurement_slot(&self) -> DriverResult<DeviceAddr> {
-        self.with_work(|work| Ok(work.device_slots.offset(u64::from(SLOTS) * SLOT_BYTES)))
-    }
-
     fn with_work<T>(&self, queue: impl FnOnce(&mut Work) -> DriverResult<T>) -> DriverResult<T> {
         let mut work = self.work.lock();
         let _current = self.context.enter(DriverCall::Work)?;
@@ -162,10 +153,9 @@ impl CudaDriver {
     }
 
     fn start_work(&self) -> DriverResult<Work> {
-        let mut kernels = Kernels::load(self.library, &self.context)?;
+        let kernels = Kernels::load(self.library, &self.context)?;
         let _guards = self.context.enter_outside_capture(DriverCall::Work)?;
-        // One more than the checks use, for measurements.
-        let bytes = (SLOTS as usize + 1) * size_of::<[u64; 2]>();
+        let bytes = SLOTS as usize * size_of::<[u64; 2]>();
         let mut device_slots = 0;
         // SAFETY: the out-parameter is a valid pointer for the call.
         let result = unsafe { self.library.api().cuMemAlloc_v2(&raw mut device_slots, bytes) };
@@ -206,7 +196,7 @@ impl CudaDriver {
         let threads = Threads::ForItems(about.bytes.div_ceil(8));
         let parameters = [about.addr.0, about.bytes, about.seed, result_at.0];
         // SAFETY: the kernel's parameters; the range is mapped until the work has run (the trait's contract).
-        unsafe { self.launch(&work.kernels, Kernel::VerifyPattern, about.stream, threads, &parameters) }?;
+        unsafe { self.launch(work.kernels.verify_pattern, about.stream, threads, &parameters) }?;
         let target = work.host_slots.wrapping_add(slot as usize);
         // SAFETY: slot of device and host memory, both of this check alone (I1), and kept until its event completed.
         let copied = unsafe { api.cuMemcpyDtoHAsync_v2(target.cast(), result_at.0, size_of::<[u64; 2]>(), stream) };

@@ -1,4 +1,4 @@
-//! The check at opening: one real cycle of virtual memory calls, with as many chunk features as work.
+//! The trial at opening: one real cycle of virtual memory calls, with as many chunk features as work.
 //!
 //! What a device claims is not enough: some say that RDMA-capable chunks work and then refuse access to them (WSL), and
 //! some claim virtual memory management and refuse the calls.

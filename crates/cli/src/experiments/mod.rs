@@ -1,30 +1,35 @@
 //! Questions about a device that no document answers, each with an experiment.
 //!
-//! An experiment may lose the device's context, take seconds, or be killed by the driver: ask each in a process of its
-//! own ([`Question::ask`] says so). Nothing here is used by the allocator.
+//! An experiment may lose the device's context, take seconds, or be killed by the driver: ask each question in a
+//! process of its own, as `gapless probe` does. The device benchmark shares `allocators` and `measure`.
 //!
 //! ```text
-//! rules.rs   what the driver accepts and refuses      order.rs   what waits for what, captures, graphs
-//! costs.rs   microseconds, limits, latency
+//! rules.rs      what the driver accepts and refuses   allocators.rs   the driver's own allocators
+//! order.rs      what waits for what, captures, graphs
+//! costs.rs      microseconds, limits, latency         measure.rs      bandwidth and latency of memory
 //! ```
 
+pub mod allocators;
 mod costs;
+mod measure;
 mod order;
 mod rules;
 
 use std::time::{Duration, Instant};
 
+use gapless::DeviceAddr;
+use gapless::driver::cuda::{CudaBuilder, CudaDriver, OpenError};
+use gapless::driver::{ChunkHandle, DriverError, DriverResult, MemoryDriver};
 use serde_json::{Value, json};
 
-use super::{CudaBuilder, CudaDriver, OpenError};
-use crate::driver::{ChunkHandle, DriverError, DriverResult, MemoryDriver};
-use crate::units::DeviceAddr;
+pub use costs::reserve_at_most;
+pub use measure::{ChaseLatency, Measurements, Pass};
 
-/// One question.
+/// A question, and the experiment that answers it.
 pub struct Question {
-    /// A short name that stays the same.
+    /// A short name that does not change between versions.
     pub id: &'static str,
-    /// The question.
+    /// The question as a sentence.
     pub text: &'static str,
     experiment: fn(&CudaDriver) -> DriverResult<Value>,
 }
@@ -41,7 +46,7 @@ pub struct Answer {
     /// Why the experiment failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// How long it took, the start of the driver included.
+    /// How long the experiment took, including the start of the driver.
     pub seconds: f64,
 }
 
@@ -74,8 +79,8 @@ impl Question {
         costs::BANDWIDTH,
     ];
 
-    /// Runs the experiment on a device opened for it alone. It may leave the device unusable for this process, and
-    /// gives back only what it can: end the process afterwards.
+    /// Runs the experiment on a device that is opened for it alone. The experiment may leave the device unusable for
+    /// this process and may leak memory: end the process afterwards.
     pub fn ask(&self, builder: CudaBuilder) -> Answer {
         let start = Instant::now();
         let outcome = builder.open().and_then(|driver| (self.experiment)(&driver).map_err(OpenError::from));
@@ -87,7 +92,7 @@ impl Question {
     }
 }
 
-/// What a call answered, as a value: `"ok"`, or the code and its name.
+/// The outcome of a call, as JSON: `"ok"`, or the result code and its name.
 fn told<T>(outcome: &DriverResult<T>) -> Value {
     match outcome {
         Ok(_) => json!("ok"),
@@ -95,6 +100,7 @@ fn told<T>(outcome: &DriverResult<T>) -> Value {
     }
 }
 
+/// A failed call, as JSON: the result code and its name.
 fn refusal(error: &DriverError) -> Value {
     json!({ "code": error.code, "name": error.name })
 }
@@ -132,7 +138,7 @@ fn micros(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e7).round() / 10.0
 }
 
-/// The middle one.
+/// The median; zero when there are none.
 fn median(mut durations: Vec<Duration>) -> Duration {
     durations.sort_unstable();
     durations.get(durations.len() / 2).copied().unwrap_or_default()

@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use gapless::driver::cuda::CudaDriver;
+use gapless::driver::{ChunkHandle, DriverResult, MemoryDriver};
+use gapless::units::{ByteSize, DeviceAddr, GIB, MIB, StreamId, TIB, round_down};
 use serde_json::{Value, json};
 
-use super::super::{CudaDriver, Pass};
-use super::{Question, median, micros, place, refusal, take_away, timed};
-use crate::driver::{ChunkHandle, DriverResult, MemoryDriver};
-use crate::units::{ByteSize, DeviceAddr, GIB, MIB, StreamId, TIB, round_down};
+use super::allocators::{mem_alloc, mem_free};
+use super::{Measurements, Pass, Question, median, micros, place, refusal, take_away, timed};
 
 const MAIN: StreamId = StreamId::DEFAULT;
 
@@ -28,7 +29,7 @@ pub(super) const CALLS_BY_SIZE: Question = Question {
 
 pub(super) const RANGED_ACCESS: Question = Question {
     id: "ranged_access",
-    text: "Is one set_access and one unmap over 64 chunks cheaper than one for each?",
+    text: "Are one set_access and one unmap over 64 chunks cheaper than one for each chunk?",
     experiment: |driver| {
         let page = driver.granularity();
         let count = 64.min(driver.memory_info()?.free / page / 2);
@@ -62,7 +63,7 @@ pub(super) const RANGED_ACCESS: Question = Question {
 
 pub(super) const THREADS: Question = Question {
     id: "threads",
-    text: "How many whole cycles a second do 1, 2 and 4 threads reach together?",
+    text: "How many whole cycles per second do 1, 2 and 4 threads complete together?",
     experiment: |driver| {
         let mut answer = serde_json::Map::new();
         for threads in [1_u32, 2, 4] {
@@ -90,7 +91,7 @@ pub(super) const THREADS: Question = Question {
 
 pub(super) const RESERVATION: Question = Question {
     id: "reservation",
-    text: "What is the largest single reservation, and what does the next size answer?",
+    text: "What is the largest single reservation, and what does the next size return?",
     experiment: |driver| {
         let page = driver.granularity();
         let (mut largest, mut us) = (0, 0.0);
@@ -120,10 +121,10 @@ pub(super) const RESERVATION: Question = Question {
 
 pub(super) const MAPPINGS: Question = Question {
     id: "mappings",
-    text: "How many mappings of one chunk with access can there be, and what does the next one answer?",
+    text: "How many mappings of one chunk with access can there be, and what does the next one return?",
     experiment: |driver| {
         let page = driver.granularity();
-        let (addr, reserved) = driver.reserve_at_most(MOST_MAPPINGS * page, page, page)?;
+        let (addr, reserved) = reserve_at_most(driver, MOST_MAPPINGS * page, page, page)?;
         let chunk = driver.create(page)?;
         let start = Instant::now();
         let mut count = 0;
@@ -143,8 +144,9 @@ pub(super) const MAPPINGS: Question = Question {
 
 pub(super) const LATENCY: Question = Question {
     id: "latency",
-    text: "Latency of dependent loads, one a page, over memory of cuMemAlloc, of small and of large chunks?",
+    text: "What is the latency of dependent loads, one per page: memory of cuMemAlloc, small chunks, large chunks?",
     experiment: |driver| {
+        let measurements = Measurements::new(driver)?;
         let page = driver.granularity();
         let free = driver.memory_info()?.free;
         let slots = (free / 2 / page).min(64 * GIB / page).max(8);
@@ -153,14 +155,14 @@ pub(super) const LATENCY: Question = Question {
         let steps = 50_000.max(slots);
         let chase = |addr: DeviceAddr| {
             // Twice: the first pass warms the caches of the page tables as far as they go.
-            driver.pointer_chase(MAIN, addr, slots, page, steps)?;
-            driver.pointer_chase(MAIN, addr, slots, page, steps)
+            measurements.pointer_chase(MAIN, addr, slots, page, steps)?;
+            measurements.pointer_chase(MAIN, addr, slots, page, steps)
         };
         let mut answer = serde_json::Map::new();
         answer.insert("bytes".into(), json!(bytes));
-        let plain = driver.mem_alloc(bytes)?;
+        let plain = mem_alloc(driver, bytes)?;
         let latency = chase(plain);
-        driver.mem_free(plain)?;
+        mem_free(driver, plain)?;
         answer.insert("cu_mem_alloc".into(), json!(latency?));
         for (name, size) in [("chunks_of_one_page", page), ("chunks_of_512_mib", 512 * MIB)] {
             let size = size.min(bytes);
@@ -182,24 +184,25 @@ pub(super) const LATENCY: Question = Question {
 
 pub(super) const BANDWIDTH: Question = Question {
     id: "bandwidth",
-    text: "GB/s of reads, writes and copies: memory of cuMemAlloc, and chunks of one page mapped in reverse order?",
+    text: "How many GB/s do passes over memory of cuMemAlloc reach, and over chunks of one page in reverse order?",
     experiment: |driver| {
+        let measurements = Measurements::new(driver)?;
         let page = driver.granularity();
         let bytes = round_down((driver.memory_info()?.free / 4).min(2 * GIB), 2 * page).max(2 * page);
         let rate = |addr| -> DriverResult<Value> {
             let mut row = serde_json::Map::new();
             for pass in [Pass::Write, Pass::Read, Pass::Copy] {
                 let rounds: Vec<Duration> =
-                    (0..7).map(|_| driver.stream_over(MAIN, pass, addr, bytes)).collect::<DriverResult<_>>()?;
+                    (0..7).map(|_| measurements.stream_over(MAIN, pass, addr, bytes)).collect::<DriverResult<_>>()?;
                 let seconds = median(rounds).as_secs_f64();
                 let name = format!("{pass:?}").to_lowercase();
                 row.insert(name, json!((bytes as f64 / seconds / 1e8).round() / 10.0));
             }
             Ok(Value::Object(row))
         };
-        let plain = driver.mem_alloc(bytes)?;
+        let plain = mem_alloc(driver, bytes)?;
         let plain_rate = rate(plain);
-        driver.mem_free(plain)?;
+        mem_free(driver, plain)?;
         let addr = driver.reserve(bytes, page)?;
         for at in (0..bytes / page).rev() {
             let chunk = driver.create(page)?;
@@ -214,13 +217,30 @@ pub(super) const BANDWIDTH: Question = Question {
     },
 };
 
-/// One chunk's life.
+/// Reserves up to `bytes` of addresses, halving the size down to `least` as long as the driver refuses; returns the
+/// address and the size of the reservation. Both sizes are multiples of the granularity.
+///
+/// # Errors
+/// The driver's last answer, when it refuses even `least` bytes.
+pub fn reserve_at_most(driver: &CudaDriver, bytes: u64, least: u64, alignment: u64) -> DriverResult<(DeviceAddr, u64)> {
+    let mut wish = bytes.max(least);
+    loop {
+        match driver.reserve(wish, alignment) {
+            Ok(addr) => return Ok((addr, wish)),
+            Err(error) if wish <= least || error.kind.is_sticky() => return Err(error),
+            Err(_) => wish = round_down(wish / 2, driver.granularity()).max(least),
+        }
+    }
+}
+
+/// Reserves addresses, creates a chunk and maps it with access; then undoes all of it.
 fn cycle(driver: &CudaDriver, bytes: u64) -> DriverResult<()> {
     let (addr, chunk) = place(driver, bytes)?;
     take_away(driver, addr, chunk, bytes)
 }
 
-/// Medians of every call over `rounds` cycles; the first create apart, since it may have to clear the memory.
+/// The median time of every call over `rounds` cycles. The first create is also listed by itself, because it may have
+/// to clear the memory.
 fn cycle_row(driver: &CudaDriver, bytes: u64, rounds: u64) -> DriverResult<Value> {
     let mut times: [Vec<Duration>; 7] = Default::default();
     for _ in 0..rounds {
@@ -252,7 +272,7 @@ fn cycle_row(driver: &CudaDriver, bytes: u64, rounds: u64) -> DriverResult<Value
     }))
 }
 
-/// Above the 520,000 that others have seen.
+/// More than the limit of about 520,000 that has been reported.
 const MOST_MAPPINGS: u64 = 600_000;
-/// Long enough for them at 40 us each, short enough for the process to end within a question's time afterwards.
+/// Long enough for that many at 40 us each, short enough for the process to end within a question's time limit.
 const MAPPINGS_FOR: Duration = Duration::from_secs(25);

@@ -2,24 +2,24 @@
 
 use std::time::Duration;
 
+use gapless::driver::cuda::CudaDriver;
+use gapless::driver::cuda::raw::raw_stream;
+use gapless::driver::cuda::sys::{
+    CUgraph, CUgraphExec, CUmemAllocationProp, CUmemAllocationType_enum as allocation_type, CUmemLocation,
+    CUmemLocationType_enum as location_type, CUstreamCaptureMode_enum as capture_mode,
+};
+use gapless::driver::{DriverCall, DriverError, DriverErrorKind, DriverResult, MemoryDriver, StreamDriver, WorkDriver};
+use gapless::{DeviceAddr, StreamId};
 use serde_json::{Value, json};
 
-use super::super::CudaDriver;
-use super::super::streams::raw_stream;
-use super::super::sys::{CUgraph, CUgraphExec, CUmemAllocationProp, CUstreamCaptureMode_enum as capture_mode};
-use super::super::sys::{
-    CUmemAllocationType_enum as allocation_type, CUmemLocation, CUmemLocationType_enum as location_type,
-};
 use super::{Question, micros, place, put, refusal, timed, told};
-use crate::driver::{DriverCall, DriverError, DriverErrorKind, DriverResult, MemoryDriver, StreamDriver, WorkDriver};
-use crate::units::{DeviceAddr, StreamId};
 
-/// Long against every call, short against patience.
+/// Much longer than any call takes.
 const BUSY_FOR: Duration = Duration::from_millis(300);
 
 pub(super) const BUSY: Question = Question {
     id: "busy",
-    text: "Do the calls wait for a kernel that runs, and how long do they take meanwhile?",
+    text: "Do the calls wait for a running kernel, and how long do they take meanwhile?",
     experiment: |driver| {
         let page = driver.granularity();
         let stream = driver.create_stream()?;
@@ -54,7 +54,7 @@ pub(super) const BUSY: Question = Question {
 
 pub(super) const UNMAP_IN_USE: Question = Question {
     id: "unmap_in_use",
-    text: "Does unmapping memory that queued work is going to write wait, fail, or lose the context?",
+    text: "Does unmapping memory that queued work will write to wait, fail, or lose the context?",
     experiment: |driver| {
         let page = driver.granularity();
         let stream = driver.create_stream()?;
@@ -120,7 +120,7 @@ pub(super) const CAPTURE_GUARDED: Question = Question {
 
 pub(super) const CAPTURE_WAIT: Question = Question {
     id: "capture_wait",
-    text: "Does a capture survive that its stream is made to wait for an event of another stream?",
+    text: "Does a capture survive when its stream is made to wait for an event of another stream?",
     experiment: |driver| {
         let (other, event) = (driver.create_stream()?, driver.event_create()?);
         driver.event_record(event, other)?;
@@ -134,7 +134,7 @@ pub(super) const CAPTURE_WAIT: Question = Question {
 
 pub(super) const GRAPH_REMAP: Question = Question {
     id: "graph_remap",
-    text: "Does a graph write to what is mapped at its addresses when it is launched, or when it was captured?",
+    text: "Does a graph write to the memory mapped at its addresses at its launch, or at its capture?",
     experiment: |driver| {
         let page = driver.granularity();
         let stream = driver.create_stream()?;
@@ -166,12 +166,12 @@ pub(super) const GRAPH_REMAP: Question = Question {
     },
 };
 
-/// Runs `calls` while a stream is captured, and says whether the capture survived.
+/// Runs `calls` while a stream is captured; reports whether the capture survived.
 fn captured(driver: &CudaDriver, calls: impl FnOnce(&CudaDriver) -> DriverResult<Value>) -> DriverResult<Value> {
     captured_on(driver, |_, _| Ok(()), |driver, _| calls(driver))
 }
 
-/// The same, with the stream, on which `first` queues something before.
+/// As [`captured`], with the stream passed on; `first` may queue work on it before the capture.
 fn captured_on(
     driver: &CudaDriver,
     first: impl FnOnce(&CudaDriver, StreamId) -> DriverResult<()>,
@@ -191,15 +191,16 @@ fn captured_on(
     })
 }
 
-/// One call of each kind, as they are: the thread's capture mode is the default one.
+/// One call of each kind without a guard: the thread's capture mode is the default one.
 fn unguarded_calls(driver: &CudaDriver) -> DriverResult<Value> {
-    let api = driver.library.api();
-    let check = |call, result| told(&driver.library.check(call, DriverCall::name(call), result));
+    let (raw, access) = (driver.raw(), driver.raw().access());
+    let api = raw.api();
+    let check = |call, result| told(&raw.check(call, DriverCall::name(call), result));
     let page = driver.granularity() as usize;
-    let _current = driver.context.enter(DriverCall::Open)?;
+    let _current = driver.raw().enter(DriverCall::Open)?;
     let prop = CUmemAllocationProp {
         type_: allocation_type::CU_MEM_ALLOCATION_TYPE_PINNED,
-        location: CUmemLocation { type_: location_type::CU_MEM_LOCATION_TYPE_DEVICE, id: driver.device },
+        location: CUmemLocation { type_: location_type::CU_MEM_LOCATION_TYPE_DEVICE, id: raw.device() },
         ..CUmemAllocationProp::default()
     };
     let (mut addr, mut handle, mut free, mut total) = (0, 0, 0, 0);
@@ -211,7 +212,7 @@ fn unguarded_calls(driver: &CudaDriver) -> DriverResult<Value> {
     // SAFETY: what was reserved and created above, or zeros, which the driver refuses.
     let map = unsafe { api.cuMemMap(addr, page, 0, handle, 0) };
     // SAFETY: one descriptor, valid for the call.
-    let access = unsafe { api.cuMemSetAccess(addr, page, driver.access.as_ptr(), 1) };
+    let access = unsafe { api.cuMemSetAccess(addr, page, &raw const access, 1) };
     // SAFETY: a mapping that nothing uses.
     let unmap = unsafe { api.cuMemUnmap(addr, page) };
     // SAFETY: valid out-parameters.
@@ -236,49 +237,49 @@ fn unguarded_calls(driver: &CudaDriver) -> DriverResult<Value> {
     }))
 }
 
-/// What `queue` queues on `stream`, as a graph; `None` where the library has no captures.
+/// Captures what `queue` queues on `stream` as a graph; `None` if the library has no captures.
 fn capture(
     driver: &CudaDriver,
     stream: StreamId,
     queue: impl FnOnce() -> DriverResult<()>,
 ) -> DriverResult<Option<CUgraph>> {
-    let optional = driver.library.optional();
+    let optional = driver.raw().optional();
     let (Ok(begin), Ok(end)) = (&optional.cuStreamBeginCapture_v2, &optional.cuStreamEndCapture) else {
         return Ok(None);
     };
     // The kernels are loaded before the capture begins.
     driver.delay(stream, Duration::from_micros(1))?;
     driver.synchronize(stream)?;
-    let _current = driver.context.enter(DriverCall::Stream)?;
+    let _current = driver.raw().enter(DriverCall::Stream)?;
     // SAFETY: a live stream of this context.
     let result = unsafe { begin(raw_stream(stream), capture_mode::CU_STREAM_CAPTURE_MODE_GLOBAL) };
-    driver.library.check(DriverCall::Stream, "cuStreamBeginCapture", result)?;
+    driver.raw().check(DriverCall::Stream, "cuStreamBeginCapture", result)?;
     let queued = queue();
     let mut graph = std::ptr::null_mut();
     // SAFETY: the stream of the capture above; a valid out-parameter.
     let result = unsafe { end(raw_stream(stream), &raw mut graph) };
-    driver.library.check(DriverCall::Stream, "cuStreamEndCapture", result)?;
+    driver.raw().check(DriverCall::Stream, "cuStreamEndCapture", result)?;
     queued.map(|()| Some(graph))
 }
 
 fn instantiate(driver: &CudaDriver, graph: CUgraph) -> DriverResult<CUgraphExec> {
-    let Ok(function) = &driver.library.optional().cuGraphInstantiateWithFlags else {
+    let Ok(function) = &driver.raw().optional().cuGraphInstantiateWithFlags else {
         return Err(no_function("cuGraphInstantiateWithFlags"));
     };
-    let _current = driver.context.enter(DriverCall::Work)?;
+    let _current = driver.raw().enter(DriverCall::Work)?;
     let mut exec = std::ptr::null_mut();
     // SAFETY: a graph of this process; a valid out-parameter.
     let result = unsafe { function(&raw mut exec, graph, 0) };
-    driver.library.check(DriverCall::Work, "cuGraphInstantiateWithFlags", result)?;
+    driver.raw().check(DriverCall::Work, "cuGraphInstantiateWithFlags", result)?;
     Ok(exec)
 }
 
 fn launch(driver: &CudaDriver, exec: CUgraphExec, stream: StreamId) -> DriverResult<()> {
-    let Ok(function) = &driver.library.optional().cuGraphLaunch else { return Err(no_function("cuGraphLaunch")) };
-    let _current = driver.context.enter(DriverCall::Work)?;
+    let Ok(function) = &driver.raw().optional().cuGraphLaunch else { return Err(no_function("cuGraphLaunch")) };
+    let _current = driver.raw().enter(DriverCall::Work)?;
     // SAFETY: instantiated above; a live stream.
     let result = unsafe { function(exec, raw_stream(stream)) };
-    driver.library.check(DriverCall::Work, "cuGraphLaunch", result)
+    driver.raw().check(DriverCall::Work, "cuGraphLaunch", result)
 }
 
 fn no_function(name: &str) -> DriverError {

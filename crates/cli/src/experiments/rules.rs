@@ -1,22 +1,22 @@
 //! What the driver accepts and refuses.
 
-use serde_json::{Value, json};
-
-use super::super::CudaDriver;
-use super::super::streams::raw_stream;
-use super::super::sys::{
+use gapless::driver::cuda::CudaDriver;
+use gapless::driver::cuda::raw::raw_stream;
+use gapless::driver::cuda::sys::{
     CUmemAccess_flags_enum as access_flags, CUmemAllocationHandleType_enum as handle_type, CUmemAllocationProp,
     CUmemAllocationType_enum as allocation_type, CUmemLocation, CUmemLocationType_enum as location_type,
 };
+use gapless::driver::{ChunkHandle, DriverCall, DriverResult, MemoryDriver, WorkDriver};
+use gapless::{DeviceAddr, StreamId};
+use serde_json::{Value, json};
+
 use super::{Question, place, put, refusal, take_away, told};
-use crate::driver::{DriverCall, DriverResult, MemoryDriver, WorkDriver};
-use crate::units::{DeviceAddr, StreamId};
 
 const MAIN: StreamId = StreamId::DEFAULT;
 
 pub(super) const SUB_SIZE_MAP: Question = Question {
     id: "sub_size_map",
-    text: "What does mapping only the first half of a chunk answer?",
+    text: "What does mapping only the first half of a chunk return?",
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(2 * page, page)?;
@@ -41,7 +41,7 @@ pub(super) const UNMAP_TWO: Question = Question {
 
 pub(super) const UNMAP_PART: Question = Question {
     id: "unmap_part",
-    text: "What does unmapping the first half of a mapping answer?",
+    text: "What does unmapping the first half of a mapping return?",
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(2 * page, page)?;
@@ -54,7 +54,7 @@ pub(super) const UNMAP_PART: Question = Question {
 
 pub(super) const UNMAP_HOLE: Question = Question {
     id: "unmap_hole",
-    text: "What does an unmap over two mappings with a hole between them answer?",
+    text: "What does one unmap over two mappings with a hole between them return?",
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(3 * page, page)?;
@@ -68,7 +68,7 @@ pub(super) const UNMAP_HOLE: Question = Question {
 
 pub(super) const ACCESS_PART: Question = Question {
     id: "access_part",
-    text: "What does set_access over the first half of a mapping answer, and what is accessible then?",
+    text: "What does set_access over the first half of a mapping return, and what is accessible then?",
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(2 * page, page)?;
@@ -85,17 +85,17 @@ pub(super) const ACCESS_PART: Question = Question {
 
 pub(super) const READ_ONLY: Question = Question {
     id: "read_only",
-    text: "What does a write to a range with read access only lead to?",
+    text: "What does a write to a range with read-only access lead to?",
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(page, page)?;
         let chunk = driver.create(page)?;
         driver.map(addr, page, chunk)?;
-        let mut read = driver.access[0];
+        let mut read = driver.raw().access();
         read.flags = access_flags::CU_MEM_ACCESS_FLAGS_PROT_READ;
         // SAFETY: one descriptor, valid for the call; a mapping of this driver.
-        let result = unsafe { driver.library.api().cuMemSetAccess(addr.0, page as usize, &raw const read, 1) };
-        driver.library.check(DriverCall::SetAccess, "cuMemSetAccess", result)?;
+        let result = unsafe { driver.raw().api().cuMemSetAccess(addr.0, page as usize, &raw const read, 1) };
+        driver.raw().check(DriverCall::SetAccess, "cuMemSetAccess", result)?;
         let queued = driver.fill(MAIN, addr, 64, 1);
         let finished = driver.synchronize(MAIN);
         Ok(
@@ -106,7 +106,7 @@ pub(super) const READ_ONLY: Question = Question {
 
 pub(super) const FRESH_CONTENT: Question = Question {
     id: "fresh_content",
-    text: "What does a new chunk contain: after the start, and after a written chunk was released?",
+    text: "What does a new chunk contain, after the start and after a written chunk was released?",
     experiment: |driver| {
         let bytes = 8 * driver.granularity();
         let (addr, chunk) = place(driver, bytes)?;
@@ -131,9 +131,9 @@ pub(super) const FRESH_CONTENT: Question = Question {
 
 pub(super) const EXPORT: Question = Question {
     id: "export",
-    text: "Can a chunk be exported and imported, and what does mapping the import with another size answer?",
+    text: "Can a chunk be exported and imported, and what does mapping the import with another size return?",
     experiment: |driver| {
-        let optional = driver.library.optional();
+        let optional = driver.raw().optional();
         let (Ok(export), Ok(import)) =
             (&optional.cuMemExportToShareableHandle, &optional.cuMemImportFromShareableHandle)
         else {
@@ -145,13 +145,13 @@ pub(super) const EXPORT: Question = Question {
         let kind = handle_type::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         // SAFETY: a live chunk; for this kind the out-parameter is an int.
         let result = unsafe { export((&raw mut fd).cast(), chunk.0, kind, 0) };
-        if let Err(error) = driver.library.check(DriverCall::Create, "cuMemExportToShareableHandle", result) {
+        if let Err(error) = driver.raw().check(DriverCall::Create, "cuMemExportToShareableHandle", result) {
             return Ok(json!({ "exportable": driver.features().posix_fd, "export": refusal(&error) }));
         }
         let mut imported = 0;
         // SAFETY: the descriptor that was just exported, passed as the driver wants it; a valid out-parameter.
         let result = unsafe { import(&raw mut imported, std::ptr::with_exposed_provenance_mut(fd as usize), kind) };
-        let outcome = driver.library.check(DriverCall::Create, "cuMemImportFromShareableHandle", result);
+        let outcome = driver.raw().check(DriverCall::Create, "cuMemImportFromShareableHandle", result);
         let mut answer = json!({
             "exportable": driver.features().posix_fd,
             "export": "ok",
@@ -160,7 +160,7 @@ pub(super) const EXPORT: Question = Question {
         });
         if outcome.is_ok() {
             let addr = driver.reserve(4 * page, page)?;
-            let imported = crate::driver::ChunkHandle(imported);
+            let imported = ChunkHandle(imported);
             answer["map_half"] = told(&driver.map(addr, page, imported));
             answer["map_double"] = told(&driver.map(addr, 4 * page, imported));
             answer["map_whole"] = told(&driver.map(addr, 2 * page, imported));
@@ -171,16 +171,17 @@ pub(super) const EXPORT: Question = Question {
 
 pub(super) const WITHOUT_CONTEXT: Question = Question {
     id: "without_context",
-    text: "What do the calls answer when no context is current?",
+    text: "What do the calls return when no context is current?",
     experiment: |driver| {
-        let api = driver.library.api();
-        let check = |call, result| told(&driver.library.check(call, DriverCall::name(call), result));
+        let (raw, access) = (driver.raw(), driver.raw().access());
+        let api = raw.api();
+        let check = |call, result| told(&raw.check(call, DriverCall::name(call), result));
         let page = driver.granularity() as usize;
         // SAFETY: no context is current on this thread from here on; every guard in this crate restores that.
         let _ = unsafe { api.cuCtxSetCurrent(std::ptr::null_mut()) };
         let mut prop = CUmemAllocationProp {
             type_: allocation_type::CU_MEM_ALLOCATION_TYPE_PINNED,
-            location: CUmemLocation { type_: location_type::CU_MEM_LOCATION_TYPE_DEVICE, id: driver.device },
+            location: CUmemLocation { type_: location_type::CU_MEM_LOCATION_TYPE_DEVICE, id: raw.device() },
             ..CUmemAllocationProp::default()
         };
         prop.requestedHandleTypes = handle_type::CU_MEM_HANDLE_TYPE_NONE;
@@ -192,7 +193,7 @@ pub(super) const WITHOUT_CONTEXT: Question = Question {
         // SAFETY: what was reserved and created above, or zeros, which the driver refuses.
         let map = unsafe { api.cuMemMap(addr, page, 0, handle, 0) };
         // SAFETY: one descriptor, valid for the call.
-        let access = unsafe { api.cuMemSetAccess(addr, page, driver.access.as_ptr(), 1) };
+        let access = unsafe { api.cuMemSetAccess(addr, page, &raw const access, 1) };
         // SAFETY: a mapping that nothing uses.
         let unmap = unsafe { api.cuMemUnmap(addr, page) };
         let release = if handle == 0 {
@@ -253,14 +254,14 @@ pub(super) const MEMORY_INFO: Question = Question {
     },
 };
 
-/// The access flags at an address: 0 none, 1 read, 3 read and write; or the refusal.
+/// The access flags at an address (0 none, 1 read, 3 read and write), or the error.
 fn access_at(driver: &CudaDriver, addr: DeviceAddr) -> Value {
-    let Ok(function) = &driver.library.optional().cuMemGetAccess else { return json!("unknown") };
+    let Ok(function) = &driver.raw().optional().cuMemGetAccess else { return json!("unknown") };
     let mut flags = 0;
-    let location = driver.access[0].location;
+    let location = driver.raw().access().location;
     // SAFETY: valid pointers.
     let result = unsafe { function(&raw mut flags, &raw const location, addr.0) };
-    match driver.library.check(DriverCall::SetAccess, "cuMemGetAccess", result) {
+    match driver.raw().check(DriverCall::SetAccess, "cuMemGetAccess", result) {
         Ok(()) => json!(flags),
         Err(error) => refusal(&error),
     }
@@ -269,12 +270,12 @@ fn access_at(driver: &CudaDriver, addr: DeviceAddr) -> Value {
 /// How many bytes of the range are not zero.
 fn non_zero_bytes(driver: &CudaDriver, addr: DeviceAddr, bytes: u64) -> DriverResult<u64> {
     let mut copy = vec![0_u8; bytes as usize];
-    let _current = driver.context.enter(DriverCall::Work)?;
+    let _current = driver.raw().enter(DriverCall::Work)?;
     // SAFETY: both sides are `bytes` long; the buffer lives until the synchronisation below.
     let result = unsafe {
-        driver.library.api().cuMemcpyDtoHAsync_v2(copy.as_mut_ptr().cast(), addr.0, copy.len(), raw_stream(MAIN))
+        driver.raw().api().cuMemcpyDtoHAsync_v2(copy.as_mut_ptr().cast(), addr.0, copy.len(), raw_stream(MAIN))
     };
-    driver.library.check(DriverCall::Work, "cuMemcpyDtoHAsync", result)?;
+    driver.raw().check(DriverCall::Work, "cuMemcpyDtoHAsync", result)?;
     driver.synchronize(MAIN)?;
     Ok(copy.iter().filter(|&&byte| byte != 0).count() as u64)
 }

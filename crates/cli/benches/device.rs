@@ -8,10 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use gapless::driver::cuda::{CudaDriver, Pass};
+use gapless::driver::cuda::CudaDriver;
 use gapless::driver::{ChunkHandle, MemoryDriver, WorkDriver};
 use gapless::units::{GIB, MIB, round_down};
 use gapless::{Allocator, ByteSize, ChunkPolicy, DeviceAddr, StreamId};
+use gapless_cli::experiments::allocators::{mem_alloc, mem_alloc_async, mem_free, mem_free_async};
+use gapless_cli::experiments::{Measurements, Pass};
 
 const MAIN: StreamId = StreamId::DEFAULT;
 
@@ -65,9 +67,9 @@ fn grow(criterion: &mut Criterion) {
             (0..rounds).fold(Duration::ZERO, |sum, _| {
                 let start = Instant::now();
                 let blocks: Vec<DeviceAddr> =
-                    (0..bytes / block).map(|_| driver.mem_alloc(block).expect("memory")).collect();
+                    (0..bytes / block).map(|_| mem_alloc(&driver, block).expect("memory")).collect();
                 let time = start.elapsed();
-                blocks.into_iter().for_each(|addr| driver.mem_free(addr).expect("a free"));
+                blocks.into_iter().for_each(|addr| mem_free(&driver, addr).expect("a free"));
                 sum + time
             })
         });
@@ -116,8 +118,8 @@ fn cached(criterion: &mut Criterion) {
     for bytes in [4096, 20 * MIB] {
         group.bench_function(BenchmarkId::new("cuMemAllocAsync", ByteSize(bytes)), |bencher| {
             bencher.iter(|| {
-                let addr = driver.mem_alloc_async(black_box(bytes), stream).expect("memory");
-                driver.mem_free_async(addr, stream).expect("a free");
+                let addr = mem_alloc_async(&driver, black_box(bytes), stream).expect("memory");
+                mem_free_async(&driver, addr, stream).expect("a free");
             });
             driver.synchronize(stream).expect("an end");
         });
@@ -185,10 +187,11 @@ fn remap(criterion: &mut Criterion) {
 /// Kernels over memory of `cuMemAlloc`, and over single pages mapped in reverse order.
 fn access(criterion: &mut Criterion) {
     let Some(driver) = device() else { return };
+    let measurements = Measurements::new(&driver).expect("the measuring kernels");
     let page = driver.granularity();
     // Twice that, and room for the kernels.
     let bytes = room(&driver, 4 * GIB) / 2;
-    let plain = driver.mem_alloc(bytes).expect("memory");
+    let plain = mem_alloc(&driver, bytes).expect("memory");
     let mapped = driver.reserve(bytes, page).expect("addresses");
     let mut chunks = create_pages(&driver, bytes);
     chunks.reverse();
@@ -199,7 +202,7 @@ fn access(criterion: &mut Criterion) {
         for (name, addr) in [("cuMemAlloc", plain), ("remapped", mapped)] {
             group.bench_function(BenchmarkId::new(name, ByteSize(bytes)), |bencher| {
                 bencher.iter_custom(|rounds| {
-                    (0..rounds).map(|_| driver.stream_over(MAIN, pass, addr, bytes).expect("a pass")).sum()
+                    (0..rounds).map(|_| measurements.stream_over(MAIN, pass, addr, bytes).expect("a pass")).sum()
                 });
             });
         }
@@ -212,7 +215,7 @@ fn access(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::new(name, ByteSize(bytes)), |bencher| {
             bencher.iter_custom(|rounds| {
                 let steps = rounds.max(1);
-                let latency = driver.pointer_chase(MAIN, addr, slots.max(4), page, steps).expect("a chase");
+                let latency = measurements.pointer_chase(MAIN, addr, slots.max(4), page, steps).expect("a chase");
                 Duration::from_secs_f64(latency.nanoseconds * steps as f64 / 1e9)
             });
         });
@@ -221,7 +224,7 @@ fn access(criterion: &mut Criterion) {
     driver.unmap(mapped, bytes).expect("an unmap");
     chunks.into_iter().for_each(|chunk| driver.release(chunk).expect("a release"));
     driver.address_free(mapped, bytes).expect("a free");
-    driver.mem_free(plain).expect("a free");
+    mem_free(&driver, plain).expect("a free");
 }
 
 criterion_group!(benches, grow, cached, remap, access);

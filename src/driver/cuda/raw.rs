@@ -1,0 +1,103 @@
+//! A driver's own handles and functions, below the driver traits.
+//!
+//! For the experiments of `gapless probe` and the measurements of the device benchmark (`crates/cli/src/experiments`)
+//! only: they make calls that the allocator never makes. Hidden from the documentation, no part of the crate's
+//! interface, and free to change in any version.
+
+use std::ffi::CStr;
+
+use super::CudaDriver;
+pub use super::context::Current;
+pub use super::kernels::{Kernel, Module, Threads};
+pub use super::streams::raw_stream;
+use super::sys::{CUdevice, CUmemAccessDesc, CUresult, Optional, Required};
+use crate::driver::{DriverCall, DriverResult};
+use crate::units::StreamId;
+
+/// What a [`CudaDriver`] is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Raw<'a> {
+    driver: &'a CudaDriver,
+}
+
+impl CudaDriver {
+    /// See [`raw`](self).
+    #[doc(hidden)]
+    pub fn raw(&self) -> Raw<'_> {
+        Raw { driver: self }
+    }
+}
+
+impl<'a> Raw<'a> {
+    /// The functions that every driver has.
+    pub fn api(self) -> &'static Required {
+        self.driver.library.api()
+    }
+
+    /// The functions that older drivers lack, each a `Result`.
+    pub fn optional(self) -> &'static Optional {
+        self.driver.library.optional()
+    }
+
+    /// `Ok` for success, else the error with the driver's own name and text for it.
+    ///
+    /// # Errors
+    /// Every `result` but `CUDA_SUCCESS`.
+    pub fn check(self, call: DriverCall, function: &str, result: CUresult) -> DriverResult<()> {
+        self.driver.library.check(call, function, result)
+    }
+
+    /// The driver's token for the device.
+    pub fn device(self) -> CUdevice {
+        self.driver.device
+    }
+
+    /// Read and write access for the device itself, as `set_access` requests it.
+    pub fn access(self) -> CUmemAccessDesc {
+        self.driver.access[0]
+    }
+
+    /// Makes the device's context current on this thread until the guard is dropped.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn enter(self, call: DriverCall) -> DriverResult<Current<'a>> {
+        self.driver.context.enter(call)
+    }
+
+    /// Compiles and loads a PTX source, and looks up the kernels called `entries` in it.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn load<const N: usize>(self, ptx: &str, entries: [&CStr; N]) -> DriverResult<(Module, [Kernel; N])> {
+        Module::load(self.driver.library, &self.driver.context, ptx, entries)
+    }
+
+    /// Unloads a module that [`load`](Self::load) returned.
+    pub fn unload(self, module: Module) {
+        // Where the context is lost, its modules are gone with it.
+        if let Ok(_current) = self.enter(DriverCall::Work) {
+            module.unload();
+        }
+    }
+
+    /// Queues `kernel` on `stream`.
+    ///
+    /// # Safety
+    /// The kernel's module is loaded. `parameters` are those that the kernel takes; the ranges they describe are mapped
+    /// with access until it has run, or the context is lost.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub unsafe fn launch(
+        self,
+        kernel: Kernel,
+        stream: StreamId,
+        threads: Threads,
+        parameters: &[u64],
+    ) -> DriverResult<()> {
+        let _current = self.enter(DriverCall::Work)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.driver.launch(kernel, stream, threads, parameters) }
+    }
+}
