@@ -17,5 +17,5 @@ mod sync;
 mod testing;
 pub mod units;
 
-pub use allocator::{Allocator, Builder, ChunkPolicy};
+pub use allocator::{Allocator, Buffer, Builder, ChunkPolicy};
 pub use units::{ByteSize, DeviceAddr, StreamId};

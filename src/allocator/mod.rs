@@ -1,16 +1,19 @@
 //! The allocator: ties heaps, segments, chunks and streams together, and is what callers see.
 //!
 //! ```text
-//! hot_path.rs   cached allocations, frees            slow_path/  everything that talks to the driver about memory
-//! range.rs      raw ranges, for callers              reports/    statistics, snapshot, out-of-memory report
-//! plain.rs      devices without virtual memory       streams/    what is kept for each stream
-//! config.rs     settings      error.rs   errors      shared.rs   what hot and slow path share      request.rs
+//! hot_path.rs   cached allocations, frees          slow_path/   everything that talks to the driver about memory
+//! buffer.rs     allocations that free themselves   reports/     statistics, snapshot, out-of-memory report
+//! range.rs      raw ranges, for callers            streams/     what is kept for each stream
+//! plain.rs      devices without virtual memory     shared.rs    what hot path and slow path share
+//! config.rs     settings                           request.rs   a request on the slow path
+//! error.rs      errors
 //! ```
 //!
 //! Threads: any thread may call anything. An allocation or a free of cached memory takes the lock of its stream and
 //! nothing else; everything that talks to the driver about mappings runs under the mapper's lock, and never under a
 //! stream's. Lock order: mapper, stream clock, stream states in the order of their numbers.
 
+mod buffer;
 mod config;
 mod error;
 mod hot_path;
@@ -25,6 +28,7 @@ mod streams;
 pub use crate::driver::DriverCalls;
 pub use crate::heap::{BlockState, GRANULE};
 pub use crate::physical::ChunkPolicy;
+pub use buffer::Buffer;
 pub use config::{Builder, DEFAULT_SLACK};
 pub use error::{AddressFacts, AllocError, BuildError, CloseError, FreeError, StreamError};
 pub use plain::PlainAllocator;
