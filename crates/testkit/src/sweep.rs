@@ -1,6 +1,6 @@
-//! The fault sweep: for every public operation, in situations that between them make every driver call there is, fail its
-//! n-th driver call, for every n. State and statistics are as before, nothing leaks, and the same call succeeds afterwards
-//! (the runner repeats it).
+//! The fault sweep: for every public operation and every n, makes the operation's n-th driver call fail, in situations
+//! that together make every kind of driver call. Afterwards, state and statistics must be as before, nothing may be
+//! leaked, and the same call must succeed (the runner repeats it).
 
 use crate::device::{Device, SMALL_REGION, World};
 use crate::op::{Failure, Op, Op::*};
@@ -8,20 +8,20 @@ use crate::runner::Runner;
 use gapless::driver::DriverCall;
 use std::collections::BTreeSet;
 
-/// A situation, and the operation that is to fail in it.
+/// A situation, and the operation that fails in it.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// What it is called.
+    /// Name of the case.
     pub name: &'static str,
-    /// Where.
+    /// World of the case.
     pub world: World,
-    /// What leads to it.
+    /// Operations that lead to the situation.
     pub before: Vec<Op>,
-    /// What is to fail.
+    /// Operation whose driver calls fail.
     pub op: Op,
 }
 
-/// The situations, with pages of so many bytes.
+/// Returns the cases, in worlds with pages of `page` bytes.
 pub fn cases(page: u32) -> Vec<Case> {
     let usual = World { pages: 8, page_bytes: u64::from(page), ..World::default() };
     let case = |name, before: &[Op], op| Case { name, world: usual, before: before.to_vec(), op };
@@ -39,7 +39,8 @@ pub fn cases(page: u32) -> Vec<Case> {
     let large_chunks = World { chunk_pages: 4, ..usual };
     let few_mappings = World { mapping_limit: 8, ..usual };
     let small = |stream| Alloc { bytes: 100, align: 9, stream };
-    // The first arena has no slot left, the region of large blocks a hole of four pages, and the free chunks have three.
+    // The first arena has no free slot, the region of large blocks has a hole of four pages, and the free chunks have
+    // three.
     let small_region = World { pages: SMALL_REGION + 5, chunk_pages: 3, region_pages: SMALL_REGION, ..usual };
     let full_region = [
         [small(0), small(1), alloc(1, 0), alloc(4, 0), alloc(27, 0), free(3), Trim { keep: 0 }],
@@ -99,10 +100,10 @@ pub fn cases(page: u32) -> Vec<Case> {
     ]
 }
 
-/// Fails every driver call of every case in every way of `kinds`; returns the calls that were made.
+/// Makes every driver call of every case fail with each of `kinds`. Returns the kinds of calls that were made.
 ///
 /// # Panics
-/// When something is wrong afterwards.
+/// Panics if a check fails afterwards.
 pub fn sweep<D: Device>(kinds: &[Failure]) -> BTreeSet<DriverCall> {
     let page = u32::try_from(D::PAGE_BYTES).expect("pages are small");
     let mut calls = BTreeSet::new();
@@ -121,9 +122,9 @@ pub fn sweep<D: Device>(kinds: &[Failure]) -> BTreeSet<DriverCall> {
                     runner.finish();
                     break;
                 }
-                assert!(nth < 200, "{}: {kind:?} strikes for ever", case.name);
+                assert!(nth < 200, "{}: {kind:?} never stops occurring", case.name);
                 if *kind == Failure::Lost {
-                    // Whatever state that left: no loop, no panic, and frees still work.
+                    // The device is lost: there must be no endless loop and no panic, and frees still work.
                     runner.step(Alloc { bytes: page, align: 9, stream: 0 });
                     runner.step(Free { block: 0 });
                     runner.step(GrowRange { range: 0, pages: 1, stream: 0 });
