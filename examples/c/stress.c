@@ -62,7 +62,7 @@ static void verify(const block *one) {
     require(cuMemcpyDtoHAsync_v2(seen[1], at + one->bytes - STAMP, STAMP, one->stream) == 0, "read");
     require(cuStreamSynchronize(one->stream) == 0, "synchronize");
     for (int i = 0; i < STAMP; i++) {
-        require(seen[0][i] == one->stamp[i] && seen[1][i] == one->stamp[i], "a block does not have the content written to it");
+        require(seen[0][i] == one->stamp[i] && seen[1][i] == one->stamp[i], "a block has wrong content");
     }
 }
 

@@ -137,7 +137,8 @@ pub enum BallastError {
 pub enum DeviceError {
     /// The header's values contradict each other.
     #[error(
-        "the header's device of {} is smaller than the memory that others hold ({} external, {} unusable): give --capacity",
+        "the header's device of {} is smaller than the memory that others hold ({} external, {} unusable): \
+         give --capacity",
         ByteSize(*.total), ByteSize(*.external), ByteSize(*.unusable)
     )]
     NothingLeft {

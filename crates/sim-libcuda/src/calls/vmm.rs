@@ -152,7 +152,7 @@ pub unsafe extern "C" fn cuMemSetAccess(addr: u64, bytes: usize, list: *const CU
     if list.is_null() || count == 0 {
         return INVALID;
     }
-    // SAFETY: as long as the count says (the driver API's contract).
+    // SAFETY: the list has `count` entries (the driver API's contract).
     let list = unsafe { std::slice::from_raw_parts(list, count) };
     if list.iter().any(|one| device_at(state, &one.location).is_none()) {
         return INVALID;

@@ -267,8 +267,8 @@ impl<R: Read> Machine<R> {
                 }
                 b'c' | 0x93 | b'R' | b'b' | b'o' | b'i' | 0x81 | 0x92 | b'P' | b'Q' | 0x82..=0x84 => {
                     return Err(self.bad(
-                        "it holds an object, which only running its code could create; a memory snapshot holds plain data \
-                         only"
+                        "it holds an object, which only running its code could create; a memory snapshot holds only \
+                         plain data"
                             .into(),
                     ));
                 }
