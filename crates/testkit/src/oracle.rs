@@ -162,11 +162,11 @@ impl Oracle {
         let driver = allocator.driver().inner();
         let live_pages = self.live_pages(world, driver).len() as u64;
         let held_pages = allocator.reserved_bytes() / world.page_bytes;
-        let room = (allocator.budget() / world.page_bytes).saturating_sub(held_pages);
+        let headroom = (allocator.budget() / world.page_bytes).saturating_sub(held_pages);
         let device = gapless::driver::MemoryDriver::memory_info(driver).map_or(0, |info| info.free / world.page_bytes);
         let size = round_up(bytes.max(1), world.page_bytes).unwrap_or(u64::MAX);
         Promise {
-            obtainable_pages: (held_pages - live_pages.min(held_pages)) + room.min(device),
+            obtainable_pages: (held_pages - live_pages.min(held_pages)) + headroom.min(device),
             needed_pages: size / world.page_bytes,
         }
     }
@@ -205,9 +205,9 @@ impl Oracle {
         // `None` means that the query of the device's memory failed.
         let Some(device) = report.device else { return };
         assert_eq!(report.others_bytes, (device.total - device.free).saturating_sub(report.reserved_bytes));
-        let room = report.budget_bytes.saturating_sub(report.reserved_bytes).min(device.free);
+        let headroom = report.budget_bytes.saturating_sub(report.reserved_bytes).min(device.free);
         assert_eq!(report.range_bytes, stats.range_bytes);
-        let free = room + report.reserved_bytes - report.live_block_bytes - report.range_bytes;
+        let free = headroom + report.reserved_bytes - report.live_block_bytes - report.range_bytes;
         let as_reported = report.free_bytes == free || stats.poisoned > 0 && report.free_bytes < free;
         assert!(as_reported, "{free} bytes are neither in live blocks nor in ranges: {report}");
         assert_eq!(report.satisfiable, report.free_bytes >= report.requested_bytes);
@@ -260,8 +260,8 @@ impl Oracle {
         self.ceiling = self.ceiling.max(allocator.budget());
         assert!(stats.reserved_bytes <= self.ceiling, "invariant 5: more is held than was ever allowed: {stats:?}");
         self.ceiling = allocator.budget().max(stats.reserved_bytes);
-        let room = (allocator.budget() / world.page_bytes * world.page_bytes).saturating_sub(stats.reserved_bytes);
-        let free = stats.cached_bytes + stats.pending_bytes + stats.idle_bytes + room;
+        let headroom = (allocator.budget() / world.page_bytes * world.page_bytes).saturating_sub(stats.reserved_bytes);
+        let free = stats.cached_bytes + stats.pending_bytes + stats.idle_bytes + headroom;
         assert_eq!(stats.fragmentation.free_bytes, free, "invariant 5: free bytes: {stats:?}");
         let largest = stats.fragmentation.largest_cached_bytes..=free;
         assert!(largest.contains(&stats.fragmentation.largest_with_remapping_bytes), "invariant 5: {stats:?}");

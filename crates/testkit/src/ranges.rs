@@ -152,7 +152,7 @@ impl<D: Device> Runner<D> {
             return;
         }
         let single = self.world.chunk_pages == 1;
-        let room = {
+        let unmapped_pages = {
             let range = &self.instance().oracle.ranges[to];
             range.reserved_pages - range.pages.len() as u64
         };
@@ -176,7 +176,7 @@ impl<D: Device> Runner<D> {
                 self.verify_pages(to, start);
             }
             Err(AllocError::TooLarge { requested, .. }) => {
-                assert!(requested / page_bytes > room, "{requested} bytes fit in {room} pages");
+                assert!(requested / page_bytes > unmapped_pages, "{requested} bytes fit in {unmapped_pages} pages");
             }
             Err(AllocError::Driver(error)) if self.waits_for_capture(&error) => {}
             Err(AllocError::Driver(error) | AllocError::ForeignStream { source: error, .. }) => {

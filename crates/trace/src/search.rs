@@ -45,7 +45,7 @@ pub struct SearchResult {
 
 impl Search<'_> {
     /// Approximate number of replays in a search, for progress bars.
-    pub const EXPECTED_PROBES: u64 = SAMPLES + 14;
+    pub const EXPECTED_REPLAYS: u64 = SAMPLES + 14;
 
     /// Runs the search.
     ///
@@ -56,7 +56,7 @@ impl Search<'_> {
             return Ok(SearchResult { min_capacity_bytes: None, safe_capacity_bytes: None });
         };
         let larger = samples(min);
-        let safe = safe(min, &larger, &self.probe(&larger)?);
+        let safe = safe(min, &larger, &self.survive_each(&larger)?);
         Ok(SearchResult {
             min_capacity_bytes: Some(min * PAGE_BYTES),
             safe_capacity_bytes: safe.map(|pages| pages * PAGE_BYTES),
@@ -89,7 +89,7 @@ impl Search<'_> {
     }
 
     /// Replays on devices with each number of pages. Returns whether each one survives.
-    fn probe(&self, pages: &[u64]) -> Result<Vec<bool>, ReplayError> {
+    fn survive_each(&self, pages: &[u64]) -> Result<Vec<bool>, ReplayError> {
         let next = AtomicUsize::new(0);
         let work = || -> Result<Vec<(usize, bool)>, ReplayError> {
             let mut found = Vec::new();
@@ -140,10 +140,10 @@ impl Search<'_> {
 
 /// Bisects the range between a size that fails and one that survives until they are neighbours, and returns the latter.
 /// If survival is not monotone, the pair that is found depends on the start.
-fn bisect<E>(mut fails: u64, mut survives: u64, mut probe: impl FnMut(u64) -> Result<bool, E>) -> Result<u64, E> {
+fn bisect<E>(mut fails: u64, mut survives: u64, mut survives_on: impl FnMut(u64) -> Result<bool, E>) -> Result<u64, E> {
     while survives - fails > 1 {
         let middle = fails + (survives - fails) / 2;
-        if probe(middle)? {
+        if survives_on(middle)? {
             survives = middle;
         } else {
             fails = middle;

@@ -19,31 +19,31 @@ pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> Code
     unsafe { put(device, ordinal) }
 }
 
-/// Copies a text and its terminator into a buffer of `room` bytes.
-unsafe fn put_text(target: *mut c_char, room: c_int, text: &str) -> Code {
-    let room = usize::try_from(room).unwrap_or(0);
-    if target.is_null() || room == 0 {
+/// Copies a text and its terminator into a buffer of `length` bytes.
+unsafe fn put_text(target: *mut c_char, length: c_int, text: &str) -> Code {
+    let length = usize::try_from(length).unwrap_or(0);
+    if target.is_null() || length == 0 {
         return INVALID;
     }
     let bytes: Vec<c_char> =
-        text.bytes().take(room - 1).chain(std::iter::once(0)).map(|b| c_char::from_ne_bytes([b])).collect();
+        text.bytes().take(length - 1).chain(std::iter::once(0)).map(|b| c_char::from_ne_bytes([b])).collect();
     // SAFETY: the target is at least that long (the driver API's contract).
     unsafe { target.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     OK
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, room: c_int, device: c_int) -> Code {
+pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: c_int, device: c_int) -> Code {
     begin!("cuDeviceGetName");
     // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put_text(name, room, &format!("Simulated GPU {device}")) }
+    unsafe { put_text(name, length, &format!("Simulated GPU {device}")) }
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetPCIBusId(id: *mut c_char, room: c_int, device: c_int) -> Code {
+pub unsafe extern "C" fn cuDeviceGetPCIBusId(id: *mut c_char, length: c_int, device: c_int) -> Code {
     begin!("cuDeviceGetPCIBusId");
     // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put_text(id, room, &format!("0000:{device:02x}:00.0")) }
+    unsafe { put_text(id, length, &format!("0000:{device:02x}:00.0")) }
 }
 
 #[unsafe(no_mangle)]
