@@ -1,19 +1,19 @@
-//! What one alloc-and-free pair costs on memory that is held already, beside two baselines, all in one run.
+//! Measures one alloc-and-free pair on memory that is already held, and two baselines in the same run.
 //!
 //! `cargo bench --bench hot_path` measures `pair/CASE/IMPL` and prints, at the end of each case, the ratios:
 //!
-//! | case | what a pair is |
+//! | case | meaning of a pair |
 //! | --- | --- |
 //! | `cached_SIZE` | allocate SIZE, free it |
-//! | `random_N_SIZES` | of N live blocks free a random one, allocate one of a random size in its place |
-//! | `two_threads_...` | as `cached_4KiB` on each of two threads at once: time per pair of one thread |
+//! | `random_N_SIZES` | of N live blocks, free a random one and allocate one of a random size instead |
+//! | `two_threads_...` | like `cached_4KiB`, on two threads at the same time: time per pair of one thread |
 //!
-//! `mixed` draws 512 B, 4 KiB, 64 KiB, 2 MiB and 64 MiB alike. Two threads that do not get in each other's way take as
-//! long per pair as one thread does in `cached_4KiB`.
+//! `mixed` draws 512 B, 4 KiB, 64 KiB, 2 MiB and 64 MiB with equal probability. Two threads that do not contend need
+//! the same time per pair as one thread in `cached_4KiB`.
 //!
-//! The baselines know neither streams nor driver: [`BestFit`] is a best fit over ordered maps behind one lock;
-//! `offset_allocator` is the crate, behind a lock, with the block's handle kept by the caller instead of a look-up by
-//! address, and units of [`OFFSET_UNIT`] bytes so that a million mixed blocks fit.
+//! The baselines have neither streams nor a driver. [`BestFit`] is a best fit in ordered maps with one lock.
+//! `offset_allocator` is the crate of that name with a lock. Its caller keeps the block's handle, which saves the
+//! lookup by address, and it uses units of [`OFFSET_UNIT`] bytes, so that a million mixed blocks fit.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hint::black_box;
@@ -26,21 +26,21 @@ use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
 use gapless::units::{GIB, KIB, MIB, TIB};
 use gapless::{Allocator, DeviceAddr, StreamId};
 
-/// An allocator under measurement.
+/// An allocator to be measured.
 trait Subject: Sync {
-    /// What a free takes.
+    /// The argument of `free`.
     type Block: Copy + Send;
 
-    /// With room for `bytes` of live blocks, `blocks` of them.
+    /// Creates an allocator for up to `bytes` bytes in `blocks` live blocks.
     fn new(bytes: u64, blocks: u32) -> Self;
-    /// The name in ids.
+    /// Name of the allocator in benchmark ids.
     const NAME: &'static str;
 
     fn alloc(&self, bytes: u64, stream: StreamId) -> Self::Block;
     fn free(&self, block: Self::Block);
-    /// A stream for the second thread.
+    /// Returns a stream for the second thread.
     fn second_stream(&self) -> StreamId;
-    /// Calls to the driver so far, as `DriverCalls::total` counts them.
+    /// Returns the number of driver calls so far, as `DriverCalls::total` counts them.
     fn driver_calls(&self) -> u64 {
         0
     }
@@ -60,12 +60,12 @@ impl Subject for Gapless {
 
     #[inline]
     fn alloc(&self, bytes: u64, stream: StreamId) -> DeviceAddr {
-        self.0.alloc(bytes, stream).expect("there is room")
+        self.0.alloc(bytes, stream).expect("the memory suffices")
     }
 
     #[inline]
     fn free(&self, block: DeviceAddr) {
-        self.0.free(block).expect("it is live");
+        self.0.free(block).expect("the block is live");
     }
 
     fn second_stream(&self) -> StreamId {
@@ -77,13 +77,13 @@ impl Subject for Gapless {
     }
 }
 
-/// Best fit with coalescing: ordered maps and a lock, as one would write it first.
+/// Best fit with coalescing: a straightforward implementation with ordered maps and a lock.
 struct BestFit(Mutex<Maps>);
 
 struct Maps {
-    /// Free ranges: start to length.
+    /// Free ranges: length by start.
     by_start: BTreeMap<u64, u64>,
-    /// The same: length, start.
+    /// The same ranges as pairs of length and start.
     by_length: BTreeSet<(u64, u64)>,
     live: HashMap<u64, u64>,
 }
@@ -113,7 +113,7 @@ impl Subject for BestFit {
     fn alloc(&self, bytes: u64, _: StreamId) -> u64 {
         let bytes = bytes.next_multiple_of(512);
         let mut maps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let &(length, start) = maps.by_length.range((bytes, 0)..).next().expect("there is room");
+        let &(length, start) = maps.by_length.range((bytes, 0)..).next().expect("the memory suffices");
         maps.remove(start, length);
         if length > bytes {
             maps.insert(start + bytes, length - bytes);
@@ -124,7 +124,7 @@ impl Subject for BestFit {
 
     fn free(&self, block: u64) {
         let mut maps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut start, mut length) = (block, maps.live.remove(&block).expect("it is live"));
+        let (mut start, mut length) = (block, maps.live.remove(&block).expect("the block is live"));
         if let Some((&before, &before_length)) = maps.by_start.range(..start).next_back()
             && before + before_length == start
         {
@@ -156,8 +156,8 @@ impl Subject for OffsetAllocator {
     }
 
     fn alloc(&self, bytes: u64, _: StreamId) -> Self::Block {
-        let units = u32::try_from(bytes.div_ceil(OFFSET_UNIT)).expect("sizes of the cases");
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).allocate(units).expect("there is room")
+        let units = u32::try_from(bytes.div_ceil(OFFSET_UNIT)).expect("the sizes of the cases fit");
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).allocate(units).expect("the memory suffices")
     }
 
     fn free(&self, block: Self::Block) {
@@ -171,7 +171,7 @@ impl Subject for OffsetAllocator {
 
 fn cached<S: Subject>(group: &mut BenchmarkGroup<'_, WallTime>, case: &str, bytes: u64) {
     let subject = S::new(4 * GIB, 1000);
-    // Something live beside it, so that the cached block is not all there is.
+    // Keep another block live, so that the cached block is not the only one.
     let beside: Vec<_> = (0..8).map(|_| subject.alloc(bytes, StreamId::DEFAULT)).collect();
     group.bench_function(BenchmarkId::new(case, S::NAME), |bencher| {
         bencher.iter(|| {
@@ -182,7 +182,7 @@ fn cached<S: Subject>(group: &mut BenchmarkGroup<'_, WallTime>, case: &str, byte
     beside.into_iter().for_each(|block| subject.free(block));
 }
 
-/// Live blocks and a sequence of replacements, drawn in advance.
+/// Live blocks, and a sequence of replacements that is drawn in advance.
 struct Churn<S: Subject> {
     subject: S,
     live: Vec<S::Block>,
@@ -197,13 +197,13 @@ impl<S: Subject> Churn<S> {
         let size = |random: &mut Random| sizes[random.below(sizes.len() as u32) as usize];
         let mean = sizes.iter().sum::<u64>() / sizes.len() as u64;
         let subject = S::new((2 * mean * u64::from(blocks)).clamp(GIB, 16 * TIB), blocks);
-        // Enough that every block is replaced about four times before the sequence starts again.
+        // Long enough that every block is replaced about four times before the sequence repeats.
         let drawn = (4 * blocks).next_power_of_two();
         let live = (0..blocks).map(|_| subject.alloc(size(&mut random), StreamId::DEFAULT)).collect();
         let replacements =
             (0..drawn).map(|_| (random.below(blocks), u32::try_from(size(&mut random)).unwrap())).collect();
         let mut churn = Self { subject, live, replacements, next: 0, steps: 0 };
-        // Until the heap looks like it will from then on: every block was replaced about twice.
+        // Reach a steady state: every block is replaced about twice.
         (0..2 * blocks).for_each(|_| churn.step());
         churn
     }
@@ -227,7 +227,7 @@ fn random<S: Subject>(group: &mut BenchmarkGroup<'_, WallTime>, case: &str, bloc
         bencher.iter(|| churn.step());
         let calls = churn.subject.driver_calls() - before.0;
         if calls > 0 {
-            // Not the hot path alone, then: say so.
+            // Then not only the hot path was measured.
             eprintln!("{case}: {calls} driver calls in {} pairs", churn.steps - before.1);
         }
     });
@@ -283,7 +283,7 @@ fn pairs(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Prints what was measured since `start` for a case: nanoseconds a pair, and gapless over each baseline.
+/// Prints the results measured since `start` for a case: nanoseconds per pair, and each baseline's ratio to gapless.
 fn summary(case: &str, start: SystemTime) {
     let figures = [Gapless::NAME, BestFit::NAME, OffsetAllocator::NAME].map(|name| estimate(case, name, start));
     let [Some(gapless), Some(best_fit), Some(offset)] = figures else { return };
@@ -295,7 +295,7 @@ fn summary(case: &str, start: SystemTime) {
     );
 }
 
-/// Criterion's estimate of the median, if it is newer than `start`.
+/// Returns Criterion's estimate of the median in nanoseconds, if it is newer than `start`.
 fn estimate(case: &str, name: &str, start: SystemTime) -> Option<f64> {
     let home = std::env::var_os("CRITERION_HOME").map(PathBuf::from).or_else(|| {
         let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
@@ -315,12 +315,12 @@ struct Random(u64);
 impl Random {
     fn below(&mut self, limit: u32) -> u32 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        u32::try_from((self.0 >> 32) % u64::from(limit)).expect("below a u32")
+        u32::try_from((self.0 >> 32) % u64::from(limit)).expect("the result is below `limit`")
     }
 }
 
 const MIXED: [u64; 5] = [512, 4 * KIB, 64 * KIB, 2 * MIB, 64 * MIB];
-/// What `offset_allocator` counts in: its sizes are 32 bits wide.
+/// Unit of sizes in `offset_allocator`, which are 32 bits wide, in bytes.
 const OFFSET_UNIT: u64 = 4 * KIB;
 
 criterion_group!(benches, pairs);

@@ -1,11 +1,11 @@
-//! gapless as the storage under a runtime's memory pools, in the shape of CubeCL's `ComputeStorage`: allocate a handle,
-//! resolve it to a resource when work is launched, free it, flush. Runs on the simulated device; a runtime would pass
-//! `CudaDriver::open(0)` instead.
+//! gapless as the storage of a runtime's memory pools, with the interface of CubeCL's `ComputeStorage`: allocate a
+//! handle, resolve it to a resource when work is launched, free it, flush. Runs on the simulated device; a runtime
+//! would use `CudaDriver::open(0)` instead.
 //!
 //! `cargo run --example cubecl_storage`
 //!
-//! CubeCL's pools above such a storage hold pages of several sizes. With gapless below them a page costs what it holds: a
-//! freed page's memory serves pages of any other size, on any stream, without a wait of the host.
+//! CubeCL's pools use pages of several sizes from such a storage. With gapless, the memory of a freed page can be used
+//! for pages of any other size, on any stream, without making the host wait.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -16,7 +16,7 @@ use gapless::driver::{Driver, ModelConfig, ModelDriver};
 use gapless::units::MIB;
 use gapless::{Allocator, DeviceAddr, StreamId};
 
-/// What a runtime keeps of an allocation, as CubeCL's `StorageHandle`: an id, and a part of it.
+/// A runtime's handle of an allocation, like CubeCL's `StorageHandle`: an id, and a part of the allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct StorageHandle {
     id: u64,
@@ -24,14 +24,14 @@ struct StorageHandle {
     size: u64,
 }
 
-/// What a launch needs.
+/// The memory of a handle, as a kernel launch needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Resource {
     addr: DeviceAddr,
     size: u64,
 }
 
-/// The interface, as CubeCL has it.
+/// The interface of CubeCL.
 trait ComputeStorage {
     type Error;
 
@@ -47,7 +47,7 @@ struct GaplessStorage<D: Driver> {
     stream: StreamId,
     allocations: HashMap<u64, DeviceAddr>,
     next_id: u64,
-    /// Freed at the next flush, as CubeCL has it: work that uses them may not have been queued yet.
+    /// Allocations to free at the next flush, as in CubeCL: work that uses them may not have been queued yet.
     freed: Vec<DeviceAddr>,
 }
 
@@ -97,14 +97,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let allocator = Allocator::builder(Arc::new(driver)).build()?;
     let mut storage = GaplessStorage::new(allocator.clone(), StreamId::DEFAULT);
 
-    // Pages of one size fill the device; every second one is freed.
+    // Fill the device with pages of one size, then free every second one.
     let pages: Vec<StorageHandle> = (0..16).map(|_| storage.alloc(16 * MIB)).collect::<Result<_, _>>()?;
     for page in pages.iter().step_by(2) {
         storage.dealloc(page.id);
     }
     storage.flush();
 
-    // What is free serves a page of another size, though no two of the freed ones touch.
+    // The free memory is used for a page of another size, although no two freed pages are adjacent.
     let large = storage.alloc(128 * MIB)?;
     let part = StorageHandle { offset: 64 * MIB, size: MIB, ..large };
     println!("{part:?} is {:?}", storage.get(&part));

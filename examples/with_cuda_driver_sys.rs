@@ -1,4 +1,4 @@
-//! gapless under `cuda-driver-sys`: memory from gapless, everything else from the raw driver API.
+//! gapless with `cuda-driver-sys`: memory from gapless, everything else from the raw driver API.
 //!
 //! Building it needs the driver library (or the simulated one, see scripts/test-interop):
 //! `cargo run --features cuda-driver-sys --example with_cuda_driver_sys`
@@ -18,21 +18,21 @@ use gapless::{Allocator, StreamId};
 fn main() -> Result<(), Box<dyn Error>> {
     let driver = Arc::new(CudaDriver::open(0)?);
     let allocator = Allocator::builder(Arc::clone(&driver)).budget(64 << 20).build()?;
-    // The raw calls need a current context: the device's primary one, which gapless uses as well.
+    // The raw calls need a current context: the device's primary context, which gapless also uses.
     make_current();
 
     let mut stream: CUstream = std::ptr::null_mut();
     let mut event: CUevent = std::ptr::null_mut();
-    // SAFETY: a valid out-parameter.
+    // SAFETY: the out-parameter is valid.
     let _ = unsafe { cuStreamCreate(&raw mut stream, 0) };
-    // SAFETY: a valid out-parameter.
+    // SAFETY: the out-parameter is valid.
     let _ = unsafe { cuEventCreate(&raw mut event, 2) };
 
     let numbers: Vec<u32> = (0..1000).collect();
     let mut back = vec![0_u32; numbers.len()];
     let bytes = size_of_val(&numbers[..]);
     let memory = allocator.alloc(bytes as u64, StreamId::from(stream))?;
-    // SAFETY: both sides are `bytes` long and live until the synchronisation below.
+    // SAFETY: both sides are `bytes` bytes long and live until the synchronization below.
     let _ = unsafe { cuMemcpyHtoDAsync_v2(device_pointer(memory), numbers.as_ptr().cast(), bytes, stream) };
     // SAFETY: as above.
     let _ = unsafe { cuMemcpyDtoHAsync_v2(back.as_mut_ptr().cast(), device_pointer(memory), bytes, stream) };
@@ -43,20 +43,20 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     allocator.free(memory)?;
     allocator.close()?;
-    // SAFETY: created above, not used afterwards.
+    // SAFETY: created above and not used afterwards.
     let _ = unsafe { cuStreamSynchronize(stream) };
     // SAFETY: as above.
     let _ = unsafe { cuStreamDestroy_v2(stream) };
     // SAFETY: as above.
     let _ = unsafe { cuEventDestroy_v2(event) };
-    println!("{} numbers went to {memory} and came back", back.len());
+    println!("{} numbers were copied to {memory} and back", back.len());
     Ok(())
 }
 
 fn make_current() {
     let mut context = std::ptr::null_mut();
-    // SAFETY: a valid out-parameter; gapless has initialised the driver.
+    // SAFETY: the out-parameter is valid, and gapless has initialized the driver.
     let _ = unsafe { cuda_driver_sys::cuDevicePrimaryCtxRetain(&raw mut context, 0) };
-    // SAFETY: retained just now, and kept until the process ends.
+    // SAFETY: the context was retained above, and is never released.
     let _ = unsafe { cuda_driver_sys::cuCtxSetCurrent(context) };
 }

@@ -1,4 +1,4 @@
-//! gapless under `cudarc`: memory from gapless, everything else from `cudarc`, through its `DevicePtr` traits.
+//! gapless with `cudarc`: memory from gapless, everything else from `cudarc`, through its `DevicePtr` traits.
 //!
 //! `cargo run --features cudarc --example with_cudarc` on a machine with a GPU; with the simulated driver, see
 //! scripts/test-interop.
@@ -17,7 +17,7 @@ use gapless::driver::cuda::CudaDriver;
 use gapless::driver::pattern_byte;
 use gapless::{Allocator, DeviceAddr, StreamId};
 
-/// Values of `T` in memory of gapless: what `CudaSlice` is for cudarc's own memory.
+/// Values of type `T` in memory from gapless, like `CudaSlice` for cudarc's own memory.
 struct GaplessSlice<T> {
     allocator: Allocator<CudaDriver>,
     stream: Arc<CudaStream>,
@@ -27,7 +27,7 @@ struct GaplessSlice<T> {
 }
 
 impl<T: DeviceRepr> GaplessSlice<T> {
-    /// Room for `len` values, for work on `stream`. Their content is undefined.
+    /// Allocates memory for `len` values, for use on `stream`. The memory is uninitialized.
     fn new(allocator: &Allocator<CudaDriver>, stream: &Arc<CudaStream>, len: usize) -> Result<Self, AllocError> {
         let bytes = (len * size_of::<T>()) as u64;
         let addr = allocator.alloc(bytes, id_of(stream))?;
@@ -36,7 +36,7 @@ impl<T: DeviceRepr> GaplessSlice<T> {
 }
 
 impl<T> GaplessSlice<T> {
-    /// Orders work on another stream behind what this one has queued, and makes gapless know of it.
+    /// Orders later work on another stream after the work queued on this one, and records the stream with gapless.
     fn share(&self, stream: &CudaStream) {
         if stream.cu_stream() != self.stream.cu_stream() {
             stream.join(&self.stream).expect("both streams are of this context");
@@ -51,8 +51,8 @@ fn id_of(stream: &CudaStream) -> StreamId {
 
 impl<T> Drop for GaplessSlice<T> {
     fn drop(&mut self) {
-        // Work queued by now may still use the memory: it is handed out again behind it.
-        self.allocator.free(self.addr).expect("freed once");
+        // Work queued so far may still use the memory: it is reused only after that work.
+        self.allocator.free(self.addr).expect("the memory is freed only once");
     }
 }
 
@@ -102,7 +102,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (pointer, _guard) = bytes.device_ptr_mut(&stream);
         let mut launch = stream.launch_builder(&fill);
         launch.arg(&pointer).arg(&count).arg(&seed);
-        // SAFETY: the kernel takes a pointer, a count of bytes and a seed, and writes within that count.
+        // SAFETY: the kernel takes a pointer, a number of bytes and a seed, and writes only that many bytes.
         unsafe { launch.launch(LaunchConfig::for_num_elems(1 << 16)) }?;
     }
     let mut filled = vec![0_u8; bytes.len()];

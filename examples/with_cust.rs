@@ -1,4 +1,4 @@
-//! gapless under `cust`: memory from gapless, copies, streams and events from `cust`.
+//! gapless with `cust`: memory from gapless, and copies, streams and events from `cust`.
 //!
 //! Building it needs the driver library (or the simulated one, see scripts/test-interop):
 //! `cargo run --features cust --example with_cust`
@@ -36,6 +36,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     allocator.free_pointer(memory)?;
     first.synchronize()?;
     second.synchronize()?;
-    println!("{} numbers went to {:?} and came back", back.len(), memory);
+    println!("{} numbers were copied to {:?} and back", back.len(), memory);
     Ok(())
 }

@@ -1,14 +1,14 @@
-//! The locks and atomics of this crate, in one place, so that a model checker can stand in for them: `cfg(loom)` for the
+//! The locks and atomics of this crate, in one place, so that a model checker can replace them: `cfg(loom)` for the
 //! small concurrent parts, `cfg(shuttle)` for a whole allocator.
 //!
-//! The simulated drivers take their locks from [`unseen`]: they stand for a device, and a checker that switched threads
-//! inside of them would explore the device.
+//! The simulated drivers take their locks from [`unseen`]: they represent a device, and a checker that switched threads
+//! inside them would explore the device instead of the allocator.
 
 pub use crossbeam::queue::SegQueue;
 pub use crossbeam::utils::CachePadded;
 pub use std::sync::Arc;
 
-/// Locks and atomics that no model checker stands in for.
+/// Locks and atomics that are never replaced by a model checker's.
 pub mod unseen {
     pub use parking_lot::{Condvar, Mutex, MutexGuard};
     pub use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -27,7 +27,7 @@ pub use real::*;
 #[cfg(any(loom, shuttle))]
 pub use checked::*;
 
-/// The model checkers' locks, with the signatures of the real ones.
+/// The model checkers' locks with the signatures of the real ones.
 #[cfg(any(loom, shuttle))]
 mod checked {
     #[cfg(loom)]
@@ -40,7 +40,7 @@ mod checked {
     use inner::atomic::AtomicUsize;
     pub use inner::atomic::{AtomicU64, Ordering};
 
-    /// A lock that is never poisoned: a panic ends the run.
+    /// A lock without poisoning: a panic ends the run.
     #[derive(Debug, Default)]
     pub struct Mutex<T>(inner::Mutex<T>);
 
@@ -54,11 +54,12 @@ mod checked {
         }
     }
 
-    /// Shuttle switches threads at its own locks only: a cell that is set without blocking may be the real one.
+    /// Shuttle switches threads at its own locks only, so a cell that never blocks can be the real one.
     #[cfg(shuttle)]
     pub use std::sync::OnceLock;
 
-    /// The part of `std`'s cell that this crate uses, from an atomic flag and a cell that the checker watches.
+    /// The part of `std::sync::OnceLock` that this crate uses, made of an atomic flag and a cell that the checker
+    /// watches.
     #[cfg(loom)]
     #[derive(Debug)]
     pub struct OnceLock<T> {
@@ -67,8 +68,8 @@ mod checked {
         watched: loom::cell::UnsafeCell<()>,
     }
 
-    // SAFETY: `value` is written by the one thread that moved `state` from EMPTY to WRITING, and read only after `state`
-    // is SET, which that thread stores last.
+    // SAFETY: `value` is written by the one thread that moved `state` from EMPTY to WRITING, and read only after
+    // `state` is SET, which that thread stores last.
     #[cfg(loom)]
     unsafe impl<T: Send + Sync> Sync for OnceLock<T> {}
 
@@ -92,7 +93,7 @@ mod checked {
                 return None;
             }
             self.watched.with(|_| ());
-            // SAFETY: set for good; see the impl of `Sync`.
+            // SAFETY: the value never changes once it is set; see the impl of `Sync`.
             unsafe { (*self.value.get()).as_ref() }
         }
 
@@ -100,14 +101,14 @@ mod checked {
             let taken =
                 self.state.compare_exchange(Self::EMPTY, Self::WRITING, Ordering::Acquire, Ordering::Acquire).is_ok();
             if !taken {
-                // As the real one, which blocks: afterwards the value is there.
+                // The real one blocks too: when it returns, the value is set.
                 while self.state.load(Ordering::Acquire) != Self::SET {
                     loom::thread::yield_now();
                 }
                 return Err(value);
             }
             self.watched.with_mut(|_| ());
-            // SAFETY: this thread alone is between EMPTY and SET.
+            // SAFETY: only this thread is between EMPTY and SET.
             unsafe { *self.value.get() = Some(value) };
             // Pairs with the load in `get`.
             self.state.store(Self::SET, Ordering::Release);

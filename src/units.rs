@@ -1,6 +1,6 @@
-//! Units: newtypes for what can be mixed up, and one way to read and write sizes.
+//! Newtypes for quantities that are easily confused, and one way to parse and print sizes.
 //!
-//! Addresses are numbers here: nothing in this crate dereferences a [`DeviceAddr`] except the drivers.
+//! Addresses are plain numbers: only the drivers dereference a [`DeviceAddr`].
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,25 +11,25 @@ use std::str::FromStr;
 pub struct DeviceAddr(pub u64);
 
 impl DeviceAddr {
-    /// The address `bytes` further on, or `None` past the end of the address space.
+    /// Returns the address `bytes` higher, or `None` past the end of the address space.
     pub fn checked_add(self, bytes: u64) -> Option<Self> {
         self.0.checked_add(bytes).map(Self)
     }
 
-    /// The address `bytes` further on.
+    /// Returns the address `bytes` higher.
     ///
     /// # Panics
-    /// Past the end of the address space, in debug builds; callers add offsets inside a reservation.
+    /// In debug builds, panics past the end of the address space. Callers add offsets inside a reservation.
     pub const fn offset(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
     }
 
-    /// Distance in bytes from `base`, or `None` below it.
+    /// Returns the distance from `base` in bytes, or `None` if the address is below `base`.
     pub fn offset_from(self, base: Self) -> Option<u64> {
         self.0.checked_sub(base.0)
     }
 
-    /// True when the address is a multiple of `alignment` bytes (a power of two).
+    /// Returns `true` if the address is a multiple of `alignment` bytes (a power of two).
     pub const fn is_aligned(self, alignment: u64) -> bool {
         self.0 & (alignment - 1) == 0
     }
@@ -47,8 +47,8 @@ impl fmt::Display for DeviceAddr {
     }
 }
 
-/// A stream, by the handle that its owner knows it by (a `CUstream`, or a simulated driver's number).
-/// `StreamId::DEFAULT` is the device's default stream.
+/// The handle of a stream: a `CUstream`, or a number given by a simulated driver.
+/// [`StreamId::DEFAULT`] is the device's default stream.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct StreamId(pub u64);
@@ -79,7 +79,7 @@ pub const GIB: u64 = 1 << 30;
 /// One TiB in bytes.
 pub const TIB: u64 = 1 << 40;
 
-/// `bytes` rounded up to a multiple of `unit` (a power of two), or `None` on overflow.
+/// Rounds `bytes` up to a multiple of `unit` (a power of two). Returns `None` on overflow.
 pub const fn round_up(bytes: u64, unit: u64) -> Option<u64> {
     match bytes.checked_add(unit - 1) {
         Some(sum) => Some(sum & !(unit - 1)),
@@ -87,12 +87,15 @@ pub const fn round_up(bytes: u64, unit: u64) -> Option<u64> {
     }
 }
 
-/// `bytes` rounded down to a multiple of `unit` (a power of two).
+/// Rounds `bytes` down to a multiple of `unit` (a power of two).
 pub const fn round_down(bytes: u64, unit: u64) -> u64 {
     bytes & !(unit - 1)
 }
 
-/// A size in bytes that reads as `24GiB`, `512MiB`, `1.5 GiB`, `4096`, and prints the same way.
+/// A size in bytes. Parses texts such as `24GiB`, `512MiB`, `1.5 GiB` and `4096`, and prints as `24 GiB`.
+///
+/// Units are powers of 1024, with or without `i` and `B`, in either case. Sizes that are not a whole number of their
+/// unit print with two decimals.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct ByteSize(pub u64);
@@ -101,7 +104,7 @@ impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (unit, size) in [("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)] {
             if self.0 >= size {
-                #[allow(clippy::cast_precision_loss, reason = "for people to read: two decimals")]
+                #[allow(clippy::cast_precision_loss, reason = "only two decimals are printed")]
                 let value = self.0 as f64 / size as f64;
                 return if self.0.is_multiple_of(size) {
                     f.pad(&format!("{} {unit}", self.0 / size))
@@ -120,7 +123,7 @@ impl fmt::Debug for ByteSize {
     }
 }
 
-/// Why a text is not a size.
+/// The error returned when a text is not a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("'{text}' is not a size: write a number with an optional unit, as in 24GiB, 512MiB, 1.5GiB or 4096")]
 pub struct ParseByteSizeError {
@@ -149,7 +152,7 @@ impl FromStr for ByteSize {
         let value: f64 = number.parse().map_err(|_| error())?;
         #[allow(clippy::cast_precision_loss, reason = "scale is a power of two")]
         let bytes = value * scale as f64;
-        // 2^63: far above any address range, far below where f64 -> u64 saturates.
+        // About 2^63: far above any address range, far below where f64 -> u64 saturates.
         if !(0.0..9.2e18).contains(&bytes) {
             return Err(error());
         }
@@ -175,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_read_as_people_write_them() {
+    fn sizes_parse_in_the_common_spellings() {
         for (text, bytes) in [
             ("4096", 4096),
             ("24GiB", 24 * GIB),
@@ -192,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_print_and_read_back() {
+    fn printed_sizes_parse_to_the_same_value() {
         for bytes in [0, 1, 1023, KIB, 3 * MIB, 24 * GIB, 7 * TIB] {
             let text = ByteSize(bytes).to_string();
             assert_eq!(text.parse::<ByteSize>().unwrap().0, bytes, "{text}");

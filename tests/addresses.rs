@@ -1,4 +1,4 @@
-//! Addresses: what an allocator reserves where there are few of them.
+//! Address reservations of an allocator when few addresses are left.
 
 use gapless::allocator::AllocError;
 use gapless::driver::{DriverErrorKind, MemoryDriver, ModelConfig, ModelDriver, WorkDriver};
@@ -8,27 +8,27 @@ use std::sync::Arc;
 
 const PAGE: u64 = 2 * MIB;
 
-/// A device with so many bytes of addresses left, and a few pages between reservations.
-fn model_with_room(bytes: u64) -> Arc<ModelDriver> {
+/// Returns a device with `bytes` bytes of unreserved addresses, plus a few pages between reservations.
+fn model_with_addresses(bytes: u64) -> Arc<ModelDriver> {
     let driver = Arc::new(ModelDriver::new(ModelConfig { address_bits: 37, ..ModelConfig::default() }));
     let mut step = 1 << 37;
     while step >= PAGE {
         while driver.reserve(step, PAGE).is_ok() {}
         step /= 2;
     }
-    // Nothing is left; of a whole device as much as is wanted comes back.
-    let driver_with_room = Arc::new(ModelDriver::new(ModelConfig { address_bits: 37, ..ModelConfig::default() }));
+    // This device has no addresses left, so its total is known. Another one gets the same total minus `bytes`.
+    let limited = Arc::new(ModelDriver::new(ModelConfig { address_bits: 37, ..ModelConfig::default() }));
     let all = driver.usage().reserved_bytes;
-    driver_with_room.reserve(all - bytes, PAGE).unwrap();
-    driver_with_room
+    limited.reserve(all - bytes, PAGE).unwrap();
+    limited
 }
 
 #[test]
 fn a_reservation_backs_off_until_it_fits() {
-    // Four slots, two, one, and then smaller ones down to 32 pages.
+    // Four slots, then two, then one, then smaller slots down to 32 pages.
     let steps = [(1900, 1024), (900, 512), (450, 256), (200, 128), (80, 64)];
     for (room, expected) in steps {
-        let driver = model_with_room(room * MIB);
+        let driver = model_with_addresses(room * MIB);
         let before = driver.usage().reserved_bytes;
         let builder = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE));
         let allocator = builder.region_bytes(256 * MIB).build().unwrap();
@@ -39,8 +39,8 @@ fn a_reservation_backs_off_until_it_fits() {
         allocator.close().unwrap();
         assert_eq!(driver.usage().reserved_bytes, before);
     }
-    // No smaller: a region of a few pages would fail the requests that it is made for.
-    let driver = model_with_room(36 * MIB);
+    // Slots do not get smaller: a region of a few pages would be too small for most requests.
+    let driver = model_with_addresses(36 * MIB);
     let allocator = Allocator::builder(Arc::clone(&driver)).region_bytes(256 * MIB).build().unwrap();
     let result = allocator.alloc(PAGE, StreamId::DEFAULT);
     assert!(
@@ -64,13 +64,14 @@ fn arenas_double() {
         }
     }
     reserved.dedup();
-    assert_eq!(reserved, [4, 12, 28, 60], "4 slots, and then twice as many as the time before");
+    assert_eq!(reserved, [4, 12, 28, 60], "an arena of 4 slots, then each has twice as many as the one before");
     allocator.check();
 }
 
-/// Addresses are left in pieces of one region each, more than an allocator keeps track of: an error, and none is lost.
+/// The remaining addresses are pieces of one region each, more than the maximum number of arenas: the allocator returns
+/// an error and leaks no addresses.
 #[test]
-fn pieces_of_addresses_run_out() {
+fn running_out_of_arenas_is_an_error() {
     const PIECE: u64 = 64 * MIB;
     let driver = Arc::new(ModelDriver::new(ModelConfig { address_bits: 37, ..ModelConfig::default() }));
     let pieces: Vec<_> = std::iter::from_fn(|| driver.reserve(PIECE, PAGE).ok()).collect();

@@ -1,4 +1,4 @@
-//! The CUDA path without a GPU: loader, contexts, captures, errors and work, through the simulated `libcuda.so.1`.
+//! The CUDA driver without a GPU: loader, contexts, captures, errors and work, with the simulated `libcuda.so.1`.
 
 mod simulated;
 
@@ -16,7 +16,7 @@ fn open() -> CudaDriver {
     CudaDriver::builder().library(library()).open().unwrap()
 }
 
-/// The functions themselves, for what the driver does not offer.
+/// Returns the library's functions, for calls that the driver does not offer.
 fn raw() -> (Required, Optional) {
     // SAFETY: the simulated library's functions have the types of cuda.h.
     let required = unsafe { Required::new(library()) }.unwrap();
@@ -32,7 +32,7 @@ fn current_context(api: &Required) -> usize {
     context as usize
 }
 
-/// A chunk of `bytes`, mapped with access at an address of its own.
+/// Maps a new chunk of `bytes` bytes with access in its own reservation.
 fn mapped(driver: &CudaDriver, bytes: u64) -> DeviceAddr {
     let addr = driver.reserve(bytes, driver.granularity()).unwrap();
     let chunk = driver.create(bytes).unwrap();
@@ -127,7 +127,7 @@ fn memory_changes_do_not_break_a_capture() {
     let pending = driver.event_create().unwrap();
     driver.event_record(pending, StreamId::DEFAULT).unwrap();
 
-    // The primary context is made current, as a program that captures has it.
+    // Make the primary context current, as it is in a program that captures.
     let mut context = std::ptr::null_mut();
     // SAFETY: the out-parameter is a valid pointer for the call.
     unsafe { api.cuDevicePrimaryCtxRetain(&raw mut context, 0) };
@@ -244,8 +244,8 @@ fn an_unknown_code_prints_its_number() {
 }
 
 #[test]
-fn a_failure_of_the_start_says_what_happened() {
-    with_settings("a_failure_of_the_start_says_what_happened", &[("GAPLESS_SIM_FAIL", "cuInit:*:98765")], || {
+fn an_initialization_error_is_reported() {
+    with_settings("an_initialization_error_is_reported", &[("GAPLESS_SIM_FAIL", "cuInit:*:98765")], || {
         let error = Library::open_from(&library()).unwrap_err();
         assert!(matches!(&error, LoadError::Init(inner) if inner.code == 98_765), "{error}");
         assert!(error.to_string().contains("98765"), "{error}");
@@ -310,8 +310,8 @@ fn a_device_without_vmm_is_refused_with_a_way_out() {
 }
 
 #[test]
-fn no_device_and_old_drivers_have_their_own_errors() {
-    let name = "no_device_and_old_drivers_have_their_own_errors";
+fn no_device_and_old_drivers_have_different_errors() {
+    let name = "no_device_and_old_drivers_have_different_errors";
     with_settings(name, &[("GAPLESS_SIM_DEVICES", "0"), ("CASE", "none")], no_device_or_old);
     with_settings(name, &[("GAPLESS_SIM_VERSION", "10010"), ("CASE", "old")], no_device_or_old);
 }
@@ -341,7 +341,7 @@ fn libraries_that_cannot_be_used_have_their_own_errors() {
 }
 
 #[test]
-fn every_required_function_is_looked_for() {
+fn every_required_function_is_looked_up() {
     for name in gapless::driver::cuda::sys::REQUIRED.iter() {
         let folder = tempfile::tempdir().unwrap();
         let path = library_without(name, folder.path());
@@ -359,9 +359,9 @@ fn optional_functions_may_be_missing() {
 }
 
 #[test]
-fn devices_do_not_get_in_each_others_way() {
+fn devices_are_independent() {
     let settings = [("GAPLESS_SIM_DEVICES", "2"), ("GAPLESS_SIM_CAPACITY", "64MiB")];
-    with_settings("devices_do_not_get_in_each_others_way", &settings, || {
+    with_settings("devices_are_independent", &settings, || {
         let one = CudaDriver::builder().library(library()).device(0).peers([1]).open().unwrap();
         let two = CudaDriver::builder().library(library()).device(1).open().unwrap();
         let error = CudaDriver::builder().library(library()).device(2).open().unwrap_err();

@@ -1,4 +1,4 @@
-//! What an allocator says of itself, to the byte.
+//! The figures of snapshots, reports and statistics, exact to the byte.
 
 use gapless::allocator::{CloseError, RegionKind, RegionSnapshot};
 use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
@@ -16,7 +16,7 @@ fn allocator() -> (Arc<ModelDriver>, Allocator<ModelDriver>) {
 }
 
 #[test]
-fn a_snapshot_has_what_was_asked_for() {
+fn a_snapshot_has_the_requested_sizes() {
     let (_, allocator) = allocator();
     allocator.set_budget(5 * PAGE).unwrap();
     let block = allocator.alloc(1000, MAIN).unwrap();
@@ -29,7 +29,7 @@ fn a_snapshot_has_what_was_asked_for() {
 }
 
 #[test]
-fn a_snapshot_says_who_uses_a_block() {
+fn a_snapshot_lists_the_streams_that_use_a_block() {
     let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 2 * PAGE, ..ModelConfig::default() }));
     let (other, third) = (driver.create_stream().unwrap(), driver.create_stream().unwrap());
     let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
@@ -48,7 +48,7 @@ fn a_snapshot_says_who_uses_a_block() {
 }
 
 #[test]
-fn a_report_says_what_waits() {
+fn a_report_names_memory_that_waits() {
     let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 5 * PAGE, ..ModelConfig::default() }));
     let captured = driver.create_stream().unwrap();
     driver.set_external(PAGE);
@@ -85,7 +85,7 @@ fn small_blocks_are_below_64_kib() {
 }
 
 #[test]
-fn fragmentation_is_what_remapping_makes_good() {
+fn fragmentation_is_measured_with_and_without_remapping() {
     let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 6 * PAGE, ..ModelConfig::default() }));
     let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
     let blocks = [(); 5].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
@@ -122,7 +122,7 @@ fn chunks_that_move_are_counted() {
     assert_eq!(moved(), (2, 0));
     allocator.free(joined).unwrap();
     allocator.free(blocks[1]).unwrap();
-    assert_eq!(allocator.alloc(3 * PAGE, MAIN).unwrap(), blocks[0], "both are mapped there still");
+    assert_eq!(allocator.alloc(3 * PAGE, MAIN).unwrap(), blocks[0], "both chunks are still mapped there");
     assert_eq!(moved(), (4, 2));
 }
 
@@ -137,7 +137,7 @@ fn sizes_are_counted_by_powers_of_two() {
 }
 
 #[test]
-fn peaks_start_anew() {
+fn peaks_can_be_reset() {
     let (_, allocator) = allocator();
     let blocks = [3 * PAGE, PAGE].map(|bytes| allocator.alloc(bytes, MAIN).unwrap());
     allocator.free(blocks[0]).unwrap();
@@ -152,7 +152,7 @@ fn peaks_start_anew() {
 }
 
 #[test]
-fn a_trim_keeps_what_it_was_told_to() {
+fn a_trim_keeps_the_requested_bytes() {
     let (_, allocator) = allocator();
     let blocks = [(); 4].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
     blocks.iter().for_each(|block| allocator.free(*block).unwrap());
@@ -163,7 +163,7 @@ fn a_trim_keeps_what_it_was_told_to() {
 }
 
 #[test]
-fn leaks_are_named() {
+fn leaks_are_listed() {
     let (driver, allocator) = allocator();
     let other = driver.create_stream().unwrap();
     let blocks = [(KIB, MAIN), (2 * KIB, other)].map(|(bytes, stream)| allocator.alloc(bytes, stream).unwrap());

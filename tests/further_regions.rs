@@ -1,4 +1,4 @@
-//! What happens when the addresses of a region are cut up by live blocks while memory is free.
+//! Requests when live blocks fragment the addresses of a region while memory is free.
 
 use gapless::driver::{MemoryDriver, ModelConfig, ModelDriver, WorkDriver};
 use gapless::units::DeviceAddr;
@@ -8,8 +8,9 @@ use std::sync::Arc;
 const PAGE: u64 = 2 << 20;
 const MAIN: StreamId = StreamId::DEFAULT;
 
-/// An allocator whose region of large blocks on `MAIN` is full but for a hole of four pages, and two free chunks of three pages
-/// each, not beside each other, that another stream has not passed. Neither two of them nor one fit the hole.
+/// Creates an allocator whose region of large blocks on `MAIN` is full except for a hole of four pages. It has two free
+/// chunks of three pages each, not adjacent, whose last use another stream has not passed. One is too small for a
+/// request of four pages, and both do not fit in the hole.
 fn full_region() -> (Allocator<ModelDriver>, DeviceAddr) {
     const REGION_PAGES: u64 = 32;
     let capacity_bytes = (REGION_PAGES + 5) * PAGE;
@@ -35,16 +36,16 @@ fn full_region() -> (Allocator<ModelDriver>, DeviceAddr) {
     (allocator, hole)
 }
 
-/// Both chunks are mapped in another region; the host does not wait.
+/// Both chunks are mapped in a new region, and the host does not wait.
 #[test]
-fn a_region_is_added_where_addresses_end() {
+fn a_region_is_added_when_addresses_run_out() {
     let (allocator, hole) = full_region();
     let regions = allocator.snapshot().regions.len();
     let block = allocator.alloc(4 * PAGE, MAIN).unwrap();
     assert_ne!(block, hole);
     assert_eq!((allocator.snapshot().regions.len(), allocator.stats().host_waits), (regions + 1, 0));
     allocator.check();
-    // What is free in the new region is found again, and it is the first region that is asked first.
+    // Free memory in the new region is found, but the first region is tried first.
     allocator.free(block).unwrap();
     assert_eq!(allocator.alloc(6 * PAGE, MAIN).unwrap(), block);
     assert_eq!(allocator.snapshot().regions.len(), regions + 1);
@@ -54,8 +55,8 @@ fn a_region_is_added_where_addresses_end() {
     allocator.check();
 }
 
-/// A region of 32 pages is one live block. Where the request's pages come from makes no difference: the budget, or chunks
-/// that nothing maps. Where there are none, no region is added.
+/// A region of 32 pages is one live block. A region is added whether the request's pages come from the budget or from
+/// idle chunks. If there are no pages, no region is added.
 #[test]
 fn chunks_are_counted_wherever_they_are() {
     for idle in [false, true] {
@@ -78,9 +79,9 @@ fn chunks_are_counted_wherever_they_are() {
     }
 }
 
-/// An address at a multiple of more bytes than a region has cannot be arranged for by adding regions.
+/// Further regions do not help a request with an alignment larger than a region.
 #[test]
-fn no_region_is_added_where_it_would_not_help() {
+fn no_region_is_added_if_it_would_not_help() {
     let (allocator, _) = full_region();
     let regions = allocator.snapshot().regions.len();
     for _ in 0..2 {
@@ -90,10 +91,10 @@ fn no_region_is_added_where_it_would_not_help() {
     allocator.check();
 }
 
-/// Somebody else has reserved all other addresses: the host waits for the other stream, and one of its chunks is made anew in
-/// the size that is missing.
+/// All other addresses are reserved by others: the host waits for the other stream, and one of its chunks is recreated
+/// in the missing size.
 #[test]
-fn a_chunk_is_made_anew_where_there_are_no_more_addresses() {
+fn a_chunk_is_recreated_if_there_are_no_more_addresses() {
     let (allocator, hole) = full_region();
     for bytes in (0..64).map(|halvings| (1u64 << 63) >> halvings).take_while(|bytes| *bytes >= PAGE) {
         while allocator.driver().reserve(bytes, PAGE).is_ok() {}
@@ -103,11 +104,11 @@ fn a_chunk_is_made_anew_where_there_are_no_more_addresses() {
     allocator.check();
 }
 
-/// J. M. Robson's adversary ("Bounds for some functions concerning dynamic storage allocation", 1974): doubles the size of
-/// its requests, and each time frees all but one block in every window of that size, so that no free stretch is as long.
-/// Half of the memory is always free, and every request succeeds.
+/// J. M. Robson's adversary ("Bounds for some functions concerning dynamic storage allocation", 1974): it doubles the
+/// size of its requests, and each time frees all but one block in every window of that size, so that no free run is
+/// that long. Half of the memory is always free, and every request must succeed.
 #[test]
-fn an_adversary_that_cuts_up_addresses() {
+fn an_adversary_that_fragments_addresses() {
     for bits in [6, 8, 10] {
         let budget = 1u64 << bits;
         let driver =
@@ -116,7 +117,7 @@ fn an_adversary_that_cuts_up_addresses() {
         let mut live: Vec<(DeviceAddr, u64)> = Vec::new();
         let mut residue = 0;
         for size in (0..bits).map(|step| 1u64 << step) {
-            // True for the block of a window that stays: the one at this page of it.
+            // True for the one block of a window that is kept: the one at this page of the window.
             let stays =
                 |residue: u64, (addr, pages): (DeviceAddr, u64)| (residue + size - addr.0 / PAGE % size) % size < pages;
             let gain = |residue| -> u64 {

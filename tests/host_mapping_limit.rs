@@ -1,13 +1,13 @@
-//! The kernel's limit of mappings, approached for real. Alone in its process, which it takes close to the limit.
+//! Reaches the kernel's limit of mappings. The only test in its process, which gets close to the limit.
 
 use gapless::driver::{DriverErrorKind, HostConfig, HostDriver, MemoryDriver};
 use gapless::units::KIB;
 
 #[test]
-fn the_kernels_limit_comes_back_as_out_of_memory() {
+fn reaching_the_kernels_limit_is_out_of_memory() {
     let limit: usize = match std::fs::read_to_string("/proc/sys/vm/max_map_count") {
         Ok(text) => text.trim().parse().unwrap(),
-        Err(error) => return eprintln!("skipped: no limit to read: {error}"),
+        Err(error) => return eprintln!("skipped: the limit cannot be read: {error}"),
     };
     if limit > 100_000 {
         return eprintln!("skipped: the limit of {limit} mappings was raised");
@@ -18,7 +18,7 @@ fn the_kernels_limit_comes_back_as_out_of_memory() {
     let pages = 2 * limit as u64;
     let addr = driver.reserve(pages * PAGE, PAGE).unwrap();
     let chunk = driver.create(PAGE).unwrap();
-    // Every second page: each mapping splits the reservation once more.
+    // Map every second page, so that each mapping splits the reservation again.
     let at = |index: u64| addr.offset(2 * index * PAGE);
     let mut mapped = 0;
     let error = loop {

@@ -1,4 +1,4 @@
-//! Sources and checked-in PTX of the kernels belong together.
+//! The kernels' sources match their checked-in PTX.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use sha2::{Digest, Sha256};
 
-/// Every source and every PTX file is as it was when `scripts/build-kernels` last ran.
+/// No source and no PTX file has changed since `scripts/build-kernels` last ran.
 #[test]
 fn sources_and_ptx_have_not_drifted_apart() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
@@ -32,7 +32,7 @@ fn sources_and_ptx_have_not_drifted_apart() {
     }
 }
 
-/// The PTX is for every device from compute 7.5 up, and for drivers from CUDA 10.2 up.
+/// The PTX works on devices from compute capability 7.5, and with drivers from CUDA 10.2.
 #[test]
 fn ptx_is_for_old_drivers_too() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
@@ -46,7 +46,7 @@ fn ptx_is_for_old_drivers_too() {
     }
 }
 
-/// Where the compiler has been installed by `scripts/build-kernels`, it still builds the same PTX.
+/// If `scripts/build-kernels` has installed the compiler, it still builds the same PTX.
 #[test]
 fn the_compiler_builds_what_is_checked_in() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

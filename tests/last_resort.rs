@@ -1,4 +1,4 @@
-//! What a request gets when there is not a page left: any free block that is large enough.
+//! Requests when no page is left: any free block that is large enough is used.
 
 use gapless::driver::{DriverCall, ModelConfig, ModelDriver, WorkDriver};
 use gapless::units::{DeviceAddr, KIB, MIB};
@@ -8,8 +8,8 @@ use std::sync::Arc;
 const PAGE: u64 = 2 * MIB;
 const MAIN: StreamId = StreamId::DEFAULT;
 
-/// A device of two pages, both of them pinned: on `MAIN` 1.5 MiB of the first are free, of small blocks 1.9 MiB of the
-/// second. The stream is held, so that it does not pass their last use.
+/// Creates a device of two pages, both pinned by live blocks of `MAIN`: 1.5 MiB of the page of large blocks and 1.9 MiB
+/// of the page of small blocks are free. The stream is held, so that it does not pass their last use.
 fn pinned() -> (Arc<ModelDriver>, Allocator<ModelDriver>, [DeviceAddr; 2]) {
     let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 2 * PAGE, ..ModelConfig::default() }));
     let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
@@ -26,11 +26,11 @@ fn pinned() -> (Arc<ModelDriver>, Allocator<ModelDriver>, [DeviceAddr; 2]) {
 fn parts_of_pages_of_another_stream() {
     let (driver, allocator, [large, small]) = pinned();
     let other = driver.create_stream().unwrap();
-    // Ordered behind the held stream on the device; the host does not wait.
+    // The request is ordered after the held stream on the device; the host does not wait.
     assert_eq!(allocator.alloc(MIB, other).unwrap(), large);
     let stats = allocator.stats();
     assert_eq!((stats.host_waits, stats.driver_calls[DriverCall::StreamWait], stats.borrowed), (0, 1, 1));
-    // Of the other size class.
+    // From the region of small blocks.
     assert_eq!(allocator.alloc(1800 * KIB, other).unwrap(), small);
     let left = allocator.alloc(512 * KIB, other).unwrap();
     assert_eq!(left, large.offset(MIB));
@@ -75,7 +75,7 @@ fn not_behind_a_stream_that_is_captured() {
     allocator.check();
 }
 
-/// A wait of the captured stream would break the capture, so the host waits.
+/// A wait on the captured stream would invalidate the capture, so the host waits.
 #[test]
 fn a_stream_that_is_captured_does_not_wait() {
     let (driver, allocator, _) = pinned();

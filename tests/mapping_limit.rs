@@ -1,4 +1,4 @@
-//! How many mappings are kept: by the allocator's own limit, and where the driver has fewer.
+//! The number of mappings that are kept, with the allocator's own limit and with a lower limit of the driver.
 
 use gapless::allocator::AllocError;
 use gapless::driver::{DriverErrorKind, ModelConfig, ModelDriver};
@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 const PAGE: u64 = 2 << 20;
 
-/// Four pages side by side, of which the first and the third go to a block behind them and leave stale views; then one
-/// more page. Six mappings, seven with that.
+/// Allocates four adjacent pages. The first and the third are moved to a block after them and leave stale views, which
+/// makes six mappings. One more page makes seven. Returns the number of mappings after that.
 fn mappings_after(limit: usize, driver_limit: usize) -> u64 {
     let config = ModelConfig { capacity_bytes: 5 * PAGE, max_mappings: driver_limit, ..ModelConfig::default() };
     let driver = Arc::new(ModelDriver::new(config));
@@ -27,17 +27,17 @@ fn mappings_after(limit: usize, driver_limit: usize) -> u64 {
 }
 
 #[test]
-fn stale_views_go_when_there_are_too_many_mappings() {
+fn stale_views_are_removed_when_there_are_too_many_mappings() {
     assert_eq!(mappings_after(100, 100), 7);
-    assert_eq!(mappings_after(7, 100), 7, "as many as may be");
-    assert_eq!(mappings_after(6, 100), 5, "both stale views went");
+    assert_eq!(mappings_after(7, 100), 7, "the limit is not exceeded");
+    assert_eq!(mappings_after(6, 100), 5, "both stale views were removed");
     assert_eq!(mappings_after(100, 7), 7);
-    assert_eq!(mappings_after(100, 6), 5, "and where the driver has no room for more");
+    assert_eq!(mappings_after(100, 6), 5, "both stale views were removed because of the driver's limit");
 }
 
-/// Nothing can make room: the driver's answer is told, and nothing has changed.
+/// No mapping can be removed: the driver's error is returned, and nothing has changed.
 #[test]
-fn a_driver_without_room_for_live_mappings_is_told() {
+fn too_many_live_mappings_return_the_drivers_error() {
     let driver = Arc::new(ModelDriver::new(ModelConfig { max_mappings: 2, ..ModelConfig::default() }));
     let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
     let alloc = || allocator.alloc(PAGE, StreamId::DEFAULT);

@@ -1,4 +1,4 @@
-//! Figures of host memory, against what the structures really take from the host's allocator.
+//! Compares the reported host memory with the memory that the structures really allocate.
 
 use gapless::driver::{ModelConfig, ModelDriver};
 use gapless::heap::{BlockState, GRANULE, Heap};
@@ -7,7 +7,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
 
-/// The system's allocator, with the bytes that each thread holds of it.
+/// The system's allocator, with a count of the bytes that each thread holds.
 struct Counting;
 
 thread_local! {
@@ -15,14 +15,14 @@ thread_local! {
 }
 
 fn count(bytes: usize, sign: i64) {
-    HELD.set(HELD.get() + sign * i64::try_from(bytes).expect("an allocation's size"));
+    HELD.set(HELD.get() + sign * i64::try_from(bytes).expect("an allocation's size fits"));
 }
 
-// SAFETY: the system's allocator does the work.
+// SAFETY: all calls are forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size(), 1);
-        // SAFETY: the caller's promises are the system allocator's.
+        // SAFETY: the caller fulfils the same conditions.
         unsafe { System.alloc(layout) }
     }
 
@@ -36,7 +36,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes that `make` leaves held, and what it made.
+/// Returns the number of bytes that `make` leaves allocated, and its result.
 fn held<T>(make: impl FnOnce() -> T) -> (f64, T) {
     let before = HELD.get();
     let made = make();
@@ -49,7 +49,7 @@ fn assert_near(reported: u64, counted: f64) {
     assert!((0.75..1.25).contains(&ratio), "{reported} bytes reported, {counted} held");
 }
 
-/// A heap whose granules are blocks of their own.
+/// Creates a heap in which every granule is a separate block.
 fn granules(count: u64) -> Heap {
     let mut heap = Heap::new((count + 1) * GRANULE);
     heap.set(0, 0, count * GRANULE, BlockState::Free, 0);
@@ -59,28 +59,28 @@ fn granules(count: u64) -> Heap {
     heap
 }
 
-/// Asserts that `change` makes the heap take as many bytes more as it says.
+/// Asserts that `change` increases the heap's memory by as many bytes as the heap reports.
 fn assert_grows_as_reported(heap: &mut Heap, change: impl FnOnce(&mut Heap)) {
     let reported = heap.metadata_bytes();
     let (counted, ()) = held(|| change(heap));
-    assert!(counted > 1000.0, "nothing is measured: {counted} bytes");
+    assert!(counted > 1000.0, "too little to measure: {counted} bytes");
     assert_near(heap.metadata_bytes() - reported, counted);
 }
 
 #[test]
-fn a_heap_knows_what_it_takes() {
+fn a_heap_reports_its_memory() {
     let (counted, heap) = held(|| Heap::new(GRANULE));
     assert_near(heap.metadata_bytes(), counted);
-    // Records.
+    // Records of blocks.
     let (counted, mut heap) = held(|| granules(100_000));
     assert_near(heap.metadata_bytes(), counted);
-    // A bin with very many free blocks.
+    // One bin with very many free blocks.
     assert_grows_as_reported(&mut heap, |heap| {
         for granule in (0..100_000).step_by(2) {
             heap.free(granule * GRANULE, 1).unwrap();
         }
     });
-    // Bins with one free block each, and then holes, where records are already.
+    // Bins with one free block each, and then holes. Their records exist already.
     let mut heap = Heap::new(1 << 40);
     let place = |number: u64| (number << 28, number * 700 * GRANULE);
     let set_all = |heap: &mut Heap, to: BlockState| {
@@ -104,8 +104,8 @@ fn a_heap_knows_what_it_takes() {
     });
 }
 
-/// The figure that the design asks for: blocks side by side, then of other sizes in the holes that others left. The second
-/// and the third number are the least favourable of an octave: a table has just grown.
+/// The figure that the design requires: first adjacent blocks, then blocks of other sizes in the space of freed ones.
+/// The second and the third number are the worst within a doubling: a table has just grown.
 #[test]
 fn an_allocation_takes_at_most_128_bytes() {
     for count in [60_000, 94_974, 98_520] {

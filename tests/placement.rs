@@ -1,4 +1,4 @@
-//! Where memory is mapped when there is little room between live blocks.
+//! Where memory is mapped when there are few addresses between live blocks.
 
 use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
 use gapless::{Allocator, ChunkPolicy, StreamId};
@@ -7,8 +7,8 @@ use std::sync::Arc;
 const PAGE: u64 = 2 << 20;
 const MAIN: StreamId = StreamId::DEFAULT;
 
-/// A hole of two pages between live blocks, no room for new chunks, and one free chunk of three pages that another stream
-/// has not passed: it is mapped past the last block, not over the one behind the hole.
+/// A hole of two pages between live blocks, no budget for new chunks, and one free chunk of three pages whose last use
+/// another stream has not passed: the chunk is mapped after the last block, not over the one after the hole.
 #[test]
 fn a_chunk_is_not_mapped_beyond_its_hole() {
     let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 5 * PAGE, ..ModelConfig::default() }));
@@ -27,7 +27,7 @@ fn a_chunk_is_not_mapped_beyond_its_hole() {
     allocator.check();
 }
 
-/// The same with pages to spare in the hole: five, of which the request needs two, and a free chunk of six.
+/// The same with a hole larger than the request: five pages, of which two are needed, and a free chunk of six.
 #[test]
 fn a_chunk_is_not_mapped_beyond_the_spare_pages_of_its_hole() {
     let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 8 * PAGE, ..ModelConfig::default() }));
@@ -56,7 +56,7 @@ fn a_hole_is_filled_to_its_end() {
     allocator.check();
 }
 
-/// A free page behind a hole: the page before it is mapped, and no more.
+/// A free page after a hole: only the page before it is mapped.
 #[test]
 fn a_free_block_is_grown_downwards() {
     let driver = Arc::new(ModelDriver::new(ModelConfig::default()));

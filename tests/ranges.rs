@@ -1,4 +1,4 @@
-//! The lower layer on its own: ranges that grow, shrink and hand chunks over, beside heaps on the same budget.
+//! Raw ranges: they grow, shrink and pass chunks to each other, within the same budget as heaps.
 
 use gapless::allocator::{AllocError, Allocator};
 use gapless::driver::{
@@ -37,7 +37,7 @@ fn a_range_grows_and_shrinks_in_place() {
 }
 
 #[test]
-fn what_ranges_hold_is_neither_free_nor_anybody_elses() {
+fn memory_of_ranges_is_neither_free_nor_used_by_others() {
     let allocator = Allocator::builder(model(16)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
     let mut range = allocator.reserve_range(16 * PAGE).unwrap();
     range.grow(13 * PAGE, StreamId::DEFAULT).unwrap();
@@ -55,7 +55,7 @@ fn what_ranges_hold_is_neither_free_nor_anybody_elses() {
 }
 
 #[test]
-fn a_range_takes_no_more_than_it_has_room_for() {
+fn a_range_takes_no_more_than_its_reservation() {
     let allocator = Allocator::builder(model(16)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
     let [mut giver, mut taker] = [6, 4].map(|pages| allocator.reserve_range(pages * PAGE).unwrap());
     giver.grow(6 * PAGE, StreamId::DEFAULT).unwrap();
@@ -72,7 +72,7 @@ fn a_range_takes_no_more_than_it_has_room_for() {
 }
 
 #[test]
-fn pages_come_back_to_where_they_were() {
+fn pages_return_to_their_former_range() {
     let allocator = Allocator::builder(model(16)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
     let [mut giver, mut taker] = [(); 2].map(|()| allocator.reserve_range(4 * PAGE).unwrap());
     giver.grow(2 * PAGE, StreamId::DEFAULT).unwrap();
@@ -82,8 +82,8 @@ fn pages_come_back_to_where_they_were() {
     allocator.check();
 }
 
-/// What was taken from the end is still mapped there until the stream that took it has passed, and that stream is being
-/// captured: it cannot be waited for.
+/// Pages that another range took from the end stay mapped there until the stream that took them has passed. That stream
+/// is being captured, so nothing can wait for it.
 #[test]
 fn a_growth_behind_a_capture_is_refused() {
     let driver = model(16);
@@ -104,9 +104,9 @@ fn a_growth_behind_a_capture_is_refused() {
     allocator.check();
 }
 
-/// The only free chunk is larger than what is asked for, and there is no room for another.
+/// The only free chunk is larger than the request, and the budget does not allow another one.
 #[test]
-fn a_chunk_too_large_for_a_range_is_made_anew() {
+fn a_chunk_too_large_for_a_range_is_recreated() {
     let allocator = Allocator::builder(model(2)).chunk_policy(ChunkPolicy::Fixed(2 * PAGE)).build().unwrap();
     let block = allocator.alloc(2 * PAGE, StreamId::DEFAULT).unwrap();
     allocator.free(block).unwrap();
@@ -117,7 +117,7 @@ fn a_chunk_too_large_for_a_range_is_made_anew() {
 }
 
 #[test]
-fn chunks_that_fit_are_not_made_anew() {
+fn chunks_that_fit_are_not_recreated() {
     let driver = model(8);
     let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
     let block = allocator.alloc(8 * PAGE, StreamId::DEFAULT).unwrap();
@@ -131,7 +131,7 @@ fn chunks_that_fit_are_not_made_anew() {
 }
 
 #[test]
-fn no_more_is_made_anew_than_needed() {
+fn no_more_is_recreated_than_needed() {
     let chunks = ChunkPolicy::Fixed(4 * PAGE);
     let allocator = Allocator::builder(model(12)).chunk_policy(chunks).build().unwrap();
     let block = allocator.alloc(12 * PAGE, StreamId::DEFAULT).unwrap();
@@ -144,7 +144,7 @@ fn no_more_is_made_anew_than_needed() {
 }
 
 #[test]
-fn a_range_takes_what_the_heaps_have_free() {
+fn a_range_takes_free_memory_of_the_heaps() {
     let driver = model(16);
     let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
     let block = allocator.alloc(14 * PAGE, StreamId::DEFAULT).unwrap();
@@ -213,8 +213,8 @@ fn nothing_is_unmapped_while_a_user_is_captured() {
 }
 
 #[test]
-fn a_growth_that_cannot_be_undone_stays_in_the_books() {
-    // Both mappings stay, and one of them: the second was never made.
+fn a_growth_that_cannot_be_undone_stays_accounted_for() {
+    // Both mappings stay, or only the first one because the second was never made.
     for (first, call) in [(0, DriverCall::SetAccess), (1, DriverCall::Map)] {
         let driver = Arc::new(FaultDriver::new(ModelDriver::new(ModelConfig::default())));
         let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
@@ -226,7 +226,7 @@ fn a_growth_that_cannot_be_undone_stays_in_the_books() {
         driver.disarm();
         assert_eq!((range.mapped_bytes(), allocator.stats().poisoned), (PAGE, 1));
         allocator.check();
-        assert!(range.grow(PAGE, StreamId::DEFAULT).is_err(), "the addresses behind are taken");
+        assert!(range.grow(PAGE, StreamId::DEFAULT).is_err(), "the following addresses are in use");
         drop(range);
         allocator.close().unwrap();
         assert!(driver.inner().usage().is_empty(), "{call:?}: {:?}", driver.inner().usage());
@@ -234,7 +234,7 @@ fn a_growth_that_cannot_be_undone_stays_in_the_books() {
 }
 
 #[test]
-fn what_a_range_leaves_behind_serves_the_next_request() {
+fn memory_that_a_range_leaves_behind_serves_the_next_request() {
     type Subject = Allocator<FaultDriver<ModelDriver>>;
     let next_range = |allocator: &Subject| {
         let mut range = allocator.reserve_range(8 * PAGE).unwrap();
@@ -269,7 +269,7 @@ fn what_a_range_leaves_behind_serves_the_next_request() {
 }
 
 #[test]
-fn a_range_that_stays_behind_does_not_keep_others_from_going() {
+fn a_range_that_cannot_be_unmapped_does_not_keep_others() {
     let config = ModelConfig { capacity_bytes: 8 * PAGE, ..ModelConfig::default() };
     let driver = Arc::new(FaultDriver::new(ModelDriver::new(config)));
     let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
@@ -282,7 +282,7 @@ fn a_range_that_stays_behind_does_not_keep_others_from_going() {
     drop(ranges);
     driver.arm(Fault::nth(0, DriverErrorKind::InvalidValue).only([DriverCall::Unmap]));
     let block = allocator.alloc(4 * PAGE, StreamId::DEFAULT).unwrap();
-    assert_eq!(driver.fired(), 1, "the first range stays once more");
+    assert_eq!(driver.fired(), 1, "the first range could not be unmapped again");
     driver.disarm();
     allocator.check();
     allocator.free(block).unwrap();
@@ -291,7 +291,7 @@ fn a_range_that_stays_behind_does_not_keep_others_from_going() {
 }
 
 #[test]
-fn ranges_that_are_gone_leave_nothing_in_the_books() {
+fn dropped_ranges_leave_no_metadata() {
     let allocator = Allocator::builder(model(16)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
     let turn = || {
         let mut range = allocator.reserve_range(12 * PAGE).unwrap();
@@ -299,7 +299,7 @@ fn ranges_that_are_gone_leave_nothing_in_the_books() {
         allocator.stats().metadata_bytes
     };
     let first = turn();
-    assert!((0..100).all(|_| turn() == first), "every range costs metadata for good");
+    assert!((0..100).all(|_| turn() == first), "a dropped range leaves metadata");
 }
 
 #[test]
@@ -317,7 +317,7 @@ fn a_range_keeps_its_allocator_alive() {
 }
 
 #[test]
-fn only_a_full_device_is_taken_for_one() {
+fn other_errors_are_not_taken_for_a_full_device() {
     for kind in [DriverErrorKind::InvalidValue, DriverErrorKind::NotSupported] {
         let driver = Arc::new(FaultDriver::new(ModelDriver::new(ModelConfig::default())));
         let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();

@@ -12,7 +12,7 @@ fn builder() -> Builder<ModelDriver> {
     Allocator::builder(Arc::new(ModelDriver::default()))
 }
 
-/// On a device with pages of another size.
+/// Returns a builder on a device with pages of `granularity` bytes.
 fn with_pages_of(granularity: u64) -> Builder<ModelDriver> {
     Allocator::builder(Arc::new(ModelDriver::new(ModelConfig { granularity, ..ModelConfig::default() })))
 }
@@ -57,16 +57,16 @@ fn the_largest_request_is_a_region() {
         Err(AllocError::TooLarge { region_bytes, .. }) => region_bytes,
         other => panic!("{other:?}"),
     };
-    assert_eq!(largest(builder().region_bytes(1)), 64 * MIB, "32 pages at least");
-    assert_eq!(largest(with_pages_of(64 * KIB).region_bytes(1)), 2 * MIB, "whatever a page is");
-    assert_eq!(largest(builder().region_bytes(100 * MIB)), 128 * MIB, "a power of two");
-    assert_eq!(largest(builder().region_bytes(u64::MAX)), 64 * TIB, "and no more than fits a device's addresses");
-    assert_eq!(largest(builder().budget(40 * MIB)), 256 * MIB, "four budgets or more");
+    assert_eq!(largest(builder().region_bytes(1)), 64 * MIB, "at least 32 pages");
+    assert_eq!(largest(with_pages_of(64 * KIB).region_bytes(1)), 2 * MIB, "with any page size");
+    assert_eq!(largest(builder().region_bytes(100 * MIB)), 128 * MIB, "rounded up to a power of two");
+    assert_eq!(largest(builder().region_bytes(u64::MAX)), 64 * TIB, "at most what fits in a device's addresses");
+    assert_eq!(largest(builder().budget(40 * MIB)), 256 * MIB, "by default at least four times the budget");
     assert_eq!(largest(builder().budget(64 * MIB)), 256 * MIB);
 }
 
 #[test]
-fn a_stream_too_many_is_refused() {
+fn too_many_streams_are_refused() {
     let driver = Arc::new(ModelDriver::default());
     let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
     let block = allocator.alloc(PAGE, StreamId::DEFAULT).unwrap();

@@ -1,4 +1,4 @@
-//! The library goes by the driver's name, so that programs linked against it ask the loader for `libcuda.so.1`.
+//! Gives the library the driver's name, so that programs linked against it ask the loader for `libcuda.so.1`.
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     println!("cargo:rerun-if-changed=build.rs");

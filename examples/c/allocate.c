@@ -1,4 +1,4 @@
-/* Allocates, uses up the memory, reads why, and gives everything back.
+/* Allocates until the memory is used up, prints the report, and frees everything.
  *
  *     scripts/build-capi dist/capi
  *     cc -Wall -Wextra -Werror examples/c/allocate.c -Idist/capi/include -Ldist/capi/lib -lgapless -o allocate
@@ -15,7 +15,7 @@ static void check(gapless_status status, const char *what) {
     }
 }
 
-/* The two calls of every function that writes a text: ask for its size, then take it. */
+/* Functions that write a text are called twice: first for its size, then for the text. */
 static void print_report(gapless_allocator *allocator) {
     size_t needed = 0;
     gapless_oom_report_json(allocator, NULL, 0, &needed);
@@ -38,7 +38,7 @@ int main(void) {
     for (int i = 0; i < BLOCKS; i++) {
         check(gapless_alloc(allocator, 8 << 20, NULL, &blocks[i]), "gapless_alloc");
     }
-    /* Every second block free: no two of them touch, and yet their memory serves one request of their sum. */
+    /* Free every second block. No two of them are adjacent, and yet one allocation of their total size succeeds. */
     for (int i = 0; i < BLOCKS; i += 2) {
         check(gapless_free(allocator, blocks[i]), "gapless_free");
     }
@@ -52,7 +52,7 @@ int main(void) {
 
     void *impossible = NULL;
     if (gapless_alloc(allocator, stats.budget_bytes, NULL, &impossible) != GAPLESS_ERROR_OUT_OF_MEMORY) {
-        fprintf(stderr, "more than the budget was served\n");
+        fprintf(stderr, "an allocation beyond the budget succeeded\n");
         return 1;
     }
     print_report(allocator);
@@ -63,7 +63,7 @@ int main(void) {
     }
     uint64_t released = 0;
     check(gapless_trim(allocator, 0, &released), "gapless_trim");
-    printf("%llu bytes given back\n", (unsigned long long)released);
+    printf("%llu bytes released\n", (unsigned long long)released);
     check(gapless_destroy(allocator), "gapless_destroy");
     return 0;
 }

@@ -1,4 +1,4 @@
-/* What a program may do wrong, and what it is told. Ends with 0 when every answer is the expected one. */
+/* Makes incorrect calls and checks the errors. Returns 0 if every error is the expected one. */
 #include <gapless.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -27,7 +27,7 @@ int main(void) {
     bad.device = -1;
     expect(gapless_create(&bad, &allocator), GAPLESS_ERROR_INVALID_ARGUMENT, "-1", "a negative device");
     bad.device = 99;
-    expect(gapless_create(&bad, &allocator), GAPLESS_ERROR_NO_DEVICE, "99", "a device too many");
+    expect(gapless_create(&bad, &allocator), GAPLESS_ERROR_NO_DEVICE, "99", "a device that does not exist");
     bad = config;
     bad.slack = 0.5;
     expect(gapless_create(&bad, &allocator), GAPLESS_ERROR_INVALID_ARGUMENT, "slack", "a slack below 1");
@@ -82,7 +82,7 @@ int main(void) {
     stats.size = offsetof(gapless_stats, peak_live_bytes) + sizeof stats.peak_live_bytes;
     expect(gapless_get_stats(allocator, &stats), GAPLESS_OK, "", "an older program's stats");
     if (stats.budget_bytes != 0) {
-        fprintf(stderr, "more was written than there is\n");
+        fprintf(stderr, "more was written than the size given\n");
         wrong = 1;
     }
     char buffer[8] = "before";
@@ -112,7 +112,7 @@ int main(void) {
     expect(gapless_destroy(device), GAPLESS_ERROR_IN_USE, "process", "the device's allocator");
     expect(gapless_configure("log:on"), GAPLESS_ERROR_IN_USE, "before", "too late");
     if (gapless_torch_malloc(-1, 0, NULL) != NULL || gapless_torch_malloc(1, 99, NULL) != NULL) {
-        fprintf(stderr, "gapless_torch_malloc served nonsense\n");
+        fprintf(stderr, "gapless_torch_malloc accepted invalid arguments\n");
         wrong = 1;
     }
     gapless_torch_free(NULL, 0, 0, NULL);

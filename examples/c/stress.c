@@ -1,12 +1,12 @@
-/* Eight threads on four streams allocate, write, check and free, half of it recorded on a second stream: every block must
- * hold what was written to it until it is freed. The driver is called directly for streams and copies. */
+/* Eight threads on four streams allocate, write, check and free blocks, half of which are recorded on a second stream.
+ * Every block must keep its content until it is freed. Streams and copies use the driver directly. */
 #include <gapless.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-/* From cuda.h, as far as needed here. */
+/* The parts of cuda.h that are used here. */
 typedef int CUresult;
 typedef int CUdevice;
 typedef struct CUctx_st *CUcontext;
@@ -47,7 +47,7 @@ static uint64_t draw(uint64_t *state) {
     return *state >> 33;
 }
 
-/* Writes the stamp to both ends; what the copy reads stays where it is until the stream has passed. */
+/* Writes the stamp to both ends. The source of the copies is valid until the stream is synchronized. */
 static void stamp(block *one) {
     CUdeviceptr at = (CUdeviceptr)(uintptr_t)one->pointer;
     require(cuMemcpyHtoDAsync_v2(at, one->stamp, STAMP, one->stream) == 0, "write");
@@ -62,7 +62,7 @@ static void verify(const block *one) {
     require(cuMemcpyDtoHAsync_v2(seen[1], at + one->bytes - STAMP, STAMP, one->stream) == 0, "read");
     require(cuStreamSynchronize(one->stream) == 0, "synchronize");
     for (int i = 0; i < STAMP; i++) {
-        require(seen[0][i] == one->stamp[i] && seen[1][i] == one->stamp[i], "a block does not hold what was written");
+        require(seen[0][i] == one->stamp[i] && seen[1][i] == one->stamp[i], "a block has wrong content");
     }
 }
 
@@ -100,7 +100,7 @@ static void *work(void *argument) {
             require(gapless_trim(allocator, 32 << 20, &released) == 0, "gapless_trim");
             gapless_stats stats = {.size = sizeof stats};
             require(gapless_get_stats(allocator, &stats) == 0, "gapless_get_stats");
-            require(stats.live_bytes <= stats.reserved_bytes, "more live than held");
+            require(stats.live_bytes <= stats.reserved_bytes, "more bytes live than reserved");
         }
     }
     for (int i = 0; i < LIVE; i++) {
@@ -131,7 +131,7 @@ int main(void) {
     }
     gapless_stats stats = {.size = sizeof stats};
     require(gapless_get_stats(allocator, &stats) == 0, "gapless_get_stats");
-    require(stats.live_bytes == 0 && stats.allocs == stats.frees, "something is left");
+    require(stats.live_bytes == 0 && stats.allocs == stats.frees, "blocks are left");
     printf("%llu allocations, %llu failed, %llu chunks moved, %llu host waits\n", (unsigned long long)stats.allocs,
            (unsigned long long)stats.failed_allocs, (unsigned long long)stats.harvested_chunks,
            (unsigned long long)stats.host_waits);

@@ -1,5 +1,5 @@
-//! Any calls of the C interface, right and wrong, on the simulated driver library; on a GPU's with
-//! `GAPLESS_FUZZ_DRIVER=cuda`.
+//! Random correct and incorrect calls of the C interface, with the simulated driver library, or with a GPU if
+//! `GAPLESS_FUZZ_DRIVER=cuda` is set.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

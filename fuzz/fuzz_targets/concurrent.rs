@@ -1,4 +1,4 @@
-//! Any operations on four threads, by a schedule that is part of the input.
+//! Random operations on four threads, with a schedule that is part of the input.
 #![no_main]
 
 use gapless_testkit::{Extra, Host, Model, decode, run_scheduled};

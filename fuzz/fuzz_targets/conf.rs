@@ -1,5 +1,5 @@
-//! Any text as a `GAPLESS_CONF`: an error that says what to do, or settings that read back the same when they are written
-//! as a text; never a panic.
+//! Random text as a `GAPLESS_CONF`: the result is a helpful error, or settings that read back the same after they are
+//! written as text, but never a panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

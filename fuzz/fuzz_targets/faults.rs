@@ -1,4 +1,4 @@
-//! Any operations, with a driver failure before any of them.
+//! Random operations, with driver failures injected before any of them.
 #![no_main]
 
 use gapless_testkit::{Extra, Host, Model, decode, run};

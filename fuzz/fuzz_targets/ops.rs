@@ -1,4 +1,4 @@
-//! Any operations, one thread.
+//! Random operations on one thread.
 #![no_main]
 
 use gapless_testkit::{Extra, Host, Model, decode, run};

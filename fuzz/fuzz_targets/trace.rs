@@ -1,5 +1,5 @@
-//! Any bytes as a trace file: this crate's text, a PyTorch snapshot or an RMM log, plain or gzip. A typed error, or a
-//! trace that can be replayed; never a panic.
+//! Random bytes as a trace file: gapless's text format, a PyTorch snapshot or an RMM log, with or without gzip. The
+//! result is an error or a trace that can be replayed, but never a panic.
 #![no_main]
 
 use gapless_testkit::check_trace;

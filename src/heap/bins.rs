@@ -1,27 +1,27 @@
-//! Size bins: which of the free index's bins a size belongs to, and which bin to look in next.
+//! Size bins: which bin of the free index a size belongs to, and which bin to search next.
 //!
-//! Sizes are in granules of [`GRANULE`] bytes. Below `EXACT` granules every size has a bin of its own; above, every
-//! doubling is cut into `SUB_BINS` equal parts, so that a bin's sizes differ by at most 1/32 (the two-level segregated
-//! fit of Masmano et al., 2004, with the search inside a bin made exact by the free index).
+//! Sizes are in granules of [`GRANULE`] bytes. Below `EXACT` granules every size has its own bin. Above, every doubling
+//! is divided into `SUB_BINS` equal parts, so that the sizes in a bin differ by at most 1/32. This is the two-level
+//! segregated fit of Masmano et al. (2004); the free index makes the search inside a bin exact.
 
-/// Smallest unit of a block in bytes: every block's offset and size is a multiple.
+/// The unit of allocation in bytes: every block's offset and size is a multiple of it.
 pub const GRANULE: u64 = 512;
 
-/// Sizes below this many granules have a bin each.
+/// Number of granules below which every size has its own bin.
 const EXACT: u64 = 64;
-/// log2 of `EXACT`.
+/// log2 of [`EXACT`].
 const EXACT_BITS: u32 = EXACT.trailing_zeros();
 /// Bins per doubling above [`EXACT`].
 const SUB_BINS: u64 = 32;
 /// log2 of [`SUB_BINS`].
 const SUB_BITS: u32 = SUB_BINS.trailing_zeros();
-/// Doublings above [`EXACT`] up to the largest size, 2^64 bytes.
+/// Number of doublings from [`EXACT`] to the largest size, 2^64 bytes.
 const DOUBLINGS: u64 = 64 - GRANULE.trailing_zeros() as u64 - EXACT_BITS as u64;
 
 /// Number of bins.
 pub const BINS: usize = (EXACT + DOUBLINGS * SUB_BINS) as usize;
 
-/// The bin that holds blocks of `size` bytes (a non-zero multiple of [`GRANULE`]).
+/// Returns the bin for blocks of `size` bytes (a non-zero multiple of [`GRANULE`]).
 #[inline]
 pub fn bin_of(size: u64) -> usize {
     let granules = size / GRANULE;
@@ -33,7 +33,7 @@ pub fn bin_of(size: u64) -> usize {
     (EXACT + u64::from(log - EXACT_BITS) * SUB_BINS + sub) as usize
 }
 
-/// One bit per bin, with a summary word per 64: the next non-empty bin in two steps.
+/// One bit per bin, and a summary with one bit per 64 bins: finds the next non-empty bin in two steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BinMap {
     words: [u64; BINS.div_ceil(64)],
@@ -47,7 +47,7 @@ impl Default for BinMap {
 }
 
 impl BinMap {
-    /// Marks `bin` as holding something.
+    /// Marks `bin` as not empty.
     #[inline]
     pub fn set(&mut self, bin: usize) {
         self.words[bin / 64] |= 1 << (bin % 64);
@@ -63,12 +63,12 @@ impl BinMap {
         }
     }
 
-    /// True when `bin` is marked.
+    /// Returns `true` if `bin` is marked as not empty.
     pub fn contains(&self, bin: usize) -> bool {
         self.words[bin / 64] & (1 << (bin % 64)) != 0
     }
 
-    /// The lowest marked bin at `bin` or above.
+    /// Returns the lowest non-empty bin that is `bin` or above.
     #[inline]
     pub fn next_from(&self, bin: usize) -> Option<usize> {
         if bin >= BINS {
@@ -88,7 +88,7 @@ impl BinMap {
         Some(word * 64 + self.words[word].trailing_zeros() as usize)
     }
 
-    /// The highest marked bin.
+    /// Returns the highest non-empty bin.
     pub fn last(&self) -> Option<usize> {
         let word = self.summary.checked_ilog2()? as usize;
         Some(word * 64 + self.words[word].ilog2() as usize)
@@ -101,7 +101,7 @@ const _: () = assert!(BINS.div_ceil(64) < 64, "one summary word covers all bins"
 mod tests {
     use super::*;
 
-    /// The smallest size in bytes that belongs to `bin`.
+    /// Returns the smallest size in bytes that belongs to `bin`.
     fn smallest_of(bin: usize) -> u64 {
         let bin = bin as u64;
         if bin < EXACT {
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn map_finds_neighbours() {
+    fn the_map_finds_the_next_and_the_last_bin() {
         let mut map = BinMap::default();
         assert_eq!(map.next_from(0), None);
         assert_eq!(map.last(), None);

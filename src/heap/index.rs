@@ -1,33 +1,35 @@
-//! Free index: the free blocks of a heap by size, answering "best fit, lowest address first" exactly.
+//! Free index: the free blocks of a heap by size, for an exact best fit that prefers the lowest address.
 //!
-//! - I1  every entry sits in the bin of its size; a bin is marked in the map exactly when it holds an entry.
+//! - I1  every entry is in the bin of its size; a bin is marked in the map exactly when it has an entry.
 //! - I2  inside a bin, `near` is sorted from largest to smallest, and every entry of `near` is smaller than every entry
 //!   of `far`; `near` is empty only when `far` is, and never longer than [`NEAR`].
 //!
-//! Cost: a take or an insert touches one bin; O(1) while the bin holds at most [`NEAR`] entries, O(log n) beyond. The
-//! common case (a block freed and taken again) is a push and a pop at the end of a short vector.
+//! Cost: a removal or an insertion touches one bin; it is O(1) while the bin has at most [`NEAR`] entries, and O(log n)
+//! beyond. The common case, a block that is freed and allocated again, is a push and a pop at the end of a short
+//! vector.
 
 use super::bins::{BINS, BinMap, bin_of};
 use std::collections::BTreeSet;
 
-/// A free block: size first, so that the natural order is best fit, lowest address.
+/// A free block. Ordered by size, then by offset: the first one that is large enough is the best fit at the lowest
+/// address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FreeBlock {
-    /// Bytes.
+    /// Size in bytes, a non-zero multiple of [`GRANULE`](super::GRANULE).
     pub size: u64,
-    /// Offset in the heap.
+    /// Offset from the heap's start in bytes.
     pub offset: u64,
 }
 
-/// Entries of a bin kept in the short sorted vector before the rest goes to a tree: one less than the power of two that
-/// the vector has room for, since one more is in it for a moment.
+/// Number of entries of a bin in its sorted vector; the others are in a tree. One less than a power of two, because the
+/// vector briefly holds one more, and its capacity is a power of two.
 const NEAR: usize = 31;
 
 #[derive(Clone, Debug, Default)]
 struct Bin {
-    /// The smallest entries, largest first, so that the smallest is popped from the end.
+    /// The smallest entries, largest first, so that the smallest one is popped from the end.
     near: Vec<FreeBlock>,
-    /// The others. An empty tree owns no memory.
+    /// The other entries. An empty tree owns no memory.
     far: BTreeSet<FreeBlock>,
 }
 
@@ -50,7 +52,7 @@ impl Bin {
         }
     }
 
-    /// The smallest entry of at least `size` bytes.
+    /// Returns the smallest entry of at least `size` bytes.
     #[inline]
     fn best(&self, size: u64) -> Option<FreeBlock> {
         let fitting = self.near.partition_point(|other| other.size >= size);
@@ -62,7 +64,7 @@ impl Bin {
 
     #[inline]
     fn remove(&mut self, block: FreeBlock) -> bool {
-        // Most often the block is the smallest, at the end.
+        // The block is usually the smallest one, at the end.
         if self.near.last() == Some(&block) {
             self.near.pop();
         } else if let Ok(at) = self.near.binary_search_by(|other| block.cmp(other)) {
@@ -97,7 +99,7 @@ impl Bin {
     }
 }
 
-/// Free blocks by size and address.
+/// The free blocks of one heap, by size and offset.
 #[derive(Clone, Debug)]
 pub struct FreeIndex {
     bins: Box<[Bin]>,
@@ -113,17 +115,17 @@ impl Default for FreeIndex {
 }
 
 impl FreeIndex {
-    /// Number of free blocks.
+    /// Returns the number of free blocks.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Sum of the free blocks' bytes.
+    /// Returns the total size of the free blocks in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Adds a block that is not in the index.
+    /// Adds a block, which must not be in the index.
     #[inline]
     pub fn insert(&mut self, block: FreeBlock) {
         let bin = bin_of(block.size);
@@ -133,10 +135,10 @@ impl FreeIndex {
         self.bytes += block.size;
     }
 
-    /// Removes a block that is in the index.
+    /// Removes a block.
     ///
     /// # Panics
-    /// When it is not: the index and the block table disagree.
+    /// Panics if the block is not in the index: the index and the block table disagree.
     #[inline]
     pub fn remove(&mut self, block: FreeBlock) {
         let bin = bin_of(block.size);
@@ -148,7 +150,7 @@ impl FreeIndex {
         self.bytes -= block.size;
     }
 
-    /// The smallest block of at least `size` bytes; of several, the lowest. Stays in the index.
+    /// Returns the smallest block of at least `size` bytes, the lowest if there are several. It stays in the index.
     #[inline]
     pub fn best_fit(&self, size: u64) -> Option<FreeBlock> {
         let own = bin_of(size);
@@ -161,7 +163,7 @@ impl FreeIndex {
         self.bins[bin].best(size)
     }
 
-    /// The blocks of at least `size` bytes, smallest first.
+    /// Returns the blocks of at least `size` bytes, smallest first.
     pub fn iter_from(&self, size: u64) -> impl Iterator<Item = FreeBlock> {
         let mut next = self.map.next_from(bin_of(size));
         std::iter::from_fn(move || {
@@ -173,12 +175,12 @@ impl FreeIndex {
         .filter(move |block| block.size >= size)
     }
 
-    /// The largest block.
+    /// Returns the largest block, the highest if there are several.
     pub fn largest(&self) -> Option<FreeBlock> {
         self.bins[self.map.last()?].iter().last()
     }
 
-    /// Bytes of host memory behind the index.
+    /// Returns the host memory that the index uses, in bytes.
     pub fn metadata_bytes(&self) -> u64 {
         let near: usize = self.bins.iter().map(|bin| bin.near.capacity() * size_of::<FreeBlock>()).sum();
         let far: usize = self.bins.iter().map(|bin| bin.far.len() * 2 * size_of::<FreeBlock>()).sum();
@@ -188,14 +190,14 @@ impl FreeIndex {
     /// Asserts I1 and I2.
     ///
     /// # Panics
-    /// When an invariant does not hold.
+    /// Panics if an invariant does not hold.
     pub fn check(&self) {
         let (mut len, mut bytes) = (0, 0);
         for (number, bin) in self.bins.iter().enumerate() {
             assert_eq!(self.map.contains(number), !bin.is_empty(), "I1: bin {number} is marked wrongly");
             assert!(!bin.near.is_empty() || bin.far.is_empty(), "I2: bin {number} has far entries only");
             assert!(bin.near.len() <= NEAR, "I2: bin {number} has {} near entries", bin.near.len());
-            // Most are, and this runs after every operation of a test.
+            // Most bins are empty, and this runs after every operation of a test.
             if bin.is_empty() {
                 continue;
             }
@@ -217,7 +219,7 @@ mod tests {
     use crate::testing::{Break, assert_noticed};
     use std::collections::BTreeSet;
 
-    /// A small reproducible generator, for tests only.
+    /// A linear congruential generator, so that a failure can be reproduced.
     fn random(state: &mut u64) -> u64 {
         *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         *state >> 33
@@ -289,7 +291,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "free index has no block")]
-    fn removing_what_is_not_there_panics() {
+    fn removing_an_absent_block_panics() {
         let mut index = FreeIndex::default();
         index.insert(FreeBlock { size: GRANULE, offset: 0 });
         index.remove(FreeBlock { size: GRANULE, offset: GRANULE });

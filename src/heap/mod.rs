@@ -1,6 +1,6 @@
-//! Heap: which bytes of a range of addresses are free. Pure data: no driver, no locks, no unsafe code.
+//! Heap: which bytes of a range of addresses are free. Plain data: no driver, no locks, no unsafe code.
 //!
-//! Blocks tile the range without gaps. A block is a hole (no memory behind it), free, live, pending or claimed
+//! Blocks cover the range without gaps. A block is a hole (no memory is mapped), free, live, pending or claimed
 //! ([`BlockState`]):
 //!
 //! ```text
@@ -8,17 +8,17 @@
 //!   Hole ───────────▶ Free ──────────────▶ Live ──────────────▶ Free
 //!    ▲                 │ ▲                   └─ free, shared ─▶ Pending ─ settle ─▶ Free
 //!    │       set       ▼ │ set (undo)
-//!    └────────────── Claimed     (a driver transaction holds it; nobody else touches it)
+//!    └────────────── Claimed     (owned by a driver transaction; nothing else changes it)
 //! ```
 //!
 //! - I1  blocks tile `[0, extent)`; each block's `prev_size` is the size of the block before it.
-//! - I2  no two neighbours are both free or both holes: they are merged.
-//! - I3  the free index holds exactly the free blocks, `holes` exactly the holes.
+//! - I2  no two neighbours are both free or both holes: such blocks are merged.
+//! - I3  the free index contains exactly the free blocks, `holes` exactly the holes.
 //! - I4  `live_bytes + waste == sum of live block sizes`.
 //! - I5  only live and pending blocks are shared.
 //!
 //! Cost: `alloc` and `free` touch the block, its neighbours and one or two bins. `set` is O(blocks in the range).
-//! Threads: none; the owner locks.
+//! Threads: not synchronized; the owner holds a lock.
 #![forbid(unsafe_code)]
 
 pub mod bins;
@@ -33,7 +33,7 @@ use index::FreeIndex;
 use std::collections::BTreeMap;
 use table::BlockTable;
 
-/// Best fit over one range of addresses.
+/// A best-fit allocator of the offsets of one range of addresses.
 #[derive(Clone, Debug)]
 pub struct Heap {
     table: BlockTable,
@@ -46,21 +46,24 @@ pub struct Heap {
     pending_bytes: u64,
 }
 
-/// What [`Heap::free`] found under an offset that it could not free.
+/// Why [`Heap::free`] cannot free the block at an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotLive {
     /// No block starts there.
     NoBlock,
-    /// A block starts there, in this state.
+    /// The block that starts there is in this state.
     State(BlockState),
-    /// A live block starts there that other streams use as well: [`Heap::free_later`] frees it.
+    /// The live block that starts there is also used by other streams: [`Heap::free_later`] frees it.
     Shared,
 }
 
 impl Heap {
-    /// A heap of `extent` bytes (a multiple of [`GRANULE`]), all of it one hole.
+    /// Creates a heap of `extent` bytes, all of it one hole.
+    ///
+    /// # Panics
+    /// Panics if `extent` is not a positive multiple of [`GRANULE`].
     pub fn new(extent: u64) -> Self {
-        assert!(extent > 0 && extent.is_multiple_of(GRANULE), "a heap's extent is whole granules");
+        assert!(extent > 0 && extent.is_multiple_of(GRANULE), "a heap's extent is a positive number of whole granules");
         let mut heap = Self {
             table: BlockTable::default(),
             free: FreeIndex::default(),
@@ -83,8 +86,10 @@ impl Heap {
         heap
     }
 
-    /// Takes the smallest free block of at least `size` bytes (a non-zero multiple of [`GRANULE`]), the lowest of
-    /// several, and cuts off what is not needed. `waste` is how much of `size` the caller did not ask for.
+    /// Allocates `size` bytes (a non-zero multiple of [`GRANULE`]) at the start of the smallest free block that is
+    /// large enough, the lowest if there are several, and returns the offset. The rest of that block stays free.
+    /// `waste` is the part of `size`, in bytes, that the caller did not request. Returns `None` if no free block is
+    /// large enough.
     #[inline]
     pub fn alloc(&mut self, size: u64, waste: u16) -> Option<u64> {
         let found = self.free.best_fit(size)?;
@@ -102,7 +107,8 @@ impl Heap {
         Some(found.offset)
     }
 
-    /// As [`alloc`](Self::alloc), at an address that is a multiple of `alignment`, where `base` is the heap's address.
+    /// Like [`alloc`](Self::alloc), at an address that is a multiple of `alignment` (a power of two). `base` is the
+    /// address of the heap's start.
     pub fn alloc_aligned(&mut self, size: u64, waste: u16, alignment: u64, base: u64) -> Option<u64> {
         let (found, start) = self.free.iter_from(size).find_map(|block| {
             let start = crate::units::round_up(base + block.offset, alignment)? - base;
@@ -112,11 +118,17 @@ impl Heap {
         Some(start)
     }
 
-    /// Makes `[start, start + size)`, inside the free block or the claimed block at `offset`, a live block; what is left
-    /// on either side is free.
+    /// Makes `[start, start + size)` a live block. It lies inside the free or claimed block at `offset`, of which the
+    /// rest on either side becomes free.
+    ///
+    /// # Panics
+    /// Panics if no block starts at `offset`, or if that block is neither free nor claimed.
     pub fn take_live(&mut self, offset: u64, start: u64, size: u64, waste: u16) {
         let mut block = self.unlink(offset);
-        assert!(matches!(block.state, BlockState::Free | BlockState::Claimed), "live bytes come from free ones");
+        assert!(
+            matches!(block.state, BlockState::Free | BlockState::Claimed),
+            "only a free or claimed block can become live"
+        );
         let end = block.offset + block.size;
         debug_assert!(start >= block.offset && start + size <= end);
         let (before, after) = (start - block.offset, end - start - size);
@@ -136,11 +148,11 @@ impl Heap {
         self.count_live(size, waste);
     }
 
-    /// Frees the live, unshared block at `offset` at `epoch` of the heap's stream, and merges it with free neighbours.
-    /// Returns the block as it was.
+    /// Frees the live block at `offset`, which no other stream uses, in `epoch` of the heap's stream, and merges it
+    /// with its free neighbours. Returns the block as it was before.
     ///
     /// # Errors
-    /// [`NotLive`] when no live block starts there; nothing has changed.
+    /// Returns [`NotLive`] if no live, unshared block starts there. Nothing has changed then.
     #[inline]
     pub fn free(&mut self, offset: u64, epoch: u32) -> Result<Block, NotLive> {
         let block = *self.live_block(offset)?;
@@ -152,11 +164,11 @@ impl Heap {
         Ok(block)
     }
 
-    /// Makes the live block at `offset` pending: freed, but not to be handed out until [`settle`](Self::settle).
-    /// Returns the block as it was.
+    /// Makes the live block at `offset` pending: it is freed, but not available again until [`settle`](Self::settle).
+    /// Returns the block as it was before.
     ///
     /// # Errors
-    /// As [`free`](Self::free).
+    /// Returns [`NotLive`] if no live block starts there. Nothing has changed then.
     pub fn free_later(&mut self, offset: u64) -> Result<Block, NotLive> {
         let block = *self.live_block(offset)?;
         self.uncount_live(&block);
@@ -166,32 +178,32 @@ impl Heap {
         Ok(block)
     }
 
-    /// Makes the pending block at `offset` free.
+    /// Frees the pending block at `offset` in `epoch` of the heap's stream, and merges it with its free neighbours.
     ///
     /// # Panics
-    /// When no pending block starts there.
+    /// Panics if no pending block starts there.
     pub fn settle(&mut self, offset: u64, epoch: u32) {
         let block = *self.table.get(offset).expect("a pending block is in the table");
-        assert_eq!(block.state, BlockState::Pending, "only pending blocks settle");
+        assert_eq!(block.state, BlockState::Pending, "only a pending block can be settled");
         self.pending_bytes -= block.size;
         self.merge_free(block, epoch);
     }
 
-    /// Marks the live block at `offset` as used by other streams.
+    /// Marks the live block at `offset` as also used by other streams.
     ///
     /// # Errors
-    /// As [`free`](Self::free).
+    /// Returns [`NotLive`] if no live block starts there. Nothing has changed then.
     pub fn share(&mut self, offset: u64) -> Result<(), NotLive> {
         self.live_block(offset)?;
         self.table.get_mut(offset).expect("just found").shared = true;
         Ok(())
     }
 
-    /// Makes `[start, start + len)` one block in state `to` (hole, free or claimed), whatever holes, free blocks and
-    /// claimed blocks it was made of. `first` is the offset of the block that `start` lies in.
+    /// Makes `[start, start + len)` one block in state `to` (hole, free or claimed). The range consists of holes, free
+    /// blocks and claimed blocks, or parts of them. `first` is the offset of the block that contains `start`.
     ///
     /// # Panics
-    /// When the range touches a live or pending block.
+    /// Panics if the range overlaps a live or pending block.
     pub fn set(&mut self, first: u64, start: u64, len: u64, to: BlockState, epoch: u32) {
         debug_assert!(matches!(to, BlockState::Hole | BlockState::Free | BlockState::Claimed));
         let end = start + len;
@@ -233,12 +245,12 @@ impl Heap {
         }
     }
 
-    /// The block that starts at `offset`.
+    /// Returns the block that starts at `offset`.
     pub fn block(&self, offset: u64) -> Option<&Block> {
         self.table.get(offset)
     }
 
-    /// The block before `block`, unless it is the first.
+    /// Returns the block before `block`, or `None` if it is the first.
     pub fn before(&self, block: &Block) -> Option<&Block> {
         if block.offset == 0 {
             return None;
@@ -246,7 +258,7 @@ impl Heap {
         Some(self.table.get(block.offset - block.prev_size).expect("I1: blocks tile the heap"))
     }
 
-    /// The block after `block`, unless it is the last.
+    /// Returns the block after `block`, or `None` if it is the last.
     pub fn after(&self, block: &Block) -> Option<&Block> {
         let next = block.offset + block.size;
         if next == self.extent {
@@ -255,12 +267,12 @@ impl Heap {
         Some(self.table.get(next).expect("I1: blocks tile the heap"))
     }
 
-    /// The block that `offset` lies in. O(blocks): for error messages.
+    /// Returns the block that contains `offset`. O(blocks): meant for error messages.
     pub fn block_around(&self, offset: u64) -> Option<Block> {
         self.blocks().find(|block| (block.offset..block.offset + block.size).contains(&offset))
     }
 
-    /// All blocks in address order. O(blocks).
+    /// Returns all blocks in address order.
     pub fn blocks(&self) -> impl Iterator<Item = Block> {
         let mut next = self.table.get(0).copied();
         std::iter::from_fn(move || {
@@ -270,67 +282,67 @@ impl Heap {
         })
     }
 
-    /// All blocks, in no order.
+    /// Returns all blocks in arbitrary order.
     pub fn blocks_unordered(&self) -> impl Iterator<Item = &Block> {
         self.table.iter()
     }
 
-    /// The holes in address order: offset and bytes.
+    /// Returns the holes in address order, each as its offset and its size in bytes.
     pub fn holes(&self) -> impl DoubleEndedIterator<Item = (u64, u64)> {
         self.holes.iter().map(|(offset, size)| (*offset, *size))
     }
 
-    /// Free blocks of at least `size` bytes, smallest first.
+    /// Returns the free blocks of at least `size` bytes, smallest first.
     pub fn free_blocks_from(&self, size: u64) -> impl Iterator<Item = FreeBlock> {
         self.free.iter_from(size)
     }
 
-    /// The smallest free block of at least `size` bytes.
+    /// Returns the smallest free block of at least `size` bytes, the lowest if there are several.
     pub fn best_fit(&self, size: u64) -> Option<FreeBlock> {
         self.free.best_fit(size)
     }
 
-    /// The largest free block.
+    /// Returns the largest free block, the highest if there are several.
     pub fn largest_free(&self) -> Option<FreeBlock> {
         self.free.largest()
     }
 
-    /// Bytes of free blocks.
+    /// Returns the total size of the free blocks in bytes.
     pub fn free_bytes(&self) -> u64 {
         self.free.bytes()
     }
 
-    /// Bytes of pending blocks.
+    /// Returns the total size of the pending blocks in bytes.
     pub fn pending_bytes(&self) -> u64 {
         self.pending_bytes
     }
 
-    /// Bytes that callers asked for in live blocks.
+    /// Returns the number of bytes requested for the live blocks, without rounding.
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes
     }
 
-    /// Bytes of live blocks, rounding included.
+    /// Returns the total size of the live blocks in bytes, including rounding.
     pub fn live_block_bytes(&self) -> u64 {
         self.live_block_bytes
     }
 
-    /// Number of live blocks.
+    /// Returns the number of live blocks.
     pub fn live_count(&self) -> u64 {
         self.live_count
     }
 
-    /// Bytes of addresses.
+    /// Returns the size of the heap's address range in bytes.
     pub fn extent(&self) -> u64 {
         self.extent
     }
 
-    /// Bytes of host memory behind the heap.
+    /// Returns the host memory that the heap uses, in bytes.
     pub fn metadata_bytes(&self) -> u64 {
         self.table.metadata_bytes() + self.free.metadata_bytes() + (self.holes.len() * 32) as u64
     }
 
-    /// Lowers every epoch by `by` (at least 0): the owner renumbers before its epochs overflow.
+    /// Lowers every epoch by `by`, to no less than 0. The owner renumbers epochs before they overflow.
     pub fn renumber(&mut self, by: u32) {
         let offsets: Vec<u64> = self.table.iter().map(|block| block.offset).collect();
         for offset in offsets {
@@ -362,7 +374,7 @@ impl Heap {
         self.live_count -= 1;
     }
 
-    /// Inserts the free rest of a block that was cut; its successor is no free block (I2), so nothing merges.
+    /// Inserts the free remainder of a block that was split. The next block is not free (I2), so nothing is merged.
     #[inline]
     fn insert_rest(&mut self, offset: u64, size: u64, prev_size: u64, epoch: u32) {
         self.table.insert(Block { offset, size, prev_size, epoch, waste: 0, state: BlockState::Free, shared: false });
@@ -413,7 +425,7 @@ impl Heap {
         }
     }
 
-    /// Adds a block where there is none, without merging.
+    /// Adds a block at offsets without one, without merging.
     fn link(&mut self, block: Block) {
         self.table.insert(block);
         match block.state {
@@ -424,7 +436,7 @@ impl Heap {
             BlockState::Live | BlockState::Pending | BlockState::Claimed => {}
         }
         let next = block.offset + block.size;
-        // While a range is being rebuilt its end may be missing for a moment.
+        // The next block may be missing while a range is being rebuilt.
         if next != self.extent
             && let Some(following) = self.table.get_mut(next)
         {
@@ -432,7 +444,7 @@ impl Heap {
         }
     }
 
-    /// Adds a free block or a hole, merged with neighbours of the same state. Returns the size of what came of it.
+    /// Adds a free block or a hole, merged with neighbours in the same state. Returns the size of the merged block.
     fn link_merged(&mut self, mut block: Block) -> u64 {
         let next = block.offset + block.size;
         if next != self.extent && self.table.get(next).is_some_and(|following| following.state == block.state) {
@@ -453,7 +465,7 @@ impl Heap {
         block.size
     }
 
-    /// Takes the block at `offset` out of everything; its neighbours stay as they are.
+    /// Removes the block at `offset` from the table and the indexes. Its neighbours do not change.
     fn unlink(&mut self, offset: u64) -> Block {
         let block = self.table.remove(offset);
         match block.state {
@@ -469,7 +481,7 @@ impl Heap {
     /// Asserts I1 to I5.
     ///
     /// # Panics
-    /// When an invariant does not hold.
+    /// Panics if an invariant does not hold.
     pub fn check(&self) {
         self.table.check();
         self.free.check();

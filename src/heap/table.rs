@@ -1,55 +1,56 @@
-//! Block table: every block of a heap, found by its offset in one probe.
+//! Block table: every block of a heap by its offset, usually found at the first slot examined.
 //!
-//! Open addressing with linear probing; the record is the entry, so that a lookup touches one cache line most of the
-//! time. Records are found by offset only and may move; nothing holds a reference or an index into the table.
+//! A hash table with open addressing and linear probing. Records are stored in the slots themselves, so a lookup
+//! usually touches one cache line. Records are found by offset only and may move: nothing keeps a reference or an index
+//! into the table.
 //!
 //! - I1  a record is reachable from its home slot without crossing an empty slot.
-//! - I2  at most [`limit`] of the slots are taken.
+//! - I2  at most [`limit`] slots are occupied.
 
 use super::bins::GRANULE;
 
-/// What a block is.
+/// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum BlockState {
-    /// No memory is behind it, as far as this heap is concerned.
+    /// No memory may be used at these addresses: nothing is mapped, or only a stale view.
     Hole,
-    /// Mapped and free: cached.
+    /// Mapped and free: cached memory.
     Free,
-    /// Handed out.
+    /// Allocated to a caller.
     Live,
-    /// Freed, but a stream other than the heap's own may still use it.
+    /// Freed, but streams other than the heap's own may still use it.
     Pending,
-    /// Taken out by a driver transaction in progress.
+    /// Reserved by a driver transaction in progress.
     Claimed,
 }
 
-/// One block. Blocks tile a heap without gaps.
+/// One block. The blocks of a heap cover it without gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Start, in bytes from the heap's start.
+    /// Offset from the heap's start in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Bytes of the block before this one, 0 for the first: the way back.
+    /// Size of the previous block in bytes, which leads to its offset; 0 for the first block.
     pub prev_size: u64,
-    /// The epoch of the heap's stream at the last free of any byte in it (free blocks).
+    /// For free blocks: the epoch of the heap's stream in which a byte of the block was last freed.
     pub epoch: u32,
-    /// Live: `size` less the bytes asked for.
+    /// For live blocks: `size` minus the number of bytes requested.
     pub waste: u16,
-    /// What it is.
+    /// The block's state.
     pub state: BlockState,
-    /// Live: other streams use it too; who, is known to the heap's owner.
+    /// For live blocks: other streams also use the block. The heap's owner knows which.
     pub shared: bool,
 }
 
-/// Offset of an empty slot.
+/// The `offset` of an empty slot.
 const EMPTY: u64 = u64::MAX;
-/// Slots of a table that is no longer small.
+/// Number of slots from which a table counts as large.
 const MANY_SLOTS: usize = 1 << 16;
 
-/// Most of so many slots that may be taken. Short probes count more while a table is small, and memory when it is not.
+/// Returns how many of `slots` slots may be occupied. A small table favours short probes, a large one favours memory.
 const fn limit(slots: usize) -> usize {
     slots / 16 * if slots < MANY_SLOTS { 11 } else { 13 }
 }
@@ -57,7 +58,7 @@ const fn limit(slots: usize) -> usize {
 const VACANT: Block =
     Block { offset: EMPTY, size: 0, prev_size: 0, epoch: 0, waste: 0, state: BlockState::Hole, shared: false };
 
-/// Blocks by offset.
+/// The blocks of one heap by offset.
 #[derive(Clone, Debug)]
 pub struct BlockTable {
     slots: Box<[Block]>,
@@ -83,12 +84,12 @@ impl BlockTable {
         }
     }
 
-    /// Number of blocks.
+    /// Returns the number of blocks.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Bytes of host memory behind the table.
+    /// Returns the host memory that the table uses, in bytes.
     pub fn metadata_bytes(&self) -> u64 {
         size_of_val(&*self.slots) as u64
     }
@@ -115,22 +116,26 @@ impl BlockTable {
         }
     }
 
-    /// The block that starts at `offset`.
+    /// Returns the block that starts at `offset`.
     #[inline]
     pub fn get(&self, offset: u64) -> Option<&Block> {
         self.find(offset).map(|slot| &self.slots[slot])
     }
 
-    /// The block that starts at `offset`, to change anything but its offset.
+    /// Returns the block that starts at `offset`. Everything but its offset may be changed.
     #[inline]
     pub fn get_mut(&mut self, offset: u64) -> Option<&mut Block> {
         self.find(offset).map(|slot| &mut self.slots[slot])
     }
 
-    /// Adds a block whose offset is not in the table.
+    /// Adds a block. Its offset must not be in the table.
     #[inline]
     pub fn insert(&mut self, block: Block) {
-        debug_assert!(block.offset != EMPTY && self.find(block.offset).is_none(), "offset {:#x} twice", block.offset);
+        debug_assert!(
+            block.offset != EMPTY && self.find(block.offset).is_none(),
+            "two blocks at offset {:#x}",
+            block.offset
+        );
         if self.len == self.limit {
             self.grow();
         }
@@ -161,12 +166,12 @@ impl BlockTable {
     /// Removes and returns the block that starts at `offset`.
     ///
     /// # Panics
-    /// When there is none: the caller's picture of the heap is wrong.
+    /// Panics if there is none: the caller's view of the heap is wrong.
     #[inline]
     pub fn remove(&mut self, offset: u64) -> Block {
         let Some(mut gap) = self.find(offset) else { panic!("no block at offset {offset:#x}") };
         let removed = self.slots[gap];
-        // Close the gap: move up every later record of the cluster whose home is not between the gap and itself.
+        // Close the gap: move up every later record of the cluster whose home is not between the gap and its slot.
         let mask = self.slots.len() - 1;
         let mut slot = gap;
         loop {
@@ -186,7 +191,7 @@ impl BlockTable {
         removed
     }
 
-    /// All blocks, in no order.
+    /// Returns all blocks in arbitrary order.
     pub fn iter(&self) -> impl Iterator<Item = &Block> {
         self.slots.iter().filter(|block| block.offset != EMPTY)
     }
@@ -194,9 +199,9 @@ impl BlockTable {
     /// Asserts I1 and I2.
     ///
     /// # Panics
-    /// When an invariant does not hold.
+    /// Panics if an invariant does not hold.
     pub fn check(&self) {
-        assert!(self.len <= limit(self.slots.len()), "I2: {} of {} slots taken", self.len, self.slots.len());
+        assert!(self.len <= limit(self.slots.len()), "I2: {} of {} *slots occupied", self.len, self.slots.len());
         let mut count = 0;
         for block in self.iter() {
             assert!(self.get(block.offset) == Some(block), "I1: the block at {:#x} cannot be found", block.offset);
@@ -247,7 +252,7 @@ mod tests {
                 let slot = table.find(2 * GRANULE).unwrap();
                 table.slots.swap(slot, (slot + 7) % 64);
             }),
-            ("I2: 60 of 64 slots taken", |table| table.len = 60),
+            ("I2: 60 of 64 *slots occupied", |table| table.len = 60),
             ("block table count", |table| table.len += 1),
         ];
         let table = || {
@@ -258,8 +263,8 @@ mod tests {
         assert_noticed(table, BlockTable::check, breaks);
     }
 
-    /// Whatever the stride of the offsets, a search is short on average: linear probing at this load takes 2.1 slots when
-    /// hashes are random.
+    /// Searches are short on average for every stride of the offsets: linear probing at this load takes 2.1 slots with
+    /// random hashes.
     #[test]
     fn records_are_near_their_home() {
         assert_eq!((limit(64), limit(1 << 15), limit(1 << 16)), (44, 22_528, 53_248));

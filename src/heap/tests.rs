@@ -1,4 +1,4 @@
-//! The heap against a plain map of granules.
+//! Compares the heap with a plain map of granules.
 
 use super::*;
 use crate::testing::{Break, assert_noticed};
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 const GRANULES: u64 = 64;
-/// Where the heap lies: aligned to less than the alignments that are asked for.
+/// Address of the heap's start: less aligned than the alignments that are requested.
 const BASE: u64 = 5 * GRANULE;
 
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ fn heap_op() -> impl Strategy<Value = HeapOp> {
     ]
 }
 
-/// A block that callers hold, or held and that is pending.
+/// A live or pending block.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     size: u64,
@@ -47,7 +47,7 @@ struct Held {
     shared: bool,
 }
 
-/// What the heap has to be: the state of every granule, and the blocks in use.
+/// The expected heap: the state of every granule, and the blocks in use.
 struct Map {
     granules: Vec<BlockState>,
     live: BTreeMap<u64, Held>,
@@ -60,7 +60,7 @@ impl Map {
         self.granules[start..start + (size / GRANULE) as usize].fill(state);
     }
 
-    /// Runs of granules in `state`: bytes and offset, smallest first.
+    /// Returns the runs of granules in `state`, each as size and offset in bytes, smallest first.
     fn runs(&self, state: BlockState) -> Vec<(u64, u64)> {
         let mut runs = Vec::new();
         let mut at = 0;
@@ -75,7 +75,8 @@ impl Map {
         runs
     }
 
-    /// Where best fit must put `size` bytes: the smallest run with room, the lowest of several.
+    /// Returns the offset that best fit must choose for `size` bytes: the smallest run that fits, the lowest of
+    /// several.
     fn best_fit(&self, size: u64, alignment: u64) -> Option<u64> {
         self.runs(BlockState::Free).into_iter().find_map(|(len, offset)| {
             let start = (BASE + offset).next_multiple_of(alignment) - BASE;
@@ -183,7 +184,7 @@ proptest! {
                     let Some((offset, held)) = nth(&map.live, which) else { continue };
                     let block = heap.free_later(offset).unwrap();
                     prop_assert_eq!((block.size, block.shared), (held.size, held.shared));
-                    prop_assert!(heap.share(offset).is_err(), "a pending block is nobody's to share");
+                    prop_assert!(heap.share(offset).is_err(), "a pending block cannot be shared");
                     map.live.remove(&offset);
                     map.paint(offset, held.size, BlockState::Pending);
                     map.pending.insert(offset, held);
@@ -200,7 +201,7 @@ proptest! {
                     if range.iter().any(|state| matches!(state, BlockState::Live | BlockState::Pending)) {
                         continue;
                     }
-                    // Claimed neighbours must not be merged away, so claims are made and undone whole.
+                    // A claim belongs to one transaction, so it is made and undone as a whole.
                     let first = heap.block_around(start * GRANULE).unwrap();
                     let last = heap.block_around((end - 1) * GRANULE).unwrap();
                     let cuts_claim = [first, last].iter().any(|block| block.state == BlockState::Claimed
@@ -220,7 +221,7 @@ proptest! {
                         continue;
                     }
                     heap.take_live(block.offset, start, size, waste);
-                    // What is left of a claim is free.
+                    // The rest of a claim becomes free.
                     map.paint(block.offset, block.size, BlockState::Free);
                     map.hand_out(start, size, waste);
                 }
@@ -232,7 +233,7 @@ proptest! {
 }
 
 #[test]
-fn bad_frees_are_told_apart() {
+fn errors_of_free_are_distinguished() {
     let mut heap = Heap::new(16 * GRANULE);
     heap.set(0, 0, 8 * GRANULE, BlockState::Free, 0);
     let offset = heap.alloc(2 * GRANULE, 0).unwrap();
@@ -274,17 +275,17 @@ fn merged_blocks_keep_the_later_epoch() {
         heap.set(0, 0, 3 * GRANULE, BlockState::Free, 0);
         let blocks: Vec<u64> = (0..3).map(|_| heap.alloc(GRANULE, 0).unwrap()).collect();
         for (number, block) in order.into_iter().enumerate() {
-            // The latest of all is freed first: what merges with it later must not make it look older.
+            // The block with the latest epoch is freed first: merging with it must not lower that epoch.
             heap.free(blocks[block], 9 - number as u32).unwrap();
         }
         assert_eq!(heap.block(0).unwrap().epoch, 9, "{order:?}");
         let again = heap.alloc(GRANULE, 0).unwrap();
         heap.free_later(again).unwrap();
         heap.settle(0, 1);
-        assert_eq!(heap.block(0).unwrap().epoch, 9, "{order:?}: settled beside a later one");
+        assert_eq!(heap.block(0).unwrap().epoch, 9, "{order:?}: settled beside a block with a later epoch");
         heap.set(0, 0, 2 * GRANULE, BlockState::Claimed, 0);
         heap.set(0, 0, 2 * GRANULE, BlockState::Free, 0);
-        assert_eq!(heap.block(0).unwrap().epoch, 9, "{order:?}: claimed and given back");
+        assert_eq!(heap.block(0).unwrap().epoch, 9, "{order:?}: claimed and released");
     }
 }
 

@@ -1,9 +1,9 @@
-//! For users of [`cust`]: its `DevicePointer` and `Stream`.
+//! Conversions for users of [`cust`]: its `DevicePointer` and `Stream`.
 //!
-//! `cust` keeps the handle of its `Event` to itself. Order with events all the same: record them on a `Stream` of
-//! `cust` and let the other stream wait for them, as ever; gapless needs to know the streams only.
+//! `cust` does not expose the handle of its `Event`, and gapless does not need it: order streams with events of `cust`
+//! as usual, and tell gapless about the streams only.
 //!
-//! A `cust` context is the device's primary context, and so is gapless's.
+//! Both `cust` and gapless use the device's primary context.
 
 use crate::allocator::{AllocError, Allocator, FreeError};
 use crate::driver::Driver;
@@ -23,24 +23,27 @@ impl<T: DeviceCopy> From<DevicePointer<T>> for DeviceAddr {
     }
 }
 
-/// The allocator's calls in the types of `cust`.
+/// The allocator's functions with the types of `cust`.
 pub trait CustAllocator {
-    /// Allocates `count` values for work on `stream`. Their content is undefined: write them before they are read.
+    /// Allocates memory for `count` values of type `T`, for use on `stream`. The memory is uninitialized: write the
+    /// values before reading them.
     ///
     /// # Errors
-    /// As [`Allocator::alloc`]; more bytes than 64 bits count is an allocation of `u64::MAX` bytes, which fails.
+    /// Returns the errors of [`Allocator::alloc_aligned`]. If the size in bytes overflows, it counts as `u64::MAX`
+    /// bytes, which always fails.
     fn alloc_pointer<T: DeviceCopy>(&self, count: usize, stream: &Stream) -> Result<DevicePointer<T>, AllocError>;
 
-    /// Frees what [`alloc_pointer`](Self::alloc_pointer) gave, in the order of the streams that it was used on.
+    /// Frees memory from [`alloc_pointer`](Self::alloc_pointer), in stream order: after the work already submitted to
+    /// the streams that use it.
     ///
     /// # Errors
-    /// As [`Allocator::free`].
+    /// Returns the errors of [`Allocator::free`].
     fn free_pointer<T: DeviceCopy>(&self, pointer: DevicePointer<T>) -> Result<(), FreeError>;
 
-    /// Makes known that work on `stream` uses the memory too.
+    /// Records that `stream` also uses the allocation.
     ///
     /// # Errors
-    /// As [`Allocator::record_stream`].
+    /// Returns the errors of [`Allocator::record_stream`].
     fn record_pointer<T: DeviceCopy>(&self, pointer: DevicePointer<T>, stream: &Stream) -> Result<(), FreeError>;
 }
 

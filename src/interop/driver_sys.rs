@@ -1,4 +1,4 @@
-//! For users of [`cuda_driver_sys`]: its `CUdeviceptr`, `CUstream` and `CUevent`.
+//! Conversions for users of [`cuda_driver_sys`]: its `CUdeviceptr`, `CUstream` and `CUevent`.
 
 use crate::driver::EventHandle;
 use crate::units::{DeviceAddr, StreamId};
@@ -28,12 +28,12 @@ impl From<EventHandle> for CUevent {
     }
 }
 
-/// The address as the driver API takes it.
+/// Converts an address of gapless to one of the driver API.
 pub const fn device_pointer(addr: DeviceAddr) -> CUdeviceptr {
     addr.0
 }
 
-/// An address of the driver API as gapless takes it.
+/// Converts an address of the driver API to one of gapless.
 pub const fn device_addr(pointer: CUdeviceptr) -> DeviceAddr {
     DeviceAddr(pointer)
 }

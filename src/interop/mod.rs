@@ -1,7 +1,7 @@
-//! gapless for users of other CUDA crates: allocations into and out of their pointer, stream and event types.
+//! Conversions between the types of gapless and the pointer, stream and event types of other CUDA crates.
 //!
-//! Both crates link `-lcuda` when they are built, so a program with one of these features needs the driver library to
-//! build and to start; gapless itself does not, which is why neither is what it is built on.
+//! Both crates link `-lcuda` at build time, so a program with one of these features needs the driver library to build
+//! and to start. gapless itself does not, and for that reason uses neither crate.
 
 #[cfg(feature = "cust")]
 pub mod cust;

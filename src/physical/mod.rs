@@ -1,9 +1,10 @@
-//! Physical memory: every chunk the allocator holds, and how much it may hold.
+//! Physical memory: the chunks that the allocator holds, and the budget that limits them.
 //!
-//! - I1  `held_pages` is the sum of the chunks' pages; a chunk is listed as idle exactly when nothing maps it.
-//! - I2  `held_bytes <= budget` whenever a chunk is about to be created (a budget lowered later is met by trimming).
+//! - I1  `held_pages` is the sum of the chunks' pages; a chunk is listed as idle exactly when it is not mapped.
+//! - I2  the budget allows every chunk at the time it is created; after the budget is lowered, trimming reaches it.
 //!
-//! Threads: none; the owner locks. Nothing here calls the driver or knows an address: views are opaque to it.
+//! Threads: not synchronized; the owner holds a lock. Nothing here calls the driver or interprets addresses: views are
+//! only stored and compared.
 
 mod policy;
 
@@ -12,37 +13,37 @@ pub use policy::{ChunkPolicy, ChunkSizes};
 use crate::driver::ChunkHandle;
 use std::collections::BTreeMap;
 
-/// A chunk's place in its pool.
+/// Number of a chunk in its pool. Reused after the chunk is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkId(pub u32);
 
-/// Where a chunk is mapped: a segment, and the first page of the mapping there.
+/// Where a chunk is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ViewAt {
     /// Number of the segment.
     pub segment: u32,
-    /// First page in it.
+    /// Number of the mapping's first page in the segment.
     pub page: u64,
 }
 
-/// One physical handle: some pages, always mapped whole, at any number of places of which at most one is *active*: the
-/// one that its bytes are handed out through. The others are stale views, kept because the next turn of the work may
-/// want them again.
+/// One allocation of physical memory. It is always mapped as a whole, at any number of places. At most one of these
+/// views is *active*: the one through which the chunk's bytes are allocated. The others are stale views, kept because
+/// the program's next iteration may use them again.
 #[derive(Clone, Debug)]
 pub struct Chunk {
-    /// The driver's handle.
+    /// The driver's handle for the memory.
     pub handle: ChunkHandle,
-    /// Pages.
+    /// Number of pages in the chunk.
     pub pages: u32,
-    /// The view that blocks live in.
+    /// The view through which the chunk's bytes are allocated.
     pub active: Option<ViewAt>,
-    /// The other views.
+    /// The stale views.
     pub stale: Vec<ViewAt>,
-    /// Held by a caller of the lower layer, outside the heaps.
+    /// The chunk belongs to a raw range instead of the heaps.
     pub lent_out: bool,
 }
 
-/// All chunks of one allocator.
+/// The chunks of one allocator, and its budget.
 #[derive(Debug)]
 pub struct ChunkPool {
     chunks: Vec<Option<Chunk>>,
@@ -57,7 +58,7 @@ pub struct ChunkPool {
 }
 
 impl ChunkPool {
-    /// An empty pool that may hold `budget_bytes`, in whole pages.
+    /// Creates an empty pool with a budget of `budget_bytes`, rounded down to whole pages of `page_bytes`.
     pub fn new(page_bytes: u64, budget_bytes: u64) -> Self {
         Self {
             chunks: Vec::new(),
@@ -72,69 +73,69 @@ impl ChunkPool {
         }
     }
 
-    /// Bytes of a page.
+    /// Returns the size of a page in bytes.
     pub fn page_bytes(&self) -> u64 {
         self.page_bytes
     }
 
-    /// Pages that may be held.
+    /// Returns the budget in pages.
     pub fn budget_pages(&self) -> u64 {
         self.budget_pages
     }
 
-    /// Changes the budget. What is held above it stays until it is given back.
+    /// Changes the budget to `bytes`, rounded down to whole pages. Chunks above it stay until the owner removes them.
     pub fn set_budget(&mut self, bytes: u64) {
         self.budget_pages = bytes / self.page_bytes;
     }
 
-    /// Pages held.
+    /// Returns the number of pages in all chunks.
     pub fn held_pages(&self) -> u64 {
         self.held_pages
     }
 
-    /// Bytes held.
+    /// Returns the size of all chunks in bytes.
     pub fn held_bytes(&self) -> u64 {
         self.held_pages * self.page_bytes
     }
 
-    /// Most bytes ever held.
+    /// Returns the peak of [`held_bytes`](Self::held_bytes) since the last [`reset_peak`](Self::reset_peak).
     pub fn peak_held_bytes(&self) -> u64 {
         self.peak_held_pages * self.page_bytes
     }
 
-    /// Makes the present the peak.
+    /// Resets the peak to the current value.
     pub fn reset_peak(&mut self) {
         self.peak_held_pages = self.held_pages;
     }
 
-    /// Bytes of chunks that nothing maps.
+    /// Returns the size of the chunks that are not mapped, in bytes.
     pub fn idle_bytes(&self) -> u64 {
         self.idle_pages * self.page_bytes
     }
 
-    /// Bytes of chunks that callers of the lower layer have. O(chunks).
+    /// Returns the size of the chunks that belong to raw ranges, in bytes. O(chunks).
     pub fn lent_out_bytes(&self) -> u64 {
         let pages = self.iter().filter(|(_, chunk)| chunk.lent_out).map(|(_, chunk)| u64::from(chunk.pages));
         pages.sum::<u64>() * self.page_bytes
     }
 
-    /// Pages that the budget still allows.
+    /// Returns the number of pages that may be created within the budget.
     pub fn headroom_pages(&self) -> u64 {
         self.budget_pages.saturating_sub(self.held_pages)
     }
 
-    /// Number of chunks.
+    /// Returns the number of chunks.
     #[allow(clippy::len_without_is_empty, reason = "a count among others, not a collection's length")]
     pub fn len(&self) -> usize {
         self.chunks.len() - self.vacant.len()
     }
 
-    /// One more than the highest number that a chunk has.
+    /// Returns a bound that every [`ChunkId`] of the pool is below.
     pub fn id_bound(&self) -> usize {
         self.chunks.len()
     }
 
-    /// Takes in a chunk just created; it is idle.
+    /// Adds a chunk that was just created. It is idle.
     pub fn add(&mut self, handle: ChunkHandle, pages: u32) -> ChunkId {
         let chunk = Chunk { handle, pages, active: None, stale: Vec::new(), lent_out: false };
         let id = match self.vacant.pop() {
@@ -153,26 +154,32 @@ impl ChunkPool {
         id
     }
 
-    /// Forgets an idle chunk, before its handle goes back to the driver.
+    /// Removes an idle chunk, before its memory is released to the driver.
+    ///
+    /// # Panics
+    /// Panics if the chunk is not in the pool.
     pub fn remove(&mut self, id: ChunkId) -> Chunk {
         self.set_idle(id, false);
-        let chunk = self.chunks[id.0 as usize].take().expect("a chunk id comes from this pool");
+        let chunk = self.chunks[id.0 as usize].take().expect("the chunk is in this pool");
         debug_assert!(chunk.active.is_none() && chunk.stale.is_empty());
         self.vacant.push(id.0);
         self.held_pages -= u64::from(chunk.pages);
         chunk
     }
 
-    /// The chunk.
+    /// Returns the chunk.
+    ///
+    /// # Panics
+    /// Panics if the chunk is not in the pool.
     pub fn get(&self, id: ChunkId) -> &Chunk {
-        self.chunks[id.0 as usize].as_ref().expect("a chunk id comes from this pool")
+        self.chunks[id.0 as usize].as_ref().expect("the chunk is in this pool")
     }
 
     fn get_mut(&mut self, id: ChunkId) -> &mut Chunk {
-        self.chunks[id.0 as usize].as_mut().expect("a chunk id comes from this pool")
+        self.chunks[id.0 as usize].as_mut().expect("the chunk is in this pool")
     }
 
-    /// Makes `view` the active one; the one that was becomes stale. `view` may be new or one of the stale ones.
+    /// Makes `view`, a new or a stale one, the active view. The previous active view becomes stale.
     pub fn activate(&mut self, id: ChunkId, view: ViewAt) {
         if self.is_idle(id) {
             self.set_idle(id, false);
@@ -184,7 +191,7 @@ impl ChunkPool {
         }
     }
 
-    /// Notes a further view that is not active.
+    /// Adds a new stale view.
     pub fn add_stale(&mut self, id: ChunkId, view: ViewAt) {
         if self.is_idle(id) {
             self.set_idle(id, false);
@@ -192,7 +199,7 @@ impl ChunkPool {
         self.get_mut(id).stale.push(view);
     }
 
-    /// Forgets `view`, which has been unmapped. The chunk is idle when it was the last one.
+    /// Removes `view`, which has been unmapped. The chunk becomes idle if that was its last view.
     pub fn drop_view(&mut self, id: ChunkId, view: ViewAt) {
         let chunk = self.get_mut(id);
         if chunk.active == Some(view) {
@@ -205,22 +212,22 @@ impl ChunkPool {
         }
     }
 
-    /// Notes that the chunk cannot be moved now: it is passed over until [`lift_bars`](Self::lift_bars).
+    /// Excludes a chunk that cannot be moved now until [`lift_bars`](Self::lift_bars).
     pub fn bar(&mut self, id: ChunkId) {
         self.barred.push(id);
     }
 
-    /// Whether the chunk was found not to be movable in this search.
+    /// Returns `true` if the chunk is excluded from the current search.
     pub fn is_barred(&self, id: ChunkId) -> bool {
         self.barred.contains(&id)
     }
 
-    /// The end of a search: what could not be moved is worth another try.
+    /// Ends the exclusion of all chunks, at the end of a search.
     pub fn lift_bars(&mut self) {
         self.barred.clear();
     }
 
-    /// Lends the chunk to a caller of the lower layer, or takes it back.
+    /// Records whether the chunk belongs to a raw range.
     pub fn set_lent_out(&mut self, id: ChunkId, lent_out: bool) {
         self.get_mut(id).lent_out = lent_out;
     }
@@ -245,25 +252,25 @@ impl ChunkPool {
         }
     }
 
-    /// Idle chunks of at most `pages`, largest first.
+    /// Returns the idle chunks of at most `pages` pages, largest first.
     pub fn idle_up_to(&self, pages: u64) -> impl Iterator<Item = ChunkId> {
         let top = u32::try_from(pages).unwrap_or(u32::MAX);
         self.idle.range(..=top).rev().flat_map(|(_, ids)| ids.iter().copied())
     }
 
-    /// All idle chunks.
+    /// Returns all idle chunks, smallest first.
     pub fn idle(&self) -> impl Iterator<Item = ChunkId> {
         self.idle.values().flatten().copied()
     }
 
-    /// All chunks.
+    /// Returns all chunks in the order of their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (ChunkId, &Chunk)> {
         self.chunks.iter().enumerate().filter_map(|(id, chunk)| {
             chunk.as_ref().map(|chunk| (ChunkId(u32::try_from(id).expect("ids are 32 bits")), chunk))
         })
     }
 
-    /// Bytes of host memory behind the pool.
+    /// Returns the host memory that the pool uses, in bytes.
     pub fn metadata_bytes(&self) -> u64 {
         let views: usize = self.iter().map(|(_, chunk)| chunk.stale.capacity() * size_of::<ViewAt>()).sum();
         (self.chunks.capacity() * size_of::<Option<Chunk>>() + views) as u64
@@ -272,7 +279,7 @@ impl ChunkPool {
     /// Asserts I1.
     ///
     /// # Panics
-    /// When it does not hold.
+    /// Panics if the invariant does not hold.
     pub fn check(&self) {
         let pages: u64 = self.iter().map(|(_, chunk)| u64::from(chunk.pages)).sum();
         assert_eq!(pages, self.held_pages, "I1: pages held");
@@ -281,7 +288,10 @@ impl ChunkPool {
         for (id, chunk) in self.iter() {
             let listed = self.idle.get(&chunk.pages).is_some_and(|ids| ids.contains(&id));
             assert_eq!(listed, self.is_idle(id), "I1: chunk {id:?} is listed wrongly");
-            assert!(chunk.active.is_none_or(|active| !chunk.stale.contains(&active)), "I1: {id:?} twice in a place");
+            assert!(
+                chunk.active.is_none_or(|active| !chunk.stale.contains(&active)),
+                "I1: the active view of {id:?} is also stale"
+            );
         }
     }
 }

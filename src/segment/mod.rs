@@ -1,10 +1,10 @@
-//! Segments: ranges of addresses with a page table, and the driver sequences on them, each all-or-nothing.
+//! Segments: ranges of addresses with a page table, and the driver sequences on them, which succeed or fail as a whole.
 //!
-//! A page of a segment is unmapped, or inside a *view*: one mapping of one chunk. A view is active when the chunk's bytes
-//! are handed out through it, stale when they have moved on and the mapping was kept. What a stale view was last used
-//! for is known by its fence: it may be unmapped once that has passed.
+//! A page of a segment is unmapped or belongs to a *view*: one mapping of one chunk. A view is active while the chunk's
+//! bytes are allocated through it. It is stale when they are allocated elsewhere but the mapping was kept. The fence of
+//! a stale view marks its last use: the view may be unmapped once the fence has passed.
 //!
-//! Threads: none; the owner locks.
+//! Threads: not synchronized; the owner holds a lock.
 
 mod page_table;
 pub mod transaction;
@@ -13,28 +13,28 @@ pub use page_table::{PageTable, View, ViewState};
 
 use crate::units::DeviceAddr;
 
-/// A range of addresses and what is mapped in it.
+/// A range of addresses and the views mapped in it.
 #[derive(Debug)]
 pub struct Segment {
-    /// First address.
+    /// First address of the range.
     pub base: DeviceAddr,
-    /// Pages of addresses.
+    /// Size of the range in pages.
     pub pages: u64,
-    /// Bytes of a page.
+    /// Size of a page in bytes.
     pub page_bytes: u64,
-    /// What is mapped.
+    /// The views mapped in the range.
     pub table: PageTable,
-    /// A mapping here could neither be used nor removed: its addresses are never handed out again.
+    /// A mapping in the range could neither be used nor removed: its addresses are never allocated again.
     pub poisoned: bool,
 }
 
 impl Segment {
-    /// A segment with nothing mapped.
+    /// Creates a segment of `bytes` bytes, a multiple of `page_bytes`, with nothing mapped.
     pub fn new(base: DeviceAddr, bytes: u64, page_bytes: u64) -> Self {
         Self { base, pages: bytes / page_bytes, page_bytes, table: PageTable::default(), poisoned: false }
     }
 
-    /// Address of a page.
+    /// Returns the address of a page of the segment.
     pub fn address(&self, page: u64) -> DeviceAddr {
         self.base.offset(page * self.page_bytes)
     }

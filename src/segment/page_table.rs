@@ -1,47 +1,47 @@
-//! Page table of one segment: which view each page belongs to.
+//! Page table of one segment: the view that each page belongs to.
 //!
-//! - I1  every page of a view points at it, and no page points at a view that is not there.
-//! - I2  a page is marked as mapped exactly when a view covers it, and as active when that view is active.
+//! - I1  every page of a view refers to it, and no page refers to a view that does not exist.
+//! - I2  a page is marked as mapped exactly when a view covers it, and as active exactly when that view is active.
 //!
-//! Memory: 4 bytes and 2 bits per page below the highest page ever mapped, and a record per view.
+//! Memory: 4 bytes and 2 bits per page up to the highest page ever mapped, and one record per view.
 
 use crate::physical::ChunkId;
 use crate::stream::Fence;
 use bitvec::vec::BitVec;
 
-/// Whether a chunk's bytes are handed out through a view.
+/// Whether a chunk's bytes are allocated through a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ViewState {
-    /// Yes.
+    /// They are. A chunk has at most one such view.
     Active,
-    /// No longer; the last use through it was before this fence.
+    /// No longer: all use through the view is over when this fence has passed.
     Stale(Fence),
 }
 
 /// One mapping of one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
-    /// What is mapped.
+    /// The chunk that is mapped.
     pub chunk: ChunkId,
-    /// First page.
+    /// Number of the view's first page in the segment.
     pub page: u64,
-    /// Pages.
+    /// Number of pages in the view: those of the chunk.
     pub pages: u32,
-    /// Active or stale.
+    /// Whether the chunk's bytes are allocated through the view.
     pub state: ViewState,
 }
 
 impl View {
-    /// The page after the last.
+    /// Returns the number of the page after the view.
     pub fn end(&self) -> u64 {
         self.page + u64::from(self.pages)
     }
 }
 
-/// "No view" in the page array.
+/// Stands for "no view" in `view_of`.
 const NONE: u32 = u32::MAX;
 
-/// See the module.
+/// The views of one segment, by page.
 #[derive(Debug, Default)]
 pub struct PageTable {
     view_of: Vec<u32>,
@@ -53,28 +53,28 @@ pub struct PageTable {
 }
 
 impl PageTable {
-    /// Number of views.
+    /// Returns the number of views.
     #[allow(clippy::len_without_is_empty, reason = "a count among others, not a collection's length")]
     pub fn len(&self) -> usize {
         self.views.len() - self.vacant.len()
     }
 
-    /// Number of views that are not active.
+    /// Returns the number of stale views.
     pub fn stale(&self) -> usize {
         self.stale
     }
 
-    /// Pages that are mapped.
+    /// Returns the number of mapped pages.
     pub fn mapped_pages(&self) -> u64 {
         self.mapped.count_ones() as u64
     }
 
-    /// One past the highest page that was ever mapped.
+    /// Returns the number of the page after the highest one that was ever mapped.
     pub fn top(&self) -> u64 {
         self.view_of.len() as u64
     }
 
-    /// Adds a view over unmapped pages.
+    /// Adds a view. Its pages must not be mapped.
     pub fn add(&mut self, view: View) {
         let (start, end) = (index(view.page), index(view.end()));
         if self.view_of.len() < end {
@@ -102,11 +102,11 @@ impl PageTable {
     /// Removes the view that starts at `page`.
     ///
     /// # Panics
-    /// When none starts there.
+    /// Panics if no view starts there.
     pub fn remove(&mut self, page: u64) -> View {
         let id = self.view_of[index(page)];
-        let view = self.views[id as usize].take().expect("I1: a page points at a view that is there");
-        assert_eq!(view.page, page, "a view is removed whole");
+        let view = self.views[id as usize].take().expect("I1: a page refers to a view that exists");
+        assert_eq!(view.page, page, "no view starts at the page");
         self.stale -= usize::from(view.state != ViewState::Active);
         self.vacant.push(id);
         let (start, end) = (index(view.page), index(view.end()));
@@ -117,10 +117,13 @@ impl PageTable {
     }
 
     /// Changes the state of the view that starts at `page`.
+    ///
+    /// # Panics
+    /// Panics if `page` is not mapped.
     pub fn set_state(&mut self, page: u64, state: ViewState) {
         let id = self.view_of[index(page)];
-        let view = self.views[id as usize].as_mut().expect("I1: a page points at a view that is there");
-        debug_assert_eq!(view.page, page, "a view changes whole");
+        let view = self.views[id as usize].as_mut().expect("I1: a page refers to a view that exists");
+        debug_assert_eq!(view.page, page, "no view starts at the page");
         self.stale += usize::from(state != ViewState::Active);
         self.stale -= usize::from(view.state != ViewState::Active);
         view.state = state;
@@ -128,13 +131,13 @@ impl PageTable {
         self.active[start..end].fill(state == ViewState::Active);
     }
 
-    /// The view that covers `page`.
+    /// Returns the view that covers `page`.
     pub fn view(&self, page: u64) -> Option<&View> {
         let id = *self.view_of.get(index(page))?;
         if id == NONE { None } else { self.views[id as usize].as_ref() }
     }
 
-    /// The views that touch `[start, end)`, in address order.
+    /// Returns the views that overlap the pages `[start, end)`, in address order.
     pub fn views_in(&self, start: u64, end: u64) -> impl Iterator<Item = &View> {
         let mut at = start;
         let end = end.min(self.top());
@@ -151,23 +154,23 @@ impl PageTable {
         })
     }
 
-    /// All views, in no order.
+    /// Returns all views in arbitrary order.
     pub fn iter(&self) -> impl Iterator<Item = &View> {
         self.views.iter().flatten()
     }
 
-    /// True when all pages of `[start, end)` are in active views.
+    /// Returns `true` if all pages of `[start, end)` are in active views.
     pub fn all_active(&self, start: u64, end: u64) -> bool {
         end <= self.top() && self.active[index(start)..index(end)].all()
     }
 
-    /// True when no page of `[start, end)` is in an active view.
+    /// Returns `true` if no page of `[start, end)` is in an active view.
     pub fn none_active(&self, start: u64, end: u64) -> bool {
         let end = end.min(self.top());
         start >= end || self.active[index(start)..index(end)].not_any()
     }
 
-    /// Bytes of host memory behind the table.
+    /// Returns the host memory that the table uses, in bytes.
     pub fn metadata_bytes(&self) -> u64 {
         (self.view_of.capacity() * 4
             + (self.mapped.capacity() + self.active.capacity()) / 8
@@ -177,7 +180,7 @@ impl PageTable {
     /// Asserts I1 and I2.
     ///
     /// # Panics
-    /// When an invariant does not hold.
+    /// Panics if an invariant does not hold.
     pub fn check(&self) {
         let mut covered = 0;
         for (id, view) in self.views.iter().enumerate().filter_map(|(id, view)| view.map(|view| (id, view))) {
@@ -227,7 +230,7 @@ mod tests {
         if stale { ViewState::Stale(Fence { stream: StreamIndex(3), epoch: 9 }) } else { ViewState::Active }
     }
 
-    /// Every question that can be asked, against a plain list of views.
+    /// Compares the result of every query with a plain list of views.
     fn assert_same(table: &PageTable, views: &[View], top: u64) {
         table.check();
         let covering = |page: u64| views.iter().find(|view| (view.page..view.end()).contains(&page));
@@ -320,17 +323,17 @@ mod tests {
         let mut table = PageTable::default();
         table.add(View { chunk: ChunkId(0), page: 0, pages: 1 << 16, state: ViewState::Active });
         let per_page = table.metadata_bytes() as f64 / f64::from(1 << 16);
-        assert!((4.25..4.5).contains(&per_page), "{per_page} bytes a page");
+        assert!((4.25..4.5).contains(&per_page), "{per_page} bytes per page");
         table.remove(0);
         let before = table.metadata_bytes();
         for page in 0..1000 {
             table.add(View { chunk: ChunkId(1), page, pages: 1, state: ViewState::Active });
         }
-        assert!(table.metadata_bytes() > before + 1000 * size_of::<View>() as u64, "a record per view");
+        assert!(table.metadata_bytes() > before + 1000 * size_of::<View>() as u64, "one record per view");
     }
 
     #[test]
-    fn views_come_and_go_whole() {
+    fn views_are_added_and_removed_as_a_whole() {
         let mut table = PageTable::default();
         let view = |chunk, page, pages| View { chunk: ChunkId(chunk), page, pages, state: ViewState::Active };
         table.add(view(0, 4, 2));

@@ -1,4 +1,4 @@
-//! Driver sequences that happen whole or not at all.
+//! Driver sequences that succeed or fail as a whole.
 
 use crate::driver::{ChunkHandle, DriverError, MemoryDriver};
 use crate::units::DeviceAddr;
@@ -6,27 +6,28 @@ use crate::units::DeviceAddr;
 /// One mapping to make.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapping {
-    /// Where.
+    /// Address of the mapping's first byte.
     pub addr: DeviceAddr,
-    /// How much: the chunk's size.
+    /// Size of the mapping in bytes, which is the size of the chunk.
     pub bytes: u64,
-    /// What.
+    /// The chunk to map.
     pub chunk: ChunkHandle,
 }
 
-/// A sequence that failed and was undone, or could not be undone completely.
+/// The error of a sequence that failed. The sequence was undone, except for the mappings in `stuck`.
 #[derive(Debug)]
 pub struct Failure {
-    /// Why the sequence failed.
+    /// The driver's error.
     pub error: DriverError,
-    /// Mappings that could not be removed again: their addresses must not be used any more.
+    /// Mappings that could not be removed: their addresses must never be used again.
     pub stuck: Vec<Mapping>,
 }
 
-/// Makes all mappings and gives access to them, adjacent ones in one call; on failure removes those made, in reverse.
+/// Maps all `mappings` and enables access to them, with one call for each run of adjacent ones. On failure, removes the
+/// mappings made so far in reverse order.
 ///
 /// # Errors
-/// [`Failure`] with the driver's error; `stuck` is empty unless the driver refused the undoing as well.
+/// Returns [`Failure`] with the driver's error. `stuck` is empty unless the driver also refused to unmap.
 pub fn map_all(driver: &impl MemoryDriver, mappings: &[Mapping]) -> Result<(), Failure> {
     for (done, mapping) in mappings.iter().enumerate() {
         if let Err(error) = driver.map(mapping.addr, mapping.bytes, mapping.chunk) {
@@ -52,7 +53,7 @@ fn undo(driver: &impl MemoryDriver, made: &[Mapping], error: DriverError) -> Fai
     Failure { error, stuck }
 }
 
-/// The mappings in runs of adjacent addresses.
+/// Splits the mappings into runs with adjacent addresses.
 fn runs(mappings: &[Mapping]) -> impl Iterator<Item = &[Mapping]> {
     mappings.chunk_by(|one, next| one.addr.offset(one.bytes) == next.addr)
 }

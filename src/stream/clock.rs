@@ -1,4 +1,4 @@
-//! Stream clock: the open epoch of one stream, the sealed ones on their way, and the last that has passed.
+//! Stream clock: the open epoch of one stream, the sealed epochs that have not passed, and the last one that has.
 //!
 //! ```text
 //!      passed            sealed (event recorded)       open
@@ -7,14 +7,14 @@
 //!
 //! - I1  `passed < open`; the sealed epochs are in order, each above `passed` and below `open`.
 //!
-//! Cost: `has_passed` is free for a passed epoch, else one query per sealed epoch that has completed plus one.
+//! Cost: `poll` makes one driver call per sealed epoch that has completed, and one more if any is left.
 
 use super::events::EventPool;
 use crate::driver::{DriverResult, EventHandle, StreamDriver};
 use crate::units::StreamId;
 use std::collections::VecDeque;
 
-/// Epochs of one stream.
+/// The epochs of one stream.
 #[derive(Debug)]
 pub struct StreamClock {
     stream: StreamId,
@@ -24,30 +24,30 @@ pub struct StreamClock {
 }
 
 impl StreamClock {
-    /// A clock whose first epoch is open. Epoch 0 has passed: it is that of memory never used.
+    /// Creates a clock whose first epoch, number 1, is open. Epoch 0 has passed: it stands for memory never used.
     pub fn new(stream: StreamId) -> Self {
         Self { stream, open: 1, passed: 0, sealed: VecDeque::new() }
     }
 
-    /// The epoch that a free made now belongs to.
+    /// Returns the open epoch, in which memory is freed now.
     pub fn open(&self) -> u64 {
         self.open
     }
 
-    /// The last epoch known to have passed, without asking the driver.
+    /// Returns the last epoch known to have passed, without a driver call.
     pub fn passed(&self) -> u64 {
         self.passed
     }
 
-    /// Epochs sealed and not known to have passed.
+    /// Returns the number of sealed epochs that are not known to have passed.
     pub fn sealed(&self) -> usize {
         self.sealed.len()
     }
 
-    /// Asks the driver which sealed epochs have passed; returns the last that has.
+    /// Queries the driver for the sealed epochs that have passed, and returns the last one.
     ///
     /// # Errors
-    /// The driver's; what was learned before it stays known.
+    /// Returns the driver's error. Epochs found to have passed before the error are kept.
     pub fn poll(&mut self, driver: &impl StreamDriver, events: &EventPool) -> DriverResult<u64> {
         while let Some(&(epoch, event)) = self.sealed.front() {
             if !driver.event_query(event)? {
@@ -60,11 +60,11 @@ impl StreamClock {
         Ok(self.passed)
     }
 
-    /// Records an event for the open epoch and opens the next. The caller has made sure that frees from now on are
-    /// stamped with the next epoch. False while the stream is being captured: nothing has changed then.
+    /// Records an event for the open epoch and opens the next one. The caller must already stamp frees with the next
+    /// epoch. Returns `false`, without a change, while the stream is being captured.
     ///
     /// # Errors
-    /// The driver's; the epoch stays open, which is always safe.
+    /// Returns the driver's error. The epoch stays open, which is always safe.
     pub fn seal(&mut self, driver: &impl StreamDriver, events: &EventPool) -> DriverResult<bool> {
         if driver.is_capturing(self.stream) {
             return Ok(false);
@@ -79,15 +79,15 @@ impl StreamClock {
         Ok(true)
     }
 
-    /// Blocks the host until `epoch`, which is sealed or passed, has passed.
+    /// Blocks the calling thread until `epoch`, which must not be open, has passed.
     ///
     /// # Errors
-    /// The driver's.
+    /// Returns the driver's error. Nothing has changed then.
     pub fn wait(&mut self, epoch: u64, driver: &impl StreamDriver, events: &EventPool) -> DriverResult<()> {
         if epoch <= self.passed {
             return Ok(());
         }
-        debug_assert!(epoch < self.open, "only a sealed epoch can be waited for");
+        debug_assert!(epoch < self.open, "the open epoch cannot be waited for");
         if let Some(&(_, event)) = self.sealed.iter().find(|(sealed, _)| *sealed >= epoch) {
             driver.event_synchronize(event)?;
         }
@@ -102,19 +102,20 @@ impl StreamClock {
         Ok(())
     }
 
-    /// Makes `waiter` wait, on the device, until `epoch` of this stream, which is sealed or passed, has passed.
+    /// Makes `waiter` wait on the device until `epoch` of this stream, which must not be open, has passed. The host
+    /// does not wait.
     ///
     /// # Errors
-    /// The driver's.
+    /// Returns the driver's error.
     pub fn hold_back(&self, waiter: StreamId, epoch: u64, driver: &impl StreamDriver) -> DriverResult<()> {
-        debug_assert!(epoch < self.open, "only a sealed epoch can be waited for");
+        debug_assert!(epoch < self.open, "the open epoch cannot be waited for");
         match self.sealed.iter().find(|(sealed, _)| *sealed >= epoch) {
             Some(&(_, event)) if epoch > self.passed => driver.stream_wait(waiter, event),
             _ => Ok(()),
         }
     }
 
-    /// Gives all events back without waiting for them: for tearing down.
+    /// Returns all events to the pool without waiting for them, when the allocator is closed.
     pub fn forget(&mut self, events: &EventPool) {
         for (_, event) in self.sealed.drain(..) {
             events.put(event);
@@ -124,7 +125,7 @@ impl StreamClock {
     /// Asserts I1.
     ///
     /// # Panics
-    /// When it does not hold.
+    /// Panics if the invariant does not hold.
     pub fn check(&self) {
         assert!(self.passed < self.open, "I1: an open epoch has passed");
         let mut last = self.passed;
@@ -178,17 +179,17 @@ mod tests {
         clock.check();
         assert_eq!(clock.poll(&driver, &events), Ok(0), "nothing has passed");
         driver.complete(MAIN);
-        assert!(clock.seal(&driver, &events).unwrap(), "sealed behind what the stream has not come to");
+        assert!(clock.seal(&driver, &events).unwrap(), "sealed on a stream that is not held");
         assert_eq!(clock.poll(&driver, &events), Ok(3));
         assert_eq!((clock.open(), clock.passed(), clock.sealed()), (5, 3, 1));
         clock.check();
         assert_eq!(driver.calls()[DriverCall::EventCreate], 4);
         assert!(clock.seal(&driver, &events).unwrap());
-        assert_eq!(driver.calls()[DriverCall::EventCreate], 4, "events are used again");
+        assert_eq!(driver.calls()[DriverCall::EventCreate], 4, "events are reused");
     }
 
     #[test]
-    fn the_host_waits_for_no_more_than_it_must() {
+    fn the_host_waits_only_for_the_epoch_in_question() {
         let (driver, events, mut clock) = clock();
         driver.hold(MAIN);
         let within = [1, 2, 3].map(|_| {
@@ -198,13 +199,13 @@ mod tests {
             event
         });
         clock.wait(0, &driver, &events).unwrap();
-        assert_eq!(driver.host_waits(), 0, "epoch 0 has passed");
+        assert_eq!(driver.host_waits(), 0, "epoch 0 has passed from the start");
         clock.wait(2, &driver, &events).unwrap();
         assert_eq!((driver.host_waits(), clock.passed(), clock.sealed()), (1, 2, 1));
         assert_eq!(within.map(|event| driver.event_query(event).unwrap()), [true, true, false]);
         clock.check();
         clock.wait(2, &driver, &events).unwrap();
-        assert_eq!(driver.host_waits(), 1, "it is known to have passed");
+        assert_eq!(driver.host_waits(), 1, "the epoch is known to have passed");
     }
 
     #[test]
@@ -215,21 +216,21 @@ mod tests {
         driver.hold(MAIN);
         clock.seal(&driver, &events).unwrap();
         clock.hold_back(other, 0, &driver).unwrap();
-        assert_eq!(waits(), 0, "never used");
+        assert_eq!(waits(), 0, "epoch 0 has passed from the start");
         clock.hold_back(other, 1, &driver).unwrap();
         assert_eq!(waits(), 1);
         let event = driver.event_create().unwrap();
         driver.event_record(event, other).unwrap();
-        assert!(!driver.event_query(event).unwrap(), "the other stream is behind epoch 1");
+        assert!(!driver.event_query(event).unwrap(), "the other stream waits for epoch 1");
         driver.complete(MAIN);
         assert!(driver.event_query(event).unwrap());
         clock.poll(&driver, &events).unwrap();
         clock.hold_back(other, 1, &driver).unwrap();
-        assert_eq!(waits(), 1, "it has passed");
+        assert_eq!(waits(), 1, "the epoch has passed");
     }
 
     #[test]
-    fn a_capture_or_a_failure_leaves_the_epoch_open() {
+    fn the_epoch_stays_open_after_a_failure_or_during_a_capture() {
         let driver = FaultDriver::new(ModelDriver::default());
         let (events, mut clock) = (EventPool::default(), StreamClock::new(MAIN));
         let own = driver.create_stream().unwrap();

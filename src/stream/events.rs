@@ -3,17 +3,17 @@
 use crate::driver::{DriverResult, EventHandle, StreamDriver};
 use crate::sync::SegQueue;
 
-/// Idle events of one driver. Any thread; lock-free.
+/// The idle events of one driver. May be used by any thread; lock-free.
 #[derive(Debug, Default)]
 pub struct EventPool {
     idle: SegQueue<EventHandle>,
 }
 
 impl EventPool {
-    /// An event to record: an idle one, or a new one.
+    /// Returns an event to record: an idle one, or a new one if there is none.
     ///
     /// # Errors
-    /// The driver's, when it cannot create one.
+    /// Returns the driver's error if it cannot create an event.
     pub fn take(&self, driver: &impl StreamDriver) -> DriverResult<EventHandle> {
         match self.idle.pop() {
             Some(event) => Ok(event),
@@ -21,15 +21,15 @@ impl EventPool {
         }
     }
 
-    /// Takes an event back; its last recording no longer matters.
+    /// Returns an event to the pool. Its last recording no longer matters.
     pub fn put(&self, event: EventHandle) {
         self.idle.push(event);
     }
 
-    /// Destroys all idle events. Returns the first failure, having tried all.
+    /// Destroys all idle events.
     ///
     /// # Errors
-    /// The driver's.
+    /// Returns the driver's first error, after trying to destroy all events.
     pub fn clear(&self, driver: &impl StreamDriver) -> DriverResult<()> {
         let mut first = Ok(());
         while let Some(event) = self.idle.pop() {

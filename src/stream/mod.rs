@@ -1,10 +1,11 @@
-//! Streams: who may reuse what, when.
+//! Streams: when memory that one stream used may be reused by another.
 //!
 //! Time on a stream is counted in *epochs*. Every free happens in the open epoch of its stream; recording an event
-//! *seals* that epoch and opens the next. Once the event has completed, every use before any free of that epoch is
-//! over: the epoch has *passed*. So one event covers any number of frees, and none is recorded until somebody asks.
+//! *seals* that epoch and opens the next. Once the event has completed, all work before the frees of that epoch is
+//! done: the epoch has *passed*. So one event covers any number of frees, and none is recorded until it is needed.
 //!
-//! Threads: a [`StreamClock`] is locked by its owner. Lock order: see `ARCHITECTURE.md`.
+//! Threads: the owner of a [`StreamClock`] holds a lock; [`StreamTable`] and [`EventPool`] may be used by any thread.
+//! Lock order: see `ARCHITECTURE.md`.
 
 mod clock;
 mod events;
@@ -14,15 +15,15 @@ pub use clock::StreamClock;
 pub use events::EventPool;
 pub use table::{CAPACITY as STREAM_LIMIT, Slots, StreamTable};
 
-/// A stream's place in the allocator's [`StreamTable`].
+/// Index of a stream in the allocator's [`StreamTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamIndex(pub u32);
 
-/// A point on a stream: everything up to and including this epoch.
+/// A point in a stream's time: the end of an epoch. It has passed when the stream has passed that epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence {
-    /// The stream.
+    /// The stream whose time is meant.
     pub stream: StreamIndex,
-    /// The epoch.
+    /// The epoch that ends at the fence.
     pub epoch: u64,
 }

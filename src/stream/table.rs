@@ -1,38 +1,39 @@
-//! Stream table: from a stream's handle to what the allocator keeps for it, without a lock.
+//! Stream table: maps a stream's handle to the allocator's entry for it. Lookups take no lock.
 //!
-//! Open addressing over levels, each as large as all before it, made when those are full; entries are added, never
-//! removed or moved, so a reader needs no more than two loads a level, and few streams live beyond the first. Entries
-//! are also numbered in the order of their arrival.
+//! The table consists of levels of hash tables with open addressing. Each level is as large as all before it together,
+//! and is created when those are full. Entries are added but never removed or moved, so a lookup usually needs two
+//! loads per level, and few programs use more streams than the first level holds. Entries are numbered in the order in
+//! which they were added.
 
 use super::StreamIndex;
 use crate::sync::{Mutex, OnceLock};
 use crate::units::StreamId;
 
-/// Streams of the first level, and of the second. Few under loom, which follows every slot.
+/// Capacity of the first level, and of the second. Small under loom, which tracks every slot.
 const FIRST: usize = if cfg!(loom) { 2 } else { 16 };
 const LEVELS: usize = if cfg!(loom) { 2 } else { 9 };
-/// Most streams of one allocator.
+/// Maximum number of streams of one allocator.
 pub const CAPACITY: usize = FIRST << (LEVELS - 1);
 
-/// An append-only array: written under the owner's lock, read without one.
+/// An append-only array. The owner holds a lock while it appends; reading needs no lock.
 #[derive(Debug)]
 pub struct Slots<T> {
     slots: Box<[OnceLock<T>]>,
 }
 
 impl<T> Slots<T> {
-    /// Room for `capacity` entries.
+    /// Creates an array with space for `capacity` entries.
     pub fn new(capacity: usize) -> Self {
         Self { slots: (0..capacity).map(|_| OnceLock::new()).collect() }
     }
 
-    /// The entry with this number.
+    /// Returns the entry with this number, or `None` if it was not added yet.
     #[inline]
     pub fn get(&self, index: usize) -> Option<&T> {
         self.slots.get(index)?.get()
     }
 
-    /// Fills the next slot in order. `None` when all are taken.
+    /// Appends `value` and returns its number, or `None` if the array is full.
     pub fn push(&self, value: T) -> Option<usize> {
         let mut value = value;
         for (index, slot) in self.slots.iter().enumerate() {
@@ -44,16 +45,16 @@ impl<T> Slots<T> {
         None
     }
 
-    /// Entries in order.
+    /// Returns the entries in the order in which they were added.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().map_while(OnceLock::get)
     }
 }
 
-/// The entries of some consecutive numbers.
+/// One level of the table: entries with consecutive numbers.
 #[derive(Debug)]
 struct Level<T> {
-    /// Handles and their places in `entries`; twice as many slots, so that a search soon ends at an empty one.
+    /// Handles and their indices in `entries`. It has twice as many slots, so that a search soon reaches an empty one.
     by_handle: Box<[OnceLock<(StreamId, u32)>]>,
     entries: Slots<T>,
 }
@@ -63,7 +64,7 @@ impl<T> Level<T> {
         Self { by_handle: (0..capacity * 2).map(|_| OnceLock::new()).collect(), entries: Slots::new(capacity) }
     }
 
-    /// The slots in which a handle may be, in order.
+    /// Returns the slots in which a handle may be, in the order of the search.
     #[inline]
     fn places(&self, stream: StreamId) -> impl Iterator<Item = &OnceLock<(StreamId, u32)>> {
         let slots = self.by_handle.len();
@@ -82,11 +83,11 @@ impl<T> Level<T> {
         None
     }
 
-    /// Fills the next place. `None` when all are taken.
+    /// Adds an entry and returns it, or `None` if the level is full.
     fn push(&self, stream: StreamId, entry: T) -> Option<&T> {
         let index = self.entries.push(entry)?;
         let mut found = (stream, u32::try_from(index).expect("CAPACITY is small"));
-        // The entry first: who finds the handle finds it whole.
+        // The entry is stored before the handle, so a thread that finds the handle also finds the entry.
         for place in self.places(stream) {
             match place.set(found) {
                 Ok(()) => break,
@@ -97,7 +98,7 @@ impl<T> Level<T> {
     }
 }
 
-/// See the module.
+/// Entries of type `T`, one per stream.
 #[derive(Debug)]
 pub struct StreamTable<T> {
     levels: [OnceLock<Level<T>>; LEVELS],
@@ -111,14 +112,14 @@ impl<T> Default for StreamTable<T> {
 }
 
 impl<T> StreamTable<T> {
-    /// Level of an entry's number, and the number of that level's first entry.
+    /// Returns the level of an entry by its number, and the number of that level's first entry.
     #[inline]
     fn level_of(index: usize) -> (usize, usize) {
         let level = ((index / (FIRST / 2)) | 1).ilog2() as usize;
         (level, if level == 0 { 0 } else { (FIRST / 2) << level })
     }
 
-    /// The entry of `stream`, if it was added.
+    /// Returns the entry of `stream`, if it was added.
     #[inline]
     pub fn find(&self, stream: StreamId) -> Option<&T> {
         for level in &self.levels {
@@ -130,7 +131,10 @@ impl<T> StreamTable<T> {
         None
     }
 
-    /// The entry with this number.
+    /// Returns the entry with this index.
+    ///
+    /// # Panics
+    /// Panics if the index does not come from this table.
     #[inline]
     pub fn get(&self, index: StreamIndex) -> &T {
         let (level, first) = Self::level_of(index.0 as usize);
@@ -138,12 +142,13 @@ impl<T> StreamTable<T> {
         entry.expect("a stream index comes from this table")
     }
 
-    /// Entries in the order of their arrival.
+    /// Returns the entries in the order in which they were added.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.levels.iter().map_while(OnceLock::get).flat_map(|level| level.entries.iter())
     }
 
-    /// The entry of `stream`, made by `make` from its number when it is new. `None` when the table is full.
+    /// Returns the entry of `stream`. If there is none, adds the one that `make` creates from its index. Returns `None`
+    /// if the table is full. Takes a lock.
     pub fn find_or_add(&self, stream: StreamId, make: impl FnOnce(StreamIndex) -> T) -> Option<&T> {
         let _adding = self.adding.lock();
         if let Some(entry) = self.find(stream) {
@@ -153,7 +158,7 @@ impl<T> StreamTable<T> {
         let (level, first) = Self::level_of(index);
         let level = self.levels.get(level)?;
         if level.get().is_none() {
-            // Alone: under the lock.
+            // Cannot fail: the lock is held.
             let _ = level.set(Level::new(first.max(FIRST)));
         }
         level.get()?.push(stream, make(StreamIndex(u32::try_from(index).expect("CAPACITY is small"))))
@@ -165,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_keep_their_number() {
+    fn streams_keep_their_index() {
         let table = StreamTable::default();
         assert!(table.find(StreamId(0)).is_none());
         for handle in 0..CAPACITY as u64 {
@@ -182,9 +187,9 @@ mod tests {
         assert_eq!(CAPACITY, 4096);
     }
 
-    /// Handles are small numbers, or addresses with many zeros at the end.
+    /// Handles are small numbers, or addresses with many trailing zero bits.
     #[test]
-    fn streams_are_near_their_home() {
+    fn searches_for_a_stream_are_short() {
         for stride in [1, 64, 4096, 1 << 20] {
             let table = StreamTable::default();
             for number in 0..CAPACITY as u64 {
@@ -195,7 +200,7 @@ mod tests {
             let distance = |handle: StreamId| {
                 level.places(handle).position(|place| place.get().is_some_and(|(other, _)| *other == handle)).unwrap()
             };
-            // Linear probing at half the places takes half a step beyond the home on average.
+            // Linear probing with half of the slots occupied takes half a step beyond the home slot on average.
             assert!(handles.map(distance).sum::<usize>() < CAPACITY / 2, "stride {stride}");
         }
     }

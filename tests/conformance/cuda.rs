@@ -1,4 +1,4 @@
-//! The CUDA driver: on the simulated library, or on device 0 of this machine when `GAPLESS_TEST_DEVICE` is set.
+//! The CUDA driver: with the simulated library, or with device 0 of this machine if `GAPLESS_TEST_DEVICE` is set.
 
 use super::suite::Subject;
 use gapless::driver::DriverUsage;
@@ -16,7 +16,8 @@ impl Subject for CudaDriver {
     }
 }
 
-/// A driver that nobody else in this process uses meanwhile: all share one device, and some tests count its memory.
+/// The driver, locked so that no other test in this process uses it: all share one device, and some tests count its
+/// memory.
 pub struct Exclusive {
     pub driver: CudaDriver,
     _turn: MutexGuard<'static, ()>,
@@ -30,7 +31,7 @@ pub fn exclusive() -> Exclusive {
     Exclusive { driver: builder.open().unwrap(), _turn: turn }
 }
 
-/// True when the tests run on a real device, whose memory others may use at the same time.
+/// Returns `true` if the tests run on a real device, whose memory other processes may use at the same time.
 pub fn on_device() -> bool {
     std::env::var_os("GAPLESS_TEST_DEVICE").is_some()
 }

@@ -1,4 +1,4 @@
-//! One suite for all drivers: `suite` is the contract, `misuse` what breaks it, this file the drivers.
+//! One test suite for all drivers: `suite` tests the contract, `misuse` violates it, and this file has the drivers.
 
 mod cuda;
 mod misuse;
@@ -54,7 +54,7 @@ fn host() -> HostDriver {
 
 const PAGE: u64 = 64 * KIB;
 
-/// One test a function of the suite, each on a fresh driver.
+/// Defines one test per function of the suite, each with a new driver.
 macro_rules! conformance {
     ($driver:ident, $make:expr, [$($test:ident),* $(,)?]) => {
         mod $driver {
@@ -65,35 +65,35 @@ macro_rules! conformance {
             })*
         }
     };
-    // Drivers whose streams can be held take the whole suite.
+    // Drivers whose streams can be held run the whole suite.
     ($driver:ident, $make:expr) => {
         conformance!($driver, $make, [
             the_page_is_a_constant_power_of_two,
             reservations_are_aligned_and_apart,
             addresses_cost_no_memory,
             malformed_and_oversized_reservations_are_errors,
-            creating_takes_memory_and_releasing_gives_it_back,
+            create_takes_memory_and_release_returns_it,
             too_much_memory_is_an_error_without_effect,
-            memory_stays_while_mapped_and_goes_with_the_last_alias,
-            memory_stays_while_the_handle_is_held,
+            memory_is_held_until_the_last_alias_is_unmapped,
+            memory_is_held_while_its_handle_exists,
             one_call_may_cover_several_mappings,
             work_may_touch_any_part_of_a_mapped_range,
             a_wrong_byte_is_found,
             aliases_show_the_same_bytes,
             content_moves_with_the_chunk,
-            a_stream_works_in_order,
+            work_on_a_stream_runs_in_order,
             an_event_completes_with_the_work_before_it,
             a_pending_event_may_be_destroyed,
             waits_order_work_across_streams,
             destroying_a_stream_waits_for_its_work,
             threads_may_call_at_the_same_time,
-            a_held_stream_completes_when_told,
-            a_wait_carries_over_a_hold,
-            a_host_wait_lets_through_what_it_waits_for,
+            a_held_stream_completes_on_request,
+            a_wait_for_a_held_stream_holds_the_waiter,
+            a_host_wait_completes_the_work_it_waits_for,
             an_event_is_its_last_recording,
             waiting_for_an_unrecorded_event_is_no_wait,
             a_wait_outlives_its_event,
-            a_reuse_without_a_wait_is_seen,
+            a_reuse_without_a_wait_is_detected,
             unknown_streams_are_refused,
         ]);
     };
@@ -115,7 +115,7 @@ conformance!(
         a_wrong_byte_is_found,
         aliases_show_the_same_bytes,
         content_moves_with_the_chunk,
-        a_stream_works_in_order,
+        work_on_a_stream_runs_in_order,
         an_event_completes_with_the_work_before_it,
         a_pending_event_may_be_destroyed,
         waits_order_work_across_streams,
@@ -124,7 +124,7 @@ conformance!(
     ]
 );
 
-/// What counts the device's memory to the byte, which others use too on a real one.
+/// Tests that compare the device's free memory exactly, which other processes may change on a real device.
 mod on_cuda_alone {
     use super::*;
 
@@ -133,7 +133,7 @@ mod on_cuda_alone {
             $(#[test]
             fn $test() {
                 if cuda::on_device() {
-                    eprintln!("skipped: others may use the device's memory");
+                    eprintln!("skipped: other processes may use the device's memory");
                     return;
                 }
                 suite::run(&cuda::exclusive().driver, suite::$test);
@@ -143,10 +143,10 @@ mod on_cuda_alone {
 
     alone!(
         addresses_cost_no_memory,
-        creating_takes_memory_and_releasing_gives_it_back,
+        create_takes_memory_and_release_returns_it,
         too_much_memory_is_an_error_without_effect,
-        memory_stays_while_mapped_and_goes_with_the_last_alias,
-        memory_stays_while_the_handle_is_held,
+        memory_is_held_until_the_last_alias_is_unmapped,
+        memory_is_held_while_its_handle_exists,
     );
 }
 
@@ -162,7 +162,7 @@ fn model_panics_on_misuse() {
 }
 
 #[test]
-fn host_refuses_misuse_and_writes_it_down() {
+fn host_refuses_and_records_misuse() {
     for case in misuse::cases::<HostDriver>() {
         let driver = host();
         let error = (case.run)(&driver).expect_err(case.name);
@@ -179,22 +179,22 @@ fn other_processes_take_memory() {
     let total = model.memory_info().unwrap().total;
     model.set_external(total - 2 * model.granularity());
     host.set_external(254 * PAGE);
-    fn two_pages_are_left(driver: &impl Subject) {
+    fn leaves_two_pages(driver: &impl Subject) {
         let page = driver.granularity();
         assert_eq!(driver.memory_info().unwrap().free, 2 * page);
         let chunk = driver.create(2 * page).unwrap();
         assert_eq!(suite::kind(driver.create(page)), Some(DriverErrorKind::OutOfMemory));
         driver.release(chunk).unwrap();
     }
-    two_pages_are_left(&model);
-    two_pages_are_left(&host);
+    leaves_two_pages(&model);
+    leaves_two_pages(&host);
     model.set_external(u64::MAX);
     assert_eq!(model.memory_info().unwrap().free, 0);
 }
 
 #[test]
 fn mappings_are_limited() {
-    fn three_at_a_time(driver: &impl Subject) {
+    fn allows_three_mappings(driver: &impl Subject) {
         let page = driver.granularity();
         let addr = driver.reserve(4 * page, page).unwrap();
         let chunk = driver.create(page).unwrap();
@@ -211,7 +211,7 @@ fn mappings_are_limited() {
         driver.release(chunk).unwrap();
         driver.address_free(addr, 4 * page).unwrap();
     }
-    suite::run(&ModelDriver::new(ModelConfig { max_mappings: 3, ..ModelConfig::default() }), three_at_a_time);
+    suite::run(&ModelDriver::new(ModelConfig { max_mappings: 3, ..ModelConfig::default() }), allows_three_mappings);
     let config = HostConfig { granularity: PAGE, max_mappings: 3, ..HostConfig::default() };
-    suite::run(&HostDriver::new(config).unwrap(), three_at_a_time);
+    suite::run(&HostDriver::new(config).unwrap(), allows_three_mappings);
 }

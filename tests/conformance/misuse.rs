@@ -1,11 +1,11 @@
-//! Broken rules of the driver contract: each case sets up, breaks one rule with its last call and returns what that
-//! said. How a driver says it is the driver's affair; that it does, in these words, is tested here.
+//! Violations of the driver contract: each case prepares a situation, violates one rule with its last call and returns
+//! that call's result. Drivers may report a violation in different ways, but all must name the rule with these words.
 
 use crate::suite::{Mapped, recorded};
 use gapless::driver::{ChunkHandle, DriverResult, HoldStreams};
 use gapless::units::StreamId;
 
-/// What is broken, words of the rule, and how.
+/// A violation: its name, words that the report must contain, and the calls.
 pub struct Case<D> {
     pub name: &'static str,
     pub rule: &'static str,

@@ -1,25 +1,25 @@
-//! The contract of `driver`, sentence by sentence, as functions over any driver. Each gets a fresh driver and gives
-//! back all it takes.
+//! The contract of `driver`, sentence by sentence, as functions over any driver. Each gets a new driver and releases
+//! everything that it creates.
 
 use gapless::driver::{DriverErrorKind, DriverResult, DriverUsage, EventHandle, HoldStreams, Violation, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId, TIB};
 use std::time::Duration;
 
-/// A driver under test, and what the suite may expect of it beyond the contract.
+/// A driver under test, with functions for checks beyond the contract.
 pub trait Subject: WorkDriver {
-    /// Whether memory has content, or is only kept in books.
+    /// Whether memory has content. Otherwise the driver only keeps state.
     const HAS_BYTES: bool;
 
-    /// What is alive, where the driver knows.
+    /// Returns the number of objects that exist, if the driver knows it.
     fn usage(&self) -> Option<DriverUsage>;
 
-    /// The rules broken so far, where the driver writes them down.
+    /// Returns the violations of the contract since the last call, if the driver records them.
     fn violations(&self) -> Vec<Violation> {
         Vec::new()
     }
 }
 
-/// One reservation and the chunks mapped in it from its start, with access.
+/// A reservation, and the chunks mapped from its start, with access.
 pub struct Mapped<'a, D: WorkDriver> {
     driver: &'a D,
     pub addr: DeviceAddr,
@@ -28,7 +28,7 @@ pub struct Mapped<'a, D: WorkDriver> {
 }
 
 impl<'a, D: WorkDriver> Mapped<'a, D> {
-    /// `chunks` chunks of `pages` pages each, their handles already released, in a reservation of twice the size.
+    /// Maps `chunks` chunks of `pages` pages each in a reservation of twice the size, and releases their handles.
     pub fn new(driver: &'a D, chunks: u64, pages: u64) -> Self {
         let chunk_bytes = pages * driver.granularity();
         let (bytes, reserved) = (chunks * chunk_bytes, 2 * chunks * chunk_bytes);
@@ -42,7 +42,7 @@ impl<'a, D: WorkDriver> Mapped<'a, D> {
         Self { driver, addr, bytes, reserved }
     }
 
-    pub fn give_back(self) {
+    pub fn unmap_all(self) {
         self.driver.unmap(self.addr, self.bytes).unwrap();
         self.driver.address_free(self.addr, self.reserved).unwrap();
     }
@@ -62,14 +62,14 @@ const MAIN: StreamId = StreamId::DEFAULT;
 const OOM: Option<DriverErrorKind> = Some(DriverErrorKind::OutOfMemory);
 const INVALID: Option<DriverErrorKind> = Some(DriverErrorKind::InvalidValue);
 
-/// Gives `driver` to `test` and checks that everything came back and every byte was right.
+/// Runs `test` with `driver`, and checks that it left nothing behind and found no wrong byte.
 pub fn run<D: Subject>(driver: &D, test: impl FnOnce(&D)) {
     let free = driver.memory_info().unwrap().free;
     test(driver);
     assert_eq!(driver.take_mismatches(), []);
     assert_eq!(driver.violations(), []);
     if let Some(usage) = driver.usage() {
-        assert!(usage.is_empty(), "left behind: {usage:?}");
+        assert!(usage.is_empty(), "left in the driver: {usage:?}");
         assert_eq!(driver.memory_info().unwrap().free, free);
     }
 }
@@ -113,7 +113,7 @@ pub fn malformed_and_oversized_reservations_are_errors<D: Subject>(driver: &D) {
     driver.address_free(addr, page).unwrap();
 }
 
-pub fn creating_takes_memory_and_releasing_gives_it_back<D: Subject>(driver: &D) {
+pub fn create_takes_memory_and_release_returns_it<D: Subject>(driver: &D) {
     let page = driver.granularity();
     let before = driver.memory_info().unwrap();
     let chunks = [1, 4, 2].map(|pages| driver.create(pages * page).unwrap());
@@ -140,7 +140,7 @@ pub fn too_much_memory_is_an_error_without_effect<D: Subject>(driver: &D) {
     driver.release(most).unwrap();
 }
 
-pub fn memory_stays_while_mapped_and_goes_with_the_last_alias<D: Subject>(driver: &D) {
+pub fn memory_is_held_until_the_last_alias_is_unmapped<D: Subject>(driver: &D) {
     let page = driver.granularity();
     let before = driver.memory_info().unwrap().free;
     let addr = driver.reserve(4 * page, page).unwrap();
@@ -156,7 +156,7 @@ pub fn memory_stays_while_mapped_and_goes_with_the_last_alias<D: Subject>(driver
     driver.address_free(addr, 4 * page).unwrap();
 }
 
-pub fn memory_stays_while_the_handle_is_held<D: Subject>(driver: &D) {
+pub fn memory_is_held_while_its_handle_exists<D: Subject>(driver: &D) {
     let page = driver.granularity();
     let before = driver.memory_info().unwrap().free;
     let addr = driver.reserve(page, page).unwrap();
@@ -185,7 +185,7 @@ pub fn one_call_may_cover_several_mappings<D: Subject>(driver: &D) {
     driver.fill(MAIN, start, bytes, 5).unwrap();
     driver.verify(MAIN, start, bytes, 5).unwrap();
     driver.synchronize(MAIN).unwrap();
-    // First the two in the middle, then what is left on either side, where the hole is mapped anew.
+    // First the two in the middle, whose addresses are mapped again, then the others on either side.
     driver.unmap(addr.offset(5 * page), 5 * page).unwrap();
     let chunk = driver.create(page).unwrap();
     driver.map(addr.offset(5 * page), page, chunk).unwrap();
@@ -205,7 +205,7 @@ pub fn work_may_touch_any_part_of_a_mapped_range<D: Subject>(driver: &D) {
         driver.verify(MAIN, mapped.addr.offset(offset), bytes, seed).unwrap();
     }
     driver.synchronize(MAIN).unwrap();
-    mapped.give_back();
+    mapped.unmap_all();
 }
 
 pub fn a_wrong_byte_is_found<D: Subject>(driver: &D) {
@@ -220,7 +220,7 @@ pub fn a_wrong_byte_is_found<D: Subject>(driver: &D) {
         assert_eq!((mismatch.addr, mismatch.bytes, mismatch.seed), (mapped.addr, 1024, 1));
         assert!((512..520).contains(&mismatch.first) && (1..=8).contains(&mismatch.count), "{mismatch:?}");
     }
-    mapped.give_back();
+    mapped.unmap_all();
 }
 
 pub fn aliases_show_the_same_bytes<D: Subject>(driver: &D) {
@@ -258,7 +258,7 @@ pub fn content_moves_with_the_chunk<D: Subject>(driver: &D) {
     });
     driver.synchronize(MAIN).unwrap();
     driver.unmap(addr.offset(page), 2 * page).unwrap();
-    // Swapped, and elsewhere.
+    // Exchange the chunks, and map both elsewhere.
     for (at, chunk, seed) in [(6, chunks[0], 1), (5, chunks[1], 2)] {
         driver.map(addr.offset(at * page), page, chunk).unwrap();
         driver.set_access(addr.offset(at * page), page).unwrap();
@@ -272,7 +272,7 @@ pub fn content_moves_with_the_chunk<D: Subject>(driver: &D) {
     driver.address_free(addr, 8 * page).unwrap();
 }
 
-pub fn a_stream_works_in_order<D: Subject>(driver: &D) {
+pub fn work_on_a_stream_runs_in_order<D: Subject>(driver: &D) {
     let mapped = Mapped::new(driver, 2, 1);
     let page = driver.granularity();
     let (from, to) = (mapped.addr, mapped.addr.offset(page));
@@ -283,7 +283,7 @@ pub fn a_stream_works_in_order<D: Subject>(driver: &D) {
         driver.verify(MAIN, to, page, seed).unwrap();
     }
     driver.synchronize(MAIN).unwrap();
-    mapped.give_back();
+    mapped.unmap_all();
 }
 
 pub fn an_event_completes_with_the_work_before_it<D: Subject>(driver: &D) {
@@ -298,8 +298,8 @@ pub fn an_event_completes_with_the_work_before_it<D: Subject>(driver: &D) {
         driver.event_synchronize(event).unwrap();
         assert!(driver.event_query(event).unwrap());
     }
-    // All work through the mapping is done: the event says so, and nobody else needs to.
-    mapped.give_back();
+    // The event shows that all work with the mapping is done, so no other wait is needed.
+    mapped.unmap_all();
     driver.event_destroy(event).unwrap();
 }
 
@@ -326,7 +326,7 @@ pub fn waits_order_work_across_streams<D: Subject>(driver: &D) {
     }
     driver.event_synchronize(event).unwrap();
     driver.event_destroy(event).unwrap();
-    mapped.give_back();
+    mapped.unmap_all();
     for stream in &streams[1..] {
         driver.destroy_stream(*stream).unwrap();
     }
@@ -346,7 +346,7 @@ pub fn destroying_a_stream_waits_for_its_work<D: Subject>(driver: &D) {
     driver.event_destroy(event).unwrap();
     driver.verify(MAIN, mapped.addr, mapped.bytes, 1).unwrap();
     driver.synchronize(MAIN).unwrap();
-    mapped.give_back();
+    mapped.unmap_all();
     assert!(driver.destroy_stream(MAIN).is_err());
     driver.check_stream(MAIN).unwrap();
 }
@@ -364,7 +364,7 @@ pub fn threads_may_call_at_the_same_time<D: Subject>(driver: &D) {
                     driver.verify(stream, mapped.addr, mapped.bytes, seed).unwrap();
                     driver.event_record(event, stream).unwrap();
                     driver.event_synchronize(event).unwrap();
-                    mapped.give_back();
+                    mapped.unmap_all();
                 }
                 driver.event_destroy(event).unwrap();
                 driver.destroy_stream(stream).unwrap();
@@ -373,7 +373,7 @@ pub fn threads_may_call_at_the_same_time<D: Subject>(driver: &D) {
     });
 }
 
-// From here on: drivers whose streams can be held. An outcome may take a moment, and the absence of one is certain.
+// From here on: drivers whose streams can be held. Completion may take a moment, but a held stream never completes.
 
 fn pending<D: WorkDriver>(driver: &D, events: &[EventHandle]) -> Vec<bool> {
     std::thread::sleep(Duration::from_millis(2));
@@ -390,21 +390,21 @@ fn forget<D: WorkDriver>(driver: &D, events: impl IntoIterator<Item = EventHandl
     }
 }
 
-pub fn a_held_stream_completes_when_told<D: Subject + HoldStreams>(driver: &D) {
+pub fn a_held_stream_completes_on_request<D: Subject + HoldStreams>(driver: &D) {
     driver.hold(MAIN);
     let first = recorded(driver, MAIN);
     assert_eq!(pending(driver, &[first]), [true]);
     driver.complete(MAIN);
     assert_eq!(pending(driver, &[first]), [false]);
     let second = recorded(driver, MAIN);
-    assert_eq!(pending(driver, &[first, second]), [false, true], "the hold stays");
+    assert_eq!(pending(driver, &[first, second]), [false, true], "the stream is still held");
     driver.resume(MAIN);
     driver.synchronize(MAIN).unwrap();
     assert_eq!(pending(driver, &[second]), [false]);
     forget(driver, [first, second], &[]);
 }
 
-pub fn a_wait_carries_over_a_hold<D: Subject + HoldStreams>(driver: &D) {
+pub fn a_wait_for_a_held_stream_holds_the_waiter<D: Subject + HoldStreams>(driver: &D) {
     let other = driver.create_stream().unwrap();
     driver.hold(MAIN);
     let before = recorded(driver, other);
@@ -421,7 +421,7 @@ pub fn a_wait_carries_over_a_hold<D: Subject + HoldStreams>(driver: &D) {
     forget(driver, [before, cause, effect], &[other]);
 }
 
-pub fn a_host_wait_lets_through_what_it_waits_for<D: Subject + HoldStreams>(driver: &D) {
+pub fn a_host_wait_completes_the_work_it_waits_for<D: Subject + HoldStreams>(driver: &D) {
     let other = driver.create_stream().unwrap();
     driver.hold(MAIN);
     driver.hold(other);
@@ -446,7 +446,11 @@ pub fn an_event_is_its_last_recording<D: Subject + HoldStreams>(driver: &D) {
     let effect = recorded(driver, waiting);
     driver.event_record(event, idle).unwrap();
     driver.event_synchronize(event).unwrap();
-    assert_eq!(pending(driver, &[event, effect]), [false, true], "the wait is for the recording it was given");
+    assert_eq!(
+        pending(driver, &[event, effect]),
+        [false, true],
+        "the wait is for the recording at the time of the call"
+    );
     driver.stream_wait(idle, event).unwrap();
     driver.synchronize(idle).unwrap();
     driver.complete(held);
@@ -478,7 +482,7 @@ pub fn a_wait_outlives_its_event<D: Subject + HoldStreams>(driver: &D) {
     forget(driver, [effect], &[other]);
 }
 
-pub fn a_reuse_without_a_wait_is_seen<D: Subject + HoldStreams>(driver: &D) {
+pub fn a_reuse_without_a_wait_is_detected<D: Subject + HoldStreams>(driver: &D) {
     let mapped = Mapped::new(driver, 1, 1);
     let other = driver.create_stream().unwrap();
     driver.fill(MAIN, mapped.addr, mapped.bytes, 1).unwrap();
@@ -491,7 +495,7 @@ pub fn a_reuse_without_a_wait_is_seen<D: Subject + HoldStreams>(driver: &D) {
     assert_eq!(driver.take_mismatches().len(), usize::from(D::HAS_BYTES));
     driver.resume(MAIN);
     driver.destroy_stream(other).unwrap();
-    mapped.give_back();
+    mapped.unmap_all();
 }
 
 pub fn unknown_streams_are_refused<D: Subject + HoldStreams>(driver: &D) {
@@ -515,5 +519,5 @@ pub fn unknown_streams_are_refused<D: Subject + HoldStreams>(driver: &D) {
         }
     }
     driver.event_destroy(event).unwrap();
-    mapped.give_back();
+    mapped.unmap_all();
 }

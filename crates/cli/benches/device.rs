@@ -1,7 +1,7 @@
-//! gapless on a device, beside the driver's own allocators, in the same run.
+//! Compares gapless on a device with the driver's own allocators, in the same run.
 //!
-//! Where it runs: device 0 of the installed driver, or the library that `GAPLESS_BENCH_LIBRARY` names (the simulated
-//! one, to see that everything runs: its times say nothing about a GPU). Without a device it says so and ends.
+//! It uses device 0 of the installed driver, or of the library in `GAPLESS_BENCH_LIBRARY`. That may be the simulated
+//! one, to test that the benchmark runs; its times mean nothing for a GPU. Without a device, the benchmark is skipped.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -31,9 +31,9 @@ fn device() -> Option<Arc<CudaDriver>> {
     }
 }
 
-/// `wanted` bytes, or less on a device that has not twice that free.
-fn room(driver: &CudaDriver, wanted: u64) -> u64 {
-    let free = driver.memory_info().expect("the device answers").free;
+/// Returns `wanted` bytes, or less if the device has less than twice that free.
+fn available(driver: &CudaDriver, wanted: u64) -> u64 {
+    let free = driver.memory_info().expect("the device's memory can be queried").free;
     round_down(wanted.min(free / 2), 64 * MIB).max(64 * MIB)
 }
 
@@ -41,7 +41,7 @@ fn allocator(driver: &Arc<CudaDriver>, policy: ChunkPolicy, budget: u64) -> Allo
     Allocator::builder(Arc::clone(driver)).chunk_policy(policy).budget(budget).build().expect("an allocator")
 }
 
-/// Chunks of one page each, mapped one after the other.
+/// Maps chunks of one page each at adjacent addresses.
 fn map_pages(driver: &CudaDriver, addr: DeviceAddr, chunks: &[ChunkHandle]) {
     let page = driver.granularity();
     for (at, &chunk) in (0..).zip(chunks) {
@@ -55,10 +55,10 @@ fn create_pages(driver: &CudaDriver, bytes: u64) -> Vec<ChunkHandle> {
     (0..bytes / page).map(|_| driver.create(page).expect("a chunk")).collect()
 }
 
-/// From nothing to N GiB, in blocks of 32 MiB; giving it all back is not timed.
+/// Allocation of N GiB in blocks of 32 MiB, starting without memory. Releasing it is not timed.
 fn grow(criterion: &mut Criterion) {
     let Some(driver) = device() else { return };
-    let bytes = room(&driver, 4 * GIB);
+    let bytes = available(&driver, 4 * GIB);
     let block = 32 * MIB;
     let mut group = criterion.benchmark_group("grow");
     group.sample_size(10).throughput(Throughput::Bytes(bytes));
@@ -110,7 +110,7 @@ fn grow(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// An allocation and its free, when the memory is there already.
+/// An allocation and its free when the memory is already held.
 fn cached(criterion: &mut Criterion) {
     let Some(driver) = device() else { return };
     let stream = driver.create_stream().expect("a stream");
@@ -123,7 +123,7 @@ fn cached(criterion: &mut Criterion) {
             });
             driver.synchronize(stream).expect("an end");
         });
-        let allocator = allocator(&driver, ChunkPolicy::Auto, room(&driver, GIB));
+        let allocator = allocator(&driver, ChunkPolicy::Auto, available(&driver, GIB));
         let warm = allocator.alloc(bytes, stream).expect("memory");
         allocator.free(warm).expect("a free");
         group.bench_function(BenchmarkId::new("gapless", ByteSize(bytes)), |bencher| {
@@ -136,11 +136,11 @@ fn cached(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// One large block out of as many bytes of free pages between live ones, when there is no other memory.
+/// Allocation of one large block from free pages between live ones, when there is no other memory.
 fn remap(criterion: &mut Criterion) {
     let Some(driver) = device() else { return };
     let page = driver.granularity();
-    let bytes = room(&driver, 2 * GIB) / 2;
+    let bytes = available(&driver, 2 * GIB) / 2;
     let mut group = criterion.benchmark_group("remap scattered memory");
     group.sample_size(10).throughput(Throughput::Bytes(bytes));
     group.bench_function(BenchmarkId::new("raw calls", ByteSize(bytes)), |bencher| {
@@ -184,13 +184,13 @@ fn remap(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Kernels over memory of `cuMemAlloc`, and over single pages mapped in reverse order.
+/// Kernels on memory of `cuMemAlloc`, and on single pages mapped in reverse order.
 fn access(criterion: &mut Criterion) {
     let Some(driver) = device() else { return };
     let measurements = Measurements::new(&driver).expect("the measuring kernels");
     let page = driver.granularity();
-    // Twice that, and room for the kernels.
-    let bytes = room(&driver, 4 * GIB) / 2;
+    // Both need that much, and the kernels a little more.
+    let bytes = available(&driver, 4 * GIB) / 2;
     let plain = mem_alloc(&driver, bytes).expect("memory");
     let mapped = driver.reserve(bytes, page).expect("addresses");
     let mut chunks = create_pages(&driver, bytes);

@@ -301,7 +301,7 @@ impl Job<'_> {
 
     /// Shows the progress over the ops of all replays; hidden unless stderr is a terminal.
     fn progress_bar(&self, policies: u64, search: bool) -> ProgressBar {
-        let replays = policies * if search { 1 + Search::EXPECTED_PROBES } else { 1 };
+        let replays = policies * if search { 1 + Search::EXPECTED_REPLAYS } else { 1 };
         let target =
             if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let style = ProgressStyle::with_template("{msg} {wide_bar} {percent:>3}% {eta:>4}")

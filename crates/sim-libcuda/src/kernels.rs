@@ -1,11 +1,11 @@
-//! gapless's kernels, by name, on the CPU.
+//! gapless's kernels on the CPU, by name.
 
 use gapless::driver::{pattern_byte, pattern_word};
 
-/// What a kernel reads and writes, as (address, bytes).
+/// The ranges that a kernel reads and writes, each as address and size in bytes.
 pub type Ranges = Vec<(u64, u64)>;
 
-/// The number of eight-byte parameters of the kernel `name`, or `None` where it is not one of ours.
+/// Returns the number of eight-byte parameters of the kernel `name`, or `None` if it is not one of gapless's.
 pub fn parameters_of(name: &str) -> Option<usize> {
     Some(match name {
         "spin" => 1,
@@ -15,7 +15,7 @@ pub fn parameters_of(name: &str) -> Option<usize> {
     })
 }
 
-/// The ranges that the kernel will touch.
+/// Returns the ranges that the kernel accesses with parameters `p`.
 pub fn ranges_of(name: &str, p: &[u64]) -> Ranges {
     match name {
         "fill_pattern" | "bandwidth_read" | "bandwidth_write" => vec![(p[0], p[1])],
@@ -27,45 +27,45 @@ pub fn ranges_of(name: &str, p: &[u64]) -> Ranges {
     }
 }
 
-/// Runs the kernel.
+/// Runs the kernel with parameters `p`.
 ///
 /// # Safety
-/// The ranges of [`ranges_of`] are readable and writable, and stay so until this returns.
+/// The ranges of [`ranges_of`] must be readable and writable until this returns.
 pub unsafe fn run(name: &str, p: &[u64]) {
     match name {
         "spin" => std::thread::sleep(std::time::Duration::from_nanos(p[0])),
         "fill_pattern" => {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             let data = unsafe { bytes_at(p[0], p[1]) };
             fill(data, p[2]);
         }
         "verify_pattern" => {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             let data = unsafe { bytes_at(p[0], p[1]) };
             let (count, first) = verify(data, p[2]);
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             let result = unsafe { words_at(p[3], 2) };
             result[0] = result[0].wrapping_add(count);
             result[1] = result[1].min(first);
         }
         "bandwidth_read" => {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             let data = unsafe { words_at(p[0], p[1] / 8) };
             std::hint::black_box(data.iter().fold(0, |sum, word| sum ^ word));
         }
         "bandwidth_write" => {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { words_at(p[0], p[1] / 8) }.fill(p[2]);
         }
         "bandwidth_copy" => {
-            // SAFETY: the caller's promise; the two do not overlap.
+            // SAFETY: guaranteed by the caller; the ranges do not overlap.
             unsafe { copy(p[0], p[1], p[2]) };
         }
         "pointer_chase_link" => {
             let [data, slots, stride, multiplier] = [p[0], p[1], p[2], p[3]];
             for i in 0..slots {
                 let next = multiplier.wrapping_mul(i).wrapping_add(1) & (slots - 1);
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 let place = unsafe { words_at(data + i * stride, 1) };
                 place[0] = data + next * stride;
             }
@@ -74,10 +74,10 @@ pub unsafe fn run(name: &str, p: &[u64]) {
             let start = std::time::Instant::now();
             let mut place = p[0];
             for _ in 0..p[1] {
-                // SAFETY: the caller's promise: a chain that `pointer_chase_link` has laid.
+                // SAFETY: guaranteed by the caller, who ran `pointer_chase_link` on the range.
                 place = unsafe { words_at(place, 1) }[0];
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             let result = unsafe { words_at(p[2], 2) };
             result[0] = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
             result[1] = place;
@@ -89,11 +89,11 @@ pub unsafe fn run(name: &str, p: &[u64]) {
 /// Copies `bytes` between simulated addresses.
 ///
 /// # Safety
-/// Both ranges are accessible and do not overlap.
+/// Both ranges must be accessible and must not overlap.
 pub unsafe fn copy(target: u64, source: u64, bytes: u64) {
     let target: *mut u8 = std::ptr::with_exposed_provenance_mut(target as usize);
     let source: *const u8 = std::ptr::with_exposed_provenance(source as usize);
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::ptr::copy_nonoverlapping(source, target, bytes as usize) };
 }
 
@@ -132,16 +132,16 @@ fn verify(data: &[u8], seed: u64) -> (u64, u64) {
 }
 
 /// # Safety
-/// The range is accessible, and nobody else reaches it while the slice lives, as far as the simulated program is free
-/// of races.
+/// The range must be accessible, and nothing else may access it during the slice's lifetime. The latter holds if the
+/// simulated program has no data races.
 unsafe fn bytes_at<'a>(addr: u64, bytes: u64) -> &'a mut [u8] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(addr as usize), bytes as usize) }
 }
 
 /// # Safety
-/// As [`bytes_at`]; `addr` is a multiple of 8.
+/// The same as for [`bytes_at`], and `addr` must be a multiple of 8.
 unsafe fn words_at<'a>(addr: u64, words: u64) -> &'a mut [u64] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(addr as usize), words as usize) }
 }

@@ -1,17 +1,17 @@
-//! A simulated `libcuda.so.1`: the driver-API functions that gapless loads, over gapless's host driver.
+//! A simulated `libcuda.so.1`: the driver API functions that gapless loads, implemented with gapless's host driver.
 //!
-//! Memory is real (a file in memory, mapped and remapped), streams run later on threads of their own, and gapless's own
-//! kernels run on the CPU, by name. Settings are environment variables, see [`settings`]. It is a test tool: never
-//! installed, never searched for; tests name its path, or put it in `LD_LIBRARY_PATH`.
+//! Memory is real (an in-memory file that is mapped and remapped), streams run asynchronously on their own threads, and
+//! gapless's kernels run on the CPU. Settings are environment variables; see [`settings`]. The library is a test tool:
+//! it is never installed or searched for. Tests give its path, or put it in `LD_LIBRARY_PATH`.
 //!
-//! Rules that a real driver enforces, or breaks the program over, are enforced here: a current context where one is
-//! needed, whole mappings, no forbidden call inside a stream capture, and a lost context (700, for every later call)
-//! once work touches memory that is not mapped.
+//! Rules whose violation is an error or undefined with a real driver are checked: functions that need a current context
+//! have one, mappings are unmapped as a whole, no forbidden function is called during a stream capture, and after work
+//! has accessed memory that is not mapped, the context is lost and every later call returns error 700.
 
-#![allow(non_snake_case, reason = "names are those of the driver API")]
-#![allow(clippy::missing_safety_doc, reason = "each function's contract is that of its namesake in cuda.h")]
+#![allow(non_snake_case, reason = "the functions have the names of the driver API")]
+#![allow(clippy::missing_safety_doc, reason = "each function has the contract of the same function in cuda.h")]
 #![allow(missing_docs, reason = "as above")]
-#![allow(clippy::cast_possible_truncation, reason = "64-bit only, as the driver")]
+#![allow(clippy::cast_possible_truncation, reason = "64-bit only, like the driver")]
 
 mod calls;
 mod kernels;

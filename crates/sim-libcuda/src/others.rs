@@ -1,5 +1,5 @@
-//! Functions that gapless does not call but other programs look up (PyTorch at its start, the CUDA runtime): enough to
-//! start, nothing that computes.
+//! Functions that gapless does not call but other programs look up, such as PyTorch and the CUDA runtime when they
+//! start. They are enough to start these programs, but not to compute.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::Ordering;
@@ -18,16 +18,16 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c
     let Some(found) = usize::try_from(device).ok().and_then(|device| state.devices.get(device)) else {
         return E::CUDA_ERROR_INVALID_DEVICE.0;
     };
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(flags, 0) };
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(active, c_int::from(found.retained.load(Ordering::Relaxed) > 0)) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> Code {
     let (_, current) = begin_current!("cuCtxGetDevice");
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(device, current as c_int) }
 }
 
@@ -36,14 +36,14 @@ pub unsafe extern "C" fn cuPointerGetAttribute(data: *mut c_void, attribute: c_u
     let state = begin!("cuPointerGetAttribute");
     let Some(device) = state.device_of(addr) else { return INVALID };
     match attribute {
-        // Memory type: device.
-        // SAFETY: the driver API's contract.
+        // CU_POINTER_ATTRIBUTE_MEMORY_TYPE: device memory.
+        // SAFETY: guaranteed by the driver API's contract.
         2 => unsafe { put(data.cast::<c_uint>(), 2) },
-        // The device's pointer.
-        // SAFETY: the driver API's contract.
+        // CU_POINTER_ATTRIBUTE_DEVICE_POINTER.
+        // SAFETY: guaranteed by the driver API's contract.
         3 => unsafe { put(data.cast::<u64>(), addr) },
-        // The device's number.
-        // SAFETY: the driver API's contract.
+        // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL.
+        // SAFETY: guaranteed by the driver API's contract.
         9 => unsafe { put(data.cast::<c_int>(), device as c_int) },
         _ => INVALID,
     }
@@ -57,28 +57,28 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
     _options: *mut c_uint,
     _values: *mut *mut c_void,
 ) -> Code {
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { load_module(module, image) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetApiVersion(_context: *mut c_void, version: *mut c_uint) -> Code {
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(version, 3020) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreateWithPriority(stream: *mut *mut c_void, flags: c_uint, _priority: c_int) -> Code {
     let (state, device) = begin_current!("cuStreamCreateWithPriority");
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(stream, pointer(state.streams.create(device, flags & 1 == 0))) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoD_v2(target: u64, source: *const c_void, bytes: usize) -> Code {
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     match unsafe { copy_in_on(target, source, bytes, std::ptr::null_mut()) } {
-        // SAFETY: the legacy default stream.
+        // SAFETY: 0 is the legacy default stream.
         OK => unsafe { synchronize(std::ptr::null_mut()) },
         code => code,
     }
@@ -86,15 +86,15 @@ pub unsafe extern "C" fn cuMemcpyHtoD_v2(target: u64, source: *const c_void, byt
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoH_v2(target: *mut c_void, source: u64, bytes: usize) -> Code {
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     match unsafe { copy_out_on(target, source, bytes, std::ptr::null_mut()) } {
-        // SAFETY: the legacy default stream.
+        // SAFETY: 0 is the legacy default stream.
         OK => unsafe { synchronize(std::ptr::null_mut()) },
         code => code,
     }
 }
 
-/// Exports functions that are looked up and never called.
+/// Exports functions that are looked up but never called.
 macro_rules! looked_up_only {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
@@ -124,7 +124,7 @@ pub extern "C" fn cuFuncSetCacheConfig(_function: *mut c_void, _config: c_uint) 
     OK
 }
 
-/// Looks `symbol` up in this very library, with and without the versions' suffixes.
+/// Looks up `symbol` in this library, with and without version suffixes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetProcAddress_v2(
     symbol: *const c_char,
@@ -140,28 +140,28 @@ pub unsafe extern "C" fn cuGetProcAddress_v2(
     let name = unsafe { std::ffi::CStr::from_ptr(symbol) }.to_string_lossy();
     // SAFETY: an all-zero Dl_info is valid.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: an address of this library, and an out-parameter that is valid for the call.
+    // SAFETY: the address is in this library, and the out-parameter is valid.
     let found = unsafe { libc::dladdr(cuFuncSetCacheConfig as *const c_void, &raw mut info) };
     if found == 0 {
         return NOT_FOUND;
     }
-    // SAFETY: the path that dladdr gave; the library is loaded already.
+    // SAFETY: the path comes from dladdr, and the library is already loaded.
     let handle = unsafe { libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     for suffix in ["_v3", "_v2", ""] {
         let Ok(full) = std::ffi::CString::new(format!("{name}{suffix}")) else { continue };
-        // SAFETY: a handle of the loader and a name that ends with NUL.
+        // SAFETY: the handle comes from the loader, and the name ends with NUL.
         let address = unsafe { libc::dlsym(handle, full.as_ptr()) };
         if !address.is_null() {
             if !status.is_null() {
-                // SAFETY: the driver API's contract.
+                // SAFETY: guaranteed by the driver API's contract.
                 unsafe { put(status, 0) };
             }
-            // SAFETY: the driver API's contract.
+            // SAFETY: guaranteed by the driver API's contract.
             return unsafe { put(function, address) };
         }
     }
     if !status.is_null() {
-        // SAFETY: the driver API's contract.
+        // SAFETY: guaranteed by the driver API's contract.
         unsafe { put(status, 1) };
     }
     NOT_FOUND

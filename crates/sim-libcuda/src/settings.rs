@@ -1,49 +1,50 @@
-//! What is simulated, from environment variables read once:
+//! Settings of the simulation, read once from environment variables:
 //!
 //! | variable | meaning | default |
 //! | --- | --- | --- |
 //! | `GAPLESS_SIM_CAPACITY` | memory of each device, as in `512MiB` | `1GiB` |
-//! | `GAPLESS_SIM_DEVICES` | number of devices; 0 makes `cuInit` answer "no device" | 1 |
-//! | `GAPLESS_SIM_VERSION` | what `cuDriverGetVersion` answers | 13000 |
+//! | `GAPLESS_SIM_DEVICES` | number of devices; with 0, `cuInit` returns "no device" | 1 |
+//! | `GAPLESS_SIM_VERSION` | version that `cuDriverGetVersion` returns | 13000 |
 //! | `GAPLESS_SIM_NO_VMM` | when set, devices have no virtual memory management | |
 //! | `GAPLESS_SIM_NO_EXPORT` | when set, chunks cannot be exported | |
-//! | `GAPLESS_SIM_RDMA` | `no`, `yes`, or `refused`: claimed, but access to such chunks is refused (as in WSL) | `yes` |
-//! | `GAPLESS_SIM_FAIL` | `function:n:code,...`: the n-th call of the function (from 1, `*` for all) answers `code` | |
+//! | `GAPLESS_SIM_RDMA` | `no`, `yes`, or `refused`: reported, but access to such chunks is refused (as in WSL) | `yes`
+//! |
+//! | `GAPLESS_SIM_FAIL` | `function:n:code,...`: the n-th call of the function (from 1, `*` for all) returns `code` | |
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 
-/// What devices say about RDMA-capable chunks.
+/// Support for RDMA-capable chunks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Rdma {
     /// Not supported.
     No,
     /// Supported.
     Yes,
-    /// Said to be supported, and refused at `cuMemSetAccess`.
+    /// Reported as supported, but refused by `cuMemSetAccess`.
     Refused,
 }
 
 /// The settings of this process.
 pub struct Settings {
-    /// Bytes of each device.
+    /// Memory of each device in bytes.
     pub capacity: u64,
     /// Number of devices.
     pub devices: usize,
-    /// The driver's version.
+    /// Version that `cuDriverGetVersion` returns.
     pub version: i32,
-    /// Virtual memory management.
+    /// Whether devices support virtual memory management.
     pub vmm: bool,
-    /// Export as file descriptors.
+    /// Whether chunks can be exported as file descriptors.
     pub export: bool,
-    /// RDMA-capable chunks.
+    /// Support for RDMA-capable chunks.
     pub rdma: Rdma,
 }
 
 impl Settings {
-    /// The settings; reads the environment at the first call.
+    /// Returns the settings. The first call reads the environment.
     pub fn read() -> &'static Self {
         static SETTINGS: OnceLock<Settings> = OnceLock::new();
         SETTINGS.get_or_init(|| {
@@ -77,7 +78,7 @@ struct Faults {
 
 static FAULTS: Mutex<Option<Faults>> = Mutex::new(None);
 
-/// Replaces the planned faults by those of `text` (see the table above) and starts counting calls anew.
+/// Replaces the planned faults by those in `text` (see the table above) and restarts the counts of calls.
 pub fn plan_faults(text: &str) {
     let planned = text
         .split(',')
@@ -91,7 +92,7 @@ pub fn plan_faults(text: &str) {
     *FAULTS.lock() = Some(Faults { planned, calls: HashMap::new() });
 }
 
-/// The code that this call of `function` has to answer, if one was planned.
+/// Counts this call of `function`, and returns the code of its fault if one is planned.
 pub fn planned_fault(function: &'static str) -> Option<u32> {
     let mut guard = FAULTS.lock();
     let faults = guard.as_mut().filter(|faults| !faults.planned.is_empty())?;

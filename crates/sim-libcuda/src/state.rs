@@ -1,4 +1,4 @@
-//! The simulated driver's state: devices, memory, tokens.
+//! The state of the simulated driver: devices, memory, and objects by handle.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -13,74 +13,74 @@ use parking_lot::{Mutex, RwLock};
 use crate::settings::Settings;
 use crate::streams::{Marker, Op, Streams};
 
-/// Everything that the process has asked of the driver.
+/// The state of the driver in this process.
 pub struct State {
-    /// What is simulated.
+    /// The settings of the simulation.
     pub settings: &'static Settings,
     /// Memory and context of each device.
     pub devices: Vec<Device>,
-    /// All streams.
+    /// The streams of all devices.
     pub streams: Streams,
-    /// Chunks, by the handle given out.
+    /// Chunks by the handle that the program has.
     pub chunks: Mutex<HashMap<u64, Chunk>>,
-    /// Mappings, by address. Work holds it for reading while it runs.
+    /// Mappings by address. Work holds a read lock while it runs.
     pub mappings: RwLock<BTreeMap<u64, Mapping>>,
-    /// Reservations, by address: bytes and device.
+    /// Reservations by address: size in bytes and device.
     pub reservations: Mutex<BTreeMap<u64, (u64, usize)>>,
-    /// Memory of `cuMemAlloc`, by address: bytes and the chunk behind them.
+    /// Memory of `cuMemAlloc` by address: size in bytes and handle of the chunk.
     pub plain: Mutex<HashMap<u64, (u64, u64)>>,
-    /// Memory of `cuMemAllocHost`, by address: bytes.
+    /// Memory of `cuMemAllocHost` by address: size in bytes.
     pub pinned: Mutex<HashMap<u64, usize>>,
-    /// Events: what was recorded last.
+    /// Events by handle.
     pub events: Mutex<HashMap<u64, Event>>,
-    /// Modules: the image's text.
+    /// Modules by handle: the text of the image.
     pub modules: Mutex<HashMap<u64, String>>,
-    /// Functions: the kernel's name.
+    /// Functions by handle: the name of the kernel.
     pub functions: Mutex<HashMap<u64, &'static str>>,
-    /// Graphs and executable graphs.
+    /// Graphs and executable graphs by handle: their operations.
     pub graphs: Mutex<HashMap<u64, Vec<Op>>>,
     next: AtomicU64,
 }
 
-/// A device.
+/// A simulated device.
 pub struct Device {
-    /// Its memory.
+    /// The driver of the device's memory.
     pub host: HostDriver,
-    /// How often its primary context is retained.
+    /// Number of times the primary context is retained.
     pub retained: AtomicU32,
-    /// The code that every call answers since a kernel touched what it must not; 0 before.
+    /// The code that every call returns since work accessed invalid memory, or 0 before.
     pub lost: AtomicU32,
 }
 
-/// A chunk.
+/// Physical memory created by `cuMemCreate`.
 #[derive(Clone, Copy)]
 pub struct Chunk {
-    /// Its device.
+    /// Number of the device.
     pub device: usize,
-    /// The device's handle.
+    /// Handle of the device's host driver.
     pub handle: ChunkHandle,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// References held by the program.
+    /// Number of references that the program holds.
     pub references: u32,
-    /// Made for RDMA.
+    /// Whether the chunk is RDMA-capable.
     pub rdma: bool,
-    /// `requestedHandleTypes`.
+    /// The `requestedHandleTypes` of the chunk.
     pub exportable: u32,
 }
 
-/// A mapping.
+/// A mapping of a chunk.
 #[derive(Clone, Copy)]
 pub struct Mapping {
-    /// Its size, the chunk's.
+    /// Size in bytes, which is the size of the chunk.
     pub bytes: u64,
-    /// The chunk's device.
+    /// Number of the chunk's device.
     pub device: usize,
-    /// The chunk.
+    /// Handle of the chunk.
     pub chunk: u64,
-    /// Made for RDMA.
+    /// Whether the chunk is RDMA-capable.
     pub rdma: bool,
-    /// `cuMemSetAccess` was there.
+    /// Whether `cuMemSetAccess` was called for the mapping.
     pub accessible: bool,
 }
 
@@ -89,31 +89,31 @@ pub struct Mapping {
 pub struct Event {
     /// The last recording, if any.
     pub recorded: Option<Marker>,
-    /// The last recording belongs to a capture.
+    /// Whether the last recording belongs to a capture.
     pub captured: bool,
 }
 
-/// Set by `cuInit`.
+/// Whether `cuInit` was called successfully.
 pub static INITIALISED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// The current context: device number plus one; 0 for none.
+    /// The current context: the number of its device plus one, or 0 for none.
     pub static CURRENT: Cell<usize> = const { Cell::new(0) };
-    /// The contexts that come back when the current one is popped.
+    /// The contexts below the current one on the thread's stack.
     pub static BELOW: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
     /// The thread's `CUstreamCaptureMode`.
     pub static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
 }
 
 impl State {
-    /// The state of this process.
+    /// Returns the state of this process.
     pub fn get() -> &'static Self {
         static STATE: OnceLock<State> = OnceLock::new();
         STATE.get_or_init(|| {
             let settings = Settings::read();
             let device = |_| Device {
                 host: HostDriver::new(HostConfig { capacity_bytes: settings.capacity, ..HostConfig::default() })
-                    .expect("memory for a simulated device"),
+                    .expect("a simulated device can be created"),
                 retained: AtomicU32::new(0),
                 lost: AtomicU32::new(0),
             };
@@ -135,19 +135,19 @@ impl State {
         })
     }
 
-    /// A token that no other object has, and that is no pointer.
+    /// Returns a new handle, which no other object has and which is not a valid pointer.
     pub fn token(&self) -> u64 {
         0x6100_0000 + 16 * self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The device whose memory a range of addresses belongs to.
+    /// Returns the device of the reservation that contains an address.
     pub fn device_of(&self, addr: u64) -> Option<usize> {
         let reservations = self.reservations.lock();
         let (start, (bytes, device)) = reservations.range(..=addr).next_back()?;
         (addr - start < *bytes).then_some(*device)
     }
 
-    /// True when all of `[addr, addr + bytes)` is mapped with access.
+    /// Returns `true` if all of `[addr, addr + bytes)` is mapped with access.
     pub fn accessible(mappings: &BTreeMap<u64, Mapping>, addr: u64, bytes: u64) -> bool {
         let Some(end) = addr.checked_add(bytes) else { return false };
         let mut at = addr;
@@ -162,7 +162,7 @@ impl State {
         true
     }
 
-    /// The mappings that tile `[addr, addr + bytes)` exactly, or `None`.
+    /// Returns the addresses of the mappings that cover `[addr, addr + bytes)` exactly, or `None` if there are none.
     pub fn tiling(mappings: &BTreeMap<u64, Mapping>, addr: u64, bytes: u64) -> Option<Vec<u64>> {
         let end = addr.checked_add(bytes)?;
         let mut at = addr;
@@ -175,7 +175,7 @@ impl State {
         (at == end && !starts.is_empty()).then_some(starts)
     }
 
-    /// Memory as `cuMemAlloc` gives it.
+    /// Allocates memory for `cuMemAlloc`, and returns its address.
     pub fn allocate(&self, device: usize, bytes: u64) -> DriverResult<u64> {
         let host = &self.devices[device].host;
         let bytes = bytes.next_multiple_of(host.granularity());
@@ -200,7 +200,7 @@ impl State {
         Ok(addr.0)
     }
 
-    /// Gives it back.
+    /// Frees memory of [`allocate`](Self::allocate). Returns `false` if the address is unknown.
     pub fn free(&self, addr: u64) -> bool {
         let Some((bytes, handle)) = self.plain.lock().remove(&addr) else { return false };
         let Some((_, device)) = self.reservations.lock().remove(&addr) else { return false };

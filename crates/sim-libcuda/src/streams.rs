@@ -1,6 +1,6 @@
-//! Streams: a queue and a thread each, so that work runs later than it was queued, as on a device.
+//! Streams: each has a queue and a thread, so that work runs asynchronously, as on a device.
 //!
-//! The legacy default stream waits for all blocking streams of its device and they for it.
+//! The legacy default stream and the blocking streams of its device wait for each other.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use std::thread::ThreadId;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Something that completes once.
+/// A flag that is set once, when the operations before it have completed.
 #[derive(Clone, Default)]
 pub struct Marker(Arc<(Mutex<bool>, Condvar)>);
 
 impl Marker {
-    /// True once everything before it has run.
+    /// Returns `true` if the operations before the marker have completed.
     pub fn is_complete(&self) -> bool {
         *self.0.0.lock()
     }
 
-    /// Blocks until it is complete.
+    /// Blocks until the operations before the marker have completed.
     pub fn wait(&self) {
         let mut complete = self.0.0.lock();
         while !*complete {
@@ -34,37 +34,37 @@ impl Marker {
     }
 }
 
-/// Work: may run more than once when it is part of a graph.
+/// Work of a stream. It may run more than once if it is part of a graph.
 pub type Work = Arc<dyn Fn() + Send + Sync>;
 
-/// What waits on a stream.
+/// An operation in the queue of a stream.
 #[derive(Clone)]
 pub enum Op {
-    /// Runs.
+    /// Runs work.
     Run(Work),
-    /// Lets later work wait.
+    /// Waits for a marker.
     Wait(Marker),
 }
 
-/// How a stream is being captured.
+/// A capture of a stream in progress.
 pub struct Capture {
-    /// `CUstreamCaptureMode`.
+    /// The `CUstreamCaptureMode` of the capture.
     pub mode: u32,
-    /// Who began it.
+    /// The thread that began the capture.
     pub thread: ThreadId,
-    /// False once a forbidden call was made.
+    /// Whether no forbidden function was called since.
     pub valid: bool,
-    /// What was queued.
+    /// The captured operations.
     pub ops: Vec<Op>,
 }
 
-/// A stream.
+/// A simulated stream.
 pub struct Stream {
-    /// Its device.
+    /// Number of the stream's device.
     pub device: usize,
     blocking: bool,
     queue: Mutex<Queue>,
-    /// The capture under way, if any.
+    /// The capture in progress, if any.
     pub capture: Mutex<Option<Capture>>,
 }
 
@@ -87,17 +87,17 @@ impl Stream {
                     done.complete();
                 }
             })
-            .expect("a thread for a simulated stream");
+            .expect("the thread of a stream can be started");
         let queue = Mutex::new(Queue { sender, tail: None });
         Arc::new(Self { device, blocking, queue, capture: Mutex::new(None) })
     }
 
-    /// The marker of what was queued last.
+    /// Returns the marker of the last operation in the queue.
     pub fn tail(&self) -> Option<Marker> {
         self.queue.lock().tail.clone()
     }
 
-    /// Waits for everything queued so far.
+    /// Blocks until all operations queued so far have completed.
     pub fn synchronize(&self) {
         if let Some(tail) = self.tail() {
             tail.wait();
@@ -113,7 +113,7 @@ impl Stream {
     }
 }
 
-/// All streams of the process, by handle.
+/// The streams of the process by handle.
 #[derive(Default)]
 pub struct Streams {
     created: Mutex<HashMap<u64, Arc<Stream>>>,
@@ -123,19 +123,19 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// A new stream's handle.
+    /// Creates a stream and returns its handle.
     pub fn create(&self, device: usize, blocking: bool) -> u64 {
         let handle = FIRST_HANDLE + 16 * self.next.fetch_add(1, Ordering::Relaxed);
         self.created.lock().insert(handle, Stream::new(device, blocking));
         handle
     }
 
-    /// Forgets a stream; its queued work still runs.
+    /// Destroys a stream. Its queued work still runs. Returns `false` if the handle is unknown.
     pub fn destroy(&self, handle: u64) -> bool {
         self.created.lock().remove(&handle).is_some()
     }
 
-    /// The stream that `handle` stands for on the calling thread, with `device` current.
+    /// Returns the stream of `handle` for the calling thread, where `device` is current.
     pub fn find(&self, handle: u64, device: usize) -> Option<Arc<Stream>> {
         match handle {
             0 | 1 => Some(self.legacy(device)),
@@ -147,7 +147,7 @@ impl Streams {
         }
     }
 
-    /// Every stream of `device`.
+    /// Returns the streams of `device`.
     pub fn of_device(&self, device: usize) -> Vec<Arc<Stream>> {
         let mut all: Vec<_> = self.created.lock().values().cloned().collect();
         all.extend(self.legacy.lock().values().cloned());
@@ -156,7 +156,7 @@ impl Streams {
         all
     }
 
-    /// Every stream.
+    /// Returns the streams of all devices.
     pub fn all(&self) -> Vec<Arc<Stream>> {
         let mut all: Vec<_> = self.created.lock().values().cloned().collect();
         all.extend(self.legacy.lock().values().cloned());
@@ -193,5 +193,5 @@ impl Streams {
     }
 }
 
-/// Above 0, 1 and 2, which stand for default streams.
+/// The first handle of a created stream. The handles 0, 1 and 2 stand for default streams.
 const FIRST_HANDLE: u64 = 0x5100_0000;

@@ -262,11 +262,11 @@ type Seeds = Vec<(&'static str, Vec<u8>)>;
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
-    encoder.write_all(bytes).expect("memory takes it");
-    encoder.finish().expect("memory takes it")
+    encoder.write_all(bytes).expect("writing to memory succeeds");
+    encoder.finish().expect("writing to memory succeeds")
 }
 
-/// Each format, plain and packed, whole and damaged.
+/// Every format of traces, with and without compression, complete and damaged.
 fn traces() -> Seeds {
     let text = b"# model x\n# events 5\n# capacity_bytes 67108864\na 1 4096 0\na 2 9000000 7\nm step\nf 1\nf 2\n";
     let small = b"a 9 0 0\na 8 70000000 3\nf 9\n";
@@ -275,7 +275,7 @@ fn traces() -> Seeds {
     let bad_log = b"Thread,Time,Action,Pointer,Size,Stream\n1,t,allocate,0x7g00,4096,0\n";
     let snapshot = snapshot();
     let cut = snapshot[..snapshot.len() / 2].to_vec();
-    // d = {"n": 1}; [d, d]: shared, and a list in itself.
+    // d = {"n": 1}; [d, d]: a shared value. And a list that contains itself.
     let shared = b"\x80\x04\x95\x0f\0\0\0\0\0\0\0]\x94(}\x94\x8c\x01n\x94K\x01sh\x01e.";
     let cycle = b"\x80\x02}(X\x0d\0\0\0device_traces]q\0h\0au.";
     let numbers =
@@ -352,7 +352,7 @@ fn snapshot() -> Vec<u8> {
     [&b"\x80\x04"[..], &whole, b"."].concat()
 }
 
-/// Every key, and every way to be wrong.
+/// Configurations with every key and every kind of error.
 fn configurations() -> Seeds {
     let texts = [
         (
@@ -373,13 +373,13 @@ fn configurations() -> Seeds {
     texts.iter().map(|(name, text)| (*name, text.as_bytes().to_vec())).collect()
 }
 
-/// Calls of the C interface as `capi/tests/fuzzed/calls` reads them: call, handle, what, how, number.
+/// Calls of the C interface in the encoding of `capi/tests/fuzzed/calls`: call, handle, what, how, number.
 fn calls() -> Seeds {
     type Call = (u8, u8, u8, u8, u32);
     let alloc = |pages: u32, stream: u8| -> Call { (0, 0, 4, stream, pages) };
     let (free, destroy): (fn(u32) -> Call, Call) = (|number| (4, 0, 0, 0, number), (13, 0, 0, 0, 0));
     let fail = |function: u8, code: u8| -> Call { (240, 0, function, code, 0) };
-    // Entry points of PyTorch: the call's number is 15 + 20 times theirs.
+    // PyTorch's entry points: the call's number is 15 plus 20 times theirs.
     let torch = |what: u8, number: u32| -> Call { (15, 0, what, 0, number) };
     let seeds: Vec<(&str, Vec<Call>)> = vec![
         ("a_life", vec![(12, 0, 0, 2, 0), alloc(3, 0), alloc(1, 1), (7, 0, 0, 1, 1), free(0), free(0), destroy]),
@@ -481,7 +481,7 @@ fn calls() -> Seeds {
                 torch(4, 1),
             ],
         ),
-        // Each function fails once while memory is mapped, moved to another stream, trimmed.
+        // Each driver function fails once while memory is mapped, moved to another stream or trimmed.
         (
             "failing_growths",
             (0..12).flat_map(|function| [fail(function, 1), alloc(2, 0), alloc(2, 0), free(0), free(0)]).collect(),
@@ -496,7 +496,7 @@ fn calls() -> Seeds {
                 .flat_map(|function| [alloc(6, 0), alloc(1, 1), free(0), free(0), fail(function, 0), (8, 0, 1, 100, 0)])
                 .collect(),
         ),
-        // A pool under a budget below a page: it is there, and has no room.
+        // A pool with a budget below one page: it exists, but cannot hold memory.
         (
             "torch_pool_without_room",
             vec![

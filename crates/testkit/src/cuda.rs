@@ -1,9 +1,9 @@
-//! A GPU as a device that a test can hold to account: a small part of it, with books of what is alive there.
+//! A GPU as a [`Device`]: a small part of its memory, with a record of the objects that exist.
 //!
-//! - I1  what the books have is what calls that succeeded have made and not given back.
+//! - I1  the record contains exactly the objects that successful calls have created and not released.
 //!
-//! A GPU's streams cannot be held. A hold makes the stream busy for a moment, so that work is in flight when the
-//! allocator asks; nothing that the oracle demands depends on how long.
+//! A GPU's streams cannot be held. Instead, a hold makes the stream busy for a short time, so that work is in flight
+//! when the allocator queries it. The oracle's checks do not depend on how long.
 
 use crate::device::{Device, World};
 use gapless::driver::cuda::{CudaBuilder, CudaDriver, OpenError};
@@ -17,18 +17,18 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// Part of the GPU that [`open_device`](Self::open_device) has opened.
+/// A part of the GPU opened by [`open_device`](Self::open_device).
 #[derive(Debug)]
 pub struct Cuda {
     driver: &'static CudaDriver,
     capacity: u64,
-    books: Mutex<Books>,
+    state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
-struct Books {
+struct State {
     chunks: HashMap<ChunkHandle, Chunk>,
-    /// Bytes and chunk at an address.
+    /// Mappings by address: size in bytes and chunk.
     mappings: BTreeMap<u64, (u64, ChunkHandle)>,
     reservations: HashMap<u64, u64>,
     events: usize,
@@ -44,17 +44,17 @@ struct Chunk {
     mappings: usize,
 }
 
-/// How long a stream that is held is busy.
+/// Time for which a held stream is busy.
 const HOLD: Duration = Duration::from_micros(100);
-/// One for all: opening takes a while, and its kernels are loaded once.
+/// One driver for the process: opening it takes a while, and its kernels are loaded once.
 static DEVICE: OnceLock<CudaDriver> = OnceLock::new();
 
-impl Books {
+impl State {
     fn bytes(&self) -> u64 {
         self.chunks.values().map(|chunk| chunk.bytes).sum()
     }
 
-    /// Forgets a chunk when neither its handle nor a mapping is left.
+    /// Removes a chunk once its handle is released and its last mapping is removed.
     fn settle(&mut self, handle: ChunkHandle) {
         if self.chunks.get(&handle).is_some_and(|chunk| !chunk.handle && chunk.mappings == 0) {
             self.chunks.remove(&handle);
@@ -63,10 +63,10 @@ impl Books {
 }
 
 impl Cuda {
-    /// Opens the GPU for every device of this kind in the process; once is enough.
+    /// Opens the GPU for all devices of this type in the process. Further calls do nothing.
     ///
     /// # Errors
-    /// When there is none that can be used.
+    /// Returns an error if there is no usable GPU.
     pub fn open_device(builder: CudaBuilder) -> Result<(), OpenError> {
         if DEVICE.get().is_none() {
             let _ = DEVICE.set(builder.open()?);
@@ -79,22 +79,22 @@ impl Device for Cuda {
     const PAGE_BYTES: u64 = 2 * MIB;
 
     fn open(world: &World) -> Self {
-        let driver = DEVICE.get().expect("Cuda::open_device comes first");
-        assert_eq!(driver.granularity(), world.page_bytes, "the world's pages are the GPU's");
-        Self { driver, capacity: world.bytes(), books: Mutex::default() }
+        let driver = DEVICE.get().expect("Cuda::open_device was called before");
+        assert_eq!(driver.granularity(), world.page_bytes, "the world has the GPU's page size");
+        Self { driver, capacity: world.bytes(), state: Mutex::default() }
     }
 
     fn usage(&self) -> DriverUsage {
-        let books = self.books.lock();
+        let state = self.state.lock();
         DriverUsage {
-            chunks: books.chunks.len(),
-            handles: books.chunks.values().filter(|chunk| chunk.handle).count(),
-            bytes: books.bytes(),
-            mappings: books.mappings.len(),
-            reservations: books.reservations.len(),
-            reserved_bytes: books.reservations.values().sum(),
-            events: books.events,
-            streams: books.streams.len(),
+            chunks: state.chunks.len(),
+            handles: state.chunks.values().filter(|chunk| chunk.handle).count(),
+            bytes: state.bytes(),
+            mappings: state.mappings.len(),
+            reservations: state.reservations.len(),
+            reserved_bytes: state.reservations.values().sum(),
+            events: state.events,
+            streams: state.streams.len(),
         }
     }
 
@@ -103,7 +103,7 @@ impl Device for Cuda {
     }
 
     fn set_external(&self, bytes: u64) {
-        self.books.lock().external = bytes;
+        self.state.lock().external = bytes;
     }
 }
 
@@ -113,50 +113,50 @@ impl MemoryDriver for Cuda {
     }
 
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
-        let books = self.books.lock();
-        let free = self.capacity.saturating_sub(books.bytes() + books.external);
+        let state = self.state.lock();
+        let free = self.capacity.saturating_sub(state.bytes() + state.external);
         Ok(MemoryInfo { free, total: self.capacity })
     }
 
     fn reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DeviceAddr> {
         let addr = self.driver.reserve(bytes, alignment)?;
-        self.books.lock().reservations.insert(addr.0, bytes);
+        self.state.lock().reservations.insert(addr.0, bytes);
         Ok(addr)
     }
 
     fn address_free(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
-        let mut books = self.books.lock();
+        let mut state = self.state.lock();
         self.driver.address_free(addr, bytes)?;
-        books.reservations.remove(&addr.0);
+        state.reservations.remove(&addr.0);
         Ok(())
     }
 
     fn create(&self, bytes: u64) -> DriverResult<ChunkHandle> {
-        let mut books = self.books.lock();
-        if books.bytes() + books.external + bytes > self.capacity {
-            let text = "this part of the GPU is full";
+        let mut state = self.state.lock();
+        if state.bytes() + state.external + bytes > self.capacity {
+            let text = "this part of the GPU's memory is used up";
             return Err(DriverError::new(DriverCall::Create, DriverErrorKind::OutOfMemory, text));
         }
         let handle = self.driver.create(bytes)?;
-        books.chunks.insert(handle, Chunk { bytes, handle: true, mappings: 0 });
+        state.chunks.insert(handle, Chunk { bytes, handle: true, mappings: 0 });
         Ok(handle)
     }
 
     fn release(&self, chunk: ChunkHandle) -> DriverResult<()> {
-        let mut books = self.books.lock();
+        let mut state = self.state.lock();
         self.driver.release(chunk)?;
-        if let Some(known) = books.chunks.get_mut(&chunk) {
+        if let Some(known) = state.chunks.get_mut(&chunk) {
             known.handle = false;
         }
-        books.settle(chunk);
+        state.settle(chunk);
         Ok(())
     }
 
     fn map(&self, addr: DeviceAddr, bytes: u64, chunk: ChunkHandle) -> DriverResult<()> {
-        let mut books = self.books.lock();
+        let mut state = self.state.lock();
         self.driver.map(addr, bytes, chunk)?;
-        books.mappings.insert(addr.0, (bytes, chunk));
-        if let Some(known) = books.chunks.get_mut(&chunk) {
+        state.mappings.insert(addr.0, (bytes, chunk));
+        if let Some(known) = state.chunks.get_mut(&chunk) {
             known.mappings += 1;
         }
         Ok(())
@@ -167,15 +167,15 @@ impl MemoryDriver for Cuda {
     }
 
     fn unmap(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
-        let mut books = self.books.lock();
+        let mut state = self.state.lock();
         self.driver.unmap(addr, bytes)?;
-        let gone: Vec<u64> = books.mappings.range(addr.0..addr.0 + bytes).map(|(at, _)| *at).collect();
+        let gone: Vec<u64> = state.mappings.range(addr.0..addr.0 + bytes).map(|(at, _)| *at).collect();
         for at in gone {
-            let (_, chunk) = books.mappings.remove(&at).expect("just seen");
-            if let Some(known) = books.chunks.get_mut(&chunk) {
+            let (_, chunk) = state.mappings.remove(&at).expect("found above");
+            if let Some(known) = state.chunks.get_mut(&chunk) {
                 known.mappings -= 1;
             }
-            books.settle(chunk);
+            state.settle(chunk);
         }
         Ok(())
     }
@@ -183,9 +183,9 @@ impl MemoryDriver for Cuda {
 
 impl StreamDriver for Cuda {
     fn check_stream(&self, stream: StreamId) -> DriverResult<()> {
-        // The driver follows whatever pointer it is given.
-        if stream != StreamId::DEFAULT && !self.books.lock().streams.contains(&stream) {
-            let text = "no stream of this device";
+        // The driver dereferences every handle it is given.
+        if stream != StreamId::DEFAULT && !self.state.lock().streams.contains(&stream) {
+            let text = "not a stream of this device";
             return Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text));
         }
         self.driver.check_stream(stream)
@@ -197,13 +197,13 @@ impl StreamDriver for Cuda {
 
     fn event_create(&self) -> DriverResult<EventHandle> {
         let event = self.driver.event_create()?;
-        self.books.lock().events += 1;
+        self.state.lock().events += 1;
         Ok(event)
     }
 
     fn event_destroy(&self, event: EventHandle) -> DriverResult<()> {
         self.driver.event_destroy(event)?;
-        self.books.lock().events -= 1;
+        self.state.lock().events -= 1;
         Ok(())
     }
 
@@ -216,7 +216,7 @@ impl StreamDriver for Cuda {
     }
 
     fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
-        self.books.lock().host_waits += 1;
+        self.state.lock().host_waits += 1;
         self.driver.event_synchronize(event)
     }
 
@@ -228,13 +228,13 @@ impl StreamDriver for Cuda {
 impl WorkDriver for Cuda {
     fn create_stream(&self) -> DriverResult<StreamId> {
         let stream = self.driver.create_stream()?;
-        self.books.lock().streams.insert(stream);
+        self.state.lock().streams.insert(stream);
         Ok(stream)
     }
 
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
         self.driver.destroy_stream(stream)?;
-        self.books.lock().streams.remove(&stream);
+        self.state.lock().streams.remove(&stream);
         Ok(())
     }
 
@@ -265,16 +265,16 @@ impl WorkDriver for Cuda {
 
 impl HoldStreams for Cuda {
     fn hold(&self, stream: StreamId) {
-        self.driver.delay(stream, HOLD).expect("a stream of this device");
+        self.driver.delay(stream, HOLD).expect("the stream belongs to this device");
     }
 
     fn complete(&self, stream: StreamId) {
-        self.driver.synchronize(stream).expect("a stream of this device");
+        self.driver.synchronize(stream).expect("the stream belongs to this device");
     }
 
     fn resume(&self, _stream: StreamId) {}
 
     fn host_waits(&self) -> u64 {
-        self.books.lock().host_waits
+        self.state.lock().host_waits
     }
 }

@@ -1,35 +1,35 @@
-//! The worlds that operations run in: a simulated device, small enough that everything runs out.
+//! The worlds in which operations run: a device small enough that every resource runs out.
 
 use gapless::allocator::{Builder, ChunkPolicy};
 use gapless::driver::{Driver, DriverUsage, HoldStreams, HostConfig, HostDriver, ModelConfig, ModelDriver};
 use gapless::units::{KIB, StreamId};
 
-/// State only, any size.
+/// A device that only keeps state, of any size.
 pub type Model = ModelDriver;
-/// Real bytes.
+/// A device with real memory.
 pub type Host = HostDriver;
 
-/// Pages of the smallest region that an allocator can be set to.
+/// Size in pages of the smallest region that can be configured.
 pub(crate) const SMALL_REGION: u64 = 32;
 
 /// A device and the settings of the allocator on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct World {
-    /// Pages of the device, and of the budget at first.
+    /// Memory of the device, and initial budget, in pages.
     pub pages: u64,
-    /// Bytes of a page.
+    /// Size of a page in bytes.
     pub page_bytes: u64,
-    /// Pages of a chunk.
+    /// Size of a chunk in pages.
     pub chunk_pages: u64,
-    /// Streams.
+    /// Number of streams.
     pub streams: usize,
-    /// Slack, in percent; 0: none set.
+    /// Slack in percent, or 0 for the default.
     pub slack_percent: u32,
-    /// Mappings kept, stale ones included.
+    /// Maximum number of mappings, including stale ones.
     pub mapping_limit: usize,
-    /// Pages of a region's addresses, 32 or more; 0: four times the budget or more.
+    /// Size of a region's addresses in pages, at least 32, or 0 for the default of at least four times the budget.
     pub region_pages: u64,
-    /// Seals after which a stream's epochs start anew.
+    /// Number of seals after which a stream's epochs are renumbered.
     pub epoch_limit: u32,
 }
 
@@ -49,12 +49,12 @@ impl Default for World {
 }
 
 impl World {
-    /// Bytes of the device.
+    /// Returns the memory of the device in bytes.
     pub fn bytes(&self) -> u64 {
         self.pages * self.page_bytes
     }
 
-    /// The settings that do not depend on who uses the allocator.
+    /// Applies the settings that are the same for all users of the allocator.
     pub fn settings<D: Driver>(&self, builder: Builder<D>) -> Builder<D> {
         let builder = builder
             .budget(self.bytes())
@@ -68,24 +68,24 @@ impl World {
     }
 }
 
-/// A simulated device that a test can hold to account.
+/// A device whose state a test can inspect and control.
 pub trait Device: HoldStreams + Sized {
-    /// Bytes of a page in its worlds.
+    /// Size of a page in the worlds of this device, in bytes.
     const PAGE_BYTES: u64 = 64 * KIB;
 
-    /// A device of a world.
+    /// Creates the device of a world.
     fn open(world: &World) -> Self;
 
-    /// What is alive in it.
+    /// Returns the number of objects that exist on the device.
     fn usage(&self) -> DriverUsage;
 
-    /// Rules of the driver contract that were broken since the last call; `model` panics instead.
+    /// Returns the violations of the driver contract since the last call. `ModelDriver` panics instead.
     fn broken_rules(&self) -> Vec<String>;
 
-    /// Other processes hold so many bytes from now on.
+    /// Sets the memory held by other processes, in bytes.
     fn set_external(&self, bytes: u64);
 
-    /// The stream is captured from now on, or no longer. Devices that only run work do nothing.
+    /// Begins or ends a capture of the stream. Does nothing on devices that cannot capture.
     fn set_capturing(&self, _stream: StreamId, _capturing: bool) {}
 }
 
@@ -118,7 +118,7 @@ impl Device for ModelDriver {
 impl Device for HostDriver {
     fn open(world: &World) -> Self {
         Self::new(HostConfig { capacity_bytes: world.bytes(), granularity: world.page_bytes, ..HostConfig::default() })
-            .expect("the host has memory for a small device")
+            .expect("the host has enough memory for a small device")
     }
 
     fn usage(&self) -> DriverUsage {

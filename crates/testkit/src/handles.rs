@@ -1,49 +1,49 @@
-//! What the runner does with handles of allocators, and with several of them on one device.
+//! The runner's operations on handles of allocators, and on several allocators on one device.
 
 use crate::device::Device;
 use crate::op::Op;
-use crate::runner::{Runner, Seat, Summary};
+use crate::runner::{Instance, Runner, Summary};
 use gapless::allocator::CloseError;
 
-/// Allocators at once.
+/// Maximum number of allocators at the same time.
 const MOST_ALLOCATORS: usize = 3;
-/// Handles of one allocator.
+/// Maximum number of handles of one allocator.
 const MOST_HANDLES: usize = 6;
 
 impl<D: Device> Runner<D> {
     pub(crate) fn act_on_handles(&mut self, op: Op) {
         match op {
             Op::CopyHandle => {
-                if self.seat().handles.len() < MOST_HANDLES {
+                if self.instance().handles.len() < MOST_HANDLES {
                     let copy = self.allocator().clone();
-                    self.seat_mut().handles.push(copy);
+                    self.instance_mut().handles.push(copy);
                 }
             }
             Op::DropHandle { handle } => {
-                let (handles, ranges) = (self.seat().handles.len(), self.seat().ranges.len());
+                let (handles, ranges) = (self.instance().handles.len(), self.instance().ranges.len());
                 if handles > 1 {
-                    drop(self.seat_mut().handles.remove(usize::from(handle) % handles));
+                    drop(self.instance_mut().handles.remove(usize::from(handle) % handles));
                 } else if ranges == 0 && !self.is_capturing() {
-                    self.reopen(|runner, mut seat| {
-                        runner.note(&seat);
-                        seat.handles.clear();
+                    self.reopen(|runner, mut instance| {
+                        runner.note(&instance);
+                        instance.handles.clear();
                     });
                 }
             }
             Op::CloseHandle => self.close_handle(),
             Op::OpenAllocator => {
-                if self.seats.len() < MOST_ALLOCATORS {
-                    self.seats.push(Seat::open(&self.world, &self.driver));
-                    self.current = self.seats.len() - 1;
+                if self.instances.len() < MOST_ALLOCATORS {
+                    self.instances.push(Instance::open(&self.world, &self.driver));
+                    self.current = self.instances.len() - 1;
                 }
             }
-            Op::UseAllocator { allocator } => self.current = usize::from(allocator) % self.seats.len(),
+            Op::UseAllocator { allocator } => self.current = usize::from(allocator) % self.instances.len(),
             _ => unreachable!("an operation on handles"),
         }
     }
 
     fn close_handle(&mut self) {
-        let (handles, ranges) = (self.seat().handles.len(), self.seat().ranges.len());
+        let (handles, ranges) = (self.instance().handles.len(), self.instance().ranges.len());
         if handles == 1 && ranges == 0 {
             // An allocator must not be closed while a stream that used it is captured.
             if !self.is_capturing() {
@@ -51,48 +51,48 @@ impl<D: Device> Runner<D> {
             }
             return;
         }
-        // A range keeps its allocator alive as a handle does; the last handle is kept to go on with.
+        // A range keeps its allocator alive like a handle. The last handle is kept for the next operations.
         let handle = match handles {
             1 => self.allocator().clone(),
-            _ => self.seat_mut().handles.pop().expect("more than one"),
+            _ => self.instance_mut().handles.pop().expect("more than one"),
         };
-        let others = self.seat().handles.len() + ranges;
+        let others = self.instance().handles.len() + ranges;
         match handle.close() {
-            Err(CloseError::InUse(count)) => assert_eq!(count, others, "the handles and ranges that are left"),
-            other => panic!("closing with {others} other handles and ranges answered {other:?}"),
+            Err(CloseError::InUse(count)) => assert_eq!(count, others, "number of other handles and ranges"),
+            other => panic!("closing with {others} other handles and ranges returned {other:?}"),
         }
     }
 
-    /// Ends the allocator whose turn it is, and opens another in its place.
-    fn reopen(&mut self, end: impl FnOnce(&mut Self, Seat<D>)) {
-        // Failures of closing have a test of their own.
+    /// Ends the current allocator with `end` and opens another one as its replacement.
+    fn reopen(&mut self, end: impl FnOnce(&mut Self, Instance<D>)) {
+        // Failures while closing have their own test.
         self.disarm();
-        let seat = self.seats.remove(self.current);
-        end(self, seat);
-        let next = Seat::open(&self.world, &self.driver);
-        self.seats.insert(self.current, next);
+        let instance = self.instances.remove(self.current);
+        end(self, instance);
+        let next = Instance::open(&self.world, &self.driver);
+        self.instances.insert(self.current, next);
         let usage = self.driver.inner().inner().usage();
-        if self.seats.len() == 1 {
+        if self.instances.len() == 1 {
             let left = (usage.chunks, usage.mappings, usage.reservations, usage.events);
             assert_eq!(left, (0, 0, 0, 0), "invariant 7: left in the driver: {usage:?}");
         }
     }
 
     /// Closes an allocator.
-    pub(crate) fn end(&mut self, mut seat: Seat<D>) {
-        self.note(&seat);
-        let expected = seat.oracle.live.len();
-        seat.ranges.clear();
-        let handle = seat.handles.pop().expect("a seat has a handle");
-        seat.handles.clear();
+    pub(crate) fn end(&mut self, mut instance: Instance<D>) {
+        self.note(&instance);
+        let expected = instance.oracle.live.len();
+        instance.ranges.clear();
+        let handle = instance.handles.pop().expect("every allocator has a handle");
+        instance.handles.clear();
         match handle.close() {
-            Ok(()) => assert_eq!(expected, 0, "invariant 7: leaks went unnoticed"),
+            Ok(()) => assert_eq!(expected, 0, "invariant 7: leaks were not reported"),
             Err(CloseError::Leaked(leaks)) => assert_eq!(leaks.len(), expected, "invariant 7: {leaks:?}"),
-            Err(other) => panic!("close answered {other}"),
+            Err(other) => panic!("close returned {other}"),
         }
     }
 
-    fn note(&mut self, seat: &Seat<D>) {
-        self.summary.add(&Summary { stats: seat.allocator().stats(), ..Summary::default() });
+    fn note(&mut self, instance: &Instance<D>) {
+        self.summary.add(&Summary { stats: instance.allocator().stats(), ..Summary::default() });
     }
 }

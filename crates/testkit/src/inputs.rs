@@ -1,10 +1,11 @@
-//! What sequences are made of, and how often.
+//! Strategies for random worlds and operations, with their weights.
 
 use crate::device::{Device, SMALL_REGION, World};
 use crate::op::{Failure, Misuse, Op};
 use proptest::prelude::*;
 
-/// Worlds small enough that everything runs out: 4 to 24 pages of so many bytes, or some more and regions smaller than that.
+/// Worlds so small that every resource runs out: 4 to 24 pages of `page_bytes` bytes, or a few more pages with regions
+/// smaller than the device.
 pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
     (
         4_u64..24,
@@ -44,7 +45,7 @@ fn align() -> impl Strategy<Value = u8> {
     prop_oneof![8 => Just(9_u8), 1 => 0_u8..21]
 }
 
-/// Operations that neither break the world nor the rules, on blocks.
+/// Operations on blocks without misuse and without changes of the world.
 pub fn steady_op(page_bytes: u64) -> impl Strategy<Value = Op> {
     prop_oneof![
         14 => (bytes(page_bytes), align(), any::<u8>()).prop_map(|(bytes, align, stream)| Op::Alloc { bytes, align, stream }),
@@ -86,7 +87,7 @@ pub fn handle_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Captures that begin and end.
+/// Operations that begin and end captures.
 pub fn capture_op() -> impl Strategy<Value = Op> {
     prop_oneof![
         1 => any::<u8>().prop_map(|stream| Op::BeginCapture { stream }),
@@ -94,7 +95,7 @@ pub fn capture_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Any operation, in a world with pages of so many bytes.
+/// All operations, in a world with pages of `page_bytes` bytes.
 pub fn op(page_bytes: u64) -> impl Strategy<Value = Op> {
     let failure = prop_oneof![
         3 => Just(Failure::NoMemory),
@@ -115,7 +116,7 @@ pub fn op(page_bytes: u64) -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A world of a device, and up to `most` operations.
+/// A world of the device and up to `most` operations.
 pub fn ops<D: Device>(most: usize) -> impl Strategy<Value = (World, Vec<Op>)> {
     (world(D::PAGE_BYTES), prop::collection::vec(op(D::PAGE_BYTES), 1..most))
 }

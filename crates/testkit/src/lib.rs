@@ -1,8 +1,8 @@
-//! Evidence for gapless: one vocabulary of operations ([`Op`]), one oracle that knows what must be true after each of
-//! them, and a runner that puts both to an allocator on a simulated device.
+//! Test kit of gapless: a set of operations ([`Op`]), an oracle that knows what must hold after each of them, and a
+//! runner that applies operations to an allocator on a device and checks the result.
 //!
-//! Property tests, fault sweeps, exhaustive small worlds, fuzz targets and the soak all speak [`Op`]. A sequence that
-//! fails is printed as a Rust test ([`as_test`]).
+//! Property tests, fault sweeps, exhaustive small worlds, fuzz targets and the soak test all use [`Op`]. A sequence
+//! that fails is printed as a Rust test ([`as_test`]).
 //!
 //! ```text
 //!   ops ──▶ Runner ──▶ Allocator ──▶ FaultDriver ──▶ Witness ──▶ ModelDriver | HostDriver | Cuda

@@ -1,193 +1,194 @@
-//! The vocabulary: what a caller, or the world around it, can do to an allocator.
+//! The operations: what a caller of an allocator, or its environment, can do.
 
 use gapless::driver::DriverErrorKind;
 
-/// One operation. Blocks and streams are named by number, modulo how many there are when it runs, so that every sequence
-/// means something and a shrunk one still does.
+/// One operation. Blocks, streams and other objects are given by number, modulo the number of them when the operation
+/// runs, so that every sequence is valid, also after it was shrunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// Allocate so many bytes, at a multiple of `2^align` (at most 2^20), for a stream; fill them there.
+    /// Allocate a block for a stream, aligned to `2^align` (at most 2^20), and fill it on that stream.
     Alloc {
-        /// Bytes.
+        /// Size in bytes.
         bytes: u32,
-        /// Logarithm of the alignment, modulo 21.
+        /// Binary logarithm of the alignment in bytes, modulo 21.
         align: u8,
-        /// Stream.
+        /// Number of the stream.
         stream: u8,
     },
-    /// Verify a block's bytes on the stream that used it last, and free it.
+    /// Verify a block's bytes on the stream that last used it, and free it.
     Free {
-        /// Block.
+        /// Number of the block.
         block: u16,
     },
-    /// Make a further user of a block known.
+    /// Record a stream on a block.
     Record {
-        /// Block.
+        /// Number of the block.
         block: u16,
-        /// Stream.
+        /// Number of the stream.
         stream: u8,
     },
-    /// Launch work that fills a block, on any stream, ordered behind the last use and recorded.
+    /// Record a stream on a block, and queue work there that fills the block after its last use.
     Write {
-        /// Block.
+        /// Number of the block.
         block: u16,
-        /// Stream.
+        /// Number of the stream.
         stream: u8,
     },
-    /// Launch work that verifies a block, on any stream, ordered behind the last use and recorded.
+    /// Record a stream on a block, and queue work there that verifies the block after its last use.
     Read {
-        /// Block.
+        /// Number of the block.
         block: u16,
-        /// Stream.
+        /// Number of the stream.
         stream: u8,
     },
-    /// Nothing on the stream completes by itself from now on.
+    /// Hold a stream: its work no longer completes by itself.
     Hold {
-        /// Stream.
+        /// Number of the stream.
         stream: u8,
     },
-    /// What is queued on the stream completes.
+    /// Complete the work queued on a stream.
     Complete {
-        /// Stream.
+        /// Number of the stream.
         stream: u8,
     },
-    /// A hold ends.
+    /// End the hold of a stream.
     Resume {
-        /// Stream.
+        /// Number of the stream.
         stream: u8,
     },
-    /// The stream is captured into a graph from now on; what is launched there runs at once.
+    /// Begin the capture of a stream into a graph. Work queued there runs immediately.
     BeginCapture {
-        /// Stream.
+        /// Number of the stream.
         stream: u8,
     },
-    /// A capture ends.
+    /// End the capture of a stream.
     EndCapture {
-        /// Stream.
+        /// Number of the stream.
         stream: u8,
     },
-    /// Reserve a raw range of so many pages, modulo twice the device; four at most are kept.
+    /// Reserve a raw range, unless four exist.
     ReserveRange {
-        /// Pages.
+        /// Size in pages, modulo twice the device.
         pages: u8,
     },
-    /// Map more pages at the end of a range, for a stream, and fill them there. No pages: the stream becomes known.
+    /// Map more pages at the end of a range for a stream, and fill them there. With 0 pages, only records the
+    /// stream.
     GrowRange {
-        /// Range.
+        /// Number of the range.
         range: u8,
-        /// Pages, modulo twice the device.
+        /// Number of pages, modulo twice the device.
         pages: u8,
-        /// Stream.
+        /// Number of the stream.
         stream: u8,
     },
     /// Verify pages at the end of a range and unmap them.
     ShrinkRange {
-        /// Range.
+        /// Number of the range.
         range: u8,
-        /// Pages.
+        /// Number of pages.
         pages: u8,
     },
-    /// Move pages from the end of one range to the end of another, ordered behind what used them, and verify them there.
+    /// Move pages from the end of one range to the end of another, after their last uses, and verify them there.
     TakeRange {
-        /// Range that grows.
+        /// Number of the range that grows.
         to: u8,
-        /// Range that shrinks.
+        /// Number of the range that shrinks.
         from: u8,
-        /// Pages.
+        /// Number of pages.
         pages: u8,
-        /// Stream.
+        /// Number of the stream.
         stream: u8,
     },
-    /// Launch work that fills a range, on any stream, ordered behind its last uses and made known.
+    /// Record a stream on a range, and queue work there that fills the range after its last uses.
     WriteRange {
-        /// Range.
+        /// Number of the range.
         range: u8,
-        /// Stream.
+        /// Number of the stream.
         stream: u8,
     },
-    /// Launch work that verifies a range, on any stream, ordered behind its last uses and made known.
+    /// Record a stream on a range, and queue work there that verifies the range after its last uses.
     ReadRange {
-        /// Range.
+        /// Number of the range.
         range: u8,
-        /// Stream.
+        /// Number of the stream.
         stream: u8,
     },
-    /// Verify a range and drop it, mapped as it is.
+    /// Verify a range and drop it while it is mapped.
     DropRange {
-        /// Range.
+        /// Number of the range.
         range: u8,
     },
-    /// Make another handle of the allocator, and go on through it.
+    /// Clone the allocator's handle, and continue with the clone.
     CopyHandle,
-    /// Drop a handle. The last one of an allocator without ranges: it is gone, and another is opened in its place.
+    /// Drop a handle. If it is the last one of an allocator without ranges, open another allocator as its replacement.
     DropHandle {
-        /// Handle.
+        /// Number of the handle.
         handle: u8,
     },
-    /// Close the allocator through a handle: refused while there are others or ranges. Otherwise it names what is live,
-    /// and another is opened in its place.
+    /// Close the allocator with a handle. Must be refused while other handles or ranges exist. Otherwise it reports the
+    /// live blocks, and another allocator is opened as its replacement.
     CloseHandle,
-    /// Open a further allocator on the device, three at most, and go on with it.
+    /// Open another allocator on the device, unless three exist, and continue with it.
     OpenAllocator,
-    /// Go on with another allocator.
+    /// Continue with another allocator.
     UseAllocator {
-        /// Allocator.
+        /// Number of the allocator.
         allocator: u8,
     },
-    /// Give free memory back until so many pages are held.
+    /// Release free memory until at most `keep` pages are held.
     Trim {
-        /// Pages.
+        /// Number of pages.
         keep: u8,
     },
-    /// Change the budget to so many pages, modulo twice the device.
+    /// Change the budget.
     Budget {
-        /// Pages.
+        /// The budget in pages, modulo twice the device.
         pages: u8,
     },
-    /// Other processes hold so many pages of the device from now on, modulo the device.
+    /// Change the memory that other processes hold.
     External {
-        /// Pages.
+        /// Number of pages, modulo the device.
         pages: u8,
     },
-    /// The n-th driver call of the allocator from here on fails, once.
+    /// Make one of the allocator's next driver calls fail, once.
     Fail {
-        /// Calls that succeed before it.
+        /// Number of calls that succeed before it.
         nth: u8,
-        /// How it fails.
+        /// The error that it returns.
         kind: Failure,
     },
-    /// Go on in another thread.
+    /// Continue on another thread.
     Thread {
-        /// Thread.
+        /// Number of the thread.
         thread: u8,
     },
-    /// Call wrongly.
+    /// Make an incorrect call.
     Bad {
-        /// How.
+        /// Kind of the call.
         misuse: Misuse,
-        /// Block that is concerned.
+        /// Number of the block that the call concerns.
         block: u16,
     },
 }
 
-/// How a driver call fails.
+/// The error of a failing driver call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Failure {
-    /// `OutOfMemory`.
+    /// [`DriverErrorKind::OutOfMemory`].
     NoMemory,
-    /// `NotSupported`.
+    /// [`DriverErrorKind::NotSupported`].
     Unsupported,
-    /// `InvalidValue`.
+    /// [`DriverErrorKind::InvalidValue`].
     Invalid,
-    /// `DeviceLost`.
+    /// [`DriverErrorKind::DeviceLost`].
     Lost,
 }
 
 impl Failure {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 4] = [Self::NoMemory, Self::Unsupported, Self::Invalid, Self::Lost];
 
-    /// As the driver says it.
+    /// Returns the driver's error kind.
     pub const fn kind(self) -> DriverErrorKind {
         match self {
             Self::NoMemory => DriverErrorKind::OutOfMemory,
@@ -198,29 +199,29 @@ impl Failure {
     }
 }
 
-/// Calls that must be refused and change nothing.
+/// Incorrect calls. Each must return an error and change nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Misuse {
     /// Free an address inside a live block.
     FreeInside,
-    /// Free the address freed last, if nothing was allocated there since.
+    /// Free the last freed address again, if nothing was allocated there since.
     FreeTwice,
-    /// Free an address of nobody.
+    /// Free an address that does not belong to an allocator.
     FreeForeign,
-    /// Record a stream on the address freed last.
+    /// Record a stream on the last freed address.
     RecordFreed,
     /// Record a stream that does not exist on a live block.
     RecordForeignStream,
     /// Allocate for a stream that does not exist.
     AllocForeignStream,
-    /// Allocate more than any region holds.
+    /// Allocate more than the size of a region.
     AllocTooMuch,
-    /// Allocate at a multiple of three.
+    /// Allocate with an alignment of three.
     AllocOddAlignment,
 }
 
 impl Misuse {
-    /// Each of them, by its number in an input.
+    /// All variants, by their number in an input.
     pub const ALL: [Self; 8] = [
         Self::FreeInside,
         Self::FreeTwice,

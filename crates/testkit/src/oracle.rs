@@ -1,5 +1,5 @@
-//! Oracle: a plain map of what is live, and what must be true of an allocator after every operation (the numbered
-//! invariants of the design).
+//! Oracle: a plain map of live blocks and ranges, and the checks that an allocator must pass after every operation (the
+//! numbered invariants of the design).
 
 use crate::device::{Device, World};
 use crate::witness::Witness;
@@ -10,63 +10,63 @@ use gapless::units::{DeviceAddr, StreamId, round_up};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
 
-/// The allocator under test, with everything between it and the device.
+/// The allocator under test, with all layers between it and the device.
 pub type Subject<D> = Allocator<FaultDriver<Witness<D>>>;
 
-/// A live block as its owner knows it.
+/// What the owner of a live block knows about it.
 #[derive(Clone, Debug)]
 pub struct Block {
     pub addr: DeviceAddr,
     pub bytes: u64,
-    /// The stream it was allocated on.
+    /// The stream that it was allocated on.
     pub home: StreamId,
-    /// The streams it was recorded on.
+    /// The streams that were recorded on it.
     pub recorded: Vec<StreamId>,
     /// The stream of the last work on it.
     pub last_user: StreamId,
-    /// What it was filled with.
+    /// The seed of its content.
     pub seed: u64,
 }
 
-/// A raw range as its owner knows it.
+/// What the owner of a raw range knows about it.
 #[derive(Clone, Debug)]
 pub struct Range {
     pub addr: DeviceAddr,
     pub reserved_pages: u64,
-    /// What is mapped, from the start.
+    /// The mapped pages, from the start of the range.
     pub pages: Vec<RangePage>,
-    /// The streams it was made known to.
+    /// The streams that were recorded on it.
     pub users: Vec<StreamId>,
 }
 
 /// A page of a raw range.
 #[derive(Clone, Copy, Debug)]
 pub struct RangePage {
-    /// What it was filled with.
+    /// The seed of its content.
     pub seed: u64,
     /// The stream of the last work on it.
     pub last_user: StreamId,
-    /// The memory behind it: chunk and offset. The same wherever the page moves, or its content is lost.
+    /// The chunk and the offset in it. A page keeps them when it moves, or its content would be lost.
     pub memory: (ChunkHandle, u64),
 }
 
-/// Whether an allocation had to succeed: whole pages that could have been put behind it, against those it takes.
+/// Whether an allocation had to succeed: compares the whole pages that were available for it with those it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Promise {
-    /// Pages that no live byte lies in, or that could still be created.
+    /// Number of pages that contain no live byte, or that could be created.
     pub obtainable_pages: u64,
-    /// Pages that the request takes.
+    /// Number of pages that the request needs.
     pub needed_pages: u64,
 }
 
 impl Promise {
-    /// True when the request had to be served.
+    /// Returns `true` if the request had to succeed.
     pub fn holds(&self) -> bool {
         self.needed_pages <= self.obtainable_pages
     }
 }
 
-/// A free block, of whatever stream and kind, that `bytes` fit at a multiple of `alignment`.
+/// Returns a free block, of any stream and kind, that has `bytes` bytes at a multiple of `alignment`.
 pub fn fitting_block<D: Device>(allocator: &Subject<D>, bytes: u64, alignment: u64) -> Option<BlockSnapshot> {
     let size = round_up(bytes.max(1), GRANULE)?;
     let blocks = allocator.snapshot().regions.into_iter().flat_map(|region| region.blocks);
@@ -76,32 +76,35 @@ pub fn fitting_block<D: Device>(allocator: &Subject<D>, bytes: u64, alignment: u
     })
 }
 
-/// Everything that callers know.
+/// What callers know about one allocator.
 #[derive(Debug, Default)]
 pub struct Oracle {
     pub live: BTreeMap<u64, Block>,
-    /// Addresses of live blocks in the order of their allocation: what an op's block number counts in.
+    /// Addresses of live blocks in the order of their allocation: the block number of an operation is an index into it.
     pub order: Vec<u64>,
     pub live_bytes: u64,
     pub peak_live_bytes: u64,
     pub allocs: u64,
     pub frees: u64,
     pub refused_frees: u64,
-    /// Above this, more is held than was ever allowed.
+    /// Most bytes that may be held: the budget, or what was already held when the budget was lowered.
     pub ceiling: u64,
     pub last_freed: Option<u64>,
     pub ranges: Vec<Range>,
-    /// Bytes of ranges that could not be unmapped when they were dropped: out of use until they are needed.
+    /// Bytes of ranges that could not be unmapped when they were dropped. They are unused until memory is short.
     pub abandoned_bytes: u64,
 }
 
 impl Oracle {
-    /// Takes in a block just allocated: invariant 1, in addresses.
+    /// Adds a block that was just allocated. Checks invariant 1 for addresses.
+    ///
+    /// # Panics
+    /// Panics if the block overlaps a live one.
     pub fn add(&mut self, block: Block) {
         let end = block.addr.0 + block.bytes.max(1);
         if let Some((_, before)) = self.live.range(..end).next_back() {
             let before_end = before.addr.0 + before.bytes.max(1);
-            assert!(before_end <= block.addr.0, "invariant 1: {block:?} was handed out over {before:?}");
+            assert!(before_end <= block.addr.0, "invariant 1: {block:?} was allocated over {before:?}");
         }
         self.live_bytes += block.bytes;
         self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
@@ -111,7 +114,7 @@ impl Oracle {
     }
 
     pub fn remove(&mut self, addr: u64) -> Block {
-        let block = self.live.remove(&addr).expect("the oracle was asked for a live block");
+        let block = self.live.remove(&addr).expect("the block is live");
         self.order.retain(|other| *other != addr);
         self.live_bytes -= block.bytes;
         self.frees += 1;
@@ -119,19 +122,19 @@ impl Oracle {
         block
     }
 
-    /// The block of a number.
+    /// Returns the live block with a number, modulo the number of live blocks.
     pub fn block(&self, number: u16) -> Option<&Block> {
         let index = usize::from(number).checked_rem(self.order.len())?;
         self.live.get(&self.order[index])
     }
 
-    /// Bytes that ranges have mapped.
+    /// Returns the number of bytes mapped in ranges.
     pub fn range_bytes(&self, world: &World) -> u64 {
         self.ranges.iter().map(|range| range.pages.len() as u64 * world.page_bytes).sum()
     }
 
-    /// Pages of physical memory in which live bytes lie, of blocks or of ranges: chunk and number of the page in it. Also checks invariant 2,
-    /// and invariant 1 in physical memory.
+    /// Returns the pages of physical memory that contain bytes of live blocks or ranges, each as a chunk and the page's
+    /// number in it. Checks invariant 2, and invariant 1 for physical memory.
     fn live_pages<D: Device>(&self, world: &World, driver: &Witness<D>) -> HashSet<(ChunkHandle, u64)> {
         let mut pages = HashSet::new();
         let mut ranges: BTreeMap<(ChunkHandle, u64), u64> = BTreeMap::new();
@@ -139,12 +142,12 @@ impl Oracle {
         let mapped = |range: &Range| (range.addr, range.pages.len() as u64 * world.page_bytes);
         for block in blocks.chain(self.ranges.iter().map(mapped)) {
             let Some(backing) = driver.backing(block.0, block.1) else {
-                panic!("invariant 2: {block:?} is not mapped with access throughout");
+                panic!("invariant 2: {block:?} is not fully mapped with access");
             };
             for (chunk, range) in backing {
                 if let Some(((other, _), end)) = ranges.range(..(chunk, range.end)).next_back() {
                     let apart = *other != chunk || *end <= range.start;
-                    assert!(apart, "invariant 1: {block:?} shares bytes {range:?} of {chunk:?}");
+                    assert!(apart, "invariant 1: bytes {range:?} of {chunk:?} belong to {block:?} and to another");
                 }
                 pages
                     .extend((range.start / world.page_bytes..range.end.div_ceil(world.page_bytes)).map(|p| (chunk, p)));
@@ -154,42 +157,43 @@ impl Oracle {
         pages
     }
 
-    /// Whether `bytes` have to be served now.
+    /// Returns whether a request of `bytes` bytes must succeed now.
     pub fn promise<D: Device>(&self, world: &World, allocator: &Subject<D>, bytes: u64) -> Promise {
         let driver = allocator.driver().inner();
         let live_pages = self.live_pages(world, driver).len() as u64;
         let held_pages = allocator.reserved_bytes() / world.page_bytes;
-        let room = (allocator.budget() / world.page_bytes).saturating_sub(held_pages);
+        let headroom = (allocator.budget() / world.page_bytes).saturating_sub(held_pages);
         let device = driver.memory_info().map_or(0, |info| info.free / world.page_bytes);
         let size = round_up(bytes.max(1), world.page_bytes).unwrap_or(u64::MAX);
         Promise {
-            obtainable_pages: (held_pages - live_pages.min(held_pages)) + room.min(device),
+            obtainable_pages: (held_pages - live_pages.min(held_pages)) + headroom.min(device),
             needed_pages: size / world.page_bytes,
         }
     }
 
-    /// What a trim has to have done: with single-page chunks nothing but used pages is held, beyond what was to be kept.
+    /// Checks the result of a trim. With chunks of one page, it must not leave more than `keep_bytes` or the used
+    /// pages.
     ///
     /// # Panics
-    /// When more is.
+    /// Panics if the result is wrong.
     pub fn check_trimmed<D: Device>(&self, world: &World, allocator: &Subject<D>, keep_bytes: u64, trimmed: Trimmed) {
         let stats = allocator.stats();
-        assert_eq!(trimmed.held_bytes, stats.reserved_bytes, "what trim said it left");
-        // Freed blocks that other streams use are waited for by who needs them, not by a trim.
+        assert_eq!(trimmed.held_bytes, stats.reserved_bytes, "bytes held after the trim");
+        // A trim does not wait for freed blocks that other streams use.
         if world.chunk_pages > 1 || stats.pending_bytes + self.abandoned_bytes + stats.poisoned > 0 {
             return;
         }
         let used = self.live_pages(world, allocator.driver().inner()).len() as u64 * world.page_bytes;
         assert!(
             trimmed.held_bytes <= keep_bytes.max(used),
-            "{trimmed:?}, {used} bytes are in use, {keep_bytes} to keep"
+            "{trimmed:?} with {used} bytes in use and {keep_bytes} to keep"
         );
     }
 
-    /// The figures of an out-of-memory report, after the call that it is for.
+    /// Checks the figures of an out-of-memory report, after the call that failed.
     ///
     /// # Panics
-    /// When one is wrong.
+    /// Panics if a figure is wrong.
     pub fn check_report<D: Device>(&self, allocator: &Subject<D>, report: &OutOfMemory, promise: &Promise) {
         let stats = allocator.stats();
         let sum = |part: fn(&StreamUse) -> u64| report.streams.iter().map(part).sum::<u64>();
@@ -198,12 +202,12 @@ impl Oracle {
         assert_eq!((report.cached_bytes, report.pending_bytes), (stats.cached_bytes, stats.pending_bytes));
         assert_eq!((report.cached_bytes, report.pending_bytes), (sum(|p| p.cached_bytes), sum(|p| p.pending_bytes)));
         assert_eq!(report.budget_bytes, allocator.budget());
-        // None: the question was what failed.
+        // `None` means that the query of the device's memory failed.
         let Some(device) = report.device else { return };
         assert_eq!(report.others_bytes, (device.total - device.free).saturating_sub(report.reserved_bytes));
-        let room = report.budget_bytes.saturating_sub(report.reserved_bytes).min(device.free);
+        let headroom = report.budget_bytes.saturating_sub(report.reserved_bytes).min(device.free);
         assert_eq!(report.range_bytes, stats.range_bytes);
-        let free = room + report.reserved_bytes - report.live_block_bytes - report.range_bytes;
+        let free = headroom + report.reserved_bytes - report.live_block_bytes - report.range_bytes;
         let as_reported = report.free_bytes == free || stats.poisoned > 0 && report.free_bytes < free;
         assert!(as_reported, "{free} bytes are neither in live blocks nor in ranges: {report}");
         assert_eq!(report.satisfiable, report.free_bytes >= report.requested_bytes);
@@ -227,10 +231,10 @@ impl Oracle {
         assert_eq!(listed.collect::<Vec<_>>(), largest);
     }
 
-    /// Everything that must be true of this allocator now; returns its figures.
+    /// Checks everything that must hold for the allocator now. Returns its statistics.
     ///
     /// # Panics
-    /// When something is not.
+    /// Panics if a check fails.
     pub fn check<D: Device>(&mut self, world: &World, allocator: &Subject<D>) -> Stats {
         allocator.check();
         let driver = allocator.driver().inner();
@@ -241,7 +245,7 @@ impl Oracle {
         let mut live: Vec<_> = allocator.live().iter().map(|leak| (leak.addr, leak.bytes, leak.stream)).collect();
         known.sort_unstable();
         live.sort_unstable();
-        assert_eq!(live, known, "invariant 6: the live blocks are those that were handed out");
+        assert_eq!(live, known, "invariant 6: the live blocks are those that were allocated");
 
         let stats = allocator.stats();
         assert_eq!(stats.live_bytes, self.live_bytes, "invariant 5: live bytes");
@@ -256,8 +260,8 @@ impl Oracle {
         self.ceiling = self.ceiling.max(allocator.budget());
         assert!(stats.reserved_bytes <= self.ceiling, "invariant 5: more is held than was ever allowed: {stats:?}");
         self.ceiling = allocator.budget().max(stats.reserved_bytes);
-        let room = (allocator.budget() / world.page_bytes * world.page_bytes).saturating_sub(stats.reserved_bytes);
-        let free = stats.cached_bytes + stats.pending_bytes + stats.idle_bytes + room;
+        let headroom = (allocator.budget() / world.page_bytes * world.page_bytes).saturating_sub(stats.reserved_bytes);
+        let free = stats.cached_bytes + stats.pending_bytes + stats.idle_bytes + headroom;
         assert_eq!(stats.fragmentation.free_bytes, free, "invariant 5: free bytes: {stats:?}");
         let largest = stats.fragmentation.largest_cached_bytes..=free;
         assert!(largest.contains(&stats.fragmentation.largest_with_remapping_bytes), "invariant 5: {stats:?}");
@@ -266,24 +270,24 @@ impl Oracle {
             let sum = stats.live_block_bytes + stats.cached_bytes + stats.pending_bytes + stats.idle_bytes;
             let ranges = self.range_bytes(world);
             let abandoned = stats.reserved_bytes.checked_sub(sum + ranges);
-            // Who runs short of memory takes up what was abandoned.
+            // An allocator that runs short of memory reclaims abandoned bytes.
             let accounted = abandoned.is_some_and(|bytes| bytes <= self.abandoned_bytes);
-            assert!(accounted, "invariant 5: the parts are the whole: {ranges} + {stats:?}");
+            assert!(accounted, "invariant 5: the parts add up: {ranges} + {stats:?}");
             self.abandoned_bytes = abandoned.unwrap_or(0);
         }
         stats
     }
 
-    /// What the device and the witness have seen. All that can have become wrong where the allocator was not called.
+    /// Checks the device and the witness. This is sufficient after operations that do not call the allocator.
     ///
     /// # Panics
-    /// When something is wrong.
+    /// Panics if a check fails.
     pub fn check_device<D: Device>(driver: &Witness<D>) {
         let broken = driver.inner().broken_rules();
-        assert!(broken.is_empty(), "rules of the driver contract were broken: {broken:#?}");
+        assert!(broken.is_empty(), "the driver contract was violated: {broken:#?}");
         let observed = driver.take_observations();
         assert!(observed.is_empty(), "invariants 3 and 4: {observed:#?}");
         let mismatches = gapless::driver::WorkDriver::take_mismatches(driver);
-        assert!(mismatches.is_empty(), "bytes changed under their owner: {mismatches:#?}");
+        assert!(mismatches.is_empty(), "the content of live memory changed: {mismatches:#?}");
     }
 }

@@ -1,28 +1,28 @@
-//! Property tests with a fixed and a random seed, whose shrunk failures print as Rust tests.
+//! Property tests with a fixed and a random seed. Failing inputs are shrunk and printed.
 
 use crate::scale::budget_of_cases;
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The seed of the second run of each property: of the clock unless set.
+/// Variable for the seed of the second run of each property. The default is taken from the clock.
 const SEED: &str = "GAPLESS_PROOF_SEED";
-/// Most steps taken to make a failing input smaller: 3000 unless set.
+/// Variable for the maximum number of steps to shrink a failing input. The default is 3000.
 const SHRINK: &str = "GAPLESS_PROOF_SHRINK";
 
 fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Runs `test` on `cases` inputs from a fixed seed and as many from a random one, which is printed.
+/// Runs `test` on `cases` inputs from a fixed seed, and on as many from a random seed, which is printed.
 ///
 /// # Panics
-/// When an input fails: the shrunk one is printed by `show`.
+/// Panics if an input fails. The message has the shrunk input as formatted by `show`.
 pub fn prove<S: Strategy>(cases: u32, strategy: &S, show: impl Fn(&S::Value) -> String, test: impl Fn(&S::Value)) {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros());
     let random = setting(SEED).unwrap_or(clock & u128::from(u64::MAX));
     for seed in [1, random] {
-        eprintln!("seed {seed} ({SEED}={seed} repeats it)");
+        eprintln!("seed {seed} (repeat with {SEED}={seed})");
         let mut bytes = [0; 32];
         bytes[..16].copy_from_slice(&seed.to_le_bytes());
         let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);

@@ -1,4 +1,4 @@
-//! What the runner does with raw ranges, and what must come of it.
+//! The runner's operations on raw ranges, and the checks of their results.
 
 use crate::device::Device;
 use crate::op::Op;
@@ -8,7 +8,7 @@ use gapless::allocator::{AllocError, StreamError};
 use gapless::driver::WorkDriver;
 use gapless::units::{DeviceAddr, StreamId};
 
-/// Ranges kept by one allocator.
+/// Maximum number of ranges of one allocator.
 const MOST_RANGES: usize = 4;
 
 impl<D: Device> Runner<D> {
@@ -44,51 +44,57 @@ impl<D: Device> Runner<D> {
         }
     }
 
-    /// Whether growing and shrinking a range are refused with such an error. What the oracle knows does not change.
+    /// Returns `true` if growing and shrinking a range fail with an error that `refusal` accepts. The oracle does not
+    /// change.
     pub fn ranges_refuse(&mut self, refusal: impl Fn(&AllocError) -> bool) -> bool {
         let stream = self.stream(0);
         let refused = |result: Result<(), AllocError>| matches!(&result, Err(error) if refusal(error));
-        let ranges = &mut self.seat_mut().ranges;
+        let ranges = &mut self.instance_mut().ranges;
         ranges.iter_mut().all(|range| refused(range.grow(1, stream)) && refused(range.shrink(u64::MAX).map(|_| ())))
     }
 
     fn with_range(&mut self, number: u8, act: impl FnOnce(&mut Self, usize)) {
-        if let Some(index) = usize::from(number).checked_rem(self.seat().ranges.len()) {
+        if let Some(index) = usize::from(number).checked_rem(self.instance().ranges.len()) {
             act(self, index);
         }
     }
 
     fn reserve_range(&mut self, pages: u64) {
-        if self.seat().ranges.len() >= MOST_RANGES {
+        if self.instance().ranges.len() >= MOST_RANGES {
             return;
         }
         match self.allocator().reserve_range(pages * self.world.page_bytes) {
             Ok(range) => {
                 assert_eq!((range.mapped_bytes(), range.reserved_bytes()), (0, pages * self.world.page_bytes));
                 let addr = range.addr();
-                let seat = self.seat_mut();
-                seat.ranges.push(range);
-                seat.oracle.ranges.push(Range { addr, reserved_pages: pages, pages: Vec::new(), users: Vec::new() });
+                let instance = self.instance_mut();
+                instance.ranges.push(range);
+                instance.oracle.ranges.push(Range {
+                    addr,
+                    reserved_pages: pages,
+                    pages: Vec::new(),
+                    users: Vec::new(),
+                });
             }
             Err(AllocError::Driver(error)) => self.expect_injected(&error),
-            Err(other) => panic!("reserve_range answered {other}"),
+            Err(other) => panic!("reserve_range returned {other}"),
         }
     }
 
-    /// True when it grew.
+    /// Returns `true` if the range grew.
     fn grow_range(&mut self, index: usize, pages: u64, stream: StreamId) -> bool {
         let bytes = pages * self.world.page_bytes;
         let held = self.allocator().reserved_bytes();
-        let error = match self.seat_mut().ranges[index].grow(bytes, stream) {
+        let error = match self.instance_mut().ranges[index].grow(bytes, stream) {
             Ok(()) => {
                 self.note_user(index, stream);
                 for _ in 0..pages {
                     let seed = self.fresh_seed();
-                    let last = self.seat().oracle.ranges[index].pages.len();
-                    let addr = at(&self.seat().oracle.ranges[index], last, self.world.page_bytes);
-                    let memory = self.driver.inner().memory_at(addr).expect("invariant 2: what has grown is mapped");
+                    let last = self.instance().oracle.ranges[index].pages.len();
+                    let addr = at(&self.instance().oracle.ranges[index], last, self.world.page_bytes);
+                    let memory = self.driver.inner().memory_at(addr).expect("invariant 2: the new pages are mapped");
                     let page = RangePage { seed, last_user: stream, memory };
-                    self.seat_mut().oracle.ranges[index].pages.push(page);
+                    self.instance_mut().oracle.ranges[index].pages.push(page);
                     self.fill_page(index, last);
                 }
                 return true;
@@ -96,7 +102,7 @@ impl<D: Device> Runner<D> {
             Err(error) => error,
         };
         if matches!(error, AllocError::RangeFull { .. }) {
-            let range = &self.seat().oracle.ranges[index];
+            let range = &self.instance().oracle.ranges[index];
             assert!(pages > range.reserved_pages - range.pages.len() as u64, "{error}");
         }
         if self.waits_for_capture(&error) {
@@ -107,59 +113,62 @@ impl<D: Device> Runner<D> {
     }
 
     fn shrink_range(&mut self, index: usize, pages: u64) {
-        let mapped = self.seat().oracle.ranges[index].pages.len();
+        let mapped = self.instance().oracle.ranges[index].pages.len();
         let going = usize::try_from(pages).expect("few pages").min(mapped);
         self.verify_pages(index, mapped - going);
         let page_bytes = self.world.page_bytes;
-        let seat = self.seat_mut();
-        let result = seat.ranges[index].shrink(pages * page_bytes);
-        let left = usize::try_from(seat.ranges[index].mapped_bytes() / page_bytes).expect("few pages");
+        let instance = self.instance_mut();
+        let result = instance.ranges[index].shrink(pages * page_bytes);
+        let left = usize::try_from(instance.ranges[index].mapped_bytes() / page_bytes).expect("few pages");
         assert!((mapped - going..=mapped).contains(&left), "asked to unmap {going} of {mapped} pages, left {left}");
-        seat.oracle.ranges[index].pages.truncate(left);
+        instance.oracle.ranges[index].pages.truncate(left);
         match result {
             Ok(bytes) => {
-                assert_eq!(bytes, (mapped - left) as u64 * page_bytes, "shrink says what it has unmapped");
-                assert!(self.world.chunk_pages > 1 || left == mapped - going, "pages that may go have to go");
+                assert_eq!(bytes, (mapped - left) as u64 * page_bytes, "shrink returns the number of bytes unmapped");
+                assert!(
+                    self.world.chunk_pages > 1 || left == mapped - going,
+                    "all pages that can be unmapped are unmapped"
+                );
             }
             Err(error) if self.waits_for_capture(&error) => {}
             Err(AllocError::Driver(error)) => {
                 self.expect_injected(&error);
                 if self.struck() {
                     self.recover();
-                    if !self.seat().lost {
+                    if !self.instance().lost {
                         self.shrink_range(index, (left + going - mapped) as u64);
                     }
                 }
             }
-            Err(other) => panic!("shrink answered {other}"),
+            Err(other) => panic!("shrink returned {other}"),
         }
     }
 
     fn take_range(&mut self, to: usize, from: usize, pages: u64, stream: StreamId) {
         let page_bytes = self.world.page_bytes;
-        let theirs = &self.seat().oracle.ranges[from].pages;
+        let theirs = &self.instance().oracle.ranges[from].pages;
         let first = theirs.len() - usize::try_from(pages).expect("few pages").min(theirs.len());
         if !theirs[first..].iter().all(|page| self.order(page.last_user, stream)) {
             return;
         }
         let single = self.world.chunk_pages == 1;
-        let room = {
-            let range = &self.seat().oracle.ranges[to];
+        let unmapped_pages = {
+            let range = &self.instance().oracle.ranges[to];
             range.reserved_pages - range.pages.len() as u64
         };
-        let seat = self.seat_mut();
-        let [taker, giver] = seat.ranges.get_disjoint_mut([to, from]).expect("two ranges");
+        let instance = self.instance_mut();
+        let [taker, giver] = instance.ranges.get_disjoint_mut([to, from]).expect("two ranges");
         match taker.take_from(giver, pages * page_bytes, stream) {
             Ok(bytes) => {
                 let moved = usize::try_from(bytes / page_bytes).expect("few pages");
-                let theirs = &mut seat.oracle.ranges[from].pages;
-                assert!(moved <= theirs.len() - first, "{moved} pages were moved, {pages} asked for");
-                assert!(!single || moved == theirs.len() - first, "pages that may move have to move");
-                let start = seat.oracle.ranges[to].pages.len();
-                let theirs = &mut seat.oracle.ranges[from].pages;
+                let theirs = &mut instance.oracle.ranges[from].pages;
+                assert!(moved <= theirs.len() - first, "{moved} pages were moved, {pages} requested");
+                assert!(!single || moved == theirs.len() - first, "all pages that can be moved are moved");
+                let start = instance.oracle.ranges[to].pages.len();
+                let theirs = &mut instance.oracle.ranges[from].pages;
                 let moving = theirs.split_off(theirs.len() - moved);
                 let moving = moving.into_iter().map(|page| RangePage { last_user: stream, ..page });
-                seat.oracle.ranges[to].pages.extend(moving);
+                instance.oracle.ranges[to].pages.extend(moving);
                 if moved > 0 {
                     self.note_user(to, stream);
                     self.note_user(from, stream);
@@ -167,36 +176,36 @@ impl<D: Device> Runner<D> {
                 self.verify_pages(to, start);
             }
             Err(AllocError::RangeFull { requested, .. }) => {
-                assert!(requested / page_bytes > room, "{requested} bytes have room in {room} pages");
+                assert!(requested / page_bytes > unmapped_pages, "{requested} bytes fit in {unmapped_pages} pages");
             }
             Err(error) if self.waits_for_capture(&error) => {}
             Err(AllocError::Driver(error) | AllocError::Stream(StreamError::Foreign { source: error, .. })) => {
                 self.expect_injected(&error);
                 if self.struck() {
                     self.recover();
-                    if !self.seat().lost {
+                    if !self.instance().lost {
                         self.take_range(to, from, pages, stream);
                     }
                 }
             }
-            Err(other) => panic!("take_from answered {other}"),
+            Err(other) => panic!("take_from returned {other}"),
         }
     }
 
     fn launch_on_range(&mut self, index: usize, stream: StreamId, write: bool) {
-        // Growing by nothing makes a stream known.
-        let known = self.seat().oracle.ranges[index].users.contains(&stream);
+        // Growing by 0 bytes records the stream.
+        let known = self.instance().oracle.ranges[index].users.contains(&stream);
         if !known && !self.grow_range(index, 0, stream) {
             return;
         }
-        if !self.seat().oracle.ranges[index].pages.iter().all(|page| self.order(page.last_user, stream)) {
+        if !self.instance().oracle.ranges[index].pages.iter().all(|page| self.order(page.last_user, stream)) {
             return;
         }
-        for page in 0..self.seat().oracle.ranges[index].pages.len() {
-            self.seat_mut().oracle.ranges[index].pages[page].last_user = stream;
+        for page in 0..self.instance().oracle.ranges[index].pages.len() {
+            self.instance_mut().oracle.ranges[index].pages[page].last_user = stream;
             if write {
                 let seed = self.fresh_seed();
-                self.seat_mut().oracle.ranges[index].pages[page].seed = seed;
+                self.instance_mut().oracle.ranges[index].pages[page].seed = seed;
                 self.fill_page(index, page);
             }
         }
@@ -207,26 +216,26 @@ impl<D: Device> Runner<D> {
 
     fn drop_range(&mut self, index: usize) {
         self.verify_pages(index, 0);
-        let seat = self.seat_mut();
-        drop(seat.ranges.remove(index));
-        let range = seat.oracle.ranges.remove(index);
-        if self.struck() || self.seat().lost || self.is_capturing() {
-            // What could not be unmapped stays until it is needed, or the allocator goes.
+        let instance = self.instance_mut();
+        drop(instance.ranges.remove(index));
+        let range = instance.oracle.ranges.remove(index);
+        if self.struck() || self.instance().lost || self.is_capturing() {
+            // Pages that could not be unmapped stay until they are needed or the allocator is closed.
             let stats = self.allocator().stats();
             let elsewhere = stats.live_block_bytes + stats.cached_bytes + stats.pending_bytes + stats.idle_bytes;
-            let seat = self.seat();
-            let left = stats.reserved_bytes - elsewhere - seat.oracle.range_bytes(&self.world);
-            let most = seat.oracle.abandoned_bytes + range.pages.len() as u64 * self.world.page_bytes;
-            assert!((seat.oracle.abandoned_bytes..=most).contains(&left), "{left} bytes are nobody's");
-            self.seat_mut().oracle.abandoned_bytes = left;
+            let instance = self.instance();
+            let left = stats.reserved_bytes - elsewhere - instance.oracle.range_bytes(&self.world);
+            let most = instance.oracle.abandoned_bytes + range.pages.len() as u64 * self.world.page_bytes;
+            assert!((instance.oracle.abandoned_bytes..=most).contains(&left), "{left} bytes are unaccounted for");
+            self.instance_mut().oracle.abandoned_bytes = left;
         }
     }
 
-    /// Queues a check of the pages from `first` on, each on the stream that used it last, so that nothing is ordered that
-    /// the allocator should have ordered.
+    /// Queues checks of the pages from `first` on, each on the stream that last used the page, so that the checks add
+    /// no order that the allocator should have established.
     pub(crate) fn verify_pages(&mut self, index: usize, first: usize) {
         let page_bytes = self.world.page_bytes;
-        let range = &self.seat().oracle.ranges[index];
+        let range = &self.instance().oracle.ranges[index];
         for (number, page) in range.pages.iter().enumerate().skip(first) {
             let result =
                 self.driver.inner().verify(page.last_user, at(range, number, page_bytes), page_bytes, page.seed);
@@ -236,19 +245,19 @@ impl<D: Device> Runner<D> {
     }
 
     fn fill_page(&self, index: usize, number: usize) {
-        let (range, page_bytes) = (&self.seat().oracle.ranges[index], self.world.page_bytes);
+        let (range, page_bytes) = (&self.instance().oracle.ranges[index], self.world.page_bytes);
         let page = range.pages[number];
         let result = self.driver.inner().fill(page.last_user, at(range, number, page_bytes), page_bytes, page.seed);
         result.expect("invariant 2: a range can be written");
     }
 
-    /// Whether a call was refused because it would have to wait for a stream that is being captured.
+    /// Returns `true` if a call failed because it would have to wait for a stream that is being captured.
     fn waits_for_capture(&self, error: &AllocError) -> bool {
         !self.struck() && self.is_capturing() && matches!(error, AllocError::CannotWait { .. })
     }
 
     fn note_user(&mut self, index: usize, stream: StreamId) {
-        let users = &mut self.seat_mut().oracle.ranges[index].users;
+        let users = &mut self.instance_mut().oracle.ranges[index].users;
         if !users.contains(&stream) {
             users.push(stream);
         }

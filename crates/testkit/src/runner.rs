@@ -1,4 +1,4 @@
-//! Runner: puts operations to an allocator and the oracle's questions to both.
+//! Runner: applies operations to allocators on a device, and checks the results with the oracle.
 
 use crate::device::{Device, World};
 use crate::op::{Failure, Misuse, Op};
@@ -12,23 +12,23 @@ use gapless::heap::GRANULE;
 use gapless::units::{DeviceAddr, StreamId};
 use std::sync::Arc;
 
-/// What a sequence came to.
+/// The results of one or more sequences.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    /// Operations.
+    /// Number of operations.
     pub ops: u64,
-    /// Allocations that ended in the out-of-memory report.
+    /// Number of allocations that failed with the out-of-memory report.
     pub out_of_memory: u64,
-    /// Injected failures that struck.
+    /// Number of injected failures that occurred.
     pub faults: u64,
-    /// Bytes verified on the device.
+    /// Number of bytes verified on the device.
     pub verified_bytes: u64,
-    /// The allocator's figures before it was closed.
+    /// The allocators' statistics before they were closed, added up.
     pub stats: Stats,
 }
 
 impl Summary {
-    /// Takes in what another sequence came to.
+    /// Adds the results of another sequence.
     pub fn add(&mut self, other: &Self) {
         self.ops += other.ops;
         self.out_of_memory += other.out_of_memory;
@@ -49,8 +49,10 @@ impl Summary {
         sum.metadata_bytes = sum.metadata_bytes.max(more.metadata_bytes);
     }
 
+    /// Asserts that the sequences reached everything that they are meant to test.
+    ///
     /// # Panics
-    /// When the sequences never came to something that they are meant to reach.
+    /// Panics if one of these figures is 0.
     pub fn assert_everything_happened(&self) {
         let stats = &self.stats;
         let figures = [
@@ -67,57 +69,57 @@ impl Summary {
             ("releases", stats.driver_calls[DriverCall::Release]),
         ];
         eprintln!("{figures:?}");
-        assert!(figures.iter().all(|(_, figure)| *figure > 0), "something never happened: {figures:?}");
+        assert!(figures.iter().all(|(_, figure)| *figure > 0), "a figure is 0: {figures:?}");
     }
 }
 
-/// Allocators on a device, and what their callers know.
+/// A device and the allocators on it, with the oracle of each.
 #[derive(Debug)]
 pub struct Runner<D: Device> {
     pub(crate) world: World,
     pub(crate) driver: Arc<FaultDriver<Witness<D>>>,
-    pub(crate) seats: Vec<Seat<D>>,
-    /// Whose turn it is.
+    pub(crate) instances: Vec<Instance<D>>,
+    /// Index of the allocator that operations are applied to.
     pub(crate) current: usize,
     streams: Vec<StreamId>,
     armed: Option<Failure>,
     pub(crate) promising: bool,
-    /// Nothing has happened since the last check.
+    /// No operation ran since the last check.
     checked: bool,
     next_seed: u64,
     pub(crate) summary: Summary,
 }
 
-/// One allocator: handles to it, its raw ranges, and what is known about both. In a panic they are forgotten: tearing a
-/// broken allocator down would panic again.
+/// One allocator: its handles, its raw ranges and its oracle. During a panic they are leaked, since closing a broken
+/// allocator would panic again.
 #[derive(Debug)]
-pub(crate) struct Seat<D: Device> {
-    /// The last one is used.
+pub(crate) struct Instance<D: Device> {
+    /// Operations use the last one.
     pub(crate) handles: Vec<Subject<D>>,
-    /// As many as the oracle has.
+    /// In the order of the oracle's ranges.
     pub(crate) ranges: Vec<VirtualRange<FaultDriver<Witness<D>>>>,
     pub(crate) oracle: Oracle,
     pub(crate) lost: bool,
 }
 
-impl<D: Device> Seat<D> {
+impl<D: Device> Instance<D> {
     pub(crate) fn open(world: &World, driver: &Arc<FaultDriver<Witness<D>>>) -> Self {
         let mut builder = world.settings(Allocator::builder(Arc::clone(driver)));
         builder = match world.slack_percent {
             0 => builder.slack(f64::INFINITY),
             percent => builder.slack(1.0 + f64::from(percent) / 100.0),
         };
-        let allocator = builder.build().expect("the settings of a world are in range");
+        let allocator = builder.build().expect("a world has valid settings");
         let oracle = Oracle { ceiling: world.bytes(), ..Oracle::default() };
         Self { handles: vec![allocator], ranges: Vec::new(), oracle, lost: false }
     }
 
     pub(crate) fn allocator(&self) -> &Subject<D> {
-        self.handles.last().expect("a seat has a handle")
+        self.handles.last().expect("every allocator has a handle")
     }
 }
 
-impl<D: Device> Drop for Seat<D> {
+impl<D: Device> Drop for Instance<D> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             std::mem::forget(std::mem::take(&mut self.handles));
@@ -126,22 +128,22 @@ impl<D: Device> Drop for Seat<D> {
     }
 }
 
-/// A stream that no device has.
+/// A stream that exists on no device.
 const NO_STREAM: StreamId = StreamId(u64::MAX - 7);
-/// Largest alignment asked for, as a logarithm.
+/// Binary logarithm of the largest alignment requested.
 const TOP_ALIGNMENT: u8 = 20;
 
 impl<D: Device> Runner<D> {
-    /// A fresh device, its streams, and an allocator on it.
+    /// Creates a device with its streams, and an allocator on it.
     pub fn new(world: &World) -> Self {
         let driver = Arc::new(FaultDriver::new(Witness::new(D::open(world))));
         let mut streams = vec![StreamId::DEFAULT];
-        streams.extend((1..world.streams).map(|_| driver.create_stream().expect("a simulated device has streams")));
-        let seat = Seat::open(world, &driver);
+        streams.extend((1..world.streams).map(|_| driver.create_stream().expect("the device can create streams")));
+        let instance = Instance::open(world, &driver);
         Self {
             world: *world,
             driver,
-            seats: vec![seat],
+            instances: vec![instance],
             current: 0,
             streams,
             armed: None,
@@ -152,34 +154,34 @@ impl<D: Device> Runner<D> {
         }
     }
 
-    /// The allocator whose turn it is.
+    /// Returns the allocator that operations are applied to.
     pub fn allocator(&self) -> &Subject<D> {
-        self.seat().allocator()
+        self.instance().allocator()
     }
 
-    /// The driver, to arm faults by hand.
+    /// Returns the driver, which can be made to fail.
     pub fn driver(&self) -> &Arc<FaultDriver<Witness<D>>> {
         &self.driver
     }
 
-    /// Injected failures that struck so far.
+    /// Returns the number of injected failures that occurred so far.
     pub fn faults(&self) -> u64 {
         self.summary.faults
     }
 
-    /// Number of live blocks.
+    /// Returns the number of live blocks of the current allocator.
     pub fn live(&self) -> usize {
-        self.seat().oracle.order.len()
+        self.instance().oracle.order.len()
     }
 
-    /// Carries one operation out, then checks everything.
+    /// Runs one operation, then checks everything.
     ///
     /// # Panics
-    /// When something is wrong.
+    /// Panics if a check fails.
     pub fn step(&mut self, op: Op) {
         self.act(op);
         match op {
-            // The allocator was not called: its books are as they were at the check before.
+            // The allocator was not called, so its state is as it was at the last check.
             Op::Hold { .. }
             | Op::Complete { .. }
             | Op::Resume { .. }
@@ -198,45 +200,54 @@ impl<D: Device> Runner<D> {
         self.summary.ops += 1;
     }
 
-    /// What must be true of each allocator, and that together they are what the device has.
+    /// Checks each allocator, and that together they account for the objects on the device.
     fn check(&mut self) {
         let mut sum = (0, 0, 0);
-        for seat in &mut self.seats {
-            let allocator = seat.handles.last().expect("a seat has a handle");
-            let stats = seat.oracle.check(&self.world, allocator);
+        for instance in &mut self.instances {
+            let allocator = instance.handles.last().expect("every allocator has a handle");
+            let stats = instance.oracle.check(&self.world, allocator);
             sum = (sum.0 + stats.reserved_bytes, sum.1 + stats.chunks, sum.2 + stats.mappings);
-            for (range, known) in seat.ranges.iter().zip(&seat.oracle.ranges) {
+            for (range, known) in instance.ranges.iter().zip(&instance.oracle.ranges) {
                 let mapped = known.pages.len() as u64 * self.world.page_bytes;
-                assert_eq!((range.addr(), range.mapped_bytes()), (known.addr, mapped), "a range changed by itself");
+                assert_eq!(
+                    (range.addr(), range.mapped_bytes()),
+                    (known.addr, mapped),
+                    "a range changed without a call"
+                );
                 for (number, page) in known.pages.iter().enumerate() {
                     let addr = known.addr.offset(number as u64 * self.world.page_bytes);
                     let memory = self.driver.inner().memory_at(addr);
-                    assert_eq!(memory, Some(page.memory), "page {number} of {:?} has other memory", known.addr);
+                    assert_eq!(
+                        memory,
+                        Some(page.memory),
+                        "page {number} of {:?} is mapped to other memory",
+                        known.addr
+                    );
                 }
             }
         }
         let usage = self.driver.inner().inner().usage();
-        assert_eq!(sum.0, usage.bytes, "invariant 6: memory that only one side knows of");
-        assert_eq!(sum.1, usage.handles as u64, "invariant 6: chunks that only one side knows of");
-        assert_eq!(sum.2, usage.mappings as u64, "invariant 6: mappings that only one side knows of");
+        assert_eq!(sum.0, usage.bytes, "invariant 6: bytes held and bytes on the device");
+        assert_eq!(sum.1, usage.handles as u64, "invariant 6: chunks held and handles on the device");
+        assert_eq!(sum.2, usage.mappings as u64, "invariant 6: mappings known and mappings on the device");
     }
 
-    pub(crate) fn seat(&self) -> &Seat<D> {
-        &self.seats[self.current]
+    pub(crate) fn instance(&self) -> &Instance<D> {
+        &self.instances[self.current]
     }
 
-    pub(crate) fn seat_mut(&mut self) -> &mut Seat<D> {
-        &mut self.seats[self.current]
+    pub(crate) fn instance_mut(&mut self) -> &mut Instance<D> {
+        &mut self.instances[self.current]
     }
 
-    /// Carries one operation out.
+    /// Runs one operation without checking the state afterwards.
     pub fn act(&mut self, op: Op) {
         self.checked = false;
         match op {
             Op::Alloc { bytes, align, stream } => self.alloc(u64::from(bytes), align, self.stream(stream)),
             Op::Free { block } => self.free(block),
             Op::Record { block, stream } => {
-                if let Some(block) = self.seat().oracle.block(block).cloned() {
+                if let Some(block) = self.instance().oracle.block(block).cloned() {
                     self.record(block.addr, self.stream(stream));
                 }
             }
@@ -264,11 +275,13 @@ impl<D: Device> Runner<D> {
                     Ok(trimmed) if trimmed.released_bytes + trimmed.held_bytes != before => {
                         panic!("{trimmed:?} of {before} bytes")
                     }
-                    // A chunk whose release fails stays, and the others go.
+                    // A chunk stays if its release fails; the others are released.
                     Ok(_) if self.struck() || !self.is_promising() => {}
-                    Ok(trimmed) => self.seat().oracle.check_trimmed(&self.world, self.allocator(), keep_bytes, trimmed),
+                    Ok(trimmed) => {
+                        self.instance().oracle.check_trimmed(&self.world, self.allocator(), keep_bytes, trimmed)
+                    }
                     Err(AllocError::Driver(error)) => self.expect_injected(&error),
-                    Err(other) => panic!("trim answered {other}"),
+                    Err(other) => panic!("trim returned {other}"),
                 }
             }
             Op::Budget { pages } => {
@@ -296,25 +309,25 @@ impl<D: Device> Runner<D> {
         }
     }
 
-    /// As [`step`](Self::step) where some memory is out of use for good: an out-of-memory report breaks no promise, and a
-    /// trim may leave some.
+    /// Like [`step`](Self::step), but allows for memory that can no longer be used: an allocation may run out of memory
+    /// early, and a trim may leave more.
     ///
     /// # Panics
-    /// When something else is wrong.
+    /// Panics if another check fails.
     pub fn step_loosely(&mut self, op: Op) {
         let promising = std::mem::replace(&mut self.promising, false);
         self.step(op);
         self.promising = promising;
     }
 
-    /// The allocator alone, to close it by hand. Ranges and other handles are dropped.
+    /// Returns a handle of the current allocator, to be closed by the caller. Drops its ranges and other handles.
     pub fn into_allocator(mut self) -> Subject<D> {
-        let mut seat = self.seats.swap_remove(self.current);
-        seat.ranges.clear();
-        seat.handles.pop().expect("a seat has a handle")
+        let mut instance = self.instances.swap_remove(self.current);
+        instance.ranges.clear();
+        instance.handles.pop().expect("every allocator has a handle")
     }
 
-    /// The stream of a number.
+    /// Returns the stream with a number, modulo the number of streams.
     pub fn stream(&self, number: u8) -> StreamId {
         self.streams[usize::from(number) % self.streams.len()]
     }
@@ -323,17 +336,18 @@ impl<D: Device> Runner<D> {
         self.driver.inner().inner().set_capturing(stream, capturing);
     }
 
-    /// Whether any stream is being captured: memory that waits for it is out of use meanwhile.
+    /// Returns `true` if a stream is being captured. Memory that waits for it cannot be used until the capture ends.
     pub(crate) fn is_capturing(&self) -> bool {
         self.streams.iter().any(|stream| self.driver.is_capturing(*stream))
     }
 
-    /// Whether a request for memory that is free must be served.
+    /// Returns `true` if a request for memory that is free must succeed.
     pub(crate) fn is_promising(&self) -> bool {
         self.promising && !self.is_capturing()
     }
 
-    /// Orders later work of a stream behind another's, as a caller does. False where a capture forbids it.
+    /// Orders later work on one stream after the work queued on another, as a caller does. Returns `false` if a capture
+    /// forbids it.
     pub(crate) fn order(&self, earlier: StreamId, later: StreamId) -> bool {
         if earlier == later {
             return true;
@@ -341,14 +355,14 @@ impl<D: Device> Runner<D> {
         if self.driver.is_capturing(earlier) || self.driver.is_capturing(later) {
             return false;
         }
-        self.driver.inner().order(earlier, later).expect("a caller can order its streams");
+        self.driver.inner().order(earlier, later).expect("streams can be ordered");
         true
     }
 
-    /// Ends everything and looks at what is left.
+    /// Closes all allocators and checks that nothing is left on the device.
     ///
     /// # Panics
-    /// When something is wrong, or anything is left.
+    /// Panics if a check fails.
     pub fn finish(mut self) -> Summary {
         self.driver.disarm();
         if !self.checked {
@@ -357,20 +371,20 @@ impl<D: Device> Runner<D> {
         for stream in &self.streams {
             self.set_capturing(*stream, false);
         }
-        while !self.seats.is_empty() {
-            self.current = self.seats.len() - 1;
-            for range in 0..self.seat().ranges.len() {
+        while !self.instances.is_empty() {
+            self.current = self.instances.len() - 1;
+            for range in 0..self.instance().ranges.len() {
                 self.verify_pages(range, 0);
             }
-            let seat = self.seats.remove(self.current);
-            self.end(seat);
+            let instance = self.instances.remove(self.current);
+            self.end(instance);
         }
         let summary = self.summary;
         for stream in self.streams.drain(1..) {
-            self.driver.inner().destroy_stream(stream).expect("a simulated stream ends");
+            self.driver.inner().destroy_stream(stream).expect("the stream can be destroyed");
         }
         let witness = self.driver.inner();
-        assert!(witness.take_mismatches().is_empty(), "bytes changed under their owner, before closing");
+        assert!(witness.take_mismatches().is_empty(), "the content of live memory changed before closing");
         assert_eq!(witness.take_observations(), [""; 0], "invariant 4, when closing");
         assert_eq!(witness.inner().broken_rules(), [""; 0], "when closing");
         let usage = witness.inner().usage();
@@ -378,22 +392,22 @@ impl<D: Device> Runner<D> {
         summary
     }
 
-    /// True when the injected failure struck in this operation, which is then over.
+    /// Returns `true` if the injected failure occurred in this operation.
     pub(crate) fn struck(&self) -> bool {
         self.armed.is_some() && self.driver.fired() > 0
     }
 
     pub(crate) fn disarm(&mut self) {
         let lost = self.armed == Some(Failure::Lost) && self.driver.fired() > 0;
-        self.seat_mut().lost |= lost;
+        self.instance_mut().lost |= lost;
         self.driver.disarm();
         self.armed = None;
     }
 
     pub(crate) fn expect_injected(&self, error: &DriverError) {
         let injected = self.struck() && self.armed.is_some_and(|failure| failure.kind() == error.kind);
-        let lost = self.seat().lost && error.kind == Failure::Lost.kind();
-        assert!(injected || lost, "an error that nobody injected: {error}");
+        let lost = self.instance().lost && error.kind == Failure::Lost.kind();
+        assert!(injected || lost, "an error that was not injected: {error}");
     }
 
     fn alloc(&mut self, bytes: u64, align: u8, stream: StreamId) {
@@ -411,7 +425,7 @@ impl<D: Device> Runner<D> {
         if let AllocError::OutOfMemory(report) = &error
             && self.is_promising()
             && !self.struck()
-            && !self.seat().lost
+            && !self.instance().lost
         {
             let fitting = fitting_block(self.allocator(), bytes, alignment);
             assert!(fitting.is_none(), "the promise: {fitting:?} was free\n{report}");
@@ -422,35 +436,35 @@ impl<D: Device> Runner<D> {
         }
     }
 
-    /// Whether memory for `bytes` may be refused so, when `held` bytes were held before the call. True when an injected
-    /// failure is over and the same call has to succeed, unless it would not have succeeded anyway.
+    /// Checks that a request of `bytes` bytes may fail with `error`, where `held` bytes were held before the call.
+    /// Returns `true` if the reason was an injected failure, so that the same call must be repeated without it.
     pub(crate) fn excuse(&mut self, error: &AllocError, bytes: u64, held: u64, promised: bool) -> bool {
         let struck = self.struck();
-        // A report with an injected failure is two failures: the second may be the giving back itself.
+        // A report after an injected failure has another failure as its cause, possibly that of releasing memory.
         let second_failure = struck && error.report().is_some();
         let kept = self.allocator().reserved_bytes() > held && !second_failure;
         assert!(!kept, "invariant 6: a failed call kept memory: {error}");
         match error {
             AllocError::OutOfMemory(report) => {
                 self.summary.out_of_memory += 1;
-                let promise = self.seat().oracle.promise(&self.world, self.allocator(), bytes);
+                let promise = self.instance().oracle.promise(&self.world, self.allocator(), bytes);
                 let promised = promised && self.is_promising() && self.world.chunk_pages == 1 && promise.holds();
-                assert!(!promised || struck || self.seat().lost, "the promise: {promise:?}\n{report}");
+                assert!(!promised || struck || self.instance().lost, "the promise: {promise:?}\n{report}");
                 assert_eq!(report.requested_bytes, bytes);
-                self.seat().oracle.check_report(self.allocator(), report, &promise);
+                self.instance().oracle.check_report(self.allocator(), report, &promise);
             }
             AllocError::Driver(error) => self.expect_injected(error),
             AllocError::Stream(StreamError::Foreign { source, .. }) => self.expect_injected(source),
             AllocError::TooLarge { .. } | AllocError::RangeFull { .. } => {}
-            other => panic!("memory was refused: {other}"),
+            other => panic!("the request failed: {other}"),
         }
         if struck {
             self.recover();
         }
-        struck && !self.seat().lost
+        struck && !self.instance().lost
     }
 
-    /// Invariant 6, and the end of an injected failure.
+    /// Checks the state after an injected failure (invariant 6) and ends the injection.
     pub(crate) fn recover(&mut self) {
         self.check();
         self.summary.faults += 1;
@@ -460,8 +474,15 @@ impl<D: Device> Runner<D> {
     fn take_in(&mut self, addr: DeviceAddr, bytes: u64, alignment: u64, stream: StreamId) {
         assert!(addr.is_aligned(alignment), "{addr} is not a multiple of {alignment}");
         let seed = self.fresh_seed();
-        self.seat_mut().oracle.add(Block { addr, bytes, home: stream, recorded: Vec::new(), last_user: stream, seed });
-        self.driver.inner().fill(stream, addr, bytes, seed).expect("invariant 2: fresh memory can be written");
+        self.instance_mut().oracle.add(Block {
+            addr,
+            bytes,
+            home: stream,
+            recorded: Vec::new(),
+            last_user: stream,
+            seed,
+        });
+        self.driver.inner().fill(stream, addr, bytes, seed).expect("invariant 2: new memory can be written");
     }
 
     pub(crate) fn fresh_seed(&mut self) -> u64 {
@@ -470,11 +491,11 @@ impl<D: Device> Runner<D> {
     }
 
     fn free(&mut self, number: u16) {
-        let Some(block) = self.seat().oracle.block(number).cloned() else { return };
-        // On the stream that used it last, so that nothing is ordered that the allocator should have ordered.
+        let Some(block) = self.instance().oracle.block(number).cloned() else { return };
+        // On the stream that last used it, so that the check adds no order that the allocator should have established.
         self.verify(&block, block.last_user);
         self.allocator().free(block.addr).expect("a live block can be freed");
-        self.seat_mut().oracle.remove(block.addr.0);
+        self.instance_mut().oracle.remove(block.addr.0);
     }
 
     fn verify(&mut self, block: &Block, stream: StreamId) {
@@ -483,11 +504,11 @@ impl<D: Device> Runner<D> {
         result.expect("invariant 2: a live block can be read");
     }
 
-    /// True when it is recorded.
+    /// Records a stream on a block. Returns `true` if that succeeded.
     fn record(&mut self, addr: DeviceAddr, stream: StreamId) -> bool {
         match self.allocator().record_stream(addr, stream) {
             Ok(()) => {
-                let block = self.seat_mut().oracle.live.get_mut(&addr.0).expect("a live block");
+                let block = self.instance_mut().oracle.live.get_mut(&addr.0).expect("a live block");
                 if block.home != stream && !block.recorded.contains(&stream) {
                     block.recorded.push(stream);
                 }
@@ -497,12 +518,12 @@ impl<D: Device> Runner<D> {
                 self.expect_injected(&source);
                 false
             }
-            Err(other) => panic!("record_stream answered {other}"),
+            Err(other) => panic!("record_stream returned {other}"),
         }
     }
 
     fn launch(&mut self, number: u16, stream: StreamId, write: bool) {
-        let Some(block) = self.seat().oracle.block(number).cloned() else { return };
+        let Some(block) = self.instance().oracle.block(number).cloned() else { return };
         if block.home != stream && !block.recorded.contains(&stream) && !self.record(block.addr, stream) {
             return;
         }
@@ -512,20 +533,20 @@ impl<D: Device> Runner<D> {
         if write {
             let seed = self.fresh_seed();
             self.driver.inner().fill(stream, block.addr, block.bytes, seed).expect("invariant 2: a live block");
-            self.seat_mut().oracle.live.get_mut(&block.addr.0).expect("a live block").seed = seed;
+            self.instance_mut().oracle.live.get_mut(&block.addr.0).expect("a live block").seed = seed;
         } else {
             self.verify(&block, stream);
         }
-        self.seat_mut().oracle.live.get_mut(&block.addr.0).expect("a live block").last_user = stream;
+        self.instance_mut().oracle.live.get_mut(&block.addr.0).expect("a live block").last_user = stream;
     }
 
     fn misuse(&mut self, misuse: Misuse, number: u16) {
-        let block = self.seat().oracle.block(number).cloned();
-        let live = self.seat().oracle.live.len();
+        let block = self.instance().oracle.block(number).cloned();
+        let live = self.instance().oracle.live.len();
         match (misuse, block) {
             (Misuse::FreeInside, Some(block)) if block.bytes > 512 => {
                 let error = self.allocator().free(block.addr.offset(512)).expect_err("an address inside a block");
-                self.seat_mut().oracle.refused_frees += 1;
+                self.instance_mut().oracle.refused_frees += 1;
                 let FreeError::NotAllocated { facts: AddressFacts::Inside { start, .. }, .. } = error else {
                     panic!("an interior address: {error}");
                 };
@@ -533,7 +554,7 @@ impl<D: Device> Runner<D> {
             }
             (Misuse::FreeTwice | Misuse::RecordFreed, _) => {
                 let Some(addr) =
-                    self.seat().oracle.last_freed.filter(|addr| !self.seat().oracle.live.contains_key(addr))
+                    self.instance().oracle.last_freed.filter(|addr| !self.instance().oracle.live.contains_key(addr))
                 else {
                     return;
                 };
@@ -542,14 +563,14 @@ impl<D: Device> Runner<D> {
                     _ => self.allocator().record_stream(DeviceAddr(addr), self.streams[0]),
                 };
                 match result.expect_err("freed before") {
-                    FreeError::NotAllocated { .. } => self.seat_mut().oracle.refused_frees += 1,
+                    FreeError::NotAllocated { .. } => self.instance_mut().oracle.refused_frees += 1,
                     FreeError::Stream(StreamError::Foreign { source, .. }) => self.expect_injected(&source),
                     other => panic!("freed before: {other}"),
                 }
             }
             (Misuse::FreeForeign, _) => {
-                let error = self.allocator().free(DeviceAddr(512)).expect_err("an address of nobody");
-                self.seat_mut().oracle.refused_frees += 1;
+                let error = self.allocator().free(DeviceAddr(512)).expect_err("an address outside all regions");
+                self.instance_mut().oracle.refused_frees += 1;
                 assert!(matches!(error, FreeError::NotAllocated { facts: AddressFacts::Foreign, .. }), "{error}");
             }
             (Misuse::RecordForeignStream, Some(block)) => {
@@ -573,14 +594,14 @@ impl<D: Device> Runner<D> {
             }
             (Misuse::FreeInside | Misuse::RecordForeignStream, _) => {}
         }
-        assert_eq!(self.seat().oracle.live.len(), live);
+        assert_eq!(self.instance().oracle.live.len(), live);
     }
 }
 
-/// Runs a sequence on a fresh device, checking everything after each operation and at the end.
+/// Runs a sequence on a new device, and checks everything after each operation and at the end.
 ///
 /// # Panics
-/// When something is wrong; the sequence is printed as a Rust test.
+/// Panics if a check fails. The sequence is printed as a Rust test.
 pub fn run<D: Device>(world: &World, ops: &[Op]) -> Summary {
     let _print = PrintOnPanic(world, ops);
     let mut runner = Runner::<D>::new(world);

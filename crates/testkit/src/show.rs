@@ -1,10 +1,10 @@
-//! Sequences as Rust tests.
+//! Prints sequences as Rust tests.
 
 use crate::device::World;
 use crate::op::Op;
 use std::fmt::Write;
 
-/// A sequence as a test to paste.
+/// Returns the source of a test that runs the sequence.
 pub fn as_test(world: &World, ops: &[Op]) -> String {
     let mut text =
         String::from("#[test]\nfn regression() {\n    use gapless_testkit::{Failure::*, Misuse::*, Op::*, *};\n");
@@ -17,7 +17,7 @@ pub fn as_test(world: &World, ops: &[Op]) -> String {
     text
 }
 
-/// Prints a sequence as a test when it is dropped while panicking.
+/// Prints a sequence as a test if it is dropped during a panic.
 pub struct PrintOnPanic<'a>(pub &'a World, pub &'a [Op]);
 
 impl Drop for PrintOnPanic<'_> {

@@ -1,7 +1,7 @@
-//! Stress: threads that use one allocator at once, each by its own random numbers, and hold it to what stays checkable:
-//! no two owners of a byte, every use ordered, every byte as it was left, nothing lost in the end.
+//! Stress test: threads use one allocator at the same time, each with its own random numbers. It checks what can be
+//! checked then: no byte has two owners, all uses are ordered, all contents are preserved, and nothing is leaked.
 //!
-//! Under `cfg(shuttle)` the threads and the allocator's locks are shuttle's, which then tries schedules.
+//! Under `cfg(shuttle)`, the threads and the allocator's locks are those of shuttle, which tries different schedules.
 
 use crate::device::{Device, World};
 use crate::oracle::{Block, Subject};
@@ -21,40 +21,40 @@ use std::thread;
 #[cfg(shuttle)]
 use shuttle::thread;
 
-/// What the threads do.
+/// Settings of a stress test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stress {
-    /// Threads.
+    /// Number of threads.
     pub threads: u64,
-    /// Operations of each.
+    /// Number of operations per thread.
     pub ops: u64,
-    /// Where the random numbers start.
+    /// Seed of the random numbers.
     pub seed: u64,
-    /// Whether driver calls fail now and then.
+    /// Whether driver calls fail occasionally.
     pub faults: Faults,
 }
 
-/// Whether driver calls fail.
+/// Whether driver calls fail during a stress test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Faults {
-    /// Never.
+    /// No call fails.
     None,
-    /// Now and then.
+    /// Some calls fail.
     Some,
 }
 
-/// What a stress came to so far.
+/// Counters of a running stress test.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// Operations.
+    /// Number of operations.
     pub ops: AtomicU64,
-    /// Bytes whose verification was queued.
+    /// Number of bytes whose verification was queued.
     pub verified_bytes: AtomicU64,
-    /// Allocations that failed, whatever the reason.
+    /// Number of allocations that failed for any reason.
     pub failed: AtomicU64,
-    /// Injected failures that struck.
+    /// Number of injected failures that occurred.
     pub faults: AtomicU64,
-    /// Ends the threads early.
+    /// Set by the caller to end the threads early.
     pub stop: AtomicBool,
 }
 
@@ -63,14 +63,14 @@ struct Shared<'a, D: Device> {
     stress: Stress,
     allocator: Subject<D>,
     streams: &'a [StreamId],
-    /// First address and end of each live block.
+    /// Start and end address of each live block.
     owned: Mutex<BTreeMap<u64, u64>>,
-    /// Blocks for any thread to go on with.
+    /// Blocks that any thread may take over.
     passed_on: Mutex<Vec<Block>>,
     progress: &'a Progress,
 }
 
-/// A raw range of one thread, all of whose pages were used last on one stream.
+/// A raw range of one thread. All of its pages were last used on one stream.
 struct Raw<D: Device> {
     range: VirtualRange<FaultDriver<Witness<D>>>,
     seeds: Vec<u64>,
@@ -83,7 +83,7 @@ impl<D: Device> Raw<D> {
     }
 }
 
-/// SplitMix64.
+/// The random number generator SplitMix64.
 struct Random(u64);
 
 impl Random {
@@ -96,16 +96,16 @@ impl Random {
     }
 }
 
-/// Runs threads on a fresh device until they are done or told to stop; returns the allocator's last figures.
+/// Runs the threads on a new device until they are done or told to stop. Returns the allocator's final statistics.
 ///
 /// # Panics
-/// When something is wrong.
+/// Panics if a check fails.
 pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress) -> Stats {
     let driver = Arc::new(FaultDriver::new(Witness::new(D::open(world))));
     let mut streams = vec![StreamId::DEFAULT];
-    streams.extend((1..world.streams).map(|_| driver.create_stream().expect("a simulated device has streams")));
+    streams.extend((1..world.streams).map(|_| driver.create_stream().expect("the device can create streams")));
     let builder = world.settings(Allocator::builder(Arc::clone(&driver)));
-    let allocator = builder.build().expect("a world's settings are in range");
+    let allocator = builder.build().expect("a world has valid settings");
     let shared = Shared {
         world,
         stress,
@@ -118,7 +118,7 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
     thread::scope(|scope| {
         let shared = &shared;
         let threads: Vec<_> = (0..stress.threads).map(|number| scope.spawn(move || shared.thread(number))).collect();
-        // Each by itself: ThreadSanitizer does not see what the end of a scope waits for.
+        // Join each thread explicitly: ThreadSanitizer does not see what the end of a scope waits for.
         for thread in threads {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         }
@@ -132,9 +132,9 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
     assert_eq!(stats.reserved_bytes, driver.inner().inner().usage().bytes, "invariant 6");
     allocator.close().expect("invariant 7: nothing was leaked");
     for stream in &streams[1..] {
-        driver.inner().destroy_stream(*stream).expect("a simulated stream ends");
+        driver.inner().destroy_stream(*stream).expect("the stream can be destroyed");
     }
-    assert!(driver.inner().take_mismatches().is_empty(), "bytes changed under their owner");
+    assert!(driver.inner().take_mismatches().is_empty(), "the content of live memory changed");
     assert_eq!(driver.inner().take_observations(), [""; 0], "invariants 3 and 4");
     assert_eq!(driver.inner().inner().broken_rules(), [""; 0]);
     let usage = driver.inner().inner().usage();
@@ -151,7 +151,7 @@ impl<D: Device> Shared<'_, D> {
         let mut random = Random(self.stress.seed.wrapping_mul(1000).wrapping_add(number));
         let mut blocks: Vec<Block> = Vec::new();
         let mut ranges: Vec<Raw<D>> = Vec::new();
-        // Threads have handles of their own; the allocator lives until the last one and the last range are gone.
+        // Each thread has its own handle. The allocator lives until the last handle and the last range are dropped.
         let mut handle = self.allocator.clone();
         for op in 0..self.stress.ops {
             if self.progress.stop.load(Ordering::Relaxed) {
@@ -182,17 +182,20 @@ impl<D: Device> Shared<'_, D> {
         }
     }
 
-    /// What can be checked while the others go on.
+    /// Checks what can be checked while other threads use the allocator.
     fn look(&self) {
         self.allocator.check();
-        assert!(self.allocator.live_bytes() <= self.world.bytes(), "invariant 5: more is live than there is memory");
+        assert!(
+            self.allocator.live_bytes() <= self.world.bytes(),
+            "invariant 5: more bytes are live than the device has"
+        );
         let stats = self.allocator.stats();
-        assert_eq!(stats.allocs - stats.frees, stats.live_allocations, "invariant 5, of one moment");
-        assert!(stats.live_bytes <= stats.live_block_bytes, "invariant 5, of one moment");
-        assert!(stats.live_bytes <= stats.peak_live_bytes, "a peak below the present");
-        assert!(stats.live_block_bytes <= stats.reserved_bytes, "invariant 6, of one moment");
+        assert_eq!(stats.allocs - stats.frees, stats.live_allocations, "invariant 5, at one moment");
+        assert!(stats.live_bytes <= stats.live_block_bytes, "invariant 5, at one moment");
+        assert!(stats.live_bytes <= stats.peak_live_bytes, "the peak is below the current value");
+        assert!(stats.live_block_bytes <= stats.reserved_bytes, "invariant 6, at one moment");
         let driver = self.witness();
-        assert!(driver.take_mismatches().is_empty(), "bytes changed under their owner");
+        assert!(driver.take_mismatches().is_empty(), "the content of live memory changed");
         assert_eq!(driver.take_observations(), [""; 0], "invariants 3 and 4");
         assert_eq!(driver.inner().broken_rules(), [""; 0]);
     }
@@ -245,7 +248,7 @@ impl<D: Device> Shared<'_, D> {
         }
     }
 
-    /// Something with the thread's own ranges. What failures leave unmapped or mapped, the range knows.
+    /// Runs an operation on one of the thread's own ranges. After a failure, the range itself tells what is mapped.
     fn step_range(&self, random: &mut Random, ranges: &mut Vec<Raw<D>>) {
         let page = self.world.page_bytes;
         let stream = self.streams[usize::try_from(random.below(self.streams.len() as u64)).expect("small")];
@@ -256,7 +259,7 @@ impl<D: Device> Shared<'_, D> {
                 Err(error) => self.expect_injected(&error),
             },
             (1..=3, [first, ..]) => {
-                self.witness().order(first.last_user, stream).expect("a caller can order its streams");
+                self.witness().order(first.last_user, stream).expect("streams can be ordered");
                 match first.range.grow(pages * page, stream) {
                     Ok(()) => {
                         first.last_user = stream;
@@ -281,7 +284,7 @@ impl<D: Device> Shared<'_, D> {
             (5 | 6, [one, two]) => {
                 let (to, from) = if random.below(2) == 0 { (one, two) } else { (two, one) };
                 for earlier in [to.last_user, from.last_user] {
-                    self.witness().order(earlier, stream).expect("a caller can order its streams");
+                    self.witness().order(earlier, stream).expect("streams can be ordered");
                 }
                 match to.range.take_from(&mut from.range, pages * page, stream) {
                     Ok(0) | Err(AllocError::RangeFull { .. }) => {}
@@ -305,7 +308,7 @@ impl<D: Device> Shared<'_, D> {
 
     fn verify_range(&self, range: &Raw<D>) {
         let page = self.world.page_bytes;
-        assert_eq!(range.range.mapped_bytes(), range.seeds.len() as u64 * page, "a range changed by itself");
+        assert_eq!(range.range.mapped_bytes(), range.seeds.len() as u64 * page, "a range changed without a call");
         for (number, seed) in range.seeds.iter().enumerate() {
             let result = self.witness().verify(range.last_user, range.page(number, page), page, *seed);
             result.expect("invariant 2: a range can be read");
@@ -319,7 +322,7 @@ impl<D: Device> Shared<'_, D> {
 
     fn expect_injected(&self, error: &AllocError) {
         let injected = matches!(error, AllocError::Driver(_) | AllocError::Stream(StreamError::Foreign { .. }));
-        assert!(injected && self.stress.faults == Faults::Some, "a range answered {error}");
+        assert!(injected && self.stress.faults == Faults::Some, "a range returned {error}");
     }
 
     fn alloc(&self, bytes: u64, stream: StreamId, seed: u64, blocks: &mut Vec<Block>) {
@@ -329,10 +332,10 @@ impl<D: Device> Shared<'_, D> {
                     let mut owned = self.owned.lock();
                     let end = addr.0 + bytes.max(1);
                     let before = owned.range(..end).next_back().map_or(0, |(_, end)| *end);
-                    assert!(before <= addr.0, "invariant 1: {bytes} bytes at {addr} belong to somebody");
+                    assert!(before <= addr.0, "invariant 1: {bytes} bytes at {addr} overlap a live block");
                     owned.insert(addr.0, end);
                 }
-                self.witness().fill(stream, addr, bytes, seed).expect("invariant 2: fresh memory can be written");
+                self.witness().fill(stream, addr, bytes, seed).expect("invariant 2: new memory can be written");
                 blocks.push(Block { addr, bytes, home: stream, recorded: Vec::new(), last_user: stream, seed });
             }
             Err(error) => {
@@ -341,7 +344,7 @@ impl<D: Device> Shared<'_, D> {
                     AllocError::OutOfMemory(_) => {}
                     AllocError::Driver(_) | AllocError::Stream(StreamError::Foreign { .. })
                         if self.stress.faults == Faults::Some => {}
-                    other => panic!("alloc answered {other}"),
+                    other => panic!("alloc returned {other}"),
                 }
             }
         }
@@ -352,7 +355,7 @@ impl<D: Device> Shared<'_, D> {
             assert_eq!(self.stress.faults, Faults::Some, "a live block can be recorded");
             return;
         }
-        self.witness().order(block.last_user, stream).expect("a caller can order its streams");
+        self.witness().order(block.last_user, stream).expect("streams can be ordered");
         self.verify(block, stream);
         self.witness().fill(stream, block.addr, block.bytes, seed).expect("invariant 2: a live block");
         (block.seed, block.last_user) = (seed, stream);

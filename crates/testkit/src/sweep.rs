@@ -1,6 +1,6 @@
-//! The fault sweep: for every public operation, in situations that between them make every driver call there is, fail its
-//! n-th driver call, for every n. State and statistics are as before, nothing leaks, and the same call succeeds afterwards
-//! (the runner repeats it).
+//! The fault sweep: for every public operation and every n, makes the operation's n-th driver call fail, in situations
+//! that together make every kind of driver call. Afterwards, state and statistics must be as before, nothing may be
+//! leaked, and the same call must succeed (the runner repeats it).
 
 use crate::device::{Device, SMALL_REGION, World};
 use crate::op::{Failure, Op, Op::*};
@@ -8,20 +8,20 @@ use crate::runner::Runner;
 use gapless::driver::DriverCall;
 use std::collections::BTreeSet;
 
-/// A situation, and the operation that is to fail in it.
+/// A situation, and the operation that fails in it.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// What it is called.
+    /// Name of the case.
     pub name: &'static str,
-    /// Where.
+    /// World of the case.
     pub world: World,
-    /// What leads to it.
+    /// Operations that lead to the situation.
     pub before: Vec<Op>,
-    /// What is to fail.
+    /// Operation whose driver calls fail.
     pub op: Op,
 }
 
-/// The situations, with pages of so many bytes.
+/// Returns the cases, in worlds with pages of `page` bytes.
 pub fn cases(page: u32) -> Vec<Case> {
     let usual = World { pages: 8, page_bytes: u64::from(page), ..World::default() };
     let case = |name, before: &[Op], op| Case { name, world: usual, before: before.to_vec(), op };
@@ -39,7 +39,8 @@ pub fn cases(page: u32) -> Vec<Case> {
     let large_chunks = World { chunk_pages: 4, ..usual };
     let few_mappings = World { mapping_limit: 8, ..usual };
     let small = |stream| Alloc { bytes: 100, align: 9, stream };
-    // The first arena has no slot left, the region of large blocks a hole of four pages, and the free chunks have three.
+    // The first arena has no free slot, the region of large blocks has a hole of four pages, and the free chunks have
+    // three.
     let small_region = World { pages: SMALL_REGION + 5, chunk_pages: 3, region_pages: SMALL_REGION, ..usual };
     let full_region = [
         [small(0), small(1), alloc(1, 0), alloc(4, 0), alloc(27, 0), free(3), Trim { keep: 0 }],
@@ -54,55 +55,55 @@ pub fn cases(page: u32) -> Vec<Case> {
         case("a cached block of another stream", &[alloc(3, 0), free(0)], alloc(3, 1)),
         case("harvest on one stream", &holes, alloc(4, 0)),
         case("harvest from two streams", &cached_on_two, alloc(8, 2)),
-        case("harvest behind a wait", &held_other, alloc(8, 0)),
-        case("harvest and back again", &[&holes[..], &[alloc(4, 0), free(2)]].concat(), alloc(2, 1)),
+        case("harvest after a wait", &held_other, alloc(8, 0)),
+        case("harvest and reactivation", &[&holes[..], &[alloc(4, 0), free(2)]].concat(), alloc(2, 1)),
         case("a wait for a shared block", &shared, alloc(8, 0)),
         Case {
             world: large_chunks,
             ..case("recreated in other sizes", &[alloc(4, 0), alloc(2, 0), free(0)], alloc(6, 1))
         },
         Case { world: small_region, ..case("a further region", &full_region.concat(), alloc(4, 0)) },
-        Case { world: large_chunks, ..case("a chunk given back", &[alloc(8, 0), free(0), alloc(1, 0)], alloc(6, 1)) },
+        Case { world: large_chunks, ..case("a chunk released", &[alloc(8, 0), free(0), alloc(1, 0)], alloc(6, 1)) },
         Case {
             world: few_mappings,
             ..case("the limit of mappings", &[&holes[..], &[alloc(4, 0), free(0)]].concat(), alloc(4, 1))
         },
-        case("more than there is", &[alloc(5, 0)], alloc(4, 0)),
+        case("more than the device has", &[alloc(5, 0)], alloc(4, 0)),
         case("a new stream recorded", &[alloc(2, 0)], Record { block: 0, stream: 1 }),
         case("a shared block freed", &[Hold { stream: 1 }, alloc(2, 0), Read { block: 0, stream: 1 }], free(0)),
         case("trim", &cached_on_two, Trim { keep: 0 }),
         case("trim to a half", &[alloc(8, 0), free(0), alloc(2, 0)], Trim { keep: 4 }),
         case("trim of stale views", &[&holes[..], &[alloc(4, 0), free(2)]].concat(), Trim { keep: 1 }),
-        case("trim of what waits", &held_other, Trim { keep: 0 }),
+        case("trim of memory that waits", &held_other, Trim { keep: 0 }),
         case("a lower budget", &cached_on_two, Budget { pages: 3 }),
         case("a range", &[alloc(1, 0)], ReserveRange { pages: 3 }),
         case("a range's growth", &[alloc(3, 0), range(7)], grow(0, 3, 0)),
         case("a range's growth for another stream", &[range(7), grow(0, 2, 0)], grow(0, 2, 1)),
         case("a range's growth over idle chunks", &[range(7), grow(0, 4, 0), shrink(0, 3)], grow(0, 3, 1)),
         case("a range's growth out of the heaps", &[&cached_on_two[..], &[range(7)]].concat(), grow(0, 6, 2)),
-        case("a range's growth behind a wait", &[&shared[..], &[range(7)]].concat(), grow(0, 5, 0)),
+        case("a range's growth after a wait", &[&shared[..], &[range(7)]].concat(), grow(0, 5, 0)),
         Case {
             world: large_chunks,
-            ..case("a range's growth in the place of large chunks", &[alloc(8, 0), free(0), range(7)], grow(0, 3, 0))
+            ..case("a range's growth that replaces large chunks", &[alloc(8, 0), free(0), range(7)], grow(0, 3, 0))
         },
         case("more than a range can have", &[alloc(5, 0), range(7)], grow(0, 4, 0)),
         case("a range shrunk", &two_ranges, shrink(0, 2)),
-        case("pages taken and given up", &[&two_ranges[..], &[take(1, 0, 2, 2)]].concat(), shrink(1, 3)),
+        case("pages taken and unmapped", &[&two_ranges[..], &[take(1, 0, 2, 2)]].concat(), shrink(1, 3)),
         case("pages taken", &two_ranges, take(1, 0, 2, 2)),
         case("pages taken back", &[&two_ranges[..], &[take(1, 0, 2, 2)]].concat(), take(0, 1, 3, 1)),
         case("growth where pages were taken", &[&two_ranges[..], &[take(1, 0, 2, 2)]].concat(), grow(0, 2, 0)),
         case("a range used by another stream", &two_ranges, WriteRange { range: 0, stream: 2 }),
-        case("an allocation of what a range gave up", &[&two_ranges[..], &[shrink(0, 3)]].concat(), alloc(5, 0)),
+        case("an allocation of pages that a range unmapped", &[&two_ranges[..], &[shrink(0, 3)]].concat(), alloc(5, 0)),
         case("a range dropped", &[&two_ranges[..], &[take(1, 0, 2, 2)]].concat(), DropRange { range: 0 }),
         case("another allocator's turn", &[alloc(5, 0), OpenAllocator], alloc(3, 0)),
         case("another allocator's range", &[alloc(5, 0), OpenAllocator, range(7)], grow(0, 3, 0)),
     ]
 }
 
-/// Fails every driver call of every case in every way of `kinds`; returns the calls that were made.
+/// Makes every driver call of every case fail with each of `kinds`. Returns the kinds of calls that were made.
 ///
 /// # Panics
-/// When something is wrong afterwards.
+/// Panics if a check fails afterwards.
 pub fn sweep<D: Device>(kinds: &[Failure]) -> BTreeSet<DriverCall> {
     let page = u32::try_from(D::PAGE_BYTES).expect("pages are small");
     let mut calls = BTreeSet::new();
@@ -121,9 +122,9 @@ pub fn sweep<D: Device>(kinds: &[Failure]) -> BTreeSet<DriverCall> {
                     runner.finish();
                     break;
                 }
-                assert!(nth < 200, "{}: {kind:?} strikes for ever", case.name);
+                assert!(nth < 200, "{}: {kind:?} never stops occurring", case.name);
                 if *kind == Failure::Lost {
-                    // Whatever state that left: no loop, no panic, and frees still work.
+                    // The device is lost: there must be no endless loop and no panic, and frees still work.
                     runner.step(Alloc { bytes: page, align: 9, stream: 0 });
                     runner.step(Free { block: 0 });
                     runner.step(GrowRange { range: 0, pages: 1, stream: 0 });

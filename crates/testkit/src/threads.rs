@@ -1,8 +1,8 @@
-//! Operations in several threads: one at a time by a schedule that is part of the input.
+//! Runs operations on several threads, one at a time, with a schedule that is part of the input.
 //!
-//! The threads live as long as the process: starting them takes longer than most sequences.
+//! The threads are kept for the whole process, since starting them takes longer than most sequences.
 //!
-//! Threads: runs of several callers queue behind each other at the workers, and do not mix.
+//! Threads: any. Jobs of different callers queue at the workers and do not interfere.
 
 use crate::device::{Device, World};
 use crate::op::Op;
@@ -15,15 +15,15 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
-/// Runs a sequence on a fresh device, each operation on the thread that the last [`Op::Thread`] named, one at a time.
+/// Runs a sequence on a new device. Each operation runs on the thread of the last [`Op::Thread`], one at a time.
 ///
 /// # Panics
-/// As [`run`](crate::run).
+/// Panics like [`run`](crate::run).
 pub fn run_scheduled<D: Device + 'static>(world: &World, ops: &[Op], threads: usize) -> Summary {
     let _print = PrintOnPanic(world, ops);
     let mut runner = Runner::<D>::new(world);
     let mut current = 0;
-    // Where the thread changes.
+    // Indices of the operations that change the thread.
     for stretch in ops.chunk_by(|_, next| !matches!(next, Op::Thread { .. })) {
         if let Some(Op::Thread { thread }) = stretch.first() {
             current = usize::from(*thread) % threads;
@@ -39,7 +39,7 @@ pub fn run_scheduled<D: Device + 'static>(world: &World, ops: &[Op], threads: us
     runner.finish()
 }
 
-/// Runs `body` on a worker and waits for it; its panic goes on here.
+/// Runs `body` on a worker and waits for it. A panic continues on the calling thread.
 fn on_worker<T: Send + 'static>(number: usize, body: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, wait) = channel::<Result<T, Box<dyn Any + Send>>>();
     let job: Job = Box::new(move || {
@@ -52,8 +52,8 @@ fn on_worker<T: Send + 'static>(number: usize, body: impl FnOnce() -> T + Send +
         }
         Arc::clone(&workers[number])
     };
-    worker.jobs.lock().send(job).expect("a worker never ends");
-    match wait.recv().expect("a worker answers") {
+    worker.jobs.lock().send(job).expect("workers never end");
+    match wait.recv().expect("workers reply to every job") {
         Ok(value) => value,
         Err(panic) => resume_unwind(panic),
     }
@@ -73,7 +73,7 @@ impl Worker {
                 job();
             }
         };
-        thread::Builder::new().name("worker".into()).spawn(work).expect("a thread");
+        thread::Builder::new().name("worker".into()).spawn(work).expect("a thread can be started");
         Arc::new(Self { jobs: Mutex::new(jobs) })
     }
 }

@@ -1,4 +1,4 @@
-//! Any bytes as a trace file: what the readers must hold to, whatever a file holds.
+//! Checks of the trace readers with arbitrary bytes as a file.
 
 use gapless::driver::{ModelConfig, ModelDriver};
 use gapless::units::{MIB, round_up};
@@ -7,31 +7,31 @@ use gapless_trace::{
 };
 use std::sync::Arc;
 
-/// What the readers made of some bytes.
+/// The result of reading arbitrary bytes as a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadTrace {
-    /// They refused them, and said why.
+    /// The reader returned an error.
     Refused,
-    /// They are a trace, which was replayed.
+    /// The bytes are a trace, which was replayed.
     Replayed {
-        /// Replays that ended for want of memory, of the two.
+        /// How many of the two replays ran out of memory.
         out_of_memory: usize,
     },
-    /// They are a trace that takes too long to replay here.
+    /// The bytes are a trace that takes too long to replay.
     Long,
 }
 
-/// Reads bytes as `gapless replay` reads a file: its format is told by content, gzip or not. What they hold must agree
-/// with itself, read back the same when it is written as text, and replay on a small device without an error, through
-/// gapless and through the baseline.
+/// Reads bytes as `gapless replay` reads a file. If they are a trace, its figures must match its ops, it must read back
+/// the same after it is written as text, and it must replay on a small device without an error, through gapless and
+/// through the baseline.
 ///
 /// # Panics
-/// When any of that is not so.
+/// Panics if one of these conditions does not hold.
 pub fn check_trace(bytes: &[u8]) -> ReadTrace {
     let trace = match Trace::read("bytes", bytes) {
         Ok(trace) => trace,
         Err(error) => {
-            assert!(!error.to_string().is_empty(), "an error says what is wrong");
+            assert!(!error.to_string().is_empty(), "the error has a message");
             return ReadTrace::Refused;
         }
     };
@@ -44,7 +44,7 @@ pub fn check_trace(bytes: &[u8]) -> ReadTrace {
     ReadTrace::Replayed { out_of_memory: policies.iter().filter(|policy| !survives(&trace, **policy)).count() }
 }
 
-/// The figures of a trace are those of its ops.
+/// Checks that the figures of a trace match its ops.
 fn check_figures(trace: &Trace) {
     let mut live: Vec<Option<u64>> = vec![None; trace.slots() as usize];
     let mut streams_seen = 0;
@@ -52,11 +52,14 @@ fn check_figures(trace: &Trace) {
     for (index, op) in trace.ops().iter().enumerate() {
         match *op {
             Op::Alloc { slot, stream, bytes } => {
-                assert!(live[slot as usize].replace(bytes).is_none(), "op {index}: slot {slot} is taken");
-                assert!(usize::from(stream) <= streams_seen, "op {index}: streams are numbered as they come");
+                assert!(live[slot as usize].replace(bytes).is_none(), "op {index}: slot {slot} is not empty");
+                assert!(
+                    usize::from(stream) <= streams_seen,
+                    "op {index}: streams are numbered in the order of their appearance"
+                );
                 streams_seen = streams_seen.max(usize::from(stream) + 1);
                 allocations += 1;
-                live_bytes = live_bytes.checked_add(bytes).expect("the live bytes fit");
+                live_bytes = live_bytes.checked_add(bytes).expect("the live bytes fit in 64 bits");
                 now_live += 1;
             }
             Op::Free { slot } => {
@@ -70,9 +73,9 @@ fn check_figures(trace: &Trace) {
         }
         peak = peak.max(live_bytes);
         most_live = most_live.max(now_live);
-        // Only what there is has an origin.
+        // Only allocations have an origin.
         let origin = trace.origin(index as u64);
-        assert!(origin.is_none() || matches!(op, Op::Alloc { .. }), "op {index} comes from {origin:?}");
+        assert!(origin.is_none() || matches!(op, Op::Alloc { .. }), "op {index} has the origin {origin:?}");
     }
     assert_eq!(trace.origin(trace.ops().len() as u64), None);
     assert_eq!(
@@ -82,15 +85,15 @@ fn check_figures(trace: &Trace) {
     let mut streams = trace.streams().to_vec();
     streams.sort_unstable();
     streams.dedup();
-    assert_eq!(streams.len(), trace.streams().len(), "a stream is listed once");
+    assert_eq!(streams.len(), trace.streams().len(), "every stream is listed once");
     let complete = trace.header().events.is_none_or(|events| events == trace.ops().len() as u64)
         && trace.header().peak_live_bytes.is_none_or(|bytes| bytes == trace.peak_live_bytes());
     assert_eq!(trace.warning().is_none(), complete, "{:?}", trace.warning());
 }
 
-/// What was read, whatever the format, is a text that reads back the same.
+/// Checks that a trace of any format reads back the same after it is written as text.
 fn check_written(trace: &Trace) {
-    // A carriage return inside a label can be read, and is refused by the writer.
+    // The reader accepts a carriage return inside a label; the writer refuses it.
     if trace.labels().any(|label| label.contains(['\r', '\n'])) {
         return;
     }
@@ -106,19 +109,21 @@ fn check_written(trace: &Trace) {
                 TraceOp::Alloc { id: next_id, bytes, stream: trace.streams()[usize::from(stream)] }
             }
             Op::Free { slot } => TraceOp::Free { id: ids[slot as usize] },
-            Op::Mark { .. } => TraceOp::Mark(labels.next().expect("a label for each mark").to_owned()),
+            Op::Mark { .. } => TraceOp::Mark(labels.next().expect("every mark has a label").to_owned()),
         };
-        writer.op(&op).expect("what was read can be written");
+        writer.op(&op).expect("a trace that was read can be written");
     }
-    let text = writer.finish().expect("memory takes it");
+    let text = writer.finish().expect("writing to memory succeeds");
     match Trace::read("bytes", &text[..]) {
         Ok(again) => {
-            assert_eq!(again.ops(), trace.ops(), "written and read again");
-            assert_eq!(again.streams(), trace.streams(), "written and read again");
-            assert!(again.labels().eq(trace.labels().map(str::trim)), "written and read again");
+            assert_eq!(again.ops(), trace.ops(), "after writing and reading");
+            assert_eq!(again.streams(), trace.streams(), "after writing and reading");
+            assert!(again.labels().eq(trace.labels().map(str::trim)), "after writing and reading");
         }
-        // Labels of other formats may be longer than a line of the text.
-        Err(error) => assert!(trace.labels().any(|label| label.len() > 60 << 10), "written, but not read: {error}"),
+        // Labels in other formats may be longer than a line of the text format.
+        Err(error) => {
+            assert!(trace.labels().any(|label| label.len() > 60 << 10), "a written trace cannot be read: {error}")
+        }
     }
 }
 
@@ -143,18 +148,18 @@ fn survives(trace: &Trace, policy: PolicyKind) -> bool {
     };
     let op = trace.ops()[usize::try_from(end.op_index).expect("an index")];
     assert!(matches!(op, Op::Alloc { bytes, .. } if bytes == end.requested_bytes), "{end:?} is not {op:?}");
-    // A request that fits into an empty device with room to spare is refused for what is live beside it.
+    // A request of at most half the device can only fail because of other live blocks.
     let alone = round_up(end.requested_bytes.max(1), ModelConfig::default().granularity);
     let live = trace.peak_live_bytes() > end.requested_bytes || end.op_index > 0;
     assert!(live || alone.is_none_or(|bytes| bytes > CAPACITY / 2), "{end:?} on an empty device of {CAPACITY} bytes");
     false
 }
 
-/// Bytes of the device that traces are replayed on.
+/// Memory of the device that traces are replayed on, in bytes.
 const CAPACITY: u64 = 64 * MIB;
-/// Work completes so many ops later, so that some is in flight.
+/// Number of ops after which work completes, so that some is in flight.
 const LAG_OPS: u64 = 3;
-/// Longest trace that is replayed.
+/// Maximum number of ops in a trace that is replayed.
 const MOST_OPS: usize = 4096;
 const MOST_STREAMS: usize = 64;
 
@@ -163,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_refused_and_what_is_replayed() {
+    fn bytes_are_refused_or_replayed() {
         assert_eq!(check_trace(b"f 1\n"), ReadTrace::Refused);
         assert_eq!(check_trace(b""), ReadTrace::Replayed { out_of_memory: 0 });
         assert_eq!(check_trace(b"a 1 100 0\nm x\nf 1\n"), ReadTrace::Replayed { out_of_memory: 0 });

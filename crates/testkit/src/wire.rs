@@ -1,5 +1,5 @@
-//! Sequences as bytes, for fuzzing: a header and records of fixed width, so that every input means something, a changed
-//! byte changes one operation, and seeds can be written down as operations.
+//! Encodes sequences as bytes for fuzzing: a header and records of fixed size, so that every input is valid, a changed
+//! byte changes one operation, and seeds can be written as operations.
 //!
 //! ```text
 //!   header  pages-4  chunk  streams  slack  limit  epochs  0 0
@@ -9,23 +9,23 @@
 use crate::device::{SMALL_REGION, World};
 use crate::op::{Failure, Misuse, Op};
 
-/// Bytes of the header.
+/// Size of the header in bytes.
 const HEADER: usize = 8;
-/// Bytes of a record.
+/// Size of a record in bytes.
 const RECORD: usize = 10;
-/// Most operations of an input: longer ones say nothing new and take long.
+/// Maximum number of operations in an input. Longer ones take long and find nothing new.
 const MOST_OPS: usize = 200;
 
-/// Whether the last two bytes of a record, an injected failure before its operation, count.
+/// Whether the last two bytes of a record, which inject a failure before its operation, are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extra {
-    /// They do not.
+    /// They are ignored.
     Ignored,
-    /// A failure kind other than 0 fails the n-th driver call from there on.
+    /// A failure kind other than 0 makes the n-th of the following driver calls fail.
     Failures,
 }
 
-/// The world and the operations that bytes stand for; none for less than a header.
+/// Decodes a world and its operations. Returns `None` if `bytes` is shorter than a header.
 pub fn decode(bytes: &[u8], extra: Extra) -> Option<(World, Vec<Op>)> {
     let (header, records) = bytes.split_at_checked(HEADER)?;
     let region_pages = if header[6] % 4 == 3 { SMALL_REGION } else { 0 };
@@ -55,7 +55,7 @@ fn operation(record: &[u8]) -> Op {
     let stream = record[2];
     let bytes = u32::from_le_bytes([record[4], record[5], record[6], record[7]]);
     match record[0] % 32 {
-        // Sizes around the device's: the top byte is rarely of use.
+        // Sizes up to about that of the device: the top byte is rarely useful.
         0 | 1 | 27 | 28 => {
             Op::Alloc { bytes: if small & 0x80 == 0 { bytes % (2 << 20) } else { bytes }, align: small & 0x1f, stream }
         }
@@ -89,8 +89,8 @@ fn operation(record: &[u8]) -> Op {
     }
 }
 
-/// The bytes of a sequence, in a world of `pages` pages in chunks of `1 << chunk` pages. What a record cannot hold is
-/// cut off.
+/// Encodes a sequence in a world of `pages` pages with chunks of `1 << chunk` pages. Values that do not fit in a record
+/// are truncated.
 pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
     let mut bytes = vec![pages - 4, chunk, streams - 1, 0, 0, 0, 0, 0];
     let pair = |stream, range| u16::from_le_bytes([stream, range]);
@@ -145,14 +145,14 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn sequences_come_back() {
+    fn encoded_sequences_decode_to_the_same() {
         proptest!(|(ops in prop::collection::vec(crate::op(64 << 10), 0..50))| {
             let (world, back) = decode(&encode(9, 1, 3, &ops), Extra::Ignored).unwrap();
             prop_assert_eq!((world.pages, world.chunk_pages, world.streams), (9, 2, 3));
-            // Large sizes and failures are cut to what a record holds; the rest is the same.
+            // Large sizes and failures are truncated to fit in a record; the rest is the same.
             for (op, back) in ops.iter().zip(&back) {
                 let cut = matches!(op, Op::Alloc { bytes, .. } if *bytes >= 2 << 20);
-                prop_assert!(cut || op == back, "{op:?} came back as {back:?}");
+                prop_assert!(cut || op == back, "{op:?} was decoded as {back:?}");
             }
         });
     }

@@ -1,17 +1,18 @@
-//! Witness: a driver that knows which work is ordered behind which, and so sees a premature reuse even when it happens to
-//! come out well.
+//! Witness: a driver that tracks which work is ordered after which, and so detects a premature reuse even if it happens
+//! to cause no error.
 //!
-//! It keeps a vector clock for every stream, for every recorded event and for the host, and every use of every physical
-//! byte. Two uses of the same bytes, one of them a write, must be ordered: by the stream they share, by a wait for an
-//! event, or because the host knew of the first one's completion before it queued the second. An unmap or a release must
-//! come after the host knew that all work through it had completed. What breaks this is an observation, kept until
-//! [`take_observations`](Witness::take_observations).
+//! It keeps a vector clock for every stream, every recorded event and the host, and all uses of every physical byte.
+//! Two uses of the same bytes, at least one of them a write, must be ordered: because they are on the same stream, by a
+//! wait for an event, or because the host knew that the first was complete before it queued the second. Memory may be
+//! unmapped or released only when the host knows that all work with it is complete. A violation becomes an observation,
+//! which is kept until [`take_observations`](Witness::take_observations) is called.
 //!
-//! - W1  a clock's entry for stream `s` is the number of works of `s` that lie before the point it belongs to.
+//! - W1  a clock's entry for stream `s` is the number of items of work on `s` that come before the clock's point in
+//!   time.
 //!
-//! It also answers what is behind an address ([`backing`](Witness::backing)), independent of the allocator's books.
+//! It also knows which memory is mapped at an address ([`backing`](Witness::backing)), independently of the allocator.
 //!
-//! Threads: any; one lock, held during inner calls that do not wait.
+//! Threads: any; one lock, held during calls of the inner driver that do not wait.
 
 use crate::device::Device;
 use gapless::driver::{
@@ -23,19 +24,19 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::time::Duration;
 
-/// A driver around `D` that watches the order of uses.
+/// A driver that wraps `D` and tracks the order of uses.
 #[derive(Debug)]
 pub struct Witness<D> {
     inner: D,
-    books: Mutex<Books>,
+    state: Mutex<State>,
 }
 
-/// How much of each stream's work lies before a point.
+/// How much of each stream's work comes before a point in time.
 #[derive(Clone, Debug, Default)]
 struct Clock(BTreeMap<StreamId, u64>);
 
 #[derive(Debug, Default)]
-struct Books {
+struct State {
     mappings: BTreeMap<u64, Mapped>,
     uses: HashMap<ChunkHandle, Vec<Use>>,
     streams: HashMap<StreamId, Clock>,
@@ -51,7 +52,7 @@ struct Mapped {
     accessible: bool,
 }
 
-/// One work's use of a part of a chunk, through one mapping.
+/// The use of a part of a chunk by one item of work, through one mapping.
 #[derive(Clone, Debug)]
 struct Use {
     bytes: Range<u64>,
@@ -67,7 +68,7 @@ enum Kind {
     Write,
 }
 
-/// Uses of a chunk that are kept before those that the host knows to be over are dropped.
+/// Number of uses of a chunk above which those that the host knows to be complete are removed.
 const KEPT_USES: usize = 32;
 
 impl Clock {
@@ -83,8 +84,8 @@ impl Clock {
     }
 }
 
-impl Books {
-    /// The stream's clock, the host's knowledge taken in.
+impl State {
+    /// Returns the stream's clock, joined with the host's.
     fn now(&mut self, stream: StreamId) -> &mut Clock {
         let clock = self.streams.entry(stream).or_default();
         clock.join(&self.host);
@@ -97,7 +98,8 @@ impl Books {
         clock.0.insert(stream, number);
         let clock = clock.clone();
         let Some(parts) = self.backing(addr.0, bytes) else {
-            self.observations.push(format!("work of {stream:?} on {bytes} bytes at {addr}, not all accessible"));
+            self.observations
+                .push(format!("work of {stream:?} on {bytes} bytes at {addr}, not all of them accessible"));
             return;
         };
         for (chunk, part, at) in parts {
@@ -110,7 +112,7 @@ impl Books {
                 let conflict = earlier.kind == Kind::Write || kind == Kind::Write;
                 if overlap && conflict && !clock.covers(earlier.stream, earlier.number) {
                     self.observations.push(format!(
-                        "{kind:?} of {stream:?} at {addr} is not ordered behind work {} of {:?} on the same bytes \
+                        "{kind:?} of {stream:?} at {addr} is not ordered after work {} of {:?} on the same bytes \
                          ({:#x}..{:#x} of {chunk:?}, then at {:#x})",
                         earlier.number, earlier.stream, earlier.bytes.start, earlier.bytes.end, earlier.addr
                     ));
@@ -120,7 +122,8 @@ impl Books {
         }
     }
 
-    /// Chunk, range in it and address of each piece of `[addr, addr + bytes)`; none when a byte is not accessible.
+    /// Returns the chunk, the range in it and the address of each piece of `[addr, addr + bytes)`, or `None` if a byte
+    /// is not accessible.
     fn backing(&self, addr: u64, bytes: u64) -> Option<Vec<(ChunkHandle, Range<u64>, u64)>> {
         let end = addr + bytes;
         let mut parts = Vec::new();
@@ -137,12 +140,12 @@ impl Books {
         Some(parts)
     }
 
-    /// Notes uses that the host does not know to be over, of chunks in the range or of one chunk.
+    /// Observes the concerned uses of a chunk that the host does not know to be complete.
     fn expect_over(&mut self, what: &str, concerned: impl Fn(&Use) -> bool, chunk: ChunkHandle) {
         for earlier in self.uses.get(&chunk).into_iter().flatten() {
             if concerned(earlier) && !self.host.covers(earlier.stream, earlier.number) {
                 self.observations.push(format!(
-                    "{what} while the host does not know that work {} of {:?} at {:#x} is over",
+                    "{what} while the host does not know that work {} of {:?} at {:#x} is complete",
                     earlier.number, earlier.stream, earlier.addr
                 ));
             }
@@ -151,28 +154,29 @@ impl Books {
 }
 
 impl<D> Witness<D> {
-    /// Watches a driver.
+    /// Wraps a driver.
     pub fn new(inner: D) -> Self {
-        Self { inner, books: Mutex::default() }
+        Self { inner, state: Mutex::default() }
     }
 
-    /// The driver inside.
+    /// Returns the wrapped driver.
     pub fn inner(&self) -> &D {
         &self.inner
     }
 
-    /// What was seen since the last call that must not be.
+    /// Returns the violations observed since the last call.
     pub fn take_observations(&self) -> Vec<String> {
-        std::mem::take(&mut self.books.lock().observations)
+        std::mem::take(&mut self.state.lock().observations)
     }
 
-    /// The chunk and the range in it behind each piece of a range of addresses; none when a byte is not accessible.
+    /// Returns the chunk and the range in it for each piece of a range of addresses, or `None` if a byte is not
+    /// accessible.
     pub fn backing(&self, addr: DeviceAddr, bytes: u64) -> Option<Vec<(ChunkHandle, Range<u64>)>> {
-        let parts = self.books.lock().backing(addr.0, bytes)?;
+        let parts = self.state.lock().backing(addr.0, bytes)?;
         Some(parts.into_iter().map(|(chunk, range, _)| (chunk, range)).collect())
     }
 
-    /// The chunk, and the offset in it, behind an address; none when it is not accessible.
+    /// Returns the chunk mapped at an address and the offset in it, or `None` if the address is not accessible.
     pub fn memory_at(&self, addr: DeviceAddr) -> Option<(ChunkHandle, u64)> {
         let parts = self.backing(addr, 1)?;
         parts.first().map(|(chunk, range)| (*chunk, range.start))
@@ -180,7 +184,7 @@ impl<D> Witness<D> {
 }
 
 impl<D: Device> Witness<D> {
-    /// Orders what is queued on `later` from now on behind what is queued on `earlier`, as a caller would.
+    /// Orders work queued on `later` from now on after the work already queued on `earlier`, as a caller would.
     pub fn order(&self, earlier: StreamId, later: StreamId) -> DriverResult<()> {
         let event = self.event_create()?;
         self.event_record(event, earlier)?;
@@ -211,38 +215,38 @@ impl<D: MemoryDriver> MemoryDriver for Witness<D> {
     }
 
     fn release(&self, chunk: ChunkHandle) -> DriverResult<()> {
-        let mut books = self.books.lock();
+        let mut state = self.state.lock();
         self.inner.release(chunk)?;
-        books.expect_over("release", |_| true, chunk);
-        books.uses.remove(&chunk);
+        state.expect_over("release", |_| true, chunk);
+        state.uses.remove(&chunk);
         Ok(())
     }
 
     fn map(&self, addr: DeviceAddr, bytes: u64, chunk: ChunkHandle) -> DriverResult<()> {
-        let mut books = self.books.lock();
+        let mut state = self.state.lock();
         self.inner.map(addr, bytes, chunk)?;
-        books.mappings.insert(addr.0, Mapped { bytes, chunk, accessible: false });
+        state.mappings.insert(addr.0, Mapped { bytes, chunk, accessible: false });
         Ok(())
     }
 
     fn set_access(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
-        let mut books = self.books.lock();
+        let mut state = self.state.lock();
         self.inner.set_access(addr, bytes)?;
-        for (_, mapped) in books.mappings.range_mut(addr.0..addr.0 + bytes) {
+        for (_, mapped) in state.mappings.range_mut(addr.0..addr.0 + bytes) {
             mapped.accessible = true;
         }
         Ok(())
     }
 
     fn unmap(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
-        let mut books = self.books.lock();
+        let mut state = self.state.lock();
         self.inner.unmap(addr, bytes)?;
         let range = addr.0..addr.0 + bytes;
         let gone: Vec<(u64, ChunkHandle)> =
-            books.mappings.range(range.clone()).map(|(at, mapped)| (*at, mapped.chunk)).collect();
+            state.mappings.range(range.clone()).map(|(at, mapped)| (*at, mapped.chunk)).collect();
         for (at, chunk) in gone {
-            books.expect_over("unmap", |earlier| range.contains(&earlier.addr), chunk);
-            books.mappings.remove(&at);
+            state.expect_over("unmap", |earlier| range.contains(&earlier.addr), chunk);
+            state.mappings.remove(&at);
         }
         Ok(())
     }
@@ -262,42 +266,42 @@ impl<D: StreamDriver> StreamDriver for Witness<D> {
     }
 
     fn event_destroy(&self, event: EventHandle) -> DriverResult<()> {
-        let mut books = self.books.lock();
+        let mut state = self.state.lock();
         self.inner.event_destroy(event)?;
-        books.events.remove(&event);
+        state.events.remove(&event);
         Ok(())
     }
 
     fn event_record(&self, event: EventHandle, stream: StreamId) -> DriverResult<()> {
-        let mut books = self.books.lock();
+        let mut state = self.state.lock();
         self.inner.event_record(event, stream)?;
-        let clock = books.now(stream).clone();
-        books.events.insert(event, clock);
+        let clock = state.now(stream).clone();
+        state.events.insert(event, clock);
         Ok(())
     }
 
     fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
-        let mut books = self.books.lock();
+        let mut state = self.state.lock();
         let over = self.inner.event_query(event)?;
         if over {
-            let clock = books.events.get(&event).cloned().unwrap_or_default();
-            books.host.join(&clock);
+            let clock = state.events.get(&event).cloned().unwrap_or_default();
+            state.host.join(&clock);
         }
         Ok(over)
     }
 
     fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
-        let clock = self.books.lock().events.get(&event).cloned().unwrap_or_default();
+        let clock = self.state.lock().events.get(&event).cloned().unwrap_or_default();
         self.inner.event_synchronize(event)?;
-        self.books.lock().host.join(&clock);
+        self.state.lock().host.join(&clock);
         Ok(())
     }
 
     fn stream_wait(&self, stream: StreamId, event: EventHandle) -> DriverResult<()> {
-        let mut books = self.books.lock();
+        let mut state = self.state.lock();
         self.inner.stream_wait(stream, event)?;
-        let clock = books.events.get(&event).cloned().unwrap_or_default();
-        books.now(stream).join(&clock);
+        let clock = state.events.get(&event).cloned().unwrap_or_default();
+        state.now(stream).join(&clock);
         Ok(())
     }
 }
@@ -309,31 +313,31 @@ impl<D: WorkDriver> WorkDriver for Witness<D> {
 
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
         self.inner.destroy_stream(stream)?;
-        let mut books = self.books.lock();
-        let clock = books.now(stream).clone();
-        books.host.join(&clock);
+        let mut state = self.state.lock();
+        let clock = state.now(stream).clone();
+        state.host.join(&clock);
         Ok(())
     }
 
     fn fill(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {
-        let mut books = self.books.lock();
+        let mut state = self.state.lock();
         self.inner.fill(stream, addr, bytes, seed)?;
-        books.submit(stream, addr, bytes, Kind::Write);
+        state.submit(stream, addr, bytes, Kind::Write);
         Ok(())
     }
 
     fn verify(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {
-        let mut books = self.books.lock();
+        let mut state = self.state.lock();
         self.inner.verify(stream, addr, bytes, seed)?;
-        books.submit(stream, addr, bytes, Kind::Read);
+        state.submit(stream, addr, bytes, Kind::Read);
         Ok(())
     }
 
     fn copy(&self, stream: StreamId, target: DeviceAddr, source: DeviceAddr, bytes: u64) -> DriverResult<()> {
-        let mut books = self.books.lock();
+        let mut state = self.state.lock();
         self.inner.copy(stream, target, source, bytes)?;
-        books.submit(stream, source, bytes, Kind::Read);
-        books.submit(stream, target, bytes, Kind::Write);
+        state.submit(stream, source, bytes, Kind::Read);
+        state.submit(stream, target, bytes, Kind::Write);
         Ok(())
     }
 
@@ -342,9 +346,9 @@ impl<D: WorkDriver> WorkDriver for Witness<D> {
     }
 
     fn synchronize(&self, stream: StreamId) -> DriverResult<()> {
-        let clock = self.books.lock().now(stream).clone();
+        let clock = self.state.lock().now(stream).clone();
         self.inner.synchronize(stream)?;
-        self.books.lock().host.join(&clock);
+        self.state.lock().host.join(&clock);
         Ok(())
     }
 
@@ -389,10 +393,10 @@ mod tests {
     }
 
     #[test]
-    fn unordered_uses_are_seen_though_they_come_out_well() {
+    fn unordered_uses_are_detected_even_if_harmless() {
         let (driver, addr, streams) = two_streams_on_one_page();
         driver.fill(streams[1], addr.offset(512), 512, 1).unwrap();
-        assert!(driver.take_observations().is_empty(), "other bytes");
+        assert!(driver.take_observations().is_empty(), "they use different bytes");
         driver.fill(streams[1], addr, 512, 1).unwrap();
         assert_eq!(driver.take_observations().len(), 1);
         driver.unmap(addr, driver.granularity()).unwrap();

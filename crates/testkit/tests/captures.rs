@@ -1,9 +1,9 @@
-//! Streams that are being captured into graphs, in between other operations, much more often than elsewhere.
+//! Streams that are captured into graphs between other operations, much more often than in the other tests.
 
 use gapless_testkit::{Device, Host, Model, as_test, capture_op, op, prove, run, world};
 use proptest::prelude::*;
 
-/// Memory may be refused while a stream is captured, and nothing else: no capture is broken, and nothing is lost by it.
+/// While a stream is captured, only requests for memory may fail: no capture may be invalidated, and nothing lost.
 fn captures_come_and_go<D: Device>(cases: u32, most: usize) {
     let show = |(world, ops): &(_, Vec<_>)| as_test(world, ops);
     let any = prop_oneof![8 => op(D::PAGE_BYTES), 1 => capture_op()];

@@ -1,10 +1,10 @@
-//! The seeds of the fuzz targets, as tests. Inputs that once failed are among them. Those of `conf` and `capi` are tests of
-//! the C interface's crate.
+//! Runs the seeds of the fuzz targets as tests, including inputs that once failed. Those of `conf` and `capi` are in
+//! the tests of the C interface's crate.
 
 use gapless_testkit::{Extra, Host, Model, ReadTrace, check_trace, decode, run, run_scheduled};
 use std::path::Path;
 
-/// Number of seeds.
+/// Calls `check` with each seed of a target. Returns the number of seeds.
 fn each_seed(target: &str, mut check: impl FnMut(&[u8])) -> usize {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
     let mut count = 0;

@@ -1,5 +1,5 @@
-//! What the other tests do on simulated devices, on the CUDA driver: over the simulated library, or on device 0 of this
-//! machine when `GAPLESS_TEST_DEVICE` is set.
+//! The tests of the simulated devices, on the CUDA driver: with the simulated library, or with device 0 of this machine
+//! if `GAPLESS_TEST_DEVICE` is set.
 
 #[path = "../../../tests/simulated/mod.rs"]
 mod simulated;
@@ -12,7 +12,7 @@ use gapless_testkit::{
 use std::cell::RefCell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Opens the device, for one test at a time: what one of them finds wrong is not another's.
+/// Opens the device for one test at a time, so that errors are reported by the test that caused them.
 fn device() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);

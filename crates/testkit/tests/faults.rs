@@ -1,7 +1,7 @@
-//! For every public operation: fail its n-th driver call, for every n and every kind of failure, in situations that
-//! between them make every driver call there is. State and statistics are as before, nothing leaks, the same call
-//! succeeds afterwards (the runner repeats it). Then failures while a failure is being undone, a lost device, and a
-//! world that changes under load.
+//! For every public operation, every n and every kind of failure: the operation's n-th driver call fails, in situations
+//! that together make every kind of driver call. Afterwards, state and statistics must be as before, nothing may be
+//! leaked, and the same call must succeed (the runner repeats it). Also: failures while another failure is being
+//! undone, a lost device, and a world that changes under load.
 
 use gapless::allocator::{AllocError, CloseError};
 use gapless::driver::{DriverCall, DriverErrorKind, Fault, WorkDriver};
@@ -45,8 +45,8 @@ fn every_call_of_every_operation_fails_once_on_host() {
     sweep::<Host>(&Failure::ALL);
 }
 
-/// The undoing fails as well, for a while: what is stuck is out of use, everything else goes on, and in the end
-/// everything goes back to the driver.
+/// Undoing fails too, for a while: stuck memory is not used any more, everything else continues to work, and in the end
+/// all memory is released to the driver.
 #[test]
 fn a_failure_that_cannot_be_undone_poisons_and_the_rest_goes_on() {
     let mut poisoned = 0;
@@ -57,7 +57,7 @@ fn a_failure_that_cannot_be_undone_poisons_and_the_rest_goes_on() {
                 for op in &case.before {
                     runner.step(*op);
                 }
-                // From the n-th of these calls on all of them fail.
+                // All of these calls fail from the n-th one on.
                 let fault = Fault::nth(nth, DriverErrorKind::InvalidValue);
                 runner.driver().arm(fault.only([first, DriverCall::Unmap]).from_then_on());
                 let outcome = match case.op {
@@ -105,13 +105,13 @@ fn a_lost_device_is_an_error_and_not_a_loop() {
     for _ in 0..10 {
         assert!(lost(allocator.alloc(1 << 18, StreamId::DEFAULT).unwrap_err()));
     }
-    assert_eq!(runner.driver().fired(), fired, "a poisoned allocator asks the driver no more");
+    assert_eq!(runner.driver().fired(), fired, "a poisoned allocator makes no driver calls");
     allocator.check();
     let error = runner.into_allocator().close().unwrap_err();
     assert!(matches!(error, CloseError::Driver(error) if error.kind == DriverErrorKind::DeviceLost));
 }
 
-/// Failures of closing: everything else goes back all the same.
+/// A call fails while closing: everything else is released nevertheless.
 #[test]
 fn closing_goes_on_after_a_failure() {
     for nth in 0.. {
@@ -133,7 +133,7 @@ fn closing_goes_on_after_a_failure() {
     }
 }
 
-/// Work of a stream that is being captured can neither be waited for nor ordered behind: a typed error, not a loop.
+/// Nothing can wait for the work of a stream that is being captured: the result is an error, not an endless loop.
 #[test]
 fn a_captured_stream_that_pins_everything_is_no_endless_loop() {
     for chunk_pages in [1, 4] {
@@ -153,7 +153,7 @@ fn a_captured_stream_that_pins_everything_is_no_endless_loop() {
     }
 }
 
-/// One of two users of a block is being captured: the wait for the other must not be repeated for ever.
+/// One of two users of a block is being captured: the wait for the other one must not be repeated endlessly.
 #[test]
 fn a_block_that_waits_for_a_captured_stream_is_no_endless_loop() {
     let mut runner = Runner::<Model>::new(&World { pages: 8, ..World::default() });
@@ -170,7 +170,7 @@ fn a_block_that_waits_for_a_captured_stream_is_no_endless_loop() {
     runner.finish();
 }
 
-/// Closing waits for every user of memory, also those that only a live block was recorded on.
+/// Closing waits for all streams that use memory, including streams that were only recorded on live blocks.
 #[test]
 fn closing_waits_for_streams_that_live_blocks_were_recorded_on() {
     let mut runner = Runner::<Model>::new(&World::default());
@@ -180,7 +180,7 @@ fn closing_waits_for_streams_that_live_blocks_were_recorded_on() {
     runner.finish();
 }
 
-/// A stream that its owner has destroyed must not take the others with it.
+/// A stream destroyed by its owner must not affect the other streams.
 #[test]
 fn a_destroyed_stream_does_not_stop_the_others() {
     let mut runner = Runner::<Model>::new(&World { pages: 12, ..World::default() });

@@ -1,4 +1,4 @@
-//! The small concurrent parts under loom, which tries every schedule with few preemptions and every order that the
+//! Tests the small concurrent parts under loom, which tries all schedules with few preemptions and all orders that the
 //! memory model allows: `RUSTFLAGS="--cfg loom" cargo test --release -p gapless-testkit --test loom --target-dir
 //! target/loom`.
 #![cfg(loom)]
@@ -20,18 +20,18 @@ fn bounded(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
     model.check(body);
 }
 
-/// A stream is added once, and whoever finds it finds it whole.
+/// A stream is added only once, and a thread that finds it also finds its complete entry.
 #[test]
 fn streams_are_added_once() {
     bounded(3, || {
         let table: Arc<StreamTable<(u32, u64)>> = Arc::default();
         let add = |table: &StreamTable<(u32, u64)>, handle: u64| {
-            table.find_or_add(StreamId(handle), |index| (index.0, handle)).copied().expect("there is room")
+            table.find_or_add(StreamId(handle), |index| (index.0, handle)).copied().expect("the table is not full")
         };
         let other = Arc::clone(&table);
         let thread = loom::thread::spawn(move || [add(&other, 7), add(&other, 8)]);
         if let Some(found) = table.find(StreamId(7)) {
-            assert_eq!(found.1, 7, "found before it was whole");
+            assert_eq!(found.1, 7, "the entry is not complete");
         }
         let (seven, nine) = (add(&table, 7), add(&table, 9));
         let [other_seven, eight] = thread.join().unwrap();
@@ -53,12 +53,13 @@ fn allocator(pages: u64) -> (Subject, Arc<Witness<ModelDriver>>, StreamId) {
     (builder.slack(f64::INFINITY).build().unwrap(), driver, other)
 }
 
-/// The peak of live bytes is not missed when two streams pass their limits at once.
+/// The peak of live bytes is recorded if two streams exceed their limits at the same time.
 #[test]
 fn the_peak_is_dealt_without_losing_it() {
     bounded(2, || {
         let (allocator, _, other) = allocator(4);
-        // A cached block for each stream, so that both are served without the slow path, which deals anyway.
+        // A cached block for each stream, so that both allocate without the slow path, which distributes limits in any
+        // case.
         let cached = [StreamId::DEFAULT, other].map(|stream| allocator.alloc(PAGE, stream).unwrap());
         for addr in cached {
             allocator.free(addr).unwrap();
@@ -71,15 +72,15 @@ fn the_peak_is_dealt_without_losing_it() {
         for addr in [one, two] {
             allocator.free(addr).unwrap();
         }
-        // Asked only now: statistics never say less than the present sum.
+        // Read the statistics only now, since their peak is never below the current sum.
         assert_eq!(allocator.stats().peak_live_bytes, 2 * PAGE);
         allocator.check();
         allocator.close().unwrap();
     });
 }
 
-/// A free on one stream while another's growth seals that stream's epoch: the block is never believed to have passed
-/// before its work has.
+/// A free on one stream while the growth of another stream seals the first one's epoch: the block must not count as
+/// passed before its work has.
 #[test]
 fn a_free_is_stamped_no_earlier_than_its_event() {
     bounded(2, || {

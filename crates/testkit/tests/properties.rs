@@ -1,4 +1,4 @@
-//! Sequences of any operations, in small worlds, on every simulated driver.
+//! Random sequences of all operations, in small worlds, on each simulated driver.
 
 use gapless_testkit::{Device, Host, Model, Summary, as_test, is_reduced, ops, prove, run, run_scheduled};
 use std::cell::RefCell;

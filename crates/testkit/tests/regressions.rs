@@ -1,11 +1,11 @@
-//! Sequences that once failed, as they were printed.
+//! Sequences that once failed, as printed by the test kit.
 
 use gapless_testkit::{Op::*, *};
 
-/// Stale views were dropped for the mapping limit between planning and mapping, among them those that the plan took up
-/// again.
+/// Between planning and mapping, stale views were dropped because of the mapping limit, including views that the plan
+/// reactivated.
 #[test]
-fn the_mapping_limit_does_not_drop_views_that_a_plan_takes_up_again() {
+fn the_mapping_limit_does_not_drop_views_that_a_plan_reactivates() {
     let world = World { pages: 15, mapping_limit: 12, ..World::default() };
     run::<Model>(
         &world,
@@ -33,7 +33,7 @@ fn the_mapping_limit_does_not_drop_views_that_a_plan_takes_up_again() {
     );
 }
 
-/// A range grew only by what was free at once: a block freed behind another stream's work was not waited for.
+/// A range grew only by memory that was already free: it did not wait for a block freed after another stream's work.
 #[test]
 fn a_range_waits_for_freed_blocks_of_other_streams() {
     let world = World { pages: 12, ..World::default() };
@@ -52,7 +52,8 @@ fn a_range_waits_for_freed_blocks_of_other_streams() {
     );
 }
 
-/// Pages that a range had taken from another and then unmapped were still mapped in the other, and of no use to anybody.
+/// Pages that a range had taken from another one and then unmapped were still mapped in the other, and could not be
+/// used.
 #[test]
 fn pages_taken_and_given_up_again_are_free() {
     let world = World { pages: 4, ..World::default() };
@@ -69,7 +70,7 @@ fn pages_taken_and_given_up_again_are_free() {
     );
 }
 
-/// Above a lowered budget, a range was refused what was free.
+/// While more than a lowered budget was held, a range could not grow with free memory.
 #[test]
 fn a_range_takes_what_is_free_above_the_budget() {
     let world = World { pages: 8, ..World::default() };
@@ -86,10 +87,10 @@ fn a_range_takes_what_is_free_above_the_budget() {
     );
 }
 
-/// Epochs started anew between a plan and its end without success: what the plan had claimed got its old epoch back, which no
-/// stream passes for 2^32 seals.
+/// Epochs were renumbered between a plan and its failure: the blocks that the plan had claimed got their old epoch
+/// back, which no stream passes for 2^32 seals.
 #[test]
-fn epochs_start_anew_while_a_plan_is_given_up() {
+fn epochs_are_renumbered_while_a_plan_fails() {
     let world = World {
         pages: 36,
         chunk_pages: 2,

@@ -1,11 +1,11 @@
-//! Whole allocators under shuttle, which decides at every lock and atomic which thread goes on:
+//! Tests whole allocators under shuttle, which decides at every lock and atomic which thread continues:
 //! `RUSTFLAGS="--cfg shuttle" cargo test --release -p gapless-testkit --test schedules --target-dir target/shuttle`.
 #![cfg(shuttle)]
 
 use gapless::driver::WorkDriver;
 use gapless_testkit::{Faults, Model, Op::*, Progress, Runner, Stress, World, budget_of_cases, run_stress};
 
-/// Threads, operations of each, and schedules tried for each seed.
+/// Number of threads, operations per thread, and schedules per seed.
 const SHAPES: [(u64, u64, u32); 3] = [(2, 12, 60), (3, 10, 60), (4, 40, 10)];
 
 fn allocator_survives(check: impl Fn(Box<dyn Fn() + Send + Sync>, usize)) {
@@ -36,15 +36,15 @@ fn random_schedules() {
     allocator_survives(shuttle::check_random);
 }
 
-/// Schedules with few preemptions, where they matter most.
+/// Schedules with few preemptions, at the points where they matter most.
 #[test]
 fn schedules_by_priority() {
     allocator_survives(|body, schedules| shuttle::check_pct(body, schedules, 3));
 }
 
-/// What a growth takes beyond the request is cached on the requesting stream, behind work of the stream it came from.
-/// A free on another thread may seal the requesting stream's epoch between the plan and the wait: that must not make the
-/// rest look as if it had passed.
+/// Memory that a growth takes beyond the request is cached on the requesting stream, after the work of the stream it
+/// came from. A free on another thread may seal the requesting stream's epoch between the plan and the wait: then that
+/// memory must not look as if its last use had passed.
 #[test]
 fn a_free_that_seals_amid_a_growth() {
     shuttle::check_random(
@@ -68,7 +68,7 @@ fn a_free_that_seals_amid_a_growth() {
                 scope.spawn(|| allocator.free(shared).unwrap());
             });
             let witness = runner.driver().inner();
-            // Usually there is nothing: the rest is behind work that has not completed.
+            // Usually there is no block: the remaining memory waits for work that has not completed.
             if let Ok(addr) = allocator.alloc(world.page_bytes, runner.stream(2)) {
                 witness.fill(runner.stream(2), addr, world.page_bytes, 7).unwrap();
             }
@@ -78,8 +78,9 @@ fn a_free_that_seals_amid_a_growth() {
     );
 }
 
-/// The last resort before a refusal orders the caller behind a free block of another stream, and takes it. In between
-/// its neighbour may be used, freed and merged with it: what is taken then has a later last use than the order is behind.
+/// The last resort before an error orders the caller's stream after the last use of another stream's free block, and
+/// takes the block. In between, its neighbour may be used, freed and merged with it, so that the block that is taken
+/// has a later last use than the one waited for.
 #[test]
 fn a_block_that_grows_while_its_order_is_made() {
     shuttle::check_pct(

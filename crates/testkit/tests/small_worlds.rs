@@ -3,11 +3,11 @@
 use gapless_testkit::{Model, Op, Op::*, PrintOnPanic, Runner, World};
 
 const PAGE: u32 = 64 << 10;
-/// Operations in a sequence; one more takes a dozen times as long.
+/// Variable for the number of operations in a sequence. One more takes about twelve times as long.
 const LENGTH: &str = "GAPLESS_PROOF_LENGTH";
 
-/// What can happen next with so many live blocks: allocations, frees of each block, use by the other stream, streams
-/// that stop and go on, and a trim.
+/// Returns the operations that can follow with `live` live blocks: allocations, a free of each block, uses by the other
+/// stream, streams that stop and continue, and a trim.
 fn next(live: usize) -> Vec<Op> {
     let mut next = Vec::new();
     for stream in [0, 1] {
@@ -27,13 +27,13 @@ fn next(live: usize) -> Vec<Op> {
     next
 }
 
-/// Runs every continuation of `ops`; returns how many sequences that were. Work of stream 1 completes only when told.
+/// Runs every continuation of `ops`. Returns the number of sequences. Work on stream 1 completes only when told to.
 fn explore(world: &World, ops: &[Op], length: usize) -> u64 {
     let _print = PrintOnPanic(world, ops);
     let mut runner = Runner::<Model>::new(world);
     runner.act(Hold { stream: 1 });
     for (index, op) in ops.iter().enumerate() {
-        // What comes before the last operation was checked when it was the last.
+        // The operations before the last one were checked when they were the last.
         if index + 1 == ops.len() { runner.step(*op) } else { runner.act(*op) }
     }
     let live = runner.live();
@@ -54,7 +54,7 @@ fn explore(world: &World, ops: &[Op], length: usize) -> u64 {
 fn every_sequence_in_a_small_world() {
     let length = std::env::var(LENGTH).ok().and_then(|text| text.parse().ok()).unwrap_or(5);
     let world = World { pages: 4, streams: 2, ..World::default() };
-    // Half of the first operations in each of two threads.
+    // Each of two threads takes half of the first operations.
     let count = std::thread::scope(|scope| {
         let halves = [0, 1].map(|half| {
             let world = &world;

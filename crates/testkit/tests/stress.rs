@@ -1,4 +1,4 @@
-//! Threads at once on one allocator.
+//! Runs the stress test: threads that use one allocator at the same time.
 
 use gapless_testkit::{Device, Faults, Host, Model, Progress, Stress, World, budget_of_cases, run_stress};
 

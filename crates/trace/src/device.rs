@@ -8,28 +8,30 @@ use gapless::driver::{
 use gapless::units::{ByteSize, MIB, round_down, round_up};
 use std::sync::Arc;
 
-/// What a device offers a replay.
+/// The memory and the speed of the device that a trace is replayed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Bytes that the allocator may hold.
+    /// Memory that the allocator may hold, in bytes.
     pub capacity_bytes: u64,
-    /// Bytes of the device beside them, which others hold.
+    /// Further memory of the device, held by others, in bytes.
     pub external_bytes: u64,
-    /// Work on a stream completes this many ops after it was queued.
+    /// Number of ops after which work queued on a stream completes.
     pub lag_ops: u64,
 }
 
 impl Device {
-    /// A device of `capacity_bytes` to itself, where work completes at once.
+    /// Creates a device with `capacity_bytes` for the allocator alone, on which work completes immediately.
     pub const fn of(capacity_bytes: u64) -> Self {
         Self { capacity_bytes, external_bytes: 0, lag_ops: 0 }
     }
 
-    /// The device that the header describes: its capacity, less what others held and what the driver did not give.
-    /// Without one, `DEFAULT_CAPACITY_PERCENT` percent of peak live bytes, in whole pages.
+    /// Returns the device that the trace's header describes: its capacity minus the memory that others held or that the
+    /// driver could not provide. If the header has no capacity, it is `DEFAULT_CAPACITY_PERCENT` percent of the peak of
+    /// live bytes, rounded up to whole pages.
     ///
     /// # Errors
-    /// A header where others hold more than there is, or a trace too large for any device.
+    /// Returns [`DeviceError`] if according to the header others hold more memory than the device has, or if the trace
+    /// is too large for any device.
     pub fn for_trace(trace: &Trace) -> Result<Self, DeviceError> {
         let header = trace.header();
         let Some(total) = header.capacity_bytes else {
@@ -50,7 +52,7 @@ impl Device {
         }
     }
 
-    /// A simulated device like this.
+    /// Creates a simulated device with these properties.
     pub fn model(&self) -> ModelDriver {
         ModelDriver::new(ModelConfig {
             capacity_bytes: self.capacity_bytes.saturating_add(self.external_bytes),
@@ -61,11 +63,11 @@ impl Device {
         })
     }
 
-    /// Real memory of this machine in the role of a device like this. Streams run on threads; the lag plays no part.
-    /// Memory is taken only where work writes.
+    /// Creates a device with these properties, except for the lag, in this machine's own memory. Its streams are
+    /// threads. Physical memory is used only where work writes.
     ///
     /// # Errors
-    /// Where the kernel gives no file in memory or no thread.
+    /// Returns an error if the kernel cannot create an in-memory file or a thread.
     pub fn host(&self) -> DriverResult<HostDriver> {
         HostDriver::new(HostConfig {
             capacity_bytes: self.capacity_bytes.saturating_add(self.external_bytes),
@@ -76,7 +78,7 @@ impl Device {
     }
 }
 
-/// A real GPU in the role of a device with less memory: the rest is held, and given back with this.
+/// Memory that makes a real GPU behave like a device with less memory. It is released when the value is dropped.
 #[derive(Debug)]
 pub struct Ballast {
     driver: Arc<CudaDriver>,
@@ -84,10 +86,10 @@ pub struct Ballast {
 }
 
 impl Ballast {
-    /// Leaves `capacity_bytes` of the GPU's free memory, and less than a page more.
+    /// Allocates the GPU's free memory except for `capacity_bytes`, plus less than a page.
     ///
     /// # Errors
-    /// [`BallastError::TooSmall`] when less than that is free, and what the driver answers.
+    /// Returns [`BallastError::TooSmall`] if less than `capacity_bytes` is free, and otherwise the driver's error.
     pub fn leave(driver: &Arc<CudaDriver>, capacity_bytes: u64) -> Result<Self, BallastError> {
         let free = driver.memory_info()?.free;
         if free < capacity_bytes {
@@ -103,25 +105,25 @@ impl Ballast {
 impl Drop for Ballast {
     fn drop(&mut self) {
         if let Some(chunk) = self.chunk {
-            // Where it fails, the context is lost and the memory is gone with the process.
+            // If this fails, the context is lost, and the memory is released when the process ends.
             let _ = self.driver.release(chunk);
         }
     }
 }
 
-/// Why a GPU cannot stand for a smaller one.
+/// The error returned when a GPU cannot behave like a device with less memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BallastError {
-    /// It has less memory free than the device that is wanted.
+    /// The GPU has less free memory than the device of the trace.
     #[error(
         "the GPU has {} free, the device of this trace has {}: give a smaller --capacity, or free memory of the GPU",
         ByteSize(*.free), ByteSize(*.wanted)
     )]
     TooSmall {
-        /// Bytes free.
+        /// Free memory of the GPU in bytes.
         free: u64,
-        /// Bytes wanted.
+        /// Capacity of the trace's device in bytes.
         wanted: u64,
     },
     /// A driver call failed.
@@ -129,34 +131,35 @@ pub enum BallastError {
     Driver(#[from] DriverError),
 }
 
-/// Why a trace gives no device.
+/// The error returned when a trace describes no possible device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The header's figures do not add up.
+    /// The header's values contradict each other.
     #[error(
-        "the header's device of {} is less than what it says others hold ({} external, {} unusable): give --capacity",
+        "the header's device of {} is smaller than the memory that others hold ({} external, {} unusable): \
+         give --capacity",
         ByteSize(*.total), ByteSize(*.external), ByteSize(*.unusable)
     )]
     NothingLeft {
-        /// `capacity_bytes`.
+        /// The header's `capacity_bytes`.
         total: u64,
-        /// `external_bytes`.
+        /// The header's `external_bytes`.
         external: u64,
-        /// `driver_unusable_bytes`.
+        /// The header's `driver_unusable_bytes`.
         unusable: u64,
     },
-    /// Beyond 64 bits.
+    /// The capacity does not fit in 64 bits.
     #[error("no device holds {}, the peak of live bytes", ByteSize(*.peak_live_bytes))]
     TooLarge {
-        /// The trace's peak.
+        /// The trace's peak of live bytes.
         peak_live_bytes: u64,
     },
 }
 
-/// The page size of simulated devices: that of every current GPU.
+/// The page size of simulated devices in bytes, which is that of every current GPU.
 pub(crate) const PAGE_BYTES: u64 = 2 * MIB;
-/// Capacity of the default device, in percent of peak live bytes.
+/// Capacity of the default device in percent of the peak of live bytes.
 const DEFAULT_CAPACITY_PERCENT: u64 = 105;
 
 #[cfg(test)]
@@ -168,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_decides_else_the_peak() {
+    fn the_capacity_is_from_the_header_or_the_peak() {
         let header = "# capacity_bytes 1000\n# external_bytes 300\n# driver_unusable_bytes 7\n";
         assert_eq!(device(header), Ok(Device { capacity_bytes: 693, external_bytes: 307, lag_ops: 0 }));
         assert_eq!(device("a 1 104857600 0\n").unwrap().capacity_bytes, 106 * MIB);

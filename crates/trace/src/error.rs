@@ -1,14 +1,14 @@
-//! What can be wrong with a trace.
+//! Errors of reading a trace.
 
 use std::fmt;
 use std::io;
 
-/// A trace that cannot be read: where, and why.
+/// The error returned when a trace cannot be read: the line and the reason.
 #[derive(Debug)]
 pub struct ReadError {
-    /// The line, counted from 1; 0 when the file as a whole is meant.
+    /// Number of the line, counted from 1, or 0 if the error concerns the whole file.
     pub line: u64,
-    /// What is wrong with it.
+    /// The reason.
     pub kind: ReadErrorKind,
 }
 
@@ -27,126 +27,126 @@ impl std::error::Error for ReadError {
     }
 }
 
-/// The reasons. Texts that come from the file are cut to `EXCERPT_CHARS` characters.
+/// The reason for a [`ReadError`]. Texts from the file are cut to `EXCERPT_CHARS` characters.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadErrorKind {
     /// The file could not be opened or read.
     #[error("cannot be read: {0}")]
     Io(io::Error),
-    /// The compressed data end in the middle.
-    #[error("the gzip data end too early: the file was cut short")]
+    /// The compressed data ends too early.
+    #[error("the gzip data ends too early: the file was cut short")]
     TruncatedGzip,
-    /// The compressed data make no sense.
-    #[error("the gzip data are damaged: {0}")]
+    /// The compressed data is damaged.
+    #[error("the gzip data is damaged: {0}")]
     CorruptGzip(io::Error),
-    /// A line above [`Limits::line_bytes`](crate::Limits::line_bytes).
+    /// A line is longer than [`Limits::line_bytes`](crate::Limits::line_bytes).
     #[error("longer than {limit} bytes: this is not a trace")]
     LineTooLong {
-        /// The limit.
+        /// The limit that was exceeded.
         limit: usize,
     },
-    /// Bytes that are not UTF-8.
+    /// The file is not UTF-8 text.
     #[error("not UTF-8 text: this is not a trace")]
     NotUtf8,
-    /// A line that begins with something else than `a`, `f`, `m` or `#`.
+    /// A line does not begin with `a`, `f`, `m` or `#`.
     #[error("unknown op '{op}': expected 'a ID BYTES STREAM', 'f ID', 'm LABEL' or a '#' line")]
     UnknownOp {
         /// The first word of the line.
         op: String,
     },
-    /// A line that ends too early.
+    /// A line lacks a field.
     #[error("the {field} is missing")]
     MissingField {
-        /// What was expected.
+        /// Name of the missing field.
         field: &'static str,
     },
-    /// A line with more words than its op takes.
+    /// A line has more fields than its op.
     #[error("'{text}' is one word too many")]
     ExtraField {
-        /// The first superfluous word.
+        /// The first extra word.
         text: String,
     },
-    /// A field that is not a whole number below 2^64.
+    /// A field is not a whole number below 2^64.
     #[error("the {field} '{text}' is not a whole number below 2^64")]
     BadNumber {
-        /// Which field.
+        /// Name of the field.
         field: &'static str,
-        /// What the file has there.
+        /// Text of the field.
         text: String,
     },
-    /// A header line whose value this program needs and cannot read.
+    /// A header line that this crate uses has an invalid value.
     #[error("the header '{key}' has the value '{value}', expected {expected}")]
     BadHeader {
-        /// The key.
+        /// Key of the header line.
         key: &'static str,
-        /// What the file has there.
+        /// Text of the value.
         value: String,
-        /// What would be right.
+        /// Description of a valid value.
         expected: &'static str,
     },
-    /// An id allocated twice.
-    #[error("id {id} was allocated before: an id is used once")]
+    /// An id is allocated twice.
+    #[error("id {id} was allocated before: every id may be used only once")]
     DuplicateId {
-        /// The id.
+        /// The repeated id.
         id: u64,
     },
-    /// A free without an allocation.
+    /// An id is freed without an allocation.
     #[error("free of id {id}, which was never allocated")]
     UnknownId {
-        /// The id.
+        /// The unknown id.
         id: u64,
     },
-    /// A second free.
+    /// An id is freed twice.
     #[error("free of id {id}, which was freed before")]
     AlreadyFreed {
-        /// The id.
+        /// The freed id.
         id: u64,
     },
-    /// Live bytes that do not fit in 64 bits.
+    /// The number of live bytes does not fit in 64 bits.
     #[error("the live bytes exceed 2^64")]
     TooManyBytes,
-    /// More ops than [`Limits::ops`](crate::Limits::ops).
+    /// The trace has more ops than [`Limits::ops`](crate::Limits::ops).
     #[error("more than {limit} ops: cut the trace into pieces")]
     TooManyOps {
-        /// The limit.
+        /// The limit that was exceeded.
         limit: usize,
     },
-    /// More streams than [`Limits::streams`](crate::Limits::streams).
+    /// The trace has more streams than [`Limits::streams`](crate::Limits::streams).
     #[error("more than {limit} streams")]
     TooManyStreams {
-        /// The limit.
+        /// The limit that was exceeded.
         limit: usize,
     },
-    /// Header and labels above [`Limits::text_bytes`](crate::Limits::text_bytes).
+    /// Header and labels together are longer than [`Limits::text_bytes`](crate::Limits::text_bytes).
     #[error("header and labels are longer than {limit} bytes together")]
     TooMuchText {
-        /// The limit.
+        /// The limit that was exceeded.
         limit: usize,
     },
-    /// A pickle that cannot be read.
+    /// A pickle cannot be read.
     #[error("byte {offset}: {reason}")]
     BadPickle {
-        /// Where in the (unpacked) file.
+        /// Offset in the file, after decompression, in bytes.
         offset: u64,
-        /// Why.
+        /// Description of the error.
         reason: String,
     },
-    /// A pickle that is not a PyTorch memory snapshot with a history.
+    /// A pickle is not a PyTorch memory snapshot with a history.
     #[error("this pickle is not a PyTorch memory snapshot that can be replayed: {reason}")]
     NotASnapshot {
-        /// What is missing or different.
+        /// Description of the difference.
         reason: String,
     },
-    /// A row of an RMM log that cannot be read.
+    /// A row of an RMM log cannot be read.
     #[error("not a row of an RMM log: {reason}")]
     BadRow {
-        /// What is wrong with it.
+        /// Description of the error.
         reason: String,
     },
 }
 
-/// The start of a text from the file, fit for a one-line message.
+/// Returns the start of a text from the file, escaped for a one-line message.
 pub(crate) fn excerpt(text: &str) -> String {
     let mut short: String = text.chars().take(EXCERPT_CHARS).flat_map(char::escape_debug).collect();
     if text.chars().nth(EXCERPT_CHARS).is_some() {

@@ -1,45 +1,45 @@
-//! The header of a trace: `# key value` lines before the first op.
+//! The header of a trace: the `# key value` lines before the first op.
 
 use crate::error::{ReadErrorKind, excerpt};
 
-/// What the header says. Every key is kept in the order of the file; the ones used here are parsed.
-/// Of a key that occurs twice the first counts.
+/// The header of a trace. All keys are kept in the order of the file, and those that this crate uses are parsed.
+/// If a key occurs twice, its first value counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Header {
     entries: Vec<(String, String)>,
-    /// Most bytes live at once, as the recorder counted them.
+    /// Peak of live bytes, as counted by the recorder.
     pub peak_live_bytes: Option<u64>,
-    /// Ops of the trace, as the recorder counted them.
+    /// Number of ops in the trace, as counted by the recorder.
     pub events: Option<u64>,
-    /// The device's memory in bytes.
+    /// Memory of the device in bytes.
     pub capacity_bytes: Option<u64>,
-    /// Bytes of it that other processes held.
+    /// Memory of the device that other processes held, in bytes.
     pub external_bytes: Option<u64>,
-    /// Bytes of it that looked free and that the driver did not give.
+    /// Memory of the device that was reported as free but that the driver could not provide, in bytes.
     pub driver_unusable_bytes: Option<u64>,
-    /// Whether any allocator could have served the last request.
+    /// Whether an allocator could have served the last request.
     pub satisfiable: Option<bool>,
-    /// Whether it still could when free bytes count by the whole 2 MiB chunk only.
+    /// Whether an allocator could have served the last request with whole 2 MiB chunks of free memory only.
     pub satisfiable_by_whole_2mib_chunks: Option<bool>,
 }
 
 impl Header {
-    /// The value of `key`.
+    /// Returns the value of `key`.
     pub fn value(&self, key: &str) -> Option<&str> {
         self.entries.iter().find(|(k, _)| k == key).map(|(_, value)| value.as_str())
     }
 
-    /// Keys and values in the order of the file.
+    /// Returns the keys and values in the order of the file.
     pub fn entries(&self) -> impl Iterator<Item = (&str, &str)> {
         self.entries.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
-    /// A line of a program's own, which no other key depends on.
+    /// Adds a line with a key that this crate does not parse.
     pub(crate) fn note(&mut self, key: &str, value: String) {
         self.entries.push((key.to_owned(), value));
     }
 
-    /// Takes one line without its `#`.
+    /// Adds one line of the file, given without its `#`.
     pub(crate) fn push(&mut self, line: &str) -> Result<(), ReadErrorKind> {
         let line = line.trim();
         let (key, value) = line.split_once(char::is_whitespace).unwrap_or((line, ""));

@@ -1,4 +1,4 @@
-//! Traces: recorded allocations and frees, read, written, and replayed through allocation policies.
+//! Traces: reads, writes and records sequences of allocations and frees, and replays them through allocation policies.
 //!
 //! ```text
 //!   file ──TextReader──▶ TraceOp ──Trace::read──▶ Trace ──replay──▶ ReplayResult
@@ -6,8 +6,8 @@
 //!                                                   └──search──▶ smallest device that survives
 //! ```
 //!
-//! A replay runs one [`Policy`] (gapless itself, or [`caching`], the baseline) on one driver. This part uses the
-//! allocator's public interface only.
+//! A replay runs one [`Policy`], either gapless itself or the baseline in [`caching`], on one driver. This crate uses
+//! only the allocator's public interface.
 
 pub mod caching;
 mod device;

@@ -1,11 +1,12 @@
-//! A whole trace in memory, checked.
+//! A complete and checked trace in memory.
 //!
-//! - I1  every free names a live block; a slot is taken by one block at a time.
-//! - I2  `peak_live_bytes` is the most requested bytes live at once, counted from the ops.
+//! - I1  every free refers to a live block; a slot holds one block at a time.
+//! - I2  `peak_live_bytes` is the peak of requested bytes that are live, counted from the ops.
 //!
-//! Ids become slots: small numbers, reused after a free, so that a replay keeps its blocks in a plain array.
+//! Ids are replaced by slots: small numbers that are reused after a free, so that a replay keeps its blocks in an
+//! array.
 //!
-//! Threads: any (immutable). Cost: 16 bytes per op.
+//! Threads: any, since a trace is immutable. Memory: 16 bytes per op.
 
 use crate::error::{ReadError, ReadErrorKind};
 use crate::{Header, Limits, TextReader, TraceOp, foreign};
@@ -18,30 +19,30 @@ use std::path::Path;
 /// One op of a [`Trace`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Allocate into an empty slot.
+    /// Allocates a block and stores it in an empty slot.
     Alloc {
-        /// Below [`Trace::slots`].
+        /// The slot, below [`Trace::slots`].
         slot: u32,
-        /// Index into [`Trace::streams`].
+        /// Index of the stream in [`Trace::streams`].
         stream: u16,
-        /// Bytes as asked for.
+        /// Number of bytes requested.
         bytes: u64,
     },
-    /// Free the block of a slot.
+    /// Frees the block in a slot, which becomes empty.
     Free {
-        /// Below [`Trace::slots`].
+        /// The slot, below [`Trace::slots`].
         slot: u32,
     },
-    /// A step ends.
+    /// Marks the end of a step.
     Mark {
-        /// Index into [`Trace::labels`].
+        /// Index of the step's name in [`Trace::labels`].
         label: u32,
     },
 }
 
-const _: () = assert!(size_of::<Op>() == 16, "a trace is many ops");
+const _: () = assert!(size_of::<Op>() == 16, "a trace has many ops");
 
-/// A recorded run: what [`replay`](crate::replay) takes.
+/// A recorded run of a program, to be passed to [`replay`](crate::replay).
 #[derive(Clone, Debug)]
 pub struct Trace {
     name: String,
@@ -55,20 +56,20 @@ pub struct Trace {
     origins: Origins,
 }
 
-/// Where allocations were asked for, as far as a file says so.
+/// The places in the recorded program that requested memory, as far as the file contains them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Origins {
-    /// By op: index into `texts` plus one, or 0. Empty when nothing is known of any op.
+    /// For each op, the index in `texts` plus one, or 0 if unknown. Empty if no origin is known.
     pub of_op: Vec<u32>,
-    /// Each once.
+    /// The different origins.
     pub texts: Vec<Box<str>>,
 }
 
 impl Trace {
-    /// Reads the file at `path`; its name, without folder and endings, names the trace.
+    /// Reads the file at `path`. The trace gets the file's name without folder and extensions.
     ///
     /// # Errors
-    /// [`ReadError`], with the line.
+    /// Returns [`ReadError`] if the trace cannot be read or is not valid.
     pub fn open(path: &Path) -> Result<Self, ReadError> {
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
         let name = ENDINGS.iter().fold(&*name, |name, ending| name.strip_suffix(ending).unwrap_or(name));
@@ -76,11 +77,11 @@ impl Trace {
         Self::read(name, file)
     }
 
-    /// Reads a trace within the default [`Limits`]: this crate's text format, a PyTorch memory snapshot, or an RMM log,
-    /// told apart by content; each plain or gzip.
+    /// Reads a trace within the default [`Limits`]. The format is detected from the content: this crate's text format,
+    /// a PyTorch memory snapshot, or an RMM log, each with or without gzip compression.
     ///
     /// # Errors
-    /// [`ReadError`], with the line.
+    /// Returns [`ReadError`] if the trace cannot be read or is not valid.
     pub fn read(name: &str, file: impl Read) -> Result<Self, ReadError> {
         let (format, file) =
             foreign::detect(file).map_err(|error| ReadError { line: 0, kind: ReadErrorKind::Io(error) })?;
@@ -91,7 +92,7 @@ impl Trace {
         }
     }
 
-    /// A trace of ops that do not come from a text; `origins` by op.
+    /// Creates a trace from ops that are not in the text format, with the origin of each op.
     pub(crate) fn from_ops(
         name: &str,
         header: Header,
@@ -106,10 +107,10 @@ impl Trace {
         Ok(loader.finish(name, header, origins))
     }
 
-    /// Reads what `reader` has left.
+    /// Reads the remaining ops of `reader`.
     ///
     /// # Errors
-    /// [`ReadError`], with the line.
+    /// Returns [`ReadError`] if the trace cannot be read or is not valid.
     pub fn from_reader(name: &str, mut reader: TextReader<'_>) -> Result<Self, ReadError> {
         let mut loader = Loader::new(*reader.limits());
         while let Some(op) = reader.next() {
@@ -118,53 +119,54 @@ impl Trace {
         Ok(loader.finish(name, reader.into_header(), Origins::default()))
     }
 
-    /// What results call it.
+    /// Returns the trace's name, which appears in results.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What its header says.
+    /// Returns the trace's header.
     pub const fn header(&self) -> &Header {
         &self.header
     }
 
-    /// Its ops in order.
+    /// Returns the ops in order.
     pub fn ops(&self) -> &[Op] {
         &self.ops
     }
 
-    /// Most blocks live at once: slots are below this.
+    /// Returns the number of slots, which is the peak number of live blocks.
     pub const fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// The recorder's stream numbers, by first appearance.
+    /// Returns the recorder's stream numbers in the order in which they first appear.
     pub fn streams(&self) -> &[u64] {
         &self.streams
     }
 
-    /// The labels of the marks, in order.
+    /// Returns the labels of the marks in order.
     pub fn labels(&self) -> impl ExactSizeIterator<Item = &str> {
         self.labels.iter().map(|label| &**label)
     }
 
-    /// Number of allocations.
+    /// Returns the number of allocations.
     pub const fn allocations(&self) -> u64 {
         self.allocations
     }
 
-    /// Most requested bytes live at once.
+    /// Returns the peak of requested bytes that are live.
     pub const fn peak_live_bytes(&self) -> u64 {
         self.peak_live_bytes
     }
 
-    /// Where the op at an index asked for memory, such as `forward (model.py:12)`; `None` when the file does not say.
+    /// Returns the place in the program that requested the memory of the op at an index, such as `forward
+    /// (model.py:12)`, or `None` if the file does not contain it.
     pub fn origin(&self, op_index: u64) -> Option<&str> {
         let number = *self.origins.of_op.get(usize::try_from(op_index).ok()?)?;
         self.origins.texts.get((number as usize).checked_sub(1)?).map(|text| &**text)
     }
 
-    /// A sentence when header and ops disagree, as they do in a file that was cut short.
+    /// Returns a warning if the header and the ops disagree, for example because the file was cut short.
     pub fn warning(&self) -> Option<String> {
         let disagree = |key: &str, header: Option<u64>, ops: u64| {
             header.filter(|&said| said != ops).map(|said| {
@@ -179,9 +181,9 @@ impl Trace {
 /// The state while a trace is read.
 struct Loader {
     limits: Limits,
-    /// The slot of every id ever seen, [`FREED`] after its free.
+    /// The slot of every id seen so far, or [`FREED`] after its free.
     slot_of: HashMap<u64, u32>,
-    /// Bytes of each slot's block.
+    /// Size of the block in each slot, in bytes.
     bytes_of: Vec<u64>,
     empty_slots: Vec<u32>,
     stream_of: HashMap<u64, u16>,
@@ -219,7 +221,8 @@ impl Loader {
     }
 
     fn push(&mut self, op: TraceOp) -> Result<(), ReadErrorKind> {
-        // Slots and labels are u32: fewer than ops, which stay below 2^32 even with limits of the caller's own.
+        // Slots and labels are u32: there are fewer of them than ops, of which there are fewer than 2^32 with any
+        // limits.
         if self.ops.len() >= self.limits.ops.min(MOST_OPS) {
             return Err(ReadErrorKind::TooManyOps { limit: self.limits.ops.min(MOST_OPS) });
         }
@@ -253,7 +256,7 @@ impl Loader {
                     return Err(ReadErrorKind::TooManyStreams { limit });
                 }
                 self.streams.push(stream);
-                *new.insert(u16::try_from(self.streams.len() - 1).expect("checked just above"))
+                *new.insert(u16::try_from(self.streams.len() - 1).expect("the limit was checked above"))
             }
         };
         let Entry::Vacant(entry) = self.slot_of.entry(id) else {
@@ -273,10 +276,10 @@ impl Loader {
     }
 }
 
-/// Marks an id in `Loader::slot_of` as freed: no slot, since slots are fewer than [`MOST_OPS`].
+/// Marks an id in `Loader::slot_of` as freed. It is not a slot, since there are fewer than [`MOST_OPS`] slots.
 const FREED: u32 = u32::MAX;
 const MOST_OPS: usize = 1 << 31;
-/// File name endings that do not belong to a trace's name.
+/// File name extensions that do not belong to a trace's name.
 const ENDINGS: [&str; 7] = [".gz", ".txt", ".text", ".csv", ".pickle", ".pkl", ".trace"];
 
 #[cfg(test)]
@@ -302,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_disagrees_is_told() {
+    fn a_header_that_disagrees_causes_a_warning() {
         let trace = Trace::read("t", "# peak_live_bytes 11\na 1 10 0\n".as_bytes()).unwrap();
         assert!(trace.warning().unwrap().contains("peak_live_bytes 11"));
         let trace = Trace::read("t", "# events 2\na 1 10 0\nf 1\n".as_bytes()).unwrap();

@@ -1,23 +1,23 @@
-//! One recorded operation.
+//! The operations in the text format.
 
-/// One line of a trace, as the file has it: ids are any numbers, never used twice.
+/// One line of a trace as it is in the file. Ids are arbitrary numbers, and none is used twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TraceOp {
-    /// `a ID BYTES STREAM`: allocate.
+    /// `a ID BYTES STREAM`: allocates a block.
     Alloc {
-        /// Names the block until the end of the trace.
+        /// Identifies the block in the whole trace.
         id: u64,
-        /// Bytes as asked for, not rounded; 0 is allowed.
+        /// Number of bytes requested, without rounding. May be 0.
         bytes: u64,
-        /// The recorder's number of the stream; 0 is the default stream.
+        /// The recorder's number for the stream. The default stream is 0.
         stream: u64,
     },
-    /// `f ID`: free, in the order of the stream that the block was allocated on.
+    /// `f ID`: frees a block, in the order of the stream that it was allocated on.
     Free {
-        /// The block's id.
+        /// Id of the block.
         id: u64,
     },
-    /// `m LABEL`: the step of this name ends here.
+    /// `m LABEL`: marks the end of the step with this name.
     Mark(String),
 }

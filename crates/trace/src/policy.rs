@@ -1,4 +1,4 @@
-//! What a replay replays through: gapless, or the baseline.
+//! The allocation policies that a trace can be replayed through: gapless and the baseline.
 
 use crate::caching::{CachingAllocator, CachingError};
 use gapless::allocator::{AllocError, Allocator, BuildError, ChunkPolicy, StreamError};
@@ -8,60 +8,61 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// An allocator, as far as a replay needs one.
+/// An allocator for replays.
 pub trait Policy {
-    /// Allocates `bytes` for use on `stream`.
+    /// Allocates `bytes` bytes for use on `stream`.
     ///
     /// # Errors
-    /// [`PolicyError::OutOfMemory`], or [`PolicyError::Failed`] for a failure that no trace should cause.
+    /// Returns [`PolicyError::OutOfMemory`] if the memory is not available. The other variants are failures that end
+    /// the replay without a result.
     fn alloc(&mut self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, PolicyError>;
 
-    /// Frees a block, in the order of the stream it was allocated on.
+    /// Frees a block, in the order of the stream that it was allocated on.
     ///
     /// # Errors
-    /// [`PolicyError::Failed`].
+    /// Returns [`PolicyError::Failed`] if the allocator refuses the address.
     fn free(&mut self, addr: DeviceAddr) -> Result<(), PolicyError>;
 
-    /// Figures that only the allocator knows.
+    /// Returns statistics that only the allocator knows.
     fn stats(&self) -> PolicyStats;
 }
 
-/// Figures of a [`Policy`].
+/// Statistics of a [`Policy`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PolicyStats {
-    /// Most bytes of the device held at once.
+    /// Peak of the device memory held, in bytes.
     pub peak_reserved_bytes: u64,
-    /// Times the host waited for the device.
+    /// Number of times the host waited for the device.
     pub host_waits: u64,
 }
 
-/// Why a [`Policy`] refused.
+/// An error of a [`Policy`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    /// Out of memory, with the allocator's own report.
+    /// The policy is out of memory.
     #[error("{report}")]
     OutOfMemory {
-        /// Whether any allocator could have served the request.
+        /// Whether an allocator could have served the request.
         satisfiable: bool,
-        /// For a person.
+        /// The allocator's own report, for people.
         report: String,
     },
-    /// The driver refused a call otherwise than for want of memory, or its other limits were met.
+    /// A driver call failed for another reason than a lack of memory, or one of the driver's other limits was reached.
     #[error(transparent)]
     Driver(DriverError),
-    /// The allocator cannot replay a trace with so many streams.
+    /// The trace has more streams than the allocator supports.
     #[error("{0}")]
     TooManyStreams(String),
-    /// Anything else: a mistake in the allocator.
+    /// Any other error, which is a bug in the allocator.
     #[error("{0}")]
     Failed(String),
 }
 
-/// The policies by name.
+/// The names of the policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyKind {
-    /// This crate's allocator.
+    /// The allocator of the `gapless` crate.
     Gapless,
     /// PyTorch's native caching allocator ([`crate::caching`]).
     Caching,
@@ -76,7 +77,7 @@ impl fmt::Display for PolicyKind {
     }
 }
 
-/// Why a text names no policy.
+/// The error returned when a text is not the name of a policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is not a policy: use gapless or caching, or both with a comma between them")]
 pub struct ParsePolicyError(String);
@@ -93,7 +94,7 @@ impl FromStr for PolicyKind {
     }
 }
 
-/// Settings of [`PolicyKind::Gapless`]; `None` leaves the allocator's default.
+/// Settings of [`PolicyKind::Gapless`]. `None` selects the allocator's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GaplessSettings {
     /// See [`Builder::slack`](gapless::allocator::Builder::slack).
@@ -103,7 +104,7 @@ pub struct GaplessSettings {
 }
 
 impl GaplessSettings {
-    /// An allocator with these settings that may hold `budget_bytes` of `driver`'s device.
+    /// Creates an allocator with these settings and a budget of `budget_bytes` on `driver`.
     pub(crate) fn build<D: Driver>(&self, driver: Arc<D>, budget_bytes: u64) -> Result<Allocator<D>, BuildError> {
         let mut builder = Allocator::builder(driver).budget(budget_bytes);
         if let Some(slack) = self.slack {
@@ -122,7 +123,7 @@ impl<D: Driver> Policy for Allocator<D> {
             AllocError::OutOfMemory(report) => {
                 PolicyError::OutOfMemory { satisfiable: report.satisfiable, report: report.to_string() }
             }
-            // More addresses than a multiple of the budget.
+            // The request is larger than a region, and so larger than the budget.
             AllocError::TooLarge { .. } => PolicyError::OutOfMemory { satisfiable: false, report: error.to_string() },
             AllocError::Stream(StreamError::TooMany { .. }) => PolicyError::TooManyStreams(error.to_string()),
             AllocError::Driver(error) => PolicyError::Driver(error),

@@ -1,12 +1,13 @@
-//! Recorder: turns the calls of a running program into a trace.
+//! Recorder: writes the allocations and frees of a running program as a trace.
 //!
-//! - I1  an id is used once; what was allocated before the recording began is not in it, and neither is its free.
-//! - I2  a free is written before the memory can be handed out again: call [`Recorder::free`] before the allocator's.
+//! - I1  an id is used once; blocks allocated before the recording began do not appear, and neither do their frees.
+//! - I2  a free is written before the memory can be allocated again: call [`Recorder::free`] before the allocator's.
 //!
-//! Streams are numbered by first appearance, the default stream is 0. Times go into comment lines, `# at MICROSECONDS`,
-//! counted from the start: one before the first op and one whenever [`TIME_STEP`] has passed since the last.
+//! Streams are numbered in the order in which they first appear; the default stream is 0. Times since the start are
+//! written as comment lines, `# at MICROSECONDS`: one before the first op, and one whenever [`TIME_STEP`] has passed
+//! since the last one.
 //!
-//! Threads: any; one lock. Cost: a line of text an op, written through a buffer.
+//! Threads: any; one lock. Cost: a line of text per op, written through a buffer.
 
 use crate::{Compression, TextWriter, TraceOp};
 use gapless::units::{DeviceAddr, StreamId};
@@ -31,10 +32,10 @@ struct State<W: Write> {
 }
 
 impl<W: Write> Recorder<W> {
-    /// Starts a recording on `target`, with `header` lines first.
+    /// Starts a recording that is written to `target`, beginning with the `header` lines.
     ///
     /// # Errors
-    /// Those of the target, and [`TextWriter::header`]'s.
+    /// Returns the errors of [`TextWriter::header`].
     pub fn new(target: W, compression: Compression, header: &[(&str, &str)]) -> io::Result<Self> {
         let mut writer = TextWriter::new(target, compression);
         for (key, value) in header {
@@ -53,12 +54,12 @@ impl<W: Write> Recorder<W> {
         Ok(Self { state: Mutex::new(state) })
     }
 
-    /// An allocation has succeeded.
+    /// Records a successful allocation of `bytes` bytes at `addr`.
     pub fn alloc(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) {
         let mut state = self.state.lock();
         let id = state.next_id;
         state.next_id += 1;
-        // An address that is live already was freed behind this recorder's back; it begins anew.
+        // If the address is live, its free was not recorded. The block gets a new id.
         if let Some(lost) = state.live.insert(addr, id) {
             state.write(&TraceOp::Free { id: lost });
         }
@@ -67,7 +68,7 @@ impl<W: Write> Recorder<W> {
         state.write(&TraceOp::Alloc { id, bytes, stream });
     }
 
-    /// An allocation is about to be freed. Nothing when it is not known.
+    /// Records that the allocation at `addr` is about to be freed. Does nothing if its allocation was not recorded.
     pub fn free(&self, addr: DeviceAddr) {
         let mut state = self.state.lock();
         if let Some(id) = state.live.remove(&addr) {
@@ -75,16 +76,16 @@ impl<W: Write> Recorder<W> {
         }
     }
 
-    /// A step of the program ends. Line breaks in the label become spaces.
+    /// Records the end of a step of the program. Line breaks in the label become spaces.
     pub fn mark(&self, label: &str) {
         let label = label.replace(['\n', '\r'], " ");
         self.state.lock().write(&TraceOp::Mark(label));
     }
 
-    /// Completes the file.
+    /// Completes the file and returns the target.
     ///
     /// # Errors
-    /// The first that writing met, at any time since the start.
+    /// Returns the first error of writing since the start of the recording.
     pub fn finish(self) -> io::Result<W> {
         let state = self.state.into_inner();
         match state.failed {
@@ -95,7 +96,7 @@ impl<W: Write> Recorder<W> {
 }
 
 impl<W: Write> State<W> {
-    /// After a failure nothing more is written: the program that is recorded goes on.
+    /// Writes an op. After an error nothing more is written, and the recorded program continues.
     fn write(&mut self, op: &TraceOp) {
         if self.failed.is_some() {
             return;
@@ -113,7 +114,7 @@ impl<W: Write> State<W> {
     }
 }
 
-/// How often the time is noted.
+/// Minimum time between two lines with the time.
 const TIME_STEP: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
@@ -122,7 +123,7 @@ mod tests {
     use crate::{Op, Trace};
 
     #[test]
-    fn what_ran_reads_back() {
+    fn a_recording_reads_back_as_a_trace() {
         let recorder = Recorder::new(Vec::new(), Compression::Gzip, &[("made", "by a test")]).unwrap();
         let (one, two) = (DeviceAddr(0x1000), DeviceAddr(0x2000));
         recorder.free(two);
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_told_at_the_end() {
+    fn finish_returns_the_error_of_a_full_disk() {
         #[derive(Debug)]
         struct Full;
         impl Write for Full {

@@ -1,14 +1,14 @@
-//! Replay: one trace, one policy, one device; figures at the end.
+//! Replays a trace through a policy on a device, and measures it.
 //!
-//! - I1  ops run in the trace's order, up to the first that runs out of memory.
-//! - I2  figures are taken before the policy is torn down: what it gives back at its end does not count.
+//! - I1  ops run in the trace's order, up to the first one that runs out of memory.
+//! - I2  figures are taken before the policy is dropped: the memory that it releases then does not count.
 //!
-//! Processor time per op is that of the replaying thread, less the time spent inside driver calls, so that it is the
-//! allocator's own (with the engine's few nanoseconds). With work queued on the blocks, the queueing is not counted
-//! either, but the clock readings around it are. Where driver calls are measured by the time that passes, what other
-//! processes took of it is assumed to be spread evenly.
+//! Processor time per op is that of the replaying thread minus the time spent in driver calls, so it is the allocator's
+//! own (plus a few nanoseconds of the replay). The time for queueing work on the blocks does not count either, except
+//! for reading the clock. If driver calls are measured in wall time, other processes' share of it is assumed to be
+//! spread evenly.
 //!
-//! Threads: a replay runs on its caller's thread; replays are independent of each other.
+//! Threads: a replay runs on its caller's thread. Replays are independent of each other.
 
 use crate::caching::CachingAllocator;
 use crate::meter::{Clock, Meter, processor_time};
@@ -72,105 +72,106 @@ impl ReplayDriver for CudaDriver {
     const CLOCK: Clock = Clock::Processor;
 }
 
-/// How to replay.
+/// Options of [`replay`].
 #[derive(Clone, Copy)]
 pub struct ReplayOptions<'a> {
-    /// The allocator.
+    /// The policy to replay through.
     pub policy: PolicyKind,
-    /// Its settings, if it is gapless.
+    /// Settings of gapless, if it is the policy.
     pub gapless: GaplessSettings,
-    /// Bytes that it may hold.
+    /// Memory that the policy may hold, in bytes.
     pub capacity_bytes: u64,
-    /// What streams do with each block between its allocation and its free.
+    /// The bytes of each block that streams use between its allocation and its free.
     pub touch: Touch,
-    /// Told the number of ops run since it was last told.
+    /// Called with the number of ops that ran since the last call.
     pub progress: Option<&'a (dyn Fn(u64) + Sync)>,
 }
 
-/// What a replay found. Serialised, it is one line of `gapless replay --json`.
+/// The result of a replay. Serialized, it is one line of `gapless replay --json`.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct ReplayResult {
-    /// The trace's name.
+    /// Name of the trace.
     pub trace: String,
-    /// The policy.
+    /// Policy that the trace was replayed through.
     pub policy: PolicyKind,
-    /// The driver's name.
+    /// Name of the driver.
     pub driver: &'static str,
-    /// Bytes that the policy could hold.
+    /// Memory that the policy was allowed to hold, in bytes.
     pub capacity_bytes: u64,
-    /// Ops of the whole trace, marks included.
+    /// Number of ops in the whole trace, including marks.
     pub ops: u64,
-    /// Most requested bytes live at once in the whole trace.
+    /// Peak of requested bytes that are live in the whole trace.
     pub peak_live_bytes: u64,
-    /// Most bytes of the device that the policy held at once.
+    /// Peak of the device memory that the policy held, in bytes.
     pub peak_reserved_bytes: u64,
-    /// Smallest device that survives: absent unless searched for, null where none was found.
+    /// Smallest device on which the replay survives, in bytes: absent unless searched for, null if none was found.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_capacity_bytes: Option<Option<u64>>,
-    /// Smallest device from which on all that were tried survive: absent unless searched for, null where none was found.
+    /// Smallest device such that the replay survives on it and on all larger ones that were tried, in bytes: absent
+    /// unless searched for, null if none was found.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub safe_capacity_bytes: Option<Option<u64>>,
-    /// Where and why it ended early.
+    /// The request that ended the replay early, if any.
     pub oom: Option<OutOfMemoryAt>,
     /// Driver calls by kind. Serialized, only the kinds that [`DriverCalls::total`] adds up, and `total`.
     #[serde(serialize_with = "serialize_calls")]
     pub driver_calls: DriverCalls,
-    /// The total of each step, one number for each mark reached.
+    /// The total of each step, one entry per mark reached.
     pub driver_calls_per_step: Vec<u64>,
-    /// Times the host waited for the device.
+    /// Number of times the host waited for the device.
     pub host_waits: u64,
-    /// Marks reached.
+    /// Number of marks reached.
     pub steps: u64,
-    /// What the driver calls would have cost on a device; null on drivers without a cost table.
+    /// Modelled time of the driver calls on a device, in seconds; null on drivers without a cost table.
     pub modelled_driver_seconds: Option<f64>,
-    /// Processor nanoseconds per op run, driver calls left out.
+    /// Processor time per op that ran, without driver calls, in nanoseconds.
     pub ns_per_op: f64,
 }
 
 /// The request that ended a replay.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct OutOfMemoryAt {
-    /// Index of the op, counted from 0, marks included.
+    /// Index of the op, counted from 0, including marks.
     pub op_index: u64,
-    /// Bytes asked for.
+    /// Number of bytes requested.
     pub requested_bytes: u64,
-    /// Whether any allocator could have served it.
+    /// Whether an allocator could have served the request.
     pub satisfiable: bool,
-    /// The policy's report, for a person.
+    /// The policy's report, for people.
     pub report: String,
 }
 
-/// Why a replay gives no result.
+/// The error returned when a replay has no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplayError {
-    /// The settings give no allocator.
+    /// The settings are not valid for an allocator.
     #[error(transparent)]
     Settings(#[from] BuildError),
-    /// The policy failed otherwise than for want of memory.
+    /// The policy failed for another reason than a lack of memory.
     #[error("op {op_index}: {error}")]
     Policy {
-        /// Index of the op.
+        /// Index of the op, counted from 0, including marks.
         op_index: u64,
-        /// What the policy said.
+        /// The policy's error.
         #[source]
         error: PolicyError,
     },
-    /// The driver failed the replay itself.
+    /// A driver call made by the replay itself failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// Blocks did not hold what was written to them: the policy handed out memory in use.
-    #[error("{} checks found wrong bytes, the first {:?}", .0.len(), .0.first())]
+    /// Blocks did not contain the bytes written to them: the policy allocated memory that was in use.
+    #[error("{} checks found wrong bytes, the first one {:?}", .0.len(), .0.first())]
     Mismatch(Vec<Mismatch>),
-    /// The policy broke rules of the driver contract.
-    #[error("{} rules of the driver were broken, the first: {}", .0.len(), .0.first().map_or("", String::as_str))]
+    /// The policy violated rules of the driver contract.
+    #[error("{} violations of the driver contract, the first one: {}", .0.len(), .0.first().map_or("", String::as_str))]
     Violation(Vec<String>),
 }
 
 /// Replays `trace` on `driver`.
 ///
 /// # Errors
-/// [`ReplayError`]; running out of memory is a result, not an error.
+/// Returns [`ReplayError`] if the replay has no result. Running out of memory is a result, not an error.
 pub fn replay<D: ReplayDriver>(
     trace: &Trace,
     driver: Arc<D>,
@@ -269,7 +270,7 @@ fn run<D: ReplayDriver, P: Policy>(
         driver_calls_per_step: calls_per_step,
         host_waits: stats.host_waits,
         modelled_driver_seconds: modelled.zip(modelled_before).map(|(end, start)| (end - start).as_secs_f64()),
-        #[allow(clippy::cast_precision_loss, reason = "a figure for people; traces are far below 2^52 ops")]
+        #[allow(clippy::cast_precision_loss, reason = "traces have far fewer than 2^52 ops")]
         ns_per_op: own.as_nanos() as f64 / done.max(1) as f64,
     })
 }
@@ -283,7 +284,7 @@ fn serialize_calls<S: Serializer>(calls: &DriverCalls, serializer: S) -> Result<
     map.end()
 }
 
-/// The driver's stream for each of the trace's: number 0 is the default stream.
+/// Returns the driver's stream for each stream of the trace. Number 0 is the default stream.
 fn streams<D: WorkDriver>(trace: &Trace, driver: &D) -> Result<Vec<StreamId>, DriverError> {
     let stream = |&number: &u64| if number == 0 { Ok(StreamId::DEFAULT) } else { driver.create_stream() };
     trace.streams().iter().map(stream).collect()
@@ -318,5 +319,5 @@ impl Stopwatch {
     }
 }
 
-/// How often progress is told.
+/// Number of ops after which progress is reported.
 const PROGRESS_OPS: u64 = 1 << 13;

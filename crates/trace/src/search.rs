@@ -1,11 +1,11 @@
-//! The smallest device that survives a trace, and the smallest from which on larger ones do too.
+//! Searches for the smallest device that survives a trace, and for the smallest one from which on all larger ones do.
 //!
-//! Survival is not monotone: on a larger device an allocator may take other turns and fail. So the smallest device
-//! found by bisection says little by itself, and [`SAMPLES`] larger ones are tried as well.
+//! A device *survives* a trace if the replay on it does not run out of memory. Survival is not monotone: on a larger
+//! device an allocator may decide differently and fail. So the smallest device found by bisection means little by
+//! itself, and [`SAMPLES`] larger ones are tried too.
 //!
-//! Threads: replays are independent; the larger devices are spread over [`Search::threads`] threads. The result does
-//! not depend on their number.
-//! Cost: about 14 replays for the bisection, plus [`SAMPLES`].
+//! Threads: replays are independent, and those on larger devices run on [`Search::threads`] threads. The result does
+//! not depend on their number. Cost: about 14 replays for the bisection, plus [`SAMPLES`].
 
 use crate::device::PAGE_BYTES;
 use crate::replay::ReplayError;
@@ -18,59 +18,62 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// A search on simulated devices.
 #[derive(Clone, Copy)]
 pub struct Search<'a> {
-    /// The trace.
+    /// The trace to replay.
     pub trace: &'a Trace,
-    /// The allocator.
+    /// The policy to replay through.
     pub policy: PolicyKind,
-    /// Its settings, if it is gapless.
+    /// Settings of gapless, if it is the policy.
     pub gapless: GaplessSettings,
-    /// See [`Device::lag_ops`].
+    /// Number of ops after which work completes; see [`Device::lag_ops`].
     pub lag_ops: u64,
-    /// Replays at a time.
+    /// Number of threads that replay at the same time.
     pub threads: NonZero<usize>,
-    /// Told after each replay.
+    /// Called after each replay.
     pub progress: Option<&'a (dyn Fn() + Sync)>,
 }
 
-/// What a search found, in bytes of whole pages.
+/// The result of a search: sizes in bytes, in whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SearchResult {
-    /// The smallest device that survives, one page less having failed. `None`: none up to `MOST_TIMES` times peak live.
+    /// The smallest device that survives; with one page less, the replay failed. `None` if no device of up to
+    /// `MOST_TIMES` times the peak of live bytes survives.
     pub min_capacity_bytes: Option<u64>,
-    /// The smallest device tried from which on every one tried survived. `None`: the largest one failed.
+    /// The smallest device that survives together with all larger ones that were tried. `None` if the largest one
+    /// failed.
     pub safe_capacity_bytes: Option<u64>,
 }
 
 impl Search<'_> {
-    /// About how many probes a search makes: for progress bars.
-    pub const EXPECTED_PROBES: u64 = SAMPLES + 14;
+    /// Approximate number of replays in a search, for progress bars.
+    pub const EXPECTED_REPLAYS: u64 = SAMPLES + 14;
 
-    /// Searches.
+    /// Runs the search.
     ///
     /// # Errors
-    /// Those of [`replay`].
+    /// Returns the errors of [`replay`].
     pub fn run(&self) -> Result<SearchResult, ReplayError> {
         let Some(min) = self.smallest_pages()? else {
             return Ok(SearchResult { min_capacity_bytes: None, safe_capacity_bytes: None });
         };
         let larger = samples(min);
-        let safe = safe(min, &larger, &self.probe(&larger)?);
+        let safe = safe(min, &larger, &self.survive_each(&larger)?);
         Ok(SearchResult {
             min_capacity_bytes: Some(min * PAGE_BYTES),
             safe_capacity_bytes: safe.map(|pages| pages * PAGE_BYTES),
         })
     }
 
-    /// Only the first half of [`run`](Self::run): the smallest device in bytes, or `None` where none was found.
+    /// Runs only the first half of [`run`](Self::run). Returns the size of the smallest device that survives in bytes,
+    /// or `None` if none was found.
     ///
     /// # Errors
-    /// Those of [`replay`].
+    /// Returns the errors of [`replay`].
     pub fn min_capacity_bytes(&self) -> Result<Option<u64>, ReplayError> {
         Ok(self.smallest_pages()?.map(|pages| pages * PAGE_BYTES))
     }
 
     fn smallest_pages(&self) -> Result<Option<u64>, ReplayError> {
-        // Fewer pages than the peak of live bytes cannot do.
+        // A device with fewer pages than the peak of live bytes cannot survive.
         let least = self.trace.peak_live_bytes().div_ceil(PAGE_BYTES).max(1);
         let most = least.saturating_mul(MOST_TIMES).min(u64::MAX / PAGE_BYTES / 2);
         let mut fails = least - 1;
@@ -85,8 +88,8 @@ impl Search<'_> {
         bisect(fails, survives, |pages| self.survives(pages)).map(Some)
     }
 
-    /// Whether the trace survives on devices of so many pages.
-    fn probe(&self, pages: &[u64]) -> Result<Vec<bool>, ReplayError> {
+    /// Replays on devices with each number of pages. Returns whether each one survives.
+    fn survive_each(&self, pages: &[u64]) -> Result<Vec<bool>, ReplayError> {
         let next = AtomicUsize::new(0);
         let work = || -> Result<Vec<(usize, bool)>, ReplayError> {
             let mut found = Vec::new();
@@ -135,12 +138,12 @@ impl Search<'_> {
     }
 }
 
-/// Halves what is between a size that fails and one that survives until they are neighbours; returns the latter.
-/// Where survival is not monotone, which pair is found depends on where it starts.
-fn bisect<E>(mut fails: u64, mut survives: u64, mut probe: impl FnMut(u64) -> Result<bool, E>) -> Result<u64, E> {
+/// Bisects the range between a size that fails and one that survives until they are neighbours, and returns the latter.
+/// If survival is not monotone, the pair that is found depends on the start.
+fn bisect<E>(mut fails: u64, mut survives: u64, mut survives_on: impl FnMut(u64) -> Result<bool, E>) -> Result<u64, E> {
     while survives - fails > 1 {
         let middle = fails + (survives - fails) / 2;
-        if probe(middle)? {
+        if survives_on(middle)? {
             survives = middle;
         } else {
             fails = middle;
@@ -149,7 +152,7 @@ fn bisect<E>(mut fails: u64, mut survives: u64, mut probe: impl FnMut(u64) -> Re
     Ok(survives)
 }
 
-/// The sizes above `min` to try, ascending.
+/// Returns the sizes above `min` to try, in ascending order.
 fn samples(min: u64) -> Vec<u64> {
     let mut samples: Vec<u64> = (1..=SAMPLES).map(|i| min + min.div_ceil(2) * i / SAMPLES).collect();
     samples.retain(|&pages| pages > min);
@@ -157,7 +160,7 @@ fn samples(min: u64) -> Vec<u64> {
     samples
 }
 
-/// The first of `min` and `larger` behind the last that failed.
+/// Returns the first of `min` and `larger` after the last one that failed.
 fn safe(min: u64, larger: &[u64], survived: &[bool]) -> Option<u64> {
     match survived.iter().rposition(|&survived| !survived) {
         None => Some(min),
@@ -165,9 +168,9 @@ fn safe(min: u64, larger: &[u64], survived: &[bool]) -> Option<u64> {
     }
 }
 
-/// Larger devices tried, evenly spaced up to one and a half times the smallest.
+/// Number of larger devices to try, evenly spaced up to one and a half times the smallest.
 const SAMPLES: u64 = 40;
-/// Where the search for any surviving device ends, in times of peak live bytes.
+/// Largest device to try, in multiples of the peak of live bytes.
 const MOST_TIMES: u64 = 16;
 
 #[cfg(test)]
@@ -181,11 +184,11 @@ mod tests {
             let found = bisect(10, 50, |pages| Ok::<_, Infallible>(pages >= threshold));
             assert_eq!(found, Ok(threshold));
         }
-        assert_eq!(bisect(10, 11, |_| Err("not asked")), Ok(11));
+        assert_eq!(bisect(10, 11, |_| Err("not called")), Ok(11));
     }
 
     #[test]
-    fn samples_are_above_and_reach_half_more() {
+    fn samples_are_above_the_smallest_and_reach_half_more() {
         for min in [1, 2, 3, 40, 41, 10_000] {
             let samples = samples(min);
             assert!(samples.is_sorted() && samples[0] > min, "{min}");
@@ -196,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn safe_is_behind_the_last_failure() {
+    fn safe_is_after_the_last_failure() {
         let larger = [12, 14, 16];
         assert_eq!(safe(10, &larger, &[true, true, true]), Some(10));
         assert_eq!(safe(10, &larger, &[false, true, true]), Some(14));

@@ -1,29 +1,29 @@
-//! Reader of the text format, line by line, plain or gzip (told apart by content).
+//! Reader of the text format, line by line. Gzip compression is detected from the content.
 //!
-//! - I1  memory stays below a constant, whatever the file holds: one line of at most [`Limits::line_bytes`], header
-//!   and labels of at most [`Limits::text_bytes`] together.
-//! - I2  no input makes it panic; after the first error it yields nothing more.
+//! - I1  memory is bounded for every file: one line of at most [`Limits::line_bytes`], and header and labels of at most
+//!   [`Limits::text_bytes`] together.
+//! - I2  no input causes a panic; after the first error, the iterator ends.
 //!
-//! What a line means for the lines before it (an id used twice, a free without an allocation) is checked by
-//! [`Trace`](crate::Trace), not here.
+//! Lines are checked one at a time. That they fit together (no id used twice, no free without an allocation) is checked
+//! by [`Trace`](crate::Trace).
 //!
-//! Threads: one. Cost: one pass.
+//! Threads: not synchronized. Cost: one pass over the file.
 
 use crate::error::{ReadError, ReadErrorKind, excerpt};
 use crate::{Header, TraceOp};
 use flate2::read::MultiGzDecoder;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 
-/// Bounds on what a file may make its reader hold.
+/// Limits on the memory that a reader uses for a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Longest line in bytes.
+    /// Maximum length of a line in bytes.
     pub line_bytes: usize,
-    /// Most bytes of header and labels together.
+    /// Maximum length of header and labels together, in bytes.
     pub text_bytes: usize,
-    /// Most ops of a trace in memory (16 bytes each, and about as much again for ids while it is read).
+    /// Maximum number of ops of a trace in memory: 16 bytes each, and about as much again for ids while it is read.
     pub ops: usize,
-    /// Most different streams.
+    /// Maximum number of different streams.
     pub streams: usize,
 }
 
@@ -40,7 +40,7 @@ pub struct TextReader<'a> {
     limits: Limits,
     header: Header,
     in_header: bool,
-    /// Bytes of header and labels so far.
+    /// Length of the header and labels read so far, in bytes.
     text_bytes: usize,
     line: Vec<u8>,
     line_number: u64,
@@ -51,7 +51,7 @@ impl<'a> TextReader<'a> {
     /// Reads from `file` within the default [`Limits`].
     ///
     /// # Errors
-    /// Those of the file itself.
+    /// Returns an error if the file cannot be read.
     pub fn new(file: impl Read + 'a) -> Result<Self, ReadError> {
         Self::with_limits(file, Limits::default())
     }
@@ -59,7 +59,7 @@ impl<'a> TextReader<'a> {
     /// Reads from `file` within `limits`.
     ///
     /// # Errors
-    /// Those of the file itself.
+    /// Returns an error if the file cannot be read.
     pub fn with_limits(file: impl Read + 'a, limits: Limits) -> Result<Self, ReadError> {
         let (source, gzip) = unpack(file).map_err(|error| ReadError { line: 0, kind: ReadErrorKind::Io(error) })?;
         Ok(Self {
@@ -75,17 +75,17 @@ impl<'a> TextReader<'a> {
         })
     }
 
-    /// The header: complete once the first op (or the end) has been read.
+    /// Returns the header. It is complete once the first op or the end of the file has been read.
     pub const fn header(&self) -> &Header {
         &self.header
     }
 
-    /// The number of the line read last, counted from 1.
+    /// Returns the number of the last line read, counted from 1.
     pub const fn line_number(&self) -> u64 {
         self.line_number
     }
 
-    /// The limits that it keeps.
+    /// Returns the limits of this reader.
     pub const fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -116,7 +116,7 @@ impl<'a> TextReader<'a> {
         Ok(None)
     }
 
-    /// The next line into `self.line`; false at the end.
+    /// Reads the next line into `self.line`. Returns `false` at the end of the file.
     fn read_line(&mut self) -> Result<bool, ReadErrorKind> {
         self.line.clear();
         let limit = self.limits.line_bytes;
@@ -148,7 +148,7 @@ impl Iterator for TextReader<'_> {
     }
 }
 
-/// The bytes of a file, unpacked where it is gzip; true then.
+/// Returns a reader of the file, decompressed if it is gzip, and whether it is.
 pub(crate) fn unpack<'a>(mut file: impl Read + 'a) -> io::Result<(Box<dyn BufRead + 'a>, bool)> {
     let mut start = Vec::with_capacity(GZIP_MAGIC.len());
     file.by_ref().take(GZIP_MAGIC.len() as u64).read_to_end(&mut start)?;
@@ -159,7 +159,7 @@ pub(crate) fn unpack<'a>(mut file: impl Read + 'a) -> io::Result<(Box<dyn BufRea
     Ok((source, gzip))
 }
 
-/// What it means that an unpacked file could not be read.
+/// Returns the reason for an error of reading a file that may be compressed.
 pub(crate) fn reading_failed(error: io::Error, gzip: bool) -> ReadErrorKind {
     match error.kind() {
         io::ErrorKind::UnexpectedEof if gzip => ReadErrorKind::TruncatedGzip,
@@ -168,7 +168,7 @@ pub(crate) fn reading_failed(error: io::Error, gzip: bool) -> ReadErrorKind {
     }
 }
 
-/// Adds a text that is kept; each counts a little more than its bytes, so that empty ones are bounded as well.
+/// Counts a text that is kept. Each counts more than its length, so that the number of empty ones is limited too.
 fn count_text(total: &mut usize, bytes: usize, limits: &Limits) -> Result<(), ReadErrorKind> {
     *total = total.saturating_add(bytes).saturating_add(TEXT_OVERHEAD_BYTES);
     if *total > limits.text_bytes { Err(ReadErrorKind::TooMuchText { limit: limits.text_bytes }) } else { Ok(()) }
@@ -198,9 +198,9 @@ fn number<'t>(words: &mut impl Iterator<Item = &'t str>, field: &'static str) ->
     word.parse().map_err(|_| ReadErrorKind::BadNumber { field, text: excerpt(word) })
 }
 
-/// How every gzip file begins.
+/// The first bytes of every gzip file.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
-/// About what a kept text costs beside its bytes.
+/// Approximate memory for a text in addition to its length, in bytes.
 const TEXT_OVERHEAD_BYTES: usize = 32;
 
 #[cfg(test)]
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_error_ends_it() {
+    fn the_first_error_ends_the_iterator() {
         let mut reader = TextReader::new("a 1 2 3\nx\na 2 2 3\n".as_bytes()).unwrap();
         assert!(reader.next().unwrap().is_ok());
         assert_eq!(reader.next().unwrap().unwrap_err().line, 2);

@@ -1,27 +1,28 @@
-//! Work that a replay queues on its blocks, so that memory reused, remapped or unmapped too early shows.
+//! Work that a replay queues on its blocks, to detect memory that is reused, remapped or unmapped too early.
 //!
-//! A block is written when it is allocated and checked right before it is freed, both on its stream. On the model both
-//! are only notes that the range is in use until the stream has passed; on real memory they move bytes.
+//! A block is written after its allocation and checked before its free, both on its stream. The model driver only
+//! records that the range is in use until the stream has passed; drivers with real memory write and read the bytes.
 
 use crate::replay::ReplayError;
 use crate::{Metered, Trace};
 use gapless::driver::WorkDriver;
 use gapless::units::{DeviceAddr, KIB, MIB, StreamId};
 
-/// Which bytes of which blocks are touched.
+/// Which bytes of the blocks a replay uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touch {
-    /// None: for speed.
+    /// None, for speed.
     Nothing,
-    /// Every byte of every block: for drivers without bytes.
+    /// Every byte of every block, for drivers without real memory.
     Whole,
-    /// The first and the last [`EDGE_BYTES`] of blocks, of as many as real memory bears: every n-th where a trace has
-    /// very many.
+    /// The first and the last [`EDGE_BYTES`] bytes of blocks. If a trace has very many blocks, only of every n-th one,
+    /// to limit the use of real memory.
     Edges,
 }
 
 impl Touch {
-    /// What a model whose work completes after `lag_ops` ops needs: without a lag nothing is ever in flight.
+    /// Returns the setting for a model whose work completes after `lag_ops` ops. Without a lag, no work is ever in
+    /// flight.
     pub const fn for_model(lag_ops: u64) -> Self {
         if lag_ops == 0 { Self::Nothing } else { Self::Whole }
     }
@@ -31,7 +32,7 @@ impl Touch {
 pub(crate) struct Worker<'a, D> {
     driver: &'a Metered<D>,
     touch: Touch,
-    /// One in so many blocks is touched.
+    /// One in this many blocks is used.
     stride: u64,
     count: u64,
     queued: u64,
@@ -47,12 +48,12 @@ struct Touched {
 }
 
 impl<'a, D: WorkDriver> Worker<'a, D> {
-    /// `None` when there is nothing to do.
+    /// Creates a worker, or returns `None` if no work is to be queued.
     pub(crate) fn new(trace: &Trace, driver: &'a Metered<D>, touch: Touch) -> Option<Self> {
         let stride = match touch {
             Touch::Nothing => return None,
             Touch::Whole => 1,
-            // A touched edge makes the host back a page of 4 KiB or two with memory.
+            // Each edge makes the host use one or two pages of 4 KiB.
             Touch::Edges => (trace.allocations() * 16 * KIB).div_ceil(EDGE_BUDGET_BYTES).max(1),
         };
         Some(Self { driver, touch, stride, count: 0, queued: 0, blocks: vec![None; trace.slots() as usize] })
@@ -80,13 +81,13 @@ impl<'a, D: WorkDriver> Worker<'a, D> {
         self.for_each_range(touched, |driver, addr, bytes, seed| driver.verify(touched.stream, addr, bytes, seed))?;
         self.queued += 1;
         if self.touch == Touch::Edges && self.queued.is_multiple_of(QUEUE_BLOCKS) {
-            // Real streams run on threads of their own: do not let the queue grow without end.
+            // Real streams run concurrently: do not let the queue grow without limit.
             self.driver.synchronize(touched.stream)?;
         }
         Ok(())
     }
 
-    /// Waits for everything and looks at what the checks found.
+    /// Waits for all work and returns an error if a check found wrong bytes.
     pub(crate) fn finish(self, streams: &[StreamId]) -> Result<(), ReplayError> {
         for &stream in streams {
             self.driver.synchronize(stream)?;
@@ -111,9 +112,9 @@ impl<'a, D: WorkDriver> Worker<'a, D> {
     }
 }
 
-/// Bytes written at each end of a block.
+/// Number of bytes used at each end of a block.
 pub const EDGE_BYTES: u64 = KIB;
-/// About how much real memory the edges of a whole trace may take.
+/// Approximate limit of the real memory for the edges of a whole trace, in bytes.
 const EDGE_BUDGET_BYTES: u64 = 256 * MIB;
-/// After so many blocks the replay waits for the streams to catch up.
+/// Number of blocks after which the replay waits for the streams.
 const QUEUE_BLOCKS: u64 = 4096;

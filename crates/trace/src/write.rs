@@ -1,23 +1,23 @@
 //! Writer of the text format, for recorders.
 //!
-//! Header lines come first, then ops; what is written reads back the same. Ids are the caller's to keep unique.
+//! Header lines come first, then ops. A written file reads back as the same ops. The caller keeps ids unique.
 //!
-//! Threads: one. Cost: buffer the target yourself where it is a file.
+//! Threads: not synchronized. Cost: plain text is written line by line, so pass a buffered writer for a file.
 
 use crate::TraceOp;
 use flate2::write::GzEncoder;
 use std::io::{self, Write};
 
-/// How the text is packed.
+/// The compression of a trace file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
     /// Plain text.
     Plain,
-    /// gzip, about a tenth of the size.
+    /// gzip; the file has about a tenth of the size.
     Gzip,
 }
 
-/// Writes one trace. Call [`finish`](Self::finish) at the end: dropped without it, a gzip file may lack its end.
+/// Writes one trace. Call [`finish`](Self::finish) at the end: without it, a gzip file may be incomplete.
 pub struct TextWriter<W: Write> {
     target: Target<W>,
 }
@@ -28,7 +28,7 @@ enum Target<W: Write> {
 }
 
 impl<W: Write> TextWriter<W> {
-    /// Starts an empty trace on `target`.
+    /// Creates a writer of an empty trace to `target`.
     pub fn new(target: W, compression: Compression) -> Self {
         let target = match compression {
             Compression::Plain => Target::Plain(target),
@@ -37,10 +37,11 @@ impl<W: Write> TextWriter<W> {
         Self { target }
     }
 
-    /// Writes a header line. `key` is one word; `value` is trimmed when read back.
+    /// Writes a header line. `key` is one word. `value` is trimmed when it is read back.
     ///
     /// # Errors
-    /// `InvalidInput` for a key that is not one word or a line break in the value; those of the target.
+    /// Returns `InvalidInput` if the key is not one word or the value contains a line break, and the errors of the
+    /// target.
     pub fn header(&mut self, key: &str, value: &str) -> io::Result<()> {
         if key.is_empty() || key.contains(char::is_whitespace) {
             return Err(invalid("a header key is one word"));
@@ -52,7 +53,7 @@ impl<W: Write> TextWriter<W> {
     /// Writes a comment: a `#` line that readers skip after the first op.
     ///
     /// # Errors
-    /// `InvalidInput` for a line break in it; those of the target.
+    /// Returns `InvalidInput` if the text contains a line break, and the errors of the target.
     pub fn comment(&mut self, text: &str) -> io::Result<()> {
         check_line(text)?;
         writeln!(self.sink(), "# {text}")
@@ -61,7 +62,7 @@ impl<W: Write> TextWriter<W> {
     /// Writes an op.
     ///
     /// # Errors
-    /// `InvalidInput` for a line break in a label; those of the target.
+    /// Returns `InvalidInput` if a label contains a line break, and the errors of the target.
     pub fn op(&mut self, op: &TraceOp) -> io::Result<()> {
         match op {
             TraceOp::Alloc { id, bytes, stream } => writeln!(self.sink(), "a {id} {bytes} {stream}"),
@@ -73,10 +74,10 @@ impl<W: Write> TextWriter<W> {
         }
     }
 
-    /// Completes the file and hands its target back, flushed.
+    /// Completes the file, flushes the target and returns it.
     ///
     /// # Errors
-    /// Those of the target.
+    /// Returns the errors of the target.
     pub fn finish(self) -> io::Result<W> {
         let mut target = match self.target {
             Target::Plain(target) => target,
@@ -108,7 +109,7 @@ mod tests {
     use crate::TextReader;
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn a_written_trace_reads_back() {
         let ops = [
             TraceOp::Alloc { id: u64::MAX, bytes: 0, stream: 3 },
             TraceOp::Mark("step 1 of 2".into()),
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_not_read_back_is_refused() {
+    fn text_that_would_not_read_back_is_refused() {
         let mut writer = TextWriter::new(Vec::new(), Compression::Plain);
         assert!(writer.header("two words", "x").is_err());
         assert!(writer.header("key", "x\ny").is_err());

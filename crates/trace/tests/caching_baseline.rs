@@ -1,12 +1,12 @@
-//! The baseline against the real allocator: the smallest device on which each trace survives.
+//! Compares the baseline with the real allocator: the smallest device on which each trace survives.
 
 use gapless_trace::{Device, GaplessSettings, PolicyKind, ReplayOptions, Search, Touch, Trace, replay};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A trace, the smallest device over peak live bytes, and peak reserved over peak live bytes on a device with room:
-/// PyTorch 2.13's native allocator, replaying the same traces.
+/// Results of PyTorch 2.13's native allocator with the same traces: the trace, the ratio of the smallest device to the
+/// peak of live bytes, and the ratio of the peaks of reserved and live bytes on a large device.
 const REAL: [(&str, f64, f64); 12] = [
     ("colocated_serving_vit", 1.1087, 1.246),
     ("dlrm_small_tensors", 1.0412, 1.065),
@@ -22,7 +22,7 @@ const REAL: [(&str, f64, f64); 12] = [
     ("vit_l_multiscale", 1.0548, 1.055),
 ];
 
-/// How far the baseline may be from it, either way: what is left is the rounding of the figures above.
+/// Maximum relative difference of the baseline, in either direction. The figures above are rounded.
 const TOLERANCE: f64 = 0.001;
 
 #[test]
@@ -31,11 +31,11 @@ fn traces_of_this_repository_need_what_the_real_allocator_needs() {
     assert_eq!(found, 3, "traces/ holds three of these");
 }
 
-/// `GAPLESS_TRACES` names a folder with the traces that do not come with this repository.
+/// `GAPLESS_TRACES` is a folder with the traces that are not in this repository.
 #[test]
-fn the_other_traces_too_where_they_are() {
+fn other_traces_need_what_the_real_allocator_needs() {
     let Some(folder) = std::env::var_os("GAPLESS_TRACES").filter(|folder| !folder.is_empty()) else {
-        eprintln!("skipped: GAPLESS_TRACES names no folder");
+        eprintln!("skipped: GAPLESS_TRACES is not set");
         return;
     };
     assert!(compare(Path::new(&folder)) > 0, "no traces in {}", folder.display());
@@ -57,7 +57,7 @@ fn compare(folder: &Path) -> usize {
             threads: NonZero::new(2).unwrap(),
             progress: None,
         };
-        let smallest = search.min_capacity_bytes().unwrap().expect("some device is large enough");
+        let smallest = search.min_capacity_bytes().unwrap().expect("a large enough device survives");
         agree(&trace, "smallest device", smallest, *real_smallest);
         let device = Device::of(trace.peak_live_bytes() * 4);
         let options = ReplayOptions {
@@ -77,6 +77,6 @@ fn agree(trace: &Trace, what: &str, bytes: u64, real: f64) {
     #[allow(clippy::cast_precision_loss, reason = "a ratio")]
     let ratio = bytes as f64 / trace.peak_live_bytes() as f64;
     let difference = ratio / real - 1.0;
-    eprintln!("{:24} {what:16} {ratio:.4}, really {real:.4} {:+.3}%", trace.name(), difference * 100.0);
-    assert!(difference.abs() <= TOLERANCE, "{}: {what} {ratio:.4}, really {real:.4}", trace.name());
+    eprintln!("{:24} {what:16} {ratio:.4}, expected {real:.4} {:+.3}%", trace.name(), difference * 100.0);
+    assert!(difference.abs() <= TOLERANCE, "{}: {what} {ratio:.4}, expected {real:.4}", trace.name());
 }

@@ -1,4 +1,4 @@
-//! Recordings of other allocators: read by content, replayed, refused with a reason.
+//! Recordings of other allocators: their format is detected, they are converted, or they are refused with a reason.
 
 use gapless_trace::{Op, Trace};
 use std::io::Write;
@@ -13,7 +13,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// `a BYTES STREAM`, `f` and `m` of each op.
+/// Returns `a BYTES STREAM`, `f` or `m LABEL` for each op.
 fn ops(trace: &Trace) -> Vec<String> {
     let op = |op: &Op| match *op {
         Op::Alloc { bytes, stream, .. } => format!("a {bytes} {}", trace.streams()[usize::from(stream)]),
@@ -23,7 +23,7 @@ fn ops(trace: &Trace) -> Vec<String> {
     trace.ops().iter().map(op).collect()
 }
 
-/// What Python's pickle writes, as far as it is needed here.
+/// A writer of the parts of Python's pickle format that are needed here.
 mod pickle {
     pub enum Py<'a> {
         Int(u64),
@@ -148,7 +148,7 @@ fn a_snapshot_becomes_a_trace() {
         assert_eq!(
             ops(&trace),
             [
-                // Live before the history begins: freed in it, or there at its end.
+                // Blocks live before the history begins: they are freed in it, or live at its end.
                 "a 4096 7",
                 "a 500 0",
                 "a 100 0",
@@ -161,7 +161,7 @@ fn a_snapshot_becomes_a_trace() {
             ]
         );
         assert_eq!(trace.header().value("device"), Some("1"));
-        // Held when it ran out of memory, 2 MiB, and what the device had free then.
+        // 2 MiB held when memory ran out, plus the device's free memory at that time.
         assert_eq!(trace.header().capacity_bytes, Some(3 << 20));
         assert_eq!(trace.origin(2), Some("forward (model.py:12)"));
         assert_eq!(trace.origin(7), Some("forward (model.py:12)"));
@@ -170,7 +170,7 @@ fn a_snapshot_becomes_a_trace() {
 }
 
 #[test]
-fn a_snapshot_without_a_history_says_how_to_get_one() {
+fn a_snapshot_without_a_history_explains_how_to_record_one() {
     assert!(read(&snapshot(vec![])).unwrap_err().contains("_record_memory_history"));
     assert!(read(&pickle::dump(&Dict(vec![]))).unwrap_err().contains("device_traces"));
     assert!(read(&pickle::dump(&List(vec![Int(1)]))).unwrap_err().contains("a list of 1"));
@@ -180,7 +180,7 @@ fn a_snapshot_without_a_history_says_how_to_get_one() {
     assert!(error.contains("'action'"), "{error}");
 }
 
-/// One text may be the name of many annotations: what is kept of each is bounded.
+/// Many annotations may share one text as their name, so each name is cut.
 #[test]
 fn long_names_of_annotations_are_cut() {
     let name = "é\n".repeat(5000);
@@ -208,7 +208,7 @@ fn every_cut_of_a_snapshot_is_an_error() {
 }
 
 #[test]
-fn no_change_of_a_byte_makes_it_panic() {
+fn changed_bytes_never_cause_a_panic() {
     let bytes = snapshot(history());
     for at in 0..bytes.len() {
         for flip in [0x01, 0x10, 0x80, 0xff] {
@@ -241,7 +241,7 @@ fn an_rmm_log_becomes_a_trace() {
 }
 
 #[test]
-fn bad_rows_are_named_by_line() {
+fn errors_in_rows_name_the_line() {
     for (row, hint) in [
         ("1,2,allocate,0x1,1", "line 8: not a row of an RMM log: 5 fields"),
         ("1,2,allocate,0x1,-1,0x0", "the size '-1'"),

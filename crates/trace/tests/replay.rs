@@ -1,4 +1,4 @@
-//! Replays through the library: what they count, and that work in flight and bytes are respected.
+//! Replays through the library: their figures, and that work in flight and the content of memory are respected.
 
 use gapless::ChunkPolicy;
 use gapless::driver::DriverCall;
@@ -54,7 +54,7 @@ fn calls_are_counted_by_kind_and_step() {
 }
 
 #[test]
-fn the_baseline_flushes_waits_and_tries_again() {
+fn the_baseline_waits_flushes_and_tries_again() {
     // The cached 30 MiB segment is in the way of one of 40 MiB.
     let trace = trace("a 1 31457280 0\nf 1\na 2 41943040 0\n");
     let result = on_model(&trace, PolicyKind::Caching, Device { lag_ops: 50, ..Device::of(48 * MIB) });
@@ -63,13 +63,13 @@ fn the_baseline_flushes_waits_and_tries_again() {
         (result.host_waits, result.driver_calls[DriverCall::Unmap], result.driver_calls[DriverCall::Release]),
         (1, 1, 1)
     );
-    // With a live block in the segment nothing helps.
+    // With a live block in the segment, flushing does not help.
     let trace = crate::trace("a 1 15728640 0\na 2 15728640 0\nf 1\na 3 41943040 0\n");
     let oom = on_model(&trace, PolicyKind::Caching, Device::of(48 * MIB)).oom.unwrap();
     assert_eq!((oom.op_index, oom.requested_bytes, oom.satisfiable), (3, 41_943_040, false));
 }
 
-/// A device outlives a replay: the next one finds it as this one did.
+/// A device is used for several replays, so each must leave it as it was.
 #[test]
 fn a_replay_leaves_nothing_in_the_driver() {
     let trace = trace("a 1 4096 0\na 2 9000000 1\nf 1\na 3 1 2\n");
@@ -108,20 +108,20 @@ fn absurd_requests_end_in_a_report() {
 }
 
 #[test]
-fn a_premature_unmap_would_be_seen() {
-    // Every block is in use until 200 ops after its free: the model panics if its memory goes before that.
+fn a_premature_unmap_would_be_detected() {
+    // Every block is in use until 200 ops after its free: the model panics if its memory is unmapped before.
     let trace = recorded("llama7b_zero3.trace.gz");
     let device = Device { lag_ops: 200, ..Device::of(trace.peak_live_bytes() / 20 * 23) };
     let result = on_model(&trace, PolicyKind::Caching, device);
     assert_eq!(result.oom, None);
     assert!(
         result.host_waits > 0 && result.driver_calls[DriverCall::Unmap] > 0,
-        "memory went back while work was in flight"
+        "memory was released while work was in flight"
     );
     let device = Device { lag_ops: 200, ..Device::of(trace.peak_live_bytes() / 100 * 103) };
     let result = on_model(&trace, PolicyKind::Gapless, device);
     assert_eq!(result.oom, None);
-    assert!(result.driver_calls[DriverCall::Unmap] > 0, "mappings went while work was in flight elsewhere");
+    assert!(result.driver_calls[DriverCall::Unmap] > 0, "mappings were removed while other work was in flight");
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn out_of_memory_scenarios_fail_in_the_baseline_as_reported() {
         let trace = recorded(&format!("oom/oom_{number:02}.trace.gz"));
         let result = on_model(&trace, PolicyKind::Caching, Device::for_trace(&trace).unwrap());
         let oom = result.oom.expect("it fails");
-        assert_eq!(oom.op_index + 1, result.ops, "{}: at its last op", trace.name());
+        assert_eq!(oom.op_index + 1, result.ops, "{}: it fails at its last op", trace.name());
         let header = |key| trace.header().value(key).unwrap().parse::<u64>().unwrap();
         assert_eq!(result.peak_reserved_bytes, header("reserved_bytes"), "{}", trace.name());
         assert_eq!(Some(oom.satisfiable), trace.header().satisfiable, "{}", trace.name());
@@ -173,15 +173,15 @@ fn out_of_memory_scenarios_end_in_gapless_as_their_headers_say() {
             assert_eq!(result.oom, None, "{}", trace.name());
             continue;
         }
-        let oom = result.oom.expect("not to be had in whole pages");
-        assert_eq!(oom.op_index + 1, result.ops, "{}: at its last op", trace.name());
+        let oom = result.oom.expect("the request cannot be served in whole pages");
+        assert_eq!(oom.op_index + 1, result.ops, "{}: it fails at its last op", trace.name());
         assert_eq!(Some(oom.satisfiable), trace.header().satisfiable, "{}: {}", trace.name(), oom.report);
     }
 }
 
 #[test]
-fn gapless_replays_in_little_more_than_what_is_live() {
-    // The bounds that the default policy and single pages are held to, in thousandths of the peak of live bytes.
+fn gapless_replays_in_little_more_than_the_live_bytes() {
+    // The bounds for the default policy and for chunks of one page, in thousandths of the peak of live bytes.
     for (chunk, thousandths) in [(None, 1008), (Some(ChunkPolicy::Fixed(2 << 20)), 1005)] {
         for name in ["vit_l_multiscale.trace.gz", "llama7b_zero3.trace.gz", "llama7b_lora_ckpt.trace.gz"] {
             let trace = recorded(name);

@@ -1,7 +1,8 @@
-//! What replays cost, figure by figure. A change in where blocks go, which chunks are taken and how large new ones are
-//! shows here, where it breaks nothing.
+//! The exact costs of replays. This test detects changes in where blocks are placed, which chunks are used and how
+//! large new ones are, even if nothing else fails.
 //!
-//! After a change that is meant: `UPDATE_EXPECT=1 cargo test --test replay_figures`, and a look at the difference.
+//! After an intended change, run `UPDATE_EXPECT=1 cargo test -p gapless-trace --test replay_figures` and check the
+//! difference.
 
 use expect_test::expect_file;
 use gapless::driver::DriverCall;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// A workload that is made up: what is live wanders around `live_bytes`.
+/// An artificial workload, in which the number of live bytes varies around `live_bytes`.
 struct Workload {
     name: &'static str,
     sizes: &'static [u64],
@@ -43,7 +44,7 @@ const WORKLOADS: [Workload; 4] = [
 ];
 
 impl Workload {
-    /// Sizes of each kind vary from their half to twice as much; most blocks that go are among the youngest.
+    /// Generates the trace. Sizes vary from half to twice those in `sizes`, and mostly young blocks are freed.
     fn trace(&self) -> Trace {
         let mut state = 0x9e37_79b9_u64;
         let mut random = |bound: u64| {
@@ -75,7 +76,7 @@ fn recorded(name: &str) -> Trace {
 const HEADER: &str =
     "trace                 device  chunks  lag | reserve create    map access  unmap release waits | reserved, ends\n";
 
-/// One line: the figures of one replay on a device of so many thousandths of what is live at most.
+/// Returns a line with the figures of one replay. The size of the device is in thousandths of the peak of live bytes.
 fn line(trace: &Trace, thousandths: u64, chunk: Option<ChunkPolicy>, lag_ops: u64) -> String {
     let capacity_bytes = round_up(trace.peak_live_bytes() / 1000 * thousandths, 2 * MIB).unwrap();
     let device = Device { lag_ops, ..Device::of(capacity_bytes) };
@@ -108,7 +109,7 @@ fn line(trace: &Trace, thousandths: u64, chunk: Option<ChunkPolicy>, lag_ops: u6
 }
 
 #[test]
-fn replays_cost_what_they_did() {
+fn replay_costs_have_not_changed() {
     let mut table = HEADER.to_owned();
     for trace in WORKLOADS.iter().map(Workload::trace) {
         for thousandths in [1008, 1030, 1100, 2000] {
@@ -118,7 +119,7 @@ fn replays_cost_what_they_did() {
             table += &line(&trace, thousandths, Some(ChunkPolicy::Fixed(20 * MIB)), 40);
         }
     }
-    // The second gives chunks back, to create smaller ones in their place.
+    // The second one releases chunks and creates smaller ones instead.
     let traces = [("vit_l_multiscale", 1030), ("llama7b_zero3", 1030), ("vit_l_multiscale", 2000)];
     for (name, thousandths) in traces {
         table += &line(&recorded(&format!("{name}.trace.gz")), thousandths, None, 0);

@@ -1,4 +1,4 @@
-//! The reader against malformed input: a typed error with the line, never a panic, never much memory.
+//! Malformed input: the reader returns an error with the line, never panics, and never uses much memory.
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -18,7 +18,7 @@ fn gzip(text: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn malformed_lines_are_named_with_their_reason() {
+fn errors_name_the_line_and_the_reason() {
     for (text, message) in [
         ("a 1 2 0\nx 1\n", "line 2: unknown op 'x'"),
         ("alloc 1 2 0\n", "line 1: unknown op 'alloc'"),
@@ -60,7 +60,7 @@ fn bytes_that_are_not_text_are_refused() {
 }
 
 #[test]
-fn truncated_gzip_is_told_at_every_length() {
+fn truncated_gzip_is_detected_at_every_length() {
     let text: String = (0..200).map(|id| format!("a {id} {} 0\n", id * 37 + 1)).collect();
     let whole = gzip(text.as_bytes());
     assert_eq!(read(&whole).unwrap().ops().len(), 200);
@@ -71,7 +71,7 @@ fn truncated_gzip_is_told_at_every_length() {
 }
 
 #[test]
-fn damaged_gzip_is_told() {
+fn damaged_gzip_is_detected() {
     let mut file = gzip(b"a 1 2 0\nf 1\n");
     let checksum = file.len() - 6;
     file[checksum] ^= 0xff;
@@ -91,7 +91,7 @@ fn empty_files_are_traces_without_ops() {
     }
 }
 
-/// `byte` again and again, `left` times: a file of any size that takes no memory.
+/// Repeats `pattern` up to a total of `left` bytes: a file of any size that uses no memory.
 struct Repeated {
     pattern: &'static [u8],
     left: u64,
@@ -137,7 +137,7 @@ fn a_gzip_bomb_is_refused_early() {
 }
 
 #[test]
-fn limits_of_ops_and_streams_are_told() {
+fn the_limits_of_ops_and_streams_are_enforced() {
     let limits = Limits { ops: 3, streams: 2, ..Limits::default() };
     let load = |text: &str| Trace::from_reader("t", TextReader::with_limits(text.as_bytes(), limits).unwrap());
     assert_eq!(load("a 1 1 0\na 2 1 9\na 3 1 0\n").unwrap().ops().len(), 3);
@@ -148,7 +148,7 @@ fn limits_of_ops_and_streams_are_told() {
 }
 
 #[test]
-fn files_that_are_not_there_are_told() {
+fn missing_files_are_errors() {
     let error = Trace::open(Path::new("no/such.trace.gz")).unwrap_err().to_string();
     assert!(error.starts_with("cannot be read"), "{error}");
     assert!(Trace::open(Path::new(".")).is_err());
@@ -171,7 +171,7 @@ fn the_traces_of_this_repository_agree_with_their_headers() {
     assert_eq!(count, 13);
 }
 
-/// Lines that are almost right, so that the checks behind the parser are reached.
+/// Lines that are almost valid, so that they reach the checks after the parser.
 fn line() -> impl Strategy<Value = String> {
     prop_oneof![
         (0_u64..6, any::<u32>(), 0_u64..3).prop_map(|(id, bytes, stream)| format!("a {id} {bytes} {stream}")),
@@ -199,7 +199,7 @@ proptest! {
     }
 
     #[test]
-    fn what_reads_is_sound(lines in proptest::collection::vec(line(), 0..40)) {
+    fn traces_that_can_be_read_are_consistent(lines in proptest::collection::vec(line(), 0..40)) {
         if let Ok(trace) = read(lines.join("\n").as_bytes()) {
             let mut live = vec![None; trace.slots() as usize];
             let mut peak = 0;

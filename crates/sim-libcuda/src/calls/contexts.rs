@@ -5,7 +5,7 @@ use super::*;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Code {
     let state = begin!("cuDeviceGetCount");
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(count, state.devices.len() as c_int) }
 }
 
@@ -15,48 +15,48 @@ pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> Code
     if !usize::try_from(ordinal).is_ok_and(|ordinal| ordinal < state.devices.len()) {
         return E::CUDA_ERROR_INVALID_DEVICE.0;
     }
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(device, ordinal) }
 }
 
-/// Copies a text with its terminator.
-unsafe fn put_text(target: *mut c_char, room: c_int, text: &str) -> Code {
-    let room = usize::try_from(room).unwrap_or(0);
-    if target.is_null() || room == 0 {
+/// Copies a text and its terminator into a buffer of `length` bytes.
+unsafe fn put_text(target: *mut c_char, length: c_int, text: &str) -> Code {
+    let length = usize::try_from(length).unwrap_or(0);
+    if target.is_null() || length == 0 {
         return INVALID;
     }
     let bytes: Vec<c_char> =
-        text.bytes().take(room - 1).chain(std::iter::once(0)).map(|b| c_char::from_ne_bytes([b])).collect();
-    // SAFETY: the target has room for that many (the driver API's contract).
+        text.bytes().take(length - 1).chain(std::iter::once(0)).map(|b| c_char::from_ne_bytes([b])).collect();
+    // SAFETY: the target is at least that long (the driver API's contract).
     unsafe { target.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     OK
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, room: c_int, device: c_int) -> Code {
+pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: c_int, device: c_int) -> Code {
     begin!("cuDeviceGetName");
-    // SAFETY: the driver API's contract.
-    unsafe { put_text(name, room, &format!("Simulated GPU {device}")) }
+    // SAFETY: guaranteed by the driver API's contract.
+    unsafe { put_text(name, length, &format!("Simulated GPU {device}")) }
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetPCIBusId(id: *mut c_char, room: c_int, device: c_int) -> Code {
+pub unsafe extern "C" fn cuDeviceGetPCIBusId(id: *mut c_char, length: c_int, device: c_int) -> Code {
     begin!("cuDeviceGetPCIBusId");
-    // SAFETY: the driver API's contract.
-    unsafe { put_text(id, room, &format!("0000:{device:02x}:00.0")) }
+    // SAFETY: guaranteed by the driver API's contract.
+    unsafe { put_text(id, length, &format!("0000:{device:02x}:00.0")) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> Code {
     begin!("cuDeviceGetUuid_v2");
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(uuid, [device as u8; 16]) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) -> Code {
     let state = begin!("cuDeviceTotalMem_v2");
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(bytes, state.settings.capacity as usize) }
 }
 
@@ -74,14 +74,14 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_ui
         1..=140 => 0,
         _ => return INVALID,
     };
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(value, answer) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceCanAccessPeer(answer: *mut c_int, device: c_int, peer: c_int) -> Code {
     begin!("cuDeviceCanAccessPeer");
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(answer, c_int::from(device != peer)) }
 }
 
@@ -92,7 +92,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, dev
         return E::CUDA_ERROR_INVALID_DEVICE.0;
     };
     found.retained.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(context, pointer(context_token(device as usize))) }
 }
 
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> Code {
     if released.is_err() { CONTEXT } else { OK }
 }
 
-/// Contexts are tokens below every other.
+/// Returns the token of a device's primary context. It is below all other tokens.
 pub(super) fn context_token(device: usize) -> u64 {
     CONTEXTS + device as u64
 }
@@ -117,7 +117,7 @@ const CONTEXTS: u64 = 0xc0_0000;
 pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> Code {
     begin!("cuCtxGetCurrent");
     let current = CURRENT.get().checked_sub(1).map_or(std::ptr::null_mut(), |device| pointer(context_token(device)));
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(context, current) }
 }
 
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> Code {
     if context.is_null() {
         return OK;
     }
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(context, pointer(context_token(device))) }
 }
 
@@ -175,11 +175,11 @@ pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) ->
     if mode.is_null() {
         return INVALID;
     }
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     let wanted = unsafe { mode.read() };
     if wanted > 2 {
         return INVALID;
     }
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(mode, CAPTURE_MODE.replace(wanted)) }
 }

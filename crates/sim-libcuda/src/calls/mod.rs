@@ -1,4 +1,4 @@
-//! The functions that gapless calls.
+//! The driver API functions that gapless calls.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::settings::{Rdma, planned_fault};
 use crate::state::{BELOW, CAPTURE_MODE, CURRENT, Chunk, Event, INITIALISED, Mapping, State};
 use crate::streams::{Capture, Op, Stream};
 
-/// What the functions return: a `CUresult`.
+/// The result of the functions: a `CUresult`.
 pub type Code = c_uint;
 
 pub const OK: Code = E::CUDA_SUCCESS.0;
@@ -30,7 +30,7 @@ const CAPTURE: Code = E::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.0;
 const ISOLATION: Code = E::CUDA_ERROR_STREAM_CAPTURE_ISOLATION.0;
 const LOST: Code = E::CUDA_ERROR_ILLEGAL_ADDRESS.0;
 
-/// Begins an exported function: a planned fault, or no `cuInit` before it, is its answer.
+/// Begins an exported function: returns the code of a planned fault, or an error if `cuInit` was not called.
 macro_rules! begin {
     ($name:literal) => {{
         if let Some(code) = planned_fault($name) {
@@ -44,7 +44,7 @@ macro_rules! begin {
 }
 pub(crate) use begin;
 
-/// As `begin`, for calls that need a current context, and answer with its loss.
+/// Like `begin`, for functions that need a current context. Returns an error if there is none or if it is lost.
 macro_rules! begin_current {
     ($name:literal) => {{
         let state = begin!($name);
@@ -58,7 +58,7 @@ macro_rules! begin_current {
 }
 pub(crate) use begin_current;
 
-/// Ends a call that a stream capture does not allow, from a thread that may break it.
+/// Returns an error if the function is not allowed during a stream capture and the calling thread invalidates one.
 macro_rules! forbidden_in_capture {
     ($state:expr) => {
         if breaks_a_capture($state) {
@@ -105,7 +105,7 @@ pub unsafe fn put<T>(target: *mut T, value: T) -> Code {
     if target.is_null() {
         return INVALID;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { target.write(value) };
     OK
 }

@@ -1,4 +1,4 @@
-//! Memory without virtual memory management.
+//! Memory that is allocated without virtual memory management.
 
 use super::*;
 
@@ -6,9 +6,9 @@ use super::*;
 pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Code {
     let (state, device) = begin_current!("cuMemGetInfo_v2");
     match state.devices[device].host.memory_info() {
-        // SAFETY: the driver API's contract.
+        // SAFETY: guaranteed by the driver API's contract.
         Ok(info) => match unsafe { put(free, info.free as usize) } {
-            // SAFETY: the driver API's contract.
+            // SAFETY: guaranteed by the driver API's contract.
             OK => unsafe { put(total, info.total as usize) },
             code => code,
         },
@@ -24,7 +24,7 @@ pub unsafe extern "C" fn cuMemAlloc_v2(addr: *mut u64, bytes: usize) -> Code {
         return INVALID;
     }
     match state.allocate(device, bytes as u64) {
-        // SAFETY: the driver API's contract.
+        // SAFETY: guaranteed by the driver API's contract.
         Ok(at) => unsafe { put(addr, at) },
         Err(error) => code_of::<()>(Err(error)),
     }
@@ -52,12 +52,12 @@ pub unsafe extern "C" fn cuMemAllocAsync(addr: *mut u64, bytes: usize, stream: *
     let stream = find_stream!(state, stream, device);
     let mut allocated = state.allocate(device, bytes as u64);
     if allocated.is_err() {
-        // What was freed on this stream is to be had once the stream has passed.
+        // Memory freed on this stream is available once the stream has completed its work.
         stream.synchronize();
         allocated = state.allocate(device, bytes as u64);
     }
     match allocated {
-        // SAFETY: the driver API's contract.
+        // SAFETY: guaranteed by the driver API's contract.
         Ok(at) => unsafe { put(addr, at) },
         Err(error) => code_of::<()>(Err(error)),
     }
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn cuMemAllocHost_v2(addr: *mut *mut c_void, bytes: usize)
     let words = vec![[0_u64; 2]; bytes.div_ceil(16)].into_boxed_slice();
     let at = Box::into_raw(words).cast::<[u64; 2]>();
     state.pinned.lock().insert(at as u64, bytes.div_ceil(16));
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(addr, at.cast()) }
 }
 
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn cuMemFreeHost(addr: *mut c_void) -> Code {
     let (state, _) = begin_current!("cuMemFreeHost");
     let Some(count) = state.pinned.lock().remove(&(addr as u64)) else { return INVALID };
     let slice = std::ptr::slice_from_raw_parts_mut(addr.cast::<[u64; 2]>(), count);
-    // SAFETY: made by `cuMemAllocHost` with this length, and taken out of the table by this call alone.
+    // SAFETY: allocated by `cuMemAllocHost` with this length, and removed from the table only by this call.
     drop(unsafe { Box::from_raw(slice) });
     OK
 }

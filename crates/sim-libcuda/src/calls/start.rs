@@ -1,4 +1,4 @@
-//! Initialisation, versions and texts of errors.
+//! Initialization, version and error texts.
 
 use super::*;
 
@@ -17,14 +17,14 @@ pub unsafe extern "C" fn cuInit(_flags: c_uint) -> Code {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> Code {
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(version, crate::settings::Settings::read().version) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorName(code: Code, name: *mut *const c_char) -> Code {
     let known = name_of(code);
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     let stored = unsafe { put(name, known.map_or(std::ptr::null(), CStr::as_ptr)) };
     if known.is_some() { stored } else { INVALID }
 }
@@ -55,7 +55,7 @@ fn name_of(code: Code) -> Option<&'static CStr> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorString(code: Code, text: *mut *const c_char) -> Code {
     let Some(name) = name_of(code) else {
-        // SAFETY: the driver API's contract.
+        // SAFETY: guaranteed by the driver API's contract.
         unsafe { put(text, std::ptr::null()) };
         return INVALID;
     };
@@ -67,6 +67,6 @@ pub unsafe extern "C" fn cuGetErrorString(code: Code, text: *mut *const c_char) 
         E::CUDA_ERROR_INVALID_HANDLE => c"invalid resource handle",
         _ => name,
     };
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(text, words.as_ptr()) }
 }

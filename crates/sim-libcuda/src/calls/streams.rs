@@ -5,7 +5,7 @@ use super::*;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, flags: c_uint) -> Code {
     let (state, device) = begin_current!("cuStreamCreate");
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(stream, pointer(state.streams.create(device, flags & 1 == 0))) }
 }
 
@@ -15,7 +15,7 @@ pub unsafe extern "C" fn cuStreamDestroy_v2(stream: *mut c_void) -> Code {
     if state.streams.destroy(stream as u64) { OK } else { HANDLE }
 }
 
-/// The stream, or the code that says why not.
+/// Returns the stream of a handle, or the code of the error.
 pub(super) fn stream_of(state: &State, stream: *mut c_void, device: usize) -> Result<Arc<Stream>, Code> {
     let found = state.streams.find(stream as u64, device).ok_or(HANDLE)?;
     if found.device == device { Ok(found) } else { Err(CONTEXT) }
@@ -23,12 +23,12 @@ pub(super) fn stream_of(state: &State, stream: *mut c_void, device: usize) -> Re
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> Code {
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { synchronize(stream) }
 }
 
 /// # Safety
-/// As `cuStreamSynchronize`.
+/// The same as for `cuStreamSynchronize`.
 pub unsafe fn synchronize(stream: *mut c_void) -> Code {
     let (state, device) = begin_current!("cuStreamSynchronize");
     let stream = find_stream!(state, stream, device);
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn cuStreamQuery(stream: *mut c_void) -> Code {
 pub unsafe extern "C" fn cuStreamGetCtx(stream: *mut c_void, context: *mut *mut c_void) -> Code {
     let (state, device) = begin_current!("cuStreamGetCtx");
     let Some(stream) = state.streams.find(stream as u64, device) else { return HANDLE };
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(context, pointer(context_token(stream.device))) }
 }
 
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn cuStreamIsCapturing(stream: *mut c_void, status: *mut c
     let (state, device) = begin_current!("cuStreamIsCapturing");
     let stream = find_stream!(state, stream, device);
     let now = stream.capture.lock().as_ref().map_or(0, |capture| if capture.valid { 1 } else { 2 });
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(status, now) }
 }
 
@@ -86,13 +86,13 @@ pub unsafe extern "C" fn cuStreamEndCapture(stream: *mut c_void, graph: *mut *mu
     let stream = find_stream!(state, stream, device);
     let Some(capture) = stream.capture.lock().take() else { return E::CUDA_ERROR_ILLEGAL_STATE.0 };
     if !capture.valid {
-        // SAFETY: the driver API's contract.
+        // SAFETY: guaranteed by the driver API's contract.
         unsafe { put(graph, std::ptr::null_mut()) };
         return E::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED.0;
     }
     let token = state.token();
     state.graphs.lock().insert(token, capture.ops);
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(graph, pointer(token)) }
 }
 
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(exec: *mut *mut c_void, gra
     let Some(ops) = graphs.get(&(graph as u64)).cloned() else { return INVALID };
     let token = state.token();
     graphs.insert(token, ops);
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(exec, pointer(token)) }
 }
 
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, _flags: c_uint) 
     let (state, _) = begin_current!("cuEventCreate");
     let token = state.token();
     state.events.lock().insert(token, Event::default());
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(event, pointer(token)) }
 }
 
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) 
     let mut events = state.events.lock();
     let Some(event) = events.get_mut(&(event as u64)) else { return HANDLE };
     let captured = stream.capture.lock().is_some();
-    // An operation of its own, so that an idle stream's event completes in stream order like any other.
+    // Queue an empty operation, so that the event completes in stream order on an idle stream too.
     state.streams.queue(&stream, Op::Run(Arc::new(|| {})));
     *event = Event { recorded: stream.tail(), captured };
     OK

@@ -1,8 +1,8 @@
-//! What tests ask of the simulated driver; not part of the driver API.
+//! Functions for tests, which are not part of the driver API.
 
 use super::*;
 
-/// Plans faults from within the process; not part of the driver API.
+/// Replaces the planned faults by those in a text in the format of `GAPLESS_SIM_FAIL`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_sim_plan_faults(text: *const c_char) -> Code {
     if text.is_null() {
@@ -13,7 +13,7 @@ pub unsafe extern "C" fn gapless_sim_plan_faults(text: *const c_char) -> Code {
     OK
 }
 
-/// What is alive on a device: chunks, mappings, reservations, events of all devices. Not part of the driver API.
+/// Counts the objects that exist on a device: chunks, mappings, reservations, and events of all devices.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_sim_usage(device: c_int, counts: *mut [u64; 4]) -> Code {
     let state = begin!("gapless_sim_usage");

@@ -19,7 +19,7 @@ macro_rules! begin_vmm {
     }};
 }
 
-/// The device that a location names.
+/// Returns the device of a location.
 fn device_at(state: &State, location: &CUmemLocation) -> Option<usize> {
     let device = usize::try_from(location.id).ok()?;
     (location.type_ == CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE && device < state.devices.len())
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn cuMemGetAllocationGranularity(
     // SAFETY: null or valid (the driver API's contract).
     let Some(prop) = (unsafe { prop.as_ref() }) else { return INVALID };
     let Some(device) = device_at(state, &prop.location) else { return INVALID };
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(bytes, state.devices[device].host.granularity() as usize) }
 }
 
@@ -52,13 +52,13 @@ pub unsafe extern "C" fn cuMemAddressReserve(
     if addr.is_null() || flags != 0 || bytes == 0 {
         return INVALID;
     }
-    // Addresses belong to the process; the current device's memory driver keeps them, as it will map into them.
+    // Addresses belong to the process. The current device's host driver reserves them, since it will map into them.
     let device = CURRENT.get().saturating_sub(1);
     let host = &state.devices[device].host;
     match host.reserve(bytes as u64, (align as u64).max(host.granularity())) {
         Ok(at) => {
             state.reservations.lock().insert(at.0, (bytes as u64, device));
-            // SAFETY: the driver API's contract.
+            // SAFETY: guaranteed by the driver API's contract.
             unsafe { put(addr, at.0) }
         }
         Err(error) => code_of::<()>(Err(error)),
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn cuMemCreate(
             let rdma = prop.allocFlags.gpuDirectRDMACapable != 0;
             let chunk = Chunk { device, handle: made, bytes: bytes as u64, references: 1, rdma, exportable };
             state.chunks.lock().insert(token, chunk);
-            // SAFETY: the driver API's contract.
+            // SAFETY: guaranteed by the driver API's contract.
             unsafe { put(handle, token) }
         }
         Err(error) => code_of::<()>(Err(error)),
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn cuMemSetAccess(addr: u64, bytes: usize, list: *const CU
     if list.is_null() || count == 0 {
         return INVALID;
     }
-    // SAFETY: as long as the count says (the driver API's contract).
+    // SAFETY: the list has `count` entries (the driver API's contract).
     let list = unsafe { std::slice::from_raw_parts(list, count) };
     if list.iter().any(|one| device_at(state, &one.location).is_none()) {
         return INVALID;
@@ -197,7 +197,7 @@ pub unsafe extern "C" fn cuMemGetAccess(flags: *mut u64, location: *const CUmemL
         return INVALID;
     }
     let accessible = State::accessible(&state.mappings.read(), addr, 1);
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(flags, if accessible { 3 } else { 0 }) }
 }
 
@@ -212,7 +212,7 @@ pub unsafe extern "C" fn cuMemRetainAllocationHandle(handle: *mut u64, addr: *mu
     let mut chunks = state.chunks.lock();
     let Some(chunk) = chunks.get_mut(&mapping.chunk) else { return INVALID };
     chunk.references += 1;
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(handle, mapping.chunk) }
 }
 
@@ -226,11 +226,11 @@ pub unsafe extern "C" fn cuMemGetAllocationPropertiesFromHandle(prop: *mut CUmem
     found.location.id = chunk.device as c_int;
     found.requestedHandleTypes.0 = chunk.exportable;
     found.allocFlags.gpuDirectRDMACapable = u8::from(chunk.rdma);
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(prop, found) }
 }
 
-/// A descriptor whose file holds the chunk's handle: good for imports by the same process.
+/// Returns a descriptor of a file that contains the chunk's handle. Only the same process can import it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemExportToShareableHandle(
     target: *mut c_void,
@@ -243,15 +243,15 @@ pub unsafe extern "C" fn cuMemExportToShareableHandle(
     if flags != 0 || kind != 1 || chunk.exportable & kind == 0 {
         return INVALID;
     }
-    // SAFETY: a name that ends with NUL and no flags but one.
+    // SAFETY: the name ends with NUL, and the flag is valid.
     let fd = unsafe { libc::memfd_create(c"gapless-sim-chunk".as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
         return E::CUDA_ERROR_OPERATING_SYSTEM.0;
     }
     let bytes = handle.to_ne_bytes();
-    // SAFETY: eight bytes of a local array.
+    // SAFETY: the buffer is a local array of eight bytes.
     unsafe { libc::pwrite(fd, bytes.as_ptr().cast(), 8, 0) };
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(target.cast::<c_int>(), fd) }
 }
 
@@ -260,7 +260,7 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(handle: *mut u64, source
     let state = begin_vmm!("cuMemImportFromShareableHandle");
     let mut bytes = [0; 8];
     let fd = source as usize as c_int;
-    // SAFETY: eight bytes of a local array.
+    // SAFETY: the buffer is a local array of eight bytes.
     let read = unsafe { libc::pread(fd, bytes.as_mut_ptr().cast(), 8, 0) };
     let mut chunks = state.chunks.lock();
     let token = u64::from_ne_bytes(bytes);
@@ -268,6 +268,6 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(handle: *mut u64, source
         Some(chunk) if read == 8 && kind == 1 => chunk.references += 1,
         _ => return INVALID,
     }
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(handle, token) }
 }

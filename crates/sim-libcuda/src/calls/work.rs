@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Queues `work`, which first proves that it may touch `ranges`; where it may not, the device is lost.
+/// Queues `work`, which runs only if all of `ranges` are accessible then. Otherwise the device is lost.
 fn queue_work(
     state: &'static State,
     stream: &Arc<Stream>,
@@ -44,18 +44,18 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     bytes: usize,
     stream: *mut c_void,
 ) -> Code {
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { copy_out_on(target, source, bytes, stream) }
 }
 
 /// # Safety
-/// As `cuMemcpyDtoHAsync_v2`.
+/// The same as for `cuMemcpyDtoHAsync_v2`.
 pub unsafe fn copy_out_on(target: *mut c_void, source: u64, bytes: usize, stream: *mut c_void) -> Code {
     let (state, device) = begin_current!("cuMemcpyDtoHAsync_v2");
     let stream = find_stream!(state, stream, device);
     let (target, bytes) = (target as u64, bytes as u64);
     queue_work(state, &stream, vec![(source, bytes)], move || {
-        // SAFETY: the source was found accessible; the target is the program's promise.
+        // SAFETY: the source was found accessible; the target is valid by the driver API's contract.
         unsafe { kernels::copy(target, source, bytes) };
     });
     OK
@@ -68,18 +68,18 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     bytes: usize,
     stream: *mut c_void,
 ) -> Code {
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { copy_in_on(target, source, bytes, stream) }
 }
 
 /// # Safety
-/// As `cuMemcpyHtoDAsync_v2`.
+/// The same as for `cuMemcpyHtoDAsync_v2`.
 pub unsafe fn copy_in_on(target: u64, source: *const c_void, bytes: usize, stream: *mut c_void) -> Code {
     let (state, device) = begin_current!("cuMemcpyHtoDAsync_v2");
     let stream = find_stream!(state, stream, device);
     let (source, bytes) = (source as u64, bytes as u64);
     queue_work(state, &stream, vec![(target, bytes)], move || {
-        // SAFETY: the target was found accessible; the source is the program's promise.
+        // SAFETY: the target was found accessible; the source is valid by the driver API's contract.
         unsafe { kernels::copy(target, source, bytes) };
     });
     OK
@@ -113,26 +113,26 @@ pub unsafe extern "C" fn cuMemsetD32Async(target: u64, value: c_uint, count: usi
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleLoadData(module: *mut *mut c_void, image: *const c_void) -> Code {
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { load_module(module, image) }
 }
 
 /// # Safety
-/// As `cuModuleLoadData`.
+/// The same as for `cuModuleLoadData`.
 pub unsafe fn load_module(module: *mut *mut c_void, image: *const c_void) -> Code {
     let (state, _) = begin_current!("cuModuleLoadData");
     forbidden_in_capture!(state);
     if image.is_null() {
         return INVALID;
     }
-    // SAFETY: PTX ends with NUL (the driver API's contract); nothing else is understood here.
+    // SAFETY: PTX ends with NUL (the driver API's contract); other images are not supported.
     let text = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy().into_owned();
     if !text.contains(".version") {
         return E::CUDA_ERROR_INVALID_IMAGE.0;
     }
     let token = state.token();
     state.modules.lock().insert(token, text);
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(module, pointer(token)) }
 }
 
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn cuModuleGetFunction(
     let Some(&known) = known else { return NOT_FOUND };
     let token = state.token();
     state.functions.lock().insert(token, known);
-    // SAFETY: the driver API's contract.
+    // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(function, pointer(token)) }
 }
 
@@ -198,10 +198,10 @@ pub unsafe extern "C" fn cuLaunchKernel(
     }
     // SAFETY: as many pointers as the kernel has parameters (the driver API's contract).
     let pointers = unsafe { std::slice::from_raw_parts(parameters.cast::<*const u64>(), count) };
-    // SAFETY: each points to a value of eight bytes, the width of our kernels' parameters.
+    // SAFETY: each points to a value of eight bytes, the width of the kernels' parameters.
     let values: Vec<u64> = pointers.iter().map(|value| unsafe { value.read_unaligned() }).collect();
     if name == "spin" {
-        // Holds no lock while it waits: mappings may change under a spinning kernel.
+        // Hold no lock while waiting: mappings may change while the kernel spins.
         let wait = Duration::from_nanos(values[0]);
         state.streams.queue(&stream, Op::Run(Arc::new(move || std::thread::sleep(wait))));
         return OK;

@@ -1,6 +1,7 @@
-//! Blocks, and who their neighbours are.
+//! The blocks of all segments, and their neighbours.
 //!
-//! Each segment is a doubly linked list of blocks that tile it. Entries live in one array and are reused.
+//! Each segment is a doubly linked list of blocks that cover it without gaps. All entries are in one array, and unused
+//! ones are reused.
 
 use super::pool::PoolKind;
 use gapless::units::{DeviceAddr, StreamId};
@@ -12,7 +13,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 pub(super) struct BlockId(u32);
 
 impl BlockId {
-    /// At or below every other.
+    /// The smallest id.
     pub(super) const FIRST: Self = Self(0);
 }
 
@@ -31,7 +32,7 @@ struct Block {
 enum State {
     Live,
     Free,
-    /// The entry is no block at present.
+    /// The entry holds no block.
     Unused,
 }
 
@@ -64,12 +65,12 @@ impl Blocks {
         entry.previous.is_none() && entry.next.is_none()
     }
 
-    /// A segment as one free block.
+    /// Adds a segment as one free block.
     pub(super) fn insert(&mut self, addr: DeviceAddr, bytes: u64, stream: StreamId, kind: PoolKind) -> BlockId {
         self.add(Block { addr, bytes, stream, kind, state: State::Free, previous: None, next: None })
     }
 
-    /// Forgets a block that is a whole segment.
+    /// Removes a free block that is a whole segment.
     pub(super) fn remove(&mut self, block: BlockId) {
         debug_assert!(self.is_whole_segment(block));
         self.entry_mut(block).state = State::Unused;
@@ -84,14 +85,14 @@ impl Blocks {
         addr
     }
 
-    /// The live block that starts at `addr`, free from now on.
+    /// Frees the live block that starts at `addr` and returns it, or `None` if there is none.
     pub(super) fn set_free(&mut self, addr: DeviceAddr) -> Option<BlockId> {
         let block = self.live.remove(&addr)?;
         self.entry_mut(block).state = State::Free;
         Some(block)
     }
 
-    /// Cuts `block` to `bytes`; the rest becomes a free block behind it.
+    /// Shrinks `block` to `bytes` bytes. Returns the rest, a free block after it.
     pub(super) fn split(&mut self, block: BlockId, bytes: u64) -> BlockId {
         let head = *self.entry(block);
         debug_assert!(bytes < head.bytes);
@@ -112,13 +113,13 @@ impl Blocks {
         tail
     }
 
-    /// The free blocks right before and right behind `block`.
+    /// Returns the free blocks directly before and directly after `block`.
     pub(super) fn free_neighbours(&self, block: BlockId) -> [Option<BlockId>; 2] {
         let entry = self.entry(block);
         [entry.previous, entry.next].map(|side| side.filter(|&near| self.entry(near).state == State::Free))
     }
 
-    /// Joins `neighbour`, which touches `block`, to it.
+    /// Merges the adjacent block `neighbour` into `block`.
     pub(super) fn merge(&mut self, block: BlockId, neighbour: BlockId) {
         let gone = *self.entry(neighbour);
         let entry = self.entry_mut(block);
@@ -145,7 +146,7 @@ impl Blocks {
             *self.entry_mut(id) = block;
             return id;
         }
-        let id = BlockId(u32::try_from(self.entries.len()).expect("fewer than 2^32 blocks: a trace has fewer ops"));
+        let id = BlockId(u32::try_from(self.entries.len()).expect("a trace has fewer than 2^32 ops, so fewer blocks"));
         self.entries.push(block);
         id
     }
@@ -159,7 +160,7 @@ impl Blocks {
     }
 }
 
-/// Spreads addresses, which are multiples of 512, by one multiplication: the original's table is as cheap.
+/// Hashes addresses, which are multiples of 512, with one multiplication. PyTorch's table is as cheap.
 #[derive(Default)]
 struct AddressHasher(u64);
 

@@ -1,26 +1,26 @@
-//! The baseline: PyTorch's native caching allocator, as its policy is with default settings.
+//! The baseline: the policy of PyTorch's native caching allocator with default settings.
 //!
 //! ```text
 //!   request ─▶ round to 512 B ─▶ best fit among free blocks of its pool and stream ─▶ split
 //!                                   │ none
 //!                                   ▼
-//!                          a new segment of its own (cudaMalloc) ─▶ split
-//!                                   │ the device has no room
+//!                               a new segment (cudaMalloc) ─▶ split
+//!                                   │ the device is out of memory
 //!                                   ▼
-//!                 wait for the device, free every segment without live blocks, try once more ─▶ out of memory
+//!                 wait for the device, free every segment without live blocks, try again ─▶ out of memory
 //! ```
 //!
-//! - I1  the blocks of a segment tile it, and no two free neighbours stay apart (`blocks`).
-//! - I2  a free block is in exactly one `Pool`, under its stream; it serves no other stream.
+//! - I1  the blocks of a segment cover it without gaps, and free neighbours are merged (`blocks`).
+//! - I2  a free block is in exactly one `Pool`, under its stream, and serves requests of that stream only.
 //! - I3  `live <= reserved`, where `reserved` counts whole segments.
 //!
-//! Constants and rules: `c10/cuda/CUDACachingAllocator.cpp` of pytorch/pytorch, 2.13. Not modelled, because off by
-//! default or without effect on one recorded trace: `max_split_size_mb`, `garbage_collection_threshold`,
-//! `roundup_power2_divisions`, expandable segments, private pools, `record_stream`.
-//! `cudaMalloc` stands as create, reserve, map and `set_access` of one chunk; `cudaFree` as unmap, `address_free` and
-//! release, after a wait for all streams.
+//! Constants and rules are those of `c10/cuda/CUDACachingAllocator.cpp` of pytorch/pytorch, version 2.13. Features that
+//! are off by default, or that have no effect on a recorded trace, are not modelled: `max_split_size_mb`,
+//! `garbage_collection_threshold`, `roundup_power2_divisions`, expandable segments, private pools, `record_stream`.
+//! `cudaMalloc` becomes `create`, `reserve`, `map` and `set_access` of one chunk. `cudaFree` becomes `unmap`,
+//! `address_free` and `release`, after waiting for all streams.
 //!
-//! Threads: one. Cost: O(log free blocks) for each call that needs no segment.
+//! Threads: not synchronized. Cost: O(log free blocks) for each call that creates no segment.
 
 mod blocks;
 mod pool;
@@ -34,7 +34,7 @@ use segments::Segments;
 use std::fmt;
 use std::sync::Arc;
 
-/// A caching allocator on `driver`.
+/// PyTorch's caching allocator on a driver.
 pub struct CachingAllocator<D: Driver> {
     segments: Segments<D>,
     blocks: Blocks,
@@ -43,21 +43,21 @@ pub struct CachingAllocator<D: Driver> {
     figures: Figures,
 }
 
-/// What the allocator holds and did, in bytes and counts.
+/// Statistics of a [`CachingAllocator`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// Bytes of live blocks, rounded as the allocator rounds them.
+    /// Total size of the live blocks in bytes, including rounding.
     pub live_bytes: u64,
-    /// Bytes of segments held.
+    /// Total size of the segments in bytes.
     pub reserved_bytes: u64,
-    /// Most bytes of segments held at once.
+    /// Peak of `reserved_bytes`.
     pub peak_reserved_bytes: u64,
-    /// Flushes that waited for the device.
+    /// Number of times the host waited for the device before freeing segments.
     pub host_waits: u64,
 }
 
 impl<D: Driver> CachingAllocator<D> {
-    /// An allocator that holds nothing yet.
+    /// Creates an allocator without segments.
     pub fn new(driver: Arc<D>) -> Self {
         Self {
             segments: Segments::new(driver),
@@ -68,10 +68,12 @@ impl<D: Driver> CachingAllocator<D> {
         }
     }
 
-    /// Allocates `bytes` for use on `stream`. 0 bytes: address 0, which [`free`](Self::free) takes back.
+    /// Allocates `bytes` bytes for use on `stream`. A request of 0 bytes returns address 0, which [`free`](Self::free)
+    /// accepts.
     ///
     /// # Errors
-    /// [`CachingError::OutOfMemory`] after the flush did not help either; everything cached is gone then.
+    /// Returns [`CachingError::OutOfMemory`] if memory is short even after all segments without live blocks were freed,
+    /// and [`CachingError::Driver`] if the driver fails otherwise.
     pub fn alloc(&mut self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, CachingError> {
         if bytes == 0 {
             return Ok(DeviceAddr(0));
@@ -97,10 +99,10 @@ impl<D: Driver> CachingAllocator<D> {
         Ok(self.blocks.set_live(block))
     }
 
-    /// Frees a block, in the order of its stream.
+    /// Frees the live block at `addr`, in the order of its stream.
     ///
     /// # Errors
-    /// [`CachingError::UnknownAddress`] for anything but a live block's start.
+    /// Returns [`CachingError::UnknownAddress`] if no live block starts at `addr`.
     pub fn free(&mut self, addr: DeviceAddr) -> Result<(), CachingError> {
         if addr == DeviceAddr(0) {
             return Ok(());
@@ -118,12 +120,12 @@ impl<D: Driver> CachingAllocator<D> {
         Ok(())
     }
 
-    /// What it holds and did.
+    /// Returns the allocator's statistics.
     pub const fn figures(&self) -> Figures {
         self.figures
     }
 
-    /// A whole segment as one block, with a flush and a second try when the device has no room.
+    /// Creates a segment as one free block. If the device is out of memory, flushes and tries again.
     fn new_segment(&mut self, size: u64, kind: PoolKind, stream: StreamId) -> Result<Option<BlockId>, CachingError> {
         let Some(bytes) = segment_bytes(size) else { return Ok(None) };
         let addr = match self.segments.create(bytes, stream)? {
@@ -141,7 +143,7 @@ impl<D: Driver> CachingAllocator<D> {
         Ok(Some(self.blocks.insert(addr, bytes, stream, kind)))
     }
 
-    /// Gives back every segment without live blocks (`release_cached_blocks`).
+    /// Frees every segment without live blocks (`release_cached_blocks`).
     fn flush(&mut self) -> Result<(), CachingError> {
         let mut waited = false;
         for kind in [PoolKind::Large, PoolKind::Small] {
@@ -184,7 +186,7 @@ impl<D: Driver> CachingAllocator<D> {
     }
 }
 
-/// The segment for a request of `size` bytes, or `None` on overflow.
+/// Returns the size of the segment for a request of `size` bytes, or `None` on overflow.
 const fn segment_bytes(size: u64) -> Option<u64> {
     if size <= SMALL_BYTES {
         Some(SMALL_SEGMENT_BYTES)
@@ -195,36 +197,36 @@ const fn segment_bytes(size: u64) -> Option<u64> {
     }
 }
 
-/// Why the baseline refused.
+/// An error of the baseline.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CachingError {
-    /// Not even a flush made room.
+    /// The device is out of memory, even after a flush.
     #[error("{0}")]
     OutOfMemory(CachingOutOfMemory),
-    /// A free of something that is not a live block.
+    /// The freed address is not the start of a live block.
     #[error("{addr} is not the start of a live block")]
     UnknownAddress {
-        /// The address.
+        /// The address that was passed to [`CachingAllocator::free`].
         addr: DeviceAddr,
     },
-    /// The driver failed otherwise than for want of memory.
+    /// The driver failed for another reason than a lack of memory.
     #[error(transparent)]
     Driver(#[from] DriverError),
 }
 
-/// The figures of PyTorch's message, in bytes, after the flush.
+/// The figures of PyTorch's message, in bytes, taken after the flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct CachingOutOfMemory {
-    /// The request.
+    /// Size of the request, without rounding.
     pub requested_bytes: u64,
-    /// The device.
+    /// Memory of the device.
     pub total_bytes: u64,
-    /// What the driver still has.
+    /// Memory of the device that is free.
     pub free_bytes: u64,
-    /// Live blocks ("allocated").
+    /// Total size of the live blocks, "allocated" in the message.
     pub live_bytes: u64,
-    /// Segments held.
+    /// Total size of the segments.
     pub reserved_bytes: u64,
 }
 
@@ -243,22 +245,22 @@ impl fmt::Display for CachingOutOfMemory {
     }
 }
 
-/// True when the driver says that memory, and nothing else, is the trouble.
+/// Returns `true` if the driver reports a lack of memory.
 fn is_out_of_memory(error: &DriverError) -> bool {
     error.kind == DriverErrorKind::OutOfMemory
 }
 
-/// `kMinBlockSize`.
+/// `kMinBlockSize`: every size is rounded up to a multiple of it.
 const ROUNDING_BYTES: u64 = 512;
 /// `kSmallSize`: the largest request of the small pool.
 const SMALL_BYTES: u64 = MIB;
-/// `kSmallBuffer`: a segment of the small pool.
+/// `kSmallBuffer`: the size of a segment in the small pool.
 const SMALL_SEGMENT_BYTES: u64 = 2 * MIB;
-/// `kMinLargeAlloc`: requests from here on get a segment of their own size.
+/// `kMinLargeAlloc`: the smallest request whose segment depends on its size.
 const LARGE_REQUEST_BYTES: u64 = 10 * MIB;
-/// `kLargeBuffer`: a segment of the large pool for smaller requests.
+/// `kLargeBuffer`: the size of a segment in the large pool for smaller requests.
 const LARGE_SEGMENT_BYTES: u64 = 20 * MIB;
-/// `kRoundLarge`.
+/// `kRoundLarge`: sizes of larger segments are rounded up to a multiple of it.
 const SEGMENT_ROUNDING_BYTES: u64 = 2 * MIB;
 
 #[cfg(test)]

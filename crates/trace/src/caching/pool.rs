@@ -1,14 +1,14 @@
-//! Free blocks of one pool, best fit.
+//! The free blocks of one pool, for best fit.
 //!
-//! Ordered by (stream, bytes, address), as the original's `std::set`: the best fit of a stream is the first entry at
-//! or after (stream, bytes, 0), the lowest address among equals.
+//! Ordered by (stream, bytes, address), like the `std::set` in PyTorch: the best fit for a stream is the first entry at
+//! or after (stream, bytes, 0), which is the lowest address among equal sizes.
 
 use super::blocks::BlockId;
 use super::{MIB, ROUNDING_BYTES};
 use gapless::units::{DeviceAddr, StreamId};
 use std::collections::BTreeSet;
 
-/// Small requests and large ones keep apart.
+/// Which requests a pool serves: small or large ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PoolKind {
     Small,
@@ -16,7 +16,7 @@ pub(super) enum PoolKind {
 }
 
 impl PoolKind {
-    /// Whether a block that leaves `remaining` bytes is split (`should_split`).
+    /// Returns `true` if a block that is `remaining` bytes too large is split (`should_split`).
     pub(super) const fn should_split(self, remaining: u64) -> bool {
         match self {
             Self::Small => remaining >= ROUNDING_BYTES,
@@ -35,7 +35,7 @@ impl Pool {
         Self { kind, free: BTreeSet::new() }
     }
 
-    /// Takes the smallest free block of `stream` with at least `bytes`.
+    /// Removes and returns the smallest free block of `stream` with at least `bytes` bytes.
     pub(super) fn take_best_fit(&mut self, stream: StreamId, bytes: u64) -> Option<BlockId> {
         let key = *self.free.range((stream, bytes, DeviceAddr(0), BlockId::FIRST)..).next()?;
         if key.0 != stream {
@@ -55,13 +55,13 @@ impl Pool {
         debug_assert!(known, "{block:?} is not free in the {:?} pool", self.kind);
     }
 
-    /// All free blocks, in order.
+    /// Returns all free blocks in order.
     pub(super) fn blocks(&self) -> Vec<BlockId> {
         self.free.iter().map(|key| key.3).collect()
     }
 }
 
-/// `kSmallSize` again: a large block is split when more than this is left.
+/// `kSmallSize`: a large block is split if more bytes than this remain.
 const LARGE_REMAINDER_BYTES: u64 = MIB;
 
 #[cfg(test)]

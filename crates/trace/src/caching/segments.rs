@@ -1,4 +1,4 @@
-//! Segments: what `cudaMalloc` and `cudaFree` are on a driver of virtual memory.
+//! Segments: `cudaMalloc` and `cudaFree` in terms of virtual memory management.
 
 use super::is_out_of_memory;
 use gapless::driver::{ChunkHandle, Driver, DriverResult, EventHandle, MemoryInfo};
@@ -6,12 +6,12 @@ use gapless::units::{DeviceAddr, StreamId, round_up};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// One chunk in a reservation of its own size, each.
+/// The segments of one allocator. Each is one chunk mapped in a reservation of the same size.
 pub(super) struct Segments<D: Driver> {
     driver: Arc<D>,
-    /// Each with its bytes.
+    /// The chunk of each segment and its size in bytes, by the segment's address.
     chunks: HashMap<DeviceAddr, (ChunkHandle, u64)>,
-    /// Streams seen so far, each with the event that a wait for the device records there.
+    /// The streams used so far, each with the event that is recorded on it to wait for the device.
     events: BTreeMap<StreamId, EventHandle>,
 }
 
@@ -24,7 +24,7 @@ impl<D: Driver> Segments<D> {
         self.driver.memory_info()
     }
 
-    /// `cudaMalloc` for use on `stream`; `None` when the device has no room.
+    /// `cudaMalloc` for use on `stream`. Returns `None` if the device is out of memory.
     pub(super) fn create(&mut self, bytes: u64, stream: StreamId) -> DriverResult<Option<DeviceAddr>> {
         if let std::collections::btree_map::Entry::Vacant(new) = self.events.entry(stream) {
             new.insert(self.driver.event_create()?);
@@ -57,13 +57,13 @@ impl<D: Driver> Segments<D> {
 
     /// `cudaFree`, after [`wait_for_device`](Self::wait_for_device).
     pub(super) fn destroy(&mut self, addr: DeviceAddr) -> DriverResult<()> {
-        let (chunk, bytes) = self.chunks.remove(&addr).expect("a whole free segment starts at its chunk");
+        let (chunk, bytes) = self.chunks.remove(&addr).expect("the address is the start of a segment");
         self.driver.unmap(addr, bytes)?;
         self.driver.release(chunk)?;
         self.driver.address_free(addr, bytes)
     }
 
-    /// Waits on the host until everything queued on any stream has completed.
+    /// Blocks until all work queued on any stream has completed.
     pub(super) fn wait_for_device(&self) -> DriverResult<()> {
         for (&stream, &event) in &self.events {
             self.driver.event_record(event, stream)?;
@@ -72,10 +72,10 @@ impl<D: Driver> Segments<D> {
     }
 }
 
-/// What is left goes back, live or not: a device outlives a replay.
+/// Frees the remaining segments, live or not, because a device is used for more than one replay.
 impl<D: Driver> Drop for Segments<D> {
     fn drop(&mut self) {
-        // Where the device is lost, so is the memory; nobody is left to tell.
+        // If the device is lost, the memory is lost with it, and `drop` cannot report an error.
         if self.wait_for_device().is_ok() {
             for addr in self.chunks.keys().copied().collect::<Vec<_>>() {
                 let _ = self.destroy(addr);

@@ -1,10 +1,11 @@
 //! Recordings of other allocators: PyTorch's memory snapshots and RMM's logs.
 //!
-//! Both are events at addresses, and both may begin in the middle of a run, with blocks live that nobody saw allocated.
-//! [`Events`] makes a trace of them: what is freed without having been allocated was live from the start.
+//! Both record events at addresses, and both may begin in the middle of a run, with live blocks whose allocation was
+//! not recorded. [`Events`] converts them to a trace: a block that is freed without an allocation was live from the
+//! start.
 //!
-//! A request that failed becomes an allocation that is freed at once, after a mark `out of memory`: a replay survives it
-//! only where the request would have been served.
+//! A request that failed becomes a mark `out of memory` and an allocation that is freed immediately: a replay survives
+//! it only if the allocator can serve the request.
 
 mod pickle;
 pub mod rmm;
@@ -16,24 +17,24 @@ use flate2::read::MultiGzDecoder;
 use std::collections::HashMap;
 use std::io::{self, Cursor, Read};
 
-/// What a file is.
+/// The format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// This crate's own, or nothing that is known: its reader says what is wrong.
+    /// This crate's text format. Also stands for unknown formats, for which its reader returns an error.
     Text,
-    /// A pickle.
+    /// A Python pickle, possibly a PyTorch memory snapshot.
     Snapshot,
-    /// A CSV with RMM's columns.
+    /// A CSV file with the columns of an RMM log.
     RmmLog,
 }
 
-/// Looks at the first bytes of a file, unpacked where it is gzip, and gives them back with the rest.
+/// Detects the format from the first bytes of a file, decompressed if it is gzip. Returns a reader of the whole file.
 pub fn detect<'a>(mut file: impl Read + 'a) -> io::Result<(Format, Box<dyn Read + 'a>)> {
     let mut start = Vec::new();
     file.by_ref().take(LOOK_BYTES).read_to_end(&mut start)?;
     let mut unpacked = Vec::new();
     if start.starts_with(&[0x1f, 0x8b]) {
-        // Fails at the end of what was read, if not before: what came out until then is enough, or there is none.
+        // The compressed data is cut off, so this may fail; what was decompressed until then is enough.
         let _ = MultiGzDecoder::new(&start[..]).take(LOOK_BYTES).read_to_end(&mut unpacked);
     } else {
         unpacked.clone_from(&start);
@@ -48,10 +49,10 @@ pub fn detect<'a>(mut file: impl Read + 'a) -> io::Result<(Format, Box<dyn Read 
     Ok((format, Box::new(Cursor::new(start).chain(file))))
 }
 
-/// Enough for the first line of a log.
+/// Number of bytes examined: enough for the first line of a log.
 const LOOK_BYTES: u64 = 4096;
 
-/// Something that happened at an address.
+/// A recorded event.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Alloc { addr: u64, bytes: u64, stream: u64, origin: u32 },
@@ -60,17 +61,17 @@ enum Event {
     Mark { label: u32 },
 }
 
-/// Events in order.
+/// The events of a recording in order.
 #[derive(Debug, Default)]
 struct Events {
     events: Vec<Event>,
     labels: Vec<String>,
-    /// Live at the end, as far as that is known: address, bytes, stream.
+    /// The blocks known to be live at the end: address, size in bytes, stream.
     live_at_end: Vec<(u64, u64, u64)>,
     origins: Interned,
 }
 
-/// Texts, each kept once. Number 0 is no text.
+/// Texts, each stored once and identified by a number. Number 0 stands for no text.
 #[derive(Debug, Default)]
 struct Interned {
     numbers: HashMap<Box<str>, u32>,
@@ -104,7 +105,7 @@ impl Events {
         self.push(Event::Mark { label: number }, limits)
     }
 
-    /// Blocks that were live before the first event, in the order of their addresses.
+    /// Returns the blocks that were live before the first event, in address order.
     fn live_at_start(&self) -> Vec<(u64, u64, u64)> {
         let mut known: HashMap<u64, ()> = HashMap::new();
         let mut before = Vec::new();
@@ -127,7 +128,7 @@ impl Events {
         before
     }
 
-    /// The trace. Streams keep their numbers, which are the program's handles: the default one is 0 in both.
+    /// Converts the events to a trace. Streams are identified by the program's handles; the default stream is 0.
     fn into_trace(self, name: &str, header: Header, limits: Limits) -> Result<Trace, ReadErrorKind> {
         let before = self.live_at_start();
         let Self { events, labels, origins, .. } = self;
@@ -152,7 +153,7 @@ impl Events {
             match event {
                 Event::Alloc { addr, bytes, stream, origin } => {
                     let id = fresh();
-                    // Nobody saw its end: it ended before the address was given out again.
+                    // Its free was not recorded: it happened before the address was allocated again.
                     if let Some(lost) = live.insert(addr, id) {
                         note(&mut ops, TraceOp::Free { id: lost }, 0);
                     }

@@ -1,13 +1,14 @@
-//! Reader of Python pickles, as far as plain data go: numbers, texts, lists, tuples, dictionaries.
+//! Reader of Python pickles that consist of plain data: numbers, texts, lists, tuples, dictionaries.
 //!
-//! - I1  nothing in a file is run: what would make an object (GLOBAL, REDUCE, BUILD and the like) is an error.
-//! - I2  memory stays below a constant, whatever the file holds: every value is accounted for in [`MOST_BYTES`].
-//! - I3  no input makes it panic or recurse: values lie in one array and refer to each other by number, so that sharing
-//!   and even cycles cost nothing.
-//! - I4  looking into a dictionary takes a bounded time, however large it is and however often it is shared: of its
-//!   entries those are kept whose keys the caller asks for.
+//! - I1  no code in a file is run: opcodes that create objects (GLOBAL, REDUCE, BUILD and others) are errors.
+//! - I2  memory is bounded by a constant for every file: each value counts towards [`MOST_BYTES`].
+//! - I3  no input causes a panic or recursion: values are in one array and refer to each other by number, so sharing
+//!   and even cycles are harmless.
+//! - I4  a lookup in a dictionary takes bounded time, however large and however often shared the dictionary is: only
+//!   entries with the caller's keys are kept.
 //!
-//! Protocols 0 to 5, without the text opcodes of protocol 0 and out-of-band buffers. Opcodes: Python's `pickletools`.
+//! Protocols 0 to 5, without the text opcodes of protocol 0 and without out-of-band buffers. Opcodes are documented in
+//! Python's `pickletools`.
 
 use super::super::error::{ReadErrorKind, excerpt};
 use super::super::text::reading_failed;
@@ -16,27 +17,27 @@ use std::io::{self, Read};
 /// The first opcode of every pickle since protocol 2.
 pub const PROTO: u8 = 0x80;
 
-/// A value's number.
+/// The number of a value.
 pub type Ref = u32;
 
-/// A value.
+/// A value of a pickle.
 #[derive(Debug)]
 pub enum Value {
-    /// `None`.
+    /// Python's `None`.
     None,
-    /// `True` and `False`.
+    /// Python's `True` or `False`.
     Bool(bool),
-    /// A whole number that fits.
+    /// An `int` that fits.
     Int(i128),
-    /// A number.
+    /// A `float`, or an `int` that does not fit.
     Float(f64),
-    /// A text.
+    /// A `str`.
     Text(Box<str>),
-    /// Bytes; nothing here needs their content.
+    /// A `bytes` object. Its content is not needed.
     Bytes,
     /// A list or a tuple.
     List(Vec<Ref>),
-    /// A dictionary: its values under known keys, by the key's place among them.
+    /// A dictionary: the values of known keys, each with the index of its key.
     Dict(Vec<(u8, Ref)>),
 }
 
@@ -48,21 +49,21 @@ pub struct Values {
 }
 
 impl Values {
-    /// A value.
+    /// Returns the value with a number.
     pub fn get(&self, at: Ref) -> &Value {
         &self.all[at as usize]
     }
 
-    /// The value of a key of a dictionary; the last one where it occurs twice, as in Python.
+    /// Returns the value of a key in a dictionary. If the key occurs twice, its last value counts, as in Python.
     pub fn field(&self, dict: Ref, key: &str) -> Option<&Value> {
         self.field_ref(dict, key).map(|at| self.get(at))
     }
 
-    /// As [`field`](Self::field), its number.
+    /// Like [`field`](Self::field), but returns the value's number.
     pub fn field_ref(&self, dict: Ref, key: &str) -> Option<Ref> {
         let Value::Dict(entries) = self.get(dict) else { return None };
         let key = self.key(key);
-        debug_assert!(key.is_some(), "every key that is asked for is kept");
+        debug_assert!(key.is_some(), "the key is one of those given to `read`");
         entries.iter().find(|(of, _)| Some(*of) == key).map(|(_, value)| *value)
     }
 
@@ -70,7 +71,7 @@ impl Values {
         (0..).zip(self.keys).find(|(_, key)| **key == text).map(|(number, _)| number)
     }
 
-    /// Sets a value as Python does: a later one takes the place of an earlier one.
+    /// Sets the value of a key as Python does: a later value replaces an earlier one.
     fn set(&mut self, dict: Ref, key: Ref, value: Ref) {
         let Value::Text(text) = self.get(key) else { return };
         let Some(key) = self.key(text) else { return };
@@ -81,7 +82,7 @@ impl Values {
         }
     }
 
-    /// A list under a key.
+    /// Returns the value of a key if it is a list.
     pub fn list(&self, dict: Ref, key: &str) -> Option<&[Ref]> {
         match self.field(dict, key)? {
             Value::List(items) => Some(items),
@@ -89,7 +90,7 @@ impl Values {
         }
     }
 
-    /// A number of at least 0 under a key.
+    /// Returns the value of a key if it is a whole number that fits in 64 bits.
     pub fn number(&self, dict: Ref, key: &str) -> Option<u64> {
         match self.field(dict, key)? {
             Value::Int(number) => u64::try_from(*number).ok(),
@@ -97,7 +98,7 @@ impl Values {
         }
     }
 
-    /// A text under a key.
+    /// Returns the value of a key if it is a text.
     pub fn text(&self, dict: Ref, key: &str) -> Option<&str> {
         match self.field(dict, key)? {
             Value::Text(text) => Some(text),
@@ -106,8 +107,8 @@ impl Values {
     }
 }
 
-/// Reads one pickle; what follows it is not read. Gives all values and which one the pickle is. Of dictionaries, what is
-/// under `keys` is kept.
+/// Reads one pickle, and nothing after it. Returns all values, and the number of the pickle's own value. Dictionaries
+/// keep only the entries with one of `keys`.
 pub fn read(source: impl Read, gzip: bool, keys: &'static [&'static str]) -> Result<(Values, Ref), ReadErrorKind> {
     Machine {
         source,
@@ -127,7 +128,7 @@ struct Machine<R> {
     gzip: bool,
     offset: u64,
     values: Values,
-    /// What the values take.
+    /// Memory that the values use, in bytes.
     bytes: usize,
     stack: Vec<Ref>,
     marks: Vec<usize>,
@@ -145,7 +146,7 @@ impl<R: Read> Machine<R> {
                         return Err(self.bad(format!("protocol {version}: write the snapshot with protocol 4")));
                     }
                 }
-                // FRAME: only says how long what follows is.
+                // FRAME: only announces the length of the data that follows.
                 0x95 => drop(self.array::<8>()?),
                 b'.' => {
                     let value = self.pop()?;
@@ -188,7 +189,7 @@ impl<R: Read> Machine<R> {
                     let number = f64::from_be_bytes(self.array()?);
                     self.push(Value::Float(number))?;
                 }
-                // Texts by the width of their length; strings of Python 2 among them.
+                // Texts, including Python 2 strings, by the width of their length.
                 0x8c | b'U' => {
                     let [length] = self.array()?;
                     self.text(length.into())?;
@@ -266,8 +267,8 @@ impl<R: Read> Machine<R> {
                 }
                 b'c' | 0x93 | b'R' | b'b' | b'o' | b'i' | 0x81 | 0x92 | b'P' | b'Q' | 0x82..=0x84 => {
                     return Err(self.bad(
-                        "it holds an object, which only running its code could make; a memory snapshot holds plain data \
-                         only"
+                        "it holds an object, which only running its code could create; a memory snapshot holds only \
+                         plain data"
                             .into(),
                     ));
                 }
@@ -281,7 +282,7 @@ impl<R: Read> Machine<R> {
     }
 
     fn empty(&self) -> ReadErrorKind {
-        self.bad("it takes more values than there are: the file is damaged".into())
+        self.bad("it uses more values than there are: the file is damaged".into())
     }
 
     fn failed(&self, error: io::Error) -> ReadErrorKind {
@@ -298,7 +299,7 @@ impl<R: Read> Machine<R> {
         Ok(bytes)
     }
 
-    /// Accounts for memory before it is taken.
+    /// Counts memory before it is used.
     fn charge(&mut self, bytes: usize) -> Result<(), ReadErrorKind> {
         self.bytes = self.bytes.saturating_add(bytes);
         if self.bytes > MOST_BYTES {
@@ -309,7 +310,7 @@ impl<R: Read> Machine<R> {
 
     fn push(&mut self, value: Value) -> Result<(), ReadErrorKind> {
         self.charge(size_of::<Value>())?;
-        // Fewer than 2^32: each is accounted for.
+        // Fewer than 2^32, since each counts towards the limit of memory.
         let at = u32::try_from(self.values.all.len()).map_err(|_| self.bad("too many values".into()))?;
         self.values.all.push(value);
         self.push_ref(at)
@@ -326,7 +327,7 @@ impl<R: Read> Machine<R> {
         self.push(Value::List(items))
     }
 
-    /// What lies below the last mark is out of reach until the mark is taken.
+    /// Returns the height of the stack at the last mark. Values below it cannot be used until the mark is removed.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }
@@ -373,7 +374,7 @@ impl<R: Read> Machine<R> {
     fn put(&mut self, index: usize) -> Result<(), ReadErrorKind> {
         let top = self.top()?;
         if index >= self.memo.len() {
-            // Python counts up: a gap as large as this is no file of its own.
+            // Python numbers memo entries consecutively: no file that it writes has such a gap.
             if index > self.memo.len() + MOST_GAP {
                 return Err(self.bad(format!("memo entry {index} is far from the others: the file is damaged")));
             }
@@ -391,7 +392,8 @@ impl<R: Read> Machine<R> {
         }
     }
 
-    /// A little-endian number in two's complement. One that does not fit becomes a float, as good as any here.
+    /// Reads a little-endian number in two's complement. If it does not fit, its value does not matter here, and it
+    /// becomes a float.
     fn long(&mut self, length: usize) -> Result<(), ReadErrorKind> {
         if length > 16 {
             return Err(self.bad(format!("a number of {length} bytes")));
@@ -405,7 +407,7 @@ impl<R: Read> Machine<R> {
         self.push(Value::Int(i128::from_le_bytes(bytes)))
     }
 
-    /// Reads a text in pieces, so that a false length takes no memory.
+    /// Reads a text in pieces, so that a wrong length uses no memory.
     fn text(&mut self, length: u64) -> Result<(), ReadErrorKind> {
         let bytes = usize::try_from(length).unwrap_or(usize::MAX);
         self.charge(bytes)?;
@@ -415,7 +417,7 @@ impl<R: Read> Machine<R> {
             return Err(self.failed(io::ErrorKind::UnexpectedEof.into()));
         }
         self.offset += length;
-        // Python writes lone surrogates in its own way: kept readable rather than refused.
+        // Python writes lone surrogates, which are not valid UTF-8: they are replaced instead of refused.
         let text = String::from_utf8_lossy(&text).into_owned();
         self.push(Value::Text(text.into_boxed_str()))
     }
@@ -430,7 +432,7 @@ impl<R: Read> Machine<R> {
     }
 }
 
-/// A short form of what a value is, for messages.
+/// Describes a value for messages.
 pub fn describe(value: &Value) -> String {
     match value {
         Value::None => "None".into(),
@@ -444,9 +446,9 @@ pub fn describe(value: &Value) -> String {
     }
 }
 
-/// What all values of a file may take.
+/// Maximum memory for the values of a file, in bytes.
 const MOST_BYTES: usize = 1 << 30;
-/// How far memo entries may skip.
+/// Maximum gap in the numbers of memo entries.
 const MOST_GAP: usize = 1 << 16;
 const NEWEST_PROTOCOL: u8 = 5;
 
@@ -506,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_files_are_told() {
+    fn damaged_files_are_errors() {
         for (bytes, hint) in [
             (&b"\x80\x04]\x94(K\x01"[..], "cut short"),
             (b"\x80\x09.", "protocol 9"),
@@ -529,22 +531,22 @@ mod tests {
         }
     }
 
-    /// A file of marks packs to a thousandth of its size.
+    /// Marks use memory too, and a file of nothing but marks compresses to a thousandth of its size.
     #[test]
-    fn marks_are_accounted_for() {
+    fn marks_count_towards_the_memory_limit() {
         let marks = b"\x80\x02".chain(io::repeat(b'('));
-        let Err(error) = read(marks, false, KEYS) else { panic!("a pickle without an end") };
+        let Err(error) = read(marks, false, KEYS) else { panic!("an endless pickle was read") };
         assert!(error.to_string().contains("more than 1024 MiB"), "{error}");
     }
 
     #[test]
-    fn a_list_in_itself_is_no_trouble() {
+    fn a_list_may_contain_itself() {
         let (values, top) = read(&b"\x80\x02]q\0h\0a."[..], false, KEYS).unwrap();
         assert!(matches!(values.get(top), Value::List(items) if items[..] == [top]));
     }
 
     #[test]
-    fn depth_is_no_trouble() {
+    fn values_may_be_deeply_nested() {
         let mut bytes = b"\x80\x02".to_vec();
         bytes.extend(std::iter::repeat_n(b']', 1_000_000));
         bytes.extend(std::iter::repeat_n(b'a', 999_999));

@@ -1,4 +1,5 @@
-//! RMM's log (`rmm.enable_logging`, `RMM_LOG_FILE`): CSV with the columns thread, time, action, pointer, size, stream.
+//! RMM's log (`rmm.enable_logging`, `RMM_LOG_FILE`): a CSV file with the columns thread, time, action, pointer, size
+//! and stream.
 
 use super::super::error::excerpt;
 use super::super::text::{reading_failed, unpack};
@@ -9,7 +10,7 @@ use std::io::{BufRead, Read};
 /// The first line of every log.
 pub const COLUMNS: &str = "Thread,Time,Action,Pointer,Size,Stream";
 
-/// Reads a log.
+/// Reads a log as a trace.
 pub fn read(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadError> {
     let whole = |kind| ReadError { line: 0, kind };
     let (mut source, gzip) = unpack(file).map_err(|error| whole(ReadErrorKind::Io(error)))?;
@@ -27,7 +28,7 @@ pub fn read(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadEr
             return Err(at(ReadErrorKind::LineTooLong { limit: limits.line_bytes }));
         }
         let row = std::str::from_utf8(&line).map_err(|_| at(ReadErrorKind::NotUtf8))?.trim();
-        // Logs of several processes or files put together repeat the first line.
+        // Concatenated logs of several processes repeat the first line.
         if row.is_empty() || row == COLUMNS {
             continue;
         }
@@ -47,7 +48,7 @@ fn parse(row: &str) -> Result<Event, String> {
     let bytes = size.parse().map_err(|_| format!("the size '{}' is not a whole number below 2^64", excerpt(size)))?;
     let addr = number(pointer).ok_or_else(|| format!("the pointer '{}' is not a number", excerpt(pointer)))?;
     let stream = number(stream).ok_or_else(|| format!("the stream '{}' is not a number", excerpt(stream)))?;
-    // The default stream's other handle.
+    // 1 is `cudaStreamLegacy`, another handle of the default stream.
     let stream = if stream == 1 { 0 } else { stream };
     match action {
         "allocate" => Ok(Event::Alloc { addr, bytes, stream, origin: 0 }),
@@ -57,7 +58,7 @@ fn parse(row: &str) -> Result<Event, String> {
     }
 }
 
-/// A pointer as C libraries print it.
+/// Parses a pointer as C libraries print it.
 fn number(text: &str) -> Option<u64> {
     match text {
         "(nil)" => Some(0),

@@ -1,8 +1,8 @@
-//! PyTorch's memory snapshot (`torch.cuda.memory._dump_snapshot`): its history of one device as a trace.
+//! PyTorch's memory snapshot (`torch.cuda.memory._dump_snapshot`): converts the history of one device to a trace.
 //!
-//! Of a snapshot with several devices the one with the longest history is taken. What was freed is freed when the program
-//! asked for it (`free_requested`), not when PyTorch saw it complete. The innermost frame of each allocation is kept as
-//! where it was asked for, and annotations of the profiler become marks.
+//! If a snapshot has several devices, the one with the longest history is used. Blocks are freed when the program
+//! requested it (`free_requested`), not when PyTorch completed the free. The innermost frame of each allocation is kept
+//! as its origin, and annotations of the profiler become marks.
 
 use super::super::text::unpack;
 use super::super::{Header, Limits, ReadError, ReadErrorKind, Trace};
@@ -11,7 +11,7 @@ use super::{Event, Events};
 use std::collections::HashMap;
 use std::io::Read;
 
-/// Reads a snapshot.
+/// Reads a snapshot as a trace.
 pub fn read(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadError> {
     convert(name, file, limits).map_err(|kind| ReadError { line: 0, kind })
 }
@@ -56,7 +56,7 @@ fn convert(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadErr
 struct Reader<'a> {
     values: &'a Values,
     events: Events,
-    /// The origin's number of a list of frames, which many entries share.
+    /// The number of the origin for each list of frames, which many entries share.
     frames: HashMap<Ref, u32>,
     limits: Limits,
 }
@@ -98,7 +98,7 @@ impl Reader<'_> {
         self.events.push(event, &self.limits)
     }
 
-    /// The innermost frame that is not PyTorch's own C++.
+    /// Returns the number of the entry's origin: the innermost frame in Python, or else the innermost frame.
     fn origin(&mut self, entry: Ref) -> u32 {
         let Some(frames) = self.values.field_ref(entry, "frames") else { return 0 };
         if let Some(known) = self.frames.get(&frames) {
@@ -113,20 +113,20 @@ impl Reader<'_> {
         let Value::List(frames) = self.values.get(frames) else { return None };
         let of_python = |frame: &&Ref| self.values.text(**frame, "filename").is_some_and(|file| file.ends_with(".py"));
         let frame = *frames.iter().find(of_python).or_else(|| frames.first())?;
-        // Cut first, since many frames may share one long text.
+        // The parts are cut first, since many frames may share one long text.
         let text = |key| self.values.text(frame, key).unwrap_or("?").chars().take(ORIGIN_CHARS).collect::<String>();
         let line = self.values.number(frame, "line").unwrap_or(0);
         Some(format!("{} ({}:{line})", text("name"), text("filename")).chars().take(ORIGIN_CHARS).collect())
     }
 
-    /// Ends of what the profiler annotated: times and names.
+    /// Returns the ends of the profiler's annotations, each with its time and name.
     fn annotations(&self, device: usize, top: Ref) -> Vec<(u64, String)> {
         let Some(list) = self.values.list(top, "external_annotations") else { return Vec::new() };
         list.iter()
             .filter(|entry| self.values.text(**entry, "stage") == Some("END"))
             .filter(|entry| self.values.number(**entry, "device").is_none_or(|number| number == device as u64))
             .filter_map(|entry| {
-                // Cut, since one text of the file may be the name of many.
+                // The name is cut, since many annotations may share one long text.
                 let name = self.values.text(*entry, "name")?.chars().take(LABEL_CHARS);
                 let name = name.map(|char| if matches!(char, '\n' | '\r') { ' ' } else { char }).collect();
                 Some((self.values.number(*entry, "time_us")?, name))
@@ -135,7 +135,8 @@ impl Reader<'_> {
             .collect()
     }
 
-    /// What PyTorch could have had when it last ran out of memory: what it held then, and what the device had free.
+    /// Returns the memory available to PyTorch in bytes when it last ran out: what it held, and what the device had
+    /// free.
     fn capacity(&self, device: usize, top: Ref, entries: &[Ref]) -> Option<u64> {
         let values = self.values;
         let held_at_end: u64 = values
@@ -161,10 +162,10 @@ impl Reader<'_> {
         None
     }
 
-    /// What the segments hold at the end; where they lack something, less is known.
+    /// Collects the live blocks of the segments at the end, as far as the segments have all fields.
     fn live_at_end(&mut self, device: usize, top: Ref) {
         let values = self.values;
-        // Segments may share their blocks in a file that no program wrote.
+        // In a malicious file, segments may share their blocks.
         let mut left = self.limits.ops;
         for &segment in values.list(top, "segments").unwrap_or(&[]) {
             if values.number(segment, "device").is_some_and(|number| number != device as u64) {
@@ -187,7 +188,7 @@ impl Reader<'_> {
     }
 }
 
-/// What is read of the dictionaries of a snapshot.
+/// The keys of a snapshot's dictionaries that are read.
 const KEYS: &[&str] = &[
     "action",
     "addr",
@@ -211,9 +212,9 @@ const KEYS: &[&str] = &[
     "total_size",
 ];
 
-/// Longest origin that is kept.
+/// Maximum length of an origin in characters; longer ones are cut.
 const ORIGIN_CHARS: usize = 200;
-/// Longest label that is kept.
+/// Maximum length of a label in characters; longer ones are cut.
 const LABEL_CHARS: usize = 200;
-/// Most annotations that become marks.
+/// Maximum number of annotations that become marks.
 const MOST_MARKS: usize = 1 << 16;
