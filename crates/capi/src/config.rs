@@ -1,6 +1,6 @@
 //! The C struct of settings, checked once.
 
-use crate::heap::Heap;
+use crate::instance::Instance;
 use crate::status::{Answer, Failure};
 use gapless::driver::MemoryDriver;
 use gapless::driver::cuda::CudaDriver;
@@ -130,12 +130,12 @@ impl Settings {
     }
 
     /// Opens the device and builds an allocator on it.
-    pub fn build(&self) -> Answer<Heap> {
+    pub fn build(&self) -> Answer<Instance> {
         let mut driver = CudaDriver::builder().device(self.device).peers(self.peers.iter().copied());
         if let Some(library) = &self.library {
             driver = driver.library(library);
         }
-        self.build_on(Arc::new(driver.open()?)).map(Heap::new)
+        self.build_on(Arc::new(driver.open()?)).map(Instance::new)
     }
 
     /// Builds an allocator on an open device.

@@ -1,8 +1,10 @@
 //! Create, allocate, free, destroy.
 
 use crate::config::{Settings, gapless_config, text};
+use crate::instance::Request;
+use crate::last_error::guard;
 use crate::registry::{Lifetime, find, gapless_allocator, register, remove};
-use crate::status::{Answer, Failure, gapless_status, guard};
+use crate::status::{Answer, Failure, gapless_status};
 use gapless::{DeviceAddr, StreamId};
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -34,8 +36,8 @@ pub unsafe extern "C" fn gapless_create(
     guard(|| {
         check_out(allocator, "allocator")?;
         // SAFETY: the function's contract.
-        let heap = unsafe { Settings::read(config) }?.build()?;
-        let handle = register(Arc::new(heap), Lifetime::Owned);
+        let instance = unsafe { Settings::read(config) }?.build()?;
+        let handle = register(Arc::new(instance), Lifetime::Owned);
         // SAFETY: not null, so valid for a write (the function's contract).
         unsafe { allocator.write(handle) };
         Ok(())
@@ -65,7 +67,7 @@ pub unsafe extern "C" fn gapless_alloc(
     pointer: *mut *mut c_void,
 ) -> gapless_status {
     // SAFETY: the same contract.
-    guard(|| unsafe { alloc(allocator, bytes, None, stream, pointer) })
+    guard(|| unsafe { alloc(allocator, bytes, 1, stream, pointer) })
 }
 
 /// As gapless_alloc, at a multiple of alignment, a power of two.
@@ -81,7 +83,7 @@ pub unsafe extern "C" fn gapless_alloc_aligned(
     pointer: *mut *mut c_void,
 ) -> gapless_status {
     // SAFETY: the same contract.
-    guard(|| unsafe { alloc(allocator, bytes, Some(alignment), stream, pointer) })
+    guard(|| unsafe { alloc(allocator, bytes, alignment, stream, pointer) })
 }
 
 /// # Safety
@@ -89,12 +91,12 @@ pub unsafe extern "C" fn gapless_alloc_aligned(
 unsafe fn alloc(
     allocator: *mut gapless_allocator,
     bytes: u64,
-    alignment: Option<u64>,
+    alignment: u64,
     stream: *mut CUstream_st,
     pointer: *mut *mut c_void,
 ) -> Answer<()> {
     check_out(pointer, "pointer")?;
-    let addr = find(allocator)?.alloc(bytes, alignment, stream_id(stream))?;
+    let addr = find(allocator)?.alloc(&Request { bytes, alignment, stream: stream_id(stream) })?;
     // SAFETY: not null, so valid for a write (the function's contract).
     unsafe { pointer.write(device_pointer(addr)) };
     Ok(())
@@ -105,8 +107,8 @@ unsafe fn alloc(
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_free(allocator: *mut gapless_allocator, pointer: *mut c_void) -> gapless_status {
     guard(|| {
-        let heap = find(allocator)?;
-        if pointer.is_null() { Ok(()) } else { Ok(heap.free(address(pointer))?) }
+        let instance = find(allocator)?;
+        if pointer.is_null() { Ok(()) } else { Ok(instance.free(address(pointer))?) }
     })
 }
 

@@ -6,8 +6,9 @@
 //! Threads: any; one lock while something is recorded. Cost: a load of an atomic while nothing is.
 
 use crate::functions::check_out;
+use crate::last_error::guard;
 use crate::reports::write_json;
-use crate::status::{gapless_status, guard};
+use crate::status::gapless_status;
 use gapless::{DeviceAddr, StreamId};
 use parking_lot::Mutex;
 use serde::Serialize;

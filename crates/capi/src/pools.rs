@@ -14,7 +14,7 @@
 //! Threads: any; one lock. Cost: an atomic load while there are no pools.
 
 use crate::config::Settings;
-use crate::heap::Heap;
+use crate::instance::{Instance, Request};
 use gapless::allocator::{AllocError, FreeError};
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::{MemoryDriver, StreamDriver};
@@ -64,19 +64,19 @@ impl Pools {
     }
 
     /// Opens a pool for the calling thread, making it where it is new.
-    pub fn begin(&self, heap: &Heap, id: PoolId) -> crate::status::Answer<()> {
+    pub fn begin(&self, main: &Instance, id: PoolId) -> crate::status::Answer<()> {
         let mut state = self.state.lock();
         if state.pools.is_empty() {
-            state.whole_budget = heap.allocator.budget();
+            state.whole_budget = main.allocator.budget();
         }
         if let Some(pool) = state.pools.get_mut(&id) {
             pool.users += 1;
         } else {
             let mut settings = self.settings.clone();
             // At least a page, or there is no allocator; each request is held to the room that there is by then.
-            let page = heap.allocator.driver().granularity();
+            let page = main.allocator.driver().granularity();
             settings.budget = Some(crate::config::Budget::Bytes(state.whole_budget.max(page)));
-            let allocator = settings.build_on(heap.allocator.driver().clone())?;
+            let allocator = settings.build_on(main.allocator.driver().clone())?;
             state.pools.insert(id, Pool { allocator, live: 0, users: 1 });
             self.count.store(state.pools.len(), Ordering::Relaxed);
         }
@@ -85,24 +85,24 @@ impl Pools {
     }
 
     /// Ends what `begin` began.
-    pub fn end(&self, heap: &Heap, id: PoolId) {
+    pub fn end(&self, main: &Instance, id: PoolId) {
         let mut state = self.state.lock();
         if let Some(at) = state.open.iter().rposition(|(open, _)| *open == id) {
             state.open.remove(at);
         }
-        state.share_budget(heap);
+        state.share_budget(main);
     }
 
     /// One user of the pool is gone: when the last is, the pool ends with its last allocation.
-    pub fn release(&self, heap: &Heap, id: PoolId) {
+    pub fn release(&self, main: &Instance, id: PoolId) {
         let mut state = self.state.lock();
         let Some(pool) = state.pools.get_mut(&id) else { return };
         pool.users = pool.users.saturating_sub(1);
-        self.close_if_done(&mut state, heap, id);
+        self.close_if_done(&mut state, main, id);
     }
 
     /// From an open pool that the request belongs to; `None` when there is none.
-    pub fn alloc(&self, heap: &Heap, bytes: u64, stream: StreamId) -> Option<Result<DeviceAddr, AllocError>> {
+    pub fn alloc(&self, main: &Instance, request: &Request) -> Option<Result<DeviceAddr, AllocError>> {
         if self.none() {
             return None;
         }
@@ -111,7 +111,7 @@ impl Pools {
         let mine = state.open.iter().rev().find(|(_, thread)| *thread == here);
         let id = match (mine, state.open.last()) {
             (Some((id, _)), _) => *id,
-            (None, Some((id, _))) if heap.allocator.driver().is_capturing(stream) => *id,
+            (None, Some((id, _))) if main.allocator.driver().is_capturing(request.stream) => *id,
             _ => return None,
         };
         let whole_budget = state.whole_budget;
@@ -119,24 +119,21 @@ impl Pools {
         let others: u64 = state.pools.iter().filter(|(other, _)| **other != id).map(|(_, pool)| pool.held()).sum();
         let pool = state.pools.get_mut(&id)?;
         // Never below what it holds: a pool gives nothing back.
-        let room = |heap: &Heap| whole_budget.saturating_sub(others + heap.allocator.reserved_bytes());
-        let outcome = pool.alloc_within(room(heap), bytes, stream).or_else(|_| {
+        let room = |main: &Instance| whole_budget.saturating_sub(others + main.allocator.reserved_bytes());
+        let outcome = pool.alloc_within(room(main), request).or_else(|_| {
             // What the main allocator holds free is worth less than the request. A failure to trim is told by the retry.
-            let _ = heap.allocator.trim(0);
-            pool.alloc_within(room(heap), bytes, stream)
+            let _ = main.allocator.trim(0);
+            pool.alloc_within(room(main), request)
         });
-        match &outcome {
-            Ok(addr) => {
-                pool.live += 1;
-                state.owner.insert(*addr, id);
-            }
-            Err(error) => heap.note_failure(error),
+        if let Ok(addr) = &outcome {
+            pool.live += 1;
+            state.owner.insert(*addr, id);
         }
         Some(outcome)
     }
 
     /// Frees where a pool is the owner; `None` when none is.
-    pub fn free(&self, heap: &Heap, addr: DeviceAddr) -> Option<Result<(), FreeError>> {
+    pub fn free(&self, main: &Instance, addr: DeviceAddr) -> Option<Result<(), FreeError>> {
         if self.none() {
             return None;
         }
@@ -145,7 +142,7 @@ impl Pools {
         let pool = state.pools.get_mut(&id)?;
         let outcome = pool.allocator.free(addr);
         pool.live -= 1;
-        self.close_if_done(&mut state, heap, id);
+        self.close_if_done(&mut state, main, id);
         Some(outcome)
     }
 
@@ -168,33 +165,33 @@ impl Pools {
     }
 
     /// A new budget for the device.
-    pub fn set_budget(&self, heap: &Heap, bytes: u64) -> crate::status::Answer<()> {
+    pub fn set_budget(&self, main: &Instance, bytes: u64) -> crate::status::Answer<()> {
         let mut state = self.state.lock();
         if state.pools.is_empty() {
-            return Ok(heap.allocator.set_budget(bytes)?);
+            return Ok(main.allocator.set_budget(bytes)?);
         }
         state.whole_budget = bytes;
-        state.share_budget(heap);
+        state.share_budget(main);
         Ok(())
     }
 
-    fn close_if_done(&self, state: &mut State, heap: &Heap, id: PoolId) {
+    fn close_if_done(&self, state: &mut State, main: &Instance, id: PoolId) {
         let done = state.pools.get(&id).is_some_and(|pool| pool.users == 0 && pool.live == 0);
         if done && let Some(pool) = state.pools.remove(&id) {
             // Waits for the streams that used it. What the driver refuses, it has told in the statistics.
             let _ = pool.allocator.close();
             self.count.store(state.pools.len(), Ordering::Relaxed);
-            state.share_budget(heap);
+            state.share_budget(main);
         }
     }
 }
 
 impl State {
     /// The main allocator may hold what pools do not.
-    fn share_budget(&self, heap: &Heap) {
+    fn share_budget(&self, main: &Instance) {
         let held: u64 = self.pools.values().map(Pool::held).sum();
         // What does not go back now is counted against the next request.
-        let _ = heap.allocator.set_budget(self.whole_budget.saturating_sub(held));
+        let _ = main.allocator.set_budget(self.whole_budget.saturating_sub(held));
     }
 }
 
@@ -203,9 +200,9 @@ impl Pool {
         self.allocator.reserved_bytes()
     }
 
-    fn alloc_within(&self, room: u64, bytes: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
+    fn alloc_within(&self, room: u64, request: &Request) -> Result<DeviceAddr, AllocError> {
         // At least what it holds, so that this gives nothing back.
         self.allocator.set_budget(room.max(self.held()))?;
-        self.allocator.alloc(bytes, stream)
+        request.serve(&self.allocator)
     }
 }

@@ -8,10 +8,11 @@
 use crate::conf::Conf;
 use crate::config::{Settings, text};
 use crate::functions::check_out;
-use crate::heap::Heap;
+use crate::instance::Instance;
+use crate::last_error::guard;
 use crate::pools::Pools;
 use crate::registry::{Lifetime, gapless_allocator, register};
-use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, gapless_status, guard};
+use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, gapless_status};
 use gapless::units::ByteSize;
 use parking_lot::Mutex;
 use std::ffi::c_char;
@@ -23,12 +24,10 @@ use std::sync::{Arc, OnceLock};
 #[derive(Debug)]
 pub(crate) struct Device {
     pub ordinal: u32,
-    pub heap: Arc<Heap>,
+    pub main: Arc<Instance>,
     pub pools: Pools,
     handle: usize,
-    /// Bytes asked for since the start.
-    pub allocated_bytes: AtomicU64,
-    /// Bytes freed since the start.
+    /// The highest number of freed bytes that was reported so far.
     pub freed_bytes: AtomicU64,
     pub log: bool,
     pub report_on_failure: bool,
@@ -75,25 +74,24 @@ impl Device {
             region_bytes: conf.region_bytes,
             ..Settings::default()
         };
-        let heap = Arc::new(settings.build()?);
+        let main = Arc::new(settings.build()?);
         if let Some(path) = &conf.record {
-            heap.record(&path_for(path, ordinal))?;
+            main.record(&path_for(path, ordinal))?;
         }
         if conf.log {
             eprintln!(
                 "gapless: device {ordinal} ({}), budget {}",
-                heap.allocator.driver().info().name,
-                ByteSize(heap.allocator.budget())
+                main.allocator.driver().info().name,
+                ByteSize(main.allocator.budget())
             );
         }
         // SAFETY: the function is extern "C", takes nothing and does not unwind.
         unsafe { libc::atexit(complete_recordings) };
         let device = Self {
             ordinal,
-            handle: register(Arc::clone(&heap), Lifetime::Permanent).addr(),
+            handle: register(Arc::clone(&main), Lifetime::Permanent).addr(),
             pools: Pools::new(settings),
-            heap,
-            allocated_bytes: AtomicU64::new(0),
+            main,
             freed_bytes: AtomicU64::new(0),
             log: conf.log,
             report_on_failure: conf.report_on_failure,
@@ -128,7 +126,7 @@ fn path_for(path: &std::path::Path, ordinal: u32) -> PathBuf {
 extern "C" fn complete_recordings() {
     guard(|| {
         for device in Device::all() {
-            if let Err(failure) = device.heap.stop_recording()
+            if let Err(failure) = device.main.stop_recording()
                 && failure.status != crate::status::GAPLESS_ERROR_NOT_FOUND
             {
                 eprintln!("gapless: the recording of device {} is incomplete: {}", device.ordinal, failure.text);

@@ -1,8 +1,9 @@
 //! Replay of a recorded trace, for hosts that have no command line at hand.
 
 use crate::config::text;
+use crate::last_error::guard;
 use crate::reports::write_json;
-use crate::status::{Failure, gapless_status, guard};
+use crate::status::{Failure, gapless_status};
 use gapless_trace::{Device, GaplessSettings, PolicyKind, ReplayOptions, ReplayResult, Search, Touch, Trace, replay};
 use serde::Deserialize;
 use std::ffi::c_char;

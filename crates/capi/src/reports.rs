@@ -1,9 +1,10 @@
 //! Statistics as a struct; statistics, out-of-memory report and snapshot as JSON in a caller's buffer.
 
 use crate::functions::check_out;
+use crate::last_error::guard;
 use crate::registry::{find, gapless_allocator};
-use crate::status::{Answer, Failure, GAPLESS_ERROR_BUFFER_TOO_SMALL, gapless_status, guard};
-use gapless::allocator::Stats;
+use crate::status::{Answer, Failure, GAPLESS_ERROR_BUFFER_TOO_SMALL, gapless_status};
+use gapless::allocator::{OutOfMemory, Stats};
 use serde::Serialize;
 use std::ffi::c_char;
 
@@ -126,8 +127,9 @@ pub unsafe extern "C" fn gapless_stats_json(
     guard(|| unsafe { write_json(&find(allocator)?.allocator.stats(), buffer, capacity, needed) })
 }
 
-/// Writes the report of the last request that ran out of memory as a JSON object into buffer, as gapless_stats_json does;
-/// its key "text" has it for a person. GAPLESS_ERROR_NOT_FOUND when no request has.
+/// Writes the report of the allocator's last request that ran out of memory, on whatever thread, as a JSON object into
+/// buffer, as gapless_stats_json does; its key "text" has the report as a text for a person. GAPLESS_ERROR_NOT_FOUND when
+/// no request has. gapless_last_error_report_json has the report of the calling thread's own failure.
 ///
 /// # Safety
 /// As gapless_stats_json.
@@ -139,12 +141,17 @@ pub unsafe extern "C" fn gapless_oom_report_json(
     needed: *mut usize,
 ) -> gapless_status {
     guard(|| {
-        let report = find(allocator)?.last_oom()?;
-        let mut value = serde_json::to_value(&report)?;
-        value["text"] = report.to_string().into();
+        let report = described(&*find(allocator)?.last_report()?)?;
         // SAFETY: the same contract.
-        unsafe { write_json(&value, buffer, capacity, needed) }
+        unsafe { write_json(&report, buffer, capacity, needed) }
     })
+}
+
+/// A report with its text for a person beside the figures.
+pub(crate) fn described(report: &OutOfMemory) -> Answer<serde_json::Value> {
+    let mut value = serde_json::to_value(report)?;
+    value["text"] = report.to_string().into();
+    Ok(value)
 }
 
 /// Writes every segment, chunk and block as a JSON object into buffer, as gapless_stats_json does.

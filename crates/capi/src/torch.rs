@@ -6,16 +6,16 @@
 //!
 //! The other entry points return nothing, so their failures go to stderr, once for each kind.
 
+use crate::device_memory::Contents;
 use crate::functions::{CUstream_st, address, check_out, device_pointer, stream_id};
-use crate::history::{Action, HISTORY};
+use crate::instance::Request;
+use crate::last_error::{gapless_last_error, guard, tell};
 use crate::process::Device;
 use crate::reports::write_json;
-use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, gapless_last_error, gapless_status, guard};
-use gapless::DeviceAddr;
-use gapless::allocator::{AllocError, FreeError, OutOfMemory, Snapshot, Stats};
+use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, GAPLESS_OK, gapless_status};
+use gapless::allocator::{AddressFacts, AllocError, FreeError, OutOfMemory};
 use gapless::driver::MemoryDriver;
 use gapless::units::ByteSize;
-use serde::Serialize;
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
@@ -39,47 +39,19 @@ pub extern "C-unwind" fn gapless_torch_malloc(
     device: i32,
     stream: *mut CUstream_st,
 ) -> *mut c_void {
-    let (status, pointer) = allocate(size, device, stream);
-    if status != crate::status::GAPLESS_OK {
+    let mut pointer = std::ptr::null_mut();
+    let status = guard(|| {
+        let bytes = u64::try_from(size).map_err(|_| Failure::argument(format!("a request of {size} bytes")))?;
+        let (device, request) = (Device::get(device)?, Request { bytes, alignment: 1, stream: stream_id(stream) });
+        let addr = device.alloc(&request, |error| worded(device.ordinal, bytes, error))?;
+        pointer = device_pointer(addr);
+        Ok(())
+    });
+    if status != GAPLESS_OK {
         // SAFETY: the last error was just set on this thread.
         unsafe { fail(status == GAPLESS_ERROR_OUT_OF_MEMORY) };
     }
     pointer
-}
-
-/// Allocates; null, with the last error set, where that fails.
-pub(crate) fn allocate(size: libc::ssize_t, device: i32, stream: *mut CUstream_st) -> (gapless_status, *mut c_void) {
-    let mut pointer = std::ptr::null_mut();
-    let status = guard(|| {
-        let bytes = u64::try_from(size).map_err(|_| Failure::argument(format!("{size} bytes asked for")))?;
-        let (device, stream) = (Device::get(device)?, stream_id(stream));
-        let outcome = match device.pools.alloc(&device.heap, bytes, stream) {
-            Some(outcome) => {
-                if let Ok(addr) = &outcome {
-                    device.heap.note_alloc(*addr, bytes, stream);
-                }
-                outcome
-            }
-            None => device.heap.alloc(bytes, None, stream),
-        };
-        match outcome {
-            Ok(addr) => {
-                HISTORY.note(Action::Alloc, device.ordinal, addr, bytes, stream);
-                device.allocated_bytes.fetch_add(bytes, Ordering::Relaxed);
-                pointer = device_pointer(addr);
-                Ok(())
-            }
-            Err(error) => {
-                let free = error.report().and_then(|report| report.device).map_or(0, |info| info.free);
-                let failure = failure_of(device, bytes, error);
-                if failure.status == GAPLESS_ERROR_OUT_OF_MEMORY {
-                    HISTORY.note(Action::Oom, device.ordinal, DeviceAddr(free), bytes, stream);
-                }
-                Err(failure)
-            }
-        }
-    });
-    (status, pointer)
 }
 
 /// # Safety
@@ -100,39 +72,38 @@ unsafe fn fail(out_of_memory: bool) {
     unsafe { handler(gapless_last_error(), i32::from(out_of_memory)) };
 }
 
-fn failure_of(device: &Device, bytes: u64, error: AllocError) -> Failure {
-    let failure = match &error {
-        AllocError::OutOfMemory(report) => Failure::new(GAPLESS_ERROR_OUT_OF_MEMORY, scraped(device.ordinal, report)),
-        // More than the addresses hold is more than the memory holds.
-        AllocError::TooLarge { .. } => Failure::new(
-            GAPLESS_ERROR_OUT_OF_MEMORY,
-            format!("CUDA out of memory. Tried to allocate {}. {error}", ByteSize(bytes)),
-        ),
-        _ => Failure::from(error),
+/// A failed request in PyTorch's words, which log scrapers look for.
+fn worded(ordinal: u32, bytes: u64, error: AllocError) -> Failure {
+    let text = match &error {
+        AllocError::OutOfMemory(report) => message(ordinal, report),
+        // More than the addresses can hold is more than the memory can.
+        AllocError::TooLarge { .. } => format!("{} {error}", headline(bytes)),
+        _ => return Failure::from(error),
     };
-    if device.report_on_failure {
-        eprintln!("{}", failure.text);
-    }
-    device.log(|| format!("a request of {} failed", ByteSize(bytes)));
-    failure
+    Failure::caused(GAPLESS_ERROR_OUT_OF_MEMORY, text, &error)
 }
 
-/// The wording of PyTorch's message, which log scrapers look for, then the report.
-fn scraped(ordinal: u32, report: &OutOfMemory) -> String {
-    let mut text = format!("CUDA out of memory. Tried to allocate {}. ", ByteSize(report.requested_bytes));
+fn headline(bytes: u64) -> String {
+    format!("CUDA out of memory. Tried to allocate {}.", ByteSize(bytes))
+}
+
+/// PyTorch's headline and sentences, then the report without its own headline.
+fn message(ordinal: u32, report: &OutOfMemory) -> String {
+    let mut text = headline(report.requested_bytes);
     if let Some(info) = report.device {
         text.push_str(&format!(
-            "GPU {ordinal} has a total capacity of {} of which {} is free. ",
+            " GPU {ordinal} has a total capacity of {} of which {} is free.",
             ByteSize(info.total),
             ByteSize(info.free)
         ));
     }
     text.push_str(&format!(
-        "{} allowed; Of the allocated memory {} is allocated by PyTorch, and {} is reserved by gapless but \
-         unallocated.\n{report}",
+        " {} allowed; Of the allocated memory {} is allocated by PyTorch, and {} is reserved by gapless but \
+         unallocated.\n{}",
         ByteSize(report.budget_bytes),
         ByteSize(report.live_bytes),
         ByteSize(report.reserved_bytes.saturating_sub(report.live_bytes)),
+        report.explanation(),
     ));
     text
 }
@@ -143,19 +114,7 @@ pub extern "C" fn gapless_torch_free(pointer: *mut c_void, size: usize, device: 
     if pointer.is_null() {
         return;
     }
-    tell(&TOLD_FREE, || {
-        let device = Device::get(device)?;
-        let addr = address(pointer);
-        // The allocator knows on which streams it was used; PyTorch's is for the history.
-        HISTORY.note(Action::Free, device.ordinal, addr, size as u64, stream_id(stream));
-        device.heap.note_free(addr);
-        match device.pools.free(&device.heap, addr) {
-            Some(outcome) => outcome?,
-            None => device.heap.allocator.free(addr)?,
-        }
-        device.freed_bytes.fetch_add(size as u64, Ordering::Relaxed);
-        Ok(())
-    });
+    tell(&TOLD_FREE, || Ok(Device::get(device)?.free(address(pointer), size as u64, stream_id(stream))?));
 }
 
 /// PyTorch's init: nothing is taken before the first allocation.
@@ -169,10 +128,7 @@ pub extern "C" fn gapless_torch_init(device_count: i32) {
 pub extern "C" fn gapless_torch_reset() {
     tell(&TOLD_RESET, || {
         for device in Device::all() {
-            let trimmed = device.heap.allocator.trim(0)?;
-            device.log(|| {
-                format!("gave back {}, {} held", ByteSize(trimmed.released_bytes), ByteSize(trimmed.held_bytes))
-            });
+            device.trim(0)?;
         }
         Ok(())
     });
@@ -187,8 +143,8 @@ pub extern "C" fn gapless_torch_memory_fraction(fraction: f64, device: i32) {
 fn set_fraction(fraction: f64, device: i32) -> Answer<()> {
     let device = Device::get(device)?;
     let budget = crate::config::Budget::fraction(fraction)?;
-    let total = device.heap.allocator.driver().memory_info()?.total;
-    device.pools.set_budget(&device.heap, budget.of(total))
+    let total = device.main.allocator.driver().memory_info()?.total;
+    device.pools.set_budget(&device.main, budget.of(total))
 }
 
 /// Sets the budget of a device to a part of its memory, above 0 and at most 1.
@@ -207,14 +163,7 @@ pub unsafe extern "C" fn gapless_torch_base_alloc(pointer: *mut c_void, size: *m
     let mut base = std::ptr::null_mut();
     tell(&TOLD_BASE, || {
         let addr = address(pointer);
-        let inside = |leak: &gapless::allocator::LiveAllocation| {
-            addr.offset_from(leak.addr).is_some_and(|offset| offset < leak.bytes.max(1))
-        };
-        let live = Device::all().find_map(|device| {
-            let pools = device.pools.allocators();
-            let mut all = std::iter::once(&device.heap.allocator).chain(pools.iter().map(|(_, allocator)| allocator));
-            all.find_map(|allocator| allocator.live().into_iter().find(inside))
-        });
+        let live = Device::all().find_map(|device| device.allocation_around(addr));
         let live = live.ok_or_else(|| Failure::argument(format!("{addr} is in no live allocation")))?;
         if !size.is_null() {
             // SAFETY: not null, so valid for a write (the function's contract).
@@ -231,10 +180,9 @@ pub unsafe extern "C" fn gapless_torch_base_alloc(pointer: *mut c_void, size: *m
 pub extern "C" fn gapless_torch_record_stream(pointer: *mut c_void, stream: *mut CUstream_st) {
     tell(&TOLD_RECORD, || {
         let (addr, stream) = (address(pointer), stream_id(stream));
-        let mut last = FreeError::NotAllocated { addr, facts: gapless::allocator::AddressFacts::Foreign };
+        let mut last = FreeError::NotAllocated { addr, facts: AddressFacts::Foreign };
         for device in Device::all() {
-            let outcome = device.pools.record_stream(addr, stream);
-            match outcome.unwrap_or_else(|| device.heap.allocator.record_stream(addr, stream)) {
+            match device.record_stream(addr, stream) {
                 Ok(()) => return Ok(()),
                 Err(error) => last = error,
             }
@@ -259,7 +207,7 @@ pub extern "C" fn gapless_torch_begin_allocate_to_pool(device: i32, pool: gaples
     let _ = filter;
     tell(&TOLD_POOL, || {
         let device = Device::get(device)?;
-        device.pools.begin(&device.heap, (pool.first, pool.second))
+        device.pools.begin(&device.main, (pool.first, pool.second))
     });
 }
 
@@ -268,7 +216,7 @@ pub extern "C" fn gapless_torch_begin_allocate_to_pool(device: i32, pool: gaples
 pub extern "C" fn gapless_torch_end_allocate_to_pool(device: i32, pool: gapless_torch_pool) {
     tell(&TOLD_POOL, || {
         let device = Device::get(device)?;
-        device.pools.end(&device.heap, (pool.first, pool.second));
+        device.pools.end(&device.main, (pool.first, pool.second));
         Ok(())
     });
 }
@@ -278,29 +226,9 @@ pub extern "C" fn gapless_torch_end_allocate_to_pool(device: i32, pool: gapless_
 pub extern "C" fn gapless_torch_release_pool(device: i32, pool: gapless_torch_pool) {
     tell(&TOLD_POOL, || {
         let device = Device::get(device)?;
-        device.pools.release(&device.heap, (pool.first, pool.second));
+        device.pools.release(&device.main, (pool.first, pool.second));
         Ok(())
     });
-}
-
-#[derive(Serialize)]
-struct DeviceReport {
-    main: Stats,
-    pools: Vec<PoolReport>,
-    /// Bytes asked for and freed since the start.
-    allocated_bytes: u64,
-    freed_bytes: u64,
-    out_of_memory: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    snapshot: Option<Snapshot>,
-}
-
-#[derive(Serialize)]
-struct PoolReport {
-    id: (u64, u64),
-    stats: Stats,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    snapshot: Option<Snapshot>,
 }
 
 /// Writes figures of a device's process-wide allocator and of its pools as a JSON object into buffer, as
@@ -318,38 +246,11 @@ pub unsafe extern "C" fn gapless_torch_report_json(
 ) -> gapless_status {
     guard(|| {
         check_out(needed, "needed")?;
-        let device = Device::get(device)?;
-        let wanted = snapshot != 0;
-        let report = DeviceReport {
-            main: device.heap.allocator.stats(),
-            pools: device
-                .pools
-                .allocators()
-                .into_iter()
-                .map(|(id, allocator)| PoolReport {
-                    id,
-                    stats: allocator.stats(),
-                    snapshot: wanted.then(|| allocator.snapshot()),
-                })
-                .collect(),
-            allocated_bytes: device.allocated_bytes.load(Ordering::Relaxed),
-            freed_bytes: device.freed_bytes.load(Ordering::Relaxed),
-            out_of_memory: device.heap.failures.load(Ordering::Relaxed),
-            snapshot: wanted.then(|| device.heap.allocator.snapshot()),
-        };
+        let contents = if snapshot == 0 { Contents::Figures } else { Contents::Snapshot };
+        let report = Device::get(device)?.report(contents);
         // SAFETY: the same contract.
         unsafe { write_json(&report, buffer, capacity, needed) }
     })
-}
-
-/// Runs the body of an entry point that cannot say that it failed; the first few failures of its kind go to stderr.
-fn tell(told: &AtomicU32, body: impl FnOnce() -> Answer<()>) {
-    let status = guard(body);
-    if status != crate::status::GAPLESS_OK && told.fetch_add(1, Ordering::Relaxed) < MOST_TOLD {
-        // SAFETY: the last error of this thread is a NUL-terminated string.
-        let text = unsafe { std::ffi::CStr::from_ptr(gapless_last_error()) };
-        eprintln!("gapless: {}", text.to_string_lossy());
-    }
 }
 
 static TOLD_FREE: AtomicU32 = AtomicU32::new(0);
@@ -358,5 +259,3 @@ static TOLD_FRACTION: AtomicU32 = AtomicU32::new(0);
 static TOLD_BASE: AtomicU32 = AtomicU32::new(0);
 static TOLD_RECORD: AtomicU32 = AtomicU32::new(0);
 static TOLD_POOL: AtomicU32 = AtomicU32::new(0);
-/// How many failures of a kind are told.
-const MOST_TOLD: u32 = 5;
