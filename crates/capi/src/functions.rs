@@ -1,4 +1,4 @@
-//! Create, allocate, free, destroy.
+//! Calls on a handle: create, allocate, free, trim, record, destroy.
 
 use crate::config::{Settings, gapless_config, text};
 use crate::instance::Request;
@@ -15,7 +15,7 @@ pub struct CUstream_st {
     _opaque: [u8; 0],
 }
 
-/// This library's version, such as "0.1.0".
+/// Returns the version of this library, such as "0.1.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_version() -> *const c_char {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
@@ -24,10 +24,10 @@ pub extern "C" fn gapless_version() -> *const c_char {
 
 /// Makes an allocator and writes its handle to *allocator.
 ///
-/// Takes the device's primary context. Reserves and creates nothing yet.
+/// Retains the device's primary context. No memory is allocated and no addresses are reserved yet.
 ///
 /// # Safety
-/// The struct has as many bytes as its size says, its pointers are null or valid; allocator points to a handle.
+/// config has as many bytes as its size says, and its pointers are null or valid; allocator points to a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_create(
     config: *const gapless_config,
@@ -44,10 +44,10 @@ pub unsafe extern "C" fn gapless_create(
     })
 }
 
-/// Waits for the streams that used the allocator's memory, gives everything back, and makes the handle invalid.
+/// Waits for the streams that used the allocator's memory, returns all of it to the driver, and makes the handle invalid.
 ///
-/// GAPLESS_ERROR_LEAKED when allocations were never freed: their memory is gone all the same, the text lists them.
-/// GAPLESS_ERROR_IN_USE when another thread is inside a call on it: nothing was done.
+/// GAPLESS_ERROR_LEAKED when some allocations were never freed: their memory is gone all the same, and the text lists them.
+/// GAPLESS_ERROR_IN_USE when another thread is inside a call on the allocator: nothing was done.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_destroy(allocator: *mut gapless_allocator) -> gapless_status {
     guard(|| remove(allocator)?.close())
@@ -55,7 +55,7 @@ pub extern "C" fn gapless_destroy(allocator: *mut gapless_allocator) -> gapless_
 
 /// Allocates bytes for work on stream and writes the device address to *pointer, a multiple of 512.
 ///
-/// Work queued on stream from now on may use it. 0 bytes: an address of its own.
+/// Work queued on stream from now on may use the memory. 0 bytes: an address that no other live allocation has.
 ///
 /// # Safety
 /// pointer points to a pointer; stream is a stream of the device, or null for the default one.
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn gapless_alloc(
     guard(|| unsafe { alloc(allocator, bytes, 1, stream, pointer) })
 }
 
-/// As gapless_alloc, at a multiple of alignment, a power of two.
+/// As gapless_alloc, at a multiple of alignment bytes, which must be a power of two.
 ///
 /// # Safety
 /// As gapless_alloc.
@@ -102,8 +102,8 @@ unsafe fn alloc(
     Ok(())
 }
 
-/// Frees an allocation. Work queued on its stream, and on the streams it was recorded on, may still use it: the memory
-/// is handed out again in that order. NULL: nothing.
+/// Frees an allocation; nothing for NULL. Work that is already queued on its stream, and on the streams it was recorded
+/// on, may still use the memory: whoever gets it next is ordered behind that work.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_free(allocator: *mut gapless_allocator, pointer: *mut c_void) -> gapless_status {
     guard(|| {
@@ -112,8 +112,8 @@ pub extern "C" fn gapless_free(allocator: *mut gapless_allocator, pointer: *mut 
     })
 }
 
-/// Makes known that work on stream uses the allocation too: once freed, it is not handed out again before the work queued
-/// there by then has completed.
+/// Records that stream also uses the allocation: once freed, the memory is not handed out again before the work that is
+/// queued on stream by then has completed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_record_stream(
     allocator: *mut gapless_allocator,
@@ -123,8 +123,8 @@ pub extern "C" fn gapless_record_stream(
     guard(|| Ok(find(allocator)?.allocator.record_stream(address(pointer), stream_id(stream))?))
 }
 
-/// Gives free memory back to the driver until at most keep_bytes are held, and writes the bytes given back to *released,
-/// unless that is null. Waits for the streams that used it, not for the device.
+/// Returns free memory to the driver until at most keep_bytes are held, and writes the number of bytes released to
+/// *released, unless that is null. Waits for the streams that used the memory, not for the device.
 ///
 /// # Safety
 /// released is null or points to a number.
@@ -144,13 +144,14 @@ pub unsafe extern "C" fn gapless_trim(
     })
 }
 
-/// Changes the most bytes that may be held. What is held above and free goes back now; what is live stays.
+/// Changes the budget, the largest number of bytes to hold. Free memory above it is returned to the driver now; live
+/// allocations stay.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_set_budget(allocator: *mut gapless_allocator, bytes: u64) -> gapless_status {
     guard(|| Ok(find(allocator)?.allocator.set_budget(bytes)?))
 }
 
-/// Makes the present the peak of live and held bytes.
+/// Resets the peaks of live and held bytes to current values.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_reset_peaks(allocator: *mut gapless_allocator) -> gapless_status {
     guard(|| {
@@ -159,7 +160,7 @@ pub extern "C" fn gapless_reset_peaks(allocator: *mut gapless_allocator) -> gapl
     })
 }
 
-/// Records every allocation and free from now on into a file that gapless replay reads: gzip when the path ends in .gz.
+/// Records every allocation and free from now on into a file that gapless replay reads, compressed when path ends in .gz.
 ///
 /// # Safety
 /// path is a NUL-terminated string.
@@ -192,7 +193,7 @@ pub unsafe extern "C" fn gapless_record_mark(
     })
 }
 
-/// Completes the recording. The end of the process does so, too, for the process-wide allocators.
+/// Completes the recording. For the process-wide allocators, so does the end of the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_record_stop(allocator: *mut gapless_allocator) -> gapless_status {
     guard(|| find(allocator)?.stop_recording())
@@ -210,7 +211,7 @@ pub(crate) fn address(pointer: *mut c_void) -> DeviceAddr {
     DeviceAddr(pointer.addr() as u64)
 }
 
-/// Never followed on the host: no provenance.
+/// A pointer for the caller to pass on. Nothing here follows it, so it needs no provenance.
 pub(crate) fn device_pointer(addr: DeviceAddr) -> *mut c_void {
     std::ptr::without_provenance_mut(addr.0 as usize)
 }

@@ -1,9 +1,9 @@
 //! One allocator per device for the whole process, made on first use from `GAPLESS_CONF`.
 //!
-//! - I1  a device's allocator is made once and lives as long as the process: its memory goes back with it. A first use
-//!   that fails is tried again at the next one.
+//! - I1  a device's allocator is made once and lives as long as the process. If making it fails, the next use tries
+//!   again.
 //!
-//! Threads: any. Cost: an atomic load once the allocator is there.
+//! Threads: any. Cost: an atomic load once the allocator exists.
 
 use crate::conf::Conf;
 use crate::config::{Settings, text};
@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
-/// A device of this process.
+/// A device that this process uses. What it does for the front ends is in `device_memory`.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub ordinal: u32,
@@ -34,11 +34,11 @@ pub(crate) struct Device {
 }
 
 static DEVICES: [OnceLock<Device>; MOST_DEVICES] = [const { OnceLock::new() }; MOST_DEVICES];
-/// Taken while a device is made.
+/// What `gapless_configure` said. Locked while a device is made.
 static MAKING: Mutex<Option<String>> = Mutex::new(None);
 
 impl Device {
-    /// The device's allocator, made now where this is the first use.
+    /// The device of that number, with its allocator made now if this is the first use.
     pub fn get(ordinal: i32) -> Answer<&'static Self> {
         let slot = usize::try_from(ordinal).ok().and_then(|ordinal| DEVICES.get(ordinal));
         let slot = slot.ok_or_else(|| Failure::argument(format!("{ordinal} is not the number of a device")))?;
@@ -48,7 +48,7 @@ impl Device {
         }
     }
 
-    /// The devices in use.
+    /// The devices that were used so far.
     pub fn all() -> impl Iterator<Item = &'static Self> {
         DEVICES.iter().filter_map(OnceLock::get)
     }
@@ -99,7 +99,7 @@ impl Device {
         Ok(slot.get_or_init(|| device))
     }
 
-    /// For the log, where it is on.
+    /// Writes to the log if it is on.
     pub fn log(&self, text: impl FnOnce() -> String) {
         if self.log {
             eprintln!("gapless: device {}: {}", self.ordinal, text());
@@ -116,7 +116,7 @@ fn read_conf(configured: Option<&str>) -> Answer<Conf> {
     Conf::parse(&text).map_err(|error| Failure::argument(format!("{VARIABLE}: {error}")))
 }
 
-/// `%d` becomes the device, `%p` the process; devices after the first get a file of their own in any case.
+/// Replaces `%d` by the device and `%p` by the process. Devices after the first get a file of their own in any case.
 fn path_for(path: &std::path::Path, ordinal: u32) -> PathBuf {
     let text = path.to_string_lossy();
     let named = text.replace("%d", &ordinal.to_string()).replace("%p", &std::process::id().to_string());
@@ -136,7 +136,7 @@ extern "C" fn complete_recordings() {
     });
 }
 
-/// Checks a configuration in the syntax of GAPLESS_CONF: key:value,key:value. The text of a failure names what is wrong.
+/// Checks a configuration in the syntax of GAPLESS_CONF: key:value,key:value. On failure the text names what is wrong.
 ///
 /// # Safety
 /// conf is a NUL-terminated string.
@@ -149,7 +149,8 @@ pub unsafe extern "C" fn gapless_check_conf(conf: *const c_char) -> gapless_stat
     })
 }
 
-/// Uses a configuration instead of GAPLESS_CONF for the process-wide allocators. GAPLESS_ERROR_IN_USE once there is one.
+/// Uses a configuration in place of GAPLESS_CONF for the process-wide allocators. GAPLESS_ERROR_IN_USE once one of them
+/// exists.
 ///
 /// # Safety
 /// conf is a NUL-terminated string.
@@ -163,7 +164,7 @@ pub unsafe extern "C" fn gapless_configure(conf: *const c_char) -> gapless_statu
         if Device::all().next().is_some() {
             return Err(Failure::new(
                 GAPLESS_ERROR_IN_USE,
-                "allocators are in use already: configure before the first use",
+                "an allocator is in use already: configure before the first use",
             ));
         }
         *configured = Some(conf);
@@ -171,8 +172,10 @@ pub unsafe extern "C" fn gapless_configure(conf: *const c_char) -> gapless_statu
     })
 }
 
-/// The process-wide allocator of a device, made on first use from GAPLESS_CONF: the one behind gapless_torch_malloc. It
-/// lives as long as the process; gapless_destroy refuses it.
+/// Writes the handle of a device's process-wide allocator to *allocator, for its statistics, budget and recordings. It is
+/// made on first use from GAPLESS_CONF and lives as long as the process; gapless_destroy refuses it.
+///
+/// Allocate from it with gapless_device_alloc: calls by handle go past the pools of captured graphs and the memory history.
 ///
 /// # Safety
 /// allocator points to a handle.

@@ -1,6 +1,6 @@
 //! Handles: tokens that look like pointers and are looked up, never followed.
 //!
-//! - I1  a token names one allocator for ever: slots are not used again, so that a stale handle is told.
+//! - I1  a token names one allocator for ever: slots are not used again, so that a stale handle is detected.
 //!
 //! Threads: any. Cost: a shared lock and an index.
 
@@ -24,13 +24,13 @@ static SLOTS: RwLock<Vec<Slot>> = RwLock::new(Vec::new());
 /// Whether a handle can be destroyed by its holder.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lifetime {
-    /// By `gapless_destroy`.
+    /// `gapless_destroy` destroys it.
     Owned,
-    /// Never: the process-wide ones.
+    /// It lives as long as the process.
     Permanent,
 }
 
-/// Gives `instance` a handle.
+/// Makes a handle for `instance`.
 pub(crate) fn register(instance: Arc<Instance>, lifetime: Lifetime) -> *mut gapless_allocator {
     let mut slots = SLOTS.write();
     slots.push(Slot { instance: Some(instance), permanent: lifetime == Lifetime::Permanent });
@@ -69,7 +69,7 @@ fn index_of(handle: *const gapless_allocator) -> Answer<usize> {
         Some(distance) if distance.is_multiple_of(STEP) => Ok(distance / STEP),
         _ => Err(Failure::new(
             GAPLESS_ERROR_INVALID_HANDLE,
-            format!("{handle:p} is not an allocator handle: use what gapless_create gave"),
+            format!("{handle:p} is not an allocator handle: use what gapless_create wrote"),
         )),
     }
 }

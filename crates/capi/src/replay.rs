@@ -1,4 +1,4 @@
-//! Replay of a recorded trace, for hosts that have no command line at hand.
+//! Replay of a recorded trace, for programs that do not run the command line.
 
 use crate::config::text;
 use crate::last_error::guard;

@@ -1,10 +1,10 @@
-//! What PyTorch's `CUDAPluggableAllocator` calls, and with it whoever allocates by C function (CuPy, RMM).
+//! What PyTorch's `CUDAPluggableAllocator` calls: PyTorch's own words and forms over the memory in `device_memory`.
 //!
-//! PyTorch takes a null pointer for memory, so that a failure has to be thrown. C++ exceptions are PyTorch's business: a
-//! host sets a handler that throws, and [`gapless_torch_malloc`] calls it with the text last, with nothing of its own
-//! left to clean up. Without a handler it returns null.
+//! PyTorch takes a null pointer for memory, so a failure has to be thrown. C++ exceptions are PyTorch's business: the
+//! Python package sets a handler that throws, and [`gapless_torch_malloc`] calls it as the last thing it does, with
+//! nothing left to clean up. Without a handler it returns null.
 //!
-//! The other entry points return nothing, so their failures go to stderr, once for each kind.
+//! The other entry points return nothing, so their first few failures go to stderr.
 
 use crate::device_memory::Contents;
 use crate::functions::{CUstream_st, address, check_out, device_pointer, stream_id};
@@ -19,12 +19,12 @@ use gapless::units::ByteSize;
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// Called when gapless_torch_malloc fails, with the text for a person; may throw, and then does not return.
+/// Called with a text for a person when gapless_torch_malloc fails. May throw a C++ exception instead of returning.
 pub type gapless_failure_handler = Option<unsafe extern "C-unwind" fn(text: *const c_char, out_of_memory: i32)>;
 
 static HANDLER: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Sets the function that gapless_torch_malloc calls when it fails, or none for NULL.
+/// Sets the function that gapless_torch_malloc calls when it fails; NULL for none.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_on_failure(handler: gapless_failure_handler) {
     let pointer = handler.map_or(std::ptr::null_mut(), |handler| handler as *mut c_void);
@@ -32,7 +32,7 @@ pub extern "C" fn gapless_torch_on_failure(handler: gapless_failure_handler) {
     HANDLER.store(pointer, Ordering::Release);
 }
 
-/// Allocates for PyTorch. On failure calls the handler, if any, and returns NULL.
+/// Allocates for PyTorch. On failure, calls the handler if there is one, and returns NULL.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn gapless_torch_malloc(
     size: libc::ssize_t,
@@ -117,13 +117,13 @@ pub extern "C" fn gapless_torch_free(pointer: *mut c_void, size: usize, device: 
     tell(&TOLD_FREE, || Ok(Device::get(device)?.free(address(pointer), size as u64, stream_id(stream))?));
 }
 
-/// PyTorch's init: nothing is taken before the first allocation.
+/// PyTorch's init. Does nothing: a device's allocator is made at its first allocation.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_init(device_count: i32) {
     let _ = device_count;
 }
 
-/// PyTorch's reset, which is torch.cuda.empty_cache: free memory of all devices goes back to the driver.
+/// PyTorch's reset, which is torch.cuda.empty_cache: returns free memory of all devices to the driver.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_reset() {
     tell(&TOLD_RESET, || {
@@ -134,7 +134,7 @@ pub extern "C" fn gapless_torch_reset() {
     });
 }
 
-/// PyTorch's memory fraction: the budget becomes this part of the device.
+/// PyTorch's memory fraction: sets the budget of a device to a fraction of its memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_memory_fraction(fraction: f64, device: i32) {
     tell(&TOLD_FRACTION, || set_fraction(fraction, device));
@@ -147,7 +147,7 @@ fn set_fraction(fraction: f64, device: i32) -> Answer<()> {
     device.pools.set_budget(&device.main, budget.of(total))
 }
 
-/// Sets the budget of a device to a part of its memory, above 0 and at most 1.
+/// Sets the budget of a device to a fraction of its memory, above 0 and at most 1.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_set_fraction(fraction: f64, device: i32) -> gapless_status {
     guard(|| set_fraction(fraction, device))
@@ -175,7 +175,7 @@ pub unsafe extern "C" fn gapless_torch_base_alloc(pointer: *mut c_void, size: *m
     base
 }
 
-/// PyTorch's record stream.
+/// PyTorch's record stream: records that stream also uses the allocation.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_record_stream(pointer: *mut c_void, stream: *mut CUstream_st) {
     tell(&TOLD_RECORD, || {
@@ -195,13 +195,14 @@ pub extern "C" fn gapless_torch_record_stream(pointer: *mut c_void, stream: *mut
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gapless_torch_pool {
-    /// First half.
+    /// The first half of the name.
     pub first: u64,
-    /// Second half.
+    /// The second half of the name.
     pub second: u64,
 }
 
-/// PyTorch's begin allocate to pool: a graph is being captured, or a MemPool is in use. The filter is not called.
+/// PyTorch's begin allocate to pool, when a graph is captured or a MemPool is in use: opens a pool for the calling thread.
+/// The filter is not called.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_begin_allocate_to_pool(device: i32, pool: gapless_torch_pool, filter: *mut c_void) {
     let _ = filter;
@@ -211,7 +212,7 @@ pub extern "C" fn gapless_torch_begin_allocate_to_pool(device: i32, pool: gaples
     });
 }
 
-/// PyTorch's end allocate to pool.
+/// PyTorch's end allocate to pool: closes a pool to new requests.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_end_allocate_to_pool(device: i32, pool: gapless_torch_pool) {
     tell(&TOLD_POOL, || {
@@ -221,7 +222,7 @@ pub extern "C" fn gapless_torch_end_allocate_to_pool(device: i32, pool: gapless_
     });
 }
 
-/// PyTorch's release pool: the graph is gone.
+/// PyTorch's release pool: the graph or MemPool is gone. The pool's memory goes back with its last allocation.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_release_pool(device: i32, pool: gapless_torch_pool) {
     tell(&TOLD_POOL, || {
@@ -231,8 +232,8 @@ pub extern "C" fn gapless_torch_release_pool(device: i32, pool: gapless_torch_po
     });
 }
 
-/// Writes figures of a device's process-wide allocator and of its pools as a JSON object into buffer, as
-/// gapless_stats_json does; with snapshot not 0, every segment, chunk and block, too.
+/// Writes statistics of a device's process-wide allocator and of its pools as a JSON object into buffer, as
+/// gapless_stats_json does. If snapshot is not 0, adds every segment, chunk and block.
 ///
 /// # Safety
 /// As gapless_stats_json.
