@@ -171,7 +171,7 @@ pub unsafe extern "C" fn gapless_device_alloc(
 /// As gapless_device_alloc, at a multiple of alignment, a power of two.
 ///
 /// # Safety
-/// As gapless_device_alloc.
+/// pointer and stream are as in gapless_device_alloc.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_device_alloc_aligned(
     device: i32,

@@ -19,7 +19,7 @@ pub const GAPLESS_KIND_INVALID_VALUE: gapless_error_kind = 3;
 pub const GAPLESS_KIND_INVALID_HANDLE: gapless_error_kind = 4;
 /// The device is lost to this process: every later call to the driver fails, too.
 pub const GAPLESS_KIND_DEVICE_LOST: gapless_error_kind = 5;
-/// A driver call failed for another reason, which gapless_last_error_code tells apart.
+/// A driver call failed for another reason; gapless_last_error_code says which.
 pub const GAPLESS_KIND_DRIVER_OTHER: gapless_error_kind = 6;
 /// The request is larger than the range of addresses that is reserved for a stream; see region_bytes.
 pub const GAPLESS_KIND_TOO_LARGE: gapless_error_kind = 7;

@@ -73,7 +73,7 @@ pub unsafe extern "C" fn gapless_alloc(
 /// As gapless_alloc, at a multiple of alignment bytes, which must be a power of two.
 ///
 /// # Safety
-/// As gapless_alloc.
+/// pointer and stream are as in gapless_alloc.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_alloc_aligned(
     allocator: *mut gapless_allocator,

@@ -114,7 +114,7 @@ pub extern "C" fn gapless_torch_record_history(most_events: usize, clear: i32) {
 /// Writes the history of all devices as a JSON list into buffer, the oldest event first, as gapless_stats_json does.
 ///
 /// # Safety
-/// As gapless_stats_json.
+/// buffer, capacity and needed are as in gapless_stats_json.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_torch_history_json(
     buffer: *mut c_char,

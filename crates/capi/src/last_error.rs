@@ -106,7 +106,7 @@ pub extern "C" fn gapless_last_error_code() -> i32 {
 /// does; its key "text" has the report as a text for a person. GAPLESS_ERROR_NOT_FOUND when that failure was another one.
 ///
 /// # Safety
-/// As gapless_stats_json.
+/// buffer, capacity and needed are as in gapless_stats_json.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_last_error_report_json(
     buffer: *mut c_char,

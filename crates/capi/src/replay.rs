@@ -30,7 +30,7 @@ impl Default for Options {
 /// options is NULL or a JSON object with any of capacity_bytes, policies (["gapless", "caching"]) and search_capacity.
 ///
 /// # Safety
-/// path is a NUL-terminated string, options one or NULL; the rest as gapless_stats_json.
+/// path is a NUL-terminated string, options is one or NULL; the rest is as in gapless_stats_json.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_replay_json(
     path: *const c_char,

@@ -132,7 +132,7 @@ pub unsafe extern "C" fn gapless_stats_json(
 /// no request has. gapless_last_error_report_json has the report of the calling thread's own failure.
 ///
 /// # Safety
-/// As gapless_stats_json.
+/// buffer, capacity and needed are as in gapless_stats_json.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_oom_report_json(
     allocator: *mut gapless_allocator,
@@ -157,7 +157,7 @@ pub(crate) fn described(report: &OutOfMemory) -> Answer<serde_json::Value> {
 /// Writes every segment, chunk and block as a JSON object into buffer, as gapless_stats_json does.
 ///
 /// # Safety
-/// As gapless_stats_json.
+/// buffer, capacity and needed are as in gapless_stats_json.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_snapshot_json(
     allocator: *mut gapless_allocator,

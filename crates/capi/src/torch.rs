@@ -236,7 +236,7 @@ pub extern "C" fn gapless_torch_release_pool(device: i32, pool: gapless_torch_po
 /// gapless_stats_json does. If snapshot is not 0, adds every segment, chunk and block.
 ///
 /// # Safety
-/// As gapless_stats_json.
+/// buffer, capacity and needed are as in gapless_stats_json.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_torch_report_json(
     device: i32,
