@@ -102,7 +102,7 @@ int main(void) {
     expect(gapless_check_conf("budget:0.5,max_split_size_mb:20"), GAPLESS_OK, "", "a configuration");
 
     expect(gapless_alloc(allocator, 100, NULL, &pointer), GAPLESS_OK, "", "a block to forget");
-    expect(gapless_destroy(allocator), GAPLESS_ERROR_LEAKED, "1 allocations", "a leak");
+    expect(gapless_destroy(allocator), GAPLESS_ERROR_LEAKED, "1 allocation of", "a leak");
     expect(gapless_destroy(allocator), GAPLESS_ERROR_INVALID_HANDLE, "destroyed", "a stale handle");
     expect(gapless_free(allocator, pointer), GAPLESS_ERROR_INVALID_HANDLE, "destroyed", "a stale handle");
 

@@ -2,7 +2,7 @@
 
 PyTorch: ``import gapless.torch; gapless.torch.enable()`` before CUDA is initialised.
 CuPy, RMM, Numba: ``gapless.cupy``, ``gapless.rmm``, ``gapless.numba``. They all share one allocator per device, made on
-first use from ``GAPLESS_CONF``; the functions here look at that one.
+first use from ``GAPLESS_CONF``; ``stats``, ``report``, ``trim`` and the other functions here are about that one.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import os
 from typing import Any, Iterator, Optional, Sequence, Union
 
 from . import _library
-from ._library import GaplessError, OutOfMemoryError
+from ._library import ErrorKind, GaplessError, OutOfMemoryError
 
 __all__ = [
     "Allocator",
+    "DeviceMemory",
+    "ErrorKind",
     "GaplessError",
     "OutOfMemoryError",
     "configure",
+    "last_error",
     "record",
     "replay",
     "report",
@@ -40,15 +43,25 @@ def version() -> str:
 
 
 def configure(conf: str) -> None:
-    """Uses ``conf`` (the syntax of ``GAPLESS_CONF``) for the process-wide allocators; before their first use only."""
+    """Uses ``conf`` in place of ``GAPLESS_CONF`` for the process-wide allocators. Only before their first use."""
     _library.check(_library.load().gapless_configure(conf.encode()))
+
+
+def last_error() -> Optional[GaplessError]:
+    """The last failure of the calling thread, whichever front end asked; ``None`` when no call has failed on it.
+
+    For frameworks that raise an exception of their own: ``torch.cuda.OutOfMemoryError`` has the text, and this has the
+    report beside it.
+    """
+    error = _library.last_error()
+    return None if error.status == _library.OK else error
 
 
 class Allocator:
     """An allocator of one device. Addresses and streams are plain integers.
 
-    ``Allocator(...)`` makes one of its own, closed by :meth:`close` or the end of a ``with`` block;
-    :meth:`of_device` is the process-wide one.
+    ``Allocator(...)`` makes one, which :meth:`close` or the end of a ``with`` block closes; :meth:`of_device` is the
+    process-wide one.
     """
 
     def __init__(
@@ -61,7 +74,7 @@ class Allocator:
         chunk_bytes: int = 0,
         region_bytes: int = 0,
     ) -> None:
-        """``budget``: bytes as an int, or a part of the device as a float; default: what is free."""
+        """``budget`` is a number of bytes (int) or a fraction of the device (float); default: what is free."""
         self._library = _library.load()
         self._handle = ctypes.c_void_p()
         config = _library.Config(size=ctypes.sizeof(_library.Config), device=device, slack=slack)
@@ -75,50 +88,46 @@ class Allocator:
         _library.check(self._library.gapless_create(ctypes.byref(config), ctypes.byref(self._handle)))
 
     @classmethod
-    def of_device(cls, device: int = 0) -> Allocator:
-        """The process-wide allocator of a device, made now where this is the first use."""
-        self = cls.__new__(cls)
-        self._library = _library.load()
-        self._handle = ctypes.c_void_p()
-        _library.check(self._library.gapless_device_allocator(device, ctypes.byref(self._handle)))
-        return self
+    def of_device(cls, device: int = 0) -> DeviceMemory:
+        """The process-wide allocator of a device, made now if this is the first use."""
+        return DeviceMemory(device)
 
     def alloc(self, size: int, stream: int = 0, *, alignment: int = 0) -> int:
-        """Allocates ``size`` bytes for work on ``stream``; gives the address."""
+        """Allocates ``size`` bytes for work on ``stream`` and returns the address."""
         if size < 0 or alignment < 0:
             raise ValueError(f"a size of {size} at a multiple of {alignment}")
         pointer = ctypes.c_void_p()
-        if alignment:
-            status = self._library.gapless_alloc_aligned(self._handle, size, alignment, stream, ctypes.byref(pointer))
-        else:
-            status = self._library.gapless_alloc(self._handle, size, stream, ctypes.byref(pointer))
-        _library.check(status)
+        _library.check(self._alloc(size, alignment or 1, stream, pointer))
         return pointer.value or 0
+
+    def _alloc(self, size: int, alignment: int, stream: int, pointer: ctypes.c_void_p) -> int:
+        function = self._library.gapless_alloc_aligned
+        return function(self._handle, size, alignment, stream, ctypes.byref(pointer))
 
     def free(self, address: int) -> None:
         """Frees an allocation; work queued by now may still use it."""
         _library.check(self._library.gapless_free(self._handle, address))
 
     def record_stream(self, address: int, stream: int) -> None:
-        """Makes known that work on ``stream`` uses an allocation too."""
+        """Records that ``stream`` also uses an allocation."""
         _library.check(self._library.gapless_record_stream(self._handle, address, stream))
 
     def trim(self, keep_bytes: int = 0) -> int:
-        """Gives free memory back to the driver until at most ``keep_bytes`` are held; gives the bytes given back."""
+        """Returns free memory to the driver until at most ``keep_bytes`` are held; returns the number of bytes released."""
         released = ctypes.c_uint64()
         _library.check(self._library.gapless_trim(self._handle, keep_bytes, ctypes.byref(released)))
         return released.value
 
     def set_budget(self, size: int) -> None:
-        """Changes the most bytes that may be held."""
+        """Changes the largest number of bytes to hold."""
         _library.check(self._library.gapless_set_budget(self._handle, size))
 
     def reset_peaks(self) -> None:
-        """Makes the present the peak."""
+        """Resets the peaks to current values."""
         _library.check(self._library.gapless_reset_peaks(self._handle))
 
     def stats(self) -> dict[str, Any]:
-        """All figures."""
+        """All statistics."""
         return _library.read_json(self._library.gapless_stats_json, self._handle)
 
     def snapshot(self) -> dict[str, Any]:
@@ -126,7 +135,10 @@ class Allocator:
         return _library.read_json(self._library.gapless_snapshot_json, self._handle)
 
     def oom_report(self) -> Optional[dict[str, Any]]:
-        """The report of the last request that ran out of memory; its key ``text`` has it for a person."""
+        """The report of this allocator's last request that ran out of memory, on whatever thread; ``text`` is for a person.
+
+        The report of a request of one's own is in the exception that it raised.
+        """
         try:
             return _library.read_json(self._library.gapless_oom_report_json, self._handle)
         except GaplessError as error:
@@ -147,7 +159,7 @@ class Allocator:
         _library.check(self._library.gapless_record_stop(self._handle))
 
     def close(self) -> None:
-        """Gives everything back; raises when allocations were never freed (they are gone all the same)."""
+        """Returns all memory to the driver; raises when allocations were never freed (they are gone all the same)."""
         handle, self._handle = self._handle, ctypes.c_void_p()
         _library.check(self._library.gapless_destroy(handle))
 
@@ -158,28 +170,66 @@ class Allocator:
         self.close()
 
 
+class DeviceMemory(Allocator):
+    """The process-wide allocator of a device: the door that PyTorch, CuPy, RMM and Numba share.
+
+    What is allocated here can come from an open pool, is in the memory history, and counts in PyTorch's statistics.
+    It lives as long as the process.
+    """
+
+    def __init__(self, device: int = 0) -> None:
+        self._library = _library.load()
+        self._device = device
+        self._handle = ctypes.c_void_p()
+        _library.check(self._library.gapless_device_allocator(device, ctypes.byref(self._handle)))
+
+    def _alloc(self, size: int, alignment: int, stream: int, pointer: ctypes.c_void_p) -> int:
+        function = self._library.gapless_device_alloc_aligned
+        return function(self._device, size, alignment, stream, ctypes.byref(pointer))
+
+    def free(self, address: int, size: int = 0) -> None:
+        """Frees an allocation; work queued by now may still use it. ``size``, as requested, is for the memory history."""
+        _library.check(self._library.gapless_device_free(self._device, address, size))
+
+    def record_stream(self, address: int, stream: int) -> None:
+        """Records that ``stream`` also uses an allocation."""
+        _library.check(self._library.gapless_device_record_stream(self._device, address, stream))
+
+    def trim(self, keep_bytes: int = 0) -> int:
+        """Returns free memory to the driver until at most ``keep_bytes`` are held; returns the number of bytes released.
+
+        Memory of pools stays, and does not count.
+        """
+        released = ctypes.c_uint64()
+        _library.check(self._library.gapless_device_trim(self._device, keep_bytes, ctypes.byref(released)))
+        return released.value
+
+
 def stats(device: int = 0) -> dict[str, Any]:
-    """Figures of a device's process-wide allocator."""
+    """Statistics of a device's process-wide allocator."""
     return Allocator.of_device(device).stats()
 
 
 def snapshot(device: int = 0) -> dict[str, Any]:
-    """Every segment, chunk and block of it."""
+    """Every segment, chunk and block of a device's process-wide allocator."""
     return Allocator.of_device(device).snapshot()
 
 
 def reset_peaks(device: int = 0) -> None:
-    """Makes the present its peak."""
+    """Resets the peaks of a device's process-wide allocator to current values."""
     Allocator.of_device(device).reset_peaks()
 
 
 def trim(keep_bytes: int = 0, device: int = 0) -> int:
-    """Gives its free memory back to the driver until at most ``keep_bytes`` are held; gives the bytes given back."""
+    """Returns a device's free memory to the driver until at most ``keep_bytes`` are held.
+
+    Returns the number of bytes released.
+    """
     return Allocator.of_device(device).trim(keep_bytes)
 
 
 def report(device: int = 0) -> str:
-    """What a device's memory is used for, and why the last request failed, if one did: for a person."""
+    """A text for a person: what a device's memory is used for, and why the last request failed, if one did."""
     allocator = Allocator.of_device(device)
     figures = allocator.stats()
     lines = [f"gapless, device {device}"]
@@ -195,7 +245,8 @@ def report(device: int = 0) -> str:
         lines.append(f"  {name:<20}{_size(figures[key]):>12}")
     largest = figures["fragmentation"]["largest_with_remapping_bytes"]
     lines.append(f"  {'largest request now':<20}{_size(largest):>12}")
-    lines.append(f"  {figures['allocs']} allocations, {figures['failed_allocs']} failed")
+    allocs, failed = figures["allocs"], figures["failed_allocs"]
+    lines.append(f"  {allocs} {'allocation' if allocs == 1 else 'allocations'}, {failed} failed")
     oom = allocator.oom_report()
     if oom is not None:
         lines += ["", "The last request that failed:", oom["text"]]
@@ -225,7 +276,7 @@ def replay(
 ) -> list[dict[str, Any]]:
     """Replays a recording (a trace, a PyTorch memory snapshot, an RMM log) on a simulated device, without a GPU.
 
-    Gives one dictionary for each policy, with the keys of ``gapless replay --json``; ``oom`` says whether and why it
+    Returns one dictionary for each policy, with the keys of ``gapless replay --json``; ``oom`` says whether and why it
     ran out of memory on a device of ``capacity`` bytes (default: what the file says, or 1.05 times its peak).
     """
     options: dict[str, Any] = {"policies": list(policies), "search_capacity": search_capacity}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import enum
 import json
 import os
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_size_t, c_ssize_t, c_uint64, c_void_p
@@ -15,16 +16,48 @@ BUFFER_TOO_SMALL = 9
 NOT_FOUND = 13
 
 
-class GaplessError(RuntimeError):
-    """A call of the library failed; ``status`` is its number in ``gapless.h``."""
+class ErrorKind(enum.IntEnum):
+    """What kind of failure it was, as far as a program can act on it: the ``GAPLESS_KIND_...`` numbers of ``gapless.h``."""
 
-    def __init__(self, status: int, text: str) -> None:
+    NONE = 0
+    OUT_OF_MEMORY = 1
+    NOT_SUPPORTED = 2
+    INVALID_VALUE = 3
+    INVALID_HANDLE = 4
+    DEVICE_LOST = 5
+    DRIVER_OTHER = 6
+    TOO_LARGE = 7
+    ADDRESSES_FRAGMENTED = 8
+    FOREIGN_STREAM = 9
+    TOO_MANY_STREAMS = 10
+    CANNOT_WAIT = 11
+    FORKED = 12
+
+
+class GaplessError(RuntimeError):
+    """A call of the library failed.
+
+    ``status`` is its number in ``gapless.h``, ``kind`` refines it, ``code`` is CUDA's result code (0 when no driver call
+    failed), and ``report`` is the out-of-memory report as a dictionary, for requests that ran out of memory.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        text: str,
+        kind: ErrorKind = ErrorKind.NONE,
+        code: int = 0,
+        report: Optional[dict[str, Any]] = None,
+    ) -> None:
         super().__init__(text)
         self.status = status
+        self.kind = kind
+        self.code = code
+        self.report = report
 
 
 class OutOfMemoryError(GaplessError, MemoryError):
-    """The bytes are not there; the text says why."""
+    """There is not enough memory; the text and ``report`` explain why."""
 
 
 class Config(ctypes.Structure):
@@ -67,6 +100,10 @@ _TEXT = [c_char_p, c_size_t, POINTER(c_size_t)]
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gapless_version": (c_char_p, []),
     "gapless_last_error": (c_char_p, []),
+    "gapless_last_error_status": (c_int32, []),
+    "gapless_last_error_kind": (c_int32, []),
+    "gapless_last_error_code": (c_int32, []),
+    "gapless_last_error_report_json": (c_int32, [*_TEXT]),
     "gapless_create": (c_int32, [POINTER(Config), POINTER(_HANDLE)]),
     "gapless_destroy": (c_int32, [_HANDLE]),
     "gapless_alloc": (c_int32, [_HANDLE, c_uint64, c_void_p, POINTER(c_void_p)]),
@@ -85,6 +122,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gapless_check_conf": (c_int32, [c_char_p]),
     "gapless_configure": (c_int32, [c_char_p]),
     "gapless_device_allocator": (c_int32, [c_int32, POINTER(_HANDLE)]),
+    "gapless_device_alloc": (c_int32, [c_int32, c_uint64, c_void_p, POINTER(c_void_p)]),
+    "gapless_device_alloc_aligned": (c_int32, [c_int32, c_uint64, c_uint64, c_void_p, POINTER(c_void_p)]),
+    "gapless_device_free": (c_int32, [c_int32, c_void_p, c_uint64]),
+    "gapless_device_record_stream": (c_int32, [c_int32, c_void_p, c_void_p]),
+    "gapless_device_trim": (c_int32, [c_int32, c_uint64, POINTER(c_uint64)]),
     "gapless_replay_json": (c_int32, [c_char_p, c_char_p, *_TEXT]),
     "gapless_cupy_malloc": (c_void_p, [c_void_p, c_size_t, c_int]),
     "gapless_cupy_free": (None, [c_void_p, c_void_p, c_int]),
@@ -120,20 +162,37 @@ def load() -> ctypes.CDLL:
 
 
 def check(status: int) -> None:
-    """Raises what a status says."""
-    if status == OK:
-        return
-    text = (load().gapless_last_error() or b"").decode(errors="replace")
-    raise (OutOfMemoryError if status == OUT_OF_MEMORY else GaplessError)(status, text)
+    """Raises the failure that a status stands for."""
+    if status != OK:
+        raise last_error()
+
+
+def last_error() -> GaplessError:
+    """The last failure of the calling thread; its status is ``OK`` when no call has failed on this thread."""
+    library = load()
+    status = library.gapless_last_error_status()
+    text = (library.gapless_last_error() or b"").decode(errors="replace")
+    number, code = library.gapless_last_error_kind(), library.gapless_last_error_code()
+    # A newer library may know more kinds.
+    kind = ErrorKind(number) if number in ErrorKind.__members__.values() else ErrorKind.NONE
+    of_memory = status == OUT_OF_MEMORY
+    report = _read(library.gapless_last_error_report_json)[1] if of_memory else None
+    return (OutOfMemoryError if of_memory else GaplessError)(status, text, kind, code, report)
 
 
 def read_json(function: Callable[..., int], *arguments: Any) -> Any:
-    """Calls a function that writes a text into a buffer, as often as it takes: the text may grow between two calls."""
+    """Calls a function that writes a JSON text into a buffer, and returns what it wrote."""
+    status, value = _read(function, *arguments)
+    check(status)
+    return value
+
+
+def _read(function: Callable[..., int], *arguments: Any) -> tuple[int, Any]:
+    """As :func:`read_json`, with the status in place of an exception. Tries again as often as the text has grown."""
     needed = c_size_t(1 << 16)
     while True:
         buffer = ctypes.create_string_buffer(needed.value)
         status = function(*arguments, buffer, len(buffer), ctypes.byref(needed))
         if status != BUFFER_TOO_SMALL:
-            check(status)
-            return json.loads(buffer.value)
+            return status, json.loads(buffer.value) if status == OK else None
         needed.value += needed.value // 8

@@ -196,18 +196,24 @@ def _traces(segments: list[dict[str, Any]], devices: list[int]) -> list[list[dic
         for device in devices
     }
     traces: dict[int, list[dict[str, Any]]] = {device: [] for device in devices}
-    sizes: dict[tuple[int, int], int] = {}
+    # What is live at an address. Not every front end says at a free how large the allocation was, and on which stream.
+    live: dict[tuple[int, int], tuple[int, int]] = {}
     for event in _library.read_json(_library.load().gapless_torch_history_json):
-        device, addr, size = event["device"], event["addr"], event["bytes"]
+        device, addr, size, stream = (event[key] for key in ("device", "addr", "bytes", "stream"))
         if device not in traces:
             continue
 
-        def entry(action: str, size: int, key: str = "addr", event: dict[str, Any] = event) -> dict[str, Any]:
+        if event["action"] == "free":
+            size, stream = live.pop((device, addr), (size, stream))
+
+        def entry(
+            action: str, size: int, key: str = "addr", event: dict[str, Any] = event, stream: int = stream
+        ) -> dict[str, Any]:
             return {
                 "action": action,
                 key: event["addr"],
                 "size": size,
-                "stream": event["stream"],
+                "stream": stream,
                 "time_us": event["time_us"],
                 "compile_context": "N/A",
                 "user_metadata": "",
@@ -218,15 +224,13 @@ def _traces(segments: list[dict[str, Any]], devices: list[int]) -> list[list[dic
         if event["action"] == "oom":
             trace.append(entry("oom", size, "device_free"))
         elif event["action"] == "alloc":
-            sizes[device, addr] = size
+            live[device, addr] = size, stream
             own = _unmapped(mapped[device], addr, size)
             trace += [entry("segment_map", own)] * (own > 0) + [entry("alloc", size)]
-        else:
-            size = sizes.pop((device, addr), size)
-            if size > 0:
-                own = _unmapped(mapped[device], addr, size)
-                trace += [entry("free_requested", size), entry("free_completed", size)]
-                trace += [entry("segment_unmap", own)] * (own > 0)
+        elif size > 0:
+            own = _unmapped(mapped[device], addr, size)
+            trace += [entry("free_requested", size), entry("free_completed", size)]
+            trace += [entry("segment_unmap", own)] * (own > 0)
     return [traces[device] for device in devices]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Callable
 
-from gapless import _library
+from gapless import _library, stats
 
 __all__ = ["allocator", "enable"]
 
@@ -13,7 +13,8 @@ __all__ = ["allocator", "enable"]
 def allocator() -> Callable[[int], Any]:
     """A CuPy allocator, for ``cupy.cuda.set_allocator`` and ``cupy.cuda.using_allocator``.
 
-    Memory belongs to the stream that is CuPy's current one when it is allocated, as in CuPy's own pool.
+    Memory belongs to the stream that is CuPy's current one when it is allocated, as in CuPy's own pool. Running out of
+    memory raises CuPy's ``OutOfMemoryError``; its ``__cause__`` has the text and the report.
     """
     import cupy
     from cupy.cuda.memory import CFunctionAllocator, OutOfMemoryError
@@ -23,7 +24,7 @@ def allocator() -> Callable[[int], Any]:
         ctypes.cast(function, ctypes.c_void_p).value
         for function in (library.gapless_cupy_malloc, library.gapless_cupy_free)
     ]
-    # One for each stream: the parameter that CuPy hands to the C functions is the stream.
+    # One for each stream: the parameter that CuPy passes to the C functions is the stream.
     by_stream: dict[int, Any] = {}
 
     def malloc(size: int) -> Any:
@@ -33,23 +34,18 @@ def allocator() -> Callable[[int], Any]:
             made = by_stream[stream] = CFunctionAllocator(stream, *addresses, library)
         memory = made.malloc(size)
         if memory.ptr == 0 and size > 0:
-            text = (library.gapless_last_error() or b"").decode(errors="replace")
-            stats = _figures()
-            raise OutOfMemoryError(size, stats["reserved_bytes"], stats["budget_bytes"]) from (
-                _library.OutOfMemoryError(_library.OUT_OF_MEMORY, text)
-            )
+            failure = _library.last_error()
+            if not isinstance(failure, _library.OutOfMemoryError):
+                raise failure
+            figures = stats(cupy.cuda.get_device_id())
+            raise OutOfMemoryError(size, figures["reserved_bytes"], figures["budget_bytes"]) from failure
         return memory
-
-    def _figures() -> dict[str, Any]:
-        from gapless import stats
-
-        return stats(cupy.cuda.get_device_id())
 
     return malloc
 
 
 def enable() -> None:
-    """Makes CuPy allocate through gapless from now on; its own memory pool is no longer asked."""
+    """Makes CuPy allocate through gapless from now on, in place of its own memory pool."""
     import cupy
 
     cupy.cuda.set_allocator(allocator())

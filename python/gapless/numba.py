@@ -6,7 +6,7 @@ import ctypes
 import weakref
 from typing import Any
 
-from gapless import Allocator
+from gapless import DeviceMemory
 
 __all__ = ["enable"]
 
@@ -19,21 +19,21 @@ def _make_manager() -> Any:
 
         def initialize(self) -> None:
             super().initialize()
-            self._allocator = Allocator.of_device(self.context.device.id)
+            self._memory = DeviceMemory(self.context.device.id)
 
         def memalloc(self, size: int) -> Any:
-            allocator, context = self._allocator, weakref.proxy(self.context)
-            address = allocator.alloc(size)
+            memory, context = self._memory, weakref.proxy(self.context)
+            address = memory.alloc(size)
 
             def free() -> None:
                 # Numba does not say on which streams the memory was used, and its own free waits for the device.
                 context.synchronize()
-                allocator.free(address)
+                memory.free(address, size)
 
             return MemoryPointer(context, ctypes.c_void_p(address), size, finalizer=free)
 
         def get_memory_info(self) -> Any:
-            stats = self._allocator.stats()
+            stats = self._memory.stats()
             return MemoryInfo(free=stats["fragmentation"]["free_bytes"], total=stats["budget_bytes"])
 
         def get_ipc_handle(self, memory: Any) -> Any:
@@ -41,7 +41,7 @@ def _make_manager() -> Any:
 
         def reset(self) -> None:
             super().reset()
-            self._allocator.trim()
+            self._memory.trim()
 
         @property
         def interface_version(self) -> int:

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from gapless import Allocator
+from gapless import DeviceMemory
 
 __all__ = ["enable", "resource"]
 
 
 def resource(device: int = 0) -> Any:
-    """An RMM memory resource: RMM's callback resource over the device's process-wide allocator."""
+    """An RMM memory resource over the device's process-wide allocator."""
     from rmm.mr import CallbackMemoryResource
 
-    allocator = Allocator.of_device(device)
+    memory = DeviceMemory(device)
 
     def allocate(size: int, stream: Any = None) -> int:
-        return allocator.alloc(size, _handle(stream))
+        return memory.alloc(size, _handle(stream))
 
     def deallocate(pointer: int, size: int, stream: Any = None) -> None:
-        del size
         # RMM frees in the order of this stream, which need not be the one that the memory was allocated on.
         handle = _handle(stream)
         if handle:
-            allocator.record_stream(pointer, handle)
-        allocator.free(pointer)
+            memory.record_stream(pointer, handle)
+        memory.free(pointer, size)
 
     return CallbackMemoryResource(allocate, deallocate)
 

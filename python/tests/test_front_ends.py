@@ -32,6 +32,8 @@ sys.modules.update({"cupy": cupy, "cupy.cuda": cupy.cuda, "cupy.cuda.memory": me
 
 import gapless.cupy
 gapless.cupy.enable()
+"""
+CUPY_CHECKS = """
 block = cupy.allocator(5 << 20)
 assert gapless.stats()["live_bytes"] == 5 << 20
 assert [segment["stream"] for segment in gapless.snapshot()["segments"]] == [2]
@@ -45,11 +47,37 @@ assert gapless.stats()["live_bytes"] == 0
 
 
 def test_cupy(run):
-    assert "Tried to allocate 1 TiB" in run(CUPY)
+    assert "Tried to allocate 1 TiB" in run(CUPY + CUPY_CHECKS)
+
+
+RMM = """
+import sys, types, gapless
+rmm = types.ModuleType("rmm"); rmm.mr = types.ModuleType("rmm.mr")
+class CallbackMemoryResource:
+    def __init__(self, allocate, deallocate):
+        self.allocate, self.deallocate = allocate, deallocate
+rmm.mr.CallbackMemoryResource = CallbackMemoryResource
+sys.modules.update({"rmm": rmm, "rmm.mr": rmm.mr})
+
+import gapless.rmm
+resource = gapless.rmm.resource()
+"""
+
+
+def test_rmm(run):
+    run(
+        RMM
+        + """
+pointer = resource.allocate(5 << 20, 0)
+assert gapless.stats()["live_bytes"] == 5 << 20
+resource.deallocate(pointer, 5 << 20, 0)
+assert gapless.stats()["live_bytes"] == 0
+"""
+    )
 
 
 @pytest.mark.skipif(importlib.util.find_spec("rmm") is None, reason="RMM is not installed")
-def test_rmm(run):
+def test_the_real_rmm(run):
     run(
         """
 import gapless, gapless.rmm
@@ -88,6 +116,8 @@ assert gapless.numba._numba_memory_manager.__name__ == "Manager"
 context = Context()
 manager = cuda.manager(context)
 manager.initialize()
+"""
+NUMBA_CHECKS = """
 block = manager.memalloc(5 << 20)
 assert gapless.stats()["live_bytes"] == 5 << 20
 assert 0 < manager.get_memory_info().free < manager.get_memory_info().total
@@ -99,7 +129,7 @@ assert gapless.stats()["reserved_bytes"] == 0 and manager.interface_version == 1
 
 
 def test_numba(run):
-    run(NUMBA)
+    run(NUMBA + NUMBA_CHECKS)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="Numba's CUDA target is not installed")
@@ -116,3 +146,92 @@ del block
 assert gapless.stats()["live_bytes"] == 0
 """
     )
+
+
+# What all front ends have in common, whatever the names of their calls: `allocate(size)` and `free(block, size)`.
+SHARED = """
+from gapless import _library
+from gapless._torch_figures import Figures, record_history, snapshot
+
+MIB = 1 << 20
+library, figures = _library.load(), Figures(0)
+
+def live_of_pools():
+    return sum(pool["stats"]["live_bytes"] for pool in figures.report()["pools"])
+
+before = allocate(2 * MIB)
+record_history("all", 100, False)
+block = allocate(5 * MIB)
+report = figures.report()
+assert report["allocated_bytes"] == 7 * MIB and report["freed_bytes"] == 0, report
+free(block, 5 * MIB)
+free(before, 2 * MIB)
+report = figures.report()
+assert report["allocated_bytes"] == report["freed_bytes"] == 7 * MIB, report
+try:
+    allocate(1 << 40)
+except MemoryError:
+    pass
+else:
+    raise AssertionError("1 TiB was served")
+assert figures.report()["out_of_memory"] == 1
+events = [event for event in snapshot([figures])["device_traces"][0] if not event["action"].startswith("segment")]
+actions = [(event["action"], event["size"]) for event in events]
+freed = [("free_requested", 5 * MIB), ("free_completed", 5 * MIB)]
+freed += [("free_requested", 2 * MIB), ("free_completed", 2 * MIB)] * says_how_much_is_freed
+assert actions == [("alloc", 5 * MIB), *freed, ("oom", 1 << 40)], actions
+
+pool = _library.Pool(7, 0)
+library.gapless_torch_begin_allocate_to_pool(0, pool, None)
+block = allocate(3 * MIB)
+library.gapless_torch_end_allocate_to_pool(0, pool)
+assert live_of_pools() == 3 * MIB and gapless.stats()["live_bytes"] == 0
+free(block, 3 * MIB)
+assert live_of_pools() == 0
+library.gapless_torch_release_pool(0, pool)
+assert figures.report()["pools"] == []
+"""
+
+CALLS = {
+    "cupy": CUPY
+    + """
+blocks = {}
+def allocate(size):
+    memory = cupy.allocator(size)
+    blocks[memory.ptr] = memory
+    return memory.ptr
+def free(address, size):
+    del blocks[address]
+says_how_much_is_freed = False
+""",
+    "rmm": RMM
+    + """
+def allocate(size): return resource.allocate(size, 0)
+def free(address, size): resource.deallocate(address, size, 0)
+says_how_much_is_freed = True
+""",
+    "numba": NUMBA
+    + """
+blocks = {}
+def allocate(size):
+    memory = manager.memalloc(size)
+    blocks[memory.pointer.value] = memory
+    return memory.pointer.value
+def free(address, size):
+    blocks.pop(address).finalizer()
+says_how_much_is_freed = True
+""",
+    "the package": """
+import gapless
+allocator = gapless.Allocator.of_device()
+def allocate(size): return allocator.alloc(size)
+def free(address, size): allocator.free(address, size)
+says_how_much_is_freed = True
+""",
+}
+
+
+@pytest.mark.parametrize("front_end", CALLS)
+def test_one_allocator_serves_all(run, front_end):
+    """Pools, the history and the sums are about every front end's memory, not only about PyTorch's."""
+    run(CALLS[front_end] + SHARED)

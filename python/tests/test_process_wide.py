@@ -63,6 +63,20 @@ def test_report_on_failure(run):
     assert "None" in out and "CUDA out of memory. Tried to allocate 1 TiB" in out
 
 
+def test_pytorch_s_message_has_one_headline(run):
+    out = run(USE + "library.gapless_torch_malloc(65 << 20, 0, None)", GAPLESS_CONF="budget:64MiB,report_on_failure:on")
+    assert out.startswith("CUDA out of memory. Tried to allocate 65 MiB. GPU 0 has a total capacity of")
+    assert out.count("out of memory") == 1 and out.count("Tried to allocate") == 1, out
+    assert "unallocated.\nNo allocator could have served this" in out and "  budget     64 MiB" in out
+
+
+def test_every_front_end_s_failure_is_reported(run):
+    code = "import gapless\ntry: gapless.Allocator.of_device().alloc(65 << 20)\nexcept MemoryError: print('raised')"
+    out = run(code, GAPLESS_CONF="budget:64MiB,report_on_failure:on,log:on")
+    assert "GPU out of memory. Tried to allocate 65 MiB" in out and "raised" in out
+    assert "device 0: a request of 65 MiB failed" in out
+
+
 def test_figures_in_the_shapes_of_pytorch(run):
     out = run(
         USE

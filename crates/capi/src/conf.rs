@@ -1,34 +1,34 @@
 //! `GAPLESS_CONF`: `key:value,key:value`, the syntax of `PYTORCH_CUDA_ALLOC_CONF`.
 //!
 //! Pure: text in, settings and warnings out. Blanks around keys and values are allowed, and so is an empty text. A value
-//! in brackets may hold commas, so that PyTorch's own texts can be passed on; paths cannot hold commas.
+//! in brackets may contain commas, so that PyTorch's own texts can be passed on; a path cannot contain commas.
 
 use crate::config::Budget;
 use gapless::{ByteSize, ChunkPolicy};
 use std::path::PathBuf;
 
-/// What a `GAPLESS_CONF` says.
+/// A parsed `GAPLESS_CONF`; `None` is the default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Conf {
-    /// `budget:24GiB`, `budget:0.9`, `budget:90%`.
+    /// The largest number of bytes to hold: `budget:24GiB`, `budget:0.9`, `budget:90%`.
     pub budget: Option<Budget>,
-    /// `slack:1.10`.
+    /// Held over peak live bytes from which on free memory is remapped first: `slack:1.10`.
     pub slack: Option<f64>,
-    /// `chunk:auto`, `chunk:2MiB`.
+    /// The size of physical chunks: `chunk:auto`, `chunk:2MiB`.
     pub chunk: Option<ChunkPolicy>,
-    /// `region:4TiB`.
+    /// Bytes of addresses for each stream and kind of block: `region:4TiB`.
     pub region_bytes: Option<u64>,
-    /// `log:on`.
+    /// Whether creation, failures and trims go to stderr: `log:on`.
     pub log: bool,
-    /// `record:PATH`. `%d` in it is the device's number, `%p` the process's.
+    /// The file to record into: `record:PATH`, where `%d` stands for the device and `%p` for the process.
     pub record: Option<PathBuf>,
-    /// `report_on_failure:on`.
+    /// Whether the text of a request that fails goes to stderr: `report_on_failure:on`.
     pub report_on_failure: bool,
-    /// Keys of PyTorch's allocator that play no part here: one sentence each.
+    /// One sentence for each key of PyTorch's allocator in the text, which have no effect here.
     pub warnings: Vec<String>,
 }
 
-/// Why a text is no configuration.
+/// Why a text is not a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfError {
@@ -57,7 +57,7 @@ pub enum ConfError {
         key: &'static str,
         /// Its value.
         value: String,
-        /// What would be right.
+        /// What to write instead.
         expected: &'static str,
     },
     /// A bracket that is not closed, or closed twice.
@@ -119,7 +119,7 @@ impl Conf {
     }
 }
 
-/// The parts between commas outside of brackets, empty ones left out.
+/// Splits at commas outside of brackets; leaves out empty parts.
 fn split(text: &str) -> Result<Vec<&str>, ConfError> {
     let mut parts = Vec::new();
     let (mut start, mut depth) = (0, 0_usize);
@@ -143,7 +143,7 @@ fn split(text: &str) -> Result<Vec<&str>, ConfError> {
     Ok(parts.into_iter().map(str::trim).filter(|part| !part.is_empty()).collect())
 }
 
-/// A percentage, a number with a point up to 1, or a size.
+/// Reads a percentage, a number with a point up to 1, or a size.
 fn budget(value: &str) -> Option<Budget> {
     let fraction = match value.strip_suffix('%') {
         Some(percent) => percent.trim().parse::<f64>().ok()? / 100.0,
@@ -171,13 +171,13 @@ fn known_keys() -> String {
     KEYS.join(", ")
 }
 
-const BUDGET: &str = "give bytes, such as 20GiB, or a part of the device, such as 0.9 or 90%";
+const BUDGET: &str = "give bytes, such as 20GiB, or a fraction of the device, such as 0.9 or 90%";
 const KEYS: [&str; 7] = ["budget", "slack", "chunk", "region", "log", "record", "report_on_failure"];
-/// Keys of `PYTORCH_CUDA_ALLOC_CONF`, and why they are not needed.
+/// Keys of `PYTORCH_CUDA_ALLOC_CONF`, and why they are not needed here.
 const PYTORCH_KEYS: [(&str, &str); 18] = [
     ("backend", "gapless is the backend"),
     ("max_split_size_mb", "any free block can be split, since free pages can be joined again wherever they lie"),
-    ("max_non_split_rounding_mb", "blocks are not rounded up to be kept whole"),
+    ("max_non_split_rounding_mb", "blocks are not rounded up so that they stay whole"),
     ("garbage_collection_threshold", "free memory is remapped where it is needed before new memory is taken"),
     ("roundup_power2_divisions", "rounding sizes up to make them alike is not needed to reuse memory"),
     ("expandable_segments", "all memory is mapped on demand, and moved to where it is needed"),

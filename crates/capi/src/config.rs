@@ -1,6 +1,6 @@
-//! The C struct of settings, checked once.
+//! Settings of an allocator: the C struct, and what is left of it once checked.
 
-use crate::heap::Heap;
+use crate::instance::Instance;
 use crate::status::{Answer, Failure};
 use gapless::driver::MemoryDriver;
 use gapless::driver::cuda::CudaDriver;
@@ -8,8 +8,8 @@ use gapless::{Allocator, ChunkPolicy};
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
 
-/// Settings of an allocator. Set every byte to 0, then size to sizeof(gapless_config), then what you want to choose:
-/// 0 is the default everywhere.
+/// Settings of an allocator. Set every byte to 0, then size to sizeof(gapless_config), then what you want to choose; 0 is
+/// the default of every field.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct gapless_config {
@@ -17,27 +17,27 @@ pub struct gapless_config {
     pub size: usize,
     /// The device, counted from 0 after CUDA_VISIBLE_DEVICES.
     pub device: i32,
-    /// How many peers there are.
+    /// Number of entries in peers.
     pub peer_count: u32,
-    /// Devices that get access to all memory beside the device itself.
+    /// Other devices that get access to all memory of the allocator.
     pub peers: *const i32,
-    /// The most bytes to hold. 0: what the device has free now, or budget_fraction of it.
+    /// The largest number of bytes to hold. 0: budget_fraction of the device, or what it has free now if that is 0, too.
     pub budget_bytes: u64,
-    /// The budget as a part of the device's memory, above 0 and at most 1. Only where budget_bytes is 0.
+    /// The budget as a fraction of the device's memory, above 0 and at most 1. Used only if budget_bytes is 0.
     pub budget_fraction: f64,
-    /// Held bytes over the peak of live bytes from which on free memory is remapped rather than new memory taken; at
+    /// Held bytes divided by the peak of live bytes; above this, free memory is remapped before new memory is taken. At
     /// least 1. 0: 1.10.
     pub slack: f64,
-    /// Bytes of every physical chunk. 0: chosen as memory gets short.
+    /// Bytes of every physical chunk. 0: the allocator chooses, smaller ones as memory gets short.
     pub chunk_bytes: u64,
-    /// Bytes of addresses to reserve for each stream and kind of block; also the largest possible request. 0: four times
-    /// the budget.
+    /// Bytes of addresses to reserve for each stream and kind of block, which is also the largest possible request. 0: four
+    /// times the budget.
     pub region_bytes: u64,
-    /// Path of the driver library. NULL: the installed one.
+    /// Path of the CUDA driver library. NULL: the installed one.
     pub library: *const c_char,
 }
 
-/// Settings in Rust's terms.
+/// Checked settings; `None` is the default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Settings {
     pub device: u32,
@@ -49,17 +49,17 @@ pub(crate) struct Settings {
     pub library: Option<std::path::PathBuf>,
 }
 
-/// The most that may be held.
+/// The largest number of bytes to hold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Budget {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
-    /// So much of the device's memory.
+    /// A fraction of the device's memory, above 0 and at most 1.
     Fraction(f64),
 }
 
 impl Budget {
-    /// A part of a device.
+    /// A budget that is a fraction of a device.
     pub(crate) fn fraction(part: f64) -> Answer<Self> {
         if part > 0.0 && part <= 1.0 {
             Ok(Self::Fraction(part))
@@ -68,9 +68,9 @@ impl Budget {
         }
     }
 
-    /// In bytes of a device of `total`.
+    /// The budget in bytes on a device with `total` bytes.
     #[allow(clippy::cast_precision_loss, reason = "devices are far below 2^53 bytes")]
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of a u64")]
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most a u64")]
     pub(crate) fn of(self, total: u64) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes,
@@ -130,12 +130,12 @@ impl Settings {
     }
 
     /// Opens the device and builds an allocator on it.
-    pub fn build(&self) -> Answer<Heap> {
+    pub fn build(&self) -> Answer<Instance> {
         let mut driver = CudaDriver::builder().device(self.device).peers(self.peers.iter().copied());
         if let Some(library) = &self.library {
             driver = driver.library(library);
         }
-        self.build_on(Arc::new(driver.open()?)).map(Heap::new)
+        self.build_on(Arc::new(driver.open()?)).map(Instance::new)
     }
 
     /// Builds an allocator on an open device.
@@ -158,7 +158,7 @@ impl Settings {
     }
 }
 
-/// A caller's string; `None` for null.
+/// Reads a caller's string; `None` for null.
 ///
 /// # Safety
 /// `text` is null or points to a NUL-terminated string that nobody changes during the call.
@@ -171,7 +171,7 @@ pub(crate) unsafe fn optional_text(text: *const c_char) -> Answer<Option<String>
     text.to_str().map(|text| Some(text.to_owned())).map_err(|_| Failure::argument("a text that is not UTF-8"))
 }
 
-/// A caller's string that must be there.
+/// Reads a caller's string, which must not be null.
 ///
 /// # Safety
 /// As [`optional_text`].

@@ -1,20 +1,39 @@
 //! What CuPy's `CFunctionAllocator` calls. Its parameter is the stream: CuPy passes none of its own, and memory that is
-//! freed while another stream works on it must not be handed out before that has passed.
+//! freed while another stream works on it must not be handed out before that work has completed.
 
-use crate::functions::CUstream_st;
-use crate::torch::{allocate, gapless_torch_free};
+use crate::device_memory::worded;
+use crate::functions::{CUstream_st, address, device_pointer, stream_id};
+use crate::instance::Request;
+use crate::last_error::{guard, tell};
+use crate::process::Device;
 use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::atomic::AtomicU32;
 
-/// Allocates for CuPy on a stream. On failure NULL, and gapless_last_error says why. PyTorch's failure handler is not
-/// called: nobody here catches what it throws.
+/// Allocates for CuPy on a stream. Returns NULL when that fails; the gapless_last_error functions say why. PyTorch's
+/// failure handler is not called: nothing in CuPy catches what it throws.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_cupy_malloc(stream: *mut c_void, size: usize, device: i32) -> *mut c_void {
-    let size = libc::ssize_t::try_from(size).unwrap_or(-1);
-    allocate(size, device, stream.cast::<CUstream_st>()).1
+    let mut pointer = null_mut();
+    guard(|| {
+        let request = Request { bytes: size as u64, alignment: 1, stream: stream_id(stream.cast::<CUstream_st>()) };
+        pointer = device_pointer(Device::get(device)?.alloc(&request, |error| worded(&request, error))?);
+        Ok(())
+    });
+    pointer
 }
 
 /// Frees for CuPy.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_cupy_free(stream: *mut c_void, pointer: *mut c_void, device: i32) {
-    gapless_torch_free(pointer, 0, device, stream.cast::<CUstream_st>());
+    if pointer.is_null() {
+        return;
+    }
+    tell(&TOLD_FREE, || {
+        let stream = stream_id(stream.cast::<CUstream_st>());
+        // CuPy does not say how large the allocation was.
+        Ok(Device::get(device)?.free(address(pointer), 0, stream)?)
+    });
 }
+
+static TOLD_FREE: AtomicU32 = AtomicU32::new(0);

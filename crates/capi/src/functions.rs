@@ -1,8 +1,10 @@
-//! Create, allocate, free, destroy.
+//! Calls on a handle: create, allocate, free, trim, record, destroy.
 
 use crate::config::{Settings, gapless_config, text};
+use crate::instance::Request;
+use crate::last_error::guard;
 use crate::registry::{Lifetime, find, gapless_allocator, register, remove};
-use crate::status::{Answer, Failure, gapless_status, guard};
+use crate::status::{Answer, Failure, gapless_status};
 use gapless::{DeviceAddr, StreamId};
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -13,7 +15,7 @@ pub struct CUstream_st {
     _opaque: [u8; 0],
 }
 
-/// This library's version, such as "0.1.0".
+/// Returns the version of this library, such as "0.1.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_version() -> *const c_char {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
@@ -22,10 +24,10 @@ pub extern "C" fn gapless_version() -> *const c_char {
 
 /// Makes an allocator and writes its handle to *allocator.
 ///
-/// Takes the device's primary context. Reserves and creates nothing yet.
+/// Retains the device's primary context. No memory is allocated and no addresses are reserved yet.
 ///
 /// # Safety
-/// The struct has as many bytes as its size says, its pointers are null or valid; allocator points to a handle.
+/// config has as many bytes as its size says, and its pointers are null or valid; allocator points to a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_create(
     config: *const gapless_config,
@@ -34,18 +36,18 @@ pub unsafe extern "C" fn gapless_create(
     guard(|| {
         check_out(allocator, "allocator")?;
         // SAFETY: the function's contract.
-        let heap = unsafe { Settings::read(config) }?.build()?;
-        let handle = register(Arc::new(heap), Lifetime::Owned);
+        let instance = unsafe { Settings::read(config) }?.build()?;
+        let handle = register(Arc::new(instance), Lifetime::Owned);
         // SAFETY: not null, so valid for a write (the function's contract).
         unsafe { allocator.write(handle) };
         Ok(())
     })
 }
 
-/// Waits for the streams that used the allocator's memory, gives everything back, and makes the handle invalid.
+/// Waits for the streams that used the allocator's memory, returns all of it to the driver, and makes the handle invalid.
 ///
-/// GAPLESS_ERROR_LEAKED when allocations were never freed: their memory is gone all the same, the text lists them.
-/// GAPLESS_ERROR_IN_USE when another thread is inside a call on it: nothing was done.
+/// GAPLESS_ERROR_LEAKED when some allocations were never freed: their memory is gone all the same, and the text lists them.
+/// GAPLESS_ERROR_IN_USE when another thread is inside a call on the allocator: nothing was done.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_destroy(allocator: *mut gapless_allocator) -> gapless_status {
     guard(|| remove(allocator)?.close())
@@ -53,7 +55,7 @@ pub extern "C" fn gapless_destroy(allocator: *mut gapless_allocator) -> gapless_
 
 /// Allocates bytes for work on stream and writes the device address to *pointer, a multiple of 512.
 ///
-/// Work queued on stream from now on may use it. 0 bytes: an address of its own.
+/// Work queued on stream from now on may use the memory. 0 bytes: an address that no other live allocation has.
 ///
 /// # Safety
 /// pointer points to a pointer; stream is a stream of the device, or null for the default one.
@@ -65,13 +67,13 @@ pub unsafe extern "C" fn gapless_alloc(
     pointer: *mut *mut c_void,
 ) -> gapless_status {
     // SAFETY: the same contract.
-    guard(|| unsafe { alloc(allocator, bytes, None, stream, pointer) })
+    guard(|| unsafe { alloc(allocator, bytes, 1, stream, pointer) })
 }
 
-/// As gapless_alloc, at a multiple of alignment, a power of two.
+/// As gapless_alloc, at a multiple of alignment bytes, which must be a power of two.
 ///
 /// # Safety
-/// As gapless_alloc.
+/// pointer and stream are as in gapless_alloc.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_alloc_aligned(
     allocator: *mut gapless_allocator,
@@ -81,7 +83,7 @@ pub unsafe extern "C" fn gapless_alloc_aligned(
     pointer: *mut *mut c_void,
 ) -> gapless_status {
     // SAFETY: the same contract.
-    guard(|| unsafe { alloc(allocator, bytes, Some(alignment), stream, pointer) })
+    guard(|| unsafe { alloc(allocator, bytes, alignment, stream, pointer) })
 }
 
 /// # Safety
@@ -89,29 +91,29 @@ pub unsafe extern "C" fn gapless_alloc_aligned(
 unsafe fn alloc(
     allocator: *mut gapless_allocator,
     bytes: u64,
-    alignment: Option<u64>,
+    alignment: u64,
     stream: *mut CUstream_st,
     pointer: *mut *mut c_void,
 ) -> Answer<()> {
     check_out(pointer, "pointer")?;
-    let addr = find(allocator)?.alloc(bytes, alignment, stream_id(stream))?;
+    let addr = find(allocator)?.alloc(&Request { bytes, alignment, stream: stream_id(stream) })?;
     // SAFETY: not null, so valid for a write (the function's contract).
     unsafe { pointer.write(device_pointer(addr)) };
     Ok(())
 }
 
-/// Frees an allocation. Work queued on its stream, and on the streams it was recorded on, may still use it: the memory
-/// is handed out again in that order. NULL: nothing.
+/// Frees an allocation; nothing for NULL. Work that is already queued on its stream, and on the streams it was recorded
+/// on, may still use the memory: whoever gets it next is ordered behind that work.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_free(allocator: *mut gapless_allocator, pointer: *mut c_void) -> gapless_status {
     guard(|| {
-        let heap = find(allocator)?;
-        if pointer.is_null() { Ok(()) } else { Ok(heap.free(address(pointer))?) }
+        let instance = find(allocator)?;
+        if pointer.is_null() { Ok(()) } else { Ok(instance.free(address(pointer))?) }
     })
 }
 
-/// Makes known that work on stream uses the allocation too: once freed, it is not handed out again before the work queued
-/// there by then has completed.
+/// Records that stream also uses the allocation: once freed, the memory is not handed out again before the work that is
+/// queued on stream by then has completed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_record_stream(
     allocator: *mut gapless_allocator,
@@ -121,8 +123,8 @@ pub extern "C" fn gapless_record_stream(
     guard(|| Ok(find(allocator)?.allocator.record_stream(address(pointer), stream_id(stream))?))
 }
 
-/// Gives free memory back to the driver until at most keep_bytes are held, and writes the bytes given back to *released,
-/// unless that is null. Waits for the streams that used it, not for the device.
+/// Returns free memory to the driver until at most keep_bytes are held, and writes the number of bytes released to
+/// *released, unless that is null. Waits for the streams that used the memory, not for the device.
 ///
 /// # Safety
 /// released is null or points to a number.
@@ -142,13 +144,14 @@ pub unsafe extern "C" fn gapless_trim(
     })
 }
 
-/// Changes the most bytes that may be held. What is held above and free goes back now; what is live stays.
+/// Changes the budget, the largest number of bytes to hold. Free memory above it is returned to the driver now; live
+/// allocations stay.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_set_budget(allocator: *mut gapless_allocator, bytes: u64) -> gapless_status {
     guard(|| Ok(find(allocator)?.allocator.set_budget(bytes)?))
 }
 
-/// Makes the present the peak of live and held bytes.
+/// Resets the peaks of live and held bytes to current values.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_reset_peaks(allocator: *mut gapless_allocator) -> gapless_status {
     guard(|| {
@@ -157,7 +160,7 @@ pub extern "C" fn gapless_reset_peaks(allocator: *mut gapless_allocator) -> gapl
     })
 }
 
-/// Records every allocation and free from now on into a file that gapless replay reads: gzip when the path ends in .gz.
+/// Records every allocation and free from now on into a file that gapless replay reads, compressed when path ends in .gz.
 ///
 /// # Safety
 /// path is a NUL-terminated string.
@@ -190,7 +193,7 @@ pub unsafe extern "C" fn gapless_record_mark(
     })
 }
 
-/// Completes the recording. The end of the process does so, too, for the process-wide allocators.
+/// Completes the recording. For the process-wide allocators, so does the end of the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_record_stop(allocator: *mut gapless_allocator) -> gapless_status {
     guard(|| find(allocator)?.stop_recording())
@@ -208,7 +211,7 @@ pub(crate) fn address(pointer: *mut c_void) -> DeviceAddr {
     DeviceAddr(pointer.addr() as u64)
 }
 
-/// Never followed on the host: no provenance.
+/// A pointer for the caller to pass on. Nothing here follows it, so it needs no provenance.
 pub(crate) fn device_pointer(addr: DeviceAddr) -> *mut c_void {
     std::ptr::without_provenance_mut(addr.0 as usize)
 }

@@ -1,13 +1,14 @@
-//! The last allocations and frees that PyTorch asked for, as its `_record_memory_history` wants them.
+//! The memory history: the newest allocations and frees of all front ends, for PyTorch's `_record_memory_history`.
 //!
-//! - I1  at most `most` events are kept, the newest ones; none while nothing is recorded.
+//! - I1  at most `most` events are kept, the newest ones; none while recording is off.
 //! - I2  events at one address are in the order in which they happened: an allocation is noted after it, a free before.
 //!
-//! Threads: any; one lock while something is recorded. Cost: a load of an atomic while nothing is.
+//! Threads: any; one lock while recording is on. Cost: a load of an atomic while it is off.
 
 use crate::functions::check_out;
+use crate::last_error::guard;
 use crate::reports::write_json;
-use crate::status::{gapless_status, guard};
+use crate::status::gapless_status;
 use gapless::{DeviceAddr, StreamId};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -19,7 +20,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The history of all devices of this process.
 pub(crate) static HISTORY: History = History { on: AtomicBool::new(false), ring: Mutex::new(Ring::EMPTY) };
 
-/// Whether something is recorded, and the events.
+/// Whether recording is on, and the events.
 #[derive(Debug)]
 pub(crate) struct History {
     on: AtomicBool,
@@ -32,7 +33,7 @@ struct Ring {
     most: usize,
 }
 
-/// What happened.
+/// What an event is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Action {
@@ -46,10 +47,11 @@ pub(crate) enum Action {
 struct Event {
     action: Action,
     device: u32,
-    /// For a request that ran out of memory: the bytes that the device had free.
+    /// The address; for a request that ran out of memory, the bytes that the device had free.
     addr: u64,
-    /// As asked for; 0 where a free does not say.
+    /// Bytes requested; 0 for a free whose front end does not say.
     bytes: u64,
+    /// The stream of the allocation; 0 for a free whose front end does not say.
     stream: u64,
     /// Microseconds since 1970.
     time_us: u64,
@@ -65,7 +67,7 @@ impl Ring {
 }
 
 impl History {
-    /// Keeps the newest `most` events from now on; none for 0.
+    /// Keeps the newest `most` events from now on; 0 turns recording off.
     fn record(&self, most: usize, clear: bool) {
         let mut ring = self.ring.lock();
         if clear || most == 0 {
@@ -77,7 +79,7 @@ impl History {
         self.on.store(most > 0, Ordering::Relaxed);
     }
 
-    /// Notes what happened, where something is recorded.
+    /// Adds an event if recording is on.
     pub fn note(&self, action: Action, device: u32, addr: DeviceAddr, bytes: u64, stream: StreamId) {
         if self.on.load(Ordering::Relaxed) {
             self.push(action, device, addr, bytes, stream);
@@ -92,8 +94,8 @@ impl History {
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let time_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
-        let room = ring.most - 1;
-        ring.shorten(room);
+        let kept = ring.most - 1;
+        ring.shorten(kept);
         ring.events.push_back(Event { action, device, addr: addr.0, bytes, stream: stream.0, time_us });
     }
 
@@ -102,8 +104,8 @@ impl History {
     }
 }
 
-/// Keeps the newest allocations and frees of PyTorch's entry points, at most most_events; for 0 no more are kept, and
-/// those that were are forgotten. With clear not 0 the history begins anew.
+/// Keeps a history of the newest allocations, frees and requests that ran out of memory, of all front ends and devices: at
+/// most most_events of them, 0 to keep none and forget the rest. If clear is not 0, the history starts empty.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_record_history(most_events: usize, clear: i32) {
     HISTORY.record(most_events, clear != 0);
@@ -112,7 +114,7 @@ pub extern "C" fn gapless_torch_record_history(most_events: usize, clear: i32) {
 /// Writes the history of all devices as a JSON list into buffer, the oldest event first, as gapless_stats_json does.
 ///
 /// # Safety
-/// As gapless_stats_json.
+/// buffer, capacity and needed are as in gapless_stats_json.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_torch_history_json(
     buffer: *mut c_char,

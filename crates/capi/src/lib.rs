@@ -1,14 +1,19 @@
 //! gapless behind a C ABI: `include/gapless.h`, and the entry points that PyTorch, CuPy and RMM call directly.
 //!
 //! ```text
-//! functions.rs  create, alloc, free, trim, ...    registry.rs  handles, checked     heap.rs     one allocator
-//! reports.rs    statistics, reports, snapshots    status.rs    statuses, last error config.rs   the C struct
-//! torch.rs      what PyTorch calls                process.rs   one allocator per device, on first use
-//! cupy.rs       what CuPy calls                   pools.rs     memory of captured graphs
-//! conf.rs       GAPLESS_CONF                      replay.rs    replays for hosts without the command line
+//! functions.rs  create, alloc, free, trim, ...    registry.rs     handles, checked
+//! reports.rs    statistics, reports, snapshots    instance.rs     one allocator: sums, last report, recording
+//! config.rs     the C struct of settings          status.rs       statuses, and which one a failure has
+//! conf.rs       GAPLESS_CONF                      error_kind.rs   its kind, CUDA's code
+//! replay.rs     replays without the command line  last_error.rs   the boundary; the thread's last failure
+//!
+//! process.rs    one allocator per device, made on first use from GAPLESS_CONF
+//! device_memory.rs   memory of these devices: the door that all front ends share
+//! torch.rs      what PyTorch calls                pools.rs        memory of captured graphs
+//! cupy.rs       what CuPy calls                   history.rs      the last allocations and frees
 //! ```
 //!
-//! - I1  nothing unwinds across the boundary: every function runs its body under `status::guard`. The one exception is
+//! - I1  nothing unwinds across the boundary: every function runs its body under `last_error::guard`. The one exception is
 //!   asked for by the host: an out-of-memory handler that throws (see `torch`).
 //! - I2  out-parameters are untouched when a function fails, except the size that a too small buffer would have needed.
 //! - I3  a handle is a token that is looked up, never a pointer that is followed.
@@ -20,9 +25,12 @@
 mod conf;
 mod config;
 mod cupy;
+mod device_memory;
+mod error_kind;
 mod functions;
-mod heap;
 mod history;
+mod instance;
+mod last_error;
 mod pools;
 mod process;
 mod registry;
@@ -34,8 +42,17 @@ mod torch;
 pub use conf::{Conf, ConfError};
 pub use config::{Budget, gapless_config};
 pub use cupy::*;
+pub use device_memory::{
+    gapless_device_alloc, gapless_device_alloc_aligned, gapless_device_free, gapless_device_record_stream,
+    gapless_device_trim,
+};
+pub use error_kind::*;
 pub use functions::*;
 pub use history::{gapless_torch_history_json, gapless_torch_record_history};
+pub use last_error::{
+    gapless_last_error, gapless_last_error_code, gapless_last_error_kind, gapless_last_error_report_json,
+    gapless_last_error_status,
+};
 pub use process::{gapless_check_conf, gapless_configure, gapless_device_allocator};
 pub use registry::gapless_allocator;
 pub use replay::gapless_replay_json;

@@ -1,20 +1,20 @@
-//! Memory of captured graphs and of PyTorch's `MemPool`: pools that share nothing with the rest.
+//! Pools: memory of captured graphs and of PyTorch's `MemPool`, kept apart from all other memory.
 //!
-//! A graph that was captured uses its addresses at every replay, so what was allocated during the capture must neither be
-//! handed to others nor be given back, freed or not, until the pool is released. So a pool is an allocator of its own on
-//! the same device; the main allocator's budget shrinks by what pools hold.
+//! A captured graph uses its addresses at every replay. What was allocated during the capture, freed or not, must
+//! therefore neither be handed to others nor go back to the driver until the pool is released. So a pool is an allocator
+//! of its own on the same device, and the main allocator's budget shrinks by what pools hold.
 //!
-//! - I1  `owner` has exactly the live allocations of the pools.
+//! - I1  `owner` maps exactly the live allocations of the pools.
 //! - I2  a pool that was released is closed once nothing in it is live.
 //!
-//! Which requests belong to an open pool: those of the thread that opened it, and those on a stream that is being
-//! captured (PyTorch's backward threads allocate there for the capturing one). PyTorch would tell by a C++ filter, which
-//! says the same; it is not called.
+//! A request belongs to an open pool if the thread that opened the pool makes it, or if its stream is being captured
+//! (PyTorch's backward threads allocate on such a stream for the capturing thread). PyTorch passes a C++ filter that says
+//! the same; it is not called.
 //!
 //! Threads: any; one lock. Cost: an atomic load while there are no pools.
 
 use crate::config::Settings;
-use crate::heap::Heap;
+use crate::instance::{Instance, Request};
 use gapless::allocator::{AllocError, FreeError};
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::{MemoryDriver, StreamDriver};
@@ -24,14 +24,14 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ThreadId;
 
-/// PyTorch's name of a pool.
+/// The name of a pool, as PyTorch gives it.
 pub(crate) type PoolId = (u64, u64);
 
 /// The pools of one device.
 #[derive(Debug)]
 pub(crate) struct Pools {
     settings: Settings,
-    /// Pools there are; 0 on most of the time.
+    /// Number of pools; 0 most of the time.
     count: AtomicUsize,
     state: Mutex<State>,
 }
@@ -42,7 +42,7 @@ struct State {
     owner: HashMap<DeviceAddr, PoolId>,
     /// Open pools, the last opened last.
     open: Vec<(PoolId, ThreadId)>,
-    /// The main allocator's budget when there are no pools.
+    /// The device's budget: what the main allocator may hold when there are no pools.
     whole_budget: u64,
 }
 
@@ -59,24 +59,24 @@ impl Pools {
     }
 
     fn none(&self) -> bool {
-        // Relaxed: a thread that must see a pool was told of it in other ways.
+        // Relaxed: a thread that must see a pool has synchronised with the one that opened it.
         self.count.load(Ordering::Relaxed) == 0
     }
 
-    /// Opens a pool for the calling thread, making it where it is new.
-    pub fn begin(&self, heap: &Heap, id: PoolId) -> crate::status::Answer<()> {
+    /// Opens a pool for the calling thread; makes it if it is new.
+    pub fn begin(&self, main: &Instance, id: PoolId) -> crate::status::Answer<()> {
         let mut state = self.state.lock();
         if state.pools.is_empty() {
-            state.whole_budget = heap.allocator.budget();
+            state.whole_budget = main.allocator.budget();
         }
         if let Some(pool) = state.pools.get_mut(&id) {
             pool.users += 1;
         } else {
             let mut settings = self.settings.clone();
-            // At least a page, or there is no allocator; each request is held to the room that there is by then.
-            let page = heap.allocator.driver().granularity();
+            // At least a page, or no allocator can be built. Every request is held to the headroom that there is by then.
+            let page = main.allocator.driver().granularity();
             settings.budget = Some(crate::config::Budget::Bytes(state.whole_budget.max(page)));
-            let allocator = settings.build_on(heap.allocator.driver().clone())?;
+            let allocator = settings.build_on(main.allocator.driver().clone())?;
             state.pools.insert(id, Pool { allocator, live: 0, users: 1 });
             self.count.store(state.pools.len(), Ordering::Relaxed);
         }
@@ -84,25 +84,25 @@ impl Pools {
         Ok(())
     }
 
-    /// Ends what `begin` began.
-    pub fn end(&self, heap: &Heap, id: PoolId) {
+    /// Closes a pool to new requests.
+    pub fn end(&self, main: &Instance, id: PoolId) {
         let mut state = self.state.lock();
         if let Some(at) = state.open.iter().rposition(|(open, _)| *open == id) {
             state.open.remove(at);
         }
-        state.share_budget(heap);
+        state.share_budget(main);
     }
 
-    /// One user of the pool is gone: when the last is, the pool ends with its last allocation.
-    pub fn release(&self, heap: &Heap, id: PoolId) {
+    /// Removes one user of a pool. After the last one, the pool ends with its last allocation.
+    pub fn release(&self, main: &Instance, id: PoolId) {
         let mut state = self.state.lock();
         let Some(pool) = state.pools.get_mut(&id) else { return };
         pool.users = pool.users.saturating_sub(1);
-        self.close_if_done(&mut state, heap, id);
+        self.close_if_done(&mut state, main, id);
     }
 
-    /// From an open pool that the request belongs to; `None` when there is none.
-    pub fn alloc(&self, heap: &Heap, bytes: u64, stream: StreamId) -> Option<Result<DeviceAddr, AllocError>> {
+    /// Allocates from the open pool that the request belongs to; `None` if it belongs to none.
+    pub fn alloc(&self, main: &Instance, request: &Request) -> Option<Result<DeviceAddr, AllocError>> {
         if self.none() {
             return None;
         }
@@ -111,32 +111,28 @@ impl Pools {
         let mine = state.open.iter().rev().find(|(_, thread)| *thread == here);
         let id = match (mine, state.open.last()) {
             (Some((id, _)), _) => *id,
-            (None, Some((id, _))) if heap.allocator.driver().is_capturing(stream) => *id,
+            (None, Some((id, _))) if main.allocator.driver().is_capturing(request.stream) => *id,
             _ => return None,
         };
         let whole_budget = state.whole_budget;
         let state = &mut *state;
         let others: u64 = state.pools.iter().filter(|(other, _)| **other != id).map(|(_, pool)| pool.held()).sum();
         let pool = state.pools.get_mut(&id)?;
-        // Never below what it holds: a pool gives nothing back.
-        let room = |heap: &Heap| whole_budget.saturating_sub(others + heap.allocator.reserved_bytes());
-        let outcome = pool.alloc_within(room(heap), bytes, stream).or_else(|_| {
-            // What the main allocator holds free is worth less than the request. A failure to trim is told by the retry.
-            let _ = heap.allocator.trim(0);
-            pool.alloc_within(room(heap), bytes, stream)
+        let headroom = |main: &Instance| whole_budget.saturating_sub(others + main.allocator.reserved_bytes());
+        let outcome = pool.alloc_within(headroom(main), request).or_else(|_| {
+            // The request is worth more than what the main allocator holds free. If the trim fails, so does the retry.
+            let _ = main.allocator.trim(0);
+            pool.alloc_within(headroom(main), request)
         });
-        match &outcome {
-            Ok(addr) => {
-                pool.live += 1;
-                state.owner.insert(*addr, id);
-            }
-            Err(error) => heap.note_failure(error),
+        if let Ok(addr) = &outcome {
+            pool.live += 1;
+            state.owner.insert(*addr, id);
         }
         Some(outcome)
     }
 
-    /// Frees where a pool is the owner; `None` when none is.
-    pub fn free(&self, heap: &Heap, addr: DeviceAddr) -> Option<Result<(), FreeError>> {
+    /// Frees an allocation of a pool; `None` if it belongs to none.
+    pub fn free(&self, main: &Instance, addr: DeviceAddr) -> Option<Result<(), FreeError>> {
         if self.none() {
             return None;
         }
@@ -145,11 +141,11 @@ impl Pools {
         let pool = state.pools.get_mut(&id)?;
         let outcome = pool.allocator.free(addr);
         pool.live -= 1;
-        self.close_if_done(&mut state, heap, id);
+        self.close_if_done(&mut state, main, id);
         Some(outcome)
     }
 
-    /// Records a stream where a pool is the owner; `None` when none is.
+    /// Records a stream for an allocation of a pool; `None` if it belongs to none.
     pub fn record_stream(&self, addr: DeviceAddr, stream: StreamId) -> Option<Result<(), FreeError>> {
         if self.none() {
             return None;
@@ -159,7 +155,7 @@ impl Pools {
         Some(state.pools.get(id)?.allocator.record_stream(addr, stream))
     }
 
-    /// The allocators of the pools.
+    /// The pools with their allocators.
     pub fn allocators(&self) -> Vec<(PoolId, Allocator<CudaDriver>)> {
         if self.none() {
             return Vec::new();
@@ -167,34 +163,34 @@ impl Pools {
         self.state.lock().pools.iter().map(|(id, pool)| (*id, pool.allocator.clone())).collect()
     }
 
-    /// A new budget for the device.
-    pub fn set_budget(&self, heap: &Heap, bytes: u64) -> crate::status::Answer<()> {
+    /// Changes the budget of the device: of the main allocator and all pools together.
+    pub fn set_budget(&self, main: &Instance, bytes: u64) -> crate::status::Answer<()> {
         let mut state = self.state.lock();
         if state.pools.is_empty() {
-            return Ok(heap.allocator.set_budget(bytes)?);
+            return Ok(main.allocator.set_budget(bytes)?);
         }
         state.whole_budget = bytes;
-        state.share_budget(heap);
+        state.share_budget(main);
         Ok(())
     }
 
-    fn close_if_done(&self, state: &mut State, heap: &Heap, id: PoolId) {
+    fn close_if_done(&self, state: &mut State, main: &Instance, id: PoolId) {
         let done = state.pools.get(&id).is_some_and(|pool| pool.users == 0 && pool.live == 0);
         if done && let Some(pool) = state.pools.remove(&id) {
-            // Waits for the streams that used it. What the driver refuses, it has told in the statistics.
+            // Waits for the streams that used it. Nobody is there to be told what the driver refuses.
             let _ = pool.allocator.close();
             self.count.store(state.pools.len(), Ordering::Relaxed);
-            state.share_budget(heap);
+            state.share_budget(main);
         }
     }
 }
 
 impl State {
-    /// The main allocator may hold what pools do not.
-    fn share_budget(&self, heap: &Heap) {
+    /// Lets the main allocator hold what pools do not.
+    fn share_budget(&self, main: &Instance) {
         let held: u64 = self.pools.values().map(Pool::held).sum();
-        // What does not go back now is counted against the next request.
-        let _ = heap.allocator.set_budget(self.whole_budget.saturating_sub(held));
+        // Memory that cannot be returned now counts against the next request.
+        let _ = main.allocator.set_budget(self.whole_budget.saturating_sub(held));
     }
 }
 
@@ -203,9 +199,9 @@ impl Pool {
         self.allocator.reserved_bytes()
     }
 
-    fn alloc_within(&self, room: u64, bytes: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
-        // At least what it holds, so that this gives nothing back.
-        self.allocator.set_budget(room.max(self.held()))?;
-        self.allocator.alloc(bytes, stream)
+    fn alloc_within(&self, headroom: u64, request: &Request) -> Result<DeviceAddr, AllocError> {
+        // At least what it holds: a lower budget would return memory that a graph still uses.
+        self.allocator.set_budget(headroom.max(self.held()))?;
+        request.serve(&self.allocator)
     }
 }

@@ -1,17 +1,18 @@
 //! One allocator per device for the whole process, made on first use from `GAPLESS_CONF`.
 //!
-//! - I1  a device's allocator is made once and lives as long as the process: its memory goes back with it. A first use
-//!   that fails is tried again at the next one.
+//! - I1  a device's allocator is made once and lives as long as the process. If making it fails, the next use tries
+//!   again.
 //!
-//! Threads: any. Cost: an atomic load once the allocator is there.
+//! Threads: any. Cost: an atomic load once the allocator exists.
 
 use crate::conf::Conf;
 use crate::config::{Settings, text};
 use crate::functions::check_out;
-use crate::heap::Heap;
+use crate::instance::Instance;
+use crate::last_error::guard;
 use crate::pools::Pools;
 use crate::registry::{Lifetime, gapless_allocator, register};
-use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, gapless_status, guard};
+use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, gapless_status};
 use gapless::units::ByteSize;
 use parking_lot::Mutex;
 use std::ffi::c_char;
@@ -19,27 +20,25 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
-/// A device of this process.
+/// A device that this process uses. What it does for the front ends is in `device_memory`.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub ordinal: u32,
-    pub heap: Arc<Heap>,
+    pub main: Arc<Instance>,
     pub pools: Pools,
     handle: usize,
-    /// Bytes asked for since the start.
-    pub allocated_bytes: AtomicU64,
-    /// Bytes freed since the start.
+    /// The highest number of freed bytes that was reported so far.
     pub freed_bytes: AtomicU64,
     pub log: bool,
     pub report_on_failure: bool,
 }
 
 static DEVICES: [OnceLock<Device>; MOST_DEVICES] = [const { OnceLock::new() }; MOST_DEVICES];
-/// Taken while a device is made.
+/// What `gapless_configure` said. Locked while a device is made.
 static MAKING: Mutex<Option<String>> = Mutex::new(None);
 
 impl Device {
-    /// The device's allocator, made now where this is the first use.
+    /// The device of that number, with its allocator made now if this is the first use.
     pub fn get(ordinal: i32) -> Answer<&'static Self> {
         let slot = usize::try_from(ordinal).ok().and_then(|ordinal| DEVICES.get(ordinal));
         let slot = slot.ok_or_else(|| Failure::argument(format!("{ordinal} is not the number of a device")))?;
@@ -49,7 +48,7 @@ impl Device {
         }
     }
 
-    /// The devices in use.
+    /// The devices that were used so far.
     pub fn all() -> impl Iterator<Item = &'static Self> {
         DEVICES.iter().filter_map(OnceLock::get)
     }
@@ -75,25 +74,24 @@ impl Device {
             region_bytes: conf.region_bytes,
             ..Settings::default()
         };
-        let heap = Arc::new(settings.build()?);
+        let main = Arc::new(settings.build()?);
         if let Some(path) = &conf.record {
-            heap.record(&path_for(path, ordinal))?;
+            main.record(&path_for(path, ordinal))?;
         }
         if conf.log {
             eprintln!(
                 "gapless: device {ordinal} ({}), budget {}",
-                heap.allocator.driver().info().name,
-                ByteSize(heap.allocator.budget())
+                main.allocator.driver().info().name,
+                ByteSize(main.allocator.budget())
             );
         }
         // SAFETY: the function is extern "C", takes nothing and does not unwind.
         unsafe { libc::atexit(complete_recordings) };
         let device = Self {
             ordinal,
-            handle: register(Arc::clone(&heap), Lifetime::Permanent).addr(),
+            handle: register(Arc::clone(&main), Lifetime::Permanent).addr(),
             pools: Pools::new(settings),
-            heap,
-            allocated_bytes: AtomicU64::new(0),
+            main,
             freed_bytes: AtomicU64::new(0),
             log: conf.log,
             report_on_failure: conf.report_on_failure,
@@ -101,7 +99,7 @@ impl Device {
         Ok(slot.get_or_init(|| device))
     }
 
-    /// For the log, where it is on.
+    /// Writes to the log if it is on.
     pub fn log(&self, text: impl FnOnce() -> String) {
         if self.log {
             eprintln!("gapless: device {}: {}", self.ordinal, text());
@@ -118,7 +116,7 @@ fn read_conf(configured: Option<&str>) -> Answer<Conf> {
     Conf::parse(&text).map_err(|error| Failure::argument(format!("{VARIABLE}: {error}")))
 }
 
-/// `%d` becomes the device, `%p` the process; devices after the first get a file of their own in any case.
+/// Replaces `%d` by the device and `%p` by the process. Devices after the first get a file of their own in any case.
 fn path_for(path: &std::path::Path, ordinal: u32) -> PathBuf {
     let text = path.to_string_lossy();
     let named = text.replace("%d", &ordinal.to_string()).replace("%p", &std::process::id().to_string());
@@ -128,7 +126,7 @@ fn path_for(path: &std::path::Path, ordinal: u32) -> PathBuf {
 extern "C" fn complete_recordings() {
     guard(|| {
         for device in Device::all() {
-            if let Err(failure) = device.heap.stop_recording()
+            if let Err(failure) = device.main.stop_recording()
                 && failure.status != crate::status::GAPLESS_ERROR_NOT_FOUND
             {
                 eprintln!("gapless: the recording of device {} is incomplete: {}", device.ordinal, failure.text);
@@ -138,7 +136,7 @@ extern "C" fn complete_recordings() {
     });
 }
 
-/// Checks a configuration in the syntax of GAPLESS_CONF: key:value,key:value. The text of a failure names what is wrong.
+/// Checks a configuration in the syntax of GAPLESS_CONF: key:value,key:value. On failure the text names what is wrong.
 ///
 /// # Safety
 /// conf is a NUL-terminated string.
@@ -151,7 +149,8 @@ pub unsafe extern "C" fn gapless_check_conf(conf: *const c_char) -> gapless_stat
     })
 }
 
-/// Uses a configuration instead of GAPLESS_CONF for the process-wide allocators. GAPLESS_ERROR_IN_USE once there is one.
+/// Uses a configuration in place of GAPLESS_CONF for the process-wide allocators. GAPLESS_ERROR_IN_USE once one of them
+/// exists.
 ///
 /// # Safety
 /// conf is a NUL-terminated string.
@@ -165,7 +164,7 @@ pub unsafe extern "C" fn gapless_configure(conf: *const c_char) -> gapless_statu
         if Device::all().next().is_some() {
             return Err(Failure::new(
                 GAPLESS_ERROR_IN_USE,
-                "allocators are in use already: configure before the first use",
+                "an allocator is in use already: configure before the first use",
             ));
         }
         *configured = Some(conf);
@@ -173,8 +172,10 @@ pub unsafe extern "C" fn gapless_configure(conf: *const c_char) -> gapless_statu
     })
 }
 
-/// The process-wide allocator of a device, made on first use from GAPLESS_CONF: the one behind gapless_torch_malloc. It
-/// lives as long as the process; gapless_destroy refuses it.
+/// Writes the handle of a device's process-wide allocator to *allocator, for its statistics, budget and recordings. It is
+/// made on first use from GAPLESS_CONF and lives as long as the process; gapless_destroy refuses it.
+///
+/// Allocate from it with gapless_device_alloc: calls by handle go past the pools of captured graphs and the memory history.
 ///
 /// # Safety
 /// allocator points to a handle.

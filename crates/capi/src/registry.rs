@@ -1,10 +1,10 @@
 //! Handles: tokens that look like pointers and are looked up, never followed.
 //!
-//! - I1  a token names one allocator for ever: slots are not used again, so that a stale handle is told.
+//! - I1  a token names one allocator for ever: slots are not used again, so that a stale handle is detected.
 //!
 //! Threads: any. Cost: a shared lock and an index.
 
-use crate::heap::Heap;
+use crate::instance::Instance;
 use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, GAPLESS_ERROR_INVALID_HANDLE};
 use parking_lot::RwLock;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub struct gapless_allocator {
 }
 
 struct Slot {
-    heap: Option<Arc<Heap>>,
+    instance: Option<Arc<Instance>>,
     permanent: bool,
 }
 
@@ -24,27 +24,27 @@ static SLOTS: RwLock<Vec<Slot>> = RwLock::new(Vec::new());
 /// Whether a handle can be destroyed by its holder.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lifetime {
-    /// By `gapless_destroy`.
+    /// `gapless_destroy` destroys it.
     Owned,
-    /// Never: the process-wide ones.
+    /// It lives as long as the process.
     Permanent,
 }
 
-/// Gives `heap` a handle.
-pub(crate) fn register(heap: Arc<Heap>, lifetime: Lifetime) -> *mut gapless_allocator {
+/// Makes a handle for `instance`.
+pub(crate) fn register(instance: Arc<Instance>, lifetime: Lifetime) -> *mut gapless_allocator {
     let mut slots = SLOTS.write();
-    slots.push(Slot { heap: Some(heap), permanent: lifetime == Lifetime::Permanent });
+    slots.push(Slot { instance: Some(instance), permanent: lifetime == Lifetime::Permanent });
     std::ptr::without_provenance_mut(FIRST_TOKEN + STEP * (slots.len() - 1))
 }
 
 /// The allocator behind a handle.
-pub(crate) fn find(handle: *const gapless_allocator) -> Answer<Arc<Heap>> {
+pub(crate) fn find(handle: *const gapless_allocator) -> Answer<Arc<Instance>> {
     let index = index_of(handle)?;
-    SLOTS.read().get(index).and_then(|slot| slot.heap.clone()).ok_or_else(|| stale(handle))
+    SLOTS.read().get(index).and_then(|slot| slot.instance.clone()).ok_or_else(|| stale(handle))
 }
 
 /// Takes an allocator out of the registry: no other call is using it, and none will.
-pub(crate) fn remove(handle: *const gapless_allocator) -> Answer<Heap> {
+pub(crate) fn remove(handle: *const gapless_allocator) -> Answer<Instance> {
     let index = index_of(handle)?;
     let mut slots = SLOTS.write();
     let slot = slots.get_mut(index).ok_or_else(|| stale(handle))?;
@@ -54,9 +54,9 @@ pub(crate) fn remove(handle: *const gapless_allocator) -> Answer<Heap> {
             "this is the process-wide allocator of a device: it lives as long as the process",
         ));
     }
-    let heap = slot.heap.take().ok_or_else(|| stale(handle))?;
-    Arc::try_unwrap(heap).map_err(|heap| {
-        slot.heap = Some(heap);
+    let instance = slot.instance.take().ok_or_else(|| stale(handle))?;
+    Arc::try_unwrap(instance).map_err(|instance| {
+        slot.instance = Some(instance);
         Failure::new(GAPLESS_ERROR_IN_USE, "another thread is inside a call on this allocator; nothing was done")
     })
 }
@@ -69,7 +69,7 @@ fn index_of(handle: *const gapless_allocator) -> Answer<usize> {
         Some(distance) if distance.is_multiple_of(STEP) => Ok(distance / STEP),
         _ => Err(Failure::new(
             GAPLESS_ERROR_INVALID_HANDLE,
-            format!("{handle:p} is not an allocator handle: use what gapless_create gave"),
+            format!("{handle:p} is not an allocator handle: use what gapless_create wrote"),
         )),
     }
 }

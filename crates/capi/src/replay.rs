@@ -1,8 +1,9 @@
-//! Replay of a recorded trace, for hosts that have no command line at hand.
+//! Replay of a recorded trace, for programs that do not run the command line.
 
 use crate::config::text;
+use crate::last_error::guard;
 use crate::reports::write_json;
-use crate::status::{Failure, gapless_status, guard};
+use crate::status::{Failure, gapless_status};
 use gapless_trace::{Device, GaplessSettings, PolicyKind, ReplayOptions, ReplayResult, Search, Touch, Trace, replay};
 use serde::Deserialize;
 use std::ffi::c_char;
@@ -29,7 +30,7 @@ impl Default for Options {
 /// options is NULL or a JSON object with any of capacity_bytes, policies (["gapless", "caching"]) and search_capacity.
 ///
 /// # Safety
-/// path is a NUL-terminated string, options one or NULL; the rest as gapless_stats_json.
+/// path is a NUL-terminated string, options is one or NULL; the rest is as in gapless_stats_json.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_replay_json(
     path: *const c_char,

@@ -1,54 +1,55 @@
 //! Statistics as a struct; statistics, out-of-memory report and snapshot as JSON in a caller's buffer.
 
 use crate::functions::check_out;
+use crate::last_error::guard;
 use crate::registry::{find, gapless_allocator};
-use crate::status::{Answer, Failure, GAPLESS_ERROR_BUFFER_TOO_SMALL, gapless_status, guard};
-use gapless::allocator::Stats;
+use crate::status::{Answer, Failure, GAPLESS_ERROR_BUFFER_TOO_SMALL, gapless_status};
+use gapless::allocator::{OutOfMemory, Stats};
 use serde::Serialize;
 use std::ffi::c_char;
 
-/// Figures of an allocator at one moment. Bytes, unless a name says otherwise. Set size before the call: a program that
-/// was compiled with an older header gets the fields that it knows.
+/// Statistics of an allocator at one moment. Set size before the call: a program that was compiled with an older header
+/// gets the fields that it knows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct gapless_stats {
     /// sizeof(gapless_stats).
     pub size: usize,
-    /// Asked for by live allocations.
+    /// Bytes requested by live allocations.
     pub live_bytes: u64,
-    /// Highest live_bytes.
+    /// Highest live_bytes since the start, or since the peaks were reset.
     pub peak_live_bytes: u64,
-    /// Live allocations.
+    /// Number of live allocations.
     pub live_allocations: u64,
-    /// Free and mapped: to be had without a driver call.
+    /// Bytes that are free and mapped: the next allocation gets them without a driver call.
     pub cached_bytes: u64,
-    /// Freed, and waiting for other streams.
+    /// Bytes that were freed and wait for other streams.
     pub pending_bytes: u64,
-    /// Chunks that nothing maps.
+    /// Bytes of physical chunks that are mapped nowhere.
     pub idle_bytes: u64,
-    /// All chunks held.
+    /// Bytes of all physical chunks that are held.
     pub reserved_bytes: u64,
-    /// Highest reserved_bytes.
+    /// Highest reserved_bytes since the start, or since the peaks were reset.
     pub peak_reserved_bytes: u64,
-    /// The most that may be held.
+    /// The largest number of bytes to hold.
     pub budget_bytes: u64,
-    /// Allocations so far.
+    /// Number of allocations since the start.
     pub allocs: u64,
-    /// Frees so far.
+    /// Number of frees since the start.
     pub frees: u64,
-    /// Allocations that failed.
+    /// Number of requests that failed.
     pub failed_allocs: u64,
-    /// Frees that were refused.
+    /// Number of frees that were refused.
     pub refused_frees: u64,
-    /// Chunks moved from one place to another.
+    /// Number of times a chunk was mapped at another address while it was free.
     pub harvested_chunks: u64,
-    /// Times the host waited for a stream.
+    /// Number of times the host waited for a stream.
     pub host_waits: u64,
-    /// Calls to the driver that change memory.
+    /// Number of calls to the driver that change memory.
     pub driver_calls: u64,
-    /// Largest block to be had when every free chunk is remapped and the budget is used up.
+    /// Bytes of the largest block that would be served by remapping every free chunk and using up the budget.
     pub largest_with_remapping_bytes: u64,
-    /// Chunks of raw ranges, and of dropped ones that could not be unmapped yet.
+    /// Bytes of chunks in raw ranges, and in dropped ones that could not be unmapped yet.
     pub range_bytes: u64,
 }
 
@@ -78,7 +79,7 @@ impl gapless_stats {
     }
 }
 
-/// Writes figures to *stats, as many bytes as stats->size says.
+/// Writes statistics to *stats, as many bytes as stats->size says.
 ///
 /// # Safety
 /// stats points to as many bytes as its first field says.
@@ -106,11 +107,11 @@ pub unsafe extern "C" fn gapless_get_stats(
     })
 }
 
-/// Writes all figures as a JSON object into buffer, terminated by NUL.
+/// Writes all statistics as a JSON object into buffer, terminated by NUL.
 ///
-/// This and the other functions with a buffer write the bytes that it takes, NUL included, to *needed, and answer
-/// GAPLESS_ERROR_BUFFER_TOO_SMALL without touching the buffer where capacity is less. buffer may be null with a capacity
-/// of 0, to ask for the size. What is reported may grow between two calls: repeat them.
+/// This and the other functions with a buffer write the size that the text needs, NUL included, to *needed. If capacity is
+/// less, they return GAPLESS_ERROR_BUFFER_TOO_SMALL and leave the buffer untouched. To ask for the size, pass a null
+/// buffer and a capacity of 0. The text may grow between two calls, so call again until it fits.
 ///
 /// # Safety
 /// buffer points to capacity bytes, or is null and capacity 0; needed points to a number.
@@ -125,11 +126,12 @@ pub unsafe extern "C" fn gapless_stats_json(
     guard(|| unsafe { write_json(&find(allocator)?.allocator.stats(), buffer, capacity, needed) })
 }
 
-/// Writes the report of the last request that ran out of memory as a JSON object into buffer, as gapless_stats_json does;
-/// its key "text" has it for a person. GAPLESS_ERROR_NOT_FOUND when no request has.
+/// Writes the report of the allocator's last request that ran out of memory, on whatever thread, as a JSON object into
+/// buffer, as gapless_stats_json does; its key "text" has the report as a text for a person. GAPLESS_ERROR_NOT_FOUND when
+/// no request has. gapless_last_error_report_json has the report of the calling thread's own failure.
 ///
 /// # Safety
-/// As gapless_stats_json.
+/// buffer, capacity and needed are as in gapless_stats_json.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_oom_report_json(
     allocator: *mut gapless_allocator,
@@ -138,18 +140,23 @@ pub unsafe extern "C" fn gapless_oom_report_json(
     needed: *mut usize,
 ) -> gapless_status {
     guard(|| {
-        let report = find(allocator)?.last_oom()?;
-        let mut value = serde_json::to_value(&report)?;
-        value["text"] = report.to_string().into();
+        let report = described(&*find(allocator)?.last_report()?)?;
         // SAFETY: the same contract.
-        unsafe { write_json(&value, buffer, capacity, needed) }
+        unsafe { write_json(&report, buffer, capacity, needed) }
     })
+}
+
+/// A report with its text for a person beside the figures.
+pub(crate) fn described(report: &OutOfMemory) -> Answer<serde_json::Value> {
+    let mut value = serde_json::to_value(report)?;
+    value["text"] = report.to_string().into();
+    Ok(value)
 }
 
 /// Writes every segment, chunk and block as a JSON object into buffer, as gapless_stats_json does.
 ///
 /// # Safety
-/// As gapless_stats_json.
+/// buffer, capacity and needed are as in gapless_stats_json.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_snapshot_json(
     allocator: *mut gapless_allocator,
@@ -161,7 +168,7 @@ pub unsafe extern "C" fn gapless_snapshot_json(
     guard(|| unsafe { write_json(&find(allocator)?.allocator.snapshot(), buffer, capacity, needed) })
 }
 
-/// The two-call protocol.
+/// Writes a JSON text into a caller's buffer, or the size that it needs.
 ///
 /// # Safety
 /// As `gapless_stats_json`.
@@ -177,7 +184,7 @@ pub(crate) unsafe fn write_json(
     // SAFETY: not null, so valid for a write (the function's contract).
     unsafe { needed.write(bytes) };
     if capacity < bytes {
-        return Err(Failure::new(GAPLESS_ERROR_BUFFER_TOO_SMALL, format!("the text takes {bytes} bytes")));
+        return Err(Failure::new(GAPLESS_ERROR_BUFFER_TOO_SMALL, format!("the text needs {bytes} bytes")));
     }
     if buffer.is_null() {
         return Err(Failure::argument("the buffer is null and its capacity is not 0"));

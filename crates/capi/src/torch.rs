@@ -1,30 +1,30 @@
-//! What PyTorch's `CUDAPluggableAllocator` calls, and with it whoever allocates by C function (CuPy, RMM).
+//! What PyTorch's `CUDAPluggableAllocator` calls: PyTorch's own words and forms over the memory in `device_memory`.
 //!
-//! PyTorch takes a null pointer for memory, so that a failure has to be thrown. C++ exceptions are PyTorch's business: a
-//! host sets a handler that throws, and [`gapless_torch_malloc`] calls it with the text last, with nothing of its own
-//! left to clean up. Without a handler it returns null.
+//! PyTorch takes a null pointer for memory, so a failure has to be thrown. C++ exceptions are PyTorch's business: the
+//! Python package sets a handler that throws, and [`gapless_torch_malloc`] calls it as the last thing it does, with
+//! nothing left to clean up. Without a handler it returns null.
 //!
-//! The other entry points return nothing, so their failures go to stderr, once for each kind.
+//! The other entry points return nothing, so their first few failures go to stderr.
 
+use crate::device_memory::Contents;
 use crate::functions::{CUstream_st, address, check_out, device_pointer, stream_id};
-use crate::history::{Action, HISTORY};
+use crate::instance::Request;
+use crate::last_error::{gapless_last_error, guard, tell};
 use crate::process::Device;
 use crate::reports::write_json;
-use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, gapless_last_error, gapless_status, guard};
-use gapless::DeviceAddr;
-use gapless::allocator::{AllocError, FreeError, OutOfMemory, Snapshot, Stats};
+use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, GAPLESS_OK, gapless_status};
+use gapless::allocator::{AddressFacts, AllocError, FreeError, OutOfMemory};
 use gapless::driver::MemoryDriver;
 use gapless::units::ByteSize;
-use serde::Serialize;
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// Called when gapless_torch_malloc fails, with the text for a person; may throw, and then does not return.
+/// Called with a text for a person when gapless_torch_malloc fails. May throw a C++ exception instead of returning.
 pub type gapless_failure_handler = Option<unsafe extern "C-unwind" fn(text: *const c_char, out_of_memory: i32)>;
 
 static HANDLER: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Sets the function that gapless_torch_malloc calls when it fails, or none for NULL.
+/// Sets the function that gapless_torch_malloc calls when it fails; NULL for none.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_on_failure(handler: gapless_failure_handler) {
     let pointer = handler.map_or(std::ptr::null_mut(), |handler| handler as *mut c_void);
@@ -32,54 +32,26 @@ pub extern "C" fn gapless_torch_on_failure(handler: gapless_failure_handler) {
     HANDLER.store(pointer, Ordering::Release);
 }
 
-/// Allocates for PyTorch. On failure calls the handler, if any, and returns NULL.
+/// Allocates for PyTorch. On failure, calls the handler if there is one, and returns NULL.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn gapless_torch_malloc(
     size: libc::ssize_t,
     device: i32,
     stream: *mut CUstream_st,
 ) -> *mut c_void {
-    let (status, pointer) = allocate(size, device, stream);
-    if status != crate::status::GAPLESS_OK {
+    let mut pointer = std::ptr::null_mut();
+    let status = guard(|| {
+        let bytes = u64::try_from(size).map_err(|_| Failure::argument(format!("a request of {size} bytes")))?;
+        let (device, request) = (Device::get(device)?, Request { bytes, alignment: 1, stream: stream_id(stream) });
+        let addr = device.alloc(&request, |error| worded(device.ordinal, bytes, error))?;
+        pointer = device_pointer(addr);
+        Ok(())
+    });
+    if status != GAPLESS_OK {
         // SAFETY: the last error was just set on this thread.
         unsafe { fail(status == GAPLESS_ERROR_OUT_OF_MEMORY) };
     }
     pointer
-}
-
-/// Allocates; null, with the last error set, where that fails.
-pub(crate) fn allocate(size: libc::ssize_t, device: i32, stream: *mut CUstream_st) -> (gapless_status, *mut c_void) {
-    let mut pointer = std::ptr::null_mut();
-    let status = guard(|| {
-        let bytes = u64::try_from(size).map_err(|_| Failure::argument(format!("{size} bytes asked for")))?;
-        let (device, stream) = (Device::get(device)?, stream_id(stream));
-        let outcome = match device.pools.alloc(&device.heap, bytes, stream) {
-            Some(outcome) => {
-                if let Ok(addr) = &outcome {
-                    device.heap.note_alloc(*addr, bytes, stream);
-                }
-                outcome
-            }
-            None => device.heap.alloc(bytes, None, stream),
-        };
-        match outcome {
-            Ok(addr) => {
-                HISTORY.note(Action::Alloc, device.ordinal, addr, bytes, stream);
-                device.allocated_bytes.fetch_add(bytes, Ordering::Relaxed);
-                pointer = device_pointer(addr);
-                Ok(())
-            }
-            Err(error) => {
-                let free = error.report().and_then(|report| report.device).map_or(0, |info| info.free);
-                let failure = failure_of(device, bytes, error);
-                if failure.status == GAPLESS_ERROR_OUT_OF_MEMORY {
-                    HISTORY.note(Action::Oom, device.ordinal, DeviceAddr(free), bytes, stream);
-                }
-                Err(failure)
-            }
-        }
-    });
-    (status, pointer)
 }
 
 /// # Safety
@@ -100,39 +72,38 @@ unsafe fn fail(out_of_memory: bool) {
     unsafe { handler(gapless_last_error(), i32::from(out_of_memory)) };
 }
 
-fn failure_of(device: &Device, bytes: u64, error: AllocError) -> Failure {
-    let failure = match &error {
-        AllocError::OutOfMemory(report) => Failure::new(GAPLESS_ERROR_OUT_OF_MEMORY, scraped(device.ordinal, report)),
-        // More than the addresses hold is more than the memory holds.
-        AllocError::TooLarge { .. } => Failure::new(
-            GAPLESS_ERROR_OUT_OF_MEMORY,
-            format!("CUDA out of memory. Tried to allocate {}. {error}", ByteSize(bytes)),
-        ),
-        _ => Failure::from(error),
+/// A failed request in PyTorch's words, which log scrapers look for.
+fn worded(ordinal: u32, bytes: u64, error: AllocError) -> Failure {
+    let text = match &error {
+        AllocError::OutOfMemory(report) => message(ordinal, report),
+        // More than the addresses can hold is more than the memory can.
+        AllocError::TooLarge { .. } => format!("{} {error}", headline(bytes)),
+        _ => return Failure::from(error),
     };
-    if device.report_on_failure {
-        eprintln!("{}", failure.text);
-    }
-    device.log(|| format!("a request of {} failed", ByteSize(bytes)));
-    failure
+    Failure::caused(GAPLESS_ERROR_OUT_OF_MEMORY, text, &error)
 }
 
-/// The wording of PyTorch's message, which log scrapers look for, then the report.
-fn scraped(ordinal: u32, report: &OutOfMemory) -> String {
-    let mut text = format!("CUDA out of memory. Tried to allocate {}. ", ByteSize(report.requested_bytes));
+fn headline(bytes: u64) -> String {
+    format!("CUDA out of memory. Tried to allocate {}.", ByteSize(bytes))
+}
+
+/// PyTorch's headline and sentences, then the report without its own headline.
+fn message(ordinal: u32, report: &OutOfMemory) -> String {
+    let mut text = headline(report.requested_bytes);
     if let Some(info) = report.device {
         text.push_str(&format!(
-            "GPU {ordinal} has a total capacity of {} of which {} is free. ",
+            " GPU {ordinal} has a total capacity of {} of which {} is free.",
             ByteSize(info.total),
             ByteSize(info.free)
         ));
     }
     text.push_str(&format!(
-        "{} allowed; Of the allocated memory {} is allocated by PyTorch, and {} is reserved by gapless but \
-         unallocated.\n{report}",
+        " {} allowed; Of the allocated memory {} is allocated by PyTorch, and {} is reserved by gapless but \
+         unallocated.\n{}",
         ByteSize(report.budget_bytes),
         ByteSize(report.live_bytes),
         ByteSize(report.reserved_bytes.saturating_sub(report.live_bytes)),
+        report.explanation(),
     ));
     text
 }
@@ -143,42 +114,27 @@ pub extern "C" fn gapless_torch_free(pointer: *mut c_void, size: usize, device: 
     if pointer.is_null() {
         return;
     }
-    tell(&TOLD_FREE, || {
-        let device = Device::get(device)?;
-        let addr = address(pointer);
-        // The allocator knows on which streams it was used; PyTorch's is for the history.
-        HISTORY.note(Action::Free, device.ordinal, addr, size as u64, stream_id(stream));
-        device.heap.note_free(addr);
-        match device.pools.free(&device.heap, addr) {
-            Some(outcome) => outcome?,
-            None => device.heap.allocator.free(addr)?,
-        }
-        device.freed_bytes.fetch_add(size as u64, Ordering::Relaxed);
-        Ok(())
-    });
+    tell(&TOLD_FREE, || Ok(Device::get(device)?.free(address(pointer), size as u64, stream_id(stream))?));
 }
 
-/// PyTorch's init: nothing is taken before the first allocation.
+/// PyTorch's init. Does nothing: a device's allocator is made at its first allocation.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_init(device_count: i32) {
     let _ = device_count;
 }
 
-/// PyTorch's reset, which is torch.cuda.empty_cache: free memory of all devices goes back to the driver.
+/// PyTorch's reset, which is torch.cuda.empty_cache: returns free memory of all devices to the driver.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_reset() {
     tell(&TOLD_RESET, || {
         for device in Device::all() {
-            let trimmed = device.heap.allocator.trim(0)?;
-            device.log(|| {
-                format!("gave back {}, {} held", ByteSize(trimmed.released_bytes), ByteSize(trimmed.held_bytes))
-            });
+            device.trim(0)?;
         }
         Ok(())
     });
 }
 
-/// PyTorch's memory fraction: the budget becomes this part of the device.
+/// PyTorch's memory fraction: sets the budget of a device to a fraction of its memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_memory_fraction(fraction: f64, device: i32) {
     tell(&TOLD_FRACTION, || set_fraction(fraction, device));
@@ -187,11 +143,11 @@ pub extern "C" fn gapless_torch_memory_fraction(fraction: f64, device: i32) {
 fn set_fraction(fraction: f64, device: i32) -> Answer<()> {
     let device = Device::get(device)?;
     let budget = crate::config::Budget::fraction(fraction)?;
-    let total = device.heap.allocator.driver().memory_info()?.total;
-    device.pools.set_budget(&device.heap, budget.of(total))
+    let total = device.main.allocator.driver().memory_info()?.total;
+    device.pools.set_budget(&device.main, budget.of(total))
 }
 
-/// Sets the budget of a device to a part of its memory, above 0 and at most 1.
+/// Sets the budget of a device to a fraction of its memory, above 0 and at most 1.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_set_fraction(fraction: f64, device: i32) -> gapless_status {
     guard(|| set_fraction(fraction, device))
@@ -207,14 +163,7 @@ pub unsafe extern "C" fn gapless_torch_base_alloc(pointer: *mut c_void, size: *m
     let mut base = std::ptr::null_mut();
     tell(&TOLD_BASE, || {
         let addr = address(pointer);
-        let inside = |leak: &gapless::allocator::LiveAllocation| {
-            addr.offset_from(leak.addr).is_some_and(|offset| offset < leak.bytes.max(1))
-        };
-        let live = Device::all().find_map(|device| {
-            let pools = device.pools.allocators();
-            let mut all = std::iter::once(&device.heap.allocator).chain(pools.iter().map(|(_, allocator)| allocator));
-            all.find_map(|allocator| allocator.live().into_iter().find(inside))
-        });
+        let live = Device::all().find_map(|device| device.allocation_around(addr));
         let live = live.ok_or_else(|| Failure::argument(format!("{addr} is in no live allocation")))?;
         if !size.is_null() {
             // SAFETY: not null, so valid for a write (the function's contract).
@@ -226,15 +175,14 @@ pub unsafe extern "C" fn gapless_torch_base_alloc(pointer: *mut c_void, size: *m
     base
 }
 
-/// PyTorch's record stream.
+/// PyTorch's record stream: records that stream also uses the allocation.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_record_stream(pointer: *mut c_void, stream: *mut CUstream_st) {
     tell(&TOLD_RECORD, || {
         let (addr, stream) = (address(pointer), stream_id(stream));
-        let mut last = FreeError::NotAllocated { addr, facts: gapless::allocator::AddressFacts::Foreign };
+        let mut last = FreeError::NotAllocated { addr, facts: AddressFacts::Foreign };
         for device in Device::all() {
-            let outcome = device.pools.record_stream(addr, stream);
-            match outcome.unwrap_or_else(|| device.heap.allocator.record_stream(addr, stream)) {
+            match device.record_stream(addr, stream) {
                 Ok(()) => return Ok(()),
                 Err(error) => last = error,
             }
@@ -247,67 +195,48 @@ pub extern "C" fn gapless_torch_record_stream(pointer: *mut c_void, stream: *mut
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gapless_torch_pool {
-    /// First half.
+    /// The first half of the name.
     pub first: u64,
-    /// Second half.
+    /// The second half of the name.
     pub second: u64,
 }
 
-/// PyTorch's begin allocate to pool: a graph is being captured, or a MemPool is in use. The filter is not called.
+/// PyTorch's begin allocate to pool, when a graph is captured or a MemPool is in use: opens a pool for the calling thread.
+/// The filter is not called.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_begin_allocate_to_pool(device: i32, pool: gapless_torch_pool, filter: *mut c_void) {
     let _ = filter;
     tell(&TOLD_POOL, || {
         let device = Device::get(device)?;
-        device.pools.begin(&device.heap, (pool.first, pool.second))
+        device.pools.begin(&device.main, (pool.first, pool.second))
     });
 }
 
-/// PyTorch's end allocate to pool.
+/// PyTorch's end allocate to pool: closes a pool to new requests.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_end_allocate_to_pool(device: i32, pool: gapless_torch_pool) {
     tell(&TOLD_POOL, || {
         let device = Device::get(device)?;
-        device.pools.end(&device.heap, (pool.first, pool.second));
+        device.pools.end(&device.main, (pool.first, pool.second));
         Ok(())
     });
 }
 
-/// PyTorch's release pool: the graph is gone.
+/// PyTorch's release pool: the graph or MemPool is gone. The pool's memory goes back with its last allocation.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_release_pool(device: i32, pool: gapless_torch_pool) {
     tell(&TOLD_POOL, || {
         let device = Device::get(device)?;
-        device.pools.release(&device.heap, (pool.first, pool.second));
+        device.pools.release(&device.main, (pool.first, pool.second));
         Ok(())
     });
 }
 
-#[derive(Serialize)]
-struct DeviceReport {
-    main: Stats,
-    pools: Vec<PoolReport>,
-    /// Bytes asked for and freed since the start.
-    allocated_bytes: u64,
-    freed_bytes: u64,
-    out_of_memory: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    snapshot: Option<Snapshot>,
-}
-
-#[derive(Serialize)]
-struct PoolReport {
-    id: (u64, u64),
-    stats: Stats,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    snapshot: Option<Snapshot>,
-}
-
-/// Writes figures of a device's process-wide allocator and of its pools as a JSON object into buffer, as
-/// gapless_stats_json does; with snapshot not 0, every segment, chunk and block, too.
+/// Writes statistics of a device's process-wide allocator and of its pools as a JSON object into buffer, as
+/// gapless_stats_json does. If snapshot is not 0, adds every segment, chunk and block.
 ///
 /// # Safety
-/// As gapless_stats_json.
+/// buffer, capacity and needed are as in gapless_stats_json.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_torch_report_json(
     device: i32,
@@ -318,38 +247,11 @@ pub unsafe extern "C" fn gapless_torch_report_json(
 ) -> gapless_status {
     guard(|| {
         check_out(needed, "needed")?;
-        let device = Device::get(device)?;
-        let wanted = snapshot != 0;
-        let report = DeviceReport {
-            main: device.heap.allocator.stats(),
-            pools: device
-                .pools
-                .allocators()
-                .into_iter()
-                .map(|(id, allocator)| PoolReport {
-                    id,
-                    stats: allocator.stats(),
-                    snapshot: wanted.then(|| allocator.snapshot()),
-                })
-                .collect(),
-            allocated_bytes: device.allocated_bytes.load(Ordering::Relaxed),
-            freed_bytes: device.freed_bytes.load(Ordering::Relaxed),
-            out_of_memory: device.heap.failures.load(Ordering::Relaxed),
-            snapshot: wanted.then(|| device.heap.allocator.snapshot()),
-        };
+        let contents = if snapshot == 0 { Contents::Figures } else { Contents::Snapshot };
+        let report = Device::get(device)?.report(contents);
         // SAFETY: the same contract.
         unsafe { write_json(&report, buffer, capacity, needed) }
     })
-}
-
-/// Runs the body of an entry point that cannot say that it failed; the first few failures of its kind go to stderr.
-fn tell(told: &AtomicU32, body: impl FnOnce() -> Answer<()>) {
-    let status = guard(body);
-    if status != crate::status::GAPLESS_OK && told.fetch_add(1, Ordering::Relaxed) < MOST_TOLD {
-        // SAFETY: the last error of this thread is a NUL-terminated string.
-        let text = unsafe { std::ffi::CStr::from_ptr(gapless_last_error()) };
-        eprintln!("gapless: {}", text.to_string_lossy());
-    }
 }
 
 static TOLD_FREE: AtomicU32 = AtomicU32::new(0);
@@ -358,5 +260,3 @@ static TOLD_FRACTION: AtomicU32 = AtomicU32::new(0);
 static TOLD_BASE: AtomicU32 = AtomicU32::new(0);
 static TOLD_RECORD: AtomicU32 = AtomicU32::new(0);
 static TOLD_POOL: AtomicU32 = AtomicU32::new(0);
-/// How many failures of a kind are told.
-const MOST_TOLD: u32 = 5;

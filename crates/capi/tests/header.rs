@@ -1,14 +1,17 @@
-//! `include/gapless.h` is what the sources say. `scripts/generate-header` writes it anew.
+//! `include/gapless.h` is what the sources say. `scripts/generate-header` writes it.
 
 use std::path::Path;
 
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 13] = [
     "status.rs",
+    "error_kind.rs",
+    "last_error.rs",
     "config.rs",
     "registry.rs",
     "functions.rs",
     "reports.rs",
     "process.rs",
+    "device_memory.rs",
     "replay.rs",
     "torch.rs",
     "history.rs",

@@ -481,6 +481,33 @@ fn calls() -> Seeds {
                 torch(4, 1),
             ],
         ),
+        // The functions for a device's memory: 175 and 195 allocate, 215 frees, 235 records a stream or trims.
+        (
+            "device_memory",
+            vec![
+                (175, 0, 130, 0, 5000),
+                (195, 0, 68, 1, 9),
+                (175, 0, 4, 0, 3),
+                (235, 0, 2, 1, 0),
+                (17, 0, 0, 0, 0),
+                (175, 0, 132, 0, 2),
+                (235, 0, 2, 1, 2),
+                (17, 0, 1, 0, 0),
+                (155, 0, 0, 0, 3),
+                (215, 0, 2, 5, 2),
+                (215, 0, 2, 0, 0),
+                (215, 0, 1, 0, 0),
+                (215, 0, 0, 0, 0),
+                (195, 0, 132, 0, 23),
+                (195, 0, 132, 0, 23),
+                (195, 0, 134, 0, 4096),
+                (175, 0, 132, 250, 1),
+                (195, 255, 132, 0, 1),
+                (235, 0, 130, 100, 0),
+                (155, 0, 1, 0, 3),
+                (17, 0, 2, 0, 0),
+            ],
+        ),
         // Each driver function fails once while memory is mapped, moved to another stream or trimmed.
         (
             "failing_growths",

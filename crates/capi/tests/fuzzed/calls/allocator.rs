@@ -85,9 +85,9 @@ impl Calls {
         if let (Some(book), Some(before)) = (book, before) {
             let after = self.figures(book);
             if record.what.is_multiple_of(3) {
-                assert_eq!(after.peak_live_bytes, after.live_bytes, "the present is the peak");
+                assert_eq!(after.peak_live_bytes, after.live_bytes, "the peak is the current value");
             } else if !out.is_null() && status == GAPLESS_OK {
-                assert_eq!(before - after.reserved_bytes, released, "what was given back");
+                assert_eq!(before - after.reserved_bytes, released, "what was released");
             }
         }
         if status != GAPLESS_OK || record.what.is_multiple_of(3) {

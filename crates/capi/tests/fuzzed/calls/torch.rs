@@ -36,7 +36,8 @@ impl Calls {
         if device == 1 {
             return;
         }
-        match record.call / 20 % 8 {
+        match record.call / 20 {
+            function @ 8.. => self.device(function - 8, record, book, device),
             0..=3 => {
                 let bytes = Self::bytes_of(record);
                 let pointer = match record.what {
@@ -126,6 +127,8 @@ impl Calls {
         let live: u64 = pools.iter().filter_map(|pool| pool["stats"]["live_bytes"].as_u64()).sum();
         let known: u64 = self.live.values().filter(|block| block.pool.is_some()).map(|block| block.bytes).sum();
         assert_eq!(live, known, "{report}");
+        let [allocated, freed] = ["allocated_bytes", "freed_bytes"].map(|key| report[key].as_u64().expect("a number"));
+        assert_eq!(allocated - freed, live + self.books[book].live_bytes, "{report}");
     }
 
     /// Pools without users that still have something live.

@@ -1,0 +1,229 @@
+//! Memory of this process's devices. Every front end comes through here, so that pools, the memory history, recordings,
+//! sums and reports are about the memory of all of them.
+//!
+//! What a front end adds is the form of its calls and the words of its failures: `torch`, `cupy`, and for everybody else
+//! the functions below. Calls by handle (`functions`) go to the allocator alone, past pools and history.
+//!
+//! - I1  an allocation is in the history after it was made, a free before it is done: events of one address are in order.
+//!
+//! Threads: any. Cost: that of `Instance` and `Pools`, and for each call a load of an atomic for the history.
+
+use crate::functions::{CUstream_st, address, check_out, device_pointer, stream_id};
+use crate::history::{Action, HISTORY};
+use crate::instance::{Request, is_out_of_memory};
+use crate::last_error::guard;
+use crate::pools::PoolId;
+use crate::process::Device;
+use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, gapless_status};
+use gapless::allocator::{AllocError, FreeError, LiveAllocation, Snapshot, Stats, Trimmed};
+use gapless::units::ByteSize;
+use gapless::{DeviceAddr, StreamId};
+use serde::Serialize;
+use std::ffi::c_void;
+use std::sync::atomic::Ordering;
+
+impl Device {
+    /// Allocates from the open pool that the request belongs to, else from the device's allocator. `worded` makes of an
+    /// error what the front end's callers are told.
+    pub fn alloc(&self, request: &Request, worded: impl FnOnce(AllocError) -> Failure) -> Answer<DeviceAddr> {
+        let outcome = self.pools.alloc(&self.main, request).unwrap_or_else(|| request.serve(&self.main.allocator));
+        self.main.note_request(request, &outcome);
+        match outcome {
+            Ok(addr) => {
+                HISTORY.note(Action::Alloc, self.ordinal, addr, request.bytes, request.stream);
+                Ok(addr)
+            }
+            Err(error) => {
+                if is_out_of_memory(&error) {
+                    let free = error.report().and_then(|report| report.device).map_or(0, |info| info.free);
+                    HISTORY.note(Action::Oom, self.ordinal, DeviceAddr(free), request.bytes, request.stream);
+                }
+                let failure = worded(error);
+                if self.report_on_failure {
+                    eprintln!("{}", failure.text);
+                }
+                self.log(|| format!("a request of {} failed", ByteSize(request.bytes)));
+                Err(failure)
+            }
+        }
+    }
+
+    /// Frees an allocation. `bytes` and `stream` are for the history: those of the allocation, or 0 where the front end
+    /// does not know them. The allocator knows on which streams the memory was used.
+    pub fn free(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) -> Result<(), FreeError> {
+        HISTORY.note(Action::Free, self.ordinal, addr, bytes, stream);
+        self.main.note_free(addr);
+        self.pools.free(&self.main, addr).unwrap_or_else(|| self.main.allocator.free(addr))
+    }
+
+    /// Records that `stream` also uses an allocation.
+    pub fn record_stream(&self, addr: DeviceAddr, stream: StreamId) -> Result<(), FreeError> {
+        self.pools.record_stream(addr, stream).unwrap_or_else(|| self.main.allocator.record_stream(addr, stream))
+    }
+
+    /// Returns free memory to the driver until at most `keep_bytes` are held. What pools hold stays, and does not count.
+    pub fn trim(&self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
+        let trimmed = self.main.allocator.trim(keep_bytes)?;
+        self.log(|| format!("released {}, {} held", ByteSize(trimmed.released_bytes), ByteSize(trimmed.held_bytes)));
+        Ok(trimmed)
+    }
+
+    /// The live allocation that `addr` lies in. Looks at all of them.
+    pub fn allocation_around(&self, addr: DeviceAddr) -> Option<LiveAllocation> {
+        let inside =
+            |live: &LiveAllocation| addr.offset_from(live.addr).is_some_and(|offset| offset < live.bytes.max(1));
+        let pools = self.pools.allocators();
+        let mut all = std::iter::once(&self.main.allocator).chain(pools.iter().map(|(_, allocator)| allocator));
+        all.find_map(|allocator| allocator.live().into_iter().find(inside))
+    }
+
+    /// Figures of the device's allocator and of its pools.
+    pub fn report(&self, contents: Contents) -> DeviceReport {
+        // Before the figures: what is allocated meanwhile makes the freed bytes too low for this once, never too high.
+        let allocated_bytes = self.main.allocated_bytes();
+        let wanted = contents == Contents::Snapshot;
+        let (main, snapshot) = (self.main.allocator.stats(), wanted.then(|| self.main.allocator.snapshot()));
+        let pools: Vec<PoolReport> = self
+            .pools
+            .allocators()
+            .into_iter()
+            .map(|(id, allocator)| PoolReport {
+                id,
+                stats: allocator.stats(),
+                snapshot: wanted.then(|| allocator.snapshot()),
+            })
+            .collect();
+        let live = main.live_bytes + pools.iter().map(|pool| pool.stats.live_bytes).sum::<u64>();
+        let freed_now = allocated_bytes.saturating_sub(live);
+        let freed_before = self.freed_bytes.fetch_max(freed_now, Ordering::Relaxed);
+        DeviceReport {
+            main,
+            pools,
+            allocated_bytes,
+            freed_bytes: freed_now.max(freed_before),
+            out_of_memory: self.main.out_of_memory(),
+            snapshot,
+        }
+    }
+}
+
+/// What a [`DeviceReport`] has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Contents {
+    Figures,
+    /// Every segment, chunk and block, too.
+    Snapshot,
+}
+
+/// What a device's memory is used for.
+#[derive(Serialize)]
+pub(crate) struct DeviceReport {
+    main: Stats,
+    pools: Vec<PoolReport>,
+    /// Bytes requested and served since the start.
+    allocated_bytes: u64,
+    /// Bytes of those that were freed. Never falls.
+    freed_bytes: u64,
+    /// Requests that ran out of memory.
+    out_of_memory: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snapshot: Option<Snapshot>,
+}
+
+#[derive(Serialize)]
+struct PoolReport {
+    id: PoolId,
+    stats: Stats,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snapshot: Option<Snapshot>,
+}
+
+/// A failed request in words that fit every front end. A request that exceeds all addresses has run out of memory, too.
+pub(crate) fn worded(request: &Request, error: AllocError) -> Failure {
+    match &error {
+        AllocError::TooLarge { .. } => {
+            let text = format!("GPU out of memory. Tried to allocate {}. {error}", ByteSize(request.bytes));
+            Failure::caused(GAPLESS_ERROR_OUT_OF_MEMORY, text, &error)
+        }
+        _ => Failure::from(error),
+    }
+}
+
+/// Allocates bytes for work on stream from the process-wide allocator of a device, and writes the device address to
+/// *pointer, a multiple of 512. The allocator is made on first use from GAPLESS_CONF.
+///
+/// PyTorch, CuPy, RMM and Numba allocate through this door, too: pools, the memory history and recordings are about the
+/// memory of all of them. A request that is too large for any device is out of memory here, not too large.
+///
+/// # Safety
+/// pointer points to a pointer; stream is a stream of the device, or null for the default one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_device_alloc(
+    device: i32,
+    bytes: u64,
+    stream: *mut CUstream_st,
+    pointer: *mut *mut c_void,
+) -> gapless_status {
+    // SAFETY: the same contract.
+    unsafe { gapless_device_alloc_aligned(device, bytes, 1, stream, pointer) }
+}
+
+/// As gapless_device_alloc, at a multiple of alignment, a power of two.
+///
+/// # Safety
+/// pointer and stream are as in gapless_device_alloc.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_device_alloc_aligned(
+    device: i32,
+    bytes: u64,
+    alignment: u64,
+    stream: *mut CUstream_st,
+    pointer: *mut *mut c_void,
+) -> gapless_status {
+    guard(|| {
+        check_out(pointer, "pointer")?;
+        let request = Request { bytes, alignment, stream: stream_id(stream) };
+        let addr = Device::get(device)?.alloc(&request, |error| worded(&request, error))?;
+        // SAFETY: not null, so valid for a write (the function's contract).
+        unsafe { pointer.write(device_pointer(addr)) };
+        Ok(())
+    })
+}
+
+/// Frees an allocation of a device, whichever front end made it. Work queued on its stream, and on the streams it was
+/// recorded on, may still use it. NULL: nothing. bytes, as requested, are for the memory history; 0 when not known.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_device_free(device: i32, pointer: *mut c_void, bytes: u64) -> gapless_status {
+    guard(|| {
+        let device = Device::get(device)?;
+        if pointer.is_null() { Ok(()) } else { Ok(device.free(address(pointer), bytes, StreamId(0))?) }
+    })
+}
+
+/// Records that stream also uses an allocation of a device: once freed, the memory is not handed out again before the
+/// work that is queued on stream by then has completed.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_device_record_stream(
+    device: i32,
+    pointer: *mut c_void,
+    stream: *mut CUstream_st,
+) -> gapless_status {
+    guard(|| Ok(Device::get(device)?.record_stream(address(pointer), stream_id(stream))?))
+}
+
+/// Returns free memory of a device's process-wide allocator to the driver until at most keep_bytes are held, and writes
+/// the number of bytes released to *released, unless that is null. Memory of pools stays, and does not count.
+///
+/// # Safety
+/// released is null or points to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_device_trim(device: i32, keep_bytes: u64, released: *mut u64) -> gapless_status {
+    guard(|| {
+        let trimmed = Device::get(device)?.trim(keep_bytes)?;
+        if !released.is_null() {
+            // SAFETY: not null, so valid for a write (the function's contract).
+            unsafe { released.write(trimmed.released_bytes) };
+        }
+        Ok(())
+    })
+}
