@@ -65,7 +65,7 @@ impl<D: Driver> ComputeStorage for GaplessStorage<D> {
     type Error = AllocError;
 
     fn alignment(&self) -> u64 {
-        gapless::heap::GRANULE
+        gapless::GRANULE
     }
 
     fn get(&mut self, handle: &StorageHandle) -> Resource {

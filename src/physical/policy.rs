@@ -46,11 +46,6 @@ impl ChunkSizes {
         Self { policy, page_bytes }
     }
 
-    /// The policy.
-    pub fn policy(&self) -> ChunkPolicy {
-        self.policy
-    }
-
     /// Pages of a chunk for small blocks, with a headroom of `headroom_pages`: at most `pages`. Small blocks come in numbers:
     /// while there is headroom, a little is mapped ahead of them.
     pub fn for_small_blocks(&self, headroom_pages: u64, pages: u64) -> u32 {

@@ -8,7 +8,7 @@ use crate::witness::Witness;
 use gapless::Allocator;
 use gapless::allocator::{AddressFacts, AllocError, FreeError, Stats, StreamError, VirtualRange};
 use gapless::driver::{DriverCall, DriverError, Fault, FaultDriver, HoldStreams, StreamDriver, WorkDriver};
-use gapless::heap::GRANULE;
+use gapless::GRANULE;
 use gapless::units::{DeviceAddr, StreamId};
 use std::sync::Arc;
 

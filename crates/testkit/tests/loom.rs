@@ -6,7 +6,7 @@
 use gapless::Allocator;
 use gapless::allocator::ChunkPolicy;
 use gapless::driver::{HoldStreams, MemoryDriver, ModelConfig, ModelDriver, WorkDriver};
-use gapless::stream::StreamTable;
+use gapless::internals::StreamTable;
 use gapless::units::StreamId;
 use gapless_testkit::Witness;
 use std::sync::Arc;

@@ -9,6 +9,7 @@ use crate::units::{DeviceAddr, StreamId};
 
 /// An allocation that has not been freed.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct LiveAllocation {
     /// Its address.
     pub addr: DeviceAddr,

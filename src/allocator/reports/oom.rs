@@ -16,6 +16,7 @@ const LISTED: usize = 8;
 
 /// The memory of one stream.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct StreamUse {
     /// The stream.
     pub stream: StreamId,
@@ -29,6 +30,7 @@ pub struct StreamUse {
 
 /// Free bytes that remapping cannot move, by what holds them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct Pinned {
     /// In chunks that live allocations use a part of.
     pub by_live_bytes: u64,

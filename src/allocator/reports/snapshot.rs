@@ -10,6 +10,7 @@ use crate::units::{DeviceAddr, StreamId};
 
 /// Everything an allocator holds, at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct Snapshot {
     /// Bytes of a page.
     pub page_bytes: u64,
@@ -23,6 +24,7 @@ pub struct Snapshot {
 
 /// One region: the blocks of one stream in one slot of addresses.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct RegionSnapshot {
     /// The stream that the region belongs to.
     pub stream: StreamId,
@@ -40,6 +42,7 @@ pub struct RegionSnapshot {
 
 /// One block of a region.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct BlockSnapshot {
     /// First address.
     pub addr: DeviceAddr,
@@ -57,6 +60,7 @@ pub struct BlockSnapshot {
 
 /// One physical chunk.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct ChunkSnapshot {
     /// The driver's handle (`CUmemGenericAllocationHandle`).
     pub handle: u64,

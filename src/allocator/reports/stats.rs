@@ -71,6 +71,7 @@ pub struct Stats {
 
 /// Allocations whose size, rounded up to whole granules, lies in a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct SizeRange {
     /// Smallest size of the range, in bytes.
     pub from_bytes: u64,
@@ -80,6 +81,7 @@ pub struct SizeRange {
 
 /// Fragmentation as numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct Fragmentation {
     /// Bytes of the largest block available without a driver call, on the stream where it is cached.
     pub largest_cached_bytes: u64,

@@ -1,7 +1,9 @@
 //! Compares the reported host memory with the memory that the structures really allocate.
 
 use gapless::driver::{ModelConfig, ModelDriver};
-use gapless::heap::{BlockState, GRANULE, Heap};
+use gapless::GRANULE;
+use gapless::allocator::BlockState;
+use gapless::internals::Heap;
 use gapless::{Allocator, ChunkPolicy, StreamId};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
