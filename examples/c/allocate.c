@@ -1,6 +1,6 @@
 /* Allocates, uses up the memory, reads why, and gives everything back.
  *
- *     scripts/build-capi dist/capi
+ *     cargo xtask build-capi dist/capi
  *     cc -Wall -Wextra -Werror examples/c/allocate.c -Idist/capi/include -Ldist/capi/lib -lgapless -o allocate
  *     LD_LIBRARY_PATH=dist/capi/lib ./allocate
  */

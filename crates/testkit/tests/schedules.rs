@@ -1,5 +1,5 @@
 //! Whole allocators under shuttle, which decides at every lock and atomic which thread goes on:
-//! `RUSTFLAGS="--cfg shuttle" cargo test --release -p gapless-testkit --test schedules --target-dir target/shuttle`.
+//! `cargo xtask model-check shuttle`.
 #![cfg(shuttle)]
 
 use gapless::driver::WorkDriver;
