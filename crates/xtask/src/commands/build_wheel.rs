@@ -6,12 +6,13 @@ use crate::workspace::Workspace;
 use crate::{files, process, python};
 
 /// What `python/setup.py` and `python/pyproject.toml` ask for.
-const BUILD_TOOLS: &str = "import pip
+const BUILD_TOOLS: &str = "\
 from setuptools import Distribution, build_meta
 try:
     from setuptools.command.bdist_wheel import bdist_wheel
 except ImportError:
-    from wheel.bdist_wheel import bdist_wheel";
+    from wheel.bdist_wheel import bdist_wheel
+import pip";
 
 pub fn run(workspace: &Workspace) -> Result<(), Failure> {
     let python = python::interpreter()?;
