@@ -107,7 +107,7 @@ fn executable(workspace: &Workspace, arguments: &[&str], name: &str) -> Result<P
 fn executable_in(messages: &str, name: &str) -> Option<PathBuf> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     let of_target = messages.filter(|message| message["target"]["name"] == name);
-    of_target.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).last()
+    of_target.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).next_back()
 }
 
 fn strip(workspace: &Workspace, folder: &Path) -> Result<(), Failure> {
