@@ -1,6 +1,6 @@
 //! gapless with `cuda-driver-sys`: memory from gapless, everything else from the raw driver API.
 //!
-//! Building it needs the driver library (or the simulated one, see scripts/test-interop):
+//! Building it needs the driver library (or the simulated one, see `cargo xtask test-interop`):
 //! `cargo run --features cuda-driver-sys --example with_cuda_driver_sys`
 
 use std::error::Error;

@@ -1,7 +1,7 @@
 //! gapless with `cudarc`: memory from gapless, everything else from `cudarc`, through its `DevicePtr` traits.
 //!
 //! `cargo run --features cudarc --example with_cudarc` on a machine with a GPU; with the simulated driver, see
-//! scripts/test-interop.
+//! `cargo xtask test-interop`.
 
 use std::error::Error;
 use std::marker::PhantomData;

@@ -1,6 +1,6 @@
 //! gapless with `cust`: memory from gapless, and copies, streams and events from `cust`.
 //!
-//! Building it needs the driver library (or the simulated one, see scripts/test-interop):
+//! Building it needs the driver library (or the simulated one, see `cargo xtask test-interop`):
 //! `cargo run --features cust --example with_cust`
 
 use std::error::Error;

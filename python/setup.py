@@ -14,7 +14,7 @@ class PlatformWheel(bdist_wheel):
         self.root_is_pure = False
 
     def get_tag(self):
-        # scripts/build-wheel checks that the libraries ask for no newer C library than this says.
+        # cargo xtask build-wheel checks that the libraries ask for no newer C library than this says.
         return "py3", "none", "manylinux_2_34_x86_64"
 
 

@@ -1,6 +1,6 @@
 /* Allocates until the memory is used up, prints the report, and frees everything.
  *
- *     scripts/build-capi dist/capi
+ *     cargo xtask build-capi dist/capi
  *     cc -Wall -Wextra -Werror examples/c/allocate.c -Idist/capi/include -Ldist/capi/lib -lgapless -o allocate
  *     LD_LIBRARY_PATH=dist/capi/lib ./allocate
  */

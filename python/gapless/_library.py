@@ -89,7 +89,7 @@ def path() -> Path:
     found = Path(chosen) if chosen else Path(__file__).with_name("libgapless.so")
     if not found.exists():
         raise ImportError(
-            f"{found} does not exist: install gapless from a wheel (scripts/build-wheel builds one), or name the "
+            f"{found} does not exist: install gapless from a wheel (cargo xtask build-wheel builds one), or name the "
             "library in GAPLESS_LIBRARY"
         )
     return found

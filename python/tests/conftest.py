@@ -1,4 +1,4 @@
-"""The tests run against the simulated driver: scripts/test-python sets that up."""
+"""The tests run against the simulated driver: cargo xtask test-python sets that up."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ import sys
 import pytest
 
 if "GAPLESS_LIBRARY" not in os.environ:
-    pytest.exit("run scripts/test-python, which builds the libraries and names them", returncode=2)
+    pytest.exit("run cargo xtask test-python, which builds the libraries and names them", returncode=2)
 
 
 @pytest.fixture

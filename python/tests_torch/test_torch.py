@@ -1,4 +1,4 @@
-"""PyTorch's CUDA build on gapless, without a GPU: scripts/torch-without-gpu sets it up. No kernel runs there."""
+"""PyTorch's CUDA build on gapless, without a GPU: cargo xtask torch-without-gpu sets it up. No kernel runs there."""
 
 import gc
 import json

@@ -1,4 +1,4 @@
-//! `include/gapless.h` is what the sources say. `scripts/generate-header` writes it.
+//! `include/gapless.h` is what the sources say. `cargo xtask generate-header` writes it.
 
 use std::path::Path;
 
@@ -45,7 +45,7 @@ fn the_header_is_that_of_the_sources() {
         return;
     }
     let checked_in = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(checked_in == generated, "include/gapless.h is not what the sources say: run scripts/generate-header");
+    assert!(checked_in == generated, "include/gapless.h is not what the sources say: run cargo xtask generate-header");
 }
 
 #[test]

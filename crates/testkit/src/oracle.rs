@@ -3,10 +3,10 @@
 
 use crate::device::{Device, World};
 use crate::witness::Witness;
-use gapless::allocator::{Allocator, BlockSnapshot, OutOfMemory, Stats, StreamUse, Trimmed};
-use gapless::driver::{ChunkHandle, FaultDriver, MemoryDriver};
 use gapless::GRANULE;
 use gapless::allocator::BlockState;
+use gapless::allocator::{Allocator, BlockSnapshot, OutOfMemory, Stats, StreamUse, Trimmed};
+use gapless::driver::{ChunkHandle, FaultDriver, MemoryDriver};
 use gapless::units::{DeviceAddr, StreamId, round_up};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};

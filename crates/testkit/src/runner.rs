@@ -6,9 +6,9 @@ use crate::oracle::{Block, Oracle, Subject, fitting_block};
 use crate::show::PrintOnPanic;
 use crate::witness::Witness;
 use gapless::Allocator;
+use gapless::GRANULE;
 use gapless::allocator::{AddressFacts, AllocError, FreeError, Stats, StreamError, VirtualRange};
 use gapless::driver::{DriverCall, DriverError, Fault, FaultDriver, HoldStreams, StreamDriver, WorkDriver};
-use gapless::GRANULE;
 use gapless::units::{DeviceAddr, StreamId};
 use std::sync::Arc;
 

@@ -1,6 +1,5 @@
-//! Tests the small concurrent parts under loom, which tries all schedules with few preemptions and all orders that the
-//! memory model allows: `RUSTFLAGS="--cfg loom" cargo test --release -p gapless-testkit --test loom --target-dir
-//! target/loom`.
+//! The small concurrent parts under loom, which tries every schedule with few preemptions and every order that the
+//! memory model allows: `cargo xtask model-check loom`.
 #![cfg(loom)]
 
 use gapless::Allocator;

@@ -1,8 +1,8 @@
 //! Compares the reported host memory with the memory that the structures really allocate.
 
-use gapless::driver::{ModelConfig, ModelDriver};
 use gapless::GRANULE;
 use gapless::allocator::BlockState;
+use gapless::driver::{ModelConfig, ModelDriver};
 use gapless::internals::Heap;
 use gapless::{Allocator, ChunkPolicy, StreamId};
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -1,5 +1,5 @@
-//! Tests whole allocators under shuttle, which decides at every lock and atomic which thread continues:
-//! `RUSTFLAGS="--cfg shuttle" cargo test --release -p gapless-testkit --test schedules --target-dir target/shuttle`.
+//! Whole allocators under shuttle, which decides at every lock and atomic which thread continues:
+//! `cargo xtask model-check shuttle`.
 #![cfg(shuttle)]
 
 use gapless::driver::WorkDriver;

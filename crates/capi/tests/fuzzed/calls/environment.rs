@@ -122,7 +122,9 @@ fn simulated() -> PathBuf {
     }
     let program = std::env::current_exe().expect("a path of the program");
     let folder = program.parent().expect("a folder of the program");
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|above| above.join("target/debug").join(NAME));
+    let targets = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|above| above.join("target"));
+    let targets = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from).into_iter().chain(targets);
+    let built = targets.map(|target| target.join("debug").join(NAME));
     let found = std::iter::once(folder.join(NAME)).chain(built).find(|path| path.exists());
     found.unwrap_or_else(|| panic!("{NAME} is missing: cargo build -p gapless-sim-libcuda"))
 }

@@ -1,0 +1,75 @@
+//! What has to pass: the part that takes minutes, and the parts that take hours.
+
+use super::model_check::{self, Checker};
+use super::sanitize::{self, Part};
+use super::scripts;
+use crate::failure::Failure;
+use crate::process;
+use crate::workspace::Workspace;
+use std::time::Instant;
+
+#[derive(Debug, clap::Args)]
+pub struct FullArguments {
+    /// Minutes of fuzzing on each driver, and of each soak
+    #[arg(long, value_name = "M", default_value_t = 30.0)]
+    minutes: f64,
+}
+
+/// The first three layers of `.ci/run`.
+pub fn check(workspace: &Workspace) -> Result<(), Failure> {
+    process::run(&mut workspace.cargo(["fmt", "--all", "--check"]))?;
+    process::run(&mut workspace.cargo(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+    process::run(&mut workspace.cargo(["test", "--workspace"]))
+}
+
+pub fn short(workspace: &Workspace) -> Result<(), Failure> {
+    process::run(&mut workspace.command(workspace.path(".ci/run")))
+}
+
+/// Takes what [`short`] installs, and cargo-mutants.
+pub fn full(workspace: &Workspace, arguments: &FullArguments) -> Result<(), Failure> {
+    let minutes = &arguments.minutes.to_string();
+    let steps = Steps { start: Instant::now() };
+    if process::find("cargo-mutants").is_none() {
+        steps.begin("cargo-mutants, which the last step takes");
+        process::run(&mut workspace.cargo(["install", "--quiet", "--locked", "cargo-mutants"]))?;
+    }
+
+    steps.begin("what every change has to pass");
+    short(workspace)?;
+
+    steps.begin("twenty times the property tests, stress and schedules, every sequence of six operations");
+    let mut tests = workspace.cargo(["test", "--release", "--package", "gapless-testkit"]);
+    process::run(tests.env("GAPLESS_PROOF_SCALE", "20").env("GAPLESS_PROOF_LENGTH", "6"))?;
+    model_check::check(workspace, Checker::Shuttle, Some("20"))?;
+
+    steps.begin("sanitizers");
+    sanitize::run_parts(workspace, &[Part::Address, Part::Thread])?;
+
+    for driver in ["model", "host"] {
+        steps.begin(&format!("fuzzing and soak on {driver}"));
+        let out = workspace.target(format!("fuzz-campaign-{driver}"));
+        let out = out.to_string_lossy();
+        let campaign = ["--minutes", minutes, "--jobs", "2", "--driver", driver, "--out", &out];
+        scripts::run(workspace, "fuzz-campaign", &campaign)?;
+        let mut soak = workspace.command(workspace.target("release/gapless"));
+        soak.args(["soak", "--minutes", minutes, "--threads", "4", "--streams", "4", "--driver", driver]);
+        process::run(&mut soak)?;
+    }
+
+    steps.begin("mutation testing");
+    scripts::run(workspace, "mutants", &[])?;
+    steps.begin("done");
+    Ok(())
+}
+
+/// Says what is about to be done, and how long everything before it took.
+struct Steps {
+    start: Instant,
+}
+
+impl Steps {
+    fn begin(&self, what: &str) {
+        println!("\n== {what} ({} s so far)", self.start.elapsed().as_secs());
+    }
+}

@@ -1,0 +1,17 @@
+//! One module for each command or family of commands. Each checks what it needs before it compiles anything.
+
+pub mod build_capi;
+pub mod build_kernels;
+pub mod build_wheel;
+pub mod ci;
+pub mod generate_bindings;
+pub mod generate_header;
+pub mod gpu_bundle;
+pub mod model_check;
+pub mod sanitize;
+pub mod scripts;
+pub mod test_interop;
+pub mod test_python;
+pub mod torch_without_gpu;
+
+mod python_package;

@@ -1,0 +1,77 @@
+//! AddressSanitizer and ThreadSanitizer over the tests that move real bytes.
+//!
+//! Works with a stable toolchain and without its sources: what std does inside is not instrumented, so code under
+//! ThreadSanitizer uses parking_lot, and what std's own reference counts and channels raise is suppressed.
+
+use crate::failure::Failure;
+use crate::process;
+use crate::workspace::Workspace;
+use std::process::Command;
+
+#[derive(Debug, clap::Args)]
+pub struct SanitizeArguments {
+    /// What to run
+    #[arg(value_enum, default_values = ["address", "thread"])]
+    parts: Vec<Part>,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub enum Part {
+    /// AddressSanitizer
+    Address,
+    /// ThreadSanitizer
+    Thread,
+    /// A part of both, in a few minutes
+    Quick,
+}
+
+pub fn run(workspace: &Workspace, arguments: &SanitizeArguments) -> Result<(), Failure> {
+    run_parts(workspace, &arguments.parts)
+}
+
+pub fn run_parts(workspace: &Workspace, parts: &[Part]) -> Result<(), Failure> {
+    for part in parts {
+        match part {
+            Part::Address => {
+                eprintln!("== address");
+                address(workspace, "gapless", "--test conformance host")?;
+                address(workspace, "gapless-testkit", "--lib --test properties --test stress --test faults host")?;
+            }
+            Part::Thread => {
+                eprintln!("== thread");
+                thread(workspace, "gapless", "--test conformance on_host -- --test-threads=1")?;
+                thread(workspace, "gapless-testkit", "--test stress -- --test-threads=1")?;
+            }
+            Part::Quick => {
+                eprintln!("== quick");
+                address(workspace, "gapless-testkit", "--test stress --test faults host")?;
+                thread(workspace, "gapless-testkit", "--test stress -- --test-threads=1")?;
+            }
+        }
+    }
+    println!("sanitizers found nothing");
+    Ok(())
+}
+
+fn address(workspace: &Workspace, package: &str, tests: &str) -> Result<(), Failure> {
+    let mut command = test(workspace, "asan", package, tests);
+    process::run(command.env("RUSTFLAGS", "-Zsanitizer=address").env("ASAN_OPTIONS", "detect_leaks=1"))
+}
+
+fn thread(workspace: &Workspace, package: &str, tests: &str) -> Result<(), Failure> {
+    let suppressions = workspace.path("crates/xtask/tsan.supp");
+    let mut command = test(workspace, "tsan", package, tests);
+    command.env("RUSTFLAGS", "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer");
+    process::run(command.env("TSAN_OPTIONS", format!("suppressions={} halt_on_error=1", suppressions.display())))
+}
+
+fn test(workspace: &Workspace, folder: &str, package: &str, tests: &str) -> Command {
+    let mut command = workspace.cargo(["test", "--target", "x86_64-unknown-linux-gnu", "--target-dir"]);
+    command.arg(workspace.target(folder)).args(["--package", package]).args(tests.split(' '));
+    // The suppressions name functions with their paths, which less does not have.
+    command.env("CARGO_PROFILE_DEV_DEBUG", "full");
+    // Lets a stable compiler take -Z.
+    command.env("RUSTC_BOOTSTRAP", "1").env("RUSTUP_TOOLCHAIN", "stable");
+    command.env("RUST_BACKTRACE", "0");
+    command
+}

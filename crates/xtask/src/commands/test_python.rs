@@ -1,0 +1,30 @@
+//! The Python package's own tests: over the simulated driver, without PyTorch.
+
+use crate::failure::Failure;
+use crate::workspace::Workspace;
+use crate::{files, process, python};
+use std::ffi::OsString;
+
+#[derive(Debug, clap::Args)]
+pub struct TestPythonArguments {
+    /// Arguments of pytest
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+pub fn run(workspace: &Workspace, arguments: &TestPythonArguments) -> Result<(), Failure> {
+    let python = python::interpreter()?;
+    if !python::can_run(workspace, &python, "import pytest") {
+        return Err(Failure::new(format!(
+            "{python} has no pytest: {python} -m pip install pytest; PYTHON names another interpreter"
+        )));
+    }
+    let folder = files::temporary_folder()?;
+    workspace.install_simulated(folder.path())?;
+    let mut pytest = workspace.command(&python);
+    pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests"]).args(&arguments.arguments);
+    pytest.env_remove("GAPLESS_CONF");
+    pytest.env("LD_LIBRARY_PATH", process::with_library_path(folder.path()));
+    pytest.env("GAPLESS_LIBRARY", folder.path().join("libgapless.so"));
+    process::run(pytest.env("PYTHONPATH", "python"))
+}

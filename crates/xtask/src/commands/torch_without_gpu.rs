@@ -1,0 +1,101 @@
+//! PyTorch's CUDA build on a machine without a GPU, allocating through gapless.
+//!
+//! Installs PyTorch into an environment of its own, builds a stand-in for the CUDA runtime over the simulated driver, and
+//! runs the package's PyTorch tests. No kernel runs; allocation is all that is tested.
+
+use super::python_package;
+use crate::failure::Failure;
+use crate::workspace::Workspace;
+use crate::{files, process, python};
+use std::env;
+use std::ffi::OsString;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "GAPLESS_TORCH_ENV: folder of the environment (default: torch-env in the target folder).\n\
+                        TORCH: what to install (default: torch).")]
+pub struct TorchArguments {
+    /// Arguments of pytest
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Failure> {
+    process::require(&["cc", &process::compiler("CXX", "c++")[0]])?;
+    let python = install_torch(workspace)?;
+    let headers = cuda_headers(workspace, &python)?;
+
+    let folder = files::temporary_folder()?;
+    let folder = folder.path();
+    workspace.install_simulated(folder)?;
+    let link = folder.join("libcuda.so");
+    symlink("libcuda.so.1", &link).map_err(|error| Failure::new(format!("{}: {error}", link.display())))?;
+    let runtime = folder.join("libcudart-standin.so");
+    let mut cc = workspace.command("cc");
+    cc.args(["-std=gnu11", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", "-isystem"]).arg(&headers);
+    cc.arg("python/tests_torch/cuda_runtime.c").arg("-o").arg(&runtime);
+    process::run(cc.arg("-L").arg(folder).args(["-lcuda", "-ldl"]))?;
+    let throw = folder.join("_torch_throw.so");
+    python_package::build_torch_throw(workspace, &throw)?;
+
+    let mut pytest = workspace.command(&python);
+    pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests_torch"]).args(&arguments.arguments);
+    for setting in ["GAPLESS_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"] {
+        pytest.env_remove(setting);
+    }
+    pytest.env("LD_LIBRARY_PATH", process::with_library_path(folder)).env("LD_PRELOAD", &runtime);
+    pytest.env("GAPLESS_LIBRARY", folder.join("libgapless.so")).env("GAPLESS_TORCH_THROW", &throw);
+    process::run(pytest.env("GAPLESS_SIM_CAPACITY", "1GiB").env("PYTHONPATH", "python"))
+}
+
+/// The interpreter of an environment with PyTorch, numpy and pytest.
+fn install_torch(workspace: &Workspace) -> Result<String, Failure> {
+    let environment = match env::var_os("GAPLESS_TORCH_ENV").filter(|folder| !folder.is_empty()) {
+        Some(folder) => files::given(Path::new(&folder))?,
+        None => workspace.installed("torch-env"),
+    };
+    let python = python::environment(workspace, &environment)?;
+    if !python::can_run(workspace, &python, "import torch, numpy, pytest") {
+        let torch = env::var("TORCH").ok().filter(|torch| !torch.is_empty()).unwrap_or_else(|| "torch".to_owned());
+        process::run(workspace.command(&python).args(["-m", "pip", "install", "--quiet", &torch, "numpy", "pytest"]))?;
+    }
+    Ok(python)
+}
+
+/// The folder of the CUDA runtime's headers in PyTorch's environment, with the headers that they include.
+fn cuda_headers(workspace: &Workspace, python: &str) -> Result<PathBuf, Failure> {
+    let site = "import sysconfig; print(sysconfig.get_paths()['purelib'])";
+    let site = process::output(workspace.command(python).args(["-c", site]))?;
+    let nvidia = Path::new(site.trim()).join("nvidia");
+    let found = if nvidia.is_dir() { files::below(&nvidia)? } else { Vec::new() };
+    let header = found.iter().find(|path| path.ends_with("cuda_runtime_api.h"));
+    let folder = header.and_then(|header| header.parent());
+    let folder =
+        folder.ok_or_else(|| Failure::new("this PyTorch came without CUDA; TORCH names another one to install"))?;
+    if !folder.join("crt/host_defines.h").exists() {
+        let shown = process::output(workspace.command(python).args(["-m", "pip", "show", "nvidia-cuda-runtime"]))?;
+        let version = release(&shown).ok_or_else(|| Failure::new("nvidia-cuda-runtime has no version"))?;
+        let wanted = format!("nvidia-cuda-crt=={version}.*");
+        process::run(workspace.command(python).args(["-m", "pip", "install", "--quiet", "--no-deps", &wanted]))?;
+    }
+    Ok(folder.to_owned())
+}
+
+/// The first two numbers of the version that `pip show` prints.
+fn release(shown: &str) -> Option<String> {
+    let version = shown.lines().find_map(|line| line.strip_prefix("Version: "))?;
+    let mut numbers = version.split('.');
+    Some(format!("{}.{}", numbers.next()?, numbers.next()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_release_is_the_first_two_numbers() {
+        assert_eq!(release("Name: x\nVersion: 13.0.96\nSummary: y\n").as_deref(), Some("13.0"));
+        assert_eq!(release("Name: x\n"), None);
+    }
+}

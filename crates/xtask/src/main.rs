@@ -1,0 +1,118 @@
+//! `cargo xtask`: every command that a developer of gapless uses, in one list.
+//!
+//! A command that builds or tests is a module of [`commands`]. The programs in `scripts/`, which analyse results or run
+//! where there is no Rust, are started from here with the arguments they are given.
+
+mod commands;
+mod failure;
+mod files;
+mod list;
+mod process;
+mod python;
+mod workspace;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use commands::{
+    build_capi, build_kernels, build_wheel, ci, generate_bindings, generate_header, gpu_bundle, model_check, sanitize,
+    scripts, test_interop, test_python, torch_without_gpu,
+};
+use failure::Failure;
+use std::process::ExitCode;
+use workspace::Workspace;
+
+#[derive(Debug, Parser)]
+#[command(name = "xtask", bin_name = "cargo xtask", disable_help_subcommand = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+/// The first line of each comment is what the list says about the command.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Check formatting and lints, and run all tests: what every change needs before it is offered
+    Check,
+    /// Run everything that has to pass before a change lands (.ci/run)
+    Ci,
+    /// Run the long version of `ci`: hours of tests, fuzzing, soak and mutation testing
+    CiFull(ci::FullArguments),
+    /// Build the C library and install it with its header
+    BuildCapi(build_capi::BuildCapiArguments),
+    /// Build the Python wheel into dist/
+    BuildWheel,
+    /// Build the folder that proves gapless on a machine with a GPU, its driver and nothing else
+    GpuBundle(gpu_bundle::GpuBundleArguments),
+    /// Write include/gapless.h from the sources of crates/capi
+    GenerateHeader,
+    /// Write src/driver/cuda/sys from the CUDA toolkit's cuda.h
+    GenerateBindings,
+    /// Compile kernels/*.cu to the PTX that is checked in
+    BuildKernels(build_kernels::BuildKernelsArguments),
+    /// Test the Python package over the simulated driver; takes pytest's arguments
+    TestPython(test_python::TestPythonArguments),
+    /// Build and run the examples of the features cust, cuda-driver-sys and cudarc over the simulated driver
+    TestInterop,
+    /// Test PyTorch's CUDA build over the simulated driver; takes pytest's arguments (installs 5 GB once)
+    TorchWithoutGpu(torch_without_gpu::TorchArguments),
+    /// Go through schedules of threads with loom and shuttle
+    ModelCheck(model_check::ModelCheckArguments),
+    /// Run the tests that move real bytes under AddressSanitizer and ThreadSanitizer
+    Sanitize(sanitize::SanitizeArguments),
+    /// Count the lines and branches that tests reach
+    #[command(disable_help_flag = true)]
+    Coverage(scripts::PassedOn),
+    /// Run the fuzz targets for a while and write a report
+    #[command(disable_help_flag = true)]
+    FuzzCampaign(scripts::PassedOn),
+    /// Change the code in one place after another and see whether a test notices
+    #[command(disable_help_flag = true)]
+    Mutants(scripts::PassedOn),
+    /// Measure the figures that the allocator is held to, on recorded traces
+    #[command(disable_help_flag = true)]
+    Figures(scripts::PassedOn),
+    /// Run the bundle of `gpu-bundle` on this machine and write a report
+    #[command(disable_help_flag = true)]
+    GpuRun(scripts::PassedOn),
+}
+
+fn main() -> ExitCode {
+    let command = Arguments::command();
+    let help = list::help(&command);
+    let matches = command.override_help(help.clone()).get_matches();
+    let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let Some(command) = arguments.command else {
+        print!("{help}");
+        return ExitCode::SUCCESS;
+    };
+    match Workspace::find().and_then(|workspace| run(&workspace, command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(workspace: &Workspace, command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Check => ci::check(workspace),
+        Command::Ci => ci::short(workspace),
+        Command::CiFull(arguments) => ci::full(workspace, &arguments),
+        Command::BuildCapi(arguments) => build_capi::run(workspace, &arguments),
+        Command::BuildWheel => build_wheel::run(workspace),
+        Command::GpuBundle(arguments) => gpu_bundle::run(workspace, &arguments),
+        Command::GenerateHeader => generate_header::run(workspace),
+        Command::GenerateBindings => generate_bindings::run(workspace),
+        Command::BuildKernels(arguments) => build_kernels::run(workspace, &arguments),
+        Command::TestPython(arguments) => test_python::run(workspace, &arguments),
+        Command::TestInterop => test_interop::run(workspace),
+        Command::TorchWithoutGpu(arguments) => torch_without_gpu::run(workspace, &arguments),
+        Command::ModelCheck(arguments) => model_check::run(workspace, &arguments),
+        Command::Sanitize(arguments) => sanitize::run(workspace, &arguments),
+        Command::Coverage(arguments) => scripts::start(workspace, "coverage", &arguments),
+        Command::FuzzCampaign(arguments) => scripts::start(workspace, "fuzz-campaign", &arguments),
+        Command::Mutants(arguments) => scripts::start(workspace, "mutants", &arguments),
+        Command::Figures(arguments) => scripts::start(workspace, "figures", &arguments),
+        Command::GpuRun(arguments) => scripts::start_bundle(workspace, &arguments),
+    }
+}

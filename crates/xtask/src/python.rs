@@ -1,0 +1,38 @@
+//! Python interpreters and virtual environments.
+
+use crate::failure::Failure;
+use crate::workspace::Workspace;
+use crate::{files, process};
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// The interpreter that `PYTHON` names, or `python3`.
+pub fn interpreter() -> Result<String, Failure> {
+    let name = env::var("PYTHON").ok().filter(|name| !name.is_empty()).unwrap_or_else(|| "python3".to_owned());
+    match process::find(&name) {
+        // Programs are started in the root of the repository; the path was meant from here.
+        Some(path) if name.contains('/') => Ok(files::given(&path)?.to_string_lossy().into_owned()),
+        Some(_) => Ok(name),
+        None => Err(Failure::new(format!("there is no {name}; PYTHON names another interpreter"))),
+    }
+}
+
+/// Whether an interpreter can run a piece of Python, such as imports of what is needed.
+pub fn can_run(workspace: &Workspace, python: &str, code: &str) -> bool {
+    process::succeeds(workspace.command(python).args(["-c", code]))
+}
+
+/// Creates a virtual environment where there is none, and returns its interpreter.
+pub fn environment(workspace: &Workspace, folder: &Path) -> Result<String, Failure> {
+    let own = folder.join("bin/python");
+    if !own.exists() {
+        process::run(workspace.command(interpreter()?).args(["-m", "venv"]).arg(folder))?;
+    }
+    Ok(own.to_string_lossy().into_owned())
+}
+
+/// A file of a package that is installed in a virtual environment, such as `nvidia/cu13/bin/nvcc`.
+pub fn installed(environment: &Path, file: &str) -> Option<PathBuf> {
+    let versions = files::entries(&environment.join("lib")).ok()?;
+    versions.iter().map(|version| version.join("site-packages").join(file)).find(|path| path.exists())
+}
