@@ -41,6 +41,7 @@ pub mod driver;
 mod heap;
 #[cfg(any(feature = "cust", feature = "cuda-driver-sys"))]
 pub mod interop;
+mod pages;
 mod physical;
 mod segment;
 mod stream;

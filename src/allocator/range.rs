@@ -39,12 +39,12 @@ impl<D: Driver> VirtualRange<D> {
 
     /// Bytes of addresses.
     pub fn reserved_bytes(&self) -> u64 {
-        self.parts.pages * self.inner.shared.geometry.page_bytes
+        self.parts.pages.bytes(self.inner.shared.geometry.page_bytes)
     }
 
     /// Bytes that may be used, from the start.
     pub fn mapped_bytes(&self) -> u64 {
-        self.parts.mapped_pages * self.inner.shared.geometry.page_bytes
+        self.parts.mapped.bytes(self.inner.shared.geometry.page_bytes)
     }
 
     /// Maps at least `bytes` more at the end, in whole pages, for work on `stream`. Once the budget is used up it takes free

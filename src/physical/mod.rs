@@ -11,6 +11,7 @@ mod policy;
 pub use policy::{ChunkPolicy, ChunkSizes};
 
 use crate::driver::ChunkHandle;
+use crate::pages::{PageCount, PageIndex};
 use std::collections::BTreeMap;
 
 /// Number of a chunk in its pool. Reused after the chunk is removed.
@@ -22,8 +23,8 @@ pub struct ChunkId(pub u32);
 pub struct ViewAt {
     /// Number of the segment.
     pub segment: u32,
-    /// Number of the mapping's first page in the segment.
-    pub page: u64,
+    /// The mapping's first page in the segment.
+    pub page: PageIndex,
 }
 
 /// One allocation of physical memory. It is always mapped as a whole, at any number of places. At most one of these
@@ -34,7 +35,7 @@ pub struct Chunk {
     /// The driver's handle for the memory.
     pub handle: ChunkHandle,
     /// Number of pages in the chunk.
-    pub pages: u32,
+    pub pages: PageCount,
     /// The view through which the chunk's bytes are allocated.
     pub active: Option<ViewAt>,
     /// The stale views.
@@ -48,12 +49,12 @@ pub struct Chunk {
 pub struct ChunkPool {
     chunks: Vec<Option<Chunk>>,
     vacant: Vec<u32>,
-    idle: BTreeMap<u32, Vec<ChunkId>>,
+    idle: BTreeMap<PageCount, Vec<ChunkId>>,
     page_bytes: u64,
-    held_pages: u64,
-    peak_held_pages: u64,
-    idle_pages: u64,
-    budget_pages: u64,
+    held_pages: PageCount,
+    peak_held_pages: PageCount,
+    idle_pages: PageCount,
+    budget_pages: PageCount,
     barred: Vec<ChunkId>,
 }
 
@@ -65,10 +66,10 @@ impl ChunkPool {
             vacant: Vec::new(),
             idle: BTreeMap::new(),
             page_bytes,
-            held_pages: 0,
-            peak_held_pages: 0,
-            idle_pages: 0,
-            budget_pages: budget_bytes / page_bytes,
+            held_pages: PageCount::ZERO,
+            peak_held_pages: PageCount::ZERO,
+            idle_pages: PageCount::ZERO,
+            budget_pages: PageCount::within(budget_bytes, page_bytes),
             barred: Vec::new(),
         }
     }
@@ -79,28 +80,28 @@ impl ChunkPool {
     }
 
     /// Returns the budget in pages.
-    pub fn budget_pages(&self) -> u64 {
+    pub fn budget_pages(&self) -> PageCount {
         self.budget_pages
     }
 
     /// Changes the budget to `bytes`, rounded down to whole pages. Chunks above it stay until the owner removes them.
     pub fn set_budget(&mut self, bytes: u64) {
-        self.budget_pages = bytes / self.page_bytes;
+        self.budget_pages = PageCount::within(bytes, self.page_bytes);
     }
 
     /// Returns the number of pages in all chunks.
-    pub fn held_pages(&self) -> u64 {
+    pub fn held_pages(&self) -> PageCount {
         self.held_pages
     }
 
     /// Returns the size of all chunks in bytes.
     pub fn held_bytes(&self) -> u64 {
-        self.held_pages * self.page_bytes
+        self.held_pages.bytes(self.page_bytes)
     }
 
     /// Returns the peak of [`held_bytes`](Self::held_bytes) since the last [`reset_peak`](Self::reset_peak).
     pub fn peak_held_bytes(&self) -> u64 {
-        self.peak_held_pages * self.page_bytes
+        self.peak_held_pages.bytes(self.page_bytes)
     }
 
     /// Resets the peak to the current value.
@@ -110,17 +111,17 @@ impl ChunkPool {
 
     /// Returns the size of the chunks that are not mapped, in bytes.
     pub fn idle_bytes(&self) -> u64 {
-        self.idle_pages * self.page_bytes
+        self.idle_pages.bytes(self.page_bytes)
     }
 
     /// Returns the size of the chunks that belong to raw ranges, in bytes. O(chunks).
     pub fn lent_out_bytes(&self) -> u64 {
-        let pages = self.iter().filter(|(_, chunk)| chunk.lent_out).map(|(_, chunk)| u64::from(chunk.pages));
-        pages.sum::<u64>() * self.page_bytes
+        let pages = self.iter().filter(|(_, chunk)| chunk.lent_out).map(|(_, chunk)| chunk.pages);
+        pages.sum::<PageCount>().bytes(self.page_bytes)
     }
 
     /// Returns the number of pages that may be created within the budget.
-    pub fn headroom_pages(&self) -> u64 {
+    pub fn headroom_pages(&self) -> PageCount {
         self.budget_pages.saturating_sub(self.held_pages)
     }
 
@@ -136,7 +137,7 @@ impl ChunkPool {
     }
 
     /// Adds a chunk that was just created. It is idle.
-    pub fn add(&mut self, handle: ChunkHandle, pages: u32) -> ChunkId {
+    pub fn add(&mut self, handle: ChunkHandle, pages: PageCount) -> ChunkId {
         let chunk = Chunk { handle, pages, active: None, stale: Vec::new(), lent_out: false };
         let id = match self.vacant.pop() {
             Some(id) => {
@@ -148,7 +149,7 @@ impl ChunkPool {
                 ChunkId(u32::try_from(self.chunks.len() - 1).expect("fewer than 2^32 chunks"))
             }
         };
-        self.held_pages += u64::from(pages);
+        self.held_pages += pages;
         self.peak_held_pages = self.peak_held_pages.max(self.held_pages);
         self.set_idle(id, true);
         id
@@ -163,7 +164,7 @@ impl ChunkPool {
         let chunk = self.chunks[id.0 as usize].take().expect("the chunk is in this pool");
         debug_assert!(chunk.active.is_none() && chunk.stale.is_empty());
         self.vacant.push(id.0);
-        self.held_pages -= u64::from(chunk.pages);
+        self.held_pages -= chunk.pages;
         chunk
     }
 
@@ -242,10 +243,10 @@ impl ChunkPool {
         let of_size = self.idle.entry(pages).or_default();
         if idle {
             of_size.push(id);
-            self.idle_pages += u64::from(pages);
+            self.idle_pages += pages;
         } else {
             of_size.retain(|other| *other != id);
-            self.idle_pages -= u64::from(pages);
+            self.idle_pages -= pages;
         }
         if self.idle[&pages].is_empty() {
             self.idle.remove(&pages);
@@ -253,9 +254,8 @@ impl ChunkPool {
     }
 
     /// Returns the idle chunks of at most `pages` pages, largest first.
-    pub fn idle_up_to(&self, pages: u64) -> impl Iterator<Item = ChunkId> {
-        let top = u32::try_from(pages).unwrap_or(u32::MAX);
-        self.idle.range(..=top).rev().flat_map(|(_, ids)| ids.iter().copied())
+    pub fn idle_up_to(&self, pages: PageCount) -> impl Iterator<Item = ChunkId> {
+        self.idle.range(..=pages).rev().flat_map(|(_, ids)| ids.iter().copied())
     }
 
     /// Returns all idle chunks, smallest first.
@@ -281,9 +281,9 @@ impl ChunkPool {
     /// # Panics
     /// Panics if the invariant does not hold.
     pub fn check(&self) {
-        let pages: u64 = self.iter().map(|(_, chunk)| u64::from(chunk.pages)).sum();
+        let pages: PageCount = self.iter().map(|(_, chunk)| chunk.pages).sum();
         assert_eq!(pages, self.held_pages, "I1: pages held");
-        let idle: u64 = self.idle().map(|id| u64::from(self.get(id).pages)).sum();
+        let idle: PageCount = self.idle().map(|id| self.get(id).pages).sum();
         assert_eq!(idle, self.idle_pages, "I1: idle pages");
         for (id, chunk) in self.iter() {
             let listed = self.idle.get(&chunk.pages).is_some_and(|ids| ids.contains(&id));
@@ -303,9 +303,12 @@ mod tests {
     #[test]
     fn a_chunk_is_idle_without_views() {
         let mut pool = ChunkPool::new(1 << 21, 10 << 21);
-        let id = pool.add(ChunkHandle(1), 4);
-        assert_eq!((pool.held_pages(), pool.headroom_pages(), pool.idle_bytes()), (4, 6, 4 << 21));
-        let (here, there) = (ViewAt { segment: 0, page: 0 }, ViewAt { segment: 1, page: 9 });
+        let id = pool.add(ChunkHandle(1), PageCount(4));
+        assert_eq!(
+            (pool.held_pages(), pool.headroom_pages(), pool.idle_bytes()),
+            (PageCount(4), PageCount(6), 4 << 21)
+        );
+        let (here, there) = (ViewAt { segment: 0, page: PageIndex(0) }, ViewAt { segment: 1, page: PageIndex(9) });
         pool.activate(id, here);
         pool.activate(id, there);
         pool.check();
@@ -317,8 +320,8 @@ mod tests {
         assert_eq!(pool.idle_bytes(), 0, "a stale view still maps it");
         pool.drop_view(id, there);
         pool.check();
-        assert_eq!(pool.idle_up_to(3).count(), 0);
-        assert_eq!(pool.idle_up_to(4).collect::<Vec<_>>(), [id]);
+        assert_eq!(pool.idle_up_to(PageCount(3)).count(), 0);
+        assert_eq!(pool.idle_up_to(PageCount(4)).collect::<Vec<_>>(), [id]);
         pool.remove(id);
         pool.check();
         assert_eq!(pool.len(), 0);

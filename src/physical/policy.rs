@@ -6,6 +6,7 @@
 //!
 //! All sizes of new chunks, and all constants behind them, are decided here.
 
+use crate::pages::PageCount;
 use crate::units::{GIB, MIB};
 
 /// How large new chunks are.
@@ -36,9 +37,9 @@ const PARTS_OF_A_LARGE_BLOCK: u64 = 4;
 /// or this many bytes, if that is more.
 const UNDIVIDED_BYTES: u64 = 104 * MIB;
 /// Most pages that a region of small blocks grows by at a time,
-const SMALL_AHEAD_PAGES: u32 = 4;
+const SMALL_AHEAD: PageCount = PageCount(4);
 /// and the part of a chunk of its own size that it grows by below that.
-const SMALL_AHEAD_PART: u32 = 8;
+const SMALL_AHEAD_PART: u64 = 8;
 
 impl ChunkSizes {
     /// Sizes under `policy` in pages of `page_bytes`.
@@ -46,47 +47,43 @@ impl ChunkSizes {
         Self { policy, page_bytes }
     }
 
-    /// Pages of a chunk for small blocks, with a headroom of `headroom_pages`: at most `pages`. Small blocks come in numbers:
-    /// while there is headroom, a little is mapped ahead of them.
-    pub fn for_small_blocks(&self, headroom_pages: u64, pages: u64) -> u32 {
-        let ahead = (self.by_headroom(headroom_pages) / SMALL_AHEAD_PART).clamp(1, SMALL_AHEAD_PAGES);
-        ahead.min(clamp_pages(pages))
+    /// Returns the size of a chunk for small blocks, with this headroom: at most `pages`. Small blocks come in numbers: while
+    /// there is headroom, a little is mapped ahead of them.
+    pub fn for_small_blocks(&self, headroom: PageCount, pages: PageCount) -> PageCount {
+        let ahead = PageCount(self.by_headroom(headroom).0 / SMALL_AHEAD_PART);
+        ahead.clamp(PageCount::ONE, SMALL_AHEAD).min(pages)
     }
 
-    /// Pages of a chunk for a block of `block_bytes`, with a headroom of `headroom_pages`: at most `pages`.
-    pub fn for_large_block(&self, headroom_pages: u64, block_bytes: u64, pages: u64) -> u32 {
-        let part = (block_bytes / PARTS_OF_A_LARGE_BLOCK).max(UNDIVIDED_BYTES) / self.page_bytes;
-        self.by_headroom(headroom_pages).min(clamp_pages(part.max(1))).min(clamp_pages(pages))
+    /// Returns the size of a chunk for a block of `block_bytes`, with this headroom: at most `pages`.
+    pub fn for_large_block(&self, headroom: PageCount, block_bytes: u64, pages: PageCount) -> PageCount {
+        let part = (block_bytes / PARTS_OF_A_LARGE_BLOCK).max(UNDIVIDED_BYTES);
+        let part = PageCount::within(part, self.page_bytes).max(PageCount::ONE);
+        self.by_headroom(headroom).min(part).min(pages)
     }
 
-    /// Pages of a chunk for a raw range, with a headroom of `headroom_pages`: at most that, and at most `pages`.
-    pub fn for_range(&self, headroom_pages: u64, pages: u64) -> u32 {
-        self.by_headroom(headroom_pages).min(clamp_pages(pages.min(headroom_pages)))
+    /// Returns the size of a chunk for a raw range, with this headroom: at most that, and at most `pages`.
+    pub fn for_range(&self, headroom: PageCount, pages: PageCount) -> PageCount {
+        self.by_headroom(headroom).min(pages).min(headroom)
     }
 
-    /// Pages of the chunks that are created once there is no headroom left, in the place of others.
-    pub fn smallest(&self) -> u32 {
-        self.by_headroom(0)
+    /// Returns the size of the chunks that are created once there is no headroom left, in the place of others.
+    pub fn smallest(&self) -> PageCount {
+        self.by_headroom(PageCount::ZERO)
     }
 
-    fn by_headroom(&self, headroom_pages: u64) -> u32 {
-        let pages = match self.policy {
-            ChunkPolicy::Fixed(bytes) => bytes.div_ceil(self.page_bytes).max(1),
+    fn by_headroom(&self, headroom: PageCount) -> PageCount {
+        match self.policy {
+            ChunkPolicy::Fixed(bytes) => PageCount::covering(bytes, self.page_bytes).max(PageCount::ONE),
             ChunkPolicy::Auto => {
-                let most = (LARGEST_AUTO / self.page_bytes).max(1);
+                let largest = PageCount::within(LARGEST_AUTO, self.page_bytes).max(PageCount::ONE);
                 #[allow(clippy::cast_precision_loss, reason = "a ratio; a few pages more or less do not matter")]
-                let ratio = headroom_pages as f64 * self.page_bytes as f64 / HEADROOM_FOR_SINGLE_PAGES as f64;
+                let ratio = headroom.0 as f64 * self.page_bytes as f64 / HEADROOM_FOR_SINGLE_PAGES as f64;
                 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped; `as` saturates")]
-                let pages = (ratio * ratio * ratio.sqrt()) as u64;
-                pages.clamp(1, most)
+                let pages = PageCount((ratio * ratio * ratio.sqrt()) as u64);
+                pages.clamp(PageCount::ONE, largest)
             }
-        };
-        clamp_pages(pages)
+        }
     }
-}
-
-fn clamp_pages(pages: u64) -> u32 {
-    u32::try_from(pages).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -97,19 +94,19 @@ mod tests {
     fn auto_shrinks_with_the_headroom() {
         let page = 2 * MIB;
         let sizes = ChunkSizes::new(ChunkPolicy::Auto, page);
-        let mut last = u32::MAX;
+        let mut last = PageCount(u64::MAX);
         for gib in (0..=200).rev() {
-            let pages = sizes.by_headroom(gib * GIB / page);
-            assert!(pages <= last && pages >= 1);
+            let pages = sizes.by_headroom(PageCount(gib * GIB / page));
+            assert!(pages <= last && pages >= PageCount::ONE);
             last = pages;
         }
-        assert_eq!(sizes.by_headroom(10 * GIB / page), 1);
-        assert_eq!(u64::from(sizes.by_headroom(u64::MAX / page)), LARGEST_AUTO / page);
+        assert_eq!(sizes.by_headroom(PageCount(10 * GIB / page)), PageCount::ONE);
+        assert_eq!(sizes.by_headroom(PageCount(u64::MAX / page)), PageCount(LARGEST_AUTO / page));
     }
 
     #[test]
     fn fixed_is_in_whole_pages() {
-        assert_eq!(ChunkSizes::new(ChunkPolicy::Fixed(3 * MIB), 2 * MIB).by_headroom(100), 2);
-        assert_eq!(ChunkSizes::new(ChunkPolicy::Fixed(0), 2 * MIB).by_headroom(100), 1);
+        assert_eq!(ChunkSizes::new(ChunkPolicy::Fixed(3 * MIB), 2 * MIB).by_headroom(PageCount(100)), PageCount(2));
+        assert_eq!(ChunkSizes::new(ChunkPolicy::Fixed(0), 2 * MIB).by_headroom(PageCount(100)), PageCount(1));
     }
 }

@@ -11,6 +11,7 @@ pub mod transaction;
 
 pub use page_table::{PageTable, View, ViewState};
 
+use crate::pages::{PageCount, PageIndex};
 use crate::units::DeviceAddr;
 
 /// A range of addresses and the views mapped in it.
@@ -19,7 +20,7 @@ pub struct Segment {
     /// First address of the range.
     pub base: DeviceAddr,
     /// Size of the range in pages.
-    pub pages: u64,
+    pub pages: PageCount,
     /// Size of a page in bytes.
     pub page_bytes: u64,
     /// The views mapped in the range.
@@ -31,11 +32,17 @@ pub struct Segment {
 impl Segment {
     /// Creates a segment of `bytes` bytes, a multiple of `page_bytes`, with nothing mapped.
     pub fn new(base: DeviceAddr, bytes: u64, page_bytes: u64) -> Self {
-        Self { base, pages: bytes / page_bytes, page_bytes, table: PageTable::default(), poisoned: false }
+        Self {
+            base,
+            pages: PageCount::within(bytes, page_bytes),
+            page_bytes,
+            table: PageTable::default(),
+            poisoned: false,
+        }
     }
 
     /// Returns the address of a page of the segment.
-    pub fn address(&self, page: u64) -> DeviceAddr {
-        self.base.offset(page * self.page_bytes)
+    pub fn address(&self, page: PageIndex) -> DeviceAddr {
+        self.base.offset(page.offset(self.page_bytes))
     }
 }

@@ -5,6 +5,7 @@
 //!
 //! Memory: 4 bytes and 2 bits per page up to the highest page ever mapped, and one record per view.
 
+use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::physical::ChunkId;
 use crate::stream::Fence;
 use bitvec::vec::BitVec;
@@ -23,19 +24,10 @@ pub enum ViewState {
 pub struct View {
     /// The chunk that is mapped.
     pub chunk: ChunkId,
-    /// Number of the view's first page in the segment.
-    pub page: u64,
-    /// Number of pages in the view: those of the chunk.
-    pub pages: u32,
+    /// The pages of the segment at which the chunk is mapped: as many as the chunk has.
+    pub pages: PageRange,
     /// Whether the chunk's bytes are allocated through the view.
     pub state: ViewState,
-}
-
-impl View {
-    /// Returns the number of the page after the view.
-    pub fn end(&self) -> u64 {
-        self.page + u64::from(self.pages)
-    }
 }
 
 /// Stands for "no view" in `view_of`.
@@ -65,25 +57,25 @@ impl PageTable {
     }
 
     /// Returns the number of mapped pages.
-    pub fn mapped_pages(&self) -> u64 {
-        self.mapped.count_ones() as u64
+    pub fn mapped_pages(&self) -> PageCount {
+        PageCount(self.mapped.count_ones() as u64)
     }
 
-    /// Returns the number of the page after the highest one that was ever mapped.
-    pub fn top(&self) -> u64 {
-        self.view_of.len() as u64
+    /// Returns the page after the highest one that was ever mapped.
+    pub fn top(&self) -> PageIndex {
+        PageIndex(self.view_of.len() as u64)
     }
 
     /// Adds a view. Its pages must not be mapped.
     pub fn add(&mut self, view: View) {
-        let (start, end) = (index(view.page), index(view.end()));
-        if self.view_of.len() < end {
-            self.view_of.resize(end, NONE);
-            self.mapped.resize(end, false);
-            self.active.resize(end, false);
+        let pages = view.pages.as_usize();
+        if self.view_of.len() < pages.end {
+            self.view_of.resize(pages.end, NONE);
+            self.mapped.resize(pages.end, false);
+            self.active.resize(pages.end, false);
         }
         self.stale += usize::from(view.state != ViewState::Active);
-        debug_assert!(self.mapped[start..end].not_any(), "pages {start}..{end} are mapped already");
+        debug_assert!(self.mapped[pages.clone()].not_any(), "pages {pages:?} are mapped already");
         let id = match self.vacant.pop() {
             Some(id) => {
                 self.views[id as usize] = Some(view);
@@ -94,25 +86,25 @@ impl PageTable {
                 u32::try_from(self.views.len() - 1).expect("fewer than 2^32 views")
             }
         };
-        self.view_of[start..end].fill(id);
-        self.mapped[start..end].fill(true);
-        self.active[start..end].fill(view.state == ViewState::Active);
+        self.view_of[pages.clone()].fill(id);
+        self.mapped[pages.clone()].fill(true);
+        self.active[pages].fill(view.state == ViewState::Active);
     }
 
     /// Removes the view that starts at `page`.
     ///
     /// # Panics
     /// Panics if no view starts there.
-    pub fn remove(&mut self, page: u64) -> View {
-        let id = self.view_of[index(page)];
+    pub fn remove(&mut self, page: PageIndex) -> View {
+        let id = self.view_of[page.as_usize()];
         let view = self.views[id as usize].take().expect("I1: a page refers to a view that exists");
-        assert_eq!(view.page, page, "no view starts at the page");
+        assert_eq!(view.pages.start, page, "no view starts at the page");
         self.stale -= usize::from(view.state != ViewState::Active);
         self.vacant.push(id);
-        let (start, end) = (index(view.page), index(view.end()));
-        self.view_of[start..end].fill(NONE);
-        self.mapped[start..end].fill(false);
-        self.active[start..end].fill(false);
+        let pages = view.pages.as_usize();
+        self.view_of[pages.clone()].fill(NONE);
+        self.mapped[pages.clone()].fill(false);
+        self.active[pages].fill(false);
         view
     }
 
@@ -120,35 +112,35 @@ impl PageTable {
     ///
     /// # Panics
     /// Panics if `page` is not mapped.
-    pub fn set_state(&mut self, page: u64, state: ViewState) {
-        let id = self.view_of[index(page)];
+    pub fn set_state(&mut self, page: PageIndex, state: ViewState) {
+        let id = self.view_of[page.as_usize()];
         let view = self.views[id as usize].as_mut().expect("I1: a page refers to a view that exists");
-        debug_assert_eq!(view.page, page, "no view starts at the page");
+        debug_assert_eq!(view.pages.start, page, "no view starts at the page");
         self.stale += usize::from(state != ViewState::Active);
         self.stale -= usize::from(view.state != ViewState::Active);
         view.state = state;
-        let (start, end) = (index(view.page), index(view.end()));
-        self.active[start..end].fill(state == ViewState::Active);
+        let pages = view.pages.as_usize();
+        self.active[pages].fill(state == ViewState::Active);
     }
 
     /// Returns the view that covers `page`.
-    pub fn view(&self, page: u64) -> Option<&View> {
-        let id = *self.view_of.get(index(page))?;
+    pub fn view(&self, page: PageIndex) -> Option<&View> {
+        let id = *self.view_of.get(page.as_usize())?;
         if id == NONE { None } else { self.views[id as usize].as_ref() }
     }
 
-    /// Returns the views that overlap the pages `[start, end)`, in address order.
-    pub fn views_in(&self, start: u64, end: u64) -> impl Iterator<Item = &View> {
-        let mut at = start;
-        let end = end.min(self.top());
+    /// Returns the views that overlap `pages`, in address order.
+    pub fn views_in(&self, pages: PageRange) -> impl Iterator<Item = &View> {
+        let mut at = pages.start;
+        let end = pages.end.min(self.top());
         std::iter::from_fn(move || {
             while at < end {
                 if let Some(view) = self.view(at) {
-                    at = view.end();
+                    at = view.pages.end;
                     return Some(view);
                 }
-                let skip = self.mapped[index(at)..index(end)].first_one()?;
-                at += skip as u64;
+                let skip = self.mapped[at.as_usize()..end.as_usize()].first_one()?;
+                at = at + PageCount(skip as u64);
             }
             None
         })
@@ -159,15 +151,15 @@ impl PageTable {
         self.views.iter().flatten()
     }
 
-    /// Returns `true` if all pages of `[start, end)` are in active views.
-    pub fn all_active(&self, start: u64, end: u64) -> bool {
-        end <= self.top() && self.active[index(start)..index(end)].all()
+    /// Returns `true` if all of `pages` are in active views.
+    pub fn all_active(&self, pages: PageRange) -> bool {
+        pages.end <= self.top() && self.active[pages.as_usize()].all()
     }
 
-    /// Returns `true` if no page of `[start, end)` is in an active view.
-    pub fn none_active(&self, start: u64, end: u64) -> bool {
-        let end = end.min(self.top());
-        start >= end || self.active[index(start)..index(end)].not_any()
+    /// Returns `true` if none of `pages` is in an active view.
+    pub fn none_active(&self, pages: PageRange) -> bool {
+        let pages = PageRange { end: pages.end.min(self.top()), ..pages };
+        pages.is_empty() || self.active[pages.as_usize()].not_any()
     }
 
     /// Returns the host memory that the table uses, in bytes.
@@ -182,23 +174,20 @@ impl PageTable {
     /// # Panics
     /// Panics if an invariant does not hold.
     pub fn check(&self) {
-        let mut covered = 0;
+        let mut covered = PageCount::ZERO;
         for (id, view) in self.views.iter().enumerate().filter_map(|(id, view)| view.map(|view| (id, view))) {
-            for page in view.page..view.end() {
-                assert_eq!(self.view_of[index(page)] as usize, id, "I1: page {page}");
-                assert_eq!(self.active[index(page)], view.state == ViewState::Active, "I2: page {page}");
+            for page in view.pages.as_usize() {
+                assert_eq!(self.view_of[page] as usize, id, "I1: page {page}");
+                assert_eq!(self.active[page], view.state == ViewState::Active, "I2: page {page}");
             }
-            covered += u64::from(view.pages);
+            covered += view.pages.len();
         }
         let stale = self.iter().filter(|view| view.state != ViewState::Active).count();
         assert_eq!(stale, self.stale, "I2: stale views");
         assert_eq!(covered, self.mapped_pages(), "I2: pages mapped without a view");
-        assert_eq!(self.view_of.iter().filter(|id| **id != NONE).count() as u64, covered, "I1: pages without a view");
+        let referring = self.view_of.iter().filter(|id| **id != NONE).count() as u64;
+        assert_eq!(PageCount(referring), covered, "I1: pages without a view");
     }
-}
-
-fn index(page: u64) -> usize {
-    usize::try_from(page).expect("page numbers fit a 64-bit machine's usize")
 }
 
 #[cfg(test)]
@@ -209,6 +198,10 @@ mod tests {
     use proptest::prelude::*;
 
     const PAGES: u64 = 48;
+
+    fn pages(start: u64, end: u64) -> PageRange {
+        PageRange { start: PageIndex(start), end: PageIndex(end) }
+    }
 
     #[derive(Clone, Debug)]
     enum TableOp {
@@ -231,29 +224,30 @@ mod tests {
     }
 
     /// Compares the result of every query with a plain list of views.
-    fn assert_same(table: &PageTable, views: &[View], top: u64) {
+    fn assert_same(table: &PageTable, views: &[View], top: PageIndex) {
         table.check();
-        let covering = |page: u64| views.iter().find(|view| (view.page..view.end()).contains(&page));
+        let covering = |page: u64| views.iter().find(|view| view.pages.contains(pages(page, page + 1)));
         assert_eq!(table.len(), views.len());
         assert_eq!(table.iter().count(), views.len());
         assert_eq!(table.stale(), views.iter().filter(|view| view.state != ViewState::Active).count());
-        assert_eq!(table.mapped_pages(), views.iter().map(|view| u64::from(view.pages)).sum::<u64>());
+        assert_eq!(table.mapped_pages(), views.iter().map(|view| view.pages.len()).sum());
         assert_eq!(table.top(), top);
         for start in 0..PAGES + 2 {
-            assert_eq!(table.view(start), covering(start));
+            assert_eq!(table.view(PageIndex(start)), covering(start));
             for end in start..PAGES + 2 {
-                let mut touching: Vec<View> =
-                    views.iter().copied().filter(|view| start < end && view.page < end && start < view.end()).collect();
-                touching.sort_unstable_by_key(|view| view.page);
-                assert_eq!(table.views_in(start, end).copied().collect::<Vec<_>>(), touching, "{start}..{end}");
+                let range = pages(start, end);
+                let touches = |view: &View| start < end && view.pages.start < range.end && range.start < view.pages.end;
+                let mut touching: Vec<View> = views.iter().copied().filter(touches).collect();
+                touching.sort_unstable_by_key(|view| view.pages.start);
+                assert_eq!(table.views_in(range).copied().collect::<Vec<_>>(), touching, "{start}..{end}");
                 let active =
                     (start..end).filter(|page| covering(*page).is_some_and(|view| view.state == ViewState::Active));
                 let active = active.count() as u64;
-                assert_eq!(table.none_active(start, end), active == 0, "{start}..{end}");
-                if end <= top {
-                    assert_eq!(table.all_active(start, end), active == end - start, "{start}..{end}");
+                assert_eq!(table.none_active(range), active == 0, "{start}..{end}");
+                if range.end <= top {
+                    assert_eq!(table.all_active(range), active == end - start, "{start}..{end}");
                 } else {
-                    assert!(!table.all_active(start, end));
+                    assert!(!table.all_active(range));
                 }
             }
         }
@@ -266,31 +260,30 @@ mod tests {
         fn agrees_with_a_list_of_views(ops in prop::collection::vec(table_op(), 1..40)) {
             let mut table = PageTable::default();
             let mut views: Vec<View> = Vec::new();
-            let mut top = 0;
+            let mut top = PageIndex(0);
             for (number, op) in ops.into_iter().enumerate() {
                 match op {
-                    TableOp::Add { page, pages, stale } => {
+                    TableOp::Add { page, pages: count, stale } => {
                         let view = View {
                             chunk: ChunkId(number as u32),
-                            page,
-                            pages: pages as u32,
+                            pages: pages(page, page + count),
                             state: state(stale),
                         };
-                        if views.iter().any(|other| view.page < other.end() && other.page < view.end()) {
+                        if views.iter().any(|other| view.pages.start < other.pages.end && other.pages.start < view.pages.end) {
                             continue;
                         }
                         table.add(view);
                         views.push(view);
-                        top = top.max(view.end());
+                        top = top.max(view.pages.end);
                     }
                     TableOp::Remove(which) if !views.is_empty() => {
                         let view = views.swap_remove(which % views.len());
-                        prop_assert_eq!(table.remove(view.page), view);
+                        prop_assert_eq!(table.remove(view.pages.start), view);
                     }
                     TableOp::SetState { which, stale } if !views.is_empty() => {
                         let which = which % views.len();
                         views[which].state = state(stale);
-                        table.set_state(views[which].page, state(stale));
+                        table.set_state(views[which].pages.start, state(stale));
                     }
                     _ => {}
                 }
@@ -311,8 +304,8 @@ mod tests {
         ];
         let table = || {
             let mut table = PageTable::default();
-            table.add(View { chunk: ChunkId(0), page: 2, pages: 2, state: state(false) });
-            table.add(View { chunk: ChunkId(1), page: 5, pages: 1, state: state(true) });
+            table.add(View { chunk: ChunkId(0), pages: pages(2, 4), state: state(false) });
+            table.add(View { chunk: ChunkId(1), pages: pages(5, 6), state: state(true) });
             table
         };
         assert_noticed(table, PageTable::check, breaks);
@@ -321,13 +314,13 @@ mod tests {
     #[test]
     fn memory_is_proportional_to_pages() {
         let mut table = PageTable::default();
-        table.add(View { chunk: ChunkId(0), page: 0, pages: 1 << 16, state: ViewState::Active });
+        table.add(View { chunk: ChunkId(0), pages: pages(0, 1 << 16), state: ViewState::Active });
         let per_page = table.metadata_bytes() as f64 / f64::from(1 << 16);
         assert!((4.25..4.5).contains(&per_page), "{per_page} bytes per page");
-        table.remove(0);
+        table.remove(PageIndex(0));
         let before = table.metadata_bytes();
         for page in 0..1000 {
-            table.add(View { chunk: ChunkId(1), page, pages: 1, state: ViewState::Active });
+            table.add(View { chunk: ChunkId(1), pages: pages(page, page + 1), state: ViewState::Active });
         }
         assert!(table.metadata_bytes() > before + 1000 * size_of::<View>() as u64, "one record per view");
     }
@@ -335,21 +328,23 @@ mod tests {
     #[test]
     fn views_are_added_and_removed_as_a_whole() {
         let mut table = PageTable::default();
-        let view = |chunk, page, pages| View { chunk: ChunkId(chunk), page, pages, state: ViewState::Active };
-        table.add(view(0, 4, 2));
-        table.add(view(1, 6, 1));
-        table.add(view(2, 20, 8));
+        let view = |chunk, pages| View { chunk: ChunkId(chunk), pages, state: ViewState::Active };
+        table.add(view(0, pages(4, 6)));
+        table.add(view(1, pages(6, 7)));
+        table.add(view(2, pages(20, 28)));
         table.check();
-        assert_eq!(table.views_in(0, 100).map(|view| view.page).collect::<Vec<_>>(), [4, 6, 20]);
-        assert_eq!(table.views_in(5, 6).map(|view| view.page).collect::<Vec<_>>(), [4]);
-        assert_eq!(table.views_in(7, 20).count(), 0);
-        assert!(table.all_active(4, 7) && !table.all_active(4, 8) && table.none_active(7, 20));
-        table.set_state(4, ViewState::Stale(Fence { stream: StreamIndex(0), epoch: 1 }));
-        assert!(table.none_active(4, 6) && table.view(5).is_some());
+        let starts = |range| table.views_in(range).map(|view| view.pages.start.0).collect::<Vec<_>>();
+        assert_eq!(
+            (starts(pages(0, 100)), starts(pages(5, 6)), starts(pages(7, 20))),
+            (vec![4, 6, 20], vec![4], vec![])
+        );
+        assert!(table.all_active(pages(4, 7)) && !table.all_active(pages(4, 8)) && table.none_active(pages(7, 20)));
+        table.set_state(PageIndex(4), ViewState::Stale(Fence { stream: StreamIndex(0), epoch: 1 }));
+        assert!(table.none_active(pages(4, 6)) && table.view(PageIndex(5)).is_some());
         table.check();
-        assert_eq!(table.remove(4).pages, 2);
+        assert_eq!(table.remove(PageIndex(4)).pages, pages(4, 6));
         table.check();
-        assert!(table.view(5).is_none() && table.view(1000).is_none());
-        assert_eq!((table.len(), table.mapped_pages(), table.top()), (2, 9, 28));
+        assert!(table.view(PageIndex(5)).is_none() && table.view(PageIndex(1000)).is_none());
+        assert_eq!((table.len(), table.mapped_pages(), table.top()), (2, PageCount(9), PageIndex(28)));
     }
 }

@@ -5,6 +5,7 @@ use super::Door;
 use super::mapper::view_at;
 use crate::driver::Driver;
 use crate::heap::BlockState;
+use crate::pages::{PageCount, PageRange};
 use crate::segment::ViewState;
 use std::collections::BTreeMap;
 
@@ -26,9 +27,9 @@ impl Door {
         for (number, segment) in mapper.segments.iter().enumerate() {
             segment.table.check();
             for view in segment.table.iter() {
-                let at = view_at(number, view.page);
+                let at = view_at(number, view.pages.start);
                 let chunk = mapper.pool.get(view.chunk);
-                assert_eq!(chunk.pages, view.pages, "a chunk is mapped whole");
+                assert_eq!(chunk.pages, view.pages.len(), "a chunk is mapped whole");
                 match view.state {
                     ViewState::Active => {
                         assert_eq!(chunk.active, Some(at), "invariant 1: a chunk has one active view");
@@ -49,13 +50,12 @@ impl Door {
                 live += region.heap.live_bytes();
                 let segment = &mapper.segments[region.segment];
                 for block in region.heap.blocks() {
-                    let first = block.offset / region.page_bytes;
-                    let end = (block.offset + block.size).div_ceil(region.page_bytes);
+                    let pages = PageRange::around(&(block.offset..block.offset + block.size), region.page_bytes);
                     match block.state {
                         BlockState::Live | BlockState::Pending | BlockState::Free => {
                             block_bytes += block.size;
                             assert!(
-                                segment.table.all_active(first, end),
+                                segment.table.all_active(pages),
                                 "invariant 2: {:?} block at {:#x} of {} bytes is not backed",
                                 block.state,
                                 block.offset,
@@ -65,7 +65,7 @@ impl Door {
                         BlockState::Hole => {
                             assert!(block.offset.is_multiple_of(region.page_bytes), "holes are whole pages");
                             assert!(
-                                segment.table.none_active(first, end),
+                                segment.table.none_active(pages),
                                 "invariant 4: an active view in the hole at {:#x}",
                                 block.offset
                             );
@@ -96,14 +96,17 @@ impl Door {
                 assert!(shared, "sharers of a block that is not shared");
             }
         }
-        let stuck: u64 = mapper
+        let stuck: PageCount = mapper
             .pool
             .iter()
             .filter(|(_, chunk)| !chunk.lent_out && chunk.active.is_none() && !chunk.stale.is_empty())
-            .map(|(_, chunk)| u64::from(chunk.pages) * shared.geometry.page_bytes)
+            .map(|(_, chunk)| chunk.pages)
             .sum();
         assert_eq!(
-            block_bytes + mapper.pool.lent_out_bytes() + stuck + mapper.pool.idle_bytes(),
+            block_bytes
+                + mapper.pool.lent_out_bytes()
+                + stuck.bytes(shared.geometry.page_bytes)
+                + mapper.pool.idle_bytes(),
             mapper.pool.held_bytes(),
             "invariant 5: blocks, ranges and idle chunks are what is reserved"
         );
@@ -118,6 +121,7 @@ mod tests {
     use super::*;
     use crate::allocator::{Allocator, ChunkPolicy};
     use crate::driver::{ChunkHandle, ModelConfig, ModelDriver, WorkDriver};
+    use crate::pages::PageIndex;
     use crate::physical::{ChunkId, ViewAt};
     use crate::stream::StreamIndex;
     use crate::testing::{Break, assert_noticed};
@@ -164,7 +168,13 @@ mod tests {
     fn check_names_what_is_broken() {
         let breaks: &[Break<Broken>] = &[
             ("invariant 1: a chunk has one active view", |allocator| {
-                allocator.inner.door.mapper.lock().pool.activate(ChunkId(0), ViewAt { segment: 0, page: 40 });
+                allocator
+                    .inner
+                    .door
+                    .mapper
+                    .lock()
+                    .pool
+                    .activate(ChunkId(0), ViewAt { segment: 0, page: PageIndex(40) });
             }),
             ("invariant 2: Free block", |allocator| set(allocator, 7, 1, BlockState::Free)),
             ("invariant 4: an active view", |allocator| set(allocator, 4, 2, BlockState::Hole)),
@@ -190,8 +200,8 @@ mod tests {
             }),
             ("invariant 5: blocks, ranges and idle chunks", |allocator| {
                 let pool = &mut allocator.inner.door.mapper.lock().pool;
-                let id = pool.add(ChunkHandle(77), 1);
-                pool.activate(id, ViewAt { segment: 0, page: 40 });
+                let id = pool.add(ChunkHandle(77), PageCount(1));
+                pool.activate(id, ViewAt { segment: 0, page: PageIndex(40) });
             }),
         ];
         assert_noticed(allocator, |allocator| allocator.check(), breaks);

@@ -10,6 +10,7 @@ use super::mapper::view_at;
 use super::plan::{Backing, Plan, Source};
 use crate::driver::{ChunkHandle, Driver, DriverError, DriverErrorKind, MemoryDriver};
 use crate::heap::BlockState;
+use crate::pages::{PageCount, PageRange};
 use crate::physical::{ChunkId, ViewAt};
 use crate::segment::transaction::{Failure, Mapping, map_all};
 use crate::segment::{View, ViewState};
@@ -96,7 +97,7 @@ impl<D: Driver> SlowPath<'_, D> {
             backing.push(match fill.backing {
                 Backing::Idle(chunk) => chunk,
                 Backing::Harvest(source) => source.chunk,
-                Backing::Create => self.create(fill.pages)?,
+                Backing::Create => self.create(fill.pages.len())?,
             });
         }
         let waiter = plan.goal.stream;
@@ -109,8 +110,8 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// Creates a chunk, which is idle.
-    pub fn create(&mut self, pages: u32) -> Result<ChunkId, DriverError> {
-        let handle = self.driver().create(u64::from(pages) * self.page_bytes())?;
+    pub fn create(&mut self, pages: PageCount) -> Result<ChunkId, DriverError> {
+        let handle = self.driver().create(pages.bytes(self.page_bytes()))?;
         let chunk = self.mapper.pool.add(handle, pages);
         self.created.push(chunk);
         Ok(chunk)
@@ -119,19 +120,19 @@ impl<D: Driver> SlowPath<'_, D> {
     /// The driver's view of the mappings that a plan makes.
     fn mappings(&self, plan: &Plan, backing: &[ChunkId]) -> Vec<Mapping> {
         let segment = &self.mapper.segments[plan.segment];
-        let mapping = |page, pages, chunk| Mapping {
-            addr: segment.address(page),
-            bytes: u64::from(pages) * segment.page_bytes,
+        let mapping = |pages: PageRange, chunk| Mapping {
+            addr: segment.address(pages.start),
+            bytes: pages.len().bytes(segment.page_bytes),
             chunk: self.mapper.pool.get(chunk).handle,
         };
-        plan.fill.iter().zip(backing).map(|(fill, chunk)| mapping(fill.page, fill.pages, *chunk)).collect()
+        plan.fill.iter().zip(backing).map(|(fill, chunk)| mapping(fill.pages, *chunk)).collect()
     }
 
     /// Removes one view, whose last use has completed, from the device and the books.
     pub fn unmap_view(&mut self, at: ViewAt) -> Result<(), DriverError> {
         let segment = &self.mapper.segments[at.segment as usize];
         let view = *segment.table.view(at.page).expect("a chunk's view is in the page table");
-        self.driver().unmap(segment.address(view.page), u64::from(view.pages) * segment.page_bytes)?;
+        self.driver().unmap(segment.address(at.page), view.pages.len().bytes(segment.page_bytes))?;
         self.mapper.segments[at.segment as usize].table.remove(at.page);
         self.mapper.pool.drop_view(view.chunk, at);
         Ok(())
@@ -169,7 +170,7 @@ impl<D: Driver> SlowPath<'_, D> {
             .enumerate()
             .flat_map(|(number, segment)| {
                 segment.table.iter().filter_map(move |view| match view.state {
-                    ViewState::Stale(fence) => Some((view_at(number, view.page), fence)),
+                    ViewState::Stale(fence) => Some((view_at(number, view.pages.start), fence)),
                     ViewState::Active => None,
                 })
             })
@@ -196,15 +197,15 @@ impl<D: Driver> SlowPath<'_, D> {
             if let Backing::Harvest(source) = &fill.backing {
                 self.move_away(source);
             }
-            let view = View { chunk: *chunk, page: fill.page, pages: fill.pages, state: ViewState::Active };
+            let view = View { chunk: *chunk, pages: fill.pages, state: ViewState::Active };
             self.mapper.segments[plan.segment].table.add(view);
-            self.mapper.pool.activate(*chunk, view_at(plan.segment, fill.page));
+            self.mapper.pool.activate(*chunk, view_at(plan.segment, fill.pages.start));
         }
         for source in plan.sources() {
             let mut state = self.shared.streams.get(source.stream).lock();
             let region = state.region(source.region).expect("sources come from regions");
-            let (start, len) = (source.page * region.page_bytes, u64::from(source.pages) * region.page_bytes);
-            region.heap.set(start, start, len, BlockState::Hole, 0);
+            let bytes = source.pages.bytes(region.page_bytes);
+            region.heap.set(bytes.start, bytes.start, bytes.end - bytes.start, BlockState::Hole, 0);
         }
         self.allocate(plan)
     }
@@ -252,10 +253,11 @@ impl<D: Driver> SlowPath<'_, D> {
     pub fn unclaim(&self, source: &Source) {
         let mut state = self.shared.streams.get(source.stream).lock();
         let region = state.region(source.region).expect("sources come from regions");
-        let (start, len) = (source.page * region.page_bytes, u64::from(source.pages) * region.page_bytes);
-        let view = self.mapper.segments[region.segment].table.view(source.page);
+        let bytes = source.pages.bytes(region.page_bytes);
+        let view = self.mapper.segments[region.segment].table.view(source.pages.start);
         let mapped = view.is_some_and(|view| view.state == ViewState::Active);
-        region.heap.set(start, start, len, if mapped { BlockState::Free } else { BlockState::Hole }, 0);
+        let state = if mapped { BlockState::Free } else { BlockState::Hole };
+        region.heap.set(bytes.start, bytes.start, bytes.end - bytes.start, state, 0);
     }
 
     fn mapping_failed(&mut self, plan: &Plan, failure: Failure) -> Result<Outcome, AllocError> {
@@ -280,11 +282,10 @@ impl<D: Driver> SlowPath<'_, D> {
             let base = self.mapper.segments[plan.segment].base;
             let offset = mapping.addr.offset_from(base).expect("mapped in the segment");
             let chunk = by_handle.iter().find(|(handle, _)| *handle == mapping.chunk).expect("a chunk of the pool").1;
-            let pages = u32::try_from(mapping.bytes / page_bytes).expect("chunks have 32-bit page counts");
-            let page = offset / page_bytes;
+            let pages = PageRange::inside(&(offset..offset + mapping.bytes), page_bytes);
             let stuck_for_ever = ViewState::Stale(Fence { stream: plan.goal.stream, epoch: u64::MAX });
-            self.mapper.segments[plan.segment].table.add(View { chunk, page, pages, state: stuck_for_ever });
-            self.mapper.pool.add_stale(chunk, view_at(plan.segment, page));
+            self.mapper.segments[plan.segment].table.add(View { chunk, pages, state: stuck_for_ever });
+            self.mapper.pool.add_stale(chunk, view_at(plan.segment, pages.start));
             let region = state.region(plan.goal.region).expect("the plan was made for it");
             let block = region.heap.block_around(offset).expect("the offset lies in the heap");
             region.heap.set(block.offset, offset, mapping.bytes, BlockState::Claimed, 0);

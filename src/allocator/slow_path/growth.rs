@@ -10,6 +10,7 @@ use super::SlowPath;
 use super::execute::Outcome;
 use super::plan::{Allowance, Goal, Plan, Recreation, free_chunks, plan};
 use crate::driver::{Driver, DriverError};
+use crate::pages::PageCount;
 use crate::units::DeviceAddr;
 
 /// A request on its way through the slow path.
@@ -169,14 +170,14 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
 
     /// Whether the budget allows no more chunks.
     fn is_tight(&self) -> bool {
-        self.path.mapper.pool.headroom_pages() == 0
+        self.path.mapper.pool.headroom_pages() == PageCount::ZERO
     }
 
     /// What may be created now.
     fn allowance(&self, states: &AllStates<'_>) -> Allowance {
         let recreation = self.recreation;
         if self.refused.is_some() {
-            return Allowance { soft_pages: 0, hard_pages: 0, recreation };
+            return Allowance { soft_pages: PageCount::ZERO, hard_pages: PageCount::ZERO, recreation };
         }
         let pool = &self.path.mapper.pool;
         let hard_pages = pool.headroom_pages();
@@ -187,17 +188,17 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
 
     /// Number of pages that may be held before free ones are remapped, with this peak of live bytes.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a bound")]
-    fn slack_pages(&self, peak_live_bytes: u64) -> u64 {
+    fn slack_pages(&self, peak_live_bytes: u64) -> PageCount {
         let geometry = &self.path.shared.geometry;
-        (peak_live_bytes as f64 * geometry.slack / geometry.page_bytes as f64).min(1e18) as u64
+        PageCount((peak_live_bytes as f64 * geometry.slack / geometry.page_bytes as f64).min(1e18) as u64)
     }
 
     /// Whether free chunks and those that may be created come to the pages of the request.
     fn enough_chunks(&self, states: &AllStates<'_>, allowance: Allowance) -> bool {
         let mapper = &self.path.mapper;
         let page_bytes = mapper.pool.page_bytes();
-        let free: u64 = free_chunks(mapper, states).iter().map(|source| u64::from(source.pages)).sum();
-        let needed = self.request.size.div_ceil(page_bytes);
-        free + mapper.pool.idle_bytes() / page_bytes + allowance.hard_pages >= needed
+        let free: PageCount = free_chunks(mapper, states).iter().map(|source| source.pages.len()).sum();
+        let idle = PageCount::within(mapper.pool.idle_bytes(), page_bytes);
+        free + idle + allowance.hard_pages >= PageCount::covering(self.request.size, page_bytes)
     }
 }

@@ -9,6 +9,7 @@ use super::mapper::Mapper;
 use super::plan::free_chunks;
 use super::{Door, SlowPath};
 use crate::driver::{Driver, DriverError};
+use crate::pages::PageCount;
 use crate::physical::ViewAt;
 use crate::stream::StreamIndex;
 use crate::sync::Ordering;
@@ -68,7 +69,7 @@ impl<D: Driver> SlowPath<'_, D> {
 fn holdings(mapper: &Mapper, states: &AllStates<'_>) -> Holdings {
     let pool = &mapper.pool;
     let page_bytes = pool.page_bytes();
-    let free_pages: u64 = free_chunks(mapper, states).iter().map(|source| u64::from(source.pages)).sum();
+    let free_pages: PageCount = free_chunks(mapper, states).iter().map(|source| source.pages.len()).sum();
     let tables = mapper.segments.iter().map(|segment| segment.table.metadata_bytes());
     Holdings {
         page_bytes,
@@ -76,8 +77,8 @@ fn holdings(mapper: &Mapper, states: &AllStates<'_>) -> Holdings {
         peak_held_bytes: pool.peak_held_bytes(),
         idle_bytes: pool.idle_bytes(),
         range_bytes: pool.lent_out_bytes(),
-        headroom_bytes: pool.headroom_pages() * page_bytes,
-        free_chunk_bytes: free_pages * page_bytes,
+        headroom_bytes: pool.headroom_pages().bytes(page_bytes),
+        free_chunk_bytes: free_pages.bytes(page_bytes),
         chunks: pool.len() as u64,
         mappings: mapper.mappings() as u64,
         harvested_chunks: mapper.harvested_chunks,
@@ -94,7 +95,7 @@ fn chunk_snapshots(mapper: &Mapper) -> Vec<ChunkSnapshot> {
         .iter()
         .map(|(_, chunk)| ChunkSnapshot {
             handle: chunk.handle.0,
-            bytes: u64::from(chunk.pages) * mapper.pool.page_bytes(),
+            bytes: chunk.pages.bytes(mapper.pool.page_bytes()),
             active: chunk.active.map(address),
             stale: chunk.stale.iter().copied().map(address).collect(),
             in_range: chunk.lent_out,

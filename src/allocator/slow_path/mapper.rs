@@ -3,6 +3,7 @@
 
 use super::super::config::Geometry;
 use super::addresses::FIRST_ARENA_SLOTS;
+use crate::pages::PageIndex;
 use crate::physical::{ChunkId, ChunkPool, ChunkSizes, ViewAt};
 use crate::segment::{Segment, View};
 use crate::units::DeviceAddr;
@@ -61,6 +62,6 @@ impl Mapper {
 }
 
 /// The place of a view that starts at `page` of segment number `segment`.
-pub fn view_at(segment: usize, page: u64) -> ViewAt {
+pub fn view_at(segment: usize, page: PageIndex) -> ViewAt {
     ViewAt { segment: u32::try_from(segment).expect("segment numbers are 32 bits"), page }
 }

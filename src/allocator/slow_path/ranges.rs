@@ -8,21 +8,22 @@ use super::mapper::{Mapper, view_at};
 use super::plan::{Source, claim_sources, free_chunks};
 use super::{Door, SlowPath};
 use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
+use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::physical::ChunkId;
 use crate::segment::transaction::{Mapping, map_all};
 use crate::segment::{Segment, View, ViewState};
 use crate::stream::{Fence, StreamIndex};
 use crate::units::{DeviceAddr, StreamId};
 
-/// A reservation that is mapped from its start up to `mapped_pages`.
+/// A reservation that is mapped from its start up to `mapped` pages.
 #[derive(Debug)]
 pub struct RangeParts {
     /// First address.
     pub addr: DeviceAddr,
-    /// Number of pages of addresses.
-    pub pages: u64,
-    /// Number of pages mapped, from the start.
-    pub mapped_pages: u64,
+    /// Pages of addresses.
+    pub pages: PageCount,
+    /// Pages mapped, from the start.
+    pub mapped: PageCount,
     /// Number of its segment.
     segment: usize,
     /// The streams that it was used with.
@@ -32,10 +33,10 @@ pub struct RangeParts {
 }
 
 impl RangeParts {
-    fn check_room(&self, pages: u64, requested: u64, page_bytes: u64) -> Result<(), AllocError> {
-        let left = if self.given_up { 0 } else { self.pages - self.mapped_pages };
+    fn check_room(&self, pages: PageCount, requested: u64, page_bytes: u64) -> Result<(), AllocError> {
+        let left = if self.given_up { PageCount::ZERO } else { self.pages - self.mapped };
         if self.given_up || pages > left {
-            return Err(AllocError::RangeFull { requested, available: left * page_bytes });
+            return Err(AllocError::RangeFull { requested, available: left.bytes(page_bytes) });
         }
         Ok(())
     }
@@ -47,7 +48,13 @@ impl RangeParts {
     }
 
     fn last_view(&self, mapper: &Mapper) -> Option<View> {
-        mapper.segments[self.segment].table.view(self.mapped_pages.checked_sub(1)?).copied()
+        let last = self.end().0.checked_sub(1)?;
+        mapper.segments[self.segment].table.view(PageIndex(last)).copied()
+    }
+
+    /// The page after the last that is mapped.
+    fn end(&self) -> PageIndex {
+        PageIndex(0) + self.mapped
     }
 }
 
@@ -56,15 +63,15 @@ impl Door {
     /// [`SlowPath::settle_left_behind`] and, at the latest, to [`Door::tear_down`].
     pub fn drop_range<D: Driver>(&self, shared: &Shared<D>, range: &mut RangeParts) {
         let gone = self.enter(shared, |path| {
-            path.unmap_range_down_to(range, 0)?;
-            if range.mapped_pages > 0 || range.given_up {
+            path.unmap_range_down_to(range, PageCount::ZERO)?;
+            if range.mapped > PageCount::ZERO || range.given_up {
                 return Ok(false);
             }
             path.vacate(range.segment)?;
             Ok(true)
         });
         if !matches!(gone, Ok(true)) {
-            let bytes = range.pages * shared.geometry.page_bytes;
+            let bytes = range.pages.bytes(shared.geometry.page_bytes);
             self.mapper.lock().left_behind.push((range.addr, bytes));
         }
     }
@@ -74,28 +81,28 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Reserves a range of `bytes` of addresses, in whole pages.
     pub fn reserve_range(&mut self, bytes: u64) -> Result<RangeParts, AllocError> {
         let page_bytes = self.page_bytes();
-        let pages = bytes.div_ceil(page_bytes).max(1);
+        let pages = PageCount::covering(bytes, page_bytes).max(PageCount::ONE);
         let too_large = || AllocError::TooLarge { requested: bytes, alignment: page_bytes, region_bytes: u64::MAX };
-        let total = pages.checked_mul(page_bytes).ok_or_else(too_large)?;
+        let total = pages.0.checked_mul(page_bytes).ok_or_else(too_large)?;
         let addr = self.driver().reserve(total, page_bytes)?;
         // Numbers of ranges that are gone are used again.
         let segments = &mut self.mapper.segments;
-        let vacant = segments.iter().position(|segment| segment.pages == 0);
+        let vacant = segments.iter().position(|segment| segment.pages == PageCount::ZERO);
         let segment = vacant.unwrap_or(segments.len());
         let fresh = Segment::new(addr, total, page_bytes);
         match vacant {
             Some(number) => segments[number] = fresh,
             None => segments.push(fresh),
         }
-        Ok(RangeParts { addr, pages, mapped_pages: 0, segment, users: Vec::new(), given_up: false })
+        Ok(RangeParts { addr, pages, mapped: PageCount::ZERO, segment, users: Vec::new(), given_up: false })
     }
 
     /// Maps at least `bytes` more at the end of a range.
     pub fn grow_range(&mut self, range: &mut RangeParts, bytes: u64, stream: StreamId) -> Result<(), AllocError> {
         let user = self.shared.streams.find_or_add(stream)?.index;
-        let wanted = bytes.div_ceil(self.page_bytes());
+        let wanted = PageCount::covering(bytes, self.page_bytes());
         range.check_room(wanted, bytes, self.page_bytes())?;
-        self.clear_stale(range.segment, range.mapped_pages, range.mapped_pages + wanted)?;
+        self.clear_stale(range.segment, PageRange::new(range.end(), wanted))?;
         let chunks = self.gather(wanted, bytes, user)?;
         self.map_at_end(range, &chunks)?;
         range.note_user(user);
@@ -104,22 +111,23 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// Unmaps up to `bytes` at the end of a range. Returns the number of bytes unmapped.
     pub fn shrink_range(&mut self, range: &mut RangeParts, bytes: u64) -> Result<u64, AllocError> {
-        let before = range.mapped_pages;
-        self.unmap_range_down_to(range, before.saturating_sub(bytes / self.page_bytes()))?;
-        Ok((before - range.mapped_pages) * self.page_bytes())
+        let before = range.mapped;
+        self.unmap_range_down_to(range, before.saturating_sub(PageCount::within(bytes, self.page_bytes())))?;
+        Ok((before - range.mapped).bytes(self.page_bytes()))
     }
 
-    fn unmap_range_down_to(&mut self, range: &mut RangeParts, floor: u64) -> Result<(), AllocError> {
+    fn unmap_range_down_to(&mut self, range: &mut RangeParts, floor: PageCount) -> Result<(), AllocError> {
         for user in &range.users {
             let open = self.shared.streams.get(*user).clock.lock().open();
             self.must_pass(*user, open)?;
         }
-        while let Some(view) = range.last_view(&self.mapper).filter(|view| view.page >= floor) {
+        let floor = PageIndex(0) + floor;
+        while let Some(view) = range.last_view(&self.mapper).filter(|view| view.pages.start >= floor) {
             // Where the chunk was taken from, it may still be mapped: only without any view is it of use to others.
             self.unmap_stale(view.chunk)?;
-            self.unmap_view(view_at(range.segment, view.page))?;
+            self.unmap_view(view_at(range.segment, view.pages.start))?;
             self.mapper.pool.set_lent_out(view.chunk, false);
-            range.mapped_pages = view.page;
+            range.mapped = view.pages.start.count_before();
         }
         Ok(())
     }
@@ -134,40 +142,41 @@ impl<D: Driver> SlowPath<'_, D> {
     ) -> Result<u64, AllocError> {
         let page_bytes = self.page_bytes();
         let user = self.shared.streams.find_or_add(stream)?.index;
-        let floor = from.mapped_pages.saturating_sub(bytes / page_bytes);
+        let floor = PageIndex(0) + from.mapped.saturating_sub(PageCount::within(bytes, page_bytes));
         let views: Vec<View> = self.mapper.segments[from.segment]
             .table
-            .views_in(floor, from.mapped_pages)
-            .filter(|view| view.page >= floor)
+            .views_in(PageRange { start: floor, end: from.end() })
+            .filter(|view| view.pages.start >= floor)
             .copied()
             .collect();
         let Some(first) = views.first() else { return Ok(0) };
-        let moved = from.mapped_pages - first.page;
-        to.check_room(moved, moved * page_bytes, page_bytes)?;
-        self.clear_stale(to.segment, to.mapped_pages, to.mapped_pages + moved)?;
+        let kept = first.pages.start.count_before();
+        let moved = from.mapped - kept;
+        to.check_room(moved, moved.bytes(page_bytes), page_bytes)?;
+        self.clear_stale(to.segment, PageRange::new(to.end(), moved))?;
         let chunks: Vec<ChunkId> = views.iter().map(|view| view.chunk).collect();
         self.map_at_end(to, &chunks)?;
         let epoch = self.shared.streams.get(user).clock.lock().open();
         let stale = ViewState::Stale(Fence { stream: user, epoch });
         for view in &views {
-            self.mapper.segments[from.segment].table.set_state(view.page, stale);
+            self.mapper.segments[from.segment].table.set_state(view.pages.start, stale);
         }
-        from.mapped_pages = first.page;
+        from.mapped = kept;
         from.note_user(user);
         to.note_user(user);
-        Ok(moved * page_bytes)
+        Ok(moved.bytes(page_bytes))
     }
 
     /// Maps chunks at the end of a range, all or none.
     fn map_at_end(&mut self, range: &mut RangeParts, chunks: &[ChunkId]) -> Result<(), AllocError> {
         let page_bytes = self.page_bytes();
-        let mut page = range.mapped_pages;
+        let mut page = range.end();
         let mut mappings = Vec::with_capacity(chunks.len());
         for chunk in chunks {
             let chunk = self.mapper.pool.get(*chunk);
-            let (addr, bytes) = (range.addr.offset(page * page_bytes), u64::from(chunk.pages) * page_bytes);
+            let (addr, bytes) = (range.addr.offset(page.offset(page_bytes)), chunk.pages.bytes(page_bytes));
             mappings.push(Mapping { addr, bytes, chunk: chunk.handle });
-            page += u64::from(chunk.pages);
+            page = page + chunk.pages;
         }
         if let Err(failure) = map_all(self.driver(), &mappings) {
             if !failure.stuck.is_empty() {
@@ -176,12 +185,12 @@ impl<D: Driver> SlowPath<'_, D> {
             return Err(failure.error.into());
         }
         for chunk in chunks {
-            let pages = self.mapper.pool.get(*chunk).pages;
-            let view = View { chunk: *chunk, page: range.mapped_pages, pages, state: ViewState::Active };
+            let pages = PageRange::new(range.end(), self.mapper.pool.get(*chunk).pages);
+            let view = View { chunk: *chunk, pages, state: ViewState::Active };
             self.mapper.segments[range.segment].table.add(view);
-            self.mapper.pool.activate(*chunk, view_at(range.segment, view.page));
+            self.mapper.pool.activate(*chunk, view_at(range.segment, pages.start));
             self.mapper.pool.set_lent_out(*chunk, true);
-            range.mapped_pages += u64::from(pages);
+            range.mapped += pages.len();
         }
         Ok(())
     }
@@ -191,11 +200,11 @@ impl<D: Driver> SlowPath<'_, D> {
     fn give_up_end(&mut self, range: &mut RangeParts, chunks: &[ChunkId], mappings: &[Mapping], stuck: &[Mapping]) {
         for (chunk, mapping) in chunks.iter().zip(mappings) {
             if stuck.iter().any(|other| other.addr == mapping.addr) {
-                let page = (mapping.addr.0 - range.addr.0) / self.page_bytes();
-                let pages = self.mapper.pool.get(*chunk).pages;
+                let offset = mapping.addr.0 - range.addr.0;
+                let pages = PageRange::inside(&(offset..offset + mapping.bytes), self.page_bytes());
                 let state = ViewState::Stale(Fence { stream: StreamIndex(0), epoch: u64::MAX });
-                self.mapper.segments[range.segment].table.add(View { chunk: *chunk, page, pages, state });
-                self.mapper.pool.add_stale(*chunk, view_at(range.segment, page));
+                self.mapper.segments[range.segment].table.add(View { chunk: *chunk, pages, state });
+                self.mapper.pool.add_stale(*chunk, view_at(range.segment, pages.start));
             }
         }
         self.mapper.segments[range.segment].poisoned = true;
@@ -212,13 +221,13 @@ impl<D: Driver> SlowPath<'_, D> {
         Err(AllocError::CannotWait { stream: streams.get(stream).id })
     }
 
-    /// Removes the stale views in pages `[start, end)` of a segment, waiting for their last use.
-    fn clear_stale(&mut self, segment: usize, start: u64, end: u64) -> Result<(), AllocError> {
-        let views: Vec<View> = self.mapper.segments[segment].table.views_in(start, end).copied().collect();
+    /// Removes the stale views in `pages` of a segment, waiting for their last use.
+    fn clear_stale(&mut self, segment: usize, pages: PageRange) -> Result<(), AllocError> {
+        let views: Vec<View> = self.mapper.segments[segment].table.views_in(pages).copied().collect();
         for view in views {
             if let ViewState::Stale(fence) = view.state {
                 self.must_pass(fence.stream, fence.epoch)?;
-                self.unmap_view(view_at(segment, view.page))?;
+                self.unmap_view(view_at(segment, view.pages.start))?;
             }
         }
         Ok(())
@@ -238,8 +247,8 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Returns the addresses of a range without active views to the driver, and frees its segment's number.
     fn vacate(&mut self, segment: usize) -> Result<(), AllocError> {
         let (base, pages) = (self.mapper.segments[segment].base, self.mapper.segments[segment].pages);
-        self.clear_stale(segment, 0, pages)?;
-        self.driver().address_free(base, pages * self.page_bytes())?;
+        self.clear_stale(segment, PageRange::new(PageIndex(0), pages))?;
+        self.driver().address_free(base, pages.bytes(self.page_bytes()))?;
         self.mapper.segments[segment] = Segment::new(DeviceAddr(0), 0, self.page_bytes());
         Ok(())
     }
@@ -252,7 +261,8 @@ impl<D: Driver> SlowPath<'_, D> {
     pub fn settle_left_behind(&mut self) -> Result<bool, AllocError> {
         let idle = self.mapper.pool.idle_bytes();
         for (base, bytes) in self.mapper.left_behind.clone() {
-            let of_range = |segment: &Segment| segment.base == base && segment.pages > 0 && !segment.poisoned;
+            let of_range =
+                |segment: &Segment| segment.base == base && segment.pages > PageCount::ZERO && !segment.poisoned;
             let Some(segment) = self.mapper.segments.iter().position(of_range) else { continue };
             match self.settle_segment(segment) {
                 Ok(true) => self.mapper.left_behind.retain(|other| *other != (base, bytes)),
@@ -273,7 +283,7 @@ impl<D: Driver> SlowPath<'_, D> {
         }
         for view in active {
             self.unmap_stale(view.chunk)?;
-            self.unmap_view(view_at(segment, view.page))?;
+            self.unmap_view(view_at(segment, view.pages.start))?;
             self.mapper.pool.set_lent_out(view.chunk, false);
         }
         self.vacate(segment)?;
@@ -282,11 +292,11 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// Finds chunks of exactly `pages` pages in all: idle ones, then new ones; where the budget or the device has no more,
     /// free ones of the regions that fit, then new ones in the place of free ones that do not.
-    fn gather(&mut self, pages: u64, requested: u64, user: StreamIndex) -> Result<Vec<ChunkId>, AllocError> {
+    fn gather(&mut self, pages: PageCount, requested: u64, user: StreamIndex) -> Result<Vec<ChunkId>, AllocError> {
         let (mut chunks, mut left) = (Vec::new(), pages);
         loop {
             let refused = self.take_and_create(&mut left, &mut chunks)?;
-            if left == 0 {
+            if left == PageCount::ZERO {
                 return Ok(chunks);
             }
             self.shared.streams.settle_pending()?;
@@ -295,7 +305,7 @@ impl<D: Driver> SlowPath<'_, D> {
                 || self.shared.streams.wait_for_pending()?
                 || self.settle_left_behind()?;
             if !found {
-                let request = Request::new(requested, pages * self.page_bytes(), 1);
+                let request = Request::new(requested, pages.bytes(self.page_bytes()), 1);
                 return Err(self.out_of_memory(&request, user, refused.as_ref()));
             }
         }
@@ -304,16 +314,16 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Takes idle chunks and creates new ones, for up to `left` pages. Returns the driver's answer when it had no more.
     fn take_and_create(
         &mut self,
-        left: &mut u64,
+        left: &mut PageCount,
         chunks: &mut Vec<ChunkId>,
     ) -> Result<Option<DriverError>, DriverError> {
-        while *left > 0 {
+        while *left > PageCount::ZERO {
             let idle = self.mapper.pool.idle_up_to(*left).find(|idle| !chunks.contains(idle));
             let chunk = match idle {
                 Some(idle) => idle,
                 None => {
                     let headroom = self.mapper.pool.headroom_pages();
-                    if headroom == 0 {
+                    if headroom == PageCount::ZERO {
                         break;
                     }
                     match self.create(self.mapper.sizes.for_range(headroom, *left)) {
@@ -323,14 +333,14 @@ impl<D: Driver> SlowPath<'_, D> {
                     }
                 }
             };
-            *left -= u64::from(self.mapper.pool.get(chunk).pages);
+            *left -= self.mapper.pool.get(chunk).pages;
             chunks.push(chunk);
         }
         Ok(None)
     }
 
     /// Makes free chunks of the regions idle, of up to `left` pages in all. Returns false when there is none left to try.
-    fn make_idle(&mut self, left: u64) -> Result<bool, DriverError> {
+    fn make_idle(&mut self, left: PageCount) -> Result<bool, DriverError> {
         let claimed = self.claim_up_to(left);
         let mut outcome = Ok(());
         for source in &claimed {
@@ -343,14 +353,14 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// Claims free chunks of up to `left` pages in all, largest first.
-    fn claim_up_to(&self, mut left: u64) -> Vec<Source> {
+    fn claim_up_to(&self, mut left: PageCount) -> Vec<Source> {
         let mut states = self.shared.streams.lock_all();
         let mut sources = free_chunks(&self.mapper, &states);
-        sources.sort_by_key(|source| std::cmp::Reverse(source.pages));
+        sources.sort_by_key(|source| std::cmp::Reverse(source.pages.len()));
         sources.retain(|source| {
-            let take = u64::from(source.pages) <= left;
+            let take = source.pages.len() <= left;
             if take {
-                left -= u64::from(source.pages);
+                left -= source.pages.len();
             }
             take
         });
@@ -378,10 +388,10 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// Releases free chunks so that `left` pages may be created. Returns false when none went.
-    fn release_some(&mut self, left: u64) -> Result<bool, DriverError> {
+    fn release_some(&mut self, left: PageCount) -> Result<bool, DriverError> {
         let held = self.mapper.pool.held_pages();
         let keep = held.min(self.mapper.pool.budget_pages()).saturating_sub(left);
-        self.trim_free(keep * self.page_bytes())?;
+        self.trim_free(keep.bytes(self.page_bytes()))?;
         Ok(self.mapper.pool.held_pages() < held)
     }
 }

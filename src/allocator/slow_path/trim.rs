@@ -61,12 +61,12 @@ impl<D: Driver> SlowPath<'_, D> {
     fn claim_free(&self, keep_bytes: u64) -> Vec<Source> {
         let mut states = self.shared.streams.lock_all();
         let mut sources = free_chunks(&self.mapper, &states);
-        sources.sort_by_key(|source| std::cmp::Reverse(source.pages));
+        sources.sort_by_key(|source| std::cmp::Reverse(source.pages.len()));
         let mut held = self.mapper.pool.held_bytes();
         sources.retain(|source| {
             let take = held > keep_bytes;
             if take {
-                held -= u64::from(source.pages) * self.page_bytes();
+                held -= source.pages.len().bytes(self.page_bytes());
             }
             take
         });

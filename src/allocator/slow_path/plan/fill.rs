@@ -3,6 +3,7 @@
 
 use super::super::super::streams::region::RegionKind;
 use super::{Backing, Fill, Recreation, Source, Survey};
+use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::physical::ChunkId;
 use std::collections::BTreeMap;
 
@@ -10,12 +11,12 @@ use std::collections::BTreeMap;
 pub(super) struct Filler<'a> {
     survey: &'a Survey<'a>,
     /// The sources that may be taken, by number: by [`Wait`], then by pages; the next to take is the last of a list.
-    unused: [BTreeMap<u32, Vec<usize>>; Wait::ALL.len()],
+    unused: [BTreeMap<PageCount, Vec<usize>>; Wait::ALL.len()],
     idle_used: Vec<ChunkId>,
     /// Number of pages created.
-    created: u64,
+    created: PageCount,
     /// Number of pages released and not created again.
-    released: u64,
+    released: PageCount,
     fill: Vec<Fill>,
     release: Vec<Source>,
 }
@@ -36,15 +37,23 @@ impl Wait {
 impl<'a> Filler<'a> {
     /// `used` has the sources that must not be taken.
     pub(super) fn new(survey: &'a Survey<'a>, used: &[bool]) -> Self {
-        let mut unused: [BTreeMap<u32, Vec<usize>>; Wait::ALL.len()] = Default::default();
+        let mut unused: [BTreeMap<PageCount, Vec<usize>>; Wait::ALL.len()] = Default::default();
         for (number, source) in survey.sources.iter().enumerate().filter(|(number, _)| !used[*number]) {
             let at_once =
                 source.stream == survey.goal.stream || source.epoch <= survey.passed[source.stream.0 as usize];
             let wait = if at_once { Wait::Nothing } else { Wait::OtherStream };
-            unused[wait as usize].entry(source.pages).or_default().push(number);
+            unused[wait as usize].entry(source.pages.len()).or_default().push(number);
         }
         let (fill, release) = (Vec::new(), Vec::new());
-        Self { survey, unused, idle_used: Vec::new(), created: 0, released: 0, fill, release }
+        Self {
+            survey,
+            unused,
+            idle_used: Vec::new(),
+            created: PageCount::ZERO,
+            released: PageCount::ZERO,
+            fill,
+            release,
+        }
     }
 
     /// The mappings to make, and the free chunks to release before.
@@ -52,20 +61,21 @@ impl<'a> Filler<'a> {
         (self.fill, self.release)
     }
 
-    /// Fills `pages` pages from `page` on, and at most `spare` more behind them. Returns the page after the last, or `None`
+    /// Fills `pages`, and at most `spare` pages more behind them. Returns the page after the last that was filled, or `None`
     /// when the chunks do not suffice.
-    pub(super) fn fill(&mut self, mut page: u64, mut pages: u64, spare: u64) -> Option<u64> {
-        while pages > 0 {
-            let (backing, got) = self.next(pages, spare)?;
-            self.fill.push(Fill { page, pages: got, backing });
-            page += u64::from(got);
-            pages = pages.saturating_sub(u64::from(got));
+    pub(super) fn fill(&mut self, pages: PageRange, spare: PageCount) -> Option<PageIndex> {
+        let mut left = pages;
+        while !left.is_empty() {
+            let (backing, got) = self.next(left.len(), spare)?;
+            let filled = PageRange::new(left.start, got);
+            self.fill.push(Fill { pages: filled, backing });
+            left.start = filled.end;
         }
-        Some(page)
+        Some(left.start)
     }
 
     /// The next chunk, for at most `pages + spare` pages, and the number of its pages.
-    fn next(&mut self, pages: u64, spare: u64) -> Option<(Backing, u32)> {
+    fn next(&mut self, pages: PageCount, spare: PageCount) -> Option<(Backing, PageCount)> {
         self.idle(pages)
             .or_else(|| self.create_from_released(pages))
             .or_else(|| self.create(pages, spare, self.survey.goal.allowance.soft_pages))
@@ -75,7 +85,7 @@ impl<'a> Filler<'a> {
             .or_else(|| self.recreate_waiting(pages))
     }
 
-    fn idle(&mut self, pages: u64) -> Option<(Backing, u32)> {
+    fn idle(&mut self, pages: PageCount) -> Option<(Backing, PageCount)> {
         let pool = &self.survey.mapper.pool;
         let chunk = pool.idle_up_to(pages).find(|chunk| !self.idle_used.contains(chunk))?;
         self.idle_used.push(chunk);
@@ -83,9 +93,9 @@ impl<'a> Filler<'a> {
     }
 
     /// A new chunk, as long as no more than `allowed` pages are created in all.
-    fn create(&mut self, pages: u64, spare: u64, allowed: u64) -> Option<(Backing, u32)> {
+    fn create(&mut self, pages: PageCount, spare: PageCount, allowed: PageCount) -> Option<(Backing, PageCount)> {
         let left = allowed.saturating_sub(self.created);
-        if left == 0 {
+        if left == PageCount::ZERO {
             return None;
         }
         let headroom = self.survey.goal.allowance.hard_pages.saturating_sub(self.created);
@@ -94,30 +104,29 @@ impl<'a> Filler<'a> {
             RegionKind::Small => sizes.for_small_blocks(headroom, (pages + spare).min(left)),
             RegionKind::Large => sizes.for_large_block(headroom, request.size, pages.min(left)),
         };
-        self.created += u64::from(got);
+        self.created += got;
         Some((Backing::Create, got))
     }
 
     /// The budget has headroom but slack has not: what is free is made to fit, if that needs no waiting, before more is held.
-    fn create_beyond_slack(&mut self, pages: u64, spare: u64) -> Option<(Backing, u32)> {
+    fn create_beyond_slack(&mut self, pages: PageCount, spare: PageCount) -> Option<(Backing, PageCount)> {
         let hard_pages = self.survey.goal.allowance.hard_pages;
         if hard_pages <= self.created {
             return None;
         }
         self.harvest_larger(pages, spare)
             .or_else(|| self.recreate(pages, Recreation::WithoutWaiting))
-            .or_else(|| self.create(pages, 0, hard_pages))
+            .or_else(|| self.create(pages, PageCount::ZERO, hard_pages))
     }
 
     /// While there is headroom, the largest chunks, since a move costs the same for any size. Once there is none, the
     /// smallest: the large ones are cut up instead, so that they cannot be pinned by small blocks later.
-    fn harvest(&mut self, pages: u64) -> Option<(Backing, u32)> {
-        let top = clamp_pages(pages);
+    fn harvest(&mut self, pages: PageCount) -> Option<(Backing, PageCount)> {
         let tight = self.survey.goal.allowance.hard_pages <= self.created;
         let smallest = self.survey.mapper.sizes.smallest();
         for wait in Wait::ALL {
             let by_pages = &self.unused[wait as usize];
-            let found = if tight { by_pages.range(..=top).next() } else { by_pages.range(..=top).next_back() };
+            let found = if tight { by_pages.range(..=pages).next() } else { by_pages.range(..=pages).next_back() };
             let Some((&size, of_size)) = found else { continue };
             let next = *of_size.last().expect("empty lists are removed");
             if tight && size > smallest && self.survey.can_go_back(&self.survey.sources[next]) {
@@ -129,19 +138,18 @@ impl<'a> Filler<'a> {
         None
     }
 
-    fn harvest_larger(&mut self, pages: u64, spare: u64) -> Option<(Backing, u32)> {
-        let top = clamp_pages(pages + spare);
-        let smallest_fit = |wait: Wait| Some((wait, *self.unused[wait as usize].range(..=top).next()?.0));
+    fn harvest_larger(&mut self, pages: PageCount, spare: PageCount) -> Option<(Backing, PageCount)> {
+        let smallest_fit = |wait: Wait| Some((wait, *self.unused[wait as usize].range(..=pages + spare).next()?.0));
         let (wait, size) = Wait::ALL.into_iter().find_map(smallest_fit)?;
         Some(self.take(wait, size))
     }
 
-    fn take(&mut self, wait: Wait, size: u32) -> (Backing, u32) {
+    fn take(&mut self, wait: Wait, size: PageCount) -> (Backing, PageCount) {
         (Backing::Harvest(self.pop(wait, size)), size)
     }
 
     /// Takes the source that comes last: from the largest free block, whose loss is felt least, and from its end.
-    fn pop(&mut self, wait: Wait, size: u32) -> Source {
+    fn pop(&mut self, wait: Wait, size: PageCount) -> Source {
         let by_pages = &mut self.unused[wait as usize];
         let of_size = by_pages.get_mut(&size).expect("just found");
         let number = of_size.pop().expect("empty lists are removed");
@@ -152,7 +160,7 @@ impl<'a> Filler<'a> {
     }
 
     /// As [`recreate`](Self::recreate), where the host may wait for it.
-    fn recreate_waiting(&mut self, pages: u64) -> Option<(Backing, u32)> {
+    fn recreate_waiting(&mut self, pages: PageCount) -> Option<(Backing, PageCount)> {
         match self.survey.goal.allowance.recreation {
             Recreation::WithoutWaiting => None,
             Recreation::Waiting => self.recreate(pages, Recreation::Waiting),
@@ -161,9 +169,8 @@ impl<'a> Filler<'a> {
 
     /// Releases the smallest free chunk that covers the shortage, or the largest there is, so that what is needed can be
     /// created in its place.
-    fn recreate(&mut self, pages: u64, recreation: Recreation) -> Option<(Backing, u32)> {
-        let short = clamp_pages(pages);
-        let covering = |wait: Wait| Some((wait, *self.unused[wait as usize].range(short..).next()?.0));
+    fn recreate(&mut self, pages: PageCount, recreation: Recreation) -> Option<(Backing, PageCount)> {
+        let covering = |wait: Wait| Some((wait, *self.unused[wait as usize].range(pages..).next()?.0));
         let largest = |wait: Wait| Some((wait, *self.unused[wait as usize].keys().next_back()?));
         let mut waits = Wait::ALL.into_iter();
         let (wait, size) = waits.find_map(covering).or_else(|| Wait::ALL.into_iter().find_map(largest))?;
@@ -175,22 +182,18 @@ impl<'a> Filler<'a> {
         self.create_from_released(pages)
     }
 
-    fn give_back(&mut self, wait: Wait, size: u32) {
+    fn give_back(&mut self, wait: Wait, size: PageCount) {
         let source = self.pop(wait, size);
         self.release.push(source);
-        self.released += u64::from(size);
+        self.released += size;
     }
 
-    fn create_from_released(&mut self, pages: u64) -> Option<(Backing, u32)> {
-        if self.released == 0 {
+    fn create_from_released(&mut self, pages: PageCount) -> Option<(Backing, PageCount)> {
+        if self.released == PageCount::ZERO {
             return None;
         }
-        let got = self.survey.mapper.sizes.smallest().min(clamp_pages(pages.min(self.released)));
-        self.released -= u64::from(got);
+        let got = self.survey.mapper.sizes.smallest().min(pages).min(self.released);
+        self.released -= got;
         Some((Backing::Create, got))
     }
-}
-
-fn clamp_pages(pages: u64) -> u32 {
-    u32::try_from(pages).unwrap_or(u32::MAX)
 }

@@ -20,6 +20,7 @@ use super::super::streams::region::{Region, RegionId};
 use super::super::streams::state::AllStates;
 use super::mapper::Mapper;
 use crate::heap::BlockState;
+use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::physical::ChunkId;
 use crate::segment::{PageTable, ViewState};
 use crate::stream::{Fence, StreamIndex};
@@ -44,9 +45,9 @@ pub struct Goal {
 #[derive(Clone, Copy, Debug)]
 pub struct Allowance {
     /// Number of pages that may be created before anything is harvested.
-    pub soft_pages: u64,
+    pub soft_pages: PageCount,
     /// Number of pages that may be created at all.
-    pub hard_pages: u64,
+    pub hard_pages: PageCount,
     /// How free chunks may be replaced by new ones of other sizes.
     pub recreation: Recreation,
 }
@@ -74,10 +75,8 @@ pub enum Backing {
 /// One mapping to make.
 #[derive(Clone, Copy, Debug)]
 pub struct Fill {
-    /// First page in the target segment.
-    pub page: u64,
-    /// Number of pages.
-    pub pages: u32,
+    /// The pages of the target segment.
+    pub pages: PageRange,
     /// What to map there.
     pub backing: Backing,
 }
@@ -86,7 +85,7 @@ pub struct Fill {
 #[derive(Clone, Copy, Debug)]
 pub struct Reuse {
     /// Its first page.
-    pub page: u64,
+    pub page: PageIndex,
     /// Its chunk, where that is active now.
     pub source: Source,
 }
@@ -122,7 +121,7 @@ pub struct Plan {
     /// Stale views in the target that become active again.
     pub reuse: Vec<Reuse>,
     /// First pages of stale views in the target that are unmapped first.
-    pub unmap: Vec<u64>,
+    pub unmap: Vec<PageIndex>,
     /// Free chunks that are released first, so that others can be created.
     pub release: Vec<Source>,
     /// Mappings to make.
@@ -171,7 +170,8 @@ impl<'a> Survey<'a> {
         let segment = &mapper.segments[region.segment];
         // Looking for free chunks costs more than all the rest. While enough may be created and there is no stale view that
         // could become active again, none is needed.
-        let enough = goal.request.size / segment.page_bytes + 2 <= goal.allowance.soft_pages;
+        let pages = PageCount::within(goal.request.size, segment.page_bytes) + PageCount(2);
+        let enough = pages <= goal.allowance.soft_pages;
         let sources = if enough && segment.table.stale() == 0 { Vec::new() } else { free_chunks(mapper, states) };
         let mut of_chunk = vec![None; if sources.is_empty() { 0 } else { mapper.pool.id_bound() }];
         for (number, source) in sources.iter().enumerate() {

@@ -4,6 +4,7 @@ use super::fill::Filler;
 use super::rooms::{PieceKind, Room};
 use super::{Before, Plan, Reuse, Survey};
 use crate::heap::Heap;
+use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::segment::ViewState;
 use std::ops::Range;
 
@@ -17,30 +18,32 @@ impl Survey<'_> {
         }
         let mut used = self.underneath(start..end);
         let (mut reuse, mut unmap) = (Vec::new(), Vec::new());
-        let mut unmapped: Vec<Range<u64>> = Vec::new();
+        let mut unmapped: Vec<PageRange> = Vec::new();
         let mut claim = start..end;
         for piece in room.pieces.iter().filter(|piece| piece.start < end && piece.end > start) {
             match piece.kind {
                 PieceKind::Free => continue,
                 PieceKind::Reusable(source) if !used[source] => {
                     used[source] = true;
-                    reuse.push(Reuse { page: piece.start / page_bytes, source: self.sources[source] });
+                    let page = PageRange::around(&(piece.start..piece.end), page_bytes).start;
+                    reuse.push(Reuse { page, source: self.sources[source] });
                     claim.start = claim.start.min(piece.start);
                     claim.end = claim.end.max(piece.end);
                     continue;
                 }
                 PieceKind::Reusable(_) | PieceKind::Busy => {
-                    let view = self.table().view(piece.start / page_bytes).expect("a piece of a view");
+                    let first = PageRange::around(&(piece.start..piece.end), page_bytes).start;
+                    let view = self.table().view(first).expect("a piece of a view");
                     let ViewState::Stale(fence) = view.state else { return None };
                     if !self.has_passed(fence) {
                         return None;
                     }
-                    unmap.push(view.page);
+                    unmap.push(view.pages.start);
                 }
                 PieceKind::Empty => {}
             }
-            let pages = piece.start.max(start) / page_bytes..piece.end.min(end).div_ceil(page_bytes);
-            claim.start = claim.start.min(pages.start * page_bytes);
+            let pages = PageRange::around(&(piece.start.max(start)..piece.end.min(end)), page_bytes);
+            claim.start = claim.start.min(pages.start.offset(page_bytes));
             match unmapped.last_mut() {
                 Some(last) if last.end == pages.start => last.end = pages.end,
                 _ => unmapped.push(pages),
@@ -49,10 +52,10 @@ impl Survey<'_> {
         let mut filler = Filler::new(self, &used);
         for (number, pages) in unmapped.iter().enumerate() {
             // Behind the last pages a larger chunk may reach into empty ones.
-            let is_last = number + 1 == unmapped.len() && pages.end * page_bytes >= end;
-            let spare = if is_last { self.empty_pages_from(room, pages.end) } else { 0 };
-            let filled = filler.fill(pages.start, pages.end - pages.start, spare)?;
-            claim.end = claim.end.max(filled * page_bytes);
+            let is_last = number + 1 == unmapped.len() && pages.end.offset(page_bytes) >= end;
+            let spare = if is_last { self.empty_pages_from(room, pages.end) } else { PageCount::ZERO };
+            let filled = filler.fill(*pages, spare)?;
+            claim.end = claim.end.max(filled.offset(page_bytes));
         }
         let (fill, release) = filler.finish();
         let before = blocks_before(&self.region.heap, room, &claim);
@@ -64,20 +67,21 @@ impl Survey<'_> {
     fn underneath(&self, placement: Range<u64>) -> Vec<bool> {
         let page_bytes = self.page_bytes();
         let is_under = |source: &super::Source| {
-            let (from, to) = (source.page * page_bytes, (source.page + u64::from(source.pages)) * page_bytes);
+            let bytes = source.pages.bytes(page_bytes);
             (source.stream, source.region) == (self.goal.stream, self.goal.region)
-                && from < placement.end
-                && to > placement.start
+                && bytes.start < placement.end
+                && bytes.end > placement.start
         };
         self.sources.iter().map(is_under).collect()
     }
 
     /// Number of pages without a mapping in a room from `page` on.
-    fn empty_pages_from(&self, room: &Room, page: u64) -> u64 {
-        let offset = page * self.page_bytes();
+    fn empty_pages_from(&self, room: &Room, page: PageIndex) -> PageCount {
+        let offset = page.offset(self.page_bytes());
         let at =
             |piece: &&super::rooms::Piece| piece.kind == PieceKind::Empty && (piece.start..piece.end).contains(&offset);
-        room.pieces.iter().find(at).map_or(0, |piece| piece.end / self.page_bytes() - page)
+        let pages = |piece: &super::rooms::Piece| PageRange::inside(&(offset..piece.end), self.page_bytes()).len();
+        room.pieces.iter().find(at).map_or(PageCount::ZERO, pages)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::Survey;
 use crate::heap::BlockState;
+use crate::pages::{PageCount, PageRange};
 use crate::segment::ViewState;
 use crate::units::round_up;
 
@@ -91,12 +92,12 @@ impl Survey<'_> {
         let end = offset + size;
         let mut at = offset;
         let empty = |start, end| Piece { start, end, kind: PieceKind::Empty, block: offset };
-        for view in self.table().views_in(offset / page_bytes, end / page_bytes) {
-            let (start, view_end) = (view.page * page_bytes, view.end() * page_bytes);
-            if start > at {
-                room.pieces.push(empty(at, start));
+        for view in self.table().views_in(PageRange::inside(&(offset..end), page_bytes)) {
+            let view_bytes = view.pages.bytes(page_bytes);
+            if view_bytes.start > at {
+                room.pieces.push(empty(at, view_bytes.start));
             }
-            at = view_end;
+            at = view_bytes.end;
             let kind = match (self.source_of(view.chunk), view.state) {
                 (Some(source), _) => PieceKind::Reusable(source),
                 (None, ViewState::Stale(fence)) if self.has_passed(fence) => PieceKind::Busy,
@@ -107,7 +108,7 @@ impl Survey<'_> {
                     continue;
                 }
             };
-            room.pieces.push(Piece { start, end: view_end, kind, block: offset });
+            room.pieces.push(Piece { start: view_bytes.start, end: view_bytes.end, kind, block: offset });
         }
         if at < end {
             room.pieces.push(empty(at, end));
@@ -170,9 +171,9 @@ impl Piece {
     fn cost(&self, start: u64, end: u64, page_bytes: u64) -> u64 {
         match self.kind {
             PieceKind::Free => 0,
-            PieceKind::Empty => (end.div_ceil(page_bytes) - start / page_bytes) * EMPTY_PAGE,
-            PieceKind::Reusable(_) => (self.end - self.start) / page_bytes * REUSABLE_PAGE,
-            PieceKind::Busy => (self.end - self.start) / page_bytes * BUSY_PAGE,
+            PieceKind::Empty => PageRange::around(&(start..end), page_bytes).len().0 * EMPTY_PAGE,
+            PieceKind::Reusable(_) => PageCount::within(self.end - self.start, page_bytes).0 * REUSABLE_PAGE,
+            PieceKind::Busy => PageCount::within(self.end - self.start, page_bytes).0 * BUSY_PAGE,
         }
     }
 }

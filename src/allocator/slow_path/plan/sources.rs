@@ -4,6 +4,7 @@ use super::super::super::streams::region::RegionId;
 use super::super::super::streams::state::AllStates;
 use super::super::mapper::Mapper;
 use crate::heap::{BlockState, Heap};
+use crate::pages::PageRange;
 use crate::physical::ChunkId;
 use crate::stream::StreamIndex;
 
@@ -18,10 +19,8 @@ pub struct Source {
     pub region: RegionId,
     /// Offset of the free block that it lies in.
     pub block: u64,
-    /// First page of its active view.
-    pub page: u64,
-    /// Number of its pages.
-    pub pages: u32,
+    /// The pages of its active view.
+    pub pages: PageRange,
     /// The epoch of the last free in that block.
     pub epoch: u64,
 }
@@ -35,9 +34,8 @@ pub fn free_chunks(mapper: &Mapper, states: &AllStates<'_>) -> Vec<Source> {
             let segment = &mapper.segments[region.segment];
             let page_bytes = segment.page_bytes;
             for block in region.heap.free_blocks_from(page_bytes) {
-                let first = block.offset.div_ceil(page_bytes);
-                let end = (block.offset + block.size) / page_bytes;
-                if first >= end {
+                let whole = PageRange::inside(&(block.offset..block.offset + block.size), page_bytes);
+                if whole.is_empty() {
                     continue;
                 }
                 let epoch = region.heap.block(block.offset).expect("indexed").epoch;
@@ -45,14 +43,13 @@ pub fn free_chunks(mapper: &Mapper, states: &AllStates<'_>) -> Vec<Source> {
                 sources.extend(
                     segment
                         .table
-                        .views_in(first, end)
-                        .filter(|view| view.page >= first && view.end() <= end && !mapper.pool.is_barred(view.chunk))
+                        .views_in(whole)
+                        .filter(|view| whole.contains(view.pages) && !mapper.pool.is_barred(view.chunk))
                         .map(|view| Source {
                             chunk: view.chunk,
                             stream,
                             region: id,
                             block: block.offset,
-                            page: view.page,
                             pages: view.pages,
                             epoch,
                         }),
@@ -68,9 +65,9 @@ pub fn claim_sources<'s>(states: &mut AllStates<'_>, sources: impl Iterator<Item
     for source in sources {
         let state = &mut states[source.stream.0 as usize];
         let region = state.region(source.region).expect("sources come from regions");
-        let (start, len) = (source.page * region.page_bytes, u64::from(source.pages) * region.page_bytes);
-        let first = walk_to(&region.heap, source.block, start);
-        region.heap.set(first, start, len, BlockState::Claimed, 0);
+        let bytes = source.pages.bytes(region.page_bytes);
+        let first = walk_to(&region.heap, source.block, bytes.start);
+        region.heap.set(first, bytes.start, bytes.end - bytes.start, BlockState::Claimed, 0);
     }
 }
 
