@@ -62,8 +62,12 @@ fn not_started(command: &Command, error: &std::io::Error) -> Failure {
     Failure::new(format!("{} cannot be started: {error}", command.get_program().to_string_lossy()))
 }
 
+/// The program and its first arguments: some have a hundred.
 fn shown(command: &Command) -> String {
-    let words: Vec<_> =
-        std::iter::once(command.get_program()).chain(command.get_args()).map(OsStr::to_string_lossy).collect();
-    words.join(" ")
+    let words = std::iter::once(command.get_program()).chain(command.get_args()).map(OsStr::to_string_lossy);
+    let shown: Vec<_> = words.take(MOST_WORDS_SHOWN).collect();
+    let rest = if command.get_args().len() < MOST_WORDS_SHOWN { "" } else { " ..." };
+    shown.join(" ") + rest
 }
+
+const MOST_WORDS_SHOWN: usize = 12;

@@ -31,6 +31,7 @@ fn scripts() -> BTreeSet<String> {
 
 /// Documents, sources and scripts of the repository.
 fn texts(folder: &Path, found: &mut Vec<PathBuf>) {
+    let is_all_read = folder.file_name().is_some_and(|name| name == "scripts" || name == ".ci");
     for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
         let path = entry.path();
         let name = entry.file_name().into_string().unwrap();
@@ -38,7 +39,7 @@ fn texts(folder: &Path, found: &mut Vec<PathBuf>) {
             if name == ".ci" || !(name.starts_with('.') || NOT_READ.contains(&name.as_str())) {
                 texts(&path, found);
             }
-        } else if folder.ends_with("scripts") || folder.ends_with(".ci") || has_ending(&path, &READ) {
+        } else if is_all_read || has_ending(&path, &READ) {
             found.push(path);
         }
     }

@@ -57,7 +57,7 @@ const OPTIONS: [&str; 10] = [
 
 pub fn run(workspace: &Workspace) -> Result<(), Failure> {
     process::require(&["gcc", "rustfmt"])?;
-    require_libclang()?;
+    require_libclang(workspace)?;
     let header = header(workspace)?;
     let bindgen = bindgen(workspace)?;
 
@@ -79,25 +79,30 @@ pub fn run(workspace: &Workspace) -> Result<(), Failure> {
 }
 
 /// Looks where bindgen does; without the library it would fail after it has been compiled.
-fn require_libclang() -> Result<(), Failure> {
+fn require_libclang(workspace: &Workspace) -> Result<(), Failure> {
     let named = env::var_os("LIBCLANG_PATH").map(PathBuf::from);
+    let configured =
+        process::find("llvm-config").map(|program| process::output(workspace.command(program).arg("--libdir")));
+    let configured = configured.and_then(Result::ok).map(|folder| PathBuf::from(folder.trim()));
     let versions = files::entries(Path::new("/usr/lib")).unwrap_or_default();
     let versions =
         versions.into_iter().filter(|path| files::name(path).starts_with("llvm")).map(|path| path.join("lib"));
     let usual = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib"].map(PathBuf::from);
-    let mut folders = named.into_iter().chain(versions).chain(usual);
+    let mut folders = named.into_iter().chain(configured).chain(versions).chain(usual);
     let has_library = |folder: PathBuf| {
         folder.is_file() || files::entries(&folder).is_ok_and(|found| found.iter().any(|path| is_libclang(path)))
     };
-    if folders.any(has_library) || process::find("llvm-config").is_some() {
+    if folders.any(has_library) {
         return Ok(());
     }
     Err(Failure::new("there is no libclang: install it, or name its folder with LIBCLANG_PATH"))
 }
 
+/// `libclang-cpp` is another library, which does not serve.
 fn is_libclang(path: &Path) -> bool {
     let name = files::name(path);
-    (name.starts_with("libclang.so") || name.starts_with("libclang-")) && name.contains(".so")
+    let begins_so = name.starts_with("libclang.so") || name.starts_with("libclang-");
+    begins_so && name.contains(".so") && !name.starts_with("libclang-cpp")
 }
 
 /// `cuda.h` of the toolkit.
@@ -152,4 +157,19 @@ fn symbols() -> String {
         list(REQUIRED),
         list(OPTIONAL)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_c_interface_of_clang_serves() {
+        for name in ["libclang.so", "libclang.so.1", "libclang-14.so.1", "libclang-14.so"] {
+            assert!(is_libclang(Path::new(name)), "{name}");
+        }
+        for name in ["libclang-cpp.so.14", "libclang.a", "libLLVM.so"] {
+            assert!(!is_libclang(Path::new(name)), "{name}");
+        }
+    }
 }
