@@ -1,4 +1,4 @@
-/* Allocates until the memory is used up, prints the report, and frees everything.
+/* Allocates, asks for too much, reads why that fails, and returns everything.
  *
  *     cargo xtask build-capi dist/capi
  *     cc -Wall -Wextra -Werror examples/c/allocate.c -Idist/capi/include -Ldist/capi/lib -lgapless -o allocate
@@ -15,15 +15,15 @@ static void check(gapless_status status, const char *what) {
     }
 }
 
-/* Functions that write a text are called twice: first for its size, then for the text. */
-static void print_report(gapless_allocator *allocator) {
+/* Why this thread's last request failed. Functions that write a text are called twice: for its size, and for the text. */
+static void print_report(void) {
     size_t needed = 0;
-    gapless_oom_report_json(allocator, NULL, 0, &needed);
+    gapless_last_error_report_json(NULL, 0, &needed);
     char *text = malloc(needed);
     if (text == NULL) {
         exit(1);
     }
-    check(gapless_oom_report_json(allocator, text, needed, &needed), "the report");
+    check(gapless_last_error_report_json(text, needed, &needed), "the report");
     printf("report: %s\n", text);
     free(text);
 }
@@ -38,7 +38,7 @@ int main(void) {
     for (int i = 0; i < BLOCKS; i++) {
         check(gapless_alloc(allocator, 8 << 20, NULL, &blocks[i]), "gapless_alloc");
     }
-    /* Free every second block. No two of them are adjacent, and yet one allocation of their total size succeeds. */
+    /* Every second block is free: no two of them touch, and yet their memory serves one request of their total size. */
     for (int i = 0; i < BLOCKS; i += 2) {
         check(gapless_free(allocator, blocks[i]), "gapless_free");
     }
@@ -55,7 +55,11 @@ int main(void) {
         fprintf(stderr, "an allocation beyond the budget succeeded\n");
         return 1;
     }
-    print_report(allocator);
+    if (gapless_last_error_kind() != GAPLESS_KIND_OUT_OF_MEMORY) {
+        fprintf(stderr, "more than the budget failed otherwise: %s\n", gapless_last_error());
+        return 1;
+    }
+    print_report();
 
     check(gapless_free(allocator, joined), "gapless_free");
     for (int i = 1; i < BLOCKS; i += 2) {

@@ -1,4 +1,4 @@
-/* Makes incorrect calls and checks the errors. Returns 0 if every error is the expected one. */
+/* What a program can do wrong, and what each mistake returns. Exits with 0 if everything is as expected. */
 #include <gapless.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -111,6 +111,26 @@ int main(void) {
     expect(gapless_device_allocator(0, &device), GAPLESS_OK, "", "the device's allocator");
     expect(gapless_destroy(device), GAPLESS_ERROR_IN_USE, "process", "the device's allocator");
     expect(gapless_configure("log:on"), GAPLESS_ERROR_IN_USE, "before", "too late");
+    expect(gapless_device_alloc(0, 100, NULL, NULL), GAPLESS_ERROR_INVALID_ARGUMENT, "null", "nowhere to write");
+    expect(gapless_device_alloc(63, 100, NULL, &pointer), GAPLESS_ERROR_NO_DEVICE, "63", "a device too many");
+    expect(gapless_device_alloc(0, 100, NULL, &pointer), GAPLESS_OK, "", "a block of the device");
+    expect(gapless_device_free(-1, pointer, 100), GAPLESS_ERROR_INVALID_ARGUMENT, "-1", "a negative device");
+    expect(gapless_device_free(0, pointer, 100), GAPLESS_OK, "", "free");
+    expect(gapless_device_free(0, pointer, 100), GAPLESS_ERROR_NOT_ALLOCATED, "freed before", "a double free");
+    expect(gapless_device_free(0, NULL, 0), GAPLESS_OK, "", "free of nothing");
+    expect(gapless_device_record_stream(0, &local, NULL), GAPLESS_ERROR_NOT_ALLOCATED, "not allocated by",
+           "a foreign pointer");
+    expect(gapless_device_trim(0, 0, NULL), GAPLESS_OK, "", "trim");
+    expect(gapless_device_alloc(0, UINT64_MAX, NULL, &pointer), GAPLESS_ERROR_OUT_OF_MEMORY, "out of memory",
+           "an absurd size");
+    size_t report = 0;
+    if (gapless_last_error_report_json(NULL, 0, &report) != GAPLESS_ERROR_NOT_FOUND ||
+        gapless_last_error_status() != GAPLESS_ERROR_OUT_OF_MEMORY ||
+        gapless_last_error_kind() != GAPLESS_KIND_TOO_LARGE || gapless_last_error_code() != 0) {
+        fprintf(stderr, "the last error is %d of kind %d\n", (int)gapless_last_error_status(),
+                (int)gapless_last_error_kind());
+        wrong = 1;
+    }
     if (gapless_torch_malloc(-1, 0, NULL) != NULL || gapless_torch_malloc(1, 99, NULL) != NULL) {
         fprintf(stderr, "gapless_torch_malloc accepted invalid arguments\n");
         wrong = 1;

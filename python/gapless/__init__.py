@@ -255,9 +255,9 @@ def report(device: int = 0) -> str:
 
 @contextlib.contextmanager
 def record(path: Path, device: int = 0) -> Iterator[Allocator]:
-    """Records every allocation and free, from any front end, while the block runs; ``gapless.replay`` reads the file.
+    """Records every allocation and free, of all front ends, while the block runs; ``gapless.replay`` reads the file.
 
-    The block gets the allocator, whose ``mark("step 1")`` ends a step.
+    The value of the ``with`` block is the allocator, whose ``mark("step 1")`` marks the end of a step.
     """
     allocator = Allocator.of_device(device)
     allocator.start_recording(path)

@@ -1,4 +1,4 @@
-"""The C library: found, loaded, and declared. Nothing here knows a framework."""
+"""Finds, loads and declares the C library. Nothing here knows a framework."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Pool(ctypes.Structure):
 
 
 def path() -> Path:
-    """The library's file: ``GAPLESS_LIBRARY``, else the one in this package."""
+    """The file of the library: ``GAPLESS_LIBRARY`` if set, otherwise the one in this package."""
     chosen = os.environ.get("GAPLESS_LIBRARY")
     found = Path(chosen) if chosen else Path(__file__).with_name("libgapless.so")
     if not found.exists():
@@ -149,7 +149,7 @@ _loaded: Optional[ctypes.CDLL] = None
 
 
 def load() -> ctypes.CDLL:
-    """The library, loaded once."""
+    """Returns the library, loaded at the first call."""
     global _loaded
     if _loaded is None:
         library = ctypes.CDLL(str(path()))

@@ -1,4 +1,4 @@
-"""gapless's figures in PyTorch's shapes: ``memory_stats`` and the memory snapshot. Needs no PyTorch."""
+"""gapless's statistics in PyTorch's form: ``memory_stats`` and the memory snapshot. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _METRICS = (
     "inactive_split_bytes",
     "requested_bytes",
 )
-# The most events of a history: PyTorch's own default has no bound.
+# The largest number of events in a history: PyTorch's own default has no limit.
 MOST_EVENTS = 1 << 20
-# A stack that is empty would be shown as that of a block from before the recording.
+# The viewer takes a block with an empty stack for one from before the recording.
 _NO_FRAMES = {"filename": "gapless", "line": 0, "name": "keeps no stack traces"}
 _STATES = {"live": "active_allocated", "pending": "active_pending_free", "free": "inactive"}
 
 
 class Figures:
-    """The figures of one device, and what was subtracted from the accumulated ones by a reset."""
+    """The statistics of one device, and what the accumulated ones were at their last reset."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -35,11 +35,11 @@ class Figures:
         self.base: dict[str, int] = {}
 
     def report(self, snapshot: bool = False) -> dict[str, Any]:
-        """The library's own report: the main allocator and those of graphs."""
+        """The library's own report: the main allocator and the pools."""
         return _library.read_json(_library.load().gapless_torch_report_json, self.device, int(snapshot))
 
     def nested(self) -> dict[str, Any]:
-        """What ``torch._C._cuda_memoryStats`` gives. gapless has no pools by size: everything is in ``large_pool``."""
+        """What ``torch._C._cuda_memoryStats`` returns. gapless has no pools by size: everything is in ``large_pool``."""
         report = self.report()
         all_stats = [report["main"], *(pool["stats"] for pool in report["pools"])]
 
@@ -55,7 +55,7 @@ class Figures:
         live, requested = total("live_block_bytes"), total("live_bytes")
         reserved, pending = total("reserved_bytes"), total("pending_bytes")
         free_split = total("cached_bytes")
-        # At least the peak of what was live; blocks that wait for streams come on top where that was seen.
+        # At least the peak of live bytes. Blocks that wait for streams are added as far as they were seen.
         active_peak = max(total("peak_live_bytes"), self._peak("active_bytes", requested + pending))
         created, given_back = self._driver_calls(all_stats)
         figures = {
@@ -90,13 +90,13 @@ class Figures:
             num_oom_rejections=0,
             max_split_size=-1,
             reserved_bytes_by_private_pools=sum(pool["stats"]["reserved_bytes"] for pool in report["pools"]),
-            # What PyTorch's own allocator does not know: bytes with rounding.
+            # Not in PyTorch's own statistics: bytes with rounding.
             live_block_bytes=live,
         )
         return result
 
     def reset_accumulated(self) -> None:
-        """``reset_accumulated_memory_stats``: counts start from here."""
+        """``reset_accumulated_memory_stats``: counts start from their current values."""
         report = self.report()
         all_stats = [report["main"], *(pool["stats"] for pool in report["pools"])]
         for key in ("allocs", "frees"):
@@ -105,14 +105,14 @@ class Figures:
             self.base[key] = report[key]
 
     def reset_peaks(self) -> None:
-        """``reset_peak_memory_stats``."""
+        """``reset_peak_memory_stats``: peaks start from current values."""
         self.peaks.clear()
         from . import Allocator
 
         Allocator.of_device(self.device).reset_peaks()
 
     def _peak(self, metric: str, current: int) -> int:
-        # Counts have no peak of their own in gapless: the highest that was asked for.
+        # gapless keeps no peaks of counts: the highest value that was returned so far.
         self.peaks[metric] = max(current, self.peaks.get(metric, 0))
         return self.peaks[metric]
 
@@ -122,7 +122,7 @@ class Figures:
         return sum(call["create"] for call in calls), sum(call["release"] for call in calls)
 
     def segments(self, pool: Optional[tuple[int, int]] = None) -> Iterator[dict[str, Any]]:
-        """The segments of a PyTorch snapshot: one for each run of addresses that is mapped without a gap."""
+        """The segments of a PyTorch snapshot: one for each run of mapped addresses without a gap."""
         report = self.report(snapshot=True)
         parts = [((0, 0), report["snapshot"])]
         parts += [(tuple(part["id"]), part["snapshot"]) for part in report["pools"]]
@@ -163,7 +163,7 @@ class Figures:
 
 
 def _runs(blocks: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Blocks that touch, in address order; the viewer takes a segment's blocks to tile it."""
+    """Runs of blocks that touch, in address order: the viewer expects the blocks of a segment to cover all of it."""
     run: list[dict[str, Any]] = []
     end = None
     for block in blocks:
@@ -179,8 +179,10 @@ def _runs(blocks: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def record_history(enabled: Optional[str], max_entries: int, clear: bool) -> None:
-    """``_record_memory_history``: ``enabled`` is "all" or "state", or nothing to stop. Of "state", which is about the
-    stack traces of live blocks, nothing can be kept."""
+    """``_record_memory_history``: ``enabled`` is "all", or "state", or ``None`` to stop.
+
+    "state" asks for the stack traces of live blocks only, which gapless does not have: nothing is recorded.
+    """
     wanted = min(max_entries, MOST_EVENTS) if enabled == "all" else 0
     _library.load().gapless_torch_record_history(wanted, int(clear))
 
@@ -188,8 +190,8 @@ def record_history(enabled: Optional[str], max_entries: int, clear: bool) -> Non
 def _traces(segments: list[dict[str, Any]], devices: list[int]) -> list[list[dict[str, Any]]]:
     """The recorded events in the form of PyTorch's ``device_traces``: one list for each device.
 
-    The viewer goes back in time from the segments of the snapshot, and wants every block to begin in one. Where a block
-    was that is mapped no more, a ``segment_map`` of its own comes before it and a ``segment_unmap`` after it.
+    The viewer goes back in time from the segments of the snapshot, and expects every block to begin in one of them. A
+    block whose addresses are no longer mapped gets a ``segment_map`` of its own before it and a ``segment_unmap`` after it.
     """
     mapped = {
         device: sorted((s["address"], s["address"] + s["total_size"]) for s in segments if s["device"] == device)
@@ -235,7 +237,7 @@ def _traces(segments: list[dict[str, Any]], devices: list[int]) -> list[list[dic
 
 
 def _unmapped(mapped: list[tuple[int, int]], addr: int, size: int) -> int:
-    """How many bytes from ``addr`` on lie in none of the ranges; 0 when the first does."""
+    """Returns how many of the ``size`` bytes from ``addr`` on come before the next range; 0 if ``addr`` is in one."""
     after = bisect.bisect_right(mapped, (addr, sys.maxsize))
     if after > 0 and addr < mapped[after - 1][1]:
         return 0
@@ -243,7 +245,7 @@ def _unmapped(mapped: list[tuple[int, int]], addr: int, size: int) -> int:
 
 
 def snapshot(figures: list[Figures], pool: Optional[tuple[int, int]] = None) -> dict[str, Any]:
-    """A whole PyTorch snapshot, with the history where one is recorded; for a pool its segments alone."""
+    """A PyTorch snapshot with the recorded history, if any; for a pool only its segments."""
     segments = [segment for each in figures for segment in each.segments(pool)]
     devices = [each.device for each in figures]
     return {

@@ -26,7 +26,7 @@ def _make_manager() -> Any:
             address = memory.alloc(size)
 
             def free() -> None:
-                # Numba does not say on which streams the memory was used, and its own free waits for the device.
+                # Numba does not say on which streams the memory was used. Its own free waits for the device, too.
                 context.synchronize()
                 memory.free(address, size)
 

@@ -29,7 +29,7 @@ def resource(device: int = 0) -> Any:
 
 
 def _handle(stream: Any) -> int:
-    """The handle of an RMM stream, a number, or nothing."""
+    """Returns the handle of a stream: of an RMM stream, a number, or 0 for ``None``."""
     if stream is None:
         return 0
     if isinstance(stream, int):

@@ -3,7 +3,7 @@
 >>> import gapless.torch
 >>> gapless.torch.enable()      # before anything touches the GPU
 
-or, for a script as it is: ``python -m gapless.torch script.py arguments...``
+or, without a change to the script: ``python -m gapless.torch script.py arguments...``
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def is_enabled() -> bool:
 def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, int, float, bool]) -> None:
     """Makes PyTorch allocate through gapless from now on.
 
-    ``budget`` and ``settings`` are the keys of ``GAPLESS_CONF`` (``slack``, ``chunk``, ``log``, ``record``, ...) and
-    take precedence over it; without any, the environment variable counts.
+    ``budget`` and ``settings`` are the keys of ``GAPLESS_CONF`` (``slack``, ``chunk``, ``log``, ``record``, ...). With any
+    of them, that environment variable is ignored.
 
     Raises ``RuntimeError`` when CUDA is initialised already or this PyTorch has no interface for allocators, and
     ``gapless.GaplessError`` for a setting that cannot be used.
@@ -53,7 +53,7 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
         )
     if torch.cuda.is_initialized():
         raise RuntimeError(
-            "too late: PyTorch has initialised CUDA already. Call gapless.torch.enable() before anything touches the "
+            "too late: PyTorch has already initialised CUDA. Call gapless.torch.enable() before anything touches the "
             "GPU, right after the imports, or run the script with python -m gapless.torch script.py"
         )
     library = _library.load()
@@ -100,8 +100,8 @@ def _throw_failures(library: ctypes.CDLL, torch: Any) -> None:
         raise RuntimeError(f"{thrower} cannot be loaded ({error}): install gapless from its wheel") from error
     if outcome == 2:
         raise RuntimeError(
-            f"PyTorch {torch.__version__} does not export its error classes ({libc10}), so that running out of memory "
-            "could not be reported; please report this with the version"
+            f"PyTorch {torch.__version__} does not export its error classes ({libc10}), so running out of memory could "
+            "not be reported; please report this with the version"
         )
     if outcome == 1:
         warnings.warn(
@@ -113,7 +113,7 @@ def _throw_failures(library: ctypes.CDLL, torch: Any) -> None:
 
 
 def _set_hooks(allocator: Any, library: ctypes.CDLL) -> None:
-    """The optional hooks of the plug-in interface; versions lack some of them."""
+    """Sets the optional hooks of the plug-in interface. Some versions of PyTorch lack some of them."""
     for setter, function in [
         ("set_init_fn", "gapless_torch_init"),
         ("set_reset_fn", "gapless_torch_reset"),
@@ -130,7 +130,7 @@ def _set_hooks(allocator: Any, library: ctypes.CDLL) -> None:
 
 
 def _provide(torch: Any) -> None:
-    """What PyTorch refuses for plug-ins. All of ``torch.cuda.memory`` goes through these functions of ``torch._C``."""
+    """Provides what PyTorch refuses for plug-ins. All of ``torch.cuda.memory`` calls these functions of ``torch._C``."""
     figures: dict[int, Figures] = {}
     fractions: dict[int, float] = {}
 
@@ -197,7 +197,7 @@ def _provide(torch: Any) -> None:
 
 
 def _provide_mem_pool(torch: Any, memory_snapshot: Callable[..., Any]) -> None:
-    """``torch.cuda.MemPool``, whose own constructor refuses plug-ins. Everything that takes a pool goes by its id."""
+    """Replaces ``torch.cuda.MemPool``, whose constructor refuses plug-ins. Whatever takes a pool only uses its id."""
     library = _library.load()
     numbers = itertools.count(1)
 
@@ -206,8 +206,8 @@ def _provide_mem_pool(torch: Any, memory_snapshot: Callable[..., Any]) -> None:
 
         def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
             if allocator is not None:
-                raise RuntimeError("a MemPool with an allocator of its own does not go with gapless: leave it out")
-            # use_on_oom and no_split are about pools whose memory cannot be moved.
+                raise RuntimeError("gapless does not support a MemPool with an allocator of its own: leave it out")
+            # use_on_oom and no_split are for pools whose memory cannot be moved.
             del use_on_oom, no_split
             self.device = torch.cuda.current_device()
             self.id = (_POOL_IDS + next(numbers), 0)
@@ -220,14 +220,14 @@ def _provide_mem_pool(torch: Any, memory_snapshot: Callable[..., Any]) -> None:
                 library.gapless_torch_release_pool(self.device, _library.Pool(*self.id))
 
         def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
-            """The pool's segments, as in ``torch.cuda.memory_snapshot()``."""
+            """The segments of the pool, in the form of ``torch.cuda.memory_snapshot()``."""
             return memory_snapshot((*self.id, include_traces))["segments"]
 
     torch.cuda.MemPool = torch.cuda.memory.MemPool = MemPool
 
 
 def main(arguments: list[str]) -> None:
-    """``python -m gapless.torch script.py arguments...``: runs a script, unchanged, with PyTorch on gapless."""
+    """Runs a script, unchanged, with PyTorch on gapless: ``python -m gapless.torch script.py arguments...``."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: python -m gapless.torch script.py [arguments...]   (settings: GAPLESS_CONF)", file=sys.stderr)
         raise SystemExit(0 if arguments else 2)
@@ -238,7 +238,7 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # Under its own name, so that the script's `import gapless.torch` finds what runs here.
+    # Imported under its own name, so that the script's `import gapless.torch` finds the module that runs here.
     from gapless.torch import main as _main
 
     _main(sys.argv[1:])

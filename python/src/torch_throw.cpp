@@ -1,8 +1,8 @@
-// Throws PyTorch's own out-of-memory error, which becomes torch.cuda.OutOfMemoryError.
+// Throws PyTorch's own out-of-memory error, which becomes torch.cuda.OutOfMemoryError in Python.
 //
-// An allocator plug-in cannot return a failure to PyTorch: a null pointer is taken for memory. The exception is made by
-// the constructor that PyTorch's libc10.so exports, found at run time, so that this file needs no PyTorch to be built
-// and works with every version that has the symbols.
+// An allocator plug-in cannot return a failure to PyTorch, which takes a null pointer for memory. The exception is
+// constructed by PyTorch's libc10.so, whose constructor is looked up at run time. So this file builds without PyTorch and
+// works with every version that exports the symbols.
 #include <cxxabi.h>
 #include <dlfcn.h>
 
@@ -23,7 +23,7 @@ using Construct = void (*)(void *, SourceLocation, std::string);
 struct Kind {
     Construct construct;
     std::type_info *type;
-    void **table;  // Replaces what the constructor set, unless null.
+    void **table;  // Replaces the table of virtual functions that the constructor set, unless null.
 };
 
 Kind out_of_memory{};
@@ -46,9 +46,9 @@ bool find(void *library, const char *constructor, const char *type, Kind *kind) 
 
 }  // namespace
 
-// Looks the constructors up in libc10.so; the out-of-memory error's type, where that library does not have it, in
-// libc10_cuda.so, which throws it. Both by their paths. 0 when an out-of-memory error can be thrown, 1 when only a plain
-// error can, 2 when neither.
+// Looks up the constructors in libc10.so, and the out-of-memory error's type, if that library lacks it, in libc10_cuda.so,
+// which throws it. The arguments are their paths. Returns 0 when an out-of-memory error can be thrown, 1 when only a plain
+// error can, 2 when neither can.
 extern "C" int gapless_torch_throw_prepare(const char *libc10, const char *libc10_cuda) {
     void *library = dlopen(libc10, RTLD_NOW | RTLD_NOLOAD);
     if (library == nullptr) {
@@ -58,8 +58,8 @@ extern "C" int gapless_torch_throw_prepare(const char *libc10, const char *libc1
     bool plain = find(library, "_ZN3c105ErrorC1" ARGUMENTS, "_ZTIN3c105ErrorE", &error);
     bool special = find(library, "_ZN3c1016OutOfMemoryErrorC1" ARGUMENTS, "_ZTIN3c1016OutOfMemoryErrorE", &out_of_memory);
     if (!special && plain) {
-        // Older versions (2.11 is one) compile the constructor into whoever throws: the base's, and the derived
-        // class's table of virtual functions, from a library that throws.
+        // Older versions, such as 2.11, compile the constructor into every library that throws. So: the constructor of
+        // the base class, and the derived class's table of virtual functions from a library that throws.
         void *thrower = dlopen(libc10_cuda, RTLD_NOW | RTLD_NOLOAD);
         for (void *place : {library, thrower}) {
             auto table = place ? static_cast<void **>(dlsym(place, "_ZTVN3c1016OutOfMemoryErrorE")) : nullptr;
@@ -73,7 +73,7 @@ extern "C" int gapless_torch_throw_prepare(const char *libc10, const char *libc1
     return special ? 0 : plain ? 1 : 2;
 }
 
-// gapless's failure handler: does not return.
+// gapless's failure handler. Does not return, unless there is no exception that it could throw.
 extern "C" void gapless_torch_throw(const char *text, int is_out_of_memory) {
     const Kind &kind = is_out_of_memory != 0 && out_of_memory.type != nullptr ? out_of_memory : error;
     if (kind.construct == nullptr) {

@@ -117,6 +117,8 @@ def test_out_of_memory():
     assert text.startswith("CUDA out of memory. Tried to allocate 600 MiB. GPU 0 has a total capacity of 1 GiB of wh")
     assert "is allocated by PyTorch" in text
     assert "No allocator could have served this: 600 MiB were asked for" in text
+    assert text.count("out of memory") == text.count("Tried to allocate") == 1
+    assert gapless.last_error().report["requested_bytes"] == 600 * MIB
     assert torch.cuda.memory_stats()["num_ooms"] == ooms + 1
     with pytest.raises(torch.cuda.OutOfMemoryError, match="Tried to allocate 8 TiB"):
         empty(8 << 40)
