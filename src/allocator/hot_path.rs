@@ -3,9 +3,10 @@
 
 use super::Inner;
 use super::error::{AddressFacts, AllocError, FreeError, facts_of};
+use super::kind::RegionKind;
 use super::request::Request;
 use super::streams::directory::{Owner, Place};
-use super::streams::region::{RegionId, RegionKind};
+use super::streams::region::RegionId;
 use super::streams::state::{Pending, Sharers};
 use crate::driver::Driver;
 use crate::heap::{GRANULE, NotLive};

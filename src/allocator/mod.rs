@@ -5,8 +5,8 @@
 //! buffer.rs     allocations that free themselves   reports/     statistics, snapshot, out-of-memory report
 //! range.rs      raw ranges, for callers            streams/     what is kept for each stream
 //! plain.rs      devices without virtual memory     shared.rs    what hot path and slow path share
-//! config.rs     settings                           request.rs   a request on the slow path
-//! error.rs      errors
+//! builder.rs    settings, checked                  request.rs   a request on the slow path
+//! error.rs      errors                             geometry.rs, kind.rs   settings for life, kinds of regions
 //! ```
 //!
 //! Threads: any thread may call anything. An allocation or a free of cached memory takes the lock of its stream and
@@ -14,9 +14,11 @@
 //! stream's. Lock order: mapper, stream clock, stream states in the order of their numbers.
 
 mod buffer;
-mod config;
+mod builder;
 mod error;
+mod geometry;
 mod hot_path;
+mod kind;
 mod plain;
 mod range;
 mod reports;
@@ -29,8 +31,9 @@ pub use crate::driver::DriverCalls;
 pub use crate::heap::{BlockState, GRANULE};
 pub use crate::physical::ChunkPolicy;
 pub use buffer::Buffer;
-pub use config::{Builder, DEFAULT_SLACK};
+pub use builder::{Builder, DEFAULT_SLACK};
 pub use error::{AddressFacts, AllocError, BuildError, CloseError, FreeError, StreamError};
+pub use kind::{RegionKind, SMALL_BELOW};
 pub use plain::PlainAllocator;
 pub use range::VirtualRange;
 pub use reports::{
@@ -38,12 +41,11 @@ pub use reports::{
     Snapshot, Stats, StreamUse,
 };
 pub use slow_path::Trimmed;
-pub use streams::region::{RegionKind, SMALL_BELOW};
 
 use crate::driver::Driver;
 use crate::sync::Arc;
 use crate::units::{DeviceAddr, StreamId};
-use config::Geometry;
+use geometry::Geometry;
 use shared::Shared;
 use slow_path::Door;
 
@@ -181,7 +183,7 @@ impl<D: Driver> Allocator<D> {
 
     /// The live allocations, in address order within each region. O(blocks).
     pub fn live(&self) -> Vec<LiveAllocation> {
-        reports::live_blocks(&self.inner.shared.streams)
+        self.inner.shared.streams.live()
     }
 
     /// Everything that the allocator holds. Locks the slow path, and one stream after the other; O(blocks).
@@ -212,7 +214,7 @@ impl<D: Driver> Allocator<D> {
             // `Drop` leaves everything to the process that built it.
             return Err(CloseError::Forked { built_in: inner.shared.built_in() });
         }
-        let leaks = reports::live_blocks(&inner.shared.streams);
+        let leaks = inner.shared.streams.live();
         inner.torn_down = true;
         inner.door.tear_down(&inner.shared)?;
         if leaks.is_empty() { Ok(()) } else { Err(CloseError::Leaked(leaks)) }

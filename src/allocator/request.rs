@@ -1,6 +1,6 @@
 //! A request for memory, as the slow path carries it.
 
-use super::streams::region::RegionKind;
+use super::kind::RegionKind;
 
 /// What a caller asked for.
 #[derive(Clone, Copy, Debug)]

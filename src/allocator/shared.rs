@@ -1,8 +1,8 @@
 //! What the hot path and the slow path share: streams, the directory of addresses, settings, counters, and whether the
 //! driver may still be called.
 
-use super::config::Geometry;
 use super::error::AllocError;
+use super::geometry::Geometry;
 use super::streams::Streams;
 use super::streams::directory::Directory;
 use crate::driver::{Driver, DriverError};

@@ -1,15 +1,11 @@
-//! What an allocator reports: plain data, and how it is computed from the streams' states and from [`Holdings`].
-//!
-//! Nothing here locks or calls the driver: whoever asks hands in what it has locked.
+//! What an allocator reports, as plain data and as text. How the figures come about is in `slow_path/inspect`.
 
-mod holdings;
 mod live;
 mod oom;
 mod snapshot;
 mod stats;
 
-pub use holdings::Holdings;
-pub use live::{LiveAllocation, live_blocks};
+pub use live::LiveAllocation;
 pub use oom::{OutOfMemory, Pinned, StreamUse};
 pub use snapshot::{BlockSnapshot, ChunkSnapshot, RegionSnapshot, Snapshot};
 pub use stats::{Fragmentation, SizeRange, Stats};

@@ -1,18 +1,9 @@
 //! The out-of-memory report: the answer to "why is it not using the memory that is free?".
 
-use super::super::request::Request;
-use super::super::shared::Shared;
-use super::super::streams::Streams;
-use super::super::streams::state::{AllStates, Stream, StreamState};
-use super::{Holdings, LiveAllocation};
-use crate::driver::{Driver, DriverError, MemoryDriver, MemoryInfo};
-use crate::heap::BlockState;
-use crate::stream::StreamIndex;
-use crate::units::{ByteSize, StreamId, round_down};
+use super::LiveAllocation;
+use crate::driver::MemoryInfo;
+use crate::units::{ByteSize, StreamId};
 use std::fmt;
-
-/// Number of the largest live allocations that a report lists.
-const LISTED: usize = 8;
 
 /// The memory of one stream.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -86,88 +77,6 @@ pub struct OutOfMemory {
 }
 
 impl OutOfMemory {
-    /// The report on a request of `stream` that could not be served, at the moment at which `states` and `holdings` were
-    /// taken. `refusal` is the driver's answer when it had no memory although the budget allowed it.
-    pub fn new<D: Driver>(
-        shared: &Shared<D>,
-        states: &AllStates<'_>,
-        holdings: &Holdings,
-        request: &Request,
-        stream: StreamIndex,
-        refusal: Option<&DriverError>,
-    ) -> Self {
-        let streams = &shared.streams;
-        let mut report = Self {
-            requested_bytes: request.requested,
-            stream: streams.get(stream).id,
-            satisfiable: false,
-            satisfiable_by_whole_pages: false,
-            page_bytes: holdings.page_bytes,
-            device: streams.driver.memory_info().ok(),
-            others_bytes: 0,
-            budget_bytes: shared.budget_bytes(),
-            reserved_bytes: holdings.held_bytes,
-            live_bytes: 0,
-            live_block_bytes: 0,
-            cached_bytes: 0,
-            pending_bytes: 0,
-            range_bytes: holdings.range_bytes,
-            free_bytes: 0,
-            obtainable_bytes: 0,
-            pinned: Pinned::default(),
-            streams: Vec::new(),
-            largest: Vec::new(),
-            driver_error: refusal.map(ToString::to_string),
-        };
-        for (stream, state) in streams.iter().zip(states) {
-            report.add_stream(streams, stream, state);
-        }
-        report.judge(holdings, request);
-        report
-    }
-
-    fn add_stream<D: Driver>(&mut self, streams: &Streams<D>, stream: &Stream, state: &StreamState) {
-        let mut part = StreamUse { stream: stream.id, live_bytes: state.live_bytes, cached_bytes: 0, pending_bytes: 0 };
-        for (id, region) in state.regions.iter() {
-            part.cached_bytes += region.heap.free_bytes();
-            part.pending_bytes += region.heap.pending_bytes();
-            self.live_block_bytes += region.heap.live_block_bytes();
-            for block in region.heap.blocks_unordered().filter(|block| block.state == BlockState::Live) {
-                self.note_large(LiveAllocation::new(streams, (stream, state), (id, region), block));
-            }
-        }
-        self.live_bytes += part.live_bytes;
-        self.cached_bytes += part.cached_bytes;
-        self.pending_bytes += part.pending_bytes;
-        self.streams.push(part);
-    }
-
-    /// Works out what is free, what of it can be had, and whether that covers the request.
-    fn judge(&mut self, holdings: &Holdings, request: &Request) {
-        // The budget is no use where the device itself has less left.
-        let device_free = self.device.map_or(u64::MAX, |info| info.free);
-        let creatable = holdings.headroom_bytes.min(round_down(device_free, self.page_bytes));
-        let uncreated = self.budget_bytes.saturating_sub(self.reserved_bytes).min(device_free);
-        self.others_bytes = self.device.map_or(0, |info| (info.total - info.free).saturating_sub(self.reserved_bytes));
-        self.free_bytes = uncreated + self.cached_bytes + self.pending_bytes + holdings.idle_bytes;
-        self.obtainable_bytes = holdings.free_chunk_bytes + holdings.idle_bytes + creatable;
-        self.satisfiable = self.free_bytes >= self.requested_bytes;
-        self.satisfiable_by_whole_pages = self.obtainable_bytes >= request.size;
-        self.pinned.by_pending_bytes = self.pending_bytes;
-        self.pinned.by_live_bytes =
-            self.free_bytes.saturating_sub(self.obtainable_bytes + self.pinned.by_pending_bytes);
-    }
-
-    fn note_large(&mut self, allocation: LiveAllocation) {
-        let at = self.largest.partition_point(|other| {
-            (other.bytes, std::cmp::Reverse(other.addr)) >= (allocation.bytes, std::cmp::Reverse(allocation.addr))
-        });
-        if at < LISTED {
-            self.largest.insert(at, allocation);
-            self.largest.truncate(LISTED);
-        }
-    }
-
     /// Whether any allocator could have served the request, in a sentence.
     pub fn verdict(&self) -> String {
         let (requested, free) = (ByteSize(self.requested_bytes), ByteSize(self.free_bytes));

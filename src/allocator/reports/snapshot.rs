@@ -1,11 +1,7 @@
 //! Snapshot: every region, block and chunk as plain data.
 
-use super::super::streams::Streams;
-use super::super::streams::region::{Region, RegionId, RegionKind};
-use super::super::streams::state::{Sharers, Stream, StreamState};
-use crate::driver::Driver;
-use crate::heap::{Block, BlockState};
-use crate::stream::StreamIndex;
+use super::super::kind::RegionKind;
+use crate::heap::BlockState;
 use crate::units::{DeviceAddr, StreamId};
 
 /// Everything an allocator holds, at one moment.
@@ -72,55 +68,4 @@ pub struct ChunkSnapshot {
     pub stale: Vec<DeviceAddr>,
     /// Whether a raw range holds it.
     pub in_range: bool,
-}
-
-impl RegionSnapshot {
-    /// A region of `stream`, whose state is locked.
-    pub fn new<D: Driver>(
-        streams: &Streams<D>,
-        stream: &Stream,
-        state: &StreamState,
-        id: RegionId,
-        region: &Region,
-        poisoned: bool,
-    ) -> Self {
-        let blocks = region.heap.blocks().filter(|block| block.state != BlockState::Hole);
-        Self {
-            stream: stream.id,
-            kind: region.kind,
-            addr: region.base,
-            bytes: region.heap.extent(),
-            poisoned,
-            blocks: blocks
-                .map(|block| {
-                    let sharers = state.sharers.get(&(id, block.offset));
-                    BlockSnapshot::new(streams, region, stream.index, &block, sharers)
-                })
-                .collect(),
-        }
-    }
-}
-
-impl BlockSnapshot {
-    fn new<D: Driver>(
-        streams: &Streams<D>,
-        region: &Region,
-        owner: StreamIndex,
-        block: &Block,
-        sharers: Option<&Sharers>,
-    ) -> Self {
-        let live = block.state == BlockState::Live;
-        let sharers = sharers.filter(|_| live);
-        let handle = |index: StreamIndex| streams.get(index).id;
-        Self {
-            addr: region.base.offset(block.offset),
-            bytes: block.size,
-            requested_bytes: if live { block.size - u64::from(block.waste) } else { 0 },
-            state: block.state,
-            borrowed_by: sharers.filter(|sharers| sharers.home != owner).map(|sharers| handle(sharers.home)),
-            recorded_on: sharers
-                .map(|sharers| sharers.others.iter().map(|other| handle(*other)).collect())
-                .unwrap_or_default(),
-        }
-    }
 }

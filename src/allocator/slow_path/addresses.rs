@@ -1,9 +1,10 @@
 //! Regions of streams, and the arenas of addresses that they are cut from.
 
 use super::super::error::AllocError;
+use super::super::kind::RegionKind;
 use super::super::request::Request;
 use super::super::streams::directory::{Arena, MAX_ARENAS, Owner};
-use super::super::streams::region::{Region, RegionKind};
+use super::super::streams::region::Region;
 use super::super::streams::state::Stream;
 use super::SlowPath;
 use crate::driver::{Driver, DriverErrorKind, MemoryDriver};

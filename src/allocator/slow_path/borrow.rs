@@ -1,7 +1,8 @@
 //! Blocks that were kept for another use: of other streams, or of the stream's other kind of region.
 
+use super::super::kind::RegionKind;
 use super::super::request::Request;
-use super::super::streams::region::{Region, RegionId, RegionKind};
+use super::super::streams::region::{Region, RegionId};
 use super::super::streams::state::{Sharers, Stream, StreamState};
 use super::SlowPath;
 use crate::driver::{Driver, DriverError};

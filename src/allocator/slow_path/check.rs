@@ -116,7 +116,8 @@ impl Door {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::streams::region::{RegionId, RegionKind};
+    use super::super::super::kind::RegionKind;
+    use super::super::super::streams::region::RegionId;
     use super::super::super::streams::state::{Pending, Sharers, StreamState};
     use super::*;
     use crate::allocator::{Allocator, ChunkPolicy};

@@ -1,7 +1,7 @@
 //! Mapper: chunks, segments and their page tables, which only the slow path touches. One per allocator, behind one lock, so
 //! that at most one thread talks to the driver about mappings: the driver serialises such calls anyway.
 
-use super::super::config::Geometry;
+use super::super::geometry::Geometry;
 use super::addresses::FIRST_ARENA_SLOTS;
 use crate::pages::PageIndex;
 use crate::physical::{ChunkId, ChunkPool, ChunkSizes, ViewAt};

@@ -106,7 +106,7 @@ impl Directory {
 
 #[cfg(test)]
 mod tests {
-    use super::super::region::RegionKind;
+    use super::super::super::kind::RegionKind;
     use super::*;
 
     #[test]

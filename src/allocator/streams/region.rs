@@ -1,37 +1,9 @@
 //! Regions: heaps over slots of addresses. A stream has one for each kind of block, made on first use, and further ones
 //! where the addresses of those are cut up by live blocks.
 
+use super::super::kind::RegionKind;
 use crate::heap::Heap;
 use crate::units::DeviceAddr;
-
-/// Blocks below this many bytes live in a region of their own, so that they do not pin the pages of large ones.
-pub const SMALL_BELOW: u64 = 64 << 10;
-
-/// What kind of blocks a region is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RegionKind {
-    /// Blocks below [`SMALL_BELOW`] bytes.
-    Small,
-    /// All others.
-    Large,
-}
-
-impl RegionKind {
-    /// Where blocks of `size` bytes go.
-    #[inline]
-    pub const fn of(size: u64) -> Self {
-        if size < SMALL_BELOW { Self::Small } else { Self::Large }
-    }
-
-    /// The one that this is not.
-    pub const fn other(self) -> Self {
-        match self {
-            Self::Small => Self::Large,
-            Self::Large => Self::Small,
-        }
-    }
-}
 
 /// Which of a stream's regions: 0 and 1 are the first of each kind, whatever comes behind was added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

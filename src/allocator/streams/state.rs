@@ -1,6 +1,7 @@
 //! The state of one stream: its regions, its pending blocks, its counts.
 
-use super::region::{Region, RegionId, RegionKind, Regions};
+use super::super::kind::RegionKind;
+use super::region::{Region, RegionId, Regions};
 use crate::heap::GRANULE;
 use crate::stream::{Fence, StreamClock, StreamIndex};
 use crate::sync::{CachePadded, Mutex, MutexGuard};

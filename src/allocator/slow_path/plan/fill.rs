@@ -1,7 +1,7 @@
 //! Finding chunks for the pages of a placement: idle ones, new ones, free ones from elsewhere, in the order that keeps both
 //! driver calls and pinned memory low.
 
-use super::super::super::streams::region::RegionKind;
+use super::super::super::kind::RegionKind;
 use super::{Backing, Fill, Recreation, Source, Survey};
 use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::physical::ChunkId;

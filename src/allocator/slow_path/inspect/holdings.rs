@@ -1,6 +1,6 @@
 //! Holdings: figures of an allocator's chunks and mappings at one moment.
 
-/// What an allocator holds of the device, as the slow path knows it.
+/// What an allocator holds of the device at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Holdings {
     /// Bytes of a page.

@@ -1,6 +1,8 @@
-//! Settings, checked once.
+//! Settings, and how they become an allocator: checked once.
 
-use super::{Allocator, BuildError};
+use super::Allocator;
+use super::error::BuildError;
+use super::geometry::Geometry;
 use crate::driver::Driver;
 use crate::physical::ChunkPolicy;
 use crate::sync::Arc;
@@ -25,23 +27,6 @@ pub struct Builder<D: Driver> {
     region_bytes: Option<u64>,
     mapping_limit: usize,
     epoch_limit: u32,
-}
-
-/// Settings that hold for an allocator's life, in the form that the parts use.
-#[derive(Clone, Debug)]
-pub struct Geometry {
-    /// Bytes of a page.
-    pub page_bytes: u64,
-    /// Bytes of addresses for each region of each stream: a power of two.
-    pub slot_bytes: u64,
-    /// Reserved over peak live bytes above which chunks are harvested rather than created.
-    pub slack: f64,
-    /// How large new chunks are.
-    pub chunk_policy: ChunkPolicy,
-    /// Most mappings before stale ones are removed.
-    pub mapping_limit: usize,
-    /// Epoch of a stream's blocks at which they are numbered anew.
-    pub epoch_limit: u32,
 }
 
 impl<D: Driver> Builder<D> {

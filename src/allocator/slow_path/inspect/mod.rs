@@ -1,7 +1,12 @@
 //! Looking without changing anything: statistics, snapshots, and the report on a request that failed.
 
+mod holdings;
+mod oom;
+mod snapshot;
+mod stats;
+
 use super::super::error::AllocError;
-use super::super::reports::{ChunkSnapshot, Holdings, OutOfMemory, RegionSnapshot, Snapshot, Stats};
+use super::super::reports::{ChunkSnapshot, OutOfMemory, RegionSnapshot, Snapshot, Stats};
 use super::super::request::Request;
 use super::super::shared::Shared;
 use super::super::streams::state::AllStates;
@@ -13,6 +18,7 @@ use crate::pages::PageCount;
 use crate::physical::ViewAt;
 use crate::stream::StreamIndex;
 use crate::sync::Ordering;
+use holdings::Holdings;
 
 impl Door {
     /// Figures of one moment: locks all streams together, so that sums agree however many threads allocate.
