@@ -3,7 +3,7 @@
 //! ```text
 //! state.rs      one stream: regions, pending blocks, counts      region.rs     a heap over a slot of addresses
 //! progress.rs   which epochs have passed; waiting, ordering      directory.rs  from an address to its region
-//! peak.rs       the peak of live bytes over all streams        live.rs       the live allocations
+//! peak.rs       the peak of live bytes over all streams      live.rs       the live allocations
 //! ```
 //!
 //! Threads: any. Lock order: a stream's clock, then stream states in the order of their numbers. No stream state is
