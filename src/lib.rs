@@ -59,3 +59,8 @@ pub mod internals {
     pub use crate::heap::{Block, Heap, NotLive};
     pub use crate::stream::{StreamIndex, StreamTable};
 }
+
+/// Compiles and runs the Rust example of the readme with the other examples in the documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
