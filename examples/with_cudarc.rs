@@ -15,13 +15,12 @@ use cudarc::nvrtc::Ptx;
 use gapless::allocator::AllocError;
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::pattern_byte;
-use gapless::{Allocator, DeviceAddr, StreamId};
+use gapless::{Allocator, Buffer, StreamId};
 
 /// Values of type `T` in memory from gapless, like `CudaSlice` for cudarc's own memory.
 struct GaplessSlice<T> {
-    allocator: Allocator<CudaDriver>,
+    buffer: Buffer<CudaDriver>,
     stream: Arc<CudaStream>,
-    addr: DeviceAddr,
     len: usize,
     values: PhantomData<T>,
 }
@@ -29,9 +28,9 @@ struct GaplessSlice<T> {
 impl<T: DeviceRepr> GaplessSlice<T> {
     /// Allocates memory for `len` values, for use on `stream`. The memory is uninitialized.
     fn new(allocator: &Allocator<CudaDriver>, stream: &Arc<CudaStream>, len: usize) -> Result<Self, AllocError> {
-        let bytes = (len * size_of::<T>()) as u64;
-        let addr = allocator.alloc(bytes, id_of(stream))?;
-        Ok(Self { allocator: allocator.clone(), stream: Arc::clone(stream), addr, len, values: PhantomData })
+        // Dropping the buffer frees it. Work queued by then may still use the memory: it is reused only after that work.
+        let buffer = allocator.alloc_buffer((len * size_of::<T>()) as u64, id_of(stream))?;
+        Ok(Self { buffer, stream: Arc::clone(stream), len, values: PhantomData })
     }
 }
 
@@ -40,20 +39,13 @@ impl<T> GaplessSlice<T> {
     fn share(&self, stream: &CudaStream) {
         if stream.cu_stream() != self.stream.cu_stream() {
             stream.join(&self.stream).expect("both streams are of this context");
-            self.allocator.record_stream(self.addr, id_of(stream)).expect("the memory is live");
+            self.buffer.record_stream(id_of(stream)).expect("a stream of this device");
         }
     }
 }
 
 fn id_of(stream: &CudaStream) -> StreamId {
     StreamId(stream.cu_stream().expose_provenance() as u64)
-}
-
-impl<T> Drop for GaplessSlice<T> {
-    fn drop(&mut self) {
-        // Work queued so far may still use the memory: it is reused only after that work.
-        self.allocator.free(self.addr).expect("the memory is freed only once");
-    }
 }
 
 impl<T> DeviceSlice<T> for GaplessSlice<T> {
@@ -69,14 +61,14 @@ impl<T> DeviceSlice<T> for GaplessSlice<T> {
 impl<T> DevicePtr<T> for GaplessSlice<T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         self.share(stream);
-        (self.addr.0, SyncOnDrop::Record(None))
+        (self.buffer.addr().0, SyncOnDrop::Record(None))
     }
 }
 
 impl<T> DevicePtrMut<T> for GaplessSlice<T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         self.share(stream);
-        (self.addr.0, SyncOnDrop::Record(None))
+        (self.buffer.addr().0, SyncOnDrop::Record(None))
     }
 }
 

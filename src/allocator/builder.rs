@@ -6,13 +6,13 @@ use super::geometry::Geometry;
 use crate::driver::Driver;
 use crate::physical::ChunkPolicy;
 use crate::sync::Arc;
-use crate::units::{GIB, MIB, round_up};
+use crate::units::{ByteSize, GIB, MIB, round_up};
 
 /// Default of [`Builder::slack`].
 pub const DEFAULT_SLACK: f64 = 1.10;
 /// Default of [`Builder::mapping_limit`]: below the driver's limit of about 520,000.
 const DEFAULT_MAPPING_LIMIT: usize = 400_000;
-/// A slot is at least this many times the budget, so that stale views have room beside the active ones.
+/// A slot is at least this many times the budget, so that stale views have addresses beside the active ones.
 const SLOT_OVER_BUDGET: u64 = 4;
 /// Smallest and largest slot.
 const SLOT_BYTES: (u64, u64) = (64 * MIB, 64 * 1024 * GIB);
@@ -108,7 +108,8 @@ impl<D: Driver> Builder<D> {
             None => self.driver.memory_info()?.free,
         };
         if budget < page_bytes {
-            return setting("budget", &format!("{budget} bytes are less than one page of {page_bytes} bytes"));
+            let (budget, page) = (ByteSize(budget), ByteSize(page_bytes));
+            return setting("budget", &format!("{budget} is less than one page of {page}"));
         }
         let wanted = self.region_bytes.unwrap_or_else(|| budget.saturating_mul(SLOT_OVER_BUDGET));
         let slot_bytes = wanted.clamp(SLOT_BYTES.0.min(page_bytes * 32), SLOT_BYTES.1).next_power_of_two();

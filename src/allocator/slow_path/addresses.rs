@@ -60,7 +60,7 @@ impl<D: Driver> SlowPath<'_, D> {
         Ok(())
     }
 
-    /// Reserves another arena: with twice the slots of the last, or fewer or smaller ones where the driver has no room.
+    /// Reserves another arena: with twice the slots of the last, or fewer or smaller ones where the driver has no such addresses.
     fn add_arena(&mut self) -> Result<(), AllocError> {
         let page_bytes = self.page_bytes();
         let (mut slot_bytes, mut slots) = (self.shared.geometry.slot_bytes, self.mapper.next_arena_slots);

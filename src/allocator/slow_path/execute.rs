@@ -40,7 +40,7 @@ enum Prepared {
 impl<D: Driver> SlowPath<'_, D> {
     /// Carries out a plan.
     pub fn execute(&mut self, plan: Plan) -> Result<Outcome, AllocError> {
-        match self.make_room_for_mappings(&plan) {
+        match self.keep_within_mapping_limit(&plan) {
             Ok(true) => {}
             Ok(false) => {
                 self.abandon(&plan);
@@ -74,7 +74,7 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// Removes stale views where the plan's mappings would exceed the limit. Returns false when it removed any, since the
     /// plan may have counted on them.
-    fn make_room_for_mappings(&mut self, plan: &Plan) -> Result<bool, DriverError> {
+    fn keep_within_mapping_limit(&mut self, plan: &Plan) -> Result<bool, DriverError> {
         let limit = self.shared.geometry.mapping_limit;
         if plan.fill.is_empty() || self.mapper.mappings() + plan.fill.len() <= limit {
             return Ok(true);

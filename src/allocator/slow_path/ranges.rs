@@ -33,7 +33,7 @@ pub struct RangeParts {
 }
 
 impl RangeParts {
-    fn check_room(&self, pages: PageCount, requested: u64, page_bytes: u64) -> Result<(), AllocError> {
+    fn check_addresses(&self, pages: PageCount, requested: u64, page_bytes: u64) -> Result<(), AllocError> {
         let left = if self.given_up { PageCount::ZERO } else { self.pages - self.mapped };
         if self.given_up || pages > left {
             return Err(AllocError::RangeFull { requested, available: left.bytes(page_bytes) });
@@ -101,7 +101,7 @@ impl<D: Driver> SlowPath<'_, D> {
     pub fn grow_range(&mut self, range: &mut RangeParts, bytes: u64, stream: StreamId) -> Result<(), AllocError> {
         let user = self.shared.streams.find_or_add(stream)?.index;
         let wanted = PageCount::covering(bytes, self.page_bytes());
-        range.check_room(wanted, bytes, self.page_bytes())?;
+        range.check_addresses(wanted, bytes, self.page_bytes())?;
         self.clear_stale(range.segment, PageRange::new(range.end(), wanted))?;
         let chunks = self.gather(wanted, bytes, user)?;
         self.map_at_end(range, &chunks)?;
@@ -152,7 +152,7 @@ impl<D: Driver> SlowPath<'_, D> {
         let Some(first) = views.first() else { return Ok(0) };
         let kept = first.pages.start.count_before();
         let moved = from.mapped - kept;
-        to.check_room(moved, moved.bytes(page_bytes), page_bytes)?;
+        to.check_addresses(moved, moved.bytes(page_bytes), page_bytes)?;
         self.clear_stale(to.segment, PageRange::new(to.end(), moved))?;
         let chunks: Vec<ChunkId> = views.iter().map(|view| view.chunk).collect();
         self.map_at_end(to, &chunks)?;
