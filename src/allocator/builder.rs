@@ -42,46 +42,47 @@ impl<D: Driver> Builder<D> {
         }
     }
 
-    /// The most physical bytes to hold; what does not fill a page is not used. Default: what the device has free when
-    /// the allocator is built.
+    /// Sets the most physical bytes to hold; what does not fill a page is not used. Default: the free bytes of the device
+    /// when the allocator is built.
     #[must_use]
     pub fn budget(mut self, bytes: u64) -> Self {
         self.budget = Some(bytes);
         self
     }
 
-    /// Reserved bytes, as a multiple of the peak of live bytes, above which free chunks are remapped before new ones are
-    /// created. At least 1; infinity switches it off. Default: [`DEFAULT_SLACK`].
+    /// Sets how many bytes are held, as a multiple of the peak of live bytes, before free chunks are remapped rather than new
+    /// ones created. At least 1; infinity: chunks are created up to the budget. Default: [`DEFAULT_SLACK`].
     #[must_use]
     pub fn slack(mut self, slack: f64) -> Self {
         self.slack = slack;
         self
     }
 
-    /// How large new chunks are. Default: [`ChunkPolicy::Auto`].
+    /// Sets how large new chunks are. Default: [`ChunkPolicy::Auto`].
     #[must_use]
     pub fn chunk_policy(mut self, policy: ChunkPolicy) -> Self {
         self.chunk_policy = policy;
         self
     }
 
-    /// Bytes of addresses to reserve for each region of each stream (there are two regions a stream), rounded up to a
-    /// power of two. Also the largest possible request. Default: four times the budget or more. Where live blocks cut the
-    /// addresses of a region up, its stream gets another.
+    /// Sets the bytes of addresses to reserve for each region, rounded up to a power of two. A stream has two regions, and
+    /// more where live blocks cut their addresses up. Also the largest possible request. Default: four times the budget or
+    /// more.
     #[must_use]
     pub fn region_bytes(mut self, bytes: u64) -> Self {
         self.region_bytes = Some(bytes);
         self
     }
 
-    /// Most mappings to keep, stale ones included. Default: 400,000; the driver's limit is about 520,000.
+    /// Sets the most mappings to keep, stale ones included. Default: 400,000; the driver's limit is about 520,000.
     #[must_use]
     pub fn mapping_limit(mut self, mappings: usize) -> Self {
         self.mapping_limit = mappings;
         self
     }
 
-    /// Seals of a stream after which its blocks' 32-bit epochs start anew. For tests, which do not live to see 2^32.
+    /// Number of seals of a stream after which its blocks' 32-bit epochs are renumbered. For tests, which do not live to see
+    /// 2^32.
     #[doc(hidden)]
     #[must_use]
     pub fn epoch_limit(mut self, epochs: u32) -> Self {
@@ -93,7 +94,7 @@ impl<D: Driver> Builder<D> {
     ///
     /// # Errors
     /// [`BuildError::Driver`] when the device cannot be asked how much memory it has, [`BuildError::Setting`] for a
-    /// setting out of its range.
+    /// setting that is out of range.
     pub fn build(self) -> Result<Allocator<D>, BuildError> {
         let page_bytes = self.driver.granularity();
         let setting = |name, reason: &str| Err(BuildError::Setting { name, reason: reason.to_owned() });

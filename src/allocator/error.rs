@@ -1,4 +1,4 @@
-//! What the public operations answer when they fail: one enum each, with fields.
+//! The errors of the public operations: one enum each, with fields.
 
 use super::reports::{LiveAllocation, OutOfMemory};
 use crate::driver::DriverError;
@@ -10,15 +10,15 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// A setting is out of its range.
+    /// A setting is out of range.
     #[error("the setting '{name}' cannot be used: {reason}")]
     Setting {
-        /// Which.
+        /// Name of the setting.
         name: &'static str,
-        /// Why, and what it has to be.
+        /// Why it cannot be used.
         reason: String,
     },
-    /// The driver refused a call.
+    /// A driver call failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
 }
@@ -110,7 +110,7 @@ pub enum AllocError {
 }
 
 impl AllocError {
-    /// The out-of-memory report, when that is what it is.
+    /// The out-of-memory report, if the request ran out of memory.
     pub fn report(&self) -> Option<&OutOfMemory> {
         match self {
             Self::OutOfMemory(report) => Some(report),
@@ -119,25 +119,25 @@ impl AllocError {
     }
 }
 
-/// What is known about an address that cannot be freed.
+/// What is known about an address at which no live allocation starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum AddressFacts {
-    /// It was never this allocator's.
+    /// It is not an address of this allocator.
     Foreign,
-    /// It lies in addresses that are reserved but were never handed out.
+    /// It lies in reserved addresses that were never allocated.
     NeverAllocated,
-    /// It lies inside a live allocation, behind its start.
+    /// It lies inside a live allocation, not at its start.
     Inside {
-        /// Where that allocation starts.
+        /// Address of the allocation.
         start: DeviceAddr,
-        /// Its bytes, rounding included.
+        /// Bytes of the allocation, rounding included.
         bytes: u64,
     },
-    /// It is or was the start of memory that is free: freed before, or never allocated.
+    /// The memory there is free: it was freed before, or never allocated.
     Freed {
-        /// True when the memory waits for another stream before it can be used again.
+        /// Whether the memory waits for another stream before it can be reused.
         pending: bool,
     },
 }
@@ -158,7 +158,7 @@ impl fmt::Display for AddressFacts {
     }
 }
 
-/// Why an address could not be freed (or recorded on a stream). Nothing has changed.
+/// Why an allocation could not be freed, or a stream could not be recorded for it. Nothing has changed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum FreeError {
@@ -167,7 +167,7 @@ pub enum FreeError {
     NotAllocated {
         /// The address.
         addr: DeviceAddr,
-        /// What is known about it.
+        /// What is known about the address.
         facts: AddressFacts,
     },
     /// The stream cannot be used with this allocator.

@@ -5,16 +5,16 @@ use crate::physical::ChunkPolicy;
 /// Settings that hold for an allocator's life, in the form that the parts use.
 #[derive(Clone, Debug)]
 pub struct Geometry {
-    /// Bytes of a page.
+    /// Bytes of a page, a power of two.
     pub page_bytes: u64,
     /// Bytes of addresses for each region of each stream: a power of two.
     pub slot_bytes: u64,
-    /// Reserved over peak live bytes above which chunks are harvested rather than created.
+    /// Held bytes over the peak of live bytes above which chunks are harvested rather than created.
     pub slack: f64,
     /// How large new chunks are.
     pub chunk_policy: ChunkPolicy,
-    /// Most mappings before stale ones are removed.
+    /// Number of mappings above which stale ones are removed.
     pub mapping_limit: usize,
-    /// Epoch of a stream's blocks at which they are numbered anew.
+    /// Epoch of a stream's blocks at which they are renumbered.
     pub epoch_limit: u32,
 }

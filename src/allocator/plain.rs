@@ -127,7 +127,7 @@ impl PlainAllocator {
         stats
     }
 
-    /// Gives everything back to the driver.
+    /// Releases everything to the driver.
     ///
     /// # Errors
     /// [`CloseError::Leaked`] names the allocations that were never freed; their memory is gone all the same.

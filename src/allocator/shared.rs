@@ -15,7 +15,7 @@ pub struct Shared<D> {
     pub streams: Streams<D>,
     /// From an address to the region that it lies in.
     pub directory: Directory,
-    /// Settings.
+    /// The settings that hold for life.
     pub geometry: Geometry,
     /// How often what happened, as far as no stream counts it.
     pub counters: Counters,

@@ -102,7 +102,7 @@ impl Door {
 }
 
 impl<D: Driver> SlowPath<'_, D> {
-    /// The driver.
+    /// The driver, for memory calls.
     fn driver(&self) -> &Counted<D> {
         &self.shared.streams.driver
     }

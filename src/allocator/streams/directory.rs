@@ -11,12 +11,12 @@ use crate::units::DeviceAddr;
 /// Most arenas. With doubling sizes no address space holds as many, unless it is left in small pieces.
 pub const MAX_ARENAS: usize = 64;
 
-/// Whose region a slot is.
+/// The region in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// The stream that it was reserved for.
+    /// The stream that the region belongs to.
     pub stream: StreamIndex,
-    /// Which of the stream's regions.
+    /// The number of the region among the stream's.
     pub region: RegionId,
 }
 
@@ -54,14 +54,14 @@ impl Arena {
     }
 }
 
-/// Where an address lies.
+/// What an address belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In a region, so many bytes from its start.
+    /// A region; the address is this many bytes from its start.
     Region(Owner, u64),
-    /// In a reservation of ours, in a slot that nobody has yet.
+    /// A slot of this allocator without a region.
     Unused,
-    /// Not ours.
+    /// Nothing of this allocator.
     Foreign,
 }
 
@@ -78,7 +78,7 @@ impl Default for Directory {
 }
 
 impl Directory {
-    /// Where `addr` lies.
+    /// What `addr` belongs to.
     #[inline]
     pub fn find(&self, addr: DeviceAddr) -> Place {
         for arena in self.arenas.iter() {
@@ -93,7 +93,7 @@ impl Directory {
         Place::Foreign
     }
 
-    /// Adds an arena. False when there are too many.
+    /// Adds an arena. Returns false when there are too many.
     pub fn add(&self, arena: Arena) -> bool {
         self.arenas.push(arena).is_some()
     }

@@ -192,7 +192,7 @@ mod tests {
 
     /// Epochs of blocks stay small, however often a stream is sealed, and name the same moments as before.
     #[test]
-    fn epochs_start_anew_at_the_limit() {
+    fn epochs_are_renumbered_at_the_limit() {
         let driver = Arc::new(ModelDriver::default());
         let other = driver.create_stream().unwrap();
         let allocator = Allocator::builder(Arc::clone(&driver)).epoch_limit(4).build().unwrap();

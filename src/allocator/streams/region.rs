@@ -5,7 +5,7 @@ use super::super::kind::RegionKind;
 use crate::heap::Heap;
 use crate::units::DeviceAddr;
 
-/// Which of a stream's regions: 0 and 1 are the first of each kind, whatever comes behind was added.
+/// The number of a region among its stream's: 0 and 1 are the first of each kind, the others were added later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionId(u32);
 
@@ -20,13 +20,13 @@ impl RegionId {
 /// A heap over one slot of addresses.
 #[derive(Debug)]
 pub struct Region {
-    /// What it is for.
+    /// The kind of its blocks.
     pub kind: RegionKind,
     /// Which bytes are free.
     pub heap: Heap,
     /// Address of its first byte.
     pub base: DeviceAddr,
-    /// Number of its segment in the mapper.
+    /// Number of its segment.
     pub segment: usize,
     /// Bytes of a page.
     pub page_bytes: u64,
