@@ -8,10 +8,11 @@
 //!
 //! Threads: any. Cost: that of `Instance` and `Pools`, and for each call a load of an atomic for the history.
 
-use crate::functions::{CUstream_st, address, check_out, device_pointer, stream_id};
+use crate::functions::{CUstream_st, address, device_pointer, stream_id};
 use crate::history::{Action, HISTORY};
 use crate::instance::{Request, is_out_of_memory};
 use crate::last_error::guard;
+use crate::out::check_out;
 use crate::pools::PoolId;
 use crate::process::Device;
 use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, gapless_status};

@@ -3,8 +3,9 @@
 use crate::config::{Settings, gapless_config, text};
 use crate::instance::Request;
 use crate::last_error::guard;
+use crate::out::check_out;
 use crate::registry::{Lifetime, find, gapless_allocator, register, remove};
-use crate::status::{Answer, Failure, gapless_status};
+use crate::status::{Answer, gapless_status};
 use gapless::{DeviceAddr, StreamId};
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -197,10 +198,6 @@ pub unsafe extern "C" fn gapless_record_mark(
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_record_stop(allocator: *mut gapless_allocator) -> gapless_status {
     guard(|| find(allocator)?.stop_recording())
-}
-
-pub(crate) fn check_out<T>(pointer: *mut T, what: &str) -> Answer<()> {
-    if pointer.is_null() { Err(Failure::argument(format!("the out-parameter {what} is null"))) } else { Ok(()) }
 }
 
 pub(crate) fn stream_id(stream: *mut CUstream_st) -> StreamId {

@@ -5,9 +5,9 @@
 //!
 //! Threads: any; one lock while recording is on. Cost: a load of an atomic while it is off.
 
-use crate::functions::check_out;
 use crate::last_error::guard;
-use crate::reports::write_json;
+use crate::out::check_out;
+use crate::out::write_json;
 use crate::status::gapless_status;
 use gapless::{DeviceAddr, StreamId};
 use parking_lot::Mutex;

@@ -7,8 +7,8 @@
 //! Threads: any; each has a last error of its own.
 
 use crate::error_kind::{Cause, GAPLESS_KIND_NONE, gapless_error_kind};
-use crate::functions::check_out;
-use crate::reports::{described, write_json};
+use crate::out::check_out;
+use crate::out::{described, write_json};
 use crate::status::{Answer, Failure, GAPLESS_ERROR_INTERNAL, GAPLESS_ERROR_NOT_FOUND, GAPLESS_OK, gapless_status};
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};

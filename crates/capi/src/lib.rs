@@ -6,6 +6,7 @@
 //! config.rs     the C struct of settings          status.rs       statuses, and which one a failure has
 //! conf.rs       GAPLESS_CONF                      error_kind.rs   its kind, CUDA's code
 //! replay.rs     replays without the command line  last_error.rs   the boundary; the thread's last failure
+//! out.rs        out-parameters and buffers
 //!
 //! process.rs    one allocator per device, made on first use from GAPLESS_CONF
 //! device_memory.rs   memory of these devices: the door that all front ends share
@@ -31,6 +32,7 @@ mod functions;
 mod history;
 mod instance;
 mod last_error;
+mod out;
 mod pools;
 mod process;
 mod registry;

@@ -7,9 +7,9 @@
 
 use crate::conf::Conf;
 use crate::config::{Settings, text};
-use crate::functions::check_out;
 use crate::instance::Instance;
 use crate::last_error::guard;
+use crate::out::check_out;
 use crate::pools::Pools;
 use crate::registry::{Lifetime, gapless_allocator, register};
 use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, gapless_status};

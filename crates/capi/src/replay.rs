@@ -2,7 +2,7 @@
 
 use crate::config::text;
 use crate::last_error::guard;
-use crate::reports::write_json;
+use crate::out::write_json;
 use crate::status::{Failure, gapless_status};
 use gapless_trace::{Device, GaplessSettings, PolicyKind, ReplayOptions, ReplayResult, Search, Touch, Trace, replay};
 use serde::Deserialize;

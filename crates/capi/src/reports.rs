@@ -1,11 +1,10 @@
 //! Statistics as a struct; statistics, out-of-memory report and snapshot as JSON in a caller's buffer.
 
-use crate::functions::check_out;
 use crate::last_error::guard;
+use crate::out::{check_out, described, write_json};
 use crate::registry::{find, gapless_allocator};
-use crate::status::{Answer, Failure, GAPLESS_ERROR_BUFFER_TOO_SMALL, gapless_status};
-use gapless::allocator::{OutOfMemory, Stats};
-use serde::Serialize;
+use crate::status::{Failure, gapless_status};
+use gapless::allocator::Stats;
 use std::ffi::c_char;
 
 /// Statistics of an allocator at one moment. Set size before the call: a program that was compiled with an older header
@@ -146,13 +145,6 @@ pub unsafe extern "C" fn gapless_oom_report_json(
     })
 }
 
-/// A report with its text for a person beside the figures.
-pub(crate) fn described(report: &OutOfMemory) -> Answer<serde_json::Value> {
-    let mut value = serde_json::to_value(report)?;
-    value["text"] = report.to_string().into();
-    Ok(value)
-}
-
 /// Writes every segment, chunk and block as a JSON object into buffer, as gapless_stats_json does.
 ///
 /// # Safety
@@ -166,33 +158,4 @@ pub unsafe extern "C" fn gapless_snapshot_json(
 ) -> gapless_status {
     // SAFETY: the same contract.
     guard(|| unsafe { write_json(&find(allocator)?.allocator.snapshot(), buffer, capacity, needed) })
-}
-
-/// Writes a JSON text into a caller's buffer, or the size that it needs.
-///
-/// # Safety
-/// As `gapless_stats_json`.
-pub(crate) unsafe fn write_json(
-    value: &impl Serialize,
-    buffer: *mut c_char,
-    capacity: usize,
-    needed: *mut usize,
-) -> Answer<()> {
-    check_out(needed, "needed")?;
-    let text = serde_json::to_vec(value)?;
-    let bytes = text.len() + 1;
-    // SAFETY: not null, so valid for a write (the function's contract).
-    unsafe { needed.write(bytes) };
-    if capacity < bytes {
-        return Err(Failure::new(GAPLESS_ERROR_BUFFER_TOO_SMALL, format!("the text needs {bytes} bytes")));
-    }
-    if buffer.is_null() {
-        return Err(Failure::argument("the buffer is null and its capacity is not 0"));
-    }
-    let buffer = buffer.cast::<u8>();
-    // SAFETY: `buffer` has `capacity` bytes (the function's contract), more than the text's.
-    unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buffer, text.len()) };
-    // SAFETY: as above: the last of the bytes that it takes.
-    unsafe { buffer.wrapping_add(text.len()).write(0) };
-    Ok(())
 }

@@ -7,11 +7,12 @@
 //! The other entry points return nothing, so their first few failures go to stderr.
 
 use crate::device_memory::Contents;
-use crate::functions::{CUstream_st, address, check_out, device_pointer, stream_id};
+use crate::functions::{CUstream_st, address, device_pointer, stream_id};
 use crate::instance::Request;
 use crate::last_error::{gapless_last_error, guard, tell};
+use crate::out::check_out;
+use crate::out::write_json;
 use crate::process::Device;
-use crate::reports::write_json;
 use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, GAPLESS_OK, gapless_status};
 use gapless::allocator::{AddressFacts, AllocError, FreeError, OutOfMemory};
 use gapless::driver::MemoryDriver;

@@ -1,0 +1,47 @@
+//! Writing to a caller's out-parameters and buffers.
+
+use crate::status::{Answer, Failure, GAPLESS_ERROR_BUFFER_TOO_SMALL};
+use gapless::allocator::OutOfMemory;
+use serde::Serialize;
+use std::ffi::c_char;
+
+/// Refuses a null out-parameter, which `what` names.
+pub(crate) fn check_out<T>(pointer: *mut T, what: &str) -> Answer<()> {
+    if pointer.is_null() { Err(Failure::argument(format!("the out-parameter {what} is null"))) } else { Ok(()) }
+}
+
+/// A report with its text for a person beside the figures.
+pub(crate) fn described(report: &OutOfMemory) -> Answer<serde_json::Value> {
+    let mut value = serde_json::to_value(report)?;
+    value["text"] = report.to_string().into();
+    Ok(value)
+}
+
+/// Writes a JSON text into a caller's buffer, or the size that it needs.
+///
+/// # Safety
+/// As `gapless_stats_json`.
+pub(crate) unsafe fn write_json(
+    value: &impl Serialize,
+    buffer: *mut c_char,
+    capacity: usize,
+    needed: *mut usize,
+) -> Answer<()> {
+    check_out(needed, "needed")?;
+    let text = serde_json::to_vec(value)?;
+    let bytes = text.len() + 1;
+    // SAFETY: not null, so valid for a write (the function's contract).
+    unsafe { needed.write(bytes) };
+    if capacity < bytes {
+        return Err(Failure::new(GAPLESS_ERROR_BUFFER_TOO_SMALL, format!("the text needs {bytes} bytes")));
+    }
+    if buffer.is_null() {
+        return Err(Failure::argument("the buffer is null and its capacity is not 0"));
+    }
+    let buffer = buffer.cast::<u8>();
+    // SAFETY: `buffer` has `capacity` bytes (the function's contract), more than the text's.
+    unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buffer, text.len()) };
+    // SAFETY: as above: the last of the bytes that it takes.
+    unsafe { buffer.wrapping_add(text.len()).write(0) };
+    Ok(())
+}
