@@ -1,4 +1,4 @@
-//! The two kinds of regions: for small blocks and for large ones.
+//! The kinds of regions: for small blocks and for large ones.
 
 /// Blocks below this many bytes are placed in a region of their own, so that they do not pin the pages of large ones.
 pub const SMALL_BELOW: u64 = 64 << 10;
@@ -14,17 +14,33 @@ pub enum RegionKind {
 }
 
 impl RegionKind {
+    /// Every kind, in declaration order: `kind as usize` is its place here.
+    pub const ALL: [Self; 2] = [Self::Small, Self::Large];
+
     /// The kind of region for blocks of `size` bytes.
     #[inline]
     pub const fn of(size: u64) -> Self {
         if size < SMALL_BELOW { Self::Small } else { Self::Large }
     }
 
-    /// The other kind.
-    pub const fn other(self) -> Self {
-        match self {
-            Self::Small => Self::Large,
-            Self::Large => Self::Small,
+    /// Returns this kind, then all others.
+    pub(crate) fn then_others(self) -> impl Iterator<Item = Self> + Clone {
+        let others = Self::ALL.into_iter().filter(move |kind| *kind != self);
+        std::iter::once(self).chain(others)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_has_its_number_as_its_place() {
+        for (place, kind) in RegionKind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, place);
+            let order: Vec<RegionKind> = kind.then_others().collect();
+            assert_eq!((order.len(), order[0]), (RegionKind::ALL.len(), kind));
+            assert!(RegionKind::ALL.iter().all(|other| order.contains(other)));
         }
     }
 }

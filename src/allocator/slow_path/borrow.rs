@@ -1,4 +1,4 @@
-//! Blocks that were kept for another use: of other streams, or of the stream's other kind of region.
+//! Blocks that were kept for another use: of other streams, or of another kind of region.
 
 use super::super::kind::RegionKind;
 use super::super::request::Request;
@@ -43,7 +43,7 @@ impl<D: Driver> SlowPath<'_, D> {
     /// For a small request when the budget is used up: a free block among the large ones that is smaller than a page. Its
     /// pages are pinned already, so nothing is lost.
     pub fn take_fragment(&self, stream: &Stream, request: &Request) -> Option<DeviceAddr> {
-        if request.kind == RegionKind::Large {
+        if request.kind != RegionKind::Small {
             return None;
         }
         let mut state = stream.lock();
@@ -75,14 +75,14 @@ impl<D: Driver> SlowPath<'_, D> {
     /// The last resort before a refusal: any free block that is large enough, whatever it was kept for. The device runs
     /// later work of `stream` behind the block's last use.
     pub fn scavenge(&self, stream: &Stream, request: &Request) -> Result<Option<DeviceAddr>, DriverError> {
-        let kinds = [request.kind, request.kind.other()];
-        for kind in kinds {
+        let kinds = request.kind.then_others();
+        for kind in kinds.clone() {
             if let Some(addr) = stream.lock().take_any(kind, request.size, request.waste(), request.alignment) {
                 return Ok(Some(addr));
             }
         }
         for lender in self.shared.streams.iter().filter(|other| other.index != stream.index) {
-            for kind in kinds {
+            for kind in kinds.clone() {
                 if let Some(addr) = self.scavenge_from(lender, kind, stream, request)? {
                     return Ok(Some(addr));
                 }

@@ -5,7 +5,8 @@ use super::super::kind::RegionKind;
 use crate::heap::Heap;
 use crate::units::DeviceAddr;
 
-/// The number of a region among its stream's: 0 and 1 are the first of each kind, the others were added later.
+/// The number of a region among its stream's: the first of each kind have the numbers of their kinds, further regions come
+/// after them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionId(u32);
 
@@ -35,7 +36,7 @@ pub struct Region {
 /// The regions of one stream.
 #[derive(Debug, Default)]
 pub struct Regions {
-    first: [Option<Region>; 2],
+    first: [Option<Region>; RegionKind::ALL.len()],
     further: Vec<Region>,
 }
 
