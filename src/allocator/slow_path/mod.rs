@@ -7,7 +7,7 @@
 //! growth.rs     a request that no cached block serves     ranges.rs    growth and shrinking of raw ranges
 //! borrow.rs     blocks kept for another use               trim.rs      memory goes back to the driver
 //! addresses.rs  regions and the addresses behind them     teardown.rs  everything goes back
-//! plan/         decides, without a driver call            inspect.rs   statistics, snapshot, report
+//! plan/         decides, without a driver call            inspect/     statistics, snapshot, report
 //! execute.rs    carries a plan out                        check.rs     the invariants
 //! mapper.rs     chunks, segments, page tables
 //! ```
