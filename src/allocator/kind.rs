@@ -6,6 +6,7 @@ pub const SMALL_BELOW: u64 = 64 << 10;
 /// The kind of blocks that a region is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum RegionKind {
     /// Blocks below [`SMALL_BELOW`] bytes.
     Small,

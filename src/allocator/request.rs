@@ -23,6 +23,8 @@ impl Request {
 
     /// Bytes of the block that the caller did not ask for. Rounding to granules adds at most one granule.
     pub fn waste(&self) -> u16 {
-        (self.size - self.requested) as u16
+        let waste = self.size - self.requested;
+        debug_assert!(waste <= u64::from(u16::MAX), "a block wastes {waste} bytes, more than its record holds");
+        waste as u16
     }
 }

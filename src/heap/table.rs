@@ -13,6 +13,7 @@ use super::bins::GRANULE;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum BlockState {
     /// No memory may be used at these addresses: nothing is mapped, or only a stale view.
     Hole,

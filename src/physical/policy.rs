@@ -12,6 +12,7 @@ use crate::units::{GIB, MIB};
 /// How large new chunks are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum ChunkPolicy {
     /// Large while memory is plentiful, single pages as the budget gets close.
     Auto,
