@@ -18,7 +18,7 @@ fn model_with_addresses(bytes: u64) -> Arc<ModelDriver> {
     }
     // This device has no addresses left, so its total is known. Another one gets the same total minus `bytes`.
     let limited = Arc::new(ModelDriver::new(ModelConfig { address_bits: 37, ..ModelConfig::default() }));
-    let all = driver.usage().reserved_bytes;
+    let all = driver.usage().address_bytes;
     limited.reserve(all - bytes, PAGE).unwrap();
     limited
 }
@@ -29,15 +29,15 @@ fn a_reservation_backs_off_until_it_fits() {
     let steps = [(1900, 1024), (900, 512), (450, 256), (200, 128), (80, 64)];
     for (room, expected) in steps {
         let driver = model_with_addresses(room * MIB);
-        let before = driver.usage().reserved_bytes;
+        let before = driver.usage().address_bytes;
         let builder = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE));
         let allocator = builder.region_bytes(256 * MIB).build().unwrap();
         let block = allocator.alloc(PAGE, StreamId::DEFAULT).unwrap();
-        assert_eq!(driver.usage().reserved_bytes - before, expected * MIB, "{room} MiB of addresses");
+        assert_eq!(driver.usage().address_bytes - before, expected * MIB, "{room} MiB of addresses");
         allocator.free(block).unwrap();
         allocator.check();
         allocator.close().unwrap();
-        assert_eq!(driver.usage().reserved_bytes, before);
+        assert_eq!(driver.usage().address_bytes, before);
     }
     // Slots do not get smaller: a region of a few pages would be too small for most requests.
     let driver = model_with_addresses(36 * MIB);
@@ -60,7 +60,7 @@ fn arenas_double() {
         for bytes in [100, PAGE] {
             let block = allocator.alloc(bytes, stream).unwrap();
             allocator.free(block).unwrap();
-            reserved.push(driver.usage().reserved_bytes / (256 * MIB));
+            reserved.push(driver.usage().address_bytes / (256 * MIB));
         }
     }
     reserved.dedup();
@@ -79,7 +79,7 @@ fn running_out_of_arenas_is_an_error() {
     for piece in pieces.iter().step_by(2) {
         driver.address_free(*piece, PIECE).unwrap();
     }
-    let before = driver.usage().reserved_bytes;
+    let before = driver.usage().address_bytes;
     let allocator = Allocator::builder(Arc::clone(&driver)).region_bytes(PIECE).build().unwrap();
     let mut streams = 0;
     let result = loop {
@@ -90,7 +90,7 @@ fn running_out_of_arenas_is_an_error() {
         streams += 1;
     };
     assert!(matches!(&result, AllocError::AddressesFragmented { .. }), "{result}");
-    assert_eq!(driver.usage().reserved_bytes, before + streams * PIECE);
+    assert_eq!(driver.usage().address_bytes, before + streams * PIECE);
     assert_eq!(streams, 64);
     allocator.check();
 }

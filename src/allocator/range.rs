@@ -38,7 +38,7 @@ impl<D: Driver> VirtualRange<D> {
     }
 
     /// Bytes of addresses.
-    pub fn reserved_bytes(&self) -> u64 {
+    pub fn address_bytes(&self) -> u64 {
         self.parts.pages.bytes(self.inner.shared.geometry.page_bytes)
     }
 

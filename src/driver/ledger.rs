@@ -13,7 +13,7 @@
 //! Threads: none of its own; its owner locks. Cost: O(log n) a call, and O(mappings in the range) for `set_access` and
 //! `unmap`.
 
-use super::ranges::RangeSet;
+use super::intervals::IntervalSet;
 use super::{ChunkHandle, DriverUsage, MemoryInfo};
 use crate::sync::unseen::Mutex;
 use crate::units::{ByteSize, DeviceAddr};
@@ -47,7 +47,7 @@ pub(super) struct Ledger {
     reservations: BTreeMap<u64, u64>,
     reserved: u64,
     mappings: BTreeMap<u64, Mapping>,
-    accessible: RangeSet,
+    accessible: IntervalSet,
     accessible_mappings: usize,
     chunks: HashMap<u64, Chunk>,
     handles: usize,
@@ -90,7 +90,7 @@ impl Ledger {
             reservations: BTreeMap::new(),
             reserved: 0,
             mappings: BTreeMap::new(),
-            accessible: RangeSet::default(),
+            accessible: IntervalSet::default(),
             accessible_mappings: 0,
             chunks: HashMap::new(),
             handles: 0,
@@ -119,7 +119,7 @@ impl Ledger {
             bytes: self.held,
             mappings: self.mappings.len(),
             reservations: self.reservations.len(),
-            reserved_bytes: self.reserved,
+            address_bytes: self.reserved,
             ..DriverUsage::default()
         }
     }
@@ -280,7 +280,7 @@ impl Ledger {
     /// Asserts the invariants, in O(n log n).
     #[cfg(test)]
     pub fn check(&self) {
-        let mut union = RangeSet::default();
+        let mut union = IntervalSet::default();
         let mut references: HashMap<u64, u32> = HashMap::new();
         let (mut last_end, mut accessible) = (0, 0);
         for (&at, mapping) in &self.mappings {

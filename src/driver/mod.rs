@@ -26,9 +26,9 @@ mod error;
 pub mod fault;
 pub mod host;
 mod intercept;
+mod intervals;
 mod ledger;
 pub mod model;
-mod ranges;
 mod usage;
 
 pub use calls::{DriverCall, DriverCalls};

@@ -14,7 +14,7 @@ pub struct DriverUsage {
     /// Address ranges reserved.
     pub reservations: usize,
     /// Total length of those ranges in bytes.
-    pub reserved_bytes: u64,
+    pub address_bytes: u64,
     /// Events created and not yet destroyed.
     pub events: usize,
     /// Streams in addition to the default stream.

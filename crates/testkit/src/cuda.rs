@@ -92,7 +92,7 @@ impl Device for Cuda {
             bytes: state.bytes(),
             mappings: state.mappings.len(),
             reservations: state.reservations.len(),
-            reserved_bytes: state.reservations.values().sum(),
+            address_bytes: state.reservations.values().sum(),
             events: state.events,
             streams: state.streams.len(),
         }

@@ -65,7 +65,7 @@ impl<D: Device> Runner<D> {
         }
         match self.allocator().reserve_range(pages * self.world.page_bytes) {
             Ok(range) => {
-                assert_eq!((range.mapped_bytes(), range.reserved_bytes()), (0, pages * self.world.page_bytes));
+                assert_eq!((range.mapped_bytes(), range.address_bytes()), (0, pages * self.world.page_bytes));
                 let addr = range.addr();
                 let instance = self.instance_mut();
                 instance.ranges.push(range);

@@ -7,7 +7,7 @@
 //!
 //! Threads: none of its own; its owner locks. Cost: a system call each; `create` O(free ranges).
 
-use crate::driver::ranges::RangeSet;
+use crate::driver::intervals::IntervalSet;
 use rustix::fd::OwnedFd;
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::io::{Errno, retry_on_intr};
@@ -21,13 +21,13 @@ pub(super) struct Pages {
     /// Every offset at or above this is free.
     high: u64,
     /// Free offsets below `high`.
-    free: RangeSet,
+    free: IntervalSet,
 }
 
 impl Pages {
     pub fn new() -> Result<Self, Errno> {
         let file = rustix::fs::memfd_create("gapless-host-device", MemfdFlags::CLOEXEC)?;
-        Ok(Self { file, file_bytes: 0, high: 0, free: RangeSet::default() })
+        Ok(Self { file, file_bytes: 0, high: 0, free: IntervalSet::default() })
     }
 
     /// Returns a range of the file for a chunk. It takes no memory before it is written.

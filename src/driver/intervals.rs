@@ -1,20 +1,20 @@
-//! Sets of addresses or file offsets, kept as disjoint ranges.
+//! Sets of addresses or file offsets, kept as disjoint intervals.
 
 use std::collections::BTreeMap;
 
-/// Disjoint ranges, joined where they touch.
+/// Disjoint intervals, joined where they touch.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct RangeSet {
+pub(super) struct IntervalSet {
     ends: BTreeMap<u64, u64>,
 }
 
-impl RangeSet {
+impl IntervalSet {
     /// Returns true when all of `[start, end)` is in the set.
     pub fn contains(&self, start: u64, end: u64) -> bool {
         self.run_at(start).is_some_and(|(_, run_end)| end <= run_end)
     }
 
-    /// Returns the first address from `at` on that is in no range.
+    /// Returns the first address from `at` on that is in no interval.
     pub fn first_missing(&self, at: u64) -> u64 {
         self.run_at(at).map_or(at, |(_, end)| end)
     }
@@ -52,7 +52,7 @@ impl RangeSet {
         }
     }
 
-    /// Returns the start of the lowest range that is at least `bytes` long.
+    /// Returns the start of the lowest interval that is at least `bytes` long.
     pub fn first_fit(&self, bytes: u64) -> Option<u64> {
         self.ends.iter().find(|&(&start, &end)| end - start >= bytes).map(|(&start, _)| start)
     }
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn first_fit_is_the_lowest() {
-        let mut set = RangeSet::default();
+        let mut set = IntervalSet::default();
         set.insert(0, 2);
         set.insert(10, 15);
         set.insert(20, 30);
@@ -77,16 +77,16 @@ mod tests {
     }
 
     proptest! {
-        /// The set of ranges against one bit per unit.
+        /// The set of intervals against one bit per unit.
         #[test]
-        fn range_set_is_a_set(ops in prop::collection::vec((any::<bool>(), 0_u64..60, 1_u64..20), 1..60)) {
-            let mut set = RangeSet::default();
+        fn interval_set_is_a_set(ops in prop::collection::vec((any::<bool>(), 0_u64..60, 1_u64..20), 1..60)) {
+            let mut set = IntervalSet::default();
             let mut bits = [false; 80];
             for (insert, start, len) in ops {
                 let end = start + len;
                 if insert { set.insert(start, end) } else { set.remove(start, end) }
                 bits[start as usize..end as usize].fill(insert);
-                let mut joined = RangeSet::default();
+                let mut joined = IntervalSet::default();
                 for at in (0..80).filter(|&at| bits[at as usize]) {
                     joined.insert(at, at + 1);
                 }
