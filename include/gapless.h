@@ -326,7 +326,7 @@ gapless_status gapless_oom_report_json(struct gapless_allocator *allocator,
                                        size_t capacity,
                                        size_t *needed);
 
-// Writes every segment, chunk and block as a JSON object into buffer, as gapless_stats_json does.
+// Writes every region, block and chunk as a JSON object into buffer, as gapless_stats_json does.
 //
 // buffer, capacity and needed are as in gapless_stats_json.
 gapless_status gapless_snapshot_json(struct gapless_allocator *allocator,
@@ -452,7 +452,7 @@ void gapless_torch_release_pool(int32_t device,
                                 struct gapless_torch_pool pool);
 
 // Writes statistics of a device's process-wide allocator and of its pools as a JSON object into buffer, as
-// gapless_stats_json does. If snapshot is not 0, adds every segment, chunk and block.
+// gapless_stats_json does. If snapshot is not 0, adds every region, block and chunk.
 //
 // buffer, capacity and needed are as in gapless_stats_json.
 gapless_status gapless_torch_report_json(int32_t device,

@@ -131,7 +131,7 @@ class Allocator:
         return _library.read_json(self._library.gapless_stats_json, self._handle)
 
     def snapshot(self) -> dict[str, Any]:
-        """Every segment, chunk and block."""
+        """Every region, block and chunk."""
         return _library.read_json(self._library.gapless_snapshot_json, self._handle)
 
     def oom_report(self) -> Optional[dict[str, Any]]:
@@ -211,7 +211,7 @@ def stats(device: int = 0) -> dict[str, Any]:
 
 
 def snapshot(device: int = 0) -> dict[str, Any]:
-    """Every segment, chunk and block of a device's process-wide allocator."""
+    """Every region, block and chunk of a device's process-wide allocator."""
     return Allocator.of_device(device).snapshot()
 
 

@@ -112,7 +112,7 @@ impl Device {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Contents {
     Figures,
-    /// Every segment, chunk and block, too.
+    /// Every region, block and chunk, too.
     Snapshot,
 }
 

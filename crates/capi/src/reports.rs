@@ -145,7 +145,7 @@ pub unsafe extern "C" fn gapless_oom_report_json(
     })
 }
 
-/// Writes every segment, chunk and block as a JSON object into buffer, as gapless_stats_json does.
+/// Writes every region, block and chunk as a JSON object into buffer, as gapless_stats_json does.
 ///
 /// # Safety
 /// buffer, capacity and needed are as in gapless_stats_json.

@@ -234,7 +234,7 @@ pub extern "C" fn gapless_torch_release_pool(device: i32, pool: gapless_torch_po
 }
 
 /// Writes statistics of a device's process-wide allocator and of its pools as a JSON object into buffer, as
-/// gapless_stats_json does. If snapshot is not 0, adds every segment, chunk and block.
+/// gapless_stats_json does. If snapshot is not 0, adds every region, block and chunk.
 ///
 /// # Safety
 /// buffer, capacity and needed are as in gapless_stats_json.
