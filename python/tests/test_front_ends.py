@@ -36,7 +36,7 @@ gapless.cupy.enable()
 CUPY_CHECKS = """
 block = cupy.allocator(5 << 20)
 assert gapless.stats()["live_bytes"] == 5 << 20
-assert [segment["stream"] for segment in gapless.snapshot()["segments"]] == [2]
+assert [region["stream"] for region in gapless.snapshot()["regions"]] == [2]
 try:
     cupy.allocator(1 << 40)
 except OutOfMemoryError as error:
