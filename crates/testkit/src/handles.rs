@@ -2,7 +2,8 @@
 
 use crate::device::Device;
 use crate::op::Op;
-use crate::runner::{Instance, Runner, Summary};
+use crate::runner::{Instance, Runner};
+use crate::summary::Summary;
 use gapless::allocator::CloseError;
 
 /// Maximum number of allocators at the same time.

@@ -9,11 +9,13 @@
 //!             │ Oracle: live blocks, bytes, streams     │ happens-before of every use of every physical byte
 //! ```
 
+mod blocks;
 mod cuda;
 mod device;
 mod handles;
 #[cfg(feature = "properties")]
 mod inputs;
+mod misuse;
 mod op;
 mod oracle;
 #[cfg(feature = "properties")]
@@ -23,6 +25,7 @@ mod runner;
 mod scale;
 mod show;
 mod stress;
+mod summary;
 mod sweep;
 mod threads;
 mod traces;
@@ -37,10 +40,11 @@ pub use op::{Failure, Misuse, Op};
 pub use oracle::{Promise, Subject};
 #[cfg(feature = "properties")]
 pub use prove::prove;
-pub use runner::{Runner, Summary, run};
+pub use runner::{Runner, run};
 pub use scale::{budget_of_cases, is_reduced};
 pub use show::{PrintOnPanic, as_test};
 pub use stress::{Faults, Progress, Stress, run_stress};
+pub use summary::Summary;
 pub use sweep::{Case, cases, sweep};
 pub use threads::run_scheduled;
 pub use traces::{ReadTrace, check_trace};

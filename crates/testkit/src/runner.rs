@@ -1,77 +1,16 @@
 //! Runner: applies operations to allocators on a device, and checks the results with the oracle.
 
 use crate::device::{Device, World};
-use crate::op::{Failure, Misuse, Op};
-use crate::oracle::{Block, Oracle, Subject, fitting_block};
+use crate::op::{Failure, Op};
+use crate::oracle::{Oracle, Subject};
 use crate::show::PrintOnPanic;
+use crate::summary::Summary;
 use crate::witness::Witness;
 use gapless::Allocator;
-use gapless::GRANULE;
-use gapless::allocator::{AddressFacts, AllocError, FreeError, Stats, StreamError, VirtualRange};
-use gapless::driver::{DriverCall, DriverError, Fault, FaultDriver, HoldStreams, StreamDriver, WorkDriver};
-use gapless::units::{DeviceAddr, StreamId};
+use gapless::allocator::{AllocError, StreamError, VirtualRange};
+use gapless::driver::{DriverError, Fault, FaultDriver, HoldStreams, StreamDriver, WorkDriver};
+use gapless::units::StreamId;
 use std::sync::Arc;
-
-/// The results of one or more sequences.
-#[derive(Clone, Debug, Default)]
-pub struct Summary {
-    /// Number of operations.
-    pub ops: u64,
-    /// Number of allocations that failed with the out-of-memory report.
-    pub out_of_memory: u64,
-    /// Number of injected failures that occurred.
-    pub faults: u64,
-    /// Number of bytes verified on the device.
-    pub verified_bytes: u64,
-    /// The allocators' statistics before they were closed, added up.
-    pub stats: Stats,
-}
-
-impl Summary {
-    /// Adds the results of another sequence.
-    pub fn add(&mut self, other: &Self) {
-        self.ops += other.ops;
-        self.out_of_memory += other.out_of_memory;
-        self.faults += other.faults;
-        self.verified_bytes += other.verified_bytes;
-        let (sum, more) = (&mut self.stats, &other.stats);
-        sum.allocs += more.allocs;
-        sum.frees += more.frees;
-        sum.failed_allocs += more.failed_allocs;
-        sum.refused_frees += more.refused_frees;
-        sum.borrowed += more.borrowed;
-        sum.harvested_chunks += more.harvested_chunks;
-        sum.reused_views += more.reused_views;
-        sum.host_waits += more.host_waits;
-        sum.driver_calls += more.driver_calls;
-        sum.poisoned += more.poisoned;
-        sum.peak_live_bytes = sum.peak_live_bytes.max(more.peak_live_bytes);
-        sum.metadata_bytes = sum.metadata_bytes.max(more.metadata_bytes);
-    }
-
-    /// Asserts that the sequences reached everything that they are meant to test.
-    ///
-    /// # Panics
-    /// Panics if one of these figures is 0.
-    pub fn assert_everything_happened(&self) {
-        let stats = &self.stats;
-        let figures = [
-            ("out of memory", self.out_of_memory),
-            ("faults", self.faults),
-            ("verified bytes", self.verified_bytes),
-            ("refused frees", stats.refused_frees),
-            ("borrowed", stats.borrowed),
-            ("harvested chunks", stats.harvested_chunks),
-            ("reused views", stats.reused_views),
-            ("host waits", stats.host_waits),
-            ("stream waits", stats.driver_calls[DriverCall::StreamWait]),
-            ("unmaps", stats.driver_calls[DriverCall::Unmap]),
-            ("releases", stats.driver_calls[DriverCall::Release]),
-        ];
-        eprintln!("{figures:?}");
-        assert!(figures.iter().all(|(_, figure)| *figure > 0), "a figure is 0: {figures:?}");
-    }
-}
 
 /// A device and the allocators on it, with the oracle of each.
 #[derive(Debug)]
@@ -127,11 +66,6 @@ impl<D: Device> Drop for Instance<D> {
         }
     }
 }
-
-/// A stream that exists on no device.
-const NO_STREAM: StreamId = StreamId(u64::MAX - 7);
-/// Binary logarithm of the largest alignment requested.
-const TOP_ALIGNMENT: u8 = 20;
 
 impl<D: Device> Runner<D> {
     /// Creates a device with its streams, and an allocator on it.
@@ -410,32 +344,6 @@ impl<D: Device> Runner<D> {
         assert!(injected || lost, "an error that was not injected: {error}");
     }
 
-    fn alloc(&mut self, bytes: u64, align: u8, stream: StreamId) {
-        let alignment = 1_u64 << (align % (TOP_ALIGNMENT + 1));
-        let held = self.allocator().reserved_bytes();
-        let error = match self.allocator().alloc_aligned(bytes, alignment, stream) {
-            Ok(addr) => return self.take_in(addr, bytes, alignment, stream),
-            Err(error) => error,
-        };
-        if let AllocError::TooLarge { requested, region_bytes, .. } = &error {
-            assert_eq!(*requested, bytes);
-            assert!(bytes > *region_bytes - GRANULE, "{error}");
-            assert!(self.world.region_pages > 0 || *region_bytes > 2 * self.world.bytes(), "{error}");
-        }
-        if let AllocError::OutOfMemory(report) = &error
-            && self.is_promising()
-            && !self.struck()
-            && !self.instance().lost
-        {
-            let fitting = fitting_block(self.allocator(), bytes, alignment);
-            assert!(fitting.is_none(), "the promise: {fitting:?} was free\n{report}");
-        }
-        let promised = alignment <= self.world.page_bytes;
-        if self.excuse(&error, bytes, held, promised) {
-            self.alloc(bytes, align, stream);
-        }
-    }
-
     /// Checks that a request of `bytes` bytes may fail with `error`, where `held` bytes were held before the call.
     /// Returns `true` if the reason was an injected failure, so that the same call must be repeated without it.
     pub(crate) fn excuse(&mut self, error: &AllocError, bytes: u64, held: u64, promised: bool) -> bool {
@@ -471,130 +379,9 @@ impl<D: Device> Runner<D> {
         self.disarm();
     }
 
-    fn take_in(&mut self, addr: DeviceAddr, bytes: u64, alignment: u64, stream: StreamId) {
-        assert!(addr.is_aligned(alignment), "{addr} is not a multiple of {alignment}");
-        let seed = self.fresh_seed();
-        self.instance_mut().oracle.add(Block {
-            addr,
-            bytes,
-            home: stream,
-            recorded: Vec::new(),
-            last_user: stream,
-            seed,
-        });
-        self.driver.inner().fill(stream, addr, bytes, seed).expect("invariant 2: new memory can be written");
-    }
-
     pub(crate) fn fresh_seed(&mut self) -> u64 {
         self.next_seed += 1;
         self.next_seed
-    }
-
-    fn free(&mut self, number: u16) {
-        let Some(block) = self.instance().oracle.block(number).cloned() else { return };
-        // On the stream that last used it, so that the check adds no order that the allocator should have established.
-        self.verify(&block, block.last_user);
-        self.allocator().free(block.addr).expect("a live block can be freed");
-        self.instance_mut().oracle.remove(block.addr.0);
-    }
-
-    fn verify(&mut self, block: &Block, stream: StreamId) {
-        self.summary.verified_bytes += block.bytes;
-        let result = self.driver.inner().verify(stream, block.addr, block.bytes, block.seed);
-        result.expect("invariant 2: a live block can be read");
-    }
-
-    /// Records a stream on a block. Returns `true` if that succeeded.
-    fn record(&mut self, addr: DeviceAddr, stream: StreamId) -> bool {
-        match self.allocator().record_stream(addr, stream) {
-            Ok(()) => {
-                let block = self.instance_mut().oracle.live.get_mut(&addr.0).expect("a live block");
-                if block.home != stream && !block.recorded.contains(&stream) {
-                    block.recorded.push(stream);
-                }
-                true
-            }
-            Err(FreeError::Stream(StreamError::Foreign { source, .. })) => {
-                self.expect_injected(&source);
-                false
-            }
-            Err(other) => panic!("record_stream returned {other}"),
-        }
-    }
-
-    fn launch(&mut self, number: u16, stream: StreamId, write: bool) {
-        let Some(block) = self.instance().oracle.block(number).cloned() else { return };
-        if block.home != stream && !block.recorded.contains(&stream) && !self.record(block.addr, stream) {
-            return;
-        }
-        if !self.order(block.last_user, stream) {
-            return;
-        }
-        if write {
-            let seed = self.fresh_seed();
-            self.driver.inner().fill(stream, block.addr, block.bytes, seed).expect("invariant 2: a live block");
-            self.instance_mut().oracle.live.get_mut(&block.addr.0).expect("a live block").seed = seed;
-        } else {
-            self.verify(&block, stream);
-        }
-        self.instance_mut().oracle.live.get_mut(&block.addr.0).expect("a live block").last_user = stream;
-    }
-
-    fn misuse(&mut self, misuse: Misuse, number: u16) {
-        let block = self.instance().oracle.block(number).cloned();
-        let live = self.instance().oracle.live.len();
-        match (misuse, block) {
-            (Misuse::FreeInside, Some(block)) if block.bytes > 512 => {
-                let error = self.allocator().free(block.addr.offset(512)).expect_err("an address inside a block");
-                self.instance_mut().oracle.refused_frees += 1;
-                let FreeError::NotAllocated { facts: AddressFacts::Inside { start, .. }, .. } = error else {
-                    panic!("an interior address: {error}");
-                };
-                assert_eq!(start, block.addr);
-            }
-            (Misuse::FreeTwice | Misuse::RecordFreed, _) => {
-                let Some(addr) =
-                    self.instance().oracle.last_freed.filter(|addr| !self.instance().oracle.live.contains_key(addr))
-                else {
-                    return;
-                };
-                let result = match misuse {
-                    Misuse::FreeTwice => self.allocator().free(DeviceAddr(addr)),
-                    _ => self.allocator().record_stream(DeviceAddr(addr), self.streams[0]),
-                };
-                match result.expect_err("freed before") {
-                    FreeError::NotAllocated { .. } => self.instance_mut().oracle.refused_frees += 1,
-                    FreeError::Stream(StreamError::Foreign { source, .. }) => self.expect_injected(&source),
-                    other => panic!("freed before: {other}"),
-                }
-            }
-            (Misuse::FreeForeign, _) => {
-                let error = self.allocator().free(DeviceAddr(512)).expect_err("an address outside all regions");
-                self.instance_mut().oracle.refused_frees += 1;
-                assert!(matches!(error, FreeError::NotAllocated { facts: AddressFacts::Foreign, .. }), "{error}");
-            }
-            (Misuse::RecordForeignStream, Some(block)) => {
-                let error = self.allocator().record_stream(block.addr, NO_STREAM).expect_err("no such stream");
-                assert!(matches!(error, FreeError::Stream(StreamError::Foreign { .. })), "{error}");
-            }
-            (Misuse::AllocForeignStream, _) => {
-                let error = self.allocator().alloc(1000, NO_STREAM).expect_err("no such stream");
-                assert!(matches!(error, AllocError::Stream(StreamError::Foreign { .. })), "{error}");
-            }
-            (Misuse::AllocTooMuch, _) => {
-                for (bytes, alignment) in [(u64::MAX, 512), (u64::MAX - 600, 1), (1 << 62, 1 << 62)] {
-                    let error =
-                        self.allocator().alloc_aligned(bytes, alignment, self.streams[0]).expect_err("too much");
-                    assert!(matches!(error, AllocError::TooLarge { .. }), "{error}");
-                }
-            }
-            (Misuse::AllocOddAlignment, _) => {
-                let error = self.allocator().alloc_aligned(512, 3, self.streams[0]).expect_err("not a power of two");
-                assert!(matches!(error, AllocError::Alignment { alignment: 3 }), "{error}");
-            }
-            (Misuse::FreeInside | Misuse::RecordForeignStream, _) => {}
-        }
-        assert_eq!(self.instance().oracle.live.len(), live);
     }
 }
 

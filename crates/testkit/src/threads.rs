@@ -6,8 +6,9 @@
 
 use crate::device::{Device, World};
 use crate::op::Op;
-use crate::runner::{Runner, Summary};
+use crate::runner::Runner;
 use crate::show::PrintOnPanic;
+use crate::summary::Summary;
 use parking_lot::Mutex;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

@@ -1,0 +1,104 @@
+//! The runner's operations on blocks: allocate, free, record a stream, use.
+
+use crate::device::Device;
+use crate::oracle::{Block, fitting_block};
+use crate::runner::Runner;
+use gapless::GRANULE;
+use gapless::allocator::{AllocError, FreeError, StreamError};
+use gapless::driver::WorkDriver;
+use gapless::units::{DeviceAddr, StreamId};
+
+/// Binary logarithm of the largest alignment requested.
+const TOP_ALIGNMENT: u8 = 20;
+
+impl<D: Device> Runner<D> {
+    pub(crate) fn alloc(&mut self, bytes: u64, align: u8, stream: StreamId) {
+        let alignment = 1_u64 << (align % (TOP_ALIGNMENT + 1));
+        let held = self.allocator().reserved_bytes();
+        let error = match self.allocator().alloc_aligned(bytes, alignment, stream) {
+            Ok(addr) => return self.take_in(addr, bytes, alignment, stream),
+            Err(error) => error,
+        };
+        if let AllocError::TooLarge { requested, region_bytes, .. } = &error {
+            assert_eq!(*requested, bytes);
+            assert!(bytes > *region_bytes - GRANULE, "{error}");
+            assert!(self.world.region_pages > 0 || *region_bytes > 2 * self.world.bytes(), "{error}");
+        }
+        if let AllocError::OutOfMemory(report) = &error
+            && self.is_promising()
+            && !self.struck()
+            && !self.instance().lost
+        {
+            let fitting = fitting_block(self.allocator(), bytes, alignment);
+            assert!(fitting.is_none(), "the promise: {fitting:?} was free\n{report}");
+        }
+        let promised = alignment <= self.world.page_bytes;
+        if self.excuse(&error, bytes, held, promised) {
+            self.alloc(bytes, align, stream);
+        }
+    }
+
+    fn take_in(&mut self, addr: DeviceAddr, bytes: u64, alignment: u64, stream: StreamId) {
+        assert!(addr.is_aligned(alignment), "{addr} is not a multiple of {alignment}");
+        let seed = self.fresh_seed();
+        self.instance_mut().oracle.add(Block {
+            addr,
+            bytes,
+            home: stream,
+            recorded: Vec::new(),
+            last_user: stream,
+            seed,
+        });
+        self.driver.inner().fill(stream, addr, bytes, seed).expect("invariant 2: new memory can be written");
+    }
+
+    pub(crate) fn free(&mut self, number: u16) {
+        let Some(block) = self.instance().oracle.block(number).cloned() else { return };
+        // On the stream that last used it, so that the check adds no order that the allocator should have established.
+        self.verify(&block, block.last_user);
+        self.allocator().free(block.addr).expect("a live block can be freed");
+        self.instance_mut().oracle.remove(block.addr.0);
+    }
+
+    fn verify(&mut self, block: &Block, stream: StreamId) {
+        self.summary.verified_bytes += block.bytes;
+        let result = self.driver.inner().verify(stream, block.addr, block.bytes, block.seed);
+        result.expect("invariant 2: a live block can be read");
+    }
+
+    /// Records a stream on a block. Returns `true` if that succeeded.
+    pub(crate) fn record(&mut self, addr: DeviceAddr, stream: StreamId) -> bool {
+        match self.allocator().record_stream(addr, stream) {
+            Ok(()) => {
+                let block = self.instance_mut().oracle.live.get_mut(&addr.0).expect("a live block");
+                if block.home != stream && !block.recorded.contains(&stream) {
+                    block.recorded.push(stream);
+                }
+                true
+            }
+            Err(FreeError::Stream(StreamError::Foreign { source, .. })) => {
+                self.expect_injected(&source);
+                false
+            }
+            Err(other) => panic!("record_stream returned {other}"),
+        }
+    }
+
+    pub(crate) fn launch(&mut self, number: u16, stream: StreamId, write: bool) {
+        let Some(block) = self.instance().oracle.block(number).cloned() else { return };
+        if block.home != stream && !block.recorded.contains(&stream) && !self.record(block.addr, stream) {
+            return;
+        }
+        if !self.order(block.last_user, stream) {
+            return;
+        }
+        if write {
+            let seed = self.fresh_seed();
+            self.driver.inner().fill(stream, block.addr, block.bytes, seed).expect("invariant 2: a live block");
+            self.instance_mut().oracle.live.get_mut(&block.addr.0).expect("a live block").seed = seed;
+        } else {
+            self.verify(&block, stream);
+        }
+        self.instance_mut().oracle.live.get_mut(&block.addr.0).expect("a live block").last_user = stream;
+    }
+}

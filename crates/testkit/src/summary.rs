@@ -1,0 +1,65 @@
+//! Summary: the results of sequences of operations, and whether they reached everything that they are meant to test.
+
+use gapless::allocator::Stats;
+use gapless::driver::DriverCall;
+
+/// The results of one or more sequences.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// Number of operations.
+    pub ops: u64,
+    /// Number of allocations that failed with the out-of-memory report.
+    pub out_of_memory: u64,
+    /// Number of injected failures that occurred.
+    pub faults: u64,
+    /// Number of bytes verified on the device.
+    pub verified_bytes: u64,
+    /// The allocators' statistics before they were closed, added up.
+    pub stats: Stats,
+}
+
+impl Summary {
+    /// Adds the results of another sequence.
+    pub fn add(&mut self, other: &Self) {
+        self.ops += other.ops;
+        self.out_of_memory += other.out_of_memory;
+        self.faults += other.faults;
+        self.verified_bytes += other.verified_bytes;
+        let (sum, more) = (&mut self.stats, &other.stats);
+        sum.allocs += more.allocs;
+        sum.frees += more.frees;
+        sum.failed_allocs += more.failed_allocs;
+        sum.refused_frees += more.refused_frees;
+        sum.borrowed += more.borrowed;
+        sum.harvested_chunks += more.harvested_chunks;
+        sum.reused_views += more.reused_views;
+        sum.host_waits += more.host_waits;
+        sum.driver_calls += more.driver_calls;
+        sum.poisoned += more.poisoned;
+        sum.peak_live_bytes = sum.peak_live_bytes.max(more.peak_live_bytes);
+        sum.metadata_bytes = sum.metadata_bytes.max(more.metadata_bytes);
+    }
+
+    /// Asserts that the sequences reached everything that they are meant to test.
+    ///
+    /// # Panics
+    /// Panics if one of these figures is 0.
+    pub fn assert_everything_happened(&self) {
+        let stats = &self.stats;
+        let figures = [
+            ("out of memory", self.out_of_memory),
+            ("faults", self.faults),
+            ("verified bytes", self.verified_bytes),
+            ("refused frees", stats.refused_frees),
+            ("borrowed", stats.borrowed),
+            ("harvested chunks", stats.harvested_chunks),
+            ("reused views", stats.reused_views),
+            ("host waits", stats.host_waits),
+            ("stream waits", stats.driver_calls[DriverCall::StreamWait]),
+            ("unmaps", stats.driver_calls[DriverCall::Unmap]),
+            ("releases", stats.driver_calls[DriverCall::Release]),
+        ];
+        eprintln!("{figures:?}");
+        assert!(figures.iter().all(|(_, figure)| *figure > 0), "a figure is 0: {figures:?}");
+    }
+}
