@@ -25,6 +25,11 @@ pub struct PageRange {
 }
 
 impl PageIndex {
+    /// Returns the page that a byte offset lies in.
+    pub const fn of(offset: u64, page_bytes: u64) -> Self {
+        Self(offset / page_bytes)
+    }
+
     /// Returns the offset of the page in its segment, in bytes.
     pub const fn offset(self, page_bytes: u64) -> u64 {
         self.0 * page_bytes

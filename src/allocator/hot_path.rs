@@ -23,10 +23,7 @@ impl<D: Driver> Inner<D> {
         // Rounding adds less than a granule; a request of 0 bytes wastes a whole one.
         let waste = (size - bytes) as u16;
         let streams = &self.shared.streams;
-        let stream = match streams.find(stream) {
-            Some(stream) => stream,
-            None => streams.find_or_add(stream)?,
-        };
+        let stream = streams.find_or_add(stream)?;
         let mut state = stream.lock();
         let taken = state.take(RegionId::first(RegionKind::of(size)), size, waste, alignment);
         let at_peak = state.live_bytes > state.live_limit;

@@ -141,8 +141,7 @@ impl<D: Driver> Allocator<D> {
     /// # Errors
     /// The driver's, from releasing memory; the new budget holds all the same. In a forked process nothing is released.
     pub fn set_budget(&self, bytes: u64) -> Result<(), AllocError> {
-        self.inner.shared.set_budget_bytes(bytes);
-        self.inner.door.set_budget(bytes);
+        self.inner.door.set_budget(&self.inner.shared, bytes);
         match self.trim(bytes) {
             Ok(_) | Err(AllocError::Forked { .. }) => Ok(()),
             Err(error) => Err(error),

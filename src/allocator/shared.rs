@@ -35,8 +35,6 @@ pub struct Counters {
     pub failed_allocs: AtomicU64,
     /// Frees, and streams to record, that were refused.
     pub refused_frees: AtomicU64,
-    /// Chunks that the driver refused to release.
-    pub undo_failures: AtomicU64,
 }
 
 impl<D: Driver> Shared<D> {

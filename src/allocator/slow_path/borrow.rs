@@ -7,7 +7,6 @@ use super::super::streams::state::{Sharers, Stream, StreamState};
 use super::SlowPath;
 use crate::driver::{Driver, DriverError};
 use crate::heap::FreeBlock;
-use crate::pages::PageCount;
 use crate::stream::StreamIndex;
 use crate::sync::Ordering;
 use crate::units::{DeviceAddr, round_up};
@@ -57,7 +56,7 @@ impl<D: Driver> SlowPath<'_, D> {
     /// budget is used up, any, since the alternative is to take the chunks from under it.
     pub fn borrow(&self, borrower: StreamIndex, request: &Request) -> Option<DeviceAddr> {
         let page_bytes = self.page_bytes();
-        let tight = self.mapper.pool.headroom_pages() == PageCount::ZERO;
+        let tight = self.is_tight();
         let suits = |size: u64| tight || size < page_bytes || size == request.size;
         for lender in self.shared.streams.iter().filter(|stream| stream.index != borrower) {
             let passed = lender.clock.lock().passed();

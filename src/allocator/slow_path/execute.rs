@@ -204,8 +204,7 @@ impl<D: Driver> SlowPath<'_, D> {
         for source in plan.sources() {
             let mut state = self.shared.streams.get(source.stream).lock();
             let region = state.region(source.region).expect("sources come from regions");
-            let bytes = source.pages.bytes(region.page_bytes);
-            region.heap.set(bytes.start, bytes.start, bytes.end - bytes.start, BlockState::Hole, 0);
+            region.set_pages(source.pages.start.offset(region.page_bytes), source.pages, BlockState::Hole);
         }
         self.allocate(plan)
     }
@@ -253,11 +252,10 @@ impl<D: Driver> SlowPath<'_, D> {
     pub fn unclaim(&self, source: &Source) {
         let mut state = self.shared.streams.get(source.stream).lock();
         let region = state.region(source.region).expect("sources come from regions");
-        let bytes = source.pages.bytes(region.page_bytes);
         let view = self.mapper.segments[region.segment].table.view(source.pages.start);
         let mapped = view.is_some_and(|view| view.state == ViewState::Active);
         let state = if mapped { BlockState::Free } else { BlockState::Hole };
-        region.heap.set(bytes.start, bytes.start, bytes.end - bytes.start, state, 0);
+        region.set_pages(source.pages.start.offset(region.page_bytes), source.pages, state);
     }
 
     fn mapping_failed(&mut self, plan: &Plan, failure: Failure) -> Result<Outcome, AllocError> {

@@ -104,7 +104,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     fn refresh_clocks(&self) -> Result<(), DriverError> {
         let streams = &self.path.shared.streams;
         let beyond_slack = self.path.mapper.pool.held_pages() >= self.slack_pages(streams.peak.peak());
-        let except = if self.is_tight() || beyond_slack { None } else { Some(self.stream.index) };
+        let except = if self.path.is_tight() || beyond_slack { None } else { Some(self.stream.index) };
         streams.refresh_clocks(except)
     }
 
@@ -113,7 +113,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     }
 
     fn take_fragment(&self) -> Option<DeviceAddr> {
-        if self.is_tight() { self.path.take_fragment(self.stream, &self.request) } else { None }
+        if self.path.is_tight() { self.path.take_fragment(self.stream, &self.request) } else { None }
     }
 
     /// Plans a mapping in the first of the stream's regions that has a place, and claims what it takes.
@@ -166,11 +166,6 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
 
     fn out_of_memory(&self) -> AllocError {
         self.path.out_of_memory(&self.request, self.stream.index, self.refused.as_ref())
-    }
-
-    /// Whether the budget allows no more chunks.
-    fn is_tight(&self) -> bool {
-        self.path.mapper.pool.headroom_pages() == PageCount::ZERO
     }
 
     /// What may be created now.

@@ -26,7 +26,7 @@ mod ranges;
 mod teardown;
 mod trim;
 
-pub use ranges::RangeParts;
+pub use ranges::RawRange;
 pub use trim::Trimmed;
 
 use super::error::AllocError;
@@ -34,8 +34,9 @@ use super::request::Request;
 use super::shared::Shared;
 use super::streams::state::Stream;
 use crate::driver::{Counted, Driver, MemoryDriver};
+use crate::pages::PageCount;
 use crate::physical::ChunkId;
-use crate::sync::{Mutex, MutexGuard, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 use crate::units::DeviceAddr;
 use growth::Growth;
 use mapper::Mapper;
@@ -73,7 +74,11 @@ impl Door {
         shared.expect_usable()?;
         let mut path = SlowPath { shared, mapper: self.mapper.lock(), created: Vec::new() };
         let result = work(&mut path);
-        path.leave(result.is_err());
+        path.mapper.pool.lift_bars();
+        if result.is_err() {
+            path.release_created();
+        }
+        drop(path);
         shared.note_loss(&result);
         result
     }
@@ -95,9 +100,12 @@ impl Door {
         })
     }
 
-    /// Changes how much may be held, in a forked process and after the device was lost as well. Releases nothing.
-    pub fn set_budget(&self, bytes: u64) {
-        self.mapper.lock().pool.set_budget(bytes);
+    /// Changes the budget, in a forked process and after the device was lost as well. Releases nothing.
+    pub fn set_budget<D: Driver>(&self, shared: &Shared<D>, bytes: u64) {
+        // Under the lock, so that of two callers one sets both.
+        let mut mapper = self.mapper.lock();
+        shared.set_budget_bytes(bytes);
+        mapper.pool.set_budget(bytes);
     }
 }
 
@@ -112,14 +120,16 @@ impl<D: Driver> SlowPath<'_, D> {
         self.shared.geometry.page_bytes
     }
 
-    /// Tidies up behind a caller, and lets the next one in.
-    fn leave(mut self, failed: bool) {
-        self.mapper.pool.lift_bars();
-        if failed {
-            for chunk in std::mem::take(&mut self.created) {
-                if self.mapper.pool.idle().any(|idle| idle == chunk) {
-                    self.release_idle(chunk);
-                }
+    /// Whether the budget allows no more chunks.
+    fn is_tight(&self) -> bool {
+        self.mapper.pool.headroom_pages() == PageCount::ZERO
+    }
+
+    /// Releases the chunks that the caller created and did not use.
+    fn release_created(&mut self) {
+        for chunk in std::mem::take(&mut self.created) {
+            if self.mapper.pool.idle().any(|idle| idle == chunk) {
+                self.release_idle(chunk);
             }
         }
     }
@@ -129,8 +139,6 @@ impl<D: Driver> SlowPath<'_, D> {
         let handle = self.mapper.pool.get(chunk).handle;
         if self.driver().release(handle).is_ok() {
             self.mapper.pool.remove(chunk);
-        } else {
-            self.shared.counters.undo_failures.fetch_add(1, Ordering::Relaxed);
         }
     }
 }

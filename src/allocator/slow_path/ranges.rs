@@ -17,7 +17,7 @@ use crate::units::{DeviceAddr, StreamId};
 
 /// A reservation that is mapped from its start up to `mapped` pages.
 #[derive(Debug)]
-pub struct RangeParts {
+pub struct RawRange {
     /// First address.
     pub addr: DeviceAddr,
     /// Pages of addresses.
@@ -32,7 +32,7 @@ pub struct RangeParts {
     given_up: bool,
 }
 
-impl RangeParts {
+impl RawRange {
     fn check_addresses(&self, pages: PageCount, requested: u64, page_bytes: u64) -> Result<(), AllocError> {
         let left = if self.given_up { PageCount::ZERO } else { self.pages - self.mapped };
         if self.given_up || pages > left {
@@ -61,7 +61,7 @@ impl RangeParts {
 impl Door {
     /// Unmaps a range that is not needed any more, and returns its addresses. What cannot be returned now is left to
     /// [`SlowPath::settle_left_behind`] and, at the latest, to [`Door::tear_down`].
-    pub fn drop_range<D: Driver>(&self, shared: &Shared<D>, range: &mut RangeParts) {
+    pub fn drop_range<D: Driver>(&self, shared: &Shared<D>, range: &mut RawRange) {
         let gone = self.enter(shared, |path| {
             path.unmap_range_down_to(range, PageCount::ZERO)?;
             if range.mapped > PageCount::ZERO || range.given_up {
@@ -79,7 +79,7 @@ impl Door {
 
 impl<D: Driver> SlowPath<'_, D> {
     /// Reserves a range of `bytes` of addresses, in whole pages.
-    pub fn reserve_range(&mut self, bytes: u64) -> Result<RangeParts, AllocError> {
+    pub fn reserve_range(&mut self, bytes: u64) -> Result<RawRange, AllocError> {
         let page_bytes = self.page_bytes();
         let pages = PageCount::covering(bytes, page_bytes).max(PageCount::ONE);
         let too_large = || AllocError::TooLarge { requested: bytes, alignment: page_bytes, region_bytes: u64::MAX };
@@ -94,11 +94,11 @@ impl<D: Driver> SlowPath<'_, D> {
             Some(number) => segments[number] = fresh,
             None => segments.push(fresh),
         }
-        Ok(RangeParts { addr, pages, mapped: PageCount::ZERO, segment, users: Vec::new(), given_up: false })
+        Ok(RawRange { addr, pages, mapped: PageCount::ZERO, segment, users: Vec::new(), given_up: false })
     }
 
     /// Maps at least `bytes` more at the end of a range.
-    pub fn grow_range(&mut self, range: &mut RangeParts, bytes: u64, stream: StreamId) -> Result<(), AllocError> {
+    pub fn grow_range(&mut self, range: &mut RawRange, bytes: u64, stream: StreamId) -> Result<(), AllocError> {
         let user = self.shared.streams.find_or_add(stream)?.index;
         let wanted = PageCount::covering(bytes, self.page_bytes());
         range.check_addresses(wanted, bytes, self.page_bytes())?;
@@ -110,13 +110,13 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// Unmaps up to `bytes` at the end of a range. Returns the number of bytes unmapped.
-    pub fn shrink_range(&mut self, range: &mut RangeParts, bytes: u64) -> Result<u64, AllocError> {
+    pub fn shrink_range(&mut self, range: &mut RawRange, bytes: u64) -> Result<u64, AllocError> {
         let before = range.mapped;
         self.unmap_range_down_to(range, before.saturating_sub(PageCount::within(bytes, self.page_bytes())))?;
         Ok((before - range.mapped).bytes(self.page_bytes()))
     }
 
-    fn unmap_range_down_to(&mut self, range: &mut RangeParts, floor: PageCount) -> Result<(), AllocError> {
+    fn unmap_range_down_to(&mut self, range: &mut RawRange, floor: PageCount) -> Result<(), AllocError> {
         for user in &range.users {
             let open = self.shared.streams.get(*user).clock.lock().open();
             self.must_pass(*user, open)?;
@@ -135,8 +135,8 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Moves whole chunks of up to `bytes` from the end of `from` to the end of `to`. Returns the number of bytes moved.
     pub fn move_range_end(
         &mut self,
-        to: &mut RangeParts,
-        from: &mut RangeParts,
+        to: &mut RawRange,
+        from: &mut RawRange,
         bytes: u64,
         stream: StreamId,
     ) -> Result<u64, AllocError> {
@@ -168,7 +168,7 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// Maps chunks at the end of a range, all or none.
-    fn map_at_end(&mut self, range: &mut RangeParts, chunks: &[ChunkId]) -> Result<(), AllocError> {
+    fn map_at_end(&mut self, range: &mut RawRange, chunks: &[ChunkId]) -> Result<(), AllocError> {
         let page_bytes = self.page_bytes();
         let mut page = range.end();
         let mut mappings = Vec::with_capacity(chunks.len());
@@ -197,7 +197,7 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// Mappings at the end of a range could not be undone: they stay in the books until the allocator goes, and the range
     /// never grows again.
-    fn give_up_end(&mut self, range: &mut RangeParts, chunks: &[ChunkId], mappings: &[Mapping], stuck: &[Mapping]) {
+    fn give_up_end(&mut self, range: &mut RawRange, chunks: &[ChunkId], mappings: &[Mapping], stuck: &[Mapping]) {
         for (chunk, mapping) in chunks.iter().zip(mappings) {
             if stuck.iter().any(|other| other.addr == mapping.addr) {
                 let offset = mapping.addr.0 - range.addr.0;

@@ -14,16 +14,17 @@ impl Door {
             first = first.and(shared.streams.drain(stream));
         }
         let mut path = SlowPath { shared, mapper: self.mapper.lock(), created: Vec::new() };
-        path.release_everything(&mut first);
-        first
+        first.and(path.release_everything())
     }
 }
 
 impl<D: Driver> SlowPath<'_, D> {
-    fn release_everything(&mut self, first: &mut Result<(), DriverError>) {
+    /// Unmaps and releases everything, and returns the first failure.
+    fn release_everything(&mut self) -> Result<(), DriverError> {
+        let mut first = Ok(());
         let mut note = |result: Result<(), DriverError>| {
             if first.is_ok() {
-                *first = result;
+                first = result;
             }
         };
         let chunks: Vec<ChunkId> = self.mapper.pool.iter().map(|(id, _)| id).collect();
@@ -43,5 +44,6 @@ impl<D: Driver> SlowPath<'_, D> {
             }
         }
         note(self.shared.streams.events.clear(self.driver().inner().as_ref()));
+        first
     }
 }

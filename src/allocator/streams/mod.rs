@@ -59,11 +59,16 @@ impl<D: Driver> Streams<D> {
     }
 
     /// The stream with this handle, added if it is new and the driver accepts it.
-    #[cold]
+    #[inline]
     pub fn find_or_add(&self, stream: StreamId) -> Result<&Stream, StreamError> {
-        if let Some(known) = self.find(stream) {
-            return Ok(known);
+        match self.find(stream) {
+            Some(known) => Ok(known),
+            None => self.add(stream),
         }
+    }
+
+    #[cold]
+    fn add(&self, stream: StreamId) -> Result<&Stream, StreamError> {
         self.driver.check_stream(stream).map_err(|source| StreamError::Foreign { stream, source })?;
         self.table
             .find_or_add(stream, |index| Stream::new(stream, index))

@@ -2,7 +2,8 @@
 //! where the addresses of those are cut up by live blocks.
 
 use super::super::kind::RegionKind;
-use crate::heap::Heap;
+use crate::heap::{BlockState, Heap};
+use crate::pages::PageRange;
 use crate::units::DeviceAddr;
 
 /// The number of a region among its stream's: the first of each kind have the numbers of their kinds, further regions come
@@ -31,6 +32,15 @@ pub struct Region {
     pub segment: usize,
     /// Bytes of a page.
     pub page_bytes: u64,
+}
+
+impl Region {
+    /// Makes whole pages one block in state `to`, as [`Heap::set`] does. `first` is the offset of the block that the first
+    /// page starts in.
+    pub fn set_pages(&mut self, first: u64, pages: PageRange, to: BlockState) {
+        let bytes = pages.bytes(self.page_bytes);
+        self.heap.set(first, bytes.start, bytes.end - bytes.start, to, 0);
+    }
 }
 
 /// The regions of one stream.

@@ -25,15 +25,14 @@ impl Survey<'_> {
                 PieceKind::Free => continue,
                 PieceKind::Reusable(source) if !used[source] => {
                     used[source] = true;
-                    let page = PageRange::around(&(piece.start..piece.end), page_bytes).start;
+                    let page = PageIndex::of(piece.start, page_bytes);
                     reuse.push(Reuse { page, source: self.sources[source] });
                     claim.start = claim.start.min(piece.start);
                     claim.end = claim.end.max(piece.end);
                     continue;
                 }
                 PieceKind::Reusable(_) | PieceKind::Busy => {
-                    let first = PageRange::around(&(piece.start..piece.end), page_bytes).start;
-                    let view = self.table().view(first).expect("a piece of a view");
+                    let view = self.table().view(PageIndex::of(piece.start, page_bytes)).expect("a piece of a view");
                     let ViewState::Stale(fence) = view.state else { return None };
                     if !self.has_passed(fence) {
                         return None;

@@ -65,9 +65,8 @@ pub fn claim_sources<'s>(states: &mut AllStates<'_>, sources: impl Iterator<Item
     for source in sources {
         let state = &mut states[source.stream.0 as usize];
         let region = state.region(source.region).expect("sources come from regions");
-        let bytes = source.pages.bytes(region.page_bytes);
-        let first = walk_to(&region.heap, source.block, bytes.start);
-        region.heap.set(first, bytes.start, bytes.end - bytes.start, BlockState::Claimed, 0);
+        let first = walk_to(&region.heap, source.block, source.pages.start.offset(region.page_bytes));
+        region.set_pages(first, source.pages, BlockState::Claimed);
     }
 }
 
