@@ -4,20 +4,10 @@
 mod calls;
 #[path = "fuzzed/conf.rs"]
 mod conf;
+#[path = "../../../tests/seeds/mod.rs"]
+mod seeds;
 
-use std::path::Path;
-
-fn each_seed(target: &str, mut check: impl FnMut(&[u8])) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
-    let mut count = 0;
-    for entry in std::fs::read_dir(&folder).expect("a folder of seeds") {
-        let path = entry.expect("an entry").path();
-        println!("{}", path.display());
-        check(&std::fs::read(&path).expect("a seed"));
-        count += 1;
-    }
-    assert!(count > 0, "no seeds in {}", folder.display());
-}
+use seeds::each_seed;
 
 #[test]
 fn configurations() {
