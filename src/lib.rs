@@ -56,8 +56,8 @@ pub use units::{ByteSize, DeviceAddr, StreamId};
 /// Parts of the allocator, for this project's own tests and fuzz targets. They may change with any release.
 #[cfg(feature = "internals")]
 pub mod internals {
-    pub use crate::heap::{Block, Heap, NotLive};
-    pub use crate::stream::{StreamIndex, StreamTable};
+    pub use crate::heap::Heap;
+    pub use crate::stream::StreamTable;
 }
 
 /// Compiles and runs the Rust example of the readme with the other examples in the documentation.

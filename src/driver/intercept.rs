@@ -1,6 +1,6 @@
 //! A driver around another one, with a hook that runs around every call.
 //!
-//! This is the only place that passes the four driver traits on call by call. What is done around a call is a [`Hook`]:
+//! This is the only place of this crate that passes the four driver traits on call by call. What is done around a call is a [`Hook`]:
 //! [`CallCounter`](super::CallCounter) counts calls, [`Faults`](super::Faults) makes them fail or be late.
 //!
 //! Only calls that can fail go through the hook. The others are passed on as they are: `granularity`, `is_capturing`,

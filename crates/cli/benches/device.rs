@@ -12,7 +12,7 @@ use gapless::driver::cuda::CudaDriver;
 use gapless::driver::{ChunkHandle, MemoryDriver, WorkDriver};
 use gapless::units::{GIB, MIB, round_down};
 use gapless::{Allocator, ByteSize, ChunkPolicy, DeviceAddr, StreamId};
-use gapless_cli::experiments::allocators::{mem_alloc, mem_alloc_async, mem_free, mem_free_async};
+use gapless_cli::experiments::allocators::{mem_alloc_async, mem_free_async};
 use gapless_cli::experiments::{Measurements, Pass};
 
 const MAIN: StreamId = StreamId::DEFAULT;
@@ -67,9 +67,9 @@ fn grow(criterion: &mut Criterion) {
             (0..rounds).fold(Duration::ZERO, |sum, _| {
                 let start = Instant::now();
                 let blocks: Vec<DeviceAddr> =
-                    (0..bytes / block).map(|_| mem_alloc(&driver, block).expect("memory")).collect();
+                    (0..bytes / block).map(|_| driver.raw().mem_alloc(block).expect("memory")).collect();
                 let time = start.elapsed();
-                blocks.into_iter().for_each(|addr| mem_free(&driver, addr).expect("a free"));
+                blocks.into_iter().for_each(|addr| driver.raw().mem_free(addr).expect("a free"));
                 sum + time
             })
         });
@@ -191,7 +191,7 @@ fn access(criterion: &mut Criterion) {
     let page = driver.granularity();
     // Both need that much, and the kernels a little more.
     let bytes = available(&driver, 4 * GIB) / 2;
-    let plain = mem_alloc(&driver, bytes).expect("memory");
+    let plain = driver.raw().mem_alloc(bytes).expect("memory");
     let mapped = driver.reserve(bytes, page).expect("addresses");
     let mut chunks = create_pages(&driver, bytes);
     chunks.reverse();
@@ -224,7 +224,7 @@ fn access(criterion: &mut Criterion) {
     driver.unmap(mapped, bytes).expect("an unmap");
     chunks.into_iter().for_each(|chunk| driver.release(chunk).expect("a release"));
     driver.address_free(mapped, bytes).expect("a free");
-    mem_free(&driver, plain).expect("a free");
+    driver.raw().mem_free(plain).expect("a free");
 }
 
 criterion_group!(benches, grow, cached, remap, access);

@@ -313,7 +313,7 @@ impl Job<'_> {
     fn failure(&self, policy: PolicyKind, error: &ReplayError) -> Failure {
         let text = format!("{} through {policy}: {error}", self.trace.name());
         match error {
-            ReplayError::Settings(_) | ReplayError::Policy { error: PolicyError::TooManyStreams(_), .. } => {
+            ReplayError::Settings(_) | ReplayError::Policy { error: PolicyError::Limit(_), .. } => {
                 Failure::BadArguments(text)
             }
             ReplayError::Driver(_) | ReplayError::Policy { error: PolicyError::Driver(_), .. } => {

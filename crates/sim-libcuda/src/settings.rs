@@ -7,8 +7,7 @@
 //! | `GAPLESS_SIM_VERSION` | version that `cuDriverGetVersion` returns | 13000 |
 //! | `GAPLESS_SIM_NO_VMM` | when set, devices have no virtual memory management | |
 //! | `GAPLESS_SIM_NO_EXPORT` | when set, chunks cannot be exported | |
-//! | `GAPLESS_SIM_RDMA` | `no`, `yes`, or `refused`: reported, but access to such chunks is refused (as in WSL) | `yes`
-//! |
+//! | `GAPLESS_SIM_RDMA` | `no`, `yes`, or `refused`: reported, but access to such chunks fails (as in WSL) | `yes` |
 //! | `GAPLESS_SIM_FAIL` | `function:n:code,...`: the n-th call of the function (from 1, `*` for all) returns `code` | |
 
 use std::collections::HashMap;

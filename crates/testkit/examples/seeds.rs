@@ -373,7 +373,7 @@ fn configurations() -> Seeds {
     texts.iter().map(|(name, text)| (*name, text.as_bytes().to_vec())).collect()
 }
 
-/// Calls of the C interface in the encoding of `capi/tests/fuzzed/calls`: call, handle, what, how, number.
+/// Calls of the C interface in the encoding of `crates/capi/tests/fuzzed/calls`: call, handle, what, how, number.
 fn calls() -> Seeds {
     type Call = (u8, u8, u8, u8, u32);
     let alloc = |pages: u32, stream: u8| -> Call { (0, 0, 4, stream, pages) };

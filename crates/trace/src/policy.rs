@@ -50,9 +50,9 @@ pub enum PolicyError {
     /// A driver call failed for another reason than a lack of memory, or one of the driver's other limits was reached.
     #[error(transparent)]
     Driver(DriverError),
-    /// The trace has more streams than the allocator supports.
+    /// The trace needs more than the allocator supports: of streams, or of separate pieces of addresses.
     #[error("{0}")]
-    TooManyStreams(String),
+    Limit(String),
     /// Any other error, which is a bug in the allocator.
     #[error("{0}")]
     Failed(String),
@@ -125,7 +125,9 @@ impl<D: Driver> Policy for Allocator<D> {
             }
             // The request is larger than a region, and so larger than the budget.
             AllocError::TooLarge { .. } => PolicyError::OutOfMemory { satisfiable: false, report: error.to_string() },
-            AllocError::Stream(StreamError::TooMany { .. }) => PolicyError::TooManyStreams(error.to_string()),
+            AllocError::Stream(StreamError::TooMany { .. }) | AllocError::AddressesFragmented { .. } => {
+                PolicyError::Limit(error.to_string())
+            }
             AllocError::Driver(error) => PolicyError::Driver(error),
             other => PolicyError::Failed(other.to_string()),
         })

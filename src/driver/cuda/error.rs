@@ -132,7 +132,7 @@ pub enum OpenError {
         ordinal: u32,
         /// Its name.
         name: String,
-        /// The attribute, or the call of the start-up check that failed.
+        /// The attribute, or the call of the trial at opening that failed.
         reason: Cow<'static, str>,
     },
     /// A peer was requested that cannot access the device's memory.
@@ -143,8 +143,8 @@ pub enum OpenError {
         /// The device that would access it.
         peer: u32,
     },
-    /// The start-up check ran out of memory: other processes hold it.
-    #[error("device {ordinal} has no {needed} free for the start-up check; other processes hold its memory: {error}")]
+    /// The trial at opening ran out of memory: other processes hold it.
+    #[error("device {ordinal} has no {needed} free for the trial at opening; other processes hold its memory: {error}")]
     DeviceFull {
         /// The device.
         ordinal: u32,

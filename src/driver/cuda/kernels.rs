@@ -26,18 +26,21 @@ pub(super) struct Kernels {
 impl Kernels {
     /// Loads every kernel and looks it up.
     pub(super) fn load(library: &'static Library, context: &Context) -> DriverResult<Self> {
+        let _current = context.enter(DriverCall::Work)?;
         let mut modules = Vec::new();
         let mut load = |(entry, ptx): (&CStr, &str)| -> DriverResult<Kernel> {
             let (module, [kernel]) = Module::load(library, context, ptx, [entry])?;
             modules.push(module);
             Ok(kernel)
         };
-        Ok(Self {
-            fill_pattern: load(FILL_PATTERN)?,
-            verify_pattern: load(VERIFY_PATTERN)?,
-            spin: load(SPIN)?,
-            modules,
-        })
+        let loaded = load(FILL_PATTERN).and_then(|fill| Ok((fill, load(VERIFY_PATTERN)?, load(SPIN)?)));
+        match loaded {
+            Ok((fill_pattern, verify_pattern, spin)) => Ok(Self { modules, fill_pattern, verify_pattern, spin }),
+            Err(error) => {
+                modules.into_iter().for_each(Module::unload);
+                Err(error)
+            }
+        }
     }
 
     /// Unloads the modules. The context is current, or is gone already.
@@ -73,14 +76,18 @@ impl Module {
         // SAFETY: the image is NUL-terminated text and the out-parameter a valid pointer for the call.
         let result = unsafe { library.api().cuModuleLoadData(&raw mut raw, image.as_ptr().cast()) };
         library.check(DriverCall::Work, "cuModuleLoadData", result)?;
+        let module = Self { library, raw };
         let mut kernels = [Kernel { raw: std::ptr::null_mut() }; N];
         for (kernel, entry) in kernels.iter_mut().zip(entries) {
             let function = &raw mut kernel.raw;
             // SAFETY: the module was loaded above, the name is NUL-terminated, the out-parameter valid for the call.
             let result = unsafe { library.api().cuModuleGetFunction(function, raw, entry.as_ptr()) };
-            library.check(DriverCall::Work, "cuModuleGetFunction", result)?;
+            if let Err(error) = library.check(DriverCall::Work, "cuModuleGetFunction", result) {
+                module.unload();
+                return Err(error);
+            }
         }
-        Ok((Self { library, raw }, kernels))
+        Ok((module, kernels))
     }
 
     /// Unloads the module. The context is current, or is gone already.

@@ -74,7 +74,7 @@ pub struct ChunkFeatures {
 /// Whether chunks may leave the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Sharing {
-    /// Chunks are exportable and RDMA-capable if the device supports it and the check at opening succeeds with it.
+    /// Chunks are exportable and RDMA-capable if the device supports it and the trial at opening succeeds with it.
     #[default]
     WherePossible,
     /// Chunks are neither exportable nor RDMA-capable.

@@ -51,14 +51,7 @@ impl PlainDevice {
     /// # Errors
     /// `OutOfMemory` when no contiguous memory of that size is free; `InvalidValue` for 0 bytes.
     pub fn mem_alloc(&self, bytes: u64) -> DriverResult<DeviceAddr> {
-        let _guards = self.context.enter_outside_capture(DriverCall::Create)?;
-        // More than any device has if the size does not fit.
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let mut addr = 0;
-        // SAFETY: the out-parameter is a valid pointer for the call.
-        let result = unsafe { self.library.api().cuMemAlloc_v2(&raw mut addr, bytes) };
-        self.library.check(DriverCall::Create, "cuMemAlloc", result)?;
-        Ok(DeviceAddr(addr))
+        mem_alloc(self.library, &self.context, bytes)
     }
 
     /// Calls `cuMemFree`, which waits for the device.
@@ -66,11 +59,26 @@ impl PlainDevice {
     /// # Errors
     /// `InvalidValue` for an address that [`mem_alloc`](Self::mem_alloc) did not return.
     pub fn mem_free(&self, addr: DeviceAddr) -> DriverResult<()> {
-        let _guards = self.context.enter_outside_capture(DriverCall::Release)?;
-        // SAFETY: a number for the driver, which refuses addresses that it has not allocated.
-        let result = unsafe { self.library.api().cuMemFree_v2(addr.0) };
-        self.library.check(DriverCall::Release, "cuMemFree", result)
+        mem_free(self.library, &self.context, addr)
     }
+}
+
+pub(super) fn mem_alloc(library: &Library, context: &Context, bytes: u64) -> DriverResult<DeviceAddr> {
+    let _guards = context.enter_outside_capture(DriverCall::Create)?;
+    // More than any device has if the size does not fit.
+    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    let mut addr = 0;
+    // SAFETY: the out-parameter is a valid pointer for the call.
+    let result = unsafe { library.api().cuMemAlloc_v2(&raw mut addr, bytes) };
+    library.check(DriverCall::Create, "cuMemAlloc", result)?;
+    Ok(DeviceAddr(addr))
+}
+
+pub(super) fn mem_free(library: &Library, context: &Context, addr: DeviceAddr) -> DriverResult<()> {
+    let _guards = context.enter_outside_capture(DriverCall::Release)?;
+    // SAFETY: a number for the driver, which refuses addresses that it has not allocated.
+    let result = unsafe { library.api().cuMemFree_v2(addr.0) };
+    library.check(DriverCall::Release, "cuMemFree", result)
 }
 
 /// Returns the free and total bytes of the context's device.

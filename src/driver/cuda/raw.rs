@@ -9,10 +9,11 @@ use std::ffi::CStr;
 use super::CudaDriver;
 pub use super::context::Current;
 pub use super::kernels::{Kernel, Module, Threads};
+use super::plain;
 pub use super::streams::raw_stream;
 use super::sys::{CUdevice, CUmemAccessDesc, CUresult, Optional, Required};
 use crate::driver::{DriverCall, DriverResult};
-use crate::units::StreamId;
+use crate::units::{DeviceAddr, StreamId};
 
 /// What a [`CudaDriver`] is made of.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +64,22 @@ impl<'a> Raw<'a> {
     /// What the driver answers.
     pub fn enter(self, call: DriverCall) -> DriverResult<Current<'a>> {
         self.driver.context.enter(call)
+    }
+
+    /// Calls `cuMemAlloc`.
+    ///
+    /// # Errors
+    /// `OutOfMemory` when no contiguous memory of that size is free; `InvalidValue` for 0 bytes.
+    pub fn mem_alloc(self, bytes: u64) -> DriverResult<DeviceAddr> {
+        plain::mem_alloc(self.driver.library, &self.driver.context, bytes)
+    }
+
+    /// Calls `cuMemFree`, which waits for the device.
+    ///
+    /// # Errors
+    /// `InvalidValue` for an address that [`mem_alloc`](Self::mem_alloc) did not return.
+    pub fn mem_free(self, addr: DeviceAddr) -> DriverResult<()> {
+        plain::mem_free(self.driver.library, &self.driver.context, addr)
     }
 
     /// Compiles and loads a PTX source, and looks up the kernels called `entries` in it.

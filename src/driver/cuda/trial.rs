@@ -52,7 +52,7 @@ pub(super) fn agree(
                 return Err(OpenError::DeviceFull { ordinal: info.ordinal, needed: ByteSize(needed), error });
             }
             Err(error) => {
-                let reason = format!("the start-up check: {error}").into();
+                let reason = format!("the trial at opening: {error}").into();
                 return Err(OpenError::NoVmm { ordinal: info.ordinal, name: info.name.clone(), reason });
             }
         }

@@ -7,7 +7,6 @@ use gapless::driver::{ChunkHandle, DriverResult, MemoryDriver};
 use gapless::units::{ByteSize, DeviceAddr, GIB, MIB, StreamId, TIB, round_down};
 use serde_json::{Value, json};
 
-use super::allocators::{mem_alloc, mem_free};
 use super::{Measurements, Pass, Question, median, micros, place, refusal, take_away, timed};
 
 const MAIN: StreamId = StreamId::DEFAULT;
@@ -160,9 +159,9 @@ pub(super) const LATENCY: Question = Question {
         };
         let mut answer = serde_json::Map::new();
         answer.insert("bytes".into(), json!(bytes));
-        let plain = mem_alloc(driver, bytes)?;
+        let plain = driver.raw().mem_alloc(bytes)?;
         let latency = chase(plain);
-        mem_free(driver, plain)?;
+        driver.raw().mem_free(plain)?;
         answer.insert("cu_mem_alloc".into(), json!(latency?));
         for (name, size) in [("chunks_of_one_page", page), ("chunks_of_512_mib", 512 * MIB)] {
             let size = size.min(bytes);
@@ -200,9 +199,9 @@ pub(super) const BANDWIDTH: Question = Question {
             }
             Ok(Value::Object(row))
         };
-        let plain = mem_alloc(driver, bytes)?;
+        let plain = driver.raw().mem_alloc(bytes)?;
         let plain_rate = rate(plain);
-        mem_free(driver, plain)?;
+        driver.raw().mem_free(plain)?;
         let addr = driver.reserve(bytes, page)?;
         for at in (0..bytes / page).rev() {
             let chunk = driver.create(page)?;

@@ -8,8 +8,6 @@ use gapless::driver::cuda::raw::{Kernel, Module, Threads, raw_stream};
 use gapless::driver::{DriverCall, DriverError, DriverErrorKind, DriverResult, WorkDriver};
 use gapless::{DeviceAddr, StreamId};
 
-use super::allocators::{mem_alloc, mem_free};
-
 /// The measuring kernels, loaded on a device. They are unloaded when this is dropped.
 pub struct Measurements<'a> {
     driver: &'a CudaDriver,
@@ -49,10 +47,20 @@ impl<'a> Measurements<'a> {
     /// # Errors
     /// What the driver answers.
     pub fn new(driver: &'a CudaDriver) -> DriverResult<Self> {
-        let (bandwidth, [read, write, copy]) = driver.raw().load(BANDWIDTH.0, BANDWIDTH.1)?;
-        let (pointer_chase, [link, chase]) = driver.raw().load(POINTER_CHASE.0, POINTER_CHASE.1)?;
-        let result = mem_alloc(driver, size_of::<[u64; 2]>() as u64)?;
-        Ok(Self { driver, modules: vec![bandwidth, pointer_chase], read, write, copy, link, chase, result })
+        let raw = driver.raw();
+        let (bandwidth, [read, write, copy]) = raw.load(BANDWIDTH.0, BANDWIDTH.1)?;
+        let mut modules = vec![bandwidth];
+        let rest = raw.load(POINTER_CHASE.0, POINTER_CHASE.1).and_then(|(pointer_chase, kernels)| {
+            modules.push(pointer_chase);
+            Ok((kernels, raw.mem_alloc(size_of::<[u64; 2]>() as u64)?))
+        });
+        match rest {
+            Ok(([link, chase], result)) => Ok(Self { driver, modules, read, write, copy, link, chase, result }),
+            Err(error) => {
+                modules.into_iter().for_each(|module| raw.unload(module));
+                Err(error)
+            }
+        }
     }
 
     /// Streams once over `[addr, addr + bytes)` on `stream` and waits; returns the time that this took on the host.
@@ -128,7 +136,7 @@ impl<'a> Measurements<'a> {
 impl Drop for Measurements<'_> {
     fn drop(&mut self) {
         // Where the context is lost, this memory is gone with it.
-        let _ = mem_free(self.driver, self.result);
+        let _ = self.driver.raw().mem_free(self.result);
         for module in self.modules.drain(..) {
             self.driver.raw().unload(module);
         }

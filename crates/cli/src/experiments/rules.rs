@@ -177,7 +177,7 @@ pub(super) const WITHOUT_CONTEXT: Question = Question {
         let api = raw.api();
         let check = |call, result| told(&raw.check(call, DriverCall::name(call), result));
         let page = driver.granularity() as usize;
-        // SAFETY: no context is current on this thread from here on; every guard in this crate restores that.
+        // SAFETY: no context is current on this thread from here on; every guard of the driver restores that.
         let _ = unsafe { api.cuCtxSetCurrent(std::ptr::null_mut()) };
         let mut prop = CUmemAllocationProp {
             type_: allocation_type::CU_MEM_ALLOCATION_TYPE_PINNED,
