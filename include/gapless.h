@@ -1,6 +1,6 @@
 /* gapless: a GPU memory allocator on CUDA virtual memory management. C interface.
  *
- * Functions that can fail return a gapless_status. When they do fail, they leave what they write to untouched, except
+ * Most functions that can fail return a gapless_status; gapless_last_error_status has that of the others. When they fail, they leave what they write to untouched, except
  * for the size that a buffer needs. The gapless_last_error functions explain the last failure of the calling thread. Any
  * function may be called from any thread. Link with -lgapless.
  *
@@ -115,7 +115,7 @@ typedef struct gapless_torch_pool {
 // The handle is null, was destroyed, or is none of this library's.
 #define GAPLESS_ERROR_INVALID_HANDLE 2
 
-// There is not enough memory; gapless_last_error_report_json explains why.
+// There is not enough memory; gapless_last_error_report_json explains why, unless the kind is GAPLESS_KIND_TOO_LARGE.
 #define GAPLESS_ERROR_OUT_OF_MEMORY 3
 
 // More bytes than the addresses that are reserved for a stream; see region_bytes.
@@ -124,8 +124,7 @@ typedef struct gapless_torch_pool {
 // No live allocation starts at the pointer: freed before, inside an allocation, or not from here.
 #define GAPLESS_ERROR_NOT_ALLOCATED 5
 
-// The stream is not one of the device, there are too many, or it is being captured and cannot be waited for;
-// gapless_last_error_kind tells these apart.
+// The stream is not one of the device, or there are too many; gapless_last_error_kind tells these apart.
 #define GAPLESS_ERROR_STREAM 6
 
 // A call to the CUDA driver failed, or cannot be made: in a forked process, or with free addresses in too many pieces.
@@ -186,7 +185,8 @@ typedef struct gapless_torch_pool {
 // The allocator has been used with as many streams as it can keep track of.
 #define GAPLESS_KIND_TOO_MANY_STREAMS 10
 
-// A stream that may still use the memory is being captured into a graph, or was destroyed: it cannot be waited for.
+// A stream that may still use the memory is being captured into a graph, or was destroyed: it cannot be waited for. No
+// function returns this yet: it is of raw ranges, which are for Rust.
 #define GAPLESS_KIND_CANNOT_WAIT 11
 
 // The process was forked from the one that made the allocator.
@@ -215,7 +215,8 @@ gapless_error_kind gapless_last_error_kind(void);
 int32_t gapless_last_error_code(void);
 
 // Writes the out-of-memory report of this thread's last failure as a JSON object into buffer, as gapless_stats_json
-// does; its key "text" has the report as a text for a person. GAPLESS_ERROR_NOT_FOUND when that failure was another one.
+// does; its key "text" has the report as a text for a person. GAPLESS_ERROR_NOT_FOUND when that failure has none: it was
+// another one, or exceeded the addresses of a region (GAPLESS_KIND_TOO_LARGE).
 //
 // buffer, capacity and needed are as in gapless_stats_json.
 gapless_status gapless_last_error_report_json(char *buffer,
@@ -345,10 +346,11 @@ gapless_status gapless_check_conf(const char *conf);
 // conf is a NUL-terminated string.
 gapless_status gapless_configure(const char *conf);
 
-// Writes the handle of a device's process-wide allocator to *allocator, for its statistics, budget and recordings. It is
+// Writes the handle of a device's process-wide allocator to *allocator, for its statistics and recordings. It is
 // made on first use from GAPLESS_CONF and lives as long as the process; gapless_destroy refuses it.
 //
-// Allocate from it with gapless_device_alloc: calls by handle go past the pools of captured graphs and the memory history.
+// Allocate from it with gapless_device_alloc: calls by handle go past the pools of captured graphs and the memory history. A
+// budget set by handle lasts until a pool is closed or used; gapless_torch_set_fraction shares one with the pools.
 //
 // allocator points to a handle.
 gapless_status gapless_device_allocator(int32_t device,
@@ -358,7 +360,8 @@ gapless_status gapless_device_allocator(int32_t device,
 // *pointer, a multiple of 512. The allocator is made on first use from GAPLESS_CONF.
 //
 // PyTorch, CuPy, RMM and Numba allocate through this door, too: pools, the memory history and recordings are about the
-// memory of all of them. A request that is too large for any device is out of memory here, not too large.
+// memory of all of them. A request that exceeds the addresses of a region is out of memory
+// here, of kind GAPLESS_KIND_TOO_LARGE and without a report.
 //
 // pointer points to a pointer; stream is a stream of the device, or null for the default one.
 gapless_status gapless_device_alloc(int32_t device,

@@ -57,7 +57,7 @@ class GaplessError(RuntimeError):
 
 
 class OutOfMemoryError(GaplessError, MemoryError):
-    """There is not enough memory; the text and ``report`` explain why."""
+    """There is not enough memory; the text and ``report`` explain why. No report: the request exceeds the addresses."""
 
 
 class Config(ctypes.Structure):

@@ -235,3 +235,38 @@ says_how_much_is_freed = True
 def test_one_allocator_serves_all(run, front_end):
     """Pools, the history and the sums are about every front end's memory, not only about PyTorch's."""
     run(CALLS[front_end] + SHARED)
+
+
+def test_a_request_that_no_memory_helps_trims_nothing(run):
+    run("""
+import gapless
+from gapless import _library
+memory = gapless.Allocator.of_device()
+memory.free(memory.alloc(20 << 20), 20 << 20)
+held = gapless.stats()["reserved_bytes"]
+assert held >= 20 << 20
+library, pool = _library.load(), _library.Pool(7, 0)
+library.gapless_torch_begin_allocate_to_pool(0, pool, None)
+try:
+    memory.alloc(100, alignment=3)
+except gapless.OutOfMemoryError:
+    raise
+except gapless.GaplessError:
+    pass
+else:
+    raise AssertionError("a multiple of 3 was served")
+library.gapless_torch_end_allocate_to_pool(0, pool)
+assert gapless.stats()["reserved_bytes"] == held, "the cache was thrown away for nothing"
+library.gapless_torch_release_pool(0, pool)
+""")
+
+
+def test_a_stderr_that_cannot_be_written_is_no_reason_to_stop(run):
+    run("""
+import os, gapless
+from gapless import _library
+os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+library = _library.load()
+library.gapless_torch_free(12345, 0, 0, None)
+assert "not the start of a live allocation" in str(gapless.last_error())
+""")

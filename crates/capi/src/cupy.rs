@@ -1,10 +1,9 @@
 //! What CuPy's `CFunctionAllocator` calls. Its parameter is the stream: CuPy passes none of its own, and memory that is
 //! freed while another stream works on it must not be handed out before that work has completed.
 
-use crate::device_memory::worded;
-use crate::functions::{CUstream_st, address, device_pointer, stream_id};
-use crate::instance::Request;
-use crate::last_error::{guard, tell};
+use crate::device_memory::gapless_device_alloc;
+use crate::functions::{CUstream_st, address, stream_id};
+use crate::last_error::tell;
 use crate::process::Device;
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -15,11 +14,8 @@ use std::sync::atomic::AtomicU32;
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_cupy_malloc(stream: *mut c_void, size: usize, device: i32) -> *mut c_void {
     let mut pointer = null_mut();
-    guard(|| {
-        let request = Request { bytes: size as u64, alignment: 1, stream: stream_id(stream.cast::<CUstream_st>()) };
-        pointer = device_pointer(Device::get(device)?.alloc(&request, |error| worded(&request, error))?);
-        Ok(())
-    });
+    // SAFETY: the out-parameter is valid, and the stream is one of the device (CuPy's promise).
+    unsafe { gapless_device_alloc(device, size as u64, stream.cast::<CUstream_st>(), &raw mut pointer) };
     pointer
 }
 

@@ -12,6 +12,7 @@ use crate::functions::{CUstream_st, address, device_pointer, stream_id};
 use crate::history::{Action, HISTORY};
 use crate::instance::{Request, is_out_of_memory};
 use crate::last_error::guard;
+use crate::notice::notice;
 use crate::out::check_out;
 use crate::pools::PoolId;
 use crate::process::Device;
@@ -41,7 +42,7 @@ impl Device {
                 }
                 let failure = worded(error);
                 if self.report_on_failure {
-                    eprintln!("{}", failure.text);
+                    notice(format_args!("{}", failure.text));
                 }
                 self.log(|| format!("a request of {} failed", ByteSize(request.bytes)));
                 Err(failure)
@@ -139,8 +140,8 @@ struct PoolReport {
     snapshot: Option<Snapshot>,
 }
 
-/// A failed request in words that fit every front end. A request that exceeds all addresses has run out of memory, too.
-pub(crate) fn worded(request: &Request, error: AllocError) -> Failure {
+/// A failed request in words that fit every front end. One that exceeds the addresses of a region counts as out of memory.
+fn worded(request: &Request, error: AllocError) -> Failure {
     match &error {
         AllocError::TooLarge { .. } => {
             let text = format!("GPU out of memory. Tried to allocate {}. {error}", ByteSize(request.bytes));
@@ -154,7 +155,8 @@ pub(crate) fn worded(request: &Request, error: AllocError) -> Failure {
 /// *pointer, a multiple of 512. The allocator is made on first use from GAPLESS_CONF.
 ///
 /// PyTorch, CuPy, RMM and Numba allocate through this door, too: pools, the memory history and recordings are about the
-/// memory of all of them. A request that is too large for any device is out of memory here, not too large.
+/// memory of all of them. A request that exceeds the addresses of a region is out of memory
+/// here, of kind GAPLESS_KIND_TOO_LARGE and without a report.
 ///
 /// # Safety
 /// pointer points to a pointer; stream is a stream of the device, or null for the default one.

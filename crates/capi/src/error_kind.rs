@@ -29,7 +29,8 @@ pub const GAPLESS_KIND_ADDRESSES_FRAGMENTED: gapless_error_kind = 8;
 pub const GAPLESS_KIND_FOREIGN_STREAM: gapless_error_kind = 9;
 /// The allocator has been used with as many streams as it can keep track of.
 pub const GAPLESS_KIND_TOO_MANY_STREAMS: gapless_error_kind = 10;
-/// A stream that may still use the memory is being captured into a graph, or was destroyed: it cannot be waited for.
+/// A stream that may still use the memory is being captured into a graph, or was destroyed: it cannot be waited for. No
+/// function returns this yet: it is of raw ranges, which are for Rust.
 pub const GAPLESS_KIND_CANNOT_WAIT: gapless_error_kind = 11;
 /// The process was forked from the one that made the allocator.
 pub const GAPLESS_KIND_FORKED: gapless_error_kind = 12;

@@ -179,7 +179,8 @@ impl Instance {
     }
 }
 
-/// Whether a request failed for want of memory. More than the addresses can hold is more than the memory can.
+/// Whether a request counts as out of memory. For hosts that know no other failure, one that exceeds the addresses of a region
+/// does too.
 pub(crate) fn is_out_of_memory(error: &AllocError) -> bool {
     matches!(error, AllocError::OutOfMemory(_) | AllocError::TooLarge { .. })
 }

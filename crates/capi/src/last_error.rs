@@ -7,8 +7,8 @@
 //! Threads: any; each has a last error of its own.
 
 use crate::error_kind::{Cause, GAPLESS_KIND_NONE, gapless_error_kind};
-use crate::out::check_out;
-use crate::out::{described, write_json};
+use crate::notice::notice;
+use crate::out::{check_out, described, write_json};
 use crate::status::{Answer, Failure, GAPLESS_ERROR_INTERNAL, GAPLESS_ERROR_NOT_FOUND, GAPLESS_OK, gapless_status};
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
@@ -42,7 +42,7 @@ pub(crate) fn guard(body: impl FnOnce() -> Answer<()>) -> gapless_status {
 pub(crate) fn tell(told: &AtomicU32, body: impl FnOnce() -> Answer<()>) {
     if let Err(failure) = caught(body) {
         if told.fetch_add(1, Ordering::Relaxed) < MOST_TOLD {
-            eprintln!("gapless: {}", failure.text);
+            notice(format_args!("gapless: {}", failure.text));
         }
         remember(failure);
     }
@@ -103,7 +103,8 @@ pub extern "C" fn gapless_last_error_code() -> i32 {
 }
 
 /// Writes the out-of-memory report of this thread's last failure as a JSON object into buffer, as gapless_stats_json
-/// does; its key "text" has the report as a text for a person. GAPLESS_ERROR_NOT_FOUND when that failure was another one.
+/// does; its key "text" has the report as a text for a person. GAPLESS_ERROR_NOT_FOUND when that failure has none: it was
+/// another one, or exceeded the addresses of a region (GAPLESS_KIND_TOO_LARGE).
 ///
 /// # Safety
 /// buffer, capacity and needed are as in gapless_stats_json.

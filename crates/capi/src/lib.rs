@@ -14,7 +14,7 @@
 //! cupy.rs       what CuPy calls                   history.rs      the last allocations and frees
 //! ```
 //!
-//! - I1  nothing unwinds across the boundary: every function runs its body under `last_error::guard`. The one exception is
+//! - I1  nothing unwinds across the boundary: a function that can fail runs its body in `last_error`. The one exception is
 //!   asked for by the host: an out-of-memory handler that throws (see `torch`).
 //! - I2  out-parameters are untouched when a function fails, except the size that a too small buffer would have needed.
 //! - I3  a handle is a token that is looked up, never a pointer that is followed.
@@ -32,6 +32,7 @@ mod functions;
 mod history;
 mod instance;
 mod last_error;
+mod notice;
 mod out;
 mod pools;
 mod process;

@@ -119,10 +119,13 @@ impl Pools {
         let others: u64 = state.pools.iter().filter(|(other, _)| **other != id).map(|(_, pool)| pool.held()).sum();
         let pool = state.pools.get_mut(&id)?;
         let headroom = |main: &Instance| whole_budget.saturating_sub(others + main.allocator.reserved_bytes());
-        let outcome = pool.alloc_within(headroom(main), request).or_else(|_| {
-            // The request is worth more than what the main allocator holds free. If the trim fails, so does the retry.
-            let _ = main.allocator.trim(0);
-            pool.alloc_within(headroom(main), request)
+        let outcome = pool.alloc_within(headroom(main), request).or_else(|error| match error {
+            AllocError::OutOfMemory(_) => {
+                // The request is worth more than what the main allocator holds free. If the trim fails, so does the retry.
+                let _ = main.allocator.trim(0);
+                pool.alloc_within(headroom(main), request)
+            }
+            other => Err(other),
         });
         if let Ok(addr) = &outcome {
             pool.live += 1;

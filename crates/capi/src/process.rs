@@ -9,6 +9,7 @@ use crate::conf::Conf;
 use crate::config::{Settings, text};
 use crate::instance::Instance;
 use crate::last_error::guard;
+use crate::notice::notice;
 use crate::out::check_out;
 use crate::pools::Pools;
 use crate::registry::{Lifetime, gapless_allocator, register};
@@ -63,7 +64,7 @@ impl Device {
         // Once per process, not once per device.
         if Self::all().next().is_none() {
             for warning in &conf.warnings {
-                eprintln!("gapless: {VARIABLE}: {warning}");
+                notice(format_args!("gapless: {VARIABLE}: {warning}"));
             }
         }
         let settings = Settings {
@@ -79,11 +80,11 @@ impl Device {
             main.record(&path_for(path, ordinal))?;
         }
         if conf.log {
-            eprintln!(
+            notice(format_args!(
                 "gapless: device {ordinal} ({}), budget {}",
                 main.allocator.driver().info().name,
                 ByteSize(main.allocator.budget())
-            );
+            ));
         }
         // SAFETY: the function is extern "C", takes nothing and does not unwind.
         unsafe { libc::atexit(complete_recordings) };
@@ -102,7 +103,7 @@ impl Device {
     /// Writes to the log if it is on.
     pub fn log(&self, text: impl FnOnce() -> String) {
         if self.log {
-            eprintln!("gapless: device {}: {}", self.ordinal, text());
+            notice(format_args!("gapless: device {}: {}", self.ordinal, text()));
         }
     }
 }
@@ -129,7 +130,8 @@ extern "C" fn complete_recordings() {
             if let Err(failure) = device.main.stop_recording()
                 && failure.status != crate::status::GAPLESS_ERROR_NOT_FOUND
             {
-                eprintln!("gapless: the recording of device {} is incomplete: {}", device.ordinal, failure.text);
+                let (ordinal, text) = (device.ordinal, &failure.text);
+                notice(format_args!("gapless: the recording of device {ordinal} is incomplete: {text}"));
             }
         }
         Ok(())
@@ -172,10 +174,11 @@ pub unsafe extern "C" fn gapless_configure(conf: *const c_char) -> gapless_statu
     })
 }
 
-/// Writes the handle of a device's process-wide allocator to *allocator, for its statistics, budget and recordings. It is
+/// Writes the handle of a device's process-wide allocator to *allocator, for its statistics and recordings. It is
 /// made on first use from GAPLESS_CONF and lives as long as the process; gapless_destroy refuses it.
 ///
-/// Allocate from it with gapless_device_alloc: calls by handle go past the pools of captured graphs and the memory history.
+/// Allocate from it with gapless_device_alloc: calls by handle go past the pools of captured graphs and the memory history. A
+/// budget set by handle lasts until a pool is closed or used; gapless_torch_set_fraction shares one with the pools.
 ///
 /// # Safety
 /// allocator points to a handle.

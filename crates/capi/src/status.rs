@@ -14,14 +14,13 @@ pub const GAPLESS_OK: gapless_status = 0;
 pub const GAPLESS_ERROR_INVALID_ARGUMENT: gapless_status = 1;
 /// The handle is null, was destroyed, or is none of this library's.
 pub const GAPLESS_ERROR_INVALID_HANDLE: gapless_status = 2;
-/// There is not enough memory; gapless_last_error_report_json explains why.
+/// There is not enough memory; gapless_last_error_report_json explains why, unless the kind is GAPLESS_KIND_TOO_LARGE.
 pub const GAPLESS_ERROR_OUT_OF_MEMORY: gapless_status = 3;
 /// More bytes than the addresses that are reserved for a stream; see region_bytes.
 pub const GAPLESS_ERROR_TOO_LARGE: gapless_status = 4;
 /// No live allocation starts at the pointer: freed before, inside an allocation, or not from here.
 pub const GAPLESS_ERROR_NOT_ALLOCATED: gapless_status = 5;
-/// The stream is not one of the device, there are too many, or it is being captured and cannot be waited for;
-/// gapless_last_error_kind tells these apart.
+/// The stream is not one of the device, or there are too many; gapless_last_error_kind tells these apart.
 pub const GAPLESS_ERROR_STREAM: gapless_status = 6;
 /// A call to the CUDA driver failed, or cannot be made: in a forked process, or with free addresses in too many pieces.
 /// gapless_last_error_kind tells these apart, and a device that is lost from the rest.

@@ -10,7 +10,6 @@ use crate::device_memory::Contents;
 use crate::functions::{CUstream_st, address, device_pointer, stream_id};
 use crate::instance::Request;
 use crate::last_error::{gapless_last_error, guard, tell};
-use crate::out::check_out;
 use crate::out::write_json;
 use crate::process::Device;
 use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, GAPLESS_OK, gapless_status};
@@ -77,7 +76,6 @@ unsafe fn fail(out_of_memory: bool) {
 fn worded(ordinal: u32, bytes: u64, error: AllocError) -> Failure {
     let text = match &error {
         AllocError::OutOfMemory(report) => message(ordinal, report),
-        // More than the addresses can hold is more than the memory can.
         AllocError::TooLarge { .. } => format!("{} {error}", headline(bytes)),
         _ => return Failure::from(error),
     };
@@ -247,7 +245,6 @@ pub unsafe extern "C" fn gapless_torch_report_json(
     needed: *mut usize,
 ) -> gapless_status {
     guard(|| {
-        check_out(needed, "needed")?;
         let contents = if snapshot == 0 { Contents::Figures } else { Contents::Snapshot };
         let report = Device::get(device)?.report(contents);
         // SAFETY: the same contract.
