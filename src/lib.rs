@@ -34,7 +34,7 @@
 //! # Features
 //!
 //! - `cust`, `cuda-driver-sys`: allocations in the types of these crates.
-//! - `internals`: parts that this project's own tests and fuzz targets look at, without any promise of stability.
+//! - `internals`: parts that this project's own tests look at, without any promise of stability.
 
 pub mod allocator;
 pub mod driver;
@@ -53,7 +53,7 @@ pub mod units;
 pub use allocator::{Allocator, Buffer, Builder, ChunkPolicy, GRANULE};
 pub use units::{ByteSize, DeviceAddr, StreamId};
 
-/// Parts of the allocator, for this project's own tests and fuzz targets. They may change with any release.
+/// Parts of the allocator, for this project's own tests. They may change with any release.
 #[cfg(feature = "internals")]
 pub mod internals {
     pub use crate::heap::Heap;

@@ -31,6 +31,16 @@ pub fn environment(workspace: &Workspace, folder: &Path) -> Result<String, Failu
     Ok(own.to_string_lossy().into_owned())
 }
 
+/// A file of packages from PyPI, which are installed into a virtual environment where they are not yet.
+pub fn packaged(workspace: &Workspace, folder: &Path, packages: &[&str], file: &str) -> Result<PathBuf, Failure> {
+    if installed(folder, file).is_none() {
+        let mut pip = workspace.command(environment(workspace, folder)?);
+        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+        process::run(pip.args(packages))?;
+    }
+    installed(folder, file).ok_or_else(|| Failure::new(format!("the packages held no {file}")))
+}
+
 /// A file of a package that is installed in a virtual environment, such as `nvidia/cu13/bin/nvcc`.
 pub fn installed(environment: &Path, file: &str) -> Option<PathBuf> {
     let versions = files::entries(&environment.join("lib")).ok()?;

@@ -23,6 +23,9 @@ const ARCHITECTURE: &str = "-arch=compute_75";
 /// The oldest device, and one that is much newer.
 const ASSEMBLED_FOR: [&str; 2] = ["-arch=sm_75", "-arch=sm_90"];
 const PTX_VERSION: &str = "6.4";
+/// Where the compiler is installed, and a file of it.
+const ENVIRONMENT: &str = "cuda-venv";
+const NVCC: &str = "nvidia/cu13/bin/nvcc";
 
 pub fn run(workspace: &Workspace, arguments: &BuildKernelsArguments) -> Result<(), Failure> {
     let tools = compiler(workspace)?;
@@ -50,15 +53,7 @@ pub fn run(workspace: &Workspace, arguments: &BuildKernelsArguments) -> Result<(
 
 /// The folder of `nvcc` and `ptxas`.
 fn compiler(workspace: &Workspace) -> Result<PathBuf, Failure> {
-    const NVCC: &str = "nvidia/cu13/bin/nvcc";
-    let environment = workspace.installed("cuda-venv");
-    if python::installed(&environment, NVCC).is_none() {
-        let python = python::environment(workspace, &environment)?;
-        let mut pip = workspace.command(python);
-        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
-        process::run(pip.args(COMPILER))?;
-    }
-    let nvcc = python::installed(&environment, NVCC).ok_or_else(|| Failure::new("the packages held no nvcc"))?;
+    let nvcc = python::packaged(workspace, &workspace.installed(ENVIRONMENT), &COMPILER, NVCC)?;
     Ok(nvcc.with_file_name(""))
 }
 
@@ -103,5 +98,17 @@ mod tests {
     fn comments_go_and_the_version_is_an_old_one() {
         let written = "//\n// Compiler Build ID: 1\n//\n\n.version 9.0\n.target sm_75\n\t// inside\n";
         assert_eq!(for_older_drivers(written), "\n.version 6.4\n.target sm_75\n\t// inside\n");
+    }
+
+    /// Where the compiler has been installed by this command, it still builds the same PTX.
+    #[test]
+    fn the_compiler_builds_what_is_checked_in() {
+        let workspace = Workspace::find().expect("a workspace");
+        if python::installed(&workspace.installed(ENVIRONMENT), NVCC).is_none() {
+            eprintln!("skipped: the CUDA compiler is not installed (cargo xtask build-kernels installs it)");
+            return;
+        }
+        run(&workspace, &BuildKernelsArguments { check: true })
+            .expect("cargo xtask build-kernels, and a look at the difference");
     }
 }

@@ -15,7 +15,7 @@ pub struct FullArguments {
     minutes: f64,
 }
 
-/// The first three layers of `.ci/run`.
+/// Formatting, lints and tests.
 pub fn check(workspace: &Workspace) -> Result<(), Failure> {
     process::run(&mut workspace.cargo(["fmt", "--all", "--check"]))?;
     process::run(&mut workspace.cargo(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;

@@ -107,14 +107,7 @@ fn is_libclang(path: &Path) -> bool {
 
 /// `cuda.h` of the toolkit.
 fn header(workspace: &Workspace) -> Result<PathBuf, Failure> {
-    const CUDA_H: &str = "nvidia/cu13/include/cuda.h";
-    let environment = workspace.installed("cuda-headers");
-    if python::installed(&environment, CUDA_H).is_none() {
-        let python = python::environment(workspace, &environment)?;
-        let mut pip = workspace.command(python);
-        process::run(pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", CUDA_RUNTIME]))?;
-    }
-    python::installed(&environment, CUDA_H).ok_or_else(|| Failure::new("the package held no cuda.h"))
+    python::packaged(workspace, &workspace.installed("cuda-headers"), &[CUDA_RUNTIME], "nvidia/cu13/include/cuda.h")
 }
 
 fn bindgen(workspace: &Workspace) -> Result<PathBuf, Failure> {

@@ -1,4 +1,4 @@
-//! One module for each command or family of commands. Each checks what it needs before it compiles anything.
+//! One module for each command or family of commands.
 
 pub mod build_capi;
 pub mod build_kernels;

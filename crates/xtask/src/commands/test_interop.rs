@@ -5,14 +5,12 @@ use crate::workspace::Workspace;
 use crate::{files, process};
 
 pub fn run(workspace: &Workspace) -> Result<(), Failure> {
-    process::run(&mut workspace.cargo(["build", "--package", "gapless-sim-libcuda"]))?;
     // The first two link -lcuda and look for it in the folders that CUDA_LIBRARY_PATH lists, under lib64.
     let root = workspace.target("interop");
     let folder = root.join("lib64");
     files::create_folder(&folder)?;
-    for name in ["libcuda.so", "libcuda.so.1"] {
-        files::copy(&workspace.target("debug/libgapless_sim_libcuda.so"), &folder.join(name))?;
-    }
+    workspace.install_simulated(&folder)?;
+    files::copy(&folder.join("libcuda.so.1"), &folder.join("libcuda.so"))?;
     for feature in ["cust", "cuda-driver-sys", "cudarc"] {
         let example = format!("with_{}", feature.replace('-', "_"));
         let mut build = workspace.cargo(["build", "--features", feature, "--example", &example]);
