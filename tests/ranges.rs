@@ -329,3 +329,17 @@ fn other_errors_are_not_taken_for_a_full_device() {
         allocator.check();
     }
 }
+
+/// The driver refuses, and says so: no setting of regions has a say in a raw range.
+#[test]
+fn an_absurd_reservation_is_refused_by_the_driver() {
+    let allocator = Allocator::builder(model(16)).build().unwrap();
+    for bytes in [u64::MAX, u64::MAX - PAGE, 1 << 60] {
+        match allocator.reserve_range(bytes) {
+            Err(AllocError::Driver(error)) => assert_eq!(error.kind, DriverErrorKind::OutOfMemory, "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    allocator.check();
+    allocator.close().unwrap();
+}

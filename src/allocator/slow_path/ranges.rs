@@ -81,9 +81,10 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Reserves a range of `bytes` of addresses, in whole pages.
     pub fn reserve_range(&mut self, bytes: u64) -> Result<RawRange, AllocError> {
         let page_bytes = self.page_bytes();
-        let pages = PageCount::covering(bytes, page_bytes).max(PageCount::ONE);
-        let too_large = || AllocError::TooLarge { requested: bytes, alignment: page_bytes, region_bytes: u64::MAX };
-        let total = pages.0.checked_mul(page_bytes).ok_or_else(too_large)?;
+        // No driver has as many pages as there are in 2^64 bytes: it refuses.
+        let most = PageCount::within(u64::MAX, page_bytes);
+        let pages = PageCount::covering(bytes, page_bytes).clamp(PageCount::ONE, most);
+        let total = pages.bytes(page_bytes);
         let addr = self.driver().reserve(total, page_bytes)?;
         // Numbers of ranges that are gone are used again.
         let segments = &mut self.mapper.segments;
