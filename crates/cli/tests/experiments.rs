@@ -3,6 +3,7 @@
 #[path = "../../../tests/simulated/mod.rs"]
 mod simulated;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use gapless::StreamId;
@@ -10,13 +11,16 @@ use gapless::driver::MemoryDriver;
 use gapless::driver::cuda::CudaDriver;
 use gapless_cli::experiments::{Measurements, Pass, reserve_at_most};
 
-fn open() -> CudaDriver {
-    CudaDriver::builder().library(simulated::library()).open().unwrap()
+/// Opens the one device of the process, for one test at a time: what another test holds would count as this one's.
+fn open() -> (CudaDriver, MutexGuard<'static, ()>) {
+    static DEVICE: Mutex<()> = Mutex::new(());
+    let alone = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
+    (CudaDriver::builder().library(simulated::library()).open().unwrap(), alone)
 }
 
 #[test]
 fn reservations_back_off() {
-    let driver = open();
+    let (driver, _alone) = open();
     let page = driver.granularity();
     let (addr, bytes) = reserve_at_most(&driver, 1 << 60, page, page).unwrap();
     assert!((1 << 30..1 << 60).contains(&bytes), "{bytes}");
@@ -25,7 +29,7 @@ fn reservations_back_off() {
 
 #[test]
 fn measurements_run() {
-    let driver = open();
+    let (driver, _alone) = open();
     let before = driver.memory_info().unwrap().free;
     let bytes = 4 * driver.granularity();
     let addr = driver.reserve(bytes, driver.granularity()).unwrap();
