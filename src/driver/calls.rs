@@ -38,6 +38,8 @@ pub enum DriverCall {
     EventSynchronize,
     /// `cuStreamWaitEvent`.
     StreamWait,
+    /// `cuCtxSynchronize`.
+    Synchronize,
     /// Any call that concerns a stream itself: looking it up, creating, destroying, synchronizing.
     Stream,
     /// Work queued for tests and replays: fill, verify, copy, delay.
@@ -46,7 +48,7 @@ pub enum DriverCall {
 
 impl DriverCall {
     /// Every kind, in order of declaration: `ALL[call as usize] == call`.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Open,
         Self::MemoryInfo,
         Self::Reserve,
@@ -62,6 +64,7 @@ impl DriverCall {
         Self::EventQuery,
         Self::EventSynchronize,
         Self::StreamWait,
+        Self::Synchronize,
         Self::Stream,
         Self::Work,
     ];
@@ -84,6 +87,7 @@ impl DriverCall {
             Self::EventQuery => "cuEventQuery",
             Self::EventSynchronize => "cuEventSynchronize",
             Self::StreamWait => "cuStreamWaitEvent",
+            Self::Synchronize => "cuCtxSynchronize",
             Self::Stream => "cuStream*",
             Self::Work => "cuLaunchKernel",
         }

@@ -18,6 +18,8 @@ pub enum DriverErrorKind {
     InvalidValue,
     /// The handle (stream, event, chunk) is not one of this driver's.
     InvalidHandle,
+    /// The call is not allowed now, because a stream is being captured into a graph. It may be repeated later.
+    Capturing,
     /// The context is lost: every later call will fail too.
     DeviceLost,
     /// Any other failure; see [`DriverError::code`].
@@ -54,6 +56,7 @@ impl DriverError {
             DriverErrorKind::NotSupported => (801, "CUDA_ERROR_NOT_SUPPORTED"),
             DriverErrorKind::InvalidValue => (1, "CUDA_ERROR_INVALID_VALUE"),
             DriverErrorKind::InvalidHandle => (400, "CUDA_ERROR_INVALID_HANDLE"),
+            DriverErrorKind::Capturing => (900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),
             DriverErrorKind::DeviceLost => (700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
             DriverErrorKind::Other => (999, "CUDA_ERROR_UNKNOWN"),
         };

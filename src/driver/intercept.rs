@@ -123,6 +123,10 @@ impl<D: StreamDriver, H: Hook> StreamDriver for Intercepted<D, H> {
     fn stream_wait(&self, stream: StreamId, event: EventHandle) -> DriverResult<()> {
         self.call(DriverCall::StreamWait, |inner| inner.stream_wait(stream, event))
     }
+
+    fn synchronize_device(&self) -> DriverResult<()> {
+        self.call(DriverCall::Synchronize, D::synchronize_device)
+    }
 }
 
 impl<D: WorkDriver, H: Hook> WorkDriver for Intercepted<D, H> {
@@ -245,6 +249,7 @@ mod tests {
         script.call(C::EventQuery, driver.event_query(event), false);
         script.call(C::EventSynchronize, driver.event_synchronize(event), ());
         script.call(C::EventDestroy, driver.event_destroy(event), ());
+        script.call(C::Synchronize, driver.synchronize_device(), ());
         script.call(C::Stream, driver.synchronize(stream), ());
         script.call(C::Stream, driver.destroy_stream(stream), ());
         script.call(C::Unmap, driver.unmap(addr, 2 * PAGE), ());

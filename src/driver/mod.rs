@@ -147,6 +147,14 @@ pub trait StreamDriver: Send + Sync + 'static {
     /// Makes all work that is queued on `stream` after this call wait, on the device, for the event's last recording.
     /// The host does not wait.
     fn stream_wait(&self, stream: StreamId, event: EventHandle) -> DriverResult<()>;
+
+    /// Blocks the calling thread until everything queued on the device so far has completed, on every stream and in
+    /// every graph that is running.
+    ///
+    /// # Errors
+    /// `Capturing` while a stream of the device is being captured into a graph. A real device may discard the capture
+    /// then, so callers do not try this while they know of one.
+    fn synchronize_device(&self) -> DriverResult<()>;
 }
 
 /// Everything that the allocator needs from a device.

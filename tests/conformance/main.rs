@@ -86,6 +86,7 @@ macro_rules! conformance {
             a_pending_event_may_be_destroyed,
             waits_order_work_across_streams,
             destroying_a_stream_waits_for_its_work,
+            the_device_is_waited_for_on_every_stream,
             threads_may_call_at_the_same_time,
             a_held_stream_completes_on_request,
             a_wait_for_a_held_stream_holds_the_waiter,
@@ -120,6 +121,7 @@ conformance!(
         a_pending_event_may_be_destroyed,
         waits_order_work_across_streams,
         destroying_a_stream_waits_for_its_work,
+        the_device_is_waited_for_on_every_stream,
         threads_may_call_at_the_same_time,
     ]
 );

@@ -351,6 +351,22 @@ pub fn destroying_a_stream_waits_for_its_work<D: Subject>(driver: &D) {
     driver.check_stream(MAIN).unwrap();
 }
 
+pub fn the_device_is_waited_for_on_every_stream<D: Subject>(driver: &D) {
+    let streams = [MAIN, driver.create_stream().unwrap(), driver.create_stream().unwrap()];
+    let events = streams.map(|stream| {
+        driver.delay(stream, Duration::from_millis(3)).unwrap();
+        recorded(driver, stream)
+    });
+    driver.synchronize_device().unwrap();
+    for event in events {
+        assert!(driver.event_query(event).unwrap());
+        driver.event_destroy(event).unwrap();
+    }
+    for stream in &streams[1..] {
+        driver.destroy_stream(*stream).unwrap();
+    }
+}
+
 pub fn threads_may_call_at_the_same_time<D: Subject>(driver: &D) {
     std::thread::scope(|scope| {
         for thread in 0..4_u64 {

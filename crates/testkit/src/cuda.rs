@@ -223,6 +223,11 @@ impl StreamDriver for Cuda {
     fn stream_wait(&self, stream: StreamId, event: EventHandle) -> DriverResult<()> {
         self.driver.stream_wait(stream, event)
     }
+
+    fn synchronize_device(&self) -> DriverResult<()> {
+        self.state.lock().host_waits += 1;
+        self.driver.synchronize_device()
+    }
 }
 
 impl WorkDriver for Cuda {

@@ -304,6 +304,16 @@ impl<D: StreamDriver> StreamDriver for Witness<D> {
         state.now(stream).join(&clock);
         Ok(())
     }
+
+    fn synchronize_device(&self) -> DriverResult<()> {
+        let all: Vec<Clock> = self.state.lock().streams.values().cloned().collect();
+        self.inner.synchronize_device()?;
+        let mut state = self.state.lock();
+        for clock in &all {
+            state.host.join(clock);
+        }
+        Ok(())
+    }
 }
 
 impl<D: WorkDriver> WorkDriver for Witness<D> {

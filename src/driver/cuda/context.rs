@@ -65,10 +65,10 @@ impl Context {
 
     /// Blocks until all work on the device has completed.
     pub(super) fn synchronize(&self) -> DriverResult<()> {
-        let _guards = self.enter_outside_capture(DriverCall::Stream)?;
+        let _guards = self.enter_outside_capture(DriverCall::Synchronize)?;
         // SAFETY: no arguments; the context is current.
         let result = unsafe { self.library.api().cuCtxSynchronize() };
-        self.library.check(DriverCall::Stream, "cuCtxSynchronize", result)
+        self.library.check(DriverCall::Synchronize, "cuCtxSynchronize", result)
     }
 }
 

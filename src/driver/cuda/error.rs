@@ -15,6 +15,15 @@ pub(super) fn kind_of(result: CUresult) -> DriverErrorKind {
         code::CUDA_ERROR_NOT_SUPPORTED | code::CUDA_ERROR_STUB_LIBRARY => DriverErrorKind::NotSupported,
         code::CUDA_ERROR_INVALID_VALUE | code::CUDA_ERROR_INVALID_DEVICE => DriverErrorKind::InvalidValue,
         code::CUDA_ERROR_INVALID_HANDLE | code::CUDA_ERROR_INVALID_CONTEXT => DriverErrorKind::InvalidHandle,
+        code::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+        | code::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+        | code::CUDA_ERROR_STREAM_CAPTURE_MERGE
+        | code::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED
+        | code::CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+        | code::CUDA_ERROR_STREAM_CAPTURE_ISOLATION
+        | code::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+        | code::CUDA_ERROR_CAPTURED_EVENT
+        | code::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD => DriverErrorKind::Capturing,
         code::CUDA_ERROR_DEINITIALIZED
         | code::CUDA_ERROR_NOT_INITIALIZED
         | code::CUDA_ERROR_DEVICE_UNAVAILABLE

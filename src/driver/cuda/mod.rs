@@ -13,8 +13,8 @@
 //! - I1  every chunk of a [`CudaDriver`] is made with one set of properties, for which `granularity` was queried and a
 //!   whole create, map, access, unmap cycle succeeded when the driver was opened.
 //! - I2  no call leaves another context or capture mode behind on the calling thread.
-//! - I3  no call waits for the device, except `event_synchronize`, `synchronize` and `destroy_stream`, whose purpose
-//!   that is.
+//! - I3  no call waits for the device, except `event_synchronize`, `synchronize`, `synchronize_device` and
+//!   `destroy_stream`, whose purpose that is.
 //!
 //! Threads: any, concurrently. The driver library has its own locks: calls that change mappings run one after another.
 //! Cost: reserve 1-20 us; create 10-200 us and more where memory must be cleared first; map 1-2 us; set_access and
@@ -204,14 +204,6 @@ impl CudaDriver {
     /// [`granularity`](super::MemoryDriver::granularity).
     pub fn recommended_granularity(&self) -> u64 {
         self.recommended_granularity
-    }
-
-    /// Blocks until all work on the device has completed, whoever queued it.
-    ///
-    /// # Errors
-    /// `DeviceLost` if earlier work failed.
-    pub fn synchronize_device(&self) -> super::DriverResult<()> {
-        self.context.synchronize()
     }
 }
 

@@ -99,6 +99,10 @@ impl StreamDriver for CudaDriver {
         let result = unsafe { self.library.api().cuStreamWaitEvent(raw_stream(stream), raw_event(event), 0) };
         self.library.check(DriverCall::StreamWait, "cuStreamWaitEvent", result)
     }
+
+    fn synchronize_device(&self) -> DriverResult<()> {
+        self.context.synchronize()
+    }
 }
 
 /// Returns true for the handles that stand for a default stream.

@@ -368,6 +368,16 @@ impl StreamDriver for HostDriver {
         self.not_capturing(DriverCall::StreamWait, stream)?;
         self.queues.wait(stream, event).map_err(self.event_error(DriverCall::StreamWait, stream, event))
     }
+
+    fn synchronize_device(&self) -> DriverResult<()> {
+        self.count(DriverCall::Synchronize);
+        if let Some(stream) = self.books.lock().capturing.iter().next() {
+            let text = format!("{stream:?} is being captured");
+            return Err(DriverError::new(DriverCall::Synchronize, DriverErrorKind::Capturing, text));
+        }
+        self.queues.synchronize_all();
+        Ok(())
+    }
 }
 
 impl WorkDriver for HostDriver {

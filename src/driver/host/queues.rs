@@ -193,6 +193,16 @@ impl<W: Send + 'static> Queues<W> {
         true
     }
 
+    /// Waits for what is queued on all streams now.
+    pub fn synchronize_all(&self) {
+        let mut state = self.state.lock();
+        let streams: Vec<StreamId> = state.lanes.keys().copied().collect();
+        let ends: Vec<Point> = streams.into_iter().filter_map(|stream| state.end(stream)).collect();
+        for end in ends {
+            self.wait_on_host(&mut state, end);
+        }
+    }
+
     /// See [`HoldStreams`](crate::driver::HoldStreams).
     pub fn hold(&self, stream: StreamId) {
         self.state.lock().existing(stream).held = true;

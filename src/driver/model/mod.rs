@@ -313,6 +313,18 @@ impl StreamDriver for ModelDriver {
         }
         Ok(())
     }
+
+    fn synchronize_device(&self) -> DriverResult<()> {
+        let mut state = self.call(DriverCall::Synchronize, 0.0);
+        if let Some(stream) = state.timeline.capturing() {
+            let text = format!("{stream:?} is being captured");
+            return Err(DriverError::new(DriverCall::Synchronize, DriverErrorKind::Capturing, text));
+        }
+        for end in state.timeline.ends() {
+            state.host_wait(end);
+        }
+        Ok(())
+    }
 }
 
 impl WorkDriver for ModelDriver {

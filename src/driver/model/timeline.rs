@@ -140,6 +140,11 @@ impl Timeline {
         self.lanes.get(&stream).is_some_and(|lane| lane.capturing)
     }
 
+    /// Returns a stream that is being captured, if there is one.
+    pub fn capturing(&self) -> Option<StreamId> {
+        self.lanes.iter().find(|(_, lane)| lane.capturing).map(|(stream, _)| *stream)
+    }
+
     pub fn create_event(&mut self) -> EventHandle {
         let event = EventHandle(self.event_base + self.events_made);
         self.events_made += 1;
@@ -204,6 +209,12 @@ impl Timeline {
     pub fn end(&mut self, stream: StreamId) -> Point {
         let lane = self.lane(stream);
         Point { stream, position: lane.done + lane.queue.len() as u64 }
+    }
+
+    /// Returns the ends of what is queued on the streams now.
+    pub fn ends(&mut self) -> Vec<Point> {
+        let streams: Vec<StreamId> = self.lanes.keys().copied().collect();
+        streams.into_iter().map(|stream| self.end(stream)).collect()
     }
 
     /// Returns a stream with unfinished work in `range`, and where that work is.

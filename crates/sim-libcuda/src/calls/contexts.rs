@@ -163,7 +163,19 @@ pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> Code {
 pub unsafe extern "C" fn cuCtxSynchronize() -> Code {
     let (state, device) = begin_current!("cuCtxSynchronize");
     forbidden_in_capture!(state);
-    for stream in state.streams.of_device(device) {
+    let streams = state.streams.of_device(device);
+    // A context whose streams are captured cannot be waited for, whatever the capture mode of the calling thread.
+    let mut captured = false;
+    for stream in &streams {
+        if let Some(capture) = stream.capture.lock().as_mut() {
+            capture.valid = false;
+            captured = true;
+        }
+    }
+    if captured {
+        return CAPTURE;
+    }
+    for stream in streams {
         stream.synchronize();
     }
     state.devices[device].lost.load(Ordering::Acquire)

@@ -33,14 +33,14 @@ const OPTIONAL: &str = "
 cuMemGetAccess cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMemRetainAllocationHandle
 cuMemGetAllocationPropertiesFromHandle cuMemAllocAsync cuMemFreeAsync
 cuDeviceGetPCIBusId cuDeviceGetUuid_v2
-cuStreamBeginCapture_v2 cuStreamEndCapture cuGraphInstantiateWithFlags cuGraphLaunch cuGraphDestroy
+cuStreamGetId cuStreamGetCaptureInfo_v3 cuStreamBeginCapture_v2 cuStreamEndCapture cuGraphInstantiateWithFlags cuGraphLaunch cuGraphDestroy
 cuGraphExecDestroy
 ";
 const TYPES: [&str; 4] = [
     "CUresult|CUdevice_attribute|CUstreamCaptureMode|CUstreamCaptureStatus|CUuuid|CUevent_flags|CUstream_flags",
     "CUmemAllocationProp|CUmemAccessDesc|CUmemLocation|CUmemGenericAllocationHandle",
     "CUmemAllocationHandleType|CUmemAccess_flags|CUmemAllocationGranularity_flags|CUmemAllocationType|CUmemLocationType",
-    "CUgraph|CUgraphExec",
+    "CUgraph|CUgraphExec|CUgraphNode|CUgraphEdgeData|cuuint64_t",
 ];
 const OPTIONS: [&str; 10] = [
     "--default-enum-style",

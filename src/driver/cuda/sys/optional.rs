@@ -53,10 +53,26 @@ pub struct Optional {
         unsafe extern "C" fn(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) -> CUresult,
         ::libloading::Error,
     >,
+    pub cuStreamGetId: Result<
+        unsafe extern "C" fn(hStream: CUstream, streamId: *mut ::std::os::raw::c_ulonglong) -> CUresult,
+        ::libloading::Error,
+    >,
     pub cuStreamBeginCapture_v2:
         Result<unsafe extern "C" fn(hStream: CUstream, mode: CUstreamCaptureMode) -> CUresult, ::libloading::Error>,
     pub cuStreamEndCapture:
         Result<unsafe extern "C" fn(hStream: CUstream, phGraph: *mut CUgraph) -> CUresult, ::libloading::Error>,
+    pub cuStreamGetCaptureInfo_v3: Result<
+        unsafe extern "C" fn(
+            hStream: CUstream,
+            captureStatus_out: *mut CUstreamCaptureStatus,
+            id_out: *mut cuuint64_t,
+            graph_out: *mut CUgraph,
+            dependencies_out: *mut *const CUgraphNode,
+            edgeData_out: *mut *const CUgraphEdgeData,
+            numDependencies_out: *mut usize,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
     pub cuGraphInstantiateWithFlags: Result<
         unsafe extern "C" fn(
             phGraphExec: *mut CUgraphExec,
@@ -95,8 +111,10 @@ impl Optional {
         let cuMemRetainAllocationHandle = unsafe { __library.get(b"cuMemRetainAllocationHandle\0") }.map(|sym| *sym);
         let cuMemFreeAsync = unsafe { __library.get(b"cuMemFreeAsync\0") }.map(|sym| *sym);
         let cuMemAllocAsync = unsafe { __library.get(b"cuMemAllocAsync\0") }.map(|sym| *sym);
+        let cuStreamGetId = unsafe { __library.get(b"cuStreamGetId\0") }.map(|sym| *sym);
         let cuStreamBeginCapture_v2 = unsafe { __library.get(b"cuStreamBeginCapture_v2\0") }.map(|sym| *sym);
         let cuStreamEndCapture = unsafe { __library.get(b"cuStreamEndCapture\0") }.map(|sym| *sym);
+        let cuStreamGetCaptureInfo_v3 = unsafe { __library.get(b"cuStreamGetCaptureInfo_v3\0") }.map(|sym| *sym);
         let cuGraphInstantiateWithFlags = unsafe { __library.get(b"cuGraphInstantiateWithFlags\0") }.map(|sym| *sym);
         let cuGraphLaunch = unsafe { __library.get(b"cuGraphLaunch\0") }.map(|sym| *sym);
         let cuGraphExecDestroy = unsafe { __library.get(b"cuGraphExecDestroy\0") }.map(|sym| *sym);
@@ -112,8 +130,10 @@ impl Optional {
             cuMemRetainAllocationHandle,
             cuMemFreeAsync,
             cuMemAllocAsync,
+            cuStreamGetId,
             cuStreamBeginCapture_v2,
             cuStreamEndCapture,
+            cuStreamGetCaptureInfo_v3,
             cuGraphInstantiateWithFlags,
             cuGraphLaunch,
             cuGraphExecDestroy,
@@ -191,11 +211,36 @@ impl Optional {
     pub unsafe fn cuMemAllocAsync(&self, dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) -> CUresult {
         unsafe { (self.cuMemAllocAsync.as_ref().expect("Expected function, got error."))(dptr, bytesize, hStream) }
     }
+    pub unsafe fn cuStreamGetId(&self, hStream: CUstream, streamId: *mut ::std::os::raw::c_ulonglong) -> CUresult {
+        unsafe { (self.cuStreamGetId.as_ref().expect("Expected function, got error."))(hStream, streamId) }
+    }
     pub unsafe fn cuStreamBeginCapture_v2(&self, hStream: CUstream, mode: CUstreamCaptureMode) -> CUresult {
         unsafe { (self.cuStreamBeginCapture_v2.as_ref().expect("Expected function, got error."))(hStream, mode) }
     }
     pub unsafe fn cuStreamEndCapture(&self, hStream: CUstream, phGraph: *mut CUgraph) -> CUresult {
         unsafe { (self.cuStreamEndCapture.as_ref().expect("Expected function, got error."))(hStream, phGraph) }
+    }
+    pub unsafe fn cuStreamGetCaptureInfo_v3(
+        &self,
+        hStream: CUstream,
+        captureStatus_out: *mut CUstreamCaptureStatus,
+        id_out: *mut cuuint64_t,
+        graph_out: *mut CUgraph,
+        dependencies_out: *mut *const CUgraphNode,
+        edgeData_out: *mut *const CUgraphEdgeData,
+        numDependencies_out: *mut usize,
+    ) -> CUresult {
+        unsafe {
+            (self.cuStreamGetCaptureInfo_v3.as_ref().expect("Expected function, got error."))(
+                hStream,
+                captureStatus_out,
+                id_out,
+                graph_out,
+                dependencies_out,
+                edgeData_out,
+                numDependencies_out,
+            )
+        }
     }
     pub unsafe fn cuGraphInstantiateWithFlags(
         &self,

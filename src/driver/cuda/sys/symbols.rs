@@ -64,6 +64,8 @@ pub const OPTIONAL: &[&str] = &[
     "cuMemFreeAsync",
     "cuDeviceGetPCIBusId",
     "cuDeviceGetUuid_v2",
+    "cuStreamGetId",
+    "cuStreamGetCaptureInfo_v3",
     "cuStreamBeginCapture_v2",
     "cuStreamEndCapture",
     "cuGraphInstantiateWithFlags",
