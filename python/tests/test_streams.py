@@ -1,0 +1,74 @@
+"""On which streams freed memory is still in use: the front ends over the simulated driver's streams."""
+
+from stand_ins import NUMBA, RMM
+
+# Streams and work of the simulated driver. `busy` queues work on a stream that outlasts what a test does next.
+DRIVER = """
+import ctypes, gapless
+MIB = 1 << 20
+cuda = ctypes.CDLL("libcuda.so.1")
+cuda.cuMemsetD8Async.argtypes = [ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p]
+cuda.cuMemcpyDtoH_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t]
+for name in ("cuStreamQuery", "cuStreamSynchronize"):
+    getattr(cuda, name).argtypes = [ctypes.c_void_p]
+cuda.cuStreamBeginCapture_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint]
+cuda.cuStreamEndCapture.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+context = ctypes.c_void_p()
+assert cuda.cuInit(0) == cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == cuda.cuCtxSetCurrent(context) == 0
+NON_BLOCKING = 1
+
+def stream():
+    handle = ctypes.c_void_p()
+    assert cuda.cuStreamCreate(ctypes.byref(handle), NON_BLOCKING) == 0
+    return handle.value
+
+def busy(stream, address, size):
+    for _ in range(40):
+        assert cuda.cuMemsetD8Async(address, 1, size, stream) == 0
+
+def is_idle(stream):
+    return cuda.cuStreamQuery(stream) == 0
+
+side = stream()
+"""
+
+
+def test_rmm_frees_in_the_order_of_the_default_stream(run):
+    run(
+        RMM
+        + DRIVER
+        + """
+pointer = resource.allocate(64 * MIB, side)
+busy(0, pointer, 64 * MIB)
+resource.deallocate(pointer, 64 * MIB, 0)
+assert gapless.stats()["pending_bytes"] == 64 * MIB, "the default stream still uses it"
+other = resource.allocate(64 * MIB, side)
+assert other != pointer and not is_idle(0)
+assert cuda.cuMemsetD8Async(other, 2, 64 * MIB, side) == cuda.cuStreamSynchronize(side) == 0
+assert cuda.cuStreamSynchronize(0) == 0
+content = ctypes.create_string_buffer(MIB)
+assert cuda.cuMemcpyDtoH_v2(content, other, MIB) == 0 and content.raw == bytes([2]) * MIB
+resource.deallocate(other, 64 * MIB, side)
+again = resource.allocate(100, side)
+assert gapless.stats()["pending_bytes"] == 0 and gapless.stats()["live_bytes"] == 100
+"""
+    )
+
+
+def test_rmm_s_memory_is_reusable_at_once_on_its_own_stream(run):
+    run(
+        RMM
+        + DRIVER
+        + """
+for home in (side, 0):
+    pointer = resource.allocate(5 * MIB, home)
+    calls = gapless.stats()["driver_calls"]
+    for _ in range(3):
+        resource.deallocate(pointer, 5 * MIB, home)
+        stats = gapless.stats()
+        assert stats["pending_bytes"] == 0 and stats["cached_bytes"] >= 5 * MIB, stats
+        assert resource.allocate(5 * MIB, home) == pointer
+    assert gapless.stats()["driver_calls"] == calls, "no event, no wait"
+    resource.deallocate(pointer, 5 * MIB, home)
+"""
+    )
