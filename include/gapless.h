@@ -384,6 +384,17 @@ gapless_status gapless_device_free(int32_t device,
                                    void *pointer,
                                    uint64_t bytes);
 
+// Frees an allocation of a device whose last use was on stream, which need not be the one that it was allocated on: the
+// memory is not handed out again before the work that is queued on stream by now has completed. NULL: nothing. bytes is as
+// in gapless_device_free.
+//
+// Where stream cannot be recorded, because it is another device's, for example, the host waits for the device.
+// GAPLESS_ERROR_DRIVER while a graph is being captured and the device cannot be waited for: nothing was done.
+gapless_status gapless_device_free_on(int32_t device,
+                                      void *pointer,
+                                      uint64_t bytes,
+                                      struct CUstream_st *stream);
+
 // Records that stream also uses an allocation of a device: once freed, the memory is not handed out again before the
 // work that is queued on stream by then has completed.
 gapless_status gapless_device_record_stream(int32_t device,

@@ -191,6 +191,14 @@ class DeviceMemory(Allocator):
         """Frees an allocation; work queued by now may still use it. ``size``, as requested, is for the memory history."""
         _library.check(self._library.gapless_device_free(self._device, address, size))
 
+    def free_on(self, address: int, stream: int, size: int = 0) -> None:
+        """Frees an allocation whose last use was on ``stream``, whichever stream it was allocated on.
+
+        Waits for the whole device where ``stream`` cannot be recorded. Raises a ``GaplessError`` if that cannot be waited
+        for either, since a graph is being captured; the allocation is as before then.
+        """
+        _library.check(self._library.gapless_device_free_on(self._device, address, size, stream))
+
     def record_stream(self, address: int, stream: int) -> None:
         """Records that ``stream`` also uses an allocation."""
         _library.check(self._library.gapless_device_record_stream(self._device, address, stream))

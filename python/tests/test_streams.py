@@ -72,3 +72,83 @@ for home in (side, 0):
     resource.deallocate(pointer, 5 * MIB, home)
 """
     )
+
+
+def test_rmm_waits_for_the_device_where_a_stream_cannot_be_recorded(run):
+    run(
+        RMM
+        + DRIVER
+        + """
+pointer = resource.allocate(64 * MIB, side)
+busy(0, pointer, 64 * MIB)
+resource.deallocate(pointer, 64 * MIB, 0xDEAD0)
+assert is_idle(0)
+stats = gapless.stats()
+assert stats["live_bytes"] == stats["pending_bytes"] == 0, stats
+"""
+    )
+
+
+def test_rmm_frees_later_what_cannot_be_waited_for(run):
+    run(
+        RMM
+        + DRIVER
+        + """
+pointer = resource.allocate(5 * MIB, side)
+RELAXED = 2
+assert cuda.cuStreamBeginCapture_v2(side, RELAXED) == 0
+resource.deallocate(pointer, 5 * MIB, 0xDEAD0)
+assert gapless.stats()["live_bytes"] == 5 * MIB, "nobody knows whether its last use has completed"
+other = resource.allocate(3 * MIB, 0)
+assert gapless.stats()["live_bytes"] == 8 * MIB
+graph = ctypes.c_void_p()
+cuda.cuStreamEndCapture(side, ctypes.byref(graph))
+resource.deallocate(other, 3 * MIB, 0)
+assert gapless.stats()["live_bytes"] == 0
+try:
+    resource.deallocate(pointer, 5 * MIB, 0)
+except gapless.GaplessError as error:
+    assert "freed before" in str(error)
+else:
+    raise AssertionError("freed twice")
+"""
+    )
+
+
+def test_rmm_s_streams_have_to_say_which_they_are(run):
+    run(
+        RMM
+        + DRIVER
+        + """
+class Stream:
+    def __init__(self, handle): self.handle = handle
+    def __cuda_stream__(self): return (0, self.handle)
+pointer = resource.allocate(100, Stream(side))
+assert [region["stream"] for region in gapless.snapshot()["regions"]] == [side]
+resource.deallocate(pointer, 100, Stream(side))
+try:
+    resource.allocate(100, object())
+except TypeError as error:
+    assert "newer RMM" in str(error)
+else:
+    raise AssertionError("taken for the default stream")
+"""
+    )
+
+
+def test_numba_frees_later_what_cannot_be_waited_for(run):
+    run(
+        NUMBA
+        + """
+def fails(): raise RuntimeError("operation would make the legacy stream depend on a capturing blocking stream")
+block = manager.memalloc(5 << 20)
+context.synchronize = fails
+block.finalizer()
+assert gapless.stats()["live_bytes"] == 5 << 20, "nobody knows whether its last use has completed"
+del context.synchronize
+other = manager.memalloc(3 << 20)
+assert context.waits == 1 and gapless.stats()["live_bytes"] == 3 << 20
+other.finalizer()
+assert gapless.stats()["live_bytes"] == 0
+"""
+    )

@@ -18,6 +18,7 @@ use crate::pools::PoolId;
 use crate::process::Device;
 use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, gapless_status};
 use gapless::allocator::{AllocError, FreeError, LiveAllocation, Snapshot, Stats, Trimmed};
+use gapless::driver::StreamDriver;
 use gapless::units::ByteSize;
 use gapless::{DeviceAddr, StreamId};
 use serde::Serialize;
@@ -61,6 +62,21 @@ impl Device {
     /// Records that `stream` also uses an allocation.
     pub fn record_stream(&self, addr: DeviceAddr, stream: StreamId) -> Result<(), FreeError> {
         self.pools.record_stream(addr, stream).unwrap_or_else(|| self.main.allocator.record_stream(addr, stream))
+    }
+
+    /// Frees an allocation whose last use was on `stream`. Where that stream cannot be recorded, the host waits for the
+    /// whole device. Nothing has happened if that cannot be waited for either, since a graph is being captured.
+    pub fn free_on(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) -> Answer<()> {
+        match self.record_stream(addr, stream) {
+            Ok(()) => {}
+            Err(error @ FreeError::NotAllocated { .. }) => return Err(error.into()),
+            Err(_) => match self.main.allocator.driver().synchronize_device() {
+                Err(error) if !error.kind.is_sticky() => return Err(error.into()),
+                // Nothing runs on a device that is lost.
+                Ok(()) | Err(_) => {}
+            },
+        }
+        Ok(self.free(addr, bytes, stream)?)
     }
 
     /// Returns free memory to the driver until at most `keep_bytes` are held. What pools hold stays, and does not count.
@@ -200,6 +216,25 @@ pub extern "C" fn gapless_device_free(device: i32, pointer: *mut c_void, bytes: 
     guard(|| {
         let device = Device::get(device)?;
         if pointer.is_null() { Ok(()) } else { Ok(device.free(address(pointer), bytes, StreamId(0))?) }
+    })
+}
+
+/// Frees an allocation of a device whose last use was on stream, which need not be the one that it was allocated on: the
+/// memory is not handed out again before the work that is queued on stream by now has completed. NULL: nothing. bytes is as
+/// in gapless_device_free.
+///
+/// Where stream cannot be recorded, because it is another device's, for example, the host waits for the device.
+/// GAPLESS_ERROR_DRIVER while a graph is being captured and the device cannot be waited for: nothing was done.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_device_free_on(
+    device: i32,
+    pointer: *mut c_void,
+    bytes: u64,
+    stream: *mut CUstream_st,
+) -> gapless_status {
+    guard(|| {
+        let device = Device::get(device)?;
+        if pointer.is_null() { Ok(()) } else { device.free_on(address(pointer), bytes, stream_id(stream)) }
     })
 }
 
