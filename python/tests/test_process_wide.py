@@ -146,3 +146,19 @@ print("budget", gapless.stats()["budget_bytes"])
 def test_frees_of_others_are_told_and_harmless(run):
     out = run(USE + "library.gapless_torch_free(12345, 1, 0, None)\nprint('alive')")
     assert "alive" in out and "not allocated by this allocator" in out
+
+
+def test_the_viewer_knows_two_types_of_segments(run):
+    run(
+        USE
+        + """
+from gapless._torch_figures import Figures, snapshot
+figures = Figures(0)
+small = library.gapless_torch_malloc(100, 0, None)
+report = figures.report(snapshot=True)
+assert {region["kind"] for region in report["snapshot"]["regions"]} == {"small", "large"}
+report["snapshot"]["regions"][0]["kind"] = "of another kind"
+figures.report = lambda snapshot=False: report
+assert {segment["segment_type"] for segment in snapshot([figures])["segments"]} <= {"small", "large"}
+"""
+    )
