@@ -162,3 +162,21 @@ figures.report = lambda snapshot=False: report
 assert {segment["segment_type"] for segment in snapshot([figures])["segments"]} <= {"small", "large"}
 """
     )
+
+
+def test_the_process_wide_allocator_outlives_a_close(run):
+    out = run(
+        """
+import gapless
+memory = gapless.Allocator.of_device()
+block = memory.alloc(5 << 20)
+for close in (memory.close, lambda: memory.__exit__(None, None, None)):
+    try:
+        close()
+    except gapless.GaplessError as error:
+        print(error)
+assert memory.stats()["live_bytes"] == 5 << 20
+memory.free(block)
+"""
+    )
+    assert out.count("it lives as long as the process") == 2

@@ -152,3 +152,38 @@ other.finalizer()
 assert gapless.stats()["live_bytes"] == 0
 """
     )
+
+
+def test_a_refused_close_changes_nothing(run):
+    run(
+        DRIVER
+        + """
+import threading, time
+allocator = gapless.Allocator(budget=64 * MIB)
+block = allocator.alloc(64 * MIB)
+allocator.record_stream(block, side)
+for _ in range(10):
+    busy(side, block, 64 * MIB)
+allocator.free(block)
+# Has to wait for the other stream.
+inside = threading.Thread(target=lambda: allocator.free(allocator.alloc(64 * MIB)))
+inside.start()
+time.sleep(0.1)
+try:
+    allocator.close()
+except gapless.GaplessError as error:
+    assert "another thread is inside a call" in str(error) and not is_idle(side)
+else:
+    raise AssertionError("closed under a call")
+assert allocator.stats()["budget_bytes"] == 64 * MIB
+inside.join()
+allocator.close()
+for use in (allocator.close, allocator.stats):
+    try:
+        use()
+    except gapless.GaplessError as error:
+        assert "null" in str(error)
+    else:
+        raise AssertionError("used after close")
+"""
+    )
