@@ -1,5 +1,8 @@
 """On which streams freed memory is still in use: the front ends over the simulated driver's streams."""
 
+import importlib.util
+
+import pytest
 from stand_ins import NUMBA, RMM
 
 # Streams and work of the simulated driver. `busy` queues work on a stream that outlasts what a test does next.
@@ -51,6 +54,30 @@ assert cuda.cuMemcpyDtoH_v2(content, other, MIB) == 0 and content.raw == bytes([
 resource.deallocate(other, 64 * MIB, side)
 again = resource.allocate(100, side)
 assert gapless.stats()["pending_bytes"] == 0 and gapless.stats()["live_bytes"] == 100
+"""
+    )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("rmm") is None, reason="RMM is not installed")
+def test_the_real_rmm_says_on_which_stream_it_frees(run):
+    run(
+        DRIVER
+        + """
+import gapless.rmm
+from rmm.pylibrmm.stream import DEFAULT_STREAM, Stream
+class Side:
+    def __cuda_stream__(self): return (0, side)
+resource, on_side = gapless.rmm.resource(), Stream(Side())
+pointer = resource.allocate(64 * MIB, on_side)
+assert [region["stream"] for region in gapless.snapshot()["regions"]] == [side]
+resource.deallocate(pointer, 64 * MIB, on_side)
+assert resource.allocate(64 * MIB, on_side) == pointer
+busy(0, pointer, 64 * MIB)
+resource.deallocate(pointer, 64 * MIB, DEFAULT_STREAM)
+assert gapless.stats()["pending_bytes"] == 64 * MIB
+other = resource.allocate(64 * MIB, on_side)
+assert other != pointer and not is_idle(0)
+resource.deallocate(other, 64 * MIB, on_side)
 """
     )
 
