@@ -48,9 +48,13 @@ def test_compiled_code_runs_without_graphs(first):
 
 def test_memory_is_not_shared_with_other_processes():
     for share in ("untyped_storage()._share_cuda_()", "_typed_storage()._share_cuda_()"):
-        out = run(START + f"""
+        out = run(
+            START
+            + f"""
         torch.empty(1, device="cuda").{share}
-        """, fails=True)
+        """,
+            fails=True,
+        )
         assert "cannot be shared with another process" in out
     code = """
         from multiprocessing.reduction import ForkingPickler

@@ -24,7 +24,9 @@ _C = types.SimpleNamespace(
     # torch.accelerator asks PyTorch's own allocator, whichever is in use.
     _accelerator_isAllocatorInitialized=lambda: False,
     _accelerator_emptyCache=lambda: None,
-    _accelerator_getDeviceStats=lambda device: dict.fromkeys(("allocated_bytes", "reserved_bytes"), {"all": {"current": 0}}),
+    _accelerator_getDeviceStats=lambda device: dict.fromkeys(
+        ("allocated_bytes", "reserved_bytes"), {"all": {"current": 0}}
+    ),
     _accelerator_resetPeakStats=lambda device: None,
     _accelerator_resetAccumulatedStats=lambda device: None,
     benchmark=False,
