@@ -46,6 +46,20 @@ def test_compiled_code_runs_without_graphs(first):
     assert out.count("gapless has switched off the CUDA graphs of torch.compile") == 1
 
 
+def test_graphs_without_trees_run_and_overwrite_their_results():
+    """Why they are not what compiled code gets: a program has to ask for them."""
+    code = """
+        from torch._inductor import compile_fx, config
+        config.triton.cudagraph_trees = False
+        options = dict(device_index=0, stack_traces=[], is_backward=False, is_inference=True)
+        compiled = compile_fx.cudagraphify(lambda inputs: [inputs[0] + 1], (), **options)
+        one, two = (compiled([torch.empty(4, device="cuda")])[0] for _ in range(2))
+        assert one.data_ptr() == two.data_ptr()
+        assert torch.cuda.memory_stats()["reserved_bytes_by_private_pools"] > 0
+    """
+    assert "switched off" not in run(START + code)
+
+
 def test_memory_is_not_shared_with_other_processes():
     for share in ("untyped_storage()._share_cuda_()", "_typed_storage()._share_cuda_()"):
         out = run(
