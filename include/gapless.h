@@ -388,8 +388,8 @@ gapless_status gapless_device_free(int32_t device,
 // memory is not handed out again before the work that is queued on stream by now has completed. NULL: nothing. bytes is as
 // in gapless_device_free.
 //
-// Where stream cannot be recorded, because it is another device's, for example, the host waits for the device.
-// GAPLESS_ERROR_DRIVER while a graph is being captured and the device cannot be waited for: nothing was done.
+// Where stream cannot be recorded, the host waits for all devices that this process allocates on. GAPLESS_ERROR_DRIVER while a
+// graph is being captured and a device cannot be waited for: nothing was done.
 gapless_status gapless_device_free_on(int32_t device,
                                       void *pointer,
                                       uint64_t bytes,

@@ -199,7 +199,7 @@ class DeviceMemory(Allocator):
     def free_on(self, address: int, stream: int, size: int = 0) -> None:
         """Frees an allocation whose last use was on ``stream``, whichever stream it was allocated on.
 
-        Waits for the whole device where ``stream`` cannot be recorded. Raises a ``GaplessError`` if that cannot be waited
+        Waits for all devices in use where ``stream`` cannot be recorded. Raises a ``GaplessError`` if one cannot be waited
         for either, since a graph is being captured; the allocation is as before then.
         """
         _library.check(self._library.gapless_device_free_on(self._device, address, size, stream))

@@ -116,6 +116,24 @@ assert stats["live_bytes"] == stats["pending_bytes"] == 0, stats
     )
 
 
+def test_rmm_waits_for_every_device_where_a_stream_cannot_be_recorded(run):
+    run(
+        RMM
+        + DRIVER
+        + """
+pointer, elsewhere = resource.allocate(64 * MIB, 0), gapless.DeviceMemory(1).alloc(64 * MIB)
+other = ctypes.c_void_p()
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(other), 1) == cuda.cuCtxSetCurrent(other) == 0
+far = stream()
+busy(far, elsewhere, 64 * MIB)
+assert cuda.cuCtxSetCurrent(context) == 0
+resource.deallocate(pointer, 64 * MIB, 0xDEAD0)
+assert cuda.cuCtxSetCurrent(other) == 0 and is_idle(far)
+""",
+        GAPLESS_SIM_DEVICES="2",
+    )
+
+
 def test_rmm_frees_later_what_cannot_be_waited_for(run):
     run(
         RMM

@@ -64,19 +64,24 @@ impl Device {
         self.pools.record_stream(addr, stream).unwrap_or_else(|| self.main.allocator.record_stream(addr, stream))
     }
 
-    /// Frees an allocation whose last use was on `stream`. Where that stream cannot be recorded, the host waits for the
-    /// whole device. Nothing has happened if that cannot be waited for either, since a graph is being captured.
+    /// Frees an allocation whose last use was on `stream`. Where that stream cannot be recorded, the host waits for all
+    /// devices in use: it may be another one's. Nothing has happened if one cannot be waited for, since a graph is being
+    /// captured.
     pub fn free_on(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) -> Answer<()> {
         match self.record_stream(addr, stream) {
             Ok(()) => {}
             Err(error @ FreeError::NotAllocated { .. }) => return Err(error.into()),
-            Err(_) => match self.main.allocator.driver().synchronize_device() {
-                Err(error) if !error.kind.is_sticky() => return Err(error.into()),
-                // Nothing runs on a device that is lost.
-                Ok(()) | Err(_) => {}
-            },
+            Err(_) => Self::all().try_for_each(Self::synchronize)?,
         }
         Ok(self.free(addr, bytes, stream)?)
+    }
+
+    fn synchronize(&self) -> Answer<()> {
+        match self.main.allocator.driver().synchronize_device() {
+            Err(error) if !error.kind.is_sticky() => Err(error.into()),
+            // Nothing runs on a device that is lost.
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 
     /// Returns free memory to the driver until at most `keep_bytes` are held. What pools hold stays, and does not count.
@@ -223,8 +228,8 @@ pub extern "C" fn gapless_device_free(device: i32, pointer: *mut c_void, bytes: 
 /// memory is not handed out again before the work that is queued on stream by now has completed. NULL: nothing. bytes is as
 /// in gapless_device_free.
 ///
-/// Where stream cannot be recorded, because it is another device's, for example, the host waits for the device.
-/// GAPLESS_ERROR_DRIVER while a graph is being captured and the device cannot be waited for: nothing was done.
+/// Where stream cannot be recorded, the host waits for all devices that this process allocates on. GAPLESS_ERROR_DRIVER while a
+/// graph is being captured and a device cannot be waited for: nothing was done.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_device_free_on(
     device: i32,
