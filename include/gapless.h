@@ -398,6 +398,27 @@ gapless_status gapless_device_trim(int32_t device,
                                    uint64_t keep_bytes,
                                    uint64_t *released);
 
+// Promises that stream lives until it is forgotten or the allocator is destroyed.
+//
+// Without the promise a stream may be destroyed at any time between two calls that are handed it, with memory live that
+// was allocated for it. So its handle goes to the driver only from such calls; what it may still use is reused at once on
+// the stream itself, and elsewhere only after its next call, or after the host has waited for the whole device. Keep the
+// streams that live long. The default stream always is kept; that of a thread cannot be, which is no error.
+gapless_status gapless_keep_stream(struct gapless_allocator *allocator,
+                                   struct CUstream_st *stream);
+
+// Ends the promise of gapless_keep_stream, right before the stream is destroyed: no work that uses memory of the allocator
+// is queued on it any more. Good for a stream that was not kept, too: what it may still use needs no wait for the whole
+// device then. Does nothing for a stream that the allocator has not seen.
+gapless_status gapless_forget_stream(struct gapless_allocator *allocator,
+                                     struct CUstream_st *stream);
+
+// As gapless_keep_stream, for the process-wide allocator of a device.
+gapless_status gapless_device_keep_stream(int32_t device, struct CUstream_st *stream);
+
+// As gapless_forget_stream, for the process-wide allocator of a device and its pools.
+gapless_status gapless_device_forget_stream(int32_t device, struct CUstream_st *stream);
+
 // Replays a recorded trace on a simulated device and writes the results as a JSON array into buffer, as
 // gapless_stats_json does: one object for each policy, with the keys of gapless replay --json.
 //

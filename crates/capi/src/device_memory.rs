@@ -185,7 +185,7 @@ pub unsafe extern "C" fn gapless_device_alloc_aligned(
 ) -> gapless_status {
     guard(|| {
         check_out(pointer, "pointer")?;
-        let request = Request { bytes, alignment, stream: stream_id(stream) };
+        let request = Request { bytes, alignment, stream: stream_id(stream), keeps_stream: false };
         let addr = Device::get(device)?.alloc(&request, |error| worded(&request, error))?;
         // SAFETY: not null, so valid for a write (the function's contract).
         unsafe { pointer.write(device_pointer(addr)) };

@@ -40,6 +40,7 @@ mod registry;
 mod replay;
 mod reports;
 mod status;
+mod streams;
 mod torch;
 
 pub use conf::{Conf, ConfError};
@@ -61,4 +62,5 @@ pub use registry::gapless_allocator;
 pub use replay::gapless_replay_json;
 pub use reports::*;
 pub use status::*;
+pub use streams::*;
 pub use torch::*;

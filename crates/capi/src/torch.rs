@@ -42,7 +42,8 @@ pub extern "C-unwind" fn gapless_torch_malloc(
     let mut pointer = std::ptr::null_mut();
     let status = guard(|| {
         let bytes = u64::try_from(size).map_err(|_| Failure::argument(format!("a request of {size} bytes")))?;
-        let (device, request) = (Device::get(device)?, Request { bytes, alignment: 1, stream: stream_id(stream) });
+        let (device, request) =
+            (Device::get(device)?, Request { bytes, alignment: 1, stream: stream_id(stream), keeps_stream: true });
         let addr = device.alloc(&request, |error| worded(device.ordinal, bytes, error))?;
         pointer = device_pointer(addr);
         Ok(())
