@@ -84,7 +84,50 @@ fn doctor_says_which_function_is_missing() {
 
 #[test]
 fn doctor_says_what_to_do_without_devices() {
-    doctor_fails(&library(), &[("GAPLESS_SIM_DEVICES", "0")], &["finds no GPU", "CUDA_VISIBLE_DEVICES"]);
+    let settings = [("GAPLESS_SIM_DEVICES", "0"), ("GAPLESS_SIM_VERSION", "12040")];
+    let expected = ["finds no GPU", "CUDA_VISIBLE_DEVICES", "driver     CUDA 12.4, /", "libgapless_sim_libcuda.so"];
+    doctor_fails(&library(), &settings, &expected);
+    let output = gapless(&["doctor", "--json"], &library(), &settings);
+    let findings: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(findings["library"]["cuda"], 12_040);
+    assert!(findings["library"]["file"].as_str().unwrap().ends_with("libgapless_sim_libcuda.so"), "{findings}");
+}
+
+#[test]
+fn doctor_says_which_library_does_not_start() {
+    let expected = ["driver     CUDA 13.0, /", "803", "nvidia-smi"];
+    doctor_fails(&library(), &[("GAPLESS_SIM_FAIL", "cuInit:*:803")], &expected);
+    let expected = ["driver     CUDA 10.2, /", "gapless needs 11.0"];
+    doctor_fails(&library(), &[("GAPLESS_SIM_VERSION", "10020")], &expected);
+}
+
+/// A device that is too old for the kernels (209), or a driver that cannot compile them, can be allocated on.
+#[test]
+fn doctor_finds_a_device_usable_that_cannot_load_the_kernels() {
+    for code in ["209", "218", "221", "222"] {
+        let fault = format!("cuModuleLoadData:*:{code}");
+        let settings = [("GAPLESS_SIM_FAIL", fault.as_str())];
+        let output = gapless(&["doctor"], &library(), &settings);
+        let text = text(&output);
+        assert_eq!(output.status.code(), Some(0), "{text}");
+        let expected = ["gapless works on 1 GPU", "kernels  cannot be loaded", code, "needs none", "replay", "not checked"];
+        for expected in expected {
+            assert!(text.contains(expected), "'{expected}' is not in:\n{text}");
+        }
+        assert!(!text.contains("problem"), "{text}");
+        let output = gapless(&["doctor", "--json"], &library(), &settings);
+        let findings: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let device = &findings["devices"][0];
+        assert_eq!(findings["works"], true);
+        assert!(device["problem"].is_null() && device["cycle"]["wrong_bytes"].is_null());
+        assert!(device["kernels_problem"].as_str().unwrap().contains(code), "{device}");
+        assert!(device["cycle"]["unmap_us"].as_f64().unwrap() >= 0.0);
+    }
+}
+
+#[test]
+fn doctor_does_not_take_a_lost_device_for_one_without_kernels() {
+    doctor_fails(&library(), &[("GAPLESS_SIM_FAIL", "cuModuleLoadData:*:700")], &["problem", "700"]);
 }
 
 #[test]
@@ -106,6 +149,7 @@ fn doctor_sees_a_broken_device_beside_a_good_one() {
     let text = text(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(text.contains("problem") && text.contains("gapless works on 1 GPU"), "{text}");
+    assert!(text.contains("failed the trial") && !text.contains("no virtual memory management"), "{text}");
 }
 
 #[test]
