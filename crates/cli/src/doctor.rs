@@ -281,7 +281,8 @@ fn write_device(out: &mut impl Write, device: &DeviceFindings) -> io::Result<()>
     }
     if let Some(cycle) = &device.cycle {
         let step = |us: Option<f64>| us.map_or_else(|| "not done".to_owned(), |us| us.to_string());
-        let content = cycle.wrong_bytes.map_or_else(|| "bytes not checked".to_owned(), |wrong| count(wrong, "wrong byte"));
+        let content =
+            cycle.wrong_bytes.map_or_else(|| "bytes not checked".to_owned(), |wrong| count(wrong, "wrong byte"));
         writeln!(
             out,
             "  cycle    {}: reserve {} us, create {}, map {}, set_access {}, write {}, verify {}, unmap {}, release \
