@@ -3,20 +3,20 @@
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::cuda::raw::raw_stream;
 use gapless::driver::cuda::sys::{
-    CUmemAccess_flags_enum as access_flags, CUmemAllocationHandleType_enum as handle_type, CUmemAllocationProp,
-    CUmemAllocationType_enum as allocation_type, CUmemLocation, CUmemLocationType_enum as location_type,
+    CUmemAccess_flags_enum as access_flags, CUmemAllocationHandleType_enum as handle_type,
 };
 use gapless::driver::{ChunkHandle, DriverCall, DriverResult, MemoryDriver, WorkDriver};
 use gapless::{DeviceAddr, StreamId};
 use serde_json::{Value, json};
 
-use super::{Question, place, put, refusal, take_away, told};
+use super::{Question, WHOLE, place, put, refusal, take_away, told};
 
 const MAIN: StreamId = StreamId::DEFAULT;
 
 pub(super) const SUB_SIZE_MAP: Question = Question {
     id: "sub_size_map",
     text: "What does mapping only the first half of a chunk return?",
+    parts: WHOLE,
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(2 * page, page)?;
@@ -28,6 +28,7 @@ pub(super) const SUB_SIZE_MAP: Question = Question {
 pub(super) const UNMAP_TWO: Question = Question {
     id: "unmap_two",
     text: "Does one unmap call remove two adjacent mappings?",
+    parts: WHOLE,
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(2 * page, page)?;
@@ -42,6 +43,7 @@ pub(super) const UNMAP_TWO: Question = Question {
 pub(super) const UNMAP_PART: Question = Question {
     id: "unmap_part",
     text: "What does unmapping the first half of a mapping return?",
+    parts: WHOLE,
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(2 * page, page)?;
@@ -55,6 +57,7 @@ pub(super) const UNMAP_PART: Question = Question {
 pub(super) const UNMAP_HOLE: Question = Question {
     id: "unmap_hole",
     text: "What does one unmap over two mappings with a hole between them return?",
+    parts: WHOLE,
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(3 * page, page)?;
@@ -69,6 +72,7 @@ pub(super) const UNMAP_HOLE: Question = Question {
 pub(super) const ACCESS_PART: Question = Question {
     id: "access_part",
     text: "What does set_access over the first half of a mapping return, and what is accessible then?",
+    parts: WHOLE,
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(2 * page, page)?;
@@ -86,6 +90,7 @@ pub(super) const ACCESS_PART: Question = Question {
 pub(super) const READ_ONLY: Question = Question {
     id: "read_only",
     text: "What does a write to a range with read-only access lead to?",
+    parts: WHOLE,
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(page, page)?;
@@ -107,6 +112,7 @@ pub(super) const READ_ONLY: Question = Question {
 pub(super) const FRESH_CONTENT: Question = Question {
     id: "fresh_content",
     text: "What does a new chunk contain, after the start and after a written chunk was released?",
+    parts: WHOLE,
     experiment: |driver| {
         let bytes = 8 * driver.granularity();
         let (addr, chunk) = place(driver, bytes)?;
@@ -132,6 +138,7 @@ pub(super) const FRESH_CONTENT: Question = Question {
 pub(super) const EXPORT: Question = Question {
     id: "export",
     text: "Can a chunk be exported and imported, and what does mapping the import with another size return?",
+    parts: WHOLE,
     experiment: |driver| {
         let optional = driver.raw().optional();
         let (Ok(export), Ok(import)) =
@@ -169,59 +176,10 @@ pub(super) const EXPORT: Question = Question {
     },
 };
 
-pub(super) const WITHOUT_CONTEXT: Question = Question {
-    id: "without_context",
-    text: "What do the calls return when no context is current?",
-    experiment: |driver| {
-        let (raw, access) = (driver.raw(), driver.raw().access());
-        let api = raw.api();
-        let check = |call, result| told(&raw.check(call, DriverCall::name(call), result));
-        let page = driver.granularity() as usize;
-        // SAFETY: no context is current on this thread from here on; every guard of the driver restores that.
-        let _ = unsafe { api.cuCtxSetCurrent(std::ptr::null_mut()) };
-        let mut prop = CUmemAllocationProp {
-            type_: allocation_type::CU_MEM_ALLOCATION_TYPE_PINNED,
-            location: CUmemLocation { type_: location_type::CU_MEM_LOCATION_TYPE_DEVICE, id: raw.device() },
-            ..CUmemAllocationProp::default()
-        };
-        prop.requestedHandleTypes = handle_type::CU_MEM_HANDLE_TYPE_NONE;
-        let (mut addr, mut handle, mut free, mut total) = (0, 0, 0, 0);
-        // SAFETY: a valid out-parameter.
-        let reserve = unsafe { api.cuMemAddressReserve(&raw mut addr, page, page, 0, 0) };
-        // SAFETY: valid pointers.
-        let create = unsafe { api.cuMemCreate(&raw mut handle, page, &raw const prop, 0) };
-        // SAFETY: what was reserved and created above, or zeros, which the driver refuses.
-        let map = unsafe { api.cuMemMap(addr, page, 0, handle, 0) };
-        // SAFETY: one descriptor, valid for the call.
-        let access = unsafe { api.cuMemSetAccess(addr, page, &raw const access, 1) };
-        // SAFETY: a mapping that nothing uses.
-        let unmap = unsafe { api.cuMemUnmap(addr, page) };
-        let release = if handle == 0 {
-            Value::Null
-        } else {
-            // SAFETY: created above, released once.
-            check(DriverCall::Release, unsafe { api.cuMemRelease(handle) })
-        };
-        // SAFETY: a reservation with nothing mapped in it.
-        let address_free = unsafe { api.cuMemAddressFree(addr, page) };
-        // SAFETY: valid out-parameters.
-        let info = unsafe { api.cuMemGetInfo_v2(&raw mut free, &raw mut total) };
-        Ok(json!({
-            "reserve": check(DriverCall::Reserve, reserve),
-            "create": check(DriverCall::Create, create),
-            "map": check(DriverCall::Map, map),
-            "set_access": check(DriverCall::SetAccess, access),
-            "unmap": check(DriverCall::Unmap, unmap),
-            "release": release,
-            "address_free": check(DriverCall::AddressFree, address_free),
-            "memory_info": check(DriverCall::MemoryInfo, info),
-        }))
-    },
-};
-
 pub(super) const MEMORY_INFO: Question = Question {
     id: "memory_info",
     text: "By how many bytes does each step change the free memory that the driver reports?",
+    parts: WHOLE,
     experiment: |driver| {
         let bytes = 32 * driver.granularity();
         let free = || driver.memory_info().map(|info| i128::from(info.free));
