@@ -6,7 +6,7 @@ mod simulated;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use simulated::{library, library_without};
 
 fn gapless(arguments: &[&str], library: &Path, settings: &[(&str, &str)]) -> Output {
@@ -155,7 +155,7 @@ fn doctor_sees_a_broken_device_beside_a_good_one() {
 
 #[test]
 fn probe_answers_every_question() {
-    let output = gapless(&["probe", "--json"], &library(), &[("GAPLESS_SIM_CAPACITY", "256MiB")]);
+    let output = gapless(&["probe", "--json", "--rounds", "100"], &library(), &[("GAPLESS_SIM_CAPACITY", "256MiB")]);
     assert_eq!(output.status.code(), Some(0));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["device"]["name"], "Simulated GPU 0");
@@ -168,12 +168,65 @@ fn probe_answers_every_question() {
     assert_eq!(answers["unmap_two"]["value"]["left_mapped"], 0);
     assert_eq!(answers["unmap_in_use"]["value"]["synchronize"]["code"], 700);
     assert_eq!(answers["graph_remap"]["value"]["new_chunk_was_written"], true);
-    assert_eq!(answers["capture_other_thread"]["value"]["capture"]["code"], 901);
-    assert_eq!(answers["capture_wait"]["value"]["calls"]["stream_wait"]["code"], 905);
-    assert_eq!(answers["capture_guarded"]["value"]["capture"], "ok");
-    for (call, outcome) in answers["capture_guarded"]["value"]["calls"].as_object().unwrap() {
-        assert_eq!(outcome, "ok", "{call}");
+    assert_eq!(answers["capture_wait"]["value"]["call"]["code"], 905);
+    // Each call has a capture of its own: the first that is refused does not spoil the others.
+    for question in ["capture_same_thread", "capture_other_thread"] {
+        for call in ["reserve", "create", "map", "set_access", "unmap", "release", "address_free"] {
+            let outcome = &answers[question]["value"][call];
+            assert_eq!((&outcome["call"]["code"], &outcome["capture"]["code"]), (&900.into(), &901.into()), "{call}");
+        }
+        let allowed = json!({ "call": "ok", "capture": "ok" });
+        assert_eq!(answers[question]["value"]["is_capturing_of_another_stream"], allowed, "{question}");
     }
+    let guarded = answers["capture_guarded"]["value"].as_object().unwrap();
+    assert_eq!(guarded.len(), 15);
+    for (call, outcome) in guarded {
+        assert_eq!(*outcome, json!({ "call": "ok", "capture": "ok" }), "{call}");
+    }
+    assert_eq!(answers["capture_synchronize"]["value"]["context_by_another_thread"]["capture"]["code"], 901);
+    assert_eq!(answers["captured_event"]["value"]["query_in_relaxed_mode"]["call"]["code"], 907);
+    assert_eq!(answers["captured_event"]["value"]["none"]["capture"], "ok");
+    assert_eq!(answers["stream_values"]["value"]["idle"]["rounds"], 32);
+    assert_eq!(answers["events_without_context"]["value"]["event_record"]["code"], 201);
+    assert_eq!(answers["graph_drop"]["value"]["replay_wrote_everything"], true);
+    assert_eq!(answers["graph_drop"]["value"]["replay_finished_after_wait"], true);
+    assert!(answers["reserve_4_tib"]["value"]["virtual_bytes_after"].as_u64().unwrap() > 4 << 40);
+    assert_eq!(answers["busy"]["value"]["calls"].as_object().unwrap().len(), 10);
+    for edge in ["stream", "event", "graph", "programmatic_dependent_launch"] {
+        let found = &answers["alias_coherence"]["value"][edge];
+        assert!(found["rounds"].as_u64().unwrap() >= 100 && found["wrong"] == 0, "{edge}: {found}");
+    }
+    assert_eq!(answers["peer_descriptor"]["value"]["skipped"], "the driver has one device");
+    // What a dead handle answers, or that the process died of it.
+    let dead = answers["dead_stream"]["value"].as_object().unwrap();
+    assert_eq!(dead.len(), 8);
+    for (call, outcome) in dead {
+        assert!(!outcome["answer"].is_null() || outcome["signal"].is_number(), "{call}: {outcome}");
+    }
+}
+
+#[test]
+fn probe_tells_the_signal_of_a_process_that_dies() {
+    // Abort, on the call that this part makes and no other part does.
+    let output =
+        gapless(&["probe", "--json", "--only", "dead_stream"], &library(), &[("GAPLESS_SIM_DIE", "cuStreamQuery")]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let dead = &report["answers"]["dead_stream"]["value"];
+    assert_eq!(dead["query"]["signal"], 6, "{dead}");
+    assert!(dead["query"]["error"].as_str().unwrap().contains("without an answer"), "{dead}");
+    assert!(dead["is_capturing"]["signal"].is_null() && !dead["is_capturing"]["answer"].is_null(), "{dead}");
+}
+
+#[test]
+fn probe_finds_out_what_a_peer_costs() {
+    let settings = [("GAPLESS_SIM_DEVICES", "2"), ("GAPLESS_SIM_CAPACITY", "256MiB")];
+    let output = gapless(&["probe", "--json", "--only", "peer_descriptor"], &library(), &settings);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let found = &report["answers"]["peer_descriptor"]["value"];
+    assert_eq!(found["reachable_peers"], json!([1]), "{found}");
+    let costs = found["costs"].as_array().unwrap();
+    assert_eq!(costs.iter().map(|row| row["peers"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 1]);
+    assert!(costs[1]["set_access_1_us"].as_f64().unwrap() > 0.0, "{found}");
 }
 
 #[test]

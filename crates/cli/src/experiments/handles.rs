@@ -10,7 +10,7 @@ use gapless::driver::{DriverCall, DriverResult, MemoryDriver, StreamDriver, Work
 use serde_json::{Value, json};
 
 use super::graphs::{begin, destroy_graph, end};
-use super::{Question, WHOLE, no_function, refusal, told};
+use super::{Question, WHOLE, no_function, refusal, skipped, told};
 
 pub(super) const STREAM_VALUES: Question = Question {
     id: "stream_values",
@@ -47,6 +47,9 @@ pub(super) const STREAM_IDS: Question = Question {
     text: "Which ids do streams have: the default ones, the handle 2 on several threads, and during captures?",
     parts: WHOLE,
     experiment: |driver| {
+        if driver.raw().optional().cuStreamGetId.is_err() {
+            return Ok(skipped("the library has no cuStreamGetId (CUDA 12.0)"));
+        }
         let stream = driver.create_stream()?;
         let here = ids_of(driver, stream);
         let elsewhere = on_another_thread(|| ids_of(driver, stream));
@@ -142,6 +145,9 @@ fn call_with_dead(driver: &CudaDriver, part: &str, dead: StreamId, event: u64) -
         "get_context" => unsafe { api.cuStreamGetCtx(stream, &raw mut context) },
         // SAFETY: see above; the pointers are valid for the call.
         "destroy_again" => unsafe { api.cuStreamDestroy_v2(stream) },
+        _ if raw.optional().cuStreamGetId.is_err() => {
+            return Ok(skipped("the library has no cuStreamGetId (CUDA 12.0)"));
+        }
         _ => return Ok(told(&id_of(driver, dead))),
     };
     Ok(told(&raw.check(DriverCall::Stream, part, result)))
