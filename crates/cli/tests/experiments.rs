@@ -52,19 +52,9 @@ fn measurements_run() {
     assert_eq!(driver.memory_info().unwrap().free, before);
 }
 
-/// Questions that leave something behind, since they lose the device or break a rule on purpose.
-const LEAVE_SOMETHING: [&str; 10] = [
-    "unmap_in_use",
-    "sub_size_map",
-    "unmap_two",
-    "unmap_part",
-    "unmap_hole",
-    "access_part",
-    "read_only",
-    "export",
-    "dead_stream",
-    "mappings",
-];
+/// Two questions that lose the device on purpose, one that is asked in processes of its own, and one that leaves half a
+/// million mappings to the end of its process, since to remove them may take longer than a question has.
+const LEAVE_SOMETHING: [&str; 4] = ["unmap_in_use", "read_only", "dead_stream", "mappings"];
 
 #[test]
 fn questions_undo_what_they_did() {

@@ -1,5 +1,7 @@
 //! What the driver accepts and refuses.
 
+use std::os::fd::{FromRawFd, OwnedFd};
+
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::cuda::raw::raw_stream;
 use gapless::driver::cuda::sys::{
@@ -21,7 +23,13 @@ pub(super) const SUB_SIZE_MAP: Question = Question {
         let page = driver.granularity();
         let addr = driver.reserve(2 * page, page)?;
         let chunk = driver.create(2 * page)?;
-        Ok(told(&driver.map(addr, page, chunk)))
+        let outcome = driver.map(addr, page, chunk);
+        if outcome.is_ok() {
+            driver.unmap(addr, page)?;
+        }
+        driver.release(chunk)?;
+        driver.address_free(addr, 2 * page)?;
+        Ok(told(&outcome))
     },
 };
 
@@ -32,10 +40,11 @@ pub(super) const UNMAP_TWO: Question = Question {
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(2 * page, page)?;
-        put(driver, addr, page)?;
-        put(driver, addr.offset(page), page)?;
+        let chunks = [put(driver, addr, page)?, put(driver, addr.offset(page), page)?];
         let outcome = driver.unmap(addr, 2 * page);
         let again = [driver.unmap(addr, page), driver.unmap(addr.offset(page), page)];
+        chunks.into_iter().try_for_each(|chunk| driver.release(chunk))?;
+        driver.address_free(addr, 2 * page)?;
         Ok(json!({ "answer": told(&outcome), "left_mapped": again.iter().filter(|again| again.is_ok()).count() }))
     },
 };
@@ -47,9 +56,14 @@ pub(super) const UNMAP_PART: Question = Question {
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(2 * page, page)?;
-        put(driver, addr, 2 * page)?;
+        let chunk = put(driver, addr, 2 * page)?;
         let part = driver.unmap(addr, page);
         let whole = driver.unmap(addr, 2 * page);
+        if whole.is_err() {
+            driver.unmap(addr.offset(page), page)?;
+        }
+        driver.release(chunk)?;
+        driver.address_free(addr, 2 * page)?;
         Ok(json!({ "part": told(&part), "whole_afterwards": told(&whole) }))
     },
 };
@@ -61,10 +75,11 @@ pub(super) const UNMAP_HOLE: Question = Question {
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(3 * page, page)?;
-        put(driver, addr, page)?;
-        put(driver, addr.offset(2 * page), page)?;
+        let chunks = [put(driver, addr, page)?, put(driver, addr.offset(2 * page), page)?];
         let outcome = driver.unmap(addr, 3 * page);
         let left = [driver.unmap(addr, page), driver.unmap(addr.offset(2 * page), page)];
+        chunks.into_iter().try_for_each(|chunk| driver.release(chunk))?;
+        driver.address_free(addr, 3 * page)?;
         Ok(json!({ "answer": told(&outcome), "left_mapped": left.iter().filter(|left| left.is_ok()).count() }))
     },
 };
@@ -79,11 +94,9 @@ pub(super) const ACCESS_PART: Question = Question {
         let chunk = driver.create(2 * page)?;
         driver.map(addr, 2 * page, chunk)?;
         let outcome = driver.set_access(addr, page);
-        Ok(json!({
-            "answer": told(&outcome),
-            "first_half": access_at(driver, addr),
-            "second_half": access_at(driver, addr.offset(page)),
-        }))
+        let halves = [access_at(driver, addr), access_at(driver, addr.offset(page))];
+        take_away(driver, addr, chunk, 2 * page)?;
+        Ok(json!({ "answer": told(&outcome), "first_half": halves[0], "second_half": halves[1] }))
     },
 };
 
@@ -153,6 +166,7 @@ pub(super) const EXPORT: Question = Question {
         // SAFETY: a live chunk; for this kind the out-parameter is an int.
         let result = unsafe { export((&raw mut fd).cast(), chunk.0, kind, 0) };
         if let Err(error) = driver.raw().check(DriverCall::Create, "cuMemExportToShareableHandle", result) {
+            driver.release(chunk)?;
             return Ok(json!({ "exportable": driver.features().posix_fd, "export": refusal(&error) }));
         }
         let mut imported = 0;
@@ -168,10 +182,19 @@ pub(super) const EXPORT: Question = Question {
         if outcome.is_ok() {
             let addr = driver.reserve(4 * page, page)?;
             let imported = ChunkHandle(imported);
-            answer["map_half"] = told(&driver.map(addr, page, imported));
-            answer["map_double"] = told(&driver.map(addr, 4 * page, imported));
-            answer["map_whole"] = told(&driver.map(addr, 2 * page, imported));
+            for (name, bytes) in [("map_half", page), ("map_double", 4 * page), ("map_whole", 2 * page)] {
+                let mapped = driver.map(addr, bytes, imported);
+                if mapped.is_ok() {
+                    driver.unmap(addr, bytes)?;
+                }
+                answer[name] = told(&mapped);
+            }
+            driver.release(imported)?;
+            driver.address_free(addr, 4 * page)?;
         }
+        // SAFETY: the descriptor that was exported above, which nothing else closes.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+        driver.release(chunk)?;
         Ok(answer)
     },
 };
