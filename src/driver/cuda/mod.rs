@@ -7,6 +7,7 @@
 //! device.rs    facts about a device                               trial.rs    the trial cycle at opening
 //! memory.rs    virtual memory      streams.rs  streams, events    work.rs     fill, verify, copy
 //! kernels.rs   kernels from PTX                                   plain.rs    cuMemAlloc
+//! thread.rs    numbers of threads
 //! raw.rs       a way below the traits, for experiments only
 //! ```
 //!
@@ -34,6 +35,7 @@ pub mod raw;
 mod streams;
 #[doc(hidden)]
 pub mod sys;
+mod thread;
 mod trial;
 mod work;
 
