@@ -9,7 +9,6 @@
 //! | `GAPLESS_SIM_NO_EXPORT` | when set, chunks cannot be exported | |
 //! | `GAPLESS_SIM_RDMA` | `no`, `yes`, or `refused`: reported, but access to such chunks fails (as in WSL) | `yes` |
 //! | `GAPLESS_SIM_FAIL` | `function:n:code,...`: the n-th call of the function (from 1, `*` for all) returns `code` | |
-//! | `GAPLESS_SIM_DIE` | a function whose first call ends the process with SIGABRT, as a call with a dead handle may | |
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -52,7 +51,6 @@ impl Settings {
             if let Some(faults) = text("GAPLESS_SIM_FAIL") {
                 plan_faults(&faults);
             }
-            let _ = DEADLY.set(text("GAPLESS_SIM_DIE").unwrap_or_default());
             Self {
                 capacity: text("GAPLESS_SIM_CAPACITY")
                     .and_then(|text| text.parse::<gapless::ByteSize>().ok())
@@ -93,14 +91,8 @@ pub fn plan_faults(text: &str) {
     *FAULTS.lock() = Some(Faults { planned, calls: HashMap::new() });
 }
 
-/// The function whose call ends the process; empty for none.
-static DEADLY: OnceLock<String> = OnceLock::new();
-
 /// Counts this call of `function`, and returns the code of its fault if one is planned.
 pub fn planned_fault(function: &'static str) -> Option<u32> {
-    if DEADLY.get().is_some_and(|deadly| deadly == function) {
-        std::process::abort();
-    }
     let mut guard = FAULTS.lock();
     let faults = guard.as_mut().filter(|faults| !faults.planned.is_empty())?;
     let calls = faults.calls.entry(function).or_default();
