@@ -164,10 +164,9 @@ enum Kernels {
 /// What does not work on a device that cannot load the kernels.
 fn without_kernels(error: &DriverError) -> String {
     format!(
-        "cannot be loaded: {} ({}), {}. The allocator needs none. What does not work on this device: writing and \
+        "cannot be loaded: {error}. The allocator needs none. What does not work on this device: writing and \
          verifying here, `replay --driver cuda`, `soak --driver cuda`, and the questions of `probe` that run kernels. The \
-         kernels need compute capability 7.5 and a driver that compiles PTX (libnvidia-ptxjitcompiler.so.1)",
-        error.name, error.code, error.text
+         kernels need compute capability 7.5 and a driver that compiles PTX (libnvidia-ptxjitcompiler.so.1)"
     )
 }
 

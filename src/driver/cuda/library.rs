@@ -104,8 +104,7 @@ impl Library {
         &self.optional
     }
 
-    /// Turns a result code into `Ok` or into the error with the driver's own name and text for it. The text names
-    /// `function` where `call` stands for several functions.
+    /// Turns a result code into `Ok` or into the error with the driver's own name and text for it.
     pub(super) fn check(&self, call: DriverCall, function: &str, result: CUresult) -> DriverResult<()> {
         if result == code::CUDA_SUCCESS { Ok(()) } else { Err(self.error(call, function, result)) }
     }
@@ -203,10 +202,11 @@ fn describe(api: &Required, call: DriverCall, function: &str, result: CUresult) 
     let text = known(explained, text).unwrap_or_else(|| format!("the driver has no text for result {number}"));
     DriverError {
         call,
+        function: (function != call.name()).then(|| function.to_owned().into()),
         kind: kind_of(result),
         code: number,
         name: known(named, name).map_or_else(|| Cow::Owned(format!("result {number}")), Cow::Owned),
-        text: if function == call.name() { text.into() } else { format!("{function}: {text}").into() },
+        text: text.into(),
     }
 }
 
