@@ -41,7 +41,7 @@ mod work;
 
 pub use device::DeviceInfo;
 pub use error::{CudaVersion, LoadError, MINIMUM_VERSION, OpenError};
-pub use library::Library;
+pub use library::{Library, LibraryFile};
 pub use plain::PlainDevice;
 pub use streams::{LEGACY_STREAM, PER_THREAD_STREAM};
 

@@ -72,4 +72,5 @@ pub const OPTIONAL: &[&str] = &[
     "cuGraphLaunch",
     "cuGraphDestroy",
     "cuGraphExecDestroy",
+    "cuLaunchKernelEx",
 ];
