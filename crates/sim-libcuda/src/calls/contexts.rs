@@ -80,9 +80,11 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_ui
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceCanAccessPeer(answer: *mut c_int, device: c_int, peer: c_int) -> Code {
-    begin!("cuDeviceCanAccessPeer");
+    let state = begin!("cuDeviceCanAccessPeer");
+    let known = |device: c_int| usize::try_from(device).ok().filter(|device| *device < state.devices.len());
+    let (Some(from), Some(to)) = (known(device), known(peer)) else { return E::CUDA_ERROR_INVALID_DEVICE.0 };
     // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(answer, c_int::from(device != peer)) }
+    unsafe { put(answer, c_int::from(from != to && state.can_reach(from, to))) }
 }
 
 #[unsafe(no_mangle)]
@@ -129,11 +131,32 @@ pub unsafe extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> Code {
         CURRENT.set(0);
         return OK;
     }
-    match token.checked_sub(CONTEXTS).map(|device| device as usize) {
-        Some(device) if device < state.devices.len() => CURRENT.set(device + 1),
-        _ => return CONTEXT,
+    match device_of_context(state, context) {
+        Some(device) => CURRENT.set(device + 1),
+        None => return CONTEXT,
     }
     OK
+}
+
+/// Returns the device of a context.
+pub(super) fn device_of_context(state: &State, context: *mut c_void) -> Option<usize> {
+    let device = (context as u64).checked_sub(CONTEXTS)? as usize;
+    (device < state.devices.len()).then_some(device)
+}
+
+/// Gives the current context's device access to the `cuMemAlloc` memory of another. Mappings of `cuMemMap` have access of
+/// their own.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxEnablePeerAccess(peer: *mut c_void, flags: c_uint) -> Code {
+    let (state, device) = begin_current!("cuCtxEnablePeerAccess");
+    let Some(peer) = device_of_context(state, peer).filter(|peer| *peer != device && flags == 0) else {
+        return INVALID;
+    };
+    if !state.can_reach(device, peer) {
+        return E::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED.0;
+    }
+    let new = state.peers_enabled.write().insert((device, peer));
+    if new { OK } else { E::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED.0 }
 }
 
 #[unsafe(no_mangle)]

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use gapless::DeviceAddr;
 use gapless::driver::cuda::sys::{
-    CUmemAccessDesc, CUmemAllocationProp, CUmemLocation, CUmemLocationType_enum, cudaError_enum as E,
+    CUmemAccess_flags_enum, CUmemAccessDesc, CUmemAllocationProp, CUmemLocation, CUmemLocationType_enum,
+    cudaError_enum as E,
 };
 use gapless::driver::{DriverResult, MemoryDriver};
 
 use crate::kernels;
 use crate::settings::{Rdma, planned_fault};
-use crate::state::{BELOW, CAPTURE_MODE, CURRENT, Chunk, Event, INITIALISED, Mapping, State};
+use crate::state::{Accessor, BELOW, CAPTURE_MODE, CURRENT, Chunk, DeviceSet, Event, INITIALISED, Mapping, State};
 use crate::streams::{Capture, Op, Stream};
 
 /// The result of the functions: a `CUresult`.
@@ -129,7 +130,7 @@ mod testing;
 mod vmm;
 mod work;
 
-use contexts::context_token;
+use contexts::{context_token, device_of_context};
 use streams::stream_of;
 pub use streams::synchronize;
 pub use work::{copy_in_on, copy_out_on, load_module};

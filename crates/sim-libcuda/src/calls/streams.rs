@@ -132,9 +132,9 @@ pub unsafe extern "C" fn cuGraphExecDestroy(exec: *mut c_void) -> Code {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, _flags: c_uint) -> Code {
-    let (state, _) = begin_current!("cuEventCreate");
+    let (state, device) = begin_current!("cuEventCreate");
     let token = state.token();
-    state.events.lock().insert(token, Event::default());
+    state.events.lock().insert(token, Event { device, ..Event::default() });
     // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(event, pointer(token)) }
 }
@@ -151,10 +151,14 @@ pub unsafe extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) 
     let stream = find_stream!(state, stream, device);
     let mut events = state.events.lock();
     let Some(event) = events.get_mut(&(event as u64)) else { return HANDLE };
+    // An event is recorded on streams of its own device only. Streams of all devices may wait for it.
+    if event.device != device {
+        return HANDLE;
+    }
     let captured = stream.capture.lock().is_some();
     // Queue an empty operation, so that the event completes in stream order on an idle stream too.
     state.streams.queue(&stream, Op::Run(Arc::new(|| {})));
-    *event = Event { recorded: stream.tail(), captured };
+    *event = Event { recorded: stream.tail(), captured, ..*event };
     OK
 }
 
@@ -166,8 +170,9 @@ pub unsafe extern "C" fn cuEventQuery(event: *mut c_void) -> Code {
     if event.captured {
         return E::CUDA_ERROR_CAPTURED_EVENT.0;
     }
-    if let Some(code) = any_lost(state) {
-        return code;
+    let lost = state.devices[event.device].lost.load(Ordering::Acquire);
+    if lost != 0 {
+        return lost;
     }
     if event.recorded.is_none_or(|marker| marker.is_complete()) { OK } else { NOT_READY }
 }
@@ -183,11 +188,7 @@ pub unsafe extern "C" fn cuEventSynchronize(event: *mut c_void) -> Code {
     if let Some(marker) = event.recorded {
         marker.wait();
     }
-    any_lost(state).unwrap_or(OK)
-}
-
-fn any_lost(state: &State) -> Option<Code> {
-    state.devices.iter().map(|device| device.lost.load(Ordering::Acquire)).find(|&code| code != 0)
+    state.devices[event.device].lost.load(Ordering::Acquire)
 }
 
 #[unsafe(no_mangle)]

@@ -1,0 +1,145 @@
+//! Several devices in one process: who may access whose memory, with the simulated `libcuda.so.1`.
+
+mod simulated;
+
+use gapless::driver::cuda::sys::{CUcontext, Required, cudaError_enum as code};
+use gapless::driver::cuda::{CudaDriver, OpenError};
+use gapless::driver::{DriverErrorKind, MemoryDriver, WorkDriver};
+use gapless::units::MIB;
+use gapless::{DeviceAddr, StreamId};
+use simulated::{library, with_settings};
+
+const MAIN: StreamId = StreamId::DEFAULT;
+const TWO: (&str, &str) = ("GAPLESS_SIM_DEVICES", "2");
+
+fn open(ordinal: u32, peers: &[u32]) -> CudaDriver {
+    CudaDriver::builder().library(library()).device(ordinal).peers(peers.iter().copied()).open().unwrap()
+}
+
+/// The library's functions, for calls that the driver does not offer.
+fn api() -> Required {
+    // SAFETY: the simulated library's functions have the types of cuda.h.
+    unsafe { Required::new(library()) }.unwrap()
+}
+
+/// The library, for functions that gapless has no binding of.
+fn raw() -> libloading::Library {
+    // SAFETY: loading the simulated library runs nothing.
+    unsafe { libloading::Library::new(library()) }.unwrap()
+}
+
+fn context_of(api: &Required, device: i32) -> CUcontext {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: the out-parameter is a valid pointer for the call.
+    assert_eq!(unsafe { api.cuDevicePrimaryCtxRetain(&raw mut context, device) }, code::CUDA_SUCCESS);
+    context
+}
+
+/// Maps a new chunk with access in its own reservation.
+fn mapped(driver: &CudaDriver, bytes: u64) -> DeviceAddr {
+    let addr = driver.reserve(bytes, driver.granularity()).unwrap();
+    let chunk = driver.create(bytes).unwrap();
+    driver.map(addr, bytes, chunk).unwrap();
+    driver.set_access(addr, bytes).unwrap();
+    driver.release(chunk).unwrap();
+    addr
+}
+
+#[test]
+fn memory_of_another_device_needs_a_grant() {
+    for work in ["fill", "read", "write"] {
+        let settings = [TWO, ("CASE", work)];
+        with_settings("memory_of_another_device_needs_a_grant", &settings, || {
+            let (one, two) = (open(0, &[]), open(1, &[]));
+            let (theirs, ours) = (mapped(&one, 2 * MIB), mapped(&two, 2 * MIB));
+            two.fill(MAIN, ours, 4096, 1).unwrap();
+            two.synchronize(MAIN).unwrap();
+            match std::env::var("CASE").unwrap().as_str() {
+                "fill" => two.fill(MAIN, theirs, 4096, 1).unwrap(),
+                "read" => two.copy(MAIN, ours, theirs, 4096).unwrap(),
+                _ => two.copy(MAIN, theirs, ours, 4096).unwrap(),
+            }
+            let error = two.synchronize(MAIN).unwrap_err();
+            assert_eq!((error.kind, error.code), (DriverErrorKind::DeviceLost, 700));
+            // The device whose memory it was goes on.
+            one.fill(MAIN, theirs, 4096, 2).unwrap();
+            one.synchronize(MAIN).unwrap();
+            let event = gapless::driver::StreamDriver::event_create(&one).unwrap();
+            assert!(gapless::driver::StreamDriver::event_query(&one, event).unwrap());
+        });
+        if std::env::var_os("GAPLESS_TEST_INNER").is_some() {
+            break;
+        }
+    }
+}
+
+#[test]
+fn a_grant_reaches_what_it_covers() {
+    with_settings("a_grant_reaches_what_it_covers", &[TWO], || {
+        let (one, two) = (open(0, &[1]), open(1, &[]));
+        let (theirs, ours) = (mapped(&one, 2 * MIB), mapped(&two, 2 * MIB));
+        one.fill(MAIN, theirs, 4096, 1).unwrap();
+        one.synchronize(MAIN).unwrap();
+        two.copy(MAIN, ours, theirs, 4096).unwrap();
+        two.verify(MAIN, ours, 4096, 1).unwrap();
+        two.verify(MAIN, theirs, 4096, 1).unwrap();
+        two.synchronize(MAIN).unwrap();
+        assert_eq!(two.take_mismatches(), []);
+        // The grant goes in one direction.
+        one.copy(MAIN, theirs, ours, 4096).unwrap();
+        assert!(one.synchronize(MAIN).unwrap_err().kind.is_sticky());
+    });
+}
+
+#[test]
+fn devices_without_a_path_copy_through_the_driver() {
+    with_settings("devices_without_a_path_copy_through_the_driver", &[TWO, ("GAPLESS_SIM_PEERS", "none")], || {
+        let error = CudaDriver::builder().library(library()).device(0).peers([1]).open().unwrap_err();
+        assert!(matches!(error, OpenError::NoPeerAccess { ordinal: 0, peer: 1 }), "{error}");
+        let (api, raw) = (api(), raw());
+        let (one, two) = (open(0, &[]), open(1, &[]));
+        let (theirs, ours) = (mapped(&one, 2 * MIB), mapped(&two, 2 * MIB));
+        one.fill(MAIN, theirs, 4096, 7).unwrap();
+        one.synchronize(MAIN).unwrap();
+        let (from, to) = (context_of(&api, 0), context_of(&api, 1));
+        type Copy = unsafe extern "C" fn(u64, CUcontext, u64, CUcontext, usize, *mut std::ffi::c_void) -> u32;
+        // SAFETY: the function has this type.
+        let copy = unsafe { raw.get::<Copy>(b"cuMemcpyPeerAsync\0") }.unwrap();
+        // SAFETY: retained above.
+        unsafe { api.cuCtxSetCurrent(to) };
+        // SAFETY: both ranges are mapped until the work has run.
+        assert_eq!(unsafe { copy(ours.0, to, theirs.0, from, 4096, std::ptr::null_mut()) }, 0);
+        two.verify(MAIN, ours, 4096, 7).unwrap();
+        two.synchronize(MAIN).unwrap();
+        assert_eq!(two.take_mismatches(), []);
+    });
+}
+
+/// `cuCtxEnablePeerAccess` is about memory of `cuMemAlloc`, and about no mapping.
+#[test]
+fn enabled_peers_reach_plain_memory_only() {
+    with_settings("enabled_peers_reach_plain_memory_only", &[TWO], || {
+        let (api, raw) = (api(), raw());
+        let (one, two) = (open(0, &[]), open(1, &[]));
+        let (first, second) = (context_of(&api, 0), context_of(&api, 1));
+        let mut plain = 0;
+        // SAFETY: retained above.
+        unsafe { api.cuCtxSetCurrent(first) };
+        // SAFETY: the out-parameter is a valid pointer for the call.
+        assert_eq!(unsafe { api.cuMemAlloc_v2(&raw mut plain, 4096) }, code::CUDA_SUCCESS);
+        // SAFETY: retained above.
+        unsafe { api.cuCtxSetCurrent(second) };
+        // SAFETY: the function has this type.
+        let enable = unsafe { raw.get::<unsafe extern "C" fn(CUcontext, u32) -> u32>(b"cuCtxEnablePeerAccess\0") };
+        let enable = enable.unwrap();
+        // SAFETY: a context of the library.
+        assert_eq!(unsafe { enable(first, 0) }, 0);
+        // SAFETY: as above.
+        assert_eq!(unsafe { enable(first, 0) }, 704, "enabled already");
+        two.fill(MAIN, DeviceAddr(plain), 4096, 1).unwrap();
+        two.synchronize(MAIN).unwrap();
+        let theirs = mapped(&one, 2 * MIB);
+        two.fill(MAIN, theirs, 4096, 1).unwrap();
+        assert!(two.synchronize(MAIN).unwrap_err().kind.is_sticky());
+    });
+}
