@@ -4,10 +4,11 @@ mod simulated;
 
 use gapless::driver::cuda::sys::{CUcontext, Required, cudaError_enum as code};
 use gapless::driver::cuda::{CudaDriver, OpenError};
-use gapless::driver::{DriverErrorKind, MemoryDriver, WorkDriver};
+use gapless::driver::{DriverCall, DriverErrorKind, MemoryDriver, WorkDriver};
 use gapless::units::MIB;
-use gapless::{DeviceAddr, StreamId};
+use gapless::{Allocator, ChunkPolicy, DeviceAddr, StreamId};
 use simulated::{library, with_settings};
+use std::sync::Arc;
 
 const MAIN: StreamId = StreamId::DEFAULT;
 const TWO: (&str, &str) = ("GAPLESS_SIM_DEVICES", "2");
@@ -141,5 +142,83 @@ fn enabled_peers_reach_plain_memory_only() {
         let theirs = mapped(&one, 2 * MIB);
         two.fill(MAIN, theirs, 4096, 1).unwrap();
         assert!(two.synchronize(MAIN).unwrap_err().kind.is_sticky());
+    });
+}
+
+/// A peer that is added later reaches everything: blocks, what is mapped a second time, what was stale when it came and is
+/// used again, raw ranges, and what is mapped afterwards.
+#[test]
+fn a_peer_that_is_added_reaches_everything() {
+    with_settings("a_peer_that_is_added_reaches_everything", &[TWO], || {
+        let (one, two) = (Arc::new(open(0, &[])), open(1, &[]));
+        let page = one.granularity();
+        let builder = Allocator::builder(Arc::clone(&one)).budget(8 * page).chunk_policy(ChunkPolicy::Fixed(page));
+        let allocator = builder.build().unwrap();
+        let mut blocks: Vec<_> = (0..4).map(|_| allocator.alloc(page, MAIN).unwrap()).collect();
+        let mut range = allocator.reserve_range(4 * page).unwrap();
+        range.grow(4 * page, MAIN).unwrap();
+        // Two pages move behind the fourth block, and the views they leave are stale.
+        allocator.free(blocks.remove(2)).unwrap();
+        allocator.free(blocks.remove(0)).unwrap();
+        let joined = allocator.alloc(2 * page, MAIN).unwrap();
+
+        assert_eq!(one.peers(), []);
+        one.add_peers([0, 1, 1]).unwrap();
+        assert_eq!(one.peers(), [1]);
+        let before = allocator.stats().driver_calls;
+        allocator.renew_access().unwrap();
+        let calls = allocator.stats().driver_calls.since(&before);
+        assert_eq!(calls[DriverCall::SetAccess], 2, "one for each run, with all devices");
+        allocator.check();
+
+        let reach = |addr: DeviceAddr, bytes: u64, seed: u64| {
+            two.fill(MAIN, addr, bytes, seed).unwrap();
+            two.verify(MAIN, addr, bytes, seed).unwrap();
+            two.synchronize(MAIN).unwrap();
+        };
+        for (seed, block) in blocks.iter().enumerate() {
+            reach(*block, page, seed as u64);
+        }
+        reach(joined, 2 * page, 7);
+        reach(range.addr(), 4 * page, 8);
+        allocator.free(joined).unwrap();
+        let before = allocator.stats().driver_calls;
+        // Back in the holes: through the views that were stale.
+        let again: Vec<_> = (0..2).map(|_| allocator.alloc(page, MAIN).unwrap()).collect();
+        again.iter().for_each(|block| reach(*block, page, 9));
+        assert_eq!(allocator.stats().driver_calls.since(&before).total(), 0, "served from what was mapped");
+        let small = allocator.alloc(100, MAIN);
+        assert!(small.is_err(), "all is in use");
+        allocator.free(again[0]).unwrap();
+        let small = allocator.alloc(100, MAIN).unwrap();
+        reach(small, 100, 10);
+        assert_eq!(two.take_mismatches(), []);
+        assert_eq!(two.synchronize(MAIN), Ok(()));
+
+        one.remove_peers([0, 1]);
+        assert_eq!(one.peers(), []);
+        assert!(matches!(one.add_peers([2]), Err(OpenError::NoSuchDevice { ordinal: 2, count: 2 })));
+    });
+}
+
+/// A peer that the trial, or a run of mappings, refuses.
+#[test]
+fn a_peer_that_is_refused_changes_nothing() {
+    // The first call is of the trial at opening, the second of the allocation, the third of the new peer's trial.
+    let settings = [TWO, ("GAPLESS_SIM_FAIL", "cuMemSetAccess:3:999,cuMemSetAccess:5:2")];
+    with_settings("a_peer_that_is_refused_changes_nothing", &settings, || {
+        let one = Arc::new(open(0, &[]));
+        let allocator = Allocator::builder(Arc::clone(&one)).build().unwrap();
+        let block = allocator.alloc(5 * MIB, MAIN).unwrap();
+        let error = one.add_peers([1]).unwrap_err();
+        assert!(matches!(&error, OpenError::Driver(error) if error.code == 999), "{error}");
+        assert_eq!(one.peers(), []);
+        let error = one.add_peers([1]).and_then(|()| Ok(allocator.renew_access().unwrap_err())).unwrap();
+        assert!(error.to_string().contains("cuMemSetAccess"), "{error}");
+        allocator.check();
+        allocator.renew_access().unwrap();
+        allocator.free(block).unwrap();
+        allocator.close().unwrap();
+        assert_eq!(one.memory_info().unwrap().free, one.memory_info().unwrap().total, "the trials left nothing");
     });
 }

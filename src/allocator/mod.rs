@@ -157,6 +157,18 @@ impl<D: Driver> Allocator<D> {
         self.inner.door.enter(&self.inner.shared, |path| path.trim(keep_bytes))
     }
 
+    /// Gives access again to everything that is mapped, with one driver call for each run of adjacent mappings: what a driver
+    /// has to be asked for once it gives access to further devices, as after
+    /// [`CudaDriver::add_peers`](crate::driver::cuda::CudaDriver::add_peers). Holds the slow path up meanwhile; cached memory
+    /// is handed out all the same.
+    ///
+    /// # Errors
+    /// [`AllocError::Driver`]: runs before the one that was refused have been given access. Everything else is as it was, and
+    /// the call may be repeated. [`AllocError::Forked`].
+    pub fn renew_access(&self) -> Result<(), AllocError> {
+        self.inner.door.enter(&self.inner.shared, |path| path.renew_access())
+    }
+
     /// Figures of one moment: locks the slow path and all streams together, so that sums agree however many threads
     /// allocate. O(regions + chunks + free blocks of a page or more).
     pub fn stats(&self) -> Stats {
