@@ -11,6 +11,7 @@ use crate::instance::Instance;
 use crate::last_error::guard;
 use crate::notice::notice;
 use crate::out::check_out;
+use crate::peers::introduce;
 use crate::pools::Pools;
 use crate::registry::{Lifetime, gapless_allocator, register};
 use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, gapless_status};
@@ -97,6 +98,8 @@ impl Device {
             log: conf.log,
             report_on_failure: conf.report_on_failure,
         };
+        let others: Vec<&'static Self> = Self::all().collect();
+        introduce(&device, &others, &conf.peers)?;
         Ok(slot.get_or_init(|| device))
     }
 
