@@ -39,6 +39,8 @@ pub struct State {
     pub functions: Mutex<HashMap<u64, &'static str>>,
     /// Graphs and executable graphs by handle: their operations.
     pub graphs: Mutex<HashMap<u64, Vec<Op>>>,
+    /// The devices of the contexts other than primary ones, from number 1 on; none for a destroyed one.
+    pub contexts: Mutex<Vec<Option<usize>>>,
     /// Pairs of devices, of which the first was given access to the `cuMemAlloc` memory of the second.
     pub peers_enabled: RwLock<HashSet<(usize, usize)>>,
     next: AtomicU64,
@@ -52,6 +54,15 @@ pub struct Device {
     pub retained: AtomicU32,
     /// The code that every call returns since work accessed invalid memory, or 0 before.
     pub lost: AtomicU32,
+}
+
+/// A context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Context {
+    /// Number of the device.
+    pub device: usize,
+    /// 0 for the primary context; others are counted from 1, over all devices.
+    pub number: usize,
 }
 
 /// Physical memory created by `cuMemCreate`.
@@ -121,8 +132,8 @@ pub enum Accessor {
 /// An event.
 #[derive(Clone, Default)]
 pub struct Event {
-    /// Number of the event's device.
-    pub device: usize,
+    /// The context in which the event was created.
+    pub context: Context,
     /// The last recording, if any.
     pub recorded: Option<Marker>,
     /// Whether the last recording belongs to a capture.
@@ -133,10 +144,10 @@ pub struct Event {
 pub static INITIALISED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// The current context: the number of its device plus one, or 0 for none.
-    pub static CURRENT: Cell<usize> = const { Cell::new(0) };
+    /// The current context.
+    pub static CURRENT: Cell<Option<Context>> = const { Cell::new(None) };
     /// The contexts below the current one on the thread's stack.
-    pub static BELOW: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    pub static BELOW: RefCell<Vec<Option<Context>>> = const { RefCell::new(Vec::new()) };
     /// The thread's `CUstreamCaptureMode`.
     pub static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
 }
@@ -166,6 +177,7 @@ impl State {
                 modules: Mutex::default(),
                 functions: Mutex::default(),
                 graphs: Mutex::default(),
+                contexts: Mutex::default(),
                 peers_enabled: RwLock::default(),
                 next: AtomicU64::new(0),
             }

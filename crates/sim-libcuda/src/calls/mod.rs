@@ -14,7 +14,9 @@ use gapless::driver::{DriverResult, MemoryDriver};
 
 use crate::kernels;
 use crate::settings::{Rdma, planned_fault};
-use crate::state::{Accessor, BELOW, CAPTURE_MODE, CURRENT, Chunk, DeviceSet, Event, INITIALISED, Mapping, State};
+use crate::state::{
+    Accessor, BELOW, CAPTURE_MODE, CURRENT, Chunk, Context, DeviceSet, Event, INITIALISED, Mapping, State,
+};
 use crate::streams::{Capture, Op, Stream};
 
 /// The result of the functions: a `CUresult`.
@@ -49,7 +51,7 @@ pub(crate) use begin;
 macro_rules! begin_current {
     ($name:literal) => {{
         let state = begin!($name);
-        let Some(device) = CURRENT.get().checked_sub(1) else { return CONTEXT };
+        let Some(crate::state::Context { device, .. }) = CURRENT.get() else { return CONTEXT };
         let lost = state.devices[device].lost.load(Ordering::Acquire);
         if lost != 0 {
             return lost;

@@ -9,7 +9,7 @@ macro_rules! begin_vmm {
             return UNSUPPORTED;
         }
         forbidden_in_capture!(state);
-        if let Some(device) = CURRENT.get().checked_sub(1) {
+        if let Some(Context { device, .. }) = CURRENT.get() {
             let lost = state.devices[device].lost.load(Ordering::Acquire);
             if lost != 0 {
                 return lost;
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn cuMemAddressReserve(
         return INVALID;
     }
     // Addresses belong to the process. The current device's host driver reserves them, since it will map into them.
-    let device = CURRENT.get().saturating_sub(1);
+    let device = CURRENT.get().unwrap_or_default().device;
     let host = &state.devices[device].host;
     match host.reserve(bytes as u64, (align as u64).max(host.granularity())) {
         Ok(at) => {
