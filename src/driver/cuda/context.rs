@@ -40,6 +40,24 @@ impl Context {
         self.raw
     }
 
+    /// Returns whether the calling thread's current context is another one on the same device: its default streams are not
+    /// this context's. With no context current, or another device's, a device's default streams are meant.
+    pub(super) fn is_displaced(&self, call: DriverCall) -> DriverResult<bool> {
+        let api = self.library.api();
+        let mut current = std::ptr::null_mut();
+        // SAFETY: the out-parameter is a valid pointer for the call.
+        let result = unsafe { api.cuCtxGetCurrent(&raw mut current) };
+        self.library.check(call, "cuCtxGetCurrent", result)?;
+        if current.is_null() || current == self.raw {
+            return Ok(false);
+        }
+        let mut device = 0;
+        // SAFETY: the out-parameter is a valid pointer for the call; a context is current.
+        let result = unsafe { api.cuCtxGetDevice(&raw mut device) };
+        self.library.check(call, "cuCtxGetDevice", result)?;
+        Ok(device == self.device)
+    }
+
     /// Makes this context current until the guard is dropped.
     pub(super) fn enter(&self, call: DriverCall) -> DriverResult<Current<'_>> {
         let api = self.library.api();
