@@ -104,7 +104,7 @@ impl<D: Driver> Inner<D> {
             let stream = streams.get(user);
             let mut clock = stream.clock.lock();
             if clock.sealed() == 0 {
-                let _ = streams.seal(stream, &mut clock);
+                let _ = streams.progress(None).seal(stream, &mut clock);
             }
         }
         Ok(())

@@ -131,6 +131,31 @@ impl<D: Driver> Allocator<D> {
         self.inner.record_stream(addr, stream)
     }
 
+    /// Promises that `stream` lives until it is [forgotten](Self::forget_stream) or the allocator is closed.
+    ///
+    /// Without the promise, the driver gets the handle of a stream only from calls that bring it: anything else would be
+    /// undefined behaviour if its owner had destroyed it meanwhile. What such a stream may still use can be reused on the
+    /// stream itself at once, but elsewhere only after its next call, or after the host has waited for the whole device.
+    /// So a program with several streams that live long should keep each of them. The default stream always is; the
+    /// default stream of a thread cannot be, since other threads cannot name it.
+    ///
+    /// # Errors
+    /// [`StreamError`] when it is no stream of this device, or one too many.
+    pub fn keep_stream(&self, stream: StreamId) -> Result<(), StreamError> {
+        self.inner.shared.streams.keep(stream)
+    }
+
+    /// Ends the promise of [`keep_stream`](Self::keep_stream), right before the stream is destroyed: no work that uses
+    /// memory of this allocator is queued on it any more. Memory that was used there is handed out once the work queued by
+    /// now has completed, which an event tells; of a stream that is destroyed without this call, only a wait for the whole
+    /// device does. Does nothing for a stream that the allocator has not seen.
+    ///
+    /// # Errors
+    /// None so far.
+    pub fn forget_stream(&self, stream: StreamId) -> Result<(), StreamError> {
+        self.inner.shared.streams.forget(stream)
+    }
+
     /// The budget in bytes: the most physical memory that the allocator may hold.
     pub fn budget(&self) -> u64 {
         self.inner.shared.budget_bytes()

@@ -3,14 +3,14 @@
 //! This is the only place of this crate that passes the four driver traits on call by call. What is done around a call is a [`Hook`]:
 //! [`CallCounter`](super::CallCounter) counts calls, [`Faults`](super::Faults) makes them fail or be late.
 //!
-//! Only calls that can fail go through the hook. The others are passed on as they are: `granularity`, `is_capturing`,
-//! `take_mismatches`, and holding streams.
+//! Only calls that can fail and that the slow path makes go through the hook. The others are passed on as they are:
+//! `granularity`, `identify`, `is_capturing`, `take_mismatches`, and holding streams.
 //!
 //! Threads: as the inner driver and the hook allow. Cost: the hook's.
 
 use super::{
     ChunkHandle, DriverCall, DriverResult, EventHandle, HoldStreams, MemoryDriver, MemoryInfo, Mismatch, StreamDriver,
-    WorkDriver,
+    StreamIdentity, WorkDriver,
 };
 use crate::sync::Arc;
 use crate::units::{DeviceAddr, StreamId};
@@ -96,6 +96,10 @@ impl<D: StreamDriver, H: Hook> StreamDriver for Intercepted<D, H> {
         self.call(DriverCall::Stream, |inner| inner.check_stream(stream))
     }
 
+    fn identify(&self, stream: StreamId) -> DriverResult<StreamIdentity> {
+        self.inner.identify(stream)
+    }
+
     fn is_capturing(&self, stream: StreamId) -> bool {
         self.inner.is_capturing(stream)
     }
@@ -136,6 +140,10 @@ impl<D: WorkDriver, H: Hook> WorkDriver for Intercepted<D, H> {
 
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
         self.call(DriverCall::Stream, |inner| inner.destroy_stream(stream))
+    }
+
+    fn abandon_stream(&self, stream: StreamId) -> DriverResult<()> {
+        self.call(DriverCall::Stream, |inner| inner.abandon_stream(stream))
     }
 
     fn fill(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {
@@ -252,6 +260,8 @@ mod tests {
         script.call(C::Synchronize, driver.synchronize_device(), ());
         script.call(C::Stream, driver.synchronize(stream), ());
         script.call(C::Stream, driver.destroy_stream(stream), ());
+        let other = script.call(C::Stream, driver.create_stream(), StreamId::DEFAULT);
+        script.call(C::Stream, driver.abandon_stream(other), ());
         script.call(C::Unmap, driver.unmap(addr, 2 * PAGE), ());
         script.call(C::Release, driver.release(chunk), ());
         script.call(C::AddressFree, driver.address_free(addr, 4 * PAGE), ());

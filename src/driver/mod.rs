@@ -14,6 +14,8 @@
 //! - `unmap` takes whole mappings only; one call may take several, if there is no hole between them;
 //! - `unmap` does not wait for work in flight: the caller proves that all work through the mapping has completed;
 //! - `release` drops the handle; the memory is free once its last mapping is gone too;
+//! - no call gets the handle of a stream that has been destroyed: on a real driver that is undefined behaviour;
+//! - an event that was recorded on a stream during its capture is neither queried nor waited for;
 //! - `address_free` takes exactly what `reserve` returned, with nothing mapped in it.
 //!
 //! Threads: every method may be called from any thread, concurrently. Implementations do not call back.
@@ -24,6 +26,7 @@ mod counted;
 pub mod cuda;
 mod error;
 pub mod fault;
+mod handles;
 pub mod host;
 mod intercept;
 mod intervals;
@@ -60,6 +63,32 @@ pub struct MemoryInfo {
     pub free: u64,
     /// Bytes of physical memory that the device has.
     pub total: u64,
+}
+
+/// Which stream a handle stands for, on the thread that asks.
+///
+/// A handle alone does not say: its value is used again once its stream has been destroyed, and one handle may stand for
+/// a stream of its own on every thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamIdentity {
+    /// What to file the stream under. Of the streams that exist at a time, no two have the same.
+    pub key: StreamId,
+    /// A number that no other stream of the process has or had. 0 if the driver cannot tell; then a stream that was
+    /// destroyed is not told from one that has its key now.
+    pub number: u64,
+    /// How long the stream lives.
+    pub lifetime: StreamLifetime,
+}
+
+/// How long a stream lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamLifetime {
+    /// As long as its device: the default stream.
+    Device,
+    /// Until its owner destroys it, which nobody else is told of.
+    Owner,
+    /// As long as a thread, the only one whose calls can name it.
+    Thread,
 }
 
 /// Virtual memory management of one device.
@@ -121,6 +150,13 @@ pub trait StreamDriver: Send + Sync + 'static {
     /// # Errors
     /// `InvalidHandle` when it is not.
     fn check_stream(&self, stream: StreamId) -> DriverResult<()>;
+
+    /// Returns which stream the handle stands for on the calling thread. Called with handles that the caller of the
+    /// allocator has just given, and so of streams that exist.
+    ///
+    /// # Errors
+    /// `InvalidHandle` when there is no such stream, and `Capturing` where the driver does not tell during a capture.
+    fn identify(&self, stream: StreamId) -> DriverResult<StreamIdentity>;
 
     /// Returns true while `stream` is being captured into a graph: events must not be recorded, queried or waited for
     /// there.
@@ -189,6 +225,9 @@ pub trait WorkDriver: Driver {
 
     /// Waits for the stream's work and destroys it. The default stream cannot be destroyed.
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()>;
+
+    /// Destroys a stream as its owner would: at once, while what is queued on it still runs.
+    fn abandon_stream(&self, stream: StreamId) -> DriverResult<()>;
 
     /// Queues a write of [`pattern_byte`]`(seed, offset)` to every byte of `[addr, addr + bytes)`.
     fn fill(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()>;

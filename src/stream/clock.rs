@@ -5,28 +5,67 @@
 //!   1 2 3 ... p  │  p+1 ─ e1   ...   o-1 ─ ek     │     o
 //! ```
 //!
+//! An event covers its epoch and all before it. An epoch that is closed without an event, since that was lost to a
+//! capture, is covered by the next one.
+//!
 //! - I1  `passed < open`; the sealed epochs are in order, each above `passed` and below `open`.
+//! - I2  the driver gets the stream's handle only from calls that [`Reach`] allows.
 //!
 //! Cost: `poll` makes one driver call per sealed epoch that has completed, and one more if any is left.
 
 use super::events::EventPool;
-use crate::driver::{DriverResult, EventHandle, StreamDriver};
+use crate::driver::{DriverErrorKind, DriverResult, EventHandle, StreamDriver};
 use crate::units::StreamId;
 use std::collections::VecDeque;
+
+/// An epoch that never passes.
+pub const NEVER: u64 = u64::MAX;
+
+/// Which calls may hand a stream's handle to the driver. A handle whose stream has been destroyed is undefined behaviour
+/// there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// All: the stream lives as long as the device, or until its owner has it forgotten.
+    Kept,
+    /// Those that were handed it themselves: it lives as long as they run, and nobody tells how much longer.
+    Given,
+    /// None: the stream has been destroyed or forgotten, and no more work is queued on it. All of its work lies before
+    /// the end of epoch `last`; if there is none, only a wait for the whole device tells that it has completed.
+    Over {
+        /// The last epoch.
+        last: Option<u64>,
+    },
+}
+
+/// What tells whether an epoch has passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cover {
+    /// It has.
+    Passed,
+    /// The completion of an event.
+    Event(EventHandle),
+    /// Nothing so far.
+    Nothing,
+}
 
 /// The epochs of one stream.
 #[derive(Debug)]
 pub struct StreamClock {
     stream: StreamId,
+    reach: Reach,
     open: u64,
     passed: u64,
     sealed: VecDeque<(u64, EventHandle)>,
+    /// The stream is over and all of its work has completed: every epoch has passed, the open one too.
+    gone: bool,
+    /// The stream was being captured when the driver was asked last.
+    capturing: bool,
 }
 
 impl StreamClock {
     /// Creates a clock whose first epoch, number 1, is open. Epoch 0 has passed: it stands for memory never used.
-    pub fn new(stream: StreamId) -> Self {
-        Self { stream, open: 1, passed: 0, sealed: VecDeque::new() }
+    pub fn new(stream: StreamId, reach: Reach) -> Self {
+        Self { stream, reach, open: 1, passed: 0, sealed: VecDeque::new(), gone: false, capturing: false }
     }
 
     /// Returns the open epoch, in which memory is freed now.
@@ -34,14 +73,39 @@ impl StreamClock {
         self.open
     }
 
-    /// Returns the last epoch known to have passed, without a driver call.
+    /// Returns the last epoch known to have passed, without a driver call: all but [`NEVER`] for a stream that is gone.
     pub fn passed(&self) -> u64 {
-        self.passed
+        if self.gone { NEVER - 1 } else { self.passed }
     }
 
     /// Returns the number of sealed epochs that are not known to have passed.
     pub fn sealed(&self) -> usize {
         self.sealed.len()
+    }
+
+    /// Returns which calls may hand the stream's handle to the driver.
+    pub fn reach(&self) -> Reach {
+        self.reach
+    }
+
+    /// Returns true once the stream is over and all of its work has completed.
+    pub fn is_gone(&self) -> bool {
+        self.gone
+    }
+
+    /// Returns what tells whether `epoch` has passed.
+    fn cover(&self, epoch: u64) -> Cover {
+        if epoch <= self.passed() {
+            return Cover::Passed;
+        }
+        let last = if let Reach::Over { last } = self.reach { last } else { None };
+        let covers = |sealed: u64| sealed >= epoch || (Some(sealed) == last && epoch < NEVER);
+        self.sealed.iter().find(|(sealed, _)| covers(*sealed)).map_or(Cover::Nothing, |(_, event)| Cover::Event(*event))
+    }
+
+    /// Returns true if something tells whether `epoch` has passed.
+    pub fn covers(&self, epoch: u64) -> bool {
+        self.cover(epoch) != Cover::Nothing
     }
 
     /// Queries the driver for the sealed epochs that have passed, and returns the last one.
@@ -50,23 +114,34 @@ impl StreamClock {
     /// Returns the driver's error. Epochs found to have passed before the error are kept.
     pub fn poll(&mut self, driver: &impl StreamDriver, events: &EventPool) -> DriverResult<u64> {
         while let Some(&(epoch, event)) = self.sealed.front() {
-            if !driver.event_query(event)? {
-                break;
+            match driver.event_query(event) {
+                Ok(false) => break,
+                Ok(true) => {
+                    self.sealed.pop_front();
+                    self.passed = epoch;
+                    events.put(event);
+                }
+                // A capture began between the check before the event was recorded and the recording, and has ended
+                // since. The event belongs to the graph; the epoch is open for another one.
+                Err(error) if error.kind == DriverErrorKind::Capturing => {
+                    self.sealed.pop_front();
+                    let _ = driver.event_destroy(event);
+                }
+                Err(error) => return Err(error),
             }
-            self.sealed.pop_front();
-            self.passed = epoch;
-            events.put(event);
         }
-        Ok(self.passed)
+        self.note_end();
+        Ok(self.passed())
     }
 
     /// Records an event for the open epoch and opens the next one. The caller must already stamp frees with the next
-    /// epoch. Returns `false`, without a change, while the stream is being captured.
+    /// epoch; `given` says that it was handed the stream. Returns `false`, without a change, while the stream is being
+    /// captured, and where the driver must not get its handle.
     ///
     /// # Errors
     /// Returns the driver's error. The epoch stays open, which is always safe.
-    pub fn seal(&mut self, driver: &impl StreamDriver, events: &EventPool) -> DriverResult<bool> {
-        if driver.is_capturing(self.stream) {
+    pub fn seal(&mut self, given: bool, driver: &impl StreamDriver, events: &EventPool) -> DriverResult<bool> {
+        if !self.may_name(given) || self.look_for_capture(given, driver) {
             return Ok(false);
         }
         let event = events.take(driver)?;
@@ -74,51 +149,131 @@ impl StreamClock {
             events.put(event);
             return Err(error);
         }
+        if self.look_for_capture(given, driver) {
+            // The capture may have begun before the recording: then the event belongs to the graph, and a query would
+            // break the capture.
+            let _ = driver.event_destroy(event);
+            return Ok(false);
+        }
         self.sealed.push_back((self.open, event));
         self.open += 1;
         Ok(true)
     }
 
-    /// Blocks the calling thread until `epoch`, which must not be open, has passed.
+    /// Returns true while the stream is being captured: as the driver says, or if it may not be asked, as it said last.
+    pub fn look_for_capture(&mut self, given: bool, driver: &impl StreamDriver) -> bool {
+        if self.may_name(given) {
+            self.capturing = driver.is_capturing(self.stream);
+        }
+        self.capturing && !self.is_over()
+    }
+
+    /// Closes the open epoch without an event, and returns it. The caller must already stamp frees with the next one.
+    pub fn close_epoch(&mut self) -> u64 {
+        self.open += 1;
+        self.open - 1
+    }
+
+    /// Returns true if the stream has been destroyed or forgotten.
+    pub fn is_over(&self) -> bool {
+        matches!(self.reach, Reach::Over { .. })
+    }
+
+    /// Notes that all epochs up to `epoch`, which is closed, have passed: the whole device has been waited for. `over`
+    /// says that the stream was over before that wait began.
+    pub fn pass(&mut self, epoch: u64, over: bool, events: &EventPool) {
+        debug_assert!(epoch < self.open, "an open epoch cannot be waited for");
+        while let Some(&(sealed, event)) = self.sealed.front() {
+            if sealed > epoch {
+                break;
+            }
+            self.sealed.pop_front();
+            events.put(event);
+        }
+        self.passed = self.passed.max(epoch);
+        self.gone = self.gone || over;
+        self.note_end();
+    }
+
+    /// Blocks the calling thread until `epoch` has passed. Returns `false`, without waiting, where nothing tells.
     ///
     /// # Errors
     /// Returns the driver's error. Nothing has changed then.
-    pub fn wait(&mut self, epoch: u64, driver: &impl StreamDriver, events: &EventPool) -> DriverResult<()> {
-        if epoch <= self.passed {
-            return Ok(());
-        }
-        debug_assert!(epoch < self.open, "the open epoch cannot be waited for");
-        if let Some(&(_, event)) = self.sealed.iter().find(|(sealed, _)| *sealed >= epoch) {
-            driver.event_synchronize(event)?;
-        }
-        while let Some(&(sealed, event)) = self.sealed.front() {
-            self.sealed.pop_front();
+    pub fn wait(&mut self, epoch: u64, driver: &impl StreamDriver, events: &EventPool) -> DriverResult<bool> {
+        let event = match self.cover(epoch) {
+            Cover::Passed => return Ok(true),
+            Cover::Nothing => return Ok(false),
+            Cover::Event(event) => event,
+        };
+        driver.event_synchronize(event)?;
+        while let Some((sealed, completed)) = self.sealed.pop_front() {
             self.passed = sealed;
-            events.put(event);
-            if sealed >= epoch {
+            events.put(completed);
+            if completed == event {
                 break;
             }
         }
-        Ok(())
+        self.note_end();
+        Ok(true)
     }
 
-    /// Makes `waiter` wait on the device until `epoch` of this stream, which must not be open, has passed. The host
-    /// does not wait.
+    /// Makes `waiter` wait on the device until `epoch` of this stream has passed. The host does not wait. Returns
+    /// `false` where nothing tells that it has.
     ///
     /// # Errors
     /// Returns the driver's error.
-    pub fn hold_back(&self, waiter: StreamId, epoch: u64, driver: &impl StreamDriver) -> DriverResult<()> {
-        debug_assert!(epoch < self.open, "the open epoch cannot be waited for");
-        match self.sealed.iter().find(|(sealed, _)| *sealed >= epoch) {
-            Some(&(_, event)) if epoch > self.passed => driver.stream_wait(waiter, event),
-            _ => Ok(()),
+    pub fn hold_back(&self, waiter: StreamId, epoch: u64, driver: &impl StreamDriver) -> DriverResult<bool> {
+        match self.cover(epoch) {
+            Cover::Passed => Ok(true),
+            Cover::Nothing => Ok(false),
+            Cover::Event(event) => driver.stream_wait(waiter, event).map(|()| true),
         }
     }
 
+    /// Lets every call hand the stream's handle to the driver.
+    pub fn keep(&mut self) {
+        self.reach = Reach::Kept;
+    }
+
+    /// Notes that the stream is over; that all of its work lies before the last closed epoch, if `fenced`.
+    pub fn end(&mut self, fenced: bool) {
+        self.reach = Reach::Over { last: fenced.then_some(self.open - 1) };
+        self.note_end();
+    }
+
+    /// Makes the clock of a stream that is gone that of another stream. What was freed so far has passed.
+    pub fn renew(&mut self, stream: StreamId, reach: Reach) {
+        debug_assert!(self.gone && self.sealed.is_empty(), "the stream is not gone");
+        *self = Self {
+            stream,
+            reach,
+            open: self.open + 1,
+            passed: self.open,
+            sealed: VecDeque::new(),
+            gone: false,
+            capturing: false,
+        };
+    }
+
     /// Returns all events to the pool without waiting for them, when the allocator is closed.
-    pub fn forget(&mut self, events: &EventPool) {
+    pub fn drop_events(&mut self, events: &EventPool) {
         for (_, event) in self.sealed.drain(..) {
             events.put(event);
+        }
+    }
+
+    fn may_name(&self, given: bool) -> bool {
+        match self.reach {
+            Reach::Kept => true,
+            Reach::Given => given,
+            Reach::Over { .. } => false,
+        }
+    }
+
+    /// Notes whether the last work of a stream that is over has completed.
+    fn note_end(&mut self) {
+        if let Reach::Over { last: Some(last) } = self.reach {
+            self.gone = self.gone || self.passed >= last;
         }
     }
 
@@ -139,13 +294,15 @@ impl StreamClock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::{DriverCall, DriverErrorKind, Fault, FaultDriver, ModelDriver, WorkDriver};
+    use crate::driver::{DriverCall, DriverErrorKind, Fault, FaultDriver, Hook, Intercepted, ModelDriver, WorkDriver};
     use crate::testing::{Break, assert_noticed};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     const MAIN: StreamId = StreamId::DEFAULT;
 
     fn clock() -> (ModelDriver, EventPool, StreamClock) {
-        (ModelDriver::default(), EventPool::default(), StreamClock::new(MAIN))
+        (ModelDriver::default(), EventPool::default(), StreamClock::new(MAIN, Reach::Kept))
     }
 
     #[test]
@@ -161,7 +318,7 @@ mod tests {
             driver.hold(MAIN);
             clock.open = 2;
             clock.passed = 1;
-            assert!(clock.seal(&driver, &events).unwrap() && clock.seal(&driver, &events).unwrap());
+            assert!((0..2).all(|_| clock.seal(false, &driver, &events).unwrap()));
             clock
         };
         assert_noticed(clock, StreamClock::check, breaks);
@@ -173,18 +330,18 @@ mod tests {
         assert_eq!((clock.open(), clock.passed(), clock.sealed()), (1, 0, 0));
         driver.hold(MAIN);
         for open in 2..5 {
-            assert!(clock.seal(&driver, &events).unwrap());
+            assert!(clock.seal(false, &driver, &events).unwrap());
             assert_eq!((clock.open(), clock.sealed() as u64), (open, open - 1));
         }
         clock.check();
         assert_eq!(clock.poll(&driver, &events), Ok(0), "nothing has passed");
         driver.complete(MAIN);
-        assert!(clock.seal(&driver, &events).unwrap(), "sealed on a stream that is not held");
+        assert!(clock.seal(false, &driver, &events).unwrap(), "sealed on a stream that is not held");
         assert_eq!(clock.poll(&driver, &events), Ok(3));
         assert_eq!((clock.open(), clock.passed(), clock.sealed()), (5, 3, 1));
         clock.check();
         assert_eq!(driver.calls()[DriverCall::EventCreate], 4);
-        assert!(clock.seal(&driver, &events).unwrap());
+        assert!(clock.seal(false, &driver, &events).unwrap());
         assert_eq!(driver.calls()[DriverCall::EventCreate], 4, "events are reused");
     }
 
@@ -195,7 +352,7 @@ mod tests {
         let within = [1, 2, 3].map(|_| {
             let event = driver.event_create().unwrap();
             driver.event_record(event, MAIN).unwrap();
-            clock.seal(&driver, &events).unwrap();
+            clock.seal(false, &driver, &events).unwrap();
             event
         });
         clock.wait(0, &driver, &events).unwrap();
@@ -214,7 +371,7 @@ mod tests {
         let other = driver.create_stream().unwrap();
         let waits = || driver.calls()[DriverCall::StreamWait];
         driver.hold(MAIN);
-        clock.seal(&driver, &events).unwrap();
+        clock.seal(false, &driver, &events).unwrap();
         clock.hold_back(other, 0, &driver).unwrap();
         assert_eq!(waits(), 0, "epoch 0 has passed from the start");
         clock.hold_back(other, 1, &driver).unwrap();
@@ -232,22 +389,116 @@ mod tests {
     #[test]
     fn the_epoch_stays_open_after_a_failure_or_during_a_capture() {
         let driver = FaultDriver::new(ModelDriver::default());
-        let (events, mut clock) = (EventPool::default(), StreamClock::new(MAIN));
+        let (events, mut clock) = (EventPool::default(), StreamClock::new(MAIN, Reach::Kept));
         let own = driver.create_stream().unwrap();
-        let mut capturing = StreamClock::new(own);
+        let mut capturing = StreamClock::new(own, Reach::Kept);
         driver.inner().begin_capture(own);
-        assert_eq!(capturing.seal(&driver, &events), Ok(false));
+        assert_eq!(capturing.seal(false, &driver, &events), Ok(false));
         assert_eq!((capturing.open(), capturing.sealed()), (1, 0));
         driver.inner().end_capture(own);
         driver.arm(Fault::nth(0, DriverErrorKind::OutOfMemory).only([DriverCall::EventRecord]));
-        assert!(clock.seal(&driver, &events).is_err());
+        assert!(clock.seal(false, &driver, &events).is_err());
         assert_eq!((clock.open(), clock.sealed()), (1, 0));
         driver.disarm();
-        assert_eq!(clock.seal(&driver, &events), Ok(true));
+        assert_eq!(clock.seal(false, &driver, &events), Ok(true));
         assert_eq!(driver.inner().calls()[DriverCall::EventCreate], 1, "the event of the failure was kept");
-        clock.forget(&events);
+        clock.drop_events(&events);
         assert_eq!(clock.sealed(), 0);
         events.clear(&driver).unwrap();
         assert_eq!(driver.inner().usage().events, 0);
+    }
+
+    /// Begins a capture of the default stream when an event is about to be recorded, and ends it afterwards if `ends`.
+    struct CaptureStarts {
+        device: Arc<ModelDriver>,
+        armed: AtomicBool,
+        ends: bool,
+    }
+
+    impl Hook for CaptureStarts {
+        fn around<T>(&self, call: DriverCall, run: impl FnOnce() -> DriverResult<T>) -> DriverResult<T> {
+            let now = call == DriverCall::EventRecord && self.armed.swap(false, Ordering::Relaxed);
+            if now {
+                self.device.begin_capture(MAIN);
+            }
+            let result = run();
+            if now && self.ends {
+                self.device.end_capture(MAIN);
+            }
+            result
+        }
+    }
+
+    fn capture_starts(ends: bool) -> (Arc<ModelDriver>, Intercepted<ModelDriver, CaptureStarts>) {
+        let device = Arc::new(ModelDriver::default());
+        let hook = CaptureStarts { device: Arc::clone(&device), armed: AtomicBool::new(true), ends };
+        (Arc::clone(&device), Intercepted::with_hook(device, hook))
+    }
+
+    #[test]
+    fn an_event_that_a_capture_took_is_discarded() {
+        let (device, driver) = capture_starts(false);
+        let (events, mut clock) = (EventPool::default(), StreamClock::new(MAIN, Reach::Kept));
+        assert_eq!(clock.seal(false, &driver, &events), Ok(false), "the event belongs to the graph");
+        assert_eq!((clock.open(), clock.sealed(), device.usage().events), (1, 0, 0));
+        assert_eq!(clock.poll(&driver, &events), Ok(0), "it is not queried");
+        device.end_capture(MAIN);
+        assert_eq!(clock.seal(false, &driver, &events), Ok(true));
+        assert_eq!(clock.poll(&driver, &events), Ok(1));
+    }
+
+    #[test]
+    fn an_epoch_whose_event_was_lost_is_covered_by_the_next() {
+        let (device, driver) = capture_starts(true);
+        let (events, mut clock) = (EventPool::default(), StreamClock::new(MAIN, Reach::Kept));
+        device.hold(MAIN);
+        assert_eq!(clock.seal(false, &driver, &events), Ok(true), "the capture has ended before the second check");
+        let lost = clock.open() - 1;
+        assert_eq!(clock.poll(&driver, &events), Ok(0), "the event is discarded");
+        assert!(!clock.covers(lost));
+        assert_eq!(clock.wait(lost, &driver, &events), Ok(false));
+        assert_eq!(clock.hold_back(MAIN, lost, &driver), Ok(false));
+        assert!(clock.seal(false, &driver, &events).unwrap() && clock.covers(lost));
+        assert_eq!(clock.poll(&driver, &events), Ok(0));
+        device.complete(MAIN);
+        assert_eq!(clock.poll(&driver, &events), Ok(lost + 1));
+    }
+
+    #[test]
+    fn the_handle_of_a_stream_that_may_be_gone_is_not_used() {
+        let (driver, events, _) = clock();
+        let stream = driver.create_stream().unwrap();
+        let mut clock = StreamClock::new(stream, Reach::Given);
+        assert_eq!(clock.seal(true, &driver, &events), Ok(true));
+        driver.abandon_stream(stream).unwrap();
+        assert_eq!(clock.seal(false, &driver, &events), Ok(false), "the model panics for a destroyed stream");
+        clock.end(false);
+        assert_eq!(clock.seal(true, &driver, &events), Ok(false));
+        assert_eq!(clock.poll(&driver, &events), Ok(1));
+        assert!(!clock.covers(2) && !clock.is_gone(), "more may have been queued before it was destroyed");
+        let mark = (clock.close_epoch(), clock.is_over());
+        driver.synchronize_device().unwrap();
+        clock.pass(mark.0, mark.1, &events);
+        assert!(clock.is_gone() && clock.covers(clock.open()));
+        let other = driver.create_stream().unwrap();
+        clock.renew(other, Reach::Given);
+        clock.check();
+        assert!(!clock.is_gone() && clock.passed() + 1 == clock.open());
+    }
+
+    #[test]
+    fn a_forgotten_stream_is_gone_once_its_last_event_has_completed() {
+        let (driver, events, _) = clock();
+        let stream = driver.create_stream().unwrap();
+        let mut clock = StreamClock::new(stream, Reach::Given);
+        driver.hold(stream);
+        assert!(clock.seal(true, &driver, &events).unwrap());
+        clock.end(true);
+        let later = clock.open();
+        assert!(clock.covers(later), "nothing is queued after the last event");
+        assert_eq!(clock.poll(&driver, &events), Ok(0));
+        driver.complete(stream);
+        assert_eq!(clock.poll(&driver, &events), Ok(NEVER - 1));
+        clock.check();
     }
 }

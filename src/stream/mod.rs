@@ -4,18 +4,20 @@
 //! *seals* that epoch and opens the next. Once the event has completed, all work before the frees of that epoch is
 //! done: the epoch has *passed*. So one event covers any number of frees, and none is recorded until it is needed.
 //!
-//! Threads: the owner of a [`StreamClock`] holds a lock; [`StreamTable`] and [`EventPool`] may be used by any thread.
+//! Threads: the owner of a [`StreamClock`] holds a lock; [`StreamTable`], [`Entries`] and [`EventPool`] may be used by any thread.
 //! Lock order: see `ARCHITECTURE.md`.
 
 mod clock;
+mod entries;
 mod events;
 mod table;
 
-pub use clock::StreamClock;
+pub use clock::{NEVER, Reach, StreamClock};
+pub use entries::{CAPACITY as STREAM_LIMIT, Entries, Slots};
 pub use events::EventPool;
-pub use table::{CAPACITY as STREAM_LIMIT, Slots, StreamTable};
+pub use table::StreamTable;
 
-/// Index of a stream in the allocator's [`StreamTable`].
+/// Index of a stream in the allocator's [`Entries`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamIndex(pub u32);
 

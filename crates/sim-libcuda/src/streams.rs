@@ -66,6 +66,8 @@ pub struct Stream {
     pub device: usize,
     /// The context that the stream belongs to.
     pub context: Context,
+    /// A number that no other stream has or had.
+    pub id: u64,
     blocking: bool,
     queue: Mutex<Queue>,
     /// The capture in progress, if any.
@@ -92,8 +94,10 @@ impl Stream {
                 }
             })
             .expect("the thread of a stream can be started");
+        static IDS: AtomicU64 = AtomicU64::new(1);
         let queue = Mutex::new(Queue { sender, tail: None });
-        Arc::new(Self { device: context.device, context, blocking, queue, capture: Mutex::new(None) })
+        let id = IDS.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Self { device: context.device, context, id, blocking, queue, capture: Mutex::new(None) })
     }
 
     /// Returns the marker of the last operation in the queue.
@@ -118,25 +122,54 @@ impl Stream {
 }
 
 /// The streams of the process by handle.
+///
+/// The value of a destroyed handle is the first to be used again. A program that hands in such a value before that is
+/// stopped, since a real driver would follow a dangling pointer.
 #[derive(Default)]
 pub struct Streams {
     created: Mutex<HashMap<u64, Arc<Stream>>>,
     legacy: Mutex<HashMap<Context, Arc<Stream>>>,
     per_thread: Mutex<HashMap<(Context, ThreadId), Arc<Stream>>>,
+    /// Destroyed handles, the last one last, and their streams, whose queued work still runs.
+    destroyed: Mutex<Vec<(u64, Arc<Stream>)>>,
+    /// Streams whose handles have been used again.
+    forgotten: Mutex<Vec<Arc<Stream>>>,
     next: AtomicU64,
 }
 
 impl Streams {
     /// Creates a stream and returns its handle.
     pub fn create(&self, context: Context, blocking: bool) -> u64 {
-        let handle = FIRST_HANDLE + 16 * self.next.fetch_add(1, Ordering::Relaxed);
+        let reused = self.destroyed.lock().pop();
+        let handle = match reused {
+            Some((handle, stream)) => {
+                let mut forgotten = self.forgotten.lock();
+                forgotten.retain(|stream| stream.tail().is_some_and(|tail| !tail.is_complete()));
+                forgotten.push(stream);
+                handle
+            }
+            None => FIRST_HANDLE + 16 * self.next.fetch_add(1, Ordering::Relaxed),
+        };
         self.created.lock().insert(handle, Stream::new(context, blocking));
         handle
     }
 
     /// Destroys a stream. Its queued work still runs. Returns `false` if the handle is unknown.
     pub fn destroy(&self, handle: u64) -> bool {
-        self.created.lock().remove(&handle).is_some()
+        let Some(stream) = self.created.lock().remove(&handle) else {
+            self.expect_not_destroyed(handle);
+            return false;
+        };
+        self.destroyed.lock().push((handle, stream));
+        true
+    }
+
+    /// Stops the process if a stream of this handle was destroyed.
+    fn expect_not_destroyed(&self, handle: u64) {
+        if self.destroyed.lock().iter().any(|(destroyed, _)| *destroyed == handle) {
+            eprintln!("simulated libcuda: stream {handle:#x} was used after it had been destroyed");
+            std::process::abort();
+        }
     }
 
     /// Returns the stream of `handle` for the calling thread, where `context` is current.
@@ -147,24 +180,30 @@ impl Streams {
                 let key = (context, std::thread::current().id());
                 Some(Arc::clone(self.per_thread.lock().entry(key).or_insert_with(|| Stream::new(context, true))))
             }
-            _ => self.created.lock().get(&handle).cloned(),
+            _ => {
+                let found = self.created.lock().get(&handle).cloned();
+                if found.is_none() {
+                    self.expect_not_destroyed(handle);
+                }
+                found
+            }
         }
     }
 
     /// Returns the streams of `device`.
     pub fn of_device(&self, device: usize) -> Vec<Arc<Stream>> {
-        let mut all: Vec<_> = self.created.lock().values().cloned().collect();
-        all.extend(self.legacy.lock().values().cloned());
-        all.extend(self.per_thread.lock().values().cloned());
+        let mut all = self.all();
         all.retain(|stream| stream.device == device);
         all
     }
 
-    /// Returns the streams of all devices.
+    /// Returns the streams of all devices, also those that have been destroyed while their work is running.
     pub fn all(&self) -> Vec<Arc<Stream>> {
         let mut all: Vec<_> = self.created.lock().values().cloned().collect();
         all.extend(self.legacy.lock().values().cloned());
         all.extend(self.per_thread.lock().values().cloned());
+        all.extend(self.destroyed.lock().iter().map(|(_, stream)| Arc::clone(stream)));
+        all.extend(self.forgotten.lock().iter().cloned());
         all
     }
 

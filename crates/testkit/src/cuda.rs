@@ -9,7 +9,7 @@ use crate::device::{Device, World};
 use gapless::driver::cuda::{CudaBuilder, CudaDriver, OpenError};
 use gapless::driver::{
     ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle, HoldStreams,
-    MemoryDriver, MemoryInfo, Mismatch, StreamDriver, WorkDriver,
+    MemoryDriver, MemoryInfo, Mismatch, StreamDriver, StreamIdentity, WorkDriver,
 };
 use gapless::units::{DeviceAddr, MIB, StreamId};
 use parking_lot::Mutex;
@@ -72,6 +72,14 @@ impl Cuda {
             let _ = DEVICE.set(builder.open()?);
         }
         Ok(())
+    }
+
+    /// Refuses a handle that is not one of this device: the driver dereferences every handle it is given.
+    fn known(&self, stream: StreamId) -> DriverResult<()> {
+        if stream == StreamId::DEFAULT || self.state.lock().streams.contains(&stream) {
+            return Ok(());
+        }
+        Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, "not a stream of this device"))
     }
 }
 
@@ -183,12 +191,13 @@ impl MemoryDriver for Cuda {
 
 impl StreamDriver for Cuda {
     fn check_stream(&self, stream: StreamId) -> DriverResult<()> {
-        // The driver dereferences every handle it is given.
-        if stream != StreamId::DEFAULT && !self.state.lock().streams.contains(&stream) {
-            let text = "not a stream of this device";
-            return Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text));
-        }
+        self.known(stream)?;
         self.driver.check_stream(stream)
+    }
+
+    fn identify(&self, stream: StreamId) -> DriverResult<StreamIdentity> {
+        self.known(stream)?;
+        self.driver.identify(stream)
     }
 
     fn is_capturing(&self, stream: StreamId) -> bool {
@@ -239,6 +248,12 @@ impl WorkDriver for Cuda {
 
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
         self.driver.destroy_stream(stream)?;
+        self.state.lock().streams.remove(&stream);
+        Ok(())
+    }
+
+    fn abandon_stream(&self, stream: StreamId) -> DriverResult<()> {
+        self.driver.abandon_stream(stream)?;
         self.state.lock().streams.remove(&stream);
         Ok(())
     }

@@ -16,7 +16,8 @@
 
 use crate::device::Device;
 use gapless::driver::{
-    ChunkHandle, DriverResult, EventHandle, HoldStreams, MemoryDriver, MemoryInfo, Mismatch, StreamDriver, WorkDriver,
+    ChunkHandle, DriverResult, EventHandle, HoldStreams, MemoryDriver, MemoryInfo, Mismatch, StreamDriver,
+    StreamIdentity, WorkDriver,
 };
 use gapless::units::{DeviceAddr, StreamId};
 use parking_lot::Mutex;
@@ -193,6 +194,13 @@ impl<D: Device> Witness<D> {
     }
 }
 
+impl<D: StreamDriver> Witness<D> {
+    /// Returns the number of the stream that a handle stands for. Handles are used again; the numbers are not.
+    fn lane(&self, stream: StreamId) -> StreamId {
+        self.inner.identify(stream).map_or(stream, |identity| StreamId(identity.number))
+    }
+}
+
 impl<D: MemoryDriver> MemoryDriver for Witness<D> {
     fn granularity(&self) -> u64 {
         self.inner.granularity()
@@ -257,6 +265,10 @@ impl<D: StreamDriver> StreamDriver for Witness<D> {
         self.inner.check_stream(stream)
     }
 
+    fn identify(&self, stream: StreamId) -> DriverResult<StreamIdentity> {
+        self.inner.identify(stream)
+    }
+
     fn is_capturing(&self, stream: StreamId) -> bool {
         self.inner.is_capturing(stream)
     }
@@ -275,7 +287,7 @@ impl<D: StreamDriver> StreamDriver for Witness<D> {
     fn event_record(&self, event: EventHandle, stream: StreamId) -> DriverResult<()> {
         let mut state = self.state.lock();
         self.inner.event_record(event, stream)?;
-        let clock = state.now(stream).clone();
+        let clock = state.now(self.lane(stream)).clone();
         state.events.insert(event, clock);
         Ok(())
     }
@@ -301,7 +313,7 @@ impl<D: StreamDriver> StreamDriver for Witness<D> {
         let mut state = self.state.lock();
         self.inner.stream_wait(stream, event)?;
         let clock = state.events.get(&event).cloned().unwrap_or_default();
-        state.now(stream).join(&clock);
+        state.now(self.lane(stream)).join(&clock);
         Ok(())
     }
 
@@ -322,32 +334,37 @@ impl<D: WorkDriver> WorkDriver for Witness<D> {
     }
 
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
+        let lane = self.lane(stream);
         self.inner.destroy_stream(stream)?;
         let mut state = self.state.lock();
-        let clock = state.now(stream).clone();
+        let clock = state.now(lane).clone();
         state.host.join(&clock);
         Ok(())
+    }
+
+    fn abandon_stream(&self, stream: StreamId) -> DriverResult<()> {
+        self.inner.abandon_stream(stream)
     }
 
     fn fill(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {
         let mut state = self.state.lock();
         self.inner.fill(stream, addr, bytes, seed)?;
-        state.submit(stream, addr, bytes, Kind::Write);
+        state.submit(self.lane(stream), addr, bytes, Kind::Write);
         Ok(())
     }
 
     fn verify(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {
         let mut state = self.state.lock();
         self.inner.verify(stream, addr, bytes, seed)?;
-        state.submit(stream, addr, bytes, Kind::Read);
+        state.submit(self.lane(stream), addr, bytes, Kind::Read);
         Ok(())
     }
 
     fn copy(&self, stream: StreamId, target: DeviceAddr, source: DeviceAddr, bytes: u64) -> DriverResult<()> {
         let mut state = self.state.lock();
         self.inner.copy(stream, target, source, bytes)?;
-        state.submit(stream, source, bytes, Kind::Read);
-        state.submit(stream, target, bytes, Kind::Write);
+        state.submit(self.lane(stream), source, bytes, Kind::Read);
+        state.submit(self.lane(stream), target, bytes, Kind::Write);
         Ok(())
     }
 
@@ -356,7 +373,7 @@ impl<D: WorkDriver> WorkDriver for Witness<D> {
     }
 
     fn synchronize(&self, stream: StreamId) -> DriverResult<()> {
-        let clock = self.state.lock().now(stream).clone();
+        let clock = self.state.lock().now(self.lane(stream)).clone();
         self.inner.synchronize(stream)?;
         self.state.lock().host.join(&clock);
         Ok(())

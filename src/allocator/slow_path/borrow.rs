@@ -101,7 +101,7 @@ impl<D: Driver> SlowPath<'_, D> {
         loop {
             let found = lendable(&lender.lock(), kind, request).find(|it| it.epoch <= latest);
             let Some(found) = found else { return Ok(None) };
-            if !self.shared.streams.order_behind(stream.index, lender.index, found.epoch)? {
+            if !self.progress().order_behind(stream.index, lender.index, found.epoch)? {
                 // A capture is in progress: there is no order behind anything that has not passed.
                 latest = lender.clock.lock().passed();
                 continue;

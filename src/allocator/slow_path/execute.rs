@@ -14,7 +14,7 @@ use crate::pages::{PageCount, PageRange};
 use crate::physical::{ChunkId, ViewAt};
 use crate::segment::transaction::{Failure, Mapping, map_all};
 use crate::segment::{View, ViewState};
-use crate::stream::Fence;
+use crate::stream::{Fence, NEVER};
 use crate::units::DeviceAddr;
 
 /// What came of a plan.
@@ -102,7 +102,7 @@ impl<D: Driver> SlowPath<'_, D> {
         }
         let waiter = plan.goal.stream;
         for source in plan.moved().filter(|source| source.stream != waiter) {
-            if !self.shared.streams.order_behind(waiter, source.stream, source.epoch)? {
+            if !self.progress().order_behind(waiter, source.stream, source.epoch)? {
                 return Ok(Prepared::CannotOrder(source.chunk));
             }
         }
@@ -142,13 +142,13 @@ impl<D: Driver> SlowPath<'_, D> {
     ///
     /// What was unmapped before a failure stays unmapped: the chunk is then free with fewer views, or idle.
     pub fn give_back(&mut self, source: &Source) -> Result<bool, DriverError> {
-        let streams = &self.shared.streams;
-        if !streams.wait_until_passed(source.stream, source.epoch)? {
+        let progress = self.progress();
+        if !progress.wait_until_passed(source.stream, source.epoch)? {
             return Ok(false);
         }
         for at in self.mapper.pool.get(source.chunk).stale.clone() {
             if let ViewState::Stale(fence) = self.mapper.view(at).state
-                && !streams.wait_until_passed(fence.stream, fence.epoch)?
+                && !progress.wait_until_passed(fence.stream, fence.epoch)?
             {
                 return Ok(false);
             }
@@ -177,7 +177,7 @@ impl<D: Driver> SlowPath<'_, D> {
             .collect();
         let mut dropped = 0;
         for (at, fence) in stale {
-            if self.shared.streams.has_passed(fence.stream, fence.epoch)? {
+            if self.progress().has_passed(fence.stream, fence.epoch)? {
                 self.unmap_view(at)?;
                 dropped += 1;
             }
@@ -281,7 +281,7 @@ impl<D: Driver> SlowPath<'_, D> {
             let offset = mapping.addr.offset_from(base).expect("mapped in the segment");
             let chunk = by_handle.iter().find(|(handle, _)| *handle == mapping.chunk).expect("a chunk of the pool").1;
             let pages = PageRange::inside(&(offset..offset + mapping.bytes), page_bytes);
-            let stuck_for_ever = ViewState::Stale(Fence { stream: plan.goal.stream, epoch: u64::MAX });
+            let stuck_for_ever = ViewState::Stale(Fence { stream: plan.goal.stream, epoch: NEVER });
             self.mapper.segments[plan.segment].table.add(View { chunk, pages, state: stuck_for_ever });
             self.mapper.pool.add_stale(chunk, view_at(plan.segment, pages.start));
             let region = state.region(plan.goal.region).expect("the plan was made for it");

@@ -86,12 +86,13 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         let another_round = (shortage == Shortage::Addresses && self.widen()?)
             || self.allow_recreation()
             || self.wait_for_pending()?
+            || self.wait_for_device()?
             || self.settle_left_behind()?;
         Ok(if another_round { Round::Again } else { Round::Exhausted })
     }
 
     fn settle_pending(&self) -> Result<(), DriverError> {
-        self.path.shared.streams.settle_pending()
+        self.path.progress().settle_pending()
     }
 
     /// The hot path once more, under the mapper's lock and in all regions.
@@ -105,7 +106,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         let streams = &self.path.shared.streams;
         let beyond_slack = self.path.mapper.pool.held_pages() >= self.slack_pages(streams.peak.peak());
         let except = if self.path.is_tight() || beyond_slack { None } else { Some(self.stream.index) };
-        streams.refresh_clocks(except)
+        self.path.progress().refresh_clocks(except)
     }
 
     fn borrow(&self) -> Option<DeviceAddr> {
@@ -119,7 +120,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     /// Plans a mapping in the first of the stream's regions that has a place, and claims what it takes.
     fn plan(&self) -> Result<Plan, Shortage> {
         let streams = &self.path.shared.streams;
-        let passed = streams.passed();
+        let passed = self.path.progress().passed();
         let mut states = streams.lock_all();
         let allowance = self.allowance(&states);
         let of_stream = &states[self.stream.index.0 as usize].regions;
@@ -153,7 +154,11 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     }
 
     fn wait_for_pending(&self) -> Result<bool, DriverError> {
-        self.path.shared.streams.wait_for_pending()
+        self.path.progress().wait_for_pending()
+    }
+
+    fn wait_for_device(&mut self) -> Result<bool, DriverError> {
+        self.path.wait_for_device()
     }
 
     fn settle_left_behind(&mut self) -> Result<bool, AllocError> {

@@ -33,10 +33,12 @@ pub use trim::Trimmed;
 use super::error::AllocError;
 use super::request::Request;
 use super::shared::Shared;
+use super::streams::Progress;
 use super::streams::state::Stream;
-use crate::driver::{Counted, Driver, MemoryDriver};
+use crate::driver::{Counted, Driver, DriverError, MemoryDriver};
 use crate::pages::PageCount;
 use crate::physical::ChunkId;
+use crate::stream::StreamIndex;
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::DeviceAddr;
 use growth::Growth;
@@ -52,6 +54,8 @@ pub struct Door {
 pub struct SlowPath<'a, D: Driver> {
     shared: &'a Shared<D>,
     mapper: MutexGuard<'a, Mapper>,
+    /// The stream that the caller was handed, if any.
+    given: Option<StreamIndex>,
     /// Chunks created since the caller entered: those still idle go back to the driver if its work fails.
     created: Vec<ChunkId>,
 }
@@ -73,7 +77,7 @@ impl Door {
         work: impl FnOnce(&mut SlowPath<'_, D>) -> Result<T, AllocError>,
     ) -> Result<T, AllocError> {
         shared.expect_usable()?;
-        let mut path = SlowPath { shared, mapper: self.mapper.lock(), created: Vec::new() };
+        let mut path = SlowPath { shared, mapper: self.mapper.lock(), given: None, created: Vec::new() };
         let result = work(&mut path);
         path.mapper.pool.lift_bars();
         if result.is_err() {
@@ -96,6 +100,7 @@ impl Door {
         request: Request,
     ) -> Result<DeviceAddr, AllocError> {
         self.enter(shared, |path| {
+            path.given = Some(stream.index);
             path.ensure_region(stream, request.kind)?;
             Growth::new(path, stream, request).serve()
         })
@@ -110,10 +115,15 @@ impl Door {
     }
 }
 
-impl<D: Driver> SlowPath<'_, D> {
+impl<'a, D: Driver> SlowPath<'a, D> {
     /// The driver, for memory calls.
     fn driver(&self) -> &Counted<D> {
         &self.shared.streams.driver
+    }
+
+    /// How far the streams are, as far as the caller may learn it.
+    fn progress(&self) -> Progress<'a, D> {
+        self.shared.streams.progress(self.given)
     }
 
     /// Bytes of a page.
@@ -124,6 +134,16 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Whether the budget allows no more chunks.
     fn is_tight(&self) -> bool {
         self.mapper.pool.headroom_pages() == PageCount::ZERO
+    }
+
+    /// Waits for the whole device where memory was freed on a stream that may have been destroyed. Its chunks can be moved
+    /// then. Returns false where that would not help.
+    fn wait_for_device(&mut self) -> Result<bool, DriverError> {
+        let waited = self.progress().wait_for_device()?;
+        if waited {
+            self.mapper.pool.lift_bars();
+        }
+        Ok(waited)
     }
 
     /// Releases the chunks that the caller created and did not use.

@@ -12,7 +12,7 @@ use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::physical::ChunkId;
 use crate::segment::transaction::{Mapping, map_all};
 use crate::segment::{Segment, View, ViewState};
-use crate::stream::{Fence, StreamIndex};
+use crate::stream::{Fence, NEVER, StreamIndex};
 use crate::units::{DeviceAddr, StreamId};
 
 /// A reservation that is mapped from its start up to `mapped` pages.
@@ -101,6 +101,7 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Maps at least `bytes` more at the end of a range.
     pub fn grow_range(&mut self, range: &mut RawRange, bytes: u64, stream: StreamId) -> Result<(), AllocError> {
         let user = self.shared.streams.find_or_add(stream)?.index;
+        self.given = Some(user);
         let wanted = PageCount::covering(bytes, self.page_bytes());
         range.check_addresses(wanted, bytes, self.page_bytes())?;
         self.clear_stale(range.segment, PageRange::new(range.end(), wanted))?;
@@ -143,6 +144,7 @@ impl<D: Driver> SlowPath<'_, D> {
     ) -> Result<u64, AllocError> {
         let page_bytes = self.page_bytes();
         let user = self.shared.streams.find_or_add(stream)?.index;
+        self.given = Some(user);
         let floor = PageIndex(0) + from.mapped.saturating_sub(PageCount::within(bytes, page_bytes));
         let views: Vec<View> = self.mapper.segments[from.segment]
             .table
@@ -203,7 +205,7 @@ impl<D: Driver> SlowPath<'_, D> {
             if stuck.iter().any(|other| other.addr == mapping.addr) {
                 let offset = mapping.addr.0 - range.addr.0;
                 let pages = PageRange::inside(&(offset..offset + mapping.bytes), self.page_bytes());
-                let state = ViewState::Stale(Fence { stream: StreamIndex(0), epoch: u64::MAX });
+                let state = ViewState::Stale(Fence { stream: StreamIndex(0), epoch: NEVER });
                 self.mapper.segments[range.segment].table.add(View { chunk: *chunk, pages, state });
                 self.mapper.pool.add_stale(*chunk, view_at(range.segment, pages.start));
             }
@@ -215,11 +217,10 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// Waits until `stream` has passed `epoch`: where the host cannot wait for that, nothing may be unmapped.
     fn must_pass(&self, stream: StreamIndex, epoch: u64) -> Result<(), AllocError> {
-        let streams = &self.shared.streams;
-        if streams.wait_until_passed(stream, epoch)? {
+        if self.progress().wait_until_passed(stream, epoch)? {
             return Ok(());
         }
-        Err(AllocError::CannotWait { stream: streams.get(stream).id })
+        Err(AllocError::CannotWait { stream: self.shared.streams.get(stream).id() })
     }
 
     /// Removes the stale views in `pages` of a segment, waiting for their last use.
@@ -279,7 +280,7 @@ impl<D: Driver> SlowPath<'_, D> {
         let table = &self.mapper.segments[segment].table;
         let active: Vec<View> = table.iter().filter(|view| view.state == ViewState::Active).copied().collect();
         // Nobody knows any more who used it: every stream is waited for.
-        if !active.is_empty() && !self.shared.streams.wait_for_all()? {
+        if !active.is_empty() && !self.progress().wait_for_all()? {
             return Ok(false);
         }
         for view in active {
@@ -300,10 +301,11 @@ impl<D: Driver> SlowPath<'_, D> {
             if left == PageCount::ZERO {
                 return Ok(chunks);
             }
-            self.shared.streams.settle_pending()?;
+            self.progress().settle_pending()?;
             let found = self.make_idle(left)?
                 || self.release_some(left)?
-                || self.shared.streams.wait_for_pending()?
+                || self.progress().wait_for_pending()?
+                || self.wait_for_device()?
                 || self.settle_left_behind()?;
             if !found {
                 let request = Request::new(requested, pages.bytes(self.page_bytes()), 1);
@@ -371,11 +373,11 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// Makes a claimed free chunk idle, or bars it when a stream that used it cannot be waited for.
     fn take_out(&mut self, source: &Source) -> Result<(), DriverError> {
-        let streams = &self.shared.streams;
-        let mut passed = streams.wait_until_passed(source.stream, source.epoch)?;
+        let progress = self.progress();
+        let mut passed = progress.wait_until_passed(source.stream, source.epoch)?;
         for at in self.mapper.pool.get(source.chunk).stale.clone() {
             if let ViewState::Stale(fence) = self.mapper.view(at).state {
-                passed = passed && streams.wait_until_passed(fence.stream, fence.epoch)?;
+                passed = passed && progress.wait_until_passed(fence.stream, fence.epoch)?;
             }
         }
         if !passed {

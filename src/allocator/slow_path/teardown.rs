@@ -9,11 +9,8 @@ impl Door {
     /// Waits for all streams and gives everything back, after the device was lost as well. On a failure it goes on, and
     /// returns the first one. Not to be called in a forked process.
     pub fn tear_down<D: Driver>(&self, shared: &Shared<D>) -> Result<(), DriverError> {
-        let mut first = Ok(());
-        for stream in shared.streams.iter() {
-            first = first.and(shared.streams.drain(stream));
-        }
-        let mut path = SlowPath { shared, mapper: self.mapper.lock(), created: Vec::new() };
+        let first = shared.streams.progress(None).drain();
+        let mut path = SlowPath { shared, mapper: self.mapper.lock(), given: None, created: Vec::new() };
         first.and(path.release_everything())
     }
 }

@@ -32,7 +32,7 @@ impl<D: Driver> Streams<D> {
         LiveAllocation {
             addr: region.base.offset(block.offset),
             bytes: block.size - u64::from(block.waste),
-            stream: self.get(home).id,
+            stream: self.get(home).id(),
         }
     }
 }

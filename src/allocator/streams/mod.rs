@@ -2,25 +2,28 @@
 //!
 //! ```text
 //! state.rs      one stream: regions, pending blocks, counts      region.rs     a heap over a slot of addresses
-//! progress.rs   which epochs have passed; waiting, ordering      directory.rs  from an address to its region
-//! peak.rs       the peak of live bytes over all streams      live.rs       the live allocations
+//! identity.rs   which stream a handle stands for             directory.rs  from an address to its region
+//! progress.rs   which epochs have passed; waiting, ordering      live.rs       the live allocations
+//! peak.rs       the peak of live bytes over all streams
 //! ```
 //!
 //! Threads: any. Lock order: a stream's clock, then stream states in the order of their numbers. No stream state is
 //! locked during a driver call.
 
 pub mod directory;
+mod identity;
 mod live;
 pub mod peak;
 mod progress;
 pub mod region;
 pub mod state;
 
-use super::error::StreamError;
-use crate::driver::{Counted, Driver, StreamDriver};
-use crate::stream::{EventPool, STREAM_LIMIT, StreamIndex, StreamTable};
+pub use progress::Progress;
+
+use crate::driver::{Counted, Driver};
+use crate::stream::{Entries, EventPool, StreamIndex};
 use crate::sync::{Arc, AtomicU64, Ordering};
-use crate::units::StreamId;
+use identity::Known;
 use peak::PeakMeter;
 use state::{AllStates, Stream};
 
@@ -33,7 +36,8 @@ pub struct Streams<D> {
     pub events: EventPool,
     /// The peak of live bytes over all streams.
     pub peak: PeakMeter,
-    table: StreamTable<Stream>,
+    entries: Entries<Stream>,
+    known: Known,
     /// Epoch of a stream's blocks at which they are renumbered.
     epoch_limit: u32,
     host_waits: AtomicU64,
@@ -46,44 +50,27 @@ impl<D: Driver> Streams<D> {
             driver: Counted::new(driver),
             events: EventPool::default(),
             peak: PeakMeter::default(),
-            table: StreamTable::default(),
+            entries: Entries::default(),
+            known: Known::default(),
             epoch_limit,
             host_waits: AtomicU64::new(0),
         }
     }
 
-    /// The stream with this handle, if the allocator has seen it.
-    #[inline]
-    pub fn find(&self, stream: StreamId) -> Option<&Stream> {
-        self.table.find(stream)
-    }
-
-    /// The stream with this handle, added if it is new and the driver accepts it.
-    #[inline]
-    pub fn find_or_add(&self, stream: StreamId) -> Result<&Stream, StreamError> {
-        match self.find(stream) {
-            Some(known) => Ok(known),
-            None => self.add(stream),
-        }
-    }
-
-    #[cold]
-    fn add(&self, stream: StreamId) -> Result<&Stream, StreamError> {
-        self.driver.check_stream(stream).map_err(|source| StreamError::Foreign { stream, source })?;
-        self.table
-            .find_or_add(stream, |index| Stream::new(stream, index))
-            .ok_or(StreamError::TooMany { limit: STREAM_LIMIT })
-    }
-
     /// The stream with this number.
     #[inline]
     pub fn get(&self, index: StreamIndex) -> &Stream {
-        self.table.get(index)
+        self.entries.get(index)
     }
 
     /// All streams, in the order of their numbers.
     pub fn iter(&self) -> impl Iterator<Item = &Stream> {
-        self.table.iter()
+        self.entries.iter()
+    }
+
+    /// The progress of the streams, for a call that was handed the stream `given`, or none.
+    pub fn progress(&self, given: Option<StreamIndex>) -> Progress<'_, D> {
+        Progress::new(self, given)
     }
 
     /// The states of all streams, locked in the order of their numbers.

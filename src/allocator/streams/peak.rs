@@ -42,12 +42,17 @@ impl PeakMeter {
 mod tests {
     use super::super::state::Stream;
     use super::*;
-    use crate::stream::StreamIndex;
+    use crate::driver::{StreamIdentity, StreamLifetime};
+    use crate::stream::{Reach, StreamIndex};
     use crate::units::StreamId;
 
     #[test]
     fn what_is_left_to_the_peak_is_dealt_out() {
-        let streams = [0, 1].map(|number| Stream::new(StreamId(number), StreamIndex(number as u32)));
+        let streams = [0, 1].map(|number| {
+            let handle = StreamId(number);
+            let identity = StreamIdentity { key: handle, number, lifetime: StreamLifetime::Owner };
+            Stream::new(StreamIndex(number as u32), handle, &identity, Reach::Given)
+        });
         let live = |bytes: [u64; 2]| {
             let mut states: AllStates<'_> = streams.iter().map(Stream::lock).collect();
             states.iter_mut().zip(bytes).for_each(|(state, bytes)| state.live_bytes = bytes);

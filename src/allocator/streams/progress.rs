@@ -1,48 +1,57 @@
 //! How far the streams are: which epochs have passed, waiting for them, ordering work behind them, and the blocks that
 //! wait for it.
+//!
+//! What a call may learn depends on the streams that it was handed ([`Reach`](crate::stream::Reach)). What cannot be
+//! learned of one stream, since that may be gone, is being captured, or answers with an error, concerns its memory and
+//! nothing else; [`Progress::wait_for_device`] is what is left then.
 
 use super::Streams;
-use super::state::Stream;
-use crate::driver::{Driver, DriverError, DriverErrorKind, StreamDriver};
-use crate::stream::{Fence, StreamClock, StreamIndex};
+use super::state::{Pending, Stream};
+use crate::driver::{Driver, DriverError, DriverErrorKind, DriverResult, StreamDriver};
+use crate::stream::{Fence, Reach, StreamClock, StreamIndex};
 use crate::sync::Ordering;
 
-/// Number of epochs of one stream that may be sealed and not passed before [`Streams::refresh_clocks`] seals no more.
+/// Number of epochs of one stream that may be sealed and not passed before [`Progress::refresh_clocks`] seals no more.
 const MAX_SEALED: usize = 4;
 
-impl<D: Driver> Streams<D> {
-    /// Frees the pending blocks whose fences have passed.
+/// The streams, as a call sees them that was handed one of them, or none.
+#[derive(Debug)]
+pub struct Progress<'a, D> {
+    streams: &'a Streams<D>,
+    given: Option<StreamIndex>,
+}
+
+impl<'a, D: Driver> Progress<'a, D> {
+    pub(super) fn new(streams: &'a Streams<D>, given: Option<StreamIndex>) -> Self {
+        Self { streams, given }
+    }
+
+    /// Frees the pending blocks whose fences have passed. One query for each stream that a block waits for.
     pub fn settle_pending(&self) -> Result<(), DriverError> {
-        for stream in self.iter() {
-            stream.clock.lock().poll(&self.driver, &self.events)?;
+        let mut needed: Vec<u64> = Vec::new();
+        for stream in self.streams.iter() {
+            for fence in stream.lock().pending.iter().flat_map(|block| &block.fences) {
+                let index = fence.stream.0 as usize;
+                needed.resize(needed.len().max(index + 1), 0);
+                needed[index] = needed[index].max(fence.epoch);
+            }
         }
-        for stream in self.iter() {
-            let pending = {
-                let mut state = stream.lock();
-                if state.pending.is_empty() {
-                    continue;
-                }
-                std::mem::take(&mut state.pending)
-            };
-            let mut failure = None;
-            let (over, mut waiting): (Vec<_>, Vec<_>) = pending.into_iter().partition(|block| {
-                block.fences.iter().all(|fence| {
-                    self.has_passed(fence.stream, fence.epoch).unwrap_or_else(|error| {
-                        failure = Some(error);
-                        false
-                    })
-                })
-            });
+        for stream in self.streams.iter() {
+            let mut clock = stream.clock.lock();
+            let epoch = needed.get(stream.index.0 as usize).copied().unwrap_or(0);
+            self.cover(stream, &mut clock, epoch)?;
+            self.poll(stream, &mut clock)?;
+        }
+        let passed = self.passed();
+        for stream in self.streams.iter() {
             let mut state = stream.lock();
             let epoch = state.epoch;
+            let is_over = |block: &Pending| block.fences.iter().all(|fence| has_passed(&passed, *fence));
+            let (over, waiting): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut state.pending).into_iter().partition(|block| is_over(block));
+            state.pending = waiting;
             for block in over {
                 state.region(block.region).expect("a pending block has a region").heap.settle(block.offset, epoch);
-            }
-            waiting.append(&mut state.pending);
-            state.pending = waiting;
-            drop(state);
-            if let Some(error) = failure {
-                return Err(error);
             }
         }
         Ok(())
@@ -50,62 +59,75 @@ impl<D: Driver> Streams<D> {
 
     /// Returns whether `stream` has passed `epoch`, which is sealed first if need be.
     pub fn has_passed(&self, stream: StreamIndex, epoch: u64) -> Result<bool, DriverError> {
-        let stream = self.get(stream);
+        let stream = self.streams.get(stream);
         let mut clock = stream.clock.lock();
-        if epoch <= clock.passed() {
-            return Ok(true);
-        }
-        // What was freed while sealing failed is stamped one epoch ahead; what is further ahead never passes.
-        while epoch >= clock.open() {
-            if epoch > clock.open() + 1 || !self.seal(stream, &mut clock)? {
+        Ok(self.cover(stream, &mut clock, epoch)? && epoch <= self.poll(stream, &mut clock)?)
+    }
+
+    /// Seals until something tells whether `epoch` has passed. Returns false where that is impossible.
+    fn cover(&self, stream: &Stream, clock: &mut StreamClock, epoch: u64) -> Result<bool, DriverError> {
+        while !clock.covers(epoch) {
+            // What was freed while sealing failed is stamped one epoch ahead; what is further ahead never passes.
+            if epoch > clock.open() + 1 || !self.seal(stream, clock)? {
                 return Ok(false);
             }
         }
-        Ok(epoch <= clock.poll(&self.driver, &self.events)?)
+        Ok(true)
     }
 
     /// Records an event for the open epoch of a stream. Returns false while that is impossible: during a capture, and
-    /// once the stream has been destroyed.
+    /// where the stream may have been destroyed.
     pub fn seal(&self, stream: &Stream, clock: &mut StreamClock) -> Result<bool, DriverError> {
-        {
-            // Stamp frees from now on with the next epoch first: a free that slips in before the event is covered by it
-            // and only believed to be later.
-            let mut state = stream.lock();
-            if state.epoch >= self.epoch_limit {
-                state.renumber();
-            }
-            state.epoch += 1;
-            state.dirty = false;
-        }
-        let sealed = match clock.seal(&self.driver, &self.events) {
-            // Its owner has destroyed the stream: nothing can be learned about it any more, which concerns what was
-            // freed on it and nothing else.
-            Err(error) if error.kind == DriverErrorKind::InvalidHandle => Ok(false),
-            sealed => sealed,
-        };
+        // Stamp frees from now on with the next epoch first: a free that slips in before the event is covered by it and
+        // only believed to be later.
+        stream.lock().open_next_epoch(self.streams.epoch_limit);
+        let given = self.given == Some(stream.index);
+        let sealed = clock.seal(given, &self.streams.driver, &self.streams.events);
         if !matches!(sealed, Ok(true)) {
             let mut state = stream.lock();
             state.epoch -= 1;
             state.dirty = true;
         }
-        sealed
+        self.of_one(stream, sealed, || false)
     }
 
-    /// Seals and polls all streams but `except`, so that the epochs they have passed are known.
+    fn poll(&self, stream: &Stream, clock: &mut StreamClock) -> Result<u64, DriverError> {
+        let polled = clock.poll(&self.streams.driver, &self.streams.events);
+        self.of_one(stream, polled, || clock.passed())
+    }
+
+    /// What the driver said about one stream. An error that concerns another stream than the one handed in is not the
+    /// caller's, unless the device is lost: then nothing is learned.
+    fn of_one<T>(&self, stream: &Stream, answer: DriverResult<T>, nothing: impl FnOnce() -> T) -> DriverResult<T> {
+        match answer {
+            Err(error) if !error.kind.is_sticky() && self.given != Some(stream.index) => Ok(nothing()),
+            answer => answer,
+        }
+    }
+
+    /// Seals and polls all streams but `except`, so that the epochs they have passed are known. A stream that only this
+    /// call may name is sealed in any case, since others cannot do it later.
     pub fn refresh_clocks(&self, except: Option<StreamIndex>) -> Result<(), DriverError> {
-        for stream in self.iter().filter(|stream| Some(stream.index) != except) {
+        for stream in self.streams.iter() {
             let mut clock = stream.clock.lock();
-            if stream.lock().dirty && clock.sealed() < MAX_SEALED {
+            let only_now = clock.reach() == Reach::Given && self.given == Some(stream.index);
+            if only_now {
+                clock.look_for_capture(true, &self.streams.driver);
+            } else if Some(stream.index) == except {
+                continue;
+            }
+            let wanted = stream.lock().dirty || !clock.covers(clock.open() - 1);
+            if wanted && clock.sealed() < MAX_SEALED {
                 self.seal(stream, &mut clock)?;
             }
-            clock.poll(&self.driver, &self.events)?;
+            self.poll(stream, &mut clock)?;
         }
         Ok(())
     }
 
     /// Waits for the oldest pending block that can be waited for. Returns false when there is none.
     pub fn wait_for_pending(&self) -> Result<bool, DriverError> {
-        for stream in self.iter() {
+        for stream in self.streams.iter() {
             let pending: Vec<Vec<Fence>> = stream.lock().pending.iter().map(|block| block.fences.clone()).collect();
             for fences in pending {
                 // A block is settled by the wait only when all its users have passed; else the caller comes back for ever.
@@ -121,47 +143,46 @@ impl<D: Driver> Streams<D> {
         Ok(false)
     }
 
-    /// Blocks the host until `stream` has passed `epoch`. Returns false when the host cannot wait for that: during a
-    /// capture, and once the stream has been destroyed.
+    /// Blocks the host until `stream` has passed `epoch`: for its event, or for the whole device where there can be none.
+    /// Returns false when the host cannot wait for that, during a capture.
     pub fn wait_until_passed(&self, stream: StreamIndex, epoch: u64) -> Result<bool, DriverError> {
         if self.has_passed(stream, epoch)? {
             return Ok(true);
         }
-        let mut clock = self.get(stream).clock.lock();
-        if epoch >= clock.open() {
-            return Ok(false);
+        {
+            let mut clock = self.streams.get(stream).clock.lock();
+            if clock.covers(epoch) {
+                self.streams.host_waits.fetch_add(1, Ordering::Relaxed);
+                return clock.wait(epoch, &self.streams.driver, &self.streams.events);
+            }
         }
-        self.host_waits.fetch_add(1, Ordering::Relaxed);
-        clock.wait(epoch, &self.driver, &self.events)?;
-        Ok(true)
+        Ok(self.synchronize()? && self.has_passed(stream, epoch)?)
     }
 
-    /// Makes the device run later work of `waiter` behind `epoch` of `stream`. Returns false when that is impossible.
-    /// While `waiter` is being captured the host waits instead: the capture would fail for a wait on work outside of it.
+    /// Makes the device run later work of `waiter`, which the call was handed, behind `epoch` of `stream`. Returns false
+    /// when that is impossible. While `waiter` is being captured the host waits instead: the capture would fail for a
+    /// wait on work outside of it.
     pub fn order_behind(&self, waiter: StreamIndex, stream: StreamIndex, epoch: u64) -> Result<bool, DriverError> {
         if self.has_passed(stream, epoch)? {
             return Ok(true);
         }
-        if self.driver.is_capturing(self.get(waiter).id) {
+        let waiter = self.streams.get(waiter).id();
+        if self.streams.driver.is_capturing(waiter) {
             return self.wait_until_passed(stream, epoch);
         }
-        let clock = self.get(stream).clock.lock();
-        if epoch >= clock.open() {
-            return Ok(false);
-        }
-        clock.hold_back(self.get(waiter).id, epoch, &self.driver)?;
-        Ok(true)
+        let clock = self.streams.get(stream).clock.lock();
+        clock.hold_back(waiter, epoch, &self.streams.driver)
     }
 
     /// The last epoch that each stream is known to have passed, by the streams' numbers.
     pub fn passed(&self) -> Vec<u64> {
-        self.iter().map(|stream| stream.clock.lock().passed()).collect()
+        self.streams.iter().map(|stream| stream.clock.lock().passed()).collect()
     }
 
     /// Blocks the host until all streams have done what is queued on them now. Returns false when the host cannot wait
     /// for one of them.
     pub fn wait_for_all(&self) -> Result<bool, DriverError> {
-        for stream in self.iter() {
+        for stream in self.streams.iter() {
             let open = stream.clock.lock().open();
             if !self.wait_until_passed(stream.index, open)? {
                 return Ok(false);
@@ -170,17 +191,79 @@ impl<D: Driver> Streams<D> {
         Ok(true)
     }
 
-    /// Blocks the host until `stream` has done what is queued on it now, and drops its events: for tearing down.
-    pub fn drain(&self, stream: &Stream) -> Result<(), DriverError> {
-        let mut clock = stream.clock.lock();
-        // A stream that neither allocated nor freed anything may use memory that was recorded on it.
-        let result = self.seal(stream, &mut clock).and_then(|_| {
-            let last = clock.open() - 1;
-            clock.wait(last, &self.driver, &self.events)
-        });
-        clock.forget(&self.events);
-        result
+    /// Where something was freed on a stream that no event can tell of, since it may have been destroyed: blocks the host
+    /// until the whole device has done what is queued on it now. Returns false when there is no such stream, and while a
+    /// stream is being captured.
+    pub fn wait_for_device(&self) -> Result<bool, DriverError> {
+        if self.streams.iter().any(|stream| self.is_untold(stream)) { self.synchronize() } else { Ok(false) }
     }
+
+    /// Blocks the host until the whole device has done what is queued on it now. Returns false while a stream is being
+    /// captured.
+    fn synchronize(&self) -> Result<bool, DriverError> {
+        if self.is_capturing() {
+            return Ok(false);
+        }
+        let marks: Vec<(StreamIndex, u64, bool)> = self
+            .streams
+            .iter()
+            .map(|stream| {
+                let mut clock = stream.clock.lock();
+                stream.lock().open_next_epoch(self.streams.epoch_limit);
+                (stream.index, clock.close_epoch(), clock.is_over())
+            })
+            .collect();
+        match self.streams.driver.synchronize_device() {
+            Ok(()) => {}
+            Err(error) if error.kind == DriverErrorKind::Capturing => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        self.streams.host_waits.fetch_add(1, Ordering::Relaxed);
+        for (index, epoch, over) in marks {
+            self.streams.get(index).clock.lock().pass(epoch, over, &self.streams.events);
+        }
+        Ok(true)
+    }
+
+    /// Whether memory waits for a stream of which no event can tell.
+    fn is_untold(&self, stream: &Stream) -> bool {
+        let clock = stream.clock.lock();
+        match clock.reach() {
+            Reach::Over { .. } => !clock.covers(clock.open()),
+            Reach::Given if self.given != Some(stream.index) => stream.lock().dirty || !clock.covers(clock.open() - 1),
+            Reach::Given | Reach::Kept => false,
+        }
+    }
+
+    /// Whether a stream is being captured, as far as the driver may be asked; of the others, as it was last.
+    fn is_capturing(&self) -> bool {
+        self.streams.iter().any(|stream| {
+            let given = self.given == Some(stream.index);
+            stream.clock.lock().look_for_capture(given, &self.streams.driver)
+        })
+    }
+
+    /// Blocks the host until all streams have done what is queued on them now: for tearing down.
+    pub fn drain(&self) -> Result<(), DriverError> {
+        let mut told = true;
+        let mut first = Ok(());
+        for stream in self.streams.iter() {
+            let mut clock = stream.clock.lock();
+            // A stream that neither allocated nor freed anything may use memory that was recorded on it.
+            let sealed = clock.seal(false, &self.streams.driver, &self.streams.events);
+            let last = clock.open() - 1;
+            let waited = clock.wait(last, &self.streams.driver, &self.streams.events);
+            clock.drop_events(&self.streams.events);
+            told &= clock.is_gone() || matches!((&sealed, &waited), (Ok(true), Ok(true)));
+            first = first.and(sealed.map(|_| ())).and(waited.map(|_| ()));
+        }
+        if told { Ok(()) } else { first.and_then(|()| self.streams.driver.synchronize_device()) }
+    }
+}
+
+/// Whether a fence has passed, where stream `i` has passed epoch `passed[i]`.
+fn has_passed(passed: &[u64], fence: Fence) -> bool {
+    passed.get(fence.stream.0 as usize).is_some_and(|passed| fence.epoch <= *passed)
 }
 
 #[cfg(test)]
@@ -196,6 +279,7 @@ mod tests {
         let driver = Arc::new(ModelDriver::default());
         let other = driver.create_stream().unwrap();
         let allocator = Allocator::builder(Arc::clone(&driver)).epoch_limit(4).build().unwrap();
+        allocator.keep_stream(other).unwrap();
         let kept = allocator.alloc(100, other).unwrap();
         for _ in 0..30 {
             // Freed on its own stream while the other uses it: the other is sealed.
@@ -203,7 +287,7 @@ mod tests {
             allocator.record_stream(block, other).unwrap();
             allocator.free(block).unwrap();
             let other = allocator.inner.shared.streams.find(other).unwrap();
-            allocator.inner.shared.streams.settle_pending().unwrap();
+            allocator.inner.shared.streams.progress(None).settle_pending().unwrap();
             let (clock, state) = (other.clock.lock(), other.lock());
             assert!(state.epoch <= 4, "epoch {}", state.epoch);
             assert_eq!(state.open_epoch(), clock.open());
@@ -225,7 +309,7 @@ mod tests {
         for (ahead, passes) in [(0, true), (1, true), (2, false), (u64::MAX - open() - 10, false)] {
             let epoch = open() + ahead;
             assert_eq!(
-                allocator.inner.shared.streams.has_passed(stream.index, epoch).unwrap(),
+                allocator.inner.shared.streams.progress(None).has_passed(stream.index, epoch).unwrap(),
                 passes,
                 "{ahead} ahead"
             );

@@ -2,9 +2,10 @@
 
 use super::super::kind::RegionKind;
 use super::region::{Region, RegionId, Regions};
+use crate::driver::StreamIdentity;
 use crate::heap::GRANULE;
-use crate::stream::{Fence, StreamClock, StreamIndex};
-use crate::sync::{CachePadded, Mutex, MutexGuard};
+use crate::stream::{Fence, Reach, StreamClock, StreamIndex};
+use crate::sync::{AtomicU64, CachePadded, Mutex, MutexGuard, Ordering};
 use crate::units::{DeviceAddr, StreamId};
 use std::collections::HashMap;
 
@@ -83,9 +84,19 @@ impl StreamState {
         self.epoch_base + u64::from(self.epoch)
     }
 
+    /// Opens the next epoch: what is freed from now on is stamped with it. The stream's clock follows. `limit` is the
+    /// epoch at which blocks are renumbered.
+    pub fn open_next_epoch(&mut self, limit: u32) {
+        if self.epoch >= limit {
+            self.renumber();
+        }
+        self.epoch += 1;
+        self.dirty = false;
+    }
+
     /// Restarts the 32-bit epochs of the blocks, once in 2^32 seals. What was freed before the last seal counts as freed
     /// right before it: later than it was, which is safe.
-    pub fn renumber(&mut self) {
+    fn renumber(&mut self) {
         let by = self.epoch - 1;
         self.epoch = 1;
         self.epoch_base += u64::from(by);
@@ -123,25 +134,28 @@ impl StreamState {
     }
 }
 
-/// A stream that the allocator has seen.
+/// A stream that the allocator has seen. When its owner has destroyed it, another one takes its place, with its regions.
 #[derive(Debug)]
 pub struct Stream {
-    /// The caller's handle.
-    pub id: StreamId,
     /// Its number in the allocator.
     pub index: StreamIndex,
     /// Its epochs.
     pub clock: Mutex<StreamClock>,
+    handle: AtomicU64,
+    key: AtomicU64,
+    number: AtomicU64,
     state: CachePadded<Mutex<StreamState>>,
 }
 
 impl Stream {
     /// A stream without regions.
-    pub fn new(id: StreamId, index: StreamIndex) -> Self {
+    pub fn new(index: StreamIndex, handle: StreamId, identity: &StreamIdentity, reach: Reach) -> Self {
         Self {
-            id,
             index,
-            clock: Mutex::new(StreamClock::new(id)),
+            clock: Mutex::new(StreamClock::new(handle, reach)),
+            handle: AtomicU64::new(handle.0),
+            key: AtomicU64::new(identity.key.0),
+            number: AtomicU64::new(identity.number),
             state: CachePadded::new(Mutex::new(StreamState {
                 regions: Regions::default(),
                 epoch: 1,
@@ -154,6 +168,28 @@ impl Stream {
                 tally: Tally { allocs: 0, frees: 0, by_size: [0; SIZE_RANGES] },
             })),
         }
+    }
+
+    /// The caller's handle. Of a stream that is over, what it was.
+    pub fn id(&self) -> StreamId {
+        StreamId(self.handle.load(Ordering::Relaxed))
+    }
+
+    /// What the stream is filed under.
+    pub fn key(&self) -> StreamId {
+        StreamId(self.key.load(Ordering::Relaxed))
+    }
+
+    /// Whether this is the stream with that number of the driver.
+    pub fn has_number(&self, number: u64) -> bool {
+        self.number.load(Ordering::Acquire) == number
+    }
+
+    /// Makes this the entry of another stream; its clock has to be renewed as well.
+    pub fn rename(&self, handle: StreamId, identity: &StreamIdentity) {
+        self.handle.store(handle.0, Ordering::Relaxed);
+        self.key.store(identity.key.0, Ordering::Relaxed);
+        self.number.store(identity.number, Ordering::Release);
     }
 
     /// Locks the state. Never held during a driver call.

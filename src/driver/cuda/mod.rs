@@ -8,6 +8,7 @@
 //! peers.rs     the devices that get access
 //! memory.rs    virtual memory      streams.rs  streams, events    work.rs     fill, verify, copy
 //! kernels.rs   kernels from PTX                                   plain.rs    cuMemAlloc
+//! thread.rs    numbers of threads
 //! raw.rs       a way below the traits, for experiments only
 //! ```
 //!
@@ -36,6 +37,7 @@ pub mod raw;
 mod streams;
 #[doc(hidden)]
 pub mod sys;
+mod thread;
 mod trial;
 mod work;
 

@@ -2,14 +2,19 @@
 //!
 //! Three handles stand for no stream object of their own: 0 and 1 are the legacy default stream, 2 is the default
 //! stream of the calling thread (another stream on every thread). Which context they belong to depends on the calling
-//! thread: `check_stream` refuses them while a context other than the primary one of the device is current.
+//! thread: `check_stream` refuses them while a context other than the primary one of the device is current. Handles of other
+//! streams are used again by the driver once their stream has been destroyed; `cuStreamGetId` (CUDA 12.0) tells the streams
+//! apart.
 
 use super::CudaDriver;
 use super::sys::{
     CUevent, CUevent_flags_enum as event_flags, CUstream, CUstreamCaptureStatus_enum as capture_status,
     cudaError_enum as code,
 };
-use crate::driver::{DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, StreamDriver};
+use super::thread;
+use crate::driver::{
+    DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, StreamDriver, StreamIdentity, StreamLifetime,
+};
 use crate::units::StreamId;
 
 /// CUDA's legacy default stream by its other handle (`CU_STREAM_LEGACY`).
@@ -41,6 +46,26 @@ impl StreamDriver for CudaDriver {
             // Whatever else went wrong, a device that is lost for one, says nothing about the stream.
             Err(error) if error.kind != DriverErrorKind::InvalidHandle => Err(error),
             _ => refuse(format!("{stream} is not a stream of device {}'s primary context", self.info.ordinal)),
+        }
+    }
+
+    fn identify(&self, stream: StreamId) -> DriverResult<StreamIdentity> {
+        match stream {
+            StreamId::DEFAULT | LEGACY_STREAM => {
+                Ok(StreamIdentity { key: StreamId::DEFAULT, number: 0, lifetime: StreamLifetime::Device })
+            }
+            PER_THREAD_STREAM => {
+                let Some(thread) = thread::current() else {
+                    let text = "the thread is ending, and its default stream with it";
+                    return Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text));
+                };
+                Ok(StreamIdentity {
+                    key: StreamId(THREAD_KEYS + thread.slot),
+                    number: THREAD_KEYS + thread.unique,
+                    lifetime: StreamLifetime::Thread,
+                })
+            }
+            _ => Ok(StreamIdentity { key: stream, number: self.number_of(stream)?, lifetime: StreamLifetime::Owner }),
         }
     }
 
@@ -107,6 +132,22 @@ impl StreamDriver for CudaDriver {
         self.context.synchronize()
     }
 }
+
+impl CudaDriver {
+    /// The number of a stream of its own handle: that of `cuStreamGetId`, or 0 where the driver lacks that function.
+    fn number_of(&self, stream: StreamId) -> DriverResult<u64> {
+        let Ok(function) = &self.library.optional().cuStreamGetId else { return Ok(0) };
+        let _current = self.context.enter(DriverCall::Stream)?;
+        let mut number = 0;
+        // SAFETY: the caller says that this is a stream handle; the out-parameter is a valid pointer for the call.
+        let result = unsafe { function(raw_stream(stream), &raw mut number) };
+        self.library.check(DriverCall::Stream, "cuStreamGetId", result)?;
+        Ok(number)
+    }
+}
+
+/// Above all handles, which are addresses of the host, and above all numbers that `cuStreamGetId` counts up to.
+const THREAD_KEYS: u64 = 1 << 63;
 
 /// Returns true for the handles that stand for a default stream.
 pub(super) fn is_default(stream: StreamId) -> bool {

@@ -56,11 +56,17 @@ impl WorkDriver for CudaDriver {
     }
 
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
+        if !is_default(stream) {
+            self.synchronize(stream)?;
+        }
+        self.abandon_stream(stream)
+    }
+
+    fn abandon_stream(&self, stream: StreamId) -> DriverResult<()> {
         if is_default(stream) {
             let text = "a default stream cannot be destroyed";
             return Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text));
         }
-        self.synchronize(stream)?;
         let _guards = self.context.enter_outside_capture(DriverCall::Stream)?;
         // SAFETY: a stream of this driver, destroyed once (the trait's contract).
         let result = unsafe { self.library.api().cuStreamDestroy_v2(raw_stream(stream)) };

@@ -17,10 +17,11 @@ mod pages;
 mod queues;
 mod task;
 
+use super::handles::{Handles, NoStream};
 use super::ledger::{Ledger, Refusal};
 use super::{
     ChunkHandle, DriverCall, DriverCalls, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle,
-    HoldStreams, MemoryDriver, MemoryInfo, Mismatch, StreamDriver, WorkDriver,
+    HoldStreams, MemoryDriver, MemoryInfo, Mismatch, StreamDriver, StreamIdentity, StreamLifetime, WorkDriver,
 };
 use crate::sync::Arc;
 use crate::sync::unseen::{Mutex, MutexGuard};
@@ -94,7 +95,11 @@ struct Books {
     ledger: Ledger,
     pages: Pages,
     in_flight: HashMap<u64, InFlight>,
+    handles: Handles,
+    /// Lanes of the streams that are being captured.
     capturing: HashSet<StreamId>,
+    /// Events that were recorded last on a stream that was being captured, and that stream's lane.
+    captured: HashMap<EventHandle, StreamId>,
     next_ticket: u64,
     mismatches: Vec<Mismatch>,
     violations: Vec<Violation>,
@@ -136,7 +141,9 @@ impl HostDriver {
                 ),
                 pages: Pages::new().map_err(|errno| kernel(DriverCall::Open, errno))?,
                 in_flight: HashMap::new(),
+                handles: Handles::new(),
                 capturing: HashSet::new(),
+                captured: HashMap::new(),
                 next_ticket: 0,
                 mismatches: Vec::new(),
                 violations: Vec::new(),
@@ -146,7 +153,7 @@ impl HostDriver {
         let queues = Arc::new(Queues::new());
         let kernel_limit = pages::mapping_limit();
         let driver = Self { granularity: config.granularity, kernel_limit, queues, books };
-        driver.new_stream(DriverCall::Open)?;
+        driver.new_lane(DriverCall::Open)?;
         Ok(driver)
     }
 
@@ -156,15 +163,21 @@ impl HostDriver {
         self.books.lock().ledger.set_external(bytes);
     }
 
-    /// Starts a capture of `stream`: until it ends, recording an event on the stream or making it wait is refused. Work
-    /// runs as if the graph were launched at once; events recorded before may still be queried and waited for.
+    /// Starts a capture of `stream`: until it ends, making the stream wait is refused, and so is querying or waiting for
+    /// an event that is recorded on it. Work runs as if the graph were launched at once; events recorded before may
+    /// still be queried and waited for.
+    ///
+    /// # Panics
+    /// This method and the others that control a stream panic when there is no such stream.
     pub fn begin_capture(&self, stream: StreamId) {
-        self.books.lock().capturing.insert(stream);
+        let lane = self.existing(stream);
+        self.books.lock().capturing.insert(lane);
     }
 
     /// Ends the capture of `stream`.
     pub fn end_capture(&self, stream: StreamId) {
-        self.books.lock().capturing.remove(&stream);
+        let lane = self.existing(stream);
+        self.books.lock().capturing.remove(&lane);
     }
 
     /// Returns the calls made so far, failed ones included.
@@ -174,8 +187,9 @@ impl HostDriver {
 
     /// Returns what is alive on the device.
     pub fn usage(&self) -> DriverUsage {
-        let (events, streams) = (self.queues.event_count(), self.queues.stream_count());
-        DriverUsage { events, streams, ..self.books.lock().ledger.usage() }
+        let events = self.queues.event_count();
+        let books = self.books.lock();
+        DriverUsage { events, streams: books.handles.created(), ..books.ledger.usage() }
     }
 
     /// Returns the rules that callers have broken since the last call.
@@ -183,7 +197,7 @@ impl HostDriver {
         std::mem::take(&mut self.books.lock().violations)
     }
 
-    fn new_stream(&self, call: DriverCall) -> DriverResult<StreamId> {
+    fn new_lane(&self, call: DriverCall) -> DriverResult<StreamId> {
         self.queues
             .create_stream(Arc::clone(&self.books))
             .map_err(|error| DriverError::new(call, DriverErrorKind::OutOfMemory, format!("no thread: {error}")))
@@ -203,10 +217,50 @@ impl HostDriver {
 
     fn work(&self, stream: StreamId, task: Task) -> DriverResult<()> {
         self.count(DriverCall::Work);
-        self.queues.work(stream, || self.books.lock().admit(stream, task)).map_err(|error| match error {
+        let lane = self.lane(DriverCall::Work, stream)?;
+        self.queues.work(lane, || self.books.lock().admit(lane, task)).map_err(|error| match error {
             PushError::NoStream => no_stream(DriverCall::Work, stream),
             PushError::Refused(error) => error,
         })
+    }
+
+    /// Returns the lane of a stream. The handle of a destroyed one is written down as a violation.
+    fn lane(&self, call: DriverCall, stream: StreamId) -> DriverResult<StreamId> {
+        let mut books = self.books.lock();
+        match books.handles.lane(stream) {
+            Ok(lane) => Ok(lane),
+            Err(NoStream::Unknown) => Err(no_stream(call, stream)),
+            Err(NoStream::Destroyed) => {
+                let text = format!("{stream:?} has been destroyed");
+                books.violations.push(Violation { call, text: text.clone() });
+                Err(DriverError::new(call, DriverErrorKind::InvalidHandle, text))
+            }
+        }
+    }
+
+    fn destroy(&self, stream: StreamId) -> DriverResult<StreamId> {
+        if stream == StreamId::DEFAULT {
+            let text = "the default stream cannot be destroyed";
+            return Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text));
+        }
+        let lane = self.lane(DriverCall::Stream, stream)?;
+        let _ = self.books.lock().handles.destroy(stream);
+        Ok(lane)
+    }
+
+    fn existing(&self, stream: StreamId) -> StreamId {
+        self.books.lock().handles.lane(stream).unwrap_or_else(|_| panic!("there is no {stream:?}"))
+    }
+
+    /// An event of a capture is an error, and a broken rule while the capture lasts, which would be lost.
+    fn not_captured(&self, call: DriverCall, event: EventHandle) -> DriverResult<()> {
+        let mut books = self.books.lock();
+        let Some(lane) = books.captured.get(&event).copied() else { return Ok(()) };
+        let text = format!("{event:?} was recorded in a capture of {lane:?}");
+        if books.capturing.contains(&lane) {
+            books.violations.push(Violation { call, text: text.clone() });
+        }
+        Err(DriverError::new(call, DriverErrorKind::Capturing, text))
     }
 
     fn no_event(&self, call: DriverCall, event: EventHandle) -> DriverError {
@@ -215,10 +269,10 @@ impl HostDriver {
         DriverError::new(call, DriverErrorKind::InvalidHandle, text)
     }
 
-    fn not_capturing(&self, call: DriverCall, stream: StreamId) -> DriverResult<()> {
+    fn not_capturing(&self, call: DriverCall, lane: StreamId) -> DriverResult<()> {
         let mut books = self.books.lock();
-        let answer = match books.capturing.contains(&stream) {
-            true => Err(Refusal::Misuse(format!("{stream:?} is being captured"))),
+        let answer = match books.capturing.contains(&lane) {
+            true => Err(Refusal::Misuse(format!("{lane:?} is being captured"))),
             false => Ok(()),
         };
         books.enforce(call, answer)
@@ -330,11 +384,17 @@ impl MemoryDriver for HostDriver {
 impl StreamDriver for HostDriver {
     fn check_stream(&self, stream: StreamId) -> DriverResult<()> {
         self.count(DriverCall::Stream);
-        if self.queues.has_stream(stream) { Ok(()) } else { Err(no_stream(DriverCall::Stream, stream)) }
+        self.lane(DriverCall::Stream, stream).map(|_| ())
+    }
+
+    fn identify(&self, stream: StreamId) -> DriverResult<StreamIdentity> {
+        let lane = self.lane(DriverCall::Stream, stream)?;
+        let lifetime = if stream == StreamId::DEFAULT { StreamLifetime::Device } else { StreamLifetime::Owner };
+        Ok(StreamIdentity { key: stream, number: lane.0 + 1, lifetime })
     }
 
     fn is_capturing(&self, stream: StreamId) -> bool {
-        self.books.lock().capturing.contains(&stream)
+        self.lane(DriverCall::Stream, stream).is_ok_and(|lane| self.books.lock().capturing.contains(&lane))
     }
 
     fn event_create(&self) -> DriverResult<EventHandle> {
@@ -344,29 +404,42 @@ impl StreamDriver for HostDriver {
 
     fn event_destroy(&self, event: EventHandle) -> DriverResult<()> {
         self.count(DriverCall::EventDestroy);
+        self.books.lock().captured.remove(&event);
         if self.queues.destroy_event(event) { Ok(()) } else { Err(self.no_event(DriverCall::EventDestroy, event)) }
     }
 
     fn event_record(&self, event: EventHandle, stream: StreamId) -> DriverResult<()> {
         self.count(DriverCall::EventRecord);
-        self.not_capturing(DriverCall::EventRecord, stream)?;
-        self.queues.record(event, stream).map_err(self.event_error(DriverCall::EventRecord, stream, event))
+        let lane = self.lane(DriverCall::EventRecord, stream)?;
+        {
+            let mut books = self.books.lock();
+            if books.capturing.contains(&lane) {
+                books.captured.insert(event, lane);
+            } else {
+                books.captured.remove(&event);
+            }
+        }
+        self.queues.record(event, lane).map_err(self.event_error(DriverCall::EventRecord, stream, event))
     }
 
     fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
         self.count(DriverCall::EventQuery);
+        self.not_captured(DriverCall::EventQuery, event)?;
         self.queues.query(event).map_err(|NoEvent| self.no_event(DriverCall::EventQuery, event))
     }
 
     fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
         self.count(DriverCall::EventSynchronize);
+        self.not_captured(DriverCall::EventSynchronize, event)?;
         self.queues.synchronize_event(event).map_err(|NoEvent| self.no_event(DriverCall::EventSynchronize, event))
     }
 
     fn stream_wait(&self, stream: StreamId, event: EventHandle) -> DriverResult<()> {
         self.count(DriverCall::StreamWait);
-        self.not_capturing(DriverCall::StreamWait, stream)?;
-        self.queues.wait(stream, event).map_err(self.event_error(DriverCall::StreamWait, stream, event))
+        self.not_captured(DriverCall::StreamWait, event)?;
+        let lane = self.lane(DriverCall::StreamWait, stream)?;
+        self.not_capturing(DriverCall::StreamWait, lane)?;
+        self.queues.wait(lane, event).map_err(self.event_error(DriverCall::StreamWait, stream, event))
     }
 
     fn synchronize_device(&self) -> DriverResult<()> {
@@ -383,16 +456,23 @@ impl StreamDriver for HostDriver {
 impl WorkDriver for HostDriver {
     fn create_stream(&self) -> DriverResult<StreamId> {
         self.count(DriverCall::Stream);
-        self.new_stream(DriverCall::Stream)
+        let lane = self.new_lane(DriverCall::Stream)?;
+        Ok(self.books.lock().handles.create(lane))
     }
 
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
         self.count(DriverCall::Stream);
-        if stream == StreamId::DEFAULT {
-            let text = "the default stream cannot be destroyed";
-            return Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text));
-        }
-        if self.queues.destroy_stream(stream) { Ok(()) } else { Err(no_stream(DriverCall::Stream, stream)) }
+        let lane = self.destroy(stream)?;
+        if self.queues.destroy_stream(lane) { Ok(()) } else { Err(no_stream(DriverCall::Stream, stream)) }
+    }
+
+    /// The thread of the stream goes on until the driver is dropped.
+    fn abandon_stream(&self, stream: StreamId) -> DriverResult<()> {
+        self.count(DriverCall::Stream);
+        let lane = self.destroy(stream)?;
+        // Nobody is left who could end a hold.
+        self.queues.resume(lane);
+        Ok(())
     }
 
     fn fill(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {
@@ -410,12 +490,20 @@ impl WorkDriver for HostDriver {
 
     fn delay(&self, stream: StreamId, duration: Duration) -> DriverResult<()> {
         self.count(DriverCall::Work);
-        if self.queues.delay(stream, duration) { Ok(()) } else { Err(no_stream(DriverCall::Work, stream)) }
+        if self.queues.delay(self.lane(DriverCall::Work, stream)?, duration) {
+            Ok(())
+        } else {
+            Err(no_stream(DriverCall::Work, stream))
+        }
     }
 
     fn synchronize(&self, stream: StreamId) -> DriverResult<()> {
         self.count(DriverCall::Stream);
-        if self.queues.synchronize(stream) { Ok(()) } else { Err(no_stream(DriverCall::Stream, stream)) }
+        if self.queues.synchronize(self.lane(DriverCall::Stream, stream)?) {
+            Ok(())
+        } else {
+            Err(no_stream(DriverCall::Stream, stream))
+        }
     }
 
     fn take_mismatches(&self) -> Vec<Mismatch> {
@@ -425,15 +513,15 @@ impl WorkDriver for HostDriver {
 
 impl HoldStreams for HostDriver {
     fn hold(&self, stream: StreamId) {
-        self.queues.hold(stream);
+        self.queues.hold(self.existing(stream));
     }
 
     fn complete(&self, stream: StreamId) {
-        self.queues.complete(stream);
+        self.queues.complete(self.existing(stream));
     }
 
     fn resume(&self, stream: StreamId) {
-        self.queues.resume(stream);
+        self.queues.resume(self.existing(stream));
     }
 
     fn host_waits(&self) -> u64 {
@@ -592,19 +680,23 @@ mod tests {
     }
 
     #[test]
-    fn a_capturing_stream_takes_no_events() {
+    fn events_of_a_capture_are_not_queried() {
         let driver = HostDriver::new(HostConfig::default()).unwrap();
         let (event, late) = (driver.event_create().unwrap(), driver.event_create().unwrap());
         driver.event_record(event, MAIN).unwrap();
         driver.begin_capture(MAIN);
         assert!(driver.is_capturing(MAIN));
         driver.event_synchronize(event).unwrap();
-        driver.event_record(late, MAIN).unwrap_err();
+        driver.event_record(late, MAIN).unwrap();
+        driver.event_query(late).unwrap_err();
         driver.stream_wait(MAIN, event).unwrap_err();
         let violations = driver.take_violations();
-        assert!(violations.len() == 2 && violations[0].text.contains("is being captured"), "{violations:?}");
+        assert!(violations.len() == 2 && violations[0].text.contains("recorded in a capture"), "{violations:?}");
         driver.end_capture(MAIN);
         driver.stream_wait(MAIN, event).unwrap();
+        assert_eq!(driver.event_query(late).unwrap_err().kind, DriverErrorKind::Capturing);
+        driver.event_record(late, MAIN).unwrap();
+        driver.event_synchronize(late).unwrap();
         assert_eq!(driver.take_violations(), Vec::new());
     }
 }

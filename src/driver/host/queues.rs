@@ -120,14 +120,6 @@ impl<W: Send + 'static> Queues<W> {
         Ok(stream)
     }
 
-    pub fn has_stream(&self, stream: StreamId) -> bool {
-        self.state.lock().lane(stream).is_some()
-    }
-
-    pub fn stream_count(&self) -> usize {
-        self.state.lock().lanes.len().saturating_sub(1)
-    }
-
     pub fn event_count(&self) -> usize {
         self.state.lock().events.len()
     }

@@ -18,15 +18,16 @@
 mod config;
 mod timeline;
 
+use super::handles::{Handles, NoStream};
 use super::ledger::{Ledger, Refusal};
 use super::{
     ChunkHandle, DriverCall, DriverCalls, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle,
-    HoldStreams, MemoryDriver, MemoryInfo, Mismatch, StreamDriver, WorkDriver,
+    HoldStreams, MemoryDriver, MemoryInfo, Mismatch, StreamDriver, StreamIdentity, StreamLifetime, WorkDriver,
 };
 use crate::sync::unseen::{Mutex, MutexGuard};
 use crate::units::{ByteSize, DeviceAddr, MIB, StreamId, round_up};
 use std::time::Duration;
-use timeline::{Point, Timeline};
+use timeline::{Point, Recording, Timeline};
 
 pub use config::{CostTable, ModelConfig};
 
@@ -43,6 +44,7 @@ pub struct ModelDriver {
 struct State {
     ledger: Ledger,
     timeline: Timeline,
+    handles: Handles,
     next_address: u64,
     calls: DriverCalls,
     host_waits: u64,
@@ -70,6 +72,7 @@ impl ModelDriver {
                     config.max_mappings,
                 ),
                 timeline: Timeline::new(config.lag_ops),
+                handles: Handles::new(),
                 next_address: first,
                 calls: DriverCalls::default(),
                 host_waits: 0,
@@ -96,11 +99,7 @@ impl ModelDriver {
     /// Returns what is alive on the device.
     pub fn usage(&self) -> DriverUsage {
         let state = self.state.lock();
-        DriverUsage {
-            events: state.timeline.event_count(),
-            streams: state.timeline.stream_count(),
-            ..state.ledger.usage()
-        }
+        DriverUsage { events: state.timeline.event_count(), streams: state.handles.created(), ..state.ledger.usage() }
     }
 
     /// Sets the number of bytes of the device that other processes hold. If they leave less than is held, nothing is
@@ -125,29 +124,39 @@ impl ModelDriver {
     /// # Panics
     /// This method and the others that control a stream panic when there is no such stream.
     pub fn hold(&self, stream: StreamId) {
-        self.state.lock().timeline.hold(stream);
+        let mut state = self.state.lock();
+        let lane = state.existing(stream);
+        state.timeline.hold(lane);
     }
 
     /// Completes what is queued on `stream` now, except what waits for an event of another stream that has not
     /// completed: that completes with it. A hold stays for what is queued later.
     pub fn complete(&self, stream: StreamId) {
-        self.state.lock().timeline.let_through(stream);
+        let mut state = self.state.lock();
+        let lane = state.existing(stream);
+        state.timeline.let_through(lane);
     }
 
     /// Ends the hold of `stream`.
     pub fn resume(&self, stream: StreamId) {
-        self.state.lock().timeline.resume(stream);
+        let mut state = self.state.lock();
+        let lane = state.existing(stream);
+        state.timeline.resume(lane);
     }
 
-    /// Starts a capture of `stream`: until it ends, recording an event on the stream or making it wait panics. Events
-    /// recorded before may still be queried and waited for.
+    /// Starts a capture of `stream`: until it ends, making the stream wait panics, and so does querying or waiting for
+    /// an event that is recorded on it. Events recorded before may still be queried and waited for.
     pub fn begin_capture(&self, stream: StreamId) {
-        self.state.lock().timeline.set_capturing(stream, true);
+        let mut state = self.state.lock();
+        let lane = state.existing(stream);
+        state.timeline.set_capturing(lane, true);
     }
 
     /// Ends the capture of `stream`.
     pub fn end_capture(&self, stream: StreamId) {
-        self.state.lock().timeline.set_capturing(stream, false);
+        let mut state = self.state.lock();
+        let lane = state.existing(stream);
+        state.timeline.set_capturing(lane, false);
     }
 
     /// Locks the state for one call, which is counted and costs `micros`.
@@ -160,7 +169,7 @@ impl ModelDriver {
 
     fn work(&self, stream: StreamId, touched: &[(DeviceAddr, u64)]) -> DriverResult<()> {
         let mut state = self.call(DriverCall::Work, 0.0);
-        state.known(DriverCall::Work, stream)?;
+        let lane = state.lane(DriverCall::Work, stream)?;
         let mut ranges = [0..0, 0..0];
         for (range, &(addr, bytes)) in ranges.iter_mut().zip(touched) {
             enforce(DriverCall::Work, state.ledger.check_access(addr, bytes))?;
@@ -170,7 +179,7 @@ impl ModelDriver {
         if first.start < second.end && second.start < first.end {
             broken(DriverCall::Work, "source and target of a copy overlap");
         }
-        state.timeline.work(stream, ranges);
+        state.timeline.work(lane, ranges);
         Ok(())
     }
 }
@@ -259,11 +268,18 @@ impl MemoryDriver for ModelDriver {
 
 impl StreamDriver for ModelDriver {
     fn check_stream(&self, stream: StreamId) -> DriverResult<()> {
-        self.call(DriverCall::Stream, 0.0).known(DriverCall::Stream, stream)
+        self.call(DriverCall::Stream, 0.0).lane(DriverCall::Stream, stream).map(|_| ())
+    }
+
+    fn identify(&self, stream: StreamId) -> DriverResult<StreamIdentity> {
+        let lane = self.state.lock().lane(DriverCall::Stream, stream)?;
+        let lifetime = if stream == StreamId::DEFAULT { StreamLifetime::Device } else { StreamLifetime::Owner };
+        Ok(StreamIdentity { key: stream, number: lane.0 + 1, lifetime })
     }
 
     fn is_capturing(&self, stream: StreamId) -> bool {
-        self.state.lock().timeline.is_capturing(stream)
+        let state = self.state.lock();
+        state.lane(DriverCall::Stream, stream).is_ok_and(|lane| state.timeline.is_capturing(lane))
     }
 
     fn event_create(&self) -> DriverResult<EventHandle> {
@@ -280,16 +296,15 @@ impl StreamDriver for ModelDriver {
 
     fn event_record(&self, event: EventHandle, stream: StreamId) -> DriverResult<()> {
         let mut state = self.call(DriverCall::EventRecord, self.costs.event_record);
-        state.recording(DriverCall::EventRecord, event);
-        state.known(DriverCall::EventRecord, stream)?;
-        state.not_capturing(DriverCall::EventRecord, stream);
-        state.timeline.record(event, stream);
+        state.known_event(DriverCall::EventRecord, event);
+        let lane = state.lane(DriverCall::EventRecord, stream)?;
+        state.timeline.record(event, lane);
         Ok(())
     }
 
     fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
         let mut state = self.call(DriverCall::EventQuery, self.costs.event_query);
-        match state.recording(DriverCall::EventQuery, event) {
+        match state.recording(DriverCall::EventQuery, event)? {
             Some(point) => Ok(state.timeline.reached(point)),
             None => Ok(true),
         }
@@ -297,7 +312,7 @@ impl StreamDriver for ModelDriver {
 
     fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
         let mut state = self.call(DriverCall::EventSynchronize, 0.0);
-        if let Some(point) = state.recording(DriverCall::EventSynchronize, event) {
+        if let Some(point) = state.recording(DriverCall::EventSynchronize, event)? {
             state.host_wait(point);
         }
         Ok(())
@@ -305,11 +320,13 @@ impl StreamDriver for ModelDriver {
 
     fn stream_wait(&self, stream: StreamId, event: EventHandle) -> DriverResult<()> {
         let mut state = self.call(DriverCall::StreamWait, 0.0);
-        let recording = state.recording(DriverCall::StreamWait, event);
-        state.known(DriverCall::StreamWait, stream)?;
-        state.not_capturing(DriverCall::StreamWait, stream);
+        let recording = state.recording(DriverCall::StreamWait, event)?;
+        let lane = state.lane(DriverCall::StreamWait, stream)?;
+        if state.timeline.is_capturing(lane) {
+            broken(DriverCall::StreamWait, &format!("{stream:?} is being captured"));
+        }
         if let Some(point) = recording {
-            state.timeline.wait(stream, point);
+            state.timeline.wait(lane, point);
         }
         Ok(())
     }
@@ -329,19 +346,25 @@ impl StreamDriver for ModelDriver {
 
 impl WorkDriver for ModelDriver {
     fn create_stream(&self) -> DriverResult<StreamId> {
-        Ok(self.call(DriverCall::Stream, 0.0).timeline.create_stream())
+        let mut state = self.call(DriverCall::Stream, 0.0);
+        let lane = state.timeline.create_stream();
+        Ok(state.handles.create(lane))
     }
 
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
         let mut state = self.call(DriverCall::Stream, 0.0);
-        state.known(DriverCall::Stream, stream)?;
-        if stream == StreamId::DEFAULT {
-            let text = "the default stream cannot be destroyed";
-            return Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text));
-        }
-        let end = state.timeline.end(stream);
+        let lane = state.destroy(stream)?;
+        let end = state.timeline.end(lane);
         state.host_wait(end);
-        state.timeline.remove_stream(stream);
+        state.timeline.remove_stream(lane);
+        Ok(())
+    }
+
+    fn abandon_stream(&self, stream: StreamId) -> DriverResult<()> {
+        let mut state = self.call(DriverCall::Stream, 0.0);
+        let lane = state.destroy(stream)?;
+        // Nobody is left who could end a hold.
+        state.timeline.resume(lane);
         Ok(())
     }
 
@@ -360,15 +383,15 @@ impl WorkDriver for ModelDriver {
     /// Keeps the stream busy for one op a microsecond.
     fn delay(&self, stream: StreamId, duration: Duration) -> DriverResult<()> {
         let mut state = self.call(DriverCall::Work, 0.0);
-        state.known(DriverCall::Work, stream)?;
-        state.timeline.delay(stream, u64::try_from(duration.as_micros()).unwrap_or(u64::MAX));
+        let lane = state.lane(DriverCall::Work, stream)?;
+        state.timeline.delay(lane, u64::try_from(duration.as_micros()).unwrap_or(u64::MAX));
         Ok(())
     }
 
     fn synchronize(&self, stream: StreamId) -> DriverResult<()> {
         let mut state = self.call(DriverCall::Stream, 0.0);
-        state.known(DriverCall::Stream, stream)?;
-        let end = state.timeline.end(stream);
+        let lane = state.lane(DriverCall::Stream, stream)?;
+        let end = state.timeline.end(lane);
         state.host_wait(end);
         Ok(())
     }
@@ -421,21 +444,51 @@ impl State {
         fits(from, address_end).map(|(start, _)| start)
     }
 
-    fn known(&self, call: DriverCall, stream: StreamId) -> DriverResult<()> {
-        if self.timeline.has_stream(stream) {
-            return Ok(());
-        }
-        Err(DriverError::new(call, DriverErrorKind::InvalidHandle, format!("there is no {stream:?}")))
+    /// Returns the lane of a stream. An unknown handle is an error; one of a destroyed stream is a broken rule.
+    fn lane(&self, call: DriverCall, stream: StreamId) -> DriverResult<StreamId> {
+        self.handles.lane(stream).map_err(|missing| match missing {
+            NoStream::Unknown => {
+                DriverError::new(call, DriverErrorKind::InvalidHandle, format!("there is no {stream:?}"))
+            }
+            NoStream::Destroyed => broken(call, &format!("{stream:?} has been destroyed")),
+        })
     }
 
-    fn not_capturing(&self, call: DriverCall, stream: StreamId) {
-        if self.timeline.is_capturing(stream) {
-            broken(call, &format!("{stream:?} is being captured"));
+    fn destroy(&mut self, stream: StreamId) -> DriverResult<StreamId> {
+        let lane = self.lane(DriverCall::Stream, stream)?;
+        if stream == StreamId::DEFAULT {
+            let text = "the default stream cannot be destroyed";
+            return Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text));
         }
+        let destroyed = self.handles.destroy(stream);
+        debug_assert_eq!(destroyed, Ok(lane));
+        Ok(lane)
     }
 
-    fn recording(&self, call: DriverCall, event: EventHandle) -> Option<Point> {
+    /// # Panics
+    /// When there is no such stream.
+    fn existing(&self, stream: StreamId) -> StreamId {
+        self.handles.lane(stream).unwrap_or_else(|_| panic!("there is no {stream:?}"))
+    }
+
+    fn known_event(&self, call: DriverCall, event: EventHandle) -> Recording {
         self.timeline.recording(event).unwrap_or_else(|| no_event(call, event))
+    }
+
+    /// Returns where the event was recorded last, if ever. An event of a capture is an error, and a broken rule while
+    /// the capture lasts, which would be lost.
+    fn recording(&self, call: DriverCall, event: EventHandle) -> DriverResult<Option<Point>> {
+        match self.known_event(call, event) {
+            Recording::None => Ok(None),
+            Recording::At(point) => Ok(Some(point)),
+            Recording::Captured(lane) => {
+                let text = format!("{event:?} was recorded in a capture of {lane:?}");
+                if self.timeline.is_capturing(lane) {
+                    broken(call, &text);
+                }
+                Err(DriverError::new(call, DriverErrorKind::Capturing, text))
+            }
+        }
     }
 
     fn host_wait(&mut self, point: Point) {
@@ -557,20 +610,21 @@ mod tests {
     }
 
     #[test]
-    fn a_capturing_stream_takes_no_events() {
+    fn events_of_a_capture_are_not_queried() {
         let driver = ModelDriver::default();
         let event = driver.event_create().unwrap();
+        let refused = |call: &dyn Fn() -> DriverResult<()>, rule: &str| {
+            let refused = catch_unwind(AssertUnwindSafe(|| call().is_ok())).unwrap_err();
+            assert!(refused.downcast_ref::<String>().unwrap().contains(rule), "{rule}");
+        };
         driver.begin_capture(MAIN);
         assert!(driver.is_capturing(MAIN));
-        let calls = [
-            |driver: &ModelDriver, event| driver.event_record(event, MAIN),
-            |driver: &ModelDriver, event| driver.stream_wait(MAIN, event),
-        ];
-        for call in calls {
-            let refused = catch_unwind(AssertUnwindSafe(|| call(&driver, event))).unwrap_err();
-            assert!(refused.downcast_ref::<String>().unwrap().contains("is being captured"));
-        }
+        refused(&|| driver.stream_wait(MAIN, event), "is being captured");
+        driver.event_record(event, MAIN).unwrap();
+        refused(&|| driver.event_query(event).map(|_| ()), "recorded in a capture");
+        refused(&|| driver.event_synchronize(event), "recorded in a capture");
         driver.end_capture(MAIN);
+        assert_eq!(driver.event_query(event).unwrap_err().kind, DriverErrorKind::Capturing);
         driver.event_record(event, MAIN).unwrap();
         driver.begin_capture(MAIN);
         assert!(driver.event_query(event).unwrap());

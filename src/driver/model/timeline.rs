@@ -32,7 +32,7 @@ pub(super) struct Timeline {
     lag: u64,
     lanes: HashMap<StreamId, Lane>,
     next_stream: u64,
-    events: HashMap<EventHandle, Option<Point>>,
+    events: HashMap<EventHandle, Recording>,
     event_base: u64,
     events_made: u64,
     pending: usize,
@@ -43,6 +43,15 @@ pub(super) struct Timeline {
 pub(super) struct Point {
     stream: StreamId,
     position: u64,
+}
+
+/// The last recording of an event.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Recording {
+    None,
+    At(Point),
+    /// On this stream while it was being captured: it belongs to the graph, and no work on the device completes it.
+    Captured(StreamId),
 }
 
 #[derive(Debug, Default)]
@@ -89,14 +98,6 @@ impl Timeline {
 
     pub fn now(&self) -> u64 {
         self.now
-    }
-
-    pub fn has_stream(&self, stream: StreamId) -> bool {
-        self.lanes.contains_key(&stream)
-    }
-
-    pub fn stream_count(&self) -> usize {
-        self.lanes.len() - 1
     }
 
     pub fn event_count(&self) -> usize {
@@ -148,7 +149,7 @@ impl Timeline {
     pub fn create_event(&mut self) -> EventHandle {
         let event = EventHandle(self.event_base + self.events_made);
         self.events_made += 1;
-        self.events.insert(event, None);
+        self.events.insert(event, Recording::None);
         event
     }
 
@@ -157,15 +158,19 @@ impl Timeline {
         self.events.remove(&event).is_some()
     }
 
-    /// Returns where the event was recorded last; the outer `None` when there is no such event.
-    pub fn recording(&self, event: EventHandle) -> Option<Option<Point>> {
+    /// Returns the event's last recording; `None` when there is no such event.
+    pub fn recording(&self, event: EventHandle) -> Option<Recording> {
         self.events.get(&event).copied()
     }
 
     pub fn record(&mut self, event: EventHandle, stream: StreamId) {
-        let due = self.now + self.lag;
-        let point = self.push(stream, due, Step::Marker);
-        self.events.insert(event, Some(point));
+        let recording = if self.is_capturing(stream) {
+            Recording::Captured(stream)
+        } else {
+            let due = self.now + self.lag;
+            Recording::At(self.push(stream, due, Step::Marker))
+        };
+        self.events.insert(event, recording);
     }
 
     pub fn work(&mut self, stream: StreamId, touched: Touched) {
@@ -295,7 +300,10 @@ mod tests {
     fn recorded(timeline: &mut Timeline, stream: StreamId) -> Point {
         let event = timeline.create_event();
         timeline.record(event, stream);
-        timeline.recording(event).unwrap().unwrap()
+        match timeline.recording(event) {
+            Some(Recording::At(point)) => point,
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]

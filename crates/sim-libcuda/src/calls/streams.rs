@@ -59,6 +59,17 @@ pub unsafe extern "C" fn cuStreamGetCtx(stream: *mut c_void, context: *mut *mut 
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamGetId(stream: *mut c_void, id: *mut u64) -> Code {
+    let (state, device) = begin_current!("cuStreamGetId");
+    let stream = find_stream!(state, stream, device);
+    if stream.capture.lock().is_some() {
+        return CAPTURE;
+    }
+    // SAFETY: guaranteed by the driver API's contract.
+    unsafe { put(id, stream.id) }
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamIsCapturing(stream: *mut c_void, status: *mut c_uint) -> Code {
     let (state, device) = begin_current!("cuStreamIsCapturing");
     let stream = find_stream!(state, stream, device);

@@ -28,7 +28,7 @@ impl OutOfMemory {
         let streams = &shared.streams;
         let mut report = Self {
             requested_bytes: request.requested,
-            stream: streams.get(stream).id,
+            stream: streams.get(stream).id(),
             satisfiable: false,
             satisfiable_by_whole_pages: false,
             page_bytes: holdings.page_bytes,
@@ -56,7 +56,8 @@ impl OutOfMemory {
     }
 
     fn add_stream<D: Driver>(&mut self, streams: &Streams<D>, stream: &Stream, state: &StreamState) {
-        let mut part = StreamUse { stream: stream.id, live_bytes: state.live_bytes, cached_bytes: 0, pending_bytes: 0 };
+        let mut part =
+            StreamUse { stream: stream.id(), live_bytes: state.live_bytes, cached_bytes: 0, pending_bytes: 0 };
         for (id, region) in state.regions.iter() {
             part.cached_bytes += region.heap.free_bytes();
             part.pending_bytes += region.heap.pending_bytes();

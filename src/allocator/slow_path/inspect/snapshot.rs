@@ -20,7 +20,7 @@ impl RegionSnapshot {
     ) -> Self {
         let blocks = region.heap.blocks().filter(|block| block.state != BlockState::Hole);
         Self {
-            stream: stream.id,
+            stream: stream.id(),
             kind: region.kind,
             addr: region.base,
             bytes: region.heap.extent(),
@@ -45,7 +45,7 @@ impl BlockSnapshot {
     ) -> Self {
         let live = block.state == BlockState::Live;
         let sharers = sharers.filter(|_| live);
-        let handle = |index: StreamIndex| streams.get(index).id;
+        let handle = |index: StreamIndex| streams.get(index).id();
         Self {
             addr: region.base.offset(block.offset),
             bytes: block.size,

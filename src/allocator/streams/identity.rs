@@ -1,0 +1,175 @@
+//! Which stream a handle stands for.
+//!
+//! A handle does not say: once its owner has destroyed a stream, the driver gives the value to another one, and one value
+//! stands for a stream of its own on every thread. So what the allocator keeps for a stream is found by key and number
+//! ([`StreamIdentity`]). The driver is asked for them whenever a handle is handed in, unless somebody has promised that
+//! the stream lives ([`Streams::keep`]) or it lives as long as the device.
+//!
+//! - I1  an entry is bound to at most one key, and only as long as its clock is not over.
+//!
+//! Threads: any. Lock order: binding, then a stream's clock, then its state. Cost: a lookup for a stream that is kept; for
+//! others a driver call more.
+
+use super::super::error::StreamError;
+use super::Streams;
+use super::state::Stream;
+use crate::driver::{Driver, DriverErrorKind, StreamDriver, StreamIdentity, StreamLifetime};
+use crate::stream::{Reach, STREAM_LIMIT, StreamIndex, StreamTable};
+use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::units::StreamId;
+
+/// Number of streams that are over and may still run, from which on the device is waited for when a new stream comes, so
+/// that it can have the place of one of them.
+const MAX_OVER: usize = 16;
+
+/// The streams by key.
+#[derive(Debug, Default)]
+pub struct Known {
+    by_key: StreamTable<Binding>,
+    /// Held while a binding changes.
+    binding: Mutex<()>,
+}
+
+/// What a key is bound to: 0 for nothing, or twice the stream's number and 2 more; 1 more for a stream that is kept.
+#[derive(Debug, Default)]
+struct Binding(AtomicU64);
+
+impl Binding {
+    fn bind(&self, index: StreamIndex, kept: bool) {
+        self.0.store(2 * (u64::from(index.0) + 1) + u64::from(kept), Ordering::Release);
+    }
+
+    fn release(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+
+    /// The stream, and whether it is kept.
+    #[inline]
+    fn get(&self) -> Option<(StreamIndex, bool)> {
+        let bound = self.0.load(Ordering::Acquire);
+        let index = u32::try_from((bound / 2).checked_sub(1)?).ok()?;
+        Some((StreamIndex(index), bound % 2 == 1))
+    }
+}
+
+impl<D: Driver> Streams<D> {
+    /// The stream that was filed under this key last, if it is not over.
+    #[inline]
+    pub fn find(&self, key: StreamId) -> Option<&Stream> {
+        let (index, _) = self.known.by_key.find(key)?.get()?;
+        Some(self.get(index))
+    }
+
+    /// The stream that the handle stands for on the calling thread, added if it is new and the driver accepts it.
+    #[inline]
+    pub fn find_or_add(&self, handle: StreamId) -> Result<&Stream, StreamError> {
+        match self.known.by_key.find(handle).and_then(Binding::get) {
+            Some((index, true)) => Ok(self.get(index)),
+            _ => self.identify(handle),
+        }
+    }
+
+    /// Notes the promise that the stream lives until it is forgotten. That cannot be promised for a stream of a thread,
+    /// which others could not name: it stays as it is.
+    pub fn keep(&self, handle: StreamId) -> Result<(), StreamError> {
+        if matches!(self.known.by_key.find(handle).and_then(Binding::get), Some((_, true))) {
+            return Ok(());
+        }
+        let stream = self.identify(handle)?;
+        let _binding = self.known.binding.lock();
+        if stream.key() == handle
+            && let Some(binding) = self.known.by_key.find(handle)
+            && binding.get() == Some((stream.index, false))
+        {
+            stream.clock.lock().keep();
+            binding.bind(stream.index, true);
+        }
+        Ok(())
+    }
+
+    /// Fences what is queued on the stream now, and never hands its handle to the driver again. Its owner queues no more
+    /// work on it that uses memory of this allocator. Does nothing for a stream that the allocator does not know.
+    pub fn forget(&self, handle: StreamId) -> Result<(), StreamError> {
+        let Ok(identity) = self.ask(handle) else { return Ok(()) };
+        let _binding = self.known.binding.lock();
+        let Some(binding) = self.known.by_key.find(identity.key) else { return Ok(()) };
+        let Some((index, _)) = binding.get() else { return Ok(()) };
+        let stream = self.get(index);
+        let mut clock = stream.clock.lock();
+        let fenced =
+            stream.has_number(identity.number) && self.progress(Some(index)).seal(stream, &mut clock).unwrap_or(false);
+        clock.end(fenced);
+        binding.release();
+        Ok(())
+    }
+
+    /// The stream of a handle that is not known to live.
+    #[inline(never)]
+    fn identify(&self, handle: StreamId) -> Result<&Stream, StreamError> {
+        let identity = match self.ask(handle) {
+            Ok(identity) => identity,
+            Err(StreamError::Foreign { source, .. }) if source.kind == DriverErrorKind::Capturing => {
+                // A driver that does not tell during a capture: it is the stream that was known before.
+                if let Some(stream) = self.find(handle) {
+                    return Ok(stream);
+                }
+                StreamIdentity { key: handle, number: 0, lifetime: StreamLifetime::Owner }
+            }
+            Err(error) => return Err(error),
+        };
+        match self.find(identity.key) {
+            Some(stream) if stream.has_number(identity.number) => Ok(stream),
+            _ => self.bind(handle, &identity),
+        }
+    }
+
+    fn ask(&self, handle: StreamId) -> Result<StreamIdentity, StreamError> {
+        self.driver.inner().identify(handle).map_err(|source| StreamError::Foreign { stream: handle, source })
+    }
+
+    /// Binds the key to an entry for the stream. The one that it was bound to is over: its handle means another stream now.
+    #[cold]
+    fn bind(&self, handle: StreamId, identity: &StreamIdentity) -> Result<&Stream, StreamError> {
+        let _binding = self.known.binding.lock();
+        let before = self.find(identity.key);
+        if let Some(stream) = before.filter(|stream| stream.has_number(identity.number)) {
+            return Ok(stream);
+        }
+        self.driver.check_stream(handle).map_err(|source| StreamError::Foreign { stream: handle, source })?;
+        let full = StreamError::TooMany { limit: STREAM_LIMIT };
+        let Some(binding) = self.known.by_key.find_or_add(identity.key, Binding::default) else { return Err(full) };
+        if let Some(before) = before {
+            before.clock.lock().end(false);
+            binding.release();
+        }
+        let kept = identity.lifetime == StreamLifetime::Device;
+        let reach = if kept { Reach::Kept } else { Reach::Given };
+        let stream = match self.vacant() {
+            Some(stream) => {
+                self.renew(stream, handle, identity, reach);
+                stream
+            }
+            None => self.entries.push(|index| Stream::new(index, handle, identity, reach)).ok_or(full)?,
+        };
+        binding.bind(stream.index, kept);
+        Ok(stream)
+    }
+
+    /// An entry whose stream is gone. Called with the bindings locked.
+    fn vacant(&self) -> Option<&Stream> {
+        let gone = || self.iter().find(|stream| stream.clock.lock().is_gone());
+        gone().or_else(|| {
+            let over = self.iter().filter(|stream| stream.clock.lock().is_over()).count();
+            // What the driver refuses is tried again with the next stream.
+            if over >= MAX_OVER && self.progress(None).wait_for_device().unwrap_or(false) { gone() } else { None }
+        })
+    }
+
+    /// Gives the entry of a stream that is gone to another one.
+    fn renew(&self, stream: &Stream, handle: StreamId, identity: &StreamIdentity, reach: Reach) {
+        let mut clock = stream.clock.lock();
+        stream.lock().open_next_epoch(self.epoch_limit);
+        clock.renew(handle, reach);
+        stream.rename(handle, identity);
+    }
+}
