@@ -7,6 +7,7 @@
 //! plain.rs      devices without virtual memory     shared.rs    what hot path and slow path share
 //! builder.rs    settings, checked                  request.rs   a request on the slow path
 //! error.rs      errors                             geometry.rs, kind.rs   settings for life, kinds of regions
+//! marks.rs      streams that use memory of others
 //! ```
 //!
 //! Threads: any thread may call anything. An allocation or a free of cached memory takes the lock of its stream and
@@ -19,6 +20,7 @@ mod error;
 mod geometry;
 mod hot_path;
 mod kind;
+mod marks;
 mod plain;
 mod range;
 mod reports;
@@ -34,6 +36,7 @@ pub use buffer::Buffer;
 pub use builder::{Builder, DEFAULT_SLACK};
 pub use error::{AddressFacts, AllocError, BuildError, CloseError, FreeError, StreamError};
 pub use kind::{RegionKind, SMALL_BELOW};
+pub use marks::{StreamMark, WatchedStream};
 pub use plain::PlainAllocator;
 pub use range::VirtualRange;
 pub use reports::{
@@ -129,6 +132,20 @@ impl<D: Driver> Allocator<D> {
     /// As [`free`](Self::free), and [`FreeError::Stream`].
     pub fn record_stream(&self, addr: DeviceAddr, stream: StreamId) -> Result<(), FreeError> {
         self.inner.record_stream(addr, stream)
+    }
+
+    /// Whether an address is among those that the allocator has reserved for allocations, live or not. Those of raw ranges are
+    /// not.
+    pub fn contains(&self, addr: DeviceAddr) -> bool {
+        self.inner.contains(addr)
+    }
+
+    /// Checks that a live allocation starts at `addr`.
+    ///
+    /// # Errors
+    /// As [`free`](Self::free).
+    pub fn expect_live(&self, addr: DeviceAddr) -> Result<(), FreeError> {
+        self.inner.expect_live(addr)
     }
 
     /// Promises that `stream` lives until it is [forgotten](Self::forget_stream) or the allocator is closed.

@@ -7,6 +7,7 @@
 
 use crate::conf::Conf;
 use crate::config::{Settings, text};
+use crate::foreign::Foreign;
 use crate::instance::Instance;
 use crate::last_error::guard;
 use crate::notice::notice;
@@ -15,6 +16,7 @@ use crate::peers::introduce;
 use crate::pools::Pools;
 use crate::registry::{Lifetime, gapless_allocator, register};
 use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, gapless_status};
+use gapless::DeviceAddr;
 use gapless::units::ByteSize;
 use parking_lot::Mutex;
 use std::ffi::c_char;
@@ -28,6 +30,8 @@ pub(crate) struct Device {
     pub ordinal: u32,
     pub main: Arc<Instance>,
     pub pools: Pools,
+    /// Uses of this device's memory by streams of other devices.
+    pub foreign: Foreign,
     handle: usize,
     /// The highest number of freed bytes that was reported so far.
     pub freed_bytes: AtomicU64,
@@ -48,6 +52,11 @@ impl Device {
             Some(device) => Ok(device),
             None => Self::make(slot, ordinal.unsigned_abs()),
         }
+    }
+
+    /// The device whose memory an address is in, if it is memory of gapless.
+    pub fn owner_of(addr: DeviceAddr) -> Option<&'static Self> {
+        Self::all().find(|device| device.allocator_of(addr).is_some())
     }
 
     /// The devices that were used so far.
@@ -93,6 +102,7 @@ impl Device {
             ordinal,
             handle: register(Arc::clone(&main), Lifetime::Permanent).addr(),
             pools: Pools::new(settings),
+            foreign: Foreign::default(),
             main,
             freed_bytes: AtomicU64::new(0),
             log: conf.log,

@@ -15,6 +15,7 @@ use super::{CudaDriver, trial};
 use crate::driver::{DriverErrorKind, DriverResult};
 use crate::sync::Arc;
 use crate::sync::unseen::Mutex;
+use crate::units::StreamId;
 
 /// The devices with access, the own device first.
 #[derive(Clone)]
@@ -111,6 +112,14 @@ impl CudaDriver {
         let mut access = self.peers.access.lock();
         let fewer = access.without(&ordinals);
         *access = fewer;
+    }
+
+    /// Returns the device that a stream belongs to, of whatever context.
+    ///
+    /// # Errors
+    /// The driver's, for a handle that is no stream.
+    pub fn device_of_stream(&self, stream: StreamId) -> DriverResult<u32> {
+        self.context.device_of(stream)
     }
 
     /// Returns the devices, besides this one, that get access to every mapping.
