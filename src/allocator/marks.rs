@@ -62,7 +62,7 @@ impl<D: Driver> Allocator<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::{HoldStreams, ModelDriver, WorkDriver};
+    use crate::driver::{ModelDriver, WorkDriver};
     use std::sync::Arc;
 
     #[test]

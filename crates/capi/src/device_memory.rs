@@ -147,9 +147,12 @@ impl Device {
         pools.into_iter().map(|(_, allocator)| allocator).find(|allocator| allocator.contains(addr))
     }
 
-    /// Returns free memory to the driver until at most `keep_bytes` are held. What pools hold stays, and does not count.
+    /// Returns free memory to the driver until at most `keep_bytes` are held, after a wait for other devices that use it. What
+    /// pools hold stays, and does not count.
     pub fn trim(&self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
-        self.settle(self.foreign.take_over());
+        if self.foreign.holds_any() {
+            self.settle(self.foreign.wait());
+        }
         let trimmed = self.main.allocator.trim(keep_bytes)?;
         self.log(|| format!("released {}, {} held", ByteSize(trimmed.released_bytes), ByteSize(trimmed.held_bytes)));
         Ok(trimmed)

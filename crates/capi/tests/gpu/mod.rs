@@ -93,6 +93,34 @@ impl Gpu {
         assert_eq!(queued, code::CUDA_SUCCESS);
     }
 
+    pub fn destroy_stream(&self, stream: *mut CUstream_st) {
+        // SAFETY: a stream of this device, which nobody names afterwards.
+        assert_eq!(self.inside(|api| unsafe { api.cuStreamDestroy_v2(raw(stream)) }), code::CUDA_SUCCESS);
+    }
+
+    /// Makes later work of a stream of this device wait for what is queued on a stream of another one, or of this one.
+    pub fn order_behind(&self, stream: *mut CUstream_st, other: &Gpu, behind: *mut CUstream_st) {
+        let event = other.inside(|api| {
+            let mut event = std::ptr::null_mut();
+            // SAFETY: the out-parameter is a valid pointer for the call.
+            assert_eq!(unsafe { api.cuEventCreate(&raw mut event, 2) }, code::CUDA_SUCCESS);
+            // SAFETY: an event and a stream of that device.
+            assert_eq!(unsafe { api.cuEventRecord(event, raw(behind)) }, code::CUDA_SUCCESS);
+            event
+        });
+        // SAFETY: a stream of this device; events of all devices may be waited for.
+        let waits = self.inside(|api| unsafe { api.cuStreamWaitEvent(raw(stream), event, 0) });
+        assert_eq!(waits, code::CUDA_SUCCESS);
+        // SAFETY: created above; the wait has been queued.
+        assert_eq!(other.inside(|api| unsafe { api.cuEventDestroy_v2(event) }), code::CUDA_SUCCESS);
+    }
+
+    /// Waits for the device.
+    pub fn wait_for_all(&self) {
+        // SAFETY: no arguments.
+        assert_eq!(self.inside(|api| unsafe { api.cuCtxSynchronize() }), code::CUDA_SUCCESS);
+    }
+
     /// Waits for a stream; the driver's answer.
     pub fn wait(&self, stream: *mut CUstream_st) -> u32 {
         // SAFETY: a stream of this device.
