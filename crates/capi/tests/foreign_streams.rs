@@ -219,3 +219,46 @@ fn what_is_told_is_true() {
         assert!(!text.contains("a bug in gapless"), "{text}");
     }
 }
+
+/// While the other device's stream is being captured, nothing can tell when it has used the block. The capture goes on, and the
+/// block is let go after it.
+#[test]
+fn a_capture_on_the_other_device_is_left_alone() {
+    let settings = [("GAPLESS_SIM_CAPACITY", "64MiB")];
+    silent(with_devices("a_capture_on_the_other_device_is_left_alone", &settings, || {
+        let two = Gpu::open(1);
+        let (block, there) = (alloc(0, 40 * MIB, MAIN), alloc(1, BYTES, MAIN));
+        let captured = two.stream();
+        gapless_torch_record_stream(block, captured);
+        two.begin_capture(captured);
+        two.copy(captured, there, block, BYTES);
+        free(0, block);
+        for _ in 0..3 {
+            free(0, alloc(0, MIB, MAIN));
+        }
+        // Needs the block, and is refused rather than served, or waited for for ever.
+        assert_eq!(try_alloc(0, 48 * MIB, MAIN).0, GAPLESS_ERROR_OUT_OF_MEMORY);
+        two.end_capture(captured);
+        let next = alloc(0, 48 * MIB, MAIN);
+        free(0, next);
+        free(1, there);
+        assert_eq!((live_bytes(0), live_bytes(1)), (0, 0));
+    }));
+}
+
+/// A device that is lost uses nothing any more; the other one goes on.
+#[test]
+fn a_lost_device_holds_nothing_back() {
+    with_devices("a_lost_device_holds_nothing_back", &[], || {
+        let two = Gpu::open(1);
+        let (block, _there) = (alloc(0, BYTES, MAIN), alloc(1, BYTES, MAIN));
+        let stream = two.stream();
+        gapless_torch_record_stream(block, stream);
+        two.fill(stream, without_provenance_mut(0x1000), 1, 8);
+        assert_eq!(two.wait(stream), 700);
+        free(0, block);
+        let _ = try_alloc(0, 300 * MIB, MAIN);
+        assert_eq!(live_bytes(0), 0);
+        free(0, alloc(0, BYTES, MAIN));
+    });
+}

@@ -7,7 +7,9 @@ mod simulated;
 use gapless_capi::*;
 use gpu::{Gpu, with_devices};
 use std::ffi::{CStr, c_void};
-use std::ptr::null_mut;
+use std::ptr::{null_mut, without_provenance_mut};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 const MIB: usize = 1 << 20;
 const MAIN: *mut CUstream_st = null_mut();
@@ -28,6 +30,11 @@ fn free(device: i32, pointer: *mut c_void) {
 fn told() -> String {
     // SAFETY: a NUL-terminated text until the next failure on this thread.
     unsafe { CStr::from_ptr(gapless_last_error()) }.to_string_lossy().into_owned()
+}
+
+/// Nobody was told anything on stderr.
+fn silent(text: Option<String>) {
+    assert!(text.as_ref().is_none_or(|text| !text.contains("gapless:")), "{text:?}");
 }
 
 /// `t.to("cuda:1")` in PyTorch: a plain copy on the target's stream, and one back.
@@ -51,7 +58,7 @@ fn a_tensor_moves_to_the_other_device_and_back() {
         free(0, late);
         free(1, there);
     });
-    assert!(text.is_none_or(|text| !text.contains("gapless:")), "nobody is told anything");
+    silent(text);
 }
 
 /// Pools of graphs are within the reach of the other device too, those from before included.
@@ -146,5 +153,91 @@ fn a_grant_that_fails_is_told() {
             text.contains(told) && text.contains("cuMemSetAccess failed with") && text.matches("gapless:").count() == 1,
             "{text}"
         );
+    }
+}
+
+/// Threads allocate on one device while the other one is introduced: nothing that they get is out of its reach.
+#[test]
+fn a_device_comes_while_another_is_busy() {
+    silent(with_devices("a_device_comes_while_another_is_busy", &[], || {
+        let stop = AtomicBool::new(false);
+        let two = Gpu::open(1);
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (1..4)
+                .map(|number| {
+                    let stop = &stop;
+                    scope.spawn(move || {
+                        let mut blocks: Vec<*mut c_void> = Vec::new();
+                        for round in 0.. {
+                            // Slower and slower towards the end, so that some of it comes after the grant.
+                            if stop.load(Ordering::Relaxed) && round % 8 == 0 {
+                                break;
+                            }
+                            blocks.push(alloc(0, number * MIB + round % 7 * 4096, MAIN));
+                            if blocks.len() > 8 {
+                                free(0, blocks.swap_remove(round % 8));
+                            }
+                        }
+                        blocks.into_iter().map(|block| block.addr()).collect::<Vec<_>>()
+                    })
+                })
+                .collect();
+            std::thread::sleep(Duration::from_millis(5));
+            let there = alloc(1, MIB, MAIN);
+            std::thread::sleep(Duration::from_millis(5));
+            stop.store(true, Ordering::Relaxed);
+            for block in workers.into_iter().flat_map(|worker| worker.join().expect("a worker")) {
+                let block = without_provenance_mut(block);
+                two.copy(MAIN, block, there, 4096);
+                assert_eq!(two.wait(MAIN), 0);
+                free(0, block);
+            }
+            free(1, there);
+        });
+    }));
+}
+
+/// Any driver call fails once while a device is introduced: both work afterwards, and reach each other unless that was told.
+/// Nothing is left in the driver.
+#[test]
+fn any_call_fails_while_a_device_is_introduced() {
+    const CALLS: [(&str, u32); 8] = [
+        ("cuMemCreate", 6),
+        ("cuMemAddressReserve", 6),
+        ("cuMemMap", 6),
+        ("cuMemSetAccess", 8),
+        ("cuMemUnmap", 5),
+        ("cuMemRelease", 5),
+        ("cuDeviceCanAccessPeer", 2),
+        ("cuDevicePrimaryCtxRetain", 2),
+    ];
+    let test = "any_call_fails_while_a_device_is_introduced";
+    for (call, most) in CALLS {
+        for (n, code) in (1..=most).flat_map(|n| [(n, 999), (n, 2)]) {
+            let fault = format!("{call}:{n}:{code}");
+            let text = with_devices(test, &[("GAPLESS_SIM_FAIL", fault.as_str())], || {
+                let again = |device| {
+                    (0..3).find_map(|_| {
+                        let mut pointer = null_mut();
+                        // SAFETY: the out-parameter is valid.
+                        let status = unsafe { gapless_device_alloc(device, 3 << 20, MAIN, &raw mut pointer) };
+                        (status == GAPLESS_OK).then_some(pointer)
+                    })
+                };
+                let theirs = again(0).expect("device 0 is served the second time");
+                let ours = again(1).expect("device 1 is served the second time");
+                let later = again(0).expect("device 0 is served all the same");
+                let two = Gpu::open(1);
+                let reached = [theirs, later].into_iter().all(|block| {
+                    two.copy(MAIN, ours, block, 4096);
+                    two.wait(MAIN) == 0
+                });
+                println!("reached: {reached}");
+            });
+            let Some(text) = text else { return };
+            let told = text.contains("was not given access to the memory of device 0");
+            assert!(text.contains("reached: true") || told, "{fault}: {text}");
+            assert!(text.matches("gapless:").count() <= 1, "{fault}: {text}");
+        }
     }
 }

@@ -3,7 +3,9 @@
 
 #![allow(dead_code, reason = "every test binary uses a part of this module")]
 
-use gapless::driver::cuda::sys::{CUcontext, CUfunction, CUstream, Required, cudaError_enum as code};
+use gapless::driver::cuda::sys::{
+    CUcontext, CUfunction, CUstream, CUstreamCaptureMode, Optional, Required, cudaError_enum as code,
+};
 use gapless_capi::CUstream_st;
 use std::ffi::c_void;
 use std::os::unix::fs::symlink;
@@ -12,6 +14,7 @@ use std::path::PathBuf;
 /// One device, whose primary context is current while a method runs.
 pub struct Gpu {
     api: Required,
+    optional: Optional,
     context: CUcontext,
     spin: CUfunction,
 }
@@ -25,7 +28,9 @@ impl Gpu {
         let mut context = std::ptr::null_mut();
         // SAFETY: the out-parameter is a valid pointer for the call.
         assert_eq!(unsafe { api.cuDevicePrimaryCtxRetain(&raw mut context, ordinal) }, code::CUDA_SUCCESS);
-        let mut gpu = Self { api, context, spin: std::ptr::null_mut() };
+        // SAFETY: as above.
+        let optional = unsafe { Optional::new(crate::simulated::library()) }.unwrap();
+        let mut gpu = Self { api, optional, context, spin: std::ptr::null_mut() };
         gpu.spin = gpu.inside(|api| {
             let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
             let text = c".version 7.0\n.entry spin(\n";
@@ -113,6 +118,21 @@ impl Gpu {
         assert_eq!(waits, code::CUDA_SUCCESS);
         // SAFETY: created above; the wait has been queued.
         assert_eq!(other.inside(|api| unsafe { api.cuEventDestroy_v2(event) }), code::CUDA_SUCCESS);
+    }
+
+    /// Begins to capture a stream, in the mode in which any forbidden call of any thread ends the capture.
+    pub fn begin_capture(&self, stream: *mut CUstream_st) {
+        let begin = self.optional.cuStreamBeginCapture_v2.as_ref().unwrap();
+        // SAFETY: a stream of this device.
+        assert_eq!(self.inside(|_| unsafe { begin(raw(stream), CUstreamCaptureMode(0)) }), code::CUDA_SUCCESS);
+    }
+
+    /// Ends the capture of a stream, which must not have been broken.
+    pub fn end_capture(&self, stream: *mut CUstream_st) {
+        let end = self.optional.cuStreamEndCapture.as_ref().unwrap();
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: a stream of this device, and a valid out-parameter.
+        assert_eq!(self.inside(|_| unsafe { end(raw(stream), &raw mut graph) }), code::CUDA_SUCCESS);
     }
 
     /// Waits for the device.
