@@ -136,10 +136,11 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         self.mapper.pool.headroom_pages() == PageCount::ZERO
     }
 
-    /// Waits for the whole device where memory was freed on a stream that may have been destroyed. Its chunks can be moved
-    /// then. Returns false where that would not help.
+    /// Waits for the whole device where chunks are barred, or memory was freed, on a stream that may have been destroyed.
+    /// They can be moved then. Returns false where that would not help.
     fn wait_for_device(&mut self) -> Result<bool, DriverError> {
-        let waited = self.progress().wait_for_device()?;
+        let progress = self.progress();
+        let waited = if self.mapper.pool.has_bars() { progress.synchronize()? } else { progress.wait_for_device()? };
         if waited {
             self.mapper.pool.lift_bars();
         }
