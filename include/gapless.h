@@ -385,7 +385,9 @@ gapless_status gapless_device_free(int32_t device,
                                    uint64_t bytes);
 
 // Records that stream also uses an allocation of a device: once freed, the memory is not handed out again before the
-// work that is queued on stream by then has completed.
+// work that is queued on stream by then has completed. The stream may be one of another device; then the memory counts as
+// live until its work has completed. A default stream's handle stands for
+// the default streams of all devices that this process uses.
 gapless_status gapless_device_record_stream(int32_t device,
                                             void *pointer,
                                             struct CUstream_st *stream);
@@ -459,8 +461,9 @@ gapless_status gapless_torch_set_fraction(double fraction, int32_t device);
 void *gapless_torch_base_alloc(void *pointer,
                                size_t *size);
 
-// PyTorch's record stream: records that stream also uses the allocation.
-void gapless_torch_record_stream(void *pointer, struct CUstream_st *stream);
+// PyTorch's record stream: records that stream, which may be one of another device, also uses the allocation.
+void gapless_torch_record_stream(void *pointer,
+                                 struct CUstream_st *stream);
 
 // PyTorch's begin allocate to pool, when a graph is captured or a MemPool is in use: opens a pool for the calling thread.
 // The filter is not called.

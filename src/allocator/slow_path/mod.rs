@@ -9,11 +9,12 @@
 //! addresses.rs  regions and the addresses behind them     teardown.rs  everything goes back
 //! plan/         decides, without a driver call            inspect/     statistics, snapshot, report
 //! execute.rs    carries a plan out                        check.rs     the invariants
-//! mapper.rs     chunks, segments, page tables
+//! mapper.rs     chunks, segments, page tables               access.rs    access given again
 //! ```
 //!
 //! Threads: any; one at a time is inside. No stream state is locked during a driver call.
 
+mod access;
 mod addresses;
 mod borrow;
 mod check;
