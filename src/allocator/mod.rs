@@ -7,6 +7,7 @@
 //! plain.rs      devices without virtual memory     shared.rs    what hot path and slow path share
 //! builder.rs    settings, checked                  request.rs   a request on the slow path
 //! error.rs      errors                             geometry.rs, kind.rs   settings for life, kinds of regions
+//! marks.rs      streams that use memory of others
 //! ```
 //!
 //! Threads: any thread may call anything. An allocation or a free of cached memory takes the lock of its stream and
@@ -19,6 +20,7 @@ mod error;
 mod geometry;
 mod hot_path;
 mod kind;
+mod marks;
 mod plain;
 mod range;
 mod reports;
@@ -34,6 +36,7 @@ pub use buffer::Buffer;
 pub use builder::{Builder, DEFAULT_SLACK};
 pub use error::{AddressFacts, AllocError, BuildError, CloseError, FreeError, StreamError};
 pub use kind::{RegionKind, SMALL_BELOW};
+pub use marks::{StreamMark, WatchedStream};
 pub use plain::PlainAllocator;
 pub use range::VirtualRange;
 pub use reports::{
@@ -131,6 +134,20 @@ impl<D: Driver> Allocator<D> {
         self.inner.record_stream(addr, stream)
     }
 
+    /// Whether an address is among those that the allocator has reserved for allocations, live or not. Those of raw ranges are
+    /// not.
+    pub fn contains(&self, addr: DeviceAddr) -> bool {
+        self.inner.contains(addr)
+    }
+
+    /// Checks that a live allocation starts at `addr`.
+    ///
+    /// # Errors
+    /// As [`free`](Self::free).
+    pub fn expect_live(&self, addr: DeviceAddr) -> Result<(), FreeError> {
+        self.inner.expect_live(addr)
+    }
+
     /// Promises that `stream` lives until it is [forgotten](Self::forget_stream) or the allocator is closed.
     ///
     /// Without the promise, the driver gets the handle of a stream only from calls that bring it: anything else would be
@@ -180,6 +197,18 @@ impl<D: Driver> Allocator<D> {
     /// [`AllocError::Driver`]; what was released before stays released. [`AllocError::Forked`].
     pub fn trim(&self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
         self.inner.door.enter(&self.inner.shared, |path| path.trim(keep_bytes))
+    }
+
+    /// Gives access again to everything that is mapped, with one driver call for each run of adjacent mappings: what a driver
+    /// has to be asked for once it gives access to further devices, as after
+    /// [`CudaDriver::add_peers`](crate::driver::cuda::CudaDriver::add_peers). Holds the slow path up meanwhile; cached memory
+    /// is handed out all the same.
+    ///
+    /// # Errors
+    /// [`AllocError::Driver`]: runs before the one that was refused have been given access. Everything else is as it was, and
+    /// the call may be repeated. [`AllocError::Forked`].
+    pub fn renew_access(&self) -> Result<(), AllocError> {
+        self.inner.door.enter(&self.inner.shared, |path| path.renew_access())
     }
 
     /// Figures of one moment: locks the slow path and all streams together, so that sums agree however many threads

@@ -8,6 +8,7 @@
 //!
 //! Threads: any. Cost: that of `Instance` and `Pools`, and for each call a load of an atomic for the history.
 
+use crate::foreign::StreamLives;
 use crate::functions::{CUstream_st, address, device_pointer, stream_id};
 use crate::history::{Action, HISTORY};
 use crate::instance::{Request, is_out_of_memory};
@@ -16,11 +17,14 @@ use crate::notice::notice;
 use crate::out::check_out;
 use crate::pools::PoolId;
 use crate::process::Device;
-use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, gapless_status};
-use gapless::allocator::{AllocError, FreeError, LiveAllocation, Snapshot, Stats, Trimmed};
-use gapless::driver::StreamDriver;
+use crate::status::{
+    Answer, Failure, GAPLESS_ERROR_NOT_ALLOCATED, GAPLESS_ERROR_OUT_OF_MEMORY, GAPLESS_ERROR_STREAM, gapless_status,
+};
+use gapless::allocator::{AddressFacts, AllocError, FreeError, LiveAllocation, Snapshot, Stats, StreamError, Trimmed};
+use gapless::driver::cuda::{CudaDriver, LEGACY_STREAM, PER_THREAD_STREAM};
+use gapless::driver::{DriverError, DriverErrorKind, StreamDriver};
 use gapless::units::ByteSize;
-use gapless::{DeviceAddr, StreamId};
+use gapless::{Allocator, DeviceAddr, StreamId};
 use serde::Serialize;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
@@ -29,7 +33,13 @@ impl Device {
     /// Allocates from the open pool that the request belongs to, else from the device's allocator. `worded` makes of an
     /// error what the front end's callers are told.
     pub fn alloc(&self, request: &Request, worded: impl FnOnce(AllocError) -> Failure) -> Answer<DeviceAddr> {
-        let outcome = self.pools.alloc(&self.main, request).unwrap_or_else(|| request.serve(&self.main.allocator));
+        self.settle(self.foreign.take_over());
+        let serve = || self.pools.alloc(&self.main, request).unwrap_or_else(|| request.serve(&self.main.allocator));
+        let mut outcome = serve();
+        if matches!(outcome, Err(AllocError::OutOfMemory(_))) && self.foreign.holds_any() {
+            self.settle(self.foreign.wait());
+            outcome = serve();
+        }
         self.main.note_request(request, &outcome);
         match outcome {
             Ok(addr) => {
@@ -54,23 +64,106 @@ impl Device {
     /// Frees an allocation. `bytes` and `stream` are for the history: those of the allocation, or 0 where the front end
     /// does not know them. The allocator knows on which streams the memory was used.
     pub fn free(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) -> Result<(), FreeError> {
+        self.settle(self.foreign.take_over());
+        self.expect_not_held(addr)?;
         HISTORY.note(Action::Free, self.ordinal, addr, bytes, stream);
         self.main.note_free(addr);
+        if self.foreign.hold_back(addr) { Ok(()) } else { self.free_now(addr) }
+    }
+
+    fn free_now(&self, addr: DeviceAddr) -> Result<(), FreeError> {
         self.pools.free(&self.main, addr).unwrap_or_else(|| self.main.allocator.free(addr))
     }
 
-    /// Records that `stream` also uses an allocation.
-    pub fn record_stream(&self, addr: DeviceAddr, stream: StreamId) -> Result<(), FreeError> {
+    /// Frees blocks that were held back, whose foreign uses are over.
+    fn settle(&self, over: Vec<DeviceAddr>) {
+        for addr in over {
+            // It was live when it was held back, and nobody else frees what is held back.
+            let _ = self.free_now(addr);
+        }
+    }
+
+    /// Refuses an allocation that was freed and is held back.
+    fn expect_not_held(&self, addr: DeviceAddr) -> Result<(), FreeError> {
+        if self.foreign.holds(addr) {
+            return Err(FreeError::NotAllocated { addr, facts: AddressFacts::Freed { pending: true } });
+        }
+        Ok(())
+    }
+
+    /// Records that `stream` also uses an allocation. The stream may be one of another device. A default stream's handle does
+    /// not say of which device, so it stands for that of every device in use.
+    pub fn record_stream(&self, addr: DeviceAddr, stream: StreamId, lives: StreamLives) -> Answer<()> {
+        self.expect_not_held(addr)?;
+        match self.record_own(addr, stream) {
+            Ok(()) if is_default(stream) => {
+                for other in Self::all().filter(|other| other.ordinal != self.ordinal) {
+                    self.foreign.record(addr, other, stream, lives)?;
+                }
+                Ok(())
+            }
+            Err(FreeError::Stream(StreamError::Foreign { source, .. }))
+                if source.kind == DriverErrorKind::InvalidHandle && !is_default(stream) =>
+            {
+                self.record_foreign(addr, stream, lives, source)
+            }
+            own => Ok(own?),
+        }
+    }
+
+    /// Records a stream of this device.
+    fn record_own(&self, addr: DeviceAddr, stream: StreamId) -> Result<(), FreeError> {
         self.pools.record_stream(addr, stream).unwrap_or_else(|| self.main.allocator.record_stream(addr, stream))
     }
 
-    /// Frees an allocation whose last use was on `stream`. Where that stream cannot be recorded, the host waits for all
-    /// devices in use: it may be another one's. Nothing has happened if one cannot be waited for, since a graph is being
-    /// captured.
+    /// Records a stream that is none of this device, as `source` says.
+    #[cold]
+    fn record_foreign(
+        &self,
+        addr: DeviceAddr,
+        stream: StreamId,
+        lives: StreamLives,
+        source: DriverError,
+    ) -> Answer<()> {
+        let allocator = self.allocator_of(addr).unwrap_or_else(|| self.main.allocator.clone());
+        allocator.expect_live(addr)?;
+        let refused = |error: StreamError| {
+            let text = format!("memory of device {} cannot be recorded on {stream:?}: {error}", self.ordinal);
+            Failure::caused(GAPLESS_ERROR_STREAM, text, &error)
+        };
+        let source = match self.main.allocator.driver().device_of_stream(stream) {
+            Ok(ordinal) if ordinal != self.ordinal => {
+                let other = Self::get(ordinal.cast_signed())?;
+                return self.foreign.record(addr, other, stream, lives).map_err(refused);
+            }
+            // A stream of another context of the same device.
+            Ok(_) => source,
+            Err(error) => error,
+        };
+        Err(refused(StreamError::Foreign { stream, source }))
+    }
+
+    /// The allocator whose addresses an address is among: the main one, or that of a pool.
+    pub fn allocator_of(&self, addr: DeviceAddr) -> Option<Allocator<CudaDriver>> {
+        if self.main.allocator.contains(addr) {
+            return Some(self.main.allocator.clone());
+        }
+        let pools = self.pools.allocators();
+        pools.into_iter().map(|(_, allocator)| allocator).find(|allocator| allocator.contains(addr))
+    }
+
+    /// Frees an allocation whose last use was on `stream`, where a default stream's handle means that of this device. Where the
+    /// stream cannot be recorded, the host waits for all devices in use: it may be another one's. Nothing has happened if one
+    /// cannot be waited for, since a graph is being captured.
     pub fn free_on(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) -> Answer<()> {
-        match self.record_stream(addr, stream) {
+        self.expect_not_held(addr)?;
+        let recorded = match is_default(stream) {
+            true => self.record_own(addr, stream).map_err(Failure::from),
+            false => self.record_stream(addr, stream, StreamLives::Unknown),
+        };
+        match recorded {
             Ok(()) => {}
-            Err(error @ FreeError::NotAllocated { .. }) => return Err(error.into()),
+            Err(failure) if failure.status == GAPLESS_ERROR_NOT_ALLOCATED => return Err(failure),
             Err(_) => Self::all().try_for_each(Self::synchronize)?,
         }
         Ok(self.free(addr, bytes, stream)?)
@@ -84,8 +177,12 @@ impl Device {
         }
     }
 
-    /// Returns free memory to the driver until at most `keep_bytes` are held. What pools hold stays, and does not count.
+    /// Returns free memory to the driver until at most `keep_bytes` are held, after a wait for other devices that use it. What
+    /// pools hold stays, and does not count.
     pub fn trim(&self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
+        if self.foreign.holds_any() {
+            self.settle(self.foreign.wait());
+        }
         let trimmed = self.main.allocator.trim(keep_bytes)?;
         self.log(|| format!("released {}, {} held", ByteSize(trimmed.released_bytes), ByteSize(trimmed.held_bytes)));
         Ok(trimmed)
@@ -128,6 +225,11 @@ impl Device {
             snapshot,
         }
     }
+}
+
+/// Whether a handle stands for a default stream, whichever device's.
+fn is_default(stream: StreamId) -> bool {
+    [StreamId::DEFAULT, LEGACY_STREAM, PER_THREAD_STREAM].contains(&stream)
 }
 
 /// What a [`DeviceReport`] has.
@@ -206,7 +308,7 @@ pub unsafe extern "C" fn gapless_device_alloc_aligned(
 ) -> gapless_status {
     guard(|| {
         check_out(pointer, "pointer")?;
-        let request = Request { bytes, alignment, stream: stream_id(stream) };
+        let request = Request { bytes, alignment, stream: stream_id(stream), keeps_stream: false };
         let addr = Device::get(device)?.alloc(&request, |error| worded(&request, error))?;
         // SAFETY: not null, so valid for a write (the function's contract).
         unsafe { pointer.write(device_pointer(addr)) };
@@ -244,14 +346,16 @@ pub extern "C" fn gapless_device_free_on(
 }
 
 /// Records that stream also uses an allocation of a device: once freed, the memory is not handed out again before the
-/// work that is queued on stream by then has completed.
+/// work that is queued on stream by then has completed. The stream may be one of another device; then the memory counts as
+/// live until its work has completed. A default stream's handle stands for
+/// the default streams of all devices that this process uses.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_device_record_stream(
     device: i32,
     pointer: *mut c_void,
     stream: *mut CUstream_st,
 ) -> gapless_status {
-    guard(|| Ok(Device::get(device)?.record_stream(address(pointer), stream_id(stream))?))
+    guard(|| Device::get(device)?.record_stream(address(pointer), stream_id(stream), StreamLives::Unknown))
 }
 
 /// Returns free memory of a device's process-wide allocator to the driver until at most keep_bytes are held, and writes

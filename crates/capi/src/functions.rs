@@ -97,7 +97,7 @@ unsafe fn alloc(
     pointer: *mut *mut c_void,
 ) -> Answer<()> {
     check_out(pointer, "pointer")?;
-    let addr = find(allocator)?.alloc(&Request { bytes, alignment, stream: stream_id(stream) })?;
+    let addr = find(allocator)?.alloc(&Request { bytes, alignment, stream: stream_id(stream), keeps_stream: false })?;
     // SAFETY: not null, so valid for a write (the function's contract).
     unsafe { pointer.write(device_pointer(addr)) };
     Ok(())

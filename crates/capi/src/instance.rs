@@ -35,10 +35,15 @@ pub(crate) struct Request {
     /// A power of two. 1: no more than every allocation has.
     pub alignment: u64,
     pub stream: StreamId,
+    /// The front end's streams live as long as the process.
+    pub keeps_stream: bool,
 }
 
 impl Request {
     pub fn serve(&self, allocator: &Allocator<CudaDriver>) -> Result<DeviceAddr, AllocError> {
+        if self.keeps_stream {
+            allocator.keep_stream(self.stream)?;
+        }
         match self.alignment {
             1 => allocator.alloc(self.bytes, self.stream),
             alignment => allocator.alloc_aligned(self.bytes, alignment, self.stream),

@@ -7,6 +7,7 @@
 //! The other entry points return nothing, so their first few failures go to stderr.
 
 use crate::device_memory::Contents;
+use crate::foreign::StreamLives;
 use crate::functions::{CUstream_st, address, device_pointer, stream_id};
 use crate::instance::Request;
 use crate::last_error::{gapless_last_error, guard, tell};
@@ -42,7 +43,8 @@ pub extern "C-unwind" fn gapless_torch_malloc(
     let mut pointer = std::ptr::null_mut();
     let status = guard(|| {
         let bytes = u64::try_from(size).map_err(|_| Failure::argument(format!("a request of {size} bytes")))?;
-        let (device, request) = (Device::get(device)?, Request { bytes, alignment: 1, stream: stream_id(stream) });
+        let (device, request) =
+            (Device::get(device)?, Request { bytes, alignment: 1, stream: stream_id(stream), keeps_stream: true });
         let addr = device.alloc(&request, |error| worded(device.ordinal, bytes, error))?;
         pointer = device_pointer(addr);
         Ok(())
@@ -174,19 +176,16 @@ pub unsafe extern "C" fn gapless_torch_base_alloc(pointer: *mut c_void, size: *m
     base
 }
 
-/// PyTorch's record stream: records that stream also uses the allocation.
+/// PyTorch's record stream: records that stream, which may be one of another device, also uses the allocation.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_record_stream(pointer: *mut c_void, stream: *mut CUstream_st) {
     tell(&TOLD_RECORD, || {
         let (addr, stream) = (address(pointer), stream_id(stream));
-        let mut last = FreeError::NotAllocated { addr, facts: AddressFacts::Foreign };
-        for device in Device::all() {
-            match device.record_stream(addr, stream) {
-                Ok(()) => return Ok(()),
-                Err(error) => last = error,
-            }
+        match Device::owner_of(addr) {
+            // PyTorch destroys no stream that it has made.
+            Some(device) => device.record_stream(addr, stream, StreamLives::AsLongAsTheProcess),
+            None => Err(FreeError::NotAllocated { addr, facts: AddressFacts::Foreign }.into()),
         }
-        Err(last.into())
     });
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "status.rs",
     "error_kind.rs",
     "last_error.rs",
@@ -12,6 +12,7 @@ const SOURCES: [&str; 13] = [
     "reports.rs",
     "process.rs",
     "device_memory.rs",
+    "streams.rs",
     "replay.rs",
     "torch.rs",
     "history.rs",

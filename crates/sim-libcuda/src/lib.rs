@@ -6,7 +6,8 @@
 //!
 //! Rules whose violation is an error or undefined with a real driver are checked: functions that need a current context
 //! have one, mappings are unmapped as a whole, no forbidden function is called during a stream capture, and after work
-//! has accessed memory that is not mapped, the context is lost and every later call returns error 700.
+//! has accessed memory that is not mapped, or to which its device was not given access, the context is lost and every
+//! later call returns error 700.
 
 #![allow(non_snake_case, reason = "the functions have the names of the driver API")]
 #![allow(clippy::missing_safety_doc, reason = "each function has the contract of the same function in cuda.h")]

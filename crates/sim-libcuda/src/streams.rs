@@ -1,6 +1,6 @@
 //! Streams: each has a queue and a thread, so that work runs asynchronously, as on a device.
 //!
-//! The legacy default stream and the blocking streams of its device wait for each other.
+//! The legacy default stream and the blocking streams of its context wait for each other.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,6 +9,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::ThreadId;
 
 use parking_lot::{Condvar, Mutex};
+
+use crate::state::Context;
 
 /// A flag that is set once, when the operations before it have completed.
 #[derive(Clone, Default)]
@@ -62,6 +64,8 @@ pub struct Capture {
 pub struct Stream {
     /// Number of the stream's device.
     pub device: usize,
+    /// The context that the stream belongs to.
+    pub context: Context,
     /// A number that no other stream has or had.
     pub id: u64,
     blocking: bool,
@@ -76,7 +80,7 @@ struct Queue {
 }
 
 impl Stream {
-    fn new(device: usize, blocking: bool) -> Arc<Self> {
+    fn new(context: Context, blocking: bool) -> Arc<Self> {
         let (sender, receiver) = channel::<(Op, Marker)>();
         std::thread::Builder::new()
             .name("sim-stream".into())
@@ -93,7 +97,7 @@ impl Stream {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let queue = Mutex::new(Queue { sender, tail: None });
         let id = IDS.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { device, id, blocking, queue, capture: Mutex::new(None) })
+        Arc::new(Self { device: context.device, context, id, blocking, queue, capture: Mutex::new(None) })
     }
 
     /// Returns the marker of the last operation in the queue.
@@ -124,8 +128,8 @@ impl Stream {
 #[derive(Default)]
 pub struct Streams {
     created: Mutex<HashMap<u64, Arc<Stream>>>,
-    legacy: Mutex<HashMap<usize, Arc<Stream>>>,
-    per_thread: Mutex<HashMap<(usize, ThreadId), Arc<Stream>>>,
+    legacy: Mutex<HashMap<Context, Arc<Stream>>>,
+    per_thread: Mutex<HashMap<(Context, ThreadId), Arc<Stream>>>,
     /// Destroyed handles, the last one last, and their streams, whose queued work still runs.
     destroyed: Mutex<Vec<(u64, Arc<Stream>)>>,
     /// Streams whose handles have been used again.
@@ -135,7 +139,7 @@ pub struct Streams {
 
 impl Streams {
     /// Creates a stream and returns its handle.
-    pub fn create(&self, device: usize, blocking: bool) -> u64 {
+    pub fn create(&self, context: Context, blocking: bool) -> u64 {
         let reused = self.destroyed.lock().pop();
         let handle = match reused {
             Some((handle, stream)) => {
@@ -146,7 +150,7 @@ impl Streams {
             }
             None => FIRST_HANDLE + 16 * self.next.fetch_add(1, Ordering::Relaxed),
         };
-        self.created.lock().insert(handle, Stream::new(device, blocking));
+        self.created.lock().insert(handle, Stream::new(context, blocking));
         handle
     }
 
@@ -168,13 +172,13 @@ impl Streams {
         }
     }
 
-    /// Returns the stream of `handle` for the calling thread, where `device` is current.
-    pub fn find(&self, handle: u64, device: usize) -> Option<Arc<Stream>> {
+    /// Returns the stream of `handle` for the calling thread, where `context` is current.
+    pub fn find(&self, handle: u64, context: Context) -> Option<Arc<Stream>> {
         match handle {
-            0 | 1 => Some(self.legacy(device)),
+            0 | 1 => Some(self.legacy(context)),
             2 => {
-                let key = (device, std::thread::current().id());
-                Some(Arc::clone(self.per_thread.lock().entry(key).or_insert_with(|| Stream::new(device, true))))
+                let key = (context, std::thread::current().id());
+                Some(Arc::clone(self.per_thread.lock().entry(key).or_insert_with(|| Stream::new(context, true))))
             }
             _ => {
                 let found = self.created.lock().get(&handle).cloned();
@@ -209,10 +213,11 @@ impl Streams {
             capture.ops.push(op);
             return;
         }
-        let legacy = self.legacy(stream.device);
+        let legacy = self.legacy(stream.context);
         if Arc::ptr_eq(stream, &legacy) {
             for other in self.of_device(stream.device) {
                 if other.blocking
+                    && other.context == stream.context
                     && !Arc::ptr_eq(&other, stream)
                     && let Some(tail) = other.tail()
                 {
@@ -227,8 +232,8 @@ impl Streams {
         stream.push(op);
     }
 
-    fn legacy(&self, device: usize) -> Arc<Stream> {
-        Arc::clone(self.legacy.lock().entry(device).or_insert_with(|| Stream::new(device, true)))
+    fn legacy(&self, context: Context) -> Arc<Stream> {
+        Arc::clone(self.legacy.lock().entry(context).or_insert_with(|| Stream::new(context, true)))
     }
 }
 

@@ -21,6 +21,7 @@ mod oracle;
 #[cfg(feature = "properties")]
 mod prove;
 mod ranges;
+mod renew;
 mod runner;
 mod scale;
 mod show;

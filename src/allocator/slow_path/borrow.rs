@@ -101,7 +101,10 @@ impl<D: Driver> SlowPath<'_, D> {
         loop {
             let found = lendable(&lender.lock(), kind, request).find(|it| it.epoch <= latest);
             let Some(found) = found else { return Ok(None) };
-            if !self.progress().order_behind(stream.index, lender.index, found.epoch)? {
+            let progress = self.progress();
+            let ordered = progress.order_behind(stream.index, lender.index, found.epoch)?
+                || progress.wait_until_passed(lender.index, found.epoch)?;
+            if !ordered {
                 // A capture is in progress: there is no order behind anything that has not passed.
                 latest = lender.clock.lock().passed();
                 continue;

@@ -112,7 +112,7 @@ impl<'a, D: Driver> Progress<'a, D> {
             let mut clock = stream.clock.lock();
             let only_now = clock.reach() == Reach::Given && self.given == Some(stream.index);
             if only_now {
-                clock.look_for_capture(true, &self.streams.driver);
+                self.is_captured(stream, &clock);
             } else if Some(stream.index) == except {
                 continue;
             }
@@ -200,7 +200,7 @@ impl<'a, D: Driver> Progress<'a, D> {
 
     /// Blocks the host until the whole device has done what is queued on it now. Returns false while a stream is being
     /// captured.
-    fn synchronize(&self) -> Result<bool, DriverError> {
+    pub fn synchronize(&self) -> Result<bool, DriverError> {
         if self.is_capturing() {
             return Ok(false);
         }
@@ -235,12 +235,17 @@ impl<'a, D: Driver> Progress<'a, D> {
         }
     }
 
-    /// Whether a stream is being captured, as far as the driver may be asked; of the others, as it was last.
+    /// Whether a stream is being captured, as far as the driver may be asked; of the others, whether they were last.
     fn is_capturing(&self) -> bool {
-        self.streams.iter().any(|stream| {
-            let given = self.given == Some(stream.index);
-            stream.clock.lock().look_for_capture(given, &self.streams.driver)
-        })
+        self.streams.iter().any(|stream| self.is_captured(stream, &stream.clock.lock()))
+    }
+
+    /// Whether this stream is being captured.
+    fn is_captured(&self, stream: &Stream, clock: &StreamClock) -> bool {
+        if let Some(captured) = clock.is_captured(self.given == Some(stream.index), &self.streams.driver) {
+            stream.note_capture(captured);
+        }
+        stream.seemed_captured() && !clock.is_over()
     }
 
     /// Blocks the host until all streams have done what is queued on them now: for tearing down.

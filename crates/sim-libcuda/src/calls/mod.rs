@@ -7,13 +7,16 @@ use std::time::Duration;
 
 use gapless::DeviceAddr;
 use gapless::driver::cuda::sys::{
-    CUmemAccessDesc, CUmemAllocationProp, CUmemLocation, CUmemLocationType_enum, cudaError_enum as E,
+    CUmemAccess_flags_enum, CUmemAccessDesc, CUmemAllocationProp, CUmemLocation, CUmemLocationType_enum,
+    cudaError_enum as E,
 };
 use gapless::driver::{DriverResult, MemoryDriver};
 
 use crate::kernels;
 use crate::settings::{Rdma, planned_fault};
-use crate::state::{BELOW, CAPTURE_MODE, CURRENT, Chunk, Event, INITIALISED, Mapping, State};
+use crate::state::{
+    Accessor, BELOW, CAPTURE_MODE, CURRENT, Chunk, Context, DeviceSet, Event, INITIALISED, Mapping, State,
+};
 use crate::streams::{Capture, Op, Stream};
 
 /// The result of the functions: a `CUresult`.
@@ -48,7 +51,7 @@ pub(crate) use begin;
 macro_rules! begin_current {
     ($name:literal) => {{
         let state = begin!($name);
-        let Some(device) = CURRENT.get().checked_sub(1) else { return CONTEXT };
+        let Some(crate::state::Context { device, .. }) = CURRENT.get() else { return CONTEXT };
         let lost = state.devices[device].lost.load(Ordering::Acquire);
         if lost != 0 {
             return lost;
@@ -122,6 +125,7 @@ pub fn pointer<T>(token: u64) -> *mut T {
 }
 
 mod contexts;
+mod launch;
 mod plain_memory;
 mod start;
 mod streams;
@@ -129,7 +133,7 @@ mod testing;
 mod vmm;
 mod work;
 
-use contexts::context_token;
+use contexts::{context_token, device_of_context};
 use streams::stream_of;
 pub use streams::synchronize;
 pub use work::{copy_in_on, copy_out_on, load_module};

@@ -4,9 +4,10 @@ use super::*;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, flags: c_uint) -> Code {
-    let (state, device) = begin_current!("cuStreamCreate");
+    let (state, _) = begin_current!("cuStreamCreate");
+    let context = CURRENT.get().unwrap_or_default();
     // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(stream, pointer(state.streams.create(device, flags & 1 == 0))) }
+    unsafe { put(stream, pointer(state.streams.create(context, flags & 1 == 0))) }
 }
 
 #[unsafe(no_mangle)]
@@ -17,8 +18,9 @@ pub unsafe extern "C" fn cuStreamDestroy_v2(stream: *mut c_void) -> Code {
 
 /// Returns the stream of a handle, or the code of the error.
 pub(super) fn stream_of(state: &State, stream: *mut c_void, device: usize) -> Result<Arc<Stream>, Code> {
-    let found = state.streams.find(stream as u64, device).ok_or(HANDLE)?;
-    if found.device == device { Ok(found) } else { Err(CONTEXT) }
+    let context = CURRENT.get().filter(|context| context.device == device).ok_or(CONTEXT)?;
+    let found = state.streams.find(stream as u64, context).ok_or(HANDLE)?;
+    if found.context == context { Ok(found) } else { Err(CONTEXT) }
 }
 
 #[unsafe(no_mangle)]
@@ -50,10 +52,10 @@ pub unsafe extern "C" fn cuStreamQuery(stream: *mut c_void) -> Code {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamGetCtx(stream: *mut c_void, context: *mut *mut c_void) -> Code {
-    let (state, device) = begin_current!("cuStreamGetCtx");
-    let Some(stream) = state.streams.find(stream as u64, device) else { return HANDLE };
+    let (state, _) = begin_current!("cuStreamGetCtx");
+    let Some(stream) = state.streams.find(stream as u64, CURRENT.get().unwrap_or_default()) else { return HANDLE };
     // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(context, pointer(context_token(stream.device))) }
+    unsafe { put(context, pointer(context_token(state, stream.context))) }
 }
 
 #[unsafe(no_mangle)]
@@ -145,7 +147,8 @@ pub unsafe extern "C" fn cuGraphExecDestroy(exec: *mut c_void) -> Code {
 pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, _flags: c_uint) -> Code {
     let (state, _) = begin_current!("cuEventCreate");
     let token = state.token();
-    state.events.lock().insert(token, Event::default());
+    let context = CURRENT.get().unwrap_or_default();
+    state.events.lock().insert(token, Event { context, ..Event::default() });
     // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(event, pointer(token)) }
 }
@@ -162,10 +165,14 @@ pub unsafe extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) 
     let stream = find_stream!(state, stream, device);
     let mut events = state.events.lock();
     let Some(event) = events.get_mut(&(event as u64)) else { return HANDLE };
+    // An event is recorded on streams of its own context only. Streams of all devices may wait for it.
+    if event.context != stream.context {
+        return HANDLE;
+    }
     let captured = stream.capture.lock().is_some();
     // Queue an empty operation, so that the event completes in stream order on an idle stream too.
     state.streams.queue(&stream, Op::Run(Arc::new(|| {})));
-    *event = Event { recorded: stream.tail(), captured };
+    *event = Event { recorded: stream.tail(), captured, ..*event };
     OK
 }
 
@@ -177,8 +184,9 @@ pub unsafe extern "C" fn cuEventQuery(event: *mut c_void) -> Code {
     if event.captured {
         return E::CUDA_ERROR_CAPTURED_EVENT.0;
     }
-    if let Some(code) = any_lost(state) {
-        return code;
+    let lost = state.devices[event.context.device].lost.load(Ordering::Acquire);
+    if lost != 0 {
+        return lost;
     }
     if event.recorded.is_none_or(|marker| marker.is_complete()) { OK } else { NOT_READY }
 }
@@ -186,6 +194,9 @@ pub unsafe extern "C" fn cuEventQuery(event: *mut c_void) -> Code {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventSynchronize(event: *mut c_void) -> Code {
     let state = begin!("cuEventSynchronize");
+    if CURRENT.get().is_none() {
+        return CONTEXT;
+    }
     forbidden_in_capture!(state);
     let Some(event) = state.events.lock().get(&(event as u64)).cloned() else { return HANDLE };
     if event.captured {
@@ -194,11 +205,7 @@ pub unsafe extern "C" fn cuEventSynchronize(event: *mut c_void) -> Code {
     if let Some(marker) = event.recorded {
         marker.wait();
     }
-    any_lost(state).unwrap_or(OK)
-}
-
-fn any_lost(state: &State) -> Option<Code> {
-    state.devices.iter().map(|device| device.lost.load(Ordering::Acquire)).find(|&code| code != 0)
+    state.devices[event.context.device].lost.load(Ordering::Acquire)
 }
 
 #[unsafe(no_mangle)]

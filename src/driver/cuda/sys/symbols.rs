@@ -15,6 +15,7 @@ pub const REQUIRED: &[&str] = &[
     "cuDevicePrimaryCtxRetain",
     "cuDevicePrimaryCtxRelease_v2",
     "cuCtxGetCurrent",
+    "cuCtxGetDevice",
     "cuCtxSetCurrent",
     "cuCtxSynchronize",
     "cuMemGetInfo_v2",
@@ -72,4 +73,5 @@ pub const OPTIONAL: &[&str] = &[
     "cuGraphLaunch",
     "cuGraphDestroy",
     "cuGraphExecDestroy",
+    "cuLaunchKernelEx",
 ];
