@@ -122,6 +122,7 @@ pub fn pointer<T>(token: u64) -> *mut T {
 }
 
 mod contexts;
+mod graphs;
 mod plain_memory;
 mod start;
 mod streams;
