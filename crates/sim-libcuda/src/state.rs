@@ -89,8 +89,8 @@ pub struct Mapping {
 pub struct Event {
     /// The last recording, if any.
     pub recorded: Option<Marker>,
-    /// Whether the last recording belongs to a capture.
-    pub captured: bool,
+    /// The number of the capture that the last recording belongs to, if any.
+    pub captured: Option<u64>,
 }
 
 /// Whether `cuInit` was called successfully.

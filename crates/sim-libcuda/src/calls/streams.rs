@@ -1,6 +1,27 @@
 //! Streams and events.
 
+use super::graphs::{self, InCapture};
 use super::*;
+
+/// Returns an error if the stream is being captured, which ends the capture.
+macro_rules! not_captured {
+    ($stream:expr) => {
+        if let Some(capture) = $stream.capture.lock().as_ref() {
+            capture.invalidate();
+            return CAPTURE;
+        }
+    };
+}
+
+/// Returns an error if the event was recorded in a capture, which ends that capture.
+macro_rules! not_of_a_capture {
+    ($state:expr, $event:expr) => {
+        if let Some(id) = $event.captured {
+            graphs::invalidate($state, id);
+            return E::CUDA_ERROR_CAPTURED_EVENT.0;
+        }
+    };
+}
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, flags: c_uint) -> Code {
@@ -32,9 +53,7 @@ pub unsafe extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> Code {
 pub unsafe fn synchronize(stream: *mut c_void) -> Code {
     let (state, device) = begin_current!("cuStreamSynchronize");
     let stream = find_stream!(state, stream, device);
-    if stream.capture.lock().is_some() {
-        return CAPTURE;
-    }
+    not_captured!(stream);
     forbidden_in_capture!(state);
     stream.synchronize();
     state.devices[device].lost.load(Ordering::Acquire)
@@ -44,6 +63,7 @@ pub unsafe fn synchronize(stream: *mut c_void) -> Code {
 pub unsafe extern "C" fn cuStreamQuery(stream: *mut c_void) -> Code {
     let (state, device) = begin_current!("cuStreamQuery");
     let stream = find_stream!(state, stream, device);
+    not_captured!(stream);
     forbidden_in_capture!(state);
     if stream.tail().is_none_or(|tail| tail.is_complete()) { OK } else { NOT_READY }
 }
@@ -77,7 +97,7 @@ pub unsafe extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) 
     let stream = find_stream!(state, stream, device);
     let mut events = state.events.lock();
     let Some(event) = events.get_mut(&(event as u64)) else { return HANDLE };
-    let captured = stream.capture.lock().is_some();
+    let captured = stream.capture.lock().as_ref().map(|capture| capture.id);
     // Queue an empty operation, so that the event completes in stream order on an idle stream too.
     state.streams.queue(&stream, Op::Run(Arc::new(|| {})));
     *event = Event { recorded: stream.tail(), captured };
@@ -89,9 +109,7 @@ pub unsafe extern "C" fn cuEventQuery(event: *mut c_void) -> Code {
     let state = begin!("cuEventQuery");
     forbidden_in_capture!(state);
     let Some(event) = state.events.lock().get(&(event as u64)).cloned() else { return HANDLE };
-    if event.captured {
-        return E::CUDA_ERROR_CAPTURED_EVENT.0;
-    }
+    not_of_a_capture!(state, event);
     if let Some(code) = any_lost(state) {
         return code;
     }
@@ -103,9 +121,7 @@ pub unsafe extern "C" fn cuEventSynchronize(event: *mut c_void) -> Code {
     let state = begin!("cuEventSynchronize");
     forbidden_in_capture!(state);
     let Some(event) = state.events.lock().get(&(event as u64)).cloned() else { return HANDLE };
-    if event.captured {
-        return E::CUDA_ERROR_CAPTURED_EVENT.0;
-    }
+    not_of_a_capture!(state, event);
     if let Some(marker) = event.recorded {
         marker.wait();
     }
@@ -121,11 +137,10 @@ pub unsafe extern "C" fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_vo
     let (state, device) = begin_current!("cuStreamWaitEvent");
     let stream = find_stream!(state, stream, device);
     let Some(event) = state.events.lock().get(&(event as u64)).cloned() else { return HANDLE };
-    if let Some(capture) = stream.capture.lock().as_mut()
-        && !event.captured
-    {
-        capture.valid = false;
-        return ISOLATION;
+    match graphs::wait_in_capture(state, &stream, &event) {
+        Ok(InCapture::Yes) => return OK,
+        Ok(InCapture::No) => {}
+        Err(code) => return code,
     }
     if let Some(marker) = event.recorded {
         state.streams.queue(&stream, Op::Wait(marker));
