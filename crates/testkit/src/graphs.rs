@@ -110,7 +110,7 @@ struct Graphs<D: Device> {
 /// When one of the invariants does not hold.
 pub fn run_graphs<D: Device>(world: &World, ops: &[GraphOp]) {
     let driver = Arc::new(Witness::new(D::open(world)));
-    let pool = world.settings(Allocator::builder(Arc::clone(&driver))).build().expect("good settings");
+    let pool = world.settings(Allocator::builder(Arc::clone(&driver))).keep_mappings().build().expect("good settings");
     let streams = (0..world.streams).map(|_| driver.create_stream().expect("a stream")).collect();
     let mut graphs = Graphs {
         driver,

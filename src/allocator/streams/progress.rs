@@ -170,16 +170,15 @@ impl<D: Driver> Streams<D> {
         Ok(true)
     }
 
-    /// Blocks the host until `stream` has done what is queued on it now, and drops its events: for tearing down.
-    pub fn drain(&self, stream: &Stream) -> Result<(), DriverError> {
+    /// Blocks the host until `stream` has done what is queued on it now. Returns false when the host cannot wait for all of
+    /// that: during a capture, and once the stream has been destroyed.
+    pub fn drain(&self, stream: &Stream) -> Result<bool, DriverError> {
         let mut clock = stream.clock.lock();
         // A stream that neither allocated nor freed anything may use memory that was recorded on it.
-        let result = self.seal(stream, &mut clock).and_then(|_| {
-            let last = clock.open() - 1;
-            clock.wait(last, &self.driver, &self.events)
-        });
-        clock.forget(&self.events);
-        result
+        let sealed = self.seal(stream, &mut clock)?;
+        let last = clock.open() - 1;
+        clock.wait(last, &self.driver, &self.events)?;
+        Ok(sealed)
     }
 }
 
