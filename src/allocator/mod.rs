@@ -48,6 +48,7 @@ use crate::units::{DeviceAddr, StreamId};
 use geometry::Geometry;
 use shared::Shared;
 use slow_path::{Door, Users};
+use streams::directory::Place;
 
 /// A GPU memory allocator for one device. Cheap to clone; every clone is the same allocator.
 ///
@@ -131,6 +132,12 @@ impl<D: Driver> Allocator<D> {
         self.inner.record_stream(addr, stream)
     }
 
+    /// Whether `addr` lies in the addresses of this allocator's regions, allocated or not. A few loads, no lock.
+    #[inline]
+    pub fn owns(&self, addr: DeviceAddr) -> bool {
+        self.inner.shared.directory.find(addr) != Place::Foreign
+    }
+
     /// The budget in bytes: the most physical memory that the allocator may hold.
     pub fn budget(&self) -> u64 {
         self.inner.shared.budget_bytes()
@@ -142,6 +149,9 @@ impl<D: Driver> Allocator<D> {
     /// The driver's, from releasing memory; the new budget holds all the same. In a forked process nothing is released.
     pub fn set_budget(&self, bytes: u64) -> Result<(), AllocError> {
         self.inner.door.set_budget(&self.inner.shared, bytes);
+        if self.reserved_bytes() <= bytes {
+            return Ok(());
+        }
         match self.trim(bytes) {
             Ok(_) | Err(AllocError::Forked { .. }) => Ok(()),
             Err(error) => Err(error),

@@ -14,7 +14,7 @@ use crate::instance::{Request, is_out_of_memory};
 use crate::last_error::guard;
 use crate::notice::notice;
 use crate::out::check_out;
-use crate::pools::PoolId;
+use crate::pools::{PoolId, wants_room};
 use crate::process::Device;
 use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, gapless_status};
 use gapless::allocator::{AllocError, FreeError, LiveAllocation, Snapshot, Stats, Trimmed};
@@ -28,7 +28,7 @@ impl Device {
     /// Allocates from the open pool that the request belongs to, else from the device's allocator. `worded` makes of an
     /// error what the front end's callers are told.
     pub fn alloc(&self, request: &Request, worded: impl FnOnce(AllocError) -> Failure) -> Answer<DeviceAddr> {
-        let outcome = self.pools.alloc(&self.main, request).unwrap_or_else(|| request.serve(&self.main.allocator));
+        let outcome = self.pools.alloc(&self.main, request).unwrap_or_else(|| self.alloc_from_main(request));
         self.main.note_request(request, &outcome);
         match outcome {
             Ok(addr) => {
@@ -50,22 +50,44 @@ impl Device {
         }
     }
 
+    fn alloc_from_main(&self, request: &Request) -> Result<DeviceAddr, AllocError> {
+        let outcome = request.serve(&self.main.allocator);
+        if wants_room(&outcome) && self.pools.make_room(&self.main, request) {
+            return request.serve(&self.main.allocator);
+        }
+        outcome
+    }
+
+    /// Whether an address cannot be that of a pool's allocation.
+    fn is_of_main(&self, addr: DeviceAddr) -> bool {
+        self.pools.none() || self.main.allocator.owns(addr)
+    }
+
     /// Frees an allocation. `bytes` and `stream` are for the history: those of the allocation, or 0 where the front end
     /// does not know them. The allocator knows on which streams the memory was used.
     pub fn free(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) -> Result<(), FreeError> {
         HISTORY.note(Action::Free, self.ordinal, addr, bytes, stream);
         self.main.note_free(addr);
-        self.pools.free(&self.main, addr).unwrap_or_else(|| self.main.allocator.free(addr))
+        if self.is_of_main(addr) {
+            return self.main.allocator.free(addr);
+        }
+        self.pools.free(addr).unwrap_or_else(|| self.main.allocator.free(addr))
     }
 
     /// Records that `stream` also uses an allocation.
     pub fn record_stream(&self, addr: DeviceAddr, stream: StreamId) -> Result<(), FreeError> {
+        if self.is_of_main(addr) {
+            return self.main.allocator.record_stream(addr, stream);
+        }
         self.pools.record_stream(addr, stream).unwrap_or_else(|| self.main.allocator.record_stream(addr, stream))
     }
 
-    /// Returns free memory to the driver until at most `keep_bytes` are held. What pools hold stays, and does not count.
+    /// Returns free memory to the driver until at most `keep_bytes` are held, and that of pools that were released. What other
+    /// pools hold stays, and does not count.
     pub fn trim(&self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
-        let trimmed = self.main.allocator.trim(keep_bytes)?;
+        let closed = self.pools.close_condemned(&self.main, None);
+        let mut trimmed = self.main.allocator.trim(keep_bytes)?;
+        trimmed.released_bytes += closed;
         self.log(|| format!("released {}, {} held", ByteSize(trimmed.released_bytes), ByteSize(trimmed.held_bytes)));
         Ok(trimmed)
     }
@@ -74,8 +96,8 @@ impl Device {
     pub fn allocation_around(&self, addr: DeviceAddr) -> Option<LiveAllocation> {
         let inside =
             |live: &LiveAllocation| addr.offset_from(live.addr).is_some_and(|offset| offset < live.bytes.max(1));
-        let pools = self.pools.allocators();
-        let mut all = std::iter::once(&self.main.allocator).chain(pools.iter().map(|(_, allocator)| allocator));
+        let pools = self.pools.all();
+        let mut all = std::iter::once(&self.main.allocator).chain(pools.iter().map(|pool| &pool.allocator));
         all.find_map(|allocator| allocator.live().into_iter().find(inside))
     }
 
@@ -87,12 +109,12 @@ impl Device {
         let (main, snapshot) = (self.main.allocator.stats(), wanted.then(|| self.main.allocator.snapshot()));
         let pools: Vec<PoolReport> = self
             .pools
-            .allocators()
+            .all()
             .into_iter()
-            .map(|(id, allocator)| PoolReport {
-                id,
-                stats: allocator.stats(),
-                snapshot: wanted.then(|| allocator.snapshot()),
+            .map(|pool| PoolReport {
+                id: pool.id,
+                stats: pool.allocator.stats(),
+                snapshot: wanted.then(|| pool.allocator.snapshot()),
             })
             .collect();
         let live = main.live_bytes + pools.iter().map(|pool| pool.stats.live_bytes).sum::<u64>();
@@ -104,6 +126,7 @@ impl Device {
             allocated_bytes,
             freed_bytes: freed_now.max(freed_before),
             out_of_memory: self.main.out_of_memory(),
+            condemned_bytes: self.pools.condemned_bytes(),
             snapshot,
         }
     }
@@ -128,6 +151,8 @@ pub(crate) struct DeviceReport {
     freed_bytes: u64,
     /// Requests that ran out of memory.
     out_of_memory: u64,
+    /// Bytes of pools that were released: they go back to the driver when memory is wanted, or with the next trim.
+    condemned_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     snapshot: Option<Snapshot>,
 }
@@ -215,7 +240,8 @@ pub extern "C" fn gapless_device_record_stream(
 }
 
 /// Returns free memory of a device's process-wide allocator to the driver until at most keep_bytes are held, and writes
-/// the number of bytes released to *released, unless that is null. Memory of pools stays, and does not count.
+/// the number of bytes released to *released, unless that is null. Memory of pools that were released goes back too, after a
+/// wait for the device; that of other pools stays, and does not count.
 ///
 /// # Safety
 /// released is null or points to a number.

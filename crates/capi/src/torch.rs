@@ -200,7 +200,8 @@ pub struct gapless_torch_pool {
     pub second: u64,
 }
 
-/// PyTorch's begin allocate to pool, when a graph is captured or a MemPool is in use: opens a pool for the calling thread.
+/// PyTorch's begin allocate to pool, when a graph is captured or a MemPool is in use: opens a pool. If the first request then
+/// is made on a stream that is being captured, the pool serves the requests of that capture, else those of the calling thread.
 /// The filter is not called.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_begin_allocate_to_pool(device: i32, pool: gapless_torch_pool, filter: *mut c_void) {
@@ -221,12 +222,13 @@ pub extern "C" fn gapless_torch_end_allocate_to_pool(device: i32, pool: gapless_
     });
 }
 
-/// PyTorch's release pool: the graph or MemPool is gone. The pool's memory goes back with its last allocation.
+/// PyTorch's release pool: the graph or MemPool is gone. Waits for nothing: a replay may be in flight. Once nothing in the pool
+/// is live, its memory goes back when it is wanted, or with the next trim, after a wait for the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_release_pool(device: i32, pool: gapless_torch_pool) {
     tell(&TOLD_POOL, || {
         let device = Device::get(device)?;
-        device.pools.release(&device.main, (pool.first, pool.second));
+        device.pools.release((pool.first, pool.second));
         Ok(())
     });
 }

@@ -7,6 +7,7 @@
 //! device.rs    facts about a device                               trial.rs    the trial cycle at opening
 //! memory.rs    virtual memory      streams.rs  streams, events    work.rs     fill, verify, copy
 //! kernels.rs   kernels from PTX                                   plain.rs    cuMemAlloc
+//! captures.rs  which capture a stream belongs to
 //! raw.rs       a way below the traits, for experiments only
 //! ```
 //!
@@ -22,6 +23,7 @@
 //!
 //! Not here: which memory goes where (the allocator), and devices without virtual memory management.
 
+mod captures;
 mod context;
 mod device;
 mod error;
@@ -37,6 +39,7 @@ pub mod sys;
 mod trial;
 mod work;
 
+pub use captures::Capture;
 pub use device::DeviceInfo;
 pub use error::{CudaVersion, LoadError, MINIMUM_VERSION, OpenError};
 pub use library::Library;
