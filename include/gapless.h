@@ -405,7 +405,8 @@ gapless_status gapless_device_record_stream(int32_t device,
                                             struct CUstream_st *stream);
 
 // Returns free memory of a device's process-wide allocator to the driver until at most keep_bytes are held, and writes
-// the number of bytes released to *released, unless that is null. Memory of pools stays, and does not count.
+// the number of bytes released to *released, unless that is null. Memory of pools that were released goes back too, after a
+// wait for the device; that of other pools stays, and does not count.
 //
 // released is null or points to a number.
 gapless_status gapless_device_trim(int32_t device,
@@ -477,7 +478,8 @@ void *gapless_torch_base_alloc(void *pointer,
 void gapless_torch_record_stream(void *pointer,
                                  struct CUstream_st *stream);
 
-// PyTorch's begin allocate to pool, when a graph is captured or a MemPool is in use: opens a pool for the calling thread.
+// PyTorch's begin allocate to pool, when a graph is captured or a MemPool is in use: opens a pool. If the first request then
+// is made on a stream that is being captured, the pool serves the requests of that capture, else those of the calling thread.
 // The filter is not called.
 void gapless_torch_begin_allocate_to_pool(int32_t device,
                                           struct gapless_torch_pool pool,
@@ -486,7 +488,8 @@ void gapless_torch_begin_allocate_to_pool(int32_t device,
 // PyTorch's end allocate to pool: closes a pool to new requests.
 void gapless_torch_end_allocate_to_pool(int32_t device, struct gapless_torch_pool pool);
 
-// PyTorch's release pool: the graph or MemPool is gone. The pool's memory goes back with its last allocation.
+// PyTorch's release pool: the graph or MemPool is gone. Waits for nothing: a replay may be in flight. Once nothing in the pool
+// is live, its memory goes back when it is wanted, or with the next trim, after a wait for the device.
 void gapless_torch_release_pool(int32_t device,
                                 struct gapless_torch_pool pool);
 

@@ -5,6 +5,7 @@
 //! Threads: any. Cost: the allocator's, and for each request an atomic addition and a load of an atomic.
 
 use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, GAPLESS_ERROR_IO, GAPLESS_ERROR_NOT_FOUND};
+use crate::streams::StreamLives;
 use gapless::allocator::{AllocError, FreeError, OutOfMemory};
 use gapless::driver::cuda::CudaDriver;
 use gapless::{Allocator, DeviceAddr, StreamId};
@@ -35,13 +36,12 @@ pub(crate) struct Request {
     /// A power of two. 1: no more than every allocation has.
     pub alignment: u64,
     pub stream: StreamId,
-    /// The front end's streams live as long as the process.
-    pub keeps_stream: bool,
+    pub lives: StreamLives,
 }
 
 impl Request {
     pub fn serve(&self, allocator: &Allocator<CudaDriver>) -> Result<DeviceAddr, AllocError> {
-        if self.keeps_stream {
+        if self.lives == StreamLives::AsLongAsTheProcess {
             allocator.keep_stream(self.stream)?;
         }
         match self.alignment {

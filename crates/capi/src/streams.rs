@@ -1,7 +1,7 @@
 //! How long streams live: promised, and ended before a stream is destroyed.
 //!
 //! Streams that nobody promises anything about are the rule for CuPy, RMM and Numba, whose stream objects end with
-//! Python's. PyTorch's streams live as long as the process, so its requests promise it (`Request::keeps_stream`).
+//! Python's. PyTorch's streams live as long as the process, so its requests promise it ([`StreamLives`]).
 //!
 //! Threads: any.
 
@@ -13,6 +13,15 @@ use crate::status::{Answer, gapless_status};
 use gapless::Allocator;
 use gapless::StreamId;
 use gapless::driver::cuda::CudaDriver;
+
+/// Whether a stream may be destroyed while the process runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamLives {
+    /// It is not.
+    AsLongAsTheProcess,
+    /// Nobody has promised anything.
+    Unknown,
+}
 
 /// Promises that stream lives until it is forgotten or the allocator is destroyed.
 ///
@@ -44,8 +53,8 @@ pub extern "C" fn gapless_device_keep_stream(device: i32, stream: *mut CUstream_
 pub extern "C" fn gapless_device_forget_stream(device: i32, stream: *mut CUstream_st) -> gapless_status {
     guard(|| {
         let (device, stream) = (Device::get(device)?, stream_id(stream));
-        for (_, pool) in device.pools.allocators() {
-            forget(&pool, stream)?;
+        for pool in device.pools.all() {
+            forget(&pool.allocator, stream)?;
         }
         forget(&device.main.allocator, stream)
     })
