@@ -69,7 +69,9 @@ impl Subject for Gapless {
     }
 
     fn second_stream(&self) -> StreamId {
-        self.0.driver().create_stream().unwrap()
+        let stream = self.0.driver().create_stream().unwrap();
+        self.0.keep_stream(stream).unwrap();
+        stream
     }
 
     fn driver_calls(&self) -> u64 {

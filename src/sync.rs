@@ -18,7 +18,7 @@ pub mod unseen {
 mod real {
     pub use parking_lot::{Mutex, MutexGuard};
     pub use std::sync::OnceLock;
-    pub use std::sync::atomic::{AtomicU64, Ordering};
+    pub use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 }
 
 #[cfg(not(any(loom, shuttle)))]
@@ -38,7 +38,7 @@ mod checked {
     pub use inner::MutexGuard;
     #[cfg(loom)]
     use inner::atomic::AtomicUsize;
-    pub use inner::atomic::{AtomicU64, Ordering};
+    pub use inner::atomic::{AtomicBool, AtomicU64, Ordering};
 
     /// A lock without poisoning: a panic ends the run.
     #[derive(Debug, Default)]

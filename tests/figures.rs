@@ -53,6 +53,7 @@ fn a_report_names_memory_that_waits() {
     let captured = driver.create_stream().unwrap();
     driver.set_external(PAGE);
     let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    allocator.keep_stream(captured).unwrap();
     let waiting = allocator.alloc(2 * PAGE, MAIN).unwrap();
     allocator.record_stream(waiting, captured).unwrap();
     driver.begin_capture(captured);

@@ -21,6 +21,7 @@ fn full_region() -> (Allocator<ModelDriver>, DeviceAddr) {
         .region_bytes(REGION_PAGES * PAGE)
         .build()
         .unwrap();
+    allocator.keep_stream(other).unwrap();
     let alloc = |pages, stream| allocator.alloc(pages * PAGE, stream).unwrap();
     for stream in [MAIN, other] {
         allocator.alloc(1, stream).unwrap();

@@ -14,6 +14,7 @@ fn a_chunk_is_not_mapped_beyond_its_hole() {
     let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 5 * PAGE, ..ModelConfig::default() }));
     let other = driver.create_stream().unwrap();
     let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(3 * PAGE)).build().unwrap();
+    allocator.keep_stream(other).unwrap();
     let alloc = |pages, stream| allocator.alloc(pages * PAGE, stream).unwrap();
     let blocks = [(); 4].map(|()| alloc(1, MAIN));
     allocator.free(blocks[1]).unwrap();
@@ -33,6 +34,7 @@ fn a_chunk_is_not_mapped_beyond_the_spare_pages_of_its_hole() {
     let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 8 * PAGE, ..ModelConfig::default() }));
     let other = driver.create_stream().unwrap();
     let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(6 * PAGE)).build().unwrap();
+    allocator.keep_stream(other).unwrap();
     let alloc = |pages, stream| allocator.alloc(pages * PAGE, stream).unwrap();
     let [_first, hole, last] = [alloc(1, MAIN), alloc(5, MAIN), alloc(1, MAIN)];
     allocator.free(hole).unwrap();

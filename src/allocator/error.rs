@@ -1,7 +1,7 @@
 //! The errors of the public operations: one enum each, with fields.
 
 use super::reports::{LiveAllocation, OutOfMemory};
-use crate::driver::DriverError;
+use crate::driver::{DriverError, DriverErrorKind};
 use crate::heap::BlockState;
 use crate::units::{ByteSize, DeviceAddr, StreamId};
 use std::fmt;
@@ -27,8 +27,8 @@ pub enum BuildError {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// The handle is not a stream of this device.
-    #[error("{stream:?} is not a stream of this device: {source}")]
+    /// The handle is not a stream of this device, or the driver failed otherwise when it was asked: see the kind of `source`.
+    #[error("{stream:?} {}: {source}", what_is_wrong(source))]
     Foreign {
         /// The stream.
         stream: StreamId,
@@ -194,6 +194,13 @@ pub enum CloseError {
     /// The driver refused to take something back; the rest went back.
     #[error(transparent)]
     Driver(#[from] DriverError),
+}
+
+fn what_is_wrong(source: &DriverError) -> &'static str {
+    match source.kind {
+        DriverErrorKind::InvalidHandle => "is not a stream of this device",
+        _ => "could not be looked up",
+    }
 }
 
 fn describe_leaks(leaks: &[LiveAllocation]) -> String {

@@ -9,7 +9,7 @@ use super::streams::directory::{Owner, Place};
 use super::streams::region::RegionId;
 use super::streams::state::{Pending, Sharers};
 use crate::driver::Driver;
-use crate::heap::{GRANULE, NotLive};
+use crate::heap::{BlockState, GRANULE, NotLive};
 use crate::stream::Fence;
 use crate::sync::Ordering;
 use crate::units::{DeviceAddr, StreamId, round_up};
@@ -130,6 +130,23 @@ impl<D: Driver> Inner<D> {
             sharers.others.push(user);
         }
         Ok(())
+    }
+
+    /// Whether an address lies in an arena.
+    pub(super) fn contains(&self, addr: DeviceAddr) -> bool {
+        !matches!(self.shared.directory.find(addr), Place::Foreign)
+    }
+
+    /// Checks that a live allocation starts at `addr`.
+    pub(super) fn expect_live(&self, addr: DeviceAddr) -> Result<(), FreeError> {
+        if let Place::Region(owner, offset) = self.shared.directory.find(addr) {
+            let mut state = self.shared.streams.get(owner.stream).lock();
+            let block = state.region(owner.region).and_then(|region| region.heap.block_around(offset));
+            if block.is_some_and(|block| block.offset == offset && block.state == BlockState::Live) {
+                return Ok(());
+            }
+        }
+        Err(self.refuse(addr))
     }
 
     /// The error for an address at which no live allocation starts, with what is known about it.

@@ -7,6 +7,7 @@
 //! plain.rs      devices without virtual memory     shared.rs    what hot path and slow path share
 //! builder.rs    settings, checked                  request.rs   a request on the slow path
 //! error.rs      errors                             geometry.rs, kind.rs   settings for life, kinds of regions
+//! marks.rs      streams that use memory of others
 //! ```
 //!
 //! Threads: any thread may call anything. An allocation or a free of cached memory takes the lock of its stream and
@@ -19,6 +20,7 @@ mod error;
 mod geometry;
 mod hot_path;
 mod kind;
+mod marks;
 mod plain;
 mod range;
 mod reports;
@@ -34,6 +36,7 @@ pub use buffer::Buffer;
 pub use builder::{Builder, DEFAULT_SLACK};
 pub use error::{AddressFacts, AllocError, BuildError, CloseError, FreeError, StreamError};
 pub use kind::{RegionKind, SMALL_BELOW};
+pub use marks::{StreamMark, WatchedStream};
 pub use plain::PlainAllocator;
 pub use range::VirtualRange;
 pub use reports::{
@@ -47,12 +50,12 @@ use crate::sync::Arc;
 use crate::units::{DeviceAddr, StreamId};
 use geometry::Geometry;
 use shared::Shared;
-use slow_path::Door;
+use slow_path::{Door, Users};
 
 /// A GPU memory allocator for one device. Cheap to clone; every clone is the same allocator.
 ///
 /// Dropping the last clone returns everything to the driver, after waiting for the streams that used it;
-/// [`close`](Self::close) does the same and reports what failed or leaked.
+/// [`close`](Self::close) does the same and reports what failed or leaked. What cannot be waited for stays mapped.
 #[derive(Debug)]
 pub struct Allocator<D: Driver> {
     inner: Arc<Inner<D>>,
@@ -131,6 +134,20 @@ impl<D: Driver> Allocator<D> {
         self.inner.record_stream(addr, stream)
     }
 
+    /// Whether an address is among those that the allocator has reserved for allocations, live or not. Those of raw ranges are
+    /// not.
+    pub fn contains(&self, addr: DeviceAddr) -> bool {
+        self.inner.contains(addr)
+    }
+
+    /// Checks that a live allocation starts at `addr`.
+    ///
+    /// # Errors
+    /// As [`free`](Self::free).
+    pub fn expect_live(&self, addr: DeviceAddr) -> Result<(), FreeError> {
+        self.inner.expect_live(addr)
+    }
+
     /// Promises that `stream` lives until it is [forgotten](Self::forget_stream) or the allocator is closed.
     ///
     /// Without the promise, the driver gets the handle of a stream only from calls that bring it: anything else would be
@@ -167,6 +184,9 @@ impl<D: Driver> Allocator<D> {
     /// The driver's, from releasing memory; the new budget holds all the same. In a forked process nothing is released.
     pub fn set_budget(&self, bytes: u64) -> Result<(), AllocError> {
         self.inner.door.set_budget(&self.inner.shared, bytes);
+        if self.reserved_bytes() <= bytes {
+            return Ok(());
+        }
         match self.trim(bytes) {
             Ok(_) | Err(AllocError::Forked { .. }) => Ok(()),
             Err(error) => Err(error),
@@ -180,6 +200,18 @@ impl<D: Driver> Allocator<D> {
     /// [`AllocError::Driver`]; what was released before stays released. [`AllocError::Forked`].
     pub fn trim(&self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
         self.inner.door.enter(&self.inner.shared, |path| path.trim(keep_bytes))
+    }
+
+    /// Gives access again to everything that is mapped, with one driver call for each run of adjacent mappings: what a driver
+    /// has to be asked for once it gives access to further devices, as after
+    /// [`CudaDriver::add_peers`](crate::driver::cuda::CudaDriver::add_peers). Holds the slow path up meanwhile; cached memory
+    /// is handed out all the same.
+    ///
+    /// # Errors
+    /// [`AllocError::Driver`]: runs before the one that was refused have been given access. Everything else is as it was, and
+    /// the call may be repeated. [`AllocError::Forked`].
+    pub fn renew_access(&self) -> Result<(), AllocError> {
+        self.inner.door.enter(&self.inner.shared, |path| path.renew_access())
     }
 
     /// Figures of one moment: locks the slow path and all streams together, so that sums agree however many threads
@@ -223,15 +255,29 @@ impl<D: Driver> Allocator<D> {
         self.inner.door.check(&self.inner.shared);
     }
 
-    /// Waits for the streams that used this allocator's memory, and returns everything to the driver. Every other clone has
-    /// been dropped, and no stream that used its memory is being captured: the host cannot wait for one.
+    /// Waits for the streams that used this allocator's memory, and returns everything to the driver. Where one of them cannot
+    /// be waited for, the host waits for the whole device. Every other clone has been dropped.
     ///
     /// # Errors
     /// [`CloseError::Leaked`] lists the allocations that were never freed; their memory is gone all the same.
     /// [`CloseError::Forked`] in a process forked from the one that built it.
     /// [`CloseError::InUse`] when there are other clones: the allocator lives on in them.
-    /// [`CloseError::Driver`] when a driver call failed.
+    /// [`CloseError::Driver`] when a driver call failed. While a stream of the device is being captured, the device cannot be
+    /// waited for: where that would be needed, nothing is returned, since work may be using it.
     pub fn close(self) -> Result<(), CloseError> {
+        self.end(Users::MayBeAtWork)
+    }
+
+    /// As [`close`](Self::close), for a caller who has waited for the device since the last work that uses this allocator's
+    /// memory was queued. Waits for nothing, so it works during captures too.
+    ///
+    /// # Errors
+    /// As `close`.
+    pub fn close_after_wait(self) -> Result<(), CloseError> {
+        self.end(Users::AreDone)
+    }
+
+    fn end(self, users: Users) -> Result<(), CloseError> {
         let clones = Arc::strong_count(&self.inner);
         let mut inner = Arc::try_unwrap(self.inner).map_err(|_| CloseError::InUse(clones.saturating_sub(1).max(1)))?;
         if inner.shared.is_forked() {
@@ -240,7 +286,7 @@ impl<D: Driver> Allocator<D> {
         }
         let leaks = inner.shared.streams.live();
         inner.torn_down = true;
-        inner.door.tear_down(&inner.shared)?;
+        inner.door.tear_down(&inner.shared, users)?;
         if leaks.is_empty() { Ok(()) } else { Err(CloseError::Leaked(leaks)) }
     }
 }
@@ -248,8 +294,8 @@ impl<D: Driver> Allocator<D> {
 impl<D: Driver> Drop for Inner<D> {
     fn drop(&mut self) {
         if !self.torn_down && !self.shared.is_forked() {
-            // Nobody is left to tell; `close` is for those who want to know.
-            let _ = self.door.tear_down(&self.shared);
+            // Nobody is left to tell; `close` is for those who want to know. What may be in use stays mapped.
+            let _ = self.door.tear_down(&self.shared, Users::MayBeAtWork);
         }
     }
 }

@@ -12,7 +12,7 @@ pub use policy::{ChunkPolicy, ChunkSizes};
 
 use crate::driver::ChunkHandle;
 use crate::pages::{PageCount, PageIndex};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// Number of a chunk in its pool. Reused after the chunk is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,7 +55,7 @@ pub struct ChunkPool {
     peak_held_pages: PageCount,
     idle_pages: PageCount,
     budget_pages: PageCount,
-    barred: Vec<ChunkId>,
+    barred: HashSet<ChunkId>,
 }
 
 impl ChunkPool {
@@ -70,7 +70,7 @@ impl ChunkPool {
             peak_held_pages: PageCount::ZERO,
             idle_pages: PageCount::ZERO,
             budget_pages: PageCount::within(budget_bytes, page_bytes),
-            barred: Vec::new(),
+            barred: HashSet::new(),
         }
     }
 
@@ -215,12 +215,17 @@ impl ChunkPool {
 
     /// Excludes a chunk that cannot be moved now until [`lift_bars`](Self::lift_bars).
     pub fn bar(&mut self, id: ChunkId) {
-        self.barred.push(id);
+        self.barred.insert(id);
     }
 
     /// Returns `true` if the chunk is excluded from the current search.
     pub fn is_barred(&self, id: ChunkId) -> bool {
         self.barred.contains(&id)
+    }
+
+    /// Returns `true` if a chunk is excluded from the current search.
+    pub fn has_bars(&self) -> bool {
+        !self.barred.is_empty()
     }
 
     /// Ends the exclusion of all chunks, at the end of a search.

@@ -58,14 +58,12 @@ pub struct StreamClock {
     sealed: VecDeque<(u64, EventHandle)>,
     /// The stream is over and all of its work has completed: every epoch has passed, the open one too.
     gone: bool,
-    /// The stream was being captured when the driver was asked last.
-    capturing: bool,
 }
 
 impl StreamClock {
     /// Creates a clock whose first epoch, number 1, is open. Epoch 0 has passed: it stands for memory never used.
     pub fn new(stream: StreamId, reach: Reach) -> Self {
-        Self { stream, reach, open: 1, passed: 0, sealed: VecDeque::new(), gone: false, capturing: false }
+        Self { stream, reach, open: 1, passed: 0, sealed: VecDeque::new(), gone: false }
     }
 
     /// Returns the open epoch, in which memory is freed now.
@@ -141,7 +139,7 @@ impl StreamClock {
     /// # Errors
     /// Returns the driver's error. The epoch stays open, which is always safe.
     pub fn seal(&mut self, given: bool, driver: &impl StreamDriver, events: &EventPool) -> DriverResult<bool> {
-        if !self.may_name(given) || self.look_for_capture(given, driver) {
+        if self.is_captured(given, driver) != Some(false) {
             return Ok(false);
         }
         let event = events.take(driver)?;
@@ -149,7 +147,7 @@ impl StreamClock {
             events.put(event);
             return Err(error);
         }
-        if self.look_for_capture(given, driver) {
+        if driver.is_capturing(self.stream) {
             // The capture may have begun before the recording: then the event belongs to the graph, and a query would
             // break the capture.
             let _ = driver.event_destroy(event);
@@ -160,12 +158,9 @@ impl StreamClock {
         Ok(true)
     }
 
-    /// Returns true while the stream is being captured: as the driver says, or if it may not be asked, as it said last.
-    pub fn look_for_capture(&mut self, given: bool, driver: &impl StreamDriver) -> bool {
-        if self.may_name(given) {
-            self.capturing = driver.is_capturing(self.stream);
-        }
-        self.capturing && !self.is_over()
+    /// Returns whether the stream is being captured; `None` where the driver must not be asked.
+    pub fn is_captured(&self, given: bool, driver: &impl StreamDriver) -> Option<bool> {
+        self.may_name(given).then(|| driver.is_capturing(self.stream))
     }
 
     /// Closes the open epoch without an event, and returns it. The caller must already stamp frees with the next one.
@@ -244,15 +239,7 @@ impl StreamClock {
     /// Makes the clock of a stream that is gone that of another stream. What was freed so far has passed.
     pub fn renew(&mut self, stream: StreamId, reach: Reach) {
         debug_assert!(self.gone && self.sealed.is_empty(), "the stream is not gone");
-        *self = Self {
-            stream,
-            reach,
-            open: self.open + 1,
-            passed: self.open,
-            sealed: VecDeque::new(),
-            gone: false,
-            capturing: false,
-        };
+        *self = Self { stream, reach, open: self.open + 1, passed: self.open, sealed: VecDeque::new(), gone: false };
     }
 
     /// Returns all events to the pool without waiting for them, when the allocator is closed.

@@ -87,6 +87,7 @@ macro_rules! conformance {
             waits_order_work_across_streams,
             destroying_a_stream_waits_for_its_work,
             the_device_is_waited_for_on_every_stream,
+            handles_come_back_for_other_streams,
             threads_may_call_at_the_same_time,
             a_held_stream_completes_on_request,
             a_wait_for_a_held_stream_holds_the_waiter,
@@ -122,6 +123,7 @@ conformance!(
         waits_order_work_across_streams,
         destroying_a_stream_waits_for_its_work,
         the_device_is_waited_for_on_every_stream,
+        handles_come_back_for_other_streams,
         threads_may_call_at_the_same_time,
     ]
 );

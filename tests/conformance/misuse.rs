@@ -152,6 +152,16 @@ pub fn cases<D: HoldStreams>() -> Vec<Case<D>> {
             let mapped = Mapped::new(d, 1, 1);
             d.copy(StreamId::DEFAULT, mapped.addr, mapped.addr.offset(8), 16)
         }),
+        case("an event on a destroyed stream", "has been destroyed", |d: &D| {
+            let (stream, event) = (d.create_stream()?, d.event_create()?);
+            d.abandon_stream(stream)?;
+            d.event_record(event, stream)
+        }),
+        case("a wait on a destroyed stream", "has been destroyed", |d: &D| {
+            let (stream, event) = (d.create_stream()?, d.event_create()?);
+            d.destroy_stream(stream)?;
+            d.stream_wait(stream, event)
+        }),
         case("query of a destroyed event", "was destroyed", |d: &D| {
             let event = d.event_create()?;
             d.event_destroy(event)?;

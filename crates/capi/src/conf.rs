@@ -18,6 +18,8 @@ pub struct Conf {
     pub chunk: Option<ChunkPolicy>,
     /// Bytes of addresses for each stream and kind of block: `region:4TiB`.
     pub region_bytes: Option<u64>,
+    /// The devices that get access to each other's memory: `peers:auto`, `peers:none`, `peers:1`, `peers:[0,1]`.
+    pub peers: Peers,
     /// Whether creation, failures and trims go to stderr: `log:on`.
     pub log: bool,
     /// The file to record into: `record:PATH`, where `%d` stands for the device and `%p` for the process.
@@ -26,6 +28,18 @@ pub struct Conf {
     pub report_on_failure: bool,
     /// One sentence for each key of PyTorch's allocator in the text, which have no effect here.
     pub warnings: Vec<String>,
+}
+
+/// Which devices get access to the memory of the others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Peers {
+    /// Every device that the process uses, from its first use on, as far as there is a path.
+    #[default]
+    Auto,
+    /// None: each device reaches its own memory only.
+    None,
+    /// These, from the first use of the device whose memory it is on.
+    Listed(Vec<u32>),
 }
 
 /// Why a text is not a configuration.
@@ -104,6 +118,7 @@ impl Conf {
             "region" => {
                 self.region_bytes = Some(size(value).ok_or_else(|| bad("region", "give a size such as 4TiB"))?);
             }
+            "peers" => self.peers = peers(value).ok_or_else(|| bad("peers", PEERS))?,
             "log" => self.log = switch(value).ok_or_else(|| bad("log", "give on or off"))?,
             "report_on_failure" => {
                 self.report_on_failure = switch(value).ok_or_else(|| bad("report_on_failure", "give on or off"))?;
@@ -155,6 +170,20 @@ fn budget(value: &str) -> Option<Budget> {
     (fraction > 0.0 && fraction <= 1.0).then_some(Budget::Fraction(fraction))
 }
 
+/// Reads `auto`, `none`, the number of a device, or several in brackets.
+fn peers(value: &str) -> Option<Peers> {
+    match value {
+        "auto" => return Some(Peers::Auto),
+        "none" => return Some(Peers::None),
+        _ => {}
+    }
+    let inside = value.strip_prefix('[').and_then(|value| value.strip_suffix(']')).unwrap_or(value);
+    let mut listed: Vec<u32> = inside.split(',').map(|one| one.trim().parse().ok()).collect::<Option<_>>()?;
+    listed.sort_unstable();
+    listed.dedup();
+    Some(Peers::Listed(listed))
+}
+
 fn size(value: &str) -> Option<u64> {
     value.parse::<ByteSize>().ok().map(|size| size.0).filter(|bytes| *bytes > 0)
 }
@@ -172,7 +201,8 @@ fn known_keys() -> String {
 }
 
 const BUDGET: &str = "give bytes, such as 20GiB, or a fraction of the device, such as 0.9 or 90%";
-const KEYS: [&str; 7] = ["budget", "slack", "chunk", "region", "log", "record", "report_on_failure"];
+const PEERS: &str = "give auto, none, the number of a device, or several in brackets, such as [0,1]";
+const KEYS: [&str; 8] = ["budget", "slack", "chunk", "region", "peers", "log", "record", "report_on_failure"];
 /// Keys of `PYTORCH_CUDA_ALLOC_CONF`, and why they are not needed here.
 const PYTORCH_KEYS: [(&str, &str); 18] = [
     ("backend", "gapless is the backend"),
@@ -202,11 +232,12 @@ mod tests {
 
     #[test]
     fn every_key_is_read() {
-        let text = " budget:24GiB, slack:1.25,chunk:2MiB ,region:4TiB,log:on,record:/tmp/a:b.gz,report_on_failure:True";
+        let text = " budget:24GiB, slack:1.25,chunk:2MiB ,region:4TiB,peers:[1, 0],log:on,record:/tmp/a:b.gz,report_on_failure:True";
         let conf = Conf::parse(text).unwrap();
         assert_eq!(conf.budget, Some(Budget::Bytes(24 * GIB)));
         assert_eq!((conf.slack, conf.chunk), (Some(1.25), Some(ChunkPolicy::Fixed(2 * MIB))));
         assert_eq!(conf.region_bytes, Some(4 << 40));
+        assert_eq!(conf.peers, Peers::Listed(vec![0, 1]));
         assert!(conf.log && conf.report_on_failure && conf.warnings.is_empty());
         assert_eq!(conf.record, Some("/tmp/a:b.gz".into()));
         for key in KEYS {
@@ -234,6 +265,20 @@ mod tests {
             let error = budget(value).unwrap_err();
             assert!(error.to_string().contains("such as 20GiB"), "{value}: {error}");
         }
+    }
+
+    #[test]
+    fn peers_are_numbers_or_words() {
+        let peers = |value: &str| Conf::parse(&format!("peers:{value}")).map(|conf| conf.peers);
+        assert_eq!(Conf::default().peers, Peers::Auto);
+        assert_eq!((peers("auto"), peers("none")), (Ok(Peers::Auto), Ok(Peers::None)));
+        assert_eq!((peers("3"), peers("[7]")), (Ok(Peers::Listed(vec![3])), Ok(Peers::Listed(vec![7]))));
+        assert_eq!(peers("[2,0, 2]"), Ok(Peers::Listed(vec![0, 2])));
+        for value in ["", "all", "[]", "[0", "-1", "[0,]", "1.0", "[0;1]"] {
+            assert!(peers(value).is_err(), "{value}");
+        }
+        // Without brackets the second number is a part of its own.
+        assert!(matches!(peers("0,1"), Err(ConfError::NoValue { .. })));
     }
 
     #[test]

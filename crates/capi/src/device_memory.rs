@@ -14,12 +14,15 @@ use crate::instance::{Request, is_out_of_memory};
 use crate::last_error::guard;
 use crate::notice::notice;
 use crate::out::check_out;
-use crate::pools::PoolId;
+use crate::pools::{PoolId, wants_room};
 use crate::process::Device;
-use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, gapless_status};
-use gapless::allocator::{AllocError, FreeError, LiveAllocation, Snapshot, Stats, Trimmed};
+use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, GAPLESS_ERROR_STREAM, gapless_status};
+use crate::streams::StreamLives;
+use gapless::allocator::{AddressFacts, AllocError, FreeError, LiveAllocation, Snapshot, Stats, StreamError, Trimmed};
+use gapless::driver::cuda::{CudaDriver, LEGACY_STREAM, PER_THREAD_STREAM};
+use gapless::driver::{DriverError, DriverErrorKind};
 use gapless::units::ByteSize;
-use gapless::{DeviceAddr, StreamId};
+use gapless::{Allocator, DeviceAddr, StreamId};
 use serde::Serialize;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
@@ -28,7 +31,13 @@ impl Device {
     /// Allocates from the open pool that the request belongs to, else from the device's allocator. `worded` makes of an
     /// error what the front end's callers are told.
     pub fn alloc(&self, request: &Request, worded: impl FnOnce(AllocError) -> Failure) -> Answer<DeviceAddr> {
-        let outcome = self.pools.alloc(&self.main, request).unwrap_or_else(|| request.serve(&self.main.allocator));
+        self.settle(self.foreign.take_over());
+        let serve = || self.pools.alloc(&self.main, request).unwrap_or_else(|| self.alloc_from_main(request));
+        let mut outcome = serve();
+        if matches!(outcome, Err(AllocError::OutOfMemory(_))) && self.foreign.holds_any() {
+            self.settle(self.foreign.wait());
+            outcome = serve();
+        }
         self.main.note_request(request, &outcome);
         match outcome {
             Ok(addr) => {
@@ -50,22 +59,131 @@ impl Device {
         }
     }
 
+    fn alloc_from_main(&self, request: &Request) -> Result<DeviceAddr, AllocError> {
+        let outcome = request.serve(&self.main.allocator);
+        if wants_room(&outcome) && self.pools.make_room(&self.main, request) {
+            return request.serve(&self.main.allocator);
+        }
+        outcome
+    }
+
+    /// Whether an address cannot be that of a pool's allocation.
+    fn is_of_main(&self, addr: DeviceAddr) -> bool {
+        self.pools.none() || self.main.allocator.contains(addr)
+    }
+
     /// Frees an allocation. `bytes` and `stream` are for the history: those of the allocation, or 0 where the front end
     /// does not know them. The allocator knows on which streams the memory was used.
     pub fn free(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) -> Result<(), FreeError> {
+        self.settle(self.foreign.take_over());
+        self.expect_not_held(addr)?;
         HISTORY.note(Action::Free, self.ordinal, addr, bytes, stream);
         self.main.note_free(addr);
-        self.pools.free(&self.main, addr).unwrap_or_else(|| self.main.allocator.free(addr))
+        if self.foreign.hold_back(addr) { Ok(()) } else { self.free_now(addr) }
     }
 
-    /// Records that `stream` also uses an allocation.
-    pub fn record_stream(&self, addr: DeviceAddr, stream: StreamId) -> Result<(), FreeError> {
-        self.pools.record_stream(addr, stream).unwrap_or_else(|| self.main.allocator.record_stream(addr, stream))
+    fn free_now(&self, addr: DeviceAddr) -> Result<(), FreeError> {
+        if self.is_of_main(addr) {
+            return self.main.allocator.free(addr);
+        }
+        self.pools.free(addr).unwrap_or_else(|| self.main.allocator.free(addr))
     }
 
-    /// Returns free memory to the driver until at most `keep_bytes` are held. What pools hold stays, and does not count.
+    /// Frees blocks that were held back, whose foreign uses are over.
+    fn settle(&self, over: Vec<DeviceAddr>) {
+        for addr in over {
+            // It was live when it was held back, and nobody else frees what is held back.
+            let _ = self.free_now(addr);
+        }
+    }
+
+    /// Refuses an allocation that was freed and is held back.
+    fn expect_not_held(&self, addr: DeviceAddr) -> Result<(), FreeError> {
+        if self.foreign.holds(addr) {
+            return Err(FreeError::NotAllocated { addr, facts: AddressFacts::Freed { pending: true } });
+        }
+        Ok(())
+    }
+
+    /// Records that `stream` also uses an allocation. The stream may be one of another device. A default stream's handle does
+    /// not say of which device, so it stands for that of every device in use.
+    pub fn record_stream(&self, addr: DeviceAddr, stream: StreamId, lives: StreamLives) -> Answer<()> {
+        self.expect_not_held(addr)?;
+        match self.record_own_stream(addr, stream, lives) {
+            Ok(()) if is_default(stream) => {
+                for other in Self::all().filter(|other| other.ordinal != self.ordinal) {
+                    self.foreign.record(addr, other, stream, lives)?;
+                }
+                Ok(())
+            }
+            Err(FreeError::Stream(StreamError::Foreign { source, .. }))
+                if source.kind == DriverErrorKind::InvalidHandle && !is_default(stream) =>
+            {
+                self.record_foreign(addr, stream, lives, source)
+            }
+            own => Ok(own?),
+        }
+    }
+
+    fn record_own_stream(&self, addr: DeviceAddr, stream: StreamId, lives: StreamLives) -> Result<(), FreeError> {
+        let record = |allocator: &Allocator<CudaDriver>| {
+            if lives == StreamLives::AsLongAsTheProcess {
+                allocator.keep_stream(stream)?;
+            }
+            allocator.record_stream(addr, stream)
+        };
+        let pool = if self.is_of_main(addr) { None } else { self.pools.owner(addr) };
+        match pool {
+            Some(pool) => record(&pool.allocator),
+            None => record(&self.main.allocator),
+        }
+    }
+
+    /// Records a stream that is none of this device, as `source` says.
+    #[cold]
+    fn record_foreign(
+        &self,
+        addr: DeviceAddr,
+        stream: StreamId,
+        lives: StreamLives,
+        source: DriverError,
+    ) -> Answer<()> {
+        let allocator = self.allocator_of(addr).unwrap_or_else(|| self.main.allocator.clone());
+        allocator.expect_live(addr)?;
+        let refused = |error: StreamError| {
+            let text = format!("memory of device {} cannot be recorded on {stream:?}: {error}", self.ordinal);
+            Failure::caused(GAPLESS_ERROR_STREAM, text, &error)
+        };
+        let source = match self.main.allocator.driver().device_of_stream(stream) {
+            Ok(ordinal) if ordinal != self.ordinal => {
+                let other = Self::get(ordinal.cast_signed())?;
+                return self.foreign.record(addr, other, stream, lives).map_err(refused);
+            }
+            // A stream of another context of the same device.
+            Ok(_) => source,
+            Err(error) => error,
+        };
+        Err(refused(StreamError::Foreign { stream, source }))
+    }
+
+    /// The allocator whose addresses an address is among: the main one, or that of a pool.
+    pub fn allocator_of(&self, addr: DeviceAddr) -> Option<Allocator<CudaDriver>> {
+        if self.main.allocator.contains(addr) {
+            return Some(self.main.allocator.clone());
+        }
+        let pools = self.pools.all();
+        pools.iter().map(|pool| pool.allocator.clone()).find(|allocator| allocator.contains(addr))
+    }
+
+    /// Returns free memory to the driver until at most `keep_bytes` are held, after a wait for other devices that use it, and
+    /// that of pools that were released. What other pools hold stays, and does not count.
     pub fn trim(&self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
-        let trimmed = self.main.allocator.trim(keep_bytes)?;
+        if self.foreign.holds_any() {
+            self.settle(self.foreign.wait());
+        }
+        let closed = self.pools.close_condemned(&self.main, None);
+        let mut trimmed = self.main.allocator.trim(keep_bytes)?;
+        trimmed.released_bytes += closed;
         self.log(|| format!("released {}, {} held", ByteSize(trimmed.released_bytes), ByteSize(trimmed.held_bytes)));
         Ok(trimmed)
     }
@@ -74,8 +192,8 @@ impl Device {
     pub fn allocation_around(&self, addr: DeviceAddr) -> Option<LiveAllocation> {
         let inside =
             |live: &LiveAllocation| addr.offset_from(live.addr).is_some_and(|offset| offset < live.bytes.max(1));
-        let pools = self.pools.allocators();
-        let mut all = std::iter::once(&self.main.allocator).chain(pools.iter().map(|(_, allocator)| allocator));
+        let pools = self.pools.all();
+        let mut all = std::iter::once(&self.main.allocator).chain(pools.iter().map(|pool| &pool.allocator));
         all.find_map(|allocator| allocator.live().into_iter().find(inside))
     }
 
@@ -87,12 +205,12 @@ impl Device {
         let (main, snapshot) = (self.main.allocator.stats(), wanted.then(|| self.main.allocator.snapshot()));
         let pools: Vec<PoolReport> = self
             .pools
-            .allocators()
+            .all()
             .into_iter()
-            .map(|(id, allocator)| PoolReport {
-                id,
-                stats: allocator.stats(),
-                snapshot: wanted.then(|| allocator.snapshot()),
+            .map(|pool| PoolReport {
+                id: pool.id,
+                stats: pool.allocator.stats(),
+                snapshot: wanted.then(|| pool.allocator.snapshot()),
             })
             .collect();
         let live = main.live_bytes + pools.iter().map(|pool| pool.stats.live_bytes).sum::<u64>();
@@ -104,9 +222,15 @@ impl Device {
             allocated_bytes,
             freed_bytes: freed_now.max(freed_before),
             out_of_memory: self.main.out_of_memory(),
+            condemned_bytes: self.pools.condemned_bytes(),
             snapshot,
         }
     }
+}
+
+/// Whether a handle stands for a default stream, whichever device's.
+fn is_default(stream: StreamId) -> bool {
+    [StreamId::DEFAULT, LEGACY_STREAM, PER_THREAD_STREAM].contains(&stream)
 }
 
 /// What a [`DeviceReport`] has.
@@ -128,6 +252,8 @@ pub(crate) struct DeviceReport {
     freed_bytes: u64,
     /// Requests that ran out of memory.
     out_of_memory: u64,
+    /// Bytes of pools that were released: they go back to the driver when memory is wanted, or with the next trim.
+    condemned_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     snapshot: Option<Snapshot>,
 }
@@ -185,7 +311,7 @@ pub unsafe extern "C" fn gapless_device_alloc_aligned(
 ) -> gapless_status {
     guard(|| {
         check_out(pointer, "pointer")?;
-        let request = Request { bytes, alignment, stream: stream_id(stream) };
+        let request = Request { bytes, alignment, stream: stream_id(stream), lives: StreamLives::Unknown };
         let addr = Device::get(device)?.alloc(&request, |error| worded(&request, error))?;
         // SAFETY: not null, so valid for a write (the function's contract).
         unsafe { pointer.write(device_pointer(addr)) };
@@ -204,18 +330,21 @@ pub extern "C" fn gapless_device_free(device: i32, pointer: *mut c_void, bytes: 
 }
 
 /// Records that stream also uses an allocation of a device: once freed, the memory is not handed out again before the
-/// work that is queued on stream by then has completed.
+/// work that is queued on stream by then has completed. The stream may be one of another device; then the memory counts as
+/// live until its work has completed. A default stream's handle stands for
+/// the default streams of all devices that this process uses.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_device_record_stream(
     device: i32,
     pointer: *mut c_void,
     stream: *mut CUstream_st,
 ) -> gapless_status {
-    guard(|| Ok(Device::get(device)?.record_stream(address(pointer), stream_id(stream))?))
+    guard(|| Device::get(device)?.record_stream(address(pointer), stream_id(stream), StreamLives::Unknown))
 }
 
 /// Returns free memory of a device's process-wide allocator to the driver until at most keep_bytes are held, and writes
-/// the number of bytes released to *released, unless that is null. Memory of pools stays, and does not count.
+/// the number of bytes released to *released, unless that is null. Memory of pools that were released goes back too, after a
+/// wait for the device; that of other pools stays, and does not count.
 ///
 /// # Safety
 /// released is null or points to a number.

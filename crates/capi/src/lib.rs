@@ -10,8 +10,9 @@
 //!
 //! process.rs    one allocator per device, made on first use from GAPLESS_CONF
 //! device_memory.rs   memory of these devices: the door that all front ends share
-//! torch.rs      what PyTorch calls                pools.rs        memory of captured graphs
+//! torch.rs      what PyTorch calls                pools/          memory of captured graphs
 //! cupy.rs       what CuPy calls                   history.rs      the last allocations and frees
+//! peers.rs      access from device to device     foreign.rs      streams of other devices that use a block
 //! ```
 //!
 //! - I1  nothing unwinds across the boundary: a function that can fail runs its body in `last_error`. The one exception is
@@ -28,21 +29,24 @@ mod config;
 mod cupy;
 mod device_memory;
 mod error_kind;
+mod foreign;
 mod functions;
 mod history;
 mod instance;
 mod last_error;
 mod notice;
 mod out;
+mod peers;
 mod pools;
 mod process;
 mod registry;
 mod replay;
 mod reports;
 mod status;
+mod streams;
 mod torch;
 
-pub use conf::{Conf, ConfError};
+pub use conf::{Conf, ConfError, Peers};
 pub use config::{Budget, gapless_config};
 pub use cupy::*;
 pub use device_memory::{
@@ -61,4 +65,5 @@ pub use registry::gapless_allocator;
 pub use replay::gapless_replay_json;
 pub use reports::*;
 pub use status::*;
+pub use streams::*;
 pub use torch::*;

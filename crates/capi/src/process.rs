@@ -7,13 +7,16 @@
 
 use crate::conf::Conf;
 use crate::config::{Settings, text};
+use crate::foreign::Foreign;
 use crate::instance::Instance;
 use crate::last_error::guard;
 use crate::notice::notice;
 use crate::out::check_out;
+use crate::peers::introduce;
 use crate::pools::Pools;
 use crate::registry::{Lifetime, gapless_allocator, register};
 use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, gapless_status};
+use gapless::DeviceAddr;
 use gapless::units::ByteSize;
 use parking_lot::Mutex;
 use std::ffi::c_char;
@@ -27,6 +30,8 @@ pub(crate) struct Device {
     pub ordinal: u32,
     pub main: Arc<Instance>,
     pub pools: Pools,
+    /// Uses of this device's memory by streams of other devices.
+    pub foreign: Foreign,
     handle: usize,
     /// The highest number of freed bytes that was reported so far.
     pub freed_bytes: AtomicU64,
@@ -47,6 +52,11 @@ impl Device {
             Some(device) => Ok(device),
             None => Self::make(slot, ordinal.unsigned_abs()),
         }
+    }
+
+    /// The device whose memory an address is in, if it is memory of gapless.
+    pub fn owner_of(addr: DeviceAddr) -> Option<&'static Self> {
+        Self::all().find(|device| device.allocator_of(addr).is_some())
     }
 
     /// The devices that were used so far.
@@ -92,11 +102,14 @@ impl Device {
             ordinal,
             handle: register(Arc::clone(&main), Lifetime::Permanent).addr(),
             pools: Pools::new(settings),
+            foreign: Foreign::default(),
             main,
             freed_bytes: AtomicU64::new(0),
             log: conf.log,
             report_on_failure: conf.report_on_failure,
         };
+        let others: Vec<&'static Self> = Self::all().collect();
+        introduce(&device, &others, &conf.peers)?;
         Ok(slot.get_or_init(|| device))
     }
 
@@ -177,7 +190,8 @@ pub unsafe extern "C" fn gapless_configure(conf: *const c_char) -> gapless_statu
 /// Writes the handle of a device's process-wide allocator to *allocator, for its statistics and recordings. It is
 /// made on first use from GAPLESS_CONF and lives as long as the process; gapless_destroy refuses it.
 ///
-/// Allocate from it with gapless_device_alloc: calls by handle go past the pools of captured graphs and the memory history. A
+/// Allocate from it with gapless_device_alloc: calls by handle go past the pools of captured graphs, the memory history, and
+/// what other devices' streams use. A
 /// budget set by handle lasts until a pool is closed or used; gapless_torch_set_fraction shares one with the pools.
 ///
 /// # Safety

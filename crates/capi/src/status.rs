@@ -1,7 +1,7 @@
 //! Statuses, and which one a failure has.
 
 use crate::error_kind::Cause;
-use gapless::allocator::{AllocError, BuildError, CloseError, FreeError};
+use gapless::allocator::{AllocError, BuildError, CloseError, FreeError, StreamError};
 use gapless::driver::DriverError;
 use gapless::driver::cuda::OpenError;
 
@@ -88,6 +88,12 @@ impl From<FreeError> for Failure {
             _ => GAPLESS_ERROR_STREAM,
         };
         Self::caused(status, &error, &error)
+    }
+}
+
+impl From<StreamError> for Failure {
+    fn from(error: StreamError) -> Self {
+        Self::from(FreeError::from(error))
     }
 }
 

@@ -13,6 +13,7 @@ use crate::last_error::{gapless_last_error, guard, tell};
 use crate::out::write_json;
 use crate::process::Device;
 use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, GAPLESS_OK, gapless_status};
+use crate::streams::StreamLives;
 use gapless::allocator::{AddressFacts, AllocError, FreeError, OutOfMemory};
 use gapless::driver::MemoryDriver;
 use gapless::units::ByteSize;
@@ -42,7 +43,10 @@ pub extern "C-unwind" fn gapless_torch_malloc(
     let mut pointer = std::ptr::null_mut();
     let status = guard(|| {
         let bytes = u64::try_from(size).map_err(|_| Failure::argument(format!("a request of {size} bytes")))?;
-        let (device, request) = (Device::get(device)?, Request { bytes, alignment: 1, stream: stream_id(stream) });
+        let (device, request) = (
+            Device::get(device)?,
+            Request { bytes, alignment: 1, stream: stream_id(stream), lives: StreamLives::AsLongAsTheProcess },
+        );
         let addr = device.alloc(&request, |error| worded(device.ordinal, bytes, error))?;
         pointer = device_pointer(addr);
         Ok(())
@@ -174,19 +178,16 @@ pub unsafe extern "C" fn gapless_torch_base_alloc(pointer: *mut c_void, size: *m
     base
 }
 
-/// PyTorch's record stream: records that stream also uses the allocation.
+/// PyTorch's record stream: records that stream, which may be one of another device, also uses the allocation.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_record_stream(pointer: *mut c_void, stream: *mut CUstream_st) {
     tell(&TOLD_RECORD, || {
         let (addr, stream) = (address(pointer), stream_id(stream));
-        let mut last = FreeError::NotAllocated { addr, facts: AddressFacts::Foreign };
-        for device in Device::all() {
-            match device.record_stream(addr, stream) {
-                Ok(()) => return Ok(()),
-                Err(error) => last = error,
-            }
+        match Device::owner_of(addr) {
+            // PyTorch destroys no stream that it has made.
+            Some(device) => device.record_stream(addr, stream, StreamLives::AsLongAsTheProcess),
+            None => Err(FreeError::NotAllocated { addr, facts: AddressFacts::Foreign }.into()),
         }
-        Err(last.into())
     });
 }
 
@@ -200,7 +201,8 @@ pub struct gapless_torch_pool {
     pub second: u64,
 }
 
-/// PyTorch's begin allocate to pool, when a graph is captured or a MemPool is in use: opens a pool for the calling thread.
+/// PyTorch's begin allocate to pool, when a graph is captured or a MemPool is in use: opens a pool. If the first request then
+/// is made on a stream that is being captured, the pool serves the requests of that capture, else those of the calling thread.
 /// The filter is not called.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_begin_allocate_to_pool(device: i32, pool: gapless_torch_pool, filter: *mut c_void) {
@@ -221,12 +223,13 @@ pub extern "C" fn gapless_torch_end_allocate_to_pool(device: i32, pool: gapless_
     });
 }
 
-/// PyTorch's release pool: the graph or MemPool is gone. The pool's memory goes back with its last allocation.
+/// PyTorch's release pool: the graph or MemPool is gone. Waits for nothing: a replay may be in flight. Once nothing in the pool
+/// is live, its memory goes back when it is wanted, or with the next trim, after a wait for the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_release_pool(device: i32, pool: gapless_torch_pool) {
     tell(&TOLD_POOL, || {
         let device = Device::get(device)?;
-        device.pools.release(&device.main, (pool.first, pool.second));
+        device.pools.release((pool.first, pool.second));
         Ok(())
     });
 }

@@ -25,13 +25,6 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> Code {
-    let (_, current) = begin_current!("cuCtxGetDevice");
-    // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(device, current as c_int) }
-}
-
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, addr: u64) -> Code {
     let state = begin!("cuPointerGetAttribute");
     let Some(device) = state.device_of(addr) else { return INVALID };
@@ -69,9 +62,10 @@ pub unsafe extern "C" fn cuCtxGetApiVersion(_context: *mut c_void, version: *mut
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreateWithPriority(stream: *mut *mut c_void, flags: c_uint, _priority: c_int) -> Code {
-    let (state, device) = begin_current!("cuStreamCreateWithPriority");
+    let (state, _) = begin_current!("cuStreamCreateWithPriority");
+    let context = CURRENT.get().unwrap_or_default();
     // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(stream, pointer(state.streams.create(device, flags & 1 == 0))) }
+    unsafe { put(stream, pointer(state.streams.create(context, flags & 1 == 0))) }
 }
 
 #[unsafe(no_mangle)]

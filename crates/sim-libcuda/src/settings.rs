@@ -3,7 +3,8 @@
 //! | variable | meaning | default |
 //! | --- | --- | --- |
 //! | `GAPLESS_SIM_CAPACITY` | memory of each device, as in `512MiB` | `1GiB` |
-//! | `GAPLESS_SIM_DEVICES` | number of devices; with 0, `cuInit` returns "no device" | 1 |
+//! | `GAPLESS_SIM_DEVICES` | number of devices, up to 64; with 0, `cuInit` returns "no device" | 1 |
+//! | `GAPLESS_SIM_PEERS` | `all`, or `none`: whether devices can access each other's memory | `all` |
 //! | `GAPLESS_SIM_VERSION` | version that `cuDriverGetVersion` returns | 13000 |
 //! | `GAPLESS_SIM_NO_VMM` | when set, devices have no virtual memory management | |
 //! | `GAPLESS_SIM_NO_EXPORT` | when set, chunks cannot be exported | |
@@ -32,6 +33,8 @@ pub struct Settings {
     pub capacity: u64,
     /// Number of devices.
     pub devices: usize,
+    /// Whether devices can access each other's memory.
+    pub peers: bool,
     /// Version that `cuDriverGetVersion` returns.
     pub version: i32,
     /// Whether devices support virtual memory management.
@@ -55,7 +58,8 @@ impl Settings {
                 capacity: text("GAPLESS_SIM_CAPACITY")
                     .and_then(|text| text.parse::<gapless::ByteSize>().ok())
                     .map_or(gapless::units::GIB, |size| size.0),
-                devices: text("GAPLESS_SIM_DEVICES").and_then(|text| text.parse().ok()).unwrap_or(1),
+                devices: text("GAPLESS_SIM_DEVICES").and_then(|text| text.parse().ok()).unwrap_or(1).min(64),
+                peers: text("GAPLESS_SIM_PEERS").as_deref() != Some("none"),
                 version: text("GAPLESS_SIM_VERSION").and_then(|text| text.parse().ok()).unwrap_or(13_000),
                 vmm: text("GAPLESS_SIM_NO_VMM").is_none(),
                 export: text("GAPLESS_SIM_NO_EXPORT").is_none(),

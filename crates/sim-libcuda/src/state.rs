@@ -1,7 +1,7 @@
 //! The state of the simulated driver: devices, memory, and objects by handle.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -39,6 +39,10 @@ pub struct State {
     pub functions: Mutex<HashMap<u64, &'static str>>,
     /// Graphs and executable graphs by handle: their operations.
     pub graphs: Mutex<HashMap<u64, Vec<Op>>>,
+    /// The devices of the contexts other than primary ones, from number 1 on; none for a destroyed one.
+    pub contexts: Mutex<Vec<Option<usize>>>,
+    /// Pairs of devices, of which the first was given access to the `cuMemAlloc` memory of the second.
+    pub peers_enabled: RwLock<HashSet<(usize, usize)>>,
     next: AtomicU64,
 }
 
@@ -50,6 +54,15 @@ pub struct Device {
     pub retained: AtomicU32,
     /// The code that every call returns since work accessed invalid memory, or 0 before.
     pub lost: AtomicU32,
+}
+
+/// A context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Context {
+    /// Number of the device.
+    pub device: usize,
+    /// 0 for the primary context; others are counted from 1, over all devices.
+    pub number: usize,
 }
 
 /// Physical memory created by `cuMemCreate`.
@@ -80,27 +93,61 @@ pub struct Mapping {
     pub chunk: u64,
     /// Whether the chunk is RDMA-capable.
     pub rdma: bool,
-    /// Whether `cuMemSetAccess` was called for the mapping.
-    pub accessible: bool,
+    /// The devices that were given access to the mapping.
+    pub granted: DeviceSet,
+}
+
+/// A set of devices.
+#[derive(Clone, Copy, Default)]
+pub struct DeviceSet(u64);
+
+impl DeviceSet {
+    /// Adds a device.
+    #[must_use]
+    pub fn with(self, device: usize) -> Self {
+        Self(self.0 | 1 << device)
+    }
+
+    /// Removes a device.
+    #[must_use]
+    pub fn without(self, device: usize) -> Self {
+        Self(self.0 & !(1 << device))
+    }
+
+    /// Returns `true` if the device is in the set.
+    pub fn contains(self, device: usize) -> bool {
+        self.0 & 1 << device != 0
+    }
+}
+
+/// Who accesses memory: a device, by its number.
+#[derive(Clone, Copy)]
+pub enum Accessor {
+    /// A kernel, or a memset.
+    Kernel(usize),
+    /// A copy. Memory of `cuMemAlloc` on a device that cannot be reached is copied through the host.
+    Copy(usize),
 }
 
 /// An event.
 #[derive(Clone, Default)]
 pub struct Event {
+    /// The context in which the event was created.
+    pub context: Context,
     /// The last recording, if any.
     pub recorded: Option<Marker>,
-    /// Whether the last recording belongs to a capture.
-    pub captured: bool,
+    /// The number of the capture that the last recording belongs to, if any.
+    pub captured: Option<u64>,
 }
 
 /// Whether `cuInit` was called successfully.
 pub static INITIALISED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// The current context: the number of its device plus one, or 0 for none.
-    pub static CURRENT: Cell<usize> = const { Cell::new(0) };
+    /// The current context.
+    pub static CURRENT: Cell<Option<Context>> = const { Cell::new(None) };
     /// The contexts below the current one on the thread's stack.
-    pub static BELOW: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    pub static BELOW: RefCell<Vec<Option<Context>>> = const { RefCell::new(Vec::new()) };
     /// The thread's `CUstreamCaptureMode`.
     pub static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
 }
@@ -130,6 +177,8 @@ impl State {
                 modules: Mutex::default(),
                 functions: Mutex::default(),
                 graphs: Mutex::default(),
+                contexts: Mutex::default(),
+                peers_enabled: RwLock::default(),
                 next: AtomicU64::new(0),
             }
         })
@@ -147,19 +196,35 @@ impl State {
         (addr - start < *bytes).then_some(*device)
     }
 
-    /// Returns `true` if all of `[addr, addr + bytes)` is mapped with access.
-    pub fn accessible(mappings: &BTreeMap<u64, Mapping>, addr: u64, bytes: u64) -> bool {
+    /// Returns `true` if all of `[addr, addr + bytes)` is mapped, and `by` may access it.
+    pub fn accessible(&self, mappings: &BTreeMap<u64, Mapping>, by: Accessor, addr: u64, bytes: u64) -> bool {
         let Some(end) = addr.checked_add(bytes) else { return false };
         let mut at = addr;
         while at < end {
             match mappings.range(..=at).next_back() {
-                Some((start, mapping)) if at - start < mapping.bytes && mapping.accessible => {
+                Some((start, mapping)) if at - start < mapping.bytes && self.may_access(mapping, by) => {
                     at = start + mapping.bytes
                 }
                 _ => return false,
             }
         }
         true
+    }
+
+    fn may_access(&self, mapping: &Mapping, by: Accessor) -> bool {
+        let plain = mapping.chunk == 0;
+        match by {
+            Accessor::Copy(_) if plain => true,
+            Accessor::Copy(device) | Accessor::Kernel(device) => {
+                mapping.granted.contains(device)
+                    || (plain && self.peers_enabled.read().contains(&(device, mapping.device)))
+            }
+        }
+    }
+
+    /// Returns `true` if `device` can be given access to memory of `owner`.
+    pub fn can_reach(&self, device: usize, owner: usize) -> bool {
+        device == owner || self.settings.peers
     }
 
     /// Returns the addresses of the mappings that cover `[addr, addr + bytes)` exactly, or `None` if there are none.
@@ -194,7 +259,7 @@ impl State {
             return Err(error);
         }
         self.reservations.lock().insert(addr.0, (bytes, device));
-        let mapping = Mapping { bytes, device, chunk: 0, rdma: false, accessible: true };
+        let mapping = Mapping { bytes, device, chunk: 0, rdma: false, granted: DeviceSet::default().with(device) };
         self.mappings.write().insert(addr.0, mapping);
         self.plain.lock().insert(addr.0, (bytes, handle.0));
         Ok(addr.0)

@@ -1,14 +1,16 @@
 //! Streams: each has a queue and a thread, so that work runs asynchronously, as on a device.
 //!
-//! The legacy default stream and the blocking streams of its device wait for each other.
+//! The legacy default stream and the blocking streams of its context wait for each other.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::ThreadId;
 
 use parking_lot::{Condvar, Mutex};
+
+use crate::state::Context;
 
 /// A flag that is set once, when the operations before it have completed.
 #[derive(Clone, Default)]
@@ -46,22 +48,55 @@ pub enum Op {
     Wait(Marker),
 }
 
-/// A capture of a stream in progress.
+/// A capture in progress. The streams that belong to it share one.
+#[derive(Clone)]
 pub struct Capture {
+    /// The number of the capture, which no other capture of the process has.
+    pub id: u64,
     /// The `CUstreamCaptureMode` of the capture.
     pub mode: u32,
     /// The thread that began the capture.
     pub thread: ThreadId,
-    /// Whether no forbidden function was called since.
-    pub valid: bool,
-    /// The captured operations.
-    pub ops: Vec<Op>,
+    /// Whether the capture began on this stream, which did not just join it.
+    pub origin: bool,
+    valid: Arc<AtomicBool>,
+    ops: Arc<Mutex<Vec<Op>>>,
+}
+
+impl Capture {
+    /// Begins a capture on its first stream.
+    pub fn begin(id: u64, mode: u32) -> Self {
+        let thread = std::thread::current().id();
+        Self { id, mode, thread, origin: true, valid: Arc::new(AtomicBool::new(true)), ops: Arc::default() }
+    }
+
+    /// Returns the same capture for a stream that joins it.
+    pub fn joined(&self) -> Self {
+        Self { origin: false, ..self.clone() }
+    }
+
+    /// Returns `true` if no forbidden function was called since the capture began.
+    pub fn is_valid(&self) -> bool {
+        self.valid.load(Ordering::Acquire)
+    }
+
+    /// Notes that a forbidden function was called: the capture ends without a graph.
+    pub fn invalidate(&self) {
+        self.valid.store(false, Ordering::Release);
+    }
+
+    /// Returns the captured operations.
+    pub fn ops(&self) -> Vec<Op> {
+        self.ops.lock().clone()
+    }
 }
 
 /// A simulated stream.
 pub struct Stream {
     /// Number of the stream's device.
     pub device: usize,
+    /// The context that the stream belongs to.
+    pub context: Context,
     /// A number that no other stream has or had.
     pub id: u64,
     blocking: bool,
@@ -76,7 +111,7 @@ struct Queue {
 }
 
 impl Stream {
-    fn new(device: usize, blocking: bool) -> Arc<Self> {
+    fn new(context: Context, blocking: bool) -> Arc<Self> {
         let (sender, receiver) = channel::<(Op, Marker)>();
         std::thread::Builder::new()
             .name("sim-stream".into())
@@ -93,7 +128,7 @@ impl Stream {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let queue = Mutex::new(Queue { sender, tail: None });
         let id = IDS.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { device, id, blocking, queue, capture: Mutex::new(None) })
+        Arc::new(Self { device: context.device, context, id, blocking, queue, capture: Mutex::new(None) })
     }
 
     /// Returns the marker of the last operation in the queue.
@@ -124,8 +159,8 @@ impl Stream {
 #[derive(Default)]
 pub struct Streams {
     created: Mutex<HashMap<u64, Arc<Stream>>>,
-    legacy: Mutex<HashMap<usize, Arc<Stream>>>,
-    per_thread: Mutex<HashMap<(usize, ThreadId), Arc<Stream>>>,
+    legacy: Mutex<HashMap<Context, Arc<Stream>>>,
+    per_thread: Mutex<HashMap<(Context, ThreadId), Arc<Stream>>>,
     /// Destroyed handles, the last one last, and their streams, whose queued work still runs.
     destroyed: Mutex<Vec<(u64, Arc<Stream>)>>,
     /// Streams whose handles have been used again.
@@ -135,7 +170,7 @@ pub struct Streams {
 
 impl Streams {
     /// Creates a stream and returns its handle.
-    pub fn create(&self, device: usize, blocking: bool) -> u64 {
+    pub fn create(&self, context: Context, blocking: bool) -> u64 {
         let reused = self.destroyed.lock().pop();
         let handle = match reused {
             Some((handle, stream)) => {
@@ -146,7 +181,7 @@ impl Streams {
             }
             None => FIRST_HANDLE + 16 * self.next.fetch_add(1, Ordering::Relaxed),
         };
-        self.created.lock().insert(handle, Stream::new(device, blocking));
+        self.created.lock().insert(handle, Stream::new(context, blocking));
         handle
     }
 
@@ -168,13 +203,13 @@ impl Streams {
         }
     }
 
-    /// Returns the stream of `handle` for the calling thread, where `device` is current.
-    pub fn find(&self, handle: u64, device: usize) -> Option<Arc<Stream>> {
+    /// Returns the stream of `handle` for the calling thread, where `context` is current.
+    pub fn find(&self, handle: u64, context: Context) -> Option<Arc<Stream>> {
         match handle {
-            0 | 1 => Some(self.legacy(device)),
+            0 | 1 => Some(self.legacy(context)),
             2 => {
-                let key = (device, std::thread::current().id());
-                Some(Arc::clone(self.per_thread.lock().entry(key).or_insert_with(|| Stream::new(device, true))))
+                let key = (context, std::thread::current().id());
+                Some(Arc::clone(self.per_thread.lock().entry(key).or_insert_with(|| Stream::new(context, true))))
             }
             _ => {
                 let found = self.created.lock().get(&handle).cloned();
@@ -205,14 +240,15 @@ impl Streams {
 
     /// Queues `op` on `stream`, or adds it to the stream's capture.
     pub fn queue(&self, stream: &Arc<Stream>, op: Op) {
-        if let Some(capture) = stream.capture.lock().as_mut() {
-            capture.ops.push(op);
+        if let Some(capture) = stream.capture.lock().as_ref() {
+            capture.ops.lock().push(op);
             return;
         }
-        let legacy = self.legacy(stream.device);
+        let legacy = self.legacy(stream.context);
         if Arc::ptr_eq(stream, &legacy) {
             for other in self.of_device(stream.device) {
                 if other.blocking
+                    && other.context == stream.context
                     && !Arc::ptr_eq(&other, stream)
                     && let Some(tail) = other.tail()
                 {
@@ -227,8 +263,23 @@ impl Streams {
         stream.push(op);
     }
 
-    fn legacy(&self, device: usize) -> Arc<Stream> {
-        Arc::clone(self.legacy.lock().entry(device).or_insert_with(|| Stream::new(device, true)))
+    /// Returns a capture on a stream that waits for work on `stream`, which is the legacy default stream.
+    pub fn implicit_capture(&self, stream: &Arc<Stream>) -> Option<Capture> {
+        if !Arc::ptr_eq(stream, &self.legacy(stream.context)) {
+            return None;
+        }
+        let blocking = self.of_device(stream.device).into_iter().filter(|other| other.blocking);
+        blocking.into_iter().find_map(|other| other.capture.lock().clone())
+    }
+
+    /// Returns the streams that belong to a capture.
+    pub fn of_capture(&self, id: u64) -> Vec<Arc<Stream>> {
+        let belongs = |stream: &Arc<Stream>| stream.capture.lock().as_ref().is_some_and(|capture| capture.id == id);
+        self.all().into_iter().filter(belongs).collect()
+    }
+
+    fn legacy(&self, context: Context) -> Arc<Stream> {
+        Arc::clone(self.legacy.lock().entry(context).or_insert_with(|| Stream::new(context, true)))
     }
 }
 

@@ -44,7 +44,7 @@ impl<D: Device> Runner<D> {
         self.instance_mut().oracle.add(Block {
             addr,
             bytes,
-            home: stream,
+            home: Some(stream),
             recorded: Vec::new(),
             last_user: stream,
             seed,
@@ -71,7 +71,7 @@ impl<D: Device> Runner<D> {
         match self.allocator().record_stream(addr, stream) {
             Ok(()) => {
                 let block = self.instance_mut().oracle.live.get_mut(&addr.0).expect("a live block");
-                if block.home != stream && !block.recorded.contains(&stream) {
+                if block.home != Some(stream) && !block.recorded.contains(&stream) {
                     block.recorded.push(stream);
                 }
                 true
@@ -86,7 +86,7 @@ impl<D: Device> Runner<D> {
 
     pub(crate) fn launch(&mut self, number: u16, stream: StreamId, write: bool) {
         let Some(block) = self.instance().oracle.block(number).cloned() else { return };
-        if block.home != stream && !block.recorded.contains(&stream) && !self.record(block.addr, stream) {
+        if block.home != Some(stream) && !block.recorded.contains(&stream) && !self.record(block.addr, stream) {
             return;
         }
         if !self.order(block.last_user, stream) {

@@ -31,6 +31,8 @@ pub struct World {
     pub region_pages: u64,
     /// Number of seals after which a stream's epochs are renumbered.
     pub epoch_limit: u32,
+    /// Whether the allocators are told how long streams live: they keep each, and forget it before it is destroyed.
+    pub kept: bool,
 }
 
 impl Default for World {
@@ -44,6 +46,7 @@ impl Default for World {
             mapping_limit: 400_000,
             region_pages: 0,
             epoch_limit: u32::MAX,
+            kept: true,
         }
     }
 }

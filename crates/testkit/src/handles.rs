@@ -34,7 +34,7 @@ impl<D: Device> Runner<D> {
             Op::CloseHandle => self.close_handle(),
             Op::OpenAllocator => {
                 if self.instances.len() < MOST_ALLOCATORS {
-                    self.instances.push(Instance::open(&self.world, &self.driver));
+                    self.instances.push(Instance::open(&self.world, &self.driver, &self.streams));
                     self.current = self.instances.len() - 1;
                 }
             }
@@ -70,7 +70,7 @@ impl<D: Device> Runner<D> {
         self.disarm();
         let instance = self.instances.remove(self.current);
         end(self, instance);
-        let next = Instance::open(&self.world, &self.driver);
+        let next = Instance::open(&self.world, &self.driver, &self.streams);
         self.instances.insert(self.current, next);
         let usage = self.driver.inner().inner().usage();
         if self.instances.len() == 1 {

@@ -15,9 +15,10 @@ pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
         prop::sample::select(vec![400_000, 400_000, 400_000, 12]),
         prop::sample::select(vec![u32::MAX, u32::MAX, 4]),
         prop::sample::select(vec![0, 0, 0, SMALL_REGION]),
+        any::<bool>(),
     )
-        .prop_map(move |(pages, chunk_pages, streams, slack_percent, mapping_limit, epoch_limit, region_pages)| {
-            World {
+        .prop_map(
+            move |(pages, chunk_pages, streams, slack_percent, mapping_limit, epoch_limit, region_pages, kept)| World {
                 pages: pages + region_pages,
                 page_bytes,
                 chunk_pages,
@@ -26,8 +27,9 @@ pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
                 mapping_limit,
                 region_pages,
                 epoch_limit,
-            }
-        })
+                kept,
+            },
+        )
 }
 
 fn bytes(page_bytes: u64) -> impl Strategy<Value = u32> {
@@ -56,6 +58,7 @@ pub fn steady_op(page_bytes: u64) -> impl Strategy<Value = Op> {
         2 => any::<u8>().prop_map(|stream| Op::Hold { stream }),
         2 => any::<u8>().prop_map(|stream| Op::Complete { stream }),
         1 => any::<u8>().prop_map(|stream| Op::Resume { stream }),
+        1 => any::<u8>().prop_map(|stream| Op::Renew { stream }),
         1 => (0_u8..24).prop_map(|keep| Op::Trim { keep }),
     ]
 }

@@ -56,6 +56,12 @@ pub enum Op {
         /// Number of the stream.
         stream: u8,
     },
+    /// Destroy a stream while its work is running, and create another in its place, whose handle has the same value. The
+    /// default stream takes over what is live, behind that work. Does nothing for the default stream and in a capture.
+    Renew {
+        /// Number of the stream.
+        stream: u8,
+    },
     /// Begin the capture of a stream into a graph. Work queued there runs immediately.
     BeginCapture {
         /// Number of the stream.

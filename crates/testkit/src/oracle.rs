@@ -5,7 +5,7 @@ use crate::device::{Device, World};
 use crate::witness::Witness;
 use gapless::GRANULE;
 use gapless::allocator::BlockState;
-use gapless::allocator::{Allocator, BlockSnapshot, OutOfMemory, Stats, StreamUse, Trimmed};
+use gapless::allocator::{Allocator, BlockSnapshot, LiveAllocation, OutOfMemory, Stats, StreamUse, Trimmed};
 use gapless::driver::{ChunkHandle, FaultDriver, MemoryDriver};
 use gapless::units::{DeviceAddr, StreamId, round_up};
 use std::cmp::Reverse;
@@ -19,14 +19,30 @@ pub type Subject<D> = Allocator<FaultDriver<Witness<D>>>;
 pub struct Block {
     pub addr: DeviceAddr,
     pub bytes: u64,
-    /// The stream that it was allocated on.
-    pub home: StreamId,
+    /// The stream that it was allocated on; `None` once that has been destroyed.
+    pub home: Option<StreamId>,
     /// The streams that were recorded on it.
     pub recorded: Vec<StreamId>,
     /// The stream of the last work on it.
     pub last_user: StreamId,
     /// The seed of its content.
     pub seed: u64,
+}
+
+impl Block {
+    /// Returns `true` if a stream allocated, recorded or used it.
+    pub fn uses(&self, stream: StreamId) -> bool {
+        self.home == Some(stream) || self.last_user == stream || self.recorded.contains(&stream)
+    }
+
+    /// Forgets a stream that is destroyed. The default stream runs behind it.
+    pub fn leave(&mut self, stream: StreamId) {
+        self.home = self.home.filter(|home| *home != stream);
+        self.recorded.retain(|recorded| *recorded != stream);
+        if self.last_user == stream {
+            self.last_user = StreamId::DEFAULT;
+        }
+    }
 }
 
 /// What the owner of a raw range knows about it.
@@ -243,7 +259,9 @@ impl Oracle {
         Self::check_device(driver);
 
         let mut known: Vec<_> = self.live.values().map(|block| (block.addr, block.bytes, block.home)).collect();
-        let mut live: Vec<_> = allocator.live().iter().map(|leak| (leak.addr, leak.bytes, leak.stream)).collect();
+        // The stream that a block has outlived may have given its place to another.
+        let home = |leak: &LiveAllocation| self.live.get(&leak.addr.0)?.home.map(|_| leak.stream);
+        let mut live: Vec<_> = allocator.live().iter().map(|leak| (leak.addr, leak.bytes, home(leak))).collect();
         known.sort_unstable();
         live.sort_unstable();
         assert_eq!(live, known, "invariant 6: the live blocks are those that were allocated");

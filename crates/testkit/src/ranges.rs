@@ -82,7 +82,7 @@ impl<D: Device> Runner<D> {
     }
 
     /// Returns `true` if the range grew.
-    fn grow_range(&mut self, index: usize, pages: u64, stream: StreamId) -> bool {
+    pub(crate) fn grow_range(&mut self, index: usize, pages: u64, stream: StreamId) -> bool {
         let bytes = pages * self.world.page_bytes;
         let held = self.allocator().reserved_bytes();
         let error = match self.instance_mut().ranges[index].grow(bytes, stream) {
@@ -219,7 +219,7 @@ impl<D: Device> Runner<D> {
         let instance = self.instance_mut();
         drop(instance.ranges.remove(index));
         let range = instance.oracle.ranges.remove(index);
-        if self.struck() || self.instance().lost || self.is_capturing() {
+        if self.struck() || self.instance().lost || self.may_be_capturing() {
             // Pages that could not be unmapped stay until they are needed or the allocator is closed.
             let stats = self.allocator().stats();
             let elsewhere = stats.live_block_bytes + stats.cached_bytes + stats.pending_bytes + stats.idle_bytes;
@@ -253,7 +253,7 @@ impl<D: Device> Runner<D> {
 
     /// Returns `true` if a call failed because it would have to wait for a stream that is being captured.
     fn waits_for_capture(&self, error: &AllocError) -> bool {
-        !self.struck() && self.is_capturing() && matches!(error, AllocError::CannotWait { .. })
+        self.may_be_capturing() && matches!(error, AllocError::CannotWait { .. })
     }
 
     fn note_user(&mut self, index: usize, stream: StreamId) {

@@ -20,7 +20,10 @@ pub struct Runner<D: Device> {
     pub(crate) instances: Vec<Instance<D>>,
     /// Index of the allocator that operations are applied to.
     pub(crate) current: usize,
-    streams: Vec<StreamId>,
+    pub(crate) streams: Vec<StreamId>,
+    /// A stream was captured that may have been destroyed since, for all that the allocators know: so they cannot ask
+    /// whether the capture has ended.
+    pub(crate) capture_unseen: bool,
     armed: Option<Failure>,
     pub(crate) promising: bool,
     /// No operation ran since the last check.
@@ -42,13 +45,19 @@ pub(crate) struct Instance<D: Device> {
 }
 
 impl<D: Device> Instance<D> {
-    pub(crate) fn open(world: &World, driver: &Arc<FaultDriver<Witness<D>>>) -> Self {
+    pub(crate) fn open(world: &World, driver: &Arc<FaultDriver<Witness<D>>>, streams: &[StreamId]) -> Self {
         let mut builder = world.settings(Allocator::builder(Arc::clone(driver)));
         builder = match world.slack_percent {
             0 => builder.slack(f64::INFINITY),
             percent => builder.slack(1.0 + f64::from(percent) / 100.0),
         };
         let allocator = builder.build().expect("a world has valid settings");
+        if world.kept {
+            for stream in streams {
+                // An injected failure leaves it as it was.
+                let _ = allocator.keep_stream(*stream);
+            }
+        }
         let oracle = Oracle { ceiling: world.bytes(), ..Oracle::default() };
         Self { handles: vec![allocator], ranges: Vec::new(), oracle, lost: false }
     }
@@ -73,13 +82,14 @@ impl<D: Device> Runner<D> {
         let driver = Arc::new(FaultDriver::new(Witness::new(D::open(world))));
         let mut streams = vec![StreamId::DEFAULT];
         streams.extend((1..world.streams).map(|_| driver.create_stream().expect("the device can create streams")));
-        let instance = Instance::open(world, &driver);
+        let instance = Instance::open(world, &driver, &streams);
         Self {
             world: *world,
             driver,
             instances: vec![instance],
             current: 0,
             streams,
+            capture_unseen: false,
             armed: None,
             promising: true,
             checked: false,
@@ -190,7 +200,11 @@ impl<D: Device> Runner<D> {
             Op::Hold { stream } => self.driver.hold(self.stream(stream)),
             Op::Complete { stream } => self.driver.complete(self.stream(stream)),
             Op::Resume { stream } => self.driver.resume(self.stream(stream)),
-            Op::BeginCapture { stream } => self.set_capturing(self.stream(stream), true),
+            Op::Renew { stream } => self.renew(stream),
+            Op::BeginCapture { stream } => {
+                self.capture_unseen |= !self.world.kept;
+                self.set_capturing(self.stream(stream), true);
+            }
             Op::EndCapture { stream } => self.set_capturing(self.stream(stream), false),
             Op::ReserveRange { .. }
             | Op::GrowRange { .. }
@@ -277,7 +291,12 @@ impl<D: Device> Runner<D> {
 
     /// Returns `true` if a request for memory that is free must succeed.
     pub(crate) fn is_promising(&self) -> bool {
-        self.promising && !self.is_capturing()
+        self.promising && !self.may_be_capturing()
+    }
+
+    /// Returns `true` if a stream is being captured, as far as the allocators know.
+    pub(crate) fn may_be_capturing(&self) -> bool {
+        self.capture_unseen || self.is_capturing()
     }
 
     /// Orders later work on one stream after the work queued on another, as a caller does. Returns `false` if a capture

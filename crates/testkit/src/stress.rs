@@ -106,6 +106,11 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
     streams.extend((1..world.streams).map(|_| driver.create_stream().expect("the device can create streams")));
     let builder = world.settings(Allocator::builder(Arc::clone(&driver)));
     let allocator = builder.build().expect("a world has valid settings");
+    if world.kept {
+        for stream in &streams {
+            allocator.keep_stream(*stream).expect("streams of the device can be kept");
+        }
+    }
     let shared = Shared {
         world,
         stress,
@@ -336,7 +341,7 @@ impl<D: Device> Shared<'_, D> {
                     owned.insert(addr.0, end);
                 }
                 self.witness().fill(stream, addr, bytes, seed).expect("invariant 2: new memory can be written");
-                blocks.push(Block { addr, bytes, home: stream, recorded: Vec::new(), last_user: stream, seed });
+                blocks.push(Block { addr, bytes, home: Some(stream), recorded: Vec::new(), last_user: stream, seed });
             }
             Err(error) => {
                 self.progress.failed.fetch_add(1, Ordering::Relaxed);

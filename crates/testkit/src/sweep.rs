@@ -29,6 +29,7 @@ pub fn cases(page: u32) -> Vec<Case> {
     let free = |block| Free { block };
     let cached_on_two = [alloc(4, 0), alloc(4, 1), free(0), free(0)];
     let held_other = [Hold { stream: 1 }, alloc(8, 1), free(0)];
+    let renewed = [Hold { stream: 1 }, alloc(4, 1), free(0), Renew { stream: 1 }];
     let holes = [alloc(2, 0), alloc(2, 0), alloc(2, 0), alloc(2, 0), free(0), free(1)];
     let shared = [Hold { stream: 1 }, alloc(8, 0), Read { block: 0, stream: 1 }, free(0)];
     let range = |pages| ReserveRange { pages };
@@ -37,6 +38,7 @@ pub fn cases(page: u32) -> Vec<Case> {
     let take = |to, from, pages, stream| TakeRange { to, from, pages, stream };
     let two_ranges = [range(4), range(5), grow(0, 4, 0), grow(1, 1, 1), Hold { stream: 1 }];
     let large_chunks = World { chunk_pages: 4, ..usual };
+    let not_kept = World { kept: false, ..usual };
     let few_mappings = World { mapping_limit: 8, ..usual };
     let small = |stream| Alloc { bytes: 100, align: 9, stream };
     // The first arena has no free slot, the region of large blocks has a hole of four pages, and the free chunks have
@@ -69,7 +71,11 @@ pub fn cases(page: u32) -> Vec<Case> {
             ..case("the limit of mappings", &[&holes[..], &[alloc(4, 0), free(0)]].concat(), alloc(4, 1))
         },
         case("more than the device has", &[alloc(5, 0)], alloc(4, 0)),
-        case("a new stream recorded", &[alloc(2, 0)], Record { block: 0, stream: 1 }),
+        Case { world: not_kept, ..case("a new stream recorded", &[alloc(2, 0)], Record { block: 0, stream: 1 }) },
+        Case { world: not_kept, ..case("a new stream's first", &[alloc(1, 0)], alloc(2, 1)) },
+        Case { world: not_kept, ..case("a wait for the device", &held_other, alloc(8, 0)) },
+        Case { world: not_kept, ..case("another stream of the same handle", &renewed, alloc(8, 1)) },
+        case("the handle of a forgotten stream", &renewed, alloc(8, 1)),
         case("a shared block freed", &[Hold { stream: 1 }, alloc(2, 0), Read { block: 0, stream: 1 }], free(0)),
         case("trim", &cached_on_two, Trim { keep: 0 }),
         case("trim to a half", &[alloc(8, 0), free(0), alloc(2, 0)], Trim { keep: 4 }),

@@ -2,7 +2,7 @@
 //! byte changes one operation, and seeds can be written as operations.
 //!
 //! ```text
-//!   header  pages-4  chunk  streams  slack  limit  epochs  0 0
+//!   header  pages-4  chunk  streams  slack  limit  epochs  region  kept
 //!   record  tag  small  number(2)  bytes(4)  nth  failure       (little-endian)
 //! ```
 
@@ -37,6 +37,7 @@ pub fn decode(bytes: &[u8], extra: Extra) -> Option<(World, Vec<Op>)> {
         mapping_limit: if header[4] % 4 == 3 { 8 + usize::from(header[4] / 4) } else { 400_000 },
         epoch_limit: if header[5] % 4 == 3 { 2 + u32::from(header[5] / 4) } else { u32::MAX },
         region_pages,
+        kept: header[7] % 2 == 0,
         ..World::default()
     };
     let mut ops = Vec::new();
@@ -56,7 +57,7 @@ fn operation(record: &[u8]) -> Op {
     let bytes = u32::from_le_bytes([record[4], record[5], record[6], record[7]]);
     match record[0] % 32 {
         // Sizes up to about that of the device: the top byte is rarely useful.
-        0 | 1 | 27 | 28 => {
+        0 | 1 | 28 => {
             Op::Alloc { bytes: if small & 0x80 == 0 { bytes % (2 << 20) } else { bytes }, align: small & 0x1f, stream }
         }
         2 | 30 => Op::Free { block },
@@ -83,6 +84,7 @@ fn operation(record: &[u8]) -> Op {
         24 => Op::CloseHandle,
         25 => Op::OpenAllocator,
         26 => Op::UseAllocator { allocator: small },
+        27 => Op::Renew { stream },
         29 => Op::BeginCapture { stream },
         31 => Op::EndCapture { stream },
         _ => Op::Bad { misuse: Misuse::ALL[usize::from(small) % Misuse::ALL.len()], block },
@@ -128,6 +130,7 @@ pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
             Op::CloseHandle => (24, 0, 0, 0),
             Op::OpenAllocator => (25, 0, 0, 0),
             Op::UseAllocator { allocator } => (26, allocator, 0, 0),
+            Op::Renew { stream } => (27, 0, u16::from(stream), 0),
             Op::BeginCapture { stream } => (29, 0, u16::from(stream), 0),
             Op::EndCapture { stream } => (31, 0, u16::from(stream), 0),
         };

@@ -34,6 +34,7 @@ fn every_call_of_every_operation_fails_once_on_model() {
         C::EventQuery,
         C::EventSynchronize,
         C::StreamWait,
+        C::Synchronize,
         C::Stream,
     ] {
         assert!(calls.contains(&call), "no case makes the driver call {call:?}");
@@ -183,7 +184,7 @@ fn closing_waits_for_streams_that_live_blocks_were_recorded_on() {
 /// A stream destroyed by its owner must not affect the other streams.
 #[test]
 fn a_destroyed_stream_does_not_stop_the_others() {
-    let mut runner = Runner::<Model>::new(&World { pages: 12, ..World::default() });
+    let mut runner = Runner::<Model>::new(&World { pages: 12, kept: false, ..World::default() });
     for op in [alloc(4, 1), free(0), alloc(4, 0), alloc(3, 1), free(1)] {
         runner.step(op);
     }

@@ -9,6 +9,7 @@ fn stress<D: Device>(ops: u64, faults: Faults) {
             streams: 3,
             chunk_pages: 1 + round % 2,
             region_pages: if round % 4 == 3 { 32 } else { 0 },
+            kept: round % 2 == 0,
             ..World::default()
         };
         let progress = Progress::default();

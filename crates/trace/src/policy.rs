@@ -10,6 +10,15 @@ use std::sync::Arc;
 
 /// An allocator for replays.
 pub trait Policy {
+    /// Notes that the streams live until the replay ends.
+    ///
+    /// # Errors
+    /// Returns [`PolicyError::Limit`] if there are more than the allocator supports.
+    fn keep_streams(&mut self, streams: &[StreamId]) -> Result<(), PolicyError> {
+        let _ = streams;
+        Ok(())
+    }
+
     /// Allocates `bytes` bytes for use on `stream`.
     ///
     /// # Errors
@@ -118,6 +127,14 @@ impl GaplessSettings {
 }
 
 impl<D: Driver> Policy for Allocator<D> {
+    fn keep_streams(&mut self, streams: &[StreamId]) -> Result<(), PolicyError> {
+        let keep = |stream: &StreamId| self.keep_stream(*stream);
+        streams.iter().try_for_each(keep).map_err(|error| match error {
+            StreamError::Foreign { source, .. } => PolicyError::Driver(source),
+            other => PolicyError::Limit(other.to_string()),
+        })
+    }
+
     fn alloc(&mut self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, PolicyError> {
         Self::alloc(self, bytes, stream).map_err(|error| match error {
             AllocError::OutOfMemory(report) => {

@@ -195,6 +195,7 @@ fn run<D: ReplayDriver, P: Policy>(
 ) -> Result<ReplayResult, ReplayError> {
     let meter = driver.hook();
     let streams = streams(trace, driver)?;
+    policy.keep_streams(&streams).map_err(|error| failed(0, error))?;
     let mut worker = Worker::new(trace, driver, options.touch);
     let mut blocks = vec![DeviceAddr::default(); trace.slots() as usize];
     let mut calls_per_step = Vec::with_capacity(trace.labels().len());

@@ -55,6 +55,9 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Takes a block of another stream that has passed its last use: one of the very size, or a piece of a page; once the
     /// budget is used up, any, since the alternative is to take the chunks from under it.
     pub fn borrow(&self, borrower: StreamIndex, request: &Request) -> Option<DeviceAddr> {
+        if self.shared.geometry.keeps_mappings {
+            return None;
+        }
         let page_bytes = self.page_bytes();
         let tight = self.is_tight();
         let suits = |size: u64| tight || size < page_bytes || size == request.size;
@@ -80,6 +83,9 @@ impl<D: Driver> SlowPath<'_, D> {
                 return Ok(Some(addr));
             }
         }
+        if self.shared.geometry.keeps_mappings {
+            return Ok(None);
+        }
         for lender in self.shared.streams.iter().filter(|other| other.index != stream.index) {
             for kind in kinds.clone() {
                 if let Some(addr) = self.scavenge_from(lender, kind, stream, request)? {
@@ -101,7 +107,10 @@ impl<D: Driver> SlowPath<'_, D> {
         loop {
             let found = lendable(&lender.lock(), kind, request).find(|it| it.epoch <= latest);
             let Some(found) = found else { return Ok(None) };
-            if !self.progress().order_behind(stream.index, lender.index, found.epoch)? {
+            let progress = self.progress();
+            let ordered = progress.order_behind(stream.index, lender.index, found.epoch)?
+                || progress.wait_until_passed(lender.index, found.epoch)?;
+            if !ordered {
                 // A capture is in progress: there is no order behind anything that has not passed.
                 latest = lender.clock.lock().passed();
                 continue;

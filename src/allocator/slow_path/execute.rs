@@ -7,14 +7,14 @@
 use super::super::error::AllocError;
 use super::SlowPath;
 use super::mapper::view_at;
-use super::plan::{Backing, Plan, Source};
+use super::plan::{Backing, Plan, Source, free_chunks};
 use crate::driver::{ChunkHandle, Driver, DriverError, DriverErrorKind, MemoryDriver};
 use crate::heap::BlockState;
 use crate::pages::{PageCount, PageRange};
 use crate::physical::{ChunkId, ViewAt};
 use crate::segment::transaction::{Failure, Mapping, map_all};
 use crate::segment::{View, ViewState};
-use crate::stream::{Fence, NEVER};
+use crate::stream::{Fence, NEVER, StreamIndex};
 use crate::units::DeviceAddr;
 
 /// What came of a plan.
@@ -32,9 +32,11 @@ pub enum Outcome {
 enum Prepared {
     /// The chunks for the plan's mappings, one each.
     Ready(Vec<ChunkId>),
-    /// Nothing can be ordered behind the last use of this chunk now: its stream is being captured, or a mapping of it is
-    /// stuck.
-    CannotOrder(ChunkId),
+    /// The host cannot wait for the last use of this chunk now: its stream is being captured, or a mapping of it is stuck.
+    CannotRelease(ChunkId),
+    /// Nothing can be ordered now behind the last use of what this stream has not passed: it is being captured, or may
+    /// have been destroyed.
+    CannotOrder(StreamIndex),
 }
 
 impl<D: Driver> SlowPath<'_, D> {
@@ -53,9 +55,14 @@ impl<D: Driver> SlowPath<'_, D> {
         }
         let backing = match self.prepare(&plan) {
             Ok(Prepared::Ready(backing)) => backing,
-            Ok(Prepared::CannotOrder(chunk)) => {
+            Ok(Prepared::CannotRelease(chunk)) => {
                 self.abandon(&plan);
                 self.mapper.pool.bar(chunk);
+                return Ok(Outcome::Again);
+            }
+            Ok(Prepared::CannotOrder(stream)) => {
+                self.abandon(&plan);
+                self.bar_chunks_of(stream);
                 return Ok(Outcome::Again);
             }
             Err(error) => {
@@ -89,7 +96,7 @@ impl<D: Driver> SlowPath<'_, D> {
         }
         for source in &plan.release {
             if !self.give_back(source)? {
-                return Ok(Prepared::CannotOrder(source.chunk));
+                return Ok(Prepared::CannotRelease(source.chunk));
             }
         }
         let mut backing = Vec::with_capacity(plan.fill.len());
@@ -103,10 +110,20 @@ impl<D: Driver> SlowPath<'_, D> {
         let waiter = plan.goal.stream;
         for source in plan.moved().filter(|source| source.stream != waiter) {
             if !self.progress().order_behind(waiter, source.stream, source.epoch)? {
-                return Ok(Prepared::CannotOrder(source.chunk));
+                return Ok(Prepared::CannotOrder(source.stream));
             }
         }
         Ok(Prepared::Ready(backing))
+    }
+
+    /// Bars the free chunks of a stream that it has not passed: all at once, since what holds for one holds for all.
+    fn bar_chunks_of(&mut self, stream: StreamIndex) {
+        let passed = self.shared.streams.get(stream).clock.lock().passed();
+        let states = self.shared.streams.lock_all();
+        let sources = free_chunks(&self.mapper, &states, Some(stream));
+        for source in sources.iter().filter(|source| source.epoch > passed) {
+            self.mapper.pool.bar(source.chunk);
+        }
     }
 
     /// Creates a chunk, which is idle.
@@ -163,6 +180,9 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Removes the stale views whose last use has completed, when the driver's limit of mappings is near. Returns their
     /// number.
     fn drop_stale_views(&mut self) -> Result<usize, DriverError> {
+        if self.shared.geometry.keeps_mappings {
+            return Ok(0);
+        }
         let stale: Vec<(ViewAt, Fence)> = self
             .mapper
             .segments
@@ -199,7 +219,12 @@ impl<D: Driver> SlowPath<'_, D> {
             }
             let view = View { chunk: *chunk, pages: fill.pages, state: ViewState::Active };
             self.mapper.segments[plan.segment].table.add(view);
-            self.mapper.pool.activate(*chunk, view_at(plan.segment, fill.pages.start));
+            let at = view_at(plan.segment, fill.pages.start);
+            self.mapper.pool.activate(*chunk, at);
+            if self.shared.geometry.keeps_mappings {
+                let handle = self.mapper.pool.get(*chunk).handle;
+                self.mapper.kept.push((at, handle));
+            }
         }
         for source in plan.sources() {
             let mut state = self.shared.streams.get(source.stream).lock();

@@ -9,11 +9,12 @@
 //! addresses.rs  regions and the addresses behind them     teardown.rs  everything goes back
 //! plan/         decides, without a driver call            inspect/     statistics, snapshot, report
 //! execute.rs    carries a plan out                        check.rs     the invariants
-//! mapper.rs     chunks, segments, page tables
+//! mapper.rs     chunks, segments, page tables               access.rs    access given again
 //! ```
 //!
 //! Threads: any; one at a time is inside. No stream state is locked during a driver call.
 
+mod access;
 mod addresses;
 mod borrow;
 mod check;
@@ -27,6 +28,7 @@ mod teardown;
 mod trim;
 
 pub use ranges::RawRange;
+pub use teardown::Users;
 pub use trim::Trimmed;
 
 use super::error::AllocError;
@@ -135,10 +137,11 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         self.mapper.pool.headroom_pages() == PageCount::ZERO
     }
 
-    /// Waits for the whole device where memory was freed on a stream that may have been destroyed. Its chunks can be moved
-    /// then. Returns false where that would not help.
+    /// Waits for the whole device where chunks are barred, or memory was freed, on a stream that may have been destroyed.
+    /// They can be moved then. Returns false where that would not help.
     fn wait_for_device(&mut self) -> Result<bool, DriverError> {
-        let waited = self.progress().wait_for_device()?;
+        let progress = self.progress();
+        let waited = if self.mapper.pool.has_bars() { progress.synchronize()? } else { progress.wait_for_device()? };
         if waited {
             self.mapper.pool.lift_bars();
         }

@@ -118,7 +118,12 @@ impl<D: Driver> Streams<D> {
             Err(error) => return Err(error),
         };
         match self.find(identity.key) {
-            Some(stream) if stream.has_number(identity.number) => Ok(stream),
+            Some(stream) if stream.has_number(identity.number) => {
+                if stream.seemed_captured() {
+                    stream.note_capture(self.driver.is_capturing(handle));
+                }
+                Ok(stream)
+            }
             _ => self.bind(handle, &identity),
         }
     }

@@ -112,7 +112,7 @@ impl<'a, D: Driver> Progress<'a, D> {
             let mut clock = stream.clock.lock();
             let only_now = clock.reach() == Reach::Given && self.given == Some(stream.index);
             if only_now {
-                clock.look_for_capture(true, &self.streams.driver);
+                self.is_captured(stream, &clock);
             } else if Some(stream.index) == except {
                 continue;
             }
@@ -200,7 +200,7 @@ impl<'a, D: Driver> Progress<'a, D> {
 
     /// Blocks the host until the whole device has done what is queued on it now. Returns false while a stream is being
     /// captured.
-    fn synchronize(&self) -> Result<bool, DriverError> {
+    pub fn synchronize(&self) -> Result<bool, DriverError> {
         if self.is_capturing() {
             return Ok(false);
         }
@@ -235,29 +235,39 @@ impl<'a, D: Driver> Progress<'a, D> {
         }
     }
 
-    /// Whether a stream is being captured, as far as the driver may be asked; of the others, as it was last.
+    /// Whether a stream is being captured, as far as the driver may be asked; of the others, whether they were last.
     fn is_capturing(&self) -> bool {
-        self.streams.iter().any(|stream| {
-            let given = self.given == Some(stream.index);
-            stream.clock.lock().look_for_capture(given, &self.streams.driver)
-        })
+        self.streams.iter().any(|stream| self.is_captured(stream, &stream.clock.lock()))
     }
 
-    /// Blocks the host until all streams have done what is queued on them now: for tearing down.
-    pub fn drain(&self) -> Result<(), DriverError> {
-        let mut told = true;
-        let mut first = Ok(());
+    /// Whether this stream is being captured.
+    fn is_captured(&self, stream: &Stream, clock: &StreamClock) -> bool {
+        if let Some(captured) = clock.is_captured(self.given == Some(stream.index), &self.streams.driver) {
+            stream.note_capture(captured);
+        }
+        stream.seemed_captured() && !clock.is_over()
+    }
+
+    /// Blocks the host until all streams have done what is queued on them now, as far as events tell: for tearing down.
+    /// Returns false where they do not, during a capture and of a stream that may have been destroyed.
+    pub fn drain(&self) -> Result<bool, DriverError> {
+        let mut told = Ok(true);
         for stream in self.streams.iter() {
             let mut clock = stream.clock.lock();
             // A stream that neither allocated nor freed anything may use memory that was recorded on it.
             let sealed = clock.seal(false, &self.streams.driver, &self.streams.events);
             let last = clock.open() - 1;
             let waited = clock.wait(last, &self.streams.driver, &self.streams.events);
-            clock.drop_events(&self.streams.events);
-            told &= clock.is_gone() || matches!((&sealed, &waited), (Ok(true), Ok(true)));
-            first = first.and(sealed.map(|_| ())).and(waited.map(|_| ()));
+            let done = match (sealed, waited) {
+                (Err(error), _) | (_, Err(error)) => Err(error),
+                (Ok(sealed), Ok(waited)) => Ok((sealed && waited) || clock.is_gone()),
+            };
+            told = match (told, done) {
+                (Ok(told), Ok(done)) => Ok(told && done),
+                (Err(error), _) | (_, Err(error)) => Err(error),
+            };
         }
-        if told { Ok(()) } else { first.and_then(|()| self.streams.driver.synchronize_device()) }
+        told
     }
 }
 

@@ -5,7 +5,7 @@ use super::region::{Region, RegionId, Regions};
 use crate::driver::StreamIdentity;
 use crate::heap::GRANULE;
 use crate::stream::{Fence, Reach, StreamClock, StreamIndex};
-use crate::sync::{AtomicU64, CachePadded, Mutex, MutexGuard, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, CachePadded, Mutex, MutexGuard, Ordering};
 use crate::units::{DeviceAddr, StreamId};
 use std::collections::HashMap;
 
@@ -144,6 +144,8 @@ pub struct Stream {
     handle: AtomicU64,
     key: AtomicU64,
     number: AtomicU64,
+    /// The stream was being captured when the driver was asked last; asked again when it is handed in.
+    captured: AtomicBool,
     state: CachePadded<Mutex<StreamState>>,
 }
 
@@ -156,6 +158,7 @@ impl Stream {
             handle: AtomicU64::new(handle.0),
             key: AtomicU64::new(identity.key.0),
             number: AtomicU64::new(identity.number),
+            captured: AtomicBool::new(false),
             state: CachePadded::new(Mutex::new(StreamState {
                 regions: Regions::default(),
                 epoch: 1,
@@ -185,10 +188,22 @@ impl Stream {
         self.number.load(Ordering::Acquire) == number
     }
 
+    /// Whether the stream was being captured when the driver was asked last.
+    #[inline]
+    pub fn seemed_captured(&self) -> bool {
+        self.captured.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether the stream is being captured.
+    pub fn note_capture(&self, captured: bool) {
+        self.captured.store(captured, Ordering::Relaxed);
+    }
+
     /// Makes this the entry of another stream; its clock has to be renewed as well.
     pub fn rename(&self, handle: StreamId, identity: &StreamIdentity) {
         self.handle.store(handle.0, Ordering::Relaxed);
         self.key.store(identity.key.0, Ordering::Relaxed);
+        self.captured.store(false, Ordering::Relaxed);
         self.number.store(identity.number, Ordering::Release);
     }
 

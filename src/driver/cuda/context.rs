@@ -9,8 +9,10 @@
 use std::marker::PhantomData;
 
 use super::library::Library;
+use super::streams::raw_stream;
 use super::sys::{CUcontext, CUdevice, CUstreamCaptureMode, CUstreamCaptureMode_enum as capture_mode};
 use crate::driver::{DriverCall, DriverResult};
+use crate::units::StreamId;
 
 /// The retained primary context of one device.
 #[derive(Debug)]
@@ -38,6 +40,46 @@ impl Context {
     /// Returns the driver's handle of the context.
     pub(super) fn raw(&self) -> CUcontext {
         self.raw
+    }
+
+    /// Returns whether the calling thread's current context is another one on the same device: its default streams are not
+    /// this context's. With no context current, or another device's, a device's default streams are meant.
+    pub(super) fn is_displaced(&self, call: DriverCall) -> DriverResult<bool> {
+        let api = self.library.api();
+        let mut current = std::ptr::null_mut();
+        // SAFETY: the out-parameter is a valid pointer for the call.
+        let result = unsafe { api.cuCtxGetCurrent(&raw mut current) };
+        self.library.check(call, "cuCtxGetCurrent", result)?;
+        if current.is_null() || current == self.raw {
+            return Ok(false);
+        }
+        let mut device = 0;
+        // SAFETY: the out-parameter is a valid pointer for the call; a context is current.
+        let result = unsafe { api.cuCtxGetDevice(&raw mut device) };
+        self.library.check(call, "cuCtxGetDevice", result)?;
+        Ok(device == self.device)
+    }
+
+    /// Returns the device that a stream of any context belongs to.
+    pub(super) fn device_of(&self, stream: StreamId) -> DriverResult<u32> {
+        let call = DriverCall::Stream;
+        let _current = self.enter(call)?;
+        let api = self.library.api();
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the caller says that this is a stream handle; the out-parameter is a valid pointer for the call.
+        let result = unsafe { api.cuStreamGetCtx(raw_stream(stream), &raw mut context) };
+        self.library.check(call, "cuStreamGetCtx", result)?;
+        // SAFETY: a stream's context lives as long as the stream.
+        let result = unsafe { api.cuCtxSetCurrent(context) };
+        self.library.check(call, "cuCtxSetCurrent", result)?;
+        let mut device = 0;
+        // SAFETY: the out-parameter is a valid pointer for the call; a context is current.
+        let result = unsafe { api.cuCtxGetDevice(&raw mut device) };
+        // SAFETY: this context was current before; `_current` restores the one before it.
+        let _ = unsafe { api.cuCtxSetCurrent(self.raw) };
+        self.library.check(call, "cuCtxGetDevice", result)?;
+        // A device's handle is its number.
+        Ok(device.cast_unsigned())
     }
 
     /// Makes this context current until the guard is dropped.

@@ -19,7 +19,6 @@ pub(super) struct Vmm<'a> {
     pub context: &'a Context,
     pub device: CUdevice,
     pub features: ChunkFeatures,
-    pub access: &'a [CUmemAccessDesc],
 }
 
 impl Vmm<'_> {
@@ -77,9 +76,10 @@ impl Vmm<'_> {
         self.call(DriverCall::Map, || unsafe { self.library.api().cuMemMap(addr.0, bytes, 0, chunk.0, 0) })
     }
 
-    pub(super) fn set_access(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
+    /// Gives the devices of the list access, all in one call.
+    pub(super) fn set_access(&self, addr: DeviceAddr, bytes: u64, access: &[CUmemAccessDesc]) -> DriverResult<()> {
         let bytes = size(DriverCall::SetAccess, bytes)?;
-        let (list, count) = (self.access.as_ptr(), self.access.len());
+        let (list, count) = (access.as_ptr(), access.len());
         // SAFETY: the list is as long as the count says; the driver checks the addresses.
         self.call(DriverCall::SetAccess, || unsafe { self.library.api().cuMemSetAccess(addr.0, bytes, list, count) })
     }
@@ -113,14 +113,8 @@ impl Vmm<'_> {
 }
 
 impl CudaDriver {
-    fn vmm(&self) -> Vmm<'_> {
-        Vmm {
-            library: self.library,
-            context: &self.context,
-            device: self.device,
-            features: self.features,
-            access: &self.access,
-        }
+    pub(super) fn vmm(&self) -> Vmm<'_> {
+        Vmm { library: self.library, context: &self.context, device: self.device, features: self.features }
     }
 }
 
@@ -169,7 +163,8 @@ impl MemoryDriver for CudaDriver {
     }
 
     fn set_access(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
-        self.vmm().set_access(addr, bytes)
+        let access = self.peers.access();
+        self.vmm().set_access(addr, bytes, &access)
     }
 
     fn unmap(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {

@@ -4,10 +4,12 @@
 //! ```text
 //! library.rs   libcuda.so.1, loaded and initialised once          sys/        generated bindings
 //! context.rs   primary context and capture mode, per call         error.rs    codes; why a device cannot be opened
-//! device.rs    facts about a device                               trial.rs    the trial cycle at opening
+//! device.rs    facts about a device                               trial.rs    the trial cycle
+//! peers.rs     the devices that get access
 //! memory.rs    virtual memory      streams.rs  streams, events    work.rs     fill, verify, copy
 //! kernels.rs   kernels from PTX                                   plain.rs    cuMemAlloc
 //! thread.rs    numbers of threads
+//! captures.rs  which capture a stream belongs to
 //! raw.rs       a way below the traits, for experiments only
 //! ```
 //!
@@ -23,12 +25,14 @@
 //!
 //! Not here: which memory goes where (the allocator), and devices without virtual memory management.
 
+mod captures;
 mod context;
 mod device;
 mod error;
 mod kernels;
 mod library;
 mod memory;
+mod peers;
 mod plain;
 #[doc(hidden)]
 pub mod raw;
@@ -39,6 +43,7 @@ mod thread;
 mod trial;
 mod work;
 
+pub use captures::Capture;
 pub use device::DeviceInfo;
 pub use error::{CudaVersion, LoadError, MINIMUM_VERSION, OpenError};
 pub use library::{Library, LibraryFile};
@@ -49,7 +54,8 @@ use std::path::PathBuf;
 
 use crate::sync::unseen::Mutex;
 use context::Context;
-use sys::{CUdevice, CUmemAccess_flags_enum, CUmemAccessDesc, CUmemLocation, CUmemLocationType_enum};
+use peers::Peers;
+use sys::CUdevice;
 
 /// A CUDA device as a [`Driver`](super::Driver).
 pub struct CudaDriver {
@@ -60,7 +66,7 @@ pub struct CudaDriver {
     features: ChunkFeatures,
     granularity: u64,
     recommended_granularity: u64,
-    access: Vec<CUmemAccessDesc>,
+    peers: Peers,
     work: Mutex<Option<work::Work>>,
 }
 
@@ -99,7 +105,8 @@ impl CudaBuilder {
         self
     }
 
-    /// Sets the devices that get access to every mapping, in addition to the device itself. Default: none.
+    /// Sets the devices that get access to every mapping, in addition to the device itself. Default: none. More may be added
+    /// later, with [`CudaDriver::add_peers`].
     pub fn peers(mut self, ordinals: impl IntoIterator<Item = u32>) -> Self {
         self.peers = ordinals.into_iter().collect();
         self
@@ -125,10 +132,8 @@ impl CudaBuilder {
     pub fn open(self) -> Result<CudaDriver, OpenError> {
         let library = self.load()?;
         let count = library.device_count()?;
-        for ordinal in std::iter::once(self.ordinal).chain(self.peers.iter().copied()) {
-            if ordinal >= count {
-                return Err(OpenError::NoSuchDevice { ordinal, count });
-            }
+        if self.ordinal >= count {
+            return Err(OpenError::NoSuchDevice { ordinal: self.ordinal, count });
         }
         let info = DeviceInfo::query(library, self.ordinal)?;
         if !info.vmm {
@@ -136,20 +141,13 @@ impl CudaBuilder {
             return Err(OpenError::NoVmm { ordinal: self.ordinal, name: info.name, reason });
         }
         let device = library.device(self.ordinal)?;
-        let mut access = vec![read_write(device)];
-        for &peer in self.peers.iter().filter(|&&peer| peer != self.ordinal) {
-            let peer_device = library.device(peer)?;
-            if !device::can_access(library, peer_device, device)? {
-                return Err(OpenError::NoPeerAccess { ordinal: self.ordinal, peer });
-            }
-            access.push(read_write(peer_device));
-        }
+        let access = peers::Access::of(library, self.ordinal)?.with(library, &self.peers)?;
         let context = Context::retain(library, device)?;
         let wanted = match self.sharing {
             Sharing::WherePossible => ChunkFeatures { posix_fd: info.posix_fd_export, rdma: info.rdma },
             Sharing::Never => ChunkFeatures { posix_fd: false, rdma: false },
         };
-        let agreed = trial::agree(library, &context, device, &info, &access, wanted)?;
+        let agreed = trial::agree(library, &context, device, &info, access.list(), wanted)?;
         Ok(CudaDriver {
             library,
             info,
@@ -158,7 +156,7 @@ impl CudaBuilder {
             features: agreed.features,
             granularity: agreed.granularity,
             recommended_granularity: agreed.recommended_granularity,
-            access,
+            peers: Peers::new(access),
             work: Mutex::new(None),
         })
     }
@@ -216,12 +214,5 @@ impl std::fmt::Debug for CudaDriver {
             .field("features", &self.features)
             .field("granularity", &self.granularity)
             .finish_non_exhaustive()
-    }
-}
-
-fn read_write(device: CUdevice) -> CUmemAccessDesc {
-    CUmemAccessDesc {
-        location: CUmemLocation { type_: CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE, id: device },
-        flags: CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     }
 }

@@ -55,7 +55,7 @@ impl<'a> Raw<'a> {
 
     /// Read and write access for the device itself, as `set_access` requests it.
     pub fn access(self) -> CUmemAccessDesc {
-        self.driver.access[0]
+        self.driver.peers.access()[0]
     }
 
     /// The device's primary context.

@@ -1,11 +1,12 @@
 //! Streams and events of a CUDA device.
 //!
 //! Three handles stand for no stream object of their own: 0 and 1 are the legacy default stream, 2 is the default
-//! stream of the calling thread (another stream on every thread). Handles of other streams are used again by the driver
-//! once their stream has been destroyed; `cuStreamGetId` (CUDA 12.0) tells the streams apart.
+//! stream of the calling thread (another stream on every thread). Which context they belong to depends on the calling
+//! thread: `check_stream` refuses them while a context other than the primary one of the device is current. Handles of other
+//! streams are used again by the driver once their stream has been destroyed; `cuStreamGetId` (CUDA 12.0) tells the streams
+//! apart.
 
 use super::CudaDriver;
-use super::context::Relaxed;
 use super::sys::{
     CUevent, CUevent_flags_enum as event_flags, CUstream, CUstreamCaptureStatus_enum as capture_status,
     cudaError_enum as code,
@@ -24,25 +25,28 @@ pub const PER_THREAD_STREAM: StreamId = StreamId(2);
 
 impl StreamDriver for CudaDriver {
     fn check_stream(&self, stream: StreamId) -> DriverResult<()> {
+        let call = DriverCall::Stream;
+        let refuse = |text| Err(DriverError::new(call, DriverErrorKind::InvalidHandle, text));
         if is_default(stream) {
+            if self.context.is_displaced(call)? {
+                return refuse(format!(
+                    "{stream} is a default stream, and on this thread a context other than the primary one of device {} \
+                     is current: hand in the handle of a stream that was created in the primary context",
+                    self.info.ordinal
+                ));
+            }
             return Ok(());
         }
         let _current = self.context.enter(DriverCall::Stream)?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the caller says that this is a stream handle; the out-parameter is a valid pointer for the call.
         let result = unsafe { self.library.api().cuStreamGetCtx(raw_stream(stream), &raw mut context) };
-        if self
-            .library
-            .check(DriverCall::Stream, "cuStreamGetCtx", result)
-            .is_ok_and(|()| context == self.context.raw())
-        {
-            return Ok(());
+        match self.library.check(call, "cuStreamGetCtx", result) {
+            Ok(()) if context == self.context.raw() => Ok(()),
+            // Whatever else went wrong, a device that is lost for one, says nothing about the stream.
+            Err(error) if error.kind != DriverErrorKind::InvalidHandle => Err(error),
+            _ => refuse(format!("{stream} is not a stream of device {}'s primary context", self.info.ordinal)),
         }
-        Err(DriverError::new(
-            DriverCall::Stream,
-            DriverErrorKind::InvalidHandle,
-            format!("{stream} is not a stream of device {}'s primary context", self.info.ordinal),
-        ))
     }
 
     fn identify(&self, stream: StreamId) -> DriverResult<StreamIdentity> {
@@ -101,7 +105,7 @@ impl StreamDriver for CudaDriver {
 
     fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
         // A query from a thread in the default capture mode would break a capture under way elsewhere.
-        let _relaxed = Relaxed::new(self.library);
+        let _guards = self.context.enter_outside_capture(DriverCall::EventQuery)?;
         // SAFETY: an event of this driver (the trait's contract).
         let result = unsafe { self.library.api().cuEventQuery(raw_event(event)) };
         if result == code::CUDA_ERROR_NOT_READY {
@@ -111,7 +115,7 @@ impl StreamDriver for CudaDriver {
     }
 
     fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
-        let _relaxed = Relaxed::new(self.library);
+        let _guards = self.context.enter_outside_capture(DriverCall::EventSynchronize)?;
         // SAFETY: an event of this driver (the trait's contract).
         let result = unsafe { self.library.api().cuEventSynchronize(raw_event(event)) };
         self.library.check(DriverCall::EventSynchronize, "cuEventSynchronize", result)

@@ -1,4 +1,5 @@
-//! The trial at opening: one real cycle of virtual memory calls, with as many chunk features as work.
+//! The trial: one real cycle of virtual memory calls, at opening with as many chunk features as work, and for every peer
+//! that is added later.
 //!
 //! What a device claims is not enough: some say that RDMA-capable chunks work and then refuse access to them (WSL), and
 //! some claim virtual memory management and refuse the calls.
@@ -34,11 +35,11 @@ pub(super) fn agree(
     attempts.dedup();
     let last = attempts.len() - 1;
     for (attempt, features) in attempts.into_iter().enumerate() {
-        let vmm = Vmm { library, context, device, features, access };
+        let vmm = Vmm { library, context, device, features };
         let mut needed = 0;
         let tried = vmm.granularities().and_then(|(granularity, recommended_granularity)| {
             needed = granularity;
-            cycle(&vmm, granularity).map(|()| Agreed { features, granularity, recommended_granularity })
+            cycle(&vmm, granularity, access).map(|()| Agreed { features, granularity, recommended_granularity })
         });
         match tried {
             Ok(agreed) if agreed.granularity.is_power_of_two() => return Ok(agreed),
@@ -68,11 +69,11 @@ fn failed(info: &DeviceInfo, needed: u64, error: DriverError) -> OpenError {
 }
 
 /// Create, reserve, map, access, and everything back.
-fn cycle(vmm: &Vmm<'_>, bytes: u64) -> DriverResult<()> {
+pub(super) fn cycle(vmm: &Vmm<'_>, bytes: u64, access: &[CUmemAccessDesc]) -> DriverResult<()> {
     let chunk = vmm.create(bytes)?;
     let outcome = vmm.reserve(bytes, bytes).and_then(|addr| {
         let mapped = vmm.map(addr, bytes, chunk).and_then(|()| {
-            let accessed = vmm.set_access(addr, bytes);
+            let accessed = vmm.set_access(addr, bytes, access);
             accessed.and(vmm.unmap(addr, bytes))
         });
         mapped.and(vmm.address_free(addr, bytes))

@@ -2,11 +2,11 @@
 
 use gapless::ChunkPolicy;
 use gapless_capi::{
-    Budget, Conf, ConfError, GAPLESS_ERROR_INVALID_ARGUMENT, GAPLESS_OK, gapless_check_conf, gapless_last_error,
+    Budget, Conf, ConfError, GAPLESS_ERROR_INVALID_ARGUMENT, GAPLESS_OK, Peers, gapless_check_conf, gapless_last_error,
 };
 use std::ffi::{CStr, CString};
 
-const KEYS: [&str; 7] = ["budget", "slack", "chunk", "region", "log", "record", "report_on_failure"];
+const KEYS: [&str; 8] = ["budget", "slack", "chunk", "region", "peers", "log", "record", "report_on_failure"];
 
 /// Parses a text. What is accepted is in range and reads back the same once it is written down; what is refused is told
 /// with what would be right; the C interface says the same.
@@ -50,6 +50,9 @@ fn check_ranges(conf: &Conf) {
     assert!(conf.slack.is_none_or(|slack| slack >= 1.0), "{conf:?}");
     assert!(!matches!(conf.chunk, Some(ChunkPolicy::Fixed(0))));
     assert_ne!(conf.region_bytes, Some(0));
+    if let Peers::Listed(listed) = &conf.peers {
+        assert!(!listed.is_empty() && listed.is_sorted_by(|one, next| one < next), "{listed:?}");
+    }
     assert!(conf.record.as_ref().is_none_or(|path| !path.as_os_str().is_empty()));
     for warning in &conf.warnings {
         let key = warning.split_once(" is PyTorch's own").map_or("", |(key, _)| key);
@@ -90,6 +93,11 @@ fn write(conf: &Conf) -> String {
         _ => "chunk:auto".into(),
     }));
     parts.extend(conf.region_bytes.map(|bytes| format!("region:{bytes}")));
+    match &conf.peers {
+        Peers::Auto => {}
+        Peers::None => parts.push("peers:none".into()),
+        Peers::Listed(listed) => parts.push(format!("peers:{listed:?}")),
+    }
     parts.extend(conf.log.then(|| "log:on".into()));
     parts.extend(conf.report_on_failure.then(|| "report_on_failure:on".into()));
     parts.extend(conf.record.as_ref().map(|path| format!("record:{}", path.display())));

@@ -80,9 +80,11 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_ui
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceCanAccessPeer(answer: *mut c_int, device: c_int, peer: c_int) -> Code {
-    begin!("cuDeviceCanAccessPeer");
+    let state = begin!("cuDeviceCanAccessPeer");
+    let known = |device: c_int| usize::try_from(device).ok().filter(|device| *device < state.devices.len());
+    let (Some(from), Some(to)) = (known(device), known(peer)) else { return E::CUDA_ERROR_INVALID_DEVICE.0 };
     // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(answer, c_int::from(device != peer)) }
+    unsafe { put(answer, c_int::from(from != to && state.can_reach(from, to))) }
 }
 
 #[unsafe(no_mangle)]
@@ -93,7 +95,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, dev
     };
     found.retained.fetch_add(1, Ordering::Relaxed);
     // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(context, pointer(context_token(device as usize))) }
+    unsafe { put(context, pointer(context_token(state, Context { device: device as usize, number: 0 }))) }
 }
 
 #[unsafe(no_mangle)]
@@ -106,17 +108,18 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> Code {
     if released.is_err() { CONTEXT } else { OK }
 }
 
-/// Returns the token of a device's primary context. It is below all other tokens.
-pub(super) fn context_token(device: usize) -> u64 {
-    CONTEXTS + device as u64
+/// Returns the token of a context. It is below all other tokens.
+pub(super) fn context_token(state: &State, context: Context) -> u64 {
+    let number = if context.number == 0 { context.device } else { state.devices.len() + context.number - 1 };
+    CONTEXTS + number as u64
 }
 
 const CONTEXTS: u64 = 0xc0_0000;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> Code {
-    begin!("cuCtxGetCurrent");
-    let current = CURRENT.get().checked_sub(1).map_or(std::ptr::null_mut(), |device| pointer(context_token(device)));
+    let state = begin!("cuCtxGetCurrent");
+    let current = CURRENT.get().map_or(std::ptr::null_mut(), |context| pointer(context_token(state, context)));
     // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(context, current) }
 }
@@ -124,16 +127,78 @@ pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> Code {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> Code {
     let state = begin!("cuCtxSetCurrent");
-    let token = context as u64;
-    if token == 0 {
-        CURRENT.set(0);
-        return OK;
+    let found = find_context(state, context);
+    if found.is_none() && !context.is_null() {
+        return CONTEXT;
     }
-    match token.checked_sub(CONTEXTS).map(|device| device as usize) {
-        Some(device) if device < state.devices.len() => CURRENT.set(device + 1),
-        _ => return CONTEXT,
+    CURRENT.set(found);
+    OK
+}
+
+/// Returns the context of a handle.
+fn find_context(state: &State, context: *mut c_void) -> Option<Context> {
+    let token = (context as u64).checked_sub(CONTEXTS)? as usize;
+    if token < state.devices.len() {
+        return Some(Context { device: token, number: 0 });
+    }
+    let at = token - state.devices.len();
+    let device = (*state.contexts.lock().get(at)?)?;
+    Some(Context { device, number: at + 1 })
+}
+
+/// Returns the device of a context.
+pub(super) fn device_of_context(state: &State, context: *mut c_void) -> Option<usize> {
+    find_context(state, context).map(|context| context.device)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> Code {
+    let (_, current) = begin_current!("cuCtxGetDevice");
+    // SAFETY: guaranteed by the driver API's contract.
+    unsafe { put(device, current as c_int) }
+}
+
+/// Creates a context beside the primary one, and makes it current.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxCreate_v2(context: *mut *mut c_void, _flags: c_uint, device: c_int) -> Code {
+    let state = begin!("cuCtxCreate_v2");
+    let Some(device) = usize::try_from(device).ok().filter(|device| *device < state.devices.len()) else {
+        return E::CUDA_ERROR_INVALID_DEVICE.0;
+    };
+    let mut contexts = state.contexts.lock();
+    contexts.push(Some(device));
+    let made = Context { device, number: contexts.len() };
+    BELOW.with_borrow_mut(|below| below.push(CURRENT.get()));
+    CURRENT.set(Some(made));
+    // SAFETY: guaranteed by the driver API's contract.
+    unsafe { put(context, pointer(context_token(state, made))) }
+}
+
+/// Destroys a context that `cuCtxCreate` made. Where it is current, none is afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxDestroy_v2(context: *mut c_void) -> Code {
+    let state = begin!("cuCtxDestroy_v2");
+    let Some(found) = find_context(state, context).filter(|found| found.number > 0) else { return CONTEXT };
+    state.contexts.lock()[found.number - 1] = None;
+    if CURRENT.get() == Some(found) {
+        CURRENT.set(BELOW.with_borrow_mut(Vec::pop).unwrap_or(None));
     }
     OK
+}
+
+/// Gives the current context's device access to the `cuMemAlloc` memory of another. Mappings of `cuMemMap` have access of
+/// their own.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxEnablePeerAccess(peer: *mut c_void, flags: c_uint) -> Code {
+    let (state, device) = begin_current!("cuCtxEnablePeerAccess");
+    let Some(peer) = device_of_context(state, peer).filter(|peer| *peer != device && flags == 0) else {
+        return INVALID;
+    };
+    if !state.can_reach(device, peer) {
+        return E::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED.0;
+    }
+    let new = state.peers_enabled.write().insert((device, peer));
+    if new { OK } else { E::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED.0 }
 }
 
 #[unsafe(no_mangle)]
@@ -149,14 +214,14 @@ pub unsafe extern "C" fn cuCtxPushCurrent_v2(context: *mut c_void) -> Code {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> Code {
-    begin!("cuCtxPopCurrent");
-    let Some(device) = CURRENT.get().checked_sub(1) else { return CONTEXT };
-    CURRENT.set(BELOW.with_borrow_mut(Vec::pop).unwrap_or(0));
+    let state = begin!("cuCtxPopCurrent");
+    let Some(popped) = CURRENT.get() else { return CONTEXT };
+    CURRENT.set(BELOW.with_borrow_mut(Vec::pop).unwrap_or(None));
     if context.is_null() {
         return OK;
     }
     // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(context, pointer(context_token(device))) }
+    unsafe { put(context, pointer(context_token(state, popped))) }
 }
 
 #[unsafe(no_mangle)]
@@ -167,8 +232,8 @@ pub unsafe extern "C" fn cuCtxSynchronize() -> Code {
     // A context whose streams are captured cannot be waited for, whatever the capture mode of the calling thread.
     let mut captured = false;
     for stream in &streams {
-        if let Some(capture) = stream.capture.lock().as_mut() {
-            capture.valid = false;
+        if let Some(capture) = stream.capture.lock().as_ref() {
+            capture.invalidate();
             captured = true;
         }
     }

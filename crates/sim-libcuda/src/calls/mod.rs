@@ -7,13 +7,16 @@ use std::time::Duration;
 
 use gapless::DeviceAddr;
 use gapless::driver::cuda::sys::{
-    CUmemAccessDesc, CUmemAllocationProp, CUmemLocation, CUmemLocationType_enum, cudaError_enum as E,
+    CUmemAccess_flags_enum, CUmemAccessDesc, CUmemAllocationProp, CUmemLocation, CUmemLocationType_enum,
+    cudaError_enum as E,
 };
 use gapless::driver::{DriverResult, MemoryDriver};
 
 use crate::kernels;
 use crate::settings::{Rdma, planned_fault};
-use crate::state::{BELOW, CAPTURE_MODE, CURRENT, Chunk, Event, INITIALISED, Mapping, State};
+use crate::state::{
+    Accessor, BELOW, CAPTURE_MODE, CURRENT, Chunk, Context, DeviceSet, Event, INITIALISED, Mapping, State,
+};
 use crate::streams::{Capture, Op, Stream};
 
 /// The result of the functions: a `CUresult`.
@@ -27,6 +30,7 @@ pub const UNSUPPORTED: Code = E::CUDA_ERROR_NOT_SUPPORTED.0;
 pub const NOT_FOUND: Code = E::CUDA_ERROR_NOT_FOUND.0;
 const NOT_READY: Code = E::CUDA_ERROR_NOT_READY.0;
 const CAPTURE: Code = E::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.0;
+const IMPLICIT: Code = E::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT.0;
 const ISOLATION: Code = E::CUDA_ERROR_STREAM_CAPTURE_ISOLATION.0;
 const LOST: Code = E::CUDA_ERROR_ILLEGAL_ADDRESS.0;
 
@@ -48,7 +52,7 @@ pub(crate) use begin;
 macro_rules! begin_current {
     ($name:literal) => {{
         let state = begin!($name);
-        let Some(device) = CURRENT.get().checked_sub(1) else { return CONTEXT };
+        let Some(crate::state::Context { device, .. }) = CURRENT.get() else { return CONTEXT };
         let lost = state.devices[device].lost.load(Ordering::Acquire);
         if lost != 0 {
             return lost;
@@ -77,20 +81,39 @@ fn breaks_a_capture(state: &State) -> bool {
     let here = std::thread::current().id();
     let mut broken = false;
     for stream in state.streams.all() {
-        if let Some(capture) = stream.capture.lock().as_mut()
+        if let Some(capture) = stream.capture.lock().as_ref()
             && capture.mode != RELAXED
             && (capture.thread == here || (mode == GLOBAL && capture.mode == GLOBAL))
         {
-            capture.valid = false;
+            capture.invalidate();
             broken = true;
         }
     }
     broken
 }
 
+/// Finds a stream to use. The legacy default stream is unusable while a blocking stream is captured: the attempt ends
+/// that capture.
 macro_rules! find_stream {
     ($state:expr, $stream:expr, $device:expr) => {
         match stream_of($state, $stream, $device) {
+            Ok(stream) => match $state.streams.implicit_capture(&stream) {
+                None => stream,
+                Some(capture) => {
+                    capture.invalidate();
+                    return IMPLICIT;
+                }
+            },
+            Err(code) => return code,
+        }
+    };
+}
+
+/// Finds a stream to ask about, which ends no capture.
+macro_rules! ask_stream {
+    ($state:expr, $stream:expr, $device:expr) => {
+        match stream_of($state, $stream, $device) {
+            Ok(stream) if $state.streams.implicit_capture(&stream).is_some() => return IMPLICIT,
             Ok(stream) => stream,
             Err(code) => return code,
         }
@@ -122,6 +145,7 @@ pub fn pointer<T>(token: u64) -> *mut T {
 }
 
 mod contexts;
+mod graphs;
 mod launch;
 mod plain_memory;
 mod start;
@@ -130,7 +154,7 @@ mod testing;
 mod vmm;
 mod work;
 
-use contexts::context_token;
+use contexts::{context_token, device_of_context};
 use streams::stream_of;
 pub use streams::synchronize;
 pub use work::{copy_in_on, copy_out_on, load_module};

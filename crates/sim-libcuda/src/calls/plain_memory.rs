@@ -66,7 +66,7 @@ pub unsafe extern "C" fn cuMemAllocAsync(addr: *mut u64, bytes: usize, stream: *
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFreeAsync(addr: u64, stream: *mut c_void) -> Code {
     let (state, device) = begin_current!("cuMemFreeAsync");
-    let Some(stream) = state.streams.find(stream as u64, device) else { return HANDLE };
+    let stream = find_stream!(state, stream, device);
     let free = Arc::new(move || {
         State::get().free(addr);
     });

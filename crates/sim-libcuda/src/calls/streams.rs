@@ -1,12 +1,34 @@
-//! Streams, captures and events.
+//! Streams and events.
 
+use super::graphs::{self, InCapture};
 use super::*;
+
+/// Returns an error if the stream is being captured, which ends the capture.
+macro_rules! not_captured {
+    ($stream:expr) => {
+        if let Some(capture) = $stream.capture.lock().as_ref() {
+            capture.invalidate();
+            return CAPTURE;
+        }
+    };
+}
+
+/// Returns an error if the event was recorded in a capture, which ends that capture.
+macro_rules! not_of_a_capture {
+    ($state:expr, $event:expr) => {
+        if let Some(id) = $event.captured {
+            graphs::invalidate($state, id);
+            return E::CUDA_ERROR_CAPTURED_EVENT.0;
+        }
+    };
+}
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, flags: c_uint) -> Code {
-    let (state, device) = begin_current!("cuStreamCreate");
+    let (state, _) = begin_current!("cuStreamCreate");
+    let context = CURRENT.get().unwrap_or_default();
     // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(stream, pointer(state.streams.create(device, flags & 1 == 0))) }
+    unsafe { put(stream, pointer(state.streams.create(context, flags & 1 == 0))) }
 }
 
 #[unsafe(no_mangle)]
@@ -17,8 +39,9 @@ pub unsafe extern "C" fn cuStreamDestroy_v2(stream: *mut c_void) -> Code {
 
 /// Returns the stream of a handle, or the code of the error.
 pub(super) fn stream_of(state: &State, stream: *mut c_void, device: usize) -> Result<Arc<Stream>, Code> {
-    let found = state.streams.find(stream as u64, device).ok_or(HANDLE)?;
-    if found.device == device { Ok(found) } else { Err(CONTEXT) }
+    let context = CURRENT.get().filter(|context| context.device == device).ok_or(CONTEXT)?;
+    let found = state.streams.find(stream as u64, context).ok_or(HANDLE)?;
+    if found.context == context { Ok(found) } else { Err(CONTEXT) }
 }
 
 #[unsafe(no_mangle)]
@@ -32,9 +55,7 @@ pub unsafe extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> Code {
 pub unsafe fn synchronize(stream: *mut c_void) -> Code {
     let (state, device) = begin_current!("cuStreamSynchronize");
     let stream = find_stream!(state, stream, device);
-    if stream.capture.lock().is_some() {
-        return CAPTURE;
-    }
+    not_captured!(stream);
     forbidden_in_capture!(state);
     stream.synchronize();
     state.devices[device].lost.load(Ordering::Acquire)
@@ -44,16 +65,17 @@ pub unsafe fn synchronize(stream: *mut c_void) -> Code {
 pub unsafe extern "C" fn cuStreamQuery(stream: *mut c_void) -> Code {
     let (state, device) = begin_current!("cuStreamQuery");
     let stream = find_stream!(state, stream, device);
+    not_captured!(stream);
     forbidden_in_capture!(state);
     if stream.tail().is_none_or(|tail| tail.is_complete()) { OK } else { NOT_READY }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamGetCtx(stream: *mut c_void, context: *mut *mut c_void) -> Code {
-    let (state, device) = begin_current!("cuStreamGetCtx");
-    let Some(stream) = state.streams.find(stream as u64, device) else { return HANDLE };
+    let (state, _) = begin_current!("cuStreamGetCtx");
+    let Some(stream) = state.streams.find(stream as u64, CURRENT.get().unwrap_or_default()) else { return HANDLE };
     // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(context, pointer(context_token(stream.device))) }
+    unsafe { put(context, pointer(context_token(state, stream.context))) }
 }
 
 #[unsafe(no_mangle)]
@@ -68,84 +90,11 @@ pub unsafe extern "C" fn cuStreamGetId(stream: *mut c_void, id: *mut u64) -> Cod
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamIsCapturing(stream: *mut c_void, status: *mut c_uint) -> Code {
-    let (state, device) = begin_current!("cuStreamIsCapturing");
-    let stream = find_stream!(state, stream, device);
-    let now = stream.capture.lock().as_ref().map_or(0, |capture| if capture.valid { 1 } else { 2 });
-    // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(status, now) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamBeginCapture_v2(stream: *mut c_void, mode: c_uint) -> Code {
-    let (state, device) = begin_current!("cuStreamBeginCapture_v2");
-    if stream as u64 <= 1 || mode > 2 {
-        return INVALID;
-    }
-    let stream = find_stream!(state, stream, device);
-    let mut capture = stream.capture.lock();
-    if capture.is_some() {
-        return E::CUDA_ERROR_ILLEGAL_STATE.0;
-    }
-    *capture = Some(Capture { mode, thread: std::thread::current().id(), valid: true, ops: Vec::new() });
-    OK
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamEndCapture(stream: *mut c_void, graph: *mut *mut c_void) -> Code {
-    let (state, device) = begin_current!("cuStreamEndCapture");
-    let stream = find_stream!(state, stream, device);
-    let Some(capture) = stream.capture.lock().take() else { return E::CUDA_ERROR_ILLEGAL_STATE.0 };
-    if !capture.valid {
-        // SAFETY: guaranteed by the driver API's contract.
-        unsafe { put(graph, std::ptr::null_mut()) };
-        return E::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED.0;
-    }
-    let token = state.token();
-    state.graphs.lock().insert(token, capture.ops);
-    // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(graph, pointer(token)) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGraphInstantiateWithFlags(exec: *mut *mut c_void, graph: *mut c_void, _flags: u64) -> Code {
-    let (state, _) = begin_current!("cuGraphInstantiateWithFlags");
-    let mut graphs = state.graphs.lock();
-    let Some(ops) = graphs.get(&(graph as u64)).cloned() else { return INVALID };
-    let token = state.token();
-    graphs.insert(token, ops);
-    // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(exec, pointer(token)) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGraphLaunch(exec: *mut c_void, stream: *mut c_void) -> Code {
-    let (state, device) = begin_current!("cuGraphLaunch");
-    let stream = find_stream!(state, stream, device);
-    let Some(ops) = state.graphs.lock().get(&(exec as u64)).cloned() else { return INVALID };
-    for op in ops {
-        state.streams.queue(&stream, op);
-    }
-    OK
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGraphDestroy(graph: *mut c_void) -> Code {
-    let state = begin!("cuGraphDestroy");
-    if state.graphs.lock().remove(&(graph as u64)).is_some() { OK } else { INVALID }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGraphExecDestroy(exec: *mut c_void) -> Code {
-    let state = begin!("cuGraphExecDestroy");
-    if state.graphs.lock().remove(&(exec as u64)).is_some() { OK } else { INVALID }
-}
-
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, _flags: c_uint) -> Code {
     let (state, _) = begin_current!("cuEventCreate");
     let token = state.token();
-    state.events.lock().insert(token, Event::default());
+    let context = CURRENT.get().unwrap_or_default();
+    state.events.lock().insert(token, Event { context, ..Event::default() });
     // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(event, pointer(token)) }
 }
@@ -162,10 +111,14 @@ pub unsafe extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) 
     let stream = find_stream!(state, stream, device);
     let mut events = state.events.lock();
     let Some(event) = events.get_mut(&(event as u64)) else { return HANDLE };
-    let captured = stream.capture.lock().is_some();
+    // An event is recorded on streams of its own context only. Streams of all devices may wait for it.
+    if event.context != stream.context {
+        return HANDLE;
+    }
+    let captured = stream.capture.lock().as_ref().map(|capture| capture.id);
     // Queue an empty operation, so that the event completes in stream order on an idle stream too.
     state.streams.queue(&stream, Op::Run(Arc::new(|| {})));
-    *event = Event { recorded: stream.tail(), captured };
+    *event = Event { recorded: stream.tail(), captured, ..*event };
     OK
 }
 
@@ -174,11 +127,10 @@ pub unsafe extern "C" fn cuEventQuery(event: *mut c_void) -> Code {
     let state = begin!("cuEventQuery");
     forbidden_in_capture!(state);
     let Some(event) = state.events.lock().get(&(event as u64)).cloned() else { return HANDLE };
-    if event.captured {
-        return E::CUDA_ERROR_CAPTURED_EVENT.0;
-    }
-    if let Some(code) = any_lost(state) {
-        return code;
+    not_of_a_capture!(state, event);
+    let lost = state.devices[event.context.device].lost.load(Ordering::Acquire);
+    if lost != 0 {
+        return lost;
     }
     if event.recorded.is_none_or(|marker| marker.is_complete()) { OK } else { NOT_READY }
 }
@@ -186,19 +138,16 @@ pub unsafe extern "C" fn cuEventQuery(event: *mut c_void) -> Code {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventSynchronize(event: *mut c_void) -> Code {
     let state = begin!("cuEventSynchronize");
+    if CURRENT.get().is_none() {
+        return CONTEXT;
+    }
     forbidden_in_capture!(state);
     let Some(event) = state.events.lock().get(&(event as u64)).cloned() else { return HANDLE };
-    if event.captured {
-        return E::CUDA_ERROR_CAPTURED_EVENT.0;
-    }
+    not_of_a_capture!(state, event);
     if let Some(marker) = event.recorded {
         marker.wait();
     }
-    any_lost(state).unwrap_or(OK)
-}
-
-fn any_lost(state: &State) -> Option<Code> {
-    state.devices.iter().map(|device| device.lost.load(Ordering::Acquire)).find(|&code| code != 0)
+    state.devices[event.context.device].lost.load(Ordering::Acquire)
 }
 
 #[unsafe(no_mangle)]
@@ -206,11 +155,10 @@ pub unsafe extern "C" fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_vo
     let (state, device) = begin_current!("cuStreamWaitEvent");
     let stream = find_stream!(state, stream, device);
     let Some(event) = state.events.lock().get(&(event as u64)).cloned() else { return HANDLE };
-    if let Some(capture) = stream.capture.lock().as_mut()
-        && !event.captured
-    {
-        capture.valid = false;
-        return ISOLATION;
+    match graphs::wait_in_capture(state, &stream, &event) {
+        Ok(InCapture::Yes) => return OK,
+        Ok(InCapture::No) => {}
+        Err(code) => return code,
     }
     if let Some(marker) = event.recorded {
         state.streams.queue(&stream, Op::Wait(marker));

@@ -9,7 +9,7 @@ macro_rules! begin_vmm {
             return UNSUPPORTED;
         }
         forbidden_in_capture!(state);
-        if let Some(device) = CURRENT.get().checked_sub(1) {
+        if let Some(Context { device, .. }) = CURRENT.get() {
             let lost = state.devices[device].lost.load(Ordering::Acquire);
             if lost != 0 {
                 return lost;
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn cuMemAddressReserve(
         return INVALID;
     }
     // Addresses belong to the process. The current device's host driver reserves them, since it will map into them.
-    let device = CURRENT.get().saturating_sub(1);
+    let device = CURRENT.get().unwrap_or_default().device;
     let host = &state.devices[device].host;
     match host.reserve(bytes as u64, (align as u64).max(host.granularity())) {
         Ok(at) => {
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn cuMemMap(addr: u64, bytes: usize, offset: usize, handle
     let result = state.devices[chunk.device].host.map(DeviceAddr(addr), chunk.bytes, chunk.handle);
     if result.is_ok() {
         let Chunk { device, bytes, rdma, .. } = chunk;
-        mappings.insert(addr, Mapping { bytes, device, chunk: handle, rdma, accessible: false });
+        mappings.insert(addr, Mapping { bytes, device, chunk: handle, rdma, granted: DeviceSet::default() });
     }
     code_of(result)
 }
@@ -154,11 +154,22 @@ pub unsafe extern "C" fn cuMemSetAccess(addr: u64, bytes: usize, list: *const CU
     }
     // SAFETY: the list has `count` entries (the driver API's contract).
     let list = unsafe { std::slice::from_raw_parts(list, count) };
-    if list.iter().any(|one| device_at(state, &one.location).is_none()) {
-        return INVALID;
+    // The whole list is checked before anything changes.
+    let mut wanted = Vec::with_capacity(list.len());
+    for one in list {
+        let Some(device) = device_at(state, &one.location) else { return INVALID };
+        match one.flags {
+            CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE => wanted.push((device, true)),
+            CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_NONE => wanted.push((device, false)),
+            _ => return INVALID,
+        }
     }
     let mut mappings = state.mappings.write();
     let Some(starts) = State::tiling(&mappings, addr, bytes as u64) else { return INVALID };
+    let owners = starts.iter().map(|start| mappings[start].device);
+    if owners.into_iter().any(|owner| wanted.iter().any(|&(device, _)| !state.can_reach(device, owner))) {
+        return E::CUDA_ERROR_INVALID_DEVICE.0;
+    }
     if state.settings.rdma == Rdma::Refused && starts.iter().any(|start| mappings[start].rdma) {
         return E::CUDA_ERROR_UNKNOWN.0;
     }
@@ -167,7 +178,10 @@ pub unsafe extern "C" fn cuMemSetAccess(addr: u64, bytes: usize, list: *const CU
     if result.is_ok() {
         for start in starts {
             if let Some(mapping) = mappings.get_mut(&start) {
-                mapping.accessible = true;
+                for &(device, grant) in &wanted {
+                    mapping.granted =
+                        if grant { mapping.granted.with(device) } else { mapping.granted.without(device) };
+                }
             }
         }
     }
@@ -193,10 +207,9 @@ pub unsafe extern "C" fn cuMemUnmap(addr: u64, bytes: usize) -> Code {
 pub unsafe extern "C" fn cuMemGetAccess(flags: *mut u64, location: *const CUmemLocation, addr: u64) -> Code {
     let state = begin_vmm!("cuMemGetAccess");
     // SAFETY: null or valid (the driver API's contract).
-    if unsafe { location.as_ref() }.is_none_or(|location| device_at(state, location).is_none()) {
-        return INVALID;
-    }
-    let accessible = State::accessible(&state.mappings.read(), addr, 1);
+    let location = unsafe { location.as_ref() };
+    let Some(device) = location.and_then(|location| device_at(state, location)) else { return INVALID };
+    let accessible = state.accessible(&state.mappings.read(), Accessor::Kernel(device), addr, 1);
     // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(flags, if accessible { 3 } else { 0 }) }
 }

@@ -2,11 +2,11 @@
 
 use super::*;
 
-/// Queues `work`, which runs only if all of `ranges` are accessible then. Otherwise the device is lost.
+/// Queues `work`, which runs only if all of `ranges` may be accessed then. Otherwise the stream's device is lost.
 fn queue_work(
     state: &'static State,
     stream: &Arc<Stream>,
-    ranges: Vec<(u64, u64)>,
+    ranges: Vec<(Accessor, u64, u64)>,
     work: impl Fn() + Send + Sync + 'static,
 ) {
     let device = stream.device;
@@ -16,7 +16,7 @@ fn queue_work(
             return;
         }
         let mappings = state.mappings.read();
-        if ranges.iter().all(|&(addr, bytes)| State::accessible(&mappings, addr, bytes)) {
+        if ranges.iter().all(|&(by, addr, bytes)| state.accessible(&mappings, by, addr, bytes)) {
             work();
         } else {
             state.devices[device].lost.store(LOST, Ordering::Release);
@@ -30,10 +30,44 @@ pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(target: u64, source: u64, bytes: u
     let (state, device) = begin_current!("cuMemcpyDtoDAsync_v2");
     let stream = find_stream!(state, stream, device);
     let bytes = bytes as u64;
-    queue_work(state, &stream, vec![(target, bytes), (source, bytes)], move || {
-        // SAFETY: both ranges were found accessible, and stay so while the mappings are locked.
-        unsafe { kernels::copy(target, source, bytes) };
-    });
+    queue_work(
+        state,
+        &stream,
+        vec![(Accessor::Copy(device), target, bytes), (Accessor::Copy(device), source, bytes)],
+        move || {
+            // SAFETY: both ranges were found accessible, and stay so while the mappings are locked.
+            unsafe { kernels::copy(target, source, bytes) };
+        },
+    );
+    OK
+}
+
+/// Copies between devices, whether or not they can access each other's memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyPeerAsync(
+    target: u64,
+    target_context: *mut c_void,
+    source: u64,
+    source_context: *mut c_void,
+    bytes: usize,
+    stream: *mut c_void,
+) -> Code {
+    let (state, device) = begin_current!("cuMemcpyPeerAsync");
+    let stream = find_stream!(state, stream, device);
+    let (Some(to), Some(from)) = (device_of_context(state, target_context), device_of_context(state, source_context))
+    else {
+        return CONTEXT;
+    };
+    let bytes = bytes as u64;
+    queue_work(
+        state,
+        &stream,
+        vec![(Accessor::Copy(to), target, bytes), (Accessor::Copy(from), source, bytes)],
+        move || {
+            // SAFETY: both ranges were found accessible, and stay so while the mappings are locked.
+            unsafe { kernels::copy(target, source, bytes) };
+        },
+    );
     OK
 }
 
@@ -54,7 +88,7 @@ pub unsafe fn copy_out_on(target: *mut c_void, source: u64, bytes: usize, stream
     let (state, device) = begin_current!("cuMemcpyDtoHAsync_v2");
     let stream = find_stream!(state, stream, device);
     let (target, bytes) = (target as u64, bytes as u64);
-    queue_work(state, &stream, vec![(source, bytes)], move || {
+    queue_work(state, &stream, vec![(Accessor::Copy(device), source, bytes)], move || {
         // SAFETY: the source was found accessible; the target is valid by the driver API's contract.
         unsafe { kernels::copy(target, source, bytes) };
     });
@@ -78,7 +112,7 @@ pub unsafe fn copy_in_on(target: u64, source: *const c_void, bytes: usize, strea
     let (state, device) = begin_current!("cuMemcpyHtoDAsync_v2");
     let stream = find_stream!(state, stream, device);
     let (source, bytes) = (source as u64, bytes as u64);
-    queue_work(state, &stream, vec![(target, bytes)], move || {
+    queue_work(state, &stream, vec![(Accessor::Copy(device), target, bytes)], move || {
         // SAFETY: the target was found accessible; the source is valid by the driver API's contract.
         unsafe { kernels::copy(target, source, bytes) };
     });
@@ -89,7 +123,7 @@ pub unsafe fn copy_in_on(target: u64, source: *const c_void, bytes: usize, strea
 pub unsafe extern "C" fn cuMemsetD8Async(target: u64, value: u8, count: usize, stream: *mut c_void) -> Code {
     let (state, device) = begin_current!("cuMemsetD8Async");
     let stream = find_stream!(state, stream, device);
-    queue_work(state, &stream, vec![(target, count as u64)], move || {
+    queue_work(state, &stream, vec![(Accessor::Kernel(device), target, count as u64)], move || {
         let at: *mut u8 = pointer(target);
         // SAFETY: the range was found accessible, and stays so while the mappings are locked.
         unsafe { at.write_bytes(value, count) };
@@ -101,7 +135,7 @@ pub unsafe extern "C" fn cuMemsetD8Async(target: u64, value: u8, count: usize, s
 pub unsafe extern "C" fn cuMemsetD32Async(target: u64, value: c_uint, count: usize, stream: *mut c_void) -> Code {
     let (state, device) = begin_current!("cuMemsetD32Async");
     let stream = find_stream!(state, stream, device);
-    queue_work(state, &stream, vec![(target, count as u64 * 4)], move || {
+    queue_work(state, &stream, vec![(Accessor::Kernel(device), target, count as u64 * 4)], move || {
         for word in 0..count {
             let at: *mut c_uint = pointer(target + word as u64 * 4);
             // SAFETY: the range was found accessible, and stays so while the mappings are locked.
@@ -208,7 +242,9 @@ pub unsafe extern "C" fn cuLaunchKernel(
         state.streams.queue(&stream, Op::Run(Arc::new(move || std::thread::sleep(wait))));
         return OK;
     }
-    queue_work(state, &stream, kernels::ranges_of(name, &values), move || {
+    let ranges = kernels::ranges_of(name, &values);
+    let ranges = ranges.into_iter().map(|(addr, bytes)| (Accessor::Kernel(device), addr, bytes)).collect();
+    queue_work(state, &stream, ranges, move || {
         // SAFETY: the ranges were found accessible, and stay so while the mappings are locked.
         unsafe { kernels::run(name, &values) };
     });

@@ -19,7 +19,8 @@ const OUT: &str = "src/driver/cuda/sys";
 const REQUIRED: &str = "
 cuInit cuDriverGetVersion cuGetErrorName cuGetErrorString
 cuDeviceGetCount cuDeviceGet cuDeviceGetName cuDeviceGetAttribute cuDeviceTotalMem_v2 cuDeviceCanAccessPeer
-cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2 cuCtxGetCurrent cuCtxSetCurrent cuCtxSynchronize
+cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2 cuCtxGetCurrent cuCtxGetDevice
+cuCtxSetCurrent cuCtxSynchronize
 cuMemGetInfo_v2 cuMemAlloc_v2 cuMemFree_v2 cuMemAllocHost_v2 cuMemFreeHost
 cuMemAddressReserve cuMemAddressFree cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess
 cuMemGetAllocationGranularity

@@ -991,6 +991,7 @@ pub struct Required {
     pub cuDevicePrimaryCtxRelease_v2: unsafe extern "C" fn(dev: CUdevice) -> CUresult,
     pub cuCtxSetCurrent: unsafe extern "C" fn(ctx: CUcontext) -> CUresult,
     pub cuCtxGetCurrent: unsafe extern "C" fn(pctx: *mut CUcontext) -> CUresult,
+    pub cuCtxGetDevice: unsafe extern "C" fn(device: *mut CUdevice) -> CUresult,
     pub cuCtxSynchronize: unsafe extern "C" fn() -> CUresult,
     pub cuModuleLoadData: unsafe extern "C" fn(module: *mut CUmodule, image: *const ::std::os::raw::c_void) -> CUresult,
     pub cuModuleUnload: unsafe extern "C" fn(hmod: CUmodule) -> CUresult,
@@ -1120,6 +1121,7 @@ impl Required {
             unsafe { __library.get(b"cuDevicePrimaryCtxRelease_v2\0") }.map(|sym| *sym)?;
         let cuCtxSetCurrent = unsafe { __library.get(b"cuCtxSetCurrent\0") }.map(|sym| *sym)?;
         let cuCtxGetCurrent = unsafe { __library.get(b"cuCtxGetCurrent\0") }.map(|sym| *sym)?;
+        let cuCtxGetDevice = unsafe { __library.get(b"cuCtxGetDevice\0") }.map(|sym| *sym)?;
         let cuCtxSynchronize = unsafe { __library.get(b"cuCtxSynchronize\0") }.map(|sym| *sym)?;
         let cuModuleLoadData = unsafe { __library.get(b"cuModuleLoadData\0") }.map(|sym| *sym)?;
         let cuModuleUnload = unsafe { __library.get(b"cuModuleUnload\0") }.map(|sym| *sym)?;
@@ -1174,6 +1176,7 @@ impl Required {
             cuDevicePrimaryCtxRelease_v2,
             cuCtxSetCurrent,
             cuCtxGetCurrent,
+            cuCtxGetDevice,
             cuCtxSynchronize,
             cuModuleLoadData,
             cuModuleUnload,
@@ -1261,6 +1264,9 @@ impl Required {
     }
     pub unsafe fn cuCtxGetCurrent(&self, pctx: *mut CUcontext) -> CUresult {
         unsafe { (self.cuCtxGetCurrent)(pctx) }
+    }
+    pub unsafe fn cuCtxGetDevice(&self, device: *mut CUdevice) -> CUresult {
+        unsafe { (self.cuCtxGetDevice)(device) }
     }
     pub unsafe fn cuCtxSynchronize(&self) -> CUresult {
         unsafe { (self.cuCtxSynchronize)() }

@@ -15,6 +15,7 @@ pub const REQUIRED: &[&str] = &[
     "cuDevicePrimaryCtxRetain",
     "cuDevicePrimaryCtxRelease_v2",
     "cuCtxGetCurrent",
+    "cuCtxGetDevice",
     "cuCtxSetCurrent",
     "cuCtxSynchronize",
     "cuMemGetInfo_v2",

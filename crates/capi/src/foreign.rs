@@ -1,0 +1,172 @@
+//! Foreign uses: streams of other devices that a device's blocks were recorded for.
+//!
+//! An allocator knows the order of its own device's streams only. A block with a foreign use is therefore *held back* when it
+//! is freed: the end of what is queued by then is marked on each of these streams, by the allocator of their own device, and
+//! the block goes to its allocator once all marks have been passed. Nothing waits on a device meanwhile. Until then the block
+//! counts as live.
+//!
+//! ```text
+//!   record_stream          free: a mark on each stream              the marks have been passed
+//!       live, used  ───────────────────────▶  held back  ───────────────────────────────▶  freed
+//! ```
+//!
+//! - I1  an address is in `used` while its block is live, in `held` after it was freed, never in both.
+//! - I2  a block is in `held` as long as one of its uses may not be over.
+//!
+//! Threads: any; one lock, under which clocks of other devices' streams are asked. Cost: a load of an atomic while there are no
+//! foreign uses; while blocks are held back, a query for each stream that holds one, at every call.
+
+use crate::process::Device;
+use crate::streams::StreamLives;
+use gapless::allocator::{StreamError, StreamMark, WatchedStream};
+use gapless::driver::DriverResult;
+use gapless::driver::cuda::{CudaDriver, LEGACY_STREAM, PER_THREAD_STREAM};
+use gapless::{Allocator, DeviceAddr, StreamId};
+use parking_lot::Mutex;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The foreign uses of one device's blocks.
+#[derive(Debug, Default)]
+pub(crate) struct Foreign {
+    /// Number of blocks in `used` and `held`; 0 most of the time.
+    count: AtomicUsize,
+    /// Number of blocks in `held`.
+    held: AtomicUsize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    used: HashMap<DeviceAddr, Vec<Use>>,
+    /// Blocks that are held back, the oldest first.
+    held: Vec<Held>,
+    /// Their addresses.
+    held_at: HashSet<DeviceAddr>,
+}
+
+/// A block that was freed and is held back.
+#[derive(Debug)]
+struct Held {
+    addr: DeviceAddr,
+    /// The uses that may not be over.
+    uses: Vec<(Use, StreamMark)>,
+}
+
+/// A stream of another device that uses a block.
+#[derive(Clone, Copy, Debug)]
+struct Use {
+    device: &'static Device,
+    stream: WatchedStream,
+}
+
+impl Foreign {
+    /// Notes that a stream of `device` uses the live block at `addr`.
+    pub fn record(
+        &self,
+        addr: DeviceAddr,
+        device: &'static Device,
+        stream: StreamId,
+        lives: StreamLives,
+    ) -> Result<(), StreamError> {
+        // A thread's default stream can be named by that thread only. The legacy one runs behind those of all threads.
+        let stream = if stream == PER_THREAD_STREAM { LEGACY_STREAM } else { stream };
+        let allocator = &device.main.allocator;
+        if lives == StreamLives::AsLongAsTheProcess {
+            allocator.keep_stream(stream)?;
+        }
+        let stream = allocator.watch_stream(stream)?;
+        let mut state = self.state.lock();
+        let uses = state.used.entry(addr).or_default();
+        if !uses.iter().any(|known| known.device.ordinal == device.ordinal && known.stream == stream) {
+            uses.push(Use { device, stream });
+        }
+        self.recount(&state);
+        Ok(())
+    }
+
+    /// Holds a block back that is being freed. Returns false when it has no foreign uses: then it is free.
+    pub fn hold_back(&self, addr: DeviceAddr) -> bool {
+        // Relaxed: a thread that frees a block has synchronised with the one that recorded a stream for it.
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let mut state = self.state.lock();
+        let Some(uses) = state.used.remove(&addr) else { return false };
+        let uses = uses.into_iter().map(|one| (one, one.allocator().mark(one.stream))).collect();
+        state.held.push(Held { addr, uses });
+        state.held_at.insert(addr);
+        self.recount(&state);
+        true
+    }
+
+    /// Whether a block was freed and is held back.
+    pub fn holds(&self, addr: DeviceAddr) -> bool {
+        self.holds_any() && self.state.lock().held_at.contains(&addr)
+    }
+
+    /// Whether any block is held back.
+    pub fn holds_any(&self) -> bool {
+        // Relaxed: as in `hold_back`.
+        self.held.load(Ordering::Relaxed) > 0
+    }
+
+    /// Takes the blocks whose uses are over: the caller frees them.
+    pub fn take_over(&self) -> Vec<DeviceAddr> {
+        if !self.holds_any() {
+            return Vec::new();
+        }
+        // The marks of one stream are passed in order: after one that is not, the later ones need not be asked about.
+        let mut busy: Vec<Use> = Vec::new();
+        self.take(|one, mark| {
+            if busy.iter().any(|known| known.device.ordinal == one.device.ordinal && known.stream == one.stream) {
+                return false;
+            }
+            let over = is_over(one.allocator().has_passed(mark));
+            if !over {
+                busy.push(one);
+            }
+            over
+        })
+    }
+
+    /// Takes the blocks whose uses are over after a wait for all that can be waited for: the caller frees them.
+    pub fn wait(&self) -> Vec<DeviceAddr> {
+        self.take(|one, mark| is_over(one.allocator().wait_for(mark)))
+    }
+
+    /// Takes the blocks out of `held` of which no use is left.
+    fn take(&self, mut is_over: impl FnMut(Use, StreamMark) -> bool) -> Vec<DeviceAddr> {
+        let mut state = self.state.lock();
+        let mut over = Vec::new();
+        state.held.retain_mut(|held| {
+            held.uses.retain(|(one, mark)| !is_over(*one, *mark));
+            if held.uses.is_empty() {
+                over.push(held.addr);
+            }
+            !held.uses.is_empty()
+        });
+        for addr in &over {
+            state.held_at.remove(addr);
+        }
+        self.recount(&state);
+        over
+    }
+
+    fn recount(&self, state: &State) {
+        self.count.store(state.used.len() + state.held.len(), Ordering::Relaxed);
+        self.held.store(state.held.len(), Ordering::Relaxed);
+    }
+}
+
+impl Use {
+    fn allocator(&self) -> &'static Allocator<CudaDriver> {
+        &self.device.main.allocator
+    }
+}
+
+/// Whether a use is over, by the driver's answer. A device that is lost runs nothing any more; after any other error the next
+/// call asks again.
+fn is_over(answer: DriverResult<bool>) -> bool {
+    answer.unwrap_or_else(|error| error.kind.is_sticky())
+}
