@@ -349,7 +349,8 @@ gapless_status gapless_configure(const char *conf);
 // Writes the handle of a device's process-wide allocator to *allocator, for its statistics and recordings. It is
 // made on first use from GAPLESS_CONF and lives as long as the process; gapless_destroy refuses it.
 //
-// Allocate from it with gapless_device_alloc: calls by handle go past the pools of captured graphs and the memory history. A
+// Allocate from it with gapless_device_alloc: calls by handle go past the pools of captured graphs, the memory history, and
+// what other devices' streams use. A
 // budget set by handle lasts until a pool is closed or used; gapless_torch_set_fraction shares one with the pools.
 //
 // allocator points to a handle.
