@@ -394,12 +394,34 @@ gapless_status gapless_device_record_stream(int32_t device,
                                             struct CUstream_st *stream);
 
 // Returns free memory of a device's process-wide allocator to the driver until at most keep_bytes are held, and writes
-// the number of bytes released to *released, unless that is null. Memory of pools stays, and does not count.
+// the number of bytes released to *released, unless that is null. Memory of pools that were released goes back too, after a
+// wait for the device; that of other pools stays, and does not count.
 //
 // released is null or points to a number.
 gapless_status gapless_device_trim(int32_t device,
                                    uint64_t keep_bytes,
                                    uint64_t *released);
+
+// Promises that stream lives until it is forgotten or the allocator is destroyed.
+//
+// Without the promise a stream may be destroyed at any time between two calls that are handed it, with memory live that
+// was allocated for it. So its handle goes to the driver only from such calls; what it may still use is reused at once on
+// the stream itself, and elsewhere only after its next call, or after the host has waited for the whole device. Keep the
+// streams that live long. The default stream always is kept; that of a thread cannot be, which is no error.
+gapless_status gapless_keep_stream(struct gapless_allocator *allocator,
+                                   struct CUstream_st *stream);
+
+// Ends the promise of gapless_keep_stream, right before the stream is destroyed: no work that uses memory of the allocator
+// is queued on it any more. Good for a stream that was not kept, too: what it may still use needs no wait for the whole
+// device then. Does nothing for a stream that the allocator has not seen.
+gapless_status gapless_forget_stream(struct gapless_allocator *allocator,
+                                     struct CUstream_st *stream);
+
+// As gapless_keep_stream, for the process-wide allocator of a device.
+gapless_status gapless_device_keep_stream(int32_t device, struct CUstream_st *stream);
+
+// As gapless_forget_stream, for the process-wide allocator of a device and its pools.
+gapless_status gapless_device_forget_stream(int32_t device, struct CUstream_st *stream);
 
 // Replays a recorded trace on a simulated device and writes the results as a JSON array into buffer, as
 // gapless_stats_json does: one object for each policy, with the keys of gapless replay --json.
@@ -445,7 +467,8 @@ void *gapless_torch_base_alloc(void *pointer,
 void gapless_torch_record_stream(void *pointer,
                                  struct CUstream_st *stream);
 
-// PyTorch's begin allocate to pool, when a graph is captured or a MemPool is in use: opens a pool for the calling thread.
+// PyTorch's begin allocate to pool, when a graph is captured or a MemPool is in use: opens a pool. If the first request then
+// is made on a stream that is being captured, the pool serves the requests of that capture, else those of the calling thread.
 // The filter is not called.
 void gapless_torch_begin_allocate_to_pool(int32_t device,
                                           struct gapless_torch_pool pool,
@@ -454,7 +477,8 @@ void gapless_torch_begin_allocate_to_pool(int32_t device,
 // PyTorch's end allocate to pool: closes a pool to new requests.
 void gapless_torch_end_allocate_to_pool(int32_t device, struct gapless_torch_pool pool);
 
-// PyTorch's release pool: the graph or MemPool is gone. The pool's memory goes back with its last allocation.
+// PyTorch's release pool: the graph or MemPool is gone. Waits for nothing: a replay may be in flight. Once nothing in the pool
+// is live, its memory goes back when it is wanted, or with the next trim, after a wait for the device.
 void gapless_torch_release_pool(int32_t device,
                                 struct gapless_torch_pool pool);
 

@@ -298,6 +298,39 @@ fn the_check_at_opening_leaves_nothing_behind() {
     }
 }
 
+/// Opens a device whose driver answers every `call` with `answer`, and checks the error.
+fn opened_with(test: &str, call: &str, answer: u32, check: impl FnOnce(&OpenError)) {
+    let fault = format!("{call}:*:{answer}");
+    with_settings(test, &[("GAPLESS_SIM_FAIL", fault.as_str())], || {
+        check(&CudaDriver::builder().library(library()).open().unwrap_err());
+    });
+}
+
+#[test]
+fn a_trial_that_is_refused_as_not_supported_is_no_vmm() {
+    opened_with("a_trial_that_is_refused_as_not_supported_is_no_vmm", "cuMemMap", 801, |error| {
+        assert!(matches!(error, OpenError::NoVmm { .. }), "{error}");
+    });
+}
+
+#[test]
+fn a_trial_without_addresses_says_so() {
+    opened_with("a_trial_without_addresses_says_so", "cuMemAddressReserve", 2, |error| {
+        assert!(matches!(error, OpenError::NoAddresses { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("ulimit -v") && !text.contains("has no virtual memory management"), "{text}");
+    });
+}
+
+#[test]
+fn a_trial_that_fails_for_another_reason_says_which() {
+    opened_with("a_trial_that_fails_for_another_reason_says_which", "cuMemSetAccess", 999, |error| {
+        assert!(matches!(error, OpenError::Trial { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("999") && !text.contains("has no virtual memory management"), "{text}");
+    });
+}
+
 #[test]
 fn a_device_without_vmm_is_refused_with_a_way_out() {
     with_settings("a_device_without_vmm_is_refused_with_a_way_out", &[("GAPLESS_SIM_NO_VMM", "1")], || {
@@ -333,16 +366,28 @@ fn no_device_and_old_drivers_have_different_errors() {
     let name = "no_device_and_old_drivers_have_different_errors";
     with_settings(name, &[("GAPLESS_SIM_DEVICES", "0"), ("CASE", "none")], no_device_or_old);
     with_settings(name, &[("GAPLESS_SIM_VERSION", "10010"), ("CASE", "old")], no_device_or_old);
+    // Has virtual memory management and lacks a function that gapless needs.
+    with_settings(name, &[("GAPLESS_SIM_VERSION", "10020"), ("CASE", "nearly")], no_device_or_old);
 }
 
 fn no_device_or_old() {
     let error = Library::open_from(&library()).unwrap_err();
-    if std::env::var("CASE").unwrap() == "none" {
-        assert!(matches!(error, LoadError::NoDevice { .. }), "{error}");
-    } else {
-        assert!(matches!(error, LoadError::DriverTooOld { found: CudaVersion(10_010), .. }), "{error}");
-        assert!(error.to_string().contains("10.1"), "{error}");
-    }
+    let found = match std::env::var("CASE").unwrap().as_str() {
+        "none" => {
+            assert!(matches!(error, LoadError::NoDevice { .. }), "{error}");
+            CudaVersion(13_000)
+        }
+        case => {
+            let version = if case == "old" { CudaVersion(10_010) } else { CudaVersion(10_020) };
+            assert!(matches!(&error, LoadError::DriverTooOld { found, .. } if *found == version), "{error}");
+            assert!(error.to_string().contains(&version.to_string()), "{error}");
+            assert!(error.to_string().contains("11.0"), "{error}");
+            version
+        }
+    };
+    // What the library is can be told all the same.
+    let file = Library::find(Some(&library())).unwrap();
+    assert_eq!((Some(found), std::fs::canonicalize(library()).unwrap()), (file.cuda, file.file.into()));
 }
 
 #[test]

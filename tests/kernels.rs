@@ -32,16 +32,20 @@ fn sources_and_ptx_have_not_drifted_apart() {
     }
 }
 
-/// The PTX works on devices from compute capability 7.5, and with drivers from CUDA 10.2.
+/// The PTX works on devices from compute capability 7.5, and with every driver that gapless accepts. Only an experiment
+/// of `gapless probe` needs more: programmatic dependent launch exists from compute capability 9.0 on.
 #[test]
 fn ptx_is_for_old_drivers_too() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
     let files = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
     let sources: Vec<_> = files.filter(|path| path.extension().is_some_and(|ending| ending == "ptx")).collect();
-    assert_eq!(sources.len(), 5, "{sources:?}");
+    assert_eq!(sources.len(), 6, "{sources:?}");
     for path in sources {
         let ptx = fs::read_to_string(&path).unwrap();
-        assert!(ptx.lines().any(|line| line == ".version 6.4"), "{}", path.display());
-        assert!(ptx.lines().any(|line| line == ".target sm_75"), "{}", path.display());
+        let newer = path.file_stem().is_some_and(|name| name == "dependent");
+        let (version, target) =
+            if newer { (".version 7.8", ".target sm_90") } else { (".version 6.4", ".target sm_75") };
+        assert!(ptx.lines().any(|line| line == version), "{}", path.display());
+        assert!(ptx.lines().any(|line| line == target), "{}", path.display());
     }
 }

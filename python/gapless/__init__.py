@@ -112,6 +112,18 @@ class Allocator:
         """Records that ``stream`` also uses an allocation."""
         _library.check(self._library.gapless_record_stream(self._handle, address, stream))
 
+    def keep_stream(self, stream: int) -> None:
+        """Promises that ``stream`` lives until it is forgotten or the allocator is closed.
+
+        Memory that was used on a stream that is not kept is reused on other streams only after its next call here, or
+        after the host has waited for the whole device.
+        """
+        _library.check(self._library.gapless_keep_stream(self._handle, stream))
+
+    def forget_stream(self, stream: int) -> None:
+        """Ends the promise of ``keep_stream``, right before ``stream`` is destroyed."""
+        _library.check(self._library.gapless_forget_stream(self._handle, stream))
+
     def trim(self, keep_bytes: int = 0) -> int:
         """Returns free memory to the driver until at most ``keep_bytes`` are held; returns the number of bytes released."""
         released = ctypes.c_uint64()
@@ -194,6 +206,17 @@ class DeviceMemory(Allocator):
     def record_stream(self, address: int, stream: int) -> None:
         """Records that ``stream`` also uses an allocation."""
         _library.check(self._library.gapless_device_record_stream(self._device, address, stream))
+
+    def keep_stream(self, stream: int) -> None:
+        """Promises that ``stream`` lives until it is forgotten. PyTorch's streams are kept without a call."""
+        _library.check(self._library.gapless_device_keep_stream(self._device, stream))
+
+    def forget_stream(self, stream: int) -> None:
+        """Ends the promise of ``keep_stream``, right before ``stream`` is destroyed.
+
+        With PyTorch, call it before the stream behind a ``torch.cuda.ExternalStream`` is destroyed.
+        """
+        _library.check(self._library.gapless_device_forget_stream(self._device, stream))
 
     def trim(self, keep_bytes: int = 0) -> int:
         """Returns free memory to the driver until at most ``keep_bytes`` are held; returns the number of bytes released.

@@ -26,6 +26,7 @@ pub struct Builder<D: Driver> {
     chunk_policy: ChunkPolicy,
     region_bytes: Option<u64>,
     mapping_limit: usize,
+    keeps_mappings: bool,
     epoch_limit: u32,
 }
 
@@ -38,6 +39,7 @@ impl<D: Driver> Builder<D> {
             chunk_policy: ChunkPolicy::Auto,
             region_bytes: None,
             mapping_limit: DEFAULT_MAPPING_LIMIT,
+            keeps_mappings: false,
             epoch_limit: u32::MAX,
         }
     }
@@ -81,6 +83,18 @@ impl<D: Driver> Builder<D> {
         self
     }
 
+    /// Keeps every mapping until the allocator is closed: for memory that work uses of which the allocator is not told, such
+    /// as replays of a captured graph.
+    ///
+    /// An address that was handed out stays mapped to the same memory, so nothing is released before the end, by a trim or a
+    /// lower budget neither. Free memory is reused on its own stream only, at the same address or at a further one. Closing
+    /// waits for the whole device. Raw ranges are not affected.
+    #[must_use]
+    pub fn keep_mappings(mut self) -> Self {
+        self.keeps_mappings = true;
+        self
+    }
+
     /// Number of seals of a stream after which its blocks' 32-bit epochs are renumbered. For tests, which do not live to see
     /// 2^32.
     #[doc(hidden)]
@@ -121,6 +135,7 @@ impl<D: Driver> Builder<D> {
             slack: self.slack,
             chunk_policy: self.chunk_policy,
             mapping_limit: self.mapping_limit,
+            keeps_mappings: self.keeps_mappings,
             epoch_limit: self.epoch_limit,
         };
         Ok(Allocator::assemble(self.driver, geometry, budget))

@@ -15,6 +15,8 @@ pub struct Geometry {
     pub chunk_policy: ChunkPolicy,
     /// Number of mappings above which stale ones are removed.
     pub mapping_limit: usize,
+    /// Whether mappings stay until the allocator is closed.
+    pub keeps_mappings: bool,
     /// Epoch of a stream's blocks at which they are renumbered.
     pub epoch_limit: u32,
 }

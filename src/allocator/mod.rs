@@ -50,12 +50,12 @@ use crate::sync::Arc;
 use crate::units::{DeviceAddr, StreamId};
 use geometry::Geometry;
 use shared::Shared;
-use slow_path::Door;
+use slow_path::{Door, Users};
 
 /// A GPU memory allocator for one device. Cheap to clone; every clone is the same allocator.
 ///
 /// Dropping the last clone returns everything to the driver, after waiting for the streams that used it;
-/// [`close`](Self::close) does the same and reports what failed or leaked.
+/// [`close`](Self::close) does the same and reports what failed or leaked. What cannot be waited for stays mapped.
 #[derive(Debug)]
 pub struct Allocator<D: Driver> {
     inner: Arc<Inner<D>>,
@@ -184,6 +184,9 @@ impl<D: Driver> Allocator<D> {
     /// The driver's, from releasing memory; the new budget holds all the same. In a forked process nothing is released.
     pub fn set_budget(&self, bytes: u64) -> Result<(), AllocError> {
         self.inner.door.set_budget(&self.inner.shared, bytes);
+        if self.reserved_bytes() <= bytes {
+            return Ok(());
+        }
         match self.trim(bytes) {
             Ok(_) | Err(AllocError::Forked { .. }) => Ok(()),
             Err(error) => Err(error),
@@ -252,15 +255,29 @@ impl<D: Driver> Allocator<D> {
         self.inner.door.check(&self.inner.shared);
     }
 
-    /// Waits for the streams that used this allocator's memory, and returns everything to the driver. Every other clone has
-    /// been dropped, and no stream that used its memory is being captured: the host cannot wait for one.
+    /// Waits for the streams that used this allocator's memory, and returns everything to the driver. Where one of them cannot
+    /// be waited for, the host waits for the whole device. Every other clone has been dropped.
     ///
     /// # Errors
     /// [`CloseError::Leaked`] lists the allocations that were never freed; their memory is gone all the same.
     /// [`CloseError::Forked`] in a process forked from the one that built it.
     /// [`CloseError::InUse`] when there are other clones: the allocator lives on in them.
-    /// [`CloseError::Driver`] when a driver call failed.
+    /// [`CloseError::Driver`] when a driver call failed. While a stream of the device is being captured, the device cannot be
+    /// waited for: where that would be needed, nothing is returned, since work may be using it.
     pub fn close(self) -> Result<(), CloseError> {
+        self.end(Users::MayBeAtWork)
+    }
+
+    /// As [`close`](Self::close), for a caller who has waited for the device since the last work that uses this allocator's
+    /// memory was queued. Waits for nothing, so it works during captures too.
+    ///
+    /// # Errors
+    /// As `close`.
+    pub fn close_after_wait(self) -> Result<(), CloseError> {
+        self.end(Users::AreDone)
+    }
+
+    fn end(self, users: Users) -> Result<(), CloseError> {
         let clones = Arc::strong_count(&self.inner);
         let mut inner = Arc::try_unwrap(self.inner).map_err(|_| CloseError::InUse(clones.saturating_sub(1).max(1)))?;
         if inner.shared.is_forked() {
@@ -269,7 +286,7 @@ impl<D: Driver> Allocator<D> {
         }
         let leaks = inner.shared.streams.live();
         inner.torn_down = true;
-        inner.door.tear_down(&inner.shared)?;
+        inner.door.tear_down(&inner.shared, users)?;
         if leaks.is_empty() { Ok(()) } else { Err(CloseError::Leaked(leaks)) }
     }
 }
@@ -277,8 +294,8 @@ impl<D: Driver> Allocator<D> {
 impl<D: Driver> Drop for Inner<D> {
     fn drop(&mut self) {
         if !self.torn_down && !self.shared.is_forked() {
-            // Nobody is left to tell; `close` is for those who want to know.
-            let _ = self.door.tear_down(&self.shared);
+            // Nobody is left to tell; `close` is for those who want to know. What may be in use stays mapped.
+            let _ = self.door.tear_down(&self.shared, Users::MayBeAtWork);
         }
     }
 }

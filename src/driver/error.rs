@@ -38,6 +38,8 @@ impl DriverErrorKind {
 pub struct DriverError {
     /// The call that failed.
     pub call: DriverCall,
+    /// The name of the driver's function, where `call` stands for several.
+    pub function: Option<Cow<'static, str>>,
     /// The kind of failure.
     pub kind: DriverErrorKind,
     /// The driver's result code (a `CUresult`; simulated drivers use the same numbers).
@@ -60,13 +62,14 @@ impl DriverError {
             DriverErrorKind::DeviceLost => (700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
             DriverErrorKind::Other => (999, "CUDA_ERROR_UNKNOWN"),
         };
-        Self { call, kind, code, name: Cow::Borrowed(name), text: text.into() }
+        Self { call, function: None, kind, code, name: Cow::Borrowed(name), text: text.into() }
     }
 }
 
 impl fmt::Display for DriverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} failed with {} ({}): {}", self.call.name(), self.name, self.code, self.text)
+        let function = self.function.as_deref().unwrap_or(self.call.name());
+        write!(f, "{function} failed with {} ({}): {}", self.name, self.code, self.text)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::instance::Instance;
 use crate::status::{Answer, Failure};
+use gapless::allocator::Builder;
 use gapless::driver::MemoryDriver;
 use gapless::driver::cuda::CudaDriver;
 use gapless::{Allocator, ChunkPolicy};
@@ -140,6 +141,15 @@ impl Settings {
 
     /// Builds an allocator on an open device.
     pub fn build_on(&self, driver: Arc<CudaDriver>) -> Answer<Allocator<CudaDriver>> {
+        Ok(self.builder_on(driver)?.build()?)
+    }
+
+    /// Builds an allocator on an open device for memory that captured graphs use.
+    pub fn build_for_graphs(&self, driver: Arc<CudaDriver>) -> Answer<Allocator<CudaDriver>> {
+        Ok(self.builder_on(driver)?.keep_mappings().build()?)
+    }
+
+    fn builder_on(&self, driver: Arc<CudaDriver>) -> Answer<Builder<CudaDriver>> {
         let total = driver.memory_info()?.total;
         let mut builder = Allocator::builder(driver);
         if let Some(budget) = self.budget {
@@ -154,7 +164,7 @@ impl Settings {
         if let Some(bytes) = self.region_bytes {
             builder = builder.region_bytes(bytes);
         }
-        Ok(builder.build()?)
+        Ok(builder)
     }
 }
 

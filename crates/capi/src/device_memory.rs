@@ -8,16 +8,16 @@
 //!
 //! Threads: any. Cost: that of `Instance` and `Pools`, and for each call a load of an atomic for the history.
 
-use crate::foreign::StreamLives;
 use crate::functions::{CUstream_st, address, device_pointer, stream_id};
 use crate::history::{Action, HISTORY};
 use crate::instance::{Request, is_out_of_memory};
 use crate::last_error::guard;
 use crate::notice::notice;
 use crate::out::check_out;
-use crate::pools::PoolId;
+use crate::pools::{PoolId, wants_room};
 use crate::process::Device;
 use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, GAPLESS_ERROR_STREAM, gapless_status};
+use crate::streams::StreamLives;
 use gapless::allocator::{AddressFacts, AllocError, FreeError, LiveAllocation, Snapshot, Stats, StreamError, Trimmed};
 use gapless::driver::cuda::{CudaDriver, LEGACY_STREAM, PER_THREAD_STREAM};
 use gapless::driver::{DriverError, DriverErrorKind};
@@ -32,7 +32,7 @@ impl Device {
     /// error what the front end's callers are told.
     pub fn alloc(&self, request: &Request, worded: impl FnOnce(AllocError) -> Failure) -> Answer<DeviceAddr> {
         self.settle(self.foreign.take_over());
-        let serve = || self.pools.alloc(&self.main, request).unwrap_or_else(|| request.serve(&self.main.allocator));
+        let serve = || self.pools.alloc(&self.main, request).unwrap_or_else(|| self.alloc_from_main(request));
         let mut outcome = serve();
         if matches!(outcome, Err(AllocError::OutOfMemory(_))) && self.foreign.holds_any() {
             self.settle(self.foreign.wait());
@@ -59,6 +59,19 @@ impl Device {
         }
     }
 
+    fn alloc_from_main(&self, request: &Request) -> Result<DeviceAddr, AllocError> {
+        let outcome = request.serve(&self.main.allocator);
+        if wants_room(&outcome) && self.pools.make_room(&self.main, request) {
+            return request.serve(&self.main.allocator);
+        }
+        outcome
+    }
+
+    /// Whether an address cannot be that of a pool's allocation.
+    fn is_of_main(&self, addr: DeviceAddr) -> bool {
+        self.pools.none() || self.main.allocator.contains(addr)
+    }
+
     /// Frees an allocation. `bytes` and `stream` are for the history: those of the allocation, or 0 where the front end
     /// does not know them. The allocator knows on which streams the memory was used.
     pub fn free(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) -> Result<(), FreeError> {
@@ -70,7 +83,10 @@ impl Device {
     }
 
     fn free_now(&self, addr: DeviceAddr) -> Result<(), FreeError> {
-        self.pools.free(&self.main, addr).unwrap_or_else(|| self.main.allocator.free(addr))
+        if self.is_of_main(addr) {
+            return self.main.allocator.free(addr);
+        }
+        self.pools.free(addr).unwrap_or_else(|| self.main.allocator.free(addr))
     }
 
     /// Frees blocks that were held back, whose foreign uses are over.
@@ -93,9 +109,7 @@ impl Device {
     /// not say of which device, so it stands for that of every device in use.
     pub fn record_stream(&self, addr: DeviceAddr, stream: StreamId, lives: StreamLives) -> Answer<()> {
         self.expect_not_held(addr)?;
-        let own =
-            self.pools.record_stream(addr, stream).unwrap_or_else(|| self.main.allocator.record_stream(addr, stream));
-        match own {
+        match self.record_own_stream(addr, stream, lives) {
             Ok(()) if is_default(stream) => {
                 for other in Self::all().filter(|other| other.ordinal != self.ordinal) {
                     self.foreign.record(addr, other, stream, lives)?;
@@ -108,6 +122,20 @@ impl Device {
                 self.record_foreign(addr, stream, lives, source)
             }
             own => Ok(own?),
+        }
+    }
+
+    fn record_own_stream(&self, addr: DeviceAddr, stream: StreamId, lives: StreamLives) -> Result<(), FreeError> {
+        let record = |allocator: &Allocator<CudaDriver>| {
+            if lives == StreamLives::AsLongAsTheProcess {
+                allocator.keep_stream(stream)?;
+            }
+            allocator.record_stream(addr, stream)
+        };
+        let pool = if self.is_of_main(addr) { None } else { self.pools.owner(addr) };
+        match pool {
+            Some(pool) => record(&pool.allocator),
+            None => record(&self.main.allocator),
         }
     }
 
@@ -143,17 +171,19 @@ impl Device {
         if self.main.allocator.contains(addr) {
             return Some(self.main.allocator.clone());
         }
-        let pools = self.pools.allocators();
-        pools.into_iter().map(|(_, allocator)| allocator).find(|allocator| allocator.contains(addr))
+        let pools = self.pools.all();
+        pools.iter().map(|pool| pool.allocator.clone()).find(|allocator| allocator.contains(addr))
     }
 
-    /// Returns free memory to the driver until at most `keep_bytes` are held, after a wait for other devices that use it. What
-    /// pools hold stays, and does not count.
+    /// Returns free memory to the driver until at most `keep_bytes` are held, after a wait for other devices that use it, and
+    /// that of pools that were released. What other pools hold stays, and does not count.
     pub fn trim(&self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
         if self.foreign.holds_any() {
             self.settle(self.foreign.wait());
         }
-        let trimmed = self.main.allocator.trim(keep_bytes)?;
+        let closed = self.pools.close_condemned(&self.main, None);
+        let mut trimmed = self.main.allocator.trim(keep_bytes)?;
+        trimmed.released_bytes += closed;
         self.log(|| format!("released {}, {} held", ByteSize(trimmed.released_bytes), ByteSize(trimmed.held_bytes)));
         Ok(trimmed)
     }
@@ -162,8 +192,8 @@ impl Device {
     pub fn allocation_around(&self, addr: DeviceAddr) -> Option<LiveAllocation> {
         let inside =
             |live: &LiveAllocation| addr.offset_from(live.addr).is_some_and(|offset| offset < live.bytes.max(1));
-        let pools = self.pools.allocators();
-        let mut all = std::iter::once(&self.main.allocator).chain(pools.iter().map(|(_, allocator)| allocator));
+        let pools = self.pools.all();
+        let mut all = std::iter::once(&self.main.allocator).chain(pools.iter().map(|pool| &pool.allocator));
         all.find_map(|allocator| allocator.live().into_iter().find(inside))
     }
 
@@ -175,12 +205,12 @@ impl Device {
         let (main, snapshot) = (self.main.allocator.stats(), wanted.then(|| self.main.allocator.snapshot()));
         let pools: Vec<PoolReport> = self
             .pools
-            .allocators()
+            .all()
             .into_iter()
-            .map(|(id, allocator)| PoolReport {
-                id,
-                stats: allocator.stats(),
-                snapshot: wanted.then(|| allocator.snapshot()),
+            .map(|pool| PoolReport {
+                id: pool.id,
+                stats: pool.allocator.stats(),
+                snapshot: wanted.then(|| pool.allocator.snapshot()),
             })
             .collect();
         let live = main.live_bytes + pools.iter().map(|pool| pool.stats.live_bytes).sum::<u64>();
@@ -192,6 +222,7 @@ impl Device {
             allocated_bytes,
             freed_bytes: freed_now.max(freed_before),
             out_of_memory: self.main.out_of_memory(),
+            condemned_bytes: self.pools.condemned_bytes(),
             snapshot,
         }
     }
@@ -221,6 +252,8 @@ pub(crate) struct DeviceReport {
     freed_bytes: u64,
     /// Requests that ran out of memory.
     out_of_memory: u64,
+    /// Bytes of pools that were released: they go back to the driver when memory is wanted, or with the next trim.
+    condemned_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     snapshot: Option<Snapshot>,
 }
@@ -278,7 +311,7 @@ pub unsafe extern "C" fn gapless_device_alloc_aligned(
 ) -> gapless_status {
     guard(|| {
         check_out(pointer, "pointer")?;
-        let request = Request { bytes, alignment, stream: stream_id(stream) };
+        let request = Request { bytes, alignment, stream: stream_id(stream), lives: StreamLives::Unknown };
         let addr = Device::get(device)?.alloc(&request, |error| worded(&request, error))?;
         // SAFETY: not null, so valid for a write (the function's contract).
         unsafe { pointer.write(device_pointer(addr)) };
@@ -310,7 +343,8 @@ pub extern "C" fn gapless_device_record_stream(
 }
 
 /// Returns free memory of a device's process-wide allocator to the driver until at most keep_bytes are held, and writes
-/// the number of bytes released to *released, unless that is null. Memory of pools stays, and does not count.
+/// the number of bytes released to *released, unless that is null. Memory of pools that were released goes back too, after a
+/// wait for the device; that of other pools stays, and does not count.
 ///
 /// # Safety
 /// released is null or points to a number.

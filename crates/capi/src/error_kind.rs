@@ -126,6 +126,8 @@ impl From<&OpenError> for Cause {
         match error {
             OpenError::Load(LoadError::Init(error))
             | OpenError::DeviceFull { error, .. }
+            | OpenError::Trial { error, .. }
+            | OpenError::NoAddresses { error, .. }
             | OpenError::Driver(error) => error.into(),
             OpenError::NoVmm { .. } => Self::of(GAPLESS_KIND_NOT_SUPPORTED),
             _ => Self::default(),

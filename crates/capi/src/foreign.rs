@@ -17,6 +17,7 @@
 //! foreign uses; while blocks are held back, a query for each stream that holds one, at every call.
 
 use crate::process::Device;
+use crate::streams::StreamLives;
 use gapless::allocator::{StreamError, StreamMark, WatchedStream};
 use gapless::driver::DriverResult;
 use gapless::driver::cuda::{CudaDriver, LEGACY_STREAM, PER_THREAD_STREAM};
@@ -24,15 +25,6 @@ use gapless::{Allocator, DeviceAddr, StreamId};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// Whether a stream may be destroyed while the process runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StreamLives {
-    /// It is not.
-    AsLongAsTheProcess,
-    /// Nobody has promised anything.
-    Unknown,
-}
 
 /// The foreign uses of one device's blocks.
 #[derive(Debug, Default)]

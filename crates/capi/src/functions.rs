@@ -6,6 +6,7 @@ use crate::last_error::guard;
 use crate::out::check_out;
 use crate::registry::{Lifetime, find, gapless_allocator, register, remove};
 use crate::status::{Answer, gapless_status};
+use crate::streams::StreamLives;
 use gapless::{DeviceAddr, StreamId};
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -97,7 +98,12 @@ unsafe fn alloc(
     pointer: *mut *mut c_void,
 ) -> Answer<()> {
     check_out(pointer, "pointer")?;
-    let addr = find(allocator)?.alloc(&Request { bytes, alignment, stream: stream_id(stream) })?;
+    let addr = find(allocator)?.alloc(&Request {
+        bytes,
+        alignment,
+        stream: stream_id(stream),
+        lives: StreamLives::Unknown,
+    })?;
     // SAFETY: not null, so valid for a write (the function's contract).
     unsafe { pointer.write(device_pointer(addr)) };
     Ok(())

@@ -5,6 +5,7 @@
 //! Threads: any. Cost: the allocator's, and for each request an atomic addition and a load of an atomic.
 
 use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, GAPLESS_ERROR_IO, GAPLESS_ERROR_NOT_FOUND};
+use crate::streams::StreamLives;
 use gapless::allocator::{AllocError, FreeError, OutOfMemory};
 use gapless::driver::cuda::CudaDriver;
 use gapless::{Allocator, DeviceAddr, StreamId};
@@ -35,10 +36,14 @@ pub(crate) struct Request {
     /// A power of two. 1: no more than every allocation has.
     pub alignment: u64,
     pub stream: StreamId,
+    pub lives: StreamLives,
 }
 
 impl Request {
     pub fn serve(&self, allocator: &Allocator<CudaDriver>) -> Result<DeviceAddr, AllocError> {
+        if self.lives == StreamLives::AsLongAsTheProcess {
+            allocator.keep_stream(self.stream)?;
+        }
         match self.alignment {
             1 => allocator.alloc(self.bytes, self.stream),
             alignment => allocator.alloc_aligned(self.bytes, alignment, self.stream),

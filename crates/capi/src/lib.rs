@@ -10,7 +10,7 @@
 //!
 //! process.rs    one allocator per device, made on first use from GAPLESS_CONF
 //! device_memory.rs   memory of these devices: the door that all front ends share
-//! torch.rs      what PyTorch calls                pools.rs        memory of captured graphs
+//! torch.rs      what PyTorch calls                pools/          memory of captured graphs
 //! cupy.rs       what CuPy calls                   history.rs      the last allocations and frees
 //! peers.rs      access from device to device     foreign.rs      streams of other devices that use a block
 //! ```
@@ -43,6 +43,7 @@ mod registry;
 mod replay;
 mod reports;
 mod status;
+mod streams;
 mod torch;
 
 pub use conf::{Conf, ConfError, Peers};
@@ -64,4 +65,5 @@ pub use registry::gapless_allocator;
 pub use replay::gapless_replay_json;
 pub use reports::*;
 pub use status::*;
+pub use streams::*;
 pub use torch::*;

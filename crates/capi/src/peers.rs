@@ -68,8 +68,8 @@ fn grant(owner: &Device, peer: u32) -> Answer<Grant> {
         Err(error @ OpenError::NoSuchDevice { .. }) => return Err(Failure::from(error)),
         Err(error) => return Ok(refused(owner, peer, &error)),
     }
-    let pools = owner.pools.allocators();
-    let all = std::iter::once(&owner.main.allocator).chain(pools.iter().map(|(_, pool)| pool));
+    let pools = owner.pools.all();
+    let all = std::iter::once(&owner.main.allocator).chain(pools.iter().map(|pool| &pool.allocator));
     for allocator in all {
         if let Err(error) = allocator.renew_access() {
             // What was given stays given and harms nobody; what is mapped from now on is without.

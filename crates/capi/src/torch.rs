@@ -7,13 +7,13 @@
 //! The other entry points return nothing, so their first few failures go to stderr.
 
 use crate::device_memory::Contents;
-use crate::foreign::StreamLives;
 use crate::functions::{CUstream_st, address, device_pointer, stream_id};
 use crate::instance::Request;
 use crate::last_error::{gapless_last_error, guard, tell};
 use crate::out::write_json;
 use crate::process::Device;
 use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, GAPLESS_OK, gapless_status};
+use crate::streams::StreamLives;
 use gapless::allocator::{AddressFacts, AllocError, FreeError, OutOfMemory};
 use gapless::driver::MemoryDriver;
 use gapless::units::ByteSize;
@@ -43,7 +43,10 @@ pub extern "C-unwind" fn gapless_torch_malloc(
     let mut pointer = std::ptr::null_mut();
     let status = guard(|| {
         let bytes = u64::try_from(size).map_err(|_| Failure::argument(format!("a request of {size} bytes")))?;
-        let (device, request) = (Device::get(device)?, Request { bytes, alignment: 1, stream: stream_id(stream) });
+        let (device, request) = (
+            Device::get(device)?,
+            Request { bytes, alignment: 1, stream: stream_id(stream), lives: StreamLives::AsLongAsTheProcess },
+        );
         let addr = device.alloc(&request, |error| worded(device.ordinal, bytes, error))?;
         pointer = device_pointer(addr);
         Ok(())
@@ -198,7 +201,8 @@ pub struct gapless_torch_pool {
     pub second: u64,
 }
 
-/// PyTorch's begin allocate to pool, when a graph is captured or a MemPool is in use: opens a pool for the calling thread.
+/// PyTorch's begin allocate to pool, when a graph is captured or a MemPool is in use: opens a pool. If the first request then
+/// is made on a stream that is being captured, the pool serves the requests of that capture, else those of the calling thread.
 /// The filter is not called.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_begin_allocate_to_pool(device: i32, pool: gapless_torch_pool, filter: *mut c_void) {
@@ -219,12 +223,13 @@ pub extern "C" fn gapless_torch_end_allocate_to_pool(device: i32, pool: gapless_
     });
 }
 
-/// PyTorch's release pool: the graph or MemPool is gone. The pool's memory goes back with its last allocation.
+/// PyTorch's release pool: the graph or MemPool is gone. Waits for nothing: a replay may be in flight. Once nothing in the pool
+/// is live, its memory goes back when it is wanted, or with the next trim, after a wait for the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_release_pool(device: i32, pool: gapless_torch_pool) {
     tell(&TOLD_POOL, || {
         let device = Device::get(device)?;
-        device.pools.release(&device.main, (pool.first, pool.second));
+        device.pools.release((pool.first, pool.second));
         Ok(())
     });
 }

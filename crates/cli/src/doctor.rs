@@ -3,8 +3,8 @@
 use super::count::count;
 use super::{Failure, Outcome};
 use clap::Args;
-use gapless::driver::cuda::{CudaDriver, CudaVersion, DeviceInfo, Library, LoadError, OpenError};
-use gapless::driver::{DriverResult, MemoryDriver, MemoryInfo, WorkDriver};
+use gapless::driver::cuda::{CudaDriver, DeviceInfo, Library, LibraryFile, LoadError, OpenError};
+use gapless::driver::{DriverError, DriverResult, MemoryDriver, MemoryInfo, WorkDriver};
 use gapless::{ByteSize, StreamId};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -27,16 +27,11 @@ pub(super) struct DoctorArguments {
 struct Findings {
     /// True when at least one device works.
     works: bool,
-    library: Option<LibraryFacts>,
+    /// Also told of a library that cannot be used, or that finds no device.
+    library: Option<LibraryFile>,
     devices: Vec<DeviceFindings>,
     /// Why the library cannot be used, and what to do about it.
     problem: Option<String>,
-}
-
-#[derive(Debug, serde::Serialize)]
-struct LibraryFacts {
-    file: String,
-    cuda: CudaVersion,
 }
 
 #[derive(Debug, serde::Serialize)]
@@ -50,10 +45,12 @@ struct DeviceFindings {
     chunk_posix_fd: Option<bool>,
     chunk_rdma: Option<bool>,
     cycle: Option<Cycle>,
+    /// Why the kernels cannot be loaded. The device is usable without them.
+    kernels_problem: Option<String>,
     problem: Option<String>,
 }
 
-/// Microseconds of each step of one cycle.
+/// Microseconds of each step of one cycle. Without kernels nothing is written and verified.
 #[derive(Debug, serde::Serialize)]
 struct Cycle {
     bytes: u64,
@@ -61,13 +58,13 @@ struct Cycle {
     create_us: f64,
     map_us: f64,
     set_access_us: f64,
-    write_us: f64,
-    verify_us: f64,
+    write_us: Option<f64>,
+    verify_us: Option<f64>,
     unmap_us: f64,
     release_us: f64,
     address_free_us: f64,
     /// How many bytes read back differently from what was written.
-    wrong_bytes: u64,
+    wrong_bytes: Option<u64>,
 }
 
 /// Examines every device and prints the findings.
@@ -88,20 +85,16 @@ fn examine(arguments: &DoctorArguments) -> Findings {
         Some(path) => Library::open_from(path),
         None => Library::open(),
     };
-    let library = match loaded {
-        Ok(library) => library,
-        Err(error) => {
-            let problem = Some(error.to_string());
-            return Findings { works: false, library: None, devices: Vec::new(), problem };
+    let file = Library::find(arguments.library.as_deref());
+    let (devices, problem) = match loaded.map(|library| (library, library.device_count())) {
+        Ok((library, Ok(count))) => {
+            ((0..count).map(|ordinal| examine_device(arguments, library, ordinal)).collect(), None)
         }
-    };
-    let facts = LibraryFacts { file: library.file().to_owned(), cuda: library.version() };
-    let (devices, problem) = match library.device_count() {
-        Ok(count) => ((0..count).map(|ordinal| examine_device(arguments, library, ordinal)).collect(), None),
+        Ok((_, Err(error))) => (Vec::new(), Some(error.to_string())),
         Err(error) => (Vec::new(), Some(error.to_string())),
     };
     let works = devices.iter().any(|device: &DeviceFindings| device.problem.is_none());
-    Findings { works, library: Some(facts), devices, problem }
+    Findings { works, library: file, devices, problem }
 }
 
 fn examine_device(arguments: &DoctorArguments, library: &'static Library, ordinal: u32) -> DeviceFindings {
@@ -114,6 +107,7 @@ fn examine_device(arguments: &DoctorArguments, library: &'static Library, ordina
         chunk_posix_fd: None,
         chunk_rdma: None,
         cycle: None,
+        kernels_problem: None,
         problem: None,
     };
     if let Err(error) = try_device(arguments, library, &mut findings) {
@@ -138,36 +132,66 @@ fn try_device(
     findings.recommended_granularity = Some(driver.recommended_granularity());
     findings.chunk_posix_fd = Some(driver.features().posix_fd);
     findings.chunk_rdma = Some(driver.features().rdma);
-    // The first cycle includes loading the kernels and clearing memory; the second is the typical one.
-    cycle(&driver)?;
-    let cycle = cycle(&driver)?;
-    if cycle.wrong_bytes > 0 {
+    let kernels = match driver.load_kernels() {
+        Ok(()) => Kernels::Loaded,
+        Err(error) if error.kind.is_sticky() => return Err(error.into()),
+        Err(error) => {
+            findings.kernels_problem = Some(without_kernels(&error));
+            Kernels::Missing
+        }
+    };
+    // The first cycle includes clearing memory; the second is the typical one.
+    cycle(&driver, kernels)?;
+    let cycle = cycle(&driver, kernels)?;
+    if let Some(wrong) = cycle.wrong_bytes.filter(|&wrong| wrong > 0) {
         findings.problem = Some(format!(
             "{} read back differently from what was written: the device's memory or the driver is faulty. Run a memory \
              test of the device (dcgmi diag), and look for Xid errors in the kernel's log",
-            count(cycle.wrong_bytes, "byte")
+            count(wrong, "byte")
         ));
     }
     findings.cycle = Some(cycle);
     Ok(())
 }
 
+/// Whether the kernels that write and verify can be used.
+#[derive(Clone, Copy)]
+enum Kernels {
+    Loaded,
+    Missing,
+}
+
+/// What does not work on a device that cannot load the kernels.
+fn without_kernels(error: &DriverError) -> String {
+    format!(
+        "cannot be loaded: {error}. The allocator needs none. What does not work on this device: writing and \
+         verifying here, `replay --driver cuda`, `soak --driver cuda`, and the questions of `probe` that run kernels. The \
+         kernels need compute capability 7.5 and a driver that compiles PTX (libnvidia-ptxjitcompiler.so.1)"
+    )
+}
+
 /// Takes one page through every step, from its reservation to its release, and times each.
-fn cycle(driver: &CudaDriver) -> DriverResult<Cycle> {
+fn cycle(driver: &CudaDriver, kernels: Kernels) -> DriverResult<Cycle> {
     let bytes = driver.granularity();
     let (addr, reserve_us) = timed(|| driver.reserve(bytes, bytes))?;
     let (chunk, create_us) = timed(|| driver.create(bytes))?;
     let ((), map_us) = timed(|| driver.map(addr, bytes, chunk))?;
     let ((), set_access_us) = timed(|| driver.set_access(addr, bytes))?;
-    let ((), write_us) = timed(|| {
-        driver.fill(StreamId::DEFAULT, addr, bytes, SEED)?;
-        driver.synchronize(StreamId::DEFAULT)
-    })?;
-    let ((), verify_us) = timed(|| {
-        driver.verify(StreamId::DEFAULT, addr, bytes, SEED)?;
-        driver.synchronize(StreamId::DEFAULT)
-    })?;
-    let wrong_bytes = driver.take_mismatches().iter().map(|mismatch| mismatch.count).sum();
+    let (write_us, verify_us, wrong_bytes) = match kernels {
+        Kernels::Loaded => {
+            let ((), write_us) = timed(|| {
+                driver.fill(StreamId::DEFAULT, addr, bytes, SEED)?;
+                driver.synchronize(StreamId::DEFAULT)
+            })?;
+            let ((), verify_us) = timed(|| {
+                driver.verify(StreamId::DEFAULT, addr, bytes, SEED)?;
+                driver.synchronize(StreamId::DEFAULT)
+            })?;
+            let wrong_bytes = driver.take_mismatches().iter().map(|mismatch| mismatch.count).sum();
+            (Some(write_us), Some(verify_us), Some(wrong_bytes))
+        }
+        Kernels::Missing => (None, None, None),
+    };
     let ((), unmap_us) = timed(|| driver.unmap(addr, bytes))?;
     let ((), release_us) = timed(|| driver.release(chunk))?;
     let ((), address_free_us) = timed(|| driver.address_free(addr, bytes))?;
@@ -198,7 +222,8 @@ fn micros(duration: Duration) -> f64 {
 
 fn write_text(out: &mut impl Write, findings: &Findings) -> io::Result<()> {
     match &findings.library {
-        Some(library) => writeln!(out, "driver     CUDA {}, {}", library.cuda, library.file)?,
+        Some(LibraryFile { file, cuda: Some(cuda), .. }) => writeln!(out, "driver     CUDA {cuda}, {file}")?,
+        Some(LibraryFile { file, .. }) => writeln!(out, "driver     of no known version, {file}")?,
         None => writeln!(out, "driver     none")?,
     }
     for device in &findings.devices {
@@ -254,22 +279,27 @@ fn write_device(out: &mut impl Write, device: &DeviceFindings) -> io::Result<()>
         None => writeln!(out, "device {:<3} cannot be queried", device.ordinal)?,
     }
     if let Some(cycle) = &device.cycle {
+        let step = |us: Option<f64>| us.map_or_else(|| "not done".to_owned(), |us| us.to_string());
+        let content =
+            cycle.wrong_bytes.map_or_else(|| "bytes not checked".to_owned(), |wrong| count(wrong, "wrong byte"));
         writeln!(
             out,
             "  cycle    {}: reserve {} us, create {}, map {}, set_access {}, write {}, verify {}, unmap {}, release \
-             {}, address_free {}; {}",
+             {}, address_free {}; {content}",
             ByteSize(cycle.bytes),
             cycle.reserve_us,
             cycle.create_us,
             cycle.map_us,
             cycle.set_access_us,
-            cycle.write_us,
-            cycle.verify_us,
+            step(cycle.write_us),
+            step(cycle.verify_us),
             cycle.unmap_us,
             cycle.release_us,
             cycle.address_free_us,
-            count(cycle.wrong_bytes, "wrong byte")
         )?;
+    }
+    if let Some(problem) = &device.kernels_problem {
+        writeln!(out, "  kernels  {problem}")?;
     }
     if let Some(problem) = &device.problem {
         writeln!(out, "  problem  {problem}")?;

@@ -4,9 +4,10 @@
 use super::{Failure, Outcome};
 use clap::Args;
 use gapless::driver::cuda::{CudaBuilder, CudaDriver, DeviceInfo, OpenError};
-use gapless_cli::experiments::{Answer, Question};
+use gapless_cli::experiments::{Answer, Question, Settings};
 use serde_json::{Value, json};
 use std::io::{self, Read, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -38,9 +39,17 @@ pub(super) struct ProbeArguments {
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     total: u64,
 
+    /// Repeat what has to go right every time so often
+    #[arg(long, value_name = "COUNT", default_value_t = Settings::default().rounds)]
+    rounds: u64,
+
     /// Answer one question in this process
     #[arg(long, hide = true, value_name = "ID")]
     here: Option<String>,
+
+    /// Answer this part of it
+    #[arg(long, hide = true, value_name = "NAME")]
+    part: Option<String>,
 }
 
 impl ProbeArguments {
@@ -120,31 +129,57 @@ fn ask_here(arguments: &ProbeArguments, id: &str) -> Result<Outcome, Failure> {
     let Some(question) = find(id) else {
         return Err(Failure::BadArguments(format!("there is no question '{id}'")));
     };
-    let answer: Answer = question.ask(arguments.builder());
+    let settings = Settings { rounds: arguments.rounds, part: arguments.part.clone() };
+    let answer: Answer = question.ask(arguments.builder(), &settings);
     let line = serde_json::to_string(&answer).map_err(io::Error::from)?;
     writeln!(io::stdout(), "{line}")?;
     Ok(Outcome::Success)
 }
 
-/// Asks the question in a process of its own and returns the answer, or why there is none.
+/// Asks the question in a process of its own, or each of its parts, and returns the answer, or why there is none.
 fn ask_apart(arguments: &ProbeArguments, question: &Question, deadline: Instant) -> Value {
+    if question.parts.is_empty() {
+        return ask_process(arguments, question, None, deadline);
+    }
     let start = Instant::now();
-    let failed = |why: String| {
+    let mut parts = serde_json::Map::new();
+    for part in question.parts {
+        let mut answer = ask_process(arguments, question, Some(part), deadline);
+        let told = if answer["error"].is_null() {
+            answer["value"].take()
+        } else {
+            json!({ "error": answer["error"], "signal": answer["signal"] })
+        };
+        parts.insert((*part).to_owned(), told);
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    json!({ "id": question.id, "question": question.text, "value": parts, "seconds": seconds })
+}
+
+/// Asks a question, or a part of one, in a process of its own.
+fn ask_process(arguments: &ProbeArguments, question: &Question, part: Option<&str>, deadline: Instant) -> Value {
+    let start = Instant::now();
+    let failed = |why: String, signal: Option<i32>| {
         json!({
             "id": question.id,
             "question": question.text,
             "value": null,
             "error": why,
+            "signal": signal,
             "seconds": start.elapsed().as_secs_f64(),
         })
     };
     let limit = Duration::from_secs(arguments.limit).min(deadline.saturating_duration_since(start));
     if limit.is_zero() {
-        return failed("not asked: the time for all questions was used up".to_owned());
+        return failed("not asked: the time for all questions was used up".to_owned(), None);
     }
     let child = std::env::current_exe().and_then(|program| {
         let mut command = Command::new(program);
         command.args(["probe", "--here", question.id, "--device", &arguments.device.to_string()]);
+        command.args(["--rounds", &arguments.rounds.to_string()]);
+        if let Some(part) = part {
+            command.args(["--part", part]);
+        }
         if let Some(path) = &arguments.library {
             command.arg("--library").arg(path);
         }
@@ -152,7 +187,7 @@ fn ask_apart(arguments: &ProbeArguments, question: &Question, deadline: Instant)
     });
     let mut child = match child {
         Ok(child) => child,
-        Err(error) => return failed(format!("cannot start a process for the question: {error}")),
+        Err(error) => return failed(format!("cannot start a process for the question: {error}"), None),
     };
     let status = wait(&mut child, limit);
     let mut text = String::new();
@@ -161,11 +196,9 @@ fn ask_apart(arguments: &ProbeArguments, question: &Question, deadline: Instant)
         let _ = pipe.read_to_string(&mut text);
     }
     // An answer counts even if its process then took too long to end.
-    serde_json::from_str(text.trim()).unwrap_or_else(|_| {
-        failed(match status {
-            Some(status) => format!("the process ended without an answer: {status}"),
-            None => format!("no answer within {} s", limit.as_secs()),
-        })
+    serde_json::from_str(text.trim()).unwrap_or_else(|_| match status {
+        Some(status) => failed(format!("the process ended without an answer: {status}"), status.signal()),
+        None => failed(format!("no answer within {} s", limit.as_secs()), None),
     })
 }
 

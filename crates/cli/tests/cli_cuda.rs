@@ -6,7 +6,7 @@ mod simulated;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use simulated::{library, library_without};
 
 fn gapless(arguments: &[&str], library: &Path, settings: &[(&str, &str)]) -> Output {
@@ -84,7 +84,52 @@ fn doctor_says_which_function_is_missing() {
 
 #[test]
 fn doctor_says_what_to_do_without_devices() {
-    doctor_fails(&library(), &[("GAPLESS_SIM_DEVICES", "0")], &["finds no GPU", "CUDA_VISIBLE_DEVICES"]);
+    let settings = [("GAPLESS_SIM_DEVICES", "0"), ("GAPLESS_SIM_VERSION", "12040")];
+    let expected = ["finds no GPU", "CUDA_VISIBLE_DEVICES", "driver     CUDA 12.4, /", "libgapless_sim_libcuda.so"];
+    doctor_fails(&library(), &settings, &expected);
+    let output = gapless(&["doctor", "--json"], &library(), &settings);
+    let findings: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(findings["library"]["cuda"], 12_040);
+    assert!(findings["library"]["file"].as_str().unwrap().ends_with("libgapless_sim_libcuda.so"), "{findings}");
+}
+
+#[test]
+fn doctor_says_which_library_does_not_start() {
+    let expected = ["driver     CUDA 13.0, /", "803", "nvidia-smi"];
+    doctor_fails(&library(), &[("GAPLESS_SIM_FAIL", "cuInit:*:803")], &expected);
+    let expected = ["driver     CUDA 10.2, /", "gapless needs 11.0"];
+    doctor_fails(&library(), &[("GAPLESS_SIM_VERSION", "10020")], &expected);
+}
+
+/// A device that is too old for the kernels (209), or a driver that cannot compile them, can be allocated on.
+#[test]
+fn doctor_finds_a_device_usable_that_cannot_load_the_kernels() {
+    for code in ["209", "218", "221", "222"] {
+        let fault = format!("cuModuleLoadData:*:{code}");
+        let settings = [("GAPLESS_SIM_FAIL", fault.as_str())];
+        let output = gapless(&["doctor"], &library(), &settings);
+        let text = text(&output);
+        assert_eq!(output.status.code(), Some(0), "{text}");
+        // The function that failed is named, and none that was never called.
+        let kernels = format!("kernels  cannot be loaded: cuModuleLoadData failed with result {code} ({code})");
+        let expected = ["gapless works on 1 GPU", &kernels, "needs none", "replay --driver cuda", "bytes not checked"];
+        for expected in expected {
+            assert!(text.contains(expected), "'{expected}' is not in:\n{text}");
+        }
+        assert!(!text.contains("problem"), "{text}");
+        let output = gapless(&["doctor", "--json"], &library(), &settings);
+        let findings: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let device = &findings["devices"][0];
+        assert_eq!(findings["works"], true);
+        assert!(device["problem"].is_null() && device["cycle"]["wrong_bytes"].is_null());
+        assert!(device["kernels_problem"].as_str().unwrap().contains(code), "{device}");
+        assert!(device["cycle"]["unmap_us"].as_f64().unwrap() >= 0.0);
+    }
+}
+
+#[test]
+fn doctor_does_not_take_a_lost_device_for_one_without_kernels() {
+    doctor_fails(&library(), &[("GAPLESS_SIM_FAIL", "cuModuleLoadData:*:700")], &["problem", "700"]);
 }
 
 #[test]
@@ -106,11 +151,12 @@ fn doctor_sees_a_broken_device_beside_a_good_one() {
     let text = text(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(text.contains("problem") && text.contains("gapless works on 1 GPU"), "{text}");
+    assert!(text.contains("failed the trial") && !text.contains("no virtual memory management"), "{text}");
 }
 
 #[test]
 fn probe_answers_every_question() {
-    let output = gapless(&["probe", "--json"], &library(), &[("GAPLESS_SIM_CAPACITY", "256MiB")]);
+    let output = gapless(&["probe", "--json", "--rounds", "100"], &library(), &[("GAPLESS_SIM_CAPACITY", "256MiB")]);
     assert_eq!(output.status.code(), Some(0));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["device"]["name"], "Simulated GPU 0");
@@ -123,12 +169,60 @@ fn probe_answers_every_question() {
     assert_eq!(answers["unmap_two"]["value"]["left_mapped"], 0);
     assert_eq!(answers["unmap_in_use"]["value"]["synchronize"]["code"], 700);
     assert_eq!(answers["graph_remap"]["value"]["new_chunk_was_written"], true);
-    assert_eq!(answers["capture_other_thread"]["value"]["capture"]["code"], 901);
-    assert_eq!(answers["capture_wait"]["value"]["calls"]["stream_wait"]["code"], 905);
-    assert_eq!(answers["capture_guarded"]["value"]["capture"], "ok");
-    for (call, outcome) in answers["capture_guarded"]["value"]["calls"].as_object().unwrap() {
-        assert_eq!(outcome, "ok", "{call}");
+    assert_eq!(answers["capture_wait"]["value"]["call"]["code"], 905);
+    // Each call has a capture of its own: the first that is refused does not spoil the others.
+    for question in ["capture_same_thread", "capture_other_thread"] {
+        for call in ["reserve", "create", "map", "set_access", "unmap", "release", "address_free"] {
+            let outcome = &answers[question]["value"][call];
+            assert_eq!((&outcome["call"]["code"], &outcome["capture"]["code"]), (&900.into(), &901.into()), "{call}");
+        }
+        let allowed = json!({ "call": "ok", "capture": "ok" });
+        assert_eq!(answers[question]["value"]["is_capturing_of_another_stream"], allowed, "{question}");
     }
+    let guarded = answers["capture_guarded"]["value"].as_object().unwrap();
+    assert_eq!(guarded.len(), 15);
+    for (call, outcome) in guarded {
+        assert_eq!(*outcome, json!({ "call": "ok", "capture": "ok" }), "{call}");
+    }
+    assert_eq!(answers["capture_synchronize"]["value"]["context_by_another_thread"]["capture"]["code"], 901);
+    assert_eq!(answers["captured_event"]["value"]["query_in_relaxed_mode"]["call"]["code"], 907);
+    assert_eq!(answers["captured_event"]["value"]["none"]["capture"], "ok");
+    assert_eq!(answers["stream_values"]["value"]["idle"]["rounds"], 32);
+    assert_eq!(answers["events_without_context"]["value"]["event_record"]["code"], 201);
+    assert_eq!(answers["graph_drop"]["value"]["replay_wrote_everything"], true);
+    assert_eq!(answers["graph_drop"]["value"]["replay_finished_after_wait"], true);
+    assert!(answers["reserve_4_tib"]["value"]["virtual_bytes_after"].as_u64().unwrap() > 4 << 40);
+    assert_eq!(answers["busy"]["value"]["calls"].as_object().unwrap().len(), 10);
+    for edge in ["stream", "event", "graph", "programmatic_dependent_launch"] {
+        let found = &answers["alias_coherence"]["value"][edge];
+        assert!(found["rounds"].as_u64().unwrap() >= 100 && found["wrong"] == 0, "{edge}: {found}");
+    }
+    assert_eq!(answers["peer_descriptor"]["value"]["skipped"], "the driver has one device");
+    // The simulated library ends a process that uses a dead handle. Every call was asked in one of its own.
+    let dead = answers["dead_stream"]["value"].as_object().unwrap();
+    assert_eq!(dead.len(), 8);
+    for (call, outcome) in dead {
+        assert_eq!(outcome["signal"], 6, "{call}: {outcome}");
+        assert!(outcome["error"].as_str().unwrap().contains("without an answer"), "{call}: {outcome}");
+    }
+    assert_eq!(answers["stream_values"]["value"]["with_work_in_flight"]["same_value"], 8);
+    assert_eq!(answers["stream_values"]["value"]["with_work_in_flight"]["same_value_and_id"], 0);
+    let ids = &answers["stream_ids"]["value"];
+    assert_ne!(ids["one_thread"]["2"], ids["another_thread"]["2"]);
+    assert_eq!(ids["one_thread"]["created"], ids["another_thread"]["created"]);
+    assert_eq!(ids["while_a_stream_is_captured"]["same_thread"]["created"]["code"], 900);
+}
+
+#[test]
+fn probe_finds_out_what_a_peer_costs() {
+    let settings = [("GAPLESS_SIM_DEVICES", "2"), ("GAPLESS_SIM_CAPACITY", "256MiB")];
+    let output = gapless(&["probe", "--json", "--only", "peer_descriptor"], &library(), &settings);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let found = &report["answers"]["peer_descriptor"]["value"];
+    assert_eq!(found["reachable_peers"], json!([1]), "{found}");
+    let costs = found["costs"].as_array().unwrap();
+    assert_eq!(costs.iter().map(|row| row["peers"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 1]);
+    assert!(costs[1]["set_access_1_us"].as_f64().unwrap() > 0.0, "{found}");
 }
 
 #[test]

@@ -9,8 +9,9 @@ pub type Ranges = Vec<(u64, u64)>;
 pub fn parameters_of(name: &str) -> Option<usize> {
     Some(match name {
         "spin" => 1,
-        "fill_pattern" | "bandwidth_read" | "bandwidth_write" | "bandwidth_copy" | "pointer_chase" => 3,
-        "verify_pattern" | "pointer_chase_link" => 4,
+        "fill_pattern" | "bandwidth_read" | "bandwidth_write" | "bandwidth_copy" | "pointer_chase"
+        | "dependent_write" => 3,
+        "verify_pattern" | "pointer_chase_link" | "dependent_check" => 4,
         _ => return None,
     })
 }
@@ -23,6 +24,8 @@ pub fn ranges_of(name: &str, p: &[u64]) -> Ranges {
         "bandwidth_copy" => vec![(p[0], p[2]), (p[1], p[2])],
         "pointer_chase_link" => vec![(p[0], p[1].saturating_sub(1) * p[2] + 8)],
         "pointer_chase" => vec![(p[0], 8), (p[2], 16)],
+        "dependent_write" => vec![(p[0], p[1] * 8)],
+        "dependent_check" => vec![(p[0], p[1] * 8), (p[3], 8)],
         _ => vec![],
     }
 }
@@ -47,6 +50,19 @@ pub unsafe fn run(name: &str, p: &[u64]) {
             let result = unsafe { words_at(p[3], 2) };
             result[0] = result[0].wrapping_add(count);
             result[1] = result[1].min(first);
+        }
+        "dependent_write" => {
+            // SAFETY: guaranteed by the caller.
+            let data = unsafe { words_at(p[0], p[1]) };
+            (0..).zip(data).for_each(|(index, word)| *word = pattern_word(p[2], index));
+        }
+        "dependent_check" => {
+            // SAFETY: guaranteed by the caller.
+            let data = unsafe { words_at(p[0], p[1]) };
+            let wrong = (0..).zip(data.iter()).filter(|&(index, word)| *word != pattern_word(p[2], index)).count();
+            // SAFETY: guaranteed by the caller.
+            let result = unsafe { words_at(p[3], 1) };
+            result[0] += wrong as u64;
         }
         "bandwidth_read" => {
             // SAFETY: guaranteed by the caller.

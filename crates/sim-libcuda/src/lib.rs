@@ -5,9 +5,9 @@
 //! it is never installed or searched for. Tests give its path, or put it in `LD_LIBRARY_PATH`.
 //!
 //! Rules whose violation is an error or undefined with a real driver are checked: functions that need a current context
-//! have one, mappings are unmapped as a whole, no forbidden function is called during a stream capture, and after work
-//! has accessed memory that is not mapped, or to which its device was not given access, the context is lost and every
-//! later call returns error 700.
+//! have one, mappings are unmapped as a whole, a forbidden function called during a stream capture ends the capture without
+//! a graph, and after work has accessed memory that is not mapped, or to which its device was not given access, the context
+//! is lost and every later call returns error 700. A program that uses a stream that it has destroyed is stopped.
 
 #![allow(non_snake_case, reason = "the functions have the names of the driver API")]
 #![allow(clippy::missing_safety_doc, reason = "each function has the contract of the same function in cuda.h")]

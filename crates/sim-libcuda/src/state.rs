@@ -136,8 +136,8 @@ pub struct Event {
     pub context: Context,
     /// The last recording, if any.
     pub recorded: Option<Marker>,
-    /// Whether the last recording belongs to a capture.
-    pub captured: bool,
+    /// The number of the capture that the last recording belongs to, if any.
+    pub captured: Option<u64>,
 }
 
 /// Whether `cuInit` was called successfully.

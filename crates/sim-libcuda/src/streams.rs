@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::ThreadId;
 
@@ -48,16 +48,47 @@ pub enum Op {
     Wait(Marker),
 }
 
-/// A capture of a stream in progress.
+/// A capture in progress. The streams that belong to it share one.
+#[derive(Clone)]
 pub struct Capture {
+    /// The number of the capture, which no other capture of the process has.
+    pub id: u64,
     /// The `CUstreamCaptureMode` of the capture.
     pub mode: u32,
     /// The thread that began the capture.
     pub thread: ThreadId,
-    /// Whether no forbidden function was called since.
-    pub valid: bool,
-    /// The captured operations.
-    pub ops: Vec<Op>,
+    /// Whether the capture began on this stream, which did not just join it.
+    pub origin: bool,
+    valid: Arc<AtomicBool>,
+    ops: Arc<Mutex<Vec<Op>>>,
+}
+
+impl Capture {
+    /// Begins a capture on its first stream.
+    pub fn begin(id: u64, mode: u32) -> Self {
+        let thread = std::thread::current().id();
+        Self { id, mode, thread, origin: true, valid: Arc::new(AtomicBool::new(true)), ops: Arc::default() }
+    }
+
+    /// Returns the same capture for a stream that joins it.
+    pub fn joined(&self) -> Self {
+        Self { origin: false, ..self.clone() }
+    }
+
+    /// Returns `true` if no forbidden function was called since the capture began.
+    pub fn is_valid(&self) -> bool {
+        self.valid.load(Ordering::Acquire)
+    }
+
+    /// Notes that a forbidden function was called: the capture ends without a graph.
+    pub fn invalidate(&self) {
+        self.valid.store(false, Ordering::Release);
+    }
+
+    /// Returns the captured operations.
+    pub fn ops(&self) -> Vec<Op> {
+        self.ops.lock().clone()
+    }
 }
 
 /// A simulated stream.
@@ -209,8 +240,8 @@ impl Streams {
 
     /// Queues `op` on `stream`, or adds it to the stream's capture.
     pub fn queue(&self, stream: &Arc<Stream>, op: Op) {
-        if let Some(capture) = stream.capture.lock().as_mut() {
-            capture.ops.push(op);
+        if let Some(capture) = stream.capture.lock().as_ref() {
+            capture.ops.lock().push(op);
             return;
         }
         let legacy = self.legacy(stream.context);
@@ -230,6 +261,21 @@ impl Streams {
             stream.push(Op::Wait(tail));
         }
         stream.push(op);
+    }
+
+    /// Returns a capture on a stream that waits for work on `stream`, which is the legacy default stream.
+    pub fn implicit_capture(&self, stream: &Arc<Stream>) -> Option<Capture> {
+        if !Arc::ptr_eq(stream, &self.legacy(stream.context)) {
+            return None;
+        }
+        let blocking = self.of_device(stream.device).into_iter().filter(|other| other.blocking);
+        blocking.into_iter().find_map(|other| other.capture.lock().clone())
+    }
+
+    /// Returns the streams that belong to a capture.
+    pub fn of_capture(&self, id: u64) -> Vec<Arc<Stream>> {
+        let belongs = |stream: &Arc<Stream>| stream.capture.lock().as_ref().is_some_and(|capture| capture.id == id);
+        self.all().into_iter().filter(belongs).collect()
     }
 
     fn legacy(&self, context: Context) -> Arc<Stream> {

@@ -12,6 +12,7 @@
 mod blocks;
 mod cuda;
 mod device;
+mod graphs;
 mod handles;
 #[cfg(feature = "properties")]
 mod inputs;
@@ -35,6 +36,7 @@ mod witness;
 
 pub use cuda::Cuda;
 pub use device::{Device, Host, Model, World};
+pub use graphs::{GraphOp, run_graphs};
 #[cfg(feature = "properties")]
 pub use inputs::{capture_op, handle_op, op, ops, range_op, steady_op, world};
 pub use op::{Failure, Misuse, Op};

@@ -55,6 +55,9 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Takes a block of another stream that has passed its last use: one of the very size, or a piece of a page; once the
     /// budget is used up, any, since the alternative is to take the chunks from under it.
     pub fn borrow(&self, borrower: StreamIndex, request: &Request) -> Option<DeviceAddr> {
+        if self.shared.geometry.keeps_mappings {
+            return None;
+        }
         let page_bytes = self.page_bytes();
         let tight = self.is_tight();
         let suits = |size: u64| tight || size < page_bytes || size == request.size;
@@ -79,6 +82,9 @@ impl<D: Driver> SlowPath<'_, D> {
             if let Some(addr) = stream.lock().take_any(kind, request.size, request.waste(), request.alignment) {
                 return Ok(Some(addr));
             }
+        }
+        if self.shared.geometry.keeps_mappings {
+            return Ok(None);
         }
         for lender in self.shared.streams.iter().filter(|other| other.index != stream.index) {
             for kind in kinds.clone() {

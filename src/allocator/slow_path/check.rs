@@ -14,7 +14,7 @@ impl Door {
     /// 1 and 2: every byte of a live, pending or free block lies in an active view, of one chunk with one active view;
     /// blocks tile their heap, so that live blocks overlap neither in addresses nor in memory. 3: streams' clocks are in
     /// order, blocks were freed in epochs that have begun, and pending ones carry fences. 4: no block uses a stale view.
-    /// 5: the sums agree.
+    /// 5: the sums agree. 6: in an allocator that keeps its mappings, what was mapped behind blocks is mapped there still.
     ///
     /// # Panics
     /// When an invariant does not hold; the message names it.
@@ -39,6 +39,11 @@ impl Door {
                     ViewState::Stale(_) => assert!(chunk.stale.contains(&at), "a stale view is known to its chunk"),
                 }
             }
+        }
+        for (at, handle) in &mapper.kept {
+            let view = mapper.segments[at.segment as usize].table.view(at.page);
+            let chunk = view.filter(|view| view.pages.start == at.page).map(|view| mapper.pool.get(view.chunk));
+            assert_eq!(chunk.map(|chunk| chunk.handle), Some(*handle), "invariant 6: the mapping at {at:?} has gone");
         }
         let mut block_bytes = 0;
         for (clock, state) in clocks.iter().zip(&states) {
@@ -179,6 +184,10 @@ mod tests {
             }),
             ("invariant 2: Free block", |allocator| set(allocator, 7, 1, BlockState::Free)),
             ("invariant 4: an active view", |allocator| set(allocator, 4, 2, BlockState::Hole)),
+            ("invariant 6: the mapping at", |allocator| {
+                let kept = (ViewAt { segment: 0, page: PageIndex(40) }, ChunkHandle(77));
+                allocator.inner.door.mapper.lock().kept.push(kept);
+            }),
             ("a claim outlived its transaction", |allocator| set(allocator, 4, 2, BlockState::Claimed)),
             ("invariant 3: the open epoch", |allocator| with_state(allocator, |state| state.epoch += 1)),
             ("invariant 5: live bytes", |allocator| with_state(allocator, |state| state.live_bytes += 1)),

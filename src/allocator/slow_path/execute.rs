@@ -120,8 +120,8 @@ impl<D: Driver> SlowPath<'_, D> {
     fn bar_chunks_of(&mut self, stream: StreamIndex) {
         let passed = self.shared.streams.get(stream).clock.lock().passed();
         let states = self.shared.streams.lock_all();
-        let sources = free_chunks(&self.mapper, &states);
-        for source in sources.iter().filter(|source| source.stream == stream && source.epoch > passed) {
+        let sources = free_chunks(&self.mapper, &states, Some(stream));
+        for source in sources.iter().filter(|source| source.epoch > passed) {
             self.mapper.pool.bar(source.chunk);
         }
     }
@@ -180,6 +180,9 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Removes the stale views whose last use has completed, when the driver's limit of mappings is near. Returns their
     /// number.
     fn drop_stale_views(&mut self) -> Result<usize, DriverError> {
+        if self.shared.geometry.keeps_mappings {
+            return Ok(0);
+        }
         let stale: Vec<(ViewAt, Fence)> = self
             .mapper
             .segments
@@ -216,7 +219,12 @@ impl<D: Driver> SlowPath<'_, D> {
             }
             let view = View { chunk: *chunk, pages: fill.pages, state: ViewState::Active };
             self.mapper.segments[plan.segment].table.add(view);
-            self.mapper.pool.activate(*chunk, view_at(plan.segment, fill.pages.start));
+            let at = view_at(plan.segment, fill.pages.start);
+            self.mapper.pool.activate(*chunk, at);
+            if self.shared.geometry.keeps_mappings {
+                let handle = self.mapper.pool.get(*chunk).handle;
+                self.mapper.kept.push((at, handle));
+            }
         }
         for source in plan.sources() {
             let mut state = self.shared.streams.get(source.stream).lock();

@@ -125,7 +125,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         let allowance = self.allowance(&states);
         let of_stream = &states[self.stream.index.0 as usize].regions;
         let regions: Vec<RegionId> = of_stream.ids_of(self.request.kind).collect();
-        let goal = |region| Goal { request: self.request, stream: self.stream.index, region, allowance };
+        let goal = |region| self.goal(region, allowance);
         let planned =
             regions.into_iter().find_map(|region| plan(&self.path.mapper, &mut states, &passed, goal(region)));
         planned
@@ -147,8 +147,16 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         self.path.widen(self.stream, &self.request)
     }
 
+    fn goal(&self, region: RegionId, allowance: Allowance) -> Goal {
+        let keeps_mappings = self.path.shared.geometry.keeps_mappings;
+        Goal { request: self.request, stream: self.stream.index, region, allowance, keeps_mappings }
+    }
+
     /// One more round in which the host may wait until free chunks can be released and created in other sizes.
     fn allow_recreation(&mut self) -> bool {
+        if self.path.shared.geometry.keeps_mappings {
+            return false;
+        }
         let before = std::mem::replace(&mut self.recreation, Recreation::Waiting);
         before == Recreation::WithoutWaiting
     }
@@ -197,7 +205,8 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     fn enough_chunks(&self, states: &AllStates<'_>, allowance: Allowance) -> bool {
         let mapper = &self.path.mapper;
         let page_bytes = mapper.pool.page_bytes();
-        let free: PageCount = free_chunks(mapper, states).iter().map(|source| source.pages.len()).sum();
+        let within = self.path.shared.geometry.keeps_mappings.then_some(self.stream.index);
+        let free: PageCount = free_chunks(mapper, states, within).iter().map(|source| source.pages.len()).sum();
         let idle = PageCount::within(mapper.pool.idle_bytes(), page_bytes);
         free + idle + allowance.hard_pages >= PageCount::covering(self.request.size, page_bytes)
     }

@@ -3,6 +3,7 @@
 
 use super::super::geometry::Geometry;
 use super::addresses::FIRST_ARENA_SLOTS;
+use crate::driver::ChunkHandle;
 use crate::pages::PageIndex;
 use crate::physical::{ChunkId, ChunkPool, ChunkSizes, ViewAt};
 use crate::segment::{Segment, View};
@@ -19,6 +20,8 @@ pub struct Mapper {
     pub segments: Vec<Segment>,
     /// Reservations of dropped ranges that could not be returned to the driver then: address and bytes.
     pub left_behind: Vec<(DeviceAddr, u64)>,
+    /// What was mapped behind blocks, in an allocator that keeps its mappings.
+    pub kept: Vec<(ViewAt, ChunkHandle)>,
     /// Number of slots of the next arena.
     pub next_arena_slots: usize,
     /// Number of segments with addresses out of use because a driver sequence could not be undone.
@@ -37,6 +40,7 @@ impl Mapper {
             sizes: ChunkSizes::new(geometry.chunk_policy, geometry.page_bytes),
             segments: Vec::new(),
             left_behind: Vec::new(),
+            kept: Vec::new(),
             next_arena_slots: FIRST_ARENA_SLOTS,
             poisoned: 0,
             harvested_chunks: 0,

@@ -28,6 +28,7 @@ mod teardown;
 mod trim;
 
 pub use ranges::RawRange;
+pub use teardown::Users;
 pub use trim::Trimmed;
 
 use super::error::AllocError;

@@ -357,8 +357,11 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// Claims free chunks of up to `left` pages in all, largest first.
     fn claim_up_to(&self, mut left: PageCount) -> Vec<Source> {
+        if self.shared.geometry.keeps_mappings {
+            return Vec::new();
+        }
         let mut states = self.shared.streams.lock_all();
-        let mut sources = free_chunks(&self.mapper, &states);
+        let mut sources = free_chunks(&self.mapper, &states, None);
         sources.sort_by_key(|source| std::cmp::Reverse(source.pages.len()));
         sources.retain(|source| {
             let take = source.pages.len() <= left;

@@ -1,17 +1,55 @@
-//! The end of an allocator: everything goes back to the driver.
+//! The end of an allocator: everything goes back to the driver, once nothing can be using it.
 
 use super::super::shared::Shared;
 use super::{Door, SlowPath};
-use crate::driver::{Driver, DriverError, MemoryDriver};
+use crate::driver::{Driver, DriverError, DriverResult, MemoryDriver, StreamDriver};
 use crate::physical::ChunkId;
 
+/// Whether work may still use the memory of an allocator that ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Users {
+    /// It may: it has to be waited for.
+    MayBeAtWork,
+    /// The caller has waited for the device since.
+    AreDone,
+}
+
 impl Door {
-    /// Waits for all streams and gives everything back, after the device was lost as well. On a failure it goes on, and
-    /// returns the first one. Not to be called in a forked process.
-    pub fn tear_down<D: Driver>(&self, shared: &Shared<D>) -> Result<(), DriverError> {
-        let first = shared.streams.progress(None).drain();
+    /// Waits for the users, and gives everything back, after the device was lost as well. On a failure it goes on, and returns
+    /// the first one; but where the users cannot be waited for, nothing is given back. Not to be called in a forked process.
+    pub fn tear_down<D: Driver>(&self, shared: &Shared<D>, users: Users) -> Result<(), DriverError> {
+        let waited = match users {
+            Users::MayBeAtWork => self.wait_for_users(shared)?,
+            Users::AreDone => Ok(()),
+        };
+        for stream in shared.streams.iter() {
+            stream.clock.lock().drop_events(&shared.streams.events);
+        }
         let mut path = SlowPath { shared, mapper: self.mapper.lock(), given: None, created: Vec::new() };
-        first.and(path.release_everything())
+        waited.and(path.release_everything())
+    }
+
+    /// Blocks the host until nothing uses the allocator's memory: until its streams have done what is queued on them, or the
+    /// whole device, where a stream cannot be waited for or work of others uses the memory. Returns the first failure on the
+    /// way.
+    ///
+    /// # Errors
+    /// The driver's, when something may be using the memory still. A device that was lost does nothing any more.
+    fn wait_for_users<D: Driver>(&self, shared: &Shared<D>) -> Result<DriverResult<()>, DriverError> {
+        let streams = &shared.streams;
+        let (mut first, mut all_done) = (Ok(()), false);
+        if !shared.geometry.keeps_mappings {
+            let drained = streams.progress(None).drain();
+            all_done = matches!(drained, Ok(true));
+            first = drained.map(drop);
+        }
+        if !all_done && let Err(error) = streams.driver.synchronize_device() {
+            if !error.kind.is_sticky() {
+                return Err(error);
+            }
+            first = first.and(Err(error));
+        }
+        Ok(first)
     }
 }
 

@@ -59,8 +59,11 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// Claims free chunks, largest first, until at most `keep_bytes` would be held without them.
     fn claim_free(&self, keep_bytes: u64) -> Vec<Source> {
+        if self.shared.geometry.keeps_mappings {
+            return Vec::new();
+        }
         let mut states = self.shared.streams.lock_all();
-        let mut sources = free_chunks(&self.mapper, &states);
+        let mut sources = free_chunks(&self.mapper, &states, None);
         sources.sort_by_key(|source| std::cmp::Reverse(source.pages.len()));
         let mut held = self.mapper.pool.held_bytes();
         sources.retain(|source| {

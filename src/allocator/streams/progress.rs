@@ -248,21 +248,26 @@ impl<'a, D: Driver> Progress<'a, D> {
         stream.seemed_captured() && !clock.is_over()
     }
 
-    /// Blocks the host until all streams have done what is queued on them now: for tearing down.
-    pub fn drain(&self) -> Result<(), DriverError> {
-        let mut told = true;
-        let mut first = Ok(());
+    /// Blocks the host until all streams have done what is queued on them now, as far as events tell: for tearing down.
+    /// Returns false where they do not, during a capture and of a stream that may have been destroyed.
+    pub fn drain(&self) -> Result<bool, DriverError> {
+        let mut told = Ok(true);
         for stream in self.streams.iter() {
             let mut clock = stream.clock.lock();
             // A stream that neither allocated nor freed anything may use memory that was recorded on it.
             let sealed = clock.seal(false, &self.streams.driver, &self.streams.events);
             let last = clock.open() - 1;
             let waited = clock.wait(last, &self.streams.driver, &self.streams.events);
-            clock.drop_events(&self.streams.events);
-            told &= clock.is_gone() || matches!((&sealed, &waited), (Ok(true), Ok(true)));
-            first = first.and(sealed.map(|_| ())).and(waited.map(|_| ()));
+            let done = match (sealed, waited) {
+                (Err(error), _) | (_, Err(error)) => Err(error),
+                (Ok(sealed), Ok(waited)) => Ok((sealed && waited) || clock.is_gone()),
+            };
+            told = match (told, done) {
+                (Ok(told), Ok(done)) => Ok(told && done),
+                (Err(error), _) | (_, Err(error)) => Err(error),
+            };
         }
-        if told { Ok(()) } else { first.and_then(|()| self.streams.driver.synchronize_device()) }
+        told
     }
 }
 

@@ -9,6 +9,10 @@ use crate::units::ByteSize;
 
 /// Returns the kind of error that a result code stands for. Codes that this build does not know are
 /// [`DriverErrorKind::Other`].
+///
+/// `CUDA_ERROR_UNKNOWN` (999) is not taken for a lost device, although it often comes with one: drivers also return it
+/// for a call that they refuse, such as access to RDMA-capable chunks in WSL, and then the next call succeeds. Where the
+/// context is lost, every later call returns the error again and fails by itself.
 pub(super) fn kind_of(result: CUresult) -> DriverErrorKind {
     match result {
         code::CUDA_ERROR_OUT_OF_MEMORY => DriverErrorKind::OutOfMemory,
@@ -40,6 +44,7 @@ pub(super) fn kind_of(result: CUresult) -> DriverErrorKind {
         | code::CUDA_ERROR_INVALID_ADDRESS_SPACE
         | code::CUDA_ERROR_INVALID_PC
         | code::CUDA_ERROR_LAUNCH_FAILED
+        | code::CUDA_ERROR_TENSOR_MEMORY_LEAK
         | code::CUDA_ERROR_EXTERNAL_DEVICE
         | code::CUDA_ERROR_MPS_RPC_FAILURE
         | code::CUDA_ERROR_MPS_CLIENT_TERMINATED => DriverErrorKind::DeviceLost,
@@ -82,7 +87,7 @@ pub enum LoadError {
         /// The file that was loaded.
         library: String,
     },
-    /// The driver works but predates virtual memory management.
+    /// The driver works but is older than the newest function that gapless needs.
     #[error("the driver is for CUDA {found}, gapless needs {needed} or newer. Update the NVIDIA driver")]
     DriverTooOld {
         /// The version that `cuDriverGetVersion` returns.
@@ -113,8 +118,9 @@ pub enum LoadError {
     },
 }
 
-/// The first version with virtual memory management.
-pub const MINIMUM_VERSION: CudaVersion = CudaVersion(10_020);
+/// The first version that has every required function. Virtual memory management is older (10.2), the release of a
+/// primary context in its present form (`cuDevicePrimaryCtxRelease_v2`) is what decides.
+pub const MINIMUM_VERSION: CudaVersion = CudaVersion(11_000);
 
 /// Why a device cannot be opened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -131,7 +137,7 @@ pub enum OpenError {
         /// The number of devices.
         count: u32,
     },
-    /// The device has no virtual memory management, or it does not work there.
+    /// The device has no virtual memory management: it says so, or its driver refuses the calls as not supported.
     #[error(
         "device {ordinal} ({name}) has no virtual memory management ({reason}), so gapless cannot remap memory on it. \
          Use the plain mode (`PlainAllocator`): the same calls on cuMemAlloc, without the promise about fragmentation"
@@ -143,6 +149,32 @@ pub enum OpenError {
         name: String,
         /// The attribute, or the call of the trial at opening that failed.
         reason: Cow<'static, str>,
+    },
+    /// The device says that it has virtual memory management, and a call of the trial at opening failed nevertheless.
+    #[error(
+        "device {ordinal} ({name}) failed the trial of virtual memory management at opening: {error}. Look for Xid errors \
+         in the kernel's log, and update the driver"
+    )]
+    Trial {
+        /// The device.
+        ordinal: u32,
+        /// Its name.
+        name: String,
+        /// What failed.
+        error: DriverError,
+    },
+    /// The trial at opening could not reserve addresses, which are the process's and not the device's.
+    #[error(
+        "no {needed} of addresses could be reserved for the trial of device {ordinal} at opening: {error}. Look for a \
+         limit of this process's addresses (ulimit -v)"
+    )]
+    NoAddresses {
+        /// The device.
+        ordinal: u32,
+        /// The number of bytes that the trial needs.
+        needed: ByteSize,
+        /// What failed.
+        error: DriverError,
     },
     /// A peer was requested that cannot access the device's memory.
     #[error("device {peer} cannot access memory of device {ordinal}: leave it out of the peers, or use one that can")]
@@ -180,8 +212,20 @@ mod tests {
     }
 
     #[test]
+    fn errors_that_leave_the_context_unusable_lose_the_device() {
+        // Memory errors that were not corrected, and faults after which `cuda.h` wants the process to be ended.
+        for number in [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721] {
+            assert!(kind_of(code(number)).is_sticky(), "{number}");
+        }
+        // These fail one call.
+        for number in [1, 2, 201, 209, 218, 221, 222, 400, 701, 720, 801, 900, 999] {
+            assert!(!kind_of(code(number)).is_sticky(), "{number}");
+        }
+    }
+
+    #[test]
     fn versions_read_as_people_write_them() {
-        assert_eq!(CudaVersion(10_020).to_string(), "10.2");
+        assert_eq!(CudaVersion(12_040).to_string(), "12.4");
         assert_eq!(CudaVersion(13_000).to_string(), "13.0");
     }
 }

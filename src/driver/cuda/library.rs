@@ -25,6 +25,16 @@ pub struct Library {
     version: CudaVersion,
 }
 
+/// A driver library on disk.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct LibraryFile {
+    /// The path of the file that the loader chose.
+    pub file: String,
+    /// The newest CUDA version that it supports; `None` if it does not say, as the toolkit's stub.
+    pub cuda: Option<CudaVersion>,
+}
+
 impl Library {
     /// Loads the installed driver (`libcuda.so.1`, found as the dynamic loader finds libraries) and initialises it.
     ///
@@ -40,6 +50,16 @@ impl Library {
     /// As [`open`](Self::open).
     pub fn open_from(path: &Path) -> Result<&'static Self, LoadError> {
         Self::open_first(&[path.as_os_str()])
+    }
+
+    /// Finds the library at `path`, or the installed one, and reads its version, without starting it: what can be said
+    /// of a driver that [`open`](Self::open) refuses. `None` if no library could be loaded.
+    pub fn find(path: Option<&Path>) -> Option<LibraryFile> {
+        let names = path.map_or_else(|| DEFAULT_NAMES.map(OsStr::new).to_vec(), |path| vec![path.as_os_str()]);
+        let (handle, name) = names.iter().find_map(|&name| Some((dlopen(name).ok()?, name)))?;
+        let file = file_of(&handle).unwrap_or_else(|| name.to_string_lossy().into_owned());
+        let cuda = version_of(&handle).filter(|version| version.0 != 0);
+        Some(LibraryFile { file, cuda })
     }
 
     /// Returns the path of the file that the loader chose.
@@ -84,8 +104,7 @@ impl Library {
         &self.optional
     }
 
-    /// Turns a result code into `Ok` or into the error with the driver's own name and text for it. The text names
-    /// `function` where `call` stands for several functions.
+    /// Turns a result code into `Ok` or into the error with the driver's own name and text for it.
     pub(super) fn check(&self, call: DriverCall, function: &str, result: CUresult) -> DriverResult<()> {
         if result == code::CUDA_SUCCESS { Ok(()) } else { Err(self.error(call, function, result)) }
     }
@@ -183,10 +202,11 @@ fn describe(api: &Required, call: DriverCall, function: &str, result: CUresult) 
     let text = known(explained, text).unwrap_or_else(|| format!("the driver has no text for result {number}"));
     DriverError {
         call,
+        function: (function != call.name()).then(|| function.to_owned().into()),
         kind: kind_of(result),
         code: number,
         name: known(named, name).map_or_else(|| Cow::Owned(format!("result {number}")), Cow::Owned),
-        text: if function == call.name() { text.into() } else { format!("{function}: {text}").into() },
+        text: text.into(),
     }
 }
 
@@ -229,3 +249,41 @@ fn file_of(handle: &Handle) -> Option<String> {
 const DEFAULT_NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 static OPENED: Mutex<Vec<(std::ffi::OsString, &'static Library)>> = Mutex::new(Vec::new());
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The CUDA version in which each required function appeared, as `cudaTypedefs.h` tells in the names of its types
+    /// (`PFN_cuMemMap_v10020`). A function that is required later goes into this table.
+    const APPEARED: &[(i32, &[&str])] = &[
+        (2_000, &["cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute"]),
+        (2_000, &["cuCtxSynchronize", "cuMemFreeHost", "cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction"]),
+        (2_000, &["cuStreamCreate", "cuStreamSynchronize", "cuStreamQuery"]),
+        (2_000, &["cuEventCreate", "cuEventRecord", "cuEventQuery", "cuEventSynchronize"]),
+        (2_020, &["cuDriverGetVersion"]),
+        (3_020, &["cuDeviceTotalMem_v2", "cuMemGetInfo_v2", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemAllocHost_v2"]),
+        (3_020, &["cuMemcpyDtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"]),
+        (3_020, &["cuMemsetD8Async", "cuMemsetD32Async", "cuStreamWaitEvent"]),
+        (4_000, &["cuDeviceCanAccessPeer", "cuCtxGetCurrent", "cuCtxSetCurrent"]),
+        (4_000, &["cuStreamDestroy_v2", "cuEventDestroy_v2", "cuLaunchKernel"]),
+        (6_000, &["cuGetErrorName", "cuGetErrorString"]),
+        (7_000, &["cuDevicePrimaryCtxRetain"]),
+        (9_020, &["cuStreamGetCtx"]),
+        (10_000, &["cuStreamIsCapturing"]),
+        (10_010, &["cuThreadExchangeStreamCaptureMode"]),
+        (10_020, &["cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap"]),
+        (10_020, &["cuMemSetAccess", "cuMemGetAllocationGranularity"]),
+        (11_000, &["cuDevicePrimaryCtxRelease_v2"]),
+    ];
+
+    #[test]
+    fn the_least_driver_is_the_first_with_every_required_function() {
+        let mut known: Vec<&str> = APPEARED.iter().flat_map(|(_, names)| *names).copied().collect();
+        let mut required = REQUIRED.to_vec();
+        known.sort_unstable();
+        required.sort_unstable();
+        assert_eq!(known, required);
+        assert_eq!(APPEARED.iter().map(|(version, _)| CudaVersion(*version)).max(), Some(MINIMUM_VERSION));
+    }
+}

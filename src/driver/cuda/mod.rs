@@ -9,6 +9,7 @@
 //! memory.rs    virtual memory      streams.rs  streams, events    work.rs     fill, verify, copy
 //! kernels.rs   kernels from PTX                                   plain.rs    cuMemAlloc
 //! thread.rs    numbers of threads
+//! captures.rs  which capture a stream belongs to
 //! raw.rs       a way below the traits, for experiments only
 //! ```
 //!
@@ -24,6 +25,7 @@
 //!
 //! Not here: which memory goes where (the allocator), and devices without virtual memory management.
 
+mod captures;
 mod context;
 mod device;
 mod error;
@@ -41,9 +43,10 @@ mod thread;
 mod trial;
 mod work;
 
+pub use captures::Capture;
 pub use device::DeviceInfo;
 pub use error::{CudaVersion, LoadError, MINIMUM_VERSION, OpenError};
-pub use library::Library;
+pub use library::{Library, LibraryFile};
 pub use plain::PlainDevice;
 pub use streams::{LEGACY_STREAM, PER_THREAD_STREAM};
 

@@ -11,7 +11,7 @@ pub use super::context::Current;
 pub use super::kernels::{Kernel, Module, Threads};
 use super::plain;
 pub use super::streams::raw_stream;
-use super::sys::{CUdevice, CUmemAccessDesc, CUresult, Optional, Required};
+use super::sys::{CUcontext, CUdevice, CUmemAccessDesc, CUresult, Optional, Required};
 use crate::driver::{DriverCall, DriverResult};
 use crate::units::{DeviceAddr, StreamId};
 
@@ -56,6 +56,11 @@ impl<'a> Raw<'a> {
     /// Read and write access for the device itself, as `set_access` requests it.
     pub fn access(self) -> CUmemAccessDesc {
         self.driver.peers.access()[0]
+    }
+
+    /// The device's primary context.
+    pub fn context(self) -> CUcontext {
+        self.driver.context.raw()
     }
 
     /// Makes the device's context current on this thread until the guard is dropped.
@@ -116,5 +121,25 @@ impl<'a> Raw<'a> {
         let _current = self.enter(DriverCall::Work)?;
         // SAFETY: the caller's promise.
         unsafe { self.driver.launch(kernel, stream, threads, parameters) }
+    }
+
+    /// Queues `kernel` on `stream` so that it may start before the work ahead of it has ended, if that is a kernel which
+    /// lets it (programmatic dependent launch, CUDA 11.6 and compute capability 9.0).
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch), and the kernel waits for the work ahead of it before it touches memory.
+    ///
+    /// # Errors
+    /// What the driver answers; `NotSupported` where it has no such launch.
+    pub unsafe fn launch_dependent(
+        self,
+        kernel: Kernel,
+        stream: StreamId,
+        threads: Threads,
+        parameters: &[u64],
+    ) -> DriverResult<()> {
+        let _current = self.enter(DriverCall::Work)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.driver.launch_dependent(kernel, stream, threads, parameters) }
     }
 }

@@ -10,7 +10,7 @@ use super::library::Library;
 use super::memory::Vmm;
 use super::sys::{CUdevice, CUmemAccessDesc};
 use super::{ChunkFeatures, DeviceInfo};
-use crate::driver::{DriverErrorKind, DriverResult};
+use crate::driver::{DriverCall, DriverError, DriverErrorKind, DriverResult};
 use crate::units::ByteSize;
 
 /// What device and cycle agreed on.
@@ -49,16 +49,23 @@ pub(super) fn agree(
             }
             Err(error) if error.kind.is_sticky() => return Err(error.into()),
             Err(_) if attempt < last => {}
-            Err(error) if error.kind == DriverErrorKind::OutOfMemory => {
-                return Err(OpenError::DeviceFull { ordinal: info.ordinal, needed: ByteSize(needed), error });
-            }
-            Err(error) => {
-                let reason = format!("the trial at opening: {error}").into();
-                return Err(OpenError::NoVmm { ordinal: info.ordinal, name: info.name.clone(), reason });
-            }
+            Err(error) => return Err(failed(info, needed, error)),
         }
     }
     unreachable!("the last attempt returns")
+}
+
+/// Says why the last attempt failed. Only a call that is not supported means that the device cannot be used.
+fn failed(info: &DeviceInfo, needed: u64, error: DriverError) -> OpenError {
+    let (ordinal, name, needed) = (info.ordinal, info.name.clone(), ByteSize(needed));
+    match error.kind {
+        DriverErrorKind::NotSupported => {
+            OpenError::NoVmm { ordinal, name, reason: format!("the trial at opening: {error}").into() }
+        }
+        _ if error.call == DriverCall::Reserve => OpenError::NoAddresses { ordinal, needed, error },
+        DriverErrorKind::OutOfMemory => OpenError::DeviceFull { ordinal, needed, error },
+        _ => OpenError::Trial { ordinal, name, error },
+    }
 }
 
 /// Create, reserve, map, access, and everything back.

@@ -145,6 +145,16 @@ impl WorkDriver for CudaDriver {
 }
 
 impl CudaDriver {
+    /// Loads the kernels that [`WorkDriver`] is made of, as its first call would. Nothing else needs them: where they
+    /// cannot be loaded, because the device is too old for them or the driver cannot compile, memory, streams and events
+    /// work all the same.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn load_kernels(&self) -> DriverResult<()> {
+        self.with_work(|_| Ok(()))
+    }
+
     /// Runs `queue` with the kernels loaded and the context current.
     fn with_work<T>(&self, queue: impl FnOnce(&mut Work) -> DriverResult<T>) -> DriverResult<T> {
         let mut work = self.work.lock();

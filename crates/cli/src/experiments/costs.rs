@@ -1,19 +1,18 @@
-//! Microseconds, limits, latency and bandwidth.
+//! Microseconds and limits.
 
 use std::time::{Duration, Instant};
 
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::{ChunkHandle, DriverResult, MemoryDriver};
-use gapless::units::{ByteSize, DeviceAddr, GIB, MIB, StreamId, TIB, round_down};
+use gapless::units::{ByteSize, GIB};
 use serde_json::{Value, json};
 
-use super::{Measurements, Pass, Question, median, micros, place, refusal, take_away, timed};
-
-const MAIN: StreamId = StreamId::DEFAULT;
+use super::{Question, WHOLE, median, micros, place, reserve_at_most, take_away, timed};
 
 pub(super) const CALLS_BY_SIZE: Question = Question {
     id: "calls_by_size",
     text: "How many microseconds does each call take, by the size of the chunk?",
+    parts: WHOLE,
     experiment: |driver| {
         let mut rows = Vec::new();
         let mut bytes = driver.granularity();
@@ -28,41 +27,21 @@ pub(super) const CALLS_BY_SIZE: Question = Question {
 
 pub(super) const RANGED_ACCESS: Question = Question {
     id: "ranged_access",
-    text: "Are one set_access and one unmap over 64 chunks cheaper than one for each chunk?",
+    text: "What do one set_access and one unmap over many chunks cost, against one for each and against one large chunk?",
+    parts: WHOLE,
     experiment: |driver| {
         let page = driver.granularity();
-        let count = 64.min(driver.memory_info()?.free / page / 2);
-        let addr = driver.reserve(count * page, page)?;
-        let chunks: Vec<ChunkHandle> = (0..count).map(|_| driver.create(page)).collect::<DriverResult<_>>()?;
-        let map_all =
-            || (0..).zip(&chunks).try_for_each(|(at, &chunk)| driver.map(addr.offset(at * page), page, chunk));
-        let places = || (0..count).map(|at| addr.offset(at * page));
-        let ((), map) = timed(map_all)?;
-        let ((), access_ranged) = timed(|| driver.set_access(addr, count * page))?;
-        let ((), unmap_ranged) = timed(|| driver.unmap(addr, count * page))?;
-        map_all()?;
-        let ((), access_each) = timed(|| places().try_for_each(|at| driver.set_access(at, page)))?;
-        let ((), unmap_each) = timed(|| places().try_for_each(|at| driver.unmap(at, page)))?;
-        let whole = driver.create(count * page)?;
-        driver.map(addr, count * page, whole)?;
-        let ((), access_whole) = timed(|| driver.set_access(addr, count * page))?;
-        let ((), unmap_whole) = timed(|| driver.unmap(addr, count * page))?;
-        Ok(json!({
-            "chunks": count,
-            "map_each_us": micros(map),
-            "set_access_ranged_us": micros(access_ranged),
-            "set_access_each_us": micros(access_each),
-            "set_access_one_large_chunk_us": micros(access_whole),
-            "unmap_ranged_us": micros(unmap_ranged),
-            "unmap_each_us": micros(unmap_each),
-            "unmap_one_large_chunk_us": micros(unmap_whole),
-        }))
+        let most = driver.memory_info()?.free / page / 3;
+        let rows: DriverResult<Vec<Value>> =
+            [1, 8, 64, 256].into_iter().filter(|&count| count <= most).map(|count| ranged_row(driver, count)).collect();
+        Ok(json!(rows?))
     },
 };
 
 pub(super) const THREADS: Question = Question {
     id: "threads",
     text: "How many whole cycles per second do 1, 2 and 4 threads complete together?",
+    parts: WHOLE,
     experiment: |driver| {
         let mut answer = serde_json::Map::new();
         for threads in [1_u32, 2, 4] {
@@ -88,39 +67,10 @@ pub(super) const THREADS: Question = Question {
     },
 };
 
-pub(super) const RESERVATION: Question = Question {
-    id: "reservation",
-    text: "What is the largest single reservation, and what does the next size return?",
-    experiment: |driver| {
-        let page = driver.granularity();
-        let (mut largest, mut us) = (0, 0.0);
-        let mut bytes = GIB;
-        let mut answer = Value::Null;
-        while bytes <= 256 * TIB {
-            match timed(|| driver.reserve(bytes, page)) {
-                Ok((addr, duration)) => {
-                    (largest, us) = (bytes, micros(duration));
-                    driver.address_free(addr, bytes)?;
-                }
-                Err(error) => {
-                    answer = refusal(&error);
-                    break;
-                }
-            }
-            bytes *= 2;
-        }
-        Ok(json!({
-            "largest_bytes": largest,
-            "largest": ByteSize(largest).to_string(),
-            "us": us,
-            "next_answers": answer,
-        }))
-    },
-};
-
 pub(super) const MAPPINGS: Question = Question {
     id: "mappings",
     text: "How many mappings of one chunk with access can there be, and what does the next one return?",
+    parts: WHOLE,
     experiment: |driver| {
         let page = driver.granularity();
         let (addr, reserved) = reserve_at_most(driver, MOST_MAPPINGS * page, page, page)?;
@@ -137,99 +87,50 @@ pub(super) const MAPPINGS: Question = Question {
             count += 1;
         }
         let seconds = start.elapsed().as_secs_f64();
+        // The end of the process undoes this: to unmap so many may take longer than the question has.
         Ok(json!({ "mappings": count, "limit": answer, "seconds": seconds }))
     },
 };
 
-pub(super) const LATENCY: Question = Question {
-    id: "latency",
-    text: "What is the latency of dependent loads, one per page: memory of cuMemAlloc, small chunks, large chunks?",
-    experiment: |driver| {
-        let measurements = Measurements::new(driver)?;
-        let page = driver.granularity();
-        let free = driver.memory_info()?.free;
-        let slots = (free / 2 / page).min(64 * GIB / page).max(8);
-        let slots = 1 << slots.ilog2();
-        let bytes = slots * page;
-        let steps = 50_000.max(slots);
-        let chase = |addr: DeviceAddr| {
-            // Twice: the first pass warms the caches of the page tables as far as they go.
-            measurements.pointer_chase(MAIN, addr, slots, page, steps)?;
-            measurements.pointer_chase(MAIN, addr, slots, page, steps)
-        };
-        let mut answer = serde_json::Map::new();
-        answer.insert("bytes".into(), json!(bytes));
-        let plain = driver.raw().mem_alloc(bytes)?;
-        let latency = chase(plain);
-        driver.raw().mem_free(plain)?;
-        answer.insert("cu_mem_alloc".into(), json!(latency?));
-        for (name, size) in [("chunks_of_one_page", page), ("chunks_of_512_mib", 512 * MIB)] {
-            let size = size.min(bytes);
-            let addr = driver.reserve(bytes, size.max(page).next_power_of_two())?;
-            for at in 0..bytes / size {
-                let chunk = driver.create(size)?;
-                driver.map(addr.offset(at * size), size, chunk)?;
-                driver.release(chunk)?;
-            }
-            driver.set_access(addr, bytes)?;
-            let latency = chase(addr);
-            driver.unmap(addr, bytes)?;
-            driver.address_free(addr, bytes)?;
-            answer.insert(name.into(), json!(latency?));
-        }
-        Ok(Value::Object(answer))
-    },
-};
-
-pub(super) const BANDWIDTH: Question = Question {
-    id: "bandwidth",
-    text: "How many GB/s do passes over memory of cuMemAlloc reach, and over chunks of one page in reverse order?",
-    experiment: |driver| {
-        let measurements = Measurements::new(driver)?;
-        let page = driver.granularity();
-        let bytes = round_down((driver.memory_info()?.free / 4).min(2 * GIB), 2 * page).max(2 * page);
-        let rate = |addr| -> DriverResult<Value> {
-            let mut row = serde_json::Map::new();
-            for pass in [Pass::Write, Pass::Read, Pass::Copy] {
-                let rounds: Vec<Duration> =
-                    (0..7).map(|_| measurements.stream_over(MAIN, pass, addr, bytes)).collect::<DriverResult<_>>()?;
-                let seconds = median(rounds).as_secs_f64();
-                let name = format!("{pass:?}").to_lowercase();
-                row.insert(name, json!((bytes as f64 / seconds / 1e8).round() / 10.0));
-            }
-            Ok(Value::Object(row))
-        };
-        let plain = driver.raw().mem_alloc(bytes)?;
-        let plain_rate = rate(plain);
-        driver.raw().mem_free(plain)?;
-        let addr = driver.reserve(bytes, page)?;
-        for at in (0..bytes / page).rev() {
-            let chunk = driver.create(page)?;
-            driver.map(addr.offset(at * page), page, chunk)?;
-            driver.release(chunk)?;
-        }
-        driver.set_access(addr, bytes)?;
-        let mapped_rate = rate(addr);
-        driver.unmap(addr, bytes)?;
-        driver.address_free(addr, bytes)?;
-        Ok(json!({ "bytes": bytes, "cu_mem_alloc": plain_rate?, "remapped": mapped_rate? }))
-    },
-};
-
-/// Reserves up to `bytes` of addresses, halving the size down to `least` as long as the driver refuses; returns the
-/// address and the size of the reservation. Both sizes are multiples of the granularity.
-///
-/// # Errors
-/// The driver's last answer, when it refuses even `least` bytes.
-pub fn reserve_at_most(driver: &CudaDriver, bytes: u64, least: u64, alignment: u64) -> DriverResult<(DeviceAddr, u64)> {
-    let mut wish = bytes.max(least);
-    loop {
-        match driver.reserve(wish, alignment) {
-            Ok(addr) => return Ok((addr, wish)),
-            Err(error) if wish <= least || error.kind.is_sticky() => return Err(error),
-            Err(_) => wish = round_down(wish / 2, driver.granularity()).max(least),
-        }
+/// The medians for `count` chunks of one page at consecutive addresses.
+fn ranged_row(driver: &CudaDriver, count: u64) -> DriverResult<Value> {
+    let page = driver.granularity();
+    let bytes = count * page;
+    let addr = driver.reserve(bytes, page)?;
+    let places = || (0..count).map(|at| addr.offset(at * page));
+    let chunks: Vec<ChunkHandle> = (0..count).map(|_| driver.create(page)).collect::<DriverResult<_>>()?;
+    let whole = driver.create(bytes)?;
+    let map_each = || places().zip(&chunks).try_for_each(|(at, &chunk)| driver.map(at, page, chunk));
+    let mut times: [Vec<Duration>; 8] = Default::default();
+    for _ in 0..RANGED_ROUNDS {
+        let ((), map) = timed(map_each)?;
+        let ((), access_ranged) = timed(|| driver.set_access(addr, bytes))?;
+        let ((), unmap_ranged) = timed(|| driver.unmap(addr, bytes))?;
+        map_each()?;
+        let ((), access_each) = timed(|| places().try_for_each(|at| driver.set_access(at, page)))?;
+        let ((), unmap_each) = timed(|| places().try_for_each(|at| driver.unmap(at, page)))?;
+        let ((), map_whole) = timed(|| driver.map(addr, bytes, whole))?;
+        let ((), access_whole) = timed(|| driver.set_access(addr, bytes))?;
+        let ((), unmap_whole) = timed(|| driver.unmap(addr, bytes))?;
+        let round = [map, access_ranged, unmap_ranged, access_each, unmap_each, map_whole, access_whole, unmap_whole];
+        times.iter_mut().zip(round).for_each(|(list, time)| list.push(time));
     }
+    chunks.into_iter().chain([whole]).try_for_each(|chunk| driver.release(chunk))?;
+    driver.address_free(addr, bytes)?;
+    let [map, access_ranged, unmap_ranged, access_each, unmap_each, map_whole, access_whole, unmap_whole] =
+        times.map(|list| micros(median(list)));
+    Ok(json!({
+        "chunks": count,
+        "rounds": RANGED_ROUNDS,
+        "map_each_us": map,
+        "set_access_ranged_us": access_ranged,
+        "set_access_each_us": access_each,
+        "unmap_ranged_us": unmap_ranged,
+        "unmap_each_us": unmap_each,
+        "map_one_large_chunk_us": map_whole,
+        "set_access_one_large_chunk_us": access_whole,
+        "unmap_one_large_chunk_us": unmap_whole,
+    }))
 }
 
 /// Reserves addresses, creates a chunk and maps it with access; then undoes all of it.
@@ -275,3 +176,4 @@ fn cycle_row(driver: &CudaDriver, bytes: u64, rounds: u64) -> DriverResult<Value
 const MOST_MAPPINGS: u64 = 600_000;
 /// Long enough for that many at 40 us each, short enough for the process to end within a question's time limit.
 const MAPPINGS_FOR: Duration = Duration::from_secs(25);
+const RANGED_ROUNDS: usize = 5;

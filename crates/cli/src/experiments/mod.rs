@@ -4,25 +4,39 @@
 //! process of its own, as `gapless probe` does. The device benchmark shares `allocators` and `measure`.
 //!
 //! ```text
-//! rules.rs      what the driver accepts and refuses   allocators.rs   the driver's own allocators
-//! order.rs      what waits for what, captures, graphs
-//! costs.rs      microseconds, limits, latency         measure.rs      bandwidth and latency of memory
+//! handles.rs     streams: values, dead handles, ids    addresses.rs    reservations
+//! contexts.rs    calls without a current context       order.rs        what waits for what
+//! captures.rs    what breaks a capture                 coherence.rs    two mappings of one chunk
+//! graphs.rs      graphs and what they write to         costs.rs        microseconds, limits
+//! rules.rs       what the driver accepts and refuses   peers.rs        access for other devices
+//! calls.rs       the calls that captures.rs tries      speed.rs        latency and bandwidth of memory
+//! allocators.rs  the driver's own allocators           measure.rs      the kernels behind speed.rs
 //! ```
 
+mod addresses;
 pub mod allocators;
+mod calls;
+mod captures;
+mod coherence;
+mod contexts;
 mod costs;
+mod graphs;
+mod handles;
 mod measure;
 mod order;
+mod peers;
 mod rules;
+mod speed;
 
+use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 use gapless::DeviceAddr;
 use gapless::driver::cuda::{CudaBuilder, CudaDriver, OpenError};
-use gapless::driver::{ChunkHandle, DriverError, DriverResult, MemoryDriver};
+use gapless::driver::{ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, MemoryDriver};
 use serde_json::{Value, json};
 
-pub use costs::reserve_at_most;
+pub use addresses::reserve_at_most;
 pub use measure::{ChaseLatency, Measurements, Pass};
 
 /// A question, and the experiment that answers it.
@@ -31,7 +45,40 @@ pub struct Question {
     pub id: &'static str,
     /// The question as a sentence.
     pub text: &'static str,
-    experiment: fn(&CudaDriver) -> DriverResult<Value>,
+    /// What the question is made of, if each part needs a process of its own; else empty.
+    pub parts: &'static [&'static str],
+    experiment: fn(&Subject) -> DriverResult<Value>,
+}
+
+/// How a question is asked.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// How often an experiment repeats what has to go right every time.
+    pub rounds: u64,
+    /// The part of a question that has [`parts`](Question::parts).
+    pub part: Option<String>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { rounds: ROUNDS, part: None }
+    }
+}
+
+/// What an experiment works with: a driver that is open for it alone, and how it is asked.
+struct Subject {
+    driver: CudaDriver,
+    /// The settings with which the driver was opened.
+    builder: CudaBuilder,
+    settings: Settings,
+}
+
+impl Deref for Subject {
+    type Target = CudaDriver;
+
+    fn deref(&self) -> &CudaDriver {
+        &self.driver
+    }
 }
 
 /// What an experiment showed.
@@ -53,6 +100,24 @@ pub struct Answer {
 impl Question {
     /// Every question, in the order in which they are asked.
     pub const ALL: &[Self] = &[
+        handles::STREAM_VALUES,
+        handles::DEAD_STREAM,
+        handles::STREAM_IDS,
+        contexts::EVENTS_WITHOUT_CONTEXT,
+        captures::CAPTURED_EVENT,
+        graphs::GRAPH_DROP,
+        captures::CAPTURE_SYNCHRONIZE,
+        addresses::RESERVE_4_TIB,
+        order::BUSY,
+        coherence::ALIAS_COHERENCE,
+        costs::RANGED_ACCESS,
+        peers::PEER_DESCRIPTOR,
+        captures::CAPTURE_SAME_THREAD,
+        captures::CAPTURE_OTHER_THREAD,
+        captures::CAPTURE_GUARDED,
+        captures::CAPTURE_WAIT,
+        graphs::GRAPH_REMAP,
+        order::UNMAP_IN_USE,
         rules::SUB_SIZE_MAP,
         rules::UNMAP_TWO,
         rules::UNMAP_PART,
@@ -61,29 +126,24 @@ impl Question {
         rules::READ_ONLY,
         rules::FRESH_CONTENT,
         rules::EXPORT,
-        rules::WITHOUT_CONTEXT,
+        contexts::WITHOUT_CONTEXT,
         rules::MEMORY_INFO,
-        order::BUSY,
-        order::UNMAP_IN_USE,
-        order::CAPTURE_SAME_THREAD,
-        order::CAPTURE_OTHER_THREAD,
-        order::CAPTURE_GUARDED,
-        order::CAPTURE_WAIT,
-        order::GRAPH_REMAP,
         costs::CALLS_BY_SIZE,
-        costs::RANGED_ACCESS,
         costs::THREADS,
-        costs::RESERVATION,
+        addresses::RESERVATION,
         costs::MAPPINGS,
-        costs::LATENCY,
-        costs::BANDWIDTH,
+        speed::LATENCY,
+        speed::BANDWIDTH,
     ];
 
     /// Runs the experiment on a device that is opened for it alone. The experiment may leave the device unusable for
-    /// this process and may leak memory: end the process afterwards.
-    pub fn ask(&self, builder: CudaBuilder) -> Answer {
+    /// this process, may leak memory, and may end the process: end it afterwards.
+    pub fn ask(&self, builder: CudaBuilder, settings: &Settings) -> Answer {
         let start = Instant::now();
-        let outcome = builder.open().and_then(|driver| (self.experiment)(&driver).map_err(OpenError::from));
+        let opened = builder.clone().open();
+        let outcome = opened.and_then(|driver| {
+            (self.experiment)(&Subject { driver, builder, settings: settings.clone() }).map_err(OpenError::from)
+        });
         let (value, error) = match outcome {
             Ok(value) => (value, None),
             Err(error) => (Value::Null, Some(error.to_string())),
@@ -103,6 +163,16 @@ fn told<T>(outcome: &DriverResult<T>) -> Value {
 /// A failed call, as JSON: the result code and its name.
 fn refusal(error: &DriverError) -> Value {
     json!({ "code": error.code, "name": error.name })
+}
+
+/// An answer that is not given, and why.
+fn skipped(why: impl Into<String>) -> Value {
+    json!({ "skipped": why.into() })
+}
+
+/// The error of a function that the library does not have.
+fn no_function(name: &str) -> DriverError {
+    DriverError::new(DriverCall::Work, DriverErrorKind::NotSupported, format!("the library has no {name}"))
 }
 
 /// A chunk of `bytes`, mapped with access at `addr`; its handle is kept.
@@ -143,3 +213,9 @@ fn median(mut durations: Vec<Duration>) -> Duration {
     durations.sort_unstable();
     durations.get(durations.len() / 2).copied().unwrap_or_default()
 }
+
+/// The parts of a question that is asked as a whole.
+const WHOLE: &[&str] = &[];
+
+/// Enough to see what goes wrong once in ten thousand times.
+const ROUNDS: u64 = 100_000;

@@ -1,40 +1,50 @@
 //! What the driver accepts and refuses.
 
+use std::os::fd::{FromRawFd, OwnedFd};
+
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::cuda::raw::raw_stream;
 use gapless::driver::cuda::sys::{
-    CUmemAccess_flags_enum as access_flags, CUmemAllocationHandleType_enum as handle_type, CUmemAllocationProp,
-    CUmemAllocationType_enum as allocation_type, CUmemLocation, CUmemLocationType_enum as location_type,
+    CUmemAccess_flags_enum as access_flags, CUmemAllocationHandleType_enum as handle_type,
 };
 use gapless::driver::{ChunkHandle, DriverCall, DriverResult, MemoryDriver, WorkDriver};
 use gapless::{DeviceAddr, StreamId};
 use serde_json::{Value, json};
 
-use super::{Question, place, put, refusal, take_away, told};
+use super::{Question, WHOLE, place, put, refusal, take_away, told};
 
 const MAIN: StreamId = StreamId::DEFAULT;
 
 pub(super) const SUB_SIZE_MAP: Question = Question {
     id: "sub_size_map",
     text: "What does mapping only the first half of a chunk return?",
+    parts: WHOLE,
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(2 * page, page)?;
         let chunk = driver.create(2 * page)?;
-        Ok(told(&driver.map(addr, page, chunk)))
+        let outcome = driver.map(addr, page, chunk);
+        if outcome.is_ok() {
+            driver.unmap(addr, page)?;
+        }
+        driver.release(chunk)?;
+        driver.address_free(addr, 2 * page)?;
+        Ok(told(&outcome))
     },
 };
 
 pub(super) const UNMAP_TWO: Question = Question {
     id: "unmap_two",
     text: "Does one unmap call remove two adjacent mappings?",
+    parts: WHOLE,
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(2 * page, page)?;
-        put(driver, addr, page)?;
-        put(driver, addr.offset(page), page)?;
+        let chunks = [put(driver, addr, page)?, put(driver, addr.offset(page), page)?];
         let outcome = driver.unmap(addr, 2 * page);
         let again = [driver.unmap(addr, page), driver.unmap(addr.offset(page), page)];
+        chunks.into_iter().try_for_each(|chunk| driver.release(chunk))?;
+        driver.address_free(addr, 2 * page)?;
         Ok(json!({ "answer": told(&outcome), "left_mapped": again.iter().filter(|again| again.is_ok()).count() }))
     },
 };
@@ -42,12 +52,18 @@ pub(super) const UNMAP_TWO: Question = Question {
 pub(super) const UNMAP_PART: Question = Question {
     id: "unmap_part",
     text: "What does unmapping the first half of a mapping return?",
+    parts: WHOLE,
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(2 * page, page)?;
-        put(driver, addr, 2 * page)?;
+        let chunk = put(driver, addr, 2 * page)?;
         let part = driver.unmap(addr, page);
         let whole = driver.unmap(addr, 2 * page);
+        if whole.is_err() {
+            driver.unmap(addr.offset(page), page)?;
+        }
+        driver.release(chunk)?;
+        driver.address_free(addr, 2 * page)?;
         Ok(json!({ "part": told(&part), "whole_afterwards": told(&whole) }))
     },
 };
@@ -55,13 +71,15 @@ pub(super) const UNMAP_PART: Question = Question {
 pub(super) const UNMAP_HOLE: Question = Question {
     id: "unmap_hole",
     text: "What does one unmap over two mappings with a hole between them return?",
+    parts: WHOLE,
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(3 * page, page)?;
-        put(driver, addr, page)?;
-        put(driver, addr.offset(2 * page), page)?;
+        let chunks = [put(driver, addr, page)?, put(driver, addr.offset(2 * page), page)?];
         let outcome = driver.unmap(addr, 3 * page);
         let left = [driver.unmap(addr, page), driver.unmap(addr.offset(2 * page), page)];
+        chunks.into_iter().try_for_each(|chunk| driver.release(chunk))?;
+        driver.address_free(addr, 3 * page)?;
         Ok(json!({ "answer": told(&outcome), "left_mapped": left.iter().filter(|left| left.is_ok()).count() }))
     },
 };
@@ -69,23 +87,23 @@ pub(super) const UNMAP_HOLE: Question = Question {
 pub(super) const ACCESS_PART: Question = Question {
     id: "access_part",
     text: "What does set_access over the first half of a mapping return, and what is accessible then?",
+    parts: WHOLE,
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(2 * page, page)?;
         let chunk = driver.create(2 * page)?;
         driver.map(addr, 2 * page, chunk)?;
         let outcome = driver.set_access(addr, page);
-        Ok(json!({
-            "answer": told(&outcome),
-            "first_half": access_at(driver, addr),
-            "second_half": access_at(driver, addr.offset(page)),
-        }))
+        let halves = [access_at(driver, addr), access_at(driver, addr.offset(page))];
+        take_away(driver, addr, chunk, 2 * page)?;
+        Ok(json!({ "answer": told(&outcome), "first_half": halves[0], "second_half": halves[1] }))
     },
 };
 
 pub(super) const READ_ONLY: Question = Question {
     id: "read_only",
     text: "What does a write to a range with read-only access lead to?",
+    parts: WHOLE,
     experiment: |driver| {
         let page = driver.granularity();
         let addr = driver.reserve(page, page)?;
@@ -107,6 +125,7 @@ pub(super) const READ_ONLY: Question = Question {
 pub(super) const FRESH_CONTENT: Question = Question {
     id: "fresh_content",
     text: "What does a new chunk contain, after the start and after a written chunk was released?",
+    parts: WHOLE,
     experiment: |driver| {
         let bytes = 8 * driver.granularity();
         let (addr, chunk) = place(driver, bytes)?;
@@ -132,6 +151,7 @@ pub(super) const FRESH_CONTENT: Question = Question {
 pub(super) const EXPORT: Question = Question {
     id: "export",
     text: "Can a chunk be exported and imported, and what does mapping the import with another size return?",
+    parts: WHOLE,
     experiment: |driver| {
         let optional = driver.raw().optional();
         let (Ok(export), Ok(import)) =
@@ -146,6 +166,7 @@ pub(super) const EXPORT: Question = Question {
         // SAFETY: a live chunk; for this kind the out-parameter is an int.
         let result = unsafe { export((&raw mut fd).cast(), chunk.0, kind, 0) };
         if let Err(error) = driver.raw().check(DriverCall::Create, "cuMemExportToShareableHandle", result) {
+            driver.release(chunk)?;
             return Ok(json!({ "exportable": driver.features().posix_fd, "export": refusal(&error) }));
         }
         let mut imported = 0;
@@ -161,67 +182,27 @@ pub(super) const EXPORT: Question = Question {
         if outcome.is_ok() {
             let addr = driver.reserve(4 * page, page)?;
             let imported = ChunkHandle(imported);
-            answer["map_half"] = told(&driver.map(addr, page, imported));
-            answer["map_double"] = told(&driver.map(addr, 4 * page, imported));
-            answer["map_whole"] = told(&driver.map(addr, 2 * page, imported));
+            for (name, bytes) in [("map_half", page), ("map_double", 4 * page), ("map_whole", 2 * page)] {
+                let mapped = driver.map(addr, bytes, imported);
+                if mapped.is_ok() {
+                    driver.unmap(addr, bytes)?;
+                }
+                answer[name] = told(&mapped);
+            }
+            driver.release(imported)?;
+            driver.address_free(addr, 4 * page)?;
         }
+        // SAFETY: the descriptor that was exported above, which nothing else closes.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+        driver.release(chunk)?;
         Ok(answer)
-    },
-};
-
-pub(super) const WITHOUT_CONTEXT: Question = Question {
-    id: "without_context",
-    text: "What do the calls return when no context is current?",
-    experiment: |driver| {
-        let (raw, access) = (driver.raw(), driver.raw().access());
-        let api = raw.api();
-        let check = |call, result| told(&raw.check(call, DriverCall::name(call), result));
-        let page = driver.granularity() as usize;
-        // SAFETY: no context is current on this thread from here on; every guard of the driver restores that.
-        let _ = unsafe { api.cuCtxSetCurrent(std::ptr::null_mut()) };
-        let mut prop = CUmemAllocationProp {
-            type_: allocation_type::CU_MEM_ALLOCATION_TYPE_PINNED,
-            location: CUmemLocation { type_: location_type::CU_MEM_LOCATION_TYPE_DEVICE, id: raw.device() },
-            ..CUmemAllocationProp::default()
-        };
-        prop.requestedHandleTypes = handle_type::CU_MEM_HANDLE_TYPE_NONE;
-        let (mut addr, mut handle, mut free, mut total) = (0, 0, 0, 0);
-        // SAFETY: a valid out-parameter.
-        let reserve = unsafe { api.cuMemAddressReserve(&raw mut addr, page, page, 0, 0) };
-        // SAFETY: valid pointers.
-        let create = unsafe { api.cuMemCreate(&raw mut handle, page, &raw const prop, 0) };
-        // SAFETY: what was reserved and created above, or zeros, which the driver refuses.
-        let map = unsafe { api.cuMemMap(addr, page, 0, handle, 0) };
-        // SAFETY: one descriptor, valid for the call.
-        let access = unsafe { api.cuMemSetAccess(addr, page, &raw const access, 1) };
-        // SAFETY: a mapping that nothing uses.
-        let unmap = unsafe { api.cuMemUnmap(addr, page) };
-        let release = if handle == 0 {
-            Value::Null
-        } else {
-            // SAFETY: created above, released once.
-            check(DriverCall::Release, unsafe { api.cuMemRelease(handle) })
-        };
-        // SAFETY: a reservation with nothing mapped in it.
-        let address_free = unsafe { api.cuMemAddressFree(addr, page) };
-        // SAFETY: valid out-parameters.
-        let info = unsafe { api.cuMemGetInfo_v2(&raw mut free, &raw mut total) };
-        Ok(json!({
-            "reserve": check(DriverCall::Reserve, reserve),
-            "create": check(DriverCall::Create, create),
-            "map": check(DriverCall::Map, map),
-            "set_access": check(DriverCall::SetAccess, access),
-            "unmap": check(DriverCall::Unmap, unmap),
-            "release": release,
-            "address_free": check(DriverCall::AddressFree, address_free),
-            "memory_info": check(DriverCall::MemoryInfo, info),
-        }))
     },
 };
 
 pub(super) const MEMORY_INFO: Question = Question {
     id: "memory_info",
     text: "By how many bytes does each step change the free memory that the driver reports?",
+    parts: WHOLE,
     experiment: |driver| {
         let bytes = 32 * driver.granularity();
         let free = || driver.memory_info().map(|info| i128::from(info.free));

@@ -232,8 +232,8 @@ pub unsafe extern "C" fn cuCtxSynchronize() -> Code {
     // A context whose streams are captured cannot be waited for, whatever the capture mode of the calling thread.
     let mut captured = false;
     for stream in &streams {
-        if let Some(capture) = stream.capture.lock().as_mut() {
-            capture.valid = false;
+        if let Some(capture) = stream.capture.lock().as_ref() {
+            capture.invalidate();
             captured = true;
         }
     }

@@ -30,6 +30,7 @@ pub const UNSUPPORTED: Code = E::CUDA_ERROR_NOT_SUPPORTED.0;
 pub const NOT_FOUND: Code = E::CUDA_ERROR_NOT_FOUND.0;
 const NOT_READY: Code = E::CUDA_ERROR_NOT_READY.0;
 const CAPTURE: Code = E::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.0;
+const IMPLICIT: Code = E::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT.0;
 const ISOLATION: Code = E::CUDA_ERROR_STREAM_CAPTURE_ISOLATION.0;
 const LOST: Code = E::CUDA_ERROR_ILLEGAL_ADDRESS.0;
 
@@ -80,20 +81,39 @@ fn breaks_a_capture(state: &State) -> bool {
     let here = std::thread::current().id();
     let mut broken = false;
     for stream in state.streams.all() {
-        if let Some(capture) = stream.capture.lock().as_mut()
+        if let Some(capture) = stream.capture.lock().as_ref()
             && capture.mode != RELAXED
             && (capture.thread == here || (mode == GLOBAL && capture.mode == GLOBAL))
         {
-            capture.valid = false;
+            capture.invalidate();
             broken = true;
         }
     }
     broken
 }
 
+/// Finds a stream to use. The legacy default stream is unusable while a blocking stream is captured: the attempt ends
+/// that capture.
 macro_rules! find_stream {
     ($state:expr, $stream:expr, $device:expr) => {
         match stream_of($state, $stream, $device) {
+            Ok(stream) => match $state.streams.implicit_capture(&stream) {
+                None => stream,
+                Some(capture) => {
+                    capture.invalidate();
+                    return IMPLICIT;
+                }
+            },
+            Err(code) => return code,
+        }
+    };
+}
+
+/// Finds a stream to ask about, which ends no capture.
+macro_rules! ask_stream {
+    ($state:expr, $stream:expr, $device:expr) => {
+        match stream_of($state, $stream, $device) {
+            Ok(stream) if $state.streams.implicit_capture(&stream).is_some() => return IMPLICIT,
             Ok(stream) => stream,
             Err(code) => return code,
         }
@@ -125,6 +145,8 @@ pub fn pointer<T>(token: u64) -> *mut T {
 }
 
 mod contexts;
+mod graphs;
+mod launch;
 mod plain_memory;
 mod start;
 mod streams;

@@ -1,6 +1,27 @@
-//! Streams, captures and events.
+//! Streams and events.
 
+use super::graphs::{self, InCapture};
 use super::*;
+
+/// Returns an error if the stream is being captured, which ends the capture.
+macro_rules! not_captured {
+    ($stream:expr) => {
+        if let Some(capture) = $stream.capture.lock().as_ref() {
+            capture.invalidate();
+            return CAPTURE;
+        }
+    };
+}
+
+/// Returns an error if the event was recorded in a capture, which ends that capture.
+macro_rules! not_of_a_capture {
+    ($state:expr, $event:expr) => {
+        if let Some(id) = $event.captured {
+            graphs::invalidate($state, id);
+            return E::CUDA_ERROR_CAPTURED_EVENT.0;
+        }
+    };
+}
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, flags: c_uint) -> Code {
@@ -34,9 +55,7 @@ pub unsafe extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> Code {
 pub unsafe fn synchronize(stream: *mut c_void) -> Code {
     let (state, device) = begin_current!("cuStreamSynchronize");
     let stream = find_stream!(state, stream, device);
-    if stream.capture.lock().is_some() {
-        return CAPTURE;
-    }
+    not_captured!(stream);
     forbidden_in_capture!(state);
     stream.synchronize();
     state.devices[device].lost.load(Ordering::Acquire)
@@ -46,6 +65,7 @@ pub unsafe fn synchronize(stream: *mut c_void) -> Code {
 pub unsafe extern "C" fn cuStreamQuery(stream: *mut c_void) -> Code {
     let (state, device) = begin_current!("cuStreamQuery");
     let stream = find_stream!(state, stream, device);
+    not_captured!(stream);
     forbidden_in_capture!(state);
     if stream.tail().is_none_or(|tail| tail.is_complete()) { OK } else { NOT_READY }
 }
@@ -67,80 +87,6 @@ pub unsafe extern "C" fn cuStreamGetId(stream: *mut c_void, id: *mut u64) -> Cod
     }
     // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(id, stream.id) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamIsCapturing(stream: *mut c_void, status: *mut c_uint) -> Code {
-    let (state, device) = begin_current!("cuStreamIsCapturing");
-    let stream = find_stream!(state, stream, device);
-    let now = stream.capture.lock().as_ref().map_or(0, |capture| if capture.valid { 1 } else { 2 });
-    // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(status, now) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamBeginCapture_v2(stream: *mut c_void, mode: c_uint) -> Code {
-    let (state, device) = begin_current!("cuStreamBeginCapture_v2");
-    if stream as u64 <= 1 || mode > 2 {
-        return INVALID;
-    }
-    let stream = find_stream!(state, stream, device);
-    let mut capture = stream.capture.lock();
-    if capture.is_some() {
-        return E::CUDA_ERROR_ILLEGAL_STATE.0;
-    }
-    *capture = Some(Capture { mode, thread: std::thread::current().id(), valid: true, ops: Vec::new() });
-    OK
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamEndCapture(stream: *mut c_void, graph: *mut *mut c_void) -> Code {
-    let (state, device) = begin_current!("cuStreamEndCapture");
-    let stream = find_stream!(state, stream, device);
-    let Some(capture) = stream.capture.lock().take() else { return E::CUDA_ERROR_ILLEGAL_STATE.0 };
-    if !capture.valid {
-        // SAFETY: guaranteed by the driver API's contract.
-        unsafe { put(graph, std::ptr::null_mut()) };
-        return E::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED.0;
-    }
-    let token = state.token();
-    state.graphs.lock().insert(token, capture.ops);
-    // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(graph, pointer(token)) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGraphInstantiateWithFlags(exec: *mut *mut c_void, graph: *mut c_void, _flags: u64) -> Code {
-    let (state, _) = begin_current!("cuGraphInstantiateWithFlags");
-    let mut graphs = state.graphs.lock();
-    let Some(ops) = graphs.get(&(graph as u64)).cloned() else { return INVALID };
-    let token = state.token();
-    graphs.insert(token, ops);
-    // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(exec, pointer(token)) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGraphLaunch(exec: *mut c_void, stream: *mut c_void) -> Code {
-    let (state, device) = begin_current!("cuGraphLaunch");
-    let stream = find_stream!(state, stream, device);
-    let Some(ops) = state.graphs.lock().get(&(exec as u64)).cloned() else { return INVALID };
-    for op in ops {
-        state.streams.queue(&stream, op);
-    }
-    OK
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGraphDestroy(graph: *mut c_void) -> Code {
-    let state = begin!("cuGraphDestroy");
-    if state.graphs.lock().remove(&(graph as u64)).is_some() { OK } else { INVALID }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGraphExecDestroy(exec: *mut c_void) -> Code {
-    let state = begin!("cuGraphExecDestroy");
-    if state.graphs.lock().remove(&(exec as u64)).is_some() { OK } else { INVALID }
 }
 
 #[unsafe(no_mangle)]
@@ -169,7 +115,7 @@ pub unsafe extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) 
     if event.context != stream.context {
         return HANDLE;
     }
-    let captured = stream.capture.lock().is_some();
+    let captured = stream.capture.lock().as_ref().map(|capture| capture.id);
     // Queue an empty operation, so that the event completes in stream order on an idle stream too.
     state.streams.queue(&stream, Op::Run(Arc::new(|| {})));
     *event = Event { recorded: stream.tail(), captured, ..*event };
@@ -181,9 +127,7 @@ pub unsafe extern "C" fn cuEventQuery(event: *mut c_void) -> Code {
     let state = begin!("cuEventQuery");
     forbidden_in_capture!(state);
     let Some(event) = state.events.lock().get(&(event as u64)).cloned() else { return HANDLE };
-    if event.captured {
-        return E::CUDA_ERROR_CAPTURED_EVENT.0;
-    }
+    not_of_a_capture!(state, event);
     let lost = state.devices[event.context.device].lost.load(Ordering::Acquire);
     if lost != 0 {
         return lost;
@@ -199,9 +143,7 @@ pub unsafe extern "C" fn cuEventSynchronize(event: *mut c_void) -> Code {
     }
     forbidden_in_capture!(state);
     let Some(event) = state.events.lock().get(&(event as u64)).cloned() else { return HANDLE };
-    if event.captured {
-        return E::CUDA_ERROR_CAPTURED_EVENT.0;
-    }
+    not_of_a_capture!(state, event);
     if let Some(marker) = event.recorded {
         marker.wait();
     }
@@ -213,11 +155,10 @@ pub unsafe extern "C" fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_vo
     let (state, device) = begin_current!("cuStreamWaitEvent");
     let stream = find_stream!(state, stream, device);
     let Some(event) = state.events.lock().get(&(event as u64)).cloned() else { return HANDLE };
-    if let Some(capture) = stream.capture.lock().as_mut()
-        && !event.captured
-    {
-        capture.valid = false;
-        return ISOLATION;
+    match graphs::wait_in_capture(state, &stream, &event) {
+        Ok(InCapture::Yes) => return OK,
+        Ok(InCapture::No) => {}
+        Err(code) => return code,
     }
     if let Some(marker) = event.recorded {
         state.streams.queue(&stream, Op::Wait(marker));

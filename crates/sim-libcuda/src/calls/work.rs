@@ -198,7 +198,7 @@ pub unsafe extern "C" fn cuModuleGetFunction(
     unsafe { put(function, pointer(token)) }
 }
 
-const KERNELS: [&str; 8] = [
+const KERNELS: [&str; 10] = [
     "fill_pattern",
     "verify_pattern",
     "spin",
@@ -207,6 +207,8 @@ const KERNELS: [&str; 8] = [
     "bandwidth_copy",
     "pointer_chase_link",
     "pointer_chase",
+    "dependent_write",
+    "dependent_check",
 ];
 
 #[unsafe(no_mangle)]

@@ -2,7 +2,7 @@
 //!
 //! The PTX is for compute_75 and every later device. The compiler writes the PTX version of its own release, which a 12.x
 //! driver refuses; the kernels use nothing newer than PTX 6.4, so the header says 6.4. `ptxas` assembles the result as the
-//! proof that it may.
+//! proof that it may. One source has a target of its own (`DEPENDENT`): only an experiment of `gapless probe` loads it.
 
 use crate::failure::Failure;
 use crate::workspace::Workspace;
@@ -19,10 +19,18 @@ pub struct BuildKernelsArguments {
 
 const COMPILER: [&str; 4] =
     ["nvidia-cuda-nvcc==13.0.88", "nvidia-nvvm==13.0.88", "nvidia-cuda-crt==13.0.88", "nvidia-cuda-runtime==13.0.*"];
-const ARCHITECTURE: &str = "-arch=compute_75";
-/// The oldest device, and one that is much newer.
-const ASSEMBLED_FOR: [&str; 2] = ["-arch=sm_75", "-arch=sm_90"];
-const PTX_VERSION: &str = "6.4";
+/// What a source is compiled for.
+struct Target {
+    architecture: &'static str,
+    /// The oldest device, and one that is much newer.
+    assembled_for: [&'static str; 2],
+    ptx_version: &'static str,
+}
+const TARGET: Target =
+    Target { architecture: "-arch=compute_75", assembled_for: ["-arch=sm_75", "-arch=sm_90"], ptx_version: "6.4" };
+/// Programmatic dependent launch needs a newer device, whose drivers know a newer PTX.
+const DEPENDENT: Target =
+    Target { architecture: "-arch=compute_90", assembled_for: ["-arch=sm_90", "-arch=sm_100"], ptx_version: "7.8" };
 /// Where the compiler is installed, and a file of it.
 const ENVIRONMENT: &str = "cuda-venv";
 const NVCC: &str = "nvidia/cu13/bin/nvcc";
@@ -47,7 +55,7 @@ pub fn run(workspace: &Workspace, arguments: &BuildKernelsArguments) -> Result<(
         files::copy(ptx, &kernels.join(files::name(ptx)))?;
     }
     write_hashes(workspace, &kernels)?;
-    eprintln!("kernels built: {} files, PTX {PTX_VERSION} for compute_75", built.len());
+    eprintln!("kernels built: {} files", built.len());
     Ok(())
 }
 
@@ -58,21 +66,23 @@ fn compiler(workspace: &Workspace) -> Result<PathBuf, Failure> {
 }
 
 fn compile(workspace: &Workspace, tools: &Path, source: &Path, out: &Path) -> Result<(), Failure> {
+    let target = if files::name(source) == "dependent.cu" { DEPENDENT } else { TARGET };
     let ptx = out.join(files::name(source)).with_extension("ptx");
-    process::run(workspace.command(tools.join("nvcc")).args(["-ptx", ARCHITECTURE, "-o"]).arg(&ptx).arg(source))?;
-    files::write(&ptx, &for_older_drivers(&files::read(&ptx)?))?;
-    for device in ASSEMBLED_FOR {
+    let mut nvcc = workspace.command(tools.join("nvcc"));
+    process::run(nvcc.args(["-ptx", target.architecture, "-o"]).arg(&ptx).arg(source))?;
+    files::write(&ptx, &for_older_drivers(&files::read(&ptx)?, target.ptx_version))?;
+    for device in target.assembled_for {
         process::run(workspace.command(tools.join("ptxas")).args([device, "-o", "/dev/null"]).arg(&ptx))?;
     }
     Ok(())
 }
 
 /// Comments name the compiler's build; the version line is the one that older drivers read.
-fn for_older_drivers(ptx: &str) -> String {
+fn for_older_drivers(ptx: &str, version: &str) -> String {
     let mut text = String::new();
     for line in ptx.lines().filter(|line| !line.starts_with("//")) {
         if line.starts_with(".version ") {
-            text.push_str(&format!(".version {PTX_VERSION}"));
+            text.push_str(&format!(".version {version}"));
         } else {
             text.push_str(line);
         }
@@ -97,7 +107,7 @@ mod tests {
     #[test]
     fn comments_go_and_the_version_is_an_old_one() {
         let written = "//\n// Compiler Build ID: 1\n//\n\n.version 9.0\n.target sm_75\n\t// inside\n";
-        assert_eq!(for_older_drivers(written), "\n.version 6.4\n.target sm_75\n\t// inside\n");
+        assert_eq!(for_older_drivers(written, "6.4"), "\n.version 6.4\n.target sm_75\n\t// inside\n");
     }
 
     /// Where the compiler has been installed by this command, it still builds the same PTX.

@@ -35,13 +35,13 @@ cuMemGetAccess cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMem
 cuMemGetAllocationPropertiesFromHandle cuMemAllocAsync cuMemFreeAsync
 cuDeviceGetPCIBusId cuDeviceGetUuid_v2
 cuStreamGetId cuStreamGetCaptureInfo_v3 cuStreamBeginCapture_v2 cuStreamEndCapture cuGraphInstantiateWithFlags cuGraphLaunch cuGraphDestroy
-cuGraphExecDestroy
+cuGraphExecDestroy cuLaunchKernelEx
 ";
 const TYPES: [&str; 4] = [
     "CUresult|CUdevice_attribute|CUstreamCaptureMode|CUstreamCaptureStatus|CUuuid|CUevent_flags|CUstream_flags",
     "CUmemAllocationProp|CUmemAccessDesc|CUmemLocation|CUmemGenericAllocationHandle",
     "CUmemAllocationHandleType|CUmemAccess_flags|CUmemAllocationGranularity_flags|CUmemAllocationType|CUmemLocationType",
-    "CUgraph|CUgraphExec|CUgraphNode|CUgraphEdgeData|cuuint64_t",
+    "CUgraph|CUgraphExec|CUgraphNode|CUgraphEdgeData|cuuint64_t|CUlaunchConfig|CUlaunchAttribute|CUlaunchAttributeID",
 ];
 const OPTIONS: [&str; 10] = [
     "--default-enum-style",

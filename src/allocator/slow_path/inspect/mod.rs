@@ -75,7 +75,7 @@ impl<D: Driver> SlowPath<'_, D> {
 fn holdings(mapper: &Mapper, states: &AllStates<'_>) -> Holdings {
     let pool = &mapper.pool;
     let page_bytes = pool.page_bytes();
-    let free_pages: PageCount = free_chunks(mapper, states).iter().map(|source| source.pages.len()).sum();
+    let free_pages: PageCount = free_chunks(mapper, states, None).iter().map(|source| source.pages.len()).sum();
     let tables = mapper.segments.iter().map(|segment| segment.table.metadata_bytes());
     Holdings {
         page_bytes,

@@ -39,6 +39,15 @@ pub struct Goal {
     pub region: RegionId,
     /// How much may be created.
     pub allowance: Allowance,
+    /// Whether mappings stay: then nothing is unmapped or released, and chunks move within their stream only.
+    pub keeps_mappings: bool,
+}
+
+impl Goal {
+    /// The stream that all chunks have to come from, if it may not be any.
+    pub fn source_stream(&self) -> Option<StreamIndex> {
+        self.keeps_mappings.then_some(self.stream)
+    }
 }
 
 /// How much may be created.
@@ -172,7 +181,8 @@ impl<'a> Survey<'a> {
         // could become active again, none is needed.
         let pages = PageCount::within(goal.request.size, segment.page_bytes) + PageCount(2);
         let enough = pages <= goal.allowance.soft_pages;
-        let sources = if enough && segment.table.stale() == 0 { Vec::new() } else { free_chunks(mapper, states) };
+        let needless = enough && segment.table.stale() == 0;
+        let sources = if needless { Vec::new() } else { free_chunks(mapper, states, goal.source_stream()) };
         let mut of_chunk = vec![None; if sources.is_empty() { 0 } else { mapper.pool.id_bound() }];
         for (number, source) in sources.iter().enumerate() {
             of_chunk[source.chunk.0 as usize] = Some(number);
@@ -209,9 +219,14 @@ impl<'a> Survey<'a> {
         fence.epoch <= self.passed[fence.stream.0 as usize]
     }
 
+    /// Whether a stale view whose last use ends with `fence` can be unmapped without waiting.
+    fn can_unmap(&self, fence: Fence) -> bool {
+        !self.goal.keeps_mappings && self.has_passed(fence)
+    }
+
     /// Whether a free chunk can be released without waiting.
     fn can_go_back(&self, source: &Source) -> bool {
-        self.has_passed(Fence { stream: source.stream, epoch: source.epoch })
+        self.can_unmap(Fence { stream: source.stream, epoch: source.epoch })
             && self.mapper.pool.get(source.chunk).stale.iter().all(|at| match self.mapper.view(*at).state {
                 ViewState::Stale(fence) => self.has_passed(fence),
                 ViewState::Active => true,

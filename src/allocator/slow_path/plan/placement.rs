@@ -34,7 +34,7 @@ impl Survey<'_> {
                 PieceKind::Reusable(_) | PieceKind::Busy => {
                     let view = self.table().view(PageIndex::of(piece.start, page_bytes)).expect("a piece of a view");
                     let ViewState::Stale(fence) = view.state else { return None };
-                    if !self.has_passed(fence) {
+                    if !self.can_unmap(fence) {
                         return None;
                     }
                     unmap.push(view.pages.start);

@@ -100,7 +100,7 @@ impl Survey<'_> {
             at = view_bytes.end;
             let kind = match (self.source_of(view.chunk), view.state) {
                 (Some(source), _) => PieceKind::Reusable(source),
-                (None, ViewState::Stale(fence)) if self.has_passed(fence) => PieceKind::Busy,
+                (None, ViewState::Stale(fence)) if self.can_unmap(fence) => PieceKind::Busy,
                 _ => {
                     if !room.pieces.is_empty() {
                         rooms.push(std::mem::take(room));

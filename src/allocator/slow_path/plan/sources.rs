@@ -25,11 +25,15 @@ pub struct Source {
     pub epoch: u64,
 }
 
-/// All completely free chunks, wherever they are, but for those that cannot be moved now.
-pub fn free_chunks(mapper: &Mapper, states: &AllStates<'_>) -> Vec<Source> {
+/// All completely free chunks, wherever they are, but for those that cannot be moved now; with a stream, those in its
+/// regions.
+pub fn free_chunks(mapper: &Mapper, states: &AllStates<'_>, of_stream: Option<StreamIndex>) -> Vec<Source> {
     let mut sources = Vec::new();
     for (number, state) in states.iter().enumerate() {
         let stream = StreamIndex(u32::try_from(number).expect("stream numbers are 32 bits"));
+        if of_stream.is_some_and(|wanted| wanted != stream) {
+            continue;
+        }
         for (id, region) in state.regions.iter() {
             let segment = &mapper.segments[region.segment];
             let page_bytes = segment.page_bytes;

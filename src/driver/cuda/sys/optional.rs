@@ -73,6 +73,15 @@ pub struct Optional {
         ) -> CUresult,
         ::libloading::Error,
     >,
+    pub cuLaunchKernelEx: Result<
+        unsafe extern "C" fn(
+            config: *const CUlaunchConfig,
+            f: CUfunction,
+            kernelParams: *mut *mut ::std::os::raw::c_void,
+            extra: *mut *mut ::std::os::raw::c_void,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
     pub cuGraphInstantiateWithFlags: Result<
         unsafe extern "C" fn(
             phGraphExec: *mut CUgraphExec,
@@ -115,6 +124,7 @@ impl Optional {
         let cuStreamBeginCapture_v2 = unsafe { __library.get(b"cuStreamBeginCapture_v2\0") }.map(|sym| *sym);
         let cuStreamEndCapture = unsafe { __library.get(b"cuStreamEndCapture\0") }.map(|sym| *sym);
         let cuStreamGetCaptureInfo_v3 = unsafe { __library.get(b"cuStreamGetCaptureInfo_v3\0") }.map(|sym| *sym);
+        let cuLaunchKernelEx = unsafe { __library.get(b"cuLaunchKernelEx\0") }.map(|sym| *sym);
         let cuGraphInstantiateWithFlags = unsafe { __library.get(b"cuGraphInstantiateWithFlags\0") }.map(|sym| *sym);
         let cuGraphLaunch = unsafe { __library.get(b"cuGraphLaunch\0") }.map(|sym| *sym);
         let cuGraphExecDestroy = unsafe { __library.get(b"cuGraphExecDestroy\0") }.map(|sym| *sym);
@@ -134,6 +144,7 @@ impl Optional {
             cuStreamBeginCapture_v2,
             cuStreamEndCapture,
             cuStreamGetCaptureInfo_v3,
+            cuLaunchKernelEx,
             cuGraphInstantiateWithFlags,
             cuGraphLaunch,
             cuGraphExecDestroy,
@@ -240,6 +251,17 @@ impl Optional {
                 edgeData_out,
                 numDependencies_out,
             )
+        }
+    }
+    pub unsafe fn cuLaunchKernelEx(
+        &self,
+        config: *const CUlaunchConfig,
+        f: CUfunction,
+        kernelParams: *mut *mut ::std::os::raw::c_void,
+        extra: *mut *mut ::std::os::raw::c_void,
+    ) -> CUresult {
+        unsafe {
+            (self.cuLaunchKernelEx.as_ref().expect("Expected function, got error."))(config, f, kernelParams, extra)
         }
     }
     pub unsafe fn cuGraphInstantiateWithFlags(

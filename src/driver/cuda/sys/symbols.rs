@@ -73,4 +73,5 @@ pub const OPTIONAL: &[&str] = &[
     "cuGraphLaunch",
     "cuGraphDestroy",
     "cuGraphExecDestroy",
+    "cuLaunchKernelEx",
 ];

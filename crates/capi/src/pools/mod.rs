@@ -1,0 +1,294 @@
+//! Pools: memory of captured graphs and of PyTorch's `MemPool`, kept apart from all other memory.
+//!
+//! A captured graph uses its addresses at every replay, on streams that nobody names here. What was allocated during the
+//! capture, freed or not, must therefore neither be handed to others nor move nor go back to the driver until the pool is
+//! released, and no replay may be in flight then. So a pool is an allocator of its own on the same device, one that keeps
+//! its mappings.
+//!
+//! ```text
+//!   begin ──▶ open ──▶ end ──▶ idle ──▶ release, and nothing live ──▶ condemned ──▶ the device was waited for ──▶ closed
+//!              ▲                │
+//!              └──── begin ─────┘
+//! ```
+//!
+//! Releasing waits for nothing. Condemned pools are closed when their memory is wanted (a request that finds none, a trim, a
+//! new budget) and when a pool begins, but never while a pool is open for a capture: waiting would invalidate it.
+//!
+//! - I1  a pool is condemned once its last user is gone, it is not open, and nothing in it is live; it stays so.
+//! - I2  a pool is closed only after the host has waited for the device since it was condemned.
+//! - I3  the budgets of the main allocator and of all pools together are at most the device's, but for what is held already.
+//!
+//! Threads: any. Requests and frees share two locks, `open` and `list`, which nobody holds during a wait; `books` is held by
+//! those who change pools and budgets. Lock order: `books`, `list`, `open`. Cost: an atomic load while there are no pools, and
+//! for the main allocator's memory a look at its directory while there are some.
+
+mod budgets;
+mod open;
+
+use crate::config::{Budget, Settings};
+use crate::instance::{Instance, Request, is_out_of_memory};
+use crate::status::Answer;
+use budgets::Books;
+use gapless::allocator::{AllocError, FreeError};
+use gapless::driver::cuda::CudaDriver;
+use gapless::driver::{MemoryDriver, StreamDriver};
+use gapless::{Allocator, DeviceAddr, StreamId};
+use open::OpenPools;
+use parking_lot::{Mutex, RwLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// The name of a pool, as PyTorch gives it.
+pub(crate) type PoolId = (u64, u64);
+
+/// The pools of one device.
+#[derive(Debug)]
+pub(crate) struct Pools {
+    settings: Settings,
+    /// Number of pools in `list`; 0 most of the time.
+    count: AtomicUsize,
+    /// The pools that are not closed.
+    list: RwLock<Vec<Arc<Pool>>>,
+    open: OpenPools,
+    books: Mutex<Books>,
+}
+
+/// One pool.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    pub id: PoolId,
+    pub allocator: Allocator<CudaDriver>,
+    /// Changed with `books` locked.
+    users: AtomicU32,
+    live: AtomicU64,
+    condemned: AtomicBool,
+}
+
+impl Pools {
+    pub fn new(settings: Settings) -> Self {
+        let (list, books) = (RwLock::default(), Mutex::default());
+        Self { settings, count: AtomicUsize::new(0), list, open: OpenPools::default(), books }
+    }
+
+    /// Opens a pool for the calling thread; makes it if it is new.
+    pub fn begin(&self, main: &Instance, id: PoolId) -> Answer<()> {
+        self.close_condemned(main, None);
+        let mut books = self.books.lock();
+        let known = self.list.read().iter().find(|pool| pool.id == id && !pool.is_condemned()).cloned();
+        let pool = match known {
+            Some(pool) => pool,
+            None => self.make(&books, main, id)?,
+        };
+        pool.users.fetch_add(1, Ordering::SeqCst);
+        self.lend_half(&mut books, main, &pool);
+        self.open.push(pool);
+        Ok(())
+    }
+
+    fn make(&self, books: &Books, main: &Instance, id: PoolId) -> Answer<Arc<Pool>> {
+        let driver = main.allocator.driver();
+        let mut settings = self.settings.clone();
+        // At least a page, or no allocator can be built. What it may hold is decided next.
+        settings.budget = Some(Budget::Bytes(books.whole_budget(main).max(driver.granularity())));
+        let allocator = settings.build_for_graphs(Arc::clone(driver))?;
+        let (users, live, condemned) = (AtomicU32::new(0), AtomicU64::new(0), AtomicBool::new(false));
+        let pool = Arc::new(Pool { id, allocator, users, live, condemned });
+        let mut list = self.list.write();
+        list.push(Arc::clone(&pool));
+        self.count.store(list.len(), Ordering::Release);
+        Ok(pool)
+    }
+
+    /// Closes a pool to new requests.
+    pub fn end(&self, main: &Instance, id: PoolId) {
+        let mut books = self.books.lock();
+        if let Some(pool) = self.open.remove(id) {
+            self.condemn_if_done(&pool);
+        }
+        self.share_budget(&mut books, main);
+    }
+
+    /// Removes one user of a pool. After the last one, the pool ends with its last allocation. Waits for nothing.
+    pub fn release(&self, id: PoolId) {
+        let _books = self.books.lock();
+        let found = self.list.read().iter().find(|pool| pool.id == id && !pool.is_condemned()).cloned();
+        let Some(pool) = found else { return };
+        let users = pool.users.load(Ordering::SeqCst);
+        pool.users.store(users.saturating_sub(1), Ordering::SeqCst);
+        self.condemn_if_done(&pool);
+    }
+
+    /// Condemns a pool that nobody uses. Called with `books` locked.
+    fn condemn_if_done(&self, pool: &Arc<Pool>) {
+        if pool.is_done() && !self.open.contains(pool) {
+            pool.condemned.store(true, Ordering::Release);
+        }
+    }
+
+    /// Allocates from the open pool that the request belongs to; `None` if it belongs to none.
+    pub fn alloc(&self, main: &Instance, request: &Request) -> Option<Result<DeviceAddr, AllocError>> {
+        let pool = self.open.pool_of(request.stream, main.allocator.driver())?;
+        let outcome = request.serve(&pool.allocator);
+        let outcome = match &outcome {
+            Err(AllocError::OutOfMemory(_)) => self.alloc_with_more(main, &pool, request),
+            _ => outcome,
+        };
+        if outcome.is_ok() {
+            pool.live.fetch_add(1, Ordering::SeqCst);
+        }
+        Some(outcome)
+    }
+
+    /// Serves a request for which a pool's own budget did not suffice.
+    #[cold]
+    fn alloc_with_more(&self, main: &Instance, pool: &Arc<Pool>, request: &Request) -> Result<DeviceAddr, AllocError> {
+        self.lend_all(&mut self.books.lock(), main, pool);
+        let outcome = request.serve(&pool.allocator);
+        if !matches!(&outcome, Err(AllocError::OutOfMemory(_))) {
+            return outcome;
+        }
+        self.close_condemned(main, Some(request.stream));
+        // The request is worth more than what the main allocator holds free. If the trim fails, so does the retry.
+        let _ = main.allocator.trim(0);
+        self.lend_all(&mut self.books.lock(), main, pool);
+        request.serve(&pool.allocator)
+    }
+
+    /// Makes room for a request that found no memory in the main allocator. Returns false when there is none to make.
+    #[cold]
+    pub fn make_room(&self, main: &Instance, request: &Request) -> bool {
+        if self.none() {
+            return false;
+        }
+        let closed = self.close_condemned(main, Some(request.stream));
+        let before = main.allocator.budget();
+        self.share_budget(&mut self.books.lock(), main);
+        closed > 0 || main.allocator.budget() > before
+    }
+
+    /// Frees an allocation of a pool; `None` if it belongs to none.
+    pub fn free(&self, addr: DeviceAddr) -> Option<Result<(), FreeError>> {
+        let pool = self.owner(addr)?;
+        let outcome = pool.allocator.free(addr);
+        // SeqCst, as in `release`: of two who take the last allocation and the last user away one sees both gone.
+        if outcome.is_ok() && pool.live.fetch_sub(1, Ordering::SeqCst) == 1 && pool.is_done() {
+            let _books = self.books.lock();
+            self.condemn_if_done(&pool);
+        }
+        Some(outcome)
+    }
+
+    /// Whether there are no pools at all.
+    pub fn none(&self) -> bool {
+        // Acquire: pairs with the store behind a change of the list. A thread that has memory of a pool has synchronised with
+        // the one that made it.
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    /// The pool whose addresses include `addr`. The pool is kept rather than the lock: freeing may have to wait for a clock.
+    pub fn owner(&self, addr: DeviceAddr) -> Option<Arc<Pool>> {
+        self.list.read().iter().find(|pool| pool.allocator.contains(addr)).cloned()
+    }
+
+    /// The pools, but for condemned ones.
+    pub fn all(&self) -> Vec<Arc<Pool>> {
+        if self.none() {
+            return Vec::new();
+        }
+        self.list.read().iter().filter(|pool| !pool.is_condemned()).cloned().collect()
+    }
+
+    /// Bytes that condemned pools hold: they go back to the driver when they are wanted.
+    pub fn condemned_bytes(&self) -> u64 {
+        if self.none() {
+            return 0;
+        }
+        let condemned: Vec<_> = self.list.read().iter().filter(|pool| pool.is_condemned()).cloned().collect();
+        condemned.iter().map(|pool| pool.held()).sum()
+    }
+
+    /// Waits for the device and closes the condemned pools. Returns the bytes that they held: 0 while a pool may be open for a
+    /// capture, or while the stream at hand is captured.
+    pub fn close_condemned(&self, main: &Instance, at_hand: Option<StreamId>) -> u64 {
+        let driver = main.allocator.driver();
+        if self.none()
+            || !self.list.read().iter().any(|pool| pool.is_condemned())
+            || self.may_be_capturing(driver)
+            || at_hand.is_some_and(|stream| driver.is_capturing(stream))
+        {
+            return 0;
+        }
+        let closing = self.take_condemned(&mut self.books.lock());
+        if closing.is_empty() {
+            return 0;
+        }
+        let held: u64 = closing.iter().map(Pool::held).sum();
+        // Without a lock: a replay may take its time. A device that was lost does nothing any more.
+        let waited = driver.synchronize_device().map_or_else(|error| error.kind.is_sticky(), |()| true);
+        if waited {
+            for pool in closing {
+                // Nobody is there to be told what the driver refuses.
+                let _ = pool.allocator.close_after_wait();
+            }
+        } else {
+            self.put_back(closing);
+        }
+        let mut books = self.books.lock();
+        books.closing_bytes -= held;
+        self.share_budget(&mut books, main);
+        if waited { held } else { 0 }
+    }
+
+    fn put_back(&self, pools: Vec<Pool>) {
+        let mut list = self.list.write();
+        list.extend(pools.into_iter().map(Arc::new));
+        self.count.store(list.len(), Ordering::Release);
+    }
+
+    /// Takes the condemned pools that nobody is in out of the list.
+    fn take_condemned(&self, books: &mut Books) -> Vec<Pool> {
+        let mut list = self.list.write();
+        let (taken, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut *list).into_iter().partition(|pool| {
+            // A request that came late may have memory in it, or be about to: whoever is inside has a reference.
+            pool.is_condemned() && pool.is_done() && Arc::strong_count(pool) == 1
+        });
+        *list = kept;
+        self.count.store(list.len(), Ordering::Release);
+        let taken: Vec<Pool> = taken.into_iter().filter_map(Arc::into_inner).collect();
+        books.closing_bytes += taken.iter().map(Pool::held).sum::<u64>();
+        taken
+    }
+
+    /// Whether a pool is open for a capture that may be going on. What was opened for one that has ended without a word, as
+    /// after an error, is closed now.
+    fn may_be_capturing(&self, driver: &CudaDriver) -> bool {
+        let (capturing, ended) = self.open.remove_ended(driver);
+        if !ended.is_empty() {
+            let _books = self.books.lock();
+            for pool in &ended {
+                self.condemn_if_done(pool);
+            }
+        }
+        capturing
+    }
+}
+
+impl Pool {
+    fn held(&self) -> u64 {
+        self.allocator.reserved_bytes()
+    }
+
+    fn is_condemned(&self) -> bool {
+        self.condemned.load(Ordering::Acquire)
+    }
+
+    /// Whether nobody uses the pool.
+    fn is_done(&self) -> bool {
+        self.users.load(Ordering::SeqCst) == 0 && self.live.load(Ordering::SeqCst) == 0
+    }
+}
+
+/// Whether a request may be served once there is more memory.
+pub(crate) fn wants_room<T>(outcome: &Result<T, AllocError>) -> bool {
+    outcome.as_ref().is_err_and(|error| is_out_of_memory(error) && error.report().is_some())
+}

@@ -1,0 +1,138 @@
+//! Open pools, and the one that a request belongs to.
+//!
+//! PyTorch opens a pool before it begins to capture a stream, and does not say for what: for a graph, or for all that a thread
+//! allocates. The first request tells. If its stream is being captured, the pool is open for that capture: it serves the
+//! requests of that capture, whichever thread makes them (PyTorch's backward threads do), and nothing else, so that a capture
+//! that fails without a word leaves nothing behind. Else the pool is open for its thread.
+//!
+//! Where the driver does not number captures (before CUDA 12.3), any capture is taken for the right one, the thread's own pool
+//! first. PyTorch passes a C++ filter that decides the same; it is not called.
+
+use super::{Pool, PoolId};
+use gapless::StreamId;
+use gapless::driver::cuda::{Capture, CudaDriver};
+use parking_lot::{Mutex, RwLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::ThreadId;
+
+/// The open pools of one device.
+#[derive(Debug, Default)]
+pub(super) struct OpenPools {
+    count: AtomicUsize,
+    /// The last opened last. A pool may be open several times.
+    list: RwLock<Vec<Open>>,
+}
+
+/// A pool that was opened and not closed since.
+#[derive(Debug)]
+struct Open {
+    pool: Arc<Pool>,
+    thread: ThreadId,
+    purpose: Mutex<Purpose>,
+}
+
+/// What a pool is open for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// There was no request yet.
+    Undecided,
+    /// All requests of the thread that opened it.
+    Thread,
+    /// The requests of a capture, the first of which was made on this stream.
+    Capture(Capture, StreamId),
+}
+
+thread_local! {
+    static HERE: ThreadId = std::thread::current().id();
+}
+
+impl OpenPools {
+    /// Opens a pool for the calling thread.
+    pub fn push(&self, pool: Arc<Pool>) {
+        let thread = HERE.with(|here| *here);
+        let mut list = self.list.write();
+        list.push(Open { pool, thread, purpose: Mutex::new(Purpose::Undecided) });
+        self.count.store(list.len(), Ordering::Release);
+    }
+
+    /// Closes the pool of that name that was opened last.
+    pub fn remove(&self, id: PoolId) -> Option<Arc<Pool>> {
+        let mut list = self.list.write();
+        let at = list.iter().rposition(|open| open.pool.id == id)?;
+        let open = list.remove(at);
+        self.count.store(list.len(), Ordering::Release);
+        Some(open.pool)
+    }
+
+    /// Whether a pool is open.
+    pub fn contains(&self, pool: &Arc<Pool>) -> bool {
+        self.list.read().iter().any(|open| Arc::ptr_eq(&open.pool, pool))
+    }
+
+    /// The pool that a request on `stream` belongs to.
+    pub fn pool_of(&self, stream: StreamId, driver: &CudaDriver) -> Option<Arc<Pool>> {
+        // Acquire: pairs with the stores behind changes of the list.
+        if self.count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let list = self.list.read();
+        let here = HERE.with(|here| *here);
+        let own = || list.iter().rev().filter(|open| open.thread == here);
+        let all = || own().chain(list.iter().rev().filter(|open| open.thread != here));
+        // The driver need not be asked where only the thread matters.
+        if let Some(newest) = own().next()
+            && own().all(|open| open.purpose() == Purpose::Thread)
+        {
+            return Some(Arc::clone(&newest.pool));
+        }
+        let found = match driver.capture_of(stream) {
+            Some(capture) => all()
+                .find(|open| matches!(open.purpose(), Purpose::Capture(its, _) if its == capture))
+                .or_else(|| all().find(|open| open.decide(Purpose::Capture(capture, stream))))
+                .or_else(|| own().find(|open| open.purpose() == Purpose::Thread)),
+            None => own().find(|open| open.purpose() == Purpose::Thread || open.decide(Purpose::Thread)),
+        };
+        found.map(|open| Arc::clone(&open.pool))
+    }
+
+    /// Closes the pools whose captures have ended. Returns whether one may be open for a capture that has not, and what was
+    /// closed.
+    pub fn remove_ended(&self, driver: &CudaDriver) -> (bool, Vec<Arc<Pool>>) {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return (false, Vec::new());
+        }
+        let mut list = self.list.write();
+        let (mut capturing, mut ended) = (false, Vec::new());
+        list.retain(|open| {
+            let over = match open.purpose() {
+                Purpose::Capture(capture, stream) => driver.capture_of(stream) != Some(capture),
+                Purpose::Undecided | Purpose::Thread => false,
+            };
+            if over {
+                ended.push(Arc::clone(&open.pool));
+            } else {
+                capturing |= open.purpose() != Purpose::Thread;
+            }
+            !over
+        });
+        self.count.store(list.len(), Ordering::Release);
+        (capturing, ended)
+    }
+}
+
+impl Open {
+    fn purpose(&self) -> Purpose {
+        *self.purpose.lock()
+    }
+
+    /// Sets what the pool is open for. Returns false when that is decided already.
+    fn decide(&self, purpose: Purpose) -> bool {
+        let mut now = self.purpose.lock();
+        let undecided = *now == Purpose::Undecided;
+        if undecided {
+            *now = purpose;
+        }
+        undecided
+    }
+}

@@ -1,0 +1,458 @@
+//! Pools of captured graphs, as PyTorch uses them: captures that fail, overlap or end while a replay is in flight.
+
+#[path = "../../../tests/simulated/mod.rs"]
+mod simulated;
+
+use gapless::driver::cuda::CudaDriver;
+use gapless::driver::cuda::sys::{CUgraph, CUgraphExec, CUstream, CUstreamCaptureMode_enum, Optional, Required};
+use gapless::driver::{StreamDriver, WorkDriver};
+use gapless::{DeviceAddr, StreamId};
+use gapless_capi::*;
+use std::ffi::{CString, c_void};
+use std::path::Path;
+use std::ptr::{null_mut, without_provenance_mut};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+
+/// The simulated driver, with the device's context current on this thread, and PyTorch's calls.
+struct World {
+    driver: CudaDriver,
+    required: Required,
+    optional: Optional,
+}
+
+/// Runs a test in a process of its own: the process-wide allocators live as long as it.
+fn in_world(test: &str, capacity: &str, body: impl FnOnce(&World)) {
+    in_world_of(test, capacity, &simulated::library(), body);
+}
+
+fn in_world_of(test: &str, capacity: &str, library: &Path, body: impl FnOnce(&World)) {
+    simulated::with_settings(test, &[("GAPLESS_SIM_CAPACITY", capacity), ("GAPLESS_CONF", "")], || {
+        let name = CString::new(library.to_str().expect("UTF-8")).expect("a path");
+        // SAFETY: a NUL-terminated path of a driver library. By its own name from then on.
+        assert!(!unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) }.is_null());
+        let driver = CudaDriver::builder().library(library).open().expect("a device");
+        // SAFETY: the simulated library's functions have the types of cuda.h.
+        let required = unsafe { Required::new(library) }.expect("all functions");
+        // SAFETY: as above.
+        let optional = unsafe { Optional::new(library) }.expect("the library");
+        let world = World { driver, required, optional };
+        world.make_current();
+        body(&world);
+    });
+}
+
+fn raw(stream: StreamId) -> CUstream {
+    std::ptr::with_exposed_provenance_mut(stream.0 as usize)
+}
+
+impl World {
+    fn make_current(&self) {
+        let mut context = null_mut();
+        // SAFETY: the out-parameter is valid.
+        unsafe { self.required.cuDevicePrimaryCtxRetain(&raw mut context, 0) };
+        // SAFETY: retained just above.
+        unsafe { self.required.cuCtxSetCurrent(context) };
+    }
+
+    fn streams<const N: usize>(&self) -> [StreamId; N] {
+        [(); N].map(|()| self.driver.create_stream().expect("a stream"))
+    }
+
+    /// As PyTorch begins a capture: with the pool first. The mode leaves other threads alone.
+    fn begin(&self, pool: u64, stream: StreamId) {
+        open(pool);
+        let begin = self.optional.cuStreamBeginCapture_v2.as_ref().expect("exported");
+        // SAFETY: a stream of the device.
+        assert_eq!(unsafe { begin(raw(stream), CUstreamCaptureMode_enum(1)) }.0, 0);
+    }
+
+    /// Ends a capture. The graph, or the code of the error.
+    fn end_capture(&self, stream: StreamId) -> Result<CUgraphExec, u32> {
+        let end = self.optional.cuStreamEndCapture.as_ref().expect("exported");
+        let mut graph: CUgraph = null_mut();
+        // SAFETY: a stream of the device and a valid out-parameter.
+        let result = unsafe { end(raw(stream), &raw mut graph) };
+        if result.0 != 0 {
+            return Err(result.0);
+        }
+        let instantiate = self.optional.cuGraphInstantiateWithFlags.as_ref().expect("exported");
+        let mut exec = null_mut();
+        // SAFETY: the graph was made just above.
+        assert_eq!(unsafe { instantiate(&raw mut exec, graph, 0) }.0, 0);
+        Ok(exec)
+    }
+
+    fn end(&self, pool: u64, stream: StreamId) -> CUgraphExec {
+        let graph = self.end_capture(stream).expect("a graph");
+        close(pool);
+        graph
+    }
+
+    fn replay(&self, graph: CUgraphExec, stream: StreamId) {
+        let launch = self.optional.cuGraphLaunch.as_ref().expect("exported");
+        // SAFETY: a graph and a stream of the device.
+        assert_eq!(unsafe { launch(graph, raw(stream)) }.0, 0);
+    }
+
+    /// A graph that writes and checks a block of this size, which is live; and one that was freed before it ended.
+    fn graph(&self, pool: u64, stream: StreamId, bytes: u64) -> (CUgraphExec, DeviceAddr) {
+        self.begin(pool, stream);
+        let [kept, freed] = [(); 2].map(|()| malloc(bytes, stream));
+        for addr in [freed, kept] {
+            self.driver.fill(stream, addr, bytes, addr.0).expect("captured");
+            self.driver.verify(stream, addr, bytes, addr.0).expect("captured");
+        }
+        free(freed);
+        (self.end(pool, stream), kept)
+    }
+
+    /// The device works, and found in memory what was written.
+    fn check(&self) {
+        self.driver.synchronize_device().expect("the device is not lost");
+        assert_eq!(self.driver.take_mismatches(), []);
+    }
+
+    /// Chunks on the device.
+    fn chunks(&self) -> u64 {
+        let mut counts = [0_u64; 4];
+        // SAFETY: the library is loaded, and the name ends with NUL.
+        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"gapless_sim_usage".as_ptr()) };
+        assert!(!found.is_null());
+        // SAFETY: the simulated library's function of that name has this type.
+        let usage =
+            unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(i32, *mut [u64; 4]) -> u32>(found) };
+        // SAFETY: the out-parameter is valid.
+        assert_eq!(unsafe { usage(0, &raw mut counts) }, 0);
+        counts[0]
+    }
+}
+
+fn pool_of(number: u64) -> gapless_torch_pool {
+    gapless_torch_pool { first: 0, second: number }
+}
+
+fn open(pool: u64) {
+    gapless_torch_begin_allocate_to_pool(0, pool_of(pool), null_mut());
+}
+
+fn close(pool: u64) {
+    gapless_torch_end_allocate_to_pool(0, pool_of(pool));
+}
+
+fn release(pool: u64) {
+    gapless_torch_release_pool(0, pool_of(pool));
+}
+
+fn try_malloc(bytes: u64, stream: StreamId) -> Option<DeviceAddr> {
+    let pointer = gapless_torch_malloc(bytes as libc::ssize_t, 0, without_provenance_mut(stream.0 as usize));
+    (!pointer.is_null()).then(|| DeviceAddr(pointer.addr() as u64))
+}
+
+fn malloc(bytes: u64, stream: StreamId) -> DeviceAddr {
+    try_malloc(bytes, stream).expect("memory")
+}
+
+fn free(addr: DeviceAddr) {
+    gapless_torch_free(without_provenance_mut::<c_void>(addr.0 as usize), 0, 0, null_mut());
+}
+
+fn report() -> serde_json::Value {
+    let mut buffer = vec![0_u8; 1 << 16];
+    let mut needed = 0;
+    // SAFETY: the buffer has that capacity, and the out-parameter is valid.
+    let status = unsafe { gapless_torch_report_json(0, 0, buffer.as_mut_ptr().cast(), buffer.len(), &raw mut needed) };
+    assert_eq!(status, GAPLESS_OK);
+    serde_json::from_slice(&buffer[..needed - 1]).expect("JSON")
+}
+
+/// Live bytes of each pool, by its number, and of the main allocator under 0.
+fn live() -> std::collections::BTreeMap<u64, u64> {
+    let report = report();
+    let pools = report["pools"].as_array().expect("a list").iter();
+    let of = |stats: &serde_json::Value| stats["live_bytes"].as_u64().expect("a number");
+    let pools = pools.map(|pool| (pool["id"][1].as_u64().expect("a number"), of(&pool["stats"])));
+    pools.chain([(0, of(&report["main"]))]).filter(|(_, bytes)| *bytes > 0).collect()
+}
+
+/// `g.replay(); del y, g` in PyTorch: the pool is released first, and nobody waits.
+#[test]
+fn a_graph_may_end_behind_its_replay() {
+    in_world("a_graph_may_end_behind_its_replay", "256MiB", |world| {
+        let [captured, replaying] = world.streams();
+        let (graph, kept) = world.graph(1, captured, 8 * MIB);
+        world.driver.delay(replaying, Duration::from_millis(300)).unwrap();
+        let start = Instant::now();
+        world.replay(graph, replaying);
+        free(kept);
+        release(1);
+        assert!(report()["pools"].as_array().unwrap().is_empty());
+        assert_eq!(report()["condemned_bytes"].as_u64(), Some(16 * MIB));
+        // Memory of others comes and goes meanwhile.
+        for _ in 0..100 {
+            free(malloc(4 * MIB, captured));
+        }
+        assert!(start.elapsed() < Duration::from_millis(200), "nothing waits for a replay, {:?}", start.elapsed());
+        world.check();
+        // What PyTorch calls for torch.cuda.empty_cache.
+        world.driver.delay(replaying, Duration::from_millis(100)).unwrap();
+        world.replay(graph, replaying);
+        gapless_torch_reset();
+        assert_eq!(report()["condemned_bytes"].as_u64(), Some(0));
+        world.check();
+        assert_eq!(world.chunks(), 0);
+    });
+}
+
+/// The last allocation of a released pool is freed behind a replay.
+#[test]
+fn a_pool_may_end_with_its_last_allocation_behind_a_replay() {
+    in_world("a_pool_may_end_with_its_last_allocation_behind_a_replay", "256MiB", |world| {
+        let [captured, replaying] = world.streams();
+        let (graph, kept) = world.graph(1, captured, 8 * MIB);
+        release(1);
+        world.driver.delay(replaying, Duration::from_millis(100)).unwrap();
+        world.replay(graph, replaying);
+        free(kept);
+        gapless_torch_reset();
+        world.check();
+        assert_eq!(world.chunks(), 0);
+    });
+}
+
+/// While a capture is under way nothing waits for the device, since that would end the capture without a graph.
+#[test]
+fn no_pool_is_closed_during_a_capture() {
+    in_world("no_pool_is_closed_during_a_capture", "64MiB", |world| {
+        let [first, second, replaying] = world.streams();
+        let (graph, kept) = world.graph(1, first, 8 * MIB);
+        world.begin(2, second);
+        let output = malloc(4 * MIB, second);
+        world.driver.delay(replaying, Duration::from_millis(100)).unwrap();
+        world.replay(graph, replaying);
+        free(kept);
+        release(1);
+        gapless_torch_reset();
+        gapless_torch_memory_fraction(0.9, 0);
+        assert_eq!(report()["condemned_bytes"].as_u64(), Some(16 * MIB));
+        // More than is left, in the pool, beside it, and in another pool.
+        assert_eq!(try_malloc(60 * MIB, second), None);
+        assert_eq!(try_malloc(60 * MIB, first), None);
+        open(3);
+        close(3);
+        release(3);
+        world.end(2, second);
+        world.check();
+        gapless_torch_reset();
+        assert_eq!(report()["condemned_bytes"].as_u64(), Some(0));
+        free(output);
+        release(2);
+        gapless_torch_reset();
+        assert_eq!(world.chunks(), 0);
+    });
+}
+
+/// Whoever finds no memory gets that of condemned pools, after a wait.
+#[test]
+fn condemned_memory_is_had_when_it_is_wanted() {
+    in_world("condemned_memory_is_had_when_it_is_wanted", "64MiB", |world| {
+        let [captured, replaying] = world.streams();
+        for by_pool in [false, true] {
+            let (graph, kept) = world.graph(1, captured, 20 * MIB);
+            world.driver.delay(replaying, Duration::from_millis(50)).unwrap();
+            world.replay(graph, replaying);
+            free(kept);
+            if by_pool {
+                // The pool that begins later would close it.
+                open(2);
+                free(malloc(MIB, replaying));
+            }
+            release(1);
+            let wanted = malloc(60 * MIB, replaying);
+            if by_pool {
+                assert_eq!(live(), [(2, 60 * MIB)].into());
+                close(2);
+                release(2);
+            }
+            free(wanted);
+            gapless_torch_reset();
+            world.check();
+        }
+        assert_eq!(world.chunks(), 0);
+    });
+}
+
+/// Nobody who allocates or frees waits for somebody who waits for a replay.
+#[test]
+fn nobody_waits_for_a_close() {
+    in_world("nobody_waits_for_a_close", "256MiB", |world| {
+        let [captured, replaying, other] = world.streams();
+        let (graph, kept) = world.graph(1, captured, 8 * MIB);
+        let (_, of_second) = world.graph(2, captured, 8 * MIB);
+        let cached = malloc(MIB, other);
+        world.driver.delay(replaying, Duration::from_millis(400)).unwrap();
+        world.replay(graph, replaying);
+        free(kept);
+        release(1);
+        std::thread::scope(|scope| {
+            let closing = scope.spawn(|| gapless_torch_reset());
+            std::thread::sleep(Duration::from_millis(50));
+            let start = Instant::now();
+            free(cached);
+            free(malloc(MIB, other));
+            free(malloc(16 * MIB, other));
+            free(of_second);
+            release(2);
+            assert!(start.elapsed() < Duration::from_millis(200), "{:?}", start.elapsed());
+            assert!(!closing.is_finished(), "the close waits for the replay");
+        });
+        gapless_torch_reset();
+        world.check();
+        assert_eq!(world.chunks(), 0);
+    });
+}
+
+/// PyTorch before 2.12 does not close the pool of a capture that has failed.
+#[test]
+fn a_failed_capture_leaves_nothing_behind() {
+    in_world("a_failed_capture_leaves_nothing_behind", "256MiB", |world| {
+        let [captured, eager] = world.streams();
+        world.begin(1, captured);
+        let inside = malloc(4 * MIB, captured);
+        // SAFETY: a stream of the device.
+        unsafe { world.required.cuStreamSynchronize(raw(captured)) };
+        assert_eq!(world.end_capture(captured), Err(901));
+        let after = [malloc(4 * MIB, eager), malloc(4 * MIB, captured)];
+        assert_eq!(live(), [(0, 8 * MIB), (1, 4 * MIB)].into());
+        // The next one works, and what the first one had can go.
+        let (graph, kept) = world.graph(2, captured, 4 * MIB);
+        world.replay(graph, eager);
+        assert_eq!(live(), [(0, 8 * MIB), (1, 4 * MIB), (2, 4 * MIB)].into());
+        free(inside);
+        release(1);
+        gapless_torch_reset();
+        assert_eq!(report()["condemned_bytes"].as_u64(), Some(0));
+        after.into_iter().for_each(free);
+        free(kept);
+        release(2);
+        gapless_torch_reset();
+        world.check();
+        assert_eq!(world.chunks(), 0);
+    });
+}
+
+/// Two threads capture at once, and backward threads allocate for both.
+fn two_captures(world: &World) {
+    let [first, second, eager] = world.streams();
+    world.begin(1, first);
+    let of_first = malloc(2 * MIB, first);
+    std::thread::scope(|scope| {
+        let on_another_thread = || {
+            world.make_current();
+            world.begin(2, second);
+            let of_second = malloc(4 * MIB, second);
+            // The other's capture, and none.
+            let others = (malloc(8 * MIB, first), malloc(16 * MIB, eager));
+            world.end(2, second);
+            (of_second, others.0, others.1)
+        };
+        let (of_second, backward, outside) = scope.spawn(on_another_thread).join().unwrap();
+        assert_eq!(live(), [(0, 16 * MIB), (1, 10 * MIB), (2, 4 * MIB)].into());
+        // The thread's own, of no capture.
+        let own = malloc(32 * MIB, eager);
+        assert_eq!(live(), [(0, 48 * MIB), (1, 10 * MIB), (2, 4 * MIB)].into());
+        world.end(1, first);
+        [of_first, of_second, backward, outside, own].into_iter().for_each(free);
+    });
+    release(1);
+    release(2);
+    gapless_torch_reset();
+    world.check();
+    assert_eq!(world.chunks(), 0);
+}
+
+#[test]
+fn captures_do_not_mix() {
+    in_world("captures_do_not_mix", "256MiB", two_captures);
+}
+
+/// A driver that does not number captures: whether there is one, and whose thread it is, decides.
+#[test]
+fn old_drivers_know_the_thread_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = simulated::library_without("cuStreamGetCaptureInfo_v3", folder.path());
+    in_world_of("old_drivers_know_the_thread_only", "256MiB", &library, |world| {
+        let [captured, eager] = world.streams();
+        world.begin(1, captured);
+        let inside = malloc(2 * MIB, captured);
+        let backward = std::thread::scope(|scope| scope.spawn(|| malloc(4 * MIB, captured)).join().unwrap());
+        let outside = malloc(8 * MIB, eager);
+        world.end(1, captured);
+        assert_eq!(live(), [(0, 8 * MIB), (1, 6 * MIB)].into());
+        [inside, backward, outside].into_iter().for_each(free);
+        release(1);
+        gapless_torch_reset();
+        assert_eq!(world.chunks(), 0);
+    });
+}
+
+/// A `MemPool` that is in use has what its thread allocates, on whatever stream, and nothing else.
+#[test]
+fn a_mem_pool_is_its_thread_s() {
+    in_world("a_mem_pool_is_its_thread_s", "256MiB", |world| {
+        let [one, two, captured] = world.streams();
+        open(1);
+        let mut all = vec![malloc(2 * MIB, one), malloc(4 * MIB, two)];
+        all.push(std::thread::scope(|scope| scope.spawn(|| malloc(8 * MIB, one)).join().unwrap()));
+        assert_eq!(live(), [(0, 8 * MIB), (1, 6 * MIB)].into());
+        // A graph within has a pool of its own.
+        let (_, kept) = world.graph(2, captured, 16 * MIB);
+        all.extend([kept, malloc(2 * MIB, one)]);
+        assert_eq!(live(), [(0, 8 * MIB), (1, 8 * MIB), (2, 16 * MIB)].into());
+        close(1);
+        all.push(malloc(2 * MIB, one));
+        assert_eq!(live(), [(0, 10 * MIB), (1, 8 * MIB), (2, 16 * MIB)].into());
+        all.into_iter().for_each(free);
+        release(1);
+        release(2);
+        gapless_torch_reset();
+        assert_eq!(world.chunks(), 0);
+    });
+}
+
+/// Pools and the main allocator have one budget, and each may have all that the others do not hold.
+#[test]
+fn one_budget_for_all() {
+    in_world("one_budget_for_all", "64MiB", |world| {
+        let [one, two] = world.streams();
+        let mut held = vec![malloc(20 * MIB, one)];
+        open(1);
+        // The thread's pool gets more than the half that it is lent at first.
+        held.push(malloc(10 * MIB, one));
+        held.push(malloc(14 * MIB, one));
+        // Another thread gets the rest, although the pool was lent it.
+        held.push(std::thread::scope(|scope| scope.spawn(|| malloc(20 * MIB, two)).join().unwrap()));
+        assert_eq!(live(), [(0, 40 * MIB), (1, 24 * MIB)].into());
+        assert_eq!(try_malloc(2 * MIB, one), None);
+        assert_eq!(std::thread::scope(|scope| scope.spawn(|| try_malloc(2 * MIB, two)).join().unwrap()), None);
+        // What the main allocator has free is a pool's when that needs it.
+        free(held.remove(0));
+        held.push(malloc(20 * MIB, two));
+        assert_eq!(live(), [(0, 20 * MIB), (1, 44 * MIB)].into());
+        close(1);
+        held.into_iter().for_each(free);
+        gapless_torch_reset();
+        assert_eq!(
+            report()["pools"][0]["stats"]["reserved_bytes"].as_u64(),
+            Some(44 * MIB),
+            "a pool keeps what it has"
+        );
+        assert_eq!(try_malloc(24 * MIB, one), None);
+        release(1);
+        free(malloc(64 * MIB, one));
+        gapless_torch_reset();
+        assert_eq!(report()["main"]["budget_bytes"].as_u64(), Some(64 * MIB));
+        assert_eq!(world.chunks(), 0);
+    });
+}

@@ -1,0 +1,149 @@
+//! What breaks a capture. Every call is made in a capture of its own, since the first one that is refused ends a capture
+//! for the others too, and with objects that were made before it.
+
+use gapless::StreamId;
+use gapless::driver::cuda::CudaDriver;
+use gapless::driver::{DriverCall, DriverResult, EventHandle, StreamDriver, WorkDriver};
+use serde_json::{Map, Value, json};
+
+use super::calls::{Call, Objects};
+use super::graphs::{begin, destroy_graph, end};
+use super::{Question, WHOLE, told};
+
+pub(super) const CAPTURE_SAME_THREAD: Question = Question {
+    id: "capture_same_thread",
+    text: "Which calls break a capture in the global mode, made by the capturing thread without a guard?",
+    parts: WHOLE,
+    experiment: |driver| each_call(driver, |call, objects| call.unguarded(driver, objects)),
+};
+
+pub(super) const CAPTURE_OTHER_THREAD: Question = Question {
+    id: "capture_other_thread",
+    text: "Which calls break a capture in the global mode, made by another thread without a guard?",
+    parts: WHOLE,
+    experiment: |driver| {
+        each_call(driver, |call, objects| {
+            std::thread::scope(|scope| scope.spawn(|| call.unguarded(driver, objects)).join())
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    },
+};
+
+pub(super) const CAPTURE_GUARDED: Question = Question {
+    id: "capture_guarded",
+    text: "Does a capture in the global mode survive the calls of an allocation, guarded as this driver guards them?",
+    parts: WHOLE,
+    experiment: |driver| each_call(driver, |call, objects| call.guarded(driver, objects)),
+};
+
+pub(super) const CAPTURE_WAIT: Question = Question {
+    id: "capture_wait",
+    text: "Does a capture survive when its stream is made to wait for an event of another stream?",
+    parts: WHOLE,
+    experiment: |driver| {
+        let (stream, other, event) = (driver.create_stream()?, driver.create_stream()?, driver.event_create()?);
+        driver.event_record(event, other)?;
+        let answer = during(driver, stream, || driver.stream_wait(stream, event))?;
+        driver.event_destroy(event)?;
+        driver.destroy_stream(other)?;
+        driver.destroy_stream(stream)?;
+        Ok(answer)
+    },
+};
+
+pub(super) const CAPTURE_SYNCHRONIZE: Question = Question {
+    id: "capture_synchronize",
+    text: "Does a wait for the whole context or for another stream, in the relaxed mode, break a capture?",
+    parts: WHOLE,
+    experiment: |driver| {
+        let (stream, other) = (driver.create_stream()?, driver.create_stream()?);
+        let elsewhere = |call: &(dyn Fn() -> DriverResult<()> + Sync)| {
+            std::thread::scope(|scope| scope.spawn(call).join())
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        let answer = json!({
+            "context_by_another_thread": during(driver, stream, || elsewhere(&|| driver.synchronize_device()))?,
+            "context_by_the_same_thread": during(driver, stream, || driver.synchronize_device())?,
+            "stream_by_another_thread": during(driver, stream, || elsewhere(&|| driver.synchronize(other)))?,
+            "stream_by_the_same_thread": during(driver, stream, || driver.synchronize(other))?,
+        });
+        driver.destroy_stream(other)?;
+        driver.destroy_stream(stream)?;
+        Ok(answer)
+    },
+};
+
+pub(super) const CAPTURED_EVENT: Question = Question {
+    id: "captured_event",
+    text: "What do calls about an event that was recorded in a capture return, and do they break the capture?",
+    parts: WHOLE,
+    experiment: |driver| {
+        let mut answers = Map::new();
+        for (name, call) in EVENT_CALLS {
+            let (stream, other, event) = (driver.create_stream()?, driver.create_stream()?, driver.event_create()?);
+            begin(driver, stream)?;
+            let recorded = driver.event_record(event, stream);
+            let outcome = recorded.and_then(|()| call(driver, event, other));
+            let captured = end(driver, stream);
+            let afterwards = driver.event_query(event);
+            if let Ok(graph) = captured {
+                destroy_graph(driver, graph)?;
+            }
+            let again = driver.event_record(event, other).and_then(|()| driver.event_synchronize(event));
+            answers.insert(
+                name.to_owned(),
+                json!({
+                    "call": told(&outcome),
+                    "capture": told(&captured),
+                    "query_afterwards": told(&afterwards),
+                    "recorded_again_outside": told(&again),
+                }),
+            );
+            driver.event_destroy(event)?;
+            // Where the capture has spread to it, this stream is still captured.
+            let _ = driver.destroy_stream(other);
+            driver.destroy_stream(stream)?;
+        }
+        Ok(Value::Object(answers))
+    },
+};
+
+/// A call about a captured event, with another stream.
+type EventCall = fn(&CudaDriver, EventHandle, StreamId) -> DriverResult<()>;
+
+const EVENT_CALLS: [(&str, EventCall); 4] = [
+    ("none", |_, _, _| Ok(())),
+    ("query_in_relaxed_mode", |driver, event, _| driver.event_query(event).map(drop)),
+    ("query_in_default_mode", |driver, event, _| {
+        let event = std::ptr::with_exposed_provenance_mut(event.0 as usize);
+        // SAFETY: a live event.
+        let result = unsafe { driver.raw().api().cuEventQuery(event) };
+        driver.raw().check(DriverCall::EventQuery, "cuEventQuery", result)
+    }),
+    ("synchronize_in_relaxed_mode", |driver, event, _| driver.event_synchronize(event)),
+];
+
+/// Makes every call, each in a capture of its own; says what it returned and what became of the capture.
+fn each_call(driver: &CudaDriver, make: impl Fn(Call, &mut Objects) -> DriverResult<()>) -> DriverResult<Value> {
+    let mut answers = Map::new();
+    for call in Call::ALL {
+        let stream = driver.create_stream()?;
+        let mut objects = Objects::make(driver, stream)?;
+        let answer = during(driver, stream, || make(call, &mut objects))?;
+        objects.undo(driver)?;
+        driver.destroy_stream(stream)?;
+        answers.insert(call.name().to_owned(), answer);
+    }
+    Ok(Value::Object(answers))
+}
+
+/// Makes one call while `stream` is captured in the global mode; says what it returned and what became of the capture.
+fn during(driver: &CudaDriver, stream: StreamId, call: impl FnOnce() -> DriverResult<()>) -> DriverResult<Value> {
+    begin(driver, stream)?;
+    let outcome = call();
+    let captured = end(driver, stream);
+    if let Ok(graph) = captured {
+        destroy_graph(driver, graph)?;
+    }
+    Ok(json!({ "call": told(&outcome), "capture": told(&captured) }))
+}

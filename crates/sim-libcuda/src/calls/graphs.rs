@@ -1,0 +1,155 @@
+//! Captures of streams, and graphs.
+
+use super::*;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamIsCapturing(stream: *mut c_void, status: *mut c_uint) -> Code {
+    let (state, device) = begin_current!("cuStreamIsCapturing");
+    let stream = ask_stream!(state, stream, device);
+    let now = stream.capture.lock().as_ref().map_or(0, status_of);
+    // SAFETY: guaranteed by the driver API's contract.
+    unsafe { put(status, now) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamGetCaptureInfo_v3(
+    stream: *mut c_void,
+    status: *mut c_uint,
+    id: *mut u64,
+    _graph: *mut *mut c_void,
+    _dependencies: *mut *const c_void,
+    _edges: *mut *const c_void,
+    _count: *mut usize,
+) -> Code {
+    let (state, device) = begin_current!("cuStreamGetCaptureInfo_v3");
+    let stream = ask_stream!(state, stream, device);
+    let capture = stream.capture.lock().clone();
+    if let Some(capture) = capture.as_ref().filter(|capture| !id.is_null() && capture.is_valid()) {
+        // SAFETY: not null, so valid for a write (the driver API's contract).
+        unsafe { id.write(capture.id) };
+    }
+    // SAFETY: guaranteed by the driver API's contract.
+    unsafe { put(status, capture.as_ref().map_or(0, status_of)) }
+}
+
+/// The `CUstreamCaptureStatus` of a stream that belongs to a capture.
+fn status_of(capture: &Capture) -> c_uint {
+    if capture.is_valid() { 1 } else { 2 }
+}
+
+/// Ends a capture without a graph, if it is still in progress.
+pub(super) fn invalidate(state: &State, id: u64) {
+    for stream in state.streams.of_capture(id) {
+        if let Some(capture) = stream.capture.lock().as_ref() {
+            capture.invalidate();
+        }
+    }
+}
+
+/// Whether a wait became part of a capture.
+pub(super) enum InCapture {
+    Yes,
+    No,
+}
+
+/// A wait of `stream` for `event`, as far as captures are concerned: a stream that waits for an event of a capture joins
+/// the capture. Operations of a capture are in the order of the calls, so there is nothing to wait for.
+pub(super) fn wait_in_capture(state: &State, stream: &Stream, event: &Event) -> Result<InCapture, Code> {
+    let own = stream.capture.lock().clone();
+    match (&own, event.captured) {
+        (None, None) => Ok(InCapture::No),
+        (Some(capture), None) => {
+            capture.invalidate();
+            Err(ISOLATION)
+        }
+        (Some(capture), Some(id)) if capture.id == id => Ok(InCapture::Yes),
+        (Some(capture), Some(id)) => {
+            capture.invalidate();
+            invalidate(state, id);
+            Err(E::CUDA_ERROR_STREAM_CAPTURE_MERGE.0)
+        }
+        (None, Some(id)) => {
+            let members = state.streams.of_capture(id);
+            let found = members.first().and_then(|member| member.capture.lock().as_ref().map(Capture::joined));
+            *stream.capture.lock() = Some(found.ok_or(E::CUDA_ERROR_CAPTURED_EVENT.0)?);
+            Ok(InCapture::Yes)
+        }
+    }
+}
+
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const RELAXED: c_uint = 2;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamBeginCapture_v2(stream: *mut c_void, mode: c_uint) -> Code {
+    let (state, device) = begin_current!("cuStreamBeginCapture_v2");
+    if stream as u64 <= 1 || mode > 2 {
+        return INVALID;
+    }
+    let stream = find_stream!(state, stream, device);
+    let mut capture = stream.capture.lock();
+    if capture.is_some() {
+        return E::CUDA_ERROR_ILLEGAL_STATE.0;
+    }
+    *capture = Some(Capture::begin(state.token(), mode));
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamEndCapture(stream: *mut c_void, graph: *mut *mut c_void) -> Code {
+    let (state, device) = begin_current!("cuStreamEndCapture");
+    let stream = find_stream!(state, stream, device);
+    let Some(capture) = stream.capture.lock().clone() else { return E::CUDA_ERROR_ILLEGAL_STATE.0 };
+    if !capture.origin {
+        return E::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED.0;
+    }
+    if capture.mode != RELAXED && capture.thread != std::thread::current().id() {
+        return E::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD.0;
+    }
+    for stream in state.streams.of_capture(capture.id) {
+        *stream.capture.lock() = None;
+    }
+    if !capture.is_valid() {
+        // SAFETY: guaranteed by the driver API's contract.
+        unsafe { put(graph, std::ptr::null_mut()) };
+        return E::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED.0;
+    }
+    let token = state.token();
+    state.graphs.lock().insert(token, capture.ops());
+    // SAFETY: guaranteed by the driver API's contract.
+    unsafe { put(graph, pointer(token)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphInstantiateWithFlags(exec: *mut *mut c_void, graph: *mut c_void, _flags: u64) -> Code {
+    let (state, _) = begin_current!("cuGraphInstantiateWithFlags");
+    let mut graphs = state.graphs.lock();
+    let Some(ops) = graphs.get(&(graph as u64)).cloned() else { return INVALID };
+    let token = state.token();
+    graphs.insert(token, ops);
+    // SAFETY: guaranteed by the driver API's contract.
+    unsafe { put(exec, pointer(token)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphLaunch(exec: *mut c_void, stream: *mut c_void) -> Code {
+    let (state, device) = begin_current!("cuGraphLaunch");
+    let stream = find_stream!(state, stream, device);
+    let Some(ops) = state.graphs.lock().get(&(exec as u64)).cloned() else { return INVALID };
+    for op in ops {
+        state.streams.queue(&stream, op);
+    }
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphDestroy(graph: *mut c_void) -> Code {
+    let state = begin!("cuGraphDestroy");
+    if state.graphs.lock().remove(&(graph as u64)).is_some() { OK } else { INVALID }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphExecDestroy(exec: *mut c_void) -> Code {
+    let state = begin!("cuGraphExecDestroy");
+    if state.graphs.lock().remove(&(exec as u64)).is_some() { OK } else { INVALID }
+}

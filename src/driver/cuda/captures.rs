@@ -1,0 +1,38 @@
+//! Captures: which one a stream belongs to.
+
+use super::CudaDriver;
+use super::streams::raw_stream;
+use super::sys::{CUstreamCaptureStatus_enum as capture_status, cudaError_enum as code};
+use crate::driver::{DriverCall, StreamDriver};
+use crate::units::StreamId;
+use std::ptr::null_mut;
+
+/// The capture that a stream belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Capture {
+    /// A capture by its number, which no other capture of the process has.
+    Number(u64),
+    /// Some capture: drivers before CUDA 12.3 do not tell which.
+    Unknown,
+}
+
+impl CudaDriver {
+    /// Returns the capture into a graph that `stream` belongs to. One that has become invalid is none: it ends without a graph.
+    ///
+    /// The stream exists, as for every call with a stream.
+    pub fn capture_of(&self, stream: StreamId) -> Option<Capture> {
+        let Ok(info) = self.library.optional().cuStreamGetCaptureInfo_v3.as_ref() else {
+            return self.is_capturing(stream).then_some(Capture::Unknown);
+        };
+        let Ok(_current) = self.context.enter(DriverCall::Stream) else { return None };
+        let (mut status, mut number) = (capture_status::CU_STREAM_CAPTURE_STATUS_NONE, 0);
+
+        // SAFETY: a stream of this device (the caller's part); the first two out-parameters are valid for the call, the others
+        // may be null.
+        let result = unsafe {
+            info(raw_stream(stream), &raw mut status, &raw mut number, null_mut(), null_mut(), null_mut(), null_mut())
+        };
+        let active = status == capture_status::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+        (result == code::CUDA_SUCCESS && active).then_some(Capture::Number(number))
+    }
+}

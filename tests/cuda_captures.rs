@@ -1,0 +1,250 @@
+//! The rules of captures and graphs that a device has, in the simulated `libcuda.so.1`.
+
+mod simulated;
+
+use gapless::driver::cuda::CudaDriver;
+use gapless::driver::cuda::sys::{CUgraph, CUgraphExec, CUstream, Optional, Required, cudaError_enum as code};
+use gapless::driver::{DriverError, DriverErrorKind, MemoryDriver, StreamDriver, WorkDriver};
+use gapless::{DeviceAddr, StreamId};
+use simulated::{library, with_settings};
+use std::ptr::null_mut;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The driver, with its context current on this thread as in a program that captures. Captures concern all threads of a
+/// process, so tests run one after another.
+struct Api {
+    driver: CudaDriver,
+    required: Required,
+    optional: Optional,
+    _alone: MutexGuard<'static, ()>,
+}
+
+const GLOBAL: u32 = 0;
+const RELAXED: u32 = 2;
+
+fn api() -> Api {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let driver = CudaDriver::builder().library(library()).open().unwrap();
+    // SAFETY: the simulated library's functions have the types of cuda.h.
+    let required = unsafe { Required::new(library()) }.unwrap();
+    // SAFETY: as above.
+    let optional = unsafe { Optional::new(library()) }.unwrap();
+    let mut context = null_mut();
+    // SAFETY: the out-parameter is valid.
+    unsafe { required.cuDevicePrimaryCtxRetain(&raw mut context, 0) };
+    // SAFETY: retained just above.
+    unsafe { required.cuCtxSetCurrent(context) };
+    Api { driver, required, optional, _alone: alone }
+}
+
+fn result_of(error: &DriverError) -> code {
+    code(u32::try_from(error.code).expect("a result code"))
+}
+
+fn raw(stream: StreamId) -> CUstream {
+    std::ptr::with_exposed_provenance_mut(stream.0 as usize)
+}
+
+impl Api {
+    fn begin(&self, stream: StreamId, mode: u32) {
+        let begin = self.optional.cuStreamBeginCapture_v2.as_ref().unwrap();
+        let mode = gapless::driver::cuda::sys::CUstreamCaptureMode_enum(mode);
+        // SAFETY: a stream of this device.
+        assert_eq!(unsafe { begin(raw(stream), mode) }, code::CUDA_SUCCESS);
+    }
+
+    /// Ends the capture, and makes a graph of it that can be launched.
+    fn end(&self, stream: StreamId) -> Result<CUgraphExec, code> {
+        let end = self.optional.cuStreamEndCapture.as_ref().unwrap();
+        let mut graph: CUgraph = null_mut();
+        // SAFETY: a stream of this device, and a valid out-parameter.
+        let result = unsafe { end(raw(stream), &raw mut graph) };
+        if result != code::CUDA_SUCCESS {
+            return Err(result);
+        }
+        let instantiate = self.optional.cuGraphInstantiateWithFlags.as_ref().unwrap();
+        let mut exec = null_mut();
+        // SAFETY: the graph was made just above.
+        assert_eq!(unsafe { instantiate(&raw mut exec, graph, 0) }, code::CUDA_SUCCESS);
+        Ok(exec)
+    }
+
+    fn launch(&self, exec: CUgraphExec, stream: StreamId) {
+        let launch = self.optional.cuGraphLaunch.as_ref().unwrap();
+        // SAFETY: a graph and a stream of this device.
+        assert_eq!(unsafe { launch(exec, raw(stream)) }, code::CUDA_SUCCESS);
+    }
+
+    /// The status and the id of the capture that the stream belongs to.
+    fn info(&self, stream: StreamId) -> (code, u32, u64) {
+        let info = self.optional.cuStreamGetCaptureInfo_v3.as_ref().unwrap();
+        let mut status = gapless::driver::cuda::sys::CUstreamCaptureStatus_enum(9);
+        let mut id = 0;
+        // SAFETY: the out-parameters are valid or null.
+        let result =
+            unsafe { info(raw(stream), &raw mut status, &raw mut id, null_mut(), null_mut(), null_mut(), null_mut()) };
+        (result, status.0, id)
+    }
+
+    fn blocking_stream(&self) -> StreamId {
+        let mut stream = null_mut();
+        // SAFETY: the out-parameter is valid.
+        assert_eq!(unsafe { self.required.cuStreamCreate(&raw mut stream, 0) }, code::CUDA_SUCCESS);
+        StreamId(stream as u64)
+    }
+
+    fn mapped(&self) -> DeviceAddr {
+        let bytes = self.driver.granularity();
+        let addr = self.driver.reserve(bytes, bytes).unwrap();
+        let chunk = self.driver.create(bytes).unwrap();
+        self.driver.map(addr, bytes, chunk).unwrap();
+        self.driver.set_access(addr, bytes).unwrap();
+        self.driver.release(chunk).unwrap();
+        addr
+    }
+}
+
+#[test]
+fn a_graph_runs_on_any_stream() {
+    let api = api();
+    let [captured, one, other] = [(); 3].map(|()| api.driver.create_stream().unwrap());
+    let addr = api.mapped();
+    api.begin(captured, GLOBAL);
+    api.driver.fill(captured, addr, 4096, 5).unwrap();
+    let graph = api.end(captured).unwrap();
+    for stream in [one, other] {
+        api.driver.fill(stream, addr, 4096, 6).unwrap();
+        api.launch(graph, stream);
+        api.driver.verify(stream, addr, 4096, 5).unwrap();
+        api.driver.synchronize(stream).unwrap();
+    }
+    assert_eq!(api.driver.take_mismatches(), []);
+}
+
+#[test]
+fn a_replay_needs_its_addresses() {
+    with_settings("a_replay_needs_its_addresses", &[], || {
+        let api = api();
+        let [captured, other] = [(); 2].map(|()| api.driver.create_stream().unwrap());
+        let addr = api.mapped();
+        api.begin(captured, GLOBAL);
+        api.driver.fill(captured, addr, 4096, 5).unwrap();
+        let graph = api.end(captured).unwrap();
+        api.driver.delay(other, Duration::from_millis(100)).unwrap();
+        api.launch(graph, other);
+        api.driver.synchronize(captured).unwrap();
+        api.driver.unmap(addr, api.driver.granularity()).unwrap();
+        let lost = api.driver.synchronize(other).unwrap_err();
+        assert_eq!(result_of(&lost), code::CUDA_ERROR_ILLEGAL_ADDRESS);
+    });
+}
+
+#[test]
+fn forbidden_calls_end_a_capture_without_a_graph() {
+    let api = api();
+    let stream = api.driver.create_stream().unwrap();
+    let event = api.driver.event_create().unwrap();
+    let synchronize = || {
+        // SAFETY: a stream of this device.
+        unsafe { api.required.cuStreamSynchronize(raw(stream)) }
+    };
+    let query = || {
+        // SAFETY: a stream of this device.
+        unsafe { api.required.cuStreamQuery(raw(stream)) }
+    };
+    let forbidden: [(&str, &dyn Fn() -> code, code); 4] = [
+        ("synchronize", &synchronize, code::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+        ("query", &query, code::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+        (
+            "query of an event",
+            &|| {
+                assert!(api.driver.event_record(event, stream).is_ok());
+                api.driver.event_query(event).map_or_else(|error| result_of(&error), |_| code::CUDA_SUCCESS)
+            },
+            code::CUDA_ERROR_CAPTURED_EVENT,
+        ),
+        (
+            "wait for an event",
+            &|| {
+                assert!(api.driver.event_record(event, stream).is_ok());
+                api.driver.event_synchronize(event).map_or_else(|error| result_of(&error), |()| code::CUDA_SUCCESS)
+            },
+            code::CUDA_ERROR_CAPTURED_EVENT,
+        ),
+    ];
+    for (what, call, expected) in forbidden {
+        api.begin(stream, RELAXED);
+        assert_eq!(call(), expected, "{what}");
+        assert_eq!(api.info(stream).1, 2, "{what}: the capture is invalid");
+        assert!(api.driver.is_capturing(stream), "{what}: until it is ended");
+        assert_eq!(api.end(stream).unwrap_err(), code::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "{what}");
+        assert!(!api.driver.is_capturing(stream));
+    }
+    // As on a device, the event stays one of a capture until it is recorded again.
+    assert!(api.driver.event_query(event).is_err());
+    api.driver.event_record(event, stream).unwrap();
+    api.driver.event_synchronize(event).unwrap();
+    api.driver.event_destroy(event).unwrap();
+}
+
+#[test]
+fn the_legacy_stream_is_unusable_while_a_blocking_stream_is_captured() {
+    let api = api();
+    let event = api.driver.event_create().unwrap();
+    let blocking = api.blocking_stream();
+    api.begin(blocking, RELAXED);
+    assert_eq!(api.info(StreamId::DEFAULT).0, code::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    assert!(api.driver.is_capturing(StreamId::DEFAULT), "as far as anybody may do with it");
+    api.end(blocking).expect("asking ends no capture");
+
+    api.begin(blocking, RELAXED);
+    let error = api.driver.event_record(event, StreamId::DEFAULT).unwrap_err();
+    assert_eq!(result_of(&error), code::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    assert_eq!(api.end(blocking).unwrap_err(), code::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+
+    // A stream that does not wait for the legacy one leaves it alone.
+    let other = api.driver.create_stream().unwrap();
+    api.begin(other, RELAXED);
+    api.driver.event_record(event, StreamId::DEFAULT).unwrap();
+    api.end(other).unwrap();
+}
+
+#[test]
+fn captures_have_numbers_of_their_own() {
+    let api = api();
+    let [one, two, joining] = [(); 3].map(|()| api.driver.create_stream().unwrap());
+    assert_eq!(api.info(one), (code::CUDA_SUCCESS, 0, 0));
+    api.begin(one, GLOBAL);
+    api.begin(two, GLOBAL);
+    let (first, second) = (api.info(one).2, api.info(two).2);
+    assert_ne!(first, second);
+    // A stream that waits for an event of a capture belongs to it.
+    let event = api.driver.event_create().unwrap();
+    api.driver.event_record(event, one).unwrap();
+    api.driver.stream_wait(joining, event).unwrap();
+    assert_eq!(api.info(joining), (code::CUDA_SUCCESS, 1, first));
+    api.end(one).unwrap();
+    assert_eq!(api.info(joining).1, 0);
+    api.end(two).unwrap();
+    api.begin(one, GLOBAL);
+    assert!(![first, second].contains(&api.info(one).2));
+    api.end(one).unwrap();
+    assert_eq!(api.driver.stream_wait(two, event).unwrap_err().kind, DriverErrorKind::Capturing);
+}
+
+#[test]
+fn a_process_has_47_bits_of_addresses() {
+    with_settings("a_process_has_47_bits_of_addresses", &[], || {
+        // Reservations are the process's own addresses, as with a real driver, so the limit is the processor's.
+        let api = api();
+        let bytes = 1 << 44;
+        let reserved: Vec<DeviceAddr> =
+            std::iter::from_fn(|| api.driver.reserve(bytes, api.driver.granularity()).ok()).collect();
+        assert!((4..8).contains(&reserved.len()), "{} of 8, with what else is in the address space", reserved.len());
+        for addr in reserved {
+            api.driver.address_free(addr, bytes).unwrap();
+        }
+    });
+}
