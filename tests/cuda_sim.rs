@@ -169,7 +169,26 @@ fn streams_of_others_are_told_apart() {
     driver.check_stream(stream).unwrap();
     assert_eq!(driver.check_stream(StreamId(0xdead_0000)).unwrap_err().kind, DriverErrorKind::InvalidHandle);
     driver.destroy_stream(stream).unwrap();
-    assert_eq!(driver.check_stream(stream).unwrap_err().kind, DriverErrorKind::InvalidHandle);
+}
+
+/// What is undefined behaviour on a device stops the process here.
+#[test]
+fn a_destroyed_handle_is_not_handed_in() {
+    const INNER: &str = "GAPLESS_TEST_INNER";
+    if std::env::var_os(INNER).is_some() {
+        let driver = open();
+        let stream = driver.create_stream().unwrap();
+        driver.destroy_stream(stream).unwrap();
+        let _ = driver.check_stream(stream);
+        return;
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_destroyed_handle_is_not_handed_in", "--nocapture"])
+        .env(INNER, "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && text.contains("was used after it had been destroyed"), "{text}");
 }
 
 #[test]

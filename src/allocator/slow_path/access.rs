@@ -76,6 +76,26 @@ mod tests {
         }
     }
 
+    /// A mapping that could be neither given access nor removed is left out, and so cannot make the rest fail.
+    #[test]
+    fn what_is_stuck_is_left_out() {
+        let driver = Arc::new(FaultDriver::new(ModelDriver::default()));
+        let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+        let before = allocator.alloc(PAGE, MAIN).unwrap();
+        let calls = [DriverCall::SetAccess, DriverCall::Unmap];
+        driver.arm(Fault::nth(0, DriverErrorKind::Other).only(calls).from_then_on());
+        assert!(allocator.alloc(2 * PAGE, MAIN).is_err());
+        driver.disarm();
+        let behind = allocator.alloc(PAGE, MAIN).unwrap();
+        assert_eq!((allocator.stats().poisoned, behind.offset_from(before)), (1, Some(3 * PAGE)));
+        let before_renewal = allocator.stats().driver_calls;
+        allocator.renew_access().unwrap();
+        let calls = allocator.stats().driver_calls.since(&before_renewal);
+        assert_eq!(calls[DriverCall::SetAccess], 2, "one run before what is stuck, and one behind it");
+        allocator.free(before).unwrap();
+        allocator.free(behind).unwrap();
+    }
+
     #[test]
     fn a_refusal_changes_nothing() {
         let driver = Arc::new(FaultDriver::new(ModelDriver::default()));
