@@ -96,7 +96,7 @@ impl Door {
         request: Request,
     ) -> Result<DeviceAddr, AllocError> {
         self.enter(shared, |path| {
-            path.ensure_region(stream, request.kind)?;
+            path.ensure_region(stream, &request)?;
             Growth::new(path, stream, request).serve()
         })
     }
