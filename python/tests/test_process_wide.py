@@ -133,7 +133,10 @@ assert report["pools"][0]["stats"]["reserved_bytes"] >= 4 << 20, "a pool gives n
 size = c_size_t()
 assert library.gapless_torch_base_alloc(outside + 100, byref(size)) == outside and size.value == 4 << 20
 library.gapless_torch_release_pool(0, Pool(7, 0))
-assert Figures(0).report()["pools"] == []
+report = Figures(0).report()
+assert report["pools"] == [] and report["condemned_bytes"] >= 4 << 20, "a replay may be in flight"
+library.gapless_torch_reset()
+assert Figures(0).report()["condemned_bytes"] == 0
 library.gapless_torch_free(outside, 4 << 20, 0, None)
 library.gapless_torch_set_fraction(0.25, 0)
 print("budget", gapless.stats()["budget_bytes"])
