@@ -385,6 +385,17 @@ gapless_status gapless_device_free(int32_t device,
                                    void *pointer,
                                    uint64_t bytes);
 
+// Frees an allocation of a device whose last use was on stream, which need not be the one that it was allocated on: the
+// memory is not handed out again before the work that is queued on stream by now has completed. NULL: nothing. bytes is as
+// in gapless_device_free.
+//
+// Where stream cannot be recorded, the host waits for all devices that this process allocates on. GAPLESS_ERROR_DRIVER while a
+// graph is being captured and a device cannot be waited for: nothing was done.
+gapless_status gapless_device_free_on(int32_t device,
+                                      void *pointer,
+                                      uint64_t bytes,
+                                      struct CUstream_st *stream);
+
 // Records that stream also uses an allocation of a device: once freed, the memory is not handed out again before the
 // work that is queued on stream by then has completed. The stream may be one of another device; then the memory counts as
 // live until its work has completed. A default stream's handle stands for

@@ -1,7 +1,9 @@
 //! Address reservations of an allocator when few addresses are left.
 
 use gapless::allocator::AllocError;
-use gapless::driver::{DriverErrorKind, MemoryDriver, ModelConfig, ModelDriver, WorkDriver};
+use gapless::driver::{
+    DriverCall, DriverErrorKind, Fault, FaultDriver, MemoryDriver, ModelConfig, ModelDriver, WorkDriver,
+};
 use gapless::units::{MIB, StreamId};
 use gapless::{Allocator, allocator::ChunkPolicy};
 use std::sync::Arc;
@@ -93,4 +95,62 @@ fn running_out_of_arenas_is_an_error() {
     assert_eq!(driver.usage().address_bytes, before + streams * PIECE);
     assert_eq!(streams, 64);
     allocator.check();
+}
+
+/// The first regions are small. Each reservation has larger ones, and a large request gets a region that it fits in.
+#[test]
+fn regions_grow() {
+    let driver = Arc::new(ModelDriver::new(ModelConfig::default()));
+    let builder = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).keep_mappings();
+    let allocator = builder.region_bytes(1024 * MIB).first_region_bytes(64 * MIB).build().unwrap();
+    let reserved = || driver.usage().address_bytes / MIB;
+    let alloc = |bytes| allocator.alloc(bytes, StreamId::DEFAULT).unwrap();
+    let mut blocks = vec![alloc(100), alloc(PAGE)];
+    assert_eq!(reserved(), 2 * 64, "a region for small blocks, and one for large ones");
+    blocks.push(alloc(60 * MIB));
+    assert_eq!(reserved(), 2 * 64);
+    blocks.push(alloc(100 * MIB));
+    assert_eq!(reserved(), 2 * 64 + 2 * 128);
+    blocks.push(alloc(100 * MIB));
+    assert_eq!(reserved(), 2 * 64 + 2 * 128, "the other slot");
+    blocks.push(alloc(600 * MIB));
+    assert_eq!(reserved(), 2 * 64 + 2 * 128 + 2 * 1024, "a request that is larger than the next region");
+    blocks.extend([alloc(1000 * MIB), alloc(1000 * MIB)]);
+    assert_eq!(reserved(), 2 * 64 + 2 * 128 + 4 * 1024, "two more of the largest");
+    allocator.check();
+    let largest = allocator.alloc(1025 * MIB, StreamId::DEFAULT);
+    assert!(matches!(&largest, Err(AllocError::TooLarge { .. })), "{largest:?}");
+    // The first request may be larger than the first regions.
+    let builder = Allocator::builder(Arc::clone(&driver)).region_bytes(1024 * MIB).first_region_bytes(64 * MIB);
+    let other = builder.build().unwrap();
+    let before = reserved();
+    let block = other.alloc(500 * MIB, StreamId::DEFAULT).unwrap();
+    assert_eq!(reserved() - before, 2 * 512);
+    other.free(block).unwrap();
+    blocks.into_iter().for_each(|block| allocator.free(block).unwrap());
+}
+
+/// Whatever the driver says to a reservation, a smaller one is tried, unless the device is lost.
+#[test]
+fn any_refusal_means_smaller() {
+    let kinds = [
+        DriverErrorKind::OutOfMemory,
+        DriverErrorKind::InvalidValue,
+        DriverErrorKind::NotSupported,
+        DriverErrorKind::Other,
+        DriverErrorKind::DeviceLost,
+    ];
+    for kind in kinds {
+        let driver = Arc::new(FaultDriver::new(ModelDriver::new(ModelConfig::default())));
+        let allocator = Allocator::builder(Arc::clone(&driver)).region_bytes(256 * MIB).build().unwrap();
+        driver.arm(Fault::nth(0, kind).only([DriverCall::Reserve]));
+        let result = allocator.alloc(PAGE, StreamId::DEFAULT);
+        if kind == DriverErrorKind::DeviceLost {
+            assert!(matches!(&result, Err(AllocError::Driver(error)) if error.kind == kind), "{result:?}");
+            continue;
+        }
+        allocator.free(result.unwrap()).unwrap();
+        assert_eq!(driver.inner().usage().address_bytes, 2 * 256 * MIB, "half of four regions, after {kind:?}");
+        allocator.check();
+    }
 }

@@ -445,3 +445,22 @@ fn devices_are_independent() {
         assert_eq!(one.create(4 * MIB + 1).unwrap_err().kind, DriverErrorKind::InvalidValue);
     });
 }
+
+/// The addresses of a process are everybody's: large reservations are refused from a quarter of them on.
+#[test]
+fn a_process_reserves_a_quarter_of_its_addresses() {
+    with_settings("a_process_reserves_a_quarter_of_its_addresses", &[], || {
+        let (one, other) = (open(), open());
+        let page = one.granularity();
+        let large = 16 << 40;
+        let first = one.reserve(large, page).unwrap();
+        let second = other.reserve(large, page).unwrap();
+        assert_eq!(one.reserve(1 << 40, page).unwrap_err().kind, DriverErrorKind::OutOfMemory);
+        let small = one.reserve(4 << 30, page).unwrap();
+        other.address_free(second, large).unwrap();
+        let third = one.reserve(1 << 40, page).unwrap();
+        for (addr, bytes) in [(first, large), (small, 4 << 30), (third, 1 << 40)] {
+            one.address_free(addr, bytes).unwrap();
+        }
+    });
+}

@@ -118,6 +118,8 @@ int main(void) {
     expect(gapless_device_free(0, pointer, 100), GAPLESS_OK, "", "free");
     expect(gapless_device_free(0, pointer, 100), GAPLESS_ERROR_NOT_ALLOCATED, "freed before", "a double free");
     expect(gapless_device_free(0, NULL, 0), GAPLESS_OK, "", "free of nothing");
+    expect(gapless_device_free_on(0, pointer, 100, NULL), GAPLESS_ERROR_NOT_ALLOCATED, "freed before", "a double free");
+    expect(gapless_device_free_on(0, NULL, 0, NULL), GAPLESS_OK, "", "free of nothing");
     expect(gapless_device_record_stream(0, &local, NULL), GAPLESS_ERROR_NOT_ALLOCATED, "not allocated by",
            "a foreign pointer");
     expect(gapless_device_trim(0, 0, NULL), GAPLESS_OK, "", "trim");

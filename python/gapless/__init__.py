@@ -171,9 +171,14 @@ class Allocator:
         _library.check(self._library.gapless_record_stop(self._handle))
 
     def close(self) -> None:
-        """Returns all memory to the driver; raises when allocations were never freed (they are gone all the same)."""
-        handle, self._handle = self._handle, ctypes.c_void_p()
-        _library.check(self._library.gapless_destroy(handle))
+        """Returns all memory to the driver; raises when allocations were never freed (they are gone all the same).
+
+        Raises, too, while another thread is inside a call on the allocator, which is as before then.
+        """
+        status = self._library.gapless_destroy(self._handle)
+        if status != _library.IN_USE:
+            self._handle = ctypes.c_void_p()
+        _library.check(status)
 
     def __enter__(self) -> Allocator:
         return self
@@ -186,7 +191,7 @@ class DeviceMemory(Allocator):
     """The process-wide allocator of a device: the door that PyTorch, CuPy, RMM and Numba share.
 
     What is allocated here can come from an open pool, is in the memory history, and counts in PyTorch's statistics.
-    It lives as long as the process.
+    It lives as long as the process: :meth:`close` is refused.
     """
 
     def __init__(self, device: int = 0) -> None:
@@ -202,6 +207,14 @@ class DeviceMemory(Allocator):
     def free(self, address: int, size: int = 0) -> None:
         """Frees an allocation; work queued by now may still use it. ``size``, as requested, is for the memory history."""
         _library.check(self._library.gapless_device_free(self._device, address, size))
+
+    def free_on(self, address: int, stream: int, size: int = 0) -> None:
+        """Frees an allocation whose last use was on ``stream``, whichever stream it was allocated on.
+
+        Waits for all devices in use where ``stream`` cannot be recorded. Raises a ``GaplessError`` if one cannot be waited
+        for either, since a graph is being captured; the allocation is as before then.
+        """
+        _library.check(self._library.gapless_device_free_on(self._device, address, size, stream))
 
     def record_stream(self, address: int, stream: int) -> None:
         """Records that ``stream`` also uses an allocation."""

@@ -12,7 +12,9 @@ from typing import Any, Callable, Optional
 
 OK = 0
 OUT_OF_MEMORY = 3
+DRIVER = 7
 BUFFER_TOO_SMALL = 9
+IN_USE = 11
 NOT_FOUND = 13
 
 
@@ -127,6 +129,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gapless_device_alloc": (c_int32, [c_int32, c_uint64, c_void_p, POINTER(c_void_p)]),
     "gapless_device_alloc_aligned": (c_int32, [c_int32, c_uint64, c_uint64, c_void_p, POINTER(c_void_p)]),
     "gapless_device_free": (c_int32, [c_int32, c_void_p, c_uint64]),
+    "gapless_device_free_on": (c_int32, [c_int32, c_void_p, c_uint64, c_void_p]),
     "gapless_device_record_stream": (c_int32, [c_int32, c_void_p, c_void_p]),
     "gapless_device_keep_stream": (c_int32, [c_int32, c_void_p]),
     "gapless_device_forget_stream": (c_int32, [c_int32, c_void_p]),

@@ -154,7 +154,8 @@ class Figures:
             "active_size": active,
             "requested_size": sum(block["requested_size"] for block in blocks),
             "stream": segment["stream"],
-            "segment_type": segment["kind"],
+            # PyTorch knows these two.
+            "segment_type": "small" if segment["kind"] == "small" else "large",
             "segment_pool_id": pool,
             "is_expandable": True,
             "frames": [],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import weakref
 from typing import Any
 
 from gapless import DeviceMemory
+from gapless._frees import Frees
 
 __all__ = ["enable"]
 
@@ -19,18 +21,27 @@ def _make_manager() -> Any:
 
         def initialize(self) -> None:
             super().initialize()
-            self._memory = DeviceMemory(self.context.device.id)
+            self._memory = memory = DeviceMemory(self.context.device.id)
+            context = weakref.proxy(self.context)
+
+            def free(address: int, size: int) -> bool:
+                # Numba does not say on which streams the memory was used. Its own free waits for the device, too.
+                try:
+                    context.synchronize()
+                except Exception:
+                    # A graph is being captured. Numba frees from finalizers, where nobody catches an error.
+                    return False
+                memory.free(address, size)
+                return True
+
+            self._frees = Frees(free)
 
         def memalloc(self, size: int) -> Any:
-            memory, context = self._memory, weakref.proxy(self.context)
-            address = memory.alloc(size)
-
-            def free() -> None:
-                # Numba does not say on which streams the memory was used. Its own free waits for the device, too.
-                context.synchronize()
-                memory.free(address, size)
-
-            return MemoryPointer(context, ctypes.c_void_p(address), size, finalizer=free)
+            frees, context = self._frees, weakref.proxy(self.context)
+            frees.settle()
+            address = self._memory.alloc(size)
+            finalizer = functools.partial(frees.add, address, size)
+            return MemoryPointer(context, ctypes.c_void_p(address), size, finalizer=finalizer)
 
         def get_memory_info(self) -> Any:
             stats = self._memory.stats()

@@ -20,6 +20,7 @@ from typing import Any, Callable, Union
 
 from gapless import _library
 from gapless._torch_figures import Figures, record_history, snapshot
+from gapless._torch_refusals import switch_off
 
 __all__ = ["enable", "is_enabled", "main"]
 
@@ -38,6 +39,9 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
 
     ``budget`` and ``settings`` are the keys of ``GAPLESS_CONF`` (``slack``, ``chunk``, ``log``, ``record``, ...). With any
     of them, that environment variable is ignored.
+
+    ``torch.backends.cudnn.benchmark`` and the CUDA graphs of ``torch.compile`` are switched off: PyTorch refuses them to every
+    allocator plug-in. A warning says so where a program asks for one of them.
 
     Raises ``RuntimeError`` when CUDA is initialised already or this PyTorch has no interface for allocators, and
     ``gapless.GaplessError`` for a setting that cannot be used.
@@ -76,6 +80,7 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
     # PyTorch keeps the allocator, not the Python object whose functions it calls.
     _enabled = allocator
     _provide(torch)
+    switch_off(torch)
 
 
 def _conf(keys: dict[str, Any]) -> str:
@@ -170,6 +175,7 @@ def _provide(torch: Any) -> None:
         start("all" if enabled else None, entries, bool(rest[2:] and rest[2]))
 
     replacements: dict[str, Callable[..., Any]] = {
+        **_of_accelerators(torch, memory_stats, reset_peaks, reset_accumulated),
         "_cuda_memoryStats": memory_stats,
         "_cuda_resetPeakMemoryStats": reset_peaks,
         "_cuda_resetAccumulatedMemoryStats": reset_accumulated,
@@ -194,6 +200,26 @@ def _provide(torch: Any) -> None:
             pickle.dump(torch.cuda.memory._snapshot(), file, protocol=4)
 
     torch.cuda.memory._dump_snapshot = dump_snapshot
+
+
+def _of_accelerators(
+    torch: Any,
+    memory_stats: Callable[[int], dict[str, Any]],
+    reset_peaks: Callable[[int], None],
+    reset_accumulated: Callable[[int], None],
+) -> dict[str, Callable[..., Any]]:
+    """What ``torch.accelerator`` calls, from PyTorch 2.9 on. It always means PyTorch's own allocator, which is not in use."""
+
+    def is_initialized() -> bool:
+        return bool(torch.cuda.is_initialized())
+
+    return {
+        "_accelerator_isAllocatorInitialized": is_initialized,
+        "_accelerator_emptyCache": torch.cuda.empty_cache,
+        "_accelerator_getDeviceStats": memory_stats,
+        "_accelerator_resetPeakStats": reset_peaks,
+        "_accelerator_resetAccumulatedStats": reset_accumulated,
+    }
 
 
 def _provide_mem_pool(torch: Any, memory_snapshot: Callable[..., Any]) -> None:

@@ -18,7 +18,6 @@ def private_bytes():
 def churn():
     """Memory that would be a graph's, were it not the graph's alone: taken, overwritten, given back."""
     blocks = [torch.full((size * MIB // 4,), float("nan"), device="cuda") for size in (1, 2, 4, 8, 16, 32, 64)]
-    torch.cuda.synchronize()
     del blocks
     torch.cuda.empty_cache()
 
@@ -74,9 +73,9 @@ def training_step(checks):
     what = f"12 replays of a training step give the losses of eager steps (within {difference:.1e})"
     checks.expect(difference <= 1e-4, what)
     held = private_bytes()
+    graph.replay()
     del static_loss, model, optimizer, graph
     gc.collect()
-    torch.cuda.synchronize()
     torch.cuda.empty_cache()
     # cuBLAS keeps a workspace that it took during the capture.
     return {"graph_bytes": held, "graph_bytes_left": private_bytes()}
@@ -115,6 +114,33 @@ def two_graphs_one_pool(checks):
         checks.expect(bool((z == (value + 1) * 2).all()), "two graphs with one pool")
 
 
+def dropped_behind_its_replay(checks):
+    """Nothing is waited for: a graph goes while its replay is in flight, and its memory is wanted at once."""
+    x = torch.zeros(MIB, device="cuda")
+    ((x + 1) * 2).sum().item()  # loads the kernels
+    found = []
+    for number in range(8):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = ((x + number) * 2).square()
+        result = torch.empty_like(x)
+        if checks.kernels:
+            torch.cuda._sleep(20_000_000)
+        graph.replay()
+        result.copy_(y)
+        # Another replay, whose result nobody reads.
+        graph.replay()
+        del y, graph
+        # Every other time the pool's memory goes back now, after a wait.
+        if number % 2:
+            churn()
+        else:
+            torch.full((8 * MIB,), float("nan"), device="cuda")
+        found.append(result)
+    right = all(bool((result == (2 * number) ** 2).all()) for number, result in enumerate(found))
+    checks.expect(right, "graphs are dropped behind their replays")
+
+
 def mem_pool(checks):
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
@@ -133,6 +159,7 @@ def main():
         sizes = training_step(checks)
         graphed_callables(checks)
     two_graphs_one_pool(checks)
+    dropped_behind_its_replay(checks)
     mem_pool(checks)
     measure.finish({"checks": checks.done, **sizes})
 

@@ -133,7 +133,10 @@ assert report["pools"][0]["stats"]["reserved_bytes"] >= 4 << 20, "a pool gives n
 size = c_size_t()
 assert library.gapless_torch_base_alloc(outside + 100, byref(size)) == outside and size.value == 4 << 20
 library.gapless_torch_release_pool(0, Pool(7, 0))
-assert Figures(0).report()["pools"] == []
+report = Figures(0).report()
+assert report["pools"] == [] and report["condemned_bytes"] >= 4 << 20, "a replay may be in flight"
+library.gapless_torch_reset()
+assert Figures(0).report()["condemned_bytes"] == 0
 library.gapless_torch_free(outside, 4 << 20, 0, None)
 library.gapless_torch_set_fraction(0.25, 0)
 print("budget", gapless.stats()["budget_bytes"])
@@ -146,3 +149,37 @@ print("budget", gapless.stats()["budget_bytes"])
 def test_frees_of_others_are_told_and_harmless(run):
     out = run(USE + "library.gapless_torch_free(12345, 1, 0, None)\nprint('alive')")
     assert "alive" in out and "not allocated by this allocator" in out
+
+
+def test_the_viewer_knows_two_types_of_segments(run):
+    run(
+        USE
+        + """
+from gapless._torch_figures import Figures, snapshot
+figures = Figures(0)
+small = library.gapless_torch_malloc(100, 0, None)
+report = figures.report(snapshot=True)
+assert {region["kind"] for region in report["snapshot"]["regions"]} == {"small", "large"}
+report["snapshot"]["regions"][0]["kind"] = "of another kind"
+figures.report = lambda snapshot=False: report
+assert {segment["segment_type"] for segment in snapshot([figures])["segments"]} <= {"small", "large"}
+"""
+    )
+
+
+def test_the_process_wide_allocator_outlives_a_close(run):
+    out = run(
+        """
+import gapless
+memory = gapless.Allocator.of_device()
+block = memory.alloc(5 << 20)
+for close in (memory.close, lambda: memory.__exit__(None, None, None)):
+    try:
+        close()
+    except gapless.GaplessError as error:
+        print(error)
+assert memory.stats()["live_bytes"] == 5 << 20
+memory.free(block)
+"""
+    )
+    assert out.count("it lives as long as the process") == 2

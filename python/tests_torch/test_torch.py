@@ -2,15 +2,12 @@
 
 import gc
 import json
-import os
 import pickle
-import subprocess
-import sys
-import textwrap
 import threading
 from pathlib import Path
 
 import pytest
+from processes import run
 
 import gapless
 import gapless.torch
@@ -34,18 +31,6 @@ def nothing_left():
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     torch.cuda.reset_accumulated_memory_stats()
-
-
-def run(code, *arguments, fails=False, **environment):
-    result = subprocess.run(
-        [sys.executable, *arguments, *(["-c", textwrap.dedent(code)] if code else [])],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert (result.returncode != 0) == fails, result.stdout + result.stderr
-    return result.stdout + result.stderr
 
 
 def test_it_is_gapless():
@@ -107,6 +92,23 @@ def test_mem_get_info_and_empty_cache():
     torch.cuda.empty_cache()
     assert torch.cuda.mem_get_info() == (free, total)
     assert torch.cuda.memory_reserved() == 0
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_accelerator_getDeviceStats"), reason="this PyTorch has no such figures")
+def test_accelerators_show_and_empty_gapless():
+    block = empty(20 * MIB)
+    assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated() >= 20 * MIB
+    assert torch.accelerator.memory_stats() == torch.cuda.memory_stats()
+    assert torch.accelerator.memory_reserved() == torch.cuda.memory_reserved()
+    del block
+    torch.accelerator.reset_peak_memory_stats()
+    assert torch.accelerator.max_memory_allocated() == torch.cuda.memory_allocated()
+    torch.accelerator.reset_accumulated_memory_stats()
+    assert torch.accelerator.memory_stats()["allocation.all.allocated"] == 0
+    torch.accelerator.empty_cache()
+    assert torch.accelerator.memory_reserved() == gapless.stats()["reserved_bytes"] == 0
+    if hasattr(torch.accelerator, "get_memory_info"):
+        assert torch.accelerator.get_memory_info() == torch.cuda.mem_get_info()
 
 
 def test_out_of_memory():
@@ -234,9 +236,9 @@ def test_graph_capture():
     assert torch.cuda.memory_stats()["reserved_bytes_by_private_pools"] >= 48 * MIB
     outside = [empty(32 * MIB) for _ in range(4)]
     assert all(block.data_ptr() != address for block in outside)
+    graph.replay()
     del inside, outside, graph
     gc.collect()
-    torch.cuda.synchronize()
     assert torch.cuda.memory_stats()["reserved_bytes_by_private_pools"] == 0
 
 
@@ -341,7 +343,7 @@ def test_fragmentation_against_the_native_allocator():
 
 
 @pytest.mark.parametrize("on_gapless", [False, True])
-@pytest.mark.parametrize("name, checks", [("streams.py", 4), ("graphs.py", 2)])
+@pytest.mark.parametrize("name, checks", [("streams.py", 4), ("graphs.py", 3)])
 def test_the_gpu_stage_s_scripts(name, checks, on_gapless):
     assert len(gpu_script(name, on_gapless=on_gapless)["checks"]) == checks
 

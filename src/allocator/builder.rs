@@ -25,6 +25,7 @@ pub struct Builder<D: Driver> {
     slack: f64,
     chunk_policy: ChunkPolicy,
     region_bytes: Option<u64>,
+    first_region_bytes: Option<u64>,
     mapping_limit: usize,
     keeps_mappings: bool,
     epoch_limit: u32,
@@ -38,6 +39,7 @@ impl<D: Driver> Builder<D> {
             slack: DEFAULT_SLACK,
             chunk_policy: ChunkPolicy::Auto,
             region_bytes: None,
+            first_region_bytes: None,
             mapping_limit: DEFAULT_MAPPING_LIMIT,
             keeps_mappings: false,
             epoch_limit: u32::MAX,
@@ -73,6 +75,16 @@ impl<D: Driver> Builder<D> {
     #[must_use]
     pub fn region_bytes(mut self, bytes: u64) -> Self {
         self.region_bytes = Some(bytes);
+        self
+    }
+
+    /// Sets the bytes of addresses to reserve for the first regions, rounded up to a power of two. Later ones are larger: each
+    /// reservation has regions of twice the bytes of the one before, up to [`region_bytes`](Self::region_bytes), and a request
+    /// that is larger gets a region that it fits in. For allocators of which a process has many. Default: as large as all
+    /// regions.
+    #[must_use]
+    pub fn first_region_bytes(mut self, bytes: u64) -> Self {
+        self.first_region_bytes = Some(bytes);
         self
     }
 
@@ -127,11 +139,16 @@ impl<D: Driver> Builder<D> {
             return setting("budget", &format!("{budget} is less than one page of {page}"));
         }
         let wanted = self.region_bytes.unwrap_or_else(|| budget.saturating_mul(SLOT_OVER_BUDGET));
-        let slot_bytes = wanted.clamp(SLOT_BYTES.0.min(page_bytes * 32), SLOT_BYTES.1).next_power_of_two();
-        let slot_bytes = round_up(slot_bytes, page_bytes).unwrap_or(slot_bytes);
+        let slot = |wanted: u64| {
+            let bytes = wanted.clamp(SLOT_BYTES.0.min(page_bytes * 32), SLOT_BYTES.1).next_power_of_two();
+            round_up(bytes, page_bytes).unwrap_or(bytes)
+        };
+        let slot_bytes = slot(wanted);
+        let first_slot_bytes = self.first_region_bytes.map_or(slot_bytes, |bytes| slot(bytes).min(slot_bytes));
         let geometry = Geometry {
             page_bytes,
             slot_bytes,
+            first_slot_bytes,
             slack: self.slack,
             chunk_policy: self.chunk_policy,
             mapping_limit: self.mapping_limit,

@@ -7,8 +7,10 @@ use crate::physical::ChunkPolicy;
 pub struct Geometry {
     /// Bytes of a page, a power of two.
     pub page_bytes: u64,
-    /// Bytes of addresses for each region of each stream: a power of two.
+    /// Most bytes of addresses for each region of each stream: a power of two.
     pub slot_bytes: u64,
+    /// Bytes of addresses for the first regions: a power of two, at most `slot_bytes`.
+    pub first_slot_bytes: u64,
     /// Held bytes over the peak of live bytes above which chunks are harvested rather than created.
     pub slack: f64,
     /// How large new chunks are.

@@ -117,10 +117,18 @@ impl<D: Driver> Inner<D> {
         };
         let user = self.shared.streams.find_or_add(stream)?.index;
         let mut state = self.shared.streams.get(owner.stream).lock();
-        let shared = state.region(owner.region).map(|region| region.heap.share(offset));
-        if !matches!(shared, Some(Ok(()))) {
+        // Its own stream is no other one: a block that nobody else uses stays reusable as soon as it is freed.
+        let at_home = user == owner.stream && !state.sharers.contains_key(&(owner.region, offset));
+        let found = state.region(owner.region).map(|region| match at_home {
+            true => region.heap.expect_live(offset),
+            false => region.heap.share(offset),
+        });
+        if !matches!(found, Some(Ok(()))) {
             drop(state);
             return Err(self.refuse(addr));
+        }
+        if at_home {
+            return Ok(());
         }
         let sharers = state
             .sharers

@@ -189,6 +189,14 @@ impl Heap {
         self.merge_free(block, epoch);
     }
 
+    /// Whether a live block starts at `offset`.
+    ///
+    /// # Errors
+    /// Returns [`NotLive`] if none does.
+    pub fn expect_live(&self, offset: u64) -> Result<(), NotLive> {
+        self.live_block(offset).map(|_| ())
+    }
+
     /// Marks the live block at `offset` as also used by other streams.
     ///
     /// # Errors

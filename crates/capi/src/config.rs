@@ -146,7 +146,10 @@ impl Settings {
 
     /// Builds an allocator on an open device for memory that captured graphs use.
     pub fn build_for_graphs(&self, driver: Arc<CudaDriver>) -> Answer<Allocator<CudaDriver>> {
-        Ok(self.builder_on(driver)?.keep_mappings().build()?)
+        let total = driver.memory_info()?.total;
+        let budget = self.budget.map_or(total, |budget| budget.of(total));
+        // A process may have a pool for each of its graphs, and most of these are small.
+        Ok(self.builder_on(driver)?.keep_mappings().first_region_bytes(budget / 2).build()?)
     }
 
     fn builder_on(&self, driver: Arc<CudaDriver>) -> Answer<Builder<CudaDriver>> {

@@ -16,11 +16,13 @@ use crate::notice::notice;
 use crate::out::check_out;
 use crate::pools::{PoolId, wants_room};
 use crate::process::Device;
-use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, GAPLESS_ERROR_STREAM, gapless_status};
+use crate::status::{
+    Answer, Failure, GAPLESS_ERROR_NOT_ALLOCATED, GAPLESS_ERROR_OUT_OF_MEMORY, GAPLESS_ERROR_STREAM, gapless_status,
+};
 use crate::streams::StreamLives;
 use gapless::allocator::{AddressFacts, AllocError, FreeError, LiveAllocation, Snapshot, Stats, StreamError, Trimmed};
 use gapless::driver::cuda::{CudaDriver, LEGACY_STREAM, PER_THREAD_STREAM};
-use gapless::driver::{DriverError, DriverErrorKind};
+use gapless::driver::{DriverError, DriverErrorKind, StreamDriver};
 use gapless::units::ByteSize;
 use gapless::{Allocator, DeviceAddr, StreamId};
 use serde::Serialize;
@@ -175,6 +177,31 @@ impl Device {
         pools.iter().map(|pool| pool.allocator.clone()).find(|allocator| allocator.contains(addr))
     }
 
+    /// Frees an allocation whose last use was on `stream`, where a default stream's handle means that of this device. Where the
+    /// stream cannot be recorded, the host waits for all devices in use: it may be another one's. Nothing has happened if one
+    /// cannot be waited for, since a graph is being captured.
+    pub fn free_on(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) -> Answer<()> {
+        self.expect_not_held(addr)?;
+        let recorded = match is_default(stream) {
+            true => self.record_own_stream(addr, stream, StreamLives::Unknown).map_err(Failure::from),
+            false => self.record_stream(addr, stream, StreamLives::Unknown),
+        };
+        match recorded {
+            Ok(()) => {}
+            Err(failure) if failure.status == GAPLESS_ERROR_NOT_ALLOCATED => return Err(failure),
+            Err(_) => Self::all().try_for_each(Self::synchronize)?,
+        }
+        Ok(self.free(addr, bytes, stream)?)
+    }
+
+    fn synchronize(&self) -> Answer<()> {
+        match self.main.allocator.driver().synchronize_device() {
+            Err(error) if !error.kind.is_sticky() => Err(error.into()),
+            // Nothing runs on a device that is lost.
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
     /// Returns free memory to the driver until at most `keep_bytes` are held, after a wait for other devices that use it, and
     /// that of pools that were released. What other pools hold stays, and does not count.
     pub fn trim(&self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
@@ -326,6 +353,25 @@ pub extern "C" fn gapless_device_free(device: i32, pointer: *mut c_void, bytes: 
     guard(|| {
         let device = Device::get(device)?;
         if pointer.is_null() { Ok(()) } else { Ok(device.free(address(pointer), bytes, StreamId(0))?) }
+    })
+}
+
+/// Frees an allocation of a device whose last use was on stream, which need not be the one that it was allocated on: the
+/// memory is not handed out again before the work that is queued on stream by now has completed. NULL: nothing. bytes is as
+/// in gapless_device_free.
+///
+/// Where stream cannot be recorded, the host waits for all devices that this process allocates on. GAPLESS_ERROR_DRIVER while a
+/// graph is being captured and a device cannot be waited for: nothing was done.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_device_free_on(
+    device: i32,
+    pointer: *mut c_void,
+    bytes: u64,
+    stream: *mut CUstream_st,
+) -> gapless_status {
+    guard(|| {
+        let device = Device::get(device)?;
+        if pointer.is_null() { Ok(()) } else { device.free_on(address(pointer), bytes, stream_id(stream)) }
     })
 }
 

@@ -50,8 +50,8 @@ pub use conf::{Conf, ConfError, Peers};
 pub use config::{Budget, gapless_config};
 pub use cupy::*;
 pub use device_memory::{
-    gapless_device_alloc, gapless_device_alloc_aligned, gapless_device_free, gapless_device_record_stream,
-    gapless_device_trim,
+    gapless_device_alloc, gapless_device_alloc_aligned, gapless_device_free, gapless_device_free_on,
+    gapless_device_record_stream, gapless_device_trim,
 };
 pub use error_kind::*;
 pub use functions::*;

@@ -456,3 +456,35 @@ fn one_budget_for_all() {
         assert_eq!(world.chunks(), 0);
     });
 }
+
+/// A pool for each of many graphs, on a large device: their addresses leave room for others in the process.
+#[test]
+fn many_pools_share_the_addresses() {
+    in_world("many_pools_share_the_addresses", "141GiB", |world| {
+        let [captured, eager] = world.streams();
+        let mut kept = vec![malloc(4 * MIB, eager)];
+        for pool in 1..=48 {
+            world.begin(pool, captured);
+            kept.push(malloc(2 * MIB, captured));
+            kept.push(malloc(1024, captured));
+            world.end(pool, captured);
+        }
+        assert_eq!(report()["pools"].as_array().unwrap().len(), 48);
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmSize:")).expect("a line");
+        let kib: u64 = line.split_whitespace().nth(1).expect("a number").parse().unwrap();
+        assert!(kib < 24 << 30, "{} GiB of addresses", kib >> 20);
+        // A large request still gets a region, after all of them.
+        kept.push(malloc(20 << 30, eager));
+        world.begin(1, captured);
+        kept.push(malloc(30 << 30, captured));
+        kept.push(malloc(40 << 30, captured));
+        world.end(1, captured);
+        kept.into_iter().for_each(free);
+        // The first has been begun twice.
+        [1].into_iter().chain(1..=48).for_each(release);
+        gapless_torch_reset();
+        assert_eq!(report()["condemned_bytes"].as_u64(), Some(0));
+        assert_eq!(world.chunks(), 0);
+    });
+}

@@ -2,7 +2,7 @@
 //! that at most one thread talks to the driver about mappings: the driver serialises such calls anyway.
 
 use super::super::geometry::Geometry;
-use super::addresses::FIRST_ARENA_SLOTS;
+use super::addresses::first_arena;
 use crate::driver::ChunkHandle;
 use crate::pages::PageIndex;
 use crate::physical::{ChunkId, ChunkPool, ChunkSizes, ViewAt};
@@ -22,8 +22,8 @@ pub struct Mapper {
     pub left_behind: Vec<(DeviceAddr, u64)>,
     /// What was mapped behind blocks, in an allocator that keeps its mappings.
     pub kept: Vec<(ViewAt, ChunkHandle)>,
-    /// Number of slots of the next arena.
-    pub next_arena_slots: usize,
+    /// Number and bytes of the slots of the next arena.
+    pub next_arena: (usize, u64),
     /// Number of segments with addresses out of use because a driver sequence could not be undone.
     pub poisoned: u64,
     /// Number of chunks moved from one place to another.
@@ -41,7 +41,7 @@ impl Mapper {
             segments: Vec::new(),
             left_behind: Vec::new(),
             kept: Vec::new(),
-            next_arena_slots: FIRST_ARENA_SLOTS,
+            next_arena: first_arena(geometry),
             poisoned: 0,
             harvested_chunks: 0,
             reused_views: 0,

@@ -102,7 +102,7 @@ impl Door {
     ) -> Result<DeviceAddr, AllocError> {
         self.enter(shared, |path| {
             path.given = Some(stream.index);
-            path.ensure_region(stream, request.kind)?;
+            path.ensure_region(stream, &request)?;
             Growth::new(path, stream, request).serve()
         })
     }

@@ -11,7 +11,8 @@ use super::sys::{
 };
 use super::{ChunkFeatures, CudaDriver};
 use crate::driver::{ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, MemoryDriver, MemoryInfo};
-use crate::units::DeviceAddr;
+use crate::sync::unseen::{AtomicU64, Ordering};
+use crate::units::{ByteSize, DeviceAddr, GIB};
 
 /// The calls, with the context entered and the capture mode relaxed around each.
 pub(super) struct Vmm<'a> {
@@ -143,11 +144,24 @@ impl MemoryDriver for CudaDriver {
                 format!("alignment {alignment} is not a power of two from the granularity, {}, up", self.granularity),
             ));
         }
-        self.vmm().reserve(bytes, alignment)
+        // Relaxed: a sum, which orders nothing.
+        let before = RESERVED.fetch_add(bytes, Ordering::Relaxed);
+        let reserved = if bytes <= ALWAYS_TRIED || before.saturating_add(bytes) <= MOST_ADDRESSES {
+            self.vmm().reserve(bytes, alignment)
+        } else {
+            let text = format!("{} of addresses beside {}", ByteSize(bytes), ByteSize(before));
+            Err(DriverError::new(call, DriverErrorKind::OutOfMemory, text))
+        };
+        if reserved.is_err() {
+            RESERVED.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        reserved
     }
 
     fn address_free(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
-        self.vmm().address_free(addr, bytes)
+        self.vmm().address_free(addr, bytes)?;
+        RESERVED.fetch_sub(bytes, Ordering::Relaxed);
+        Ok(())
     }
 
     fn create(&self, bytes: u64) -> DriverResult<ChunkHandle> {
@@ -171,6 +185,13 @@ impl MemoryDriver for CudaDriver {
         self.vmm().unmap(addr, bytes)
     }
 }
+
+/// Bytes of addresses that the drivers of this process have reserved.
+static RESERVED: AtomicU64 = AtomicU64::new(0);
+/// The most of them, a quarter of the addresses of a process: its other libraries reserve addresses as well.
+const MOST_ADDRESSES: u64 = 32 * 1024 * GIB;
+/// A reservation that is no larger is left to the driver to refuse.
+const ALWAYS_TRIED: u64 = 4 * GIB;
 
 /// Converts `bytes` to the driver's `size_t`.
 fn size(call: DriverCall, bytes: u64) -> DriverResult<usize> {

@@ -35,6 +35,22 @@ impl<'a> Raw<'a> {
         self.driver.library.api()
     }
 
+    /// Reserves addresses, as many as the driver gives.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn reserve(self, bytes: u64, alignment: u64) -> DriverResult<DeviceAddr> {
+        self.driver.vmm().reserve(bytes, alignment)
+    }
+
+    /// Frees addresses of [`reserve`](Self::reserve).
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn address_free(self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        self.driver.vmm().address_free(addr, bytes)
+    }
+
     /// The functions that older drivers lack, each a `Result`.
     pub fn optional(self) -> &'static Optional {
         self.driver.library.optional()

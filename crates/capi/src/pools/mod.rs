@@ -18,8 +18,9 @@
 //! - I2  a pool is closed only after the host has waited for the device since it was condemned.
 //! - I3  the budgets of the main allocator and of all pools together are at most the device's, but for what is held already.
 //!
-//! Threads: any. Requests and frees share two locks, `open` and `list`, which nobody holds during a wait; `books` is held by
-//! those who change pools and budgets. Lock order: `books`, `list`, `open`. Cost: an atomic load while there are no pools, and
+//! Threads: any. Requests and frees of pools share two locks, `open` and `list`, that others hold for moments only: a free may
+//! wait for a stream's clock, so those behind it pass a thread that waits to change the list. `books` is held by those who change
+//! pools and budgets. Lock order: `books`, `list`, `open`. Cost: an atomic load while there are no pools, and
 //! for the main allocator's memory a look at its directory while there are some.
 
 mod budgets;
@@ -36,7 +37,7 @@ use gapless::{Allocator, DeviceAddr, StreamId};
 use open::OpenPools;
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// The name of a pool, as PyTorch gives it.
 pub(crate) type PoolId = (u64, u64);
@@ -60,7 +61,6 @@ pub(crate) struct Pool {
     pub allocator: Allocator<CudaDriver>,
     /// Changed with `books` locked.
     users: AtomicU32,
-    live: AtomicU64,
     condemned: AtomicBool,
 }
 
@@ -74,12 +74,12 @@ impl Pools {
     pub fn begin(&self, main: &Instance, id: PoolId) -> Answer<()> {
         self.close_condemned(main, None);
         let mut books = self.books.lock();
-        let known = self.list.read().iter().find(|pool| pool.id == id && !pool.is_condemned()).cloned();
+        let known = self.list.read_recursive().iter().find(|pool| pool.id == id && !pool.is_condemned()).cloned();
         let pool = match known {
             Some(pool) => pool,
             None => self.make(&books, main, id)?,
         };
-        pool.users.fetch_add(1, Ordering::SeqCst);
+        pool.users.fetch_add(1, Ordering::Release);
         self.lend_half(&mut books, main, &pool);
         self.open.push(pool);
         Ok(())
@@ -91,8 +91,8 @@ impl Pools {
         // At least a page, or no allocator can be built. What it may hold is decided next.
         settings.budget = Some(Budget::Bytes(books.whole_budget(main).max(driver.granularity())));
         let allocator = settings.build_for_graphs(Arc::clone(driver))?;
-        let (users, live, condemned) = (AtomicU32::new(0), AtomicU64::new(0), AtomicBool::new(false));
-        let pool = Arc::new(Pool { id, allocator, users, live, condemned });
+        let pool = Pool { id, allocator, users: AtomicU32::new(0), condemned: AtomicBool::new(false) };
+        let pool = Arc::new(pool);
         let mut list = self.list.write();
         list.push(Arc::clone(&pool));
         self.count.store(list.len(), Ordering::Release);
@@ -111,10 +111,10 @@ impl Pools {
     /// Removes one user of a pool. After the last one, the pool ends with its last allocation. Waits for nothing.
     pub fn release(&self, id: PoolId) {
         let _books = self.books.lock();
-        let found = self.list.read().iter().find(|pool| pool.id == id && !pool.is_condemned()).cloned();
+        let found = self.list.read_recursive().iter().find(|pool| pool.id == id && !pool.is_condemned()).cloned();
         let Some(pool) = found else { return };
-        let users = pool.users.load(Ordering::SeqCst);
-        pool.users.store(users.saturating_sub(1), Ordering::SeqCst);
+        let users = pool.users.load(Ordering::Acquire);
+        pool.users.store(users.saturating_sub(1), Ordering::Release);
         self.condemn_if_done(&pool);
     }
 
@@ -129,14 +129,10 @@ impl Pools {
     pub fn alloc(&self, main: &Instance, request: &Request) -> Option<Result<DeviceAddr, AllocError>> {
         let pool = self.open.pool_of(request.stream, main.allocator.driver())?;
         let outcome = request.serve(&pool.allocator);
-        let outcome = match &outcome {
+        Some(match &outcome {
             Err(AllocError::OutOfMemory(_)) => self.alloc_with_more(main, &pool, request),
             _ => outcome,
-        };
-        if outcome.is_ok() {
-            pool.live.fetch_add(1, Ordering::SeqCst);
-        }
-        Some(outcome)
+        })
     }
 
     /// Serves a request for which a pool's own budget did not suffice.
@@ -168,14 +164,23 @@ impl Pools {
 
     /// Frees an allocation of a pool; `None` if it belongs to none.
     pub fn free(&self, addr: DeviceAddr) -> Option<Result<(), FreeError>> {
-        let pool = self.owner(addr)?;
+        let list = self.list.read_recursive();
+        let pool = owner(&list, addr)?;
         let outcome = pool.allocator.free(addr);
-        // SeqCst, as in `release`: of two who take the last allocation and the last user away one sees both gone.
-        if outcome.is_ok() && pool.live.fetch_sub(1, Ordering::SeqCst) == 1 && pool.is_done() {
+        // The free has locked a stream that `release` locks when it looks for what is live. So of two who take the last user
+        // and the last allocation away, one sees both gone.
+        if pool.users.load(Ordering::Acquire) == 0 {
+            let pool = Arc::clone(pool);
+            drop(list);
             let _books = self.books.lock();
             self.condemn_if_done(&pool);
         }
         Some(outcome)
+    }
+
+    /// The pool whose addresses include `addr`.
+    pub fn owner(&self, addr: DeviceAddr) -> Option<Arc<Pool>> {
+        owner(&self.list.read_recursive(), addr).cloned()
     }
 
     /// Whether there are no pools at all.
@@ -185,17 +190,12 @@ impl Pools {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// The pool whose addresses include `addr`. The pool is kept rather than the lock: freeing may have to wait for a clock.
-    pub fn owner(&self, addr: DeviceAddr) -> Option<Arc<Pool>> {
-        self.list.read().iter().find(|pool| pool.allocator.contains(addr)).cloned()
-    }
-
     /// The pools, but for condemned ones.
     pub fn all(&self) -> Vec<Arc<Pool>> {
         if self.none() {
             return Vec::new();
         }
-        self.list.read().iter().filter(|pool| !pool.is_condemned()).cloned().collect()
+        self.list.read_recursive().iter().filter(|pool| !pool.is_condemned()).cloned().collect()
     }
 
     /// Bytes that condemned pools hold: they go back to the driver when they are wanted.
@@ -203,7 +203,7 @@ impl Pools {
         if self.none() {
             return 0;
         }
-        let condemned: Vec<_> = self.list.read().iter().filter(|pool| pool.is_condemned()).cloned().collect();
+        let condemned: Vec<_> = self.list.read_recursive().iter().filter(|pool| pool.is_condemned()).cloned().collect();
         condemned.iter().map(|pool| pool.held()).sum()
     }
 
@@ -212,7 +212,7 @@ impl Pools {
     pub fn close_condemned(&self, main: &Instance, at_hand: Option<StreamId>) -> u64 {
         let driver = main.allocator.driver();
         if self.none()
-            || !self.list.read().iter().any(|pool| pool.is_condemned())
+            || !self.list.read_recursive().iter().any(|pool| pool.is_condemned())
             || self.may_be_capturing(driver)
             || at_hand.is_some_and(|stream| driver.is_capturing(stream))
         {
@@ -284,8 +284,14 @@ impl Pool {
 
     /// Whether nobody uses the pool.
     fn is_done(&self) -> bool {
-        self.users.load(Ordering::SeqCst) == 0 && self.live.load(Ordering::SeqCst) == 0
+        // Most of the time the sum of the bytes tells; allocations of 0 bytes are none.
+        self.users.load(Ordering::Acquire) == 0 && self.allocator.live_bytes() == 0 && self.allocator.live().is_empty()
     }
+}
+
+/// The pool whose addresses include `addr`.
+fn owner(list: &[Arc<Pool>], addr: DeviceAddr) -> Option<&Arc<Pool>> {
+    list.iter().find(|pool| pool.allocator.contains(addr))
 }
 
 /// Whether a request may be served once there is more memory.

@@ -11,9 +11,9 @@
 use super::{Pool, PoolId};
 use gapless::StreamId;
 use gapless::driver::cuda::{Capture, CudaDriver};
-use parking_lot::{Mutex, RwLock};
-use std::sync::Arc;
+use parking_lot::RwLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 
 /// The open pools of one device.
@@ -29,14 +29,13 @@ pub(super) struct OpenPools {
 struct Open {
     pool: Arc<Pool>,
     thread: ThreadId,
-    purpose: Mutex<Purpose>,
+    /// Empty before the first request.
+    purpose: OnceLock<Purpose>,
 }
 
 /// What a pool is open for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
-    /// There was no request yet.
-    Undecided,
     /// All requests of the thread that opened it.
     Thread,
     /// The requests of a capture, the first of which was made on this stream.
@@ -52,7 +51,7 @@ impl OpenPools {
     pub fn push(&self, pool: Arc<Pool>) {
         let thread = HERE.with(|here| *here);
         let mut list = self.list.write();
-        list.push(Open { pool, thread, purpose: Mutex::new(Purpose::Undecided) });
+        list.push(Open { pool, thread, purpose: OnceLock::new() });
         self.count.store(list.len(), Ordering::Release);
     }
 
@@ -82,16 +81,16 @@ impl OpenPools {
         let all = || own().chain(list.iter().rev().filter(|open| open.thread != here));
         // The driver need not be asked where only the thread matters.
         if let Some(newest) = own().next()
-            && own().all(|open| open.purpose() == Purpose::Thread)
+            && own().all(|open| open.purpose.get() == Some(&Purpose::Thread))
         {
             return Some(Arc::clone(&newest.pool));
         }
         let found = match driver.capture_of(stream) {
             Some(capture) => all()
-                .find(|open| matches!(open.purpose(), Purpose::Capture(its, _) if its == capture))
-                .or_else(|| all().find(|open| open.decide(Purpose::Capture(capture, stream))))
-                .or_else(|| own().find(|open| open.purpose() == Purpose::Thread)),
-            None => own().find(|open| open.purpose() == Purpose::Thread || open.decide(Purpose::Thread)),
+                .find(|open| matches!(open.purpose.get(), Some(Purpose::Capture(its, _)) if *its == capture))
+                .or_else(|| all().find(|open| open.purpose.set(Purpose::Capture(capture, stream)).is_ok()))
+                .or_else(|| own().find(|open| open.purpose.get() == Some(&Purpose::Thread))),
+            None => own().find(|open| *open.purpose.get_or_init(|| Purpose::Thread) == Purpose::Thread),
         };
         found.map(|open| Arc::clone(&open.pool))
     }
@@ -105,34 +104,17 @@ impl OpenPools {
         let mut list = self.list.write();
         let (mut capturing, mut ended) = (false, Vec::new());
         list.retain(|open| {
-            let over = match open.purpose() {
-                Purpose::Capture(capture, stream) => driver.capture_of(stream) != Some(capture),
-                Purpose::Undecided | Purpose::Thread => false,
-            };
-            if over {
-                ended.push(Arc::clone(&open.pool));
-            } else {
-                capturing |= open.purpose() != Purpose::Thread;
+            match open.purpose.get() {
+                Some(Purpose::Capture(capture, stream)) if driver.capture_of(*stream) != Some(*capture) => {
+                    ended.push(Arc::clone(&open.pool));
+                    return false;
+                }
+                Some(Purpose::Thread) => {}
+                Some(Purpose::Capture(..)) | None => capturing = true,
             }
-            !over
+            true
         });
         self.count.store(list.len(), Ordering::Release);
         (capturing, ended)
-    }
-}
-
-impl Open {
-    fn purpose(&self) -> Purpose {
-        *self.purpose.lock()
-    }
-
-    /// Sets what the pool is open for. Returns false when that is decided already.
-    fn decide(&self, purpose: Purpose) -> bool {
-        let mut now = self.purpose.lock();
-        let undecided = *now == Purpose::Undecided;
-        if undecided {
-            *now = purpose;
-        }
-        undecided
     }
 }

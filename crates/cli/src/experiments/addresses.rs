@@ -13,9 +13,10 @@ pub(super) const RESERVE_4_TIB: Question = Question {
     parts: WHOLE,
     experiment: |driver| {
         let page = driver.granularity();
+        // Below the driver's own bound on what a process reserves.
         let free = || driver.memory_info().map(|info| i128::from(info.free));
         let (free_before, before) = (free()?, virtual_bytes());
-        let (first, reserve) = match timed(|| driver.reserve(4 * TIB, page)) {
+        let (first, reserve) = match timed(|| driver.raw().reserve(4 * TIB, page)) {
             Ok(reserved) => reserved,
             Err(error) => return Ok(json!({ "reserve": refusal(&error), "largest": largest(driver)? })),
         };
@@ -24,7 +25,7 @@ pub(super) const RESERVE_4_TIB: Question = Question {
         let mut all = vec![first];
         let mut answer = json!("not reached");
         while all.len() < MOST_RESERVATIONS {
-            match driver.reserve(4 * TIB, page) {
+            match driver.raw().reserve(4 * TIB, page) {
                 Ok(addr) => all.push(addr),
                 Err(error) => {
                     answer = refusal(&error);
@@ -36,7 +37,7 @@ pub(super) const RESERVE_4_TIB: Question = Question {
         let count = all.len();
         let mut frees = Vec::new();
         for addr in all {
-            frees.push(timed(|| driver.address_free(addr, 4 * TIB))?.1);
+            frees.push(timed(|| driver.raw().address_free(addr, 4 * TIB))?.1);
         }
         Ok(json!({
             "reserve": "ok",
@@ -64,10 +65,10 @@ pub(super) const RESERVATION: Question = Question {
         let mut bytes = GIB;
         let mut answer = Value::Null;
         while bytes <= 256 * TIB {
-            match timed(|| driver.reserve(bytes, page)) {
+            match timed(|| driver.raw().reserve(bytes, page)) {
                 Ok((addr, duration)) => {
                     (largest, us) = (bytes, micros(duration));
-                    driver.address_free(addr, bytes)?;
+                    driver.raw().address_free(addr, bytes)?;
                 }
                 Err(error) => {
                     answer = refusal(&error);
@@ -104,8 +105,8 @@ pub fn reserve_at_most(driver: &CudaDriver, bytes: u64, least: u64, alignment: u
 /// The largest of a few sizes that can be reserved at once, as text.
 fn largest(driver: &CudaDriver) -> DriverResult<Value> {
     for tib in [128, 112, 96, 80, 64, 48, 32, 16, 8, 4, 2, 1] {
-        if let Ok(addr) = driver.reserve(tib * TIB, driver.granularity()) {
-            driver.address_free(addr, tib * TIB)?;
+        if let Ok(addr) = driver.raw().reserve(tib * TIB, driver.granularity()) {
+            driver.raw().address_free(addr, tib * TIB)?;
             return Ok(json!(ByteSize(tib * TIB).to_string()));
         }
     }

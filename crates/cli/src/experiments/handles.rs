@@ -54,37 +54,49 @@ pub(super) const STREAM_IDS: Question = Question {
         let here = ids_of(driver, stream);
         let elsewhere = on_another_thread(|| ids_of(driver, stream));
         let after_its_end = on_another_thread(|| ids_of(driver, stream));
-        let captured = if begin(driver, stream).is_ok() {
-            let (here, elsewhere) = (ids_of(driver, stream), on_another_thread(|| ids_of(driver, stream)));
-            let ended = end(driver, stream);
-            if let Ok(graph) = ended {
-                destroy_graph(driver, graph)?;
+        // One capture for each call, since a call that is refused may end it.
+        let (created, two, legacy) = ((stream, "created"), (PER_THREAD_STREAM, "2"), (StreamId::DEFAULT, "0"));
+        let mut captures = Vec::new();
+        for (captured, asked) in [(created, created), (created, two), (created, legacy), (two, two), (two, legacy)] {
+            for (thread, by) in [(Thread::Same, "the capturing one"), (Thread::Another, "another")] {
+                let (id, capture) = id_during(driver, captured.0, asked.0, thread)?;
+                captures.push(json!({
+                    "captured": captured.1, "asked": asked.1, "thread": by, "id": id, "capture": capture,
+                }));
             }
-            json!({ "same_thread": here, "another_thread": elsewhere, "capture": told(&ended) })
-        } else {
-            json!("the library has no captures")
-        };
-        let of_two = match begin(driver, PER_THREAD_STREAM) {
-            Ok(()) => {
-                let (here, elsewhere) = (ids_of(driver, stream), on_another_thread(|| ids_of(driver, stream)));
-                let ended = end(driver, PER_THREAD_STREAM);
-                if let Ok(graph) = ended {
-                    destroy_graph(driver, graph)?;
-                }
-                json!({ "same_thread": here, "another_thread": elsewhere, "capture": told(&ended) })
-            }
-            Err(error) => refusal(&error),
-        };
+        }
         driver.destroy_stream(stream)?;
         Ok(json!({
             "one_thread": here,
             "another_thread": elsewhere,
             "a_third_thread_after_its_end": after_its_end,
-            "while_a_stream_is_captured": captured,
-            "while_the_handle_2_is_captured": of_two,
+            "during_captures": captures,
         }))
     },
 };
+
+#[derive(Clone, Copy)]
+enum Thread {
+    Same,
+    Another,
+}
+
+/// Asks for an id while a stream is captured by this thread; says what became of the capture too.
+fn id_during(driver: &CudaDriver, captured: StreamId, asked: StreamId, thread: Thread) -> DriverResult<(Value, Value)> {
+    if let Err(error) = begin(driver, captured) {
+        return Ok((Value::Null, json!({ "begin": refusal(&error) })));
+    }
+    let ask = || id_of(driver, asked).map_or_else(|error| refusal(&error), |id| json!(id));
+    let answer = match thread {
+        Thread::Same => ask(),
+        Thread::Another => on_another_thread(ask),
+    };
+    let ended = end(driver, captured);
+    if let Ok(graph) = ended {
+        destroy_graph(driver, graph)?;
+    }
+    Ok((answer, told(&ended)))
+}
 
 /// Creates and destroys streams in turn, each with a kernel of `work` in flight; says how often the next one got the value
 /// of the one before, and whether ids tell them apart.

@@ -113,7 +113,10 @@ pub(super) const READ_ONLY: Question = Question {
         read.flags = access_flags::CU_MEM_ACCESS_FLAGS_PROT_READ;
         // SAFETY: one descriptor, valid for the call; a mapping of this driver.
         let result = unsafe { driver.raw().api().cuMemSetAccess(addr.0, page as usize, &raw const read, 1) };
-        driver.raw().check(DriverCall::SetAccess, "cuMemSetAccess", result)?;
+        if let Err(error) = driver.raw().check(DriverCall::SetAccess, "cuMemSetAccess", result) {
+            take_away(driver, addr, chunk, page)?;
+            return Ok(json!({ "set_access": refusal(&error) }));
+        }
         let queued = driver.fill(MAIN, addr, 64, 1);
         let finished = driver.synchronize(MAIN);
         Ok(

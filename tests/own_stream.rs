@@ -1,0 +1,76 @@
+//! Recording a block on the stream that it belongs to: nothing has to be waited for.
+
+use gapless::allocator::FreeError;
+use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
+use gapless::units::MIB;
+use gapless::{Allocator, ChunkPolicy, StreamId};
+use std::sync::Arc;
+
+const PAGE: u64 = 2 * MIB;
+const MAIN: StreamId = StreamId::DEFAULT;
+
+fn allocator(pages: u64) -> (Arc<ModelDriver>, Allocator<ModelDriver>) {
+    let config = ModelConfig { capacity_bytes: pages * PAGE, ..ModelConfig::default() };
+    let driver = Arc::new(ModelDriver::new(config));
+    let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    (driver, allocator)
+}
+
+#[test]
+fn a_block_recorded_on_its_own_stream_is_reusable_at_once() {
+    let (driver, allocator) = allocator(4);
+    let other = driver.create_stream().unwrap();
+    for home in [MAIN, other] {
+        let block = allocator.alloc(PAGE, home).unwrap();
+        let calls = allocator.stats().driver_calls;
+        for _ in 0..3 {
+            allocator.record_stream(block, home).unwrap();
+            allocator.free(block).unwrap();
+            assert_eq!(allocator.stats().pending_bytes, 0);
+            assert_eq!(allocator.alloc(PAGE, home).unwrap(), block);
+        }
+        assert_eq!(allocator.stats().driver_calls, calls);
+    }
+}
+
+#[test]
+fn a_block_that_others_use_waits_for_them_only() {
+    let (driver, allocator) = allocator(4);
+    let other = driver.create_stream().unwrap();
+    for streams in [[MAIN, other], [other, MAIN]] {
+        let block = allocator.alloc(PAGE, MAIN).unwrap();
+        for stream in streams {
+            allocator.record_stream(block, stream).unwrap();
+        }
+        let snapshot = allocator.snapshot();
+        let found = snapshot.regions.iter().flat_map(|region| &region.blocks).find(|found| found.addr == block);
+        assert_eq!(found.unwrap().recorded_on, [other]);
+        let before = allocator.stats().pending_bytes;
+        allocator.free(block).unwrap();
+        assert_eq!(allocator.stats().pending_bytes - before, PAGE);
+    }
+}
+
+/// A borrowed block belongs to the borrower for that time: the lender is another stream, and its work is waited for.
+#[test]
+fn the_lender_of_a_block_is_another_stream() {
+    let (driver, allocator) = allocator(1);
+    let other = driver.create_stream().unwrap();
+    let lent = allocator.alloc(PAGE, MAIN).unwrap();
+    allocator.free(lent).unwrap();
+    assert_eq!(allocator.alloc(PAGE, other).unwrap(), lent);
+    allocator.record_stream(lent, MAIN).unwrap();
+    let snapshot = allocator.snapshot();
+    let block = snapshot.regions.iter().flat_map(|region| &region.blocks).find(|block| block.addr == lent).unwrap();
+    assert_eq!((block.borrowed_by, &block.recorded_on[..]), (Some(other), &[MAIN][..]));
+}
+
+#[test]
+fn what_is_not_live_is_refused_on_its_own_stream_too() {
+    let (_, allocator) = allocator(4);
+    let block = allocator.alloc(PAGE, MAIN).unwrap();
+    allocator.free(block).unwrap();
+    for addr in [block, block.offset(512)] {
+        assert!(matches!(allocator.record_stream(addr, MAIN), Err(FreeError::NotAllocated { .. })));
+    }
+}
