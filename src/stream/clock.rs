@@ -185,8 +185,11 @@ impl StreamClock {
             self.sealed.pop_front();
             events.put(event);
         }
-        self.passed = self.passed.max(epoch);
-        self.gone = self.gone || over;
+        if epoch > self.passed {
+            self.passed = epoch;
+            self.gone = self.gone || over;
+        }
+        // Otherwise a later wait was noted before: it knew as much, and the entry may belong to another stream by now.
         self.note_end();
     }
 
@@ -471,6 +474,25 @@ mod tests {
         clock.renew(other, Reach::Given);
         clock.check();
         assert!(!clock.is_gone() && clock.passed() + 1 == clock.open());
+    }
+
+    /// Two threads wait for the device; when the second notes it, the entry belongs to another stream, which runs.
+    #[test]
+    fn a_wait_says_nothing_about_the_stream_that_came_meanwhile() {
+        let (driver, events, _) = clock();
+        let stream = driver.create_stream().unwrap();
+        let mut clock = StreamClock::new(stream, Reach::Given);
+        driver.abandon_stream(stream).unwrap();
+        clock.end(false);
+        let marks = [(); 2].map(|()| (clock.close_epoch(), clock.is_over()));
+        driver.synchronize_device().unwrap();
+        clock.pass(marks[1].0, marks[1].1, &events);
+        assert!(clock.is_gone());
+        clock.renew(driver.create_stream().unwrap(), Reach::Given);
+        let passed = clock.passed();
+        clock.pass(marks[0].0, marks[0].1, &events);
+        assert!(!clock.is_gone() && clock.passed() == passed);
+        clock.check();
     }
 
     #[test]

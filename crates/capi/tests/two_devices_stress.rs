@@ -261,6 +261,10 @@ fn live_bytes(device: i32) -> u64 {
 
 fn stress(threads: u64, steps: usize) {
     let first: u64 = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    // A device reaches the memory of others from its own first use on.
+    for device in [0, 1] {
+        assert_eq!(live_bytes(device), 0);
+    }
     let runners: Vec<_> = (first..first + threads)
         .map(|seed| {
             std::thread::spawn(move || {

@@ -156,6 +156,8 @@ impl Stream {
 ///
 /// The value of a destroyed handle is the first to be used again. A program that hands in such a value before that is
 /// stopped, since a real driver would follow a dangling pointer.
+///
+/// Lock order: `created`, `destroyed`, `forgotten`, then the others.
 #[derive(Default)]
 pub struct Streams {
     created: Mutex<HashMap<u64, Arc<Stream>>>,
@@ -171,8 +173,8 @@ pub struct Streams {
 impl Streams {
     /// Creates a stream and returns its handle.
     pub fn create(&self, context: Context, blocking: bool) -> u64 {
-        let reused = self.destroyed.lock().pop();
-        let handle = match reused {
+        let mut destroyed = self.destroyed.lock();
+        let handle = match destroyed.pop() {
             Some((handle, stream)) => {
                 let mut forgotten = self.forgotten.lock();
                 forgotten.retain(|stream| stream.tail().is_some_and(|tail| !tail.is_complete()));
@@ -181,13 +183,15 @@ impl Streams {
             }
             None => FIRST_HANDLE + 16 * self.next.fetch_add(1, Ordering::Relaxed),
         };
+        drop(destroyed);
         self.created.lock().insert(handle, Stream::new(context, blocking));
         handle
     }
 
     /// Destroys a stream. Its queued work still runs. Returns `false` if the handle is unknown.
     pub fn destroy(&self, handle: u64) -> bool {
-        let Some(stream) = self.created.lock().remove(&handle) else {
+        let mut created = self.created.lock();
+        let Some(stream) = created.remove(&handle) else {
             self.expect_not_destroyed(handle);
             return false;
         };
@@ -230,11 +234,13 @@ impl Streams {
 
     /// Returns the streams of all devices, also those that have been destroyed while their work is running.
     pub fn all(&self) -> Vec<Arc<Stream>> {
-        let mut all: Vec<_> = self.created.lock().values().cloned().collect();
+        // Locked together, so that a stream that is being destroyed meanwhile is in one of them.
+        let (created, destroyed, forgotten) = (self.created.lock(), self.destroyed.lock(), self.forgotten.lock());
+        let mut all: Vec<_> = created.values().cloned().collect();
+        all.extend(destroyed.iter().map(|(_, stream)| Arc::clone(stream)));
+        all.extend(forgotten.iter().cloned());
         all.extend(self.legacy.lock().values().cloned());
         all.extend(self.per_thread.lock().values().cloned());
-        all.extend(self.destroyed.lock().iter().map(|(_, stream)| Arc::clone(stream)));
-        all.extend(self.forgotten.lock().iter().cloned());
         all
     }
 
