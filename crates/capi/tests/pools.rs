@@ -488,3 +488,50 @@ fn many_pools_share_the_addresses() {
         assert_eq!(world.chunks(), 0);
     });
 }
+
+/// A graph's pool is used by further captures and eagerly until memory is short: the graph's addresses stay.
+#[test]
+fn a_graph_can_be_replayed_whatever_its_pool_is_used_for() {
+    // Large enough for large chunks, which an allocator would release to create smaller ones.
+    in_world("a_graph_can_be_replayed_whatever_its_pool_is_used_for", "48GiB", |world| {
+        let [captured, second, eager, replaying] = world.streams();
+        let (mut graphs, mut live) = (Vec::new(), Vec::new());
+        let mut random = 1_u64;
+        let mut below = |limit: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % limit
+        };
+        for round in 0..300 {
+            let stream = [captured, second, eager][below(3) as usize];
+            let bytes = (1 + below(100)) * 100 * MIB;
+            if round % 7 == 0 {
+                world.begin(1, stream);
+                if let Some(addr) = try_malloc(bytes, stream) {
+                    for part in (0..bytes).step_by(100 << 20) {
+                        world.driver.fill(stream, addr.offset(part), 4096, round + part).unwrap();
+                        world.driver.verify(stream, addr.offset(part), 4096, round + part).unwrap();
+                    }
+                    free(addr);
+                }
+                graphs.push(world.end(1, stream));
+            } else {
+                open(1);
+                live.extend(try_malloc(bytes, stream));
+                close(1);
+            }
+            if live.len() > 3 {
+                free(live.swap_remove(below(live.len() as u64) as usize));
+            }
+            // They share memory, so they run one after another.
+            for graph in graphs.iter().rev().take(3).chain(&graphs[..1]) {
+                world.replay(*graph, replaying);
+            }
+            world.driver.synchronize(replaying).expect("its addresses are mapped");
+        }
+        world.check();
+        live.into_iter().for_each(free);
+        (0..300).for_each(|_| release(1));
+        gapless_torch_reset();
+        assert_eq!(world.chunks(), 0);
+    });
+}

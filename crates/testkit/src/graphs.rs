@@ -8,13 +8,15 @@
 //! - G1  every page that was handed out stays mapped with access to the same bytes until the pool is released.
 //! - G2  every check of a replay finds what the replay wrote.
 //! - G3  no rule of the driver is broken: nothing is unmapped that a replay in flight uses.
+//! - G4  bytes that were handed out on one stream are never handed out on another: replays of graphs that were captured on
+//!   different streams may overlap.
 
 use crate::device::{Device, World};
 use crate::witness::Witness;
 use gapless::allocator::AllocError;
 use gapless::driver::{ChunkHandle, HoldStreams, WorkDriver};
 use gapless::{Allocator, DeviceAddr, StreamId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// An operation in a world with graphs. Numbers count modulo what there is.
@@ -102,6 +104,8 @@ struct Graphs<D: Device> {
     replaying: Vec<StreamId>,
     /// The memory behind every page that was handed out.
     handed: BTreeMap<u64, (ChunkHandle, u64)>,
+    /// The stream that every page of memory was handed out on.
+    users: HashMap<(ChunkHandle, u64), StreamId>,
 }
 
 /// Runs operations with graphs on the device of a world.
@@ -124,6 +128,7 @@ pub fn run_graphs<D: Device>(world: &World, ops: &[GraphOp]) {
         next_seed: 1,
         replaying: Vec::new(),
         handed: BTreeMap::new(),
+        users: HashMap::new(),
     };
     for op in ops {
         graphs.apply(*op);
@@ -190,6 +195,8 @@ impl<D: Device> Graphs<D> {
             }
             let memory = self.driver.memory_at(DeviceAddr(page)).expect("G1: handed out with access");
             self.handed.entry(page).or_insert(memory);
+            let user = *self.users.entry(memory).or_insert(stream);
+            assert_eq!(user, stream, "G4: {} is memory of another stream", DeviceAddr(page));
         }
         let seed = self.next_seed;
         self.next_seed += 1;

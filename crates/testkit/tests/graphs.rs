@@ -18,9 +18,9 @@ fn graph_op() -> impl Strategy<Value = GraphOp> {
 }
 
 fn graph_world(page_bytes: u64) -> impl Strategy<Value = World> {
-    let limit = prop_oneof![3 => Just(400_000_usize), 1 => 20_usize..60];
+    let limit = prop_oneof![3 => Just(400_000_usize), 2 => 4_usize..24];
     let region_pages = prop_oneof![Just(0_u64), Just(32)];
-    (4_u64..24, 1_u64..4, 1_usize..4, limit, region_pages).prop_map(
+    (4_u64..24, 1_u64..7, 1_usize..4, limit, region_pages).prop_map(
         move |(pages, chunk_pages, streams, mapping_limit, region_pages)| World {
             pages,
             page_bytes,
@@ -41,7 +41,7 @@ fn graphs_keep_their_memory<D: Device>(cases: u32, most: usize) {
 
 #[test]
 fn on_model() {
-    graphs_keep_their_memory::<Model>(400, 80);
+    graphs_keep_their_memory::<Model>(1500, 80);
 }
 
 #[test]

@@ -162,7 +162,6 @@ impl<'a> Filler<'a> {
     /// As [`recreate`](Self::recreate), where the host may wait for it.
     fn recreate_waiting(&mut self, pages: PageCount) -> Option<(Backing, PageCount)> {
         match self.survey.goal.allowance.recreation {
-            _ if self.survey.goal.keeps_mappings => None,
             Recreation::WithoutWaiting => None,
             Recreation::Waiting => self.recreate(pages, Recreation::Waiting),
         }
