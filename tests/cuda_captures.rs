@@ -241,10 +241,10 @@ fn a_process_has_47_bits_of_addresses() {
         let api = api();
         let bytes = 1 << 44;
         let reserved: Vec<DeviceAddr> =
-            std::iter::from_fn(|| api.driver.reserve(bytes, api.driver.granularity()).ok()).collect();
+            std::iter::from_fn(|| api.driver.raw().reserve(bytes, api.driver.granularity()).ok()).collect();
         assert!((4..8).contains(&reserved.len()), "{} of 8, with what else is in the address space", reserved.len());
         for addr in reserved {
-            api.driver.address_free(addr, bytes).unwrap();
+            api.driver.raw().address_free(addr, bytes).unwrap();
         }
     });
 }

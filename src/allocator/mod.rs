@@ -194,7 +194,8 @@ impl<D: Driver> Allocator<D> {
     }
 
     /// Releases free memory to the driver until at most `keep_bytes` are held: idle chunks first, then every completely free
-    /// chunk, the largest first. Waits for the streams that used it; not for the device.
+    /// chunk, the largest first. Waits for the streams that used it; for the whole device only if one of them may have been
+    /// destroyed (see [`keep_stream`](Self::keep_stream)).
     ///
     /// # Errors
     /// [`AllocError::Driver`]; what was released before stays released. [`AllocError::Forked`].

@@ -195,7 +195,17 @@ impl<'a, D: Driver> Progress<'a, D> {
     /// until the whole device has done what is queued on it now. Returns false when there is no such stream, and while a
     /// stream is being captured.
     pub fn wait_for_device(&self) -> Result<bool, DriverError> {
-        if self.streams.iter().any(|stream| self.is_untold(stream)) { self.synchronize() } else { Ok(false) }
+        let untold = self.streams.iter().any(|stream| self.is_untold(stream)) || self.has_untold_pending();
+        if untold { self.synchronize() } else { Ok(false) }
+    }
+
+    /// Whether a pending block waits for an epoch of which no event can tell.
+    fn has_untold_pending(&self) -> bool {
+        let fences = |stream: &Stream| -> Vec<Fence> {
+            stream.lock().pending.iter().flat_map(|block| &block.fences).copied().collect()
+        };
+        let untold = |fence: &Fence| !self.streams.get(fence.stream).clock.lock().covers(fence.epoch);
+        self.streams.iter().any(|stream| fences(stream).iter().any(untold))
     }
 
     /// Blocks the host until the whole device has done what is queued on it now. Returns false while a stream is being

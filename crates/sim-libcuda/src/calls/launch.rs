@@ -1,6 +1,6 @@
 //! Launches with attributes.
 
-use super::work::cuLaunchKernel;
+use super::work::launch;
 use super::*;
 use gapless::driver::cuda::sys::CUlaunchConfig;
 
@@ -11,7 +11,7 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
     config: *const CUlaunchConfig,
     function: *mut c_void,
     parameters: *mut *mut c_void,
-    extra: *mut *mut c_void,
+    _extra: *mut *mut c_void,
 ) -> Code {
     // SAFETY: null or valid (the driver API's contract).
     let Some(config) = (unsafe { config.as_ref() }) else { return INVALID };
@@ -20,21 +20,6 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
     if config.numAttrs > 0 && config.attrs.is_null() || grid.contains(&0) || block.contains(&0) {
         return INVALID;
     }
-    let stream = config.hStream.cast();
     // SAFETY: the same contract.
-    unsafe {
-        cuLaunchKernel(
-            function,
-            grid[0],
-            grid[1],
-            grid[2],
-            block[0],
-            block[1],
-            block[2],
-            config.sharedMemBytes,
-            stream,
-            parameters,
-            extra,
-        )
-    }
+    unsafe { launch(function, config.hStream.cast(), parameters) }
 }

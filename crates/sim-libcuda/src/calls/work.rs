@@ -225,6 +225,15 @@ pub unsafe extern "C" fn cuLaunchKernel(
     parameters: *mut *mut c_void,
     _extra: *mut *mut c_void,
 ) -> Code {
+    // SAFETY: the same contract.
+    unsafe { launch(function, stream, parameters) }
+}
+
+/// Runs a kernel in stream order. On the CPU, the grid does not matter.
+///
+/// # Safety
+/// The same as for `cuLaunchKernel`.
+pub(super) unsafe fn launch(function: *mut c_void, stream: *mut c_void, parameters: *mut *mut c_void) -> Code {
     let (state, device) = begin_current!("cuLaunchKernel");
     let stream = find_stream!(state, stream, device);
     let Some(&name) = state.functions.lock().get(&(function as u64)) else { return HANDLE };
