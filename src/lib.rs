@@ -57,7 +57,7 @@ pub use units::{ByteSize, DeviceAddr, StreamId};
 #[cfg(feature = "internals")]
 pub mod internals {
     pub use crate::heap::Heap;
-    pub use crate::stream::StreamTable;
+    pub use crate::stream::{Entries, StreamTable};
 }
 
 /// Compiles and runs the Rust example of the readme with the other examples in the documentation.

@@ -5,10 +5,11 @@
 use gapless::Allocator;
 use gapless::allocator::ChunkPolicy;
 use gapless::driver::{HoldStreams, MemoryDriver, ModelConfig, ModelDriver, WorkDriver};
-use gapless::internals::StreamTable;
+use gapless::internals::{Entries, StreamTable};
 use gapless::units::StreamId;
 use gapless_testkit::Witness;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 const PAGE: u64 = 64 << 10;
 
@@ -19,26 +20,45 @@ fn bounded(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
     model.check(body);
 }
 
-/// A stream is added only once, and a thread that finds it also finds its complete entry.
+/// A key is added only once, and a thread that finds it also finds its value.
 #[test]
 fn streams_are_added_once() {
     bounded(3, || {
-        let table: Arc<StreamTable<(u32, u64)>> = Arc::default();
-        let add = |table: &StreamTable<(u32, u64)>, handle: u64| {
-            table.find_or_add(StreamId(handle), |index| (index.0, handle)).copied().expect("the table is not full")
+        let (table, made) = (Arc::<StreamTable<u64>>::default(), Arc::<AtomicU32>::default());
+        let add = |table: &StreamTable<u64>, made: &AtomicU32, key: u64| {
+            let make = || {
+                made.fetch_add(1, Ordering::Relaxed);
+                10 * key
+            };
+            table.find_or_add(StreamId(key), make).copied().expect("the table is not full")
         };
-        let other = Arc::clone(&table);
-        let thread = loom::thread::spawn(move || [add(&other, 7), add(&other, 8)]);
+        let other = (Arc::clone(&table), Arc::clone(&made));
+        let thread = loom::thread::spawn(move || [add(&other.0, &other.1, 7), add(&other.0, &other.1, 8)]);
         if let Some(found) = table.find(StreamId(7)) {
-            assert_eq!(found.1, 7, "the entry is not complete");
+            assert_eq!(*found, 70, "the value is not complete");
         }
-        let (seven, nine) = (add(&table, 7), add(&table, 9));
-        let [other_seven, eight] = thread.join().unwrap();
-        assert_eq!(seven, other_seven);
-        let mut numbers = [seven.0, eight.0, nine.0];
+        assert_eq!((add(&table, &made, 7), add(&table, &made, 9)), (70, 90));
+        assert_eq!(thread.join().unwrap(), [70, 80]);
+        assert_eq!(made.load(Ordering::Relaxed), 3);
+    });
+}
+
+/// Entries get numbers of their own, and a thread that sees one also sees what is in it.
+#[test]
+fn entries_are_numbered() {
+    bounded(3, || {
+        let entries: Arc<Entries<(u32, u32)>> = Arc::default();
+        let add =
+            |entries: &Entries<(u32, u32)>| entries.push(|index| (index.0, index.0)).copied().expect("there is room");
+        let other = Arc::clone(&entries);
+        let thread = loom::thread::spawn(move || [add(&other), add(&other)]);
+        assert!(entries.iter().all(|(number, same)| number == same));
+        let own = add(&entries);
+        let [one, two] = thread.join().unwrap();
+        let mut numbers = [own.0, one.0, two.0];
         numbers.sort_unstable();
         assert_eq!(numbers, [0, 1, 2]);
-        assert_eq!(table.iter().count(), 3);
+        assert_eq!(entries.iter().count(), 3);
     });
 }
 

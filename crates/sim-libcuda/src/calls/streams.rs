@@ -81,7 +81,7 @@ pub unsafe extern "C" fn cuStreamGetCtx(stream: *mut c_void, context: *mut *mut 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamGetId(stream: *mut c_void, id: *mut u64) -> Code {
     let (state, device) = begin_current!("cuStreamGetId");
-    let stream = find_stream!(state, stream, device);
+    let stream = ask_stream!(state, stream, device);
     if stream.capture.lock().is_some() {
         return CAPTURE;
     }
