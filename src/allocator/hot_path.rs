@@ -9,7 +9,7 @@ use super::streams::directory::{Owner, Place};
 use super::streams::region::RegionId;
 use super::streams::state::{Pending, Sharers};
 use crate::driver::Driver;
-use crate::heap::{BlockState, GRANULE, NotLive};
+use crate::heap::{GRANULE, NotLive};
 use crate::stream::Fence;
 use crate::sync::Ordering;
 use crate::units::{DeviceAddr, StreamId, round_up};
@@ -149,8 +149,7 @@ impl<D: Driver> Inner<D> {
     pub(super) fn expect_live(&self, addr: DeviceAddr) -> Result<(), FreeError> {
         if let Place::Region(owner, offset) = self.shared.directory.find(addr) {
             let mut state = self.shared.streams.get(owner.stream).lock();
-            let block = state.region(owner.region).and_then(|region| region.heap.block_around(offset));
-            if block.is_some_and(|block| block.offset == offset && block.state == BlockState::Live) {
+            if state.region(owner.region).is_some_and(|region| region.heap.expect_live(offset).is_ok()) {
                 return Ok(());
             }
         }

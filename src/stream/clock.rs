@@ -71,9 +71,15 @@ impl StreamClock {
         self.open
     }
 
-    /// Returns the last epoch known to have passed, without a driver call: all but [`NEVER`] for a stream that is gone.
+    /// Returns the last epoch known to have passed, without a driver call: the open one for a stream that is gone. Not a
+    /// later one: what the next stream of this entry frees is stamped with those.
     pub fn passed(&self) -> u64 {
-        if self.gone { NEVER - 1 } else { self.passed }
+        if self.gone { self.open } else { self.passed }
+    }
+
+    /// Returns true if `epoch` is known to have passed, without a driver call.
+    pub fn has_passed(&self, epoch: u64) -> bool {
+        self.cover(epoch) == Cover::Passed
     }
 
     /// Returns the number of sealed epochs that are not known to have passed.
@@ -93,7 +99,7 @@ impl StreamClock {
 
     /// Returns what tells whether `epoch` has passed.
     fn cover(&self, epoch: u64) -> Cover {
-        if epoch <= self.passed() {
+        if epoch <= self.passed || (self.gone && epoch < NEVER) {
             return Cover::Passed;
         }
         let last = if let Reach::Over { last } = self.reach { last } else { None };
@@ -252,7 +258,8 @@ impl StreamClock {
         }
     }
 
-    fn may_name(&self, given: bool) -> bool {
+    /// Returns true if a call, which was handed the stream if `given`, may hand its handle to the driver.
+    pub fn may_name(&self, given: bool) -> bool {
         match self.reach {
             Reach::Kept => true,
             Reach::Given => given,
@@ -507,7 +514,11 @@ mod tests {
         assert!(clock.covers(later), "nothing is queued after the last event");
         assert_eq!(clock.poll(&driver, &events), Ok(0));
         driver.complete(stream);
-        assert_eq!(clock.poll(&driver, &events), Ok(NEVER - 1));
+        assert_eq!(clock.poll(&driver, &events), Ok(later));
         clock.check();
+        // The next stream of the entry: what it frees has not passed, whoever remembers how far the old one was.
+        let remembered = clock.passed();
+        clock.renew(driver.create_stream().unwrap(), Reach::Given);
+        assert!(clock.open() > remembered && clock.passed() == remembered);
     }
 }

@@ -5,6 +5,7 @@ use super::SlowPath;
 use crate::driver::{Driver, MemoryDriver};
 use crate::pages::PageRange;
 use crate::segment::{Segment, View, ViewState};
+use crate::stream::NEVER;
 
 impl<D: Driver> SlowPath<'_, D> {
     /// Calls `set_access` for everything that is mapped, once for each run of adjacent mappings: stale views as well, since
@@ -22,7 +23,7 @@ impl<D: Driver> SlowPath<'_, D> {
 /// The runs of adjacent views of a segment, in address order, without those that are stuck: nobody uses them again, and they
 /// may never have had access.
 fn runs(segment: &Segment) -> Vec<PageRange> {
-    let usable = |view: &&View| !matches!(view.state, ViewState::Stale(fence) if fence.epoch == u64::MAX);
+    let usable = |view: &&View| !matches!(view.state, ViewState::Stale(fence) if fence.epoch == NEVER);
     let mut runs: Vec<PageRange> = Vec::new();
     for view in segment.table.views_in(PageRange { start: Default::default(), end: segment.table.top() }).filter(usable)
     {

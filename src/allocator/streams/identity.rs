@@ -90,14 +90,19 @@ impl<D: Driver> Streams<D> {
     /// Fences what is queued on the stream now, and never hands its handle to the driver again. Its owner queues no more
     /// work on it that uses memory of this allocator. Does nothing for a stream that the allocator does not know.
     pub fn forget(&self, handle: StreamId) -> Result<(), StreamError> {
-        let Ok(identity) = self.ask(handle) else { return Ok(()) };
+        let (key, number) = match self.ask(handle) {
+            Ok(identity) => (identity.key, Some(identity.number)),
+            // A driver that does not tell during a capture. Whichever stream it is, its handle is not used again.
+            Err(StreamError::Foreign { source, .. }) if source.kind == DriverErrorKind::Capturing => (handle, None),
+            Err(_) => return Ok(()),
+        };
         let _binding = self.known.binding.lock();
-        let Some(binding) = self.known.by_key.find(identity.key) else { return Ok(()) };
+        let Some(binding) = self.known.by_key.find(key) else { return Ok(()) };
         let Some((index, _)) = binding.get() else { return Ok(()) };
         let stream = self.get(index);
         let mut clock = stream.clock.lock();
-        let fenced =
-            stream.has_number(identity.number) && self.progress(Some(index)).seal(stream, &mut clock).unwrap_or(false);
+        let fenced = number.is_some_and(|number| stream.has_number(number))
+            && self.progress(Some(index)).seal(stream, &mut clock).unwrap_or(false);
         clock.end(fenced);
         binding.release();
         Ok(())

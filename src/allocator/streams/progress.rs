@@ -61,7 +61,10 @@ impl<'a, D: Driver> Progress<'a, D> {
     pub fn has_passed(&self, stream: StreamIndex, epoch: u64) -> Result<bool, DriverError> {
         let stream = self.streams.get(stream);
         let mut clock = stream.clock.lock();
-        Ok(self.cover(stream, &mut clock, epoch)? && epoch <= self.poll(stream, &mut clock)?)
+        if self.cover(stream, &mut clock, epoch)? {
+            self.poll(stream, &mut clock)?;
+        }
+        Ok(clock.has_passed(epoch))
     }
 
     /// Seals until something tells whether `epoch` has passed. Returns false where that is impossible.
@@ -78,10 +81,13 @@ impl<'a, D: Driver> Progress<'a, D> {
     /// Records an event for the open epoch of a stream. Returns false while that is impossible: during a capture, and
     /// where the stream may have been destroyed.
     pub fn seal(&self, stream: &Stream, clock: &mut StreamClock) -> Result<bool, DriverError> {
+        let given = self.given == Some(stream.index);
+        if !clock.may_name(given) {
+            return Ok(false);
+        }
         // Stamp frees from now on with the next epoch first: a free that slips in before the event is covered by it and
         // only believed to be later.
         stream.lock().open_next_epoch(self.streams.epoch_limit);
-        let given = self.given == Some(stream.index);
         let sealed = clock.seal(given, &self.streams.driver, &self.streams.events);
         if !matches!(sealed, Ok(true)) {
             let mut state = stream.lock();
