@@ -4,13 +4,13 @@ mod simulated;
 
 use std::time::Duration;
 
+use gapless::StreamId;
 use gapless::allocator::{CloseError, PlainAllocator};
 use gapless::driver::cuda::sys::{Optional, Required, cudaError_enum as code};
 use gapless::driver::cuda::{CudaDriver, CudaVersion, Library, LoadError, OpenError, Sharing};
 use gapless::driver::{DriverCall, DriverErrorKind, MemoryDriver, StreamDriver, WorkDriver};
 use gapless::units::MIB;
-use gapless::{DeviceAddr, StreamId};
-use simulated::{library, library_without, with_settings};
+use simulated::{library, library_without, mapped, with_settings};
 
 fn open() -> CudaDriver {
     CudaDriver::builder().library(library()).open().unwrap()
@@ -30,16 +30,6 @@ fn current_context(api: &Required) -> usize {
     // SAFETY: the out-parameter is a valid pointer for the call.
     assert_eq!(unsafe { api.cuCtxGetCurrent(&raw mut context) }, code::CUDA_SUCCESS);
     context as usize
-}
-
-/// Maps a new chunk of `bytes` bytes with access in its own reservation.
-fn mapped(driver: &CudaDriver, bytes: u64) -> DeviceAddr {
-    let addr = driver.reserve(bytes, driver.granularity()).unwrap();
-    let chunk = driver.create(bytes).unwrap();
-    driver.map(addr, bytes, chunk).unwrap();
-    driver.set_access(addr, bytes).unwrap();
-    driver.release(chunk).unwrap();
-    addr
 }
 
 #[test]

@@ -7,7 +7,7 @@ use gapless::driver::cuda::{CudaDriver, OpenError};
 use gapless::driver::{DriverCall, DriverErrorKind, MemoryDriver, WorkDriver};
 use gapless::units::MIB;
 use gapless::{Allocator, ChunkPolicy, DeviceAddr, StreamId};
-use simulated::{library, with_settings};
+use simulated::{library, mapped, with_settings};
 use std::sync::Arc;
 
 const MAIN: StreamId = StreamId::DEFAULT;
@@ -34,16 +34,6 @@ fn context_of(api: &Required, device: i32) -> CUcontext {
     // SAFETY: the out-parameter is a valid pointer for the call.
     assert_eq!(unsafe { api.cuDevicePrimaryCtxRetain(&raw mut context, device) }, code::CUDA_SUCCESS);
     context
-}
-
-/// Maps a new chunk with access in its own reservation.
-fn mapped(driver: &CudaDriver, bytes: u64) -> DeviceAddr {
-    let addr = driver.reserve(bytes, driver.granularity()).unwrap();
-    let chunk = driver.create(bytes).unwrap();
-    driver.map(addr, bytes, chunk).unwrap();
-    driver.set_access(addr, bytes).unwrap();
-    driver.release(chunk).unwrap();
-    addr
 }
 
 #[test]

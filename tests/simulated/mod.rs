@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "every test binary uses a part of this module")]
 
+use gapless::driver::MemoryDriver;
+use gapless::units::DeviceAddr;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -35,6 +37,16 @@ pub fn with_settings(test: &str, settings: &[(&str, &str)], body: impl FnOnce())
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "in a process with {settings:?}: {}\n{text}", output.status);
     assert!(text.contains("1 passed"), "no test is called {test}:\n{text}");
+}
+
+/// Maps a new chunk of `bytes` bytes with access in its own reservation.
+pub fn mapped(driver: &impl MemoryDriver, bytes: u64) -> DeviceAddr {
+    let addr = driver.reserve(bytes, driver.granularity()).unwrap();
+    let chunk = driver.create(bytes).unwrap();
+    driver.map(addr, bytes, chunk).unwrap();
+    driver.set_access(addr, bytes).unwrap();
+    driver.release(chunk).unwrap();
+    addr
 }
 
 /// Creates a copy of the simulated library without the exported function `name`, and returns its path.
