@@ -15,6 +15,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "64-bit only, like the driver")]
 
 mod calls;
+mod interruption;
 mod kernels;
 mod others;
 pub mod settings;

@@ -3,6 +3,7 @@
 //! The legacy default stream and the blocking streams of its context wait for each other.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -160,7 +161,7 @@ impl Stream {
 /// Lock order: `created`, `destroyed`, `forgotten`, then the others.
 #[derive(Default)]
 pub struct Streams {
-    created: Mutex<HashMap<u64, Arc<Stream>>>,
+    created: Mutex<HashMap<u64, Arc<Stream>, BuildHasherDefault<HandleHasher>>>,
     legacy: Mutex<HashMap<Context, Arc<Stream>>>,
     per_thread: Mutex<HashMap<(Context, ThreadId), Arc<Stream>>>,
     /// Destroyed handles, the last one last, and their streams, whose queued work still runs.
@@ -225,6 +226,12 @@ impl Streams {
         }
     }
 
+    /// Returns what `ask` says of the stream of a handle that was created in `context`; none for other handles. Asking costs
+    /// about as little as on a device.
+    pub fn ask_created<T>(&self, handle: u64, context: Context, ask: impl FnOnce(&Stream) -> T) -> Option<T> {
+        self.created.lock().get(&handle).filter(|stream| stream.context == context).map(|stream| ask(stream))
+    }
+
     /// Returns the streams of `device`.
     pub fn of_device(&self, device: usize) -> Vec<Arc<Stream>> {
         let mut all = self.all();
@@ -269,9 +276,9 @@ impl Streams {
         stream.push(op);
     }
 
-    /// Returns a capture on a stream that waits for work on `stream`, which is the legacy default stream.
-    pub fn implicit_capture(&self, stream: &Arc<Stream>) -> Option<Capture> {
-        if !Arc::ptr_eq(stream, &self.legacy(stream.context)) {
+    /// Returns a capture on a stream that waits for work on `stream`, if `handle` is that of the legacy default stream.
+    pub fn implicit_capture(&self, handle: u64, stream: &Arc<Stream>) -> Option<Capture> {
+        if !matches!(handle, 0 | 1) {
             return None;
         }
         let blocking = self.of_device(stream.device).into_iter().filter(|other| other.blocking);
@@ -286,6 +293,27 @@ impl Streams {
 
     fn legacy(&self, context: Context) -> Arc<Stream> {
         Arc::clone(self.legacy.lock().entry(context).or_insert_with(|| Stream::new(context, true)))
+    }
+}
+
+/// Hashes handles, which are tokens of a counter.
+#[derive(Default)]
+pub struct HandleHasher(u64);
+
+impl Hasher for HandleHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, handle: u64) {
+        const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+        self.0 = (self.0 ^ handle).wrapping_mul(ODD).rotate_left(32);
     }
 }
 

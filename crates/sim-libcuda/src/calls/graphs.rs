@@ -22,14 +22,22 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v3(
     _count: *mut usize,
 ) -> Code {
     let (state, device) = begin_current!("cuStreamGetCaptureInfo_v3");
-    let stream = ask_stream!(state, stream, device);
-    let capture = stream.capture.lock().clone();
-    if let Some(capture) = capture.as_ref().filter(|capture| !id.is_null() && capture.is_valid()) {
+    let ask = |stream: &Stream| {
+        let capture = stream.capture.lock();
+        let number = capture.as_ref().filter(|capture| capture.is_valid()).map(|capture| capture.id);
+        (capture.as_ref().map_or(0, status_of), number)
+    };
+    let context = CURRENT.get().unwrap_or_default();
+    let (now, number) = match state.streams.ask_created(stream as u64, context, ask) {
+        Some(answer) => answer,
+        None => ask(&*ask_stream!(state, stream, device)),
+    };
+    if let Some(number) = number.filter(|_| !id.is_null()) {
         // SAFETY: not null, so valid for a write (the driver API's contract).
-        unsafe { id.write(capture.id) };
+        unsafe { id.write(number) };
     }
     // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(status, capture.as_ref().map_or(0, status_of)) }
+    unsafe { put(status, now) }
 }
 
 /// The `CUstreamCaptureStatus` of a stream that belongs to a capture.

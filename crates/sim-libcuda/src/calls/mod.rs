@@ -34,9 +34,11 @@ const IMPLICIT: Code = E::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT.0;
 const ISOLATION: Code = E::CUDA_ERROR_STREAM_CAPTURE_ISOLATION.0;
 const LOST: Code = E::CUDA_ERROR_ILLEGAL_ADDRESS.0;
 
-/// Begins an exported function: returns the code of a planned fault, or an error if `cuInit` was not called.
+/// Begins an exported function: runs a planned interruption, and returns the code of a planned fault, or an error if `cuInit`
+/// was not called.
 macro_rules! begin {
     ($name:literal) => {{
+        crate::interruption::before_call($name);
         if let Some(code) = planned_fault($name) {
             return code;
         }
@@ -97,7 +99,7 @@ fn breaks_a_capture(state: &State) -> bool {
 macro_rules! find_stream {
     ($state:expr, $stream:expr, $device:expr) => {
         match stream_of($state, $stream, $device) {
-            Ok(stream) => match $state.streams.implicit_capture(&stream) {
+            Ok(stream) => match $state.streams.implicit_capture($stream as u64, &stream) {
                 None => stream,
                 Some(capture) => {
                     capture.invalidate();
@@ -113,7 +115,7 @@ macro_rules! find_stream {
 macro_rules! ask_stream {
     ($state:expr, $stream:expr, $device:expr) => {
         match stream_of($state, $stream, $device) {
-            Ok(stream) if $state.streams.implicit_capture(&stream).is_some() => return IMPLICIT,
+            Ok(stream) if $state.streams.implicit_capture($stream as u64, &stream).is_some() => return IMPLICIT,
             Ok(stream) => stream,
             Err(code) => return code,
         }

@@ -1,6 +1,7 @@
 //! Functions for tests, which are not part of the driver API.
 
 use super::*;
+use crate::interruption::{self, Interruption};
 
 /// Replaces the planned faults by those in a text in the format of `GAPLESS_SIM_FAIL`.
 #[unsafe(no_mangle)]
@@ -10,6 +11,28 @@ pub unsafe extern "C" fn gapless_sim_plan_faults(text: *const c_char) -> Code {
     }
     // SAFETY: the caller's text ends with NUL.
     crate::settings::plan_faults(&unsafe { CStr::from_ptr(text) }.to_string_lossy());
+    OK
+}
+
+/// Runs `callback` with `data` when the driver's function of that name, or any for NULL, is called after `calls_before`
+/// more such calls: on the thread that makes the call, before it does anything, and once. It may call the driver. NULL as
+/// `callback` plans nothing. Writes to `*left`, unless that is NULL, whether what was planned before has not run.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_sim_before_call(
+    function: *const c_char,
+    calls_before: u64,
+    callback: Option<interruption::Callback>,
+    data: *mut c_void,
+    left: *mut bool,
+) -> Code {
+    // SAFETY: the caller's text is NULL or ends with NUL.
+    let name = (!function.is_null()).then(|| unsafe { CStr::from_ptr(function) }.to_string_lossy().into_owned());
+    let next = callback.map(|callback| Interruption { function: name, calls_before, callback, data });
+    let before = interruption::plan(next);
+    if !left.is_null() {
+        // SAFETY: not null, so valid for a write (the caller's part).
+        unsafe { left.write(before) };
+    }
     OK
 }
 

@@ -1,0 +1,186 @@
+//! A capture that another thread begins at any call of the driver, in the simulated `libcuda.so.1`: the allocator neither
+//! breaks the capture nor is broken by it.
+
+mod simulated;
+
+use gapless::allocator::{AllocError, ChunkPolicy};
+use gapless::driver::WorkDriver;
+use gapless::driver::cuda::CudaDriver;
+use gapless::driver::cuda::sys::{
+    CUgraph, CUstream, CUstreamCaptureMode_enum, Optional, Required, cudaError_enum as code,
+};
+use gapless::units::MIB;
+use gapless::{Allocator, DeviceAddr, StreamId};
+use simulated::{library, with_settings};
+use std::ffi::{CString, c_char, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+const PAGE: u64 = 2 * MIB;
+
+/// A thread that captures a stream, as PyTorch does: in the mode in which forbidden calls of any thread break the capture.
+struct Capturer {
+    begin: Sender<StreamId>,
+    begun: Receiver<()>,
+    end: Sender<()>,
+    ended: Receiver<code>,
+}
+
+impl Capturer {
+    fn start() -> Self {
+        // The context is there before the thread asks for it, and stays.
+        let driver = CudaDriver::builder().library(library()).open().unwrap();
+        let ((begin, to_begin), (has_begun, begun)) = (channel::<StreamId>(), channel());
+        let ((end, to_end), (has_ended, ended)) = (channel(), channel());
+        std::thread::spawn(move || {
+            let _driver = driver;
+            // SAFETY: the simulated library's functions have the types of cuda.h.
+            let (required, optional) =
+                unsafe { (Required::new(library()).unwrap(), Optional::new(library()).unwrap()) };
+            let mut context = null_mut();
+            // SAFETY: the out-parameter is valid, and the context is retained then.
+            unsafe {
+                required.cuDevicePrimaryCtxRetain(&raw mut context, 0);
+                required.cuCtxSetCurrent(context);
+            }
+            for stream in to_begin {
+                let stream: CUstream = std::ptr::with_exposed_provenance_mut(stream.0 as usize);
+                // SAFETY: a stream of the device.
+                let result =
+                    unsafe { optional.cuStreamBeginCapture_v2.as_ref().unwrap()(stream, CUstreamCaptureMode_enum(0)) };
+                assert_eq!(result, code::CUDA_SUCCESS);
+                has_begun.send(()).unwrap();
+                let () = to_end.recv().unwrap();
+                let mut graph: CUgraph = null_mut();
+                // SAFETY: a stream of the device, and a valid out-parameter.
+                has_ended
+                    .send(unsafe { optional.cuStreamEndCapture.as_ref().unwrap()(stream, &raw mut graph) })
+                    .unwrap();
+            }
+        });
+        Self { begin, begun, end, ended }
+    }
+
+    fn begin(&self, stream: StreamId) {
+        self.begin.send(stream).unwrap();
+        self.begun.recv().unwrap();
+    }
+
+    fn end(&self) -> code {
+        self.end.send(()).unwrap();
+        self.ended.recv().unwrap()
+    }
+}
+
+/// The capture that is to begin in the midst of a call, and the stream.
+type Planned<'a> = (&'a Capturer, StreamId);
+
+extern "C" fn begin_capture(planned: *mut c_void) {
+    // SAFETY: the test keeps it until the interruption has run or was withdrawn.
+    let (capturer, stream) = unsafe { &*planned.cast::<Planned<'_>>() };
+    capturer.begin(*stream);
+}
+
+type BeforeCall =
+    unsafe extern "C" fn(*const c_char, u64, Option<extern "C" fn(*mut c_void)>, *mut c_void, *mut bool) -> u32;
+
+/// Runs `work`, and begins a capture of the stream at the driver call of that number. Returns whether there was one.
+fn with_capture_at(call: u64, planned: &Planned<'_>, work: impl FnOnce()) -> bool {
+    let name = CString::new(library().to_str().unwrap()).unwrap();
+    // SAFETY: a NUL-terminated path of a library that is loaded, and a name that ends with NUL.
+    let function =
+        unsafe { libc::dlsym(libc::dlopen(name.as_ptr(), libc::RTLD_NOW), c"gapless_sim_before_call".as_ptr()) };
+    assert!(!function.is_null());
+    // SAFETY: the type of that function.
+    let before_call = unsafe { std::mem::transmute::<*mut c_void, BeforeCall>(function) };
+    let data = std::ptr::from_ref(planned).cast_mut().cast();
+    // SAFETY: the data outlive the work, and the interruption is withdrawn after it.
+    unsafe { before_call(std::ptr::null(), call, Some(begin_capture), data, null_mut()) };
+    work();
+    let mut left = false;
+    // SAFETY: a valid out-parameter.
+    unsafe { before_call(std::ptr::null(), 0, None, null_mut(), &raw mut left) };
+    !left
+}
+
+struct World {
+    allocator: Allocator<CudaDriver>,
+    streams: [StreamId; 3],
+}
+
+/// The stream that another thread begins to capture. No call is handed it meanwhile: nobody could tell which of the two a call
+/// of the driver belongs to.
+const CAPTURED: usize = 2;
+
+impl World {
+    fn new() -> Self {
+        let driver = Arc::new(CudaDriver::builder().library(library()).open().unwrap());
+        let streams = [(); 3].map(|()| driver.create_stream().unwrap());
+        let builder = Allocator::builder(driver).budget(16 * PAGE).chunk_policy(ChunkPolicy::Fixed(PAGE));
+        let allocator = builder.build().unwrap();
+        streams.map(|stream| allocator.keep_stream(stream).unwrap());
+        Self { allocator, streams }
+    }
+
+    fn alloc(&self, pages: u64, stream: usize) -> Option<DeviceAddr> {
+        match self.allocator.alloc(pages * PAGE, self.streams[stream]) {
+            Ok(addr) => Some(addr),
+            // What waits for the captured stream cannot be had before its capture ends.
+            Err(AllocError::OutOfMemory(_)) => None,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn free(&self, blocks: impl IntoIterator<Item = Option<DeviceAddr>>) {
+        blocks.into_iter().flatten().for_each(|block| self.allocator.free(block).unwrap());
+    }
+
+    /// Memory that the stream uses which is to be captured, its own and another's.
+    fn prepare(&self) -> [Option<DeviceAddr>; 4] {
+        let blocks = [self.alloc(3, CAPTURED), self.alloc(2, CAPTURED), self.alloc(3, 0), self.alloc(2, 1)];
+        for block in &blocks[2..] {
+            self.allocator.record_stream(block.expect("an empty device"), self.streams[CAPTURED]).unwrap();
+        }
+        blocks
+    }
+
+    /// Goes through what the slow path does: growth, pending blocks, borrowing, harvests, recreation, a trim.
+    fn work(&self, prepared: [Option<DeviceAddr>; 4]) {
+        let blocks = [self.alloc(1, 0), self.alloc(4, 1)];
+        self.free(prepared);
+        self.free(blocks);
+        let blocks = [self.alloc(3, 0), self.alloc(9, 0), self.alloc(4, 1)];
+        self.free(blocks);
+        self.free([self.alloc(15, 1)]);
+        self.allocator.trim(4 * PAGE).unwrap();
+        self.free([self.alloc(7, 0)]);
+        self.allocator.check();
+    }
+}
+
+#[test]
+fn a_capture_that_begins_at_any_call_neither_breaks_nor_is_broken() {
+    with_settings("a_capture_that_begins_at_any_call_neither_breaks_nor_is_broken", &[], || {
+        let capturer = Capturer::start();
+        for call in 0.. {
+            let world = World::new();
+            let prepared = world.prepare();
+            let begun = with_capture_at(call, &(&capturer, world.streams[CAPTURED]), || world.work(prepared));
+            if begun {
+                assert_eq!(capturer.end(), code::CUDA_SUCCESS, "the capture was broken that began at call {call}");
+            }
+            // Nothing is left behind: every stream can have all of the device.
+            for stream in 0..world.streams.len() {
+                let all = world.alloc(16, stream);
+                assert!(all.is_some(), "memory was lost at call {call}");
+                world.free([all]);
+            }
+            world.allocator.close().unwrap();
+            if !begun {
+                assert!(call > 100, "only {call} calls");
+                break;
+            }
+        }
+    });
+}
