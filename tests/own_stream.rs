@@ -74,3 +74,27 @@ fn what_is_not_live_is_refused_on_its_own_stream_too() {
         assert!(matches!(allocator.record_stream(addr, MAIN), Err(FreeError::NotAllocated { .. })));
     }
 }
+
+#[test]
+fn cached_memory_is_handed_out_without_a_driver_call() {
+    let (driver, allocator) = allocator(4);
+    let other = driver.create_stream().unwrap();
+    assert_eq!(allocator.alloc_cached(PAGE, 1, MAIN), None, "nothing is cached, and the stream is not known");
+    let block = allocator.alloc(PAGE, MAIN).unwrap();
+    assert_eq!(allocator.alloc_cached(PAGE, 1, MAIN), None, "nothing is free");
+    allocator.free(block).unwrap();
+    let calls = driver.calls();
+    assert_eq!(allocator.alloc_cached(PAGE + 1, 1, MAIN), None, "too little is free");
+    assert_eq!(allocator.alloc_cached(PAGE, 3, MAIN), None, "3 is no power of two");
+    assert_eq!(allocator.alloc_cached(PAGE, 4096, MAIN), Some(block));
+    allocator.free(block).unwrap();
+    assert_eq!(driver.calls(), calls);
+    // A stream that is not kept could be another one by now: the driver would have to be asked.
+    let block = allocator.alloc(PAGE, other).unwrap();
+    allocator.free(block).unwrap();
+    assert_eq!(allocator.alloc_cached(PAGE, 1, other), None);
+    allocator.keep_stream(other).unwrap();
+    assert_eq!(allocator.alloc_cached(PAGE, 1, other), Some(block));
+    allocator.free(block).unwrap();
+    allocator.check();
+}

@@ -38,6 +38,22 @@ impl<D: Driver> Inner<D> {
         Ok(addr)
     }
 
+    /// Serves a request from what is cached for a stream that is kept; `None` where that takes more.
+    #[inline]
+    pub(super) fn alloc_cached(&self, bytes: u64, alignment: u64, stream: StreamId) -> Option<DeviceAddr> {
+        let size = round_up(bytes.max(1), GRANULE)?;
+        let streams = &self.shared.streams;
+        let stream = streams.find_kept(stream)?;
+        let mut state = stream.lock();
+        let taken = state.take(RegionId::first(RegionKind::of(size)), size, (size - bytes) as u16, alignment)?;
+        let at_peak = state.live_bytes > state.live_limit;
+        drop(state);
+        if at_peak {
+            streams.peak.deal(&mut streams.lock_all());
+        }
+        Some(taken)
+    }
+
     #[cold]
     fn too_large(&self, requested: u64, alignment: u64) -> AllocError {
         AllocError::TooLarge { requested, alignment, region_bytes: self.shared.geometry.slot_bytes }

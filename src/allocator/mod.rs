@@ -115,6 +115,17 @@ impl<D: Driver> Allocator<D> {
         self.inner.alloc(bytes, alignment.max(GRANULE), stream)
     }
 
+    /// As [`alloc_aligned`](Self::alloc_aligned), from memory that is cached for a stream that is [kept](Self::keep_stream), or
+    /// not at all: makes no driver call, and waits for nothing that does. For callers who hold a lock of their own. `None` where
+    /// the request takes more, and where `alignment` is not a power of two.
+    #[inline]
+    pub fn alloc_cached(&self, bytes: u64, alignment: u64, stream: StreamId) -> Option<DeviceAddr> {
+        if !alignment.is_power_of_two() {
+            return None;
+        }
+        self.inner.alloc_cached(bytes, alignment.max(GRANULE), stream)
+    }
+
     /// Frees an allocation. Work queued on its stream, and on the streams it was recorded on, may still use it: the memory
     /// is not handed out again before that work is done, or only to work ordered behind it.
     ///

@@ -10,10 +10,12 @@
 //! | `inside` | a `MemPool` is in use, and serves the request |
 //! | `captured` | the request is made on a stream that is being captured, which the driver is asked about |
 //! | `beside` | another thread has a `MemPool` in use; the driver is asked whether the stream is being captured |
+//! | `question` | not a pair: one question to the driver, which is a part of the two rows above |
 
 #[path = "../../../tests/simulated/mod.rs"]
 mod simulated;
 
+use gapless::StreamId;
 use gapless::driver::WorkDriver;
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::cuda::sys::{CUgraph, CUstream, CUstreamCaptureMode_enum, Optional, Required};
@@ -26,7 +28,7 @@ const ROUNDS: usize = 200;
 const PAIRS: u32 = 2000;
 const BYTES: libc::ssize_t = 4096;
 const POOL: gapless_torch_pool = gapless_torch_pool { first: 0, second: 1 };
-const CASES: [&str; 5] = ["no pools", "outside", "inside", "captured", "beside"];
+const CASES: [&str; 6] = ["no pools", "outside", "inside", "captured", "beside", "question"];
 
 /// A stream that threads can share.
 #[derive(Clone, Copy)]
@@ -53,6 +55,15 @@ fn measure(stream: Stream) -> f64 {
     let start = Instant::now();
     for _ in 0..PAIRS {
         free(std::hint::black_box(malloc(BYTES, stream)));
+    }
+    start.elapsed().as_secs_f64() * 1e9 / f64::from(PAIRS)
+}
+
+/// Nanoseconds of the question which capture a stream belongs to.
+fn ask(driver: &CudaDriver, stream: Stream) -> f64 {
+    let start = Instant::now();
+    for _ in 0..PAIRS {
+        assert!(std::hint::black_box(driver.capture_of(StreamId(stream.0 as u64))).is_some());
     }
     start.elapsed().as_secs_f64() * 1e9 / f64::from(PAIRS)
 }
@@ -119,8 +130,13 @@ fn main() {
         discard();
         begin();
         let inside = std::cell::Cell::new(0.0);
-        capture(&|| inside.set(measure(captured)));
+        let question = std::cell::Cell::new(0.0);
+        capture(&|| {
+            inside.set(measure(captured));
+            question.set(ask(&driver, captured));
+        });
         times[3].push(inside.get());
+        times[5].push(question.get());
         end();
         discard();
     }

@@ -49,6 +49,11 @@ impl Request {
             alignment => allocator.alloc_aligned(self.bytes, alignment, self.stream),
         }
     }
+
+    /// As [`serve`](Self::serve), if the allocator has cached memory for it: takes moments.
+    pub fn serve_cached(&self, allocator: &Allocator<CudaDriver>) -> Option<DeviceAddr> {
+        allocator.alloc_cached(self.bytes, self.alignment, self.stream)
+    }
 }
 
 struct FileRecorder(Recorder<BufWriter<File>>);

@@ -63,16 +63,25 @@ impl<D: Driver> Streams<D> {
     /// The stream that the handle stands for on the calling thread, added if it is new and the driver accepts it.
     #[inline]
     pub fn find_or_add(&self, handle: StreamId) -> Result<&Stream, StreamError> {
-        match self.known.by_key.find(handle).and_then(Binding::get) {
-            Some((index, true)) => Ok(self.get(index)),
-            _ => self.identify(handle),
+        match self.find_kept(handle) {
+            Some(stream) => Ok(stream),
+            None => self.identify(handle),
+        }
+    }
+
+    /// The stream that the handle stands for, if it is kept.
+    #[inline]
+    pub fn find_kept(&self, handle: StreamId) -> Option<&Stream> {
+        match self.known.by_key.find(handle)?.get()? {
+            (index, true) => Some(self.get(index)),
+            (_, false) => None,
         }
     }
 
     /// Notes the promise that the stream lives until it is forgotten. That cannot be promised for a stream of a thread,
     /// which others could not name: it stays as it is.
     pub fn keep(&self, handle: StreamId) -> Result<(), StreamError> {
-        if matches!(self.known.by_key.find(handle).and_then(Binding::get), Some((_, true))) {
+        if self.find_kept(handle).is_some() {
             return Ok(());
         }
         let stream = self.identify(handle)?;

@@ -1,7 +1,7 @@
 //! Captures: which one a stream belongs to.
 
 use super::CudaDriver;
-use super::streams::raw_stream;
+use super::streams::{is_default, raw_stream};
 use super::sys::{CUstreamCaptureStatus_enum as capture_status, cudaError_enum as code};
 use crate::driver::{DriverCall, StreamDriver};
 use crate::units::StreamId;
@@ -24,14 +24,28 @@ impl CudaDriver {
         let Ok(info) = self.library.optional().cuStreamGetCaptureInfo_v3.as_ref() else {
             return self.is_capturing(stream).then_some(Capture::Unknown);
         };
-        let Ok(_current) = self.context.enter(DriverCall::Stream) else { return None };
         let (mut status, mut number) = (capture_status::CU_STREAM_CAPTURE_STATUS_NONE, 0);
-
-        // SAFETY: a stream of this device (the caller's part); the first two out-parameters are valid for the call, the others
-        // may be null.
-        let result = unsafe {
-            info(raw_stream(stream), &raw mut status, &raw mut number, null_mut(), null_mut(), null_mut(), null_mut())
+        let mut ask = || {
+            // SAFETY: a stream of this device (the caller's part); the first two out-parameters are valid for the call, the
+            // others may be null.
+            unsafe {
+                info(
+                    raw_stream(stream),
+                    &raw mut status,
+                    &raw mut number,
+                    null_mut(),
+                    null_mut(),
+                    null_mut(),
+                    null_mut(),
+                )
+            }
         };
+        // A handle of its own says which context is meant. Most of the time that one is current anyway.
+        let mut result = if is_default(stream) { code::CUDA_ERROR_INVALID_CONTEXT } else { ask() };
+        if result == code::CUDA_ERROR_INVALID_CONTEXT || result == code::CUDA_ERROR_INVALID_HANDLE {
+            let Ok(_current) = self.context.enter(DriverCall::Stream) else { return None };
+            result = ask();
+        }
         let active = status == capture_status::CU_STREAM_CAPTURE_STATUS_ACTIVE;
         (result == code::CUDA_SUCCESS && active).then_some(Capture::Number(number))
     }

@@ -34,7 +34,7 @@ use gapless::allocator::{AllocError, FreeError};
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::{MemoryDriver, StreamDriver};
 use gapless::{Allocator, DeviceAddr, StreamId};
-use open::OpenPools;
+use open::{OpenPools, Served};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -127,7 +127,10 @@ impl Pools {
 
     /// Allocates from the open pool that the request belongs to; `None` if it belongs to none.
     pub fn alloc(&self, main: &Instance, request: &Request) -> Option<Result<DeviceAddr, AllocError>> {
-        let pool = self.open.pool_of(request.stream, main.allocator.driver())?;
+        let pool = match self.open.serve_cached(request, main.allocator.driver())? {
+            Served::Cached(addr) => return Some(Ok(addr)),
+            Served::Not(pool) => pool,
+        };
         let outcome = request.serve(&pool.allocator);
         Some(match &outcome {
             Err(AllocError::OutOfMemory(_)) => self.alloc_with_more(main, &pool, request),

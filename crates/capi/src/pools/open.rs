@@ -9,8 +9,9 @@
 //! first. PyTorch passes a C++ filter that decides the same; it is not called.
 
 use super::{Pool, PoolId};
-use gapless::StreamId;
+use crate::instance::Request;
 use gapless::driver::cuda::{Capture, CudaDriver};
+use gapless::{DeviceAddr, StreamId};
 use parking_lot::RwLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -42,6 +43,14 @@ enum Purpose {
     Capture(Capture, StreamId),
 }
 
+/// What came of a request that belongs to an open pool.
+pub(super) enum Served {
+    /// It was served.
+    Cached(DeviceAddr),
+    /// The pool has no cached memory for it.
+    Not(Arc<Pool>),
+}
+
 thread_local! {
     static HERE: ThreadId = std::thread::current().id();
 }
@@ -69,30 +78,18 @@ impl OpenPools {
         self.list.read().iter().any(|open| Arc::ptr_eq(&open.pool, pool))
     }
 
-    /// The pool that a request on `stream` belongs to.
-    pub fn pool_of(&self, stream: StreamId, driver: &CudaDriver) -> Option<Arc<Pool>> {
+    /// Serves a request that belongs to an open pool, if that has cached memory for it; else says which pool it is.
+    pub fn serve_cached(&self, request: &Request, driver: &CudaDriver) -> Option<Served> {
         // Acquire: pairs with the stores behind changes of the list.
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
         let list = self.list.read();
-        let here = HERE.with(|here| *here);
-        let own = || list.iter().rev().filter(|open| open.thread == here);
-        let all = || own().chain(list.iter().rev().filter(|open| open.thread != here));
-        // The driver need not be asked where only the thread matters.
-        if let Some(newest) = own().next()
-            && own().all(|open| open.purpose.get() == Some(&Purpose::Thread))
-        {
-            return Some(Arc::clone(&newest.pool));
-        }
-        let found = match driver.capture_of(stream) {
-            Some(capture) => all()
-                .find(|open| matches!(open.purpose.get(), Some(Purpose::Capture(its, _)) if *its == capture))
-                .or_else(|| all().find(|open| open.purpose.set(Purpose::Capture(capture, stream)).is_ok()))
-                .or_else(|| own().find(|open| open.purpose.get() == Some(&Purpose::Thread))),
-            None => own().find(|open| *open.purpose.get_or_init(|| Purpose::Thread) == Purpose::Thread),
-        };
-        found.map(|open| Arc::clone(&open.pool))
+        let pool = pool_of(&list, request.stream, driver)?;
+        Some(match request.serve_cached(&pool.allocator) {
+            Some(addr) => Served::Cached(addr),
+            None => Served::Not(Arc::clone(pool)),
+        })
     }
 
     /// Closes the pools whose captures have ended. Returns whether one may be open for a capture that has not, and what was
@@ -117,4 +114,25 @@ impl OpenPools {
         self.count.store(list.len(), Ordering::Release);
         (capturing, ended)
     }
+}
+
+/// The pool that a request on `stream` belongs to.
+fn pool_of<'a>(list: &'a [Open], stream: StreamId, driver: &CudaDriver) -> Option<&'a Arc<Pool>> {
+    let here = HERE.with(|here| *here);
+    let own = || list.iter().rev().filter(|open| open.thread == here);
+    let all = || own().chain(list.iter().rev().filter(|open| open.thread != here));
+    // The driver need not be asked where only the thread matters.
+    if let Some(newest) = own().next()
+        && own().all(|open| open.purpose.get() == Some(&Purpose::Thread))
+    {
+        return Some(&newest.pool);
+    }
+    let found = match driver.capture_of(stream) {
+        Some(capture) => all()
+            .find(|open| matches!(open.purpose.get(), Some(Purpose::Capture(its, _)) if *its == capture))
+            .or_else(|| all().find(|open| open.purpose.set(Purpose::Capture(capture, stream)).is_ok()))
+            .or_else(|| own().find(|open| open.purpose.get() == Some(&Purpose::Thread))),
+        None => own().find(|open| *open.purpose.get_or_init(|| Purpose::Thread) == Purpose::Thread),
+    };
+    found.map(|open| &open.pool)
 }
