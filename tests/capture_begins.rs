@@ -36,14 +36,14 @@ impl Capturer {
         std::thread::spawn(move || {
             let _driver = driver;
             // SAFETY: the simulated library's functions have the types of cuda.h.
-            let (required, optional) =
-                unsafe { (Required::new(library()).unwrap(), Optional::new(library()).unwrap()) };
+            let required = unsafe { Required::new(library()) }.unwrap();
+            // SAFETY: as above.
+            let optional = unsafe { Optional::new(library()) }.unwrap();
             let mut context = null_mut();
-            // SAFETY: the out-parameter is valid, and the context is retained then.
-            unsafe {
-                required.cuDevicePrimaryCtxRetain(&raw mut context, 0);
-                required.cuCtxSetCurrent(context);
-            }
+            // SAFETY: the out-parameter is valid.
+            unsafe { required.cuDevicePrimaryCtxRetain(&raw mut context, 0) };
+            // SAFETY: retained just above.
+            unsafe { required.cuCtxSetCurrent(context) };
             for stream in to_begin {
                 let stream: CUstream = std::ptr::with_exposed_provenance_mut(stream.0 as usize);
                 // SAFETY: a stream of the device.
@@ -88,9 +88,10 @@ type BeforeCall =
 /// Runs `work`, and begins a capture of the stream at the driver call of that number. Returns whether there was one.
 fn with_capture_at(call: u64, planned: &Planned<'_>, work: impl FnOnce()) -> bool {
     let name = CString::new(library().to_str().unwrap()).unwrap();
-    // SAFETY: a NUL-terminated path of a library that is loaded, and a name that ends with NUL.
-    let function =
-        unsafe { libc::dlsym(libc::dlopen(name.as_ptr(), libc::RTLD_NOW), c"gapless_sim_before_call".as_ptr()) };
+    // SAFETY: a NUL-terminated path of a library that is loaded.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
+    // SAFETY: a library that is loaded, and a name that ends with NUL.
+    let function = unsafe { libc::dlsym(handle, c"gapless_sim_before_call".as_ptr()) };
     assert!(!function.is_null());
     // SAFETY: the type of that function.
     let before_call = unsafe { std::mem::transmute::<*mut c_void, BeforeCall>(function) };
@@ -119,7 +120,7 @@ impl World {
         let streams = [(); 3].map(|()| driver.create_stream().unwrap());
         let builder = Allocator::builder(driver).budget(16 * PAGE).chunk_policy(ChunkPolicy::Fixed(PAGE));
         let allocator = builder.build().unwrap();
-        streams.map(|stream| allocator.keep_stream(stream).unwrap());
+        streams.iter().for_each(|stream| allocator.keep_stream(*stream).unwrap());
         Self { allocator, streams }
     }
 

@@ -90,11 +90,11 @@ fn cached_memory_is_handed_out_without_a_driver_call() {
     allocator.free(block).unwrap();
     assert_eq!(driver.calls(), calls);
     // A stream that is not kept could be another one by now: the driver would have to be asked.
-    let block = allocator.alloc(PAGE, other).unwrap();
+    let block = allocator.alloc(2 * PAGE, other).unwrap();
     allocator.free(block).unwrap();
-    assert_eq!(allocator.alloc_cached(PAGE, 1, other), None);
+    assert_eq!(allocator.alloc_cached(2 * PAGE, 1, other), None);
     allocator.keep_stream(other).unwrap();
-    assert_eq!(allocator.alloc_cached(PAGE, 1, other), Some(block));
+    assert_eq!(allocator.alloc_cached(2 * PAGE, 1, other), Some(block));
     allocator.free(block).unwrap();
     allocator.check();
 }
