@@ -172,6 +172,10 @@ impl FreeIndex {
             Some(self.bins[bin].iter())
         })
         .flatten()
+        .inspect(|_| {
+            #[cfg(test)]
+            crate::testing::step();
+        })
         .filter(move |block| block.size >= size)
     }
 

@@ -16,13 +16,16 @@
 //! - I3  the free index contains exactly the free blocks, `holes` exactly the holes.
 //! - I4  `live_bytes + waste == sum of live block sizes`.
 //! - I5  only live and pending blocks are shared.
+//! - I6  `starts` holds exactly the stretches in which a block starts.
 //!
-//! Cost: `alloc` and `free` touch the block, its neighbours and one or two bins. `set` is O(blocks in the range).
+//! Cost: `alloc` and `free` touch the block, its neighbours and one or two bins. `alloc_aligned` looks at up to
+//! [`LOOK_AT`] free blocks. `set` is O(blocks in the range). `block_around` looks at up to 128 offsets.
 //! Threads: not synchronized; the owner holds a lock.
 #![forbid(unsafe_code)]
 
 pub mod bins;
 mod index;
+mod starts;
 mod table;
 
 pub use bins::GRANULE;
@@ -30,6 +33,7 @@ pub use index::FreeBlock;
 pub use table::{Block, BlockState};
 
 use index::FreeIndex;
+use starts::{STRETCH, StartMap, stretch_of};
 use std::collections::BTreeMap;
 use table::BlockTable;
 
@@ -39,12 +43,16 @@ pub struct Heap {
     table: BlockTable,
     free: FreeIndex,
     holes: BTreeMap<u64, u64>,
+    starts: StartMap,
     extent: u64,
     live_block_bytes: u64,
     live_bytes: u64,
     live_count: u64,
     pending_bytes: u64,
 }
+
+/// Number of free blocks that [`Heap::alloc_aligned`] looks at one by one.
+pub const LOOK_AT: usize = 64;
 
 /// Why [`Heap::free`] cannot free the block at an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +76,7 @@ impl Heap {
             table: BlockTable::default(),
             free: FreeIndex::default(),
             holes: BTreeMap::new(),
+            starts: StartMap::default(),
             extent,
             live_block_bytes: 0,
             live_bytes: 0,
@@ -109,10 +118,17 @@ impl Heap {
 
     /// Like [`alloc`](Self::alloc), at an address that is a multiple of `alignment` (a power of two). `base` is the
     /// address of the heap's start.
+    ///
+    /// Of the free blocks that are large enough, only the smallest [`LOOK_AT`] are looked at, and one that is so large that
+    /// the alignment does not matter: a block that happens to fit may be passed over.
     pub fn alloc_aligned(&mut self, size: u64, waste: u16, alignment: u64, base: u64) -> Option<u64> {
-        let (found, start) = self.free.iter_from(size).find_map(|block| {
+        let place = |block: FreeBlock| {
             let start = crate::units::round_up(base + block.offset, alignment)? - base;
             (start.checked_add(size)? <= block.offset + block.size).then_some((block, start))
+        };
+        let (found, start) = self.free.iter_from(size).take(LOOK_AT).find_map(place).or_else(|| {
+            let fits_anywhere = size.checked_add(alignment.saturating_sub(GRANULE))?;
+            self.free.best_fit(fits_anywhere).and_then(place)
         })?;
         self.take_live(found.offset, start, size, waste);
         Some(start)
@@ -275,9 +291,24 @@ impl Heap {
         Some(self.table.get(next).expect("I1: blocks tile the heap"))
     }
 
-    /// Returns the block that contains `offset`. O(blocks): meant for error messages.
+    /// Returns the block that contains `offset`. Looks at the offsets of up to two stretches: meant for error messages.
     pub fn block_around(&self, offset: u64) -> Option<Block> {
-        self.blocks().find(|block| (block.offset..block.offset + block.size).contains(&offset))
+        if offset >= self.extent {
+            return None;
+        }
+        let stretch = stretch_of(offset);
+        let here = if self.starts.contains(stretch) { self.last_start(stretch, offset) } else { None };
+        here.or_else(|| {
+            let below = self.starts.last_below(stretch)?;
+            self.last_start(below, (below as u64 + 1) * STRETCH - GRANULE)
+        })
+        .copied()
+    }
+
+    /// Returns the last block that starts in a stretch, at `until` or below.
+    fn last_start(&self, stretch: usize, until: u64) -> Option<&Block> {
+        let first = stretch as u64 * STRETCH / GRANULE;
+        (first..=until / GRANULE).rev().find_map(|granule| self.table.get(granule * GRANULE))
     }
 
     /// Returns all blocks in address order.
@@ -347,7 +378,10 @@ impl Heap {
 
     /// Returns the host memory that the heap uses, in bytes.
     pub fn metadata_bytes(&self) -> u64 {
-        self.table.metadata_bytes() + self.free.metadata_bytes() + (self.holes.len() * 32) as u64
+        self.table.metadata_bytes()
+            + self.free.metadata_bytes()
+            + self.starts.metadata_bytes()
+            + (self.holes.len() * 32) as u64
     }
 
     /// Lowers every epoch by `by`, to no less than 0. The owner renumbers epochs before they overflow.
@@ -388,6 +422,18 @@ impl Heap {
         self.table.insert(Block { offset, size, prev_size, epoch, waste: 0, state: BlockState::Free, shared: false });
         self.free.insert(FreeBlock { size, offset });
         self.set_prev_size(offset + size, size);
+        if stretch_of(offset) != stretch_of(offset - prev_size) {
+            self.starts.add(stretch_of(offset));
+        }
+    }
+
+    /// Notes that no block starts at `removed` any more: the block of `[start, end)` covers it.
+    #[inline]
+    fn forget_start(&mut self, removed: u64, start: u64, end: u64) {
+        let stretch = stretch_of(removed);
+        if stretch != stretch_of(start) && (stretch != stretch_of(end) || end == self.extent) {
+            self.starts.remove(stretch);
+        }
     }
 
     #[inline]
@@ -430,6 +476,13 @@ impl Heap {
         self.free.insert(FreeBlock { size, offset });
         if size != block.size {
             self.set_prev_size(after, size);
+            // One of these is a start no longer, or both are.
+            if after != next {
+                self.forget_start(next, offset, after);
+            }
+            if offset != block.offset {
+                self.forget_start(block.offset, offset, after);
+            }
         }
     }
 
@@ -444,6 +497,10 @@ impl Heap {
             BlockState::Live | BlockState::Pending | BlockState::Claimed => {}
         }
         let next = block.offset + block.size;
+        // Whatever started inside the block was unlinked before.
+        self.starts.add(stretch_of(block.offset));
+        let first_after = if next == self.extent { stretch_of(next - 1) + 1 } else { stretch_of(next) };
+        self.starts.remove_between(stretch_of(block.offset), first_after);
         // The next block may be missing while a range is being rebuilt.
         if next != self.extent
             && let Some(following) = self.table.get_mut(next)
@@ -486,7 +543,7 @@ impl Heap {
         block
     }
 
-    /// Asserts I1 to I5.
+    /// Asserts I1 to I6.
     ///
     /// # Panics
     /// Panics if an invariant does not hold.
@@ -533,6 +590,9 @@ impl Heap {
         assert_eq!(holes, self.holes.len(), "I3: holes");
         assert_eq!(live, (self.live_count, self.live_block_bytes, self.live_bytes), "I4: live bytes");
         assert_eq!(pending, self.pending_bytes, "I4: pending bytes");
+        let mut stretches: Vec<usize> = self.blocks().map(|block| stretch_of(block.offset)).collect();
+        stretches.dedup();
+        self.starts.check(stretches.into_iter());
     }
 }
 

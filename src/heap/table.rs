@@ -103,6 +103,8 @@ impl BlockTable {
 
     #[inline]
     fn find(&self, offset: u64) -> Option<usize> {
+        #[cfg(test)]
+        crate::testing::step();
         let mask = self.slots.len() - 1;
         let mut slot = self.home(offset);
         loop {
