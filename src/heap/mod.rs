@@ -101,8 +101,7 @@ impl Heap {
     /// large enough.
     #[inline]
     pub fn alloc(&mut self, size: u64, waste: u16) -> Option<u64> {
-        let found = self.free.best_fit(size)?;
-        self.free.remove(found);
+        let found = self.free.take_best(size)?;
         let block = self.table.get_mut(found.offset).expect("I3: an indexed block is in the table");
         debug_assert!(block.state == BlockState::Free && block.size == found.size);
         block.state = BlockState::Live;
@@ -171,12 +170,13 @@ impl Heap {
     /// Returns [`NotLive`] if no live, unshared block starts there. Nothing has changed then.
     #[inline]
     pub fn free(&mut self, offset: u64, epoch: u32) -> Result<Block, NotLive> {
-        let block = *self.live_block(offset)?;
+        let slot = self.live_slot(offset)?;
+        let block = *self.table.at(slot);
         if block.shared {
             return Err(NotLive::Shared);
         }
         self.uncount_live(&block);
-        self.merge_free(block, epoch);
+        self.merge_free(slot, block, epoch);
         Ok(block)
     }
 
@@ -186,11 +186,11 @@ impl Heap {
     /// # Errors
     /// Returns [`NotLive`] if no live block starts there. Nothing has changed then.
     pub fn free_later(&mut self, offset: u64) -> Result<Block, NotLive> {
-        let block = *self.live_block(offset)?;
+        let slot = self.live_slot(offset)?;
+        let block = *self.table.at(slot);
         self.uncount_live(&block);
         self.pending_bytes += block.size;
-        let block_mut = self.table.get_mut(offset).expect("just found");
-        block_mut.state = BlockState::Pending;
+        self.table.at_mut(slot).state = BlockState::Pending;
         Ok(block)
     }
 
@@ -199,10 +199,11 @@ impl Heap {
     /// # Panics
     /// Panics if no pending block starts there.
     pub fn settle(&mut self, offset: u64, epoch: u32) {
-        let block = *self.table.get(offset).expect("a pending block is in the table");
+        let slot = self.table.find(offset).expect("a pending block is in the table");
+        let block = *self.table.at(slot);
         assert_eq!(block.state, BlockState::Pending, "only a pending block can be settled");
         self.pending_bytes -= block.size;
-        self.merge_free(block, epoch);
+        self.merge_free(slot, block, epoch);
     }
 
     /// Whether a live block starts at `offset`.
@@ -210,7 +211,7 @@ impl Heap {
     /// # Errors
     /// Returns [`NotLive`] if none does.
     pub fn expect_live(&self, offset: u64) -> Result<(), NotLive> {
-        self.live_block(offset).map(|_| ())
+        self.live_slot(offset).map(|_| ())
     }
 
     /// Marks the live block at `offset` as also used by other streams.
@@ -218,8 +219,8 @@ impl Heap {
     /// # Errors
     /// Returns [`NotLive`] if no live block starts there. Nothing has changed then.
     pub fn share(&mut self, offset: u64) -> Result<(), NotLive> {
-        self.live_block(offset)?;
-        self.table.get_mut(offset).expect("just found").shared = true;
+        let slot = self.live_slot(offset)?;
+        self.table.at_mut(slot).shared = true;
         Ok(())
     }
 
@@ -394,11 +395,11 @@ impl Heap {
     }
 
     #[inline]
-    fn live_block(&self, offset: u64) -> Result<&Block, NotLive> {
-        match self.table.get(offset) {
-            None => Err(NotLive::NoBlock),
-            Some(block) if block.state != BlockState::Live => Err(NotLive::State(block.state)),
-            Some(block) => Ok(block),
+    fn live_slot(&self, offset: u64) -> Result<usize, NotLive> {
+        let slot = self.table.find(offset).ok_or(NotLive::NoBlock)?;
+        match self.table.at(slot).state {
+            BlockState::Live => Ok(slot),
+            other => Err(NotLive::State(other)),
         }
     }
 
@@ -443,47 +444,51 @@ impl Heap {
         }
     }
 
-    /// Turns `block`, which is in the table but in no index, into a free block merged with its free neighbours.
+    /// Turns `block`, which is in the table at `slot` but in no index, into a free block merged with its free neighbours.
     #[inline]
-    fn merge_free(&mut self, block: Block, epoch: u32) {
-        let (mut offset, mut size, mut prev_size, mut epoch) = (block.offset, block.size, block.prev_size, epoch);
+    fn merge_free(&mut self, slot: usize, block: Block, epoch: u32) {
+        let mut merged = Block { epoch, waste: 0, state: BlockState::Free, shared: false, ..block };
+        let (mut into, mut following_slot) = (slot, None);
         let next = block.offset + block.size;
-        let mut after = next;
         if next != self.extent {
-            let following = *self.table.get(next).expect("I1: blocks tile the heap");
+            let slot = self.table.find(next).expect("I1: blocks tile the heap");
+            let following = *self.table.at(slot);
             if following.state == BlockState::Free {
                 self.free.remove(FreeBlock { size: following.size, offset: next });
-                self.table.remove(next);
-                size += following.size;
-                after = next + following.size;
-                epoch = epoch.max(following.epoch);
+                following_slot = Some(slot);
+                merged.size += following.size;
+                merged.epoch = merged.epoch.max(following.epoch);
             }
         }
-        if offset != 0 {
-            let before = offset - prev_size;
-            let preceding = *self.table.get(before).expect("I1: blocks tile the heap");
+        if block.offset != 0 {
+            let before = block.offset - block.prev_size;
+            let slot = self.table.find(before).expect("I1: blocks tile the heap");
+            let preceding = *self.table.at(slot);
             if preceding.state == BlockState::Free {
                 self.free.remove(FreeBlock { size: preceding.size, offset: before });
-                self.table.remove(offset);
-                size += preceding.size;
-                prev_size = preceding.prev_size;
-                offset = before;
-                epoch = epoch.max(preceding.epoch);
+                into = slot;
+                merged.offset = before;
+                merged.size += preceding.size;
+                merged.prev_size = preceding.prev_size;
+                merged.epoch = merged.epoch.max(preceding.epoch);
             }
         }
-        let merged = self.table.get_mut(offset).expect("the block or the one before it");
-        *merged = Block { offset, size, prev_size, epoch, waste: 0, state: BlockState::Free, shared: false };
-        self.free.insert(FreeBlock { size, offset });
-        if size != block.size {
-            self.set_prev_size(after, size);
-            // One of these is a start no longer, or both are.
-            if after != next {
-                self.forget_start(next, offset, after);
-            }
-            if offset != block.offset {
-                self.forget_start(block.offset, offset, after);
-            }
+        *self.table.at_mut(into) = merged;
+        self.free.insert(FreeBlock { size: merged.size, offset: merged.offset });
+        if merged.size == block.size {
+            return;
         }
+        let end = merged.offset + merged.size;
+        if let Some(slot) = following_slot {
+            self.table.remove_at(slot);
+            self.forget_start(next, merged.offset, end);
+        }
+        if into != slot {
+            // The removal just above may have moved it.
+            self.table.remove(block.offset);
+            self.forget_start(block.offset, merged.offset, end);
+        }
+        self.set_prev_size(end, merged.size);
     }
 
     /// Adds a block at offsets without one, without merging.
