@@ -19,3 +19,19 @@ pub fn assert_noticed<T>(make: impl Fn() -> T, check: fn(&T), breaks: &[Break<T>
         assert!(text.contains(expected), "expected '{expected}', found '{text}'");
     }
 }
+
+thread_local! {
+    static STEPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// Counts one step of a search on this thread.
+pub fn step() {
+    STEPS.set(STEPS.get() + 1);
+}
+
+/// Returns how many steps `work` takes on this thread.
+pub fn steps_of(work: impl FnOnce()) -> u64 {
+    let before = STEPS.get();
+    work();
+    STEPS.get() - before
+}

@@ -38,14 +38,37 @@ impl Bin {
         self.near.is_empty()
     }
 
+    /// Adds an entry. Returns whether it is the only one.
     #[inline]
-    fn insert(&mut self, block: FreeBlock) {
+    fn insert(&mut self, block: FreeBlock) -> bool {
+        let only = match self.near.last() {
+            None => true,
+            Some(smallest) if *smallest < block => {
+                self.insert_above(block);
+                return false;
+            }
+            Some(_) => false,
+        };
+        // The smallest entry is taken first, and what was freed last is often the smallest again.
+        self.near.push(block);
+        self.limit_near();
+        only
+    }
+
+    /// Adds an entry that is larger than the smallest one.
+    #[inline]
+    fn insert_above(&mut self, block: FreeBlock) {
         let at = self.near.partition_point(|other| *other > block);
         if at == 0 && self.far.first().is_some_and(|first| *first < block) {
             self.far.insert(block);
             return;
         }
         self.near.insert(at, block);
+        self.limit_near();
+    }
+
+    #[inline]
+    fn limit_near(&mut self) {
         if self.near.len() > NEAR {
             let largest = self.near.remove(0);
             self.far.insert(largest);
@@ -66,8 +89,10 @@ impl Bin {
     fn remove(&mut self, block: FreeBlock) -> bool {
         // The block is usually the smallest one, at the end.
         if self.near.last() == Some(&block) {
-            self.near.pop();
-        } else if let Ok(at) = self.near.binary_search_by(|other| block.cmp(other)) {
+            self.pop();
+            return true;
+        }
+        if let Ok(at) = self.near.binary_search_by(|other| block.cmp(other)) {
             self.near.remove(at);
         } else {
             return self.far.remove(&block);
@@ -76,6 +101,15 @@ impl Bin {
             self.refill();
         }
         true
+    }
+
+    /// Removes the smallest entry. There is one.
+    #[inline]
+    fn pop(&mut self) {
+        self.near.pop();
+        if self.near.is_empty() {
+            self.refill();
+        }
     }
 
     #[inline]
@@ -129,8 +163,9 @@ impl FreeIndex {
     #[inline]
     pub fn insert(&mut self, block: FreeBlock) {
         let bin = bin_of(block.size);
-        self.bins[bin].insert(block);
-        self.map.set(bin);
+        if self.bins[bin].insert(block) {
+            self.map.set(bin);
+        }
         self.len += 1;
         self.bytes += block.size;
     }
@@ -143,11 +178,36 @@ impl FreeIndex {
     pub fn remove(&mut self, block: FreeBlock) {
         let bin = bin_of(block.size);
         assert!(self.bins[bin].remove(block), "free index has no block of {} bytes at {:#x}", block.size, block.offset);
+        self.count_removed(bin, block.size);
+    }
+
+    /// Removes and returns the smallest block of at least `size` bytes, the lowest if there are several.
+    #[inline]
+    pub fn take_best(&mut self, size: u64) -> Option<FreeBlock> {
+        let bin = self.map.next_from(bin_of(size))?;
+        let smallest = *self.bins[bin].near.last().expect("I1: a marked bin has an entry, I2: which is near");
+        if smallest.size < size {
+            return self.take_above_smallest(size);
+        }
+        self.bins[bin].pop();
+        self.count_removed(bin, smallest.size);
+        Some(smallest)
+    }
+
+    /// As [`take_best`](Self::take_best), where the bin of that size has smaller blocks as well.
+    fn take_above_smallest(&mut self, size: u64) -> Option<FreeBlock> {
+        let best = self.best_fit(size)?;
+        self.remove(best);
+        Some(best)
+    }
+
+    #[inline]
+    fn count_removed(&mut self, bin: usize, size: u64) {
         if self.bins[bin].is_empty() {
             self.map.clear(bin);
         }
         self.len -= 1;
-        self.bytes -= block.size;
+        self.bytes -= size;
     }
 
     /// Returns the smallest block of at least `size` bytes, the lowest if there are several. It stays in the index.
@@ -172,6 +232,10 @@ impl FreeIndex {
             Some(self.bins[bin].iter())
         })
         .flatten()
+        .inspect(|_| {
+            #[cfg(test)]
+            crate::testing::step();
+        })
         .filter(move |block| block.size >= size)
     }
 
@@ -242,7 +306,11 @@ mod tests {
                         let expected = oracle.range(FreeBlock { size, offset: 0 }..).next().copied();
                         assert_eq!(index.best_fit(size), expected);
                         if let Some(block) = expected {
-                            index.remove(block);
+                            if step % 2 == 0 {
+                                assert_eq!(index.take_best(size), expected);
+                            } else {
+                                index.remove(block);
+                            }
                             oracle.remove(&block);
                         }
                     }

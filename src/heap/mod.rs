@@ -16,13 +16,16 @@
 //! - I3  the free index contains exactly the free blocks, `holes` exactly the holes.
 //! - I4  `live_bytes + waste == sum of live block sizes`.
 //! - I5  only live and pending blocks are shared.
+//! - I6  `starts` holds exactly the stretches in which a block starts.
 //!
-//! Cost: `alloc` and `free` touch the block, its neighbours and one or two bins. `set` is O(blocks in the range).
+//! Cost: `alloc` and `free` touch the block, its neighbours and one or two bins. `alloc_aligned` looks at up to
+//! [`LOOK_AT`] free blocks. `set` is O(blocks in the range). `block_around` looks at up to 128 offsets.
 //! Threads: not synchronized; the owner holds a lock.
 #![forbid(unsafe_code)]
 
 pub mod bins;
 mod index;
+mod starts;
 mod table;
 
 pub use bins::GRANULE;
@@ -30,6 +33,7 @@ pub use index::FreeBlock;
 pub use table::{Block, BlockState};
 
 use index::FreeIndex;
+use starts::{STRETCH, StartMap, stretch_of};
 use std::collections::BTreeMap;
 use table::BlockTable;
 
@@ -39,12 +43,16 @@ pub struct Heap {
     table: BlockTable,
     free: FreeIndex,
     holes: BTreeMap<u64, u64>,
+    starts: StartMap,
     extent: u64,
     live_block_bytes: u64,
     live_bytes: u64,
     live_count: u64,
     pending_bytes: u64,
 }
+
+/// Number of free blocks that [`Heap::alloc_aligned`] looks at one by one.
+pub const LOOK_AT: usize = 64;
 
 /// Why [`Heap::free`] cannot free the block at an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +76,7 @@ impl Heap {
             table: BlockTable::default(),
             free: FreeIndex::default(),
             holes: BTreeMap::new(),
+            starts: StartMap::default(),
             extent,
             live_block_bytes: 0,
             live_bytes: 0,
@@ -92,8 +101,7 @@ impl Heap {
     /// large enough.
     #[inline]
     pub fn alloc(&mut self, size: u64, waste: u16) -> Option<u64> {
-        let found = self.free.best_fit(size)?;
-        self.free.remove(found);
+        let found = self.free.take_best(size)?;
         let block = self.table.get_mut(found.offset).expect("I3: an indexed block is in the table");
         debug_assert!(block.state == BlockState::Free && block.size == found.size);
         block.state = BlockState::Live;
@@ -109,10 +117,17 @@ impl Heap {
 
     /// Like [`alloc`](Self::alloc), at an address that is a multiple of `alignment` (a power of two). `base` is the
     /// address of the heap's start.
+    ///
+    /// Of the free blocks that are large enough, only the smallest [`LOOK_AT`] are looked at, and one that is so large that
+    /// the alignment does not matter: a block that happens to fit may be passed over.
     pub fn alloc_aligned(&mut self, size: u64, waste: u16, alignment: u64, base: u64) -> Option<u64> {
-        let (found, start) = self.free.iter_from(size).find_map(|block| {
+        let place = |block: FreeBlock| {
             let start = crate::units::round_up(base + block.offset, alignment)? - base;
             (start.checked_add(size)? <= block.offset + block.size).then_some((block, start))
+        };
+        let (found, start) = self.free.iter_from(size).take(LOOK_AT).find_map(place).or_else(|| {
+            let fits_anywhere = size.checked_add(alignment.saturating_sub(GRANULE))?;
+            self.free.best_fit(fits_anywhere).and_then(place)
         })?;
         self.take_live(found.offset, start, size, waste);
         Some(start)
@@ -155,12 +170,13 @@ impl Heap {
     /// Returns [`NotLive`] if no live, unshared block starts there. Nothing has changed then.
     #[inline]
     pub fn free(&mut self, offset: u64, epoch: u32) -> Result<Block, NotLive> {
-        let block = *self.live_block(offset)?;
+        let slot = self.live_slot(offset)?;
+        let block = *self.table.at(slot);
         if block.shared {
             return Err(NotLive::Shared);
         }
         self.uncount_live(&block);
-        self.merge_free(block, epoch);
+        self.merge_free(slot, block, epoch);
         Ok(block)
     }
 
@@ -170,11 +186,11 @@ impl Heap {
     /// # Errors
     /// Returns [`NotLive`] if no live block starts there. Nothing has changed then.
     pub fn free_later(&mut self, offset: u64) -> Result<Block, NotLive> {
-        let block = *self.live_block(offset)?;
+        let slot = self.live_slot(offset)?;
+        let block = *self.table.at(slot);
         self.uncount_live(&block);
         self.pending_bytes += block.size;
-        let block_mut = self.table.get_mut(offset).expect("just found");
-        block_mut.state = BlockState::Pending;
+        self.table.at_mut(slot).state = BlockState::Pending;
         Ok(block)
     }
 
@@ -183,10 +199,11 @@ impl Heap {
     /// # Panics
     /// Panics if no pending block starts there.
     pub fn settle(&mut self, offset: u64, epoch: u32) {
-        let block = *self.table.get(offset).expect("a pending block is in the table");
+        let slot = self.table.find(offset).expect("a pending block is in the table");
+        let block = *self.table.at(slot);
         assert_eq!(block.state, BlockState::Pending, "only a pending block can be settled");
         self.pending_bytes -= block.size;
-        self.merge_free(block, epoch);
+        self.merge_free(slot, block, epoch);
     }
 
     /// Whether a live block starts at `offset`.
@@ -194,7 +211,7 @@ impl Heap {
     /// # Errors
     /// Returns [`NotLive`] if none does.
     pub fn expect_live(&self, offset: u64) -> Result<(), NotLive> {
-        self.live_block(offset).map(|_| ())
+        self.live_slot(offset).map(|_| ())
     }
 
     /// Marks the live block at `offset` as also used by other streams.
@@ -202,8 +219,8 @@ impl Heap {
     /// # Errors
     /// Returns [`NotLive`] if no live block starts there. Nothing has changed then.
     pub fn share(&mut self, offset: u64) -> Result<(), NotLive> {
-        self.live_block(offset)?;
-        self.table.get_mut(offset).expect("just found").shared = true;
+        let slot = self.live_slot(offset)?;
+        self.table.at_mut(slot).shared = true;
         Ok(())
     }
 
@@ -275,9 +292,24 @@ impl Heap {
         Some(self.table.get(next).expect("I1: blocks tile the heap"))
     }
 
-    /// Returns the block that contains `offset`. O(blocks): meant for error messages.
+    /// Returns the block that contains `offset`. Looks at the offsets of up to two stretches: meant for error messages.
     pub fn block_around(&self, offset: u64) -> Option<Block> {
-        self.blocks().find(|block| (block.offset..block.offset + block.size).contains(&offset))
+        if offset >= self.extent {
+            return None;
+        }
+        let stretch = stretch_of(offset);
+        let here = if self.starts.contains(stretch) { self.last_start(stretch, offset) } else { None };
+        here.or_else(|| {
+            let below = self.starts.last_below(stretch)?;
+            self.last_start(below, (below as u64 + 1) * STRETCH - GRANULE)
+        })
+        .copied()
+    }
+
+    /// Returns the last block that starts in a stretch, at `until` or below.
+    fn last_start(&self, stretch: usize, until: u64) -> Option<&Block> {
+        let first = stretch as u64 * STRETCH / GRANULE;
+        (first..=until / GRANULE).rev().find_map(|granule| self.table.get(granule * GRANULE))
     }
 
     /// Returns all blocks in address order.
@@ -347,7 +379,10 @@ impl Heap {
 
     /// Returns the host memory that the heap uses, in bytes.
     pub fn metadata_bytes(&self) -> u64 {
-        self.table.metadata_bytes() + self.free.metadata_bytes() + (self.holes.len() * 32) as u64
+        self.table.metadata_bytes()
+            + self.free.metadata_bytes()
+            + self.starts.metadata_bytes()
+            + (self.holes.len() * 32) as u64
     }
 
     /// Lowers every epoch by `by`, to no less than 0. The owner renumbers epochs before they overflow.
@@ -360,11 +395,11 @@ impl Heap {
     }
 
     #[inline]
-    fn live_block(&self, offset: u64) -> Result<&Block, NotLive> {
-        match self.table.get(offset) {
-            None => Err(NotLive::NoBlock),
-            Some(block) if block.state != BlockState::Live => Err(NotLive::State(block.state)),
-            Some(block) => Ok(block),
+    fn live_slot(&self, offset: u64) -> Result<usize, NotLive> {
+        let slot = self.table.find(offset).ok_or(NotLive::NoBlock)?;
+        match self.table.at(slot).state {
+            BlockState::Live => Ok(slot),
+            other => Err(NotLive::State(other)),
         }
     }
 
@@ -388,6 +423,18 @@ impl Heap {
         self.table.insert(Block { offset, size, prev_size, epoch, waste: 0, state: BlockState::Free, shared: false });
         self.free.insert(FreeBlock { size, offset });
         self.set_prev_size(offset + size, size);
+        if stretch_of(offset) != stretch_of(offset - prev_size) {
+            self.starts.add(stretch_of(offset));
+        }
+    }
+
+    /// Notes that no block starts at `removed` any more: the block of `[start, end)` covers it.
+    #[inline]
+    fn forget_start(&mut self, removed: u64, start: u64, end: u64) {
+        let stretch = stretch_of(removed);
+        if stretch != stretch_of(start) && (stretch != stretch_of(end) || end == self.extent) {
+            self.starts.remove(stretch);
+        }
     }
 
     #[inline]
@@ -397,40 +444,51 @@ impl Heap {
         }
     }
 
-    /// Turns `block`, which is in the table but in no index, into a free block merged with its free neighbours.
+    /// Turns `block`, which is in the table at `slot` but in no index, into a free block merged with its free neighbours.
     #[inline]
-    fn merge_free(&mut self, block: Block, epoch: u32) {
-        let (mut offset, mut size, mut prev_size, mut epoch) = (block.offset, block.size, block.prev_size, epoch);
+    fn merge_free(&mut self, slot: usize, block: Block, epoch: u32) {
+        let mut merged = Block { epoch, waste: 0, state: BlockState::Free, shared: false, ..block };
+        let (mut into, mut following_slot) = (slot, None);
         let next = block.offset + block.size;
-        let mut after = next;
         if next != self.extent {
-            let following = *self.table.get(next).expect("I1: blocks tile the heap");
+            let slot = self.table.find(next).expect("I1: blocks tile the heap");
+            let following = *self.table.at(slot);
             if following.state == BlockState::Free {
                 self.free.remove(FreeBlock { size: following.size, offset: next });
-                self.table.remove(next);
-                size += following.size;
-                after = next + following.size;
-                epoch = epoch.max(following.epoch);
+                following_slot = Some(slot);
+                merged.size += following.size;
+                merged.epoch = merged.epoch.max(following.epoch);
             }
         }
-        if offset != 0 {
-            let before = offset - prev_size;
-            let preceding = *self.table.get(before).expect("I1: blocks tile the heap");
+        if block.offset != 0 {
+            let before = block.offset - block.prev_size;
+            let slot = self.table.find(before).expect("I1: blocks tile the heap");
+            let preceding = *self.table.at(slot);
             if preceding.state == BlockState::Free {
                 self.free.remove(FreeBlock { size: preceding.size, offset: before });
-                self.table.remove(offset);
-                size += preceding.size;
-                prev_size = preceding.prev_size;
-                offset = before;
-                epoch = epoch.max(preceding.epoch);
+                into = slot;
+                merged.offset = before;
+                merged.size += preceding.size;
+                merged.prev_size = preceding.prev_size;
+                merged.epoch = merged.epoch.max(preceding.epoch);
             }
         }
-        let merged = self.table.get_mut(offset).expect("the block or the one before it");
-        *merged = Block { offset, size, prev_size, epoch, waste: 0, state: BlockState::Free, shared: false };
-        self.free.insert(FreeBlock { size, offset });
-        if size != block.size {
-            self.set_prev_size(after, size);
+        *self.table.at_mut(into) = merged;
+        self.free.insert(FreeBlock { size: merged.size, offset: merged.offset });
+        if merged.size == block.size {
+            return;
         }
+        let end = merged.offset + merged.size;
+        if let Some(slot) = following_slot {
+            self.table.remove_at(slot);
+            self.forget_start(next, merged.offset, end);
+        }
+        if into != slot {
+            // The removal just above may have moved it.
+            self.table.remove(block.offset);
+            self.forget_start(block.offset, merged.offset, end);
+        }
+        self.set_prev_size(end, merged.size);
     }
 
     /// Adds a block at offsets without one, without merging.
@@ -444,6 +502,10 @@ impl Heap {
             BlockState::Live | BlockState::Pending | BlockState::Claimed => {}
         }
         let next = block.offset + block.size;
+        // Whatever started inside the block was unlinked before.
+        self.starts.add(stretch_of(block.offset));
+        let first_after = if next == self.extent { stretch_of(next - 1) + 1 } else { stretch_of(next) };
+        self.starts.remove_between(stretch_of(block.offset), first_after);
         // The next block may be missing while a range is being rebuilt.
         if next != self.extent
             && let Some(following) = self.table.get_mut(next)
@@ -486,7 +548,7 @@ impl Heap {
         block
     }
 
-    /// Asserts I1 to I5.
+    /// Asserts I1 to I6.
     ///
     /// # Panics
     /// Panics if an invariant does not hold.
@@ -533,6 +595,9 @@ impl Heap {
         assert_eq!(holes, self.holes.len(), "I3: holes");
         assert_eq!(live, (self.live_count, self.live_block_bytes, self.live_bytes), "I4: live bytes");
         assert_eq!(pending, self.pending_bytes, "I4: pending bytes");
+        let mut stretches: Vec<usize> = self.blocks().map(|block| stretch_of(block.offset)).collect();
+        stretches.dedup();
+        self.starts.check(stretches.into_iter());
     }
 }
 

@@ -28,7 +28,10 @@ pub enum BlockState {
 }
 
 /// One block. The blocks of a heap cover it without gaps.
+///
+/// Aligned so that no record lies in two cache lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(align(32))]
 pub struct Block {
     /// Offset from the heap's start in bytes.
     pub offset: u64,
@@ -101,8 +104,11 @@ impl BlockTable {
         ((offset / GRANULE).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
     }
 
+    /// Returns the slot of the block that starts at `offset`. It stays that block's until one is added or removed.
     #[inline]
-    fn find(&self, offset: u64) -> Option<usize> {
+    pub fn find(&self, offset: u64) -> Option<usize> {
+        #[cfg(test)]
+        crate::testing::step();
         let mask = self.slots.len() - 1;
         let mut slot = self.home(offset);
         loop {
@@ -115,6 +121,18 @@ impl BlockTable {
             }
             slot += 1;
         }
+    }
+
+    /// Returns the block in a slot that [`find`](Self::find) has returned.
+    #[inline]
+    pub fn at(&self, slot: usize) -> &Block {
+        &self.slots[slot]
+    }
+
+    /// As [`at`](Self::at). Everything but the block's offset may be changed.
+    #[inline]
+    pub fn at_mut(&mut self, slot: usize) -> &mut Block {
+        &mut self.slots[slot]
     }
 
     /// Returns the block that starts at `offset`.
@@ -170,7 +188,14 @@ impl BlockTable {
     /// Panics if there is none: the caller's view of the heap is wrong.
     #[inline]
     pub fn remove(&mut self, offset: u64) -> Block {
-        let Some(mut gap) = self.find(offset) else { panic!("no block at offset {offset:#x}") };
+        let Some(slot) = self.find(offset) else { panic!("no block at offset {offset:#x}") };
+        self.remove_at(slot)
+    }
+
+    /// Removes and returns the block in a slot that [`find`](Self::find) has returned.
+    #[inline]
+    pub fn remove_at(&mut self, slot: usize) -> Block {
+        let mut gap = slot;
         let removed = self.slots[gap];
         // Close the gap: move up every later record of the cluster whose home is not between the gap and its slot.
         let mask = self.slots.len() - 1;
@@ -285,6 +310,6 @@ mod tests {
 
     #[test]
     fn a_record_is_half_a_cache_line() {
-        assert_eq!(size_of::<Block>(), 32);
+        assert_eq!((size_of::<Block>(), align_of::<Block>()), (32, 32));
     }
 }

@@ -1,11 +1,14 @@
 //! Compares the heap with a plain map of granules.
 
 use super::*;
-use crate::testing::{Break, assert_noticed};
+use crate::testing::{Break, assert_noticed, steps_of};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-const GRANULES: u64 = 64;
+/// Several stretches of the start map.
+const GRANULES: u64 = 320;
+/// Granules with memory at the start.
+const MAPPED: u64 = 250;
 /// Address of the heap's start: less aligned than the alignments that are requested.
 const BASE: u64 = 5 * GRANULE;
 
@@ -23,18 +26,19 @@ enum HeapOp {
 
 fn heap_op() -> impl Strategy<Value = HeapOp> {
     let waste = 0..GRANULE as u16;
+    let size = || prop_oneof![4 => 1..12u64, 1 => 12..150u64];
     prop_oneof![
-        4 => (1..12u64, waste.clone()).prop_map(|(granules, waste)| HeapOp::Alloc { granules, waste }),
-        2 => (1..12u64, waste.clone(), 9..14u32)
+        4 => (size(), waste.clone()).prop_map(|(granules, waste)| HeapOp::Alloc { granules, waste }),
+        2 => (size(), waste.clone(), 9..14u32)
             .prop_map(|(granules, waste, shift)| HeapOp::AllocAligned { granules, waste, shift }),
         1 => any::<usize>().prop_map(HeapOp::Share),
         4 => any::<usize>().prop_map(HeapOp::Free),
         1 => any::<usize>().prop_map(HeapOp::FreeLater),
         1 => any::<usize>().prop_map(HeapOp::Settle),
-        3 => (0..GRANULES, 1..24u64, prop_oneof![
+        3 => (0..GRANULES, 1..200u64, prop_oneof![
             Just(BlockState::Hole), Just(BlockState::Free), Just(BlockState::Claimed)])
             .prop_map(|(start, len, to)| HeapOp::Set { start, len, to }),
-        1 => (any::<usize>(), 0..4u64, 1..8u64, waste)
+        1 => (any::<usize>(), 0..80u64, 1..80u64, waste)
             .prop_map(|(block, before, granules, waste)| HeapOp::TakeLive { block, before, granules, waste }),
     ]
 }
@@ -78,7 +82,9 @@ impl Map {
     /// Returns the offset that best fit must choose for `size` bytes: the smallest run that fits, the lowest of
     /// several.
     fn best_fit(&self, size: u64, alignment: u64) -> Option<u64> {
-        self.runs(BlockState::Free).into_iter().find_map(|(len, offset)| {
+        let fits_anywhere = size + alignment.max(GRANULE) - GRANULE;
+        let large_enough = self.runs(BlockState::Free).into_iter().filter(|(len, _)| *len >= size).enumerate();
+        large_enough.filter(|(nth, (len, _))| *nth < LOOK_AT || *len >= fits_anywhere).find_map(|(_, (len, offset))| {
             let start = (BASE + offset).next_multiple_of(alignment) - BASE;
             (start + size <= offset + len).then_some(start)
         })
@@ -95,7 +101,9 @@ impl Map {
         for block in heap.blocks() {
             let start = (block.offset / GRANULE) as usize;
             seen[start..start + (block.size / GRANULE) as usize].fill(block.state);
-            assert_eq!(heap.block_around(block.offset + block.size - 1), Some(block));
+            for inside in [0, block.size / 2, block.size - 1] {
+                assert_eq!(heap.block_around(block.offset + inside), Some(block));
+            }
             assert_eq!(heap.before(&block).copied(), last);
             last = Some(block);
         }
@@ -138,13 +146,13 @@ proptest! {
     #[test]
     fn agrees_with_a_map_of_granules(ops in prop::collection::vec(heap_op(), 1..120)) {
         let mut heap = Heap::new(GRANULES * GRANULE);
-        heap.set(0, 0, 40 * GRANULE, BlockState::Free, 0);
+        heap.set(0, 0, MAPPED * GRANULE, BlockState::Free, 0);
         let mut map = Map {
             granules: vec![BlockState::Hole; GRANULES as usize],
             live: BTreeMap::new(),
             pending: BTreeMap::new(),
         };
-        map.paint(0, 40 * GRANULE, BlockState::Free);
+        map.paint(0, MAPPED * GRANULE, BlockState::Free);
         for op in ops {
             match op {
                 HeapOp::Alloc { granules, waste } => {
@@ -246,6 +254,57 @@ fn errors_of_free_are_distinguished() {
     heap.check();
 }
 
+/// What an error message says costs no more when there are many blocks, or large ones.
+#[test]
+fn the_block_around_an_address_is_found_in_a_bounded_number_of_steps() {
+    let most = 2 * STRETCH / GRANULE;
+    for (blocks, size) in [(50_000, GRANULE), (50_000, 7 * GRANULE), (20_000, 32 << 20)] {
+        let mut heap = Heap::new(4 * blocks * size);
+        heap.set(0, 0, blocks * size, BlockState::Free, 0);
+        let live: Vec<u64> = (0..blocks).map(|_| heap.alloc(size, 0).unwrap()).collect();
+        // A free block of many stretches in the middle, and behind all blocks a hole.
+        for offset in &live[live.len() / 3..live.len() / 2] {
+            heap.free(*offset, 0).unwrap();
+        }
+        let free = heap.block(live[live.len() / 3]).copied();
+        for at in [live[live.len() / 2] - GRANULE, live[live.len() / 2 - 1], free.unwrap().offset] {
+            let steps = steps_of(|| assert_eq!(heap.block_around(at), free));
+            assert!(steps <= most, "{steps} steps, {blocks} blocks of {size} bytes");
+        }
+        for offset in live.iter().step_by(997).chain(live.last()) {
+            let steps = steps_of(|| {
+                let block = heap.block_around(offset + size - 1).unwrap();
+                assert_eq!(block.offset, if heap.block(*offset).is_some() { *offset } else { free.unwrap().offset });
+            });
+            assert!(steps <= most, "{steps} steps, {blocks} blocks of {size} bytes");
+        }
+        let steps = steps_of(|| assert_eq!(heap.block_around(4 * blocks * size - 1).unwrap().state, BlockState::Hole));
+        assert!(steps <= most, "{steps} steps to the hole");
+    }
+}
+
+/// Free blocks that are large enough but lie at the wrong addresses cost no more when there are many.
+#[test]
+fn an_aligned_block_is_found_in_a_bounded_number_of_steps() {
+    for blocks in [1_000, 30_000] {
+        let mut heap = Heap::new(16 * blocks * GRANULE);
+        heap.set(0, 0, 16 * blocks * GRANULE, BlockState::Free, 0);
+        let live: Vec<u64> = (0..2 * blocks).map(|_| heap.alloc(7 * GRANULE, 0).unwrap()).collect();
+        let alignment = 64 * GRANULE;
+        let fits = |offset: &u64| offset.next_multiple_of(alignment) + 4 * GRANULE <= offset + 7 * GRANULE;
+        for offset in live.iter().step_by(2).filter(|offset| !fits(offset)) {
+            heap.free(*offset, 0).unwrap();
+        }
+        // The rest behind the last live block is large enough, wherever it starts.
+        let steps = steps_of(|| {
+            let start = heap.alloc_aligned(4 * GRANULE, 0, alignment, 0).unwrap();
+            assert!(start.is_multiple_of(alignment) && start > *live.last().unwrap());
+        });
+        assert!(steps <= LOOK_AT as u64 + 16, "{steps} steps among {blocks} blocks");
+        heap.check();
+    }
+}
+
 #[test]
 fn a_claim_becomes_live_with_free_edges() {
     let mut heap = Heap::new(16 * GRANULE);
@@ -335,6 +394,8 @@ fn check_names_what_is_broken() {
         }),
         ("I4: live bytes", |heap| heap.table.get_mut(0).unwrap().waste = 0),
         ("I4: pending bytes", |heap| heap.pending_bytes = GRANULE),
+        ("the map of starts differs from the blocks", |heap| heap.starts.add(3)),
+        ("the map of starts differs from the blocks", |heap| heap.starts.remove(0)),
         ("I5: a shared Free block at 0x200", |heap| heap.table.get_mut(GRANULE).unwrap().shared = true),
     ];
     assert_noticed(heap, Heap::check, breaks);

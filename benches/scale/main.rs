@@ -1,0 +1,27 @@
+//! What the work costs as it grows: n against cost, with the target beside it.
+//!
+//! `cargo bench --bench scale` prints the whole table; `cargo bench --bench scale -- heap` the rows of one module. Times are
+//! those of the fastest of several rounds, on the model of a device, so that they are the allocator's own. They are for
+//! reading: tests count operations instead.
+//!
+//! Each module holds the rows of one subject. A new one is added to [`SUBJECTS`] and hands its rows to [`Table`].
+
+mod heap;
+mod table;
+
+use table::Table;
+
+/// What can be asked for by name, and what prints its rows.
+const SUBJECTS: [(&str, fn(&mut Table)); 1] = [("heap", heap::rows)];
+
+fn main() {
+    // Cargo passes `--bench`.
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    let mut table = Table::default();
+    for (name, rows) in SUBJECTS {
+        if wanted.is_empty() || wanted.iter().any(|word| word == name) {
+            rows(&mut table);
+        }
+    }
+    table.finish();
+}
