@@ -1,7 +1,7 @@
 //! The number of mappings that are kept, with the allocator's own limit and with a lower limit of the driver.
 
 use gapless::allocator::AllocError;
-use gapless::driver::{DriverErrorKind, ModelConfig, ModelDriver};
+use gapless::driver::{DriverCall, DriverErrorKind, ModelConfig, ModelDriver};
 use gapless::{Allocator, ChunkPolicy, StreamId};
 use std::sync::Arc;
 
@@ -47,4 +47,32 @@ fn too_many_live_mappings_return_the_drivers_error() {
     assert_eq!(allocator.reserved_bytes(), 2 * PAGE);
     allocator.free(blocks[1]).unwrap();
     assert_eq!(alloc().unwrap(), blocks[1]);
+}
+
+/// At the limit, a request removes a few views for each mapping that it makes, not all that others left.
+#[test]
+fn no_request_pays_for_the_views_of_all_others() {
+    const PAGES: u64 = 64;
+    const LIMIT: usize = 150;
+    let config = ModelConfig { capacity_bytes: PAGES * PAGE, ..ModelConfig::default() };
+    let builder = Allocator::builder(Arc::new(ModelDriver::new(config)));
+    let allocator = builder.chunk_policy(ChunkPolicy::Fixed(PAGE)).mapping_limit(LIMIT).build().unwrap();
+    let calls = || allocator.stats().driver_calls.total();
+    let (mut held, mut live, mut limited) = (std::collections::VecDeque::new(), 0, 0);
+    for round in 0..2_000_u64 {
+        let pages = 1 + round * round % 13;
+        while live + pages > PAGES {
+            let (block, pages) = held.pop_front().unwrap();
+            allocator.free(block).unwrap();
+            live -= pages;
+        }
+        let (before, unmapped) = (calls(), allocator.stats().driver_calls[DriverCall::Unmap]);
+        held.push_back((allocator.alloc(pages * PAGE, StreamId::DEFAULT).unwrap(), pages));
+        live += pages;
+        assert!(calls() - before <= 10 * pages, "{} calls for {pages} pages in round {round}", calls() - before);
+        assert!(allocator.stats().mappings <= LIMIT as u64);
+        limited += u64::from(allocator.stats().driver_calls[DriverCall::Unmap] > unmapped);
+    }
+    allocator.check();
+    assert!(limited > 10, "only {limited} requests met the limit");
 }

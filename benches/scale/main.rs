@@ -6,13 +6,14 @@
 //!
 //! Each module holds the rows of one subject. A new one is added to [`SUBJECTS`] and hands its rows to [`Table`].
 
+mod growth;
 mod heap;
 mod table;
 
 use table::Table;
 
 /// What can be asked for by name, and what prints its rows.
-const SUBJECTS: [(&str, fn(&mut Table)); 1] = [("heap", heap::rows)];
+const SUBJECTS: [(&str, fn(&mut Table)); 2] = [("heap", heap::rows), ("growth", growth::rows)];
 
 fn main() {
     // Cargo passes `--bench`.

@@ -42,6 +42,33 @@ pub struct Chunk {
     pub stale: Vec<ViewAt>,
     /// The chunk belongs to a raw range instead of the heaps.
     pub lent_out: bool,
+    /// Its place in the list of idle chunks of its size.
+    idle_at: Option<u32>,
+}
+
+impl Chunk {
+    /// Removes a stale view from the list: cheapest for the one that became stale last.
+    fn remove_stale(&mut self, view: ViewAt) {
+        if let Some(at) = self.stale.iter().rposition(|stale| *stale == view) {
+            self.stale.remove(at);
+        }
+    }
+}
+
+/// Which idle chunks are taken while they stay in the pool: of each size, so many from the first one on. Chunks that become
+/// idle meanwhile come behind them; none of those that are taken may leave the pool.
+#[derive(Debug, Default)]
+pub struct IdleTaken(BTreeMap<PageCount, usize>);
+
+impl IdleTaken {
+    /// Takes the first chunk of that size which is not taken.
+    pub fn take(&mut self, pages: PageCount) {
+        *self.0.entry(pages).or_default() += 1;
+    }
+
+    fn of_size(&self, pages: PageCount) -> usize {
+        self.0.get(&pages).copied().unwrap_or(0)
+    }
 }
 
 /// The chunks of one allocator, and its budget.
@@ -138,7 +165,7 @@ impl ChunkPool {
 
     /// Adds a chunk that was just created. It is idle.
     pub fn add(&mut self, handle: ChunkHandle, pages: PageCount) -> ChunkId {
-        let chunk = Chunk { handle, pages, active: None, stale: Vec::new(), lent_out: false };
+        let chunk = Chunk { handle, pages, active: None, stale: Vec::new(), lent_out: false, idle_at: None };
         let id = match self.vacant.pop() {
             Some(id) => {
                 self.chunks[id as usize] = Some(chunk);
@@ -186,7 +213,7 @@ impl ChunkPool {
             self.set_idle(id, false);
         }
         let chunk = self.get_mut(id);
-        chunk.stale.retain(|stale| *stale != view);
+        chunk.remove_stale(view);
         if let Some(before) = chunk.active.replace(view) {
             chunk.stale.push(before);
         }
@@ -206,7 +233,7 @@ impl ChunkPool {
         if chunk.active == Some(view) {
             chunk.active = None;
         } else {
-            chunk.stale.retain(|stale| *stale != view);
+            chunk.remove_stale(view);
         }
         if self.is_idle(id) {
             self.set_idle(id, true);
@@ -238,33 +265,53 @@ impl ChunkPool {
         self.get_mut(id).lent_out = lent_out;
     }
 
+    /// Returns `true` if the chunk is in the pool and not mapped.
+    pub fn has_idle(&self, id: ChunkId) -> bool {
+        self.chunks.get(id.0 as usize).and_then(Option::as_ref).is_some_and(|chunk| chunk.idle_at.is_some())
+    }
+
     fn is_idle(&self, id: ChunkId) -> bool {
         let chunk = self.get(id);
         chunk.active.is_none() && chunk.stale.is_empty()
     }
 
+    /// Lists a chunk that is no longer mapped as idle, or removes one from the list that is.
     fn set_idle(&mut self, id: ChunkId, idle: bool) {
         let pages = self.get(id).pages;
-        let of_size = self.idle.entry(pages).or_default();
         if idle {
+            let of_size = self.idle.entry(pages).or_default();
+            let at = u32::try_from(of_size.len()).expect("fewer than 2^32 chunks");
             of_size.push(id);
+            self.get_mut(id).idle_at = Some(at);
             self.idle_pages += pages;
-        } else {
-            of_size.retain(|other| *other != id);
-            self.idle_pages -= pages;
+            return;
         }
-        if self.idle[&pages].is_empty() {
+        let at = self.get_mut(id).idle_at.take().expect("I1: an idle chunk is listed") as usize;
+        let of_size = self.idle.get_mut(&pages).expect("I1: an idle chunk is listed");
+        of_size.swap_remove(at);
+        let moved = of_size.get(at).copied();
+        if of_size.is_empty() {
             self.idle.remove(&pages);
         }
+        if let Some(moved) = moved {
+            self.get_mut(moved).idle_at = u32::try_from(at).ok();
+        }
+        self.idle_pages -= pages;
     }
 
-    /// Returns the idle chunks of at most `pages` pages, largest first.
-    pub fn idle_up_to(&self, pages: PageCount) -> impl Iterator<Item = ChunkId> {
-        self.idle.range(..=pages).rev().flat_map(|(_, ids)| ids.iter().copied())
+    /// Returns the largest idle chunk of at most `pages` pages that is not taken, and its pages.
+    pub fn idle_up_to(&self, pages: PageCount, taken: &IdleTaken) -> Option<(ChunkId, PageCount)> {
+        let first = |(size, ids): (&PageCount, &Vec<ChunkId>)| Some((*ids.get(taken.of_size(*size))?, *size));
+        self.idle.range(..=pages).rev().find_map(first)
+    }
+
+    /// Returns the largest idle chunk.
+    pub fn largest_idle(&self) -> Option<ChunkId> {
+        self.idle.values().next_back()?.last().copied()
     }
 
     /// Returns all idle chunks, smallest first.
-    pub fn idle(&self) -> impl Iterator<Item = ChunkId> {
+    fn idle(&self) -> impl Iterator<Item = ChunkId> {
         self.idle.values().flatten().copied()
     }
 
@@ -291,7 +338,8 @@ impl ChunkPool {
         let idle: PageCount = self.idle().map(|id| self.get(id).pages).sum();
         assert_eq!(idle, self.idle_pages, "I1: idle pages");
         for (id, chunk) in self.iter() {
-            let listed = self.idle.get(&chunk.pages).is_some_and(|ids| ids.contains(&id));
+            let of_size = self.idle.get(&chunk.pages).map_or(&[][..], Vec::as_slice);
+            let listed = chunk.idle_at.is_some_and(|at| of_size.get(at as usize) == Some(&id));
             assert_eq!(listed, self.is_idle(id), "I1: chunk {id:?} is listed wrongly");
             assert!(
                 chunk.active.is_none_or(|active| !chunk.stale.contains(&active)),
@@ -325,9 +373,14 @@ mod tests {
         assert_eq!(pool.idle_bytes(), 0, "a stale view still maps it");
         pool.drop_view(id, there);
         pool.check();
-        assert_eq!(pool.idle_up_to(PageCount(3)).count(), 0);
-        assert_eq!(pool.idle_up_to(PageCount(4)).collect::<Vec<_>>(), [id]);
+        let mut taken = IdleTaken::default();
+        assert_eq!(pool.idle_up_to(PageCount(3), &taken), None);
+        assert_eq!(pool.idle_up_to(PageCount(4), &taken), Some((id, PageCount(4))));
+        taken.take(PageCount(4));
+        assert_eq!(pool.idle_up_to(PageCount(4), &taken), None);
+        assert!(pool.has_idle(id) && pool.largest_idle() == Some(id));
         pool.remove(id);
+        assert!(!pool.has_idle(id));
         pool.check();
         assert_eq!(pool.len(), 0);
     }

@@ -23,6 +23,7 @@ impl Door {
         let clocks: Vec<_> = shared.streams.iter().map(|stream| stream.clock.lock()).collect();
         let states = shared.streams.lock_all();
         mapper.pool.check();
+        mapper.check_stale_order();
         let mut active_views = BTreeMap::new();
         for (number, segment) in mapper.segments.iter().enumerate() {
             segment.table.check();

@@ -8,6 +8,7 @@ use super::super::error::AllocError;
 use super::SlowPath;
 use super::mapper::view_at;
 use super::plan::{Backing, Plan, Source, free_chunks};
+use super::stale::Drop;
 use crate::driver::{ChunkHandle, Driver, DriverError, DriverErrorKind, MemoryDriver};
 use crate::heap::BlockState;
 use crate::pages::{PageCount, PageRange};
@@ -16,6 +17,10 @@ use crate::segment::transaction::{Failure, Mapping, map_all};
 use crate::segment::{View, ViewState};
 use crate::stream::{Fence, NEVER, StreamIndex};
 use crate::units::DeviceAddr;
+
+/// Number of stale views that are removed at the limit of mappings for each mapping that is made: the next requests of that
+/// size need remove none.
+const DROPPED_FOR_EACH: usize = 4;
 
 /// What came of a plan.
 #[derive(Debug)]
@@ -79,14 +84,15 @@ impl<D: Driver> SlowPath<'_, D> {
         }
     }
 
-    /// Removes stale views where the plan's mappings would exceed the limit. Returns false when it removed any, since the
-    /// plan may have counted on them.
+    /// Removes stale views where the plan's mappings would exceed the limit: a few times as many as the plan makes, so that each
+    /// request pays for about what it maps. Returns false when it removed any, since the plan may have counted on them.
     fn keep_within_mapping_limit(&mut self, plan: &Plan) -> Result<bool, DriverError> {
         let limit = self.shared.geometry.mapping_limit;
         if plan.fill.is_empty() || self.mapper.mappings() + plan.fill.len() <= limit {
             return Ok(true);
         }
-        Ok(self.drop_stale_views()? == 0)
+        let most = plan.fill.len() * DROPPED_FOR_EACH;
+        Ok(self.drop_stale_views(Drop { most, patience: most })? == 0)
     }
 
     /// Everything before the first mapping. After a failure the chunks created so far are idle.
@@ -163,7 +169,7 @@ impl<D: Driver> SlowPath<'_, D> {
         if !progress.wait_until_passed(source.stream, source.epoch)? {
             return Ok(false);
         }
-        for at in self.mapper.pool.get(source.chunk).stale.clone() {
+        for at in self.mapper.pool.get(source.chunk).stale.clone().into_iter().rev() {
             if let ViewState::Stale(fence) = self.mapper.view(at).state
                 && !progress.wait_until_passed(fence.stream, fence.epoch)?
             {
@@ -175,34 +181,6 @@ impl<D: Driver> SlowPath<'_, D> {
         self.unmap_view(active)?;
         self.release_idle(source.chunk);
         Ok(true)
-    }
-
-    /// Removes the stale views whose last use has completed, when the driver's limit of mappings is near. Returns their
-    /// number.
-    fn drop_stale_views(&mut self) -> Result<usize, DriverError> {
-        if self.shared.geometry.keeps_mappings {
-            return Ok(0);
-        }
-        let stale: Vec<(ViewAt, Fence)> = self
-            .mapper
-            .segments
-            .iter()
-            .enumerate()
-            .flat_map(|(number, segment)| {
-                segment.table.iter().filter_map(move |view| match view.state {
-                    ViewState::Stale(fence) => Some((view_at(number, view.pages.start), fence)),
-                    ViewState::Active => None,
-                })
-            })
-            .collect();
-        let mut dropped = 0;
-        for (at, fence) in stale {
-            if self.progress().has_passed(fence.stream, fence.epoch)? {
-                self.unmap_view(at)?;
-                dropped += 1;
-            }
-        }
-        Ok(dropped)
     }
 
     /// Writes a finished growth into the books, and allocates the block.
@@ -237,8 +215,7 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Makes the active view of a free chunk stale, since the chunk's bytes are used elsewhere from now on.
     fn move_away(&mut self, source: &Source) {
         let from = self.mapper.pool.get(source.chunk).active.expect("a source has an active view");
-        let fence = Fence { stream: source.stream, epoch: source.epoch };
-        self.mapper.segments[from.segment as usize].table.set_state(from.page, ViewState::Stale(fence));
+        self.mapper.make_stale(from, Fence { stream: source.stream, epoch: source.epoch });
         self.mapper.harvested_chunks += 1;
     }
 
@@ -288,7 +265,9 @@ impl<D: Driver> SlowPath<'_, D> {
         if !failure.stuck.is_empty() {
             self.poison_target(plan, &failure.stuck);
         }
-        if failure.error.kind == DriverErrorKind::OutOfMemory && self.drop_stale_views()? > 0 {
+        let most = plan.fill.len() * DROPPED_FOR_EACH;
+        let drop = Drop { most, patience: usize::MAX };
+        if failure.error.kind == DriverErrorKind::OutOfMemory && self.drop_stale_views(drop)? > 0 {
             // The driver's own limit of mappings: now there are fewer.
             return Ok(Outcome::Again);
         }

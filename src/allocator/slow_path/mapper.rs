@@ -3,6 +3,7 @@
 
 use super::super::geometry::Geometry;
 use super::addresses::first_arena;
+use super::stale::StaleOrder;
 use crate::driver::ChunkHandle;
 use crate::pages::PageIndex;
 use crate::physical::{ChunkId, ChunkPool, ChunkSizes, ViewAt};
@@ -22,6 +23,8 @@ pub struct Mapper {
     pub left_behind: Vec<(DeviceAddr, u64)>,
     /// What was mapped behind blocks, in an allocator that keeps its mappings.
     pub kept: Vec<(ViewAt, ChunkHandle)>,
+    /// The stale views, oldest first.
+    pub stale_order: StaleOrder,
     /// Number and bytes of the slots of the next arena.
     pub next_arena: (usize, u64),
     /// Number of segments with addresses out of use because a driver sequence could not be undone.
@@ -41,6 +44,7 @@ impl Mapper {
             segments: Vec::new(),
             left_behind: Vec::new(),
             kept: Vec::new(),
+            stale_order: StaleOrder::default(),
             next_arena: first_arena(geometry),
             poisoned: 0,
             harvested_chunks: 0,

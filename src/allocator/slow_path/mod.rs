@@ -9,7 +9,8 @@
 //! addresses.rs  regions and the addresses behind them     teardown.rs  everything goes back
 //! plan/         decides, without a driver call            inspect/     statistics, snapshot, report
 //! execute.rs    carries a plan out                        check.rs     the invariants
-//! mapper.rs     chunks, segments, page tables               access.rs    access given again
+//! mapper.rs     chunks, segments, page tables           access.rs    access given again
+//! stale.rs      stale views, oldest first
 //! ```
 //!
 //! Threads: any; one at a time is inside. No stream state is locked during a driver call.
@@ -24,6 +25,7 @@ mod inspect;
 mod mapper;
 mod plan;
 mod ranges;
+mod stale;
 mod teardown;
 mod trim;
 
@@ -151,7 +153,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
     /// Releases the chunks that the caller created and did not use.
     fn release_created(&mut self) {
         for chunk in std::mem::take(&mut self.created) {
-            if self.mapper.pool.idle().any(|idle| idle == chunk) {
+            if self.mapper.pool.has_idle(chunk) {
                 self.release_idle(chunk);
             }
         }

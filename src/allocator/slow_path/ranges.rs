@@ -9,7 +9,7 @@ use super::plan::{Source, claim_sources, free_chunks};
 use super::{Door, SlowPath};
 use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
 use crate::pages::{PageCount, PageIndex, PageRange};
-use crate::physical::ChunkId;
+use crate::physical::{ChunkId, IdleTaken};
 use crate::segment::transaction::{Mapping, map_all};
 use crate::segment::{Segment, View, ViewState};
 use crate::stream::{Fence, NEVER, StreamIndex};
@@ -160,9 +160,8 @@ impl<D: Driver> SlowPath<'_, D> {
         let chunks: Vec<ChunkId> = views.iter().map(|view| view.chunk).collect();
         self.map_at_end(to, &chunks)?;
         let epoch = self.shared.streams.get(user).clock.lock().open();
-        let stale = ViewState::Stale(Fence { stream: user, epoch });
         for view in &views {
-            self.mapper.segments[from.segment].table.set_state(view.pages.start, stale);
+            self.mapper.make_stale(view_at(from.segment, view.pages.start), Fence { stream: user, epoch });
         }
         from.mapped = kept;
         from.note_user(user);
@@ -296,8 +295,9 @@ impl<D: Driver> SlowPath<'_, D> {
     /// free ones of the regions that fit, then new ones in the place of free ones that do not.
     fn gather(&mut self, pages: PageCount, requested: u64, user: StreamIndex) -> Result<Vec<ChunkId>, AllocError> {
         let (mut chunks, mut left) = (Vec::new(), pages);
+        let mut taken = IdleTaken::default();
         loop {
-            let refused = self.take_and_create(&mut left, &mut chunks)?;
+            let refused = self.take_and_create(&mut left, &mut chunks, &mut taken)?;
             if left == PageCount::ZERO {
                 return Ok(chunks);
             }
@@ -319,11 +319,11 @@ impl<D: Driver> SlowPath<'_, D> {
         &mut self,
         left: &mut PageCount,
         chunks: &mut Vec<ChunkId>,
+        taken: &mut IdleTaken,
     ) -> Result<Option<DriverError>, DriverError> {
         while *left > PageCount::ZERO {
-            let idle = self.mapper.pool.idle_up_to(*left).find(|idle| !chunks.contains(idle));
-            let chunk = match idle {
-                Some(idle) => idle,
+            let chunk = match self.mapper.pool.idle_up_to(*left, taken) {
+                Some((idle, _)) => idle,
                 None => {
                     let headroom = self.mapper.pool.headroom_pages();
                     if headroom == PageCount::ZERO {
@@ -336,7 +336,10 @@ impl<D: Driver> SlowPath<'_, D> {
                     }
                 }
             };
-            *left -= self.mapper.pool.get(chunk).pages;
+            let pages = self.mapper.pool.get(chunk).pages;
+            // A new chunk is idle, too, and behind all that are taken: no other of its size is left.
+            taken.take(pages);
+            *left -= pages;
             chunks.push(chunk);
         }
         Ok(None)

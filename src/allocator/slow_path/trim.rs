@@ -1,9 +1,16 @@
 //! Trimming: every completely free chunk can go back to the driver, also beside live blocks.
 
 use super::super::error::AllocError;
+use super::super::streams::directory::{Owner, Place};
+use super::super::streams::state::StreamState;
 use super::SlowPath;
-use super::plan::{Source, claim_sources, free_chunks};
+use super::plan::Source;
 use crate::driver::{Driver, DriverError};
+use crate::heap::BlockState;
+use crate::pages::PageRange;
+use crate::physical::{Chunk, ChunkId};
+use crate::segment::Segment;
+use std::cmp::Reverse;
 
 /// What [`Allocator::trim`](crate::Allocator::trim) did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
@@ -30,7 +37,7 @@ impl<D: Driver> SlowPath<'_, D> {
 
     fn trim_idle(&mut self, keep_bytes: u64) {
         while self.mapper.pool.held_bytes() > keep_bytes {
-            let Some(chunk) = self.mapper.pool.idle().last() else { break };
+            let Some(chunk) = self.mapper.pool.largest_idle() else { break };
             let before = self.mapper.pool.held_bytes();
             self.release_idle(chunk);
             if self.mapper.pool.held_bytes() == before {
@@ -45,11 +52,27 @@ impl<D: Driver> SlowPath<'_, D> {
         if self.wait_for_device()? {
             self.progress().settle_pending()?;
         }
-        let claimed = self.claim_free(keep_bytes);
+        if self.shared.geometry.keeps_mappings {
+            return Ok(());
+        }
+        let candidates = self.mapped_chunks();
+        let mut candidates = candidates.as_slice();
+        while !candidates.is_empty() && self.mapper.pool.held_bytes() > keep_bytes {
+            let (claimed, looked_at) = self.claim_some(candidates, keep_bytes);
+            candidates = &candidates[looked_at..];
+            self.give_back_all(&claimed)?;
+        }
+        Ok(())
+    }
+
+    /// Releases claimed chunks. One that cannot be waited for stays.
+    ///
+    /// # Errors
+    /// The driver's; the rest stays then, too.
+    fn give_back_all(&mut self, claimed: &[Source]) -> Result<(), DriverError> {
         for (number, source) in claimed.iter().enumerate() {
             let result = self.give_back(source);
             self.unclaim(source);
-            // A chunk that cannot be waited for stays; the others go all the same.
             if let Err(error) = result {
                 for source in &claimed[number + 1..] {
                     self.unclaim(source);
@@ -60,23 +83,136 @@ impl<D: Driver> SlowPath<'_, D> {
         Ok(())
     }
 
-    /// Claims free chunks, largest first, until at most `keep_bytes` would be held without them.
-    fn claim_free(&self, keep_bytes: u64) -> Vec<Source> {
-        if self.shared.geometry.keeps_mappings {
-            return Vec::new();
+    /// The chunks that are mapped in regions, the largest first; those of one region together.
+    fn mapped_chunks(&self) -> Vec<Candidate> {
+        let owners: Vec<Option<Owner>> = self.mapper.segments.iter().map(|segment| self.owner_of(segment)).collect();
+        let candidate = |(chunk, facts): (ChunkId, &Chunk)| {
+            let at = facts.active?;
+            let owner = owners[at.segment as usize]?;
+            (!self.mapper.pool.is_barred(chunk)).then(|| Candidate {
+                owner,
+                segment: at.segment,
+                pages: PageRange::new(at.page, facts.pages),
+                chunk,
+            })
+        };
+        let mut found: Vec<Candidate> = self.mapper.pool.iter().filter_map(candidate).collect();
+        found.sort_unstable_by_key(|it| (Reverse(it.pages.len()), it.segment, it.pages.start));
+        found
+    }
+
+    /// The region over a segment; none for that of a raw range.
+    fn owner_of(&self, segment: &Segment) -> Option<Owner> {
+        match self.shared.directory.find(segment.base) {
+            Place::Region(owner, _) => Some(owner),
+            Place::Unused | Place::Foreign => None,
         }
-        let mut states = self.shared.streams.lock_all();
-        let mut sources = free_chunks(&self.mapper, &states, None);
-        sources.sort_by_key(|source| std::cmp::Reverse(source.pages.len()));
+    }
+
+    /// Claims those of the first candidates that are completely free, as long as more than `keep_bytes` would be held without
+    /// them. Looks at no more than [`BATCH`] of one region, since its stream waits meanwhile. Returns how many it looked at.
+    fn claim_some(&self, candidates: &[Candidate], keep_bytes: u64) -> (Vec<Source>, usize) {
+        let Some(first) = candidates.first() else { return (Vec::new(), 0) };
+        let of_region = candidates.iter().take(BATCH).take_while(|candidate| candidate.segment == first.segment);
         let mut held = self.mapper.pool.held_bytes();
-        sources.retain(|source| {
-            let take = held > keep_bytes;
-            if take {
-                held -= source.pages.len().bytes(self.page_bytes());
+        let mut state = self.shared.streams.get(first.owner.stream).lock();
+        let (mut claimed, mut looked_at) = (Vec::new(), 0);
+        for candidate in of_region {
+            if held <= keep_bytes {
+                break;
             }
-            take
+            looked_at += 1;
+            if let Some(source) = candidate.claim(&mut state) {
+                held -= source.pages.len().bytes(self.page_bytes());
+                claimed.push(source);
+            }
+        }
+        (claimed, looked_at)
+    }
+}
+
+/// Most chunks that are looked at and claimed while their stream's state is locked.
+const BATCH: usize = 32;
+
+/// A chunk that may be completely free.
+struct Candidate {
+    owner: Owner,
+    segment: u32,
+    pages: PageRange,
+    chunk: ChunkId,
+}
+
+impl Candidate {
+    /// Claims the chunk where it is, if it is completely free.
+    fn claim(&self, state: &mut StreamState) -> Option<Source> {
+        let epoch_base = state.epoch_base;
+        let region = state.region(self.owner.region)?;
+        let bytes = self.pages.bytes(region.page_bytes);
+        let block = region.heap.block_around(bytes.start)?;
+        if block.state != BlockState::Free || bytes.end > block.offset + block.size {
+            return None;
+        }
+        region.set_pages(block.offset, self.pages, BlockState::Claimed);
+        Some(Source {
+            chunk: self.chunk,
+            stream: self.owner.stream,
+            region: self.owner.region,
+            block: block.offset,
+            pages: self.pages,
+            epoch: epoch_base + u64::from(block.epoch),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::allocator::Allocator;
+    use crate::driver::{ModelConfig, ModelDriver};
+    use crate::physical::ChunkPolicy;
+    use crate::testing::steps_of;
+    use crate::units::StreamId;
+    use std::sync::Arc;
+
+    const PAGE: u64 = 2 << 20;
+    const MAIN: StreamId = StreamId::DEFAULT;
+
+    fn allocator(pages: u64) -> Allocator<ModelDriver> {
+        let config = ModelConfig { capacity_bytes: pages * PAGE, ..ModelConfig::default() };
+        let builder = Allocator::builder(Arc::new(ModelDriver::new(config)));
+        builder.chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap()
+    }
+
+    /// Steps in the heap for each of `chunks`, to release them out of one free block.
+    fn steps_of_trim(chunks: u64) -> u64 {
+        let allocator = allocator(chunks);
+        let block = allocator.alloc(chunks * PAGE, MAIN).unwrap();
+        allocator.free(block).unwrap();
+        let steps = steps_of(|| assert_eq!(allocator.trim(0).unwrap().released_bytes, chunks * PAGE));
+        allocator.check();
+        steps / chunks
+    }
+
+    /// Steps in the heap for each of `chunks`, to gather them out of one free block and from between live ones.
+    fn steps_of_growth(chunks: u64) -> u64 {
+        let allocator = allocator(3 * chunks);
+        let blocks: Vec<_> = (0..chunks).map(|_| allocator.alloc(PAGE, MAIN).unwrap()).collect();
+        let block = allocator.alloc(chunks * PAGE, MAIN).unwrap();
+        let last = allocator.alloc(chunks * PAGE, MAIN).unwrap();
+        allocator.free(block).unwrap();
+        blocks.iter().step_by(2).for_each(|block| allocator.free(*block).unwrap());
+        let steps = steps_of(|| {
+            allocator.alloc((chunks + chunks / 2) * PAGE, MAIN).unwrap();
         });
-        claim_sources(&mut states, sources.iter());
-        sources
+        allocator.check();
+        allocator.free(last).unwrap();
+        steps / chunks
+    }
+
+    #[test]
+    fn the_cost_of_a_chunk_does_not_grow_with_their_number() {
+        for steps in [steps_of_trim, steps_of_growth] {
+            let (few, many) = (steps(64), steps(2048));
+            assert!(few > 0 && many <= few + few / 2, "{few} steps a chunk of 64, {many} of 2048");
+        }
     }
 }

@@ -126,7 +126,10 @@ pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> Code {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> Code {
-    let state = begin!("cuCtxSetCurrent");
+    set_current(begin!("cuCtxSetCurrent"), context)
+}
+
+fn set_current(state: &State, context: *mut c_void) -> Code {
     let found = find_context(state, context);
     if found.is_none() && !context.is_null() {
         return CONTEXT;
@@ -203,9 +206,9 @@ pub unsafe extern "C" fn cuCtxEnablePeerAccess(peer: *mut c_void, flags: c_uint)
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPushCurrent_v2(context: *mut c_void) -> Code {
+    let state = begin!("cuCtxPushCurrent");
     BELOW.with_borrow_mut(|below| below.push(CURRENT.get()));
-    // SAFETY: the same contract.
-    let code = unsafe { cuCtxSetCurrent(context) };
+    let code = set_current(state, context);
     if code != OK {
         BELOW.with_borrow_mut(Vec::pop);
     }

@@ -4,7 +4,7 @@
 use super::super::super::kind::RegionKind;
 use super::{Backing, Fill, Recreation, Source, Survey};
 use crate::pages::{PageCount, PageIndex, PageRange};
-use crate::physical::ChunkId;
+use crate::physical::IdleTaken;
 use std::collections::BTreeMap;
 
 /// Finds chunks for runs of pages.
@@ -12,7 +12,7 @@ pub(super) struct Filler<'a> {
     survey: &'a Survey<'a>,
     /// The sources that may be taken, by number: by [`Wait`], then by pages; the next to take is the last of a list.
     unused: [BTreeMap<PageCount, Vec<usize>>; Wait::ALL.len()],
-    idle_used: Vec<ChunkId>,
+    idle_taken: IdleTaken,
     /// Number of pages created.
     created: PageCount,
     /// Number of pages released and not created again.
@@ -48,7 +48,7 @@ impl<'a> Filler<'a> {
         Self {
             survey,
             unused,
-            idle_used: Vec::new(),
+            idle_taken: IdleTaken::default(),
             created: PageCount::ZERO,
             released: PageCount::ZERO,
             fill,
@@ -86,10 +86,9 @@ impl<'a> Filler<'a> {
     }
 
     fn idle(&mut self, pages: PageCount) -> Option<(Backing, PageCount)> {
-        let pool = &self.survey.mapper.pool;
-        let chunk = pool.idle_up_to(pages).find(|chunk| !self.idle_used.contains(chunk))?;
-        self.idle_used.push(chunk);
-        Some((Backing::Idle(chunk), pool.get(chunk).pages))
+        let (chunk, size) = self.survey.mapper.pool.idle_up_to(pages, &self.idle_taken)?;
+        self.idle_taken.take(size);
+        Some((Backing::Idle(chunk), size))
     }
 
     /// A new chunk, as long as no more than `allowed` pages are created in all.

@@ -64,13 +64,20 @@ pub fn free_chunks(mapper: &Mapper, states: &AllStates<'_>, of_stream: Option<St
     sources
 }
 
-/// Claims completely free chunks where they are.
+/// Claims completely free chunks where they are: in the order of their addresses, so that what is left of a block is found
+/// behind the chunk that was claimed in it before.
 pub fn claim_sources<'s>(states: &mut AllStates<'_>, sources: impl Iterator<Item = &'s Source>) {
+    let mut sources: Vec<&Source> = sources.collect();
+    sources.sort_unstable_by_key(|source| (source.stream, source.region, source.pages.start));
+    let mut before: Option<&Source> = None;
     for source in sources {
         let state = &mut states[source.stream.0 as usize];
         let region = state.region(source.region).expect("sources come from regions");
-        let first = walk_to(&region.heap, source.block, source.pages.start.offset(region.page_bytes));
+        let of_block = |it: &&Source| (it.stream, it.region, it.block) == (source.stream, source.region, source.block);
+        let from = before.filter(of_block).map_or(source.block, |it| it.pages.start.offset(region.page_bytes));
+        let first = walk_to(&region.heap, from, source.pages.start.offset(region.page_bytes));
         region.set_pages(first, source.pages, BlockState::Claimed);
+        before = Some(source);
     }
 }
 
