@@ -98,6 +98,16 @@ pub fn capture_op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Operations that open pools, capture graphs and replay them.
+pub fn graph_op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        1 => Just(Op::OpenPool),
+        3 => any::<u8>().prop_map(|stream| Op::BeginCapture { stream }),
+        3 => any::<u8>().prop_map(|stream| Op::EndCapture { stream }),
+        4 => (any::<u8>(), any::<u8>()).prop_map(|(graph, stream)| Op::Replay { graph, stream }),
+    ]
+}
+
 /// All operations, in a world with pages of `page_bytes` bytes.
 pub fn op(page_bytes: u64) -> impl Strategy<Value = Op> {
     let failure = prop_oneof![
@@ -111,6 +121,7 @@ pub fn op(page_bytes: u64) -> impl Strategy<Value = Op> {
         8 => range_op(),
         2 => handle_op(),
         1 => capture_op(),
+        2 => graph_op(),
         1 => (0_u8..48).prop_map(|pages| Op::Budget { pages }),
         1 => (0_u8..24).prop_map(|pages| Op::External { pages }),
         2 => (0_u8..12, failure).prop_map(|(nth, kind)| Op::Fail { nth, kind }),

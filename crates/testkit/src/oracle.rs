@@ -25,8 +25,10 @@ pub struct Block {
     pub recorded: Vec<StreamId>,
     /// The stream of the last work on it.
     pub last_user: StreamId,
-    /// The seed of its content.
-    pub seed: u64,
+    /// The seed of its content. `None` for a block of a pool, while nothing says what it holds.
+    pub content: Option<u64>,
+    /// The capture or graph that wrote it last, and the seed that it wrote.
+    pub graph: Option<(u64, u64)>,
 }
 
 impl Block {
@@ -83,11 +85,15 @@ impl Promise {
     }
 }
 
-/// Returns a free block, of any stream and kind, that has `bytes` bytes at a multiple of `alignment`.
-pub fn fitting_block<D: Device>(allocator: &Subject<D>, bytes: u64, alignment: u64) -> Option<BlockSnapshot> {
-    let size = round_up(bytes.max(1), GRANULE)?;
+/// Returns the free blocks, of any stream and kind, that have `bytes` bytes at a multiple of `alignment`.
+pub fn fitting_blocks<D: Device>(
+    allocator: &Subject<D>,
+    bytes: u64,
+    alignment: u64,
+) -> impl Iterator<Item = BlockSnapshot> {
+    let size = round_up(bytes.max(1), GRANULE).unwrap_or(u64::MAX);
     let blocks = allocator.snapshot().regions.into_iter().flat_map(|region| region.blocks);
-    blocks.filter(|block| block.state == BlockState::Free).find(|block| {
+    blocks.filter(|block| block.state == BlockState::Free).filter(move |block| {
         let start = round_up(block.addr.0, alignment).and_then(|start| start.checked_add(size));
         start.is_some_and(|end| end <= block.addr.0 + block.bytes)
     })

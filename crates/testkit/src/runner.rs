@@ -3,6 +3,7 @@
 use crate::device::{Device, World};
 use crate::op::{Failure, Op};
 use crate::oracle::{Oracle, Subject};
+use crate::pools::{Graphs, Pool};
 use crate::show::PrintOnPanic;
 use crate::summary::Summary;
 use crate::witness::Witness;
@@ -24,6 +25,7 @@ pub struct Runner<D: Device> {
     /// A stream was captured that may have been destroyed since, for all that the allocators know: so they cannot ask
     /// whether the capture has ended.
     pub(crate) capture_unseen: bool,
+    pub(crate) graphs: Graphs,
     armed: Option<Failure>,
     pub(crate) promising: bool,
     /// No operation ran since the last check.
@@ -41,16 +43,21 @@ pub(crate) struct Instance<D: Device> {
     /// In the order of the oracle's ranges.
     pub(crate) ranges: Vec<VirtualRange<FaultDriver<Witness<D>>>>,
     pub(crate) oracle: Oracle,
+    /// For an allocator that keeps its mappings.
+    pub(crate) pool: Option<Pool>,
     pub(crate) lost: bool,
 }
 
 impl<D: Device> Instance<D> {
-    pub(crate) fn open(world: &World, driver: &Arc<FaultDriver<Witness<D>>>, streams: &[StreamId]) -> Self {
+    fn open(world: &World, driver: &Arc<FaultDriver<Witness<D>>>, streams: &[StreamId], pool: Option<Pool>) -> Self {
         let mut builder = world.settings(Allocator::builder(Arc::clone(driver)));
         builder = match world.slack_percent {
             0 => builder.slack(f64::INFINITY),
             percent => builder.slack(1.0 + f64::from(percent) / 100.0),
         };
+        if pool.is_some() {
+            builder = builder.keep_mappings();
+        }
         let allocator = builder.build().expect("a world has valid settings");
         if world.kept {
             for stream in streams {
@@ -59,7 +66,7 @@ impl<D: Device> Instance<D> {
             }
         }
         let oracle = Oracle { ceiling: world.bytes(), ..Oracle::default() };
-        Self { handles: vec![allocator], ranges: Vec::new(), oracle, lost: false }
+        Self { handles: vec![allocator], ranges: Vec::new(), oracle, pool, lost: false }
     }
 
     pub(crate) fn allocator(&self) -> &Subject<D> {
@@ -82,7 +89,7 @@ impl<D: Device> Runner<D> {
         let driver = Arc::new(FaultDriver::new(Witness::new(D::open(world))));
         let mut streams = vec![StreamId::DEFAULT];
         streams.extend((1..world.streams).map(|_| driver.create_stream().expect("the device can create streams")));
-        let instance = Instance::open(world, &driver, &streams);
+        let instance = Instance::open(world, &driver, &streams, None);
         Self {
             world: *world,
             driver,
@@ -90,12 +97,18 @@ impl<D: Device> Runner<D> {
             current: 0,
             streams,
             capture_unseen: false,
+            graphs: Graphs::default(),
             armed: None,
             promising: true,
             checked: false,
             next_seed: 1,
             summary: Summary::default(),
         }
+    }
+
+    /// Opens another allocator, which keeps its mappings if it is a pool.
+    pub(crate) fn open(&mut self, pool: Option<Pool>) -> Instance<D> {
+        Instance::open(&self.world, &self.driver, &self.streams, pool)
     }
 
     /// Returns the allocator that operations are applied to.
@@ -131,6 +144,7 @@ impl<D: Device> Runner<D> {
             | Op::Resume { .. }
             | Op::BeginCapture { .. }
             | Op::EndCapture { .. }
+            | Op::Replay { .. }
             | Op::External { .. }
             | Op::Fail { .. }
             | Op::Thread { .. }
@@ -150,6 +164,9 @@ impl<D: Device> Runner<D> {
         for instance in &mut self.instances {
             let allocator = instance.handles.last().expect("every allocator has a handle");
             let stats = instance.oracle.check(&self.world, allocator);
+            if let Some(pool) = &instance.pool {
+                pool.check(self.driver.inner());
+            }
             sum = (sum.0 + stats.reserved_bytes, sum.1 + stats.chunks, sum.2 + stats.mappings);
             for (range, known) in instance.ranges.iter().zip(&instance.oracle.ranges) {
                 let mapped = known.pages.len() as u64 * self.world.page_bytes;
@@ -201,11 +218,9 @@ impl<D: Device> Runner<D> {
             Op::Complete { stream } => self.driver.complete(self.stream(stream)),
             Op::Resume { stream } => self.driver.resume(self.stream(stream)),
             Op::Renew { stream } => self.renew(stream),
-            Op::BeginCapture { stream } => {
-                self.capture_unseen |= !self.world.kept;
-                self.set_capturing(self.stream(stream), true);
-            }
-            Op::EndCapture { stream } => self.set_capturing(self.stream(stream), false),
+            Op::BeginCapture { stream } => self.begin_capture(self.stream(stream)),
+            Op::EndCapture { stream } => self.end_capture(self.stream(stream)),
+            Op::Replay { graph, stream } => self.replay(usize::from(graph), self.stream(stream)),
             Op::ReserveRange { .. }
             | Op::GrowRange { .. }
             | Op::ShrinkRange { .. }
@@ -213,9 +228,12 @@ impl<D: Device> Runner<D> {
             | Op::WriteRange { .. }
             | Op::ReadRange { .. }
             | Op::DropRange { .. } => self.act_on_ranges(op),
-            Op::CopyHandle | Op::DropHandle { .. } | Op::CloseHandle | Op::OpenAllocator | Op::UseAllocator { .. } => {
-                self.act_on_handles(op)
-            }
+            Op::CopyHandle
+            | Op::DropHandle { .. }
+            | Op::CloseHandle
+            | Op::OpenAllocator
+            | Op::OpenPool
+            | Op::UseAllocator { .. } => self.act_on_handles(op),
             Op::Trim { keep } => {
                 let keep_bytes = u64::from(keep) * self.world.page_bytes;
                 let before = self.allocator().reserved_bytes();
@@ -280,7 +298,7 @@ impl<D: Device> Runner<D> {
         self.streams[usize::from(number) % self.streams.len()]
     }
 
-    fn set_capturing(&self, stream: StreamId, capturing: bool) {
+    pub(crate) fn set_capturing(&self, stream: StreamId, capturing: bool) {
         self.driver.inner().inner().set_capturing(stream, capturing);
     }
 
@@ -289,9 +307,9 @@ impl<D: Device> Runner<D> {
         self.streams.iter().any(|stream| self.driver.is_capturing(*stream))
     }
 
-    /// Returns `true` if a request for memory that is free must succeed.
+    /// Returns `true` if a request for memory that is free must succeed. Memory of a pool serves its own stream only.
     pub(crate) fn is_promising(&self) -> bool {
-        self.promising && !self.may_be_capturing()
+        self.promising && !self.may_be_capturing() && self.instance().pool.is_none()
     }
 
     /// Returns `true` if a stream is being captured, as far as the allocators know.
@@ -321,9 +339,8 @@ impl<D: Device> Runner<D> {
         if !self.checked {
             self.check();
         }
-        for stream in &self.streams {
-            self.set_capturing(*stream, false);
-        }
+        self.end_captures();
+        self.replay_all();
         while !self.instances.is_empty() {
             self.current = self.instances.len() - 1;
             for range in 0..self.instance().ranges.len() {

@@ -4,7 +4,7 @@
 //! Under `cfg(shuttle)`, the threads and the allocator's locks are those of shuttle, which tries different schedules.
 
 use crate::device::{Device, World};
-use crate::oracle::{Block, Subject};
+use crate::oracle::Subject;
 use crate::witness::Witness;
 use gapless::Allocator;
 use gapless::allocator::{AllocError, CloseError, Stats, StreamError, VirtualRange};
@@ -68,6 +68,16 @@ struct Shared<'a, D: Device> {
     /// Blocks that any thread may take over.
     passed_on: Mutex<Vec<Block>>,
     progress: &'a Progress,
+}
+
+/// A live block. Any thread may own it.
+struct Block {
+    addr: DeviceAddr,
+    bytes: u64,
+    /// The stream of the last work on it.
+    last_user: StreamId,
+    /// The seed of its content.
+    seed: u64,
 }
 
 /// A raw range of one thread. All of its pages were last used on one stream.
@@ -341,7 +351,7 @@ impl<D: Device> Shared<'_, D> {
                     owned.insert(addr.0, end);
                 }
                 self.witness().fill(stream, addr, bytes, seed).expect("invariant 2: new memory can be written");
-                blocks.push(Block { addr, bytes, home: Some(stream), recorded: Vec::new(), last_user: stream, seed });
+                blocks.push(Block { addr, bytes, last_user: stream, seed });
             }
             Err(error) => {
                 self.progress.failed.fetch_add(1, Ordering::Relaxed);
