@@ -20,7 +20,7 @@ fn main() -> std::io::Result<()> {
     let shrink = |range, pages| ShrinkRange { range, pages };
     let take = |to, from, pages, stream| TakeRange { to, from, pages, stream };
     let holes = [alloc(2, 0), alloc(2, 0), alloc(2, 0), alloc(2, 0), free(0), free(1)];
-    let seeds: [(&str, u8, u8, Vec<Op>); 22] = [
+    let seeds: [(&str, u8, u8, Vec<Op>); 25] = [
         (
             "small_blocks",
             8,
@@ -156,6 +156,64 @@ fn main() -> std::io::Result<()> {
                 free(0),
                 EndCapture { stream: 1 },
                 alloc(8, 0),
+            ],
+        ),
+        (
+            "replayed",
+            8,
+            0,
+            vec![
+                OpenPool,
+                BeginCapture { stream: 1 },
+                alloc(2, 1),
+                alloc(2, 1),
+                free(0),
+                EndCapture { stream: 1 },
+                Replay { graph: 0, stream: 2 },
+                Trim { keep: 0 },
+                alloc(4, 0),
+                alloc(2, 1),
+                free(0),
+                Budget { pages: 3 },
+                alloc(4, 1),
+                CloseHandle,
+            ],
+        ),
+        (
+            "replayed_on_two_streams",
+            8,
+            0,
+            vec![
+                OpenPool,
+                alloc(1, 1),
+                BeginCapture { stream: 1 },
+                Write { block: 0, stream: 1 },
+                BeginCapture { stream: 2 },
+                alloc(2, 2),
+                EndCapture { stream: 1 },
+                EndCapture { stream: 2 },
+                Replay { graph: 1, stream: 0 },
+                Read { block: 1, stream: 1 },
+                free(1),
+                Replay { graph: 0, stream: 2 },
+                alloc(3, 2),
+            ],
+        ),
+        (
+            // The new stream is not the one that the graph was captured on.
+            "replayed_without_its_stream",
+            8,
+            0,
+            vec![
+                OpenPool,
+                BeginCapture { stream: 1 },
+                alloc(3, 1),
+                EndCapture { stream: 1 },
+                free(0),
+                Renew { stream: 1 },
+                Replay { graph: 0, stream: 2 },
+                Trim { keep: 0 },
+                alloc(3, 1),
             ],
         ),
         (
