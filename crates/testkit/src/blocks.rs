@@ -79,9 +79,9 @@ impl<D: Device> Runner<D> {
         self.instance_mut().oracle.remove(block.addr.0);
     }
 
-    /// Queues work that verifies a block, if it is known what it holds.
+    /// Queues work that verifies a block, if it is known what it holds and the stream is not another thread's own.
     fn verify(&mut self, block: &Block, stream: StreamId) {
-        if self.captured(block.addr, stream, None) {
+        if !self.is_here(stream) || self.captured(block.addr, stream, None) {
             return;
         }
         let Some(seed) = block.content else { return };

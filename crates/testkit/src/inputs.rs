@@ -16,9 +16,20 @@ pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
         prop::sample::select(vec![u32::MAX, u32::MAX, 4]),
         prop::sample::select(vec![0, 0, 0, SMALL_REGION]),
         any::<bool>(),
+        any::<bool>(),
     )
         .prop_map(
-            move |(pages, chunk_pages, streams, slack_percent, mapping_limit, epoch_limit, region_pages, kept)| World {
+            move |(
+                pages,
+                chunk_pages,
+                streams,
+                slack_percent,
+                mapping_limit,
+                epoch_limit,
+                region_pages,
+                kept,
+                own_streams,
+            )| World {
                 pages: pages + region_pages,
                 page_bytes,
                 chunk_pages,
@@ -28,6 +39,7 @@ pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
                 region_pages,
                 epoch_limit,
                 kept,
+                own_streams,
             },
         )
 }

@@ -18,6 +18,7 @@ mod inputs;
 mod misuse;
 mod op;
 mod oracle;
+mod own;
 mod pools;
 #[cfg(feature = "properties")]
 mod prove;

@@ -173,7 +173,7 @@ pub enum Op {
         /// The error that it returns.
         kind: Failure,
     },
-    /// Continue on another thread.
+    /// Continue on another thread, where the threads' own stream is another one.
     Thread {
         /// Number of the thread.
         thread: u8,

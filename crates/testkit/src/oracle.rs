@@ -2,11 +2,12 @@
 //! numbered invariants of the design).
 
 use crate::device::{Device, World};
+use crate::own::Elsewhere;
 use crate::witness::Witness;
 use gapless::GRANULE;
 use gapless::allocator::BlockState;
 use gapless::allocator::{Allocator, BlockSnapshot, LiveAllocation, OutOfMemory, Stats, StreamUse, Trimmed};
-use gapless::driver::{ChunkHandle, FaultDriver, MemoryDriver};
+use gapless::driver::{ChunkHandle, FaultDriver, MemoryDriver, PER_THREAD_STREAM};
 use gapless::units::{DeviceAddr, StreamId, round_up};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
@@ -258,13 +259,15 @@ impl Oracle {
     ///
     /// # Panics
     /// Panics if a check fails.
-    pub fn check<D: Device>(&mut self, world: &World, allocator: &Subject<D>) -> Stats {
+    pub(crate) fn check<D: Device>(&mut self, world: &World, elsewhere: &Elsewhere, allocator: &Subject<D>) -> Stats {
         allocator.check();
         let driver = allocator.driver().inner();
         self.live_pages(world, driver);
         Self::check_device(driver);
 
-        let mut known: Vec<_> = self.live.values().map(|block| (block.addr, block.bytes, block.home)).collect();
+        let handle = |home| if elsewhere.end_of(home).is_some() { PER_THREAD_STREAM } else { home };
+        let mut known: Vec<_> =
+            self.live.values().map(|block| (block.addr, block.bytes, block.home.map(handle))).collect();
         // The stream that a block has outlived may have given its place to another.
         let home = |leak: &LiveAllocation| self.live.get(&leak.addr.0)?.home.map(|_| leak.stream);
         let mut live: Vec<_> = allocator.live().iter().map(|leak| (leak.addr, leak.bytes, home(leak))).collect();

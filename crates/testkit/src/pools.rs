@@ -15,7 +15,7 @@ use crate::device::Device;
 use crate::oracle::{Block, fitting_blocks};
 use crate::runner::Runner;
 use crate::witness::Witness;
-use gapless::driver::{ChunkHandle, HoldStreams, StreamDriver, WorkDriver};
+use gapless::driver::{ChunkHandle, HoldStreams, PER_THREAD_STREAM, StreamDriver, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
 use std::collections::{BTreeMap, HashMap};
 
@@ -114,7 +114,8 @@ impl<D: Device> Runner<D> {
     /// Begins the capture of a stream. Its work with pools has to complete before: a replay could not be ordered behind it
     /// during the capture.
     pub(crate) fn begin_capture(&mut self, stream: StreamId) {
-        self.capture_unseen |= !self.world.kept;
+        // Nobody but its thread can be sure that a thread's own stream lives.
+        self.capture_unseen |= !self.world.kept || stream == PER_THREAD_STREAM;
         for pool in self.instances.iter_mut().filter_map(|instance| instance.pool.as_mut()) {
             if pool.leave(stream) {
                 self.driver.inner().synchronize(stream).expect("a stream can be waited for");
@@ -147,8 +148,8 @@ impl<D: Device> Runner<D> {
     }
 
     pub(crate) fn end_captures(&mut self) {
-        for stream in self.streams.clone() {
-            self.end_capture(stream);
+        for capture in self.graphs.captures.clone() {
+            self.end_capture(capture.stream);
         }
     }
 

@@ -3,13 +3,14 @@
 use crate::device::{Device, World};
 use crate::op::{Failure, Op};
 use crate::oracle::{Oracle, Subject};
+use crate::own::Elsewhere;
 use crate::pools::{Graphs, Pool};
 use crate::show::PrintOnPanic;
 use crate::summary::Summary;
 use crate::witness::Witness;
 use gapless::Allocator;
 use gapless::allocator::{AllocError, StreamError, VirtualRange};
-use gapless::driver::{DriverError, Fault, FaultDriver, HoldStreams, StreamDriver, WorkDriver};
+use gapless::driver::{DriverError, Fault, FaultDriver, HoldStreams, PER_THREAD_STREAM, StreamDriver, WorkDriver};
 use gapless::units::StreamId;
 use std::sync::Arc;
 
@@ -21,7 +22,9 @@ pub struct Runner<D: Device> {
     pub(crate) instances: Vec<Instance<D>>,
     /// Index of the allocator that operations are applied to.
     pub(crate) current: usize,
+    /// The streams that were created, and the default one.
     pub(crate) streams: Vec<StreamId>,
+    pub(crate) elsewhere: Elsewhere,
     /// A stream was captured that may have been destroyed since, for all that the allocators know: so they cannot ask
     /// whether the capture has ended.
     pub(crate) capture_unseen: bool,
@@ -96,6 +99,7 @@ impl<D: Device> Runner<D> {
             instances: vec![instance],
             current: 0,
             streams,
+            elsewhere: Elsewhere::default(),
             capture_unseen: false,
             graphs: Graphs::default(),
             armed: None,
@@ -163,7 +167,7 @@ impl<D: Device> Runner<D> {
         let mut sum = (0, 0, 0);
         for instance in &mut self.instances {
             let allocator = instance.handles.last().expect("every allocator has a handle");
-            let stats = instance.oracle.check(&self.world, allocator);
+            let stats = instance.oracle.check(&self.world, &self.elsewhere, allocator);
             if let Some(pool) = &instance.pool {
                 pool.check(self.driver.inner());
             }
@@ -293,9 +297,10 @@ impl<D: Device> Runner<D> {
         instance.handles.pop().expect("every allocator has a handle")
     }
 
-    /// Returns the stream with a number, modulo the number of streams.
+    /// Returns the stream with a number, modulo the number of streams. The last one may be the calling thread's own.
     pub fn stream(&self, number: u8) -> StreamId {
-        self.streams[usize::from(number) % self.streams.len()]
+        let streams = self.streams.len() + usize::from(self.world.own_streams);
+        self.streams.get(usize::from(number) % streams).copied().unwrap_or(PER_THREAD_STREAM)
     }
 
     pub(crate) fn set_capturing(&self, stream: StreamId, capturing: bool) {
@@ -304,7 +309,8 @@ impl<D: Device> Runner<D> {
 
     /// Returns `true` if a stream is being captured. Memory that waits for it cannot be used until the capture ends.
     pub(crate) fn is_capturing(&self) -> bool {
-        self.streams.iter().any(|stream| self.driver.is_capturing(*stream))
+        let own = self.world.own_streams && self.driver.is_capturing(PER_THREAD_STREAM);
+        own || self.streams.iter().any(|stream| self.driver.is_capturing(*stream))
     }
 
     /// Returns `true` if a request for memory that is free must succeed. Memory of a pool serves its own stream only.
@@ -323,7 +329,14 @@ impl<D: Device> Runner<D> {
         if earlier == later {
             return true;
         }
-        if self.driver.is_capturing(earlier) || self.driver.is_capturing(later) {
+        if self.driver.is_capturing(later) {
+            return false;
+        }
+        if let Some(end) = self.elsewhere.end_of(earlier) {
+            self.driver.inner().stream_wait(later, end).expect("streams can be ordered");
+            return true;
+        }
+        if self.driver.is_capturing(earlier) {
             return false;
         }
         self.driver.inner().order(earlier, later).expect("streams can be ordered");
@@ -349,6 +362,7 @@ impl<D: Device> Runner<D> {
             let instance = self.instances.remove(self.current);
             self.end(instance);
         }
+        self.forget_threads();
         let summary = self.summary;
         for stream in self.streams.drain(1..) {
             self.driver.inner().destroy_stream(stream).expect("the stream can be destroyed");

@@ -2,7 +2,7 @@
 //! byte changes one operation, and seeds can be written as operations.
 //!
 //! ```text
-//!   header  pages-4  chunk  streams  slack  limit  epochs  region  kept
+//!   header  pages-4  chunk  streams  slack  limit  epochs  region  kept|own
 //!   record  tag  small  number(2)  bytes(4)  nth  failure       (little-endian)
 //! ```
 
@@ -38,6 +38,7 @@ pub fn decode(bytes: &[u8], extra: Extra) -> Option<(World, Vec<Op>)> {
         epoch_limit: if header[5] % 4 == 3 { 2 + u32::from(header[5] / 4) } else { u32::MAX },
         region_pages,
         kept: header[7] % 2 == 0,
+        own_streams: header[7] / 2 % 2 == 1,
         ..World::default()
     };
     let mut ops = Vec::new();
