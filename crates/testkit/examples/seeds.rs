@@ -20,7 +20,7 @@ fn main() -> std::io::Result<()> {
     let shrink = |range, pages| ShrinkRange { range, pages };
     let take = |to, from, pages, stream| TakeRange { to, from, pages, stream };
     let holes = [alloc(2, 0), alloc(2, 0), alloc(2, 0), alloc(2, 0), free(0), free(1)];
-    let seeds: [(&str, u8, u8, Vec<Op>); 25] = [
+    let seeds: [(&str, u8, u8, Vec<Op>); 27] = [
         (
             "small_blocks",
             8,
@@ -103,6 +103,40 @@ fn main() -> std::io::Result<()> {
                 Thread { thread: 2 },
                 alloc(3, 1),
                 Record { block: 0, stream: 0 },
+            ],
+        ),
+        (
+            // Memory of the first thread's own stream for the second thread's.
+            "own_streams",
+            8,
+            0,
+            vec![
+                Hold { stream: 3 },
+                alloc(8, 3),
+                free(0),
+                Thread { thread: 1 },
+                alloc(8, 3),
+                Write { block: 0, stream: 1 },
+                free(0),
+                alloc(4, 0),
+            ],
+        ),
+        (
+            "own_stream_used_elsewhere",
+            8,
+            0,
+            vec![
+                alloc(4, 3),
+                alloc(4, 0),
+                Hold { stream: 3 },
+                Write { block: 1, stream: 3 },
+                Thread { thread: 1 },
+                Write { block: 0, stream: 3 },
+                free(0),
+                free(0),
+                alloc(8, 3),
+                Thread { thread: 0 },
+                Read { block: 0, stream: 3 },
             ],
         ),
         (
@@ -297,6 +331,9 @@ fn main() -> std::io::Result<()> {
             let mut bytes = encode(*pages, *chunk, if *name == "four_streams" { 4 } else { 3 }, ops);
             if *name == "further_region" {
                 bytes[6] = 3;
+            }
+            if name.starts_with("own_stream") {
+                bytes[7] = 2;
             }
             if target == "faults" {
                 // Before the last operation, the third call fails.

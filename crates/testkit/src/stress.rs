@@ -8,7 +8,7 @@ use crate::oracle::Subject;
 use crate::witness::Witness;
 use gapless::Allocator;
 use gapless::allocator::{AllocError, CloseError, Stats, StreamError, VirtualRange};
-use gapless::driver::{DriverErrorKind, Fault, FaultDriver, HoldStreams, WorkDriver};
+use gapless::driver::{DriverErrorKind, Fault, FaultDriver, HoldStreams, PER_THREAD_STREAM, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -215,8 +215,15 @@ impl<D: Device> Shared<'_, D> {
         assert_eq!(driver.inner().broken_rules(), [""; 0]);
     }
 
+    /// Returns any stream. It may be the thread's own.
+    fn stream(&self, random: &mut Random) -> StreamId {
+        let streams = self.streams.len() as u64 + u64::from(self.world.own_streams);
+        let number = usize::try_from(random.below(streams)).expect("small");
+        self.streams.get(number).copied().unwrap_or(PER_THREAD_STREAM)
+    }
+
     fn step(&self, random: &mut Random, blocks: &mut Vec<Block>) {
-        let stream = self.streams[usize::try_from(random.below(self.streams.len() as u64)).expect("small")];
+        let stream = self.stream(random);
         let page = self.world.page_bytes;
         match random.below(40) {
             0..=13 => {
@@ -238,7 +245,7 @@ impl<D: Device> Shared<'_, D> {
             }
             29..=31 => {
                 if let Some(block) = blocks.pop() {
-                    self.passed_on.lock().push(block);
+                    self.pass_on(block, random.below(u64::MAX), blocks);
                 }
             }
             32..=33 => blocks.extend(self.passed_on.lock().pop()),
@@ -266,7 +273,7 @@ impl<D: Device> Shared<'_, D> {
     /// Runs an operation on one of the thread's own ranges. After a failure, the range itself tells what is mapped.
     fn step_range(&self, random: &mut Random, ranges: &mut Vec<Raw<D>>) {
         let page = self.world.page_bytes;
-        let stream = self.streams[usize::try_from(random.below(self.streams.len() as u64)).expect("small")];
+        let stream = self.stream(random);
         let pages = random.below(4);
         match (random.below(8), &mut ranges[..]) {
             (0, [] | [_]) => match self.allocator.reserve_range((1 + random.below(8)) * page) {
@@ -374,6 +381,15 @@ impl<D: Device> Shared<'_, D> {
         self.verify(block, stream);
         self.witness().fill(stream, block.addr, block.bytes, seed).expect("invariant 2: a live block");
         (block.seed, block.last_user) = (seed, stream);
+    }
+
+    /// Lets any thread take over a block. Other threads cannot name this thread's own stream, so the default one uses it last.
+    fn pass_on(&self, mut block: Block, seed: u64, blocks: &mut Vec<Block>) {
+        if block.last_user == PER_THREAD_STREAM {
+            self.use_on(&mut block, StreamId::DEFAULT, seed);
+        }
+        // After an injected failure it stays.
+        if block.last_user == PER_THREAD_STREAM { blocks.push(block) } else { self.passed_on.lock().push(block) }
     }
 
     fn verify(&self, block: &Block, stream: StreamId) {

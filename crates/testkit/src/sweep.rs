@@ -43,6 +43,8 @@ pub fn cases(page: u32) -> Vec<Case> {
     // A graph that used four pages, of which half are a live block, and a replay of it in flight on another stream.
     let graph = [OpenPool, begin(1), alloc(2, 1), alloc(2, 1), free(0), end(1), Replay { graph: 0, stream: 2 }];
     let in_flight = |more: &[Op]| [&graph[..], more].concat();
+    // The fourth stream is the thread's own.
+    let own_streams = World { own_streams: true, ..usual };
     let few_mappings = World { mapping_limit: 8, ..usual };
     let small = |stream| Alloc { bytes: 100, align: 9, stream };
     // The first arena has no free slot, the region of large blocks has a hole of four pages, and the free chunks have
@@ -79,6 +81,15 @@ pub fn cases(page: u32) -> Vec<Case> {
         Case { world: not_kept, ..case("a new stream's first", &[alloc(1, 0)], alloc(2, 1)) },
         Case { world: not_kept, ..case("a wait for the device", &held_other, alloc(8, 0)) },
         Case { world: not_kept, ..case("another stream of the same handle", &renewed, alloc(8, 1)) },
+        Case { world: own_streams, ..case("the thread's own stream", &[alloc(1, 0)], alloc(2, 3)) },
+        Case {
+            world: own_streams,
+            ..case("memory of the thread's own stream", &[Hold { stream: 3 }, alloc(8, 3), free(0)], alloc(8, 0))
+        },
+        Case {
+            world: own_streams,
+            ..case("a block of the thread's own stream", &[alloc(2, 3), Write { block: 0, stream: 1 }], free(0))
+        },
         case("the handle of a forgotten stream", &renewed, alloc(8, 1)),
         case("a shared block freed", &[Hold { stream: 1 }, alloc(2, 0), Read { block: 0, stream: 1 }], free(0)),
         case("trim", &cached_on_two, Trim { keep: 0 }),

@@ -10,6 +10,7 @@ fn stress<D: Device>(ops: u64, faults: Faults) {
             chunk_pages: 1 + round % 2,
             region_pages: if round % 4 == 3 { 32 } else { 0 },
             kept: round % 2 == 0,
+            own_streams: round % 3 != 1,
             ..World::default()
         };
         let progress = Progress::default();
