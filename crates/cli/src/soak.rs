@@ -123,7 +123,13 @@ pub(super) fn run(arguments: &SoakArguments) -> Result<Outcome, Failure> {
             ..World::default()
         };
         let faults = if arguments.no_faults { Faults::None } else { Faults::Some };
-        let stress = Stress { threads: arguments.threads, ops: u64::MAX, seed: seed.wrapping_add(round), faults };
+        let stress = Stress {
+            threads: arguments.threads,
+            ops: u64::MAX,
+            seed: seed.wrapping_add(round),
+            faults,
+            graphs: round % 2 == 1,
+        };
         let length = left.min(Duration::from_secs(ROUND));
         match arguments.driver {
             Driver::Model => sum.round::<Model>(&world, stress, length, &bar),

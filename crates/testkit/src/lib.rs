@@ -28,6 +28,7 @@ mod runner;
 mod scale;
 mod show;
 mod stress;
+mod stress_pool;
 mod summary;
 mod sweep;
 mod threads;

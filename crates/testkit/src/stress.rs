@@ -5,6 +5,7 @@
 
 use crate::device::{Device, World};
 use crate::oracle::Subject;
+use crate::stress_pool::{Graphs, Owners};
 use crate::witness::Witness;
 use gapless::Allocator;
 use gapless::allocator::{AllocError, CloseError, Stats, StreamError, VirtualRange};
@@ -32,6 +33,8 @@ pub struct Stress {
     pub seed: u64,
     /// Whether driver calls fail occasionally.
     pub faults: Faults,
+    /// Whether the threads capture graphs into a pool, and replay them.
+    pub graphs: bool,
 }
 
 /// Whether driver calls fail during a stress test.
@@ -67,6 +70,11 @@ struct Shared<'a, D: Device> {
     owned: Mutex<BTreeMap<u64, u64>>,
     /// Blocks that any thread may take over.
     passed_on: Mutex<Vec<Block>>,
+    /// For graphs.
+    pool: Option<Subject<D>>,
+    owners: Owners,
+    /// The streams that the threads capture.
+    captured: Mutex<Vec<StreamId>>,
     progress: &'a Progress,
 }
 
@@ -94,10 +102,10 @@ impl<D: Device> Raw<D> {
 }
 
 /// The random number generator SplitMix64.
-struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
+    pub fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -116,6 +124,10 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
     streams.extend((1..world.streams).map(|_| driver.create_stream().expect("the device can create streams")));
     let builder = world.settings(Allocator::builder(Arc::clone(&driver)));
     let allocator = builder.build().expect("a world has valid settings");
+    let pool = stress.graphs.then(|| {
+        let builder = world.settings(Allocator::builder(Arc::clone(&driver)));
+        builder.budget(world.bytes() / 4).keep_mappings().build().expect("a quarter of a device is enough")
+    });
     if world.kept {
         for stream in &streams {
             allocator.keep_stream(*stream).expect("streams of the device can be kept");
@@ -128,6 +140,9 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
         streams: &streams,
         owned: Mutex::default(),
         passed_on: Mutex::default(),
+        pool,
+        owners: Mutex::default(),
+        captured: Mutex::default(),
         progress,
     };
     thread::scope(|scope| {
@@ -139,6 +154,10 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
         }
     });
     driver.disarm();
+    if let Some(pool) = shared.pool {
+        pool.check();
+        pool.close().expect("invariant 7: nothing was leaked");
+    }
     let allocator = shared.allocator;
     allocator.check();
     let stats = allocator.stats();
@@ -146,7 +165,7 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
     assert_eq!(stats.allocs, stats.frees, "invariant 5");
     assert_eq!(stats.reserved_bytes, driver.inner().inner().usage().bytes, "invariant 6");
     allocator.close().expect("invariant 7: nothing was leaked");
-    for stream in &streams[1..] {
+    for stream in streams[1..].iter().chain(&*shared.captured.lock()) {
         driver.inner().destroy_stream(*stream).expect("the stream can be destroyed");
     }
     assert!(driver.inner().take_mismatches().is_empty(), "the content of live memory changed");
@@ -168,6 +187,11 @@ impl<D: Device> Shared<'_, D> {
         let mut ranges: Vec<Raw<D>> = Vec::new();
         // Each thread has its own handle. The allocator lives until the last handle and the last range are dropped.
         let mut handle = self.allocator.clone();
+        let mut graphs = self.pool.clone().map(|pool| {
+            let stream = self.witness().create_stream().expect("the device can create streams");
+            self.captured.lock().push(stream);
+            Graphs::new(pool, &self.owners, self.world.page_bytes, stream)
+        });
         for op in 0..self.stress.ops {
             if self.progress.stop.load(Ordering::Relaxed) {
                 break;
@@ -180,11 +204,19 @@ impl<D: Device> Shared<'_, D> {
                     let refused = matches!(old.close(), Err(CloseError::InUse(others)) if others >= 2);
                     assert!(refused, "an allocator with other handles was closed");
                 }
+                2 if graphs.is_some() => {
+                    let stream = self.stream(&mut random);
+                    let result = graphs.as_mut().map_or(Ok(()), |graphs| graphs.step(&mut random, stream));
+                    result.unwrap_or_else(|error| self.expect_injected(&error));
+                }
                 _ => self.step(&mut random, &mut blocks),
             }
             if op % 64 == 63 {
                 self.look();
             }
+        }
+        if let Some(graphs) = graphs {
+            graphs.finish(&mut random);
         }
         for range in ranges {
             self.drop_range(range);
@@ -344,7 +376,9 @@ impl<D: Device> Shared<'_, D> {
 
     fn expect_injected(&self, error: &AllocError) {
         let injected = matches!(error, AllocError::Driver(_) | AllocError::Stream(StreamError::Foreign { .. }));
-        assert!(injected && self.stress.faults == Faults::Some, "a range returned {error}");
+        // Ranges wait for the device where the pool's streams may be captured.
+        let captured = self.stress.graphs && matches!(error, AllocError::CannotWait { .. });
+        assert!(captured || (injected && self.stress.faults == Faults::Some), "a call returned {error}");
     }
 
     fn alloc(&self, bytes: u64, stream: StreamId, seed: u64, blocks: &mut Vec<Block>) {

@@ -56,7 +56,7 @@ fn threads_at_once() {
         let own_streams = faults == Faults::Some;
         let world =
             World { pages: 8, page_bytes: Cuda::PAGE_BYTES, chunk_pages: 1 + round, own_streams, ..World::default() };
-        let stress = Stress { threads: 3, ops: 250, seed: round, faults };
+        let stress = Stress { threads: 3, ops: 250, seed: round, faults, graphs: false };
         let stats = run_stress::<Cuda>(&world, stress, &Progress::default());
         assert!(stats.allocs > 0 && stats.harvested_chunks > 0, "{stats:?}");
     }

@@ -14,7 +14,11 @@ fn stress<D: Device>(ops: u64, faults: Faults) {
             ..World::default()
         };
         let progress = Progress::default();
-        let stats = run_stress::<D>(&world, Stress { threads: 2 + round % 3, ops, seed: round, faults }, &progress);
+        let stats = run_stress::<D>(
+            &world,
+            Stress { threads: 2 + round % 3, ops, seed: round, faults, graphs: round % 2 == 1 },
+            &progress,
+        );
         assert!(stats.allocs > 0 && stats.harvested_chunks > 0, "{stats:?}");
     }
 }
