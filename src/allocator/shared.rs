@@ -41,7 +41,7 @@ impl<D: Driver> Shared<D> {
     /// An allocator that has seen no stream yet.
     pub fn new(driver: Arc<D>, geometry: Geometry, budget_bytes: u64) -> Self {
         Self {
-            streams: Streams::new(driver, geometry.epoch_limit),
+            streams: Streams::new(driver, &geometry),
             directory: Directory::default(),
             geometry,
             counters: Counters::default(),

@@ -32,6 +32,7 @@ mod intercept;
 mod intervals;
 mod ledger;
 pub mod model;
+mod thread;
 mod usage;
 
 pub use calls::{DriverCall, DriverCalls};
@@ -41,6 +42,7 @@ pub use fault::{Fault, FaultDriver, Faults};
 pub use host::{HostConfig, HostDriver, Violation};
 pub use intercept::{Hook, Intercepted};
 pub use model::{CostTable, ModelConfig, ModelDriver};
+pub use thread::PER_THREAD_STREAM;
 pub use usage::DriverUsage;
 
 use crate::units::{DeviceAddr, StreamId};

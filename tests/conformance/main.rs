@@ -89,6 +89,7 @@ macro_rules! conformance {
             the_device_is_waited_for_on_every_stream,
             handles_come_back_for_other_streams,
             threads_may_call_at_the_same_time,
+            one_handle_is_a_stream_of_each_thread,
             a_held_stream_completes_on_request,
             a_wait_for_a_held_stream_holds_the_waiter,
             a_host_wait_completes_the_work_it_waits_for,
@@ -97,6 +98,7 @@ macro_rules! conformance {
             a_wait_outlives_its_event,
             a_reuse_without_a_wait_is_detected,
             unknown_streams_are_refused,
+            the_hold_of_one_threads_stream_leaves_the_others,
         ]);
     };
 }
@@ -125,6 +127,7 @@ conformance!(
         the_device_is_waited_for_on_every_stream,
         handles_come_back_for_other_streams,
         threads_may_call_at_the_same_time,
+        one_handle_is_a_stream_of_each_thread,
     ]
 );
 

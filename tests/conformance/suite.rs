@@ -1,7 +1,10 @@
 //! The contract of `driver`, sentence by sentence, as functions over any driver. Each gets a new driver and releases
 //! everything that it creates.
 
-use gapless::driver::{DriverErrorKind, DriverResult, DriverUsage, EventHandle, HoldStreams, Violation, WorkDriver};
+use gapless::driver::{
+    DriverErrorKind, DriverResult, DriverUsage, EventHandle, HoldStreams, PER_THREAD_STREAM, StreamLifetime, Violation,
+    WorkDriver,
+};
 use gapless::units::{DeviceAddr, StreamId, TIB};
 use std::time::Duration;
 
@@ -553,4 +556,41 @@ pub fn unknown_streams_are_refused<D: Subject + HoldStreams>(driver: &D) {
     }
     driver.event_destroy(event).unwrap();
     mapped.unmap_all();
+}
+
+/// Runs `body` on another thread.
+fn elsewhere<T: Send>(body: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| scope.spawn(body).join().unwrap())
+}
+
+pub fn one_handle_is_a_stream_of_each_thread<D: Subject>(driver: &D) {
+    let own = || driver.identify(PER_THREAD_STREAM).unwrap();
+    let (here, there) = (own(), elsewhere(own));
+    assert_eq!((own(), here.lifetime), (here, StreamLifetime::Thread));
+    assert!(here.key != there.key && here.number != there.number, "{here:?}, {there:?}");
+    assert_ne!(elsewhere(own).number, there.number, "numbers do not come back");
+    driver.check_stream(PER_THREAD_STREAM).unwrap();
+    let mapped = Mapped::new(driver, 1, 1);
+    let event = elsewhere(|| {
+        driver.fill(PER_THREAD_STREAM, mapped.addr, mapped.bytes, 1).unwrap();
+        recorded(driver, PER_THREAD_STREAM)
+    });
+    driver.stream_wait(PER_THREAD_STREAM, event).unwrap();
+    driver.verify(PER_THREAD_STREAM, mapped.addr, mapped.bytes, 1).unwrap();
+    driver.synchronize(PER_THREAD_STREAM).unwrap();
+    driver.event_destroy(event).unwrap();
+    mapped.unmap_all();
+}
+
+pub fn the_hold_of_one_threads_stream_leaves_the_others<D: Subject + HoldStreams>(driver: &D) {
+    let held = elsewhere(|| {
+        driver.hold(PER_THREAD_STREAM);
+        recorded(driver, PER_THREAD_STREAM)
+    });
+    let free = recorded(driver, PER_THREAD_STREAM);
+    driver.event_synchronize(free).unwrap();
+    assert_eq!(pending(driver, &[held, free]), [true, false]);
+    assert_eq!(kind(driver.destroy_stream(PER_THREAD_STREAM)), Some(DriverErrorKind::InvalidHandle));
+    driver.synchronize_device().unwrap();
+    forget(driver, [held, free], &[]);
 }

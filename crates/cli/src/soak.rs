@@ -119,10 +119,17 @@ pub(super) fn run(arguments: &SoakArguments) -> Result<Outcome, Failure> {
             mapping_limit: if round % 4 == 3 { 200 } else { 400_000 },
             region_pages: if round % 5 == 4 { 32 } else { 0 },
             kept: round % 2 == 0,
+            own_streams: round % 3 == 1,
             ..World::default()
         };
         let faults = if arguments.no_faults { Faults::None } else { Faults::Some };
-        let stress = Stress { threads: arguments.threads, ops: u64::MAX, seed: seed.wrapping_add(round), faults };
+        let stress = Stress {
+            threads: arguments.threads,
+            ops: u64::MAX,
+            seed: seed.wrapping_add(round),
+            faults,
+            graphs: round % 2 == 1,
+        };
         let length = left.min(Duration::from_secs(ROUND));
         match arguments.driver {
             Driver::Model => sum.round::<Model>(&world, stress, length, &bar),

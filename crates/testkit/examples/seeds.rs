@@ -20,7 +20,7 @@ fn main() -> std::io::Result<()> {
     let shrink = |range, pages| ShrinkRange { range, pages };
     let take = |to, from, pages, stream| TakeRange { to, from, pages, stream };
     let holes = [alloc(2, 0), alloc(2, 0), alloc(2, 0), alloc(2, 0), free(0), free(1)];
-    let seeds: [(&str, u8, u8, Vec<Op>); 22] = [
+    let seeds: [(&str, u8, u8, Vec<Op>); 27] = [
         (
             "small_blocks",
             8,
@@ -106,6 +106,40 @@ fn main() -> std::io::Result<()> {
             ],
         ),
         (
+            // Memory of the first thread's own stream for the second thread's.
+            "own_streams",
+            8,
+            0,
+            vec![
+                Hold { stream: 3 },
+                alloc(8, 3),
+                free(0),
+                Thread { thread: 1 },
+                alloc(8, 3),
+                Write { block: 0, stream: 1 },
+                free(0),
+                alloc(4, 0),
+            ],
+        ),
+        (
+            "own_stream_used_elsewhere",
+            8,
+            0,
+            vec![
+                alloc(4, 3),
+                alloc(4, 0),
+                Hold { stream: 3 },
+                Write { block: 1, stream: 3 },
+                Thread { thread: 1 },
+                Write { block: 0, stream: 3 },
+                free(0),
+                free(0),
+                alloc(8, 3),
+                Thread { thread: 0 },
+                Read { block: 0, stream: 3 },
+            ],
+        ),
+        (
             "range",
             8,
             0,
@@ -156,6 +190,64 @@ fn main() -> std::io::Result<()> {
                 free(0),
                 EndCapture { stream: 1 },
                 alloc(8, 0),
+            ],
+        ),
+        (
+            "replayed",
+            8,
+            0,
+            vec![
+                OpenPool,
+                BeginCapture { stream: 1 },
+                alloc(2, 1),
+                alloc(2, 1),
+                free(0),
+                EndCapture { stream: 1 },
+                Replay { graph: 0, stream: 2 },
+                Trim { keep: 0 },
+                alloc(4, 0),
+                alloc(2, 1),
+                free(0),
+                Budget { pages: 3 },
+                alloc(4, 1),
+                CloseHandle,
+            ],
+        ),
+        (
+            "replayed_on_two_streams",
+            8,
+            0,
+            vec![
+                OpenPool,
+                alloc(1, 1),
+                BeginCapture { stream: 1 },
+                Write { block: 0, stream: 1 },
+                BeginCapture { stream: 2 },
+                alloc(2, 2),
+                EndCapture { stream: 1 },
+                EndCapture { stream: 2 },
+                Replay { graph: 1, stream: 0 },
+                Read { block: 1, stream: 1 },
+                free(1),
+                Replay { graph: 0, stream: 2 },
+                alloc(3, 2),
+            ],
+        ),
+        (
+            // The new stream is not the one that the graph was captured on.
+            "replayed_without_its_stream",
+            8,
+            0,
+            vec![
+                OpenPool,
+                BeginCapture { stream: 1 },
+                alloc(3, 1),
+                EndCapture { stream: 1 },
+                free(0),
+                Renew { stream: 1 },
+                Replay { graph: 0, stream: 2 },
+                Trim { keep: 0 },
+                alloc(3, 1),
             ],
         ),
         (
@@ -239,6 +331,9 @@ fn main() -> std::io::Result<()> {
             let mut bytes = encode(*pages, *chunk, if *name == "four_streams" { 4 } else { 3 }, ops);
             if *name == "further_region" {
                 bytes[6] = 3;
+            }
+            if name.starts_with("own_stream") {
+                bytes[7] = 2;
             }
             if target == "faults" {
                 // Before the last operation, the third call fails.

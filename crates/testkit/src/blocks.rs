@@ -1,7 +1,7 @@
 //! The runner's operations on blocks: allocate, free, record a stream, use.
 
 use crate::device::Device;
-use crate::oracle::{Block, fitting_block};
+use crate::oracle::{Block, fitting_blocks};
 use crate::runner::Runner;
 use gapless::GRANULE;
 use gapless::allocator::{AllocError, FreeError, StreamError};
@@ -25,12 +25,14 @@ impl<D: Device> Runner<D> {
             assert!(self.world.region_pages > 0 || *region_bytes > 2 * self.world.bytes(), "{error}");
         }
         if let AllocError::OutOfMemory(report) = &error
-            && self.is_promising()
             && !self.struck()
             && !self.instance().lost
         {
-            let fitting = fitting_block(self.allocator(), bytes, alignment);
-            assert!(fitting.is_none(), "the promise: {fitting:?} was free\n{report}");
+            if self.is_promising() {
+                let fitting = fitting_blocks(self.allocator(), bytes, alignment).next();
+                assert!(fitting.is_none(), "the promise: {fitting:?} was free\n{report}");
+            }
+            self.check_refusal_of_pool(bytes, alignment, stream);
         }
         let promised = alignment <= self.world.page_bytes;
         if self.excuse(&error, bytes, held, promised) {
@@ -40,16 +42,33 @@ impl<D: Device> Runner<D> {
 
     fn take_in(&mut self, addr: DeviceAddr, bytes: u64, alignment: u64, stream: StreamId) {
         assert!(addr.is_aligned(alignment), "{addr} is not a multiple of {alignment}");
-        let seed = self.fresh_seed();
+        self.note_memory(addr, bytes, stream);
         self.instance_mut().oracle.add(Block {
             addr,
             bytes,
             home: Some(stream),
             recorded: Vec::new(),
             last_user: stream,
-            seed,
+            content: None,
+            graph: None,
         });
-        self.driver.inner().fill(stream, addr, bytes, seed).expect("invariant 2: new memory can be written");
+        self.write(addr, stream);
+    }
+
+    /// Queues work that fills a block.
+    fn write(&mut self, addr: DeviceAddr, stream: StreamId) {
+        let seed = self.fresh_seed();
+        if !self.captured(addr, stream, Some(seed)) {
+            self.enter_pool(stream);
+            let bytes = self.block(addr).bytes;
+            self.driver.inner().fill(stream, addr, bytes, seed).expect("invariant 2: a live block can be written");
+            self.block(addr).content = Some(seed);
+        }
+        self.block(addr).last_user = stream;
+    }
+
+    fn block(&mut self, addr: DeviceAddr) -> &mut Block {
+        self.instance_mut().oracle.live.get_mut(&addr.0).expect("a live block")
     }
 
     pub(crate) fn free(&mut self, number: u16) {
@@ -60,9 +79,15 @@ impl<D: Device> Runner<D> {
         self.instance_mut().oracle.remove(block.addr.0);
     }
 
+    /// Queues work that verifies a block, if it is known what it holds and the stream is not another thread's own.
     fn verify(&mut self, block: &Block, stream: StreamId) {
+        if !self.is_here(stream) || self.captured(block.addr, stream, None) {
+            return;
+        }
+        let Some(seed) = block.content else { return };
+        self.enter_pool(stream);
         self.summary.verified_bytes += block.bytes;
-        let result = self.driver.inner().verify(stream, block.addr, block.bytes, block.seed);
+        let result = self.driver.inner().verify(stream, block.addr, block.bytes, seed);
         result.expect("invariant 2: a live block can be read");
     }
 
@@ -70,7 +95,7 @@ impl<D: Device> Runner<D> {
     pub(crate) fn record(&mut self, addr: DeviceAddr, stream: StreamId) -> bool {
         match self.allocator().record_stream(addr, stream) {
             Ok(()) => {
-                let block = self.instance_mut().oracle.live.get_mut(&addr.0).expect("a live block");
+                let block = self.block(addr);
                 if block.home != Some(stream) && !block.recorded.contains(&stream) {
                     block.recorded.push(stream);
                 }
@@ -93,12 +118,10 @@ impl<D: Device> Runner<D> {
             return;
         }
         if write {
-            let seed = self.fresh_seed();
-            self.driver.inner().fill(stream, block.addr, block.bytes, seed).expect("invariant 2: a live block");
-            self.instance_mut().oracle.live.get_mut(&block.addr.0).expect("a live block").seed = seed;
+            self.write(block.addr, stream);
         } else {
             self.verify(&block, stream);
+            self.block(block.addr).last_user = stream;
         }
-        self.instance_mut().oracle.live.get_mut(&block.addr.0).expect("a live block").last_user = stream;
     }
 }

@@ -9,7 +9,7 @@ use crate::device::{Device, World};
 use gapless::driver::cuda::{CudaBuilder, CudaDriver, OpenError};
 use gapless::driver::{
     ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle, HoldStreams,
-    MemoryDriver, MemoryInfo, Mismatch, StreamDriver, StreamIdentity, WorkDriver,
+    MemoryDriver, MemoryInfo, Mismatch, PER_THREAD_STREAM, StreamDriver, StreamIdentity, WorkDriver,
 };
 use gapless::units::{DeviceAddr, MIB, StreamId};
 use parking_lot::Mutex;
@@ -76,7 +76,7 @@ impl Cuda {
 
     /// Refuses a handle that is not one of this device: the driver dereferences every handle it is given.
     fn known(&self, stream: StreamId) -> DriverResult<()> {
-        if stream == StreamId::DEFAULT || self.state.lock().streams.contains(&stream) {
+        if [StreamId::DEFAULT, PER_THREAD_STREAM].contains(&stream) || self.state.lock().streams.contains(&stream) {
             return Ok(());
         }
         Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, "not a stream of this device"))

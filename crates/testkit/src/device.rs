@@ -33,6 +33,8 @@ pub struct World {
     pub epoch_limit: u32,
     /// Whether the allocators are told how long streams live: they keep each, and forget it before it is destroyed.
     pub kept: bool,
+    /// Whether the stream that every thread has of its own is one of the streams, in addition.
+    pub own_streams: bool,
 }
 
 impl Default for World {
@@ -47,6 +49,7 @@ impl Default for World {
             region_pages: 0,
             epoch_limit: u32::MAX,
             kept: true,
+            own_streams: false,
         }
     }
 }

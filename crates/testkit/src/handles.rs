@@ -32,9 +32,11 @@ impl<D: Device> Runner<D> {
                 }
             }
             Op::CloseHandle => self.close_handle(),
-            Op::OpenAllocator => {
+            Op::OpenAllocator | Op::OpenPool => {
                 if self.instances.len() < MOST_ALLOCATORS {
-                    self.instances.push(Instance::open(&self.world, &self.driver, &self.streams));
+                    let pool = (op == Op::OpenPool).then(|| self.graphs.new_pool());
+                    let instance = self.open(pool);
+                    self.instances.push(instance);
                     self.current = self.instances.len() - 1;
                 }
             }
@@ -64,17 +66,22 @@ impl<D: Device> Runner<D> {
         }
     }
 
-    /// Ends the current allocator with `end` and opens another one as its replacement.
+    /// Ends the current allocator with `end` and opens another one of its kind as its replacement.
     fn reopen(&mut self, end: impl FnOnce(&mut Self, Instance<D>)) {
         // Failures while closing have their own test.
         self.disarm();
         let instance = self.instances.remove(self.current);
+        let pool = instance.pool.as_ref().map(|pool| {
+            self.graphs.release(pool);
+            self.graphs.new_pool()
+        });
         end(self, instance);
-        let next = Instance::open(&self.world, &self.driver, &self.streams);
+        let next = self.open(pool);
         self.instances.insert(self.current, next);
         let usage = self.driver.inner().inner().usage();
         if self.instances.len() == 1 {
-            let left = (usage.chunks, usage.mappings, usage.reservations, usage.events);
+            let events = usage.events - self.elsewhere.events();
+            let left = (usage.chunks, usage.mappings, usage.reservations, events);
             assert_eq!(left, (0, 0, 0, 0), "invariant 7: left in the driver: {usage:?}");
         }
     }

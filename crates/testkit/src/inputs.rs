@@ -16,9 +16,20 @@ pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
         prop::sample::select(vec![u32::MAX, u32::MAX, 4]),
         prop::sample::select(vec![0, 0, 0, SMALL_REGION]),
         any::<bool>(),
+        any::<bool>(),
     )
         .prop_map(
-            move |(pages, chunk_pages, streams, slack_percent, mapping_limit, epoch_limit, region_pages, kept)| World {
+            move |(
+                pages,
+                chunk_pages,
+                streams,
+                slack_percent,
+                mapping_limit,
+                epoch_limit,
+                region_pages,
+                kept,
+                own_streams,
+            )| World {
                 pages: pages + region_pages,
                 page_bytes,
                 chunk_pages,
@@ -28,6 +39,7 @@ pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
                 region_pages,
                 epoch_limit,
                 kept,
+                own_streams,
             },
         )
 }
@@ -98,6 +110,16 @@ pub fn capture_op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Operations that open pools, capture graphs and replay them.
+pub fn graph_op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        1 => Just(Op::OpenPool),
+        3 => any::<u8>().prop_map(|stream| Op::BeginCapture { stream }),
+        3 => any::<u8>().prop_map(|stream| Op::EndCapture { stream }),
+        4 => (any::<u8>(), any::<u8>()).prop_map(|(graph, stream)| Op::Replay { graph, stream }),
+    ]
+}
+
 /// All operations, in a world with pages of `page_bytes` bytes.
 pub fn op(page_bytes: u64) -> impl Strategy<Value = Op> {
     let failure = prop_oneof![
@@ -111,6 +133,7 @@ pub fn op(page_bytes: u64) -> impl Strategy<Value = Op> {
         8 => range_op(),
         2 => handle_op(),
         1 => capture_op(),
+        2 => graph_op(),
         1 => (0_u8..48).prop_map(|pages| Op::Budget { pages }),
         1 => (0_u8..24).prop_map(|pages| Op::External { pages }),
         2 => (0_u8..12, failure).prop_map(|(nth, kind)| Op::Fail { nth, kind }),

@@ -12,13 +12,14 @@
 mod blocks;
 mod cuda;
 mod device;
-mod graphs;
 mod handles;
 #[cfg(feature = "properties")]
 mod inputs;
 mod misuse;
 mod op;
 mod oracle;
+mod own;
+mod pools;
 #[cfg(feature = "properties")]
 mod prove;
 mod ranges;
@@ -27,6 +28,7 @@ mod runner;
 mod scale;
 mod show;
 mod stress;
+mod stress_pool;
 mod summary;
 mod sweep;
 mod threads;
@@ -36,9 +38,8 @@ mod witness;
 
 pub use cuda::Cuda;
 pub use device::{Device, Host, Model, World};
-pub use graphs::{GraphOp, run_graphs};
 #[cfg(feature = "properties")]
-pub use inputs::{capture_op, handle_op, op, ops, range_op, steady_op, world};
+pub use inputs::{capture_op, graph_op, handle_op, op, ops, range_op, steady_op, world};
 pub use op::{Failure, Misuse, Op};
 pub use oracle::{Promise, Subject};
 #[cfg(feature = "properties")]

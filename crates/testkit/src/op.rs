@@ -62,13 +62,21 @@ pub enum Op {
         /// Number of the stream.
         stream: u8,
     },
-    /// Begin the capture of a stream into a graph. Work queued there runs immediately.
+    /// Begin the capture of a stream into a graph. Work queued there with blocks of a pool becomes steps of the graph. Other
+    /// work runs immediately.
     BeginCapture {
         /// Number of the stream.
         stream: u8,
     },
-    /// End the capture of a stream.
+    /// End the capture of a stream. If it has work with pools, its graph can be replayed until one of them is closed.
     EndCapture {
+        /// Number of the stream.
+        stream: u8,
+    },
+    /// Hold a stream, and replay a graph there, behind all work with the memory of its pools.
+    Replay {
+        /// Number of the graph.
+        graph: u8,
         /// Number of the stream.
         stream: u8,
     },
@@ -136,6 +144,8 @@ pub enum Op {
     CloseHandle,
     /// Open another allocator on the device, unless three exist, and continue with it.
     OpenAllocator,
+    /// Open another allocator that keeps its mappings, unless three exist, and continue with it.
+    OpenPool,
     /// Continue with another allocator.
     UseAllocator {
         /// Number of the allocator.
@@ -163,7 +173,7 @@ pub enum Op {
         /// The error that it returns.
         kind: Failure,
     },
-    /// Continue on another thread.
+    /// Continue on another thread, where the threads' own stream is another one.
     Thread {
         /// Number of the thread.
         thread: u8,

@@ -2,11 +2,12 @@
 //! numbered invariants of the design).
 
 use crate::device::{Device, World};
+use crate::own::Elsewhere;
 use crate::witness::Witness;
 use gapless::GRANULE;
 use gapless::allocator::BlockState;
 use gapless::allocator::{Allocator, BlockSnapshot, LiveAllocation, OutOfMemory, Stats, StreamUse, Trimmed};
-use gapless::driver::{ChunkHandle, FaultDriver, MemoryDriver};
+use gapless::driver::{ChunkHandle, FaultDriver, MemoryDriver, PER_THREAD_STREAM};
 use gapless::units::{DeviceAddr, StreamId, round_up};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
@@ -25,8 +26,10 @@ pub struct Block {
     pub recorded: Vec<StreamId>,
     /// The stream of the last work on it.
     pub last_user: StreamId,
-    /// The seed of its content.
-    pub seed: u64,
+    /// The seed of its content. `None` for a block of a pool, while nothing says what it holds.
+    pub content: Option<u64>,
+    /// The capture or graph that wrote it last, and the seed that it wrote.
+    pub graph: Option<(u64, u64)>,
 }
 
 impl Block {
@@ -83,11 +86,15 @@ impl Promise {
     }
 }
 
-/// Returns a free block, of any stream and kind, that has `bytes` bytes at a multiple of `alignment`.
-pub fn fitting_block<D: Device>(allocator: &Subject<D>, bytes: u64, alignment: u64) -> Option<BlockSnapshot> {
-    let size = round_up(bytes.max(1), GRANULE)?;
+/// Returns the free blocks, of any stream and kind, that have `bytes` bytes at a multiple of `alignment`.
+pub fn fitting_blocks<D: Device>(
+    allocator: &Subject<D>,
+    bytes: u64,
+    alignment: u64,
+) -> impl Iterator<Item = BlockSnapshot> {
+    let size = round_up(bytes.max(1), GRANULE).unwrap_or(u64::MAX);
     let blocks = allocator.snapshot().regions.into_iter().flat_map(|region| region.blocks);
-    blocks.filter(|block| block.state == BlockState::Free).find(|block| {
+    blocks.filter(|block| block.state == BlockState::Free).filter(move |block| {
         let start = round_up(block.addr.0, alignment).and_then(|start| start.checked_add(size));
         start.is_some_and(|end| end <= block.addr.0 + block.bytes)
     })
@@ -252,13 +259,15 @@ impl Oracle {
     ///
     /// # Panics
     /// Panics if a check fails.
-    pub fn check<D: Device>(&mut self, world: &World, allocator: &Subject<D>) -> Stats {
+    pub(crate) fn check<D: Device>(&mut self, world: &World, elsewhere: &Elsewhere, allocator: &Subject<D>) -> Stats {
         allocator.check();
         let driver = allocator.driver().inner();
         self.live_pages(world, driver);
         Self::check_device(driver);
 
-        let mut known: Vec<_> = self.live.values().map(|block| (block.addr, block.bytes, block.home)).collect();
+        let handle = |home| if elsewhere.end_of(home).is_some() { PER_THREAD_STREAM } else { home };
+        let mut known: Vec<_> =
+            self.live.values().map(|block| (block.addr, block.bytes, block.home.map(handle))).collect();
         // The stream that a block has outlived may have given its place to another.
         let home = |leak: &LiveAllocation| self.live.get(&leak.addr.0)?.home.map(|_| leak.stream);
         let mut live: Vec<_> = allocator.live().iter().map(|leak| (leak.addr, leak.bytes, home(leak))).collect();

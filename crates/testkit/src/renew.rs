@@ -27,6 +27,7 @@ impl<D: Device> Runner<D> {
             }
         }
         self.current = current;
+        self.rename_in_pools(old, StreamId::DEFAULT);
         let device = self.driver.inner();
         device.abandon_stream(old).expect("the stream can be destroyed");
         let new = device.create_stream().expect("the device can create streams");

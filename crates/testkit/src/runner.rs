@@ -3,12 +3,14 @@
 use crate::device::{Device, World};
 use crate::op::{Failure, Op};
 use crate::oracle::{Oracle, Subject};
+use crate::own::Elsewhere;
+use crate::pools::{Graphs, Pool};
 use crate::show::PrintOnPanic;
 use crate::summary::Summary;
 use crate::witness::Witness;
 use gapless::Allocator;
 use gapless::allocator::{AllocError, StreamError, VirtualRange};
-use gapless::driver::{DriverError, Fault, FaultDriver, HoldStreams, StreamDriver, WorkDriver};
+use gapless::driver::{DriverError, Fault, FaultDriver, HoldStreams, PER_THREAD_STREAM, StreamDriver, WorkDriver};
 use gapless::units::StreamId;
 use std::sync::Arc;
 
@@ -20,10 +22,13 @@ pub struct Runner<D: Device> {
     pub(crate) instances: Vec<Instance<D>>,
     /// Index of the allocator that operations are applied to.
     pub(crate) current: usize,
+    /// The streams that were created, and the default one.
     pub(crate) streams: Vec<StreamId>,
+    pub(crate) elsewhere: Elsewhere,
     /// A stream was captured that may have been destroyed since, for all that the allocators know: so they cannot ask
     /// whether the capture has ended.
     pub(crate) capture_unseen: bool,
+    pub(crate) graphs: Graphs,
     armed: Option<Failure>,
     pub(crate) promising: bool,
     /// No operation ran since the last check.
@@ -41,16 +46,21 @@ pub(crate) struct Instance<D: Device> {
     /// In the order of the oracle's ranges.
     pub(crate) ranges: Vec<VirtualRange<FaultDriver<Witness<D>>>>,
     pub(crate) oracle: Oracle,
+    /// For an allocator that keeps its mappings.
+    pub(crate) pool: Option<Pool>,
     pub(crate) lost: bool,
 }
 
 impl<D: Device> Instance<D> {
-    pub(crate) fn open(world: &World, driver: &Arc<FaultDriver<Witness<D>>>, streams: &[StreamId]) -> Self {
+    fn open(world: &World, driver: &Arc<FaultDriver<Witness<D>>>, streams: &[StreamId], pool: Option<Pool>) -> Self {
         let mut builder = world.settings(Allocator::builder(Arc::clone(driver)));
         builder = match world.slack_percent {
             0 => builder.slack(f64::INFINITY),
             percent => builder.slack(1.0 + f64::from(percent) / 100.0),
         };
+        if pool.is_some() {
+            builder = builder.keep_mappings();
+        }
         let allocator = builder.build().expect("a world has valid settings");
         if world.kept {
             for stream in streams {
@@ -59,7 +69,7 @@ impl<D: Device> Instance<D> {
             }
         }
         let oracle = Oracle { ceiling: world.bytes(), ..Oracle::default() };
-        Self { handles: vec![allocator], ranges: Vec::new(), oracle, lost: false }
+        Self { handles: vec![allocator], ranges: Vec::new(), oracle, pool, lost: false }
     }
 
     pub(crate) fn allocator(&self) -> &Subject<D> {
@@ -82,20 +92,27 @@ impl<D: Device> Runner<D> {
         let driver = Arc::new(FaultDriver::new(Witness::new(D::open(world))));
         let mut streams = vec![StreamId::DEFAULT];
         streams.extend((1..world.streams).map(|_| driver.create_stream().expect("the device can create streams")));
-        let instance = Instance::open(world, &driver, &streams);
+        let instance = Instance::open(world, &driver, &streams, None);
         Self {
             world: *world,
             driver,
             instances: vec![instance],
             current: 0,
             streams,
+            elsewhere: Elsewhere::default(),
             capture_unseen: false,
+            graphs: Graphs::default(),
             armed: None,
             promising: true,
             checked: false,
             next_seed: 1,
             summary: Summary::default(),
         }
+    }
+
+    /// Opens another allocator, which keeps its mappings if it is a pool.
+    pub(crate) fn open(&mut self, pool: Option<Pool>) -> Instance<D> {
+        Instance::open(&self.world, &self.driver, &self.streams, pool)
     }
 
     /// Returns the allocator that operations are applied to.
@@ -131,6 +148,7 @@ impl<D: Device> Runner<D> {
             | Op::Resume { .. }
             | Op::BeginCapture { .. }
             | Op::EndCapture { .. }
+            | Op::Replay { .. }
             | Op::External { .. }
             | Op::Fail { .. }
             | Op::Thread { .. }
@@ -149,7 +167,10 @@ impl<D: Device> Runner<D> {
         let mut sum = (0, 0, 0);
         for instance in &mut self.instances {
             let allocator = instance.handles.last().expect("every allocator has a handle");
-            let stats = instance.oracle.check(&self.world, allocator);
+            let stats = instance.oracle.check(&self.world, &self.elsewhere, allocator);
+            if let Some(pool) = &instance.pool {
+                pool.check(self.driver.inner());
+            }
             sum = (sum.0 + stats.reserved_bytes, sum.1 + stats.chunks, sum.2 + stats.mappings);
             for (range, known) in instance.ranges.iter().zip(&instance.oracle.ranges) {
                 let mapped = known.pages.len() as u64 * self.world.page_bytes;
@@ -201,11 +222,9 @@ impl<D: Device> Runner<D> {
             Op::Complete { stream } => self.driver.complete(self.stream(stream)),
             Op::Resume { stream } => self.driver.resume(self.stream(stream)),
             Op::Renew { stream } => self.renew(stream),
-            Op::BeginCapture { stream } => {
-                self.capture_unseen |= !self.world.kept;
-                self.set_capturing(self.stream(stream), true);
-            }
-            Op::EndCapture { stream } => self.set_capturing(self.stream(stream), false),
+            Op::BeginCapture { stream } => self.begin_capture(self.stream(stream)),
+            Op::EndCapture { stream } => self.end_capture(self.stream(stream)),
+            Op::Replay { graph, stream } => self.replay(usize::from(graph), self.stream(stream)),
             Op::ReserveRange { .. }
             | Op::GrowRange { .. }
             | Op::ShrinkRange { .. }
@@ -213,9 +232,12 @@ impl<D: Device> Runner<D> {
             | Op::WriteRange { .. }
             | Op::ReadRange { .. }
             | Op::DropRange { .. } => self.act_on_ranges(op),
-            Op::CopyHandle | Op::DropHandle { .. } | Op::CloseHandle | Op::OpenAllocator | Op::UseAllocator { .. } => {
-                self.act_on_handles(op)
-            }
+            Op::CopyHandle
+            | Op::DropHandle { .. }
+            | Op::CloseHandle
+            | Op::OpenAllocator
+            | Op::OpenPool
+            | Op::UseAllocator { .. } => self.act_on_handles(op),
             Op::Trim { keep } => {
                 let keep_bytes = u64::from(keep) * self.world.page_bytes;
                 let before = self.allocator().reserved_bytes();
@@ -275,23 +297,25 @@ impl<D: Device> Runner<D> {
         instance.handles.pop().expect("every allocator has a handle")
     }
 
-    /// Returns the stream with a number, modulo the number of streams.
+    /// Returns the stream with a number, modulo the number of streams. The last one may be the calling thread's own.
     pub fn stream(&self, number: u8) -> StreamId {
-        self.streams[usize::from(number) % self.streams.len()]
+        let streams = self.streams.len() + usize::from(self.world.own_streams);
+        self.streams.get(usize::from(number) % streams).copied().unwrap_or(PER_THREAD_STREAM)
     }
 
-    fn set_capturing(&self, stream: StreamId, capturing: bool) {
+    pub(crate) fn set_capturing(&self, stream: StreamId, capturing: bool) {
         self.driver.inner().inner().set_capturing(stream, capturing);
     }
 
     /// Returns `true` if a stream is being captured. Memory that waits for it cannot be used until the capture ends.
     pub(crate) fn is_capturing(&self) -> bool {
-        self.streams.iter().any(|stream| self.driver.is_capturing(*stream))
+        let own = self.world.own_streams && self.driver.is_capturing(PER_THREAD_STREAM);
+        own || self.streams.iter().any(|stream| self.driver.is_capturing(*stream))
     }
 
-    /// Returns `true` if a request for memory that is free must succeed.
+    /// Returns `true` if a request for memory that is free must succeed. Memory of a pool serves its own stream only.
     pub(crate) fn is_promising(&self) -> bool {
-        self.promising && !self.may_be_capturing()
+        self.promising && !self.may_be_capturing() && self.instance().pool.is_none()
     }
 
     /// Returns `true` if a stream is being captured, as far as the allocators know.
@@ -305,7 +329,14 @@ impl<D: Device> Runner<D> {
         if earlier == later {
             return true;
         }
-        if self.driver.is_capturing(earlier) || self.driver.is_capturing(later) {
+        if self.driver.is_capturing(later) {
+            return false;
+        }
+        if let Some(end) = self.elsewhere.end_of(earlier) {
+            self.driver.inner().stream_wait(later, end).expect("streams can be ordered");
+            return true;
+        }
+        if self.driver.is_capturing(earlier) {
             return false;
         }
         self.driver.inner().order(earlier, later).expect("streams can be ordered");
@@ -321,9 +352,8 @@ impl<D: Device> Runner<D> {
         if !self.checked {
             self.check();
         }
-        for stream in &self.streams {
-            self.set_capturing(*stream, false);
-        }
+        self.end_captures();
+        self.replay_all();
         while !self.instances.is_empty() {
             self.current = self.instances.len() - 1;
             for range in 0..self.instance().ranges.len() {
@@ -332,6 +362,7 @@ impl<D: Device> Runner<D> {
             let instance = self.instances.remove(self.current);
             self.end(instance);
         }
+        self.forget_threads();
         let summary = self.summary;
         for stream in self.streams.drain(1..) {
             self.driver.inner().destroy_stream(stream).expect("the stream can be destroyed");

@@ -4,11 +4,12 @@
 //! Under `cfg(shuttle)`, the threads and the allocator's locks are those of shuttle, which tries different schedules.
 
 use crate::device::{Device, World};
-use crate::oracle::{Block, Subject};
+use crate::oracle::Subject;
+use crate::stress_pool::{Graphs, Owners};
 use crate::witness::Witness;
 use gapless::Allocator;
 use gapless::allocator::{AllocError, CloseError, Stats, StreamError, VirtualRange};
-use gapless::driver::{DriverErrorKind, Fault, FaultDriver, HoldStreams, WorkDriver};
+use gapless::driver::{DriverErrorKind, Fault, FaultDriver, HoldStreams, PER_THREAD_STREAM, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -32,6 +33,8 @@ pub struct Stress {
     pub seed: u64,
     /// Whether driver calls fail occasionally.
     pub faults: Faults,
+    /// Whether the threads capture graphs into a pool, and replay them.
+    pub graphs: bool,
 }
 
 /// Whether driver calls fail during a stress test.
@@ -67,7 +70,22 @@ struct Shared<'a, D: Device> {
     owned: Mutex<BTreeMap<u64, u64>>,
     /// Blocks that any thread may take over.
     passed_on: Mutex<Vec<Block>>,
+    /// For graphs.
+    pool: Option<Subject<D>>,
+    owners: Owners,
+    /// The streams that the threads capture.
+    captured: Mutex<Vec<StreamId>>,
     progress: &'a Progress,
+}
+
+/// A live block. Any thread may own it.
+struct Block {
+    addr: DeviceAddr,
+    bytes: u64,
+    /// The stream of the last work on it.
+    last_user: StreamId,
+    /// The seed of its content.
+    seed: u64,
 }
 
 /// A raw range of one thread. All of its pages were last used on one stream.
@@ -84,10 +102,10 @@ impl<D: Device> Raw<D> {
 }
 
 /// The random number generator SplitMix64.
-struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
+    pub fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -106,6 +124,10 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
     streams.extend((1..world.streams).map(|_| driver.create_stream().expect("the device can create streams")));
     let builder = world.settings(Allocator::builder(Arc::clone(&driver)));
     let allocator = builder.build().expect("a world has valid settings");
+    let pool = stress.graphs.then(|| {
+        let builder = world.settings(Allocator::builder(Arc::clone(&driver)));
+        builder.budget(world.bytes() / 4).keep_mappings().build().expect("a quarter of a device is enough")
+    });
     if world.kept {
         for stream in &streams {
             allocator.keep_stream(*stream).expect("streams of the device can be kept");
@@ -118,6 +140,9 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
         streams: &streams,
         owned: Mutex::default(),
         passed_on: Mutex::default(),
+        pool,
+        owners: Mutex::default(),
+        captured: Mutex::default(),
         progress,
     };
     thread::scope(|scope| {
@@ -129,6 +154,10 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
         }
     });
     driver.disarm();
+    if let Some(pool) = shared.pool {
+        pool.check();
+        pool.close().expect("invariant 7: nothing was leaked");
+    }
     let allocator = shared.allocator;
     allocator.check();
     let stats = allocator.stats();
@@ -136,7 +165,7 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
     assert_eq!(stats.allocs, stats.frees, "invariant 5");
     assert_eq!(stats.reserved_bytes, driver.inner().inner().usage().bytes, "invariant 6");
     allocator.close().expect("invariant 7: nothing was leaked");
-    for stream in &streams[1..] {
+    for stream in streams[1..].iter().chain(&*shared.captured.lock()) {
         driver.inner().destroy_stream(*stream).expect("the stream can be destroyed");
     }
     assert!(driver.inner().take_mismatches().is_empty(), "the content of live memory changed");
@@ -158,6 +187,11 @@ impl<D: Device> Shared<'_, D> {
         let mut ranges: Vec<Raw<D>> = Vec::new();
         // Each thread has its own handle. The allocator lives until the last handle and the last range are dropped.
         let mut handle = self.allocator.clone();
+        let mut graphs = self.pool.clone().map(|pool| {
+            let stream = self.witness().create_stream().expect("the device can create streams");
+            self.captured.lock().push(stream);
+            Graphs::new(pool, &self.owners, self.world.page_bytes, stream)
+        });
         for op in 0..self.stress.ops {
             if self.progress.stop.load(Ordering::Relaxed) {
                 break;
@@ -170,11 +204,19 @@ impl<D: Device> Shared<'_, D> {
                     let refused = matches!(old.close(), Err(CloseError::InUse(others)) if others >= 2);
                     assert!(refused, "an allocator with other handles was closed");
                 }
+                2 if graphs.is_some() => {
+                    let stream = self.stream(&mut random);
+                    let result = graphs.as_mut().map_or(Ok(()), |graphs| graphs.step(&mut random, stream));
+                    result.unwrap_or_else(|error| self.expect_injected(&error));
+                }
                 _ => self.step(&mut random, &mut blocks),
             }
             if op % 64 == 63 {
                 self.look();
             }
+        }
+        if let Some(graphs) = graphs {
+            graphs.finish(&mut random);
         }
         for range in ranges {
             self.drop_range(range);
@@ -205,8 +247,15 @@ impl<D: Device> Shared<'_, D> {
         assert_eq!(driver.inner().broken_rules(), [""; 0]);
     }
 
+    /// Returns any stream. It may be the thread's own.
+    fn stream(&self, random: &mut Random) -> StreamId {
+        let streams = self.streams.len() as u64 + u64::from(self.world.own_streams);
+        let number = usize::try_from(random.below(streams)).expect("small");
+        self.streams.get(number).copied().unwrap_or(PER_THREAD_STREAM)
+    }
+
     fn step(&self, random: &mut Random, blocks: &mut Vec<Block>) {
-        let stream = self.streams[usize::try_from(random.below(self.streams.len() as u64)).expect("small")];
+        let stream = self.stream(random);
         let page = self.world.page_bytes;
         match random.below(40) {
             0..=13 => {
@@ -228,7 +277,7 @@ impl<D: Device> Shared<'_, D> {
             }
             29..=31 => {
                 if let Some(block) = blocks.pop() {
-                    self.passed_on.lock().push(block);
+                    self.pass_on(block, random.below(u64::MAX), blocks);
                 }
             }
             32..=33 => blocks.extend(self.passed_on.lock().pop()),
@@ -256,7 +305,7 @@ impl<D: Device> Shared<'_, D> {
     /// Runs an operation on one of the thread's own ranges. After a failure, the range itself tells what is mapped.
     fn step_range(&self, random: &mut Random, ranges: &mut Vec<Raw<D>>) {
         let page = self.world.page_bytes;
-        let stream = self.streams[usize::try_from(random.below(self.streams.len() as u64)).expect("small")];
+        let stream = self.stream(random);
         let pages = random.below(4);
         match (random.below(8), &mut ranges[..]) {
             (0, [] | [_]) => match self.allocator.reserve_range((1 + random.below(8)) * page) {
@@ -327,7 +376,9 @@ impl<D: Device> Shared<'_, D> {
 
     fn expect_injected(&self, error: &AllocError) {
         let injected = matches!(error, AllocError::Driver(_) | AllocError::Stream(StreamError::Foreign { .. }));
-        assert!(injected && self.stress.faults == Faults::Some, "a range returned {error}");
+        // Ranges wait for the device where the pool's streams may be captured.
+        let captured = self.stress.graphs && matches!(error, AllocError::CannotWait { .. });
+        assert!(captured || (injected && self.stress.faults == Faults::Some), "a call returned {error}");
     }
 
     fn alloc(&self, bytes: u64, stream: StreamId, seed: u64, blocks: &mut Vec<Block>) {
@@ -341,7 +392,7 @@ impl<D: Device> Shared<'_, D> {
                     owned.insert(addr.0, end);
                 }
                 self.witness().fill(stream, addr, bytes, seed).expect("invariant 2: new memory can be written");
-                blocks.push(Block { addr, bytes, home: Some(stream), recorded: Vec::new(), last_user: stream, seed });
+                blocks.push(Block { addr, bytes, last_user: stream, seed });
             }
             Err(error) => {
                 self.progress.failed.fetch_add(1, Ordering::Relaxed);
@@ -364,6 +415,15 @@ impl<D: Device> Shared<'_, D> {
         self.verify(block, stream);
         self.witness().fill(stream, block.addr, block.bytes, seed).expect("invariant 2: a live block");
         (block.seed, block.last_user) = (seed, stream);
+    }
+
+    /// Lets any thread take over a block. Other threads cannot name this thread's own stream, so the default one uses it last.
+    fn pass_on(&self, mut block: Block, seed: u64, blocks: &mut Vec<Block>) {
+        if block.last_user == PER_THREAD_STREAM {
+            self.use_on(&mut block, StreamId::DEFAULT, seed);
+        }
+        // After an injected failure it stays.
+        if block.last_user == PER_THREAD_STREAM { blocks.push(block) } else { self.passed_on.lock().push(block) }
     }
 
     fn verify(&self, block: &Block, stream: StreamId) {

@@ -14,6 +14,8 @@ pub struct Summary {
     pub faults: u64,
     /// Number of bytes verified on the device.
     pub verified_bytes: u64,
+    /// Number of replays of graphs.
+    pub replays: u64,
     /// The allocators' statistics before they were closed, added up.
     pub stats: Stats,
 }
@@ -25,6 +27,7 @@ impl Summary {
         self.out_of_memory += other.out_of_memory;
         self.faults += other.faults;
         self.verified_bytes += other.verified_bytes;
+        self.replays += other.replays;
         let (sum, more) = (&mut self.stats, &other.stats);
         sum.allocs += more.allocs;
         sum.frees += more.frees;
@@ -50,6 +53,7 @@ impl Summary {
             ("out of memory", self.out_of_memory),
             ("faults", self.faults),
             ("verified bytes", self.verified_bytes),
+            ("replays", self.replays),
             ("refused frees", stats.refused_frees),
             ("borrowed", stats.borrowed),
             ("harvested chunks", stats.harvested_chunks),

@@ -39,6 +39,12 @@ pub fn cases(page: u32) -> Vec<Case> {
     let two_ranges = [range(4), range(5), grow(0, 4, 0), grow(1, 1, 1), Hold { stream: 1 }];
     let large_chunks = World { chunk_pages: 4, ..usual };
     let not_kept = World { kept: false, ..usual };
+    let (begin, end) = (|stream| BeginCapture { stream }, |stream| EndCapture { stream });
+    // A graph that used four pages, of which half are a live block, and a replay of it in flight on another stream.
+    let graph = [OpenPool, begin(1), alloc(2, 1), alloc(2, 1), free(0), end(1), Replay { graph: 0, stream: 2 }];
+    let in_flight = |more: &[Op]| [&graph[..], more].concat();
+    // The fourth stream is the thread's own.
+    let own_streams = World { own_streams: true, ..usual };
     let few_mappings = World { mapping_limit: 8, ..usual };
     let small = |stream| Alloc { bytes: 100, align: 9, stream };
     // The first arena has no free slot, the region of large blocks has a hole of four pages, and the free chunks have
@@ -75,6 +81,15 @@ pub fn cases(page: u32) -> Vec<Case> {
         Case { world: not_kept, ..case("a new stream's first", &[alloc(1, 0)], alloc(2, 1)) },
         Case { world: not_kept, ..case("a wait for the device", &held_other, alloc(8, 0)) },
         Case { world: not_kept, ..case("another stream of the same handle", &renewed, alloc(8, 1)) },
+        Case { world: own_streams, ..case("the thread's own stream", &[alloc(1, 0)], alloc(2, 3)) },
+        Case {
+            world: own_streams,
+            ..case("memory of the thread's own stream", &[Hold { stream: 3 }, alloc(8, 3), free(0)], alloc(8, 0))
+        },
+        Case {
+            world: own_streams,
+            ..case("a block of the thread's own stream", &[alloc(2, 3), Write { block: 0, stream: 1 }], free(0))
+        },
         case("the handle of a forgotten stream", &renewed, alloc(8, 1)),
         case("a shared block freed", &[Hold { stream: 1 }, alloc(2, 0), Read { block: 0, stream: 1 }], free(0)),
         case("trim", &cached_on_two, Trim { keep: 0 }),
@@ -101,6 +116,25 @@ pub fn cases(page: u32) -> Vec<Case> {
         case("a range used by another stream", &two_ranges, WriteRange { range: 0, stream: 2 }),
         case("an allocation of pages that a range unmapped", &[&two_ranges[..], &[shrink(0, 3)]].concat(), alloc(5, 0)),
         case("a range dropped", &[&two_ranges[..], &[take(1, 0, 2, 2)]].concat(), DropRange { range: 0 }),
+        case("a pool's first allocation", &[OpenPool], alloc(3, 0)),
+        case("a pool's first allocation in a capture", &[OpenPool, begin(1)], alloc(3, 1)),
+        case("growth of a pool behind a replay", &graph, alloc(3, 1)),
+        case("a further view in a pool, in a capture", &in_flight(&[free(0), begin(1)]), alloc(4, 1)),
+        case("another stream's turn in a pool", &graph, alloc(4, 0)),
+        case("more than a pool can have", &in_flight(&[free(0)]), alloc(5, 2)),
+        case("a shared block of a pool freed", &in_flight(&[Write { block: 0, stream: 0 }]), free(0)),
+        case("trim of a pool", &in_flight(&[free(0)]), Trim { keep: 0 }),
+        case("a lower budget of a pool", &in_flight(&[free(0)]), Budget { pages: 3 }),
+        case("a range's growth beside a pool", &in_flight(&[free(0), range(7)]), grow(0, 4, 2)),
+        Case {
+            world: large_chunks,
+            ..case("larger chunks in a pool", &in_flight(&[free(0), alloc(3, 1)]), alloc(4, 1))
+        },
+        Case { world: few_mappings, ..case("a pool at the limit of mappings", &in_flight(&[free(0)]), alloc(6, 1)) },
+        Case {
+            world: not_kept,
+            ..case("a new stream in a pool", &in_flight(&[free(0), Renew { stream: 1 }]), alloc(2, 1))
+        },
         case("another allocator's turn", &[alloc(5, 0), OpenAllocator], alloc(3, 0)),
         case("another allocator's range", &[alloc(5, 0), OpenAllocator, range(7)], grow(0, 3, 0)),
     ]

@@ -31,9 +31,11 @@ pub fn run_scheduled<D: Device + 'static>(world: &World, ops: &[Op], threads: us
         }
         let stretch = stretch.to_vec();
         runner = on_worker(current, move || {
+            runner.enter_thread();
             for op in stretch {
                 runner.step(op);
             }
+            runner.leave_thread();
             runner
         });
     }

@@ -2,7 +2,7 @@
 //! byte changes one operation, and seeds can be written as operations.
 //!
 //! ```text
-//!   header  pages-4  chunk  streams  slack  limit  epochs  region  kept
+//!   header  pages-4  chunk  streams  slack  limit  epochs  region  kept|own
 //!   record  tag  small  number(2)  bytes(4)  nth  failure       (little-endian)
 //! ```
 
@@ -38,6 +38,7 @@ pub fn decode(bytes: &[u8], extra: Extra) -> Option<(World, Vec<Op>)> {
         epoch_limit: if header[5] % 4 == 3 { 2 + u32::from(header[5] / 4) } else { u32::MAX },
         region_pages,
         kept: header[7] % 2 == 0,
+        own_streams: header[7] / 2 % 2 == 1,
         ..World::default()
     };
     let mut ops = Vec::new();
@@ -55,7 +56,7 @@ fn operation(record: &[u8]) -> Op {
     let block = u16::from_le_bytes([record[2], record[3]]);
     let stream = record[2];
     let bytes = u32::from_le_bytes([record[4], record[5], record[6], record[7]]);
-    match record[0] % 32 {
+    match record[0] % 40 {
         // Sizes up to about that of the device: the top byte is rarely useful.
         0 | 1 | 28 => {
             Op::Alloc { bytes: if small & 0x80 == 0 { bytes % (2 << 20) } else { bytes }, align: small & 0x1f, stream }
@@ -87,6 +88,12 @@ fn operation(record: &[u8]) -> Op {
         27 => Op::Renew { stream },
         29 => Op::BeginCapture { stream },
         31 => Op::EndCapture { stream },
+        32 => Op::OpenPool,
+        33 | 36 => Op::Replay { graph: small, stream },
+        34 => Op::BeginCapture { stream },
+        35 => Op::EndCapture { stream },
+        37 | 38 => Op::Alloc { bytes: bytes % (1 << 20), align: 9, stream },
+        39 => Op::Free { block },
         _ => Op::Bad { misuse: Misuse::ALL[usize::from(small) % Misuse::ALL.len()], block },
     }
 }
@@ -133,6 +140,8 @@ pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
             Op::Renew { stream } => (27, 0, u16::from(stream), 0),
             Op::BeginCapture { stream } => (29, 0, u16::from(stream), 0),
             Op::EndCapture { stream } => (31, 0, u16::from(stream), 0),
+            Op::OpenPool => (32, 0, 0, 0),
+            Op::Replay { graph, stream } => (33, graph, u16::from(stream), 0),
         };
         bytes.extend([tag, small]);
         bytes.extend(number.to_le_bytes());

@@ -53,8 +53,10 @@ fn every_call_of_every_operation_fails_once() {
 fn threads_at_once() {
     let _turn = device();
     for (round, faults) in [(0, Faults::None), (1, Faults::Some)] {
-        let world = World { pages: 8, page_bytes: Cuda::PAGE_BYTES, chunk_pages: 1 + round, ..World::default() };
-        let stress = Stress { threads: 3, ops: 250, seed: round, faults };
+        let own_streams = faults == Faults::Some;
+        let world =
+            World { pages: 8, page_bytes: Cuda::PAGE_BYTES, chunk_pages: 1 + round, own_streams, ..World::default() };
+        let stress = Stress { threads: 3, ops: 250, seed: round, faults, graphs: false };
         let stats = run_stress::<Cuda>(&world, stress, &Progress::default());
         assert!(stats.allocs > 0 && stats.harvested_chunks > 0, "{stats:?}");
     }

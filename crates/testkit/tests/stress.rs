@@ -10,10 +10,15 @@ fn stress<D: Device>(ops: u64, faults: Faults) {
             chunk_pages: 1 + round % 2,
             region_pages: if round % 4 == 3 { 32 } else { 0 },
             kept: round % 2 == 0,
+            own_streams: round % 3 != 1,
             ..World::default()
         };
         let progress = Progress::default();
-        let stats = run_stress::<D>(&world, Stress { threads: 2 + round % 3, ops, seed: round, faults }, &progress);
+        let stats = run_stress::<D>(
+            &world,
+            Stress { threads: 2 + round % 3, ops, seed: round, faults, graphs: round % 2 == 1 },
+            &progress,
+        );
         assert!(stats.allocs > 0 && stats.harvested_chunks > 0, "{stats:?}");
     }
 }

@@ -174,11 +174,13 @@ impl<D: Driver> Streams<D> {
         Ok(stream)
     }
 
-    /// An entry whose stream is gone. Called with the bindings locked.
+    /// An entry whose stream is gone. Where mappings are kept, it has no memory: replays of graphs that were captured on that
+    /// stream may use it beside those of another one. Called with the bindings locked.
     fn vacant(&self) -> Option<&Stream> {
-        let gone = || self.iter().find(|stream| stream.clock.lock().is_gone());
+        let may_pass_on = |stream: &&Stream| !self.keeps_mappings || stream.lock().regions.iter().next().is_none();
+        let gone = || self.iter().filter(may_pass_on).find(|stream| stream.clock.lock().is_gone());
         gone().or_else(|| {
-            let over = self.iter().filter(|stream| stream.clock.lock().is_over()).count();
+            let over = self.iter().filter(may_pass_on).filter(|stream| stream.clock.lock().is_over()).count();
             // What the driver refuses is tried again with the next stream.
             if over >= MAX_OVER && self.progress(None).wait_for_device().unwrap_or(false) { gone() } else { None }
         })
@@ -190,5 +192,30 @@ impl<D: Driver> Streams<D> {
         stream.lock().open_next_epoch(self.epoch_limit);
         clock.renew(handle, reach);
         stream.rename(handle, identity);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Allocator;
+    use crate::driver::{ModelDriver, WorkDriver};
+    use crate::sync::Arc;
+
+    /// The memory of a stream that is gone stays unused in a pool: graphs that were captured there may be replayed.
+    #[test]
+    fn memory_of_a_pool_is_not_passed_on() {
+        let driver = Arc::new(ModelDriver::default());
+        let pool = Allocator::builder(Arc::clone(&driver)).keep_mappings().build().unwrap();
+        let mut handed = Vec::new();
+        for _ in 0..3 {
+            let stream = driver.create_stream().unwrap();
+            let block = pool.alloc(1 << 20, stream).unwrap();
+            pool.free(block).unwrap();
+            pool.forget_stream(stream).unwrap();
+            driver.destroy_stream(stream).unwrap();
+            assert!(!handed.contains(&block), "{block} was another stream's");
+            handed.push(block);
+        }
+        pool.close().unwrap();
     }
 }

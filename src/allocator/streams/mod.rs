@@ -20,6 +20,7 @@ pub mod state;
 
 pub use progress::Progress;
 
+use super::geometry::Geometry;
 use crate::driver::{Counted, Driver};
 use crate::stream::{Entries, EventPool, StreamIndex};
 use crate::sync::{Arc, AtomicU64, Ordering};
@@ -40,19 +41,22 @@ pub struct Streams<D> {
     known: Known,
     /// Epoch of a stream's blocks at which they are renumbered.
     epoch_limit: u32,
+    /// Whether memory stays with the stream that it was handed out on, also when that is gone.
+    keeps_mappings: bool,
     host_waits: AtomicU64,
 }
 
 impl<D: Driver> Streams<D> {
     /// No streams yet.
-    pub fn new(driver: Arc<D>, epoch_limit: u32) -> Self {
+    pub fn new(driver: Arc<D>, geometry: &Geometry) -> Self {
         Self {
             driver: Counted::new(driver),
             events: EventPool::default(),
             peak: PeakMeter::default(),
             entries: Entries::default(),
             known: Known::default(),
-            epoch_limit,
+            epoch_limit: geometry.epoch_limit,
+            keeps_mappings: geometry.keeps_mappings,
             host_waits: AtomicU64::new(0),
         }
     }

@@ -8,7 +8,6 @@
 //! peers.rs     the devices that get access
 //! memory.rs    virtual memory      streams.rs  streams, events    work.rs     fill, verify, copy
 //! kernels.rs   kernels from PTX                                   plain.rs    cuMemAlloc
-//! thread.rs    numbers of threads
 //! captures.rs  which capture a stream belongs to
 //! raw.rs       a way below the traits, for experiments only
 //! ```
@@ -39,16 +38,16 @@ pub mod raw;
 mod streams;
 #[doc(hidden)]
 pub mod sys;
-mod thread;
 mod trial;
 mod work;
 
+pub use crate::driver::thread::PER_THREAD_STREAM;
 pub use captures::Capture;
 pub use device::DeviceInfo;
 pub use error::{CudaVersion, LoadError, MINIMUM_VERSION, OpenError};
 pub use library::{Library, LibraryFile};
 pub use plain::PlainDevice;
-pub use streams::{LEGACY_STREAM, PER_THREAD_STREAM};
+pub use streams::LEGACY_STREAM;
 
 use std::path::PathBuf;
 

@@ -11,7 +11,7 @@ use super::sys::{
     CUevent, CUevent_flags_enum as event_flags, CUstream, CUstreamCaptureStatus_enum as capture_status,
     cudaError_enum as code,
 };
-use super::thread;
+use crate::driver::thread::{PER_THREAD_STREAM, own_stream};
 use crate::driver::{
     DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, StreamDriver, StreamIdentity, StreamLifetime,
 };
@@ -19,9 +19,6 @@ use crate::units::StreamId;
 
 /// CUDA's legacy default stream by its other handle (`CU_STREAM_LEGACY`).
 pub const LEGACY_STREAM: StreamId = StreamId(1);
-
-/// The calling thread's default stream (`CU_STREAM_PER_THREAD`).
-pub const PER_THREAD_STREAM: StreamId = StreamId(2);
 
 impl StreamDriver for CudaDriver {
     fn check_stream(&self, stream: StreamId) -> DriverResult<()> {
@@ -55,15 +52,8 @@ impl StreamDriver for CudaDriver {
                 Ok(StreamIdentity { key: StreamId::DEFAULT, number: 0, lifetime: StreamLifetime::Device })
             }
             PER_THREAD_STREAM => {
-                let Some(thread) = thread::current() else {
-                    let text = "the thread is ending, and its default stream with it";
-                    return Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text));
-                };
-                Ok(StreamIdentity {
-                    key: StreamId(THREAD_KEYS + thread.slot),
-                    number: THREAD_KEYS + thread.unique,
-                    lifetime: StreamLifetime::Thread,
-                })
+                let text = "the thread is ending, and its default stream with it";
+                own_stream().ok_or_else(|| DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text))
             }
             _ => Ok(StreamIdentity { key: stream, number: self.number_of(stream)?, lifetime: StreamLifetime::Owner }),
         }
@@ -145,9 +135,6 @@ impl CudaDriver {
         Ok(number)
     }
 }
-
-/// Above all handles, which are addresses of the host, and above all numbers that `cuStreamGetId` counts up to.
-const THREAD_KEYS: u64 = 1 << 63;
 
 /// Returns true for the handles that stand for a default stream.
 pub(super) fn is_default(stream: StreamId) -> bool {

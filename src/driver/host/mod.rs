@@ -18,7 +18,7 @@ mod queues;
 mod streams;
 mod task;
 
-use super::handles::{Handles, NoStream};
+use super::handles::{Handles, NoStream, is_default, is_of_thread};
 use super::ledger::{Ledger, Refusal};
 use super::{
     ChunkHandle, DriverCall, DriverCalls, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle,
@@ -198,9 +198,7 @@ impl HostDriver {
     }
 
     fn new_lane(&self, call: DriverCall) -> DriverResult<StreamId> {
-        self.queues
-            .create_stream(Arc::clone(&self.books))
-            .map_err(|error| DriverError::new(call, DriverErrorKind::OutOfMemory, format!("no thread: {error}")))
+        self.queues.create_stream(Arc::clone(&self.books)).map_err(|error| no_thread(call, &error))
     }
 
     /// Locks the books for one call, which is counted.
@@ -224,10 +222,17 @@ impl HostDriver {
         })
     }
 
-    /// Returns the lane of a stream. The handle of a destroyed one is written down as a violation.
+    /// Returns the lane of a stream, that of a thread's own stream from its first use. The handle of a destroyed stream is
+    /// written down as a violation.
     fn lane(&self, call: DriverCall, stream: StreamId) -> DriverResult<StreamId> {
+        let found = self.books.lock().handles.lane(stream);
+        if let Ok(lane) = found
+            && is_of_thread(lane)
+        {
+            self.queues.add_stream(lane, &self.books).map_err(|error| no_thread(call, &error))?;
+        }
         let mut books = self.books.lock();
-        match books.handles.lane(stream) {
+        match found {
             Ok(lane) => Ok(lane),
             Err(NoStream::Unknown) => Err(no_stream(call, stream)),
             Err(NoStream::Destroyed) => {
@@ -239,8 +244,8 @@ impl HostDriver {
     }
 
     fn destroy(&self, stream: StreamId) -> DriverResult<StreamId> {
-        if stream == StreamId::DEFAULT {
-            let text = "the default stream cannot be destroyed";
+        if is_default(stream) {
+            let text = "a default stream cannot be destroyed";
             return Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text));
         }
         let lane = self.lane(DriverCall::Stream, stream)?;
@@ -249,7 +254,7 @@ impl HostDriver {
     }
 
     fn existing(&self, stream: StreamId) -> StreamId {
-        self.books.lock().handles.lane(stream).unwrap_or_else(|_| panic!("there is no {stream:?}"))
+        self.lane(DriverCall::Stream, stream).unwrap_or_else(|_| panic!("there is no {stream:?}"))
     }
 
     /// An event of a capture is an error, and a broken rule while the capture lasts, which would be lost.
@@ -445,6 +450,10 @@ impl Drop for Books {
 
 fn no_stream(call: DriverCall, stream: StreamId) -> DriverError {
     DriverError::new(call, DriverErrorKind::InvalidHandle, format!("there is no {stream:?}"))
+}
+
+fn no_thread(call: DriverCall, error: &std::io::Error) -> DriverError {
+    DriverError::new(call, DriverErrorKind::OutOfMemory, format!("no thread: {error}"))
 }
 
 /// What the kernel said: no memory or mappings, or something that it should not.

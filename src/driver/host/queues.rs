@@ -9,6 +9,7 @@
 //! Threads: any. One lock over all queues, not held while an item runs. Lock order: queues, then the driver's books.
 
 use crate::driver::EventHandle;
+use crate::driver::handles::FIRST_LANE;
 use crate::driver::ledger::token_base;
 use crate::sync::Arc;
 use crate::sync::unseen::{Condvar, Mutex, MutexGuard};
@@ -97,14 +98,30 @@ impl<W: Send + 'static> Queues<W> {
 
     /// Creates a stream whose thread passes work to `runner`. The first one is the default stream.
     pub fn create_stream(self: &Arc<Self>, runner: Arc<impl Run<W>>) -> std::io::Result<StreamId> {
-        let wake = Arc::new(Condvar::new());
         let mut state = self.state.lock();
         let stream = StreamId(state.next_stream);
+        self.start(&mut state, stream, runner)?;
+        state.next_stream = (stream.0 + 1).max(FIRST_LANE);
+        Ok(stream)
+    }
+
+    /// Creates the stream of this number, unless there is one.
+    pub fn add_stream(self: &Arc<Self>, stream: StreamId, runner: &Arc<impl Run<W>>) -> std::io::Result<()> {
+        let mut state = self.state.lock();
+        if state.lanes.contains_key(&stream) { Ok(()) } else { self.start(&mut state, stream, Arc::clone(runner)) }
+    }
+
+    fn start(
+        self: &Arc<Self>,
+        state: &mut State<W>,
+        stream: StreamId,
+        runner: Arc<impl Run<W>>,
+    ) -> std::io::Result<()> {
+        let wake = Arc::new(Condvar::new());
         let (queues, own_wake) = (Arc::clone(self), Arc::clone(&wake));
         let thread = std::thread::Builder::new()
             .name(format!("host {stream:?}"))
             .spawn(move || queues.serve(stream, &own_wake, &*runner))?;
-        state.next_stream += 1;
         let lane = Lane {
             queue: VecDeque::new(),
             queued: 0,
@@ -117,7 +134,7 @@ impl<W: Send + 'static> Queues<W> {
             thread: Some(thread),
         };
         state.lanes.insert(stream, lane);
-        Ok(stream)
+        Ok(())
     }
 
     pub fn event_count(&self) -> usize {

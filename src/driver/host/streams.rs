@@ -5,7 +5,7 @@ use super::task::{Span, Task};
 use super::{HostDriver, no_stream};
 use crate::driver::{
     DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, HoldStreams, Mismatch, StreamDriver,
-    StreamIdentity, StreamLifetime, WorkDriver,
+    StreamIdentity, WorkDriver,
 };
 use crate::units::{DeviceAddr, StreamId};
 use std::time::Duration;
@@ -17,9 +17,8 @@ impl StreamDriver for HostDriver {
     }
 
     fn identify(&self, stream: StreamId) -> DriverResult<StreamIdentity> {
-        let lane = self.lane(DriverCall::Stream, stream)?;
-        let lifetime = if stream == StreamId::DEFAULT { StreamLifetime::Device } else { StreamLifetime::Owner };
-        Ok(StreamIdentity { key: stream, number: lane.0 + 1, lifetime })
+        self.lane(DriverCall::Stream, stream)?;
+        self.books.lock().handles.identify(stream).map_err(|_| no_stream(DriverCall::Stream, stream))
     }
 
     fn is_capturing(&self, stream: StreamId) -> bool {

@@ -19,7 +19,7 @@ mod config;
 mod streams;
 mod timeline;
 
-use super::handles::{Handles, NoStream};
+use super::handles::{Handles, NoStream, is_default};
 use super::ledger::{Ledger, Refusal};
 use super::{
     ChunkHandle, DriverCall, DriverCalls, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle,
@@ -294,17 +294,15 @@ impl State {
     /// Returns the lane of a stream. An unknown handle is an error; one of a destroyed stream is a broken rule.
     fn lane(&self, call: DriverCall, stream: StreamId) -> DriverResult<StreamId> {
         self.handles.lane(stream).map_err(|missing| match missing {
-            NoStream::Unknown => {
-                DriverError::new(call, DriverErrorKind::InvalidHandle, format!("there is no {stream:?}"))
-            }
+            NoStream::Unknown => no_stream(call, stream),
             NoStream::Destroyed => broken(call, &format!("{stream:?} has been destroyed")),
         })
     }
 
     fn destroy(&mut self, stream: StreamId) -> DriverResult<StreamId> {
         let lane = self.lane(DriverCall::Stream, stream)?;
-        if stream == StreamId::DEFAULT {
-            let text = "the default stream cannot be destroyed";
+        if is_default(stream) {
+            let text = "a default stream cannot be destroyed";
             return Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text));
         }
         let destroyed = self.handles.destroy(stream);
@@ -357,6 +355,10 @@ fn enforce<T>(call: DriverCall, answer: Result<T, Refusal>) -> DriverResult<T> {
 
 fn broken(call: DriverCall, rule: &str) -> ! {
     panic!("driver contract broken ({}): {rule}", call.name())
+}
+
+fn no_stream(call: DriverCall, stream: StreamId) -> DriverError {
+    DriverError::new(call, DriverErrorKind::InvalidHandle, format!("there is no {stream:?}"))
 }
 
 fn no_event(call: DriverCall, event: EventHandle) -> ! {

@@ -1,9 +1,9 @@
 //! Streams of the model driver, the events between them, and the work on them.
 
-use super::{ModelDriver, broken, no_event};
+use super::{ModelDriver, broken, no_event, no_stream};
 use crate::driver::{
     DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, HoldStreams, Mismatch, StreamDriver,
-    StreamIdentity, StreamLifetime, WorkDriver,
+    StreamIdentity, WorkDriver,
 };
 use crate::units::{DeviceAddr, StreamId};
 use std::time::Duration;
@@ -14,9 +14,9 @@ impl StreamDriver for ModelDriver {
     }
 
     fn identify(&self, stream: StreamId) -> DriverResult<StreamIdentity> {
-        let lane = self.state.lock().lane(DriverCall::Stream, stream)?;
-        let lifetime = if stream == StreamId::DEFAULT { StreamLifetime::Device } else { StreamLifetime::Owner };
-        Ok(StreamIdentity { key: stream, number: lane.0 + 1, lifetime })
+        let state = self.state.lock();
+        state.lane(DriverCall::Stream, stream)?;
+        state.handles.identify(stream).map_err(|_| no_stream(DriverCall::Stream, stream))
     }
 
     fn is_capturing(&self, stream: StreamId) -> bool {

@@ -18,6 +18,7 @@
 //! Threads: none of its own; its owner locks. Cost: O(1) amortised an item; `in_flight` is O(pending).
 
 use crate::driver::EventHandle;
+use crate::driver::handles::{FIRST_LANE, is_of_thread};
 use crate::driver::ledger::token_base;
 use crate::units::StreamId;
 use std::collections::{HashMap, VecDeque};
@@ -84,7 +85,7 @@ impl Timeline {
             now: 0,
             lag,
             lanes: HashMap::from([(StreamId::DEFAULT, Lane::default())]),
-            next_stream: 1,
+            next_stream: FIRST_LANE,
             events: HashMap::new(),
             event_base: token_base(),
             events_made: 0,
@@ -285,8 +286,11 @@ impl Timeline {
     }
 
     /// # Panics
-    /// When there is no such stream; callers have checked.
+    /// When there is no such stream; callers have checked. That of a thread is there when it is used first.
     fn lane(&mut self, stream: StreamId) -> &mut Lane {
+        if is_of_thread(stream) {
+            return self.lanes.entry(stream).or_default();
+        }
         self.lanes.get_mut(&stream).unwrap_or_else(|| panic!("{stream} was checked by the caller"))
     }
 }

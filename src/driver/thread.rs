@@ -1,16 +1,24 @@
-//! Numbers of threads, for the default stream that CUDA gives to each of them.
+//! The default stream that every thread has of its own: one handle stands for all of them.
 //!
 //! Threads: any. Cost: a load of a thread-local value; the first call of a thread takes a lock, and so does its end.
 
+use super::{StreamIdentity, StreamLifetime};
 use crate::sync::unseen::Mutex;
+use crate::units::StreamId;
+
+/// The calling thread's default stream (`CU_STREAM_PER_THREAD`).
+pub const PER_THREAD_STREAM: StreamId = StreamId(2);
+
+/// Above all handles, which are addresses of the host, and above all numbers that a driver counts up to.
+pub(super) const THREAD_KEYS: u64 = 1 << 63;
 
 /// The numbers of one thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ThreadNumbers {
+struct ThreadNumbers {
     /// A small number that no other thread of the process has at this time.
-    pub slot: u64,
+    slot: u64,
     /// A number, from 1 up, that no other thread of the process has or had.
-    pub unique: u64,
+    unique: u64,
 }
 
 struct Issued {
@@ -47,8 +55,19 @@ fn issue() -> ThreadNumbers {
 }
 
 /// Returns the numbers of the calling thread; `None` while the thread is ending.
-pub(super) fn current() -> Option<ThreadNumbers> {
+fn current() -> Option<ThreadNumbers> {
     HELD.try_with(|held| held.0).ok()
+}
+
+/// Returns which stream [`PER_THREAD_STREAM`] stands for on the calling thread; `None` while the thread is ending, and its
+/// default stream with it.
+pub(super) fn own_stream() -> Option<StreamIdentity> {
+    let thread = current()?;
+    Some(StreamIdentity {
+        key: StreamId(THREAD_KEYS + thread.slot),
+        number: THREAD_KEYS + thread.unique,
+        lifetime: StreamLifetime::Thread,
+    })
 }
 
 #[cfg(test)]
