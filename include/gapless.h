@@ -26,7 +26,8 @@ typedef int32_t gapless_status;
 typedef int32_t gapless_error_kind;
 
 // Settings of an allocator. Set every byte to 0, then size to sizeof(gapless_config), then what you want to choose; 0 is
-// the default of every field.
+// the default of every field. Fields are only added at the end: those that an older program does not know have their
+// defaults, and those that this library does not know have to be 0.
 typedef struct gapless_config {
   // sizeof(gapless_config): tells versions of this struct apart.
   size_t size;

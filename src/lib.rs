@@ -39,6 +39,7 @@
 pub mod allocator;
 pub mod driver;
 mod heap;
+mod host_memory;
 #[cfg(any(feature = "cust", feature = "cuda-driver-sys"))]
 pub mod interop;
 mod pages;

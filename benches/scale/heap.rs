@@ -32,7 +32,7 @@ fn cached_pair(table: &mut Table) {
     let allocator = allocator(4 * GIB);
     for (bytes, name) in [(4 * KIB, "cached pair of 4 KiB"), (2 * MIB, "cached pair of 2 MiB")] {
         let beside: Vec<_> = (0..8).map(|_| alloc(&allocator, bytes)).collect();
-        let cost = fastest(500_000, || free(&allocator, alloc(&allocator, bytes)));
+        let cost = fastest(2_500_000, || free(&allocator, alloc(&allocator, bytes)));
         table.row(name, 8, cost, Some(Cost::Nanoseconds(30.0)));
         beside.into_iter().for_each(|addr| free(&allocator, addr));
     }
@@ -48,11 +48,11 @@ fn refused(table: &mut Table) {
             let mut any = || live[random.below(blocks) as usize];
             let target = Some(Cost::Nanoseconds(5_000.0));
             let size = if bytes == MIB { "1 MiB" } else { "4 KiB" };
-            let cost = fastest(100, || assert!(allocator.free(any().offset(bytes / 2)).is_err()));
+            let cost = fastest(1_000, || assert!(allocator.free(any().offset(bytes / 2)).is_err()));
             table.row(&format!("free inside one of n live blocks of {size}"), blocks, cost, target);
             live.iter().step_by(2).for_each(|addr| free(&allocator, *addr));
             let mut freed = || live[random.below(blocks / 2) as usize * 2];
-            let cost = fastest(100, || assert!(allocator.free(freed()).is_err()));
+            let cost = fastest(1_000, || assert!(allocator.free(freed()).is_err()));
             table.row(&format!("double free, every other of n blocks of {size} free"), blocks, cost, target);
         }
     }
@@ -67,7 +67,7 @@ fn aligned(table: &mut Table) {
         let fits = |addr: &DeviceAddr| addr.0.next_multiple_of(32 * KIB) + 2 * KIB <= addr.0 + 4 * KIB - 512;
         live.iter().step_by(2).filter(|addr| !fits(addr)).for_each(|addr| free(&allocator, *addr));
         free(&allocator, spare);
-        let cost = fastest(100, || {
+        let cost = fastest(1_000, || {
             let addr = allocator.alloc_aligned(2 * KIB, 32 * KIB, StreamId::DEFAULT).expect("it fits");
             free(&allocator, addr);
         });
@@ -90,7 +90,7 @@ fn replaced(table: &mut Table) {
             live[slot] = alloc(&allocator, MIXED[random.below(5) as usize]);
         };
         (0..2 * blocks).for_each(|_| replace());
-        let cost = fastest(1_000_000, &mut replace);
+        let cost = fastest(5_000_000, &mut replace);
         let target = (blocks == 10_000).then_some(Cost::Nanoseconds(60.0));
         table.row("free and alloc of mixed sizes, n live blocks", blocks, cost, target);
         match few {

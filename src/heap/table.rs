@@ -8,6 +8,7 @@
 //! - I2  at most [`limit`] slots are occupied.
 
 use super::bins::GRANULE;
+use crate::host_memory;
 
 /// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -81,7 +82,7 @@ impl BlockTable {
     fn with_slots(slots: usize) -> Self {
         debug_assert!(slots.is_power_of_two());
         Self {
-            slots: vec![VACANT; slots].into_boxed_slice(),
+            slots: host_memory::table(VACANT, slots),
             len: 0,
             limit: limit(slots),
             shift: 64 - slots.trailing_zeros(),

@@ -5,10 +5,10 @@ use crate::testing::{Break, assert_noticed, steps_of};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// Several stretches of the start map.
-const GRANULES: u64 = 320;
+/// Several stretches of the start map, and a part of one.
+const GRANULES: u64 = 300;
 /// Granules with memory at the start.
-const MAPPED: u64 = 250;
+const MAPPED: u64 = 280;
 /// Address of the heap's start: less aligned than the alignments that are requested.
 const BASE: u64 = 5 * GRANULE;
 
@@ -252,6 +252,26 @@ fn errors_of_free_are_distinguished() {
     heap.settle(offset, 0);
     assert_eq!(heap.free(offset, 0), Err(NotLive::State(BlockState::Free)));
     heap.check();
+}
+
+/// Records move when one is removed, also those of a block that is being merged. Neighbours whose distance is a number of
+/// Fibonacci's are near each other in the table.
+#[test]
+fn blocks_freed_in_any_order_become_one() {
+    const BLOCKS: u64 = 300;
+    for seed in 0..24_u64 {
+        let size = [1, 144, 233, 377][seed as usize % 4] * GRANULE;
+        let mut heap = Heap::new(BLOCKS * size);
+        heap.set(0, 0, BLOCKS * size, BlockState::Free, 0);
+        let mut live: Vec<u64> = (0..BLOCKS).map(|_| heap.alloc(size, 0).unwrap()).collect();
+        let mut state = seed;
+        while !live.is_empty() {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            heap.free(live.swap_remove((state >> 33) as usize % live.len()), 0).unwrap();
+            heap.check();
+        }
+        assert_eq!(heap.largest_free().map(|block| block.size), Some(BLOCKS * size));
+    }
 }
 
 /// What an error message says costs no more when there are many blocks, or large ones.

@@ -7,10 +7,12 @@ use gapless::driver::MemoryDriver;
 use gapless::driver::cuda::CudaDriver;
 use gapless::{Allocator, ChunkPolicy};
 use std::ffi::{CStr, c_char};
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 /// Settings of an allocator. Set every byte to 0, then size to sizeof(gapless_config), then what you want to choose; 0 is
-/// the default of every field.
+/// the default of every field. Fields are only added at the end: those that an older program does not know have their
+/// defaults, and those that this library does not know have to be 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct gapless_config {
@@ -89,17 +91,8 @@ impl Settings {
         if config.is_null() {
             return Err(Failure::argument("the config is null"));
         }
-        // SAFETY: not null, so it points to at least the first field (the function's contract).
-        let size = unsafe { config.cast::<usize>().read_unaligned() };
-        if size != size_of::<gapless_config>() {
-            return Err(Failure::argument(format!(
-                "the config says it has {size} bytes, this library's has {}: set every byte to 0 and size to \
-                 sizeof(gapless_config), and compile with this library's header",
-                size_of::<gapless_config>()
-            )));
-        }
-        // SAFETY: as many readable bytes as the struct has (checked just above against the function's contract).
-        let config = unsafe { config.read_unaligned() };
+        // SAFETY: not null, and the function's contract.
+        let config = unsafe { known_part(config) }?;
         let ordinal = |device: i32| {
             u32::try_from(device).map_err(|_| Failure::argument(format!("{device} is not the number of a device")))
         };
@@ -171,6 +164,40 @@ impl Settings {
     }
 }
 
+/// What this version knows of a caller's struct, which may be an older or a newer version's.
+///
+/// # Safety
+/// `config` points to as many readable bytes as its first field says.
+unsafe fn known_part(config: *const gapless_config) -> Answer<gapless_config> {
+    let own = size_of::<gapless_config>();
+    // SAFETY: it points to at least the first field (the function's contract).
+    let size = unsafe { config.cast::<usize>().read_unaligned() };
+    if !(size_of::<usize>()..=MOST_BYTES).contains(&size) || !size.is_multiple_of(align_of::<gapless_config>()) {
+        return Err(Failure::argument(format!(
+            "the config says it has {size} bytes, this library's has {own}: set every byte to 0 and size to \
+             sizeof(gapless_config)"
+        )));
+    }
+    let bytes = config.cast::<u8>();
+    for at in own..size {
+        // SAFETY: below `size` (the function's contract).
+        if unsafe { bytes.wrapping_add(at).read() } != 0 {
+            return Err(Failure::argument(format!(
+                "the config has a setting at byte {at} that this library does not know, its config has {own} bytes: leave \
+                 that setting at 0, or use the library of the header that the program was compiled with"
+            )));
+        }
+    }
+    let mut known = MaybeUninit::<gapless_config>::zeroed();
+    // SAFETY: `bytes` has `size` bytes (the function's contract), `known` has `own`.
+    unsafe { std::ptr::copy_nonoverlapping(bytes, known.as_mut_ptr().cast::<u8>(), size.min(own)) };
+    // SAFETY: every byte is initialised, and numbers and pointers may have any value.
+    Ok(unsafe { known.assume_init() })
+}
+
+/// Most bytes that a struct may say it has: more is a struct that was not filled in.
+const MOST_BYTES: usize = 4096;
+
 /// Reads a caller's string; `None` for null.
 ///
 /// # Safety
@@ -191,4 +218,70 @@ pub(crate) unsafe fn optional_text(text: *const c_char) -> Answer<Option<String>
 pub(crate) unsafe fn text(text: *const c_char, what: &str) -> Answer<String> {
     // SAFETY: the same contract.
     unsafe { optional_text(text) }?.ok_or_else(|| Failure::argument(format!("the {what} is null")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A struct with further bytes behind it.
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    struct Newer {
+        config: gapless_config,
+        tail: [u64; 3],
+    }
+
+    fn newer(size: usize) -> Newer {
+        let config = gapless_config {
+            size,
+            device: 3,
+            peer_count: 0,
+            peers: std::ptr::null(),
+            budget_bytes: 5 << 30,
+            budget_fraction: 0.0,
+            slack: 1.5,
+            chunk_bytes: 4 << 20,
+            region_bytes: 7 << 30,
+            library: c"libcuda.so.1".as_ptr(),
+        };
+        Newer { config, tail: [0; 3] }
+    }
+
+    fn read(config: &Newer) -> Answer<Settings> {
+        // SAFETY: no size below is larger than `Newer`, and `library` is a string.
+        unsafe { Settings::read((&raw const *config).cast()) }
+    }
+
+    #[test]
+    fn programs_with_an_older_header_get_defaults() {
+        let own = size_of::<gapless_config>();
+        let all = read(&newer(own)).unwrap();
+        assert_eq!((all.device, all.region_bytes), (3, Some(7 << 30)));
+        let until_chunk_bytes = std::mem::offset_of!(gapless_config, region_bytes);
+        let expected = Settings { region_bytes: None, library: None, ..all.clone() };
+        assert_eq!(read(&newer(until_chunk_bytes)).unwrap(), expected);
+        assert_eq!(read(&newer(size_of::<usize>())).unwrap(), Settings::default());
+    }
+
+    #[test]
+    fn programs_with_a_newer_header_are_served_as_far_as_the_settings_are_known() {
+        let own = size_of::<gapless_config>();
+        let mut config = newer(own + 24);
+        assert_eq!(read(&config).unwrap(), read(&newer(own)).unwrap());
+        for (word, byte) in [(0, 0), (2, 7)] {
+            config.tail = [0; 3];
+            config.tail[word] = 1 << (8 * byte);
+            let text = read(&config).unwrap_err().text;
+            assert!(text.contains(&format!("at byte {}", own + 8 * word + byte)), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_struct_that_was_not_filled_in_is_refused() {
+        for size in [0, 7, 44, 1 << 20, usize::MAX] {
+            let text = read(&newer(size)).unwrap_err().text;
+            assert!(text.contains(&format!("says it has {size} bytes")) && text.contains("sizeof"), "{text}");
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Handles: tokens that look like pointers and are looked up, never followed.
 //!
 //! - I1  a token names one allocator for ever: slots are not used again, so that a stale handle is detected.
+//! - I2  the tokens of two copies of this library in one process differ: they are counted from a number of the copy.
 //!
 //! Threads: any. Cost: a shared lock and an index.
 
@@ -34,7 +35,7 @@ pub(crate) enum Lifetime {
 pub(crate) fn register(instance: Arc<Instance>, lifetime: Lifetime) -> *mut gapless_allocator {
     let mut slots = SLOTS.write();
     slots.push(Slot { instance: Some(instance), permanent: lifetime == Lifetime::Permanent });
-    std::ptr::without_provenance_mut(FIRST_TOKEN + STEP * (slots.len() - 1))
+    std::ptr::without_provenance_mut(first_token().wrapping_add(STEP * (slots.len() - 1)))
 }
 
 /// The allocator behind a handle.
@@ -65,8 +66,8 @@ fn index_of(handle: *const gapless_allocator) -> Answer<usize> {
     if handle.is_null() {
         return Err(Failure::new(GAPLESS_ERROR_INVALID_HANDLE, "the allocator handle is null"));
     }
-    match handle.addr().checked_sub(FIRST_TOKEN) {
-        Some(distance) if distance.is_multiple_of(STEP) => Ok(distance / STEP),
+    match handle.addr().wrapping_sub(first_token()) {
+        distance if distance.is_multiple_of(STEP) => Ok(distance / STEP),
         _ => Err(Failure::new(
             GAPLESS_ERROR_INVALID_HANDLE,
             format!("{handle:p} is not an allocator handle: use what gapless_create wrote"),
@@ -81,6 +82,12 @@ fn stale(handle: *const gapless_allocator) -> Failure {
     )
 }
 
-/// Far from where heaps and stacks begin, and odd enough to be recognised in a debugger.
-const FIRST_TOKEN: usize = 0x6170_0000_0010;
+/// The first token of this copy of the library: where the copy lies in memory, spread over all addresses, so that the tokens
+/// of several copies are far apart. Odd, and so never null.
+fn first_token() -> usize {
+    (&raw const SLOTS).addr().wrapping_mul(SPREAD) | 1
+}
+
+/// 2^64 divided by the golden ratio.
+const SPREAD: usize = 0x9e37_79b9_7f4a_7c15;
 const STEP: usize = 16;

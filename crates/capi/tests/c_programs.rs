@@ -7,6 +7,9 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+/// The name that a program asks for.
+const SONAME: &str = "libgapless.so.0";
+
 /// A folder with the two libraries under the names that programs ask for.
 struct Libraries(tempfile::TempDir);
 
@@ -15,7 +18,11 @@ impl Libraries {
         let folder = tempfile::tempdir().unwrap();
         let sim = simulated::library();
         let built = sim.parent().unwrap();
-        for (file, name) in [("libgapless_capi.so", "libgapless.so"), ("libgapless_capi.a", "libgapless.a")] {
+        for (file, name) in [
+            ("libgapless_capi.so", "libgapless.so"),
+            ("libgapless_capi.so", SONAME),
+            ("libgapless_capi.a", "libgapless.a"),
+        ] {
             let file = built.join(file);
             assert!(file.exists(), "{} is missing", file.display());
             symlink(file, folder.path().join(name)).unwrap();
@@ -29,12 +36,18 @@ impl Libraries {
         self.0.path()
     }
 
+    /// Compiles one of `examples/c`.
     fn compile(&self, program: &str, arguments: &[&str]) -> PathBuf {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        self.compile_from("../../examples/c", program, arguments)
+    }
+
+    fn compile_from(&self, folder: &str, program: &str, arguments: &[&str]) -> PathBuf {
+        let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let root = package.join("../..");
         let out = self.path().join(program);
         let output = Command::new("cc")
             .args(["-std=c11", "-pedantic", "-Wall", "-Wextra", "-Werror", "-g", "-pthread"])
-            .arg(root.join("examples/c").join(format!("{program}.c")))
+            .arg(package.join(folder).join(format!("{program}.c")))
             .arg("-I")
             .arg(root.join("include"))
             .arg("-L")
@@ -49,7 +62,12 @@ impl Libraries {
     }
 
     fn run(&self, program: &Path) -> String {
+        self.run_with(program, &[])
+    }
+
+    fn run_with(&self, program: &Path, arguments: &[&Path]) -> String {
         let output = Command::new(program)
+            .args(arguments)
             .env("LD_LIBRARY_PATH", self.path())
             .env("GAPLESS_SIM_CAPACITY", "256MiB")
             .env_remove("GAPLESS_CONF")
@@ -83,6 +101,35 @@ fn it_runs_linked_statically_as_well() {
 fn misuse_is_answered() {
     let libraries = Libraries::new();
     let text = libraries.run(&libraries.compile("misuse", &["-lgapless"]));
+    assert!(text.contains("as expected"), "{text}");
+}
+
+/// Static destructors of C++ and handlers of `atexit` run when the thread's own variables are gone.
+#[test]
+fn calls_after_main_are_answered() {
+    let libraries = Libraries::new();
+    let text = libraries.run(&libraries.compile_from("tests/programs", "at_exit", &["-lgapless"]));
+    assert!(text.contains("as expected\n") && text.contains("ended as expected"), "{text}");
+}
+
+/// The folder that a program finds the library in may hold a version that it was not linked with.
+#[test]
+fn the_library_has_the_number_of_its_interface_in_its_name() {
+    let libraries = Libraries::new();
+    let program = std::fs::read(libraries.compile("allocate", &["-lgapless"])).unwrap();
+    let needed = format!("\0{SONAME}\0");
+    assert!(program.windows(needed.len()).any(|bytes| bytes == needed.as_bytes()), "the program needs {SONAME}");
+}
+
+#[test]
+fn copies_of_the_library_refuse_the_handles_of_each_other() {
+    let libraries = Libraries::new();
+    let program = libraries.compile_from("tests/programs", "two_copies", &["-D_GNU_SOURCE", "-ldl"]);
+    let copies = ["one.so", "two.so"].map(|name| libraries.path().join(name));
+    for copy in &copies {
+        std::fs::copy(libraries.path().join("libgapless.so"), copy).unwrap();
+    }
+    let text = libraries.run_with(&program, &[&copies[0], &copies[1]]);
     assert!(text.contains("as expected"), "{text}");
 }
 

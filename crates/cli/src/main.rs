@@ -89,6 +89,12 @@ fn main() -> ExitCode {
     }
 }
 
+/// A text from outside, such as the name of a file, with its control characters escaped: a terminal would obey them.
+fn printable(text: &str) -> String {
+    let shown = |c: char| if c.is_control() { c.escape_default().collect() } else { String::from(c) };
+    text.chars().map(shown).collect()
+}
+
 /// Exit code for bad arguments and bad input, the same as clap's.
 const BAD_INPUT: u8 = 2;
 /// Exit code when a replay ran out of memory.

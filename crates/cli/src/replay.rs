@@ -1,7 +1,7 @@
 //! `gapless replay`: replays recorded allocations and compares the policies.
 
 use super::table;
-use super::{Failure, Outcome};
+use super::{Failure, Outcome, printable};
 use clap::{Args, ValueEnum};
 use gapless::driver::cuda::{CudaDriver, OpenError};
 use gapless::driver::{DriverError, WorkDriver};
@@ -21,7 +21,7 @@ use std::time::Duration;
 /// Arguments of `gapless replay`.
 #[derive(Debug, Args)]
 pub(super) struct ReplayArguments {
-    /// Recordings to replay, plain or gzip: traces, PyTorch memory snapshots (_dump_snapshot), RMM logs
+    /// Recordings to replay, plain or gzip: traces, PyTorch memory snapshots (_dump_snapshot), RMM logs; - for standard input
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
 
@@ -107,8 +107,8 @@ impl FromStr for ChunkArgument {
 
 fn slack(text: &str) -> Result<f64, String> {
     match text.parse() {
-        Ok(slack) if f64::is_finite(slack) && slack >= 1.0 => Ok(slack),
-        _ => Err("give a factor of at least 1, such as 1.10".into()),
+        Ok(slack) if slack >= 1.0 => Ok(slack),
+        _ => Err("give a factor of at least 1, such as 1.10, or inf".into()),
     }
 }
 
@@ -126,10 +126,11 @@ pub(super) fn run(arguments: &ReplayArguments) -> Result<Outcome, Failure> {
     let mut outcome = Outcome::Success;
     for path in &arguments.traces {
         let bad = |text: &dyn std::fmt::Display| {
-            eprintln!("error: {}: {text}", path.display());
+            eprintln!("error: {}: {text}", printable(&path.to_string_lossy()));
             Outcome::BadInput
         };
-        let trace = match Trace::open(path) {
+        let opened = if path.as_os_str() == "-" { Trace::read("stdin", io::stdin().lock()) } else { Trace::open(path) };
+        let trace = match opened {
             Ok(trace) if trace.ops().is_empty() => {
                 outcome = bad(&"holds no ops: give a trace with 'a' and 'f' lines");
                 continue;
@@ -141,7 +142,7 @@ pub(super) fn run(arguments: &ReplayArguments) -> Result<Outcome, Failure> {
             }
         };
         if let Some(warning) = trace.warning() {
-            eprintln!("warning: {}: {warning}", path.display());
+            eprintln!("warning: {}: {warning}", printable(&path.to_string_lossy()));
         }
         let device = match arguments.capacity {
             Some(ByteSize(bytes)) => Device::of(bytes),
@@ -231,10 +232,10 @@ impl Job<'_> {
         let bar = self.progress_bar(policies.len() as u64, search);
         let mut results = Vec::new();
         for &policy in policies {
-            bar.set_message(format!("{} · {policy} · replay", self.trace.name()));
+            bar.set_message(format!("{} · {policy} · replay", self.name()));
             let mut result = self.replay_one(policy, &bar).map_err(|error| self.failure(policy, &error))?;
             if search {
-                bar.set_message(format!("{} · {policy} · smallest device", self.trace.name()));
+                bar.set_message(format!("{} · {policy} · smallest device", self.name()));
                 let found = self.search(policy, &bar).map_err(|error| self.failure(policy, &error))?;
                 result.min_capacity_bytes = Some(found.min_capacity_bytes);
                 result.safe_capacity_bytes = Some(found.safe_capacity_bytes);
@@ -246,7 +247,7 @@ impl Job<'_> {
             if let Some(oom) = &result.oom
                 && let Some(origin) = self.trace.origin(oom.op_index)
             {
-                bar.suspend(|| eprintln!("note: {policy} ran out of memory in {origin}"));
+                bar.suspend(|| eprintln!("note: {policy} ran out of memory in {}", printable(origin)));
             }
             results.push(result);
         }
@@ -295,6 +296,11 @@ impl Job<'_> {
         .run()
     }
 
+    /// The trace's name as a terminal may show it.
+    fn name(&self) -> String {
+        printable(self.trace.name())
+    }
+
     const fn settings(&self) -> GaplessSettings {
         GaplessSettings { slack: self.arguments.slack, chunk: Some(self.arguments.chunk.0) }
     }
@@ -311,7 +317,7 @@ impl Job<'_> {
     }
 
     fn failure(&self, policy: PolicyKind, error: &ReplayError) -> Failure {
-        let text = format!("{} through {policy}: {error}", self.trace.name());
+        let text = format!("{} through {policy}: {error}", self.name());
         match error {
             ReplayError::Settings(_) | ReplayError::Policy { error: PolicyError::Limit(_), .. } => {
                 Failure::BadArguments(text)

@@ -1,6 +1,7 @@
 //! The results of one trace as a table, with a column for each policy.
 
 use super::count::{count, grouped};
+use super::printable;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use gapless::ByteSize;
 use gapless_trace::ReplayResult;
@@ -13,7 +14,7 @@ pub(super) fn write(out: &mut impl Write, results: &[ReplayResult]) -> io::Resul
     writeln!(
         out,
         "{}: {}, peak live {}, on a {} device of {}",
-        first.trace,
+        printable(&first.trace),
         count(first.ops, "op"),
         ByteSize(first.peak_live_bytes),
         first.driver,

@@ -1,6 +1,7 @@
 //! The command line as another program sees it: exit codes, JSON keys, messages.
 
 use serde_json::Value;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -181,6 +182,39 @@ fn the_table_is_for_people() {
 }
 
 #[test]
+fn a_dash_stands_for_standard_input() {
+    let mut child = command(&["replay", "--policy", "caching", "--json", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"a 1 100 0\nf 1\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let result = &results(&output)[0];
+    assert_eq!((&result["trace"], &result["ops"]), (&"stdin".into(), &2.into()));
+}
+
+/// A file may be named so that a terminal that shows the name obeys it.
+#[test]
+fn names_of_files_reach_no_terminal_as_commands() {
+    let folder = tempfile::tempdir().unwrap();
+    let good = file(&folder, "\u{1b}]0;title\u{7}good.trace", "# events 9\na 1 100 0\nf 1\n");
+    let bad = file(&folder, "\u{1b}[2Jbad.trace", "x\n");
+    let output = gapless(&["replay", "--policy", "caching", text(&good), text(&bad), "\u{9b}31mnone.trace"]);
+    assert_eq!(output.status.code(), Some(2));
+    let (stdout, stderr) = (String::from_utf8(output.stdout.clone()).unwrap(), stderr(&output));
+    for part in ["good.trace: the header says", "[2Jbad.trace: line 1", "31mnone.trace: cannot be read"] {
+        assert!(stderr.contains(part), "{part}: {stderr}");
+    }
+    assert!(stdout.contains("good: 2 ops"), "{stdout}");
+    for (name, shown) in [("stdout", stdout), ("stderr", stderr)] {
+        assert!(!shown.chars().any(|c| c.is_control() && c != '\n'), "{name}: {shown:?}");
+    }
+}
+
+#[test]
 fn a_closed_pipe_is_success() {
     let mut child = command(&["replay", "--policy", "caching", "--json", "--capacity", "40GiB", VIT])
         .stdout(Stdio::piped())
@@ -222,6 +256,8 @@ fn settings_reach_the_allocator() {
         results(&output)[0]["driver_calls"]["create"].as_u64().unwrap()
     };
     assert!(calls(&["--chunk", "32MiB"]) < calls(&["--chunk", "2MiB"]) / 4);
+    // Never to prefer remapping to new memory is a setting like any other.
+    assert!(calls(&["--slack", "inf"]) > 0);
 }
 
 #[test]

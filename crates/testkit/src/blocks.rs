@@ -21,7 +21,7 @@ impl<D: Device> Runner<D> {
         };
         if let AllocError::TooLarge { requested, region_bytes, .. } = &error {
             assert_eq!(*requested, bytes);
-            assert!(bytes > *region_bytes - GRANULE, "{error}");
+            assert!(bytes.max(alignment) > *region_bytes - GRANULE, "{error}");
             assert!(self.world.region_pages > 0 || *region_bytes > 2 * self.world.bytes(), "{error}");
         }
         if let AllocError::OutOfMemory(report) = &error

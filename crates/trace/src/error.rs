@@ -124,6 +124,12 @@ pub enum ReadErrorKind {
         /// The limit that was exceeded.
         limit: usize,
     },
+    /// Empty lines and comments are longer than [`Limits::filler_bytes`](crate::Limits::filler_bytes) together.
+    #[error("empty lines and comments are longer than {limit} bytes together: this is not a trace")]
+    TooMuchFiller {
+        /// The limit that was exceeded.
+        limit: usize,
+    },
     /// A pickle cannot be read.
     #[error("byte {offset}: {reason}")]
     BadPickle {

@@ -44,24 +44,32 @@ impl Header {
         let line = line.trim();
         let (key, value) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         let value = value.trim();
-        let first = self.value(key).is_none();
-        if first {
-            match key {
-                "peak_live_bytes" => self.peak_live_bytes = Some(number("peak_live_bytes", value)?),
-                "events" => self.events = Some(number("events", value)?),
-                "capacity_bytes" => self.capacity_bytes = Some(number("capacity_bytes", value)?),
-                "external_bytes" => self.external_bytes = Some(number("external_bytes", value)?),
-                "driver_unusable_bytes" => self.driver_unusable_bytes = Some(number("driver_unusable_bytes", value)?),
-                "satisfiable" => self.satisfiable = Some(yes_or_no("satisfiable", value)?),
-                "satisfiable_by_whole_2mib_chunks" => {
-                    self.satisfiable_by_whole_2mib_chunks = Some(yes_or_no("satisfiable_by_whole_2mib_chunks", value)?);
-                }
-                _ => {}
+        match key {
+            "peak_live_bytes" => first(&mut self.peak_live_bytes, || number("peak_live_bytes", value))?,
+            "events" => first(&mut self.events, || number("events", value))?,
+            "capacity_bytes" => first(&mut self.capacity_bytes, || number("capacity_bytes", value))?,
+            "external_bytes" => first(&mut self.external_bytes, || number("external_bytes", value))?,
+            "driver_unusable_bytes" => {
+                first(&mut self.driver_unusable_bytes, || number("driver_unusable_bytes", value))?;
             }
+            "satisfiable" => first(&mut self.satisfiable, || yes_or_no("satisfiable", value))?,
+            "satisfiable_by_whole_2mib_chunks" => {
+                let field = &mut self.satisfiable_by_whole_2mib_chunks;
+                first(field, || yes_or_no("satisfiable_by_whole_2mib_chunks", value))?;
+            }
+            _ => {}
         }
         self.entries.push((key.to_owned(), value.to_owned()));
         Ok(())
     }
+}
+
+/// Sets a field that has no value yet.
+fn first<T>(field: &mut Option<T>, value: impl FnOnce() -> Result<T, ReadErrorKind>) -> Result<(), ReadErrorKind> {
+    if field.is_none() {
+        *field = Some(value()?);
+    }
+    Ok(())
 }
 
 fn number(key: &'static str, value: &str) -> Result<u64, ReadErrorKind> {

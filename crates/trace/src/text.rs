@@ -3,6 +3,7 @@
 //! - I1  memory is bounded for every file: one line of at most [`Limits::line_bytes`], and header and labels of at most
 //!   [`Limits::text_bytes`] together.
 //! - I2  no input causes a panic; after the first error, the iterator ends.
+//! - I3  time is bounded too: a file is read to its end only if what is not ops comes to at most [`Limits::filler_bytes`].
 //!
 //! Lines are checked one at a time. That they fit together (no id used twice, no free without an allocation) is checked
 //! by [`Trace`](crate::Trace).
@@ -21,6 +22,8 @@ pub struct Limits {
     pub line_bytes: usize,
     /// Maximum length of header and labels together, in bytes.
     pub text_bytes: usize,
+    /// Maximum length of empty lines and comments together, in bytes: a small compressed file may hold very many.
+    pub filler_bytes: usize,
     /// Maximum number of ops of a trace in memory: 16 bytes each, and about as much again for ids while it is read.
     pub ops: usize,
     /// Maximum number of different streams.
@@ -29,7 +32,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { line_bytes: 64 << 10, text_bytes: 4 << 20, ops: 8 << 20, streams: 1024 }
+        Self { line_bytes: 64 << 10, text_bytes: 4 << 20, filler_bytes: 64 << 20, ops: 8 << 20, streams: 1024 }
     }
 }
 
@@ -42,6 +45,7 @@ pub struct TextReader<'a> {
     in_header: bool,
     /// Length of the header and labels read so far, in bytes.
     text_bytes: usize,
+    filler: Filler,
     line: Vec<u8>,
     line_number: u64,
     failed: bool,
@@ -69,6 +73,7 @@ impl<'a> TextReader<'a> {
             header: Header::default(),
             in_header: true,
             text_bytes: 0,
+            filler: Filler::default(),
             line: Vec::new(),
             line_number: 0,
             failed: false,
@@ -98,7 +103,10 @@ impl<'a> TextReader<'a> {
     fn advance(&mut self) -> Result<Option<TraceOp>, ReadErrorKind> {
         while self.read_line()? {
             let line = std::str::from_utf8(&self.line).map_err(|_| ReadErrorKind::NotUtf8)?;
-            let line = line.trim();
+            let line = if self.line_number == 1 { without_mark(line) } else { line }.trim();
+            if line.is_empty() || line.starts_with('#') {
+                self.filler.count(self.line.len(), &self.limits)?;
+            }
             if let Some(comment) = line.strip_prefix('#') {
                 if self.in_header {
                     count_text(&mut self.text_bytes, comment.len(), &self.limits)?;
@@ -146,6 +154,28 @@ impl Iterator for TextReader<'_> {
             }
         }
     }
+}
+
+/// The lines read so far that hold nothing to replay.
+#[derive(Debug, Default)]
+pub(crate) struct Filler {
+    bytes: usize,
+}
+
+impl Filler {
+    /// Counts a line of `bytes` bytes.
+    pub(crate) fn count(&mut self, bytes: usize, limits: &Limits) -> Result<(), ReadErrorKind> {
+        self.bytes = self.bytes.saturating_add(bytes);
+        if self.bytes > limits.filler_bytes {
+            return Err(ReadErrorKind::TooMuchFiller { limit: limits.filler_bytes });
+        }
+        Ok(())
+    }
+}
+
+/// The first line of a file without the byte-order mark that some editors begin a file with.
+pub(crate) fn without_mark(first_line: &str) -> &str {
+    first_line.strip_prefix('\u{feff}').unwrap_or(first_line)
 }
 
 /// Returns a reader of the file, decompressed if it is gzip, and whether it is.

@@ -136,6 +136,40 @@ fn a_gzip_bomb_is_refused_early() {
     assert!(matches!(read(&bomb).unwrap_err(), ReadError { line: 1, kind: ReadErrorKind::LineTooLong { .. } }));
 }
 
+/// A file of two megabytes may hold billions of lines.
+#[test]
+fn lines_without_ops_are_limited() {
+    let columns = "Thread,Time,Action,Pointer,Size,Stream\n";
+    for (start, pattern) in [("a 1 2 0\n", "\n"), (columns, columns)] {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(start.as_bytes()).unwrap();
+        io::copy(&mut Repeated { pattern: pattern.as_bytes(), left: 80 << 20, at: 0 }, &mut encoder).unwrap();
+        let error = read(&encoder.finish().unwrap()).unwrap_err();
+        assert!(matches!(error.kind, ReadErrorKind::TooMuchFiller { limit } if limit == 64 << 20), "{error}");
+    }
+    let limits = Limits { filler_bytes: 10, ..Limits::default() };
+    let load = |text: &str| Trace::from_reader("t", TextReader::with_limits(text.as_bytes(), limits).unwrap());
+    assert_eq!(load("# 3456 8\na 1 1 0\n").unwrap().ops().len(), 1);
+    for filler in ["\n \n", " \r\n", "#x\n"] {
+        let error = load(&format!("# 3456 8\na 1 1 0\n{filler}")).unwrap_err();
+        assert!(matches!(error.kind, ReadErrorKind::TooMuchFiller { limit: 10 }), "{error}");
+    }
+}
+
+#[test]
+fn a_byte_order_mark_is_passed_over() {
+    let log = "Thread,Time,Action,Pointer,Size,Stream\n1,00:00:00.0,allocate,0x100,256,0x0\n";
+    for text in ["a 1 2 0\n", "# events 1\na 1 2 0\n", log] {
+        let marked = format!("\u{feff}{text}");
+        for file in [marked.as_bytes().to_vec(), gzip(marked.as_bytes())] {
+            let (trace, plain) = (read(&file).unwrap(), read(text.as_bytes()).unwrap());
+            assert_eq!((trace.ops(), trace.header()), (plain.ops(), plain.header()), "{text}");
+        }
+    }
+    let error = read("a 1 2 0\n\u{feff}a 2 2 0\n".as_bytes()).unwrap_err();
+    assert!(matches!(error, ReadError { line: 2, kind: ReadErrorKind::UnknownOp { .. } }), "{error}");
+}
+
 #[test]
 fn the_limits_of_ops_and_streams_are_enforced() {
     let limits = Limits { ops: 3, streams: 2, ..Limits::default() };

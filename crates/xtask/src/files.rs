@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use std::env;
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 pub fn create_folder(path: &Path) -> Result<(), Failure> {
@@ -26,6 +26,15 @@ pub fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
 pub fn install(from: &Path, to: &Path, mode: u32) -> Result<(), Failure> {
     copy(from, to)?;
     fs::set_permissions(to, fs::Permissions::from_mode(mode)).map_err(|error| about(to, &error))
+}
+
+/// Makes a symbolic link, in place of one of that name.
+pub fn link(target: &str, link: &Path) -> Result<(), Failure> {
+    match fs::remove_file(link) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(about(link, &error)),
+        _ => {}
+    }
+    symlink(target, link).map_err(|error| about(link, &error))
 }
 
 pub fn read(path: &Path) -> Result<String, Failure> {

@@ -38,6 +38,15 @@ fn lendable(state: &StreamState, kind: RegionKind, request: &Request) -> impl It
     })
 }
 
+/// Allocates in a free block of this stream's that was found.
+fn take(state: &mut StreamState, found: Lendable, request: &Request) -> DeviceAddr {
+    let region = state.region(found.region).expect("a block was found in it");
+    region.heap.take_live(found.block.offset, found.start, request.size, request.waste());
+    let addr = region.base.offset(found.start);
+    state.count_alloc(request.size, request.waste());
+    addr
+}
+
 impl<D: Driver> SlowPath<'_, D> {
     /// For a small request when the budget is used up: a free block among the large ones that is smaller than a page. Its
     /// pages are pinned already, so nothing is lost.
@@ -79,8 +88,11 @@ impl<D: Driver> SlowPath<'_, D> {
     pub fn scavenge(&self, stream: &Stream, request: &Request) -> Result<Option<DeviceAddr>, DriverError> {
         let kinds = request.kind.then_others();
         for kind in kinds.clone() {
-            if let Some(addr) = stream.lock().take_any(kind, request.size, request.waste(), request.alignment) {
-                return Ok(Some(addr));
+            let mut state = stream.lock();
+            // Not as on the hot path, which looks at some of the blocks only.
+            let found = lendable(&state, kind, request).next();
+            if let Some(found) = found {
+                return Ok(Some(take(&mut state, found, request)));
             }
         }
         if self.shared.geometry.keeps_mappings {
@@ -126,12 +138,10 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// Hands a free block of one stream to another.
     fn lend(&self, lender: &mut StreamState, found: Lendable, borrower: StreamIndex, request: &Request) -> DeviceAddr {
+        let addr = take(lender, found, request);
         let region = lender.region(found.region).expect("a block was found in it");
-        region.heap.take_live(found.block.offset, found.start, request.size, request.waste());
         region.heap.share(found.start).expect("just made live");
-        let addr = region.base.offset(found.start);
         lender.sharers.insert((found.region, found.start), Sharers { home: borrower, others: Vec::new() });
-        lender.count_alloc(request.size, request.waste());
         self.shared.counters.borrowed.fetch_add(1, Ordering::Relaxed);
         addr
     }

@@ -178,6 +178,11 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     }
 
     fn out_of_memory(&self) -> AllocError {
+        let Request { requested, size, alignment, .. } = self.request;
+        let region_bytes = self.path.shared.geometry.slot_bytes;
+        if size.max(alignment) > region_bytes {
+            return AllocError::TooLarge { requested, alignment, region_bytes };
+        }
         self.path.out_of_memory(&self.request, self.stream.index, self.refused.as_ref())
     }
 

@@ -41,12 +41,17 @@ pub fn detect<'a>(mut file: impl Read + 'a) -> io::Result<(Format, Box<dyn Read 
     }
     let format = if matches!(unpacked[..], [pickle::PROTO, 0..=5, ..]) {
         Format::Snapshot
-    } else if unpacked.trim_ascii_start().starts_with(rmm::COLUMNS.as_bytes()) {
+    } else if first_text(&unpacked).starts_with(rmm::COLUMNS.as_bytes()) {
         Format::RmmLog
     } else {
         Format::Text
     };
     Ok((format, Box::new(Cursor::new(start).chain(file))))
+}
+
+/// What a file begins with, without a byte-order mark and white space.
+fn first_text(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes).trim_ascii_start()
 }
 
 /// Number of bytes examined: enough for the first line of a log.

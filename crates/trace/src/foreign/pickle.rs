@@ -1,7 +1,8 @@
 //! Reader of Python pickles that consist of plain data: numbers, texts, lists, tuples, dictionaries.
 //!
 //! - I1  no code in a file is run: opcodes that create objects (GLOBAL, REDUCE, BUILD and others) are errors.
-//! - I2  memory is bounded by a constant for every file: each value counts towards [`MOST_BYTES`].
+//! - I2  memory is bounded by a constant for every file: each value counts towards [`MOST_BYTES`]. It is also bounded by a
+//!   multiple of the file's size after decompression: most memo entries up to the last are written.
 //! - I3  no input causes a panic or recursion: values are in one array and refer to each other by number, so sharing
 //!   and even cycles are harmless.
 //! - I4  a lookup in a dictionary takes bounded time, however large and however often shared the dictionary is: only
@@ -119,6 +120,7 @@ pub fn read(source: impl Read, gzip: bool, keys: &'static [&'static str]) -> Res
         stack: Vec::new(),
         marks: Vec::new(),
         memo: Vec::new(),
+        memo_len: 0,
     }
     .run()
 }
@@ -133,6 +135,8 @@ struct Machine<R> {
     stack: Vec<Ref>,
     marks: Vec<usize>,
     memo: Vec<Option<Ref>>,
+    /// Number of memo entries that were written.
+    memo_len: usize,
 }
 
 impl<R: Read> Machine<R> {
@@ -374,14 +378,16 @@ impl<R: Read> Machine<R> {
     fn put(&mut self, index: usize) -> Result<(), ReadErrorKind> {
         let top = self.top()?;
         if index >= self.memo.len() {
-            // Python numbers memo entries consecutively: no file that it writes has such a gap.
-            if index > self.memo.len() + MOST_GAP {
+            // Python numbers memo entries consecutively: no file that it writes has such gaps.
+            if index > 2 * self.memo_len + MOST_GAP {
                 return Err(self.bad(format!("memo entry {index} is far from the others: the file is damaged")));
             }
             self.charge((index + 1 - self.memo.len()) * size_of::<Option<Ref>>())?;
             self.memo.resize(index + 1, None);
         }
-        self.memo[index] = Some(top);
+        if self.memo[index].replace(top).is_none() {
+            self.memo_len += 1;
+        }
         Ok(())
     }
 
@@ -448,8 +454,8 @@ pub fn describe(value: &Value) -> String {
 
 /// Maximum memory for the values of a file, in bytes.
 const MOST_BYTES: usize = 1 << 30;
-/// Maximum gap in the numbers of memo entries.
-const MOST_GAP: usize = 1 << 16;
+/// How much larger the number of a memo entry may be than twice the number of entries.
+const MOST_GAP: usize = 1 << 10;
 const NEWEST_PROTOCOL: u8 = 5;
 
 #[cfg(test)]
@@ -537,6 +543,24 @@ mod tests {
         let marks = b"\x80\x02".chain(io::repeat(b'('));
         let Err(error) = read(marks, false, KEYS) else { panic!("an endless pickle was read") };
         assert!(error.to_string().contains("more than 1024 MiB"), "{error}");
+    }
+
+    /// A few bytes for an entry would otherwise take as much memory as all numbers below it.
+    #[test]
+    fn memo_entries_with_gaps_are_refused() {
+        let with_gaps_of = |gap: u32| {
+            let mut bytes = b"\x80\x02N".to_vec();
+            for entry in 1..=2_000 {
+                bytes.push(b'r');
+                bytes.extend((entry * gap).to_le_bytes());
+            }
+            bytes.push(b'.');
+            bytes
+        };
+        read(&with_gaps_of(1)[..], false, KEYS).unwrap();
+        for gap in [10, 1_000, 60_000] {
+            assert!(fails(&with_gaps_of(gap)).contains("far from the others"), "a gap of {gap}");
+        }
     }
 
     #[test]

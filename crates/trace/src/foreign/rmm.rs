@@ -2,7 +2,7 @@
 //! and stream.
 
 use super::super::error::excerpt;
-use super::super::text::{reading_failed, unpack};
+use super::super::text::{Filler, reading_failed, unpack, without_mark};
 use super::super::{Header, Limits, ReadError, ReadErrorKind, Trace};
 use super::{Event, Events};
 use std::io::{BufRead, Read};
@@ -15,7 +15,7 @@ pub fn read(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadEr
     let whole = |kind| ReadError { line: 0, kind };
     let (mut source, gzip) = unpack(file).map_err(|error| whole(ReadErrorKind::Io(error)))?;
     let mut events = Events::default();
-    let mut line = Vec::new();
+    let (mut line, mut filler) = (Vec::new(), Filler::default());
     let most = u64::try_from(limits.line_bytes).unwrap_or(u64::MAX).saturating_add(1);
     for number in 1.. {
         let at = |kind| ReadError { line: number, kind };
@@ -27,9 +27,11 @@ pub fn read(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadEr
         if line.len() as u64 == most && line.last() != Some(&b'\n') {
             return Err(at(ReadErrorKind::LineTooLong { limit: limits.line_bytes }));
         }
-        let row = std::str::from_utf8(&line).map_err(|_| at(ReadErrorKind::NotUtf8))?.trim();
+        let row = std::str::from_utf8(&line).map_err(|_| at(ReadErrorKind::NotUtf8))?;
+        let row = if number == 1 { without_mark(row) } else { row }.trim();
         // Concatenated logs of several processes repeat the first line.
         if row.is_empty() || row == COLUMNS {
+            filler.count(line.len(), &limits).map_err(at)?;
             continue;
         }
         let event = parse(row).map_err(|reason| at(ReadErrorKind::BadRow { reason }))?;

@@ -5,9 +5,12 @@ use crate::workspace::Workspace;
 use crate::{files, process};
 use std::path::PathBuf;
 
+/// The library's own name, which a program asks for that was linked with it: see `crates/capi/build.rs`.
+const SONAME: &str = "libgapless.so.0";
+
 #[derive(Debug, clap::Args)]
 pub struct BuildCapiArguments {
-    /// Folder to install lib/libgapless.so, lib/libgapless.a and include/gapless.h in [default: dist/capi]
+    /// Folder to install lib/libgapless.so.0, a link libgapless.so to it, lib/libgapless.a and include/gapless.h in [default: dist/capi]
     prefix: Option<PathBuf>,
 }
 
@@ -20,7 +23,8 @@ pub fn run(workspace: &Workspace, arguments: &BuildCapiArguments) -> Result<(), 
     let (lib, include) = (prefix.join("lib"), prefix.join("include"));
     files::create_folder(&lib)?;
     files::create_folder(&include)?;
-    files::install(&workspace.target("release/libgapless_capi.so"), &lib.join("libgapless.so"), 0o755)?;
+    files::install(&workspace.target("release/libgapless_capi.so"), &lib.join(SONAME), 0o755)?;
+    files::link(SONAME, &lib.join("libgapless.so"))?;
     files::install(&workspace.target("release/libgapless_capi.a"), &lib.join("libgapless.a"), 0o644)?;
     files::install(&workspace.path("include/gapless.h"), &include.join("gapless.h"), 0o644)?;
     let prefix = files::shown(&prefix);
