@@ -226,8 +226,9 @@ impl<D: Driver> Allocator<D> {
         self.inner.door.enter(&self.inner.shared, |path| path.renew_access())
     }
 
-    /// Figures of one moment: locks the slow path and all streams together, so that sums agree however many threads
-    /// allocate. O(regions + chunks + free blocks of a page or more).
+    /// Figures of one moment: locks the slow path, and all streams together while sums are made, so that these agree however
+    /// many threads allocate. Before, each stream is locked in turn while its free chunks are counted.
+    /// O(regions + chunks + free blocks of a page or more).
     pub fn stats(&self) -> Stats {
         self.inner.door.stats(&self.inner.shared)
     }
@@ -249,12 +250,14 @@ impl<D: Driver> Allocator<D> {
         self.inner.door.held_bytes()
     }
 
-    /// The live allocations, in address order within each region. O(blocks).
+    /// The live allocations, in address order within each region. What other threads allocate and free meanwhile may be missing.
+    /// O(blocks).
     pub fn live(&self) -> Vec<LiveAllocation> {
         self.inner.shared.streams.live()
     }
 
-    /// Everything that the allocator holds. Locks the slow path, and one stream after the other; O(blocks).
+    /// Everything that the allocator holds. Locks the slow path, and one stream after the other for a thousand blocks at a time:
+    /// where other threads allocate meanwhile, each such piece is of a moment of its own. O(blocks).
     pub fn snapshot(&self) -> Snapshot {
         self.inner.door.snapshot(&self.inner.shared)
     }

@@ -314,17 +314,25 @@ impl Heap {
 
     /// Returns all blocks in address order.
     pub fn blocks(&self) -> impl Iterator<Item = Block> {
-        let mut next = self.table.get(0).copied();
+        self.blocks_after(self.table.get(0).copied())
+    }
+
+    /// Returns the blocks that start at `offset` or above, in address order.
+    pub fn blocks_from(&self, offset: u64) -> impl Iterator<Item = Block> {
+        let around = self.block_around(offset);
+        self.blocks_after(
+            around.and_then(|block| if block.offset < offset { self.after(&block).copied() } else { Some(block) }),
+        )
+    }
+
+    /// Returns a block and those after it.
+    fn blocks_after(&self, first: Option<Block>) -> impl Iterator<Item = Block> {
+        let mut next = first;
         std::iter::from_fn(move || {
             let block = next?;
             next = self.after(&block).copied();
             Some(block)
         })
-    }
-
-    /// Returns all blocks in arbitrary order.
-    pub fn blocks_unordered(&self) -> impl Iterator<Item = &Block> {
-        self.table.iter()
     }
 
     /// Returns the holes in address order, each as its offset and its size in bytes.

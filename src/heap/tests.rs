@@ -109,7 +109,11 @@ impl Map {
         }
         assert_eq!(seen, self.granules);
         assert_eq!(heap.extent(), GRANULES * GRANULE);
-        assert_eq!(heap.blocks_unordered().count(), heap.blocks().count());
+        let blocks: Vec<Block> = heap.blocks().collect();
+        for (number, block) in blocks.iter().enumerate() {
+            assert!(heap.blocks_from(block.offset).eq(blocks[number..].iter().copied()));
+            assert!(heap.blocks_from(block.offset + 1).eq(blocks[number + 1..].iter().copied()));
+        }
         assert_eq!(heap.block_around(GRANULES * GRANULE), None);
         for (offset, held) in &self.live {
             let block = heap.block(*offset).expect("a live block");

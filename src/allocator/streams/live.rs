@@ -1,4 +1,4 @@
-//! The live allocations of all streams.
+//! Looking at all blocks: in pieces, so that no stream waits for long.
 
 use super::super::reports::LiveAllocation;
 use super::Streams;
@@ -7,22 +7,51 @@ use super::state::{Stream, StreamState};
 use crate::driver::Driver;
 use crate::heap::{Block, BlockState};
 
+/// Number of blocks that are looked at while their stream's state is locked.
+const PIECE: usize = 1024;
+
 impl<D: Driver> Streams<D> {
-    /// The live allocations, in address order within each region. Locks one stream after the other. O(blocks).
-    pub fn live(&self) -> Vec<LiveAllocation> {
-        let mut found = Vec::new();
-        for stream in self.iter() {
+    /// Shows the blocks of a region to `look` in address order. Each piece of them is of a moment of its own: what is freed and
+    /// allocated meanwhile may be missing.
+    pub fn look_at_blocks(&self, stream: &Stream, id: RegionId, mut look: impl FnMut(&StreamState, &Region, &Block)) {
+        let mut at = 0;
+        loop {
             let state = stream.lock();
-            for (id, region) in state.regions.iter() {
-                let live = region.heap.blocks().filter(|block| block.state == BlockState::Live);
-                found.extend(live.map(|block| self.live_allocation((stream, &state), (id, region), &block)));
+            let Some(region) = state.regions.get(id) else { return };
+            let before = at;
+            for block in region.heap.blocks_from(at).take(PIECE) {
+                look(&state, region, &block);
+                at = block.offset + block.size;
+            }
+            if at == before || at == region.heap.extent() {
+                return;
             }
         }
+    }
+
+    /// The live allocations of all streams, in address order within each region. Locks one stream after the other, for a piece
+    /// at a time. O(blocks).
+    pub fn live(&self) -> Vec<LiveAllocation> {
+        let mut found = Vec::new();
+        self.look_at_live(|allocation| found.push(allocation));
         found
     }
 
+    /// Shows the live allocations of all streams to `look`, as [`live`](Self::live) returns them.
+    pub fn look_at_live(&self, mut look: impl FnMut(LiveAllocation)) {
+        for stream in self.iter() {
+            for id in stream.region_ids() {
+                self.look_at_blocks(stream, id, |state, region, block| {
+                    if block.state == BlockState::Live {
+                        look(self.live_allocation((stream, state), (id, region), block));
+                    }
+                });
+            }
+        }
+    }
+
     /// The live block `block` of a region, as plain data.
-    pub fn live_allocation(
+    fn live_allocation(
         &self,
         (stream, state): (&Stream, &StreamState),
         (id, region): (RegionId, &Region),

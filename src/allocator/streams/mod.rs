@@ -3,7 +3,7 @@
 //! ```text
 //! state.rs      one stream: regions, pending blocks, counts      region.rs     a heap over a slot of addresses
 //! identity.rs   which stream a handle stands for             directory.rs  from an address to its region
-//! progress.rs   which epochs have passed; waiting, ordering      live.rs       the live allocations
+//! progress.rs   which epochs have passed; waiting, ordering      live.rs       all blocks, the live ones
 //! peak.rs       the peak of live bytes over all streams
 //! ```
 //!

@@ -207,6 +207,11 @@ impl Stream {
         self.number.store(identity.number, Ordering::Release);
     }
 
+    /// The numbers of its regions.
+    pub fn region_ids(&self) -> Vec<RegionId> {
+        self.lock().regions.iter().map(|(id, _)| id).collect()
+    }
+
     /// Locks the state. Never held during a driver call.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, StreamState> {

@@ -9,9 +9,8 @@ use super::super::error::AllocError;
 use super::super::reports::{ChunkSnapshot, OutOfMemory, RegionSnapshot, Snapshot, Stats};
 use super::super::request::Request;
 use super::super::shared::Shared;
-use super::super::streams::state::AllStates;
 use super::mapper::Mapper;
-use super::plan::free_chunks;
+use super::plan::free_pages_of;
 use super::{Door, SlowPath};
 use crate::driver::{Driver, DriverError};
 use crate::pages::PageCount;
@@ -24,8 +23,8 @@ impl Door {
     /// Figures of one moment: locks all streams together, so that sums agree however many threads allocate.
     pub fn stats<D: Driver>(&self, shared: &Shared<D>) -> Stats {
         let mapper = self.mapper.lock();
-        let states = shared.streams.lock_all();
-        Stats::new(shared, &states, &holdings(&mapper, &states))
+        let holdings = holdings(shared, &mapper);
+        Stats::new(shared, &shared.streams.lock_all(), &holdings)
     }
 
     /// Bytes of all chunks.
@@ -40,16 +39,14 @@ impl Door {
         shared.streams.peak.reset(&mut shared.streams.lock_all());
     }
 
-    /// Every region, block and chunk. Locks one stream after the other. O(blocks).
+    /// Every region, block and chunk. Locks one stream after the other, for a piece of a region at a time. O(blocks).
     pub fn snapshot<D: Driver>(&self, shared: &Shared<D>) -> Snapshot {
         let mapper = self.mapper.lock();
         let mut regions = Vec::new();
         for stream in shared.streams.iter() {
-            let state = stream.lock();
-            for (id, region) in state.regions.iter() {
-                let poisoned = mapper.segments[region.segment].poisoned;
-                regions.push(RegionSnapshot::new(&shared.streams, stream, &state, id, region, poisoned));
-            }
+            let of_stream = stream.region_ids();
+            regions
+                .extend(of_stream.iter().filter_map(|id| RegionSnapshot::new(&shared.streams, &mapper, stream, *id)));
         }
         Snapshot {
             page_bytes: shared.geometry.page_bytes,
@@ -65,17 +62,20 @@ impl<D: Driver> SlowPath<'_, D> {
     #[cold]
     pub fn out_of_memory(&self, request: &Request, stream: StreamIndex, refusal: Option<&DriverError>) -> AllocError {
         self.shared.counters.failed_allocs.fetch_add(1, Ordering::Relaxed);
+        let holdings = holdings(self.shared, &self.mapper);
         let states = self.shared.streams.lock_all();
-        let holdings = holdings(&self.mapper, &states);
-        let report = OutOfMemory::new(self.shared, &states, &holdings, request, stream, refusal);
+        let mut report = OutOfMemory::new(self.shared, &states, &holdings, request, stream, refusal);
+        drop(states);
+        report.list_largest(&self.shared.streams);
         AllocError::OutOfMemory(Box::new(report))
     }
 }
 
-fn holdings(mapper: &Mapper, states: &AllStates<'_>) -> Holdings {
+/// What is held. Locks one stream after the other, for the time that its free chunks take.
+fn holdings<D: Driver>(shared: &Shared<D>, mapper: &Mapper) -> Holdings {
     let pool = &mapper.pool;
     let page_bytes = pool.page_bytes();
-    let free_pages: PageCount = free_chunks(mapper, states, None).iter().map(|source| source.pages.len()).sum();
+    let free_pages: PageCount = shared.streams.iter().map(|stream| free_pages_of(mapper, &stream.lock())).sum();
     let tables = mapper.segments.iter().map(|segment| segment.table.metadata_bytes());
     Holdings {
         page_bytes,

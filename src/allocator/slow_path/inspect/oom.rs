@@ -7,7 +7,6 @@ use super::super::super::streams::Streams;
 use super::super::super::streams::state::{AllStates, Stream, StreamState};
 use super::Holdings;
 use crate::driver::{Driver, DriverError, MemoryDriver};
-use crate::heap::BlockState;
 use crate::stream::StreamIndex;
 use crate::units::round_down;
 
@@ -49,22 +48,24 @@ impl OutOfMemory {
             driver_error: refusal.map(ToString::to_string),
         };
         for (stream, state) in streams.iter().zip(states) {
-            report.add_stream(streams, stream, state);
+            report.add_stream(stream, state);
         }
         report.judge(holdings, request);
         report
     }
 
-    fn add_stream<D: Driver>(&mut self, streams: &Streams<D>, stream: &Stream, state: &StreamState) {
+    /// Lists the largest live allocations. No stream is locked for long.
+    pub(super) fn list_largest<D: Driver>(&mut self, streams: &Streams<D>) {
+        streams.look_at_live(|allocation| self.note_large(allocation));
+    }
+
+    fn add_stream(&mut self, stream: &Stream, state: &StreamState) {
         let mut part =
             StreamUse { stream: stream.id(), live_bytes: state.live_bytes, cached_bytes: 0, pending_bytes: 0 };
-        for (id, region) in state.regions.iter() {
+        for (_, region) in state.regions.iter() {
             part.cached_bytes += region.heap.free_bytes();
             part.pending_bytes += region.heap.pending_bytes();
             self.live_block_bytes += region.heap.live_block_bytes();
-            for block in region.heap.blocks_unordered().filter(|block| block.state == BlockState::Live) {
-                self.note_large(streams.live_allocation((stream, state), (id, region), block));
-            }
         }
         self.live_bytes += part.live_bytes;
         self.cached_bytes += part.cached_bytes;

@@ -3,35 +3,34 @@
 use super::super::super::reports::{BlockSnapshot, RegionSnapshot};
 use super::super::super::streams::Streams;
 use super::super::super::streams::region::{Region, RegionId};
-use super::super::super::streams::state::{Sharers, Stream, StreamState};
+use super::super::super::streams::state::{Sharers, Stream};
+use super::super::mapper::Mapper;
 use crate::driver::Driver;
 use crate::heap::{Block, BlockState};
 use crate::stream::StreamIndex;
 
 impl RegionSnapshot {
-    /// A region of `stream`, whose state is locked.
-    pub(super) fn new<D: Driver>(
-        streams: &Streams<D>,
-        stream: &Stream,
-        state: &StreamState,
-        id: RegionId,
-        region: &Region,
-        poisoned: bool,
-    ) -> Self {
-        let blocks = region.heap.blocks().filter(|block| block.state != BlockState::Hole);
-        Self {
-            stream: stream.id(),
-            kind: region.kind,
-            addr: region.base,
-            bytes: region.heap.extent(),
-            poisoned,
-            blocks: blocks
-                .map(|block| {
-                    let sharers = state.sharers.get(&(id, block.offset));
-                    BlockSnapshot::new(streams, region, stream.index, &block, sharers)
-                })
-                .collect(),
-        }
+    /// A region of `stream`, whose state is locked for a piece of it at a time.
+    pub(super) fn new<D: Driver>(streams: &Streams<D>, mapper: &Mapper, stream: &Stream, id: RegionId) -> Option<Self> {
+        let mut snapshot = {
+            let state = stream.lock();
+            let region = state.regions.get(id)?;
+            Self {
+                stream: stream.id(),
+                kind: region.kind,
+                addr: region.base,
+                bytes: region.heap.extent(),
+                poisoned: mapper.segments[region.segment].poisoned,
+                blocks: Vec::new(),
+            }
+        };
+        streams.look_at_blocks(stream, id, |state, region, block| {
+            if block.state != BlockState::Hole {
+                let sharers = state.sharers.get(&(id, block.offset));
+                snapshot.blocks.push(BlockSnapshot::new(streams, region, stream.index, block, sharers));
+            }
+        });
+        Some(snapshot)
     }
 }
 

@@ -13,7 +13,7 @@ mod placement;
 mod rooms;
 mod sources;
 
-pub use sources::{Source, claim_sources, free_chunks};
+pub use sources::{Source, claim_sources, free_chunks, free_pages_of};
 
 use super::super::request::Request;
 use super::super::streams::region::{Region, RegionId};

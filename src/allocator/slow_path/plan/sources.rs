@@ -1,11 +1,12 @@
 //! Sources: completely free chunks, which a plan may take from where they are.
 
 use super::super::super::streams::region::RegionId;
-use super::super::super::streams::state::AllStates;
+use super::super::super::streams::state::{AllStates, StreamState};
 use super::super::mapper::Mapper;
-use crate::heap::{BlockState, Heap};
-use crate::pages::PageRange;
+use crate::heap::{Block, BlockState, Heap};
+use crate::pages::{PageCount, PageRange};
 use crate::physical::ChunkId;
+use crate::segment::View;
 use crate::stream::StreamIndex;
 
 /// A completely free chunk, where it is now.
@@ -31,37 +32,37 @@ pub fn free_chunks(mapper: &Mapper, states: &AllStates<'_>, of_stream: Option<St
     let mut sources = Vec::new();
     for (number, state) in states.iter().enumerate() {
         let stream = StreamIndex(u32::try_from(number).expect("stream numbers are 32 bits"));
-        if of_stream.is_some_and(|wanted| wanted != stream) {
-            continue;
-        }
-        for (id, region) in state.regions.iter() {
-            let segment = &mapper.segments[region.segment];
-            let page_bytes = segment.page_bytes;
-            for block in region.heap.free_blocks_from(page_bytes) {
-                let whole = PageRange::inside(&(block.offset..block.offset + block.size), page_bytes);
-                if whole.is_empty() {
-                    continue;
-                }
-                let epoch = region.heap.block(block.offset).expect("indexed").epoch;
-                let epoch = state.epoch_base + u64::from(epoch);
-                sources.extend(
-                    segment
-                        .table
-                        .views_in(whole)
-                        .filter(|view| whole.contains(view.pages) && !mapper.pool.is_barred(view.chunk))
-                        .map(|view| Source {
-                            chunk: view.chunk,
-                            stream,
-                            region: id,
-                            block: block.offset,
-                            pages: view.pages,
-                            epoch,
-                        }),
-                );
-            }
+        if of_stream.is_none_or(|wanted| wanted == stream) {
+            sources.extend(free_views(mapper, state).map(|(region, block, view)| Source {
+                chunk: view.chunk,
+                stream,
+                region,
+                block: block.offset,
+                pages: view.pages,
+                epoch: state.epoch_base + u64::from(block.epoch),
+            }));
         }
     }
     sources
+}
+
+/// Number of pages in the completely free chunks of a stream, but for those that cannot be moved now.
+pub fn free_pages_of(mapper: &Mapper, state: &StreamState) -> PageCount {
+    free_views(mapper, state).map(|(_, _, view)| view.pages.len()).sum()
+}
+
+/// The views of completely free chunks of a stream, each with the region and the free block that it lies in.
+fn free_views(mapper: &Mapper, state: &StreamState) -> impl Iterator<Item = (RegionId, Block, View)> {
+    state.regions.iter().flat_map(move |(id, region)| {
+        let segment = &mapper.segments[region.segment];
+        let page_bytes = segment.page_bytes;
+        region.heap.free_blocks_from(page_bytes).flat_map(move |found| {
+            let whole = PageRange::inside(&(found.offset..found.offset + found.size), page_bytes);
+            let block = *region.heap.block(found.offset).expect("indexed");
+            let movable = move |view: &&View| whole.contains(view.pages) && !mapper.pool.is_barred(view.chunk);
+            segment.table.views_in(whole).filter(movable).map(move |view| (id, block, *view))
+        })
+    })
 }
 
 /// Claims completely free chunks where they are: in the order of their addresses, so that what is left of a block is found
