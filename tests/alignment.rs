@@ -42,7 +42,7 @@ fn a_free_block_at_the_right_address_is_found_among_many_at_wrong_ones() {
     let allocator = allocator(8 * MIB);
     let mut live: Vec<DeviceAddr> = std::iter::from_fn(|| allocator.alloc(SIZE, STREAM).ok()).collect();
     live.sort_unstable();
-    let right = live.iter().copied().filter(fits).last().unwrap();
+    let right = live.iter().copied().rfind(fits).unwrap();
     // Every other one, so that none grow together.
     let before = live.iter().position(|addr| *addr == right).unwrap();
     let wrong: Vec<DeviceAddr> =

@@ -12,8 +12,11 @@ mod table;
 
 use table::Table;
 
+/// Prints the rows of one subject.
+type Rows = fn(&mut Table);
+
 /// What can be asked for by name, and what prints its rows.
-const SUBJECTS: [(&str, fn(&mut Table)); 2] = [("heap", heap::rows), ("growth", growth::rows)];
+const SUBJECTS: [(&str, Rows); 2] = [("heap", heap::rows), ("growth", growth::rows)];
 
 fn main() {
     // Cargo passes `--bench`.

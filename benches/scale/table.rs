@@ -1,7 +1,6 @@
 //! The table: one row for what is measured and its n, printed as soon as it is known.
 
 use std::fmt;
-use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 /// Rounds of which the fastest counts: many short ones, since other programs run beside this one.
@@ -81,7 +80,7 @@ pub fn fastest(count: u64, mut operation: impl FnMut()) -> Cost {
     let calls = count.div_ceil(ROUNDS);
     let round = |_| {
         let start = Instant::now();
-        (0..calls).for_each(|_| black_box(operation()));
+        (0..calls).for_each(|_| operation());
         start.elapsed()
     };
     let fastest = (0..ROUNDS).map(round).min().expect("several rounds");

@@ -24,6 +24,8 @@
 #![forbid(unsafe_code)]
 
 pub mod bins;
+mod check;
+mod contents;
 mod index;
 mod starts;
 mod table;
@@ -33,7 +35,7 @@ pub use index::FreeBlock;
 pub use table::{Block, BlockState};
 
 use index::FreeIndex;
-use starts::{STRETCH, StartMap, stretch_of};
+use starts::{StartMap, stretch_of};
 use std::collections::BTreeMap;
 use table::BlockTable;
 
@@ -270,129 +272,6 @@ impl Heap {
         }
     }
 
-    /// Returns the block that starts at `offset`.
-    pub fn block(&self, offset: u64) -> Option<&Block> {
-        self.table.get(offset)
-    }
-
-    /// Returns the block before `block`, or `None` if it is the first.
-    pub fn before(&self, block: &Block) -> Option<&Block> {
-        if block.offset == 0 {
-            return None;
-        }
-        Some(self.table.get(block.offset - block.prev_size).expect("I1: blocks tile the heap"))
-    }
-
-    /// Returns the block after `block`, or `None` if it is the last.
-    pub fn after(&self, block: &Block) -> Option<&Block> {
-        let next = block.offset + block.size;
-        if next == self.extent {
-            return None;
-        }
-        Some(self.table.get(next).expect("I1: blocks tile the heap"))
-    }
-
-    /// Returns the block that contains `offset`. Looks at the offsets of up to two stretches: meant for error messages.
-    pub fn block_around(&self, offset: u64) -> Option<Block> {
-        if offset >= self.extent {
-            return None;
-        }
-        let stretch = stretch_of(offset);
-        let here = if self.starts.contains(stretch) { self.last_start(stretch, offset) } else { None };
-        here.or_else(|| {
-            let below = self.starts.last_below(stretch)?;
-            self.last_start(below, (below as u64 + 1) * STRETCH - GRANULE)
-        })
-        .copied()
-    }
-
-    /// Returns the last block that starts in a stretch, at `until` or below.
-    fn last_start(&self, stretch: usize, until: u64) -> Option<&Block> {
-        let first = stretch as u64 * STRETCH / GRANULE;
-        (first..=until / GRANULE).rev().find_map(|granule| self.table.get(granule * GRANULE))
-    }
-
-    /// Returns all blocks in address order.
-    pub fn blocks(&self) -> impl Iterator<Item = Block> {
-        self.blocks_after(self.table.get(0).copied())
-    }
-
-    /// Returns the blocks that start at `offset` or above, in address order.
-    pub fn blocks_from(&self, offset: u64) -> impl Iterator<Item = Block> {
-        let around = self.block_around(offset);
-        self.blocks_after(
-            around.and_then(|block| if block.offset < offset { self.after(&block).copied() } else { Some(block) }),
-        )
-    }
-
-    /// Returns a block and those after it.
-    fn blocks_after(&self, first: Option<Block>) -> impl Iterator<Item = Block> {
-        let mut next = first;
-        std::iter::from_fn(move || {
-            let block = next?;
-            next = self.after(&block).copied();
-            Some(block)
-        })
-    }
-
-    /// Returns the holes in address order, each as its offset and its size in bytes.
-    pub fn holes(&self) -> impl DoubleEndedIterator<Item = (u64, u64)> {
-        self.holes.iter().map(|(offset, size)| (*offset, *size))
-    }
-
-    /// Returns the free blocks of at least `size` bytes, smallest first.
-    pub fn free_blocks_from(&self, size: u64) -> impl Iterator<Item = FreeBlock> {
-        self.free.iter_from(size)
-    }
-
-    /// Returns the smallest free block of at least `size` bytes, the lowest if there are several.
-    pub fn best_fit(&self, size: u64) -> Option<FreeBlock> {
-        self.free.best_fit(size)
-    }
-
-    /// Returns the largest free block, the highest if there are several.
-    pub fn largest_free(&self) -> Option<FreeBlock> {
-        self.free.largest()
-    }
-
-    /// Returns the total size of the free blocks in bytes.
-    pub fn free_bytes(&self) -> u64 {
-        self.free.bytes()
-    }
-
-    /// Returns the total size of the pending blocks in bytes.
-    pub fn pending_bytes(&self) -> u64 {
-        self.pending_bytes
-    }
-
-    /// Returns the number of bytes requested for the live blocks, without rounding.
-    pub fn live_bytes(&self) -> u64 {
-        self.live_bytes
-    }
-
-    /// Returns the total size of the live blocks in bytes, including rounding.
-    pub fn live_block_bytes(&self) -> u64 {
-        self.live_block_bytes
-    }
-
-    /// Returns the number of live blocks.
-    pub fn live_count(&self) -> u64 {
-        self.live_count
-    }
-
-    /// Returns the size of the heap's address range in bytes.
-    pub fn extent(&self) -> u64 {
-        self.extent
-    }
-
-    /// Returns the host memory that the heap uses, in bytes.
-    pub fn metadata_bytes(&self) -> u64 {
-        self.table.metadata_bytes()
-            + self.free.metadata_bytes()
-            + self.starts.metadata_bytes()
-            + (self.holes.len() * 32) as u64
-    }
-
     /// Lowers every epoch by `by`, to no less than 0. The owner renumbers epochs before they overflow.
     pub fn renumber(&mut self, by: u32) {
         let offsets: Vec<u64> = self.table.iter().map(|block| block.offset).collect();
@@ -554,58 +433,6 @@ impl Heap {
             BlockState::Live | BlockState::Pending | BlockState::Claimed => {}
         }
         block
-    }
-
-    /// Asserts I1 to I6.
-    ///
-    /// # Panics
-    /// Panics if an invariant does not hold.
-    pub fn check(&self) {
-        self.table.check();
-        self.free.check();
-        let (mut at, mut prev_size, mut count) = (0, 0, 0);
-        let (mut free, mut free_bytes, mut holes, mut live) = (0, 0, 0, (0, 0, 0));
-        let mut pending = 0;
-        let mut previous = None;
-        for block in self.blocks() {
-            assert_eq!(block.offset, at, "I1: a gap before {at:#x}");
-            assert_eq!(block.prev_size, prev_size, "I1: the way back from {at:#x}");
-            assert!(block.size > 0 && block.size.is_multiple_of(GRANULE), "I1: {} bytes at {at:#x}", block.size);
-            let mergeable = matches!(block.state, BlockState::Free | BlockState::Hole);
-            assert!(!mergeable || previous != Some(block.state), "I2: two {:?} neighbours at {at:#x}", block.state);
-            match block.state {
-                BlockState::Free => {
-                    free += 1;
-                    free_bytes += block.size;
-                }
-                BlockState::Hole => {
-                    holes += 1;
-                    assert_eq!(self.holes.get(&at), Some(&block.size), "I3: the hole at {at:#x}");
-                }
-                BlockState::Live => {
-                    live.0 += 1;
-                    live.1 += block.size;
-                    live.2 += block.size - u64::from(block.waste);
-                }
-                BlockState::Pending => pending += block.size,
-                BlockState::Claimed => {}
-            }
-            let in_use = matches!(block.state, BlockState::Live | BlockState::Pending);
-            assert!(in_use || !block.shared, "I5: a shared {:?} block at {at:#x}", block.state);
-            previous = Some(block.state);
-            prev_size = block.size;
-            at += block.size;
-            count += 1;
-        }
-        assert_eq!(at, self.extent, "I1: the blocks end early");
-        assert_eq!(count, self.table.len(), "I1: blocks outside the tiling");
-        assert_eq!((free, free_bytes), (self.free.len(), self.free.bytes()), "I3: free blocks");
-        assert_eq!(holes, self.holes.len(), "I3: holes");
-        assert_eq!(live, (self.live_count, self.live_block_bytes, self.live_bytes), "I4: live bytes");
-        assert_eq!(pending, self.pending_bytes, "I4: pending bytes");
-        let mut stretches: Vec<usize> = self.blocks().map(|block| stretch_of(block.offset)).collect();
-        stretches.dedup();
-        self.starts.check(stretches.into_iter());
     }
 }
 

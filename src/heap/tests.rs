@@ -1,5 +1,6 @@
 //! Compares the heap with a plain map of granules.
 
+use super::starts::STRETCH;
 use super::*;
 use crate::testing::{Break, assert_noticed, steps_of};
 use proptest::prelude::*;
