@@ -9,8 +9,10 @@ pub struct Geometry {
     pub page_bytes: u64,
     /// Most bytes of addresses for each region of each stream: a power of two.
     pub slot_bytes: u64,
-    /// Bytes of addresses for the first regions: a power of two, at most `slot_bytes`.
-    pub first_slot_bytes: u64,
+    /// Number and bytes of the slots of the first reservation; the bytes are a power of two, at most `slot_bytes`.
+    pub first_slots: (usize, u64),
+    /// Memory of the device in bytes, as far as it is known: a budget above it allows no more.
+    pub device_bytes: u64,
     /// Held bytes over the peak of live bytes above which chunks are harvested rather than created.
     pub slack: f64,
     /// How large new chunks are.

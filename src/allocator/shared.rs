@@ -56,6 +56,11 @@ impl<D: Driver> Shared<D> {
         self.budget_bytes.load(Ordering::Relaxed)
     }
 
+    /// The bytes that may be held: the budget, as far as the device has so much memory.
+    pub fn creatable_bytes(&self) -> u64 {
+        self.budget_bytes().min(self.geometry.device_bytes)
+    }
+
     /// Changes the budget.
     pub fn set_budget_bytes(&self, bytes: u64) {
         self.budget_bytes.store(bytes, Ordering::Relaxed);

@@ -7,6 +7,7 @@ use super::super::request::Request;
 use super::super::streams::region::RegionId;
 use super::super::streams::state::{AllStates, Stream, live_bytes};
 use super::SlowPath;
+use super::addresses::Widened;
 use super::execute::Outcome;
 use super::plan::{Allowance, Goal, Plan, Recreation, free_chunks, plan};
 use crate::driver::{Driver, DriverError};
@@ -20,6 +21,8 @@ pub struct Growth<'p, 'a, D: Driver> {
     request: Request,
     /// The driver's answer when it had no memory to create a chunk from: no more are created from then on.
     refused: Option<DriverError>,
+    /// What was said when there were no addresses for the request, last time.
+    no_addresses: Option<AllocError>,
     recreation: Recreation,
 }
 
@@ -45,7 +48,7 @@ enum Shortage {
 impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     /// A growth of `stream` for `request`.
     pub fn new(path: &'p mut SlowPath<'a, D>, stream: &'p Stream, request: Request) -> Self {
-        Self { path, stream, request, refused: None, recreation: Recreation::WithoutWaiting }
+        Self { path, stream, request, refused: None, no_addresses: None, recreation: Recreation::WithoutWaiting }
     }
 
     /// Serves the request. Every round starts from the beginning, since other threads go on allocating and freeing.
@@ -77,7 +80,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         }
         match self.scavenge()? {
             Some(addr) => Ok(addr),
-            None => Err(self.out_of_memory()),
+            None => Err(self.failure()),
         }
     }
 
@@ -144,7 +147,13 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     }
 
     fn widen(&mut self) -> Result<bool, AllocError> {
-        self.path.widen(self.stream, &self.request)
+        self.no_addresses = None;
+        match self.path.widen(self.stream, &self.request)? {
+            Widened::Yes => return Ok(true),
+            Widened::Needless => {}
+            Widened::Refused(error) => self.no_addresses = Some(error),
+        }
+        Ok(false)
     }
 
     fn goal(&self, region: RegionId, allowance: Allowance) -> Goal {
@@ -175,6 +184,15 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
 
     fn scavenge(&self) -> Result<Option<DeviceAddr>, DriverError> {
         self.path.scavenge(self.stream, &self.request)
+    }
+
+    /// Why the request is not served: where the stream has no region at all, there are no addresses; else the report says.
+    fn failure(&mut self) -> AllocError {
+        let has_region = self.stream.lock().regions.of_kind(self.request.kind).next().is_some();
+        match self.no_addresses.take() {
+            Some(error) if !has_region => error,
+            _ => self.out_of_memory(),
+        }
     }
 
     fn out_of_memory(&self) -> AllocError {

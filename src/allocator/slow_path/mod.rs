@@ -66,7 +66,7 @@ pub struct SlowPath<'a, D: Driver> {
 impl Door {
     /// An entrance behind which nothing is held yet.
     pub fn new<D: Driver>(shared: &Shared<D>) -> Self {
-        Self { mapper: Mutex::new(Mapper::new(&shared.geometry, shared.budget_bytes())) }
+        Self { mapper: Mutex::new(Mapper::new(&shared.geometry, shared.creatable_bytes())) }
     }
 
     /// Enters the slow path and runs `work` there. If that fails, what it created and did not use is released, so that
@@ -104,7 +104,6 @@ impl Door {
     ) -> Result<DeviceAddr, AllocError> {
         self.enter(shared, |path| {
             path.given = Some(stream.index);
-            path.ensure_region(stream, &request)?;
             Growth::new(path, stream, request).serve()
         })
     }
@@ -114,7 +113,7 @@ impl Door {
         // Under the lock, so that of two callers one sets both.
         let mut mapper = self.mapper.lock();
         shared.set_budget_bytes(bytes);
-        mapper.pool.set_budget(bytes);
+        mapper.pool.set_budget(shared.creatable_bytes());
     }
 }
 
