@@ -29,6 +29,10 @@ pub struct Shared<D> {
 /// Counters that are not part of a stream's state.
 #[derive(Debug, Default)]
 pub struct Counters {
+    /// Allocations that no cached block of the stream served.
+    pub slow_allocs: AtomicU64,
+    /// Rounds that those took.
+    pub rounds: AtomicU64,
     /// Allocations served from a block of another stream.
     pub borrowed: AtomicU64,
     /// Allocations that ran out of memory.

@@ -71,7 +71,7 @@ impl<D: Driver> SlowPath<'_, D> {
             (Owner { stream: stream.index, region: state.regions.next_id(kind) }, has)
         };
         let (slots, wanted) = self.arena_for(needed, has);
-        let (base, bytes) = match self.take_slot(owner, needed.max(has.unwrap_or(wanted))) {
+        let (base, bytes) = match self.take_slot(owner, wanted) {
             Some(slot) => slot,
             None => {
                 let added = self.add_arena(slots, wanted, needed);

@@ -12,6 +12,7 @@ use super::execute::Outcome;
 use super::plan::{Allowance, Goal, Plan, Recreation, free_chunks, plan};
 use crate::driver::{Driver, DriverError};
 use crate::pages::PageCount;
+use crate::sync::Ordering;
 use crate::units::DeviceAddr;
 
 /// A request on its way through the slow path.
@@ -57,12 +58,13 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     /// [`AllocError`]; what was mapped and claimed has been undone.
     pub fn serve(mut self) -> Result<DeviceAddr, AllocError> {
         loop {
+            self.path.shared.counters.rounds.fetch_add(1, Ordering::Relaxed);
             self.settle_pending()?;
             if let Some(addr) = self.take_cached() {
                 return Ok(addr);
             }
             self.refresh_clocks()?;
-            if let Some(addr) = self.borrow() {
+            if let Some(addr) = self.borrow()? {
                 return Ok(addr);
             }
             if let Some(addr) = self.take_fragment() {
@@ -104,16 +106,15 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         self.stream.lock().take_any(kind, size, self.request.waste(), alignment)
     }
 
-    /// Learns how far other streams are; and the request's own as well when free chunks may have to be released.
+    /// Learns how far the streams are. Events are recorded for it when free chunks may have to move or be released.
     fn refresh_clocks(&self) -> Result<(), DriverError> {
         let streams = &self.path.shared.streams;
         let beyond_slack = self.path.mapper.pool.held_pages() >= self.slack_pages(streams.peak.peak());
-        let except = if self.path.is_tight() || beyond_slack { None } else { Some(self.stream.index) };
-        self.path.progress().refresh_clocks(except)
+        self.path.progress().refresh_clocks(self.path.is_tight() || beyond_slack)
     }
 
-    fn borrow(&self) -> Option<DeviceAddr> {
-        self.path.borrow(self.stream.index, &self.request)
+    fn borrow(&self) -> Result<Option<DeviceAddr>, DriverError> {
+        self.path.borrow(self.stream, &self.request)
     }
 
     fn take_fragment(&self) -> Option<DeviceAddr> {
@@ -137,7 +138,10 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
 
     fn execute(&mut self, plan: Plan) -> Result<Round, AllocError> {
         Ok(match self.path.execute(plan)? {
-            Outcome::Done(addr) => Round::Served(addr),
+            Outcome::Done(addr) => {
+                self.stream.lock().borrowed = 0;
+                Round::Served(addr)
+            }
             Outcome::Again => Round::Again,
             Outcome::Refused(error) => match self.refused.replace(error) {
                 None => Round::Again,

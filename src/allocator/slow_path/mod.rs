@@ -37,12 +37,14 @@ use super::error::AllocError;
 use super::request::Request;
 use super::shared::Shared;
 use super::streams::Progress;
+use super::streams::directory::Place;
+use super::streams::peak::Visit;
 use super::streams::state::Stream;
 use crate::driver::{Counted, Driver, DriverError, MemoryDriver};
 use crate::pages::PageCount;
 use crate::physical::ChunkId;
 use crate::stream::StreamIndex;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, Ordering};
 use crate::units::DeviceAddr;
 use growth::Growth;
 use mapper::Mapper;
@@ -102,9 +104,12 @@ impl Door {
         stream: &Stream,
         request: Request,
     ) -> Result<DeviceAddr, AllocError> {
+        shared.counters.slow_allocs.fetch_add(1, Ordering::Relaxed);
         self.enter(shared, |path| {
             path.given = Some(stream.index);
-            Growth::new(path, stream, request).serve()
+            let addr = Growth::new(path, stream, request).serve()?;
+            path.note_peak(addr);
+            Ok(addr)
         })
     }
 
@@ -126,6 +131,17 @@ impl<'a, D: Driver> SlowPath<'a, D> {
     /// How far the streams are, as far as the caller may learn it.
     fn progress(&self) -> Progress<'a, D> {
         self.shared.streams.progress(self.given)
+    }
+
+    /// Notes the peak of live bytes after an allocation, on whose region's stream it counts.
+    fn note_peak(&self, addr: DeviceAddr) {
+        let Place::Region(owner, _) = self.shared.directory.find(addr) else { return };
+        let streams = &self.shared.streams;
+        let mut state = streams.get(owner.stream).lock();
+        if state.mark.is_passed(state.live_bytes) && streams.peak.note(owner.stream, &mut state) == Visit::Due {
+            drop(state);
+            streams.peak.visit(|index| streams.get(index), owner.stream);
+        }
     }
 
     /// Bytes of a page.
