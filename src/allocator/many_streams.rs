@@ -1,9 +1,7 @@
 //! Tests: what many streams, regions and pending blocks cost. They count; a clock would tell of the machine.
 
 use super::{Allocator, ChunkPolicy, RegionKind};
-use crate::driver::{
-    Driver, DriverCall, DriverResult, Hook, Intercepted, ModelConfig, ModelDriver, WorkDriver,
-};
+use crate::driver::{Driver, DriverCall, DriverResult, Hook, Intercepted, ModelConfig, ModelDriver, WorkDriver};
 use crate::sync::Ordering;
 use crate::units::{DeviceAddr, GIB, MIB, StreamId, TIB};
 use std::sync::{Arc, OnceLock};

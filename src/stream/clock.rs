@@ -266,13 +266,7 @@ impl StreamClock {
     }
 
     /// Ends a host wait for `event`, which is known to have completed if `completed`.
-    pub fn end_wait(
-        &mut self,
-        event: EventHandle,
-        completed: bool,
-        driver: &impl StreamDriver,
-        events: &EventPool,
-    ) {
+    pub fn end_wait(&mut self, event: EventHandle, completed: bool, driver: &impl StreamDriver, events: &EventPool) {
         // Others may have found the same meanwhile.
         if completed && self.sealed.iter().any(|(_, sealed)| *sealed == event) {
             while let Some((epoch, passed)) = self.sealed.pop_front() {

@@ -288,7 +288,9 @@ impl Oracle {
         self.ceiling = self.ceiling.max(allocator.budget());
         assert!(stats.reserved_bytes <= self.ceiling, "invariant 5: more is held than was ever allowed: {stats:?}");
         self.ceiling = allocator.budget().max(stats.reserved_bytes);
-        let headroom = (allocator.budget() / world.page_bytes * world.page_bytes).saturating_sub(stats.reserved_bytes);
+        // A budget above the memory of the device allows no more than that.
+        let allowed = allocator.budget().min(world.bytes());
+        let headroom = (allowed / world.page_bytes * world.page_bytes).saturating_sub(stats.reserved_bytes);
         let free = stats.cached_bytes + stats.pending_bytes + stats.idle_bytes + headroom;
         assert_eq!(stats.fragmentation.free_bytes, free, "invariant 5: free bytes: {stats:?}");
         let largest = stats.fragmentation.largest_cached_bytes..=free;

@@ -74,20 +74,18 @@ impl<D: Driver> SlowPath<'_, D> {
         }
         let suits = |size: u64| tight || size < self.page_bytes() || size == request.size;
         for lender in self.shared.streams.iter().filter(|stream| stream.index != borrower.index) {
-            let mut passed = lender.clock.lock().passed();
-            let mut state = lender.lock();
-            let candidates: Vec<Lendable> =
-                lendable(&state, request.kind, request).take(LOOK_AT).filter(|it| suits(it.block.size)).collect();
-            let Some(oldest) = candidates.iter().map(|it| it.epoch).min() else { continue };
-            if oldest > passed {
-                // Only now that its memory is wanted, the stream is asked how far it is.
-                drop(state);
-                if !self.progress().may_have_passed(lender.index, oldest)? {
-                    continue;
-                }
-                passed = lender.clock.lock().passed();
-                state = lender.lock();
+            let oldest = {
+                let state = lender.lock();
+                let candidates = lendable(&state, request.kind, request).take(LOOK_AT);
+                candidates.filter(|it| suits(it.block.size)).map(|it| it.epoch).min()
+            };
+            // Only now that its memory is wanted, the stream is asked how far it is.
+            let Some(oldest) = oldest else { continue };
+            if !self.progress().may_have_passed(lender.index, oldest)? {
+                continue;
             }
+            let passed = lender.clock.lock().passed();
+            let mut state = lender.lock();
             let found = lendable(&state, request.kind, request)
                 .take(LOOK_AT)
                 .find(|it| it.epoch <= passed && suits(it.block.size));

@@ -126,8 +126,8 @@ impl Door {
 #[cfg(test)]
 mod tests {
     use super::super::super::kind::RegionKind;
-    use super::super::super::streams::region::RegionId;
     use super::super::super::streams::pending::Pending;
+    use super::super::super::streams::region::RegionId;
     use super::super::super::streams::state::{Sharers, StreamState};
     use super::*;
     use crate::allocator::{Allocator, ChunkPolicy};

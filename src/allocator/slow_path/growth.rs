@@ -123,6 +123,9 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
 
     /// Plans a mapping in the first of the stream's regions that has a place, and claims what it takes.
     fn plan(&self) -> Result<Plan, Shortage> {
+        if self.stream.lock().regions.of_kind(self.request.kind).next().is_none() {
+            return Err(Shortage::Addresses);
+        }
         let streams = &self.path.shared.streams;
         let passed = self.path.progress().passed();
         let mut states = streams.lock_all();

@@ -75,6 +75,9 @@ impl<'a, D: Driver> Progress<'a, D> {
     pub fn has_passed(&self, stream: StreamIndex, epoch: u64) -> Result<bool, DriverError> {
         let stream = self.streams.get(stream);
         let mut clock = stream.clock.lock();
+        if clock.has_passed(epoch) {
+            return Ok(true);
+        }
         if self.cover(stream, &mut clock, epoch)? {
             self.poll(stream, &mut clock)?;
         }
@@ -147,13 +150,15 @@ impl<'a, D: Driver> Progress<'a, D> {
         Ok(())
     }
 
-    /// As [`has_passed`](Self::has_passed), but records no event where several of the stream's have not completed.
+    /// As [`has_passed`](Self::has_passed), but records no event where several of the stream's have not completed, and where
+    /// nothing has been freed since the last.
     pub fn may_have_passed(&self, stream: StreamIndex, epoch: u64) -> Result<bool, DriverError> {
-        let crowded = {
-            let clock = self.streams.get(stream).clock.lock();
-            clock.sealed() >= MAX_SEALED && !clock.covers(epoch)
+        let worth_an_event = {
+            let stream = self.streams.get(stream);
+            let clock = stream.clock.lock();
+            clock.covers(epoch) || (clock.sealed() < MAX_SEALED && (epoch < clock.open() || stream.lock().dirty))
         };
-        if crowded { Ok(false) } else { self.has_passed(stream, epoch) }
+        if worth_an_event { self.has_passed(stream, epoch) } else { Ok(false) }
     }
 
     /// Waits for the oldest pending block that can be waited for. Returns false when there is none.
@@ -163,7 +168,9 @@ impl<'a, D: Driver> Progress<'a, D> {
             let mut hopeless: BTreeSet<StreamIndex> = BTreeSet::new();
             loop {
                 let oldest = stream.lock().pending.oldest();
-                let Some((queue, fences)) = oldest.into_iter().find(|(queue, _)| !hopeless.contains(queue)) else { break };
+                let Some((queue, fences)) = oldest.into_iter().find(|(queue, _)| !hopeless.contains(queue)) else {
+                    break;
+                };
                 // A block is settled by the wait only when all its users have passed; else the caller comes back for ever.
                 match self.first_hopeless(&fences)? {
                     None => return Ok(true),
