@@ -8,12 +8,14 @@
 
 mod growth;
 mod heap;
+mod streams;
 mod table;
 
 use table::Table;
 
 /// What can be asked for by name, and what prints its rows.
-const SUBJECTS: [(&str, fn(&mut Table)); 2] = [("heap", heap::rows), ("growth", growth::rows)];
+const SUBJECTS: [(&str, fn(&mut Table)); 3] =
+    [("heap", heap::rows), ("growth", growth::rows), ("streams", streams::rows)];
 
 fn main() {
     // Cargo passes `--bench`.

@@ -157,6 +157,26 @@ fn a_stream_borrows_a_few_times_only() {
     }
 }
 
+/// Streams that take turns have their own blocks after a few, though they use much less than a page each.
+#[test]
+fn streams_in_turn_keep_their_blocks() {
+    let allocator = Allocator::builder(model(80 * GIB)).build().unwrap();
+    let mut streams = vec![MAIN];
+    streams.extend((1..1000).map(|_| kept(&allocator)));
+    let _live: Vec<_> = streams.iter().map(|stream| allocator.alloc(4096, *stream).unwrap()).collect();
+    let turn = || {
+        for stream in &streams {
+            let block = allocator.alloc(4096, *stream).unwrap();
+            allocator.free(block).unwrap();
+        }
+    };
+    (0..6).for_each(|_| turn());
+    let before = slow_allocs(&allocator);
+    (0..6).for_each(|_| turn());
+    assert_eq!(slow_allocs(&allocator), before);
+    allocator.check();
+}
+
 /// Without headroom there is nothing else to do.
 #[test]
 fn without_headroom_a_stream_goes_on_borrowing() {

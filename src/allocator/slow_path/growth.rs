@@ -228,7 +228,8 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a bound")]
     fn slack_pages(&self, peak_live_bytes: u64) -> PageCount {
         let geometry = &self.path.shared.geometry;
-        PageCount((peak_live_bytes as f64 * geometry.slack / geometry.page_bytes as f64).min(1e18) as u64)
+        let beside_peak = (peak_live_bytes as f64 * geometry.slack / geometry.page_bytes as f64).min(1e18) as u64;
+        PageCount(beside_peak.max(self.path.mapper.pool.budget_pages().0 / geometry.spare_part))
     }
 
     /// Whether free chunks and those that may be created come to the pages of the request.
