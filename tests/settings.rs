@@ -3,7 +3,7 @@
 use gapless::Allocator;
 use gapless::allocator::{AllocError, BuildError, Builder, FreeError, StreamError};
 use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
-use gapless::units::{KIB, MIB, StreamId, TIB};
+use gapless::units::{GIB, KIB, MIB, StreamId, TIB};
 use std::sync::Arc;
 
 const PAGE: u64 = 2 * MIB;
@@ -61,8 +61,10 @@ fn the_largest_request_is_a_region() {
     assert_eq!(largest(with_pages_of(64 * KIB).region_bytes(1)), 2 * MIB, "with any page size");
     assert_eq!(largest(builder().region_bytes(100 * MIB)), 128 * MIB, "rounded up to a power of two");
     assert_eq!(largest(builder().region_bytes(u64::MAX)), 64 * TIB, "at most what fits in a device's addresses");
-    assert_eq!(largest(builder().budget(40 * MIB)), 256 * MIB, "by default at least four times the budget");
-    assert_eq!(largest(builder().budget(64 * MIB)), 256 * MIB);
+    let by_default = "by default at least four times the memory of the device: the budget may be raised";
+    assert_eq!(largest(builder().budget(40 * MIB)), 512 * GIB, "{by_default}");
+    assert_eq!(largest(builder().budget(100 * GIB)), 512 * GIB, "{by_default}, or the budget");
+    assert_eq!(largest(builder().budget(TIB)), 4 * TIB, "{by_default}, or the budget");
 }
 
 #[test]

@@ -8,6 +8,7 @@
 
 mod growth;
 mod heap;
+mod streams;
 mod table;
 
 use table::Table;
@@ -16,7 +17,7 @@ use table::Table;
 type Rows = fn(&mut Table);
 
 /// What can be asked for by name, and what prints its rows.
-const SUBJECTS: [(&str, Rows); 2] = [("heap", heap::rows), ("growth", growth::rows)];
+const SUBJECTS: [(&str, Rows); 3] = [("heap", heap::rows), ("growth", growth::rows), ("streams", streams::rows)];
 
 fn main() {
     // Cargo passes `--bench`.

@@ -3,6 +3,7 @@
 use super::Allocator;
 use super::error::BuildError;
 use super::geometry::Geometry;
+use super::kind::RegionKind;
 use crate::driver::Driver;
 use crate::physical::ChunkPolicy;
 use crate::sync::Arc;
@@ -12,8 +13,12 @@ use crate::units::{ByteSize, GIB, MIB, round_up};
 pub const DEFAULT_SLACK: f64 = 1.10;
 /// Default of [`Builder::mapping_limit`]: below the driver's limit of about 520,000.
 const DEFAULT_MAPPING_LIMIT: usize = 400_000;
+/// Without a setting for slack, this part of the budget is held whatever the peak of live bytes.
+const SPARE_PART: u64 = 32;
 /// A slot is at least this many times the budget, so that stale views have addresses beside the active ones.
 const SLOT_OVER_BUDGET: u64 = 4;
+/// Number of slots of the first reservation: enough for two streams; for one, where the caller says how large they are.
+const FIRST_SLOTS: usize = 4;
 /// Smallest and largest slot.
 const SLOT_BYTES: (u64, u64) = (64 * MIB, 64 * 1024 * GIB);
 
@@ -22,7 +27,7 @@ const SLOT_BYTES: (u64, u64) = (64 * MIB, 64 * 1024 * GIB);
 pub struct Builder<D: Driver> {
     driver: Arc<D>,
     budget: Option<u64>,
-    slack: f64,
+    slack: Option<f64>,
     chunk_policy: ChunkPolicy,
     region_bytes: Option<u64>,
     first_region_bytes: Option<u64>,
@@ -36,7 +41,7 @@ impl<D: Driver> Builder<D> {
         Self {
             driver,
             budget: None,
-            slack: DEFAULT_SLACK,
+            slack: None,
             chunk_policy: ChunkPolicy::Auto,
             region_bytes: None,
             first_region_bytes: None,
@@ -55,10 +60,11 @@ impl<D: Driver> Builder<D> {
     }
 
     /// Sets how many bytes are held, as a multiple of the peak of live bytes, before free chunks are remapped rather than new
-    /// ones created. At least 1; infinity: chunks are created up to the budget. Default: [`DEFAULT_SLACK`].
+    /// ones created. At least 1; infinity: chunks are created up to the budget. Default: [`DEFAULT_SLACK`], or a 32nd of the
+    /// budget if that is more: each of many streams keeps its pages, even where their live bytes are few.
     #[must_use]
     pub fn slack(mut self, slack: f64) -> Self {
-        self.slack = slack;
+        self.slack = Some(slack);
         self
     }
 
@@ -69,19 +75,20 @@ impl<D: Driver> Builder<D> {
         self
     }
 
-    /// Sets the bytes of addresses to reserve for each region, rounded up to a power of two. A stream has two regions, and
-    /// more where live blocks cut their addresses up. Also the largest possible request. Default: four times the budget or
-    /// more.
+    /// Sets the most bytes of addresses to reserve for a region, rounded up to a power of two: also the largest possible
+    /// request. A stream has two regions, and more where those are too small or live blocks cut their addresses up.
+    /// Default: four times the memory of the device, or the budget, or more.
     #[must_use]
     pub fn region_bytes(mut self, bytes: u64) -> Self {
         self.region_bytes = Some(bytes);
         self
     }
 
-    /// Sets the bytes of addresses to reserve for the first regions, rounded up to a power of two. Later ones are larger: each
-    /// reservation has regions of twice the bytes of the one before, up to [`region_bytes`](Self::region_bytes), and a request
-    /// that is larger gets a region that it fits in. For allocators of which a process has many. Default: as large as all
-    /// regions.
+    /// Sets the bytes of addresses to reserve for the regions of the first stream, rounded up to a power of two. The first
+    /// regions of later streams are smaller, so that there are addresses for thousands of them. A further region of a stream
+    /// has at least twice the bytes of the one before, up to [`region_bytes`](Self::region_bytes), and a request that is larger
+    /// gets a region that it fits in. For allocators of which a process has many. Default: `region_bytes`, or four times the
+    /// budget or more.
     #[must_use]
     pub fn first_region_bytes(mut self, bytes: u64) -> Self {
         self.first_region_bytes = Some(bytes);
@@ -127,29 +134,40 @@ impl<D: Driver> Builder<D> {
         if !page_bytes.is_power_of_two() || page_bytes < crate::heap::GRANULE {
             return setting("granularity", "the driver's page size is not a power of two of at least 512 bytes");
         }
-        if self.slack.is_nan() || self.slack < 1.0 {
+        let slack = self.slack.unwrap_or(DEFAULT_SLACK);
+        if slack.is_nan() || slack < 1.0 {
             return setting("slack", "it must be at least 1: reserved bytes cannot be below live bytes");
         }
+        let device = self.driver.memory_info();
+        let device_bytes = device.as_ref().ok().map(|info| info.total);
         let budget = match self.budget {
             Some(bytes) => bytes,
-            None => self.driver.memory_info()?.free,
+            None => device?.free,
         };
         if budget < page_bytes {
             let (budget, page) = (ByteSize(budget), ByteSize(page_bytes));
             return setting("budget", &format!("{budget} is less than one page of {page}"));
         }
-        let wanted = self.region_bytes.unwrap_or_else(|| budget.saturating_mul(SLOT_OVER_BUDGET));
         let slot = |wanted: u64| {
             let bytes = wanted.clamp(SLOT_BYTES.0.min(page_bytes * 32), SLOT_BYTES.1).next_power_of_two();
             round_up(bytes, page_bytes).unwrap_or(bytes)
         };
-        let slot_bytes = slot(wanted);
-        let first_slot_bytes = self.first_region_bytes.map_or(slot_bytes, |bytes| slot(bytes).min(slot_bytes));
+        let for_memory = |bytes: u64| slot(bytes.saturating_mul(SLOT_OVER_BUDGET));
+        // The budget may be raised later, as far as the device has memory.
+        let slot_bytes = self.region_bytes.map_or_else(|| for_memory(budget.max(device_bytes.unwrap_or(0))), slot);
+        let first_slot_bytes = match (self.first_region_bytes, self.region_bytes) {
+            (Some(first), _) => slot(first),
+            (None, Some(_)) => slot_bytes,
+            (None, None) => for_memory(budget.min(device_bytes.unwrap_or(u64::MAX))),
+        };
+        let slots = if self.first_region_bytes.is_some() { RegionKind::ALL.len() } else { FIRST_SLOTS };
         let geometry = Geometry {
             page_bytes,
             slot_bytes,
-            first_slot_bytes,
-            slack: self.slack,
+            first_slots: (slots, first_slot_bytes.min(slot_bytes)),
+            device_bytes: device_bytes.unwrap_or(u64::MAX),
+            slack,
+            spare_part: if self.slack.is_some() { u64::MAX } else { SPARE_PART },
             chunk_policy: self.chunk_policy,
             mapping_limit: self.mapping_limit,
             keeps_mappings: self.keeps_mappings,

@@ -9,10 +9,14 @@ pub struct Geometry {
     pub page_bytes: u64,
     /// Most bytes of addresses for each region of each stream: a power of two.
     pub slot_bytes: u64,
-    /// Bytes of addresses for the first regions: a power of two, at most `slot_bytes`.
-    pub first_slot_bytes: u64,
+    /// Number and bytes of the slots of the first reservation; the bytes are a power of two, at most `slot_bytes`.
+    pub first_slots: (usize, u64),
+    /// Memory of the device in bytes, as far as it is known: a budget above it allows no more.
+    pub device_bytes: u64,
     /// Held bytes over the peak of live bytes above which chunks are harvested rather than created.
     pub slack: f64,
+    /// This part of the budget is held before chunks are harvested, if it is more.
+    pub spare_part: u64,
     /// How large new chunks are.
     pub chunk_policy: ChunkPolicy,
     /// Number of mappings above which stale ones are removed.

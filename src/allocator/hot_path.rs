@@ -6,8 +6,9 @@ use super::error::{AddressFacts, AllocError, FreeError, facts_of};
 use super::kind::RegionKind;
 use super::request::Request;
 use super::streams::directory::{Owner, Place};
-use super::streams::region::RegionId;
-use super::streams::state::{Pending, Sharers};
+use super::streams::peak::Visit;
+use super::streams::pending::Pending;
+use super::streams::state::{Sharers, Stream};
 use crate::driver::Driver;
 use crate::heap::{GRANULE, NotLive};
 use crate::stream::Fence;
@@ -22,36 +23,36 @@ impl<D: Driver> Inner<D> {
         let Some(size) = size else { return Err(self.too_large(bytes, alignment)) };
         // Rounding adds less than a granule; a request of 0 bytes wastes a whole one.
         let waste = (size - bytes) as u16;
-        let streams = &self.shared.streams;
-        let stream = streams.find_or_add(stream)?;
-        let mut state = stream.lock();
-        let taken = state.take(RegionId::first(RegionKind::of(size)), size, waste, alignment);
-        let at_peak = state.live_bytes > state.live_limit;
-        drop(state);
-        let addr = match taken {
-            Some(addr) => addr,
-            None => self.door.alloc(&self.shared, stream, Request::new(bytes, size, alignment))?,
-        };
-        if at_peak || taken.is_none() {
-            streams.peak.deal(&mut streams.lock_all());
+        let stream = self.shared.streams.find_or_add(stream)?;
+        match self.take(stream, size, waste, alignment) {
+            Some(addr) => Ok(addr),
+            None => self.door.alloc(&self.shared, stream, Request::new(bytes, size, alignment)),
         }
-        Ok(addr)
+    }
+
+    /// Takes a free block of `size` bytes in the stream's regions; `waste` of them were not requested.
+    #[inline]
+    fn take(&self, stream: &Stream, size: u64, waste: u16, alignment: u64) -> Option<DeviceAddr> {
+        let streams = &self.shared.streams;
+        let mut state = stream.lock();
+        let taken = state.take_any(RegionKind::of(size), size, waste, alignment);
+        let visit = match state.mark.is_passed(state.live_bytes) {
+            true => streams.peak.note(stream.index, &mut state),
+            false => Visit::Needless,
+        };
+        drop(state);
+        if visit == Visit::Due {
+            streams.peak.visit(|index| streams.get(index), stream.index);
+        }
+        taken
     }
 
     /// Serves a request from what is cached for a stream that is kept; `None` where that takes more.
     #[inline]
     pub(super) fn alloc_cached(&self, bytes: u64, alignment: u64, stream: StreamId) -> Option<DeviceAddr> {
         let size = round_up(bytes.max(1), GRANULE)?;
-        let streams = &self.shared.streams;
-        let stream = streams.find_kept(stream)?;
-        let mut state = stream.lock();
-        let taken = state.take(RegionId::first(RegionKind::of(size)), size, (size - bytes) as u16, alignment)?;
-        let at_peak = state.live_bytes > state.live_limit;
-        drop(state);
-        if at_peak {
-            streams.peak.deal(&mut streams.lock_all());
-        }
-        Some(taken)
+        let stream = self.shared.streams.find_kept(stream)?;
+        self.take(stream, size, (size - bytes) as u16, alignment)
     }
 
     #[cold]
@@ -76,6 +77,9 @@ impl<D: Driver> Inner<D> {
                 state.live_bytes -= block.size - u64::from(block.waste);
                 state.tally.frees += 1;
                 state.dirty = true;
+                if state.mark.is_left(state.live_bytes) {
+                    let _ = self.shared.streams.peak.note(owner.stream, &mut state);
+                }
                 Ok(())
             }
             Err(NotLive::Shared) => {
@@ -112,8 +116,12 @@ impl<D: Driver> Inner<D> {
         state.live_bytes -= block.size - u64::from(block.waste);
         state.tally.frees += 1;
         state.dirty = true;
+        if state.mark.is_left(state.live_bytes) {
+            let _ = streams.peak.note(owner.stream, &mut state);
+        }
         state.sharers.remove(&(owner.region, offset));
         state.pending.push(Pending { region: owner.region, offset, fences });
+        stream.note_pending(true);
         drop(state);
         // Seal early, so that the events complete as soon as they can; what fails here is tried again when needed.
         for user in users {

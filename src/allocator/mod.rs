@@ -20,6 +20,8 @@ mod error;
 mod geometry;
 mod hot_path;
 mod kind;
+#[cfg(test)]
+mod many_streams;
 mod marks;
 mod plain;
 mod range;

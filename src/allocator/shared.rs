@@ -29,6 +29,10 @@ pub struct Shared<D> {
 /// Counters that are not part of a stream's state.
 #[derive(Debug, Default)]
 pub struct Counters {
+    /// Allocations that no cached block of the stream served.
+    pub slow_allocs: AtomicU64,
+    /// Rounds that those took.
+    pub rounds: AtomicU64,
     /// Allocations served from a block of another stream.
     pub borrowed: AtomicU64,
     /// Allocations that ran out of memory.
@@ -54,6 +58,11 @@ impl<D: Driver> Shared<D> {
     /// The budget in bytes.
     pub fn budget_bytes(&self) -> u64 {
         self.budget_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The bytes that may be held: the budget, as far as the device has so much memory.
+    pub fn creatable_bytes(&self) -> u64 {
+        self.budget_bytes().min(self.geometry.device_bytes)
     }
 
     /// Changes the budget.

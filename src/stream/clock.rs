@@ -9,6 +9,9 @@
 //! capture, is covered by the next one.
 //!
 //! - I1  `passed < open`; the sealed epochs are in order, each above `passed` and below `open`.
+//! A host wait for an event is made without the lock of the clock ([`StreamClock::begin_wait`]): until it is over, no event of
+//! the clock is recorded again or destroyed.
+//!
 //! - I2  the driver gets the stream's handle only from calls that [`Reach`] allows.
 //!
 //! Cost: `poll` makes one driver call per sealed epoch that has completed, and one more if any is left.
@@ -48,6 +51,26 @@ enum Cover {
     Nothing,
 }
 
+/// What becomes of an event that is no longer needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reuse {
+    /// It is recorded again.
+    Pool,
+    /// It is destroyed: it belongs to a graph.
+    Never,
+}
+
+/// What a host wait for an epoch comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostWait {
+    /// The epoch has passed.
+    Needless,
+    /// Nothing tells when it will have.
+    Impossible,
+    /// The wait for this event, which [`StreamClock::end_wait`] has to follow.
+    For(EventHandle),
+}
+
 /// The epochs of one stream.
 #[derive(Debug)]
 pub struct StreamClock {
@@ -56,6 +79,10 @@ pub struct StreamClock {
     open: u64,
     passed: u64,
     sealed: VecDeque<(u64, EventHandle)>,
+    /// Number of host waits for events of this clock.
+    waits: usize,
+    /// Events that are no longer needed, but for those waits; and whether they can be recorded again.
+    retired: Vec<(EventHandle, Reuse)>,
     /// The stream is over and all of its work has completed: every epoch has passed, the open one too.
     gone: bool,
 }
@@ -63,7 +90,7 @@ pub struct StreamClock {
 impl StreamClock {
     /// Creates a clock whose first epoch, number 1, is open. Epoch 0 has passed: it stands for memory never used.
     pub fn new(stream: StreamId, reach: Reach) -> Self {
-        Self { stream, reach, open: 1, passed: 0, sealed: VecDeque::new(), gone: false }
+        Self { stream, reach, open: 1, passed: 0, sealed: VecDeque::new(), waits: 0, retired: Vec::new(), gone: false }
     }
 
     /// Returns the open epoch, in which memory is freed now.
@@ -112,6 +139,17 @@ impl StreamClock {
         self.cover(epoch) != Cover::Nothing
     }
 
+    /// Returns the last epoch of which a call, which was handed the stream if `given`, can learn when it has passed, without the
+    /// whole device; a later one than any, where it can record an event for it, unless the stream is being captured.
+    pub fn told_until(&self, given: bool) -> u64 {
+        let last_sealed = self.sealed.back().map_or(self.passed(), |(epoch, _)| *epoch);
+        match self.reach {
+            Reach::Over { last: Some(_) } => NEVER - 1,
+            _ if self.may_name(given) => NEVER - 1,
+            _ => last_sealed.max(self.passed()),
+        }
+    }
+
     /// Queries the driver for the sealed epochs that have passed, and returns the last one.
     ///
     /// # Errors
@@ -123,13 +161,13 @@ impl StreamClock {
                 Ok(true) => {
                     self.sealed.pop_front();
                     self.passed = epoch;
-                    events.put(event);
+                    self.retire(event, Reuse::Pool, driver, events);
                 }
                 // A capture began between the check before the event was recorded and the recording, and has ended
                 // since. The event belongs to the graph; the epoch is open for another one.
                 Err(error) if error.kind == DriverErrorKind::Capturing => {
                     self.sealed.pop_front();
-                    let _ = driver.event_destroy(event);
+                    self.retire(event, Reuse::Never, driver, events);
                 }
                 Err(error) => return Err(error),
             }
@@ -182,14 +220,14 @@ impl StreamClock {
 
     /// Notes that all epochs up to `epoch`, which is closed, have passed: the whole device has been waited for. `over`
     /// says that the stream was over before that wait began.
-    pub fn pass(&mut self, epoch: u64, over: bool, events: &EventPool) {
+    pub fn pass(&mut self, epoch: u64, over: bool, driver: &impl StreamDriver, events: &EventPool) {
         debug_assert!(epoch < self.open, "an open epoch cannot be waited for");
         while let Some(&(sealed, event)) = self.sealed.front() {
             if sealed > epoch {
                 break;
             }
             self.sealed.pop_front();
-            events.put(event);
+            self.retire(event, Reuse::Pool, driver, events);
         }
         if epoch > self.passed {
             self.passed = epoch;
@@ -204,21 +242,57 @@ impl StreamClock {
     /// # Errors
     /// Returns the driver's error. Nothing has changed then.
     pub fn wait(&mut self, epoch: u64, driver: &impl StreamDriver, events: &EventPool) -> DriverResult<bool> {
-        let event = match self.cover(epoch) {
-            Cover::Passed => return Ok(true),
-            Cover::Nothing => return Ok(false),
-            Cover::Event(event) => event,
+        let event = match self.begin_wait(epoch) {
+            HostWait::Needless => return Ok(true),
+            HostWait::Impossible => return Ok(false),
+            HostWait::For(event) => event,
         };
-        driver.event_synchronize(event)?;
-        while let Some((sealed, completed)) = self.sealed.pop_front() {
-            self.passed = sealed;
-            events.put(completed);
-            if completed == event {
-                break;
+        let waited = driver.event_synchronize(event);
+        self.end_wait(event, waited.is_ok(), driver, events);
+        waited.map(|()| true)
+    }
+
+    /// Begins a host wait until `epoch` has passed, during which the clock need not be locked. The caller waits for the event,
+    /// if there is one, and calls [`end_wait`](Self::end_wait).
+    pub fn begin_wait(&mut self, epoch: u64) -> HostWait {
+        match self.cover(epoch) {
+            Cover::Passed => HostWait::Needless,
+            Cover::Nothing => HostWait::Impossible,
+            Cover::Event(event) => {
+                self.waits += 1;
+                HostWait::For(event)
             }
         }
-        self.note_end();
-        Ok(true)
+    }
+
+    /// Ends a host wait for `event`, which is known to have completed if `completed`.
+    pub fn end_wait(&mut self, event: EventHandle, completed: bool, driver: &impl StreamDriver, events: &EventPool) {
+        // Others may have found the same meanwhile.
+        if completed && self.sealed.iter().any(|(_, sealed)| *sealed == event) {
+            while let Some((epoch, passed)) = self.sealed.pop_front() {
+                self.passed = epoch;
+                self.retire(passed, Reuse::Pool, driver, events);
+                if passed == event {
+                    break;
+                }
+            }
+            self.note_end();
+        }
+        self.waits -= 1;
+        if self.waits == 0 {
+            for (event, reuse) in std::mem::take(&mut self.retired) {
+                self.retire(event, reuse, driver, events);
+            }
+        }
+    }
+
+    /// Puts an event aside that is no longer needed.
+    fn retire(&mut self, event: EventHandle, reuse: Reuse, driver: &impl StreamDriver, events: &EventPool) {
+        match reuse {
+            _ if self.waits > 0 => self.retired.push((event, reuse)),
+            Reuse::Pool => events.put(event),
+            Reuse::Never => drop(driver.event_destroy(event)),
+        }
     }
 
     /// Makes `waiter` wait on the device until `epoch` of this stream has passed. The host does not wait. Returns
@@ -248,7 +322,8 @@ impl StreamClock {
     /// Makes the clock of a stream that is gone that of another stream. What was freed so far has passed.
     pub fn renew(&mut self, stream: StreamId, reach: Reach) {
         debug_assert!(self.gone && self.sealed.is_empty(), "the stream is not gone");
-        *self = Self { stream, reach, open: self.open + 1, passed: self.open, sealed: VecDeque::new(), gone: false };
+        (self.stream, self.reach) = (stream, reach);
+        (self.passed, self.open, self.gone) = (self.open, self.open + 1, false);
     }
 
     /// Returns all events to the pool without waiting for them, when the allocator is closed.
@@ -362,6 +437,31 @@ mod tests {
         assert_eq!(driver.host_waits(), 1, "the epoch is known to have passed");
     }
 
+    /// While one thread waits for an event, others may find that it has completed, and wait themselves: no event is recorded
+    /// again or destroyed before all waits are over.
+    #[test]
+    fn an_event_that_is_waited_for_is_not_used_again() {
+        let (driver, events, mut clock) = clock();
+        driver.hold(MAIN);
+        assert!((0..2).all(|_| clock.seal(false, &driver, &events).unwrap()));
+        let HostWait::For(first) = clock.begin_wait(1) else { panic!("the epoch has an event") };
+        let HostWait::For(second) = clock.begin_wait(2) else { panic!("the epoch has an event") };
+        assert!(first != second && driver.host_waits() == 0);
+        driver.resume(MAIN);
+        driver.complete(MAIN);
+        assert_eq!(clock.poll(&driver, &events), Ok(2), "another call learns of both");
+        assert!(clock.seal(false, &driver, &events).unwrap());
+        assert_eq!(driver.calls()[DriverCall::EventCreate], 3, "neither event is recorded again");
+        clock.end_wait(first, true, &driver, &events);
+        assert!(clock.seal(false, &driver, &events).unwrap());
+        assert_eq!(driver.calls()[DriverCall::EventCreate], 4);
+        clock.end_wait(second, true, &driver, &events);
+        assert!((0..2).all(|_| clock.seal(false, &driver, &events).unwrap()));
+        assert_eq!(driver.calls()[DriverCall::EventCreate], 4, "now both are");
+        assert_eq!((clock.begin_wait(1), clock.begin_wait(7)), (HostWait::Needless, HostWait::Impossible));
+        clock.check();
+    }
+
     #[test]
     fn another_stream_is_held_back_by_what_has_not_passed() {
         let (driver, events, mut clock) = clock();
@@ -469,13 +569,14 @@ mod tests {
         assert_eq!(clock.seal(true, &driver, &events), Ok(true));
         driver.abandon_stream(stream).unwrap();
         assert_eq!(clock.seal(false, &driver, &events), Ok(false), "the model panics for a destroyed stream");
+        assert_eq!((clock.told_until(false), clock.told_until(true)), (1, NEVER - 1));
         clock.end(false);
         assert_eq!(clock.seal(true, &driver, &events), Ok(false));
         assert_eq!(clock.poll(&driver, &events), Ok(1));
         assert!(!clock.covers(2) && !clock.is_gone(), "more may have been queued before it was destroyed");
         let mark = (clock.close_epoch(), clock.is_over());
         driver.synchronize_device().unwrap();
-        clock.pass(mark.0, mark.1, &events);
+        clock.pass(mark.0, mark.1, &driver, &events);
         assert!(clock.is_gone() && clock.covers(clock.open()));
         let other = driver.create_stream().unwrap();
         clock.renew(other, Reach::Given);
@@ -493,11 +594,11 @@ mod tests {
         clock.end(false);
         let marks = [(); 2].map(|()| (clock.close_epoch(), clock.is_over()));
         driver.synchronize_device().unwrap();
-        clock.pass(marks[1].0, marks[1].1, &events);
+        clock.pass(marks[1].0, marks[1].1, &driver, &events);
         assert!(clock.is_gone());
         clock.renew(driver.create_stream().unwrap(), Reach::Given);
         let passed = clock.passed();
-        clock.pass(marks[0].0, marks[0].1, &events);
+        clock.pass(marks[0].0, marks[0].1, &driver, &events);
         assert!(!clock.is_gone() && clock.passed() == passed);
         clock.check();
     }

@@ -33,14 +33,9 @@ impl<T> Slots<T> {
 
     /// Appends `value` and returns its number, or `None` if the array is full.
     pub fn push(&self, value: T) -> Option<usize> {
-        let mut value = value;
-        for (index, slot) in self.slots.iter().enumerate() {
-            match slot.set(value) {
-                Ok(()) => return Some(index),
-                Err(back) => value = back,
-            }
-        }
-        None
+        // A slot that is taken hands the value back, which may be large: the first free one is looked for before.
+        let index = self.slots.iter().position(|slot| slot.get().is_none())?;
+        self.slots[index].set(value).ok().map(|()| index)
     }
 
     /// Returns the entries in the order in which they were added.

@@ -12,7 +12,7 @@ mod entries;
 mod events;
 mod table;
 
-pub use clock::{NEVER, Reach, StreamClock};
+pub use clock::{HostWait, NEVER, Reach, StreamClock};
 pub use entries::{CAPACITY as STREAM_LIMIT, Entries, Slots};
 pub use events::EventPool;
 pub use table::StreamTable;

@@ -1,7 +1,11 @@
 //! Regions of streams, and the arenas of addresses that they are cut from.
+//!
+//! The first streams get slots of the size that the geometry names. Each later arena for streams without regions has twice as
+//! many slots of a quarter of the bytes, so that all of them together take no more than twice the addresses of the first,
+//! until slots are as small as they get. What a stream gets besides is at least twice as large as what it has: a stream
+//! that uses much memory has few regions, whenever it came.
 
 use super::super::error::AllocError;
-use super::super::geometry::Geometry;
 use super::super::kind::RegionKind;
 use super::super::request::Request;
 use super::super::streams::directory::{Arena, MAX_ARENAS, Owner};
@@ -11,34 +15,32 @@ use super::SlowPath;
 use crate::driver::{Driver, MemoryDriver};
 use crate::heap::Heap;
 use crate::segment::Segment;
+use crate::units::DeviceAddr;
 
-/// Number of slots of the first arena: enough for two streams.
-const FIRST_ARENA_SLOTS: usize = 4;
-/// Number of slots of an arena whose slots are not of the full size yet: enough for one stream.
-const GROWING_ARENA_SLOTS: usize = 2;
+/// Pages of the smallest slot.
+const LEAST_PAGES: u64 = 32;
+/// Each arena for streams without regions has slots of this part of the bytes of the one before.
+const SHRINK: u64 = 4;
+/// Most slots of an arena.
+const MOST_SLOTS: usize = 4096;
 
-/// Number and bytes of the slots of an allocator's first arena.
-pub fn first_arena(geometry: &Geometry) -> (usize, u64) {
-    let growing = geometry.first_slot_bytes < geometry.slot_bytes;
-    (if growing { GROWING_ARENA_SLOTS } else { FIRST_ARENA_SLOTS }, geometry.first_slot_bytes)
+/// What came of a search for further addresses.
+#[derive(Debug)]
+pub enum Widened {
+    /// The stream has another region.
+    Yes,
+    /// Another region would not help: one is untouched, or none is large enough.
+    Needless,
+    /// There are no addresses left.
+    Refused(AllocError),
 }
 
 impl<D: Driver> SlowPath<'_, D> {
-    /// Makes sure that the stream has a region of the request's kind.
-    pub fn ensure_region(&mut self, stream: &Stream, request: &Request) -> Result<(), AllocError> {
-        if stream.lock().regions.of_kind(request.kind).next().is_some() {
-            return Ok(());
-        }
-        match self.add_region(stream, request.kind, self.addresses_for(request)) {
-            // Without so many addresses the request may be refused with a report, and smaller ones served.
-            Err(AllocError::Driver(error)) if !error.kind.is_sticky() => self.add_region(stream, request.kind, 0),
-            added => added,
-        }
-    }
-
-    /// Adds a region where those of the request's kind have no run of addresses for it. Returns false when another region
-    /// would not help, since one is untouched or none is large enough, and when the driver has no addresses left.
-    pub fn widen(&mut self, stream: &Stream, request: &Request) -> Result<bool, AllocError> {
+    /// Adds a region where those of the request's kind, if there are any, have no run of addresses for it.
+    ///
+    /// # Errors
+    /// The error with which the device was lost.
+    pub fn widen(&mut self, stream: &Stream, request: &Request) -> Result<Widened, AllocError> {
         let needed = self.addresses_for(request);
         let untouched = |region: &Region| {
             let segment = &self.mapper.segments[region.segment];
@@ -47,13 +49,12 @@ impl<D: Driver> SlowPath<'_, D> {
         if needed > self.shared.geometry.slot_bytes
             || stream.lock().regions.of_kind(request.kind).any(|(_, region)| untouched(region))
         {
-            return Ok(false);
+            return Ok(Widened::Needless);
         }
         match self.add_region(stream, request.kind, needed) {
-            Ok(()) => Ok(true),
-            Err(AllocError::AddressesFragmented { .. }) => Ok(false),
-            Err(AllocError::Driver(error)) if !error.kind.is_sticky() => Ok(false),
-            Err(error) => Err(error),
+            Ok(()) => Ok(Widened::Yes),
+            Err(AllocError::Driver(error)) if error.kind.is_sticky() => Err(error.into()),
+            Err(error) => Ok(Widened::Refused(error)),
         }
     }
 
@@ -62,18 +63,20 @@ impl<D: Driver> SlowPath<'_, D> {
         request.size.saturating_add(request.alignment.saturating_sub(self.page_bytes()))
     }
 
-    /// Gives the stream another region of at least `needed` bytes, as far as slots are as large, reserving addresses if need
-    /// be.
+    /// Gives the stream another region of at least `needed` bytes, reserving addresses if need be.
     fn add_region(&mut self, stream: &Stream, kind: RegionKind, needed: u64) -> Result<(), AllocError> {
-        let needed = needed.min(self.shared.geometry.slot_bytes);
-        let owner = Owner { stream: stream.index, region: stream.lock().regions.next_id(kind) };
-        let directory = &self.shared.directory;
-        let (base, bytes) = loop {
-            let mut fitting = directory.arenas().filter(|arena| arena.slot_bytes() >= needed);
-            let slot = fitting.find_map(|arena| Some((arena.take_slot(owner)?, arena.slot_bytes())));
-            match slot {
-                Some(slot) => break slot,
-                None => self.add_arena(needed)?,
+        let (owner, has) = {
+            let state = stream.lock();
+            let has = state.regions.of_kind(kind).map(|(_, region)| region.heap.extent()).max();
+            (Owner { stream: stream.index, region: state.regions.next_id(kind) }, has)
+        };
+        let (slots, wanted) = self.arena_for(needed, has);
+        let (base, bytes) = match self.take_slot(owner, wanted) {
+            Some(slot) => slot,
+            None => {
+                let added = self.add_arena(slots, wanted, needed);
+                // Where there are no addresses, a slot may be left that is smaller than it should be.
+                self.take_slot(owner, needed).map_or_else(|| Err(added.expect_err("its slots are free")), Ok)?
             }
         };
         let page_bytes = self.page_bytes();
@@ -83,35 +86,56 @@ impl<D: Driver> SlowPath<'_, D> {
         Ok(())
     }
 
-    /// Reserves another arena with slots of at least `needed` bytes: with larger slots or more of them than the last, or fewer
-    /// or smaller ones where the driver refuses, whatever it says, unless the device is lost.
-    fn add_arena(&mut self, needed: u64) -> Result<(), AllocError> {
+    /// Takes the smallest free slot of at least `least` bytes. Returns its address and its bytes.
+    fn take_slot(&self, owner: Owner, least: u64) -> Option<(DeviceAddr, u64)> {
+        let fitting = self.shared.directory.arenas().filter(|arena| !arena.is_full() && arena.slot_bytes() >= least);
+        let arena = fitting.min_by_key(|arena| arena.slot_bytes())?;
+        Some((arena.take_slot(owner)?, arena.slot_bytes()))
+    }
+
+    /// Number and bytes of the slots of an arena for a stream that needs `needed` bytes and whose largest region of the kind,
+    /// if it has any, has `has`.
+    fn arena_for(&self, needed: u64, has: Option<u64>) -> (usize, u64) {
+        let (slots, bytes) = self.mapper.next_arena;
+        if has.is_none() && needed <= bytes {
+            return (slots, bytes);
+        }
+        let largest = self.shared.geometry.slot_bytes;
+        let wanted = needed.next_power_of_two().max(has.unwrap_or(0).saturating_mul(2)).min(largest);
+        // As many as there are of that size: so there are few arenas.
+        let as_large = self.shared.directory.arenas().filter(|arena| arena.slot_bytes() >= wanted);
+        (as_large.map(Arena::slots).sum::<usize>().clamp(RegionKind::ALL.len(), MOST_SLOTS), wanted)
+    }
+
+    /// Reserves an arena of `slots` slots of `bytes` each; fewer, or smaller ones of at least `needed`, where the driver
+    /// refuses, whatever it says, unless the device is lost.
+    fn add_arena(&mut self, slots: usize, bytes: u64, needed: u64) -> Result<(), AllocError> {
         let page_bytes = self.page_bytes();
-        let least = needed.next_power_of_two().max(page_bytes * 32);
-        let (mut slots, next_bytes) = self.mapper.next_arena;
-        let mut slot_bytes = next_bytes.max(needed.next_power_of_two());
+        let least = needed.next_power_of_two().max(page_bytes * LEAST_PAGES);
+        let (mut fewer, mut smaller) = (slots, bytes);
         loop {
-            match self.driver().reserve(slot_bytes * slots as u64, page_bytes) {
+            match self.driver().reserve(smaller * fewer as u64, page_bytes) {
                 Ok(base) => {
-                    if self.shared.directory.add(Arena::new(base, slot_bytes, slots)) {
-                        self.mapper.next_arena = self.arena_after(slots, slot_bytes);
+                    if self.shared.directory.add(Arena::new(base, smaller, fewer)) {
+                        self.note_arena(slots, bytes);
                         return Ok(());
                     }
-                    // Arenas double in size, so only small pieces of addresses can come to this.
-                    self.driver().address_free(base, slot_bytes * slots as u64)?;
+                    // Each kind of arena doubles its slots, so only small pieces of addresses can come to this.
+                    self.driver().address_free(base, smaller * fewer as u64)?;
                     return Err(AllocError::AddressesFragmented { limit: MAX_ARENAS });
                 }
-                Err(error) if !error.kind.is_sticky() && slots > 1 => slots /= 2,
-                Err(error) if !error.kind.is_sticky() && slot_bytes > least => slot_bytes /= 2,
+                Err(error) if !error.kind.is_sticky() && fewer > 1 => fewer /= 2,
+                Err(error) if !error.kind.is_sticky() && smaller > least => smaller /= 2,
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
-    /// Number and bytes of the slots of the arena after one of `slots` slots of `slot_bytes`.
-    fn arena_after(&self, slots: usize, slot_bytes: u64) -> (usize, u64) {
-        let (_, next_bytes) = self.mapper.next_arena;
-        let full = self.shared.geometry.slot_bytes;
-        if next_bytes < full { (GROWING_ARENA_SLOTS, (slot_bytes * 2).min(full)) } else { (slots * 2, full) }
+    /// After an arena for streams without regions, the next one has more and smaller slots.
+    fn note_arena(&mut self, slots: usize, bytes: u64) {
+        if self.mapper.next_arena == (slots, bytes) {
+            let least = (self.page_bytes() * LEAST_PAGES).min(bytes);
+            self.mapper.next_arena = ((slots * 2).min(MOST_SLOTS), (bytes / SHRINK).max(least));
+        }
     }
 }

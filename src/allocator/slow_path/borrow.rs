@@ -14,6 +14,10 @@ use crate::units::{DeviceAddr, round_up};
 /// Number of fitting free blocks of another stream that are looked at.
 const LOOK_AT: usize = 8;
 
+/// Number of blocks that a stream borrows between two growths of its own, while there is headroom. Each is a way through the
+/// slow path and an event; a block of its own costs that once.
+const BORROW_AT_MOST: u32 = 4;
+
 /// A free block that another stream could have.
 #[derive(Clone, Copy, Debug)]
 struct Lendable {
@@ -61,26 +65,38 @@ impl<D: Driver> SlowPath<'_, D> {
         state.take(id, request.size, request.waste(), request.alignment)
     }
 
-    /// Takes a block of another stream that has passed its last use: one of the very size, or a piece of a page; once the
-    /// budget is used up, any, since the alternative is to take the chunks from under it.
-    pub fn borrow(&self, borrower: StreamIndex, request: &Request) -> Option<DeviceAddr> {
-        if self.shared.geometry.keeps_mappings {
-            return None;
-        }
-        let page_bytes = self.page_bytes();
+    /// Takes a block of another stream that has passed its last use: one of the very size, or a piece of a page, but a few times
+    /// only; once the budget is used up, any, since the alternative is to take the chunks from under it.
+    pub fn borrow(&self, borrower: &Stream, request: &Request) -> Result<Option<DeviceAddr>, DriverError> {
         let tight = self.is_tight();
-        let suits = |size: u64| tight || size < page_bytes || size == request.size;
-        for lender in self.shared.streams.iter().filter(|stream| stream.index != borrower) {
+        if self.shared.geometry.keeps_mappings || !(tight || borrower.lock().borrowed < BORROW_AT_MOST) {
+            return Ok(None);
+        }
+        let suits = |size: u64| tight || size < self.page_bytes() || size == request.size;
+        for lender in self.shared.streams.iter().filter(|stream| stream.index != borrower.index) {
+            let oldest = {
+                let state = lender.lock();
+                let candidates = lendable(&state, request.kind, request).take(LOOK_AT);
+                candidates.filter(|it| suits(it.block.size)).map(|it| it.epoch).min()
+            };
+            // Only now that its memory is wanted, the stream is asked how far it is.
+            let Some(oldest) = oldest else { continue };
+            if !self.progress().may_have_passed(lender.index, oldest)? {
+                continue;
+            }
             let passed = lender.clock.lock().passed();
             let mut state = lender.lock();
             let found = lendable(&state, request.kind, request)
                 .take(LOOK_AT)
                 .find(|it| it.epoch <= passed && suits(it.block.size));
             if let Some(found) = found {
-                return Some(self.lend(&mut state, found, borrower, request));
+                let addr = self.lend(&mut state, found, borrower.index, request);
+                drop(state);
+                borrower.lock().borrowed += 1;
+                return Ok(Some(addr));
             }
         }
-        None
+        Ok(None)
     }
 
     /// The last resort before a refusal: any free block that is large enough, whatever it was kept for. The device runs

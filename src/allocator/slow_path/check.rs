@@ -46,10 +46,12 @@ impl Door {
             let chunk = view.filter(|view| view.pages.start == at.page).map(|view| mapper.pool.get(view.chunk));
             assert_eq!(chunk.map(|chunk| chunk.handle), Some(*handle), "invariant 6: the mapping at {at:?} has gone");
         }
+        shared.streams.peak.check(&states);
         let mut block_bytes = 0;
         for (clock, state) in clocks.iter().zip(&states) {
             clock.check();
             assert_eq!(clock.open(), state.open_epoch(), "invariant 3: the open epoch");
+            state.regions.check();
             let mut live = 0;
             for (id, region) in state.regions.iter() {
                 region.heap.check();
@@ -91,7 +93,8 @@ impl Door {
                 }
             }
             assert_eq!(live, state.live_bytes, "invariant 5: live bytes");
-            for pending in &state.pending {
+            state.pending.check();
+            for pending in state.pending.iter() {
                 let region = state.regions.get(pending.region).expect("pending blocks have a region");
                 let block = region.heap.block(pending.offset).expect("pending blocks are in the table");
                 assert_eq!(block.state, BlockState::Pending, "invariant 3: a pending block");
@@ -123,14 +126,15 @@ impl Door {
 #[cfg(test)]
 mod tests {
     use super::super::super::kind::RegionKind;
+    use super::super::super::streams::pending::Pending;
     use super::super::super::streams::region::RegionId;
-    use super::super::super::streams::state::{Pending, Sharers, StreamState};
+    use super::super::super::streams::state::{Sharers, StreamState};
     use super::*;
     use crate::allocator::{Allocator, ChunkPolicy};
     use crate::driver::{ChunkHandle, ModelConfig, ModelDriver, WorkDriver};
     use crate::pages::PageIndex;
     use crate::physical::{ChunkId, ViewAt};
-    use crate::stream::StreamIndex;
+    use crate::stream::{Fence, StreamIndex};
     use crate::testing::{Break, assert_noticed};
     use crate::units::{DeviceAddr, StreamId};
     use std::mem::ManuallyDrop;
@@ -201,7 +205,8 @@ mod tests {
                 });
             }),
             ("invariant 3: a pending block", |allocator| {
-                let pending = Pending { region: LARGE, offset: 0, fences: Vec::new() };
+                let fences = vec![Fence { stream: StreamIndex(1), epoch: 1 }];
+                let pending = Pending { region: LARGE, offset: 0, fences };
                 with_state(allocator, |state| state.pending.push(pending));
             }),
             ("a shared block has sharers", |allocator| with_state(allocator, |state| state.sharers.clear())),

@@ -122,12 +122,14 @@ impl<D: Driver> SlowPath<'_, D> {
         Ok(Prepared::Ready(backing))
     }
 
-    /// Bars the free chunks of a stream that it has not passed: all at once, since what holds for one holds for all.
+    /// Bars the free chunks that nothing can be ordered behind: those of `stream` that it has not passed, and those of all
+    /// streams that may have been destroyed. All at once, since what holds for one holds for all.
     fn bar_chunks_of(&mut self, stream: StreamIndex) {
-        let passed = self.shared.streams.get(stream).clock.lock().passed();
+        let mut told = self.progress().told();
+        told[stream.0 as usize] = self.shared.streams.get(stream).clock.lock().passed();
         let states = self.shared.streams.lock_all();
-        let sources = free_chunks(&self.mapper, &states, Some(stream));
-        for source in sources.iter().filter(|source| source.epoch > passed) {
+        let sources = free_chunks(&self.mapper, &states, None);
+        for source in sources.iter().filter(|source| source.epoch > told[source.stream.0 as usize]) {
             self.mapper.pool.bar(source.chunk);
         }
     }

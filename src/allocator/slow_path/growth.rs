@@ -7,10 +7,12 @@ use super::super::request::Request;
 use super::super::streams::region::RegionId;
 use super::super::streams::state::{AllStates, Stream, live_bytes};
 use super::SlowPath;
+use super::addresses::Widened;
 use super::execute::Outcome;
 use super::plan::{Allowance, Goal, Plan, Recreation, free_chunks, plan};
 use crate::driver::{Driver, DriverError};
 use crate::pages::PageCount;
+use crate::sync::Ordering;
 use crate::units::DeviceAddr;
 
 /// A request on its way through the slow path.
@@ -20,6 +22,8 @@ pub struct Growth<'p, 'a, D: Driver> {
     request: Request,
     /// The driver's answer when it had no memory to create a chunk from: no more are created from then on.
     refused: Option<DriverError>,
+    /// What was said when there were no addresses for the request, last time.
+    no_addresses: Option<AllocError>,
     recreation: Recreation,
 }
 
@@ -45,7 +49,7 @@ enum Shortage {
 impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     /// A growth of `stream` for `request`.
     pub fn new(path: &'p mut SlowPath<'a, D>, stream: &'p Stream, request: Request) -> Self {
-        Self { path, stream, request, refused: None, recreation: Recreation::WithoutWaiting }
+        Self { path, stream, request, refused: None, no_addresses: None, recreation: Recreation::WithoutWaiting }
     }
 
     /// Serves the request. Every round starts from the beginning, since other threads go on allocating and freeing.
@@ -54,12 +58,13 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     /// [`AllocError`]; what was mapped and claimed has been undone.
     pub fn serve(mut self) -> Result<DeviceAddr, AllocError> {
         loop {
+            self.path.shared.counters.rounds.fetch_add(1, Ordering::Relaxed);
             self.settle_pending()?;
             if let Some(addr) = self.take_cached() {
                 return Ok(addr);
             }
             self.refresh_clocks()?;
-            if let Some(addr) = self.borrow() {
+            if let Some(addr) = self.borrow()? {
                 return Ok(addr);
             }
             if let Some(addr) = self.take_fragment() {
@@ -77,7 +82,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         }
         match self.scavenge()? {
             Some(addr) => Ok(addr),
-            None => Err(self.out_of_memory()),
+            None => Err(self.failure()),
         }
     }
 
@@ -101,16 +106,15 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         self.stream.lock().take_any(kind, size, self.request.waste(), alignment)
     }
 
-    /// Learns how far other streams are; and the request's own as well when free chunks may have to be released.
+    /// Learns how far the streams are. Events are recorded for it when free chunks may have to move or be released.
     fn refresh_clocks(&self) -> Result<(), DriverError> {
         let streams = &self.path.shared.streams;
         let beyond_slack = self.path.mapper.pool.held_pages() >= self.slack_pages(streams.peak.peak());
-        let except = if self.path.is_tight() || beyond_slack { None } else { Some(self.stream.index) };
-        self.path.progress().refresh_clocks(except)
+        self.path.progress().refresh_clocks(self.path.is_tight() || beyond_slack)
     }
 
-    fn borrow(&self) -> Option<DeviceAddr> {
-        self.path.borrow(self.stream.index, &self.request)
+    fn borrow(&self) -> Result<Option<DeviceAddr>, DriverError> {
+        self.path.borrow(self.stream, &self.request)
     }
 
     fn take_fragment(&self) -> Option<DeviceAddr> {
@@ -119,6 +123,9 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
 
     /// Plans a mapping in the first of the stream's regions that has a place, and claims what it takes.
     fn plan(&self) -> Result<Plan, Shortage> {
+        if self.stream.lock().regions.of_kind(self.request.kind).next().is_none() {
+            return Err(Shortage::Addresses);
+        }
         let streams = &self.path.shared.streams;
         let passed = self.path.progress().passed();
         let mut states = streams.lock_all();
@@ -134,7 +141,10 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
 
     fn execute(&mut self, plan: Plan) -> Result<Round, AllocError> {
         Ok(match self.path.execute(plan)? {
-            Outcome::Done(addr) => Round::Served(addr),
+            Outcome::Done(addr) => {
+                self.stream.lock().borrowed = 0;
+                Round::Served(addr)
+            }
             Outcome::Again => Round::Again,
             Outcome::Refused(error) => match self.refused.replace(error) {
                 None => Round::Again,
@@ -144,7 +154,13 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     }
 
     fn widen(&mut self) -> Result<bool, AllocError> {
-        self.path.widen(self.stream, &self.request)
+        self.no_addresses = None;
+        match self.path.widen(self.stream, &self.request)? {
+            Widened::Yes => return Ok(true),
+            Widened::Needless => {}
+            Widened::Refused(error) => self.no_addresses = Some(error),
+        }
+        Ok(false)
     }
 
     fn goal(&self, region: RegionId, allowance: Allowance) -> Goal {
@@ -177,6 +193,15 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         self.path.scavenge(self.stream, &self.request)
     }
 
+    /// Why the request is not served: where the stream has no region at all, there are no addresses; else the report says.
+    fn failure(&mut self) -> AllocError {
+        let has_region = self.stream.lock().regions.of_kind(self.request.kind).next().is_some();
+        match self.no_addresses.take() {
+            Some(error) if !has_region => error,
+            _ => self.out_of_memory(),
+        }
+    }
+
     fn out_of_memory(&self) -> AllocError {
         let Request { requested, size, alignment, .. } = self.request;
         let region_bytes = self.path.shared.geometry.slot_bytes;
@@ -203,7 +228,8 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a bound")]
     fn slack_pages(&self, peak_live_bytes: u64) -> PageCount {
         let geometry = &self.path.shared.geometry;
-        PageCount((peak_live_bytes as f64 * geometry.slack / geometry.page_bytes as f64).min(1e18) as u64)
+        let beside_peak = (peak_live_bytes as f64 * geometry.slack / geometry.page_bytes as f64).min(1e18) as u64;
+        PageCount(beside_peak.max(self.path.mapper.pool.budget_pages().0 / geometry.spare_part))
     }
 
     /// Whether free chunks and those that may be created come to the pages of the request.

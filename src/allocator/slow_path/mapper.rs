@@ -2,7 +2,6 @@
 //! that at most one thread talks to the driver about mappings: the driver serialises such calls anyway.
 
 use super::super::geometry::Geometry;
-use super::addresses::first_arena;
 use super::stale::StaleOrder;
 use crate::driver::ChunkHandle;
 use crate::pages::PageIndex;
@@ -25,7 +24,7 @@ pub struct Mapper {
     pub kept: Vec<(ViewAt, ChunkHandle)>,
     /// The stale views, oldest first.
     pub stale_order: StaleOrder,
-    /// Number and bytes of the slots of the next arena.
+    /// Number and bytes of the slots of the next arena for streams without regions.
     pub next_arena: (usize, u64),
     /// Number of segments with addresses out of use because a driver sequence could not be undone.
     pub poisoned: u64,
@@ -45,7 +44,7 @@ impl Mapper {
             left_behind: Vec::new(),
             kept: Vec::new(),
             stale_order: StaleOrder::default(),
-            next_arena: first_arena(geometry),
+            next_arena: geometry.first_slots,
             poisoned: 0,
             harvested_chunks: 0,
             reused_views: 0,

@@ -37,12 +37,14 @@ use super::error::AllocError;
 use super::request::Request;
 use super::shared::Shared;
 use super::streams::Progress;
+use super::streams::directory::Place;
+use super::streams::peak::Visit;
 use super::streams::state::Stream;
 use crate::driver::{Counted, Driver, DriverError, MemoryDriver};
 use crate::pages::PageCount;
 use crate::physical::ChunkId;
 use crate::stream::StreamIndex;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, Ordering};
 use crate::units::DeviceAddr;
 use growth::Growth;
 use mapper::Mapper;
@@ -66,7 +68,7 @@ pub struct SlowPath<'a, D: Driver> {
 impl Door {
     /// An entrance behind which nothing is held yet.
     pub fn new<D: Driver>(shared: &Shared<D>) -> Self {
-        Self { mapper: Mutex::new(Mapper::new(&shared.geometry, shared.budget_bytes())) }
+        Self { mapper: Mutex::new(Mapper::new(&shared.geometry, shared.creatable_bytes())) }
     }
 
     /// Enters the slow path and runs `work` there. If that fails, what it created and did not use is released, so that
@@ -102,10 +104,12 @@ impl Door {
         stream: &Stream,
         request: Request,
     ) -> Result<DeviceAddr, AllocError> {
+        shared.counters.slow_allocs.fetch_add(1, Ordering::Relaxed);
         self.enter(shared, |path| {
             path.given = Some(stream.index);
-            path.ensure_region(stream, &request)?;
-            Growth::new(path, stream, request).serve()
+            let addr = Growth::new(path, stream, request).serve()?;
+            path.note_peak(addr);
+            Ok(addr)
         })
     }
 
@@ -114,7 +118,7 @@ impl Door {
         // Under the lock, so that of two callers one sets both.
         let mut mapper = self.mapper.lock();
         shared.set_budget_bytes(bytes);
-        mapper.pool.set_budget(bytes);
+        mapper.pool.set_budget(shared.creatable_bytes());
     }
 }
 
@@ -127,6 +131,17 @@ impl<'a, D: Driver> SlowPath<'a, D> {
     /// How far the streams are, as far as the caller may learn it.
     fn progress(&self) -> Progress<'a, D> {
         self.shared.streams.progress(self.given)
+    }
+
+    /// Notes the peak of live bytes after an allocation, on whose region's stream it counts.
+    fn note_peak(&self, addr: DeviceAddr) {
+        let Place::Region(owner, _) = self.shared.directory.find(addr) else { return };
+        let streams = &self.shared.streams;
+        let mut state = streams.get(owner.stream).lock();
+        if state.mark.is_passed(state.live_bytes) && streams.peak.note(owner.stream, &mut state) == Visit::Due {
+            drop(state);
+            streams.peak.visit(|index| streams.get(index), owner.stream);
+        }
     }
 
     /// Bytes of a page.

@@ -5,7 +5,7 @@
 
 use super::region::RegionId;
 use crate::stream::{Slots, StreamIndex};
-use crate::sync::OnceLock;
+use crate::sync::{AtomicU64, OnceLock, Ordering};
 use crate::units::DeviceAddr;
 
 /// Most arenas. With doubling sizes no address space holds as many, unless it is left in small pieces.
@@ -29,6 +29,8 @@ pub struct Arena {
     pub bytes: u64,
     slot_shift: u32,
     slots: Box<[OnceLock<Owner>]>,
+    /// Number of slots that have an owner; they are given away in order.
+    taken: AtomicU64,
 }
 
 impl Arena {
@@ -39,6 +41,7 @@ impl Arena {
             bytes: slot_bytes * slots as u64,
             slot_shift: slot_bytes.trailing_zeros(),
             slots: (0..slots).map(|_| OnceLock::new()).collect(),
+            taken: AtomicU64::new(0),
         }
     }
 
@@ -47,10 +50,22 @@ impl Arena {
         1 << self.slot_shift
     }
 
-    /// Gives the next free slot to `owner` and returns its address.
+    /// Number of slots.
+    pub fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether no slot is free.
+    pub fn is_full(&self) -> bool {
+        self.taken.load(Ordering::Relaxed) == self.slots.len() as u64
+    }
+
+    /// Gives the next free slot to `owner` and returns its address. The caller is the only one who takes slots.
     pub fn take_slot(&self, owner: Owner) -> Option<DeviceAddr> {
-        let slot = self.slots.iter().position(|slot| slot.set(owner).is_ok())?;
-        Some(self.base.offset((slot as u64) << self.slot_shift))
+        let slot = self.taken.load(Ordering::Relaxed);
+        self.slots.get(slot as usize)?.set(owner).ok()?;
+        self.taken.store(slot + 1, Ordering::Relaxed);
+        Some(self.base.offset(slot << self.slot_shift))
     }
 }
 

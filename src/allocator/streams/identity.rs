@@ -26,8 +26,8 @@ const MAX_OVER: usize = 16;
 #[derive(Debug, Default)]
 pub struct Known {
     by_key: StreamTable<Binding>,
-    /// Held while a binding changes.
-    binding: Mutex<()>,
+    /// Number of entries whose streams are over. Locked while a binding changes.
+    over: Mutex<usize>,
 }
 
 /// What a key is bound to: 0 for nothing, or twice the stream's number and 2 more; 1 more for a stream that is kept.
@@ -85,7 +85,7 @@ impl<D: Driver> Streams<D> {
             return Ok(());
         }
         let stream = self.identify(handle)?;
-        let _binding = self.known.binding.lock();
+        let _binding = self.known.over.lock();
         if stream.key() == handle
             && let Some(binding) = self.known.by_key.find(handle)
             && binding.get() == Some((stream.index, false))
@@ -105,7 +105,7 @@ impl<D: Driver> Streams<D> {
             Err(StreamError::Foreign { source, .. }) if source.kind == DriverErrorKind::Capturing => (handle, None),
             Err(_) => return Ok(()),
         };
-        let _binding = self.known.binding.lock();
+        let mut over = self.known.over.lock();
         let Some(binding) = self.known.by_key.find(key) else { return Ok(()) };
         let Some((index, _)) = binding.get() else { return Ok(()) };
         let stream = self.get(index);
@@ -113,6 +113,7 @@ impl<D: Driver> Streams<D> {
         let fenced = number.is_some_and(|number| stream.has_number(number))
             && self.progress(Some(index)).seal(stream, &mut clock).unwrap_or(false);
         clock.end(fenced);
+        *over += 1;
         binding.release();
         Ok(())
     }
@@ -149,7 +150,7 @@ impl<D: Driver> Streams<D> {
     /// Binds the key to an entry for the stream. The one that it was bound to is over: its handle means another stream now.
     #[cold]
     fn bind(&self, handle: StreamId, identity: &StreamIdentity) -> Result<&Stream, StreamError> {
-        let _binding = self.known.binding.lock();
+        let mut over = self.known.over.lock();
         let before = self.find(identity.key);
         if let Some(stream) = before.filter(|stream| stream.has_number(identity.number)) {
             return Ok(stream);
@@ -159,13 +160,15 @@ impl<D: Driver> Streams<D> {
         let Some(binding) = self.known.by_key.find_or_add(identity.key, Binding::default) else { return Err(full) };
         if let Some(before) = before {
             before.clock.lock().end(false);
+            *over += 1;
             binding.release();
         }
         let kept = identity.lifetime == StreamLifetime::Device;
         let reach = if kept { Reach::Kept } else { Reach::Given };
-        let stream = match self.vacant() {
+        let stream = match self.vacant(*over) {
             Some(stream) => {
                 self.renew(stream, handle, identity, reach);
+                *over -= 1;
                 stream
             }
             None => self.entries.push(|index| Stream::new(index, handle, identity, reach)).ok_or(full)?,
@@ -174,9 +177,12 @@ impl<D: Driver> Streams<D> {
         Ok(stream)
     }
 
-    /// An entry whose stream is gone. Where mappings are kept, it has no memory: replays of graphs that were captured on that
-    /// stream may use it beside those of another one. Called with the bindings locked.
-    fn vacant(&self) -> Option<&Stream> {
+    /// An entry whose stream is gone, where `over` streams are over. Where mappings are kept, it has no memory: replays of graphs
+    /// that were captured on that stream may use it beside those of another one. Called with the bindings locked.
+    fn vacant(&self, over: usize) -> Option<&Stream> {
+        if over == 0 {
+            return None;
+        }
         let may_pass_on = |stream: &&Stream| !self.keeps_mappings || stream.lock().regions.iter().next().is_none();
         let gone = || self.iter().filter(may_pass_on).find(|stream| stream.clock.lock().is_gone());
         gone().or_else(|| {

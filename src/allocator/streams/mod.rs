@@ -4,7 +4,8 @@
 //! state.rs      one stream: regions, pending blocks, counts      region.rs     a heap over a slot of addresses
 //! identity.rs   which stream a handle stands for             directory.rs  from an address to its region
 //! progress.rs   which epochs have passed; waiting, ordering      live.rs       all blocks, the live ones
-//! peak.rs       the peak of live bytes over all streams
+//! pending.rs    blocks that wait for other streams
+//! peak.rs       the peak of live bytes over all streams      roomy.rs      which further regions have room
 //! ```
 //!
 //! Threads: any. Lock order: a stream's clock, then stream states in the order of their numbers. No stream state is
@@ -14,8 +15,10 @@ pub mod directory;
 mod identity;
 mod live;
 pub mod peak;
+pub mod pending;
 mod progress;
 pub mod region;
+mod roomy;
 pub mod state;
 
 pub use progress::Progress;

@@ -1,18 +1,74 @@
 //! Peak of live bytes over all streams, exact as long as streams do not race, without a shared counter on the hot path.
 //!
-//! Every stream has a *limit*: live bytes up to which it cannot lift the sum over all streams above the peak, whatever
-//! the others do within theirs. Only a stream that passes its limit takes all locks, adds up, notes a new peak and deals
-//! the distance to the peak out again.
+//! Every stream has a *limit*: live bytes up to which it cannot lift the sum over all streams above the peak, whatever the
+//! others do within theirs. What is left to the peak, and in no limit, a stream gets half of when it passes its own. Where
+//! that does not suffice the sum is made, by a visit to the streams that have changed since it was made last. So that those
+//! are known, a stream *joins in* when it first allocates or frees after a visit: its limit and its *floor* are its live
+//! bytes until then. Each visit is paid for by the joining in of the streams visited.
 //!
-//! - I1  the sum of the limits is at most the peak (after a deal).
+//! - I1  the limits and what is left come to the peak.
+//! - I2  a stream that has not joined in has as many live bytes as were counted; that is its limit, and its floor.
+//! - I3  what was counted of the streams is the sum; those that have joined in are listed, once.
+//!
+//! Lock order: stream states in the order of their numbers, then the ledger. Cost: nothing within floor and limit; beyond,
+//! O(1) for each operation in the long run, however many streams there are.
 
-use super::state::{AllStates, live_bytes};
-use crate::sync::{AtomicU64, Ordering};
+use super::state::{AllStates, Stream, StreamState, live_bytes};
+use crate::stream::StreamIndex;
+use crate::sync::{AtomicU64, Mutex, Ordering};
+
+/// The part of the meter that is in a stream's state.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LiveMark {
+    /// Live bytes above which the peak may be exceeded.
+    limit: u64,
+    /// Live bytes below which the stream has to join in: 0 once it has.
+    floor: u64,
+    /// Live bytes at the last visit.
+    counted: u64,
+    joined: bool,
+}
+
+impl LiveMark {
+    /// Whether so many live bytes, after an allocation, have to be noted.
+    #[inline]
+    pub fn is_passed(&self, live_bytes: u64) -> bool {
+        live_bytes > self.limit
+    }
+
+    /// Whether so many live bytes, after a free, have to be noted.
+    #[inline]
+    pub fn is_left(&self, live_bytes: u64) -> bool {
+        live_bytes < self.floor
+    }
+}
 
 /// The peak so far.
 #[derive(Debug, Default)]
 pub struct PeakMeter {
     peak: AtomicU64,
+    ledger: Mutex<Ledger>,
+}
+
+/// What was counted.
+#[derive(Debug, Default)]
+struct Ledger {
+    /// The sum of what was counted of all streams.
+    counted: u64,
+    /// What is left to the peak and in no limit.
+    left: u64,
+    /// The streams that have joined in.
+    joined: Vec<StreamIndex>,
+}
+
+/// Whether the streams have to be visited, for which no stream may be locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Visit {
+    /// All is known.
+    Needless,
+    /// The peak may have been exceeded.
+    Due,
 }
 
 impl PeakMeter {
@@ -21,53 +77,253 @@ impl PeakMeter {
         self.peak.load(Ordering::Relaxed)
     }
 
-    /// Updates the peak with the current sum, and deals out the distance to the peak in equal parts.
-    pub fn deal(&self, states: &mut AllStates<'_>) {
-        let sum = live_bytes(states);
-        let peak = self.peak.fetch_max(sum, Ordering::Relaxed).max(sum);
-        let share = (peak - sum) / (states.len() as u64).max(1);
-        for state in states {
-            state.live_limit = state.live_bytes + share;
+    /// Notes that a stream, whose state is locked, has changed. Where it has passed its limit it gets a higher one if it can.
+    #[cold]
+    #[inline(never)]
+    pub fn note(&self, index: StreamIndex, state: &mut StreamState) -> Visit {
+        let mut ledger = self.ledger.lock();
+        if !state.mark.joined {
+            state.mark.joined = true;
+            state.mark.floor = 0;
+            ledger.joined.push(index);
+        }
+        let beyond = state.live_bytes.saturating_sub(state.mark.limit);
+        if beyond > ledger.left {
+            if ledger.joined != [index] {
+                return Visit::Due;
+            }
+            // All others are as they were counted.
+            self.count(&mut ledger, state);
+            self.settle(&mut ledger, &mut [(index, state)], index);
+        } else if beyond > 0 {
+            let got = beyond + (ledger.left - beyond) / 2;
+            ledger.left -= got;
+            state.mark.limit += got;
+        }
+        Visit::Needless
+    }
+
+    /// Visits the streams that have joined in, and notes the sum. Which stream is due for it is `actor`.
+    #[cold]
+    pub fn visit<'s>(&self, stream: impl Fn(StreamIndex) -> &'s Stream, actor: StreamIndex) {
+        loop {
+            let mut joined = self.ledger.lock().joined.clone();
+            joined.sort_unstable();
+            let mut states: Vec<_> = joined.iter().map(|index| (*index, stream(*index).lock())).collect();
+            let mut ledger = self.ledger.lock();
+            if ledger.joined.iter().any(|index| joined.binary_search(index).is_err()) {
+                // Another one has joined in meanwhile, and without it the sum would be wrong.
+                continue;
+            }
+            // Others may have visited some of them meanwhile.
+            states.retain(|(_, state)| state.mark.joined);
+            for (_, state) in &mut states {
+                self.count(&mut ledger, state);
+            }
+            let mut visited: Vec<_> = states.iter_mut().map(|(index, state)| (*index, &mut **state)).collect();
+            return self.settle(&mut ledger, &mut visited, actor);
+        }
+    }
+
+    fn count(&self, ledger: &mut Ledger, state: &mut StreamState) {
+        ledger.counted = ledger.counted - state.mark.counted + state.live_bytes;
+        state.mark.counted = state.live_bytes;
+    }
+
+    /// Notes the sum, after a visit to some streams. Their limits fall to their live bytes; `actor`, which is likely to go on,
+    /// gets half of what is left and stays joined in.
+    fn settle(&self, ledger: &mut Ledger, visited: &mut [(StreamIndex, &mut StreamState)], actor: StreamIndex) {
+        let peak = self.peak().max(ledger.counted);
+        self.peak.store(peak, Ordering::Relaxed);
+        for (_, state) in visited.iter_mut() {
+            let live = state.live_bytes;
+            state.mark = LiveMark { limit: live, floor: live, counted: live, joined: false };
+        }
+        // Now nobody has joined in, and all limits are what was counted.
+        ledger.left = peak - ledger.counted;
+        ledger.joined.clear();
+        if let Some((index, state)) = visited.iter_mut().find(|(index, _)| *index == actor) {
+            let half = ledger.left / 2;
+            ledger.left -= half;
+            state.mark.limit += half;
+            (state.mark.floor, state.mark.joined) = (0, true);
+            ledger.joined.push(*index);
         }
     }
 
     /// Resets the peak to the current sum.
     pub fn reset(&self, states: &mut AllStates<'_>) {
-        self.peak.store(live_bytes(states), Ordering::Relaxed);
-        self.deal(states);
+        let mut ledger = self.ledger.lock();
+        for state in states.iter_mut() {
+            let live = state.live_bytes;
+            state.mark = LiveMark { limit: live, floor: live, counted: live, joined: false };
+        }
+        let sum = live_bytes(states);
+        self.peak.store(sum, Ordering::Relaxed);
+        *ledger = Ledger { counted: sum, left: 0, joined: Vec::new() };
+    }
+
+    /// Asserts I1 to I3, with the states of all streams.
+    ///
+    /// # Panics
+    /// Panics if an invariant does not hold.
+    pub fn check(&self, states: &AllStates<'_>) {
+        let ledger = self.ledger.lock();
+        let mut joined: Vec<usize> = ledger.joined.iter().map(|index| index.0 as usize).collect();
+        joined.sort_unstable();
+        let (mut limits, mut counted, mut have_joined) = (0, 0, Vec::new());
+        for (number, state) in states.iter().enumerate() {
+            let LiveMark { limit, floor, counted: of_stream, joined } = state.mark;
+            limits += limit;
+            counted += of_stream;
+            if joined {
+                have_joined.push(number);
+            } else {
+                let live = state.live_bytes;
+                assert_eq!((limit, floor, of_stream), (live, live, live), "peak I2: stream {number} has not joined in");
+            }
+        }
+        assert_eq!(limits + ledger.left, self.peak(), "peak I1: the limits and what is left");
+        assert_eq!(counted, ledger.counted, "peak I3: the sum of what was counted");
+        assert_eq!(have_joined, joined, "peak I3: the list of streams that have joined in");
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::state::Stream;
     use super::*;
     use crate::driver::{StreamIdentity, StreamLifetime};
-    use crate::stream::{Reach, StreamIndex};
+    use crate::stream::Reach;
+    use crate::testing::{Break, assert_noticed};
     use crate::units::StreamId;
 
+    /// Streams with a meter, and the number of streams visited.
+    struct World {
+        streams: Vec<Stream>,
+        meter: PeakMeter,
+        visited: std::cell::Cell<usize>,
+    }
+
+    impl World {
+        fn new(streams: u32) -> Self {
+            let stream = |number: u32| {
+                let handle = StreamId(u64::from(number));
+                let identity =
+                    StreamIdentity { key: handle, number: u64::from(number), lifetime: StreamLifetime::Owner };
+                Stream::new(StreamIndex(number), handle, &identity, Reach::Given)
+            };
+            let streams = (0..streams).map(stream).collect();
+            Self { streams, meter: PeakMeter::default(), visited: std::cell::Cell::new(0) }
+        }
+
+        fn states(&self) -> AllStates<'_> {
+            self.streams.iter().map(Stream::lock).collect()
+        }
+
+        /// Sets a stream's live bytes, as an allocation or a free does.
+        fn set(&self, number: u32, live_bytes: u64) {
+            let index = StreamIndex(number);
+            let mut state = self.streams[number as usize].lock();
+            state.live_bytes = live_bytes;
+            let mark = state.mark;
+            let noted = mark.is_passed(live_bytes) || mark.is_left(live_bytes);
+            let visit = if noted { self.meter.note(index, &mut state) } else { Visit::Needless };
+            drop(state);
+            if visit == Visit::Due {
+                let stream = |index: StreamIndex| {
+                    self.visited.set(self.visited.get() + 1);
+                    &self.streams[index.0 as usize]
+                };
+                self.meter.visit(stream, index);
+            }
+        }
+    }
+
     #[test]
-    fn what_is_left_to_the_peak_is_dealt_out() {
-        let streams = [0, 1].map(|number| {
-            let handle = StreamId(number);
-            let identity = StreamIdentity { key: handle, number, lifetime: StreamLifetime::Owner };
-            Stream::new(StreamIndex(number as u32), handle, &identity, Reach::Given)
-        });
-        let live = |bytes: [u64; 2]| {
-            let mut states: AllStates<'_> = streams.iter().map(Stream::lock).collect();
-            states.iter_mut().zip(bytes).for_each(|(state, bytes)| state.live_bytes = bytes);
-            states
+    fn what_is_left_to_the_peak_is_given_out() {
+        let world = World::new(2);
+        let limits = || [0, 1].map(|number: usize| world.streams[number].lock().mark.limit);
+        world.set(0, 70);
+        world.set(1, 30);
+        assert_eq!((world.meter.peak(), limits()), (100, [70, 30]));
+        world.set(0, 10);
+        world.set(0, 70);
+        assert_eq!((world.meter.peak(), limits()), (100, [70, 30]), "within the limit");
+        world.set(0, 10);
+        world.set(1, 31);
+        assert_eq!((world.meter.peak(), limits()), (100, [10, 31 + 29]), "59 are left, half of them for the second");
+        world.set(0, 12);
+        assert_eq!((world.meter.peak(), limits()), (100, [12 + 14, 60]), "and half of the rest for the first");
+        world.meter.reset(&mut world.states());
+        assert_eq!((world.meter.peak(), limits()), (43, [12, 31]));
+        world.meter.check(&world.states());
+    }
+
+    /// The peak is exact, and in the long run no more streams are visited than operations were made.
+    #[test]
+    fn the_peak_is_exact_and_visits_are_few() {
+        for count in [1_u32, 2, 7, 64, 1000] {
+            let world = World::new(count);
+            let mut live = vec![0_u64; count as usize];
+            let (mut sum, mut peak) = (0, 0);
+            let mut random = 1_u64;
+            let mut next = |below: u64| {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (random >> 33) % below
+            };
+            let ops = 20_000;
+            for op in 0..ops {
+                // Steadily up, down, at the peak, and on one stream alone.
+                let number = if op / 1000 % 5 == 4 { 0 } else { next(u64::from(count)) as usize };
+                let bytes = match op / 1000 % 4 {
+                    0 => live[number] + next(100),
+                    1 => live[number] - next(live[number] + 1),
+                    _ => next(1000),
+                };
+                sum = sum - live[number] + bytes;
+                live[number] = bytes;
+                peak = peak.max(sum);
+                world.set(number as u32, bytes);
+                assert_eq!(world.meter.peak(), peak, "op {op} of {count} streams");
+                if op % 100 == 0 {
+                    world.meter.check(&world.states());
+                }
+            }
+            let visited = world.visited.get();
+            assert!(visited <= 2 * ops, "{visited} streams visited for {ops} operations on {count} streams");
+        }
+    }
+
+    /// A stream that makes one new peak after the other visits nobody else.
+    #[test]
+    fn new_peaks_of_one_stream_concern_no_other() {
+        let world = World::new(1000);
+        (0..1000).for_each(|number| world.set(number, 100));
+        world.visited.set(0);
+        for peak in 1..=100 {
+            world.set(3, 100 + peak);
+            world.set(3, 0);
+            assert_eq!(world.meter.peak(), 100_000 + peak);
+        }
+        assert!(world.visited.get() <= 2, "{} streams visited", world.visited.get());
+    }
+
+    #[test]
+    fn check_names_what_is_broken() {
+        let breaks: &[Break<World>] = &[
+            ("peak I1: the limits and what is left", |world| world.meter.ledger.lock().left += 1),
+            ("peak I1: the limits and what is left", |world| world.streams[1].lock().mark.limit += 1),
+            ("peak I2: stream 0 has not joined in", |world| world.streams[0].lock().live_bytes += 1),
+            ("peak I2: stream 0 has not joined in", |world| world.streams[0].lock().mark.floor = 0),
+            ("peak I3: the sum of what was counted", |world| world.meter.ledger.lock().counted += 1),
+            ("peak I3: the list of streams", |world| world.meter.ledger.lock().joined.clear()),
+        ];
+        let world = || {
+            let world = World::new(2);
+            world.set(0, 70);
+            world.set(1, 30);
+            world
         };
-        let limits = |states: &AllStates<'_>| [states[0].live_limit, states[1].live_limit];
-        let meter = PeakMeter::default();
-        let mut states = live([70, 30]);
-        meter.deal(&mut states);
-        assert_eq!((meter.peak(), limits(&states)), (100, [70, 30]));
-        drop(states);
-        let mut states = live([10, 30]);
-        meter.deal(&mut states);
-        assert_eq!((meter.peak(), limits(&states)), (100, [40, 60]), "60 are left, half of them for each");
-        meter.reset(&mut states);
-        assert_eq!((meter.peak(), limits(&states)), (40, [10, 30]));
+        assert_noticed(world, |world| world.meter.check(&world.states()), breaks);
     }
 }

@@ -6,10 +6,11 @@
 //! nothing else; [`Progress::wait_for_device`] is what is left then.
 
 use super::Streams;
-use super::state::{Pending, Stream};
+use super::state::Stream;
 use crate::driver::{Driver, DriverError, DriverErrorKind, DriverResult, StreamDriver};
-use crate::stream::{Fence, Reach, StreamClock, StreamIndex};
+use crate::stream::{Fence, HostWait, Reach, StreamClock, StreamIndex};
 use crate::sync::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Number of epochs of one stream that may be sealed and not passed before [`Progress::refresh_clocks`] seals no more.
 const MAX_SEALED: usize = 4;
@@ -26,41 +27,57 @@ impl<'a, D: Driver> Progress<'a, D> {
         Self { streams, given }
     }
 
-    /// Frees the pending blocks whose fences have passed. One query for each stream that a block waits for.
+    /// Frees the pending blocks whose fences have passed. One query for each stream that a block waits for; the blocks whose
+    /// fences have not passed are not looked at.
     pub fn settle_pending(&self) -> Result<(), DriverError> {
-        let mut needed: Vec<u64> = Vec::new();
-        for stream in self.streams.iter() {
-            for fence in stream.lock().pending.iter().flat_map(|block| &block.fences) {
-                let index = fence.stream.0 as usize;
-                needed.resize(needed.len().max(index + 1), 0);
-                needed[index] = needed[index].max(fence.epoch);
+        // A block that has waited for one stream may wait for another then.
+        while self.settle_awaited()? {}
+        Ok(())
+    }
+
+    /// Asks about the streams that blocks wait for now, and frees what it can. Returns whether a block waits for another stream
+    /// than before.
+    fn settle_awaited(&self) -> Result<bool, DriverError> {
+        let mut passed: BTreeMap<StreamIndex, u64> = BTreeMap::new();
+        for stream in self.with_pending() {
+            for fence in stream.lock().pending.awaited() {
+                let last = passed.entry(fence.stream).or_default();
+                *last = fence.epoch.max(*last);
             }
         }
-        for stream in self.streams.iter() {
+        for (index, epoch) in &mut passed {
+            let stream = self.streams.get(*index);
             let mut clock = stream.clock.lock();
-            let epoch = needed.get(stream.index.0 as usize).copied().unwrap_or(0);
-            self.cover(stream, &mut clock, epoch)?;
-            self.poll(stream, &mut clock)?;
+            self.cover(stream, &mut clock, *epoch)?;
+            *epoch = self.poll(stream, &mut clock)?;
         }
-        let passed = self.passed();
-        for stream in self.streams.iter() {
+        let mut moved = false;
+        for stream in self.with_pending() {
             let mut state = stream.lock();
             let epoch = state.epoch;
-            let is_over = |block: &Pending| block.fences.iter().all(|fence| has_passed(&passed, *fence));
-            let (over, waiting): (Vec<_>, Vec<_>) =
-                std::mem::take(&mut state.pending).into_iter().partition(|block| is_over(block));
-            state.pending = waiting;
+            let has_passed = |fence: Fence| passed.get(&fence.stream).is_some_and(|passed| fence.epoch <= *passed);
+            let (over, waits_elsewhere) = state.pending.settle(has_passed);
+            moved = moved || waits_elsewhere;
             for block in over {
                 state.region(block.region).expect("a pending block has a region").heap.settle(block.offset, epoch);
             }
+            stream.note_pending(!state.pending.is_empty());
         }
-        Ok(())
+        Ok(moved)
+    }
+
+    /// The streams in whose regions a block may be pending.
+    fn with_pending(&self) -> impl Iterator<Item = &'a Stream> {
+        self.streams.iter().filter(|stream| stream.has_pending())
     }
 
     /// Returns whether `stream` has passed `epoch`, which is sealed first if need be.
     pub fn has_passed(&self, stream: StreamIndex, epoch: u64) -> Result<bool, DriverError> {
         let stream = self.streams.get(stream);
         let mut clock = stream.clock.lock();
+        if clock.has_passed(epoch) {
+            return Ok(true);
+        }
         if self.cover(stream, &mut clock, epoch)? {
             self.poll(stream, &mut clock)?;
         }
@@ -111,19 +128,21 @@ impl<'a, D: Driver> Progress<'a, D> {
         }
     }
 
-    /// Seals and polls all streams but `except`, so that the epochs they have passed are known. A stream that only this
+    /// Polls all streams, so that the epochs they have passed are known; seals them before if `seal`. A stream that only this
     /// call may name is sealed in any case, since others cannot do it later.
-    pub fn refresh_clocks(&self, except: Option<StreamIndex>) -> Result<(), DriverError> {
+    ///
+    /// An event is not free: on the legacy default stream it orders all blocking streams behind each other.
+    pub fn refresh_clocks(&self, seal: bool) -> Result<(), DriverError> {
         for stream in self.streams.iter() {
             let mut clock = stream.clock.lock();
             let only_now = clock.reach() == Reach::Given && self.given == Some(stream.index);
             if only_now {
                 self.is_captured(stream, &clock);
-            } else if Some(stream.index) == except {
-                continue;
             }
-            let wanted = stream.lock().dirty || !clock.covers(clock.open() - 1);
-            if wanted && clock.sealed() < MAX_SEALED {
+            if (seal || only_now)
+                && clock.sealed() < MAX_SEALED
+                && (stream.lock().dirty || !clock.covers(clock.open() - 1))
+            {
                 self.seal(stream, &mut clock)?;
             }
             self.poll(stream, &mut clock)?;
@@ -131,22 +150,48 @@ impl<'a, D: Driver> Progress<'a, D> {
         Ok(())
     }
 
+    /// As [`has_passed`](Self::has_passed), but records no event where several of the stream's have not completed, and where
+    /// nothing has been freed since the last.
+    pub fn may_have_passed(&self, stream: StreamIndex, epoch: u64) -> Result<bool, DriverError> {
+        let worth_an_event = {
+            let stream = self.streams.get(stream);
+            let clock = stream.clock.lock();
+            clock.covers(epoch) || (clock.sealed() < MAX_SEALED && (epoch < clock.open() || stream.lock().dirty))
+        };
+        if worth_an_event { self.has_passed(stream, epoch) } else { Ok(false) }
+    }
+
     /// Waits for the oldest pending block that can be waited for. Returns false when there is none.
     pub fn wait_for_pending(&self) -> Result<bool, DriverError> {
-        for stream in self.streams.iter() {
-            let pending: Vec<Vec<Fence>> = stream.lock().pending.iter().map(|block| block.fences.clone()).collect();
-            for fences in pending {
+        for stream in self.with_pending() {
+            // Fences that cannot be waited for: what waits for them comes to their queues, so that others are found.
+            let mut hopeless: BTreeSet<StreamIndex> = BTreeSet::new();
+            loop {
+                let oldest = stream.lock().pending.oldest();
+                let Some((queue, fences)) = oldest.into_iter().find(|(queue, _)| !hopeless.contains(queue)) else {
+                    break;
+                };
                 // A block is settled by the wait only when all its users have passed; else the caller comes back for ever.
-                let mut passed = true;
-                for fence in fences {
-                    passed = passed && self.wait_until_passed(fence.stream, fence.epoch)?;
-                }
-                if passed {
-                    return Ok(true);
+                match self.first_hopeless(&fences)? {
+                    None => return Ok(true),
+                    Some(fence) => {
+                        hopeless.insert(fence.stream);
+                        stream.lock().pending.defer(queue, fence);
+                    }
                 }
             }
         }
         Ok(false)
+    }
+
+    /// Waits for these fences, as far as possible. Returns the first that cannot be waited for.
+    fn first_hopeless(&self, fences: &[Fence]) -> Result<Option<Fence>, DriverError> {
+        for fence in fences {
+            if !self.wait_until_passed(fence.stream, fence.epoch)? {
+                return Ok(Some(*fence));
+            }
+        }
+        Ok(None)
     }
 
     /// Blocks the host until `stream` has passed `epoch`: for its event, or for the whole device where there can be none.
@@ -155,11 +200,17 @@ impl<'a, D: Driver> Progress<'a, D> {
         if self.has_passed(stream, epoch)? {
             return Ok(true);
         }
-        {
-            let mut clock = self.streams.get(stream).clock.lock();
-            if clock.covers(epoch) {
+        let clock = &self.streams.get(stream).clock;
+        // Not locked while the host waits: a free of a block that the stream uses takes the lock.
+        let wait = clock.lock().begin_wait(epoch);
+        match wait {
+            HostWait::Needless => return Ok(true),
+            HostWait::Impossible => {}
+            HostWait::For(event) => {
                 self.streams.host_waits.fetch_add(1, Ordering::Relaxed);
-                return clock.wait(epoch, &self.streams.driver, &self.streams.events);
+                let waited = self.streams.driver.event_synchronize(event);
+                clock.lock().end_wait(event, waited.is_ok(), &self.streams.driver, &self.streams.events);
+                return waited.map(|()| true);
             }
         }
         Ok(self.synchronize()? && self.has_passed(stream, epoch)?)
@@ -178,6 +229,13 @@ impl<'a, D: Driver> Progress<'a, D> {
         }
         let clock = self.streams.get(stream).clock.lock();
         clock.hold_back(waiter, epoch, &self.streams.driver)
+    }
+
+    /// The last epoch of each stream, by the streams' numbers, that work can be ordered behind without a wait for the whole
+    /// device; captures apart.
+    pub fn told(&self) -> Vec<u64> {
+        let given = |stream: &Stream| self.given == Some(stream.index);
+        self.streams.iter().map(|stream| stream.clock.lock().told_until(given(stream))).collect()
     }
 
     /// The last epoch that each stream is known to have passed, by the streams' numbers.
@@ -207,11 +265,9 @@ impl<'a, D: Driver> Progress<'a, D> {
 
     /// Whether a pending block waits for an epoch of which no event can tell.
     fn has_untold_pending(&self) -> bool {
-        let fences = |stream: &Stream| -> Vec<Fence> {
-            stream.lock().pending.iter().flat_map(|block| &block.fences).copied().collect()
-        };
+        let awaited = |stream: &Stream| -> Vec<Fence> { stream.lock().pending.awaited().collect() };
         let untold = |fence: &Fence| !self.streams.get(fence.stream).clock.lock().covers(fence.epoch);
-        self.streams.iter().any(|stream| fences(stream).iter().any(untold))
+        self.with_pending().any(|stream| awaited(stream).iter().any(untold))
     }
 
     /// Blocks the host until the whole device has done what is queued on it now. Returns false while a stream is being
@@ -236,7 +292,7 @@ impl<'a, D: Driver> Progress<'a, D> {
         }
         self.streams.host_waits.fetch_add(1, Ordering::Relaxed);
         for (index, epoch, over) in marks {
-            self.streams.get(index).clock.lock().pass(epoch, over, &self.streams.events);
+            self.streams.get(index).clock.lock().pass(epoch, over, &self.streams.driver, &self.streams.events);
         }
         Ok(true)
     }
@@ -285,11 +341,6 @@ impl<'a, D: Driver> Progress<'a, D> {
         }
         told
     }
-}
-
-/// Whether a fence has passed, where stream `i` has passed epoch `passed[i]`.
-fn has_passed(passed: &[u64], fence: Fence) -> bool {
-    passed.get(fence.stream.0 as usize).is_some_and(|passed| fence.epoch <= *passed)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! where the addresses of those are cut up by live blocks.
 
 use super::super::kind::RegionKind;
+use super::roomy::Roomy;
 use crate::heap::{BlockState, Heap};
 use crate::pages::PageRange;
 use crate::units::DeviceAddr;
@@ -48,6 +49,8 @@ impl Region {
 pub struct Regions {
     first: [Option<Region>; RegionKind::ALL.len()],
     further: Vec<Region>,
+    /// Which further regions have room, by kind. Every mutable access to one is noted there.
+    roomy: [Roomy; RegionKind::ALL.len()],
 }
 
 impl Regions {
@@ -66,7 +69,38 @@ impl Regions {
         let first = self.first.len();
         match self.first.get_mut(id.0 as usize) {
             Some(first) => first.as_mut(),
-            None => self.further.get_mut(id.0 as usize - first),
+            None => {
+                let number = id.0 as usize - first;
+                let region = self.further.get_mut(number)?;
+                self.roomy[region.kind as usize].touch(number);
+                Some(region)
+            }
+        }
+    }
+
+    /// Whether there are further regions.
+    #[inline]
+    pub fn has_further(&self) -> bool {
+        !self.further.is_empty()
+    }
+
+    /// The first further region of a kind, after the one with number `after` if that is given, with a free block of `size`
+    /// bytes or more.
+    pub fn with_room(&mut self, kind: RegionKind, size: u64, after: Option<RegionId>) -> Option<RegionId> {
+        let first = self.first.len();
+        let largest = largest_of(&self.further, kind);
+        let roomy = &mut self.roomy[kind as usize];
+        roomy.refresh(largest);
+        let from = after.map_or(0, |after| after.0 as usize + 1 - first);
+        let number = roomy.first_from(from, size)?;
+        Some(RegionId(u32::try_from(first + number).expect("fewer regions than pages")))
+    }
+
+    /// Restarts the 32-bit epochs of the blocks, as [`Heap::renumber`] does.
+    pub fn renumber(&mut self, by: u32) {
+        // Sizes stay as they are, so nothing is noted for the search.
+        for region in self.first.iter_mut().flatten().chain(&mut self.further) {
+            region.heap.renumber(by);
         }
     }
 
@@ -75,11 +109,6 @@ impl Regions {
         let ids = (0..).map(RegionId);
         ids.zip(self.first.iter().map(Option::as_ref).chain(self.further.iter().map(Some)))
             .filter_map(|(id, region)| Some((id, region?)))
-    }
-
-    /// Those there are.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Region> {
-        self.first.iter_mut().flatten().chain(&mut self.further)
     }
 
     /// Those of a kind, the first first.
@@ -104,7 +133,28 @@ impl Regions {
     pub fn add(&mut self, region: Region) {
         match &mut self.first[region.kind as usize] {
             none @ None => *none = Some(region),
-            Some(_) => self.further.push(region),
+            Some(_) => {
+                self.roomy.iter_mut().for_each(|roomy| roomy.touch(self.further.len()));
+                self.further.push(region);
+            }
         }
+    }
+
+    /// Asserts I1 of the search for further regions.
+    ///
+    /// # Panics
+    /// Panics if the invariant does not hold.
+    pub fn check(&self) {
+        for kind in RegionKind::ALL {
+            self.roomy[kind as usize].check(self.further.len(), largest_of(&self.further, kind));
+        }
+    }
+}
+
+/// The size of the largest free block of a further region, if it is of this kind.
+fn largest_of(further: &[Region], kind: RegionKind) -> impl Fn(usize) -> u64 {
+    move |number| match &further[number] {
+        region if region.kind == kind => region.heap.largest_free().map_or(0, |block| block.size),
+        _ => 0,
     }
 }

@@ -1,24 +1,15 @@
 //! The state of one stream: its regions, its pending blocks, its counts.
 
 use super::super::kind::RegionKind;
+use super::peak::LiveMark;
+use super::pending::PendingBlocks;
 use super::region::{Region, RegionId, Regions};
 use crate::driver::StreamIdentity;
 use crate::heap::GRANULE;
-use crate::stream::{Fence, Reach, StreamClock, StreamIndex};
+use crate::stream::{Reach, StreamClock, StreamIndex};
 use crate::sync::{AtomicBool, AtomicU64, CachePadded, Mutex, MutexGuard, Ordering};
 use crate::units::{DeviceAddr, StreamId};
 use std::collections::HashMap;
-
-/// A block that was freed while streams other than that of its region may still use it.
-#[derive(Debug)]
-pub struct Pending {
-    /// The region that the block is in.
-    pub region: RegionId,
-    /// Its offset in the region, in bytes.
-    pub offset: u64,
-    /// The block is free once all of these have passed.
-    pub fences: Vec<Fence>,
-}
 
 /// The streams that use a live block besides, or instead of, the stream of its region.
 #[derive(Clone, Debug)]
@@ -60,14 +51,16 @@ pub struct StreamState {
     pub epoch_base: u64,
     /// Whether anything was freed in the open epoch.
     pub dirty: bool,
-    /// Blocks that wait for other streams, oldest first.
-    pub pending: Vec<Pending>,
+    /// Blocks that wait for other streams.
+    pub pending: PendingBlocks,
     /// Live blocks marked as shared.
     pub sharers: HashMap<(RegionId, u64), Sharers>,
     /// Requested bytes of live blocks in all regions.
     pub live_bytes: u64,
-    /// Live bytes above which the peak over all streams may be exceeded; see [`super::peak`].
-    pub live_limit: u64,
+    /// Between which live bytes the peak over all streams is not exceeded.
+    pub mark: LiveMark,
+    /// Number of blocks of other streams that it got since its last growth.
+    pub borrowed: u32,
     /// How often what was done.
     pub tally: Tally,
 }
@@ -100,9 +93,7 @@ impl StreamState {
         let by = self.epoch - 1;
         self.epoch = 1;
         self.epoch_base += u64::from(by);
-        for region in self.regions.iter_mut() {
-            region.heap.renumber(by);
-        }
+        self.regions.renumber(by);
     }
 
     /// Allocates a free block of `size` bytes in one region; `waste` of them were not requested.
@@ -119,10 +110,28 @@ impl StreamState {
         Some(addr)
     }
 
-    /// As [`take`](Self::take), in any region of `kind`.
+    /// As [`take`](Self::take), in any region of `kind`: the first in the order of their numbers.
+    #[inline]
     pub fn take_any(&mut self, kind: RegionKind, size: u64, waste: u16, alignment: u64) -> Option<DeviceAddr> {
-        let regions: Vec<RegionId> = self.regions.ids_of(kind).collect();
-        regions.into_iter().find_map(|region| self.take(region, size, waste, alignment))
+        match self.take(RegionId::first(kind), size, waste, alignment) {
+            None if self.regions.has_further() => self.take_further(kind, size, waste, alignment),
+            taken => taken,
+        }
+    }
+
+    /// As [`take_any`](Self::take_any), in the further regions.
+    #[inline(never)]
+    fn take_further(&mut self, kind: RegionKind, size: u64, waste: u16, alignment: u64) -> Option<DeviceAddr> {
+        let mut after = None;
+        loop {
+            let region = self.regions.with_room(kind, size, after)?;
+            let taken = self.take(region, size, waste, alignment);
+            if taken.is_some() {
+                return taken;
+            }
+            // Large enough, but not at a multiple of the alignment.
+            after = Some(region);
+        }
     }
 
     /// Counts an allocation of `size` bytes, `waste` of which were not requested.
@@ -146,6 +155,8 @@ pub struct Stream {
     number: AtomicU64,
     /// The stream was being captured when the driver was asked last; asked again when it is handed in.
     captured: AtomicBool,
+    /// A block of its regions may be pending.
+    has_pending: AtomicBool,
     state: CachePadded<Mutex<StreamState>>,
 }
 
@@ -159,15 +170,17 @@ impl Stream {
             key: AtomicU64::new(identity.key.0),
             number: AtomicU64::new(identity.number),
             captured: AtomicBool::new(false),
+            has_pending: AtomicBool::new(false),
             state: CachePadded::new(Mutex::new(StreamState {
                 regions: Regions::default(),
                 epoch: 1,
                 epoch_base: 0,
                 dirty: false,
-                pending: Vec::new(),
+                pending: PendingBlocks::default(),
                 sharers: HashMap::new(),
                 live_bytes: 0,
-                live_limit: 0,
+                mark: LiveMark::default(),
+                borrowed: 0,
                 tally: Tally { allocs: 0, frees: 0, by_size: [0; SIZE_RANGES] },
             })),
         }
@@ -197,6 +210,16 @@ impl Stream {
     /// Notes whether the stream is being captured.
     pub fn note_capture(&self, captured: bool) {
         self.captured.store(captured, Ordering::Relaxed);
+    }
+
+    /// Whether a block of its regions may be pending.
+    pub fn has_pending(&self) -> bool {
+        self.has_pending.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether a block of its regions is pending. Called with the state locked.
+    pub fn note_pending(&self, pending: bool) {
+        self.has_pending.store(pending, Ordering::Relaxed);
     }
 
     /// Makes this the entry of another stream; its clock has to be renewed as well.

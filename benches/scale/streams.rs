@@ -1,0 +1,161 @@
+//! Many streams, many regions, many pending blocks.
+
+use super::table::{Cost, Table, fastest};
+use gapless::allocator::{Builder, ChunkPolicy};
+use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
+use gapless::units::{GIB, KIB, MIB};
+use gapless::{Allocator, DeviceAddr, StreamId};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const MAIN: StreamId = StreamId::DEFAULT;
+/// Numbers of streams.
+const STREAMS: [u64; 3] = [1, 64, 1000];
+
+/// All rows.
+pub fn rows(table: &mut Table) {
+    cached_pair(table);
+    new_peak(table);
+    borrowed(table);
+    new_stream(table);
+    regions(table);
+    pending(table);
+}
+
+fn builder() -> Builder<ModelDriver> {
+    let config = ModelConfig { max_mappings: usize::MAX, ..ModelConfig::default() };
+    Allocator::builder(Arc::new(ModelDriver::new(config)))
+}
+
+/// An allocator with `count` streams, each of which has a live block and a free one.
+fn with_streams(count: u64) -> (Allocator<ModelDriver>, Vec<StreamId>) {
+    let allocator = builder().build().expect("the settings are right");
+    let mut streams = vec![MAIN];
+    streams.extend((1..count).map(|_| new_kept(&allocator)));
+    for stream in &streams {
+        let [_live, free] = [(); 2].map(|()| alloc(&allocator, 4 * KIB, *stream));
+        allocator.free(free).expect("the block is live");
+    }
+    (allocator, streams)
+}
+
+fn new_kept(allocator: &Allocator<ModelDriver>) -> StreamId {
+    let stream = allocator.driver().create_stream().expect("the model has streams");
+    allocator.keep_stream(stream).expect("few streams");
+    stream
+}
+
+fn alloc(allocator: &Allocator<ModelDriver>, bytes: u64, stream: StreamId) -> DeviceAddr {
+    allocator.alloc(bytes, stream).expect("the memory suffices")
+}
+
+fn pair(allocator: &Allocator<ModelDriver>, bytes: u64, stream: StreamId) {
+    allocator.free(alloc(allocator, bytes, stream)).expect("the block is live");
+}
+
+/// The row of `count` streams, beside that of one: at most `times` its cost.
+fn row(table: &mut Table, what: &str, count: u64, cost: Cost, one: &mut Option<Cost>, times: f64) {
+    table.row(what, count, cost, None);
+    match one {
+        None => *one = Some(cost),
+        Some(one) => table.row(&format!("{what}, over one stream"), count, cost.over(*one), Some(Cost::Times(times))),
+    }
+}
+
+/// On each stream in turn.
+fn cached_pair(table: &mut Table) {
+    let mut one = None;
+    for count in STREAMS {
+        let (allocator, streams) = with_streams(count);
+        let mut turn = (0..streams.len()).cycle();
+        let cost = fastest(100_000, || pair(&allocator, 4 * KIB, streams[turn.next().unwrap_or(0)]));
+        row(table, "cached pair on n streams in turn", count, cost, &mut one, 1.5);
+    }
+}
+
+/// On one stream of n, each pair larger than the one before.
+fn new_peak(table: &mut Table) {
+    let mut one = None;
+    for count in STREAMS {
+        let (allocator, _) = with_streams(count);
+        pair(&allocator, GIB, MAIN);
+        allocator.reset_peaks();
+        let mut bytes = 0;
+        let cost = fastest(100_000, || {
+            bytes += 512;
+            pair(&allocator, bytes, MAIN);
+        });
+        row(table, "pair at a new peak, beside n streams", count, cost, &mut one, 2.0);
+    }
+}
+
+/// A block of just the size is free on another stream.
+fn borrowed(table: &mut Table) {
+    let mut one = None;
+    for count in STREAMS {
+        let (allocator, _) = with_streams(count);
+        pair(&allocator, 64 * MIB, MAIN);
+        let stream = new_kept(&allocator);
+        let cost = fastest(1000, || pair(&allocator, 64 * MIB, stream));
+        row(table, "pair of a size that another of n streams has", count, cost, &mut one, 1.5);
+    }
+}
+
+/// The first pair of a stream, after n that were destroyed without a word.
+fn new_stream(table: &mut Table) {
+    for count in [256, 1000] {
+        let allocator = builder().build().expect("the settings are right");
+        let driver = Arc::clone(allocator.driver());
+        let ended = |stream| driver.abandon_stream(stream).expect("it exists");
+        let streams: Vec<StreamId> =
+            (0..count).map(|_| driver.create_stream().expect("the model has streams")).collect();
+        for stream in streams {
+            pair(&allocator, 2 * MIB, stream);
+            ended(stream);
+        }
+        let (mut spent, mut worst, pairs) = (Duration::ZERO, Duration::ZERO, 200);
+        for _ in 0..pairs {
+            let stream = driver.create_stream().expect("the model has streams");
+            let start = Instant::now();
+            pair(&allocator, 2 * MIB, stream);
+            let took = start.elapsed();
+            (spent, worst) = (spent + took, worst.max(took));
+            ended(stream);
+        }
+        let target = Some(Cost::Nanoseconds(50_000.0));
+        table.row("first pair of a stream after n that ended", count, Cost::per(spent, pairs), target);
+        table.row("first pair of a stream after n that ended, slowest", count, Cost::per(worst, 1), None);
+    }
+}
+
+/// A block in the last region.
+fn regions(table: &mut Table) {
+    for count in [1, 400] {
+        let builder = builder().region_bytes(64 * MIB).chunk_policy(ChunkPolicy::Fixed(64 * MIB));
+        let allocator = builder.build().expect("the settings are right");
+        let blocks: Vec<DeviceAddr> = (0..count).map(|_| alloc(&allocator, 64 * MIB, MAIN)).collect();
+        blocks.last().into_iter().for_each(|last| allocator.free(*last).expect("the block is live"));
+        let cost = fastest(10_000, || pair(&allocator, 64 * MIB, MAIN));
+        table.row("cached pair in the last of n regions", count, cost, Some(Cost::Nanoseconds(300.0)));
+    }
+}
+
+/// An allocation that no cached block serves, while blocks wait for a stream that does not advance.
+fn pending(table: &mut Table) {
+    for count in [1_000, 100_000] {
+        let allocator = builder().build().expect("the settings are right");
+        let other = new_kept(&allocator);
+        allocator.driver().hold(other);
+        let blocks: Vec<DeviceAddr> = (0..count).map(|_| alloc(&allocator, 512, MAIN)).collect();
+        for block in blocks {
+            allocator.record_stream(block, other).expect("the block is live");
+            allocator.free(block).expect("the block is live");
+        }
+        let mut bytes = 0;
+        let cost = fastest(10, || {
+            bytes += 2 * MIB;
+            alloc(&allocator, bytes, MAIN);
+        });
+        table.row("slow path with n pending blocks", count, cost, Some(Cost::Nanoseconds(200_000.0)));
+    }
+}
