@@ -20,7 +20,7 @@ fn main() -> std::io::Result<()> {
     let shrink = |range, pages| ShrinkRange { range, pages };
     let take = |to, from, pages, stream| TakeRange { to, from, pages, stream };
     let holes = [alloc(2, 0), alloc(2, 0), alloc(2, 0), alloc(2, 0), free(0), free(1)];
-    let seeds: [(&str, u8, u8, Vec<Op>); 27] = [
+    let seeds: [(&str, u8, u8, Vec<Op>); 28] = [
         (
             "small_blocks",
             8,
@@ -137,6 +137,22 @@ fn main() -> std::io::Result<()> {
                 alloc(8, 3),
                 Thread { thread: 0 },
                 Read { block: 0, stream: 3 },
+            ],
+        ),
+        (
+            "watched",
+            8,
+            0,
+            vec![
+                Hold { stream: 1 },
+                alloc(1, 1),
+                Watch { stream: 1 },
+                Watch { stream: 2 },
+                Complete { stream: 1 },
+                Watch { stream: 1 },
+                Renew { stream: 1 },
+                Watch { stream: 1 },
+                Watch { stream: 0 },
             ],
         ),
         (

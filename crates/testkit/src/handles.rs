@@ -70,7 +70,8 @@ impl<D: Device> Runner<D> {
     fn reopen(&mut self, end: impl FnOnce(&mut Self, Instance<D>)) {
         // Failures while closing have their own test.
         self.disarm();
-        let instance = self.instances.remove(self.current);
+        let mut instance = self.instances.remove(self.current);
+        self.forget_marks(&mut instance);
         let pool = instance.pool.as_ref().map(|pool| {
             self.graphs.release(pool);
             self.graphs.new_pool()

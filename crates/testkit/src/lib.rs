@@ -15,6 +15,7 @@ mod device;
 mod handles;
 #[cfg(feature = "properties")]
 mod inputs;
+mod marks;
 mod misuse;
 mod op;
 mod oracle;

@@ -41,6 +41,12 @@ pub enum Op {
         /// Number of the stream.
         stream: u8,
     },
+    /// Ask how far the watched streams are, and mark the end of what is queued on a stream, as for work there that uses
+    /// memory of another device.
+    Watch {
+        /// Number of the stream.
+        stream: u8,
+    },
     /// Hold a stream: its work no longer completes by itself.
     Hold {
         /// Number of the stream.

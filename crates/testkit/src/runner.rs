@@ -1,6 +1,7 @@
 //! Runner: applies operations to allocators on a device, and checks the results with the oracle.
 
 use crate::device::{Device, World};
+use crate::marks::Mark;
 use crate::op::{Failure, Op};
 use crate::oracle::{Oracle, Subject};
 use crate::own::Elsewhere;
@@ -46,6 +47,7 @@ pub(crate) struct Instance<D: Device> {
     /// In the order of the oracle's ranges.
     pub(crate) ranges: Vec<VirtualRange<FaultDriver<Witness<D>>>>,
     pub(crate) oracle: Oracle,
+    pub(crate) marks: Vec<Mark>,
     /// For an allocator that keeps its mappings.
     pub(crate) pool: Option<Pool>,
     pub(crate) lost: bool,
@@ -69,7 +71,7 @@ impl<D: Device> Instance<D> {
             }
         }
         let oracle = Oracle { ceiling: world.bytes(), ..Oracle::default() };
-        Self { handles: vec![allocator], ranges: Vec::new(), oracle, pool, lost: false }
+        Self { handles: vec![allocator], ranges: Vec::new(), oracle, marks: Vec::new(), pool, lost: false }
     }
 
     pub(crate) fn allocator(&self) -> &Subject<D> {
@@ -218,6 +220,7 @@ impl<D: Device> Runner<D> {
             }
             Op::Write { block, stream } => self.launch(block, self.stream(stream), true),
             Op::Read { block, stream } => self.launch(block, self.stream(stream), false),
+            Op::Watch { stream } => self.watch(self.stream(stream)),
             Op::Hold { stream } => self.driver.hold(self.stream(stream)),
             Op::Complete { stream } => self.driver.complete(self.stream(stream)),
             Op::Resume { stream } => self.driver.resume(self.stream(stream)),
@@ -359,7 +362,8 @@ impl<D: Device> Runner<D> {
             for range in 0..self.instance().ranges.len() {
                 self.verify_pages(range, 0);
             }
-            let instance = self.instances.remove(self.current);
+            let mut instance = self.instances.remove(self.current);
+            self.forget_marks(&mut instance);
             self.end(instance);
         }
         self.forget_threads();

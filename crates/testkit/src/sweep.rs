@@ -45,6 +45,8 @@ pub fn cases(page: u32) -> Vec<Case> {
     let in_flight = |more: &[Op]| [&graph[..], more].concat();
     // The fourth stream is the thread's own.
     let own_streams = World { own_streams: true, ..usual };
+    let watched = [Hold { stream: 1 }, Watch { stream: 1 }, Renew { stream: 1 }, Watch { stream: 1 }];
+    let watched = [&watched[..], &[Watch { stream: 2 }, Watch { stream: 1 }]].concat();
     let few_mappings = World { mapping_limit: 8, ..usual };
     let small = |stream| Alloc { bytes: 100, align: 9, stream };
     // The first arena has no free slot, the region of large blocks has a hole of four pages, and the free chunks have
@@ -92,6 +94,8 @@ pub fn cases(page: u32) -> Vec<Case> {
         },
         case("the handle of a forgotten stream", &renewed, alloc(8, 1)),
         case("a shared block freed", &[Hold { stream: 1 }, alloc(2, 0), Read { block: 0, stream: 1 }], free(0)),
+        case("a stream watched", &[Hold { stream: 1 }, alloc(1, 0), Watch { stream: 1 }], Watch { stream: 2 }),
+        Case { world: not_kept, ..case("a watched stream waited for", &watched, Watch { stream: 0 }) },
         case("trim", &cached_on_two, Trim { keep: 0 }),
         case("trim to a half", &[alloc(8, 0), free(0), alloc(2, 0)], Trim { keep: 4 }),
         case("trim of stale views", &[&holes[..], &[alloc(4, 0), free(2)]].concat(), Trim { keep: 1 }),

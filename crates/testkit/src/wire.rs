@@ -89,7 +89,8 @@ fn operation(record: &[u8]) -> Op {
         29 => Op::BeginCapture { stream },
         31 => Op::EndCapture { stream },
         32 => Op::OpenPool,
-        33 | 36 => Op::Replay { graph: small, stream },
+        33 => Op::Replay { graph: small, stream },
+        36 => Op::Watch { stream },
         34 => Op::BeginCapture { stream },
         35 => Op::EndCapture { stream },
         37 | 38 => Op::Alloc { bytes: bytes % (1 << 20), align: 9, stream },
@@ -140,6 +141,7 @@ pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
             Op::Renew { stream } => (27, 0, u16::from(stream), 0),
             Op::BeginCapture { stream } => (29, 0, u16::from(stream), 0),
             Op::EndCapture { stream } => (31, 0, u16::from(stream), 0),
+            Op::Watch { stream } => (36, 0, u16::from(stream), 0),
             Op::OpenPool => (32, 0, 0, 0),
             Op::Replay { graph, stream } => (33, graph, u16::from(stream), 0),
         };

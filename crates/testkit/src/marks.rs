@@ -1,0 +1,74 @@
+//! Marks: streams whose use of other memory, such as another device's, is watched ([`Allocator::watch_stream`]).
+//!
+//! The runner records an event of its own before each mark. A mark must not count as passed before that event has completed.
+//!
+//! [`Allocator::watch_stream`]: gapless::Allocator::watch_stream
+
+use crate::device::Device;
+use crate::runner::{Instance, Runner};
+use gapless::allocator::{StreamError, StreamMark};
+use gapless::driver::{DriverError, EventHandle, StreamDriver};
+use gapless::units::StreamId;
+
+/// Number of marks of an allocator, from which on the oldest is waited for when another one is made.
+const MOST_MARKS: usize = 4;
+
+/// A mark that the current allocator made, and the event before it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark {
+    mark: StreamMark,
+    before: EventHandle,
+}
+
+impl<D: Device> Runner<D> {
+    /// Asks the current allocator about its marks, waits for the oldest one if there are many, and marks the end of what is
+    /// queued on a stream that is not being captured.
+    pub(crate) fn watch(&mut self, stream: StreamId) {
+        for mark in self.instance().marks.clone() {
+            let passed = self.allocator().has_passed(mark.mark);
+            self.check_mark(mark, &passed);
+        }
+        if self.instance().marks.len() >= MOST_MARKS {
+            let oldest = self.instance_mut().marks.remove(0);
+            let waited = self.allocator().wait_for(oldest.mark);
+            self.check_mark(oldest, &waited);
+            assert!(waited != Ok(false) || self.may_be_capturing(), "nothing forbids to wait for {oldest:?}");
+            self.driver.inner().event_destroy(oldest.before).expect("an event of the device");
+        }
+        if self.driver.is_capturing(stream) {
+            return;
+        }
+        let device = self.driver.inner();
+        let before = device.event_create().expect("the device can create events");
+        device.event_record(before, stream).expect("a stream of the device");
+        match self.allocator().watch_stream(stream) {
+            Ok(watched) => {
+                let mark = self.allocator().mark(watched);
+                self.instance_mut().marks.push(Mark { mark, before });
+            }
+            Err(StreamError::Foreign { source, .. }) => {
+                self.expect_injected(&source);
+                self.driver.inner().event_destroy(before).expect("an event of the device");
+            }
+            Err(other) => panic!("watch_stream returned {other}"),
+        }
+    }
+
+    fn check_mark(&self, mark: Mark, passed: &Result<bool, DriverError>) {
+        match passed {
+            Ok(true) => {
+                let over = self.driver.inner().event_query(mark.before).expect("an event outside captures");
+                assert!(over, "{mark:?} counts as passed while the work before it runs");
+            }
+            Ok(false) => {}
+            Err(error) => self.expect_injected(error),
+        }
+    }
+
+    /// Destroys the events of an allocator that is about to end.
+    pub(crate) fn forget_marks(&self, instance: &mut Instance<D>) {
+        for mark in instance.marks.drain(..) {
+            self.driver.inner().event_destroy(mark.before).expect("an event of the device");
+        }
+    }
+}
