@@ -8,10 +8,10 @@
 //! An event covers its epoch and all before it. An epoch that is closed without an event, since that was lost to a
 //! capture, is covered by the next one.
 //!
-//! - I1  `passed < open`; the sealed epochs are in order, each above `passed` and below `open`.
 //! A host wait for an event is made without the lock of the clock ([`StreamClock::begin_wait`]): until it is over, no event of
 //! the clock is recorded again or destroyed.
 //!
+//! - I1  `passed < open`; the sealed epochs are in order, each above `passed` and below `open`.
 //! - I2  the driver gets the stream's handle only from calls that [`Reach`] allows.
 //!
 //! Cost: `poll` makes one driver call per sealed epoch that has completed, and one more if any is left.
