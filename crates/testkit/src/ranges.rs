@@ -109,9 +109,7 @@ impl<D: Device> Runner<D> {
             assert_eq!(self.allocator().reserved_bytes(), held, "invariant 6: a refused growth kept memory");
             return false;
         }
-        // A range takes whole chunks, and does not cut up larger ones.
-        let promised = self.world.has_single_pages();
-        self.excuse(&error, bytes, held, promised) && self.grow_range(index, pages, stream)
+        self.excuse(&error, bytes, held, true) && self.grow_range(index, pages, stream)
     }
 
     fn shrink_range(&mut self, index: usize, pages: u64) {
