@@ -13,8 +13,6 @@ use crate::units::{ByteSize, GIB, MIB, round_up};
 pub const DEFAULT_SLACK: f64 = 1.10;
 /// Default of [`Builder::mapping_limit`]: below the driver's limit of about 520,000.
 const DEFAULT_MAPPING_LIMIT: usize = 400_000;
-/// Without a setting for slack, this part of the budget is held whatever the peak of live bytes.
-const SPARE_PART: u64 = 32;
 /// A slot is at least this many times the budget, so that stale views have addresses beside the active ones.
 const SLOT_OVER_BUDGET: u64 = 4;
 /// Number of slots of the first reservation: enough for two streams; for one, where the caller says how large they are.
@@ -27,7 +25,7 @@ const SLOT_BYTES: (u64, u64) = (64 * MIB, 64 * 1024 * GIB);
 pub struct Builder<D: Driver> {
     driver: Arc<D>,
     budget: Option<u64>,
-    slack: Option<f64>,
+    slack: f64,
     chunk_policy: ChunkPolicy,
     region_bytes: Option<u64>,
     first_region_bytes: Option<u64>,
@@ -41,7 +39,7 @@ impl<D: Driver> Builder<D> {
         Self {
             driver,
             budget: None,
-            slack: None,
+            slack: DEFAULT_SLACK,
             chunk_policy: ChunkPolicy::Auto,
             region_bytes: None,
             first_region_bytes: None,
@@ -60,11 +58,11 @@ impl<D: Driver> Builder<D> {
     }
 
     /// Sets how many bytes are held, as a multiple of the peak of live bytes, before free chunks are remapped rather than new
-    /// ones created. At least 1; infinity: chunks are created up to the budget. Default: [`DEFAULT_SLACK`], or a 32nd of the
-    /// budget if that is more: each of many streams keeps its pages, even where their live bytes are few.
+    /// ones created. At least 1; infinity: chunks are created up to the budget. Default: [`DEFAULT_SLACK`]. With several streams
+    /// at least a few pages for each: they need not take them from each other where their live bytes are few.
     #[must_use]
     pub fn slack(mut self, slack: f64) -> Self {
-        self.slack = Some(slack);
+        self.slack = slack;
         self
     }
 
@@ -134,8 +132,7 @@ impl<D: Driver> Builder<D> {
         if !page_bytes.is_power_of_two() || page_bytes < crate::heap::GRANULE {
             return setting("granularity", "the driver's page size is not a power of two of at least 512 bytes");
         }
-        let slack = self.slack.unwrap_or(DEFAULT_SLACK);
-        if slack.is_nan() || slack < 1.0 {
+        if self.slack.is_nan() || self.slack < 1.0 {
             return setting("slack", "it must be at least 1: reserved bytes cannot be below live bytes");
         }
         let device = self.driver.memory_info();
@@ -166,8 +163,7 @@ impl<D: Driver> Builder<D> {
             slot_bytes,
             first_slots: (slots, first_slot_bytes.min(slot_bytes)),
             device_bytes: device_bytes.unwrap_or(u64::MAX),
-            slack,
-            spare_part: if self.slack.is_some() { u64::MAX } else { SPARE_PART },
+            slack: self.slack,
             chunk_policy: self.chunk_policy,
             mapping_limit: self.mapping_limit,
             keeps_mappings: self.keeps_mappings,

@@ -15,8 +15,6 @@ pub struct Geometry {
     pub device_bytes: u64,
     /// Held bytes over the peak of live bytes above which chunks are harvested rather than created.
     pub slack: f64,
-    /// This part of the budget is held before chunks are harvested, if it is more.
-    pub spare_part: u64,
     /// How large new chunks are.
     pub chunk_policy: ChunkPolicy,
     /// Number of mappings above which stale ones are removed.

@@ -8,7 +8,7 @@
 
 mod policy;
 
-pub use policy::{ChunkPolicy, ChunkSizes};
+pub use policy::{ChunkPolicy, ChunkSizes, Headroom, Wanted};
 
 use crate::driver::ChunkHandle;
 use crate::pages::{PageCount, PageIndex};
@@ -150,6 +150,11 @@ impl ChunkPool {
     /// Returns the number of pages that may be created within the budget.
     pub fn headroom_pages(&self) -> PageCount {
         self.budget_pages.saturating_sub(self.held_pages)
+    }
+
+    /// Returns the same beside the budget.
+    pub fn headroom(&self) -> Headroom {
+        Headroom { pages: self.headroom_pages(), budget_pages: self.budget_pages }
     }
 
     /// Returns the number of chunks.
@@ -311,7 +316,7 @@ impl ChunkPool {
     }
 
     /// Returns all idle chunks, smallest first.
-    fn idle(&self) -> impl Iterator<Item = ChunkId> {
+    pub fn idle(&self) -> impl Iterator<Item = ChunkId> {
         self.idle.values().flatten().copied()
     }
 

@@ -27,18 +27,46 @@ pub struct ChunkSizes {
     page_bytes: u64,
 }
 
-/// Headroom at and below which `Auto` makes single pages. Above, a chunk has `(headroom / this) ^ 2.5` pages: filling a
-/// device of any size takes at most about `1.7 * this / page` chunks, most of them for the last of its memory.
-const HEADROOM_FOR_SINGLE_PAGES: u64 = 10 * GIB;
-/// Bytes of the largest chunk that `Auto` makes.
-const LARGEST_AUTO: u64 = 512 * MIB;
-/// A chunk for a large block has at most this part of the block's bytes, so that a small block which takes a part of its
-/// place later pins less of it,
-const PARTS_OF_A_LARGE_BLOCK: u64 = 4;
-/// or this many bytes, if that is more.
-const UNDIVIDED_BYTES: u64 = 104 * MIB;
-/// Most pages that a region of small blocks grows by at a time,
-const SMALL_AHEAD: PageCount = PageCount(4);
+/// How much more may be created.
+#[derive(Clone, Copy, Debug)]
+pub struct Headroom {
+    /// What is left of the budget.
+    pub pages: PageCount,
+    /// The budget.
+    pub budget_pages: PageCount,
+}
+
+/// The pages that a chunk for a block is wanted for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// Their number.
+    pub pages: PageCount,
+    /// How many of them, from the first on, the block covers whole. If there are none, the first is shared with other blocks.
+    pub covered: PageCount,
+    /// How many pages without a mapping follow.
+    pub spare: PageCount,
+}
+
+/// Bytes of the smallest chunks that `Auto` makes, however small pages are. More is mapped than asked for where there is
+/// room.
+const SMALLEST_AUTO: u64 = 2 * MIB;
+/// Bytes of the largest.
+const LARGEST_AUTO: u64 = 128 * MIB;
+/// Headroom at and below which `Auto` makes its smallest chunks: this,
+const TIGHT_HEADROOM: u64 = 12 * GIB;
+/// or this part of the budget, if that is more. Above, a chunk has `(headroom / that) ^ 3` times the bytes of the smallest.
+const TIGHT_PART_OF_BUDGET: u64 = 8;
+/// A chunk for a large block has at most this part of the block's bytes, so that a block which takes a part of its place
+/// later pins less of it,
+const PARTS_OF_A_LARGE_BLOCK: u64 = 16;
+/// or this many bytes, if that is more; and more again, in proportion, where the headroom is above `ROOMY` times the tight one.
+const UNDIVIDED_BYTES: u64 = 8 * MIB;
+/// See `UNDIVIDED_BYTES`.
+const ROOMY: f64 = 2.0;
+/// Once there is no headroom left, free chunks above this part of a block are cut up for it.
+const PARTS_WITHOUT_HEADROOM: u64 = 512;
+/// Most bytes that a region of small blocks grows by at a time,
+const SMALL_AHEAD: u64 = 8 * MIB;
 /// and the part of a chunk of its own size that it grows by below that.
 const SMALL_AHEAD_PART: u64 = 8;
 
@@ -48,66 +76,155 @@ impl ChunkSizes {
         Self { policy, page_bytes }
     }
 
-    /// Returns the size of a chunk for small blocks, with this headroom: at most `pages`. Small blocks come in numbers: while
-    /// there is headroom, a little is mapped ahead of them.
-    pub fn for_small_blocks(&self, headroom: PageCount, pages: PageCount) -> PageCount {
+    /// Returns the size of a chunk for small blocks. Small blocks come in numbers: while there is headroom, a little is mapped
+    /// ahead of them.
+    pub fn for_small_blocks(&self, headroom: Headroom, wanted: Wanted) -> PageCount {
         let ahead = PageCount(self.by_headroom(headroom).0 / SMALL_AHEAD_PART);
-        ahead.clamp(PageCount::ONE, SMALL_AHEAD).min(pages)
+        let least = match self.policy {
+            ChunkPolicy::Fixed(_) => PageCount::ONE,
+            ChunkPolicy::Auto => self.least(),
+        };
+        ahead.clamp(least, self.pages_within(SMALL_AHEAD).max(least)).min(wanted.pages + wanted.spare)
     }
 
-    /// Returns the size of a chunk for a block of `block_bytes`, with this headroom: at most `pages`.
-    pub fn for_large_block(&self, headroom: PageCount, block_bytes: u64, pages: PageCount) -> PageCount {
-        let part = (block_bytes / PARTS_OF_A_LARGE_BLOCK).max(UNDIVIDED_BYTES);
-        let part = PageCount::within(part, self.page_bytes).max(PageCount::ONE);
-        self.by_headroom(headroom).min(part).min(pages)
-    }
-
-    /// Returns the size of a chunk for a raw range, with this headroom: at most that, and at most `pages`.
-    pub fn for_range(&self, headroom: PageCount, pages: PageCount) -> PageCount {
-        self.by_headroom(headroom).min(pages).min(headroom)
-    }
-
-    /// Returns the size of the chunks that are created once there is no headroom left, in the place of others.
-    pub fn smallest(&self) -> PageCount {
-        self.by_headroom(PageCount::ZERO)
-    }
-
-    fn by_headroom(&self, headroom: PageCount) -> PageCount {
+    /// Returns the size of a chunk for a block of `block_bytes`.
+    ///
+    /// The pages at its ends, which other blocks use as well, are chunks of their own with `Auto`: a block that stays pins
+    /// nothing beyond the pages that it uses, as long as no other takes the place of a larger one.
+    pub fn for_large_block(&self, headroom: Headroom, block_bytes: u64, wanted: Wanted) -> PageCount {
         match self.policy {
-            ChunkPolicy::Fixed(bytes) => PageCount::covering(bytes, self.page_bytes).max(PageCount::ONE),
+            ChunkPolicy::Fixed(_) => self.by_headroom(headroom).min(wanted.pages),
             ChunkPolicy::Auto => {
-                let largest = PageCount::within(LARGEST_AUTO, self.page_bytes).max(PageCount::ONE);
-                #[allow(clippy::cast_precision_loss, reason = "a ratio; a few pages more or less do not matter")]
-                let ratio = headroom.0 as f64 * self.page_bytes as f64 / HEADROOM_FOR_SINGLE_PAGES as f64;
-                #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped; `as` saturates")]
-                let pages = PageCount((ratio * ratio * ratio.sqrt()) as u64);
-                pages.clamp(PageCount::ONE, largest)
+                let undivided = times(UNDIVIDED_BYTES, (self.times_tight(headroom) / ROOMY).max(1.0));
+                let part = self.pages_within((block_bytes / PARTS_OF_A_LARGE_BLOCK).max(undivided));
+                let size = self.by_headroom(headroom).min(part).min(wanted.covered);
+                size.max(self.least().min(wanted.pages + wanted.spare))
             }
         }
     }
+
+    /// Returns the size of a chunk for a raw range: at most the headroom, and at most `pages`.
+    pub fn for_range(&self, headroom: Headroom, pages: PageCount) -> PageCount {
+        self.by_headroom(headroom).min(pages).min(headroom.pages)
+    }
+
+    /// Returns the size of the chunks that are created for a block of `block_bytes` once there is no headroom left, in the
+    /// place of larger ones. What such a chunk can pin of a huge block is little beside it, and a huge block in small chunks
+    /// would take all mappings that the driver has.
+    pub fn without_headroom(&self, block_bytes: u64) -> PageCount {
+        match self.policy {
+            ChunkPolicy::Fixed(_) => self.least(),
+            ChunkPolicy::Auto => self.least().max(self.pages_within(block_bytes / PARTS_WITHOUT_HEADROOM)),
+        }
+    }
+
+    fn by_headroom(&self, headroom: Headroom) -> PageCount {
+        match self.policy {
+            ChunkPolicy::Fixed(_) => self.least(),
+            ChunkPolicy::Auto => {
+                let largest = self.pages_within(LARGEST_AUTO).max(self.least());
+                let bytes = times(SMALLEST_AUTO, self.times_tight(headroom).powi(3));
+                self.pages_within(bytes).clamp(self.least(), largest)
+            }
+        }
+    }
+
+    /// The headroom as a multiple of the tight one.
+    #[allow(clippy::cast_precision_loss, reason = "a ratio; a few pages more or less do not matter")]
+    fn times_tight(&self, headroom: Headroom) -> f64 {
+        let tight = (headroom.budget_pages.bytes(self.page_bytes) / TIGHT_PART_OF_BUDGET).max(TIGHT_HEADROOM);
+        headroom.pages.bytes(self.page_bytes) as f64 / tight as f64
+    }
+
+    /// The smallest chunks.
+    fn least(&self) -> PageCount {
+        match self.policy {
+            ChunkPolicy::Fixed(bytes) => PageCount::covering(bytes, self.page_bytes).max(PageCount::ONE),
+            ChunkPolicy::Auto => PageCount::covering(SMALLEST_AUTO, self.page_bytes),
+        }
+    }
+
+    fn pages_within(&self, bytes: u64) -> PageCount {
+        PageCount::within(bytes, self.page_bytes)
+    }
+}
+
+#[allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "`as` saturates"
+)]
+fn times(bytes: u64, factor: f64) -> u64 {
+    (bytes as f64 * factor) as u64
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn headroom(left: u64, budget: u64, page: u64) -> Headroom {
+        Headroom { pages: PageCount(left / page), budget_pages: PageCount(budget / page) }
+    }
+
     #[test]
     fn auto_shrinks_with_the_headroom() {
         let page = 2 * MIB;
         let sizes = ChunkSizes::new(ChunkPolicy::Auto, page);
-        let mut last = PageCount(u64::MAX);
-        for gib in (0..=200).rev() {
-            let pages = sizes.by_headroom(PageCount(gib * GIB / page));
-            assert!(pages <= last && pages >= PageCount::ONE);
-            last = pages;
+        for budget in [8, 24, 80, 141, 1024] {
+            let mut last = PageCount(u64::MAX);
+            for gib in (0..=budget).rev() {
+                let pages = sizes.by_headroom(headroom(gib * GIB, budget * GIB, page));
+                assert!(pages <= last && pages >= PageCount::ONE);
+                assert!(pages == PageCount::ONE || gib > 12.max(budget / 8), "{gib} of {budget} GiB");
+                last = pages;
+            }
+            assert_eq!(last, PageCount::ONE);
         }
-        assert_eq!(sizes.by_headroom(PageCount(10 * GIB / page)), PageCount::ONE);
-        assert_eq!(sizes.by_headroom(PageCount(u64::MAX / page)), PageCount(LARGEST_AUTO / page));
+        assert_eq!(sizes.by_headroom(headroom(1 << 60, GIB, page)), PageCount(LARGEST_AUTO / page));
+    }
+
+    #[test]
+    fn auto_makes_chunks_of_two_mib_of_smaller_pages() {
+        let page = 64 << 10;
+        let sizes = ChunkSizes::new(ChunkPolicy::Auto, page);
+        let wanted = |pages, covered, spare| Wanted {
+            pages: PageCount(pages),
+            covered: PageCount(covered),
+            spare: PageCount(spare),
+        };
+        let tight = headroom(GIB, 8 * GIB, page);
+        assert_eq!(sizes.without_headroom(GIB), PageCount(32));
+        assert_eq!(sizes.for_large_block(tight, 10 * MIB, wanted(160, 160, 0)), PageCount(32));
+        assert_eq!(sizes.for_large_block(tight, 64 << 10, wanted(1, 1, 100)), PageCount(32));
+        assert_eq!(sizes.for_large_block(tight, 64 << 10, wanted(1, 1, 5)), PageCount(6));
+        assert_eq!(sizes.for_small_blocks(tight, wanted(1, 1, 100)), PageCount(32));
+        assert_eq!(sizes.for_small_blocks(tight, wanted(1, 1, 0)), PageCount(1));
+    }
+
+    #[test]
+    fn pages_that_a_block_shares_are_chunks_of_their_own() {
+        let page = 2 * MIB;
+        let sizes = ChunkSizes::new(ChunkPolicy::Auto, page);
+        let plenty = headroom(24 * GIB, 80 * GIB, page);
+        let size = |covered| {
+            let wanted = Wanted { pages: PageCount(51), covered: PageCount(covered), spare: PageCount(1000) };
+            sizes.for_large_block(plenty, 100 * MIB, wanted)
+        };
+        assert_eq!([0, 1, 3, 4, 50].map(size), [1, 1, 3, 4, 4].map(PageCount));
+    }
+
+    #[test]
+    fn a_huge_block_is_not_made_of_small_chunks() {
+        let sizes = |policy| ChunkSizes::new(policy, 2 * MIB);
+        let of = |block| sizes(ChunkPolicy::Auto).without_headroom(block);
+        assert_eq!((of(MIB), of(GIB), of(1024 * GIB)), (PageCount(1), PageCount(1), PageCount(1024)));
+        assert_eq!(sizes(ChunkPolicy::Fixed(6 * MIB)).without_headroom(1024 * GIB), PageCount(3));
     }
 
     #[test]
     fn fixed_is_in_whole_pages() {
-        assert_eq!(ChunkSizes::new(ChunkPolicy::Fixed(3 * MIB), 2 * MIB).by_headroom(PageCount(100)), PageCount(2));
-        assert_eq!(ChunkSizes::new(ChunkPolicy::Fixed(0), 2 * MIB).by_headroom(PageCount(100)), PageCount(1));
+        let size = |bytes| ChunkSizes::new(ChunkPolicy::Fixed(bytes), 2 * MIB).by_headroom(headroom(GIB, GIB, 2 * MIB));
+        assert_eq!((size(3 * MIB), size(0)), (PageCount(2), PageCount(1)));
     }
 }

@@ -7,8 +7,8 @@ use gapless::driver::cuda::{CudaDriver, OpenError};
 use gapless::driver::{DriverError, WorkDriver};
 use gapless::{ByteSize, ChunkPolicy, StreamId};
 use gapless_trace::{
-    Ballast, BallastError, Device, GaplessSettings, PolicyError, PolicyKind, ReplayError, ReplayOptions, ReplayResult,
-    Search, Touch, Trace, replay,
+    Ballast, BallastError, Device, GaplessSettings, PolicyError, PolicyKind, ReadErrorKind, ReplayError, ReplayOptions,
+    ReplayResult, Search, Touch, Trace, replay,
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
@@ -47,6 +47,11 @@ pub(super) struct ReplayArguments {
     /// bytes]
     #[arg(long, value_name = "SIZE")]
     capacity: Option<ByteSize>,
+
+    /// Multiply all sizes in the trace by this, and those in its header too: the same program on a larger or smaller device.
+    /// A --capacity is taken as it is
+    #[arg(long, value_name = "FACTOR", value_parser = scale)]
+    scale: Option<f64>,
 
     /// Allocators to replay through
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_values_t = [PolicyKind::Gapless, PolicyKind::Caching])]
@@ -112,6 +117,13 @@ fn slack(text: &str) -> Result<f64, String> {
     }
 }
 
+fn scale(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(scale) if f64::is_finite(scale) && scale > 0.0 => Ok(scale),
+        _ => Err("give a factor above 0, such as 2.5".into()),
+    }
+}
+
 /// Replays every trace. A bad file is reported and does not stop the others.
 pub(super) fn run(arguments: &ReplayArguments) -> Result<Outcome, Failure> {
     let mut policies = Vec::new();
@@ -144,6 +156,13 @@ pub(super) fn run(arguments: &ReplayArguments) -> Result<Outcome, Failure> {
         if let Some(warning) = trace.warning() {
             eprintln!("warning: {}: {warning}", printable(&path.to_string_lossy()));
         }
+        let trace = match scaled(trace, arguments.scale) {
+            Ok(trace) => trace,
+            Err(error) => {
+                outcome = bad(&error);
+                continue;
+            }
+        };
         let device = match arguments.capacity {
             Some(ByteSize(bytes)) => Device::of(bytes),
             None => match Device::for_trace(&trace) {
@@ -176,6 +195,13 @@ pub(super) fn run(arguments: &ReplayArguments) -> Result<Outcome, Failure> {
         }
     }
     Ok(outcome)
+}
+
+fn scaled(trace: Trace, factor: Option<f64>) -> Result<Trace, ReadErrorKind> {
+    match factor {
+        Some(factor) => trace.scaled(factor),
+        None => Ok(trace),
+    }
 }
 
 /// One trace to be replayed on one device.

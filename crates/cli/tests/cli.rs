@@ -103,6 +103,18 @@ fn the_search_adds_its_two_keys() {
 }
 
 #[test]
+fn a_scale_applies_to_the_trace_and_its_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(&folder, "t.trace", "# capacity_bytes 8388608\na 1 1000001 0\na 2 500000 0\nf 1\n");
+    let output = gapless(&["replay", "--policy", "gapless", "--scale", "2.5", "--json", text(&path)]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let result = &results(&output)[0];
+    assert_eq!((&result["peak_live_bytes"], &result["capacity_bytes"]), (&3_750_003.into(), &20_971_520.into()));
+    let output = gapless(&["replay", "--scale", "1e15", "--json", text(&path)]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+}
+
+#[test]
 fn running_out_of_memory_is_three_with_a_report() {
     let output = gapless(&["replay", "--policy", "caching", "--json", "traces/oom/oom_10.trace.gz"]);
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
@@ -126,6 +138,8 @@ fn bad_arguments_are_two_and_say_what_to_do() {
         (&["replay", "--chunk", "0", VIT], "2MiB"),
         (&["replay", "--driver", "abacus", VIT], "model"),
         (&["replay", "--lag=-1", VIT], "--lag"),
+        (&["replay", "--scale", "0", VIT], "2.5"),
+        (&["replay", "--scale", "inf", VIT], "2.5"),
         (&["replya", VIT], "replay"),
     ] {
         let output = gapless(arguments);

@@ -19,7 +19,7 @@ pub struct World {
     pub pages: u64,
     /// Size of a page in bytes.
     pub page_bytes: u64,
-    /// Size of a chunk in pages.
+    /// Size of a chunk in pages, or 0 for the allocator's own choice.
     pub chunk_pages: u64,
     /// Number of streams.
     pub streams: usize,
@@ -60,11 +60,20 @@ impl World {
         self.pages * self.page_bytes
     }
 
+    /// Returns `true` if every chunk is one page.
+    pub fn has_single_pages(&self) -> bool {
+        self.chunk_pages == 1
+    }
+
     /// Applies the settings that are the same for all users of the allocator.
     pub fn settings<D: Driver>(&self, builder: Builder<D>) -> Builder<D> {
+        let chunks = match self.chunk_pages {
+            0 => ChunkPolicy::Auto,
+            pages => ChunkPolicy::Fixed(pages * self.page_bytes),
+        };
         let builder = builder
             .budget(self.bytes())
-            .chunk_policy(ChunkPolicy::Fixed(self.chunk_pages * self.page_bytes))
+            .chunk_policy(chunks)
             .mapping_limit(self.mapping_limit)
             .epoch_limit(self.epoch_limit);
         match self.region_pages {

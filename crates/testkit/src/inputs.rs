@@ -9,7 +9,7 @@ use proptest::prelude::*;
 pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
     (
         4_u64..24,
-        prop::sample::select(vec![1_u64, 1, 1, 2, 4]),
+        prop::sample::select(vec![1_u64, 1, 1, 2, 4, 0]),
         1_usize..=4,
         prop::sample::select(vec![0_u32, 0, 10, 50]),
         prop::sample::select(vec![400_000, 400_000, 400_000, 12]),

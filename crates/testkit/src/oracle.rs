@@ -70,10 +70,12 @@ pub struct RangePage {
     pub memory: (ChunkHandle, u64),
 }
 
-/// Whether an allocation had to succeed: compares the whole pages that were available for it with those it needs.
+/// Whether an allocation had to succeed: compares what was available for it with the pages that it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Promise {
     /// Number of pages that contain no live byte, or that could be created.
+    pub free_pages: u64,
+    /// The same without those beside a live byte in a chunk: with chunks of one page, there are none.
     pub obtainable_pages: u64,
     /// Number of pages that the request needs.
     pub needed_pages: u64,
@@ -184,13 +186,18 @@ impl Oracle {
     /// Returns whether a request of `bytes` bytes must succeed now.
     pub fn promise<D: Device>(&self, world: &World, allocator: &Subject<D>, bytes: u64) -> Promise {
         let driver = allocator.driver().inner();
-        let live_pages = self.live_pages(world, driver).len() as u64;
+        let live_pages = self.live_pages(world, driver);
         let held_pages = allocator.reserved_bytes() / world.page_bytes;
+        let partly_live: HashSet<u64> = live_pages.iter().map(|(chunk, _)| chunk.0).collect();
+        let free_chunks = allocator.snapshot().chunks.into_iter().filter(|chunk| !partly_live.contains(&chunk.handle));
+        let free_chunk_pages: u64 = free_chunks.map(|chunk| chunk.bytes / world.page_bytes).sum();
+        let live_pages = live_pages.len() as u64;
         let headroom = (allocator.budget() / world.page_bytes).saturating_sub(held_pages);
         let device = driver.memory_info().map_or(0, |info| info.free / world.page_bytes);
         let size = round_up(bytes.max(1), world.page_bytes).unwrap_or(u64::MAX);
         Promise {
-            obtainable_pages: (held_pages - live_pages.min(held_pages)) + headroom.min(device),
+            free_pages: (held_pages - live_pages.min(held_pages)) + headroom.min(device),
+            obtainable_pages: free_chunk_pages + headroom.min(device),
             needed_pages: size / world.page_bytes,
         }
     }
@@ -204,7 +211,7 @@ impl Oracle {
         let stats = allocator.stats();
         assert_eq!(trimmed.held_bytes, stats.reserved_bytes, "bytes held after the trim");
         // A trim does not wait for freed blocks that other streams use.
-        if world.chunk_pages > 1 || stats.pending_bytes + self.abandoned_bytes + stats.poisoned > 0 {
+        if !world.has_single_pages() || stats.pending_bytes + self.abandoned_bytes + stats.poisoned > 0 {
             return;
         }
         let used = self.live_pages(world, allocator.driver().inner()).len() as u64 * world.page_bytes;
@@ -248,6 +255,7 @@ impl Oracle {
         assert_eq!(report.pinned.by_live_bytes, rest);
         let obtainable = promise.obtainable_pages * report.page_bytes;
         assert!(report.obtainable_bytes <= obtainable, "{promise:?}\n{report}");
+        assert!(promise.obtainable_pages <= promise.free_pages, "{promise:?}\n{report}");
         let mut largest: Vec<_> = self.live.values().map(|block| (Reverse(block.bytes), block.addr)).collect();
         largest.sort_unstable();
         largest.truncate(report.largest.len().max(8));

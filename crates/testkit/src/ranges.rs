@@ -126,7 +126,7 @@ impl<D: Device> Runner<D> {
             Ok(bytes) => {
                 assert_eq!(bytes, (mapped - left) as u64 * page_bytes, "shrink returns the number of bytes unmapped");
                 assert!(
-                    self.world.chunk_pages > 1 || left == mapped - going,
+                    !self.world.has_single_pages() || left == mapped - going,
                     "all pages that can be unmapped are unmapped"
                 );
             }
@@ -151,7 +151,7 @@ impl<D: Device> Runner<D> {
         if !theirs[first..].iter().all(|page| self.order(page.last_user, stream)) {
             return;
         }
-        let single = self.world.chunk_pages == 1;
+        let single = self.world.has_single_pages();
         let unmapped_pages = {
             let range = &self.instance().oracle.ranges[to];
             range.reserved_pages - range.pages.len() as u64

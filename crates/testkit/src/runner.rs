@@ -410,7 +410,7 @@ impl<D: Device> Runner<D> {
             AllocError::OutOfMemory(report) => {
                 self.summary.out_of_memory += 1;
                 let promise = self.instance().oracle.promise(&self.world, self.allocator(), bytes);
-                let promised = promised && self.is_promising() && self.world.chunk_pages == 1 && promise.holds();
+                let promised = promised && self.is_promising() && self.world.has_single_pages() && promise.holds();
                 assert!(!promised || struck || self.instance().lost, "the promise: {promise:?}\n{report}");
                 assert_eq!(report.requested_bytes, bytes);
                 self.instance().oracle.check_report(self.allocator(), report, &promise);

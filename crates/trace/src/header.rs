@@ -34,6 +34,19 @@ impl Header {
         self.entries.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
+    /// Changes all sizes to what `times` makes of them. The entries stay as they are in the file.
+    pub(crate) fn scale(&mut self, times: impl Fn(u64) -> u64) {
+        let sizes = [
+            &mut self.peak_live_bytes,
+            &mut self.capacity_bytes,
+            &mut self.external_bytes,
+            &mut self.driver_unusable_bytes,
+        ];
+        for size in sizes.into_iter().flatten() {
+            *size = times(*size);
+        }
+    }
+
     /// Adds a line with a key that this crate does not parse.
     pub(crate) fn note(&mut self, key: &str, value: String) {
         self.entries.push((key.to_owned(), value));

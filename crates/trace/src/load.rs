@@ -119,6 +119,38 @@ impl Trace {
         Ok(loader.finish(name, reader.into_header(), Origins::default()))
     }
 
+    /// Returns the same trace of a program that is `factor` times as large: all sizes, and those that the header has of the
+    /// device, are multiplied and rounded up to whole bytes.
+    ///
+    /// # Errors
+    /// Returns [`ReadErrorKind::TooManyBytes`] if more bytes than fit in 64 bits are live at a time.
+    pub fn scaled(mut self, factor: f64) -> Result<Self, ReadErrorKind> {
+        #[allow(
+            clippy::cast_precision_loss,
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "saturates"
+        )]
+        let times = |bytes: u64| (bytes as f64 * factor).ceil() as u64;
+        let mut bytes_of = vec![0; self.slots as usize];
+        let mut live_bytes = 0u64;
+        self.peak_live_bytes = 0;
+        for op in &mut self.ops {
+            match op {
+                Op::Alloc { slot, bytes, .. } => {
+                    *bytes = times(*bytes);
+                    bytes_of[*slot as usize] = *bytes;
+                    live_bytes = live_bytes.checked_add(*bytes).ok_or(ReadErrorKind::TooManyBytes)?;
+                    self.peak_live_bytes = self.peak_live_bytes.max(live_bytes);
+                }
+                Op::Free { slot } => live_bytes -= bytes_of[*slot as usize],
+                Op::Mark { .. } => {}
+            }
+        }
+        self.header.scale(times);
+        Ok(self)
+    }
+
     /// Returns the trace's name, which appears in results.
     pub fn name(&self) -> &str {
         &self.name
@@ -302,6 +334,20 @@ mod tests {
         );
         assert_eq!((trace.slots(), trace.streams(), trace.peak_live_bytes()), (2, &[5, 0][..], 50));
         assert_eq!(trace.labels().collect::<Vec<_>>(), ["one"]);
+    }
+
+    #[test]
+    fn a_scaled_trace_has_scaled_sizes() {
+        let trace = Trace::read("t", "# external_bytes 3\na 1 10 0\na 2 20 0\nf 1\na 3 5 0\n".as_bytes()).unwrap();
+        let scaled = trace.clone().scaled(1.25).unwrap();
+        let sizes = |trace: &Trace| -> Vec<u64> {
+            let bytes = |op: &Op| if let Op::Alloc { bytes, .. } = op { Some(*bytes) } else { None };
+            trace.ops().iter().filter_map(bytes).collect()
+        };
+        assert_eq!((sizes(&scaled), scaled.peak_live_bytes()), (vec![13, 25, 7], 38));
+        assert_eq!((scaled.header().external_bytes, scaled.ops().len()), (Some(4), trace.ops().len()));
+        assert_eq!(sizes(&trace.clone().scaled(1.0).unwrap()), sizes(&trace));
+        assert!(trace.scaled(1e18).is_err());
     }
 
     #[test]

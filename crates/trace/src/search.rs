@@ -2,10 +2,10 @@
 //!
 //! A device *survives* a trace if the replay on it does not run out of memory. Survival is not monotone: on a larger
 //! device an allocator may decide differently and fail. So the smallest device found by bisection means little by
-//! itself, and [`SAMPLES`] larger ones are tried too.
+//! itself, and larger ones are tried too: [`NEAR_SAMPLES`] close by, where memory is shortest, and [`SAMPLES`] far above.
 //!
 //! Threads: replays are independent, and those on larger devices run on [`Search::threads`] threads. The result does
-//! not depend on their number. Cost: about 14 replays for the bisection, plus [`SAMPLES`].
+//! not depend on their number. Cost: about 14 replays for the bisection, plus one for each sample.
 
 use crate::device::PAGE_BYTES;
 use crate::replay::ReplayError;
@@ -45,7 +45,7 @@ pub struct SearchResult {
 
 impl Search<'_> {
     /// Approximate number of replays in a search, for progress bars.
-    pub const EXPECTED_REPLAYS: u64 = SAMPLES + 14;
+    pub const EXPECTED_REPLAYS: u64 = NEAR_SAMPLES + SAMPLES + 14;
 
     /// Runs the search.
     ///
@@ -154,8 +154,10 @@ fn bisect<E>(mut fails: u64, mut survives: u64, mut survives_on: impl FnMut(u64)
 
 /// Returns the sizes above `min` to try, in ascending order.
 fn samples(min: u64) -> Vec<u64> {
-    let mut samples: Vec<u64> = (1..=SAMPLES).map(|i| min + min.div_ceil(2) * i / SAMPLES).collect();
-    samples.retain(|&pages| pages > min);
+    let near = (1..=NEAR_SAMPLES).map(|i| min + (min * i).div_ceil(NEAR_SAMPLES_IN_ALL));
+    let far = (1..=SAMPLES).map(|i| min + min.div_ceil(2) * i / SAMPLES);
+    let mut samples: Vec<u64> = near.chain(far).filter(|&pages| pages > min).collect();
+    samples.sort_unstable();
     samples.dedup();
     samples
 }
@@ -168,6 +170,10 @@ fn safe(min: u64, larger: &[u64], survived: &[bool]) -> Option<u64> {
     }
 }
 
+/// Number of larger devices to try close to the smallest one, in steps of 0.05 % of it.
+const NEAR_SAMPLES: u64 = 40;
+/// Number of such steps in the smallest device.
+const NEAR_SAMPLES_IN_ALL: u64 = 2000;
 /// Number of larger devices to try, evenly spaced up to one and a half times the smallest.
 const SAMPLES: u64 = 40;
 /// Largest device to try, in multiples of the peak of live bytes.
@@ -191,11 +197,12 @@ mod tests {
     fn samples_are_above_the_smallest_and_reach_half_more() {
         for min in [1, 2, 3, 40, 41, 10_000] {
             let samples = samples(min);
-            assert!(samples.is_sorted() && samples[0] > min, "{min}");
+            assert!(samples.windows(2).all(|pair| pair[0] < pair[1]) && samples[0] > min, "{min}");
             assert_eq!(samples.last(), Some(&(min + min.div_ceil(2))));
-            assert!(samples.len() <= 40);
+            assert!(samples.len() as u64 <= NEAR_SAMPLES + SAMPLES);
         }
-        assert_eq!(samples(10_000).len(), 40);
+        assert_eq!(samples(20_000)[..4], [20_010, 20_020, 20_030, 20_040]);
+        assert_eq!(samples(20_000)[39..42], [20_400, 20_500, 20_750]);
     }
 
     #[test]

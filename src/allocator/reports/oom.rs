@@ -39,10 +39,10 @@ pub struct OutOfMemory {
     pub stream: StreamId,
     /// Whether the free bytes cover the request, so that an allocator that could use each of them would have served it.
     pub satisfiable: bool,
-    /// Whether whole free pages cover it. With `satisfiable` and not this, only sharing pages between live allocations
-    /// and the request would have helped.
+    /// Whether completely free chunks and unused budget cover it. With `satisfiable` and not this, only sharing chunks
+    /// between live allocations and the request would have helped.
     pub satisfiable_by_whole_pages: bool,
-    /// Bytes of a page, the unit of remapping.
+    /// Bytes of a page. Remapping moves whole chunks, of a page or more.
     pub page_bytes: u64,
     /// Total and free bytes of the device; none when the driver could not tell.
     pub device: Option<MemoryInfo>,
@@ -89,8 +89,8 @@ impl OutOfMemory {
         }
         if !self.satisfiable_by_whole_pages {
             let mut text = format!(
-                "There are enough free bytes ({free}) but not enough whole pages: remapping moves pages of {}, and whole \
-                 free pages and unused budget come to {}.",
+                "There are enough free bytes ({free}) but not enough whole chunks: remapping moves chunks of {} or more, and \
+                 completely free chunks and unused budget come to {}.",
                 ByteSize(self.page_bytes),
                 ByteSize(self.obtainable_bytes)
             );
@@ -99,7 +99,7 @@ impl OutOfMemory {
                 text.push_str(&format!(" {waiting} wait for streams that use them still."));
             }
             if self.pinned.by_live_bytes > 0 {
-                text.push_str(" The rest lies beside live allocations in pages that they use.");
+                text.push_str(" The rest lies beside live allocations in chunks that they use.");
             }
             return text;
         }
@@ -151,7 +151,7 @@ impl OutOfMemory {
         }
         writeln!(
             f,
-            "  free       {}: {} obtainable in whole pages, {} pinned by live allocations, {} waiting for streams",
+            "  free       {}: {} obtainable in whole chunks, {} pinned by live allocations, {} waiting for streams",
             size(self.free_bytes),
             size(self.obtainable_bytes),
             size(self.pinned.by_live_bytes),

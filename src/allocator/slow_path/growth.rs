@@ -10,8 +10,9 @@ use super::SlowPath;
 use super::addresses::Widened;
 use super::execute::Outcome;
 use super::plan::{Allowance, Goal, Plan, Recreation, free_chunks, plan};
-use crate::driver::{Driver, DriverError};
+use crate::driver::{Driver, DriverError, MemoryDriver};
 use crate::pages::PageCount;
+use crate::physical::ChunkId;
 use crate::sync::Ordering;
 use crate::units::DeviceAddr;
 
@@ -20,12 +21,17 @@ pub struct Growth<'p, 'a, D: Driver> {
     path: &'p mut SlowPath<'a, D>,
     stream: &'p Stream,
     request: Request,
-    /// The driver's answer when it had no memory to create a chunk from: no more are created from then on.
+    /// The driver's answer when it had no memory to create a chunk from.
     refused: Option<DriverError>,
+    /// Most pages that may be created since then: what the device said to have left, and none once it has refused that too.
+    left_on_device: PageCount,
     /// What was said when there were no addresses for the request, last time.
     no_addresses: Option<AllocError>,
     recreation: Recreation,
 }
+
+/// Pages that each of several streams may keep before they are taken for others: a few for each kind of region.
+const PAGES_OF_A_STREAM: u64 = 8;
 
 /// What a round came to.
 enum Round {
@@ -49,7 +55,15 @@ enum Shortage {
 impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     /// A growth of `stream` for `request`.
     pub fn new(path: &'p mut SlowPath<'a, D>, stream: &'p Stream, request: Request) -> Self {
-        Self { path, stream, request, refused: None, no_addresses: None, recreation: Recreation::WithoutWaiting }
+        Self {
+            path,
+            stream,
+            request,
+            refused: None,
+            left_on_device: PageCount(u64::MAX),
+            no_addresses: None,
+            recreation: Recreation::WithoutWaiting,
+        }
     }
 
     /// Serves the request. Every round starts from the beginning, since other threads go on allocating and freeing.
@@ -89,6 +103,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     /// What to try when there is no plan, in this order.
     fn remedy(&mut self, shortage: Shortage) -> Result<Round, AllocError> {
         let another_round = (shortage == Shortage::Addresses && self.widen()?)
+            || self.release_idle()
             || self.allow_recreation()
             || self.wait_for_pending()?
             || self.wait_for_device()?
@@ -146,11 +161,22 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
                 Round::Served(addr)
             }
             Outcome::Again => Round::Again,
-            Outcome::Refused(error) => match self.refused.replace(error) {
-                None => Round::Again,
-                Some(_) => Round::Exhausted,
-            },
+            Outcome::Refused(error) => self.refused(error),
         })
+    }
+
+    /// The chunk that the driver had no memory for may have been larger than what it has.
+    fn refused(&mut self, error: DriverError) -> Round {
+        let left = match self.refused.replace(error) {
+            None => self.path.driver().memory_info().map_or(0, |info| info.free),
+            Some(_) => 0,
+        };
+        let left = PageCount::within(left, self.path.page_bytes());
+        if self.left_on_device == PageCount::ZERO {
+            return Round::Exhausted;
+        }
+        self.left_on_device = left;
+        Round::Again
     }
 
     fn widen(&mut self) -> Result<bool, AllocError> {
@@ -166,6 +192,21 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     fn goal(&self, region: RegionId, allowance: Allowance) -> Goal {
         let keeps_mappings = self.path.shared.geometry.keeps_mappings;
         Goal { request: self.request, stream: self.stream.index, region, allowance, keeps_mappings }
+    }
+
+    /// Idle chunks that are larger than what they are needed for go back to the driver: smaller ones can be created then.
+    fn release_idle(&mut self) -> bool {
+        if self.path.shared.geometry.keeps_mappings {
+            return false;
+        }
+        let idle: Vec<ChunkId> = self.path.mapper.pool.idle().collect();
+        let before = self.path.mapper.pool.held_pages();
+        idle.into_iter().for_each(|chunk| self.path.release_idle(chunk));
+        let released = before - self.path.mapper.pool.held_pages();
+        if self.refused.is_some() {
+            self.left_on_device += released;
+        }
+        released > PageCount::ZERO
     }
 
     /// One more round in which the host may wait until free chunks can be released and created in other sizes.
@@ -214,11 +255,8 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     /// What may be created now.
     fn allowance(&self, states: &AllStates<'_>) -> Allowance {
         let recreation = self.recreation;
-        if self.refused.is_some() {
-            return Allowance { soft_pages: PageCount::ZERO, hard_pages: PageCount::ZERO, recreation };
-        }
         let pool = &self.path.mapper.pool;
-        let hard_pages = pool.headroom_pages();
+        let hard_pages = pool.headroom_pages().min(self.left_on_device);
         let peak = self.path.shared.streams.peak.peak().max(live_bytes(states).saturating_add(self.request.size));
         let soft_pages = hard_pages.min(self.slack_pages(peak).saturating_sub(pool.held_pages()));
         Allowance { soft_pages, hard_pages, recreation }
@@ -229,7 +267,9 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     fn slack_pages(&self, peak_live_bytes: u64) -> PageCount {
         let geometry = &self.path.shared.geometry;
         let beside_peak = (peak_live_bytes as f64 * geometry.slack / geometry.page_bytes as f64).min(1e18) as u64;
-        PageCount(beside_peak.max(self.path.mapper.pool.budget_pages().0 / geometry.spare_part))
+        let streams = self.path.shared.streams.iter().count() as u64;
+        let for_streams = if streams > 1 { streams * PAGES_OF_A_STREAM } else { 0 };
+        PageCount(beside_peak.max(for_streams))
     }
 
     /// Whether free chunks and those that may be created come to the pages of the request.

@@ -325,8 +325,8 @@ impl<D: Driver> SlowPath<'_, D> {
             let chunk = match self.mapper.pool.idle_up_to(*left, taken) {
                 Some((idle, _)) => idle,
                 None => {
-                    let headroom = self.mapper.pool.headroom_pages();
-                    if headroom == PageCount::ZERO {
+                    let headroom = self.mapper.pool.headroom();
+                    if headroom.pages == PageCount::ZERO {
                         break;
                     }
                     match self.create(self.mapper.sizes.for_range(headroom, *left)) {

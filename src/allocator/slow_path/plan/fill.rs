@@ -4,12 +4,15 @@
 use super::super::super::kind::RegionKind;
 use super::{Backing, Fill, Recreation, Source, Survey};
 use crate::pages::{PageCount, PageIndex, PageRange};
-use crate::physical::IdleTaken;
+use crate::physical::{Headroom, IdleTaken, Wanted};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Finds chunks for runs of pages.
 pub(super) struct Filler<'a> {
     survey: &'a Survey<'a>,
+    /// The pages that the block covers whole.
+    covered: PageRange,
     /// The sources that may be taken, by number: by [`Wait`], then by pages; the next to take is the last of a list.
     unused: [BTreeMap<PageCount, Vec<usize>>; Wait::ALL.len()],
     idle_taken: IdleTaken,
@@ -35,8 +38,8 @@ impl Wait {
 }
 
 impl<'a> Filler<'a> {
-    /// `used` has the sources that must not be taken.
-    pub(super) fn new(survey: &'a Survey<'a>, used: &[bool]) -> Self {
+    /// For a block at the offsets `block`. `used` has the sources that must not be taken.
+    pub(super) fn new(survey: &'a Survey<'a>, block: &Range<u64>, used: &[bool]) -> Self {
         let mut unused: [BTreeMap<PageCount, Vec<usize>>; Wait::ALL.len()] = Default::default();
         for (number, source) in survey.sources.iter().enumerate().filter(|(number, _)| !used[*number]) {
             let at_once =
@@ -47,6 +50,7 @@ impl<'a> Filler<'a> {
         let (fill, release) = (Vec::new(), Vec::new());
         Self {
             survey,
+            covered: PageRange::inside(block, survey.page_bytes()),
             unused,
             idle_taken: IdleTaken::default(),
             created: PageCount::ZERO,
@@ -66,7 +70,7 @@ impl<'a> Filler<'a> {
     pub(super) fn fill(&mut self, pages: PageRange, spare: PageCount) -> Option<PageIndex> {
         let mut left = pages;
         while !left.is_empty() {
-            let (backing, got) = self.next(left.len(), spare)?;
+            let (backing, got) = self.next(self.wanted(left, spare))?;
             let filled = PageRange::new(left.start, got);
             self.fill.push(Fill { pages: filled, backing });
             left.start = filled.end;
@@ -74,13 +78,20 @@ impl<'a> Filler<'a> {
         Some(left.start)
     }
 
+    /// What a chunk at the start of `left` is wanted for.
+    fn wanted(&self, left: PageRange, spare: PageCount) -> Wanted {
+        let covered = if left.start < self.covered.start { left.start } else { left.end.min(self.covered.end) };
+        Wanted { pages: left.len(), covered: PageRange { start: left.start, end: covered }.len(), spare }
+    }
+
     /// The next chunk, for at most `pages + spare` pages, and the number of its pages.
-    fn next(&mut self, pages: PageCount, spare: PageCount) -> Option<(Backing, PageCount)> {
+    fn next(&mut self, wanted: Wanted) -> Option<(Backing, PageCount)> {
+        let Wanted { pages, spare, .. } = wanted;
         self.idle(pages)
             .or_else(|| self.create_from_released(pages))
-            .or_else(|| self.create(pages, spare, self.survey.goal.allowance.soft_pages))
+            .or_else(|| self.create(wanted, self.survey.goal.allowance.soft_pages))
             .or_else(|| self.harvest(pages))
-            .or_else(|| self.create_beyond_slack(pages, spare))
+            .or_else(|| self.create_beyond_slack(wanted))
             .or_else(|| self.harvest_larger(pages, spare))
             .or_else(|| self.recreate_waiting(pages))
     }
@@ -92,43 +103,46 @@ impl<'a> Filler<'a> {
     }
 
     /// A new chunk, as long as no more than `allowed` pages are created in all.
-    fn create(&mut self, pages: PageCount, spare: PageCount, allowed: PageCount) -> Option<(Backing, PageCount)> {
+    fn create(&mut self, wanted: Wanted, allowed: PageCount) -> Option<(Backing, PageCount)> {
         let left = allowed.saturating_sub(self.created);
         if left == PageCount::ZERO {
             return None;
         }
-        let headroom = self.survey.goal.allowance.hard_pages.saturating_sub(self.created);
-        let (sizes, request) = (&self.survey.mapper.sizes, &self.survey.goal.request);
-        let got = match request.kind {
-            RegionKind::Small => sizes.for_small_blocks(headroom, (pages + spare).min(left)),
-            RegionKind::Large => sizes.for_large_block(headroom, request.size, pages.min(left)),
+        let goal = &self.survey.goal;
+        let mapper = self.survey.mapper;
+        let headroom = Headroom {
+            pages: goal.allowance.hard_pages.saturating_sub(self.created),
+            budget_pages: mapper.pool.budget_pages(),
         };
+        let got = match goal.request.kind {
+            RegionKind::Small => mapper.sizes.for_small_blocks(headroom, wanted),
+            RegionKind::Large => mapper.sizes.for_large_block(headroom, goal.request.size, wanted),
+        };
+        let got = got.min(left);
         self.created += got;
         Some((Backing::Create, got))
     }
 
     /// The budget has headroom but slack has not: what is free is made to fit, if that needs no waiting, before more is held.
-    fn create_beyond_slack(&mut self, pages: PageCount, spare: PageCount) -> Option<(Backing, PageCount)> {
+    fn create_beyond_slack(&mut self, wanted: Wanted) -> Option<(Backing, PageCount)> {
         let hard_pages = self.survey.goal.allowance.hard_pages;
         if hard_pages <= self.created {
             return None;
         }
-        self.harvest_larger(pages, spare)
-            .or_else(|| self.recreate(pages, Recreation::WithoutWaiting))
-            .or_else(|| self.create(pages, PageCount::ZERO, hard_pages))
+        self.harvest_larger(wanted.pages, wanted.spare)
+            .or_else(|| self.recreate(wanted.pages, Recreation::WithoutWaiting))
+            .or_else(|| self.create(Wanted { spare: PageCount::ZERO, ..wanted }, hard_pages))
     }
 
-    /// While there is headroom, the largest chunks, since a move costs the same for any size. Once there is none, the
-    /// smallest: the large ones are cut up instead, so that they cannot be pinned by small blocks later.
+    /// The largest chunks, since a move costs the same for any size. Once there is no headroom, they are cut up instead, so
+    /// that they cannot be pinned by small blocks later.
     fn harvest(&mut self, pages: PageCount) -> Option<(Backing, PageCount)> {
         let tight = self.survey.goal.allowance.hard_pages <= self.created;
-        let smallest = self.survey.mapper.sizes.smallest();
+        let small_enough = self.without_headroom();
         for wait in Wait::ALL {
-            let by_pages = &self.unused[wait as usize];
-            let found = if tight { by_pages.range(..=pages).next() } else { by_pages.range(..=pages).next_back() };
-            let Some((&size, of_size)) = found else { continue };
+            let Some((&size, of_size)) = self.unused[wait as usize].range(..=pages).next_back() else { continue };
             let next = *of_size.last().expect("empty lists are removed");
-            if tight && size > smallest && self.survey.can_go_back(&self.survey.sources[next]) {
+            if tight && size > small_enough && self.survey.can_go_back(&self.survey.sources[next]) {
                 self.give_back(wait, size);
                 return self.create_from_released(pages);
             }
@@ -191,8 +205,12 @@ impl<'a> Filler<'a> {
         if self.released == PageCount::ZERO {
             return None;
         }
-        let got = self.survey.mapper.sizes.smallest().min(pages).min(self.released);
+        let got = self.without_headroom().min(pages).min(self.released);
         self.released -= got;
         Some((Backing::Create, got))
+    }
+    /// The size of chunks that are created in the place of larger ones.
+    fn without_headroom(&self) -> PageCount {
+        self.survey.mapper.sizes.without_headroom(self.survey.goal.request.size)
     }
 }

@@ -48,7 +48,7 @@ impl Survey<'_> {
                 _ => unmapped.push(pages),
             }
         }
-        let mut filler = Filler::new(self, &used);
+        let mut filler = Filler::new(self, &(start..end), &used);
         for (number, pages) in unmapped.iter().enumerate() {
             // Behind the last pages a larger chunk may reach into empty ones.
             let is_last = number + 1 == unmapped.len() && pages.end.offset(page_bytes) >= end;
