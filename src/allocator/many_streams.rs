@@ -242,10 +242,13 @@ fn pending_blocks_cost_a_query_a_stream() {
     [first, large, larger].into_iter().for_each(|block| allocator.free(block).unwrap());
 }
 
+/// An allocator with a block of it and the stream that uses the block.
+type Used = (Allocator<Intercepted<ModelDriver, FreeDuringWait>>, DeviceAddr, StreamId);
+
 /// Frees a block that a stream uses, while the host waits for that stream.
 #[derive(Default)]
 struct FreeDuringWait {
-    allocator: OnceLock<(Allocator<Intercepted<ModelDriver, FreeDuringWait>>, DeviceAddr, StreamId)>,
+    allocator: OnceLock<Used>,
     freed: OnceLock<bool>,
 }
 
