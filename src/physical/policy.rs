@@ -60,9 +60,9 @@ const TIGHT_PART_OF_BUDGET: u64 = 8;
 /// later pins less of it,
 const PARTS_OF_A_LARGE_BLOCK: u64 = 16;
 /// or this many bytes, if that is more; and more again, in proportion, where the headroom is above `ROOMY` times the tight one.
-const UNDIVIDED_BYTES: u64 = 8 * MIB;
+const UNDIVIDED_BYTES: u64 = 10 * MIB;
 /// See `UNDIVIDED_BYTES`.
-const ROOMY: f64 = 2.0;
+const ROOMY: f64 = 1.5;
 /// Once there is no headroom left, free chunks above this part of a block are cut up for it.
 const PARTS_WITHOUT_HEADROOM: u64 = 512;
 /// Most bytes that a region of small blocks grows by at a time,
@@ -211,7 +211,7 @@ mod tests {
             let wanted = Wanted { pages: PageCount(51), covered: PageCount(covered), spare: PageCount(1000) };
             sizes.for_large_block(plenty, 100 * MIB, wanted)
         };
-        assert_eq!([0, 1, 3, 4, 50].map(size), [1, 1, 3, 4, 4].map(PageCount));
+        assert_eq!([0, 1, 3, 5, 50].map(size), [1, 1, 3, 5, 6].map(PageCount));
     }
 
     #[test]
