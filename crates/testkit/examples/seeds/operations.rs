@@ -1,0 +1,342 @@
+//! Sequences of operations.
+
+use gapless_testkit::{Failure::*, Misuse::*, Op, Op::*};
+
+/// A sequence: its name, the pages of the device, the pages of a chunk, and the operations.
+pub type Sequence = (&'static str, u8, u8, Vec<Op>);
+
+const PAGE: u32 = 64 << 10;
+
+fn alloc(pages: u32, stream: u8) -> Op {
+    Alloc { bytes: pages * PAGE, align: 9, stream }
+}
+
+/// Sequences that lead to states which are hard to find.
+pub fn sequences() -> Vec<Sequence> {
+    let free = |block| Free { block };
+    let range = |pages| ReserveRange { pages };
+    let grow = |range, pages, stream| GrowRange { range, pages, stream };
+    let shrink = |range, pages| ShrinkRange { range, pages };
+    let take = |to, from, pages, stream| TakeRange { to, from, pages, stream };
+    let holes = [alloc(2, 0), alloc(2, 0), alloc(2, 0), alloc(2, 0), free(0), free(1)];
+    vec![
+        (
+            "small_blocks",
+            8,
+            0,
+            vec![Alloc { bytes: 100, align: 0, stream: 0 }, Alloc { bytes: 0, align: 12, stream: 0 }, free(0)],
+        ),
+        ("harvest", 8, 0, [&holes[..], &[alloc(4, 0), free(2), alloc(2, 1)]].concat()),
+        (
+            "four_streams",
+            8,
+            0,
+            vec![
+                alloc(2, 0),
+                alloc(1, 1),
+                alloc(1, 2),
+                alloc(2, 3),
+                Hold { stream: 3 },
+                Write { block: 0, stream: 3 },
+                free(0),
+                alloc(2, 0),
+                free(0),
+                alloc(3, 2),
+            ],
+        ),
+        (
+            "behind_a_wait",
+            8,
+            0,
+            vec![Hold { stream: 1 }, alloc(8, 1), free(0), alloc(8, 0), Read { block: 0, stream: 0 }],
+        ),
+        (
+            "borrowed",
+            8,
+            0,
+            vec![alloc(3, 0), free(0), alloc(3, 1), Write { block: 0, stream: 2 }, free(0), alloc(3, 0)],
+        ),
+        ("shared", 8, 0, vec![Hold { stream: 1 }, alloc(8, 0), Read { block: 0, stream: 1 }, free(0), alloc(8, 0)]),
+        ("recreated", 8, 2, vec![alloc(4, 0), alloc(2, 0), free(0), alloc(6, 1), Trim { keep: 0 }]),
+        (
+            "aligned",
+            16,
+            0,
+            vec![Alloc { bytes: 3 * PAGE, align: 20, stream: 0 }, Alloc { bytes: 9, align: 20, stream: 1 }],
+        ),
+        (
+            "lower_budget",
+            8,
+            1,
+            vec![alloc(4, 0), alloc(4, 1), free(0), Budget { pages: 3 }, alloc(1, 1), Budget { pages: 8 }],
+        ),
+        ("others", 8, 0, vec![External { pages: 5 }, alloc(4, 0), External { pages: 0 }, alloc(4, 0), alloc(4, 0)]),
+        (
+            "failing",
+            8,
+            0,
+            [&holes[..], &[Fail { nth: 2, kind: Invalid }, alloc(4, 0), Fail { nth: 0, kind: NoMemory }, alloc(1, 2)]]
+                .concat(),
+        ),
+        (
+            "misuse",
+            8,
+            0,
+            vec![
+                alloc(1, 0),
+                Bad { misuse: FreeInside, block: 0 },
+                Bad { misuse: AllocTooMuch, block: 0 },
+                Bad { misuse: RecordForeignStream, block: 0 },
+                free(0),
+                Bad { misuse: FreeTwice, block: 0 },
+            ],
+        ),
+        (
+            "threads",
+            8,
+            0,
+            vec![
+                alloc(3, 0),
+                Thread { thread: 1 },
+                free(0),
+                Thread { thread: 2 },
+                alloc(3, 1),
+                Record { block: 0, stream: 0 },
+            ],
+        ),
+        (
+            // Memory of the first thread's own stream for the second thread's.
+            "own_streams",
+            8,
+            0,
+            vec![
+                Hold { stream: 3 },
+                alloc(8, 3),
+                free(0),
+                Thread { thread: 1 },
+                alloc(8, 3),
+                Write { block: 0, stream: 1 },
+                free(0),
+                alloc(4, 0),
+            ],
+        ),
+        (
+            "own_stream_used_elsewhere",
+            8,
+            0,
+            vec![
+                alloc(4, 3),
+                alloc(4, 0),
+                Hold { stream: 3 },
+                Write { block: 1, stream: 3 },
+                Thread { thread: 1 },
+                Write { block: 0, stream: 3 },
+                free(0),
+                free(0),
+                alloc(8, 3),
+                Thread { thread: 0 },
+                Read { block: 0, stream: 3 },
+            ],
+        ),
+        (
+            "watched",
+            8,
+            0,
+            vec![
+                Hold { stream: 1 },
+                alloc(1, 1),
+                Watch { stream: 1 },
+                Watch { stream: 2 },
+                Complete { stream: 1 },
+                Watch { stream: 1 },
+                Renew { stream: 1 },
+                Watch { stream: 1 },
+                Watch { stream: 0 },
+            ],
+        ),
+        (
+            "range",
+            8,
+            0,
+            vec![range(7), grow(0, 3, 0), WriteRange { range: 0, stream: 1 }, shrink(0, 2), grow(0, 4, 2), alloc(3, 0)],
+        ),
+        (
+            "range_out_of_heaps",
+            8,
+            0,
+            [&holes[..], &[range(7), grow(0, 4, 1), alloc(1, 0), DropRange { range: 0 }, alloc(4, 2)]].concat(),
+        ),
+        (
+            "range_behind_a_wait",
+            8,
+            0,
+            vec![Hold { stream: 1 }, alloc(8, 0), Read { block: 0, stream: 1 }, free(0), range(7), grow(0, 8, 2)],
+        ),
+        (
+            "pages_taken",
+            8,
+            0,
+            vec![
+                range(7),
+                range(7),
+                grow(0, 4, 0),
+                take(1, 0, 2, 1),
+                grow(0, 3, 0),
+                take(0, 1, 1, 2),
+                shrink(1, 1),
+                ReadRange { range: 0, stream: 1 },
+                DropRange { range: 0 },
+                alloc(6, 2),
+            ],
+        ),
+        (
+            "captured",
+            8,
+            0,
+            vec![
+                alloc(3, 1),
+                alloc(4, 0),
+                free(1),
+                BeginCapture { stream: 1 },
+                free(0),
+                alloc(2, 1),
+                Write { block: 0, stream: 1 },
+                alloc(5, 0),
+                free(0),
+                EndCapture { stream: 1 },
+                alloc(8, 0),
+            ],
+        ),
+        (
+            "replayed",
+            8,
+            0,
+            vec![
+                OpenPool,
+                BeginCapture { stream: 1 },
+                alloc(2, 1),
+                alloc(2, 1),
+                free(0),
+                EndCapture { stream: 1 },
+                Replay { graph: 0, stream: 2 },
+                Trim { keep: 0 },
+                alloc(4, 0),
+                alloc(2, 1),
+                free(0),
+                Budget { pages: 3 },
+                alloc(4, 1),
+                CloseHandle,
+            ],
+        ),
+        (
+            "replayed_on_two_streams",
+            8,
+            0,
+            vec![
+                OpenPool,
+                alloc(1, 1),
+                BeginCapture { stream: 1 },
+                Write { block: 0, stream: 1 },
+                BeginCapture { stream: 2 },
+                alloc(2, 2),
+                EndCapture { stream: 1 },
+                EndCapture { stream: 2 },
+                Replay { graph: 1, stream: 0 },
+                Read { block: 1, stream: 1 },
+                free(1),
+                Replay { graph: 0, stream: 2 },
+                alloc(3, 2),
+            ],
+        ),
+        (
+            // The new stream is not the one that the graph was captured on.
+            "replayed_without_its_stream",
+            8,
+            0,
+            vec![
+                OpenPool,
+                BeginCapture { stream: 1 },
+                alloc(3, 1),
+                EndCapture { stream: 1 },
+                free(0),
+                Renew { stream: 1 },
+                Replay { graph: 0, stream: 2 },
+                Trim { keep: 0 },
+                alloc(3, 1),
+            ],
+        ),
+        (
+            "range_captured",
+            8,
+            0,
+            vec![
+                range(7),
+                range(7),
+                grow(0, 4, 0),
+                take(1, 0, 2, 1),
+                BeginCapture { stream: 1 },
+                grow(0, 3, 0),
+                shrink(1, 1),
+                DropRange { range: 1 },
+                alloc(4, 2),
+                EndCapture { stream: 1 },
+                alloc(6, 2),
+            ],
+        ),
+        (
+            "handles",
+            8,
+            0,
+            vec![
+                CopyHandle,
+                alloc(2, 0),
+                DropHandle { handle: 0 },
+                CopyHandle,
+                CloseHandle,
+                free(0),
+                CloseHandle,
+                alloc(3, 1),
+                DropHandle { handle: 0 },
+            ],
+        ),
+        (
+            // A region of 32 pages, full but for three, and two free chunks of two pages.
+            "further_region",
+            4,
+            1,
+            vec![
+                Alloc { bytes: 100, align: 9, stream: 0 },
+                Alloc { bytes: 100, align: 9, stream: 1 },
+                alloc(1, 0),
+                alloc(3, 0),
+                alloc(28, 0),
+                free(3),
+                Trim { keep: 0 },
+                alloc(2, 1),
+                alloc(1, 1),
+                alloc(2, 1),
+                free(6),
+                free(4),
+                alloc(3, 0),
+                free(5),
+                alloc(2, 0),
+            ],
+        ),
+        (
+            "two_allocators",
+            8,
+            0,
+            vec![
+                alloc(5, 0),
+                OpenAllocator,
+                alloc(3, 1),
+                range(7),
+                UseAllocator { allocator: 0 },
+                free(0),
+                Trim { keep: 0 },
+                UseAllocator { allocator: 1 },
+                grow(0, 5, 0),
+            ],
+        ),
+    ]
+}
