@@ -48,6 +48,7 @@ impl<D: Device> Runner<D> {
             bytes,
             home: Some(stream),
             recorded: Vec::new(),
+            foreign: Vec::new(),
             last_user: stream,
             content: None,
             graph: None,
@@ -56,7 +57,7 @@ impl<D: Device> Runner<D> {
     }
 
     /// Queues work that fills a block.
-    fn write(&mut self, addr: DeviceAddr, stream: StreamId) {
+    pub(crate) fn write(&mut self, addr: DeviceAddr, stream: StreamId) {
         let seed = self.fresh_seed();
         if !self.captured(addr, stream, Some(seed)) {
             self.enter_pool(stream);
@@ -67,7 +68,7 @@ impl<D: Device> Runner<D> {
         self.block(addr).last_user = stream;
     }
 
-    fn block(&mut self, addr: DeviceAddr) -> &mut Block {
+    pub(crate) fn block(&mut self, addr: DeviceAddr) -> &mut Block {
         self.instance_mut().oracle.live.get_mut(&addr.0).expect("a live block")
     }
 
@@ -75,6 +76,9 @@ impl<D: Device> Runner<D> {
         let Some(block) = self.instance().oracle.block(number).cloned() else { return };
         // On the stream that last used it, so that the check adds no order that the allocator should have established.
         self.verify(&block, block.last_user);
+        if !self.wait_for_foreign_uses(&block) {
+            return;
+        }
         self.allocator().free(block.addr).expect("a live block can be freed");
         self.instance_mut().oracle.remove(block.addr.0);
     }

@@ -135,6 +135,7 @@ pub fn op(page_bytes: u64) -> impl Strategy<Value = Op> {
         1 => capture_op(),
         2 => graph_op(),
         1 => any::<u8>().prop_map(|stream| Op::Watch { stream }),
+        2 => (any::<u16>(), any::<u8>()).prop_map(|(block, stream)| Op::ForeignUse { block, stream }),
         1 => (0_u8..48).prop_map(|pages| Op::Budget { pages }),
         1 => (0_u8..24).prop_map(|pages| Op::External { pages }),
         2 => (0_u8..12, failure).prop_map(|(nth, kind)| Op::Fail { nth, kind }),

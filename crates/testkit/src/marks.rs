@@ -1,13 +1,15 @@
 //! Marks: streams whose use of other memory, such as another device's, is watched ([`Allocator::watch_stream`]).
 //!
 //! The runner records an event of its own before each mark. A mark must not count as passed before that event has completed.
+//! And it uses blocks on streams that their allocator is not told of: freed behind their marks, they must be safe to use again.
 //!
 //! [`Allocator::watch_stream`]: gapless::Allocator::watch_stream
 
 use crate::device::Device;
+use crate::oracle::Block;
 use crate::runner::{Instance, Runner};
 use gapless::allocator::{StreamError, StreamMark};
-use gapless::driver::{DriverError, EventHandle, StreamDriver};
+use gapless::driver::{DriverError, EventHandle, PER_THREAD_STREAM, StreamDriver, WorkDriver};
 use gapless::units::StreamId;
 
 /// Number of marks of an allocator, from which on the oldest is waited for when another one is made.
@@ -65,8 +67,65 @@ impl<D: Device> Runner<D> {
         }
     }
 
-    /// Destroys the events of an allocator that is about to end.
+    /// Fills a block on a stream that its allocator is not told of.
+    pub(crate) fn use_as_foreign(&mut self, number: u16, stream: StreamId) {
+        let Some(block) = self.instance().oracle.block(number).cloned() else { return };
+        let known = block.home == Some(stream) || block.recorded.contains(&stream);
+        if known || self.instance().pool.is_some() || stream == PER_THREAD_STREAM || self.driver.is_capturing(stream) {
+            return;
+        }
+        if self.order(block.last_user, stream) {
+            self.write(block.addr, stream);
+            if !block.foreign.contains(&stream) {
+                self.block(block.addr).foreign.push(stream);
+            }
+        }
+    }
+
+    /// Waits until the foreign uses of a block are over. Returns false where that is impossible now.
+    pub(crate) fn wait_for_foreign_uses(&self, block: &Block) -> bool {
+        block.foreign.iter().all(|stream| {
+            let waited = match self.allocator().watch_stream(*stream) {
+                Ok(watched) => {
+                    let mark = self.allocator().mark(watched);
+                    match self.allocator().has_passed(mark) {
+                        Ok(false) => self.allocator().wait_for(mark),
+                        other => other,
+                    }
+                }
+                Err(StreamError::Foreign { source, .. }) => Err(source),
+                Err(other) => panic!("watch_stream returned {other}"),
+            };
+            match waited {
+                Ok(waited) => {
+                    assert!(waited || self.may_be_capturing(), "nothing forbids to wait for {stream:?}");
+                    waited
+                }
+                Err(error) => {
+                    self.expect_injected(&error);
+                    false
+                }
+            }
+        })
+    }
+
+    /// Waits for the foreign uses on a stream, as a program does before it captures the stream: no mark can be made then.
+    pub(crate) fn end_foreign_uses(&mut self, stream: StreamId) {
+        let all = self.instances.iter_mut().flat_map(|instance| instance.oracle.live.values_mut());
+        for block in all.filter(|block| block.foreign.contains(&stream)) {
+            self.driver.inner().synchronize(stream).expect("a stream can be waited for");
+            block.foreign.retain(|user| *user != stream);
+            if block.last_user == stream {
+                block.last_user = block.home.unwrap_or(StreamId::DEFAULT);
+            }
+        }
+    }
+
+    /// Destroys the events of an allocator that is about to end, and waits for the foreign uses of its memory.
     pub(crate) fn forget_marks(&self, instance: &mut Instance<D>) {
+        for stream in instance.oracle.live.values().flat_map(|block| &block.foreign) {
+            self.driver.inner().synchronize(*stream).expect("a stream that is not captured");
+        }
         for mark in instance.marks.drain(..) {
             self.driver.inner().event_destroy(mark.before).expect("an event of the device");
         }

@@ -47,6 +47,15 @@ pub enum Op {
         /// Number of the stream.
         stream: u8,
     },
+    /// Queue work that fills a block, after its last use, on a stream that the block's allocator is not told of, as on one of
+    /// another device: the stream is watched, and its mark is waited for before the block is freed. Does nothing where the
+    /// allocator knows that the stream uses the block, for pools, and for a thread's own stream.
+    ForeignUse {
+        /// Number of the block.
+        block: u16,
+        /// Number of the stream.
+        stream: u8,
+    },
     /// Hold a stream: its work no longer completes by itself.
     Hold {
         /// Number of the stream.

@@ -24,6 +24,8 @@ pub struct Block {
     pub home: Option<StreamId>,
     /// The streams that were recorded on it.
     pub recorded: Vec<StreamId>,
+    /// The streams that its allocator was not told of.
+    pub foreign: Vec<StreamId>,
     /// The stream of the last work on it.
     pub last_user: StreamId,
     /// The seed of its content. `None` for a block of a pool, while nothing says what it holds.
@@ -35,13 +37,15 @@ pub struct Block {
 impl Block {
     /// Returns `true` if a stream allocated, recorded or used it.
     pub fn uses(&self, stream: StreamId) -> bool {
-        self.home == Some(stream) || self.last_user == stream || self.recorded.contains(&stream)
+        let known = self.home == Some(stream) || self.recorded.contains(&stream);
+        known || self.last_user == stream || self.foreign.contains(&stream)
     }
 
     /// Forgets a stream that is destroyed. The default stream runs behind it.
     pub fn leave(&mut self, stream: StreamId) {
         self.home = self.home.filter(|home| *home != stream);
         self.recorded.retain(|recorded| *recorded != stream);
+        self.foreign.retain(|user| *user != stream);
         if self.last_user == stream {
             self.last_user = StreamId::DEFAULT;
         }

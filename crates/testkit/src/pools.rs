@@ -116,6 +116,7 @@ impl<D: Device> Runner<D> {
     pub(crate) fn begin_capture(&mut self, stream: StreamId) {
         // Nobody but its thread can be sure that a thread's own stream lives.
         self.capture_unseen |= !self.world.kept || stream == PER_THREAD_STREAM;
+        self.end_foreign_uses(stream);
         for pool in self.instances.iter_mut().filter_map(|instance| instance.pool.as_mut()) {
             if pool.leave(stream) {
                 self.driver.inner().synchronize(stream).expect("a stream can be waited for");

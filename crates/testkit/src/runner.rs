@@ -221,6 +221,7 @@ impl<D: Device> Runner<D> {
             Op::Write { block, stream } => self.launch(block, self.stream(stream), true),
             Op::Read { block, stream } => self.launch(block, self.stream(stream), false),
             Op::Watch { stream } => self.watch(self.stream(stream)),
+            Op::ForeignUse { block, stream } => self.use_as_foreign(block, self.stream(stream)),
             Op::Hold { stream } => self.driver.hold(self.stream(stream)),
             Op::Complete { stream } => self.driver.complete(self.stream(stream)),
             Op::Resume { stream } => self.driver.resume(self.stream(stream)),
@@ -296,6 +297,7 @@ impl<D: Device> Runner<D> {
     /// Returns a handle of the current allocator, to be closed by the caller. Drops its ranges and other handles.
     pub fn into_allocator(mut self) -> Subject<D> {
         let mut instance = self.instances.swap_remove(self.current);
+        self.forget_marks(&mut instance);
         instance.ranges.clear();
         instance.handles.pop().expect("every allocator has a handle")
     }

@@ -47,6 +47,7 @@ pub fn cases(page: u32) -> Vec<Case> {
     let own_streams = World { own_streams: true, ..usual };
     let watched = [Hold { stream: 1 }, Watch { stream: 1 }, Renew { stream: 1 }, Watch { stream: 1 }];
     let watched = [&watched[..], &[Watch { stream: 2 }, Watch { stream: 1 }]].concat();
+    let foreign = [Hold { stream: 1 }, alloc(2, 0), ForeignUse { block: 0, stream: 1 }];
     let few_mappings = World { mapping_limit: 8, ..usual };
     let small = |stream| Alloc { bytes: 100, align: 9, stream };
     // The first arena has no free slot, the region of large blocks has a hole of four pages, and the free chunks have
@@ -96,6 +97,8 @@ pub fn cases(page: u32) -> Vec<Case> {
         case("a shared block freed", &[Hold { stream: 1 }, alloc(2, 0), Read { block: 0, stream: 1 }], free(0)),
         case("a stream watched", &[Hold { stream: 1 }, alloc(1, 0), Watch { stream: 1 }], Watch { stream: 2 }),
         Case { world: not_kept, ..case("a watched stream waited for", &watched, Watch { stream: 0 }) },
+        case("a block that another device uses", &foreign, free(0)),
+        Case { world: not_kept, ..case("such a use of a stream that is not kept", &foreign, free(0)) },
         case("trim", &cached_on_two, Trim { keep: 0 }),
         case("trim to a half", &[alloc(8, 0), free(0), alloc(2, 0)], Trim { keep: 4 }),
         case("trim of stale views", &[&holes[..], &[alloc(4, 0), free(2)]].concat(), Trim { keep: 1 }),

@@ -91,9 +91,10 @@ fn operation(record: &[u8]) -> Op {
         32 => Op::OpenPool,
         33 => Op::Replay { graph: small, stream },
         36 => Op::Watch { stream },
+        38 => Op::ForeignUse { block, stream: small },
         34 => Op::BeginCapture { stream },
         35 => Op::EndCapture { stream },
-        37 | 38 => Op::Alloc { bytes: bytes % (1 << 20), align: 9, stream },
+        37 => Op::Alloc { bytes: bytes % (1 << 20), align: 9, stream },
         39 => Op::Free { block },
         _ => Op::Bad { misuse: Misuse::ALL[usize::from(small) % Misuse::ALL.len()], block },
     }
@@ -142,6 +143,7 @@ pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
             Op::BeginCapture { stream } => (29, 0, u16::from(stream), 0),
             Op::EndCapture { stream } => (31, 0, u16::from(stream), 0),
             Op::Watch { stream } => (36, 0, u16::from(stream), 0),
+            Op::ForeignUse { block, stream } => (38, stream, block, 0),
             Op::OpenPool => (32, 0, 0, 0),
             Op::Replay { graph, stream } => (33, graph, u16::from(stream), 0),
         };

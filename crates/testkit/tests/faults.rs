@@ -52,6 +52,7 @@ fn every_call_of_every_operation_fails_once_on_host() {
 fn a_failure_that_cannot_be_undone_poisons_and_the_rest_goes_on() {
     let mut poisoned = 0;
     for case in cases(PAGE) {
+        let Alloc { bytes, stream, .. } = case.op else { continue };
         for first in [DriverCall::Map, DriverCall::SetAccess] {
             for nth in 0..12 {
                 let mut runner = Runner::<Model>::new(&case.world);
@@ -61,10 +62,7 @@ fn a_failure_that_cannot_be_undone_poisons_and_the_rest_goes_on() {
                 // All of these calls fail from the n-th one on.
                 let fault = Fault::nth(nth, DriverErrorKind::InvalidValue);
                 runner.driver().arm(fault.only([first, DriverCall::Unmap]).from_then_on());
-                let outcome = match case.op {
-                    Alloc { bytes, stream, .. } => runner.allocator().alloc(u64::from(bytes), runner.stream(stream)),
-                    _ => continue,
-                };
+                let outcome = runner.allocator().alloc(u64::from(bytes), runner.stream(stream));
                 runner.driver().disarm();
                 if let Ok(addr) = outcome {
                     runner.allocator().free(addr).unwrap();

@@ -21,7 +21,7 @@ fn any_sequence_on_model() {
 
 #[test]
 fn any_sequence_on_host() {
-    holds_on::<Host>(60, 60);
+    holds_on::<Host>(300, 60);
 }
 
 #[test]
