@@ -84,6 +84,8 @@ struct Block {
     bytes: u64,
     /// The stream of the last work on it.
     last_user: StreamId,
+    /// The streams that its allocator was not told of, as those of another device.
+    foreign: Vec<StreamId>,
     /// The seed of its content.
     seed: u64,
 }
@@ -392,7 +394,7 @@ impl<D: Device> Shared<'_, D> {
                     owned.insert(addr.0, end);
                 }
                 self.witness().fill(stream, addr, bytes, seed).expect("invariant 2: new memory can be written");
-                blocks.push(Block { addr, bytes, last_user: stream, seed });
+                blocks.push(Block { addr, bytes, last_user: stream, foreign: Vec::new(), seed });
             }
             Err(error) => {
                 self.progress.failed.fetch_add(1, Ordering::Relaxed);
@@ -406,8 +408,11 @@ impl<D: Device> Shared<'_, D> {
         }
     }
 
+    /// Uses a block on a stream, which is recorded, or watched until the block is freed.
     fn use_on(&self, block: &mut Block, stream: StreamId, seed: u64) {
-        if self.allocator.record_stream(block.addr, stream).is_err() {
+        if seed.is_multiple_of(4) && stream != PER_THREAD_STREAM {
+            block.foreign.push(stream);
+        } else if self.allocator.record_stream(block.addr, stream).is_err() {
             assert_eq!(self.stress.faults, Faults::Some, "a live block can be recorded");
             return;
         }
@@ -434,7 +439,20 @@ impl<D: Device> Shared<'_, D> {
 
     fn free(&self, block: Block) {
         self.verify(&block, block.last_user);
+        block.foreign.iter().for_each(|stream| self.wait_for_foreign_use(*stream));
         self.owned.lock().remove(&block.addr.0);
         self.allocator.free(block.addr).expect("a live block can be freed");
+    }
+
+    /// Waits until a stream that is watched has done what is queued on it: by itself after an injected failure, and while a
+    /// stream is captured that the allocator was not told to keep.
+    fn wait_for_foreign_use(&self, stream: StreamId) {
+        let wait = || {
+            let watched = self.allocator.watch_stream(stream).ok()?;
+            self.allocator.wait_for(self.allocator.mark(watched)).ok()
+        };
+        if wait() != Some(true) {
+            self.witness().synchronize(stream).expect("a stream that nobody captures");
+        }
     }
 }
