@@ -43,6 +43,8 @@ pub struct State {
     pub contexts: Mutex<Vec<Option<usize>>>,
     /// Pairs of devices, of which the first was given access to the `cuMemAlloc` memory of the second.
     pub peers_enabled: RwLock<HashSet<(usize, usize)>>,
+    /// Number of waits that took a processor's time.
+    pub spins: AtomicU64,
     next: AtomicU64,
 }
 
@@ -134,6 +136,8 @@ pub enum Accessor {
 pub struct Event {
     /// The context in which the event was created.
     pub context: Context,
+    /// Whether a thread that waits for it sleeps; it spins otherwise.
+    pub blocking: bool,
     /// The last recording, if any.
     pub recorded: Option<Marker>,
     /// The number of the capture that the last recording belongs to, if any.
@@ -179,6 +183,7 @@ impl State {
                 graphs: Mutex::default(),
                 contexts: Mutex::default(),
                 peers_enabled: RwLock::default(),
+                spins: AtomicU64::new(0),
                 next: AtomicU64::new(0),
             }
         })

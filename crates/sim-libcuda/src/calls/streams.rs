@@ -89,12 +89,15 @@ pub unsafe extern "C" fn cuStreamGetId(stream: *mut c_void, id: *mut u64) -> Cod
     unsafe { put(id, stream.id) }
 }
 
+/// `CU_EVENT_BLOCKING_SYNC`.
+const BLOCKING_SYNC: c_uint = 1;
+
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, _flags: c_uint) -> Code {
+pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, flags: c_uint) -> Code {
     let (state, _) = begin_current!("cuEventCreate");
     let token = state.token();
     let context = CURRENT.get().unwrap_or_default();
-    state.events.lock().insert(token, Event { context, ..Event::default() });
+    state.events.lock().insert(token, Event { context, blocking: flags & BLOCKING_SYNC != 0, ..Event::default() });
     // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(event, pointer(token)) }
 }
@@ -145,6 +148,7 @@ pub unsafe extern "C" fn cuEventSynchronize(event: *mut c_void) -> Code {
     let Some(event) = state.events.lock().get(&(event as u64)).cloned() else { return HANDLE };
     not_of_a_capture!(state, event);
     if let Some(marker) = event.recorded {
+        state.spins.fetch_add(u64::from(!event.blocking && !marker.is_complete()), Ordering::Relaxed);
         marker.wait();
     }
     state.devices[event.context.device].lost.load(Ordering::Acquire)

@@ -50,3 +50,9 @@ pub unsafe extern "C" fn gapless_sim_usage(device: c_int, counts: *mut [u64; 4])
     // SAFETY: null or valid for a write.
     unsafe { put(counts, [chunks, mappings, reservations, events].map(|count| count as u64)) }
 }
+
+/// Counts the waits for events that took a processor's time, since the event was not created for threads that sleep.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_sim_spins() -> u64 {
+    State::get().spins.load(Ordering::Relaxed)
+}
