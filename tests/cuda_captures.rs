@@ -248,3 +248,25 @@ fn a_process_has_47_bits_of_addresses() {
         }
     });
 }
+
+/// A host wait may come while the slow path of an allocator is locked: it must not take the time of a processor as well.
+#[test]
+fn a_host_wait_for_an_event_sleeps() {
+    let api = api();
+    let name = std::ffi::CString::new(library().to_str().unwrap()).unwrap();
+    // SAFETY: a NUL-terminated path of a library that is loaded.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
+    // SAFETY: a library that is loaded, and a name that ends with NUL.
+    let function = unsafe { libc::dlsym(handle, c"gapless_sim_spins".as_ptr()) };
+    assert!(!function.is_null());
+    // SAFETY: the type of that function.
+    let spins = unsafe { std::mem::transmute::<*mut std::ffi::c_void, extern "C" fn() -> u64>(function) };
+    let stream = api.driver.create_stream().unwrap();
+    let event = api.driver.event_create().unwrap();
+    api.driver.delay(stream, Duration::from_millis(20)).unwrap();
+    api.driver.event_record(event, stream).unwrap();
+    let before = spins();
+    api.driver.event_synchronize(event).unwrap();
+    assert_eq!(spins(), before);
+    api.driver.event_destroy(event).unwrap();
+}

@@ -72,7 +72,8 @@ impl StreamDriver for CudaDriver {
     fn event_create(&self) -> DriverResult<EventHandle> {
         let _guards = self.context.enter_outside_capture(DriverCall::EventCreate)?;
         let mut event = std::ptr::null_mut();
-        let flags = event_flags::CU_EVENT_DISABLE_TIMING.0;
+        // Threads that wait for it sleep: they may hold up others that want memory, and should not take a processor as well.
+        let flags = event_flags::CU_EVENT_DISABLE_TIMING.0 | event_flags::CU_EVENT_BLOCKING_SYNC.0;
         // SAFETY: the out-parameter is a valid pointer for the call.
         let result = unsafe { self.library.api().cuEventCreate(&raw mut event, flags) };
         self.library.check(DriverCall::EventCreate, "cuEventCreate", result)?;
