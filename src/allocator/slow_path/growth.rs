@@ -13,7 +13,6 @@ use super::plan::{Allowance, Goal, Plan, Recreation, free_chunks, plan};
 use crate::driver::{Driver, DriverError, MemoryDriver};
 use crate::pages::PageCount;
 use crate::physical::ChunkId;
-use crate::sync::Ordering;
 use crate::units::DeviceAddr;
 
 /// A request on its way through the slow path.
@@ -72,7 +71,8 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     /// [`AllocError`]; what was mapped and claimed has been undone.
     pub fn serve(mut self) -> Result<DeviceAddr, AllocError> {
         loop {
-            self.path.shared.counters.rounds.fetch_add(1, Ordering::Relaxed);
+            #[cfg(test)]
+            self.path.shared.counters.rounds.fetch_add(1, crate::sync::Ordering::Relaxed);
             self.settle_pending()?;
             if let Some(addr) = self.take_cached() {
                 return Ok(addr);

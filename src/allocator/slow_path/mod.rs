@@ -44,7 +44,7 @@ use crate::driver::{Counted, Driver, DriverError, MemoryDriver};
 use crate::pages::PageCount;
 use crate::physical::ChunkId;
 use crate::stream::StreamIndex;
-use crate::sync::{Mutex, MutexGuard, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 use crate::units::DeviceAddr;
 use growth::Growth;
 use mapper::Mapper;
@@ -104,7 +104,8 @@ impl Door {
         stream: &Stream,
         request: Request,
     ) -> Result<DeviceAddr, AllocError> {
-        shared.counters.slow_allocs.fetch_add(1, Ordering::Relaxed);
+        #[cfg(test)]
+        shared.counters.slow_allocs.fetch_add(1, crate::sync::Ordering::Relaxed);
         self.enter(shared, |path| {
             path.given = Some(stream.index);
             let addr = Growth::new(path, stream, request).serve()?;

@@ -1,14 +1,14 @@
 //! Directory: from an address to the heap that it belongs to, in a few loads and without a lock.
 //!
 //! Addresses are reserved in *arenas* of equal, power-of-two *slots*; a slot holds one region of one stream. So the slot
-//! is a shift away once the arena is known, and there are few arenas: each new one is larger than the one before.
+//! is a shift away once the arena is known, and there are few arenas: each has more slots than the one of its kind before.
 
 use super::region::RegionId;
 use crate::stream::{Slots, StreamIndex};
 use crate::sync::{AtomicU64, OnceLock, Ordering};
 use crate::units::DeviceAddr;
 
-/// Most arenas. With doubling sizes no address space holds as many, unless it is left in small pieces.
+/// Most arenas. With doubling numbers of slots no address space holds as many, unless it is left in small pieces.
 pub const MAX_ARENAS: usize = 64;
 
 /// The region in a slot.
