@@ -2,6 +2,7 @@
 //!
 //! The legacy default stream and the blocking streams of its context wait for each other.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
@@ -102,8 +103,7 @@ pub struct Stream {
     pub id: u64,
     blocking: bool,
     queue: Mutex<Queue>,
-    /// The capture in progress, if any.
-    pub capture: Mutex<Option<Capture>>,
+    capture: Mutex<Option<Capture>>,
 }
 
 struct Queue {
@@ -130,6 +130,28 @@ impl Stream {
         let queue = Mutex::new(Queue { sender, tail: None });
         let id = IDS.fetch_add(1, Ordering::Relaxed);
         Arc::new(Self { device: context.device, context, id, blocking, queue, capture: Mutex::new(None) })
+    }
+
+    /// Returns the capture in progress, if any.
+    pub fn capture(&self) -> Option<Capture> {
+        self.capture.lock().clone()
+    }
+
+    /// Begins or joins a capture. Returns `false` if the stream belongs to one already.
+    pub fn begin_capture(&self, capture: Capture) -> bool {
+        let mut own = self.capture.lock();
+        if own.is_some() {
+            return false;
+        }
+        *own = Some(capture);
+        note_change();
+        true
+    }
+
+    /// Leaves the capture in progress.
+    pub fn end_capture(&self) {
+        *self.capture.lock() = None;
+        note_change();
     }
 
     /// Returns the marker of the last operation in the queue.
@@ -186,6 +208,7 @@ impl Streams {
         };
         drop(destroyed);
         self.created.lock().insert(handle, Stream::new(context, blocking));
+        note_change();
         handle
     }
 
@@ -197,6 +220,7 @@ impl Streams {
             return false;
         };
         self.destroyed.lock().push((handle, stream));
+        note_change();
         true
     }
 
@@ -226,10 +250,33 @@ impl Streams {
         }
     }
 
-    /// Returns what `ask` says of the stream of a handle that was created in `context`; none for other handles. Asking costs
-    /// about as little as on a device.
-    pub fn ask_created<T>(&self, handle: u64, context: Context, ask: impl FnOnce(&Stream) -> T) -> Option<T> {
-        self.created.lock().get(&handle).filter(|stream| stream.context == context).map(|stream| ask(stream))
+    /// Returns what `tell` says of the capture of the stream of a handle that was created in `context`; none for other handles.
+    ///
+    /// A handle of a device is the address of its stream, and such a question takes no lock. So each thread remembers its last
+    /// answer here, until a stream or a capture changes.
+    pub fn capture_of_created<T>(
+        &self,
+        handle: u64,
+        context: Context,
+        tell: impl Fn(Option<&Capture>) -> T,
+    ) -> Option<T> {
+        // Acquire: pairs with the change, so that one that comes before this call in the order of the program is seen.
+        let (key, changes) = ((handle, context), CHANGES.load(Ordering::Acquire));
+        let remembered = ANSWER.try_with(|answer| {
+            let answer = answer.borrow();
+            answer
+                .as_ref()
+                .filter(|last| last.key == key && last.changes == changes)
+                .map(|last| tell(last.capture.as_ref()))
+        });
+        if let Ok(Some(told)) = remembered {
+            return Some(told);
+        }
+        let capture = self.created.lock().get(&handle).filter(|stream| stream.context == context)?.capture();
+        let told = tell(capture.as_ref());
+        // A thread that is ending remembers nothing.
+        let _ = ANSWER.try_with(|answer| answer.replace(Some(Answer { key, changes, capture })));
+        Some(told)
     }
 
     /// Returns the streams of `device`.
@@ -282,18 +329,37 @@ impl Streams {
             return None;
         }
         let blocking = self.of_device(stream.device).into_iter().filter(|other| other.blocking);
-        blocking.into_iter().find_map(|other| other.capture.lock().clone())
+        blocking.into_iter().find_map(|other| other.capture())
     }
 
     /// Returns the streams that belong to a capture.
     pub fn of_capture(&self, id: u64) -> Vec<Arc<Stream>> {
-        let belongs = |stream: &Arc<Stream>| stream.capture.lock().as_ref().is_some_and(|capture| capture.id == id);
+        let belongs = |stream: &Arc<Stream>| stream.capture().is_some_and(|capture| capture.id == id);
         self.all().into_iter().filter(belongs).collect()
     }
 
     fn legacy(&self, context: Context) -> Arc<Stream> {
         Arc::clone(self.legacy.lock().entry(context).or_insert_with(|| Stream::new(context, true)))
     }
+}
+
+/// Number of streams created and destroyed, and of captures begun, joined and left.
+static CHANGES: AtomicU64 = AtomicU64::new(0);
+
+fn note_change() {
+    // Release: pairs with the load of those who remember an answer.
+    CHANGES.fetch_add(1, Ordering::Release);
+}
+
+thread_local! {
+    static ANSWER: RefCell<Option<Answer>> = const { RefCell::new(None) };
+}
+
+/// The capture that a stream belonged to when it was last asked for.
+struct Answer {
+    key: (u64, Context),
+    changes: u64,
+    capture: Option<Capture>,
 }
 
 /// Hashes handles, which are tokens of a counter.

@@ -235,7 +235,7 @@ pub unsafe extern "C" fn cuCtxSynchronize() -> Code {
     // A context whose streams are captured cannot be waited for, whatever the capture mode of the calling thread.
     let mut captured = false;
     for stream in &streams {
-        if let Some(capture) = stream.capture.lock().as_ref() {
+        if let Some(capture) = stream.capture() {
             capture.invalidate();
             captured = true;
         }

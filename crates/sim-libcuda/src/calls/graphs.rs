@@ -6,7 +6,7 @@ use super::*;
 pub unsafe extern "C" fn cuStreamIsCapturing(stream: *mut c_void, status: *mut c_uint) -> Code {
     let (state, device) = begin_current!("cuStreamIsCapturing");
     let stream = ask_stream!(state, stream, device);
-    let now = stream.capture.lock().as_ref().map_or(0, status_of);
+    let now = stream.capture().as_ref().map_or(0, status_of);
     // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(status, now) }
 }
@@ -22,15 +22,14 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v3(
     _count: *mut usize,
 ) -> Code {
     let (state, device) = begin_current!("cuStreamGetCaptureInfo_v3");
-    let ask = |stream: &Stream| {
-        let capture = stream.capture.lock();
-        let number = capture.as_ref().filter(|capture| capture.is_valid()).map(|capture| capture.id);
-        (capture.as_ref().map_or(0, status_of), number)
+    let tell = |capture: Option<&Capture>| {
+        let number = capture.filter(|capture| capture.is_valid()).map(|capture| capture.id);
+        (capture.map_or(0, status_of), number)
     };
     let context = CURRENT.get().unwrap_or_default();
-    let (now, number) = match state.streams.ask_created(stream as u64, context, ask) {
+    let (now, number) = match state.streams.capture_of_created(stream as u64, context, tell) {
         Some(answer) => answer,
-        None => ask(&*ask_stream!(state, stream, device)),
+        None => tell(ask_stream!(state, stream, device).capture().as_ref()),
     };
     if let Some(number) = number.filter(|_| !id.is_null()) {
         // SAFETY: not null, so valid for a write (the driver API's contract).
@@ -48,7 +47,7 @@ fn status_of(capture: &Capture) -> c_uint {
 /// Ends a capture without a graph, if it is still in progress.
 pub(super) fn invalidate(state: &State, id: u64) {
     for stream in state.streams.of_capture(id) {
-        if let Some(capture) = stream.capture.lock().as_ref() {
+        if let Some(capture) = stream.capture() {
             capture.invalidate();
         }
     }
@@ -63,7 +62,7 @@ pub(super) enum InCapture {
 /// A wait of `stream` for `event`, as far as captures are concerned: a stream that waits for an event of a capture joins
 /// the capture. Operations of a capture are in the order of the calls, so there is nothing to wait for.
 pub(super) fn wait_in_capture(state: &State, stream: &Stream, event: &Event) -> Result<InCapture, Code> {
-    let own = stream.capture.lock().clone();
+    let own = stream.capture();
     match (&own, event.captured) {
         (None, None) => Ok(InCapture::No),
         (Some(capture), None) => {
@@ -78,8 +77,8 @@ pub(super) fn wait_in_capture(state: &State, stream: &Stream, event: &Event) -> 
         }
         (None, Some(id)) => {
             let members = state.streams.of_capture(id);
-            let found = members.first().and_then(|member| member.capture.lock().as_ref().map(Capture::joined));
-            *stream.capture.lock() = Some(found.ok_or(E::CUDA_ERROR_CAPTURED_EVENT.0)?);
+            let found = members.first().and_then(|member| member.capture()).ok_or(E::CUDA_ERROR_CAPTURED_EVENT.0)?;
+            stream.begin_capture(found.joined());
             Ok(InCapture::Yes)
         }
     }
@@ -95,19 +94,14 @@ pub unsafe extern "C" fn cuStreamBeginCapture_v2(stream: *mut c_void, mode: c_ui
         return INVALID;
     }
     let stream = find_stream!(state, stream, device);
-    let mut capture = stream.capture.lock();
-    if capture.is_some() {
-        return E::CUDA_ERROR_ILLEGAL_STATE.0;
-    }
-    *capture = Some(Capture::begin(state.token(), mode));
-    OK
+    if stream.begin_capture(Capture::begin(state.token(), mode)) { OK } else { E::CUDA_ERROR_ILLEGAL_STATE.0 }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamEndCapture(stream: *mut c_void, graph: *mut *mut c_void) -> Code {
     let (state, device) = begin_current!("cuStreamEndCapture");
     let stream = find_stream!(state, stream, device);
-    let Some(capture) = stream.capture.lock().clone() else { return E::CUDA_ERROR_ILLEGAL_STATE.0 };
+    let Some(capture) = stream.capture() else { return E::CUDA_ERROR_ILLEGAL_STATE.0 };
     if !capture.origin {
         return E::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED.0;
     }
@@ -115,7 +109,7 @@ pub unsafe extern "C" fn cuStreamEndCapture(stream: *mut c_void, graph: *mut *mu
         return E::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD.0;
     }
     for stream in state.streams.of_capture(capture.id) {
-        *stream.capture.lock() = None;
+        stream.end_capture();
     }
     if !capture.is_valid() {
         // SAFETY: guaranteed by the driver API's contract.

@@ -83,7 +83,7 @@ fn breaks_a_capture(state: &State) -> bool {
     let here = std::thread::current().id();
     let mut broken = false;
     for stream in state.streams.all() {
-        if let Some(capture) = stream.capture.lock().as_ref()
+        if let Some(capture) = stream.capture()
             && capture.mode != RELAXED
             && (capture.thread == here || (mode == GLOBAL && capture.mode == GLOBAL))
         {

@@ -6,7 +6,7 @@ use super::*;
 /// Returns an error if the stream is being captured, which ends the capture.
 macro_rules! not_captured {
     ($stream:expr) => {
-        if let Some(capture) = $stream.capture.lock().as_ref() {
+        if let Some(capture) = $stream.capture() {
             capture.invalidate();
             return CAPTURE;
         }
@@ -82,7 +82,7 @@ pub unsafe extern "C" fn cuStreamGetCtx(stream: *mut c_void, context: *mut *mut 
 pub unsafe extern "C" fn cuStreamGetId(stream: *mut c_void, id: *mut u64) -> Code {
     let (state, device) = begin_current!("cuStreamGetId");
     let stream = ask_stream!(state, stream, device);
-    if stream.capture.lock().is_some() {
+    if stream.capture().is_some() {
         return CAPTURE;
     }
     // SAFETY: guaranteed by the driver API's contract.
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) 
     if event.context != stream.context {
         return HANDLE;
     }
-    let captured = stream.capture.lock().as_ref().map(|capture| capture.id);
+    let captured = stream.capture().map(|capture| capture.id);
     // Queue an empty operation, so that the event completes in stream order on an idle stream too.
     state.streams.queue(&stream, Op::Run(Arc::new(|| {})));
     *event = Event { recorded: stream.tail(), captured, ..*event };
