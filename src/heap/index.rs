@@ -5,8 +5,8 @@
 //!   of `far`; `near` is empty only when `far` is, and never longer than [`NEAR`].
 //!
 //! Cost: a removal or an insertion touches one bin; it is O(1) while the bin has at most [`NEAR`] entries, and O(log n)
-//! beyond. The common case, a block that is freed and allocated again, is a push and a pop at the end of a short
-//! vector.
+//! beyond. The common cases are a block that is freed and allocated again, a push and a pop at the end of a short vector,
+//! and a large block that loses a little at its start and gets it back: its entry changes in its place.
 
 use super::bins::{BINS, BinMap, bin_of};
 use std::collections::BTreeSet;
@@ -103,6 +103,17 @@ impl Bin {
         true
     }
 
+    /// Puts `grown` in the place of `block` if that is the smallest entry, and stays so. Returns whether it did.
+    #[inline]
+    fn grow_smallest(&mut self, block: FreeBlock, grown: FreeBlock) -> bool {
+        match self.near.as_mut_slice() {
+            [.., next, last] if *last == block && *next > grown => *last = grown,
+            [only] if *only == block && self.far.is_empty() => *only = grown,
+            _ => return false,
+        }
+        true
+    }
+
     /// Removes the smallest entry. There is one.
     #[inline]
     fn pop(&mut self) {
@@ -181,24 +192,55 @@ impl FreeIndex {
         self.count_removed(bin, block.size);
     }
 
-    /// Removes and returns the smallest block of at least `size` bytes, the lowest if there are several.
+    /// Takes `size` bytes from the start of the smallest block that has so many, the lowest if there are several, and returns
+    /// that block as it was. The rest of it stays in the index.
     #[inline]
-    pub fn take_best(&mut self, size: u64) -> Option<FreeBlock> {
+    pub fn take(&mut self, size: u64) -> Option<FreeBlock> {
         let bin = self.map.next_from(bin_of(size))?;
-        let smallest = *self.bins[bin].near.last().expect("I1: a marked bin has an entry, I2: which is near");
-        if smallest.size < size {
+        let near = &mut self.bins[bin].near;
+        let smallest = near.last_mut().expect("I1: a marked bin has an entry, I2: which is near");
+        let found = *smallest;
+        if found.size < size {
             return self.take_above_smallest(size);
         }
+        let rest = FreeBlock { size: found.size - size, offset: found.offset + size };
+        if rest.size > 0 && bin_of(rest.size) == bin {
+            // Smaller than before, it is still the smallest one.
+            *smallest = rest;
+            self.bytes -= size;
+            return Some(found);
+        }
         self.bins[bin].pop();
-        self.count_removed(bin, smallest.size);
-        Some(smallest)
+        self.count_removed(bin, found.size);
+        if rest.size > 0 {
+            self.insert(rest);
+        }
+        Some(found)
     }
 
-    /// As [`take_best`](Self::take_best), where the bin of that size has smaller blocks as well.
+    /// As [`take`](Self::take), where the bin of that size has smaller blocks as well.
     fn take_above_smallest(&mut self, size: u64) -> Option<FreeBlock> {
         let best = self.best_fit(size)?;
         self.remove(best);
+        if best.size > size {
+            self.insert(FreeBlock { size: best.size - size, offset: best.offset + size });
+        }
         Some(best)
+    }
+
+    /// Puts the larger block `grown` in the place of `block`, which is in the index.
+    ///
+    /// # Panics
+    /// Panics if `block` is not in the index.
+    #[inline]
+    pub fn grow(&mut self, block: FreeBlock, grown: FreeBlock) {
+        let bin = bin_of(block.size);
+        if bin_of(grown.size) == bin && self.bins[bin].grow_smallest(block, grown) {
+            self.bytes += grown.size - block.size;
+            return;
+        }
+        self.remove(block);
+        self.insert(grown);
     }
 
     #[inline]
@@ -298,7 +340,8 @@ mod tests {
                 let size = (1 + random(&mut state) % spread) * GRANULE;
                 match random(&mut state) % 5 {
                     0..=2 => {
-                        let block = FreeBlock { size, offset: step * GRANULE };
+                        // So far apart that what is left of two blocks differs.
+                        let block = FreeBlock { size, offset: step << 40 };
                         index.insert(block);
                         oracle.insert(block);
                     }
@@ -306,12 +349,22 @@ mod tests {
                         let expected = oracle.range(FreeBlock { size, offset: 0 }..).next().copied();
                         assert_eq!(index.best_fit(size), expected);
                         if let Some(block) = expected {
-                            if step % 2 == 0 {
-                                assert_eq!(index.take_best(size), expected);
-                            } else {
-                                index.remove(block);
-                            }
                             oracle.remove(&block);
+                            match step % 4 {
+                                0 | 1 => {
+                                    assert_eq!(index.take(size), expected);
+                                    let rest = FreeBlock { size: block.size - size, offset: block.offset + size };
+                                    if rest.size > 0 {
+                                        oracle.insert(rest);
+                                    }
+                                }
+                                2 => {
+                                    let grown = FreeBlock { size: block.size + size, offset: block.offset };
+                                    index.grow(block, grown);
+                                    oracle.insert(grown);
+                                }
+                                _ => index.remove(block),
+                            }
                         }
                     }
                     _ => {

@@ -103,7 +103,7 @@ impl Heap {
     /// large enough.
     #[inline]
     pub fn alloc(&mut self, size: u64, waste: u16) -> Option<u64> {
-        let found = self.free.take_best(size)?;
+        let found = self.free.take(size)?;
         let block = self.table.get_mut(found.offset).expect("I3: an indexed block is in the table");
         debug_assert!(block.state == BlockState::Free && block.size == found.size);
         block.state = BlockState::Live;
@@ -304,11 +304,11 @@ impl Heap {
         self.live_count -= 1;
     }
 
-    /// Inserts the free remainder of a block that was split. The next block is not free (I2), so nothing is merged.
+    /// Adds the free remainder of a block that was split, which is in the index. The next block is not free (I2), so nothing is
+    /// merged.
     #[inline]
     fn insert_rest(&mut self, offset: u64, size: u64, prev_size: u64, epoch: u32) {
         self.table.insert(Block { offset, size, prev_size, epoch, waste: 0, state: BlockState::Free, shared: false });
-        self.free.insert(FreeBlock { size, offset });
         self.set_prev_size(offset + size, size);
         if stretch_of(offset) != stretch_of(offset - prev_size) {
             self.starts.add(stretch_of(offset));
@@ -335,42 +335,44 @@ impl Heap {
     #[inline]
     fn merge_free(&mut self, slot: usize, block: Block, epoch: u32) {
         let mut merged = Block { epoch, waste: 0, state: BlockState::Free, shared: false, ..block };
-        let (mut into, mut following_slot) = (slot, None);
+        let (mut preceding, mut following) = (None, None);
         let next = block.offset + block.size;
         if next != self.extent {
             let slot = self.table.find(next).expect("I1: blocks tile the heap");
-            let following = *self.table.at(slot);
-            if following.state == BlockState::Free {
-                self.free.remove(FreeBlock { size: following.size, offset: next });
-                following_slot = Some(slot);
-                merged.size += following.size;
-                merged.epoch = merged.epoch.max(following.epoch);
+            let other = *self.table.at(slot);
+            if other.state == BlockState::Free {
+                following = Some((slot, other.as_free()));
+                merged.size += other.size;
+                merged.epoch = merged.epoch.max(other.epoch);
             }
         }
         if block.offset != 0 {
-            let before = block.offset - block.prev_size;
-            let slot = self.table.find(before).expect("I1: blocks tile the heap");
-            let preceding = *self.table.at(slot);
-            if preceding.state == BlockState::Free {
-                self.free.remove(FreeBlock { size: preceding.size, offset: before });
-                into = slot;
-                merged.offset = before;
-                merged.size += preceding.size;
-                merged.prev_size = preceding.prev_size;
-                merged.epoch = merged.epoch.max(preceding.epoch);
+            let slot = self.table.find(block.offset - block.prev_size).expect("I1: blocks tile the heap");
+            let other = *self.table.at(slot);
+            if other.state == BlockState::Free {
+                preceding = Some((slot, other.as_free()));
+                merged.offset = other.offset;
+                merged.size += other.size;
+                merged.prev_size = other.prev_size;
+                merged.epoch = merged.epoch.max(other.epoch);
             }
         }
-        *self.table.at_mut(into) = merged;
-        self.free.insert(FreeBlock { size: merged.size, offset: merged.offset });
-        if merged.size == block.size {
-            return;
+        *self.table.at_mut(preceding.map_or(slot, |(slot, _)| slot)) = merged;
+        let grown = merged.as_free();
+        match (preceding, following) {
+            (None, None) => return self.free.insert(grown),
+            (Some((_, other)), None) | (None, Some((_, other))) => self.free.grow(other, grown),
+            (Some((_, before)), Some((_, after))) => {
+                self.free.remove(after);
+                self.free.grow(before, grown);
+            }
         }
         let end = merged.offset + merged.size;
-        if let Some(slot) = following_slot {
+        if let Some((slot, _)) = following {
             self.table.remove_at(slot);
             self.forget_start(next, merged.offset, end);
         }
-        if into != slot {
+        if preceding.is_some() {
             // The removal just above may have moved it.
             self.table.remove(block.offset);
             self.forget_start(block.offset, merged.offset, end);

@@ -8,6 +8,7 @@
 //! - I2  at most [`limit`] slots are occupied.
 
 use super::bins::GRANULE;
+use super::index::FreeBlock;
 use crate::host_memory;
 
 /// The state of a block.
@@ -48,6 +49,14 @@ pub struct Block {
     pub state: BlockState,
     /// For live blocks: other streams also use the block. The heap's owner knows which.
     pub shared: bool,
+}
+
+impl Block {
+    /// The entry of a free block in the free index.
+    #[inline]
+    pub fn as_free(&self) -> FreeBlock {
+        FreeBlock { size: self.size, offset: self.offset }
+    }
 }
 
 /// The `offset` of an empty slot.
