@@ -59,6 +59,8 @@ pub use units::{ByteSize, DeviceAddr, StreamId};
 pub mod internals {
     pub use crate::heap::Heap;
     pub use crate::stream::{Entries, StreamTable};
+    #[cfg(loom)]
+    pub use crate::sync::RawAsymmetricMutex;
 }
 
 /// Compiles and runs the Rust example of the readme with the other examples in the documentation.

@@ -5,7 +5,7 @@
 use gapless::Allocator;
 use gapless::allocator::ChunkPolicy;
 use gapless::driver::{HoldStreams, MemoryDriver, ModelConfig, ModelDriver, WorkDriver};
-use gapless::internals::{Entries, StreamTable};
+use gapless::internals::{Entries, RawAsymmetricMutex, StreamTable};
 use gapless::units::StreamId;
 use gapless_testkit::Witness;
 use std::sync::Arc;
@@ -59,6 +59,34 @@ fn entries_are_numbered() {
         numbers.sort_unstable();
         assert_eq!(numbers, [0, 1, 2]);
         assert_eq!(entries.iter().count(), 3);
+    });
+}
+
+/// Two threads are never in the section at once, and a thread that sleeps is woken: loom reports a run in which all sleep.
+#[test]
+fn a_plain_store_unlocks() {
+    struct Locked(RawAsymmetricMutex, loom::cell::UnsafeCell<u32>);
+    // SAFETY: the cell is used with the lock taken; loom checks that.
+    unsafe impl Sync for Locked {}
+    let add = |locked: &Locked| {
+        locked.0.lock();
+        // SAFETY: nobody else has the lock.
+        locked.1.with_mut(|sum| unsafe { *sum += 1 });
+        locked.0.unlock();
+    };
+    bounded(3, move || {
+        let locked = Arc::new(Locked(RawAsymmetricMutex::new(), loom::cell::UnsafeCell::new(0)));
+        let threads = [0, 1].map(|_| {
+            let locked = Arc::clone(&locked);
+            loom::thread::spawn(move || add(&locked))
+        });
+        add(&locked);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        locked.0.lock();
+        // SAFETY: as above.
+        assert_eq!(locked.1.with(|sum| unsafe { *sum }), 3);
     });
 }
 

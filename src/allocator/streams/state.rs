@@ -7,7 +7,7 @@ use super::region::{Region, RegionId, Regions};
 use crate::driver::StreamIdentity;
 use crate::heap::GRANULE;
 use crate::stream::{Reach, StreamClock, StreamIndex};
-use crate::sync::{AtomicBool, AtomicU64, CachePadded, Mutex, MutexGuard, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, CachePadded, HotMutex, HotMutexGuard, Mutex, Ordering};
 use crate::units::{DeviceAddr, StreamId};
 use std::collections::HashMap;
 
@@ -157,7 +157,7 @@ pub struct Stream {
     captured: AtomicBool,
     /// A block of its regions may be pending.
     has_pending: AtomicBool,
-    state: CachePadded<Mutex<StreamState>>,
+    state: CachePadded<HotMutex<StreamState>>,
 }
 
 impl Stream {
@@ -171,7 +171,7 @@ impl Stream {
             number: AtomicU64::new(identity.number),
             captured: AtomicBool::new(false),
             has_pending: AtomicBool::new(false),
-            state: CachePadded::new(Mutex::new(StreamState {
+            state: CachePadded::new(HotMutex::new(StreamState {
                 regions: Regions::default(),
                 epoch: 1,
                 epoch_base: 0,
@@ -237,13 +237,13 @@ impl Stream {
 
     /// Locks the state. Never held during a driver call.
     #[inline]
-    pub fn lock(&self) -> MutexGuard<'_, StreamState> {
+    pub fn lock(&self) -> HotMutexGuard<'_, StreamState> {
         self.state.lock()
     }
 }
 
 /// The locked states of all streams, in the order of their numbers.
-pub type AllStates<'a> = Vec<MutexGuard<'a, StreamState>>;
+pub type AllStates<'a> = Vec<HotMutexGuard<'a, StreamState>>;
 
 /// Sum of the requested live bytes of all streams.
 pub fn live_bytes(states: &AllStates<'_>) -> u64 {

@@ -1,4 +1,4 @@
-//! The model checkers: `src/sync.rs` puts their locks and atomics in the place of the ordinary ones.
+//! The model checkers: `src/sync` puts their locks and atomics in the place of the ordinary ones.
 //!
 //! Each has a build folder of its own, since its flags would have everything rebuilt every time.
 

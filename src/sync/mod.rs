@@ -4,6 +4,12 @@
 //! The simulated drivers take their locks from [`unseen`]: they represent a device, and a checker that switched threads
 //! inside them would explore the device instead of the allocator.
 
+#[cfg(not(shuttle))]
+mod asymmetric;
+
+#[cfg(loom)]
+pub use asymmetric::RawAsymmetricMutex;
+
 pub use crossbeam::queue::SegQueue;
 pub use crossbeam::utils::CachePadded;
 pub use std::sync::Arc;
@@ -18,6 +24,12 @@ pub mod unseen {
 mod real {
     pub use parking_lot::{Mutex, MutexGuard};
     pub use std::sync::OnceLock;
+
+    /// A lock of the hot path.
+    pub type HotMutex<T> = parking_lot::lock_api::Mutex<super::asymmetric::RawAsymmetricMutex, T>;
+    /// The right to use what a [`HotMutex`] protects.
+    pub type HotMutexGuard<'a, T> = parking_lot::lock_api::MutexGuard<'a, super::asymmetric::RawAsymmetricMutex, T>;
+
     pub use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 }
 
@@ -53,6 +65,8 @@ mod checked {
             self.0.lock().expect("a panic ends the run")
         }
     }
+
+    pub use {Mutex as HotMutex, MutexGuard as HotMutexGuard};
 
     /// Shuttle switches threads at its own locks only, so a cell that never blocks can be the real one.
     #[cfg(shuttle)]
