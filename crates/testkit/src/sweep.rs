@@ -106,7 +106,11 @@ pub fn cases(page: u32) -> Vec<Case> {
         case("a peer that reaches a pool", &in_flight(&[free(0), alloc(3, 1)]), peer),
         case("a peer that reaches two allocators", &[alloc(3, 0), OpenAllocator, alloc(2, 1)], peer),
         case("growth within a peer's reach", &[alloc(3, 0), peer], alloc(3, 1)),
-        case("stale views within a peer's reach", &[&holes[..], &[alloc(4, 0), peer, free(2)]].concat(), alloc(2, 1)),
+        case(
+            "stale views within a peer's reach",
+            &[&holes[..], &[alloc(4, 0), peer, free(2), free(0)]].concat(),
+            alloc(6, 0),
+        ),
         case("growth once a peer has left", &[alloc(3, 0), peer, RemovePeer { peer: 0 }], alloc(3, 1)),
         case("trim", &cached_on_two, Trim { keep: 0 }),
         case("trim to a half", &[alloc(8, 0), free(0), alloc(2, 0)], Trim { keep: 4 }),

@@ -176,7 +176,7 @@ pub fn sequences() -> Vec<Sequence> {
             0,
             [
                 &holes[..],
-                &[alloc(4, 0), AddPeer { peer: 0 }, free(2), alloc(2, 1), ForeignUse { block: 2, stream: 2 }],
+                &[alloc(4, 0), AddPeer { peer: 0 }, free(2), free(0), alloc(6, 0), ForeignUse { block: 1, stream: 2 }],
                 &[free(0), RemovePeer { peer: 0 }, alloc(2, 2), AddPeer { peer: 1 }, alloc(1, 0), Trim { keep: 0 }],
             ]
             .concat(),
