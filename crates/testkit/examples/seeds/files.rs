@@ -299,6 +299,36 @@ pub fn calls() -> Seeds {
                 .flat_map(|how| [on(0, 2, 0), (235, 0, 2, *how, 0), give(0, 0), on(0, 2, 0), give(0, 0)])
                 .collect(),
         ),
+        // The last use is on the default stream, or on the second of two of the other device.
+        ("freed_on_the_default_stream", vec![on(0, 2, 129), (215, 0, 130, 0, 0), on(0, 2, 129), give(0, 0)]),
+        (
+            "two_foreign_streams",
+            vec![on(0, 2, 0), (115, 0, 0, 130, 0), (115, 0, 0, 131, 0), give(0, 0), (235, 0, 130, 100, 0)],
+        ),
+        // What the main allocator holds free is worth less than a pool's request, than a lower budget, and counts.
+        (
+            "budgets_of_pools",
+            vec![
+                (135, 0, 200, 0, 0.5_f32.to_bits()),
+                on(0, 12, 0),
+                begin(0),
+                give(0, 0),
+                on(0, 14, 0),
+                (155, 0, 1, 0, 3),
+                end(0),
+                on(0, 1, 0),
+                (135, 0, 200, 0, 0.25_f32.to_bits()),
+                give(0, 1),
+                give(0, 0),
+                (17, 0, 2, 0, 0),
+                on(0, 7, 0),
+                begin(1),
+                give(0, 0),
+                (135, 0, 200, 0, 0.125_f32.to_bits()),
+                on(0, 3, 0),
+                (155, 0, 1, 0, 3),
+            ],
+        ),
         // What the other device uses is most of the memory: the next request has to wait for it.
         (
             "foreign_stream_waited_for",

@@ -106,6 +106,7 @@ impl Calls {
         self.expect(status, &[if book.is_some() { GAPLESS_OK } else { GAPLESS_ERROR_INVALID_HANDLE }], record);
         if let (Some(book), GAPLESS_OK) = (book, status) {
             assert_eq!(self.figures(book).budget_bytes, bytes);
+            self.books[book].whole = None;
         }
     }
 

@@ -40,6 +40,9 @@ impl Calls {
             assert!(known || gapless_last_error_kind() == GAPLESS_KIND_TOO_LARGE, "{record:?}: {}", told());
             if check_report(bytes) {
                 self.expect_settled(device);
+                if alignment <= 512 {
+                    self.check_refusal(device, bytes);
+                }
             }
         }
         if status != GAPLESS_OK {

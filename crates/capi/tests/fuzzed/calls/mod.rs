@@ -33,6 +33,7 @@ macro_rules! c {
 
 mod allocator;
 mod book;
+mod budget;
 mod device;
 mod environment;
 mod recording;
@@ -108,6 +109,8 @@ struct Calls {
     torch: bool,
     /// The function of the driver that fails, once.
     failing: Option<&'static str>,
+    /// Something has failed in this input.
+    faulty: bool,
 }
 
 /// A pointer that is no handle and no device address.
@@ -130,12 +133,14 @@ impl Calls {
             events_before: environment.usage(0).map_or(0, |usage| usage[3]),
             torch: false,
             failing: None,
+            faulty: false,
         }
     }
 
     fn step(&mut self, record: Record) {
         if record.call >= FAIL {
             self.failing = self.environment.fail(record);
+            self.faulty = true;
             return;
         }
         // What cannot be destroyed stays, and is not counted here.
@@ -145,6 +150,7 @@ impl Calls {
         self.call(record);
         self.mend();
         self.check();
+        [0, OTHER].into_iter().for_each(|device| self.check_held(device));
     }
 
     fn mend(&mut self) {

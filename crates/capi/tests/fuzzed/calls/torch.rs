@@ -23,8 +23,17 @@ impl Calls {
         let mut stats = gapless_stats { size: size_of::<gapless_stats>(), ..gapless_stats::default() };
         expect_ok(c!(gapless_get_stats(handle, &raw mut stats)));
         assert_eq!(stats.live_bytes, 0, "the input before left something");
+        let whole = Some(stats.budget_bytes);
         let before = (stats.allocs, stats.frees);
-        self.books.push(Book { handle: handle.addr(), alive: true, lasting: true, device, before, ..Book::default() });
+        self.books.push(Book {
+            handle: handle.addr(),
+            alive: true,
+            lasting: true,
+            device,
+            before,
+            whole,
+            ..Book::default()
+        });
         Some(self.books.len() - 1)
     }
 
@@ -50,6 +59,11 @@ impl Calls {
                     _ => c!(gapless_torch_malloc(bytes as libc::ssize_t, device, stream)),
                 };
                 if pointer.is_null() {
+                    let refused = gapless_last_error_kind() == GAPLESS_KIND_OUT_OF_MEMORY;
+                    if exists && kind.serves() && refused && self.is_sound() {
+                        self.expect_settled(device);
+                        self.check_refusal(device, bytes);
+                    }
                     return;
                 }
                 assert!(exists && kind.serves() && bytes < 1 << 40, "{record:?} was served");
@@ -112,6 +126,9 @@ impl Calls {
                     let good = part > 0.0 && part <= 1.0 && exists;
                     let refused: &[gapless_status] = &[GAPLESS_ERROR_INVALID_ARGUMENT, GAPLESS_ERROR_NO_DEVICE];
                     self.expect(status, if good { &[GAPLESS_OK] } else { refused }, record);
+                    if status == GAPLESS_OK {
+                        self.check_new_budget(device, part);
+                    }
                 }
             }
             _ => self.torch_report(record, book),
@@ -181,9 +198,8 @@ impl Calls {
 
     pub(super) fn torch_pool(&mut self, record: Record) {
         let device = if record.handle < 128 { 0 } else { self.second_device() };
-        if self.torch_book(device).is_none() {
-            return;
-        }
+        let Some(book) = self.torch_book(device) else { return };
+        self.books[book].has_had_pools = true;
         let first = u64::from(record.handle % 3) + 1;
         let (pool, id) = (gapless_torch_pool { first, second: 7 }, (device, first));
         match record.what % 3 {
@@ -191,12 +207,14 @@ impl Calls {
                 c!(gapless_torch_begin_allocate_to_pool(device, pool, null_mut()));
                 *self.pools.entry(id).or_default() += 1;
                 self.open.push(id);
+                self.check_shares(device);
             }
             1 => {
                 c!(gapless_torch_end_allocate_to_pool(device, pool));
                 if let Some(at) = self.open.iter().rposition(|open| *open == id) {
                     self.open.remove(at);
                 }
+                self.check_shares(device);
             }
             // PyTorch ends before it releases.
             _ if self.open.contains(&id) => {}
@@ -231,11 +249,16 @@ impl Calls {
 
     /// The report of a device's process-wide allocator, for messages.
     pub(super) fn torch_text(&self, device: i32) -> String {
-        let mut buffer = vec![0_u8; 1 << 16];
+        self.torch_json(device, 1)
+    }
+
+    /// A device's report, with a snapshot if that is not 0.
+    pub(super) fn torch_json(&self, device: i32, snapshot: i32) -> String {
         let mut needed = 0;
-        let status =
-            c!(gapless_torch_report_json(device, 1, buffer.as_mut_ptr().cast(), buffer.len(), &raw mut needed));
-        let text = buffer.get(..needed).unwrap_or_default();
-        format!("{status}, {}", String::from_utf8_lossy(text))
+        c!(gapless_torch_report_json(device, snapshot, null_mut(), 0, &raw mut needed));
+        let mut buffer = vec![0_u8; needed];
+        expect_ok(c!(gapless_torch_report_json(device, snapshot, buffer.as_mut_ptr().cast(), needed, &raw mut needed)));
+        buffer.truncate(needed.saturating_sub(1));
+        String::from_utf8(buffer).expect("UTF-8")
     }
 }

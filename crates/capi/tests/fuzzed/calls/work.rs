@@ -126,7 +126,10 @@ impl Calls {
     }
 
     fn is_over(&self, one: &Use) -> bool {
-        one.event.is_none_or(|(number, event)| self.gpu(number).driver.event_query(event) == Ok(true))
+        one.event.is_none_or(|(number, event)| match self.gpu(number).driver.event_query(event) {
+            Ok(over) => over,
+            Err(error) => panic!("work on a block that was within reach: {error}"),
+        })
     }
 
     /// Whether a live block has been used since it was allocated, or is about to be.
