@@ -104,7 +104,9 @@ impl Calls {
         let mut one = Use { event: None, foreign: gpu.device != block.device };
         let words = self.words(addr, block.bytes);
         if self.is_sound() && self.events.len() < MOST_USES && !words.is_empty() {
-            gpu.driver.delay(stream, BUSY).expect("work can be queued");
+            // Longer for each further use: who waits for one of them only is found out.
+            let before = self.uses.get(&addr).map_or(0, Vec::len);
+            gpu.driver.delay(stream, BUSY * (1 + 3 * before as u32)).expect("work can be queued");
             for (_, earlier) in self.uses.get(&addr).into_iter().flatten().filter_map(|earlier| earlier.event) {
                 gpu.driver.stream_wait(stream, earlier).expect("streams can be ordered");
             }
