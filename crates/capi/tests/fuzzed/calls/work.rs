@@ -58,7 +58,7 @@ pub(super) struct Held {
 /// Uses in one input: each takes its time.
 const MOST_USES: usize = 16;
 /// How long a stream is busy before the work of a use.
-const BUSY: Duration = Duration::from_millis(1);
+const BUSY: Duration = Duration::from_micros(500);
 
 impl Gpu {
     /// A device of the simulated library, with all that work needs.
@@ -106,7 +106,7 @@ impl Calls {
         if self.is_sound() && self.events.len() < MOST_USES && !words.is_empty() {
             // Longer for each further use: who waits for one of them only is found out.
             let before = self.uses.get(&addr).map_or(0, Vec::len);
-            gpu.driver.delay(stream, BUSY * (1 + 3 * before as u32)).expect("work can be queued");
+            gpu.driver.delay(stream, BUSY * (1 + 3 * u32::try_from(before).expect("few"))).expect("work can be queued");
             for (_, earlier) in self.uses.get(&addr).into_iter().flatten().filter_map(|earlier| earlier.event) {
                 gpu.driver.stream_wait(stream, earlier).expect("streams can be ordered");
             }
@@ -202,6 +202,9 @@ impl Calls {
 
     /// Waits for all uses, which found the bytes that they expected.
     pub(super) fn end_uses(&mut self) {
+        if self.events.is_empty() {
+            return;
+        }
         for gpu in &self.environment.gpus {
             for stream in gpu.streams.into_iter().chain([0, 1, 2].map(StreamId)) {
                 gpu.driver.synchronize(stream).expect("a stream of a device that works");
