@@ -57,8 +57,9 @@ pub(super) struct Held {
 
 /// Uses in one input: each takes its time.
 const MOST_USES: usize = 16;
-/// How long a stream is busy before the work of a use.
+/// How long a stream is busy before the work of a block's first use, and at most.
 const BUSY: Duration = Duration::from_micros(500);
+const LONGEST: Duration = Duration::from_millis(4);
 
 impl Gpu {
     /// A device of the simulated library, with all that work needs.
@@ -105,11 +106,12 @@ impl Calls {
         let words = self.words(addr, block.bytes);
         if self.is_sound() && self.events.len() < MOST_USES && !words.is_empty() {
             // Longer for each further use: who waits for one of them only is found out.
-            let before = self.uses.get(&addr).map_or(0, Vec::len);
-            gpu.driver.delay(stream, BUSY * (1 + 3 * u32::try_from(before).expect("few"))).expect("work can be queued");
+            let mut busy = BUSY;
             for (_, earlier) in self.uses.get(&addr).into_iter().flatten().filter_map(|earlier| earlier.event) {
                 gpu.driver.stream_wait(stream, earlier).expect("streams can be ordered");
+                busy = (2 * busy).min(LONGEST);
             }
+            gpu.driver.delay(stream, busy).expect("work can be queued");
             for word in words {
                 gpu.driver.verify(stream, DeviceAddr(word), 8, block.stamp).expect("work can be queued");
                 gpu.driver.fill(stream, DeviceAddr(word), 8, block.stamp).expect("work can be queued");
