@@ -132,7 +132,8 @@ pub fn calls() -> Seeds {
     // streams of their own, two of device 0 and two of the other one.
     let on = |handle: u8, pages: u32, stream: u8| -> Call { (15, handle, 4, stream, pages) };
     let give = |handle: u8, number: u32| -> Call { (95, handle, 1, 0, number) };
-    let (begin, end): (fn(u8) -> Call, fn(u8) -> Call) = (|pool| (17, pool, 0, 0, 0), |pool| (17, pool, 1, 0, 0));
+    let begin = |pool: u8| -> Call { (17, pool, 0, 0, 0) };
+    let end = |pool: u8| -> Call { (17, pool, 1, 0, 0) };
     // Blocks that streams of one of the devices use are freed by every door, and their size is requested again.
     let used = |other_memory: bool, other_streams: bool| -> Vec<Call> {
         let (handle, first) = (if other_memory { 128 } else { 0 }, if other_streams { 130 } else { 128 });
