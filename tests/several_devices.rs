@@ -191,6 +191,21 @@ fn a_peer_that_is_added_reaches_everything() {
     });
 }
 
+/// What was mapped before a peer was left out stays within its reach; what is mapped afterwards is not.
+#[test]
+fn a_peer_that_is_removed_keeps_what_it_has() {
+    with_settings("a_peer_that_is_removed_keeps_what_it_has", &[TWO], || {
+        let (one, two) = (open(0, &[1]), open(1, &[]));
+        let before = mapped(&one, 2 * MIB);
+        one.remove_peers([1]);
+        let after = mapped(&one, 2 * MIB);
+        two.fill(MAIN, before, 4096, 1).unwrap();
+        two.synchronize(MAIN).unwrap();
+        two.fill(MAIN, after, 4096, 1).unwrap();
+        assert_eq!(two.synchronize(MAIN).unwrap_err().code, 700);
+    });
+}
+
 /// A peer that the trial, or a run of mappings, refuses.
 #[test]
 fn a_peer_that_is_refused_changes_nothing() {

@@ -4,6 +4,8 @@
 //!
 //! A GPU's streams cannot be held. Instead, a hold makes the stream busy for a short time, so that work is in flight
 //! when the allocator queries it. The oracle's checks do not depend on how long.
+//!
+//! Device 1 is the peer, if it exists and can reach the memory of device 0.
 
 use crate::device::{Device, World};
 use gapless::driver::cuda::{CudaBuilder, CudaDriver, OpenError};
@@ -48,6 +50,10 @@ struct Chunk {
 const HOLD: Duration = Duration::from_micros(100);
 /// One driver for the process: opening it takes a while, and its kernels are loaded once.
 static DEVICE: OnceLock<CudaDriver> = OnceLock::new();
+/// The driver of the peer.
+static PEER: OnceLock<CudaDriver> = OnceLock::new();
+/// The peer's number.
+const PEER_ORDINAL: u32 = 1;
 
 impl State {
     fn bytes(&self) -> u64 {
@@ -69,7 +75,12 @@ impl Cuda {
     /// Returns an error if there is no usable GPU.
     pub fn open_device(builder: CudaBuilder) -> Result<(), OpenError> {
         if DEVICE.get().is_none() {
-            let _ = DEVICE.set(builder.open()?);
+            let device = builder.clone().open()?;
+            if device.add_peers([PEER_ORDINAL]).is_ok() {
+                device.remove_peers([PEER_ORDINAL]);
+                let _ = PEER.set(builder.device(PEER_ORDINAL).open()?);
+            }
+            let _ = DEVICE.set(device);
         }
         Ok(())
     }
@@ -112,6 +123,31 @@ impl Device for Cuda {
 
     fn set_external(&self, bytes: u64) {
         self.state.lock().external = bytes;
+    }
+
+    fn peers(&self) -> u8 {
+        u8::from(PEER.get().is_some())
+    }
+
+    fn add_peer(&self, _peer: u8) {
+        self.driver.add_peers([PEER_ORDINAL]).expect("the peer can reach this device's memory");
+    }
+
+    fn remove_peer(&self, _peer: u8) {
+        self.driver.remove_peers([PEER_ORDINAL]);
+    }
+
+    fn fill_as_peer(&self, _peer: u8, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {
+        let peer = PEER.get().expect("a peer was added");
+        self.driver.synchronize(stream)?;
+        peer.fill(StreamId::DEFAULT, addr, bytes, seed)?;
+        peer.synchronize(StreamId::DEFAULT)
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        self.driver.remove_peers([PEER_ORDINAL]);
     }
 }
 

@@ -1,8 +1,10 @@
 //! The worlds in which operations run: a device small enough that every resource runs out.
 
 use gapless::allocator::{Builder, ChunkPolicy};
-use gapless::driver::{Driver, DriverUsage, HoldStreams, HostConfig, HostDriver, ModelConfig, ModelDriver};
-use gapless::units::{KIB, StreamId};
+use gapless::driver::{
+    Driver, DriverResult, DriverUsage, HoldStreams, HostConfig, HostDriver, ModelConfig, ModelDriver,
+};
+use gapless::units::{DeviceAddr, KIB, StreamId};
 
 /// A device that only keeps state, of any size.
 pub type Model = ModelDriver;
@@ -99,6 +101,27 @@ pub trait Device: HoldStreams + Sized {
 
     /// Sets the memory held by other processes, in bytes.
     fn set_external(&self, bytes: u64);
+
+    /// Returns the number of other devices that can be given access to this one's memory. Those of the model and of host
+    /// exist in the witness only.
+    fn peers(&self) -> u8 {
+        2
+    }
+
+    /// Gives a peer access to everything for which [`set_access`](gapless::driver::MemoryDriver::set_access) is called from
+    /// now on.
+    fn add_peer(&self, _peer: u8) {}
+
+    /// Leaves a peer out of it again.
+    fn remove_peer(&self, _peer: u8) {}
+
+    /// Fills memory as work of a peer, behind what is queued on a stream, and before what will be.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn fill_as_peer(&self, _peer: u8, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {
+        self.fill(stream, addr, bytes, seed)
+    }
 
     /// Begins or ends a capture of the stream. Does nothing on devices that cannot capture.
     fn set_capturing(&self, _stream: StreamId, _capturing: bool) {}

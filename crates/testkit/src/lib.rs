@@ -20,6 +20,7 @@ mod misuse;
 mod op;
 mod oracle;
 mod own;
+mod peers;
 mod pools;
 #[cfg(feature = "properties")]
 mod prove;

@@ -75,7 +75,11 @@ impl<D: Device> Runner<D> {
             return;
         }
         if self.order(block.last_user, stream) {
-            self.write(block.addr, stream);
+            let seed = self.fresh_seed();
+            let filled = self.driver.inner().fill_as_foreign(stream, block.addr, block.bytes, seed);
+            filled.expect("invariant 2: a live block can be written, by a peer with access as well");
+            let known = self.block(block.addr);
+            (known.content, known.last_user) = (Some(seed), stream);
             if !block.foreign.contains(&stream) {
                 self.block(block.addr).foreign.push(stream);
             }

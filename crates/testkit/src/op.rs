@@ -48,13 +48,24 @@ pub enum Op {
         stream: u8,
     },
     /// Queue work that fills a block, after its last use, on a stream that the block's allocator is not told of, as on one of
-    /// another device: the stream is watched, and its mark is waited for before the block is freed. Does nothing where the
-    /// allocator knows that the stream uses the block, for pools, and for a thread's own stream.
+    /// another device: the stream is watched, and its mark is waited for before the block is freed. Where a peer has access, it is
+    /// the peer's work. Does nothing where the allocator knows that the stream uses the block, for pools, and for a thread's own
+    /// stream.
     ForeignUse {
         /// Number of the block.
         block: u16,
         /// Number of the stream.
         stream: u8,
+    },
+    /// Give another device access to all memory of the device: what is mapped, in every allocator, and what will be.
+    AddPeer {
+        /// Number of the peer.
+        peer: u8,
+    },
+    /// Leave another device out of what is mapped from now on.
+    RemovePeer {
+        /// Number of the peer.
+        peer: u8,
     },
     /// Hold a stream: its work no longer completes by itself.
     Hold {

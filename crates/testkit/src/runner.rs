@@ -151,6 +151,7 @@ impl<D: Device> Runner<D> {
             | Op::BeginCapture { .. }
             | Op::EndCapture { .. }
             | Op::Replay { .. }
+            | Op::RemovePeer { .. }
             | Op::External { .. }
             | Op::Fail { .. }
             | Op::Thread { .. }
@@ -222,6 +223,8 @@ impl<D: Device> Runner<D> {
             Op::Read { block, stream } => self.launch(block, self.stream(stream), false),
             Op::Watch { stream } => self.watch(self.stream(stream)),
             Op::ForeignUse { block, stream } => self.use_as_foreign(block, self.stream(stream)),
+            Op::AddPeer { peer } => self.add_peer(peer),
+            Op::RemovePeer { peer } => self.remove_peer(peer),
             Op::Hold { stream } => self.driver.hold(self.stream(stream)),
             Op::Complete { stream } => self.driver.complete(self.stream(stream)),
             Op::Resume { stream } => self.driver.resume(self.stream(stream)),

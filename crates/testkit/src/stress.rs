@@ -75,6 +75,8 @@ struct Shared<'a, D: Device> {
     owners: Owners,
     /// The streams that the threads capture.
     captured: Mutex<Vec<StreamId>>,
+    /// Held by the thread that changes the peers.
+    peers: Mutex<()>,
     progress: &'a Progress,
 }
 
@@ -145,6 +147,7 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
         pool,
         owners: Mutex::default(),
         captured: Mutex::default(),
+        peers: Mutex::default(),
         progress,
     };
     thread::scope(|scope| {
@@ -292,6 +295,7 @@ impl<D: Device> Shared<'_, D> {
             38 => {
                 let _ = self.allocator.set_budget(self.world.bytes() - random.below(self.world.bytes() / 3));
             }
+            39 if random.below(4) == 0 => self.change_peers(random.below(3) == 0),
             _ if self.stress.faults == Faults::Some => {
                 let driver = self.allocator.driver();
                 self.progress.faults.fetch_add(driver.fired(), Ordering::Relaxed);
@@ -301,6 +305,27 @@ impl<D: Device> Shared<'_, D> {
                 driver.arm(Fault::nth(random.below(20), kind));
             }
             _ => {}
+        }
+    }
+
+    /// Gives the peer access, or takes it away, unless another thread is about to.
+    fn change_peers(&self, remove: bool) {
+        let Some(_turn) = self.peers.try_lock() else { return };
+        let driver = self.witness();
+        if driver.inner().peers() == 0 {
+            return;
+        }
+        if remove {
+            return driver.remove_peer(0);
+        }
+        driver.add_peer(0);
+        let mut all = [Some(&self.allocator), self.pool.as_ref()].into_iter().flatten();
+        match all.try_for_each(Subject::renew_access) {
+            Ok(()) => driver.rely_on_peer(0),
+            Err(error) => {
+                driver.remove_peer(0);
+                self.expect_injected(&error);
+            }
         }
     }
 
@@ -410,7 +435,8 @@ impl<D: Device> Shared<'_, D> {
 
     /// Uses a block on a stream, which is recorded, or watched until the block is freed.
     fn use_on(&self, block: &mut Block, stream: StreamId, seed: u64) {
-        if seed.is_multiple_of(4) && stream != PER_THREAD_STREAM {
+        let foreign = seed.is_multiple_of(4) && stream != PER_THREAD_STREAM;
+        if foreign {
             block.foreign.push(stream);
         } else if self.allocator.record_stream(block.addr, stream).is_err() {
             assert_eq!(self.stress.faults, Faults::Some, "a live block can be recorded");
@@ -418,7 +444,8 @@ impl<D: Device> Shared<'_, D> {
         }
         self.witness().order(block.last_user, stream).expect("streams can be ordered");
         self.verify(block, stream);
-        self.witness().fill(stream, block.addr, block.bytes, seed).expect("invariant 2: a live block");
+        let fill = if foreign { Witness::fill_as_foreign } else { WorkDriver::fill };
+        fill(self.witness(), stream, block.addr, block.bytes, seed).expect("invariant 2: a live block");
         (block.seed, block.last_user) = (seed, stream);
     }
 

@@ -16,6 +16,8 @@ pub struct Summary {
     pub verified_bytes: u64,
     /// Number of replays of graphs.
     pub replays: u64,
+    /// Number of times that a peer was given access.
+    pub peers: u64,
     /// The allocators' statistics before they were closed, added up.
     pub stats: Stats,
 }
@@ -28,6 +30,7 @@ impl Summary {
         self.faults += other.faults;
         self.verified_bytes += other.verified_bytes;
         self.replays += other.replays;
+        self.peers += other.peers;
         let (sum, more) = (&mut self.stats, &other.stats);
         sum.allocs += more.allocs;
         sum.frees += more.frees;
@@ -54,6 +57,7 @@ impl Summary {
             ("faults", self.faults),
             ("verified bytes", self.verified_bytes),
             ("replays", self.replays),
+            ("peers", self.peers),
             ("refused frees", stats.refused_frees),
             ("borrowed", stats.borrowed),
             ("harvested chunks", stats.harvested_chunks),

@@ -48,6 +48,7 @@ pub fn cases(page: u32) -> Vec<Case> {
     let watched = [Hold { stream: 1 }, Watch { stream: 1 }, Renew { stream: 1 }, Watch { stream: 1 }];
     let watched = [&watched[..], &[Watch { stream: 2 }, Watch { stream: 1 }]].concat();
     let foreign = [Hold { stream: 1 }, alloc(2, 0), ForeignUse { block: 0, stream: 1 }];
+    let peer = AddPeer { peer: 0 };
     let few_mappings = World { mapping_limit: 8, ..usual };
     let small = |stream| Alloc { bytes: 100, align: 9, stream };
     // The first arena has no free slot, the region of large blocks has a hole of four pages, and the free chunks have
@@ -99,6 +100,18 @@ pub fn cases(page: u32) -> Vec<Case> {
         Case { world: not_kept, ..case("a watched stream waited for", &watched, Watch { stream: 0 }) },
         case("a block that another device uses", &foreign, free(0)),
         Case { world: not_kept, ..case("such a use of a stream that is not kept", &foreign, free(0)) },
+        case("a peer", &cached_on_two, peer),
+        case("a peer that reaches stale views", &[&holes[..], &[alloc(4, 0), free(2)]].concat(), peer),
+        case("a peer that reaches ranges", &[&two_ranges[..], &[take(1, 0, 2, 2)]].concat(), peer),
+        case("a peer that reaches a pool", &in_flight(&[free(0), alloc(3, 1)]), peer),
+        case("a peer that reaches two allocators", &[alloc(3, 0), OpenAllocator, alloc(2, 1)], peer),
+        case("growth within a peer's reach", &[alloc(3, 0), peer], alloc(3, 1)),
+        case(
+            "stale views within a peer's reach",
+            &[&holes[..], &[alloc(4, 0), peer, free(2), free(0)]].concat(),
+            alloc(6, 0),
+        ),
+        case("growth once a peer has left", &[alloc(3, 0), peer, RemovePeer { peer: 0 }], alloc(3, 1)),
         case("trim", &cached_on_two, Trim { keep: 0 }),
         case("trim to a half", &[alloc(8, 0), free(0), alloc(2, 0)], Trim { keep: 4 }),
         case("trim of stale views", &[&holes[..], &[alloc(4, 0), free(2)]].concat(), Trim { keep: 1 }),

@@ -56,7 +56,7 @@ fn operation(record: &[u8]) -> Op {
     let block = u16::from_le_bytes([record[2], record[3]]);
     let stream = record[2];
     let bytes = u32::from_le_bytes([record[4], record[5], record[6], record[7]]);
-    match record[0] % 40 {
+    match record[0] % 42 {
         // Sizes up to about that of the device: the top byte is rarely useful.
         0 | 1 | 28 => {
             Op::Alloc { bytes: if small & 0x80 == 0 { bytes % (2 << 20) } else { bytes }, align: small & 0x1f, stream }
@@ -96,6 +96,8 @@ fn operation(record: &[u8]) -> Op {
         35 => Op::EndCapture { stream },
         37 => Op::Alloc { bytes: bytes % (1 << 20), align: 9, stream },
         39 => Op::Free { block },
+        40 => Op::AddPeer { peer: small },
+        41 => Op::RemovePeer { peer: small },
         _ => Op::Bad { misuse: Misuse::ALL[usize::from(small) % Misuse::ALL.len()], block },
     }
 }
@@ -144,6 +146,8 @@ pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
             Op::EndCapture { stream } => (31, 0, u16::from(stream), 0),
             Op::Watch { stream } => (36, 0, u16::from(stream), 0),
             Op::ForeignUse { block, stream } => (38, stream, block, 0),
+            Op::AddPeer { peer } => (40, peer, 0, 0),
+            Op::RemovePeer { peer } => (41, peer, 0, 0),
             Op::OpenPool => (32, 0, 0, 0),
             Op::Replay { graph, stream } => (33, graph, u16::from(stream), 0),
         };

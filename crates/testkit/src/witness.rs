@@ -10,7 +10,8 @@
 //! - W1  a clock's entry for stream `s` is the number of items of work on `s` that come before the clock's point in
 //!   time.
 //!
-//! It also knows which memory is mapped at an address ([`backing`](Witness::backing)), independently of the allocator.
+//! It also knows which memory is mapped at an address ([`backing`](Witness::backing)), independently of the allocator, and
+//! which devices have access there.
 //!
 //! Threads: any; one lock, held during calls of the inner driver that do not wait.
 
@@ -43,6 +44,10 @@ struct State {
     streams: HashMap<StreamId, Clock>,
     events: HashMap<EventHandle, Clock>,
     host: Clock,
+    /// The peers that get access with every call of `set_access`.
+    named: Devices,
+    /// The peers without whose access nothing counts as accessible.
+    relied_on: Devices,
     observations: Vec<String>,
 }
 
@@ -50,7 +55,32 @@ struct State {
 struct Mapped {
     bytes: u64,
     chunk: ChunkHandle,
-    accessible: bool,
+    /// Those with access.
+    access: Devices,
+}
+
+/// A set of devices: the own one, and peers by number.
+#[derive(Clone, Copy, Debug, Default)]
+struct Devices(u8);
+
+impl Devices {
+    const OWN: Self = Self(1);
+
+    fn peer(number: u8) -> Self {
+        Self(2 << number)
+    }
+
+    fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
 }
 
 /// The use of a part of a chunk by one item of work, through one mapping.
@@ -124,7 +154,7 @@ impl State {
     }
 
     /// Returns the chunk, the range in it and the address of each piece of `[addr, addr + bytes)`, or `None` if a byte
-    /// is not accessible.
+    /// is not accessible to this device or to a peer that is relied on.
     fn backing(&self, addr: u64, bytes: u64) -> Option<Vec<(ChunkHandle, Range<u64>, u64)>> {
         let end = addr + bytes;
         let mut parts = Vec::new();
@@ -132,7 +162,7 @@ impl State {
         while at < end {
             let (start, mapped) = self.mappings.range(..=at).next_back()?;
             let stop = end.min(start + mapped.bytes);
-            if stop <= at || !mapped.accessible {
+            if stop <= at || !mapped.access.contains(self.relied_on.with(Devices::OWN)) {
                 return None;
             }
             parts.push((mapped.chunk, at - start..stop - start, at));
@@ -185,6 +215,38 @@ impl<D> Witness<D> {
 }
 
 impl<D: Device> Witness<D> {
+    /// Gives a peer access to everything for which `set_access` is called from now on.
+    pub fn add_peer(&self, peer: u8) {
+        let mut state = self.state.lock();
+        self.inner.add_peer(peer);
+        state.named = state.named.with(Devices::peer(peer));
+    }
+
+    /// From now on, nothing counts as accessible that is not accessible to the peer.
+    pub fn rely_on_peer(&self, peer: u8) {
+        let mut state = self.state.lock();
+        state.relied_on = state.relied_on.with(Devices::peer(peer));
+    }
+
+    /// Ends what [`add_peer`](Self::add_peer) and [`rely_on_peer`](Self::rely_on_peer) began.
+    pub fn remove_peer(&self, peer: u8) {
+        let mut state = self.state.lock();
+        self.inner.remove_peer(peer);
+        state.named = state.named.without(Devices::peer(peer));
+        state.relied_on = state.relied_on.without(Devices::peer(peer));
+    }
+
+    /// Queues work on `stream` that fills memory, as work of a peer if one has access.
+    pub fn fill_as_foreign(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {
+        let mut state = self.state.lock();
+        match (0..self.inner.peers()).find(|peer| state.relied_on.contains(Devices::peer(*peer))) {
+            Some(peer) => self.inner.fill_as_peer(peer, stream, addr, bytes, seed)?,
+            None => self.inner.fill(stream, addr, bytes, seed)?,
+        }
+        state.submit(self.lane(stream), addr, bytes, Kind::Write);
+        Ok(())
+    }
+
     /// Orders work queued on `later` from now on after the work already queued on `earlier`, as a caller would.
     pub fn order(&self, earlier: StreamId, later: StreamId) -> DriverResult<()> {
         let event = self.event_create()?;
@@ -233,15 +295,17 @@ impl<D: MemoryDriver> MemoryDriver for Witness<D> {
     fn map(&self, addr: DeviceAddr, bytes: u64, chunk: ChunkHandle) -> DriverResult<()> {
         let mut state = self.state.lock();
         self.inner.map(addr, bytes, chunk)?;
-        state.mappings.insert(addr.0, Mapped { bytes, chunk, accessible: false });
+        state.mappings.insert(addr.0, Mapped { bytes, chunk, access: Devices::default() });
         Ok(())
     }
 
     fn set_access(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
         let mut state = self.state.lock();
         self.inner.set_access(addr, bytes)?;
+        // Who had access before, keeps it.
+        let named = state.named.with(Devices::OWN);
         for (_, mapped) in state.mappings.range_mut(addr.0..addr.0 + bytes) {
-            mapped.accessible = true;
+            mapped.access = mapped.access.with(named);
         }
         Ok(())
     }

@@ -128,6 +128,38 @@ pub fn calls() -> Seeds {
     let fail = |function: u8, code: u8| -> Call { (240, 0, function, code, 0) };
     // PyTorch's entry points: the call's number is 15 plus 20 times theirs.
     let torch = |what: u8, number: u32| -> Call { (15, 0, what, 0, number) };
+    // The same on a process-wide allocator: device 0's for handle 0, the other one's for 128. 128 to 131 as a stream are the
+    // streams of their own, two of device 0 and two of the other one.
+    let on = |handle: u8, pages: u32, stream: u8| -> Call { (15, handle, 4, stream, pages) };
+    let give = |handle: u8, number: u32| -> Call { (95, handle, 1, 0, number) };
+    let begin = |pool: u8| -> Call { (17, pool, 0, 0, 0) };
+    let end = |pool: u8| -> Call { (17, pool, 1, 0, 0) };
+    // Blocks that streams of one of the devices use are freed by every door, and their size is requested again.
+    let used = |other_memory: bool, other_streams: bool| -> Vec<Call> {
+        let (handle, first) = (if other_memory { 128 } else { 0 }, if other_streams { 130 } else { 128 });
+        let own = if other_memory { 130 } else { 128 };
+        let again = [on(handle, 2, 0), on(handle, 2, own), on(handle, 2, 0)];
+        let frees = [give(handle, 0), (215, handle, 2, 0, 0), give(handle, 0)];
+        let records: [Call; 3] =
+            [(115, handle, 0, first, 0), (235, handle, 2, first + 1, 0), (115, handle, 0, first, 0)];
+        let mut calls = Vec::new();
+        for (record, free) in records.into_iter().zip(frees) {
+            calls.extend([on(handle, 2, 0), record, free]);
+            calls.extend(again);
+            calls.extend([
+                (215, handle, 1, 0, 0),
+                (155, handle, 1, 0, 3),
+                give(handle, 0),
+                give(handle, 0),
+                give(handle, 0),
+            ]);
+        }
+        // Freed on the stream, without a record.
+        calls.extend([on(handle, 2, 0), (215, handle, 130, first, 0)]);
+        calls.extend(again);
+        calls.push((235, handle, 130, 100, 0));
+        calls
+    };
     let seeds: Vec<(&str, Vec<Call>)> = vec![
         ("a_life", vec![(12, 0, 0, 2, 0), alloc(3, 0), alloc(1, 1), (7, 0, 0, 1, 1), free(0), free(0), destroy]),
         (
@@ -253,6 +285,78 @@ pub fn calls() -> Seeds {
                 (235, 0, 130, 100, 0),
                 (155, 0, 1, 0, 3),
                 (17, 0, 2, 0, 0),
+            ],
+        ),
+        ("own_streams", used(false, false)),
+        ("own_streams_of_a_pool", [&[begin(0)][..], &used(false, false), &[end(0)]].concat()),
+        ("own_streams_of_the_other_device", used(true, true)),
+        ("foreign_streams", used(false, true)),
+        ("foreign_streams_of_a_pool", [&[begin(129)][..], &used(true, false), &[end(129)]].concat()),
+        ("foreign_streams_of_the_other_device", used(true, false)),
+        (
+            "default_streams",
+            [0, 1, 2]
+                .iter()
+                .flat_map(|how| [on(0, 2, 0), (235, 0, 2, *how, 0), give(0, 0), on(0, 2, 0), give(0, 0)])
+                .collect(),
+        ),
+        // The last use is on the default stream, or on the second of two of the other device.
+        ("freed_on_the_default_stream", vec![on(0, 2, 129), (215, 0, 130, 0, 0), on(0, 2, 129), give(0, 0)]),
+        (
+            "two_foreign_streams",
+            vec![on(0, 2, 0), (115, 0, 0, 130, 0), (115, 0, 0, 131, 0), give(0, 0), (235, 0, 130, 100, 0)],
+        ),
+        // What the main allocator holds free is worth less than a pool's request, than a lower budget, and counts.
+        (
+            "budgets_of_pools",
+            vec![
+                (135, 0, 200, 0, 0.5_f32.to_bits()),
+                on(0, 12, 0),
+                begin(0),
+                give(0, 0),
+                on(0, 14, 0),
+                (155, 0, 1, 0, 3),
+                end(0),
+                on(0, 1, 0),
+                (135, 0, 200, 0, 0.25_f32.to_bits()),
+                give(0, 1),
+                give(0, 0),
+                (17, 0, 2, 0, 0),
+                on(0, 7, 0),
+                begin(1),
+                give(0, 0),
+                (135, 0, 200, 0, 0.125_f32.to_bits()),
+                on(0, 3, 0),
+                (155, 0, 1, 0, 3),
+            ],
+        ),
+        // What the other device uses is most of the memory: the next request has to wait for it.
+        (
+            "foreign_stream_waited_for",
+            vec![on(0, 20, 0), (115, 0, 0, 130, 0), give(0, 0), on(0, 23, 0), (155, 0, 1, 0, 3)],
+        ),
+        (
+            "pools_of_two_devices",
+            vec![
+                on(0, 3, 0),
+                on(128, 3, 0),
+                begin(129),
+                on(128, 2, 0),
+                on(0, 2, 0),
+                begin(0),
+                on(0, 1, 129),
+                on(128, 1, 131),
+                (155, 0, 0, 0, 3),
+                (155, 128, 1, 0, 3),
+                (135, 128, 200, 0, 0.25_f32.to_bits()),
+                on(128, 5, 0),
+                on(128, 5, 0),
+                end(129),
+                give(128, 0),
+                (17, 129, 2, 0, 0),
+                (155, 128, 1, 0, 3),
+                (235, 128, 130, 100, 0),
+                on(128, 6, 0),
             ],
         ),
         // Each driver function fails once while memory is mapped, moved to another stream or trimmed.

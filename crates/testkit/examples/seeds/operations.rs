@@ -155,6 +155,51 @@ pub fn sequences() -> Vec<Sequence> {
             ],
         ),
         (
+            "used_by_another_device",
+            8,
+            0,
+            vec![
+                Hold { stream: 1 },
+                alloc(4, 0),
+                ForeignUse { block: 0, stream: 1 },
+                free(0),
+                alloc(8, 0),
+                ForeignUse { block: 0, stream: 2 },
+                BeginCapture { stream: 2 },
+                free(0),
+            ],
+        ),
+        (
+            // Everything that is mapped comes within the peer's reach, stale views included, and stays there.
+            "peer",
+            8,
+            0,
+            [
+                &holes[..],
+                &[alloc(4, 0), AddPeer { peer: 0 }, free(2), free(0), alloc(6, 0), ForeignUse { block: 1, stream: 2 }],
+                &[free(0), RemovePeer { peer: 0 }, alloc(2, 2), AddPeer { peer: 1 }, alloc(1, 0), Trim { keep: 0 }],
+            ]
+            .concat(),
+        ),
+        (
+            "peer_of_ranges_and_pools",
+            16,
+            0,
+            vec![
+                range(7),
+                grow(0, 3, 0),
+                OpenPool,
+                alloc(2, 1),
+                AddPeer { peer: 0 },
+                alloc(3, 1),
+                UseAllocator { allocator: 0 },
+                grow(0, 2, 1),
+                OpenAllocator,
+                alloc(2, 2),
+                ForeignUse { block: 0, stream: 1 },
+            ],
+        ),
+        (
             "range",
             8,
             0,

@@ -5,7 +5,9 @@ use super::*;
 impl Calls {
     pub(super) fn alloc(&mut self, record: Record) {
         let (handle, book) = self.handle(record);
-        let (stream, known) = self.stream(record.how);
+        let device = self.device_of(book);
+        let (stream, kind) = self.stream(record.how, device);
+        let known = kind.serves();
         let bytes = Self::bytes_of(record);
         let mut pointer: *mut c_void = without_provenance_mut(UNTOUCHED);
         let out = if record.how == 247 { null_mut() } else { &raw mut pointer };
@@ -36,7 +38,8 @@ impl Calls {
         }
         assert!((pointer.addr() as u64).is_multiple_of(alignment.max(512)), "{pointer:p} is not at {alignment}");
         let book = book.expect("served by a good handle");
-        self.take_in(pointer, Block { bytes, stamp: 0, owner: Some(book), pool: None });
+        let home = StreamId(stream.addr() as u64);
+        self.take_in(pointer, Block { bytes, stamp: 0, owner: Some(book), pool: None, device, home });
     }
 
     pub(super) fn free(&mut self, record: Record) {
@@ -60,7 +63,8 @@ impl Calls {
     pub(super) fn record_stream(&mut self, record: Record) {
         let (handle, book) = self.handle(record);
         let (addr, live) = self.pointer(record, book);
-        let (stream, known) = self.stream(record.how);
+        let (stream, kind) = self.stream(record.how, self.device_of(book));
+        let known = kind.serves();
         let status = c!(gapless_record_stream(handle, without_provenance_mut(addr as usize), stream));
         let allowed: &[gapless_status] = match (book, live, known) {
             (None, ..) => &[GAPLESS_ERROR_INVALID_HANDLE],
@@ -102,6 +106,7 @@ impl Calls {
         self.expect(status, &[if book.is_some() { GAPLESS_OK } else { GAPLESS_ERROR_INVALID_HANDLE }], record);
         if let (Some(book), GAPLESS_OK) = (book, status) {
             assert_eq!(self.figures(book).budget_bytes, bytes);
+            self.books[book].whole = None;
         }
     }
 
@@ -244,7 +249,8 @@ impl Calls {
         assert!(!surely_bad || status != GAPLESS_OK, "{record:?} was taken: {config:?}");
         if status == GAPLESS_OK {
             assert!(self.books.iter().all(|book| book.handle != handle.addr()), "a handle is given out once");
-            self.books.push(Book { handle: handle.addr(), alive: true, ..Book::default() });
+            let device = environment.device;
+            self.books.push(Book { handle: handle.addr(), alive: true, device, ..Book::default() });
         } else {
             assert_eq!(handle.addr(), UNTOUCHED, "{record:?}");
         }

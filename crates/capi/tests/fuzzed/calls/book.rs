@@ -1,6 +1,7 @@
 //! What a caller knows: allocators, live blocks and what was written there.
 
 use super::*;
+use gapless::StreamId;
 
 /// A live allocation.
 #[derive(Clone, Copy, Debug)]
@@ -9,16 +10,23 @@ pub(super) struct Block {
     pub(super) stamp: u64,
     /// Of which book; none for PyTorch's pools.
     pub(super) owner: Option<usize>,
-    pub(super) pool: Option<u64>,
+    pub(super) pool: Option<Pool>,
+    /// The device, and the stream that it was requested for.
+    pub(super) device: i32,
+    pub(super) home: StreamId,
 }
+
+/// The name of one of PyTorch's pools: its device, and the first half of what PyTorch calls it.
+pub(super) type Pool = (i32, u64);
 
 /// What a caller knows of one allocator.
 #[derive(Debug, Default)]
 pub(super) struct Book {
     pub(super) handle: usize,
     pub(super) alive: bool,
-    /// The process-wide one of device 0: `gapless_destroy` refuses it.
+    /// The process-wide one of a device: `gapless_destroy` refuses it.
     pub(super) lasting: bool,
+    pub(super) device: i32,
     pub(super) recording: Option<PathBuf>,
     pub(super) live_bytes: u64,
     pub(super) live: u64,
@@ -26,6 +34,10 @@ pub(super) struct Book {
     pub(super) frees: u64,
     /// Of a process-wide allocator: figures from before this input.
     pub(super) before: (u64, u64),
+    /// The device's budget, unless that was set by handle; and what was held when that was looked at last.
+    pub(super) whole: Option<u64>,
+    pub(super) held_before: u64,
+    pub(super) has_had_pools: bool,
 }
 
 impl Calls {
@@ -36,11 +48,14 @@ impl Calls {
         if let Some((other, before)) = self.live.range(..end).next_back() {
             assert!(other + before.bytes.max(1) <= addr, "{block:?} at {addr:#x} lies in {before:?} at {other:#x}");
         }
+        self.check_handed_out(addr, &block);
         self.next_stamp += 1;
         block.stamp = self.next_stamp;
         for word in self.words(addr, block.bytes) {
             // SAFETY: inside a live block of the simulated driver, which is memory of this process; nothing runs there.
-            unsafe { std::ptr::with_exposed_provenance_mut::<u64>(word as usize).write_unaligned(block.stamp) };
+            unsafe {
+                std::ptr::with_exposed_provenance_mut::<u64>(word as usize).write_unaligned(word_of(block.stamp))
+            };
         }
         self.live.insert(addr, block);
         if let Some(book) = block.owner.map(|owner| &mut self.books[owner]) {
@@ -58,16 +73,19 @@ impl Calls {
     /// Looks at a block's bytes before it is freed.
     pub(super) fn verify(&self, addr: u64) {
         let block = self.live[&addr];
+        if !self.is_quiet(addr) {
+            return;
+        }
         for word in self.words(addr, block.bytes) {
             // SAFETY: as in `take_in`.
             let found = unsafe { std::ptr::with_exposed_provenance::<u64>(word as usize).read_unaligned() };
-            assert_eq!(found, block.stamp, "{block:?} at {addr:#x} changed at {word:#x}");
+            assert_eq!(found, word_of(block.stamp), "{block:?} at {addr:#x} changed at {word:#x}");
         }
     }
 
     pub(super) fn forget(&mut self, addr: u64) {
         let block = self.live.remove(&addr).expect("a live block");
-        self.freed.push(addr);
+        self.let_go(addr, block);
         if let Some(book) = block.owner.map(|owner| &mut self.books[owner]) {
             book.live_bytes -= block.bytes;
             book.live -= 1;
@@ -78,12 +96,9 @@ impl Calls {
     /// A pointer for a call on `book`'s allocator, and whether a live allocation of it starts there.
     pub(super) fn pointer(&self, record: Record, book: Option<usize>) -> (u64, bool) {
         let number = record.number as usize;
-        let own: Vec<u64> = self
-            .live
-            .iter()
-            .filter(|(_, block)| block.owner.is_some() && block.owner == book)
-            .map(|(at, _)| *at)
-            .collect();
+        // Calls by handle go past what other streams use.
+        let is_own = |(at, block): &(&u64, &Block)| block.owner.is_some() && block.owner == book && !self.is_used(**at);
+        let own: Vec<u64> = self.live.iter().filter(is_own).map(|(at, _)| *at).collect();
         let other = self.live.iter().find(|(_, block)| block.owner != book).map(|(at, _)| *at);
         let addr = match record.what {
             0..=159 => own.get(number % own.len().max(1)).copied(),

@@ -1,9 +1,10 @@
-//! The functions for memory of this process's devices, on the process-wide allocator of device 0.
+//! The functions for memory of this process's devices, on the process-wide allocators.
 
 use super::*;
 
 impl Calls {
-    /// One of the functions, by number. `book` is that of the process-wide allocator.
+    /// One of the functions, by number. `book` is that of the device's process-wide allocator, or of device 0's where there is no
+    /// such device.
     pub(super) fn device(&mut self, function: u8, record: Record, book: usize, device: i32) {
         match function {
             0 | 1 => self.device_alloc(record, book, device),
@@ -14,7 +15,9 @@ impl Calls {
     }
 
     fn device_alloc(&mut self, record: Record, book: usize, device: i32) {
-        let (stream, known) = self.stream(record.how);
+        let exists = self.books[book].device == device;
+        let (stream, kind) = self.stream(record.how, device);
+        let known = kind.serves();
         let bytes = Self::bytes_of(record);
         let mut pointer: *mut c_void = without_provenance_mut(UNTOUCHED);
         let out = if record.how == 247 { null_mut() } else { &raw mut pointer };
@@ -24,83 +27,132 @@ impl Calls {
             0..=127 => c!(gapless_device_alloc_aligned(device, bytes, alignment, stream, out)),
             _ => c!(gapless_device_alloc(device, bytes, stream, out)),
         };
-        let allowed: &[gapless_status] = match device {
+        let allowed: &[gapless_status] = match exists {
             _ if out.is_null() => &[GAPLESS_ERROR_INVALID_ARGUMENT],
-            0 if !alignment.is_power_of_two() => &[GAPLESS_ERROR_INVALID_ARGUMENT],
+            true if !alignment.is_power_of_two() => &[GAPLESS_ERROR_INVALID_ARGUMENT],
             // Which of several mistakes is told first does not matter.
-            0 if !known => &[GAPLESS_ERROR_STREAM, GAPLESS_ERROR_OUT_OF_MEMORY],
-            0 => &[GAPLESS_OK, GAPLESS_ERROR_OUT_OF_MEMORY],
-            _ => WRONG_DEVICE,
+            true if !known => &[GAPLESS_ERROR_STREAM, GAPLESS_ERROR_OUT_OF_MEMORY],
+            true => &[GAPLESS_OK, GAPLESS_ERROR_OUT_OF_MEMORY],
+            false => WRONG_DEVICE,
         };
         self.expect(status, allowed, record);
         if status == GAPLESS_ERROR_OUT_OF_MEMORY && self.failing.is_none() {
             assert!(known || gapless_last_error_kind() == GAPLESS_KIND_TOO_LARGE, "{record:?}: {}", told());
-            check_report(bytes);
+            if check_report(bytes) {
+                self.expect_settled(device);
+                if alignment <= 512 {
+                    self.check_refusal(device, bytes);
+                }
+            }
         }
         if status != GAPLESS_OK {
             assert_eq!(pointer.addr(), UNTOUCHED, "{record:?} failed and wrote: {}", told());
             return;
         }
         assert!((pointer.addr() as u64).is_multiple_of(alignment.max(512)), "{pointer:p} is not at {alignment}");
-        // The newest open pool has it: all are this thread's.
-        let pool = self.open.last().copied();
+        self.take_in_of_device(pointer, bytes, stream, book);
+    }
+
+    /// Notes a block of a process-wide allocator, or of one of its pools.
+    pub(super) fn take_in_of_device(
+        &mut self,
+        pointer: *mut c_void,
+        bytes: u64,
+        stream: *mut CUstream_st,
+        book: usize,
+    ) {
+        let device = self.books[book].device;
+        // The newest open pool of the device has it: all are this thread's.
+        let pool = self.open.iter().rev().find(|(its, _)| *its == device).copied();
         let owner = if pool.is_some() { None } else { Some(book) };
-        self.take_in(pointer, Block { bytes, stamp: 0, owner, pool });
+        let home = StreamId(stream.addr() as u64);
+        self.take_in(pointer, Block { bytes, stamp: 0, owner, pool, device, home });
     }
 
     fn device_free(&mut self, record: Record, book: usize, device: i32) {
         let (addr, live) = self.device_pointer(record, book);
-        if live && device == 0 {
+        let exists = self.books[book].device == device;
+        if live && exists {
             self.verify(addr);
+        }
+        let (stream, kind) = self.stream(record.how, device);
+        if live && exists && record.what >= 128 {
+            self.use_before_free(addr, stream, kind);
         }
         let (pointer, bytes) = (without_provenance_mut(addr as usize), u64::from(record.how));
         // A stream that is not ours makes the call wait for the device, which fails only where the driver does.
         let status = match record.what {
             0..=127 => c!(gapless_device_free(device, pointer, bytes)),
-            _ => c!(gapless_device_free_on(device, pointer, bytes, self.stream(record.how).0)),
+            _ => c!(gapless_device_free_on(device, pointer, bytes, stream)),
         };
-        let allowed: &[gapless_status] = match device {
-            0 if live || addr == 0 => &[GAPLESS_OK],
-            0 => &[GAPLESS_ERROR_NOT_ALLOCATED],
-            _ => WRONG_DEVICE,
+        let allowed: &[gapless_status] = match exists {
+            true if live || addr == 0 => &[GAPLESS_OK],
+            true => &[GAPLESS_ERROR_NOT_ALLOCATED],
+            false => WRONG_DEVICE,
         };
         self.expect(status, allowed, record);
-        if live && device == 0 && status == GAPLESS_OK {
+        if live && exists && status == GAPLESS_OK {
             self.forget(addr);
+        }
+    }
+
+    /// Work on the stream that a block is going to be freed on, without a word to the library before.
+    fn use_before_free(&mut self, addr: u64, stream: *mut CUstream_st, kind: Stream) {
+        match kind {
+            Stream::Unknown => {}
+            _ if !self.is_sound() => self.use_perhaps(addr),
+            // The handle means that of the block's own device here.
+            Stream::Default => {
+                let own = self.live[&addr].device;
+                if let Some(number) = self.environment.gpus.iter().position(|gpu| gpu.device == own) {
+                    self.queue(addr, number, StreamId(stream.addr() as u64));
+                }
+            }
+            Stream::Own | Stream::Foreign => self.use_block(addr, stream, kind),
         }
     }
 
     fn device_record_stream(&mut self, record: Record, book: usize, device: i32) {
         let (addr, live) = self.device_pointer(record, book);
-        let (stream, known) = self.stream(record.how);
+        let (stream, kind) = self.stream(record.how, device);
+        let exists = self.books[book].device == device;
         let status = c!(gapless_device_record_stream(device, without_provenance_mut(addr as usize), stream));
-        let allowed: &[gapless_status] = match device {
-            0 if live && known => &[GAPLESS_OK],
-            0 if live => &[GAPLESS_ERROR_STREAM],
-            0 => &[GAPLESS_ERROR_NOT_ALLOCATED, GAPLESS_ERROR_STREAM],
-            _ => WRONG_DEVICE,
+        let allowed: &[gapless_status] = match exists {
+            true if live && kind != Stream::Unknown => &[GAPLESS_OK],
+            true if live => &[GAPLESS_ERROR_STREAM],
+            true => &[GAPLESS_ERROR_NOT_ALLOCATED, GAPLESS_ERROR_STREAM],
+            false => WRONG_DEVICE,
         };
         self.expect(status, allowed, record);
+        if live && exists && kind != Stream::Unknown {
+            if self.is_sound() { self.use_block(addr, stream, kind) } else { self.use_perhaps(addr) }
+        }
     }
 
     fn device_trim(&mut self, record: Record, book: usize, device: i32) {
         let mut released = UNTOUCHED as u64;
         let out = if record.how < 64 { null_mut() } else { &raw mut released };
+        let exists = self.books[book].device == device;
         let before = self.figures(book).reserved_bytes;
         let status = c!(gapless_device_trim(device, u64::from(record.number), out));
-        self.expect(status, if device == 0 { &[GAPLESS_OK] } else { WRONG_DEVICE }, record);
+        self.expect(status, if exists { &[GAPLESS_OK] } else { WRONG_DEVICE }, record);
         let untouched = status != GAPLESS_OK || out.is_null();
         let expected = if untouched { UNTOUCHED as u64 } else { before - self.figures(book).reserved_bytes };
         assert_eq!(released, expected, "{record:?}");
+        if status == GAPLESS_OK && self.failing.is_none() {
+            self.expect_settled(device);
+        }
     }
 
     /// A pointer, and whether a live allocation of the device or of one of its pools starts there.
     fn device_pointer(&self, record: Record, book: usize) -> (u64, bool) {
-        let is_own = |block: &Block| block.owner == Some(book) || block.pool.is_some();
+        let device = self.books[book].device;
+        let is_own = |block: &Block| block.owner == Some(book) || block.pool.is_some_and(|(its, _)| its == device);
         let own: Vec<u64> = self.live.iter().filter(|(_, block)| is_own(block)).map(|(at, _)| *at).collect();
         let number = record.number as usize;
         let addr = match record.what % 8 {
             0 => self.live.iter().find(|(_, block)| !is_own(block)).map_or(0, |(at, _)| *at),
+            1 if record.number.is_multiple_of(2) => self.held.keys().next().copied().unwrap_or(0x1000),
             1 => self.freed.get(number % self.freed.len().max(1)).copied().unwrap_or(0x1000),
             _ => own.get(number % own.len().max(1)).copied().unwrap_or(0x1000),
         };
@@ -108,13 +160,14 @@ impl Calls {
     }
 }
 
-/// This thread's last failure is a request of `bytes` that ran out of memory. Where it has a report, that is about it.
-fn check_report(bytes: u64) {
+/// This thread's last failure is a request of `bytes` that ran out of memory. Where it has a report, that is about it; returns
+/// whether it has.
+fn check_report(bytes: u64) -> bool {
     let mut needed = UNTOUCHED;
     let status = c!(gapless_last_error_report_json(null_mut(), 0, &raw mut needed));
     if gapless_last_error_kind() == GAPLESS_KIND_TOO_LARGE {
         assert_eq!((status, needed), (GAPLESS_ERROR_NOT_FOUND, UNTOUCHED));
-        return;
+        return false;
     }
     assert_eq!((status, gapless_last_error_kind()), (GAPLESS_ERROR_BUFFER_TOO_SMALL, GAPLESS_KIND_OUT_OF_MEMORY));
     let mut buffer = vec![0_u8; needed];
@@ -122,6 +175,7 @@ fn check_report(bytes: u64) {
     let report: serde_json::Value = serde_json::from_slice(&buffer[..needed - 1]).expect("a JSON text");
     assert_eq!(report["requested_bytes"], bytes, "{report}");
     assert_eq!(gapless_last_error_status(), GAPLESS_ERROR_OUT_OF_MEMORY, "asking does not change it");
+    true
 }
 
 const WRONG_DEVICE: &[gapless_status] = &[GAPLESS_ERROR_INVALID_ARGUMENT, GAPLESS_ERROR_NO_DEVICE];

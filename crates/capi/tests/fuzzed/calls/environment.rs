@@ -22,6 +22,8 @@ const FUNCTIONS: [&str; 12] = [
     "cuStreamWaitEvent",
     "cuStreamIsCapturing",
 ];
+/// The second device with a process-wide allocator.
+pub(super) const OTHER: i32 = 2;
 /// Invalid value, out of memory, not supported, unknown.
 const CODES: [u32; 4] = [1, 2, 801, 999];
 
@@ -34,7 +36,11 @@ pub(super) struct Environment {
     /// The device that `gapless_create` gets.
     pub(super) device: i32,
     pub(super) streams: Vec<usize>,
+    /// The devices with process-wide allocators, on the simulated driver: 0 and the other one.
+    pub(super) gpus: Vec<Gpu>,
     pub(super) folder: PathBuf,
+    /// Chunks and mappings of each of `gpus` that are not the library's: the memory of the kernels.
+    pub(super) own_work: (u64, u64),
 }
 
 impl Environment {
@@ -48,7 +54,7 @@ impl Environment {
 
     fn open(simulated: Option<PathBuf>) -> Self {
         if simulated.is_some() {
-            for (name, value) in [("GAPLESS_SIM_CAPACITY", "64MiB"), ("GAPLESS_SIM_DEVICES", "2"), ("GAPLESS_CONF", "")]
+            for (name, value) in [("GAPLESS_SIM_CAPACITY", "64MiB"), ("GAPLESS_SIM_DEVICES", "3"), ("GAPLESS_CONF", "")]
             {
                 // SAFETY: whatever else this process does at the same time reads the environment through std, if at all,
                 // which locks it.
@@ -77,7 +83,17 @@ impl Environment {
         }
         // Null, and the driver's other names of a thread's default streams.
         let streams = vec![0, 2, 1];
-        Self { device: i32::from(usage.is_some()), library, usage, plan_faults, streams, folder }
+        let mut gpus = Vec::new();
+        if let Some(path) = &simulated {
+            for device in [0, OTHER] {
+                // Both before anything else, so that every input finds the same: devices within each other's reach.
+                let mut handle: *mut gapless_allocator = null_mut();
+                expect_ok(c!(gapless_device_allocator(device, &raw mut handle)));
+                gpus.push(Gpu::open(path, device));
+            }
+        }
+        let own_work = (0, u64::from(usage.is_some()));
+        Self { own_work, device: i32::from(usage.is_some()), library, usage, plan_faults, streams, gpus, folder }
     }
 
     /// Lets one of the coming calls of one function fail, and says which. None where the driver does not fail on demand.

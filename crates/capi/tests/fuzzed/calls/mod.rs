@@ -10,8 +10,9 @@
 //! own, so the bytes are looked at as well, and at the end the driver must hold nothing of the allocators that were
 //! destroyed. Any call of the simulated driver may fail once, wherever nothing has to be given back for good.
 //!
-//! Device 0 has the process-wide allocator behind PyTorch's entry points, which outlives an input: each ends with nothing
-//! live in it. Device 1, where there are two, has what `gapless_create` makes.
+//! Two devices, 0 and 2 of the simulated driver, have the process-wide allocators behind PyTorch's entry points, which outlive
+//! an input: each ends with nothing live in them. Streams of either use blocks of both: see `work`. Device 1 has what
+//! `gapless_create` makes. On a GPU there is device 0 alone, and no work.
 
 use gapless_capi::*;
 use std::collections::BTreeMap;
@@ -32,14 +33,19 @@ macro_rules! c {
 
 mod allocator;
 mod book;
+mod budget;
 mod device;
 mod environment;
 mod recording;
 mod torch;
+mod work;
 
-use book::{Block, Book};
-use environment::Environment;
+use book::{Block, Book, Pool};
+use environment::{Environment, OTHER};
+use gapless::StreamId;
+use gapless::driver::EventHandle;
 use recording::read_recording;
+use work::{Gpu, Held, Stream, Use, word_of};
 
 /// Runs the calls that bytes stand for.
 ///
@@ -93,12 +99,18 @@ struct Calls {
     next_stamp: u64,
     recordings: usize,
     /// Users of PyTorch's pools, and the pools that are open.
-    pools: BTreeMap<u64, u32>,
-    open: Vec<u64>,
+    pools: BTreeMap<Pool, u32>,
+    open: Vec<Pool>,
+    /// Uses of live blocks, the blocks that were freed and may be held back, and all events behind uses.
+    uses: BTreeMap<u64, Vec<Use>>,
+    held: BTreeMap<u64, Held>,
+    events: Vec<(usize, EventHandle)>,
     events_before: u64,
     torch: bool,
     /// The function of the driver that fails, once.
     failing: Option<&'static str>,
+    /// Something has failed in this input.
+    faulty: bool,
 }
 
 /// A pointer that is no handle and no device address.
@@ -115,15 +127,20 @@ impl Calls {
             recordings: 0,
             pools: BTreeMap::new(),
             open: Vec::new(),
+            uses: BTreeMap::new(),
+            held: BTreeMap::new(),
+            events: Vec::new(),
             events_before: environment.usage(0).map_or(0, |usage| usage[3]),
             torch: false,
             failing: None,
+            faulty: false,
         }
     }
 
     fn step(&mut self, record: Record) {
         if record.call >= FAIL {
             self.failing = self.environment.fail(record);
+            self.faulty = true;
             return;
         }
         // What cannot be destroyed stays, and is not counted here.
@@ -133,6 +150,7 @@ impl Calls {
         self.call(record);
         self.mend();
         self.check();
+        [0, OTHER].into_iter().for_each(|device| self.check_held(device));
     }
 
     fn mend(&mut self) {
@@ -198,13 +216,24 @@ impl Calls {
         (without_provenance_mut(bad), None)
     }
 
-    /// A stream, and whether it is one.
-    fn stream(&self, number: u8) -> (*mut CUstream_st, bool) {
-        if number >= 248 {
-            return (without_provenance_mut((&raw const NOT_OURS).addr()), false);
-        }
-        let stream = self.environment.streams[usize::from(number) % self.environment.streams.len()];
-        (without_provenance_mut(stream), true)
+    /// A stream, and what it is to a device.
+    fn stream(&self, number: u8, device: i32) -> (*mut CUstream_st, Stream) {
+        let created: Vec<(i32, StreamId)> =
+            self.environment.gpus.iter().flat_map(|gpu| gpu.streams.map(|stream| (gpu.device, stream))).collect();
+        let (handle, kind) = match number {
+            248.. => ((&raw const NOT_OURS).addr(), Stream::Unknown),
+            128.. if !created.is_empty() => {
+                let (its, stream) = created[usize::from(number) % created.len()];
+                (stream.0 as usize, if its == device { Stream::Own } else { Stream::Foreign })
+            }
+            _ => (self.environment.streams[usize::from(number) % self.environment.streams.len()], Stream::Default),
+        };
+        (without_provenance_mut(handle), kind)
+    }
+
+    /// The device of an allocator.
+    fn device_of(&self, book: Option<usize>) -> i32 {
+        book.map_or(self.environment.device, |book| self.books[book].device)
     }
 
     fn bytes_of(record: Record) -> u64 {
@@ -234,9 +263,19 @@ impl Calls {
                 continue;
             }
             let stats = self.figures(number);
-            assert_eq!((stats.live_bytes, stats.live_allocations), (book.live_bytes, book.live), "{book:?}, {stats:?}");
+            let [least, most] = self.held_back(|block| block.owner == Some(number));
+            let held = stats.live_allocations.wrapping_sub(book.live);
+            let bytes = stats.live_bytes.wrapping_sub(book.live_bytes);
+            assert!(
+                (least.0..=most.0).contains(&bytes),
+                "{bytes} held back, not {least:?} to {most:?}: {book:?}, {stats:?}"
+            );
+            assert!(
+                (least.1..=most.1).contains(&held),
+                "{held} held back, not {least:?} to {most:?}: {book:?}, {stats:?}"
+            );
             let sums = (book.before.0 + book.allocs, book.before.1 + book.frees);
-            assert_eq!((stats.allocs, stats.frees), sums, "{book:?}, {stats:?}");
+            assert_eq!((stats.allocs, stats.frees + held), sums, "{book:?}, {stats:?}");
             assert!(stats.live_bytes <= stats.reserved_bytes, "{stats:?}");
             assert!(stats.live_bytes <= stats.peak_live_bytes, "{stats:?}");
         }
@@ -245,12 +284,12 @@ impl Calls {
     /// Ends everything and looks at what is left.
     fn finish(mut self) {
         self.mend();
-        while let Some(id) = self.open.pop() {
-            c!(gapless_torch_end_allocate_to_pool(0, gapless_torch_pool { first: id, second: 7 }));
+        while let Some((device, first)) = self.open.pop() {
+            c!(gapless_torch_end_allocate_to_pool(device, gapless_torch_pool { first, second: 7 }));
         }
-        for (id, users) in std::mem::take(&mut self.pools) {
+        for ((device, first), users) in std::mem::take(&mut self.pools) {
             for _ in 0..users {
-                c!(gapless_torch_release_pool(0, gapless_torch_pool { first: id, second: 7 }));
+                c!(gapless_torch_release_pool(device, gapless_torch_pool { first, second: 7 }));
             }
         }
         for number in 0..self.books.len() {
@@ -259,6 +298,10 @@ impl Calls {
                 self.live.iter().filter(|(_, block)| block.owner == Some(number)).map(|(at, _)| *at).collect();
             if self.books[number].alive {
                 for addr in own {
+                    if self.books[number].lasting {
+                        self.torch_free(addr, false);
+                        continue;
+                    }
                     self.verify(addr);
                     expect_ok(c!(gapless_free(handle, without_provenance_mut(addr as usize))));
                     self.forget(addr);
@@ -270,6 +313,7 @@ impl Calls {
                     }
                 } else {
                     expect_ok(c!(gapless_destroy(handle)));
+                    book.alive = false;
                 }
                 if let Some(path) = book.recording.take() {
                     read_recording(&path, self.next_stamp);
@@ -279,29 +323,35 @@ impl Calls {
         for addr in self.live.keys().copied().collect::<Vec<_>>() {
             self.torch_free(addr, false);
         }
-        if self.torch {
-            expect_ok(c!(gapless_torch_set_fraction(1.0, 0)));
-            // What waits for other streams is not free yet, and the simulated ones are threads of their own.
-            for _ in 0..MOST_WAITS {
-                c!(gapless_torch_reset());
-                if self
-                    .books
-                    .iter()
-                    .position(|book| book.lasting)
-                    .is_none_or(|book| self.figures(book).pending_bytes == 0)
-                {
-                    break;
-                }
-                std::thread::sleep(std::time::Duration::from_micros(100));
-            }
+        let lasting: Vec<usize> = (0..self.books.len()).filter(|book| self.books[*book].lasting).collect();
+        for book in &lasting {
+            expect_ok(c!(gapless_torch_set_fraction(1.0, self.books[*book].device)));
         }
+        // What waits for other streams is not free yet, and the simulated ones are threads of their own.
+        for _ in 0..MOST_WAITS {
+            c!(gapless_torch_reset());
+            self.environment.gpus.iter().for_each(|gpu| self.expect_settled(gpu.device));
+            if lasting.iter().all(|book| self.figures(*book).pending_bytes == 0) {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_micros(100));
+        }
+        self.check();
+        self.end_uses();
         self.check_driver();
     }
 
     /// Nothing of this input is left in the simulated driver. The process-wide allocator keeps its addresses.
     fn check_driver(&self) {
-        if let Some([chunks, mappings, _, events]) = self.environment.usage(0) {
-            assert_eq!((chunks, mappings), (0, 0), "chunks and mappings left on device 0: {}", self.torch_text());
+        for device in [0, OTHER] {
+            let Some([chunks, mappings, _, events]) = self.environment.usage(device) else { continue };
+            let text = || self.torch_text(device);
+            assert_eq!(
+                (chunks, mappings),
+                self.environment.own_work,
+                "chunks and mappings left on device {device}: {}",
+                text()
+            );
             assert!(self.torch || events == self.events_before, "{} events, then {events}", self.events_before);
         }
         if let Some([chunks, mappings, reservations, _]) = self.environment.usage(1) {

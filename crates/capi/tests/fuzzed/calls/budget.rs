@@ -1,0 +1,113 @@
+//! The budget of a device, which its process-wide allocator and the pools share.
+//!
+//! - B1  what they hold together grows up to the budget and no further.
+//! - B2  their budgets add up to no more than the device's, or to what is held already, whenever a pool begins or ends.
+//! - B3  the device's budget, once set, is the main allocator's but for what pools hold, and what is free goes back at once.
+//! - B4  a request that whole free pages of the device cover is served, whoever held them last.
+//!
+//! Nothing is expected of an input in which a call of the driver has failed.
+
+use super::*;
+
+/// What a device's report says of its memory.
+#[derive(Debug)]
+struct Shares {
+    /// Of the main allocator: bytes held, and its budget.
+    main: (u64, u64),
+    /// The sums of the pools.
+    pools: (u64, u64),
+    /// Bytes of pools that are to be closed.
+    condemned: u64,
+    /// Whether nothing of the main allocator is live, or waits for a stream.
+    main_is_free: bool,
+}
+
+impl Shares {
+    fn held(&self) -> u64 {
+        self.main.0 + self.pools.0 + self.condemned
+    }
+}
+
+/// Memory of a simulated device, less than what the allocators may have: work needs a page.
+const MEMORY: u64 = 60 << 20;
+const PAGE: u64 = 2 << 20;
+
+impl Calls {
+    fn shares(&self, device: i32) -> Shares {
+        let report: serde_json::Value = serde_json::from_str(&self.torch_json(device, 0)).expect("a JSON text");
+        let number = |value: &serde_json::Value| value.as_u64().expect("a number");
+        let share = |stats: &serde_json::Value| (number(&stats["reserved_bytes"]), number(&stats["budget_bytes"]));
+        let pools = report["pools"].as_array().expect("a list").iter().map(|pool| share(&pool["stats"]));
+        let main = &report["main"];
+        Shares {
+            main: share(main),
+            pools: pools.fold((0, 0), |sum, pool| (sum.0 + pool.0, sum.1 + pool.1)),
+            condemned: number(&report["condemned_bytes"]),
+            main_is_free: number(&main["live_allocations"]) == 0 && number(&main["pending_bytes"]) == 0,
+        }
+    }
+
+    /// The budget of a device, as far as it is known and nothing has failed.
+    fn whole(&self, device: i32) -> Option<u64> {
+        let book = self.books.iter().find(|book| book.lasting && book.device == device)?;
+        book.whole.filter(|_| !self.faulty && self.environment.usage.is_some())
+    }
+
+    fn has_pools(&self, device: i32) -> bool {
+        self.pools.keys().any(|(its, _)| *its == device)
+    }
+
+    /// B1, after a call.
+    pub(super) fn check_held(&mut self, device: i32) {
+        let Some(number) = self.books.iter().position(|book| book.lasting && book.device == device) else { return };
+        if !self.books[number].has_had_pools {
+            self.books[number].held_before = self.figures(number).reserved_bytes;
+            return;
+        }
+        let Some(whole) = self.whole(device) else { return };
+        let shares = self.shares(device);
+        let book = &mut self.books[number];
+        let most = whole.max(std::mem::replace(&mut book.held_before, shares.held()));
+        assert!(shares.held() <= most, "device {device} may hold {whole}, and held up to {most}: {shares:?}");
+    }
+
+    /// B2, after a pool began or ended.
+    pub(super) fn check_shares(&self, device: i32) {
+        let Some(whole) = self.whole(device).filter(|_| self.has_pools(device)) else { return };
+        let shares = self.shares(device);
+        let sum = shares.main.1 + shares.pools.1 + shares.condemned;
+        assert!(sum <= whole.max(shares.held()), "the budgets on device {device} exceed its own, {whole}: {shares:?}");
+    }
+
+    /// B3, after the device's budget was set to a part of its memory.
+    pub(super) fn check_new_budget(&mut self, device: i32, part: f64) {
+        let Some(book) = self.books.iter_mut().find(|book| book.lasting && book.device == device) else { return };
+        #[allow(
+            clippy::cast_precision_loss,
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a part"
+        )]
+        let whole = ((64_u64 << 20) as f64 * part) as u64;
+        book.whole = Some(whole);
+        if self.whole(device).is_none() {
+            return;
+        }
+        let shares = self.shares(device);
+        let left = whole.saturating_sub(shares.pools.0 + shares.condemned);
+        assert_eq!(shares.main.1, left, "of {whole} on device {device}: {shares:?}");
+        assert!(
+            !shares.main_is_free || shares.main.0 <= left,
+            "{left} are left of {whole} on device {device}: {shares:?}"
+        );
+    }
+
+    /// B4, after a request ran out of memory.
+    pub(super) fn check_refusal(&self, device: i32, bytes: u64) {
+        let Some(whole) = self.whole(device) else { return };
+        let shares = self.shares(device);
+        let free = whole.min(MEMORY).saturating_sub(shares.pools.0 + shares.condemned);
+        let needed = bytes.div_ceil(PAGE).saturating_mul(PAGE);
+        assert!(!shares.main_is_free || needed > free, "{bytes} bytes were refused, and {free} are free: {shares:?}");
+    }
+}
