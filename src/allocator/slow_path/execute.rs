@@ -7,7 +7,7 @@
 use super::super::error::AllocError;
 use super::SlowPath;
 use super::mapper::view_at;
-use super::plan::{Backing, Plan, Source, free_chunks};
+use super::plan::{Backing, Plan, Source, States, free_chunks, unclaim, unclaim_target};
 use super::stale::Drop;
 use crate::driver::{ChunkHandle, Driver, DriverError, DriverErrorKind, MemoryDriver};
 use crate::heap::BlockState;
@@ -44,7 +44,7 @@ enum Prepared {
     CannotOrder(StreamIndex),
 }
 
-impl<D: Driver> SlowPath<'_, D> {
+impl<'a, D: Driver> SlowPath<'a, D> {
     /// Carries out a plan.
     pub fn execute(&mut self, plan: Plan) -> Result<Outcome, AllocError> {
         match self.keep_within_mapping_limit(&plan) {
@@ -127,8 +127,7 @@ impl<D: Driver> SlowPath<'_, D> {
     fn bar_chunks_of(&mut self, stream: StreamIndex) {
         let mut told = self.progress().told();
         told[stream.0 as usize] = self.shared.streams.get(stream).clock.lock().passed();
-        let states = self.shared.streams.lock_all();
-        let sources = free_chunks(&self.mapper, &states, None);
+        let sources = free_chunks(&self.mapper, &mut self.states(), None);
         for source in sources.iter().filter(|source| source.epoch > told[source.stream.0 as usize]) {
             self.mapper.pool.bar(source.chunk);
         }
@@ -243,23 +242,17 @@ impl<D: Driver> SlowPath<'_, D> {
             // A chunk that was to be released may be unmapped already.
             self.unclaim(source);
         }
-        let mut state = self.shared.streams.get(plan.goal.stream).lock();
-        let epoch = state.epoch;
-        let region = state.region(plan.goal.region).expect("the plan was made for it");
-        for piece in &plan.before {
-            // Epochs may have been renumbered since: what was freed before counts as freed now.
-            region.heap.set(piece.start, piece.start, piece.len, piece.state, piece.epoch.min(epoch));
-        }
+        unclaim_target(&mut self.states(), &plan.goal, &plan.before);
     }
 
     /// Ends the claim on a chunk: its bytes are free where it is still mapped, else a hole.
     pub fn unclaim(&self, source: &Source) {
-        let mut state = self.shared.streams.get(source.stream).lock();
-        let region = state.region(source.region).expect("sources come from regions");
-        let view = self.mapper.segments[region.segment].table.view(source.pages.start);
-        let mapped = view.is_some_and(|view| view.state == ViewState::Active);
-        let state = if mapped { BlockState::Free } else { BlockState::Hole };
-        region.set_pages(source.pages.start.offset(region.page_bytes), source.pages, state);
+        unclaim(&self.mapper, &mut self.shared.streams.get(source.stream).lock(), source);
+    }
+
+    /// The streams' states, in pieces.
+    pub fn states(&self) -> States<'a, D> {
+        States::in_pieces(&self.shared.streams)
     }
 
     fn mapping_failed(&mut self, plan: &Plan, failure: Failure) -> Result<Outcome, AllocError> {

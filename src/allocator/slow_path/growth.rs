@@ -4,12 +4,12 @@
 
 use super::super::error::AllocError;
 use super::super::request::Request;
-use super::super::streams::region::RegionId;
-use super::super::streams::state::{AllStates, Stream, live_bytes};
+use super::super::streams::region::{RegionId, Regions};
+use super::super::streams::state::Stream;
 use super::SlowPath;
 use super::addresses::Widened;
 use super::execute::Outcome;
-use super::plan::{Allowance, Goal, Plan, Recreation, free_chunks, plan};
+use super::plan::{Allowance, Copies, Goal, Overtaken, Plan, Recreation, States, claim, plan};
 use crate::driver::{Driver, DriverError, MemoryDriver};
 use crate::pages::PageCount;
 use crate::physical::ChunkId;
@@ -31,6 +31,28 @@ pub struct Growth<'p, 'a, D: Driver> {
 
 /// Pages that each of several streams may keep before they are taken for others: a few for each kind of region.
 const PAGES_OF_A_STREAM: u64 = 8;
+
+/// How often others may take what a plan counts on before they have to wait while one is made.
+const OVERTAKEN_AT_MOST: u32 = 3;
+
+/// How the streams are looked at for a plan.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// In pieces: a plan that is found is good if it can be claimed, but there may be one although none is found.
+    InPieces,
+    /// As they are at one moment: others wait while what is needed is copied.
+    AtOnce,
+    /// Others wait until the plan is claimed.
+    Throughout,
+}
+
+/// Why there is no plan.
+enum NoPlan {
+    /// The chunks or the addresses do not suffice.
+    Short(Shortage),
+    /// Others were faster.
+    Overtaken,
+}
 
 /// What a round came to.
 enum Round {
@@ -136,22 +158,53 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         if self.path.is_tight() { self.path.take_fragment(self.stream, &self.request) } else { None }
     }
 
-    /// Plans a mapping in the first of the stream's regions that has a place, and claims what it takes.
+    /// Plans a mapping in the first of the stream's regions that has a place, and claims what it takes. That there is none is
+    /// said only of all streams at one moment: in pieces, free memory may have been where nobody looked any more.
     fn plan(&self) -> Result<Plan, Shortage> {
         if self.stream.lock().regions.of_kind(self.request.kind).next().is_none() {
             return Err(Shortage::Addresses);
         }
+        let (mut look, mut overtaken) = (Look::InPieces, 0);
+        loop {
+            match self.plan_with(look) {
+                Ok(plan) => return Ok(plan),
+                Err(NoPlan::Short(shortage)) if look != Look::InPieces => return Err(shortage),
+                Err(NoPlan::Short(_)) => look = Look::AtOnce,
+                Err(NoPlan::Overtaken) => {
+                    overtaken += 1;
+                    if overtaken == OVERTAKEN_AT_MOST {
+                        look = Look::Throughout;
+                    }
+                }
+            }
+        }
+    }
+
+    fn plan_with(&self, look: Look) -> Result<Plan, NoPlan> {
         let streams = &self.path.shared.streams;
+        let mapper = &self.path.mapper;
         let passed = self.path.progress().passed();
-        let mut states = streams.lock_all();
-        let allowance = self.allowance(&states);
-        let of_stream = &states[self.stream.index.0 as usize].regions;
-        let regions: Vec<RegionId> = of_stream.ids_of(self.request.kind).collect();
-        let goal = |region| self.goal(region, allowance);
-        let planned =
-            regions.into_iter().find_map(|region| plan(&self.path.mapper, &mut states, &passed, goal(region)));
-        planned
-            .ok_or_else(|| if self.enough_chunks(&states, allowance) { Shortage::Addresses } else { Shortage::Chunks })
+        let mut states = if look == Look::InPieces { States::in_pieces(streams) } else { States::together(streams) };
+        let allowance = self.allowance(&mut states);
+        let of_kind = |regions: &Regions| regions.ids_of(self.request.kind).collect();
+        let regions: Vec<RegionId> = states.with(self.stream.index, |state| of_kind(&state.regions));
+        let mut copies = Copies::default();
+        let source_stream = self.goal(regions[0], allowance).source_stream();
+        if look == Look::AtOnce {
+            copies.sources(mapper, &mut states, source_stream);
+            for region in &regions {
+                copies.target(&mut states, self.stream.index, *region);
+            }
+            states.release();
+        }
+        for region in regions {
+            let goal = self.goal(region, allowance);
+            if let Some(mut plan) = plan(mapper, &mut states, &mut copies, &passed, goal) {
+                return claim(mapper, &mut states, &mut plan).map(|()| plan).map_err(|Overtaken| NoPlan::Overtaken);
+            }
+        }
+        let free = copies.sources(mapper, &mut states, source_stream).pages();
+        Err(NoPlan::Short(self.shortage(free, allowance)))
     }
 
     fn execute(&mut self, plan: Plan) -> Result<Round, AllocError> {
@@ -253,11 +306,12 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     }
 
     /// What may be created now.
-    fn allowance(&self, states: &AllStates<'_>) -> Allowance {
+    fn allowance(&self, states: &mut States<'_, D>) -> Allowance {
         let recreation = self.recreation;
         let pool = &self.path.mapper.pool;
         let hard_pages = pool.headroom_pages().min(self.left_on_device);
-        let peak = self.path.shared.streams.peak.peak().max(live_bytes(states).saturating_add(self.request.size));
+        let live: u64 = states.indices().map(|stream| states.with(stream, |state| state.live_bytes)).sum();
+        let peak = self.path.shared.streams.peak.peak().max(live.saturating_add(self.request.size));
         let soft_pages = hard_pages.min(self.slack_pages(peak).saturating_sub(pool.held_pages()));
         Allowance { soft_pages, hard_pages, recreation }
     }
@@ -272,13 +326,11 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         PageCount(beside_peak.max(for_streams))
     }
 
-    /// Whether free chunks and those that may be created come to the pages of the request.
-    fn enough_chunks(&self, states: &AllStates<'_>, allowance: Allowance) -> bool {
-        let mapper = &self.path.mapper;
-        let page_bytes = mapper.pool.page_bytes();
-        let within = self.path.shared.geometry.keeps_mappings.then_some(self.stream.index);
-        let free: PageCount = free_chunks(mapper, states, within).iter().map(|source| source.pages.len()).sum();
-        let idle = PageCount::within(mapper.pool.idle_bytes(), page_bytes);
-        free + idle + allowance.hard_pages >= PageCount::covering(self.request.size, page_bytes)
+    /// What is missing where there is no plan, with so many pages in free chunks.
+    fn shortage(&self, free: PageCount, allowance: Allowance) -> Shortage {
+        let pool = &self.path.mapper.pool;
+        let idle = PageCount::within(pool.idle_bytes(), pool.page_bytes());
+        let needed = PageCount::covering(self.request.size, pool.page_bytes());
+        if free + idle + allowance.hard_pages >= needed { Shortage::Addresses } else { Shortage::Chunks }
     }
 }

@@ -5,7 +5,7 @@ use super::super::error::AllocError;
 use super::super::request::Request;
 use super::super::shared::Shared;
 use super::mapper::{Mapper, view_at};
-use super::plan::{Source, claim_sources, free_chunks};
+use super::plan::{Source, States, claim_free, free_chunks};
 use super::{Door, SlowPath};
 use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
 use crate::pages::{PageCount, PageIndex, PageRange};
@@ -358,13 +358,21 @@ impl<D: Driver> SlowPath<'_, D> {
         outcome.map(|()| !claimed.is_empty())
     }
 
-    /// Claims free chunks of up to `left` pages in all, largest first.
-    fn claim_up_to(&self, mut left: PageCount) -> Vec<Source> {
+    /// Claims free chunks of up to `left` pages in all, largest first. That there is none is said only of all streams at one
+    /// moment.
+    fn claim_up_to(&self, left: PageCount) -> Vec<Source> {
         if self.shared.geometry.keeps_mappings {
             return Vec::new();
         }
-        let mut states = self.shared.streams.lock_all();
-        let mut sources = free_chunks(&self.mapper, &states, None);
+        let claimed = self.claim_up_to_in(&mut self.states(), left);
+        if !claimed.is_empty() {
+            return claimed;
+        }
+        self.claim_up_to_in(&mut States::together(&self.shared.streams), left)
+    }
+
+    fn claim_up_to_in(&self, states: &mut States<'_, D>, mut left: PageCount) -> Vec<Source> {
+        let mut sources = free_chunks(&self.mapper, states, None);
         sources.sort_by_key(|source| std::cmp::Reverse(source.pages.len()));
         sources.retain(|source| {
             let take = source.pages.len() <= left;
@@ -373,8 +381,7 @@ impl<D: Driver> SlowPath<'_, D> {
             }
             take
         });
-        claim_sources(&mut states, sources.iter());
-        sources
+        claim_free(states, sources)
     }
 
     /// Makes a claimed free chunk idle, or bars it when a stream that used it cannot be waited for.

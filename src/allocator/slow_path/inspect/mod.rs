@@ -10,10 +10,9 @@ use super::super::reports::{ChunkSnapshot, OutOfMemory, RegionSnapshot, Snapshot
 use super::super::request::Request;
 use super::super::shared::Shared;
 use super::mapper::Mapper;
-use super::plan::free_pages_of;
+use super::plan::{Sources, States, free_chunks};
 use super::{Door, SlowPath};
 use crate::driver::{Driver, DriverError};
-use crate::pages::PageCount;
 use crate::physical::ViewAt;
 use crate::stream::StreamIndex;
 use crate::sync::Ordering;
@@ -71,11 +70,12 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 }
 
-/// What is held. Locks one stream after the other, for the time that its free chunks take.
+/// What is held. Locks one stream after the other, for a piece of its free blocks at a time.
 fn holdings<D: Driver>(shared: &Shared<D>, mapper: &Mapper) -> Holdings {
     let pool = &mapper.pool;
     let page_bytes = pool.page_bytes();
-    let free_pages: PageCount = shared.streams.iter().map(|stream| free_pages_of(mapper, &stream.lock())).sum();
+    let mut states = States::in_pieces(&shared.streams);
+    let free_pages = Sources::new(mapper, free_chunks(mapper, &mut states, None)).pages();
     let tables = mapper.segments.iter().map(|segment| segment.table.metadata_bytes());
     Holdings {
         page_bytes,
