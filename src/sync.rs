@@ -24,6 +24,16 @@ mod real {
 #[cfg(not(any(loom, shuttle)))]
 pub use real::*;
 
+/// Unlocks, and lets a thread that has waited for long have the lock, also if this one wants it again at once.
+#[inline]
+#[cfg_attr(test, allow(dead_code, reason = "unit tests watch the locks that are unlocked so"))]
+pub fn unlock_fairly<T>(guard: MutexGuard<'_, T>) {
+    #[cfg(not(any(loom, shuttle)))]
+    MutexGuard::unlock_fair(guard);
+    #[cfg(any(loom, shuttle))]
+    drop(guard);
+}
+
 #[cfg(any(loom, shuttle))]
 pub use checked::*;
 

@@ -21,6 +21,8 @@ mod geometry;
 mod hot_path;
 mod kind;
 #[cfg(test)]
+mod lock_holds;
+#[cfg(test)]
 mod many_streams;
 mod marks;
 mod plain;

@@ -127,8 +127,8 @@ impl<'a, D: Driver> SlowPath<'a, D> {
     fn bar_chunks_of(&mut self, stream: StreamIndex) {
         let mut told = self.progress().told();
         told[stream.0 as usize] = self.shared.streams.get(stream).clock.lock().passed();
-        let sources = free_chunks(&self.mapper, &mut self.states(), None);
-        for source in sources.iter().filter(|source| source.epoch > told[source.stream.0 as usize]) {
+        let sources = free_chunks(&self.mapper, &mut self.states());
+        for source in sources.list.iter().filter(|source| source.epoch > told[source.stream.0 as usize]) {
             self.mapper.pool.bar(source.chunk);
         }
     }
@@ -187,14 +187,14 @@ impl<'a, D: Driver> SlowPath<'a, D> {
     /// Writes a finished growth into the books, and allocates the block.
     fn commit(&mut self, plan: &Plan, backing: &[ChunkId]) -> DeviceAddr {
         for reuse in &plan.reuse {
-            self.move_away(&reuse.source);
+            self.leave(&reuse.source);
             self.mapper.segments[plan.segment].table.set_state(reuse.page, ViewState::Active);
             self.mapper.pool.activate(reuse.source.chunk, view_at(plan.segment, reuse.page));
             self.mapper.reused_views += 1;
         }
         for (fill, chunk) in plan.fill.iter().zip(backing) {
             if let Backing::Harvest(source) = &fill.backing {
-                self.move_away(source);
+                self.leave(source);
             }
             let view = View { chunk: *chunk, pages: fill.pages, state: ViewState::Active };
             self.mapper.segments[plan.segment].table.add(view);
@@ -205,19 +205,27 @@ impl<'a, D: Driver> SlowPath<'a, D> {
                 self.mapper.kept.push((at, handle));
             }
         }
-        for source in plan.sources() {
-            let mut state = self.shared.streams.get(source.stream).lock();
-            let region = state.region(source.region).expect("sources come from regions");
-            region.set_pages(source.pages.start.offset(region.page_bytes), source.pages, BlockState::Hole);
+        for source in &plan.release {
+            self.leave_hole(source);
         }
         self.allocate(plan)
     }
 
-    /// Makes the active view of a free chunk stale, since the chunk's bytes are used elsewhere from now on.
-    fn move_away(&mut self, source: &Source) {
+    /// Makes the active view of a claimed free chunk stale, since the chunk's bytes are used elsewhere from now on, and its place
+    /// a hole.
+    fn leave(&mut self, source: &Source) {
         let from = self.mapper.pool.get(source.chunk).active.expect("a source has an active view");
         self.mapper.make_stale(from, Fence { stream: source.stream, epoch: source.epoch });
         self.mapper.harvested_chunks += 1;
+        self.leave_hole(source);
+    }
+
+    /// Makes a hole of the place of a claimed chunk.
+    fn leave_hole(&self, source: &Source) {
+        self.states().with(source.stream, |state| {
+            let region = state.region(source.region).expect("sources come from regions");
+            region.set_pages(source.pages.start.offset(region.page_bytes), source.pages, BlockState::Hole);
+        });
     }
 
     /// Allocates the block of a plan whose mappings are made.
@@ -237,7 +245,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
     }
 
     /// Returns everything that a plan claimed to the heaps.
-    fn abandon(&self, plan: &Plan) {
+    pub fn abandon(&self, plan: &Plan) {
         for source in plan.sources() {
             // A chunk that was to be released may be unmapped already.
             self.unclaim(source);
@@ -247,7 +255,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
 
     /// Ends the claim on a chunk: its bytes are free where it is still mapped, else a hole.
     pub fn unclaim(&self, source: &Source) {
-        unclaim(&self.mapper, &mut self.shared.streams.get(source.stream).lock(), source);
+        self.states().with(source.stream, |state| unclaim(&self.mapper, state, source));
     }
 
     /// The streams' states, in pieces.

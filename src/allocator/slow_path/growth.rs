@@ -4,7 +4,7 @@
 
 use super::super::error::AllocError;
 use super::super::request::Request;
-use super::super::streams::region::{RegionId, Regions};
+use super::super::streams::region::RegionId;
 use super::super::streams::state::Stream;
 use super::SlowPath;
 use super::addresses::Widened;
@@ -34,17 +34,6 @@ const PAGES_OF_A_STREAM: u64 = 8;
 
 /// How often others may take what a plan counts on before they have to wait while one is made.
 const OVERTAKEN_AT_MOST: u32 = 3;
-
-/// How the streams are looked at for a plan.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Look {
-    /// In pieces: a plan that is found is good if it can be claimed, but there may be one although none is found.
-    InPieces,
-    /// As they are at one moment: others wait while what is needed is copied.
-    AtOnce,
-    /// Others wait until the plan is claimed.
-    Throughout,
-}
 
 /// Why there is no plan.
 enum NoPlan {
@@ -158,53 +147,56 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         if self.path.is_tight() { self.path.take_fragment(self.stream, &self.request) } else { None }
     }
 
-    /// Plans a mapping in the first of the stream's regions that has a place, and claims what it takes. That there is none is
-    /// said only of all streams at one moment: in pieces, free memory may have been where nobody looked any more.
+    /// Plans a mapping in the first of the stream's regions that has a place, and claims what it takes.
     fn plan(&self) -> Result<Plan, Shortage> {
-        if self.stream.lock().regions.of_kind(self.request.kind).next().is_none() {
+        let regions: Vec<RegionId> = self.stream.lock().regions.ids_of(self.request.kind).collect();
+        if regions.is_empty() {
             return Err(Shortage::Addresses);
         }
-        let (mut look, mut overtaken) = (Look::InPieces, 0);
-        loop {
-            match self.plan_with(look) {
-                Ok(plan) => return Ok(plan),
-                Err(NoPlan::Short(shortage)) if look != Look::InPieces => return Err(shortage),
-                Err(NoPlan::Short(_)) => look = Look::AtOnce,
-                Err(NoPlan::Overtaken) => {
-                    overtaken += 1;
-                    if overtaken == OVERTAKEN_AT_MOST {
-                        look = Look::Throughout;
-                    }
+        let (mapper, streams) = (&self.path.mapper, &self.path.shared.streams);
+        let passed = self.path.progress().passed();
+        let allowance = self.allowance();
+        let goals: Vec<Goal> = regions.iter().map(|region| self.goal(*region, allowance)).collect();
+        for _ in 0..OVERTAKEN_AT_MOST {
+            let mut copies = Copies::default();
+            let mut planned = self.plan_from(&mut self.path.states(), &mut copies, &passed, &goals);
+            if let Err(NoPlan::Short(shortage)) = planned {
+                // Said of streams at different moments, it may not be true: free memory may have been where nobody looked any
+                // more. Of one moment it is.
+                if !copies.catch_up(mapper, &mut States::together(streams), &goals[0]) {
+                    return Err(shortage);
                 }
+                planned = self.plan_from(&mut self.path.states(), &mut copies, &passed, &goals);
             }
+            match planned {
+                Ok(plan) => return Ok(plan),
+                Err(NoPlan::Short(shortage)) => return Err(shortage),
+                Err(NoPlan::Overtaken) => {}
+            }
+        }
+        // Others have to wait, since they are faster else.
+        match self.plan_from(&mut States::together(streams), &mut Copies::default(), &passed, &goals) {
+            Ok(plan) => Ok(plan),
+            Err(NoPlan::Short(shortage)) => Err(shortage),
+            Err(NoPlan::Overtaken) => unreachable!("all streams are locked"),
         }
     }
 
-    fn plan_with(&self, look: Look) -> Result<Plan, NoPlan> {
-        let streams = &self.path.shared.streams;
+    fn plan_from(
+        &self,
+        states: &mut States<'_, D>,
+        copies: &mut Copies,
+        passed: &[u64],
+        goals: &[Goal],
+    ) -> Result<Plan, NoPlan> {
         let mapper = &self.path.mapper;
-        let passed = self.path.progress().passed();
-        let mut states = if look == Look::InPieces { States::in_pieces(streams) } else { States::together(streams) };
-        let allowance = self.allowance(&mut states);
-        let of_kind = |regions: &Regions| regions.ids_of(self.request.kind).collect();
-        let regions: Vec<RegionId> = states.with(self.stream.index, |state| of_kind(&state.regions));
-        let mut copies = Copies::default();
-        let source_stream = self.goal(regions[0], allowance).source_stream();
-        if look == Look::AtOnce {
-            copies.sources(mapper, &mut states, source_stream);
-            for region in &regions {
-                copies.target(&mut states, self.stream.index, *region);
-            }
-            states.release();
-        }
-        for region in regions {
-            let goal = self.goal(region, allowance);
-            if let Some(mut plan) = plan(mapper, &mut states, &mut copies, &passed, goal) {
-                return claim(mapper, &mut states, &mut plan).map(|()| plan).map_err(|Overtaken| NoPlan::Overtaken);
+        for goal in goals {
+            if let Some(mut plan) = plan(mapper, states, copies, passed, *goal) {
+                return claim(mapper, states, &mut plan).map(|()| plan).map_err(|Overtaken| NoPlan::Overtaken);
             }
         }
-        let free = copies.sources(mapper, &mut states, source_stream).pages();
-        Err(NoPlan::Short(self.shortage(free, allowance)))
+        let free = copies.sources(mapper, states, &goals[0]).pages();
+        Err(NoPlan::Short(self.shortage(free, goals[0].allowance)))
     }
 
     fn execute(&mut self, plan: Plan) -> Result<Round, AllocError> {
@@ -306,11 +298,11 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     }
 
     /// What may be created now.
-    fn allowance(&self, states: &mut States<'_, D>) -> Allowance {
+    fn allowance(&self) -> Allowance {
         let recreation = self.recreation;
         let pool = &self.path.mapper.pool;
         let hard_pages = pool.headroom_pages().min(self.left_on_device);
-        let live: u64 = states.indices().map(|stream| states.with(stream, |state| state.live_bytes)).sum();
+        let live: u64 = self.path.shared.streams.iter().map(|stream| stream.lock().live_bytes).sum();
         let peak = self.path.shared.streams.peak.peak().max(live.saturating_add(self.request.size));
         let soft_pages = hard_pages.min(self.slack_pages(peak).saturating_sub(pool.held_pages()));
         Allowance { soft_pages, hard_pages, recreation }

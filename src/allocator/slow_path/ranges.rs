@@ -372,7 +372,7 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     fn claim_up_to_in(&self, states: &mut States<'_, D>, mut left: PageCount) -> Vec<Source> {
-        let mut sources = free_chunks(&self.mapper, states, None);
+        let mut sources = free_chunks(&self.mapper, states).list;
         sources.sort_by_key(|source| std::cmp::Reverse(source.pages.len()));
         sources.retain(|source| {
             let take = source.pages.len() <= left;

@@ -10,7 +10,7 @@ use super::super::reports::{ChunkSnapshot, OutOfMemory, RegionSnapshot, Snapshot
 use super::super::request::Request;
 use super::super::shared::Shared;
 use super::mapper::Mapper;
-use super::plan::{Sources, States, free_chunks};
+use super::plan::{States, free_chunks};
 use super::{Door, SlowPath};
 use crate::driver::{Driver, DriverError};
 use crate::physical::ViewAt;
@@ -74,8 +74,7 @@ impl<D: Driver> SlowPath<'_, D> {
 fn holdings<D: Driver>(shared: &Shared<D>, mapper: &Mapper) -> Holdings {
     let pool = &mapper.pool;
     let page_bytes = pool.page_bytes();
-    let mut states = States::in_pieces(&shared.streams);
-    let free_pages = Sources::new(mapper, free_chunks(mapper, &mut states, None)).pages();
+    let free_pages = free_chunks(mapper, &mut States::in_pieces(&shared.streams)).pages();
     let tables = mapper.segments.iter().map(|segment| segment.table.metadata_bytes());
     Holdings {
         page_bytes,

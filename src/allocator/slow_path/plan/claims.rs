@@ -144,3 +144,126 @@ fn claim_next(heap: &mut Heap, start: u64, left: Range<u64>, before: &mut Vec<Be
     heap.set(first, start, at - start, BlockState::Claimed, 0);
     Some(at)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::super::kind::RegionKind;
+    use super::super::super::super::request::Request;
+    use super::super::super::super::streams::region::RegionId;
+    use super::super::super::SlowPath;
+    use super::super::{Allowance, Copies, plan};
+    use super::*;
+    use crate::allocator::{Allocator, ChunkPolicy};
+    use crate::driver::{ModelConfig, ModelDriver, WorkDriver};
+    use crate::heap::{Block, GRANULE};
+    use crate::pages::PageCount;
+    use crate::units::{DeviceAddr, StreamId};
+    use std::sync::Arc;
+
+    const PAGE: u64 = 2 << 20;
+    const MAIN: StreamId = StreamId::DEFAULT;
+
+    /// The default stream has a free page, and another one four, between live ones. All memory is used up.
+    struct Setting {
+        allocator: Allocator<ModelDriver>,
+        other: StreamId,
+        live: Vec<DeviceAddr>,
+    }
+
+    impl Setting {
+        fn new() -> Self {
+            let config = ModelConfig { capacity_bytes: 9 * PAGE, ..ModelConfig::default() };
+            let driver = Arc::new(ModelDriver::new(config));
+            let other = driver.create_stream().unwrap();
+            let builder = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).slack(f64::INFINITY);
+            let allocator = builder.build().unwrap();
+            allocator.keep_stream(other).unwrap();
+            let own = allocator.alloc(PAGE, MAIN).unwrap();
+            let mut live: Vec<_> = (0..8).map(|_| allocator.alloc(PAGE, other).unwrap()).collect();
+            for number in [6, 4, 2, 0] {
+                allocator.free(live.remove(number)).unwrap();
+            }
+            allocator.free(own).unwrap();
+            Self { allocator, other, live }
+        }
+
+        /// All blocks of all streams. When a hole was used last means nothing.
+        fn blocks(&self) -> Vec<Block> {
+            let streams = &self.allocator.inner.shared.streams;
+            let of_state = |state: &StreamState| -> Vec<Block> {
+                let blocks = state.regions.iter().flat_map(|(_, region)| region.heap.blocks().collect::<Vec<_>>());
+                let epoch = |block: &Block| if block.state == BlockState::Hole { 0 } else { block.epoch };
+                blocks.map(|block| Block { epoch: epoch(&block), ..block }).collect()
+            };
+            streams.iter().flat_map(|stream| of_state(&stream.lock())).collect()
+        }
+
+        /// Plans a block of five pages, for which a free page and four free chunks are taken, and calls `work` with the plan.
+        fn planned(&self, work: impl FnOnce(&SlowPath<'_, ModelDriver>, Plan)) {
+            let inner = &self.allocator.inner;
+            let entered = inner.door.enter(&inner.shared, |path| {
+                let (soft_pages, hard_pages) = (PageCount::ZERO, PageCount::ZERO);
+                let allowance = Allowance { soft_pages, hard_pages, recreation: Recreation::WithoutWaiting };
+                let goal = Goal {
+                    request: Request::new(5 * PAGE, 5 * PAGE, GRANULE),
+                    stream: inner.shared.streams.find(MAIN).unwrap().index,
+                    region: RegionId::first(RegionKind::Large),
+                    allowance,
+                    keeps_mappings: false,
+                };
+                let passed = path.progress().passed();
+                let copies = &mut Copies::default();
+                let plan = plan(&path.mapper, &mut path.states(), copies, &passed, goal).expect("there are chunks");
+                assert_eq!((plan.start, plan.sources().count()), (0, 4));
+                work(path, plan);
+                Ok(())
+            });
+            entered.unwrap();
+        }
+    }
+
+    /// Whatever is taken between the plan and the claim: nothing stays claimed.
+    #[test]
+    fn a_claim_that_others_were_faster_than_is_undone() {
+        for (on_other, at) in [(true, 0), (true, 1), (true, 3), (false, 0)] {
+            let setting = Setting::new();
+            setting.planned(|path, mut plan| {
+                let stream = if on_other { setting.other } else { MAIN };
+                let mut taken: Vec<_> = (0..=at).map(|_| setting.allocator.alloc(PAGE, stream).unwrap()).collect();
+                let last = taken.pop().unwrap();
+                taken.into_iter().for_each(|block| setting.allocator.free(block).unwrap());
+                let before = setting.blocks();
+                assert_eq!(claim(&path.mapper, &mut path.states(), &mut plan), Err(Overtaken));
+                assert_eq!(setting.blocks(), before, "taken: number {at} of {stream:?}");
+                // Once it is free again, the plan is good.
+                setting.allocator.free(last).unwrap();
+                let before = setting.blocks();
+                assert_eq!(claim(&path.mapper, &mut path.states(), &mut plan), Ok(()));
+                assert_ne!(setting.blocks(), before);
+                path.abandon(&plan);
+                assert_eq!(setting.blocks(), before);
+            });
+            setting.allocator.check();
+            let block = setting.allocator.alloc(5 * PAGE, MAIN).unwrap();
+            setting.live.iter().chain([&block]).for_each(|block| setting.allocator.free(*block).unwrap());
+        }
+    }
+
+    /// What was to be released without waiting has been used again since.
+    #[test]
+    fn a_release_without_waiting_is_not_of_what_was_used_since() {
+        let setting = Setting::new();
+        setting.planned(|path, mut plan| {
+            plan.release = plan.moved().copied().take(1).collect();
+            plan.fill.remove(0);
+            let index = setting.allocator.inner.shared.streams.find(setting.other).unwrap().index;
+            path.progress().has_passed(index, 1).unwrap();
+            let used: Vec<_> = (0..4).map(|_| setting.allocator.alloc(PAGE, setting.other).unwrap()).collect();
+            used.into_iter().for_each(|block| setting.allocator.free(block).unwrap());
+            let before = setting.blocks();
+            assert_eq!(claim(&path.mapper, &mut path.states(), &mut plan), Err(Overtaken));
+            assert_eq!(setting.blocks(), before);
+        });
+        setting.allocator.check();
+    }
+}

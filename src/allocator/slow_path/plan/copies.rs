@@ -10,7 +10,8 @@
 use super::super::super::streams::region::{Region, RegionId};
 use super::super::super::streams::state::StreamState;
 use super::super::mapper::Mapper;
-use super::sources::{Sources, free_chunks};
+use super::Goal;
+use super::sources::{FreeRun, Sources, free_runs};
 use super::states::{PIECE, States};
 use crate::driver::Driver;
 use crate::heap::{Block, BlockState, Heap};
@@ -18,11 +19,22 @@ use crate::stream::StreamIndex;
 use crate::units::DeviceAddr;
 use std::collections::BTreeMap;
 
-/// What has been copied for the plans of one round.
+/// What has been copied for a plan.
 #[derive(Debug, Default)]
 pub struct Copies {
+    /// For each stream, its free blocks of a page or more.
+    free: Option<Vec<Copy<Vec<FreeRun>>>>,
+    /// The chunks in them.
     sources: Option<Sources>,
-    regions: BTreeMap<RegionId, Target>,
+    /// Regions of the stream that the plan is for.
+    targets: BTreeMap<RegionId, Copy<Target>>,
+}
+
+/// A copy, and how often the stream had allocated and freed before it was begun.
+#[derive(Debug)]
+struct Copy<T> {
+    copied: T,
+    count: u64,
 }
 
 /// What a plan knows of the region that it places a request in.
@@ -39,25 +51,72 @@ pub struct Target {
 }
 
 impl Copies {
-    /// The completely free chunks; with a stream, those of that one.
-    pub fn sources<D: Driver>(
-        &mut self,
-        mapper: &Mapper,
-        states: &mut States<'_, D>,
-        of_stream: Option<StreamIndex>,
-    ) -> &Sources {
-        self.sources.get_or_insert_with(|| Sources::new(mapper, free_chunks(mapper, states, of_stream)))
+    /// The completely free chunks; of one stream, if the goal has to do with those.
+    pub fn sources<D: Driver>(&mut self, mapper: &Mapper, states: &mut States<'_, D>, goal: &Goal) -> &Sources {
+        let (page_bytes, all) = (mapper.pool.page_bytes(), states.indices());
+        let free = self.free.get_or_insert_with(|| {
+            let copy = |stream| match goal.source_stream() {
+                Some(only) if only != stream => Copy { copied: Vec::new(), count: 0 },
+                _ => Copy::new(states, stream, |states| free_runs(states, stream, page_bytes)),
+            };
+            all.map(copy).collect()
+        });
+        self.sources.get_or_insert_with(|| Sources::new(mapper, free.iter().flat_map(|copy| &copy.copied)))
     }
 
-    /// A region of a stream, which has it.
-    pub fn target<D: Driver>(&mut self, states: &mut States<'_, D>, stream: StreamIndex, id: RegionId) -> &Target {
-        self.regions.entry(id).or_insert_with(|| Target::new(states, stream, id))
+    /// The region of a goal.
+    pub fn target<D: Driver>(&mut self, states: &mut States<'_, D>, goal: &Goal) -> &Target {
+        let (stream, id) = (goal.stream, goal.region);
+        let copy = || Copy::new(states, stream, |states| Target::new(states, stream, id));
+        &self.targets.entry(id).or_insert_with(copy).copied
     }
 
     /// Both, as far as they have been copied.
     pub fn both(&self, id: RegionId) -> (Option<&Sources>, Option<&Target>) {
-        (self.sources.as_ref(), self.regions.get(&id))
+        (self.sources.as_ref(), self.targets.get(&id).map(|copy| &copy.copied))
     }
+
+    /// Makes the copies again that are out of date, so that all are of the moment at which `states` are locked together. Returns
+    /// whether there were any.
+    pub fn catch_up<D: Driver>(&mut self, mapper: &Mapper, states: &mut States<'_, D>, goal: &Goal) -> bool {
+        let mut any = false;
+        for (stream, copy) in states.indices().zip(self.free.iter_mut().flatten()) {
+            if goal.source_stream().is_none_or(|only| only == stream) && copy.is_outdated(states, stream) {
+                any = true;
+                *copy = Copy::new(states, stream, |states| free_runs(states, stream, mapper.pool.page_bytes()));
+            }
+        }
+        for (id, copy) in &mut self.targets {
+            if copy.is_outdated(states, goal.stream) {
+                any = true;
+                *copy = Copy::new(states, goal.stream, |states| Target::new(states, goal.stream, *id));
+            }
+        }
+        if any {
+            self.sources = None;
+        }
+        any
+    }
+}
+
+impl<T> Copy<T> {
+    fn new<'s, D: Driver>(
+        states: &mut States<'s, D>,
+        stream: StreamIndex,
+        copy: impl FnOnce(&mut States<'s, D>) -> T,
+    ) -> Self {
+        let count = states.with(stream, |state| count_of(state));
+        Self { copied: copy(states), count }
+    }
+
+    fn is_outdated<D: Driver>(&self, states: &mut States<'_, D>, stream: StreamIndex) -> bool {
+        states.with(stream, |state| count_of(state)) != self.count
+    }
+}
+
+/// How often a stream has allocated and freed. Without that, free memory changes under the mapper's lock only.
+fn count_of(state: &StreamState) -> u64 {
+    state.tally.allocs + state.tally.frees
 }
 
 impl Target {

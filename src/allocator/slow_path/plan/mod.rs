@@ -22,7 +22,7 @@ mod states;
 
 pub use claims::{Overtaken, claim, claim_free, unclaim, unclaim_target};
 pub use copies::Copies;
-pub use sources::{Source, Sources, free_chunks};
+pub use sources::{Source, free_chunks};
 pub use states::States;
 
 use super::super::request::Request;
@@ -36,6 +36,7 @@ use crate::stream::{Fence, StreamIndex};
 use claims::Before;
 use copies::Target;
 use rooms::{Candidate, PieceKind, Room};
+use sources::Sources;
 use std::ops::Range;
 
 /// What a plan is to achieve.
@@ -157,14 +158,14 @@ pub fn plan<D: Driver>(
     passed: &[u64],
     goal: Goal,
 ) -> Option<Plan> {
-    let target = copies.target(states, goal.stream, goal.region);
+    let target = copies.target(states, &goal);
     let segment = &mapper.segments[target.segment];
     // Looking for free chunks costs more than all the rest. While enough may be created and there is no stale view that
     // could become active again, none is needed.
     let pages = PageCount::within(goal.request.size, segment.page_bytes) + PageCount(2);
     let needless = pages <= goal.allowance.soft_pages && segment.table.stale() == 0;
     if !needless {
-        copies.sources(mapper, states, goal.source_stream());
+        copies.sources(mapper, states, &goal);
     }
     let (sources, target) = copies.both(goal.region);
     let nothing = Sources::default();

@@ -56,10 +56,11 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Of several sources with the same chunk, the last: those before it are out of date.
-    pub fn new(mapper: &Mapper, found: Vec<Source>) -> Self {
+    /// The completely free chunks in some free blocks, but for those that cannot be moved now. Of several blocks with the same
+    /// chunk the last counts: those before it are out of date.
+    pub fn new<'r>(mapper: &Mapper, runs: impl IntoIterator<Item = &'r FreeRun>) -> Self {
         let mut sources = Self { list: Vec::new(), of_chunk: vec![None; mapper.pool.id_bound()] };
-        for source in found {
+        for source in runs.into_iter().flat_map(|run| run.sources(mapper)) {
             let number = &mut sources.of_chunk[source.chunk.0 as usize];
             match *number {
                 Some(known) => sources.list[known] = source,
@@ -83,32 +84,17 @@ impl Sources {
     }
 }
 
-/// All completely free chunks, wherever they are, but for those that cannot be moved now; with a stream, those in its
-/// regions. Where streams are locked in pieces, one may be found twice.
-pub fn free_chunks<D: Driver>(
-    mapper: &Mapper,
-    states: &mut States<'_, D>,
-    of_stream: Option<StreamIndex>,
-) -> Vec<Source> {
-    let mut sources = Vec::new();
-    for stream in states.indices().filter(|stream| of_stream.is_none_or(|wanted| wanted == *stream)) {
-        for free in free_runs(states, stream, mapper.pool.page_bytes()) {
-            let source = |view: &View| Source {
-                chunk: view.chunk,
-                stream,
-                region: free.region,
-                pages: view.pages,
-                epoch: free.epoch,
-            };
-            sources.extend(free.movable_views(mapper).map(source));
-        }
-    }
-    sources
+/// All completely free chunks, wherever they are, but for those that cannot be moved now; looked for in pieces.
+pub fn free_chunks<D: Driver>(mapper: &Mapper, states: &mut States<'_, D>) -> Sources {
+    let page_bytes = mapper.pool.page_bytes();
+    let runs: Vec<FreeRun> = states.indices().flat_map(|stream| free_runs(states, stream, page_bytes)).collect();
+    Sources::new(mapper, &runs)
 }
 
 /// A free block of a page or more, as it was when it was looked at.
 #[derive(Debug)]
-struct FreeRun {
+pub struct FreeRun {
+    stream: StreamIndex,
     region: RegionId,
     segment: usize,
     block: FreeBlock,
@@ -116,13 +102,15 @@ struct FreeRun {
 }
 
 impl FreeRun {
-    /// The views of the chunks that lie in it whole, but for those that cannot be moved now.
-    fn movable_views<'m>(&self, mapper: &'m Mapper) -> impl Iterator<Item = &'m View> {
+    /// The chunks that lie in it whole, but for those that cannot be moved now.
+    fn sources(&self, mapper: &Mapper) -> impl Iterator<Item = Source> {
         let segment = &mapper.segments[self.segment];
         let bytes = self.block.offset..self.block.offset + self.block.size;
         let whole = PageRange::inside(&bytes, segment.page_bytes);
         let movable = move |view: &&View| whole.contains(view.pages) && !mapper.pool.is_barred(view.chunk);
-        segment.table.views_in(whole).filter(movable)
+        let Self { stream, region, epoch, .. } = *self;
+        let source = move |view: &View| Source { chunk: view.chunk, stream, region, pages: view.pages, epoch };
+        segment.table.views_in(whole).filter(movable).map(source)
     }
 }
 
@@ -135,18 +123,23 @@ struct Cursor {
 }
 
 /// The free blocks of a stream that take a page or more.
-fn free_runs<D: Driver>(states: &mut States<'_, D>, stream: StreamIndex, page_bytes: u64) -> Vec<FreeRun> {
+pub fn free_runs<D: Driver>(states: &mut States<'_, D>, stream: StreamIndex, page_bytes: u64) -> Vec<FreeRun> {
     let smallest = FreeBlock { size: page_bytes, offset: 0 };
     let mut runs = Vec::new();
     let mut cursor = Some(Cursor { region: 0, block: smallest });
     while let Some(from) = cursor {
-        cursor = states.with(stream, |state| copy_runs(state, &mut runs, from, smallest));
+        cursor = states.with(stream, |state| copy_runs((stream, state), &mut runs, from, smallest));
     }
     runs
 }
 
 /// Copies the next free blocks, and returns where to go on. A region counts as a block, since there may be many.
-fn copy_runs(state: &StreamState, runs: &mut Vec<FreeRun>, from: Cursor, smallest: FreeBlock) -> Option<Cursor> {
+fn copy_runs(
+    (stream, state): (StreamIndex, &StreamState),
+    runs: &mut Vec<FreeRun>,
+    from: Cursor,
+    smallest: FreeBlock,
+) -> Option<Cursor> {
     let (mut left, mut first) = (PIECE, from.block);
     for (number, (id, region)) in state.regions.iter().enumerate().skip(from.region) {
         for block in region.heap.free_blocks_since(first) {
@@ -156,7 +149,7 @@ fn copy_runs(state: &StreamState, runs: &mut Vec<FreeRun>, from: Cursor, smalles
             left -= 1;
             let epoch = region.heap.block(block.offset).expect("indexed").epoch;
             let epoch = state.epoch_base + u64::from(epoch);
-            runs.push(FreeRun { region: id, segment: region.segment, block, epoch });
+            runs.push(FreeRun { stream, region: id, segment: region.segment, block, epoch });
         }
         first = smallest;
         if left == 0 {

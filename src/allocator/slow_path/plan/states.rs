@@ -26,14 +26,9 @@ impl<'a, D: Driver> States<'a, D> {
         Self { streams, together: None }
     }
 
-    /// All streams are locked until [`release`](Self::release): what is learned is of one moment.
+    /// All streams are locked: what is learned is of one moment.
     pub fn together(streams: &'a Streams<D>) -> Self {
         Self { streams, together: Some(streams.lock_all()) }
-    }
-
-    /// From now on in pieces.
-    pub fn release(&mut self) {
-        self.together = None;
     }
 
     /// The streams that may have regions. One that is added meanwhile has none: it gets them in the slow path.
@@ -46,7 +41,7 @@ impl<'a, D: Driver> States<'a, D> {
     pub fn with<T>(&mut self, stream: StreamIndex, piece: impl FnOnce(&mut StreamState) -> T) -> T {
         match &mut self.together {
             Some(states) => piece(&mut states[stream.0 as usize]),
-            None => piece(&mut self.streams.get(stream).lock()),
+            None => self.streams.get(stream).piece(piece),
         }
     }
 }
