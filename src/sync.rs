@@ -62,6 +62,10 @@ mod checked {
         pub fn lock(&self) -> MutexGuard<'_, T> {
             self.0.lock().expect("a panic ends the run")
         }
+
+        pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            self.0.try_lock().ok()
+        }
     }
 
     /// Shuttle switches threads at its own locks only, so a cell that never blocks can be the real one.

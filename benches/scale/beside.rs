@@ -1,7 +1,9 @@
 //! What a cached pair on one stream costs while another thread grows, or reads statistics.
 //!
 //! Pairs are due at fixed times, so that one that keeps the next ones waiting is counted for each of them. Rounds in which the
-//! system took a processor away from one of the two threads are left out: they tell of what else runs on the machine.
+//! system took a processor away from one of the two threads are left out: they tell of what else runs on the machine. But on a
+//! busy machine a thread that waits for a lock loses its processor too. So these rows are for an idle machine with two
+//! processors or more; a test counts what is done under each lock.
 
 use super::table::{Cost, Random, Table};
 use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};

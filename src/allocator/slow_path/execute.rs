@@ -197,7 +197,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
                 self.leave(source);
             }
             let view = View { chunk: *chunk, pages: fill.pages, state: ViewState::Active };
-            self.mapper.segments[plan.segment].table.add(view);
+            self.mapper.add_view(plan.segment, view);
             let at = view_at(plan.segment, fill.pages.start);
             self.mapper.pool.activate(*chunk, at);
             if self.shared.geometry.keeps_mappings {
@@ -208,6 +208,8 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         for source in &plan.release {
             self.leave_hole(source);
         }
+        // Whoever sees the block sees the chunks behind it.
+        self.publish();
         self.allocate(plan)
     }
 
@@ -289,7 +291,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
             let chunk = by_handle.iter().find(|(handle, _)| *handle == mapping.chunk).expect("a chunk of the pool").1;
             let pages = PageRange::inside(&(offset..offset + mapping.bytes), page_bytes);
             let stuck_for_ever = ViewState::Stale(Fence { stream: plan.goal.stream, epoch: NEVER });
-            self.mapper.segments[plan.segment].table.add(View { chunk, pages, state: stuck_for_ever });
+            self.mapper.add_view(plan.segment, View { chunk, pages, state: stuck_for_ever });
             self.mapper.pool.add_stale(chunk, view_at(plan.segment, pages.start));
             let region = state.region(plan.goal.region).expect("the plan was made for it");
             let block = region.heap.block_around(offset).expect("the offset lies in the heap");
