@@ -1,5 +1,7 @@
 //! Helpers for unit tests.
 
+use std::cell::Cell;
+use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// A text that the check's message must contain, and a function that breaks the invariant on purpose.
@@ -21,7 +23,8 @@ pub fn assert_noticed<T>(make: impl Fn() -> T, check: fn(&T), breaks: &[Break<T>
 }
 
 thread_local! {
-    static STEPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+    static STEPS: Cell<u64> = const { Cell::new(0) };
+    static LONGEST_HOLD: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Counts one step of a search on this thread.
@@ -34,4 +37,44 @@ pub fn steps_of(work: impl FnOnce()) -> u64 {
     let before = STEPS.get();
     work();
     STEPS.get() - before
+}
+
+/// A guard of a lock that counts the steps taken while it is held.
+#[derive(Debug)]
+pub struct Watched<G> {
+    guard: G,
+    steps_before: u64,
+}
+
+impl<G> From<G> for Watched<G> {
+    fn from(guard: G) -> Self {
+        Self { guard, steps_before: STEPS.get() }
+    }
+}
+
+impl<G: Deref> Deref for Watched<G> {
+    type Target = G::Target;
+
+    fn deref(&self) -> &G::Target {
+        &self.guard
+    }
+}
+
+impl<G: DerefMut> DerefMut for Watched<G> {
+    fn deref_mut(&mut self) -> &mut G::Target {
+        &mut self.guard
+    }
+}
+
+impl<G> Drop for Watched<G> {
+    fn drop(&mut self) {
+        LONGEST_HOLD.set(LONGEST_HOLD.get().max(STEPS.get() - self.steps_before));
+    }
+}
+
+/// Returns the most steps that `work` takes on this thread while it holds a watched lock.
+pub fn longest_hold_of(work: impl FnOnce()) -> u64 {
+    LONGEST_HOLD.set(0);
+    work();
+    LONGEST_HOLD.get()
 }

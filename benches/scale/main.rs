@@ -6,6 +6,7 @@
 //!
 //! Each module holds the rows of one subject. A new one is added to [`SUBJECTS`] and hands its rows to [`Table`].
 
+mod beside;
 mod growth;
 mod heap;
 mod streams;
@@ -17,7 +18,8 @@ use table::Table;
 type Rows = fn(&mut Table);
 
 /// What can be asked for by name, and what prints its rows.
-const SUBJECTS: [(&str, Rows); 3] = [("heap", heap::rows), ("growth", growth::rows), ("streams", streams::rows)];
+const SUBJECTS: [(&str, Rows); 4] =
+    [("heap", heap::rows), ("growth", growth::rows), ("streams", streams::rows), ("beside", beside::rows)];
 
 fn main() {
     // Cargo passes `--bench`.

@@ -21,6 +21,8 @@ mod geometry;
 mod hot_path;
 mod kind;
 #[cfg(test)]
+mod lock_holds;
+#[cfg(test)]
 mod many_streams;
 mod marks;
 mod plain;
@@ -228,9 +230,13 @@ impl<D: Driver> Allocator<D> {
         self.inner.door.enter(&self.inner.shared, |path| path.renew_access())
     }
 
-    /// Figures of one moment: locks the slow path, and all streams together while sums are made, so that these agree however
-    /// many threads allocate. Before, each stream is locked in turn while its free chunks are counted.
-    /// O(regions + chunks + free blocks of a page or more).
+    /// Figures of all streams at one moment: they are locked together while sums are made, so that these agree however many
+    /// threads allocate. No stream is locked while its free chunks are counted, but for some of its free blocks at a time.
+    ///
+    /// Waits for no growth. While one is under way on another thread, what is held and mapped is told as it was before, or as it
+    /// is once the growth is about to hand out its block: `live_bytes <= reserved_bytes` in any case, but the parts need not come
+    /// to `reserved_bytes`. How many chunks are completely free is then told as it was when statistics were taken last.
+    /// O(regions + free blocks of a page or more).
     pub fn stats(&self) -> Stats {
         self.inner.door.stats(&self.inner.shared)
     }

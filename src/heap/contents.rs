@@ -70,14 +70,20 @@ impl Heap {
         })
     }
 
-    /// Returns the holes in address order, each as its offset and its size in bytes.
-    pub fn holes(&self) -> impl DoubleEndedIterator<Item = (u64, u64)> {
-        self.holes.iter().map(|(offset, size)| (*offset, *size))
+    /// Returns the holes that start at `offset` or above in address order, each as its offset and its size in bytes.
+    pub fn holes_from(&self, offset: u64) -> impl Iterator<Item = (u64, u64)> {
+        self.holes.range(offset..).map(|(offset, size)| (*offset, *size))
     }
 
     /// Returns the free blocks of at least `size` bytes, smallest first.
     pub fn free_blocks_from(&self, size: u64) -> impl Iterator<Item = FreeBlock> {
-        self.free.iter_from(size)
+        self.free_blocks_since(FreeBlock { size, offset: 0 })
+    }
+
+    /// Returns the free block `first`, if it is one, and those that come after it in the order of
+    /// [`free_blocks_from`](Self::free_blocks_from): a walk that was broken off goes on from there.
+    pub fn free_blocks_since(&self, first: FreeBlock) -> impl Iterator<Item = FreeBlock> {
+        self.free.iter_since(first)
     }
 
     /// Returns the smallest free block of at least `size` bytes, the lowest if there are several.

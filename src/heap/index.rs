@@ -142,6 +142,12 @@ impl Bin {
     fn iter(&self) -> impl Iterator<Item = FreeBlock> {
         self.near.iter().rev().copied().chain(self.far.iter().copied())
     }
+
+    /// Returns `first`, if it is an entry, and the entries after it.
+    fn iter_since(&self, first: FreeBlock) -> impl Iterator<Item = FreeBlock> {
+        let near = self.near.partition_point(|other| *other >= first);
+        self.near[..near].iter().rev().copied().chain(self.far.range(first..).copied())
+    }
 }
 
 /// The free blocks of one heap, by size and offset.
@@ -267,18 +273,22 @@ impl FreeIndex {
 
     /// Returns the blocks of at least `size` bytes, smallest first.
     pub fn iter_from(&self, size: u64) -> impl Iterator<Item = FreeBlock> {
-        let mut next = self.map.next_from(bin_of(size));
+        self.iter_since(FreeBlock { size, offset: 0 })
+    }
+
+    /// Returns `first`, if it is in the index, and the blocks after it, in their order.
+    pub fn iter_since(&self, first: FreeBlock) -> impl Iterator<Item = FreeBlock> {
+        let mut next = self.map.next_from(bin_of(first.size));
         std::iter::from_fn(move || {
             let bin = next?;
             next = self.map.next_from(bin + 1);
-            Some(self.bins[bin].iter())
+            Some(self.bins[bin].iter_since(first))
         })
         .flatten()
         .inspect(|_| {
             #[cfg(test)]
             crate::testing::step();
         })
-        .filter(move |block| block.size >= size)
     }
 
     /// Returns the largest block, the highest if there are several.
@@ -379,6 +389,11 @@ mod tests {
                 if step % 500 == 0 {
                     index.check();
                     assert!(index.iter_from(size).eq(oracle.range(FreeBlock { size, offset: 0 }..).copied()));
+                    for first in oracle.iter().step_by(7) {
+                        let next = FreeBlock { size: first.size, offset: first.offset + 1 };
+                        assert!(index.iter_since(*first).eq(oracle.range(first..).copied()));
+                        assert!(index.iter_since(next).eq(oracle.range(next..).copied()));
+                    }
                 }
             }
             index.check();

@@ -137,7 +137,10 @@ impl Map {
         }
         let mut holes = self.runs(BlockState::Hole);
         holes.sort_unstable_by_key(|(_, offset)| *offset);
-        assert_eq!(heap.holes().map(|(offset, len)| (len, offset)).collect::<Vec<_>>(), holes);
+        assert_eq!(heap.holes_from(0).map(|(offset, len)| (len, offset)).collect::<Vec<_>>(), holes);
+        let middle = holes.len() / 2;
+        let from = holes.get(middle).map_or(0, |(_, offset)| *offset);
+        assert_eq!(heap.holes_from(from).map(|(offset, len)| (len, offset)).collect::<Vec<_>>(), holes[middle..]);
     }
 }
 

@@ -1,7 +1,8 @@
 //! Physical memory: the chunks that the allocator holds, and the budget that limits them.
 //!
 //! - I1  `held_pages` is the sum of the chunks' pages; a chunk is listed as idle exactly when it is not mapped.
-//! - I2  the budget allows every chunk at the time it is created; after the budget is lowered, trimming reaches it.
+//! - I2  what is counted of chunks and views is what there is.
+//! - I3  the budget allows every chunk at the time it is created; after the budget is lowered, trimming reaches it.
 //!
 //! Threads: not synchronized; the owner holds a lock. Nothing here calls the driver or interprets addresses: views are
 //! only stored and compared.
@@ -47,11 +48,17 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// Removes a stale view from the list: cheapest for the one that became stale last.
-    fn remove_stale(&mut self, view: ViewAt) {
-        if let Some(at) = self.stale.iter().rposition(|stale| *stale == view) {
-            self.stale.remove(at);
-        }
+    /// Removes a stale view from the list: cheapest for the one that became stale last. Returns whether it was there.
+    fn remove_stale(&mut self, view: ViewAt) -> bool {
+        let at = self.stale.iter().rposition(|stale| *stale == view);
+        at.map(|at| self.stale.remove(at)).is_some()
+    }
+
+    /// Adds a stale view to the list. Returns by how many entries that made it longer in memory.
+    fn push_stale(&mut self, view: ViewAt) -> usize {
+        let before = self.stale.capacity();
+        self.stale.push(view);
+        self.stale.capacity() - before
     }
 }
 
@@ -81,7 +88,14 @@ pub struct ChunkPool {
     held_pages: PageCount,
     peak_held_pages: PageCount,
     idle_pages: PageCount,
+    lent_out_pages: PageCount,
     budget_pages: PageCount,
+    /// Number of views, active and stale.
+    views: usize,
+    /// Number of those that are stale.
+    stale_views: usize,
+    /// Number of entries that the chunks' lists of stale views have memory for.
+    stale_capacity: usize,
     barred: HashSet<ChunkId>,
 }
 
@@ -96,7 +110,11 @@ impl ChunkPool {
             held_pages: PageCount::ZERO,
             peak_held_pages: PageCount::ZERO,
             idle_pages: PageCount::ZERO,
+            lent_out_pages: PageCount::ZERO,
             budget_pages: PageCount::within(budget_bytes, page_bytes),
+            views: 0,
+            stale_views: 0,
+            stale_capacity: 0,
             barred: HashSet::new(),
         }
     }
@@ -141,10 +159,19 @@ impl ChunkPool {
         self.idle_pages.bytes(self.page_bytes)
     }
 
-    /// Returns the size of the chunks that belong to raw ranges, in bytes. O(chunks).
+    /// Returns the size of the chunks that belong to raw ranges, in bytes.
     pub fn lent_out_bytes(&self) -> u64 {
-        let pages = self.iter().filter(|(_, chunk)| chunk.lent_out).map(|(_, chunk)| chunk.pages);
-        pages.sum::<PageCount>().bytes(self.page_bytes)
+        self.lent_out_pages.bytes(self.page_bytes)
+    }
+
+    /// Returns the number of views, active and stale.
+    pub fn views(&self) -> usize {
+        self.views
+    }
+
+    /// Returns the number of stale views.
+    pub fn stale_views(&self) -> usize {
+        self.stale_views
     }
 
     /// Returns the number of pages that may be created within the budget.
@@ -194,8 +221,9 @@ impl ChunkPool {
     pub fn remove(&mut self, id: ChunkId) -> Chunk {
         self.set_idle(id, false);
         let chunk = self.chunks[id.0 as usize].take().expect("the chunk is in this pool");
-        debug_assert!(chunk.active.is_none() && chunk.stale.is_empty());
+        debug_assert!(chunk.active.is_none() && chunk.stale.is_empty() && !chunk.lent_out);
         self.vacant.push(id.0);
+        self.stale_capacity -= chunk.stale.capacity();
         self.held_pages -= chunk.pages;
         chunk
     }
@@ -218,10 +246,12 @@ impl ChunkPool {
             self.set_idle(id, false);
         }
         let chunk = self.get_mut(id);
-        chunk.remove_stale(view);
-        if let Some(before) = chunk.active.replace(view) {
-            chunk.stale.push(before);
-        }
+        let was_stale = chunk.remove_stale(view);
+        let before = chunk.active.replace(view);
+        let grown = before.map(|before| chunk.push_stale(before));
+        self.stale_views = self.stale_views + usize::from(grown.is_some()) - usize::from(was_stale);
+        self.stale_capacity += grown.unwrap_or(0);
+        self.views += usize::from(!was_stale);
     }
 
     /// Adds a new stale view.
@@ -229,7 +259,10 @@ impl ChunkPool {
         if self.is_idle(id) {
             self.set_idle(id, false);
         }
-        self.get_mut(id).stale.push(view);
+        let grown = self.get_mut(id).push_stale(view);
+        self.stale_capacity += grown;
+        self.stale_views += 1;
+        self.views += 1;
     }
 
     /// Removes `view`, which has been unmapped. The chunk becomes idle if that was its last view.
@@ -237,8 +270,10 @@ impl ChunkPool {
         let chunk = self.get_mut(id);
         if chunk.active == Some(view) {
             chunk.active = None;
-        } else {
-            chunk.remove_stale(view);
+            self.views -= 1;
+        } else if chunk.remove_stale(view) {
+            self.views -= 1;
+            self.stale_views -= 1;
         }
         if self.is_idle(id) {
             self.set_idle(id, true);
@@ -267,7 +302,13 @@ impl ChunkPool {
 
     /// Records whether the chunk belongs to a raw range.
     pub fn set_lent_out(&mut self, id: ChunkId, lent_out: bool) {
-        self.get_mut(id).lent_out = lent_out;
+        let chunk = self.get_mut(id);
+        let (before, pages) = (std::mem::replace(&mut chunk.lent_out, lent_out), chunk.pages);
+        match (before, lent_out) {
+            (false, true) => self.lent_out_pages += pages,
+            (true, false) => self.lent_out_pages -= pages,
+            (false, false) | (true, true) => {}
+        }
     }
 
     /// Returns `true` if the chunk is in the pool and not mapped.
@@ -329,11 +370,10 @@ impl ChunkPool {
 
     /// Returns the host memory that the pool uses, in bytes.
     pub fn metadata_bytes(&self) -> u64 {
-        let views: usize = self.iter().map(|(_, chunk)| chunk.stale.capacity() * size_of::<ViewAt>()).sum();
-        (self.chunks.capacity() * size_of::<Option<Chunk>>() + views) as u64
+        (self.chunks.capacity() * size_of::<Option<Chunk>>() + self.stale_capacity * size_of::<ViewAt>()) as u64
     }
 
-    /// Asserts I1.
+    /// Asserts I1 and I2.
     ///
     /// # Panics
     /// Panics if the invariant does not hold.
@@ -342,6 +382,13 @@ impl ChunkPool {
         assert_eq!(pages, self.held_pages, "I1: pages held");
         let idle: PageCount = self.idle().map(|id| self.get(id).pages).sum();
         assert_eq!(idle, self.idle_pages, "I1: idle pages");
+        let lent_out = self.iter().filter(|(_, chunk)| chunk.lent_out).map(|(_, chunk)| chunk.pages);
+        assert_eq!(lent_out.sum::<PageCount>(), self.lent_out_pages, "I2: pages of raw ranges");
+        let stale: usize = self.iter().map(|(_, chunk)| chunk.stale.len()).sum();
+        let active = self.iter().filter(|(_, chunk)| chunk.active.is_some()).count();
+        assert_eq!((active + stale, stale), (self.views, self.stale_views), "I2: views, and stale ones");
+        let capacity: usize = self.iter().map(|(_, chunk)| chunk.stale.capacity()).sum();
+        assert_eq!(capacity, self.stale_capacity, "I2: memory of lists of stale views");
         for (id, chunk) in self.iter() {
             let of_size = self.idle.get(&chunk.pages).map_or(&[][..], Vec::as_slice);
             let listed = chunk.idle_at.is_some_and(|at| of_size.get(at as usize) == Some(&id));

@@ -135,6 +135,8 @@ impl PageTable {
         let end = pages.end.min(self.top());
         std::iter::from_fn(move || {
             while at < end {
+                #[cfg(test)]
+                crate::testing::step();
                 if let Some(view) = self.view(at) {
                     at = view.pages.end;
                     return Some(view);

@@ -19,7 +19,8 @@
 //! - I1  at most one thread is between `lock` and `unlock`.
 //! - I2  no thread sleeps while the lock is free and nobody is about to wake it.
 //!
-//! Threads: any. A lock is fair to nobody; a thread that waits takes part in every race for it.
+//! Threads: any. The lock is fair to nobody: a thread that waits takes part in every race for it. One that takes it again and
+//! again for pieces of its work gives it back with `unlock_fair`, which lets another take it first.
 
 #[cfg(not(loom))]
 use real::{Ordering, Waiters, heavy_barrier, light_barrier};
@@ -28,14 +29,16 @@ use real::{Ordering, Waiters, heavy_barrier, light_barrier};
 use modelled::{Ordering, Waiters, heavy_barrier, light_barrier};
 
 #[cfg(loom)]
-use loom::sync::atomic::AtomicBool;
+use loom::sync::atomic::{AtomicBool, AtomicU32};
 #[cfg(not(loom))]
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 /// The lock without what it protects.
 #[derive(Debug)]
 pub struct RawAsymmetricMutex {
     locked: AtomicBool,
+    /// Number of threads that look at the lock or sleep.
+    wanted: AtomicU32,
     waiters: Waiters,
 }
 
@@ -70,6 +73,26 @@ impl RawAsymmetricMutex {
         }
     }
 
+    /// As [`unlock`](Self::unlock). Where a thread wants the lock, that one has the time to take it before this one does again.
+    #[inline]
+    pub fn unlock_fair(&self) {
+        self.unlock();
+        // Whoever begins to want it now does not wait for long.
+        if self.wanted.load(Ordering::Relaxed) > 0 {
+            self.let_others_in();
+        }
+    }
+
+    #[cold]
+    fn let_others_in(&self) {
+        for looks in 0..LOOKS {
+            if self.is_locked() || self.wanted.load(Ordering::Relaxed) == 0 {
+                return;
+            }
+            pause(looks);
+        }
+    }
+
     fn is_locked(&self) -> bool {
         self.locked.load(Ordering::Relaxed)
     }
@@ -77,9 +100,7 @@ impl RawAsymmetricMutex {
     /// Looks for a while. Returns whether the lock was taken.
     fn look(&self) -> bool {
         (0..LOOKS).any(|looks| {
-            for _ in 0..1 << (looks / 10) {
-                std::hint::spin_loop();
-            }
+            pause(looks);
             !self.is_locked() && self.try_lock()
         })
     }
@@ -87,9 +108,15 @@ impl RawAsymmetricMutex {
     #[cold]
     #[inline(never)]
     fn wait(&self) {
-        if self.look() {
-            return;
+        self.wanted.fetch_add(1, Ordering::Relaxed);
+        if !self.look() {
+            self.sleep();
         }
+        self.wanted.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Sleeps until the lock is taken.
+    fn sleep(&self) {
         self.waiters.enter();
         // From the barrier on, until `leave`, every unlock sees that somebody waits.
         let seen = heavy_barrier();
@@ -100,6 +127,13 @@ impl RawAsymmetricMutex {
             }
         }
         self.waiters.leave();
+    }
+}
+
+/// Lets some time pass, more at later looks.
+fn pause(looks: u32) {
+    for _ in 0..1 << (looks / 10) {
+        std::hint::spin_loop();
     }
 }
 
@@ -197,7 +231,8 @@ mod real {
     // SAFETY: I1, by the one exchange of `locked` that `try_lock` makes. What the section wrote is released by the store in
     // `unlock` and acquired by that exchange.
     unsafe impl parking_lot::lock_api::RawMutex for RawAsymmetricMutex {
-        const INIT: Self = Self { locked: AtomicBool::new(false), waiters: Waiters(AtomicU32::new(0)) };
+        const INIT: Self =
+            Self { locked: AtomicBool::new(false), wanted: AtomicU32::new(0), waiters: Waiters(AtomicU32::new(0)) };
         type GuardMarker = parking_lot::lock_api::GuardNoSend;
 
         #[inline]
@@ -213,6 +248,14 @@ mod real {
         #[inline]
         unsafe fn unlock(&self) {
             Self::unlock(self);
+        }
+    }
+
+    // SAFETY: as above. Nothing depends on fairness.
+    unsafe impl parking_lot::lock_api::RawMutexFair for RawAsymmetricMutex {
+        #[inline]
+        unsafe fn unlock_fair(&self) {
+            Self::unlock_fair(self);
         }
     }
 }
@@ -277,7 +320,7 @@ mod modelled {
         /// A lock that is free.
         pub fn new() -> Self {
             let waiters = Waiters { count: AtomicU32::new(0), asleep: Mutex::new(0), woken: Condvar::new() };
-            Self { locked: AtomicBool::new(false), waiters }
+            Self { locked: AtomicBool::new(false), wanted: AtomicU32::new(0), waiters }
         }
     }
 }

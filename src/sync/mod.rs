@@ -36,6 +36,16 @@ mod real {
 #[cfg(not(any(loom, shuttle)))]
 pub use real::*;
 
+/// Unlocks, and lets a thread that waits have the lock, also if this one wants it again at once.
+#[inline]
+#[cfg_attr(test, allow(dead_code, reason = "unit tests watch the locks that are unlocked so"))]
+pub fn unlock_fairly<T>(guard: HotMutexGuard<'_, T>) {
+    #[cfg(not(any(loom, shuttle)))]
+    HotMutexGuard::unlock_fair(guard);
+    #[cfg(any(loom, shuttle))]
+    drop(guard);
+}
+
 #[cfg(any(loom, shuttle))]
 pub use checked::*;
 
@@ -63,6 +73,10 @@ mod checked {
 
         pub fn lock(&self) -> MutexGuard<'_, T> {
             self.0.lock().expect("a panic ends the run")
+        }
+
+        pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            self.0.try_lock().ok()
         }
     }
 

@@ -113,3 +113,79 @@ fn a_block_that_grows_while_its_order_is_made() {
         2,
     );
 }
+
+/// Free memory that goes from stream to stream: at each moment two pages are free, but whoever looks at one stream after the
+/// other may find none. A growth must not be refused for that.
+#[test]
+fn free_memory_that_is_elsewhere_at_each_look() {
+    shuttle::check_random(
+        || {
+            let world = World { pages: 4, chunk_pages: 1, ..World::default() };
+            let mut runner = Runner::<Model>::new(&world);
+            let page = u32::try_from(world.page_bytes).unwrap();
+            for op in [
+                Alloc { bytes: 2 * page, align: 9, stream: 1 },
+                Alloc { bytes: 2 * page, align: 9, stream: 2 },
+                Free { block: 1 },
+            ] {
+                runner.step(op);
+            }
+            let allocator = runner.allocator();
+            let first = allocator.live()[0].addr;
+            shuttle::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut held = first;
+                    for turn in 0..6 {
+                        allocator.free(held).unwrap();
+                        // The growth may have been faster.
+                        let stream = runner.stream([2, 1][turn % 2]);
+                        let Some(block) = allocator.alloc_cached(2 * world.page_bytes, 512, stream) else { return };
+                        held = block;
+                    }
+                });
+                scope.spawn(|| allocator.alloc(2 * world.page_bytes, runner.stream(0)).unwrap());
+            });
+            allocator.check();
+        },
+        20_000,
+    );
+}
+
+/// A growth plans with free chunks of a stream that goes on allocating and freeing there: what was taken meanwhile is not
+/// claimed, and what was claimed before is given back.
+#[test]
+fn a_growth_beside_pairs_on_the_stream_of_its_chunks() {
+    shuttle::check_random(
+        || {
+            let world = World { pages: 6, chunk_pages: 1, ..World::default() };
+            let mut runner = Runner::<Model>::new(&world);
+            let page = u32::try_from(world.page_bytes).unwrap();
+            for _ in 0..6 {
+                runner.step(Alloc { bytes: page, align: 9, stream: 1 });
+            }
+            let allocator = runner.allocator();
+            let live = allocator.live();
+            for number in [0, 2, 4] {
+                allocator.free(live[number].addr).unwrap();
+            }
+            let stream = runner.stream(1);
+            shuttle::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for _ in 0..4 {
+                        if let Some(block) = allocator.alloc_cached(world.page_bytes, 512, stream) {
+                            allocator.free(block).unwrap();
+                        }
+                    }
+                });
+                let grown = scope.spawn(|| allocator.alloc(2 * world.page_bytes, runner.stream(0)).unwrap());
+                allocator.free(grown.join().unwrap()).unwrap();
+            });
+            allocator.check();
+            assert_eq!(runner.driver().inner().take_observations(), [""; 0]);
+            // Nothing stayed claimed: all that is free can be had.
+            let rest = allocator.alloc(3 * world.page_bytes, runner.stream(0)).unwrap();
+            allocator.free(rest).unwrap();
+        },
+        5_000,
+    );
+}

@@ -2,7 +2,10 @@
 
 use crate::driver::DriverCalls;
 
-/// Figures of an allocator at one moment. Bytes, unless a name says otherwise.
+/// Figures of an allocator. Bytes, unless a name says otherwise.
+///
+/// Those of blocks are of one moment. Those of chunks and mappings are of one moment as well: of the same, while no other thread
+/// is in the slow path; see [`Allocator::stats`](crate::Allocator::stats).
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Stats {

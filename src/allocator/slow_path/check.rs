@@ -120,6 +120,7 @@ impl Door {
             "invariant 5: blocks, ranges and idle chunks are what is reserved"
         );
         assert!(states.iter().map(|state| state.live_bytes).sum::<u64>() <= mapper.pool.held_bytes(), "invariant 5");
+        mapper.check_counts();
     }
 }
 

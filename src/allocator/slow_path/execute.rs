@@ -7,7 +7,7 @@
 use super::super::error::AllocError;
 use super::SlowPath;
 use super::mapper::view_at;
-use super::plan::{Backing, Plan, Source, free_chunks};
+use super::plan::{Backing, Plan, Source, States, free_chunks, unclaim, unclaim_target};
 use super::stale::Drop;
 use crate::driver::{ChunkHandle, Driver, DriverError, DriverErrorKind, MemoryDriver};
 use crate::heap::BlockState;
@@ -44,7 +44,7 @@ enum Prepared {
     CannotOrder(StreamIndex),
 }
 
-impl<D: Driver> SlowPath<'_, D> {
+impl<'a, D: Driver> SlowPath<'a, D> {
     /// Carries out a plan.
     pub fn execute(&mut self, plan: Plan) -> Result<Outcome, AllocError> {
         match self.keep_within_mapping_limit(&plan) {
@@ -127,9 +127,8 @@ impl<D: Driver> SlowPath<'_, D> {
     fn bar_chunks_of(&mut self, stream: StreamIndex) {
         let mut told = self.progress().told();
         told[stream.0 as usize] = self.shared.streams.get(stream).clock.lock().passed();
-        let states = self.shared.streams.lock_all();
-        let sources = free_chunks(&self.mapper, &states, None);
-        for source in sources.iter().filter(|source| source.epoch > told[source.stream.0 as usize]) {
+        let sources = free_chunks(&self.mapper, &mut self.states());
+        for source in sources.list.iter().filter(|source| source.epoch > told[source.stream.0 as usize]) {
             self.mapper.pool.bar(source.chunk);
         }
     }
@@ -188,17 +187,17 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Writes a finished growth into the books, and allocates the block.
     fn commit(&mut self, plan: &Plan, backing: &[ChunkId]) -> DeviceAddr {
         for reuse in &plan.reuse {
-            self.move_away(&reuse.source);
+            self.leave(&reuse.source);
             self.mapper.segments[plan.segment].table.set_state(reuse.page, ViewState::Active);
             self.mapper.pool.activate(reuse.source.chunk, view_at(plan.segment, reuse.page));
             self.mapper.reused_views += 1;
         }
         for (fill, chunk) in plan.fill.iter().zip(backing) {
             if let Backing::Harvest(source) = &fill.backing {
-                self.move_away(source);
+                self.leave(source);
             }
             let view = View { chunk: *chunk, pages: fill.pages, state: ViewState::Active };
-            self.mapper.segments[plan.segment].table.add(view);
+            self.mapper.add_view(plan.segment, view);
             let at = view_at(plan.segment, fill.pages.start);
             self.mapper.pool.activate(*chunk, at);
             if self.shared.geometry.keeps_mappings {
@@ -206,19 +205,29 @@ impl<D: Driver> SlowPath<'_, D> {
                 self.mapper.kept.push((at, handle));
             }
         }
-        for source in plan.sources() {
-            let mut state = self.shared.streams.get(source.stream).lock();
-            let region = state.region(source.region).expect("sources come from regions");
-            region.set_pages(source.pages.start.offset(region.page_bytes), source.pages, BlockState::Hole);
+        for source in &plan.release {
+            self.leave_hole(source);
         }
+        // Whoever sees the block sees the chunks behind it.
+        self.publish();
         self.allocate(plan)
     }
 
-    /// Makes the active view of a free chunk stale, since the chunk's bytes are used elsewhere from now on.
-    fn move_away(&mut self, source: &Source) {
+    /// Makes the active view of a claimed free chunk stale, since the chunk's bytes are used elsewhere from now on, and its place
+    /// a hole.
+    fn leave(&mut self, source: &Source) {
         let from = self.mapper.pool.get(source.chunk).active.expect("a source has an active view");
         self.mapper.make_stale(from, Fence { stream: source.stream, epoch: source.epoch });
         self.mapper.harvested_chunks += 1;
+        self.leave_hole(source);
+    }
+
+    /// Makes a hole of the place of a claimed chunk.
+    fn leave_hole(&self, source: &Source) {
+        self.states().with(source.stream, |state| {
+            let region = state.region(source.region).expect("sources come from regions");
+            region.set_pages(source.pages.start.offset(region.page_bytes), source.pages, BlockState::Hole);
+        });
     }
 
     /// Allocates the block of a plan whose mappings are made.
@@ -238,28 +247,22 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// Returns everything that a plan claimed to the heaps.
-    fn abandon(&self, plan: &Plan) {
+    pub fn abandon(&self, plan: &Plan) {
         for source in plan.sources() {
             // A chunk that was to be released may be unmapped already.
             self.unclaim(source);
         }
-        let mut state = self.shared.streams.get(plan.goal.stream).lock();
-        let epoch = state.epoch;
-        let region = state.region(plan.goal.region).expect("the plan was made for it");
-        for piece in &plan.before {
-            // Epochs may have been renumbered since: what was freed before counts as freed now.
-            region.heap.set(piece.start, piece.start, piece.len, piece.state, piece.epoch.min(epoch));
-        }
+        unclaim_target(&mut self.states(), &plan.goal, &plan.before);
     }
 
     /// Ends the claim on a chunk: its bytes are free where it is still mapped, else a hole.
     pub fn unclaim(&self, source: &Source) {
-        let mut state = self.shared.streams.get(source.stream).lock();
-        let region = state.region(source.region).expect("sources come from regions");
-        let view = self.mapper.segments[region.segment].table.view(source.pages.start);
-        let mapped = view.is_some_and(|view| view.state == ViewState::Active);
-        let state = if mapped { BlockState::Free } else { BlockState::Hole };
-        region.set_pages(source.pages.start.offset(region.page_bytes), source.pages, state);
+        self.states().with(source.stream, |state| unclaim(&self.mapper, state, source));
+    }
+
+    /// The streams' states, in pieces.
+    pub fn states(&self) -> States<'a, D> {
+        States::in_pieces(&self.shared.streams)
     }
 
     fn mapping_failed(&mut self, plan: &Plan, failure: Failure) -> Result<Outcome, AllocError> {
@@ -288,7 +291,7 @@ impl<D: Driver> SlowPath<'_, D> {
             let chunk = by_handle.iter().find(|(handle, _)| *handle == mapping.chunk).expect("a chunk of the pool").1;
             let pages = PageRange::inside(&(offset..offset + mapping.bytes), page_bytes);
             let stuck_for_ever = ViewState::Stale(Fence { stream: plan.goal.stream, epoch: NEVER });
-            self.mapper.segments[plan.segment].table.add(View { chunk, pages, state: stuck_for_ever });
+            self.mapper.add_view(plan.segment, View { chunk, pages, state: stuck_for_ever });
             self.mapper.pool.add_stale(chunk, view_at(plan.segment, pages.start));
             let region = state.region(plan.goal.region).expect("the plan was made for it");
             let block = region.heap.block_around(offset).expect("the offset lies in the heap");

@@ -5,11 +5,11 @@
 use super::super::error::AllocError;
 use super::super::request::Request;
 use super::super::streams::region::RegionId;
-use super::super::streams::state::{AllStates, Stream, live_bytes};
+use super::super::streams::state::Stream;
 use super::SlowPath;
 use super::addresses::Widened;
 use super::execute::Outcome;
-use super::plan::{Allowance, Goal, Plan, Recreation, free_chunks, plan};
+use super::plan::{Allowance, Copies, Goal, Overtaken, Plan, Recreation, States, claim, plan};
 use crate::driver::{Driver, DriverError, MemoryDriver};
 use crate::pages::PageCount;
 use crate::physical::ChunkId;
@@ -31,6 +31,17 @@ pub struct Growth<'p, 'a, D: Driver> {
 
 /// Pages that each of several streams may keep before they are taken for others: a few for each kind of region.
 const PAGES_OF_A_STREAM: u64 = 8;
+
+/// How often others may take what a plan counts on before they have to wait while one is made.
+const OVERTAKEN_AT_MOST: u32 = 3;
+
+/// Why there is no plan.
+enum NoPlan {
+    /// The chunks or the addresses do not suffice.
+    Short(Shortage),
+    /// Others were faster.
+    Overtaken,
+}
 
 /// What a round came to.
 enum Round {
@@ -138,20 +149,54 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
 
     /// Plans a mapping in the first of the stream's regions that has a place, and claims what it takes.
     fn plan(&self) -> Result<Plan, Shortage> {
-        if self.stream.lock().regions.of_kind(self.request.kind).next().is_none() {
+        let regions: Vec<RegionId> = self.stream.lock().regions.ids_of(self.request.kind).collect();
+        if regions.is_empty() {
             return Err(Shortage::Addresses);
         }
-        let streams = &self.path.shared.streams;
+        let (mapper, streams) = (&self.path.mapper, &self.path.shared.streams);
         let passed = self.path.progress().passed();
-        let mut states = streams.lock_all();
-        let allowance = self.allowance(&states);
-        let of_stream = &states[self.stream.index.0 as usize].regions;
-        let regions: Vec<RegionId> = of_stream.ids_of(self.request.kind).collect();
-        let goal = |region| self.goal(region, allowance);
-        let planned =
-            regions.into_iter().find_map(|region| plan(&self.path.mapper, &mut states, &passed, goal(region)));
-        planned
-            .ok_or_else(|| if self.enough_chunks(&states, allowance) { Shortage::Addresses } else { Shortage::Chunks })
+        let allowance = self.allowance();
+        let goals: Vec<Goal> = regions.iter().map(|region| self.goal(*region, allowance)).collect();
+        for _ in 0..OVERTAKEN_AT_MOST {
+            let mut copies = Copies::default();
+            let mut planned = self.plan_from(&mut self.path.states(), &mut copies, &passed, &goals);
+            if let Err(NoPlan::Short(shortage)) = planned {
+                // Said of streams at different moments, it may not be true: free memory may have been where nobody looked any
+                // more. Of one moment it is.
+                if !copies.catch_up(mapper, &mut States::together(streams), &goals[0]) {
+                    return Err(shortage);
+                }
+                planned = self.plan_from(&mut self.path.states(), &mut copies, &passed, &goals);
+            }
+            match planned {
+                Ok(plan) => return Ok(plan),
+                Err(NoPlan::Short(shortage)) => return Err(shortage),
+                Err(NoPlan::Overtaken) => {}
+            }
+        }
+        // Others have to wait, since they are faster else.
+        match self.plan_from(&mut States::together(streams), &mut Copies::default(), &passed, &goals) {
+            Ok(plan) => Ok(plan),
+            Err(NoPlan::Short(shortage)) => Err(shortage),
+            Err(NoPlan::Overtaken) => unreachable!("all streams are locked"),
+        }
+    }
+
+    fn plan_from(
+        &self,
+        states: &mut States<'_, D>,
+        copies: &mut Copies,
+        passed: &[u64],
+        goals: &[Goal],
+    ) -> Result<Plan, NoPlan> {
+        let mapper = &self.path.mapper;
+        for goal in goals {
+            if let Some(mut plan) = plan(mapper, states, copies, passed, *goal) {
+                return claim(mapper, states, &mut plan).map(|()| plan).map_err(|Overtaken| NoPlan::Overtaken);
+            }
+        }
+        let free = copies.sources(mapper, states, &goals[0]).pages();
+        Err(NoPlan::Short(self.shortage(free, goals[0].allowance)))
     }
 
     fn execute(&mut self, plan: Plan) -> Result<Round, AllocError> {
@@ -253,11 +298,12 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     }
 
     /// What may be created now.
-    fn allowance(&self, states: &AllStates<'_>) -> Allowance {
+    fn allowance(&self) -> Allowance {
         let recreation = self.recreation;
         let pool = &self.path.mapper.pool;
         let hard_pages = pool.headroom_pages().min(self.left_on_device);
-        let peak = self.path.shared.streams.peak.peak().max(live_bytes(states).saturating_add(self.request.size));
+        let live: u64 = self.path.shared.streams.iter().map(|stream| stream.lock().live_bytes).sum();
+        let peak = self.path.shared.streams.peak.peak().max(live.saturating_add(self.request.size));
         let soft_pages = hard_pages.min(self.slack_pages(peak).saturating_sub(pool.held_pages()));
         Allowance { soft_pages, hard_pages, recreation }
     }
@@ -272,13 +318,11 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         PageCount(beside_peak.max(for_streams))
     }
 
-    /// Whether free chunks and those that may be created come to the pages of the request.
-    fn enough_chunks(&self, states: &AllStates<'_>, allowance: Allowance) -> bool {
-        let mapper = &self.path.mapper;
-        let page_bytes = mapper.pool.page_bytes();
-        let within = self.path.shared.geometry.keeps_mappings.then_some(self.stream.index);
-        let free: PageCount = free_chunks(mapper, states, within).iter().map(|source| source.pages.len()).sum();
-        let idle = PageCount::within(mapper.pool.idle_bytes(), page_bytes);
-        free + idle + allowance.hard_pages >= PageCount::covering(self.request.size, page_bytes)
+    /// What is missing where there is no plan, with so many pages in free chunks.
+    fn shortage(&self, free: PageCount, allowance: Allowance) -> Shortage {
+        let pool = &self.path.mapper.pool;
+        let idle = PageCount::within(pool.idle_bytes(), pool.page_bytes());
+        let needed = PageCount::covering(self.request.size, pool.page_bytes());
+        if free + idle + allowance.hard_pages >= needed { Shortage::Addresses } else { Shortage::Chunks }
     }
 }

@@ -26,6 +26,8 @@ pub struct Mapper {
     pub stale_order: StaleOrder,
     /// Number and bytes of the slots of the next arena for streams without regions.
     pub next_arena: (usize, u64),
+    /// Bytes of host memory behind the page tables.
+    tables_bytes: u64,
     /// Number of segments with addresses out of use because a driver sequence could not be undone.
     pub poisoned: u64,
     /// Number of chunks moved from one place to another.
@@ -45,6 +47,7 @@ impl Mapper {
             kept: Vec::new(),
             stale_order: StaleOrder::default(),
             next_arena: geometry.first_slots,
+            tables_bytes: 0,
             poisoned: 0,
             harvested_chunks: 0,
             reused_views: 0,
@@ -62,9 +65,40 @@ impl Mapper {
         chunk.active.into_iter().chain(chunk.stale.iter().copied()).collect()
     }
 
+    /// Adds a view to the page table of a segment.
+    pub fn add_view(&mut self, segment: usize, view: View) {
+        let table = &mut self.segments[segment].table;
+        let before = table.metadata_bytes();
+        table.add(view);
+        self.tables_bytes += table.metadata_bytes() - before;
+    }
+
+    /// Puts another segment in the place of one that is not needed any more. Returns that.
+    pub fn replace_segment(&mut self, number: usize, fresh: Segment) -> Segment {
+        let before = std::mem::replace(&mut self.segments[number], fresh);
+        self.tables_bytes -= before.table.metadata_bytes();
+        before
+    }
+
     /// Number of mappings.
     pub fn mappings(&self) -> usize {
-        self.segments.iter().map(|segment| segment.table.len()).sum()
+        self.pool.views()
+    }
+
+    /// Bytes of host memory behind chunks and page tables.
+    pub fn metadata_bytes(&self) -> u64 {
+        self.pool.metadata_bytes() + self.tables_bytes
+    }
+
+    /// Asserts that what is counted is what there is.
+    ///
+    /// # Panics
+    /// Panics if it is not.
+    pub fn check_counts(&self) {
+        let views: usize = self.segments.iter().map(|segment| segment.table.len()).sum();
+        assert_eq!(views, self.mappings(), "mappings");
+        let tables: u64 = self.segments.iter().map(|segment| segment.table.metadata_bytes()).sum();
+        assert_eq!(tables, self.tables_bytes, "memory of page tables");
     }
 }
 

@@ -47,18 +47,22 @@ use crate::stream::StreamIndex;
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::DeviceAddr;
 use growth::Growth;
+use inspect::Holdings;
 use mapper::Mapper;
 
 /// The one entrance to the slow path of an allocator. What is behind it is locked while somebody is inside.
 #[derive(Debug)]
 pub struct Door {
     mapper: Mutex<Mapper>,
+    /// What was held when somebody left last, or was about to hand out what it had mapped. Locked before stream states.
+    holdings: Mutex<Holdings>,
 }
 
 /// A caller inside the slow path.
 pub struct SlowPath<'a, D: Driver> {
     shared: &'a Shared<D>,
     mapper: MutexGuard<'a, Mapper>,
+    holdings: &'a Mutex<Holdings>,
     /// The stream that the caller was handed, if any.
     given: Option<StreamIndex>,
     /// Chunks created since the caller entered: those still idle go back to the driver if its work fails.
@@ -68,7 +72,8 @@ pub struct SlowPath<'a, D: Driver> {
 impl Door {
     /// An entrance behind which nothing is held yet.
     pub fn new<D: Driver>(shared: &Shared<D>) -> Self {
-        Self { mapper: Mutex::new(Mapper::new(&shared.geometry, shared.creatable_bytes())) }
+        let mapper = Mapper::new(&shared.geometry, shared.creatable_bytes());
+        Self { holdings: Mutex::new(Holdings::new(&mapper)), mapper: Mutex::new(mapper) }
     }
 
     /// Enters the slow path and runs `work` there. If that fails, what it created and did not use is released, so that
@@ -82,15 +87,22 @@ impl Door {
         work: impl FnOnce(&mut SlowPath<'_, D>) -> Result<T, AllocError>,
     ) -> Result<T, AllocError> {
         shared.expect_usable()?;
-        let mut path = SlowPath { shared, mapper: self.mapper.lock(), given: None, created: Vec::new() };
+        let mut path = self.path(shared);
         let result = work(&mut path);
         path.mapper.pool.lift_bars();
         if result.is_err() {
             path.release_created();
         }
+        path.publish();
         drop(path);
         shared.note_loss(&result);
         result
+    }
+
+    /// A caller inside, whatever has happened before.
+    fn path<'a, D: Driver>(&'a self, shared: &'a Shared<D>) -> SlowPath<'a, D> {
+        let (mapper, holdings) = (self.mapper.lock(), &self.holdings);
+        SlowPath { shared, mapper, holdings, given: None, created: Vec::new() }
     }
 
     /// Serves a request that no cached block of `stream` serves.
@@ -120,6 +132,7 @@ impl Door {
         let mut mapper = self.mapper.lock();
         shared.set_budget_bytes(bytes);
         mapper.pool.set_budget(shared.creatable_bytes());
+        self.holdings.lock().update(&mapper);
     }
 }
 
@@ -143,6 +156,11 @@ impl<'a, D: Driver> SlowPath<'a, D> {
             drop(state);
             streams.peak.visit(|index| streams.get(index), owner.stream);
         }
+    }
+
+    /// Lets statistics see what is held now.
+    fn publish(&self) {
+        self.holdings.lock().update(&self.mapper);
     }
 
     /// Bytes of a page.

@@ -5,7 +5,7 @@ use super::super::error::AllocError;
 use super::super::request::Request;
 use super::super::shared::Shared;
 use super::mapper::{Mapper, view_at};
-use super::plan::{Source, claim_sources, free_chunks};
+use super::plan::{Source, States, claim_free, free_chunks};
 use super::{Door, SlowPath};
 use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
 use crate::pages::{PageCount, PageIndex, PageRange};
@@ -87,13 +87,12 @@ impl<D: Driver> SlowPath<'_, D> {
         let total = pages.bytes(page_bytes);
         let addr = self.driver().reserve(total, page_bytes)?;
         // Numbers of ranges that are gone are used again.
-        let segments = &mut self.mapper.segments;
-        let vacant = segments.iter().position(|segment| segment.pages == PageCount::ZERO);
-        let segment = vacant.unwrap_or(segments.len());
+        let vacant = self.mapper.segments.iter().position(|segment| segment.pages == PageCount::ZERO);
+        let segment = vacant.unwrap_or(self.mapper.segments.len());
         let fresh = Segment::new(addr, total, page_bytes);
         match vacant {
-            Some(number) => segments[number] = fresh,
-            None => segments.push(fresh),
+            Some(number) => drop(self.mapper.replace_segment(number, fresh)),
+            None => self.mapper.segments.push(fresh),
         }
         Ok(RawRange { addr, pages, mapped: PageCount::ZERO, segment, users: Vec::new(), given_up: false })
     }
@@ -189,7 +188,7 @@ impl<D: Driver> SlowPath<'_, D> {
         for chunk in chunks {
             let pages = PageRange::new(range.end(), self.mapper.pool.get(*chunk).pages);
             let view = View { chunk: *chunk, pages, state: ViewState::Active };
-            self.mapper.segments[range.segment].table.add(view);
+            self.mapper.add_view(range.segment, view);
             self.mapper.pool.activate(*chunk, view_at(range.segment, pages.start));
             self.mapper.pool.set_lent_out(*chunk, true);
             range.mapped += pages.len();
@@ -205,7 +204,7 @@ impl<D: Driver> SlowPath<'_, D> {
                 let offset = mapping.addr.0 - range.addr.0;
                 let pages = PageRange::inside(&(offset..offset + mapping.bytes), self.page_bytes());
                 let state = ViewState::Stale(Fence { stream: StreamIndex(0), epoch: NEVER });
-                self.mapper.segments[range.segment].table.add(View { chunk: *chunk, pages, state });
+                self.mapper.add_view(range.segment, View { chunk: *chunk, pages, state });
                 self.mapper.pool.add_stale(*chunk, view_at(range.segment, pages.start));
             }
         }
@@ -250,7 +249,8 @@ impl<D: Driver> SlowPath<'_, D> {
         let (base, pages) = (self.mapper.segments[segment].base, self.mapper.segments[segment].pages);
         self.clear_stale(segment, PageRange::new(PageIndex(0), pages))?;
         self.driver().address_free(base, pages.bytes(self.page_bytes()))?;
-        self.mapper.segments[segment] = Segment::new(DeviceAddr(0), 0, self.page_bytes());
+        let none = Segment::new(DeviceAddr(0), 0, self.page_bytes());
+        self.mapper.replace_segment(segment, none);
         Ok(())
     }
 
@@ -358,13 +358,21 @@ impl<D: Driver> SlowPath<'_, D> {
         outcome.map(|()| !claimed.is_empty())
     }
 
-    /// Claims free chunks of up to `left` pages in all, largest first.
-    fn claim_up_to(&self, mut left: PageCount) -> Vec<Source> {
+    /// Claims free chunks of up to `left` pages in all, largest first. That there is none is said only of all streams at one
+    /// moment.
+    fn claim_up_to(&self, left: PageCount) -> Vec<Source> {
         if self.shared.geometry.keeps_mappings {
             return Vec::new();
         }
-        let mut states = self.shared.streams.lock_all();
-        let mut sources = free_chunks(&self.mapper, &states, None);
+        let claimed = self.claim_up_to_in(&mut self.states(), left);
+        if !claimed.is_empty() {
+            return claimed;
+        }
+        self.claim_up_to_in(&mut States::together(&self.shared.streams), left)
+    }
+
+    fn claim_up_to_in(&self, states: &mut States<'_, D>, mut left: PageCount) -> Vec<Source> {
+        let mut sources = free_chunks(&self.mapper, states).list;
         sources.sort_by_key(|source| std::cmp::Reverse(source.pages.len()));
         sources.retain(|source| {
             let take = source.pages.len() <= left;
@@ -373,8 +381,7 @@ impl<D: Driver> SlowPath<'_, D> {
             }
             take
         });
-        claim_sources(&mut states, sources.iter());
-        sources
+        claim_free(states, sources)
     }
 
     /// Makes a claimed free chunk idle, or bars it when a stream that used it cannot be waited for.

@@ -33,8 +33,7 @@ impl Mapper {
         self.stale_order.entries.push_back((at, fence));
         // Programs repeat themselves: most views become active again before they are old. Each entry that is dropped here
         // pays for one that was added.
-        let stale: usize = self.segments.iter().map(|segment| segment.table.stale()).sum();
-        if self.stale_order.len() > 2 * stale + SPARE_ENTRIES {
+        if self.stale_order.len() > 2 * self.pool.stale_views() + SPARE_ENTRIES {
             let mut order = std::mem::take(&mut self.stale_order);
             order.entries.retain(|(at, fence)| self.is_stale(*at, *fence));
             self.stale_order = order;

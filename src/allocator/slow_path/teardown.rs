@@ -25,8 +25,10 @@ impl Door {
         for stream in shared.streams.iter() {
             stream.clock.lock().drop_events(&shared.streams.events);
         }
-        let mut path = SlowPath { shared, mapper: self.mapper.lock(), given: None, created: Vec::new() };
-        waited.and(path.release_everything())
+        let mut path = self.path(shared);
+        let released = path.release_everything();
+        path.publish();
+        waited.and(released)
     }
 
     /// Blocks the host until nothing uses the allocator's memory: until its streams have done what is queued on them, or the

@@ -2,11 +2,9 @@
 
 use super::super::error::AllocError;
 use super::super::streams::directory::{Owner, Place};
-use super::super::streams::state::StreamState;
 use super::SlowPath;
 use super::plan::Source;
 use crate::driver::{Driver, DriverError};
-use crate::heap::BlockState;
 use crate::pages::PageRange;
 use crate::physical::{Chunk, ChunkId};
 use crate::segment::Segment;
@@ -84,20 +82,17 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// The chunks that are mapped in regions, the largest first; those of one region together.
-    fn mapped_chunks(&self) -> Vec<Candidate> {
+    fn mapped_chunks(&self) -> Vec<Source> {
         let owners: Vec<Option<Owner>> = self.mapper.segments.iter().map(|segment| self.owner_of(segment)).collect();
         let candidate = |(chunk, facts): (ChunkId, &Chunk)| {
             let at = facts.active?;
             let owner = owners[at.segment as usize]?;
-            (!self.mapper.pool.is_barred(chunk)).then(|| Candidate {
-                owner,
-                segment: at.segment,
-                pages: PageRange::new(at.page, facts.pages),
-                chunk,
-            })
+            let pages = PageRange::new(at.page, facts.pages);
+            let Owner { stream, region } = owner;
+            (!self.mapper.pool.is_barred(chunk)).then_some(Source { chunk, stream, region, pages, epoch: 0 })
         };
-        let mut found: Vec<Candidate> = self.mapper.pool.iter().filter_map(candidate).collect();
-        found.sort_unstable_by_key(|it| (Reverse(it.pages.len()), it.segment, it.pages.start));
+        let mut found: Vec<Source> = self.mapper.pool.iter().filter_map(candidate).collect();
+        found.sort_unstable_by_key(|it| (Reverse(it.pages.len()), it.place()));
         found
     }
 
@@ -111,11 +106,12 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// Claims those of the first candidates that are completely free, as long as more than `keep_bytes` would be held without
     /// them. Looks at no more than [`BATCH`] of one region, since its stream waits meanwhile. Returns how many it looked at.
-    fn claim_some(&self, candidates: &[Candidate], keep_bytes: u64) -> (Vec<Source>, usize) {
+    fn claim_some(&self, candidates: &[Source], keep_bytes: u64) -> (Vec<Source>, usize) {
         let Some(first) = candidates.first() else { return (Vec::new(), 0) };
-        let of_region = candidates.iter().take(BATCH).take_while(|candidate| candidate.segment == first.segment);
+        let in_region = |it: &&Source| (it.stream, it.region) == (first.stream, first.region);
+        let of_region = candidates.iter().take(BATCH).take_while(in_region);
         let mut held = self.mapper.pool.held_bytes();
-        let mut state = self.shared.streams.get(first.owner.stream).lock();
+        let mut state = self.shared.streams.get(first.stream).lock();
         let (mut claimed, mut looked_at) = (Vec::new(), 0);
         for candidate in of_region {
             if held <= keep_bytes {
@@ -133,36 +129,6 @@ impl<D: Driver> SlowPath<'_, D> {
 
 /// Most chunks that are looked at and claimed while their stream's state is locked.
 const BATCH: usize = 32;
-
-/// A chunk that may be completely free.
-struct Candidate {
-    owner: Owner,
-    segment: u32,
-    pages: PageRange,
-    chunk: ChunkId,
-}
-
-impl Candidate {
-    /// Claims the chunk where it is, if it is completely free.
-    fn claim(&self, state: &mut StreamState) -> Option<Source> {
-        let epoch_base = state.epoch_base;
-        let region = state.region(self.owner.region)?;
-        let bytes = self.pages.bytes(region.page_bytes);
-        let block = region.heap.block_around(bytes.start)?;
-        if block.state != BlockState::Free || bytes.end > block.offset + block.size {
-            return None;
-        }
-        region.set_pages(block.offset, self.pages, BlockState::Claimed);
-        Some(Source {
-            chunk: self.chunk,
-            stream: self.owner.stream,
-            region: self.owner.region,
-            block: block.offset,
-            pages: self.pages,
-            epoch: epoch_base + u64::from(block.epoch),
-        })
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -237,13 +237,31 @@ impl Stream {
 
     /// Locks the state. Never held during a driver call.
     #[inline]
-    pub fn lock(&self) -> HotMutexGuard<'_, StreamState> {
-        self.state.lock()
+    #[cfg_attr(not(test), allow(clippy::useless_conversion, reason = "tests watch what is done under the lock"))]
+    pub fn lock(&self) -> StateGuard<'_> {
+        self.state.lock().into()
+    }
+
+    /// Locks the state for a piece of the work. Whoever waits may have it next, also if this thread wants it again at once.
+    pub fn piece<T>(&self, piece: impl FnOnce(&mut StreamState) -> T) -> T {
+        let mut state = self.lock();
+        let result = piece(&mut state);
+        #[cfg(not(test))]
+        crate::sync::unlock_fairly(state);
+        result
     }
 }
 
+/// A locked state.
+#[cfg(not(test))]
+pub type StateGuard<'a> = HotMutexGuard<'a, StreamState>;
+
+/// A locked state. Tests see how much is done while it is locked.
+#[cfg(test)]
+pub type StateGuard<'a> = crate::testing::Watched<HotMutexGuard<'a, StreamState>>;
+
 /// The locked states of all streams, in the order of their numbers.
-pub type AllStates<'a> = Vec<HotMutexGuard<'a, StreamState>>;
+pub type AllStates<'a> = Vec<StateGuard<'a>>;
 
 /// Sum of the requested live bytes of all streams.
 pub fn live_bytes(states: &AllStates<'_>) -> u64 {

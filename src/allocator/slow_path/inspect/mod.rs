@@ -10,32 +10,36 @@ use super::super::reports::{ChunkSnapshot, OutOfMemory, RegionSnapshot, Snapshot
 use super::super::request::Request;
 use super::super::shared::Shared;
 use super::mapper::Mapper;
-use super::plan::free_pages_of;
+use super::plan::{States, free_chunks};
 use super::{Door, SlowPath};
 use crate::driver::{Driver, DriverError};
-use crate::pages::PageCount;
 use crate::physical::ViewAt;
 use crate::stream::StreamIndex;
 use crate::sync::Ordering;
-use holdings::Holdings;
+pub use holdings::Holdings;
 
 impl Door {
-    /// Figures of one moment: locks all streams together, so that sums agree however many threads allocate.
+    /// Figures of all streams at one moment, and of what is held. Waits for nobody in the slow path.
     pub fn stats<D: Driver>(&self, shared: &Shared<D>) -> Stats {
-        let mapper = self.mapper.lock();
-        let holdings = holdings(shared, &mapper);
-        Stats::new(shared, &shared.streams.lock_all(), &holdings)
+        // Which chunks are completely free can be told while nobody is moving them.
+        let mapper = self.mapper.try_lock();
+        let free = mapper.as_ref().map(|mapper| free_chunk_bytes(shared, mapper));
+        // Locked until all streams have been looked at: nothing that has been mapped since is handed out before.
+        let mut holdings = self.holdings.lock();
+        holdings.free_chunk_bytes = free.unwrap_or(holdings.free_chunk_bytes);
+        Stats::new(shared, &holdings)
     }
 
     /// Bytes of all chunks.
     pub fn held_bytes(&self) -> u64 {
-        self.mapper.lock().pool.held_bytes()
+        self.holdings.lock().held_bytes
     }
 
     /// Resets the peaks of live and held bytes to their current values.
     pub fn reset_peaks<D: Driver>(&self, shared: &Shared<D>) {
         let mut mapper = self.mapper.lock();
         mapper.pool.reset_peak();
+        self.holdings.lock().update(&mapper);
         shared.streams.peak.reset(&mut shared.streams.lock_all());
     }
 
@@ -62,7 +66,8 @@ impl<D: Driver> SlowPath<'_, D> {
     #[cold]
     pub fn out_of_memory(&self, request: &Request, stream: StreamIndex, refusal: Option<&DriverError>) -> AllocError {
         self.shared.counters.failed_allocs.fetch_add(1, Ordering::Relaxed);
-        let holdings = holdings(self.shared, &self.mapper);
+        let free_chunk_bytes = free_chunk_bytes(self.shared, &self.mapper);
+        let holdings = Holdings { free_chunk_bytes, ..Holdings::new(&self.mapper) };
         let states = self.shared.streams.lock_all();
         let mut report = OutOfMemory::new(self.shared, &states, &holdings, request, stream, refusal);
         drop(states);
@@ -71,27 +76,10 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 }
 
-/// What is held. Locks one stream after the other, for the time that its free chunks take.
-fn holdings<D: Driver>(shared: &Shared<D>, mapper: &Mapper) -> Holdings {
-    let pool = &mapper.pool;
-    let page_bytes = pool.page_bytes();
-    let free_pages: PageCount = shared.streams.iter().map(|stream| free_pages_of(mapper, &stream.lock())).sum();
-    let tables = mapper.segments.iter().map(|segment| segment.table.metadata_bytes());
-    Holdings {
-        page_bytes,
-        held_bytes: pool.held_bytes(),
-        peak_held_bytes: pool.peak_held_bytes(),
-        idle_bytes: pool.idle_bytes(),
-        range_bytes: pool.lent_out_bytes(),
-        headroom_bytes: pool.headroom_pages().bytes(page_bytes),
-        free_chunk_bytes: free_pages.bytes(page_bytes),
-        chunks: pool.len() as u64,
-        mappings: mapper.mappings() as u64,
-        harvested_chunks: mapper.harvested_chunks,
-        reused_views: mapper.reused_views,
-        poisoned: mapper.poisoned,
-        metadata_bytes: pool.metadata_bytes() + tables.sum::<u64>(),
-    }
+/// Bytes of completely free chunks. Locks one stream after the other, for a piece of its free blocks at a time.
+fn free_chunk_bytes<D: Driver>(shared: &Shared<D>, mapper: &Mapper) -> u64 {
+    let mut states = States::in_pieces(&shared.streams);
+    free_chunks(mapper, &mut states).pages().bytes(mapper.pool.page_bytes())
 }
 
 fn chunk_snapshots(mapper: &Mapper) -> Vec<ChunkSnapshot> {

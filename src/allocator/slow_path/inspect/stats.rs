@@ -2,15 +2,15 @@
 
 use super::super::super::reports::{SizeRange, Stats};
 use super::super::super::shared::Shared;
-use super::super::super::streams::state::{AllStates, SIZE_RANGES, StreamState};
+use super::super::super::streams::state::{SIZE_RANGES, StreamState};
 use super::Holdings;
 use crate::driver::Driver;
 use crate::heap::GRANULE;
 use crate::sync::{AtomicU64, Ordering};
 
 impl Stats {
-    /// The figures of the moment at which `states` and `holdings` were taken.
-    pub(super) fn new<D: Driver>(shared: &Shared<D>, states: &AllStates<'_>, holdings: &Holdings) -> Self {
+    /// The figures of all streams at one moment, beside `holdings`.
+    pub(super) fn new<D: Driver>(shared: &Shared<D>, holdings: &Holdings) -> Self {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut stats = Self {
             reserved_bytes: holdings.held_bytes,
@@ -33,9 +33,11 @@ impl Stats {
             ..Self::default()
         };
         let mut by_size = [0; SIZE_RANGES];
-        for state in states {
+        for state in &shared.streams.lock_all() {
             stats.add_stream(state, &mut by_size);
         }
+        // That takes longer than all the rest, and need not be of the same moment.
+        stats.metadata_bytes += shared.streams.iter().map(|stream| metadata_bytes(&stream.lock())).sum::<u64>();
         // A block may be handed out and not be counted yet: the peak is never below the current sum.
         stats.peak_live_bytes = shared.streams.peak.peak().max(stats.live_bytes);
         stats.sizes = by_size
@@ -46,8 +48,10 @@ impl Stats {
             .collect();
         let obtainable = holdings.idle_bytes + holdings.headroom_bytes;
         stats.fragmentation.free_bytes = stats.cached_bytes + stats.pending_bytes + obtainable;
+        // The free chunks may have been counted a while ago; they lie in cached blocks.
+        let free_chunk_bytes = holdings.free_chunk_bytes.min(stats.cached_bytes);
         stats.fragmentation.largest_with_remapping_bytes =
-            (holdings.free_chunk_bytes + obtainable).max(stats.fragmentation.largest_cached_bytes);
+            (free_chunk_bytes + obtainable).max(stats.fragmentation.largest_cached_bytes);
         stats
     }
 
@@ -65,10 +69,14 @@ impl Stats {
             self.live_allocations += heap.live_count();
             self.cached_bytes += heap.free_bytes();
             self.pending_bytes += heap.pending_bytes();
-            self.metadata_bytes += heap.metadata_bytes();
             let largest = heap.largest_free().map_or(0, |block| block.size);
             let largest_cached = &mut self.fragmentation.largest_cached_bytes;
             *largest_cached = (*largest_cached).max(largest);
         }
     }
+}
+
+/// Bytes of host memory behind the heaps of a stream.
+fn metadata_bytes(state: &StreamState) -> u64 {
+    state.regions.iter().map(|(_, region)| region.heap.metadata_bytes()).sum()
 }

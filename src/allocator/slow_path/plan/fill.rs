@@ -41,7 +41,7 @@ impl<'a> Filler<'a> {
     /// For a block at the offsets `block`. `used` has the sources that must not be taken.
     pub(super) fn new(survey: &'a Survey<'a>, block: &Range<u64>, used: &[bool]) -> Self {
         let mut unused: [BTreeMap<PageCount, Vec<usize>>; Wait::ALL.len()] = Default::default();
-        for (number, source) in survey.sources.iter().enumerate().filter(|(number, _)| !used[*number]) {
+        for (number, source) in survey.sources.list.iter().enumerate().filter(|(number, _)| !used[*number]) {
             let at_once =
                 source.stream == survey.goal.stream || source.epoch <= survey.passed[source.stream.0 as usize];
             let wait = if at_once { Wait::Nothing } else { Wait::OtherStream };
@@ -142,7 +142,7 @@ impl<'a> Filler<'a> {
         for wait in Wait::ALL {
             let Some((&size, of_size)) = self.unused[wait as usize].range(..=pages).next_back() else { continue };
             let next = *of_size.last().expect("empty lists are removed");
-            if tight && size > small_enough && self.survey.can_go_back(&self.survey.sources[next]) {
+            if tight && size > small_enough && self.survey.can_go_back(&self.survey.sources.list[next]) {
                 self.give_back(wait, size);
                 return self.create_from_released(pages);
             }
@@ -169,7 +169,7 @@ impl<'a> Filler<'a> {
         if of_size.is_empty() {
             by_pages.remove(&size);
         }
-        self.survey.sources[number]
+        self.survey.sources.list[number]
     }
 
     /// As [`recreate`](Self::recreate), where the host may wait for it.
@@ -188,7 +188,7 @@ impl<'a> Filler<'a> {
         let mut waits = Wait::ALL.into_iter();
         let (wait, size) = waits.find_map(covering).or_else(|| Wait::ALL.into_iter().find_map(largest))?;
         let next = *self.unused[wait as usize][&size].last().expect("empty lists are removed");
-        if recreation == Recreation::WithoutWaiting && !self.survey.can_go_back(&self.survey.sources[next]) {
+        if recreation == Recreation::WithoutWaiting && !self.survey.can_go_back(&self.survey.sources.list[next]) {
             return None;
         }
         self.give_back(wait, size);

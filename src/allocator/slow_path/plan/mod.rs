@@ -1,31 +1,42 @@
-//! Planning a growth: where a request is placed, and which chunks are mapped behind it. No driver call is made here; what a
-//! plan takes is marked as claimed in the heaps, so that nobody else takes it meanwhile.
+//! Planning a growth: where a request is placed, and which chunks are mapped behind it. No driver call is made here. A plan is
+//! made from copies, while no stream is locked; what it takes is then claimed in the heaps, so that nobody else takes it
+//! meanwhile.
 //!
 //! ```text
+//! states.rs     the streams' states, in pieces or together
+//! copies.rs     what is copied of them
 //! sources.rs    the completely free chunks
 //! rooms.rs      where the region has addresses, and what a placement there costs
 //! placement.rs  a placement worked out: what is reused, unmapped, mapped
 //! fill.rs       chunks for the pages without a mapping
+//! claims.rs     what a plan takes is claimed, or given back
 //! ```
 
+mod claims;
+mod copies;
 mod fill;
 mod placement;
 mod rooms;
 mod sources;
+mod states;
 
-pub use sources::{Source, claim_sources, free_chunks, free_pages_of};
+pub use claims::{Overtaken, claim, claim_free, unclaim, unclaim_target};
+pub use copies::Copies;
+pub use sources::{Source, free_chunks};
+pub use states::States;
 
 use super::super::request::Request;
-use super::super::streams::region::{Region, RegionId};
-use super::super::streams::state::AllStates;
+use super::super::streams::region::RegionId;
 use super::mapper::Mapper;
-use crate::heap::BlockState;
+use crate::driver::Driver;
 use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::physical::ChunkId;
 use crate::segment::{PageTable, ViewState};
 use crate::stream::{Fence, StreamIndex};
+use claims::Before;
+use copies::Target;
 use rooms::{Candidate, PieceKind, Room};
-use sources::walk_to;
+use sources::Sources;
 use std::ops::Range;
 
 /// What a plan is to achieve.
@@ -99,22 +110,7 @@ pub struct Reuse {
     pub source: Source,
 }
 
-/// A piece of a block of the target as it was before it was claimed.
-#[derive(Clone, Copy, Debug)]
-pub struct Before {
-    /// Offset of the block.
-    pub block: u64,
-    /// Offset of the piece.
-    pub start: u64,
-    /// Bytes of the piece.
-    pub len: u64,
-    /// Free or hole.
-    pub state: BlockState,
-    /// The block's epoch.
-    pub epoch: u32,
-}
-
-/// A growth, planned and claimed.
+/// A growth, planned.
 #[derive(Debug)]
 pub struct Plan {
     /// What it achieves.
@@ -123,9 +119,9 @@ pub struct Plan {
     pub segment: usize,
     /// Offset at which the block will start.
     pub start: u64,
-    /// The claimed offsets around it.
+    /// The offsets around it that are claimed.
     pub claim: Range<u64>,
-    /// What the claimed offsets consisted of.
+    /// What the claimed offsets consisted of, once they are claimed.
     pub before: Vec<Before>,
     /// Stale views in the target that become active again.
     pub reuse: Vec<Reuse>,
@@ -153,43 +149,40 @@ impl Plan {
     }
 }
 
-/// Plans towards `goal` over all streams' states, where stream `i` is known to have passed epoch `passed[i]`, and claims
-/// what the plan takes. `None` when the goal cannot be reached.
-pub fn plan(mapper: &Mapper, states: &mut AllStates<'_>, passed: &[u64], goal: Goal) -> Option<Plan> {
-    let plan = Survey::new(mapper, states, passed, goal)?.plan()?;
-    claim(states, &plan);
-    Some(plan)
+/// Plans towards `goal`, where stream `i` is known to have passed epoch `passed[i]`. What `copies` lacks is copied. `None` when
+/// the goal cannot be reached.
+pub fn plan<D: Driver>(
+    mapper: &Mapper,
+    states: &mut States<'_, D>,
+    copies: &mut Copies,
+    passed: &[u64],
+    goal: Goal,
+) -> Option<Plan> {
+    let target = copies.target(states, &goal);
+    let segment = &mapper.segments[target.segment];
+    // Looking for free chunks costs more than all the rest. While enough may be created and there is no stale view that
+    // could become active again, none is needed.
+    let pages = PageCount::within(goal.request.size, segment.page_bytes) + PageCount(2);
+    let needless = pages <= goal.allowance.soft_pages && segment.table.stale() == 0;
+    if !needless {
+        copies.sources(mapper, states, &goal);
+    }
+    let (sources, target) = copies.both(goal.region);
+    let nothing = Sources::default();
+    let sources = sources.filter(|_| !needless).unwrap_or(&nothing);
+    Survey { mapper, target: target?, passed, goal, sources }.plan()
 }
 
 /// What a plan is made from.
 struct Survey<'a> {
     mapper: &'a Mapper,
-    region: &'a Region,
+    target: &'a Target,
     passed: &'a [u64],
     goal: Goal,
-    sources: Vec<Source>,
-    /// For each chunk, the number of the source that it is.
-    of_chunk: Vec<Option<usize>>,
+    sources: &'a Sources,
 }
 
-impl<'a> Survey<'a> {
-    /// `None` when the stream has no such region.
-    fn new(mapper: &'a Mapper, states: &'a AllStates<'_>, passed: &'a [u64], goal: Goal) -> Option<Self> {
-        let region = states[goal.stream.0 as usize].regions.get(goal.region)?;
-        let segment = &mapper.segments[region.segment];
-        // Looking for free chunks costs more than all the rest. While enough may be created and there is no stale view that
-        // could become active again, none is needed.
-        let pages = PageCount::within(goal.request.size, segment.page_bytes) + PageCount(2);
-        let enough = pages <= goal.allowance.soft_pages;
-        let needless = enough && segment.table.stale() == 0;
-        let sources = if needless { Vec::new() } else { free_chunks(mapper, states, goal.source_stream()) };
-        let mut of_chunk = vec![None; if sources.is_empty() { 0 } else { mapper.pool.id_bound() }];
-        for (number, source) in sources.iter().enumerate() {
-            of_chunk[source.chunk.0 as usize] = Some(number);
-        }
-        Some(Self { mapper, region, passed, goal, sources, of_chunk })
-    }
-
+impl Survey<'_> {
     /// The cheapest placement, worked out.
     fn plan(&self) -> Option<Plan> {
         let rooms = self.rooms();
@@ -202,16 +195,11 @@ impl<'a> Survey<'a> {
     }
 
     fn table(&self) -> &PageTable {
-        &self.mapper.segments[self.region.segment].table
+        &self.mapper.segments[self.target.segment].table
     }
 
     fn page_bytes(&self) -> u64 {
-        self.region.page_bytes
-    }
-
-    /// The number of the source that a chunk is, if it is completely free.
-    fn source_of(&self, chunk: ChunkId) -> Option<usize> {
-        self.of_chunk.get(chunk.0 as usize).copied().flatten()
+        self.target.page_bytes
     }
 
     /// Whether a fence is known to have passed.
@@ -238,16 +226,4 @@ impl<'a> Survey<'a> {
 fn tail(room: &Room) -> Option<u64> {
     let last = room.pieces.iter().rposition(|piece| piece.kind != PieceKind::Empty);
     Some(room.pieces.get(last.map_or(0, |last| last + 1))?.start)
-}
-
-/// Claims what a plan takes, sources first.
-fn claim(states: &mut AllStates<'_>, plan: &Plan) {
-    claim_sources(states, plan.sources());
-    let state = &mut states[plan.goal.stream.0 as usize];
-    let epoch = state.epoch;
-    let region = state.region(plan.goal.region).expect("the plan was made for it");
-    let block = plan.before.first().expect("a claim is not empty").block;
-    let first = walk_to(&region.heap, block, plan.claim.start);
-    let len = plan.claim.end - plan.claim.start;
-    region.heap.set(first, plan.claim.start, len, BlockState::Claimed, epoch);
 }

@@ -2,8 +2,7 @@
 
 use super::fill::Filler;
 use super::rooms::{PieceKind, Room};
-use super::{Before, Plan, Reuse, Survey};
-use crate::heap::Heap;
+use super::{Plan, Reuse, Survey};
 use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::segment::ViewState;
 use std::ops::Range;
@@ -26,7 +25,7 @@ impl Survey<'_> {
                 PieceKind::Reusable(source) if !used[source] => {
                     used[source] = true;
                     let page = PageIndex::of(piece.start, page_bytes);
-                    reuse.push(Reuse { page, source: self.sources[source] });
+                    reuse.push(Reuse { page, source: self.sources.list[source] });
                     claim.start = claim.start.min(piece.start);
                     claim.end = claim.end.max(piece.end);
                     continue;
@@ -57,9 +56,8 @@ impl Survey<'_> {
             claim.end = claim.end.max(filled.offset(page_bytes));
         }
         let (fill, release) = filler.finish();
-        let before = blocks_before(&self.region.heap, room, &claim);
-        let segment = self.region.segment;
-        Some(Plan { goal: self.goal, segment, start, claim, before, reuse, unmap, release, fill })
+        let (goal, segment, before) = (self.goal, self.target.segment, Vec::new());
+        Some(Plan { goal, segment, start, claim, before, reuse, unmap, release, fill })
     }
 
     /// Marks the sources that lie under a placement itself: they must not be taken from there.
@@ -71,7 +69,7 @@ impl Survey<'_> {
                 && bytes.start < placement.end
                 && bytes.end > placement.start
         };
-        self.sources.iter().map(is_under).collect()
+        self.sources.list.iter().map(is_under).collect()
     }
 
     /// Number of pages without a mapping in a room from `page` on.
@@ -82,19 +80,4 @@ impl Survey<'_> {
         let pages = |piece: &super::rooms::Piece| PageRange::inside(&(offset..piece.end), self.page_bytes()).len();
         room.pieces.iter().find(at).map_or(PageCount::ZERO, pages)
     }
-}
-
-/// What the offsets `claim` of a room consist of, block by block.
-fn blocks_before(heap: &Heap, room: &Room, claim: &Range<u64>) -> Vec<Before> {
-    let mut before: Vec<Before> = Vec::new();
-    for piece in room.pieces.iter().filter(|piece| piece.start < claim.end && piece.end > claim.start) {
-        if before.last().is_some_and(|last| last.block == piece.block) {
-            continue;
-        }
-        let block = heap.block(piece.block).expect("a piece of a block");
-        let start = block.offset.max(claim.start);
-        let end = (block.offset + block.size).min(claim.end);
-        before.push(Before { block: block.offset, start, len: end - start, state: block.state, epoch: block.epoch });
-    }
-    before
 }

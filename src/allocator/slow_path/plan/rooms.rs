@@ -18,8 +18,6 @@ pub struct Piece {
     pub start: u64,
     pub end: u64,
     pub kind: PieceKind,
-    /// Offset of the block that the piece is a part of.
-    pub block: u64,
 }
 
 /// What a piece of a room is.
@@ -52,32 +50,17 @@ const REUSABLE_PAGE: u64 = 1;
 const BUSY_PAGE: u64 = 8000;
 
 impl Survey<'_> {
-    /// The rooms of the region.
+    /// The rooms of the region: runs of its holes and of the free blocks beside them.
     pub fn rooms(&self) -> Vec<Room> {
-        let heap = &self.region.heap;
         let mut rooms: Vec<Room> = Vec::new();
-        let mut done = 0;
-        for (offset, _) in heap.holes() {
-            if offset < done {
-                continue;
-            }
-            let hole = heap.block(offset).expect("I3: holes are blocks");
-            let first = heap.before(hole).filter(|before| before.state == BlockState::Free).unwrap_or(hole);
+        for run in self.target.blocks.chunk_by(|one, next| one.offset + one.size == next.offset) {
             let mut room = Room::default();
-            let mut next = Some(*first);
-            while let Some(block) = next {
+            for block in run {
+                let (start, end) = (block.offset, block.offset + block.size);
                 match block.state {
-                    BlockState::Free => room.pieces.push(Piece {
-                        start: block.offset,
-                        end: block.offset + block.size,
-                        kind: PieceKind::Free,
-                        block: block.offset,
-                    }),
-                    BlockState::Hole => self.cut_hole(block.offset, block.size, &mut room, &mut rooms),
-                    BlockState::Live | BlockState::Pending | BlockState::Claimed => break,
+                    BlockState::Hole => self.cut_hole(start, end, &mut room, &mut rooms),
+                    _ => room.pieces.push(Piece { start, end, kind: PieceKind::Free }),
                 }
-                done = block.offset + block.size;
-                next = heap.after(&block).copied();
             }
             if !room.pieces.is_empty() {
                 rooms.push(room);
@@ -87,18 +70,17 @@ impl Survey<'_> {
     }
 
     /// Cuts a hole into pieces of `room`. A stale view that can be neither used nor removed ends the room.
-    fn cut_hole(&self, offset: u64, size: u64, room: &mut Room, rooms: &mut Vec<Room>) {
+    fn cut_hole(&self, start: u64, end: u64, room: &mut Room, rooms: &mut Vec<Room>) {
         let page_bytes = self.page_bytes();
-        let end = offset + size;
-        let mut at = offset;
-        let empty = |start, end| Piece { start, end, kind: PieceKind::Empty, block: offset };
-        for view in self.table().views_in(PageRange::inside(&(offset..end), page_bytes)) {
+        let mut at = start;
+        let empty = |start, end| Piece { start, end, kind: PieceKind::Empty };
+        for view in self.table().views_in(PageRange::inside(&(start..end), page_bytes)) {
             let view_bytes = view.pages.bytes(page_bytes);
             if view_bytes.start > at {
                 room.pieces.push(empty(at, view_bytes.start));
             }
             at = view_bytes.end;
-            let kind = match (self.source_of(view.chunk), view.state) {
+            let kind = match (self.sources.of_chunk(view.chunk), view.state) {
                 (Some(source), _) => PieceKind::Reusable(source),
                 (None, ViewState::Stale(fence)) if self.can_unmap(fence) => PieceKind::Busy,
                 _ => {
@@ -108,7 +90,7 @@ impl Survey<'_> {
                     continue;
                 }
             };
-            room.pieces.push(Piece { start: view_bytes.start, end: view_bytes.end, kind, block: offset });
+            room.pieces.push(Piece { start: view_bytes.start, end: view_bytes.end, kind });
         }
         if at < end {
             room.pieces.push(empty(at, end));
@@ -161,7 +143,7 @@ impl Survey<'_> {
 
     /// The first aligned offset at or after `start`.
     pub fn align(&self, start: u64) -> Option<u64> {
-        let base = self.region.base.0;
+        let base = self.target.base.0;
         Some(round_up(base + start, self.goal.request.alignment)? - base)
     }
 }

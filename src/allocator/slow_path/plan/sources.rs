@@ -1,10 +1,12 @@
 //! Sources: completely free chunks, which a plan may take from where they are.
 
 use super::super::super::streams::region::RegionId;
-use super::super::super::streams::state::{AllStates, StreamState};
+use super::super::super::streams::state::StreamState;
 use super::super::mapper::Mapper;
-use crate::heap::{Block, BlockState, Heap};
-use crate::pages::{PageCount, PageRange};
+use super::states::{PIECE, States};
+use crate::driver::Driver;
+use crate::heap::{BlockState, FreeBlock};
+use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::physical::ChunkId;
 use crate::segment::View;
 use crate::stream::StreamIndex;
@@ -18,75 +20,142 @@ pub struct Source {
     pub stream: StreamIndex,
     /// The region there.
     pub region: RegionId,
-    /// Offset of the free block that it lies in.
-    pub block: u64,
     /// The pages of its active view.
     pub pages: PageRange,
-    /// The epoch of the last free in that block.
+    /// The epoch of the last free in the block that it lies in.
     pub epoch: u64,
 }
 
-/// All completely free chunks, wherever they are, but for those that cannot be moved now; with a stream, those in its
-/// regions.
-pub fn free_chunks(mapper: &Mapper, states: &AllStates<'_>, of_stream: Option<StreamIndex>) -> Vec<Source> {
-    let mut sources = Vec::new();
-    for (number, state) in states.iter().enumerate() {
-        let stream = StreamIndex(u32::try_from(number).expect("stream numbers are 32 bits"));
-        if of_stream.is_none_or(|wanted| wanted == stream) {
-            sources.extend(free_views(mapper, state).map(|(region, block, view)| Source {
-                chunk: view.chunk,
-                stream,
-                region,
-                block: block.offset,
-                pages: view.pages,
-                epoch: state.epoch_base + u64::from(block.epoch),
-            }));
+impl Source {
+    /// What sources are ordered by.
+    pub fn place(&self) -> (StreamIndex, RegionId, PageIndex) {
+        (self.stream, self.region, self.pages.start)
+    }
+
+    /// Claims the chunk where it is, if that is completely free. Returns it with the epoch of its last use.
+    pub fn claim(&self, state: &mut StreamState) -> Option<Self> {
+        let epoch_base = state.epoch_base;
+        let region = state.region(self.region)?;
+        let bytes = self.pages.bytes(region.page_bytes);
+        let block = region.heap.block_around(bytes.start)?;
+        if block.state != BlockState::Free || bytes.end > block.offset + block.size {
+            return None;
         }
-    }
-    sources
-}
-
-/// Number of pages in the completely free chunks of a stream, but for those that cannot be moved now.
-pub fn free_pages_of(mapper: &Mapper, state: &StreamState) -> PageCount {
-    free_views(mapper, state).map(|(_, _, view)| view.pages.len()).sum()
-}
-
-/// The views of completely free chunks of a stream, each with the region and the free block that it lies in.
-fn free_views(mapper: &Mapper, state: &StreamState) -> impl Iterator<Item = (RegionId, Block, View)> {
-    state.regions.iter().flat_map(move |(id, region)| {
-        let segment = &mapper.segments[region.segment];
-        let page_bytes = segment.page_bytes;
-        region.heap.free_blocks_from(page_bytes).flat_map(move |found| {
-            let whole = PageRange::inside(&(found.offset..found.offset + found.size), page_bytes);
-            let block = *region.heap.block(found.offset).expect("indexed");
-            let movable = move |view: &&View| whole.contains(view.pages) && !mapper.pool.is_barred(view.chunk);
-            segment.table.views_in(whole).filter(movable).map(move |view| (id, block, *view))
-        })
-    })
-}
-
-/// Claims completely free chunks where they are: in the order of their addresses, so that what is left of a block is found
-/// behind the chunk that was claimed in it before.
-pub fn claim_sources<'s>(states: &mut AllStates<'_>, sources: impl Iterator<Item = &'s Source>) {
-    let mut sources: Vec<&Source> = sources.collect();
-    sources.sort_unstable_by_key(|source| (source.stream, source.region, source.pages.start));
-    let mut before: Option<&Source> = None;
-    for source in sources {
-        let state = &mut states[source.stream.0 as usize];
-        let region = state.region(source.region).expect("sources come from regions");
-        let of_block = |it: &&Source| (it.stream, it.region, it.block) == (source.stream, source.region, source.block);
-        let from = before.filter(of_block).map_or(source.block, |it| it.pages.start.offset(region.page_bytes));
-        let first = walk_to(&region.heap, from, source.pages.start.offset(region.page_bytes));
-        region.set_pages(first, source.pages, BlockState::Claimed);
-        before = Some(source);
+        region.set_pages(block.offset, self.pages, BlockState::Claimed);
+        Some(Self { epoch: epoch_base + u64::from(block.epoch), ..*self })
     }
 }
 
-/// Offset of the block that `offset` lies in, looked for from the block at `from` on, which starts at or before it.
-pub fn walk_to(heap: &Heap, from: u64, offset: u64) -> u64 {
-    let mut block = *heap.block(from).expect("a block to start from");
-    while block.offset + block.size <= offset {
-        block = *heap.after(&block).expect("the offset lies in the heap");
+/// All sources of a round.
+#[derive(Debug, Default)]
+pub struct Sources {
+    /// One for each chunk.
+    pub list: Vec<Source>,
+    /// For each chunk, the number of the source that it is.
+    of_chunk: Vec<Option<usize>>,
+}
+
+impl Sources {
+    /// The completely free chunks in some free blocks, but for those that cannot be moved now. Of several blocks with the same
+    /// chunk the last counts: those before it are out of date.
+    pub fn new<'r>(mapper: &Mapper, runs: impl IntoIterator<Item = &'r FreeRun>) -> Self {
+        let mut sources = Self { list: Vec::new(), of_chunk: vec![None; mapper.pool.id_bound()] };
+        for source in runs.into_iter().flat_map(|run| run.sources(mapper)) {
+            let number = &mut sources.of_chunk[source.chunk.0 as usize];
+            match *number {
+                Some(known) => sources.list[known] = source,
+                None => {
+                    *number = Some(sources.list.len());
+                    sources.list.push(source);
+                }
+            }
+        }
+        sources
     }
-    block.offset
+
+    /// The number of the source that a chunk is, if it is completely free.
+    pub fn of_chunk(&self, chunk: ChunkId) -> Option<usize> {
+        self.of_chunk.get(chunk.0 as usize).copied().flatten()
+    }
+
+    /// Number of pages of all of them.
+    pub fn pages(&self) -> PageCount {
+        self.list.iter().map(|source| source.pages.len()).sum()
+    }
+}
+
+/// All completely free chunks, wherever they are, but for those that cannot be moved now; looked for in pieces.
+pub fn free_chunks<D: Driver>(mapper: &Mapper, states: &mut States<'_, D>) -> Sources {
+    let page_bytes = mapper.pool.page_bytes();
+    let runs: Vec<FreeRun> = states.indices().flat_map(|stream| free_runs(states, stream, page_bytes)).collect();
+    Sources::new(mapper, &runs)
+}
+
+/// A free block of a page or more, as it was when it was looked at.
+#[derive(Debug)]
+pub struct FreeRun {
+    stream: StreamIndex,
+    region: RegionId,
+    segment: usize,
+    block: FreeBlock,
+    epoch: u64,
+}
+
+impl FreeRun {
+    /// The chunks that lie in it whole, but for those that cannot be moved now.
+    fn sources(&self, mapper: &Mapper) -> impl Iterator<Item = Source> {
+        let segment = &mapper.segments[self.segment];
+        let bytes = self.block.offset..self.block.offset + self.block.size;
+        let whole = PageRange::inside(&bytes, segment.page_bytes);
+        let movable = move |view: &&View| whole.contains(view.pages) && !mapper.pool.is_barred(view.chunk);
+        let Self { stream, region, epoch, .. } = *self;
+        let source = move |view: &View| Source { chunk: view.chunk, stream, region, pages: view.pages, epoch };
+        segment.table.views_in(whole).filter(movable).map(source)
+    }
+}
+
+/// Where a walk over the free blocks of a stream goes on.
+#[derive(Clone, Copy, Debug)]
+struct Cursor {
+    /// The number of the region among those of the stream.
+    region: usize,
+    block: FreeBlock,
+}
+
+/// The free blocks of a stream that take a page or more.
+pub fn free_runs<D: Driver>(states: &mut States<'_, D>, stream: StreamIndex, page_bytes: u64) -> Vec<FreeRun> {
+    let smallest = FreeBlock { size: page_bytes, offset: 0 };
+    let mut runs = Vec::new();
+    let mut cursor = Some(Cursor { region: 0, block: smallest });
+    while let Some(from) = cursor {
+        cursor = states.with(stream, |state| copy_runs((stream, state), &mut runs, from, smallest));
+    }
+    runs
+}
+
+/// Copies the next free blocks, and returns where to go on. A region counts as a block, since there may be many.
+fn copy_runs(
+    (stream, state): (StreamIndex, &StreamState),
+    runs: &mut Vec<FreeRun>,
+    from: Cursor,
+    smallest: FreeBlock,
+) -> Option<Cursor> {
+    let (mut left, mut first) = (PIECE, from.block);
+    for (number, (id, region)) in state.regions.iter().enumerate().skip(from.region) {
+        for block in region.heap.free_blocks_since(first) {
+            if left == 0 {
+                return Some(Cursor { region: number, block });
+            }
+            left -= 1;
+            let epoch = region.heap.block(block.offset).expect("indexed").epoch;
+            let epoch = state.epoch_base + u64::from(epoch);
+            runs.push(FreeRun { stream, region: id, segment: region.segment, block, epoch });
+        }
+        first = smallest;
+        if left == 0 {
+            return Some(Cursor { region: number + 1, block: smallest });
+        }
+        left -= 1;
+    }
+    None
 }

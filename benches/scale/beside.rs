@@ -1,0 +1,224 @@
+//! What a cached pair on one stream costs while another thread grows, or reads statistics.
+//!
+//! Pairs are due at fixed times, so that one that keeps the next ones waiting is counted for each of them. Rounds in which the
+//! system took a processor away from one of the two threads are left out: they tell of what else runs on the machine. But on a
+//! busy machine a thread that waits for a lock loses its processor too. So these rows are for an idle machine with two
+//! processors or more; a test counts what is done under each lock.
+
+use super::table::{Cost, Random, Table};
+use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
+use gapless::units::{KIB, MIB};
+use gapless::{Allocator, ChunkPolicy, DeviceAddr, StreamId};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const PAGE: u64 = 2 * MIB;
+const MAIN: StreamId = StreamId::DEFAULT;
+/// Time between two pairs.
+const PACE: Duration = Duration::from_micros(1);
+/// Rounds that count, of those that were not disturbed.
+const ROUNDS: usize = 30;
+/// Most rounds that are tried.
+const TRIES: usize = 150;
+/// Most that the slowest but one in a hundred takes.
+const TARGET: Option<Cost> = Some(Cost::Nanoseconds(1_000.0));
+/// Most that anything waits for statistics.
+const STATS_TARGET: Option<Cost> = Some(Cost::Nanoseconds(200_000.0));
+
+/// All rows.
+pub fn rows(table: &mut Table) {
+    beside(
+        table,
+        "nothing",
+        1_000,
+        |chunks| Setting::new(2 * chunks),
+        |_| std::thread::sleep(Duration::from_millis(3)),
+    );
+    for chunks in [1_000, 4_000] {
+        beside(table, "a growth, new chunks", chunks, new_chunks, |setting| setting.grow(chunks));
+        beside(table, "a growth, its chunks moved", chunks, moved, |setting| setting.grow(chunks));
+        beside(table, "a growth, stale views", chunks, stale, |setting| setting.grow(chunks));
+        beside(table, "a growth, 10,000 blocks", chunks, many_blocks, |setting| setting.grow(chunks));
+        beside(table, "statistics, n chunks free", chunks, moved, |setting| drop(setting.allocator.stats()));
+        statistics(table, chunks);
+    }
+}
+
+/// An allocator, the stream of the pairs, and what is live.
+struct Setting {
+    allocator: Allocator<ModelDriver>,
+    other: StreamId,
+}
+
+impl Setting {
+    fn new(pages: u64) -> Self {
+        let config = ModelConfig {
+            capacity_bytes: (pages + 8) * PAGE,
+            granularity: PAGE,
+            max_mappings: usize::MAX,
+            address_bits: 56,
+            ..ModelConfig::default()
+        };
+        let builder = Allocator::builder(Arc::new(ModelDriver::new(config))).mapping_limit(usize::MAX);
+        let allocator = builder.chunk_policy(ChunkPolicy::Fixed(PAGE)).build().expect("it fits");
+        let other = allocator.driver().create_stream().expect("the model has streams");
+        allocator.keep_stream(other).expect("few streams");
+        let setting = Self { allocator, other };
+        let [_live, cached] = [(); 2].map(|()| setting.alloc(4 * KIB, other));
+        setting.free(cached);
+        setting
+    }
+
+    fn alloc(&self, bytes: u64, stream: StreamId) -> DeviceAddr {
+        self.allocator.alloc(bytes, stream).expect("the memory suffices")
+    }
+
+    fn free(&self, addr: DeviceAddr) {
+        self.allocator.free(addr).expect("the block is live");
+    }
+
+    fn grow(&self, pages: u64) {
+        self.alloc(pages * PAGE, MAIN);
+    }
+
+    /// `pages` live pages of a stream, of which every other is freed.
+    fn every_other_free(&self, pages: u64, stream: StreamId) {
+        let blocks: Vec<_> = (0..pages).map(|_| self.alloc(PAGE, stream)).collect();
+        blocks.into_iter().step_by(2).for_each(|block| self.free(block));
+    }
+}
+
+fn new_chunks(chunks: u64) -> Setting {
+    Setting::new(2 * chunks)
+}
+
+/// The free chunks are those of the stream of the pairs, between live ones.
+fn moved(chunks: u64) -> Setting {
+    let setting = Setting::new(2 * chunks);
+    setting.every_other_free(2 * chunks, setting.other);
+    setting
+}
+
+/// They have been elsewhere before, so that there are stale views.
+fn stale(chunks: u64) -> Setting {
+    let setting = Setting::new(2 * chunks);
+    let blocks: Vec<_> = (0..2 * chunks).map(|_| setting.alloc(PAGE, MAIN)).collect();
+    blocks.iter().step_by(2).for_each(|block| setting.free(*block));
+    let joined = setting.alloc(chunks * PAGE, MAIN);
+    setting.free(joined);
+    let apart: Vec<_> = (0..chunks).map(|_| setting.alloc(PAGE, MAIN)).collect();
+    blocks.iter().skip(1).step_by(2).step_by(2).for_each(|block| setting.free(*block));
+    apart.iter().step_by(2).for_each(|block| setting.free(*block));
+    setting
+}
+
+/// Small blocks on several streams, half of them free, and free chunks of all of those.
+fn many_blocks(chunks: u64) -> Setting {
+    const STREAMS: u64 = 8;
+    let setting = Setting::new(2 * chunks + 200);
+    let mut random = Random(5);
+    for number in 0..STREAMS {
+        let stream = if number == 0 { setting.other } else { setting.allocator.driver().create_stream().expect("one") };
+        setting.allocator.keep_stream(stream).expect("few streams");
+        let blocks: Vec<_> =
+            (0..10_000 / STREAMS).map(|_| setting.alloc((1 + random.below(16)) * KIB, stream)).collect();
+        blocks.into_iter().step_by(2).for_each(|block| setting.free(block));
+        setting.every_other_free(2 * chunks / STREAMS, stream);
+    }
+    setting
+}
+
+/// Pairs beside `work`, each time in a setting of its own.
+fn beside(table: &mut Table, what: &str, n: u64, setting: impl Fn(u64) -> Setting, work: impl Fn(&Setting) + Sync) {
+    let (mut latencies, mut counted): (Vec<Duration>, usize) = (Vec::new(), 0);
+    for _ in 0..TRIES {
+        let (of_round, undisturbed) = round(&setting(n), &work);
+        if undisturbed {
+            latencies.extend(of_round);
+            counted += 1;
+        }
+        if counted == ROUNDS {
+            break;
+        }
+    }
+    if latencies.is_empty() {
+        println!("cached pair beside {what}, n = {n}: every round was disturbed");
+        return;
+    }
+    latencies.sort_unstable();
+    let part = |part: f64| Cost::per(latencies[((latencies.len() - 1) as f64 * part) as usize], 1);
+    table.row(&format!("cached pair beside {what}: median"), n, part(0.5), None);
+    table.row(&format!("cached pair beside {what}: 99 %"), n, part(0.99), TARGET);
+    table.row(&format!("cached pair beside {what}: 99.9 %"), n, part(0.999), None);
+    table.row(&format!("cached pair beside {what}: slowest"), n, part(1.0), None);
+}
+
+/// How late each pair is done, and whether both threads kept their processors.
+fn round(setting: &Setting, work: impl Fn(&Setting) + Sync) -> (Vec<Duration>, bool) {
+    let (begun, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            while !begun.load(Ordering::Acquire) {
+                std::hint::spin_loop();
+            }
+            let before = preemptions();
+            work(setting);
+            done.store(true, Ordering::Release);
+            preemptions() == before
+        });
+        let before = preemptions();
+        let latencies = pairs(setting, &begun, &done);
+        let undisturbed = preemptions() == before;
+        (latencies, worker.join().expect("it does not panic") && undisturbed)
+    })
+}
+
+/// How often the system has taken the processor away from this thread, where it tells.
+fn preemptions() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/thread-self/status").ok()?;
+    status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:")?.trim().parse().ok())
+}
+
+/// How late each pair is done that is due until `done`.
+fn pairs(setting: &Setting, begun: &AtomicBool, done: &AtomicBool) -> Vec<Duration> {
+    let mut latencies = Vec::with_capacity(1 << 16);
+    begun.store(true, Ordering::Release);
+    let mut due = Instant::now();
+    while !done.load(Ordering::Acquire) {
+        while Instant::now() < due {}
+        setting.free(setting.alloc(4 * KIB, setting.other));
+        latencies.push(due.elapsed());
+        due += PACE;
+    }
+    latencies
+}
+
+/// Statistics while another thread grows. The slowest of each round; the median of those.
+fn statistics(table: &mut Table, chunks: u64) {
+    let mut slowest: Vec<Duration> = (0..ROUNDS).map(|_| slowest_statistics(&moved(chunks), chunks)).collect();
+    slowest.sort_unstable();
+    let cost = Cost::per(slowest[slowest.len() / 2], 1);
+    table.row("slowest statistics beside a growth of n chunks", chunks, cost, STATS_TARGET);
+}
+
+fn slowest_statistics(setting: &Setting, chunks: u64) -> Duration {
+    let (begun, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            begun.store(true, Ordering::Release);
+            setting.grow(chunks);
+            done.store(true, Ordering::Release);
+        });
+        while !begun.load(Ordering::Acquire) {
+            std::hint::spin_loop();
+        }
+        let mut slowest = Duration::ZERO;
+        while !done.load(Ordering::Acquire) {
+            let start = Instant::now();
+            std::hint::black_box(setting.allocator.stats());
+            slowest = slowest.max(start.elapsed());
+        }
+        slowest
+    })
+}

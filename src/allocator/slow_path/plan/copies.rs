@@ -1,0 +1,176 @@
+//! Copies of what a plan looks at: no stream is locked while it is made. What has changed meanwhile is noticed when it is
+//! claimed.
+//!
+//! Holes and views change under the mapper's lock only, which whoever plans holds. So a copy that is made in pieces has all of
+//! them; what may be out of date is which bytes between them are free.
+//!
+//! Cost: O([`PIECE`]) each time that a stream is locked; in all, O(holes) of the region, and O(free blocks of a page or more)
+//! of all streams where chunks have to be found.
+
+use super::super::super::streams::region::{Region, RegionId};
+use super::super::super::streams::state::StreamState;
+use super::super::mapper::Mapper;
+use super::Goal;
+use super::sources::{FreeRun, Sources, free_runs};
+use super::states::{PIECE, States};
+use crate::driver::Driver;
+use crate::heap::{Block, BlockState, Heap};
+use crate::stream::StreamIndex;
+use crate::units::DeviceAddr;
+use std::collections::BTreeMap;
+
+/// What has been copied for a plan.
+#[derive(Debug, Default)]
+pub struct Copies {
+    /// For each stream, its free blocks of a page or more.
+    free: Option<Vec<Copy<Vec<FreeRun>>>>,
+    /// The chunks in them.
+    sources: Option<Sources>,
+    /// Regions of the stream that the plan is for.
+    targets: BTreeMap<RegionId, Copy<Target>>,
+}
+
+/// A copy, and how often the stream had allocated and freed before it was begun.
+#[derive(Debug)]
+struct Copy<T> {
+    copied: T,
+    count: u64,
+}
+
+/// What a plan knows of the region that it places a request in.
+#[derive(Debug)]
+pub struct Target {
+    /// Address of its first byte.
+    pub base: DeviceAddr,
+    /// Number of its segment.
+    pub segment: usize,
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Its holes, and the free blocks beside them, in address order.
+    pub blocks: Vec<Block>,
+}
+
+impl Copies {
+    /// The completely free chunks; of one stream, if the goal has to do with those.
+    pub fn sources<D: Driver>(&mut self, mapper: &Mapper, states: &mut States<'_, D>, goal: &Goal) -> &Sources {
+        let (page_bytes, all) = (mapper.pool.page_bytes(), states.indices());
+        let free = self.free.get_or_insert_with(|| {
+            let copy = |stream| match goal.source_stream() {
+                Some(only) if only != stream => Copy { copied: Vec::new(), count: 0 },
+                _ => Copy::new(states, stream, |states| free_runs(states, stream, page_bytes)),
+            };
+            all.map(copy).collect()
+        });
+        self.sources.get_or_insert_with(|| Sources::new(mapper, free.iter().flat_map(|copy| &copy.copied)))
+    }
+
+    /// The region of a goal.
+    pub fn target<D: Driver>(&mut self, states: &mut States<'_, D>, goal: &Goal) -> &Target {
+        let (stream, id) = (goal.stream, goal.region);
+        let copy = || Copy::new(states, stream, |states| Target::new(states, stream, id));
+        &self.targets.entry(id).or_insert_with(copy).copied
+    }
+
+    /// Both, as far as they have been copied.
+    pub fn both(&self, id: RegionId) -> (Option<&Sources>, Option<&Target>) {
+        (self.sources.as_ref(), self.targets.get(&id).map(|copy| &copy.copied))
+    }
+
+    /// Makes the copies again that are out of date, so that all are of the moment at which `states` are locked together. Returns
+    /// whether there were any.
+    pub fn catch_up<D: Driver>(&mut self, mapper: &Mapper, states: &mut States<'_, D>, goal: &Goal) -> bool {
+        let mut any = false;
+        for (stream, copy) in states.indices().zip(self.free.iter_mut().flatten()) {
+            if goal.source_stream().is_none_or(|only| only == stream) && copy.is_outdated(states, stream) {
+                any = true;
+                *copy = Copy::new(states, stream, |states| free_runs(states, stream, mapper.pool.page_bytes()));
+            }
+        }
+        for (id, copy) in &mut self.targets {
+            if copy.is_outdated(states, goal.stream) {
+                any = true;
+                *copy = Copy::new(states, goal.stream, |states| Target::new(states, goal.stream, *id));
+            }
+        }
+        if any {
+            self.sources = None;
+        }
+        any
+    }
+}
+
+impl<T> Copy<T> {
+    fn new<'s, D: Driver>(
+        states: &mut States<'s, D>,
+        stream: StreamIndex,
+        copy: impl FnOnce(&mut States<'s, D>) -> T,
+    ) -> Self {
+        let count = states.with(stream, |state| count_of(state));
+        Self { copied: copy(states), count }
+    }
+
+    fn is_outdated<D: Driver>(&self, states: &mut States<'_, D>, stream: StreamIndex) -> bool {
+        states.with(stream, |state| count_of(state)) != self.count
+    }
+}
+
+/// How often a stream has allocated and freed. Without that, free memory changes under the mapper's lock only.
+fn count_of(state: &StreamState) -> u64 {
+    state.tally.allocs + state.tally.frees
+}
+
+impl Target {
+    fn new<D: Driver>(states: &mut States<'_, D>, stream: StreamIndex, id: RegionId) -> Self {
+        let (base, segment, page_bytes) = states.with(stream, |state| {
+            let region = region_of(state, id);
+            (region.base, region.segment, region.page_bytes)
+        });
+        let mut blocks = Vec::new();
+        let mut from = Some(0);
+        while let Some(at) = from {
+            from = states.with(stream, |state| copy_piece(&region_of(state, id).heap, &mut blocks, at));
+        }
+        Self { base, segment, page_bytes, blocks }
+    }
+}
+
+fn region_of(state: &StreamState, id: RegionId) -> &Region {
+    state.regions.get(id).expect("regions stay")
+}
+
+/// Copies the next holes from offset `from` on, with the free blocks beside them, and returns where to go on.
+fn copy_piece(heap: &Heap, copied: &mut Vec<Block>, from: u64) -> Option<u64> {
+    let mut from = from;
+    // The last piece may have ended amid a run of them. Where one ends, another block starts now as then: a free block is not
+    // followed by another one, and holes stay.
+    let runs_on = copied.last().is_some_and(|last| last.offset + last.size == from);
+    let mut next = if runs_on { heap.block(from).copied() } else { None };
+    for _ in 0..PIECE {
+        let block = match next.filter(|block| is_open(block.state)) {
+            Some(block) => block,
+            None => first_of_next_run(heap, from)?,
+        };
+        copied.push(block);
+        from = block.offset + block.size;
+        next = heap.after(&block).copied();
+    }
+    Some(from)
+}
+
+/// Whether a block may be a part of a room.
+fn is_open(state: BlockState) -> bool {
+    matches!(state, BlockState::Free | BlockState::Hole)
+}
+
+/// The free block before the next hole that starts at `from` or above, or else the hole itself.
+fn first_of_next_run(heap: &Heap, from: u64) -> Option<Block> {
+    let (offset, _) = heap.holes_from(from).next()?;
+    let hole = heap.block(offset).expect("I3: holes are blocks");
+    let before = heap.before(hole).filter(|before| before.state == BlockState::Free);
+    // What lies below was copied in the piece before, and has been merged with this one since.
+    let clipped = before.map(|before| {
+        let start = before.offset.max(from);
+        Block { offset: start, size: before.offset + before.size - start, ..*before }
+    });
+    Some(clipped.filter(|block| block.size > 0).unwrap_or(*hole))
+}
