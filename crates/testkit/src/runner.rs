@@ -211,7 +211,7 @@ impl<D: Device> Runner<D> {
     pub fn act(&mut self, op: Op) {
         self.checked = false;
         match op {
-            Op::Alloc { bytes, align, stream } => self.alloc(u64::from(bytes), align, self.stream(stream)),
+            Op::Alloc { bytes, align, stream } => self.alloc(bytes, align, self.stream(stream)),
             Op::Free { block } => self.free(block),
             Op::Record { block, stream } => {
                 if let Some(block) = self.instance().oracle.block(block).cloned() {
@@ -303,7 +303,7 @@ impl<D: Device> Runner<D> {
     }
 
     /// Returns the stream with a number, modulo the number of streams. The last one may be the calling thread's own.
-    pub fn stream(&self, number: u8) -> StreamId {
+    pub fn stream(&self, number: u16) -> StreamId {
         let streams = self.streams.len() + usize::from(self.world.own_streams);
         self.streams.get(usize::from(number) % streams).copied().unwrap_or(PER_THREAD_STREAM)
     }

@@ -54,31 +54,34 @@ pub fn decode(bytes: &[u8], extra: Extra) -> Option<(World, Vec<Op>)> {
 fn operation(record: &[u8]) -> Op {
     let small = record[1];
     let block = u16::from_le_bytes([record[2], record[3]]);
-    let stream = record[2];
-    let bytes = u32::from_le_bytes([record[4], record[5], record[6], record[7]]);
+    let stream = block;
+    // Where the number is that of a block or of a range, the stream has its low byte elsewhere.
+    let other_stream = u16::from_le_bytes([small, record[4]]);
+    let range_stream = u16::from_le_bytes([record[2], record[5]]);
+    let bytes = u64::from(u32::from_le_bytes([record[4], record[5], record[6], record[7]]));
     match record[0] % 40 {
         // Sizes up to about that of the device: the top byte is rarely useful.
         0 | 1 | 28 => {
             Op::Alloc { bytes: if small & 0x80 == 0 { bytes % (2 << 20) } else { bytes }, align: small & 0x1f, stream }
         }
         2 | 30 => Op::Free { block },
-        3 => Op::Record { block, stream: small },
-        4 => Op::Write { block, stream: small },
-        5 => Op::Read { block, stream: small },
+        3 => Op::Record { block, stream: other_stream },
+        4 => Op::Write { block, stream: other_stream },
+        5 => Op::Read { block, stream: other_stream },
         6 => Op::Hold { stream },
         7 => Op::Complete { stream },
         8 => Op::Resume { stream },
-        9 => Op::Trim { keep: small },
-        10 => Op::Budget { pages: small },
-        11 => Op::External { pages: small },
+        9 => Op::Trim { keep: small.into() },
+        10 => Op::Budget { pages: small.into() },
+        11 => Op::External { pages: small.into() },
         12 => Op::Fail { nth: small % 24, kind: Failure::ALL[usize::from(record[4] % 3)] },
         13 => Op::Thread { thread: small },
         15 => Op::ReserveRange { pages: small },
-        16 => Op::GrowRange { range: record[3], pages: small, stream },
+        16 => Op::GrowRange { range: record[3], pages: small, stream: range_stream },
         17 => Op::ShrinkRange { range: record[3], pages: small },
-        18 => Op::TakeRange { to: record[3], from: record[4], pages: small, stream },
-        19 => Op::WriteRange { range: record[3], stream },
-        20 => Op::ReadRange { range: record[3], stream },
+        18 => Op::TakeRange { to: record[3], from: record[4], pages: small, stream: range_stream },
+        19 => Op::WriteRange { range: record[3], stream: range_stream },
+        20 => Op::ReadRange { range: record[3], stream: range_stream },
         21 => Op::DropRange { range: record[3] },
         22 => Op::CopyHandle,
         23 => Op::DropHandle { handle: small },
@@ -91,7 +94,7 @@ fn operation(record: &[u8]) -> Op {
         32 => Op::OpenPool,
         33 => Op::Replay { graph: small, stream },
         36 => Op::Watch { stream },
-        38 => Op::ForeignUse { block, stream: small },
+        38 => Op::ForeignUse { block, stream: other_stream },
         34 => Op::BeginCapture { stream },
         35 => Op::EndCapture { stream },
         37 => Op::Alloc { bytes: bytes % (1 << 20), align: 9, stream },
@@ -104,20 +107,22 @@ fn operation(record: &[u8]) -> Op {
 /// are truncated.
 pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
     let mut bytes = vec![pages - 4, chunk, streams - 1, 0, 0, 0, 0, 0];
-    let pair = |stream, range| u16::from_le_bytes([stream, range]);
+    let pair = |stream: u16, range| u16::from_le_bytes([low(stream), range]);
+    let high = |stream: u16| u32::from(stream >> 8);
+    let few = |pages: u32| u8::try_from(pages).unwrap_or(u8::MAX);
     for op in ops {
         let (tag, small, number, size) = match *op {
-            Op::Alloc { bytes, align, stream } => (0, align, u16::from(stream), bytes),
+            Op::Alloc { bytes, align, stream } => (0, align, stream, u32::try_from(bytes).unwrap_or(u32::MAX)),
             Op::Free { block } => (2, 0, block, 0),
-            Op::Record { block, stream } => (3, stream, block, 0),
-            Op::Write { block, stream } => (4, stream, block, 0),
-            Op::Read { block, stream } => (5, stream, block, 0),
-            Op::Hold { stream } => (6, 0, u16::from(stream), 0),
-            Op::Complete { stream } => (7, 0, u16::from(stream), 0),
-            Op::Resume { stream } => (8, 0, u16::from(stream), 0),
-            Op::Trim { keep } => (9, keep, 0, 0),
-            Op::Budget { pages } => (10, pages, 0, 0),
-            Op::External { pages } => (11, pages, 0, 0),
+            Op::Record { block, stream } => (3, low(stream), block, high(stream)),
+            Op::Write { block, stream } => (4, low(stream), block, high(stream)),
+            Op::Read { block, stream } => (5, low(stream), block, high(stream)),
+            Op::Hold { stream } => (6, 0, stream, 0),
+            Op::Complete { stream } => (7, 0, stream, 0),
+            Op::Resume { stream } => (8, 0, stream, 0),
+            Op::Trim { keep } => (9, few(keep), 0, 0),
+            Op::Budget { pages } => (10, few(pages), 0, 0),
+            Op::External { pages } => (11, few(pages), 0, 0),
             Op::Fail { nth, kind } => {
                 let kind = Failure::ALL.iter().position(|other| *other == kind).unwrap_or(0);
                 (12, nth, 0, u32::try_from(kind).unwrap_or(0))
@@ -128,24 +133,26 @@ pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
                 (14, u8::try_from(number).unwrap_or(0), block, 0)
             }
             Op::ReserveRange { pages } => (15, pages, 0, 0),
-            Op::GrowRange { range, pages, stream } => (16, pages, pair(stream, range), 0),
+            Op::GrowRange { range, pages, stream } => (16, pages, pair(stream, range), high(stream) << 8),
             Op::ShrinkRange { range, pages } => (17, pages, pair(0, range), 0),
-            Op::TakeRange { to, from, pages, stream } => (18, pages, pair(stream, to), u32::from(from)),
-            Op::WriteRange { range, stream } => (19, 0, pair(stream, range), 0),
-            Op::ReadRange { range, stream } => (20, 0, pair(stream, range), 0),
+            Op::TakeRange { to, from, pages, stream } => {
+                (18, pages, pair(stream, to), high(stream) << 8 | u32::from(from))
+            }
+            Op::WriteRange { range, stream } => (19, 0, pair(stream, range), high(stream) << 8),
+            Op::ReadRange { range, stream } => (20, 0, pair(stream, range), high(stream) << 8),
             Op::DropRange { range } => (21, 0, pair(0, range), 0),
             Op::CopyHandle => (22, 0, 0, 0),
             Op::DropHandle { handle } => (23, handle, 0, 0),
             Op::CloseHandle => (24, 0, 0, 0),
             Op::OpenAllocator => (25, 0, 0, 0),
             Op::UseAllocator { allocator } => (26, allocator, 0, 0),
-            Op::Renew { stream } => (27, 0, u16::from(stream), 0),
-            Op::BeginCapture { stream } => (29, 0, u16::from(stream), 0),
-            Op::EndCapture { stream } => (31, 0, u16::from(stream), 0),
-            Op::Watch { stream } => (36, 0, u16::from(stream), 0),
-            Op::ForeignUse { block, stream } => (38, stream, block, 0),
+            Op::Renew { stream } => (27, 0, stream, 0),
+            Op::BeginCapture { stream } => (29, 0, stream, 0),
+            Op::EndCapture { stream } => (31, 0, stream, 0),
+            Op::Watch { stream } => (36, 0, stream, 0),
+            Op::ForeignUse { block, stream } => (38, low(stream), block, high(stream)),
             Op::OpenPool => (32, 0, 0, 0),
-            Op::Replay { graph, stream } => (33, graph, u16::from(stream), 0),
+            Op::Replay { graph, stream } => (33, graph, stream, 0),
         };
         bytes.extend([tag, small]);
         bytes.extend(number.to_le_bytes());
@@ -153,6 +160,10 @@ pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
         bytes.extend([0, 0]);
     }
     bytes
+}
+
+fn low(stream: u16) -> u8 {
+    stream.to_le_bytes()[0]
 }
 
 #[cfg(all(test, feature = "properties"))]

@@ -5,9 +5,9 @@ use gapless_testkit::{Failure::*, Misuse::*, Op, Op::*};
 /// A sequence: its name, the pages of the device, the pages of a chunk, and the operations.
 pub type Sequence = (&'static str, u8, u8, Vec<Op>);
 
-const PAGE: u32 = 64 << 10;
+const PAGE: u64 = 64 << 10;
 
-fn alloc(pages: u32, stream: u8) -> Op {
+fn alloc(pages: u64, stream: u16) -> Op {
     Alloc { bytes: pages * PAGE, align: 9, stream }
 }
 
