@@ -15,8 +15,9 @@ impl<D: Device> Runner<D> {
     pub(crate) fn alloc(&mut self, bytes: u64, align: u8, stream: StreamId) {
         let alignment = 1_u64 << (align % (TOP_ALIGNMENT + 1));
         let held = self.allocator().reserved_bytes();
+        let since = self.driver.inner().created();
         let error = match self.allocator().alloc_aligned(bytes, alignment, stream) {
-            Ok(addr) => return self.take_in(addr, bytes, alignment, stream),
+            Ok(addr) => return self.take_in(addr, bytes, alignment, stream, since),
             Err(error) => error,
         };
         if let AllocError::TooLarge { requested, region_bytes, .. } = &error {
@@ -40,7 +41,7 @@ impl<D: Device> Runner<D> {
         }
     }
 
-    fn take_in(&mut self, addr: DeviceAddr, bytes: u64, alignment: u64, stream: StreamId) {
+    fn take_in(&mut self, addr: DeviceAddr, bytes: u64, alignment: u64, stream: StreamId, since: u64) {
         assert!(addr.is_aligned(alignment), "{addr} is not a multiple of {alignment}");
         self.note_memory(addr, bytes, stream);
         self.instance_mut().oracle.add(Block {
@@ -49,6 +50,7 @@ impl<D: Device> Runner<D> {
             home: Some(stream),
             recorded: Vec::new(),
             foreign: Vec::new(),
+            since,
             last_user: stream,
             content: None,
             graph: None,

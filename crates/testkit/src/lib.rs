@@ -21,6 +21,7 @@ mod op;
 mod oracle;
 mod own;
 mod pools;
+mod promise;
 #[cfg(feature = "properties")]
 mod prove;
 mod ranges;
@@ -42,7 +43,8 @@ pub use device::{Device, Host, Model, World};
 #[cfg(feature = "properties")]
 pub use inputs::{capture_op, graph_op, handle_op, op, ops, range_op, steady_op, world};
 pub use op::{Failure, Misuse, Op};
-pub use oracle::{Promise, Subject};
+pub use oracle::Subject;
+pub use promise::Promise;
 #[cfg(feature = "properties")]
 pub use prove::prove;
 pub use runner::{Runner, run};

@@ -70,7 +70,7 @@ impl<D: Device> Instance<D> {
                 let _ = allocator.keep_stream(*stream);
             }
         }
-        let oracle = Oracle { ceiling: world.bytes(), ..Oracle::default() };
+        let oracle = Oracle { budget: world.bytes(), ceiling: world.bytes(), ..Oracle::default() };
         Self { handles: vec![allocator], ranges: Vec::new(), oracle, marks: Vec::new(), pool, lost: false }
     }
 
@@ -199,6 +199,14 @@ impl<D: Device> Runner<D> {
         assert_eq!(sum.2, usage.mappings as u64, "invariant 6: mappings known and mappings on the device");
     }
 
+    /// Checks that the allocators' chunks are those of the device, each of one allocator.
+    fn check_chunks(&self) {
+        let chunks = self.instances.iter().flat_map(|instance| instance.allocator().snapshot().chunks);
+        let mut known: Vec<u64> = chunks.map(|chunk| chunk.handle).collect();
+        known.sort_unstable();
+        assert_eq!(known, self.driver.inner().chunks(), "invariant 6: chunks held and chunks on the device");
+    }
+
     pub(crate) fn instance(&self) -> &Instance<D> {
         &self.instances[self.current]
     }
@@ -265,6 +273,7 @@ impl<D: Device> Runner<D> {
                     Err(AllocError::Driver(error)) => self.expect_injected(&error),
                     Err(other) => panic!("set_budget answered {other}"),
                 }
+                self.instance_mut().oracle.budget = bytes;
             }
             Op::External { pages } => {
                 let bytes = u64::from(pages) % self.world.pages * self.world.page_bytes;
@@ -411,8 +420,9 @@ impl<D: Device> Runner<D> {
         match error {
             AllocError::OutOfMemory(report) => {
                 self.summary.out_of_memory += 1;
+                self.check_chunks();
                 let promise = self.instance().oracle.promise(&self.world, self.allocator(), bytes);
-                let promised = promised && self.is_promising() && self.world.has_single_pages() && promise.holds();
+                let promised = promised && self.is_promising() && promise.holds();
                 assert!(!promised || struck || self.instance().lost, "the promise: {promise:?}\n{report}");
                 assert_eq!(report.requested_bytes, bytes);
                 self.instance().oracle.check_report(self.allocator(), report, &promise);
