@@ -62,6 +62,7 @@ fn align() -> impl Strategy<Value = u8> {
 pub fn steady_op(page_bytes: u64) -> impl Strategy<Value = Op> {
     prop_oneof![
         14 => (bytes(page_bytes), align(), any::<u16>()).prop_map(|(bytes, align, stream)| Op::Alloc { bytes, align, stream }),
+        1 => (0_u16..3, any::<u16>()).prop_map(|(less, stream)| Op::AllocRest { less, stream }),
         10 => any::<u16>().prop_map(|block| Op::Free { block }),
         1 => (any::<u16>(), any::<u16>()).prop_map(|(block, stream)| Op::Record { block, stream }),
         2 => (any::<u16>(), any::<u16>()).prop_map(|(block, stream)| Op::Write { block, stream }),

@@ -15,6 +15,8 @@ mod device;
 mod handles;
 #[cfg(feature = "properties")]
 mod inputs;
+#[cfg(feature = "properties")]
+mod large;
 mod marks;
 mod misuse;
 mod op;
@@ -42,6 +44,8 @@ pub use cuda::Cuda;
 pub use device::{Device, Host, Model, World};
 #[cfg(feature = "properties")]
 pub use inputs::{capture_op, graph_op, handle_op, op, ops, range_op, steady_op, world};
+#[cfg(feature = "properties")]
+pub use large::{LARGEST_DEVICE, MOST_STREAMS, by_logarithm, large_ops, large_world};
 pub use op::{Failure, Misuse, Op};
 pub use oracle::Subject;
 pub use promise::Promise;

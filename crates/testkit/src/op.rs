@@ -15,6 +15,33 @@ pub enum Op {
         /// Number of the stream.
         stream: u16,
     },
+    /// Allocate all pages that a request must be able to have, or a few less.
+    AllocRest {
+        /// Number of pages that are left, at most all.
+        less: u16,
+        /// Number of the stream.
+        stream: u16,
+    },
+    /// Allocate pairs of blocks as `Alloc` does, until a request is refused.
+    Fill {
+        /// Size in bytes of the first of each pair.
+        bytes: u64,
+        /// Size in bytes of the second, or 0 for none.
+        beside: u64,
+        /// Number of the stream of the first pair.
+        stream: u16,
+        /// Number of pairs.
+        count: u16,
+        /// Whether each pair is for the next stream.
+        spread: bool,
+    },
+    /// Free blocks in the order of their allocation, but keep some of them.
+    Thin {
+        /// Of so many blocks, one is kept; none if it is 0.
+        every: u16,
+        /// Which of them.
+        kept: u16,
+    },
     /// Verify a block's bytes on the stream that last used it, and free it.
     Free {
         /// Number of the block.

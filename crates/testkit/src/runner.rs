@@ -6,6 +6,7 @@ use crate::op::{Failure, Op};
 use crate::oracle::{Oracle, Subject};
 use crate::own::Elsewhere;
 use crate::pools::{Graphs, Pool};
+use crate::promise::Promise;
 use crate::show::PrintOnPanic;
 use crate::summary::Summary;
 use crate::witness::Witness;
@@ -132,6 +133,11 @@ impl<D: Device> Runner<D> {
         self.summary.faults
     }
 
+    /// Returns whether the current allocator must serve a request of `bytes` bytes.
+    pub fn promise(&self, bytes: u64) -> Promise {
+        self.instance().oracle.promise(&self.world, self.allocator(), bytes)
+    }
+
     /// Returns the number of live blocks of the current allocator.
     pub fn live(&self) -> usize {
         self.instance().oracle.order.len()
@@ -219,7 +225,15 @@ impl<D: Device> Runner<D> {
     pub fn act(&mut self, op: Op) {
         self.checked = false;
         match op {
-            Op::Alloc { bytes, align, stream } => self.alloc(bytes, align, self.stream(stream)),
+            Op::Alloc { bytes, align, stream } => {
+                self.alloc(bytes, align, self.stream(stream));
+            }
+            Op::AllocRest { less, stream } => self.alloc_rest(less, self.stream(stream)),
+            Op::Fill { bytes, beside, stream, count, spread } => {
+                let step = u16::from(spread);
+                self.fill(bytes, beside, (0..count).map(|pair| stream.wrapping_add(pair.wrapping_mul(step))));
+            }
+            Op::Thin { every, kept } => self.thin(every, kept),
             Op::Free { block } => self.free(block),
             Op::Record { block, stream } => {
                 if let Some(block) = self.instance().oracle.block(block).cloned() {
@@ -286,7 +300,12 @@ impl<D: Device> Runner<D> {
             Op::Thread { .. } => {}
             Op::Bad { misuse, block } => self.misuse(misuse, block),
         }
-        if self.armed.is_some() && self.driver.fired() > 0 {
+        self.note_fault();
+    }
+
+    /// Ends the injection if the failure occurred.
+    pub(crate) fn note_fault(&mut self) {
+        if self.struck() {
             self.summary.faults += 1;
             self.disarm();
         }
@@ -421,7 +440,7 @@ impl<D: Device> Runner<D> {
             AllocError::OutOfMemory(report) => {
                 self.summary.out_of_memory += 1;
                 self.check_chunks();
-                let promise = self.instance().oracle.promise(&self.world, self.allocator(), bytes);
+                let promise = self.promise(bytes);
                 let promised = promised && self.is_promising() && promise.holds();
                 assert!(!promised || struck || self.instance().lost, "the promise: {promise:?}\n{report}");
                 assert_eq!(report.requested_bytes, bytes);

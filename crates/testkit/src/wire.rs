@@ -59,7 +59,7 @@ fn operation(record: &[u8]) -> Op {
     let other_stream = u16::from_le_bytes([small, record[4]]);
     let range_stream = u16::from_le_bytes([record[2], record[5]]);
     let bytes = u64::from(u32::from_le_bytes([record[4], record[5], record[6], record[7]]));
-    match record[0] % 40 {
+    match record[0] % 43 {
         // Sizes up to about that of the device: the top byte is rarely useful.
         0 | 1 | 28 => {
             Op::Alloc { bytes: if small & 0x80 == 0 { bytes % (2 << 20) } else { bytes }, align: small & 0x1f, stream }
@@ -99,6 +99,15 @@ fn operation(record: &[u8]) -> Op {
         35 => Op::EndCapture { stream },
         37 => Op::Alloc { bytes: bytes % (1 << 20), align: 9, stream },
         39 => Op::Free { block },
+        40 => Op::Fill {
+            bytes: bytes & 0xf_ffff,
+            beside: if small % 32 == 0 { 0 } else { 1 << (small % 24) },
+            stream,
+            count: u16::try_from(bytes >> 20).unwrap_or(0),
+            spread: small & 0x80 != 0,
+        },
+        42 => Op::AllocRest { less: small.into(), stream },
+        41 => Op::Thin { every: small.into(), kept: block },
         _ => Op::Bad { misuse: Misuse::ALL[usize::from(small) % Misuse::ALL.len()], block },
     }
 }
@@ -113,6 +122,13 @@ pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
     for op in ops {
         let (tag, small, number, size) = match *op {
             Op::Alloc { bytes, align, stream } => (0, align, stream, u32::try_from(bytes).unwrap_or(u32::MAX)),
+            Op::Fill { bytes, beside, stream, count, spread } => {
+                let beside = u8::try_from(beside.checked_ilog2().unwrap_or(0)).unwrap_or(0);
+                let size = u32::try_from(bytes & 0xf_ffff).unwrap_or(0) | u32::from(count) << 20;
+                (40, beside | u8::from(spread) << 7, stream, size)
+            }
+            Op::AllocRest { less, stream } => (42, low(less), stream, 0),
+            Op::Thin { every, kept } => (41, low(every), kept, 0),
             Op::Free { block } => (2, 0, block, 0),
             Op::Record { block, stream } => (3, low(stream), block, high(stream)),
             Op::Write { block, stream } => (4, low(stream), block, high(stream)),
