@@ -2,7 +2,7 @@
 
 use gapless::allocator::{Builder, ChunkPolicy};
 use gapless::driver::{Driver, DriverUsage, HoldStreams, HostConfig, HostDriver, ModelConfig, ModelDriver};
-use gapless::units::{KIB, StreamId};
+use gapless::units::{KIB, MIB, StreamId};
 
 /// A device that only keeps state, of any size.
 pub type Model = ModelDriver;
@@ -58,6 +58,11 @@ impl World {
     /// Returns the memory of the device in bytes.
     pub fn bytes(&self) -> u64 {
         self.pages * self.page_bytes
+    }
+
+    /// Returns `true` if a device with real memory can have the size.
+    pub fn fits_in_memory(&self) -> bool {
+        self.bytes() <= 64 * MIB
     }
 
     /// Returns `true` if every chunk is one page.

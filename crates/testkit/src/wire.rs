@@ -2,12 +2,13 @@
 //! byte changes one operation, and seeds can be written as operations.
 //!
 //! ```text
-//!   header  pages-4  chunk  streams  slack  limit  epochs  region  kept|own
+//!   header  pages-4  chunk  streams  slack  limit  epochs  region  kept|own|large|doublings
 //!   record  tag  small  number(2)  bytes(4)  nth  failure       (little-endian)
 //! ```
 
 use crate::device::{SMALL_REGION, World};
 use crate::op::{Failure, Misuse, Op};
+use gapless::units::{KIB, MIB};
 
 /// Size of the header in bytes.
 const HEADER: usize = 8;
@@ -15,6 +16,15 @@ const HEADER: usize = 8;
 const RECORD: usize = 10;
 /// Maximum number of operations in an input. Longer ones take long and find nothing new.
 const MOST_OPS: usize = 200;
+
+/// How often the device of a large world may have doubled: from 4 pages of 64 KiB up to 1.4 TiB.
+const MOST_DOUBLINGS: u8 = 16;
+/// Most chunks of a fixed size in a large world, about.
+const MOST_CHUNKS: u64 = 1000;
+/// Bound of the pairs of one `Fill`.
+const MOST_PAIRS: u16 = 128;
+/// Most streams of a large world.
+const MOST_STREAMS: usize = 1000;
 
 /// Whether the last two bytes of a record, which inject a failure before its operation, are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,14 +51,46 @@ pub fn decode(bytes: &[u8], extra: Extra) -> Option<(World, Vec<Op>)> {
         own_streams: header[7] / 2 % 2 == 1,
         ..World::default()
     };
+    // In a large world the sizes of operations grow with the device, and a byte stands for more streams.
+    let large = header[7] / 4 % 2 == 1;
+    let doublings = if large { u32::from(header[7] / 8 % MOST_DOUBLINGS) } else { 0 };
+    let world = if large {
+        let pages = world.pages << doublings;
+        World {
+            pages,
+            page_bytes: if header[0] / 128 == 0 { 64 * KIB } else { 2 * MIB },
+            chunk_pages: [0, 1, 3, 8][usize::from(header[1] % 4)] * pages.div_ceil(MOST_CHUNKS),
+            streams: (1 + usize::from(header[2]) * 4).min(MOST_STREAMS),
+            region_pages: 0,
+            ..world
+        }
+    } else {
+        world
+    };
     let mut ops = Vec::new();
     for record in records.chunks_exact(RECORD).take(MOST_OPS) {
         if extra == Extra::Failures && record[9] % 5 != 0 {
             ops.push(Op::Fail { nth: record[8] % 24, kind: Failure::ALL[usize::from(record[9] % 5 - 1)] });
         }
-        ops.push(operation(record));
+        ops.push(operation(record).grown(doublings));
     }
     Some((world, ops))
+}
+
+impl Op {
+    /// The same with sizes that have doubled so often.
+    fn grown(self, doublings: u32) -> Self {
+        match self {
+            Self::Alloc { bytes, align, stream } => Self::Alloc { bytes: bytes << doublings, align, stream },
+            Self::Fill { bytes, beside, stream, count, spread } => {
+                Self::Fill { bytes: bytes << doublings, beside, stream, count, spread }
+            }
+            Self::Trim { keep } => Self::Trim { keep: keep << doublings },
+            Self::Budget { pages } => Self::Budget { pages: pages << doublings },
+            Self::External { pages } => Self::External { pages: pages << doublings },
+            other => other,
+        }
+    }
 }
 
 fn operation(record: &[u8]) -> Op {
@@ -101,9 +143,9 @@ fn operation(record: &[u8]) -> Op {
         39 => Op::Free { block },
         40 => Op::Fill {
             bytes: bytes & 0xf_ffff,
-            beside: if small % 32 == 0 { 0 } else { 1 << (small % 24) },
+            beside: if small.is_multiple_of(32) { 0 } else { 1 << (small % 24) },
             stream,
-            count: u16::try_from(bytes >> 20).unwrap_or(0),
+            count: u16::try_from(bytes >> 20).unwrap_or(0) % MOST_PAIRS,
             spread: small & 0x80 != 0,
         },
         42 => Op::AllocRest { less: small.into(), stream },

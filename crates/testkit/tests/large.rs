@@ -28,6 +28,9 @@ fn any_sequence() {
     assert!(is_reduced() || happened.iter().all(|figure| *figure > 0), "a figure is 0: {happened:?}");
 }
 
+/// What worlds have, in how many percent of the cases at least, and whether one has it.
+type Share = (&'static str, usize, fn(&World) -> bool);
+
 /// The inputs of `any_sequence` reach both ends of what they are drawn from, in as many cases as it runs.
 #[test]
 fn worlds_of_all_sizes_occur() {
@@ -38,7 +41,7 @@ fn worlds_of_all_sizes_occur() {
         return;
     }
     let is_large = |world: &World| world.bytes() >= LARGEST_DEVICE / 16;
-    let shares: [(&str, usize, fn(&World) -> bool); 12] = [
+    let shares: [Share; 12] = [
         ("1 TiB", 5, |world| world.bytes() == LARGEST_DEVICE),
         ("64 GiB or more", 20, |world| world.bytes() >= LARGEST_DEVICE / 16),
         ("256 MiB or less", 20, |world| world.bytes() <= 256 * MIB),
