@@ -15,8 +15,8 @@ use crate::units::{GIB, MIB};
 #[non_exhaustive]
 pub enum ChunkPolicy {
     /// Large while memory is plentiful, single pages as the budget gets close. Beyond 2 MiB, or 8 MiB for blocks below 64 KiB,
-    /// a chunk covers no pages but those of the block that it is created for; a block that takes a part of its place later
-    /// pins the chunk whole.
+    /// a chunk has only pages that the block which it is created for covers whole; a block that takes a part of its place
+    /// later pins it.
     Auto,
     /// Always this many bytes, rounded up to whole pages; the last chunk of a growth may be smaller. A live byte pins its whole
     /// chunk: a request is served whenever chunks without a live byte and the rest of the budget cover its pages.

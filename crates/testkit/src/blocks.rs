@@ -2,6 +2,7 @@
 
 use crate::device::Device;
 use crate::oracle::{Block, fitting_blocks};
+use crate::promise::check_new_chunks;
 use crate::runner::Runner;
 use gapless::GRANULE;
 use gapless::allocator::{AllocError, FreeError, StreamError};
@@ -81,6 +82,7 @@ impl<D: Device> Runner<D> {
 
     fn take_in(&mut self, addr: DeviceAddr, bytes: u64, alignment: u64, stream: StreamId, since: u64) {
         assert!(addr.is_aligned(alignment), "{addr} is not a multiple of {alignment}");
+        check_new_chunks(&self.world, self.driver.inner(), (addr, bytes), since);
         self.note_memory(addr, bytes, stream);
         self.instance_mut().oracle.add(Block {
             addr,

@@ -6,8 +6,9 @@
 use crate::device::{Device, World};
 use crate::oracle::{Oracle, Subject};
 use crate::witness::Witness;
+use gapless::GRANULE;
 use gapless::driver::{ChunkHandle, MemoryDriver};
-use gapless::units::{KIB, MIB, round_up};
+use gapless::units::{DeviceAddr, KIB, MIB, round_up};
 use std::collections::BTreeMap;
 
 /// With the allocator's own choice of chunks, no chunk is smaller for the sake of what it could pin.
@@ -59,6 +60,24 @@ impl World {
     }
 }
 
+/// Checks that the chunks created for a block are no larger than they may be: with the allocator's own choice of sizes, one
+/// beyond the smallest size is covered whole by the block. `since` is [`Block::since`](crate::oracle::Block::since).
+///
+/// # Panics
+/// Panics if a chunk is larger.
+pub(crate) fn check_new_chunks<D: Device>(world: &World, driver: &Witness<D>, block: (DeviceAddr, u64), since: u64) {
+    if world.chunk_pages > 0 {
+        return;
+    }
+    let size = round_up(block.1.max(1), GRANULE).expect("a live block");
+    let least = if size < SMALL_BELOW { SMALLEST_AUTO_FOR_SMALL } else { SMALLEST_AUTO };
+    for (chunk, part) in driver.backing(block.0, size).into_iter().flatten() {
+        let made = driver.chunk(chunk).expect("a chunk of the device");
+        let fits = made.number <= since || made.bytes <= least || part.end - part.start == made.bytes;
+        assert!(fits, "the promise: {block:?} has {part:?} of {made:?}, which was created for it");
+    }
+}
+
 impl Oracle {
     /// Returns what callers hold of each chunk. Checks invariant 2, and invariant 1 for physical memory.
     pub(crate) fn held<D: Device>(&self, world: &World, driver: &Witness<D>) -> BTreeMap<ChunkHandle, Held> {
@@ -77,7 +96,7 @@ impl Oracle {
                 }
                 let of_chunk = held.entry(chunk).or_default();
                 of_chunk.youngest = of_chunk.youngest.max(block.2);
-                of_chunk.small |= block.1 < SMALL_BELOW;
+                of_chunk.small |= block.1 <= SMALL_BELOW - GRANULE;
                 parts.insert((chunk, part.start), part.end);
             }
         }
