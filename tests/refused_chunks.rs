@@ -34,3 +34,16 @@ fn an_idle_chunk_that_is_too_large_is_created_again() {
     allocator.alloc(2 * PAGE, MAIN).unwrap();
     allocator.check();
 }
+
+/// The same, and a range grows by a page.
+#[test]
+fn a_range_has_an_idle_chunk_that_is_too_large_created_again() {
+    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 3 * PAGE, ..ModelConfig::default() }));
+    let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(3 * PAGE)).build().unwrap();
+    let mut range = allocator.reserve_range(3 * PAGE).unwrap();
+    range.grow(3 * PAGE, MAIN).unwrap();
+    range.shrink(3 * PAGE).unwrap();
+    range.grow(PAGE, MAIN).unwrap();
+    range.grow(2 * PAGE, MAIN).unwrap();
+    allocator.check();
+}

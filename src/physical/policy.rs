@@ -14,9 +14,12 @@ use crate::units::{GIB, MIB};
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ChunkPolicy {
-    /// Large while memory is plentiful, single pages as the budget gets close.
+    /// Large while memory is plentiful, single pages as the budget gets close. Beyond 2 MiB, or 8 MiB for blocks below 64 KiB,
+    /// a chunk has only pages that the block which it is created for covers whole; a block that takes a part of its place
+    /// later pins it.
     Auto,
-    /// Always this many bytes, rounded up to whole pages; the last chunk of a growth may be smaller.
+    /// Always this many bytes, rounded up to whole pages; the last chunk of a growth may be smaller. A live byte pins its whole
+    /// chunk: a request is served whenever chunks without a live byte and the rest of the budget cover its pages.
     Fixed(u64),
 }
 

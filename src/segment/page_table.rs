@@ -178,10 +178,12 @@ impl PageTable {
     pub fn check(&self) {
         let mut covered = PageCount::ZERO;
         for (id, view) in self.views.iter().enumerate().filter_map(|(id, view)| view.map(|view| (id, view))) {
-            for page in view.pages.as_usize() {
-                assert_eq!(self.view_of[page] as usize, id, "I1: page {page}");
-                assert_eq!(self.active[page], view.state == ViewState::Active, "I2: page {page}");
-            }
+            let (view_of, active) = (&self.view_of[view.pages.as_usize()], &self.active[view.pages.as_usize()]);
+            let first = view.pages.as_usize().start;
+            let astray = view_of.iter().position(|of| *of as usize != id);
+            assert_eq!(astray, None, "I1: page {}", first + astray.unwrap_or(0));
+            let wrong = if view.state == ViewState::Active { active.first_zero() } else { active.first_one() };
+            assert_eq!(wrong, None, "I2: page {}", first + wrong.unwrap_or(0));
             covered += view.pages.len();
         }
         let stale = self.iter().filter(|view| view.state != ViewState::Active).count();

@@ -2,6 +2,7 @@
 
 use crate::device::Device;
 use crate::oracle::{Block, fitting_blocks};
+use crate::promise::check_new_chunks;
 use crate::runner::Runner;
 use gapless::GRANULE;
 use gapless::allocator::{AllocError, FreeError, StreamError};
@@ -11,12 +12,20 @@ use gapless::units::{DeviceAddr, StreamId};
 /// Binary logarithm of the largest alignment requested.
 const TOP_ALIGNMENT: u8 = 20;
 
+/// Binary logarithm of the alignment of blocks that come in numbers.
+const LEAST_ALIGNMENT: u8 = 9;
+
 impl<D: Device> Runner<D> {
-    pub(crate) fn alloc(&mut self, bytes: u64, align: u8, stream: StreamId) {
+    /// Returns `false` if the request was refused.
+    pub(crate) fn alloc(&mut self, bytes: u64, align: u8, stream: StreamId) -> bool {
         let alignment = 1_u64 << (align % (TOP_ALIGNMENT + 1));
         let held = self.allocator().reserved_bytes();
+        let since = self.driver.inner().created();
         let error = match self.allocator().alloc_aligned(bytes, alignment, stream) {
-            Ok(addr) => return self.take_in(addr, bytes, alignment, stream),
+            Ok(addr) => {
+                self.take_in(addr, bytes, alignment, stream, since);
+                return true;
+            }
             Err(error) => error,
         };
         if let AllocError::TooLarge { requested, region_bytes, .. } = &error {
@@ -35,13 +44,45 @@ impl<D: Device> Runner<D> {
             self.check_refusal_of_pool(bytes, alignment, stream);
         }
         let promised = alignment <= self.world.page_bytes;
-        if self.excuse(&error, bytes, held, promised) {
-            self.alloc(bytes, align, stream);
+        self.excuse(&error, bytes, held, promised) && self.alloc(bytes, align, stream)
+    }
+
+    /// Allocates what the promise says is there, but `less` pages.
+    pub(crate) fn alloc_rest(&mut self, less: u16, stream: StreamId) {
+        let pages = self.promise(0).promised_pages.saturating_sub(less.into());
+        if pages > 0 {
+            self.alloc(pages * self.world.page_bytes, LEAST_ALIGNMENT, stream);
         }
     }
 
-    fn take_in(&mut self, addr: DeviceAddr, bytes: u64, alignment: u64, stream: StreamId) {
+    /// Allocates a pair of blocks on each of `streams`, until a request is refused.
+    pub(crate) fn fill(&mut self, bytes: u64, beside: u64, streams: impl Iterator<Item = u16>) {
+        for stream in streams {
+            let stream = self.stream(stream);
+            for bytes in [Some(bytes), Some(beside).filter(|beside| *beside > 0)].into_iter().flatten() {
+                let served = self.alloc(bytes, LEAST_ALIGNMENT, stream);
+                self.note_fault();
+                if !served {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Frees all blocks but one of every `every`, the one with the number `kept` among them.
+    pub(crate) fn thin(&mut self, every: u16, kept: u16) {
+        let live = u16::try_from(self.live()).unwrap_or(u16::MAX);
+        for number in (0..live).rev() {
+            if every == 0 || number % every != kept % every {
+                self.free(number);
+                self.note_fault();
+            }
+        }
+    }
+
+    fn take_in(&mut self, addr: DeviceAddr, bytes: u64, alignment: u64, stream: StreamId, since: u64) {
         assert!(addr.is_aligned(alignment), "{addr} is not a multiple of {alignment}");
+        check_new_chunks(&self.world, self.driver.inner(), (addr, bytes), since);
         self.note_memory(addr, bytes, stream);
         self.instance_mut().oracle.add(Block {
             addr,
@@ -49,6 +90,7 @@ impl<D: Device> Runner<D> {
             home: Some(stream),
             recorded: Vec::new(),
             foreign: Vec::new(),
+            since,
             last_user: stream,
             content: None,
             graph: None,

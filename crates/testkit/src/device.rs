@@ -4,7 +4,7 @@ use gapless::allocator::{Builder, ChunkPolicy};
 use gapless::driver::{
     Driver, DriverResult, DriverUsage, HoldStreams, HostConfig, HostDriver, ModelConfig, ModelDriver,
 };
-use gapless::units::{DeviceAddr, KIB, StreamId};
+use gapless::units::{DeviceAddr, KIB, MIB, StreamId};
 
 /// A device that only keeps state, of any size.
 pub type Model = ModelDriver;
@@ -60,6 +60,11 @@ impl World {
     /// Returns the memory of the device in bytes.
     pub fn bytes(&self) -> u64 {
         self.pages * self.page_bytes
+    }
+
+    /// Returns `true` if a device with real memory can have the size.
+    pub fn fits_in_memory(&self) -> bool {
+        self.bytes() <= 64 * MIB
     }
 
     /// Returns `true` if every chunk is one page.

@@ -44,12 +44,11 @@ pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
         )
 }
 
-fn bytes(page_bytes: u64) -> impl Strategy<Value = u32> {
-    let page = u32::try_from(page_bytes).expect("pages are small");
+fn bytes(page: u64) -> impl Strategy<Value = u64> {
     prop_oneof![
-        2 => 0_u32..2000,
-        2 => 2000_u32..page,
-        3 => (1_u32..5).prop_map(move |pages| pages * page),
+        2 => 0_u64..2000,
+        2 => 2000_u64..page,
+        3 => (1_u64..5).prop_map(move |pages| pages * page),
         4 => page..6 * page,
         1 => 6 * page..24 * page,
     ]
@@ -62,31 +61,32 @@ fn align() -> impl Strategy<Value = u8> {
 /// Operations on blocks without misuse and without changes of the world.
 pub fn steady_op(page_bytes: u64) -> impl Strategy<Value = Op> {
     prop_oneof![
-        14 => (bytes(page_bytes), align(), any::<u8>()).prop_map(|(bytes, align, stream)| Op::Alloc { bytes, align, stream }),
+        14 => (bytes(page_bytes), align(), any::<u16>()).prop_map(|(bytes, align, stream)| Op::Alloc { bytes, align, stream }),
+        1 => (0_u16..3, any::<u16>()).prop_map(|(less, stream)| Op::AllocRest { less, stream }),
         10 => any::<u16>().prop_map(|block| Op::Free { block }),
-        1 => (any::<u16>(), any::<u8>()).prop_map(|(block, stream)| Op::Record { block, stream }),
-        2 => (any::<u16>(), any::<u8>()).prop_map(|(block, stream)| Op::Write { block, stream }),
-        2 => (any::<u16>(), any::<u8>()).prop_map(|(block, stream)| Op::Read { block, stream }),
-        2 => any::<u8>().prop_map(|stream| Op::Hold { stream }),
-        2 => any::<u8>().prop_map(|stream| Op::Complete { stream }),
-        1 => any::<u8>().prop_map(|stream| Op::Resume { stream }),
-        1 => any::<u8>().prop_map(|stream| Op::Renew { stream }),
-        1 => (0_u8..24).prop_map(|keep| Op::Trim { keep }),
+        1 => (any::<u16>(), any::<u16>()).prop_map(|(block, stream)| Op::Record { block, stream }),
+        2 => (any::<u16>(), any::<u16>()).prop_map(|(block, stream)| Op::Write { block, stream }),
+        2 => (any::<u16>(), any::<u16>()).prop_map(|(block, stream)| Op::Read { block, stream }),
+        2 => any::<u16>().prop_map(|stream| Op::Hold { stream }),
+        2 => any::<u16>().prop_map(|stream| Op::Complete { stream }),
+        1 => any::<u16>().prop_map(|stream| Op::Resume { stream }),
+        1 => any::<u16>().prop_map(|stream| Op::Renew { stream }),
+        1 => (0_u32..24).prop_map(|keep| Op::Trim { keep }),
     ]
 }
 
 /// Operations on raw ranges.
 pub fn range_op() -> impl Strategy<Value = Op> {
-    let (few, any_range) = (0_u8..9, any::<u8>());
+    let (few, any_range, any_stream) = (0_u8..9, any::<u8>(), any::<u16>());
     prop_oneof![
         3 => (0_u8..48).prop_map(|pages| Op::ReserveRange { pages }),
-        5 => (any_range, few.clone(), any::<u8>())
+        5 => (any_range, few.clone(), any_stream)
             .prop_map(|(range, pages, stream)| Op::GrowRange { range, pages, stream }),
         3 => (any_range, few.clone()).prop_map(|(range, pages)| Op::ShrinkRange { range, pages }),
-        4 => (any_range, any_range, few, any::<u8>())
+        4 => (any_range, any_range, few, any_stream)
             .prop_map(|(to, from, pages, stream)| Op::TakeRange { to, from, pages, stream }),
-        2 => (any_range, any::<u8>()).prop_map(|(range, stream)| Op::WriteRange { range, stream }),
-        2 => (any_range, any::<u8>()).prop_map(|(range, stream)| Op::ReadRange { range, stream }),
+        2 => (any_range, any_stream).prop_map(|(range, stream)| Op::WriteRange { range, stream }),
+        2 => (any_range, any_stream).prop_map(|(range, stream)| Op::ReadRange { range, stream }),
         2 => any_range.prop_map(|range| Op::DropRange { range }),
     ]
 }
@@ -105,8 +105,8 @@ pub fn handle_op() -> impl Strategy<Value = Op> {
 /// Operations that begin and end captures.
 pub fn capture_op() -> impl Strategy<Value = Op> {
     prop_oneof![
-        1 => any::<u8>().prop_map(|stream| Op::BeginCapture { stream }),
-        2 => any::<u8>().prop_map(|stream| Op::EndCapture { stream }),
+        1 => any::<u16>().prop_map(|stream| Op::BeginCapture { stream }),
+        2 => any::<u16>().prop_map(|stream| Op::EndCapture { stream }),
     ]
 }
 
@@ -114,9 +114,9 @@ pub fn capture_op() -> impl Strategy<Value = Op> {
 pub fn graph_op() -> impl Strategy<Value = Op> {
     prop_oneof![
         1 => Just(Op::OpenPool),
-        3 => any::<u8>().prop_map(|stream| Op::BeginCapture { stream }),
-        3 => any::<u8>().prop_map(|stream| Op::EndCapture { stream }),
-        4 => (any::<u8>(), any::<u8>()).prop_map(|(graph, stream)| Op::Replay { graph, stream }),
+        3 => any::<u16>().prop_map(|stream| Op::BeginCapture { stream }),
+        3 => any::<u16>().prop_map(|stream| Op::EndCapture { stream }),
+        4 => (any::<u8>(), any::<u16>()).prop_map(|(graph, stream)| Op::Replay { graph, stream }),
     ]
 }
 
@@ -134,12 +134,12 @@ pub fn op(page_bytes: u64) -> impl Strategy<Value = Op> {
         2 => handle_op(),
         1 => capture_op(),
         2 => graph_op(),
-        1 => any::<u8>().prop_map(|stream| Op::Watch { stream }),
-        2 => (any::<u16>(), any::<u8>()).prop_map(|(block, stream)| Op::ForeignUse { block, stream }),
+        1 => any::<u16>().prop_map(|stream| Op::Watch { stream }),
+        2 => (any::<u16>(), any::<u16>()).prop_map(|(block, stream)| Op::ForeignUse { block, stream }),
         1 => any::<u8>().prop_map(|peer| Op::AddPeer { peer }),
         1 => any::<u8>().prop_map(|peer| Op::RemovePeer { peer }),
-        1 => (0_u8..48).prop_map(|pages| Op::Budget { pages }),
-        1 => (0_u8..24).prop_map(|pages| Op::External { pages }),
+        1 => (0_u32..48).prop_map(|pages| Op::Budget { pages }),
+        1 => (0_u32..24).prop_map(|pages| Op::External { pages }),
         2 => (0_u8..12, failure).prop_map(|(nth, kind)| Op::Fail { nth, kind }),
         1 => (misuse, any::<u16>()).prop_map(|(misuse, block)| Op::Bad { misuse, block }),
         2 => any::<u8>().prop_map(|thread| Op::Thread { thread }),

@@ -15,6 +15,8 @@ mod device;
 mod handles;
 #[cfg(feature = "properties")]
 mod inputs;
+#[cfg(feature = "properties")]
+mod large;
 mod marks;
 mod misuse;
 mod op;
@@ -22,6 +24,7 @@ mod oracle;
 mod own;
 mod peers;
 mod pools;
+mod promise;
 #[cfg(feature = "properties")]
 mod prove;
 mod ranges;
@@ -42,8 +45,11 @@ pub use cuda::Cuda;
 pub use device::{Device, Host, Model, World};
 #[cfg(feature = "properties")]
 pub use inputs::{capture_op, graph_op, handle_op, op, ops, range_op, steady_op, world};
+#[cfg(feature = "properties")]
+pub use large::{LARGEST_DEVICE, MOST_STREAMS, by_logarithm, large_ops, large_world};
 pub use op::{Failure, Misuse, Op};
-pub use oracle::{Promise, Subject};
+pub use oracle::Subject;
+pub use promise::Promise;
 #[cfg(feature = "properties")]
 pub use prove::prove;
 pub use runner::{Runner, run};

@@ -9,11 +9,38 @@ pub enum Op {
     /// Allocate a block for a stream, aligned to `2^align` (at most 2^20), and fill it on that stream.
     Alloc {
         /// Size in bytes.
-        bytes: u32,
+        bytes: u64,
         /// Binary logarithm of the alignment in bytes, modulo 21.
         align: u8,
         /// Number of the stream.
-        stream: u8,
+        stream: u16,
+    },
+    /// Allocate all pages that a request must be able to have, or a few less.
+    AllocRest {
+        /// Number of pages that are left, at most all.
+        less: u16,
+        /// Number of the stream.
+        stream: u16,
+    },
+    /// Allocate pairs of blocks as `Alloc` does, until a request is refused.
+    Fill {
+        /// Size in bytes of the first of each pair.
+        bytes: u64,
+        /// Size in bytes of the second, or 0 for none.
+        beside: u64,
+        /// Number of the stream of the first pair.
+        stream: u16,
+        /// Number of pairs.
+        count: u16,
+        /// Whether each pair is for the next stream.
+        spread: bool,
+    },
+    /// Free blocks in the order of their allocation, but keep some of them.
+    Thin {
+        /// Of so many blocks, one is kept; none if it is 0.
+        every: u16,
+        /// Which of them.
+        kept: u16,
     },
     /// Verify a block's bytes on the stream that last used it, and free it.
     Free {
@@ -25,27 +52,27 @@ pub enum Op {
         /// Number of the block.
         block: u16,
         /// Number of the stream.
-        stream: u8,
+        stream: u16,
     },
     /// Record a stream on a block, and queue work there that fills the block after its last use.
     Write {
         /// Number of the block.
         block: u16,
         /// Number of the stream.
-        stream: u8,
+        stream: u16,
     },
     /// Record a stream on a block, and queue work there that verifies the block after its last use.
     Read {
         /// Number of the block.
         block: u16,
         /// Number of the stream.
-        stream: u8,
+        stream: u16,
     },
     /// Ask how far the watched streams are, and mark the end of what is queued on a stream, as for work there that uses
     /// memory of another device.
     Watch {
         /// Number of the stream.
-        stream: u8,
+        stream: u16,
     },
     /// Queue work that fills a block, after its last use, on a stream that the block's allocator is not told of, as on one of
     /// another device: the stream is watched, and its mark is waited for before the block is freed. Where a peer has access, it is
@@ -55,7 +82,7 @@ pub enum Op {
         /// Number of the block.
         block: u16,
         /// Number of the stream.
-        stream: u8,
+        stream: u16,
     },
     /// Give another device access to all memory of the device: what is mapped, in every allocator, and what will be.
     AddPeer {
@@ -70,41 +97,41 @@ pub enum Op {
     /// Hold a stream: its work no longer completes by itself.
     Hold {
         /// Number of the stream.
-        stream: u8,
+        stream: u16,
     },
     /// Complete the work queued on a stream.
     Complete {
         /// Number of the stream.
-        stream: u8,
+        stream: u16,
     },
     /// End the hold of a stream.
     Resume {
         /// Number of the stream.
-        stream: u8,
+        stream: u16,
     },
     /// Destroy a stream while its work is running, and create another in its place, whose handle has the same value. The
     /// default stream takes over what is live, behind that work. Does nothing for the default stream and in a capture.
     Renew {
         /// Number of the stream.
-        stream: u8,
+        stream: u16,
     },
     /// Begin the capture of a stream into a graph. Work queued there with blocks of a pool becomes steps of the graph. Other
     /// work runs immediately.
     BeginCapture {
         /// Number of the stream.
-        stream: u8,
+        stream: u16,
     },
     /// End the capture of a stream. If it has work with pools, its graph can be replayed until one of them is closed.
     EndCapture {
         /// Number of the stream.
-        stream: u8,
+        stream: u16,
     },
     /// Hold a stream, and replay a graph there, behind all work with the memory of its pools.
     Replay {
         /// Number of the graph.
         graph: u8,
         /// Number of the stream.
-        stream: u8,
+        stream: u16,
     },
     /// Reserve a raw range, unless four exist.
     ReserveRange {
@@ -119,7 +146,7 @@ pub enum Op {
         /// Number of pages, modulo twice the device.
         pages: u8,
         /// Number of the stream.
-        stream: u8,
+        stream: u16,
     },
     /// Verify pages at the end of a range and unmap them.
     ShrinkRange {
@@ -137,21 +164,21 @@ pub enum Op {
         /// Number of pages.
         pages: u8,
         /// Number of the stream.
-        stream: u8,
+        stream: u16,
     },
     /// Record a stream on a range, and queue work there that fills the range after its last uses.
     WriteRange {
         /// Number of the range.
         range: u8,
         /// Number of the stream.
-        stream: u8,
+        stream: u16,
     },
     /// Record a stream on a range, and queue work there that verifies the range after its last uses.
     ReadRange {
         /// Number of the range.
         range: u8,
         /// Number of the stream.
-        stream: u8,
+        stream: u16,
     },
     /// Verify a range and drop it while it is mapped.
     DropRange {
@@ -180,17 +207,17 @@ pub enum Op {
     /// Release free memory until at most `keep` pages are held.
     Trim {
         /// Number of pages.
-        keep: u8,
+        keep: u32,
     },
     /// Change the budget.
     Budget {
         /// The budget in pages, modulo twice the device.
-        pages: u8,
+        pages: u32,
     },
     /// Change the memory that other processes hold.
     External {
         /// Number of pages, modulo the device.
-        pages: u8,
+        pages: u32,
     },
     /// Make one of the allocator's next driver calls fail, once.
     Fail {

@@ -3,14 +3,15 @@
 
 use crate::device::{Device, World};
 use crate::own::Elsewhere;
+use crate::promise::Promise;
 use crate::witness::Witness;
 use gapless::GRANULE;
 use gapless::allocator::BlockState;
 use gapless::allocator::{Allocator, BlockSnapshot, LiveAllocation, OutOfMemory, Stats, StreamUse, Trimmed};
-use gapless::driver::{ChunkHandle, FaultDriver, MemoryDriver, PER_THREAD_STREAM};
+use gapless::driver::{ChunkHandle, FaultDriver, PER_THREAD_STREAM};
 use gapless::units::{DeviceAddr, StreamId, round_up};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 /// The allocator under test, with all layers between it and the device.
 pub type Subject<D> = Allocator<FaultDriver<Witness<D>>>;
@@ -26,6 +27,8 @@ pub struct Block {
     pub recorded: Vec<StreamId>,
     /// The streams that its allocator was not told of.
     pub foreign: Vec<StreamId>,
+    /// Number of chunks that had been created on the device when it was asked for.
+    pub since: u64,
     /// The stream of the last work on it.
     pub last_user: StreamId,
     /// The seed of its content. `None` for a block of a pool, while nothing says what it holds.
@@ -74,24 +77,6 @@ pub struct RangePage {
     pub memory: (ChunkHandle, u64),
 }
 
-/// Whether an allocation had to succeed: compares what was available for it with the pages that it needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Promise {
-    /// Number of pages that contain no live byte, or that could be created.
-    pub free_pages: u64,
-    /// The same without those beside a live byte in a chunk: with chunks of one page, there are none.
-    pub obtainable_pages: u64,
-    /// Number of pages that the request needs.
-    pub needed_pages: u64,
-}
-
-impl Promise {
-    /// Returns `true` if the request had to succeed.
-    pub fn holds(&self) -> bool {
-        self.needed_pages <= self.obtainable_pages
-    }
-}
-
 /// Returns the free blocks, of any stream and kind, that have `bytes` bytes at a multiple of `alignment`.
 pub fn fitting_blocks<D: Device>(
     allocator: &Subject<D>,
@@ -117,6 +102,7 @@ pub struct Oracle {
     pub allocs: u64,
     pub frees: u64,
     pub refused_frees: u64,
+    pub budget: u64,
     /// Most bytes that may be held: the budget, or what was already held when the budget was lowered.
     pub ceiling: u64,
     pub last_freed: Option<u64>,
@@ -163,51 +149,7 @@ impl Oracle {
         self.ranges.iter().map(|range| range.pages.len() as u64 * world.page_bytes).sum()
     }
 
-    /// Returns the pages of physical memory that contain bytes of live blocks or ranges, each as a chunk and the page's
-    /// number in it. Checks invariant 2, and invariant 1 for physical memory.
-    fn live_pages<D: Device>(&self, world: &World, driver: &Witness<D>) -> HashSet<(ChunkHandle, u64)> {
-        let mut pages = HashSet::new();
-        let mut ranges: BTreeMap<(ChunkHandle, u64), u64> = BTreeMap::new();
-        let blocks = self.live.values().map(|block| (block.addr, block.bytes.max(1)));
-        let mapped = |range: &Range| (range.addr, range.pages.len() as u64 * world.page_bytes);
-        for block in blocks.chain(self.ranges.iter().map(mapped)) {
-            let Some(backing) = driver.backing(block.0, block.1) else {
-                panic!("invariant 2: {block:?} is not fully mapped with access");
-            };
-            for (chunk, range) in backing {
-                if let Some(((other, _), end)) = ranges.range(..(chunk, range.end)).next_back() {
-                    let apart = *other != chunk || *end <= range.start;
-                    assert!(apart, "invariant 1: bytes {range:?} of {chunk:?} belong to {block:?} and to another");
-                }
-                pages
-                    .extend((range.start / world.page_bytes..range.end.div_ceil(world.page_bytes)).map(|p| (chunk, p)));
-                ranges.insert((chunk, range.start), range.end);
-            }
-        }
-        pages
-    }
-
-    /// Returns whether a request of `bytes` bytes must succeed now.
-    pub fn promise<D: Device>(&self, world: &World, allocator: &Subject<D>, bytes: u64) -> Promise {
-        let driver = allocator.driver().inner();
-        let live_pages = self.live_pages(world, driver);
-        let held_pages = allocator.reserved_bytes() / world.page_bytes;
-        let partly_live: HashSet<u64> = live_pages.iter().map(|(chunk, _)| chunk.0).collect();
-        let free_chunks = allocator.snapshot().chunks.into_iter().filter(|chunk| !partly_live.contains(&chunk.handle));
-        let free_chunk_pages: u64 = free_chunks.map(|chunk| chunk.bytes / world.page_bytes).sum();
-        let live_pages = live_pages.len() as u64;
-        let headroom = (allocator.budget() / world.page_bytes).saturating_sub(held_pages);
-        let device = driver.memory_info().map_or(0, |info| info.free / world.page_bytes);
-        let size = round_up(bytes.max(1), world.page_bytes).unwrap_or(u64::MAX);
-        Promise {
-            free_pages: (held_pages - live_pages.min(held_pages)) + headroom.min(device),
-            obtainable_pages: free_chunk_pages + headroom.min(device),
-            needed_pages: size / world.page_bytes,
-        }
-    }
-
-    /// Checks the result of a trim. With chunks of one page, it must not leave more than `keep_bytes` or the used
-    /// pages.
+    /// Checks the result of a trim. It must not leave more than `keep_bytes` or the chunks in use.
     ///
     /// # Panics
     /// Panics if the result is wrong.
@@ -215,10 +157,12 @@ impl Oracle {
         let stats = allocator.stats();
         assert_eq!(trimmed.held_bytes, stats.reserved_bytes, "bytes held after the trim");
         // A trim does not wait for freed blocks that other streams use.
-        if !world.has_single_pages() || stats.pending_bytes + self.abandoned_bytes + stats.poisoned > 0 {
+        if stats.pending_bytes + self.abandoned_bytes + stats.poisoned > 0 {
             return;
         }
-        let used = self.live_pages(world, allocator.driver().inner()).len() as u64 * world.page_bytes;
+        let driver = allocator.driver().inner();
+        let in_use = self.held(world, driver).into_keys();
+        let used: u64 = in_use.map(|chunk| driver.chunk(chunk).map_or(0, |made| made.bytes)).sum();
         assert!(
             trimmed.held_bytes <= keep_bytes.max(used),
             "{trimmed:?} with {used} bytes in use and {keep_bytes} to keep"
@@ -274,7 +218,8 @@ impl Oracle {
     pub(crate) fn check<D: Device>(&mut self, world: &World, elsewhere: &Elsewhere, allocator: &Subject<D>) -> Stats {
         allocator.check();
         let driver = allocator.driver().inner();
-        self.live_pages(world, driver);
+        self.held(world, driver);
+        assert_eq!(allocator.budget(), self.budget, "the budget changed without a call");
         Self::check_device(driver);
 
         let handle = |home| if elsewhere.end_of(home).is_some() { PER_THREAD_STREAM } else { home };

@@ -8,7 +8,7 @@ use gapless::units::StreamId;
 impl<D: Device> Runner<D> {
     /// Destroys a stream and creates another in its place. The default stream takes over the live blocks and pages that
     /// it used last, behind its work; the new stream is not ordered behind anything.
-    pub(crate) fn renew(&mut self, number: u8) {
+    pub(crate) fn renew(&mut self, number: u16) {
         let index = usize::from(number) % self.streams.len();
         if index == 0 || self.is_capturing() {
             return;

@@ -6,6 +6,7 @@ use crate::op::{Failure, Op};
 use crate::oracle::{Oracle, Subject};
 use crate::own::Elsewhere;
 use crate::pools::{Graphs, Pool};
+use crate::promise::Promise;
 use crate::show::PrintOnPanic;
 use crate::summary::Summary;
 use crate::witness::Witness;
@@ -70,7 +71,7 @@ impl<D: Device> Instance<D> {
                 let _ = allocator.keep_stream(*stream);
             }
         }
-        let oracle = Oracle { ceiling: world.bytes(), ..Oracle::default() };
+        let oracle = Oracle { budget: world.bytes(), ceiling: world.bytes(), ..Oracle::default() };
         Self { handles: vec![allocator], ranges: Vec::new(), oracle, marks: Vec::new(), pool, lost: false }
     }
 
@@ -130,6 +131,11 @@ impl<D: Device> Runner<D> {
     /// Returns the number of injected failures that occurred so far.
     pub fn faults(&self) -> u64 {
         self.summary.faults
+    }
+
+    /// Returns whether the current allocator must serve a request of `bytes` bytes.
+    pub fn promise(&self, bytes: u64) -> Promise {
+        self.instance().oracle.promise(&self.world, self.allocator(), bytes)
     }
 
     /// Returns the number of live blocks of the current allocator.
@@ -200,6 +206,14 @@ impl<D: Device> Runner<D> {
         assert_eq!(sum.2, usage.mappings as u64, "invariant 6: mappings known and mappings on the device");
     }
 
+    /// Checks that the allocators' chunks are those of the device, each of one allocator.
+    fn check_chunks(&self) {
+        let chunks = self.instances.iter().flat_map(|instance| instance.allocator().snapshot().chunks);
+        let mut known: Vec<u64> = chunks.map(|chunk| chunk.handle).collect();
+        known.sort_unstable();
+        assert_eq!(known, self.driver.inner().chunks(), "invariant 6: chunks held and chunks on the device");
+    }
+
     pub(crate) fn instance(&self) -> &Instance<D> {
         &self.instances[self.current]
     }
@@ -212,7 +226,15 @@ impl<D: Device> Runner<D> {
     pub fn act(&mut self, op: Op) {
         self.checked = false;
         match op {
-            Op::Alloc { bytes, align, stream } => self.alloc(u64::from(bytes), align, self.stream(stream)),
+            Op::Alloc { bytes, align, stream } => {
+                self.alloc(bytes, align, self.stream(stream));
+            }
+            Op::AllocRest { less, stream } => self.alloc_rest(less, self.stream(stream)),
+            Op::Fill { bytes, beside, stream, count, spread } => {
+                let step = u16::from(spread);
+                self.fill(bytes, beside, (0..count).map(|pair| stream.wrapping_add(pair.wrapping_mul(step))));
+            }
+            Op::Thin { every, kept } => self.thin(every, kept),
             Op::Free { block } => self.free(block),
             Op::Record { block, stream } => {
                 if let Some(block) = self.instance().oracle.block(block).cloned() {
@@ -268,6 +290,7 @@ impl<D: Device> Runner<D> {
                     Err(AllocError::Driver(error)) => self.expect_injected(&error),
                     Err(other) => panic!("set_budget answered {other}"),
                 }
+                self.instance_mut().oracle.budget = bytes;
             }
             Op::External { pages } => {
                 let bytes = u64::from(pages) % self.world.pages * self.world.page_bytes;
@@ -280,7 +303,12 @@ impl<D: Device> Runner<D> {
             Op::Thread { .. } => {}
             Op::Bad { misuse, block } => self.misuse(misuse, block),
         }
-        if self.armed.is_some() && self.driver.fired() > 0 {
+        self.note_fault();
+    }
+
+    /// Ends the injection if the failure occurred.
+    pub(crate) fn note_fault(&mut self) {
+        if self.struck() {
             self.summary.faults += 1;
             self.disarm();
         }
@@ -306,7 +334,7 @@ impl<D: Device> Runner<D> {
     }
 
     /// Returns the stream with a number, modulo the number of streams. The last one may be the calling thread's own.
-    pub fn stream(&self, number: u8) -> StreamId {
+    pub fn stream(&self, number: u16) -> StreamId {
         let streams = self.streams.len() + usize::from(self.world.own_streams);
         self.streams.get(usize::from(number) % streams).copied().unwrap_or(PER_THREAD_STREAM)
     }
@@ -414,8 +442,9 @@ impl<D: Device> Runner<D> {
         match error {
             AllocError::OutOfMemory(report) => {
                 self.summary.out_of_memory += 1;
-                let promise = self.instance().oracle.promise(&self.world, self.allocator(), bytes);
-                let promised = promised && self.is_promising() && self.world.has_single_pages() && promise.holds();
+                self.check_chunks();
+                let promise = self.promise(bytes);
+                let promised = promised && self.is_promising() && promise.holds();
                 assert!(!promised || struck || self.instance().lost, "the promise: {promise:?}\n{report}");
                 assert_eq!(report.requested_bytes, bytes);
                 self.instance().oracle.check_report(self.allocator(), report, &promise);

@@ -22,8 +22,8 @@ pub struct Case {
 }
 
 /// Returns the cases, in worlds with pages of `page` bytes.
-pub fn cases(page: u32) -> Vec<Case> {
-    let usual = World { pages: 8, page_bytes: u64::from(page), ..World::default() };
+pub fn cases(page: u64) -> Vec<Case> {
+    let usual = World { pages: 8, page_bytes: page, ..World::default() };
     let case = |name, before: &[Op], op| Case { name, world: usual, before: before.to_vec(), op };
     let alloc = |pages, stream| Alloc { bytes: pages * page, align: 9, stream };
     let free = |block| Free { block };
@@ -165,7 +165,7 @@ pub fn cases(page: u32) -> Vec<Case> {
 /// # Panics
 /// Panics if a check fails afterwards.
 pub fn sweep<D: Device>(kinds: &[Failure]) -> BTreeSet<DriverCall> {
-    let page = u32::try_from(D::PAGE_BYTES).expect("pages are small");
+    let page = D::PAGE_BYTES;
     let mut calls = BTreeSet::new();
     for case in cases(page) {
         for kind in kinds {

@@ -39,6 +39,9 @@ struct Clock(BTreeMap<StreamId, u64>);
 
 #[derive(Debug, Default)]
 struct State {
+    chunks: BTreeMap<ChunkHandle, Made>,
+    /// Number of chunks created so far.
+    created: u64,
     mappings: BTreeMap<u64, Mapped>,
     uses: HashMap<ChunkHandle, Vec<Use>>,
     streams: HashMap<StreamId, Clock>,
@@ -81,6 +84,14 @@ impl Devices {
     fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
+}
+
+/// A chunk as it was created.
+#[derive(Clone, Copy, Debug)]
+pub struct Made {
+    pub bytes: u64,
+    /// Its number among all chunks that were created on the device, from 1 on.
+    pub number: u64,
 }
 
 /// The use of a part of a chunk by one item of work, through one mapping.
@@ -207,6 +218,21 @@ impl<D> Witness<D> {
         Some(parts.into_iter().map(|(chunk, range, _)| (chunk, range)).collect())
     }
 
+    /// Returns the number of chunks created so far.
+    pub fn created(&self) -> u64 {
+        self.state.lock().created
+    }
+
+    /// Returns how a chunk was created, if it has not been released.
+    pub fn chunk(&self, chunk: ChunkHandle) -> Option<Made> {
+        self.state.lock().chunks.get(&chunk).copied()
+    }
+
+    /// Returns the values of the handles of all chunks, in order.
+    pub fn chunks(&self) -> Vec<u64> {
+        self.state.lock().chunks.keys().map(|chunk| chunk.0).collect()
+    }
+
     /// Returns the chunk mapped at an address and the offset in it, or `None` if the address is not accessible.
     pub fn memory_at(&self, addr: DeviceAddr) -> Option<(ChunkHandle, u64)> {
         let parts = self.backing(addr, 1)?;
@@ -281,7 +307,12 @@ impl<D: MemoryDriver> MemoryDriver for Witness<D> {
     }
 
     fn create(&self, bytes: u64) -> DriverResult<ChunkHandle> {
-        self.inner.create(bytes)
+        let mut state = self.state.lock();
+        let chunk = self.inner.create(bytes)?;
+        state.created += 1;
+        let number = state.created;
+        state.chunks.insert(chunk, Made { bytes, number });
+        Ok(chunk)
     }
 
     fn release(&self, chunk: ChunkHandle) -> DriverResult<()> {
@@ -289,6 +320,7 @@ impl<D: MemoryDriver> MemoryDriver for Witness<D> {
         self.inner.release(chunk)?;
         state.expect_over("release", |_| true, chunk);
         state.uses.remove(&chunk);
+        state.chunks.remove(&chunk);
         Ok(())
     }
 

@@ -12,7 +12,9 @@ fn operations() {
     each_seed("ops", |bytes| {
         let (world, ops) = decode(bytes, Extra::Ignored).expect("a header");
         run::<Model>(&world, &ops);
-        run::<Host>(&world, &ops);
+        if world.fits_in_memory() {
+            run::<Host>(&world, &ops);
+        }
     });
     each_seed("concurrent", |bytes| {
         let (world, ops) = decode(bytes, Extra::Ignored).expect("a header");
@@ -21,7 +23,9 @@ fn operations() {
     each_seed("faults", |bytes| {
         let (world, ops) = decode(bytes, Extra::Failures).expect("a header");
         run::<Model>(&world, &ops);
-        run::<Host>(&world, &ops);
+        if world.fits_in_memory() {
+            run::<Host>(&world, &ops);
+        }
     });
 }
 

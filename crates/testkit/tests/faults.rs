@@ -8,9 +8,9 @@ use gapless::driver::{DriverCall, DriverErrorKind, Fault, WorkDriver};
 use gapless::units::StreamId;
 use gapless_testkit::{Failure, Host, Model, Op, Op::*, Runner, World, cases, sweep};
 
-const PAGE: u32 = 64 << 10;
+const PAGE: u64 = 64 << 10;
 
-fn alloc(pages: u32, stream: u8) -> Op {
+fn alloc(pages: u64, stream: u16) -> Op {
     Alloc { bytes: pages * PAGE, align: 9, stream }
 }
 
@@ -62,7 +62,7 @@ fn a_failure_that_cannot_be_undone_poisons_and_the_rest_goes_on() {
                 // All of these calls fail from the n-th one on.
                 let fault = Fault::nth(nth, DriverErrorKind::InvalidValue);
                 runner.driver().arm(fault.only([first, DriverCall::Unmap]).from_then_on());
-                let outcome = runner.allocator().alloc(u64::from(bytes), runner.stream(stream));
+                let outcome = runner.allocator().alloc(bytes, runner.stream(stream));
                 runner.driver().disarm();
                 if let Ok(addr) = outcome {
                     runner.allocator().free(addr).unwrap();
@@ -143,7 +143,7 @@ fn a_captured_stream_that_pins_everything_is_no_endless_loop() {
         }
         let device = runner.driver().inner().inner();
         device.begin_capture(runner.stream(1));
-        let error = runner.allocator().alloc(6 * u64::from(PAGE), runner.stream(0)).unwrap_err();
+        let error = runner.allocator().alloc(6 * PAGE, runner.stream(0)).unwrap_err();
         assert!(matches!(error, AllocError::OutOfMemory(_)), "{error}");
         runner.allocator().check();
         runner.driver().inner().inner().end_capture(runner.stream(1));
@@ -162,7 +162,7 @@ fn a_block_that_waits_for_a_captured_stream_is_no_endless_loop() {
     let streams = [0, 2].map(|number| runner.stream(number));
     runner.driver().inner().inner().begin_capture(streams[1]);
     runner.step(free(0));
-    let error = runner.allocator().alloc(6 * u64::from(PAGE), streams[0]).unwrap_err();
+    let error = runner.allocator().alloc(6 * PAGE, streams[0]).unwrap_err();
     assert!(matches!(error, AllocError::OutOfMemory(_)), "{error}");
     runner.driver().inner().inner().end_capture(streams[1]);
     runner.step(alloc(6, 0));
@@ -188,7 +188,7 @@ fn a_destroyed_stream_does_not_stop_the_others() {
     }
     let gone = runner.stream(1);
     runner.driver().inner().destroy_stream(gone).unwrap();
-    let addr = runner.allocator().alloc(4 * u64::from(PAGE), runner.stream(2)).unwrap();
+    let addr = runner.allocator().alloc(4 * PAGE, runner.stream(2)).unwrap();
     runner.allocator().free(addr).unwrap();
     runner.allocator().check();
 }
@@ -196,17 +196,17 @@ fn a_destroyed_stream_does_not_stop_the_others() {
 #[test]
 fn a_budget_lowered_and_memory_lost_to_others_under_load() {
     let mut runner = Runner::<Host>::new(&World { pages: 12, ..World::default() });
-    for round in 0..24_u8 {
+    for round in 0..24_u16 {
         for op in [
             Hold { stream: round },
-            alloc(u32::from(round % 5) + 1, round),
+            alloc(u64::from(round % 5) + 1, round),
             alloc(2, round + 1),
             Write { block: 0, stream: round + 1 },
-            Budget { pages: 12 - round % 11 },
+            Budget { pages: u32::from(12 - round % 11) },
             alloc(3, round + 2),
-            External { pages: round % 12 },
+            External { pages: u32::from(round % 12) },
             alloc(4, round),
-            free(u16::from(round)),
+            free(round),
             alloc(2, round + 1),
             External { pages: 0 },
             Complete { stream: round },

@@ -121,3 +121,21 @@ fn epochs_are_renumbered_while_a_plan_fails() {
         ],
     );
 }
+
+/// The device had less memory than the budget allowed. A page of it was created for a plan that could not be carried out, was
+/// counted as still to be had, and so a chunk of two pages was asked for: refused a second time, the request gave up.
+#[test]
+fn what_the_device_has_left_is_asked_again() {
+    let world = World { pages: 15, chunk_pages: 2, streams: 1, kept: false, own_streams: true, ..World::default() };
+    run::<Model>(
+        &world,
+        &[
+            External { pages: 22 },
+            Alloc { bytes: 0, align: 9, stream: 0 },
+            Alloc { bytes: 196608, align: 9, stream: 0 },
+            Alloc { bytes: 196608, align: 9, stream: 65 },
+            Free { block: 1 },
+            Alloc { bytes: 262144, align: 9, stream: 8 },
+        ],
+    );
+}

@@ -51,7 +51,7 @@ fn a_free_that_seals_amid_a_growth() {
         || {
             let world = World { pages: 5, chunk_pages: 4, ..World::default() };
             let mut runner = Runner::<Model>::new(&world);
-            let page = u32::try_from(world.page_bytes).unwrap();
+            let page = world.page_bytes;
             for op in [
                 Alloc { bytes: 1000, align: 9, stream: 1 },
                 Record { block: 0, stream: 0 },
@@ -87,7 +87,7 @@ fn a_block_that_grows_while_its_order_is_made() {
         || {
             let world = World { pages: 1, ..World::default() };
             let mut runner = Runner::<Model>::new(&world);
-            let half = u32::try_from(world.page_bytes / 2).unwrap();
+            let half = world.page_bytes / 2;
             for op in [
                 Alloc { bytes: half, align: 9, stream: 1 },
                 Alloc { bytes: half, align: 9, stream: 1 },
@@ -100,13 +100,13 @@ fn a_block_that_grows_while_its_order_is_made() {
             let neighbour = allocator.live()[0].addr;
             let taken = shuttle::thread::scope(|scope| {
                 scope.spawn(|| {
-                    witness.fill(runner.stream(1), neighbour, half.into(), 7).unwrap();
+                    witness.fill(runner.stream(1), neighbour, half, 7).unwrap();
                     allocator.free(neighbour).unwrap();
                 });
-                let taken = scope.spawn(|| allocator.alloc(half.into(), runner.stream(2)).unwrap());
+                let taken = scope.spawn(|| allocator.alloc(half, runner.stream(2)).unwrap());
                 taken.join().unwrap()
             });
-            witness.fill(runner.stream(2), taken, half.into(), 8).unwrap();
+            witness.fill(runner.stream(2), taken, half, 8).unwrap();
             assert_eq!(witness.take_observations(), [""; 0]);
         },
         4_000,

@@ -2,7 +2,7 @@
 
 use gapless_testkit::{Model, Op, Op::*, PrintOnPanic, Runner, World};
 
-const PAGE: u32 = 64 << 10;
+const PAGE: u64 = 64 << 10;
 /// Variable for the number of operations in a sequence. One more takes about twelve times as long.
 const LENGTH: &str = "GAPLESS_PROOF_LENGTH";
 

@@ -22,7 +22,7 @@ pub struct Growth<'p, 'a, D: Driver> {
     request: Request,
     /// The driver's answer when it had no memory to create a chunk from.
     refused: Option<DriverError>,
-    /// Most pages that may be created since then: what the device said to have left, and none once it has refused that too.
+    /// Most pages that may be created since then: what the device says to have left, and none once it has refused that too.
     left_on_device: PageCount,
     /// What was said when there were no addresses for the request, last time.
     no_addresses: Option<AllocError>,
@@ -212,15 +212,13 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
 
     /// The chunk that the driver had no memory for may have been larger than what it has.
     fn refused(&mut self, error: DriverError) -> Round {
-        let left = match self.refused.replace(error) {
-            None => self.path.driver().memory_info().map_or(0, |info| info.free),
-            Some(_) => 0,
-        };
-        let left = PageCount::within(left, self.path.page_bytes());
+        self.refused = Some(error);
         if self.left_on_device == PageCount::ZERO {
             return Round::Exhausted;
         }
-        self.left_on_device = left;
+        let left = self.path.driver().memory_info().map_or(0, |info| info.free);
+        let left = PageCount::within(left, self.path.page_bytes());
+        self.left_on_device = if left < self.left_on_device { left } else { PageCount::ZERO };
         Round::Again
     }
 

@@ -14,6 +14,7 @@ use crate::segment::transaction::{Mapping, map_all};
 use crate::segment::{Segment, View, ViewState};
 use crate::stream::{Fence, NEVER, StreamIndex};
 use crate::units::{DeviceAddr, StreamId};
+use std::collections::HashSet;
 
 /// A reservation that is mapped from its start up to `mapped` pages.
 #[derive(Debug)]
@@ -303,7 +304,7 @@ impl<D: Driver> SlowPath<'_, D> {
             }
             self.progress().settle_pending()?;
             let found = self.make_idle(left)?
-                || self.release_some(left)?
+                || self.release_some(left, &chunks)?
                 || self.progress().wait_for_pending()?
                 || self.wait_for_device()?
                 || self.settle_left_behind()?;
@@ -403,10 +404,18 @@ impl<D: Driver> SlowPath<'_, D> {
         Ok(())
     }
 
-    /// Releases free chunks so that `left` pages may be created. Returns false when none went.
-    fn release_some(&mut self, left: PageCount) -> Result<bool, DriverError> {
+    /// Releases idle chunks that are too large, and free ones, so that `left` pages may be created. Those that are `taken` are
+    /// idle, too, and stay. Returns false when none went.
+    fn release_some(&mut self, left: PageCount, taken: &[ChunkId]) -> Result<bool, DriverError> {
         let held = self.mapper.pool.held_pages();
         let keep = held.min(self.mapper.pool.budget_pages()).saturating_sub(left);
+        let taken: HashSet<ChunkId> = taken.iter().copied().collect();
+        let too_large: Vec<ChunkId> = self.mapper.pool.idle().filter(|chunk| !taken.contains(chunk)).collect();
+        for chunk in too_large {
+            if self.mapper.pool.held_pages() > keep {
+                self.release_idle(chunk);
+            }
+        }
         self.trim_free(keep.bytes(self.page_bytes()))?;
         Ok(self.mapper.pool.held_pages() < held)
     }

@@ -5,9 +5,9 @@ use gapless_testkit::{Failure::*, Misuse::*, Op, Op::*};
 /// A sequence: its name, the pages of the device, the pages of a chunk, and the operations.
 pub type Sequence = (&'static str, u8, u8, Vec<Op>);
 
-const PAGE: u32 = 64 << 10;
+const PAGE: u64 = 64 << 10;
 
-fn alloc(pages: u32, stream: u8) -> Op {
+fn alloc(pages: u64, stream: u16) -> Op {
     Alloc { bytes: pages * PAGE, align: 9, stream }
 }
 
@@ -365,6 +365,35 @@ pub fn sequences() -> Vec<Sequence> {
                 alloc(3, 0),
                 free(5),
                 alloc(2, 0),
+            ],
+        ),
+        (
+            // Chunks of four pages, one live block in each second one.
+            "thinned",
+            20,
+            2,
+            vec![
+                Fill { bytes: 2 * PAGE, beside: PAGE, stream: 0, count: 9, spread: true },
+                Thin { every: 4, kept: 1 },
+                AllocRest { less: 0, stream: 1 },
+                Free { block: 1 },
+                AllocRest { less: 1, stream: 2 },
+            ],
+        ),
+        (
+            // 128 GiB and 1,000 streams: pairs of 100 MiB and 64 KiB; the large ones are freed.
+            "large_device",
+            4,
+            0,
+            vec![
+                Fill { bytes: 25_600, beside: 64 << 10, stream: 0, count: 127, spread: true },
+                alloc(100, 0),
+                Thin { every: 2, kept: 1 },
+                Renew { stream: 5 },
+                AllocRest { less: 0, stream: 700 },
+                Thin { every: 0, kept: 0 },
+                Trim { keep: 2 },
+                AllocRest { less: 1, stream: 3 },
             ],
         ),
         (

@@ -1,0 +1,138 @@
+//! The promise: which requests must succeed.
+//!
+//! It is judged by what callers hold, and by the chunks that the driver was seen to create and to map. The allocator is asked
+//! only which of these chunks are its own.
+
+use crate::device::{Device, World};
+use crate::oracle::{Oracle, Subject};
+use crate::witness::Witness;
+use gapless::GRANULE;
+use gapless::driver::{ChunkHandle, MemoryDriver};
+use gapless::units::{DeviceAddr, KIB, MIB, round_up};
+use std::collections::BTreeMap;
+
+/// With the allocator's own choice of chunks, no chunk is smaller for the sake of what it could pin.
+const SMALLEST_AUTO: u64 = 2 * MIB;
+/// The same for a chunk that was created for a small block.
+const SMALLEST_AUTO_FOR_SMALL: u64 = 8 * MIB;
+/// Size from which on a block is not small.
+const SMALL_BELOW: u64 = 64 * KIB;
+
+/// Whether a request had to succeed: compares what was available for it with the pages that it needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Promise {
+    /// Number of pages that contain no live byte, or that could be created.
+    pub free_pages: u64,
+    /// The same without those beside a live byte in a chunk: with chunks of one page, there are none.
+    pub obtainable_pages: u64,
+    /// The same without those that the chunk policy may pin: see [`World::may_pin`].
+    pub promised_pages: u64,
+    /// Number of pages that the request needs.
+    pub needed_pages: u64,
+}
+
+impl Promise {
+    /// Returns `true` if the request had to succeed.
+    pub fn holds(&self) -> bool {
+        self.needed_pages <= self.promised_pages
+    }
+}
+
+/// What callers hold of a chunk.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Held {
+    /// Number of pages with live bytes.
+    pub pages: u64,
+    /// [`Block::since`](crate::oracle::Block::since) of the youngest block in it.
+    youngest: u64,
+    /// Whether a small block is in it.
+    small: bool,
+}
+
+impl World {
+    /// Returns `true` if the chunk policy allows that what callers hold of a chunk keeps the rest of it from others.
+    ///
+    /// A chunk of a fixed size may be pinned whole. One that the allocator chose the size of covers no pages that the block
+    /// it was created for does not use, beyond the smallest size; a block that came later may pin it.
+    fn may_pin(&self, bytes: u64, made: u64, held: Held) -> bool {
+        let is_least = bytes <= SMALLEST_AUTO || held.small && bytes <= SMALLEST_AUTO_FOR_SMALL;
+        self.chunk_pages > 0 || is_least || held.youngest > made
+    }
+}
+
+/// Checks that the chunks created for a block are no larger than they may be: with the allocator's own choice of sizes, one
+/// beyond the smallest size is covered whole by the block. `since` is [`Block::since`](crate::oracle::Block::since).
+///
+/// # Panics
+/// Panics if a chunk is larger.
+pub(crate) fn check_new_chunks<D: Device>(world: &World, driver: &Witness<D>, block: (DeviceAddr, u64), since: u64) {
+    if world.chunk_pages > 0 {
+        return;
+    }
+    let size = round_up(block.1.max(1), GRANULE).expect("a live block");
+    let least = if size < SMALL_BELOW { SMALLEST_AUTO_FOR_SMALL } else { SMALLEST_AUTO };
+    for (chunk, part) in driver.backing(block.0, size).into_iter().flatten() {
+        let made = driver.chunk(chunk).expect("a chunk of the device");
+        let fits = made.number <= since || made.bytes <= least || part.end - part.start == made.bytes;
+        assert!(fits, "the promise: {block:?} has {part:?} of {made:?}, which was created for it");
+    }
+}
+
+impl Oracle {
+    /// Returns what callers hold of each chunk. Checks invariant 2, and invariant 1 for physical memory.
+    pub(crate) fn held<D: Device>(&self, world: &World, driver: &Witness<D>) -> BTreeMap<ChunkHandle, Held> {
+        let mut held: BTreeMap<ChunkHandle, Held> = BTreeMap::new();
+        let mut parts: BTreeMap<(ChunkHandle, u64), u64> = BTreeMap::new();
+        let blocks = self.live.values().map(|block| (block.addr, block.bytes.max(1), block.since));
+        let ranges = self.ranges.iter().map(|range| (range.addr, range.pages.len() as u64 * world.page_bytes, 0));
+        for block in blocks.chain(ranges) {
+            let Some(backing) = driver.backing(block.0, block.1) else {
+                panic!("invariant 2: {block:?} is not fully mapped with access");
+            };
+            for (chunk, part) in backing {
+                if let Some(((other, _), end)) = parts.range(..(chunk, part.end)).next_back() {
+                    let apart = *other != chunk || *end <= part.start;
+                    assert!(apart, "invariant 1: bytes {part:?} of {chunk:?} belong to {block:?} and to another");
+                }
+                let of_chunk = held.entry(chunk).or_default();
+                of_chunk.youngest = of_chunk.youngest.max(block.2);
+                of_chunk.small |= block.1 <= SMALL_BELOW - GRANULE;
+                parts.insert((chunk, part.start), part.end);
+            }
+        }
+        let mut counted = (ChunkHandle(u64::MAX), 0);
+        for ((chunk, start), end) in parts {
+            let first = if counted.0 == chunk { counted.1 } else { 0 };
+            let (start, end) = ((start / world.page_bytes).max(first), end.div_ceil(world.page_bytes));
+            held.entry(chunk).or_default().pages += end.saturating_sub(start);
+            counted = (chunk, end.max(first));
+        }
+        held
+    }
+
+    /// Returns whether a request of `bytes` bytes must succeed now.
+    pub fn promise<D: Device>(&self, world: &World, allocator: &Subject<D>, bytes: u64) -> Promise {
+        let driver = allocator.driver().inner();
+        let held = self.held(world, driver);
+        let mut promise = Promise::default();
+        let mut pages_held = 0;
+        for chunk in allocator.snapshot().chunks {
+            let made = driver.chunk(ChunkHandle(chunk.handle)).expect("a chunk of the device");
+            let pages = made.bytes / world.page_bytes;
+            let part = held.get(&ChunkHandle(chunk.handle)).copied().unwrap_or_default();
+            let free = pages - part.pages;
+            pages_held += pages;
+            promise.free_pages += free;
+            promise.obtainable_pages += if part.pages == 0 { free } else { 0 };
+            let pinned = part.pages > 0 && world.may_pin(made.bytes, made.number, part);
+            promise.promised_pages += if pinned { 0 } else { free };
+        }
+        let device = driver.memory_info().map_or(0, |info| info.free / world.page_bytes);
+        let headroom = (self.budget / world.page_bytes).saturating_sub(pages_held).min(device);
+        for pages in [&mut promise.free_pages, &mut promise.obtainable_pages, &mut promise.promised_pages] {
+            *pages += headroom;
+        }
+        let size = round_up(bytes.max(1), world.page_bytes).unwrap_or(u64::MAX);
+        Promise { needed_pages: size / world.page_bytes, ..promise }
+    }
+}
