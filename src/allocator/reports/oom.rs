@@ -48,8 +48,13 @@ pub struct OutOfMemory {
     pub device: Option<MemoryInfo>,
     /// Bytes of the device that others hold.
     pub others_bytes: u64,
+    /// Bytes of the device that other allocators of the program hold, pools for example, as far as whoever made them has
+    /// [added](Self::add_elsewhere) them. Not in `others_bytes`.
+    pub elsewhere_bytes: u64,
     /// The most bytes that the allocator may hold.
     pub budget_bytes: u64,
+    /// Whether a budget that was set is what stops the request: the device has free memory enough for it.
+    pub stopped_by_budget: bool,
     /// Bytes that the allocator holds.
     pub reserved_bytes: u64,
     /// Bytes requested by live allocations.
@@ -77,14 +82,33 @@ pub struct OutOfMemory {
 }
 
 impl OutOfMemory {
+    /// Says that so many bytes of those that others hold are held by another allocator of the program.
+    pub fn add_elsewhere(&mut self, bytes: u64) {
+        let moved = bytes.min(self.others_bytes);
+        self.others_bytes -= moved;
+        self.elsewhere_bytes += moved;
+    }
+
     /// Whether any allocator could have served the request, in a sentence.
     pub fn verdict(&self) -> String {
-        let (requested, free) = (ByteSize(self.requested_bytes), ByteSize(self.free_bytes));
-        if !self.satisfiable {
+        let requested = ByteSize(self.requested_bytes);
+        if self.stopped_by_budget {
+            let on_device = self.device.map_or(0, |device| device.free);
+            return format!(
+                "The budget of {} that was set stops this: {requested} were asked for, {} are free within the budget, \
+                 and {} on the device. A higher budget would serve it.",
+                ByteSize(self.budget_bytes),
+                ByteSize(self.free_bytes),
+                ByteSize(on_device)
+            );
+        }
+        let free_bytes = self.free_with_device();
+        let free = ByteSize(free_bytes);
+        if free_bytes < self.requested_bytes {
             return format!(
                 "No allocator could have served this: {requested} were asked for and only {free} are free in all, {} too \
                  little.",
-                ByteSize(self.requested_bytes - self.free_bytes)
+                ByteSize(self.requested_bytes - free_bytes)
             );
         }
         if !self.satisfiable_by_whole_pages {
@@ -107,6 +131,15 @@ impl OutOfMemory {
             "{} in whole free pages would cover the request, but no stretch of addresses could be arranged for it now.",
             ByteSize(self.obtainable_bytes)
         )
+    }
+}
+
+impl OutOfMemory {
+    /// Free bytes, whatever the budget allows.
+    fn free_with_device(&self) -> u64 {
+        let device = self.device.map_or(0, |device| device.free);
+        let within_budget = self.budget_bytes.saturating_sub(self.reserved_bytes).min(device);
+        self.free_bytes + (device - within_budget)
     }
 }
 
@@ -142,6 +175,13 @@ impl OutOfMemory {
                 size(device.total),
                 size(device.free),
                 size(self.others_bytes)
+            )?;
+        }
+        if self.elsewhere_bytes > 0 {
+            writeln!(
+                f,
+                "  elsewhere  {} held by other allocators of this process, such as pools",
+                size(self.elsewhere_bytes)
             )?;
         }
         writeln!(f, "  budget     {}, of which {} are held", size(self.budget_bytes), size(self.reserved_bytes))?;

@@ -33,7 +33,9 @@ impl OutOfMemory {
             page_bytes: holdings.page_bytes,
             device: streams.driver.memory_info().ok(),
             others_bytes: 0,
+            elsewhere_bytes: 0,
             budget_bytes: shared.budget_bytes(),
+            stopped_by_budget: false,
             reserved_bytes: holdings.held_bytes,
             live_bytes: 0,
             live_block_bytes: 0,
@@ -51,6 +53,7 @@ impl OutOfMemory {
             report.add_stream(stream, state);
         }
         report.judge(holdings, request);
+        report.stopped_by_budget = report.stopped_by_budget && !shared.follows_device();
         report
     }
 
@@ -84,6 +87,9 @@ impl OutOfMemory {
         self.obtainable_bytes = holdings.free_chunk_bytes + holdings.idle_bytes + creatable;
         self.satisfiable = self.free_bytes >= self.requested_bytes;
         self.satisfiable_by_whole_pages = self.obtainable_bytes >= request.size;
+        let with_device = self.obtainable_bytes - creatable + round_down(device_free, self.page_bytes);
+        self.stopped_by_budget =
+            !self.satisfiable_by_whole_pages && self.device.is_some() && with_device >= request.size;
         self.pinned.by_pending_bytes = self.pending_bytes;
         self.pinned.by_live_bytes =
             self.free_bytes.saturating_sub(self.obtainable_bytes + self.pinned.by_pending_bytes);
