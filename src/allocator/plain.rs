@@ -166,6 +166,7 @@ impl PlainAllocator {
             pending_bytes: 0,
             range_bytes: 0,
             free_bytes: free,
+            free_without_budget_bytes: free,
             obtainable_bytes: 0,
             pinned: Pinned::default(),
             streams: Vec::new(),

@@ -69,6 +69,8 @@ pub struct OutOfMemory {
     pub range_bytes: u64,
     /// All bytes that are free, in whatever form: cached, pending, in idle chunks, and what may still be created.
     pub free_bytes: u64,
+    /// The same if there were no budget, so that all that is free on the device could be created.
+    pub free_without_budget_bytes: u64,
     /// Free bytes that can be put behind one address range: whole free chunks, and what may still be created.
     pub obtainable_bytes: u64,
     /// The rest of the free bytes.
@@ -96,13 +98,13 @@ impl OutOfMemory {
             let on_device = self.device.map_or(0, |device| device.free);
             return format!(
                 "The budget of {} that was set stops this: {requested} were asked for, {} are free within the budget, \
-                 and {} on the device. A higher budget would serve it.",
+                 and {} on the device. A higher budget (set_budget) would serve it.",
                 ByteSize(self.budget_bytes),
                 ByteSize(self.free_bytes),
                 ByteSize(on_device)
             );
         }
-        let free_bytes = self.free_with_device();
+        let free_bytes = self.free_without_budget_bytes;
         let free = ByteSize(free_bytes);
         if free_bytes < self.requested_bytes {
             return format!(
@@ -131,15 +133,6 @@ impl OutOfMemory {
             "{} in whole free pages would cover the request, but no stretch of addresses could be arranged for it now.",
             ByteSize(self.obtainable_bytes)
         )
-    }
-}
-
-impl OutOfMemory {
-    /// Free bytes, whatever the budget allows.
-    fn free_with_device(&self) -> u64 {
-        let device = self.device.map_or(0, |device| device.free);
-        let within_budget = self.budget_bytes.saturating_sub(self.reserved_bytes).min(device);
-        self.free_bytes + (device - within_budget)
     }
 }
 

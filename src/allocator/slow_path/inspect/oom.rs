@@ -43,6 +43,7 @@ impl OutOfMemory {
             pending_bytes: 0,
             range_bytes: holdings.range_bytes,
             free_bytes: 0,
+            free_without_budget_bytes: 0,
             obtainable_bytes: 0,
             pinned: Pinned::default(),
             streams: Vec::new(),
@@ -84,6 +85,7 @@ impl OutOfMemory {
         let uncreated = self.budget_bytes.saturating_sub(self.reserved_bytes).min(device_free);
         self.others_bytes = self.device.map_or(0, |info| (info.total - info.free).saturating_sub(self.reserved_bytes));
         self.free_bytes = uncreated + self.cached_bytes + self.pending_bytes + holdings.idle_bytes;
+        self.free_without_budget_bytes = self.free_bytes - uncreated + self.device.map_or(uncreated, |info| info.free);
         self.obtainable_bytes = holdings.free_chunk_bytes + holdings.idle_bytes + creatable;
         self.satisfiable = self.free_bytes >= self.requested_bytes;
         self.satisfiable_by_whole_pages = self.obtainable_bytes >= request.size;
