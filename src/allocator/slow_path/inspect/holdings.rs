@@ -9,6 +9,8 @@ pub struct Holdings {
     pub held_bytes: u64,
     /// Highest `held_bytes`.
     pub peak_held_bytes: u64,
+    /// Bytes of all chunks created so far.
+    pub created_bytes: u64,
     /// Bytes of chunks that nothing maps.
     pub idle_bytes: u64,
     /// Bytes of chunks of raw ranges.
@@ -19,6 +21,8 @@ pub struct Holdings {
     pub free_chunk_bytes: u64,
     /// Number of chunks.
     pub chunks: u64,
+    /// Highest `chunks`.
+    pub peak_chunks: u64,
     /// Number of mappings, stale ones included.
     pub mappings: u64,
     /// Number of chunks moved from one place to another.
