@@ -22,7 +22,7 @@ use crate::status::{
 use crate::streams::StreamLives;
 use gapless::allocator::{AddressFacts, AllocError, FreeError, LiveAllocation, Snapshot, Stats, StreamError, Trimmed};
 use gapless::driver::cuda::{CudaDriver, LEGACY_STREAM, PER_THREAD_STREAM};
-use gapless::driver::{DriverError, DriverErrorKind, StreamDriver};
+use gapless::driver::{DriverError, DriverErrorKind, MemoryDriver, StreamDriver};
 use gapless::units::ByteSize;
 use gapless::{Allocator, DeviceAddr, StreamId};
 use serde::Serialize;
@@ -85,6 +85,17 @@ impl Device {
             live_in_pools,
             reserved: main.reserved_bytes() + self.pools.held_bytes(),
             set_budget: main.has_set_budget().then(|| self.pools.whole_budget(&self.main)),
+        }
+    }
+
+    /// Why a request that is larger than the addresses of a region fails: most of the time the device is far smaller.
+    #[cold]
+    pub fn explain_too_large(&self, bytes: u64, error: &AllocError) -> String {
+        match self.main.allocator.driver().memory_info() {
+            Ok(device) if bytes > device.total => {
+                format!("No allocator could have served this: the device has {} in all.", ByteSize(device.total))
+            }
+            _ => error.to_string(),
         }
     }
 
@@ -339,10 +350,11 @@ struct PoolReport {
 }
 
 /// A failed request in words that fit every front end. One that exceeds the addresses of a region counts as out of memory.
-fn worded(request: &Request, error: AllocError) -> Failure {
+fn worded(device: &Device, request: &Request, error: AllocError) -> Failure {
     match &error {
         AllocError::TooLarge { .. } => {
-            let text = format!("GPU out of memory. Tried to allocate {}. {error}", ByteSize(request.bytes));
+            let explanation = device.explain_too_large(request.bytes, &error);
+            let text = format!("GPU out of memory. Tried to allocate {}. {explanation}", ByteSize(request.bytes));
             Failure::caused(GAPLESS_ERROR_OUT_OF_MEMORY, text, &error)
         }
         _ => {
@@ -400,7 +412,8 @@ pub unsafe extern "C" fn gapless_device_alloc_aligned(
     guard(|| {
         check_out(pointer, "pointer")?;
         let request = Request { bytes, alignment, stream: stream_id(stream), lives: StreamLives::Unknown };
-        let addr = Device::get(device)?.alloc(&request, |error| worded(&request, error))?;
+        let device = Device::get(device)?;
+        let addr = device.alloc(&request, |error| worded(device, &request, error))?;
         // SAFETY: not null, so valid for a write (the function's contract).
         unsafe { pointer.write(device_pointer(addr)) };
         Ok(())

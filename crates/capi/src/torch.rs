@@ -80,10 +80,7 @@ unsafe fn fail(out_of_memory: bool) {
 fn worded(device: &Device, bytes: u64, error: AllocError) -> Failure {
     let explanation = match &error {
         AllocError::OutOfMemory(report) => report.explanation().to_string(),
-        AllocError::TooLarge { .. } => {
-            "The request is larger than the addresses of any region, which are several times the memory of the device."
-                .into()
-        }
+        AllocError::TooLarge { .. } => device.explain_too_large(bytes, &error),
         _ => return Failure::from(error),
     };
     let info = match error.report() {
