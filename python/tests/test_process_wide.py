@@ -61,7 +61,7 @@ def test_report_on_failure(run):
     code = USE + "print(library.gapless_torch_malloc(1 << 40, 0, None))"
     out = run(code, GAPLESS_CONF="budget:64MiB,report_on_failure:on")
     assert "None" in out and "CUDA out of memory. Tried to allocate 1024.00 GiB. GPU 0 has a total capacity" in out
-    assert "region:" not in out and "larger than the addresses" in out
+    assert "region" not in out and "unallocated.\nNo allocator could have served this: the device has 1 GiB in all." in out
 
 
 def test_pytorch_s_message_has_one_headline(run):
@@ -117,6 +117,45 @@ print("done")
 """
     )
     assert "done" in out
+
+
+def test_figures_are_measured(run):
+    run(
+        """
+import gapless
+from gapless._torch_figures import Figures
+MIB, figures, memory = 1 << 20, Figures(0), gapless.DeviceMemory(0)
+
+def of(metric):
+    return figures.nested()[metric]["all"]
+
+blocks = [memory.alloc(2 * MIB) for _ in range(8)]
+for block in blocks[::2]:
+    memory.free(block)
+assert of("inactive_split_bytes")["current"] == 0, "whole chunks go back with empty_cache"
+small = [memory.alloc(100) for _ in range(3)]
+cached = gapless.stats()["cached_bytes"]
+reserved, segments = of("reserved_bytes"), of("segment")
+assert reserved["current"] == reserved["peak"] == reserved["allocated"] and reserved["freed"] == 0, reserved
+assert segments["current"] == segments["peak"] == segments["allocated"] > 0 and segments["freed"] == 0, segments
+gapless.trim()
+held = of("reserved_bytes")
+assert held["freed"] == reserved["current"] - held["current"] > 0 and held["allocated"] == reserved["allocated"], held
+left = of("inactive_split_bytes")["current"]
+assert left == gapless.stats()["cached_bytes"] < cached, "the rest of the pages of small blocks"
+assert of("segment")["peak"] == segments["peak"] > of("segment")["current"]
+figures.reset_accumulated()
+figures.reset_peaks()
+for metric in ("reserved_bytes", "segment"):
+    values = of(metric)
+    assert values["allocated"] == values["freed"] == 0 and values["peak"] == values["current"], values
+"""
+    )
+
+
+def test_a_device_without_virtual_memory_management(run):
+    out = run("import gapless; gapless.DeviceMemory(0)", fails=True, GAPLESS_SIM_NO_VMM="1")
+    assert "leave gapless.torch.enable() and GAPLESS_TORCH out" in out and "PlainAllocator" not in out
 
 
 def test_pools_keep_what_they_have(run):
