@@ -287,6 +287,10 @@ def report(device: Optional[int] = None) -> str:
         ("budget", "budget_bytes"),
     ]:
         lines.append(f"  {name:<20}{_size(figures[key]):>12}")
+    pools = _library.read_json(_library.load().gapless_torch_report_json, device, 0)["pools"]
+    if pools:
+        held, live = (sum(pool["stats"][key] for pool in pools) for key in ("reserved_bytes", "live_bytes"))
+        lines.append(f"  {'held in pools':<20}{_size(held):>12}, {_size(live)} of it live")
     largest = figures["fragmentation"]["largest_with_remapping_bytes"]
     lines.append(f"  {'largest request now':<20}{_size(largest):>12}")
     allocs, failed = figures["allocs"], figures["failed_allocs"]

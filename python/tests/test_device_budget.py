@@ -68,6 +68,8 @@ else:
 assert report["elsewhere_bytes"] == 120 * MIB and report["others_bytes"] == 0, report
 assert "0 B held by others" in text and "120 MiB held by other allocators of this process, such as pools" in text
 assert library.gapless_torch_malloc(2 * MIB, 0, None) is None
+text = gapless.report()
+assert "held in pools         120.00 MiB, 120.00 MiB of it live" in text, text
 text = str(gapless.last_error())
 assert "Of the allocated memory 256.00 MiB is allocated by PyTorch, with 120.00 MiB allocated in private pools" in text, text
 for block in (inside, more, outside, rest):
