@@ -81,17 +81,18 @@ impl OutOfMemory {
     fn judge(&mut self, holdings: &Holdings, request: &Request) {
         // The budget is no use where the device itself has less left.
         let device_free = self.device.map_or(u64::MAX, |info| info.free);
-        let creatable = holdings.headroom_bytes.min(round_down(device_free, self.page_bytes));
+        let device_pages = self.device.map(|info| round_down(info.free, self.page_bytes));
+        let creatable = device_pages.map_or(holdings.headroom_bytes, |free| holdings.headroom_bytes.min(free));
+        let free_chunks = holdings.free_chunk_bytes + holdings.idle_bytes;
         let uncreated = self.budget_bytes.saturating_sub(self.reserved_bytes).min(device_free);
         self.others_bytes = self.device.map_or(0, |info| (info.total - info.free).saturating_sub(self.reserved_bytes));
         self.free_bytes = uncreated + self.cached_bytes + self.pending_bytes + holdings.idle_bytes;
         self.free_without_budget_bytes = self.free_bytes - uncreated + self.device.map_or(uncreated, |info| info.free);
-        self.obtainable_bytes = holdings.free_chunk_bytes + holdings.idle_bytes + creatable;
+        self.obtainable_bytes = free_chunks + creatable;
         self.satisfiable = self.free_bytes >= self.requested_bytes;
         self.satisfiable_by_whole_pages = self.obtainable_bytes >= request.size;
-        let with_device = self.obtainable_bytes - creatable + round_down(device_free, self.page_bytes);
-        self.stopped_by_budget =
-            !self.satisfiable_by_whole_pages && self.device.is_some() && with_device >= request.size;
+        self.stopped_by_budget = !self.satisfiable_by_whole_pages
+            && device_pages.is_some_and(|free| free_chunks + free >= request.size);
         self.pinned.by_pending_bytes = self.pending_bytes;
         self.pinned.by_live_bytes =
             self.free_bytes.saturating_sub(self.obtainable_bytes + self.pinned.by_pending_bytes);
