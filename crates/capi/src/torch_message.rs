@@ -4,6 +4,7 @@
 
 use crate::device_memory::MemoryUse;
 use gapless::driver::MemoryInfo;
+use gapless::units::{GIB, KIB, MIB};
 use std::fmt;
 
 /// PyTorch's sentences on a request that failed on a device, with what the device and this process's allocators hold.
@@ -35,9 +36,9 @@ impl fmt::Display for Size {
         #[allow(clippy::cast_precision_loss, reason = "two decimals are printed")]
         let in_units = |shift: u32| self.0 as f64 / (1_u64 << shift) as f64;
         match self.0 {
-            0..=1024 => write!(f, "{} bytes", self.0),
-            ..=0x10_0000 => write!(f, "{:.2} KiB", in_units(10)),
-            ..=0x4000_0000 => write!(f, "{:.2} MiB", in_units(20)),
+            bytes if bytes <= KIB => write!(f, "{bytes} bytes"),
+            bytes if bytes <= MIB => write!(f, "{:.2} KiB", in_units(10)),
+            bytes if bytes <= GIB => write!(f, "{:.2} MiB", in_units(20)),
             _ => write!(f, "{:.2} GiB", in_units(30)),
         }
     }
@@ -49,8 +50,6 @@ const EXABYTE: u64 = 1 << 60;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const GIB: u64 = 1 << 30;
 
     #[test]
     fn sizes_are_printed_as_pytorch_prints_them() {

@@ -17,7 +17,7 @@
 //! - I1  a pool is condemned once its last user is gone, it is not open, and nothing in it is live; it stays so.
 //! - I2  a pool is closed only after the host has waited for the device since it was condemned.
 //! - I3  where a budget was set, those of the main allocator and of all pools together are at most that, but for what is held
-//!       already.
+//!   already.
 //!
 //! Threads: any. Requests and frees of pools share two locks, `open` and `list`, that others hold for moments only: a free may
 //! wait for a stream's clock, so those behind it pass a thread that waits to change the list. `books` is held by those who change

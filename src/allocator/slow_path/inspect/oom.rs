@@ -91,8 +91,8 @@ impl OutOfMemory {
         self.obtainable_bytes = free_chunks + creatable;
         self.satisfiable = self.free_bytes >= self.requested_bytes;
         self.satisfiable_by_whole_pages = self.obtainable_bytes >= request.size;
-        self.stopped_by_budget = !self.satisfiable_by_whole_pages
-            && device_pages.is_some_and(|free| free_chunks + free >= request.size);
+        self.stopped_by_budget =
+            !self.satisfiable_by_whole_pages && device_pages.is_some_and(|free| free_chunks + free >= request.size);
         self.pinned.by_pending_bytes = self.pending_bytes;
         self.pinned.by_live_bytes =
             self.free_bytes.saturating_sub(self.obtainable_bytes + self.pinned.by_pending_bytes);
