@@ -351,8 +351,7 @@ gapless_status gapless_configure(const char *conf);
 // made on first use from GAPLESS_CONF and lives as long as the process; gapless_destroy refuses it.
 //
 // Allocate from it with gapless_device_alloc: calls by handle go past the pools of captured graphs, the memory history, and
-// what other devices' streams use. A
-// budget set by handle lasts until a pool is closed or used; gapless_torch_set_fraction shares one with the pools.
+// what other devices' streams use. A budget that is set by handle is that of the device, pools included.
 //
 // allocator points to a handle.
 gapless_status gapless_device_allocator(int32_t device,

@@ -1,6 +1,9 @@
-"""The wheel holds a shared library: it is for this platform, and for every Python 3."""
+"""The wheel holds a shared library and a program: it is for this platform, and for every Python 3."""
+
+import os
 
 from setuptools import Distribution, setup
+from setuptools.command.build_py import build_py
 
 try:
     from setuptools.command.bdist_wheel import bdist_wheel
@@ -14,8 +17,16 @@ class PlatformWheel(bdist_wheel):
         self.root_is_pure = False
 
     def get_tag(self):
-        # cargo xtask build-wheel checks that the libraries ask for no newer C library than this says.
-        return "py3", "none", "manylinux_2_34_x86_64"
+        # cargo xtask build-wheel says which C library the binaries ask for.
+        return "py3", "none", f"manylinux_{os.environ['GAPLESS_WHEEL_GLIBC'].replace('.', '_')}_x86_64"
+
+
+class BuildWithStart(build_py):
+    """Puts the .pth file beside the package, where Python reads it at its start."""
+
+    def run(self):
+        super().run()
+        self.copy_file("gapless_start.pth", os.path.join(self.build_lib, "gapless_start.pth"))
 
 
 class PlatformDistribution(Distribution):
@@ -23,4 +34,4 @@ class PlatformDistribution(Distribution):
         return True
 
 
-setup(cmdclass={"bdist_wheel": PlatformWheel}, distclass=PlatformDistribution)
+setup(cmdclass={"bdist_wheel": PlatformWheel, "build_py": BuildWithStart}, distclass=PlatformDistribution)

@@ -7,21 +7,25 @@ first use from ``GAPLESS_CONF``; ``stats``, ``report``, ``trim`` and the other f
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
-from typing import Any, Iterator, Optional, Sequence, Union
+import sys
+from typing import Any, Optional, Sequence, Union
 
-from . import _library
+from . import _conf, _library
 from ._library import ErrorKind, GaplessError, OutOfMemoryError
 
+__version__ = "0.1.0"
+
 __all__ = [
+    "__version__",
     "Allocator",
     "DeviceMemory",
     "ErrorKind",
     "GaplessError",
     "OutOfMemoryError",
+    "Recording",
     "configure",
     "last_error",
     "record",
@@ -44,7 +48,7 @@ def version() -> str:
 
 def configure(conf: str) -> None:
     """Uses ``conf`` in place of ``GAPLESS_CONF`` for the process-wide allocators. Only before their first use."""
-    _library.check(_library.load().gapless_configure(conf.encode()))
+    _conf.configure(conf)
 
 
 def last_error() -> Optional[GaplessError]:
@@ -241,32 +245,36 @@ class DeviceMemory(Allocator):
         return released.value
 
 
-def stats(device: int = 0) -> dict[str, Any]:
+# The functions from here on are about the current device of PyTorch or CuPy, unless they are told another one.
+
+
+def stats(device: Optional[int] = None) -> dict[str, Any]:
     """Statistics of a device's process-wide allocator."""
-    return Allocator.of_device(device).stats()
+    return _of(device).stats()
 
 
-def snapshot(device: int = 0) -> dict[str, Any]:
+def snapshot(device: Optional[int] = None) -> dict[str, Any]:
     """Every region, block and chunk of a device's process-wide allocator."""
-    return Allocator.of_device(device).snapshot()
+    return _of(device).snapshot()
 
 
-def reset_peaks(device: int = 0) -> None:
+def reset_peaks(device: Optional[int] = None) -> None:
     """Resets the peaks of a device's process-wide allocator to current values."""
-    Allocator.of_device(device).reset_peaks()
+    _of(device).reset_peaks()
 
 
-def trim(keep_bytes: int = 0, device: int = 0) -> int:
+def trim(keep_bytes: int = 0, device: Optional[int] = None) -> int:
     """Returns a device's free memory to the driver until at most ``keep_bytes`` are held.
 
     Returns the number of bytes released.
     """
-    return Allocator.of_device(device).trim(keep_bytes)
+    return _of(device).trim(keep_bytes)
 
 
-def report(device: int = 0) -> str:
+def report(device: Optional[int] = None) -> str:
     """A text for a person: what a device's memory is used for, and why the last request failed, if one did."""
-    allocator = Allocator.of_device(device)
+    allocator = _of(device)
+    device = allocator._device
     figures = allocator.stats()
     lines = [f"gapless, device {device}"]
     for name, key in [
@@ -279,6 +287,10 @@ def report(device: int = 0) -> str:
         ("budget", "budget_bytes"),
     ]:
         lines.append(f"  {name:<20}{_size(figures[key]):>12}")
+    pools = _library.read_json(_library.load().gapless_torch_report_json, device, 0)["pools"]
+    if pools:
+        held, live = (sum(pool["stats"][key] for pool in pools) for key in ("reserved_bytes", "live_bytes"))
+        lines.append(f"  {'held in pools':<20}{_size(held):>12}, {_size(live)} of it live")
     largest = figures["fragmentation"]["largest_with_remapping_bytes"]
     lines.append(f"  {'largest request now':<20}{_size(largest):>12}")
     allocs, failed = figures["allocs"], figures["failed_allocs"]
@@ -289,18 +301,38 @@ def report(device: int = 0) -> str:
     return "\n".join(lines)
 
 
-@contextlib.contextmanager
-def record(path: Path, device: int = 0) -> Iterator[Allocator]:
-    """Records every allocation and free, of all front ends, while the block runs; ``gapless.replay`` reads the file.
+class Recording:
+    """A recording that has begun: of every allocation and free, of all front ends.
 
-    The value of the ``with`` block is the allocator, whose ``mark("step 1")`` marks the end of a step.
+    It ends with :meth:`stop`, with the ``with`` block, or else with the process. The value of a ``with`` block is the allocator,
+    whose ``mark("step 1")`` marks the end of a step.
     """
-    allocator = Allocator.of_device(device)
-    allocator.start_recording(path)
-    try:
-        yield allocator
-    finally:
-        allocator.stop_recording()
+
+    def __init__(self, path: Path, device: Optional[int] = None) -> None:
+        self._allocator = _of(device)
+        self._allocator.start_recording(path)
+        self._stopped = False
+
+    def mark(self, label: str) -> None:
+        """Marks the end of a step."""
+        self._allocator.mark(label)
+
+    def stop(self) -> None:
+        """Completes the file. Nothing happens after the first call."""
+        if not self._stopped:
+            self._stopped = True
+            self._allocator.stop_recording()
+
+    def __enter__(self) -> Allocator:
+        return self._allocator
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def record(path: Path, device: Optional[int] = None) -> Recording:
+    """Records every allocation and free from now on; ``gapless.replay`` reads the file. See :class:`Recording`."""
+    return Recording(path, device)
 
 
 def replay(
@@ -329,3 +361,21 @@ def _size(size: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
         value /= 1024
     return f"{value:.2f} TiB"
+
+
+def _of(device: Optional[int]) -> DeviceMemory:
+    return DeviceMemory(_current_device() if device is None else device)
+
+
+def _current_device() -> int:
+    """The current device of the framework in use. Initialises none."""
+    torch, cupy = (sys.modules.get(name) for name in ("torch", "cupy"))
+    if torch is not None and torch.cuda.is_initialized():
+        return int(torch.cuda.current_device())
+    return int(cupy.cuda.get_device_id()) if cupy is not None else 0
+
+
+if os.environ.get("GAPLESS_TORCH"):
+    from ._start import install as _install
+
+    _install()

@@ -54,10 +54,17 @@ class Figures:
         }
         live, requested = total("live_block_bytes"), total("live_bytes")
         reserved, pending = total("reserved_bytes"), total("pending_bytes")
-        free_split = total("cached_bytes")
+        # What empty_cache leaves: free blocks beside live ones, and all that pools have free.
+        main = report["main"]
+        in_pools = sum(pool["stats"]["cached_bytes"] for pool in report["pools"])
+        not_releasable = max(0, main["cached_bytes"] - main["free_chunk_bytes"]) + in_pools
+        created_bytes = total("created_bytes") - self.base.get("created_bytes", 0)
+        released_bytes = total("created_bytes") - reserved - self.base.get("released_bytes", 0)
         # At least the peak of live bytes. Blocks that wait for streams are added as far as they were seen.
         active_peak = max(total("peak_live_bytes"), self._peak("active_bytes", requested + pending))
         created, given_back = self._driver_calls(all_stats)
+        created -= self.base.get("created", 0)
+        given_back -= self.base.get("given_back", 0)
         figures = {
             "allocation": (total("live_allocations"), None, since["allocs"], since["frees"]),
             # Requested bytes, not rounded ones: the peak is exact for these only.
@@ -65,17 +72,16 @@ class Figures:
             "requested_bytes": (requested, total("peak_live_bytes"), since["allocated_bytes"], since["freed_bytes"]),
             "active": (total("live_allocations"), None, since["allocs"], since["frees"]),
             "active_bytes": (requested + pending, active_peak, since["allocated_bytes"], since["freed_bytes"]),
-            "segment": (total("chunks"), None, created, given_back),
-            "reserved_bytes": (reserved, total("peak_reserved_bytes"), None, None),
-            "inactive_split": (0, None, 0, 0),
-            "inactive_split_bytes": (free_split, None, 0, 0),
+            "segment": (total("chunks"), total("peak_chunks"), created, given_back),
+            "reserved_bytes": (reserved, total("peak_reserved_bytes"), created_bytes, released_bytes),
+            # Blocks are not split off anything that would have to stay whole: the bytes are known, the rest does not apply.
+            "inactive_split": (0, 0, 0, 0),
+            "inactive_split_bytes": (not_releasable, None, 0, 0),
         }
         result: dict[str, Any] = {}
         for metric in _METRICS:
             current, peak, allocated, freed = figures[metric]
             peak = self._peak(metric, current) if peak is None else max(peak, current)
-            if allocated is None or freed is None:
-                allocated, freed = peak, peak - current
             values = {"current": current, "peak": peak, "allocated": allocated, "freed": freed}
             nothing = dict.fromkeys(values, 0)
             result[metric] = {"all": values, "large_pool": dict(values), "small_pool": nothing}
@@ -99,8 +105,10 @@ class Figures:
         """``reset_accumulated_memory_stats``: counts start from their current values."""
         report = self.report()
         all_stats = [report["main"], *(pool["stats"] for pool in report["pools"])]
-        for key in ("allocs", "frees"):
+        for key in ("allocs", "frees", "created_bytes"):
             self.base[key] = sum(stats[key] for stats in all_stats)
+        self.base["released_bytes"] = self.base["created_bytes"] - sum(stats["reserved_bytes"] for stats in all_stats)
+        self.base["created"], self.base["given_back"] = self._driver_calls(all_stats)
         for key in ("allocated_bytes", "freed_bytes", "out_of_memory"):
             self.base[key] = report[key]
 

@@ -7,11 +7,11 @@ features only make a program faster, so it runs without them, and a warning says
 from __future__ import annotations
 
 import functools
-import sys
 import warnings
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Callable, Optional
+
+from ._imports import after_import
 
 _TREES = "torch._inductor.cudagraph_trees"
 _warned: set[str] = set()
@@ -20,7 +20,7 @@ _warned: set[str] = set()
 def switch_off(torch: Any) -> None:
     """Switches off what would raise."""
     _switch_off_benchmark(torch)
-    _after_import(_TREES, _switch_off_graph_trees)
+    after_import(_TREES, _switch_off_graph_trees)
     _refuse_sharing(torch)
 
 
@@ -110,37 +110,3 @@ def _refuse_sharing(torch: Any) -> None:
     original = getattr(storage, "_share_cuda_", None)
     if original is not None:
         storage._share_cuda_ = functools.wraps(original, assigned=("__doc__",), updated=())(share)
-
-
-def _after_import(name: str, change: Callable[[ModuleType], None]) -> None:
-    """Changes a module right after its import, or now if it was imported."""
-    if name in sys.modules:
-        change(sys.modules[name])
-    else:
-        sys.meta_path.insert(0, _Finder(name, change))
-
-
-class _Finder:
-    """Finds one module as the other finders do, and changes it once it was loaded."""
-
-    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
-        self._name = name
-        self._change = change
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
-        if name != self._name:
-            return None
-        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
-        found = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in found if spec is not None), None)
-        loader: Any = spec and spec.loader
-        if loader is None:
-            return spec
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            self._change(module)
-
-        loader.exec_module = exec_module
-        return spec

@@ -12,19 +12,20 @@ import ctypes
 import functools
 import itertools
 import os
-import runpy
 import sys
 import warnings
 from pathlib import Path
 from typing import Any, Callable, Union
 
-from gapless import _library
+from gapless import _conf, _library, _run, _start
 from gapless._torch_figures import Figures, record_history, snapshot
 from gapless._torch_refusals import switch_off
 
 __all__ = ["enable", "is_enabled", "main"]
 
 _enabled: Any = None
+# The configuration that holds.
+_settings: dict[str, str] = {}
 # Far from the ids that PyTorch makes for graphs.
 _POOL_IDS = 1 << 40
 
@@ -37,19 +38,26 @@ def is_enabled() -> bool:
 def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, int, float, bool]) -> None:
     """Makes PyTorch allocate through gapless from now on.
 
-    ``budget`` and ``settings`` are the keys of ``GAPLESS_CONF`` (``slack``, ``chunk``, ``log``, ``record``, ...). With any
-    of them, that environment variable is ignored.
+    ``budget`` and ``settings`` are the keys of ``GAPLESS_CONF`` (``slack``, ``chunk``, ``log``, ``record``, ...). They are added to
+    what that environment variable says, and count more where both have a key. ``per_process_memory_fraction`` of PyTorch's own
+    variable is the budget if nobody gives one. A second call may change settings until the first allocation.
+
+    Processes that this one starts are on gapless as well, with the same settings: ``GAPLESS_TORCH`` tells them.
 
     ``torch.backends.cudnn.benchmark`` and the CUDA graphs of ``torch.compile`` are switched off: PyTorch refuses them to every
     allocator plug-in. A warning says so where a program asks for one of them.
 
-    Raises ``RuntimeError`` when CUDA is initialised already or this PyTorch has no interface for allocators, and
-    ``gapless.GaplessError`` for a setting that cannot be used.
+    Raises ``RuntimeError`` when CUDA is initialised already, this PyTorch has no interface for allocators, its own variable asks for
+    another allocator, or settings come too late; ``gapless.GaplessError`` for a setting that cannot be used.
     """
     global _enabled
-    if _enabled is not None:
-        return
+    arguments = _conf.of_arguments(settings if budget is None else {"budget": budget, **settings})
     import torch
+
+    # Asked for by GAPLESS_TORCH, it was enabled by that import.
+    if _enabled is not None:
+        _change_settings(arguments)
+        return
 
     if not hasattr(torch._C, "_cuda_customAllocator"):
         raise RuntimeError(
@@ -61,11 +69,13 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
             "GPU, right after the imports, or run the script with python -m gapless.torch script.py"
         )
     library = _library.load()
-    if budget is not None or settings:
-        keys = dict(settings) if budget is None else {"budget": budget, **settings}
-        _library.check(library.gapless_configure(_conf(keys).encode()))
-    else:
-        _library.check(library.gapless_check_conf(os.environ.get("GAPLESS_CONF", "").encode()))
+    keys = {**_conf.of_environment(os.environ), **arguments}
+    try:
+        _conf.configure(_conf.text(keys))
+    except _library.GaplessError as error:
+        # In use already by another front end, with these settings.
+        if error.status != _library.IN_USE or keys != _conf.given(os.environ):
+            raise
     _throw_failures(library, torch)
     try:
         allocator = torch.cuda.memory.CUDAPluggableAllocator(
@@ -79,19 +89,34 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
         ) from error
     # PyTorch keeps the allocator, not the Python object whose functions it calls.
     _enabled = allocator
+    _settings.update(keys)
+    _tell_children()
     _provide(torch)
     switch_off(torch)
 
 
-def _conf(keys: dict[str, Any]) -> str:
-    def text(key: str, value: Any) -> str:
-        if isinstance(value, bool):
-            return "on" if value else "off"
-        if key == "budget" and isinstance(value, float):
-            return f"{value:f}"
-        return str(value)
+def _change_settings(arguments: dict[str, str]) -> None:
+    """Settings of a further call: they hold from now on, or come too late."""
+    keys = {**_settings, **arguments}
+    if keys == _settings:
+        return
+    try:
+        _conf.configure(_conf.text(keys))
+    except _library.GaplessError as error:
+        if error.status != _library.IN_USE:
+            raise
+        raise RuntimeError(
+            f"too late for {_conf.text(arguments)!r}: gapless is in use, with {_conf.text(_settings) or 'no settings'!r}. "
+            "torch.cuda.set_per_process_memory_fraction changes the budget at any time"
+        ) from error
+    _settings.update(keys)
+    _tell_children()
 
-    return ",".join(f"{key}:{text(key, value)}" for key, value in keys.items())
+
+def _tell_children() -> None:
+    """Has the processes that this one starts do as it does."""
+    os.environ[_start.VARIABLE] = "1"
+    os.environ[_conf.VARIABLE] = _conf.for_children(_settings)
 
 
 def _throw_failures(library: ctypes.CDLL, torch: Any) -> None:
@@ -252,15 +277,21 @@ def _provide_mem_pool(torch: Any, memory_snapshot: Callable[..., Any]) -> None:
     torch.cuda.MemPool = torch.cuda.memory.MemPool = MemPool
 
 
+_USAGE = """\
+usage: python -m gapless.torch script.py [arguments...]
+       python -m gapless.torch -m package.module [arguments...]
+       python -m gapless.torch -c code [arguments...]
+
+Runs it as python does, with PyTorch on gapless. Settings: GAPLESS_CONF"""
+
+
 def main(arguments: list[str]) -> None:
-    """Runs a script, unchanged, with PyTorch on gapless: ``python -m gapless.torch script.py arguments...``."""
+    """Runs a program, unchanged, with PyTorch on gapless: ``python -m gapless.torch script.py arguments...``."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: python -m gapless.torch script.py [arguments...]   (settings: GAPLESS_CONF)", file=sys.stderr)
+        print(_USAGE, file=sys.stderr)
         raise SystemExit(0 if arguments else 2)
     enable()
-    sys.argv = arguments
-    sys.path[0] = str(Path(arguments[0]).resolve().parent)
-    runpy.run_path(arguments[0], run_name="__main__")
+    _run.run(arguments)
 
 
 if __name__ == "__main__":

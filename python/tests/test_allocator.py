@@ -48,10 +48,15 @@ def test_misuse_is_an_error(allocator):
 
 def test_out_of_memory_explains(allocator):
     assert allocator.oom_report() is None
-    with pytest.raises(MemoryError, match="No allocator could have served this"):
+    with pytest.raises(MemoryError, match="The budget of 64 MiB that was set stops this"):
         allocator.alloc(65 * MIB)
     report = allocator.oom_report()
     assert report["satisfiable"] is False and "Tried to allocate 65 MiB" in report["text"]
+    assert report["stopped_by_budget"] is True and "No allocator" not in report["text"]
+    with pytest.raises(MemoryError, match="No allocator could have served this"):
+        allocator.alloc(2 * 1024 * MIB)
+    allocator.set_budget(128 * MIB)
+    allocator.free(allocator.alloc(65 * MIB))
 
 
 def test_free_memory_is_joined(allocator):

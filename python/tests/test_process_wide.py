@@ -60,14 +60,22 @@ def test_recording_by_conf_is_completed_at_exit(run, tmp_path):
 def test_report_on_failure(run):
     code = USE + "print(library.gapless_torch_malloc(1 << 40, 0, None))"
     out = run(code, GAPLESS_CONF="budget:64MiB,report_on_failure:on")
-    assert "None" in out and "CUDA out of memory. Tried to allocate 1 TiB" in out
+    assert "None" in out and "CUDA out of memory. Tried to allocate 1024.00 GiB. GPU 0 has a total capacity" in out
+    assert "region" not in out and "unallocated.\nNo allocator could have served this: the device has 1 GiB in all." in out
 
 
 def test_pytorch_s_message_has_one_headline(run):
     out = run(USE + "library.gapless_torch_malloc(65 << 20, 0, None)", GAPLESS_CONF="budget:64MiB,report_on_failure:on")
-    assert out.startswith("CUDA out of memory. Tried to allocate 65 MiB. GPU 0 has a total capacity of")
+    assert out.startswith("CUDA out of memory. Tried to allocate 65.00 MiB. GPU 0 has a total capacity of 1024.00 MiB of which ")
+    assert " is free. 64.00 MiB allowed; Of the allocated memory 5.00 MiB is allocated by PyTorch, and " in out, out
     assert out.count("out of memory") == 1 and out.count("Tried to allocate") == 1, out
-    assert "unallocated.\nNo allocator could have served this" in out and "  budget     64 MiB" in out
+    assert "is reserved by PyTorch but unallocated.\nThe budget of 64 MiB that was set stops this" in out, out
+    assert "  budget     64 MiB" in out and "Raise it with budget:SIZE in GAPLESS_CONF" in out
+    code = USE + "for size in (2 << 30, 1 << 60): library.gapless_torch_malloc(size, 0, None)"
+    out = run(code, GAPLESS_CONF="report_on_failure:on")
+    assert "CUDA out of memory. Tried to allocate 2.00 GiB." in out and "allowed" not in out
+    assert "unallocated.\nNo allocator could have served this" in out
+    assert "CUDA out of memory. Tried to allocate more than 1EB memory." in out
 
 
 def test_every_front_end_s_failure_is_reported(run):
@@ -109,6 +117,45 @@ print("done")
 """
     )
     assert "done" in out
+
+
+def test_figures_are_measured(run):
+    run(
+        """
+import gapless
+from gapless._torch_figures import Figures
+MIB, figures, memory = 1 << 20, Figures(0), gapless.DeviceMemory(0)
+
+def of(metric):
+    return figures.nested()[metric]["all"]
+
+blocks = [memory.alloc(2 * MIB) for _ in range(8)]
+for block in blocks[::2]:
+    memory.free(block)
+assert of("inactive_split_bytes")["current"] == 0, "whole chunks go back with empty_cache"
+small = [memory.alloc(100) for _ in range(3)]
+cached = gapless.stats()["cached_bytes"]
+reserved, segments = of("reserved_bytes"), of("segment")
+assert reserved["current"] == reserved["peak"] == reserved["allocated"] and reserved["freed"] == 0, reserved
+assert segments["current"] == segments["peak"] == segments["allocated"] > 0 and segments["freed"] == 0, segments
+gapless.trim()
+held = of("reserved_bytes")
+assert held["freed"] == reserved["current"] - held["current"] > 0 and held["allocated"] == reserved["allocated"], held
+left = of("inactive_split_bytes")["current"]
+assert left == gapless.stats()["cached_bytes"] < cached, "the rest of the pages of small blocks"
+assert of("segment")["peak"] == segments["peak"] > of("segment")["current"]
+figures.reset_accumulated()
+figures.reset_peaks()
+for metric in ("reserved_bytes", "segment"):
+    values = of(metric)
+    assert values["allocated"] == values["freed"] == 0 and values["peak"] == values["current"], values
+"""
+    )
+
+
+def test_a_device_without_virtual_memory_management(run):
+    out = run("import gapless; gapless.DeviceMemory(0)", fails=True, GAPLESS_SIM_NO_VMM="1")
+    assert "leave gapless.torch.enable() and GAPLESS_TORCH out" in out and "PlainAllocator" not in out
 
 
 def test_pools_keep_what_they_have(run):

@@ -6,10 +6,14 @@ import sys
 import textwrap
 
 
+# What enable() tells the processes that this one starts. Here each decides for itself.
+INHERITED = ("GAPLESS_TORCH", "GAPLESS_CONF")
+
+
 def run(code, *arguments, fails=False, **environment):
     result = subprocess.run(
         [sys.executable, *arguments, *(["-c", textwrap.dedent(code)] if code else [])],
-        env={**os.environ, **environment},
+        env={**{key: value for key, value in os.environ.items() if key not in INHERITED}, **environment},
         capture_output=True,
         text=True,
         timeout=300,

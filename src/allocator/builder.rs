@@ -4,6 +4,7 @@ use super::Allocator;
 use super::error::BuildError;
 use super::geometry::Geometry;
 use super::kind::RegionKind;
+use super::shared::Budget;
 use crate::driver::Driver;
 use crate::physical::ChunkPolicy;
 use crate::sync::Arc;
@@ -49,8 +50,8 @@ impl<D: Driver> Builder<D> {
         }
     }
 
-    /// Sets the most physical bytes to hold; what does not fill a page is not used. Default: the free bytes of the device
-    /// when the allocator is built.
+    /// Sets the most physical bytes to hold; what does not fill a page is not used. Default: the device. What is free there is
+    /// looked at when the allocator is built, and again before a request fails.
     #[must_use]
     pub fn budget(mut self, bytes: u64) -> Self {
         self.budget = Some(bytes);
@@ -137,13 +138,17 @@ impl<D: Driver> Builder<D> {
         }
         let device = self.driver.memory_info();
         let device_bytes = device.as_ref().ok().map(|info| info.total);
-        let budget = match self.budget {
-            Some(bytes) => bytes,
-            None => device?.free,
+        // A device that others have filled may be free later.
+        let (budget, most) = match self.budget {
+            Some(bytes) => (Budget::Set(bytes), bytes),
+            None => {
+                let device = device?;
+                (Budget::Device { last_seen: device.free }, device.total)
+            }
         };
-        if budget < page_bytes {
-            let (budget, page) = (ByteSize(budget), ByteSize(page_bytes));
-            return setting("budget", &format!("{budget} is less than one page of {page}"));
+        if most < page_bytes {
+            let (most, page) = (ByteSize(most), ByteSize(page_bytes));
+            return setting("budget", &format!("{most} is less than one page of {page}"));
         }
         let slot = |wanted: u64| {
             let bytes = wanted.clamp(SLOT_BYTES.0.min(page_bytes * 32), SLOT_BYTES.1).next_power_of_two();
@@ -151,11 +156,11 @@ impl<D: Driver> Builder<D> {
         };
         let for_memory = |bytes: u64| slot(bytes.saturating_mul(SLOT_OVER_BUDGET));
         // The budget may be raised later, as far as the device has memory.
-        let slot_bytes = self.region_bytes.map_or_else(|| for_memory(budget.max(device_bytes.unwrap_or(0))), slot);
+        let slot_bytes = self.region_bytes.map_or_else(|| for_memory(most.max(device_bytes.unwrap_or(0))), slot);
         let first_slot_bytes = match (self.first_region_bytes, self.region_bytes) {
             (Some(first), _) => slot(first),
             (None, Some(_)) => slot_bytes,
-            (None, None) => for_memory(budget.min(device_bytes.unwrap_or(u64::MAX))),
+            (None, None) => for_memory(most.min(device_bytes.unwrap_or(u64::MAX))),
         };
         let slots = if self.first_region_bytes.is_some() { RegionKind::ALL.len() } else { FIRST_SLOTS };
         let geometry = Geometry {

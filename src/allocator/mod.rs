@@ -53,7 +53,7 @@ use crate::driver::Driver;
 use crate::sync::Arc;
 use crate::units::{DeviceAddr, StreamId};
 use geometry::Geometry;
-use shared::Shared;
+use shared::{Budget, Shared};
 use slow_path::{Door, Users};
 
 /// A GPU memory allocator for one device. Cheap to clone; every clone is the same allocator.
@@ -84,8 +84,8 @@ impl<D: Driver> Allocator<D> {
         Builder::new(driver)
     }
 
-    fn assemble(driver: Arc<D>, geometry: Geometry, budget_bytes: u64) -> Self {
-        let shared = Shared::new(driver, geometry, budget_bytes);
+    fn assemble(driver: Arc<D>, geometry: Geometry, budget: Budget) -> Self {
+        let shared = Shared::new(driver, geometry, budget);
         let door = Door::new(&shared);
         Self { inner: Arc::new(Inner { shared, door, torn_down: false }) }
     }
@@ -188,12 +188,18 @@ impl<D: Driver> Allocator<D> {
         self.inner.shared.streams.forget(stream)
     }
 
-    /// The budget in bytes: the most physical memory that the allocator may hold.
+    /// The budget in bytes: the most physical memory that the allocator may hold. Where none was set, the device is the budget:
+    /// what is held, and what was free beside it when the allocator looked last, as it does before a request fails.
     pub fn budget(&self) -> u64 {
         self.inner.shared.budget_bytes()
     }
 
-    /// Changes the budget. Free memory above the new budget is released now; live memory stays.
+    /// Whether a budget was set, by [`Builder::budget`] or [`set_budget`](Self::set_budget). Else the device is the budget.
+    pub fn has_set_budget(&self) -> bool {
+        !self.inner.shared.follows_device()
+    }
+
+    /// Sets a budget, which from now on holds in place of the device's memory. Free memory above the new budget is released now; live memory stays.
     ///
     /// # Errors
     /// The driver's, from releasing memory; the new budget holds all the same. In a forked process nothing is released.

@@ -6,7 +6,7 @@ use super::geometry::Geometry;
 use super::streams::Streams;
 use super::streams::directory::Directory;
 use crate::driver::{Driver, DriverError};
-use crate::sync::{Arc, AtomicU64, OnceLock, Ordering};
+use crate::sync::{Arc, AtomicBool, AtomicU64, OnceLock, Ordering};
 
 /// Everything of an allocator but chunks and mappings, which only the slow path touches.
 #[derive(Debug)]
@@ -20,10 +20,33 @@ pub struct Shared<D> {
     /// How often what happened, as far as no stream counts it.
     pub counters: Counters,
     budget_bytes: AtomicU64,
+    /// Changed under the mapper's lock.
+    follows_device: AtomicBool,
     lost: OnceLock<DriverError>,
     /// The process that built the allocator. A forked one shares the device's memory without knowing what its parent does
     /// with it, so nothing that talks to the driver runs there. Not checked where cached memory is handed out.
     process: u32,
+}
+
+/// The most bytes that may be held, by whom it was decided.
+#[derive(Clone, Copy, Debug)]
+pub enum Budget {
+    /// A caller.
+    Set(u64),
+    /// What the device has: what is held, and what was free beside it when it was asked last.
+    Device {
+        /// The bytes of both.
+        last_seen: u64,
+    },
+}
+
+impl Budget {
+    /// The bytes.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::Set(bytes) | Self::Device { last_seen: bytes } => bytes,
+        }
+    }
 }
 
 /// Counters that are not part of a stream's state.
@@ -45,13 +68,14 @@ pub struct Counters {
 
 impl<D: Driver> Shared<D> {
     /// An allocator that has seen no stream yet.
-    pub fn new(driver: Arc<D>, geometry: Geometry, budget_bytes: u64) -> Self {
+    pub fn new(driver: Arc<D>, geometry: Geometry, budget: Budget) -> Self {
         Self {
             streams: Streams::new(driver, &geometry),
             directory: Directory::default(),
             geometry,
             counters: Counters::default(),
-            budget_bytes: AtomicU64::new(budget_bytes),
+            budget_bytes: AtomicU64::new(budget.bytes()),
+            follows_device: AtomicBool::new(matches!(budget, Budget::Device { .. })),
             lost: OnceLock::new(),
             process: std::process::id(),
         }
@@ -67,9 +91,15 @@ impl<D: Driver> Shared<D> {
         self.budget_bytes().min(self.geometry.device_bytes)
     }
 
-    /// Changes the budget.
-    pub fn set_budget_bytes(&self, bytes: u64) {
-        self.budget_bytes.store(bytes, Ordering::Relaxed);
+    /// Whether the budget is the device, not one that a caller has set.
+    pub fn follows_device(&self) -> bool {
+        self.follows_device.load(Ordering::Relaxed)
+    }
+
+    /// Changes the budget. Called with the mapper locked.
+    pub fn set_budget(&self, budget: Budget) {
+        self.budget_bytes.store(budget.bytes(), Ordering::Relaxed);
+        self.follows_device.store(matches!(budget, Budget::Device { .. }), Ordering::Relaxed);
     }
 
     /// The process that built the allocator.

@@ -87,6 +87,8 @@ pub struct ChunkPool {
     page_bytes: u64,
     held_pages: PageCount,
     peak_held_pages: PageCount,
+    created_pages: PageCount,
+    peak_len: usize,
     idle_pages: PageCount,
     lent_out_pages: PageCount,
     budget_pages: PageCount,
@@ -109,6 +111,8 @@ impl ChunkPool {
             page_bytes,
             held_pages: PageCount::ZERO,
             peak_held_pages: PageCount::ZERO,
+            created_pages: PageCount::ZERO,
+            peak_len: 0,
             idle_pages: PageCount::ZERO,
             lent_out_pages: PageCount::ZERO,
             budget_pages: PageCount::within(budget_bytes, page_bytes),
@@ -149,9 +153,20 @@ impl ChunkPool {
         self.peak_held_pages.bytes(self.page_bytes)
     }
 
-    /// Resets the peak to the current value.
+    /// Returns the size of all chunks that were ever added, in bytes.
+    pub fn created_bytes(&self) -> u64 {
+        self.created_pages.bytes(self.page_bytes)
+    }
+
+    /// Returns the peak of [`len`](Self::len) since the last [`reset_peak`](Self::reset_peak).
+    pub fn peak_len(&self) -> usize {
+        self.peak_len
+    }
+
+    /// Resets the peaks to the current values.
     pub fn reset_peak(&mut self) {
         self.peak_held_pages = self.held_pages;
+        self.peak_len = self.len();
     }
 
     /// Returns the size of the chunks that are not mapped, in bytes.
@@ -210,6 +225,8 @@ impl ChunkPool {
         };
         self.held_pages += pages;
         self.peak_held_pages = self.peak_held_pages.max(self.held_pages);
+        self.created_pages += pages;
+        self.peak_len = self.peak_len.max(self.len());
         self.set_idle(id, true);
         id
     }

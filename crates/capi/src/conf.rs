@@ -4,6 +4,7 @@
 //! in brackets may contain commas, so that PyTorch's own texts can be passed on; a path cannot contain commas.
 
 use crate::config::Budget;
+use gapless::units::MIB;
 use gapless::{ByteSize, ChunkPolicy};
 use std::path::PathBuf;
 
@@ -90,6 +91,7 @@ impl Conf {
     pub fn parse(text: &str) -> Result<Self, ConfError> {
         let mut conf = Self::default();
         let mut seen: Vec<String> = Vec::new();
+        let mut fraction = None;
         for part in split(text)? {
             let (key, value) = part.split_once(':').ok_or_else(|| ConfError::NoValue { part: part.to_owned() })?;
             let (key, value) = (key.trim(), value.trim());
@@ -97,8 +99,14 @@ impl Conf {
                 return Err(ConfError::Twice { key: key.to_owned() });
             }
             seen.push(key.to_owned());
-            conf.set(key, value)?;
+            if key == FRACTION {
+                let bad = || ConfError::BadValue { key: FRACTION, value: value.to_owned(), expected: FRACTION_VALUES };
+                fraction = Some(value.parse().ok().and_then(part_of_device).ok_or_else(bad)?);
+            } else {
+                conf.set(key, value)?;
+            }
         }
+        conf.budget = conf.budget.or(fraction);
         Ok(conf)
     }
 
@@ -112,7 +120,8 @@ impl Conf {
             }
             "chunk" if value == "auto" => self.chunk = Some(ChunkPolicy::Auto),
             "chunk" => {
-                let bytes = size(value).ok_or_else(|| bad("chunk", "give auto, or a size such as 2MiB"))?;
+                let bytes = size(value).filter(|bytes| bytes.is_multiple_of(PAGE));
+                let bytes = bytes.ok_or_else(|| bad("chunk", "give auto, or a multiple of 2MiB such as 32MiB"))?;
                 self.chunk = Some(ChunkPolicy::Fixed(bytes));
             }
             "region" => {
@@ -164,10 +173,14 @@ fn budget(value: &str) -> Option<Budget> {
         Some(percent) => percent.trim().parse::<f64>().ok()? / 100.0,
         None => match value.parse::<f64>() {
             Ok(number) if value.contains('.') && number <= 1.0 => number,
-            _ => return size(value).map(Budget::Bytes),
+            _ => return size(value).filter(|bytes| *bytes >= PAGE).map(Budget::Bytes),
         },
     };
-    (fraction > 0.0 && fraction <= 1.0).then_some(Budget::Fraction(fraction))
+    part_of_device(fraction)
+}
+
+fn part_of_device(part: f64) -> Option<Budget> {
+    (part > 0.0 && part <= 1.0).then_some(Budget::Fraction(part))
 }
 
 /// Reads `auto`, `none`, the number of a device, or several in brackets.
@@ -200,11 +213,16 @@ fn known_keys() -> String {
     KEYS.join(", ")
 }
 
-const BUDGET: &str = "give bytes, such as 20GiB, or a fraction of the device, such as 0.9 or 90%";
+/// Bytes of the smallest page of any device: what a driver maps at a time.
+const PAGE: u64 = 2 * MIB;
+const BUDGET: &str = "give bytes, 2MiB or more, such as 20GiB, or a fraction of the device, such as 0.9 or 90%";
+/// PyTorch's own name of a budget. A budget that is given by ours counts more.
+const FRACTION: &str = "per_process_memory_fraction";
+const FRACTION_VALUES: &str = "give a number above 0 and at most 1";
 const PEERS: &str = "give auto, none, the number of a device, or several in brackets, such as [0,1]";
 const KEYS: [&str; 8] = ["budget", "slack", "chunk", "region", "peers", "log", "record", "report_on_failure"];
 /// Keys of `PYTORCH_CUDA_ALLOC_CONF`, and why they are not needed here.
-const PYTORCH_KEYS: [(&str, &str); 18] = [
+const PYTORCH_KEYS: [(&str, &str); 17] = [
     ("backend", "gapless is the backend"),
     ("max_split_size_mb", "any free block can be split, since free pages can be joined again wherever they lie"),
     ("max_non_split_rounding_mb", "blocks are not rounded up so that they stay whole"),
@@ -219,7 +237,6 @@ const PYTORCH_KEYS: [(&str, &str); 18] = [
     ("pinned_use_background_threads", "gapless does not allocate pinned host memory; PyTorch still does"),
     ("pinned_reserve_segment_size_mb", "gapless does not allocate pinned host memory; PyTorch still does"),
     ("graph_capture_record_stream_reuse", "memory of a captured graph is in a pool of its own"),
-    ("per_process_memory_fraction", "use budget:FRACTION"),
     ("large_segment_size_mb", "use chunk:SIZE to choose the size of physical chunks"),
     ("throw_on_cudamalloc_oom", "a request fails only when the bytes are not there"),
     ("use_uvm", "gapless allocates device memory only"),
@@ -228,7 +245,7 @@ const PYTORCH_KEYS: [(&str, &str); 18] = [
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gapless::units::{GIB, MIB};
+    use gapless::units::GIB;
 
     #[test]
     fn every_key_is_read() {
@@ -259,11 +276,40 @@ mod tests {
         assert_eq!(budget("0.9"), Ok(Some(Budget::Fraction(0.9))));
         assert_eq!(budget("1.0"), Ok(Some(Budget::Fraction(1.0))));
         assert_eq!(budget("90%"), Ok(Some(Budget::Fraction(0.9))));
-        assert_eq!(budget("4096"), Ok(Some(Budget::Bytes(4096))));
+        assert_eq!(budget("4194304"), Ok(Some(Budget::Bytes(4 * MIB))));
         assert_eq!(budget("1.5GiB"), Ok(Some(Budget::Bytes(GIB + GIB / 2))));
-        for value in ["", "0", "0.0", "-0.5", "101%", "0%", "nan", "lots", "NaN%", "1e400", "99999999999TiB"] {
+        for value in [
+            "",
+            "0",
+            "1",
+            "4096",
+            "2047KiB",
+            "0.0",
+            "-0.5",
+            "101%",
+            "0%",
+            "nan",
+            "lots",
+            "NaN%",
+            "1e400",
+            "99999999999TiB",
+        ] {
             let error = budget(value).unwrap_err();
             assert!(error.to_string().contains("such as 20GiB"), "{value}: {error}");
+        }
+    }
+
+    #[test]
+    fn pytorch_s_fraction_is_a_budget_unless_there_is_one() {
+        let budget = |text: &str| Conf::parse(text).map(|conf| conf.budget);
+        assert_eq!(budget("per_process_memory_fraction:0.5"), Ok(Some(Budget::Fraction(0.5))));
+        assert_eq!(budget("per_process_memory_fraction:1"), Ok(Some(Budget::Fraction(1.0))));
+        for text in ["per_process_memory_fraction:0.5,budget:1GiB", "budget:1GiB,per_process_memory_fraction:0.5"] {
+            assert_eq!(budget(text), Ok(Some(Budget::Bytes(GIB))), "{text}");
+        }
+        for value in ["0", "1.5", "-1", "x", "nan"] {
+            let error = budget(&format!("per_process_memory_fraction:{value}")).unwrap_err();
+            assert!(error.to_string().contains("above 0 and at most 1"), "{error}");
         }
     }
 
@@ -310,7 +356,17 @@ mod tests {
         assert!(matches!(Conf::parse("log:on,log:on"), Err(ConfError::Twice { .. })));
         assert!(matches!(Conf::parse("a:[1,2"), Err(ConfError::Brackets { .. })));
         assert!(matches!(Conf::parse("a:1],b:2"), Err(ConfError::Brackets { .. })));
-        for text in ["slack:0.9", "slack:x", "slack:nan", "chunk:0", "chunk:-1", "log:maybe", "record:", "region:0"] {
+        for text in [
+            "slack:0.9",
+            "slack:x",
+            "slack:nan",
+            "chunk:0",
+            "chunk:-1",
+            "chunk:3MiB",
+            "log:maybe",
+            "record:",
+            "region:0",
+        ] {
             assert!(matches!(Conf::parse(text), Err(ConfError::BadValue { .. })), "{text}");
         }
         assert!(matches!(Conf::parse(":x"), Err(ConfError::UnknownKey { .. })));

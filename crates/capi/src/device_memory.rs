@@ -22,7 +22,7 @@ use crate::status::{
 use crate::streams::StreamLives;
 use gapless::allocator::{AddressFacts, AllocError, FreeError, LiveAllocation, Snapshot, Stats, StreamError, Trimmed};
 use gapless::driver::cuda::{CudaDriver, LEGACY_STREAM, PER_THREAD_STREAM};
-use gapless::driver::{DriverError, DriverErrorKind, StreamDriver};
+use gapless::driver::{DriverError, DriverErrorKind, MemoryDriver, StreamDriver};
 use gapless::units::ByteSize;
 use gapless::{Allocator, DeviceAddr, StreamId};
 use serde::Serialize;
@@ -40,6 +40,7 @@ impl Device {
             self.settle(self.foreign.wait());
             outcome = serve();
         }
+        let outcome = outcome.map_err(|error| self.with_pools(error));
         self.main.note_request(request, &outcome);
         match outcome {
             Ok(addr) => {
@@ -59,6 +60,48 @@ impl Device {
                 Err(failure)
             }
         }
+    }
+
+    /// A failure of one of the device's allocators, with what the others hold.
+    #[cold]
+    fn with_pools(&self, mut error: AllocError) -> AllocError {
+        if let AllocError::OutOfMemory(report) = &mut error {
+            let held = self.main.allocator.reserved_bytes() + self.pools.held_bytes();
+            report.add_elsewhere(held.saturating_sub(report.reserved_bytes));
+            if self.main.allocator.has_set_budget() {
+                report.budget_bytes = self.pools.whole_budget(&self.main);
+            }
+        }
+        error
+    }
+
+    /// What the device's allocators hold together.
+    pub fn memory_use(&self) -> MemoryUse {
+        let pools = self.pools.all();
+        let live_in_pools = pools.iter().map(|pool| pool.allocator.live_bytes()).sum();
+        let main = &self.main.allocator;
+        MemoryUse {
+            live: main.live_bytes() + live_in_pools,
+            live_in_pools,
+            reserved: main.reserved_bytes() + self.pools.held_bytes(),
+            set_budget: main.has_set_budget().then(|| self.pools.whole_budget(&self.main)),
+        }
+    }
+
+    /// Why a request that is larger than the addresses of a region fails: most of the time the device is far smaller.
+    #[cold]
+    pub fn explain_too_large(&self, bytes: u64, error: &AllocError) -> String {
+        match self.main.allocator.driver().memory_info() {
+            Ok(device) if bytes > device.total => {
+                format!("No allocator could have served this: the device has {} in all.", ByteSize(device.total))
+            }
+            _ => error.to_string(),
+        }
+    }
+
+    /// Sets the budget of the main allocator and of all pools together.
+    pub fn set_budget(&self, bytes: u64) -> Answer<()> {
+        self.pools.set_budget(&self.main, bytes)
     }
 
     fn alloc_from_main(&self, request: &Request) -> Result<DeviceAddr, AllocError> {
@@ -260,6 +303,19 @@ fn is_default(stream: StreamId) -> bool {
     [StreamId::DEFAULT, LEGACY_STREAM, PER_THREAD_STREAM].contains(&stream)
 }
 
+/// What the allocators of a device hold together, pools included.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MemoryUse {
+    /// Bytes requested by live allocations.
+    pub live: u64,
+    /// Those of them in pools.
+    pub live_in_pools: u64,
+    /// Bytes of all chunks.
+    pub reserved: u64,
+    /// The budget, if one was set.
+    pub set_budget: Option<u64>,
+}
+
 /// What a [`DeviceReport`] has.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Contents {
@@ -294,14 +350,31 @@ struct PoolReport {
 }
 
 /// A failed request in words that fit every front end. One that exceeds the addresses of a region counts as out of memory.
-fn worded(request: &Request, error: AllocError) -> Failure {
+fn worded(device: &Device, request: &Request, error: AllocError) -> Failure {
     match &error {
         AllocError::TooLarge { .. } => {
-            let text = format!("GPU out of memory. Tried to allocate {}. {error}", ByteSize(request.bytes));
+            let explanation = device.explain_too_large(request.bytes, &error);
+            let text = format!("GPU out of memory. Tried to allocate {}. {explanation}", ByteSize(request.bytes));
             Failure::caused(GAPLESS_ERROR_OUT_OF_MEMORY, text, &error)
         }
-        _ => Failure::from(error),
+        _ => {
+            let mut failure = Failure::from(error);
+            if let Some(hint) = budget_hint(&failure) {
+                failure.text = format!("{}\n{hint}", failure.text);
+            }
+            failure
+        }
     }
+}
+
+/// How to raise the budget, where that is what stopped a request.
+pub(crate) fn budget_hint(failure: &Failure) -> Option<&'static str> {
+    let report = failure.cause.report.as_ref()?;
+    report.stopped_by_budget.then_some(
+        "Raise it with budget:SIZE in GAPLESS_CONF, gapless_set_budget in C, or in Python \
+         gapless.DeviceMemory(device).set_budget(bytes), gapless.torch.enable(budget=...) or \
+         torch.cuda.set_per_process_memory_fraction",
+    )
 }
 
 /// Allocates bytes for work on stream from the process-wide allocator of a device, and writes the device address to
@@ -339,7 +412,8 @@ pub unsafe extern "C" fn gapless_device_alloc_aligned(
     guard(|| {
         check_out(pointer, "pointer")?;
         let request = Request { bytes, alignment, stream: stream_id(stream), lives: StreamLives::Unknown };
-        let addr = Device::get(device)?.alloc(&request, |error| worded(&request, error))?;
+        let device = Device::get(device)?;
+        let addr = device.alloc(&request, |error| worded(device, &request, error))?;
         // SAFETY: not null, so valid for a write (the function's contract).
         unsafe { pointer.write(device_pointer(addr)) };
         Ok(())

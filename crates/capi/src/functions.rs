@@ -4,6 +4,7 @@ use crate::config::{Settings, gapless_config, text};
 use crate::instance::Request;
 use crate::last_error::guard;
 use crate::out::check_out;
+use crate::process::Device;
 use crate::registry::{Lifetime, find, gapless_allocator, register, remove};
 use crate::status::{Answer, gapless_status};
 use crate::streams::StreamLives;
@@ -155,7 +156,13 @@ pub unsafe extern "C" fn gapless_trim(
 /// allocations stay.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_set_budget(allocator: *mut gapless_allocator, bytes: u64) -> gapless_status {
-    guard(|| Ok(find(allocator)?.allocator.set_budget(bytes)?))
+    guard(|| {
+        let instance = find(allocator)?;
+        match Device::all().find(|device| Arc::ptr_eq(&device.main, &instance)) {
+            Some(device) => device.set_budget(bytes),
+            None => Ok(instance.allocator.set_budget(bytes)?),
+        }
+    })
 }
 
 /// Resets the peaks of live and held bytes to current values.

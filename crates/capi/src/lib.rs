@@ -45,6 +45,7 @@ mod reports;
 mod status;
 mod streams;
 mod torch;
+mod torch_message;
 
 pub use conf::{Conf, ConfError, Peers};
 pub use config::{Budget, gapless_config};

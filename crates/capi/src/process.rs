@@ -191,8 +191,7 @@ pub unsafe extern "C" fn gapless_configure(conf: *const c_char) -> gapless_statu
 /// made on first use from GAPLESS_CONF and lives as long as the process; gapless_destroy refuses it.
 ///
 /// Allocate from it with gapless_device_alloc: calls by handle go past the pools of captured graphs, the memory history, and
-/// what other devices' streams use. A
-/// budget set by handle lasts until a pool is closed or used; gapless_torch_set_fraction shares one with the pools.
+/// what other devices' streams use. A budget that is set by handle is that of the device, pools included.
 ///
 /// # Safety
 /// allocator points to a handle.

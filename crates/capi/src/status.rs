@@ -120,7 +120,16 @@ impl From<CloseError> for Failure {
 
 impl From<OpenError> for Failure {
     fn from(error: OpenError) -> Self {
-        Self::caused(GAPLESS_ERROR_NO_DEVICE, &error, &error)
+        // The way out that the error names is one in Rust.
+        let text = match &error {
+            OpenError::NoVmm { ordinal, name, reason } => format!(
+                "device {ordinal} ({name}) has no virtual memory management ({reason}), so gapless cannot remap memory on it. \
+                 Run this program without gapless (in Python, leave gapless.torch.enable() and GAPLESS_TORCH out), or choose \
+                 another device with CUDA_VISIBLE_DEVICES; 'gapless doctor' says what each device lacks"
+            ),
+            _ => error.to_string(),
+        };
+        Self::caused(GAPLESS_ERROR_NO_DEVICE, text, &error)
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! The other entry points return nothing, so their first few failures go to stderr.
 
-use crate::device_memory::Contents;
+use crate::device_memory::{Contents, budget_hint};
 use crate::functions::{CUstream_st, address, device_pointer, stream_id};
 use crate::instance::Request;
 use crate::last_error::{gapless_last_error, guard, tell};
@@ -14,9 +14,9 @@ use crate::out::write_json;
 use crate::process::Device;
 use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, GAPLESS_OK, gapless_status};
 use crate::streams::StreamLives;
-use gapless::allocator::{AddressFacts, AllocError, FreeError, OutOfMemory};
+use crate::torch_message;
+use gapless::allocator::{AddressFacts, AllocError, FreeError};
 use gapless::driver::MemoryDriver;
-use gapless::units::ByteSize;
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
@@ -47,7 +47,7 @@ pub extern "C-unwind" fn gapless_torch_malloc(
             Device::get(device)?,
             Request { bytes, alignment: 1, stream: stream_id(stream), lives: StreamLives::AsLongAsTheProcess },
         );
-        let addr = device.alloc(&request, |error| worded(device.ordinal, bytes, error))?;
+        let addr = device.alloc(&request, |error| worded(device, bytes, error))?;
         pointer = device_pointer(addr);
         Ok(())
     });
@@ -76,39 +76,23 @@ unsafe fn fail(out_of_memory: bool) {
     unsafe { handler(gapless_last_error(), i32::from(out_of_memory)) };
 }
 
-/// A failed request in PyTorch's words, which log scrapers look for.
-fn worded(ordinal: u32, bytes: u64, error: AllocError) -> Failure {
-    let text = match &error {
-        AllocError::OutOfMemory(report) => message(ordinal, report),
-        AllocError::TooLarge { .. } => format!("{} {error}", headline(bytes)),
+/// A failed request in PyTorch's words, which log scrapers and tests look for, and then gapless's.
+fn worded(device: &Device, bytes: u64, error: AllocError) -> Failure {
+    let explanation = match &error {
+        AllocError::OutOfMemory(report) => report.explanation().to_string(),
+        AllocError::TooLarge { .. } => device.explain_too_large(bytes, &error),
         _ => return Failure::from(error),
     };
-    Failure::caused(GAPLESS_ERROR_OUT_OF_MEMORY, text, &error)
-}
-
-fn headline(bytes: u64) -> String {
-    format!("CUDA out of memory. Tried to allocate {}.", ByteSize(bytes))
-}
-
-/// PyTorch's headline and sentences, then the report without its own headline.
-fn message(ordinal: u32, report: &OutOfMemory) -> String {
-    let mut text = headline(report.requested_bytes);
-    if let Some(info) = report.device {
-        text.push_str(&format!(
-            " GPU {ordinal} has a total capacity of {} of which {} is free.",
-            ByteSize(info.total),
-            ByteSize(info.free)
-        ));
+    let info = match error.report() {
+        Some(report) => report.device,
+        None => device.main.allocator.driver().memory_info().ok(),
+    };
+    let headline = torch_message::headline(device.ordinal, bytes, info, device.memory_use());
+    let mut failure = Failure::caused(GAPLESS_ERROR_OUT_OF_MEMORY, format!("{headline}\n{explanation}"), &error);
+    if let Some(hint) = budget_hint(&failure) {
+        failure.text = format!("{}\n{hint}", failure.text);
     }
-    text.push_str(&format!(
-        " {} allowed; Of the allocated memory {} is allocated by PyTorch, and {} is reserved by gapless but \
-         unallocated.\n{}",
-        ByteSize(report.budget_bytes),
-        ByteSize(report.live_bytes),
-        ByteSize(report.reserved_bytes.saturating_sub(report.live_bytes)),
-        report.explanation(),
-    ));
-    text
+    failure
 }
 
 /// Frees for PyTorch.

@@ -104,6 +104,15 @@ fn misuse_is_answered() {
     assert!(text.contains("as expected"), "{text}");
 }
 
+/// Another context's memory is the device's as well: what is freed there can be had here.
+#[test]
+fn the_default_budget_is_the_device() {
+    let libraries = Libraries::new();
+    let program = libraries.compile_from("tests/programs", "device_budget", &["-lgapless", "-lcuda"]);
+    let text = libraries.run(&program);
+    assert!(text.contains("as expected"), "{text}");
+}
+
 /// Static destructors of C++ and handlers of `atexit` run when the thread's own variables are gone.
 #[test]
 fn calls_after_main_are_answered() {

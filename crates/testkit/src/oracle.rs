@@ -192,10 +192,21 @@ impl Oracle {
         assert_eq!(report.satisfiable, report.free_bytes >= report.requested_bytes);
         let size = round_up(report.requested_bytes.max(1), GRANULE).unwrap_or(u64::MAX);
         assert_eq!(report.satisfiable_by_whole_pages, report.obtainable_bytes >= size);
-        let verdict = match (report.satisfiable, report.satisfiable_by_whole_pages) {
-            (false, _) => "No allocator could have served this",
-            (true, false) => "There are enough free bytes",
-            (true, true) => "whole free pages would cover the request",
+        assert_eq!(report.free_without_budget_bytes, report.free_bytes - headroom + device.free);
+        let in_pages = |bytes: u64| bytes - bytes % report.page_bytes;
+        let budget = in_pages(report.budget_bytes.min(device.total));
+        let creatable = budget.saturating_sub(report.reserved_bytes).min(in_pages(device.free));
+        let without_budget = report.obtainable_bytes - creatable + in_pages(device.free);
+        let by_budget = allocator.has_set_budget() && report.obtainable_bytes < size && without_budget >= size;
+        assert_eq!(report.stopped_by_budget, by_budget, "{report}");
+        let verdict = if by_budget {
+            "A higher budget (set_budget) would serve it"
+        } else if report.free_without_budget_bytes < report.requested_bytes {
+            "No allocator could have served this"
+        } else if report.satisfiable_by_whole_pages {
+            "whole free pages would cover the request"
+        } else {
+            "There are enough free bytes"
         };
         assert!(report.to_string().contains(verdict), "{report}");
         assert_eq!(report.pinned.by_pending_bytes, report.pending_bytes);

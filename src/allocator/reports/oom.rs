@@ -48,8 +48,13 @@ pub struct OutOfMemory {
     pub device: Option<MemoryInfo>,
     /// Bytes of the device that others hold.
     pub others_bytes: u64,
+    /// Bytes of the device that other allocators of the program hold, pools for example, as far as whoever made them has
+    /// [added](Self::add_elsewhere) them. Not in `others_bytes`.
+    pub elsewhere_bytes: u64,
     /// The most bytes that the allocator may hold.
     pub budget_bytes: u64,
+    /// Whether a budget that was set is what stops the request: the device has free memory enough for it.
+    pub stopped_by_budget: bool,
     /// Bytes that the allocator holds.
     pub reserved_bytes: u64,
     /// Bytes requested by live allocations.
@@ -64,6 +69,8 @@ pub struct OutOfMemory {
     pub range_bytes: u64,
     /// All bytes that are free, in whatever form: cached, pending, in idle chunks, and what may still be created.
     pub free_bytes: u64,
+    /// The same if there were no budget, so that all that is free on the device could be created.
+    pub free_without_budget_bytes: u64,
     /// Free bytes that can be put behind one address range: whole free chunks, and what may still be created.
     pub obtainable_bytes: u64,
     /// The rest of the free bytes.
@@ -77,14 +84,33 @@ pub struct OutOfMemory {
 }
 
 impl OutOfMemory {
+    /// Says that so many bytes of those that others hold are held by another allocator of the program.
+    pub fn add_elsewhere(&mut self, bytes: u64) {
+        let moved = bytes.min(self.others_bytes);
+        self.others_bytes -= moved;
+        self.elsewhere_bytes += moved;
+    }
+
     /// Whether any allocator could have served the request, in a sentence.
     pub fn verdict(&self) -> String {
-        let (requested, free) = (ByteSize(self.requested_bytes), ByteSize(self.free_bytes));
-        if !self.satisfiable {
+        let requested = ByteSize(self.requested_bytes);
+        if self.stopped_by_budget {
+            let on_device = self.device.map_or(0, |device| device.free);
+            return format!(
+                "The budget of {} that was set stops this: {requested} were asked for, {} are free within the budget, \
+                 and {} on the device. A higher budget (set_budget) would serve it.",
+                ByteSize(self.budget_bytes),
+                ByteSize(self.free_bytes),
+                ByteSize(on_device)
+            );
+        }
+        let free_bytes = self.free_without_budget_bytes;
+        let free = ByteSize(free_bytes);
+        if free_bytes < self.requested_bytes {
             return format!(
                 "No allocator could have served this: {requested} were asked for and only {free} are free in all, {} too \
                  little.",
-                ByteSize(self.requested_bytes - self.free_bytes)
+                ByteSize(self.requested_bytes - free_bytes)
             );
         }
         if !self.satisfiable_by_whole_pages {
@@ -142,6 +168,13 @@ impl OutOfMemory {
                 size(device.total),
                 size(device.free),
                 size(self.others_bytes)
+            )?;
+        }
+        if self.elsewhere_bytes > 0 {
+            writeln!(
+                f,
+                "  elsewhere  {} held by other allocators of this process, such as pools",
+                size(self.elsewhere_bytes)
             )?;
         }
         writeln!(f, "  budget     {}, of which {} are held", size(self.budget_bytes), size(self.reserved_bytes))?;

@@ -21,6 +21,8 @@ pub struct Stats {
     pub cached_bytes: u64,
     /// Bytes that were freed and wait for other streams.
     pub pending_bytes: u64,
+    /// Those of them in completely free chunks, which a trim returns to the driver.
+    pub free_chunk_bytes: u64,
     /// Bytes of chunks that nothing maps.
     pub idle_bytes: u64,
     /// Bytes of chunks of raw ranges, and of dropped ones that could not be unmapped yet.
@@ -29,10 +31,14 @@ pub struct Stats {
     pub reserved_bytes: u64,
     /// Highest `reserved_bytes`.
     pub peak_reserved_bytes: u64,
+    /// Bytes of all chunks created so far. Those that are not held any more were released.
+    pub created_bytes: u64,
     /// The most bytes that may be held.
     pub budget_bytes: u64,
     /// Number of chunks held.
     pub chunks: u64,
+    /// Highest `chunks`.
+    pub peak_chunks: u64,
     /// Number of mappings, stale ones included.
     pub mappings: u64,
     /// Number of allocations so far.

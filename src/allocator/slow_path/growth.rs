@@ -10,7 +10,7 @@ use super::SlowPath;
 use super::addresses::Widened;
 use super::execute::Outcome;
 use super::plan::{Allowance, Copies, Goal, Overtaken, Plan, Recreation, States, claim, plan};
-use crate::driver::{Driver, DriverError, MemoryDriver};
+use crate::driver::{Driver, DriverError};
 use crate::pages::PageCount;
 use crate::physical::ChunkId;
 use crate::units::DeviceAddr;
@@ -24,6 +24,8 @@ pub struct Growth<'p, 'a, D: Driver> {
     refused: Option<DriverError>,
     /// Most pages that may be created since then: what the device says to have left, and none once it has refused that too.
     left_on_device: PageCount,
+    /// How often the device may still be asked what is free now.
+    looks: u8,
     /// What was said when there were no addresses for the request, last time.
     no_addresses: Option<AllocError>,
     recreation: Recreation,
@@ -42,6 +44,9 @@ enum NoPlan {
     /// Others were faster.
     Overtaken,
 }
+
+/// How often a request that runs short looks at the device: before it waits for anything, and before it fails.
+const LOOKS: u8 = 2;
 
 /// What a round came to.
 enum Round {
@@ -71,6 +76,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
             request,
             refused: None,
             left_on_device: PageCount(u64::MAX),
+            looks: LOOKS,
             no_addresses: None,
             recreation: Recreation::WithoutWaiting,
         }
@@ -114,11 +120,13 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     /// What to try when there is no plan, in this order.
     fn remedy(&mut self, shortage: Shortage) -> Result<Round, AllocError> {
         let another_round = (shortage == Shortage::Addresses && self.widen()?)
+            || (self.looks == LOOKS && self.refused.is_none() && self.look_at_device())
             || self.release_idle()
             || self.allow_recreation()
             || self.wait_for_pending()?
             || self.wait_for_device()?
-            || self.settle_left_behind()?;
+            || self.settle_left_behind()?
+            || self.look_at_device();
         Ok(if another_round { Round::Again } else { Round::Exhausted })
     }
 
@@ -216,10 +224,24 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         if self.left_on_device == PageCount::ZERO {
             return Round::Exhausted;
         }
-        let left = self.path.driver().memory_info().map_or(0, |info| info.free);
-        let left = PageCount::within(left, self.path.page_bytes());
+        let left = self.path.look_at_device().unwrap_or(PageCount::ZERO);
         self.left_on_device = if left < self.left_on_device { left } else { PageCount::ZERO };
         Round::Again
+    }
+
+    /// Others may have given memory back since the device was last asked. Returns whether more may be created than before.
+    fn look_at_device(&mut self) -> bool {
+        let before = self.path.mapper.pool.headroom_pages().min(self.left_on_device);
+        // A budget that was set does not change with the device.
+        let may_grow = self.path.shared.follows_device() || self.refused.is_some();
+        if self.looks == 0 || !may_grow {
+            return false;
+        }
+        self.looks -= 1;
+        let Some(now) = self.path.look_at_device().filter(|now| *now > before) else { return false };
+        self.refused = None;
+        self.left_on_device = now;
+        true
     }
 
     fn widen(&mut self) -> Result<bool, AllocError> {

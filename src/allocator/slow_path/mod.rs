@@ -35,7 +35,7 @@ pub use trim::Trimmed;
 
 use super::error::AllocError;
 use super::request::Request;
-use super::shared::Shared;
+use super::shared::{Budget, Shared};
 use super::streams::Progress;
 use super::streams::directory::Place;
 use super::streams::peak::Visit;
@@ -126,11 +126,11 @@ impl Door {
         })
     }
 
-    /// Changes the budget, in a forked process and after the device was lost as well. Releases nothing.
+    /// Sets a budget, in a forked process and after the device was lost as well. Releases nothing.
     pub fn set_budget<D: Driver>(&self, shared: &Shared<D>, bytes: u64) {
         // Under the lock, so that of two callers one sets both.
         let mut mapper = self.mapper.lock();
-        shared.set_budget_bytes(bytes);
+        shared.set_budget(Budget::Set(bytes));
         mapper.pool.set_budget(shared.creatable_bytes());
         self.holdings.lock().update(&mapper);
     }
@@ -166,6 +166,18 @@ impl<'a, D: Driver> SlowPath<'a, D> {
     /// Bytes of a page.
     fn page_bytes(&self) -> u64 {
         self.shared.geometry.page_bytes
+    }
+
+    /// Asks the device what is free now. Where the device is the budget, that is changed accordingly. Returns the pages that may
+    /// be created now; `None` where the device does not answer.
+    fn look_at_device(&mut self) -> Option<PageCount> {
+        let free = self.driver().memory_info().ok()?.free;
+        let pool = &mut self.mapper.pool;
+        if self.shared.follows_device() {
+            self.shared.set_budget(Budget::Device { last_seen: pool.held_bytes().saturating_add(free) });
+            pool.set_budget(self.shared.creatable_bytes());
+        }
+        Some(pool.headroom_pages().min(PageCount::within(free, pool.page_bytes())))
     }
 
     /// Whether the budget allows no more chunks.

@@ -297,13 +297,15 @@ impl<D: Driver> SlowPath<'_, D> {
     fn gather(&mut self, pages: PageCount, requested: u64, user: StreamIndex) -> Result<Vec<ChunkId>, AllocError> {
         let (mut chunks, mut left) = (Vec::new(), pages);
         let mut taken = IdleTaken::default();
+        let mut looked = false;
         loop {
             let refused = self.take_and_create(&mut left, &mut chunks, &mut taken)?;
             if left == PageCount::ZERO {
                 return Ok(chunks);
             }
             self.progress().settle_pending()?;
-            let found = self.make_idle(left)?
+            let found = (!std::mem::replace(&mut looked, true) && self.finds_more_on_device())
+                || self.make_idle(left)?
                 || self.release_some(left, &chunks)?
                 || self.progress().wait_for_pending()?
                 || self.wait_for_device()?
@@ -313,6 +315,12 @@ impl<D: Driver> SlowPath<'_, D> {
                 return Err(self.out_of_memory(&request, user, refused.as_ref()));
             }
         }
+    }
+
+    /// Whether the device, where that is the budget, allows more to be created than when it was last asked.
+    fn finds_more_on_device(&mut self) -> bool {
+        let before = self.mapper.pool.headroom_pages();
+        self.shared.follows_device() && self.look_at_device().is_some_and(|now| now > before)
     }
 
     /// Takes idle chunks and creates new ones, for up to `left` pages. Returns the driver's answer when it had no more.

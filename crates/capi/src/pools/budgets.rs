@@ -1,6 +1,8 @@
 //! The budget of the device, shared by the main allocator and the pools.
 //!
-//! Nobody may hold more than there is, and whoever needs memory may have what nobody holds. So a pool is lent a part of what
+//! Where none was set, the device is the budget, and nothing has to be shared out: whoever runs short looks at what is free there.
+//!
+//! Else nobody may hold more than there is, and whoever needs memory may have what nobody holds. So a pool is lent a part of what
 //! is left when it begins, and all of it when that was not enough; when it ends, and when the main allocator needs memory, the
 //! loan is over.
 
@@ -19,6 +21,11 @@ pub(super) struct Books {
 }
 
 impl Books {
+    /// Whether the device is the budget. A budget that was set stays the device's while there are pools: `main` has a part of it.
+    pub fn follow_device(&self, main: &Instance) -> bool {
+        self.whole.is_none() && !main.allocator.has_set_budget()
+    }
+
     /// The device's budget.
     pub fn whole_budget(&self, main: &Instance) -> u64 {
         self.whole.unwrap_or_else(|| main.allocator.budget())
@@ -30,7 +37,8 @@ impl Pools {
     pub fn set_budget(&self, main: &Instance, bytes: u64) -> Answer<()> {
         self.close_condemned(main, None);
         let mut books = self.books.lock();
-        if books.whole.is_none() {
+        if self.none() && books.closing_bytes == 0 {
+            books.whole = None;
             return Ok(main.allocator.set_budget(bytes)?);
         }
         books.whole = Some(bytes);
@@ -40,6 +48,9 @@ impl Pools {
 
     /// Lets the main allocator hold what pools do not.
     pub(super) fn share_budget(&self, books: &mut Books, main: &Instance) {
+        if books.follow_device(main) {
+            return;
+        }
         let (whole, held) = (books.whole_budget(main), self.restrict(None) + books.closing_bytes);
         // Memory that cannot be returned now counts against the next request.
         let _ = main.allocator.set_budget(whole.saturating_sub(held));
@@ -58,6 +69,9 @@ impl Pools {
     }
 
     fn lend(&self, books: &mut Books, main: &Instance, pool: &Arc<Pool>, part: impl Fn(u64) -> u64) {
+        if books.follow_device(main) {
+            return;
+        }
         let others = self.restrict(Some(pool)) + books.closing_bytes;
         let (held, held_by_main) = (pool.held(), main.allocator.reserved_bytes());
         let whole = books.whole_budget(main);

@@ -16,7 +16,8 @@
 //!
 //! - I1  a pool is condemned once its last user is gone, it is not open, and nothing in it is live; it stays so.
 //! - I2  a pool is closed only after the host has waited for the device since it was condemned.
-//! - I3  the budgets of the main allocator and of all pools together are at most the device's, but for what is held already.
+//! - I3  where a budget was set, those of the main allocator and of all pools together are at most that, but for what is held
+//!   already.
 //!
 //! Threads: any. Requests and frees of pools share two locks, `open` and `list`, that others hold for moments only: a free may
 //! wait for a stream's clock, so those behind it pass a thread that waits to change the list. `books` is held by those who change
@@ -89,7 +90,8 @@ impl Pools {
         let driver = main.allocator.driver();
         let mut settings = self.settings.clone();
         // At least a page, or no allocator can be built. What it may hold is decided next.
-        settings.budget = Some(Budget::Bytes(books.whole_budget(main).max(driver.granularity())));
+        let whole = books.whole_budget(main).max(driver.granularity());
+        settings.budget = (!books.follow_device(main)).then_some(Budget::Bytes(whole));
         let allocator = settings.build_for_graphs(Arc::clone(driver))?;
         let pool = Pool { id, allocator, users: AtomicU32::new(0), condemned: AtomicBool::new(false) };
         let pool = Arc::new(pool);
@@ -199,6 +201,17 @@ impl Pools {
             return Vec::new();
         }
         self.list.read_recursive().iter().filter(|pool| !pool.is_condemned()).cloned().collect()
+    }
+
+    /// Bytes that all pools hold.
+    pub fn held_bytes(&self) -> u64 {
+        let books = self.books.lock();
+        self.list.read_recursive().iter().map(|pool| pool.held()).sum::<u64>() + books.closing_bytes
+    }
+
+    /// The budget of the device: of the main allocator and all pools together.
+    pub fn whole_budget(&self, main: &Instance) -> u64 {
+        self.books.lock().whole_budget(main)
     }
 
     /// Bytes that condemned pools hold: they go back to the driver when they are wanted.

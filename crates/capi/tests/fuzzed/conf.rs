@@ -43,12 +43,12 @@ fn check_c_interface(text: &str, error: Option<&ConfError>) {
 /// What a configuration may say, whoever uses it.
 fn check_ranges(conf: &Conf) {
     match conf.budget {
-        Some(Budget::Bytes(bytes)) => assert!(bytes > 0),
+        Some(Budget::Bytes(bytes)) => assert!(bytes >= 2 << 20),
         Some(Budget::Fraction(part)) => assert!(part > 0.0 && part <= 1.0, "{part}"),
         None => {}
     }
     assert!(conf.slack.is_none_or(|slack| slack >= 1.0), "{conf:?}");
-    assert!(!matches!(conf.chunk, Some(ChunkPolicy::Fixed(0))));
+    assert!(!matches!(conf.chunk, Some(ChunkPolicy::Fixed(bytes)) if bytes == 0 || !bytes.is_multiple_of(2 << 20)));
     assert_ne!(conf.region_bytes, Some(0));
     if let Peers::Listed(listed) = &conf.peers {
         assert!(!listed.is_empty() && listed.is_sorted_by(|one, next| one < next), "{listed:?}");

@@ -1,9 +1,13 @@
 //! The Python wheel. Building it takes a C++ compiler and Python with setuptools; installing it takes neither.
+//!
+//! The wheel runs where the C library is as new as its tag says: `OLDEST_GLIBC` where cargo-zigbuild links against that, else
+//! that of the machine that builds it.
 
 use super::python_package;
 use crate::failure::Failure;
 use crate::workspace::Workspace;
 use crate::{files, process, python};
+use std::path::PathBuf;
 
 /// What `python/setup.py` and `python/pyproject.toml` ask for.
 const BUILD_TOOLS: &str = "\
@@ -23,20 +27,30 @@ pub fn run(workspace: &Workspace) -> Result<(), Failure> {
         )));
     }
     python_package::require_tools()?;
-    process::run(&mut workspace.cargo(["build", "--release", "--package", "gapless-capi"]))?;
+    let built = build(workspace)?;
 
     let folder = files::temporary_folder()?;
-    for file in ["setup.py", "pyproject.toml", "README.md"] {
+    for file in ["setup.py", "pyproject.toml", "README.md", "gapless_start.pth"] {
         files::copy(&workspace.path("python").join(file), &folder.path().join(file))?;
     }
-    let library = workspace.target("release/libgapless_capi.so");
-    python_package::assemble(workspace, &folder.path().join("gapless"), &library)?;
+    for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
+        files::copy(&workspace.path(licence), &folder.path().join(licence))?;
+    }
+    let package = folder.path().join("gapless");
+    python_package::assemble(workspace, &package, &built.join("libgapless_capi.so"))?;
+    python_package::add_program(workspace, &package, &built.join("gapless"))?;
+    let glibc = python_package::glibc(workspace, &package, OLDEST_GLIBC)?;
+    if glibc != OLDEST_GLIBC {
+        eprintln!(
+            "this wheel needs glibc {glibc}: for one that runs from {OLDEST_GLIBC} on, {python} -m pip install cargo-zigbuild"
+        );
+    }
 
     let dist = workspace.path("dist");
     files::create_folder(&dist)?;
     let mut pip = workspace.command(&python);
     pip.args(["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]);
-    process::run(pip.arg(&dist).arg(folder.path()))?;
+    process::run(pip.arg(&dist).arg(folder.path()).env("GAPLESS_WHEEL_GLIBC", glibc))?;
     for wheel in files::with_ending(&dist, "whl")? {
         if files::name(&wheel).starts_with("gapless-") {
             println!("{}", files::shown(&wheel));
@@ -44,3 +58,19 @@ pub fn run(workspace: &Workspace) -> Result<(), Failure> {
     }
     Ok(())
 }
+
+/// Builds the library and the program. Returns the folder that they are in.
+fn build(workspace: &Workspace) -> Result<PathBuf, Failure> {
+    let packages = ["--release", "--package", "gapless-capi", "--package", "gapless-cli"];
+    if process::find("cargo-zigbuild").is_none() {
+        process::run(workspace.cargo(["build"]).args(packages))?;
+        return Ok(workspace.target("release"));
+    }
+    let target = format!("{TARGET}.{OLDEST_GLIBC}");
+    process::run(workspace.cargo(["zigbuild", "--target", &target]).args(packages))?;
+    Ok(workspace.target(TARGET).join("release"))
+}
+
+/// That of manylinux_2_28, which is what PyTorch's own wheels need.
+const OLDEST_GLIBC: &str = "2.28";
+const TARGET: &str = "x86_64-unknown-linux-gnu";

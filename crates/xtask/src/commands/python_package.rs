@@ -5,9 +5,6 @@ use crate::workspace::Workspace;
 use crate::{files, process};
 use std::path::Path;
 
-/// The newest C library that the wheel may ask for: the wheel's tag (`python/setup.py`) promises it.
-const NEWEST_GLIBC: &str = "2.34";
-
 /// Fails where a program is missing that [`assemble`] needs.
 pub fn require_tools() -> Result<(), Failure> {
     process::require(&[&process::compiler("CXX", "c++")[0], "strip", "objdump"])
@@ -23,11 +20,15 @@ pub fn assemble(workspace: &Workspace, folder: &Path, library: &Path) -> Result<
     let installed = folder.join("libgapless.so");
     files::install(library, &installed, 0o755)?;
     process::run(workspace.command("strip").arg("--strip-debug").arg(&installed))?;
-    build_torch_throw(workspace, &folder.join("_torch_throw.so"))?;
-    for file in files::with_ending(folder, "so")? {
-        check_glibc(workspace, &file)?;
-    }
-    Ok(())
+    build_torch_throw(workspace, &folder.join("_torch_throw.so"))
+}
+
+/// Adds the command line to the package in `folder`, which [`assemble`] has written.
+pub fn add_program(workspace: &Workspace, folder: &Path, program: &Path) -> Result<(), Failure> {
+    files::create_folder(&folder.join("bin"))?;
+    let installed = folder.join("bin/gapless");
+    files::install(program, &installed, 0o755)?;
+    process::run(workspace.command("strip").arg(&installed))
 }
 
 /// Compiles the helper that raises PyTorch's own exception.
@@ -38,15 +39,20 @@ pub fn build_torch_throw(workspace: &Workspace, out: &Path) -> Result<(), Failur
     process::run(command.arg("python/src/torch_throw.cpp").arg("-o").arg(out).arg("-ldl"))
 }
 
-fn check_glibc(workspace: &Workspace, file: &Path) -> Result<(), Failure> {
-    let symbols = process::output(workspace.command("objdump").arg("-T").arg(file))?;
-    match newest_glibc(&symbols) {
-        Some(needed) if numbers(needed) > numbers(NEWEST_GLIBC) => Err(Failure::new(format!(
-            "{} asks for glibc {needed}, the wheel's tag says {NEWEST_GLIBC}: build on an older system",
-            file.display()
-        ))),
-        _ => Ok(()),
+/// The newest version of glibc that a file of the package in `folder` asks for: at least `oldest`.
+pub fn glibc(workspace: &Workspace, folder: &Path, oldest: &str) -> Result<String, Failure> {
+    let mut newest = oldest.to_owned();
+    let mut binaries = files::with_ending(folder, "so")?;
+    binaries.push(folder.join("bin/gapless"));
+    for file in binaries {
+        let symbols = process::output(workspace.command("objdump").arg("-T").arg(&file))?;
+        if let Some(needed) = newest_glibc(&symbols)
+            && numbers(needed) > numbers(&newest)
+        {
+            needed.clone_into(&mut newest);
+        }
     }
+    Ok(newest)
 }
 
 /// The newest version of glibc among the symbols that `objdump -T` lists.

@@ -14,6 +14,8 @@ pub struct Holdings {
     pub held_bytes: u64,
     /// Highest `held_bytes`.
     pub peak_held_bytes: u64,
+    /// Bytes of all chunks created so far.
+    pub created_bytes: u64,
     /// Bytes of chunks that nothing maps.
     pub idle_bytes: u64,
     /// Bytes of chunks of raw ranges.
@@ -24,6 +26,8 @@ pub struct Holdings {
     pub free_chunk_bytes: u64,
     /// Number of chunks.
     pub chunks: u64,
+    /// Highest `chunks`.
+    pub peak_chunks: u64,
     /// Number of mappings, stale ones included.
     pub mappings: u64,
     /// Number of chunks moved from one place to another.
@@ -45,11 +49,13 @@ impl Holdings {
             page_bytes,
             held_bytes: pool.held_bytes(),
             peak_held_bytes: pool.peak_held_bytes(),
+            created_bytes: pool.created_bytes(),
             idle_bytes: pool.idle_bytes(),
             range_bytes: pool.lent_out_bytes(),
             headroom_bytes: pool.headroom_pages().bytes(page_bytes),
             free_chunk_bytes: 0,
             chunks: pool.len() as u64,
+            peak_chunks: pool.peak_len() as u64,
             mappings: mapper.mappings() as u64,
             harvested_chunks: mapper.harvested_chunks,
             reused_views: mapper.reused_views,

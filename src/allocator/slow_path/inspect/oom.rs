@@ -33,7 +33,9 @@ impl OutOfMemory {
             page_bytes: holdings.page_bytes,
             device: streams.driver.memory_info().ok(),
             others_bytes: 0,
+            elsewhere_bytes: 0,
             budget_bytes: shared.budget_bytes(),
+            stopped_by_budget: false,
             reserved_bytes: holdings.held_bytes,
             live_bytes: 0,
             live_block_bytes: 0,
@@ -41,6 +43,7 @@ impl OutOfMemory {
             pending_bytes: 0,
             range_bytes: holdings.range_bytes,
             free_bytes: 0,
+            free_without_budget_bytes: 0,
             obtainable_bytes: 0,
             pinned: Pinned::default(),
             streams: Vec::new(),
@@ -51,6 +54,7 @@ impl OutOfMemory {
             report.add_stream(stream, state);
         }
         report.judge(holdings, request);
+        report.stopped_by_budget = report.stopped_by_budget && !shared.follows_device();
         report
     }
 
@@ -77,13 +81,18 @@ impl OutOfMemory {
     fn judge(&mut self, holdings: &Holdings, request: &Request) {
         // The budget is no use where the device itself has less left.
         let device_free = self.device.map_or(u64::MAX, |info| info.free);
-        let creatable = holdings.headroom_bytes.min(round_down(device_free, self.page_bytes));
+        let device_pages = self.device.map(|info| round_down(info.free, self.page_bytes));
+        let creatable = device_pages.map_or(holdings.headroom_bytes, |free| holdings.headroom_bytes.min(free));
+        let free_chunks = holdings.free_chunk_bytes + holdings.idle_bytes;
         let uncreated = self.budget_bytes.saturating_sub(self.reserved_bytes).min(device_free);
         self.others_bytes = self.device.map_or(0, |info| (info.total - info.free).saturating_sub(self.reserved_bytes));
         self.free_bytes = uncreated + self.cached_bytes + self.pending_bytes + holdings.idle_bytes;
-        self.obtainable_bytes = holdings.free_chunk_bytes + holdings.idle_bytes + creatable;
+        self.free_without_budget_bytes = self.free_bytes - uncreated + self.device.map_or(uncreated, |info| info.free);
+        self.obtainable_bytes = free_chunks + creatable;
         self.satisfiable = self.free_bytes >= self.requested_bytes;
         self.satisfiable_by_whole_pages = self.obtainable_bytes >= request.size;
+        self.stopped_by_budget =
+            !self.satisfiable_by_whole_pages && device_pages.is_some_and(|free| free_chunks + free >= request.size);
         self.pinned.by_pending_bytes = self.pending_bytes;
         self.pinned.by_live_bytes =
             self.free_bytes.saturating_sub(self.obtainable_bytes + self.pinned.by_pending_bytes);

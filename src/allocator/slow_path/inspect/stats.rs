@@ -15,10 +15,13 @@ impl Stats {
         let mut stats = Self {
             reserved_bytes: holdings.held_bytes,
             peak_reserved_bytes: holdings.peak_held_bytes,
+            created_bytes: holdings.created_bytes,
             idle_bytes: holdings.idle_bytes,
+            free_chunk_bytes: holdings.free_chunk_bytes,
             range_bytes: holdings.range_bytes,
             budget_bytes: shared.budget_bytes(),
             chunks: holdings.chunks,
+            peak_chunks: holdings.peak_chunks,
             mappings: holdings.mappings,
             failed_allocs: load(&shared.counters.failed_allocs),
             refused_frees: load(&shared.counters.refused_frees),

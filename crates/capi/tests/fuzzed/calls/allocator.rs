@@ -105,8 +105,12 @@ impl Calls {
         let status = c!(gapless_set_budget(handle, bytes));
         self.expect(status, &[if book.is_some() { GAPLESS_OK } else { GAPLESS_ERROR_INVALID_HANDLE }], record);
         if let (Some(book), GAPLESS_OK) = (book, status) {
-            assert_eq!(self.figures(book).budget_bytes, bytes);
-            self.books[book].whole = None;
+            // The process-wide one has what pools do not hold of it.
+            let (own, shared) = (self.figures(book).budget_bytes, self.books[book].lasting);
+            assert!(own == bytes || shared && own < bytes, "{own} of {bytes}");
+            if shared {
+                self.note_budget(book, bytes);
+            }
         }
     }
 

@@ -34,7 +34,7 @@ pub(super) struct Book {
     pub(super) frees: u64,
     /// Of a process-wide allocator: figures from before this input.
     pub(super) before: (u64, u64),
-    /// The device's budget, unless that was set by handle; and what was held when that was looked at last.
+    /// The device's budget, if one was set; and what was held when that was looked at last.
     pub(super) whole: Option<u64>,
     pub(super) held_before: u64,
     pub(super) has_had_pools: bool,

@@ -8,6 +8,8 @@
 //! Nothing is expected of an input in which a call of the driver has failed.
 
 use super::*;
+use std::collections::BTreeSet;
+use std::sync::Mutex;
 
 /// What a device's report says of its memory.
 #[derive(Debug)]
@@ -32,7 +34,20 @@ impl Shares {
 const MEMORY: u64 = 60 << 20;
 const PAGE: u64 = 2 << 20;
 
+/// Devices whose budget was set since the process began: that of the others is the device's memory.
+static SET: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+
+pub(super) fn was_set(device: i32) -> bool {
+    SET.lock().expect("no panic before").contains(&device)
+}
+
 impl Calls {
+    /// Notes the budget of a device, in the book of its process-wide allocator.
+    pub(super) fn note_budget(&mut self, book: usize, bytes: u64) {
+        self.books[book].whole = Some(bytes);
+        SET.lock().expect("no panic before").insert(self.books[book].device);
+    }
+
     fn shares(&self, device: i32) -> Shares {
         let report: serde_json::Value = serde_json::from_str(&self.torch_json(device, 0)).expect("a JSON text");
         let number = |value: &serde_json::Value| value.as_u64().expect("a number");
@@ -47,10 +62,15 @@ impl Calls {
         }
     }
 
-    /// The budget of a device, as far as it is known and nothing has failed.
+    /// The budget that was set for a device, if nothing has failed.
     fn whole(&self, device: i32) -> Option<u64> {
         let book = self.books.iter().find(|book| book.lasting && book.device == device)?;
-        book.whole.filter(|_| !self.faulty && self.environment.usage.is_some())
+        book.whole.filter(|_| self.is_intact())
+    }
+
+    /// Whether no call of the driver has failed.
+    fn is_intact(&self) -> bool {
+        !self.faulty && self.environment.usage.is_some()
     }
 
     fn has_pools(&self, device: i32) -> bool {
@@ -81,7 +101,7 @@ impl Calls {
 
     /// B3, after the device's budget was set to a part of its memory.
     pub(super) fn check_new_budget(&mut self, device: i32, part: f64) {
-        let Some(book) = self.books.iter_mut().find(|book| book.lasting && book.device == device) else { return };
+        let Some(book) = self.books.iter().position(|book| book.lasting && book.device == device) else { return };
         #[allow(
             clippy::cast_precision_loss,
             clippy::cast_possible_truncation,
@@ -89,7 +109,7 @@ impl Calls {
             reason = "a part"
         )]
         let whole = ((64_u64 << 20) as f64 * part) as u64;
-        book.whole = Some(whole);
+        self.note_budget(book, whole);
         if self.whole(device).is_none() {
             return;
         }
@@ -104,7 +124,10 @@ impl Calls {
 
     /// B4, after a request ran out of memory.
     pub(super) fn check_refusal(&self, device: i32, bytes: u64) {
-        let Some(whole) = self.whole(device) else { return };
+        if !self.is_intact() {
+            return;
+        }
+        let whole = self.whole(device).unwrap_or(u64::MAX);
         let shares = self.shares(device);
         let free = whole.min(MEMORY).saturating_sub(shares.pools.0 + shares.condemned);
         let needed = bytes.div_ceil(PAGE).saturating_mul(PAGE);

@@ -23,17 +23,9 @@ impl Calls {
         let mut stats = gapless_stats { size: size_of::<gapless_stats>(), ..gapless_stats::default() };
         expect_ok(c!(gapless_get_stats(handle, &raw mut stats)));
         assert_eq!(stats.live_bytes, 0, "the input before left something");
-        let whole = Some(stats.budget_bytes);
+        let whole = budget::was_set(device).then_some(stats.budget_bytes);
         let before = (stats.allocs, stats.frees);
-        self.books.push(Book {
-            handle: handle.addr(),
-            alive: true,
-            lasting: true,
-            device,
-            before,
-            whole,
-            ..Book::default()
-        });
+        self.books.push(Book { handle: handle.addr(), alive: true, lasting: true, device, before, ..Book::default() });
         Some(self.books.len() - 1)
     }
 

@@ -1,0 +1,20 @@
+"""The command line: ``gapless`` and ``python -m gapless``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Runs the program that the wheel brings, or the one that ``GAPLESS_COMMAND`` names."""
+    program = Path(os.environ.get("GAPLESS_COMMAND") or Path(__file__).with_name("bin") / "gapless")
+    if not program.exists():
+        print(f"{program} does not exist: install gapless from a wheel, or name the program in GAPLESS_COMMAND", file=sys.stderr)
+        raise SystemExit(2)
+    os.execv(program, ["gapless", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()
