@@ -25,7 +25,15 @@ impl Calls {
         assert_eq!(stats.live_bytes, 0, "the input before left something");
         let whole = budget::was_set(device).then_some(stats.budget_bytes);
         let before = (stats.allocs, stats.frees);
-        self.books.push(Book { handle: handle.addr(), alive: true, lasting: true, device, before, ..Book::default() });
+        self.books.push(Book {
+            handle: handle.addr(),
+            alive: true,
+            lasting: true,
+            device,
+            before,
+            whole,
+            ..Book::default()
+        });
         Some(self.books.len() - 1)
     }
 
