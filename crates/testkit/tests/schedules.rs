@@ -172,9 +172,9 @@ fn a_growth_beside_pairs_on_the_stream_of_its_chunks() {
             shuttle::thread::scope(|scope| {
                 scope.spawn(|| {
                     for _ in 0..4 {
-                        if let Some(block) = allocator.alloc_cached(world.page_bytes, 512, stream) {
-                            allocator.free(block).unwrap();
-                        }
+                        // The first is free again while the second is not: claims go by address.
+                        let pair = [(); 2].map(|()| allocator.alloc_cached(world.page_bytes, 512, stream));
+                        pair.into_iter().flatten().for_each(|block| allocator.free(block).unwrap());
                     }
                 });
                 let grown = scope.spawn(|| allocator.alloc(2 * world.page_bytes, runner.stream(0)).unwrap());
