@@ -1,5 +1,6 @@
 //! Compares the baseline with the real allocator: the smallest device on which each trace survives.
 
+use gapless_trace::caching::CachingSettings;
 use gapless_trace::{Device, GaplessSettings, PolicyKind, ReplayOptions, Search, Touch, Trace, replay};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -53,6 +54,7 @@ fn compare(folder: &Path) -> usize {
             trace: &trace,
             policy: PolicyKind::Caching,
             gapless: GaplessSettings::default(),
+            caching: CachingSettings::default(),
             lag_ops: 0,
             threads: NonZero::new(2).unwrap(),
             progress: None,
@@ -63,6 +65,7 @@ fn compare(folder: &Path) -> usize {
         let options = ReplayOptions {
             policy: PolicyKind::Caching,
             gapless: GaplessSettings::default(),
+            caching: CachingSettings::default(),
             capacity_bytes: device.capacity_bytes,
             touch: Touch::Nothing,
             progress: None,
