@@ -291,7 +291,7 @@ fn serialize_calls<S: Serializer>(calls: &DriverCalls, serializer: S) -> Result<
 }
 
 /// Returns the driver's stream for each stream of the trace. Number 0 is the default stream.
-fn streams<D: WorkDriver>(trace: &Trace, driver: &D) -> Result<Vec<StreamId>, DriverError> {
+pub(crate) fn streams<D: WorkDriver>(trace: &Trace, driver: &D) -> Result<Vec<StreamId>, DriverError> {
     let stream = |&number: &u64| if number == 0 { Ok(StreamId::DEFAULT) } else { driver.create_stream() };
     trace.streams().iter().map(stream).collect()
 }

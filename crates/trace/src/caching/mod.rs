@@ -77,6 +77,17 @@ pub struct Figures {
     pub host_waits: u64,
 }
 
+/// A cached block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FreeBlock {
+    /// Its address.
+    pub addr: DeviceAddr,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// The stream that it may be used on.
+    pub stream: StreamId,
+}
+
 impl Figures {
     fn reserve(&mut self, bytes: u64) {
         self.reserved_bytes += bytes;
@@ -159,6 +170,16 @@ impl<D: Driver> CachingAllocator<D> {
     /// Returns the allocator's statistics.
     pub const fn figures(&self) -> Figures {
         Figures { host_waits: self.waits.count(), ..self.figures }
+    }
+
+    /// Returns all free blocks.
+    pub fn free_blocks(&self) -> impl Iterator<Item = FreeBlock> {
+        let blocks = self.small.blocks().into_iter().chain(self.large.blocks());
+        blocks.map(|block| FreeBlock {
+            addr: self.blocks.addr(block),
+            bytes: self.blocks.bytes(block),
+            stream: self.blocks.stream(block),
+        })
     }
 
     /// Takes the free block that fits best, if there is one (`get_free_block`).
