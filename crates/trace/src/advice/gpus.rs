@@ -58,23 +58,18 @@ const fn gpu(name: &'static str, hundredths_of_gib: u64) -> Gpu {
 
 /// GPUs by the memory that they have, the smallest first. The sizes are those that published messages of PyTorch give as
 /// the total capacity; with other drivers and with ECC they differ by some hundred MiB.
-pub const GPUS: [Gpu; 20] = [
-    gpu("RTX 4060", 762),
-    gpu("RTX 3080", 976),
-    gpu("RTX 3060", 1175),
+pub const GPUS: [Gpu; 15] = [
+    gpu("RTX 4060", 760),
     gpu("T4", 1456),
-    gpu("RTX 4080", 1557),
-    gpu("V100 16GB", 1577),
+    gpu("RTX 4080", 1556),
     gpu("L4", 2203),
     gpu("A10G", 2206),
-    gpu("RTX 5090 Laptop", 2346),
     gpu("RTX 4090", 2352),
     gpu("RTX 5090", 3136),
-    gpu("V100 32GB", 3173),
-    gpu("A100 40GB", 3938),
+    gpu("A100 40GB", 3939),
     gpu("L40S", 4439),
     gpu("RTX A6000", 4740),
-    gpu("H100", 7910),
+    gpu("H100", 7914),
     gpu("A100 80GB", 7915),
     gpu("RTX PRO 6000", 9497),
     gpu("H200", 13972),
