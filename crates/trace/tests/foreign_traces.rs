@@ -1,6 +1,6 @@
 //! Recordings of other allocators: their format is detected, they are converted, or they are refused with a reason.
 
-use gapless_trace::{Op, Trace};
+use gapless_trace::{Extent, FailedRequest, Op, Trace};
 use std::io::Write;
 
 fn read(bytes: &[u8]) -> Result<Trace, String> {
@@ -258,4 +258,53 @@ fn errors_in_rows_name_the_line() {
     bytes.extend(b"\xff\xff\n");
     assert!(read(&bytes).unwrap_err().contains("UTF-8"));
     assert!(read(&gzip(LOG.as_bytes())[..60]).is_err());
+}
+
+#[test]
+fn a_refused_request_never_was_live() {
+    let trace = read(LOG.as_bytes()).unwrap();
+    assert_eq!(trace.peak_live_bytes(), 77 + 1024 + 2048);
+    assert_eq!(trace.failed_request(), Some(FailedRequest { op_index: 6, bytes: 99999 }));
+    assert_eq!(trace.scaled(2.0).unwrap().peak_live_bytes(), 2 * (77 + 1024 + 2048));
+    assert_eq!(read(b"a 1 10 0\n").unwrap().failed_request(), None);
+    let scenario = read(b"# satisfiable no\na 1 10 0\na 2 20 0\nm end\n").unwrap();
+    assert_eq!(scenario.failed_request(), Some(FailedRequest { op_index: 1, bytes: 20 }));
+}
+
+#[test]
+fn a_history_says_how_much_of_the_run_it_is() {
+    let snapshot = read(&snapshot(history())).unwrap().history();
+    assert_eq!(
+        (snapshot.extent, snapshot.live_at_start_bytes, snapshot.held_at_start_bytes),
+        (Extent::LaterPart, 4096 + 500, Some(0)),
+    );
+    let log = read(LOG.as_bytes()).unwrap().history();
+    assert_eq!((log.extent, log.live_at_start_bytes, log.held_at_start_bytes), (Extent::Unknown, 77, None));
+    let whole = read(LOG.replace("141,10:00:00:000003,free,0x7f0000009000,77,0x2\n", "").as_bytes()).unwrap().history();
+    assert_eq!((whole.extent, whole.live_at_start_bytes), (Extent::Whole, 0));
+}
+
+/// What PyTorch held before the first entry follows from what it holds at the end.
+#[test]
+fn a_cache_from_before_the_history_is_noticed() {
+    let later: Vec<_> = history().into_iter().skip(1).filter(|entry| matches!(entry, Dict(_))).collect();
+    let history = read(&snapshot(later)).unwrap().history();
+    assert_eq!((history.extent, history.held_at_start_bytes), (Extent::LaterPart, Some(2 << 20)));
+}
+
+#[test]
+fn of_several_devices_the_one_that_failed_is_read() {
+    let oom = || Dict(vec![("action", Text("oom")), ("device_free", Int(0)), ("size", Int(70)), ("stream", Int(0))]);
+    let long = vec![entry("alloc", 0x1000, 100, 0, 1), entry("alloc", 0x2000, 100, 0, 2)];
+    let bytes = pickle::dump(&Dict(vec![(
+        "device_traces",
+        List(vec![List(vec![]), List(long), List(vec![oom()]), List(vec![entry("alloc", 0x1000, 5, 0, 1)])]),
+    )]));
+    let device =
+        |number| Trace::read_device("t", &bytes[..], number).map(|trace| trace.header().value("device") == Some("2"));
+    assert!(device(None).unwrap());
+    assert!(!device(Some(1)).unwrap());
+    let error = device(Some(0)).unwrap_err().to_string();
+    assert!(error.contains("no history of device 0, only of 1, 2, 3"), "{error}");
+    assert!(device(Some(usize::MAX)).is_err());
 }

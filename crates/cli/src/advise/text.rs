@@ -24,7 +24,7 @@ fn what_happened(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
     let name = printable(&advice.trace);
     writeln!(
         out,
-        "{name}: at most {} live at once, on a device with {} for its allocator",
+        "{name}: at most {} asked for at once, on a device with {} for its allocator",
         ByteSize(advice.peak_live_bytes),
         ByteSize(advice.device_bytes)
     )?;
