@@ -115,6 +115,7 @@ fn bad_arguments_are_two_and_say_what_to_do() {
         (&["--device", "0", AVOIDABLE], "24GiB"),
         (&["--device", "lots", AVOIDABLE], "24GiB"),
         (&["--device", "1", AVOIDABLE], "page"),
+        (&["--device", "5TiB", AVOIDABLE], "no device"),
         (&["--gpu", "Voodoo 2", AVOIDABLE], "RTX 4090"),
         (&["--gpu", "T4", "--device", "1GiB", AVOIDABLE], "--gpu"),
         (&["--setting", "max_split_size_mb:4", AVOIDABLE], "above 20"),
@@ -143,6 +144,26 @@ fn bad_files_are_named_and_the_others_are_advised_on() {
     assert!(!stderr.contains('\u{1b}'), "{stderr:?}");
     let advice = json(&output);
     assert_eq!((&advice["trace"], &advice["failed_op"]), (&"good".into(), &Value::Null));
+}
+
+/// Sizes far beyond any device cost neither time nor memory.
+#[test]
+fn absurd_sizes_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, content) in [
+        ("request", "a 1 4611686018427387904 0\n"),
+        ("device", "# capacity_bytes 9223372036854775807\na 1 1 0\n"),
+        ("sum", "a 1 18446744073709551615 0\n"),
+    ] {
+        let path = file(&folder, name, content);
+        let output = advise(&[text(&path)]);
+        assert_eq!(output.status.code(), Some(2), "{name}: {}", stderr(&output));
+        assert!(stderr(&output).contains("no device"), "{name}: {}", stderr(&output));
+    }
+    // A request that was refused may be of any size.
+    let log = "Thread,Time,Action,Pointer,Size,Stream\n1,1,allocate,0x100,1048576,0x0\n1,3,allocate failure,(nil),9223372036854775807,0x0\n";
+    let output = advise(&["--device", "64MiB", text(&file(&folder, "log.csv", log))]);
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
 }
 
 #[test]
