@@ -1,7 +1,9 @@
 //! Recordings of other allocators: their format is detected, they are converted, or they are refused with a reason.
 
-use gapless_trace::{Extent, FailedRequest, Op, Trace};
+use gapless_trace::advice::{AdviceOptions, PolicyOutcome, advise};
+use gapless_trace::{Device, Extent, FailedRequest, Op, Trace};
 use std::io::Write;
+use std::num::NonZero;
 
 fn read(bytes: &[u8]) -> Result<Trace, String> {
     Trace::read("t", bytes).map_err(|error| error.to_string())
@@ -307,4 +309,25 @@ fn of_several_devices_the_one_that_failed_is_read() {
     let error = device(Some(0)).unwrap_err().to_string();
     assert!(error.contains("no history of device 0, only of 1, 2, 3"), "{error}");
     assert!(device(Some(usize::MAX)).is_err());
+}
+
+/// Where the blocks lay that were live before the history is not known, but what was held is.
+#[test]
+fn no_device_that_is_smaller_than_what_was_held_is_said_to_be_enough() {
+    let later: Vec<_> = history().into_iter().skip(1).filter(|entry| matches!(entry, Dict(_))).collect();
+    let without_failure: Vec<_> = later.into_iter().take(4).collect();
+    let trace = read(&snapshot(without_failure)).unwrap();
+    let held = trace.history().held_at_start_bytes.unwrap();
+    assert_eq!(held, 5 << 20, "without the segment that is created later");
+    let on = |capacity_bytes| {
+        let settings = ["native", "gapless"].map(|text| text.parse().unwrap()).to_vec();
+        let options = AdviceOptions { device: Device::of(capacity_bytes), settings, threads: NonZero::<usize>::MIN };
+        let advice = advise(&trace, &options).unwrap();
+        assert!(!advice.history_complete);
+        let outcome = |policy: PolicyOutcome| (policy.setting, policy.oom_op, policy.smallest_device_bytes);
+        advice.policies.into_iter().map(outcome).collect::<Vec<_>>()
+    };
+    let gapless = ("gapless".to_owned(), None, Some(2 << 20));
+    assert_eq!(on(4 << 20), [gapless.clone()]);
+    assert_eq!(on(8 << 20), [("native".to_owned(), None, Some(held)), gapless]);
 }
