@@ -328,6 +328,6 @@ fn no_device_that_is_smaller_than_what_was_held_is_said_to_be_enough() {
         advice.policies.into_iter().map(outcome).collect::<Vec<_>>()
     };
     let gapless = ("gapless".to_owned(), None, Some(2 << 20));
-    assert_eq!(on(4 << 20), [gapless.clone()]);
+    assert_eq!(on(4 << 20), std::slice::from_ref(&gapless));
     assert_eq!(on(8 << 20), [("native".to_owned(), None, Some(held)), gapless]);
 }
