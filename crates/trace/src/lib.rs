@@ -6,6 +6,8 @@
 //!                                                   └──search──▶ smallest device that survives
 //! ```
 //!
+//! [`advice`] puts replays through several policies together, for a program that ran out of memory.
+//!
 //! A replay runs one [`Policy`], either gapless itself or the baseline in [`caching`], on one driver. This crate uses
 //! only the allocator's public interface.
 
