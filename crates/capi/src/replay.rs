@@ -4,6 +4,7 @@ use crate::config::text;
 use crate::last_error::guard;
 use crate::out::write_json;
 use crate::status::{Failure, gapless_status};
+use gapless_trace::caching::CachingSettings;
 use gapless_trace::{Device, GaplessSettings, PolicyKind, ReplayOptions, ReplayResult, Search, Touch, Trace, replay};
 use serde::Deserialize;
 use std::ffi::c_char;
@@ -67,6 +68,7 @@ fn run(path: &std::path::Path, options: &Options) -> Result<Vec<ReplayResult>, F
         let settings = ReplayOptions {
             policy,
             gapless: GaplessSettings::default(),
+            caching: CachingSettings::default(),
             capacity_bytes: device.capacity_bytes,
             touch: Touch::Nothing,
             progress: None,
@@ -77,6 +79,7 @@ fn run(path: &std::path::Path, options: &Options) -> Result<Vec<ReplayResult>, F
                 trace: &trace,
                 policy,
                 gapless: GaplessSettings::default(),
+                caching: CachingSettings::default(),
                 lag_ops: 0,
                 threads: NonZero::<usize>::MIN,
                 progress: None,

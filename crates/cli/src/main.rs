@@ -2,6 +2,7 @@
 //!
 //! Data goes to stdout, notes and progress to stderr. A closed pipe is success: the reader has seen enough.
 
+mod advise;
 mod count;
 mod doctor;
 mod probe;
@@ -26,6 +27,9 @@ enum Command {
     /// Replay recorded allocations through gapless and a PyTorch-style caching allocator, side by side
     #[command(after_help = replay::AFTER_HELP)]
     Replay(replay::ReplayArguments),
+    /// Say what held the memory of a program that ran out of it, and which setting or device would have helped
+    #[command(after_help = advise::AFTER_HELP)]
+    Advise(advise::AdviseArguments),
     /// Check for a usable GPU: list the devices, test gapless on each, and explain what to do where it fails
     #[command(after_help = doctor::AFTER_HELP)]
     Doctor(doctor::DoctorArguments),
@@ -41,7 +45,7 @@ enum Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Success,
-    /// A replay ran out of memory.
+    /// A replay ran out of memory; with advice, all of them did.
     OutOfMemory,
     /// At least one input was bad; a message named it.
     BadInput,
@@ -69,6 +73,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let outcome = match arguments.command {
         Command::Replay(arguments) => replay::run(&arguments),
+        Command::Advise(arguments) => advise::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Probe(arguments) => probe::run(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),

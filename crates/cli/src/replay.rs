@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use gapless::driver::cuda::{CudaDriver, OpenError};
 use gapless::driver::{DriverError, WorkDriver};
 use gapless::{ByteSize, ChunkPolicy, StreamId};
+use gapless_trace::caching::CachingSettings;
 use gapless_trace::{
     Ballast, BallastError, Device, GaplessSettings, PolicyError, PolicyKind, ReadErrorKind, ReplayError, ReplayOptions,
     ReplayResult, Search, Touch, Trace, replay,
@@ -289,6 +290,7 @@ impl Job<'_> {
         let options = ReplayOptions {
             policy,
             gapless: self.settings(),
+            caching: CachingSettings::default(),
             capacity_bytes: self.device.capacity_bytes,
             touch: match self.arguments.driver {
                 DriverKind::Model => Touch::for_model(self.device.lag_ops),
@@ -315,6 +317,7 @@ impl Job<'_> {
             trace: self.trace,
             policy,
             gapless: self.settings(),
+            caching: CachingSettings::default(),
             lag_ops: self.device.lag_ops,
             threads: std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN).min(MOST_THREADS),
             progress: Some(&progress),

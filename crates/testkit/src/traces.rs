@@ -2,6 +2,7 @@
 
 use gapless::driver::{ModelConfig, ModelDriver};
 use gapless::units::{MIB, round_up};
+use gapless_trace::caching::CachingSettings;
 use gapless_trace::{
     Compression, GaplessSettings, Op, PolicyKind, ReplayOptions, TextWriter, Touch, Trace, TraceOp, replay,
 };
@@ -131,6 +132,7 @@ fn survives(trace: &Trace, policy: PolicyKind) -> bool {
     let options = ReplayOptions {
         policy,
         gapless: GaplessSettings::default(),
+        caching: CachingSettings::default(),
         capacity_bytes: CAPACITY,
         touch: Touch::for_model(LAG_OPS),
         progress: None,

@@ -6,14 +6,18 @@
 //!                                                   └──search──▶ smallest device that survives
 //! ```
 //!
+//! [`advice`] puts replays through several policies together, for a program that ran out of memory.
+//!
 //! A replay runs one [`Policy`], either gapless itself or the baseline in [`caching`], on one driver. This crate uses
 //! only the allocator's public interface.
 
+pub mod advice;
 pub mod caching;
 mod device;
 mod error;
 mod foreign;
 mod header;
+mod history;
 mod load;
 mod meter;
 mod op;
@@ -28,6 +32,7 @@ mod write;
 pub use device::{Ballast, BallastError, Device, DeviceError};
 pub use error::{ReadError, ReadErrorKind};
 pub use header::Header;
+pub use history::{Extent, FailedRequest, History};
 pub use load::{Op, Trace};
 pub use meter::{Clock, Meter, Metered};
 pub use op::TraceOp;

@@ -1,7 +1,8 @@
 //! A complete and checked trace in memory.
 //!
 //! - I1  every free refers to a live block; a slot holds one block at a time.
-//! - I2  `peak_live_bytes` is the peak of requested bytes that are live, counted from the ops.
+//! - I2  `peak_live_bytes` is the peak of requested bytes that are live, counted from the ops. A request that a recording
+//!   notes as refused never was live.
 //!
 //! Ids are replaced by slots: small numbers that are reused after a free, so that a replay keeps its blocks in an
 //! array.
@@ -9,6 +10,7 @@
 //! Threads: any, since a trace is immutable. Memory: 16 bytes per op.
 
 use crate::error::{ReadError, ReadErrorKind};
+use crate::history::{FailedRequest, History};
 use crate::{Header, Limits, TextReader, TraceOp, foreign};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -53,7 +55,22 @@ pub struct Trace {
     labels: Vec<Box<str>>,
     allocations: u64,
     peak_live_bytes: u64,
-    origins: Origins,
+    recording: Recording,
+}
+
+/// What recordings of other allocators contain besides the ops.
+#[derive(Clone, Debug)]
+pub(crate) struct Recording {
+    pub origins: Origins,
+    /// Indices of the allocations that were refused, in order. Each is freed at once.
+    pub refused: Vec<u64>,
+    pub history: History,
+}
+
+impl Default for Recording {
+    fn default() -> Self {
+        Self { origins: Origins::default(), refused: Vec::new(), history: History::WHOLE }
+    }
 }
 
 /// The places in the recorded program that requested memory, as far as the file contains them.
@@ -71,10 +88,7 @@ impl Trace {
     /// # Errors
     /// Returns [`ReadError`] if the trace cannot be read or is not valid.
     pub fn open(path: &Path) -> Result<Self, ReadError> {
-        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-        let name = ENDINGS.iter().fold(&*name, |name, ending| name.strip_suffix(ending).unwrap_or(name));
-        let file = File::open(path).map_err(|error| ReadError { line: 0, kind: ReadErrorKind::Io(error) })?;
-        Self::read(name, file)
+        Self::open_device(path, None)
     }
 
     /// Reads a trace within the default [`Limits`]. The format is detected from the content: this crate's text format,
@@ -83,28 +97,51 @@ impl Trace {
     /// # Errors
     /// Returns [`ReadError`] if the trace cannot be read or is not valid.
     pub fn read(name: &str, file: impl Read) -> Result<Self, ReadError> {
+        Self::read_device(name, file, None)
+    }
+
+    /// Like [`read`](Self::read), with the history of one of a snapshot's devices; see [`open_device`](Self::open_device).
+    ///
+    /// # Errors
+    /// Returns [`ReadError`] if the trace cannot be read or is not valid, or if the snapshot has no history of the device.
+    pub fn read_device(name: &str, file: impl Read, device: Option<usize>) -> Result<Self, ReadError> {
         let (format, file) =
             foreign::detect(file).map_err(|error| ReadError { line: 0, kind: ReadErrorKind::Io(error) })?;
         match format {
             foreign::Format::Text => Self::from_reader(name, TextReader::new(file)?),
-            foreign::Format::Snapshot => foreign::snapshot::read(name, file, Limits::default()),
+            foreign::Format::Snapshot => foreign::snapshot::read(name, file, device, Limits::default()),
             foreign::Format::RmmLog => foreign::rmm::read(name, file, Limits::default()),
         }
     }
 
-    /// Creates a trace from ops that are not in the text format, with the origin of each op.
+    /// Like [`open`](Self::open), with the history of one of a snapshot's devices. Without a number, and for other formats,
+    /// the device that ran out of memory, or else the one with the longest history.
+    ///
+    /// # Errors
+    /// Returns [`ReadError`] if the trace cannot be read or is not valid, or if the snapshot has no history of the device.
+    pub fn open_device(path: &Path, device: Option<usize>) -> Result<Self, ReadError> {
+        let file = File::open(path).map_err(|error| ReadError { line: 0, kind: ReadErrorKind::Io(error) })?;
+        Self::read_device(&name_of(path), file, device)
+    }
+
+    /// Creates a trace from ops that are not in the text format, with what the recording has besides them.
     pub(crate) fn from_ops(
         name: &str,
         header: Header,
         limits: Limits,
         ops: impl Iterator<Item = TraceOp>,
-        origins: Origins,
+        recording: Recording,
     ) -> Result<Self, ReadErrorKind> {
         let mut loader = Loader::new(limits);
-        for op in ops {
+        let mut refused = recording.refused.iter().peekable();
+        for (index, op) in (0..).zip(ops) {
+            let peak = loader.peak_live_bytes;
             loader.push(op)?;
+            if refused.next_if_eq(&&index).is_some() {
+                loader.peak_live_bytes = peak;
+            }
         }
-        Ok(loader.finish(name, header, origins))
+        Ok(loader.finish(name, header, recording))
     }
 
     /// Reads the remaining ops of `reader`.
@@ -116,7 +153,7 @@ impl Trace {
         while let Some(op) = reader.next() {
             loader.push(op?).map_err(|kind| ReadError { line: reader.line_number(), kind })?;
         }
-        Ok(loader.finish(name, reader.into_header(), Origins::default()))
+        Ok(loader.finish(name, reader.into_header(), Recording::default()))
     }
 
     /// Returns the same trace of a program that is `factor` times as large: all sizes, and those that the header has of the
@@ -135,13 +172,15 @@ impl Trace {
         let mut bytes_of = vec![0; self.slots as usize];
         let mut live_bytes = 0u64;
         self.peak_live_bytes = 0;
-        for op in &mut self.ops {
+        for (index, op) in (0..).zip(&mut self.ops) {
             match op {
                 Op::Alloc { slot, bytes, .. } => {
                     *bytes = times(*bytes);
                     bytes_of[*slot as usize] = *bytes;
                     live_bytes = live_bytes.checked_add(*bytes).ok_or(ReadErrorKind::TooManyBytes)?;
-                    self.peak_live_bytes = self.peak_live_bytes.max(live_bytes);
+                    if self.recording.refused.binary_search(&index).is_err() {
+                        self.peak_live_bytes = self.peak_live_bytes.max(live_bytes);
+                    }
                 }
                 Op::Free { slot } => live_bytes -= bytes_of[*slot as usize],
                 Op::Mark { .. } => {}
@@ -186,6 +225,27 @@ impl Trace {
         self.allocations
     }
 
+    /// Returns what is known of the recorded run besides the ops.
+    pub const fn history(&self) -> History {
+        self.recording.history
+    }
+
+    /// Returns the last request that failed in the recorded run. Where a header describes an out-of-memory scenario
+    /// (`satisfiable`), it is the last request.
+    pub fn failed_request(&self) -> Option<FailedRequest> {
+        let op_index = match self.recording.refused.last() {
+            Some(&index) => index,
+            None if self.header.satisfiable.is_some() => {
+                self.ops.iter().rposition(|op| matches!(op, Op::Alloc { .. }))? as u64
+            }
+            None => return None,
+        };
+        match self.ops.get(usize::try_from(op_index).ok()?) {
+            Some(&Op::Alloc { bytes, .. }) => Some(FailedRequest { op_index, bytes }),
+            _ => None,
+        }
+    }
+
     /// Returns the peak of requested bytes that are live.
     pub const fn peak_live_bytes(&self) -> u64 {
         self.peak_live_bytes
@@ -194,8 +254,8 @@ impl Trace {
     /// Returns the place in the program that requested the memory of the op at an index, such as `forward
     /// (model.py:12)`, or `None` if the file does not contain it.
     pub fn origin(&self, op_index: u64) -> Option<&str> {
-        let number = *self.origins.of_op.get(usize::try_from(op_index).ok()?)?;
-        self.origins.texts.get((number as usize).checked_sub(1)?).map(|text| &**text)
+        let number = *self.recording.origins.of_op.get(usize::try_from(op_index).ok()?)?;
+        self.recording.origins.texts.get((number as usize).checked_sub(1)?).map(|text| &**text)
     }
 
     /// Returns a warning if the header and the ops disagree, for example because the file was cut short.
@@ -208,6 +268,12 @@ impl Trace {
         disagree("events", self.header.events, self.ops.len() as u64)
             .or_else(|| disagree("peak_live_bytes", self.header.peak_live_bytes, self.peak_live_bytes))
     }
+}
+
+/// A file's name without folder and extensions.
+fn name_of(path: &Path) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    ENDINGS.iter().fold(&*name, |name, ending| name.strip_suffix(ending).unwrap_or(name)).to_owned()
 }
 
 /// The state while a trace is read.
@@ -246,10 +312,10 @@ impl Loader {
         }
     }
 
-    fn finish(self, name: &str, header: Header, origins: Origins) -> Trace {
+    fn finish(self, name: &str, header: Header, recording: Recording) -> Trace {
         let Self { mut ops, slots, streams, labels, allocations, peak_live_bytes, .. } = self;
         ops.shrink_to_fit();
-        Trace { name: name.to_owned(), header, ops, slots, streams, labels, allocations, peak_live_bytes, origins }
+        Trace { name: name.to_owned(), header, ops, slots, streams, labels, allocations, peak_live_bytes, recording }
     }
 
     fn push(&mut self, op: TraceOp) -> Result<(), ReadErrorKind> {

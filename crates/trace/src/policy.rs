@@ -32,6 +32,14 @@ pub trait Policy {
     /// Returns [`PolicyError::Failed`] if the allocator refuses the address.
     fn free(&mut self, addr: DeviceAddr) -> Result<(), PolicyError>;
 
+    /// Notes that a step of the program has ended.
+    ///
+    /// # Errors
+    /// Returns [`PolicyError::Driver`] if the driver fails.
+    fn end_step(&mut self) -> Result<(), PolicyError> {
+        Ok(())
+    }
+
     /// Returns statistics that only the allocator knows.
     fn stats(&self) -> PolicyStats;
 }
@@ -174,6 +182,16 @@ impl<D: Driver> Policy for CachingAllocator<D> {
 
     fn free(&mut self, addr: DeviceAddr) -> Result<(), PolicyError> {
         Self::free(self, addr).map_err(|error| PolicyError::Failed(error.to_string()))
+    }
+
+    fn end_step(&mut self) -> Result<(), PolicyError> {
+        if !self.settings().empties_cache {
+            return Ok(());
+        }
+        self.empty_cache().map_err(|error| match error {
+            CachingError::Driver(error) => PolicyError::Driver(error),
+            other => PolicyError::Failed(other.to_string()),
+        })
     }
 
     fn stats(&self) -> PolicyStats {

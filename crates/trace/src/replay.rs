@@ -10,7 +10,7 @@
 //!
 //! Threads: a replay runs on its caller's thread. Replays are independent of each other.
 
-use crate::caching::CachingAllocator;
+use crate::caching::{CachingAllocator, CachingSettings};
 use crate::meter::{Clock, Meter, processor_time};
 use crate::policy::{GaplessSettings, Policy, PolicyError, PolicyKind};
 use crate::work::{Touch, Worker};
@@ -79,6 +79,8 @@ pub struct ReplayOptions<'a> {
     pub policy: PolicyKind,
     /// Settings of gapless, if it is the policy.
     pub gapless: GaplessSettings,
+    /// Settings of the baseline, if it is the policy.
+    pub caching: CachingSettings,
     /// Memory that the policy may hold, in bytes.
     pub capacity_bytes: u64,
     /// The bytes of each block that streams use between its allocation and its free.
@@ -183,7 +185,9 @@ pub fn replay<D: ReplayDriver>(
             let built = options.gapless.build(Arc::clone(&driver), options.capacity_bytes);
             run(trace, &driver, built?, options)
         }
-        PolicyKind::Caching => run(trace, &driver, CachingAllocator::new(Arc::clone(&driver)), options),
+        PolicyKind::Caching => {
+            run(trace, &driver, CachingAllocator::new(Arc::clone(&driver), options.caching), options)
+        }
     }
 }
 
@@ -228,6 +232,7 @@ fn run<D: ReplayDriver, P: Policy>(
                 policy.free(blocks[slot as usize]).map_err(|error| failed(done, error))?;
             }
             Op::Mark { .. } => {
+                policy.end_step().map_err(|error| failed(done, error))?;
                 let calls = meter.calls().total();
                 calls_per_step.push(calls - calls_before_step);
                 calls_before_step = calls;
@@ -286,7 +291,7 @@ fn serialize_calls<S: Serializer>(calls: &DriverCalls, serializer: S) -> Result<
 }
 
 /// Returns the driver's stream for each stream of the trace. Number 0 is the default stream.
-fn streams<D: WorkDriver>(trace: &Trace, driver: &D) -> Result<Vec<StreamId>, DriverError> {
+pub(crate) fn streams<D: WorkDriver>(trace: &Trace, driver: &D) -> Result<Vec<StreamId>, DriverError> {
     let stream = |&number: &u64| if number == 0 { Ok(StreamId::DEFAULT) } else { driver.create_stream() };
     trace.streams().iter().map(stream).collect()
 }

@@ -7,6 +7,7 @@
 //! Threads: replays are independent, and those on larger devices run on [`Search::threads`] threads. The result does
 //! not depend on their number. Cost: about 14 replays for the bisection, plus one for each sample.
 
+use crate::caching::CachingSettings;
 use crate::device::PAGE_BYTES;
 use crate::replay::ReplayError;
 use crate::work::Touch;
@@ -24,6 +25,8 @@ pub struct Search<'a> {
     pub policy: PolicyKind,
     /// Settings of gapless, if it is the policy.
     pub gapless: GaplessSettings,
+    /// Settings of the baseline, if it is the policy.
+    pub caching: CachingSettings,
     /// Number of ops after which work completes; see [`Device::lag_ops`].
     pub lag_ops: u64,
     /// Number of threads that replay at the same time.
@@ -126,6 +129,7 @@ impl Search<'_> {
             &ReplayOptions {
                 policy: self.policy,
                 gapless: self.gapless,
+                caching: self.caching,
                 capacity_bytes: device.capacity_bytes,
                 touch: Touch::for_model(self.lag_ops),
                 progress: None,

@@ -32,7 +32,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { line_bytes: 64 << 10, text_bytes: 4 << 20, filler_bytes: 64 << 20, ops: 8 << 20, streams: 1024 }
+        Self { line_bytes: 64 << 10, text_bytes: 4 << 20, filler_bytes: 64 << 20, ops: 16 << 20, streams: 1024 }
     }
 }
 

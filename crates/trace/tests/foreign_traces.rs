@@ -1,7 +1,9 @@
 //! Recordings of other allocators: their format is detected, they are converted, or they are refused with a reason.
 
-use gapless_trace::{Op, Trace};
+use gapless_trace::advice::{AdviceOptions, PolicyOutcome, advise};
+use gapless_trace::{Device, Extent, FailedRequest, Op, Trace};
 use std::io::Write;
+use std::num::NonZero;
 
 fn read(bytes: &[u8]) -> Result<Trace, String> {
     Trace::read("t", bytes).map_err(|error| error.to_string())
@@ -258,4 +260,74 @@ fn errors_in_rows_name_the_line() {
     bytes.extend(b"\xff\xff\n");
     assert!(read(&bytes).unwrap_err().contains("UTF-8"));
     assert!(read(&gzip(LOG.as_bytes())[..60]).is_err());
+}
+
+#[test]
+fn a_refused_request_never_was_live() {
+    let trace = read(LOG.as_bytes()).unwrap();
+    assert_eq!(trace.peak_live_bytes(), 77 + 1024 + 2048);
+    assert_eq!(trace.failed_request(), Some(FailedRequest { op_index: 6, bytes: 99999 }));
+    assert_eq!(trace.scaled(2.0).unwrap().peak_live_bytes(), 2 * (77 + 1024 + 2048));
+    assert_eq!(read(b"a 1 10 0\n").unwrap().failed_request(), None);
+    let scenario = read(b"# satisfiable no\na 1 10 0\na 2 20 0\nm end\n").unwrap();
+    assert_eq!(scenario.failed_request(), Some(FailedRequest { op_index: 1, bytes: 20 }));
+}
+
+#[test]
+fn a_history_says_how_much_of_the_run_it_is() {
+    let snapshot = read(&snapshot(history())).unwrap().history();
+    assert_eq!(
+        (snapshot.extent, snapshot.live_at_start_bytes, snapshot.held_at_start_bytes),
+        (Extent::LaterPart, 4096 + 500, Some(0)),
+    );
+    let log = read(LOG.as_bytes()).unwrap().history();
+    assert_eq!((log.extent, log.live_at_start_bytes, log.held_at_start_bytes), (Extent::Unknown, 77, None));
+    let whole = read(LOG.replace("141,10:00:00:000003,free,0x7f0000009000,77,0x2\n", "").as_bytes()).unwrap().history();
+    assert_eq!((whole.extent, whole.live_at_start_bytes), (Extent::Whole, 0));
+}
+
+/// What PyTorch held before the first entry follows from what it holds at the end.
+#[test]
+fn a_cache_from_before_the_history_is_noticed() {
+    let later: Vec<_> = history().into_iter().skip(1).filter(|entry| matches!(entry, Dict(_))).collect();
+    let history = read(&snapshot(later)).unwrap().history();
+    assert_eq!((history.extent, history.held_at_start_bytes), (Extent::LaterPart, Some(2 << 20)));
+}
+
+#[test]
+fn of_several_devices_the_one_that_failed_is_read() {
+    let oom = || Dict(vec![("action", Text("oom")), ("device_free", Int(0)), ("size", Int(70)), ("stream", Int(0))]);
+    let long = vec![entry("alloc", 0x1000, 100, 0, 1), entry("alloc", 0x2000, 100, 0, 2)];
+    let bytes = pickle::dump(&Dict(vec![(
+        "device_traces",
+        List(vec![List(vec![]), List(long), List(vec![oom()]), List(vec![entry("alloc", 0x1000, 5, 0, 1)])]),
+    )]));
+    let device =
+        |number| Trace::read_device("t", &bytes[..], number).map(|trace| trace.header().value("device") == Some("2"));
+    assert!(device(None).unwrap());
+    assert!(!device(Some(1)).unwrap());
+    let error = device(Some(0)).unwrap_err().to_string();
+    assert!(error.contains("no history of device 0, only of 1, 2, 3"), "{error}");
+    assert!(device(Some(usize::MAX)).is_err());
+}
+
+/// Where the blocks lay that were live before the history is not known, but what was held is.
+#[test]
+fn no_device_that_is_smaller_than_what_was_held_is_said_to_be_enough() {
+    let later: Vec<_> = history().into_iter().skip(1).filter(|entry| matches!(entry, Dict(_))).collect();
+    let without_failure: Vec<_> = later.into_iter().take(4).collect();
+    let trace = read(&snapshot(without_failure)).unwrap();
+    let held = trace.history().held_at_start_bytes.unwrap();
+    assert_eq!(held, 5 << 20, "without the segment that is created later");
+    let on = |capacity_bytes| {
+        let settings = ["native", "gapless"].map(|text| text.parse().unwrap()).to_vec();
+        let options = AdviceOptions { device: Device::of(capacity_bytes), settings, threads: NonZero::<usize>::MIN };
+        let advice = advise(&trace, &options).unwrap();
+        assert!(!advice.history_complete);
+        let outcome = |policy: PolicyOutcome| (policy.setting, policy.oom_op, policy.smallest_device_bytes);
+        advice.policies.into_iter().map(outcome).collect::<Vec<_>>()
+    };
+    let gapless = ("gapless".to_owned(), None, Some(2 << 20));
+    assert_eq!(on(4 << 20), std::slice::from_ref(&gapless));
+    assert_eq!(on(8 << 20), [("native".to_owned(), None, Some(held)), gapless]);
 }

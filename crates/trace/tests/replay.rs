@@ -2,6 +2,7 @@
 
 use gapless::ChunkPolicy;
 use gapless::driver::DriverCall;
+use gapless_trace::caching::CachingSettings;
 use gapless_trace::{
     Device, GaplessSettings, PolicyKind, ReplayDriver, ReplayOptions, ReplayResult, Search, Touch, Trace, replay,
 };
@@ -15,6 +16,7 @@ fn options(policy: PolicyKind, device: &Device, touch: Touch) -> ReplayOptions<'
     ReplayOptions {
         policy,
         gapless: GaplessSettings::default(),
+        caching: CachingSettings::default(),
         capacity_bytes: device.capacity_bytes,
         touch,
         progress: None,
@@ -142,9 +144,18 @@ fn a_search_finds_the_last_page() {
     let search = |threads| {
         let threads = NonZero::new(threads).unwrap();
         let settings = GaplessSettings::default();
-        Search { trace: &trace, policy: PolicyKind::Caching, gapless: settings, lag_ops: 0, threads, progress: None }
-            .run()
-            .unwrap()
+        let caching = CachingSettings::default();
+        Search {
+            trace: &trace,
+            policy: PolicyKind::Caching,
+            gapless: settings,
+            caching,
+            lag_ops: 0,
+            threads,
+            progress: None,
+        }
+        .run()
+        .unwrap()
     };
     assert_eq!(search(1).min_capacity_bytes, Some(40 * MIB));
     assert_eq!(search(1).safe_capacity_bytes, Some(40 * MIB));

@@ -7,6 +7,7 @@
 use expect_test::expect_file;
 use gapless::driver::DriverCall;
 use gapless::{ChunkPolicy, units::round_up};
+use gapless_trace::caching::CachingSettings;
 use gapless_trace::{Device, GaplessSettings, PolicyKind, ReplayOptions, Touch, Trace, replay};
 use std::fmt::Write;
 use std::path::Path;
@@ -83,6 +84,7 @@ fn line(trace: &Trace, thousandths: u64, chunk: Option<ChunkPolicy>, lag_ops: u6
     let options = ReplayOptions {
         policy: PolicyKind::Gapless,
         gapless: GaplessSettings { chunk, ..GaplessSettings::default() },
+        caching: CachingSettings::default(),
         capacity_bytes,
         touch: Touch::for_model(lag_ops),
         progress: None,

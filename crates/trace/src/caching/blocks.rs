@@ -1,7 +1,7 @@
 //! The blocks of all segments, and their neighbours.
 //!
 //! Each segment is a doubly linked list of blocks that cover it without gaps. All entries are in one array, and unused
-//! ones are reused.
+//! ones are reused. Only expandable segments have blocks without memory.
 
 use super::pool::PoolKind;
 use gapless::units::{DeviceAddr, StreamId};
@@ -24,14 +24,18 @@ struct Block {
     stream: StreamId,
     kind: PoolKind,
     state: State,
+    /// When the block became free, by the count of searches of its pool.
+    free_since: u64,
     previous: Option<BlockId>,
     next: Option<BlockId>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+pub(super) enum State {
     Live,
     Free,
+    /// Addresses without memory behind them.
+    Unmapped,
     /// The entry holds no block.
     Unused,
 }
@@ -65,12 +69,56 @@ impl Blocks {
         entry.previous.is_none() && entry.next.is_none()
     }
 
-    /// Adds a segment as one free block.
-    pub(super) fn insert(&mut self, addr: DeviceAddr, bytes: u64, stream: StreamId, kind: PoolKind) -> BlockId {
-        self.add(Block { addr, bytes, stream, kind, state: State::Free, previous: None, next: None })
+    pub(super) fn is_free(&self, block: BlockId) -> bool {
+        self.entry(block).state == State::Free
     }
 
-    /// Removes a free block that is a whole segment.
+    pub(super) fn is_live(&self, block: BlockId) -> bool {
+        self.entry(block).state == State::Live
+    }
+
+    pub(super) fn previous(&self, block: BlockId) -> Option<BlockId> {
+        self.entry(block).previous
+    }
+
+    pub(super) fn next(&self, block: BlockId) -> Option<BlockId> {
+        self.entry(block).next
+    }
+
+    pub(super) fn free_since(&self, block: BlockId) -> u64 {
+        self.entry(block).free_since
+    }
+
+    pub(super) fn set_free_since(&mut self, block: BlockId, searches: u64) {
+        self.entry_mut(block).free_since = searches;
+    }
+
+    /// Returns the size of the block together with the unmapped block after it, if there is one.
+    pub(super) fn expandable_bytes(&self, block: BlockId) -> u64 {
+        let entry = self.entry(block);
+        let next = entry.next.map(|next| self.entry(next)).filter(|next| next.state == State::Unmapped);
+        entry.bytes + next.map_or(0, |next| next.bytes)
+    }
+
+    /// Adds a segment as one block that is free or unmapped.
+    pub(super) fn insert(
+        &mut self,
+        addr: DeviceAddr,
+        bytes: u64,
+        stream: StreamId,
+        kind: PoolKind,
+        state: State,
+    ) -> BlockId {
+        self.add(Block { addr, bytes, stream, kind, state, free_since: 0, previous: None, next: None })
+    }
+
+    /// Memory was mapped behind an unmapped block, or taken away from a free one.
+    pub(super) fn set_state(&mut self, block: BlockId, state: State) {
+        debug_assert!(state != State::Live && self.entry(block).state != State::Live);
+        self.entry_mut(block).state = state;
+    }
+
+    /// Removes a block that is not live and a whole segment.
     pub(super) fn remove(&mut self, block: BlockId) {
         debug_assert!(self.is_whole_segment(block));
         self.entry_mut(block).state = State::Unused;
@@ -92,14 +140,14 @@ impl Blocks {
         Some(block)
     }
 
-    /// Shrinks `block` to `bytes` bytes. Returns the rest, a free block after it.
+    /// Shrinks `block` to `bytes` bytes. Returns the rest, a block after it that is unmapped if `block` is, else free.
     pub(super) fn split(&mut self, block: BlockId, bytes: u64) -> BlockId {
         let head = *self.entry(block);
         debug_assert!(bytes < head.bytes);
         let tail = self.add(Block {
             addr: head.addr.offset(bytes),
             bytes: head.bytes - bytes,
-            state: State::Free,
+            state: if head.state == State::Unmapped { State::Unmapped } else { State::Free },
             previous: Some(block),
             next: head.next,
             ..head
@@ -113,10 +161,10 @@ impl Blocks {
         tail
     }
 
-    /// Returns the free blocks directly before and directly after `block`.
-    pub(super) fn free_neighbours(&self, block: BlockId) -> [Option<BlockId>; 2] {
+    /// Returns the blocks directly before and directly after `block` that are in the same state.
+    pub(super) fn like_neighbours(&self, block: BlockId) -> [Option<BlockId>; 2] {
         let entry = self.entry(block);
-        [entry.previous, entry.next].map(|side| side.filter(|&near| self.entry(near).state == State::Free))
+        [entry.previous, entry.next].map(|side| side.filter(|&near| self.entry(near).state == entry.state))
     }
 
     /// Merges the adjacent block `neighbour` into `block`.

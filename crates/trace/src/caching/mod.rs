@@ -1,42 +1,63 @@
-//! The baseline: the policy of PyTorch's native caching allocator with default settings.
+//! The baseline: the policy of PyTorch's native caching allocator, under its settings.
 //!
 //! ```text
-//!   request ─▶ round to 512 B ─▶ best fit among free blocks of its pool and stream ─▶ split
-//!                                   │ none
-//!                                   ▼
-//!                               a new segment (cudaMalloc) ─▶ split
-//!                                   │ the device is out of memory
-//!                                   ▼
-//!                 wait for the device, free every segment without live blocks, try again ─▶ out of memory
+//!   request ─▶ round ─▶ best fit among free blocks of its pool and stream ─▶ split
+//!  (rounding)              │ none                                            (split)
+//!                          ▼
+//!                      collect garbage, if that is on (collect)
+//!                          ▼
+//!                      a new segment (grow): cudaMalloc (segments), or memory mapped in an expandable one (expandable)
+//!                          │ the device is out of memory
+//!                          ▼
+//!                      free oversize blocks, if there is a limit, and try again
+//!                          ▼
+//!                      free everything without live blocks (release), and try again ─▶ out of memory
 //! ```
 //!
-//! - I1  the blocks of a segment cover it without gaps, and free neighbours are merged (`blocks`).
+//! - I1  the blocks of a segment cover it without gaps, and neighbours in the same state are merged (`blocks`), unless
+//!   live.
 //! - I2  a free block is in exactly one `Pool`, under its stream, and serves requests of that stream only.
-//! - I3  `live <= reserved`, where `reserved` counts whole segments.
+//! - I3  `live <= reserved`, where `reserved` counts whole segments, and what is mapped of expandable ones.
 //!
-//! Constants and rules are those of `c10/cuda/CUDACachingAllocator.cpp` of pytorch/pytorch, version 2.13. Features that
-//! are off by default, or that have no effect on a recorded trace, are not modelled: `max_split_size_mb`,
-//! `garbage_collection_threshold`, `roundup_power2_divisions`, expandable segments, private pools, `record_stream`.
-//! `cudaMalloc` becomes `create`, `reserve`, `map` and `set_access` of one chunk. `cudaFree` becomes `unmap`,
-//! `address_free` and `release`, after waiting for all streams.
+//! Constants and rules are those of `c10/cuda/CUDACachingAllocator.cpp` of pytorch/pytorch, version 2.13. What has no
+//! effect on a recorded trace is not modelled: private pools, `record_stream`. `cudaMalloc` becomes `create`, `reserve`,
+//! `map` and `set_access` of one chunk. `cudaFree` becomes `unmap`, `address_free` and `release`, after waiting for all
+//! streams.
 //!
-//! Threads: not synchronized. Cost: O(log free blocks) for each call that creates no segment.
+//! Threads: not synchronized. Cost: O(log free blocks) for each call that needs no new memory.
 
 mod blocks;
+mod collect;
+mod error;
+mod expandable;
+mod grow;
 mod pool;
+mod release;
+mod rounding;
 mod segments;
+mod settings;
+mod split;
+mod waits;
+
+pub use error::{CachingError, CachingOutOfMemory};
+pub use settings::{CachingSettings, ParseSettingsError};
 
 use blocks::{BlockId, Blocks};
+use expandable::ExpandableSegments;
 use gapless::driver::{Driver, DriverError, DriverErrorKind};
-use gapless::units::{ByteSize, DeviceAddr, MIB, StreamId, round_up};
+use gapless::units::{DeviceAddr, StreamId};
 use pool::{Pool, PoolKind};
 use segments::Segments;
-use std::fmt;
 use std::sync::Arc;
+use waits::Waits;
 
 /// PyTorch's caching allocator on a driver.
 pub struct CachingAllocator<D: Driver> {
+    driver: Arc<D>,
+    settings: CachingSettings,
     segments: Segments<D>,
+    expandable: ExpandableSegments<D>,
+    waits: Waits<D>,
     blocks: Blocks,
     small: Pool,
     large: Pool,
@@ -48,22 +69,44 @@ pub struct CachingAllocator<D: Driver> {
 pub struct Figures {
     /// Total size of the live blocks in bytes, including rounding.
     pub live_bytes: u64,
-    /// Total size of the segments in bytes.
+    /// Total size of the segments in bytes; of expandable ones, what is mapped.
     pub reserved_bytes: u64,
     /// Peak of `reserved_bytes`.
     pub peak_reserved_bytes: u64,
-    /// Number of times the host waited for the device before freeing segments.
+    /// Number of times the host waited for the device or for a stream before memory was given back.
     pub host_waits: u64,
+}
+
+/// A cached block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FreeBlock {
+    /// Its address.
+    pub addr: DeviceAddr,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// The stream that it may be used on.
+    pub stream: StreamId,
+}
+
+impl Figures {
+    fn reserve(&mut self, bytes: u64) {
+        self.reserved_bytes += bytes;
+        self.peak_reserved_bytes = self.peak_reserved_bytes.max(self.reserved_bytes);
+    }
 }
 
 impl<D: Driver> CachingAllocator<D> {
     /// Creates an allocator without segments.
-    pub fn new(driver: Arc<D>) -> Self {
+    pub fn new(driver: Arc<D>, settings: CachingSettings) -> Self {
         Self {
-            segments: Segments::new(driver),
+            segments: Segments::new(Arc::clone(&driver)),
+            expandable: ExpandableSegments::new(Arc::clone(&driver)),
+            waits: Waits::new(Arc::clone(&driver)),
+            driver,
+            settings,
             blocks: Blocks::default(),
-            small: Pool::new(PoolKind::Small),
-            large: Pool::new(PoolKind::Large),
+            small: Pool::default(),
+            large: Pool::default(),
             figures: Figures::default(),
         }
     }
@@ -72,28 +115,26 @@ impl<D: Driver> CachingAllocator<D> {
     /// accepts.
     ///
     /// # Errors
-    /// Returns [`CachingError::OutOfMemory`] if memory is short even after all segments without live blocks were freed,
+    /// Returns [`CachingError::OutOfMemory`] if memory is short even after everything without live blocks was given back,
     /// and [`CachingError::Driver`] if the driver fails otherwise.
     pub fn alloc(&mut self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, CachingError> {
         if bytes == 0 {
             return Ok(DeviceAddr(0));
         }
-        let Some(size) = round_up(bytes, ROUNDING_BYTES) else {
+        let Some(size) = rounding::block_bytes(bytes, self.settings.roundup_divisions) else {
             return Err(CachingError::OutOfMemory(self.report(bytes)?));
         };
-        let kind = if size <= SMALL_BYTES { PoolKind::Small } else { PoolKind::Large };
-        let block = match self.pool(kind).take_best_fit(stream, size) {
+        let kind = PoolKind::of(size);
+        let block = match self.take_best_fit(size, kind, stream) {
             Some(block) => block,
-            None => match self.new_segment(size, kind, stream)? {
+            None => match self.obtain(size, kind, stream)? {
                 Some(block) => block,
                 None => return Err(CachingError::OutOfMemory(self.report(bytes)?)),
             },
         };
-        let remaining = self.blocks.bytes(block) - size;
-        if kind.should_split(remaining) {
-            let tail = self.blocks.split(block, size);
-            let (bytes, addr) = (self.blocks.bytes(tail), self.blocks.addr(tail));
-            self.pool(kind).insert(stream, bytes, addr, tail);
+        if split::should_split(&self.settings, kind, size, self.blocks.bytes(block) - size) {
+            let rest = self.blocks.split(block, size);
+            self.put_free(rest);
         }
         self.figures.live_bytes += self.blocks.bytes(block);
         Ok(self.blocks.set_live(block))
@@ -109,62 +150,104 @@ impl<D: Driver> CachingAllocator<D> {
         }
         let block = self.blocks.set_free(addr).ok_or(CachingError::UnknownAddress { addr })?;
         self.figures.live_bytes -= self.blocks.bytes(block);
-        let (kind, stream) = (self.blocks.kind(block), self.blocks.stream(block));
-        for neighbour in self.blocks.free_neighbours(block).into_iter().flatten() {
-            let (bytes, addr) = (self.blocks.bytes(neighbour), self.blocks.addr(neighbour));
-            self.pool(kind).remove(stream, bytes, addr, neighbour);
-            self.blocks.merge(block, neighbour);
-        }
-        let (bytes, addr) = (self.blocks.bytes(block), self.blocks.addr(block));
-        self.pool(kind).insert(stream, bytes, addr, block);
+        self.merge_free(block);
         Ok(())
+    }
+
+    /// Gives back everything without live blocks, as `torch.cuda.empty_cache()` does.
+    ///
+    /// # Errors
+    /// Returns [`CachingError::Driver`] if the driver fails.
+    pub fn empty_cache(&mut self) -> Result<(), CachingError> {
+        self.release_cached()
+    }
+
+    /// Returns the settings.
+    pub const fn settings(&self) -> &CachingSettings {
+        &self.settings
     }
 
     /// Returns the allocator's statistics.
     pub const fn figures(&self) -> Figures {
-        self.figures
+        Figures { host_waits: self.waits.count(), ..self.figures }
     }
 
-    /// Creates a segment as one free block. If the device is out of memory, flushes and tries again.
-    fn new_segment(&mut self, size: u64, kind: PoolKind, stream: StreamId) -> Result<Option<BlockId>, CachingError> {
-        let Some(bytes) = segment_bytes(size) else { return Ok(None) };
-        let addr = match self.segments.create(bytes, stream)? {
-            Some(addr) => addr,
-            None => {
-                self.flush()?;
-                match self.segments.create(bytes, stream)? {
-                    Some(addr) => addr,
-                    None => return Ok(None),
-                }
-            }
-        };
-        self.figures.reserved_bytes += bytes;
-        self.figures.peak_reserved_bytes = self.figures.peak_reserved_bytes.max(self.figures.reserved_bytes);
-        Ok(Some(self.blocks.insert(addr, bytes, stream, kind)))
+    /// Returns all free blocks.
+    pub fn free_blocks(&self) -> impl Iterator<Item = FreeBlock> {
+        let blocks = self.small.blocks().into_iter().chain(self.large.blocks());
+        blocks.map(|block| FreeBlock {
+            addr: self.blocks.addr(block),
+            bytes: self.blocks.bytes(block),
+            stream: self.blocks.stream(block),
+        })
     }
 
-    /// Frees every segment without live blocks (`release_cached_blocks`).
-    fn flush(&mut self) -> Result<(), CachingError> {
-        let mut waited = false;
-        for kind in [PoolKind::Large, PoolKind::Small] {
-            for block in self.pool(kind).blocks() {
-                if !self.blocks.is_whole_segment(block) {
-                    continue;
+    /// Takes the free block that fits best, if there is one (`get_free_block`).
+    fn take_best_fit(&mut self, size: u64, kind: PoolKind, stream: StreamId) -> Option<BlockId> {
+        self.pool(kind).searches += 1;
+        let mut fits = self.pool_of(kind).fits(stream, size);
+        let (mut bytes, mut block) = fits.next()?;
+        if self.settings.expandable_segments {
+            // A block counts with the addresses after it that memory can be mapped at: so that room to grow is kept for
+            // requests that need it, larger blocks are preferred as long as they can grow less.
+            for (next_bytes, next) in fits {
+                if self.blocks.expandable_bytes(next) >= self.blocks.expandable_bytes(block) {
+                    break;
                 }
-                if !waited {
-                    self.segments.wait_for_device()?;
-                    self.figures.host_waits += 1;
-                    waited = true;
-                }
-                let (bytes, addr, stream) =
-                    (self.blocks.bytes(block), self.blocks.addr(block), self.blocks.stream(block));
-                self.segments.destroy(addr)?;
-                self.pool(kind).remove(stream, bytes, addr, block);
-                self.blocks.remove(block);
-                self.figures.reserved_bytes -= bytes;
+                (bytes, block) = (next_bytes, next);
             }
+        } else {
+            drop(fits);
         }
-        Ok(())
+        if !split::may_serve(&self.settings, bytes, size) {
+            return None;
+        }
+        self.take_free(block);
+        Some(block)
+    }
+
+    /// Makes a block from new memory, and gives cached memory back where there is none.
+    fn obtain(&mut self, size: u64, kind: PoolKind, stream: StreamId) -> Result<Option<BlockId>, CachingError> {
+        self.collect_garbage()?;
+        if let Some(block) = self.grow(size, kind, stream)? {
+            return Ok(Some(block));
+        }
+        if self.release_oversize(size, kind, stream)?
+            && let Some(block) = self.grow(size, kind, stream)?
+        {
+            return Ok(Some(block));
+        }
+        self.release_cached()?;
+        self.grow(size, kind, stream)
+    }
+
+    /// Merges a free block, which is in no pool, with its free neighbours, and puts it into its pool.
+    fn merge_free(&mut self, block: BlockId) {
+        for neighbour in self.blocks.like_neighbours(block).into_iter().flatten() {
+            self.take_free(neighbour);
+            self.blocks.merge(block, neighbour);
+        }
+        self.put_free(block);
+    }
+
+    fn take_free(&mut self, block: BlockId) {
+        let (bytes, addr) = (self.blocks.bytes(block), self.blocks.addr(block));
+        let (kind, stream) = (self.blocks.kind(block), self.blocks.stream(block));
+        self.pool(kind).remove(stream, bytes, addr, block);
+    }
+
+    fn put_free(&mut self, block: BlockId) {
+        let (bytes, addr) = (self.blocks.bytes(block), self.blocks.addr(block));
+        let (kind, stream) = (self.blocks.kind(block), self.blocks.stream(block));
+        let searches = self.pool(kind).searches;
+        self.blocks.set_free_since(block, searches);
+        self.pool(kind).insert(stream, bytes, addr, block);
+    }
+
+    /// Returns how much may be reserved, if that is limited (`per_process_memory_fraction`).
+    fn allowed_bytes(&self) -> Result<Option<u64>, CachingError> {
+        let Some(fraction) = self.settings.memory_fraction else { return Ok(None) };
+        Ok(Some(collect::part(self.driver.memory_info()?.total, fraction)))
     }
 
     fn pool(&mut self, kind: PoolKind) -> &mut Pool {
@@ -174,8 +257,15 @@ impl<D: Driver> CachingAllocator<D> {
         }
     }
 
+    const fn pool_of(&self, kind: PoolKind) -> &Pool {
+        match kind {
+            PoolKind::Small => &self.small,
+            PoolKind::Large => &self.large,
+        }
+    }
+
     fn report(&self, requested_bytes: u64) -> Result<CachingOutOfMemory, CachingError> {
-        let info = self.segments.memory_info()?;
+        let info = self.driver.memory_info()?;
         Ok(CachingOutOfMemory {
             requested_bytes,
             total_bytes: info.total,
@@ -186,99 +276,18 @@ impl<D: Driver> CachingAllocator<D> {
     }
 }
 
-/// Returns the size of the segment for a request of `size` bytes, or `None` on overflow.
-const fn segment_bytes(size: u64) -> Option<u64> {
-    if size <= SMALL_BYTES {
-        Some(SMALL_SEGMENT_BYTES)
-    } else if size < LARGE_REQUEST_BYTES {
-        Some(LARGE_SEGMENT_BYTES)
-    } else {
-        round_up(size, SEGMENT_ROUNDING_BYTES)
-    }
-}
-
-/// An error of the baseline.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CachingError {
-    /// The device is out of memory, even after a flush.
-    #[error("{0}")]
-    OutOfMemory(CachingOutOfMemory),
-    /// The freed address is not the start of a live block.
-    #[error("{addr} is not the start of a live block")]
-    UnknownAddress {
-        /// The address that was passed to [`CachingAllocator::free`].
-        addr: DeviceAddr,
-    },
-    /// The driver failed for another reason than a lack of memory.
-    #[error(transparent)]
-    Driver(#[from] DriverError),
-}
-
-/// The figures of PyTorch's message, in bytes, taken after the flush.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct CachingOutOfMemory {
-    /// Size of the request, without rounding.
-    pub requested_bytes: u64,
-    /// Memory of the device.
-    pub total_bytes: u64,
-    /// Memory of the device that is free.
-    pub free_bytes: u64,
-    /// Total size of the live blocks, "allocated" in the message.
-    pub live_bytes: u64,
-    /// Total size of the segments.
-    pub reserved_bytes: u64,
-}
-
-impl fmt::Display for CachingOutOfMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "CUDA out of memory. Tried to allocate {}. The device has a total capacity of {} of which {} is free. \
-             {} is allocated, and {} is reserved but unallocated.",
-            ByteSize(self.requested_bytes),
-            ByteSize(self.total_bytes),
-            ByteSize(self.free_bytes),
-            ByteSize(self.live_bytes),
-            ByteSize(self.reserved_bytes - self.live_bytes),
-        )
+/// Gives the remaining memory back, live or not, because a device is used for more than one replay.
+impl<D: Driver> Drop for CachingAllocator<D> {
+    fn drop(&mut self) {
+        // If the device is lost, the memory is lost with it, and `drop` cannot report an error.
+        if self.waits.for_device().is_ok() {
+            self.segments.destroy_all();
+            self.expandable.destroy_all();
+        }
     }
 }
 
 /// Returns `true` if the driver reports a lack of memory.
 fn is_out_of_memory(error: &DriverError) -> bool {
     error.kind == DriverErrorKind::OutOfMemory
-}
-
-/// `kMinBlockSize`: every size is rounded up to a multiple of it.
-const ROUNDING_BYTES: u64 = 512;
-/// `kSmallSize`: the largest request of the small pool.
-const SMALL_BYTES: u64 = MIB;
-/// `kSmallBuffer`: the size of a segment in the small pool.
-const SMALL_SEGMENT_BYTES: u64 = 2 * MIB;
-/// `kMinLargeAlloc`: the smallest request whose segment depends on its size.
-const LARGE_REQUEST_BYTES: u64 = 10 * MIB;
-/// `kLargeBuffer`: the size of a segment in the large pool for smaller requests.
-const LARGE_SEGMENT_BYTES: u64 = 20 * MIB;
-/// `kRoundLarge`: sizes of larger segments are rounded up to a multiple of it.
-const SEGMENT_ROUNDING_BYTES: u64 = 2 * MIB;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn segments_have_the_sizes_of_the_original() {
-        for (size, segment) in [
-            (512, 2 * MIB),
-            (MIB, 2 * MIB),
-            (MIB + 512, 20 * MIB),
-            (10 * MIB - 512, 20 * MIB),
-            (10 * MIB, 10 * MIB),
-            (10 * MIB + 512, 12 * MIB),
-        ] {
-            assert_eq!(segment_bytes(size), Some(segment), "{size}");
-        }
-        assert_eq!(segment_bytes(!511), None);
-    }
 }

@@ -1,10 +1,10 @@
-//! The free blocks of one pool, for best fit.
+//! The blocks of one pool that are not live: the free ones for best fit, the unmapped ones by address.
 //!
-//! Ordered by (stream, bytes, address), like the `std::set` in PyTorch: the best fit for a stream is the first entry at
-//! or after (stream, bytes, 0), which is the lowest address among equal sizes.
+//! Free blocks are ordered by (stream, bytes, address), like the `std::set` in PyTorch: the best fit for a stream is the
+//! first entry at or after (stream, bytes, 0), which is the lowest address among equal sizes.
 
 use super::blocks::BlockId;
-use super::{MIB, ROUNDING_BYTES};
+use super::rounding::{LARGE_SEGMENT_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES};
 use gapless::units::{DeviceAddr, StreamId};
 use std::collections::BTreeSet;
 
@@ -16,63 +16,66 @@ pub(super) enum PoolKind {
 }
 
 impl PoolKind {
-    /// Returns `true` if a block that is `remaining` bytes too large is split (`should_split`).
-    pub(super) const fn should_split(self, remaining: u64) -> bool {
+    /// Returns the pool for blocks of `size` bytes.
+    pub(super) const fn of(size: u64) -> Self {
+        if size <= SMALL_BYTES { Self::Small } else { Self::Large }
+    }
+
+    /// Returns the size of the handles that an expandable segment of this pool consists of.
+    pub(super) const fn handle_bytes(self) -> u64 {
         match self {
-            Self::Small => remaining >= ROUNDING_BYTES,
-            Self::Large => remaining > LARGE_REMAINDER_BYTES,
+            Self::Small => SMALL_SEGMENT_BYTES,
+            Self::Large => LARGE_SEGMENT_BYTES,
         }
     }
 }
 
+/// What free blocks are ordered by, and the block.
+type Free = (StreamId, u64, DeviceAddr, BlockId);
+
+#[derive(Default)]
 pub(super) struct Pool {
-    kind: PoolKind,
-    free: BTreeSet<(StreamId, u64, DeviceAddr, BlockId)>,
+    free: BTreeSet<Free>,
+    unmapped: BTreeSet<(StreamId, DeviceAddr, BlockId)>,
+    /// Number of searches for a free block, which is what the age of free blocks is counted in.
+    pub(super) searches: u64,
 }
 
 impl Pool {
-    pub(super) const fn new(kind: PoolKind) -> Self {
-        Self { kind, free: BTreeSet::new() }
-    }
-
-    /// Removes and returns the smallest free block of `stream` with at least `bytes` bytes.
-    pub(super) fn take_best_fit(&mut self, stream: StreamId, bytes: u64) -> Option<BlockId> {
-        let key = *self.free.range((stream, bytes, DeviceAddr(0), BlockId::FIRST)..).next()?;
-        if key.0 != stream {
-            return None;
-        }
-        self.free.remove(&key);
-        Some(key.3)
+    /// Returns the free blocks of `stream` with at least `bytes` bytes, the smallest first.
+    pub(super) fn fits(&self, stream: StreamId, bytes: u64) -> impl Iterator<Item = (u64, BlockId)> {
+        let from = (stream, bytes, DeviceAddr(0), BlockId::FIRST);
+        self.free.range(from..).take_while(move |key| key.0 == stream).map(|key| (key.1, key.3))
     }
 
     pub(super) fn insert(&mut self, stream: StreamId, bytes: u64, addr: DeviceAddr, block: BlockId) {
         let new = self.free.insert((stream, bytes, addr, block));
-        debug_assert!(new, "{block:?} is already free in the {:?} pool", self.kind);
+        debug_assert!(new, "{block:?} is already free");
     }
 
     pub(super) fn remove(&mut self, stream: StreamId, bytes: u64, addr: DeviceAddr, block: BlockId) {
         let known = self.free.remove(&(stream, bytes, addr, block));
-        debug_assert!(known, "{block:?} is not free in the {:?} pool", self.kind);
+        debug_assert!(known, "{block:?} is not free");
     }
 
     /// Returns all free blocks in order.
     pub(super) fn blocks(&self) -> Vec<BlockId> {
         self.free.iter().map(|key| key.3).collect()
     }
-}
 
-/// `kSmallSize`: a large block is split if more bytes than this remain.
-const LARGE_REMAINDER_BYTES: u64 = MIB;
+    /// Returns the unmapped blocks of `stream`, the lowest address first.
+    pub(super) fn unmapped(&self, stream: StreamId) -> impl Iterator<Item = BlockId> {
+        let from = (stream, DeviceAddr(0), BlockId::FIRST);
+        self.unmapped.range(from..).take_while(move |key| key.0 == stream).map(|key| key.2)
+    }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    pub(super) fn insert_unmapped(&mut self, stream: StreamId, addr: DeviceAddr, block: BlockId) {
+        let new = self.unmapped.insert((stream, addr, block));
+        debug_assert!(new, "{block:?} is already unmapped");
+    }
 
-    #[test]
-    fn remainders_split_as_in_the_original() {
-        assert!(PoolKind::Small.should_split(512));
-        assert!(!PoolKind::Small.should_split(0));
-        assert!(!PoolKind::Large.should_split(MIB));
-        assert!(PoolKind::Large.should_split(MIB + 512));
+    pub(super) fn remove_unmapped(&mut self, stream: StreamId, addr: DeviceAddr, block: BlockId) {
+        let known = self.unmapped.remove(&(stream, addr, block));
+        debug_assert!(known, "{block:?} is not unmapped");
     }
 }

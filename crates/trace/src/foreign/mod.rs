@@ -11,7 +11,8 @@ mod pickle;
 pub mod rmm;
 pub mod snapshot;
 
-use super::load::Origins;
+use super::history::{Extent, History};
+use super::load::{Origins, Recording};
 use super::{Header, Limits, ReadErrorKind, Trace, TraceOp};
 use flate2::read::MultiGzDecoder;
 use std::collections::HashMap;
@@ -73,6 +74,10 @@ struct Events {
     labels: Vec<String>,
     /// The blocks known to be live at the end: address, size in bytes, stream.
     live_at_end: Vec<(u64, u64, u64)>,
+    /// Whether these are all blocks that are live at the end.
+    lists_live: bool,
+    /// Memory that the recorded allocator held before the first event, in bytes.
+    held_at_start_bytes: Option<u64>,
     origins: Interned,
 }
 
@@ -136,9 +141,11 @@ impl Events {
     /// Converts the events to a trace. Streams are identified by the program's handles; the default stream is 0.
     fn into_trace(self, name: &str, header: Header, limits: Limits) -> Result<Trace, ReadErrorKind> {
         let before = self.live_at_start();
+        let history = self.history(&before);
         let Self { events, labels, origins, .. } = self;
         let mut ops = Vec::with_capacity(before.len() + events.len());
         let mut of_op = Vec::new();
+        let mut refused = Vec::new();
         let mut live: HashMap<u64, u64> = HashMap::new();
         let mut next_id = 0;
         let mut fresh = || {
@@ -172,6 +179,7 @@ impl Events {
                 Event::Failed { bytes, stream, origin } => {
                     let id = fresh();
                     note(&mut ops, TraceOp::Mark("out of memory".into()), 0);
+                    refused.push(ops.len() as u64);
                     note(&mut ops, TraceOp::Alloc { id, bytes, stream }, origin);
                     note(&mut ops, TraceOp::Free { id }, 0);
                 }
@@ -181,6 +189,23 @@ impl Events {
         if origins.texts.is_empty() {
             of_op = Vec::new();
         }
-        Trace::from_ops(name, header, limits, ops.into_iter(), Origins { of_op, texts: origins.texts })
+        let recording = Recording { origins: Origins { of_op, texts: origins.texts }, refused, history };
+        Trace::from_ops(name, header, limits, ops.into_iter(), recording)
+    }
+
+    /// Says how much of the run the events are, given the blocks that were live before them.
+    fn history(&self, before: &[(u64, u64, u64)]) -> History {
+        let extent = if before.is_empty() && self.held_at_start_bytes.unwrap_or(0) == 0 {
+            Extent::Whole
+        } else if self.lists_live {
+            Extent::LaterPart
+        } else {
+            Extent::Unknown
+        };
+        History {
+            extent,
+            live_at_start_bytes: before.iter().map(|&(_, bytes, _)| bytes).fold(0, u64::saturating_add),
+            held_at_start_bytes: self.held_at_start_bytes,
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! PyTorch's memory snapshot (`torch.cuda.memory._dump_snapshot`): converts the history of one device to a trace.
 //!
-//! If a snapshot has several devices, the one with the longest history is used. Blocks are freed when the program
+//! If a snapshot has several devices, the one that ran out of memory is used unless another is asked for, or else the one
+//! with the longest history. Blocks are freed when the program
 //! requested it (`free_requested`), not when PyTorch completed the free. The innermost frame of each allocation is kept
 //! as its origin, and annotations of the profiler become marks.
 
@@ -12,11 +13,11 @@ use std::collections::HashMap;
 use std::io::Read;
 
 /// Reads a snapshot as a trace.
-pub fn read(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadError> {
-    convert(name, file, limits).map_err(|kind| ReadError { line: 0, kind })
+pub fn read(name: &str, file: impl Read, device: Option<usize>, limits: Limits) -> Result<Trace, ReadError> {
+    convert(name, file, device, limits).map_err(|kind| ReadError { line: 0, kind })
 }
 
-fn convert(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadErrorKind> {
+fn convert(name: &str, file: impl Read, device: Option<usize>, limits: Limits) -> Result<Trace, ReadErrorKind> {
     let (source, gzip) = unpack(file).map_err(ReadErrorKind::Io)?;
     let (values, top) = pickle::read(source, gzip, KEYS)?;
     let wrong = |reason: &str| ReadErrorKind::NotASnapshot { reason: reason.to_owned() };
@@ -28,12 +29,21 @@ fn convert(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadErr
         Value::List(entries) => &entries[..],
         _ => &[],
     };
-    let (device, entries) = traces
-        .iter()
-        .map(|trace| history(*trace))
-        .enumerate()
-        .max_by_key(|(device, entries)| (entries.len(), std::cmp::Reverse(*device)))
-        .filter(|(_, entries)| !entries.is_empty())
+    let failed = |entries: &[Ref]| entries.iter().any(|entry| values.text(*entry, "action") == Some("oom"));
+    let with_history: Vec<(usize, &[Ref])> =
+        traces.iter().map(|trace| history(*trace)).enumerate().filter(|(_, entries)| !entries.is_empty()).collect();
+    if let Some(wanted) = device
+        && !with_history.is_empty()
+        && !with_history.iter().any(|(device, _)| *device == wanted)
+    {
+        let devices: Vec<String> =
+            with_history.iter().take(MOST_DEVICES_NAMED).map(|(device, _)| device.to_string()).collect();
+        return Err(wrong(&format!("it has no history of device {wanted}, only of {}", devices.join(", "))));
+    }
+    let (device, entries) = with_history
+        .into_iter()
+        .filter(|(number, _)| device.is_none_or(|wanted| wanted == *number))
+        .max_by_key(|(device, entries)| (failed(entries), entries.len(), std::cmp::Reverse(*device)))
         .ok_or_else(|| {
             wrong(
                 "it has no history: call torch.cuda.memory._record_memory_history() at the start of the program, before \
@@ -43,6 +53,7 @@ fn convert(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadErr
     let mut reader = Reader { values: &values, events: Events::default(), frames: HashMap::new(), limits };
     reader.history(device, top, entries)?;
     reader.live_at_end(device, top);
+    reader.events.held_at_start_bytes = Some(reader.held_at_start(device, top, entries));
     let mut header = Header::default();
     header.capacity_bytes = reader.capacity(device, top, entries);
     if let Some(capacity) = header.capacity_bytes {
@@ -139,14 +150,7 @@ impl Reader<'_> {
     /// free.
     fn capacity(&self, device: usize, top: Ref, entries: &[Ref]) -> Option<u64> {
         let values = self.values;
-        let held_at_end: u64 = values
-            .list(top, "segments")
-            .unwrap_or(&[])
-            .iter()
-            .filter(|segment| values.number(**segment, "device").is_none_or(|number| number == device as u64))
-            .filter_map(|segment| values.number(*segment, "total_size"))
-            .fold(0, u64::saturating_add);
-        let mut held = i128::from(held_at_end);
+        let mut held = i128::from(self.held_at_end(device, top));
         for &entry in entries.iter().rev() {
             let bytes = i128::from(values.number(entry, "size").unwrap_or(0));
             match values.text(entry, "action") {
@@ -162,6 +166,32 @@ impl Reader<'_> {
         None
     }
 
+    /// Returns the size of the segments at the end in bytes.
+    fn held_at_end(&self, device: usize, top: Ref) -> u64 {
+        let values = self.values;
+        values
+            .list(top, "segments")
+            .unwrap_or(&[])
+            .iter()
+            .filter(|segment| values.number(**segment, "device").is_none_or(|number| number == device as u64))
+            .filter_map(|segment| values.number(*segment, "total_size"))
+            .fold(0, u64::saturating_add)
+    }
+
+    /// Returns what PyTorch held before the first entry, in bytes: what it held at the end, without what the entries changed.
+    fn held_at_start(&self, device: usize, top: Ref, entries: &[Ref]) -> u64 {
+        let mut held = i128::from(self.held_at_end(device, top));
+        for &entry in entries {
+            let bytes = i128::from(self.values.number(entry, "size").unwrap_or(0));
+            match self.values.text(entry, "action") {
+                Some("segment_alloc" | "segment_map") => held -= bytes,
+                Some("segment_free" | "segment_unmap") => held += bytes,
+                _ => {}
+            }
+        }
+        u64::try_from(held.max(0)).unwrap_or(u64::MAX)
+    }
+
     /// Collects the live blocks of the segments at the end, as far as the segments have all fields.
     fn live_at_end(&mut self, device: usize, top: Ref) {
         let values = self.values;
@@ -172,6 +202,7 @@ impl Reader<'_> {
                 continue;
             }
             let stream = values.number(segment, "stream").unwrap_or(0);
+            self.events.lists_live = true;
             let mut addr = values.number(segment, "address").unwrap_or(0);
             for &block in values.list(segment, "blocks").unwrap_or(&[]) {
                 let bytes = values.number(block, "size").unwrap_or(0);
@@ -216,5 +247,7 @@ const KEYS: &[&str] = &[
 const ORIGIN_CHARS: usize = 200;
 /// Maximum length of a label in characters; longer ones are cut.
 const LABEL_CHARS: usize = 200;
+/// Most devices that an error names.
+const MOST_DEVICES_NAMED: usize = 16;
 /// Maximum number of annotations that become marks.
 const MOST_MARKS: usize = 1 << 16;

@@ -1,0 +1,153 @@
+//! `gapless advise`: what to do about a program that ran out of memory.
+
+mod text;
+
+use super::{Failure, Outcome, printable};
+use clap::Args;
+use gapless::ByteSize;
+use gapless_trace::advice::{Advice, AdviceOptions, Gpu, Setting, advise};
+use gapless_trace::{Device, Extent, PolicyError, ReadError, ReplayError, Trace};
+use std::io::{self, Write};
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+
+/// Arguments of `gapless advise`.
+#[derive(Debug, Args)]
+pub(super) struct AdviseArguments {
+    /// Recordings, plain or gzip: traces, PyTorch memory snapshots (_dump_snapshot), RMM logs; - for standard input
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+
+    /// Print one JSON object per file, each on a line of its own
+    #[arg(long)]
+    json: bool,
+
+    /// Memory that the allocator may hold on the device, such as 24GiB [default: the recorded size, else 1.05 x the
+    /// peak of live bytes]
+    #[arg(long, value_name = "SIZE", conflicts_with = "gpu")]
+    device: Option<ByteSize>,
+
+    /// Take the memory of this GPU, such as "RTX 4090"
+    #[arg(long, value_name = "NAME")]
+    gpu: Option<Gpu>,
+
+    /// Replay just this policy, which may be given more than once: gapless, native, or settings as in PYTORCH_ALLOC_CONF,
+    /// such as expandable_segments:True
+    #[arg(long = "setting", value_name = "SETTING")]
+    settings: Vec<Setting>,
+
+    /// Of a snapshot with several devices, this one, counted from 0 [default: the one that ran out of memory]
+    #[arg(long, value_name = "N")]
+    snapshot_device: Option<usize>,
+}
+
+/// Advises on every file. A bad file is reported and does not stop the others.
+pub(super) fn run(arguments: &AdviseArguments) -> Result<Outcome, Failure> {
+    if arguments.device == Some(ByteSize(0)) {
+        return Err(Failure::BadArguments("--device 0 leaves no memory: give a size such as 24GiB".into()));
+    }
+    let mut outcome = Outcome::Success;
+    for path in &arguments.files {
+        let name = printable(&path.to_string_lossy());
+        match one(arguments, path, &name) {
+            Ok(advice) => {
+                print(arguments, &advice)?;
+                if advice.policies.is_empty() {
+                    outcome = Outcome::BadInput;
+                } else if advice.survivors().is_empty() && outcome == Outcome::Success {
+                    outcome = Outcome::OutOfMemory;
+                }
+            }
+            Err(Stop::BadFile(message)) => {
+                eprintln!("error: {name}: {message}");
+                outcome = Outcome::BadInput;
+            }
+            Err(Stop::Failed(failure)) => return Err(failure),
+        }
+    }
+    Ok(outcome)
+}
+
+/// Why there is no advice on a file.
+enum Stop {
+    BadFile(String),
+    Failed(Failure),
+}
+
+fn one(arguments: &AdviseArguments, path: &Path, name: &str) -> Result<Advice, Stop> {
+    let bad = |error: &dyn std::fmt::Display| Stop::BadFile(error.to_string());
+    let trace = open(path, arguments.snapshot_device).map_err(|error| bad(&error))?;
+    if trace.ops().is_empty() {
+        return Err(bad(&"holds no ops: give a trace with 'a' and 'f' lines"));
+    }
+    if let Some(warning) = trace.warning() {
+        eprintln!("warning: {name}: {warning}");
+    }
+    let device = match (arguments.device, arguments.gpu) {
+        (Some(ByteSize(bytes)), _) => Device::of(bytes),
+        (None, Some(gpu)) => Device::of(gpu.usable_bytes()),
+        (None, None) => Device::for_trace(&trace).map_err(|error| bad(&error))?,
+    };
+    let largest = device.capacity_bytes.max(trace.peak_live_bytes());
+    if largest > MOST_DEVICE_BYTES {
+        let (largest, most) = (ByteSize(largest), ByteSize(MOST_DEVICE_BYTES));
+        return Err(bad(&format!("no device has {largest}: the most that is replayed is {most}")));
+    }
+    let settings = if arguments.settings.is_empty() { Setting::usual(&trace) } else { arguments.settings.clone() };
+    let threads = std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN).min(MOST_THREADS);
+    let advice = advise(&trace, &AdviceOptions { device, settings, threads }).map_err(|error| match error {
+        // The device is smaller than a page, or the trace has too many streams for an allocator.
+        ReplayError::Settings(_) | ReplayError::Policy { error: PolicyError::Limit(_), .. } => bad(&error),
+        error => Stop::Failed(Failure::Internal(format!("{name}: {error}"))),
+    })?;
+    if let Some(note) = note(&advice) {
+        eprintln!("note: {name}: {note}");
+    }
+    Ok(advice)
+}
+
+fn open(path: &Path, device: Option<usize>) -> Result<Trace, ReadError> {
+    if path.as_os_str() == "-" {
+        Trace::read_device("stdin", io::stdin().lock(), device)
+    } else {
+        Trace::open_device(path, device)
+    }
+}
+
+/// Says what is not known of a run whose history begins in the middle.
+fn note(advice: &Advice) -> Option<String> {
+    let live = ByteSize(advice.history.live_at_start_bytes);
+    match advice.history.extent {
+        Extent::Whole => None,
+        Extent::LaterPart => Some(format!(
+            "the history begins in the middle of the run, when {live} were live and {} were held. Where they lay is not \
+             known: no device smaller than what was held is said to be enough for PyTorch's allocator",
+            ByteSize(advice.history.held_at_start_bytes.unwrap_or(0)),
+        )),
+        Extent::Unknown => Some(format!(
+            "the history begins in the middle of the run, when at least {live} were live, and the file does not list the \
+             others: no verdict. Record from the start of the program"
+        )),
+    }
+}
+
+fn print(arguments: &AdviseArguments, advice: &Advice) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if arguments.json {
+        let line = serde_json::to_string(advice).map_err(io::Error::from)?;
+        writeln!(out, "{line}")
+    } else {
+        text::write(&mut out, advice)
+    }
+}
+
+/// The largest device. PyTorch's expandable segments have a handle for every 20 MiB, so a bound keeps replays short.
+const MOST_DEVICE_BYTES: u64 = 4 << 40;
+/// Most threads: each has the whole state of a replay in memory.
+const MOST_THREADS: NonZero<usize> = NonZero::new(8).expect("not zero");
+
+/// Shown below the list of options.
+pub(super) const AFTER_HELP: &str = "\
+Exit code: 0 if a policy survives, 3 if none does, 2 for bad arguments, bad input, or input that allows no verdict.
+
+Example: gapless advise traces/oom/oom_01.trace.gz";

@@ -1,0 +1,129 @@
+//! Advice on a recorded run: what held the memory when it ran out, what was stranded, and which policy would have
+//! survived on which device.
+//!
+//! ```text
+//!   trace ─▶ the native policy, up to the failure or the peak ─▶ holders, stranded
+//!         └▶ every policy, on this device and on smaller ones ─▶ policies
+//! ```
+//!
+//! [`Advice`] is data only: the command line writes it as text or as JSON.
+//!
+//! - I1  replays begin with an empty device. Of a history that begins in the middle, only the blocks that were live then
+//!   are known, not where they lay: a policy whose result depends on that gets no verdict on a device that is smaller
+//!   than what was held, and none at all where blocks may have been live that the file does not mention.
+//!
+//! Threads: policies are replayed on [`AdviceOptions::threads`] threads. The result does not depend on their number.
+
+mod gpus;
+mod holders;
+mod moment;
+mod policies;
+mod stranded;
+
+pub use gpus::{GPUS, Gpu, UnknownGpu};
+pub use holders::Holder;
+pub use policies::{PolicyOutcome, Setting};
+pub use stranded::{FreeOfSize, FreeOfStream, Stranded};
+
+use crate::{Device, Extent, FailedRequest, History, ReplayError, Trace};
+use moment::Moment;
+use std::num::NonZero;
+
+/// Options of [`advise`].
+#[derive(Clone, Debug)]
+pub struct AdviceOptions {
+    /// The device that the run is replayed on.
+    pub device: Device,
+    /// The policies to replay through.
+    pub settings: Vec<Setting>,
+    /// Number of threads that replay at the same time.
+    pub threads: NonZero<usize>,
+}
+
+/// Advice on one trace. Serialized, it is one line of `gapless advise --json`.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Advice {
+    /// Name of the trace.
+    pub trace: String,
+    /// Peak of requested bytes that were live.
+    pub peak_live_bytes: u64,
+    /// Memory that an allocator may hold on the device, in bytes.
+    pub device_bytes: u64,
+    /// Index of the op that failed in the recorded run, or else with the native policy on this device, if one did.
+    pub failed_op: Option<u64>,
+    /// Whether the trace begins with the run.
+    pub history_complete: bool,
+    /// What held most memory when the request failed, or else at the peak of live bytes: the largest first.
+    pub holders: Vec<Holder>,
+    /// Where the rest of the device's memory was at that moment, with the native policy.
+    pub stranded: Stranded,
+    /// What each policy makes of the trace on this device, in the order of the settings. Empty if there is no verdict.
+    pub policies: Vec<PolicyOutcome>,
+    /// The request that failed, if one did.
+    #[serde(skip)]
+    pub failed: Option<FailedRequest>,
+    /// Whether that is recorded, rather than what the native policy would do.
+    #[serde(skip)]
+    pub failure_is_recorded: bool,
+    /// Index of the first op that had not run at the moment of `holders` and `stranded`.
+    #[serde(skip)]
+    pub moment_op: u64,
+    /// Requested bytes that were live then.
+    #[serde(skip)]
+    pub live_bytes: u64,
+    /// What is known of the run before the trace begins.
+    #[serde(skip)]
+    pub history: History,
+}
+
+impl Advice {
+    /// Returns the policies that survive, the one that survives on the smallest device first, then the one with the
+    /// fewest waits and driver calls.
+    pub fn survivors(&self) -> Vec<&PolicyOutcome> {
+        let mut survivors: Vec<_> = self.policies.iter().filter(|policy| policy.oom_op.is_none()).collect();
+        survivors.sort_by_key(|policy| {
+            (policy.smallest_device_bytes.unwrap_or(u64::MAX), policy.host_waits, policy.driver_calls)
+        });
+        survivors
+    }
+}
+
+/// Replays `trace` through every policy, and looks at the moment when memory ran out.
+///
+/// # Errors
+/// Returns the errors of [`replay`](crate::replay()).
+pub fn advise(trace: &Trace, options: &AdviceOptions) -> Result<Advice, ReplayError> {
+    let moment = Moment::find(trace, &options.device)?;
+    let recorded = trace.failed_request();
+    let failed = recorded.or(moment.failed);
+    let history = trace.history();
+    let settings: Vec<Setting> =
+        options.settings.iter().filter(|setting| has_verdict(&history, setting, &options.device)).copied().collect();
+    let policies = policies::replay_each(trace, &options.device, &settings, options.threads)?;
+    Ok(Advice {
+        trace: trace.name().to_owned(),
+        peak_live_bytes: trace.peak_live_bytes(),
+        device_bytes: options.device.capacity_bytes,
+        failed_op: failed.map(|failed| failed.op_index),
+        history_complete: history.extent == Extent::Whole,
+        holders: holders::largest(trace, &moment.live),
+        stranded: moment.stranded,
+        policies,
+        failed,
+        failure_is_recorded: recorded.is_some(),
+        moment_op: moment.op_index,
+        live_bytes: moment.live.iter().map(|block| block.bytes).sum(),
+        history,
+    })
+}
+
+/// Whether a replay on `device` says something about the run.
+fn has_verdict(history: &History, setting: &Setting, device: &Device) -> bool {
+    match (history.extent, setting) {
+        (Extent::Whole, _) | (Extent::LaterPart, Setting::Gapless) => true,
+        (Extent::LaterPart, Setting::Caching(_)) => {
+            history.held_at_start_bytes.is_some_and(|held| held <= device.capacity_bytes)
+        }
+        (Extent::Unknown, _) => false,
+    }
+}

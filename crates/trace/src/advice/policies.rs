@@ -1,0 +1,142 @@
+//! What each policy makes of a trace: whether it survives on a device, and the smallest device on which it does.
+
+use crate::caching::{CachingSettings, ParseSettingsError};
+use crate::work::Touch;
+use crate::{Device, Extent, GaplessSettings, PolicyKind, ReplayError, ReplayOptions, Search, Trace, replay};
+use std::fmt;
+use std::num::NonZero;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A policy with its settings. As text `gapless`, or what [`CachingSettings`] are as text.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Setting {
+    /// gapless with its defaults.
+    Gapless,
+    /// PyTorch's allocator under these settings.
+    Caching(CachingSettings),
+}
+
+impl Setting {
+    /// Returns the settings to compare by default: those that PyTorch's documentation and the articles about it advise,
+    /// and gapless.
+    pub fn usual(trace: &Trace) -> Vec<Self> {
+        let texts = USUAL.iter().filter(|text| !text.contains("empty_cache") || trace.labels().len() > 0);
+        texts.map(|text| text.parse().expect("the usual settings are settings")).collect()
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gapless => f.pad(GAPLESS),
+            Self::Caching(settings) => settings.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Setting {
+    type Err = ParseSettingsError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == GAPLESS { Ok(Self::Gapless) } else { text.parse().map(Self::Caching) }
+    }
+}
+
+/// What a policy makes of a trace.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct PolicyOutcome {
+    /// The policy: `native`, `gapless`, or the settings to paste.
+    pub setting: String,
+    /// Index of the op that failed on the device, or `None` if the policy survives.
+    pub oom_op: Option<u64>,
+    /// The smallest device on which the policy survives, in bytes, or `None` if none was found.
+    pub smallest_device_bytes: Option<u64>,
+    /// Number of driver calls on the device, up to the failure.
+    pub driver_calls: u64,
+    /// Number of times that the host waited on the device, up to the failure.
+    pub host_waits: u64,
+}
+
+/// Replays `trace` through each policy on up to `threads` threads.
+pub(super) fn replay_each(
+    trace: &Trace,
+    device: &Device,
+    settings: &[Setting],
+    threads: NonZero<usize>,
+) -> Result<Vec<PolicyOutcome>, ReplayError> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut found = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(setting) = settings.get(index) else { return found };
+            found.push((index, outcome(trace, device, setting)));
+        }
+    };
+    let mut all: Vec<(usize, Result<PolicyOutcome, ReplayError>)> = std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads.get().min(settings.len())).map(|_| scope.spawn(work)).collect();
+        let mut all = work();
+        for thread in others {
+            all.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        all
+    });
+    all.sort_by_key(|(index, _)| *index);
+    all.into_iter().map(|(_, outcome)| outcome).collect()
+}
+
+fn outcome(trace: &Trace, device: &Device, setting: &Setting) -> Result<PolicyOutcome, ReplayError> {
+    let (policy, caching) = match *setting {
+        Setting::Gapless => (PolicyKind::Gapless, CachingSettings::default()),
+        Setting::Caching(settings) => (PolicyKind::Caching, settings),
+    };
+    let gapless = GaplessSettings::default();
+    let options = ReplayOptions {
+        policy,
+        gapless,
+        caching,
+        capacity_bytes: device.capacity_bytes,
+        touch: Touch::for_model(device.lag_ops),
+        progress: None,
+    };
+    let result = replay(trace, Arc::new(device.model()), &options)?;
+    let search = Search {
+        trace,
+        policy,
+        gapless,
+        caching,
+        lag_ops: device.lag_ops,
+        threads: NonZero::<usize>::MIN,
+        progress: None,
+    };
+    let found = search.min_capacity_bytes()?;
+    // What was held before the history begins is known to have been enough, and nothing smaller is.
+    let history = trace.history();
+    let least = match (history.extent, policy) {
+        (Extent::LaterPart, PolicyKind::Caching) => history.held_at_start_bytes.unwrap_or(0),
+        _ => 0,
+    };
+    Ok(PolicyOutcome {
+        setting: setting.to_string(),
+        oom_op: result.oom.map(|oom| oom.op_index),
+        smallest_device_bytes: found.map(|bytes| bytes.max(least)),
+        driver_calls: result.driver_calls.total(),
+        host_waits: result.host_waits,
+    })
+}
+
+const GAPLESS: &str = "gapless";
+const USUAL: [&str; 10] = [
+    "native",
+    "expandable_segments:True",
+    "max_split_size_mb:64",
+    "max_split_size_mb:128",
+    "max_split_size_mb:256",
+    "max_split_size_mb:512",
+    "roundup_power2_divisions:8",
+    "garbage_collection_threshold:0.8,per_process_memory_fraction:1",
+    "torch.cuda.empty_cache()",
+    GAPLESS,
+];
