@@ -77,7 +77,7 @@ unsafe fn fail(out_of_memory: bool) {
 }
 
 /// A failed request in PyTorch's words, which log scrapers look for.
-fn worded(ordinal: u32, bytes: u64, error: AllocError) -> Failure {
+pub(crate) fn worded(ordinal: u32, bytes: u64, error: AllocError) -> Failure {
     let text = match &error {
         AllocError::OutOfMemory(report) => message(ordinal, report),
         AllocError::TooLarge { .. } => format!("{} {error}", headline(bytes)),
@@ -193,7 +193,7 @@ pub extern "C" fn gapless_torch_record_stream(pointer: *mut c_void, stream: *mut
 
 /// PyTorch's name of a pool (c10::cuda::MempoolId_t).
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct gapless_torch_pool {
     /// The first half of the name.
     pub first: u64,
