@@ -18,7 +18,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Callable, Union
 
-from gapless import _library
+from gapless import _library, _object
 from gapless._torch_figures import Figures, record_history, snapshot
 from gapless._torch_refusals import switch_off
 
@@ -66,6 +66,9 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
         _library.check(library.gapless_configure(_conf(keys).encode()))
     else:
         _library.check(library.gapless_check_conf(os.environ.get("GAPLESS_CONF", "").encode()))
+    if _install_object(torch):
+        _enabled = torch
+        return
     _throw_failures(library, torch)
     try:
         allocator = torch.cuda.memory.CUDAPluggableAllocator(
@@ -81,6 +84,20 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
     _enabled = allocator
     _provide(torch)
     switch_off(torch)
+
+
+def _install_object(torch: Any) -> bool:
+    """Prefers the allocator object to the plug-in interface, and says why where it cannot be had."""
+    if os.environ.get("GAPLESS_TORCH_OBJECTS") == "off":
+        return False
+    problem = _object.install(torch)
+    if problem is not None:
+        warnings.warn(
+            f"gapless uses PyTorch's plug-in interface, which serves less than PyTorch's own allocator does: {problem}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return problem is None
 
 
 def _conf(keys: dict[str, Any]) -> str:
