@@ -47,7 +47,8 @@ __attribute__((visibility("default"))) void gapless_object_plant(int on) { gaple
 __attribute__((visibility("default"))) void gapless_object_use(int on) {
     gapless::CUDAAllocator *chosen = on != 0 ? gapless::AllocatorObject::instance : native_allocator;
     gapless::native::allocator.store(chosen);
-    c10::SetAllocator(c10::kCUDA, chosen);
+    // With the highest priority: PyTorch takes no allocator of a lower one than that in use.
+    c10::SetAllocator(c10::kCUDA, chosen, UINT8_MAX);
 }
 
 }  // extern "C"
