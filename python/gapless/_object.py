@@ -7,9 +7,12 @@ PyTorch's plug-in interface is used, which has less (``docs/front-ends.md``).
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
+import resource
+import warnings
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from . import _library
 
@@ -43,17 +46,44 @@ def install(torch: Any) -> Optional[str]:
     problem = shim.gapless_object_prepare(str(_library.path()).encode())
     if problem is not None:
         return f"{file.name} does not fit PyTorch {torch.__version__}: {problem.decode(errors='replace')}"
+    read = _in_a_child(lambda: _read_planted(torch, shim))
+    if read is not None:
+        return f"{file.name} does not fit PyTorch {torch.__version__}: {read}"
+    shim.gapless_object_use(1)
+    return None
+
+
+def _read_planted(torch: Any, shim: ctypes.CDLL) -> Optional[str]:
     shim.gapless_object_plant(1)
     shim.gapless_object_use(1)
     try:
-        problem = _misread(torch)
+        return _misread(torch)
     except Exception as error:  # Whatever PyTorch makes of an answer that it misreads.
-        problem = f"{type(error).__name__}: {error}"
-    if problem is not None:
-        shim.gapless_object_use(0)
-        return f"{file.name} does not fit PyTorch {torch.__version__}: {problem}"
-    shim.gapless_object_plant(0)
-    return None
+        return f"{type(error).__name__}: {error}"
+
+
+def _in_a_child(check: Callable[[], Optional[str]]) -> Optional[str]:
+    """Runs a check in a forked process, which may end in whatever way, and returns what it found."""
+    readable, writable = os.pipe()
+    with warnings.catch_warnings():
+        # Python warns of forks with several threads: this child neither locks nor allocates on a device.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        try:
+            # A crash is an answer, not news.
+            faulthandler.disable()
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            os.write(writable, (check() or "").encode()[:4096])
+        finally:
+            os._exit(0)
+    os.close(writable)
+    with open(readable, "rb") as pipe:
+        found = pipe.read().decode(errors="replace")
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return f"reading what it answers ended in signal {os.WTERMSIG(status)}"
+    return found or None
 
 
 def _misread(torch: Any) -> Optional[str]:

@@ -143,7 +143,7 @@ void *AllocatorObject::retry(DeviceIndex device, size_t bytes, cudaStream_t stre
     if (gapless_.torch_figures_of(device, nullptr, &figures) == GAPLESS_OK) {
         c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), figures.live_bytes, figures.reserved_bytes, on(device));
     }
-    TORCH_CHECK_WITH(OutOfMemoryError, false, text);
+    C10_THROW_ERROR(OutOfMemoryError, text);
 }
 
 void AllocatorObject::give(void *pointer, Refusal refusal) {
