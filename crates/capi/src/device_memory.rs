@@ -193,6 +193,11 @@ impl Device {
         Err(refused(StreamError::Foreign { stream, source }))
     }
 
+    /// Whether an address is among those of the device's allocator or of a pool.
+    pub fn holds(&self, addr: DeviceAddr) -> bool {
+        self.main.allocator.contains(addr) || (!self.pools.none() && self.pools.owner(addr).is_some())
+    }
+
     /// The allocator whose addresses an address is among: the main one, or that of a pool.
     pub fn allocator_of(&self, addr: DeviceAddr) -> Option<Allocator<CudaDriver>> {
         if self.main.allocator.contains(addr) {
