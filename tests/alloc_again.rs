@@ -111,3 +111,17 @@ fn what_is_not_free_is_refused() {
     allocator.driver().resume(other);
     assert!(allocator.live_around(one).is_none());
 }
+
+/// Memory that went back to the driver is not there any more, and nothing is mapped in its place.
+#[test]
+fn what_was_returned_is_not_there() {
+    let driver = Arc::new(ModelDriver::new(ModelConfig::default()));
+    let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let [one, two] = [(); 2].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+    allocator.free(one).unwrap();
+    allocator.trim(0).unwrap();
+    assert_eq!(facts(allocator.alloc_again(one, PAGE)), AddressFacts::NeverAllocated);
+    assert_eq!(allocator.reserved_bytes(), PAGE);
+    allocator.check();
+    allocator.free(two).unwrap();
+}

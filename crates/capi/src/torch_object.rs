@@ -313,9 +313,12 @@ pub extern "C" fn gapless_torch_alloc_again(pointer: *mut c_void, bytes: usize) 
 }
 
 /// Returns free memory of a device to the driver, and closes the pools that were released, as gapless_device_trim does; with
-/// pools_only not 0 only the latter.
+/// pools_only not 0 only the latter. Writes the number of bytes released to *released, unless that is null.
+///
+/// # Safety
+/// released is null or points to a number.
 #[unsafe(no_mangle)]
-pub extern "C" fn gapless_torch_trim(device: i32, pools_only: i32, released: *mut u64) -> gapless_status {
+pub unsafe extern "C" fn gapless_torch_trim(device: i32, pools_only: i32, released: *mut u64) -> gapless_status {
     guard(|| {
         let device = Device::get(device)?;
         let bytes = match pools_only {
