@@ -648,7 +648,9 @@ gapless_status gapless_torch_alloc_again(void *pointer,
                                          size_t bytes);
 
 // Returns free memory of a device to the driver, and closes the pools that were released, as gapless_device_trim does; with
-// pools_only not 0 only the latter.
+// pools_only not 0 only the latter. Writes the number of bytes released to *released, unless that is null.
+//
+// released is null or points to a number.
 gapless_status gapless_torch_trim(int32_t device,
                                   int32_t pools_only,
                                   uint64_t *released);

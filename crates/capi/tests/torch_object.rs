@@ -36,7 +36,7 @@ fn alloc(bytes: usize, pool: Option<&gapless_torch_pool>) -> *mut c_void {
 }
 
 fn blocks(pool: Option<&gapless_torch_pool>, live_only: bool) -> Vec<gapless_torch_block> {
-    let pool = pool.map_or(null(), |pool| std::ptr::from_ref(pool));
+    let pool = pool.map_or(null(), std::ptr::from_ref);
     let mut needed = 0;
     // SAFETY: no room at all.
     let status = unsafe { gapless_torch_blocks(0, pool, live_only.into(), null_mut(), 0, &raw mut needed) };
