@@ -311,6 +311,16 @@ cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes, enum
             return cudaSuccess;
     }
 }
+/* A device's primary context. */
+static CUcontext context_of(int device) {
+    if (contexts[device] == NULL) {
+        cuDevicePrimaryCtxRetain(&contexts[device], device);
+    }
+    return contexts[device];
+}
+cudaError_t cudaMemcpyPeerAsync(void *target, int to, const void *source, int from, size_t bytes, cudaStream_t stream) {
+    IN_CONTEXT(cuMemcpyPeerAsync((CUdeviceptr)target, context_of(to), (CUdeviceptr)source, context_of(from), bytes, stream));
+}
 cudaError_t cudaMemcpy(void *target, const void *source, size_t bytes, enum cudaMemcpyKind kind) {
     cudaError_t error = cudaMemcpyAsync(target, source, bytes, kind, NULL);
     return error != cudaSuccess ? error : cudaStreamSynchronize(NULL);

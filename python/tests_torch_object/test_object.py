@@ -4,11 +4,16 @@ import ctypes
 import gc
 import os
 import pickle
+import sys
+from pathlib import Path
 
 import pytest
 
 import gapless
 import gapless.torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests_torch"))
+from processes import run  # noqa: E402
 
 gapless.torch.enable(budget=512 << 20)
 
@@ -349,3 +354,25 @@ def test_raw_allocations_and_wrong_frees():
     for wrong in (address, 4096):
         with pytest.raises(RuntimeError, match="invalid device pointer"):
             torch.cuda.caching_allocator_delete(wrong)
+
+
+@pytest.mark.parametrize("peers", ["auto", "none"])
+def test_copies_between_two_devices(peers):
+    """Without access to each other's memory the devices copy through the peer copy: a plain one would lose the device."""
+    code = f"""
+        import gapless.torch; gapless.torch.enable(budget=0.5, peers="{peers}")
+        import torch
+        assert torch.cuda.get_allocator_backend() == "gapless"
+        one = torch.frombuffer(bytearray(range(256)) * 1024, dtype=torch.uint8).to("cuda:0")
+        two = one.to("cuda:1")
+        assert two.cpu().tolist() == list(range(256)) * 1024
+        print([torch.cuda.memory_allocated(device) for device in (0, 1)])
+        two.record_stream(torch.cuda.Stream(1))
+        one.record_stream(torch.cuda.Stream(1))
+        del one, two
+        torch.cuda.synchronize(1)
+        torch.cuda.empty_cache()
+        print([torch.cuda.memory_reserved(device) for device in (0, 1)])
+    """
+    out = run(code, GAPLESS_SIM_DEVICES="2")
+    assert "[262144, 262144]" in out and "[0, 0]" in out
