@@ -107,6 +107,66 @@ typedef struct gapless_torch_pool {
   uint64_t second;
 } gapless_torch_pool;
 
+// A block of a device's memory, or a live allocation.
+typedef struct gapless_torch_block {
+  // The device.
+  int32_t device;
+  // 0 free, 1 live, 2 freed and waiting for streams.
+  int32_t state;
+  // Whether it is in a region for small blocks.
+  int32_t small;
+  // Its region among those of the device: blocks of one region that touch are mapped without a gap.
+  uint32_t region;
+  // First address.
+  uint64_t address;
+  // Bytes, rounding included.
+  uint64_t bytes;
+  // Bytes requested; 0 unless it is live.
+  uint64_t requested_bytes;
+  // The stream that it was allocated on, or its region's.
+  uint64_t stream;
+  // The pool; 0, 0 for none.
+  struct gapless_torch_pool pool;
+} gapless_torch_block;
+
+// The device's sums, as PyTorch counts: the process-wide allocator and its pools together, or one pool.
+typedef struct gapless_torch_figures {
+  // Bytes requested by live allocations.
+  uint64_t live_bytes;
+  // The same with rounding.
+  uint64_t live_block_bytes;
+  // Highest live_bytes since the peaks were reset.
+  uint64_t peak_live_bytes;
+  // Number of live allocations.
+  uint64_t live_allocations;
+  // Bytes that were freed and wait for streams.
+  uint64_t pending_bytes;
+  // Bytes of all chunks.
+  uint64_t reserved_bytes;
+  // Highest reserved_bytes since the peaks were reset.
+  uint64_t peak_reserved_bytes;
+  // Number of chunks.
+  uint64_t chunks;
+  // Chunks created since the start.
+  uint64_t created;
+  // Chunks released since the start.
+  uint64_t released;
+  // Allocations since the start.
+  uint64_t allocs;
+  // Frees since the start.
+  uint64_t frees;
+  // Bytes requested since the start; 0 for a single pool.
+  uint64_t allocated_bytes;
+  // Bytes freed since the start; 0 for a single pool.
+  uint64_t freed_bytes;
+  // Requests that ran out of memory; 0 for a single pool.
+  uint64_t out_of_memory;
+  // How often the host waited for a stream.
+  uint64_t host_waits;
+  // Bytes of the largest block that could be served now.
+  uint64_t largest_bytes;
+} gapless_torch_figures;
+
 // Success.
 #define GAPLESS_OK 0
 
@@ -502,6 +562,104 @@ gapless_status gapless_torch_report_json(int32_t device,
                                          char *buffer,
                                          size_t capacity,
                                          size_t *needed);
+
+// Allocates for PyTorch from a pool, or, where that is NULL, from the device's own memory, whatever pools are open.
+//
+// pool is NULL or points to a name, pointer points to a pointer.
+gapless_status gapless_torch_alloc(int32_t device,
+                                   size_t bytes,
+                                   struct CUstream_st *stream,
+                                   const struct gapless_torch_pool *pool,
+                                   void **pointer);
+
+// The device whose memory an address is in; -1 when it is none of gapless.
+int32_t gapless_torch_device_of(const void *pointer);
+
+// Frees an allocation, of whichever device. GAPLESS_ERROR_NOT_FOUND when it is no memory of gapless; nothing was done.
+gapless_status gapless_torch_delete(void *pointer);
+
+// Records that a stream also uses an allocation. As gapless_torch_record_stream, with a status.
+gapless_status gapless_torch_use(void *pointer, struct CUstream_st *stream);
+
+// Describes the live allocation that an address lies in. GAPLESS_ERROR_NOT_FOUND when there is none.
+//
+// block points to a block.
+gapless_status gapless_torch_describe(const void *pointer,
+                                      struct gapless_torch_block *block);
+
+// Writes the sums of a device, or of one of its pools, to *figures. GAPLESS_ERROR_NOT_FOUND when there is no such pool.
+//
+// pool is NULL or points to a name, figures points to figures.
+gapless_status gapless_torch_figures_of(int32_t device,
+                                        const struct gapless_torch_pool *pool,
+                                        struct gapless_torch_figures *figures);
+
+// Writes the names of a device's pools to names, and their number to *needed. GAPLESS_ERROR_BUFFER_TOO_SMALL when there are
+// more than capacity.
+//
+// names points to capacity names, needed to a number.
+gapless_status gapless_torch_pools(int32_t device,
+                                   struct gapless_torch_pool *names,
+                                   size_t capacity,
+                                   size_t *needed);
+
+// Writes the blocks of a device, of its pools too, or of one pool only, to blocks, and their number to *needed: those of a
+// region in address order. GAPLESS_ERROR_BUFFER_TOO_SMALL when there are more than capacity. live_only: not 0 for live ones only.
+//
+// pool is NULL or points to a name, blocks points to capacity blocks, needed to a number.
+gapless_status gapless_torch_blocks(int32_t device,
+                                    const struct gapless_torch_pool *pool,
+                                    int32_t live_only,
+                                    struct gapless_torch_block *blocks,
+                                    size_t capacity,
+                                    size_t *needed);
+
+// Adds a user to a pool, and makes the pool if it is new. gapless_torch_release_pool removes one.
+gapless_status gapless_torch_use_pool(int32_t device, struct gapless_torch_pool pool);
+
+// Opens a pool, as gapless_torch_begin_allocate_to_pool does, with a status.
+gapless_status gapless_torch_open_pool(int32_t device, struct gapless_torch_pool pool);
+
+// Writes the number of a pool's users to *users: 0 when there is no such pool.
+//
+// users points to a number.
+gapless_status gapless_torch_pool_users(int32_t device,
+                                        struct gapless_torch_pool pool,
+                                        uint32_t *users);
+
+// Whether requests outside a pool may be served from it when the rest of the memory does not suffice.
+gapless_status gapless_torch_lend_pool(int32_t device,
+                                       struct gapless_torch_pool pool,
+                                       int32_t lend);
+
+// Makes a pool hold exactly these allocations, which were live in it before: what else is live is freed, and what is missing is
+// allocated again at its address. GAPLESS_ERROR_NOT_ALLOCATED when one cannot be had: the pool is then as it was.
+//
+// wanted points to count blocks.
+gapless_status gapless_torch_restore_pool(int32_t device,
+                                          struct gapless_torch_pool pool,
+                                          const struct gapless_torch_block *wanted,
+                                          size_t count);
+
+// Allocates bytes at an address that PyTorch was given before, where the memory is free. GAPLESS_ERROR_NOT_ALLOCATED when it is not,
+// GAPLESS_ERROR_NOT_FOUND when the address is none of gapless; nothing was done.
+gapless_status gapless_torch_alloc_again(void *pointer,
+                                         size_t bytes);
+
+// Returns free memory of a device to the driver, and closes the pools that were released, as gapless_device_trim does; with
+// pools_only not 0 only the latter. Writes the number of bytes released to *released, unless that is null.
+//
+// released is null or points to a number.
+gapless_status gapless_torch_trim(int32_t device,
+                                  int32_t pools_only,
+                                  uint64_t *released);
+
+// Resets the peaks of a device and of its pools.
+gapless_status gapless_torch_reset_peaks(int32_t device);
+
+// Whether a device can reach the memory of another one through a plain copy: 1 if it was given access, else 0.
+int32_t gapless_torch_reaches(int32_t device,
+                              int32_t owner);
 
 // Keeps a history of the newest allocations, frees and requests that ran out of memory, of all front ends and devices: at
 // most most_events of them, 0 to keep none and forget the rest. If clear is not 0, the history starts empty.

@@ -17,7 +17,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Callable, Union
 
-from gapless import _conf, _library, _run, _start
+from gapless import _conf, _library, _object, _run, _start
 from gapless._torch_figures import Figures, record_history, snapshot
 from gapless._torch_refusals import switch_off
 
@@ -76,6 +76,11 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
         # In use already by another front end, with these settings.
         if error.status != _library.IN_USE or keys != _conf.given(os.environ):
             raise
+    if _install_object(torch):
+        _enabled = torch
+        _settings.update(keys)
+        _tell_children()
+        return
     _throw_failures(library, torch)
     try:
         allocator = torch.cuda.memory.CUDAPluggableAllocator(
@@ -111,6 +116,20 @@ def _change_settings(arguments: dict[str, str]) -> None:
         ) from error
     _settings.update(keys)
     _tell_children()
+
+
+def _install_object(torch: Any) -> bool:
+    """Prefers the allocator object to the plug-in interface, and says why where it cannot be had."""
+    if os.environ.get("GAPLESS_TORCH_OBJECTS") == "off":
+        return False
+    problem = _object.install(torch)
+    if problem is not None:
+        warnings.warn(
+            f"gapless uses PyTorch's plug-in interface, which serves less than PyTorch's own allocator does: {problem}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return problem is None
 
 
 def _tell_children() -> None:

@@ -161,7 +161,7 @@ def test_weights_that_differ(stage):
 def test_a_run_that_was_not_on_gapless(stage):
     text = "memory['backend'] = 'native'; print(json.dumps(training))"
     code, parts, _, _, _ = stage("--parts", "mlp", train_mlp=text)
-    assert code == 1 and "allocated through 'native', not 'pluggable'" in parts["mlp"]["reason"]
+    assert code == 1 and "allocated through 'native', not 'gapless'" in parts["mlp"]["reason"]
 
 
 def test_one_that_fails_does_not_keep_the_others(stage):

@@ -223,9 +223,16 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
     IN_CONTEXT(cuStreamIsCapturing(stream, (CUstreamCaptureStatus *)status));
 }
+#if CUDART_VERSION >= 13000
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
                                      cudaGraph_t *graph, const cudaGraphNode_t **dependencies,
                                      const cudaGraphEdgeData **edges, size_t *count) {
+#else
+/* CUDA 12's header renames it to its second version, without edges. */
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
+                                     cudaGraph_t *graph, const cudaGraphNode_t **dependencies, size_t *count) {
+    cudaGraphEdgeData **edges = NULL;
+#endif
     if (id != NULL) {
         *id = (unsigned long long)(size_t)stream;
     }
@@ -303,6 +310,16 @@ cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes, enum
             memcpy(target, source, bytes);
             return cudaSuccess;
     }
+}
+/* A device's primary context. */
+static CUcontext context_of(int device) {
+    if (contexts[device] == NULL) {
+        cuDevicePrimaryCtxRetain(&contexts[device], device);
+    }
+    return contexts[device];
+}
+cudaError_t cudaMemcpyPeerAsync(void *target, int to, const void *source, int from, size_t bytes, cudaStream_t stream) {
+    IN_CONTEXT(cuMemcpyPeerAsync((CUdeviceptr)target, context_of(to), (CUdeviceptr)source, context_of(from), bytes, stream));
 }
 cudaError_t cudaMemcpy(void *target, const void *source, size_t bytes, enum cudaMemcpyKind kind) {
     cudaError_t error = cudaMemcpyAsync(target, source, bytes, kind, NULL);

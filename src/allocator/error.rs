@@ -88,6 +88,16 @@ pub enum AllocError {
         /// Alignment requested, in bytes.
         alignment: u64,
     },
+    /// The memory at the address cannot be allocated again: a part of it is not free, or not there.
+    #[error("{} at {addr} cannot be allocated again: {facts}", ByteSize(*bytes))]
+    NotFree {
+        /// The address.
+        addr: DeviceAddr,
+        /// Bytes requested.
+        bytes: u64,
+        /// What is known about the first part that is not free.
+        facts: AddressFacts,
+    },
     /// The stream cannot be used with this allocator.
     #[error(transparent)]
     Stream(#[from] StreamError),

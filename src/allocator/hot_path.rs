@@ -4,7 +4,9 @@
 use super::Inner;
 use super::error::{AddressFacts, AllocError, FreeError, facts_of};
 use super::kind::RegionKind;
+use super::reports::LiveAllocation;
 use super::request::Request;
+use super::slow_path::Wanted;
 use super::streams::directory::{Owner, Place};
 use super::streams::peak::Visit;
 use super::streams::pending::Pending;
@@ -164,9 +166,32 @@ impl<D: Driver> Inner<D> {
         Ok(())
     }
 
+    /// Allocates `bytes` at an address that was handed out before.
+    pub(super) fn alloc_again(&self, addr: DeviceAddr, bytes: u64) -> Result<(), AllocError> {
+        let not_free = |facts| AllocError::NotFree { addr, bytes, facts };
+        let (owner, offset) = match self.shared.directory.find(addr) {
+            Place::Region(owner, offset) => (owner, offset),
+            Place::Unused => return Err(not_free(AddressFacts::NeverAllocated)),
+            Place::Foreign => return Err(not_free(AddressFacts::Foreign)),
+        };
+        let fits = |size: &u64| offset.is_multiple_of(GRANULE) && *size <= self.shared.geometry.slot_bytes - offset;
+        let size = round_up(bytes.max(1), GRANULE).filter(fits);
+        let size = size.ok_or_else(|| not_free(AddressFacts::NeverAllocated))?;
+        let request = Request::new(bytes, size, GRANULE);
+        self.door.enter(&self.shared, |path| path.alloc_again(Wanted { owner, offset, addr }, request))
+    }
+
     /// Whether an address lies in an arena.
     pub(super) fn contains(&self, addr: DeviceAddr) -> bool {
         !matches!(self.shared.directory.find(addr), Place::Foreign)
+    }
+
+    /// The live allocation that `addr` lies in.
+    pub(super) fn live_around(&self, addr: DeviceAddr) -> Option<LiveAllocation> {
+        match self.shared.directory.find(addr) {
+            Place::Region(owner, offset) => self.shared.streams.live_around(owner, offset),
+            Place::Unused | Place::Foreign => None,
+        }
     }
 
     /// Checks that a live allocation starts at `addr`.

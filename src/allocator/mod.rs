@@ -130,6 +130,22 @@ impl<D: Driver> Allocator<D> {
         self.inner.alloc_cached(bytes, alignment.max(GRANULE), stream)
     }
 
+    /// Allocates `bytes` at `addr`, where memory was handed out before and is free now: for a program that goes back to an earlier
+    /// state of its memory, as a captured graph does. Memory that has moved from there to other addresses since, and is free
+    /// there, is brought back. Nothing is created. The allocation belongs to the stream that the address was handed out for.
+    ///
+    /// # Errors
+    /// [`AllocError::NotFree`] where a part of the bytes is in use, waits for a stream, or was never mapped there; and
+    /// those of the driver. Nothing has changed.
+    pub fn alloc_again(&self, addr: DeviceAddr, bytes: u64) -> Result<(), AllocError> {
+        self.inner.alloc_again(addr, bytes)
+    }
+
+    /// The live allocation that `addr` lies in.
+    pub fn live_around(&self, addr: DeviceAddr) -> Option<LiveAllocation> {
+        self.inner.live_around(addr)
+    }
+
     /// Frees an allocation. Work queued on its stream, and on the streams it was recorded on, may still use it: the memory
     /// is not handed out again before that work is done, or only to work ordered behind it.
     ///

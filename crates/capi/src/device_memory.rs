@@ -33,8 +33,29 @@ impl Device {
     /// Allocates from the open pool that the request belongs to, else from the device's allocator. `worded` makes of an
     /// error what the front end's callers are told.
     pub fn alloc(&self, request: &Request, worded: impl FnOnce(AllocError) -> Failure) -> Answer<DeviceAddr> {
-        self.settle(self.foreign.take_over());
         let serve = || self.pools.alloc(&self.main, request).unwrap_or_else(|| self.alloc_from_main(request));
+        self.alloc_by(request, serve, worded)
+    }
+
+    /// As [`alloc`](Self::alloc), from the pool of that name, or from none, whichever are open.
+    pub fn alloc_in(
+        &self,
+        pool: Option<PoolId>,
+        request: &Request,
+        worded: impl FnOnce(AllocError) -> Failure,
+    ) -> Answer<DeviceAddr> {
+        let from_pool = || pool.and_then(|id| self.pools.alloc_in(&self.main, id, request));
+        self.alloc_by(request, || from_pool().unwrap_or_else(|| self.alloc_from_main(request)), worded)
+    }
+
+    #[inline]
+    fn alloc_by(
+        &self,
+        request: &Request,
+        serve: impl Fn() -> Result<DeviceAddr, AllocError>,
+        worded: impl FnOnce(AllocError) -> Failure,
+    ) -> Answer<DeviceAddr> {
+        self.settle(self.foreign.take_over());
         let mut outcome = serve();
         if matches!(outcome, Err(AllocError::OutOfMemory(_))) && self.foreign.holds_any() {
             self.settle(self.foreign.wait());
@@ -107,9 +128,13 @@ impl Device {
     fn alloc_from_main(&self, request: &Request) -> Result<DeviceAddr, AllocError> {
         let outcome = request.serve(&self.main.allocator);
         if wants_room(&outcome) && self.pools.make_room(&self.main, request) {
-            return request.serve(&self.main.allocator);
+            let again = request.serve(&self.main.allocator);
+            return if wants_room(&again) { self.pools.alloc_lent(request).unwrap_or(again) } else { again };
         }
-        outcome
+        match wants_room(&outcome) {
+            true => self.pools.alloc_lent(request).unwrap_or(outcome),
+            false => outcome,
+        }
     }
 
     /// Whether an address cannot be that of a pool's allocation.
@@ -211,6 +236,11 @@ impl Device {
         Err(refused(StreamError::Foreign { stream, source }))
     }
 
+    /// Whether an address is among those of the device's allocator or of a pool.
+    pub fn holds(&self, addr: DeviceAddr) -> bool {
+        self.main.allocator.contains(addr) || (!self.pools.none() && self.pools.owner(addr).is_some())
+    }
+
     /// The allocator whose addresses an address is among: the main one, or that of a pool.
     pub fn allocator_of(&self, addr: DeviceAddr) -> Option<Allocator<CudaDriver>> {
         if self.main.allocator.contains(addr) {
@@ -258,13 +288,11 @@ impl Device {
         Ok(trimmed)
     }
 
-    /// The live allocation that `addr` lies in. Looks at all of them.
+    /// The live allocation that `addr` lies in.
     pub fn allocation_around(&self, addr: DeviceAddr) -> Option<LiveAllocation> {
         let inside =
             |live: &LiveAllocation| addr.offset_from(live.addr).is_some_and(|offset| offset < live.bytes.max(1));
-        let pools = self.pools.all();
-        let mut all = std::iter::once(&self.main.allocator).chain(pools.iter().map(|pool| &pool.allocator));
-        all.find_map(|allocator| allocator.live().into_iter().find(inside))
+        self.live_around(addr).map(|(_, live)| live).filter(inside)
     }
 
     /// Figures of the device's allocator and of its pools.

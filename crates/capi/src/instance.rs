@@ -106,6 +106,11 @@ impl Instance {
         }
     }
 
+    /// Counts an allocation that was made again at its address.
+    pub fn count_restored(&self, bytes: u64) {
+        self.allocated_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// Records a free. Comes before the free itself: by then another thread may have been given the same address.
     pub fn note_free(&self, addr: DeviceAddr) {
         self.with_recorder(|recorder| recorder.free(addr));

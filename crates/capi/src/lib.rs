@@ -11,6 +11,7 @@
 //! process.rs    one allocator per device, made on first use from GAPLESS_CONF
 //! device_memory.rs   memory of these devices: the door that all front ends share
 //! torch.rs      what PyTorch calls                pools/          memory of captured graphs
+//! torch_object.rs   what PyTorch's allocator object calls    device_views.rs   what a device's memory is made of
 //! cupy.rs       what CuPy calls                   history.rs      the last allocations and frees
 //! peers.rs      access from device to device     foreign.rs      streams of other devices that use a block
 //! ```
@@ -28,6 +29,7 @@ mod conf;
 mod config;
 mod cupy;
 mod device_memory;
+mod device_views;
 mod error_kind;
 mod foreign;
 mod functions;
@@ -46,6 +48,7 @@ mod status;
 mod streams;
 mod torch;
 mod torch_message;
+mod torch_object;
 
 pub use conf::{Conf, ConfError, Peers};
 pub use config::{Budget, gapless_config};
@@ -68,3 +71,4 @@ pub use reports::*;
 pub use status::*;
 pub use streams::*;
 pub use torch::*;
+pub use torch_object::*;

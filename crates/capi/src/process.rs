@@ -56,7 +56,7 @@ impl Device {
 
     /// The device whose memory an address is in, if it is memory of gapless.
     pub fn owner_of(addr: DeviceAddr) -> Option<&'static Self> {
-        Self::all().find(|device| device.allocator_of(addr).is_some())
+        Self::all().find(|device| device.holds(addr))
     }
 
     /// The devices that were used so far.

@@ -73,6 +73,7 @@ impl From<AllocError> for Failure {
             AllocError::OutOfMemory(_) => GAPLESS_ERROR_OUT_OF_MEMORY,
             AllocError::TooLarge { .. } | AllocError::RangeFull { .. } => GAPLESS_ERROR_TOO_LARGE,
             AllocError::Alignment { .. } => GAPLESS_ERROR_INVALID_ARGUMENT,
+            AllocError::NotFree { .. } => GAPLESS_ERROR_NOT_ALLOCATED,
             AllocError::Stream(_) | AllocError::CannotWait { .. } => GAPLESS_ERROR_STREAM,
             // The driver failed, or cannot be called: `Driver`, `Forked`, `AddressesFragmented`.
             _ => GAPLESS_ERROR_DRIVER,

@@ -77,7 +77,7 @@ unsafe fn fail(out_of_memory: bool) {
 }
 
 /// A failed request in PyTorch's words, which log scrapers and tests look for, and then gapless's.
-fn worded(device: &Device, bytes: u64, error: AllocError) -> Failure {
+pub(crate) fn worded(device: &Device, bytes: u64, error: AllocError) -> Failure {
     let explanation = match &error {
         AllocError::OutOfMemory(report) => report.explanation().to_string(),
         AllocError::TooLarge { .. } => device.explain_too_large(bytes, &error),
@@ -177,7 +177,7 @@ pub extern "C" fn gapless_torch_record_stream(pointer: *mut c_void, stream: *mut
 
 /// PyTorch's name of a pool (c10::cuda::MempoolId_t).
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct gapless_torch_pool {
     /// The first half of the name.
     pub first: u64,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-const SOURCES: [&str; 14] = [
+const SOURCES: [&str; 15] = [
     "status.rs",
     "error_kind.rs",
     "last_error.rs",
@@ -15,6 +15,7 @@ const SOURCES: [&str; 14] = [
     "streams.rs",
     "replay.rs",
     "torch.rs",
+    "torch_object.rs",
     "history.rs",
     "cupy.rs",
 ];

@@ -19,7 +19,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
         ],
     ),
     ("Measurements", &["figures", "gpu-run"]),
-    ("Packages", &["build-capi", "build-wheel", "gpu-bundle"]),
+    ("Packages", &["build-capi", "build-torch-objects", "build-wheel", "gpu-bundle"]),
     ("Generated files", &["generate-header", "generate-bindings", "build-kernels"]),
 ];
 

@@ -13,8 +13,8 @@ mod workspace;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
-    build_capi, build_kernels, build_wheel, ci, generate_bindings, generate_header, gpu_bundle, model_check, sanitize,
-    scripts, test_interop, test_python, torch_without_gpu,
+    build_capi, build_kernels, build_torch_objects, build_wheel, ci, generate_bindings, generate_header, gpu_bundle,
+    model_check, sanitize, scripts, test_interop, test_python, torch_without_gpu,
 };
 use failure::Failure;
 use std::process::ExitCode;
@@ -38,6 +38,8 @@ enum Command {
     CiFull(ci::FullArguments),
     /// Build the C library and install it with its header
     BuildCapi(build_capi::BuildCapiArguments),
+    /// Build PyTorch's allocator objects, which the next wheel carries (downloads headers once)
+    BuildTorchObjects(build_torch_objects::TorchObjectsArguments),
     /// Build the Python wheel into dist/
     BuildWheel,
     /// Build the folder that proves gapless on a machine with a GPU, its driver and nothing else
@@ -99,6 +101,7 @@ fn run(workspace: &Workspace, command: Command) -> Result<(), Failure> {
         Command::Ci => ci::short(workspace),
         Command::CiFull(arguments) => ci::full(workspace, &arguments),
         Command::BuildCapi(arguments) => build_capi::run(workspace, &arguments),
+        Command::BuildTorchObjects(arguments) => build_torch_objects::run(workspace, &arguments),
         Command::BuildWheel => build_wheel::run(workspace),
         Command::GpuBundle(arguments) => gpu_bundle::run(workspace, &arguments),
         Command::GenerateHeader => generate_header::run(workspace),

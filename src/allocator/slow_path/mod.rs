@@ -6,6 +6,7 @@
 //! ```text
 //! growth.rs     a request that no cached block serves     ranges.rs    growth and shrinking of raw ranges
 //! borrow.rs     blocks kept for another use               trim.rs      memory goes back to the driver
+//! again.rs     an address that was handed out before
 //! addresses.rs  regions and the addresses behind them     teardown.rs  everything goes back
 //! plan/         decides, without a driver call            inspect/     statistics, snapshot, report
 //! execute.rs    carries a plan out                        check.rs     the invariants
@@ -17,6 +18,7 @@
 
 mod access;
 mod addresses;
+mod again;
 mod borrow;
 mod check;
 mod execute;
@@ -29,6 +31,7 @@ mod stale;
 mod teardown;
 mod trim;
 
+pub use again::Wanted;
 pub use ranges::RawRange;
 pub use teardown::Users;
 pub use trim::Trimmed;

@@ -2,6 +2,7 @@
 
 use super::super::reports::LiveAllocation;
 use super::Streams;
+use super::directory::Owner;
 use super::region::{Region, RegionId};
 use super::state::{Stream, StreamState};
 use crate::driver::Driver;
@@ -48,6 +49,15 @@ impl<D: Driver> Streams<D> {
                 });
             }
         }
+    }
+
+    /// The live allocation that an offset of a region lies in.
+    pub fn live_around(&self, owner: Owner, offset: u64) -> Option<LiveAllocation> {
+        let stream = self.get(owner.stream);
+        let state = stream.lock();
+        let region = state.regions.get(owner.region)?;
+        let block = region.heap.block_around(offset).filter(|block| block.state == BlockState::Live)?;
+        Some(self.live_allocation((stream, &state), (owner.region, region), &block))
     }
 
     /// The live block `block` of a region, as plain data.

@@ -63,6 +63,8 @@ pub(crate) struct Pool {
     /// Changed with `books` locked.
     users: AtomicU32,
     condemned: AtomicBool,
+    /// Whether requests outside the pool may be served from it when nothing else is left.
+    lends: AtomicBool,
 }
 
 impl Pools {
@@ -75,15 +77,42 @@ impl Pools {
     pub fn begin(&self, main: &Instance, id: PoolId) -> Answer<()> {
         self.close_condemned(main, None);
         let mut books = self.books.lock();
-        let known = self.list.read_recursive().iter().find(|pool| pool.id == id && !pool.is_condemned()).cloned();
-        let pool = match known {
-            Some(pool) => pool,
-            None => self.make(&books, main, id)?,
-        };
-        pool.users.fetch_add(1, Ordering::Release);
+        let pool = self.used(&books, main, id)?;
         self.lend_half(&mut books, main, &pool);
         self.open.push(pool);
         Ok(())
+    }
+
+    /// Adds a user to a pool without opening it; makes it if it is new.
+    pub fn add_user(&self, main: &Instance, id: PoolId) -> Answer<()> {
+        self.close_condemned(main, None);
+        let mut books = self.books.lock();
+        self.used(&books, main, id)?;
+        self.share_budget(&mut books, main);
+        Ok(())
+    }
+
+    /// The pool of that name, with one user more; made if it is new. Called with `books` locked.
+    fn used(&self, books: &Books, main: &Instance, id: PoolId) -> Answer<Arc<Pool>> {
+        let pool = match self.named(id) {
+            Some(pool) => pool,
+            None => self.make(books, main, id)?,
+        };
+        pool.users.fetch_add(1, Ordering::Release);
+        Ok(pool)
+    }
+
+    /// The pool of that name, if it is not condemned.
+    pub fn named(&self, id: PoolId) -> Option<Arc<Pool>> {
+        if self.none() {
+            return None;
+        }
+        self.list.read_recursive().iter().find(|pool| pool.id == id && !pool.is_condemned()).cloned()
+    }
+
+    /// The number of users of a pool; 0 when there is none of that name.
+    pub fn users(&self, id: PoolId) -> u32 {
+        self.named(id).map_or(0, |pool| pool.users.load(Ordering::Acquire))
     }
 
     fn make(&self, books: &Books, main: &Instance, id: PoolId) -> Answer<Arc<Pool>> {
@@ -93,7 +122,13 @@ impl Pools {
         let whole = books.whole_budget(main).max(driver.granularity());
         settings.budget = (!books.follow_device(main)).then_some(Budget::Bytes(whole));
         let allocator = settings.build_for_graphs(Arc::clone(driver))?;
-        let pool = Pool { id, allocator, users: AtomicU32::new(0), condemned: AtomicBool::new(false) };
+        let pool = Pool {
+            id,
+            allocator,
+            users: AtomicU32::new(0),
+            condemned: AtomicBool::new(false),
+            lends: AtomicBool::new(false),
+        };
         let pool = Arc::new(pool);
         let mut list = self.list.write();
         list.push(Arc::clone(&pool));
@@ -113,8 +148,7 @@ impl Pools {
     /// Removes one user of a pool. After the last one, the pool ends with its last allocation. Waits for nothing.
     pub fn release(&self, id: PoolId) {
         let _books = self.books.lock();
-        let found = self.list.read_recursive().iter().find(|pool| pool.id == id && !pool.is_condemned()).cloned();
-        let Some(pool) = found else { return };
+        let Some(pool) = self.named(id) else { return };
         let users = pool.users.load(Ordering::Acquire);
         pool.users.store(users.saturating_sub(1), Ordering::Release);
         self.condemn_if_done(&pool);
@@ -133,11 +167,33 @@ impl Pools {
             Served::Cached(addr) => return Some(Ok(addr)),
             Served::Not(pool) => pool,
         };
+        Some(self.alloc_uncached(main, &pool, request))
+    }
+
+    /// Allocates from the pool of that name, for a caller who knows that the request belongs there; `None` where there is none.
+    pub fn alloc_in(&self, main: &Instance, id: PoolId, request: &Request) -> Option<Result<DeviceAddr, AllocError>> {
+        let pool = self.named(id)?;
+        self.open.note_request(id, request.stream, main.allocator.driver());
+        match request.serve_cached(&pool.allocator) {
+            Some(addr) => Some(Ok(addr)),
+            None => Some(self.alloc_uncached(main, &pool, request)),
+        }
+    }
+
+    fn alloc_uncached(&self, main: &Instance, pool: &Arc<Pool>, request: &Request) -> Result<DeviceAddr, AllocError> {
         let outcome = request.serve(&pool.allocator);
-        Some(match &outcome {
-            Err(AllocError::OutOfMemory(_)) => self.alloc_with_more(main, &pool, request),
+        match &outcome {
+            Err(AllocError::OutOfMemory(_)) => self.alloc_with_more(main, pool, request),
             _ => outcome,
-        })
+        }
+    }
+
+    /// Serves a request that found no other memory from what a pool that lends has cached.
+    #[cold]
+    pub fn alloc_lent(&self, request: &Request) -> Option<Result<DeviceAddr, AllocError>> {
+        let pools = self.all();
+        let lending = pools.iter().filter(|pool| pool.lends.load(Ordering::Relaxed));
+        lending.map(|pool| request.serve_cached(&pool.allocator)).find_map(|found| found.map(Ok))
     }
 
     /// Serves a request for which a pool's own budget did not suffice.
@@ -292,6 +348,11 @@ impl Pools {
 impl Pool {
     fn held(&self) -> u64 {
         self.allocator.reserved_bytes()
+    }
+
+    /// Says whether requests outside the pool may be served from it when nothing else is left.
+    pub fn set_lends(&self, lends: bool) {
+        self.lends.store(lends, Ordering::Relaxed);
     }
 
     fn is_condemned(&self) -> bool {

@@ -92,6 +92,19 @@ impl OpenPools {
         })
     }
 
+    /// Notes what a pool is open for: the request that it serves tells, if it is the first one.
+    pub fn note_request(&self, id: PoolId, stream: StreamId, driver: &CudaDriver) {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        if let Some(open) = self.list.read().iter().rev().find(|open| open.pool.id == id) {
+            open.purpose.get_or_init(|| match driver.capture_of(stream) {
+                Some(capture) => Purpose::Capture(capture, stream),
+                None => Purpose::Thread,
+            });
+        }
+    }
+
     /// Closes the pools whose captures have ended. Returns whether one may be open for a capture that has not, and what was
     /// closed.
     pub fn remove_ended(&self, driver: &CudaDriver) -> (bool, Vec<Arc<Pool>>) {

@@ -2,6 +2,7 @@
 
 pub mod build_capi;
 pub mod build_kernels;
+pub mod build_torch_objects;
 pub mod build_wheel;
 pub mod ci;
 pub mod generate_bindings;
@@ -12,6 +13,7 @@ pub mod sanitize;
 pub mod scripts;
 pub mod test_interop;
 pub mod test_python;
+pub mod torch_object;
 pub mod torch_without_gpu;
 
 mod python_package;

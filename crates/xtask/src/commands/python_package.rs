@@ -1,5 +1,6 @@
 //! The Python package as it is installed: the modules, the C library and the C++ helper for PyTorch.
 
+use super::build_torch_objects;
 use crate::failure::Failure;
 use crate::workspace::Workspace;
 use crate::{files, process};
@@ -20,7 +21,14 @@ pub fn assemble(workspace: &Workspace, folder: &Path, library: &Path) -> Result<
     let installed = folder.join("libgapless.so");
     files::install(library, &installed, 0o755)?;
     process::run(workspace.command("strip").arg("--strip-debug").arg(&installed))?;
-    build_torch_throw(workspace, &folder.join("_torch_throw.so"))
+    build_torch_throw(workspace, &folder.join("_torch_throw.so"))?;
+    let objects = build_torch_objects::objects(workspace);
+    for object in if objects.is_dir() { files::with_ending(&objects, "so")? } else { Vec::new() } {
+        let installed = folder.join(files::name(&object));
+        files::install(&object, &installed, 0o755)?;
+        process::run(workspace.command("strip").arg("--strip-debug").arg(&installed))?;
+    }
+    Ok(())
 }
 
 /// Adds the command line to the package in `folder`, which [`assemble`] has written.

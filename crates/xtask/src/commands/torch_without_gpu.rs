@@ -4,6 +4,7 @@
 //! runs the package's PyTorch tests. No kernel runs; allocation is all that is tested.
 
 use super::python_package;
+use super::torch_object::{Headers, Version, compile};
 use crate::failure::Failure;
 use crate::workspace::Workspace;
 use crate::{files, process, python};
@@ -39,14 +40,40 @@ pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Fail
     let throw = folder.join("_torch_throw.so");
     python_package::build_torch_throw(workspace, &throw)?;
 
-    let mut pytest = workspace.command(&python);
-    pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests_torch"]).args(&arguments.arguments);
-    for setting in ["GAPLESS_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"] {
-        pytest.env_remove(setting);
-    }
-    pytest.env("LD_LIBRARY_PATH", process::with_library_path(folder)).env("LD_PRELOAD", &runtime);
-    pytest.env("GAPLESS_LIBRARY", folder.join("libgapless.so")).env("GAPLESS_TORCH_THROW", &throw);
-    process::run(pytest.env("GAPLESS_SIM_CAPACITY", "1GiB").env("PYTHONPATH", "python"))
+    let torch = torch_folder(workspace, &python)?;
+    let version = files::read(&torch.join("version.py"))?;
+    let version = Version::of(version_in(&version).ok_or_else(|| Failure::new("torch/version.py has no version"))?)?;
+    compile(workspace, &version, &Headers { torch: torch.clone(), cuda: headers.clone() }, folder)?;
+    let own_allocator = folder.join("own_allocator.so");
+    let mut cc = workspace.command("cc");
+    cc.args(["-std=gnu11", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", "-isystem"]).arg(&headers);
+    cc.arg("python/tests_torch_object/own_allocator.c").arg("-o").arg(&own_allocator);
+    process::run(cc.arg("-L").arg(folder).arg("-lcuda"))?;
+
+    let run = |tests: &str, objects: &Path| {
+        let mut pytest = workspace.command(&python);
+        pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", tests]).args(&arguments.arguments);
+        for setting in ["GAPLESS_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"] {
+            pytest.env_remove(setting);
+        }
+        pytest.env("LD_LIBRARY_PATH", process::with_library_path(folder)).env("LD_PRELOAD", &runtime);
+        pytest.env("GAPLESS_LIBRARY", folder.join("libgapless.so")).env("GAPLESS_TORCH_THROW", &throw);
+        pytest.env("GAPLESS_TORCH_OBJECTS", objects).env("GAPLESS_OWN_ALLOCATOR", &own_allocator);
+        process::run(pytest.env("GAPLESS_SIM_CAPACITY", "1GiB").env("PYTHONPATH", "python"))
+    };
+    run("python/tests_torch_object", folder)?;
+    run("python/tests_torch", Path::new("off"))
+}
+
+/// The folder `torch` of an environment.
+fn torch_folder(workspace: &Workspace, python: &str) -> Result<PathBuf, Failure> {
+    let folder = "import importlib.util; print(importlib.util.find_spec('torch').submodule_search_locations[0])";
+    Ok(process::output(workspace.command(python).args(["-c", folder]))?.trim().into())
+}
+
+/// The version in the text of `torch/version.py`.
+fn version_in(text: &str) -> Option<&str> {
+    text.lines().find_map(|line| line.strip_prefix("__version__ = '")?.strip_suffix('\''))
 }
 
 /// The interpreter of an environment with PyTorch, numpy and pytest.
@@ -92,6 +119,15 @@ fn release(shown: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_version_is_found_in_the_module() {
+        assert_eq!(
+            version_in("from typing import Optional\n__version__ = '2.15.0+cu132'\ncuda = ''\n"),
+            Some("2.15.0+cu132")
+        );
+        assert_eq!(version_in("version = '2'\n"), None);
+    }
 
     #[test]
     fn the_release_is_the_first_two_numbers() {

@@ -173,6 +173,17 @@ pub fn plan<D: Driver>(
     Survey { mapper, target: target?, passed, goal, sources }.plan()
 }
 
+/// Plans an allocation at `start`, where the memory was handed out before: as [`plan`], but nothing is mapped for it.
+pub fn plan_again(mapper: &Mapper, states: &mut AllStates<'_>, passed: &[u64], goal: Goal, start: u64) -> Option<Plan> {
+    let survey = Survey::new(mapper, states, passed, goal)?;
+    let plan = survey.rooms().iter().find_map(|room| survey.place(room, start))?;
+    let brings_back = plan.fill.is_empty() && plan.unmap.is_empty() && plan.release.is_empty();
+    brings_back.then(|| {
+        claim(states, &plan);
+        plan
+    })
+}
+
 /// What a plan is made from.
 struct Survey<'a> {
     mapper: &'a Mapper,

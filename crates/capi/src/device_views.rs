@@ -1,0 +1,122 @@
+//! What a device's memory is made of: its allocator and its pools together, or one of them.
+//!
+//! Threads: any. Cost: that of the allocators' own reports.
+
+use crate::pools::PoolId;
+use crate::process::Device;
+use crate::status::Answer;
+use crate::torch_object::gapless_torch_figures;
+use gapless::allocator::{AllocError, LiveAllocation, Stats};
+use gapless::driver::DriverCall;
+use gapless::driver::cuda::CudaDriver;
+use gapless::{Allocator, DeviceAddr, StreamId};
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+
+/// The name that stands for memory of no pool.
+const NO_POOL: PoolId = (0, 0);
+
+impl Device {
+    /// Shows the device's allocator and those of its pools to `look`, or that of one pool.
+    pub fn each_allocator(&self, wanted: Option<PoolId>, mut look: impl FnMut(PoolId, &Allocator<CudaDriver>)) {
+        if wanted.is_none() {
+            look(NO_POOL, &self.main.allocator);
+        }
+        let pools = self.pools.all();
+        let shown = pools.iter().filter(|pool| wanted.is_none_or(|wanted| pool.id == wanted));
+        shown.for_each(|pool| look(pool.id, &pool.allocator));
+    }
+
+    /// The live allocation that an address lies in, and its pool.
+    pub fn live_around(&self, addr: DeviceAddr) -> Option<(PoolId, LiveAllocation)> {
+        if self.main.allocator.contains(addr) {
+            return Some((NO_POOL, self.main.allocator.live_around(addr)?));
+        }
+        let pool = self.pools.owner(addr)?;
+        Some((pool.id, pool.allocator.live_around(addr)?))
+    }
+
+    /// Sums over the device's allocator and its pools, or of one pool. `None` when there is no such pool.
+    pub fn figures(&self, wanted: Option<PoolId>) -> Option<gapless_torch_figures> {
+        // Before the sums: what is allocated meanwhile makes the freed bytes too low for this once, never too high.
+        let allocated_bytes = self.main.allocated_bytes();
+        let mut sums: Option<gapless_torch_figures> = None;
+        self.each_allocator(wanted, |_, allocator| add(sums.get_or_insert_default(), &allocator.stats()));
+        let mut sums = sums?;
+        if wanted.is_none() {
+            let freed_now = allocated_bytes.saturating_sub(sums.live_bytes);
+            let freed_before = self.freed_bytes.fetch_max(freed_now, Ordering::Relaxed);
+            sums.allocated_bytes = allocated_bytes;
+            sums.freed_bytes = freed_now.max(freed_before);
+            sums.out_of_memory = self.main.out_of_memory();
+        }
+        Some(sums)
+    }
+
+    /// Allocates at an address that was handed out before, in whichever pool it is.
+    pub fn alloc_again(&self, addr: DeviceAddr, bytes: u64) -> Answer<()> {
+        let allocator = self.allocator_of(addr).unwrap_or_else(|| self.main.allocator.clone());
+        allocator.alloc_again(addr, bytes)?;
+        self.main.count_restored(bytes);
+        Ok(())
+    }
+
+    /// Makes a pool hold exactly these allocations, as addresses and requested bytes. Returns false when there is no such pool.
+    ///
+    /// # Errors
+    /// An allocation that cannot be had, or a block that cannot be freed. The pool is as it was then, unless another thread
+    /// has taken what was freed meanwhile.
+    pub fn restore_pool(&self, id: PoolId, wanted: &[(DeviceAddr, u64)]) -> Answer<bool> {
+        let Some(pool) = self.pools.named(id) else { return Ok(false) };
+        let live: HashMap<DeviceAddr, u64> = pool.allocator.live().iter().map(|live| (live.addr, live.bytes)).collect();
+        let wanted: HashMap<DeviceAddr, u64> = wanted.iter().copied().collect();
+        let surplus: Vec<_> = live.iter().filter(|(addr, bytes)| wanted.get(*addr) != Some(*bytes)).collect();
+        let missing: Vec<_> = wanted.iter().filter(|(addr, bytes)| live.get(*addr) != Some(*bytes)).collect();
+        let mut freed = Vec::new();
+        let mut done = Vec::new();
+        let change = || -> Answer<()> {
+            for (addr, bytes) in surplus {
+                self.free(*addr, *bytes, StreamId(0))?;
+                freed.push((*addr, *bytes));
+            }
+            for (addr, bytes) in missing {
+                pool.allocator.alloc_again(*addr, *bytes)?;
+                done.push((*addr, *bytes));
+            }
+            Ok(())
+        };
+        let outcome = change();
+        match outcome {
+            Ok(()) => done.iter().for_each(|(_, bytes)| self.main.count_restored(*bytes)),
+            Err(_) => {
+                for (addr, _) in done {
+                    let _ = pool.allocator.free(addr);
+                }
+                for (addr, bytes) in freed {
+                    let again: Result<(), AllocError> = pool.allocator.alloc_again(addr, bytes);
+                    if again.is_ok() {
+                        self.main.count_restored(bytes);
+                    }
+                }
+            }
+        }
+        outcome.map(|()| true)
+    }
+}
+
+fn add(sums: &mut gapless_torch_figures, stats: &Stats) {
+    sums.live_bytes += stats.live_bytes;
+    sums.live_block_bytes += stats.live_block_bytes;
+    sums.peak_live_bytes += stats.peak_live_bytes;
+    sums.live_allocations += stats.live_allocations;
+    sums.pending_bytes += stats.pending_bytes;
+    sums.reserved_bytes += stats.reserved_bytes;
+    sums.peak_reserved_bytes += stats.peak_reserved_bytes;
+    sums.chunks += stats.chunks;
+    sums.created += stats.driver_calls[DriverCall::Create];
+    sums.released += stats.driver_calls[DriverCall::Release];
+    sums.allocs += stats.allocs;
+    sums.frees += stats.frees;
+    sums.host_waits += stats.host_waits;
+    sums.largest_bytes = sums.largest_bytes.max(stats.fragmentation.largest_with_remapping_bytes);
+}

@@ -1,0 +1,449 @@
+//! What PyTorch's allocator object calls (`python/src/allocator_object`): the C++ class that implements the whole of PyTorch's
+//! allocator interface. Beside `torch`, which serves the plug-in interface, it needs statuses in place of nothing, pools by
+//! name, the facts about a block, and blocks at given addresses.
+//!
+//! - I1  nothing here calls back into C++, so that no exception can cross this library.
+//!
+//! Threads: any.
+
+use crate::functions::{CUstream_st, address, device_pointer, stream_id};
+use crate::instance::Request;
+use crate::last_error::guard;
+use crate::out::check_out;
+use crate::pools::PoolId;
+use crate::process::Device;
+use crate::status::{Answer, Failure, GAPLESS_ERROR_BUFFER_TOO_SMALL, GAPLESS_ERROR_NOT_FOUND, gapless_status};
+use crate::streams::StreamLives;
+use crate::torch::{gapless_torch_pool, worded};
+use gapless::DeviceAddr;
+use gapless::allocator::{BlockState, LiveAllocation, RegionKind, Snapshot};
+use std::ffi::c_void;
+
+/// A block of a device's memory, or a live allocation.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct gapless_torch_block {
+    /// The device.
+    pub device: i32,
+    /// 0 free, 1 live, 2 freed and waiting for streams.
+    pub state: i32,
+    /// Whether it is in a region for small blocks.
+    pub small: i32,
+    /// Its region among those of the device: blocks of one region that touch are mapped without a gap.
+    pub region: u32,
+    /// First address.
+    pub address: u64,
+    /// Bytes, rounding included.
+    pub bytes: u64,
+    /// Bytes requested; 0 unless it is live.
+    pub requested_bytes: u64,
+    /// The stream that it was allocated on, or its region's.
+    pub stream: u64,
+    /// The pool; 0, 0 for none.
+    pub pool: gapless_torch_pool,
+}
+
+/// The device's sums, as PyTorch counts: the process-wide allocator and its pools together, or one pool.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct gapless_torch_figures {
+    /// Bytes requested by live allocations.
+    pub live_bytes: u64,
+    /// The same with rounding.
+    pub live_block_bytes: u64,
+    /// Highest live_bytes since the peaks were reset.
+    pub peak_live_bytes: u64,
+    /// Number of live allocations.
+    pub live_allocations: u64,
+    /// Bytes that were freed and wait for streams.
+    pub pending_bytes: u64,
+    /// Bytes of all chunks.
+    pub reserved_bytes: u64,
+    /// Highest reserved_bytes since the peaks were reset.
+    pub peak_reserved_bytes: u64,
+    /// Number of chunks.
+    pub chunks: u64,
+    /// Chunks created since the start.
+    pub created: u64,
+    /// Chunks released since the start.
+    pub released: u64,
+    /// Allocations since the start.
+    pub allocs: u64,
+    /// Frees since the start.
+    pub frees: u64,
+    /// Bytes requested since the start; 0 for a single pool.
+    pub allocated_bytes: u64,
+    /// Bytes freed since the start; 0 for a single pool.
+    pub freed_bytes: u64,
+    /// Requests that ran out of memory; 0 for a single pool.
+    pub out_of_memory: u64,
+    /// How often the host waited for a stream.
+    pub host_waits: u64,
+    /// Bytes of the largest block that could be served now.
+    pub largest_bytes: u64,
+}
+
+/// Allocates for PyTorch from a pool, or, where that is NULL, from the device's own memory, whatever pools are open.
+///
+/// # Safety
+/// pool is NULL or points to a name, pointer points to a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_torch_alloc(
+    device: i32,
+    bytes: usize,
+    stream: *mut CUstream_st,
+    pool: *const gapless_torch_pool,
+    pointer: *mut *mut c_void,
+) -> gapless_status {
+    guard(|| {
+        check_out(pointer, "pointer")?;
+        // SAFETY: null or a name (the function's contract).
+        let pool = unsafe { pool.as_ref() }.map(|pool| (pool.first, pool.second));
+        let device = Device::get(device)?;
+        let request = Request {
+            bytes: bytes as u64,
+            alignment: 1,
+            stream: stream_id(stream),
+            lives: StreamLives::AsLongAsTheProcess,
+        };
+        let addr = device.alloc_in(pool, &request, |error| worded(device, bytes as u64, error))?;
+        // SAFETY: not null, so valid for a write (the function's contract).
+        unsafe { pointer.write(device_pointer(addr)) };
+        Ok(())
+    })
+}
+
+/// The device whose memory an address is in; -1 when it is none of gapless.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_torch_device_of(pointer: *const c_void) -> i32 {
+    let mut found = -1;
+    guard(|| {
+        if let Some(device) = Device::owner_of(DeviceAddr(pointer.addr() as u64)) {
+            found = device.ordinal.cast_signed();
+        }
+        Ok(())
+    });
+    found
+}
+
+/// Frees an allocation, of whichever device. GAPLESS_ERROR_NOT_FOUND when it is no memory of gapless; nothing was done.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_torch_delete(pointer: *mut c_void) -> gapless_status {
+    guard(|| {
+        let addr = address(pointer);
+        Ok(owner(addr)?.free(addr, 0, gapless::StreamId(0))?)
+    })
+}
+
+/// Records that a stream also uses an allocation. As gapless_torch_record_stream, with a status.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_torch_use(pointer: *mut c_void, stream: *mut CUstream_st) -> gapless_status {
+    guard(|| {
+        let addr = address(pointer);
+        owner(addr)?.record_stream(addr, stream_id(stream), StreamLives::AsLongAsTheProcess)
+    })
+}
+
+/// Describes the live allocation that an address lies in. GAPLESS_ERROR_NOT_FOUND when there is none.
+///
+/// # Safety
+/// block points to a block.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_torch_describe(
+    pointer: *const c_void,
+    block: *mut gapless_torch_block,
+) -> gapless_status {
+    guard(|| {
+        check_out(block, "block")?;
+        let addr = DeviceAddr(pointer.addr() as u64);
+        let device = owner(addr)?;
+        let (pool, live) = device.live_around(addr).ok_or_else(|| not_found("no live allocation is there"))?;
+        // SAFETY: not null, so valid for a write (the function's contract).
+        unsafe { block.write(described(device, pool, &live)) };
+        Ok(())
+    })
+}
+
+/// Writes the sums of a device, or of one of its pools, to *figures. GAPLESS_ERROR_NOT_FOUND when there is no such pool.
+///
+/// # Safety
+/// pool is NULL or points to a name, figures points to figures.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_torch_figures_of(
+    device: i32,
+    pool: *const gapless_torch_pool,
+    figures: *mut gapless_torch_figures,
+) -> gapless_status {
+    guard(|| {
+        check_out(figures, "figures")?;
+        // SAFETY: null or a name (the function's contract).
+        let pool = unsafe { pool.as_ref() }.map(|pool| (pool.first, pool.second));
+        let found = Device::get(device)?.figures(pool).ok_or_else(|| not_found("there is no such pool"))?;
+        // SAFETY: not null, so valid for a write (the function's contract).
+        unsafe { figures.write(found) };
+        Ok(())
+    })
+}
+
+/// Writes the names of a device's pools to names, and their number to *needed. GAPLESS_ERROR_BUFFER_TOO_SMALL when there are
+/// more than capacity.
+///
+/// # Safety
+/// names points to capacity names, needed to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_torch_pools(
+    device: i32,
+    names: *mut gapless_torch_pool,
+    capacity: usize,
+    needed: *mut usize,
+) -> gapless_status {
+    guard(|| {
+        let pools = Device::get(device)?.pools.all();
+        let found: Vec<_> =
+            pools.iter().map(|pool| gapless_torch_pool { first: pool.id.0, second: pool.id.1 }).collect();
+        // SAFETY: the same contract.
+        unsafe { write_all(&found, names, capacity, needed) }
+    })
+}
+
+/// Writes the blocks of a device, of its pools too, or of one pool only, to blocks, and their number to *needed: those of a
+/// region in address order. GAPLESS_ERROR_BUFFER_TOO_SMALL when there are more than capacity. live_only: not 0 for live ones only.
+///
+/// # Safety
+/// pool is NULL or points to a name, blocks points to capacity blocks, needed to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_torch_blocks(
+    device: i32,
+    pool: *const gapless_torch_pool,
+    live_only: i32,
+    blocks: *mut gapless_torch_block,
+    capacity: usize,
+    needed: *mut usize,
+) -> gapless_status {
+    guard(|| {
+        // SAFETY: null or a name (the function's contract).
+        let pool = unsafe { pool.as_ref() }.map(|pool| (pool.first, pool.second));
+        let device = Device::get(device)?;
+        let found = if live_only == 0 { all_blocks(device, pool) } else { live_blocks(device, pool) };
+        // SAFETY: the same contract.
+        unsafe { write_all(&found, blocks, capacity, needed) }
+    })
+}
+
+/// Adds a user to a pool, and makes the pool if it is new. gapless_torch_release_pool removes one.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_torch_use_pool(device: i32, pool: gapless_torch_pool) -> gapless_status {
+    guard(|| {
+        let device = Device::get(device)?;
+        device.pools.add_user(&device.main, (pool.first, pool.second))
+    })
+}
+
+/// Opens a pool, as gapless_torch_begin_allocate_to_pool does, with a status.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_torch_open_pool(device: i32, pool: gapless_torch_pool) -> gapless_status {
+    guard(|| {
+        let device = Device::get(device)?;
+        device.pools.begin(&device.main, (pool.first, pool.second))
+    })
+}
+
+/// Writes the number of a pool's users to *users: 0 when there is no such pool.
+///
+/// # Safety
+/// users points to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_torch_pool_users(
+    device: i32,
+    pool: gapless_torch_pool,
+    users: *mut u32,
+) -> gapless_status {
+    guard(|| {
+        check_out(users, "users")?;
+        let found = Device::get(device)?.pools.users((pool.first, pool.second));
+        // SAFETY: not null, so valid for a write (the function's contract).
+        unsafe { users.write(found) };
+        Ok(())
+    })
+}
+
+/// Whether requests outside a pool may be served from it when the rest of the memory does not suffice.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_torch_lend_pool(device: i32, pool: gapless_torch_pool, lend: i32) -> gapless_status {
+    guard(|| {
+        let found = Device::get(device)?.pools.named((pool.first, pool.second));
+        found.ok_or_else(|| not_found("there is no such pool"))?.set_lends(lend != 0);
+        Ok(())
+    })
+}
+
+/// Makes a pool hold exactly these allocations, which were live in it before: what else is live is freed, and what is missing is
+/// allocated again at its address. GAPLESS_ERROR_NOT_ALLOCATED when one cannot be had: the pool is then as it was.
+///
+/// # Safety
+/// wanted points to count blocks.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_torch_restore_pool(
+    device: i32,
+    pool: gapless_torch_pool,
+    wanted: *const gapless_torch_block,
+    count: usize,
+) -> gapless_status {
+    guard(|| {
+        // SAFETY: as many blocks as that (the function's contract).
+        let wanted = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(wanted, count) } };
+        let wanted: Vec<(DeviceAddr, u64)> =
+            wanted.iter().map(|block| (DeviceAddr(block.address), block.requested_bytes)).collect();
+        let device = Device::get(device)?;
+        match device.restore_pool((pool.first, pool.second), &wanted)? {
+            true => Ok(()),
+            false => Err(not_found("there is no such pool")),
+        }
+    })
+}
+
+/// Allocates bytes at an address that PyTorch was given before, where the memory is free. GAPLESS_ERROR_NOT_ALLOCATED when it is not,
+/// GAPLESS_ERROR_NOT_FOUND when the address is none of gapless; nothing was done.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_torch_alloc_again(pointer: *mut c_void, bytes: usize) -> gapless_status {
+    guard(|| {
+        let addr = address(pointer);
+        owner(addr)?.alloc_again(addr, bytes as u64)
+    })
+}
+
+/// Returns free memory of a device to the driver, and closes the pools that were released, as gapless_device_trim does; with
+/// pools_only not 0 only the latter. Writes the number of bytes released to *released, unless that is null.
+///
+/// # Safety
+/// released is null or points to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_torch_trim(device: i32, pools_only: i32, released: *mut u64) -> gapless_status {
+    guard(|| {
+        let device = Device::get(device)?;
+        let bytes = match pools_only {
+            0 => device.trim(0)?.released_bytes,
+            _ => device.pools.close_condemned(&device.main, None),
+        };
+        if !released.is_null() {
+            // SAFETY: not null, so valid for a write (the function's contract).
+            unsafe { released.write(bytes) };
+        }
+        Ok(())
+    })
+}
+
+/// Resets the peaks of a device and of its pools.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_torch_reset_peaks(device: i32) -> gapless_status {
+    guard(|| {
+        let device = Device::get(device)?;
+        device.main.allocator.reset_peaks();
+        device.pools.all().iter().for_each(|pool| pool.allocator.reset_peaks());
+        Ok(())
+    })
+}
+
+/// Whether a device can reach the memory of another one through a plain copy: 1 if it was given access, else 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_torch_reaches(device: i32, owner: i32) -> i32 {
+    let mut reaches = 0;
+    guard(|| {
+        let (device, owner) = (Device::get(device)?, Device::get(owner)?);
+        let given = device.ordinal == owner.ordinal || owner.main.allocator.driver().peers().contains(&device.ordinal);
+        reaches = i32::from(given);
+        Ok(())
+    });
+    reaches
+}
+
+fn owner(addr: DeviceAddr) -> Answer<&'static Device> {
+    Device::owner_of(addr).ok_or_else(|| not_found("this is no memory of gapless"))
+}
+
+fn not_found(text: &str) -> Failure {
+    Failure::new(GAPLESS_ERROR_NOT_FOUND, text)
+}
+
+fn described(device: &Device, pool: PoolId, live: &LiveAllocation) -> gapless_torch_block {
+    gapless_torch_block {
+        device: device.ordinal.cast_signed(),
+        state: 1,
+        small: 0,
+        region: 0,
+        address: live.addr.0,
+        bytes: live.bytes.max(1).next_multiple_of(gapless::allocator::GRANULE),
+        requested_bytes: live.bytes,
+        stream: live.stream.0,
+        pool: gapless_torch_pool { first: pool.0, second: pool.1 },
+    }
+}
+
+fn live_blocks(device: &Device, wanted: Option<PoolId>) -> Vec<gapless_torch_block> {
+    let mut found = Vec::new();
+    device.each_allocator(wanted, |pool, allocator| {
+        found.extend(allocator.live().iter().map(|live| described(device, pool, live)));
+    });
+    found
+}
+
+fn all_blocks(device: &Device, wanted: Option<PoolId>) -> Vec<gapless_torch_block> {
+    let mut found = Vec::new();
+    let mut regions = 0;
+    device.each_allocator(wanted, |pool, allocator| {
+        add_blocks(device, pool, &allocator.snapshot(), &mut regions, &mut found)
+    });
+    found
+}
+
+fn add_blocks(
+    device: &Device,
+    pool: PoolId,
+    snapshot: &Snapshot,
+    regions: &mut u32,
+    found: &mut Vec<gapless_torch_block>,
+) {
+    for region in &snapshot.regions {
+        *regions += 1;
+        for block in &region.blocks {
+            let state = match block.state {
+                BlockState::Free => 0,
+                BlockState::Live => 1,
+                BlockState::Pending => 2,
+                // Claimed by a growth that another thread is in the middle of.
+                _ => continue,
+            };
+            found.push(gapless_torch_block {
+                device: device.ordinal.cast_signed(),
+                state,
+                small: i32::from(region.kind == RegionKind::Small),
+                region: *regions,
+                address: block.addr.0,
+                bytes: block.bytes,
+                requested_bytes: block.requested_bytes,
+                stream: block.borrowed_by.unwrap_or(region.stream).0,
+                pool: gapless_torch_pool { first: pool.0, second: pool.1 },
+            });
+        }
+    }
+}
+
+/// Writes a list into a caller's buffer, and how long it is.
+///
+/// # Safety
+/// out points to capacity elements, needed to a number.
+unsafe fn write_all<T: Copy>(found: &[T], out: *mut T, capacity: usize, needed: *mut usize) -> Answer<()> {
+    check_out(needed, "needed")?;
+    // SAFETY: not null, so valid for a write (the function's contract).
+    unsafe { needed.write(found.len()) };
+    if found.len() > capacity {
+        let text = format!("the buffer has room for {capacity} entries, {} are needed", found.len());
+        return Err(Failure::new(GAPLESS_ERROR_BUFFER_TOO_SMALL, text));
+    }
+    if !found.is_empty() {
+        check_out(out, "the buffer")?;
+        // SAFETY: the buffer has room for as many (the function's contract).
+        unsafe { std::ptr::copy_nonoverlapping(found.as_ptr(), out, found.len()) };
+    }
+    Ok(())
+}

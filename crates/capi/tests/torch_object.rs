@@ -1,0 +1,195 @@
+//! What PyTorch's allocator object calls: blocks, sums, pools by name, and pools that go back to an earlier state, with bytes.
+
+mod gpu;
+#[path = "../../../tests/simulated/mod.rs"]
+mod simulated;
+
+use gapless_capi::*;
+use gpu::{Gpu, with_devices};
+use std::ffi::{CStr, c_void};
+use std::ptr::{null, null_mut, without_provenance_mut};
+
+const MIB: usize = 1 << 20;
+const MAIN: *mut CUstream_st = null_mut();
+const POOL: gapless_torch_pool = gapless_torch_pool { first: 7, second: 0 };
+
+fn ok(status: gapless_status) {
+    // SAFETY: a NUL-terminated text until the next failure on this thread.
+    assert_eq!(status, GAPLESS_OK, "{}", unsafe { CStr::from_ptr(gapless_last_error()) }.to_string_lossy());
+}
+
+fn alloc_on(
+    stream: *mut CUstream_st,
+    bytes: usize,
+    pool: Option<&gapless_torch_pool>,
+) -> (gapless_status, *mut c_void) {
+    let mut pointer = null_mut();
+    // SAFETY: a name or null, and a valid out-parameter.
+    let status = unsafe { gapless_torch_alloc(0, bytes, stream, pool.map_or(null(), |pool| pool), &raw mut pointer) };
+    (status, pointer)
+}
+
+fn alloc(bytes: usize, pool: Option<&gapless_torch_pool>) -> *mut c_void {
+    let (status, pointer) = alloc_on(MAIN, bytes, pool);
+    ok(status);
+    pointer
+}
+
+fn blocks(pool: Option<&gapless_torch_pool>, live_only: bool) -> Vec<gapless_torch_block> {
+    let pool = pool.map_or(null(), std::ptr::from_ref);
+    let mut needed = 0;
+    // SAFETY: no room at all.
+    let status = unsafe { gapless_torch_blocks(0, pool, live_only.into(), null_mut(), 0, &raw mut needed) };
+    let mut found = Vec::with_capacity(needed);
+    if status != GAPLESS_OK {
+        assert_eq!(status, GAPLESS_ERROR_BUFFER_TOO_SMALL);
+        // SAFETY: room for as many as are needed.
+        ok(unsafe { gapless_torch_blocks(0, pool, live_only.into(), found.as_mut_ptr(), needed, &raw mut needed) });
+        // SAFETY: written just now.
+        unsafe { found.set_len(needed) };
+    }
+    found
+}
+
+fn figures(pool: Option<&gapless_torch_pool>) -> gapless_torch_figures {
+    let mut figures = gapless_torch_figures::default();
+    // SAFETY: a name or null, and a valid out-parameter.
+    ok(unsafe { gapless_torch_figures_of(0, pool.map_or(null(), |pool| pool), &raw mut figures) });
+    figures
+}
+
+fn users(pool: gapless_torch_pool) -> u32 {
+    let mut users = 99;
+    // SAFETY: a valid out-parameter.
+    ok(unsafe { gapless_torch_pool_users(0, pool, &raw mut users) });
+    users
+}
+
+fn restore(wanted: &[gapless_torch_block]) -> gapless_status {
+    // SAFETY: as many blocks as it says.
+    unsafe { gapless_torch_restore_pool(0, POOL, wanted.as_ptr(), wanted.len()) }
+}
+
+fn at(block: &gapless_torch_block) -> *mut c_void {
+    without_provenance_mut(usize::try_from(block.address).unwrap())
+}
+
+#[test]
+fn blocks_and_sums_of_pools_and_of_the_rest() {
+    with_devices("blocks_and_sums_of_pools_and_of_the_rest", &[], || {
+        let outside = alloc(3 * MIB, None);
+        ok(gapless_torch_use_pool(0, POOL));
+        let inside = [alloc(5 * MIB, Some(&POOL)), alloc(100, Some(&POOL))];
+        assert_eq!(users(POOL), 1);
+        ok(gapless_torch_open_pool(0, POOL));
+        assert_eq!(users(POOL), 2);
+        // A pool that is open takes only what is meant for it.
+        let beside = alloc(MIB, None);
+        gapless_torch_end_allocate_to_pool(0, POOL);
+        gapless_torch_release_pool(0, POOL);
+
+        let of_pool: Vec<u64> = blocks(Some(&POOL), true).iter().map(|block| block.requested_bytes).collect();
+        assert_eq!(
+            {
+                let mut sorted = of_pool;
+                sorted.sort_unstable();
+                sorted
+            },
+            [100, 5 * MIB as u64]
+        );
+        assert_eq!(blocks(None, true).len(), 4);
+        assert!(blocks(None, false).iter().any(|block| block.state == 0));
+        assert_eq!(figures(Some(&POOL)).live_bytes, 5 * MIB as u64 + 100);
+        assert_eq!((figures(None).live_bytes, figures(None).allocs), (9 * MIB as u64 + 100, 4));
+
+        let mut block = blocks(None, true)[0];
+        let middle = without_provenance_mut(inside[0].addr() + 1000);
+        // SAFETY: a valid out-parameter.
+        ok(unsafe { gapless_torch_describe(middle, &raw mut block) });
+        assert_eq!((at(&block), block.requested_bytes, block.pool.first), (inside[0], 5 * MIB as u64, POOL.first));
+        assert_eq!((gapless_torch_device_of(outside), gapless_torch_device_of(null_mut())), (0, -1));
+
+        for pointer in [outside, beside, inside[0], inside[1]] {
+            ok(gapless_torch_delete(pointer));
+        }
+        assert_eq!(gapless_torch_delete(outside), GAPLESS_ERROR_NOT_ALLOCATED);
+        assert_eq!(gapless_torch_delete(without_provenance_mut(4096)), GAPLESS_ERROR_NOT_FOUND);
+        gapless_torch_release_pool(0, POOL);
+        assert_eq!(users(POOL), 0);
+        // SAFETY: no out-parameter.
+        ok(unsafe { gapless_torch_trim(0, 0, null_mut()) });
+        assert_eq!(figures(None).reserved_bytes, 0);
+        assert_eq!(restore(&[]), GAPLESS_ERROR_NOT_FOUND);
+    });
+}
+
+/// A pool whose memory is used again at other addresses, and then goes back: the blocks have the bytes that were written through
+/// their addresses, whichever way the pages went.
+#[test]
+fn a_pool_goes_back_to_an_earlier_state() {
+    with_devices("a_pool_goes_back_to_an_earlier_state", &[("GAPLESS_SIM_CAPACITY", "20MiB")], || {
+        let gpu = Gpu::open(0);
+        ok(gapless_torch_use_pool(0, POOL));
+        let first = [4 * MIB, 6 * MIB, 4 * MIB, 6 * MIB].map(|bytes| alloc(bytes, Some(&POOL)));
+        let before = blocks(Some(&POOL), true);
+        for (number, pointer) in first.iter().enumerate() {
+            gpu.fill(MAIN, *pointer, number as u8 + 1, 4 * MIB);
+        }
+        // The holes are mapped a second time, for a block that none of them holds.
+        ok(gapless_torch_delete(first[1]));
+        ok(gapless_torch_delete(first[3]));
+        let moved = alloc(12 * MIB, Some(&POOL));
+        let between = blocks(Some(&POOL), true);
+        gpu.fill(MAIN, moved, 9, 12 * MIB);
+
+        assert_eq!(restore(&before), GAPLESS_OK);
+        let now = blocks(Some(&POOL), true);
+        assert_eq!(
+            now.iter().map(|block| block.address).collect::<Vec<_>>(),
+            before.iter().map(|block| block.address).collect::<Vec<_>>()
+        );
+        for (number, pointer) in first.iter().enumerate() {
+            let byte = [1, 9, 3, 9][number];
+            assert!(gpu.read(MAIN, *pointer, 4 * MIB).iter().all(|found| *found == byte), "block {number}");
+            gpu.fill(MAIN, *pointer, 20 + number as u8, 4 * MIB);
+        }
+        for (number, pointer) in first.iter().enumerate() {
+            let byte = 20 + number as u8;
+            assert!(
+                gpu.read(MAIN, *pointer, 4 * MIB).iter().all(|found| *found == byte),
+                "block {number} shares bytes"
+            );
+        }
+        assert_eq!(restore(&between), GAPLESS_OK);
+        assert_eq!(figures(None).live_bytes, 20 * MIB as u64);
+
+        // What cannot be had changes nothing.
+        let mut wrong = before[1];
+        wrong.address = before[0].address + 512;
+        let impossible = [before[0], wrong];
+        assert_eq!(restore(&impossible), GAPLESS_ERROR_NOT_ALLOCATED);
+        let now: Vec<u64> = blocks(Some(&POOL), true).iter().map(|block| block.address).collect();
+        assert_eq!(now, between.iter().map(|block| block.address).collect::<Vec<_>>());
+        assert_eq!(restore(&[]), GAPLESS_OK);
+        assert_eq!(figures(None).live_bytes, 0);
+        ok(gapless_torch_alloc_again(first[0], 4 * MIB));
+        ok(gapless_torch_delete(first[0]));
+    });
+}
+
+#[test]
+fn a_pool_lends_its_free_blocks_when_it_is_told_to() {
+    let settings = [("GAPLESS_SIM_CAPACITY", "16MiB")];
+    with_devices("a_pool_lends_its_free_blocks_when_it_is_told_to", &settings, || {
+        assert_eq!(gapless_torch_lend_pool(0, POOL, 1), GAPLESS_ERROR_NOT_FOUND);
+        ok(gapless_torch_use_pool(0, POOL));
+        let inside = alloc(10 * MIB, Some(&POOL));
+        ok(gapless_torch_delete(inside));
+        assert_eq!(alloc_on(MAIN, 10 * MIB, None).0, GAPLESS_ERROR_OUT_OF_MEMORY);
+        ok(gapless_torch_lend_pool(0, POOL, 1));
+        assert_eq!(alloc(10 * MIB, None), inside);
+        ok(gapless_torch_delete(inside));
+        ok(gapless_torch_lend_pool(0, POOL, 0));
+        assert_eq!(alloc_on(MAIN, 10 * MIB, None).0, GAPLESS_ERROR_OUT_OF_MEMORY);
+    });
+}

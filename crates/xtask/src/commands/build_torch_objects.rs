@@ -1,0 +1,96 @@
+//! The allocator objects that a wheel carries, for all minors of PyTorch that have one. The headers come from PyPI's wheels, of which
+//! only these are kept.
+
+use super::torch_object::{Headers, Version, compile};
+use crate::failure::Failure;
+use crate::workspace::Workspace;
+use crate::{files, process, python};
+use std::path::{Path, PathBuf};
+
+/// The newest release of each minor.
+const VERSIONS: [&str; 8] = ["2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"];
+
+/// Of CUDA, the interface needs types only, which have not changed between these minors.
+const CUDA: [&str; 2] = ["nvidia-cuda-runtime==13.2.*", "nvidia-cuda-crt==13.2.*"];
+
+/// Unpacks a wheel's files whose names begin in one of these ways: `WHEEL FOLDER BEGINNING...`.
+const UNPACK: &str = "\
+import sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    wheel.extractall(sys.argv[2], [name for name in wheel.namelist() if name.startswith(tuple(sys.argv[3:]))])";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Downloads 0.5 to 1 GB for each version once, and keeps 100 MB of it in the target folder.")]
+pub struct TorchObjectsArguments {
+    /// Versions of PyTorch, such as 2.15.0 (default: all that a wheel carries)
+    versions: Vec<String>,
+}
+
+pub fn run(workspace: &Workspace, arguments: &TorchObjectsArguments) -> Result<(), Failure> {
+    process::require(&[&process::compiler("CXX", "c++")[0]])?;
+    let versions: Vec<&str> = match arguments.versions.as_slice() {
+        [] => VERSIONS.to_vec(),
+        given => given.iter().map(String::as_str).collect(),
+    };
+    let folder = objects(workspace);
+    files::create_folder(&folder)?;
+    let cuda = cuda_headers(workspace)?;
+    for version in versions {
+        let torch = torch_headers(workspace, version)?;
+        let version = Version::of(version)?;
+        compile(workspace, &version, &Headers { torch, cuda: cuda.clone() }, &folder)?;
+        println!("{}", files::shown(&folder.join(version.file_name())));
+    }
+    Ok(())
+}
+
+/// Where the objects are.
+pub fn objects(workspace: &Workspace) -> PathBuf {
+    workspace.target("torch-objects")
+}
+
+fn torch_headers(workspace: &Workspace, version: &str) -> Result<PathBuf, Failure> {
+    let folder = workspace.installed("torch-headers").join(version);
+    let kept = ["torch/include/", "torch/lib/libc10.so", "torch/lib/libc10_cuda.so"];
+    unpacked(workspace, &format!("torch=={version}"), &folder, &kept)?;
+    Ok(folder.join("torch"))
+}
+
+fn cuda_headers(workspace: &Workspace) -> Result<PathBuf, Failure> {
+    let folder = workspace.installed("torch-headers").join("cuda");
+    for package in CUDA {
+        let own = folder.join(package.split('=').next().expect("a split has a first part"));
+        unpacked(workspace, package, &own, &["nvidia/"])?;
+        // Both packages have parts of one folder.
+        for header in files::below(&own)? {
+            let inside = header.strip_prefix(&own).expect("it lies below");
+            let parts: PathBuf = inside.iter().skip_while(|part| *part != "include").skip(1).collect();
+            let all = folder.join("include").join(parts);
+            if !all.exists() && header.is_file() && inside.iter().any(|part| part == "include") {
+                files::create_folder(all.parent().expect("a file lies in a folder"))?;
+                files::copy(&header, &all)?;
+            }
+        }
+    }
+    Ok(folder.join("include"))
+}
+
+/// Downloads a package's wheel where `folder` is not there yet, and unpacks some of its files into it.
+fn unpacked(workspace: &Workspace, package: &str, folder: &Path, beginnings: &[&str]) -> Result<(), Failure> {
+    if folder.exists() {
+        return Ok(());
+    }
+    let python = python::interpreter()?;
+    let downloads = files::temporary_folder()?;
+    let mut pip = workspace.command(&python);
+    pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]);
+    // Headers do not depend on the version of Python, but not every release has wheels for every one.
+    pip.args(["--python-version", "3.11", "--platform", "manylinux_2_28_x86_64", "--platform", "manylinux2014_x86_64"]);
+    process::run(pip.arg("--dest").arg(downloads.path()).arg(package))?;
+    let wheel = files::with_ending(downloads.path(), "whl")?;
+    let wheel = wheel.first().ok_or_else(|| Failure::new(format!("PyPI has no wheel of {package}")))?;
+    // Beside its place at first: what is interrupted is begun anew.
+    let beside = folder.with_extension("part");
+    process::run(workspace.command(&python).args(["-c", UNPACK]).arg(wheel).arg(&beside).args(beginnings))?;
+    std::fs::rename(&beside, folder).map_err(|error| Failure::new(format!("{}: {error}", folder.display())))
+}

@@ -1,0 +1,275 @@
+// Figures: statistics, snapshots, the history's switches.
+#include "object.h"
+
+namespace gapless {
+
+namespace {
+
+struct Count {
+    int64_t current;
+    int64_t peak;
+    int64_t allocated;
+    int64_t freed;
+};
+
+void set(StatArray &stats, Count count) {
+    // There are no pools by size: everything is in the large one. 0 is all blocks, 2 the large ones.
+    for (size_t kind : {0, 2}) {
+        stats[kind].current = count.current;
+        stats[kind].peak = std::max(count.peak, count.current);
+        stats[kind].allocated = count.allocated;
+        stats[kind].freed = count.freed;
+    }
+}
+
+// Adds what PyTorch's own allocator holds beside. The sum of two peaks may exceed the peak of the sum.
+void add(StatArray &stats, const StatArray &more) {
+    for (size_t kind = 0; kind < stats.size(); kind++) {
+        stats[kind].current += more[kind].current;
+        stats[kind].peak += more[kind].peak;
+        stats[kind].allocated += more[kind].allocated;
+        stats[kind].freed += more[kind].freed;
+    }
+}
+
+}  // namespace
+
+Stats AllocatorObject::getDeviceStats(DeviceIndex device) {
+    if (planted_) {
+        return planted_stats();
+    }
+    Figures now{};
+    check(gapless_.torch_figures_of(device, nullptr, &now), "the statistics");
+    Figures base{};
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        auto found = bases_.find(device);
+        if (found != bases_.end()) {
+            base = found->second;
+        }
+    }
+    auto count = [](uint64_t current, uint64_t peak, uint64_t allocated, uint64_t freed) {
+        return Count{static_cast<int64_t>(current), static_cast<int64_t>(peak), static_cast<int64_t>(allocated),
+                     static_cast<int64_t>(freed)};
+    };
+    uint64_t allocs = now.allocs - base.allocs;
+    uint64_t frees = now.frees - base.frees;
+    uint64_t allocated = now.allocated_bytes - base.allocated_bytes;
+    uint64_t freed = now.freed_bytes - base.freed_bytes;
+    uint64_t active = now.live_bytes + now.pending_bytes;
+    Stats stats;
+    set(stats.allocation, count(now.live_allocations, 0, allocs, frees));
+    set(stats.active, count(now.live_allocations, 0, allocs, frees));
+    set(stats.allocated_bytes, count(now.live_bytes, now.peak_live_bytes, allocated, freed));
+    set(stats.requested_bytes, count(now.live_bytes, now.peak_live_bytes, allocated, freed));
+    set(stats.active_bytes, count(active, now.peak_live_bytes, allocated, freed));
+    set(stats.segment, count(now.chunks, 0, now.created - base.created, now.released - base.released));
+    set(stats.reserved_bytes, count(now.reserved_bytes, now.peak_reserved_bytes, 0, 0));
+    stats.num_ooms = static_cast<int64_t>(now.out_of_memory - base.out_of_memory);
+    stats.num_sync_all_streams = static_cast<int64_t>(now.host_waits - base.host_waits);
+    stats.num_device_alloc = static_cast<int64_t>(now.created - base.created);
+    stats.num_device_free = static_cast<int64_t>(now.released - base.released);
+    stats.max_split_size = -1;
+
+    if (initialized_) {
+        const Stats native = native_->getDeviceStats(device);
+        add(stats.allocation, native.allocation);
+        add(stats.segment, native.segment);
+        add(stats.active, native.active);
+        add(stats.inactive_split, native.inactive_split);
+        add(stats.allocated_bytes, native.allocated_bytes);
+        add(stats.reserved_bytes, native.reserved_bytes);
+        add(stats.active_bytes, native.active_bytes);
+        add(stats.inactive_split_bytes, native.inactive_split_bytes);
+        add(stats.requested_bytes, native.requested_bytes);
+        stats.num_alloc_retries = native.num_alloc_retries;
+        stats.num_ooms += native.num_ooms;
+        stats.num_sync_all_streams += native.num_sync_all_streams;
+        stats.num_device_alloc += native.num_device_alloc;
+        stats.num_device_free += native.num_device_free;
+        stats.oversize_allocations = native.oversize_allocations;
+        stats.oversize_segments = native.oversize_segments;
+#if GAPLESS_TORCH >= 212
+        stats.num_oom_rejections = native.num_oom_rejections;
+#endif
+#if GAPLESS_TORCH >= 213
+        stats.reserved_bytes_by_private_pools = native.reserved_bytes_by_private_pools;
+#endif
+    }
+#if GAPLESS_TORCH >= 213
+    std::vector<Pool> pools(64);
+    size_t needed = 0;
+    while (gapless_.torch_pools(device, pools.data(), pools.size(), &needed) == GAPLESS_ERROR_BUFFER_TOO_SMALL) {
+        pools.resize(needed * 2);
+    }
+    pools.resize(needed);
+    for (const auto &pool : pools) {
+        Figures of_pool{};
+        if (gapless_.torch_figures_of(device, &pool, &of_pool) == GAPLESS_OK) {
+            set(stats.reserved_bytes_by_private_pools[{pool.first, pool.second}],
+                count(of_pool.reserved_bytes, of_pool.peak_reserved_bytes, 0, 0));
+        }
+    }
+#endif
+    return stats;
+}
+
+void AllocatorObject::resetAccumulatedStats(DeviceIndex device) {
+    native_->resetAccumulatedStats(device);
+    Figures now{};
+    check(gapless_.torch_figures_of(device, nullptr, &now), "the statistics");
+    std::lock_guard<std::mutex> lock(mutex_);
+    bases_[device] = now;
+}
+
+void AllocatorObject::resetPeakStats(DeviceIndex device) {
+    native_->resetPeakStats(device);
+    check(gapless_.torch_reset_peaks(device), "the peaks");
+}
+
+// Segments: runs of blocks that touch.
+void AllocatorObject::add_segments(DeviceIndex device, PoolId pool, std::vector<plain::SegmentInfo> &segments,
+                                   std::vector<std::pair<size_t, size_t>> &mapped) {
+    auto all = blocks(device, pool, false);
+    const Block *before = nullptr;
+    for (const auto &block : all) {
+        bool touches = before != nullptr && before->region == block.region &&
+                       before->address + before->bytes == block.address;
+        before = &block;
+        if (!touches) {
+            plain::SegmentInfo segment;
+            segment.device = device;
+            segment.address = block.address;
+            segment.stream = reinterpret_cast<Handle>(block.stream);
+            segment.is_large = block.small == 0;
+            segment.is_expandable = true;
+            segment.owner_private_pool_id = {block.pool.first, block.pool.second};
+            segments.push_back(std::move(segment));
+            mapped.emplace_back(block.address, block.address);
+        }
+        mapped.back().second += block.bytes;
+        auto &segment = segments.back();
+        plain::BlockInfo info;
+        info.size = block.bytes;
+        info.requested_size = block.requested_bytes;
+        info.allocated = block.state == 1;
+        info.active = block.state != 0;
+        if (info.allocated) {
+            info.context_when_allocated = history_.context_of(reinterpret_cast<const void *>(block.address));
+            segment.allocated_size += info.size;
+        }
+        if (info.active) {
+            segment.active_size += info.size;
+        }
+        segment.total_size += info.size;
+        segment.requested_size += info.requested_size;
+        segment.blocks.push_back(std::move(info));
+    }
+}
+
+#if GAPLESS_TORCH >= 211
+native::SnapshotInfo AllocatorObject::snapshot(PoolId pool, bool with_traces) {
+#else
+native::SnapshotInfo AllocatorObject::snapshot(PoolId pool) {
+    const bool with_traces = true;
+#endif
+    if (planted_) {
+        return planted_snapshot();
+    }
+#if GAPLESS_TORCH >= 211
+    auto result = native_->snapshot(pool, with_traces);
+#else
+    auto result = native_->snapshot(pool);
+#endif
+    auto unix_time = clock_.makeConverter();
+    result.device_traces.resize(std::max<size_t>(result.device_traces.size(), devices_));
+    for (int device = 0; device < devices_; device++) {
+        auto index = static_cast<DeviceIndex>(device);
+        std::vector<std::pair<size_t, size_t>> mapped;
+        add_segments(index, pool, result.segments, mapped);
+        if (!with_traces) {
+            continue;
+        }
+        std::sort(mapped.begin(), mapped.end());
+        auto entries = history_.entries(index, pool, mapped);
+        for (auto &entry : entries) {
+            entry.time_.t_ = unix_time(entry.time_.approx_t_);
+        }
+        auto &traces = result.device_traces[device];
+        auto middle = traces.insert(traces.end(), std::make_move_iterator(entries.begin()),
+                                    std::make_move_iterator(entries.end()));
+        std::inplace_merge(traces.begin(), middle, traces.end(),
+                           [](const auto &one, const auto &two) { return one.time_.t_ < two.time_.t_; });
+    }
+    if (with_traces) {
+        for (auto &annotation : history_.annotations()) {
+            annotation.time_.t_ = unix_time(annotation.time_.approx_t_);
+            result.external_annotations.push_back(std::move(annotation));
+        }
+    }
+    return result;
+}
+
+void AllocatorObject::recordHistory(bool enabled, plain::CreateContextFn recorder, size_t most,
+                                    plain::RecordContext when, bool clear
+#if GAPLESS_TORCH >= 211
+                                    ,
+                                    const std::vector<std::string> &skipped
+#endif
+) {
+#if GAPLESS_TORCH >= 211
+    native_->recordHistory(enabled, recorder, most, when, clear, skipped);
+#else
+    const std::vector<std::string> skipped;
+    native_->recordHistory(enabled, recorder, most, when, clear);
+#endif
+    history_.record(enabled, recorder, most, when, clear, skipped);
+}
+
+void AllocatorObject::recordAnnotation(const std::vector<std::pair<std::string, std::string>> &metadata) {
+    DeviceIndex device = 0;
+    C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+    history_.annotate(device, metadata);
+}
+
+void AllocatorObject::attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    observers_.push_back(std::move(observer));
+}
+
+void AllocatorObject::attachAllocatorTraceTracker(plain::AllocatorTraceTracker tracker) {
+    native_->attachAllocatorTraceTracker(tracker);
+    history_.add_tracker(std::move(tracker));
+}
+
+#if GAPLESS_TORCH >= 210
+void AllocatorObject::setUserMetadata(const std::string &metadata) {
+    native_->setUserMetadata(metadata);
+    History::user_metadata() = metadata;
+}
+
+std::string AllocatorObject::getUserMetadata() { return History::user_metadata(); }
+#endif
+
+#if GAPLESS_TORCH >= 212
+Context AllocatorObject::getContextForPointer(const void *pointer) {
+    return is_ours(pointer) ? history_.context_of(pointer) : native_->getContextForPointer(pointer);
+}
+
+void AllocatorObject::attachOomRejectionObserver(native::OomRejectionObserver observer) {
+    native_->attachOomRejectionObserver(std::move(observer));
+}
+#endif
+
+#if GAPLESS_TORCH >= 214
+void AllocatorObject::annotateMemory(const void *pointer, const std::string &metadata) {
+    Block block{};
+    if (gapless_.torch_describe(pointer, &block) != GAPLESS_OK) {
+        native_->annotateMemory(pointer, metadata);
+    } else if (history_.recording()) {
+        history_.annotate_memory(block, metadata);
+    }
+}
+#endif
+
+}  // namespace gapless

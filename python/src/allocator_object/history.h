@@ -1,0 +1,69 @@
+// What PyTorch wants to know of single allocations: the memory history with stack traces, trackers, annotations. All of it is in
+// PyTorch's own types. The allocator asks `watching` before it tells anything.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "library.h"
+#include "torch_version.h"
+
+namespace gapless {
+
+using Context = std::shared_ptr<c10::GatheredContext>;
+
+class History {
+   public:
+    // Whether anybody wants to be told.
+    bool watching() const { return watching_.load(std::memory_order_relaxed); }
+    bool recording() const { return recording_.load(std::memory_order_relaxed); }
+
+    void record(bool enabled, plain::CreateContextFn recorder, size_t most, plain::RecordContext when, bool clear,
+                const std::vector<std::string> &skipped);
+    void add_tracker(plain::AllocatorTraceTracker tracker);
+    void annotate(DeviceIndex device, const std::vector<std::pair<std::string, std::string>> &metadata);
+    void annotate_memory(const Block &block, const std::string &metadata);
+
+    // An allocation, after it was made; a free, before it is made; a request that was refused, with the bytes that the device has
+    // free as its address. The stack is walked here.
+    void allocated(const Block &block);
+    void freed(const Block &block);
+    void refused(DeviceIndex device, size_t free_bytes, size_t bytes, cudaStream_t stream);
+
+    Context context_of(const void *pointer);
+
+    // The entries of one device, oldest first, with what a viewer needs about addresses that are no longer mapped. `mapped`: what is
+    // mapped now, as sorted ranges.
+    std::vector<plain::TraceEntry> entries(DeviceIndex device, PoolId pool,
+                                           const std::vector<std::pair<size_t, size_t>> &mapped);
+    std::vector<plain::AnnotationEntry> annotations();
+
+    static void push_compile_context(std::string text);
+    static void pop_compile_context();
+    static std::string &user_metadata();
+
+   private:
+    void note(plain::TraceEntry entry);
+    Context gather(plain::RecordContext level) const;
+    void watch();
+
+    std::atomic<bool> watching_{false};
+    std::atomic<bool> recording_{false};
+    std::atomic<plain::CreateContextFn> recorder_{nullptr};
+    std::atomic<plain::RecordContext> when_{plain::RecordContext::NEVER};
+
+    std::mutex mutex_;
+    std::vector<plain::AllocatorTraceTracker> trackers_;
+    std::deque<plain::TraceEntry> entries_;
+    std::deque<plain::AnnotationEntry> annotations_;
+    std::unordered_map<const void *, Context> contexts_;  // Of live allocations.
+    std::unordered_set<int> skipped_;
+    size_t most_ = 0;
+};
+
+}  // namespace gapless

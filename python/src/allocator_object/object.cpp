@@ -1,0 +1,309 @@
+// Memory: what is called for every tensor, and copies.
+#include "object.h"
+
+#include <c10/core/impl/GPUTrace.h>
+
+namespace gapless {
+
+AllocatorObject *AllocatorObject::instance = nullptr;
+
+AllocatorObject::AllocatorObject(Library library, CUDAAllocator *native) : gapless_(library), native_(native) {}
+
+namespace {
+
+DeviceIndex current_device() {
+    DeviceIndex device = 0;
+    C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+    return device;
+}
+
+c10::Device on(int device) { return {c10::kCUDA, static_cast<DeviceIndex>(device)}; }
+
+const c10::impl::PyInterpreter *tracer() { return c10::impl::GPUTrace::get_trace(); }
+
+}  // namespace
+
+void AllocatorObject::check(int status, const char *what) const {
+    TORCH_CHECK(status == GAPLESS_OK, "gapless: ", what, ": ", gapless_.last_error());
+}
+
+void AllocatorObject::init(int devices) {
+    native_->init(devices);
+    devices_ = devices;
+    initialized_ = true;
+}
+
+void AllocatorObject::release(void *pointer) { instance->give(pointer, Refusal::Warn); }
+
+c10::DeleterFnPtr AllocatorObject::raw_deleter() const { return &release; }
+
+c10::DataPtr AllocatorObject::owned(void *pointer, DeviceIndex device) const {
+    return {pointer, pointer, &release, on(device)};
+}
+
+c10::DataPtr AllocatorObject::allocate(size_t bytes) {
+    DeviceIndex device = current_device();
+    void *pointer = nullptr;
+    if (bytes != 0) {
+        pointer = take(device, bytes, c10::cuda::getCurrentCUDAStream(device).stream());
+    }
+    return owned(pointer, device);
+}
+
+void *AllocatorObject::raw_alloc(size_t bytes) {
+    if (bytes == 0) {
+        return nullptr;
+    }
+    DeviceIndex device = current_device();
+    return take(device, bytes, c10::cuda::getCurrentCUDAStream(device).stream());
+}
+
+void *AllocatorObject::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
+    return bytes == 0 ? nullptr : take(current_device(), bytes, stream);
+}
+
+void AllocatorObject::raw_delete(void *pointer) { give(pointer, Refusal::Throw); }
+
+void *AllocatorObject::take(DeviceIndex device, size_t bytes, cudaStream_t stream) {
+    Route route = pools_.of(device, stream);
+    if (C10_UNLIKELY(route.owner == Owner::Native || !enabled_.load(std::memory_order_relaxed))) {
+        return take_native(device, bytes, stream);
+    }
+    Pool name{route.pool.first, route.pool.second};
+    const Pool *pool = route.pool == PoolId{0, 0} ? nullptr : &name;
+    void *pointer = nullptr;
+    int status = gapless_.torch_alloc(device, bytes, reinterpret_cast<CUstream_st *>(stream), pool, &pointer);
+    if (C10_UNLIKELY(status != GAPLESS_OK)) {
+        pointer = retry(device, bytes, stream, pool, status);
+    }
+    if (C10_UNLIKELY(history_.watching() || c10::memoryProfilingEnabled())) {
+        tell_allocated(pointer);
+    }
+    if (C10_UNLIKELY(tracer() != nullptr)) {
+        (*tracer())->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(pointer));
+    }
+    return pointer;
+}
+
+// Memory that PyTorch's own allocator serves. Where it finds none, gapless gives back what it has cached, and it tries again.
+void *AllocatorObject::take_native(DeviceIndex device, size_t bytes, cudaStream_t stream) {
+    for (bool is_last = false;; is_last = true) {
+        try {
+            return native_->raw_alloc_with_stream(bytes, stream);
+        } catch (const c10::OutOfMemoryError &) {
+            uint64_t released = 0;
+            if (is_last || gapless_.torch_trim(device, 0, &released) != GAPLESS_OK || released == 0) {
+                tell_observers(device, bytes);
+                throw;
+            }
+        }
+    }
+}
+
+// Tells those who want to know of every request that fails. Returns the bytes that the device has free.
+size_t AllocatorObject::tell_observers(DeviceIndex device, size_t bytes) {
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    (void)cudaMemGetInfo(&free_bytes, &total_bytes);
+    std::vector<native::OutOfMemoryObserver> observers;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        observers = observers_;
+    }
+    for (const auto &observer : observers) {
+        observer(device, bytes, total_bytes, free_bytes);
+    }
+    return free_bytes;
+}
+
+bool AllocatorObject::native_holds(DeviceIndex device) const {
+    return initialized_ && native_->getDeviceStats(device).reserved_bytes[0].current > 0;
+}
+
+// A request that gapless has refused: once more after PyTorch's own allocator gave back what it has cached; then the error.
+void *AllocatorObject::retry(DeviceIndex device, size_t bytes, cudaStream_t stream, const Pool *pool, int status) {
+    std::string text = gapless_.last_error();
+    if (status == GAPLESS_ERROR_OUT_OF_MEMORY && native_holds(device) &&
+        c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None) {
+        native_->emptyCache();
+        void *pointer = nullptr;
+        status = gapless_.torch_alloc(device, bytes, reinterpret_cast<CUstream_st *>(stream), pool, &pointer);
+        if (status == GAPLESS_OK) {
+            return pointer;
+        }
+        text = gapless_.last_error();
+    }
+    TORCH_CHECK(status == GAPLESS_ERROR_OUT_OF_MEMORY, text);
+
+    size_t free_bytes = tell_observers(device, bytes);
+    if (history_.watching()) {
+        history_.refused(device, free_bytes, bytes, stream);
+    }
+    Figures figures{};
+    if (gapless_.torch_figures_of(device, nullptr, &figures) == GAPLESS_OK) {
+        c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), figures.live_bytes, figures.reserved_bytes, on(device));
+    }
+    C10_THROW_ERROR(OutOfMemoryError, text);
+}
+
+void AllocatorObject::give(void *pointer, Refusal refusal) {
+    if (pointer == nullptr) {
+        return;
+    }
+    if (C10_UNLIKELY(tracer() != nullptr)) {
+        (*tracer())->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(pointer));
+    }
+    Block block{};
+    bool told = history_.watching() || c10::memoryProfilingEnabled();
+    told = C10_UNLIKELY(told) && gapless_.torch_describe(pointer, &block) == GAPLESS_OK &&
+           block.address == reinterpret_cast<uint64_t>(pointer);
+    if (told && history_.watching()) {
+        history_.freed(block);
+    }
+    int status = gapless_.torch_delete(pointer);
+    if (C10_LIKELY(status == GAPLESS_OK)) {
+        if (told) {
+            tell_freed(block);
+        }
+    } else if (status == GAPLESS_ERROR_NOT_FOUND) {
+        native_->raw_delete(pointer);
+    } else if (refusal == Refusal::Throw) {
+        TORCH_CHECK(false, "invalid device pointer: ", pointer, ": ", gapless_.last_error());
+    } else {
+        TORCH_WARN("gapless: ", gapless_.last_error());
+    }
+}
+
+void AllocatorObject::tell_allocated(void *pointer) {
+    Block block{};
+    if (gapless_.torch_describe(pointer, &block) != GAPLESS_OK) {
+        return;
+    }
+    if (history_.watching()) {
+        history_.allocated(block);
+    }
+    Figures figures{};
+    if (c10::memoryProfilingEnabled() && gapless_.torch_figures_of(block.device, nullptr, &figures) == GAPLESS_OK) {
+        c10::reportMemoryUsageToProfiler(pointer, static_cast<int64_t>(block.bytes), figures.live_block_bytes,
+                                         figures.reserved_bytes, on(block.device));
+    }
+}
+
+void AllocatorObject::tell_freed(const Block &block) {
+    Figures figures{};
+    if (c10::memoryProfilingEnabled() && gapless_.torch_figures_of(block.device, nullptr, &figures) == GAPLESS_OK) {
+        c10::reportMemoryUsageToProfiler(reinterpret_cast<void *>(block.address), -static_cast<int64_t>(block.bytes),
+                                         figures.live_block_bytes, figures.reserved_bytes, on(block.device));
+    }
+}
+
+void *AllocatorObject::getBaseAllocation(void *pointer, size_t *bytes) {
+    Block block{};
+    if (gapless_.torch_describe(pointer, &block) != GAPLESS_OK) {
+        return native_->getBaseAllocation(pointer, bytes);
+    }
+    if (bytes != nullptr) {
+        *bytes = block.bytes;
+    }
+    return reinterpret_cast<void *>(block.address);
+}
+
+void AllocatorObject::recordStream(const c10::DataPtr &data, c10::cuda::CUDAStream stream) {
+    // Memory that another allocator made, such as one that was received from another process, is not ours to keep.
+    if (data.get() == nullptr || data.get_deleter() != raw_deleter()) {
+        return;
+    }
+    int status = gapless_.torch_use(data.get(), reinterpret_cast<CUstream_st *>(stream.stream()));
+    if (status == GAPLESS_ERROR_NOT_FOUND) {
+        // PyTorch's own allocator takes pointers with its own deleter only.
+        c10::DataPtr theirs(data.get(), data.get(), native_->raw_deleter(), data.device());
+        native_->recordStream(theirs, stream);
+        theirs.release_context();
+        return;
+    }
+    check(status, "record_stream");
+}
+
+void AllocatorObject::emptyCache(PoolId pool) {
+    native_->emptyCache(pool);
+    if (!initialized_) {
+        return;
+    }
+    for (int device = 0; device < devices_; device++) {
+        if (pools_.owner(static_cast<DeviceIndex>(device), pool) == Owner::Gapless) {
+            check(gapless_.torch_trim(device, pool != PoolId{0, 0}, nullptr), "empty_cache");
+        }
+    }
+}
+
+void AllocatorObject::cacheInfo(DeviceIndex device, size_t *largest) {
+    Figures figures{};
+    check(gapless_.torch_figures_of(device, nullptr, &figures), "cacheInfo");
+    *largest = std::max<size_t>(*largest, figures.largest_bytes);
+}
+
+double AllocatorObject::getMemoryFraction(DeviceIndex device) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = fractions_.find(device);
+    return found == fractions_.end() ? 1.0 : found->second;
+}
+
+void AllocatorObject::setMemoryFraction(double fraction, DeviceIndex device) {
+    TORCH_CHECK_VALUE(fraction > 0 && fraction <= 1, "invalid fraction: ", fraction, ". Must be in (0, 1]");
+    check(gapless_.torch_set_fraction(fraction, device), "set_per_process_memory_fraction");
+    native_->setMemoryFraction(fraction, device);
+    std::lock_guard<std::mutex> lock(mutex_);
+    fractions_[device] = fraction;
+}
+
+// Switched off, PyTorch's own allocator serves requests, each with a call to the driver.
+void AllocatorObject::enable(bool value) {
+    native_->enable(value);
+    enabled_ = value;
+}
+
+#if GAPLESS_TORCH >= 210
+std::vector<native::StreamSegmentSize> AllocatorObject::getExpandableSegmentSizes(DeviceIndex device) {
+    return native_->getExpandableSegmentSizes(device);
+}
+#endif
+
+#if GAPLESS_TORCH >= 213
+c10::DataPtr AllocatorObject::allocateWithAddress(size_t bytes, void *address) {
+    check(gapless_.torch_alloc_again(address, bytes), "allocateWithAddress");
+    if (history_.watching() || c10::memoryProfilingEnabled()) {
+        tell_allocated(address);
+    }
+    return owned(address, static_cast<DeviceIndex>(gapless_.torch_device_of(address)));
+}
+#endif
+
+void AllocatorObject::copy_data(void *to, const void *from, size_t bytes) const {
+    C10_CUDA_CHECK(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToDevice));
+}
+
+void AllocatorObject::enablePeerAccess(DeviceIndex device, DeviceIndex peer) { native_->enablePeerAccess(device, peer); }
+
+cudaError_t AllocatorObject::memcpyAsync(void *to, int to_device, const void *from, int from_device, size_t bytes,
+                                         cudaStream_t stream, bool peers_enabled) {
+    bool ours = is_ours(to) || is_ours(from);
+    if (!ours) {
+        return native_->memcpyAsync(to, to_device, from, from_device, bytes, stream, peers_enabled);
+    }
+    bool reaches = to_device == from_device ||
+                   (peers_enabled && (!is_ours(to) || gapless_.torch_reaches(from_device, to_device)) &&
+                    (!is_ours(from) || gapless_.torch_reaches(to_device, from_device)));
+    return reaches ? cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream)
+                   : cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream);
+}
+
+native::ShareableHandle AllocatorObject::shareIpcHandle(void *pointer) {
+    TORCH_CHECK(!is_ours(pointer),
+                "gapless's memory cannot be shared with another process (CUDA IPC): its pages move. Send a copy in host "
+                "memory, tensor.cpu(), or run this program without gapless. vLLM and SGLang: --disable-custom-all-reduce");
+    return native_->shareIpcHandle(pointer);
+}
+
+std::shared_ptr<void> AllocatorObject::getIpcDevPtr(std::string handle) { return native_->getIpcDevPtr(std::move(handle)); }
+
+}  // namespace gapless

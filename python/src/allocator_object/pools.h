@@ -1,0 +1,91 @@
+// Which pool a request belongs to: PyTorch opens pools with a function that tells. Pools with an allocator of their own are PyTorch's
+// own allocator's.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <shared_mutex>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "torch_version.h"
+
+namespace gapless {
+
+// Whose memory a pool has.
+enum class Owner { Gapless, Native };
+
+struct Route {
+    Owner owner = Owner::Gapless;
+    PoolId pool{0, 0};
+};
+
+class Pools {
+   public:
+    using Filter = std::function<bool(cudaStream_t)>;
+
+    // The pool that was opened last of those that want the request.
+    Route of(DeviceIndex device, cudaStream_t stream) const {
+        return count_.load(std::memory_order_acquire) == 0 ? Route{} : find(device, stream);
+    }
+
+    Owner owner(DeviceIndex device, PoolId pool) const {
+        std::shared_lock<std::shared_mutex> lock(mutex_);
+        return native_.count({device, pool}) > 0 ? Owner::Native : Owner::Gapless;
+    }
+
+    void make_native(DeviceIndex device, PoolId pool) {
+        std::unique_lock<std::shared_mutex> lock(mutex_);
+        native_.insert({device, pool});
+    }
+
+    void forget_native(DeviceIndex device, PoolId pool) {
+        std::unique_lock<std::shared_mutex> lock(mutex_);
+        native_.erase({device, pool});
+    }
+
+    void open(DeviceIndex device, PoolId pool, Filter filter) {
+        std::unique_lock<std::shared_mutex> lock(mutex_);
+        open_.push_back({device, pool, std::move(filter)});
+        count_.store(open_.size(), std::memory_order_release);
+    }
+
+    // Closes what was opened last under that name. Returns false when there is nothing.
+    bool close(DeviceIndex device, PoolId pool) {
+        std::unique_lock<std::shared_mutex> lock(mutex_);
+        for (auto open = open_.rbegin(); open != open_.rend(); ++open) {
+            if (open->device == device && open->pool == pool) {
+                open_.erase(std::next(open).base());
+                count_.store(open_.size(), std::memory_order_release);
+                return true;
+            }
+        }
+        return false;
+    }
+
+   private:
+    struct Open {
+        DeviceIndex device;
+        PoolId pool;
+        Filter filter;
+    };
+
+    Route find(DeviceIndex device, cudaStream_t stream) const {
+        std::shared_lock<std::shared_mutex> lock(mutex_);
+        for (auto open = open_.rbegin(); open != open_.rend(); ++open) {
+            if (open->device == device && (!open->filter || open->filter(stream))) {
+                bool is_native = native_.count({device, open->pool}) > 0;
+                return {is_native ? Owner::Native : Owner::Gapless, open->pool};
+            }
+        }
+        return {};
+    }
+
+    mutable std::shared_mutex mutex_;
+    std::atomic<size_t> count_{0};
+    std::vector<Open> open_;
+    std::set<std::pair<DeviceIndex, PoolId>> native_;
+};
+
+}  // namespace gapless

@@ -1,0 +1,378 @@
+"""PyTorch's CUDA build on gapless's allocator object, without a GPU: cargo xtask torch-without-gpu sets it up. No kernel runs there."""
+
+import ctypes
+import gc
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+
+import gapless
+import gapless.torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests_torch"))
+from processes import run  # noqa: E402
+
+gapless.torch.enable(budget=512 << 20)
+
+import torch  # noqa: E402
+
+MIB = 1 << 20
+
+
+def empty(size, **options):
+    return torch.empty(size, dtype=torch.uint8, device="cuda", **options)
+
+
+def held_by_pools():
+    segments = torch.cuda.memory_snapshot()
+    held = sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) != (0, 0))
+    stats = torch.cuda.memory_stats_as_nested_dict().get("reserved_bytes_by_private_pools")
+    # The newer versions of PyTorch have it among their statistics.
+    assert stats is None or sum(pool["all"]["current"] for pool in stats.values()) == held, stats
+    return held
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    yield
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()
+    assert torch.cuda.memory_allocated() == 0
+
+
+@pytest.fixture
+def own_allocator():
+    path = os.environ["GAPLESS_OWN_ALLOCATOR"]
+    return torch.cuda.memory.CUDAPluggableAllocator(path, "own_malloc", "own_free"), ctypes.CDLL(path)
+
+
+def count(library, name):
+    return ctypes.c_int.in_dll(library, name).value
+
+
+def test_it_is_the_object():
+    assert gapless.torch.is_enabled()
+    assert torch.cuda.get_allocator_backend() == "gapless"
+    block = empty(5 * MIB)
+    assert gapless.stats()["live_bytes"] == torch.cuda.memory_allocated() == 5 * MIB
+    of_accelerators = torch.accelerator if hasattr(torch.accelerator, "memory_allocated") else torch.cuda
+    assert of_accelerators.memory_allocated() == 5 * MIB
+    del block
+    assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] >= 5 * MIB
+    of_accelerators.empty_cache()
+    assert torch.cuda.memory_reserved() == 0
+
+
+def test_what_plug_ins_are_refused_is_not_switched_off():
+    torch.backends.cudnn.benchmark = True
+    assert torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    from torch._inductor import cudagraph_trees
+
+    assert cudagraph_trees.cudagraphify_impl.__module__ == "torch._inductor.cudagraph_trees"
+
+
+def test_snapshots_have_stack_traces(tmp_path):
+    torch.cuda.memory._record_memory_history(max_entries=100)
+    try:
+        set_metadata = getattr(torch.cuda.memory, "_set_memory_metadata", lambda _: None)
+        set_metadata("of this test")
+        kept = empty(7 * MIB)
+        set_metadata("")
+        gone = empty(3 * MIB)
+        del gone
+        if hasattr(torch.cuda.memory, "_annotate_tensor"):
+            torch.cuda.memory._annotate_tensor(kept, "later")
+        path = tmp_path / "snapshot.pickle"
+        torch.cuda.memory._dump_snapshot(str(path))
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    data = pickle.loads(path.read_bytes())
+    here = test_snapshots_have_stack_traces.__name__
+
+    def is_here(entry):
+        return any(frame["name"] == here for frame in entry["frames"])
+
+    block = next(
+        block
+        for segment in data["segments"]
+        for block in segment["blocks"]
+        if block["address"] == kept.data_ptr()
+    )
+    assert block["state"] == "active_allocated" and block["requested_size"] == 7 * MIB and is_here(block)
+    trace = [entry for entry in data["device_traces"][0] if not entry["action"].startswith("segment")]
+    # A snapshot is an event of PyTorch's own allocator.
+    trace = [entry for entry in trace if entry["action"] != "snapshot"]
+    actions = ["alloc", "alloc", "free_requested", "free_completed"]
+    assert all(is_here(entry) for entry in trace[:4]) and trace[0]["addr"] == kept.data_ptr()
+    assert trace[0].get("user_metadata", "of this test") == "of this test"
+    if hasattr(torch.cuda.memory, "_annotate_tensor"):
+        actions.append("annotate")
+        assert trace[4]["addr"] == kept.data_ptr() and trace[4]["user_metadata"] == "later"
+    assert [entry["action"] for entry in trace] == actions
+    assert [entry["time_us"] for entry in trace] == sorted(entry["time_us"] for entry in trace)
+    from torch.cuda import _memory_viz
+
+    assert "<script" in _memory_viz.trace_plot(data)
+    assert torch.cuda.memory._snapshot()["device_traces"] == [[]]
+
+
+def test_stacks_of_live_blocks_only():
+    torch.cuda.memory._record_memory_history(context="state", max_entries=100)
+    try:
+        block = empty(MIB)
+        snapshot = torch.cuda.memory._snapshot()
+        frames = [part["frames"] for segment in snapshot["segments"] for part in segment["blocks"] if "frames" in part]
+        assert any(frame["name"] == "test_stacks_of_live_blocks_only" for part in frames for frame in part)
+        entries = [entry for entry in snapshot["device_traces"][0] if entry["action"] == "alloc"]
+        assert not any(entry.get("frames") for entry in entries)
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    del block
+
+
+def test_out_of_memory_observers():
+    seen = []
+
+    def observe(device, alloc, total, free):
+        seen.append((device, alloc, total))
+
+    torch._C._cuda_attach_out_of_memory_observer(observe)
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="Tried to allocate 600"):
+        empty(600 * MIB)
+    assert seen == [(0, 600 * MIB, 1 << 30)]
+    assert torch.cuda.memory_stats()["num_ooms"] == 1
+
+
+def test_graphs_are_captured_and_replayed():
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+        inside = empty(16 * MIB)
+        temporary = empty(32 * MIB)
+        address = temporary.data_ptr()
+        del temporary
+    graph.replay()
+    assert held_by_pools() >= 48 * MIB
+    torch.cuda.empty_cache()
+    assert held_by_pools() >= 48 * MIB
+    outside = [empty(32 * MIB) for _ in range(4)]
+    assert all(block.data_ptr() != address for block in outside)
+    graph.replay()
+    del inside, outside, graph
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert held_by_pools() == 0 and torch.cuda.memory_reserved() == 0
+
+
+def test_mem_pool():
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        inside = empty(16 * MIB)
+        assert pool.use_count() == 2
+    assert pool.use_count() == 1
+    outside = empty(16 * MIB)
+    assert held_by_pools() == 16 * MIB and gapless.stats()["live_bytes"] == 16 * MIB
+    assert [segment["allocated_size"] for segment in pool.snapshot()] == [16 * MIB]
+    with torch.cuda.use_mem_pool(pool):
+        more = empty(8 * MIB)
+    assert held_by_pools() == 24 * MIB
+    del more, inside, outside, pool
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert held_by_pools() == 0
+
+
+def test_nested_mem_pools():
+    one, two = torch.cuda.MemPool(), torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(one):
+        with torch.cuda.use_mem_pool(two):
+            inner = empty(4 * MIB)
+        outer = empty(2 * MIB)
+    assert [pool.snapshot()[0]["allocated_size"] for pool in (one, two)] == [2 * MIB, 4 * MIB]
+    del inner, outer
+
+
+def test_a_pool_lends_when_nothing_else_is_left():
+    pool = torch.cuda.MemPool(use_on_oom=True)
+    with torch.cuda.use_mem_pool(pool):
+        big = empty(300 * MIB)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        empty(300 * MIB)
+    address = big.data_ptr()
+    del big
+    lent = empty(300 * MIB)
+    assert lent.data_ptr() == address
+    del lent
+
+
+def test_a_pool_with_an_allocator_of_its_own(own_allocator):
+    allocator, library = own_allocator
+    before = count(library, "own_allocated"), count(library, "own_freed")
+    pool = torch.cuda.MemPool(allocator.allocator())
+    with torch.cuda.use_mem_pool(pool):
+        inside = empty(24 * MIB)
+        with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+            of_gapless = empty(MIB)
+    assert count(library, "own_allocated") == before[0] + 1
+    assert gapless.stats()["live_bytes"] == 0 and held_by_pools() >= 24 * MIB
+    assert torch.cuda.memory_allocated() == 25 * MIB
+    assert sum(segment["allocated_size"] for segment in pool.snapshot()) == 24 * MIB
+    inside.record_stream(torch.cuda.Stream())
+    outside = empty(4 * MIB)
+    assert gapless.stats()["live_bytes"] == 4 * MIB
+    del inside, outside, of_gapless
+    torch.cuda.synchronize()
+    gc.collect()
+    assert torch.cuda.memory_allocated() == 0
+    del pool
+    gc.collect()
+    assert count(library, "own_freed") == before[1] + 1
+
+
+def test_gapless_yields_to_pools_with_an_allocator_of_their_own(own_allocator):
+    """The device has 1 GiB. What gapless has cached goes back when PyTorch's own allocator needs it."""
+    allocator, library = own_allocator
+    cached = empty(500 * MIB)
+    del cached
+    pool = torch.cuda.MemPool(allocator.allocator())
+    with torch.cuda.use_mem_pool(pool):
+        inside = empty(800 * MIB)
+    assert torch.cuda.memory_allocated() == 800 * MIB
+    del inside, pool
+
+
+def record(graph, pool, stream, sizes):
+    """A recording: blocks that stay, and one that goes within it."""
+    with torch.cuda.graph(graph, pool=pool, stream=stream):
+        temporary = empty(3 * MIB)
+        kept = [empty(size) for size in sizes]
+        del temporary
+    return kept
+
+
+def test_three_recordings_are_checkpointed_and_replayed_at_equal_addresses():
+    """What cudagraph trees do: the state after each recording is kept, and set again before another branch is recorded."""
+    device, stream = torch.cuda.current_device(), torch.cuda.Stream()
+    pool = torch.cuda.graph_pool_handle()
+    graphs, states, addresses, live = [], [], [], []
+    for sizes in ([5 * MIB, 700], [9 * MIB, 512 << 10, 100], [40 * MIB]):
+        graphs.append(torch.cuda.CUDAGraph())
+        live += record(graphs[-1], pool, stream, sizes)
+        states.append(torch._C._cuda_getCheckpointState(device, pool))
+        addresses.append({block.data_ptr() for block in live})
+    for which in (0, 2, 1, 0, 1, 2):
+        stale = [block.untyped_storage()._cdata for block in live]
+        torch._C._cuda_setCheckpointPoolState(device, states[which], stale, [])
+        live.clear()
+        assert torch._C._cuda_checkPoolLiveAllocations(device, pool, addresses[which])
+        assert not torch._C._cuda_checkPoolLiveAllocations(device, pool, set())
+        for graph in graphs[: which + 1]:
+            graph.replay()
+        # What is recorded from here on keeps off what is live.
+        branch = torch.cuda.CUDAGraph()
+        more = record(branch, pool, stream, [2 * MIB, 30 * MIB])
+        assert not {block.data_ptr() for block in more} & addresses[which]
+        torch.cuda.synchronize()
+        del more, branch
+        # The tensors of this state belong to nobody.
+        for address in addresses[which]:
+            torch._C._cuda_cudaCachingAllocator_raw_delete(address)
+    graphs.clear()
+
+
+def test_compiled_code_runs_with_graph_trees():
+    weight = torch.empty(64, 64, device="cuda", requires_grad=True)
+    x = torch.empty(64, 64, device="cuda")
+    compiled = torch.compile(lambda x: (x * weight).sin(), backend="cudagraphs")
+    for _ in range(5):
+        torch.compiler.cudagraph_mark_step_begin()
+        weight.grad = None
+        compiled(x).sum().backward()
+    assert weight.grad is not None
+    assert held_by_pools() > 0
+    with torch.no_grad():
+        addresses = set()
+        for _ in range(6):
+            torch.compiler.cudagraph_mark_step_begin()
+            addresses.add(compiled(x).data_ptr())
+    assert len(addresses) < 6, "a graph replays at its addresses"
+    del weight, x, compiled
+    torch._dynamo.reset()
+    from torch._inductor import cudagraph_trees
+
+    cudagraph_trees.reset_cudagraph_trees()
+
+
+def test_profilers_get_figures():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        block = empty(6 * MIB)
+        del block
+    figures = [event.device_memory_usage for event in profile.events()]
+    assert 6 * MIB in figures and -6 * MIB in figures
+
+
+def test_memory_is_not_shared_with_other_processes():
+    with pytest.raises(RuntimeError, match="cannot be shared with another process"):
+        empty(1).untyped_storage()._share_cuda_()
+
+
+def test_memory_fraction():
+    try:
+        torch.cuda.set_per_process_memory_fraction(0.25)
+        assert torch.cuda.get_per_process_memory_fraction() == 0.25
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            empty(300 * MIB)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(0.5)
+    empty(300 * MIB)
+
+
+def test_caching_can_be_switched_off():
+    torch.cuda.caching_allocator_enable(False)
+    try:
+        block = empty(MIB)
+        assert gapless.stats()["live_bytes"] == 0
+        del block
+    finally:
+        torch.cuda.caching_allocator_enable(True)
+    block = empty(MIB)
+    assert gapless.stats()["live_bytes"] == MIB
+    del block
+
+
+def test_raw_allocations_and_wrong_frees():
+    address = torch.cuda.caching_allocator_alloc(3 * MIB)
+    assert gapless.stats()["live_bytes"] == 3 * MIB
+    torch.cuda.caching_allocator_delete(address)
+    for wrong in (address, 4096):
+        with pytest.raises(RuntimeError, match="invalid device pointer"):
+            torch.cuda.caching_allocator_delete(wrong)
+
+
+@pytest.mark.parametrize("peers", ["auto", "none"])
+def test_copies_between_two_devices(peers):
+    """Without access to each other's memory the devices copy through the peer copy: a plain one would lose the device."""
+    code = f"""
+        import gapless.torch; gapless.torch.enable(budget=0.5, peers="{peers}")
+        import torch
+        assert torch.cuda.get_allocator_backend() == "gapless"
+        one = torch.frombuffer(bytearray(range(256)) * 1024, dtype=torch.uint8).to("cuda:0")
+        two = one.to("cuda:1")
+        assert two.cpu().tolist() == list(range(256)) * 1024
+        print([torch.cuda.memory_allocated(device) for device in (0, 1)])
+        two.record_stream(torch.cuda.Stream(1))
+        one.record_stream(torch.cuda.Stream(1))
+        del one, two
+        torch.cuda.synchronize(1)
+        torch.cuda.empty_cache()
+        print([torch.cuda.memory_reserved(device) for device in (0, 1)])
+    """
+    out = run(code, GAPLESS_SIM_DEVICES="2")
+    assert "[262144, 262144]" in out and "[0, 0]" in out

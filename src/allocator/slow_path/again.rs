@@ -1,0 +1,109 @@
+//! An allocation at an address that was handed out before: what a program asks for that goes back to an earlier state of its
+//! memory. Nothing is created or mapped for it: the memory at the address is free there, or was moved elsewhere in the meantime
+//! and is free at that place.
+
+use super::super::error::{AllocError, facts_of};
+use super::super::request::Request;
+use super::super::streams::directory::Owner;
+use super::SlowPath;
+use super::execute::Outcome;
+use super::plan::{Allowance, Goal, Recreation, plan_again};
+use crate::driver::Driver;
+use crate::heap::BlockState;
+use crate::pages::PageCount;
+use crate::units::DeviceAddr;
+
+/// Where an allocation is wanted: a place in a region.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// The region.
+    pub owner: Owner,
+    /// Offset in the region.
+    pub offset: u64,
+    /// The same as an address.
+    pub addr: DeviceAddr,
+}
+
+impl<D: Driver> SlowPath<'_, D> {
+    /// Allocates at an address.
+    ///
+    /// # Errors
+    /// [`AllocError::NotFree`] and the driver's; nothing has changed.
+    pub fn alloc_again(&mut self, wanted: Wanted, request: Request) -> Result<(), AllocError> {
+        self.progress().settle_pending()?;
+        loop {
+            if self.take_free(wanted, request) {
+                break;
+            }
+            match self.plan_again(wanted, request) {
+                Some(plan) => match self.execute(plan)? {
+                    Outcome::Done(_) => break,
+                    // What stood in the way is barred now, so that the next plan is without it.
+                    Outcome::Again => {}
+                    Outcome::Refused(error) => return Err(error.into()),
+                },
+                None => return Err(self.not_free(wanted, request)),
+            }
+        }
+        self.note_peak(wanted.addr);
+        Ok(())
+    }
+
+    /// Takes the bytes from a free block that has all of them.
+    fn take_free(&self, wanted: Wanted, request: Request) -> bool {
+        let Wanted { owner, offset, .. } = wanted;
+        let mut state = self.shared.streams.get(owner.stream).lock();
+        let Some(region) = state.region(owner.region) else { return false };
+        let around = region
+            .heap
+            .block_around(offset)
+            .filter(|block| block.state == BlockState::Free && offset + request.size <= block.offset + block.size);
+        let Some(block) = around else { return false };
+        region.heap.take_live(block.offset, offset, request.size, request.waste());
+        state.count_alloc(request.size, request.waste());
+        true
+    }
+
+    /// A plan that brings back what has moved away from the address.
+    fn plan_again(&self, wanted: Wanted, request: Request) -> Option<super::plan::Plan> {
+        let streams = &self.shared.streams;
+        let passed = self.progress().passed();
+        let nothing_new = Allowance {
+            soft_pages: PageCount::ZERO,
+            hard_pages: PageCount::ZERO,
+            recreation: Recreation::WithoutWaiting,
+        };
+        let goal = Goal {
+            request,
+            stream: wanted.owner.stream,
+            region: wanted.owner.region,
+            allowance: nothing_new,
+            keeps_mappings: self.shared.geometry.keeps_mappings,
+        };
+        plan_again(&self.mapper, &mut streams.lock_all(), &passed, goal, wanted.offset)
+    }
+
+    /// Why the bytes cannot be had.
+    fn not_free(&self, wanted: Wanted, request: Request) -> AllocError {
+        let state = self.shared.streams.get(wanted.owner.stream).lock();
+        let region = state.regions.get(wanted.owner.region);
+        let in_the_way = region.and_then(|region| {
+            let end = wanted.offset + request.size;
+            let mut blocks = region
+                .heap
+                .block_around(wanted.offset)
+                .into_iter()
+                .chain(region.heap.blocks_from(wanted.offset).take_while(|block| block.offset < end));
+            let block = blocks.find(|block| block.state != BlockState::Free)?;
+            Some(match block.state {
+                BlockState::Live => super::super::error::AddressFacts::Inside {
+                    start: region.base.offset(block.offset),
+                    bytes: block.size,
+                },
+                other => facts_of(other, region.base.offset(block.offset), block.size, true),
+            })
+        });
+        let facts = in_the_way.unwrap_or(super::super::error::AddressFacts::NeverAllocated);
+        AllocError::NotFree { addr: wanted.addr, bytes: request.requested, facts }
+    }
+}

@@ -1,0 +1,128 @@
+//! Allocations at addresses that were handed out before.
+
+use gapless::allocator::{AddressFacts, AllocError};
+use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
+use gapless::{Allocator, ChunkPolicy, DeviceAddr, StreamId};
+use std::sync::Arc;
+
+const PAGE: u64 = 2 << 20;
+const MAIN: StreamId = StreamId::DEFAULT;
+
+fn allocator(pages: u64) -> Allocator<ModelDriver> {
+    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: pages * PAGE, ..ModelConfig::default() }));
+    Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).keep_mappings().build().unwrap()
+}
+
+fn facts(outcome: Result<(), AllocError>) -> AddressFacts {
+    match outcome {
+        Err(AllocError::NotFree { facts, .. }) => facts,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn blocks_come_back_in_any_order() {
+    let allocator = allocator(64);
+    let sizes = [512, 70_000, 3 * PAGE, 1, PAGE / 2, 0];
+    let blocks: Vec<(DeviceAddr, u64)> =
+        sizes.iter().map(|&size| (allocator.alloc(size, MAIN).unwrap(), size)).collect();
+    for order in [[0, 1, 2, 3, 4, 5], [5, 3, 1, 4, 2, 0], [2, 4, 0, 5, 3, 1]] {
+        blocks.iter().for_each(|(addr, _)| allocator.free(*addr).unwrap());
+        let before = allocator.stats();
+        for number in order {
+            let (addr, bytes) = blocks[number];
+            allocator.alloc_again(addr, bytes).unwrap();
+            assert_eq!(allocator.live_around(addr).map(|live| (live.addr, live.bytes)), Some((addr, bytes)));
+            allocator.check();
+        }
+        let after = allocator.stats();
+        assert_eq!(after.live_bytes, sizes.iter().sum::<u64>());
+        assert_eq!(after.allocs, before.allocs + 6);
+        assert_eq!(after.driver_calls.total(), before.driver_calls.total());
+    }
+    let other = allocator.alloc(PAGE, MAIN).unwrap();
+    assert!(blocks.iter().all(|(addr, _)| *addr != other));
+}
+
+/// The worked example of the documents: the chunks of A and C are mapped a second time for E, and A and C come back.
+#[test]
+fn memory_that_moved_is_brought_back() {
+    let allocator = allocator(16);
+    let blocks = [(); 4].map(|()| allocator.alloc(4 * PAGE, MAIN).unwrap());
+    allocator.free(blocks[0]).unwrap();
+    allocator.free(blocks[2]).unwrap();
+    let moved = allocator.alloc(8 * PAGE, MAIN).unwrap();
+    assert!(matches!(facts(allocator.alloc_again(blocks[0], 4 * PAGE)), AddressFacts::NeverAllocated));
+    allocator.free(moved).unwrap();
+    let calls = allocator.stats().driver_calls.total();
+    for block in [blocks[2], blocks[0]] {
+        allocator.alloc_again(block, 4 * PAGE).unwrap();
+        allocator.check();
+    }
+    assert_eq!(allocator.stats().driver_calls.total(), calls);
+    // Both states cannot be had at once.
+    assert!(allocator.alloc_again(moved, 8 * PAGE).is_err());
+    allocator.free(blocks[0]).unwrap();
+    allocator.free(blocks[2]).unwrap();
+    allocator.alloc_again(moved, 8 * PAGE).unwrap();
+    allocator.check();
+}
+
+/// A part of what has moved is wanted: the rest is free afterwards, and comes back too.
+#[test]
+fn small_blocks_of_a_page_that_moved() {
+    let allocator = allocator(8);
+    let quarter = PAGE / 4;
+    let blocks: Vec<DeviceAddr> = (0..16).map(|_| allocator.alloc(quarter, MAIN).unwrap()).collect();
+    let rest = allocator.alloc(4 * PAGE, MAIN).unwrap();
+    blocks.iter().for_each(|addr| allocator.free(*addr).unwrap());
+    let moved = allocator.alloc(3 * PAGE, MAIN).unwrap();
+    allocator.free(moved).unwrap();
+    for addr in blocks.iter().step_by(3) {
+        allocator.alloc_again(*addr, quarter).unwrap();
+        allocator.check();
+    }
+    assert_eq!(allocator.stats().live_bytes, 4 * PAGE + 6 * quarter);
+    allocator.free(rest).unwrap();
+}
+
+#[test]
+fn what_is_not_free_is_refused() {
+    let allocator = allocator(32);
+    let other = allocator.driver().create_stream().unwrap();
+    let [one, two] = [(); 2].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+    let live = AddressFacts::Inside { start: one, bytes: PAGE };
+    assert_eq!(facts(allocator.alloc_again(one, PAGE)), live);
+    assert_eq!(facts(allocator.alloc_again(one.offset(512), 1)), live);
+    allocator.free(one).unwrap();
+    let reaching = AddressFacts::Inside { start: two, bytes: PAGE };
+    assert_eq!(facts(allocator.alloc_again(one, PAGE + 1)), reaching);
+    assert_eq!(facts(allocator.alloc_again(one.offset(100), 1)), AddressFacts::NeverAllocated);
+    assert_eq!(facts(allocator.alloc_again(DeviceAddr(512), 1)), AddressFacts::Foreign);
+    assert_eq!(facts(allocator.alloc_again(one, u64::MAX)), AddressFacts::NeverAllocated);
+    allocator.keep_stream(other).unwrap();
+    allocator.record_stream(two, other).unwrap();
+    allocator.driver().hold(other);
+    allocator.free(two).unwrap();
+    assert_eq!(facts(allocator.alloc_again(two, PAGE)), AddressFacts::Freed { pending: true });
+    let stats = allocator.stats();
+    assert_eq!((stats.live_bytes, stats.live_allocations), (0, 0));
+    allocator.check();
+    allocator.driver().resume(other);
+    assert!(allocator.live_around(one).is_none());
+}
+
+/// Memory that went back to the driver is not there any more, and nothing is mapped in its place.
+#[test]
+fn what_was_returned_is_not_there() {
+    let driver = Arc::new(ModelDriver::new(ModelConfig::default()));
+    let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let [one, two] = [(); 2].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+    allocator.free(one).unwrap();
+    allocator.trim(0).unwrap();
+    // The other chunk is free now, and could be mapped there.
+    allocator.free(two).unwrap();
+    assert_eq!(facts(allocator.alloc_again(one, PAGE)), AddressFacts::NeverAllocated);
+    assert_eq!((allocator.reserved_bytes(), allocator.stats().harvested_chunks), (PAGE, 0));
+    allocator.check();
+}
