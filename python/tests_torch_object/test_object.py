@@ -1,10 +1,12 @@
 """PyTorch's CUDA build on gapless's allocator object, without a GPU: cargo xtask torch-without-gpu sets it up. No kernel runs there."""
 
+import contextlib
 import ctypes
 import gc
 import os
 import pickle
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -345,6 +347,37 @@ def test_caching_can_be_switched_off():
     block = empty(MIB)
     assert gapless.stats()["live_bytes"] == MIB
     del block
+
+
+def test_threads_with_a_history_that_comes_and_goes():
+    errors = []
+
+    def work(seed):
+        try:
+            generator = torch.Generator().manual_seed(seed)
+            pool = torch.cuda.MemPool()
+            live = {}
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for slot in torch.randint(0, 20, (400,), generator=generator).tolist():
+                    with torch.cuda.use_mem_pool(pool) if slot % 5 == 0 else contextlib.nullcontext():
+                        live[slot] = empty(1 + slot * slot * 5000)
+                    others.append(live.pop((slot * 7) % 20, None))
+                    del others[: max(0, len(others) - 30)]
+        except Exception as error:
+            errors.append(error)
+
+    # Freed by whichever thread comes next.
+    others = []
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        torch.cuda.memory._record_memory_history(max_entries=1000)
+        torch.cuda.memory._snapshot()
+        torch.cuda.memory_stats()
+        torch.cuda.memory._record_memory_history(enabled=None)
+    assert not errors
+    others.clear()
 
 
 def test_raw_allocations_and_wrong_frees():

@@ -17,6 +17,9 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "GAPLESS_TORCH_ENV: folder of the environment (default: torch-env in the target folder).\n\
                         TORCH: what to install (default: torch).")]
 pub struct TorchArguments {
+    /// Time pairs of an allocation and a free through PyTorch's C++ entry, in place of the tests
+    #[arg(long)]
+    time_pairs: bool,
     /// Arguments of pytest
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
@@ -50,19 +53,46 @@ pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Fail
     cc.arg("python/tests_torch_object/own_allocator.c").arg("-o").arg(&own_allocator);
     process::run(cc.arg("-L").arg(folder).arg("-lcuda"))?;
 
-    let run = |tests: &str, objects: &Path| {
-        let mut pytest = workspace.command(&python);
-        pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", tests]).args(&arguments.arguments);
+    let on_device = |objects: &Path| {
+        let mut command = workspace.command(&python);
         for setting in ["GAPLESS_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"] {
-            pytest.env_remove(setting);
+            command.env_remove(setting);
         }
-        pytest.env("LD_LIBRARY_PATH", process::with_library_path(folder)).env("LD_PRELOAD", &runtime);
-        pytest.env("GAPLESS_LIBRARY", folder.join("libgapless.so")).env("GAPLESS_TORCH_THROW", &throw);
-        pytest.env("GAPLESS_TORCH_OBJECTS", objects).env("GAPLESS_OWN_ALLOCATOR", &own_allocator);
-        process::run(pytest.env("GAPLESS_SIM_CAPACITY", "1GiB").env("PYTHONPATH", "python"))
+        command.env("LD_LIBRARY_PATH", process::with_library_path(folder)).env("LD_PRELOAD", &runtime);
+        command.env("GAPLESS_LIBRARY", folder.join("libgapless.so")).env("GAPLESS_TORCH_THROW", &throw);
+        command.env("GAPLESS_TORCH_OBJECTS", objects).env("GAPLESS_OWN_ALLOCATOR", &own_allocator);
+        command.env("GAPLESS_SIM_CAPACITY", "1GiB").env("PYTHONPATH", "python");
+        command
+    };
+    if arguments.time_pairs {
+        let pairs = time_pairs_library(workspace, &Headers { torch, cuda: headers }, folder)?;
+        let mut command = on_device(folder);
+        command.arg("python/tests_torch_object/allocation_pairs.py");
+        return process::run(command.env("GAPLESS_ALLOCATION_PAIRS", pairs));
+    }
+    let run = |tests: &str, objects: &Path| {
+        let mut pytest = on_device(objects);
+        pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", tests]);
+        process::run(pytest.args(&arguments.arguments))
     };
     run("python/tests_torch_object", folder)?;
     run("python/tests_torch", Path::new("off"))
+}
+
+/// The library that times pairs, with optimised builds of gapless and of the simulated driver beside it.
+fn time_pairs_library(workspace: &Workspace, headers: &Headers, folder: &Path) -> Result<PathBuf, Failure> {
+    let packages = ["--package", "gapless-capi", "--package", "gapless-sim-libcuda"];
+    process::run(workspace.cargo(["build", "--quiet", "--profile", "bundle"]).args(packages))?;
+    files::copy(&workspace.target("bundle/libgapless_sim_libcuda.so"), &folder.join("libcuda.so.1"))?;
+    files::copy(&workspace.target("bundle/libgapless_capi.so"), &folder.join("libgapless.so"))?;
+    let library = folder.join("allocation_pairs.so");
+    let compiler = process::compiler("CXX", "c++");
+    let mut command = workspace.command(&compiler[0]);
+    command.args(&compiler[1..]).args(["-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]);
+    command.arg("-isystem").arg(headers.torch.join("include")).arg("-isystem").arg(&headers.cuda);
+    command.arg("python/tests_torch_object/allocation_pairs.cpp").arg("-o").arg(&library);
+    process::run(command.arg("-L").arg(headers.torch.join("lib")).args(["-lc10", "-lc10_cuda"]))?;
+    Ok(library)
 }
 
 /// The folder `torch` of an environment.
