@@ -72,7 +72,9 @@ fn check_figures(trace: &Trace) {
                 marks += 1;
             }
         }
-        peak = peak.max(live_bytes);
+        if !trace.was_refused(index as u64) {
+            peak = peak.max(live_bytes);
+        }
         most_live = most_live.max(now_live);
         // Only allocations have an origin.
         let origin = trace.origin(index as u64);

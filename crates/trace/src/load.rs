@@ -246,6 +246,11 @@ impl Trace {
         }
     }
 
+    /// Returns whether the op at an index is a request that failed in the recorded run. Its bytes never were live.
+    pub fn was_refused(&self, op_index: u64) -> bool {
+        self.recording.refused.binary_search(&op_index).is_ok()
+    }
+
     /// Returns the peak of requested bytes that are live.
     pub const fn peak_live_bytes(&self) -> u64 {
         self.peak_live_bytes
