@@ -7,7 +7,7 @@ use super::super::request::Request;
 use super::super::streams::directory::Owner;
 use super::SlowPath;
 use super::execute::Outcome;
-use super::plan::{Allowance, Goal, Recreation, plan_again};
+use super::plan::{Allowance, Goal, Plan, Recreation, States, plan_again};
 use crate::driver::Driver;
 use crate::heap::BlockState;
 use crate::pages::PageCount;
@@ -65,7 +65,7 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// A plan that brings back what has moved away from the address.
-    fn plan_again(&self, wanted: Wanted, request: Request) -> Option<super::plan::Plan> {
+    fn plan_again(&self, wanted: Wanted, request: Request) -> Option<Plan> {
         let streams = &self.shared.streams;
         let passed = self.progress().passed();
         let nothing_new = Allowance {
@@ -80,7 +80,7 @@ impl<D: Driver> SlowPath<'_, D> {
             allowance: nothing_new,
             keeps_mappings: self.shared.geometry.keeps_mappings,
         };
-        plan_again(&self.mapper, &mut streams.lock_all(), &passed, goal, wanted.offset)
+        plan_again(&self.mapper, &mut States::together(streams), &passed, goal, wanted.offset)
     }
 
     /// Why the bytes cannot be had.

@@ -173,15 +173,24 @@ pub fn plan<D: Driver>(
     Survey { mapper, target: target?, passed, goal, sources }.plan()
 }
 
-/// Plans an allocation at `start`, where the memory was handed out before: as [`plan`], but nothing is mapped for it.
-pub fn plan_again(mapper: &Mapper, states: &mut AllStates<'_>, passed: &[u64], goal: Goal, start: u64) -> Option<Plan> {
-    let survey = Survey::new(mapper, states, passed, goal)?;
-    let plan = survey.rooms().iter().find_map(|room| survey.place(room, start))?;
+/// Plans an allocation at `start`, where the memory was handed out before, and claims what it takes: as [`plan`], but nothing is
+/// mapped for it. The streams are locked together.
+pub fn plan_again<D: Driver>(
+    mapper: &Mapper,
+    states: &mut States<'_, D>,
+    passed: &[u64],
+    goal: Goal,
+    start: u64,
+) -> Option<Plan> {
+    let mut copies = Copies::default();
+    copies.target(states, &goal);
+    copies.sources(mapper, states, &goal);
+    let (sources, target) = copies.both(goal.region);
+    let survey = Survey { mapper, target: target?, passed, goal, sources: sources? };
+    let mut plan = survey.rooms().iter().find_map(|room| survey.place(room, start))?;
     let brings_back = plan.fill.is_empty() && plan.unmap.is_empty() && plan.release.is_empty();
-    brings_back.then(|| {
-        claim(states, &plan);
-        plan
-    })
+    // Nobody overtakes a plan while all streams are locked.
+    (brings_back && claim(mapper, states, &mut plan).is_ok()).then_some(plan)
 }
 
 /// What a plan is made from.
