@@ -25,7 +25,7 @@ pub struct Promise {
     pub free_pages: u64,
     /// The same without those beside a live byte in a chunk: with chunks of one page, there are none.
     pub obtainable_pages: u64,
-    /// The same without those that the chunk policy may pin: see [`World::may_pin`].
+    /// The same without those that the chunk policy may pin: see `World::may_pin`.
     pub promised_pages: u64,
     /// Number of pages that the request needs.
     pub needed_pages: u64,
