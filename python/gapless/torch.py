@@ -44,8 +44,9 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
 
     Processes that this one starts are on gapless as well, with the same settings: ``GAPLESS_TORCH`` tells them.
 
-    ``torch.backends.cudnn.benchmark`` and the CUDA graphs of ``torch.compile`` are switched off: PyTorch refuses them to every
-    allocator plug-in. A warning says so where a program asks for one of them.
+    The wheel has an allocator object for each minor version of PyTorch that it knows. For others PyTorch's plug-in interface is used,
+    as a warning says. With that one, ``torch.backends.cudnn.benchmark`` and the CUDA graphs of ``torch.compile`` are switched off:
+    PyTorch refuses them to every plug-in. A warning says so where a program asks for one of them.
 
     Raises ``RuntimeError`` when CUDA is initialised already, this PyTorch has no interface for allocators, its own variable asks for
     another allocator, or settings come too late; ``gapless.GaplessError`` for a setting that cannot be used.
