@@ -1,6 +1,6 @@
 //! Helpers for unit tests.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -77,4 +77,30 @@ pub fn longest_hold_of(work: impl FnOnce()) -> u64 {
     LONGEST_HOLD.set(0);
     work();
     LONGEST_HOLD.get()
+}
+
+type Work = Box<dyn FnOnce()>;
+
+thread_local! {
+    /// What is to be done between two copies for a plan, after how many of them.
+    static INTERRUPTION: RefCell<Option<(u64, Work)>> = const { RefCell::new(None) };
+}
+
+/// Has this thread do `work`, as if another thread did, when it has made `copies` more of streams for a plan.
+pub fn interrupt_after(copies: u64, work: impl FnOnce() + 'static) {
+    INTERRUPTION.set(Some((copies, Box::new(work))));
+}
+
+/// Forgets the interruption. Returns whether it was still to come.
+pub fn cancel_interruption() -> bool {
+    INTERRUPTION.take().is_some()
+}
+
+/// A copy is made, and no stream is locked.
+pub fn between_copies() {
+    match INTERRUPTION.take() {
+        Some((0, work)) => work(),
+        Some((copies, work)) => INTERRUPTION.set(Some((copies - 1, work))),
+        None => {}
+    }
 }

@@ -23,6 +23,8 @@ mod kind;
 #[cfg(test)]
 mod lock_holds;
 #[cfg(test)]
+mod looks;
+#[cfg(test)]
 mod many_streams;
 mod marks;
 mod plain;

@@ -106,7 +106,10 @@ impl<T> Copy<T> {
         copy: impl FnOnce(&mut States<'s, D>) -> T,
     ) -> Self {
         let count = states.with(stream, |state| count_of(state));
-        Self { copied: copy(states), count }
+        let copied = copy(states);
+        #[cfg(test)]
+        states.interrupt();
+        Self { copied, count }
     }
 
     fn is_outdated<D: Driver>(&self, states: &mut States<'_, D>, stream: StreamIndex) -> bool {

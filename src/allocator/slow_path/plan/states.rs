@@ -44,4 +44,12 @@ impl<'a, D: Driver> States<'a, D> {
             None => self.streams.get(stream).piece(piece),
         }
     }
+
+    /// What another thread may do here, in tests.
+    #[cfg(test)]
+    pub fn interrupt(&self) {
+        if self.together.is_none() {
+            crate::testing::between_copies();
+        }
+    }
 }
