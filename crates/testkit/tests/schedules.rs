@@ -122,7 +122,7 @@ fn free_memory_that_is_elsewhere_at_each_look() {
         || {
             let world = World { pages: 4, chunk_pages: 1, ..World::default() };
             let mut runner = Runner::<Model>::new(&world);
-            let page = u32::try_from(world.page_bytes).unwrap();
+            let page = world.page_bytes;
             for op in [
                 Alloc { bytes: 2 * page, align: 9, stream: 1 },
                 Alloc { bytes: 2 * page, align: 9, stream: 2 },
@@ -159,7 +159,7 @@ fn a_growth_beside_pairs_on_the_stream_of_its_chunks() {
         || {
             let world = World { pages: 6, chunk_pages: 1, ..World::default() };
             let mut runner = Runner::<Model>::new(&world);
-            let page = u32::try_from(world.page_bytes).unwrap();
+            let page = world.page_bytes;
             for _ in 0..6 {
                 runner.step(Alloc { bytes: page, align: 9, stream: 1 });
             }
