@@ -197,7 +197,13 @@ fn pairs(setting: &Setting, begun: &AtomicBool, done: &AtomicBool) -> Vec<Durati
 /// Statistics while another thread grows. The slowest of each round; the median of those.
 fn statistics(table: &mut Table, chunks: u64) {
     let mut slowest: Vec<Duration> = (0..ROUNDS).map(|_| slowest_statistics(&moved(chunks), chunks)).collect();
+    // In some rounds the growth was over before anything was asked.
+    slowest.retain(|slowest| !slowest.is_zero());
     slowest.sort_unstable();
+    if slowest.is_empty() {
+        println!("slowest statistics beside a growth, n = {chunks}: every growth was over before");
+        return;
+    }
     let cost = Cost::per(slowest[slowest.len() / 2], 1);
     table.row("slowest statistics beside a growth of n chunks", chunks, cost, STATS_TARGET);
 }
