@@ -2,7 +2,9 @@
 
 use crate::caching::{CachingSettings, ParseSettingsError};
 use crate::work::Touch;
-use crate::{Device, Extent, GaplessSettings, PolicyKind, ReplayError, ReplayOptions, Search, Trace, replay};
+use crate::{
+    Device, Extent, GaplessSettings, PolicyKind, ReplayError, ReplayOptions, ReplayResult, Search, Trace, replay,
+};
 use std::fmt;
 use std::num::NonZero;
 use std::str::FromStr;
@@ -24,6 +26,30 @@ impl Setting {
     pub fn usual(trace: &Trace) -> Vec<Self> {
         let texts = USUAL.iter().filter(|text| !text.contains("empty_cache") || trace.labels().len() > 0);
         texts.map(|text| text.parse().expect("the usual settings are settings")).collect()
+    }
+
+    /// Replays `trace` through the policy on `device`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`replay`](crate::replay()).
+    pub fn replay(&self, trace: &Trace, device: &Device) -> Result<ReplayResult, ReplayError> {
+        let (policy, caching) = self.policy();
+        let options = ReplayOptions {
+            policy,
+            gapless: GaplessSettings::default(),
+            caching,
+            capacity_bytes: device.capacity_bytes,
+            touch: Touch::for_model(device.lag_ops),
+            progress: None,
+        };
+        replay(trace, Arc::new(device.model()), &options)
+    }
+
+    fn policy(&self) -> (PolicyKind, CachingSettings) {
+        match *self {
+            Self::Gapless => (PolicyKind::Gapless, CachingSettings::default()),
+            Self::Caching(settings) => (PolicyKind::Caching, settings),
+        }
     }
 }
 
@@ -88,24 +114,12 @@ pub(super) fn replay_each(
 }
 
 fn outcome(trace: &Trace, device: &Device, setting: &Setting) -> Result<PolicyOutcome, ReplayError> {
-    let (policy, caching) = match *setting {
-        Setting::Gapless => (PolicyKind::Gapless, CachingSettings::default()),
-        Setting::Caching(settings) => (PolicyKind::Caching, settings),
-    };
-    let gapless = GaplessSettings::default();
-    let options = ReplayOptions {
-        policy,
-        gapless,
-        caching,
-        capacity_bytes: device.capacity_bytes,
-        touch: Touch::for_model(device.lag_ops),
-        progress: None,
-    };
-    let result = replay(trace, Arc::new(device.model()), &options)?;
+    let result = setting.replay(trace, device)?;
+    let (policy, caching) = setting.policy();
     let search = Search {
         trace,
         policy,
-        gapless,
+        gapless: GaplessSettings::default(),
         caching,
         lag_ops: device.lag_ops,
         threads: NonZero::<usize>::MIN,

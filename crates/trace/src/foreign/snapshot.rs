@@ -7,7 +7,7 @@
 
 use super::super::text::unpack;
 use super::super::{Header, Limits, ReadError, ReadErrorKind, Trace};
-use super::pickle::{self, Ref, Value, Values, describe};
+use super::pickle::{self, Kept, Key, Keys, Ref, Value, Values};
 use super::{Event, Events};
 use std::collections::HashMap;
 use std::io::Read;
@@ -19,17 +19,17 @@ pub fn read(name: &str, file: impl Read, device: Option<usize>, limits: Limits) 
 
 fn convert(name: &str, file: impl Read, device: Option<usize>, limits: Limits) -> Result<Trace, ReadErrorKind> {
     let (source, gzip) = unpack(file).map_err(ReadErrorKind::Io)?;
-    let (values, top) = pickle::read(source, gzip, KEYS)?;
+    let (values, top) = pickle::read(source, gzip, KEPT)?;
     let wrong = |reason: &str| ReadErrorKind::NotASnapshot { reason: reason.to_owned() };
     if !matches!(values.get(top), Value::Dict(_)) {
-        return Err(wrong(&format!("it is {}", describe(values.get(top)))));
+        return Err(wrong(&format!("it is {}", values.describe(top))));
     }
-    let traces = values.list(top, "device_traces").ok_or_else(|| wrong("it has no key 'device_traces'"))?;
+    let traces = values.list(top, key::DEVICE_TRACES).ok_or_else(|| wrong("it has no key 'device_traces'"))?;
     let history = |at: Ref| match values.get(at) {
-        Value::List(entries) => &entries[..],
+        Value::List(entries) => values.items(entries),
         _ => &[],
     };
-    let failed = |entries: &[Ref]| entries.iter().any(|entry| values.text(*entry, "action") == Some("oom"));
+    let failed = |entries: &[Ref]| entries.iter().any(|entry| values.text(*entry, key::ACTION) == Some("oom"));
     let with_history: Vec<(usize, &[Ref])> =
         traces.iter().map(|trace| history(*trace)).enumerate().filter(|(_, entries)| !entries.is_empty()).collect();
     if let Some(wanted) = device
@@ -67,7 +67,7 @@ fn convert(name: &str, file: impl Read, device: Option<usize>, limits: Limits) -
 struct Reader<'a> {
     values: &'a Values,
     events: Events,
-    /// The number of the origin for each list of frames, which many entries share.
+    /// The number of the origin for each frame, which many entries share.
     frames: HashMap<Ref, u32>,
     limits: Limits,
 }
@@ -77,7 +77,7 @@ impl Reader<'_> {
         let mut annotations = self.annotations(device, top);
         annotations.sort_by_key(|(time, _)| std::cmp::Reverse(*time));
         for (number, &entry) in entries.iter().enumerate() {
-            let time = self.values.number(entry, "time_us").unwrap_or(0);
+            let time = self.values.number(entry, key::TIME_US).unwrap_or(0);
             while annotations.last().is_some_and(|(at, _)| *at <= time) {
                 if let Some((_, label)) = annotations.pop() {
                     self.events.mark(label, &self.limits)?;
@@ -93,54 +93,52 @@ impl Reader<'_> {
 
     fn entry(&mut self, number: usize, entry: Ref) -> Result<(), ReadErrorKind> {
         let wrong = |reason: String| ReadErrorKind::NotASnapshot { reason: format!("entry {number}: {reason}") };
-        let action = self.values.text(entry, "action").ok_or_else(|| wrong("it has no 'action'".into()))?;
+        let action = self.values.text(entry, key::ACTION).ok_or_else(|| wrong("it has no 'action'".into()))?;
         if !matches!(action, "alloc" | "free_requested" | "oom") {
             return Ok(());
         }
-        let field = |key: &str| {
-            self.values.number(entry, key).ok_or_else(|| wrong(format!("'{action}' without a number '{key}'")))
+        let field = |(name, key): (&str, Key)| {
+            self.values.number(entry, key).ok_or_else(|| wrong(format!("'{action}' without a number '{name}'")))
         };
-        let (bytes, stream) = (field("size")?, field("stream")?);
+        let (bytes, stream) = (field(("size", key::SIZE))?, field(("stream", key::STREAM))?);
+        let addr = || field(("addr", key::ADDR));
         let event = match action {
-            "alloc" => Event::Alloc { addr: field("addr")?, bytes, stream, origin: self.origin(entry) },
+            "alloc" => Event::Alloc { addr: addr()?, bytes, stream, origin: self.origin(entry) },
             "oom" => Event::Failed { bytes, stream, origin: self.origin(entry) },
-            _ => Event::Free { addr: field("addr")?, bytes, stream },
+            _ => Event::Free { addr: addr()?, bytes, stream },
         };
         self.events.push(event, &self.limits)
     }
 
     /// Returns the number of the entry's origin: the innermost frame in Python, or else the innermost frame.
     fn origin(&mut self, entry: Ref) -> u32 {
-        let Some(frames) = self.values.field_ref(entry, "frames") else { return 0 };
-        if let Some(known) = self.frames.get(&frames) {
+        let Some(frame) = self.values.shortened(entry, key::FRAMES) else { return 0 };
+        if let Some(known) = self.frames.get(&frame) {
             return *known;
         }
-        let number = self.describe_frames(frames).map_or(0, |text| self.events.origins.number(&text));
-        self.frames.insert(frames, number);
+        let number = self.events.origins.number(&self.describe_frame(frame));
+        self.frames.insert(frame, number);
         number
     }
 
-    fn describe_frames(&self, frames: Ref) -> Option<String> {
-        let Value::List(frames) = self.values.get(frames) else { return None };
-        let of_python = |frame: &&Ref| self.values.text(**frame, "filename").is_some_and(|file| file.ends_with(".py"));
-        let frame = *frames.iter().find(of_python).or_else(|| frames.first())?;
+    fn describe_frame(&self, frame: Ref) -> String {
         // The parts are cut first, since many frames may share one long text.
         let text = |key| self.values.text(frame, key).unwrap_or("?").chars().take(ORIGIN_CHARS).collect::<String>();
-        let line = self.values.number(frame, "line").unwrap_or(0);
-        Some(format!("{} ({}:{line})", text("name"), text("filename")).chars().take(ORIGIN_CHARS).collect())
+        let line = self.values.number(frame, key::LINE).unwrap_or(0);
+        format!("{} ({}:{line})", text(key::NAME), text(key::FILENAME)).chars().take(ORIGIN_CHARS).collect()
     }
 
     /// Returns the ends of the profiler's annotations, each with its time and name.
     fn annotations(&self, device: usize, top: Ref) -> Vec<(u64, String)> {
-        let Some(list) = self.values.list(top, "external_annotations") else { return Vec::new() };
+        let Some(list) = self.values.list(top, key::EXTERNAL_ANNOTATIONS) else { return Vec::new() };
         list.iter()
-            .filter(|entry| self.values.text(**entry, "stage") == Some("END"))
-            .filter(|entry| self.values.number(**entry, "device").is_none_or(|number| number == device as u64))
+            .filter(|entry| self.values.text(**entry, key::STAGE) == Some("END"))
+            .filter(|entry| self.values.number(**entry, key::DEVICE).is_none_or(|number| number == device as u64))
             .filter_map(|entry| {
                 // The name is cut, since many annotations may share one long text.
-                let name = self.values.text(*entry, "name")?.chars().take(LABEL_CHARS);
+                let name = self.values.text(*entry, key::NAME)?.chars().take(LABEL_CHARS);
                 let name = name.map(|char| if matches!(char, '\n' | '\r') { ' ' } else { char }).collect();
-                Some((self.values.number(*entry, "time_us")?, name))
+                Some((self.values.number(*entry, key::TIME_US)?, name))
             })
             .take(self.limits.ops.min(MOST_MARKS))
             .collect()
@@ -152,12 +150,12 @@ impl Reader<'_> {
         let values = self.values;
         let mut held = i128::from(self.held_at_end(device, top));
         for &entry in entries.iter().rev() {
-            let bytes = i128::from(values.number(entry, "size").unwrap_or(0));
-            match values.text(entry, "action") {
+            let bytes = i128::from(values.number(entry, key::SIZE).unwrap_or(0));
+            match values.text(entry, key::ACTION) {
                 Some("segment_alloc" | "segment_map") => held -= bytes,
                 Some("segment_free" | "segment_unmap") => held += bytes,
                 Some("oom") => {
-                    let free = i128::from(values.number(entry, "device_free")?);
+                    let free = i128::from(values.number(entry, key::DEVICE_FREE)?);
                     return u64::try_from(held + free).ok().filter(|capacity| *capacity > 0);
                 }
                 _ => {}
@@ -170,11 +168,11 @@ impl Reader<'_> {
     fn held_at_end(&self, device: usize, top: Ref) -> u64 {
         let values = self.values;
         values
-            .list(top, "segments")
+            .list(top, key::SEGMENTS)
             .unwrap_or(&[])
             .iter()
-            .filter(|segment| values.number(**segment, "device").is_none_or(|number| number == device as u64))
-            .filter_map(|segment| values.number(*segment, "total_size"))
+            .filter(|segment| values.number(**segment, key::DEVICE).is_none_or(|number| number == device as u64))
+            .filter_map(|segment| values.number(*segment, key::TOTAL_SIZE))
             .fold(0, u64::saturating_add)
     }
 
@@ -182,8 +180,8 @@ impl Reader<'_> {
     fn held_at_start(&self, device: usize, top: Ref, entries: &[Ref]) -> u64 {
         let mut held = i128::from(self.held_at_end(device, top));
         for &entry in entries {
-            let bytes = i128::from(self.values.number(entry, "size").unwrap_or(0));
-            match self.values.text(entry, "action") {
+            let bytes = i128::from(self.values.number(entry, key::SIZE).unwrap_or(0));
+            match self.values.text(entry, key::ACTION) {
                 Some("segment_alloc" | "segment_map") => held -= bytes,
                 Some("segment_free" | "segment_unmap") => held += bytes,
                 _ => {}
@@ -197,20 +195,20 @@ impl Reader<'_> {
         let values = self.values;
         // In a malicious file, segments may share their blocks.
         let mut left = self.limits.ops;
-        for &segment in values.list(top, "segments").unwrap_or(&[]) {
-            if values.number(segment, "device").is_some_and(|number| number != device as u64) {
+        for &segment in values.list(top, key::SEGMENTS).unwrap_or(&[]) {
+            if values.number(segment, key::DEVICE).is_some_and(|number| number != device as u64) {
                 continue;
             }
-            let stream = values.number(segment, "stream").unwrap_or(0);
+            let stream = values.number(segment, key::STREAM).unwrap_or(0);
             self.events.lists_live = true;
-            let mut addr = values.number(segment, "address").unwrap_or(0);
-            for &block in values.list(segment, "blocks").unwrap_or(&[]) {
-                let bytes = values.number(block, "size").unwrap_or(0);
-                addr = values.number(block, "address").unwrap_or(addr);
+            let mut addr = values.number(segment, key::ADDRESS).unwrap_or(0);
+            for &block in values.list(segment, key::BLOCKS).unwrap_or(&[]) {
+                let bytes = values.number(block, key::SIZE).unwrap_or(0);
+                addr = values.number(block, key::ADDRESS).unwrap_or(addr);
                 let Some(less) = left.checked_sub(1) else { return };
                 left = less;
-                if values.text(block, "state") == Some("active_allocated") {
-                    let requested = values.number(block, "requested_size").filter(|requested| *requested > 0);
+                if values.text(block, key::STATE) == Some("active_allocated") {
+                    let requested = values.number(block, key::REQUESTED_SIZE).filter(|requested| *requested > 0);
                     self.events.live_at_end.push((addr, requested.unwrap_or(bytes), stream));
                 }
                 addr = addr.saturating_add(bytes);
@@ -219,8 +217,17 @@ impl Reader<'_> {
     }
 }
 
+/// What is kept of a snapshot. Of the frames of an entry that is one, so that the stacks of millions of entries take no memory.
+const KEPT: Kept = Kept { keys: KEYS, shortened: Some((key::FRAMES, innermost)) };
+
+/// Returns the innermost frame in Python, or else the innermost frame.
+fn innermost(values: &Values, frames: &[Ref]) -> Option<Ref> {
+    let of_python = |frame: &&Ref| values.text(**frame, key::FILENAME).is_some_and(|file| file.ends_with(".py"));
+    frames.iter().find(of_python).or_else(|| frames.first()).copied()
+}
+
 /// The keys of a snapshot's dictionaries that are read.
-const KEYS: &[&str] = &[
+const KEYS: Keys = &[
     "action",
     "addr",
     "address",
@@ -242,6 +249,32 @@ const KEYS: &[&str] = &[
     "time_us",
     "total_size",
 ];
+
+/// The numbers of the keys.
+mod key {
+    use super::{KEYS, Key};
+
+    pub const ACTION: Key = Key::of(KEYS, "action");
+    pub const ADDR: Key = Key::of(KEYS, "addr");
+    pub const ADDRESS: Key = Key::of(KEYS, "address");
+    pub const BLOCKS: Key = Key::of(KEYS, "blocks");
+    pub const DEVICE: Key = Key::of(KEYS, "device");
+    pub const DEVICE_FREE: Key = Key::of(KEYS, "device_free");
+    pub const DEVICE_TRACES: Key = Key::of(KEYS, "device_traces");
+    pub const EXTERNAL_ANNOTATIONS: Key = Key::of(KEYS, "external_annotations");
+    pub const FILENAME: Key = Key::of(KEYS, "filename");
+    pub const FRAMES: Key = Key::of(KEYS, "frames");
+    pub const LINE: Key = Key::of(KEYS, "line");
+    pub const NAME: Key = Key::of(KEYS, "name");
+    pub const REQUESTED_SIZE: Key = Key::of(KEYS, "requested_size");
+    pub const SEGMENTS: Key = Key::of(KEYS, "segments");
+    pub const SIZE: Key = Key::of(KEYS, "size");
+    pub const STAGE: Key = Key::of(KEYS, "stage");
+    pub const STATE: Key = Key::of(KEYS, "state");
+    pub const STREAM: Key = Key::of(KEYS, "stream");
+    pub const TIME_US: Key = Key::of(KEYS, "time_us");
+    pub const TOTAL_SIZE: Key = Key::of(KEYS, "total_size");
+}
 
 /// Maximum length of an origin in characters; longer ones are cut.
 const ORIGIN_CHARS: usize = 200;

@@ -1,0 +1,175 @@
+use super::*;
+
+const KEYS: Keys = &["n", "m"];
+const N: Key = Key::of(KEYS, "n");
+const M: Key = Key::of(KEYS, "m");
+const KEPT: Kept = Kept { keys: KEYS, shortened: None };
+
+fn fails(bytes: &[u8]) -> String {
+    match read(bytes, false, KEPT) {
+        Ok(_) => panic!("{bytes:?} was read"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// Reads a pickle of a list and returns its items.
+fn items(bytes: &[u8], kept: Kept) -> (Values, Vec<Ref>) {
+    let (values, top) = read(bytes, false, kept).unwrap();
+    let Value::List(list) = values.get(top) else { panic!("{}", values.describe(top)) };
+    let items = values.items(list).to_vec();
+    (values, items)
+}
+
+#[test]
+fn shared_values_stay_shared() {
+    // d = {"n": 1}; [d, d] in protocol 4, as Python 3.11 writes it.
+    let bytes = b"\x80\x04\x95\x0f\0\0\0\0\0\0\0]\x94(}\x94\x8c\x01n\x94K\x01sh\x01e.";
+    let (values, items) = items(bytes, KEPT);
+    assert_eq!(items.len(), 2);
+    assert_eq!(items[0], items[1]);
+    assert_eq!(values.number(items[0], N), Some(1));
+    assert_eq!(values.number(items[0], M), None);
+}
+
+#[test]
+fn the_last_value_of_a_key_counts_and_others_are_not_kept() {
+    // {"n": 1, "x": 2, 3: 4, "n": 5}
+    let bytes = b"\x80\x04}(\x8c\x01nK\x01\x8c\x01xK\x02K\x03K\x04\x8c\x01nK\x05u.";
+    let (values, top) = read(&bytes[..], false, KEPT).unwrap();
+    assert_eq!((values.number(top, N), values.number(top, M)), (Some(5), None));
+    let Value::Dict(fields) = values.get(top) else { panic!() };
+    assert_eq!(fields.len(), 1);
+}
+
+#[test]
+fn numbers_of_every_width() {
+    for (bytes, expected) in [
+        (&b"K\xff"[..], 255),
+        (b"M\x01\x02", 513),
+        (b"J\xff\xff\xff\xff", -1),
+        (b"\x8a\x00", 0),
+        (b"\x8a\x01\xff", -1),
+        (b"\x8a\x06\0\0\0\0\0\x7f", 0x7f00_0000_0000),
+    ] {
+        let pickle = [&b"\x80\x02"[..], bytes, b"."].concat();
+        let (values, top) = read(&pickle[..], false, KEPT).unwrap();
+        assert!(matches!(values.get(top), Value::Int(number) if number == expected), "{bytes:?}");
+    }
+    let (values, top) = read(&b"\x80\x02\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\0."[..], false, KEPT).unwrap();
+    assert!(matches!(values.get(top), Value::Large(u64::MAX)));
+}
+
+#[test]
+fn nothing_is_run() {
+    for bytes in [&b"\x80\x02cos\nsystem\nX\x02\0\0\0idq\0\x85R."[..], b"\x80\x04\x8c\x02os\x8c\x06system\x93."] {
+        assert!(fails(bytes).contains("holds an object"), "{}", fails(bytes));
+    }
+}
+
+#[test]
+fn damaged_files_are_errors() {
+    for (bytes, hint) in [
+        (&b"\x80\x04]\x94(K\x01"[..], "cut short"),
+        (b"\x80\x09.", "protocol 9"),
+        (b"\x80\x04.", "more values than there are"),
+        (b"\x80\x04a.", "more values than there are"),
+        (b"\x80\x04(K\x01e.", "more values than there are"),
+        (b"\x80\x04\x85.", "more values than there are"),
+        (b"\x80\x04NN(N\x87t.", "more values than there are"),
+        (b"\x80\x04K\x01(K\x01e.", "not a list"),
+        (b"\x80\x04}(K\x01u.", "not a dictionary"),
+        (b"\x80\x04h\x05.", "memo entry 5"),
+        (b"\x80\x04Nr\xff\xff\xff\xff.", "far from the others"),
+        (b"\x80\x04X\xff\xff\xff\xff", "more than 1024 MiB"),
+        (b"\x80\x04X\xff\xff\xff\x0fab", "cut short"),
+        (b"\x80\x04\x8b\xff\xff\xff\x7f", "a number of"),
+        (b"\x80\x04B\xff\xff\xff\xffabc", "cut short"),
+        (b"\x80\x04\x01.", "opcode 0x01"),
+    ] {
+        assert!(fails(bytes).contains(hint), "{bytes:?}: {}", fails(bytes));
+    }
+}
+
+/// Marks use memory too, and a file of nothing but marks compresses to a thousandth of its size.
+#[test]
+fn marks_count_towards_the_memory_limit() {
+    let marks = b"\x80\x02".chain(io::repeat(b'('));
+    let Err(error) = read(marks, false, KEPT) else { panic!("an endless pickle was read") };
+    assert!(error.to_string().contains("more than 1024 MiB"), "{error}");
+}
+
+/// A few bytes for an entry would otherwise take as much memory as all numbers below it.
+#[test]
+fn memo_entries_with_gaps_are_refused() {
+    let with_gaps_of = |gap: u32| {
+        let mut bytes = b"\x80\x02N".to_vec();
+        for entry in 1..=2_000 {
+            bytes.push(b'r');
+            bytes.extend((entry * gap).to_le_bytes());
+        }
+        bytes.push(b'.');
+        bytes
+    };
+    read(&with_gaps_of(1)[..], false, KEPT).unwrap();
+    for gap in [10, 1_000, 60_000] {
+        assert!(fails(&with_gaps_of(gap)).contains("far from the others"), "a gap of {gap}");
+    }
+}
+
+#[test]
+fn a_list_may_contain_itself() {
+    let (values, top) = read(&b"\x80\x02]q\0h\0a."[..], false, KEPT).unwrap();
+    assert!(matches!(values.get(top), Value::List(list) if values.items(list) == [top]));
+}
+
+#[test]
+fn values_may_be_deeply_nested() {
+    let mut bytes = b"\x80\x02".to_vec();
+    bytes.extend(std::iter::repeat_n(b']', 1_000_000));
+    bytes.extend(std::iter::repeat_n(b'a', 999_999));
+    bytes.push(b'.');
+    drop(read(&bytes[..], false, KEPT).unwrap());
+}
+
+/// Fields are stored beside each other: those of one dictionary have to make room when another was filled meanwhile.
+#[test]
+fn dictionaries_may_be_filled_in_turn() {
+    // a = {}; b = {}; a["m"] = 1; b["m"] = 2; a["n"] = 3; b["n"] = 4; a["m"] = 5; [a, b]
+    let bytes =
+        b"\x80\x02}q\0}q\x01(h\0X\x01\0\0\0mq\x02K\x01s0h\x01h\x02K\x02s0h\0X\x01\0\0\0nq\x03K\x03s0h\x01h\x03K\x04s0\
+                  h\0h\x02K\x05s01h\0h\x01\x86.";
+    let (values, items) = items(bytes, KEPT);
+    let fields = |dict| (values.number(dict, M), values.number(dict, N));
+    assert_eq!((fields(items[0]), fields(items[1])), ((Some(5), Some(3)), (Some(2), Some(4))));
+}
+
+/// The larger of two numbers, as the item to keep.
+const LARGEST: Kept = Kept {
+    keys: KEYS,
+    shortened: Some((N, |values, items| {
+        let number = |at: &Ref| if let Value::Int(number) = values.get(*at) { number } else { 0 };
+        items.iter().max_by_key(|at| number(at)).copied()
+    })),
+};
+
+#[test]
+fn one_item_of_a_list_is_kept() {
+    // [{"n": l, "m": [1]}, {"n": l}] with l = [3, 7]
+    let bytes = b"\x80\x02](}(X\x01\0\0\0nq\0](K\x03K\x07eq\x01X\x01\0\0\0m]K\x01au}h\0h\x01se.";
+    let (values, items) = items(bytes, LARGEST);
+    for dict in &items {
+        let kept = values.shortened(*dict, N).unwrap();
+        assert!(matches!(values.get(kept), Value::Int(7)));
+        assert_eq!(values.list(*dict, N), None);
+    }
+    assert_eq!(values.list(items[0], M).map(<[Ref]>::len), Some(1));
+}
+
+#[test]
+fn lists_that_are_not_kept_take_no_memory() {
+    let event = [&b"}X\x01\0\0\0n]("[..], &b"h\0".repeat(1_000), b"es0"].concat();
+    let bytes = [&b"\x80\x02K\x01q\x000"[..], &event.repeat(100), b"N."].concat();
+    let kept = |kept| read(&bytes[..], false, kept).unwrap().0.bytes();
+    assert!(kept(KEPT) > 100 * 1_000 * size_of::<Ref>());
+    assert!(kept(LARGEST) < 100 * 100);
+}
