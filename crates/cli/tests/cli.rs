@@ -300,3 +300,20 @@ fn a_soak_ends_with_its_figures() {
         assert_eq!(gapless(&[&["soak"][..], &arguments].concat()).status.code(), Some(2), "{arguments:?}");
     }
 }
+
+/// What README says of the published reports.
+#[test]
+fn five_of_the_published_reports_are_served_and_four_by_nobody() {
+    let files: Vec<String> = (1..=10).map(|number| format!("traces/oom/oom_{number:02}.trace.gz")).collect();
+    let mut arguments = vec!["replay", "--policy", "gapless", "--json"];
+    arguments.extend(files.iter().map(String::as_str));
+    let output = gapless(&arguments);
+    let of = |expected: &dyn Fn(&Value) -> bool| -> Vec<String> {
+        let found = results(&output).into_iter().filter(|result| expected(&result["oom"]));
+        found.map(|result| result["trace"].as_str().unwrap().trim_start_matches("oom_").to_owned()).collect()
+    };
+    assert_eq!(of(&|oom| oom.is_null()), ["01", "02", "03", "05", "10"]);
+    assert_eq!(of(&|oom| oom["satisfiable"] == false), ["04", "06", "08", "09"]);
+    assert_eq!(of(&|oom| oom["satisfiable"] == true), ["07"]);
+    assert_eq!(output.status.code(), Some(3));
+}
