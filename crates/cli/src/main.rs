@@ -6,6 +6,7 @@ mod advise;
 mod count;
 mod doctor;
 mod probe;
+mod progress;
 mod replay;
 mod soak;
 mod table;

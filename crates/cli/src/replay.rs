@@ -1,7 +1,7 @@
 //! `gapless replay`: replays recorded allocations and compares the policies.
 
 use super::table;
-use super::{Failure, Outcome, printable};
+use super::{Failure, Outcome, printable, progress};
 use clap::{Args, ValueEnum};
 use gapless::driver::cuda::{CudaDriver, OpenError};
 use gapless::driver::{DriverError, WorkDriver};
@@ -11,8 +11,8 @@ use gapless_trace::{
     Ballast, BallastError, Device, GaplessSettings, PolicyError, PolicyKind, ReadErrorKind, ReplayError, ReplayOptions,
     ReplayResult, Search, Touch, Trace, replay,
 };
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::{self, IsTerminal, Write};
+use indicatif::ProgressBar;
+use std::io::{self, Write};
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -337,12 +337,7 @@ impl Job<'_> {
     /// Shows the progress over the ops of all replays; hidden unless stderr is a terminal.
     fn progress_bar(&self, policies: u64, search: bool) -> ProgressBar {
         let replays = policies * if search { 1 + Search::EXPECTED_REPLAYS } else { 1 };
-        let target =
-            if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        let style = ProgressStyle::with_template("{msg} {wide_bar} {percent:>3}% {eta:>4}")
-            .unwrap_or_else(|_| ProgressStyle::default_bar());
-        let ops = (self.trace.ops().len() as u64).saturating_mul(replays);
-        ProgressBar::with_draw_target(Some(ops), target).with_style(style)
+        progress::of_steps((self.trace.ops().len() as u64).saturating_mul(replays), String::new())
     }
 
     fn failure(&self, policy: PolicyKind, error: &ReplayError) -> Failure {

@@ -121,7 +121,13 @@ impl Trace {
     /// Returns [`ReadError`] if the trace cannot be read or is not valid, or if the snapshot has no history of the device.
     pub fn open_device(path: &Path, device: Option<usize>) -> Result<Self, ReadError> {
         let file = File::open(path).map_err(|error| ReadError { line: 0, kind: ReadErrorKind::Io(error) })?;
-        Self::read_device(&name_of(path), file, device)
+        Self::read_device(&Self::name_of(path), file, device)
+    }
+
+    /// Returns the name that the trace of a file gets: the file's name without folder and extensions.
+    pub fn name_of(path: &Path) -> String {
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+        ENDINGS.iter().fold(&*name, |name, ending| name.strip_suffix(ending).unwrap_or(name)).to_owned()
     }
 
     /// Creates a trace from ops that are not in the text format, with what the recording has besides them.
@@ -273,12 +279,6 @@ impl Trace {
         disagree("events", self.header.events, self.ops.len() as u64)
             .or_else(|| disagree("peak_live_bytes", self.header.peak_live_bytes, self.peak_live_bytes))
     }
-}
-
-/// A file's name without folder and extensions.
-fn name_of(path: &Path) -> String {
-    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-    ENDINGS.iter().fold(&*name, |name, ending| name.strip_suffix(ending).unwrap_or(name)).to_owned()
 }
 
 /// The state while a trace is read.

@@ -48,7 +48,10 @@ pub struct SearchResult {
 
 impl Search<'_> {
     /// Approximate number of replays in a search, for progress bars.
-    pub const EXPECTED_REPLAYS: u64 = NEAR_SAMPLES + SAMPLES + 14;
+    pub const EXPECTED_REPLAYS: u64 = NEAR_SAMPLES + SAMPLES + Self::EXPECTED_BISECTION;
+
+    /// Approximate number of replays that find the smallest device.
+    pub const EXPECTED_BISECTION: u64 = 14;
 
     /// Runs the search.
     ///

@@ -321,7 +321,12 @@ fn no_device_that_is_smaller_than_what_was_held_is_said_to_be_enough() {
     assert_eq!(held, 5 << 20, "without the segment that is created later");
     let on = |capacity_bytes| {
         let settings = ["native", "gapless"].map(|text| text.parse().unwrap()).to_vec();
-        let options = AdviceOptions { device: Device::of(capacity_bytes), settings, threads: NonZero::<usize>::MIN };
+        let options = AdviceOptions {
+            device: Device::of(capacity_bytes),
+            settings,
+            threads: NonZero::<usize>::MIN,
+            progress: None,
+        };
         let advice = advise(&trace, &options).unwrap();
         assert!(!advice.history_complete);
         let outcome = |policy: PolicyOutcome| (policy.setting, policy.oom_op, policy.smallest_device_bytes);

@@ -2,11 +2,12 @@
 
 mod text;
 
-use super::{Failure, Outcome, printable};
+use super::{Failure, Outcome, printable, progress};
 use clap::Args;
 use gapless::ByteSize;
 use gapless_trace::advice::{Advice, AdviceOptions, Gpu, Setting, advise};
-use gapless_trace::{Device, Extent, PolicyError, ReadError, ReplayError, Trace};
+use gapless_trace::{Device, Extent, PolicyError, ReadError, ReadErrorKind, ReplayError, Trace};
+use std::fs::File;
 use std::io::{self, Write};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -76,7 +77,7 @@ enum Stop {
 
 fn one(arguments: &AdviseArguments, path: &Path, name: &str) -> Result<Advice, Stop> {
     let bad = |error: &dyn std::fmt::Display| Stop::BadFile(error.to_string());
-    let trace = open(path, arguments.snapshot_device).map_err(|error| bad(&error))?;
+    let trace = open(path, name, arguments.snapshot_device).map_err(|error| bad(&error))?;
     if trace.ops().is_empty() {
         return Err(bad(&"holds no ops: give a trace with 'a' and 'f' lines"));
     }
@@ -95,7 +96,13 @@ fn one(arguments: &AdviseArguments, path: &Path, name: &str) -> Result<Advice, S
     }
     let settings = if arguments.settings.is_empty() { Setting::usual(&trace) } else { arguments.settings.clone() };
     let threads = std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN).min(MOST_THREADS);
-    let advice = advise(&trace, &AdviceOptions { device, settings, threads }).map_err(|error| match error {
+    let mut options = AdviceOptions { device, settings, threads, progress: None };
+    let bar = progress::of_steps(options.expected_replays(), name.to_owned());
+    let step = || bar.inc(1);
+    options.progress = Some(&step);
+    let advice = advise(&trace, &options);
+    bar.finish_and_clear();
+    let advice = advice.map_err(|error| match error {
         // The device is smaller than a page, or the trace has too many streams for an allocator.
         ReplayError::Settings(_) | ReplayError::Policy { error: PolicyError::Limit(_), .. } => bad(&error),
         error => Stop::Failed(Failure::Internal(format!("{name}: {error}"))),
@@ -106,12 +113,15 @@ fn one(arguments: &AdviseArguments, path: &Path, name: &str) -> Result<Advice, S
     Ok(advice)
 }
 
-fn open(path: &Path, device: Option<usize>) -> Result<Trace, ReadError> {
+fn open(path: &Path, name: &str, device: Option<usize>) -> Result<Trace, ReadError> {
     if path.as_os_str() == "-" {
-        Trace::read_device("stdin", io::stdin().lock(), device)
-    } else {
-        Trace::open_device(path, device)
+        return Trace::read_device("stdin", io::stdin().lock(), device);
     }
+    let file = File::open(path).map_err(|error| ReadError { line: 0, kind: ReadErrorKind::Io(error) })?;
+    let bar = progress::of_bytes(file.metadata().map_or(0, |data| data.len()), name.to_owned());
+    let trace = Trace::read_device(&Trace::name_of(path), bar.wrap_read(file), device);
+    bar.finish_and_clear();
+    trace
 }
 
 /// Says what is not known of a run whose history begins in the middle.

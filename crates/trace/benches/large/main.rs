@@ -49,6 +49,7 @@ fn large_snapshot(recorded: &Trace, megabytes: u64) {
         device: Device::for_trace(&trace).expect("a device"),
         settings: Setting::usual(&trace),
         threads: threads(),
+        progress: None,
     };
     advise(&trace, &options).expect("advice");
     let target = if megabytes == SNAPSHOT_MB { format!("{TARGET_SECONDS} s") } else { String::new() };

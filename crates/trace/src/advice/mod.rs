@@ -25,19 +25,28 @@ pub use holders::Holder;
 pub use policies::{PolicyOutcome, Setting};
 pub use stranded::{FreeOfSize, FreeOfStream, Stranded};
 
-use crate::{Device, Extent, FailedRequest, History, ReplayError, Trace};
+use crate::{Device, Extent, FailedRequest, History, ReplayError, Search, Trace};
 use moment::Moment;
 use std::num::NonZero;
 
 /// Options of [`advise`].
-#[derive(Clone, Debug)]
-pub struct AdviceOptions {
+#[derive(Clone)]
+pub struct AdviceOptions<'a> {
     /// The device that the run is replayed on.
     pub device: Device,
     /// The policies to replay through.
     pub settings: Vec<Setting>,
     /// Number of threads that replay at the same time.
     pub threads: NonZero<usize>,
+    /// Called after each replay, of which there are about [`expected_replays`](Self::expected_replays).
+    pub progress: Option<&'a (dyn Fn() + Sync)>,
+}
+
+impl AdviceOptions<'_> {
+    /// Returns the approximate number of replays, for progress bars.
+    pub fn expected_replays(&self) -> u64 {
+        self.settings.len() as u64 * (1 + Search::EXPECTED_BISECTION)
+    }
 }
 
 /// Advice on one trace. Serialized, it is one line of `gapless advise --json`.
@@ -92,14 +101,14 @@ impl Advice {
 ///
 /// # Errors
 /// Returns the errors of [`replay`](crate::replay()).
-pub fn advise(trace: &Trace, options: &AdviceOptions) -> Result<Advice, ReplayError> {
+pub fn advise(trace: &Trace, options: &AdviceOptions<'_>) -> Result<Advice, ReplayError> {
     let moment = Moment::find(trace, &options.device)?;
     let recorded = trace.failed_request();
     let failed = recorded.or(moment.failed);
     let history = trace.history();
     let settings: Vec<Setting> =
         options.settings.iter().filter(|setting| has_verdict(&history, setting, &options.device)).copied().collect();
-    let policies = policies::replay_each(trace, &options.device, &settings, options.threads)?;
+    let policies = policies::replay_each(trace, options, &settings)?;
     Ok(Advice {
         trace: trace.name().to_owned(),
         peak_live_bytes: trace.peak_live_bytes(),

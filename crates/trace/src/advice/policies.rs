@@ -1,5 +1,6 @@
 //! What each policy makes of a trace: whether it survives on a device, and the smallest device on which it does.
 
+use super::AdviceOptions;
 use crate::caching::{CachingSettings, ParseSettingsError};
 use crate::work::Touch;
 use crate::{
@@ -85,12 +86,11 @@ pub struct PolicyOutcome {
     pub host_waits: u64,
 }
 
-/// Replays `trace` through each policy on up to `threads` threads.
+/// Replays `trace` through each of `settings`.
 pub(super) fn replay_each(
     trace: &Trace,
-    device: &Device,
+    options: &AdviceOptions<'_>,
     settings: &[Setting],
-    threads: NonZero<usize>,
 ) -> Result<Vec<PolicyOutcome>, ReplayError> {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -98,11 +98,11 @@ pub(super) fn replay_each(
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(setting) = settings.get(index) else { return found };
-            found.push((index, outcome(trace, device, setting)));
+            found.push((index, outcome(trace, options, setting)));
         }
     };
     let mut all: Vec<(usize, Result<PolicyOutcome, ReplayError>)> = std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads.get().min(settings.len())).map(|_| scope.spawn(work)).collect();
+        let others: Vec<_> = (1..options.threads.get().min(settings.len())).map(|_| scope.spawn(work)).collect();
         let mut all = work();
         for thread in others {
             all.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
@@ -113,8 +113,12 @@ pub(super) fn replay_each(
     all.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
-fn outcome(trace: &Trace, device: &Device, setting: &Setting) -> Result<PolicyOutcome, ReplayError> {
+fn outcome(trace: &Trace, options: &AdviceOptions<'_>, setting: &Setting) -> Result<PolicyOutcome, ReplayError> {
+    let device = &options.device;
     let result = setting.replay(trace, device)?;
+    if let Some(progress) = options.progress {
+        progress();
+    }
     let (policy, caching) = setting.policy();
     let search = Search {
         trace,
@@ -123,7 +127,7 @@ fn outcome(trace: &Trace, device: &Device, setting: &Setting) -> Result<PolicyOu
         caching,
         lag_ops: device.lag_ops,
         threads: NonZero::<usize>::MIN,
-        progress: None,
+        progress: options.progress,
     };
     let found = search.min_capacity_bytes()?;
     // What was held before the history begins is known to have been enough, and nothing smaller is.

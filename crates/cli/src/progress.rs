@@ -1,0 +1,20 @@
+//! Progress bars on stderr, hidden unless that is a terminal.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::{self, IsTerminal};
+
+/// The progress over steps of about the same length.
+pub(crate) fn of_steps(steps: u64, message: String) -> ProgressBar {
+    bar(steps, "{msg} {wide_bar} {percent:>3}% {eta:>4}").with_message(message)
+}
+
+/// The progress over the bytes of a file.
+pub(crate) fn of_bytes(bytes: u64, message: String) -> ProgressBar {
+    bar(bytes, "{msg} {wide_bar} {binary_bytes} of {binary_total_bytes}").with_message(message)
+}
+
+fn bar(length: u64, template: &str) -> ProgressBar {
+    let target = if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::with_draw_target(Some(length), target).with_style(style)
+}
