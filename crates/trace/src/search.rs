@@ -5,7 +5,8 @@
 //! itself, and larger ones are tried too: [`NEAR_SAMPLES`] close by, where memory is shortest, and [`SAMPLES`] far above.
 //!
 //! Threads: replays are independent, and those on larger devices run on [`Search::threads`] threads. The result does
-//! not depend on their number. Cost: about 14 replays for the bisection, plus one for each sample.
+//! not depend on their number. Cost: about 14 replays for the bisection, plus one for each sample. A replay that fails ends
+//! there, so where programs fail early the bisection tries small devices first.
 
 use crate::caching::CachingSettings;
 use crate::device::PAGE_BYTES;
@@ -84,14 +85,16 @@ impl Search<'_> {
         let most = least.saturating_mul(MOST_TIMES).min(u64::MAX / PAGE_BYTES / 2);
         let mut fails = least - 1;
         let mut survives = least + least / 2 + 1;
-        while !self.survives(survives)? {
+        let mut costs = Costs::default();
+        while let Some(part) = self.failed_after(survives)? {
+            costs.add(part);
             fails = survives;
             if survives >= most {
                 return Ok(None);
             }
             survives = survives.saturating_mul(2).min(most);
         }
-        bisect(fails, survives, |pages| self.survives(pages)).map(Some)
+        bisect(fails, survives, costs, |pages| self.failed_after(pages)).map(Some)
     }
 
     /// Replays on devices with each number of pages. Returns whether each one survives.
@@ -102,7 +105,7 @@ impl Search<'_> {
             loop {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 let Some(&pages) = pages.get(index) else { return Ok(found) };
-                found.push((index, self.survives(pages)?));
+                found.push((index, self.failed_after(pages)?.is_none()));
             }
         };
         let mut survived = vec![false; pages.len()];
@@ -124,7 +127,8 @@ impl Search<'_> {
         Ok(survived)
     }
 
-    fn survives(&self, pages: u64) -> Result<bool, ReplayError> {
+    /// Replays on a device with so many pages. Returns which part of the ops had run when it failed, or `None` if it survived.
+    fn failed_after(&self, pages: u64) -> Result<Option<f64>, ReplayError> {
         let device = Device { lag_ops: self.lag_ops, ..Device::of(pages * PAGE_BYTES) };
         let result = replay(
             self.trace,
@@ -141,19 +145,63 @@ impl Search<'_> {
         if let Some(progress) = self.progress {
             progress();
         }
-        Ok(result.oom.is_none())
+        #[allow(clippy::cast_precision_loss, reason = "a part of a trace, to decide what to try next")]
+        Ok(result.oom.map(|oom| oom.op_index as f64 / self.trace.ops().len() as f64))
     }
 }
 
-/// Bisects the range between a size that fails and one that survives until they are neighbours, and returns the latter.
-/// If survival is not monotone, the pair that is found depends on the start.
-fn bisect<E>(mut fails: u64, mut survives: u64, mut survives_on: impl FnMut(u64) -> Result<bool, E>) -> Result<u64, E> {
+/// What replays that failed cost, as parts of one that survives.
+#[derive(Clone, Copy, Debug, Default)]
+struct Costs {
+    sum: f64,
+    count: u32,
+}
+
+impl Costs {
+    fn add(&mut self, part: f64) {
+        self.sum += part;
+        self.count += 1;
+    }
+
+    /// Returns where to divide a range so that the search costs least, as a part of it from the end that fails.
+    ///
+    /// If the smallest size is anywhere in the range with the same probability, and an outcome of cost `c` leaves the part
+    /// `x^-c` of it, then every unit of cost divides the range by `x`. The parts of the two outcomes are the whole:
+    /// `x^-1 + x^-c = 1`. With `c = 1` both are a half.
+    fn division(&self) -> f64 {
+        let cost = if self.count == 0 { 1.0 } else { (self.sum / f64::from(self.count)).clamp(LEAST_COST, 1.0) };
+        let (mut low, mut high) = (0.0, 0.5);
+        for _ in 0..20 {
+            let middle: f64 = (low + high) / 2.0;
+            if middle + middle.powf(cost) < 1.0 { low = middle } else { high = middle }
+        }
+        high
+    }
+}
+
+/// Divides the range between a size that fails and one that survives until they are neighbours, and returns the latter.
+/// If survival is not monotone, the pair that is found depends on the start and on what failures cost.
+fn bisect<E>(
+    mut fails: u64,
+    mut survives: u64,
+    mut costs: Costs,
+    mut failed_after: impl FnMut(u64) -> Result<Option<f64>, E>,
+) -> Result<u64, E> {
     while survives - fails > 1 {
-        let middle = fails + (survives - fails) / 2;
-        if survives_on(middle)? {
-            survives = middle;
-        } else {
-            fails = middle;
+        #[allow(
+            clippy::cast_precision_loss,
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "any size between the two will do"
+        )]
+        let step = ((survives - fails) as f64 * costs.division()) as u64;
+        let middle = fails + step.clamp(1, survives - fails - 1);
+        match failed_after(middle)? {
+            None => survives = middle,
+            Some(part) => {
+                costs.add(part);
+                fails = middle;
+            }
         }
     }
     Ok(survives)
@@ -185,6 +233,8 @@ const NEAR_SAMPLES_IN_ALL: u64 = 2000;
 const SAMPLES: u64 = 40;
 /// Largest device to try, in multiples of the peak of live bytes.
 const MOST_TIMES: u64 = 16;
+/// Least cost of a failed replay, as a part of one that survives: an empty device has to be made for it, too.
+const LEAST_COST: f64 = 0.02;
 
 #[cfg(test)]
 mod tests {
@@ -194,10 +244,32 @@ mod tests {
     #[test]
     fn bisection_ends_at_neighbours() {
         for threshold in 11..=50 {
-            let found = bisect(10, 50, |pages| Ok::<_, Infallible>(pages >= threshold));
-            assert_eq!(found, Ok(threshold));
+            for part in [0.0, 0.1, 1.0] {
+                let after = |pages| Ok::<_, Infallible>((pages < threshold).then_some(part));
+                assert_eq!(bisect(10, 50, Costs::default(), after), Ok(threshold));
+            }
         }
-        assert_eq!(bisect(10, 11, |_| Err("not called")), Ok(11));
+        assert_eq!(bisect(10, 11, Costs::default(), |_| Err("not called")), Ok(11));
+    }
+
+    #[test]
+    fn early_failures_make_the_search_cheaper() {
+        let cost = |part: f64, assumed: f64| {
+            let costs = Costs { sum: assumed * 1e6, count: 1_000_000 };
+            let mut total = 0.0;
+            for threshold in 1..=5_000 {
+                let after = |pages| {
+                    total += if pages < threshold { part } else { 1.0 };
+                    Ok::<_, Infallible>((pages < threshold).then_some(part))
+                };
+                assert_eq!(bisect(0, 5_000, costs, after), Ok(threshold));
+            }
+            total / 5_000.0
+        };
+        let halves = Costs { sum: 1.0, count: 1 }.division();
+        assert!((halves - 0.5).abs() < 1e-5, "{halves}");
+        assert!(cost(0.05, 0.05) < 0.65 * cost(0.05, 1.0));
+        assert!(cost(0.5, 0.5) < cost(0.5, 1.0));
     }
 
     #[test]
