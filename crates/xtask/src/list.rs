@@ -18,7 +18,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
             "mutants",
         ],
     ),
-    ("Measurements", &["figures", "gpu-run"]),
+    ("Measurements", &["figures", "gpu-run", "gpu-compare"]),
     ("Packages", &["build-capi", "build-torch-objects", "build-wheel", "gpu-bundle"]),
     ("Generated files", &["generate-header", "generate-bindings", "build-kernels"]),
 ];

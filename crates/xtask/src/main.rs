@@ -75,6 +75,9 @@ enum Command {
     /// Run the bundle of `gpu-bundle` on this machine and write a report
     #[command(disable_help_flag = true)]
     GpuRun(scripts::PassedOn),
+    /// Compare two results of `gpu-run`: lost bytes, changed answers of the device, ratios that became worse
+    #[command(disable_help_flag = true)]
+    GpuCompare(scripts::PassedOn),
 }
 
 fn main() -> ExitCode {
@@ -117,5 +120,6 @@ fn run(workspace: &Workspace, command: Command) -> Result<(), Failure> {
         Command::Mutants(arguments) => scripts::start(workspace, "mutants", &arguments),
         Command::Figures(arguments) => scripts::start(workspace, "figures", &arguments),
         Command::GpuRun(arguments) => scripts::start_bundle(workspace, &arguments),
+        Command::GpuCompare(arguments) => scripts::start(workspace, "gpu-compare", &arguments),
     }
 }
