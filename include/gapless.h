@@ -145,8 +145,14 @@ typedef struct gapless_torch_figures {
   uint64_t reserved_bytes;
   // Highest reserved_bytes since the peaks were reset.
   uint64_t peak_reserved_bytes;
+  // Bytes of all chunks created since the start.
+  uint64_t created_bytes;
+  // Free bytes that a trim would not return to the driver: beside live blocks, or in pools.
+  uint64_t kept_free_bytes;
   // Number of chunks.
   uint64_t chunks;
+  // Highest chunks since the peaks were reset.
+  uint64_t peak_chunks;
   // Chunks created since the start.
   uint64_t created;
   // Chunks released since the start.

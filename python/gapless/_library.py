@@ -147,6 +147,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gapless_torch_begin_allocate_to_pool": (None, [c_int32, Pool, c_void_p]),
     "gapless_torch_end_allocate_to_pool": (None, [c_int32, Pool]),
     "gapless_torch_release_pool": (None, [c_int32, Pool]),
+    "gapless_torch_reset_peaks": (c_int32, [c_int32]),
     "gapless_torch_record_history": (None, [c_size_t, c_int32]),
     "gapless_torch_history_json": (c_int32, [*_TEXT]),
     "gapless_torch_report_json": (c_int32, [c_int32, c_int32, *_TEXT]),

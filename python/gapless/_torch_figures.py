@@ -42,13 +42,18 @@ class Figures:
         """What ``torch._C._cuda_memoryStats`` returns. gapless has no pools by size: everything is in ``large_pool``."""
         report = self.report()
         all_stats = [report["main"], *(pool["stats"] for pool in report["pools"])]
+        past = report["past_pools"]
 
         def total(key: str) -> int:
             return sum(stats[key] for stats in all_stats)
 
+        def highest(key: str) -> int:
+            # Peaks do not fall when a pool ends.
+            return report["main"][key] + max(past[key], total(key) - report["main"][key])
+
         since = {
-            "allocs": total("allocs") - self.base.get("allocs", 0),
-            "frees": total("frees") - self.base.get("frees", 0),
+            "allocs": total("allocs") + past["allocs"] - self.base.get("allocs", 0),
+            "frees": total("frees") + past["frees"] - self.base.get("frees", 0),
             "allocated_bytes": report["allocated_bytes"] - self.base.get("allocated_bytes", 0),
             "freed_bytes": report["freed_bytes"] - self.base.get("freed_bytes", 0),
         }
@@ -58,22 +63,23 @@ class Figures:
         main = report["main"]
         in_pools = sum(pool["stats"]["cached_bytes"] for pool in report["pools"])
         not_releasable = max(0, main["cached_bytes"] - main["free_chunk_bytes"]) + in_pools
-        created_bytes = total("created_bytes") - self.base.get("created_bytes", 0)
-        released_bytes = total("created_bytes") - reserved - self.base.get("released_bytes", 0)
+        all_created = total("created_bytes") + past["created_bytes"]
+        created_bytes = all_created - self.base.get("created_bytes", 0)
+        released_bytes = all_created - reserved - self.base.get("released_bytes", 0)
         # At least the peak of live bytes. Blocks that wait for streams are added as far as they were seen.
-        active_peak = max(total("peak_live_bytes"), self._peak("active_bytes", requested + pending))
-        created, given_back = self._driver_calls(all_stats)
+        active_peak = max(highest("peak_live_bytes"), self._peak("active_bytes", requested + pending))
+        created, given_back = self._driver_calls(report)
         created -= self.base.get("created", 0)
         given_back -= self.base.get("given_back", 0)
         figures = {
             "allocation": (total("live_allocations"), None, since["allocs"], since["frees"]),
             # Requested bytes, not rounded ones: the peak is exact for these only.
-            "allocated_bytes": (requested, total("peak_live_bytes"), since["allocated_bytes"], since["freed_bytes"]),
-            "requested_bytes": (requested, total("peak_live_bytes"), since["allocated_bytes"], since["freed_bytes"]),
+            "allocated_bytes": (requested, highest("peak_live_bytes"), since["allocated_bytes"], since["freed_bytes"]),
+            "requested_bytes": (requested, highest("peak_live_bytes"), since["allocated_bytes"], since["freed_bytes"]),
             "active": (total("live_allocations"), None, since["allocs"], since["frees"]),
             "active_bytes": (requested + pending, active_peak, since["allocated_bytes"], since["freed_bytes"]),
-            "segment": (total("chunks"), total("peak_chunks"), created, given_back),
-            "reserved_bytes": (reserved, total("peak_reserved_bytes"), created_bytes, released_bytes),
+            "segment": (total("chunks"), highest("peak_chunks"), created, given_back),
+            "reserved_bytes": (reserved, highest("peak_reserved_bytes"), created_bytes, released_bytes),
             # Blocks are not split off anything that would have to stay whole: the bytes are known, the rest does not apply.
             "inactive_split": (0, 0, 0, 0),
             "inactive_split_bytes": (not_releasable, None, 0, 0),
@@ -90,7 +96,7 @@ class Figures:
         result.update(
             num_alloc_retries=0,
             num_ooms=report["out_of_memory"] - self.base.get("out_of_memory", 0),
-            num_sync_all_streams=total("host_waits"),
+            num_sync_all_streams=total("host_waits") + past["host_waits"] - self.base.get("host_waits", 0),
             num_device_alloc=created,
             num_device_free=given_back,
             num_oom_rejections=0,
@@ -105,19 +111,17 @@ class Figures:
         """``reset_accumulated_memory_stats``: counts start from their current values."""
         report = self.report()
         all_stats = [report["main"], *(pool["stats"] for pool in report["pools"])]
-        for key in ("allocs", "frees", "created_bytes"):
-            self.base[key] = sum(stats[key] for stats in all_stats)
+        for key in ("allocs", "frees", "created_bytes", "host_waits"):
+            self.base[key] = sum(stats[key] for stats in all_stats) + report["past_pools"][key]
         self.base["released_bytes"] = self.base["created_bytes"] - sum(stats["reserved_bytes"] for stats in all_stats)
-        self.base["created"], self.base["given_back"] = self._driver_calls(all_stats)
+        self.base["created"], self.base["given_back"] = self._driver_calls(report)
         for key in ("allocated_bytes", "freed_bytes", "out_of_memory"):
             self.base[key] = report[key]
 
     def reset_peaks(self) -> None:
         """``reset_peak_memory_stats``: peaks start from current values."""
         self.peaks.clear()
-        from . import Allocator
-
-        Allocator.of_device(self.device).reset_peaks()
+        _library.check(_library.load().gapless_torch_reset_peaks(self.device))
 
     def _peak(self, metric: str, current: int) -> int:
         # gapless keeps no peaks of counts: the highest value that was returned so far.
@@ -125,9 +129,11 @@ class Figures:
         return self.peaks[metric]
 
     @staticmethod
-    def _driver_calls(all_stats: list[dict[str, Any]]) -> tuple[int, int]:
-        calls = [stats["driver_calls"] for stats in all_stats]
-        return sum(call["create"] for call in calls), sum(call["release"] for call in calls)
+    def _driver_calls(report: dict[str, Any]) -> tuple[int, int]:
+        """Chunks created, and released: those of pools that are gone count as released."""
+        calls = [stats["driver_calls"] for stats in (report["main"], *(pool["stats"] for pool in report["pools"]))]
+        gone = report["past_pools"]["created"]
+        return gone + sum(call["create"] for call in calls), gone + sum(call["release"] for call in calls)
 
     def segments(self, pool: Optional[tuple[int, int]] = None) -> Iterator[dict[str, Any]]:
         """The segments of a PyTorch snapshot: one for each run of mapped addresses without a gap."""

@@ -247,6 +247,9 @@ def test_gapless_yields_to_pools_with_an_allocator_of_their_own(own_allocator):
     with torch.cuda.use_mem_pool(pool):
         inside = empty(800 * MIB)
     assert torch.cuda.memory_allocated() == 800 * MIB
+    stats = torch.cuda.memory_stats()
+    assert stats["num_alloc_retries"] >= 1 and stats["num_ooms"] == 0, "an attempt that was made again is no failure"
+    assert stats["reserved_bytes.all.freed"] >= 500 * MIB
     del inside, pool
 
 

@@ -14,7 +14,7 @@ use crate::instance::{Request, is_out_of_memory};
 use crate::last_error::guard;
 use crate::notice::notice;
 use crate::out::check_out;
-use crate::pools::{PoolId, wants_room};
+use crate::pools::{Past, PoolId, wants_room};
 use crate::process::Device;
 use crate::status::{
     Answer, Failure, GAPLESS_ERROR_NOT_ALLOCATED, GAPLESS_ERROR_OUT_OF_MEMORY, GAPLESS_ERROR_STREAM, gapless_status,
@@ -301,9 +301,8 @@ impl Device {
         let allocated_bytes = self.main.allocated_bytes();
         let wanted = contents == Contents::Snapshot;
         let (main, snapshot) = (self.main.allocator.stats(), wanted.then(|| self.main.allocator.snapshot()));
-        let pools: Vec<PoolReport> = self
-            .pools
-            .all()
+        let (pools, past) = self.pools.all_and_past();
+        let pools: Vec<PoolReport> = pools
             .into_iter()
             .map(|pool| PoolReport {
                 id: pool.id,
@@ -317,6 +316,7 @@ impl Device {
         DeviceReport {
             main,
             pools,
+            past_pools: past,
             allocated_bytes,
             freed_bytes: freed_now.max(freed_before),
             out_of_memory: self.main.out_of_memory(),
@@ -357,6 +357,8 @@ pub(crate) enum Contents {
 pub(crate) struct DeviceReport {
     main: Stats,
     pools: Vec<PoolReport>,
+    /// Counts of the pools that were released.
+    past_pools: Past,
     /// Bytes requested and served since the start.
     allocated_bytes: u64,
     /// Bytes of those that were freed. Never falls.

@@ -40,16 +40,33 @@ impl Device {
     pub fn figures(&self, wanted: Option<PoolId>) -> Option<gapless_torch_figures> {
         // Before the sums: what is allocated meanwhile makes the freed bytes too low for this once, never too high.
         let allocated_bytes = self.main.allocated_bytes();
-        let mut sums: Option<gapless_torch_figures> = None;
-        self.each_allocator(wanted, |_, allocator| add(sums.get_or_insert_default(), &allocator.stats()));
-        let mut sums = sums?;
-        if wanted.is_none() {
+        let Some(id) = wanted else {
+            let (pools, past) = self.pools.all_and_past();
+            let mut sums = gapless_torch_figures::default();
+            add(&mut sums, NO_POOL, &self.main.allocator.stats());
+            let before_pools = sums;
+            pools.iter().for_each(|pool| add(&mut sums, pool.id, &pool.allocator.stats()));
+            // Peaks do not fall when a pool ends.
+            sums.peak_live_bytes = sums.peak_live_bytes.max(before_pools.peak_live_bytes + past.peak_live_bytes);
+            sums.peak_reserved_bytes =
+                sums.peak_reserved_bytes.max(before_pools.peak_reserved_bytes + past.peak_reserved_bytes);
+            sums.peak_chunks = sums.peak_chunks.max(before_pools.peak_chunks + past.peak_chunks);
+            sums.allocs += past.allocs;
+            sums.frees += past.frees;
+            sums.created += past.created;
+            sums.released += past.created;
+            sums.created_bytes += past.created_bytes;
+            sums.host_waits += past.host_waits;
             let freed_now = allocated_bytes.saturating_sub(sums.live_bytes);
             let freed_before = self.freed_bytes.fetch_max(freed_now, Ordering::Relaxed);
             sums.allocated_bytes = allocated_bytes;
             sums.freed_bytes = freed_now.max(freed_before);
             sums.out_of_memory = self.main.out_of_memory();
-        }
+            return Some(sums);
+        };
+        let pool = self.pools.named(id)?;
+        let mut sums = gapless_torch_figures::default();
+        add(&mut sums, id, &pool.allocator.stats());
         Some(sums)
     }
 
@@ -104,7 +121,7 @@ impl Device {
     }
 }
 
-fn add(sums: &mut gapless_torch_figures, stats: &Stats) {
+fn add(sums: &mut gapless_torch_figures, pool: PoolId, stats: &Stats) {
     sums.live_bytes += stats.live_bytes;
     sums.live_block_bytes += stats.live_block_bytes;
     sums.peak_live_bytes += stats.peak_live_bytes;
@@ -112,7 +129,12 @@ fn add(sums: &mut gapless_torch_figures, stats: &Stats) {
     sums.pending_bytes += stats.pending_bytes;
     sums.reserved_bytes += stats.reserved_bytes;
     sums.peak_reserved_bytes += stats.peak_reserved_bytes;
+    sums.created_bytes += stats.created_bytes;
+    // A pool keeps all that it has while it is alive.
+    let returned = if pool == NO_POOL { stats.free_chunk_bytes } else { 0 };
+    sums.kept_free_bytes += stats.cached_bytes.saturating_sub(returned);
     sums.chunks += stats.chunks;
+    sums.peak_chunks += stats.peak_chunks;
     sums.created += stats.driver_calls[DriverCall::Create];
     sums.released += stats.driver_calls[DriverCall::Release];
     sums.allocs += stats.allocs;

@@ -61,8 +61,14 @@ pub struct gapless_torch_figures {
     pub reserved_bytes: u64,
     /// Highest reserved_bytes since the peaks were reset.
     pub peak_reserved_bytes: u64,
+    /// Bytes of all chunks created since the start.
+    pub created_bytes: u64,
+    /// Free bytes that a trim would not return to the driver: beside live blocks, or in pools.
+    pub kept_free_bytes: u64,
     /// Number of chunks.
     pub chunks: u64,
+    /// Highest chunks since the peaks were reset.
+    pub peak_chunks: u64,
     /// Chunks created since the start.
     pub created: u64,
     /// Chunks released since the start.
@@ -339,7 +345,7 @@ pub extern "C" fn gapless_torch_reset_peaks(device: i32) -> gapless_status {
     guard(|| {
         let device = Device::get(device)?;
         device.main.allocator.reset_peaks();
-        device.pools.all().iter().for_each(|pool| pool.allocator.reset_peaks());
+        device.pools.reset_peaks();
         Ok(())
     })
 }

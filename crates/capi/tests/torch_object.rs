@@ -178,6 +178,42 @@ fn a_pool_goes_back_to_an_earlier_state() {
 }
 
 #[test]
+fn counts_do_not_fall_when_a_pool_ends() {
+    with_devices("counts_do_not_fall_when_a_pool_ends", &[], || {
+        let outside = alloc(MIB, None);
+        ok(gapless_torch_use_pool(0, POOL));
+        let inside = alloc(5 * MIB, Some(&POOL));
+        let kept = alloc(3 * MIB, Some(&POOL));
+        ok(gapless_torch_delete(inside));
+        let before = figures(None);
+        // A trim leaves what a pool has free. What is free beside the live block of the rest may be less than a chunk.
+        assert!(before.kept_free_bytes >= 5 * MIB as u64, "{before:?}");
+        assert_eq!(before.peak_chunks, before.chunks);
+        assert_eq!((before.created, before.created_bytes), (before.chunks, before.reserved_bytes));
+        ok(gapless_torch_delete(kept));
+        gapless_torch_release_pool(0, POOL);
+        for _ in 0..2 {
+            let now = figures(None);
+            assert_eq!((now.allocs, now.frees), (3, 2), "{now:?}");
+            assert_eq!((now.created, now.created_bytes), (before.created, before.created_bytes));
+            assert_eq!(now.created - now.released, now.chunks);
+            assert_eq!(
+                (now.peak_live_bytes, now.peak_reserved_bytes, now.peak_chunks),
+                (before.peak_live_bytes, before.peak_reserved_bytes, before.peak_chunks)
+            );
+            assert!(now.chunks < before.chunks && now.host_waits >= before.host_waits);
+            // Closes the pool.
+            // SAFETY: no out-parameter.
+            ok(unsafe { gapless_torch_trim(0, 1, null_mut()) });
+        }
+        ok(gapless_torch_reset_peaks(0));
+        let now = figures(None);
+        assert_eq!((now.peak_live_bytes, now.peak_chunks), (MIB as u64, now.chunks));
+        ok(gapless_torch_delete(outside));
+    });
+}
+
+#[test]
 fn a_pool_lends_its_free_blocks_when_it_is_told_to() {
     let settings = [("GAPLESS_SIM_CAPACITY", "16MiB")];
     with_devices("a_pool_lends_its_free_blocks_when_it_is_told_to", &settings, || {

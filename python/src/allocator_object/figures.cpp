@@ -41,12 +41,18 @@ Stats AllocatorObject::getDeviceStats(DeviceIndex device) {
     Figures now{};
     check(gapless_.torch_figures_of(device, nullptr, &now), "the statistics");
     Figures base{};
+    SeenPeaks seen;
     {
         std::lock_guard<std::mutex> lock(mutex_);
         auto found = bases_.find(device);
         if (found != bases_.end()) {
             base = found->second;
         }
+        auto &peaks = seen_peaks_[device];
+        peaks.live_allocations = std::max(peaks.live_allocations, now.live_allocations);
+        peaks.active_bytes = std::max({peaks.active_bytes, now.peak_live_bytes, now.live_bytes + now.pending_bytes});
+        peaks.kept_free_bytes = std::max(peaks.kept_free_bytes, now.kept_free_bytes);
+        seen = peaks;
     }
     auto count = [](uint64_t current, uint64_t peak, uint64_t allocated, uint64_t freed) {
         return Count{static_cast<int64_t>(current), static_cast<int64_t>(peak), static_cast<int64_t>(allocated),
@@ -57,14 +63,17 @@ Stats AllocatorObject::getDeviceStats(DeviceIndex device) {
     uint64_t allocated = now.allocated_bytes - base.allocated_bytes;
     uint64_t freed = now.freed_bytes - base.freed_bytes;
     uint64_t active = now.live_bytes + now.pending_bytes;
+    uint64_t created = now.created_bytes - base.created_bytes;
+    uint64_t released = (now.created_bytes - now.reserved_bytes) - (base.created_bytes - base.reserved_bytes);
     Stats stats;
-    set(stats.allocation, count(now.live_allocations, 0, allocs, frees));
-    set(stats.active, count(now.live_allocations, 0, allocs, frees));
+    set(stats.allocation, count(now.live_allocations, seen.live_allocations, allocs, frees));
+    set(stats.active, count(now.live_allocations, seen.live_allocations, allocs, frees));
     set(stats.allocated_bytes, count(now.live_bytes, now.peak_live_bytes, allocated, freed));
     set(stats.requested_bytes, count(now.live_bytes, now.peak_live_bytes, allocated, freed));
-    set(stats.active_bytes, count(active, now.peak_live_bytes, allocated, freed));
-    set(stats.segment, count(now.chunks, 0, now.created - base.created, now.released - base.released));
-    set(stats.reserved_bytes, count(now.reserved_bytes, now.peak_reserved_bytes, 0, 0));
+    set(stats.active_bytes, count(active, seen.active_bytes, allocated, freed));
+    set(stats.inactive_split_bytes, count(now.kept_free_bytes, seen.kept_free_bytes, 0, 0));
+    set(stats.segment, count(now.chunks, now.peak_chunks, now.created - base.created, now.released - base.released));
+    set(stats.reserved_bytes, count(now.reserved_bytes, now.peak_reserved_bytes, created, released));
     stats.num_ooms = static_cast<int64_t>(now.out_of_memory - base.out_of_memory);
     stats.num_sync_all_streams = static_cast<int64_t>(now.host_waits - base.host_waits);
     stats.num_device_alloc = static_cast<int64_t>(now.created - base.created);
@@ -82,8 +91,10 @@ Stats AllocatorObject::getDeviceStats(DeviceIndex device) {
         add(stats.active_bytes, native.active_bytes);
         add(stats.inactive_split_bytes, native.inactive_split_bytes);
         add(stats.requested_bytes, native.requested_bytes);
-        stats.num_alloc_retries = native.num_alloc_retries;
-        stats.num_ooms += native.num_ooms;
+        // An attempt that was made again is no failure of the program's.
+        auto retries = retries_of(device);
+        stats.num_alloc_retries = native.num_alloc_retries + retries;
+        stats.num_ooms += native.num_ooms - retries;
         stats.num_sync_all_streams += native.num_sync_all_streams;
         stats.num_device_alloc += native.num_device_alloc;
         stats.num_device_free += native.num_device_free;
@@ -107,15 +118,29 @@ Stats AllocatorObject::getDeviceStats(DeviceIndex device) {
         Figures of_pool{};
         if (gapless_.torch_figures_of(device, &pool, &of_pool) == GAPLESS_OK) {
             set(stats.reserved_bytes_by_private_pools[{pool.first, pool.second}],
-                count(of_pool.reserved_bytes, of_pool.peak_reserved_bytes, 0, 0));
+                count(of_pool.reserved_bytes, of_pool.peak_reserved_bytes, of_pool.created_bytes,
+                      of_pool.created_bytes - of_pool.reserved_bytes));
         }
     }
 #endif
     return stats;
 }
 
+int64_t AllocatorObject::retries_of(DeviceIndex device) const {
+    return static_cast<size_t>(device) < retries_.size() ? retries_[device].load() : 0;
+}
+
+void AllocatorObject::count_retry(DeviceIndex device) {
+    if (static_cast<size_t>(device) < retries_.size()) {
+        retries_[device]++;
+    }
+}
+
 void AllocatorObject::resetAccumulatedStats(DeviceIndex device) {
     native_->resetAccumulatedStats(device);
+    if (static_cast<size_t>(device) < retries_.size()) {
+        retries_[device] = 0;
+    }
     Figures now{};
     check(gapless_.torch_figures_of(device, nullptr, &now), "the statistics");
     std::lock_guard<std::mutex> lock(mutex_);
@@ -125,6 +150,8 @@ void AllocatorObject::resetAccumulatedStats(DeviceIndex device) {
 void AllocatorObject::resetPeakStats(DeviceIndex device) {
     native_->resetPeakStats(device);
     check(gapless_.torch_reset_peaks(device), "the peaks");
+    std::lock_guard<std::mutex> lock(mutex_);
+    seen_peaks_.erase(device);
 }
 
 // Segments: runs of blocks that touch.

@@ -96,6 +96,7 @@ void *AllocatorObject::take_native(DeviceIndex device, size_t bytes, cudaStream_
                 tell_observers(device, bytes);
                 throw;
             }
+            count_retry(device);
         }
     }
 }
@@ -126,6 +127,7 @@ void *AllocatorObject::retry(DeviceIndex device, size_t bytes, cudaStream_t stre
     if (status == GAPLESS_ERROR_OUT_OF_MEMORY && native_holds(device) &&
         c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None) {
         native_->emptyCache();
+        count_retry(device);
         void *pointer = nullptr;
         status = gapless_.torch_alloc(device, bytes, reinterpret_cast<CUstream_st *>(stream), pool, &pointer);
         if (status == GAPLESS_OK) {

@@ -5,6 +5,7 @@
 // Threads: any. Exceptions: PyTorch's own, from here to PyTorch; gapless neither throws nor calls back.
 #pragma once
 
+#include <array>
 #include <mutex>
 #include <unordered_map>
 
@@ -14,6 +15,13 @@
 #include "torch_version.h"
 
 namespace gapless {
+
+// Peaks of figures that gapless keeps no peak of: the highest value that was shown since the peaks were reset.
+struct SeenPeaks {
+    uint64_t live_allocations = 0;
+    uint64_t active_bytes = 0;
+    uint64_t kept_free_bytes = 0;
+};
 
 // How a caller is told of a free that gapless refuses: a deleter must not throw.
 enum class Refusal { Throw, Warn };
@@ -134,6 +142,8 @@ class AllocatorObject final : public CUDAAllocator {
     c10::DataPtr owned(void *pointer, DeviceIndex device) const;
     bool is_ours(const void *pointer) const { return gapless_.torch_device_of(pointer) >= 0; }
     bool native_holds(DeviceIndex device) const;
+    int64_t retries_of(DeviceIndex device) const;
+    void count_retry(DeviceIndex device);
     std::vector<Block> blocks(DeviceIndex device, PoolId pool, bool live_only) const;
     void add_segments(DeviceIndex device, PoolId pool, std::vector<plain::SegmentInfo> &segments,
                       std::vector<std::pair<size_t, size_t>> &mapped);
@@ -153,7 +163,10 @@ class AllocatorObject final : public CUDAAllocator {
     std::mutex mutex_;
     std::vector<native::OutOfMemoryObserver> observers_;
     std::unordered_map<int, Figures> bases_;  // Figures at the last reset of the accumulated ones.
+    std::unordered_map<int, SeenPeaks> seen_peaks_;
     std::unordered_map<int, double> fractions_;
+    // By device: requests that were made again after the other side had given back what it cached.
+    std::array<std::atomic<int64_t>, C10_COMPILE_TIME_MAX_GPUS> retries_{};
     c10::ApproximateClockToUnixTimeConverter clock_;
 };
 

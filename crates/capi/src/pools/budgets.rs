@@ -6,6 +6,7 @@
 //! is left when it begins, and all of it when that was not enough; when it ends, and when the main allocator needs memory, the
 //! loan is over.
 
+use super::past::Past;
 use super::{Pool, Pools};
 use crate::instance::Instance;
 use crate::status::Answer;
@@ -18,6 +19,8 @@ pub(super) struct Books {
     whole: Option<u64>,
     /// Bytes of pools that are being closed, and in no list.
     pub closing_bytes: u64,
+    /// Counts of the pools that were closed.
+    pub past: Past,
 }
 
 impl Books {

@@ -26,6 +26,7 @@
 
 mod budgets;
 mod open;
+mod past;
 
 use crate::config::{Budget, Settings};
 use crate::instance::{Instance, Request, is_out_of_memory};
@@ -37,6 +38,7 @@ use gapless::driver::{MemoryDriver, StreamDriver};
 use gapless::{Allocator, DeviceAddr, StreamId};
 use open::{OpenPools, Served};
 use parking_lot::{Mutex, RwLock};
+pub(crate) use past::Past;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
@@ -140,23 +142,24 @@ impl Pools {
     pub fn end(&self, main: &Instance, id: PoolId) {
         let mut books = self.books.lock();
         if let Some(pool) = self.open.remove(id) {
-            self.condemn_if_done(&pool);
+            self.condemn_if_done(&mut books, &pool);
         }
         self.share_budget(&mut books, main);
     }
 
     /// Removes one user of a pool. After the last one, the pool ends with its last allocation. Waits for nothing.
     pub fn release(&self, id: PoolId) {
-        let _books = self.books.lock();
+        let mut books = self.books.lock();
         let Some(pool) = self.named(id) else { return };
         let users = pool.users.load(Ordering::Acquire);
         pool.users.store(users.saturating_sub(1), Ordering::Release);
-        self.condemn_if_done(&pool);
+        self.condemn_if_done(&mut books, &pool);
     }
 
-    /// Condemns a pool that nobody uses. Called with `books` locked.
-    fn condemn_if_done(&self, pool: &Arc<Pool>) {
+    /// Condemns a pool that nobody uses.
+    fn condemn_if_done(&self, books: &mut Books, pool: &Arc<Pool>) {
         if pool.is_done() && !self.open.contains(pool) {
+            books.past.keep_peaks(&self.all());
             pool.condemned.store(true, Ordering::Release);
         }
     }
@@ -233,8 +236,8 @@ impl Pools {
         if pool.users.load(Ordering::Acquire) == 0 {
             let pool = Arc::clone(pool);
             drop(list);
-            let _books = self.books.lock();
-            self.condemn_if_done(&pool);
+            let mut books = self.books.lock();
+            self.condemn_if_done(&mut books, &pool);
         }
         Some(outcome)
     }
@@ -312,6 +315,8 @@ impl Pools {
     }
 
     fn put_back(&self, pools: Vec<Pool>) {
+        let mut books = self.books.lock();
+        pools.iter().for_each(|pool| books.past.remove(pool));
         let mut list = self.list.write();
         list.extend(pools.into_iter().map(Arc::new));
         self.count.store(list.len(), Ordering::Release);
@@ -328,6 +333,7 @@ impl Pools {
         self.count.store(list.len(), Ordering::Release);
         let taken: Vec<Pool> = taken.into_iter().filter_map(Arc::into_inner).collect();
         books.closing_bytes += taken.iter().map(Pool::held).sum::<u64>();
+        taken.iter().for_each(|pool| books.past.add(pool));
         taken
     }
 
@@ -336,9 +342,9 @@ impl Pools {
     fn may_be_capturing(&self, driver: &CudaDriver) -> bool {
         let (capturing, ended) = self.open.remove_ended(driver);
         if !ended.is_empty() {
-            let _books = self.books.lock();
+            let mut books = self.books.lock();
             for pool in &ended {
-                self.condemn_if_done(pool);
+                self.condemn_if_done(&mut books, pool);
             }
         }
         capturing

@@ -76,6 +76,7 @@ pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Fail
         process::run(pytest.args(&arguments.arguments))
     };
     run("python/tests_torch_object", folder)?;
+    run("python/tests_torch_native", folder)?;
     run("python/tests_torch", Path::new("off"))
 }
 

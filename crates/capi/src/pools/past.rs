@@ -1,0 +1,92 @@
+//! What pools did that are gone: counts since the start must not fall when a pool ends.
+
+use super::{Pool, Pools};
+use gapless::allocator::Stats;
+use gapless::driver::DriverCall;
+use serde::Serialize;
+use std::sync::Arc;
+
+/// Counts of pools that were released, closed or not. All that they held counts as returned to the driver.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Past {
+    /// Number of allocations.
+    pub allocs: u64,
+    /// Number of frees.
+    pub frees: u64,
+    /// Number of chunks created.
+    pub created: u64,
+    /// Bytes of those chunks.
+    pub created_bytes: u64,
+    /// Number of times the host waited for a stream.
+    pub host_waits: u64,
+    /// Highest sum of the pools' peaks of live bytes, at the end of one of them since the peaks were reset.
+    pub peak_live_bytes: u64,
+    /// The same of bytes held.
+    pub peak_reserved_bytes: u64,
+    /// The same of chunks held.
+    pub peak_chunks: u64,
+}
+
+impl Past {
+    fn of(stats: &Stats) -> Self {
+        Self {
+            allocs: stats.allocs,
+            frees: stats.frees,
+            created: stats.driver_calls[DriverCall::Create],
+            created_bytes: stats.created_bytes,
+            host_waits: stats.host_waits,
+            ..Self::default()
+        }
+    }
+
+    /// Counts a pool that is going to be closed.
+    pub fn add(&mut self, pool: &Pool) {
+        self.change(pool, u64::wrapping_add);
+    }
+
+    /// Takes a pool out again, which was counted before and has not changed since.
+    pub fn remove(&mut self, pool: &Pool) {
+        self.change(pool, u64::wrapping_sub);
+    }
+
+    fn change(&mut self, pool: &Pool, by: impl Fn(u64, u64) -> u64) {
+        let its = Self::of(&pool.allocator.stats());
+        *self = Self {
+            allocs: by(self.allocs, its.allocs),
+            frees: by(self.frees, its.frees),
+            created: by(self.created, its.created),
+            created_bytes: by(self.created_bytes, its.created_bytes),
+            host_waits: by(self.host_waits, its.host_waits),
+            ..*self
+        };
+    }
+
+    /// Keeps the peaks of pools of which one ends.
+    pub fn keep_peaks(&mut self, pools: &[Arc<Pool>]) {
+        let stats: Vec<Stats> = pools.iter().map(|pool| pool.allocator.stats()).collect();
+        let highest = |before: u64, peak: fn(&Stats) -> u64| before.max(stats.iter().map(peak).sum());
+        self.peak_live_bytes = highest(self.peak_live_bytes, |stats| stats.peak_live_bytes);
+        self.peak_reserved_bytes = highest(self.peak_reserved_bytes, |stats| stats.peak_reserved_bytes);
+        self.peak_chunks = highest(self.peak_chunks, |stats| stats.peak_chunks);
+    }
+}
+
+impl Pools {
+    /// The pools, but for condemned ones, and the counts of all others that ever were.
+    pub fn all_and_past(&self) -> (Vec<Arc<Pool>>, Past) {
+        // Pools are condemned and closed with it locked, so each is in one of the two.
+        let books = self.books.lock();
+        let mut past = books.past;
+        let (condemned, all): (Vec<_>, Vec<_>) =
+            self.list.read_recursive().iter().cloned().partition(|pool| pool.is_condemned());
+        condemned.iter().for_each(|pool| past.add(pool));
+        (all, past)
+    }
+
+    /// Has the peaks of all pools start from current values.
+    pub fn reset_peaks(&self) {
+        let mut books = self.books.lock();
+        books.past = Past { peak_live_bytes: 0, peak_reserved_bytes: 0, peak_chunks: 0, ..books.past };
+        self.all().iter().for_each(|pool| pool.allocator.reset_peaks());
+    }
+}

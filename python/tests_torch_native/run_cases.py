@@ -1,0 +1,45 @@
+"""Runs cases and functions in this process: ``run_cases.py MODE``, where ``MODE`` is native or gapless. Prints one line of JSON each."""
+
+import gc
+import json
+import sys
+import warnings
+
+if sys.argv[1] == "gapless":
+    import gapless.torch
+
+    gapless.torch.enable()
+
+import torch  # noqa: E402
+from cases import CASES  # noqa: E402
+from functions import FUNCTIONS  # noqa: E402
+
+
+def settle():
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()
+
+
+def tell(kind, name, run):
+    settle()
+    marks, failure = {}, None
+
+    def mark(label):
+        marks[label] = torch.cuda.memory_stats()
+
+    try:
+        result = type(run(mark)).__name__
+    except BaseException as error:
+        failure, result = f"{type(error).__name__}: {error}".splitlines()[0], None
+    print(json.dumps({"kind": kind, "name": name, "failure": failure, "result": result, "marks": marks}), flush=True)
+
+
+torch.cuda.init()
+warnings.simplefilter("ignore")
+for name, case in CASES.items():
+    tell("case", name, case)
+for name, call in FUNCTIONS.items():
+    tell("function", name, lambda mark, call=call: call())
