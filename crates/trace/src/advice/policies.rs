@@ -19,6 +19,14 @@ pub enum Setting {
 }
 
 impl Setting {
+    /// Returns the policy, and the settings of the baseline if it is that.
+    pub(crate) fn policy(self) -> (PolicyKind, CachingSettings) {
+        match self {
+            Self::Gapless => (PolicyKind::Gapless, CachingSettings::default()),
+            Self::Caching(settings) => (PolicyKind::Caching, settings),
+        }
+    }
+
     /// Returns the settings to compare by default: those that PyTorch's documentation and the articles about it advise,
     /// and gapless.
     pub fn usual(trace: &Trace) -> Vec<Self> {
@@ -88,10 +96,7 @@ pub(super) fn replay_each(
 }
 
 fn outcome(trace: &Trace, device: &Device, setting: &Setting) -> Result<PolicyOutcome, ReplayError> {
-    let (policy, caching) = match *setting {
-        Setting::Gapless => (PolicyKind::Gapless, CachingSettings::default()),
-        Setting::Caching(settings) => (PolicyKind::Caching, settings),
-    };
+    let (policy, caching) = setting.policy();
     let gapless = GaplessSettings::default();
     let options = ReplayOptions {
         policy,
