@@ -172,9 +172,14 @@
     const inView = (op) => op >= state.from && op <= state.to;
     [one, two].forEach((drawn) => {
       if (drawn && drawn.oom_op !== null && inView(drawn.oom_op)) {
-        context.fillStyle = colour("limit");
         context.textAlign = x(drawn.oom_op) > width / 2 ? "right" : "left";
-        context.fillText(` ✕ ${drawn.name} fails `, x(drawn.oom_op), y(data.device_bytes) + (drawn === one ? 12 : 28));
+        const text = ` ✕ ${drawn.name} fails `;
+        const height = y(data.device_bytes) + (drawn === one ? 14 : 30);
+        const left = context.textAlign === "right" ? x(drawn.oom_op) - context.measureText(text).width : x(drawn.oom_op);
+        context.fillStyle = colour("paper");
+        context.fillRect(left, height - 8, context.measureText(text).width, 16);
+        context.fillStyle = colour("limit");
+        context.fillText(text, x(drawn.oom_op), height);
       }
     });
     run.moments.forEach((op, index) => {
@@ -249,12 +254,17 @@
   function drawMoment() {
     const op = run.moments[state.moment];
     const before = Math.max(0, Math.min(Math.ceil(op / run.ops_per_bucket) - 1, run.live.high_kib.length - 1));
-    const value = (series) => (before < series.length ? size(series[before] * KIB) : "no result any more");
-    const parts = [`Before op ${grouped(op)} of ${grouped(run.ops)}: ${value(run.live.high_kib)} live`];
+    const value = (series) => {
+      if (before >= series.high_kib.length) return "nothing any more";
+      const [low, high] = [series.low_kib[before] * KIB, series.high_kib[before] * KIB];
+      return low === high ? size(high) : `${size(low)} to ${size(high)}`;
+    };
+    const parts = [`Before op ${grouped(op)} of ${grouped(run.ops)}: ${value(run.live)} live`];
     for (const drawn of new Set([policy("first"), policy("second")])) {
-      if (drawn) parts.push(`${drawn.name} holds ${value(drawn.reserved.high_kib)}`);
+      if (drawn) parts.push(`${drawn.name} holds ${value(drawn.reserved)}`);
     }
-    at("moment").textContent = `${parts.join("; ")}${run.ops_per_bucket > 1 ? ` (the most in ${grouped(run.ops_per_bucket)} ops)` : ""}.`;
+    const within = run.ops_per_bucket > 1 ? ` (within ${grouped(run.ops_per_bucket)} ops)` : "";
+    at("moment").textContent = `${parts.join("; ")}${within}.`;
   }
   function draw() {
     drawChart();
