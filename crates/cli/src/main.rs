@@ -5,6 +5,7 @@
 mod advise;
 mod count;
 mod doctor;
+mod page;
 mod probe;
 mod progress;
 mod replay;

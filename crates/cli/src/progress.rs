@@ -2,6 +2,7 @@
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, IsTerminal};
+use std::time::Duration;
 
 /// The progress over steps of about the same length.
 pub(crate) fn of_steps(steps: u64, message: String) -> ProgressBar {
@@ -11,6 +12,11 @@ pub(crate) fn of_steps(steps: u64, message: String) -> ProgressBar {
 /// The progress over the bytes of a file.
 pub(crate) fn of_bytes(bytes: u64, message: String) -> ProgressBar {
     bar(bytes, "{msg} {wide_bar} {binary_bytes} of {binary_total_bytes}").with_message(message)
+}
+
+/// The progress over a time, with what was done so far.
+pub(crate) fn of_time(length: Duration) -> ProgressBar {
+    bar(length.as_secs(), "{elapsed_precise} {bar:30} {msg}")
 }
 
 fn bar(length: u64, template: &str) -> ProgressBar {

@@ -1,12 +1,15 @@
 //! `gapless replay`: replays recorded allocations and compares the policies.
 
+use super::page::{self, Contents};
 use super::table;
 use super::{Failure, Outcome, printable, progress};
 use clap::{Args, ValueEnum};
 use gapless::driver::cuda::{CudaDriver, OpenError};
 use gapless::driver::{DriverError, WorkDriver};
 use gapless::{ByteSize, ChunkPolicy, StreamId};
+use gapless_trace::advice::{AdviceOptions, PolicyOutcome, advise};
 use gapless_trace::caching::CachingSettings;
+use gapless_trace::timeline::Subject;
 use gapless_trace::{
     Ballast, BallastError, Device, GaplessSettings, PolicyError, PolicyKind, ReadErrorKind, ReplayError, ReplayOptions,
     ReplayResult, Search, Touch, Trace, replay,
@@ -75,6 +78,11 @@ pub(super) struct ReplayArguments {
     #[arg(long, value_name = "OPS", default_value_t = 0)]
     lag: u64,
 
+    /// Also write a page to look at, of the same policies on a simulated device: memory over time, the address space. One
+    /// file, which needs no network
+    #[arg(long, value_name = "OUT.html")]
+    html: Option<PathBuf>,
+
     /// Print one JSON object per trace and policy, each on a line of its own
     #[arg(long)]
     json: bool,
@@ -136,6 +144,9 @@ pub(super) fn run(arguments: &ReplayArguments) -> Result<Outcome, Failure> {
     if arguments.capacity == Some(ByteSize(0)) {
         return Err(Failure::BadArguments("--capacity 0 leaves no memory: give a size such as 24GiB".into()));
     }
+    if arguments.html.is_some() && arguments.traces.len() > 1 {
+        return Err(Failure::BadArguments("--html writes the page of one TRACE: give one at a time".into()));
+    }
     let mut outcome = Outcome::Success;
     for path in &arguments.traces {
         let bad = |text: &dyn std::fmt::Display| {
@@ -191,6 +202,9 @@ pub(super) fn run(arguments: &ReplayArguments) -> Result<Outcome, Failure> {
         };
         let job = Job { arguments, trace: &trace, device: Device { lag_ops: arguments.lag, ..device }, place };
         let results = job.replay_all(&policies)?;
+        if let Some(out) = &arguments.html {
+            page::write(out, &job.page(&results)?)?;
+        }
         if results.iter().any(|result| result.oom.is_some()) && outcome == Outcome::Success {
             outcome = Outcome::OutOfMemory;
         }
@@ -283,6 +297,33 @@ impl Job<'_> {
             table::write(&mut io::stdout().lock(), &results)?;
         }
         Ok(results)
+    }
+
+    /// The page of the policies. What it says beside them, such as the largest holders, is of the native policy.
+    fn page(&self, results: &[ReplayResult]) -> Result<String, Failure> {
+        let (trace, device) = (self.trace, &self.device);
+        let outcome = |result: &ReplayResult| PolicyOutcome {
+            setting: result.policy.to_string(),
+            oom_op: result.oom.as_ref().map(|oom| oom.op_index),
+            smallest_device_bytes: result.min_capacity_bytes.flatten(),
+            driver_calls: result.driver_calls.total(),
+            host_waits: result.host_waits,
+        };
+        let subject = |result: &ReplayResult| Subject {
+            name: result.policy.to_string(),
+            policy: result.policy,
+            gapless: self.settings(),
+            caching: CachingSettings::default(),
+        };
+        let policies: Vec<PolicyOutcome> = results.iter().map(outcome).collect();
+        let subjects: Vec<Subject> = results.iter().map(subject).collect();
+        let options =
+            AdviceOptions { device: self.device, settings: Vec::new(), threads: NonZero::<usize>::MIN, progress: None };
+        let page = advise(trace, &options).and_then(|advice| {
+            let (policies, subjects, advice) = (&policies, &subjects, &advice);
+            page::render(&Contents { title: "replay", trace, device, advice, policies, verdict: None, subjects })
+        });
+        page.map_err(|error| Failure::Internal(format!("the page of {}: {error}", self.name())))
     }
 
     fn replay_one(&self, policy: PolicyKind, bar: &ProgressBar) -> Result<ReplayResult, ReplayError> {

@@ -4,14 +4,14 @@
 //! figures are printed at the end.
 
 use super::count::count;
-use super::{Failure, Outcome};
+use super::{Failure, Outcome, progress};
 use clap::{Args, ValueEnum};
 use gapless::allocator::Stats;
 use gapless::driver::cuda::CudaDriver;
 use gapless::units::ByteSize;
 use gapless_testkit::{Cuda, Device, Faults, Host, Model, Progress, Stress, World, run_stress};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::{self, IsTerminal, Write};
+use indicatif::ProgressBar;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -104,7 +104,7 @@ pub(super) fn run(arguments: &SoakArguments) -> Result<Outcome, Failure> {
     eprintln!("seed {seed}");
     let length = Duration::from_secs_f64(arguments.minutes * 60.0);
     let end = Instant::now() + length;
-    let bar = progress_bar(length);
+    let bar = progress::of_time(length);
     let mut sum = Sum::default();
     for round in 0.. {
         let left = end.saturating_duration_since(Instant::now());
@@ -140,13 +140,6 @@ pub(super) fn run(arguments: &SoakArguments) -> Result<Outcome, Failure> {
     bar.finish_and_clear();
     sum.print(&mut io::stdout().lock())?;
     Ok(Outcome::Success)
-}
-
-fn progress_bar(length: Duration) -> ProgressBar {
-    let target = if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-    let bar = ProgressBar::with_draw_target(Some(length.as_secs()), target);
-    let style = ProgressStyle::with_template("{elapsed_precise} {bar:30} {msg}").expect("the template is well-formed");
-    bar.with_style(style)
 }
 
 #[derive(Default)]

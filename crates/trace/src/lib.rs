@@ -6,7 +6,8 @@
 //!                                                   └──search──▶ smallest device that survives
 //! ```
 //!
-//! [`advice`] puts replays through several policies together, for a program that ran out of memory.
+//! [`advice`] puts replays through several policies together, for a program that ran out of memory. [`timeline`] says
+//! what they hold over time and where it lies, for a picture.
 //!
 //! A replay runs one [`Policy`], either gapless itself or the baseline in [`caching`], on one driver. This crate uses
 //! only the allocator's public interface.
@@ -26,6 +27,7 @@ mod record;
 mod replay;
 mod search;
 mod text;
+pub mod timeline;
 mod work;
 mod write;
 
@@ -36,7 +38,7 @@ pub use history::{Extent, FailedRequest, History};
 pub use load::{Op, Trace};
 pub use meter::{Clock, Meter, Metered};
 pub use op::TraceOp;
-pub use policy::{GaplessSettings, Policy, PolicyError, PolicyKind, PolicyStats};
+pub use policy::{GaplessSettings, HeldBlock, Policy, PolicyError, PolicyKind, PolicyStats};
 pub use record::Recorder;
 pub use replay::{OutOfMemoryAt, ReplayDriver, ReplayError, ReplayOptions, ReplayResult, replay};
 pub use search::{Search, SearchResult};

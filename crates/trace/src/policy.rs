@@ -1,7 +1,7 @@
 //! The allocation policies that a trace can be replayed through: gapless and the baseline.
 
 use crate::caching::{CachingAllocator, CachingError};
-use gapless::allocator::{AllocError, Allocator, BuildError, ChunkPolicy, StreamError};
+use gapless::allocator::{AllocError, Allocator, BlockSnapshot, BlockState, BuildError, ChunkPolicy, StreamError};
 use gapless::driver::{Driver, DriverError};
 use gapless::units::{DeviceAddr, StreamId};
 use std::fmt;
@@ -42,6 +42,20 @@ pub trait Policy {
 
     /// Returns statistics that only the allocator knows.
     fn stats(&self) -> PolicyStats;
+
+    /// Returns all blocks with memory behind them, in any order.
+    fn held_blocks(&self) -> Vec<HeldBlock>;
+}
+
+/// A block with memory behind it, live or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldBlock {
+    /// Its address.
+    pub addr: DeviceAddr,
+    /// Its size in bytes, rounding included.
+    pub bytes: u64,
+    /// Whether it is allocated.
+    pub live: bool,
 }
 
 /// Statistics of a [`Policy`].
@@ -166,6 +180,17 @@ impl<D: Driver> Policy for Allocator<D> {
         let stats = Self::stats(self);
         PolicyStats { peak_reserved_bytes: stats.peak_reserved_bytes, host_waits: stats.host_waits }
     }
+
+    fn held_blocks(&self) -> Vec<HeldBlock> {
+        let snapshot = self.snapshot();
+        let blocks = snapshot.regions.iter().flat_map(|region| &region.blocks);
+        let held = |block: &BlockSnapshot| HeldBlock {
+            addr: block.addr,
+            bytes: block.bytes,
+            live: block.state == BlockState::Live,
+        };
+        blocks.map(held).collect()
+    }
 }
 
 impl<D: Driver> Policy for CachingAllocator<D> {
@@ -197,5 +222,9 @@ impl<D: Driver> Policy for CachingAllocator<D> {
     fn stats(&self) -> PolicyStats {
         let figures = self.figures();
         PolicyStats { peak_reserved_bytes: figures.peak_reserved_bytes, host_waits: figures.host_waits }
+    }
+
+    fn held_blocks(&self) -> Vec<HeldBlock> {
+        Self::held_blocks(self).collect()
     }
 }

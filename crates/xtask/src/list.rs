@@ -9,6 +9,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
         "Tests of one kind",
         &[
             "test-python",
+            "test-page",
             "test-interop",
             "torch-without-gpu",
             "model-check",

@@ -14,7 +14,7 @@ mod workspace;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
     build_capi, build_kernels, build_torch_objects, build_wheel, ci, generate_bindings, generate_header, gpu_bundle,
-    model_check, sanitize, scripts, test_interop, test_python, torch_without_gpu,
+    model_check, sanitize, scripts, test_interop, test_page, test_python, torch_without_gpu,
 };
 use failure::Failure;
 use std::process::ExitCode;
@@ -52,6 +52,8 @@ enum Command {
     BuildKernels(build_kernels::BuildKernelsArguments),
     /// Test the Python package over the simulated driver; takes pytest's arguments
     TestPython(test_python::TestPythonArguments),
+    /// Test the page of `gapless advise --html` in a headless Chromium; takes pytest's arguments
+    TestPage(test_page::TestPageArguments),
     /// Build and run the examples of the features cust, cuda-driver-sys and cudarc over the simulated driver
     TestInterop,
     /// Test PyTorch's CUDA build over the simulated driver; takes pytest's arguments (installs 5 GB once)
@@ -111,6 +113,7 @@ fn run(workspace: &Workspace, command: Command) -> Result<(), Failure> {
         Command::GenerateBindings => generate_bindings::run(workspace),
         Command::BuildKernels(arguments) => build_kernels::run(workspace, &arguments),
         Command::TestPython(arguments) => test_python::run(workspace, &arguments),
+        Command::TestPage(arguments) => test_page::run(workspace, &arguments),
         Command::TestInterop => test_interop::run(workspace),
         Command::TorchWithoutGpu(arguments) => torch_without_gpu::run(workspace, &arguments),
         Command::ModelCheck(arguments) => model_check::run(workspace, &arguments),

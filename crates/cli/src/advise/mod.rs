@@ -2,10 +2,12 @@
 
 mod text;
 
+use super::page::{self, Contents};
 use super::{Failure, Outcome, printable, progress};
 use clap::Args;
 use gapless::ByteSize;
-use gapless_trace::advice::{Advice, AdviceOptions, Gpu, Setting, advise};
+use gapless_trace::advice::{Advice, AdviceOptions, Gpu, PolicyOutcome, Setting, advise};
+use gapless_trace::timeline::Subject;
 use gapless_trace::{Device, Extent, PolicyError, ReadError, ReadErrorKind, ReplayError, Trace};
 use std::fs::File;
 use std::io::{self, Write};
@@ -22,6 +24,10 @@ pub(super) struct AdviseArguments {
     /// Print one JSON object per file, each on a line of its own
     #[arg(long)]
     json: bool,
+
+    /// Also write a page to look at: memory over time, the address space, the table. One file, which needs no network
+    #[arg(long, value_name = "OUT.html")]
+    html: Option<PathBuf>,
 
     /// Memory that the allocator may hold on the device, such as 24GiB [default: the recorded size, else 1.05 x the
     /// peak of live bytes]
@@ -47,12 +53,18 @@ pub(super) fn run(arguments: &AdviseArguments) -> Result<Outcome, Failure> {
     if arguments.device == Some(ByteSize(0)) {
         return Err(Failure::BadArguments("--device 0 leaves no memory: give a size such as 24GiB".into()));
     }
+    if arguments.html.is_some() && arguments.files.len() > 1 {
+        return Err(Failure::BadArguments("--html writes the page of one FILE: give one at a time".into()));
+    }
     let mut outcome = Outcome::Success;
     for path in &arguments.files {
         let name = printable(&path.to_string_lossy());
         match one(arguments, path, &name) {
-            Ok(advice) => {
+            Ok((advice, page)) => {
                 print(arguments, &advice)?;
+                if let (Some(out), Some(page)) = (&arguments.html, page) {
+                    page::write(out, &page)?;
+                }
                 if advice.policies.is_empty() {
                     outcome = Outcome::BadInput;
                 } else if advice.survivors().is_empty() && outcome == Outcome::Success {
@@ -75,7 +87,8 @@ enum Stop {
     Failed(Failure),
 }
 
-fn one(arguments: &AdviseArguments, path: &Path, name: &str) -> Result<Advice, Stop> {
+/// Returns the advice on a file, and its page if one is wanted.
+fn one(arguments: &AdviseArguments, path: &Path, name: &str) -> Result<(Advice, Option<String>), Stop> {
     let bad = |error: &dyn std::fmt::Display| Stop::BadFile(error.to_string());
     let trace = open(path, name, arguments.snapshot_device).map_err(|error| bad(&error))?;
     if trace.ops().is_empty() {
@@ -96,21 +109,44 @@ fn one(arguments: &AdviseArguments, path: &Path, name: &str) -> Result<Advice, S
     }
     let settings = if arguments.settings.is_empty() { Setting::usual(&trace) } else { arguments.settings.clone() };
     let threads = std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN).min(MOST_THREADS);
+    let stop = |error| match error {
+        // The device is smaller than a page, or the trace has too many streams for an allocator.
+        ReplayError::Settings(_) | ReplayError::Policy { error: PolicyError::Limit(_), .. } => bad(&error),
+        error => Stop::Failed(Failure::Internal(format!("{name}: {error}"))),
+    };
     let mut options = AdviceOptions { device, settings, threads, progress: None };
     let bar = progress::of_steps(options.expected_replays(), name.to_owned());
     let step = || bar.inc(1);
     options.progress = Some(&step);
-    let advice = advise(&trace, &options);
+    let advice = advise(&trace, &options).map_err(stop);
     bar.finish_and_clear();
-    let advice = advice.map_err(|error| match error {
-        // The device is smaller than a page, or the trace has too many streams for an allocator.
-        ReplayError::Settings(_) | ReplayError::Policy { error: PolicyError::Limit(_), .. } => bad(&error),
-        error => Stop::Failed(Failure::Internal(format!("{name}: {error}"))),
-    })?;
+    let advice = advice?;
     if let Some(note) = note(&advice) {
         eprintln!("note: {name}: {note}");
     }
-    Ok(advice)
+    let page = if arguments.html.is_some() { Some(render(&trace, &device, &advice).map_err(stop)?) } else { None };
+    Ok((advice, page))
+}
+
+/// The page of the policies that have a verdict.
+fn render(trace: &Trace, device: &Device, advice: &Advice) -> Result<String, ReplayError> {
+    let setting = |policy: &PolicyOutcome| policy.setting.parse::<Setting>().expect("an outcome names its setting");
+    let subjects: Vec<Subject> = advice.policies.iter().map(setting).map(Subject::from).collect();
+    let mut verdict = Vec::new();
+    if advice.policies.is_empty() {
+        verdict.extend_from_slice(text::NO_VERDICT.as_bytes());
+    } else {
+        text::verdict(&mut verdict, advice).expect("a vector takes every text");
+    }
+    page::render(&Contents {
+        title: "what to do about its memory",
+        trace,
+        device,
+        advice,
+        policies: &advice.policies,
+        verdict: Some(String::from_utf8_lossy(&verdict).trim_end().to_owned()),
+        subjects: &subjects,
+    })
 }
 
 fn open(path: &Path, name: &str, device: Option<usize>) -> Result<Trace, ReadError> {

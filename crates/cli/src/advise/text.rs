@@ -12,7 +12,7 @@ use std::io::{self, Write};
 pub(super) fn write(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
     what_happened(out, advice)?;
     if advice.policies.is_empty() {
-        writeln!(out, "\nNo verdict: the file does not say enough about what was live before it begins.\n")?;
+        writeln!(out, "\n{NO_VERDICT}\n")?;
         return Ok(());
     }
     what_helps(out, advice)?;
@@ -127,6 +127,11 @@ fn what_helps(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
         ]);
     }
     writeln!(out, "{table}")?;
+    verdict(out, advice)
+}
+
+/// Writes what to do.
+pub(super) fn verdict(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
     let survivors = advice.survivors();
     let Some(best) = survivors.first() else { return nothing_helps(out, advice) };
     if survivors.iter().any(|policy| policy.setting == "native") {
@@ -203,6 +208,8 @@ fn to_paste(policy: &PolicyOutcome) -> String {
     }
 }
 
+/// Said where no policy was replayed.
+pub(super) const NO_VERDICT: &str = "No verdict: the file does not say enough about what was live before it begins.";
 const GAPLESS: &str = "gapless";
 const EMPTY_CACHE: &str = "torch.cuda.empty_cache()";
 /// Most streams whose free memory is listed.

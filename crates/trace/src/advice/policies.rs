@@ -22,6 +22,14 @@ pub enum Setting {
 }
 
 impl Setting {
+    /// Returns the policy, and the settings of the baseline if it is that.
+    pub(crate) fn policy(self) -> (PolicyKind, CachingSettings) {
+        match self {
+            Self::Gapless => (PolicyKind::Gapless, CachingSettings::default()),
+            Self::Caching(settings) => (PolicyKind::Caching, settings),
+        }
+    }
+
     /// Returns the settings to compare by default: those that PyTorch's documentation and the articles about it advise,
     /// and gapless.
     pub fn usual(trace: &Trace) -> Vec<Self> {
@@ -44,13 +52,6 @@ impl Setting {
             progress: None,
         };
         replay(trace, Arc::new(device.model()), &options)
-    }
-
-    fn policy(&self) -> (PolicyKind, CachingSettings) {
-        match *self {
-            Self::Gapless => (PolicyKind::Gapless, CachingSettings::default()),
-            Self::Caching(settings) => (PolicyKind::Caching, settings),
-        }
     }
 }
 

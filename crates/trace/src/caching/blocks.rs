@@ -4,6 +4,7 @@
 //! ones are reused. Only expandable segments have blocks without memory.
 
 use super::pool::PoolKind;
+use crate::policy::HeldBlock;
 use gapless::units::{DeviceAddr, StreamId};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -98,6 +99,12 @@ impl Blocks {
         let entry = self.entry(block);
         let next = entry.next.map(|next| self.entry(next)).filter(|next| next.state == State::Unmapped);
         entry.bytes + next.map_or(0, |next| next.bytes)
+    }
+
+    /// Returns the live and the free blocks.
+    pub(super) fn held(&self) -> impl Iterator<Item = HeldBlock> {
+        let held = self.entries.iter().filter(|entry| matches!(entry.state, State::Live | State::Free));
+        held.map(|entry| HeldBlock { addr: entry.addr, bytes: entry.bytes, live: entry.state == State::Live })
     }
 
     /// Adds a segment as one block that is free or unmapped.

@@ -42,6 +42,7 @@ mod waits;
 pub use error::{CachingError, CachingOutOfMemory};
 pub use settings::{CachingSettings, ParseSettingsError};
 
+use crate::policy::HeldBlock;
 use blocks::{BlockId, Blocks};
 use expandable::ExpandableSegments;
 use gapless::driver::{Driver, DriverError, DriverErrorKind};
@@ -180,6 +181,11 @@ impl<D: Driver> CachingAllocator<D> {
             bytes: self.blocks.bytes(block),
             stream: self.blocks.stream(block),
         })
+    }
+
+    /// Returns all blocks with memory behind them, live or free.
+    pub fn held_blocks(&self) -> impl Iterator<Item = HeldBlock> {
+        self.blocks.held()
     }
 
     /// Takes the free block that fits best, if there is one (`get_free_block`).

@@ -12,6 +12,7 @@ pub mod model_check;
 pub mod sanitize;
 pub mod scripts;
 pub mod test_interop;
+pub mod test_page;
 pub mod test_python;
 pub mod torch_object;
 pub mod torch_without_gpu;

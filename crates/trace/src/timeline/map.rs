@@ -1,0 +1,194 @@
+//! The address space at one moment, in a bounded number of cells.
+
+use crate::policy::HeldBlock;
+use gapless::units::KIB;
+
+/// What an allocator holds at one moment, in address order.
+///
+/// The held bytes are cut into cells of [`cell_bytes`](Self::cell_bytes) from the lowest address on; ranges of addresses
+/// without memory are left out, and a new cell begins after each.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct AddressMap {
+    /// Index of the first op that had not run.
+    pub op: u64,
+    /// Size of a cell in bytes, a power of two.
+    pub cell_bytes: u64,
+    /// A character for each cell: `0` if nothing in it is live, `9` if all is, and `1` to `8` between. `|` stands for
+    /// addresses without memory between two cells.
+    pub cells: String,
+    /// Bytes in live blocks, rounding included.
+    pub live_bytes: u64,
+    /// Bytes in free blocks.
+    pub free_bytes: u64,
+    /// The largest run of free bytes with adjacent addresses.
+    pub largest_free_bytes: u64,
+    /// Number of runs of free bytes.
+    pub free_runs: u64,
+}
+
+impl AddressMap {
+    /// Draws `blocks`, which do not overlap, before the op at index `op`.
+    pub(super) fn of(op: u64, mut blocks: Vec<HeldBlock>) -> Self {
+        blocks.sort_unstable_by_key(|block| block.addr);
+        let mut map = Self {
+            op,
+            cell_bytes: 0,
+            cells: String::new(),
+            live_bytes: 0,
+            free_bytes: 0,
+            largest_free_bytes: 0,
+            free_runs: 0,
+        };
+        map.measure(&blocks);
+        let held = map.live_bytes + map.free_bytes;
+        map.cell_bytes = held.div_ceil(MOST_CELLS as u64).next_power_of_two().max(LEAST_CELL_BYTES);
+        // Separate ranges end with cells that are not full: larger cells until there are few enough.
+        loop {
+            map.cells = draw(&blocks, map.cell_bytes);
+            if map.cells.len() <= MOST_CELLS {
+                return map;
+            }
+            if map.cells.bytes().filter(|&cell| cell == GAP).count() > MOST_CELLS / 4 {
+                // So many ranges do not fit one by one.
+                map.cells = draw(&joined(&blocks), map.cell_bytes);
+                if map.cells.len() <= MOST_CELLS {
+                    return map;
+                }
+            }
+            map.cell_bytes *= 2;
+        }
+    }
+
+    fn measure(&mut self, blocks: &[HeldBlock]) {
+        let mut run = 0;
+        let mut end = None;
+        for block in blocks {
+            if block.live {
+                self.live_bytes += block.bytes;
+                run = 0;
+            } else {
+                self.free_bytes += block.bytes;
+                if run == 0 || end != Some(block.addr) {
+                    self.free_runs += 1;
+                    run = 0;
+                }
+                run += block.bytes;
+                self.largest_free_bytes = self.largest_free_bytes.max(run);
+            }
+            end = Some(block.addr.offset(block.bytes));
+        }
+    }
+}
+
+/// The same blocks without the addresses between them.
+fn joined(blocks: &[HeldBlock]) -> Vec<HeldBlock> {
+    let Some(first) = blocks.first() else { return Vec::new() };
+    let mut addr = first.addr;
+    let mut place = |block: &HeldBlock| {
+        let placed = HeldBlock { addr, ..*block };
+        addr = addr.offset(block.bytes);
+        placed
+    };
+    blocks.iter().map(&mut place).collect()
+}
+
+fn draw(blocks: &[HeldBlock], cell_bytes: u64) -> String {
+    let mut cells = Cells { text: String::new(), cell_bytes, used: 0, live: 0 };
+    let mut end = None;
+    for block in blocks {
+        if end.is_some_and(|end| end != block.addr) {
+            cells.close();
+            cells.text.push(char::from(GAP));
+        }
+        cells.add(block.bytes, block.live);
+        end = Some(block.addr.offset(block.bytes));
+    }
+    cells.close();
+    cells.text
+}
+
+struct Cells {
+    text: String,
+    cell_bytes: u64,
+    /// Bytes of the cell that is being filled.
+    used: u64,
+    /// How many of them are live.
+    live: u64,
+}
+
+impl Cells {
+    fn add(&mut self, mut bytes: u64, live: bool) {
+        while bytes > 0 {
+            let part = bytes.min(self.cell_bytes - self.used);
+            self.used += part;
+            self.live += if live { part } else { 0 };
+            bytes -= part;
+            if self.used == self.cell_bytes {
+                self.close();
+            }
+        }
+    }
+
+    fn close(&mut self) {
+        if self.used == 0 {
+            return;
+        }
+        let shade = match self.live {
+            0 => 0,
+            live if live == self.used => 9,
+            live => 1 + u8::try_from(u128::from(live) * 8 / u128::from(self.used)).unwrap_or(7).min(7),
+        };
+        self.text.push(char::from(b'0' + shade));
+        (self.used, self.live) = (0, 0);
+    }
+}
+
+/// Most cells of a map, separators included.
+pub(super) const MOST_CELLS: usize = 4096;
+/// The smallest cell.
+const LEAST_CELL_BYTES: u64 = 64 * KIB;
+const GAP: u8 = b'|';
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gapless::units::{DeviceAddr, MIB};
+
+    fn block(addr: u64, bytes: u64, live: bool) -> HeldBlock {
+        HeldBlock { addr: DeviceAddr(addr), bytes, live }
+    }
+
+    #[test]
+    fn cells_show_how_much_of_them_is_live() {
+        let k = LEAST_CELL_BYTES;
+        let blocks = vec![
+            block(2 * k, k / 2, false),
+            block(0, 2 * k, true),
+            block(2 * k + k / 2, k / 2, true),
+            block(9 * k, 2 * k, false),
+        ];
+        let map = AddressMap::of(7, blocks);
+        assert_eq!((map.op, map.cell_bytes, map.cells.as_str()), (7, k, "995|00"));
+        assert_eq!((map.live_bytes, map.free_bytes), (2 * k + k / 2, 2 * k + k / 2));
+        assert_eq!((map.largest_free_bytes, map.free_runs), (2 * k, 2));
+        assert_eq!(AddressMap::of(0, Vec::new()).cells, "");
+    }
+
+    #[test]
+    fn a_run_of_free_bytes_ends_at_a_live_block_and_at_a_gap() {
+        let map = AddressMap::of(0, vec![block(0, MIB, false), block(MIB, MIB, false), block(3 * MIB, MIB, false)]);
+        assert_eq!((map.largest_free_bytes, map.free_runs), (2 * MIB, 2));
+    }
+
+    #[test]
+    fn the_number_of_cells_is_bounded() {
+        let one = AddressMap::of(0, vec![block(0, 4 << 40, true)]);
+        assert!(one.cells.len() <= MOST_CELLS && one.cells.len() > MOST_CELLS / 4, "{}", one.cells.len());
+        for step in [512, 1 << 12, 1 << 21, 1 << 30] {
+            let apart: Vec<_> = (0..100_000).map(|index| block(index * 2 * step, step, index % 2 == 0)).collect();
+            let map = AddressMap::of(0, apart);
+            assert!(map.cells.len() <= MOST_CELLS, "{step}: {}", map.cells.len());
+            assert_eq!(map.free_runs, 50_000);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What a replay holds over time, and where.
+
+use gapless_trace::advice::Setting;
+use gapless_trace::timeline::{EVEN_MOMENTS, MOST_CHOSEN, MOST_POLICIES, MOST_STREAMS, Subject, Timeline, timeline};
+use gapless_trace::{Device, Trace};
+use std::fmt::Write;
+
+const MIB: u64 = 1 << 20;
+
+fn subjects(settings: &[&str]) -> Vec<Subject> {
+    settings.iter().map(|setting| Subject::from(setting.parse::<Setting>().unwrap())).collect()
+}
+
+fn follow(text: &str, capacity_bytes: u64, settings: &[&str], moments: &[u64]) -> Timeline {
+    let trace = Trace::read("t", text.as_bytes()).unwrap();
+    timeline(&trace, &Device::of(capacity_bytes), &subjects(settings), moments).unwrap()
+}
+
+#[test]
+fn series_follow_what_is_live_and_what_is_held() {
+    let text = "a 1 4194304 0\na 2 2097152 7\nf 1\nm end\n";
+    let found = follow(text, 64 * MIB, &["native", "gapless"], &[]);
+    assert_eq!((found.ops, found.ops_per_bucket), (4, 1));
+    assert_eq!(found.live.high_kib, [4096, 6144, 2048, 2048]);
+    assert_eq!(found.live.low_kib, found.live.high_kib, "each op has a bucket of its own");
+    let streams: Vec<_> = found.streams.iter().map(|stream| (stream.stream, stream.live.high_kib.clone())).collect();
+    assert_eq!(streams, [(0, vec![4096, 4096, 0, 0]), (7, vec![0, 2048, 2048, 2048])]);
+    // PyTorch's allocator takes 20 MiB for each stream, and keeps them.
+    assert_eq!(found.policies[0].reserved.high_kib, [20 * 1024, 40 * 1024, 40 * 1024, 40 * 1024]);
+    for (held, live) in found.policies[1].reserved.high_kib.iter().zip(&found.live.high_kib) {
+        assert!(held >= live);
+    }
+}
+
+#[test]
+fn a_request_that_was_refused_is_not_live() {
+    let log = "Thread,Time,Action,Pointer,Size,Stream\n1,1,allocate,0x100,1048576,0x0\n1,3,allocate failure,(nil),1099511627776,0x0\n";
+    let found = follow(log, 64 * MIB, &["native"], &[]);
+    assert_eq!(found.live.high_kib, [1024; 4]);
+    assert_eq!(found.policies[0].oom_op, Some(2));
+}
+
+#[test]
+fn maps_say_what_lies_where_before_the_op() {
+    let text = "a 1 20971520 0\na 2 20971520 0\nf 1\na 3 4194304 0\n";
+    let found = follow(text, 64 * MIB, &["native", "gapless"], &[3]);
+    assert_eq!(found.moments, [0, 1, 2, 3, 4]);
+    for policy in &found.policies {
+        assert_eq!(policy.maps.iter().map(|map| map.op).collect::<Vec<_>>(), found.moments);
+        assert_eq!(policy.maps[0].cells, "");
+        let live: Vec<_> = policy.maps.iter().map(|map| map.live_bytes / MIB).collect();
+        assert_eq!(live, [0, 20, 40, 20, 24], "{}", policy.name);
+    }
+    let third = &found.policies[0].maps[3];
+    assert_eq!((third.free_bytes, third.largest_free_bytes, third.free_runs), (20 * MIB, 20 * MIB, 1));
+    let cells = third.cells.replace('|', "");
+    let half = cells.len() / 2;
+    assert!(
+        cells[..half].bytes().all(|cell| cell == b'0') && cells[half..].bytes().all(|cell| cell == b'9'),
+        "{cells}"
+    );
+}
+
+/// What is in a map is what the device lacks; idle chunks aside, which a young gapless has none of.
+#[test]
+fn maps_add_up_to_what_is_held() {
+    let text = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../traces/oom/oom_10.trace.gz")).unwrap();
+    let trace = Trace::read("oom_10", &*text).unwrap();
+    let device = Device::for_trace(&trace).unwrap();
+    let found = timeline(&trace, &device, &subjects(&["native", "expandable_segments:True"]), &[1347]).unwrap();
+    assert_eq!(found.ops_per_bucket, 1);
+    for policy in &found.policies {
+        assert!(policy.maps.len() > 10);
+        for map in policy.maps.iter().filter(|map| map.op > 0) {
+            let held = policy.reserved.high_kib[map.op as usize - 1] * 1024;
+            assert_eq!(map.live_bytes + map.free_bytes, held, "{} before op {}", policy.name, map.op);
+        }
+    }
+    let native = &found.policies[0];
+    assert_eq!((native.oom_op, native.reserved.high_kib.len()), (Some(1347), 1347));
+    let failure = native.maps.last().unwrap();
+    assert_eq!((failure.op, failure.free_runs), (1347, 161), "as the advice counts them");
+}
+
+#[test]
+fn everything_is_bounded() {
+    let mut text = String::from("# capacity_bytes 1099511627776\n");
+    for id in 0..30_000 {
+        writeln!(text, "a {id} {} {}", 1000 + id, id % 20).unwrap();
+    }
+    let trace = Trace::read("t", text.as_bytes()).unwrap();
+    let device = Device::for_trace(&trace).unwrap();
+    let moments: Vec<u64> = (0..1000).map(|moment| moment * 17).collect();
+    let found = timeline(&trace, &device, &subjects(&["native"; 15]), &moments).unwrap();
+    assert_eq!((found.policies.len(), found.streams.len(), found.streams_left_out), (MOST_POLICIES, MOST_STREAMS, 12));
+    assert!(found.moments.len() <= EVEN_MOMENTS as usize + MOST_CHOSEN);
+    assert!(found.moments.is_sorted() && found.moments.last() == Some(&30_000));
+    assert!(found.live.high_kib.len() <= 4096 && found.policies[0].reserved.low_kib.len() <= 4096);
+    // Buckets keep the extremes.
+    assert_eq!(*found.live.high_kib.last().unwrap(), trace.peak_live_bytes().div_ceil(1024));
+}
+
+#[test]
+fn settings_that_no_allocator_takes_are_an_error() {
+    let trace = Trace::read("t", &b"a 1 100 0\n"[..]).unwrap();
+    assert!(timeline(&trace, &Device::of(1), &subjects(&["gapless"]), &[]).is_err());
+}
+
+#[test]
+fn steps_empty_the_cache_where_that_is_the_setting() {
+    let text = "a 1 4194304 0\nf 1\nm step\n";
+    let found = follow(text, 64 * MIB, &["torch.cuda.empty_cache()"], &[]);
+    assert_eq!(found.policies[0].reserved.high_kib, [20 * 1024, 20 * 1024, 0]);
+}

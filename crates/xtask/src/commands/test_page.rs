@@ -1,0 +1,52 @@
+//! The page of `gapless advise --html`, in a real browser.
+
+use crate::failure::Failure;
+use crate::workspace::Workspace;
+use crate::{files, process, python};
+use std::env;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+#[derive(Debug, clap::Args)]
+pub struct TestPageArguments {
+    /// Write the pictures of the documents to docs/images
+    #[arg(long)]
+    screenshots: bool,
+
+    /// Arguments of pytest
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+pub fn run(workspace: &Workspace, arguments: &TestPageArguments) -> Result<(), Failure> {
+    let Some(browser) = browser() else {
+        println!("skipped: there is no Chromium here (apt-get install chromium); CHROMIUM names another one");
+        return Ok(());
+    };
+    // The package's own browser is not used, and not fetched.
+    let own = workspace.target("page-tests");
+    let packaged = python::packaged(workspace, &own, &["playwright==1.65.2", "pytest"], "playwright/__init__.py");
+    if let Err(failure) = packaged {
+        println!("skipped: playwright cannot be installed here: {failure}");
+        return Ok(());
+    }
+    process::run(&mut workspace.cargo(["build", "--package", "gapless-cli", "--bin", "gapless"]))?;
+    let mut pytest = workspace.command(python::environment(workspace, &own)?);
+    pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "crates/cli/tests/browser"]);
+    pytest.args(&arguments.arguments).env("CHROMIUM", browser);
+    if arguments.screenshots {
+        let folder = workspace.path("docs/images");
+        files::create_folder(&folder)?;
+        pytest.env("GAPLESS_SCREENSHOTS", folder);
+    }
+    process::run(pytest.env("GAPLESS", workspace.target("debug/gapless")))
+}
+
+/// The browser that `CHROMIUM` names, or else one of the usual names.
+fn browser() -> Option<PathBuf> {
+    let named = env::var("CHROMIUM").ok().filter(|name| !name.is_empty());
+    match named {
+        Some(name) => process::find(&name),
+        None => ["chromium", "chromium-browser", "google-chrome"].iter().find_map(|name| process::find(name)),
+    }
+}
