@@ -12,7 +12,7 @@ use crate::caching::CachingSettings;
 use crate::device::PAGE_BYTES;
 use crate::replay::ReplayError;
 use crate::work::Touch;
-use crate::{Device, GaplessSettings, PolicyKind, ReplayOptions, Trace, replay};
+use crate::{Device, GaplessSettings, PolicyKind, ReplayOptions, ReplayResult, Trace, replay};
 use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -59,7 +59,7 @@ impl Search<'_> {
     /// # Errors
     /// Returns the errors of [`replay`].
     pub fn run(&self) -> Result<SearchResult, ReplayError> {
-        let Some(min) = self.smallest_pages()? else {
+        let Some(min) = self.smallest_pages(None)? else {
             return Ok(SearchResult { min_capacity_bytes: None, safe_capacity_bytes: None });
         };
         let larger = samples(min);
@@ -70,23 +70,37 @@ impl Search<'_> {
         })
     }
 
-    /// Runs only the first half of [`run`](Self::run). Returns the size of the smallest device that survives in bytes,
-    /// or `None` if none was found.
+    /// Runs only the first half of [`run`](Self::run), given the result of a replay on a device of `known.0` bytes. Returns
+    /// the size of the smallest device that survives in bytes, or `None` if none was found.
     ///
     /// # Errors
     /// Returns the errors of [`replay`].
-    pub fn min_capacity_bytes(&self) -> Result<Option<u64>, ReplayError> {
-        Ok(self.smallest_pages()?.map(|pages| pages * PAGE_BYTES))
+    pub fn min_capacity_bytes(&self, known: Option<(u64, &ReplayResult)>) -> Result<Option<u64>, ReplayError> {
+        let known = known.filter(|(bytes, _)| bytes.is_multiple_of(PAGE_BYTES));
+        let known = known.map(|(bytes, result)| (bytes / PAGE_BYTES, self.part_of(result)));
+        Ok(self.smallest_pages(known)?.map(|pages| pages * PAGE_BYTES))
     }
 
-    fn smallest_pages(&self) -> Result<Option<u64>, ReplayError> {
+    /// Searches from a number of pages that is known to survive, or to fail after some part of the ops.
+    fn smallest_pages(&self, known: Option<(u64, Option<f64>)>) -> Result<Option<u64>, ReplayError> {
         // A device with fewer pages than the peak of live bytes cannot survive.
         let least = self.trace.peak_live_bytes().div_ceil(PAGE_BYTES).max(1);
         let most = least.saturating_mul(MOST_TIMES).min(u64::MAX / PAGE_BYTES / 2);
-        let mut fails = least - 1;
-        let mut survives = least + least / 2 + 1;
-        let mut costs = Costs::default();
-        while let Some(part) = self.failed_after(survives)? {
+        let (mut fails, mut survives, mut costs) = (least - 1, least + least / 2 + 1, Costs::default());
+        let mut tried = false;
+        match known {
+            Some((pages, None)) if pages >= least => (survives, tried) = (pages, true),
+            Some((pages, Some(part))) if pages >= least => {
+                costs.add(part);
+                fails = pages;
+                survives = survives.max(pages.saturating_mul(2)).min(most);
+                if fails >= most {
+                    return Ok(None);
+                }
+            }
+            _ => {}
+        }
+        while !tried && let Some(part) = self.failed_after(survives)? {
             costs.add(part);
             fails = survives;
             if survives >= most {
@@ -145,8 +159,13 @@ impl Search<'_> {
         if let Some(progress) = self.progress {
             progress();
         }
-        #[allow(clippy::cast_precision_loss, reason = "a part of a trace, to decide what to try next")]
-        Ok(result.oom.map(|oom| oom.op_index as f64 / self.trace.ops().len() as f64))
+        Ok(self.part_of(&result))
+    }
+
+    /// Returns which part of the ops had run when a replay failed, or `None` if it survived.
+    #[allow(clippy::cast_precision_loss, reason = "a part of a trace, to decide what to try next")]
+    fn part_of(&self, result: &ReplayResult) -> Option<f64> {
+        result.oom.as_ref().map(|oom| oom.op_index as f64 / self.trace.ops().len() as f64)
     }
 }
 
@@ -239,6 +258,7 @@ const LEAST_COST: f64 = 0.02;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::advice::Setting;
     use std::convert::Infallible;
 
     #[test]
@@ -270,6 +290,35 @@ mod tests {
         assert!((halves - 0.5).abs() < 1e-5, "{halves}");
         assert!(cost(0.05, 0.05) < 0.65 * cost(0.05, 1.0));
         assert!(cost(0.5, 0.5) < cost(0.5, 1.0));
+    }
+
+    #[test]
+    fn what_is_known_of_a_device_changes_no_result() {
+        // Twenty blocks of 3 MiB, of which every other is freed, and one of 20 MiB.
+        let mut text: String = (0..20).map(|id| format!("a {id} {} 0\n", 3 << 20)).collect();
+        text.extend((0..20).step_by(2).map(|id| format!("f {id}\n")));
+        text.push_str(&format!("a 20 {} 0\n", 20 << 20));
+        let trace = Trace::read("t", text.as_bytes()).unwrap();
+        for setting in ["native", "gapless"].map(|setting| setting.parse::<Setting>().unwrap()) {
+            let (policy, caching) = setting.policy();
+            let search = Search {
+                trace: &trace,
+                policy,
+                gapless: GaplessSettings::default(),
+                caching,
+                lag_ops: 0,
+                threads: NonZero::<usize>::MIN,
+                progress: None,
+            };
+            let found = search.min_capacity_bytes(None).unwrap();
+            let pages = found.expect("a large enough device survives") / PAGE_BYTES;
+            for pages in [pages - 20, pages - 1, pages, pages + 1, pages * 3, pages * 40] {
+                let device = Device::of(pages * PAGE_BYTES);
+                let result = setting.replay(&trace, &device).unwrap();
+                let known = Some((device.capacity_bytes, &result));
+                assert_eq!(search.min_capacity_bytes(known).unwrap(), found, "{setting} on {pages} pages");
+            }
+        }
     }
 
     #[test]

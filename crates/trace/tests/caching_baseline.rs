@@ -148,7 +148,7 @@ fn smallest(trace: &Trace, caching: CachingSettings) -> u64 {
         threads: NonZero::new(2).unwrap(),
         progress: None,
     };
-    search.min_capacity_bytes().unwrap().expect("a large enough device survives")
+    search.min_capacity_bytes(None).unwrap().expect("a large enough device survives")
 }
 
 fn agree(trace: &Trace, what: &str, bytes: u64, real: f64) {

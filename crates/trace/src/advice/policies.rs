@@ -130,7 +130,7 @@ fn outcome(trace: &Trace, options: &AdviceOptions<'_>, setting: &Setting) -> Res
         threads: NonZero::<usize>::MIN,
         progress: options.progress,
     };
-    let found = search.min_capacity_bytes()?;
+    let found = search.min_capacity_bytes(Some((device.capacity_bytes, &result)))?;
     // What was held before the history begins is known to have been enough, and nothing smaller is.
     let history = trace.history();
     let least = match (history.extent, policy) {
