@@ -9,11 +9,16 @@ from pathlib import Path
 
 def main() -> None:
     """Runs the program that the wheel brings, or the one that ``GAPLESS_COMMAND`` names."""
-    program = Path(os.environ.get("GAPLESS_COMMAND") or Path(__file__).with_name("bin") / "gapless")
-    if not program.exists():
-        print(f"{program} does not exist: install gapless from a wheel, or name the program in GAPLESS_COMMAND", file=sys.stderr)
+    path = program()
+    if not path.exists():
+        print(f"{path} does not exist: install gapless from a wheel, or name the program in GAPLESS_COMMAND", file=sys.stderr)
         raise SystemExit(2)
-    os.execv(program, ["gapless", *sys.argv[1:]])
+    os.execv(path, ["gapless", *sys.argv[1:]])
+
+
+def program() -> Path:
+    """The program that the wheel brings, or the one that ``GAPLESS_COMMAND`` names. It may not exist."""
+    return Path(os.environ.get("GAPLESS_COMMAND") or Path(__file__).with_name("bin") / "gapless")
 
 
 if __name__ == "__main__":

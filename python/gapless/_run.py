@@ -17,6 +17,11 @@ def run(arguments: list[str]) -> None:
 
     An error that nobody handles is shown without the frames of this module, and ends the process.
     """
+    _without_own_frames(start(arguments))
+
+
+def start(arguments: list[str]) -> Callable[[], Any]:
+    """Makes this process look as if ``python`` had started what the arguments name, and returns what runs it."""
     if arguments[0] in ("-m", "-c"):
         if len(arguments) == 1:
             _end(f"Argument expected for the {arguments[0]} option")
@@ -28,7 +33,7 @@ def run(arguments: list[str]) -> None:
     main.__dict__.update(__builtins__=__builtins__, __doc__=None)
     sys.modules["__main__"] = main
     sys.argv = [option or what, *rest]
-    _without_own_frames({"-m": _module, "-c": _code, "": _script}[option](what, main))
+    return {"-m": _module, "-c": _code, "": _script}[option](what, main)
 
 
 def _module(name: str, _: ModuleType) -> Callable[[], Any]:

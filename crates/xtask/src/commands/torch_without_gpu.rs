@@ -40,6 +40,10 @@ pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Fail
     cc.args(["-std=gnu11", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", "-isystem"]).arg(&headers);
     cc.arg("python/tests_torch/cuda_runtime.c").arg("-o").arg(&runtime);
     process::run(cc.arg("-L").arg(folder).args(["-lcuda", "-ldl"]))?;
+    let cublas = folder.join("libcublas-standin.so");
+    let mut cc = workspace.command("cc");
+    cc.args(["-std=gnu11", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", "python/tests_torch/cublas.c"]);
+    process::run(cc.arg("-o").arg(&cublas))?;
     let throw = folder.join("_torch_throw.so");
     python_package::build_torch_throw(workspace, &throw)?;
 
@@ -61,6 +65,7 @@ pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Fail
         command.env("LD_LIBRARY_PATH", process::with_library_path(folder)).env("LD_PRELOAD", &runtime);
         command.env("GAPLESS_LIBRARY", folder.join("libgapless.so")).env("GAPLESS_TORCH_THROW", &throw);
         command.env("GAPLESS_TORCH_OBJECTS", objects).env("GAPLESS_OWN_ALLOCATOR", &own_allocator);
+        command.env("GAPLESS_CUBLAS", &cublas);
         command.env("GAPLESS_SIM_CAPACITY", "1GiB").env("PYTHONPATH", "python");
         command
     };

@@ -1,0 +1,42 @@
+"""Runs a script on stock PyTorch over the simulated driver, and prints what its own allocator counted.
+
+cuDNN has no stand-in: a convolution allocates its results here, and nothing else.
+"""
+
+import json
+import runpy
+import sys
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+
+
+class WithoutCudnn(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is aten.convolution.default:
+            tensors = [None if tensor is None else tensor.to("meta") for tensor in args[:3]]
+            shaped = func(*tensors, *args[3:])
+            return torch.empty_strided(shaped.size(), shaped.stride(), dtype=shaped.dtype, device=args[0].device)
+        if func is aten.convolution_backward.default:
+            gradient, tensor, weight, bias, *_, wanted = args
+            return (
+                torch.empty_like(tensor) if wanted[0] else None,
+                torch.empty_like(weight) if wanted[1] else None,
+                gradient.new_empty(bias) if wanted[2] else None,
+            )
+        return func(*args, **(kwargs or {}))
+
+
+torch.backends.cudnn.enabled = False
+torch.backends.cuda.enable_cudnn_sdp(False)
+script, *snapshot = sys.argv[1:]
+if snapshot:
+    torch.cuda.memory._record_memory_history(context=None)
+with WithoutCudnn():
+    runpy.run_path(script, run_name="__main__")
+if snapshot:
+    torch.cuda.memory._dump_snapshot(snapshot[0])
+stats = torch.cuda.memory_stats()
+print(json.dumps({"peak": stats["requested_bytes.all.peak"], "allocs": stats["allocation.all.allocated"]}))
