@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     try:
         import torch
     except ImportError:
-        return _fail("PyTorch is not installed: a build without CUDA is enough")
+        return _fail("PyTorch is not installed: python -m pip install torch")
     from . import _fake, _fake_cuda
     from ._fake_trace import Trace
 

@@ -109,11 +109,10 @@
     context.stroke();
     context.setLineDash([]);
   }
-  // A step of 1, 2 or 5 times a power of the base, so that there are few labels.
-  function step(range, base) {
-    let unit = 1;
-    while (range / unit > 5 * base) unit *= base;
-    return [1, 2, 5, 10, 20, 50, 100, 200, 500].map((factor) => factor * unit).find((one) => range / one <= 6) || unit;
+  // A step of 1, 2 or 5 times a power of ten, so that there are few labels.
+  function step(range) {
+    const unit = 10 ** Math.max(0, Math.floor(Math.log10(range)) - 1);
+    return [1, 2, 5, 10, 20, 50].map((factor) => factor * unit).find((one) => range / one <= 6);
   }
 
   function drawChart() {
@@ -126,13 +125,14 @@
     context.strokeStyle = colour("line");
     context.textAlign = "right";
     context.textBaseline = "middle";
-    const bytesStep = step(top, 1024);
+    // A power of two: sizes are said in GiB and MiB.
+    const bytesStep = 2 ** Math.ceil(Math.log2(top / 6));
     for (let bytes = 0; bytes <= top; bytes += bytesStep) {
       context.fillText(size(bytes), MARGIN.left - 6, y(bytes));
       context.strokeRect(MARGIN.left, Math.round(y(bytes)) + 0.5, inner, 0);
     }
     context.textAlign = "center";
-    const opsStep = Math.max(1, step(state.to - state.from, 10));
+    const opsStep = step(state.to - state.from);
     for (let op = Math.ceil(state.from / opsStep) * opsStep; op <= state.to; op += opsStep) {
       context.fillText(grouped(op), x(op), bottom + 10);
     }
