@@ -86,21 +86,15 @@ impl Search<'_> {
         // A device with fewer pages than the peak of live bytes cannot survive.
         let least = self.trace.peak_live_bytes().div_ceil(PAGE_BYTES).max(1);
         let most = least.saturating_mul(MOST_TIMES).min(u64::MAX / PAGE_BYTES / 2);
-        let (mut fails, mut survives, mut costs) = (least - 1, least + least / 2 + 1, Costs::default());
-        let mut tried = false;
-        match known {
-            Some((pages, None)) if pages >= least => (survives, tried) = (pages, true),
-            Some((pages, Some(part))) if pages >= least => {
-                costs.add(part);
-                fails = pages;
-                survives = survives.max(pages.saturating_mul(2)).min(most);
-                if fails >= most {
-                    return Ok(None);
-                }
-            }
-            _ => {}
-        }
-        while !tried && let Some(part) = self.failed_after(survives)? {
+        let known = known.filter(|(pages, _)| (least..=most).contains(pages));
+        let failed_after = |pages| match known {
+            Some((of, outcome)) if of == pages => Ok(outcome),
+            _ => self.failed_after(pages),
+        };
+        let mut costs = Costs::default();
+        let mut fails = least - 1;
+        let mut survives = known.map_or(least + least / 2 + 1, |(pages, _)| pages);
+        while let Some(part) = failed_after(survives)? {
             costs.add(part);
             fails = survives;
             if survives >= most {
