@@ -10,12 +10,6 @@
 #include <string>
 #include <typeinfo>
 
-#if defined(__linux__) && defined(__GLIBC__) && defined(__x86_64__)
-// The versions that every C library has, so that what a new system builds runs on an older one.
-__asm__(".symver dlopen,dlopen@GLIBC_2.2.5");
-__asm__(".symver dlsym,dlsym@GLIBC_2.2.5");
-#endif
-
 namespace {
 
 struct SourceLocation {

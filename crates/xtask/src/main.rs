@@ -4,6 +4,7 @@
 //! where there is no Rust, are started from here with the arguments they are given.
 
 mod commands;
+mod cxx;
 mod failure;
 mod files;
 mod list;

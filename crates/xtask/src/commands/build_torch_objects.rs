@@ -4,7 +4,7 @@
 use super::torch_object::{Headers, Version, compile};
 use crate::failure::Failure;
 use crate::workspace::Workspace;
-use crate::{files, process, python};
+use crate::{cxx, files, process, python};
 use std::path::{Path, PathBuf};
 
 /// The newest release of each minor.
@@ -27,7 +27,7 @@ pub struct TorchObjectsArguments {
 }
 
 pub fn run(workspace: &Workspace, arguments: &TorchObjectsArguments) -> Result<(), Failure> {
-    process::require(&[&process::compiler("CXX", "c++")[0]])?;
+    cxx::require_compiler()?;
     let versions: Vec<&str> = match arguments.versions.as_slice() {
         [] => VERSIONS.to_vec(),
         given => given.iter().map(String::as_str).collect(),

@@ -3,7 +3,8 @@
 //! The wheel runs where the C library is as new as its tag says: `OLDEST_GLIBC` where cargo-zigbuild links against that, else
 //! that of the machine that builds it.
 
-use super::python_package;
+use super::python_package::{self, Needed, version_order};
+use crate::cxx::OLDEST_GLIBC;
 use crate::failure::Failure;
 use crate::workspace::Workspace;
 use crate::{files, process, python};
@@ -39,12 +40,18 @@ pub fn run(workspace: &Workspace) -> Result<(), Failure> {
     let package = folder.path().join("gapless");
     python_package::assemble(workspace, &package, &built.join("libgapless_capi.so"))?;
     python_package::add_program(workspace, &package, &built.join("gapless"))?;
-    let glibc = python_package::glibc(workspace, &package, OLDEST_GLIBC)?;
-    if glibc != OLDEST_GLIBC {
+    let newer = python_package::newer(workspace, &package, &[("GLIBC_", OLDEST_GLIBC), ("GLIBCXX_", OLDEST_GLIBCXX)])?;
+    for Needed { file, library, version } in &newer {
+        eprintln!("{file} asks for {library}{version}");
+    }
+    if !newer.is_empty() {
         eprintln!(
-            "this wheel needs glibc {glibc}: for one that runs from {OLDEST_GLIBC} on, {python} -m pip install cargo-zigbuild"
+            "so this wheel does not run everywhere from glibc {OLDEST_GLIBC} on. {python} -m pip install cargo-zigbuild, and \
+             build the allocator objects with it as well"
         );
     }
+    let glibc = newer.iter().filter(|needed| needed.library == "GLIBC_").map(|needed| needed.version.as_str());
+    let glibc = glibc.max_by_key(|version| version_order(version)).unwrap_or(OLDEST_GLIBC);
 
     let dist = workspace.path("dist");
     files::create_folder(&dist)?;
@@ -71,6 +78,6 @@ fn build(workspace: &Workspace) -> Result<PathBuf, Failure> {
     Ok(workspace.target(TARGET).join("release"))
 }
 
-/// That of manylinux_2_28, which is what PyTorch's own wheels need.
-const OLDEST_GLIBC: &str = "2.28";
+/// The C++ library of manylinux_2_28, as auditwheel has it.
+const OLDEST_GLIBCXX: &str = "3.4.24";
 const TARGET: &str = "x86_64-unknown-linux-gnu";

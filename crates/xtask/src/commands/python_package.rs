@@ -1,6 +1,7 @@
 //! The Python package as it is installed: the modules, the C library and the C++ helper for PyTorch.
 
 use super::build_torch_objects;
+use crate::cxx::{self, Library};
 use crate::failure::Failure;
 use crate::workspace::Workspace;
 use crate::{files, process};
@@ -8,7 +9,8 @@ use std::path::Path;
 
 /// Fails where a program is missing that [`assemble`] needs.
 pub fn require_tools() -> Result<(), Failure> {
-    process::require(&[&process::compiler("CXX", "c++")[0], "strip", "objdump"])
+    cxx::require_compiler()?;
+    process::require(&["strip", "objdump"])
 }
 
 /// Writes the package into `folder`. `library` is the C library as cargo built it.
@@ -41,37 +43,49 @@ pub fn add_program(workspace: &Workspace, folder: &Path, program: &Path) -> Resu
 
 /// Compiles the helper that raises PyTorch's own exception.
 pub fn build_torch_throw(workspace: &Workspace, out: &Path) -> Result<(), Failure> {
-    let compiler = process::compiler("CXX", "c++");
-    let mut command = workspace.command(&compiler[0]);
-    command.args(&compiler[1..]).args(["-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]);
-    process::run(command.arg("python/src/torch_throw.cpp").arg("-o").arg(out).arg("-ldl"))
+    let sources = vec![workspace.path("python/src/torch_throw.cpp")];
+    Library { sources, options: vec!["-std=c++17".into()], links: Vec::new() }.build(workspace, out)
 }
 
-/// The newest version of glibc that a file of the package in `folder` asks for: at least `oldest`.
-pub fn glibc(workspace: &Workspace, folder: &Path, oldest: &str) -> Result<String, Failure> {
-    let mut newest = oldest.to_owned();
+/// A symbol version that a file of the package asks for.
+#[derive(Debug)]
+pub struct Needed {
+    /// The file's name.
+    pub file: String,
+    /// Whose version: `GLIBC_` or `GLIBCXX_`.
+    pub library: &'static str,
+    /// The version, such as 2.34.
+    pub version: String,
+}
+
+/// What the files of the package in `folder` ask for beyond `oldest`, which are beginnings of symbol versions and the versions that
+/// may be asked for.
+pub fn newer(workspace: &Workspace, folder: &Path, oldest: &[(&'static str, &str)]) -> Result<Vec<Needed>, Failure> {
+    let mut found = Vec::new();
     let mut binaries = files::with_ending(folder, "so")?;
     binaries.push(folder.join("bin/gapless"));
-    for file in binaries {
-        let symbols = process::output(workspace.command("objdump").arg("-T").arg(&file))?;
-        if let Some(needed) = newest_glibc(&symbols)
-            && numbers(needed) > numbers(&newest)
-        {
-            needed.clone_into(&mut newest);
+    for path in binaries {
+        let symbols = process::output(workspace.command("objdump").arg("-T").arg(&path))?;
+        for &(library, oldest) in oldest {
+            let newest = newest(&symbols, library).unwrap_or_default();
+            if version_order(newest) > version_order(oldest) {
+                found.push(Needed { file: files::name(&path), library, version: newest.to_owned() });
+            }
         }
     }
-    Ok(newest)
+    Ok(found)
 }
 
-/// The newest version of glibc among the symbols that `objdump -T` lists.
-fn newest_glibc(symbols: &str) -> Option<&str> {
-    let versions = symbols.split("GLIBC_").skip(1);
+/// The newest version of a library among the symbols that `objdump -T` lists.
+fn newest<'a>(symbols: &'a str, library: &str) -> Option<&'a str> {
+    let versions = symbols.split(library).skip(1);
     let versions =
         versions.map(|rest| &rest[..rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len())]);
-    versions.max_by_key(|version| numbers(version))
+    versions.max_by_key(|version| version_order(version))
 }
 
-fn numbers(version: &str) -> Vec<u32> {
+/// What versions are compared by.
+pub fn version_order(version: &str) -> Vec<u32> {
     version.split('.').filter_map(|number| number.parse().ok()).collect()
 }
 
@@ -80,10 +94,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_compared_as_numbers() {
+    fn versions_are_compared_as_version_order() {
         let symbols = "f (GLIBC_2.2.5) memcpy\nf (GLIBC_2.14) memcpy\nf (GLIBC_2.9) x\nf (GLIBC_PRIVATE) y\n";
-        assert_eq!(newest_glibc(symbols), Some("2.14"));
-        assert_eq!(newest_glibc("no symbols"), None);
-        assert!(numbers("2.34") > numbers("2.4") && numbers("2.34.1") > numbers("2.34"));
+        assert_eq!(newest(symbols, "GLIBC_"), Some("2.14"));
+        assert_eq!(newest("no symbols", "GLIBC_"), None);
+        assert!(version_order("2.34") > version_order("2.4") && version_order("2.34.1") > version_order("2.34"));
     }
 }

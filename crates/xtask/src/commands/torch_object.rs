@@ -1,8 +1,10 @@
 //! Compiling PyTorch's allocator object: one shared library for each minor of PyTorch, from that minor's own headers.
 
+use crate::cxx::Library;
 use crate::failure::Failure;
+use crate::files;
 use crate::workspace::Workspace;
-use crate::{files, process};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// Where PyTorch's headers and libraries are, and CUDA's headers.
@@ -45,19 +47,19 @@ impl Version {
 
 /// Compiles the object for a version into `folder`, under the name that the Python package looks for.
 pub fn compile(workspace: &Workspace, version: &Version, headers: &Headers, folder: &Path) -> Result<(), Failure> {
-    let compiler = process::compiler("CXX", "c++");
-    let mut command = workspace.command(&compiler[0]);
-    command.args(&compiler[1..]);
+    let mut options: Vec<OsString> = Vec::new();
     // Functions that are alike keep names of their own: the proof of the layout compares them.
-    command.args(["-std=c++20", "-O2", "-fPIC", "-shared", "-fno-ipa-icf", "-Wall", "-Wextra", "-Werror"]);
-    command.arg("-Wno-unused-parameter").arg(format!("-DGAPLESS_TORCH={}", version.number()));
-    command.arg(format!("-DGAPLESS_TORCH_VERSION=\"{}\"", version.text)).arg("-Iinclude");
-    command.arg("-isystem").arg(headers.torch.join("include")).arg("-isystem").arg(&headers.cuda);
-    command.args(files::with_ending(&workspace.path("python/src/allocator_object"), "cpp")?);
-    command.arg("-o").arg(folder.join(version.file_name()));
+    options.extend(["-std=c++20", "-fno-ipa-icf", "-Wno-unused-parameter", "-Iinclude"].map(OsString::from));
+    options.push(format!("-DGAPLESS_TORCH={}", version.number()).into());
+    options.push(format!("-DGAPLESS_TORCH_VERSION=\"{}\"", version.text).into());
+    for folder in [&headers.torch.join("include"), &headers.cuda] {
+        options.extend(["-isystem".into(), folder.into()]);
+    }
     // CUDA's runtime is found through PyTorch's library: its version is PyTorch's business.
-    command.arg("-L").arg(headers.torch.join("lib")).args(["-lc10", "-lc10_cuda", "-ldl"]);
-    process::run(command.arg("-Wl,--allow-shlib-undefined"))
+    let mut links = vec![OsString::from("-L"), headers.torch.join("lib").into()];
+    links.extend(["-lc10", "-lc10_cuda", "-Wl,--allow-shlib-undefined"].map(OsString::from));
+    let sources = files::with_ending(&workspace.path("python/src/allocator_object"), "cpp")?;
+    Library { sources, options, links }.build(workspace, &folder.join(version.file_name()))
 }
 
 #[cfg(test)]
