@@ -1,6 +1,7 @@
 """The wheel holds a shared library and a program: it is for this platform, and for every Python 3."""
 
 import os
+import platform
 
 from setuptools import Distribution, setup
 from setuptools.command.build_py import build_py
@@ -18,7 +19,8 @@ class PlatformWheel(bdist_wheel):
 
     def get_tag(self):
         # cargo xtask build-wheel says which C library the binaries ask for.
-        return "py3", "none", f"manylinux_{os.environ['GAPLESS_WHEEL_GLIBC'].replace('.', '_')}_x86_64"
+        glibc = os.environ["GAPLESS_WHEEL_GLIBC"].replace(".", "_")
+        return "py3", "none", f"manylinux_{glibc}_{platform.machine()}"
 
 
 class BuildWithStart(build_py):

@@ -25,7 +25,11 @@ pub fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
 /// Copies a file and sets its permissions.
 pub fn install(from: &Path, to: &Path, mode: u32) -> Result<(), Failure> {
     copy(from, to)?;
-    fs::set_permissions(to, fs::Permissions::from_mode(mode)).map_err(|error| about(to, &error))
+    set_permissions(to, mode)
+}
+
+pub fn set_permissions(path: &Path, mode: u32) -> Result<(), Failure> {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(|error| about(path, &error))
 }
 
 /// Makes a symbolic link, in place of one of that name.

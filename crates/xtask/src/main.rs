@@ -8,6 +8,7 @@ mod cxx;
 mod failure;
 mod files;
 mod list;
+mod old_systems;
 mod process;
 mod python;
 mod workspace;

@@ -4,7 +4,8 @@
 use super::torch_object::{Headers, Version, compile};
 use crate::failure::Failure;
 use crate::workspace::Workspace;
-use crate::{cxx, files, process, python};
+use crate::{files, old_systems, process, python};
+use std::env::consts::ARCH;
 use std::path::{Path, PathBuf};
 
 /// The newest release of each minor.
@@ -27,7 +28,7 @@ pub struct TorchObjectsArguments {
 }
 
 pub fn run(workspace: &Workspace, arguments: &TorchObjectsArguments) -> Result<(), Failure> {
-    cxx::require_compiler()?;
+    old_systems::require_cxx()?;
     let versions: Vec<&str> = match arguments.versions.as_slice() {
         [] => VERSIONS.to_vec(),
         given => given.iter().map(String::as_str).collect(),
@@ -85,7 +86,8 @@ fn unpacked(workspace: &Workspace, package: &str, folder: &Path, beginnings: &[&
     let mut pip = workspace.command(&python);
     pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]);
     // Headers do not depend on the version of Python, but not every release has wheels for every one.
-    pip.args(["--python-version", "3.11", "--platform", "manylinux_2_28_x86_64", "--platform", "manylinux2014_x86_64"]);
+    pip.args(["--python-version", "3.11"]);
+    pip.args(["manylinux_2_28", "manylinux2014"].map(|system| format!("--platform={system}_{ARCH}")));
     process::run(pip.arg("--dest").arg(downloads.path()).arg(package))?;
     let wheel = files::with_ending(downloads.path(), "whl")?;
     let wheel = wheel.first().ok_or_else(|| Failure::new(format!("PyPI has no wheel of {package}")))?;

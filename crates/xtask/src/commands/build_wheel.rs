@@ -1,13 +1,14 @@
 //! The Python wheel. Building it takes a C++ compiler and Python with setuptools; installing it takes neither.
 //!
-//! The wheel runs where the C library is as new as its tag says: `OLDEST_GLIBC` where cargo-zigbuild links against that, else
-//! that of the machine that builds it.
+//! The wheel runs where the C library is as new as its tag says: `OLDEST_GLIBC` where zig is installed, which links against that,
+//! else that of the machine that builds it.
 
 use super::python_package::{self, Needed, version_order};
-use crate::cxx::OLDEST_GLIBC;
 use crate::failure::Failure;
+use crate::old_systems::{self, OLDEST_GLIBC};
 use crate::workspace::Workspace;
 use crate::{files, process, python};
+use std::env::consts::ARCH;
 use std::path::PathBuf;
 
 /// What `python/setup.py` and `python/pyproject.toml` ask for.
@@ -40,13 +41,14 @@ pub fn run(workspace: &Workspace) -> Result<(), Failure> {
     let package = folder.path().join("gapless");
     python_package::assemble(workspace, &package, &built.join("libgapless_capi.so"))?;
     python_package::add_program(workspace, &package, &built.join("gapless"))?;
+    python_package::require_shared_unwinding(workspace, &package)?;
     let newer = python_package::newer(workspace, &package, &[("GLIBC_", OLDEST_GLIBC), ("GLIBCXX_", OLDEST_GLIBCXX)])?;
     for Needed { file, library, version } in &newer {
         eprintln!("{file} asks for {library}{version}");
     }
     if !newer.is_empty() {
         eprintln!(
-            "so this wheel does not run everywhere from glibc {OLDEST_GLIBC} on. {python} -m pip install cargo-zigbuild, and \
+            "so this wheel does not run everywhere from glibc {OLDEST_GLIBC} on. {python} -m pip install ziglang, and \
              build the allocator objects with it as well"
         );
     }
@@ -69,15 +71,16 @@ pub fn run(workspace: &Workspace) -> Result<(), Failure> {
 /// Builds the library and the program. Returns the folder that they are in.
 fn build(workspace: &Workspace) -> Result<PathBuf, Failure> {
     let packages = ["--release", "--package", "gapless-capi", "--package", "gapless-cli"];
-    if process::find("cargo-zigbuild").is_none() {
+    let folder = files::temporary_folder()?;
+    let Some(linker) = old_systems::linker(workspace, folder.path())? else {
         process::run(workspace.cargo(["build"]).args(packages))?;
         return Ok(workspace.target("release"));
-    }
-    let target = format!("{TARGET}.{OLDEST_GLIBC}");
-    process::run(workspace.cargo(["zigbuild", "--target", &target]).args(packages))?;
-    Ok(workspace.target(TARGET).join("release"))
+    };
+    let target = format!("{ARCH}-unknown-linux-gnu");
+    let variable = format!("CARGO_TARGET_{}_LINKER", target.replace('-', "_").to_uppercase());
+    process::run(workspace.cargo(["build", "--target", &target]).args(packages).env(variable, linker))?;
+    Ok(workspace.target(target).join("release"))
 }
 
 /// The C++ library of manylinux_2_28, as auditwheel has it.
 const OLDEST_GLIBCXX: &str = "3.4.24";
-const TARGET: &str = "x86_64-unknown-linux-gnu";

@@ -1,15 +1,15 @@
 //! The Python package as it is installed: the modules, the C library and the C++ helper for PyTorch.
 
 use super::build_torch_objects;
-use crate::cxx::{self, Library};
+use crate::cxx::Library;
 use crate::failure::Failure;
 use crate::workspace::Workspace;
-use crate::{files, process};
+use crate::{files, old_systems, process};
 use std::path::Path;
 
 /// Fails where a program is missing that [`assemble`] needs.
 pub fn require_tools() -> Result<(), Failure> {
-    cxx::require_compiler()?;
+    old_systems::require_cxx()?;
     process::require(&["strip", "objdump"])
 }
 
@@ -43,8 +43,19 @@ pub fn add_program(workspace: &Workspace, folder: &Path, program: &Path) -> Resu
 
 /// Compiles the helper that raises PyTorch's own exception.
 pub fn build_torch_throw(workspace: &Workspace, out: &Path) -> Result<(), Failure> {
-    let sources = vec![workspace.path("python/src/torch_throw.cpp")];
+    let sources = files::with_ending(&workspace.path("python/src/torch_throw"), "cpp")?;
     Library { sources, options: vec!["-std=c++17".into()], links: Vec::new() }.build(workspace, out)
+}
+
+/// Fails where the C library of the package in `folder` brings its own functions for unwinding. PyTorch's exceptions pass through
+/// it, and with two sets of these functions the process crashes.
+pub fn require_shared_unwinding(workspace: &Workspace, folder: &Path) -> Result<(), Failure> {
+    let library = folder.join("libgapless.so");
+    let headers = process::output(workspace.command("objdump").arg("-p").arg(&library))?;
+    if headers.contains("libgcc_s.so") {
+        return Ok(());
+    }
+    Err(Failure::new("libgapless.so was not linked with libgcc_s.so, which unwinds exceptions"))
 }
 
 /// A symbol version that a file of the package asks for.

@@ -3,25 +3,20 @@
 // An allocator plug-in cannot return a failure to PyTorch, which takes a null pointer for memory. The exception is
 // constructed by PyTorch's libc10.so, whose constructor is looked up at run time. So this file builds without PyTorch and
 // works with every version that exports the symbols.
+#include "construct.h"
+
 #include <cxxabi.h>
 #include <dlfcn.h>
 
-#include <cstdint>
+#include <cstddef>
 #include <string>
 #include <typeinfo>
 
 namespace {
 
-struct SourceLocation {
-    const char *function;
-    const char *file;
-    uint32_t line;
-};
-
-using Construct = void (*)(void *, SourceLocation, std::string);
-
 struct Kind {
     Construct construct;
+    void *constructor;
     std::type_info *type;
     void **table;  // Replaces the table of virtual functions that the constructor set, unless null.
 };
@@ -38,10 +33,25 @@ void destroy(void *exception) {
     table[0](exception);
 }
 
-bool find(void *library, const char *constructor, const char *type, Kind *kind) {
-    kind->construct = reinterpret_cast<Construct>(dlsym(library, constructor));
+bool find(void *library, const char *name, const char *type, Kind *kind) {
+    struct Strings {
+        const char *arguments;
+        Construct construct;
+    };
+    const Strings both[] = {
+        {"ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE", construct_with_new_string},
+        {"ENS_14SourceLocationESs", construct_with_old_string},
+    };
     kind->type = static_cast<std::type_info *>(dlsym(library, type));
-    return kind->construct != nullptr && kind->type != nullptr;
+    for (const Strings &strings : both) {
+        void *constructor = dlsym(library, (std::string(name) + strings.arguments).c_str());
+        if (constructor != nullptr && kind->type != nullptr) {
+            kind->construct = strings.construct;
+            kind->constructor = constructor;
+            return true;
+        }
+    }
+    return false;
 }
 
 }  // namespace
@@ -54,9 +64,8 @@ extern "C" int gapless_torch_throw_prepare(const char *libc10, const char *libc1
     if (library == nullptr) {
         return 2;
     }
-#define ARGUMENTS "ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
-    bool plain = find(library, "_ZN3c105ErrorC1" ARGUMENTS, "_ZTIN3c105ErrorE", &error);
-    bool special = find(library, "_ZN3c1016OutOfMemoryErrorC1" ARGUMENTS, "_ZTIN3c1016OutOfMemoryErrorE", &out_of_memory);
+    bool plain = find(library, "_ZN3c105ErrorC1", "_ZTIN3c105ErrorE", &error);
+    bool special = find(library, "_ZN3c1016OutOfMemoryErrorC1", "_ZTIN3c1016OutOfMemoryErrorE", &out_of_memory);
     if (!special && plain) {
         // Older versions, such as 2.11, compile the constructor into every library that throws. So: the constructor of
         // the base class, and the derived class's table of virtual functions from a library that throws.
@@ -65,7 +74,7 @@ extern "C" int gapless_torch_throw_prepare(const char *libc10, const char *libc1
             auto table = place ? static_cast<void **>(dlsym(place, "_ZTVN3c1016OutOfMemoryErrorE")) : nullptr;
             auto type = place ? static_cast<std::type_info *>(dlsym(place, "_ZTIN3c1016OutOfMemoryErrorE")) : nullptr;
             if (table != nullptr && type != nullptr) {
-                out_of_memory = Kind{error.construct, type, table + 2};
+                out_of_memory = Kind{error.construct, error.constructor, type, table + 2};
                 return 0;
             }
         }
@@ -80,7 +89,7 @@ extern "C" void gapless_torch_throw(const char *text, int is_out_of_memory) {
         return;
     }
     void *exception = abi::__cxa_allocate_exception(exception_bytes);
-    kind.construct(exception, SourceLocation{"gapless_torch_malloc", "gapless", 0}, std::string(text));
+    kind.construct(kind.constructor, exception, text);
     if (kind.table != nullptr) {
         *static_cast<void ***>(exception) = kind.table;
     }
