@@ -14,6 +14,7 @@ import traceback
 from typing import Any, Callable, Optional
 
 import torch
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -259,6 +260,9 @@ def install(recorder: Recorder) -> None:
     torch.autocast.__enter__ = enter_autocast  # type: ignore[method-assign]
     # C++ sees no CUDA device to guard.
     torch._C._ensureCUDADeviceGuardSet = lambda: None  # type: ignore[attr-defined]
+    # Older versions allocate on the device whatever the mode of the tensors says.
+    for name in ("init_gpu_context", "init_cuda_context"):
+        setattr(fake_tensor, name, lambda *_: None)
     FakeTensor.__torch_dispatch__ = classmethod(with_device)  # type: ignore[assignment]
     for module in (_optimizers, torch.utils._foreach_utils):
         supported: list[Any] = module._foreach_supported_types

@@ -44,6 +44,12 @@ def main(arguments: list[str]) -> int:
         import torch
     except ImportError:
         return _fail("PyTorch is not installed: python -m pip install torch")
+    minor = _minor(torch.__version__)
+    if minor < _OLDEST:
+        return _fail(f"PyTorch {torch.__version__} is too old to run without a GPU: 2.8 or newer is needed")
+    if minor < _COMPARED:
+        uncounted = "may keep workspaces of cuBLAS, 8 to 32 MiB for each stream, which are not counted"
+        print(f"gapless.record: PyTorch before 2.15 {uncounted}; this is {torch.__version__}", file=sys.stderr)
     from . import _fake, _fake_cuda
     from ._fake_trace import Trace
 
@@ -70,6 +76,11 @@ def main(arguments: list[str]) -> int:
     trace.write(options.output, {"made": "gapless.record --fake", "script": " ".join(options.program)})
     print(f"gapless: {steps()} steps recorded in {options.output}", file=sys.stderr)
     return _advise(options, trace.peak_live_bytes)
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    """``(2, 15)`` of ``2.15.0+cu132``."""
+    return tuple(int(number) for number in version.split(".")[:2])
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
@@ -178,6 +189,8 @@ def _gib(size: int) -> str:
 
 _ASSUMED_DEVICE_BYTES = 80 << 30
 _NOTHING_FITS = 3
+# The oldest minor of PyTorch that scripts run on, and the one whose peaks were compared.
+_OLDEST, _COMPARED = (2, 8), (2, 15)
 
 if __name__ == "__main__":
     # Imported under its own name, so that the package's attribute is callable whatever the script imports.

@@ -1,5 +1,9 @@
 """What of a recording without a GPU needs no PyTorch."""
 
+import os
+import subprocess
+import sys
+
 from gapless._fake_trace import Trace
 
 
@@ -35,6 +39,19 @@ def test_storages_live_from_the_first_sight_to_their_end(tmp_path):
 def test_the_module_is_called_as_the_function_is(run):
     run("import gapless; f = gapless.record; import gapless.record; assert callable(f) and callable(gapless.record)")
     run("from gapless.record import main; import gapless; assert callable(gapless.record) and main(['--fake', 'x.py']) == 2")
+
+
+def test_an_old_pytorch_is_named(tmp_path):
+    (tmp_path / "torch.py").write_text('__version__ = "2.7.1+cu126"')
+    code = "import sys, gapless.record; sys.exit(gapless.record.main(['--fake', 'x.py']))"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 2
+    assert "PyTorch 2.7.1+cu126 is too old to run without a GPU: 2.8 or newer is needed" in result.stderr
 
 
 def test_the_sentence():
