@@ -530,8 +530,9 @@ void gapless_torch_reset(void);
 // PyTorch's memory fraction: sets the budget of a device to a fraction of its memory.
 void gapless_torch_memory_fraction(double fraction, int32_t device);
 
-// Sets the budget of a device to a fraction of its memory, above 0 and at most 1.
-gapless_status gapless_torch_set_fraction(double fraction, int32_t device);
+// Sets the budget of a device to a fraction of its memory, from 0 to 1. With 0, nothing more is allocated.
+gapless_status gapless_torch_set_fraction(double fraction,
+                                          int32_t device);
 
 // PyTorch's base allocation: where the allocation around a pointer starts, and its bytes in *size. NULL when there is
 // none.

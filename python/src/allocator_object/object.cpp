@@ -251,7 +251,7 @@ double AllocatorObject::getMemoryFraction(DeviceIndex device) {
 }
 
 void AllocatorObject::setMemoryFraction(double fraction, DeviceIndex device) {
-    TORCH_CHECK_VALUE(fraction > 0 && fraction <= 1, "invalid fraction: ", fraction, ". Must be in (0, 1]");
+    TORCH_CHECK_VALUE(fraction >= 0 && fraction <= 1, "invalid fraction: ", fraction, ". Must be in [0, 1]");
     check(gapless_.torch_set_fraction(fraction, device), "set_per_process_memory_fraction");
     native_->setMemoryFraction(fraction, device);
     std::lock_guard<std::mutex> lock(mutex_);
