@@ -3,6 +3,8 @@
 
 #include <c10/core/impl/GPUTrace.h>
 
+#include <optional>
+
 namespace gapless {
 
 AllocatorObject *AllocatorObject::instance = nullptr;
@@ -68,6 +70,11 @@ void *AllocatorObject::take(DeviceIndex device, size_t bytes, cudaStream_t strea
     Route route = pools_.of(device, stream);
     if (C10_UNLIKELY(route.owner == Owner::Native || !enabled_.load(std::memory_order_relaxed))) {
         return take_native(device, bytes, stream);
+    }
+    std::optional<History::Cause> cause;
+    if (C10_UNLIKELY(history_.watching())) {
+        follow(device);
+        cause.emplace(history_, plain::RecordContext::STATE, stream, route.pool);
     }
     Pool name{route.pool.first, route.pool.second};
     const Pool *pool = route.pool == PoolId{0, 0} ? nullptr : &name;
@@ -230,6 +237,10 @@ void AllocatorObject::emptyCache(PoolId pool) {
     native_->emptyCache(pool);
     if (!initialized_) {
         return;
+    }
+    std::optional<History::Cause> cause;
+    if (history_.watching()) {
+        cause.emplace(history_, plain::RecordContext::ALL, nullptr, pool);
     }
     for (int device = 0; device < devices_; device++) {
         if (pools_.owner(static_cast<DeviceIndex>(device), pool) == Owner::Gapless) {
