@@ -2,9 +2,14 @@
 
 import gc
 import random
+import sys
+from pathlib import Path
 
 import gapless.torch
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests_torch"))
+from processes import run  # noqa: E402
 
 gapless.torch.enable(budget=512 << 20)
 
@@ -148,3 +153,34 @@ def test_events_and_segments_fit_together(history, seed):
     told = history()
     drawn_backwards(told)
     assert events(told, "segment_map") and events(told, "segment_unmap")
+
+
+def test_trackers_are_told_before_memory_is_unmapped():
+    # A tracker stays attached as long as the process lives.
+    script = """
+import ctypes, os, gapless.torch
+gapless.torch.enable()
+import torch
+torch.cuda.init()
+library = ctypes.CDLL(os.environ["GAPLESS_TRACKER"])
+def told(name):
+    return ctypes.c_size_t.in_dll(library, "tracker_" + name).value
+library.tracker_attach()
+block = torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+assert told("mapped") >= 100 << 20 and told("unmapped") == 0
+del block
+torch.cuda.empty_cache()
+assert told("unmapped") == told("mapped") and told("unreachable") == 0
+before = torch.cuda.mem_get_info()
+ctypes.c_bool.in_dll(library, "tracker_refuses").value = True
+try:
+    torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+    raise AssertionError("a tracker that throws was not heard")
+except RuntimeError as error:
+    print(error)
+torch.cuda.empty_cache()
+assert torch.cuda.mem_get_info() == before and torch.cuda.memory_allocated() == 0
+assert torch.empty(100 << 20, dtype=torch.uint8, device="cuda").numel() == 100 << 20
+"""
+    told = run(script)
+    assert "listener" in told, told

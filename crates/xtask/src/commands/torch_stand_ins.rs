@@ -36,6 +36,7 @@ impl StandIns {
         let version = files::read(&this.headers.torch.join("version.py"))?;
         let version = version_in(&version).ok_or_else(|| Failure::new("torch/version.py has no version"))?;
         compile(workspace, &Version::of(version)?, &this.headers, this.folder())?;
+        this.compile_on_torch(workspace, "python/tests_torch_object/tracker.cpp", "tracker.so")?;
         Ok(this)
     }
 
@@ -58,6 +59,7 @@ impl StandIns {
         command.env("LD_PRELOAD", self.path("libcudart-standin.so")).env("GAPLESS_LIBRARY", self.path("libgapless.so"));
         command.env("GAPLESS_TORCH_THROW", self.path("_torch_throw.so")).env("GAPLESS_TORCH_OBJECTS", objects);
         command.env("GAPLESS_OWN_ALLOCATOR", self.path("own_allocator.so"));
+        command.env("GAPLESS_TRACKER", self.path("tracker.so"));
         command.env("GAPLESS_CUBLAS", self.path("libcublas-standin.so"));
         command.env("GAPLESS_SIM_CAPACITY", "1GiB").env("PYTHONPATH", workspace.path("python"));
         command
@@ -80,15 +82,15 @@ impl StandIns {
         files::copy(&workspace.target("bundle/libgapless_capi.so"), &self.path("libgapless.so"))
     }
 
-    /// The library that times pairs of an allocation and a free.
-    pub fn time_pairs_library(&self, workspace: &Workspace) -> Result<PathBuf, Failure> {
-        let library = self.path("allocation_pairs.so");
+    /// Compiles a source of C++ that calls PyTorch's own interface.
+    pub fn compile_on_torch(&self, workspace: &Workspace, source: &str, library: &str) -> Result<PathBuf, Failure> {
+        let library = self.path(library);
         let compiler = process::compiler("CXX", "c++");
         let mut command = workspace.command(&compiler[0]);
         command.args(&compiler[1..]).args(["-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]);
         command.arg("-isystem").arg(self.headers.torch.join("include")).arg("-isystem").arg(&self.headers.cuda);
-        command.arg("python/tests_torch_object/allocation_pairs.cpp").arg("-o").arg(&library);
-        process::run(command.arg("-L").arg(self.headers.torch.join("lib")).args(["-lc10", "-lc10_cuda"]))?;
+        command.arg(source).arg("-o").arg(&library).arg("-L").arg(self.headers.torch.join("lib"));
+        process::run(command.args(["-lc10", "-lc10_cuda", "-Wl,--allow-shlib-undefined"]))?;
         Ok(library)
     }
 

@@ -64,7 +64,9 @@ pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Fail
         stand_ins.optimise(workspace)?;
         let mut pairs = stand_ins.python(workspace, stand_ins.folder());
         pairs.arg("python/tests_torch_object/allocation_pairs.py");
-        process::run(pairs.env("GAPLESS_ALLOCATION_PAIRS", stand_ins.time_pairs_library(workspace)?))?;
+        let source = "python/tests_torch_object/allocation_pairs.cpp";
+        let library = stand_ins.compile_on_torch(workspace, source, "allocation_pairs.so")?;
+        process::run(pairs.env("GAPLESS_ALLOCATION_PAIRS", library))?;
     }
     if is_chosen {
         return Ok(());
