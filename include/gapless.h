@@ -96,6 +96,10 @@ typedef struct gapless_stats {
   uint64_t range_bytes;
 } gapless_stats;
 
+// Told of bytes bytes at pointer, on a device. context is what the listener was added with. Returns 0; anything else
+// refuses.
+typedef int32_t (*gapless_map_callback)(void *context, int32_t device, void *pointer, uint64_t bytes);
+
 // Called with a text for a person when gapless_torch_malloc fails. May throw a C++ exception instead of returning.
 typedef void (*gapless_failure_handler)(const char *text, int32_t out_of_memory);
 
@@ -207,7 +211,7 @@ typedef struct gapless_torch_figures {
 // The allocator was destroyed, but some allocations had never been freed.
 #define GAPLESS_ERROR_LEAKED 10
 
-// Another thread is inside a call on this allocator, or it can no longer be changed.
+// Another thread is inside a call on this allocator, or this one is, in a callback; or it can no longer be changed.
 #define GAPLESS_ERROR_IN_USE 11
 
 // A file could not be read or written.
@@ -258,6 +262,12 @@ typedef struct gapless_torch_figures {
 
 // The process was forked from the one that made the allocator.
 #define GAPLESS_KIND_FORKED 12
+
+// A callback of a map listener asked for something that may wait for the call which it is a part of.
+#define GAPLESS_KIND_IN_CALLBACK 13
+
+// A map listener refused to see memory mapped or unmapped.
+#define GAPLESS_KIND_REFUSED 14
 
 #ifdef __cplusplus
 extern "C" {
@@ -500,6 +510,49 @@ gapless_status gapless_device_keep_stream(int32_t device, struct CUstream_st *st
 // As gapless_forget_stream, for the process-wide allocator of a device and its pools.
 gapless_status gapless_device_forget_stream(int32_t device, struct CUstream_st *stream);
 
+// Adds callbacks that are told what an allocator maps and unmaps, and writes a number that names them to *listener, never
+// 0. For libraries that register memory, and for tools. An allocator may have any number of listeners, which are told in
+// the order in which they were added. Either callback may be NULL.
+//
+// on_map is called after a range was mapped, with access, and before any of it is handed out. before_unmap is called before
+// a range is unmapped, once all work in it has completed; it has the pointer and bytes of an on_map, or was mapped before the
+// listener was added. In between the range is mapped to the same memory. That memory may be free, or in use at another
+// address: free memory is mapped a second time where it is needed, and its first mapping is removed later.
+//
+// Callbacks run on the thread that maps or unmaps, on several threads at a time for several allocators. They may take their
+// time; other threads get cached memory meanwhile and wait for anything else. They must not call functions of this library
+// but for gapless_last_error and the like, nor wait for a thread that does. An allocation that needs the driver fails with
+// GAPLESS_ERROR_IN_USE and GAPLESS_KIND_IN_CALLBACK there. They must not throw.
+//
+// A callback that does not return 0 counts as a driver call that failed. on_map: the range is unmapped again, and the request
+// fails. before_unmap: the range is not unmapped; what wanted that goes another way or fails, with GAPLESS_ERROR_DRIVER and
+// GAPLESS_KIND_REFUSED. Listeners that had agreed before are told the opposite; what on_map returns for a range that stays is
+// not heard. What is refused at the end of an allocator stays mapped for good.
+//
+// listener points to a number. Until the listener is removed, the callbacks may be called from any thread with context.
+gapless_status gapless_add_map_listener(struct gapless_allocator *allocator,
+                                        gapless_map_callback on_map,
+                                        gapless_map_callback before_unmap,
+                                        void *context,
+                                        uint64_t *listener);
+
+// Removes a listener. Once this returns, its callbacks are not running and are not called again.
+// GAPLESS_ERROR_NOT_FOUND when there is none of that number; GAPLESS_ERROR_IN_USE in a callback.
+gapless_status gapless_remove_map_listener(struct gapless_allocator *allocator, uint64_t listener);
+
+// As gapless_add_map_listener, for the process-wide allocator of a device, which is made on first use, and for the device's
+// pools of captured graphs, present and future.
+//
+// As gapless_add_map_listener.
+gapless_status gapless_device_add_map_listener(int32_t device,
+                                               gapless_map_callback on_map,
+                                               gapless_map_callback before_unmap,
+                                               void *context,
+                                               uint64_t *listener);
+
+// As gapless_remove_map_listener, for a listener of a device.
+gapless_status gapless_device_remove_map_listener(int32_t device, uint64_t listener);
+
 // Replays a recorded trace on a simulated device and writes the results as a JSON array into buffer, as
 // gapless_stats_json does: one object for each policy, with the keys of gapless replay --json.
 //
@@ -530,8 +583,9 @@ void gapless_torch_reset(void);
 // PyTorch's memory fraction: sets the budget of a device to a fraction of its memory.
 void gapless_torch_memory_fraction(double fraction, int32_t device);
 
-// Sets the budget of a device to a fraction of its memory, above 0 and at most 1.
-gapless_status gapless_torch_set_fraction(double fraction, int32_t device);
+// Sets the budget of a device to a fraction of its memory, from 0 to 1. With 0, nothing more is allocated.
+gapless_status gapless_torch_set_fraction(double fraction,
+                                          int32_t device);
 
 // PyTorch's base allocation: where the allocation around a pointer starts, and its bytes in *size. NULL when there is
 // none.

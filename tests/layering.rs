@@ -110,3 +110,25 @@ fn only_the_slow_path_takes_the_mapper() {
         assert!(!text.contains("Mapper"), "{} names the mapper", file.display());
     }
 }
+
+/// Every path that maps or unmaps tells the listeners, since it goes through the driver sequences that do.
+#[test]
+fn mappings_are_made_and_removed_in_one_place() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    for folder in ["src/allocator", "src/segment", "src/physical"] {
+        sources(&root.join(folder), &mut files);
+    }
+    let mut callers = Vec::new();
+    for file in files {
+        let text = std::fs::read_to_string(&file).expect("readable");
+        let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        for line in code.lines().filter(|line| !line.trim_start().starts_with("//")) {
+            let call = ["driver.map(", "driver().map(", "driver.unmap(", "driver().unmap(", ".inner().unmap("];
+            if call.iter().any(|call| line.contains(call)) {
+                callers.push(file.strip_prefix(root).expect("below the root").to_string_lossy().into_owned());
+            }
+        }
+    }
+    assert_eq!(callers, ["src/segment/transaction.rs"; 3], "a map, an unmap, and the undoing of a sequence");
+}

@@ -287,6 +287,27 @@ cudaError_t cudaFreeHost(void *pointer) {
     return cudaSuccess;
 }
 
+/* Host memory is within the device's reach as it is. */
+cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned int flags) {
+    (void)pointer, (void)bytes, (void)flags;
+    return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void *pointer) {
+    (void)pointer;
+    return cudaSuccess;
+}
+
+/* What programs look up, and the simulated driver does not have. */
+cudaError_t cudaDeviceReset(void) { return answer(CUDA_ERROR_NOT_SUPPORTED); }
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *pointer) {
+    (void)handle, (void)pointer;
+    return answer(CUDA_ERROR_NOT_SUPPORTED);
+}
+cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsigned int flags) {
+    (void)pointer, (void)handle, (void)flags;
+    return answer(CUDA_ERROR_NOT_SUPPORTED);
+}
+
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer) {
     memset(attributes, 0, sizeof *attributes);
     CUcontext context = NULL;

@@ -3,7 +3,9 @@
 A case takes ``mark``, which notes the statistics under a name. It knows nothing of gapless: run natively first, it says what is right.
 """
 
+import ctypes
 import gc
+import os
 import threading
 
 import torch
@@ -112,6 +114,9 @@ def memory_fraction(mark):
         except ValueError:
             continue
         raise AssertionError("a wrong fraction was taken")
+    torch.cuda.set_per_process_memory_fraction(0.0)
+    assert torch.cuda.get_per_process_memory_fraction() == 0.0
+    raises_out_of_memory(1)
     torch.cuda.set_per_process_memory_fraction(0.25)
     try:
         assert torch.cuda.get_per_process_memory_fraction() == 0.25
@@ -343,6 +348,62 @@ def checkpoints(mark):
         torch._C._cuda_cudaCachingAllocator_raw_delete(address)
     assert torch._C._cuda_checkPoolLiveAllocations(device, pool, set())
     del graph
+
+
+def pools_with_an_allocator_of_their_own(mark):
+    path = os.environ["GAPLESS_OWN_ALLOCATOR"]
+    allocator, library = torch.cuda.memory.CUDAPluggableAllocator(path, "own_malloc", "own_free"), ctypes.CDLL(path)
+    allocated, freed = (ctypes.c_int.in_dll(library, name) for name in ("own_allocated", "own_freed"))
+    before = allocated.value, freed.value
+    pool = torch.cuda.MemPool(allocator.allocator())
+    with torch.cuda.use_mem_pool(pool):
+        inside = empty(24 * MIB)
+    outside = empty(4 * MIB)
+    assert allocated.value == before[0] + 1
+    assert sum(segment["allocated_size"] for segment in pool.snapshot()) == 24 * MIB
+    mark("inside and outside")
+    del inside, outside, pool
+    gc.collect()
+    assert freed.value == before[1] + 1
+
+
+def record(graph, pool, stream, sizes):
+    """A recording: blocks that stay, and one that goes within it."""
+    with torch.cuda.graph(graph, pool=pool, stream=stream):
+        temporary = empty(3 * MIB)
+        kept = [empty(size) for size in sizes]
+        del temporary
+    return kept
+
+
+def three_recordings(mark):
+    """What cudagraph trees do: the state after each recording is kept, and set again before another branch is recorded."""
+    device, stream = torch.cuda.current_device(), torch.cuda.Stream()
+    pool = torch.cuda.graph_pool_handle()
+    graphs, states, addresses, live = [], [], [], []
+    for sizes in ([5 * MIB, 700], [9 * MIB, 512 << 10, 100], [40 * MIB]):
+        graphs.append(torch.cuda.CUDAGraph())
+        live += record(graphs[-1], pool, stream, sizes)
+        states.append(torch._C._cuda_getCheckpointState(device, pool))
+        addresses.append({block.data_ptr() for block in live})
+    for which in (0, 2, 1, 0, 1, 2):
+        stale = [block.untyped_storage()._cdata for block in live]
+        torch._C._cuda_setCheckpointPoolState(device, states[which], stale, [])
+        live.clear()
+        assert torch._C._cuda_checkPoolLiveAllocations(device, pool, addresses[which])
+        assert not torch._C._cuda_checkPoolLiveAllocations(device, pool, set())
+        for graph in graphs[: which + 1]:
+            graph.replay()
+        # What is recorded from here on keeps off what is live.
+        branch = torch.cuda.CUDAGraph()
+        more = record(branch, pool, stream, [2 * MIB, 30 * MIB])
+        assert not {block.data_ptr() for block in more} & addresses[which]
+        torch.cuda.synchronize()
+        del more, branch
+        # The tensors of this state belong to nobody.
+        for address in addresses[which]:
+            torch._C._cuda_cudaCachingAllocator_raw_delete(address)
+    graphs.clear()
 
 
 def caching_switched_off(mark):

@@ -253,45 +253,6 @@ def test_gapless_yields_to_pools_with_an_allocator_of_their_own(own_allocator):
     del inside, pool
 
 
-def record(graph, pool, stream, sizes):
-    """A recording: blocks that stay, and one that goes within it."""
-    with torch.cuda.graph(graph, pool=pool, stream=stream):
-        temporary = empty(3 * MIB)
-        kept = [empty(size) for size in sizes]
-        del temporary
-    return kept
-
-
-def test_three_recordings_are_checkpointed_and_replayed_at_equal_addresses():
-    """What cudagraph trees do: the state after each recording is kept, and set again before another branch is recorded."""
-    device, stream = torch.cuda.current_device(), torch.cuda.Stream()
-    pool = torch.cuda.graph_pool_handle()
-    graphs, states, addresses, live = [], [], [], []
-    for sizes in ([5 * MIB, 700], [9 * MIB, 512 << 10, 100], [40 * MIB]):
-        graphs.append(torch.cuda.CUDAGraph())
-        live += record(graphs[-1], pool, stream, sizes)
-        states.append(torch._C._cuda_getCheckpointState(device, pool))
-        addresses.append({block.data_ptr() for block in live})
-    for which in (0, 2, 1, 0, 1, 2):
-        stale = [block.untyped_storage()._cdata for block in live]
-        torch._C._cuda_setCheckpointPoolState(device, states[which], stale, [])
-        live.clear()
-        assert torch._C._cuda_checkPoolLiveAllocations(device, pool, addresses[which])
-        assert not torch._C._cuda_checkPoolLiveAllocations(device, pool, set())
-        for graph in graphs[: which + 1]:
-            graph.replay()
-        # What is recorded from here on keeps off what is live.
-        branch = torch.cuda.CUDAGraph()
-        more = record(branch, pool, stream, [2 * MIB, 30 * MIB])
-        assert not {block.data_ptr() for block in more} & addresses[which]
-        torch.cuda.synchronize()
-        del more, branch
-        # The tensors of this state belong to nobody.
-        for address in addresses[which]:
-            torch._C._cuda_cudaCachingAllocator_raw_delete(address)
-    graphs.clear()
-
-
 def test_compiled_code_runs_with_graph_trees():
     weight = torch.empty(64, 64, device="cuda", requires_grad=True)
     x = torch.empty(64, 64, device="cuda")

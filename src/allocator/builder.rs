@@ -7,6 +7,7 @@ use super::kind::RegionKind;
 use super::shared::Budget;
 use crate::driver::Driver;
 use crate::physical::ChunkPolicy;
+use crate::segment::listeners::MapListeners;
 use crate::sync::Arc;
 use crate::units::{ByteSize, GIB, MIB, round_up};
 
@@ -33,6 +34,7 @@ pub struct Builder<D: Driver> {
     mapping_limit: usize,
     keeps_mappings: bool,
     epoch_limit: u32,
+    listeners: Arc<MapListeners>,
 }
 
 impl<D: Driver> Builder<D> {
@@ -47,6 +49,7 @@ impl<D: Driver> Builder<D> {
             mapping_limit: DEFAULT_MAPPING_LIMIT,
             keeps_mappings: false,
             epoch_limit: u32::MAX,
+            listeners: Arc::default(),
         }
     }
 
@@ -113,6 +116,13 @@ impl<D: Driver> Builder<D> {
         self
     }
 
+    /// Uses a list of listeners, which allocators may share, in place of one of its own.
+    #[must_use]
+    pub fn listeners(mut self, listeners: Arc<MapListeners>) -> Self {
+        self.listeners = listeners;
+        self
+    }
+
     /// Number of seals of a stream after which its blocks' 32-bit epochs are renumbered. For tests, which do not live to see
     /// 2^32.
     #[doc(hidden)]
@@ -174,6 +184,6 @@ impl<D: Driver> Builder<D> {
             keeps_mappings: self.keeps_mappings,
             epoch_limit: self.epoch_limit,
         };
-        Ok(Allocator::assemble(self.driver, geometry, budget))
+        Ok(Allocator::assemble(self.driver, geometry, budget, self.listeners))
     }
 }

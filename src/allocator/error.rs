@@ -3,6 +3,7 @@
 use super::reports::{LiveAllocation, OutOfMemory};
 use crate::driver::{DriverError, DriverErrorKind};
 use crate::heap::BlockState;
+use crate::segment::listeners::InListener;
 use crate::units::{ByteSize, DeviceAddr, StreamId};
 use std::fmt;
 
@@ -114,6 +115,9 @@ pub enum AllocError {
         /// The process that built the allocator.
         built_in: u32,
     },
+    /// Asked for in a callback of a [`MapListener`](super::MapListener), by something that may need the driver.
+    #[error(transparent)]
+    InListener(#[from] InListener),
     /// A driver call failed for another reason than memory; everything done before it has been undone.
     #[error(transparent)]
     Driver(#[from] DriverError),

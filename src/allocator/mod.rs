@@ -38,6 +38,7 @@ mod streams;
 pub use crate::driver::DriverCalls;
 pub use crate::heap::{BlockState, GRANULE};
 pub use crate::physical::ChunkPolicy;
+pub use crate::segment::listeners::{InListener, ListenerId, MapListener, MapListeners, MappedRange, Refusal};
 pub use buffer::Buffer;
 pub use builder::{Builder, DEFAULT_SLACK};
 pub use error::{AddressFacts, AllocError, BuildError, CloseError, FreeError, StreamError};
@@ -86,8 +87,8 @@ impl<D: Driver> Allocator<D> {
         Builder::new(driver)
     }
 
-    fn assemble(driver: Arc<D>, geometry: Geometry, budget: Budget) -> Self {
-        let shared = Shared::new(driver, geometry, budget);
+    fn assemble(driver: Arc<D>, geometry: Geometry, budget: Budget, listeners: Arc<MapListeners>) -> Self {
+        let shared = Shared::new(driver, geometry, budget, listeners);
         let door = Door::new(&shared);
         Self { inner: Arc::new(Inner { shared, door, torn_down: false }) }
     }
@@ -95,6 +96,11 @@ impl<D: Driver> Allocator<D> {
     /// The driver that the allocator runs on.
     pub fn driver(&self) -> &Arc<D> {
         self.inner.shared.streams.driver.inner()
+    }
+
+    /// Who is told of what is mapped and unmapped: listeners are added and removed there.
+    pub fn listeners(&self) -> &Arc<MapListeners> {
+        &self.inner.shared.listeners
     }
 
     /// Allocates `bytes` for work on `stream`, at a multiple of [`GRANULE`] bytes.
@@ -220,9 +226,9 @@ impl<D: Driver> Allocator<D> {
     /// Sets a budget, which from now on holds in place of the device's memory. Free memory above the new budget is released now; live memory stays.
     ///
     /// # Errors
-    /// The driver's, from releasing memory; the new budget holds all the same. In a forked process nothing is released.
+    /// [`AllocError::InListener`]. The driver's, from releasing memory; the new budget holds all the same. In a forked process nothing is released.
     pub fn set_budget(&self, bytes: u64) -> Result<(), AllocError> {
-        self.inner.door.set_budget(&self.inner.shared, bytes);
+        self.inner.door.set_budget(&self.inner.shared, bytes)?;
         if self.reserved_bytes() <= bytes {
             return Ok(());
         }

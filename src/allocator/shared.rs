@@ -6,6 +6,7 @@ use super::geometry::Geometry;
 use super::streams::Streams;
 use super::streams::directory::Directory;
 use crate::driver::{Driver, DriverError};
+use crate::segment::listeners::MapListeners;
 use crate::sync::{Arc, AtomicBool, AtomicU64, OnceLock, Ordering};
 
 /// Everything of an allocator but chunks and mappings, which only the slow path touches.
@@ -17,6 +18,8 @@ pub struct Shared<D> {
     pub directory: Directory,
     /// The settings that hold for life.
     pub geometry: Geometry,
+    /// Who is told of mappings.
+    pub listeners: Arc<MapListeners>,
     /// How often what happened, as far as no stream counts it.
     pub counters: Counters,
     budget_bytes: AtomicU64,
@@ -68,11 +71,12 @@ pub struct Counters {
 
 impl<D: Driver> Shared<D> {
     /// An allocator that has seen no stream yet.
-    pub fn new(driver: Arc<D>, geometry: Geometry, budget: Budget) -> Self {
+    pub fn new(driver: Arc<D>, geometry: Geometry, budget: Budget, listeners: Arc<MapListeners>) -> Self {
         Self {
             streams: Streams::new(driver, &geometry),
             directory: Directory::default(),
             geometry,
+            listeners,
             counters: Counters::default(),
             budget_bytes: AtomicU64::new(budget.bytes()),
             follows_device: AtomicBool::new(matches!(budget, Budget::Device { .. })),

@@ -22,6 +22,9 @@ pub enum DriverErrorKind {
     Capturing,
     /// The context is lost: every later call will fail too.
     DeviceLost,
+    /// A [listener](crate::allocator::MapListener) of the allocator refused, or panicked: the driver was not asked, or what it
+    /// had done was undone.
+    Refused,
     /// Any other failure; see [`DriverError::code`].
     Other,
 }
@@ -60,6 +63,7 @@ impl DriverError {
             DriverErrorKind::InvalidHandle => (400, "CUDA_ERROR_INVALID_HANDLE"),
             DriverErrorKind::Capturing => (900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),
             DriverErrorKind::DeviceLost => (700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
+            DriverErrorKind::Refused => (0, "LISTENER_REFUSED"),
             DriverErrorKind::Other => (999, "CUDA_ERROR_UNKNOWN"),
         };
         Self { call, function: None, kind, code, name: Cow::Borrowed(name), text: text.into() }

@@ -58,6 +58,10 @@ impl<D: MemoryDriver, H: Hook> MemoryDriver for Intercepted<D, H> {
         self.inner.granularity()
     }
 
+    fn ordinal(&self) -> u32 {
+        self.inner.ordinal()
+    }
+
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         self.call(DriverCall::MemoryInfo, D::memory_info)
     }

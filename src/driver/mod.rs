@@ -99,6 +99,11 @@ pub trait MemoryDriver: Send + Sync + 'static {
     /// below is a multiple of it. Constant over the driver's lifetime; makes no driver call.
     fn granularity(&self) -> u64;
 
+    /// Returns the number of the device in this process. Constant; makes no driver call.
+    fn ordinal(&self) -> u32 {
+        0
+    }
+
     /// Returns the free and total physical bytes of the device.
     ///
     /// # Errors

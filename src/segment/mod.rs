@@ -6,6 +6,7 @@
 //!
 //! Threads: not synchronized; the owner holds a lock.
 
+pub mod listeners;
 mod page_table;
 pub mod transaction;
 

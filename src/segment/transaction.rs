@@ -1,7 +1,9 @@
 //! Driver sequences that succeed or fail as a whole.
 
-use crate::driver::{ChunkHandle, DriverError, MemoryDriver};
+use super::listeners::{Audience, MapListeners};
+use crate::driver::{ChunkHandle, DriverError, DriverResult, MemoryDriver};
 use crate::units::DeviceAddr;
+use std::cmp::Ordering;
 
 /// One mapping to make.
 #[derive(Clone, Copy, Debug)]
@@ -23,30 +25,79 @@ pub struct Failure {
     pub stuck: Vec<Mapping>,
 }
 
-/// Maps all `mappings` and enables access to them, with one call for each run of adjacent ones. On failure, removes the
-/// mappings made so far in reverse order.
+/// Maps all `mappings`, enables access to them, with one call for each run of adjacent ones, and tells the listeners. On
+/// failure, removes the mappings made so far in reverse order.
 ///
 /// # Errors
-/// Returns [`Failure`] with the driver's error. `stuck` is empty unless the driver also refused to unmap.
-pub fn map_all(driver: &impl MemoryDriver, mappings: &[Mapping]) -> Result<(), Failure> {
+/// Returns [`Failure`] with the driver's error, or that of a listener who refused. `stuck` is empty unless the driver, or a
+/// listener who had agreed, refused the unmap as well.
+pub fn map_all(driver: &impl MemoryDriver, listeners: &MapListeners, mappings: &[Mapping]) -> Result<(), Failure> {
+    let audience = listeners.audience(driver);
+    let undo = |made: &[Mapping], told: Told, error| undo(driver, &audience, made, told, error);
     for (done, mapping) in mappings.iter().enumerate() {
         if let Err(error) = driver.map(mapping.addr, mapping.bytes, mapping.chunk) {
-            return Err(undo(driver, &mappings[..done], error));
+            return Err(undo(&mappings[..done], Told::default(), error));
         }
     }
     for run in runs(mappings) {
         let bytes = run.iter().map(|mapping| mapping.bytes).sum();
         if let Err(error) = driver.set_access(run[0].addr, bytes) {
-            return Err(undo(driver, mappings, error));
+            return Err(undo(mappings, Told::default(), error));
+        }
+    }
+    for (by_all, mapping) in mappings.iter().enumerate() {
+        if let Err(refused) = audience.on_map(mapping) {
+            return Err(undo(mappings, Told { by_all, agreed: refused.agreed }, refused.error));
         }
     }
     Ok(())
 }
 
-fn undo(driver: &impl MemoryDriver, made: &[Mapping], error: DriverError) -> Failure {
+/// Tells the listeners, and removes a mapping. Nobody can be using it.
+///
+/// # Errors
+/// The driver's, or that of a listener who refused; it is mapped still, and listeners know.
+pub fn unmap(driver: &impl MemoryDriver, listeners: &MapListeners, mapping: &Mapping) -> DriverResult<()> {
+    let audience = listeners.audience(driver);
+    audience.before_unmap(mapping)?;
+    driver.unmap(mapping.addr, mapping.bytes).inspect_err(|_| audience.stays(mapping, usize::MAX))
+}
+
+/// Which listeners know of the mappings of a sequence that has failed.
+#[derive(Clone, Copy, Default)]
+struct Told {
+    /// Number of mappings, from the first, that all of them know of.
+    by_all: usize,
+    /// Number of listeners who know of the next one.
+    agreed: usize,
+}
+
+impl Told {
+    /// The number of listeners who know of a mapping.
+    fn of(self, index: usize) -> usize {
+        match index.cmp(&self.by_all) {
+            Ordering::Less => usize::MAX,
+            Ordering::Equal => self.agreed,
+            Ordering::Greater => 0,
+        }
+    }
+}
+
+fn undo(
+    driver: &impl MemoryDriver,
+    audience: &Audience<'_>,
+    made: &[Mapping],
+    told: Told,
+    error: DriverError,
+) -> Failure {
     let mut stuck = Vec::new();
-    for mapping in made.iter().rev() {
-        if driver.unmap(mapping.addr, mapping.bytes).is_err() {
+    for (index, mapping) in made.iter().enumerate().rev() {
+        let told = told.of(index);
+        let withdrawn = audience.withdraw(mapping, told);
+        if withdrawn.is_err() {
+            stuck.push(*mapping);
+        } else if driver.unmap(mapping.addr, mapping.bytes).is_err() {
+            audience.stays(mapping, told);
             stuck.push(*mapping);
         }
     }

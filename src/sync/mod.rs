@@ -22,7 +22,7 @@ pub mod unseen {
 
 #[cfg(not(any(loom, shuttle)))]
 mod real {
-    pub use parking_lot::{Mutex, MutexGuard};
+    pub use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
     pub use std::sync::OnceLock;
 
     /// A lock of the hot path.
@@ -57,10 +57,10 @@ mod checked {
     #[cfg(shuttle)]
     use shuttle::sync as inner;
 
-    pub use inner::MutexGuard;
     #[cfg(loom)]
     use inner::atomic::AtomicUsize;
     pub use inner::atomic::{AtomicBool, AtomicU64, Ordering};
+    pub use inner::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
     /// A lock without poisoning: a panic ends the run.
     #[derive(Debug, Default)]
@@ -77,6 +77,20 @@ mod checked {
 
         pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
             self.0.try_lock().ok()
+        }
+    }
+
+    /// As [`Mutex`], for many readers at a time.
+    #[derive(Debug, Default)]
+    pub struct RwLock<T>(inner::RwLock<T>);
+
+    impl<T> RwLock<T> {
+        pub fn read(&self) -> RwLockReadGuard<'_, T> {
+            self.0.read().expect("a panic ends the run")
+        }
+
+        pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+            self.0.write().expect("a panic ends the run")
         }
     }
 

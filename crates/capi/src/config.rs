@@ -137,12 +137,14 @@ impl Settings {
         Ok(self.builder_on(driver)?.build()?)
     }
 
-    /// Builds an allocator on an open device for memory that captured graphs use.
-    pub fn build_for_graphs(&self, driver: Arc<CudaDriver>) -> Answer<Allocator<CudaDriver>> {
+    /// Builds an allocator for memory that captured graphs use, beside that of the device. They have the same listeners.
+    pub fn build_for_graphs(&self, main: &Allocator<CudaDriver>) -> Answer<Allocator<CudaDriver>> {
+        let driver = Arc::clone(main.driver());
         let total = driver.memory_info()?.total;
         let budget = self.budget.map_or(total, |budget| budget.of(total));
         // A process may have a pool for each of its graphs, and most of these are small.
-        Ok(self.builder_on(driver)?.keep_mappings().first_region_bytes(budget / 2).build()?)
+        let builder = self.builder_on(driver)?.listeners(Arc::clone(main.listeners()));
+        Ok(builder.keep_mappings().first_region_bytes(budget / 2).build()?)
     }
 
     fn builder_on(&self, driver: Arc<CudaDriver>) -> Answer<Builder<CudaDriver>> {

@@ -1,6 +1,6 @@
 //! What is known about a failure beyond its status: its kind, CUDA's result code, the out-of-memory report.
 
-use gapless::allocator::{AllocError, BuildError, CloseError, FreeError, OutOfMemory, StreamError};
+use gapless::allocator::{AllocError, BuildError, CloseError, FreeError, InListener, OutOfMemory, StreamError};
 use gapless::driver::cuda::{LoadError, OpenError};
 use gapless::driver::{DriverError, DriverErrorKind};
 
@@ -34,6 +34,10 @@ pub const GAPLESS_KIND_TOO_MANY_STREAMS: gapless_error_kind = 10;
 pub const GAPLESS_KIND_CANNOT_WAIT: gapless_error_kind = 11;
 /// The process was forked from the one that made the allocator.
 pub const GAPLESS_KIND_FORKED: gapless_error_kind = 12;
+/// A callback of a map listener asked for something that may wait for the call which it is a part of.
+pub const GAPLESS_KIND_IN_CALLBACK: gapless_error_kind = 13;
+/// A map listener refused to see memory mapped or unmapped.
+pub const GAPLESS_KIND_REFUSED: gapless_error_kind = 14;
 
 /// What is known about a failure beyond its status and its text.
 #[derive(Debug, Default)]
@@ -57,10 +61,17 @@ impl From<&DriverError> for Cause {
             DriverErrorKind::NotSupported => GAPLESS_KIND_NOT_SUPPORTED,
             DriverErrorKind::InvalidValue => GAPLESS_KIND_INVALID_VALUE,
             DriverErrorKind::InvalidHandle => GAPLESS_KIND_INVALID_HANDLE,
+            DriverErrorKind::Refused => GAPLESS_KIND_REFUSED,
             DriverErrorKind::DeviceLost => GAPLESS_KIND_DEVICE_LOST,
             _ => GAPLESS_KIND_DRIVER_OTHER,
         };
         Self { kind, code: error.code, report: None }
+    }
+}
+
+impl From<&InListener> for Cause {
+    fn from(_: &InListener) -> Self {
+        Self::of(GAPLESS_KIND_IN_CALLBACK)
     }
 }
 
@@ -87,6 +98,7 @@ impl From<&AllocError> for Cause {
             AllocError::Stream(error) => error.into(),
             AllocError::CannotWait { .. } => Self::of(GAPLESS_KIND_CANNOT_WAIT),
             AllocError::Forked { .. } => Self::of(GAPLESS_KIND_FORKED),
+            AllocError::InListener(error) => error.into(),
             AllocError::Driver(error) => error.into(),
             _ => Self::default(),
         }
@@ -152,6 +164,7 @@ mod tests {
             (DriverErrorKind::NotSupported, GAPLESS_KIND_NOT_SUPPORTED, 801),
             (DriverErrorKind::InvalidValue, GAPLESS_KIND_INVALID_VALUE, 1),
             (DriverErrorKind::InvalidHandle, GAPLESS_KIND_INVALID_HANDLE, 400),
+            (DriverErrorKind::Refused, GAPLESS_KIND_REFUSED, 0),
             (DriverErrorKind::DeviceLost, GAPLESS_KIND_DEVICE_LOST, 700),
             (DriverErrorKind::Other, GAPLESS_KIND_DRIVER_OTHER, 999),
         ] {

@@ -13,6 +13,7 @@
 //! torch.rs      what PyTorch calls                pools/          memory of captured graphs
 //! torch_object.rs   what PyTorch's allocator object calls    device_views.rs   what a device's memory is made of
 //! cupy.rs       what CuPy calls                   history.rs      the last allocations and frees
+//! listeners.rs  callbacks for what is mapped and unmapped
 //! peers.rs      access from device to device     foreign.rs      streams of other devices that use a block
 //! ```
 //!
@@ -36,6 +37,7 @@ mod functions;
 mod history;
 mod instance;
 mod last_error;
+mod listeners;
 mod notice;
 mod out;
 mod peers;
@@ -64,6 +66,7 @@ pub use last_error::{
     gapless_last_error, gapless_last_error_code, gapless_last_error_kind, gapless_last_error_report_json,
     gapless_last_error_status,
 };
+pub use listeners::*;
 pub use process::{gapless_check_conf, gapless_configure, gapless_device_allocator};
 pub use registry::gapless_allocator;
 pub use replay::gapless_replay_json;

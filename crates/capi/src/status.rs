@@ -1,7 +1,7 @@
 //! Statuses, and which one a failure has.
 
 use crate::error_kind::Cause;
-use gapless::allocator::{AllocError, BuildError, CloseError, FreeError, StreamError};
+use gapless::allocator::{AllocError, BuildError, CloseError, FreeError, InListener, StreamError};
 use gapless::driver::DriverError;
 use gapless::driver::cuda::OpenError;
 
@@ -31,7 +31,7 @@ pub const GAPLESS_ERROR_NO_DEVICE: gapless_status = 8;
 pub const GAPLESS_ERROR_BUFFER_TOO_SMALL: gapless_status = 9;
 /// The allocator was destroyed, but some allocations had never been freed.
 pub const GAPLESS_ERROR_LEAKED: gapless_status = 10;
-/// Another thread is inside a call on this allocator, or it can no longer be changed.
+/// Another thread is inside a call on this allocator, or this one is, in a callback; or it can no longer be changed.
 pub const GAPLESS_ERROR_IN_USE: gapless_status = 11;
 /// A file could not be read or written.
 pub const GAPLESS_ERROR_IO: gapless_status = 12;
@@ -74,11 +74,18 @@ impl From<AllocError> for Failure {
             AllocError::TooLarge { .. } | AllocError::RangeFull { .. } => GAPLESS_ERROR_TOO_LARGE,
             AllocError::Alignment { .. } => GAPLESS_ERROR_INVALID_ARGUMENT,
             AllocError::NotFree { .. } => GAPLESS_ERROR_NOT_ALLOCATED,
+            AllocError::InListener(_) => GAPLESS_ERROR_IN_USE,
             AllocError::Stream(_) | AllocError::CannotWait { .. } => GAPLESS_ERROR_STREAM,
             // The driver failed, or cannot be called: `Driver`, `Forked`, `AddressesFragmented`.
             _ => GAPLESS_ERROR_DRIVER,
         };
         Self::caused(status, &error, &error)
+    }
+}
+
+impl From<InListener> for Failure {
+    fn from(error: InListener) -> Self {
+        AllocError::from(error).into()
     }
 }
 

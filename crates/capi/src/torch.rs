@@ -6,6 +6,7 @@
 //!
 //! The other entry points return nothing, so their first few failures go to stderr.
 
+use crate::config::Budget;
 use crate::device_memory::{Contents, budget_hint};
 use crate::functions::{CUstream_st, address, device_pointer, stream_id};
 use crate::instance::Request;
@@ -129,12 +130,12 @@ pub extern "C" fn gapless_torch_memory_fraction(fraction: f64, device: i32) {
 
 fn set_fraction(fraction: f64, device: i32) -> Answer<()> {
     let device = Device::get(device)?;
-    let budget = crate::config::Budget::fraction(fraction)?;
+    let budget = if fraction == 0.0 { Budget::Bytes(0) } else { Budget::fraction(fraction)? };
     let total = device.main.allocator.driver().memory_info()?.total;
     device.pools.set_budget(&device.main, budget.of(total))
 }
 
-/// Sets the budget of a device to a fraction of its memory, above 0 and at most 1.
+/// Sets the budget of a device to a fraction of its memory, from 0 to 1. With 0, nothing more is allocated.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_set_fraction(fraction: f64, device: i32) -> gapless_status {
     guard(|| set_fraction(fraction, device))

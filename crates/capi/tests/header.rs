@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-const SOURCES: [&str; 15] = [
+const SOURCES: [&str; 16] = [
     "status.rs",
     "error_kind.rs",
     "last_error.rs",
@@ -13,6 +13,7 @@ const SOURCES: [&str; 15] = [
     "process.rs",
     "device_memory.rs",
     "streams.rs",
+    "listeners.rs",
     "replay.rs",
     "torch.rs",
     "torch_object.rs",

@@ -253,6 +253,22 @@ fn no_pool_is_closed_during_a_capture() {
     });
 }
 
+/// PyTorch takes a fraction of 0.
+#[test]
+fn with_a_fraction_of_0_nothing_is_allocated() {
+    in_world("with_a_fraction_of_0_nothing_is_allocated", "64MiB", |world| {
+        let [stream] = world.streams();
+        free(malloc(8 * MIB, stream));
+        assert_eq!(gapless_torch_set_fraction(0.0, 0), GAPLESS_OK);
+        assert_eq!(world.chunks(), 0);
+        assert_eq!(try_malloc(1, stream), None);
+        assert_eq!(gapless_torch_set_fraction(-0.1, 0), GAPLESS_ERROR_INVALID_ARGUMENT);
+        assert_eq!(gapless_torch_set_fraction(1.0, 0), GAPLESS_OK);
+        free(malloc(8 * MIB, stream));
+        gapless_torch_reset();
+    });
+}
+
 /// Whoever finds no memory gets that of condemned pools, after a wait.
 #[test]
 fn condemned_memory_is_had_when_it_is_wanted() {

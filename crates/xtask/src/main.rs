@@ -11,6 +11,7 @@ mod list;
 mod old_systems;
 mod process;
 mod python;
+mod wheels;
 mod workspace;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};

@@ -32,6 +32,15 @@ void add(StatArray &stats, const StatArray &more) {
     }
 }
 
+// A callback of gapless's map listeners. A tracker that throws refuses.
+template <void (History::*TELL)(DeviceIndex, size_t, size_t)>
+int32_t tell(void *history, int32_t device, void *pointer, uint64_t bytes) try {
+    (static_cast<History *>(history)->*TELL)(static_cast<DeviceIndex>(device), reinterpret_cast<size_t>(pointer), bytes);
+    return 0;
+} catch (...) {
+    return 1;
+}
+
 }  // namespace
 
 Stats AllocatorObject::getDeviceStats(DeviceIndex device) {
@@ -156,7 +165,7 @@ void AllocatorObject::resetPeakStats(DeviceIndex device) {
 
 // Segments: runs of blocks that touch.
 void AllocatorObject::add_segments(DeviceIndex device, PoolId pool, std::vector<plain::SegmentInfo> &segments,
-                                   std::vector<std::pair<size_t, size_t>> &mapped) {
+                                   std::vector<Extent> &extents) {
     auto all = blocks(device, pool, false);
     const Block *before = nullptr;
     for (const auto &block : all) {
@@ -172,9 +181,9 @@ void AllocatorObject::add_segments(DeviceIndex device, PoolId pool, std::vector<
             segment.is_expandable = true;
             segment.owner_private_pool_id = {block.pool.first, block.pool.second};
             segments.push_back(std::move(segment));
-            mapped.emplace_back(block.address, block.address);
+            extents.push_back({block.address, block.address, reinterpret_cast<Handle>(block.stream)});
         }
-        mapped.back().second += block.bytes;
+        extents.back().end += block.bytes;
         auto &segment = segments.back();
         plain::BlockInfo info;
         info.size = block.bytes;
@@ -212,13 +221,12 @@ native::SnapshotInfo AllocatorObject::snapshot(PoolId pool) {
     result.device_traces.resize(std::max<size_t>(result.device_traces.size(), devices_));
     for (int device = 0; device < devices_; device++) {
         auto index = static_cast<DeviceIndex>(device);
-        std::vector<std::pair<size_t, size_t>> mapped;
-        add_segments(index, pool, result.segments, mapped);
+        std::vector<Extent> extents;
+        add_segments(index, pool, result.segments, extents);
         if (!with_traces) {
             continue;
         }
-        std::sort(mapped.begin(), mapped.end());
-        auto entries = history_.entries(index, pool, mapped);
+        auto entries = history_.entries(index, pool, std::move(extents));
         for (auto &entry : entries) {
             entry.time_.t_ = unix_time(entry.time_.approx_t_);
         }
@@ -251,6 +259,7 @@ void AllocatorObject::recordHistory(bool enabled, plain::CreateContextFn recorde
     native_->recordHistory(enabled, recorder, most, when, clear);
 #endif
     history_.record(enabled, recorder, most, when, clear, skipped);
+    follow();
 }
 
 void AllocatorObject::recordAnnotation(const std::vector<std::pair<std::string, std::string>> &metadata) {
@@ -267,6 +276,39 @@ void AllocatorObject::attachOutOfMemoryObserver(native::OutOfMemoryObserver obse
 void AllocatorObject::attachAllocatorTraceTracker(plain::AllocatorTraceTracker tracker) {
     native_->attachAllocatorTraceTracker(tracker);
     history_.add_tracker(std::move(tracker));
+    follow();
+}
+
+// Events of segments come from listeners, of the devices that are in use and as long as somebody wants to be told.
+void AllocatorObject::follow() {
+    for (int device = 0; device < devices_; device++) {
+        auto index = static_cast<DeviceIndex>(device);
+        if (!history_.watching()) {
+            follow_no_more(index);
+        } else if (c10::cuda::hasPrimaryContext(index)) {
+            follow(index);
+        }
+    }
+}
+
+void AllocatorObject::follow(DeviceIndex device) {
+    if (listeners_[device].load(std::memory_order_acquire) != 0) {
+        return;
+    }
+    std::lock_guard<std::mutex> lock(following_);
+    uint64_t listener = 0;
+    if (listeners_[device].load(std::memory_order_relaxed) == 0 &&
+        gapless_.device_add_map_listener(device, tell<&History::mapped>, tell<&History::unmapping>, &history_, &listener) == GAPLESS_OK) {
+        listeners_[device].store(listener, std::memory_order_release);
+    }
+}
+
+void AllocatorObject::follow_no_more(DeviceIndex device) {
+    std::lock_guard<std::mutex> lock(following_);
+    uint64_t listener = listeners_[device].exchange(0);
+    if (listener != 0) {
+        check(gapless_.device_remove_map_listener(device, listener), "a listener");
+    }
 }
 
 #if GAPLESS_TORCH >= 210

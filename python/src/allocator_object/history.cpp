@@ -1,6 +1,7 @@
 #include "history.h"
 
 #include <algorithm>
+#include <map>
 
 namespace gapless {
 
@@ -23,15 +24,6 @@ PoolId pool_of(const Block &block) { return {block.pool.first, block.pool.second
 TraceEntry about(TraceEntry::Action action, const Block &block, size_t bytes, Context context) {
     return trace_entry(action, static_cast<DeviceIndex>(block.device), block.address, bytes, stream_of(block),
                        pool_of(block), std::move(context), compile_context(), History::user_metadata());
-}
-
-// How many of the bytes from an address on come before what is mapped; 0 for an address that is mapped.
-size_t unmapped(const std::vector<std::pair<size_t, size_t>> &mapped, size_t address, size_t bytes) {
-    auto after = std::upper_bound(mapped.begin(), mapped.end(), std::make_pair(address, SIZE_MAX));
-    if (after != mapped.begin() && address < std::prev(after)->second) {
-        return 0;
-    }
-    return after == mapped.end() ? bytes : std::min(bytes, after->first - address);
 }
 
 }  // namespace
@@ -84,6 +76,13 @@ void History::add_tracker(plain::AllocatorTraceTracker tracker) {
 
 void History::watch() { watching_ = recording_ || !trackers_.empty(); }
 
+thread_local const History::Cause *History::Cause::current_ = nullptr;
+
+History::Cause::Cause(const History &history, RecordContext level, cudaStream_t stream, PoolId pool)
+    : stream_(stream), pool_(pool), context_(history.gather(level)), before_(current_) {
+    current_ = this;
+}
+
 Context History::gather(RecordContext level) const {
     auto recorder = recorder_.load();
     return recorder != nullptr && when_.load() >= level ? recorder() : nullptr;
@@ -104,7 +103,7 @@ void History::note(TraceEntry entry) {
 }
 
 void History::allocated(const Block &block) {
-    Context context = gather(RecordContext::STATE);
+    Context context = Cause::current_ != nullptr ? Cause::current_->context_ : gather(RecordContext::STATE);
     std::lock_guard<std::mutex> lock(mutex_);
     Context shown = when_.load() >= RecordContext::ALLOC ? context : nullptr;
     if (context) {
@@ -128,7 +127,7 @@ void History::freed(const Block &block) {
 }
 
 void History::refused(DeviceIndex device, size_t free_bytes, size_t bytes, cudaStream_t stream) {
-    Context context = gather(RecordContext::STATE);
+    Context context = Cause::current_ != nullptr ? Cause::current_->context_ : gather(RecordContext::STATE);
     std::lock_guard<std::mutex> lock(mutex_);
     note(trace_entry(TraceEntry::OOM, device, free_bytes, bytes, stream, {0, 0}, std::move(context), compile_context(),
                      user_metadata()));
@@ -168,32 +167,141 @@ Context History::context_of(const void *pointer) {
     return found == contexts_.end() ? nullptr : found->second;
 }
 
-std::vector<TraceEntry> History::entries(DeviceIndex device, PoolId pool,
-                                         const std::vector<std::pair<size_t, size_t>> &mapped) {
+void History::mapped(DeviceIndex device, size_t address, size_t bytes) {
+    const Cause *cause = Cause::current_;
     std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<TraceEntry> found;
-    auto of_segment = [&](const TraceEntry &entry, TraceEntry::Action action, size_t bytes) {
-        auto segment = entry;
-        segment.action_ = action;
-        segment.size_ = bytes;
-        found.push_back(std::move(segment));
-    };
-    for (const auto &entry : entries_) {
-        if (entry.device_ != device || (pool != PoolId{0, 0} && entry.mempool_ != pool)) {
-            continue;
-        }
-        // A viewer goes back in time from what is mapped now, and expects every block to begin there.
-        bool is_free = entry.action_ == TraceEntry::FREE_COMPLETED;
-        bool is_block = is_free || entry.action_ == TraceEntry::ALLOC;
-        size_t own = is_block ? unmapped(mapped, entry.addr_, entry.size_) : 0;
-        if (own > 0 && !is_free) {
-            of_segment(entry, TraceEntry::SEGMENT_MAP, own);
-        }
-        found.push_back(entry);
-        if (own > 0 && is_free) {
-            of_segment(entry, TraceEntry::SEGMENT_UNMAP, own);
+    mapped_for_[address] = cause == nullptr ? std::make_pair(cudaStream_t{}, PoolId{0, 0})
+                                            : std::make_pair(cause->stream_, cause->pool_);
+    note_segment(TraceEntry::SEGMENT_MAP, device, address, bytes);
+}
+
+void History::unmapping(DeviceIndex device, size_t address, size_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    note_segment(TraceEntry::SEGMENT_UNMAP, device, address, bytes);
+    mapped_for_.erase(address);
+}
+
+// Called with the lock held.
+void History::note_segment(TraceEntry::Action action, DeviceIndex device, size_t address, size_t bytes) {
+    Context context = Cause::current_ != nullptr && when_.load() >= RecordContext::ALLOC ? Cause::current_->context_ : nullptr;
+    auto found = mapped_for_.find(address);
+    auto [stream, pool] = found == mapped_for_.end() ? std::make_pair(cudaStream_t{}, PoolId{0, 0}) : found->second;
+    note(trace_entry(action, device, address, bytes, stream, pool, std::move(context), compile_context(), user_metadata()));
+}
+
+namespace {
+
+// The segments that a viewer has, from now backwards: it joins what touches and has the same stream.
+class Segments {
+   public:
+    explicit Segments(std::vector<Extent> extents) {
+        for (const auto &extent : extents) {
+            extents_[extent.address] = extent;
         }
     }
+
+    // What of a range is mapped, each part within one segment.
+    std::vector<Extent> inside(size_t address, size_t end) const {
+        std::vector<Extent> found;
+        for (auto at = first_after(address); at != extents_.end() && at->first < end; ++at) {
+            const auto &[own_address, own_end, stream] = at->second;
+            found.push_back({std::max(address, own_address), std::min(end, own_end), stream});
+        }
+        return found;
+    }
+
+    // What of a range is not mapped.
+    std::vector<Extent> outside(size_t address, size_t end, Handle stream) const {
+        std::vector<Extent> found;
+        for (const auto &part : inside(address, end)) {
+            if (address < part.address) {
+                found.push_back({address, part.address, stream});
+            }
+            address = part.end;
+        }
+        if (address < end) {
+            found.push_back({address, end, stream});
+        }
+        return found;
+    }
+
+    void add(Extent part) {
+        auto after = extents_.lower_bound(part.address);
+        if (after != extents_.end() && after->first == part.end && after->second.stream == part.stream) {
+            part.end = after->second.end;
+            after = extents_.erase(after);
+        }
+        if (after != extents_.begin()) {
+            auto before = std::prev(after);
+            if (before->second.end == part.address && before->second.stream == part.stream) {
+                before->second.end = part.end;
+                return;
+            }
+        }
+        extents_[part.address] = part;
+    }
+
+    // A part lies within one segment.
+    void remove(const Extent &part) {
+        auto at = std::prev(extents_.upper_bound(part.address));
+        Extent whole = at->second;
+        extents_.erase(at);
+        if (whole.address < part.address) {
+            extents_[whole.address] = {whole.address, part.address, whole.stream};
+        }
+        if (part.end < whole.end) {
+            extents_[part.end] = {part.end, whole.end, whole.stream};
+        }
+    }
+
+   private:
+    std::map<size_t, Extent>::const_iterator first_after(size_t address) const {
+        auto at = extents_.upper_bound(address);
+        bool in_one_before = at != extents_.begin() && std::prev(at)->second.end > address;
+        return in_one_before ? std::prev(at) : at;
+    }
+
+    std::map<size_t, Extent> extents_;  // By their addresses; none overlap.
+};
+
+}  // namespace
+
+std::vector<TraceEntry> History::entries(DeviceIndex device, PoolId pool, std::vector<Extent> extents) {
+    Segments segments(std::move(extents));
+    std::vector<TraceEntry> found;
+    auto of_segment = [&](const TraceEntry &entry, TraceEntry::Action action, const Extent &part) {
+        auto segment = entry;
+        segment.action_ = action;
+        segment.addr_ = part.address;
+        segment.size_ = part.end - part.address;
+        segment.stream_ = part.stream;
+        found.push_back(std::move(segment));
+    };
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto entry = entries_.rbegin(); entry != entries_.rend(); ++entry) {
+        if (entry->device_ != device || (pool != PoolId{0, 0} && entry->mempool_ != pool)) {
+            continue;
+        }
+        size_t end = entry->addr_ + entry->size_;
+        if (entry->action_ == TraceEntry::SEGMENT_MAP) {
+            for (const auto &part : segments.inside(entry->addr_, end)) {
+                of_segment(*entry, TraceEntry::SEGMENT_MAP, part);
+                segments.remove(part);
+            }
+            continue;
+        }
+        // Memory that has moved was still mapped where it had been: it is shown as unmapped when the last block there was freed.
+        if (entry->action_ == TraceEntry::SEGMENT_UNMAP || entry->action_ == TraceEntry::FREE_COMPLETED) {
+            for (const auto &part : segments.outside(entry->addr_, end, entry->stream_)) {
+                of_segment(*entry, TraceEntry::SEGMENT_UNMAP, part);
+                segments.add(part);
+            }
+        }
+        if (entry->action_ != TraceEntry::SEGMENT_UNMAP) {
+            found.push_back(*entry);
+        }
+    }
+    std::reverse(found.begin(), found.end());
     return found;
 }
 

@@ -17,8 +17,33 @@ namespace gapless {
 
 using Context = std::shared_ptr<c10::GatheredContext>;
 
+// A segment as a viewer draws it: addresses that are mapped.
+struct Extent {
+    size_t address;
+    size_t end;
+    Handle stream;
+};
+
 class History {
    public:
+    // What this thread asks of the allocator, as long as it lives: the reason for what is mapped and unmapped meanwhile. The stack is
+    // walked here, since nothing may wait for Python inside the allocator.
+    class Cause {
+       public:
+        Cause(const History &history, plain::RecordContext level, cudaStream_t stream, PoolId pool);
+        ~Cause() { current_ = before_; }
+        Cause(const Cause &) = delete;
+        Cause &operator=(const Cause &) = delete;
+
+       private:
+        friend History;
+        static thread_local const Cause *current_;
+        cudaStream_t stream_;
+        PoolId pool_;
+        Context context_;
+        const Cause *before_;
+    };
+
     // Whether anybody wants to be told.
     bool watching() const { return watching_.load(std::memory_order_relaxed); }
     bool recording() const { return recording_.load(std::memory_order_relaxed); }
@@ -35,12 +60,15 @@ class History {
     void freed(const Block &block);
     void refused(DeviceIndex device, size_t free_bytes, size_t bytes, cudaStream_t stream);
 
+    // Memory that was mapped; memory that is about to be unmapped. Called inside the allocator.
+    void mapped(DeviceIndex device, size_t address, size_t bytes);
+    void unmapping(DeviceIndex device, size_t address, size_t bytes);
+
     Context context_of(const void *pointer);
 
-    // The entries of one device, oldest first, with what a viewer needs about addresses that are no longer mapped. `mapped`: what is
-    // mapped now, as sorted ranges.
-    std::vector<plain::TraceEntry> entries(DeviceIndex device, PoolId pool,
-                                           const std::vector<std::pair<size_t, size_t>> &mapped);
+    // The entries of one device, oldest first. `segments`: what the snapshot shows as mapped. A viewer goes back from there, so events
+    // of segments are of what it can have drawn at that time, and every block begins in a segment.
+    std::vector<plain::TraceEntry> entries(DeviceIndex device, PoolId pool, std::vector<Extent> segments);
     std::vector<plain::AnnotationEntry> annotations();
 
     static void push_compile_context(std::string text);
@@ -49,6 +77,7 @@ class History {
 
    private:
     void note(plain::TraceEntry entry);
+    void note_segment(plain::TraceEntry::Action action, DeviceIndex device, size_t address, size_t bytes);
     Context gather(plain::RecordContext level) const;
     void watch();
 
@@ -62,6 +91,7 @@ class History {
     std::deque<plain::TraceEntry> entries_;
     std::deque<plain::AnnotationEntry> annotations_;
     std::unordered_map<const void *, Context> contexts_;  // Of live allocations.
+    std::unordered_map<size_t, std::pair<cudaStream_t, PoolId>> mapped_for_;  // By address, as far as it was told.
     std::unordered_set<int> skipped_;
     size_t most_ = 0;
 };

@@ -3,6 +3,8 @@
 
 #include <c10/core/impl/GPUTrace.h>
 
+#include <optional>
+
 namespace gapless {
 
 AllocatorObject *AllocatorObject::instance = nullptr;
@@ -68,6 +70,11 @@ void *AllocatorObject::take(DeviceIndex device, size_t bytes, cudaStream_t strea
     Route route = pools_.of(device, stream);
     if (C10_UNLIKELY(route.owner == Owner::Native || !enabled_.load(std::memory_order_relaxed))) {
         return take_native(device, bytes, stream);
+    }
+    std::optional<History::Cause> cause;
+    if (C10_UNLIKELY(history_.watching())) {
+        follow(device);
+        cause.emplace(history_, plain::RecordContext::STATE, stream, route.pool);
     }
     Pool name{route.pool.first, route.pool.second};
     const Pool *pool = route.pool == PoolId{0, 0} ? nullptr : &name;
@@ -231,6 +238,10 @@ void AllocatorObject::emptyCache(PoolId pool) {
     if (!initialized_) {
         return;
     }
+    std::optional<History::Cause> cause;
+    if (history_.watching()) {
+        cause.emplace(history_, plain::RecordContext::ALL, nullptr, pool);
+    }
     for (int device = 0; device < devices_; device++) {
         if (pools_.owner(static_cast<DeviceIndex>(device), pool) == Owner::Gapless) {
             check(gapless_.torch_trim(device, pool != PoolId{0, 0}, nullptr), "empty_cache");
@@ -251,7 +262,7 @@ double AllocatorObject::getMemoryFraction(DeviceIndex device) {
 }
 
 void AllocatorObject::setMemoryFraction(double fraction, DeviceIndex device) {
-    TORCH_CHECK_VALUE(fraction > 0 && fraction <= 1, "invalid fraction: ", fraction, ". Must be in (0, 1]");
+    TORCH_CHECK_VALUE(fraction >= 0 && fraction <= 1, "invalid fraction: ", fraction, ". Must be in [0, 1]");
     check(gapless_.torch_set_fraction(fraction, device), "set_per_process_memory_fraction");
     native_->setMemoryFraction(fraction, device);
     std::lock_guard<std::mutex> lock(mutex_);

@@ -2,7 +2,8 @@
 // is behind the C interface. PyTorch's own allocator stays alive beside: it serves the pools that have an allocator of their own, and
 // whatever it allocated before.
 //
-// Threads: any. Exceptions: PyTorch's own, from here to PyTorch; gapless neither throws nor calls back.
+// Threads: any. Exceptions: PyTorch's own, from here to PyTorch; gapless does not throw, and calls back with what it maps and
+// unmaps while somebody wants to know.
 #pragma once
 
 #include <array>
@@ -146,7 +147,10 @@ class AllocatorObject final : public CUDAAllocator {
     void count_retry(DeviceIndex device);
     std::vector<Block> blocks(DeviceIndex device, PoolId pool, bool live_only) const;
     void add_segments(DeviceIndex device, PoolId pool, std::vector<plain::SegmentInfo> &segments,
-                      std::vector<std::pair<size_t, size_t>> &mapped);
+                      std::vector<Extent> &extents);
+    void follow();
+    void follow(DeviceIndex device);
+    void follow_no_more(DeviceIndex device);
     void check(int status, const char *what) const;
     Stats planted_stats() const;
     native::SnapshotInfo planted_snapshot() const;
@@ -168,6 +172,9 @@ class AllocatorObject final : public CUDAAllocator {
     // By device: requests that were made again after the other side had given back what it cached.
     std::array<std::atomic<int64_t>, C10_COMPILE_TIME_MAX_GPUS> retries_{};
     c10::ApproximateClockToUnixTimeConverter clock_;
+
+    std::mutex following_;
+    std::array<std::atomic<uint64_t>, C10_COMPILE_TIME_MAX_GPUS> listeners_{};  // By device; 0 where nobody wants to be told.
 };
 
 }  // namespace gapless

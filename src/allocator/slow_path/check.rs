@@ -19,7 +19,7 @@ impl Door {
     /// # Panics
     /// When an invariant does not hold; the message names it.
     pub fn check<D: Driver>(&self, shared: &Shared<D>) {
-        let mapper = self.mapper.lock();
+        let mapper = self.lock();
         let clocks: Vec<_> = shared.streams.iter().map(|stream| stream.clock.lock()).collect();
         let states = shared.streams.lock_all();
         mapper.pool.check();

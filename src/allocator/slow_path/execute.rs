@@ -13,7 +13,7 @@ use crate::driver::{ChunkHandle, Driver, DriverError, DriverErrorKind, MemoryDri
 use crate::heap::BlockState;
 use crate::pages::{PageCount, PageRange};
 use crate::physical::{ChunkId, ViewAt};
-use crate::segment::transaction::{Failure, Mapping, map_all};
+use crate::segment::transaction::{Failure, Mapping, map_all, unmap};
 use crate::segment::{View, ViewState};
 use crate::stream::{Fence, NEVER, StreamIndex};
 use crate::units::DeviceAddr;
@@ -37,7 +37,8 @@ pub enum Outcome {
 enum Prepared {
     /// The chunks for the plan's mappings, one each.
     Ready(Vec<ChunkId>),
-    /// The host cannot wait for the last use of this chunk now: its stream is being captured, or a mapping of it is stuck.
+    /// The host cannot wait for the last use of this chunk now: its stream is being captured, or a mapping of it is stuck, or a
+    /// listener wants it to stay.
     CannotRelease(ChunkId),
     /// Nothing can be ordered now behind the last use of what this stream has not passed: it is being captured, or may
     /// have been destroyed.
@@ -78,7 +79,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
                 };
             }
         };
-        match map_all(self.driver(), &self.mappings(&plan, &backing)) {
+        match map_all(self.driver(), self.listeners(), &self.mappings(&plan, &backing)) {
             Ok(()) => Ok(Outcome::Done(self.commit(&plan, &backing))),
             Err(failure) => self.mapping_failed(&plan, failure),
         }
@@ -156,13 +157,27 @@ impl<'a, D: Driver> SlowPath<'a, D> {
     pub fn unmap_view(&mut self, at: ViewAt) -> Result<(), DriverError> {
         let segment = &self.mapper.segments[at.segment as usize];
         let view = *segment.table.view(at.page).expect("a chunk's view is in the page table");
-        self.driver().unmap(segment.address(at.page), view.pages.len().bytes(segment.page_bytes))?;
+        let mapping = Mapping {
+            addr: segment.address(at.page),
+            bytes: view.pages.len().bytes(segment.page_bytes),
+            chunk: self.mapper.pool.get(view.chunk).handle,
+        };
+        unmap(self.driver(), self.listeners(), &mapping)?;
         self.mapper.segments[at.segment as usize].table.remove(at.page);
         self.mapper.pool.drop_view(view.chunk, at);
         Ok(())
     }
 
-    /// Releases a claimed free chunk, waiting for its streams. Returns false when the host cannot wait for one of them.
+    /// As [`unmap_view`](Self::unmap_view). Returns false when a listener refused.
+    pub fn unmap_unless_refused(&mut self, at: ViewAt) -> Result<bool, DriverError> {
+        match self.unmap_view(at) {
+            Err(error) if error.kind == DriverErrorKind::Refused => Ok(false),
+            result => result.map(|()| true),
+        }
+    }
+
+    /// Releases a claimed free chunk, waiting for its streams. Returns false when the host cannot wait for one of them, or a
+    /// listener refused to see it unmapped.
     ///
     /// What was unmapped before a failure stays unmapped: the chunk is then free with fewer views, or idle.
     pub fn give_back(&mut self, source: &Source) -> Result<bool, DriverError> {
@@ -176,10 +191,14 @@ impl<'a, D: Driver> SlowPath<'a, D> {
             {
                 return Ok(false);
             }
-            self.unmap_view(at)?;
+            if !self.unmap_unless_refused(at)? {
+                return Ok(false);
+            }
         }
         let active = self.mapper.pool.get(source.chunk).active.expect("a source has an active view");
-        self.unmap_view(active)?;
+        if !self.unmap_unless_refused(active)? {
+            return Ok(false);
+        }
         self.release_idle(source.chunk);
         Ok(true)
     }

@@ -46,6 +46,7 @@ use super::streams::state::Stream;
 use crate::driver::{Counted, Driver, DriverError, MemoryDriver};
 use crate::pages::PageCount;
 use crate::physical::ChunkId;
+use crate::segment::listeners::{InListener, MapListeners};
 use crate::stream::StreamIndex;
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::DeviceAddr;
@@ -83,12 +84,13 @@ impl Door {
     /// nothing has changed; an error after which the device is lost is remembered.
     ///
     /// # Errors
-    /// [`AllocError::Forked`] in a forked process, the error with which the device was lost, and those of `work`.
+    /// [`AllocError::InListener`] on a thread that is inside, [`AllocError::Forked`] in a forked process, the error with which the device was lost, and those of `work`.
     pub fn enter<D: Driver, T>(
         &self,
         shared: &Shared<D>,
         work: impl FnOnce(&mut SlowPath<'_, D>) -> Result<T, AllocError>,
     ) -> Result<T, AllocError> {
+        MapListeners::expect_outside()?;
         shared.expect_usable()?;
         let mut path = self.path(shared);
         let result = work(&mut path);
@@ -102,9 +104,20 @@ impl Door {
         result
     }
 
+    /// The mapper, once nobody else has it.
+    ///
+    /// # Panics
+    /// In a callback of a listener, which is a part of what has the mapper.
+    fn lock(&self) -> MutexGuard<'_, Mapper> {
+        if let Err(error) = MapListeners::expect_outside() {
+            panic!("{error}");
+        }
+        self.mapper.lock()
+    }
+
     /// A caller inside, whatever has happened before.
     fn path<'a, D: Driver>(&'a self, shared: &'a Shared<D>) -> SlowPath<'a, D> {
-        let (mapper, holdings) = (self.mapper.lock(), &self.holdings);
+        let (mapper, holdings) = (self.lock(), &self.holdings);
         SlowPath { shared, mapper, holdings, given: None, created: Vec::new() }
     }
 
@@ -130,12 +143,17 @@ impl Door {
     }
 
     /// Sets a budget, in a forked process and after the device was lost as well. Releases nothing.
-    pub fn set_budget<D: Driver>(&self, shared: &Shared<D>, bytes: u64) {
+    ///
+    /// # Errors
+    /// [`InListener`].
+    pub fn set_budget<D: Driver>(&self, shared: &Shared<D>, bytes: u64) -> Result<(), InListener> {
+        MapListeners::expect_outside()?;
         // Under the lock, so that of two callers one sets both.
-        let mut mapper = self.mapper.lock();
+        let mut mapper = self.lock();
         shared.set_budget(Budget::Set(bytes));
         mapper.pool.set_budget(shared.creatable_bytes());
         self.holdings.lock().update(&mapper);
+        Ok(())
     }
 }
 
@@ -143,6 +161,11 @@ impl<'a, D: Driver> SlowPath<'a, D> {
     /// The driver, for memory calls.
     fn driver(&self) -> &Counted<D> {
         &self.shared.streams.driver
+    }
+
+    /// Who is told of mappings.
+    fn listeners(&self) -> &'a MapListeners {
+        &self.shared.listeners
     }
 
     /// How far the streams are, as far as the caller may learn it.

@@ -73,7 +73,7 @@ impl Door {
         });
         if !matches!(gone, Ok(true)) {
             let bytes = range.pages.bytes(shared.geometry.page_bytes);
-            self.mapper.lock().left_behind.push((range.addr, bytes));
+            self.lock().left_behind.push((range.addr, bytes));
         }
     }
 }
@@ -180,7 +180,7 @@ impl<D: Driver> SlowPath<'_, D> {
             mappings.push(Mapping { addr, bytes, chunk: chunk.handle });
             page = page + chunk.pages;
         }
-        if let Err(failure) = map_all(self.driver(), &mappings) {
+        if let Err(failure) = map_all(self.driver(), self.listeners(), &mappings) {
             if !failure.stuck.is_empty() {
                 self.give_up_end(range, chunks, &mappings, &failure.stuck);
             }
@@ -393,7 +393,7 @@ impl<D: Driver> SlowPath<'_, D> {
         claim_free(states, sources)
     }
 
-    /// Makes a claimed free chunk idle, or bars it when a stream that used it cannot be waited for.
+    /// Makes a claimed free chunk idle, or bars it when a stream that used it cannot be waited for, or a listener refuses.
     fn take_out(&mut self, source: &Source) -> Result<(), DriverError> {
         let progress = self.progress();
         let mut passed = progress.wait_until_passed(source.stream, source.epoch)?;
@@ -407,7 +407,10 @@ impl<D: Driver> SlowPath<'_, D> {
             return Ok(());
         }
         for at in self.mapper.views_of(source.chunk).into_iter().rev() {
-            self.unmap_view(at)?;
+            if !self.unmap_unless_refused(at)? {
+                self.mapper.pool.bar(source.chunk);
+                break;
+            }
         }
         Ok(())
     }

@@ -107,11 +107,14 @@ impl<D: Driver> SlowPath<'_, D> {
                     break Err(error);
                 }
             }
-            if let Err(error) = self.unmap_view(at) {
-                waiting.push((at, fence));
-                break Err(error);
+            match self.unmap_unless_refused(at) {
+                Ok(true) => dropped += 1,
+                Ok(false) => waiting.push((at, fence)),
+                Err(error) => {
+                    waiting.push((at, fence));
+                    break Err(error);
+                }
             }
-            dropped += 1;
         };
         // Behind the others: whoever comes next looks at those first.
         self.mapper.stale_order.entries.extend(waiting);

@@ -124,6 +124,10 @@ impl MemoryDriver for CudaDriver {
         self.granularity
     }
 
+    fn ordinal(&self) -> u32 {
+        self.info.ordinal
+    }
+
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         super::plain::memory_info(self.library, &self.context)
     }

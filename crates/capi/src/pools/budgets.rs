@@ -39,7 +39,7 @@ impl Pools {
     /// Changes the budget of the device: of the main allocator and all pools together.
     pub fn set_budget(&self, main: &Instance, bytes: u64) -> Answer<()> {
         self.close_condemned(main, None);
-        let mut books = self.books.lock();
+        let mut books = self.books();
         if self.none() && books.closing_bytes == 0 {
             books.whole = None;
             return Ok(main.allocator.set_budget(bytes)?);

@@ -32,12 +32,12 @@ use crate::config::{Budget, Settings};
 use crate::instance::{Instance, Request, is_out_of_memory};
 use crate::status::Answer;
 use budgets::Books;
-use gapless::allocator::{AllocError, FreeError};
+use gapless::allocator::{AllocError, FreeError, MapListeners};
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::{MemoryDriver, StreamDriver};
 use gapless::{Allocator, DeviceAddr, StreamId};
 use open::{OpenPools, Served};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 pub(crate) use past::Past;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -75,10 +75,21 @@ impl Pools {
         Self { settings, count: AtomicUsize::new(0), list, open: OpenPools::default(), books }
     }
 
+    /// The books, once nobody else has them.
+    ///
+    /// # Panics
+    /// In a callback of a map listener: whoever called it may have them.
+    fn books(&self) -> MutexGuard<'_, Books> {
+        if let Err(error) = MapListeners::expect_outside() {
+            panic!("{error}");
+        }
+        self.books.lock()
+    }
+
     /// Opens a pool for the calling thread; makes it if it is new.
     pub fn begin(&self, main: &Instance, id: PoolId) -> Answer<()> {
         self.close_condemned(main, None);
-        let mut books = self.books.lock();
+        let mut books = self.books();
         let pool = self.used(&books, main, id)?;
         self.lend_half(&mut books, main, &pool);
         self.open.push(pool);
@@ -88,7 +99,7 @@ impl Pools {
     /// Adds a user to a pool without opening it; makes it if it is new.
     pub fn add_user(&self, main: &Instance, id: PoolId) -> Answer<()> {
         self.close_condemned(main, None);
-        let mut books = self.books.lock();
+        let mut books = self.books();
         self.used(&books, main, id)?;
         self.share_budget(&mut books, main);
         Ok(())
@@ -123,7 +134,7 @@ impl Pools {
         // At least a page, or no allocator can be built. What it may hold is decided next.
         let whole = books.whole_budget(main).max(driver.granularity());
         settings.budget = (!books.follow_device(main)).then_some(Budget::Bytes(whole));
-        let allocator = settings.build_for_graphs(Arc::clone(driver))?;
+        let allocator = settings.build_for_graphs(&main.allocator)?;
         let pool = Pool {
             id,
             allocator,
@@ -140,7 +151,7 @@ impl Pools {
 
     /// Closes a pool to new requests.
     pub fn end(&self, main: &Instance, id: PoolId) {
-        let mut books = self.books.lock();
+        let mut books = self.books();
         if let Some(pool) = self.open.remove(id) {
             self.condemn_if_done(&mut books, &pool);
         }
@@ -149,7 +160,7 @@ impl Pools {
 
     /// Removes one user of a pool. After the last one, the pool ends with its last allocation. Waits for nothing.
     pub fn release(&self, id: PoolId) {
-        let mut books = self.books.lock();
+        let mut books = self.books();
         let Some(pool) = self.named(id) else { return };
         let users = pool.users.load(Ordering::Acquire);
         pool.users.store(users.saturating_sub(1), Ordering::Release);
@@ -202,7 +213,7 @@ impl Pools {
     /// Serves a request for which a pool's own budget did not suffice.
     #[cold]
     fn alloc_with_more(&self, main: &Instance, pool: &Arc<Pool>, request: &Request) -> Result<DeviceAddr, AllocError> {
-        self.lend_all(&mut self.books.lock(), main, pool);
+        self.lend_all(&mut self.books(), main, pool);
         let outcome = request.serve(&pool.allocator);
         if !matches!(&outcome, Err(AllocError::OutOfMemory(_))) {
             return outcome;
@@ -210,7 +221,7 @@ impl Pools {
         self.close_condemned(main, Some(request.stream));
         // The request is worth more than what the main allocator holds free. If the trim fails, so does the retry.
         let _ = main.allocator.trim(0);
-        self.lend_all(&mut self.books.lock(), main, pool);
+        self.lend_all(&mut self.books(), main, pool);
         request.serve(&pool.allocator)
     }
 
@@ -222,7 +233,7 @@ impl Pools {
         }
         let closed = self.close_condemned(main, Some(request.stream));
         let before = main.allocator.budget();
-        self.share_budget(&mut self.books.lock(), main);
+        self.share_budget(&mut self.books(), main);
         closed > 0 || main.allocator.budget() > before
     }
 
@@ -236,7 +247,7 @@ impl Pools {
         if pool.users.load(Ordering::Acquire) == 0 {
             let pool = Arc::clone(pool);
             drop(list);
-            let mut books = self.books.lock();
+            let mut books = self.books();
             self.condemn_if_done(&mut books, &pool);
         }
         Some(outcome)
@@ -264,13 +275,13 @@ impl Pools {
 
     /// Bytes that all pools hold.
     pub fn held_bytes(&self) -> u64 {
-        let books = self.books.lock();
+        let books = self.books();
         self.list.read_recursive().iter().map(|pool| pool.held()).sum::<u64>() + books.closing_bytes
     }
 
     /// The budget of the device: of the main allocator and all pools together.
     pub fn whole_budget(&self, main: &Instance) -> u64 {
-        self.books.lock().whole_budget(main)
+        self.books().whole_budget(main)
     }
 
     /// Bytes that condemned pools hold: they go back to the driver when they are wanted.
@@ -293,7 +304,7 @@ impl Pools {
         {
             return 0;
         }
-        let closing = self.take_condemned(&mut self.books.lock());
+        let closing = self.take_condemned(&mut self.books());
         if closing.is_empty() {
             return 0;
         }
@@ -308,14 +319,14 @@ impl Pools {
         } else {
             self.put_back(closing);
         }
-        let mut books = self.books.lock();
+        let mut books = self.books();
         books.closing_bytes -= held;
         self.share_budget(&mut books, main);
         if waited { held } else { 0 }
     }
 
     fn put_back(&self, pools: Vec<Pool>) {
-        let mut books = self.books.lock();
+        let mut books = self.books();
         pools.iter().for_each(|pool| books.past.remove(pool));
         let mut list = self.list.write();
         list.extend(pools.into_iter().map(Arc::new));
@@ -342,7 +353,7 @@ impl Pools {
     fn may_be_capturing(&self, driver: &CudaDriver) -> bool {
         let (capturing, ended) = self.open.remove_ended(driver);
         if !ended.is_empty() {
-            let mut books = self.books.lock();
+            let mut books = self.books();
             for pool in &ended {
                 self.condemn_if_done(&mut books, pool);
             }

@@ -75,7 +75,7 @@ impl Pools {
     /// The pools, but for condemned ones, and the counts of all others that ever were.
     pub fn all_and_past(&self) -> (Vec<Arc<Pool>>, Past) {
         // Pools are condemned and closed with it locked, so each is in one of the two.
-        let books = self.books.lock();
+        let books = self.books();
         let mut past = books.past;
         let (condemned, all): (Vec<_>, Vec<_>) =
             self.list.read_recursive().iter().cloned().partition(|pool| pool.is_condemned());
@@ -85,7 +85,7 @@ impl Pools {
 
     /// Has the peaks of all pools start from current values.
     pub fn reset_peaks(&self) {
-        let mut books = self.books.lock();
+        let mut books = self.books();
         books.past = Past { peak_live_bytes: 0, peak_reserved_bytes: 0, peak_chunks: 0, ..books.past };
         self.all().iter().for_each(|pool| pool.allocator.reset_peaks());
     }

@@ -15,6 +15,7 @@ pub mod test_interop;
 pub mod test_page;
 pub mod test_python;
 pub mod torch_object;
+pub mod torch_stand_ins;
 pub mod torch_without_gpu;
 
 mod python_package;

@@ -23,13 +23,13 @@ pub fn run(workspace: &Workspace, arguments: &TestPageArguments) -> Result<(), F
         println!("skipped: there is no Chromium here (apt-get install chromium); CHROMIUM names another one");
         return Ok(());
     };
-    // The package's own browser is not used, and not fetched.
-    let own = workspace.target("page-tests");
-    let packaged = python::packaged(workspace, &own, &["playwright==1.65.2", "pytest"], "playwright/__init__.py");
-    if let Err(failure) = packaged {
-        println!("skipped: playwright cannot be installed here: {failure}");
-        return Ok(());
-    }
+    let own = match environment(workspace) {
+        Ok(own) => own,
+        Err(failure) => {
+            println!("skipped: playwright cannot be installed here: {failure}");
+            return Ok(());
+        }
+    };
     process::run(&mut workspace.cargo(["build", "--package", "gapless-cli", "--bin", "gapless"]))?;
     let mut pytest = workspace.command(python::environment(workspace, &own)?);
     pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "crates/cli/tests/browser"]);
@@ -42,8 +42,15 @@ pub fn run(workspace: &Workspace, arguments: &TestPageArguments) -> Result<(), F
     process::run(pytest.env("GAPLESS", workspace.target("debug/gapless")))
 }
 
+/// A virtual environment with playwright and pytest. The package's own browser is not used, and not fetched.
+pub fn environment(workspace: &Workspace) -> Result<PathBuf, Failure> {
+    let own = workspace.target("page-tests");
+    python::packaged(workspace, &own, &["playwright==1.65.2", "pytest"], "playwright/__init__.py")?;
+    Ok(own)
+}
+
 /// The browser that `CHROMIUM` names, or else one of the usual names.
-fn browser() -> Option<PathBuf> {
+pub fn browser() -> Option<PathBuf> {
     let named = env::var("CHROMIUM").ok().filter(|name| !name.is_empty());
     match named {
         Some(name) => process::find(&name),

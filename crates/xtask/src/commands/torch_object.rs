@@ -16,6 +16,20 @@ pub struct Headers {
     pub cuda: PathBuf,
 }
 
+impl Headers {
+    /// A library that calls PyTorch's C++ interface. CUDA's runtime is found through PyTorch's library: its version is PyTorch's
+    /// business.
+    pub fn library(&self, sources: Vec<PathBuf>, mut options: Vec<OsString>) -> Library {
+        options.push("-std=c++20".into());
+        for folder in [&self.torch.join("include"), &self.cuda] {
+            options.extend(["-isystem".into(), folder.into()]);
+        }
+        let mut links: Vec<OsString> = vec!["-L".into(), self.torch.join("lib").into()];
+        links.extend(["-lc10", "-lc10_cuda", "-Wl,--allow-shlib-undefined"].map(OsString::from));
+        Library { sources, options, links }
+    }
+}
+
 /// A version of PyTorch: 2.15.0 of `2.15.0+cu132`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Version {
@@ -47,19 +61,12 @@ impl Version {
 
 /// Compiles the object for a version into `folder`, under the name that the Python package looks for.
 pub fn compile(workspace: &Workspace, version: &Version, headers: &Headers, folder: &Path) -> Result<(), Failure> {
-    let mut options: Vec<OsString> = Vec::new();
     // Functions that are alike keep names of their own: the proof of the layout compares them.
-    options.extend(["-std=c++20", "-fno-ipa-icf", "-Wno-unused-parameter", "-Iinclude"].map(OsString::from));
+    let mut options = ["-fno-ipa-icf", "-Wno-unused-parameter", "-Iinclude"].map(OsString::from).to_vec();
     options.push(format!("-DGAPLESS_TORCH={}", version.number()).into());
     options.push(format!("-DGAPLESS_TORCH_VERSION=\"{}\"", version.text).into());
-    for folder in [&headers.torch.join("include"), &headers.cuda] {
-        options.extend(["-isystem".into(), folder.into()]);
-    }
-    // CUDA's runtime is found through PyTorch's library: its version is PyTorch's business.
-    let mut links = vec![OsString::from("-L"), headers.torch.join("lib").into()];
-    links.extend(["-lc10", "-lc10_cuda", "-Wl,--allow-shlib-undefined"].map(OsString::from));
     let sources = files::with_ending(&workspace.path("python/src/allocator_object"), "cpp")?;
-    Library { sources, options, links }.build(workspace, &folder.join(version.file_name()))
+    headers.library(sources, options).build(workspace, &folder.join(version.file_name()))
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ impl Door {
 
     /// Resets the peaks of live and held bytes to their current values.
     pub fn reset_peaks<D: Driver>(&self, shared: &Shared<D>) {
-        let mut mapper = self.mapper.lock();
+        let mut mapper = self.lock();
         mapper.pool.reset_peak();
         self.holdings.lock().update(&mapper);
         shared.streams.peak.reset(&mut shared.streams.lock_all());
@@ -45,7 +45,7 @@ impl Door {
 
     /// Every region, block and chunk. Locks one stream after the other, for a piece of a region at a time. O(blocks).
     pub fn snapshot<D: Driver>(&self, shared: &Shared<D>) -> Snapshot {
-        let mapper = self.mapper.lock();
+        let mapper = self.lock();
         let mut regions = Vec::new();
         for stream in shared.streams.iter() {
             let of_stream = stream.region_ids();

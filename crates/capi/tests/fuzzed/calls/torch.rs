@@ -123,7 +123,7 @@ impl Calls {
                 } else {
                     let part = f64::from(f32::from_bits(record.number));
                     let status = c!(gapless_torch_set_fraction(part, device));
-                    let good = part > 0.0 && part <= 1.0 && exists;
+                    let good = (0.0..=1.0).contains(&part) && exists;
                     let refused: &[gapless_status] = &[GAPLESS_ERROR_INVALID_ARGUMENT, GAPLESS_ERROR_NO_DEVICE];
                     self.expect(status, if good { &[GAPLESS_OK] } else { refused }, record);
                     if status == GAPLESS_OK {

@@ -1,0 +1,169 @@
+//! PyTorch's CUDA build, and what it runs on without a GPU: the simulated driver, and stand-ins for the CUDA runtime and cuBLAS.
+
+use super::python_package;
+use super::torch_object::{Headers, Version, compile};
+use crate::failure::Failure;
+use crate::workspace::Workspace;
+use crate::{files, process, python};
+use std::env;
+use std::ffi::OsStr;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// An environment with PyTorch, and a folder with all that its processes are given.
+#[derive(Debug)]
+pub struct StandIns {
+    python: String,
+    headers: Headers,
+    folder: tempfile::TempDir,
+}
+
+impl StandIns {
+    /// Installs PyTorch where it is not yet, and builds the rest.
+    pub fn prepare(workspace: &Workspace) -> Result<Self, Failure> {
+        process::require(&["cc", &process::compiler("CXX", "c++")[0]])?;
+        let python = install_torch(workspace)?;
+        let headers = Headers { torch: torch_folder(workspace, &python)?, cuda: cuda_headers(workspace, &python)? };
+        let this = Self { python, headers, folder: files::temporary_folder()? };
+        workspace.install_simulated(this.folder())?;
+        let link = this.path("libcuda.so");
+        symlink("libcuda.so.1", &link).map_err(|error| Failure::new(format!("{}: {error}", link.display())))?;
+        this.compile_c(workspace, "python/tests_torch/cuda_runtime.c", "libcudart-standin.so")?;
+        this.compile_c(workspace, "python/tests_torch/cublas.c", "libcublas-standin.so")?;
+        this.compile_c(workspace, "python/tests_torch_object/own_allocator.c", "own_allocator.so")?;
+        python_package::build_torch_throw(workspace, &this.path("_torch_throw.so"))?;
+        let version = files::read(&this.headers.torch.join("version.py"))?;
+        let version = version_in(&version).ok_or_else(|| Failure::new("torch/version.py has no version"))?;
+        compile(workspace, &Version::of(version)?, &this.headers, this.folder())?;
+        this.compile_on_torch(workspace, "python/tests_torch_object/tracker.cpp", "tracker.so")?;
+        Ok(this)
+    }
+
+    /// Where the libraries are; the allocator object among them.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder().join(name)
+    }
+
+    /// Python with PyTorch on the simulated device; `objects` is where it looks for the allocator object, or `off`.
+    pub fn python(&self, workspace: &Workspace, objects: impl AsRef<OsStr>) -> Command {
+        let mut command = workspace.command(&self.python);
+        for setting in ["GAPLESS_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"] {
+            command.env_remove(setting);
+        }
+        command.env("LD_LIBRARY_PATH", process::with_library_path(self.folder()));
+        command.env("LD_PRELOAD", self.path("libcudart-standin.so")).env("GAPLESS_LIBRARY", self.path("libgapless.so"));
+        command.env("GAPLESS_TORCH_THROW", self.path("_torch_throw.so")).env("GAPLESS_TORCH_OBJECTS", objects);
+        command.env("GAPLESS_OWN_ALLOCATOR", self.path("own_allocator.so"));
+        command.env("GAPLESS_TRACKER", self.path("tracker.so"));
+        command.env("GAPLESS_CUBLAS", self.path("libcublas-standin.so"));
+        command.env("GAPLESS_SIM_CAPACITY", "1GiB").env("PYTHONPATH", workspace.path("python"));
+        command
+    }
+
+    /// Python packages that are not there yet.
+    pub fn install(&self, workspace: &Workspace, packages: &[&str]) -> Result<(), Failure> {
+        let imports = format!("import {}", packages.join(", "));
+        if python::can_run(workspace, &self.python, &imports) {
+            return Ok(());
+        }
+        process::run(workspace.command(&self.python).args(["-m", "pip", "install", "--quiet"]).args(packages))
+    }
+
+    /// Puts optimised builds of gapless and of the simulated driver in the place of the ones for tests.
+    pub fn optimise(&self, workspace: &Workspace) -> Result<(), Failure> {
+        let packages = ["--package", "gapless-capi", "--package", "gapless-sim-libcuda"];
+        process::run(workspace.cargo(["build", "--quiet", "--profile", "bundle"]).args(packages))?;
+        files::copy(&workspace.target("bundle/libgapless_sim_libcuda.so"), &self.path("libcuda.so.1"))?;
+        files::copy(&workspace.target("bundle/libgapless_capi.so"), &self.path("libgapless.so"))
+    }
+
+    /// Compiles a source of C++ that calls PyTorch's own interface.
+    pub fn compile_on_torch(&self, workspace: &Workspace, source: &str, library: &str) -> Result<PathBuf, Failure> {
+        let library = self.path(library);
+        self.headers.library(vec![workspace.path(source)], Vec::new()).build(workspace, &library)?;
+        Ok(library)
+    }
+
+    fn compile_c(&self, workspace: &Workspace, source: &str, library: &str) -> Result<(), Failure> {
+        let mut cc = workspace.command("cc");
+        cc.args(["-std=gnu11", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", "-isystem"]);
+        cc.arg(&self.headers.cuda).arg(source).arg("-o").arg(self.path(library));
+        process::run(cc.arg("-L").arg(self.folder()).args(["-lcuda", "-ldl"]))
+    }
+}
+
+/// The folder `torch` of an environment.
+fn torch_folder(workspace: &Workspace, python: &str) -> Result<PathBuf, Failure> {
+    let folder = "import importlib.util; print(importlib.util.find_spec('torch').submodule_search_locations[0])";
+    Ok(process::output(workspace.command(python).args(["-c", folder]))?.trim().into())
+}
+
+/// The version in the text of `torch/version.py`.
+fn version_in(text: &str) -> Option<&str> {
+    text.lines().find_map(|line| line.strip_prefix("__version__ = '")?.strip_suffix('\''))
+}
+
+/// The interpreter of an environment with PyTorch, numpy and pytest.
+fn install_torch(workspace: &Workspace) -> Result<String, Failure> {
+    let environment = match env::var_os("GAPLESS_TORCH_ENV").filter(|folder| !folder.is_empty()) {
+        Some(folder) => files::given(Path::new(&folder))?,
+        None => workspace.installed("torch-env"),
+    };
+    let python = python::environment(workspace, &environment)?;
+    if !python::can_run(workspace, &python, "import torch, numpy, pytest") {
+        let torch = env::var("TORCH").ok().filter(|torch| !torch.is_empty()).unwrap_or_else(|| "torch".to_owned());
+        process::run(workspace.command(&python).args(["-m", "pip", "install", "--quiet", &torch, "numpy", "pytest"]))?;
+    }
+    Ok(python)
+}
+
+/// The folder of the CUDA runtime's headers in PyTorch's environment, with the headers that they include.
+fn cuda_headers(workspace: &Workspace, python: &str) -> Result<PathBuf, Failure> {
+    let site = "import sysconfig; print(sysconfig.get_paths()['purelib'])";
+    let site = process::output(workspace.command(python).args(["-c", site]))?;
+    let nvidia = Path::new(site.trim()).join("nvidia");
+    let found = if nvidia.is_dir() { files::below(&nvidia)? } else { Vec::new() };
+    let header = found.iter().find(|path| path.ends_with("cuda_runtime_api.h"));
+    let folder = header.and_then(|header| header.parent());
+    let folder =
+        folder.ok_or_else(|| Failure::new("this PyTorch came without CUDA; TORCH names another one to install"))?;
+    if !folder.join("crt/host_defines.h").exists() {
+        let shown = process::output(workspace.command(python).args(["-m", "pip", "show", "nvidia-cuda-runtime"]))?;
+        let version = release(&shown).ok_or_else(|| Failure::new("nvidia-cuda-runtime has no version"))?;
+        let wanted = format!("nvidia-cuda-crt=={version}.*");
+        process::run(workspace.command(python).args(["-m", "pip", "install", "--quiet", "--no-deps", &wanted]))?;
+    }
+    Ok(folder.to_owned())
+}
+
+/// The first two numbers of the version that `pip show` prints.
+fn release(shown: &str) -> Option<String> {
+    let version = shown.lines().find_map(|line| line.strip_prefix("Version: "))?;
+    let mut numbers = version.split('.');
+    Some(format!("{}.{}", numbers.next()?, numbers.next()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_is_found_in_the_module() {
+        assert_eq!(
+            version_in("from typing import Optional\n__version__ = '2.15.0+cu132'\ncuda = ''\n"),
+            Some("2.15.0+cu132")
+        );
+        assert_eq!(version_in("version = '2'\n"), None);
+    }
+
+    #[test]
+    fn the_release_is_the_first_two_numbers() {
+        assert_eq!(release("Name: x\nVersion: 13.0.96\nSummary: y\n").as_deref(), Some("13.0"));
+        assert_eq!(release("Name: x\n"), None);
+    }
+}
