@@ -3,8 +3,8 @@
 //! Installs PyTorch into an environment of its own, builds a stand-in for the CUDA runtime over the simulated driver, and
 //! runs the package's PyTorch tests. No kernel runs; allocation is all that is tested.
 
+use super::test_page;
 use super::torch_stand_ins::StandIns;
-use super::{test_page, torch_object};
 use crate::failure::Failure;
 use crate::workspace::Workspace;
 use crate::{files, process, python, wheels};
