@@ -29,6 +29,7 @@ mod many_streams;
 mod marks;
 mod plain;
 mod range;
+mod registered;
 mod reports;
 mod request;
 mod shared;
@@ -46,6 +47,7 @@ pub use kind::{RegionKind, SMALL_BELOW};
 pub use marks::{StreamMark, WatchedStream};
 pub use plain::PlainAllocator;
 pub use range::VirtualRange;
+pub use registered::RegisteredBlock;
 pub use reports::{
     BlockSnapshot, ChunkSnapshot, Fragmentation, LiveAllocation, OutOfMemory, Pinned, RegionSnapshot, SizeRange,
     Snapshot, Stats, StreamUse,

@@ -14,6 +14,7 @@ use crate::notice::notice;
 use crate::out::check_out;
 use crate::peers::introduce;
 use crate::pools::Pools;
+use crate::registered::RegisteredBlocks;
 use crate::registry::{Lifetime, gapless_allocator, register};
 use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, gapless_status};
 use gapless::DeviceAddr;
@@ -32,6 +33,8 @@ pub(crate) struct Device {
     pub pools: Pools,
     /// Uses of this device's memory by streams of other devices.
     pub foreign: Foreign,
+    /// Blocks that libraries register.
+    pub registered: RegisteredBlocks,
     handle: usize,
     /// The highest number of freed bytes that was reported so far.
     pub freed_bytes: AtomicU64,
@@ -103,6 +106,7 @@ impl Device {
             handle: register(Arc::clone(&main), Lifetime::Permanent).addr(),
             pools: Pools::new(settings),
             foreign: Foreign::default(),
+            registered: RegisteredBlocks::default(),
             main,
             freed_bytes: AtomicU64::new(0),
             log: conf.log,

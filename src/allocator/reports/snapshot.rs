@@ -68,4 +68,6 @@ pub struct ChunkSnapshot {
     pub stale: Vec<DeviceAddr>,
     /// Whether a raw range holds it.
     pub in_range: bool,
+    /// Whether it is a registered block.
+    pub registered: bool,
 }

@@ -6,6 +6,7 @@ use super::mapper::view_at;
 use crate::driver::Driver;
 use crate::heap::BlockState;
 use crate::pages::{PageCount, PageRange};
+use crate::physical::LentTo;
 use crate::segment::ViewState;
 use std::collections::BTreeMap;
 
@@ -15,6 +16,7 @@ impl Door {
     /// blocks tile their heap, so that live blocks overlap neither in addresses nor in memory. 3: streams' clocks are in
     /// order, blocks were freed in epochs that have begun, and pending ones carry fences. 4: no block uses a stale view.
     /// 5: the sums agree. 6: in an allocator that keeps its mappings, what was mapped behind blocks is mapped there still.
+    /// 7: a registered block is one chunk, mapped alone in its reservation.
     ///
     /// # Panics
     /// When an invariant does not hold; the message names it.
@@ -108,18 +110,24 @@ impl Door {
         let stuck: PageCount = mapper
             .pool
             .iter()
-            .filter(|(_, chunk)| !chunk.lent_out && chunk.active.is_none() && !chunk.stale.is_empty())
+            .filter(|(_, chunk)| chunk.lent_out.is_none() && chunk.active.is_none() && !chunk.stale.is_empty())
             .map(|(_, chunk)| chunk.pages)
             .sum();
         assert_eq!(
             block_bytes
-                + mapper.pool.lent_out_bytes()
+                + mapper.pool.range_bytes()
+                + mapper.pool.registered_bytes()
                 + stuck.bytes(shared.geometry.page_bytes)
                 + mapper.pool.idle_bytes(),
             mapper.pool.held_bytes(),
-            "invariant 5: blocks, ranges and idle chunks are what is reserved"
+            "invariant 5: blocks, ranges, registered blocks and idle chunks are what is reserved"
         );
         assert!(states.iter().map(|state| state.live_bytes).sum::<u64>() <= mapper.pool.held_bytes(), "invariant 5");
+        for (id, chunk) in mapper.pool.iter().filter(|(_, chunk)| chunk.lent_out == Some(LentTo::RegisteredBlock)) {
+            let segment = chunk.active.map(|at| &mapper.segments[at.segment as usize]);
+            let alone = segment.is_some_and(|it| it.pages == chunk.pages && it.table.len() == 1);
+            assert!(alone, "invariant 7: the registered block of {id:?} is one chunk, alone in its addresses");
+        }
         mapper.check_counts();
     }
 }
