@@ -27,6 +27,7 @@ mod looks;
 #[cfg(test)]
 mod many_streams;
 mod marks;
+mod pins;
 mod plain;
 mod range;
 mod registered;
@@ -45,6 +46,7 @@ pub use builder::{Builder, DEFAULT_SLACK};
 pub use error::{AddressFacts, AllocError, BuildError, CloseError, FreeError, StreamError};
 pub use kind::{RegionKind, SMALL_BELOW};
 pub use marks::{StreamMark, WatchedStream};
+pub use pins::Pin;
 pub use plain::PlainAllocator;
 pub use range::VirtualRange;
 pub use registered::RegisteredBlock;

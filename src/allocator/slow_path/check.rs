@@ -17,6 +17,7 @@ impl Door {
     /// order, blocks were freed in epochs that have begun, and pending ones carry fences. 4: no block uses a stale view.
     /// 5: the sums agree. 6: in an allocator that keeps its mappings, what was mapped behind blocks is mapped there still.
     /// 7: a registered block is one chunk, mapped alone in its reservation.
+    /// 8: a pinned block is live or pending, and what is pending waits for a stream or a pin.
     ///
     /// # Panics
     /// When an invariant does not hold; the message names it.
@@ -54,13 +55,14 @@ impl Door {
             clock.check();
             assert_eq!(clock.open(), state.open_epoch(), "invariant 3: the open epoch");
             state.regions.check();
-            let mut live = 0;
+            let (mut live, mut pending_blocks) = (0, 0);
             for (id, region) in state.regions.iter() {
                 region.heap.check();
                 live += region.heap.live_bytes();
                 let segment = &mapper.segments[region.segment];
                 for block in region.heap.blocks() {
                     let pages = PageRange::around(&(block.offset..block.offset + block.size), region.page_bytes);
+                    pending_blocks += usize::from(block.state == BlockState::Pending);
                     match block.state {
                         BlockState::Live | BlockState::Pending | BlockState::Free => {
                             block_bytes += block.size;
@@ -101,6 +103,14 @@ impl Door {
                 let block = region.heap.block(pending.offset).expect("pending blocks are in the table");
                 assert_eq!(block.state, BlockState::Pending, "invariant 3: a pending block");
             }
+            for ((id, offset), pins) in &state.pins {
+                let block = state.regions.get(*id).and_then(|region| region.heap.block(*offset));
+                let expected = if pins.freed.is_some() { BlockState::Pending } else { BlockState::Live };
+                let kept = block.is_some_and(|block| block.state == expected && block.shared && pins.count > 0);
+                assert!(kept, "invariant 8: a pinned block is live, or pending once it is freed");
+            }
+            let waiting = state.pending.iter().count() + state.pins.values().filter(|it| it.freed.is_some()).count();
+            assert_eq!(pending_blocks, waiting, "invariant 8: pending blocks wait for a stream or a pin");
             for (id, offset) in state.sharers.keys() {
                 let region = state.regions.get(*id).expect("shared blocks have a region");
                 let shared = region.heap.block(*offset).is_some_and(|b| b.state == BlockState::Live && b.shared);
@@ -137,7 +147,7 @@ mod tests {
     use super::super::super::kind::RegionKind;
     use super::super::super::streams::pending::Pending;
     use super::super::super::streams::region::RegionId;
-    use super::super::super::streams::state::{Sharers, StreamState};
+    use super::super::super::streams::state::{Pins, Sharers, StreamState};
     use super::*;
     use crate::allocator::{Allocator, ChunkPolicy};
     use crate::driver::{ChunkHandle, ModelConfig, ModelDriver, WorkDriver};
@@ -217,6 +227,17 @@ mod tests {
                 let fences = vec![Fence { stream: StreamIndex(1), epoch: 1 }];
                 let pending = Pending { region: LARGE, offset: 0, fences };
                 with_state(allocator, |state| state.pending.push(pending));
+            }),
+            ("invariant 8: a pinned block is live", |allocator| {
+                let pins = Pins { count: 1, freed: None };
+                with_state(allocator, |state| drop(state.pins.insert((LARGE, PAGE), pins)));
+            }),
+            ("invariant 8: pending blocks wait for a stream or a pin", |allocator| {
+                with_state(allocator, |state| {
+                    state.sharers.clear();
+                    state.region(LARGE).unwrap().heap.free_later(2 * PAGE).unwrap();
+                    state.live_bytes -= PAGE;
+                });
             }),
             ("a shared block has sharers", |allocator| with_state(allocator, |state| state.sharers.clear())),
             ("sharers of a block that is not shared", |allocator| {
