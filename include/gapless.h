@@ -518,7 +518,7 @@ gapless_status gapless_device_forget_stream(int32_t device, struct CUstream_st *
 //
 // on_map is called after a range was mapped, with access, and before any of it is handed out. before_unmap is called before
 // a range is unmapped, once all work in it has completed; it has the pointer and bytes of an on_map, or was mapped before the
-// listener was added. In between the range is mapped to the same memory. That memory may be free, or in use at another
+// listener was added, or is a mapping that failed and could not be undone at once. In between the range is mapped to the same memory. That memory may be free, or in use at another
 // address: free memory is mapped a second time where it is needed, and its first mapping is removed later.
 //
 // Callbacks run on the thread that maps or unmaps, on several threads at a time for several allocators. They may take their
@@ -577,6 +577,17 @@ gapless_status gapless_device_record_registered(int32_t device,
 // before. Where one of them is being captured, the memory goes back to the allocator later. NULL: nothing.
 gapless_status gapless_device_free_registered(int32_t device,
                                               void *pointer);
+
+// Pins an allocation of a device: until gapless_device_unpin has been called as often, its bytes are not handed out again,
+// and what is mapped there stays, also once it was freed. For memory that another process or other hardware uses; not for
+// registered blocks, which stay anyway.
+gapless_status gapless_device_pin(int32_t device,
+                                  void *pointer);
+
+// Takes a pin off an allocation, or off what was one when it was pinned. What used the memory on account of the pin must have
+// completed.
+gapless_status gapless_device_unpin(int32_t device,
+                                    void *pointer);
 
 // Replays a recorded trace on a simulated device and writes the results as a JSON array into buffer, as
 // gapless_stats_json does: one object for each policy, with the keys of gapless replay --json.

@@ -1,4 +1,4 @@
-//! Registered blocks through the C interface.
+//! Registered and pinned blocks through the C interface.
 
 mod gpu;
 #[path = "../../../tests/simulated/mod.rs"]
@@ -54,5 +54,30 @@ fn registered_blocks_come_and_go() {
         // SAFETY: null is refused.
         let status = unsafe { gapless_device_alloc_registered(0, 1, MAIN, null_mut()) };
         assert_eq!(status, GAPLESS_ERROR_INVALID_ARGUMENT);
+    });
+}
+
+#[test]
+fn a_pinned_block_is_not_handed_out_again() {
+    with_devices("a_pinned_block_is_not_handed_out_again", &[], || {
+        let alloc = |bytes| {
+            let mut pointer = null_mut();
+            // SAFETY: the out-parameter is valid.
+            (unsafe { gapless_device_alloc(0, bytes, MAIN, &raw mut pointer) }, pointer)
+        };
+        let (_, block) = alloc(200 * MIB);
+        assert_eq!(gapless_device_unpin(0, block), GAPLESS_ERROR_NOT_ALLOCATED);
+        for _ in 0..2 {
+            assert_eq!(gapless_device_pin(0, block), GAPLESS_OK);
+        }
+        assert_eq!(gapless_device_free(0, block, 0), GAPLESS_OK);
+        assert_eq!(gapless_device_pin(0, block), GAPLESS_ERROR_NOT_ALLOCATED, "freed");
+        for _ in 0..2 {
+            assert_eq!(alloc(100 * MIB).0, GAPLESS_ERROR_OUT_OF_MEMORY);
+            assert_eq!(gapless_device_unpin(0, block), GAPLESS_OK);
+        }
+        assert_eq!(gapless_device_unpin(0, block), GAPLESS_ERROR_NOT_ALLOCATED);
+        assert_eq!(alloc(200 * MIB), (GAPLESS_OK, block));
+        assert_eq!(gapless_device_pin(0, null_mut()), GAPLESS_ERROR_NOT_ALLOCATED);
     });
 }

@@ -117,6 +117,11 @@ impl Door {
                 assert!(shared, "sharers of a block that is not shared");
             }
         }
+        for (id, chunk) in mapper.pool.iter().filter(|(_, chunk)| chunk.lent_out == Some(LentTo::RegisteredBlock)) {
+            let segment = chunk.active.map(|at| &mapper.segments[at.segment as usize]);
+            let alone = segment.is_some_and(|it| it.pages == chunk.pages && it.table.len() == 1);
+            assert!(alone, "invariant 7: the registered block of {id:?} is one chunk, alone in its addresses");
+        }
         let stuck: PageCount = mapper
             .pool
             .iter()
@@ -133,11 +138,6 @@ impl Door {
             "invariant 5: blocks, ranges, registered blocks and idle chunks are what is reserved"
         );
         assert!(states.iter().map(|state| state.live_bytes).sum::<u64>() <= mapper.pool.held_bytes(), "invariant 5");
-        for (id, chunk) in mapper.pool.iter().filter(|(_, chunk)| chunk.lent_out == Some(LentTo::RegisteredBlock)) {
-            let segment = chunk.active.map(|at| &mapper.segments[at.segment as usize]);
-            let alone = segment.is_some_and(|it| it.pages == chunk.pages && it.table.len() == 1);
-            assert!(alone, "invariant 7: the registered block of {id:?} is one chunk, alone in its addresses");
-        }
         mapper.check_counts();
     }
 }
@@ -228,6 +228,10 @@ mod tests {
                 let pending = Pending { region: LARGE, offset: 0, fences };
                 with_state(allocator, |state| state.pending.push(pending));
             }),
+            ("invariant 7: the registered block", |allocator| {
+                let pool = &mut allocator.inner.door.mapper.lock().pool;
+                pool.set_lent_out(ChunkId(0), Some(LentTo::RegisteredBlock));
+            }),
             ("invariant 8: a pinned block is live", |allocator| {
                 let pins = Pins { count: 1, freed: None };
                 with_state(allocator, |state| drop(state.pins.insert((LARGE, PAGE), pins)));
@@ -244,7 +248,7 @@ mod tests {
                 let sharers = Sharers { home: StreamIndex(0), others: Vec::new() };
                 with_state(allocator, |state| drop(state.sharers.insert((LARGE, 0), sharers)));
             }),
-            ("invariant 5: blocks, ranges and idle chunks", |allocator| {
+            ("invariant 5: blocks, ranges, registered blocks and idle", |allocator| {
                 let pool = &mut allocator.inner.door.mapper.lock().pool;
                 let id = pool.add(ChunkHandle(77), PageCount(1));
                 pool.activate(id, ViewAt { segment: 0, page: PageIndex(40) });
