@@ -3,7 +3,7 @@
 use super::error::FreeError;
 use super::streams::directory::{Owner, Place};
 use super::streams::pending::Pending;
-use super::streams::state::{Pins, Sharers};
+use super::streams::state::Sharers;
 use super::{Allocator, Inner};
 use crate::driver::Driver;
 use crate::units::DeviceAddr;
@@ -79,7 +79,7 @@ impl<D: Driver> Inner<D> {
         };
         let place = (owner.region, offset);
         state.sharers.entry(place).or_insert_with(|| Sharers { home: owner.stream, others: Vec::new() });
-        state.pins.entry(place).or_insert_with(Pins::default).count += 1;
+        state.pins.entry(place).or_default().count += 1;
         Ok((owner, offset, bytes))
     }
 
