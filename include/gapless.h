@@ -94,6 +94,8 @@ typedef struct gapless_stats {
   uint64_t largest_with_remapping_bytes;
   // Bytes of chunks in raw ranges, and in dropped ones that could not be unmapped yet.
   uint64_t range_bytes;
+  // Bytes of registered blocks, and of freed ones that could not be unmapped yet.
+  uint64_t registered_bytes;
 } gapless_stats;
 
 // Told of bytes bytes at pointer, on a device. context is what the listener was added with. Returns 0; anything else
@@ -516,7 +518,7 @@ gapless_status gapless_device_forget_stream(int32_t device, struct CUstream_st *
 //
 // on_map is called after a range was mapped, with access, and before any of it is handed out. before_unmap is called before
 // a range is unmapped, once all work in it has completed; it has the pointer and bytes of an on_map, or was mapped before the
-// listener was added. In between the range is mapped to the same memory. That memory may be free, or in use at another
+// listener was added, or is a mapping that failed and could not be undone at once. In between the range is mapped to the same memory. That memory may be free, or in use at another
 // address: free memory is mapped a second time where it is needed, and its first mapping is removed later.
 //
 // Callbacks run on the thread that maps or unmaps, on several threads at a time for several allocators. They may take their
@@ -552,6 +554,40 @@ gapless_status gapless_device_add_map_listener(int32_t device,
 
 // As gapless_remove_map_listener, for a listener of a device.
 gapless_status gapless_device_remove_map_listener(int32_t device, uint64_t listener);
+
+// Allocates a block for a library that registers memory (NCCL) or for other hardware (RDMA), for work on stream, and writes its
+// address to *pointer. It is one physical allocation in a mapping of its own: pointer and size are multiples of the
+// driver's granularity, bytes is rounded up to it, nothing else is in there, and until it is freed it is not moved or
+// unmapped. RDMA can use it where the device supports that.
+//
+// gapless_device_free_registered frees it, and no other function. Pools and the memory history are not about it.
+//
+// pointer points to a pointer; stream is a stream of the device, or null for the default one.
+gapless_status gapless_device_alloc_registered(int32_t device,
+                                               uint64_t bytes,
+                                               struct CUstream_st *stream,
+                                               void **pointer);
+
+// Records that stream also uses a registered block: freeing it waits for that stream, too.
+gapless_status gapless_device_record_registered(int32_t device,
+                                                void *pointer,
+                                                struct CUstream_st *stream);
+
+// Frees a registered block, after a wait for the streams that it was allocated for and recorded on: end its registration
+// before. Where one of them is being captured, the memory goes back to the allocator later. NULL: nothing.
+gapless_status gapless_device_free_registered(int32_t device,
+                                              void *pointer);
+
+// Pins an allocation of a device: until gapless_device_unpin has been called as often, its bytes are not handed out again,
+// and what is mapped there stays, also once it was freed. For memory that another process or other hardware uses; not for
+// registered blocks, which stay anyway.
+gapless_status gapless_device_pin(int32_t device,
+                                  void *pointer);
+
+// Takes a pin off an allocation, or off what was one when it was pinned. What used the memory on account of the pin must have
+// completed.
+gapless_status gapless_device_unpin(int32_t device,
+                                    void *pointer);
 
 // Replays a recorded trace on a simulated device and writes the results as a JSON array into buffer, as
 // gapless_stats_json does: one object for each policy, with the keys of gapless replay --json.

@@ -95,7 +95,8 @@ impl<D: Driver> Inner<D> {
         }
     }
 
-    /// Frees a block that other streams use: it becomes pending on all of them.
+    /// Frees a block that other streams use, or that is or was pinned: it becomes pending on all of them, and until the last
+    /// pin is gone.
     #[cold]
     fn free_shared(&self, addr: DeviceAddr, owner: Owner, offset: u64) -> Result<(), FreeError> {
         let streams = &self.shared.streams;
@@ -122,8 +123,11 @@ impl<D: Driver> Inner<D> {
             let _ = streams.peak.note(owner.stream, &mut state);
         }
         state.sharers.remove(&(owner.region, offset));
-        state.pending.push(Pending { region: owner.region, offset, fences });
-        stream.note_pending(true);
+        match state.pins.get_mut(&(owner.region, offset)) {
+            Some(pins) => pins.freed = Some(fences),
+            None => state.free_when_passed(Pending { region: owner.region, offset, fences }),
+        }
+        stream.note_pending(!state.pending.is_empty());
         drop(state);
         // Seal early, so that the events complete as soon as they can; what fails here is tried again when needed.
         for user in users {
@@ -207,7 +211,7 @@ impl<D: Driver> Inner<D> {
 
     /// The error for an address at which no live allocation starts, with what is known about it.
     #[cold]
-    fn refuse(&self, addr: DeviceAddr) -> FreeError {
+    pub(super) fn refuse(&self, addr: DeviceAddr) -> FreeError {
         self.shared.counters.refused_frees.fetch_add(1, Ordering::Relaxed);
         let facts = match self.shared.directory.find(addr) {
             Place::Foreign => AddressFacts::Foreign,

@@ -27,8 +27,10 @@ mod looks;
 #[cfg(test)]
 mod many_streams;
 mod marks;
+mod pins;
 mod plain;
 mod range;
+mod registered;
 mod reports;
 mod request;
 mod shared;
@@ -44,8 +46,10 @@ pub use builder::{Builder, DEFAULT_SLACK};
 pub use error::{AddressFacts, AllocError, BuildError, CloseError, FreeError, StreamError};
 pub use kind::{RegionKind, SMALL_BELOW};
 pub use marks::{StreamMark, WatchedStream};
+pub use pins::Pin;
 pub use plain::PlainAllocator;
 pub use range::VirtualRange;
+pub use registered::RegisteredBlock;
 pub use reports::{
     BlockSnapshot, ChunkSnapshot, Fragmentation, LiveAllocation, OutOfMemory, Pinned, RegionSnapshot, SizeRange,
     Snapshot, Stats, StreamUse,

@@ -165,6 +165,7 @@ impl PlainAllocator {
             cached_bytes: 0,
             pending_bytes: 0,
             range_bytes: 0,
+            registered_bytes: 0,
             free_bytes: free,
             free_without_budget_bytes: free,
             obtainable_bytes: 0,

@@ -28,6 +28,15 @@ pub struct ViewAt {
     pub page: PageIndex,
 }
 
+/// Whom a chunk belongs to, where that is not the heaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LentTo {
+    /// A raw range.
+    Range,
+    /// A registered block.
+    RegisteredBlock,
+}
+
 /// One allocation of physical memory. It is always mapped as a whole, at any number of places. At most one of these
 /// views is *active*: the one through which the chunk's bytes are allocated. The others are stale views, kept because
 /// the program's next iteration may use them again.
@@ -41,8 +50,8 @@ pub struct Chunk {
     pub active: Option<ViewAt>,
     /// The stale views.
     pub stale: Vec<ViewAt>,
-    /// The chunk belongs to a raw range instead of the heaps.
-    pub lent_out: bool,
+    /// Whom the chunk belongs to instead of the heaps.
+    pub lent_out: Option<LentTo>,
     /// Its place in the list of idle chunks of its size.
     idle_at: Option<u32>,
 }
@@ -90,7 +99,8 @@ pub struct ChunkPool {
     created_pages: PageCount,
     peak_len: usize,
     idle_pages: PageCount,
-    lent_out_pages: PageCount,
+    range_pages: PageCount,
+    registered_pages: PageCount,
     budget_pages: PageCount,
     /// Number of views, active and stale.
     views: usize,
@@ -114,7 +124,8 @@ impl ChunkPool {
             created_pages: PageCount::ZERO,
             peak_len: 0,
             idle_pages: PageCount::ZERO,
-            lent_out_pages: PageCount::ZERO,
+            range_pages: PageCount::ZERO,
+            registered_pages: PageCount::ZERO,
             budget_pages: PageCount::within(budget_bytes, page_bytes),
             views: 0,
             stale_views: 0,
@@ -175,8 +186,13 @@ impl ChunkPool {
     }
 
     /// Returns the size of the chunks that belong to raw ranges, in bytes.
-    pub fn lent_out_bytes(&self) -> u64 {
-        self.lent_out_pages.bytes(self.page_bytes)
+    pub fn range_bytes(&self) -> u64 {
+        self.range_pages.bytes(self.page_bytes)
+    }
+
+    /// Bytes of chunks of registered blocks.
+    pub fn registered_bytes(&self) -> u64 {
+        self.registered_pages.bytes(self.page_bytes)
     }
 
     /// Returns the number of views, active and stale.
@@ -212,7 +228,7 @@ impl ChunkPool {
 
     /// Adds a chunk that was just created. It is idle.
     pub fn add(&mut self, handle: ChunkHandle, pages: PageCount) -> ChunkId {
-        let chunk = Chunk { handle, pages, active: None, stale: Vec::new(), lent_out: false, idle_at: None };
+        let chunk = Chunk { handle, pages, active: None, stale: Vec::new(), lent_out: None, idle_at: None };
         let id = match self.vacant.pop() {
             Some(id) => {
                 self.chunks[id as usize] = Some(chunk);
@@ -238,7 +254,7 @@ impl ChunkPool {
     pub fn remove(&mut self, id: ChunkId) -> Chunk {
         self.set_idle(id, false);
         let chunk = self.chunks[id.0 as usize].take().expect("the chunk is in this pool");
-        debug_assert!(chunk.active.is_none() && chunk.stale.is_empty() && !chunk.lent_out);
+        debug_assert!(chunk.active.is_none() && chunk.stale.is_empty() && chunk.lent_out.is_none());
         self.vacant.push(id.0);
         self.stale_capacity -= chunk.stale.capacity();
         self.held_pages -= chunk.pages;
@@ -317,15 +333,23 @@ impl ChunkPool {
         self.barred.clear();
     }
 
-    /// Records whether the chunk belongs to a raw range.
-    pub fn set_lent_out(&mut self, id: ChunkId, lent_out: bool) {
+    /// Records whom the chunk belongs to instead of the heaps.
+    pub fn set_lent_out(&mut self, id: ChunkId, lent_out: Option<LentTo>) {
         let chunk = self.get_mut(id);
         let (before, pages) = (std::mem::replace(&mut chunk.lent_out, lent_out), chunk.pages);
-        match (before, lent_out) {
-            (false, true) => self.lent_out_pages += pages,
-            (true, false) => self.lent_out_pages -= pages,
-            (false, false) | (true, true) => {}
+        if let Some(sum) = self.lent_pages(before) {
+            *sum -= pages;
         }
+        if let Some(sum) = self.lent_pages(lent_out) {
+            *sum += pages;
+        }
+    }
+
+    fn lent_pages(&mut self, lent_out: Option<LentTo>) -> Option<&mut PageCount> {
+        lent_out.map(|to| match to {
+            LentTo::Range => &mut self.range_pages,
+            LentTo::RegisteredBlock => &mut self.registered_pages,
+        })
     }
 
     /// Returns `true` if the chunk is in the pool and not mapped.
@@ -399,8 +423,11 @@ impl ChunkPool {
         assert_eq!(pages, self.held_pages, "I1: pages held");
         let idle: PageCount = self.idle().map(|id| self.get(id).pages).sum();
         assert_eq!(idle, self.idle_pages, "I1: idle pages");
-        let lent_out = self.iter().filter(|(_, chunk)| chunk.lent_out).map(|(_, chunk)| chunk.pages);
-        assert_eq!(lent_out.sum::<PageCount>(), self.lent_out_pages, "I2: pages of raw ranges");
+        let lent_to = |to| -> PageCount {
+            self.iter().filter(|(_, chunk)| chunk.lent_out == Some(to)).map(|(_, chunk)| chunk.pages).sum()
+        };
+        assert_eq!(lent_to(LentTo::Range), self.range_pages, "I2: pages of raw ranges");
+        assert_eq!(lent_to(LentTo::RegisteredBlock), self.registered_pages, "I2: pages of registered blocks");
         let stale: usize = self.iter().map(|(_, chunk)| chunk.stale.len()).sum();
         let active = self.iter().filter(|(_, chunk)| chunk.active.is_some()).count();
         assert_eq!((active + stale, stale), (self.views, self.stale_views), "I2: views, and stale ones");

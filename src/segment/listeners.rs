@@ -61,7 +61,8 @@ pub trait MapListener: Send + Sync + 'static {
     /// stays.
     fn on_map(&self, range: MappedRange) -> Result<(), Refusal>;
 
-    /// Told before `range`, which was mapped in this size, is unmapped. All work in it has completed.
+    /// Told before `range`, which was mapped in this size, is unmapped. All work in it has completed. It may be a range that was
+    /// mapped before the listener was added, or one whose mapping failed and could not be undone at once.
     ///
     /// # Errors
     /// [`Refusal`]: it is not unmapped.

@@ -168,7 +168,7 @@ impl Device {
     }
 
     /// Refuses an allocation that was freed and is held back.
-    fn expect_not_held(&self, addr: DeviceAddr) -> Result<(), FreeError> {
+    pub fn expect_not_held(&self, addr: DeviceAddr) -> Result<(), FreeError> {
         if self.foreign.holds(addr) {
             return Err(FreeError::NotAllocated { addr, facts: AddressFacts::Freed { pending: true } });
         }

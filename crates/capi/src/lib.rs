@@ -13,6 +13,8 @@
 //! torch.rs      what PyTorch calls                pools/          memory of captured graphs
 //! torch_object.rs   what PyTorch's allocator object calls    device_views.rs   what a device's memory is made of
 //! cupy.rs       what CuPy calls                   history.rs      the last allocations and frees
+//! registered.rs  blocks that a library registers
+//! pins.rs       blocks that stay where they are
 //! listeners.rs  callbacks for what is mapped and unmapped
 //! peers.rs      access from device to device     foreign.rs      streams of other devices that use a block
 //! ```
@@ -41,8 +43,10 @@ mod listeners;
 mod notice;
 mod out;
 mod peers;
+mod pins;
 mod pools;
 mod process;
+mod registered;
 mod registry;
 mod replay;
 mod reports;
@@ -67,7 +71,9 @@ pub use last_error::{
     gapless_last_error_status,
 };
 pub use listeners::*;
+pub use pins::*;
 pub use process::{gapless_check_conf, gapless_configure, gapless_device_allocator};
+pub use registered::*;
 pub use registry::gapless_allocator;
 pub use replay::gapless_replay_json;
 pub use reports::*;

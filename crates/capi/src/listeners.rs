@@ -59,7 +59,7 @@ impl MapListener for Callbacks {
 ///
 /// on_map is called after a range was mapped, with access, and before any of it is handed out. before_unmap is called before
 /// a range is unmapped, once all work in it has completed; it has the pointer and bytes of an on_map, or was mapped before the
-/// listener was added. In between the range is mapped to the same memory. That memory may be free, or in use at another
+/// listener was added, or is a mapping that failed and could not be undone at once. In between the range is mapped to the same memory. That memory may be free, or in use at another
 /// address: free memory is mapped a second time where it is needed, and its first mapping is removed later.
 ///
 /// Callbacks run on the thread that maps or unmaps, on several threads at a time for several allocators. They may take their

@@ -13,7 +13,9 @@ use crate::last_error::guard;
 use crate::notice::notice;
 use crate::out::check_out;
 use crate::peers::introduce;
+use crate::pins::DevicePins;
 use crate::pools::Pools;
+use crate::registered::RegisteredBlocks;
 use crate::registry::{Lifetime, gapless_allocator, register};
 use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, gapless_status};
 use gapless::DeviceAddr;
@@ -32,6 +34,10 @@ pub(crate) struct Device {
     pub pools: Pools,
     /// Uses of this device's memory by streams of other devices.
     pub foreign: Foreign,
+    /// Blocks that stay where they are.
+    pub pins: DevicePins,
+    /// Blocks that libraries register.
+    pub registered: RegisteredBlocks,
     handle: usize,
     /// The highest number of freed bytes that was reported so far.
     pub freed_bytes: AtomicU64,
@@ -103,6 +109,8 @@ impl Device {
             handle: register(Arc::clone(&main), Lifetime::Permanent).addr(),
             pools: Pools::new(settings),
             foreign: Foreign::default(),
+            pins: DevicePins::default(),
+            registered: RegisteredBlocks::default(),
             main,
             freed_bytes: AtomicU64::new(0),
             log: conf.log,

@@ -50,6 +50,8 @@ pub struct gapless_stats {
     pub largest_with_remapping_bytes: u64,
     /// Bytes of chunks in raw ranges, and in dropped ones that could not be unmapped yet.
     pub range_bytes: u64,
+    /// Bytes of registered blocks, and of freed ones that could not be unmapped yet.
+    pub registered_bytes: u64,
 }
 
 impl gapless_stats {
@@ -74,6 +76,7 @@ impl gapless_stats {
             driver_calls: stats.driver_calls.total(),
             largest_with_remapping_bytes: stats.fragmentation.largest_with_remapping_bytes,
             range_bytes: stats.range_bytes,
+            registered_bytes: stats.registered_bytes,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-const SOURCES: [&str; 16] = [
+const SOURCES: [&str; 18] = [
     "status.rs",
     "error_kind.rs",
     "last_error.rs",
@@ -14,6 +14,8 @@ const SOURCES: [&str; 16] = [
     "device_memory.rs",
     "streams.rs",
     "listeners.rs",
+    "registered.rs",
+    "pins.rs",
     "replay.rs",
     "torch.rs",
     "torch_object.rs",

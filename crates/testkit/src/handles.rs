@@ -1,6 +1,7 @@
 //! The runner's operations on handles of allocators, and on several allocators on one device.
 
 use crate::device::Device;
+use crate::kept::Kept;
 use crate::op::Op;
 use crate::runner::{Instance, Runner};
 use crate::summary::Summary;
@@ -21,10 +22,10 @@ impl<D: Device> Runner<D> {
                 }
             }
             Op::DropHandle { handle } => {
-                let (handles, ranges) = (self.instance().handles.len(), self.instance().ranges.len());
+                let (handles, keepers) = (self.instance().handles.len(), self.instance().keepers());
                 if handles > 1 {
                     drop(self.instance_mut().handles.remove(usize::from(handle) % handles));
-                } else if ranges == 0 && !self.is_capturing() {
+                } else if keepers == 0 && !self.is_capturing() {
                     self.reopen(|runner, mut instance| {
                         runner.note(&instance);
                         instance.handles.clear();
@@ -46,23 +47,25 @@ impl<D: Device> Runner<D> {
     }
 
     fn close_handle(&mut self) {
-        let (handles, ranges) = (self.instance().handles.len(), self.instance().ranges.len());
-        if handles == 1 && ranges == 0 {
+        let (handles, keepers) = (self.instance().handles.len(), self.instance().keepers());
+        if handles == 1 && keepers == 0 {
             // An allocator must not be closed while a stream that used it is captured.
             if !self.is_capturing() {
                 self.reopen(Self::end);
             }
             return;
         }
-        // A range keeps its allocator alive like a handle. The last handle is kept for the next operations.
+        // A range, a pin or a registered block keeps its allocator alive like a handle. The last handle is kept for the next operations.
         let handle = match handles {
             1 => self.allocator().clone(),
             _ => self.instance_mut().handles.pop().expect("more than one"),
         };
-        let others = self.instance().handles.len() + ranges;
+        let others = self.instance().handles.len() + keepers;
         match handle.close() {
-            Err(CloseError::InUse(count)) => assert_eq!(count, others, "number of other handles and ranges"),
-            other => panic!("closing with {others} other handles and ranges returned {other:?}"),
+            Err(CloseError::InUse(count)) => {
+                assert_eq!(count, others, "number of other handles, ranges, pins and registered blocks")
+            }
+            other => panic!("closing with {others} others returned {other:?}"),
         }
     }
 
@@ -92,6 +95,7 @@ impl<D: Device> Runner<D> {
         self.note(&instance);
         let expected = instance.oracle.live.len();
         instance.ranges.clear();
+        instance.kept = Kept::default();
         let handle = instance.handles.pop().expect("every allocator has a handle");
         instance.handles.clear();
         match handle.close() {

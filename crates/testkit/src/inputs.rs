@@ -91,6 +91,16 @@ pub fn range_op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Operations on memory that stays as it is.
+pub fn kept_op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        3 => any::<u16>().prop_map(|block| Op::Pin { block }),
+        2 => any::<u8>().prop_map(|pin| Op::Unpin { pin }),
+        2 => (0_u8..9, any::<u16>()).prop_map(|(pages, stream)| Op::AllocRegistered { pages, stream }),
+        2 => any::<u8>().prop_map(|block| Op::FreeRegistered { block }),
+    ]
+}
+
 /// Operations on handles of allocators.
 pub fn handle_op() -> impl Strategy<Value = Op> {
     prop_oneof![
@@ -131,6 +141,7 @@ pub fn op(page_bytes: u64) -> impl Strategy<Value = Op> {
     prop_oneof![
         35 => steady_op(page_bytes),
         8 => range_op(),
+        3 => kept_op(),
         2 => handle_op(),
         1 => capture_op(),
         2 => graph_op(),

@@ -16,6 +16,7 @@ mod handles;
 #[cfg(feature = "properties")]
 mod inputs;
 #[cfg(feature = "properties")]
+mod kept;
 mod large;
 mod marks;
 mod misuse;

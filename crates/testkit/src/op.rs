@@ -185,6 +185,28 @@ pub enum Op {
         /// Number of the range.
         range: u8,
     },
+    /// Pin a block, unless four pins exist.
+    Pin {
+        /// Number of the block.
+        block: u16,
+    },
+    /// Drop a pin.
+    Unpin {
+        /// Number of the pin.
+        pin: u8,
+    },
+    /// Allocate a registered block, unless four exist.
+    AllocRegistered {
+        /// Size in pages, modulo the device.
+        pages: u8,
+        /// Number of the stream.
+        stream: u16,
+    },
+    /// Free a registered block.
+    FreeRegistered {
+        /// Number of the registered block.
+        block: u8,
+    },
     /// Clone the allocator's handle, and continue with the clone.
     CopyHandle,
     /// Drop a handle. If it is the last one of an allocator without ranges, open another allocator as its replacement.

@@ -2,6 +2,7 @@
 //! numbered invariants of the design).
 
 use crate::device::{Device, World};
+use crate::kept::KeptBytes;
 use crate::own::Elsewhere;
 use crate::promise::Promise;
 use crate::witness::Witness;
@@ -107,6 +108,9 @@ pub struct Oracle {
     pub ceiling: u64,
     pub last_freed: Option<u64>,
     pub ranges: Vec<Range>,
+    /// Pinned blocks, one entry for each pin.
+    pub pinned: Vec<KeptBytes>,
+    pub registered: Vec<KeptBytes>,
     /// Bytes of ranges that could not be unmapped when they were dropped. They are unused until memory is short.
     pub abandoned_bytes: u64,
 }
@@ -135,6 +139,7 @@ impl Oracle {
         self.live_bytes -= block.bytes;
         self.frees += 1;
         self.last_freed = Some(addr);
+        self.pinned.iter_mut().filter(|pinned| pinned.addr.0 == addr).for_each(|pinned| pinned.alone = true);
         block
     }
 
@@ -147,6 +152,11 @@ impl Oracle {
     /// Returns the number of bytes mapped in ranges.
     pub fn range_bytes(&self, world: &World) -> u64 {
         self.ranges.iter().map(|range| range.pages.len() as u64 * world.page_bytes).sum()
+    }
+
+    /// Returns the number of bytes of registered blocks.
+    pub fn registered_bytes(&self) -> u64 {
+        self.registered.iter().map(|block| block.bytes).sum()
     }
 
     /// Checks the result of a trim. It must not leave more than `keep_bytes` or the chunks in use.
@@ -185,8 +195,9 @@ impl Oracle {
         let Some(device) = report.device else { return };
         assert_eq!(report.others_bytes, (device.total - device.free).saturating_sub(report.reserved_bytes));
         let headroom = report.budget_bytes.saturating_sub(report.reserved_bytes).min(device.free);
-        assert_eq!(report.range_bytes, stats.range_bytes);
-        let free = headroom + report.reserved_bytes - report.live_block_bytes - report.range_bytes;
+        assert_eq!((report.range_bytes, report.registered_bytes), (stats.range_bytes, stats.registered_bytes));
+        let free =
+            headroom + report.reserved_bytes - report.live_block_bytes - report.range_bytes - report.registered_bytes;
         let as_reported = report.free_bytes == free || stats.poisoned > 0 && report.free_bytes < free;
         assert!(as_reported, "{free} bytes are neither in live blocks nor in ranges: {report}");
         assert_eq!(report.satisfiable, report.free_bytes >= report.requested_bytes);
@@ -230,6 +241,7 @@ impl Oracle {
         allocator.check();
         let driver = allocator.driver().inner();
         self.held(world, driver);
+        self.pinned.iter().chain(&self.registered).for_each(|kept| kept.check(driver));
         assert_eq!(allocator.budget(), self.budget, "the budget changed without a call");
         Self::check_device(driver);
 
@@ -267,9 +279,10 @@ impl Oracle {
         let largest = stats.fragmentation.largest_cached_bytes..=free;
         assert!(largest.contains(&stats.fragmentation.largest_with_remapping_bytes), "invariant 5: {stats:?}");
         assert!(stats.range_bytes >= self.range_bytes(world), "invariant 5: memory of ranges: {stats:?}");
+        assert!(stats.registered_bytes >= self.registered_bytes(), "invariant 5: registered blocks: {stats:?}");
         if stats.poisoned == 0 {
             let sum = stats.live_block_bytes + stats.cached_bytes + stats.pending_bytes + stats.idle_bytes;
-            let ranges = self.range_bytes(world);
+            let ranges = self.range_bytes(world) + self.registered_bytes();
             let abandoned = stats.reserved_bytes.checked_sub(sum + ranges);
             // An allocator that runs short of memory reclaims abandoned bytes.
             let accounted = abandoned.is_some_and(|bytes| bytes <= self.abandoned_bytes);

@@ -85,7 +85,11 @@ impl Oracle {
         let mut parts: BTreeMap<(ChunkHandle, u64), u64> = BTreeMap::new();
         let blocks = self.live.values().map(|block| (block.addr, block.bytes.max(1), block.since));
         let ranges = self.ranges.iter().map(|range| (range.addr, range.pages.len() as u64 * world.page_bytes, 0));
-        for block in blocks.chain(ranges) {
+        // Several pins of one block hold its bytes once.
+        let mut seen = std::collections::BTreeSet::new();
+        let kept = self.pinned.iter().chain(&self.registered).filter(|kept| kept.alone && seen.insert(kept.addr));
+        let kept = kept.map(|kept| (kept.addr, kept.bytes, kept.since));
+        for block in blocks.chain(ranges).chain(kept) {
             let Some(backing) = driver.backing(block.0, block.1) else {
                 panic!("invariant 2: {block:?} is not fully mapped with access");
             };

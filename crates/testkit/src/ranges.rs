@@ -220,14 +220,7 @@ impl<D: Device> Runner<D> {
         drop(instance.ranges.remove(index));
         let range = instance.oracle.ranges.remove(index);
         if self.struck() || self.instance().lost || self.may_be_capturing() {
-            // Pages that could not be unmapped stay until they are needed or the allocator is closed.
-            let stats = self.allocator().stats();
-            let elsewhere = stats.live_block_bytes + stats.cached_bytes + stats.pending_bytes + stats.idle_bytes;
-            let instance = self.instance();
-            let left = stats.reserved_bytes - elsewhere - instance.oracle.range_bytes(&self.world);
-            let most = instance.oracle.abandoned_bytes + range.pages.len() as u64 * self.world.page_bytes;
-            assert!((instance.oracle.abandoned_bytes..=most).contains(&left), "{left} bytes are unaccounted for");
-            self.instance_mut().oracle.abandoned_bytes = left;
+            self.note_left_behind(range.pages.len() as u64 * self.world.page_bytes);
         }
     }
 

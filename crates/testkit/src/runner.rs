@@ -1,6 +1,7 @@
 //! Runner: applies operations to allocators on a device, and checks the results with the oracle.
 
 use crate::device::{Device, World};
+use crate::kept::{Ears, Kept};
 use crate::marks::Mark;
 use crate::op::{Failure, Op};
 use crate::oracle::{Oracle, Subject};
@@ -47,6 +48,8 @@ pub(crate) struct Instance<D: Device> {
     pub(crate) handles: Vec<Subject<D>>,
     /// In the order of the oracle's ranges.
     pub(crate) ranges: Vec<VirtualRange<FaultDriver<Witness<D>>>>,
+    pub(crate) kept: Kept<D>,
+    pub(crate) ears: Arc<Ears<D>>,
     pub(crate) oracle: Oracle,
     pub(crate) marks: Vec<Mark>,
     /// For an allocator that keeps its mappings.
@@ -72,11 +75,19 @@ impl<D: Device> Instance<D> {
             }
         }
         let oracle = Oracle { budget: world.bytes(), ceiling: world.bytes(), ..Oracle::default() };
-        Self { handles: vec![allocator], ranges: Vec::new(), oracle, marks: Vec::new(), pool, lost: false }
+        let ears = Arc::new(Ears::new(driver));
+        allocator.listeners().add(Arc::<Ears<D>>::clone(&ears)).expect("not in a callback");
+        let (ranges, kept, marks) = (Vec::new(), Kept::default(), Vec::new());
+        Self { handles: vec![allocator], ranges, kept, ears, oracle, marks, pool, lost: false }
     }
 
     pub(crate) fn allocator(&self) -> &Subject<D> {
         self.handles.last().expect("every allocator has a handle")
+    }
+
+    /// The number of ranges, pins and registered blocks, each of which keeps the allocator.
+    pub(crate) fn keepers(&self) -> usize {
+        self.ranges.len() + self.kept.len()
     }
 }
 
@@ -85,6 +96,7 @@ impl<D: Device> Drop for Instance<D> {
         if std::thread::panicking() {
             std::mem::forget(std::mem::take(&mut self.handles));
             std::mem::forget(std::mem::take(&mut self.ranges));
+            std::mem::forget(std::mem::take(&mut self.kept));
         }
     }
 }
@@ -180,6 +192,9 @@ impl<D: Device> Runner<D> {
             if let Some(pool) = &instance.pool {
                 pool.check(self.driver.inner());
             }
+            // A mapping that could not be undone was not told.
+            let told = instance.ears.mappings() == stats.mappings || stats.poisoned > 0;
+            assert!(told, "L1: {} mappings were told of {}", instance.ears.mappings(), stats.mappings);
             sum = (sum.0 + stats.reserved_bytes, sum.1 + stats.chunks, sum.2 + stats.mappings);
             for (range, known) in instance.ranges.iter().zip(&instance.oracle.ranges) {
                 let mapped = known.pages.len() as u64 * self.world.page_bytes;
@@ -261,6 +276,9 @@ impl<D: Device> Runner<D> {
             | Op::WriteRange { .. }
             | Op::ReadRange { .. }
             | Op::DropRange { .. } => self.act_on_ranges(op),
+            Op::Pin { .. } | Op::Unpin { .. } | Op::AllocRegistered { .. } | Op::FreeRegistered { .. } => {
+                self.act_on_kept(op);
+            }
             Op::CopyHandle
             | Op::DropHandle { .. }
             | Op::CloseHandle
@@ -330,6 +348,7 @@ impl<D: Device> Runner<D> {
         let mut instance = self.instances.swap_remove(self.current);
         self.forget_marks(&mut instance);
         instance.ranges.clear();
+        instance.kept = Kept::default();
         instance.handles.pop().expect("every allocator has a handle")
     }
 

@@ -37,6 +37,7 @@ pub fn cases(page: u64) -> Vec<Case> {
     let shrink = |range, pages| ShrinkRange { range, pages };
     let take = |to, from, pages, stream| TakeRange { to, from, pages, stream };
     let two_ranges = [range(4), range(5), grow(0, 4, 0), grow(1, 1, 1), Hold { stream: 1 }];
+    let registered = |pages: u8| AllocRegistered { pages: pages - 1, stream: 1 };
     let large_chunks = World { chunk_pages: 4, ..usual };
     let not_kept = World { kept: false, ..usual };
     let (begin, end) = (|stream| BeginCapture { stream }, |stream| EndCapture { stream });
@@ -136,6 +137,12 @@ pub fn cases(page: u64) -> Vec<Case> {
         case("a range used by another stream", &two_ranges, WriteRange { range: 0, stream: 2 }),
         case("an allocation of pages that a range unmapped", &[&two_ranges[..], &[shrink(0, 3)]].concat(), alloc(5, 0)),
         case("a range dropped", &[&two_ranges[..], &[take(1, 0, 2, 2)]].concat(), DropRange { range: 0 }),
+        case("a registered block", &[alloc(2, 0)], registered(3)),
+        case("a registered block out of the heaps", &cached_on_two, registered(7)),
+        case("a registered block after a wait", &shared, registered(5)),
+        case("a registered block freed", &[registered(2), alloc(2, 0)], FreeRegistered { block: 0 }),
+        case("a freed block whose pin goes", &[alloc(4, 0), Pin { block: 0 }, free(0)], Unpin { pin: 0 }),
+        case("an allocation beside a pinned block", &[alloc(4, 0), Pin { block: 0 }, free(0)], alloc(4, 1)),
         case("a pool's first allocation", &[OpenPool], alloc(3, 0)),
         case("a pool's first allocation in a capture", &[OpenPool, begin(1)], alloc(3, 1)),
         case("growth of a pool behind a replay", &graph, alloc(3, 1)),

@@ -101,7 +101,7 @@ fn operation(record: &[u8]) -> Op {
     let other_stream = u16::from_le_bytes([small, record[4]]);
     let range_stream = u16::from_le_bytes([record[2], record[5]]);
     let bytes = u64::from(u32::from_le_bytes([record[4], record[5], record[6], record[7]]));
-    match record[0] % 45 {
+    match record[0] % 49 {
         // Sizes up to about that of the device: the top byte is rarely useful.
         0 | 1 | 28 => {
             Op::Alloc { bytes: if small & 0x80 == 0 { bytes % (2 << 20) } else { bytes }, align: small & 0x1f, stream }
@@ -152,6 +152,10 @@ fn operation(record: &[u8]) -> Op {
         41 => Op::Thin { every: small.into(), kept: block },
         43 => Op::AddPeer { peer: small },
         44 => Op::RemovePeer { peer: small },
+        45 => Op::Pin { block },
+        46 => Op::Unpin { pin: small },
+        47 => Op::AllocRegistered { pages: small, stream },
+        48 => Op::FreeRegistered { block: small },
         _ => Op::Bad { misuse: Misuse::ALL[usize::from(small) % Misuse::ALL.len()], block },
     }
 }
@@ -213,6 +217,10 @@ pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
             Op::ForeignUse { block, stream } => (38, low(stream), block, high(stream)),
             Op::AddPeer { peer } => (43, peer, 0, 0),
             Op::RemovePeer { peer } => (44, peer, 0, 0),
+            Op::Pin { block } => (45, 0, block, 0),
+            Op::Unpin { pin } => (46, pin, 0, 0),
+            Op::AllocRegistered { pages, stream } => (47, pages, stream, 0),
+            Op::FreeRegistered { block } => (48, block, 0, 0),
             Op::OpenPool => (32, 0, 0, 0),
             Op::Replay { graph, stream } => (33, graph, stream, 0),
         };

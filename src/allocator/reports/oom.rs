@@ -67,6 +67,8 @@ pub struct OutOfMemory {
     pub pending_bytes: u64,
     /// Bytes of raw ranges, and of dropped ones that could not be unmapped yet.
     pub range_bytes: u64,
+    /// Bytes of registered blocks, and of dropped ones that could not be unmapped yet.
+    pub registered_bytes: u64,
     /// All bytes that are free, in whatever form: cached, pending, in idle chunks, and what may still be created.
     pub free_bytes: u64,
     /// The same if there were no budget, so that all that is free on the device could be created.
@@ -181,6 +183,9 @@ impl OutOfMemory {
         writeln!(f, "  live       {} asked for, {} with rounding", size(self.live_bytes), size(self.live_block_bytes))?;
         if self.range_bytes > 0 {
             writeln!(f, "  ranges     {} held by raw ranges", size(self.range_bytes))?;
+        }
+        if self.registered_bytes > 0 {
+            writeln!(f, "  registered {} held by registered blocks", size(self.registered_bytes))?;
         }
         writeln!(
             f,

@@ -52,6 +52,8 @@ pub struct BlockSnapshot {
     pub borrowed_by: Option<StreamId>,
     /// The other streams that a live block was recorded on.
     pub recorded_on: Vec<StreamId>,
+    /// Number of its pins.
+    pub pins: u32,
 }
 
 /// One physical chunk.
@@ -68,4 +70,6 @@ pub struct ChunkSnapshot {
     pub stale: Vec<DeviceAddr>,
     /// Whether a raw range holds it.
     pub in_range: bool,
+    /// Whether it is a registered block.
+    pub registered: bool,
 }

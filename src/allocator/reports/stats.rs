@@ -27,6 +27,8 @@ pub struct Stats {
     pub idle_bytes: u64,
     /// Bytes of chunks of raw ranges, and of dropped ones that could not be unmapped yet.
     pub range_bytes: u64,
+    /// Bytes of registered blocks, and of dropped ones that could not be unmapped yet.
+    pub registered_bytes: u64,
     /// Bytes of all chunks held. `live_bytes <= reserved_bytes`.
     pub reserved_bytes: u64,
     /// Highest `reserved_bytes`.

@@ -6,6 +6,7 @@ use super::mapper::view_at;
 use crate::driver::Driver;
 use crate::heap::BlockState;
 use crate::pages::{PageCount, PageRange};
+use crate::physical::LentTo;
 use crate::segment::ViewState;
 use std::collections::BTreeMap;
 
@@ -15,6 +16,8 @@ impl Door {
     /// blocks tile their heap, so that live blocks overlap neither in addresses nor in memory. 3: streams' clocks are in
     /// order, blocks were freed in epochs that have begun, and pending ones carry fences. 4: no block uses a stale view.
     /// 5: the sums agree. 6: in an allocator that keeps its mappings, what was mapped behind blocks is mapped there still.
+    /// 7: a registered block is one chunk, mapped alone in its reservation.
+    /// 8: a pinned block is live or pending, and what is pending waits for a stream or a pin.
     ///
     /// # Panics
     /// When an invariant does not hold; the message names it.
@@ -52,13 +55,14 @@ impl Door {
             clock.check();
             assert_eq!(clock.open(), state.open_epoch(), "invariant 3: the open epoch");
             state.regions.check();
-            let mut live = 0;
+            let (mut live, mut pending_blocks) = (0, 0);
             for (id, region) in state.regions.iter() {
                 region.heap.check();
                 live += region.heap.live_bytes();
                 let segment = &mapper.segments[region.segment];
                 for block in region.heap.blocks() {
                     let pages = PageRange::around(&(block.offset..block.offset + block.size), region.page_bytes);
+                    pending_blocks += usize::from(block.state == BlockState::Pending);
                     match block.state {
                         BlockState::Live | BlockState::Pending | BlockState::Free => {
                             block_bytes += block.size;
@@ -99,25 +103,39 @@ impl Door {
                 let block = region.heap.block(pending.offset).expect("pending blocks are in the table");
                 assert_eq!(block.state, BlockState::Pending, "invariant 3: a pending block");
             }
+            for ((id, offset), pins) in &state.pins {
+                let block = state.regions.get(*id).and_then(|region| region.heap.block(*offset));
+                let expected = if pins.freed.is_some() { BlockState::Pending } else { BlockState::Live };
+                let kept = block.is_some_and(|block| block.state == expected && block.shared && pins.count > 0);
+                assert!(kept, "invariant 8: a pinned block is live, or pending once it is freed");
+            }
+            let waiting = state.pending.iter().count() + state.pins.values().filter(|it| it.freed.is_some()).count();
+            assert_eq!(pending_blocks, waiting, "invariant 8: pending blocks wait for a stream or a pin");
             for (id, offset) in state.sharers.keys() {
                 let region = state.regions.get(*id).expect("shared blocks have a region");
                 let shared = region.heap.block(*offset).is_some_and(|b| b.state == BlockState::Live && b.shared);
                 assert!(shared, "sharers of a block that is not shared");
             }
         }
+        for (id, chunk) in mapper.pool.iter().filter(|(_, chunk)| chunk.lent_out == Some(LentTo::RegisteredBlock)) {
+            let segment = chunk.active.map(|at| &mapper.segments[at.segment as usize]);
+            let alone = segment.is_some_and(|it| it.pages == chunk.pages && it.table.len() == 1);
+            assert!(alone, "invariant 7: the registered block of {id:?} is one chunk, alone in its addresses");
+        }
         let stuck: PageCount = mapper
             .pool
             .iter()
-            .filter(|(_, chunk)| !chunk.lent_out && chunk.active.is_none() && !chunk.stale.is_empty())
+            .filter(|(_, chunk)| chunk.lent_out.is_none() && chunk.active.is_none() && !chunk.stale.is_empty())
             .map(|(_, chunk)| chunk.pages)
             .sum();
         assert_eq!(
             block_bytes
-                + mapper.pool.lent_out_bytes()
+                + mapper.pool.range_bytes()
+                + mapper.pool.registered_bytes()
                 + stuck.bytes(shared.geometry.page_bytes)
                 + mapper.pool.idle_bytes(),
             mapper.pool.held_bytes(),
-            "invariant 5: blocks, ranges and idle chunks are what is reserved"
+            "invariant 5: blocks, ranges, registered blocks and idle chunks are what is reserved"
         );
         assert!(states.iter().map(|state| state.live_bytes).sum::<u64>() <= mapper.pool.held_bytes(), "invariant 5");
         mapper.check_counts();
@@ -129,7 +147,7 @@ mod tests {
     use super::super::super::kind::RegionKind;
     use super::super::super::streams::pending::Pending;
     use super::super::super::streams::region::RegionId;
-    use super::super::super::streams::state::{Sharers, StreamState};
+    use super::super::super::streams::state::{Pins, Sharers, StreamState};
     use super::*;
     use crate::allocator::{Allocator, ChunkPolicy};
     use crate::driver::{ChunkHandle, ModelConfig, ModelDriver, WorkDriver};
@@ -210,12 +228,27 @@ mod tests {
                 let pending = Pending { region: LARGE, offset: 0, fences };
                 with_state(allocator, |state| state.pending.push(pending));
             }),
+            ("invariant 7: the registered block", |allocator| {
+                let pool = &mut allocator.inner.door.mapper.lock().pool;
+                pool.set_lent_out(ChunkId(0), Some(LentTo::RegisteredBlock));
+            }),
+            ("invariant 8: a pinned block is live", |allocator| {
+                let pins = Pins { count: 1, freed: None };
+                with_state(allocator, |state| drop(state.pins.insert((LARGE, PAGE), pins)));
+            }),
+            ("invariant 8: pending blocks wait for a stream or a pin", |allocator| {
+                with_state(allocator, |state| {
+                    state.sharers.clear();
+                    state.region(LARGE).unwrap().heap.free_later(2 * PAGE).unwrap();
+                    state.live_bytes -= PAGE;
+                });
+            }),
             ("a shared block has sharers", |allocator| with_state(allocator, |state| state.sharers.clear())),
             ("sharers of a block that is not shared", |allocator| {
                 let sharers = Sharers { home: StreamIndex(0), others: Vec::new() };
                 with_state(allocator, |state| drop(state.sharers.insert((LARGE, 0), sharers)));
             }),
-            ("invariant 5: blocks, ranges and idle chunks", |allocator| {
+            ("invariant 5: blocks, ranges, registered blocks and idle", |allocator| {
                 let pool = &mut allocator.inner.door.mapper.lock().pool;
                 let id = pool.add(ChunkHandle(77), PageCount(1));
                 pool.activate(id, ViewAt { segment: 0, page: PageIndex(40) });

@@ -11,7 +11,7 @@
 //! plan/         decides, without a driver call            inspect/     statistics, snapshot, report
 //! execute.rs    carries a plan out                        check.rs     the invariants
 //! mapper.rs     chunks, segments, page tables           access.rs    access given again
-//! stale.rs      stale views, oldest first
+//! stale.rs      stale views, oldest first               registered.rs    blocks that are one chunk
 //! ```
 //!
 //! Threads: any; one at a time is inside. No stream state is locked during a driver call.
@@ -27,6 +27,7 @@ mod inspect;
 mod mapper;
 mod plan;
 mod ranges;
+mod registered;
 mod stale;
 mod teardown;
 mod trim;

@@ -9,7 +9,7 @@ use super::plan::{Source, States, claim_free, free_chunks};
 use super::{Door, SlowPath};
 use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
 use crate::pages::{PageCount, PageIndex, PageRange};
-use crate::physical::{ChunkId, IdleTaken};
+use crate::physical::{ChunkId, IdleTaken, LentTo};
 use crate::segment::transaction::{Mapping, map_all};
 use crate::segment::{Segment, View, ViewState};
 use crate::stream::{Fence, NEVER, StreamIndex};
@@ -25,12 +25,14 @@ pub struct RawRange {
     pub pages: PageCount,
     /// Pages mapped, from the start.
     pub mapped: PageCount,
+    /// What it is: a raw range, or one that holds a registered block.
+    pub lent_to: LentTo,
     /// Number of its segment.
-    segment: usize,
+    pub segment: usize,
     /// The streams that it was used with.
     users: Vec<StreamIndex>,
     /// Whether a mapping at the end could not be undone, so that it never grows again.
-    given_up: bool,
+    pub given_up: bool,
 }
 
 impl RawRange {
@@ -42,7 +44,7 @@ impl RawRange {
         Ok(())
     }
 
-    fn note_user(&mut self, user: StreamIndex) {
+    pub fn note_user(&mut self, user: StreamIndex) {
         if !self.users.contains(&user) {
             self.users.push(user);
         }
@@ -95,7 +97,15 @@ impl<D: Driver> SlowPath<'_, D> {
             Some(number) => drop(self.mapper.replace_segment(number, fresh)),
             None => self.mapper.segments.push(fresh),
         }
-        Ok(RawRange { addr, pages, mapped: PageCount::ZERO, segment, users: Vec::new(), given_up: false })
+        Ok(RawRange {
+            addr,
+            pages,
+            mapped: PageCount::ZERO,
+            lent_to: LentTo::Range,
+            segment,
+            users: Vec::new(),
+            given_up: false,
+        })
     }
 
     /// Maps at least `bytes` more at the end of a range.
@@ -108,6 +118,12 @@ impl<D: Driver> SlowPath<'_, D> {
         let chunks = self.gather(wanted, bytes, user)?;
         self.map_at_end(range, &chunks)?;
         range.note_user(user);
+        Ok(())
+    }
+
+    /// Notes that a range is used with `stream`.
+    pub fn note_range_user(&mut self, range: &mut RawRange, stream: StreamId) -> Result<(), AllocError> {
+        range.note_user(self.shared.streams.find_or_add(stream)?.index);
         Ok(())
     }
 
@@ -128,7 +144,7 @@ impl<D: Driver> SlowPath<'_, D> {
             // Where the chunk was taken from, it may still be mapped: only without any view is it of use to others.
             self.unmap_stale(view.chunk)?;
             self.unmap_view(view_at(range.segment, view.pages.start))?;
-            self.mapper.pool.set_lent_out(view.chunk, false);
+            self.mapper.pool.set_lent_out(view.chunk, None);
             range.mapped = view.pages.start.count_before();
         }
         Ok(())
@@ -170,7 +186,7 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// Maps chunks at the end of a range, all or none.
-    fn map_at_end(&mut self, range: &mut RawRange, chunks: &[ChunkId]) -> Result<(), AllocError> {
+    pub fn map_at_end(&mut self, range: &mut RawRange, chunks: &[ChunkId]) -> Result<(), AllocError> {
         let page_bytes = self.page_bytes();
         let mut page = range.end();
         let mut mappings = Vec::with_capacity(chunks.len());
@@ -191,7 +207,7 @@ impl<D: Driver> SlowPath<'_, D> {
             let view = View { chunk: *chunk, pages, state: ViewState::Active };
             self.mapper.add_view(range.segment, view);
             self.mapper.pool.activate(*chunk, view_at(range.segment, pages.start));
-            self.mapper.pool.set_lent_out(*chunk, true);
+            self.mapper.pool.set_lent_out(*chunk, Some(range.lent_to));
             range.mapped += pages.len();
         }
         Ok(())
@@ -246,7 +262,7 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// Returns the addresses of a range without active views to the driver, and frees its segment's number.
-    fn vacate(&mut self, segment: usize) -> Result<(), AllocError> {
+    pub fn vacate(&mut self, segment: usize) -> Result<(), AllocError> {
         let (base, pages) = (self.mapper.segments[segment].base, self.mapper.segments[segment].pages);
         self.clear_stale(segment, PageRange::new(PageIndex(0), pages))?;
         self.driver().address_free(base, pages.bytes(self.page_bytes()))?;
@@ -286,7 +302,7 @@ impl<D: Driver> SlowPath<'_, D> {
         for view in active {
             self.unmap_stale(view.chunk)?;
             self.unmap_view(view_at(segment, view.pages.start))?;
-            self.mapper.pool.set_lent_out(view.chunk, false);
+            self.mapper.pool.set_lent_out(view.chunk, None);
         }
         self.vacate(segment)?;
         Ok(true)
@@ -318,7 +334,7 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// Whether the device, where that is the budget, allows more to be created than when it was last asked.
-    fn finds_more_on_device(&mut self) -> bool {
+    pub fn finds_more_on_device(&mut self) -> bool {
         let before = self.mapper.pool.headroom_pages();
         self.shared.follows_device() && self.look_at_device().is_some_and(|now| now > before)
     }
@@ -417,7 +433,7 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// Releases idle chunks that are too large, and free ones, so that `left` pages may be created. Those that are `taken` are
     /// idle, too, and stay. Returns false when none went.
-    fn release_some(&mut self, left: PageCount, taken: &[ChunkId]) -> Result<bool, DriverError> {
+    pub fn release_some(&mut self, left: PageCount, taken: &[ChunkId]) -> Result<bool, DriverError> {
         let held = self.mapper.pool.held_pages();
         let keep = held.min(self.mapper.pool.budget_pages()).saturating_sub(left);
         let taken: HashSet<ChunkId> = taken.iter().copied().collect();

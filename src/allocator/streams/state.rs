@@ -2,11 +2,11 @@
 
 use super::super::kind::RegionKind;
 use super::peak::LiveMark;
-use super::pending::PendingBlocks;
+use super::pending::{Pending, PendingBlocks};
 use super::region::{Region, RegionId, Regions};
 use crate::driver::StreamIdentity;
 use crate::heap::GRANULE;
-use crate::stream::{Reach, StreamClock, StreamIndex};
+use crate::stream::{Fence, Reach, StreamClock, StreamIndex};
 use crate::sync::{AtomicBool, AtomicU64, CachePadded, HotMutex, HotMutexGuard, Mutex, Ordering};
 use crate::units::{DeviceAddr, StreamId};
 use std::collections::HashMap;
@@ -18,6 +18,15 @@ pub struct Sharers {
     pub home: StreamIndex,
     /// The streams that the block was recorded on.
     pub others: Vec<StreamIndex>,
+}
+
+/// What keeps a block in place.
+#[derive(Clone, Debug, Default)]
+pub struct Pins {
+    /// Number of pins, at least one.
+    pub count: u32,
+    /// The block was freed: what it waits for once the last pin is gone.
+    pub freed: Option<Vec<Fence>>,
 }
 
 /// Counts of one stream, under its lock.
@@ -55,6 +64,8 @@ pub struct StreamState {
     pub pending: PendingBlocks,
     /// Live blocks marked as shared.
     pub sharers: HashMap<(RegionId, u64), Sharers>,
+    /// Blocks that are pinned, live and marked as shared or, once freed, pending.
+    pub pins: HashMap<(RegionId, u64), Pins>,
     /// Requested bytes of live blocks in all regions.
     pub live_bytes: u64,
     /// Between which live bytes the peak over all streams is not exceeded.
@@ -134,6 +145,17 @@ impl StreamState {
         }
     }
 
+    /// Lets a block, which the heap has as pending, be free once its fences have passed: at once if there are none.
+    pub fn free_when_passed(&mut self, block: Pending) {
+        if block.fences.is_empty() {
+            let epoch = self.epoch;
+            self.region(block.region).expect("a pending block has a region").heap.settle(block.offset, epoch);
+            self.dirty = true;
+        } else {
+            self.pending.push(block);
+        }
+    }
+
     /// Counts an allocation of `size` bytes, `waste` of which were not requested.
     #[inline]
     pub fn count_alloc(&mut self, size: u64, waste: u16) {
@@ -178,6 +200,7 @@ impl Stream {
                 dirty: false,
                 pending: PendingBlocks::default(),
                 sharers: HashMap::new(),
+                pins: HashMap::new(),
                 live_bytes: 0,
                 mark: LiveMark::default(),
                 borrowed: 0,

@@ -57,6 +57,17 @@ pub fn sequences() -> Vec<Sequence> {
             vec![alloc(3, 0), free(0), alloc(3, 1), Write { block: 0, stream: 2 }, free(0), alloc(3, 0)],
         ),
         ("shared", 8, 0, vec![Hold { stream: 1 }, alloc(8, 0), Read { block: 0, stream: 1 }, free(0), alloc(8, 0)]),
+        (
+            "kept",
+            8,
+            0,
+            [
+                &[alloc(2, 0), alloc(2, 0), Pin { block: 0 }, Pin { block: 0 }, free(0), free(0)][..],
+                &[AllocRegistered { pages: 2, stream: 1 }, alloc(3, 1), Unpin { pin: 0 }, Trim { keep: 0 }],
+                &[Unpin { pin: 0 }, alloc(5, 1), FreeRegistered { block: 0 }, alloc(3, 0)],
+            ]
+            .concat(),
+        ),
         ("recreated", 8, 2, vec![alloc(4, 0), alloc(2, 0), free(0), alloc(6, 1), Trim { keep: 0 }]),
         (
             "aligned",

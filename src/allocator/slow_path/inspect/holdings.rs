@@ -20,6 +20,8 @@ pub struct Holdings {
     pub idle_bytes: u64,
     /// Bytes of chunks of raw ranges.
     pub range_bytes: u64,
+    /// Bytes of chunks of registered blocks.
+    pub registered_bytes: u64,
     /// Bytes that the budget still allows, in whole pages.
     pub headroom_bytes: u64,
     /// Bytes of completely free chunks in the streams' regions, when they were counted last.
@@ -51,7 +53,8 @@ impl Holdings {
             peak_held_bytes: pool.peak_held_bytes(),
             created_bytes: pool.created_bytes(),
             idle_bytes: pool.idle_bytes(),
-            range_bytes: pool.lent_out_bytes(),
+            range_bytes: pool.range_bytes(),
+            registered_bytes: pool.registered_bytes(),
             headroom_bytes: pool.headroom_pages().bytes(page_bytes),
             free_chunk_bytes: 0,
             chunks: pool.len() as u64,

@@ -13,7 +13,7 @@ use super::mapper::Mapper;
 use super::plan::{States, free_chunks};
 use super::{Door, SlowPath};
 use crate::driver::{Driver, DriverError};
-use crate::physical::ViewAt;
+use crate::physical::{LentTo, ViewAt};
 use crate::stream::StreamIndex;
 use crate::sync::Ordering;
 pub use holdings::Holdings;
@@ -92,7 +92,8 @@ fn chunk_snapshots(mapper: &Mapper) -> Vec<ChunkSnapshot> {
             bytes: chunk.pages.bytes(mapper.pool.page_bytes()),
             active: chunk.active.map(address),
             stale: chunk.stale.iter().copied().map(address).collect(),
-            in_range: chunk.lent_out,
+            in_range: chunk.lent_out == Some(LentTo::Range),
+            registered: chunk.lent_out == Some(LentTo::RegisteredBlock),
         })
         .collect()
 }

@@ -42,6 +42,7 @@ impl OutOfMemory {
             cached_bytes: 0,
             pending_bytes: 0,
             range_bytes: holdings.range_bytes,
+            registered_bytes: holdings.registered_bytes,
             free_bytes: 0,
             free_without_budget_bytes: 0,
             obtainable_bytes: 0,

@@ -27,7 +27,9 @@ impl RegionSnapshot {
         streams.look_at_blocks(stream, id, |state, region, block| {
             if block.state != BlockState::Hole {
                 let sharers = state.sharers.get(&(id, block.offset));
-                snapshot.blocks.push(BlockSnapshot::new(streams, region, stream.index, block, sharers));
+                let pins = state.pins.get(&(id, block.offset)).map_or(0, |pins| pins.count);
+                let found = BlockSnapshot::new(streams, region, stream.index, block, sharers);
+                snapshot.blocks.push(BlockSnapshot { pins, ..found });
             }
         });
         Some(snapshot)
@@ -54,6 +56,7 @@ impl BlockSnapshot {
             recorded_on: sharers
                 .map(|sharers| sharers.others.iter().map(|other| handle(*other)).collect())
                 .unwrap_or_default(),
+            pins: 0,
         }
     }
 }

@@ -19,6 +19,7 @@ impl Stats {
             idle_bytes: holdings.idle_bytes,
             free_chunk_bytes: holdings.free_chunk_bytes,
             range_bytes: holdings.range_bytes,
+            registered_bytes: holdings.registered_bytes,
             budget_bytes: shared.budget_bytes(),
             chunks: holdings.chunks,
             peak_chunks: holdings.peak_chunks,

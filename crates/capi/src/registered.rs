@@ -1,0 +1,95 @@
+//! Registered blocks of C: memory of a device that a library registers, by its pointer.
+//!
+//! - I1  a pointer is in the table from its allocation to its free.
+//!
+//! Threads: any. The table is not locked while a block is allocated or freed, which may take its time.
+
+use crate::functions::{CUstream_st, address, device_pointer, stream_id};
+use crate::last_error::guard;
+use crate::out::check_out;
+use crate::process::Device;
+use crate::status::{Answer, Failure, GAPLESS_ERROR_NOT_ALLOCATED, gapless_status};
+use gapless::DeviceAddr;
+use gapless::allocator::RegisteredBlock;
+use gapless::driver::cuda::CudaDriver;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+
+/// The registered blocks of one device.
+#[derive(Debug, Default)]
+pub(crate) struct RegisteredBlocks {
+    by_address: Mutex<BTreeMap<DeviceAddr, RegisteredBlock<CudaDriver>>>,
+}
+
+impl RegisteredBlocks {
+    fn add(&self, block: RegisteredBlock<CudaDriver>) -> DeviceAddr {
+        let addr = block.addr();
+        self.by_address.lock().insert(addr, block);
+        addr
+    }
+
+    fn remove(&self, addr: DeviceAddr) -> Answer<RegisteredBlock<CudaDriver>> {
+        self.by_address.lock().remove(&addr).ok_or_else(|| not_registered(addr))
+    }
+}
+
+fn not_registered(addr: DeviceAddr) -> Failure {
+    Failure::new(GAPLESS_ERROR_NOT_ALLOCATED, format!("no registered block starts at {addr}"))
+}
+
+/// Allocates a block for a library that registers memory (NCCL) or for other hardware (RDMA), for work on stream, and writes its
+/// address to *pointer. It is one physical allocation in a mapping of its own: pointer and size are multiples of the
+/// driver's granularity, bytes is rounded up to it, nothing else is in there, and until it is freed it is not moved or
+/// unmapped. RDMA can use it where the device supports that.
+///
+/// gapless_device_free_registered frees it, and no other function. Pools and the memory history are not about it.
+///
+/// # Safety
+/// pointer points to a pointer; stream is a stream of the device, or null for the default one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_device_alloc_registered(
+    device: i32,
+    bytes: u64,
+    stream: *mut CUstream_st,
+    pointer: *mut *mut c_void,
+) -> gapless_status {
+    guard(|| {
+        check_out(pointer, "pointer")?;
+        let device = Device::get(device)?;
+        let block = device.main.allocator.alloc_registered(bytes, stream_id(stream))?;
+        // SAFETY: not null, so valid for a write (the function's contract).
+        unsafe { pointer.write(device_pointer(device.registered.add(block))) };
+        Ok(())
+    })
+}
+
+/// Records that stream also uses a registered block: freeing it waits for that stream, too.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_device_record_registered(
+    device: i32,
+    pointer: *mut c_void,
+    stream: *mut CUstream_st,
+) -> gapless_status {
+    guard(|| {
+        let (registered, addr) = (&Device::get(device)?.registered, address(pointer));
+        // Out of the table meanwhile: the driver is asked for the stream.
+        let mut block = registered.remove(addr)?;
+        let recorded = block.record_stream(stream_id(stream));
+        registered.add(block);
+        Ok(recorded?)
+    })
+}
+
+/// Frees a registered block, after a wait for the streams that it was allocated for and recorded on: end its registration
+/// before. Where one of them is being captured, the memory goes back to the allocator later. NULL: nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_device_free_registered(device: i32, pointer: *mut c_void) -> gapless_status {
+    guard(|| {
+        let device = Device::get(device)?;
+        if !pointer.is_null() {
+            drop(device.registered.remove(address(pointer))?);
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,83 @@
+//! Registered and pinned blocks through the C interface.
+
+mod gpu;
+#[path = "../../../tests/simulated/mod.rs"]
+mod simulated;
+
+use gapless_capi::*;
+use gpu::{Gpu, with_devices};
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+const MIB: u64 = 1 << 20;
+const MAIN: *mut CUstream_st = null_mut();
+
+fn alloc(bytes: u64) -> Result<*mut c_void, gapless_status> {
+    let mut pointer = null_mut();
+    // SAFETY: the out-parameter is valid.
+    match unsafe { gapless_device_alloc_registered(0, bytes, MAIN, &raw mut pointer) } {
+        GAPLESS_OK => Ok(pointer),
+        status => Err(status),
+    }
+}
+
+#[test]
+fn registered_blocks_come_and_go() {
+    with_devices("registered_blocks_come_and_go", &[], || {
+        let gpu = Gpu::open(0);
+        let (block, other) = (alloc(5 * MIB).unwrap(), alloc(1).unwrap());
+        assert_eq!((block.addr() as u64 % (2 * MIB), other.addr() as u64 % (2 * MIB)), (0, 0));
+        gpu.fill(MAIN, block, 7, 6 * MIB as usize);
+        assert_eq!(gpu.read(MAIN, block, 16), vec![7; 16]);
+        let mut handle = null_mut();
+        // SAFETY: zeroes are valid in every field.
+        let mut stats: gapless_stats = unsafe { std::mem::zeroed() };
+        stats.size = size_of::<gapless_stats>();
+        // SAFETY: the out-parameters are valid.
+        unsafe {
+            assert_eq!(gapless_device_allocator(0, &raw mut handle), GAPLESS_OK);
+        }
+        // SAFETY: as above.
+        assert_eq!(unsafe { gapless_get_stats(handle, &raw mut stats) }, GAPLESS_OK);
+        assert_eq!(stats.registered_bytes, 8 * MIB);
+        let stream = gpu.stream();
+        assert_eq!(gapless_device_record_registered(0, block, stream), GAPLESS_OK);
+        assert_eq!(gapless_device_free(0, block, 0), GAPLESS_ERROR_NOT_ALLOCATED, "has a free of its own");
+        gpu.delay(stream, 5);
+        gpu.fill(stream, block, 8, 64);
+        assert_eq!(gapless_device_free_registered(0, block), GAPLESS_OK);
+        assert_eq!(gapless_device_free_registered(0, block), GAPLESS_ERROR_NOT_ALLOCATED);
+        assert_eq!(gapless_device_record_registered(0, block, stream), GAPLESS_ERROR_NOT_ALLOCATED);
+        assert_eq!(gapless_device_free_registered(0, null_mut()), GAPLESS_OK);
+        assert_eq!(gapless_device_free_registered(0, other), GAPLESS_OK);
+        assert_eq!(alloc(1024 * MIB), Err(GAPLESS_ERROR_OUT_OF_MEMORY));
+        // SAFETY: null is refused.
+        let status = unsafe { gapless_device_alloc_registered(0, 1, MAIN, null_mut()) };
+        assert_eq!(status, GAPLESS_ERROR_INVALID_ARGUMENT);
+    });
+}
+
+#[test]
+fn a_pinned_block_is_not_handed_out_again() {
+    with_devices("a_pinned_block_is_not_handed_out_again", &[], || {
+        let alloc = |bytes| {
+            let mut pointer = null_mut();
+            // SAFETY: the out-parameter is valid.
+            (unsafe { gapless_device_alloc(0, bytes, MAIN, &raw mut pointer) }, pointer)
+        };
+        let (_, block) = alloc(200 * MIB);
+        assert_eq!(gapless_device_unpin(0, block), GAPLESS_ERROR_NOT_ALLOCATED);
+        for _ in 0..2 {
+            assert_eq!(gapless_device_pin(0, block), GAPLESS_OK);
+        }
+        assert_eq!(gapless_device_free(0, block, 0), GAPLESS_OK);
+        assert_eq!(gapless_device_pin(0, block), GAPLESS_ERROR_NOT_ALLOCATED, "freed");
+        for _ in 0..2 {
+            assert_eq!(alloc(100 * MIB).0, GAPLESS_ERROR_OUT_OF_MEMORY);
+            assert_eq!(gapless_device_unpin(0, block), GAPLESS_OK);
+        }
+        assert_eq!(gapless_device_unpin(0, block), GAPLESS_ERROR_NOT_ALLOCATED);
+        assert_eq!(alloc(200 * MIB), (GAPLESS_OK, block));
+        assert_eq!(gapless_device_pin(0, null_mut()), GAPLESS_ERROR_NOT_ALLOCATED);
+    });
+}

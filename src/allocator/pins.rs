@@ -1,0 +1,102 @@
+//! Pins: a block that others have open stays where it is, also once it has been freed.
+
+use super::error::FreeError;
+use super::streams::directory::{Owner, Place};
+use super::streams::pending::Pending;
+use super::streams::state::Sharers;
+use super::{Allocator, Inner};
+use crate::driver::Driver;
+use crate::units::DeviceAddr;
+
+/// Keeps a block in place: as long as there is one of its pins, the bytes are not handed out again, and what is mapped at its
+/// addresses stays mapped to the same memory, whether the block is freed meanwhile or not. With the last pin of a freed
+/// block the memory is ordinary free memory.
+///
+/// For memory that another process or other hardware uses. What they do must have completed before the pin is dropped, or be
+/// done in the order of a stream that the block is [recorded](Allocator::record_stream) on. Chunks are pinned whole: free
+/// memory beside the block, in the same chunk, can be allocated, but cannot move.
+///
+/// A freed block that is pinned counts as pending. A pin keeps its allocator alive.
+#[derive(Debug)]
+#[must_use = "the block is pinned until this is dropped"]
+pub struct Pin<D: Driver> {
+    allocator: Allocator<D>,
+    owner: Owner,
+    offset: u64,
+    addr: DeviceAddr,
+    bytes: u64,
+}
+
+impl<D: Driver> Allocator<D> {
+    /// Pins the live allocation at `addr`. Any number of pins may hold one.
+    ///
+    /// # Errors
+    /// [`FreeError`] when no live allocation starts there.
+    pub fn pin(&self, addr: DeviceAddr) -> Result<Pin<D>, FreeError> {
+        let (owner, offset, bytes) = self.inner.pin(addr)?;
+        Ok(Pin { allocator: self.clone(), owner, offset, addr, bytes })
+    }
+}
+
+impl<D: Driver> Pin<D> {
+    /// The address of the first byte.
+    pub fn addr(&self) -> DeviceAddr {
+        self.addr
+    }
+
+    /// Bytes of the block, rounding included.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The allocator that the block is of.
+    pub fn allocator(&self) -> &Allocator<D> {
+        &self.allocator
+    }
+}
+
+impl<D: Driver> Drop for Pin<D> {
+    fn drop(&mut self) {
+        self.allocator.inner.unpin(self.owner, self.offset);
+    }
+}
+
+impl<D: Driver> Inner<D> {
+    /// Pins a live block. Returns where it is and its bytes.
+    fn pin(&self, addr: DeviceAddr) -> Result<(Owner, u64, u64), FreeError> {
+        let Place::Region(owner, offset) = self.shared.directory.find(addr) else {
+            return Err(self.refuse(addr));
+        };
+        let mut state = self.shared.streams.get(owner.stream).lock();
+        // Marked as shared, so that a free comes through `free_shared`, which looks for pins.
+        let shared = state.region(owner.region).and_then(|region| {
+            region.heap.share(offset).ok()?;
+            region.heap.block(offset).map(|block| block.size)
+        });
+        let Some(bytes) = shared else {
+            drop(state);
+            return Err(self.refuse(addr));
+        };
+        let place = (owner.region, offset);
+        state.sharers.entry(place).or_insert_with(|| Sharers { home: owner.stream, others: Vec::new() });
+        state.pins.entry(place).or_default().count += 1;
+        Ok((owner, offset, bytes))
+    }
+
+    /// Takes one pin off a block. With the last one, a block that was freed waits for the streams that used it then.
+    fn unpin(&self, owner: Owner, offset: u64) {
+        let stream = self.shared.streams.get(owner.stream);
+        let mut state = stream.lock();
+        let place = (owner.region, offset);
+        let pins = state.pins.get_mut(&place).expect("a pin is counted");
+        pins.count -= 1;
+        if pins.count > 0 {
+            return;
+        }
+        let freed = state.pins.remove(&place).and_then(|pins| pins.freed);
+        if let Some(fences) = freed {
+            state.free_when_passed(Pending { region: owner.region, offset, fences });
+            stream.note_pending(!state.pending.is_empty());
+        }
+    }
+}

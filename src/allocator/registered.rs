@@ -1,0 +1,64 @@
+//! Memory that a library registers, or that other hardware uses: NCCL's user buffers, RDMA.
+
+use super::error::AllocError;
+use super::slow_path::RawRange;
+use super::{Allocator, Inner};
+use crate::driver::Driver;
+use crate::sync::Arc;
+use crate::units::{DeviceAddr, StreamId};
+
+/// One chunk, whole and alone in a mapping of its own, for memory that is registered with a library or used by other hardware.
+///
+/// It starts at a multiple of the driver's granularity and is a multiple of it long, so that nothing else is in what is
+/// registered, and one handle is behind all of it. Until it is dropped the mapping stays as it is: the chunk
+/// is not taken, moved or released. It can be used by RDMA where chunks of the driver can
+/// ([`Sharing`](crate::driver::cuda::Sharing)).
+///
+/// Dropping it waits for the streams it was used with, and returns the chunk to the allocator, as that of a
+/// [`VirtualRange`](super::VirtualRange). End the registration before; a [`MapListener`](super::MapListener) is told, too.
+#[derive(Debug)]
+pub struct RegisteredBlock<D: Driver> {
+    inner: Arc<Inner<D>>,
+    raw: RawRange,
+}
+
+impl<D: Driver> Allocator<D> {
+    /// Allocates a block of at least `bytes` that can be registered, for work on `stream`. Takes whole pages; where the budget is
+    /// used up, free memory goes back to the driver for it, for which the host waits for the streams that used it.
+    ///
+    /// # Errors
+    /// [`AllocError`]; nothing has changed, except that free memory may have been released.
+    pub fn alloc_registered(&self, bytes: u64, stream: StreamId) -> Result<RegisteredBlock<D>, AllocError> {
+        let raw = self.inner.door.enter(&self.inner.shared, |path| path.alloc_registered(bytes, stream))?;
+        Ok(RegisteredBlock { inner: Arc::clone(&self.inner), raw })
+    }
+}
+
+impl<D: Driver> RegisteredBlock<D> {
+    /// The first address, a multiple of the driver's granularity.
+    pub fn addr(&self) -> DeviceAddr {
+        self.raw.addr
+    }
+
+    /// Bytes of the block: those asked for, rounded up to whole pages.
+    pub fn bytes(&self) -> u64 {
+        self.raw.mapped.bytes(self.inner.shared.geometry.page_bytes)
+    }
+
+    /// Records that `stream` also uses the block: dropping it waits for that, too.
+    ///
+    /// # Errors
+    /// [`AllocError::Stream`], [`AllocError::Forked`].
+    pub fn record_stream(&mut self, stream: StreamId) -> Result<(), AllocError> {
+        self.inner.door.enter(&self.inner.shared, |path| path.note_range_user(&mut self.raw, stream))
+    }
+}
+
+impl<D: Driver> Drop for RegisteredBlock<D> {
+    fn drop(&mut self) {
+        // In a forked process, all of it belongs to the process that built the allocator.
+        if !self.inner.shared.is_forked() {
+            self.inner.door.drop_range(&self.inner.shared, &mut self.raw);
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Registered blocks: each is one chunk in a raw range of its own, which nobody else takes anything from.
+
+use super::super::error::AllocError;
+use super::super::request::Request;
+use super::SlowPath;
+use super::ranges::RawRange;
+use crate::driver::{Driver, DriverError, DriverErrorKind};
+use crate::pages::PageCount;
+use crate::physical::{ChunkId, IdleTaken, LentTo};
+use crate::stream::StreamIndex;
+use crate::units::StreamId;
+
+impl<D: Driver> SlowPath<'_, D> {
+    /// Maps one chunk of at least `bytes` at addresses of its own, for work on `stream`.
+    pub fn alloc_registered(&mut self, bytes: u64, stream: StreamId) -> Result<RawRange, AllocError> {
+        let user = self.shared.streams.find_or_add(stream)?.index;
+        self.given = Some(user);
+        let pages = PageCount::covering(bytes, self.page_bytes()).max(PageCount::ONE);
+        let chunk = self.whole_chunk(pages, bytes, user)?;
+        let mut range = self.reserve_range(pages.bytes(self.page_bytes()))?;
+        range.lent_to = LentTo::RegisteredBlock;
+        if let Err(error) = self.map_at_end(&mut range, &[chunk]) {
+            self.leave_unmapped(&range);
+            return Err(error);
+        }
+        range.note_user(user);
+        Ok(range)
+    }
+
+    /// Returns the addresses of a range whose only mapping failed; what cannot be returned is left behind.
+    fn leave_unmapped(&mut self, range: &RawRange) {
+        if range.given_up || self.vacate(range.segment).is_err() {
+            let bytes = range.pages.bytes(self.page_bytes());
+            self.mapper.left_behind.push((range.addr, bytes));
+        }
+    }
+
+    /// Finds one chunk of exactly `pages` pages: an idle one, or a new one, for which free memory goes back to the driver if need
+    /// be.
+    fn whole_chunk(&mut self, pages: PageCount, requested: u64, user: StreamIndex) -> Result<ChunkId, AllocError> {
+        let mut looked = false;
+        loop {
+            let refused = match self.take_or_create(pages)? {
+                Ok(chunk) => return Ok(chunk),
+                Err(refused) => refused,
+            };
+            self.progress().settle_pending()?;
+            // Where the driver refuses, the headroom is not there.
+            let missing = if refused.is_some() { pages } else { pages - self.mapper.pool.headroom_pages() };
+            let found = (!std::mem::replace(&mut looked, true) && self.finds_more_on_device())
+                || self.release_some(missing, &[])?
+                || self.progress().wait_for_pending()?
+                || self.wait_for_device()?
+                || self.settle_left_behind()?;
+            if !found {
+                let request = Request::new(requested, pages.bytes(self.page_bytes()), 1);
+                return Err(self.out_of_memory(&request, user, refused.as_ref()));
+            }
+        }
+    }
+
+    /// An idle chunk of exactly `pages` pages, or a new one. Else the driver's answer, where it was asked.
+    fn take_or_create(&mut self, pages: PageCount) -> Result<Result<ChunkId, Option<DriverError>>, DriverError> {
+        if let Some((idle, found)) = self.mapper.pool.idle_up_to(pages, &IdleTaken::default())
+            && found == pages
+        {
+            return Ok(Ok(idle));
+        }
+        if self.mapper.pool.headroom_pages() < pages {
+            return Ok(Err(None));
+        }
+        match self.create(pages) {
+            Ok(chunk) => Ok(Ok(chunk)),
+            Err(error) if error.kind == DriverErrorKind::OutOfMemory => Ok(Err(Some(error))),
+            Err(error) => Err(error),
+        }
+    }
+}
