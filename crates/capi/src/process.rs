@@ -102,7 +102,7 @@ impl Device {
             ordinal,
             handle: register(Arc::clone(&main), Lifetime::Permanent).addr(),
             pools: Pools::new(settings),
-            foreign: Foreign::default(),
+            foreign: Foreign::new(),
             main,
             freed_bytes: AtomicU64::new(0),
             log: conf.log,

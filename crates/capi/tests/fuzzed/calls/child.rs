@@ -6,6 +6,7 @@
 
 use super::effect::named;
 use super::*;
+use std::io::Write;
 
 /// Seconds that a child may take: it waits for nothing.
 const PATIENCE: libc::c_uint = 60;
@@ -21,7 +22,7 @@ impl Calls {
         }
         let Some(_) = self.torch_book(device) else { return };
         self.forked = true;
-        self.end_uses();
+        self.wait_for_uses();
         // SAFETY: the child calls this library, whose locks are free and whose driver is not called, and ends with `_exit`.
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "no child");
@@ -49,6 +50,9 @@ impl Calls {
             let number = (chance >> 33) as usize;
             let mut pointer = null_mut();
             let (mut needed, mut released) = (0, 0);
+            if self.shown {
+                say(format_args!("in the child: {}", number % 8));
+            }
             let status = match number % 8 {
                 0 => c!(gapless_torch_alloc(device, 32 << 20, null_mut(), null(), &raw mut pointer)),
                 1 => c!(gapless_torch_alloc(device, number % 100_000, null_mut(), &named(1), &raw mut pointer)),
@@ -76,7 +80,7 @@ impl Calls {
                 _ => status == GAPLESS_OK,
             };
             if !right {
-                eprintln!("call {call} of a forked process, {}: {status}, {addr:#x}: {}", number % 8, told());
+                say(format_args!("call {call} of a forked process, {}: {status}, {addr:#x}: {}", number % 8, told()));
                 return WRONG + call;
             }
         }
@@ -92,4 +96,9 @@ impl Calls {
         let around = self.live.range(..=addr).next_back();
         around.is_some_and(|(at, block)| addr - at < block.bytes && !gone.contains(at))
     }
+}
+
+/// Prints at once: nobody prints later what a test has kept back here.
+fn say(text: std::fmt::Arguments) {
+    let _ = writeln!(std::io::stderr(), "{text}");
 }

@@ -132,7 +132,7 @@ impl Calls {
         assert_eq!(found.map(|block| block.address), around.map(|(at, _)| *at), "around {addr:#x}");
         found.iter().for_each(|block| self.check_block(block));
         let device = gapless_torch_device_of(pointer);
-        let devices: Vec<i32> = self.books.iter().filter(|book| book.lasting).map(|book| book.device).collect();
+        let devices = [0, self.second_device()];
         match self.live.range(..=addr).next_back().filter(|(at, block)| addr - **at < block.bytes.max(1)) {
             Some((_, block)) if self.is_process_wide(block) => assert_eq!(device, block.device, "of {addr:#x}"),
             Some(_) => assert_eq!(device, -1, "of {addr:#x}"),

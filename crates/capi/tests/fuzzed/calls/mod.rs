@@ -60,7 +60,6 @@ use work::{Gpu, Held, Stream, Use, word_of};
 /// When the library answers wrongly.
 pub fn run_calls(bytes: &[u8]) {
     let mut calls = Calls::new(Environment::get());
-    let shown = std::env::var_os("GAPLESS_FUZZ_SHOW").is_some();
     for record in bytes.chunks_exact(RECORD).take(MOST_CALLS) {
         let record = Record {
             call: record[0],
@@ -69,7 +68,7 @@ pub fn run_calls(bytes: &[u8]) {
             how: record[3],
             number: u32::from_le_bytes([record[4], record[5], record[6], record[7]]),
         };
-        if shown {
+        if calls.shown {
             eprintln!("{} {record:?}", if record.call < FAIL { record.call % 20 } else { FAIL });
         }
         calls.step(record);
@@ -117,6 +116,8 @@ struct Calls {
     stamps: BTreeMap<u64, Option<Pool>>,
     history: Shadow,
     forked: bool,
+    /// Whether each call is printed.
+    shown: bool,
     /// Uses of live blocks, the blocks that were freed and may be held back, and all events behind uses.
     uses: BTreeMap<u64, Vec<Use>>,
     held: BTreeMap<u64, Held>,
@@ -152,6 +153,7 @@ impl Calls {
             stamps: BTreeMap::new(),
             history: Shadow::default(),
             forked: false,
+            shown: std::env::var_os("GAPLESS_FUZZ_SHOW").is_some(),
             uses: BTreeMap::new(),
             held: BTreeMap::new(),
             waiting: BTreeMap::new(),

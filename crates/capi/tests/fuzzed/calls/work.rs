@@ -222,7 +222,7 @@ impl Calls {
     }
 
     /// Waits for all uses, which found the bytes that they expected.
-    pub(super) fn end_uses(&mut self) {
+    pub(super) fn wait_for_uses(&self) {
         if self.events.is_empty() {
             return;
         }
@@ -233,6 +233,11 @@ impl Calls {
             let wrong = gpu.driver.take_mismatches();
             assert!(wrong.is_empty(), "memory was used by others too early: {wrong:#?}");
         }
+    }
+
+    /// Ends all uses.
+    pub(super) fn end_uses(&mut self) {
+        self.wait_for_uses();
         for (number, event) in std::mem::take(&mut self.events) {
             self.gpu(number).driver.event_destroy(event).expect("an event");
         }
