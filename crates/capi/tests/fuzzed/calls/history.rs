@@ -5,6 +5,7 @@
 //!
 //! What several calls did at a time has no order.
 
+use super::effect::stream_named;
 use super::*;
 
 /// What the history must have.
@@ -37,10 +38,11 @@ struct Event {
 
 impl Event {
     fn new(action: Action, device: i32, addr: u64, bytes: u64, stream: StreamId) -> Self {
+        let stream = stream_named(stream.0);
         match action {
-            Action::Alloc => Self { action, device, addr, bytes, stream: stream.0 },
+            Action::Alloc => Self { action, device, addr, bytes, stream },
             Action::Free => Self { action, device, addr, bytes: 0, stream: 0 },
-            Action::Oom => Self { action, device, addr: 0, bytes, stream: stream.0 },
+            Action::Oom => Self { action, device, addr: 0, bytes, stream },
         }
     }
 }
