@@ -68,7 +68,7 @@ class Figures:
         released_bytes = all_created - reserved - self.base.get("released_bytes", 0)
         # At least the peak of live bytes. Blocks that wait for streams are added as far as they were seen.
         active_peak = max(highest("peak_live_bytes"), self._peak("active_bytes", requested + pending))
-        created, given_back = self._driver_calls(report)
+        created, given_back = self._chunks(report)
         created -= self.base.get("created", 0)
         given_back -= self.base.get("given_back", 0)
         figures = {
@@ -114,7 +114,7 @@ class Figures:
         for key in ("allocs", "frees", "created_bytes", "host_waits"):
             self.base[key] = sum(stats[key] for stats in all_stats) + report["past_pools"][key]
         self.base["released_bytes"] = self.base["created_bytes"] - sum(stats["reserved_bytes"] for stats in all_stats)
-        self.base["created"], self.base["given_back"] = self._driver_calls(report)
+        self.base["created"], self.base["given_back"] = self._chunks(report)
         for key in ("allocated_bytes", "freed_bytes", "out_of_memory"):
             self.base[key] = report[key]
 
@@ -129,11 +129,11 @@ class Figures:
         return self.peaks[metric]
 
     @staticmethod
-    def _driver_calls(report: dict[str, Any]) -> tuple[int, int]:
+    def _chunks(report: dict[str, Any]) -> tuple[int, int]:
         """Chunks created, and released: those of pools that are gone count as released."""
-        calls = [stats["driver_calls"] for stats in (report["main"], *(pool["stats"] for pool in report["pools"]))]
-        gone = report["past_pools"]["created"]
-        return gone + sum(call["create"] for call in calls), gone + sum(call["release"] for call in calls)
+        all_stats = [report["main"], *(pool["stats"] for pool in report["pools"])]
+        created = report["past_pools"]["created"] + sum(stats["created_chunks"] for stats in all_stats)
+        return created, created - sum(stats["chunks"] for stats in all_stats)
 
     def segments(self, pool: Optional[tuple[int, int]] = None) -> Iterator[dict[str, Any]]:
         """The segments of a PyTorch snapshot: one for each run of mapped addresses without a gap."""

@@ -97,6 +97,7 @@ pub struct ChunkPool {
     held_pages: PageCount,
     peak_held_pages: PageCount,
     created_pages: PageCount,
+    created_chunks: u64,
     peak_len: usize,
     idle_pages: PageCount,
     range_pages: PageCount,
@@ -122,6 +123,7 @@ impl ChunkPool {
             held_pages: PageCount::ZERO,
             peak_held_pages: PageCount::ZERO,
             created_pages: PageCount::ZERO,
+            created_chunks: 0,
             peak_len: 0,
             idle_pages: PageCount::ZERO,
             range_pages: PageCount::ZERO,
@@ -167,6 +169,11 @@ impl ChunkPool {
     /// Returns the size of all chunks that were ever added, in bytes.
     pub fn created_bytes(&self) -> u64 {
         self.created_pages.bytes(self.page_bytes)
+    }
+
+    /// Returns the number of chunks that were ever added.
+    pub fn created_chunks(&self) -> u64 {
+        self.created_chunks
     }
 
     /// Returns the peak of [`len`](Self::len) since the last [`reset_peak`](Self::reset_peak).
@@ -242,6 +249,7 @@ impl ChunkPool {
         self.held_pages += pages;
         self.peak_held_pages = self.peak_held_pages.max(self.held_pages);
         self.created_pages += pages;
+        self.created_chunks += 1;
         self.peak_len = self.peak_len.max(self.len());
         self.set_idle(id, true);
         id

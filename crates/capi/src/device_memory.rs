@@ -55,7 +55,7 @@ impl Device {
         serve: impl Fn() -> Result<DeviceAddr, AllocError>,
         worded: impl FnOnce(AllocError) -> Failure,
     ) -> Answer<DeviceAddr> {
-        self.settle(self.foreign.take_over());
+        self.settle_over();
         let mut outcome = serve();
         if matches!(outcome, Err(AllocError::OutOfMemory(_))) && self.foreign.holds_any() {
             self.settle(self.foreign.wait());
@@ -145,9 +145,11 @@ impl Device {
     /// Frees an allocation. `bytes` and `stream` are for the history: those of the allocation, or 0 where the front end
     /// does not know them. The allocator knows on which streams the memory was used.
     pub fn free(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) -> Result<(), FreeError> {
-        self.settle(self.foreign.take_over());
+        self.settle_over();
         self.expect_not_held(addr)?;
-        HISTORY.note(Action::Free, self.ordinal, addr, bytes, stream);
+        if HISTORY.is_on() && self.live_around(addr).is_some_and(|(_, live)| live.addr == addr) {
+            HISTORY.note(Action::Free, self.ordinal, addr, bytes, stream);
+        }
         self.main.note_free(addr);
         if self.foreign.hold_back(addr) { Ok(()) } else { self.free_now(addr) }
     }
@@ -165,6 +167,25 @@ impl Device {
             // It was live when it was held back, and nobody else frees what is held back.
             let _ = self.free_now(addr);
         }
+    }
+
+    /// Counts and records an allocation that was made again at its address.
+    pub fn note_again(&self, addr: DeviceAddr, bytes: u64) {
+        let stream = self.live_around(addr).map_or(StreamId::DEFAULT, |(_, live)| live.stream);
+        self.main.note_again(addr, bytes, stream);
+        HISTORY.note(Action::Alloc, self.ordinal, addr, bytes, stream);
+    }
+
+    /// Frees the blocks that are held back for streams of other devices, after a wait for these.
+    pub fn settle_foreign(&self) {
+        if self.foreign.holds_any() {
+            self.settle(self.foreign.wait());
+        }
+    }
+
+    /// Frees the blocks that were held back for streams of other devices, as far as these are done with them.
+    pub fn settle_over(&self) {
+        self.settle(self.foreign.take_over());
     }
 
     /// Refuses an allocation that was freed and is held back.
@@ -278,9 +299,7 @@ impl Device {
     /// Returns free memory to the driver until at most `keep_bytes` are held, after a wait for other devices that use it, and
     /// that of pools that were released. What other pools hold stays, and does not count.
     pub fn trim(&self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
-        if self.foreign.holds_any() {
-            self.settle(self.foreign.wait());
-        }
+        self.settle_foreign();
         let closed = self.pools.close_condemned(&self.main, None);
         let mut trimmed = self.main.allocator.trim(keep_bytes)?;
         trimmed.released_bytes += closed;

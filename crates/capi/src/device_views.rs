@@ -6,8 +6,8 @@ use crate::pools::PoolId;
 use crate::process::Device;
 use crate::status::Answer;
 use crate::torch_object::gapless_torch_figures;
-use gapless::allocator::{AllocError, LiveAllocation, Stats};
-use gapless::driver::DriverCall;
+use gapless::allocator::{LiveAllocation, Stats};
+use gapless::driver::StreamDriver;
 use gapless::driver::cuda::CudaDriver;
 use gapless::{Allocator, DeviceAddr, StreamId};
 use std::collections::HashMap;
@@ -72,25 +72,29 @@ impl Device {
 
     /// Allocates at an address that was handed out before, in whichever pool it is.
     pub fn alloc_again(&self, addr: DeviceAddr, bytes: u64) -> Answer<()> {
+        self.settle_over();
         let allocator = self.allocator_of(addr).unwrap_or_else(|| self.main.allocator.clone());
         allocator.alloc_again(addr, bytes)?;
-        self.main.count_restored(bytes);
+        self.note_again(addr, bytes);
         Ok(())
     }
 
-    /// Makes a pool hold exactly these allocations, as addresses and requested bytes. Returns false when there is no such pool.
+    /// Makes a pool hold exactly these allocations, as addresses and requested bytes, after a wait for other devices that use
+    /// blocks which were freed. Returns false when there is no such pool.
     ///
     /// # Errors
-    /// An allocation that cannot be had, or a block that cannot be freed. The pool is as it was then, unless another thread
-    /// has taken what was freed meanwhile.
+    /// An allocation that cannot be had, or a block that cannot be freed. The pool is as it was then, after a wait for the device
+    /// where its streams use what was freed, unless another thread has taken that meanwhile.
     pub fn restore_pool(&self, id: PoolId, wanted: &[(DeviceAddr, u64)]) -> Answer<bool> {
         let Some(pool) = self.pools.named(id) else { return Ok(false) };
+        self.settle_foreign();
+        // What cannot be waited for is freed later: it is neither live nor free.
         let live: HashMap<DeviceAddr, u64> = pool.allocator.live().iter().map(|live| (live.addr, live.bytes)).collect();
         let wanted: HashMap<DeviceAddr, u64> = wanted.iter().copied().collect();
-        let surplus: Vec<_> = live.iter().filter(|(addr, bytes)| wanted.get(*addr) != Some(*bytes)).collect();
-        let missing: Vec<_> = wanted.iter().filter(|(addr, bytes)| live.get(*addr) != Some(*bytes)).collect();
-        let mut freed = Vec::new();
-        let mut done = Vec::new();
+        let is_live = |addr: &DeviceAddr, bytes: &u64| live.get(addr) == Some(bytes) && !self.foreign.holds(*addr);
+        let surplus = live.iter().filter(|(addr, bytes)| wanted.get(*addr) != Some(*bytes) && is_live(addr, bytes));
+        let missing = wanted.iter().filter(|(addr, bytes)| !is_live(addr, bytes));
+        let (mut freed, mut made) = (Vec::new(), Vec::new());
         let change = || -> Answer<()> {
             for (addr, bytes) in surplus {
                 self.free(*addr, *bytes, StreamId(0))?;
@@ -98,26 +102,29 @@ impl Device {
             }
             for (addr, bytes) in missing {
                 pool.allocator.alloc_again(*addr, *bytes)?;
-                done.push((*addr, *bytes));
+                made.push((*addr, *bytes));
             }
             Ok(())
         };
         let outcome = change();
-        match outcome {
-            Ok(()) => done.iter().for_each(|(_, bytes)| self.main.count_restored(*bytes)),
-            Err(_) => {
-                for (addr, _) in done {
-                    let _ = pool.allocator.free(addr);
-                }
-                for (addr, bytes) in freed {
-                    let again: Result<(), AllocError> = pool.allocator.alloc_again(addr, bytes);
-                    if again.is_ok() {
-                        self.main.count_restored(bytes);
-                    }
-                }
+        if outcome.is_err() {
+            for (addr, _) in made.drain(..) {
+                let _ = pool.allocator.free(addr);
             }
+            made.extend(freed.into_iter().filter(|(addr, bytes)| self.take_back(&pool.allocator, *addr, *bytes)));
         }
+        made.iter().for_each(|(addr, bytes)| self.note_again(*addr, *bytes));
         outcome.map(|()| true)
+    }
+
+    /// Makes an allocation again that was freed just now. Streams may use it still: then the host waits for them.
+    fn take_back(&self, allocator: &Allocator<CudaDriver>, addr: DeviceAddr, bytes: u64) -> bool {
+        allocator.alloc_again(addr, bytes).is_ok() || {
+            self.settle_foreign();
+            // Refused during a capture: then the second try may fail, too.
+            let _ = allocator.driver().synchronize_device();
+            allocator.alloc_again(addr, bytes).is_ok()
+        }
     }
 }
 
@@ -135,8 +142,8 @@ fn add(sums: &mut gapless_torch_figures, pool: PoolId, stats: &Stats) {
     sums.kept_free_bytes += stats.cached_bytes.saturating_sub(returned);
     sums.chunks += stats.chunks;
     sums.peak_chunks += stats.peak_chunks;
-    sums.created += stats.driver_calls[DriverCall::Create];
-    sums.released += stats.driver_calls[DriverCall::Release];
+    sums.created += stats.created_chunks;
+    sums.released += stats.created_chunks - stats.chunks;
     sums.allocs += stats.allocs;
     sums.frees += stats.frees;
     sums.host_waits += stats.host_waits;

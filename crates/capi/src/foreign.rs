@@ -27,8 +27,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The foreign uses of one device's blocks.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Foreign {
+    /// The process that the devices are used in: one that is forked from it can neither ask them nor wait for them.
+    process: u32,
     /// Number of blocks in `used` and `held`; 0 most of the time.
     count: AtomicUsize,
     /// Number of blocks in `held`.
@@ -61,6 +63,11 @@ struct Use {
 }
 
 impl Foreign {
+    pub fn new() -> Self {
+        let (count, held) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { process: std::process::id(), count, held, state: Mutex::default() }
+    }
+
     /// Notes that a stream of `device` uses the live block at `addr`.
     pub fn record(
         &self,
@@ -88,7 +95,7 @@ impl Foreign {
     /// Holds a block back that is being freed. Returns false when it has no foreign uses: then it is free.
     pub fn hold_back(&self, addr: DeviceAddr) -> bool {
         // Relaxed: a thread that frees a block has synchronised with the one that recorded a stream for it.
-        if self.count.load(Ordering::Relaxed) == 0 {
+        if self.count.load(Ordering::Relaxed) == 0 || self.is_forked() {
             return false;
         }
         let mut state = self.state.lock();
@@ -137,6 +144,9 @@ impl Foreign {
 
     /// Takes the blocks out of `held` of which no use is left.
     fn take(&self, mut is_over: impl FnMut(Use, StreamMark) -> bool) -> Vec<DeviceAddr> {
+        if self.is_forked() {
+            return Vec::new();
+        }
         let mut state = self.state.lock();
         let mut over = Vec::new();
         state.held.retain_mut(|held| {
@@ -151,6 +161,10 @@ impl Foreign {
         }
         self.recount(&state);
         over
+    }
+
+    fn is_forked(&self) -> bool {
+        std::process::id() != self.process
     }
 
     fn recount(&self, state: &State) {

@@ -1,7 +1,8 @@
 //! The memory history: the newest allocations and frees of all front ends, for PyTorch's `_record_memory_history`.
 //!
 //! - I1  at most `most` events are kept, the newest ones; none while recording is off.
-//! - I2  events at one address are in the order in which they happened: an allocation is noted after it, a free before.
+//! - I2  events at one address are in the order in which they happened: an allocation is noted after it, a free before. What is
+//!   refused is not noted, but for a request that ran out of memory.
 //!
 //! Threads: any; one lock while recording is on. Cost: a load of an atomic while it is off.
 
@@ -78,9 +79,14 @@ impl History {
         self.on.store(most > 0, Ordering::Relaxed);
     }
 
+    /// Whether recording is on.
+    pub fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
     /// Adds an event if recording is on.
     pub fn note(&self, action: Action, device: u32, addr: DeviceAddr, bytes: u64, stream: StreamId) {
-        if self.on.load(Ordering::Relaxed) {
+        if self.is_on() {
             self.push(action, device, addr, bytes, stream);
         }
     }

@@ -106,9 +106,10 @@ impl Instance {
         }
     }
 
-    /// Counts an allocation that was made again at its address.
-    pub fn count_restored(&self, bytes: u64) {
+    /// Counts and records an allocation that was made again at its address.
+    pub fn note_again(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) {
         self.allocated_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.with_recorder(|recorder| recorder.alloc(addr, bytes, stream));
     }
 
     /// Records a free. Comes before the free itself: by then another thread may have been given the same address.

@@ -108,7 +108,7 @@ impl Device {
             ordinal,
             handle: register(Arc::clone(&main), Lifetime::Permanent).addr(),
             pools: Pools::new(settings),
-            foreign: Foreign::default(),
+            foreign: Foreign::new(),
             pins: DevicePins::default(),
             registered: RegisteredBlocks::default(),
             main,

@@ -25,7 +25,7 @@ use std::ffi::c_void;
 pub struct gapless_torch_block {
     /// The device.
     pub device: i32,
-    /// 0 free, 1 live, 2 freed and waiting for streams.
+    /// 0 free, 1 live, 2 freed and waiting for streams, of whichever device.
     pub state: i32,
     /// Whether it is in a region for small blocks.
     pub small: i32,
@@ -163,7 +163,8 @@ pub unsafe extern "C" fn gapless_torch_describe(
         check_out(block, "block")?;
         let addr = DeviceAddr(pointer.addr() as u64);
         let device = owner(addr)?;
-        let (pool, live) = device.live_around(addr).ok_or_else(|| not_found("no live allocation is there"))?;
+        let live = device.live_around(addr).filter(|(_, live)| !device.foreign.holds(live.addr));
+        let (pool, live) = live.ok_or_else(|| not_found("no live allocation is there"))?;
         // SAFETY: not null, so valid for a write (the function's contract).
         unsafe { block.write(described(device, pool, &live)) };
         Ok(())
@@ -388,7 +389,9 @@ fn described(device: &Device, pool: PoolId, live: &LiveAllocation) -> gapless_to
 fn live_blocks(device: &Device, wanted: Option<PoolId>) -> Vec<gapless_torch_block> {
     let mut found = Vec::new();
     device.each_allocator(wanted, |pool, allocator| {
-        found.extend(allocator.live().iter().map(|live| described(device, pool, live)));
+        let live = allocator.live();
+        let live = live.iter().filter(|live| !device.foreign.holds(live.addr));
+        found.extend(live.map(|live| described(device, pool, live)));
     });
     found
 }
@@ -414,8 +417,8 @@ fn add_blocks(
         for block in &region.blocks {
             let state = match block.state {
                 BlockState::Free => 0,
-                BlockState::Live => 1,
-                BlockState::Pending => 2,
+                BlockState::Live if !device.foreign.holds(block.addr) => 1,
+                BlockState::Live | BlockState::Pending => 2,
                 // Claimed by a growth that another thread is in the middle of.
                 _ => continue,
             };
@@ -426,7 +429,7 @@ fn add_blocks(
                 region: *regions,
                 address: block.addr.0,
                 bytes: block.bytes,
-                requested_bytes: block.requested_bytes,
+                requested_bytes: if state == 1 { block.requested_bytes } else { 0 },
                 stream: block.borrowed_by.unwrap_or(region.stream).0,
                 pool: gapless_torch_pool { first: pool.0, second: pool.1 },
             });

@@ -27,4 +27,19 @@ fn calls() {
         let bytes: Vec<u8> = (0..64 * 8).map(|_| random()).collect();
         calls::run_calls(&bytes);
     }
+    // Mostly what PyTorch's allocator object calls, on one device and three pools.
+    for _ in 0..rounds() {
+        let mut bytes: Vec<u8> = (0..64 * 8).map(|_| random()).collect();
+        for record in bytes.chunks_exact_mut(8) {
+            if record[0] % 8 > 0 {
+                record[0] = 37 + 20 * (record[0] % 11);
+                record[1] %= 8;
+            }
+        }
+        calls::run_calls(&bytes);
+    }
+}
+
+fn rounds() -> usize {
+    std::env::var("ROUNDS").map_or(200, |rounds| rounds.parse().unwrap())
 }

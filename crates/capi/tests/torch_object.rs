@@ -213,6 +213,99 @@ fn counts_do_not_fall_when_a_pool_ends() {
     });
 }
 
+/// A pool that could not be closed, since the device could not be waited for, is counted once.
+#[test]
+fn counts_of_a_pool_that_cannot_be_closed_yet() {
+    let settings = [("GAPLESS_SIM_FAIL", "cuCtxSynchronize:1:900")];
+    with_devices("counts_of_a_pool_that_cannot_be_closed_yet", &settings, || {
+        let close = || {
+            let mut released = 0;
+            // SAFETY: a valid out-parameter.
+            ok(unsafe { gapless_torch_trim(0, 1, &raw mut released) });
+            released
+        };
+        ok(gapless_torch_use_pool(0, POOL));
+        ok(gapless_torch_delete(alloc(5 * MIB, Some(&POOL))));
+        let held = figures(None);
+        gapless_torch_release_pool(0, POOL);
+        let counts = |now: gapless_torch_figures| (now.allocs, now.frees, now.created, now.created_bytes);
+        assert_eq!(close(), 0, "the wait fails");
+        assert_eq!(counts(figures(None)), counts(held));
+        assert_eq!(close(), held.reserved_bytes);
+        assert_eq!(counts(figures(None)), counts(held));
+    });
+}
+
+/// Memory of a device that is freed, and that a stream of another device uses still.
+#[test]
+fn a_block_that_is_held_back_is_not_live() {
+    let settings = [("GAPLESS_SIM_DEVICES", "2")];
+    with_devices("a_block_that_is_held_back_is_not_live", &settings, || {
+        let other = Gpu::open(1);
+        // The other device is in use.
+        let mut theirs = null_mut();
+        // SAFETY: a valid out-parameter.
+        ok(unsafe { gapless_torch_alloc(1, MIB, MAIN, null(), &raw mut theirs) });
+        ok(gapless_torch_use_pool(0, POOL));
+        let block = alloc(5 * MIB, Some(&POOL));
+        let with_it = blocks(Some(&POOL), true);
+        let stream = other.stream();
+        ok(gapless_torch_use(block, stream));
+        other.delay(stream, 50);
+        ok(gapless_torch_delete(block));
+
+        assert!(blocks(Some(&POOL), true).is_empty());
+        assert_eq!(blocks(Some(&POOL), false).iter().filter(|block| block.state == 2).count(), 1);
+        let mut found = with_it[0];
+        // SAFETY: a valid out-parameter.
+        assert_eq!(unsafe { gapless_torch_describe(block, &raw mut found) }, GAPLESS_ERROR_NOT_FOUND);
+        // Brought back after a wait, and not freed again behind the caller's back.
+        ok(restore(&with_it));
+        // SAFETY: no out-parameter.
+        ok(unsafe { gapless_torch_trim(0, 0, null_mut()) });
+        assert_eq!(blocks(Some(&POOL), true).len(), 1);
+        ok(restore(&[]));
+        assert_eq!(figures(None).live_bytes, 0);
+    });
+}
+
+#[test]
+fn chunks_that_could_not_be_created_do_not_count() {
+    let settings = [("GAPLESS_SIM_FAIL", "cuMemCreate:3:2")];
+    with_devices("chunks_that_could_not_be_created_do_not_count", &settings, || {
+        let pointer = (0..4).map(|_| alloc_on(MAIN, 5 * MIB, None).1).max().unwrap();
+        assert!(!pointer.is_null());
+        let now = figures(None);
+        assert_eq!((now.created, now.created - now.released), (now.chunks, now.chunks), "{now:?}");
+    });
+}
+
+/// The history has what was freed and what came back, and nothing that was refused.
+#[test]
+fn the_history_has_what_happened() {
+    with_devices("the_history_has_what_happened", &[], || {
+        let events = || {
+            let mut needed = 0;
+            let mut buffer = vec![0_u8; 4096];
+            // SAFETY: a buffer of that size.
+            ok(unsafe { gapless_torch_history_json(buffer.as_mut_ptr().cast(), buffer.len(), &raw mut needed) });
+            let list: serde_json::Value = serde_json::from_slice(&buffer[..needed - 1]).unwrap();
+            let name = |event: &serde_json::Value| event["action"].as_str().unwrap().to_owned();
+            list.as_array().unwrap().iter().map(name).collect::<Vec<_>>()
+        };
+        gapless_torch_record_history(100, 1);
+        ok(gapless_torch_use_pool(0, POOL));
+        let block = alloc(MIB, Some(&POOL));
+        let with_it = blocks(Some(&POOL), true);
+        ok(gapless_torch_delete(block));
+        assert_eq!(gapless_torch_delete(block), GAPLESS_ERROR_NOT_ALLOCATED);
+        ok(restore(&with_it));
+        ok(restore(&[]));
+        ok(gapless_torch_alloc_again(block, MIB));
+        assert_eq!(events(), ["alloc", "free", "alloc", "free", "alloc"]);
+    });
+}
+
 #[test]
 fn a_pool_lends_its_free_blocks_when_it_is_told_to() {
     let settings = [("GAPLESS_SIM_CAPACITY", "16MiB")];

@@ -35,6 +35,8 @@ pub struct Stats {
     pub peak_reserved_bytes: u64,
     /// Bytes of all chunks created so far. Those that are not held any more were released.
     pub created_bytes: u64,
+    /// Number of chunks created so far. Calls to the driver that failed created none.
+    pub created_chunks: u64,
     /// The most bytes that may be held.
     pub budget_bytes: u64,
     /// Number of chunks held.

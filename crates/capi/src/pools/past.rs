@@ -2,7 +2,6 @@
 
 use super::{Pool, Pools};
 use gapless::allocator::Stats;
-use gapless::driver::DriverCall;
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -32,7 +31,7 @@ impl Past {
         Self {
             allocs: stats.allocs,
             frees: stats.frees,
-            created: stats.driver_calls[DriverCall::Create],
+            created: stats.created_chunks,
             created_bytes: stats.created_bytes,
             host_waits: stats.host_waits,
             ..Self::default()

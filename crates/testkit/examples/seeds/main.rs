@@ -1,5 +1,6 @@
 //! Writes the seed corpora of the fuzz targets: `cargo run -p gapless-testkit --example seeds` from the root.
 
+mod calls;
 mod files;
 mod operations;
 
@@ -31,7 +32,7 @@ fn main() -> std::io::Result<()> {
             fs::write(folder.join(name), bytes)?;
         }
     }
-    for (target, seeds) in [("trace", files::traces()), ("conf", files::configurations()), ("capi", files::calls())] {
+    for (target, seeds) in [("trace", files::traces()), ("conf", files::configurations()), ("capi", calls::calls())] {
         let folder = Path::new("fuzz/corpus").join(target);
         fs::create_dir_all(&folder)?;
         for (name, bytes) in seeds {

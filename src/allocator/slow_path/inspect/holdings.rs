@@ -16,6 +16,8 @@ pub struct Holdings {
     pub peak_held_bytes: u64,
     /// Bytes of all chunks created so far.
     pub created_bytes: u64,
+    /// Their number.
+    pub created_chunks: u64,
     /// Bytes of chunks that nothing maps.
     pub idle_bytes: u64,
     /// Bytes of chunks of raw ranges.
@@ -52,6 +54,7 @@ impl Holdings {
             held_bytes: pool.held_bytes(),
             peak_held_bytes: pool.peak_held_bytes(),
             created_bytes: pool.created_bytes(),
+            created_chunks: pool.created_chunks(),
             idle_bytes: pool.idle_bytes(),
             range_bytes: pool.range_bytes(),
             registered_bytes: pool.registered_bytes(),

@@ -16,6 +16,7 @@ impl Stats {
             reserved_bytes: holdings.held_bytes,
             peak_reserved_bytes: holdings.peak_held_bytes,
             created_bytes: holdings.created_bytes,
+            created_chunks: holdings.created_chunks,
             idle_bytes: holdings.idle_bytes,
             free_chunk_bytes: holdings.free_chunk_bytes,
             range_bytes: holdings.range_bytes,

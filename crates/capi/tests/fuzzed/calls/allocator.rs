@@ -32,6 +32,9 @@ impl Calls {
         if status == GAPLESS_ERROR_TOO_LARGE {
             assert!(bytes > 64 << 20 || alignment > 1 << 20, "{bytes} bytes at {alignment} are not much: {}", told());
         }
+        if let Some(book) = book.filter(|_| matches!(status, GAPLESS_ERROR_TOO_LARGE | GAPLESS_ERROR_OUT_OF_MEMORY)) {
+            self.books[book].done.out_of_memory += 1;
+        }
         if status != GAPLESS_OK {
             assert_eq!(pointer.addr(), UNTOUCHED, "{record:?} failed and wrote: {}", told());
             return;
@@ -90,6 +93,7 @@ impl Calls {
             let after = self.figures(book);
             if record.what.is_multiple_of(3) {
                 assert_eq!(after.peak_live_bytes, after.live_bytes, "the peak is the current value");
+                self.books[book].done.peak = self.books[book].done.live;
             } else if !out.is_null() && status == GAPLESS_OK {
                 assert_eq!(before - after.reserved_bytes, released, "what was released");
             }

@@ -34,10 +34,25 @@ pub(super) struct Book {
     pub(super) frees: u64,
     /// Of a process-wide allocator: figures from before this input.
     pub(super) before: (u64, u64),
+    /// Of a device's: its sums from before this input, and what this input has done.
+    pub(super) sums_before: gapless_torch_figures,
+    pub(super) done: Done,
     /// The device's budget, if one was set; and what was held when that was looked at last.
     pub(super) whole: Option<u64>,
     pub(super) held_before: u64,
     pub(super) has_had_pools: bool,
+}
+
+/// What an input has done on a device with a process-wide allocator.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Done {
+    pub(super) allocs: u64,
+    pub(super) frees: u64,
+    pub(super) bytes: u64,
+    pub(super) out_of_memory: u64,
+    /// Bytes that are live, and the most since the peaks were reset.
+    pub(super) live: u64,
+    pub(super) peak: u64,
 }
 
 impl Calls {
@@ -58,6 +73,14 @@ impl Calls {
             };
         }
         self.live.insert(addr, block);
+        self.stamps.insert(block.stamp, block.pool);
+        self.former.remove(&addr);
+        if let Some(done) = self.done_on(&block) {
+            done.allocs += 1;
+            done.bytes += block.bytes;
+            done.live += block.bytes;
+            done.peak = done.peak.max(done.live);
+        }
         if let Some(book) = block.owner.map(|owner| &mut self.books[owner]) {
             book.live_bytes += block.bytes;
             book.live += 1;
@@ -86,11 +109,22 @@ impl Calls {
     pub(super) fn forget(&mut self, addr: u64) {
         let block = self.live.remove(&addr).expect("a live block");
         self.let_go(addr, block);
+        self.former.insert(addr, block);
+        if let Some(done) = self.done_on(&block) {
+            done.frees += 1;
+            done.live -= block.bytes;
+        }
         if let Some(book) = block.owner.map(|owner| &mut self.books[owner]) {
             book.live_bytes -= block.bytes;
             book.live -= 1;
             book.frees += 1;
         }
+    }
+
+    /// What was done on the device of a block of a process-wide allocator.
+    fn done_on(&mut self, block: &Block) -> Option<&mut Done> {
+        let book = self.books.iter_mut().find(|book| book.lasting && book.device == block.device);
+        Some(&mut book?.done)
     }
 
     /// A pointer for a call on `book`'s allocator, and whether a live allocation of it starts there.

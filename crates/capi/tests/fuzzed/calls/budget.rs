@@ -13,19 +13,19 @@ use std::sync::Mutex;
 
 /// What a device's report says of its memory.
 #[derive(Debug)]
-struct Shares {
+pub(super) struct Shares {
     /// Of the main allocator: bytes held, and its budget.
     main: (u64, u64),
     /// The sums of the pools.
     pools: (u64, u64),
     /// Bytes of pools that are to be closed.
-    condemned: u64,
+    pub(super) condemned: u64,
     /// Whether nothing of the main allocator is live, or waits for a stream.
     main_is_free: bool,
 }
 
 impl Shares {
-    fn held(&self) -> u64 {
+    pub(super) fn held(&self) -> u64 {
         self.main.0 + self.pools.0 + self.condemned
     }
 }
@@ -48,7 +48,7 @@ impl Calls {
         SET.lock().expect("no panic before").insert(self.books[book].device);
     }
 
-    fn shares(&self, device: i32) -> Shares {
+    pub(super) fn shares(&self, device: i32) -> Shares {
         let report: serde_json::Value = serde_json::from_str(&self.torch_json(device, 0)).expect("a JSON text");
         let number = |value: &serde_json::Value| value.as_u64().expect("a number");
         let share = |stats: &serde_json::Value| (number(&stats["reserved_bytes"]), number(&stats["budget_bytes"]));

@@ -36,6 +36,9 @@ impl Calls {
             false => WRONG_DEVICE,
         };
         self.expect(status, allowed, record);
+        if status != GAPLESS_OK && !out.is_null() {
+            self.note_refusal(exists, device, bytes, stream);
+        }
         if status == GAPLESS_ERROR_OUT_OF_MEMORY && self.failing.is_none() {
             assert!(known || gapless_last_error_kind() == GAPLESS_KIND_TOO_LARGE, "{record:?}: {}", told());
             if check_report(bytes) {
@@ -64,6 +67,8 @@ impl Calls {
         let device = self.books[book].device;
         // The newest open pool of the device has it: all are this thread's.
         let pool = self.open.iter().rev().find(|(its, _)| *its == device).copied();
+        let pool = pool.or_else(|| self.lender_of(device, pointer));
+        self.note_event(Action::Alloc, device, pointer.addr() as u64, bytes, StreamId(stream.addr() as u64));
         let owner = if pool.is_some() { None } else { Some(book) };
         let home = StreamId(stream.addr() as u64);
         self.take_in(pointer, Block { bytes, stamp: 0, owner, pool, device, home });
@@ -77,6 +82,7 @@ impl Calls {
         }
         let (stream, kind) = self.stream(record.how, device);
         if live && exists && record.what >= 128 {
+            self.used_pools.extend(self.live[&addr].pool);
             self.use_before_free(addr, stream, kind);
         }
         let (pointer, bytes) = (without_provenance_mut(addr as usize), u64::from(record.how));
@@ -92,6 +98,7 @@ impl Calls {
         };
         self.expect(status, allowed, record);
         if live && exists && status == GAPLESS_OK {
+            self.note_event(Action::Free, device, addr, 0, StreamId(0));
             self.forget(addr);
         }
     }
@@ -125,6 +132,7 @@ impl Calls {
         };
         self.expect(status, allowed, record);
         if live && exists && kind != Stream::Unknown {
+            self.used_pools.extend(self.live[&addr].pool);
             if self.is_sound() { self.use_block(addr, stream, kind) } else { self.use_perhaps(addr) }
         }
     }
@@ -162,7 +170,7 @@ impl Calls {
 
 /// This thread's last failure is a request of `bytes` that ran out of memory. Where it has a report, that is about it; returns
 /// whether it has.
-fn check_report(bytes: u64) -> bool {
+pub(super) fn check_report(bytes: u64) -> bool {
     let mut needed = UNTOUCHED;
     let status = c!(gapless_last_error_report_json(null_mut(), 0, &raw mut needed));
     if gapless_last_error_kind() == GAPLESS_KIND_TOO_LARGE {
@@ -178,4 +186,4 @@ fn check_report(bytes: u64) -> bool {
     true
 }
 
-const WRONG_DEVICE: &[gapless_status] = &[GAPLESS_ERROR_INVALID_ARGUMENT, GAPLESS_ERROR_NO_DEVICE];
+pub(super) const WRONG_DEVICE: &[gapless_status] = &[GAPLESS_ERROR_INVALID_ARGUMENT, GAPLESS_ERROR_NO_DEVICE];

@@ -15,7 +15,7 @@
 //! `gapless_create` makes. On a GPU there is device 0 alone, and no work.
 
 use gapless_capi::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut, without_provenance_mut};
@@ -34,9 +34,14 @@ macro_rules! c {
 mod allocator;
 mod book;
 mod budget;
+mod child;
 mod device;
+mod effect;
 mod environment;
+mod history;
+mod object;
 mod recording;
+mod restore;
 mod torch;
 mod work;
 
@@ -44,7 +49,9 @@ use book::{Block, Book, Pool};
 use environment::{Environment, OTHER};
 use gapless::StreamId;
 use gapless::driver::EventHandle;
+use history::{Action, Shadow};
 use recording::read_recording;
+use restore::Kept;
 use work::{Gpu, Held, Stream, Use, word_of};
 
 /// Runs the calls that bytes stand for.
@@ -53,7 +60,6 @@ use work::{Gpu, Held, Stream, Use, word_of};
 /// When the library answers wrongly.
 pub fn run_calls(bytes: &[u8]) {
     let mut calls = Calls::new(Environment::get());
-    let shown = std::env::var_os("GAPLESS_FUZZ_SHOW").is_some();
     for record in bytes.chunks_exact(RECORD).take(MOST_CALLS) {
         let record = Record {
             call: record[0],
@@ -62,7 +68,7 @@ pub fn run_calls(bytes: &[u8]) {
             how: record[3],
             number: u32::from_le_bytes([record[4], record[5], record[6], record[7]]),
         };
-        if shown {
+        if calls.shown {
             eprintln!("{} {record:?}", if record.call < FAIL { record.call % 20 } else { FAIL });
         }
         calls.step(record);
@@ -101,9 +107,22 @@ struct Calls {
     /// Users of PyTorch's pools, and the pools that are open.
     pools: BTreeMap<Pool, u32>,
     open: Vec<Pool>,
+    /// Pools that may lend what they have free, and those of which a stream has used a block.
+    lending: BTreeSet<Pool>,
+    used_pools: BTreeSet<Pool>,
+    /// States of pools to go back to, what was freed last at an address, and which pool each stamp was written in.
+    saved: Vec<(Pool, Kept)>,
+    former: BTreeMap<u64, Block>,
+    stamps: BTreeMap<u64, Option<Pool>>,
+    history: Shadow,
+    forked: bool,
+    /// Whether each call is printed.
+    shown: bool,
     /// Uses of live blocks, the blocks that were freed and may be held back, and all events behind uses.
     uses: BTreeMap<u64, Vec<Use>>,
     held: BTreeMap<u64, Held>,
+    /// Freed blocks that other streams of their own device have used.
+    waiting: BTreeMap<u64, Held>,
     events: Vec<(usize, EventHandle)>,
     events_before: u64,
     torch: bool,
@@ -127,8 +146,17 @@ impl Calls {
             recordings: 0,
             pools: BTreeMap::new(),
             open: Vec::new(),
+            lending: BTreeSet::new(),
+            used_pools: BTreeSet::new(),
+            saved: Vec::new(),
+            former: BTreeMap::new(),
+            stamps: BTreeMap::new(),
+            history: Shadow::default(),
+            forked: false,
+            shown: std::env::var_os("GAPLESS_FUZZ_SHOW").is_some(),
             uses: BTreeMap::new(),
             held: BTreeMap::new(),
+            waiting: BTreeMap::new(),
             events: Vec::new(),
             events_before: environment.usage(0).map_or(0, |usage| usage[3]),
             torch: false,
@@ -144,13 +172,16 @@ impl Calls {
             return;
         }
         // What cannot be destroyed stays, and is not counted here.
-        if matches!(record.call % 20, 13 | 17) {
+        if record.call % 20 == 13 || record.call == 17 {
             self.mend();
         }
         self.call(record);
         self.mend();
         self.check();
-        [0, OTHER].into_iter().for_each(|device| self.check_held(device));
+        [0, OTHER].into_iter().for_each(|device| {
+            self.check_held(device);
+            self.check_effect(device);
+        });
     }
 
     fn mend(&mut self) {
@@ -179,7 +210,8 @@ impl Calls {
             13 => self.destroy(record),
             14 => self.recording(record),
             15 | 16 => self.torch(record),
-            17 => self.torch_pool(record),
+            17 if record.call == 17 => self.torch_pool(record),
+            17 => self.object(record.call / 20, record),
             18 => self.conf(record),
             _ => self.replay(record),
         }
@@ -284,6 +316,9 @@ impl Calls {
     /// Ends everything and looks at what is left.
     fn finish(mut self) {
         self.mend();
+        self.check_history();
+        c!(gapless_torch_record_history(0, 1));
+        self.history = Shadow::default();
         while let Some((device, first)) = self.open.pop() {
             c!(gapless_torch_end_allocate_to_pool(device, gapless_torch_pool { first, second: 7 }));
         }

@@ -1,5 +1,6 @@
 //! PyTorch's and CuPy's entry points, which work on the process-wide allocators.
 
+use super::effect::sums_of;
 use super::*;
 
 impl Calls {
@@ -31,6 +32,7 @@ impl Calls {
             lasting: true,
             device,
             before,
+            sums_before: sums_of(device, None).expect("a device in use"),
             whole,
             ..Book::default()
         });
@@ -59,6 +61,7 @@ impl Calls {
                     _ => c!(gapless_torch_malloc(bytes as libc::ssize_t, device, stream)),
                 };
                 if pointer.is_null() {
+                    self.note_refusal(exists, device, bytes, stream);
                     let refused = gapless_last_error_kind() == GAPLESS_KIND_OUT_OF_MEMORY;
                     if exists && kind.serves() && refused && self.is_sound() {
                         self.expect_settled(device);
@@ -97,6 +100,7 @@ impl Calls {
                     if let Some(block) = block.filter(|_| self.is_sound()) {
                         let (_, kind) = self.stream(record.how, block.device);
                         if kind != Stream::Unknown {
+                            self.used_pools.extend(block.pool);
                             self.use_block(addr, stream, kind);
                         }
                     } else if block.is_some() {
@@ -136,12 +140,12 @@ impl Calls {
     }
 
     /// The second device with a process-wide allocator; the first one where there is none.
-    fn second_device(&self) -> i32 {
+    pub(super) fn second_device(&self) -> i32 {
         self.environment.gpus.last().map_or(0, |gpu| gpu.device)
     }
 
     /// Whether a block is of a process-wide allocator, or of one of its pools.
-    fn is_process_wide(&self, block: &Block) -> bool {
+    pub(super) fn is_process_wide(&self, block: &Block) -> bool {
         block.pool.is_some() || block.owner.is_some_and(|book| self.books[book].lasting)
     }
 
@@ -154,6 +158,7 @@ impl Calls {
         } else {
             c!(gapless_torch_free(pointer, self.live[&addr].bytes as usize, device, null_mut()));
         }
+        self.note_event(Action::Free, device, addr, 0, StreamId(0));
         self.forget(addr);
     }
 
@@ -185,7 +190,7 @@ impl Calls {
     }
 
     /// Pools of a device without users that still have something live: at least, and at most.
-    fn lingering_pools(&self, device: i32) -> [usize; 2] {
+    pub(super) fn lingering_pools(&self, device: i32) -> [usize; 2] {
         let live = self.live.values().filter_map(|block| block.pool);
         let held = self.held.values().filter_map(|held| held.block.pool);
         [live.clone().collect::<Vec<_>>(), live.chain(held).collect()].map(|mut pools| {
@@ -224,6 +229,7 @@ impl Calls {
                     *users -= 1;
                     if *users == 0 {
                         self.pools.remove(&id);
+                        self.forget_pool(id);
                     }
                 }
             }

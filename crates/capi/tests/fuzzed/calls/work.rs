@@ -7,6 +7,7 @@
 //! A block with *foreign* uses, by streams of the other device, that is freed is held back: it counts as live, and nobody gets
 //! any of it before these uses are over.
 
+use super::effect::stream_named;
 use super::*;
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::{EventHandle, StreamDriver, WorkDriver, pattern_word};
@@ -46,6 +47,8 @@ pub(super) struct Use {
     /// Of the device that has the stream, and recorded behind the work; none where no work was queued.
     event: Option<(usize, EventHandle)>,
     foreign: bool,
+    /// By another stream of the block's own device, which it waits for when it is freed.
+    shared: bool,
 }
 
 /// A block that was freed and may be held back.
@@ -102,7 +105,8 @@ impl Calls {
     pub(super) fn queue(&mut self, addr: u64, number: usize, stream: StreamId) {
         let block = self.live[&addr];
         let gpu = self.gpu(number);
-        let mut one = Use { event: None, foreign: gpu.device != block.device };
+        let foreign = gpu.device != block.device;
+        let mut one = Use { event: None, foreign, shared: !foreign && stream_named(block.home.0) != stream_named(stream.0) };
         let words = self.words(addr, block.bytes);
         if self.is_sound() && self.events.len() < MOST_USES && !words.is_empty() {
             // Longer for each further use: who waits for one of them only is found out.
@@ -126,7 +130,7 @@ impl Calls {
 
     /// Notes that a block may have a foreign use without work: a call that was to record one met a driver that fails.
     pub(super) fn use_perhaps(&mut self, addr: u64) {
-        self.uses.entry(addr).or_default().push(Use { event: None, foreign: true });
+        self.uses.entry(addr).or_default().push(Use { event: None, foreign: true, shared: false });
     }
 
     fn is_over(&self, one: &Use) -> bool {
@@ -153,6 +157,10 @@ impl Calls {
             let uses = uses.into_iter().filter(|one| one.foreign).collect();
             self.held.insert(addr, Held { block, uses });
         } else {
+            let uses: Vec<Use> = uses.into_iter().filter(|one| one.shared).collect();
+            if !uses.is_empty() {
+                self.waiting.insert(addr, Held { block, uses });
+            }
             self.freed.push(addr);
         }
     }
@@ -170,6 +178,7 @@ impl Calls {
             self.held.remove(&at);
             self.freed.push(at);
         }
+        self.waiting.retain(|at, held| *at >= end || at + held.block.bytes.max(1) <= addr);
         if let Some(gpu) = self.environment.gpus.iter().find(|gpu| gpu.device == block.device)
             && !self.events.is_empty()
         {
@@ -191,6 +200,16 @@ impl Calls {
         bounds
     }
 
+    /// Addresses and bytes of freed blocks that must be waiting for streams of their own device: to be asked for after what is
+    /// compared with it.
+    pub(super) fn surely_waiting(&self, of: impl Fn(&Block) -> bool) -> Vec<(u64, u64)> {
+        let waiting = self.waiting.iter().filter(|(_, held)| of(&held.block));
+        waiting
+            .filter(|(_, held)| held.uses.iter().any(|one| one.event.is_some() && !self.is_over(one)))
+            .map(|(at, held)| (*at, held.block.bytes))
+            .collect()
+    }
+
     /// Nothing of a device is held back any more, after a call that had to wait for the uses.
     pub(super) fn expect_settled(&mut self, device: i32) {
         let over: Vec<u64> =
@@ -203,7 +222,7 @@ impl Calls {
     }
 
     /// Waits for all uses, which found the bytes that they expected.
-    pub(super) fn end_uses(&mut self) {
+    pub(super) fn wait_for_uses(&self) {
         if self.events.is_empty() {
             return;
         }
@@ -214,10 +233,16 @@ impl Calls {
             let wrong = gpu.driver.take_mismatches();
             assert!(wrong.is_empty(), "memory was used by others too early: {wrong:#?}");
         }
+    }
+
+    /// Ends all uses.
+    pub(super) fn end_uses(&mut self) {
+        self.wait_for_uses();
         for (number, event) in std::mem::take(&mut self.events) {
             self.gpu(number).driver.event_destroy(event).expect("an event");
         }
         self.uses.clear();
+        self.waiting.clear();
     }
 }
 

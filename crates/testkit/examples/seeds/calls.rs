@@ -1,0 +1,376 @@
+//! Calls of the C interface, as bytes.
+
+use super::files::Seeds;
+
+type Call = (u8, u8, u8, u8, u32);
+
+/// Calls of the C interface in the encoding of `crates/capi/tests/fuzzed/calls`: call, handle, what, how, number.
+pub fn calls() -> Seeds {
+    let alloc = |pages: u32, stream: u8| -> Call { (0, 0, 4, stream, pages) };
+    let (free, destroy): (fn(u32) -> Call, Call) = (|number| (4, 0, 0, 0, number), (13, 0, 0, 0, 0));
+    let fail = |function: u8, code: u8| -> Call { (240, 0, function, code, 0) };
+    // PyTorch's entry points: the call's number is 15 plus 20 times theirs.
+    let torch = |what: u8, number: u32| -> Call { (15, 0, what, 0, number) };
+    // The same on a process-wide allocator: device 0's for handle 0, the other one's for 128. 128 to 131 as a stream are the
+    // streams of their own, two of device 0 and two of the other one.
+    let on = |handle: u8, pages: u32, stream: u8| -> Call { (15, handle, 4, stream, pages) };
+    let give = |handle: u8, number: u32| -> Call { (95, handle, 1, 0, number) };
+    let begin = |pool: u8| -> Call { (17, pool, 0, 0, 0) };
+    let end = |pool: u8| -> Call { (17, pool, 1, 0, 0) };
+    // Blocks that streams of one of the devices use are freed by every door, and their size is requested again.
+    let used = |other_memory: bool, other_streams: bool| -> Vec<Call> {
+        let (handle, first) = (if other_memory { 128 } else { 0 }, if other_streams { 130 } else { 128 });
+        let own = if other_memory { 130 } else { 128 };
+        let again = [on(handle, 2, 0), on(handle, 2, own), on(handle, 2, 0)];
+        let frees = [give(handle, 0), (215, handle, 2, 0, 0), give(handle, 0)];
+        let records: [Call; 3] =
+            [(115, handle, 0, first, 0), (235, handle, 2, first + 1, 0), (115, handle, 0, first, 0)];
+        let mut calls = Vec::new();
+        for (record, free) in records.into_iter().zip(frees) {
+            calls.extend([on(handle, 2, 0), record, free]);
+            calls.extend(again);
+            calls.extend([
+                (215, handle, 1, 0, 0),
+                (155, handle, 1, 0, 3),
+                give(handle, 0),
+                give(handle, 0),
+                give(handle, 0),
+            ]);
+        }
+        // Freed on the stream, without a record.
+        calls.extend([on(handle, 2, 0), (215, handle, 130, first, 0)]);
+        calls.extend(again);
+        calls.push((235, handle, 130, 100, 0));
+        calls
+    };
+    let seeds: Vec<(&str, Vec<Call>)> = vec![
+        ("a_life", vec![(12, 0, 0, 2, 0), alloc(3, 0), alloc(1, 1), (7, 0, 0, 1, 1), free(0), free(0), destroy]),
+        (
+            "wrong_frees",
+            vec![
+                alloc(2, 0),
+                free(0),
+                (4, 0, 160, 0, 0),
+                alloc(1, 0),
+                (4, 0, 180, 7, 0),
+                (4, 0, 220, 0, 0),
+                (4, 0, 240, 0, 0),
+            ],
+        ),
+        ("two_allocators", vec![(12, 0, 0, 2, 0), (12, 0, 96, 2, 0), alloc(2, 0), (0, 1, 4, 1, 2), (4, 1, 200, 0, 0)]),
+        (
+            "bad_handles",
+            vec![
+                alloc(1, 0),
+                destroy,
+                (0, 240, 1, 0, 9),
+                (0, 244, 1, 0, 9),
+                (4, 248, 0, 0, 0),
+                (10, 251, 150, 0, 0),
+                (13, 252, 0, 0, 0),
+                (11, 252, 0, 0, 0),
+            ],
+        ),
+        (
+            "absurd_sizes",
+            vec![(0, 0, 7, 0, 0), (0, 0, 6, 0, u32::MAX), (0, 0, 4, 0, 23), (2, 0, 1, 0, 40), (3, 0, 0, 0, 3)],
+        ),
+        ("leaked", vec![alloc(1, 0), alloc(2, 1), destroy, (0, 0, 0, 247, 1), (0, 0, 0, 250, 1)]),
+        ("settings", (0..16).map(|kind| (12, 0, kind * 16, kind, 3 << 20)).chain([destroy, destroy]).collect()),
+        (
+            "buffers",
+            vec![
+                (0, 0, 4, 0, 23),
+                (11, 0, 0, 1, 7),
+                (11, 0, 1, 2, 100),
+                (11, 0, 2, 3, 1),
+                (11, 0, 0, 255, 0),
+                (10, 0, 0, 0, 40),
+                (10, 0, 0, 0, 8),
+                (10, 0, 128, 255, 0),
+                (10, 0, 200, 32, 1),
+            ],
+        ),
+        (
+            "budgets",
+            vec![alloc(6, 0), free(0), (9, 0, 0, 0, 4 << 20), (8, 0, 1, 100, 0), (8, 0, 0, 0, 0), (9, 0, 207, 0, 1)],
+        ),
+        (
+            "recorded",
+            vec![
+                (14, 0, 0, 0, 0),
+                alloc(1, 0),
+                (14, 0, 4, 1, 0),
+                free(0),
+                (14, 0, 0, 1, 0),
+                (14, 0, 6, 0, 0),
+                (14, 0, 1, 1, 0),
+                alloc(1, 0),
+                (14, 0, 3, 200, 0),
+                destroy,
+            ],
+        ),
+        (
+            "torch",
+            vec![
+                torch(2, 5000),
+                torch(4, 1),
+                (95, 0, 0, 0, 0),
+                (115, 0, 200, 0, 0),
+                (155, 0, 1, 1, 9),
+                (135, 0, 0, 0, 0),
+                (135, 0, 200, 0, 0.5_f32.to_bits()),
+                (13, 232, 0, 0, 0),
+                (0, 232, 1, 0, 70),
+                (15, 254, 1, 0, 5),
+            ],
+        ),
+        (
+            "torch_pools",
+            vec![
+                torch(4, 1),
+                (17, 0, 0, 0, 0),
+                torch(4, 2),
+                (17, 1, 0, 0, 0),
+                torch(2, 100),
+                (17, 1, 1, 0, 0),
+                (17, 0, 1, 0, 0),
+                (155, 0, 0, 0, 3),
+                (17, 1, 2, 0, 0),
+                (95, 0, 0, 0, 1),
+                (17, 0, 2, 0, 0),
+                (155, 0, 1, 0, 3),
+                torch(4, 1),
+            ],
+        ),
+        // The functions for a device's memory: 175 and 195 allocate, 215 frees, 235 records a stream or trims.
+        (
+            "device_memory",
+            vec![
+                (175, 0, 130, 0, 5000),
+                (195, 0, 68, 1, 9),
+                (175, 0, 4, 0, 3),
+                (235, 0, 2, 1, 0),
+                (17, 0, 0, 0, 0),
+                (175, 0, 132, 0, 2),
+                (235, 0, 2, 1, 2),
+                (17, 0, 1, 0, 0),
+                (155, 0, 0, 0, 3),
+                (215, 0, 2, 5, 2),
+                (215, 0, 2, 0, 0),
+                (215, 0, 1, 0, 0),
+                (215, 0, 0, 0, 0),
+                (195, 0, 132, 0, 23),
+                (195, 0, 132, 0, 23),
+                (195, 0, 134, 0, 4096),
+                (175, 0, 132, 250, 1),
+                (195, 255, 132, 0, 1),
+                (235, 0, 130, 100, 0),
+                (155, 0, 1, 0, 3),
+                (17, 0, 2, 0, 0),
+            ],
+        ),
+        ("own_streams", used(false, false)),
+        ("own_streams_of_a_pool", [&[begin(0)][..], &used(false, false), &[end(0)]].concat()),
+        ("own_streams_of_the_other_device", used(true, true)),
+        ("foreign_streams", used(false, true)),
+        ("foreign_streams_of_a_pool", [&[begin(129)][..], &used(true, false), &[end(129)]].concat()),
+        ("foreign_streams_of_the_other_device", used(true, false)),
+        (
+            "default_streams",
+            [0, 1, 2]
+                .iter()
+                .flat_map(|how| [on(0, 2, 0), (235, 0, 2, *how, 0), give(0, 0), on(0, 2, 0), give(0, 0)])
+                .collect(),
+        ),
+        // The last use is on the default stream, or on the second of two of the other device.
+        ("freed_on_the_default_stream", vec![on(0, 2, 129), (215, 0, 130, 0, 0), on(0, 2, 129), give(0, 0)]),
+        (
+            "two_foreign_streams",
+            vec![on(0, 2, 0), (115, 0, 0, 130, 0), (115, 0, 0, 131, 0), give(0, 0), (235, 0, 130, 100, 0)],
+        ),
+        // What the main allocator holds free is worth less than a pool's request, than a lower budget, and counts.
+        (
+            "budgets_of_pools",
+            vec![
+                (135, 0, 200, 0, 0.5_f32.to_bits()),
+                on(0, 12, 0),
+                begin(0),
+                give(0, 0),
+                on(0, 14, 0),
+                (155, 0, 1, 0, 3),
+                end(0),
+                on(0, 1, 0),
+                (135, 0, 200, 0, 0.25_f32.to_bits()),
+                give(0, 1),
+                give(0, 0),
+                (17, 0, 2, 0, 0),
+                on(0, 7, 0),
+                begin(1),
+                give(0, 0),
+                (135, 0, 200, 0, 0.125_f32.to_bits()),
+                on(0, 3, 0),
+                (155, 0, 1, 0, 3),
+            ],
+        ),
+        // What the other device uses is most of the memory: the next request has to wait for it.
+        (
+            "foreign_stream_waited_for",
+            vec![on(0, 20, 0), (115, 0, 0, 130, 0), give(0, 0), on(0, 23, 0), (155, 0, 1, 0, 3)],
+        ),
+        (
+            "pools_of_two_devices",
+            vec![
+                on(0, 3, 0),
+                on(128, 3, 0),
+                begin(129),
+                on(128, 2, 0),
+                on(0, 2, 0),
+                begin(0),
+                on(0, 1, 129),
+                on(128, 1, 131),
+                (155, 0, 0, 0, 3),
+                (155, 128, 1, 0, 3),
+                (135, 128, 200, 0, 0.25_f32.to_bits()),
+                on(128, 5, 0),
+                on(128, 5, 0),
+                end(129),
+                give(128, 0),
+                (17, 129, 2, 0, 0),
+                (155, 128, 1, 0, 3),
+                (235, 128, 130, 100, 0),
+                on(128, 6, 0),
+            ],
+        ),
+        // Each driver function fails once while memory is mapped, moved to another stream or trimmed.
+        (
+            "failing_growths",
+            (0..12).flat_map(|function| [fail(function, 1), alloc(2, 0), alloc(2, 0), free(0), free(0)]).collect(),
+        ),
+        (
+            "failing_moves",
+            (0..12).flat_map(|function| [alloc(9, 0), free(0), fail(function, 3), alloc(10, 1), free(0)]).collect(),
+        ),
+        (
+            "failing_trims",
+            (2..12)
+                .flat_map(|function| [alloc(6, 0), alloc(1, 1), free(0), free(0), fail(function, 0), (8, 0, 1, 100, 0)])
+                .collect(),
+        ),
+        // A pool with a budget below one page: it exists, but cannot hold memory.
+        (
+            "torch_pool_without_room",
+            vec![
+                torch(2, 5000),
+                (135, 0, 200, 0, 0.001_f32.to_bits()),
+                (17, 0, 0, 0, 0),
+                torch(2, 100),
+                (155, 0, 1, 0, 3),
+            ],
+        ),
+        (
+            "texts",
+            (0..7).flat_map(|kind| [(18, 0, kind, 0, 0), (19, 0, kind, 0, 0)]).chain([(19, 200, 0, 0, 0)]).collect(),
+        ),
+    ];
+    let seeds = seeds.into_iter().chain(of_the_allocator_object());
+    let bytes = |calls: &[Call]| {
+        let record = |(call, handle, what, how, number): &Call| {
+            [&[*call, *handle, *what, *how][..], &number.to_le_bytes()].concat()
+        };
+        calls.iter().flat_map(record).collect()
+    };
+    seeds.map(|(name, calls)| (name, bytes(&calls))).collect()
+}
+
+/// What PyTorch's allocator object calls: 17 plus 20 times a function's number. Handles 1 to 3 are pools of device 0, and 0 is none.
+fn of_the_allocator_object() -> Vec<(&'static str, Vec<Call>)> {
+    let alloc = |pool: u8, pages: u32, stream: u8| -> Call { (37, pool, 4, stream, pages) };
+    let free = |number: u32| -> Call { (57, 0, 0, 0, number) };
+    let free_elsewhere = |number: u32| -> Call { (57, 0, 0, 1, number) };
+    let record = |number: u32, stream: u8| -> Call { (77, 0, 0, stream, number) };
+    let lists = |pool: u8| -> Call { (117, pool, 0, 0, 0) };
+    let join = |pool: u8| -> Call { (137, pool, 0, 0, 0) };
+    let open = |pool: u8| -> Call { (137, pool, 2, 0, 0) };
+    let lend = |pool: u8, to: u8| -> Call { (137, pool, 3, to, 0) };
+    let keep = |pool: u8| -> Call { (157, pool, 0, 0, 0) };
+    let back = |pool: u8, number: u32| -> Call { (157, pool, 96, 0, number) };
+    let again = |number: u32| -> Call { (177, 0, 0, 0, number) };
+    let trim = |what: u8| -> Call { (197, 0, what, 100, 0) };
+    let history = |most: u32| -> Call { (217, 0, if most == 0 { 0 } else { 40 }, 0, most) };
+    let events: Call = (217, 0, 160, 0, 0);
+    // The first pool, by its other number.
+    let (end, release): (Call, Call) = ((17, 0, 1, 0, 0), (17, 0, 2, 0, 0));
+    let moved = [alloc(1, 2, 0), alloc(1, 3, 0), alloc(1, 2, 0), alloc(1, 3, 0), keep(1), free(1), free(2), alloc(1, 6, 0)];
+    let used_by = |stream: u8| {
+        let first = [join(1), alloc(1, 2, 128), alloc(1, 3, 128), keep(1), record(0, stream), record(1, stream)];
+        let freed = [free(0), lists(1), (97, 0, 0, 0, 0), free(0), lists(0), back(1, 0), lists(1), (157, 1, 240, 2, 0)];
+        [&first[..], &freed, &[(57, 0, 216, 0, 0), (177, 0, 216, 0, 0), release]].concat()
+    };
+    vec![
+        (
+            "object_pools",
+            [
+                &[join(1), alloc(1, 2, 0), alloc(0, 1, 0), alloc(1, 1, 128), lists(0), lists(1), open(1)][..],
+                &[(15, 0, 4, 0, 1), lists(1), end, trim(0), free_elsewhere(0), free(0), lists(0), trim(2)],
+                &[release, release, lists(0), free(0), free(0), trim(1), lists(0), join(1), alloc(1, 1, 0), lists(1)],
+            ]
+            .concat(),
+        ),
+        (
+            "object_checkpoints",
+            [
+                &[join(1)][..],
+                &moved,
+                &[keep(1), lists(1), back(1, 0), back(1, 1), (157, 1, 240, 0, 0), (157, 1, 240, 1, 0)],
+                &[(157, 1, 240, 2, 0), back(1, 0), free(3), free(0), again(0), again(0), (177, 0, 0, 200, 0), lists(1)],
+                &[(177, 0, 200, 0, 0), (177, 0, 240, 0, 0), (177, 0, 248, 0, 0), alloc(0, 1, 0), free(0), again(0)],
+            ]
+            .concat(),
+        ),
+        (
+            "object_checkpoints_that_fail",
+            (0..12)
+                .flat_map(|function| {
+                    let fail = (240, 0, function, 1, 0);
+                    [&[join(1)][..], &moved[..4], &[keep(1), free(1), alloc(1, 4, 0), fail, back(1, function.into())]]
+                        .concat()
+                })
+                .take(63)
+                .collect(),
+        ),
+        ("object_streams", used_by(129)),
+        ("object_streams_of_the_other_device", used_by(130)),
+        (
+            "object_history",
+            [
+                &[history(39), alloc(0, 1, 0), alloc(0, 2, 0), free_elsewhere(0), (57, 0, 192, 0, 0), events][..],
+                &[alloc(0, 23, 0), alloc(0, 23, 0), (15, 0, 4, 0, 1), (95, 0, 0, 0, 0), (95, 0, 220, 0, 0), events],
+                &[join(1), alloc(1, 1, 0), keep(1), free(1), back(1, 0), again(0), events, history(3), events],
+                &[alloc(0, 1, 0), (217, 0, 40, 1, 9), free(0), events, history(0), alloc(0, 1, 0), events],
+            ]
+            .concat(),
+        ),
+        (
+            "object_crowd",
+            [&[(217, 0, 40, 0, 39)][..], &[alloc(0, 1, 0); 4], &[(237, 0, 0, 0, 99), events, (237, 0, 0, 0, 5000)]].concat(),
+        ),
+        (
+            "object_fork",
+            [
+                &[join(1), alloc(1, 2, 0), alloc(0, 2, 0), record(0, 130), (237, 0, 128, 3, 7), free(0), lists(0)][..],
+                &[free(0), trim(2), alloc(0, 9, 0)],
+            ]
+            .concat(),
+        ),
+        (
+            "object_lending",
+            [
+                &[join(1), lend(2, 1), alloc(1, 23, 0), free(0), alloc(0, 20, 0), lend(1, 1), alloc(0, 20, 0), lists(0)][..],
+                &[(15, 0, 4, 0, 1), free(0), lend(1, 0), alloc(0, 20, 0), release, alloc(0, 20, 0)],
+            ]
+            .concat(),
+        ),
+        ("object_of_no_device", (0..9).map(|call| (37, 250, call, call, 0)).collect()),
+    ]
+}
