@@ -15,8 +15,8 @@ mod device;
 mod handles;
 #[cfg(feature = "properties")]
 mod inputs;
-#[cfg(feature = "properties")]
 mod kept;
+#[cfg(feature = "properties")]
 mod large;
 mod marks;
 mod misuse;
