@@ -117,7 +117,7 @@ typedef struct gapless_torch_pool {
 typedef struct gapless_torch_block {
   // The device.
   int32_t device;
-  // 0 free, 1 live, 2 freed and waiting for streams.
+  // 0 free, 1 live, 2 freed and waiting for streams, of whichever device.
   int32_t state;
   // Whether it is in a region for small blocks.
   int32_t small;

@@ -28,7 +28,7 @@ fn calls() {
         calls::run_calls(&bytes);
     }
     // Mostly what PyTorch's allocator object calls, on one device and three pools.
-    for _ in 0..rounds() {
+    for _ in 0..200 {
         let mut bytes: Vec<u8> = (0..64 * 8).map(|_| random()).collect();
         for record in bytes.chunks_exact_mut(8) {
             if record[0] % 8 > 0 {
@@ -38,8 +38,4 @@ fn calls() {
         }
         calls::run_calls(&bytes);
     }
-}
-
-fn rounds() -> usize {
-    std::env::var("ROUNDS").map_or(200, |rounds| rounds.parse().unwrap())
 }

@@ -301,7 +301,8 @@ fn of_the_allocator_object() -> Vec<(&'static str, Vec<Call>)> {
     let events: Call = (217, 0, 160, 0, 0);
     // The first pool, by its other number.
     let (end, release): (Call, Call) = ((17, 0, 1, 0, 0), (17, 0, 2, 0, 0));
-    let moved = [alloc(1, 2, 0), alloc(1, 3, 0), alloc(1, 2, 0), alloc(1, 3, 0), keep(1), free(1), free(2), alloc(1, 6, 0)];
+    let moved =
+        [alloc(1, 2, 0), alloc(1, 3, 0), alloc(1, 2, 0), alloc(1, 3, 0), keep(1), free(1), free(2), alloc(1, 6, 0)];
     let used_by = |stream: u8| {
         let first = [join(1), alloc(1, 2, 128), alloc(1, 3, 128), keep(1), record(0, stream), record(1, stream)];
         let freed = [free(0), lists(1), (97, 0, 0, 0, 0), free(0), lists(0), back(1, 0), lists(1), (157, 1, 240, 2, 0)];
@@ -353,7 +354,8 @@ fn of_the_allocator_object() -> Vec<(&'static str, Vec<Call>)> {
         ),
         (
             "object_crowd",
-            [&[(217, 0, 40, 0, 39)][..], &[alloc(0, 1, 0); 4], &[(237, 0, 0, 0, 99), events, (237, 0, 0, 0, 5000)]].concat(),
+            [&[(217, 0, 40, 0, 39)][..], &[alloc(0, 1, 0); 4], &[(237, 0, 0, 0, 99), events, (237, 0, 0, 0, 5000)]]
+                .concat(),
         ),
         (
             "object_fork",
@@ -366,7 +368,16 @@ fn of_the_allocator_object() -> Vec<(&'static str, Vec<Call>)> {
         (
             "object_lending",
             [
-                &[join(1), lend(2, 1), alloc(1, 23, 0), free(0), alloc(0, 20, 0), lend(1, 1), alloc(0, 20, 0), lists(0)][..],
+                &[
+                    join(1),
+                    lend(2, 1),
+                    alloc(1, 23, 0),
+                    free(0),
+                    alloc(0, 20, 0),
+                    lend(1, 1),
+                    alloc(0, 20, 0),
+                    lists(0),
+                ][..],
                 &[(15, 0, 4, 0, 1), free(0), lend(1, 0), alloc(0, 20, 0), release, alloc(0, 20, 0)],
             ]
             .concat(),

@@ -58,7 +58,10 @@ impl Calls {
                 1 => c!(gapless_torch_alloc(device, number % 100_000, null_mut(), &named(1), &raw mut pointer)),
                 2 => c!(gapless_torch_trim(device, 0, &raw mut released)),
                 3 => c!(gapless_torch_use_pool(device, named(3))),
-                4 => c!(gapless_torch_alloc_again(without_provenance_mut(live.first().copied().unwrap_or(0) as usize), 1)),
+                4 => c!(gapless_torch_alloc_again(
+                    without_provenance_mut(live.first().copied().unwrap_or(0) as usize),
+                    1
+                )),
                 5 => c!(gapless_torch_blocks(device, null(), 0, null_mut(), 0, &raw mut needed)),
                 6 => match live.get(number % live.len().max(1)).filter(|addr| gone.insert(**addr)) {
                     Some(addr) => c!(gapless_torch_delete(without_provenance_mut(*addr as usize))),

@@ -163,7 +163,9 @@ impl Calls {
         ends.sort_unstable();
         assert!(ends.windows(2).all(|two| two[0].1 <= two[1].0), "blocks overlap: {all:#x?}");
         assert!(all.windows(2).all(|two| two[0].region < two[1].region
-            || two[0].region == two[1].region && two[0].address < two[1].address && two[0].pool.first == two[1].pool.first));
+            || two[0].region == two[1].region
+                && two[0].address < two[1].address
+                && two[0].pool.first == two[1].pool.first));
         let waits: Vec<_> = all.iter().filter(|block| block.state == 2).collect();
         let waiting: u64 = waits.iter().map(|block| block.bytes).sum();
         let held = self.held_back(|block| block.device == device).map(|(_, number)| number);

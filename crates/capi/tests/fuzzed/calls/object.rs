@@ -182,7 +182,7 @@ impl Calls {
     fn object_trim(&mut self, record: Record) {
         let (device, _) = self.named_in(record);
         let Some(book) = self.torch_book(device) else { return };
-        if record.what % 3 == 0 {
+        if record.what.is_multiple_of(3) {
             expect_ok(c!(gapless_torch_reset_peaks(device)));
             let sums = sums_of(device, None).expect("a device in use");
             let peaks = (sums.peak_live_bytes, sums.peak_reserved_bytes, sums.peak_chunks);

@@ -67,7 +67,8 @@ impl Calls {
         let is_same = |at: &u64, block: &Block, of: &BTreeMap<u64, Block>| {
             of.get(at).is_some_and(|other| other.bytes == block.bytes)
         };
-        let surplus: Vec<u64> = now.iter().filter(|(at, block)| !is_same(at, block, known)).map(|(at, _)| *at).collect();
+        let surplus: Vec<u64> =
+            now.iter().filter(|(at, block)| !is_same(at, block, known)).map(|(at, _)| *at).collect();
         let missing: BTreeMap<u64, Block> =
             known.iter().filter(|(at, block)| !is_same(at, block, &now)).map(|(at, block)| (*at, *block)).collect();
         surplus.iter().for_each(|addr| self.verify(*addr));

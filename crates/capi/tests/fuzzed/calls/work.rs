@@ -106,7 +106,8 @@ impl Calls {
         let block = self.live[&addr];
         let gpu = self.gpu(number);
         let foreign = gpu.device != block.device;
-        let mut one = Use { event: None, foreign, shared: !foreign && stream_named(block.home.0) != stream_named(stream.0) };
+        let mut one =
+            Use { event: None, foreign, shared: !foreign && stream_named(block.home.0) != stream_named(stream.0) };
         let words = self.words(addr, block.bytes);
         if self.is_sound() && self.events.len() < MOST_USES && !words.is_empty() {
             // Longer for each further use: who waits for one of them only is found out.
