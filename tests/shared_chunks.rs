@@ -10,7 +10,7 @@ use gapless::StreamId;
 use gapless::driver::cuda::{CudaDriver, Sharing};
 use gapless::driver::{
     ChunkHandle, DriverCall, DriverErrorKind, Fault, FaultDriver, HostConfig, HostDriver, MemoryDriver, ModelConfig,
-    ModelDriver, WorkDriver,
+    ModelDriver, StreamDriver, WorkDriver,
 };
 use gapless::units::{DeviceAddr, MIB};
 use simulated::{library, with_settings};
@@ -93,18 +93,25 @@ fn an_exported_chunk_keeps_its_bytes_mappings_and_access() {
 #[test]
 fn work_that_is_queued_finds_the_bytes_that_moved() {
     let driver = host();
-    let chunk = driver.create(PAGE).unwrap();
-    let addr = map(&driver, chunk, PAGE);
-    for seed in 0..50 {
-        driver.fill(MAIN, addr, PAGE, seed).unwrap();
-        driver.verify(MAIN, addr, PAGE, seed).unwrap();
+    let bytes = CAPACITY / 2;
+    let chunk = driver.create(bytes).unwrap();
+    let addr = map(&driver, chunk, bytes);
+    let started = driver.event_create().unwrap();
+    for seed in 0..10 {
+        driver.fill(MAIN, addr, bytes, seed).unwrap();
+        if seed == 0 {
+            driver.event_record(started, MAIN).unwrap();
+        }
+        driver.verify(MAIN, addr, bytes, seed).unwrap();
     }
+    // The fills and checks of the other seeds are still to come while the chunk moves.
+    driver.event_synchronize(started).unwrap();
     let descriptor = driver.export(chunk).unwrap();
     driver.synchronize(MAIN).unwrap();
     assert_eq!(driver.take_mismatches(), []);
     let other = host();
-    let imported = other.import(descriptor.as_fd(), PAGE).unwrap();
-    assert!(holds(&other, map(&other, imported, PAGE), PAGE, 49));
+    let imported = other.import(descriptor.as_fd(), bytes).unwrap();
+    assert!(holds(&other, map(&other, imported, bytes), bytes, 9));
 }
 
 #[test]
