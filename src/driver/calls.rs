@@ -26,6 +26,10 @@ pub enum DriverCall {
     SetAccess,
     /// `cuMemUnmap`.
     Unmap,
+    /// `cuMemExportToShareableHandle`.
+    Export,
+    /// `cuMemImportFromShareableHandle`.
+    Import,
     /// `cuEventCreate`.
     EventCreate,
     /// `cuEventDestroy`.
@@ -48,7 +52,7 @@ pub enum DriverCall {
 
 impl DriverCall {
     /// Every kind, in order of declaration: `ALL[call as usize] == call`.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 20] = [
         Self::Open,
         Self::MemoryInfo,
         Self::Reserve,
@@ -58,6 +62,8 @@ impl DriverCall {
         Self::Map,
         Self::SetAccess,
         Self::Unmap,
+        Self::Export,
+        Self::Import,
         Self::EventCreate,
         Self::EventDestroy,
         Self::EventRecord,
@@ -81,6 +87,8 @@ impl DriverCall {
             Self::Map => "cuMemMap",
             Self::SetAccess => "cuMemSetAccess",
             Self::Unmap => "cuMemUnmap",
+            Self::Export => "cuMemExportToShareableHandle",
+            Self::Import => "cuMemImportFromShareableHandle",
             Self::EventCreate => "cuEventCreate",
             Self::EventDestroy => "cuEventDestroy",
             Self::EventRecord => "cuEventRecord",

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::sync::Arc;
 use crate::units::{DeviceAddr, StreamId};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 /// What an [`Intercepted`] driver does around each call.
@@ -92,6 +93,14 @@ impl<D: MemoryDriver, H: Hook> MemoryDriver for Intercepted<D, H> {
 
     fn unmap(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
         self.call(DriverCall::Unmap, |inner| inner.unmap(addr, bytes))
+    }
+
+    fn export(&self, chunk: ChunkHandle) -> DriverResult<OwnedFd> {
+        self.call(DriverCall::Export, |inner| inner.export(chunk))
+    }
+
+    fn import(&self, descriptor: BorrowedFd<'_>, bytes: u64) -> DriverResult<ChunkHandle> {
+        self.call(DriverCall::Import, |inner| inner.import(descriptor, bytes))
     }
 }
 
@@ -198,6 +207,7 @@ mod tests {
     use super::*;
     use crate::driver::{DriverCalls, DriverError, DriverErrorKind, HostConfig, HostDriver};
     use crate::sync::unseen::Mutex;
+    use std::os::fd::AsFd;
 
     const PAGE: u64 = 64 << 10;
     /// A seed that nothing was filled with.
@@ -248,6 +258,10 @@ mod tests {
         let chunk = script.call(C::Create, driver.create(2 * PAGE), ChunkHandle(0));
         script.call(C::Map, driver.map(addr, 2 * PAGE, chunk), ());
         script.call(C::SetAccess, driver.set_access(addr, 2 * PAGE), ());
+        let nothing = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let exported = script.call(C::Export, driver.export(chunk), nothing);
+        let imported = script.call(C::Import, driver.import(exported.as_fd(), 2 * PAGE), chunk);
+        script.call(C::Release, driver.release(imported), ());
         let stream = script.call(C::Stream, driver.create_stream(), StreamId::DEFAULT);
         script.call(C::Stream, driver.check_stream(stream), ());
         script.call(C::Work, driver.fill(stream, addr, PAGE, 1), ());

@@ -8,7 +8,7 @@
 //! - I1  every mapping lies in one reservation, and no two mappings overlap;
 //! - I2  `accessible` is the union of the mappings that have access;
 //! - I3  a chunk is in the books while its handle is held or a mapping goes through it; `held` is the sum of those;
-//! - I4  chunk handles are never used again, nor given out by two ledgers of one process.
+//! - I4  chunk handles are never used again for another chunk, nor given out by two ledgers of one process.
 //!
 //! Threads: none of its own; its owner locks. Cost: O(log n) a call, and O(mappings in the range) for `set_access` and
 //! `unmap`.
@@ -28,9 +28,9 @@ pub(super) enum Refusal {
     Misuse(String),
 }
 
-/// What the last mapping or handle of a chunk leaves behind when it goes: the memory that is free now.
+/// The memory of a chunk: what its last mapping or handle leaves behind when it goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct FreedChunk {
+pub(super) struct ChunkMemory {
     /// What the owner wrote down at `create`.
     pub tag: u64,
     pub bytes: u64,
@@ -67,13 +67,8 @@ struct Chunk {
     bytes: u64,
     tag: u64,
     mappings: u32,
-    handle: Handle,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Handle {
-    Held,
-    Released,
+    /// How often the handle is to be released: each import of a shared chunk counts.
+    handles: u32,
 }
 
 impl Ledger {
@@ -180,21 +175,47 @@ impl Ledger {
         Ok(())
     }
 
-    /// `tag` comes back in [`FreedChunk`].
+    /// `tag` comes back in [`ChunkMemory`].
     pub fn create(&mut self, bytes: u64, tag: u64) -> ChunkHandle {
         let handle = self.handle_base + self.handles_made;
         self.handles_made += 1;
-        self.chunks.insert(handle, Chunk { bytes, tag, mappings: 0, handle: Handle::Held });
+        self.chunks.insert(handle, Chunk { bytes, tag, mappings: 0, handles: 1 });
         self.handles += 1;
         self.held += bytes;
         ChunkHandle(handle)
     }
 
+    /// Returns a handle of the chunk with this tag, which is to be released once more than before, or `None` if there is none.
+    pub fn retain(&mut self, tag: u64) -> Option<ChunkHandle> {
+        let (&handle, chunk) = self.chunks.iter_mut().find(|(_, chunk)| chunk.tag == tag)?;
+        chunk.handles += 1;
+        self.handles += 1;
+        Some(ChunkHandle(handle))
+    }
+
+    /// Returns the tag and the size of a chunk.
+    pub fn check_export(&self, handle: ChunkHandle) -> Result<ChunkMemory, Refusal> {
+        self.chunk(handle, "export").map(|chunk| ChunkMemory { tag: chunk.tag, bytes: chunk.bytes })
+    }
+
+    /// Replaces a chunk's tag.
+    pub fn set_tag(&mut self, handle: ChunkHandle, tag: u64) {
+        if let Some(chunk) = self.chunks.get_mut(&handle.0) {
+            chunk.tag = tag;
+        }
+    }
+
+    /// Returns where a chunk is mapped, and whether with access.
+    pub fn mappings_of(&self, handle: ChunkHandle) -> Vec<(u64, bool)> {
+        let of_chunk = self.mappings.iter().filter(|(_, mapping)| mapping.chunk == handle.0);
+        of_chunk.map(|(&addr, mapping)| (addr, mapping.accessible)).collect()
+    }
+
     /// Releases the handle. Returns the memory that this frees; `None` while the chunk is still mapped.
-    pub fn release(&mut self, handle: ChunkHandle) -> Result<Option<FreedChunk>, Refusal> {
+    pub fn release(&mut self, handle: ChunkHandle) -> Result<Option<ChunkMemory>, Refusal> {
         self.chunk(handle, "release")?;
         self.handles -= 1;
-        Ok(self.drop_reference(handle.0, |chunk| chunk.handle = Handle::Released))
+        Ok(self.drop_reference(handle.0, |chunk| chunk.handles -= 1))
     }
 
     /// Returns the chunk's tag.
@@ -248,7 +269,7 @@ impl Ledger {
     }
 
     /// Calls `freed` for each chunk whose last reference this was.
-    pub fn unmap(&mut self, addr: DeviceAddr, bytes: u64, mut freed: impl FnMut(FreedChunk)) {
+    pub fn unmap(&mut self, addr: DeviceAddr, bytes: u64, mut freed: impl FnMut(ChunkMemory)) {
         let end = addr.0 + bytes;
         let mut at = addr.0;
         while at < end {
@@ -298,21 +319,21 @@ impl Ledger {
         assert_eq!(accessible, self.accessible_mappings, "I2");
         for (handle, chunk) in &self.chunks {
             assert_eq!(chunk.mappings, references.remove(handle).unwrap_or(0), "I3: references of {handle:#x}");
-            assert!(chunk.mappings > 0 || chunk.handle == Handle::Held, "I3: {handle:#x} is forgotten");
+            assert!(chunk.mappings > 0 || chunk.handles > 0, "I3: {handle:#x} is forgotten");
         }
         assert!(references.is_empty(), "I3: mappings of chunks that are gone");
         assert_eq!(self.held, self.chunks.values().map(|chunk| chunk.bytes).sum::<u64>(), "I3");
-        assert_eq!(self.handles, self.chunks.values().filter(|chunk| chunk.handle == Handle::Held).count(), "I3");
+        assert_eq!(self.handles, self.chunks.values().map(|chunk| chunk.handles as usize).sum::<usize>(), "I3");
         assert_eq!(self.reserved, self.reservations.values().sum::<u64>());
     }
 
-    fn drop_reference(&mut self, handle: u64, change: impl FnOnce(&mut Chunk)) -> Option<FreedChunk> {
+    fn drop_reference(&mut self, handle: u64, change: impl FnOnce(&mut Chunk)) -> Option<ChunkMemory> {
         let chunk = self.chunks.get_mut(&handle)?;
         change(chunk);
-        if chunk.mappings > 0 || chunk.handle == Handle::Held {
+        if chunk.mappings > 0 || chunk.handles > 0 {
             return None;
         }
-        let freed = FreedChunk { tag: chunk.tag, bytes: chunk.bytes };
+        let freed = ChunkMemory { tag: chunk.tag, bytes: chunk.bytes };
         self.held -= freed.bytes;
         self.chunks.remove(&handle);
         Some(freed)
@@ -321,7 +342,7 @@ impl Ledger {
     /// Returns the chunk of a handle that has not been released.
     fn chunk(&self, handle: ChunkHandle, call: &str) -> Result<Chunk, Refusal> {
         match self.chunks.get(&handle.0) {
-            Some(chunk) if chunk.handle == Handle::Held => Ok(*chunk),
+            Some(chunk) if chunk.handles > 0 => Ok(*chunk),
             Some(_) => misuse(format!("{call} of {handle:?}, which was released")),
             None if handle.0.wrapping_sub(self.handle_base) < self.handles_made => {
                 misuse(format!("{call} of {handle:?}, which was released and is gone"))
@@ -432,7 +453,7 @@ mod tests {
         ledger.unmap(DeviceAddr(0), PAGE, |chunk| freed.push(chunk));
         assert!(freed.is_empty());
         ledger.unmap(DeviceAddr(PAGE), PAGE, |chunk| freed.push(chunk));
-        assert_eq!(freed, [FreedChunk { tag: 7, bytes: PAGE }]);
+        assert_eq!(freed, [ChunkMemory { tag: 7, bytes: PAGE }]);
         assert!(matches!(ledger.release(chunk), Err(Refusal::Misuse(text)) if text.contains("gone")));
         assert_eq!(ledger.memory_info().free, 64 * PAGE);
         ledger.check();

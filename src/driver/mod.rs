@@ -46,6 +46,7 @@ pub use thread::PER_THREAD_STREAM;
 pub use usage::DriverUsage;
 
 use crate::units::{DeviceAddr, StreamId};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// The result of a driver call.
 pub type DriverResult<T> = Result<T, DriverError>;
@@ -147,6 +148,28 @@ pub trait MemoryDriver: Send + Sync + 'static {
     /// Removes the mappings that tile `[addr, addr + bytes)` exactly, whole mappings without a hole between them.
     /// Does not wait: the caller makes sure that all work through them has completed before the call.
     fn unmap(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()>;
+
+    /// Returns a descriptor of a chunk, which a process that it is sent to can import. It may be closed once it has been.
+    ///
+    /// # Errors
+    /// `NotSupported` where the driver cannot share memory, and `InvalidValue` for a chunk that was created without the right
+    /// to be exported.
+    fn export(&self, chunk: ChunkHandle) -> DriverResult<OwnedFd> {
+        let _ = chunk;
+        Err(DriverError::new(DriverCall::Export, DriverErrorKind::NotSupported, "this driver shares no memory"))
+    }
+
+    /// Returns a handle of the memory behind an exported chunk of `bytes` bytes, in any process. It is a chunk like one that
+    /// was created here, to be released as often as it was imported; the memory is freed once no process holds a handle or a
+    /// mapping of it. Importing a chunk again may return the same handle. The descriptor may be closed afterwards.
+    ///
+    /// # Errors
+    /// `NotSupported` where the driver cannot share memory, and `InvalidValue` for a descriptor of anything else. A driver
+    /// need not notice that `bytes` is not the chunk's size; then mapping it fails.
+    fn import(&self, descriptor: BorrowedFd<'_>, bytes: u64) -> DriverResult<ChunkHandle> {
+        let _ = (descriptor, bytes);
+        Err(DriverError::new(DriverCall::Import, DriverErrorKind::NotSupported, "this driver shares no memory"))
+    }
 }
 
 /// The order of work on a device's streams.

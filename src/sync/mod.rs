@@ -16,7 +16,7 @@ pub use std::sync::Arc;
 
 /// Locks and atomics that are never replaced by a model checker's.
 pub mod unseen {
-    pub use parking_lot::{Condvar, Mutex, MutexGuard};
+    pub use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
     pub use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 }
 

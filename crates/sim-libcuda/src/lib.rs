@@ -14,6 +14,7 @@
 #![allow(missing_docs, reason = "as above")]
 #![allow(clippy::cast_possible_truncation, reason = "64-bit only, like the driver")]
 
+mod accounts;
 mod calls;
 mod interruption;
 mod kernels;

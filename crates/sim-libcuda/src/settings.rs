@@ -8,10 +8,12 @@
 //! | `GAPLESS_SIM_VERSION` | version that `cuDriverGetVersion` returns | 13000 |
 //! | `GAPLESS_SIM_NO_VMM` | when set, devices have no virtual memory management | |
 //! | `GAPLESS_SIM_NO_EXPORT` | when set, chunks cannot be exported | |
+//! | `GAPLESS_SIM_SHARED` | path of a file: the processes that name it share the memory of the devices | |
 //! | `GAPLESS_SIM_RDMA` | `no`, `yes`, or `refused`: reported, but access to such chunks fails (as in WSL) | `yes` |
 //! | `GAPLESS_SIM_FAIL` | `function:n:code,...`: the n-th call of the function (from 1, `*` for all) returns `code` | |
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -42,6 +44,8 @@ pub struct Settings {
     pub vmm: bool,
     /// Whether chunks can be exported as file descriptors.
     pub export: bool,
+    /// The file of the accounts of all processes that share the devices.
+    pub shared: Option<PathBuf>,
     /// Support for RDMA-capable chunks.
     pub rdma: Rdma,
 }
@@ -64,6 +68,7 @@ impl Settings {
                 version: text("GAPLESS_SIM_VERSION").and_then(|text| text.parse().ok()).unwrap_or(13_000),
                 vmm: text("GAPLESS_SIM_NO_VMM").is_none(),
                 export: text("GAPLESS_SIM_NO_EXPORT").is_none(),
+                shared: std::env::var_os("GAPLESS_SIM_SHARED").map(PathBuf::from),
                 rdma: match text("GAPLESS_SIM_RDMA").as_deref() {
                     Some("no") => Rdma::No,
                     Some("refused") => Rdma::Refused,

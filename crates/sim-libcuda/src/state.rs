@@ -10,6 +10,7 @@ use gapless::driver::host::{HostConfig, HostDriver};
 use gapless::driver::{ChunkHandle, DriverResult, MemoryDriver};
 use parking_lot::{Mutex, RwLock};
 
+use crate::accounts::Accounts;
 use crate::settings::Settings;
 use crate::streams::{Marker, Op, Streams};
 
@@ -19,6 +20,8 @@ pub struct State {
     pub settings: &'static Settings,
     /// Memory and context of each device.
     pub devices: Vec<Device>,
+    /// What each process holds, where several share the devices.
+    pub accounts: Option<Accounts>,
     /// The streams of all devices.
     pub streams: Streams,
     /// Chunks by the handle that the program has.
@@ -171,6 +174,10 @@ impl State {
             Self {
                 settings,
                 devices: (0..settings.devices).map(device).collect(),
+                accounts: settings
+                    .shared
+                    .as_deref()
+                    .map(|path| Accounts::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))),
                 streams: Streams::default(),
                 chunks: Mutex::default(),
                 mappings: RwLock::default(),
@@ -187,6 +194,15 @@ impl State {
                 next: AtomicU64::new(0),
             }
         })
+    }
+
+    /// Runs a call that creates, frees or counts memory of a device, which other processes may share.
+    pub fn accounted<T>(&self, device: usize, call: impl FnOnce(&HostDriver) -> DriverResult<T>) -> DriverResult<T> {
+        let host = &self.devices[device].host;
+        match &self.accounts {
+            None => call(host),
+            Some(accounts) => accounts.around(device, host, call),
+        }
     }
 
     /// Returns a new handle, which no other object has and which is not a valid pointer.
@@ -249,9 +265,9 @@ impl State {
     pub fn allocate(&self, device: usize, bytes: u64) -> DriverResult<u64> {
         let host = &self.devices[device].host;
         let bytes = bytes.next_multiple_of(host.granularity());
-        let handle = host.create(bytes)?;
+        let handle = self.accounted(device, |host| host.create(bytes))?;
         let addr = host.reserve(bytes, host.granularity()).inspect_err(|_| {
-            let _ = host.release(handle);
+            let _ = self.accounted(device, |host| host.release(handle));
         })?;
         let mapped = host.map(addr, bytes, handle).and_then(|()| {
             host.set_access(addr, bytes).inspect_err(|_| {
@@ -260,7 +276,7 @@ impl State {
         });
         if let Err(error) = mapped {
             let _ = host.address_free(addr, bytes);
-            let _ = host.release(handle);
+            let _ = self.accounted(device, |host| host.release(handle));
             return Err(error);
         }
         self.reservations.lock().insert(addr.0, (bytes, device));
@@ -278,7 +294,7 @@ impl State {
         let host = &self.devices[device].host;
         let _ = host.unmap(DeviceAddr(addr), bytes);
         let _ = host.address_free(DeviceAddr(addr), bytes);
-        let _ = host.release(ChunkHandle(handle));
+        let _ = self.accounted(device, |host| host.release(ChunkHandle(handle)));
         true
     }
 }

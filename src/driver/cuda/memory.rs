@@ -13,6 +13,8 @@ use super::{ChunkFeatures, CudaDriver};
 use crate::driver::{ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, MemoryDriver, MemoryInfo};
 use crate::sync::unseen::{AtomicU64, Ordering};
 use crate::units::{ByteSize, DeviceAddr, GIB};
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// The calls, with the context entered and the capture mode relaxed around each.
 pub(super) struct Vmm<'a> {
@@ -89,6 +91,28 @@ impl Vmm<'_> {
         let bytes = size(DriverCall::Unmap, bytes)?;
         // SAFETY: numbers only for the driver; that nothing uses the range is the caller's promise.
         self.call(DriverCall::Unmap, || unsafe { self.library.api().cuMemUnmap(addr.0, bytes) })
+    }
+
+    pub(super) fn export(&self, chunk: ChunkHandle) -> DriverResult<OwnedFd> {
+        const CALL: DriverCall = DriverCall::Export;
+        let function = self.library.optional().cuMemExportToShareableHandle.as_ref().map_err(|_| unshared(CALL))?;
+        let mut descriptor: c_int = -1;
+        // SAFETY: the caller's handle is live (the trait's contract); for this kind the driver writes an `int`.
+        self.call(CALL, || unsafe { function((&raw mut descriptor).cast(), chunk.0, DESCRIPTOR, 0) })?;
+        // SAFETY: the driver has opened it for the caller, who closes it.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
+    pub(super) fn import(&self, descriptor: BorrowedFd<'_>) -> DriverResult<ChunkHandle> {
+        const CALL: DriverCall = DriverCall::Import;
+        let function = self.library.optional().cuMemImportFromShareableHandle.as_ref().map_err(|_| unshared(CALL))?;
+        let number = usize::try_from(descriptor.as_raw_fd()).map_err(|_| {
+            DriverError::new(CALL, DriverErrorKind::InvalidValue, "the number of a descriptor is not negative")
+        })?;
+        let mut handle = 0;
+        // SAFETY: the out-parameter is valid for the call; a descriptor is passed as the pointer's value.
+        self.call(CALL, || unsafe { function(&raw mut handle, std::ptr::without_provenance_mut(number), DESCRIPTOR) })?;
+        Ok(ChunkHandle(handle))
     }
 
     fn call(&self, call: DriverCall, function: impl FnOnce() -> CUresult) -> DriverResult<()> {
@@ -188,6 +212,14 @@ impl MemoryDriver for CudaDriver {
     fn unmap(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
         self.vmm().unmap(addr, bytes)
     }
+
+    fn export(&self, chunk: ChunkHandle) -> DriverResult<OwnedFd> {
+        self.vmm().export(chunk)
+    }
+
+    fn import(&self, descriptor: BorrowedFd<'_>, _bytes: u64) -> DriverResult<ChunkHandle> {
+        self.vmm().import(descriptor)
+    }
 }
 
 /// Bytes of addresses that the drivers of this process have reserved.
@@ -196,6 +228,13 @@ static RESERVED: AtomicU64 = AtomicU64::new(0);
 const MOST_ADDRESSES: u64 = 32 * 1024 * GIB;
 /// A reservation that is no larger is left to the driver to refuse.
 const ALWAYS_TRIED: u64 = 4 * GIB;
+
+/// The kind of handle that chunks are shared by.
+const DESCRIPTOR: handle_type = handle_type::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+fn unshared(call: DriverCall) -> DriverError {
+    DriverError::new(call, DriverErrorKind::NotSupported, "the driver library cannot share memory with other processes")
+}
 
 /// Converts `bytes` to the driver's `size_t`.
 fn size(call: DriverCall, bytes: u64) -> DriverResult<usize> {

@@ -7,16 +7,20 @@
 //! A broken rule of the driver contract is an `InvalidValue` error without effect, and is also kept as a [`Violation`]
 //! until [`take_violations`](HostDriver::take_violations): a caller that ignores errors is found out all the same. That
 //! includes an unmap under queued or running work: it is refused, so that no stream ever faults. Capacity, other
-//! processes' memory and the limit of mappings are settings; the kernel's own limits are reported as `OutOfMemory`.
+//! processes' memory and the limit of mappings are settings; the kernel's own limits are reported as `OutOfMemory`. A chunk
+//! that is exported moves to a file of its own, which other processes can map.
 //!
-//! Threads: any, plus one per stream. Locks: queues, then books; neither is held while work runs.
+//! Threads: any, plus one per stream. Locks: queues, then `running`, then books; none but the second is held while work runs.
 //! Cost: a system call or two each; work is limited by the memory (the first touch of a page is by far the slowest).
 
 mod bytes;
 mod pages;
 mod queues;
+mod sharing;
 mod streams;
 mod task;
+
+pub use sharing::SharedChunk;
 
 use super::handles::{Handles, NoStream, is_default, is_of_thread};
 use super::ledger::{Ledger, Refusal};
@@ -25,13 +29,14 @@ use super::{
     MemoryDriver, MemoryInfo, Mismatch,
 };
 use crate::sync::Arc;
-use crate::sync::unseen::{Mutex, MutexGuard};
+use crate::sync::unseen::{Mutex, MutexGuard, RwLock};
 use crate::units::{ByteSize, DeviceAddr, GIB, MIB, StreamId};
 use pages::Pages;
 use queues::{NoEvent, PushError, Queues, Run};
 use rustix::io::Errno;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use task::{Span, Task};
 
 /// A simulated device with real memory behind it. See the module documentation.
@@ -87,6 +92,8 @@ impl fmt::Display for Violation {
 #[derive(Debug)]
 struct SharedBooks {
     books: Mutex<Books>,
+    /// Read while a task runs, written while bytes move to another file. Taken before the books.
+    running: RwLock<()>,
 }
 
 /// Everything but the queues.
@@ -149,6 +156,7 @@ impl HostDriver {
                 violations: Vec::new(),
                 calls: DriverCalls::default(),
             }),
+            running: RwLock::new(()),
         });
         let queues = Arc::new(Queues::new());
         let kernel_limit = pages::mapping_limit();
@@ -384,6 +392,14 @@ impl MemoryDriver for HostDriver {
         books.ledger.unmap(addr, bytes, |freed| books.pages.free(freed.tag, freed.bytes));
         Ok(())
     }
+
+    fn export(&self, chunk: ChunkHandle) -> DriverResult<OwnedFd> {
+        self.export_labelled(chunk, "")
+    }
+
+    fn import(&self, descriptor: BorrowedFd<'_>, bytes: u64) -> DriverResult<ChunkHandle> {
+        self.import_chunk(descriptor, bytes)
+    }
 }
 
 impl SharedBooks {
@@ -394,7 +410,9 @@ impl SharedBooks {
 
 impl Run<Work> for SharedBooks {
     fn run(&self, stream: StreamId, work: Work) {
+        let running = self.running.read();
         let mismatch = work.task.run(stream);
+        drop(running);
         let mut books = self.lock();
         books.in_flight.remove(&work.ticket);
         books.mismatches.extend(mismatch);

@@ -1,12 +1,14 @@
 //! Pages: the system calls behind chunks, reservations and mappings.
 //!
-//! All chunks are ranges of one sparse file in memory (one descriptor for each chunk would exceed the limit of open
-//! files). A released chunk is punched out of the file, which frees its memory at once.
+//! Chunks are ranges of one sparse file in memory (one descriptor for each chunk would exceed the limit of open files). A
+//! released chunk is punched out of the file, which frees its memory at once. A chunk that other processes may map has a
+//! file of its own ([`SharedFiles`]): its *place* is a number above all offsets.
 //!
 //! Owns the file and which of its ranges are free. What is mapped where is the ledger's business: callers have asked it.
 //!
 //! Threads: none of its own; its owner locks. Cost: a system call each; `create` O(free ranges).
 
+use super::sharing::SharedFiles;
 use crate::driver::intervals::IntervalSet;
 use rustix::fd::OwnedFd;
 use rustix::fs::{FallocateFlags, MemfdFlags};
@@ -22,12 +24,14 @@ pub(super) struct Pages {
     high: u64,
     /// Free offsets below `high`.
     free: IntervalSet,
+    /// The files of chunks that were exported or imported.
+    pub shared: SharedFiles,
 }
 
 impl Pages {
     pub fn new() -> Result<Self, Errno> {
         let file = rustix::fs::memfd_create("gapless-host-device", MemfdFlags::CLOEXEC)?;
-        Ok(Self { file, file_bytes: 0, high: 0, free: IntervalSet::default() })
+        Ok(Self { file, file_bytes: 0, high: 0, free: IntervalSet::default(), shared: SharedFiles::default() })
     }
 
     /// Returns a range of the file for a chunk. It takes no memory before it is written.
@@ -45,11 +49,19 @@ impl Pages {
         Ok(offset)
     }
 
-    /// Frees the memory of a chunk.
+    /// Copies a chunk to a file of its own, labelled `label`, and returns its place there.
+    pub fn share(&mut self, offset: u64, bytes: u64, label: &str) -> Result<u64, Errno> {
+        self.shared.copy(&self.file, offset, bytes, label)
+    }
+
+    /// Frees the memory of a chunk; that of a shared one once no other process has it.
     ///
     /// # Panics
     /// When the kernel refuses to punch a hole into a file in memory, for which there is no reason.
     pub fn free(&mut self, offset: u64, bytes: u64) {
+        if self.shared.forget(offset) {
+            return;
+        }
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         retry_on_intr(|| rustix::fs::fallocate(&self.file, hole, offset, bytes)).expect("a memfd can be punched");
         self.free.insert(offset, offset + bytes);
@@ -89,10 +101,21 @@ impl Pages {
 
     /// Maps a chunk without access.
     pub fn map(&self, addr: u64, bytes: u64, offset: u64) -> Result<(), Errno> {
+        self.map_with(addr, bytes, offset, ProtFlags::empty())
+    }
+
+    /// Maps another place of a chunk with the same bytes over a mapping of it, with access as before.
+    pub fn move_mapping(&self, addr: u64, bytes: u64, place: u64, accessible: bool) -> Result<(), Errno> {
+        let access = if accessible { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::empty() };
+        self.map_with(addr, bytes, place, access)
+    }
+
+    fn map_with(&self, addr: u64, bytes: u64, place: u64, access: ProtFlags) -> Result<(), Errno> {
+        let (file, offset) = self.shared.file(place).map_or((&self.file, place), |file| (file, 0));
         let flags = MapFlags::FIXED | MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: the range lies in a reservation of this driver where nothing is mapped, so that only inaccessible
-        // addresses are replaced.
-        unsafe { rustix::mm::mmap(pointer(addr), size(bytes)?, ProtFlags::empty(), flags, &self.file, offset) }?;
+        // SAFETY: the range lies in a reservation of this driver. Nothing is mapped there, so that only inaccessible addresses
+        // are replaced; or a chunk is, whose bytes the new mapping has too.
+        unsafe { rustix::mm::mmap(pointer(addr), size(bytes)?, access, flags, file, offset) }?;
         Ok(())
     }
 

@@ -150,10 +150,13 @@ mod contexts;
 mod graphs;
 mod launch;
 mod plain_memory;
+mod sharing;
 mod start;
 mod streams;
 mod testing;
 mod vmm;
+
+use vmm::begin_vmm;
 mod work;
 
 use contexts::{context_token, device_of_context};

@@ -5,7 +5,7 @@ use super::*;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Code {
     let (state, device) = begin_current!("cuMemGetInfo_v2");
-    match state.devices[device].host.memory_info() {
+    match state.accounted(device, MemoryDriver::memory_info) {
         // SAFETY: guaranteed by the driver API's contract.
         Ok(info) => match unsafe { put(free, info.free as usize) } {
             // SAFETY: guaranteed by the driver API's contract.

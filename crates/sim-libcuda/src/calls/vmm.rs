@@ -18,6 +18,7 @@ macro_rules! begin_vmm {
         state
     }};
 }
+pub(super) use begin_vmm;
 
 /// Returns the device of a location.
 fn device_at(state: &State, location: &CUmemLocation) -> Option<usize> {
@@ -95,7 +96,7 @@ pub unsafe extern "C" fn cuMemCreate(
     if exportable != 0 && !state.settings.export {
         return UNSUPPORTED;
     }
-    match state.devices[device].host.create(bytes as u64) {
+    match state.accounted(device, |host| host.create(bytes as u64)) {
         Ok(made) => {
             let token = state.token();
             let rdma = prop.allocFlags.gpuDirectRDMACapable != 0;
@@ -117,7 +118,7 @@ pub unsafe extern "C" fn cuMemRelease(handle: u64) -> Code {
         chunk.references -= 1;
         return OK;
     }
-    let result = state.devices[chunk.device].host.release(chunk.handle);
+    let result = state.accounted(chunk.device, |host| host.release(chunk.handle));
     if result.is_ok() {
         chunks.remove(&handle);
     }
@@ -194,7 +195,7 @@ pub unsafe extern "C" fn cuMemUnmap(addr: u64, bytes: usize) -> Code {
     let mut mappings = state.mappings.write();
     let Some(starts) = State::tiling(&mappings, addr, bytes as u64) else { return INVALID };
     let device = mappings[&addr].device;
-    let result = state.devices[device].host.unmap(DeviceAddr(addr), bytes as u64);
+    let result = state.accounted(device, |host| host.unmap(DeviceAddr(addr), bytes as u64));
     if result.is_ok() {
         for start in starts {
             mappings.remove(&start);
@@ -241,46 +242,4 @@ pub unsafe extern "C" fn cuMemGetAllocationPropertiesFromHandle(prop: *mut CUmem
     found.allocFlags.gpuDirectRDMACapable = u8::from(chunk.rdma);
     // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(prop, found) }
-}
-
-/// Returns a descriptor of a file that contains the chunk's handle. Only the same process can import it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemExportToShareableHandle(
-    target: *mut c_void,
-    handle: u64,
-    kind: c_uint,
-    flags: u64,
-) -> Code {
-    let state = begin_vmm!("cuMemExportToShareableHandle");
-    let Some(chunk) = state.chunks.lock().get(&handle).copied() else { return INVALID };
-    if flags != 0 || kind != 1 || chunk.exportable & kind == 0 {
-        return INVALID;
-    }
-    // SAFETY: the name ends with NUL, and the flag is valid.
-    let fd = unsafe { libc::memfd_create(c"gapless-sim-chunk".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return E::CUDA_ERROR_OPERATING_SYSTEM.0;
-    }
-    let bytes = handle.to_ne_bytes();
-    // SAFETY: the buffer is a local array of eight bytes.
-    unsafe { libc::pwrite(fd, bytes.as_ptr().cast(), 8, 0) };
-    // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(target.cast::<c_int>(), fd) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemImportFromShareableHandle(handle: *mut u64, source: *mut c_void, kind: c_uint) -> Code {
-    let state = begin_vmm!("cuMemImportFromShareableHandle");
-    let mut bytes = [0; 8];
-    let fd = source as usize as c_int;
-    // SAFETY: the buffer is a local array of eight bytes.
-    let read = unsafe { libc::pread(fd, bytes.as_mut_ptr().cast(), 8, 0) };
-    let mut chunks = state.chunks.lock();
-    let token = u64::from_ne_bytes(bytes);
-    match chunks.get_mut(&token) {
-        Some(chunk) if read == 8 && kind == 1 => chunk.references += 1,
-        _ => return INVALID,
-    }
-    // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(handle, token) }
 }
