@@ -1,6 +1,6 @@
 //! What a device's process-wide allocator and its pools say of themselves, against a caller's own count.
 //!
-//! - E1  sums of a device and of each pool are those of the calls: bytes, allocations and frees, whatever became of the pools.
+//! - E1  sums of a device and of each pool are those of the calls: bytes, allocations, frees and users, whatever became of the pools.
 //! - E2  the chunks are those that the driver has given out.
 //! - E3  a block that a stream of its own device may still use is pending.
 //! - E4  each live block is listed once: where it is, as many bytes as were requested, for the stream and from the pool that the
@@ -57,6 +57,9 @@ impl Calls {
         for pool in known {
             let sums = sums_of(device, Some(pool)).unwrap_or_else(|| panic!("pool {pool:?} is in use"));
             self.check_live(&sums, |block| block.pool == Some(pool));
+            let mut users = 0;
+            expect_ok(c!(gapless_torch_pool_users(device, named(pool.1), &raw mut users)));
+            assert_eq!(users, self.pools[&pool], "users of {pool:?}");
         }
     }
 
