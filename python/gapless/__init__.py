@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any, Optional, Sequence, Union
 
-from . import _conf, _library
+from . import _conf, _frames, _library
 from ._library import ErrorKind, GaplessError, OutOfMemoryError
 
 __version__ = "0.1.0"
@@ -55,9 +55,13 @@ def last_error() -> Optional[GaplessError]:
     """The last failure of the calling thread, whichever front end asked; ``None`` when no call has failed on it.
 
     For frameworks that raise an exception of their own: ``torch.cuda.OutOfMemoryError`` has the text, and this has the
-    report beside it.
+    report beside it. With PyTorch's memory history on, the report has ``largest_live_by_frame``: what each line of the program
+    holds on the device, in requested bytes.
     """
     error = _library.last_error()
+    by_frame = _frames.of_refusal(error)
+    if by_frame and error.report is not None:
+        error.report["largest_live_by_frame"] = by_frame
     return None if error.status == _library.OK else error
 
 

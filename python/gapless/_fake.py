@@ -7,9 +7,7 @@ floating-point numbers have no data on the CPU either: a model need not fit the 
 from __future__ import annotations
 
 import importlib
-import os
 import sys
-import sysconfig
 import traceback
 from typing import Any, Callable, Optional
 
@@ -21,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ._fake_trace import Trace
+from ._frames import is_users
 
 aten = torch.ops.aten
 _CUDA, _META = torch.device("cuda", 0), torch.device("meta")
@@ -284,12 +283,8 @@ def install(recorder: Recorder) -> None:
 
 def script_line(frames: traceback.StackSummary) -> str:
     """The innermost line that is neither PyTorch's nor Python's own nor that of an installed package."""
-    paths = sysconfig.get_paths()
-    others = [os.path.realpath(paths[key]) + os.sep for key in ("purelib", "platlib", "stdlib")]
-    others.append(os.path.dirname(os.path.realpath(__file__)) + os.sep)
     for frame in reversed(frames):
-        path = os.path.realpath(frame.filename)
-        if not frame.filename.startswith("<") and not any(path.startswith(other) for other in others):
+        if is_users(frame.filename):
             return f"{frame.filename}:{frame.lineno}"
     return "the script"
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import functools
+import inspect
 import os
 import resource
 import warnings
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from . import _library
+from . import _frames, _library
 
 _ARRAYS = (
     "allocation segment active inactive_split allocated_bytes reserved_bytes active_bytes inactive_split_bytes requested_bytes"
@@ -50,7 +52,20 @@ def install(torch: Any) -> Optional[str]:
     if read is not None:
         return f"{file.name} does not fit PyTorch {torch.__version__}: {read}"
     shim.gapless_object_use(1)
+    _kept.append(_frames.explain_refusals(shim.gapless_object_explain_refusals, _snapshot_of(torch)))
     return None
+
+
+# What C++ calls.
+_kept: list[Any] = []
+
+
+def _snapshot_of(torch: Any) -> Callable[[], Any]:
+    """PyTorch's snapshot without its traces, where this version can leave them out."""
+    snapshot = torch.cuda.memory.memory_snapshot
+    if "include_traces" in inspect.signature(snapshot).parameters:
+        return functools.partial(snapshot, include_traces=False)
+    return snapshot
 
 
 def _read_planted(torch: Any, shim: ctypes.CDLL) -> Optional[str]:

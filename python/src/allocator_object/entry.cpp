@@ -51,4 +51,9 @@ __attribute__((visibility("default"))) void gapless_object_use(int on) {
     c10::SetAllocator(c10::kCUDA, chosen, UINT8_MAX);
 }
 
+// Has a function add to the text of each refusal while a history is kept. It runs on the thread of the request.
+__attribute__((visibility("default"))) void gapless_object_explain_refusals(gapless::Explain explain) {
+    gapless::AllocatorObject::instance->explain_refusals(explain);
+}
+
 }  // extern "C"

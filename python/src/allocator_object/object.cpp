@@ -3,6 +3,7 @@
 
 #include <c10/core/impl/GPUTrace.h>
 
+#include <algorithm>
 #include <optional>
 
 namespace gapless {
@@ -151,6 +152,11 @@ void *AllocatorObject::retry(DeviceIndex device, size_t bytes, cudaStream_t stre
     Figures figures{};
     if (gapless_.torch_figures_of(device, nullptr, &figures) == GAPLESS_OK) {
         c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), figures.live_bytes, figures.reserved_bytes, on(device));
+    }
+    Explain explain = explain_.load();
+    if (explain != nullptr && history_.recording()) {
+        char more[4096];
+        text.append(more, std::min(explain(device, more, sizeof(more)), sizeof(more)));
     }
     C10_THROW_ERROR(OutOfMemoryError, text);
 }

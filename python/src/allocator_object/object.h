@@ -24,6 +24,9 @@ struct SeenPeaks {
     uint64_t kept_free_bytes = 0;
 };
 
+// Writes what lines of the program hold on a device into a text with so much room, and returns how many bytes it wrote.
+using Explain = size_t (*)(int device, char *text, size_t room);
+
 // How a caller is told of a free that gapless refuses: a deleter must not throw.
 enum class Refusal { Throw, Warn };
 
@@ -35,6 +38,7 @@ class AllocatorObject final : public CUDAAllocator {
     void plant(bool on) { planted_ = on; }
     static void release(void *pointer);
     static AllocatorObject *instance;
+    void explain_refusals(Explain explain) { explain_ = explain; }
 
     // c10::Allocator
     c10::DataPtr allocate(size_t bytes) override;
@@ -162,6 +166,7 @@ class AllocatorObject final : public CUDAAllocator {
     bool initialized_ = false;
     bool planted_ = false;
     std::atomic<bool> enabled_{true};
+    std::atomic<Explain> explain_{nullptr};
     int devices_ = 0;
 
     std::mutex mutex_;
