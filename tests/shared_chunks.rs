@@ -65,8 +65,8 @@ fn an_exported_chunk_keeps_its_bytes_mappings_and_access() {
     let driver = host();
     let chunk = driver.create(PAGE).unwrap();
     let (first, second) = (map(&driver, chunk, PAGE), map(&driver, chunk, PAGE));
-    let unaccessible = driver.reserve(PAGE, PAGE).unwrap();
-    driver.map(unaccessible, PAGE, chunk).unwrap();
+    let inaccessible = driver.reserve(PAGE, PAGE).unwrap();
+    driver.map(inaccessible, PAGE, chunk).unwrap();
     fill(&driver, first, PAGE, 1);
     let descriptor = driver.export(chunk).unwrap();
     assert!(holds(&driver, first, PAGE, 1) && holds(&driver, second, PAGE, 1));
@@ -74,13 +74,13 @@ fn an_exported_chunk_keeps_its_bytes_mappings_and_access() {
     let again = driver.import(descriptor.as_fd(), PAGE).unwrap();
     let third = map(&driver, again, PAGE);
     assert!(holds(&driver, first, PAGE, 2) && holds(&driver, third, PAGE, 2));
-    driver.fill(MAIN, unaccessible, PAGE, 3).unwrap_err();
+    driver.fill(MAIN, inaccessible, PAGE, 3).unwrap_err();
     assert_eq!(driver.take_violations().len(), 1);
 
     // The memory is counted once, and free when the last handle and mapping are gone.
     assert_eq!((free(&driver), driver.shared_chunks().len()), (CAPACITY - PAGE, 1));
     driver.release(chunk).unwrap();
-    for addr in [first, second, unaccessible] {
+    for addr in [first, second, inaccessible] {
         driver.unmap(addr, PAGE).unwrap();
     }
     driver.unmap(third, PAGE).unwrap();
