@@ -60,7 +60,6 @@ def _size(count: int) -> str:
 def explain_refusals(set_function: Callable[[Any], None], snapshot: Callable[[], list[dict[str, Any]]]) -> Any:
     """Has each refusal say what lines hold, where a history has stacks. Returns what has to stay alive."""
 
-    @_EXPLAIN
     def explain(device: int, text: int, room: int) -> int:
         try:
             rows = largest_live(snapshot(), device)
@@ -71,8 +70,9 @@ def explain_refusals(set_function: Callable[[Any], None], snapshot: Callable[[],
         ctypes.memmove(text, written, len(written))
         return len(written)
 
-    set_function(explain)
-    return explain
+    function = _EXPLAIN(explain)
+    set_function(function)
+    return function
 
 
 def of_refusal(error: Exception) -> Optional[list[dict[str, Any]]]:

@@ -62,7 +62,7 @@ _kept: list[Any] = []
 
 def _snapshot_of(torch: Any) -> Callable[[], Any]:
     """PyTorch's snapshot without its traces, where this version can leave them out."""
-    snapshot = torch.cuda.memory.memory_snapshot
+    snapshot: Callable[..., Any] = torch.cuda.memory.memory_snapshot
     if "include_traces" in inspect.signature(snapshot).parameters:
         return functools.partial(snapshot, include_traces=False)
     return snapshot
