@@ -182,6 +182,13 @@ impl State {
         Some(parts)
     }
 
+    /// Asked for every page of a pool after every operation.
+    fn memory_at(&self, addr: u64) -> Option<(ChunkHandle, u64)> {
+        let (start, mapped) = self.mappings.range(..=addr).next_back()?;
+        let is_reached = addr < start + mapped.bytes && mapped.access.contains(self.relied_on.with(Devices::OWN));
+        is_reached.then_some((mapped.chunk, addr - start))
+    }
+
     /// Observes the concerned uses of a chunk that the host does not know to be complete.
     fn expect_over(&mut self, what: &str, concerned: impl Fn(&Use) -> bool, chunk: ChunkHandle) {
         for earlier in self.uses.get(&chunk).into_iter().flatten() {
@@ -235,8 +242,7 @@ impl<D> Witness<D> {
 
     /// Returns the chunk mapped at an address and the offset in it, or `None` if the address is not accessible.
     pub fn memory_at(&self, addr: DeviceAddr) -> Option<(ChunkHandle, u64)> {
-        let parts = self.backing(addr, 1)?;
-        parts.first().map(|(chunk, range)| (*chunk, range.start))
+        self.state.lock().memory_at(addr.0)
     }
 }
 

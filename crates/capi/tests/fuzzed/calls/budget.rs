@@ -130,7 +130,8 @@ impl Calls {
         let whole = self.whole(device).unwrap_or(u64::MAX);
         let shares = self.shares(device);
         let free = whole.min(MEMORY).saturating_sub(shares.pools.0 + shares.condemned);
-        let needed = bytes.div_ceil(PAGE).saturating_mul(PAGE);
+        // A request for nothing gets a block, too.
+        let needed = bytes.max(1).div_ceil(PAGE).saturating_mul(PAGE);
         assert!(!shares.main_is_free || needed > free, "{bytes} bytes were refused, and {free} are free: {shares:?}");
     }
 }
