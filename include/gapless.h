@@ -568,7 +568,8 @@ gapless_status gapless_device_alloc_registered(int32_t device,
                                                struct CUstream_st *stream,
                                                void **pointer);
 
-// Records that stream also uses a registered block: freeing it waits for that stream, too.
+// Records that stream also uses a registered block: freeing it waits for that stream, too. Not while another thread records or
+// frees the same block.
 gapless_status gapless_device_record_registered(int32_t device,
                                                 void *pointer,
                                                 struct CUstream_st *stream);

@@ -83,12 +83,9 @@ pub unsafe extern "C" fn gapless_add_map_listener(
     listener: *mut u64,
 ) -> gapless_status {
     guard(|| {
-        check_out(listener, "listener")?;
         let callbacks = Callbacks { on_map, before_unmap, context };
-        let id = add(find(allocator)?.allocator.listeners(), callbacks)?;
-        // SAFETY: not null, so valid for a write (the function's contract).
-        unsafe { listener.write(id) };
-        Ok(())
+        // SAFETY: the function's contract.
+        unsafe { add(find(allocator)?.allocator.listeners(), callbacks, listener) }
     })
 }
 
@@ -113,12 +110,9 @@ pub unsafe extern "C" fn gapless_device_add_map_listener(
     listener: *mut u64,
 ) -> gapless_status {
     guard(|| {
-        check_out(listener, "listener")?;
         let callbacks = Callbacks { on_map, before_unmap, context };
-        let id = add(Device::get(device)?.main.allocator.listeners(), callbacks)?;
-        // SAFETY: not null, so valid for a write (the function's contract).
-        unsafe { listener.write(id) };
-        Ok(())
+        // SAFETY: the function's contract.
+        unsafe { add(Device::get(device)?.main.allocator.listeners(), callbacks, listener) }
     })
 }
 
@@ -128,8 +122,14 @@ pub extern "C" fn gapless_device_remove_map_listener(device: i32, listener: u64)
     guard(|| remove(Device::get(device)?.main.allocator.listeners(), listener))
 }
 
-fn add(listeners: &MapListeners, callbacks: Callbacks) -> Answer<u64> {
-    Ok(listeners.add(Arc::new(callbacks))?.0)
+/// # Safety
+/// `listener` points to a number, or is null.
+unsafe fn add(listeners: &MapListeners, callbacks: Callbacks, listener: *mut u64) -> Answer<()> {
+    check_out(listener, "listener")?;
+    let id = listeners.add(Arc::new(callbacks))?;
+    // SAFETY: not null, so valid for a write (the function's contract).
+    unsafe { listener.write(id.0) };
+    Ok(())
 }
 
 fn remove(listeners: &MapListeners, listener: u64) -> Answer<()> {

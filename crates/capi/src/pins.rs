@@ -25,10 +25,14 @@ impl DevicePins {
     }
 
     fn take(&self, addr: DeviceAddr) -> Answer<Pin<CudaDriver>> {
-        let mut pins = self.by_address.lock();
-        let pin = pins.get_mut(&addr).and_then(Vec::pop);
-        pins.retain(|_, pins| !pins.is_empty());
-        pin.ok_or_else(|| Failure::new(GAPLESS_ERROR_NOT_ALLOCATED, format!("no pinned block starts at {addr}")))
+        let mut by_address = self.by_address.lock();
+        let none = || Failure::new(GAPLESS_ERROR_NOT_ALLOCATED, format!("no pinned block starts at {addr}"));
+        let pins = by_address.get_mut(&addr).ok_or_else(none)?;
+        let pin = pins.pop().ok_or_else(none)?;
+        if pins.is_empty() {
+            by_address.remove(&addr);
+        }
+        Ok(pin)
     }
 }
 

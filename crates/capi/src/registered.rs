@@ -64,7 +64,8 @@ pub unsafe extern "C" fn gapless_device_alloc_registered(
     })
 }
 
-/// Records that stream also uses a registered block: freeing it waits for that stream, too.
+/// Records that stream also uses a registered block: freeing it waits for that stream, too. Not while another thread records or
+/// frees the same block.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_device_record_registered(
     device: i32,
