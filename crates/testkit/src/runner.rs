@@ -13,9 +13,15 @@ use crate::summary::Summary;
 use crate::witness::Witness;
 use gapless::Allocator;
 use gapless::allocator::{AllocError, StreamError, VirtualRange};
-use gapless::driver::{DriverError, Fault, FaultDriver, HoldStreams, PER_THREAD_STREAM, StreamDriver, WorkDriver};
-use gapless::units::StreamId;
+use gapless::driver::{
+    DriverCall, DriverError, DriverErrorKind, Fault, FaultDriver, HoldStreams, PER_THREAD_STREAM, StreamDriver,
+    WorkDriver,
+};
+use gapless::units::{StreamId, TIB};
 use std::sync::Arc;
+
+/// Half of the addresses that a process has: while fewer are reserved, there is room for any region.
+const MOST_ADDRESSES: u64 = 64 * TIB;
 
 /// A device and the allocators on it, with the oracle of each.
 #[derive(Debug)]
@@ -450,6 +456,12 @@ impl<D: Device> Runner<D> {
         assert!(injected || lost, "an error that was not injected: {error}");
     }
 
+    /// Whether the driver may say with `error` that there are no addresses for a region: most of them are reserved.
+    fn is_out_of_addresses(&self, error: &DriverError) -> bool {
+        (error.call, error.kind) == (DriverCall::Reserve, DriverErrorKind::OutOfMemory)
+            && self.driver.inner().inner().usage().address_bytes >= MOST_ADDRESSES
+    }
+
     /// Checks that a request of `bytes` bytes may fail with `error`, where `held` bytes were held before the call.
     /// Returns `true` if the reason was an injected failure, so that the same call must be repeated without it.
     pub(crate) fn excuse(&mut self, error: &AllocError, bytes: u64, held: u64, promised: bool) -> bool {
@@ -467,6 +479,9 @@ impl<D: Device> Runner<D> {
                 assert!(!promised || struck || self.instance().lost, "the promise: {promise:?}\n{report}");
                 assert_eq!(report.requested_bytes, bytes);
                 self.instance().oracle.check_report(self.allocator(), report, &promise);
+            }
+            AllocError::Driver(error) if !struck && self.is_out_of_addresses(error) => {
+                self.summary.out_of_addresses += 1
             }
             AllocError::Driver(error) => self.expect_injected(error),
             AllocError::Stream(StreamError::Foreign { source, .. }) => self.expect_injected(source),

@@ -10,6 +10,8 @@ pub struct Summary {
     pub ops: u64,
     /// Number of allocations that failed with the out-of-memory report.
     pub out_of_memory: u64,
+    /// Number of allocations that failed since the process had no addresses left.
+    pub out_of_addresses: u64,
     /// Number of injected failures that occurred.
     pub faults: u64,
     /// Number of bytes verified on the device.
@@ -27,6 +29,7 @@ impl Summary {
     pub fn add(&mut self, other: &Self) {
         self.ops += other.ops;
         self.out_of_memory += other.out_of_memory;
+        self.out_of_addresses += other.out_of_addresses;
         self.faults += other.faults;
         self.verified_bytes += other.verified_bytes;
         self.replays += other.replays;

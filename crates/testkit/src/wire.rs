@@ -55,7 +55,7 @@ pub fn decode(bytes: &[u8], extra: Extra) -> Option<(World, Vec<Op>)> {
     let large = header[7] / 4 % 2 == 1;
     let doublings = if large { u32::from(header[7] / 8 % MOST_DOUBLINGS) } else { 0 };
     let world = if large {
-        let pages = world.pages << doublings;
+        let pages = (world.pages - region_pages) << doublings;
         World {
             pages,
             page_bytes: if header[0] / 128 == 0 { 64 * KIB } else { 2 * MIB },

@@ -28,6 +28,27 @@ fn any_sequence() {
     assert!(is_reduced() || happened.iter().all(|figure| *figure > 0), "a figure is 0: {happened:?}");
 }
 
+/// On a device of 3 TiB, the regions of 128 streams take nearly all addresses of the process. A stream without a region cannot
+/// have nearly all of the memory then: an error, and no more.
+#[test]
+fn addresses_run_out() {
+    let world = World {
+        pages: 3 * LARGEST_DEVICE / (2 * MIB),
+        page_bytes: 2 * MIB,
+        chunk_pages: 0,
+        streams: 1000,
+        ..World::default()
+    };
+    let ops = [
+        Fill { bytes: 800 * MIB, beside: 1, stream: 0, count: 127, spread: true },
+        Alloc { bytes: 8 * GIB, align: 9, stream: 0 },
+        Thin { every: 2, kept: 1 },
+        AllocRest { less: 0, stream: 700 },
+    ];
+    let sum = run::<Model>(&world, &ops);
+    assert_eq!(sum.out_of_addresses, 1);
+}
+
 /// What worlds have, in how many percent of the cases at least, and whether one has it.
 type Share = (&'static str, usize, fn(&World) -> bool);
 
