@@ -77,9 +77,9 @@ impl StandIns {
     /// Puts optimised builds of gapless and of the simulated driver in the place of the ones for tests.
     pub fn optimise(&self, workspace: &Workspace) -> Result<(), Failure> {
         let packages = ["--package", "gapless-capi", "--package", "gapless-sim-libcuda"];
-        process::run(workspace.cargo(["build", "--quiet", "--profile", "bundle"]).args(packages))?;
-        files::copy(&workspace.target("bundle/libgapless_sim_libcuda.so"), &self.path("libcuda.so.1"))?;
-        files::copy(&workspace.target("bundle/libgapless_capi.so"), &self.path("libgapless.so"))
+        process::run(workspace.cargo(["build", "--quiet", "--release"]).args(packages))?;
+        files::copy(&workspace.target("release/libgapless_sim_libcuda.so"), &self.path("libcuda.so.1"))?;
+        files::copy(&workspace.target("release/libgapless_capi.so"), &self.path("libgapless.so"))
     }
 
     /// Compiles a source of C++ that calls PyTorch's own interface.
