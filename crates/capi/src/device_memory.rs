@@ -125,16 +125,23 @@ impl Device {
         self.pools.set_budget(&self.main, bytes)
     }
 
+    #[inline]
     fn alloc_from_main(&self, request: &Request) -> Result<DeviceAddr, AllocError> {
         let outcome = request.serve(&self.main.allocator);
-        if wants_room(&outcome) && self.pools.make_room(&self.main, request) {
-            let again = request.serve(&self.main.allocator);
-            return if wants_room(&again) { self.pools.alloc_lent(request).unwrap_or(again) } else { again };
+        if wants_room(&outcome) { self.alloc_in_room(request, outcome) } else { outcome }
+    }
+
+    /// A request that the main allocator has refused: once more with what the pools give back, then from a pool that lends.
+    #[cold]
+    fn alloc_in_room(
+        &self,
+        request: &Request,
+        mut outcome: Result<DeviceAddr, AllocError>,
+    ) -> Result<DeviceAddr, AllocError> {
+        if self.pools.make_room(&self.main, request) {
+            outcome = request.serve(&self.main.allocator);
         }
-        match wants_room(&outcome) {
-            true => self.pools.alloc_lent(request).unwrap_or(outcome),
-            false => outcome,
-        }
+        if wants_room(&outcome) { self.pools.alloc_lent(request).unwrap_or(outcome) } else { outcome }
     }
 
     /// Whether an address cannot be that of a pool's allocation.
@@ -184,8 +191,11 @@ impl Device {
     }
 
     /// Frees the blocks that were held back for streams of other devices, as far as these are done with them.
+    #[inline]
     pub fn settle_over(&self) {
-        self.settle(self.foreign.take_over());
+        if self.foreign.holds_any() {
+            self.settle(self.foreign.take_over());
+        }
     }
 
     /// Refuses an allocation that was freed and is held back.

@@ -120,9 +120,6 @@ impl Foreign {
 
     /// Takes the blocks whose uses are over: the caller frees them.
     pub fn take_over(&self) -> Vec<DeviceAddr> {
-        if !self.holds_any() {
-            return Vec::new();
-        }
         // The marks of one stream are passed in order: after one that is not, the later ones need not be asked about.
         let mut busy: Vec<Use> = Vec::new();
         self.take(|one, mark| {

@@ -40,8 +40,13 @@ pub(crate) struct Request {
 }
 
 impl Request {
+    #[inline]
     pub fn serve(&self, allocator: &Allocator<CudaDriver>) -> Result<DeviceAddr, AllocError> {
         if self.lives == StreamLives::AsLongAsTheProcess {
+            // Most requests end here: the stream is looked up once.
+            if let Some(addr) = self.serve_cached(allocator) {
+                return Ok(addr);
+            }
             allocator.keep_stream(self.stream)?;
         }
         match self.alignment {
@@ -51,6 +56,7 @@ impl Request {
     }
 
     /// As [`serve`](Self::serve), if the allocator has cached memory for it: takes moments.
+    #[inline]
     pub fn serve_cached(&self, allocator: &Allocator<CudaDriver>) -> Option<DeviceAddr> {
         allocator.alloc_cached(self.bytes, self.alignment, self.stream)
     }
@@ -88,6 +94,7 @@ impl Instance {
     }
 
     /// Counts and records a request that the allocator, or a pool beside it, has answered.
+    #[inline]
     pub fn note_request(&self, request: &Request, outcome: &Result<DeviceAddr, AllocError>) {
         match outcome {
             Ok(addr) => {
@@ -95,14 +102,17 @@ impl Instance {
                 self.allocated_bytes.fetch_add(request.bytes, Ordering::Relaxed);
                 self.with_recorder(|recorder| recorder.alloc(*addr, request.bytes, request.stream));
             }
-            Err(error) => {
-                if is_out_of_memory(error) {
-                    self.out_of_memory.fetch_add(1, Ordering::Relaxed);
-                }
-                if let Some(report) = error.report() {
-                    *self.last_report.lock() = Some(Box::new(report.clone()));
-                }
-            }
+            Err(error) => self.note_refusal(error),
+        }
+    }
+
+    #[cold]
+    fn note_refusal(&self, error: &AllocError) {
+        if is_out_of_memory(error) {
+            self.out_of_memory.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(report) = error.report() {
+            *self.last_report.lock() = Some(Box::new(report.clone()));
         }
     }
 

@@ -6,6 +6,7 @@ use serde::Serialize;
 use std::ffi::c_char;
 
 /// Refuses a null out-parameter, which `what` names.
+#[inline]
 pub(crate) fn check_out<T>(pointer: *mut T, what: &str) -> Answer<()> {
     if pointer.is_null() { Err(Failure::argument(format!("the out-parameter {what} is null"))) } else { Ok(()) }
 }

@@ -51,6 +51,7 @@ static MAKING: Mutex<Option<String>> = Mutex::new(None);
 
 impl Device {
     /// The device of that number, with its allocator made now if this is the first use.
+    #[inline]
     pub fn get(ordinal: i32) -> Answer<&'static Self> {
         let slot = usize::try_from(ordinal).ok().and_then(|ordinal| DEVICES.get(ordinal));
         let slot = slot.ok_or_else(|| Failure::argument(format!("{ordinal} is not the number of a device")))?;
