@@ -40,6 +40,8 @@ pub mod allocator;
 pub mod driver;
 mod heap;
 mod host_memory;
+#[cfg(feature = "internals")]
+mod instances;
 #[cfg(any(feature = "cust", feature = "cuda-driver-sys"))]
 pub mod interop;
 mod pages;
@@ -58,6 +60,7 @@ pub use units::{ByteSize, DeviceAddr, StreamId};
 #[cfg(feature = "internals")]
 pub mod internals {
     pub use crate::heap::Heap;
+    pub use crate::instances::{exercise_cuda, exercise_faults, exercise_model};
     pub use crate::stream::{Entries, StreamTable};
     #[cfg(loom)]
     pub use crate::sync::RawAsymmetricMutex;

@@ -1,15 +1,7 @@
 //! Random operations on four threads, with a schedule that is part of the input.
 #![no_main]
 
-use gapless_testkit::{Extra, Host, Model, decode, run_scheduled};
+use gapless_testkit::{Extra, run_input};
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| {
-    let Some((world, ops)) = decode(bytes, Extra::Ignored) else { return };
-    let on_host = std::env::var_os("GAPLESS_FUZZ_DRIVER").is_some_and(|driver| driver == "host");
-    if on_host && world.fits_in_memory() {
-        run_scheduled::<Host>(&world, &ops, 4);
-    } else {
-        run_scheduled::<Model>(&world, &ops, 4);
-    }
-});
+fuzz_target!(|bytes: &[u8]| run_input(bytes, Extra::Ignored, 4));

@@ -1,15 +1,7 @@
 //! Random operations, with driver failures injected before any of them.
 #![no_main]
 
-use gapless_testkit::{Extra, Host, Model, decode, run};
+use gapless_testkit::{Extra, run_input};
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| {
-    let Some((world, ops)) = decode(bytes, Extra::Failures) else { return };
-    let on_host = std::env::var_os("GAPLESS_FUZZ_DRIVER").is_some_and(|driver| driver == "host");
-    if on_host && world.fits_in_memory() {
-        run::<Host>(&world, &ops);
-    } else {
-        run::<Model>(&world, &ops);
-    }
-});
+fuzz_target!(|bytes: &[u8]| run_input(bytes, Extra::Failures, 1));

@@ -15,6 +15,7 @@ mod device;
 mod handles;
 #[cfg(feature = "properties")]
 mod inputs;
+mod instances;
 mod kept;
 #[cfg(feature = "properties")]
 mod large;
@@ -46,6 +47,7 @@ pub use cuda::Cuda;
 pub use device::{Device, Host, Model, World};
 #[cfg(feature = "properties")]
 pub use inputs::{capture_op, graph_op, handle_op, op, ops, range_op, steady_op, world};
+pub use instances::{run_input, run_on_cuda};
 #[cfg(feature = "properties")]
 pub use large::{LARGEST_DEVICE, MOST_STREAMS, by_logarithm, large_ops, large_world};
 pub use op::{Failure, Misuse, Op};

@@ -6,7 +6,7 @@ mod simulated;
 
 use gapless::driver::cuda::CudaDriver;
 use gapless_testkit::{
-    Cuda, Device, Failure, Faults, Progress, Stress, Summary, World, as_test, ops, prove, run, run_scheduled,
+    Cuda, Device, Failure, Faults, Progress, Stress, Summary, World, as_test, ops, prove, run_on_cuda, run_scheduled,
     run_stress, sweep,
 };
 use std::cell::RefCell;
@@ -33,7 +33,7 @@ fn any_sequence() {
     let show = |(world, ops): &(_, Vec<_>)| as_test(world, ops);
     let sum = RefCell::new(Summary::default());
     prove(24, &ops::<Cuda>(60), show, |(world, ops)| {
-        sum.borrow_mut().add(&run::<Cuda>(world, ops));
+        sum.borrow_mut().add(&run_on_cuda(world, ops));
     });
     let sum = sum.into_inner();
     assert!(sum.peers > 0 || std::env::var_os("GAPLESS_TEST_DEVICE").is_some(), "{sum:?}");

@@ -1,0 +1,34 @@
+//! Runs on each device, compiled once with this crate: test programs find the runner and the allocator beneath it here instead of
+//! compiling them again each. See `gapless::internals`.
+
+use crate::cuda::Cuda;
+use crate::device::{Host, Model, World};
+use crate::op::Op;
+use crate::runner::run;
+use crate::summary::Summary;
+use crate::threads::run_scheduled;
+use crate::wire::{Extra, decode};
+
+/// Runs an input of a fuzz target on one thread, or on several with a schedule that is part of it: on host memory where
+/// `GAPLESS_FUZZ_DRIVER` says `host` and the world fits, else on the model. Does nothing if `bytes` is shorter than a header.
+///
+/// # Panics
+/// As [`run`].
+pub fn run_input(bytes: &[u8], extra: Extra, threads: usize) {
+    let Some((world, ops)) = decode(bytes, extra) else { return };
+    let on_host = std::env::var_os("GAPLESS_FUZZ_DRIVER").is_some_and(|driver| driver == "host");
+    match (on_host && world.fits_in_memory(), threads) {
+        (true, 1) => run::<Host>(&world, &ops),
+        (true, _) => run_scheduled::<Host>(&world, &ops, threads),
+        (false, 1) => run::<Model>(&world, &ops),
+        (false, _) => run_scheduled::<Model>(&world, &ops, threads),
+    };
+}
+
+/// [`run`] on the simulated library.
+///
+/// # Panics
+/// As [`run`], and when the device was not opened.
+pub fn run_on_cuda(world: &World, ops: &[Op]) -> Summary {
+    run::<Cuda>(world, ops)
+}
