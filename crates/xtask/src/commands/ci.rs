@@ -38,6 +38,9 @@ pub fn full(workspace: &Workspace, arguments: &FullArguments) -> Result<(), Fail
     steps.begin("what every change has to pass");
     short(workspace)?;
 
+    steps.begin("coverage");
+    scripts::run(workspace, "coverage", &["all"])?;
+
     steps.begin("twenty times the property tests, stress and schedules, every sequence of six operations");
     let mut tests = workspace.cargo(["test", "--release", "--package", "gapless-testkit"]);
     process::run(tests.env("GAPLESS_PROOF_SCALE", "20").env("GAPLESS_PROOF_LENGTH", "6"))?;
