@@ -123,6 +123,7 @@ impl<D: Driver> Inner<D> {
             let _ = streams.peak.note(owner.stream, &mut state);
         }
         state.sharers.remove(&(owner.region, offset));
+        state.tickets.remove(&(owner.region, offset));
         match state.pins.get_mut(&(owner.region, offset)) {
             Some(pins) => pins.freed = Some(fences),
             None => state.free_when_passed(Pending { region: owner.region, offset, fences }),

@@ -36,6 +36,7 @@ mod request;
 mod shared;
 mod slow_path;
 mod streams;
+mod tickets;
 
 pub use crate::driver::DriverCalls;
 pub use crate::heap::{BlockState, GRANULE};
@@ -54,7 +55,8 @@ pub use reports::{
     BlockSnapshot, ChunkSnapshot, Fragmentation, LiveAllocation, OutOfMemory, Pinned, RegionSnapshot, SizeRange,
     Snapshot, Stats, StreamUse,
 };
-pub use slow_path::Trimmed;
+pub use slow_path::{PinnedChunk, Trimmed};
+pub use tickets::Ticket;
 
 use crate::driver::Driver;
 use crate::sync::Arc;

@@ -1,9 +1,10 @@
 //! Pins: a block that others have open stays where it is, also once it has been freed.
 
-use super::error::FreeError;
+use super::error::{AllocError, FreeError};
+use super::slow_path::PinnedChunk;
 use super::streams::directory::{Owner, Place};
 use super::streams::pending::Pending;
-use super::streams::state::Sharers;
+use super::streams::state::{Sharers, StreamState};
 use super::{Allocator, Inner};
 use crate::driver::Driver;
 use crate::units::DeviceAddr;
@@ -34,11 +35,25 @@ impl<D: Driver> Allocator<D> {
     /// [`FreeError`] when no live allocation starts there.
     pub fn pin(&self, addr: DeviceAddr) -> Result<Pin<D>, FreeError> {
         let (owner, offset, bytes) = self.inner.pin(addr)?;
-        Ok(Pin { allocator: self.clone(), owner, offset, addr, bytes })
+        Ok(Pin::new(self.clone(), owner, offset, addr, bytes))
     }
 }
 
 impl<D: Driver> Pin<D> {
+    pub(super) fn new(allocator: Allocator<D>, owner: Owner, offset: u64, addr: DeviceAddr, bytes: u64) -> Self {
+        Self { allocator, owner, offset, addr, bytes }
+    }
+
+    /// The chunks under the block, in address order: they follow each other without a gap, and stay under it as long as it is
+    /// pinned. What they have beside the block can be memory of other blocks. Takes the lock of the slow path.
+    ///
+    /// # Errors
+    /// [`AllocError::InListener`], [`AllocError::Forked`].
+    pub fn chunks(&self) -> Result<Vec<PinnedChunk>, AllocError> {
+        let inner = &self.allocator.inner;
+        inner.door.enter(&inner.shared, |path| Ok(path.chunks_under(self.owner, self.offset, self.bytes)))
+    }
+
     /// The address of the first byte.
     pub fn addr(&self) -> DeviceAddr {
         self.addr
@@ -61,25 +76,34 @@ impl<D: Driver> Drop for Pin<D> {
     }
 }
 
+impl StreamState {
+    /// Marks a live block as shared, so that its free comes through `free_shared`, which looks for pins and tickets. Returns its
+    /// bytes, or `None` if no live block is there.
+    pub fn mark_shared(&mut self, owner: Owner, offset: u64) -> Option<u64> {
+        let region = self.region(owner.region)?;
+        region.heap.share(offset).ok()?;
+        let bytes = region.heap.block(offset)?.size;
+        let home = Sharers { home: owner.stream, others: Vec::new() };
+        self.sharers.entry((owner.region, offset)).or_insert(home);
+        Some(bytes)
+    }
+
+    /// Counts another pin of a live block. Returns its bytes, or `None` if no live block is there.
+    pub fn pin(&mut self, owner: Owner, offset: u64) -> Option<u64> {
+        let bytes = self.mark_shared(owner, offset)?;
+        self.pins.entry((owner.region, offset)).or_default().count += 1;
+        Some(bytes)
+    }
+}
+
 impl<D: Driver> Inner<D> {
     /// Pins a live block. Returns where it is and its bytes.
     fn pin(&self, addr: DeviceAddr) -> Result<(Owner, u64, u64), FreeError> {
         let Place::Region(owner, offset) = self.shared.directory.find(addr) else {
             return Err(self.refuse(addr));
         };
-        let mut state = self.shared.streams.get(owner.stream).lock();
-        // Marked as shared, so that a free comes through `free_shared`, which looks for pins.
-        let shared = state.region(owner.region).and_then(|region| {
-            region.heap.share(offset).ok()?;
-            region.heap.block(offset).map(|block| block.size)
-        });
-        let Some(bytes) = shared else {
-            drop(state);
-            return Err(self.refuse(addr));
-        };
-        let place = (owner.region, offset);
-        state.sharers.entry(place).or_insert_with(|| Sharers { home: owner.stream, others: Vec::new() });
-        state.pins.entry(place).or_default().count += 1;
+        let pinned = self.shared.streams.get(owner.stream).lock().pin(owner, offset);
+        let bytes = pinned.ok_or_else(|| self.refuse(addr))?;
         Ok((owner, offset, bytes))
     }
 

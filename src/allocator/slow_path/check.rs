@@ -18,6 +18,7 @@ impl Door {
     /// 5: the sums agree. 6: in an allocator that keeps its mappings, what was mapped behind blocks is mapped there still.
     /// 7: a registered block is one chunk, mapped alone in its reservation.
     /// 8: a pinned block is live or pending, and what is pending waits for a stream or a pin.
+    /// 9: a ticket names a live block, whose free forgets it.
     ///
     /// # Panics
     /// When an invariant does not hold; the message names it.
@@ -111,6 +112,11 @@ impl Door {
             }
             let waiting = state.pending.iter().count() + state.pins.values().filter(|it| it.freed.is_some()).count();
             assert_eq!(pending_blocks, waiting, "invariant 8: pending blocks wait for a stream or a pin");
+            for (id, offset) in state.tickets.keys() {
+                let block = state.regions.get(*id).and_then(|region| region.heap.block(*offset));
+                let named = block.is_some_and(|block| block.state == BlockState::Live && block.shared);
+                assert!(named, "invariant 9: a ticket names a live block");
+            }
             for (id, offset) in state.sharers.keys() {
                 let region = state.regions.get(*id).expect("shared blocks have a region");
                 let shared = region.heap.block(*offset).is_some_and(|b| b.state == BlockState::Live && b.shared);
@@ -242,6 +248,9 @@ mod tests {
                     state.region(LARGE).unwrap().heap.free_later(2 * PAGE).unwrap();
                     state.live_bytes -= PAGE;
                 });
+            }),
+            ("invariant 9: a ticket names a live block", |allocator| {
+                with_state(allocator, |state| assert!(state.tickets.insert((LARGE, PAGE), 0).is_none()));
             }),
             ("a shared block has sharers", |allocator| with_state(allocator, |state| state.sharers.clear())),
             ("sharers of a block that is not shared", |allocator| {

@@ -25,6 +25,7 @@ mod execute;
 mod growth;
 mod inspect;
 mod mapper;
+mod pinned;
 mod plan;
 mod ranges;
 mod registered;
@@ -33,6 +34,7 @@ mod teardown;
 mod trim;
 
 pub use again::Wanted;
+pub use pinned::PinnedChunk;
 pub use ranges::RawRange;
 pub use teardown::Users;
 pub use trim::Trimmed;

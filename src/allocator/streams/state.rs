@@ -66,6 +66,10 @@ pub struct StreamState {
     pub sharers: HashMap<(RegionId, u64), Sharers>,
     /// Blocks that are pinned, live and marked as shared or, once freed, pending.
     pub pins: HashMap<(RegionId, u64), Pins>,
+    /// Numbers of the tickets of live blocks, which are marked as shared.
+    pub tickets: HashMap<(RegionId, u64), u64>,
+    /// Number of the next ticket.
+    pub next_ticket: u64,
     /// Requested bytes of live blocks in all regions.
     pub live_bytes: u64,
     /// Between which live bytes the peak over all streams is not exceeded.
@@ -201,6 +205,8 @@ impl Stream {
                 pending: PendingBlocks::default(),
                 sharers: HashMap::new(),
                 pins: HashMap::new(),
+                tickets: HashMap::new(),
+                next_ticket: 0,
                 live_bytes: 0,
                 mark: LiveMark::default(),
                 borrowed: 0,
