@@ -1,0 +1,75 @@
+//! Errors of sharing.
+
+use gapless::allocator::{AllocError, FreeError};
+use gapless::driver::DriverError;
+use std::io;
+use std::path::PathBuf;
+
+/// Why memory could not be shared. Nothing has changed then.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShareError {
+    /// The bytes are no handle of a shared block.
+    #[error("these bytes are no handle of a shared block")]
+    NoHandle,
+    /// The block of the handle has been freed, or its allocator has ended.
+    #[error("the block of this handle has been freed by the process that shared it")]
+    Gone,
+    /// The process that shared the block has ended, or does not answer.
+    #[error("the process that shared the block has ended or does not answer: {0}")]
+    ExporterGone(#[source] io::Error),
+    /// The socket is of another user.
+    #[error("the socket {path} is of user {uid}: memory is shared between processes of one user only")]
+    OtherUser {
+        /// The socket.
+        path: PathBuf,
+        /// Its user.
+        uid: u32,
+    },
+    /// The folder of the sockets cannot be used.
+    #[error("the folder of sockets {path} {what}; GAPLESS_SHARE_DIR names another one")]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The path of the socket is too long for the system.
+    #[error("the path {0} is too long for a socket; GAPLESS_SHARE_DIR names another folder")]
+    LongPath(PathBuf),
+    /// The exporting process has as many connections as it serves.
+    #[error("the process that shared the block serves too many others already")]
+    Busy,
+    /// The other process sent what it must not.
+    #[error("the other process sent a message that makes no sense: {0}")]
+    Message(&'static str),
+    /// The exporting process's driver refused.
+    #[error("the process that shared the block could not hand it out: {0}")]
+    Refused(String),
+    /// This process was forked from the one that shares.
+    #[error("this process was forked from the one that shares; start it by spawn or forkserver instead")]
+    Forked,
+    /// No live allocation is at the address.
+    #[error(transparent)]
+    NotAllocated(#[from] FreeError),
+    /// The allocator refused.
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+    /// The driver refused.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The system refused.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl ShareError {
+    pub(crate) fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Self {
+        move |errno| Self::System { what, source: errno.into() }
+    }
+}

@@ -1,0 +1,76 @@
+//! Handles: what travels to the process that opens a block.
+
+use crate::error::ShareError;
+use rustix::rand::{GetRandomFlags, getrandom};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// Bytes of a [`Handle`].
+pub const HANDLE_BYTES: usize = 192;
+/// The first bytes of a handle.
+const MAGIC: [u8; 8] = *b"gapless1";
+/// Longest path of a socket.
+pub const MOST_PATH_BYTES: usize = 107;
+
+/// 128 random bits.
+pub type Token = [u8; 16];
+
+/// Names a block of an [`Exporter`](crate::Exporter). Plain bytes, good in any process of the user as long as the block is live;
+/// whoever has them can open it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Handle {
+    pub(crate) exporter: Token,
+    pub(crate) token: Token,
+    pub(crate) socket: PathBuf,
+}
+
+impl Handle {
+    /// The bytes that travel.
+    pub fn to_bytes(&self) -> [u8; HANDLE_BYTES] {
+        let mut bytes = [0; HANDLE_BYTES];
+        let path = self.socket.as_os_str().as_bytes();
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..24].copy_from_slice(&self.exporter);
+        bytes[24..40].copy_from_slice(&self.token);
+        bytes[40] = u8::try_from(path.len()).expect("the path of a socket is short");
+        bytes[41..41 + path.len()].copy_from_slice(path);
+        bytes
+    }
+
+    /// The handle that these bytes are of.
+    ///
+    /// # Errors
+    /// [`ShareError::NoHandle`].
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ShareError> {
+        if bytes.len() != HANDLE_BYTES || bytes[..8] != MAGIC {
+            return Err(ShareError::NoHandle);
+        }
+        let path = &bytes[41..];
+        let length = usize::from(bytes[40]);
+        if length > MOST_PATH_BYTES || path[..length].contains(&0) || path[length..].iter().any(|byte| *byte != 0) {
+            return Err(ShareError::NoHandle);
+        }
+        let socket = PathBuf::from(std::ffi::OsString::from_vec(path[..length].to_vec()));
+        if !socket.is_absolute() {
+            return Err(ShareError::NoHandle);
+        }
+        let token = |at: usize| bytes[at..at + 16].try_into().expect("16 bytes");
+        Ok(Self { exporter: token(8), token: token(24), socket })
+    }
+}
+
+/// A path for a socket, if it is not too long.
+pub fn socket_path(folder: &Path, name: &str) -> Result<PathBuf, ShareError> {
+    let path = std::path::absolute(folder.join(name)).unwrap_or_else(|_| folder.join(name));
+    if path.as_os_str().len() > MOST_PATH_BYTES { Err(ShareError::LongPath(path)) } else { Ok(path) }
+}
+
+/// 128 bits that nobody can guess.
+pub fn random() -> Result<Token, ShareError> {
+    let mut token = [0; 16];
+    let mut got = 0;
+    while got < token.len() {
+        got += getrandom(&mut token[got..], GetRandomFlags::empty()).map_err(ShareError::system("random bits"))?;
+    }
+    Ok(token)
+}

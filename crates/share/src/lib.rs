@@ -1,0 +1,41 @@
+//! Memory of an allocator for other processes of the same user, without privileges and without a daemon.
+//!
+//! An [`Exporter`] offers blocks: the [`Handle`] of one is bytes that travel by whatever means. An [`Importer`] opens it, in any
+//! process that reaches the exporter's socket: the chunks under the block pass as descriptors (`SCM_RIGHTS`), and are mapped there
+//! in one piece.
+//!
+//! ```text
+//!   exporting process                                    importing process
+//!   export(block) ── Handle: socket, token ────────────▶ open(handle)
+//!   server ◀──────── Open { token } ───────────────────── connection, which counts what is open
+//!     pins the block ── chunks ─────────────────────────▶ those not mapped here yet:
+//!          ◀──────── Descriptors { which } ──────────────
+//!     exports each ── descriptors ──────────────────────▶ imports, maps in one piece
+//!   the pin goes ◀── Close, or the end of the connection ─ unmaps, releases
+//! ```
+//!
+//! - S1  a block is pinned as long as a connection has it open: what another process sees stays that block's memory.
+//! - S2  a token names one live block: once that is freed, opening it is an error.
+//! - S3  a chunk is imported while a mapping of this process uses it, and once.
+//! - S4  no descriptor stays open after a call, on either side; at most [`MOST_DESCRIPTORS`] are at a time.
+//!
+//! What a process opens is mapped in whole chunks: what lies beside the block in its first and last chunk can be read and written
+//! there, too.
+//!
+//! Limits: one host, one user, and a folder that both processes see ([`FOLDER`]).
+
+mod error;
+mod exporter;
+mod folder;
+mod handle;
+mod importer;
+mod messages;
+mod server;
+mod sockets;
+
+pub use error::ShareError;
+pub use exporter::Exporter;
+pub use folder::FOLDER;
+pub use handle::{HANDLE_BYTES, Handle};
+pub use importer::{Importer, SharedBlock};
+pub use messages::MOST_DESCRIPTORS;

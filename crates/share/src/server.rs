@@ -1,0 +1,186 @@
+//! The thread that answers the processes that open blocks.
+
+use crate::exporter::Offers;
+use crate::messages::{ListedChunk, MOST_DESCRIPTORS, MOST_LISTED, Reply, Request};
+use crate::sockets::{self, Packet};
+use gapless::allocator::{Pin, PinnedChunk};
+use gapless::driver::Driver;
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with};
+use rustix::process::geteuid;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Most connections, one for each process that has something open.
+const MOST_CONNECTIONS: usize = 256;
+/// Most blocks that one connection has open.
+const MOST_OPEN: usize = 1 << 16;
+/// Longest reason of a refusal in bytes.
+const MOST_REASON: usize = 1000;
+/// How long nothing is done where the system has no descriptor for another connection.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Answers until `stop` is written to.
+#[derive(Debug)]
+pub struct Server<D: Driver> {
+    listener: OwnedFd,
+    stop: OwnedFd,
+    offers: Arc<Mutex<Offers<D>>>,
+    /// The oldest first.
+    connections: Vec<Connection<D>>,
+}
+
+/// A process that opens blocks. Its end gives back what it has open.
+#[derive(Debug)]
+struct Connection<D: Driver> {
+    socket: OwnedFd,
+    open: HashMap<u64, Open<D>>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Open<D: Driver> {
+    pin: Pin<D>,
+    chunks: Vec<PinnedChunk>,
+}
+
+impl<D: Driver> Server<D> {
+    pub fn new(listener: OwnedFd, stop: OwnedFd, offers: Arc<Mutex<Offers<D>>>) -> Self {
+        Self { listener, stop, offers, connections: Vec::new() }
+    }
+
+    pub fn run(mut self) {
+        loop {
+            let ready = {
+                let mut watched =
+                    vec![PollFd::new(&self.stop, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+                watched.extend(self.connections.iter().map(|one| PollFd::new(&one.socket, PollFlags::IN)));
+                match poll(&mut watched, None) {
+                    Ok(_) => watched.iter().map(|one| !one.revents().is_empty()).collect::<Vec<_>>(),
+                    Err(Errno::INTR) => continue,
+                    Err(_) => break,
+                }
+            };
+            if ready[0] {
+                break;
+            }
+            let mut ready_connections = ready[2..].iter();
+            let offers = &self.offers;
+            self.connections.retain_mut(|connection| {
+                // Those at the end are ready or new.
+                !ready_connections.next().is_some_and(|ready| *ready) || connection.serve(offers).is_ok()
+            });
+            if ready[1] {
+                self.accept();
+            }
+        }
+        // What others have open stays theirs: nobody would hear of its end.
+        for connection in self.connections {
+            connection.open.into_values().for_each(|open| std::mem::forget(open.pin));
+        }
+    }
+
+    fn accept(&mut self) {
+        let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => socket,
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => return std::thread::sleep(PAUSE),
+            Err(_) => return,
+        };
+        if sockets::user_of(&socket).ok() != Some(geteuid().as_raw()) {
+            return;
+        }
+        if self.connections.len() >= MOST_CONNECTIONS {
+            // One that has nothing open connects again when it has something to ask.
+            match self.connections.iter().position(|connection| connection.open.is_empty()) {
+                Some(idle) => drop(self.connections.remove(idle)),
+                None => {
+                    let _ = sockets::send(&socket, &Reply::Busy, &[], SendFlags::DONTWAIT);
+                    return;
+                }
+            }
+        }
+        self.connections.push(Connection { socket, open: HashMap::new(), next: 0 });
+    }
+}
+
+/// The connection is to be closed.
+struct Closed;
+
+impl<D: Driver> Connection<D> {
+    /// Answers one question.
+    fn serve(&mut self, offers: &Mutex<Offers<D>>) -> Result<(), Closed> {
+        let request = match sockets::receive(&self.socket, RecvFlags::DONTWAIT) {
+            Ok(Packet::Message(request, descriptors)) if descriptors.is_empty() => request,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+            _ => return Err(Closed),
+        };
+        let (reply, descriptors) = self.answer(request, offers);
+        let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        // One answer is read before the next question: there is room for it, unless the other side does not read.
+        sockets::send(&self.socket, &reply, &borrowed, SendFlags::DONTWAIT).map_err(|_| Closed)
+    }
+
+    fn answer(&mut self, request: Request, offers: &Mutex<Offers<D>>) -> (Reply, Vec<OwnedFd>) {
+        let reply = match request {
+            Request::Open { token } => self.open(offers.lock().ticket(&token).and_then(|ticket| ticket.pin())),
+            Request::Chunks { open, from } => match self.open.get(&open) {
+                Some(open) => {
+                    let from = usize::try_from(from).unwrap_or(usize::MAX);
+                    let listed = open.chunks.iter().skip(from).take(MOST_LISTED);
+                    Reply::Chunks(
+                        listed.map(|chunk| ListedChunk { number: chunk.handle.0, bytes: chunk.bytes }).collect(),
+                    )
+                }
+                None => refused("nothing of that number is open"),
+            },
+            Request::Descriptors { open, which } => match self.export(open, &which) {
+                Ok(descriptors) => return (Reply::Descriptors, descriptors),
+                Err(reason) => refused(&reason),
+            },
+            Request::Close { open } => match self.open.remove(&open) {
+                Some(_) => Reply::Closed,
+                None => refused("nothing of that number is open"),
+            },
+        };
+        (reply, Vec::new())
+    }
+
+    fn open(&mut self, pin: Option<Pin<D>>) -> Reply {
+        let Some(pin) = pin else { return Reply::Gone };
+        if self.open.len() >= MOST_OPEN {
+            return refused("too much is open");
+        }
+        let chunks = match pin.chunks() {
+            Ok(chunks) => chunks,
+            Err(error) => return refused(&error.to_string()),
+        };
+        let open = self.next;
+        self.next += 1;
+        let offset = pin.addr().0 - chunks[0].addr.0;
+        let reply = Reply::Opened { open, bytes: pin.bytes(), offset, chunks: chunks.len() as u64 };
+        self.open.insert(open, Open { pin, chunks });
+        reply
+    }
+
+    fn export(&self, open: u64, which: &[u64]) -> Result<Vec<OwnedFd>, String> {
+        let open = self.open.get(&open).ok_or("nothing of that number is open")?;
+        if which.len() > MOST_DESCRIPTORS {
+            return Err("too many descriptors at a time".to_owned());
+        }
+        let driver = open.pin.allocator().driver();
+        let export = |index: &u64| {
+            let chunk = usize::try_from(*index).ok().and_then(|index| open.chunks.get(index));
+            let chunk = chunk.ok_or_else(|| "no chunk has that number".to_owned())?;
+            driver.export(chunk.handle).map_err(|error| error.to_string())
+        };
+        which.iter().map(export).collect()
+    }
+}
+
+fn refused(reason: &str) -> Reply {
+    Reply::Refused(reason.chars().take(MOST_REASON).collect())
+}
