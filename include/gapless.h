@@ -16,6 +16,9 @@
 /* CUDA's stream, as in cuda.h: a CUstream and a cudaStream_t alike. */
 struct CUstream_st;
 
+// Bytes of a handle of shared memory.
+#define GAPLESS_SHARE_HANDLE_BYTES 192
+
 // An allocator of one device. Opaque.
 typedef struct gapless_allocator gapless_allocator;
 
@@ -224,6 +227,12 @@ typedef struct gapless_torch_figures {
 
 // A bug in gapless, caught before it could reach the caller.
 #define GAPLESS_ERROR_INTERNAL 14
+
+// Memory could not be shared: the socket, its folder, another user, or a message that makes no sense.
+#define GAPLESS_ERROR_SHARE 15
+
+// The allocation of a handle was freed, or its process has ended or does not answer.
+#define GAPLESS_ERROR_GONE 16
 
 // The status says all there is to say.
 #define GAPLESS_KIND_NONE 0
@@ -578,6 +587,38 @@ gapless_status gapless_device_record_registered(int32_t device,
 // before. Where one of them is being captured, the memory goes back to the allocator later. NULL: nothing.
 gapless_status gapless_device_free_registered(int32_t device,
                                               void *pointer);
+
+// Offers the live allocation that pointer lies in, one of a pool too, to other processes of the user: writes a handle of
+// GAPLESS_SHARE_HANDLE_BYTES bytes to handle, and to *offset how far pointer lies behind the start of the allocation. The
+// handle starts with "gapless1", is good until the allocation is freed, and can be sent by whatever means; one
+// allocation has one handle.
+//
+// What another process has imported stays as it is until that has closed it, also when it is freed here meanwhile. A thread of
+// this process answers the others over a socket in the folder that GAPLESS_SHARE_DIR names, else in /tmp/gapless-UID.
+//
+// handle points to GAPLESS_SHARE_HANDLE_BYTES bytes, offset to a number.
+gapless_status gapless_device_export(int32_t device,
+                                     const void *pointer,
+                                     uint8_t *handle,
+                                     uint64_t *offset);
+
+// Maps the allocation of a handle of handle_bytes bytes for use on device: writes its address here to *pointer, and its bytes,
+// rounding included, to *bytes. What is imported already costs no call to the driver; each import is closed once.
+//
+// Work of the process that shared it has to be ordered before work here, with an event for instance. What is mapped is whole
+// physical allocations: what else they hold, before and behind, is within reach too. GAPLESS_ERROR_GONE where the allocation
+// or its process is gone.
+//
+// handle points to handle_bytes bytes, pointer to a pointer, bytes to a number.
+gapless_status gapless_device_import(int32_t device,
+                                     const uint8_t *handle,
+                                     uint64_t handle_bytes,
+                                     void **pointer,
+                                     uint64_t *bytes);
+
+// Closes an import. With the last one of an address the host waits for the device, and what was mapped there is not any more.
+gapless_status gapless_device_close_import(int32_t device,
+                                           void *pointer);
 
 // Pins an allocation of a device: until gapless_device_unpin has been called as often, its bytes are not handed out again,
 // and what is mapped there stays, also once it was freed. For memory that another process or other hardware uses; not for

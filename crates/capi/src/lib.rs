@@ -15,6 +15,7 @@
 //! cupy.rs       what CuPy calls                   history.rs      the last allocations and frees
 //! registered.rs  blocks that a library registers
 //! pins.rs       blocks that stay where they are
+//! sharing.rs    blocks for other processes, and of other processes
 //! listeners.rs  callbacks for what is mapped and unmapped
 //! peers.rs      access from device to device     foreign.rs      streams of other devices that use a block
 //! ```
@@ -50,6 +51,7 @@ mod registered;
 mod registry;
 mod replay;
 mod reports;
+mod sharing;
 mod status;
 mod streams;
 mod torch;
@@ -77,6 +79,7 @@ pub use registered::*;
 pub use registry::gapless_allocator;
 pub use replay::gapless_replay_json;
 pub use reports::*;
+pub use sharing::*;
 pub use status::*;
 pub use streams::*;
 pub use torch::*;

@@ -17,6 +17,7 @@ use crate::pins::DevicePins;
 use crate::pools::Pools;
 use crate::registered::RegisteredBlocks;
 use crate::registry::{Lifetime, gapless_allocator, register};
+use crate::sharing::Sharing;
 use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, gapless_status};
 use gapless::DeviceAddr;
 use gapless::units::ByteSize;
@@ -38,6 +39,8 @@ pub(crate) struct Device {
     pub pins: DevicePins,
     /// Blocks that libraries register.
     pub registered: RegisteredBlocks,
+    /// What other processes have of this one, and this one of others.
+    pub sharing: Sharing,
     handle: usize,
     /// The highest number of freed bytes that was reported so far.
     pub freed_bytes: AtomicU64,
@@ -104,7 +107,7 @@ impl Device {
             ));
         }
         // SAFETY: the function is extern "C", takes nothing and does not unwind.
-        unsafe { libc::atexit(complete_recordings) };
+        unsafe { libc::atexit(at_exit) };
         let device = Self {
             ordinal,
             handle: register(Arc::clone(&main), Lifetime::Permanent).addr(),
@@ -112,6 +115,7 @@ impl Device {
             foreign: Foreign::new(),
             pins: DevicePins::default(),
             registered: RegisteredBlocks::default(),
+            sharing: Sharing::new(&main.allocator),
             main,
             freed_bytes: AtomicU64::new(0),
             log: conf.log,
@@ -146,9 +150,10 @@ fn path_for(path: &std::path::Path, ordinal: u32) -> PathBuf {
     if ordinal > 0 && !text.contains("%d") { format!("{named}.device{ordinal}").into() } else { named.into() }
 }
 
-extern "C" fn complete_recordings() {
+extern "C" fn at_exit() {
     guard(|| {
         for device in Device::all() {
+            device.sharing.remove_socket();
             if let Err(failure) = device.main.stop_recording()
                 && failure.status != crate::status::GAPLESS_ERROR_NOT_FOUND
             {

@@ -40,6 +40,11 @@ pub const GAPLESS_ERROR_NOT_FOUND: gapless_status = 13;
 /// A bug in gapless, caught before it could reach the caller.
 pub const GAPLESS_ERROR_INTERNAL: gapless_status = 14;
 
+/// Memory could not be shared: the socket, its folder, another user, or a message that makes no sense.
+pub const GAPLESS_ERROR_SHARE: gapless_status = 15;
+/// The allocation of a handle was freed, or its process has ended or does not answer.
+pub const GAPLESS_ERROR_GONE: gapless_status = 16;
+
 /// A failure on its way to the caller.
 #[derive(Debug)]
 pub struct Failure {

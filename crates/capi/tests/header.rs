@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-const SOURCES: [&str; 18] = [
+const SOURCES: [&str; 19] = [
     "status.rs",
     "error_kind.rs",
     "last_error.rs",
@@ -15,6 +15,7 @@ const SOURCES: [&str; 18] = [
     "streams.rs",
     "listeners.rs",
     "registered.rs",
+    "sharing.rs",
     "pins.rs",
     "replay.rs",
     "torch.rs",

@@ -109,6 +109,15 @@ impl<D: Driver + 'static> Exporter<D> {
         Ok(Handle { exporter: started.name, token, socket: started.socket.clone() })
     }
 
+    /// Removes the socket's file at the end of the process: nobody connects any more. The folder's next exporter would do it, too.
+    pub fn remove_socket(&self) {
+        if self.process == std::process::id()
+            && let Some(started) = &*self.started.lock()
+        {
+            let _ = std::fs::remove_file(&started.socket);
+        }
+    }
+
     fn start(&self) -> Result<Started, ShareError> {
         let folder = folder()?;
         remove_stale(&folder);

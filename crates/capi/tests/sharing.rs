@@ -1,0 +1,132 @@
+//! Sharing through the C interface, between two processes of one simulated device.
+
+mod gpu;
+#[path = "../../../tests/simulated/mod.rs"]
+mod simulated;
+
+use gapless_capi::*;
+use gpu::{Gpu, with_devices};
+use std::ffi::c_void;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::ptr::{null, null_mut};
+
+const MIB: u64 = 1 << 20;
+const MAIN: *mut CUstream_st = null_mut();
+const PEER: &str = "GAPLESS_TEST_PEER";
+
+type Bytes = [u8; GAPLESS_SHARE_HANDLE_BYTES];
+
+fn alloc(bytes: u64) -> *mut c_void {
+    let mut pointer = null_mut();
+    // SAFETY: the out-parameter is valid.
+    assert_eq!(unsafe { gapless_device_alloc(0, bytes, MAIN, &raw mut pointer) }, GAPLESS_OK);
+    pointer
+}
+
+fn export(pointer: *const c_void) -> Result<(Bytes, u64), gapless_status> {
+    let (mut handle, mut offset) = ([0; GAPLESS_SHARE_HANDLE_BYTES], 77);
+    // SAFETY: the out-parameters are valid.
+    match unsafe { gapless_device_export(0, pointer, handle.as_mut_ptr(), &raw mut offset) } {
+        GAPLESS_OK => Ok((handle, offset)),
+        status => Err(status),
+    }
+}
+
+fn import(handle: &[u8]) -> Result<(*mut c_void, u64), gapless_status> {
+    let (mut pointer, mut bytes) = (null_mut(), 0);
+    // SAFETY: the out-parameters are valid.
+    match unsafe { gapless_device_import(0, handle.as_ptr(), handle.len() as u64, &raw mut pointer, &raw mut bytes) } {
+        GAPLESS_OK => Ok((pointer, bytes)),
+        status => Err(status),
+    }
+}
+
+/// Runs a test with sockets and a device of its own; `peer` in the other process.
+fn with_peer(test: &str, main: impl FnOnce(), peer: impl FnOnce()) {
+    let place = tempfile::tempdir().unwrap();
+    let (sockets, devices) = (place.path().join("sockets"), place.path().join("devices"));
+    let settings =
+        [("GAPLESS_SHARE_DIR", sockets.to_str().unwrap()), ("GAPLESS_SIM_SHARED", devices.to_str().unwrap())];
+    with_devices(test, &settings, || if std::env::var_os(PEER).is_some() { peer() } else { main() });
+    if std::env::var_os("GAPLESS_TEST_INNER").is_none() {
+        assert_eq!(std::fs::read_dir(&sockets).unwrap().count(), 0, "a socket is left");
+    }
+}
+
+#[test]
+fn blocks_of_another_process() {
+    let test = "blocks_of_another_process";
+    let main = || {
+        let gpu = Gpu::open(0);
+        let block = alloc(3 * MIB);
+        gpu.fill(MAIN, block, 7, 3 * MIB as usize);
+        assert_eq!(gpu.read(MAIN, block, 16), vec![7; 16]);
+        let inside = block.wrapping_byte_add(2 * MIB as usize);
+        let ((handle, offset), (same, none)) = (export(inside).unwrap(), export(block).unwrap());
+        assert_eq!((handle, offset, none), (same, 2 * MIB, 0));
+        assert_eq!(&handle[..8], b"gapless1");
+
+        let mut peer = Command::new(std::env::current_exe().unwrap());
+        peer.args(["--exact", test, "--nocapture"]).env(PEER, "1").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut peer = peer.spawn().unwrap();
+        let (mut to, from) = (peer.stdin.take().unwrap(), peer.stdout.take().unwrap());
+        let hex: String = handle.iter().map(|byte| format!("{byte:02x}")).collect();
+        writeln!(to, "{hex}").unwrap();
+        let mut said = BufReader::new(from).lines().map_while(Result::ok).filter(|line| line.contains("peer: "));
+        assert!(said.next().unwrap().ends_with("wrote"));
+        assert_eq!(gpu.read(MAIN, inside, 16), vec![8; 16]);
+        // Freed while it is open there.
+        assert_eq!(gapless_device_free(0, block, 0), GAPLESS_OK);
+        writeln!(to, "freed").unwrap();
+        assert!(said.next().unwrap().ends_with("closed"));
+        drop(to);
+        assert!(said.next().is_none() && peer.wait().unwrap().success());
+    };
+    let peer = || {
+        let gpu = Gpu::open(0);
+        let mut lines = std::io::stdin().lines().map(Result::unwrap);
+        let hex = lines.next().unwrap();
+        let handle: Vec<u8> =
+            (0..hex.len() / 2).map(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap()).collect();
+        let (first, bytes) = import(&handle).unwrap();
+        let (second, _) = import(&handle).unwrap();
+        assert_eq!((first, bytes), (second, 3 * MIB));
+        assert_eq!(gpu.read(MAIN, first, 16), vec![7; 16]);
+        gpu.fill(MAIN, first.wrapping_byte_add(2 * MIB as usize), 8, 64);
+        gpu.read(MAIN, first, 1);
+        println!("peer: wrote");
+        assert_eq!(lines.next().unwrap(), "freed");
+        assert_eq!(gapless_device_close_import(0, first), GAPLESS_OK);
+        assert_eq!(gpu.read(MAIN, first, 16), vec![7; 16], "it is open once more");
+        assert_eq!(gapless_device_close_import(0, first), GAPLESS_OK);
+        assert_eq!(gapless_device_close_import(0, first), GAPLESS_ERROR_NOT_ALLOCATED);
+        assert_eq!(import(&handle), Err(GAPLESS_ERROR_GONE));
+        println!("peer: closed");
+    };
+    with_peer(test, main, peer);
+}
+
+#[test]
+fn what_cannot_be_shared_is_refused() {
+    let test = "what_cannot_be_shared_is_refused";
+    let main = || {
+        let block = alloc(MIB);
+        let (handle, _) = export(block).unwrap();
+        assert_eq!(import(&handle[..100]), Err(GAPLESS_ERROR_INVALID_ARGUMENT));
+        assert_eq!(import(&[0; GAPLESS_SHARE_HANDLE_BYTES]), Err(GAPLESS_ERROR_INVALID_ARGUMENT));
+        // In the same process, too.
+        let (pointer, bytes) = import(&handle).unwrap();
+        assert!(pointer != block && bytes == MIB);
+        assert_eq!(gapless_device_close_import(0, pointer), GAPLESS_OK);
+        assert_eq!(export(pointer), Err(GAPLESS_ERROR_NOT_ALLOCATED));
+        assert_eq!(gapless_device_free(0, block, 0), GAPLESS_OK);
+        assert_eq!((export(block), import(&handle)), (Err(GAPLESS_ERROR_NOT_ALLOCATED), Err(GAPLESS_ERROR_GONE)));
+        // SAFETY: null out-parameters are refused.
+        let refused = unsafe { gapless_device_export(0, block, null_mut(), null_mut()) };
+        // SAFETY: as above.
+        let too = unsafe { gapless_device_import(0, null(), 192, null_mut(), null_mut()) };
+        assert_eq!((refused, too), (GAPLESS_ERROR_INVALID_ARGUMENT, GAPLESS_ERROR_INVALID_ARGUMENT));
+    };
+    with_peer(test, main, || unreachable!());
+}
