@@ -67,11 +67,6 @@ impl World {
         self.bytes() <= 64 * MIB
     }
 
-    /// Returns `true` if every chunk is one page.
-    pub fn has_single_pages(&self) -> bool {
-        self.chunk_pages == 1
-    }
-
     /// Applies the settings that are the same for all users of the allocator.
     pub fn settings<D: Driver>(&self, builder: Builder<D>) -> Builder<D> {
         let chunks = match self.chunk_pages {

@@ -115,6 +115,7 @@ impl<D: Device> Runner<D> {
     fn shrink_range(&mut self, index: usize, pages: u64) {
         let mapped = self.instance().oracle.ranges[index].pages.len();
         let going = usize::try_from(pages).expect("few pages").min(mapped);
+        let boundary = first_whole_chunk(&self.instance().oracle.ranges[index], mapped - going);
         self.verify_pages(index, mapped - going);
         let page_bytes = self.world.page_bytes;
         let instance = self.instance_mut();
@@ -125,10 +126,7 @@ impl<D: Device> Runner<D> {
         match result {
             Ok(bytes) => {
                 assert_eq!(bytes, (mapped - left) as u64 * page_bytes, "shrink returns the number of bytes unmapped");
-                assert!(
-                    !self.world.has_single_pages() || left == mapped - going,
-                    "all pages that can be unmapped are unmapped"
-                );
+                assert_eq!(left, boundary, "all chunks that can be unmapped are unmapped, and no other");
             }
             Err(error) if self.waits_for_capture(&error) => {}
             Err(AllocError::Driver(error)) => {
@@ -151,7 +149,7 @@ impl<D: Device> Runner<D> {
         if !theirs[first..].iter().all(|page| self.order(page.last_user, stream)) {
             return;
         }
-        let single = self.world.has_single_pages();
+        let boundary = first_whole_chunk(&self.instance().oracle.ranges[from], first);
         let unmapped_pages = {
             let range = &self.instance().oracle.ranges[to];
             range.reserved_pages - range.pages.len() as u64
@@ -162,8 +160,7 @@ impl<D: Device> Runner<D> {
             Ok(bytes) => {
                 let moved = usize::try_from(bytes / page_bytes).expect("few pages");
                 let theirs = &mut instance.oracle.ranges[from].pages;
-                assert!(moved <= theirs.len() - first, "{moved} pages were moved, {pages} requested");
-                assert!(!single || moved == theirs.len() - first, "all pages that can be moved are moved");
+                assert_eq!(moved, theirs.len() - boundary, "all chunks that can be moved are moved, and no other");
                 let start = instance.oracle.ranges[to].pages.len();
                 let theirs = &mut instance.oracle.ranges[from].pages;
                 let moving = theirs.split_off(theirs.len() - moved);
@@ -262,4 +259,9 @@ impl<D: Device> Runner<D> {
 
 fn at(range: &Range, page: usize, page_bytes: u64) -> DeviceAddr {
     range.addr.offset(page as u64 * page_bytes)
+}
+
+/// Returns the first page from `page` on that begins a chunk, or the number of pages: from the end, whole chunks are given up.
+fn first_whole_chunk(range: &Range, page: usize) -> usize {
+    (page..range.pages.len()).find(|page| range.pages[*page].memory.1 == 0).unwrap_or(range.pages.len())
 }

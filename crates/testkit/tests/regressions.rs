@@ -139,3 +139,20 @@ fn what_the_device_has_left_is_asked_again() {
         ],
     );
 }
+
+/// The chunk of a registered block is ordinary memory once the block is free, however large the other chunks are: a range that
+/// takes it gives it up whole. The oracle expected chunks of a page only.
+#[test]
+fn a_range_gives_up_what_was_a_registered_block_whole() {
+    let world = World { pages: 6, chunk_pages: 1, streams: 1, ..World::default() };
+    run::<Model>(
+        &world,
+        &[
+            AllocRegistered { pages: 2, stream: 0 },
+            FreeRegistered { block: 0 },
+            ReserveRange { pages: 3 },
+            GrowRange { range: 0, pages: 3, stream: 0 },
+            ShrinkRange { range: 0, pages: 1 },
+        ],
+    );
+}
