@@ -2,9 +2,7 @@
 
 mod simulated;
 
-use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::process::{Child, Command, Stdio};
 
 use gapless::StreamId;
 use gapless::driver::cuda::{CudaDriver, Sharing};
@@ -13,7 +11,8 @@ use gapless::driver::{
     ModelDriver, StreamDriver, WorkDriver,
 };
 use gapless::units::{DeviceAddr, MIB};
-use simulated::{library, with_settings};
+use simulated::library;
+use simulated::processes::{Peer, given, say_and_wait, with_shared_device};
 
 const MAIN: StreamId = StreamId::DEFAULT;
 const PAGE: u64 = 2 * MIB;
@@ -182,77 +181,15 @@ fn the_simulated_library_refuses_what_a_device_does() {
     driver.unmap(addr, PAGE).unwrap();
 }
 
-/// The variable that says what part a process plays.
-const PART: &str = "GAPLESS_TEST_PART";
-/// The variable with the number of an inherited descriptor.
-const DESCRIPTOR: &str = "GAPLESS_TEST_DESCRIPTOR";
-
-/// The other process of a test: the same test again, which says a line when it has done its part and ends on the next one
-/// that it is told.
-struct Peer {
-    child: Child,
-    said: BufReader<std::process::ChildStdout>,
-}
-
-impl Peer {
-    /// Starts the peer; a descriptor is inherited by it.
-    fn start(test: &str, descriptor: Option<&OwnedFd>) -> Self {
-        let inherited = descriptor.map(|descriptor| rustix::io::dup(descriptor).unwrap());
-        let number = inherited.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", test, "--nocapture"])
-            .env(PART, "peer")
-            .env(DESCRIPTOR, number.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let said = BufReader::new(child.stdout.take().unwrap());
-        Self { child, said }
-    }
-
-    /// Returns what the peer says when it is done.
-    fn says(&mut self) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert!(self.said.read_line(&mut line).unwrap() > 0, "the peer has failed");
-            if let Some((_, text)) = line.split_once("peer: ") {
-                return text.trim().to_owned();
-            }
-        }
-    }
-
-    fn end(mut self) {
-        self.child.stdin.take().unwrap().write_all(b"end\n").unwrap();
-        std::io::copy(&mut self.said, &mut std::io::sink()).unwrap();
-        assert!(self.child.wait().unwrap().success());
-    }
-
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-/// The peer's side of [`Peer::says`] and [`Peer::end`].
-fn say_and_wait(text: &str) {
-    println!("peer: {text}");
-    let _ = std::io::stdin().read(&mut [0; 1]).unwrap();
+/// Returns what a peer finds an inherited descriptor by.
+fn number_of(inherited: &OwnedFd) -> String {
+    inherited.as_raw_fd().to_string()
 }
 
 /// Opens a descriptor of another process.
 fn of_process(process: u32, number: &str) -> OwnedFd {
     let path = format!("/proc/{process}/fd/{number}");
     std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap().into()
-}
-
-/// Runs both parts of a test with a device that they share.
-fn with_shared_device(test: &str, main: impl FnOnce(), peer: impl FnOnce()) {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("devices");
-    let settings = [("GAPLESS_SIM_SHARED", file.to_str().unwrap()), ("GAPLESS_SIM_CAPACITY", "64MiB")];
-    with_settings(test, &settings, || if std::env::var_os(PART).is_some() { peer() } else { main() });
 }
 
 #[test]
@@ -264,8 +201,9 @@ fn two_processes_write_to_the_same_memory() {
         let addr = map(&driver, chunk, 2 * PAGE);
         fill(&driver, addr, PAGE, 1);
         let descriptor = driver.export(chunk).unwrap();
+        let inherited = rustix::io::dup(&descriptor).unwrap();
         let both = CAPACITY - 3 * PAGE - 2 * OWN;
-        let mut peer = Peer::start(test, Some(&descriptor));
+        let mut peer = Peer::start(test, &number_of(&inherited));
         assert_eq!(peer.says(), both.to_string(), "a chunk counts once, the peer's own once more");
         assert_eq!(free(&driver), both);
         assert!(holds(&driver, addr.offset(PAGE), PAGE, 2) && holds(&driver, addr, PAGE, 1));
@@ -274,7 +212,7 @@ fn two_processes_write_to_the_same_memory() {
         // It stays the peer's when it is released here.
         driver.unmap(addr, 2 * PAGE).unwrap();
         driver.release(chunk).unwrap();
-        drop(descriptor);
+        drop((descriptor, inherited));
         assert_eq!(free(&driver), both);
         peer.end();
         assert_eq!(free(&driver), CAPACITY - OWN);
@@ -283,7 +221,7 @@ fn two_processes_write_to_the_same_memory() {
     };
     let peer = || {
         let driver = simulated();
-        let number = std::env::var(DESCRIPTOR).unwrap();
+        let number = given();
         let descriptor = of_process(std::process::id(), &number);
         let chunk = driver.import(descriptor.as_fd(), 2 * PAGE).unwrap();
         let addr = map(&driver, chunk, 2 * PAGE);
@@ -293,7 +231,7 @@ fn two_processes_write_to_the_same_memory() {
         say_and_wait(&free(&driver).to_string());
         driver.release(own).unwrap();
     };
-    with_shared_device(test, main, peer);
+    with_shared_device(test, "64MiB", main, peer);
 }
 
 #[test]
@@ -301,8 +239,8 @@ fn an_exporter_or_importer_that_is_killed_gives_its_memory_back() {
     let test = "an_exporter_or_importer_that_is_killed_gives_its_memory_back";
     let main = || {
         let driver = simulated();
-        let mut exporter = Peer::start(test, None);
-        let descriptor = of_process(exporter.child.id(), &exporter.says());
+        let mut exporter = Peer::start(test, "");
+        let descriptor = of_process(exporter.id(), &exporter.says());
         assert_eq!(free(&driver), CAPACITY - 4 * PAGE - 2 * OWN);
         let chunk = driver.import(descriptor.as_fd(), PAGE).unwrap();
         let addr = map(&driver, chunk, PAGE);
@@ -310,7 +248,8 @@ fn an_exporter_or_importer_that_is_killed_gives_its_memory_back() {
         assert_eq!(free(&driver), CAPACITY - PAGE - OWN, "its own memory is back, the imported chunk is not");
         assert!(holds(&driver, addr, PAGE, 1));
 
-        let mut importer = Peer::start(test, Some(&descriptor));
+        let inherited = rustix::io::dup(&descriptor).unwrap();
+        let mut importer = Peer::start(test, &number_of(&inherited));
         importer.says();
         assert_eq!(free(&driver), CAPACITY - 2 * PAGE - 2 * OWN);
         importer.kill();
@@ -322,8 +261,8 @@ fn an_exporter_or_importer_that_is_killed_gives_its_memory_back() {
     };
     let peer = || {
         let driver = simulated();
-        let number = std::env::var(DESCRIPTOR).unwrap();
-        if number == "-1" {
+        let number = given();
+        if number.is_empty() {
             let chunk = driver.create(PAGE).unwrap();
             fill(&driver, map(&driver, chunk, PAGE), PAGE, 1);
             let _own = driver.create(3 * PAGE).unwrap();
@@ -336,5 +275,5 @@ fn an_exporter_or_importer_that_is_killed_gives_its_memory_back() {
             say_and_wait("written");
         }
     };
-    with_shared_device(test, main, peer);
+    with_shared_device(test, "64MiB", main, peer);
 }

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "every test binary uses a part of this module")]
 
+pub mod processes;
+
 use gapless::driver::MemoryDriver;
 use gapless::units::DeviceAddr;
 use std::path::PathBuf;

@@ -153,7 +153,7 @@ impl Slot {
 }
 
 /// Returns when a process was started, in clock ticks since the machine was, or `None` if it has ended.
-fn start_time(process: u64) -> Option<u64> {
+pub(crate) fn start_time(process: u64) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The fields follow the name, which is in parentheses and may contain anything.
     let mut fields = text.rsplit_once(')')?.1.split_whitespace();

@@ -8,6 +8,9 @@
 //! have one, mappings are unmapped as a whole, a forbidden function called during a stream capture ends the capture without
 //! a graph, and after work has accessed memory that is not mapped, or to which its device was not given access, the context
 //! is lost and every later call returns error 700. A program that uses a stream that it has destroyed is stopped.
+//!
+//! Processes share chunks by descriptors, and events and memory of `cuMemAlloc` by handles. With `GAPLESS_SIM_SHARED`, they share
+//! the memory of the devices, too.
 
 #![allow(non_snake_case, reason = "the functions have the names of the driver API")]
 #![allow(clippy::missing_safety_doc, reason = "each function has the contract of the same function in cuda.h")]
@@ -17,6 +20,7 @@
 mod accounts;
 mod calls;
 mod interruption;
+mod ipc;
 mod kernels;
 mod others;
 pub mod settings;

@@ -2,8 +2,9 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::OnceLock;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use gapless::DeviceAddr;
 use gapless::driver::host::{HostConfig, HostDriver};
@@ -11,6 +12,7 @@ use gapless::driver::{ChunkHandle, DriverResult, MemoryDriver};
 use parking_lot::{Mutex, RwLock};
 
 use crate::accounts::Accounts;
+use crate::ipc::{OfProcess, SharedEvent};
 use crate::settings::Settings;
 use crate::streams::{Marker, Op, Streams};
 
@@ -30,8 +32,10 @@ pub struct State {
     pub mappings: RwLock<BTreeMap<u64, Mapping>>,
     /// Reservations by address: size in bytes and device.
     pub reservations: Mutex<BTreeMap<u64, (u64, usize)>>,
-    /// Memory of `cuMemAlloc` by address: size in bytes and handle of the chunk.
-    pub plain: Mutex<HashMap<u64, (u64, u64)>>,
+    /// Memory of `cuMemAlloc` by address.
+    pub plain: Mutex<HashMap<u64, PlainMemory>>,
+    /// Memory of `cuMemAlloc` in other processes by address.
+    pub opened: Mutex<HashMap<u64, Opened>>,
     /// Memory of `cuMemAllocHost` by address: size in bytes.
     pub pinned: Mutex<HashMap<u64, usize>>,
     /// Events by handle.
@@ -102,6 +106,28 @@ pub struct Mapping {
     pub granted: DeviceSet,
 }
 
+/// Memory of `cuMemAlloc`.
+pub struct PlainMemory {
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Handle of the device's host driver.
+    pub chunk: ChunkHandle,
+    /// The file that other processes open, if there is a handle for them.
+    pub file: Option<Arc<OwnedFd>>,
+}
+
+/// Memory of `cuMemAlloc` in another process.
+pub struct Opened {
+    /// What it was opened by.
+    pub name: OfProcess,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Handle of the device's host driver.
+    pub chunk: ChunkHandle,
+    /// Number of times it is to be closed.
+    pub times: u32,
+}
+
 /// A set of devices.
 #[derive(Clone, Copy, Default)]
 pub struct DeviceSet(u64);
@@ -145,6 +171,18 @@ pub struct Event {
     pub recorded: Option<Marker>,
     /// The number of the capture that the last recording belongs to, if any.
     pub captured: Option<u64>,
+    /// The recordings of an event that other processes have, too, instead of `recorded`.
+    pub shared: Option<Arc<SharedEvent>>,
+    /// Whether the event was created by another process.
+    pub imported: bool,
+}
+
+impl Event {
+    /// Returns `true` if the work before the last recording has completed.
+    pub fn is_complete(&self) -> bool {
+        self.recorded.as_ref().is_none_or(Marker::is_complete)
+            && self.shared.as_ref().is_none_or(|shared| shared.is_complete(shared.last()))
+    }
 }
 
 /// Whether `cuInit` was called successfully.
@@ -183,6 +221,7 @@ impl State {
                 mappings: RwLock::default(),
                 reservations: Mutex::default(),
                 plain: Mutex::default(),
+                opened: Mutex::default(),
                 pinned: Mutex::default(),
                 events: Mutex::default(),
                 modules: Mutex::default(),
@@ -263,38 +302,55 @@ impl State {
 
     /// Allocates memory for `cuMemAlloc`, and returns its address.
     pub fn allocate(&self, device: usize, bytes: u64) -> DriverResult<u64> {
+        let bytes = bytes.next_multiple_of(self.devices[device].host.granularity());
+        let (addr, chunk) = self.map_plain(device, bytes, |host| host.create(bytes))?;
+        self.plain.lock().insert(addr, PlainMemory { bytes, chunk, file: None });
+        Ok(addr)
+    }
+
+    /// Maps a chunk of `bytes` bytes that `obtain` returns at addresses of its own, as memory without a handle that the program
+    /// has. Returns the address and the chunk.
+    pub fn map_plain(
+        &self,
+        device: usize,
+        bytes: u64,
+        obtain: impl FnOnce(&HostDriver) -> DriverResult<ChunkHandle>,
+    ) -> DriverResult<(u64, ChunkHandle)> {
         let host = &self.devices[device].host;
-        let bytes = bytes.next_multiple_of(host.granularity());
-        let handle = self.accounted(device, |host| host.create(bytes))?;
+        let chunk = self.accounted(device, obtain)?;
         let addr = host.reserve(bytes, host.granularity()).inspect_err(|_| {
-            let _ = self.accounted(device, |host| host.release(handle));
+            let _ = self.accounted(device, |host| host.release(chunk));
         })?;
-        let mapped = host.map(addr, bytes, handle).and_then(|()| {
+        let mapped = host.map(addr, bytes, chunk).and_then(|()| {
             host.set_access(addr, bytes).inspect_err(|_| {
                 let _ = host.unmap(addr, bytes);
             })
         });
         if let Err(error) = mapped {
             let _ = host.address_free(addr, bytes);
-            let _ = self.accounted(device, |host| host.release(handle));
+            let _ = self.accounted(device, |host| host.release(chunk));
             return Err(error);
         }
         self.reservations.lock().insert(addr.0, (bytes, device));
         let mapping = Mapping { bytes, device, chunk: 0, rdma: false, granted: DeviceSet::default().with(device) };
         self.mappings.write().insert(addr.0, mapping);
-        self.plain.lock().insert(addr.0, (bytes, handle.0));
-        Ok(addr.0)
+        Ok((addr.0, chunk))
     }
 
-    /// Frees memory of [`allocate`](Self::allocate). Returns `false` if the address is unknown.
-    pub fn free(&self, addr: u64) -> bool {
-        let Some((bytes, handle)) = self.plain.lock().remove(&addr) else { return false };
-        let Some((_, device)) = self.reservations.lock().remove(&addr) else { return false };
+    /// Undoes [`map_plain`](Self::map_plain).
+    pub fn unmap_plain(&self, addr: u64, bytes: u64, chunk: ChunkHandle) {
+        let Some((_, device)) = self.reservations.lock().remove(&addr) else { return };
         self.mappings.write().remove(&addr);
         let host = &self.devices[device].host;
         let _ = host.unmap(DeviceAddr(addr), bytes);
         let _ = host.address_free(DeviceAddr(addr), bytes);
-        let _ = self.accounted(device, |host| host.release(ChunkHandle(handle)));
+        let _ = self.accounted(device, |host| host.release(chunk));
+    }
+
+    /// Frees memory of [`allocate`](Self::allocate). Returns `false` if the address is unknown.
+    pub fn free(&self, addr: u64) -> bool {
+        let Some(memory) = self.plain.lock().remove(&addr) else { return false };
+        self.unmap_plain(addr, memory.bytes, memory.chunk);
         true
     }
 }

@@ -148,6 +148,7 @@ pub fn pointer<T>(token: u64) -> *mut T {
 
 mod contexts;
 mod graphs;
+mod ipc;
 mod launch;
 mod plain_memory;
 mod sharing;

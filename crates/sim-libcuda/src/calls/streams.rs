@@ -2,6 +2,7 @@
 
 use super::graphs::{self, InCapture};
 use super::*;
+use crate::ipc::SharedEvent;
 
 /// Returns an error if the stream is being captured, which ends the capture.
 macro_rules! not_captured {
@@ -91,13 +92,27 @@ pub unsafe extern "C" fn cuStreamGetId(stream: *mut c_void, id: *mut u64) -> Cod
 
 /// `CU_EVENT_BLOCKING_SYNC`.
 const BLOCKING_SYNC: c_uint = 1;
+/// `CU_EVENT_DISABLE_TIMING`.
+const DISABLE_TIMING: c_uint = 2;
+/// `CU_EVENT_INTERPROCESS`.
+const INTERPROCESS: c_uint = 4;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, flags: c_uint) -> Code {
     let (state, _) = begin_current!("cuEventCreate");
+    let shared = match flags & (INTERPROCESS | DISABLE_TIMING) {
+        // An event of several processes measures no time.
+        INTERPROCESS => return INVALID,
+        flags if flags & INTERPROCESS != 0 => match SharedEvent::create() {
+            Ok(shared) => Some(Arc::new(shared)),
+            Err(_) => return E::CUDA_ERROR_OPERATING_SYSTEM.0,
+        },
+        _ => None,
+    };
     let token = state.token();
     let context = CURRENT.get().unwrap_or_default();
-    state.events.lock().insert(token, Event { context, blocking: flags & BLOCKING_SYNC != 0, ..Event::default() });
+    let created = Event { context, blocking: flags & BLOCKING_SYNC != 0, shared, ..Event::default() };
+    state.events.lock().insert(token, created);
     // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(event, pointer(token)) }
 }
@@ -118,10 +133,16 @@ pub unsafe extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) 
     if event.context != stream.context {
         return HANDLE;
     }
+    if let Some(shared) = &event.shared {
+        not_captured!(stream);
+        let (shared, recording) = (Arc::clone(shared), shared.record());
+        state.streams.queue(&stream, Op::Run(Arc::new(move || shared.complete(recording))));
+        return OK;
+    }
     let captured = stream.capture().map(|capture| capture.id);
     // Queue an empty operation, so that the event completes in stream order on an idle stream too.
     state.streams.queue(&stream, Op::Run(Arc::new(|| {})));
-    *event = Event { recorded: stream.tail(), captured, ..*event };
+    (event.recorded, event.captured) = (stream.tail(), captured);
     OK
 }
 
@@ -135,7 +156,7 @@ pub unsafe extern "C" fn cuEventQuery(event: *mut c_void) -> Code {
     if lost != 0 {
         return lost;
     }
-    if event.recorded.is_none_or(|marker| marker.is_complete()) { OK } else { NOT_READY }
+    if event.is_complete() { OK } else { NOT_READY }
 }
 
 #[unsafe(no_mangle)]
@@ -147,9 +168,12 @@ pub unsafe extern "C" fn cuEventSynchronize(event: *mut c_void) -> Code {
     forbidden_in_capture!(state);
     let Some(event) = state.events.lock().get(&(event as u64)).cloned() else { return HANDLE };
     not_of_a_capture!(state, event);
-    if let Some(marker) = event.recorded {
-        state.spins.fetch_add(u64::from(!event.blocking && !marker.is_complete()), Ordering::Relaxed);
+    state.spins.fetch_add(u64::from(!event.blocking && !event.is_complete()), Ordering::Relaxed);
+    if let Some(marker) = &event.recorded {
         marker.wait();
+    }
+    if let Some(shared) = &event.shared {
+        shared.wait(shared.last());
     }
     state.devices[event.context.device].lost.load(Ordering::Acquire)
 }
@@ -166,6 +190,10 @@ pub unsafe extern "C" fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_vo
     }
     if let Some(marker) = event.recorded {
         state.streams.queue(&stream, Op::Wait(marker));
+    }
+    if let Some(shared) = event.shared {
+        let recording = shared.last();
+        state.streams.queue(&stream, Op::Run(Arc::new(move || shared.wait(recording))));
     }
     OK
 }
