@@ -11,6 +11,7 @@ import warnings
 from types import ModuleType
 from typing import Any, Callable, Optional
 
+from . import _ipc
 from ._imports import after_import
 
 _TREES = "torch._inductor.cudagraph_trees"
@@ -21,7 +22,8 @@ def switch_off(torch: Any) -> None:
     """Switches off what would raise."""
     _switch_off_benchmark(torch)
     after_import(_TREES, _switch_off_graph_trees)
-    _refuse_sharing(torch)
+    _refuse_sending(torch)
+    _ipc.accept(torch)
 
 
 def _warn_once(text: str) -> None:
@@ -97,13 +99,14 @@ def _switch_off_graph_trees(trees: ModuleType) -> None:
         trees.get_manager = find_manager  # type: ignore[attr-defined]
 
 
-def _refuse_sharing(torch: Any) -> None:
-    """Memory cannot be sent to another process: say what to do, in place of a request to file an issue."""
+def _refuse_sending(torch: Any) -> None:
+    """No plug-in's memory can be sent to another process: say what to do, in place of a request to file an issue."""
 
     def share(self: Any, *_: Any, **__: Any) -> Any:
         raise RuntimeError(
-            "gapless's memory cannot be shared with another process (CUDA IPC): its pages move. Send a copy in host memory, "
-            "tensor.cpu(), or run this program without gapless. vLLM and SGLang: --disable-custom-all-reduce"
+            "gapless's memory cannot be sent to another process: PyTorch asks only an allocator object for it, and gapless is "
+            "in use as a plug-in here. Use a version of PyTorch that gapless has an object for, or send a copy in host memory, "
+            "tensor.cpu()"
         )
 
     storage = getattr(torch, "UntypedStorage", None)

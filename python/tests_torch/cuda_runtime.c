@@ -209,6 +209,26 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEve
     return cudaSuccess;
 }
 
+/* Between processes: the driver's handles have the same bytes. */
+
+cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t event) {
+    IN_CONTEXT(cuIpcGetEventHandle((CUipcEventHandle *)handle, event));
+}
+cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *event, cudaIpcEventHandle_t handle) {
+    CUipcEventHandle same;
+    memcpy(&same, &handle, sizeof same);
+    IN_CONTEXT(cuIpcOpenEventHandle(event, same));
+}
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *pointer) {
+    IN_CONTEXT(cuIpcGetMemHandle((CUipcMemHandle *)handle, (CUdeviceptr)pointer));
+}
+cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsigned int flags) {
+    CUipcMemHandle same;
+    memcpy(&same, &handle, sizeof same);
+    IN_CONTEXT(cuIpcOpenMemHandle((CUdeviceptr *)pointer, same, flags));
+}
+cudaError_t cudaIpcCloseMemHandle(void *pointer) { IN_CONTEXT(cuIpcCloseMemHandle((CUdeviceptr)pointer)); }
+
 /* Captures and graphs. */
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
@@ -299,19 +319,19 @@ cudaError_t cudaHostUnregister(void *pointer) {
 
 /* What programs look up, and the simulated driver does not have. */
 cudaError_t cudaDeviceReset(void) { return answer(CUDA_ERROR_NOT_SUPPORTED); }
-cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *pointer) {
-    (void)handle, (void)pointer;
-    return answer(CUDA_ERROR_NOT_SUPPORTED);
-}
-cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsigned int flags) {
-    (void)pointer, (void)handle, (void)flags;
-    return answer(CUDA_ERROR_NOT_SUPPORTED);
-}
 
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer) {
     memset(attributes, 0, sizeof *attributes);
-    CUcontext context = NULL;
-    (void)context;
+    cudaError_t entered = enter();
+    if (entered != cudaSuccess) {
+        return entered;
+    }
+    unsigned int type = 0;
+    if (cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)pointer) == CUDA_SUCCESS) {
+        attributes->type = cudaMemoryTypeDevice;
+        attributes->devicePointer = (void *)pointer;
+        return answer(cuPointerGetAttribute(&attributes->device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, (CUdeviceptr)pointer));
+    }
     attributes->type = cudaMemoryTypeUnregistered;
     attributes->device = current_device;
     attributes->hostPointer = (void *)pointer;

@@ -60,7 +60,7 @@ def test_graphs_without_trees_run_and_overwrite_their_results():
     assert "switched off" not in run(START + code)
 
 
-def test_memory_is_not_shared_with_other_processes():
+def test_memory_is_not_sent_to_other_processes():
     for share in ("untyped_storage()._share_cuda_()", "_typed_storage()._share_cuda_()"):
         out = run(
             START
@@ -69,10 +69,10 @@ def test_memory_is_not_shared_with_other_processes():
         """,
             fails=True,
         )
-        assert "cannot be shared with another process" in out
+        assert "cannot be sent to another process" in out
     code = """
         from multiprocessing.reduction import ForkingPickler
         import torch.multiprocessing
         ForkingPickler.dumps(torch.empty(1, device="cuda"))
     """
-    assert "cannot be shared with another process" in run(START + code, fails=True)
+    assert "cannot be sent to another process" in run(START + code, fails=True)

@@ -437,8 +437,15 @@ def cudnn_benchmark(mark):
         torch.backends.cudnn.benchmark = False
 
 
-def shared_with_other_processes(mark):
-    empty(1).untyped_storage()._share_cuda_()
+def sent_to_other_processes(mark):
+    block = empty(3 << 20)
+    *_, counter, offset, _, _ = block.untyped_storage()._share_cuda_()
+    mark("sent")
+    del block
+    mark("until it is received")
+    torch.UntypedStorage._release_ipc_counter(counter, offset, device="cuda:0")
+    torch.cuda.ipc_collect()
+    mark("done")
 
 
 CASES = {

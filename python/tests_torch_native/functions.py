@@ -67,6 +67,13 @@ def of_pool(call):
     return answer
 
 
+def sent():
+    block = empty()
+    *_, counter, offset, _, _ = block.untyped_storage()._share_cuda_()
+    # As a receiver does when it is done.
+    torch.UntypedStorage._release_ipc_counter(counter, offset, device="cuda:0")
+
+
 def annotated():
     block = empty()
     torch.cuda.memory._annotate_tensor(block, "text")
@@ -126,7 +133,7 @@ FUNCTIONS = {
     "torch._C._cuda_resetAccumulatedMemoryStats": lambda: CORE._cuda_resetAccumulatedMemoryStats(0),
     "torch._C._cuda_resetPeakMemoryStats": lambda: CORE._cuda_resetPeakMemoryStats(0),
     "torch._C._cuda_ipc_collect": lambda: CORE._cuda_ipc_collect(),
-    "torch.UntypedStorage._share_cuda_": lambda: empty().untyped_storage()._share_cuda_() and None,
+    "torch.UntypedStorage._share_cuda_": sent,
     "torch.cuda.MemPool.snapshot": lambda: of_pool(lambda pool: pool.snapshot()),
     "torch.cuda.MemPool.use_count": lambda: of_pool(lambda pool: pool.use_count()),
     "torch.cuda.memory._annotate_tensor": annotated,

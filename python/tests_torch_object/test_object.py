@@ -284,9 +284,15 @@ def test_profilers_get_figures():
     assert 6 * MIB in figures and -6 * MIB in figures
 
 
-def test_memory_is_not_shared_with_other_processes():
-    with pytest.raises(RuntimeError, match="cannot be shared with another process"):
-        empty(1).untyped_storage()._share_cuda_()
+def test_memory_of_pools_is_sent_to_other_processes_too():
+    """What python/tests_torch_native/ipc_script.py does not send."""
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        tensor = empty(4 * MIB)
+    device, handle, size, offset, *counter, _, _ = tensor.untyped_storage()._share_cuda_()
+    assert (device, handle[:8], size, offset) == (0, b"gapless1", 4 * MIB, 0)
+    # As a receiver does when it is done.
+    torch.UntypedStorage._release_ipc_counter(*counter, device="cuda:0")
 
 
 def test_memory_fraction():

@@ -14,7 +14,8 @@ using Block = gapless_torch_block;
 using Figures = gapless_torch_figures;
 
 #define GAPLESS_FUNCTIONS(do)                                                                                        \
-    do(device_add_map_listener) do(device_remove_map_listener) do(last_error) do(torch_alloc) do(torch_alloc_again)  \
+    do(device_add_map_listener) do(device_close_import) do(device_export) do(device_import)                           \
+    do(device_remove_map_listener) do(last_error) do(torch_alloc) do(torch_alloc_again)                              \
     do(torch_blocks) do(torch_delete) do(torch_describe)                                                             \
     do(torch_device_of) do(torch_end_allocate_to_pool) do(torch_figures_of) do(torch_lend_pool) do(torch_open_pool)  \
     do(torch_pool_users) do(torch_pools) do(torch_reaches) do(torch_release_pool) do(torch_reset_peaks)              \

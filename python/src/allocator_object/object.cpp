@@ -317,12 +317,33 @@ cudaError_t AllocatorObject::memcpyAsync(void *to, int to_device, const void *fr
 }
 
 native::ShareableHandle AllocatorObject::shareIpcHandle(void *pointer) {
-    TORCH_CHECK(!is_ours(pointer),
-                "gapless's memory cannot be shared with another process (CUDA IPC): its pages move. Send a copy in host "
-                "memory, tensor.cpu(), or run this program without gapless. vLLM and SGLang: --disable-custom-all-reduce");
-    return native_->shareIpcHandle(pointer);
+    if (!is_ours(pointer)) {
+        return native_->shareIpcHandle(pointer);
+    }
+    std::string handle(GAPLESS_SHARE_HANDLE_BYTES, '\0');
+    uint64_t offset = 0;
+    int device = gapless_.torch_device_of(pointer);
+    check(gapless_.device_export(device, pointer, reinterpret_cast<uint8_t *>(handle.data()), &offset),
+          "sending memory to another process");
+    return {static_cast<ptrdiff_t>(offset), std::move(handle)};
 }
 
-std::shared_ptr<void> AllocatorObject::getIpcDevPtr(std::string handle) { return native_->getIpcDevPtr(std::move(handle)); }
+std::shared_ptr<void> AllocatorObject::getIpcDevPtr(std::string handle) {
+    // What every handle of gapless begins with, and none of PyTorch's.
+    if (handle.compare(0, 7, "gapless") != 0) {
+        return native_->getIpcDevPtr(std::move(handle));
+    }
+    int device = 0;
+    C10_CUDA_CHECK(cudaGetDevice(&device));
+    void *memory = nullptr;
+    uint64_t bytes = 0;
+    check(gapless_.device_import(device, reinterpret_cast<const uint8_t *>(handle.data()), handle.size(), &memory, &bytes),
+          "memory of another process");
+    return {memory, [this, device](void *opened) {
+                if (gapless_.device_close_import(device, opened) != GAPLESS_OK) {
+                    TORCH_WARN("gapless: memory of another process stays open: ", gapless_.last_error());
+                }
+            }};
+}
 
 }  // namespace gapless
