@@ -27,6 +27,8 @@ pub struct Conf {
     pub record: Option<PathBuf>,
     /// Whether the text of a request that fails goes to stderr: `report_on_failure:on`.
     pub report_on_failure: bool,
+    /// Whether blocks of a page and more have their chunks for themselves: `ipc:private`.
+    pub private: bool,
     /// One sentence for each key of PyTorch's allocator in the text, which have no effect here.
     pub warnings: Vec<String>,
 }
@@ -107,6 +109,13 @@ impl Conf {
             }
         }
         conf.budget = conf.budget.or(fraction);
+        if conf.private {
+            // Nothing else is in the page at the end of a block, so nothing is in its chunk.
+            let page = ChunkPolicy::Fixed(PAGE);
+            if *conf.chunk.get_or_insert(page) != page {
+                return Err(ConfError::BadValue { key: "ipc", value: "private".to_owned(), expected: PRIVATE });
+            }
+        }
         Ok(conf)
     }
 
@@ -126,6 +135,13 @@ impl Conf {
             }
             "region" => {
                 self.region_bytes = Some(size(value).ok_or_else(|| bad("region", "give a size such as 4TiB"))?);
+            }
+            "ipc" => {
+                self.private = match value {
+                    "shared" => false,
+                    "private" => true,
+                    _ => return Err(bad("ipc", IPC)),
+                }
             }
             "peers" => self.peers = peers(value).ok_or_else(|| bad("peers", PEERS))?,
             "log" => self.log = switch(value).ok_or_else(|| bad("log", "give on or off"))?,
@@ -220,7 +236,9 @@ const BUDGET: &str = "give bytes, 2MiB or more, such as 20GiB, or a fraction of 
 const FRACTION: &str = "per_process_memory_fraction";
 const FRACTION_VALUES: &str = "give a number above 0 and at most 1";
 const PEERS: &str = "give auto, none, the number of a device, or several in brackets, such as [0,1]";
-const KEYS: [&str; 8] = ["budget", "slack", "chunk", "region", "peers", "log", "record", "report_on_failure"];
+const IPC: &str = "give shared or private";
+const PRIVATE: &str = "leave chunk out: what is private is in chunks of 2MiB";
+const KEYS: [&str; 9] = ["budget", "slack", "chunk", "region", "ipc", "peers", "log", "record", "report_on_failure"];
 /// Keys of `PYTORCH_CUDA_ALLOC_CONF`, and why they are not needed here.
 const PYTORCH_KEYS: [(&str, &str); 17] = [
     ("backend", "gapless is the backend"),
@@ -249,7 +267,7 @@ mod tests {
 
     #[test]
     fn every_key_is_read() {
-        let text = " budget:24GiB, slack:1.25,chunk:2MiB ,region:4TiB,peers:[1, 0],log:on,record:/tmp/a:b.gz,report_on_failure:True";
+        let text = " budget:24GiB, slack:1.25,chunk:2MiB ,region:4TiB,peers:[1, 0],log:on,record:/tmp/a:b.gz,report_on_failure:True,ipc:private";
         let conf = Conf::parse(text).unwrap();
         assert_eq!(conf.budget, Some(Budget::Bytes(24 * GIB)));
         assert_eq!((conf.slack, conf.chunk), (Some(1.25), Some(ChunkPolicy::Fixed(2 * MIB))));
@@ -268,6 +286,10 @@ mod tests {
             assert_eq!(Conf::parse(text), Ok(Conf::default()), "{text:?}");
         }
         assert_eq!(Conf::parse("chunk:auto,log:off").unwrap().chunk, Some(ChunkPolicy::Auto));
+        let private = Conf::parse("ipc:private").unwrap();
+        assert_eq!((private.private, private.chunk), (true, Some(ChunkPolicy::Fixed(2 * MIB))));
+        assert_eq!(Conf::parse("chunk:2MiB,ipc:private").unwrap(), private);
+        assert_eq!(Conf::parse("ipc:shared").unwrap(), Conf::default());
     }
 
     #[test]
@@ -363,6 +385,9 @@ mod tests {
             "chunk:0",
             "chunk:-1",
             "chunk:3MiB",
+            "ipc:on",
+            "ipc:private,chunk:32MiB",
+            "chunk:auto,ipc:private",
             "log:maybe",
             "record:",
             "region:0",

@@ -33,6 +33,7 @@ impl Device {
     /// Allocates from the open pool that the request belongs to, else from the device's allocator. `worded` makes of an
     /// error what the front end's callers are told.
     pub fn alloc(&self, request: &Request, worded: impl FnOnce(AllocError) -> Failure) -> Answer<DeviceAddr> {
+        let request = &self.laid_out(request);
         let serve = || self.pools.alloc(&self.main, request).unwrap_or_else(|| self.alloc_from_main(request));
         self.alloc_by(request, serve, worded)
     }
@@ -44,8 +45,25 @@ impl Device {
         request: &Request,
         worded: impl FnOnce(AllocError) -> Failure,
     ) -> Answer<DeviceAddr> {
+        let request = &self.laid_out(request);
         let from_pool = || pool.and_then(|id| self.pools.alloc_in(&self.main, id, request));
         self.alloc_by(request, || from_pool().unwrap_or_else(|| self.alloc_from_main(request)), worded)
+    }
+
+    /// The request as it is served. A block that is to have its chunks for itself takes whole pages.
+    #[inline]
+    fn laid_out(&self, request: &Request) -> Request {
+        let alignment = if request.bytes < self.private_from { 1 } else { self.private_from };
+        Request { bytes: self.laid_out_bytes(request.bytes), alignment: request.alignment.max(alignment), ..*request }
+    }
+
+    #[inline]
+    pub fn laid_out_bytes(&self, bytes: u64) -> u64 {
+        if bytes < self.private_from {
+            bytes
+        } else {
+            bytes.checked_next_multiple_of(self.private_from).unwrap_or(bytes)
+        }
     }
 
     #[inline]

@@ -73,6 +73,7 @@ impl Device {
     /// Allocates at an address that was handed out before, in whichever pool it is.
     pub fn alloc_again(&self, addr: DeviceAddr, bytes: u64) -> Answer<()> {
         self.settle_over();
+        let bytes = self.laid_out_bytes(bytes);
         let allocator = self.allocator_of(addr).unwrap_or_else(|| self.main.allocator.clone());
         allocator.alloc_again(addr, bytes)?;
         self.note_again(addr, bytes);

@@ -20,6 +20,7 @@ use crate::registry::{Lifetime, gapless_allocator, register};
 use crate::sharing::Sharing;
 use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, gapless_status};
 use gapless::DeviceAddr;
+use gapless::driver::MemoryDriver;
 use gapless::units::ByteSize;
 use parking_lot::Mutex;
 use std::ffi::c_char;
@@ -46,6 +47,8 @@ pub(crate) struct Device {
     pub freed_bytes: AtomicU64,
     pub log: bool,
     pub report_on_failure: bool,
+    /// Where blocks of a page and more have their chunks for themselves, the bytes of a page; else `u64::MAX`.
+    pub private_from: u64,
 }
 
 static DEVICES: [OnceLock<Device>; MOST_DEVICES] = [const { OnceLock::new() }; MOST_DEVICES];
@@ -106,6 +109,7 @@ impl Device {
                 ByteSize(main.allocator.budget())
             ));
         }
+        let private_from = if conf.private { main.allocator.driver().granularity() } else { u64::MAX };
         // SAFETY: the function is extern "C", takes nothing and does not unwind.
         unsafe { libc::atexit(at_exit) };
         let device = Self {
@@ -120,6 +124,7 @@ impl Device {
             freed_bytes: AtomicU64::new(0),
             log: conf.log,
             report_on_failure: conf.report_on_failure,
+            private_from,
         };
         let others: Vec<&'static Self> = Self::all().collect();
         introduce(&device, &others, &conf.peers)?;

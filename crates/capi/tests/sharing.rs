@@ -130,3 +130,33 @@ fn what_cannot_be_shared_is_refused() {
     };
     with_peer(test, main, || unreachable!());
 }
+
+/// With `ipc:private`, nothing else is in the chunks of a block of a page and more: what another process maps is its bytes alone.
+#[test]
+fn private_blocks_have_their_chunks_for_themselves() {
+    let test = "private_blocks_have_their_chunks_for_themselves";
+    with_devices(test, &[("GAPLESS_CONF", "ipc:private")], || {
+        let _gpu = Gpu::open(0);
+        let page = 2 * MIB;
+        let sizes = [3 * MIB, 100 << 10, page - 1, page, 5 * MIB + 1, 70 << 10, 1 << 20];
+        // The second half takes what the first has left behind.
+        let mut blocks: Vec<(u64, u64)> = Vec::new();
+        for turn in 0..6 {
+            blocks.extend(sizes.iter().map(|bytes| (alloc(*bytes).addr() as u64, *bytes)));
+            if turn % 2 == 1 {
+                for (addr, _) in blocks.iter().step_by(2) {
+                    assert_eq!(gapless_device_free(0, std::ptr::without_provenance_mut(*addr as usize), 0), GAPLESS_OK);
+                }
+                blocks = blocks.into_iter().skip(1).step_by(2).collect();
+            }
+        }
+        let pages = |(addr, bytes): (u64, u64)| addr / page..(addr + bytes).div_ceil(page);
+        for (number, block) in blocks.iter().enumerate().filter(|(_, (_, bytes))| *bytes >= page) {
+            assert!(block.0.is_multiple_of(page));
+            for other in blocks.iter().enumerate().filter(|(other, _)| *other != number).map(|(_, other)| *other) {
+                let (ours, theirs) = (pages(*block), pages(other));
+                assert!(ours.end <= theirs.start || theirs.end <= ours.start, "{block:?} shares a page with {other:?}");
+            }
+        }
+    });
+}
