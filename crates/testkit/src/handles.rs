@@ -106,6 +106,7 @@ impl<D: Device> Runner<D> {
     }
 
     fn note(&mut self, instance: &Instance<D>) {
-        self.summary.add(&Summary { stats: instance.allocator().stats(), ..Summary::default() });
+        let told_unmaps = instance.registry.ended();
+        self.summary.add(&Summary { stats: instance.allocator().stats(), told_unmaps, ..Summary::default() });
     }
 }

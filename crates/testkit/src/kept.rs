@@ -9,6 +9,7 @@ use gapless::driver::{ChunkHandle, FaultDriver};
 use gapless::units::{DeviceAddr, StreamId};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Maximum number of pins of one allocator, and of registered blocks.
@@ -97,6 +98,7 @@ impl<D: Device> Runner<D> {
         let pin = self.allocator().pin(block.addr).expect("a live block can be pinned");
         let driver = self.driver.inner();
         let known = KeptBytes::new(driver, block.addr, block.bytes.max(1), block.since, false);
+        self.summary.kept += 1;
         let instance = self.instance_mut();
         instance.kept.pins.push(pin);
         instance.oracle.pinned.push(known);
@@ -112,6 +114,7 @@ impl<D: Device> Runner<D> {
             Ok(block) => {
                 let known = KeptBytes::new(self.driver.inner(), block.addr(), block.bytes(), 0, true);
                 assert_eq!((block.bytes(), known.backing.len()), (bytes, 1), "invariant 7: one chunk");
+                self.summary.kept += 1;
                 let instance = self.instance_mut();
                 instance.kept.registered.push(block);
                 instance.oracle.registered.push(known);
@@ -148,16 +151,18 @@ impl<D: Device> Runner<D> {
     }
 }
 
-/// A listener that compares what it is told with what the device has.
+/// A stand-in for a library that registers memory, such as NCCL: it remembers what is mapped where, and goes on using it until it
+/// is told that the mapping ends.
 #[derive(Debug)]
-pub struct Ears<D: Device> {
+pub struct Registry<D: Device> {
     driver: Arc<FaultDriver<Witness<D>>>,
     mapped: Mutex<BTreeMap<DeviceAddr, (u64, Backing)>>,
+    ended: AtomicU64,
 }
 
-impl<D: Device> Ears<D> {
+impl<D: Device> Registry<D> {
     pub fn new(driver: &Arc<FaultDriver<Witness<D>>>) -> Self {
-        Self { driver: Arc::clone(driver), mapped: Mutex::default() }
+        Self { driver: Arc::clone(driver), mapped: Mutex::default(), ended: AtomicU64::new(0) }
     }
 
     /// The number of mappings that it was told of and that are there as far as it knows.
@@ -165,12 +170,28 @@ impl<D: Device> Ears<D> {
         self.mapped.lock().unwrap_or_else(PoisonError::into_inner).len() as u64
     }
 
+    /// The number of mappings whose end it was told of before it came.
+    pub fn ended(&self) -> u64 {
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    /// Looks at the memory at every address that is registered, as a transfer would use it.
+    ///
+    /// # Panics
+    /// Panics if a registration is stale: nothing is mapped there any more, or other memory.
+    pub fn check(&self) {
+        for (addr, (bytes, backing)) in &*self.mapped.lock().unwrap_or_else(PoisonError::into_inner) {
+            let now = self.driver.inner().mapped(*addr, *bytes);
+            assert_eq!(now.as_ref(), Some(backing), "L1: the registration of {addr} is stale");
+        }
+    }
+
     fn backing(&self, range: MappedRange) -> Backing {
-        self.driver.inner().backing(range.addr, range.bytes).unwrap_or_else(|| panic!("L1: {range:?} is not mapped"))
+        self.driver.inner().mapped(range.addr, range.bytes).unwrap_or_else(|| panic!("L1: {range:?} is not mapped"))
     }
 }
 
-impl<D: Device> MapListener for Ears<D> {
+impl<D: Device> MapListener for Registry<D> {
     fn on_map(&self, range: MappedRange) -> Result<(), Refusal> {
         let backing = self.backing(range);
         let before =
@@ -184,6 +205,7 @@ impl<D: Device> MapListener for Ears<D> {
         // A mapping that could neither be used nor be undone is never told of before its end.
         if let Some(told) = told {
             assert_eq!(told, (range.bytes, self.backing(range)), "L1: {range:?} changed without a word");
+            self.ended.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }

@@ -46,7 +46,7 @@ mod witness;
 pub use cuda::Cuda;
 pub use device::{Device, Host, Model, World};
 #[cfg(feature = "properties")]
-pub use inputs::{capture_op, graph_op, handle_op, op, ops, range_op, steady_op, world};
+pub use inputs::{capture_op, graph_op, handle_op, kept_op, op, ops, range_op, steady_op, world};
 pub use instances::{run_input, run_on_cuda};
 #[cfg(feature = "properties")]
 pub use large::{LARGEST_DEVICE, MOST_STREAMS, by_logarithm, large_ops, large_world};

@@ -1,7 +1,7 @@
 //! Runner: applies operations to allocators on a device, and checks the results with the oracle.
 
 use crate::device::{Device, World};
-use crate::kept::{Ears, Kept};
+use crate::kept::{Kept, Registry};
 use crate::marks::Mark;
 use crate::op::{Failure, Op};
 use crate::oracle::{Oracle, Subject};
@@ -55,7 +55,7 @@ pub(crate) struct Instance<D: Device> {
     /// In the order of the oracle's ranges.
     pub(crate) ranges: Vec<VirtualRange<FaultDriver<Witness<D>>>>,
     pub(crate) kept: Kept<D>,
-    pub(crate) ears: Arc<Ears<D>>,
+    pub(crate) registry: Arc<Registry<D>>,
     pub(crate) oracle: Oracle,
     pub(crate) marks: Vec<Mark>,
     /// For an allocator that keeps its mappings.
@@ -81,10 +81,10 @@ impl<D: Device> Instance<D> {
             }
         }
         let oracle = Oracle { budget: world.bytes(), ceiling: world.bytes(), ..Oracle::default() };
-        let ears = Arc::new(Ears::new(driver));
-        allocator.listeners().add(Arc::<Ears<D>>::clone(&ears)).expect("not in a callback");
+        let registry = Arc::new(Registry::new(driver));
+        allocator.listeners().add(Arc::<Registry<D>>::clone(&registry)).expect("not in a callback");
         let (ranges, kept, marks) = (Vec::new(), Kept::default(), Vec::new());
-        Self { handles: vec![allocator], ranges, kept, ears, oracle, marks, pool, lost: false }
+        Self { handles: vec![allocator], ranges, kept, registry, oracle, marks, pool, lost: false }
     }
 
     pub(crate) fn allocator(&self) -> &Subject<D> {
@@ -198,9 +198,10 @@ impl<D: Device> Runner<D> {
             if let Some(pool) = &instance.pool {
                 pool.check(self.driver.inner());
             }
+            instance.registry.check();
             // A mapping that could not be undone was not told.
-            let told = instance.ears.mappings() == stats.mappings || stats.poisoned > 0;
-            assert!(told, "L1: {} mappings were told of {}", instance.ears.mappings(), stats.mappings);
+            let told = instance.registry.mappings() == stats.mappings || stats.poisoned > 0;
+            assert!(told, "L1: {} mappings were told of {}", instance.registry.mappings(), stats.mappings);
             sum = (sum.0 + stats.reserved_bytes, sum.1 + stats.chunks, sum.2 + stats.mappings);
             for (range, known) in instance.ranges.iter().zip(&instance.oracle.ranges) {
                 let mapped = known.pages.len() as u64 * self.world.page_bytes;

@@ -20,6 +20,10 @@ pub struct Summary {
     pub replays: u64,
     /// Number of times that a peer was given access.
     pub peers: u64,
+    /// Number of blocks that were pinned or registered.
+    pub kept: u64,
+    /// Number of mappings whose end a registry was told of before it came.
+    pub told_unmaps: u64,
     /// The allocators' statistics before they were closed, added up.
     pub stats: Stats,
 }
@@ -34,6 +38,8 @@ impl Summary {
         self.verified_bytes += other.verified_bytes;
         self.replays += other.replays;
         self.peers += other.peers;
+        self.kept += other.kept;
+        self.told_unmaps += other.told_unmaps;
         let (sum, more) = (&mut self.stats, &other.stats);
         sum.allocs += more.allocs;
         sum.frees += more.frees;

@@ -225,6 +225,14 @@ impl<D> Witness<D> {
         Some(parts.into_iter().map(|(chunk, range, _)| (chunk, range)).collect())
     }
 
+    /// As [`backing`](Self::backing), whether or not anybody was given access.
+    pub fn mapped(&self, addr: DeviceAddr, bytes: u64) -> Option<Vec<(ChunkHandle, Range<u64>)>> {
+        let state = self.state.lock();
+        let (start, mapped) = state.mappings.range(..=addr.0).next_back()?;
+        let from = addr.0 - start;
+        (from + bytes <= mapped.bytes).then(|| vec![(mapped.chunk, from..from + bytes)])
+    }
+
     /// Returns the number of chunks created so far.
     pub fn created(&self) -> u64 {
         self.state.lock().created

@@ -156,3 +156,31 @@ fn a_range_gives_up_what_was_a_registered_block_whole() {
         ],
     );
 }
+
+/// A free chunk was released so that single pages could be created, but others had taken its memory: the request was refused,
+/// although the other free chunks would have served it.
+#[test]
+fn a_chunk_whose_memory_others_take_is_done_without() {
+    let world = World {
+        pages: 17,
+        chunk_pages: 1,
+        streams: 2,
+        slack_percent: 0,
+        kept: false,
+        own_streams: true,
+        ..World::default()
+    };
+    run::<Model>(
+        &world,
+        &[
+            Alloc { bytes: 196608, align: 9, stream: 1340 },
+            AllocRegistered { pages: 1, stream: 0 },
+            FreeRegistered { block: 0 },
+            Free { block: 0 },
+            Alloc { bytes: 262145, align: 9, stream: 19660 },
+            Free { block: 0 },
+            External { pages: 10 },
+            Alloc { bytes: 262144, align: 9, stream: 828 },
+        ],
+    );
+}

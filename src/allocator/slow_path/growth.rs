@@ -208,21 +208,23 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     }
 
     fn execute(&mut self, plan: Plan) -> Result<Round, AllocError> {
+        let released = !plan.release.is_empty();
         Ok(match self.path.execute(plan)? {
             Outcome::Done(addr) => {
                 self.stream.lock().borrowed = 0;
                 Round::Served(addr)
             }
             Outcome::Again => Round::Again,
-            Outcome::Refused(error) => self.refused(error),
+            Outcome::Refused(error) => self.refused(error, released),
         })
     }
 
-    /// The chunk that the driver had no memory for may have been larger than what it has.
-    fn refused(&mut self, error: DriverError) -> Round {
+    /// The chunk that the driver had no memory for may have been larger than what it has. Where free chunks were released for
+    /// it, others took their memory: the next plan does with fewer, and so less and less is held.
+    fn refused(&mut self, error: DriverError, released: bool) -> Round {
         self.refused = Some(error);
         if self.left_on_device == PageCount::ZERO {
-            return Round::Exhausted;
+            return if released { Round::Again } else { Round::Exhausted };
         }
         let left = self.path.look_at_device().unwrap_or(PageCount::ZERO);
         self.left_on_device = if left < self.left_on_device { left } else { PageCount::ZERO };
