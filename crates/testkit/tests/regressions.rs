@@ -184,3 +184,29 @@ fn a_chunk_whose_memory_others_take_is_done_without() {
         ],
     );
 }
+
+/// The driver did not release a chunk in whose place others were to be created: with these, more than the budget was held.
+#[test]
+fn what_the_driver_does_not_release_is_held() {
+    let world = World {
+        pages: 36,
+        chunk_pages: 0,
+        streams: 1,
+        slack_percent: 0,
+        region_pages: 32,
+        kept: true,
+        own_streams: false,
+        ..World::default()
+    };
+    run::<Model>(
+        &world,
+        &[
+            Fail { nth: 9, kind: gapless_testkit::Failure::NoMemory },
+            Alloc { bytes: 0, align: 9, stream: 0 },
+            Budget { pages: 33 },
+            Hold { stream: 0 },
+            Free { block: 0 },
+            Alloc { bytes: 131072, align: 9, stream: 0 },
+        ],
+    );
+}

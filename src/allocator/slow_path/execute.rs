@@ -40,6 +40,8 @@ enum Prepared {
     /// The host cannot wait for the last use of this chunk now: its stream is being captured, or a mapping of it is stuck, or a
     /// listener wants it to stay.
     CannotRelease(ChunkId),
+    /// The driver refused to release a chunk. It is idle now, and held: what was to be created in its place would be too much.
+    StaysIdle,
     /// Nothing can be ordered now behind the last use of what this stream has not passed: it is being captured, or may
     /// have been destroyed.
     CannotOrder(StreamIndex),
@@ -64,6 +66,10 @@ impl<'a, D: Driver> SlowPath<'a, D> {
             Ok(Prepared::CannotRelease(chunk)) => {
                 self.abandon(&plan);
                 self.mapper.pool.bar(chunk);
+                return Ok(Outcome::Again);
+            }
+            Ok(Prepared::StaysIdle) => {
+                self.abandon(&plan);
                 return Ok(Outcome::Again);
             }
             Ok(Prepared::CannotOrder(stream)) => {
@@ -104,6 +110,9 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         for source in &plan.release {
             if !self.give_back(source)? {
                 return Ok(Prepared::CannotRelease(source.chunk));
+            }
+            if self.mapper.pool.has_idle(source.chunk) {
+                return Ok(Prepared::StaysIdle);
             }
         }
         let mut backing = Vec::with_capacity(plan.fill.len());
