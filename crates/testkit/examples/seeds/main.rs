@@ -3,6 +3,7 @@
 mod calls;
 mod files;
 mod operations;
+mod sharing;
 
 use gapless_testkit::encode;
 use std::fs;
@@ -32,7 +33,13 @@ fn main() -> std::io::Result<()> {
             fs::write(folder.join(name), bytes)?;
         }
     }
-    for (target, seeds) in [("trace", files::traces()), ("conf", files::configurations()), ("capi", calls::calls())] {
+    let others = [
+        ("trace", files::traces()),
+        ("conf", files::configurations()),
+        ("capi", calls::calls()),
+        ("share", sharing::steps()),
+    ];
+    for (target, seeds) in others {
         let folder = Path::new("fuzz/corpus").join(target);
         fs::create_dir_all(&folder)?;
         for (name, bytes) in seeds {
