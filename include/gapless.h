@@ -583,10 +583,31 @@ gapless_status gapless_device_record_registered(int32_t device,
                                                 void *pointer,
                                                 struct CUstream_st *stream);
 
+// Writes to *descriptor a dma-buf of a registered block, for hardware that reaches the memory by itself: ibv_reg_dmabuf_mr takes
+// it with an offset of 0 and the whole block. The caller closes it, as soon as the hardware has it; the hardware's registration
+// ends before the block is freed. Not while another thread records or frees the same block. GAPLESS_ERROR_DRIVER where the device has no dma-bufs.
+//
+// descriptor points to an int.
+gapless_status gapless_device_registered_dma_buf(int32_t device,
+                                                 void *pointer,
+                                                 int32_t *descriptor);
+
 // Frees a registered block, after a wait for the streams that it was allocated for and recorded on: end its registration
 // before. Where one of them is being captured, the memory goes back to the allocator later. NULL: nothing.
 gapless_status gapless_device_free_registered(int32_t device,
                                               void *pointer);
+
+// A registered block for PyTorch, as a torch.cuda.memory.CUDAPluggableAllocator of a torch.cuda.MemPool: the segments of that pool
+// stay where they are. NULL where there is none, after which PyTorch empties its caches and tries again.
+void *gapless_torch_registered_malloc(ptrdiff_t size,
+                                      int32_t device,
+                                      struct CUstream_st *stream);
+
+// Frees a segment of such a pool. PyTorch has waited for the work that used it.
+void gapless_torch_registered_free(void *pointer,
+                                   ptrdiff_t _size,
+                                   int32_t device,
+                                   struct CUstream_st *_stream);
 
 // Offers the live allocation that pointer lies in, one of a pool too, to other processes of the user: writes a handle of
 // GAPLESS_SHARE_HANDLE_BYTES bytes to handle, and to *offset how far pointer lies behind the start of the allocation. The

@@ -1,6 +1,8 @@
 //! Events and memory of `cuMemAlloc` between two processes, as the simulated `libcuda.so.1` has them: what PyTorch's own
 //! allocator passes tensors with.
 
+#[path = "simulated/processes.rs"]
+mod processes;
 mod simulated;
 
 use std::ffi::c_void;
@@ -10,8 +12,8 @@ use gapless::StreamId;
 use gapless::driver::cuda::{CudaDriver, PER_THREAD_STREAM};
 use gapless::driver::{MemoryDriver, WorkDriver};
 use gapless::units::{DeviceAddr, MIB};
+use processes::{Peer, given, say_and_wait, with_shared_device};
 use simulated::library;
-use simulated::processes::{Peer, given, say_and_wait, with_shared_device};
 
 const OK: u32 = 0;
 const INVALID_VALUE: u32 = 1;

@@ -2,9 +2,12 @@
 
 use gapless::allocator::AllocError;
 use gapless::driver::{
-    DriverCall, DriverErrorKind, Fault, FaultDriver, HoldStreams, ModelConfig, ModelDriver, WorkDriver,
+    DriverCall, DriverErrorKind, Fault, FaultDriver, HoldStreams, HostConfig, HostDriver, ModelConfig, ModelDriver,
+    WorkDriver,
 };
 use gapless::{Allocator, ChunkPolicy, StreamId};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 const PAGE: u64 = 2 << 20;
@@ -171,4 +174,38 @@ impl gapless::allocator::MapListener for Refuses {
     fn before_unmap(&self, _: gapless::allocator::MappedRange) -> Result<(), gapless::allocator::Refusal> {
         Ok(())
     }
+}
+
+/// The bytes behind a dma-buf are those of the block; one that a driver does not have is said.
+#[test]
+fn a_dma_buf_is_the_memory_of_the_block() {
+    let device = Arc::new(FaultDriver::new(HostDriver::new(HostConfig::default()).unwrap()));
+    let allocator = Allocator::builder(Arc::clone(&device)).build().unwrap();
+    let block = allocator.alloc_registered(3 * PAGE, MAIN).unwrap();
+    device.fill(MAIN, block.addr(), block.bytes(), 1).unwrap();
+    device.synchronize(MAIN).unwrap();
+
+    device.arm(Fault::nth(0, DriverErrorKind::NotSupported).only([DriverCall::ExportDmaBuf]));
+    match block.dma_buf() {
+        Err(AllocError::Driver(error)) => assert_eq!(error.kind, DriverErrorKind::NotSupported),
+        other => panic!("{other:?}"),
+    }
+    let file = File::from(block.dma_buf().unwrap());
+    assert_eq!(file.metadata().unwrap().len(), 3 * PAGE);
+    device.verify(MAIN, block.addr(), block.bytes(), 1).unwrap();
+    device.synchronize(MAIN).unwrap();
+    assert!(device.take_mismatches().is_empty(), "the bytes are there still");
+    // What the hardware writes is in the block.
+    file.write_all_at(&[0xff; 64], PAGE).unwrap();
+    device.verify(MAIN, block.addr(), block.bytes(), 1).unwrap();
+    device.synchronize(MAIN).unwrap();
+    assert_eq!(device.take_mismatches().len(), 1);
+    allocator.check();
+    drop(block);
+    allocator.close().unwrap();
+    assert!(device.inner().usage().is_empty());
+
+    let model = self::device(16);
+    let block = self::allocator(&model).alloc_registered(PAGE, MAIN).unwrap();
+    assert!(matches!(block.dma_buf(), Err(AllocError::Driver(error)) if error.kind == DriverErrorKind::NotSupported));
 }

@@ -1,5 +1,7 @@
 //! Chunks that are exported and imported: within a process, and between two that share the simulated device's memory.
 
+#[path = "simulated/processes.rs"]
+mod processes;
 mod simulated;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -11,8 +13,8 @@ use gapless::driver::{
     ModelDriver, StreamDriver, WorkDriver,
 };
 use gapless::units::{DeviceAddr, MIB};
+use processes::{Peer, given, say_and_wait, with_shared_device};
 use simulated::library;
-use simulated::processes::{Peer, given, say_and_wait, with_shared_device};
 
 const MAIN: StreamId = StreamId::DEFAULT;
 const PAGE: u64 = 2 * MIB;

@@ -21,7 +21,7 @@ from gapless import _conf, _library, _object, _run, _start
 from gapless._torch_figures import Figures, record_history, snapshot
 from gapless._torch_refusals import switch_off
 
-__all__ = ["enable", "is_enabled", "main"]
+__all__ = ["enable", "is_enabled", "main", "registered_pool"]
 
 _enabled: Any = None
 # The configuration that holds.
@@ -99,6 +99,25 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
     _tell_children()
     _provide(torch)
     switch_off(torch)
+
+
+def registered_pool() -> Any:
+    """Returns a ``torch.cuda.MemPool`` whose memory libraries may register: NCCL's user buffers, RDMA.
+
+    Each of its segments is one physical allocation, alone in its mapping, which stays where it is until the pool gives it back.
+    Allocate in it with ``torch.cuda.use_mem_pool(pool)``. Works whichever allocator PyTorch uses, but for a plug-in.
+    """
+    import torch
+
+    if torch.cuda.memory.get_allocator_backend() == "pluggable":
+        raise RuntimeError(
+            "PyTorch lets a pool have an allocator of its own only where none is plugged in: use a version of PyTorch that "
+            "gapless has an object for"
+        )
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(
+        str(_library.path()), "gapless_torch_registered_malloc", "gapless_torch_registered_free"
+    )
+    return torch.cuda.MemPool(allocator.allocator())
 
 
 def _change_settings(arguments: dict[str, str]) -> None:

@@ -238,6 +238,25 @@ def test_a_pool_with_an_allocator_of_its_own(own_allocator):
     assert count(library, "own_freed") == before[1] + 1
 
 
+def test_a_pool_of_registered_blocks():
+    pool = gapless.torch.registered_pool()
+    with torch.cuda.use_mem_pool(pool):
+        tensors = [empty(size) for size in (3 * MIB, 24 * MIB, 512)]
+    of_gapless = empty(MIB)
+    segments = pool.snapshot()
+    assert gapless.stats()["registered_bytes"] == sum(segment["total_size"] for segment in segments) > 0
+    chunks = {chunk["bytes"] for chunk in gapless.snapshot()["chunks"] if chunk["registered"]}
+    assert chunks == {segment["total_size"] for segment in segments}, "each segment is one chunk"
+    before = [tensor.data_ptr() for tensor in tensors]
+    torch.cuda.empty_cache()
+    assert [tensor.data_ptr() for tensor in tensors] == before
+    with torch.cuda.use_mem_pool(pool), pytest.raises(torch.cuda.OutOfMemoryError):
+        empty(2000 * MIB)
+    del tensors, of_gapless, pool
+    gc.collect()
+    assert gapless.stats()["registered_bytes"] == 0
+
+
 def test_gapless_yields_to_pools_with_an_allocator_of_their_own(own_allocator):
     """The device has 1 GiB. What gapless has cached goes back when PyTorch's own allocator needs it."""
     allocator, library = own_allocator

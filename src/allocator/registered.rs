@@ -6,6 +6,7 @@ use super::{Allocator, Inner};
 use crate::driver::Driver;
 use crate::sync::Arc;
 use crate::units::{DeviceAddr, StreamId};
+use std::os::fd::OwnedFd;
 
 /// One chunk, whole and alone in a mapping of its own, for memory that is registered with a library or used by other hardware.
 ///
@@ -43,6 +44,15 @@ impl<D: Driver> RegisteredBlock<D> {
     /// Bytes of the block: those asked for, rounded up to whole pages.
     pub fn bytes(&self) -> u64 {
         self.raw.mapped.bytes(self.inner.shared.geometry.page_bytes)
+    }
+
+    /// Returns a dma-buf of the block, for hardware that reaches it by itself, such as a network card (`ibv_reg_dmabuf_mr`). The
+    /// descriptor may be closed once the hardware has it. What has it attached must let go before the block is dropped.
+    ///
+    /// # Errors
+    /// [`AllocError::Driver`], `NotSupported` where the device has no dma-bufs; [`AllocError::Forked`].
+    pub fn dma_buf(&self) -> Result<OwnedFd, AllocError> {
+        self.inner.door.enter(&self.inner.shared, |path| path.dma_buf(&self.raw))
     }
 
     /// Records that `stream` also uses the block: dropping it waits for that, too.

@@ -30,6 +30,8 @@ pub enum DriverCall {
     Export,
     /// `cuMemImportFromShareableHandle`.
     Import,
+    /// `cuMemGetHandleForAddressRange`.
+    ExportDmaBuf,
     /// `cuEventCreate`.
     EventCreate,
     /// `cuEventDestroy`.
@@ -52,7 +54,7 @@ pub enum DriverCall {
 
 impl DriverCall {
     /// Every kind, in order of declaration: `ALL[call as usize] == call`.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Open,
         Self::MemoryInfo,
         Self::Reserve,
@@ -64,6 +66,7 @@ impl DriverCall {
         Self::Unmap,
         Self::Export,
         Self::Import,
+        Self::ExportDmaBuf,
         Self::EventCreate,
         Self::EventDestroy,
         Self::EventRecord,
@@ -89,6 +92,7 @@ impl DriverCall {
             Self::Unmap => "cuMemUnmap",
             Self::Export => "cuMemExportToShareableHandle",
             Self::Import => "cuMemImportFromShareableHandle",
+            Self::ExportDmaBuf => "cuMemGetHandleForAddressRange",
             Self::EventCreate => "cuEventCreate",
             Self::EventDestroy => "cuEventDestroy",
             Self::EventRecord => "cuEventRecord",

@@ -102,6 +102,10 @@ impl<D: MemoryDriver, H: Hook> MemoryDriver for Intercepted<D, H> {
     fn import(&self, descriptor: BorrowedFd<'_>, bytes: u64) -> DriverResult<ChunkHandle> {
         self.call(DriverCall::Import, |inner| inner.import(descriptor, bytes))
     }
+
+    fn export_dma_buf(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<OwnedFd> {
+        self.call(DriverCall::ExportDmaBuf, |inner| inner.export_dma_buf(addr, bytes))
+    }
 }
 
 impl<D: StreamDriver, H: Hook> StreamDriver for Intercepted<D, H> {
@@ -259,6 +263,8 @@ mod tests {
         script.call(C::Map, driver.map(addr, 2 * PAGE, chunk), ());
         script.call(C::SetAccess, driver.set_access(addr, 2 * PAGE), ());
         let nothing = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let dma_buf = script.call(C::ExportDmaBuf, driver.export_dma_buf(addr, 2 * PAGE), nothing.try_clone().unwrap());
+        drop(dma_buf);
         let exported = script.call(C::Export, driver.export(chunk), nothing);
         let imported = script.call(C::Import, driver.import(exported.as_fd(), 2 * PAGE), chunk);
         script.call(C::Release, driver.release(imported), ());

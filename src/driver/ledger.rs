@@ -211,6 +211,14 @@ impl Ledger {
         of_chunk.map(|(&addr, mapping)| (addr, mapping.accessible)).collect()
     }
 
+    /// Returns the chunk of a mapping, which is given whole.
+    pub fn check_mapping(&self, addr: DeviceAddr, bytes: u64) -> Result<ChunkHandle, Refusal> {
+        match self.mappings.get(&addr.0) {
+            Some(mapping) if mapping.bytes == bytes => Ok(ChunkHandle(mapping.chunk)),
+            _ => misuse(format!("no mapping of {bytes} bytes is at {addr}")),
+        }
+    }
+
     /// Releases the handle. Returns the memory that this frees; `None` while the chunk is still mapped.
     pub fn release(&mut self, handle: ChunkHandle) -> Result<Option<ChunkMemory>, Refusal> {
         self.chunk(handle, "release")?;

@@ -170,6 +170,16 @@ pub trait MemoryDriver: Send + Sync + 'static {
         let _ = (descriptor, bytes);
         Err(DriverError::new(DriverCall::Import, DriverErrorKind::NotSupported, "this driver shares no memory"))
     }
+
+    /// Returns a dma-buf of what one whole mapping at `addr` has behind it, for other hardware: a network card reads and writes
+    /// the memory through it as long as the descriptor is open or the hardware has it attached.
+    ///
+    /// # Errors
+    /// `NotSupported` where the device has no dma-bufs, and `InvalidValue` for anything but one whole mapping.
+    fn export_dma_buf(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<OwnedFd> {
+        let _ = (addr, bytes);
+        Err(DriverError::new(DriverCall::ExportDmaBuf, DriverErrorKind::NotSupported, "this driver has no dma-bufs"))
+    }
 }
 
 /// The order of work on a device's streams.

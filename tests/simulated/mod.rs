@@ -2,8 +2,6 @@
 
 #![allow(dead_code, reason = "every test binary uses a part of this module")]
 
-pub mod processes;
-
 use gapless::driver::MemoryDriver;
 use gapless::units::DeviceAddr;
 use std::path::PathBuf;

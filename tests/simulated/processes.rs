@@ -1,6 +1,8 @@
 //! Tests with two processes that share the memory of a simulated device.
 
-use super::with_settings;
+#![allow(dead_code, reason = "every test binary uses a part of this module")]
+
+use crate::simulated::with_settings;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 

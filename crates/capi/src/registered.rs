@@ -5,16 +5,18 @@
 //! Threads: any. The table is not locked while a block is allocated or freed, which may take its time.
 
 use crate::functions::{CUstream_st, address, device_pointer, stream_id};
-use crate::last_error::guard;
+use crate::last_error::{guard, tell};
 use crate::out::check_out;
 use crate::process::Device;
-use crate::status::{Answer, Failure, GAPLESS_ERROR_NOT_ALLOCATED, gapless_status};
+use crate::status::{Answer, Failure, GAPLESS_ERROR_NOT_ALLOCATED, GAPLESS_OK, gapless_status};
 use gapless::DeviceAddr;
 use gapless::allocator::RegisteredBlock;
 use gapless::driver::cuda::CudaDriver;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::os::fd::IntoRawFd;
+use std::sync::atomic::AtomicU32;
 
 /// The registered blocks of one device.
 #[derive(Debug, Default)]
@@ -82,6 +84,30 @@ pub extern "C" fn gapless_device_record_registered(
     })
 }
 
+/// Writes to *descriptor a dma-buf of a registered block, for hardware that reaches the memory by itself: ibv_reg_dmabuf_mr takes
+/// it with an offset of 0 and the whole block. The caller closes it, as soon as the hardware has it; the hardware's registration
+/// ends before the block is freed. Not while another thread records or frees the same block. GAPLESS_ERROR_DRIVER where the device has no dma-bufs.
+///
+/// # Safety
+/// descriptor points to an int.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_device_registered_dma_buf(
+    device: i32,
+    pointer: *mut c_void,
+    descriptor: *mut i32,
+) -> gapless_status {
+    guard(|| {
+        check_out(descriptor, "descriptor")?;
+        let registered = &Device::get(device)?.registered;
+        let block = registered.remove(address(pointer))?;
+        let exported = block.dma_buf();
+        registered.add(block);
+        // SAFETY: not null, so valid for a write (the function's contract).
+        unsafe { descriptor.write(exported?.into_raw_fd()) };
+        Ok(())
+    })
+}
+
 /// Frees a registered block, after a wait for the streams that it was allocated for and recorded on: end its registration
 /// before. Where one of them is being captured, the memory goes back to the allocator later. NULL: nothing.
 #[unsafe(no_mangle)]
@@ -93,4 +119,27 @@ pub extern "C" fn gapless_device_free_registered(device: i32, pointer: *mut c_vo
         }
         Ok(())
     })
+}
+
+/// A registered block for PyTorch, as a torch.cuda.memory.CUDAPluggableAllocator of a torch.cuda.MemPool: the segments of that pool
+/// stay where they are. NULL where there is none, after which PyTorch empties its caches and tries again.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_torch_registered_malloc(size: isize, device: i32, stream: *mut CUstream_st) -> *mut c_void {
+    let mut pointer = std::ptr::null_mut();
+    let bytes = u64::try_from(size).unwrap_or(0);
+    // SAFETY: a local pointer; the stream is PyTorch's, of this device.
+    let status = unsafe { gapless_device_alloc_registered(device, bytes, stream, &raw mut pointer) };
+    if status == GAPLESS_OK { pointer } else { std::ptr::null_mut() }
+}
+
+/// Frees a segment of such a pool. PyTorch has waited for the work that used it.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_torch_registered_free(
+    pointer: *mut c_void,
+    _size: isize,
+    device: i32,
+    _stream: *mut CUstream_st,
+) {
+    static TOLD: AtomicU32 = AtomicU32::new(0);
+    tell(&TOLD, || Device::get(device)?.registered.remove(address(pointer)).map(drop));
 }

@@ -7,6 +7,8 @@ mod simulated;
 use gapless_capi::*;
 use gpu::{Gpu, with_devices};
 use std::ffi::c_void;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::ptr::null_mut;
 
 const MIB: u64 = 1 << 20;
@@ -79,5 +81,44 @@ fn a_pinned_block_is_not_handed_out_again() {
         assert_eq!(gapless_device_unpin(0, block), GAPLESS_ERROR_NOT_ALLOCATED);
         assert_eq!(alloc(200 * MIB), (GAPLESS_OK, block));
         assert_eq!(gapless_device_pin(0, null_mut()), GAPLESS_ERROR_NOT_ALLOCATED);
+    });
+}
+
+fn dma_buf(pointer: *mut c_void) -> (gapless_status, i32) {
+    let mut descriptor = -7;
+    // SAFETY: the out-parameter is valid.
+    let status = unsafe { gapless_device_registered_dma_buf(0, pointer, &raw mut descriptor) };
+    (status, descriptor)
+}
+
+#[test]
+fn a_dma_buf_of_a_registered_block() {
+    with_devices("a_dma_buf_of_a_registered_block", &[], || {
+        let gpu = Gpu::open(0);
+        let block = alloc(3 * MIB).unwrap();
+        gpu.fill(MAIN, block, 7, 4 * MIB as usize);
+        assert_eq!(gpu.read(MAIN, block, 1), [7], "the work is done");
+        let (status, descriptor) = dma_buf(block);
+        assert_eq!(status, GAPLESS_OK);
+        // SAFETY: it was opened for the caller.
+        let file = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(descriptor) });
+        assert_eq!(file.metadata().unwrap().len(), 4 * MIB);
+        file.write_all_at(&[9; 16], 2 * MIB).unwrap();
+        assert_eq!(gpu.read(MAIN, block.wrapping_byte_add(2 * MIB as usize), 17)[15..], [9, 7]);
+        // SAFETY: null is refused.
+        let refused = unsafe { gapless_device_registered_dma_buf(0, block, null_mut()) };
+        assert_eq!(refused, GAPLESS_ERROR_INVALID_ARGUMENT);
+        assert_eq!(gapless_device_free_registered(0, block), GAPLESS_OK);
+        assert_eq!(dma_buf(block), (GAPLESS_ERROR_NOT_ALLOCATED, -7));
+    });
+}
+
+#[test]
+fn a_device_without_dma_bufs() {
+    with_devices("a_device_without_dma_bufs", &[("GAPLESS_SIM_RDMA", "no")], || {
+        let _gpu = Gpu::open(0);
+        let block = alloc(3 * MIB).unwrap();
+        assert_eq!(dma_buf(block), (GAPLESS_ERROR_DRIVER, -7));
+        assert_eq!(gapless_device_free_registered(0, block), GAPLESS_OK);
     });
 }

@@ -4,11 +4,12 @@ use super::super::error::AllocError;
 use super::super::request::Request;
 use super::SlowPath;
 use super::ranges::RawRange;
-use crate::driver::{Driver, DriverError, DriverErrorKind};
+use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
 use crate::pages::PageCount;
 use crate::physical::{ChunkId, IdleTaken, LentTo};
 use crate::stream::StreamIndex;
 use crate::units::StreamId;
+use std::os::fd::OwnedFd;
 
 impl<D: Driver> SlowPath<'_, D> {
     /// Maps one chunk of at least `bytes` at addresses of its own, for work on `stream`.
@@ -25,6 +26,11 @@ impl<D: Driver> SlowPath<'_, D> {
         }
         range.note_user(user);
         Ok(range)
+    }
+
+    /// Exports all that a registered block has mapped.
+    pub fn dma_buf(&self, block: &RawRange) -> Result<OwnedFd, AllocError> {
+        Ok(self.driver().export_dma_buf(block.addr, block.mapped.bytes(self.page_bytes()))?)
     }
 
     /// Returns the addresses of a range whose only mapping failed; what cannot be returned is left behind.

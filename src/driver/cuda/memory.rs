@@ -7,7 +7,7 @@ use super::library::Library;
 use super::sys::{
     CUdevice, CUmemAccessDesc, CUmemAllocationGranularity_flags_enum as granularity_flags,
     CUmemAllocationHandleType_enum as handle_type, CUmemAllocationProp, CUmemAllocationType_enum as allocation_type,
-    CUmemLocation, CUmemLocationType_enum as location_type, CUresult,
+    CUmemLocation, CUmemLocationType_enum as location_type, CUmemRangeHandleType, CUmemRangeHandleType_enum, CUresult,
 };
 use super::{ChunkFeatures, CudaDriver};
 use crate::driver::{ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, MemoryDriver, MemoryInfo};
@@ -115,6 +115,20 @@ impl Vmm<'_> {
         Ok(ChunkHandle(handle))
     }
 
+    pub(super) fn export_dma_buf(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<OwnedFd> {
+        const CALL: DriverCall = DriverCall::ExportDmaBuf;
+        let unsupported = || {
+            DriverError::new(CALL, DriverErrorKind::NotSupported, "the device or its driver library has no dma-bufs")
+        };
+        let function = self.library.optional().cuMemGetHandleForAddressRange.as_ref().map_err(|_| unsupported())?;
+        let bytes = size(CALL, bytes)?;
+        let mut descriptor: c_int = -1;
+        // SAFETY: for this kind the driver writes an `int`; it checks the addresses.
+        self.call(CALL, || unsafe { function((&raw mut descriptor).cast(), addr.0, bytes, DMA_BUF, 0) })?;
+        // SAFETY: the driver has opened it for the caller, who closes it.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
     fn call(&self, call: DriverCall, function: impl FnOnce() -> CUresult) -> DriverResult<()> {
         let _guards = self.context.enter_outside_capture(call)?;
         let result = function();
@@ -220,6 +234,10 @@ impl MemoryDriver for CudaDriver {
     fn import(&self, descriptor: BorrowedFd<'_>, _bytes: u64) -> DriverResult<ChunkHandle> {
         self.vmm().import(descriptor)
     }
+
+    fn export_dma_buf(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<OwnedFd> {
+        self.vmm().export_dma_buf(addr, bytes)
+    }
 }
 
 /// Bytes of addresses that the drivers of this process have reserved.
@@ -231,6 +249,7 @@ const ALWAYS_TRIED: u64 = 4 * GIB;
 
 /// The kind of handle that chunks are shared by.
 const DESCRIPTOR: handle_type = handle_type::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+const DMA_BUF: CUmemRangeHandleType = CUmemRangeHandleType_enum::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
 
 fn unshared(call: DriverCall) -> DriverError {
     DriverError::new(call, DriverErrorKind::NotSupported, "the driver library cannot share memory with other processes")

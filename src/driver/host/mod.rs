@@ -400,6 +400,10 @@ impl MemoryDriver for HostDriver {
     fn import(&self, descriptor: BorrowedFd<'_>, bytes: u64) -> DriverResult<ChunkHandle> {
         self.import_chunk(descriptor, bytes)
     }
+
+    fn export_dma_buf(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<OwnedFd> {
+        self.export_mapping(addr, bytes)
+    }
 }
 
 impl SharedBooks {

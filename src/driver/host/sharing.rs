@@ -4,7 +4,9 @@
 //! file that is known returns the chunk that has it.
 
 use super::{Books, HostDriver, kernel};
+use crate::driver::ledger::{Ledger, Refusal};
 use crate::driver::{ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult};
+use crate::units::DeviceAddr;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 use std::collections::HashMap;
@@ -26,23 +28,35 @@ impl HostDriver {
     /// # Errors
     /// As for `export`.
     pub fn export_labelled(&self, chunk: ChunkHandle, label: &str) -> DriverResult<OwnedFd> {
-        const CALL: DriverCall = DriverCall::Export;
+        self.export_which(DriverCall::Export, label, |_| Ok(chunk))
+    }
+
+    pub(super) fn export_mapping(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<OwnedFd> {
+        self.export_which(DriverCall::ExportDmaBuf, "", |ledger| ledger.check_mapping(addr, bytes))
+    }
+
+    fn export_which(
+        &self,
+        call: DriverCall,
+        label: &str,
+        which: impl FnOnce(&Ledger) -> Result<ChunkHandle, Refusal>,
+    ) -> DriverResult<OwnedFd> {
         let _nothing_runs = self.books.running.write();
-        let mut guard = self.call(CALL);
+        let mut guard = self.call(call);
         let books = &mut *guard;
-        let answer = books.ledger.check_export(chunk);
-        let memory = books.enforce(CALL, answer)?;
+        let answer = which(&books.ledger).and_then(|chunk| Ok((chunk, books.ledger.check_export(chunk)?)));
+        let (chunk, memory) = books.enforce(call, answer)?;
         if books.pages.shared.file(memory.tag).is_none() {
-            let place = books.pages.share(memory.tag, memory.bytes, label).map_err(|errno| kernel(CALL, errno))?;
+            let place = books.pages.share(memory.tag, memory.bytes, label).map_err(|errno| kernel(call, errno))?;
             if let Err(errno) = books.move_mappings(chunk, memory.bytes, memory.tag, place) {
                 books.pages.free(place, memory.bytes);
-                return Err(kernel(CALL, errno));
+                return Err(kernel(call, errno));
             }
             books.ledger.set_tag(chunk, place);
             books.pages.free(memory.tag, memory.bytes);
-            return books.pages.shared.duplicate(place).map_err(|errno| kernel(CALL, errno));
+            return books.pages.shared.duplicate(place).map_err(|errno| kernel(call, errno));
         }
-        books.pages.shared.duplicate(memory.tag).map_err(|errno| kernel(CALL, errno))
+        books.pages.shared.duplicate(memory.tag).map_err(|errno| kernel(call, errno))
     }
 
     pub(super) fn import_chunk(&self, descriptor: BorrowedFd<'_>, bytes: u64) -> DriverResult<ChunkHandle> {

@@ -71,6 +71,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_ui
         102 => c_int::from(settings.vmm),              // virtual memory management
         103 => c_int::from(settings.export),           // POSIX file descriptors
         110 => c_int::from(settings.rdma != Rdma::No), // RDMA with virtual memory management
+        124 => c_int::from(settings.rdma != Rdma::No), // dma-bufs
         1..=140 => 0,
         _ => return INVALID,
     };

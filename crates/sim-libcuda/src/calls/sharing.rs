@@ -23,8 +23,32 @@ pub unsafe extern "C" fn cuMemExportToShareableHandle(
     }
     // No work runs while the chunk's bytes move.
     let _mappings = state.mappings.write();
-    let label = format!("{}:{}:{}", chunk.device, u8::from(chunk.rdma), chunk.exportable);
-    match state.accounted(chunk.device, |host| host.export_labelled(chunk.handle, &label)) {
+    match state.accounted(chunk.device, |host| host.export_labelled(chunk.handle, &label_of(&chunk))) {
+        // SAFETY: guaranteed by the driver API's contract.
+        Ok(descriptor) => unsafe { put(target.cast::<c_int>(), descriptor.into_raw_fd()) },
+        Err(error) => code_of::<()>(Err(error)),
+    }
+}
+
+/// Of one whole mapping: a dma-buf is an ordinary file of its chunk here.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemGetHandleForAddressRange(
+    target: *mut c_void,
+    addr: u64,
+    bytes: usize,
+    kind: c_uint,
+    flags: u64,
+) -> Code {
+    const DMA_BUF: c_uint = 1;
+    let state = begin_vmm!("cuMemGetHandleForAddressRange");
+    if state.settings.rdma == Rdma::No {
+        return UNSUPPORTED;
+    }
+    let mappings = state.mappings.write();
+    let chunk = mappings.get(&addr).filter(|mapping| mapping.bytes == bytes as u64).map(|mapping| mapping.chunk);
+    let chunk = chunk.and_then(|chunk| state.chunks.lock().get(&chunk).copied());
+    let Some(chunk) = chunk.filter(|_| !target.is_null() && kind == DMA_BUF && flags == 0) else { return INVALID };
+    match state.accounted(chunk.device, |host| host.export_labelled(chunk.handle, &label_of(&chunk))) {
         // SAFETY: guaranteed by the driver API's contract.
         Ok(descriptor) => unsafe { put(target.cast::<c_int>(), descriptor.into_raw_fd()) },
         Err(error) => code_of::<()>(Err(error)),
@@ -64,6 +88,11 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(handle: *mut u64, source
     };
     // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(handle, token) }
+}
+
+/// What [`properties`] reads.
+fn label_of(chunk: &Chunk) -> String {
+    format!("{}:{}:{}", chunk.device, u8::from(chunk.rdma), chunk.exportable)
 }
 
 /// Reads device, RDMA capability and handle types from the label of a chunk.

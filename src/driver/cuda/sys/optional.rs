@@ -14,6 +14,16 @@ pub struct Optional {
         ) -> CUresult,
         ::libloading::Error,
     >,
+    pub cuMemGetHandleForAddressRange: Result<
+        unsafe extern "C" fn(
+            handle: *mut ::std::os::raw::c_void,
+            dptr: CUdeviceptr,
+            size: usize,
+            handleType: CUmemRangeHandleType,
+            flags: ::std::os::raw::c_ulonglong,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
     pub cuMemGetAccess: Result<
         unsafe extern "C" fn(
             flags: *mut ::std::os::raw::c_ulonglong,
@@ -111,6 +121,8 @@ impl Optional {
         let __library = library.into();
         let cuDeviceGetUuid_v2 = unsafe { __library.get(b"cuDeviceGetUuid_v2\0") }.map(|sym| *sym);
         let cuDeviceGetPCIBusId = unsafe { __library.get(b"cuDeviceGetPCIBusId\0") }.map(|sym| *sym);
+        let cuMemGetHandleForAddressRange =
+            unsafe { __library.get(b"cuMemGetHandleForAddressRange\0") }.map(|sym| *sym);
         let cuMemGetAccess = unsafe { __library.get(b"cuMemGetAccess\0") }.map(|sym| *sym);
         let cuMemExportToShareableHandle = unsafe { __library.get(b"cuMemExportToShareableHandle\0") }.map(|sym| *sym);
         let cuMemImportFromShareableHandle =
@@ -133,6 +145,7 @@ impl Optional {
             __library,
             cuDeviceGetUuid_v2,
             cuDeviceGetPCIBusId,
+            cuMemGetHandleForAddressRange,
             cuMemGetAccess,
             cuMemExportToShareableHandle,
             cuMemImportFromShareableHandle,
@@ -161,6 +174,20 @@ impl Optional {
         dev: CUdevice,
     ) -> CUresult {
         unsafe { (self.cuDeviceGetPCIBusId.as_ref().expect("Expected function, got error."))(pciBusId, len, dev) }
+    }
+    pub unsafe fn cuMemGetHandleForAddressRange(
+        &self,
+        handle: *mut ::std::os::raw::c_void,
+        dptr: CUdeviceptr,
+        size: usize,
+        handleType: CUmemRangeHandleType,
+        flags: ::std::os::raw::c_ulonglong,
+    ) -> CUresult {
+        unsafe {
+            (self.cuMemGetHandleForAddressRange.as_ref().expect("Expected function, got error."))(
+                handle, dptr, size, handleType, flags,
+            )
+        }
     }
     pub unsafe fn cuMemGetAccess(
         &self,

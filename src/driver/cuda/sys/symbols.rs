@@ -60,6 +60,7 @@ pub const OPTIONAL: &[&str] = &[
     "cuMemExportToShareableHandle",
     "cuMemImportFromShareableHandle",
     "cuMemRetainAllocationHandle",
+    "cuMemGetHandleForAddressRange",
     "cuMemGetAllocationPropertiesFromHandle",
     "cuMemAllocAsync",
     "cuMemFreeAsync",
