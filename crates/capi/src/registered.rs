@@ -8,7 +8,7 @@ use crate::functions::{CUstream_st, address, device_pointer, stream_id};
 use crate::last_error::{guard, tell};
 use crate::out::check_out;
 use crate::process::Device;
-use crate::status::{Answer, Failure, GAPLESS_ERROR_NOT_ALLOCATED, GAPLESS_OK, gapless_status};
+use crate::status::{Answer, Failure, GAPLESS_ERROR_NOT_ALLOCATED, gapless_status};
 use gapless::DeviceAddr;
 use gapless::allocator::RegisteredBlock;
 use gapless::driver::cuda::CudaDriver;
@@ -36,6 +36,11 @@ impl RegisteredBlocks {
     }
 }
 
+fn allocate(device: i32, bytes: u64, stream: *mut CUstream_st) -> Answer<DeviceAddr> {
+    let device = Device::get(device)?;
+    Ok(device.registered.add(device.main.allocator.alloc_registered(bytes, stream_id(stream))?))
+}
+
 fn not_registered(addr: DeviceAddr) -> Failure {
     Failure::new(GAPLESS_ERROR_NOT_ALLOCATED, format!("no registered block starts at {addr}"))
 }
@@ -58,10 +63,9 @@ pub unsafe extern "C" fn gapless_device_alloc_registered(
 ) -> gapless_status {
     guard(|| {
         check_out(pointer, "pointer")?;
-        let device = Device::get(device)?;
-        let block = device.main.allocator.alloc_registered(bytes, stream_id(stream))?;
+        let addr = allocate(device, bytes, stream)?;
         // SAFETY: not null, so valid for a write (the function's contract).
-        unsafe { pointer.write(device_pointer(device.registered.add(block))) };
+        unsafe { pointer.write(device_pointer(addr)) };
         Ok(())
     })
 }
@@ -126,10 +130,12 @@ pub extern "C" fn gapless_device_free_registered(device: i32, pointer: *mut c_vo
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_registered_malloc(size: isize, device: i32, stream: *mut CUstream_st) -> *mut c_void {
     let mut pointer = std::ptr::null_mut();
-    let bytes = u64::try_from(size).unwrap_or(0);
-    // SAFETY: a local pointer; the stream is PyTorch's, of this device.
-    let status = unsafe { gapless_device_alloc_registered(device, bytes, stream, &raw mut pointer) };
-    if status == GAPLESS_OK { pointer } else { std::ptr::null_mut() }
+    let _ = guard(|| {
+        let bytes = u64::try_from(size).map_err(|_| Failure::argument(format!("a request of {size} bytes")))?;
+        pointer = device_pointer(allocate(device, bytes, stream)?);
+        Ok(())
+    });
+    pointer
 }
 
 /// Frees a segment of such a pool. PyTorch has waited for the work that used it.
