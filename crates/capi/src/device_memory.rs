@@ -29,6 +29,11 @@ use serde::Serialize;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
+/// Bytes rounded up to whole pages, as far as that is a number.
+pub(crate) fn whole_pages(bytes: u64, page: u64) -> u64 {
+    bytes.checked_next_multiple_of(page).unwrap_or(bytes)
+}
+
 impl Device {
     /// Allocates from the open pool that the request belongs to, else from the device's allocator. `worded` makes of an
     /// error what the front end's callers are told.
@@ -53,16 +58,12 @@ impl Device {
     /// The request as it is served. A block that is to have its chunks for itself takes whole pages.
     #[inline]
     fn laid_out(&self, request: &Request) -> Request {
-        let alignment = if request.bytes < self.private_from { 1 } else { self.private_from };
-        Request { bytes: self.laid_out_bytes(request.bytes), alignment: request.alignment.max(alignment), ..*request }
-    }
-
-    #[inline]
-    pub fn laid_out_bytes(&self, bytes: u64) -> u64 {
-        if bytes < self.private_from {
-            bytes
-        } else {
-            bytes.checked_next_multiple_of(self.private_from).unwrap_or(bytes)
+        match self.private_page {
+            Some(page) if request.bytes >= page => {
+                let (bytes, alignment) = (whole_pages(request.bytes, page), request.alignment.max(page));
+                Request { bytes, alignment, ..*request }
+            }
+            _ => *request,
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! Threads: any. Cost: that of the allocators' own reports.
 
+use crate::device_memory::whole_pages;
 use crate::pools::PoolId;
 use crate::process::Device;
 use crate::status::Answer;
@@ -73,7 +74,7 @@ impl Device {
     /// Allocates at an address that was handed out before, in whichever pool it is.
     pub fn alloc_again(&self, addr: DeviceAddr, bytes: u64) -> Answer<()> {
         self.settle_over();
-        let bytes = self.laid_out_bytes(bytes);
+        let bytes = self.private_page.filter(|page| bytes >= *page).map_or(bytes, |page| whole_pages(bytes, page));
         let allocator = self.allocator_of(addr).unwrap_or_else(|| self.main.allocator.clone());
         allocator.alloc_again(addr, bytes)?;
         self.note_again(addr, bytes);

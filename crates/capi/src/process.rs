@@ -47,8 +47,8 @@ pub(crate) struct Device {
     pub freed_bytes: AtomicU64,
     pub log: bool,
     pub report_on_failure: bool,
-    /// Where blocks of a page and more have their chunks for themselves, the bytes of a page; else `u64::MAX`.
-    pub private_from: u64,
+    /// Where blocks of a page and more have their chunks for themselves: the bytes of a page.
+    pub private_page: Option<u64>,
 }
 
 static DEVICES: [OnceLock<Device>; MOST_DEVICES] = [const { OnceLock::new() }; MOST_DEVICES];
@@ -109,7 +109,7 @@ impl Device {
                 ByteSize(main.allocator.budget())
             ));
         }
-        let private_from = if conf.private { main.allocator.driver().granularity() } else { u64::MAX };
+        let private_page = conf.private.then(|| main.allocator.driver().granularity());
         // SAFETY: the function is extern "C", takes nothing and does not unwind.
         unsafe { libc::atexit(at_exit) };
         let device = Self {
@@ -124,7 +124,7 @@ impl Device {
             freed_bytes: AtomicU64::new(0),
             log: conf.log,
             report_on_failure: conf.report_on_failure,
-            private_from,
+            private_page,
         };
         let others: Vec<&'static Self> = Self::all().collect();
         introduce(&device, &others, &conf.peers)?;
