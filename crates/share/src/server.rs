@@ -6,7 +6,7 @@ use crate::sockets::{self, Packet};
 use gapless::allocator::{Pin, PinnedChunk};
 use gapless::driver::Driver;
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with};
@@ -78,8 +78,8 @@ impl<D: Driver> Server<D> {
                 self.accept();
             }
         }
-        // What others have open stays theirs: nobody would hear of its end.
-        for connection in self.connections {
+        // What others have open stays theirs: nobody would hear of its end. Some may have ended before.
+        for connection in self.connections.into_iter().filter(|connection| !connection.has_ended()) {
             connection.open.into_values().for_each(|open| std::mem::forget(open.pin));
         }
     }
@@ -111,6 +111,12 @@ impl<D: Driver> Server<D> {
 struct Closed;
 
 impl<D: Driver> Connection<D> {
+    /// Whether the other side has closed it.
+    fn has_ended(&self) -> bool {
+        let mut watched = [PollFd::new(&self.socket, PollFlags::empty())];
+        poll(&mut watched, Some(&Timespec::default())).is_ok() && watched[0].revents().contains(PollFlags::HUP)
+    }
+
     /// Answers one question.
     fn serve(&mut self, offers: &Mutex<Offers<D>>) -> Result<(), Closed> {
         let request = match sockets::receive(&self.socket, RecvFlags::DONTWAIT) {

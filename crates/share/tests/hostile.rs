@@ -120,6 +120,24 @@ fn numbers_that_nothing_has_are_refused() {
     offer.end();
 }
 
+/// A process that ended right before the exporter has nothing open any more, whether or not that was noticed.
+#[test]
+fn what_ended_before_the_exporter_is_not_kept() {
+    let place = tempfile::tempdir().unwrap();
+    let _turn = folder(&place.path().join("sockets"));
+    for _ in 0..50 {
+        let offer = Offer::new();
+        let socket = offer.connect();
+        let open: Vec<u8> = std::iter::once(0).chain(offer.handle.to_bytes()[24..40].iter().copied()).collect();
+        send(&socket, &open, SendFlags::empty()).unwrap();
+        let mut bytes = [0; 100];
+        let (got, _) = recv(&socket, &mut bytes[..], RecvFlags::empty()).unwrap();
+        assert!(got > 1 && bytes[0] == 0, "it is open: {:?}", &bytes[..got]);
+        drop(socket);
+        offer.end();
+    }
+}
+
 #[test]
 fn a_thousand_connections_and_one_that_does_not_read() {
     let place = tempfile::tempdir().unwrap();

@@ -20,7 +20,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
         ],
     ),
     ("Measurements", &["figures", "gpu-run", "gpu-compare"]),
-    ("Packages", &["build-capi", "build-torch-objects", "build-wheel", "gpu-bundle"]),
+    ("Packages", &["build-capi", "build-torch-objects", "build-wheel", "package-crates", "gpu-bundle"]),
     ("Generated files", &["generate-header", "generate-bindings", "build-kernels"]),
 ];
 

@@ -7,6 +7,8 @@ mod commands;
 mod cxx;
 mod failure;
 mod files;
+#[cfg(test)]
+mod links;
 mod list;
 mod old_systems;
 mod process;
@@ -17,7 +19,7 @@ mod workspace;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
     build_capi, build_kernels, build_torch_objects, build_wheel, ci, generate_bindings, generate_header, gpu_bundle,
-    model_check, sanitize, scripts, test_interop, test_page, test_python, torch_without_gpu,
+    model_check, package_crates, sanitize, scripts, test_interop, test_page, test_python, torch_without_gpu,
 };
 use failure::Failure;
 use std::process::ExitCode;
@@ -45,6 +47,8 @@ enum Command {
     BuildTorchObjects(build_torch_objects::TorchObjectsArguments),
     /// Build the Python wheel into dist/
     BuildWheel,
+    /// Check what the published crates carry, and that they build from it
+    PackageCrates,
     /// Build the folder that proves gapless on a machine with a GPU, its driver and nothing else
     GpuBundle(gpu_bundle::GpuBundleArguments),
     /// Write include/gapless.h from the sources of crates/capi
@@ -111,6 +115,7 @@ fn run(workspace: &Workspace, command: Command) -> Result<(), Failure> {
         Command::BuildCapi(arguments) => build_capi::run(workspace, &arguments),
         Command::BuildTorchObjects(arguments) => build_torch_objects::run(workspace, &arguments),
         Command::BuildWheel => build_wheel::run(workspace),
+        Command::PackageCrates => package_crates::run(workspace),
         Command::GpuBundle(arguments) => gpu_bundle::run(workspace, &arguments),
         Command::GenerateHeader => generate_header::run(workspace),
         Command::GenerateBindings => generate_bindings::run(workspace),

@@ -6,7 +6,7 @@ use gapless_capi::{
 };
 use std::ffi::{CStr, CString};
 
-const KEYS: [&str; 8] = ["budget", "slack", "chunk", "region", "peers", "log", "record", "report_on_failure"];
+const KEYS: [&str; 9] = ["budget", "slack", "chunk", "region", "ipc", "peers", "log", "record", "report_on_failure"];
 
 /// PyTorch's keys that have an effect here.
 const PYTORCH_KEYS: [&str; 1] = ["per_process_memory_fraction"];
@@ -52,6 +52,7 @@ fn check_ranges(conf: &Conf) {
     }
     assert!(conf.slack.is_none_or(|slack| slack >= 1.0), "{conf:?}");
     assert!(!matches!(conf.chunk, Some(ChunkPolicy::Fixed(bytes)) if bytes == 0 || !bytes.is_multiple_of(2 << 20)));
+    assert!(!conf.private || conf.chunk == Some(ChunkPolicy::Fixed(2 << 20)), "{conf:?}");
     assert_ne!(conf.region_bytes, Some(0));
     if let Peers::Listed(listed) = &conf.peers {
         assert!(!listed.is_empty() && listed.is_sorted_by(|one, next| one < next), "{listed:?}");
@@ -97,6 +98,7 @@ fn write(conf: &Conf) -> String {
         _ => "chunk:auto".into(),
     }));
     parts.extend(conf.region_bytes.map(|bytes| format!("region:{bytes}")));
+    parts.extend(conf.private.then(|| "ipc:private".into()));
     match &conf.peers {
         Peers::Auto => {}
         Peers::None => parts.push("peers:none".into()),

@@ -107,6 +107,7 @@ pub fn configurations() -> Seeds {
             "budget:24GiB, slack:1.25,chunk:2MiB ,region:4TiB,log:on,record:/t/a:b%d.gz,report_on_failure:True",
         ),
         ("fraction", "budget:0.9,chunk:auto"),
+        ("private", "ipc:private,chunk:2MiB"),
         ("percent", "budget: 90 %,slack:inf"),
         ("pytorch", "max_split_size_mb:128,roundup_power2_divisions:[256:1,512:2,>:4],expandable_segments:True"),
         ("pytorch_fraction", "per_process_memory_fraction:0.5,backend:native,slack:1.1"),

@@ -9,6 +9,7 @@ pub mod generate_bindings;
 pub mod generate_header;
 pub mod gpu_bundle;
 pub mod model_check;
+pub mod package_crates;
 pub mod sanitize;
 pub mod scripts;
 pub mod test_interop;
