@@ -83,3 +83,16 @@ fn too_many_streams_are_refused() {
     allocator.check();
     allocator.free(block).unwrap();
 }
+
+/// A budget of less than a whole number of pages allows the whole ones.
+#[test]
+fn what_does_not_fill_a_page_is_not_used() {
+    let allocator = builder().chunk_policy(gapless::ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    for (bytes, pages) in [(2 * PAGE - 1, 1), (2 * PAGE, 2), (3 * PAGE + 1, 3)] {
+        allocator.set_budget(bytes).unwrap();
+        let blocks: Vec<_> = (0..pages).map(|_| allocator.alloc(PAGE, StreamId::DEFAULT).unwrap()).collect();
+        let more = allocator.alloc(PAGE, StreamId::DEFAULT);
+        assert!(matches!(more, Err(AllocError::OutOfMemory(_))), "{bytes} bytes allow more than {pages} pages");
+        blocks.into_iter().for_each(|block| allocator.free(block).unwrap());
+    }
+}

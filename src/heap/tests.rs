@@ -377,6 +377,19 @@ fn merged_blocks_keep_the_later_epoch() {
 }
 
 #[test]
+fn what_is_set_keeps_the_later_epoch_of_both_neighbours() {
+    for (before, own, behind) in [(9, 1, 2), (1, 9, 2), (1, 2, 9)] {
+        let mut heap = Heap::new(16 * GRANULE);
+        heap.set(0, 0, 2 * GRANULE, BlockState::Free, before);
+        heap.set(2 * GRANULE, 4 * GRANULE, 3 * GRANULE, BlockState::Free, behind);
+        heap.set(2 * GRANULE, 2 * GRANULE, 2 * GRANULE, BlockState::Free, own);
+        let block = heap.block(0).unwrap();
+        assert_eq!((block.size, block.epoch), (7 * GRANULE, 9), "{before}, {own}, {behind}");
+        heap.check();
+    }
+}
+
+#[test]
 fn epochs_are_lowered_together() {
     let mut heap = Heap::new(16 * GRANULE);
     heap.set(0, 0, 3 * GRANULE, BlockState::Free, 7);

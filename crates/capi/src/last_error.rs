@@ -127,3 +127,41 @@ pub unsafe extern "C" fn gapless_last_error_report_json(
 
 /// How many failures of each kind go to stderr.
 const MOST_TOLD: u32 = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CStr;
+
+    fn told() -> String {
+        // SAFETY: the last error is a NUL-terminated string until the next failure on this thread.
+        unsafe { CStr::from_ptr(gapless_last_error()) }.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_panic_is_a_failure_and_the_next_call_works() {
+        let lock = parking_lot::Mutex::new(1);
+        for (number, text) in ["a text", "a text with 2"].into_iter().enumerate() {
+            let status = guard(|| {
+                let _held = lock.lock();
+                if number == 0 { panic!("a text") } else { panic!("a text with {}", number + 1) }
+            });
+            assert_eq!((status, told()), (GAPLESS_ERROR_INTERNAL, format!("a bug in gapless: {text}")));
+            assert_eq!(gapless_last_error_status(), GAPLESS_ERROR_INTERNAL);
+            assert!(lock.try_lock().is_some(), "the lock was given back");
+            assert_eq!(guard(|| Ok(())), GAPLESS_OK);
+        }
+        // What cannot be shown is a failure all the same, also where it panics when it is dropped.
+        struct Worse;
+        impl Drop for Worse {
+            fn drop(&mut self) {
+                panic!("again");
+            }
+        }
+        assert_eq!(guard(|| std::panic::panic_any(Worse)), GAPLESS_ERROR_INTERNAL);
+        assert_eq!(told(), "a bug in gapless: no message");
+        let told_so_far = AtomicU32::new(MOST_TOLD);
+        tell(&told_so_far, || panic!("quiet"));
+        assert_eq!((told(), told_so_far.into_inner()), ("a bug in gapless: quiet".to_owned(), MOST_TOLD + 1));
+    }
+}

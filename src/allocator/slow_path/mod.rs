@@ -151,6 +151,11 @@ impl Door {
     /// [`InListener`].
     pub fn set_budget<D: Driver>(&self, shared: &Shared<D>, bytes: u64) -> Result<(), InListener> {
         MapListeners::expect_outside()?;
+        if shared.is_forked() {
+            // Whoever had the lock in the parent does not exist here. Nothing is created in this process.
+            shared.set_budget(Budget::Set(bytes));
+            return Ok(());
+        }
         // Under the lock, so that of two callers one sets both.
         let mut mapper = self.lock();
         shared.set_budget(Budget::Set(bytes));

@@ -6,6 +6,8 @@ use crate::workspace::Workspace;
 
 /// The crates that are published, each after those that it needs.
 const CRATES: [&str; 3] = ["gapless", "gapless-share", "gapless-trace"];
+/// What each of them carries.
+const NEEDED: [&str; 3] = ["LICENSE-APACHE", "LICENSE-MIT", "README.md"];
 /// What a file of a crate begins or ends with. Tests, benchmarks and tools stay here.
 const BEGINNINGS: [&str; 5] = ["src/", "examples/", "kernels/", "Cargo.", ".cargo_vcs_info"];
 const ENDINGS: [&str; 3] = [".md", "LICENSE-APACHE", "LICENSE-MIT"];
@@ -16,6 +18,9 @@ pub fn run(workspace: &Workspace) -> Result<(), Failure> {
         let needless: Vec<&str> = list.lines().filter(|file| !is_wanted(file)).collect();
         if !needless.is_empty() {
             return Err(Failure::new(format!("{name} carries {}", needless.join(", "))));
+        }
+        if let Some(missing) = NEEDED.into_iter().find(|needed| !list.lines().any(|file| file == *needed)) {
+            return Err(Failure::new(format!("{name} lacks {missing}")));
         }
         println!("{name}: {} files", list.lines().count());
     }
