@@ -33,6 +33,7 @@ pub struct Builder<D: Driver> {
     first_region_bytes: Option<u64>,
     mapping_limit: usize,
     keeps_mappings: bool,
+    whole_blocks: bool,
     epoch_limit: u32,
     listeners: Arc<MapListeners>,
 }
@@ -48,6 +49,7 @@ impl<D: Driver> Builder<D> {
             first_region_bytes: None,
             mapping_limit: DEFAULT_MAPPING_LIMIT,
             keeps_mappings: false,
+            whole_blocks: false,
             epoch_limit: u32::MAX,
             listeners: Arc::default(),
         }
@@ -113,6 +115,18 @@ impl<D: Driver> Builder<D> {
     #[must_use]
     pub fn keep_mappings(mut self) -> Self {
         self.keeps_mappings = true;
+        self
+    }
+
+    /// Places each block of 64 KiB and more within one chunk as long as the budget and the device allow another chunk: for
+    /// libraries that register memory by the chunk that is behind its first byte.
+    ///
+    /// A request that no single free block serves gets a chunk of its own size then, however much is free in others; slack
+    /// does not hold that back. Once memory is short, blocks lie in several chunks, as without this setting, and so may those
+    /// that are later placed in the same memory. [`Pin::chunks`](super::Pin::chunks) tells.
+    #[must_use]
+    pub fn whole_blocks(mut self) -> Self {
+        self.whole_blocks = true;
         self
     }
 
@@ -182,6 +196,7 @@ impl<D: Driver> Builder<D> {
             chunk_policy: self.chunk_policy,
             mapping_limit: self.mapping_limit,
             keeps_mappings: self.keeps_mappings,
+            whole_blocks: self.whole_blocks,
             epoch_limit: self.epoch_limit,
         };
         Ok(Allocator::assemble(self.driver, geometry, budget, self.listeners))

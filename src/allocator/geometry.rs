@@ -21,6 +21,8 @@ pub struct Geometry {
     pub mapping_limit: usize,
     /// Whether mappings stay until the allocator is closed.
     pub keeps_mappings: bool,
+    /// Whether blocks are placed within one chunk each, as long as chunks may be created.
+    pub whole_blocks: bool,
     /// Epoch of a stream's blocks at which they are renumbered.
     pub epoch_limit: u32,
 }

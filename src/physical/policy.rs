@@ -68,6 +68,8 @@ const UNDIVIDED_BYTES: u64 = 10 * MIB;
 const ROOMY: f64 = 1.5;
 /// Once there is no headroom left, free chunks above this part of a block are cut up for it.
 const PARTS_WITHOUT_HEADROOM: u64 = 512;
+/// A chunk for blocks below the smallest size that are each to lie within one has room for so many of them.
+const WHOLE_BLOCKS_IN_A_CHUNK: u64 = 4;
 /// Most bytes that a region of small blocks grows by at a time,
 const SMALL_AHEAD: u64 = 8 * MIB;
 /// and the part of a chunk of its own size that it grows by below that.
@@ -104,6 +106,16 @@ impl ChunkSizes {
                 size.max(self.least().min(wanted.pages + wanted.spare))
             }
         }
+    }
+
+    /// Returns the size of a chunk for a block that is to lie within it. Blocks that do not fill the smallest chunk come in
+    /// numbers: a few of them share one.
+    pub fn for_whole_block(&self, block_bytes: u64) -> PageCount {
+        let bytes = match self.policy {
+            ChunkPolicy::Auto if block_bytes < SMALLEST_AUTO => block_bytes * WHOLE_BLOCKS_IN_A_CHUNK,
+            ChunkPolicy::Auto | ChunkPolicy::Fixed(_) => block_bytes,
+        };
+        PageCount::covering(bytes, self.page_bytes).max(self.least())
     }
 
     /// Returns the size of a chunk for a raw range: at most the headroom, and at most `pages`.

@@ -144,7 +144,7 @@ impl Settings {
         let budget = self.budget.map_or(total, |budget| budget.of(total));
         // A process may have a pool for each of its graphs, and most of these are small.
         let builder = self.builder_on(driver)?.listeners(Arc::clone(main.listeners()));
-        Ok(builder.keep_mappings().first_region_bytes(budget / 2).build()?)
+        Ok(builder.keep_mappings().whole_blocks().first_region_bytes(budget / 2).build()?)
     }
 
     fn builder_on(&self, driver: Arc<CudaDriver>) -> Answer<Builder<CudaDriver>> {

@@ -108,6 +108,17 @@ impl World {
         (self.end(pool, stream), kept)
     }
 
+    /// The chunk that is mapped at an address.
+    fn chunk(&self, addr: DeviceAddr) -> u64 {
+        let (retain, release) = (self.optional.cuMemRetainAllocationHandle.as_ref().expect("exported"), &self.required);
+        let mut handle = 0;
+        // SAFETY: the out-parameter is valid, and so is any address.
+        assert_eq!(unsafe { retain(&raw mut handle, std::ptr::with_exposed_provenance_mut(addr.0 as usize)) }.0, 0);
+        // SAFETY: retained just above.
+        assert_eq!(unsafe { release.cuMemRelease(handle) }.0, 0);
+        handle
+    }
+
     /// The device works, and found in memory what was written.
     fn check(&self) {
         self.driver.synchronize_device().expect("the device is not lost");
@@ -432,6 +443,35 @@ fn a_mem_pool_is_its_thread_s() {
         all.into_iter().for_each(free);
         release(1);
         release(2);
+        gapless_torch_reset();
+        assert_eq!(world.chunks(), 0);
+    });
+}
+
+/// A library that registers memory by the chunk behind its first byte, as NCCL does in a capture, has all of a graph's block.
+#[test]
+fn blocks_of_a_graph_lie_in_one_chunk() {
+    in_world("blocks_of_a_graph_lie_in_one_chunk", "8GiB", |world| {
+        let [captured] = world.streams();
+        world.begin(1, captured);
+        let (mut live, mut all) = (Vec::new(), Vec::new());
+        for round in 1..60 {
+            let bytes = round * 7 % 23 * MIB + 2 * MIB + 4096;
+            let block = malloc(bytes, captured);
+            live.push(block);
+            all.push((block, bytes));
+            if round % 5 == 0 {
+                // Neighbours: what is free beside each other is of several chunks.
+                live.drain(..live.len() - 1).for_each(free);
+            }
+        }
+        live.into_iter().for_each(free);
+        world.end(1, captured);
+        // What was freed stays as it was.
+        for (block, bytes) in all {
+            assert_eq!(world.chunk(block), world.chunk(block.offset(bytes - 1)), "{bytes} bytes");
+        }
+        release(1);
         gapless_torch_reset();
         assert_eq!(world.chunks(), 0);
     });

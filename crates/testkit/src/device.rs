@@ -37,6 +37,8 @@ pub struct World {
     pub kept: bool,
     /// Whether the stream that every thread has of its own is one of the streams, in addition.
     pub own_streams: bool,
+    /// Whether the allocators place each large block within one chunk while they may create another.
+    pub whole_blocks: bool,
 }
 
 impl Default for World {
@@ -52,6 +54,7 @@ impl Default for World {
             epoch_limit: u32::MAX,
             kept: true,
             own_streams: false,
+            whole_blocks: false,
         }
     }
 }
@@ -78,6 +81,7 @@ impl World {
             .chunk_policy(chunks)
             .mapping_limit(self.mapping_limit)
             .epoch_limit(self.epoch_limit);
+        let builder = if self.whole_blocks { builder.whole_blocks() } else { builder };
         match self.region_pages {
             0 => builder,
             pages => builder.region_bytes(pages * self.page_bytes),

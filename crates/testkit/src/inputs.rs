@@ -17,6 +17,7 @@ pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
         prop::sample::select(vec![0, 0, 0, SMALL_REGION]),
         any::<bool>(),
         any::<bool>(),
+        prop::bool::weighted(0.3),
     )
         .prop_map(
             move |(
@@ -29,6 +30,7 @@ pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
                 region_pages,
                 kept,
                 own_streams,
+                whole_blocks,
             )| World {
                 pages: pages + region_pages,
                 page_bytes,
@@ -40,6 +42,7 @@ pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
                 epoch_limit,
                 kept,
                 own_streams,
+                whole_blocks,
             },
         )
 }

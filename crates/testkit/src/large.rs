@@ -34,10 +34,11 @@ pub fn large_world() -> impl Strategy<Value = World> {
     let chunk_pages = prop_oneof![1 => Just(0), 1 => by_logarithm(1, 512)];
     let slack_percent = prop::sample::select(vec![0_u32, 0, 10, 50]);
     let mapping_limit = prop::sample::select(vec![400_000, 400_000, 4000]);
-    let (kept, own_streams) = (any::<bool>(), any::<bool>());
+    let flags = (any::<bool>(), any::<bool>(), prop::bool::weighted(0.3));
     let device = by_logarithm(SMALLEST_DEVICE, LARGEST_DEVICE);
-    (device, page_bytes, chunk_pages, by_logarithm(1, MOST_STREAMS), slack_percent, mapping_limit, kept, own_streams)
-        .prop_map(|(device, page_bytes, chunk_pages, streams, slack_percent, mapping_limit, kept, own_streams)| {
+    (device, page_bytes, chunk_pages, by_logarithm(1, MOST_STREAMS), slack_percent, mapping_limit, flags).prop_map(
+        |(device, page_bytes, chunk_pages, streams, slack_percent, mapping_limit, flags)| {
+            let (kept, own_streams, whole_blocks) = flags;
             let pages = device / page_bytes;
             World {
                 pages,
@@ -48,9 +49,11 @@ pub fn large_world() -> impl Strategy<Value = World> {
                 mapping_limit,
                 kept,
                 own_streams,
+                whole_blocks,
                 ..World::default()
             }
-        })
+        },
+    )
 }
 
 /// Operations whose sizes are of any order up to that of the world.

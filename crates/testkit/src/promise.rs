@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 
 /// With the allocator's own choice of chunks, no chunk is smaller for the sake of what it could pin.
 const SMALLEST_AUTO: u64 = 2 * MIB;
-/// The same for a chunk that was created for a small block.
-const SMALLEST_AUTO_FOR_SMALL: u64 = 8 * MIB;
+/// The same for a chunk that was created for several blocks: small ones, or any below 2 MiB that are each to lie within one chunk.
+const SMALLEST_AUTO_FOR_SEVERAL: u64 = 8 * MIB;
 /// Size from which on a block is not small.
 const SMALL_BELOW: u64 = 64 * KIB;
 
@@ -55,7 +55,8 @@ impl World {
     /// A chunk of a fixed size may be pinned whole. One that the allocator chose the size of covers no pages that the block
     /// it was created for does not use, beyond the smallest size; a block that came later may pin it.
     fn may_pin(&self, bytes: u64, made: u64, held: Held) -> bool {
-        let is_least = bytes <= SMALLEST_AUTO || held.small && bytes <= SMALLEST_AUTO_FOR_SMALL;
+        let several = held.small || self.whole_blocks;
+        let is_least = bytes <= SMALLEST_AUTO || several && bytes <= SMALLEST_AUTO_FOR_SEVERAL;
         self.chunk_pages > 0 || is_least || held.youngest > made
     }
 }
@@ -70,10 +71,13 @@ pub(crate) fn check_new_chunks<D: Device>(world: &World, driver: &Witness<D>, bl
         return;
     }
     let size = round_up(block.1.max(1), GRANULE).expect("a live block");
-    let least = if size < SMALL_BELOW { SMALLEST_AUTO_FOR_SMALL } else { SMALLEST_AUTO };
+    let for_several = size < SMALL_BELOW || world.whole_blocks && size < SMALLEST_AUTO;
+    let least = if for_several { SMALLEST_AUTO_FOR_SEVERAL } else { SMALLEST_AUTO };
+    // A chunk that a block is to lie within ends with the page that the block ends in.
+    let beside = if world.whole_blocks { world.page_bytes - 1 } else { 0 };
     for (chunk, part) in driver.backing(block.0, size).into_iter().flatten() {
         let made = driver.chunk(chunk).expect("a chunk of the device");
-        let fits = made.number <= since || made.bytes <= least || part.end - part.start == made.bytes;
+        let fits = made.number <= since || made.bytes <= least || part.end - part.start + beside >= made.bytes;
         assert!(fits, "the promise: {block:?} has {part:?} of {made:?}, which was created for it");
     }
 }

@@ -39,6 +39,7 @@ pub fn cases(page: u64) -> Vec<Case> {
     let two_ranges = [range(4), range(5), grow(0, 4, 0), grow(1, 1, 1), Hold { stream: 1 }];
     let registered = |pages: u8| AllocRegistered { pages: pages - 1, stream: 1 };
     let large_chunks = World { chunk_pages: 4, ..usual };
+    let whole_blocks = World { whole_blocks: true, ..usual };
     let not_kept = World { kept: false, ..usual };
     let (begin, end) = (|stream| BeginCapture { stream }, |stream| EndCapture { stream });
     // A graph that used four pages, of which half are a live block, and a replay of it in flight on another stream.
@@ -76,6 +77,8 @@ pub fn cases(page: u64) -> Vec<Case> {
             ..case("recreated in other sizes", &[alloc(4, 0), alloc(2, 0), free(0)], alloc(6, 1))
         },
         Case { world: small_region, ..case("a further region", &full_region.concat(), alloc(4, 0)) },
+        Case { world: whole_blocks, ..case("a block in one chunk", &[alloc(2, 0), free(0)], alloc(3, 0)) },
+        Case { world: whole_blocks, ..case("one in several, for want of memory", &holes, alloc(4, 0)) },
         Case { world: large_chunks, ..case("a chunk released", &[alloc(8, 0), free(0), alloc(1, 0)], alloc(6, 1)) },
         Case {
             world: few_mappings,

@@ -49,6 +49,7 @@ pub fn decode(bytes: &[u8], extra: Extra) -> Option<(World, Vec<Op>)> {
         region_pages,
         kept: header[7] % 2 == 0,
         own_streams: header[7] / 2 % 2 == 1,
+        whole_blocks: header[3] / 4 % 4 == 3,
         ..World::default()
     };
     // In a large world the sizes of operations grow with the device, and a byte stands for more streams.

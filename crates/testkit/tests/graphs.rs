@@ -7,7 +7,7 @@ use std::cell::RefCell;
 
 /// Worlds with chunks of any size, since the pages of a larger one are handed out one by one.
 fn graph_world(page_bytes: u64) -> impl Strategy<Value = World> {
-    (world(page_bytes), 1_u64..7).prop_map(|(world, chunk_pages)| World { chunk_pages, ..world })
+    (world(page_bytes), 0_u64..7).prop_map(|(world, chunk_pages)| World { chunk_pages, ..world })
 }
 
 fn graphs_keep_their_memory<D: Device>(cases: u32, most: usize) {

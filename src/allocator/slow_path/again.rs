@@ -79,6 +79,7 @@ impl<D: Driver> SlowPath<'_, D> {
             region: wanted.owner.region,
             allowance: nothing_new,
             keeps_mappings: self.shared.geometry.keeps_mappings,
+            apart: false,
         };
         plan_again(&self.mapper, &mut States::together(streams), &passed, goal, wanted.offset)
     }

@@ -3,6 +3,7 @@
 //! report.
 
 use super::super::error::AllocError;
+use super::super::kind::RegionKind;
 use super::super::request::Request;
 use super::super::streams::region::RegionId;
 use super::super::streams::state::Stream;
@@ -164,7 +165,11 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         let (mapper, streams) = (&self.path.mapper, &self.path.shared.streams);
         let passed = self.path.progress().passed();
         let allowance = self.allowance();
-        let goals: Vec<Goal> = regions.iter().map(|region| self.goal(*region, allowance)).collect();
+        let mut goals: Vec<Goal> = regions.iter().map(|region| self.goal(*region, allowance)).collect();
+        if self.path.shared.geometry.whole_blocks && self.request.kind == RegionKind::Large {
+            // Before anything else, as long as it may be created.
+            goals = goals.iter().map(|goal| Goal { apart: true, ..*goal }).chain(goals.iter().copied()).collect();
+        }
         for _ in 0..OVERTAKEN_AT_MOST {
             let mut copies = Copies::default();
             let mut planned = self.plan_from(&mut self.path.states(), &mut copies, &passed, &goals);
@@ -258,7 +263,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
 
     fn goal(&self, region: RegionId, allowance: Allowance) -> Goal {
         let keeps_mappings = self.path.shared.geometry.keeps_mappings;
-        Goal { request: self.request, stream: self.stream.index, region, allowance, keeps_mappings }
+        Goal { request: self.request, stream: self.stream.index, region, allowance, keeps_mappings, apart: false }
     }
 
     /// Idle chunks that are larger than what they are needed for go back to the driver: smaller ones can be created then.

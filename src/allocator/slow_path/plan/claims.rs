@@ -210,6 +210,7 @@ mod tests {
                     region: RegionId::first(RegionKind::Large),
                     allowance,
                     keeps_mappings: false,
+                    apart: false,
                 };
                 let passed = path.progress().passed();
                 let copies = &mut Copies::default();

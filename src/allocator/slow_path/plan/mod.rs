@@ -8,10 +8,12 @@
 //! sources.rs    the completely free chunks
 //! rooms.rs      where the region has addresses, and what a placement there costs
 //! placement.rs  a placement worked out: what is reused, unmapped, mapped
+//! apart.rs      a placement in one new chunk, apart from all others
 //! fill.rs       chunks for the pages without a mapping
 //! claims.rs     what a plan takes is claimed, or given back
 //! ```
 
+mod apart;
 mod claims;
 mod copies;
 mod fill;
@@ -52,6 +54,8 @@ pub struct Goal {
     pub allowance: Allowance,
     /// Whether mappings stay: then nothing is unmapped or released, and chunks move within their stream only.
     pub keeps_mappings: bool,
+    /// Whether it is to be one new chunk, apart from all others.
+    pub apart: bool,
 }
 
 impl Goal {
@@ -161,16 +165,17 @@ pub fn plan<D: Driver>(
     let target = copies.target(states, &goal);
     let segment = &mapper.segments[target.segment];
     // Looking for free chunks costs more than all the rest. While enough may be created and there is no stale view that
-    // could become active again, none is needed.
+    // could become active again, none is needed; a new chunk needs none in any case.
     let pages = PageCount::within(goal.request.size, segment.page_bytes) + PageCount(2);
-    let needless = pages <= goal.allowance.soft_pages && segment.table.stale() == 0;
+    let needless = goal.apart || pages <= goal.allowance.soft_pages && segment.table.stale() == 0;
     if !needless {
         copies.sources(mapper, states, &goal);
     }
     let (sources, target) = copies.both(goal.region);
     let nothing = Sources::default();
     let sources = sources.filter(|_| !needless).unwrap_or(&nothing);
-    Survey { mapper, target: target?, passed, goal, sources }.plan()
+    let survey = Survey { mapper, target: target?, passed, goal, sources };
+    if goal.apart { survey.plan_apart() } else { survey.plan() }
 }
 
 /// Plans an allocation at `start`, where the memory was handed out before, and claims what it takes: as [`plan`], but nothing is
