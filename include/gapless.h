@@ -641,6 +641,13 @@ gapless_status gapless_device_import(int32_t device,
 gapless_status gapless_device_close_import(int32_t device,
                                            void *pointer);
 
+// Keeps up to bytes of closed imports of a device mapped, those closed last, for processes that send the same allocations again:
+// to import one that lives still costs no call to the driver then. To the process that shared them they are closed. What that
+// releases to the driver while it is kept here comes back to the device when it is given up here: beyond that many bytes, when
+// its allocation is imported in vain, and for 0, which is what a device begins with.
+gapless_status gapless_device_keep_closed_imports(int32_t device,
+                                                  uint64_t bytes);
+
 // Pins an allocation of a device: until gapless_device_unpin has been called as often, its bytes are not handed out again,
 // and what is mapped there stays, also once it was freed. For memory that another process or other hardware uses; not for
 // registered blocks, which stay anyway.

@@ -8,7 +8,17 @@ What arrives is the sender's memory, mapped a second time. It stays as it is unt
 the sender has freed it or has ended. No memory is allocated for it.
 """
 
-from . import _ipc
+from . import _ipc, _library
 from ._imports import after_import
 
 after_import("torch", _ipc.accept)
+
+
+def keep_closed(size: int, device: int = 0) -> None:
+    """Keeps up to ``size`` bytes of what has arrived mapped after its last tensor is gone here, for senders that send the same tensors again.
+
+    What is sent again while it lives then costs no call to the driver. To the sender it is closed all the same, and its memory is
+    ordinary memory. What the sender gives back to the device meanwhile is the device's again when it is given up here: beyond
+    ``size``, when it arrives after it was freed, and with ``keep_closed(0)``.
+    """
+    _library.check(_library.load().gapless_device_keep_closed_imports(device, size))

@@ -1,5 +1,7 @@
 """Sends tensors between two processes in both directions: ``ipc_script.py SENDER RECEIVER``, each native, object or plug-in.
 
+A receiver that is "object, keeping" keeps what it has closed mapped.
+
 Bytes are compared, of what is sent whole, in pieces, and freed before it is received. Prints what the sender is left with.
 Neither process may call ``ptrace`` or ``pidfd_getfd``, as in most containers.
 """
@@ -52,6 +54,10 @@ def start(allocator):
     import gapless.torch
 
     gapless.torch.enable()
+    if allocator == "object, keeping":
+        import gapless.ipc
+
+        gapless.ipc.keep_closed(1 << 30)
 
 
 if ALLOCATOR not in os.environ:

@@ -40,6 +40,7 @@ def run(sender, receiver, folder, *arguments):
         ("object", "native"),
         ("native", "object"),
         ("object", "plug-in"),
+        ("object", "object, keeping"),
     ],
 )
 def test_both_ways(sender, receiver, folder):

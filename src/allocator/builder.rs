@@ -123,7 +123,8 @@ impl<D: Driver> Builder<D> {
     ///
     /// A request that no single free block serves gets a chunk of its own size then, however much is free in others; slack
     /// does not hold that back. Once memory is short, blocks lie in several chunks, as without this setting, and so may those
-    /// that are later placed in the same memory. [`Pin::chunks`](super::Pin::chunks) tells.
+    /// that are later placed in the same memory. [`Pin::chunks`](super::Pin::chunks) tells. A live byte pins its whole chunk, as
+    /// with [`ChunkPolicy::Fixed`].
     #[must_use]
     pub fn whole_blocks(mut self) -> Self {
         self.whole_blocks = true;

@@ -153,3 +153,15 @@ pub extern "C" fn gapless_device_close_import(device: i32, pointer: *mut c_void)
         Ok(())
     })
 }
+
+/// Keeps up to bytes of closed imports of a device mapped, those closed last, for processes that send the same allocations again:
+/// to import one that lives still costs no call to the driver then. To the process that shared them they are closed. What that
+/// releases to the driver while it is kept here comes back to the device when it is given up here: beyond that many bytes, when
+/// its allocation is imported in vain, and for 0, which is what a device begins with.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_device_keep_closed_imports(device: i32, bytes: u64) -> gapless_status {
+    guard(|| {
+        Device::get(device)?.sharing.importer.keep_closed(bytes);
+        Ok(())
+    })
+}

@@ -54,6 +54,22 @@ fn with_peer(test: &str, main: impl FnOnce(), peer: impl FnOnce()) {
     }
 }
 
+/// The number of mappings on the device.
+fn mappings() -> u64 {
+    let mut counts = [0_u64; 4];
+    // SAFETY: the library is loaded already, and the name ends with NUL.
+    let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
+    assert!(!library.is_null());
+    // SAFETY: a library that stays loaded, and a name that ends with NUL.
+    let found = unsafe { libc::dlsym(library, c"gapless_sim_usage".as_ptr()) };
+    assert!(!found.is_null());
+    // SAFETY: the simulated library's function of that name has this type.
+    let usage = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(i32, *mut [u64; 4]) -> u32>(found) };
+    // SAFETY: the out-parameter is valid.
+    assert_eq!(unsafe { usage(0, &raw mut counts) }, 0);
+    counts[1]
+}
+
 #[test]
 fn blocks_of_another_process() {
     let test = "blocks_of_another_process";
@@ -119,6 +135,16 @@ fn what_cannot_be_shared_is_refused() {
         let (pointer, bytes) = import(&handle).unwrap();
         assert!(pointer != block && bytes == MIB);
         assert_eq!(gapless_device_close_import(0, pointer), GAPLESS_OK);
+        // Kept while it is closed, it is where it was; given up, whoever opens it maps it anew.
+        let before = mappings();
+        assert_eq!(gapless_device_keep_closed_imports(0, 64 * MIB), GAPLESS_OK);
+        for _ in 0..2 {
+            assert_eq!(gapless_device_close_import(0, import(&handle).unwrap().0), GAPLESS_OK);
+            assert_eq!(mappings(), before + 1);
+        }
+        assert_eq!(gapless_device_keep_closed_imports(0, 0), GAPLESS_OK);
+        assert_eq!(mappings(), before);
+        assert_eq!(gapless_device_keep_closed_imports(99, 0), GAPLESS_ERROR_INVALID_ARGUMENT);
         assert_eq!(export(pointer), Err(GAPLESS_ERROR_NOT_ALLOCATED));
         assert_eq!(gapless_device_free(0, block, 0), GAPLESS_OK);
         assert_eq!((export(block), import(&handle)), (Err(GAPLESS_ERROR_NOT_ALLOCATED), Err(GAPLESS_ERROR_GONE)));

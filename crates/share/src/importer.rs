@@ -1,20 +1,16 @@
-//! The importing side: connections, chunks that are imported, and mappings of blocks.
+//! The importing side: chunks that are imported, and mappings of blocks.
 
+use crate::connection::{Connection, Opened};
 use crate::error::ShareError;
 use crate::handle::{Handle, Token};
-use crate::messages::{ListedChunk, MOST_DESCRIPTORS, Reply, Request};
-use crate::sockets::{self, Packet};
+use crate::messages::{ListedChunk, MOST_DESCRIPTORS};
 use gapless::DeviceAddr;
 use gapless::driver::{ChunkHandle, Driver, DriverResult};
 use parking_lot::Mutex;
-use rustix::fd::{AsFd, OwnedFd};
-use rustix::net::{RecvFlags, SendFlags};
-use std::collections::{HashMap, HashSet};
-use std::io;
+use rustix::fd::AsFd;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::ops::Range;
 use std::sync::{Arc, Weak};
-
-/// Most chunks of a block: as many as 2 TiB have in pages of 2 MiB.
-const MOST_CHUNKS: u64 = 1 << 20;
 
 /// Opens blocks of other processes on one device.
 ///
@@ -35,13 +31,20 @@ struct Inner<D: Driver> {
 struct State<D: Driver> {
     connections: HashMap<Token, Arc<Connection>>,
     chunks: HashMap<ChunkKey, Imported>,
-    /// Blocks that are open, by exporter and token.
-    blocks: HashMap<(Token, Token), Weak<Block<D>>>,
+    /// Blocks that are open.
+    blocks: HashMap<BlockKey, Weak<Block<D>>>,
+    /// Mappings of closed blocks that are kept for the next time, the one closed first at the front.
+    kept: VecDeque<Mapping>,
+    /// Most bytes of these.
+    most_kept: u64,
     /// Mappings that nobody uses any more and that could not be removed yet.
     leaving: Vec<Mapping>,
 }
 
-/// The exporter, and the chunk's number there. A number is good while the chunk is open.
+/// The exporter, and the block's token.
+type BlockKey = (Token, Token);
+
+/// The exporter, and the chunk's number there. A number is good while a block in the chunk is open.
 type ChunkKey = (Token, u64);
 
 /// A chunk of another process.
@@ -50,23 +53,21 @@ struct Imported {
     handle: ChunkHandle,
     /// Number of mappings.
     uses: usize,
-}
-
-/// A connection to an exporter. What is open through it counts as long as it lasts.
-#[derive(Debug)]
-struct Connection {
-    exporter: Token,
-    socket: OwnedFd,
+    /// Number of those whose blocks are open.
+    open: usize,
 }
 
 /// The mapping of a block, in whole chunks.
 #[derive(Debug)]
 struct Mapping {
+    block: BlockKey,
     addr: DeviceAddr,
     /// Of all chunks.
     bytes: u64,
     chunks: Vec<ChunkKey>,
-    /// Keeps the block pinned at the other side.
+    /// Where the block is in its chunks.
+    place: Range<u64>,
+    /// Keeps the block pinned at the other side, until it is closed.
     connection: Arc<Connection>,
     open: u64,
 }
@@ -111,8 +112,8 @@ impl<D: Driver> SharedBlock<D> {
 impl<D: Driver> Importer<D> {
     /// An importer for a device.
     pub fn new(driver: Arc<D>) -> Self {
-        let state =
-            State { connections: HashMap::new(), chunks: HashMap::new(), blocks: HashMap::new(), leaving: Vec::new() };
+        let (chunks, kept, leaving) = (HashMap::new(), VecDeque::new(), Vec::new());
+        let state = State { connections: HashMap::new(), chunks, blocks: HashMap::new(), kept, most_kept: 0, leaving };
         Self { inner: Arc::new(Inner { driver, process: std::process::id(), state: Mutex::new(state) }) }
     }
 
@@ -128,29 +129,48 @@ impl<D: Driver> Importer<D> {
             return Err(ShareError::Forked);
         }
         let mut state = self.inner.state.lock();
-        let name = (handle.exporter, handle.token);
-        if let Some(block) = state.blocks.get(&name).and_then(Weak::upgrade) {
+        let key = (handle.exporter, handle.token);
+        if let Some(block) = state.blocks.get(&key).and_then(Weak::upgrade) {
             return Ok(SharedBlock { block });
         }
         self.inner.remove_leaving(&mut state);
         state.blocks.retain(|_, block| block.strong_count() > 0);
-        let connection = state.connection(handle)?;
-        let opened = connection.open(handle.token);
-        if matches!(&opened, Err(ShareError::ExporterGone(_) | ShareError::Message(_) | ShareError::Busy)) {
-            // What is open through it keeps it; the next question goes through another.
-            state.connections.remove(&handle.exporter);
-        }
-        let (open, bytes, offset, listed) = opened?;
-        let mapping = self.inner.map(&mut state, &connection, open, &listed);
+        let opened = state.open(handle);
+        // What the driver does not unmap now stays kept.
+        let _ = match &opened {
+            Err(ShareError::Gone) => self.inner.discard_where(&mut state, |mapping| mapping.block == key),
+            Err(ShareError::ExporterGone(_)) => {
+                self.inner.discard_where(&mut state, |mapping| mapping.block.0 == key.0)
+            }
+            _ => Ok(()),
+        };
+        let (connection, opened) = opened?;
+        let mapping = self.inner.mapping(&mut state, key, &connection, &opened);
         if mapping.is_err() {
-            connection.close(open);
+            connection.close(opened.open);
         }
         let mapping = mapping?;
-        let addr = mapping.addr.offset(offset);
+        let (addr, bytes) = (mapping.addr.offset(mapping.place.start), mapping.place.end - mapping.place.start);
         let importer = Arc::clone(&self.inner);
         let block = Arc::new(Block { importer, addr, bytes, mapping: Some(mapping) });
-        state.blocks.insert(name, Arc::downgrade(&block));
+        state.blocks.insert(key, Arc::downgrade(&block));
         Ok(SharedBlock { block })
+    }
+
+    /// Keeps up to `bytes` of closed blocks mapped, those closed last, for exporters that send the same blocks again: to open
+    /// one that lives still costs no call to the driver then. At first, none are kept.
+    ///
+    /// The exporter has no part in it: to it they are closed, and their memory is ordinary memory. What it releases to the
+    /// driver while it is kept here comes back to the device when it is given up here: for closed blocks above that many bytes,
+    /// when its block is opened in vain, and with `keep_closed(0)`.
+    pub fn keep_closed(&self, bytes: u64) {
+        if self.inner.process != std::process::id() {
+            return;
+        }
+        let mut state = self.inner.state.lock();
+        state.most_kept = bytes;
+        self.inner.remove_leaving(&mut state);
+        self.inner.limit_kept(&mut state);
     }
 
     /// Number of chunks of other processes that are imported now.
@@ -160,95 +180,76 @@ impl<D: Driver> Importer<D> {
 }
 
 impl<D: Driver> State<D> {
+    /// A chunk that is mapped.
+    fn imported(&mut self, key: &ChunkKey) -> &mut Imported {
+        self.chunks.get_mut(key).expect("a chunk that is mapped is imported")
+    }
+
+    /// Opens a block. An exporter may have closed a connection through which nothing was open: then there is another.
+    fn open(&mut self, handle: &Handle) -> Result<(Arc<Connection>, Opened), ShareError> {
+        let is_known = self.connections.contains_key(&handle.exporter);
+        let first = self.open_once(handle);
+        match first {
+            Err(ShareError::ExporterGone(_)) if is_known => self.open_once(handle),
+            first => first,
+        }
+    }
+
+    fn open_once(&mut self, handle: &Handle) -> Result<(Arc<Connection>, Opened), ShareError> {
+        let connection = self.connection(handle)?;
+        let opened = connection.open(handle.token);
+        if matches!(&opened, Err(ShareError::ExporterGone(_) | ShareError::Message(_) | ShareError::Busy)) {
+            // What is open through it keeps it; the next question goes through another.
+            self.connections.remove(&handle.exporter);
+        }
+        Ok((connection, opened?))
+    }
+
     /// The connection to a handle's exporter, made now if there is none.
     fn connection(&mut self, handle: &Handle) -> Result<Arc<Connection>, ShareError> {
         if let Some(connection) = self.connections.get(&handle.exporter) {
             return Ok(Arc::clone(connection));
         }
-        let socket = sockets::connected(&handle.socket)?;
-        let connection = Arc::new(Connection { exporter: handle.exporter, socket });
+        let connection = Arc::new(Connection::new(handle)?);
         self.connections.insert(handle.exporter, Arc::clone(&connection));
         Ok(connection)
     }
 }
 
-impl Connection {
-    fn ask(&self, request: &Request) -> Result<(Reply, Vec<OwnedFd>), ShareError> {
-        let gone = |errno: rustix::io::Errno| ShareError::ExporterGone(errno.into());
-        sockets::send(&self.socket, request, &[], SendFlags::empty()).map_err(gone)?;
-        match sockets::receive(&self.socket, RecvFlags::empty()).map_err(gone)? {
-            Packet::Message(Reply::Gone, _) => Err(ShareError::Gone),
-            Packet::Message(Reply::Busy, _) => Err(ShareError::Busy),
-            Packet::Message(Reply::Refused(reason), _) => Err(ShareError::Refused(reason)),
-            Packet::Message(reply, descriptors) => Ok((reply, descriptors)),
-            Packet::End => Err(ShareError::ExporterGone(io::ErrorKind::ConnectionAborted.into())),
-            Packet::Nonsense => Err(ShareError::Message("a packet that is none")),
-        }
-    }
-
-    /// Opens a block: its number, its bytes, its place in its chunks, and these.
-    fn open(&self, token: Token) -> Result<(u64, u64, u64, Vec<ListedChunk>), ShareError> {
-        let (Reply::Opened { open, bytes, offset, chunks }, _) = self.ask(&Request::Open { token })? else {
-            return Err(ShareError::Message("no block where one was asked for"));
-        };
-        let listed = self.list(open, chunks).and_then(|listed| {
-            let total = listed.iter().try_fold(0_u64, |sum, chunk| sum.checked_add(chunk.bytes));
-            match (offset.checked_add(bytes), total) {
-                (Some(end), Some(total)) if end <= total => Ok(listed),
-                _ => Err(ShareError::Message("a block that is larger than its chunks")),
-            }
-        });
-        if listed.is_err() {
-            self.close(open);
-        }
-        Ok((open, bytes, offset, listed?))
-    }
-
-    fn list(&self, open: u64, chunks: u64) -> Result<Vec<ListedChunk>, ShareError> {
-        if chunks == 0 || chunks > MOST_CHUNKS {
-            return Err(ShareError::Message("a block without chunks, or with too many"));
-        }
-        let mut listed = Vec::new();
-        while (listed.len() as u64) < chunks {
-            let (Reply::Chunks(more), _) = self.ask(&Request::Chunks { open, from: listed.len() as u64 })? else {
-                return Err(ShareError::Message("no chunks where these were asked for"));
-            };
-            if more.is_empty() || more.iter().any(|chunk| chunk.bytes == 0) {
-                return Err(ShareError::Message("chunks that are missing or empty"));
-            }
-            listed.extend(more);
-        }
-        let numbers: HashSet<u64> = listed.iter().map(|chunk| chunk.number).collect();
-        if numbers.len() as u64 != chunks || listed.len() as u64 != chunks {
-            return Err(ShareError::Message("more chunks than the block has, or one of them twice"));
-        }
-        Ok(listed)
-    }
-
-    /// Descriptors of chunks, in the order of `which`.
-    fn descriptors(&self, open: u64, which: &[u64]) -> Result<Vec<OwnedFd>, ShareError> {
-        match self.ask(&Request::Descriptors { open, which: which.to_vec() })? {
-            (Reply::Descriptors, descriptors) if descriptors.len() == which.len() => Ok(descriptors),
-            _ => Err(ShareError::Message("other descriptors than were asked for")),
-        }
-    }
-
-    fn close(&self, open: u64) {
-        // Where the other process has ended, there is nothing to give back.
-        let _ = self.ask(&Request::Close { open });
-    }
-}
-
 impl<D: Driver> Inner<D> {
+    /// The mapping of a block that was just opened: the one that was kept, or a new one.
+    fn mapping(
+        &self,
+        state: &mut State<D>,
+        block: BlockKey,
+        connection: &Arc<Connection>,
+        opened: &Opened,
+    ) -> Result<Mapping, ShareError> {
+        let (open, place, connection) = (opened.open, opened.place.clone(), Arc::clone(connection));
+        if let Some(at) = state.kept.iter().position(|mapping| mapping.block == block) {
+            let kept = state.kept.remove(at).expect("just found");
+            // A block that lives does not move, and another one has another token.
+            if kept.place == place && kept.chunks.len() as u64 == opened.chunks {
+                kept.chunks.iter().for_each(|key| state.imported(key).open += 1);
+                return Ok(Mapping { connection, open, ..kept });
+            }
+            self.discard(state, kept)?;
+        }
+        let listed = connection.chunks(opened)?;
+        let (addr, bytes, chunks) = self.map(state, &connection, open, &listed)?;
+        Ok(Mapping { block, addr, bytes, chunks, place, connection, open })
+    }
+
     /// Maps chunks in one piece. What is missing is imported; on failure, nothing is left of it.
     fn map(
         &self,
         state: &mut State<D>,
-        connection: &Arc<Connection>,
+        connection: &Connection,
         open: u64,
         listed: &[ListedChunk],
-    ) -> Result<Mapping, ShareError> {
+    ) -> Result<(DeviceAddr, u64, Vec<ChunkKey>), ShareError> {
         let keys: Vec<ChunkKey> = listed.iter().map(|chunk| (connection.exporter, chunk.number)).collect();
+        self.discard_unsure(state, &keys)?;
         let mut used = 0;
         let done = self.import(state, connection, open, listed, &keys, &mut used).and_then(|()| {
             let bytes = listed.iter().map(|chunk| chunk.bytes).sum();
@@ -262,8 +263,9 @@ impl<D: Driver> Inner<D> {
             Ok((addr, bytes))
         });
         match done {
-            Ok((addr, bytes)) => Ok(Mapping { addr, bytes, chunks: keys, connection: Arc::clone(connection), open }),
+            Ok((addr, bytes)) => Ok((addr, bytes, keys)),
             Err(error) => {
+                keys[..used].iter().for_each(|key| state.imported(key).open -= 1);
                 self.release(state, &keys[..used]);
                 self.release_unused(state);
                 Err(error)
@@ -290,11 +292,13 @@ impl<D: Driver> Inner<D> {
                 let descriptors = connection.descriptors(open, &missing)?;
                 for (index, descriptor) in missing.iter().map(|index| place(*index)).zip(descriptors) {
                     let handle = self.driver.import(descriptor.as_fd(), listed[index].bytes)?;
-                    state.chunks.insert(keys[index], Imported { handle, uses: 0 });
+                    state.chunks.insert(keys[index], Imported { handle, uses: 0, open: 0 });
                 }
             }
             for key in batch.iter().map(|index| &keys[place(*index)]) {
-                state.chunks.get_mut(key).expect("imported").uses += 1;
+                let chunk = state.imported(key);
+                chunk.uses += 1;
+                chunk.open += 1;
                 *used += 1;
             }
         }
@@ -329,7 +333,7 @@ impl<D: Driver> Inner<D> {
     /// Takes a use off each chunk; what is not used any more is released.
     fn release(&self, state: &mut State<D>, keys: &[ChunkKey]) {
         for key in keys {
-            let chunk = state.chunks.get_mut(key).expect("a chunk that is mapped is imported");
+            let chunk = state.imported(key);
             chunk.uses -= 1;
             if chunk.uses == 0 {
                 let chunk = state.chunks.remove(key).expect("just found");
@@ -349,21 +353,77 @@ impl<D: Driver> Inner<D> {
         });
     }
 
-    /// Removes the mappings that nobody uses any more, once the device is done with them. What cannot be removed yet, during a
-    /// capture for instance, stays.
+    /// Closes the blocks that nobody uses any more, once the device is done with them, and removes their mappings or keeps them.
+    /// What cannot be removed yet, during a capture for instance, stays.
     fn remove_leaving(&self, state: &mut State<D>) {
         if state.leaving.is_empty() || self.driver.synchronize_device().is_err() {
             return;
         }
         for mapping in std::mem::take(&mut state.leaving) {
-            if self.driver.unmap(mapping.addr, mapping.bytes).is_err() {
+            if mapping.bytes > state.most_kept && self.unmap(&mapping).is_err() {
                 state.leaving.push(mapping);
                 continue;
             }
-            let _ = self.driver.address_free(mapping.addr, mapping.bytes);
-            self.release(state, &mapping.chunks);
+            mapping.chunks.iter().for_each(|key| state.imported(key).open -= 1);
             mapping.connection.close(mapping.open);
+            if mapping.bytes > state.most_kept {
+                self.release(state, &mapping.chunks);
+            } else {
+                state.kept.push_back(mapping);
+            }
         }
+        self.limit_kept(state);
+    }
+
+    /// Gives up what is kept beyond the limit, the oldest first.
+    fn limit_kept(&self, state: &mut State<D>) {
+        let mut bytes: u64 = state.kept.iter().map(|mapping| mapping.bytes).sum();
+        while bytes > state.most_kept
+            && let Some(mapping) = state.kept.pop_front()
+        {
+            bytes -= mapping.bytes;
+            if self.discard(state, mapping).is_err() {
+                break;
+            }
+        }
+    }
+
+    /// Gives up what is kept of chunks in which nothing is open: the exporter may have released them since, and have others of
+    /// the same numbers.
+    fn discard_unsure(&self, state: &mut State<D>, keys: &[ChunkKey]) -> DriverResult<()> {
+        let unsure: HashSet<ChunkKey> =
+            keys.iter().filter(|key| state.chunks.get(*key).is_some_and(|chunk| chunk.open == 0)).copied().collect();
+        if unsure.is_empty() {
+            return Ok(());
+        }
+        self.discard_where(state, |mapping| mapping.chunks.iter().any(|key| unsure.contains(key)))
+    }
+
+    /// Gives up what is kept and chosen.
+    fn discard_where(&self, state: &mut State<D>, chosen: impl Fn(&Mapping) -> bool) -> DriverResult<()> {
+        let (given_up, kept): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut state.kept).into_iter().partition(chosen);
+        state.kept = kept;
+        given_up.into_iter().try_fold((), |(), mapping| self.discard(state, mapping))
+    }
+
+    /// Removes a mapping that was kept. The device is done with it since its block was closed.
+    /// What the driver does not unmap stays kept.
+    fn discard(&self, state: &mut State<D>, mapping: Mapping) -> DriverResult<()> {
+        let unmapped = self.unmap(&mapping);
+        if unmapped.is_ok() {
+            self.release(state, &mapping.chunks);
+        } else {
+            state.kept.push_front(mapping);
+        }
+        unmapped
+    }
+
+    /// Removes a mapping and its addresses.
+    fn unmap(&self, mapping: &Mapping) -> DriverResult<()> {
+        self.driver.unmap(mapping.addr, mapping.bytes)?;
+        let _ = self.driver.address_free(mapping.addr, mapping.bytes);
+        Ok(())
     }
 }
 

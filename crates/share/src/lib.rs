@@ -16,7 +16,8 @@
 //!
 //! - S1  a block is pinned as long as a connection has it open: what another process sees stays that block's memory.
 //! - S2  a token names one live block: once that is freed, opening it is an error.
-//! - S3  a chunk is imported while a mapping of this process uses it, and once.
+//! - S3  a chunk is imported while a mapping of this process uses it, and once. What closed blocks keep mapped
+//!   ([`Importer::keep_closed`]) serves the same block only, or another where one in the chunk is open.
 //! - S4  no descriptor stays open after a call, on either side; at most [`MOST_DESCRIPTORS`] are at a time.
 //!
 //! What a process opens is mapped in whole chunks: what lies beside the block in its first and last chunk can be read and written
@@ -24,6 +25,7 @@
 //!
 //! Limits: one host, one user, and a folder that both processes see ([`FOLDER`]).
 
+mod connection;
 mod error;
 mod exporter;
 mod folder;

@@ -1,7 +1,9 @@
 //! An exporter and an importer in one process, on drivers of their own.
 
 use gapless::allocator::FreeError;
-use gapless::driver::{DriverCall, DriverErrorKind, Fault, FaultDriver, HostConfig, HostDriver, WorkDriver};
+use gapless::driver::{
+    DriverCall, DriverCalls, DriverErrorKind, Fault, FaultDriver, HostConfig, HostDriver, WorkDriver,
+};
 use gapless::units::{DeviceAddr, GIB, StreamId};
 use gapless::{Allocator, ChunkPolicy};
 use gapless_share::{Exporter, FOLDER, HANDLE_BYTES, Handle, Importer, MOST_DESCRIPTORS, ShareError};
@@ -246,7 +248,9 @@ fn a_bucket_of_tensors() {
     let handles: Vec<Handle> = tensors.iter().map(|addr| exporter.export(&allocator, *addr).unwrap()).collect();
     let chunks = allocator.stats().reserved_bytes / PAGE;
     assert_eq!(chunks, 115);
-    for kept in [true, false] {
+    for (keeping, kept) in [("all", true), ("none", false), ("none, but closed blocks stay mapped", false)] {
+        let stay_mapped = keeping.contains("mapped");
+        importer.keep_closed(if stay_mapped { u64::MAX } else { 0 });
         let before = target.passed()[DriverCall::Import];
         let mut all = Vec::new();
         let (mut most, mut files) = (0, Vec::new());
@@ -265,10 +269,96 @@ fn a_bucket_of_tensors() {
         }
         assert!(files.windows(2).all(|pair| pair[0] == pair[1]), "descriptors after each round: {files:?}");
         let imports = target.passed()[DriverCall::Import] - before;
-        println!("170 tensors in {chunks} chunks, 10 rounds, kept {kept}: {imports} imports");
-        assert!(imports <= if kept { chunks } else { 10 * chunks } && most as u64 == chunks);
+        println!("170 tensors in {chunks} chunks, 10 rounds, the receiver keeps {keeping}: {imports} imports");
+        assert!(imports <= if kept || stay_mapped { chunks } else { 10 * chunks } && most as u64 == chunks);
     }
+    importer.keep_closed(0);
     assert!(target.inner().usage().is_empty(), "{:?}", target.inner().usage());
+}
+
+/// Closed blocks that stay mapped: to the exporter they are closed, and they are opened again without the driver.
+#[test]
+fn closed_blocks_that_stay_mapped() {
+    let _turn = turn();
+    let (allocator, exporter) = (allocator(64 * PAGE, PAGE), Exporter::new());
+    let target = device(64 * PAGE);
+    let importer = Importer::new(Arc::clone(&target));
+    importer.keep_closed(4 * PAGE);
+    let half = PAGE / 2;
+    let blocks = [half, half, 2 * PAGE, 3 * PAGE].map(|bytes| allocator.alloc(bytes, MAIN).unwrap());
+    let handles = blocks.map(|block| exporter.export(&allocator, block).unwrap());
+    let calls = || target.passed();
+    let since = |before: &DriverCalls| {
+        let made = calls().since(before);
+        [DriverCall::Import, DriverCall::Map, DriverCall::Unmap].map(|call| made[call])
+    };
+    let addr = importer.open(&handles[0]).unwrap().addr();
+    fill(allocator.driver(), blocks[0], half, 1);
+    let before = calls();
+    let again = importer.open(&handles[0]).unwrap();
+    assert!(holds(&target, again.addr(), half, 1));
+    assert_eq!((again.addr(), since(&before)), (addr, [0, 0, 0]));
+    // While it is open, its chunk is that of its neighbour, too.
+    drop(importer.open(&handles[1]).unwrap());
+    assert_eq!(since(&before), [0, 1, 0]);
+    drop(again);
+    // Once nothing in it is open, the exporter may have another chunk of that number.
+    allocator.free(blocks[0]).unwrap();
+    assert_eq!(allocator.stats().pending_bytes, 0, "to the exporter it is closed");
+    let before = calls();
+    let other = allocator.alloc(half, MAIN).unwrap();
+    assert_eq!(other, blocks[0]);
+    fill(allocator.driver(), other, half, 2);
+    let other = importer.open(&exporter.export(&allocator, other).unwrap()).unwrap();
+    assert!(holds(&target, other.addr(), half, 2));
+    assert_eq!(since(&before), [1, 1, 2]);
+    drop(other);
+    // Four pages at most: those closed first go, and what has more is not kept.
+    drop(importer.open(&handles[2]).unwrap());
+    drop(importer.open(&handles[1]).unwrap());
+    assert_eq!((target.inner().usage().mappings, importer.imported_chunks()), (3, 3));
+    drop(importer.open(&handles[3]).unwrap());
+    let usage = target.inner().usage();
+    assert!(usage.mappings <= 4, "{usage:?}");
+    // A block that is gone is not kept either, nor one of an exporter that has ended.
+    let third = importer.open(&handles[2]).unwrap();
+    allocator.free(blocks[2]).unwrap();
+    drop(third);
+    assert!(matches!(importer.open(&handles[2]), Err(ShareError::Gone)));
+    drop(importer.open(&handles[1]).unwrap());
+    assert_eq!(importer.imported_chunks(), 1);
+    drop(exporter);
+    assert!(matches!(importer.open(&handles[1]), Err(ShareError::ExporterGone(_))));
+    assert!(target.inner().usage().is_empty(), "{:?}", target.inner().usage());
+}
+
+/// What the driver does not unmap stays kept; a chunk of its number is not opened before it is gone.
+#[test]
+fn what_is_kept_and_not_unmapped_is_tried_again() {
+    let _turn = turn();
+    let (allocator, exporter) = (allocator(64 * PAGE, PAGE), Exporter::new());
+    let target = device(64 * PAGE);
+    let importer = Importer::new(Arc::clone(&target));
+    importer.keep_closed(u64::MAX);
+    let blocks = [(); 2].map(|()| allocator.alloc(PAGE / 2, MAIN).unwrap());
+    let handles = blocks.map(|block| exporter.export(&allocator, block).unwrap());
+    drop(importer.open(&handles[0]).unwrap());
+    target.arm(Fault::nth(0, DriverErrorKind::Other).only([DriverCall::Unmap]));
+    assert!(matches!(importer.open(&handles[1]), Err(ShareError::Driver(_))));
+    assert_eq!(target.fired(), 1);
+    target.disarm();
+    drop(importer.open(&handles[1]).unwrap());
+    target.arm(Fault::nth(0, DriverErrorKind::Other).only([DriverCall::Unmap]));
+    importer.keep_closed(0);
+    target.disarm();
+    assert_eq!(importer.imported_chunks(), 1);
+    importer.keep_closed(0);
+    assert!(target.inner().usage().is_empty(), "{:?}", target.inner().usage());
+    for block in blocks {
+        allocator.free(block).unwrap();
+    }
+    allocator.trim(0).unwrap();
+    assert_eq!(allocator.stats().reserved_bytes, 0, "nothing is pinned");
 }
 
 /// What an import takes of the addresses: the chunks under the block.
