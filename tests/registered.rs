@@ -24,6 +24,20 @@ fn allocator(device: &Arc<Device>) -> Allocator<Device> {
 }
 
 #[test]
+fn absurd_sizes_are_out_of_memory() {
+    let device = device(16);
+    let allocator = allocator(&device);
+    for bytes in [u64::MAX, u64::MAX - PAGE, u64::MAX / 2, 17 * PAGE] {
+        let refused = allocator.alloc_registered(bytes, MAIN);
+        assert!(
+            matches!(&refused, Err(AllocError::OutOfMemory(report)) if report.requested_bytes == bytes),
+            "{refused:?}"
+        );
+    }
+    allocator.check();
+}
+
+#[test]
 fn a_registered_block_is_one_chunk_at_whole_pages() {
     let device = device(16);
     let allocator = allocator(&device);

@@ -327,6 +327,12 @@ impl<D: Driver> Allocator<D> {
         self.end(Users::MayBeAtWork)
     }
 
+    /// Whether anything else keeps the allocator, so that [`close`](Self::close) would return [`CloseError::InUse`]: a clone, a
+    /// [`Pin`], a [`Buffer`], a [`VirtualRange`] or a [`RegisteredBlock`].
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
+    }
+
     /// As [`close`](Self::close), for a caller who has waited for the device since the last work that uses this allocator's
     /// memory was queued. Waits for nothing, so it works during captures too.
     ///

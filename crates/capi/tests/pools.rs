@@ -448,6 +448,29 @@ fn a_mem_pool_is_its_thread_s() {
     });
 }
 
+/// A block of a pool that another process has open, say, outlives the pool: what it holds is counted until it has gone.
+#[test]
+fn a_pinned_block_keeps_its_pool() {
+    in_world("a_pinned_block_keeps_its_pool", "64MiB", |world| {
+        let [stream] = world.streams();
+        open(1);
+        let block = malloc(24 * MIB, stream);
+        let pointer = || without_provenance_mut(block.0 as usize);
+        assert_eq!(gapless_device_pin(0, pointer()), GAPLESS_OK);
+        free(block);
+        close(1);
+        release(1);
+        gapless_torch_reset();
+        assert_eq!(report()["condemned_bytes"].as_u64(), Some(24 * MIB));
+        assert_eq!(try_malloc(42 * MIB, stream), None);
+        free(malloc(40 * MIB, stream));
+        assert_eq!(gapless_device_unpin(0, pointer()), GAPLESS_OK);
+        free(malloc(64 * MIB, stream));
+        gapless_torch_reset();
+        assert_eq!(world.chunks(), 0);
+    });
+}
+
 /// A library that registers memory by the chunk behind its first byte, as NCCL does in a capture, has all of a graph's block.
 #[test]
 fn blocks_of_a_graph_lie_in_one_chunk() {

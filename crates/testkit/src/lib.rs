@@ -35,6 +35,7 @@ mod runner;
 mod scale;
 mod show;
 mod stress;
+mod stress_kept;
 mod stress_pool;
 mod summary;
 mod sweep;

@@ -5,6 +5,7 @@
 
 use crate::device::{Device, World};
 use crate::oracle::Subject;
+use crate::stress_kept::Kept;
 use crate::stress_pool::{Graphs, Owners};
 use crate::witness::Witness;
 use gapless::Allocator;
@@ -61,13 +62,13 @@ pub struct Progress {
     pub stop: AtomicBool,
 }
 
-struct Shared<'a, D: Device> {
-    world: &'a World,
+pub(crate) struct Shared<'a, D: Device> {
+    pub(crate) world: &'a World,
     stress: Stress,
-    allocator: Subject<D>,
+    pub(crate) allocator: Subject<D>,
     streams: &'a [StreamId],
     /// Start and end address of each live block.
-    owned: Mutex<BTreeMap<u64, u64>>,
+    pub(crate) owned: Mutex<BTreeMap<u64, u64>>,
     /// Blocks that any thread may take over.
     passed_on: Mutex<Vec<Block>>,
     /// For graphs.
@@ -81,11 +82,11 @@ struct Shared<'a, D: Device> {
 }
 
 /// A live block. Any thread may own it.
-struct Block {
-    addr: DeviceAddr,
+pub(crate) struct Block {
+    pub(crate) addr: DeviceAddr,
     bytes: u64,
     /// The stream of the last work on it.
-    last_user: StreamId,
+    pub(crate) last_user: StreamId,
     /// The streams that its allocator was not told of, as those of another device.
     foreign: Vec<StreamId>,
     /// The seed of its content.
@@ -182,7 +183,7 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
 }
 
 impl<D: Device> Shared<'_, D> {
-    fn witness(&self) -> &Witness<D> {
+    pub(crate) fn witness(&self) -> &Witness<D> {
         self.allocator.driver().inner()
     }
 
@@ -190,6 +191,7 @@ impl<D: Device> Shared<'_, D> {
         let mut random = Random(self.stress.seed.wrapping_mul(1000).wrapping_add(number));
         let mut blocks: Vec<Block> = Vec::new();
         let mut ranges: Vec<Raw<D>> = Vec::new();
+        let mut kept = Kept::default();
         // Each thread has its own handle. The allocator lives until the last handle and the last range are dropped.
         let mut handle = self.allocator.clone();
         let mut graphs = self.pool.clone().map(|pool| {
@@ -203,6 +205,7 @@ impl<D: Device> Shared<'_, D> {
             }
             self.progress.ops.fetch_add(1, Ordering::Relaxed);
             match random.below(8) {
+                0 if random.below(4) == 0 => self.step_kept(&mut random, &mut kept, &mut blocks),
                 0 => self.step_range(&mut random, &mut ranges),
                 1 if random.below(8) == 0 => {
                     let old = std::mem::replace(&mut handle, self.allocator.clone());
@@ -223,6 +226,7 @@ impl<D: Device> Shared<'_, D> {
         if let Some(graphs) = graphs {
             graphs.finish(&mut random);
         }
+        self.let_all_move(kept);
         for range in ranges {
             self.drop_range(range);
         }
@@ -253,7 +257,7 @@ impl<D: Device> Shared<'_, D> {
     }
 
     /// Returns any stream. It may be the thread's own.
-    fn stream(&self, random: &mut Random) -> StreamId {
+    pub(crate) fn stream(&self, random: &mut Random) -> StreamId {
         let streams = self.streams.len() as u64 + u64::from(self.world.own_streams);
         let number = usize::try_from(random.below(streams)).expect("small");
         self.streams.get(number).copied().unwrap_or(PER_THREAD_STREAM)
@@ -401,7 +405,7 @@ impl<D: Device> Shared<'_, D> {
         self.verify_range(&range);
     }
 
-    fn expect_injected(&self, error: &AllocError) {
+    pub(crate) fn expect_injected(&self, error: &AllocError) {
         let injected = matches!(error, AllocError::Driver(_) | AllocError::Stream(StreamError::Foreign { .. }));
         // Ranges wait for the device where the pool's streams may be captured.
         let captured = self.stress.graphs && matches!(error, AllocError::CannotWait { .. });
@@ -458,17 +462,27 @@ impl<D: Device> Shared<'_, D> {
         if block.last_user == PER_THREAD_STREAM { blocks.push(block) } else { self.passed_on.lock().push(block) }
     }
 
-    fn verify(&self, block: &Block, stream: StreamId) {
+    pub(crate) fn verify(&self, block: &Block, stream: StreamId) {
         self.progress.verified_bytes.fetch_add(block.bytes, Ordering::Relaxed);
         let result = self.witness().verify(stream, block.addr, block.bytes, block.seed);
         result.expect("invariant 2: a live block can be read");
     }
 
     fn free(&self, block: Block) {
-        self.verify(&block, block.last_user);
-        block.foreign.iter().for_each(|stream| self.wait_for_foreign_use(*stream));
+        self.end_uses(&block);
         self.owned.lock().remove(&block.addr.0);
         self.allocator.free(block.addr).expect("a live block can be freed");
+    }
+
+    /// Frees a block that is pinned: it is nobody else's before the pin is gone.
+    pub(crate) fn free_pinned(&self, block: &Block) {
+        self.end_uses(block);
+        self.allocator.free(block.addr).expect("a live block can be freed");
+    }
+
+    fn end_uses(&self, block: &Block) {
+        self.verify(block, block.last_user);
+        block.foreign.iter().for_each(|stream| self.wait_for_foreign_use(*stream));
     }
 
     /// Waits until a stream that is watched has done what is queued on it: by itself after an injected failure, and while a

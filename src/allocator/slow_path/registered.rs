@@ -16,7 +16,9 @@ impl<D: Driver> SlowPath<'_, D> {
     pub fn alloc_registered(&mut self, bytes: u64, stream: StreamId) -> Result<RawRange, AllocError> {
         let user = self.shared.streams.find_or_add(stream)?.index;
         self.given = Some(user);
-        let pages = PageCount::covering(bytes, self.page_bytes()).max(PageCount::ONE);
+        // No device has more than fits into whole pages.
+        let most = PageCount::within(u64::MAX, self.page_bytes());
+        let pages = PageCount::covering(bytes, self.page_bytes()).clamp(PageCount::ONE, most);
         let chunk = self.whole_chunk(pages, bytes, user)?;
         let mut range = self.reserve_range(pages.bytes(self.page_bytes()))?;
         range.lent_to = LentTo::RegisteredBlock;

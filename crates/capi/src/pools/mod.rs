@@ -15,7 +15,7 @@
 //! new budget) and when a pool begins, but never while a pool is open for a capture: waiting would invalidate it.
 //!
 //! - I1  a pool is condemned once its last user is gone, it is not open, and nothing in it is live; it stays so.
-//! - I2  a pool is closed only after the host has waited for the device since it was condemned.
+//! - I2  a pool is closed only after the host has waited for the device since it was condemned, and once no block in it is pinned.
 //! - I3  where a budget was set, those of the main allocator and of all pools together are at most that, but for what is held
 //!   already.
 //!
@@ -338,7 +338,8 @@ impl Pools {
         let mut list = self.list.write();
         let (taken, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut *list).into_iter().partition(|pool| {
             // A request that came late may have memory in it, or be about to: whoever is inside has a reference.
-            pool.is_condemned() && pool.is_done() && Arc::strong_count(pool) == 1
+            // A pinned block outlives its free.
+            pool.is_condemned() && pool.is_done() && Arc::strong_count(pool) == 1 && !pool.allocator.is_shared()
         });
         *list = kept;
         self.count.store(list.len(), Ordering::Release);

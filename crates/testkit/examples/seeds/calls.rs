@@ -273,7 +273,7 @@ pub fn calls() -> Seeds {
             (0..7).flat_map(|kind| [(18, 0, kind, 0, 0), (19, 0, kind, 0, 0)]).chain([(19, 200, 0, 0, 0)]).collect(),
         ),
     ];
-    let seeds = seeds.into_iter().chain(of_the_allocator_object());
+    let seeds = seeds.into_iter().chain(of_the_allocator_object()).chain(kept_in_place());
     let bytes = |calls: &[Call]| {
         let record = |(call, handle, what, how, number): &Call| {
             [&[*call, *handle, *what, *how][..], &number.to_le_bytes()].concat()
@@ -281,6 +281,70 @@ pub fn calls() -> Seeds {
         calls.iter().flat_map(record).collect()
     };
     seeds.map(|(name, calls)| (name, bytes(&calls))).collect()
+}
+
+/// Memory that does not move: 19 plus 20 times a function's number.
+fn kept_in_place() -> Vec<(&'static str, Vec<Call>)> {
+    let on = |pages: u32| -> Call { (15, 0, 4, 0, pages) };
+    let alloc = |pool: u8, pages: u32| -> Call { (37, pool, 4, 0, pages) };
+    let free = |number: u32| -> Call { (57, 0, 0, 0, number) };
+    let trim: Call = (155, 0, 1, 0, 3);
+    let (pin, unpin) = (|number: u32| -> Call { (119, 0, 0, 0, number) }, (139, 0, 0, 0, 0));
+    let registered = |pages: u32| -> Call { (159, 0, 4, 0, pages) };
+    let (record, dma_buf): (Call, Call) = ((179, 0, 0, 128, 0), (179, 0, 0, 1, 0));
+    let (free_registered, listen, stop): (Call, Call, Call) =
+        ((199, 0, 0, 0, 0), (219, 0, 0, 0, 0), (219, 0, 200, 0, 0));
+    let (join, open, release): (Call, Call, Call) = ((137, 1, 0, 0, 0), (137, 1, 2, 0, 0), (17, 0, 2, 0, 0));
+    let (keep, back): (Call, Call) = ((157, 1, 0, 0, 0), (157, 1, 96, 0, 0));
+    let end: Call = (17, 0, 1, 0, 0);
+    vec![
+        (
+            "pinned",
+            [
+                &[on(2), on(3), listen, pin(0), pin(0), pin(1), free(0), free(0), on(2), on(20), trim, unpin][..],
+                &[on(4), free(0), unpin, on(2), trim, unpin, on(23), stop, (139, 0, 240, 0, 0), (119, 0, 200, 0, 0)],
+            ]
+            .concat(),
+        ),
+        (
+            "pinned_in_a_pool",
+            [
+                &[listen, join, alloc(1, 4), alloc(1, 2), pin(0), keep, free(0), open, on(3), end, back, free(0)][..],
+                &[free(0), free(0), release, release, trim, on(23), on(10), unpin, on(10), trim, on(23)],
+            ]
+            .concat(),
+        ),
+        (
+            "registered",
+            [
+                &[
+                    listen,
+                    registered(3),
+                    registered(0),
+                    record,
+                    dma_buf,
+                    on(20),
+                    free(0),
+                    (199, 0, 240, 0, 0),
+                    (159, 0, 7, 0, 0),
+                ][..],
+                &[(135, 0, 200, 0, 0.25_f32.to_bits()), on(8), registered(6), free_registered, trim, free_registered],
+                &[on(20), free_registered, (135, 0, 200, 0, 1.0_f32.to_bits()), on(23), stop, stop],
+            ]
+            .concat(),
+        ),
+        // Each driver function fails once.
+        (
+            "kept_while_calls_fail",
+            (0..12)
+                .flat_map(|function| {
+                    let fail: Call = (240, 0, function, 1, 0);
+                    [fail, registered(2), fail, dma_buf, on(2), pin(0), fail, free(0), unpin, fail, free_registered]
+                })
+                .take(64)
+                .collect(),
+        ),
+    ]
 }
 
 /// What PyTorch's allocator object calls: 17 plus 20 times a function's number. Handles 1 to 3 are pools of device 0, and 0 is none.

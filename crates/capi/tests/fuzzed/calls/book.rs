@@ -64,6 +64,7 @@ impl Calls {
             assert!(other + before.bytes.max(1) <= addr, "{block:?} at {addr:#x} lies in {before:?} at {other:#x}");
         }
         self.check_handed_out(addr, &block);
+        self.check_apart(addr, block.bytes);
         self.next_stamp += 1;
         block.stamp = self.next_stamp;
         for word in self.words(addr, block.bytes) {
@@ -108,6 +109,7 @@ impl Calls {
 
     pub(super) fn forget(&mut self, addr: u64) {
         let block = self.live.remove(&addr).expect("a live block");
+        self.note_freed(addr);
         self.let_go(addr, block);
         self.former.insert(addr, block);
         if let Some(done) = self.done_on(&block) {

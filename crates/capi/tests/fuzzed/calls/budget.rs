@@ -20,7 +20,7 @@ pub(super) struct Shares {
     pools: (u64, u64),
     /// Bytes of pools that are to be closed.
     pub(super) condemned: u64,
-    /// Whether nothing of the main allocator is live, or waits for a stream.
+    /// Whether nothing of the main allocator is live or registered, or waits for a stream.
     main_is_free: bool,
 }
 
@@ -58,7 +58,9 @@ impl Calls {
             main: share(main),
             pools: pools.fold((0, 0), |sum, pool| (sum.0 + pool.0, sum.1 + pool.1)),
             condemned: number(&report["condemned_bytes"]),
-            main_is_free: number(&main["live_allocations"]) == 0 && number(&main["pending_bytes"]) == 0,
+            main_is_free: number(&main["live_allocations"]) == 0
+                && number(&main["pending_bytes"]) == 0
+                && !self.has_registered(device),
         }
     }
 

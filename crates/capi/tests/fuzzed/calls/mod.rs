@@ -39,6 +39,7 @@ mod device;
 mod effect;
 mod environment;
 mod history;
+mod kept;
 mod object;
 mod recording;
 mod restore;
@@ -50,6 +51,7 @@ use environment::{Environment, OTHER};
 use gapless::StreamId;
 use gapless::driver::EventHandle;
 use history::{Action, Shadow};
+use kept::{Pinned, Registered};
 use recording::read_recording;
 use restore::Kept;
 use work::{Gpu, Held, Stream, Use, word_of};
@@ -125,6 +127,10 @@ struct Calls {
     waiting: BTreeMap<u64, Held>,
     events: Vec<(usize, EventHandle)>,
     events_before: u64,
+    /// What must stay where it is, by its address, and the listeners of devices.
+    pinned: BTreeMap<u64, Pinned>,
+    registered: BTreeMap<u64, Registered>,
+    listeners: Vec<(i32, u64)>,
     torch: bool,
     /// The function of the driver that fails, once.
     failing: Option<&'static str>,
@@ -159,6 +165,9 @@ impl Calls {
             waiting: BTreeMap::new(),
             events: Vec::new(),
             events_before: environment.usage(0).map_or(0, |usage| usage[3]),
+            pinned: BTreeMap::new(),
+            registered: BTreeMap::new(),
+            listeners: Vec::new(),
             torch: false,
             failing: None,
             faulty: false,
@@ -178,6 +187,7 @@ impl Calls {
         self.call(record);
         self.mend();
         self.check();
+        self.check_kept();
         [0, OTHER].into_iter().for_each(|device| {
             self.check_held(device);
             self.check_effect(device);
@@ -213,6 +223,7 @@ impl Calls {
             17 if record.call == 17 => self.torch_pool(record),
             17 => self.object(record.call / 20, record),
             18 => self.conf(record),
+            19 if record.call >= 100 => self.kept(record.call / 20, record),
             _ => self.replay(record),
         }
     }
@@ -316,6 +327,7 @@ impl Calls {
     /// Ends everything and looks at what is left.
     fn finish(mut self) {
         self.mend();
+        self.let_all_move();
         self.check_history();
         c!(gapless_torch_record_history(0, 1));
         self.history = Shadow::default();
@@ -372,6 +384,7 @@ impl Calls {
             std::thread::sleep(std::time::Duration::from_micros(100));
         }
         self.check();
+        self.stop_listening();
         self.end_uses();
         self.check_driver();
     }
