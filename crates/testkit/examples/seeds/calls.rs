@@ -76,6 +76,13 @@ pub fn calls() -> Seeds {
             vec![(0, 0, 7, 0, 0), (0, 0, 6, 0, u32::MAX), (0, 0, 4, 0, 23), (2, 0, 1, 0, 40), (3, 0, 0, 0, 3)],
         ),
         ("leaked", vec![alloc(1, 0), alloc(2, 1), destroy, (0, 0, 0, 247, 1), (0, 0, 0, 250, 1)]),
+        (
+            "settings_of_newer_headers",
+            [704, 705, 4096, 4104]
+                .iter()
+                .flat_map(|size| [(12, 0, 192, 2, *size), destroy, (12, 0, 192, 3, *size)])
+                .collect(),
+        ),
         ("settings", (0..16).map(|kind| (12, 0, kind * 16, kind, 3 << 20)).chain([destroy, destroy]).collect()),
         (
             "buffers",

@@ -2,6 +2,13 @@
 
 use super::*;
 
+/// The settings of a header that has more of them, as many as the library reads.
+#[repr(C)]
+struct NewerConfig {
+    known: gapless_config,
+    newer: [u8; 4096 - size_of::<gapless_config>()],
+}
+
 impl Calls {
     pub(super) fn alloc(&mut self, record: Record) {
         let (handle, book) = self.handle(record);
@@ -220,6 +227,7 @@ impl Calls {
         };
         let mut good = true;
         let mut surely_bad = true;
+        let mut newer = 0;
         match record.what {
             0..=95 => {}
             96..=111 => config.chunk_bytes = u64::from(record.how % 4 + 1) << 21,
@@ -233,7 +241,14 @@ impl Calls {
                 (good, surely_bad) = (false, false);
             }
             176..=191 => (config.slack, good, surely_bad) = (f64::from(f32::from_bits(record.number)), false, false),
-            192..=207 => (config.size, good) = (record.number as usize, record.number as usize == config.size),
+            192..=207 => {
+                // Of a newer header, or of none. What an older one lacks is a test of its own.
+                let wanted = record.number as usize;
+                config.size = if wanted.is_multiple_of(8) { wanted.max(config.size) } else { wanted };
+                newer = u8::from(record.how % 2 == 1);
+                let is_one = config.size.is_multiple_of(8) && config.size <= size_of::<NewerConfig>();
+                good = is_one && (newer == 0 || config.size == size_of::<gapless_config>());
+            }
             208..=223 => (config.device, good) = (if record.how < 128 { -1 } else { 1 << 20 }, false),
             224..=239 => {
                 config.peer_count = u32::from(record.how) % 3;
@@ -244,17 +259,19 @@ impl Calls {
             _ => good = false,
         }
         surely_bad &= !good;
+        let config = NewerConfig { known: config, newer: [newer; _] };
+        let config: *const gapless_config = (&raw const config).cast();
         let mut handle: *mut gapless_allocator = without_provenance_mut(UNTOUCHED);
         let status = match record.what {
             248..=251 => c!(gapless_create(null(), &raw mut handle)),
-            252..=255 => c!(gapless_create(&raw const config, null_mut())),
-            _ => c!(gapless_create(&raw const config, &raw mut handle)),
+            252..=255 => c!(gapless_create(config, null_mut())),
+            _ => c!(gapless_create(config, &raw mut handle)),
         };
         assert!((GAPLESS_OK..GAPLESS_ERROR_INTERNAL).contains(&status), "{record:?}: {status}, {}", told());
         // Where others have all of the device, there is no room for what is tried when it is opened, nor for a budget.
         let alone = environment.usage.is_some() && self.failing.is_none() && !self.books.iter().any(Book::is_owned);
         assert!(!good || status == GAPLESS_OK || !alone, "{record:?}: {status}, {}", told());
-        assert!(!surely_bad || status != GAPLESS_OK, "{record:?} was taken: {config:?}");
+        assert!(!surely_bad || status != GAPLESS_OK, "{record:?} was taken");
         if status == GAPLESS_OK {
             assert!(self.books.iter().all(|book| book.handle != handle.addr()), "a handle is given out once");
             let device = environment.device;
