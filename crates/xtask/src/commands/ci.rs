@@ -3,6 +3,7 @@
 use super::model_check::{self, Checker};
 use super::sanitize::{self, Part};
 use super::scripts;
+use super::test_interop;
 use crate::failure::Failure;
 use crate::process;
 use crate::workspace::Workspace;
@@ -37,6 +38,11 @@ pub fn full(workspace: &Workspace, arguments: &FullArguments) -> Result<(), Fail
 
     steps.begin("what every change has to pass");
     short(workspace)?;
+
+    steps.begin("each optional feature by itself");
+    for feature in test_interop::FEATURES {
+        process::run(&mut workspace.cargo(["check", "--package", "gapless", "--features", feature]))?;
+    }
 
     steps.begin("coverage");
     scripts::run(workspace, "coverage", &["all"])?;

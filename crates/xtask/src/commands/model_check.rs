@@ -28,12 +28,12 @@ pub fn run(workspace: &Workspace, arguments: &ModelCheckArguments) -> Result<(),
 
 /// `scale` multiplies the number of schedules; without it, the caller's `GAPLESS_PROOF_SCALE` counts.
 pub fn check(workspace: &Workspace, checker: Checker, scale: Option<&str>) -> Result<(), Failure> {
-    let (name, arguments): (_, &[&str]) = match checker {
-        Checker::Loom => ("loom", &["--release", "--test", "loom"]),
-        Checker::Shuttle => ("shuttle", &["--test", "schedules"]),
+    let (name, test) = match checker {
+        Checker::Loom => ("loom", "loom"),
+        Checker::Shuttle => ("shuttle", "schedules"),
     };
     let mut command = workspace.cargo(["test", "--package", "gapless-testkit", "--target-dir"]);
-    command.arg(workspace.target(name)).args(arguments).env("RUSTFLAGS", format!("--cfg {name}"));
+    command.arg(workspace.target(name)).args(["--test", test]).env("RUSTFLAGS", format!("--cfg {name}"));
     if let Some(scale) = scale {
         command.env("GAPLESS_PROOF_SCALE", scale);
     }

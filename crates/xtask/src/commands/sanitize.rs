@@ -61,6 +61,8 @@ fn address(workspace: &Workspace, package: &str, tests: &str) -> Result<(), Fail
 fn thread(workspace: &Workspace, package: &str, tests: &str) -> Result<(), Failure> {
     let suppressions = workspace.path("crates/xtask/tsan.supp");
     let mut command = test(workspace, "tsan", package, tests);
+    // The suppressions name functions with their paths, which less does not have.
+    command.env("CARGO_PROFILE_DEV_DEBUG", "full");
     command.env("RUSTFLAGS", "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer");
     process::run(command.env("TSAN_OPTIONS", format!("suppressions={} halt_on_error=1", suppressions.display())))
 }
@@ -68,8 +70,6 @@ fn thread(workspace: &Workspace, package: &str, tests: &str) -> Result<(), Failu
 fn test(workspace: &Workspace, folder: &str, package: &str, tests: &str) -> Command {
     let mut command = workspace.cargo(["test", "--target", "x86_64-unknown-linux-gnu", "--target-dir"]);
     command.arg(workspace.target(folder)).args(["--package", package]).args(tests.split(' '));
-    // The suppressions name functions with their paths, which less does not have.
-    command.env("CARGO_PROFILE_DEV_DEBUG", "full");
     // Lets a stable compiler take -Z.
     command.env("RUSTC_BOOTSTRAP", "1").env("RUSTUP_TOOLCHAIN", "stable");
     command.env("RUST_BACKTRACE", "0");

@@ -4,6 +4,9 @@ use crate::failure::Failure;
 use crate::workspace::Workspace;
 use crate::{files, process};
 
+/// What each example is for. They are built together; `ci-full` looks at each by itself.
+pub const FEATURES: [&str; 3] = ["cust", "cuda-driver-sys", "cudarc"];
+
 pub fn run(workspace: &Workspace) -> Result<(), Failure> {
     // The first two link -lcuda and look for it in the folders that CUDA_LIBRARY_PATH lists, under lib64.
     let root = workspace.target("interop");
@@ -11,10 +14,11 @@ pub fn run(workspace: &Workspace) -> Result<(), Failure> {
     files::create_folder(&folder)?;
     workspace.install_simulated(&folder)?;
     files::copy(&folder.join("libcuda.so.1"), &folder.join("libcuda.so"))?;
-    for feature in ["cust", "cuda-driver-sys", "cudarc"] {
-        let example = format!("with_{}", feature.replace('-', "_"));
-        let mut build = workspace.cargo(["build", "--features", feature, "--example", &example]);
-        process::run(build.env("CUDA_LIBRARY_PATH", &root))?;
+    let examples = FEATURES.map(|feature| format!("with_{}", feature.replace('-', "_")));
+    let mut build = workspace.cargo(["build", "--features", &FEATURES.join(",")]);
+    build.args(examples.iter().flat_map(|example| ["--example", example]));
+    process::run(build.env("CUDA_LIBRARY_PATH", &root))?;
+    for example in examples {
         let program = workspace.target("debug/examples").join(&example);
         process::run(workspace.command(program).env("LD_LIBRARY_PATH", &folder))?;
     }

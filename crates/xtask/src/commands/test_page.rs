@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = "GAPLESS names a program that was built before, and tested in place of a new one.")]
 pub struct TestPageArguments {
     /// Write the pictures of the documents to docs/images
     #[arg(long)]
@@ -30,7 +31,13 @@ pub fn run(workspace: &Workspace, arguments: &TestPageArguments) -> Result<(), F
             return Ok(());
         }
     };
-    process::run(&mut workspace.cargo(["build", "--package", "gapless-cli", "--bin", "gapless"]))?;
+    let gapless = match env::var_os("GAPLESS") {
+        Some(built) => PathBuf::from(built),
+        None => {
+            process::run(&mut workspace.cargo(["build", "--package", "gapless-cli", "--bin", "gapless"]))?;
+            workspace.target("debug/gapless")
+        }
+    };
     let mut pytest = workspace.command(python::environment(workspace, &own)?);
     pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "crates/cli/tests/browser"]);
     pytest.args(&arguments.arguments).env("CHROMIUM", browser);
@@ -39,7 +46,7 @@ pub fn run(workspace: &Workspace, arguments: &TestPageArguments) -> Result<(), F
         files::create_folder(&folder)?;
         pytest.env("GAPLESS_SCREENSHOTS", folder);
     }
-    process::run(pytest.env("GAPLESS", workspace.target("debug/gapless")))
+    process::run(pytest.env("GAPLESS", gapless))
 }
 
 /// A virtual environment with playwright and pytest. The package's own browser is not used, and not fetched.
