@@ -140,3 +140,38 @@ fn an_adversary_that_fragments_addresses() {
         assert_eq!(allocator.stats().host_waits, 0);
     }
 }
+
+/// A stale view whose last use is running is in the way: it is not unmapped for the addresses, though the very next epoch would
+/// allow it. The model panics where memory in use is unmapped.
+#[test]
+fn a_view_in_use_is_not_unmapped_for_its_addresses() {
+    const REGION_PAGES: u64 = 32;
+    let capacity_bytes = REGION_PAGES * PAGE;
+    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes, ..ModelConfig::default() }));
+    let allocator = Allocator::builder(Arc::clone(&driver))
+        .chunk_policy(ChunkPolicy::Fixed(PAGE))
+        .region_bytes(REGION_PAGES * PAGE)
+        .build()
+        .unwrap();
+    let alloc = |pages| allocator.alloc(pages * PAGE, MAIN).unwrap();
+    let [first, between, second, third, _last] = [8, 1, 7, 8, 8].map(alloc);
+    driver.hold(MAIN);
+    for (block, pages) in [(first, 8), (second, 7)] {
+        driver.fill(MAIN, block, pages * PAGE, 1).unwrap();
+        allocator.free(block).unwrap();
+    }
+    // Their chunks move to a further region, behind the work on the same stream. Where they were, they are still in use.
+    let moved = alloc(15);
+    assert_eq!(allocator.snapshot().regions.len(), 2);
+    allocator.free(between).unwrap();
+    allocator.free(third).unwrap();
+    // In the first region, nine pages would be there with those of the second block.
+    let next = alloc(9);
+    assert!(next > moved, "{next} beside {moved}");
+    assert_eq!(allocator.stats().host_waits, 0);
+    allocator.check();
+    driver.complete(MAIN);
+    for block in [moved, next] {
+        allocator.free(block).unwrap();
+    }
+}

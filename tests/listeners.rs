@@ -366,7 +366,7 @@ impl MapListener for Waits {
     }
 
     fn before_unmap(&self, _: MappedRange) -> Result<(), Refusal> {
-        assert!(self.device.host_waits() > 0, "told before the work had completed");
+        assert_eq!(self.device.host_waits(), 1, "told before the work had completed");
         self.heard.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! The number of mappings that are kept, with the allocator's own limit and with a lower limit of the driver.
 
 use gapless::allocator::AllocError;
-use gapless::driver::{DriverCall, DriverErrorKind, ModelConfig, ModelDriver};
+use gapless::driver::{DriverCall, DriverErrorKind, ModelConfig, ModelDriver, WorkDriver};
 use gapless::{Allocator, ChunkPolicy, StreamId};
 use std::sync::Arc;
 
@@ -33,6 +33,25 @@ fn stale_views_are_removed_when_there_are_too_many_mappings() {
     assert_eq!(mappings_after(6, 100), 5, "both stale views were removed");
     assert_eq!(mappings_after(100, 7), 7);
     assert_eq!(mappings_after(100, 6), 5, "both stale views were removed because of the driver's limit");
+}
+
+/// Work through a stale view is running: it stays, beyond the allocator's limit. The model panics where memory in use is unmapped.
+#[test]
+fn views_in_use_are_not_removed_for_the_limit() {
+    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 5 * PAGE, ..ModelConfig::default() }));
+    let builder = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).mapping_limit(6);
+    let (allocator, stream) = (builder.build().unwrap(), StreamId::DEFAULT);
+    let pages: Vec<_> = (0..4).map(|_| allocator.alloc(PAGE, stream).unwrap()).collect();
+    driver.hold(stream);
+    for page in [pages[0], pages[2]] {
+        driver.fill(stream, page, PAGE, 1).unwrap();
+        allocator.free(page).unwrap();
+    }
+    allocator.alloc(2 * PAGE, stream).unwrap();
+    allocator.alloc(PAGE, stream).unwrap();
+    assert_eq!((allocator.stats().mappings, allocator.stats().host_waits), (7, 0));
+    allocator.check();
+    driver.complete(stream);
 }
 
 /// No mapping can be removed: the driver's error is returned, and nothing has changed.

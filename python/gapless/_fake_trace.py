@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import itertools
 import os
@@ -35,7 +36,7 @@ class Trace:
                     return
                 self._over(key, known[0])
             if size:
-                dies = weakref.ref(storage, lambda reference, key=key: self._over(key, reference))
+                dies = weakref.ref(storage, functools.partial(self._over, key))
                 self._storages[key] = (dies, self._alloc(size), size)
 
     def short(self, size: int) -> None:

@@ -109,7 +109,7 @@ def _refuse_sending(torch: Any) -> None:
             "tensor.cpu()"
         )
 
-    storage = getattr(torch, "UntypedStorage", None)
+    storage: Any = getattr(torch, "UntypedStorage", None)
     original = getattr(storage, "_share_cuda_", None)
     if original is not None:
         storage._share_cuda_ = functools.wraps(original, assigned=("__doc__",), updated=())(share)

@@ -54,6 +54,8 @@ pub struct Progress {
     pub ops: AtomicU64,
     /// Number of bytes whose verification was queued.
     pub verified_bytes: AtomicU64,
+    /// Number of allocations that were served.
+    pub allocs: AtomicU64,
     /// Number of allocations that failed for any reason.
     pub failed: AtomicU64,
     /// Number of injected failures that occurred.
@@ -422,6 +424,7 @@ impl<D: Device> Shared<'_, D> {
                     assert!(before <= addr.0, "invariant 1: {bytes} bytes at {addr} overlap a live block");
                     owned.insert(addr.0, end);
                 }
+                self.progress.allocs.fetch_add(1, Ordering::Relaxed);
                 self.witness().fill(stream, addr, bytes, seed).expect("invariant 2: new memory can be written");
                 blocks.push(Block { addr, bytes, last_user: stream, foreign: Vec::new(), seed });
             }

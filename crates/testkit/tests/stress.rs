@@ -19,6 +19,7 @@ fn stress<D: Device>(ops: u64, faults: Faults) {
             Stress { threads: 2 + round % 3, ops, seed: round, faults, graphs: round % 2 == 1 },
             &progress,
         );
+        assert_eq!(stats.allocs, progress.allocs.into_inner(), "{stats:?}");
         assert!(stats.allocs > 0 && stats.harvested_chunks > 0, "{stats:?}");
     }
 }
