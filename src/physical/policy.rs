@@ -123,13 +123,23 @@ impl ChunkSizes {
         self.by_headroom(headroom).min(pages).min(headroom.pages)
     }
 
+    /// Returns the largest size of an idle chunk that is used. As a new one, it has no pages beside those that the block
+    /// covers whole, or is one of the smallest.
+    pub fn for_idle(&self, wanted: Wanted) -> PageCount {
+        match self.policy {
+            ChunkPolicy::Fixed(_) => wanted.pages,
+            ChunkPolicy::Auto => wanted.covered.max(self.least()).min(wanted.pages),
+        }
+    }
+
     /// Returns the size of the chunks that are created for a block of `block_bytes` once there is no headroom left, in the
     /// place of larger ones. What such a chunk can pin of a huge block is little beside it, and a huge block in small chunks
-    /// would take all mappings that the driver has.
-    pub fn without_headroom(&self, block_bytes: u64) -> PageCount {
+    /// would take all mappings that the driver has. The pages at its ends are small chunks all the same, since they are other
+    /// blocks' too: `covered` is how many pages from here on are not.
+    pub fn without_headroom(&self, block_bytes: u64, covered: PageCount) -> PageCount {
         match self.policy {
             ChunkPolicy::Fixed(_) => self.least(),
-            ChunkPolicy::Auto => self.least().max(self.pages_within(block_bytes / PARTS_WITHOUT_HEADROOM)),
+            ChunkPolicy::Auto => self.pages_within(block_bytes / PARTS_WITHOUT_HEADROOM).min(covered).max(self.least()),
         }
     }
 
@@ -209,7 +219,7 @@ mod tests {
             spare: PageCount(spare),
         };
         let tight = headroom(GIB, 8 * GIB, page);
-        assert_eq!(sizes.without_headroom(GIB), PageCount(32));
+        assert_eq!(sizes.without_headroom(GIB, PageCount(1000)), PageCount(32));
         assert_eq!(sizes.for_large_block(tight, 10 * MIB, wanted(160, 160, 0)), PageCount(32));
         assert_eq!(sizes.for_large_block(tight, 64 << 10, wanted(1, 1, 100)), PageCount(32));
         assert_eq!(sizes.for_large_block(tight, 64 << 10, wanted(1, 1, 5)), PageCount(6));
@@ -232,9 +242,20 @@ mod tests {
     #[test]
     fn a_huge_block_is_not_made_of_small_chunks() {
         let sizes = |policy| ChunkSizes::new(policy, 2 * MIB);
-        let of = |block| sizes(ChunkPolicy::Auto).without_headroom(block);
+        let all = PageCount(512 * 1024);
+        let of = |block| sizes(ChunkPolicy::Auto).without_headroom(block, all);
         assert_eq!((of(MIB), of(GIB), of(1024 * GIB)), (PageCount(1), PageCount(1), PageCount(1024)));
-        assert_eq!(sizes(ChunkPolicy::Fixed(6 * MIB)).without_headroom(1024 * GIB), PageCount(3));
+        assert_eq!(sizes(ChunkPolicy::Fixed(6 * MIB)).without_headroom(1024 * GIB, all), PageCount(3));
+    }
+
+    #[test]
+    fn the_ends_of_a_huge_block_are_small_chunks() {
+        let sizes = ChunkSizes::new(ChunkPolicy::Auto, 2 * MIB);
+        let covered = [0, 1, 5, 2000].map(PageCount);
+        let new = covered.map(|covered| sizes.without_headroom(1024 * GIB, covered));
+        assert_eq!(new, [1, 1, 5, 1024].map(PageCount));
+        let idle = covered.map(|covered| sizes.for_idle(Wanted { pages: PageCount(2001), covered, spare: PageCount(9) }));
+        assert_eq!(idle, [1, 1, 5, 2000].map(PageCount));
     }
 
     #[test]

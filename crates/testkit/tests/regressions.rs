@@ -1,5 +1,6 @@
 //! Sequences that once failed, as printed by the test kit.
 
+use gapless::units::{GIB, MIB};
 use gapless_testkit::{Op::*, *};
 
 /// Between planning and mapping, stale views were dropped because of the mapping limit, including views that the plan
@@ -207,6 +208,43 @@ fn what_the_driver_does_not_release_is_held() {
             Hold { stream: 0 },
             Free { block: 0 },
             Alloc { bytes: 131072, align: 9, stream: 0 },
+        ],
+    );
+}
+
+/// A huge block for which larger chunks are given back ends within a page that it shares: that page was in a chunk with pages
+/// which the block covers whole, so whoever shares it kept them from others.
+#[test]
+fn a_huge_block_ends_in_a_chunk_of_one_page() {
+    let page_bytes = 2 * MIB;
+    let world = World { pages: LARGEST_DEVICE / page_bytes, page_bytes, chunk_pages: 0, streams: 1, ..World::default() };
+    run::<Model>(
+        &world,
+        &[
+            Fill { bytes: 16 * GIB, beside: 0, stream: 0, count: 64, spread: false },
+            Thin { every: 2, kept: 0 },
+            Alloc { bytes: 32 * GIB + 126 * MIB + 512, align: 9, stream: 0 },
+        ],
+    );
+}
+
+/// A capture waits for a replay on its stream. What was read on that stream later, without a word to the allocator, was behind
+/// nothing: the test kit broke the rule itself.
+#[test]
+fn a_replay_that_was_waited_for_is_not_the_last_use() {
+    let world = World { streams: 3, kept: true, ..World::default() };
+    run::<Model>(
+        &world,
+        &[
+            OpenPool,
+            BeginCapture { stream: 1 },
+            Alloc { bytes: 4096, align: 9, stream: 1 },
+            EndCapture { stream: 1 },
+            Replay { graph: 0, stream: 2 },
+            BeginCapture { stream: 2 },
+            EndCapture { stream: 2 },
+            Free { block: 0 },
+            Alloc { bytes: 4096, align: 9, stream: 1 },
         ],
     );
 }

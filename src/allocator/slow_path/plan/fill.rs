@@ -87,17 +87,18 @@ impl<'a> Filler<'a> {
     /// The next chunk, for at most `pages + spare` pages, and the number of its pages.
     fn next(&mut self, wanted: Wanted) -> Option<(Backing, PageCount)> {
         let Wanted { pages, spare, .. } = wanted;
-        self.idle(pages)
-            .or_else(|| self.create_from_released(pages))
+        self.idle(wanted)
+            .or_else(|| self.create_from_released(wanted))
             .or_else(|| self.create(wanted, self.survey.goal.allowance.soft_pages))
-            .or_else(|| self.harvest(pages))
+            .or_else(|| self.harvest(wanted))
             .or_else(|| self.create_beyond_slack(wanted))
             .or_else(|| self.harvest_larger(pages, spare))
-            .or_else(|| self.recreate_waiting(pages))
+            .or_else(|| self.recreate_waiting(wanted))
     }
 
-    fn idle(&mut self, pages: PageCount) -> Option<(Backing, PageCount)> {
-        let (chunk, size) = self.survey.mapper.pool.idle_up_to(pages, &self.idle_taken)?;
+    fn idle(&mut self, wanted: Wanted) -> Option<(Backing, PageCount)> {
+        let mapper = self.survey.mapper;
+        let (chunk, size) = mapper.pool.idle_up_to(mapper.sizes.for_idle(wanted), &self.idle_taken)?;
         self.idle_taken.take(size);
         Some((Backing::Idle(chunk), size))
     }
@@ -130,21 +131,21 @@ impl<'a> Filler<'a> {
             return None;
         }
         self.harvest_larger(wanted.pages, wanted.spare)
-            .or_else(|| self.recreate(wanted.pages, Recreation::WithoutWaiting))
+            .or_else(|| self.recreate(wanted, Recreation::WithoutWaiting))
             .or_else(|| self.create(Wanted { spare: PageCount::ZERO, ..wanted }, hard_pages))
     }
 
     /// The largest chunks, since a move costs the same for any size. Once there is no headroom, they are cut up instead, so
     /// that they cannot be pinned by small blocks later.
-    fn harvest(&mut self, pages: PageCount) -> Option<(Backing, PageCount)> {
+    fn harvest(&mut self, wanted: Wanted) -> Option<(Backing, PageCount)> {
         let tight = self.survey.goal.allowance.hard_pages <= self.created;
-        let small_enough = self.without_headroom();
+        let small_enough = self.without_headroom(wanted);
         for wait in Wait::ALL {
-            let Some((&size, of_size)) = self.unused[wait as usize].range(..=pages).next_back() else { continue };
+            let Some((&size, of_size)) = self.unused[wait as usize].range(..=wanted.pages).next_back() else { continue };
             let next = *of_size.last().expect("empty lists are removed");
             if tight && size > small_enough && self.survey.can_go_back(&self.survey.sources.list[next]) {
                 self.give_back(wait, size);
-                return self.create_from_released(pages);
+                return self.create_from_released(wanted);
             }
             return Some(self.take(wait, size));
         }
@@ -173,17 +174,17 @@ impl<'a> Filler<'a> {
     }
 
     /// As [`recreate`](Self::recreate), where the host may wait for it.
-    fn recreate_waiting(&mut self, pages: PageCount) -> Option<(Backing, PageCount)> {
+    fn recreate_waiting(&mut self, wanted: Wanted) -> Option<(Backing, PageCount)> {
         match self.survey.goal.allowance.recreation {
             Recreation::WithoutWaiting => None,
-            Recreation::Waiting => self.recreate(pages, Recreation::Waiting),
+            Recreation::Waiting => self.recreate(wanted, Recreation::Waiting),
         }
     }
 
     /// Releases the smallest free chunk that covers the shortage, or the largest there is, so that what is needed can be
     /// created in its place.
-    fn recreate(&mut self, pages: PageCount, recreation: Recreation) -> Option<(Backing, PageCount)> {
-        let covering = |wait: Wait| Some((wait, *self.unused[wait as usize].range(pages..).next()?.0));
+    fn recreate(&mut self, wanted: Wanted, recreation: Recreation) -> Option<(Backing, PageCount)> {
+        let covering = |wait: Wait| Some((wait, *self.unused[wait as usize].range(wanted.pages..).next()?.0));
         let largest = |wait: Wait| Some((wait, *self.unused[wait as usize].keys().next_back()?));
         let mut waits = Wait::ALL.into_iter();
         let (wait, size) = waits.find_map(covering).or_else(|| Wait::ALL.into_iter().find_map(largest))?;
@@ -192,7 +193,7 @@ impl<'a> Filler<'a> {
             return None;
         }
         self.give_back(wait, size);
-        self.create_from_released(pages)
+        self.create_from_released(wanted)
     }
 
     fn give_back(&mut self, wait: Wait, size: PageCount) {
@@ -201,16 +202,17 @@ impl<'a> Filler<'a> {
         self.released += size;
     }
 
-    fn create_from_released(&mut self, pages: PageCount) -> Option<(Backing, PageCount)> {
+    fn create_from_released(&mut self, wanted: Wanted) -> Option<(Backing, PageCount)> {
         if self.released == PageCount::ZERO {
             return None;
         }
-        let got = self.without_headroom().min(pages).min(self.released);
+        let got = self.without_headroom(wanted).min(wanted.pages).min(self.released);
         self.released -= got;
         Some((Backing::Create, got))
     }
+
     /// The size of chunks that are created in the place of larger ones.
-    fn without_headroom(&self) -> PageCount {
-        self.survey.mapper.sizes.without_headroom(self.survey.goal.request.size)
+    fn without_headroom(&self, wanted: Wanted) -> PageCount {
+        self.survey.mapper.sizes.without_headroom(self.survey.goal.request.size, wanted.covered)
     }
 }
