@@ -16,12 +16,25 @@ use serde::de::DeserializeOwned;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_millis(900);
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
+
+/// Makes `call` again when a signal interrupts it, as long as the answer may take. The system does not, not even for handlers
+/// with `SA_RESTART`, where a socket has a time limit.
+fn despite_signals<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    let start = Instant::now();
+    loop {
+        match call() {
+            Err(Errno::INTR) if start.elapsed() < PATIENCE => {}
+            Err(Errno::INTR) => return Err(Errno::AGAIN),
+            done => return done,
+        }
+    }
+}
 
 fn socket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)
@@ -49,7 +62,8 @@ pub fn connected(path: &Path) -> Result<OwnedFd, ShareError> {
     for timeout in [Timeout::Recv, Timeout::Send] {
         set_socket_timeout(&socket, timeout, Some(PATIENCE)).map_err(ShareError::system("a socket"))?;
     }
-    connect(&socket, &SocketAddrUnix::new(path).map_err(gone)?).map_err(gone)?;
+    let address = SocketAddrUnix::new(path).map_err(gone)?;
+    despite_signals(|| connect(&socket, &address)).map_err(gone)?;
     match user_of(&socket)? {
         uid if uid == geteuid().as_raw() => Ok(socket),
         uid => Err(ShareError::OtherUser { path: path.to_owned(), uid }),
@@ -77,7 +91,8 @@ pub fn send(
     if !descriptors.is_empty() {
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(descriptors)), "there is room for that many");
     }
-    sendmsg(socket, &[IoSlice::new(&packet)], &mut ancillary, flags | SendFlags::NOSIGNAL).map(drop)
+    let packet = [IoSlice::new(&packet)];
+    despite_signals(|| sendmsg(&socket, &packet, &mut ancillary, flags | SendFlags::NOSIGNAL)).map(drop)
 }
 
 /// What came in one packet.
@@ -96,7 +111,8 @@ pub fn receive<T: DeserializeOwned>(socket: impl AsFd, flags: RecvFlags) -> Resu
     let mut bytes = vec![0; MOST_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let got = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags | RecvFlags::CMSG_CLOEXEC)?;
+    let flags = flags | RecvFlags::CMSG_CLOEXEC;
+    let got = despite_signals(|| recvmsg(&socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags))?;
     let mut descriptors = Vec::new();
     for message in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {

@@ -7,6 +7,7 @@ use gapless::driver::{
 use gapless::units::{DeviceAddr, GIB, StreamId};
 use gapless::{Allocator, ChunkPolicy};
 use gapless_share::{Exporter, FOLDER, HANDLE_BYTES, Handle, Importer, MOST_DESCRIPTORS, ShareError};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -424,5 +425,37 @@ fn a_consumer_that_ends_gives_back_what_it_had_open() {
     eventually("the page is back", || {
         allocator.trim(0).unwrap();
         allocator.stats().reserved_bytes == 0
+    });
+}
+
+/// A profiler's timer, a debugger and a garbage collector interrupt system calls: the call is made again.
+#[test]
+fn signals_interrupt_no_import() {
+    extern "C" fn interrupt(_: libc::c_int) {}
+    let _turn = turn();
+    // SAFETY: the handler does nothing; the action is complete, and without `SA_RESTART`.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = interrupt as *const () as usize;
+        assert_eq!(libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()), 0);
+    }
+    let (allocator, exporter) = (allocator(8 * PAGE, PAGE), Exporter::new());
+    let block = allocator.alloc(4 * PAGE, MAIN).unwrap();
+    let handle = exporter.export(&allocator, block).unwrap();
+    let is_over = AtomicBool::new(false);
+    // SAFETY: no condition.
+    let importing = unsafe { libc::pthread_self() };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                // SAFETY: the thread is alive until the scope ends.
+                unsafe { libc::pthread_kill(importing, libc::SIGUSR1) };
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        });
+        let target = device(64 * PAGE);
+        let opened: Vec<_> = (0..200).map(|_| Importer::new(Arc::clone(&target)).open(&handle)).collect();
+        is_over.store(true, Ordering::Relaxed);
+        assert!(opened.iter().all(Result::is_ok), "{:?}", opened.iter().find(|opened| opened.is_err()));
     });
 }
