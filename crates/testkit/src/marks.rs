@@ -119,9 +119,7 @@ impl<D: Device> Runner<D> {
         for block in all.filter(|block| block.foreign.contains(&stream)) {
             self.driver.inner().synchronize(stream).expect("a stream can be waited for");
             block.foreign.retain(|user| *user != stream);
-            if block.last_user == stream {
-                block.last_user = block.home.unwrap_or(StreamId::DEFAULT);
-            }
+            block.was_waited_for(stream);
         }
     }
 

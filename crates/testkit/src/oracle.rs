@@ -41,8 +41,19 @@ pub struct Block {
 impl Block {
     /// Returns `true` if a stream allocated, recorded or used it.
     pub fn uses(&self, stream: StreamId) -> bool {
-        let known = self.home == Some(stream) || self.recorded.contains(&stream);
-        known || self.last_user == stream || self.foreign.contains(&stream)
+        self.is_known(stream) || self.last_user == stream || self.foreign.contains(&stream)
+    }
+
+    /// Returns `true` if the allocator knows that a stream uses it.
+    fn is_known(&self, stream: StreamId) -> bool {
+        self.home == Some(stream) || self.recorded.contains(&stream)
+    }
+
+    /// Notes that a stream was waited for: what comes next need not run there.
+    pub fn was_waited_for(&mut self, stream: StreamId) {
+        if self.last_user == stream && !self.is_known(stream) {
+            self.last_user = self.home.unwrap_or(StreamId::DEFAULT);
+        }
     }
 
     /// Forgets a stream that is destroyed. The default stream runs behind it.

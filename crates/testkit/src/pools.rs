@@ -117,9 +117,11 @@ impl<D: Device> Runner<D> {
         // Nobody but its thread can be sure that a thread's own stream lives.
         self.capture_unseen |= !self.world.kept || stream == PER_THREAD_STREAM;
         self.end_foreign_uses(stream);
-        for pool in self.instances.iter_mut().filter_map(|instance| instance.pool.as_mut()) {
+        for instance in &mut self.instances {
+            let Some(pool) = &mut instance.pool else { continue };
             if pool.leave(stream) {
                 self.driver.inner().synchronize(stream).expect("a stream can be waited for");
+                instance.oracle.live.values_mut().for_each(|block| block.was_waited_for(stream));
             }
             pool.replaying = pool.replaying.filter(|replaying| *replaying != stream);
         }
