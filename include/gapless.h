@@ -83,7 +83,7 @@ typedef struct gapless_stats {
   uint64_t allocs;
   // Number of frees since the start.
   uint64_t frees;
-  // Number of requests that failed.
+  // Number of requests that ran out of memory.
   uint64_t failed_allocs;
   // Number of frees that were refused.
   uint64_t refused_frees;

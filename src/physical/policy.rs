@@ -254,7 +254,8 @@ mod tests {
         let covered = [0, 1, 5, 2000].map(PageCount);
         let new = covered.map(|covered| sizes.without_headroom(1024 * GIB, covered));
         assert_eq!(new, [1, 1, 5, 1024].map(PageCount));
-        let idle = covered.map(|covered| sizes.for_idle(Wanted { pages: PageCount(2001), covered, spare: PageCount(9) }));
+        let idle =
+            covered.map(|covered| sizes.for_idle(Wanted { pages: PageCount(2001), covered, spare: PageCount(9) }));
         assert_eq!(idle, [1, 1, 5, 2000].map(PageCount));
     }
 

@@ -36,7 +36,7 @@ pub struct gapless_stats {
     pub allocs: u64,
     /// Number of frees since the start.
     pub frees: u64,
-    /// Number of requests that failed.
+    /// Number of requests that ran out of memory.
     pub failed_allocs: u64,
     /// Number of frees that were refused.
     pub refused_frees: u64,

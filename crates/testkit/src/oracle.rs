@@ -114,6 +114,8 @@ pub struct Oracle {
     pub allocs: u64,
     pub frees: u64,
     pub refused_frees: u64,
+    /// Number of requests that ran out of memory.
+    pub failed_allocs: u64,
     pub budget: u64,
     /// Most bytes that may be held: the budget, or what was already held when the budget was lowered.
     pub ceiling: u64,
@@ -273,6 +275,7 @@ impl Oracle {
         assert_eq!((stats.allocs, stats.frees), (self.allocs, self.frees), "invariant 5: allocations and frees");
         assert_eq!(stats.sizes.iter().map(|size| size.allocs).sum::<u64>(), self.allocs, "invariant 5: sizes");
         assert_eq!(stats.refused_frees, self.refused_frees, "invariant 5: refused frees");
+        assert_eq!(stats.failed_allocs, self.failed_allocs, "invariant 5: failed allocations");
         assert_eq!(stats.peak_live_bytes, self.peak_live_bytes, "invariant 5: peak of live bytes");
         assert!(stats.live_bytes <= stats.live_block_bytes, "invariant 5: {stats:?}");
         assert!(stats.live_block_bytes <= stats.reserved_bytes, "invariant 5: {stats:?}");

@@ -471,6 +471,7 @@ impl<D: Device> Runner<D> {
         let second_failure = struck && error.report().is_some();
         let kept = self.allocator().reserved_bytes() > held && !second_failure;
         assert!(!kept, "invariant 6: a failed call kept memory: {error}");
+        self.note_refusal(error);
         match error {
             AllocError::OutOfMemory(report) => {
                 self.summary.out_of_memory += 1;
@@ -493,6 +494,11 @@ impl<D: Device> Runner<D> {
             self.recover();
         }
         struck && !self.instance().lost
+    }
+
+    /// Counts a request that ran out of memory. Whoever calls the allocator itself says so.
+    pub fn note_refusal(&mut self, error: &AllocError) {
+        self.instance_mut().oracle.failed_allocs += u64::from(error.report().is_some());
     }
 
     /// Checks the state after an injected failure (invariant 6) and ends the injection.

@@ -80,6 +80,8 @@ pub(crate) struct Shared<'a, D: Device> {
     captured: Mutex<Vec<StreamId>>,
     /// Held by the thread that changes the peers.
     peers: Mutex<()>,
+    /// Number of requests of `allocator` that ran out of memory.
+    refusals: AtomicU64,
     progress: &'a Progress,
 }
 
@@ -151,6 +153,7 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
         owners: Mutex::default(),
         captured: Mutex::default(),
         peers: Mutex::default(),
+        refusals: AtomicU64::new(0),
         progress,
     };
     thread::scope(|scope| {
@@ -171,6 +174,7 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
     let stats = allocator.stats();
     assert_eq!((stats.live_bytes, stats.live_allocations), (0, 0), "invariant 5: every block was freed");
     assert_eq!(stats.allocs, stats.frees, "invariant 5");
+    assert_eq!(stats.failed_allocs, shared.refusals.into_inner(), "invariant 5");
     assert_eq!(stats.reserved_bytes, driver.inner().inner().usage().bytes, "invariant 6");
     allocator.close().expect("invariant 7: nothing was leaked");
     for stream in streams[1..].iter().chain(&*shared.captured.lock()) {
@@ -238,6 +242,11 @@ impl<D: Device> Shared<'_, D> {
         while let Some(block) = { self.passed_on.lock().pop() } {
             self.free(block);
         }
+    }
+
+    /// Counts a request of the main allocator that ran out of memory.
+    pub(crate) fn note_refusal(&self) {
+        self.refusals.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Checks what can be checked while other threads use the allocator.
@@ -357,7 +366,8 @@ impl<D: Device> Shared<'_, D> {
                             result.expect("invariant 2: a range can be written");
                         }
                     }
-                    Err(AllocError::OutOfMemory(_) | AllocError::RangeFull { .. }) => {}
+                    Err(AllocError::OutOfMemory(_)) => self.note_refusal(),
+                    Err(AllocError::RangeFull { .. }) => {}
                     Err(error) => self.expect_injected(&error),
                 }
             }
@@ -431,7 +441,7 @@ impl<D: Device> Shared<'_, D> {
             Err(error) => {
                 self.progress.failed.fetch_add(1, Ordering::Relaxed);
                 match error {
-                    AllocError::OutOfMemory(_) => {}
+                    AllocError::OutOfMemory(_) => self.note_refusal(),
                     AllocError::Driver(_) | AllocError::Stream(StreamError::Foreign { .. })
                         if self.stress.faults == Faults::Some => {}
                     other => panic!("alloc returned {other}"),

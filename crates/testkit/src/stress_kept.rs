@@ -47,7 +47,7 @@ impl<D: Device> Shared<'_, D> {
                         result.expect("invariant 2: a registered block can be written");
                         kept.registered.push((block, stream, seed));
                     }
-                    Err(AllocError::OutOfMemory(_)) => {}
+                    Err(AllocError::OutOfMemory(_)) => self.note_refusal(),
                     Err(error) => self.expect_injected(&error),
                 }
             }

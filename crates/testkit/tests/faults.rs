@@ -64,10 +64,14 @@ fn a_failure_that_cannot_be_undone_poisons_and_the_rest_goes_on() {
                 runner.driver().arm(fault.only([first, DriverCall::Unmap]).from_then_on());
                 let outcome = runner.allocator().alloc(bytes, runner.stream(stream));
                 runner.driver().disarm();
-                if let Ok(addr) = outcome {
-                    runner.allocator().free(addr).unwrap();
-                    continue;
-                }
+                let error = match outcome {
+                    Ok(addr) => {
+                        runner.allocator().free(addr).unwrap();
+                        continue;
+                    }
+                    Err(error) => error,
+                };
+                runner.note_refusal(&error);
                 poisoned += runner.allocator().stats().poisoned;
                 for op in [
                     alloc(1, 0),
@@ -145,6 +149,7 @@ fn a_captured_stream_that_pins_everything_is_no_endless_loop() {
         device.begin_capture(runner.stream(1));
         let error = runner.allocator().alloc(6 * PAGE, runner.stream(0)).unwrap_err();
         assert!(matches!(error, AllocError::OutOfMemory(_)), "{error}");
+        runner.note_refusal(&error);
         runner.allocator().check();
         runner.driver().inner().inner().end_capture(runner.stream(1));
         runner.step(alloc(6, 0));
@@ -164,6 +169,7 @@ fn a_block_that_waits_for_a_captured_stream_is_no_endless_loop() {
     runner.step(free(0));
     let error = runner.allocator().alloc(6 * PAGE, streams[0]).unwrap_err();
     assert!(matches!(error, AllocError::OutOfMemory(_)), "{error}");
+    runner.note_refusal(&error);
     runner.driver().inner().inner().end_capture(streams[1]);
     runner.step(alloc(6, 0));
     runner.finish();

@@ -217,7 +217,8 @@ fn what_the_driver_does_not_release_is_held() {
 #[test]
 fn a_huge_block_ends_in_a_chunk_of_one_page() {
     let page_bytes = 2 * MIB;
-    let world = World { pages: LARGEST_DEVICE / page_bytes, page_bytes, chunk_pages: 0, streams: 1, ..World::default() };
+    let world =
+        World { pages: LARGEST_DEVICE / page_bytes, page_bytes, chunk_pages: 0, streams: 1, ..World::default() };
     run::<Model>(
         &world,
         &[

@@ -49,7 +49,7 @@ pub struct Stats {
     pub allocs: u64,
     /// Number of frees so far.
     pub frees: u64,
-    /// Number of allocations that failed.
+    /// Number of requests that ran out of memory: blocks, growths of ranges, registered blocks.
     pub failed_allocs: u64,
     /// Number of frees that were refused.
     pub refused_frees: u64,

@@ -141,7 +141,9 @@ impl<'a> Filler<'a> {
         let tight = self.survey.goal.allowance.hard_pages <= self.created;
         let small_enough = self.without_headroom(wanted);
         for wait in Wait::ALL {
-            let Some((&size, of_size)) = self.unused[wait as usize].range(..=wanted.pages).next_back() else { continue };
+            let Some((&size, of_size)) = self.unused[wait as usize].range(..=wanted.pages).next_back() else {
+                continue;
+            };
             let next = *of_size.last().expect("empty lists are removed");
             if tight && size > small_enough && self.survey.can_go_back(&self.survey.sources.list[next]) {
                 self.give_back(wait, size);
