@@ -1,15 +1,20 @@
-"""The wheel holds a shared library and a program: it is for this platform, and for every Python 3."""
+"""The wheel holds a shared library and a program: it is for this platform, and for every Python 3.
+
+In the repository, `cargo xtask build-wheel` builds both and puts them into the package first. In the source distribution they are
+not there yet: installing it builds them from the folder `source`, which takes Rust and a C++ compiler.
+"""
 
 import os
-import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
 
 from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-try:
-    from setuptools.command.bdist_wheel import bdist_wheel
-except ImportError:  # before setuptools 70.1
-    from wheel.bdist_wheel import bdist_wheel
+SOURCE = "source"
 
 
 class PlatformWheel(bdist_wheel):
@@ -18,9 +23,11 @@ class PlatformWheel(bdist_wheel):
         self.root_is_pure = False
 
     def get_tag(self):
-        # cargo xtask build-wheel says which C library the binaries ask for.
-        glibc = os.environ["GAPLESS_WHEEL_GLIBC"].replace(".", "_")
-        return "py3", "none", f"manylinux_{glibc}_{platform.machine()}"
+        # cargo xtask build-wheel says which C library the binaries ask for. Else they are for this machine.
+        platform = sysconfig.get_platform()
+        if glibc := os.environ.get("GAPLESS_WHEEL_GLIBC"):
+            platform = platform.replace("linux", "manylinux_" + glibc)
+        return "py3", "none", platform.replace("-", "_").replace(".", "_")
 
 
 class BuildWithStart(build_py):
@@ -29,6 +36,18 @@ class BuildWithStart(build_py):
     def run(self):
         super().run()
         self.copy_file("gapless_start.pth", os.path.join(self.build_lib, "gapless_start.pth"))
+        package = os.path.abspath(os.path.join(self.build_lib, "gapless"))
+        if not os.path.exists(os.path.join(package, "libgapless.so")):
+            build_from_source(package)
+
+
+def build_from_source(package):
+    if not shutil.which("cargo"):
+        sys.exit("building gapless takes Rust, which is not here: https://rustup.rs, or install a wheel")
+    # Another interpreter's variables are not for what is started here.
+    environment = dict(os.environ, PYTHON=sys.executable)
+    command = ["cargo", "run", "--quiet", "--locked", "--package", "xtask", "--", "build-python-package", package]
+    subprocess.run(command, cwd=SOURCE, env=environment, check=True)
 
 
 class PlatformDistribution(Distribution):

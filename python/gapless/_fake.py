@@ -65,7 +65,7 @@ class Recorder(TorchDispatchMode):
         self._workspace_bytes = workspace_bytes
         self._warned = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Optional[dict[str, Any]] = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func is torch.ops.prim.device.default:
             return _device_in_cpp(args[0])

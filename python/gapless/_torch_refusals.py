@@ -56,7 +56,7 @@ def _switch_off_benchmark(torch: Any) -> None:
     torch._C._set_cudnn_benchmark = set_benchmark
     # The property has kept the function that it was made with.
     switch = vars(type(torch.backends.cudnn)).get("benchmark")
-    if hasattr(switch, "setter"):
+    if switch is not None and hasattr(switch, "setter"):
         switch.setter = set_benchmark
 
 

@@ -20,7 +20,18 @@ const GROUPS: [(&str, &[&str]); 5] = [
         ],
     ),
     ("Measurements", &["figures", "gpu-run", "gpu-compare"]),
-    ("Packages", &["build-capi", "build-torch-objects", "build-wheel", "package-crates", "gpu-bundle"]),
+    (
+        "Packages",
+        &[
+            "build-capi",
+            "build-torch-objects",
+            "build-wheel",
+            "build-sdist",
+            "build-python-package",
+            "package-crates",
+            "gpu-bundle",
+        ],
+    ),
     ("Generated files", &["generate-header", "generate-bindings", "build-kernels"]),
 ];
 
@@ -34,7 +45,7 @@ pub fn help(command: &clap::Command) -> String {
         let _ = write!(text, "\n{title}:\n");
         for name in names {
             let about = command.find_subcommand(name).and_then(|command| command.get_about());
-            let _ = writeln!(text, "  {name:<18} {}", about.map(ToString::to_string).unwrap_or_default());
+            let _ = writeln!(text, "  {name:<20} {}", about.map(ToString::to_string).unwrap_or_default());
         }
     }
     text.push_str("\nEverything is built in the folder that CARGO_TARGET_DIR names, or in target/.\n");

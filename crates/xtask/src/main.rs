@@ -18,8 +18,9 @@ mod workspace;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
-    build_capi, build_kernels, build_torch_objects, build_wheel, ci, generate_bindings, generate_header, gpu_bundle,
-    model_check, package_crates, sanitize, scripts, test_interop, test_page, test_python, torch_without_gpu,
+    build_capi, build_kernels, build_python_package, build_sdist, build_torch_objects, build_wheel, ci,
+    generate_bindings, generate_header, gpu_bundle, model_check, package_crates, sanitize, scripts, test_interop,
+    test_page, test_python, torch_without_gpu,
 };
 use failure::Failure;
 use std::process::ExitCode;
@@ -47,6 +48,10 @@ enum Command {
     BuildTorchObjects(build_torch_objects::TorchObjectsArguments),
     /// Build the Python wheel into dist/
     BuildWheel,
+    /// Build the Python source distribution into dist/
+    BuildSdist,
+    /// Build the Python package into a folder, as an installation from source does
+    BuildPythonPackage(build_python_package::BuildPythonPackageArguments),
     /// Check what the published crates carry, and that they build from it
     PackageCrates,
     /// Build the folder that proves gapless on a machine with a GPU, its driver and nothing else
@@ -115,6 +120,8 @@ fn run(workspace: &Workspace, command: Command) -> Result<(), Failure> {
         Command::BuildCapi(arguments) => build_capi::run(workspace, &arguments),
         Command::BuildTorchObjects(arguments) => build_torch_objects::run(workspace, &arguments),
         Command::BuildWheel => build_wheel::run(workspace),
+        Command::BuildSdist => build_sdist::run(workspace),
+        Command::BuildPythonPackage(arguments) => build_python_package::run(workspace, &arguments),
         Command::PackageCrates => package_crates::run(workspace),
         Command::GpuBundle(arguments) => gpu_bundle::run(workspace, &arguments),
         Command::GenerateHeader => generate_header::run(workspace),

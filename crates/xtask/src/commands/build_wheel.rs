@@ -11,37 +11,16 @@ use crate::{files, process, python};
 use std::env::consts::ARCH;
 use std::path::PathBuf;
 
-/// What `python/setup.py` and `python/pyproject.toml` ask for.
-const BUILD_TOOLS: &str = "\
-from setuptools import Distribution, build_meta
-try:
-    from setuptools.command.bdist_wheel import bdist_wheel
-except ImportError:
-    from wheel.bdist_wheel import bdist_wheel
-import pip";
-
 pub fn run(workspace: &Workspace) -> Result<(), Failure> {
     let python = python::interpreter()?;
-    if !python::can_run(workspace, &python, BUILD_TOOLS) {
-        return Err(Failure::new(format!(
-            "{python} lacks what builds wheels: {python} -m pip install 'setuptools>=68' wheel; PYTHON names another \
-             interpreter"
-        )));
-    }
+    python_package::require_build_tools(workspace, &python)?;
     python_package::require_tools()?;
     let built = build(workspace)?;
 
     let folder = files::temporary_folder()?;
-    for file in ["setup.py", "pyproject.toml", "README.md", "gapless_start.pth"] {
-        files::copy(&workspace.path("python").join(file), &folder.path().join(file))?;
-    }
-    for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
-        files::copy(&workspace.path(licence), &folder.path().join(licence))?;
-    }
+    python_package::copy_project(workspace, folder.path())?;
     let package = folder.path().join("gapless");
-    python_package::assemble(workspace, &package, &built.join("libgapless_capi.so"))?;
-    python_package::add_program(workspace, &package, &built.join("gapless"))?;
-    python_package::require_shared_unwinding(workspace, &package)?;
+    python_package::complete(workspace, &package, &built)?;
     let newer = python_package::newer(workspace, &package, &[("GLIBC_", OLDEST_GLIBC), ("GLIBCXX_", OLDEST_GLIBCXX)])?;
     for Needed { file, library, version } in &newer {
         eprintln!("{file} asks for {library}{version}");

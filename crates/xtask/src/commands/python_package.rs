@@ -4,8 +4,45 @@ use super::build_torch_objects;
 use crate::cxx::Library;
 use crate::failure::Failure;
 use crate::workspace::Workspace;
-use crate::{files, old_systems, process};
+use crate::{files, old_systems, process, python};
 use std::path::Path;
+
+/// What `python/setup.py` and `python/pyproject.toml` ask for.
+const BUILD_TOOLS: &str = "\
+from setuptools import build_meta, __version__
+from setuptools.command.bdist_wheel import bdist_wheel
+assert int(__version__.split('.')[0]) >= 77
+import pip";
+
+/// Fails where an interpreter lacks what builds Python packages.
+pub fn require_build_tools(workspace: &Workspace, python: &str) -> Result<(), Failure> {
+    if python::can_run(workspace, python, BUILD_TOOLS) {
+        return Ok(());
+    }
+    Err(Failure::new(format!(
+        "{python} lacks what builds packages: {python} -m pip install 'setuptools>=77'; PYTHON names another interpreter"
+    )))
+}
+
+/// Copies what describes the package into the folder that it is built in.
+pub fn copy_project(workspace: &Workspace, folder: &Path) -> Result<(), Failure> {
+    for file in ["setup.py", "pyproject.toml", "README.md", "gapless_start.pth"] {
+        files::copy(&workspace.path("python").join(file), &folder.join(file))?;
+    }
+    for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
+        files::copy(&workspace.path(licence), &folder.join(licence))?;
+    }
+    Ok(())
+}
+
+/// Copies the modules.
+pub fn copy_modules(workspace: &Workspace, folder: &Path) -> Result<(), Failure> {
+    files::create_folder(folder)?;
+    for module in files::with_ending(&workspace.path("python/gapless"), "py")? {
+        files::copy(&module, &folder.join(files::name(&module)))?;
+    }
+    files::copy(&workspace.path("python/gapless/py.typed"), &folder.join("py.typed"))
+}
 
 /// Fails where a program is missing that [`assemble`] needs.
 pub fn require_tools() -> Result<(), Failure> {
@@ -13,13 +50,16 @@ pub fn require_tools() -> Result<(), Failure> {
     process::require(&["strip", "objdump"])
 }
 
-/// Writes the package into `folder`. `library` is the C library as cargo built it.
+/// Writes the whole package into `folder`. `built` is the folder of the C library and the command line as cargo built them.
+pub fn complete(workspace: &Workspace, folder: &Path, built: &Path) -> Result<(), Failure> {
+    assemble(workspace, folder, &built.join("libgapless_capi.so"))?;
+    add_program(workspace, folder, &built.join("gapless"))?;
+    require_shared_unwinding(workspace, folder)
+}
+
+/// Writes the package into `folder`, without the command line. `library` is the C library as cargo built it.
 pub fn assemble(workspace: &Workspace, folder: &Path, library: &Path) -> Result<(), Failure> {
-    files::create_folder(folder)?;
-    for module in files::with_ending(&workspace.path("python/gapless"), "py")? {
-        files::copy(&module, &folder.join(files::name(&module)))?;
-    }
-    files::copy(&workspace.path("python/gapless/py.typed"), &folder.join("py.typed"))?;
+    copy_modules(workspace, folder)?;
     let installed = folder.join("libgapless.so");
     files::install(library, &installed, 0o755)?;
     process::run(workspace.command("strip").arg("--strip-debug").arg(&installed))?;
@@ -34,7 +74,7 @@ pub fn assemble(workspace: &Workspace, folder: &Path, library: &Path) -> Result<
 }
 
 /// Adds the command line to the package in `folder`, which [`assemble`] has written.
-pub fn add_program(workspace: &Workspace, folder: &Path, program: &Path) -> Result<(), Failure> {
+fn add_program(workspace: &Workspace, folder: &Path, program: &Path) -> Result<(), Failure> {
     files::create_folder(&folder.join("bin"))?;
     let installed = folder.join("bin/gapless");
     files::install(program, &installed, 0o755)?;
@@ -49,7 +89,7 @@ pub fn build_torch_throw(workspace: &Workspace, out: &Path) -> Result<(), Failur
 
 /// Fails where the C library of the package in `folder` brings its own functions for unwinding. PyTorch's exceptions pass through
 /// it, and with two sets of these functions the process crashes.
-pub fn require_shared_unwinding(workspace: &Workspace, folder: &Path) -> Result<(), Failure> {
+fn require_shared_unwinding(workspace: &Workspace, folder: &Path) -> Result<(), Failure> {
     let library = folder.join("libgapless.so");
     let headers = process::output(workspace.command("objdump").arg("-p").arg(&library))?;
     if headers.contains("libgcc_s.so") {
