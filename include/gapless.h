@@ -311,7 +311,7 @@ gapless_status gapless_last_error_report_json(char *buffer,
                                               size_t capacity,
                                               size_t *needed);
 
-// Returns the version of this library, such as "0.1.0".
+// Returns the version of this library, such as "0.2.0".
 const char *gapless_version(void);
 
 // Makes an allocator and writes its handle to *allocator.

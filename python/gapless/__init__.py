@@ -16,7 +16,7 @@ from typing import Any, Optional, Sequence, Union
 from . import _conf, _frames, _library
 from ._library import ErrorKind, GaplessError, OutOfMemoryError
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "__version__",

@@ -18,7 +18,7 @@ pub struct CUstream_st {
     _opaque: [u8; 0],
 }
 
-/// Returns the version of this library, such as "0.1.0".
+/// Returns the version of this library, such as "0.2.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_version() -> *const c_char {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
