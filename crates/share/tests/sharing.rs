@@ -433,12 +433,11 @@ fn a_consumer_that_ends_gives_back_what_it_had_open() {
 fn signals_interrupt_no_import() {
     extern "C" fn interrupt(_: libc::c_int) {}
     let _turn = turn();
-    // SAFETY: the handler does nothing; the action is complete, and without `SA_RESTART`.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = interrupt as *const () as usize;
-        assert_eq!(libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()), 0);
-    }
+    // SAFETY: all zeroes is an action: the default one, no flags, so that interrupted calls are not made again.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = interrupt as *const () as usize;
+    // SAFETY: the action is complete, and its handler does nothing.
+    assert_eq!(unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()) }, 0);
     let (allocator, exporter) = (allocator(8 * PAGE, PAGE), Exporter::new());
     let block = allocator.alloc(4 * PAGE, MAIN).unwrap();
     let handle = exporter.export(&allocator, block).unwrap();
