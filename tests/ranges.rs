@@ -104,6 +104,31 @@ fn a_growth_behind_a_capture_is_refused() {
     allocator.check();
 }
 
+/// The stream on which chunks pass from one range to another uses both, so either waits for it before it unmaps anything.
+#[test]
+fn both_ranges_wait_for_the_stream_of_a_move() {
+    let driver = model(16);
+    let captured = driver.create_stream().unwrap();
+    let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let [mut giver, mut taker] = [(); 2].map(|()| allocator.reserve_range(4 * PAGE).unwrap());
+    giver.grow(3 * PAGE, StreamId::DEFAULT).unwrap();
+    taker.take_from(&mut giver, PAGE, captured).unwrap();
+    driver.begin_capture(captured);
+    for range in [&mut giver, &mut taker] {
+        let before = range.mapped_bytes();
+        match range.shrink(PAGE) {
+            Err(AllocError::CannotWait { stream }) => assert_eq!(stream, captured),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(range.mapped_bytes(), before);
+    }
+    driver.end_capture(captured);
+    for range in [&mut giver, &mut taker] {
+        assert_eq!(range.shrink(PAGE).unwrap(), PAGE);
+    }
+    allocator.check();
+}
+
 /// The only free chunk is larger than the request, and the budget does not allow another one.
 #[test]
 fn a_chunk_too_large_for_a_range_is_recreated() {
