@@ -176,17 +176,21 @@ fn out_of_memory_scenarios_fail_in_the_baseline_as_reported() {
 
 #[test]
 fn out_of_memory_scenarios_end_in_gapless_as_their_headers_say() {
+    let (mut served, mut by_nobody) = (0, 0);
     for number in 1..=10 {
         let trace = recorded(&format!("oom/oom_{number:02}.trace.gz"));
         let result = on_model(&trace, PolicyKind::Gapless, Device::for_trace(&trace).unwrap());
         if trace.header().satisfiable_by_whole_2mib_chunks == Some(true) {
             assert_eq!(result.oom, None, "{}", trace.name());
+            served += 1;
             continue;
         }
         let oom = result.oom.expect("the request cannot be served in whole pages");
         assert_eq!(oom.op_index + 1, result.ops, "{}: it fails at its last op", trace.name());
         assert_eq!(Some(oom.satisfiable), trace.header().satisfiable, "{}: {}", trace.name(), oom.report);
+        by_nobody += u32::from(!oom.satisfiable);
     }
+    assert_eq!((served, by_nobody), (5, 4), "README says so");
 }
 
 #[test]
