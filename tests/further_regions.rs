@@ -80,6 +80,22 @@ fn chunks_are_counted_wherever_they_are() {
     }
 }
 
+/// A stream's free memory in a further region serves another stream, where it is a page and a half and no page is free.
+#[test]
+fn blocks_of_further_regions_are_borrowed() {
+    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 36 * PAGE, ..ModelConfig::default() }));
+    let other = driver.create_stream().unwrap();
+    let allocator =
+        Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).region_bytes(32 * PAGE).build().unwrap();
+    let [_region, _before, lent] =
+        [32 * PAGE, 2 * PAGE + PAGE / 2, PAGE + PAGE / 2].map(|bytes| allocator.alloc(bytes, MAIN).unwrap());
+    assert_eq!((allocator.snapshot().regions.len(), allocator.stats().reserved_bytes), (2, 36 * PAGE));
+    allocator.free(lent).unwrap();
+    assert_eq!(allocator.alloc(PAGE + PAGE / 4, other).unwrap(), lent);
+    assert_eq!(allocator.stats().borrowed, 1);
+    allocator.check();
+}
+
 /// Further regions do not help a request with an alignment larger than a region.
 #[test]
 fn no_region_is_added_if_it_would_not_help() {

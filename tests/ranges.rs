@@ -104,7 +104,8 @@ fn a_growth_behind_a_capture_is_refused() {
     allocator.check();
 }
 
-/// The stream on which chunks pass from one range to another uses both, so either waits for it before it unmaps anything.
+/// The stream on which chunks pass from one range to another uses both, so either waits for it before it unmaps anything,
+/// also when the chunks are mapped in one of them only.
 #[test]
 fn both_ranges_wait_for_the_stream_of_a_move() {
     let driver = model(16);
@@ -113,6 +114,7 @@ fn both_ranges_wait_for_the_stream_of_a_move() {
     let [mut giver, mut taker] = [(); 2].map(|()| allocator.reserve_range(4 * PAGE).unwrap());
     giver.grow(3 * PAGE, StreamId::DEFAULT).unwrap();
     taker.take_from(&mut giver, PAGE, captured).unwrap();
+    giver.grow(PAGE, StreamId::DEFAULT).unwrap();
     driver.begin_capture(captured);
     for range in [&mut giver, &mut taker] {
         let before = range.mapped_bytes();
