@@ -17,6 +17,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
             "coverage",
             "fuzz-campaign",
             "mutants",
+            "planted-bugs",
         ],
     ),
     ("Measurements", &["figures", "gpu-run", "gpu-compare"]),

@@ -83,6 +83,9 @@ enum Command {
     /// Change the code in one place after another and see whether a test notices
     #[command(disable_help_flag = true)]
     Mutants(scripts::PassedOn),
+    /// Plant the bugs of docs/evidence.md one after the other and see whether the tests named there notice
+    #[command(disable_help_flag = true)]
+    PlantedBugs(scripts::PassedOn),
     /// Measure the figures that the allocator is held to, on recorded traces
     #[command(disable_help_flag = true)]
     Figures(scripts::PassedOn),
@@ -136,6 +139,7 @@ fn run(workspace: &Workspace, command: Command) -> Result<(), Failure> {
         Command::Coverage(arguments) => scripts::start(workspace, "coverage", &arguments),
         Command::FuzzCampaign(arguments) => scripts::start(workspace, "fuzz-campaign", &arguments),
         Command::Mutants(arguments) => scripts::start(workspace, "mutants", &arguments),
+        Command::PlantedBugs(arguments) => scripts::start(workspace, "planted-bugs", &arguments),
         Command::Figures(arguments) => scripts::start(workspace, "figures", &arguments),
         Command::GpuRun(arguments) => scripts::start_bundle(workspace, &arguments),
         Command::GpuCompare(arguments) => scripts::start(workspace, "gpu-compare", &arguments),

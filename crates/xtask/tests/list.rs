@@ -60,8 +60,9 @@ fn names_after<'a>(text: &'a str, prefix: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn every_file_in_scripts_is_listed() {
-    let missing: Vec<_> = scripts().difference(&listed()).cloned().collect();
+fn every_program_in_scripts_is_listed() {
+    let programs = scripts().into_iter().filter(|name| !name.contains('.')).collect::<BTreeSet<_>>();
+    let missing: Vec<_> = programs.difference(&listed()).cloned().collect();
     assert!(missing.is_empty(), "scripts that cargo xtask does not list: {missing:?}");
 }
 

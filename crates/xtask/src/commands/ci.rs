@@ -66,6 +66,9 @@ pub fn full(workspace: &Workspace, arguments: &FullArguments) -> Result<(), Fail
         process::run(&mut soak)?;
     }
 
+    steps.begin("planted bugs");
+    scripts::run(workspace, "planted-bugs", &[])?;
+
     steps.begin("mutation testing");
     scripts::run(workspace, "mutants", &[])?;
     steps.begin("done");
