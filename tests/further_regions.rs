@@ -80,6 +80,24 @@ fn chunks_are_counted_wherever_they_are() {
     }
 }
 
+/// Epochs are renumbered in all regions: what was freed in a further one does not count as freed in an epoch to come.
+#[test]
+fn epochs_are_renumbered_in_all_regions() {
+    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 36 * PAGE, ..ModelConfig::default() }));
+    let builder = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).region_bytes(32 * PAGE);
+    let allocator = builder.epoch_limit(8).build().unwrap();
+    let [_region, further] = [32, 4].map(|pages| allocator.alloc(pages * PAGE, MAIN).unwrap());
+    assert_eq!(allocator.snapshot().regions.len(), 2);
+    let stream = allocator.watch_stream(MAIN).unwrap();
+    let seal = || assert!(allocator.has_passed(allocator.mark(stream)).unwrap());
+    (0..6).for_each(|_| seal());
+    allocator.free(further).unwrap();
+    for _ in 0..4 {
+        seal();
+        allocator.check();
+    }
+}
+
 /// A stream's free memory in a further region serves another stream, where it is a page and a half and no page is free.
 #[test]
 fn blocks_of_further_regions_are_borrowed() {

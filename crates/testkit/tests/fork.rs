@@ -2,7 +2,7 @@
 //! that no other test runs in the process while it forks.
 
 use gapless::allocator::{AllocError, CloseError, MapListener, MappedRange, Refusal};
-use gapless::driver::{ModelConfig, ModelDriver};
+use gapless::driver::{Counted, ModelConfig, ModelDriver};
 use gapless::{Allocator, StreamId};
 use gapless_testkit::{Host, Op::*, Runner, World};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -64,12 +64,17 @@ impl MapListener for Stays {
 fn a_child_does_not_wait_for_a_thread_of_its_parent() {
     let driver = Arc::new(ModelDriver::new(ModelConfig::default()));
     let allocator = Allocator::builder(driver).build().unwrap();
+    let range = allocator.reserve_range(1 << 20).unwrap();
+    let registered = allocator.alloc_registered(1 << 20, StreamId::DEFAULT).unwrap();
     let ((inside, is_inside), (go_on, told)) = (channel(), channel());
     allocator.listeners().add(Arc::new(Stays { inside, go_on: Mutex::new(told) })).unwrap();
     let other = allocator.clone();
     let thread = std::thread::spawn(move || other.alloc(1 << 20, StreamId::DEFAULT).unwrap());
     is_inside.recv().unwrap();
+    // Dropped in the child alone, whose memory is its own.
+    let mut held = Some((range, registered));
     let status = in_a_child(|| {
+        drop(held.take());
         let set = allocator.set_budget(3 << 20).is_ok() && allocator.budget() == 3 << 20;
         set && matches!(allocator.alloc(1 << 20, StreamId::DEFAULT), Err(AllocError::Forked { .. }))
     });
@@ -77,11 +82,32 @@ fn a_child_does_not_wait_for_a_thread_of_its_parent() {
     let block = thread.join().unwrap();
     assert_eq!(status, 0, "the child did not get through");
     allocator.free(block).unwrap();
+    drop(held);
+}
+
+/// What is dropped in the child is its parent's: the driver is not called for it.
+fn a_child_gives_nothing_back() {
+    let driver = Arc::new(Counted::new(Arc::new(ModelDriver::new(ModelConfig::default()))));
+    let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+    let mut range = allocator.reserve_range(4 << 20).unwrap();
+    range.grow(4 << 20, StreamId::DEFAULT).unwrap();
+    let registered = allocator.alloc_registered(2 << 20, StreamId::DEFAULT).unwrap();
+    let before = driver.calls();
+    // Taken in the child alone, whose memory is its own.
+    let mut held = Some((range, registered, allocator));
+    let status = in_a_child(|| {
+        drop(held.take());
+        driver.calls() == before
+    });
+    assert_eq!(status, 0, "the child called the driver");
+    drop(held);
+    assert_ne!(driver.calls(), before, "this process gives it back");
 }
 
 #[test]
 fn a_forked_process_gets_an_error_and_harms_nobody() {
     a_child_does_not_wait_for_a_thread_of_its_parent();
+    a_child_gives_nothing_back();
     let mut runner = Runner::<Host>::new(&World::default());
     for op in [Alloc { bytes: 300_000, align: 9, stream: 0 }, Alloc { bytes: 100_000, align: 9, stream: 1 }] {
         runner.step(op);

@@ -250,6 +250,29 @@ mod tests {
         }
     }
 
+    /// Epochs were renumbered between a claim and its end: what was freed before counts as freed now, not in an epoch to come.
+    #[test]
+    fn what_was_claimed_is_free_in_an_epoch_that_has_begun() {
+        let setting = Setting::new();
+        let stream = setting.allocator.inner.shared.streams.find(MAIN).unwrap();
+        let progress = setting.allocator.inner.shared.streams.progress(None);
+        for _ in 0..5 {
+            let open = stream.clock.lock().open();
+            assert!(progress.has_passed(stream.index, open).unwrap());
+        }
+        let own = setting.allocator.alloc(PAGE, MAIN).unwrap();
+        setting.allocator.free(own).unwrap();
+        setting.planned(|path, mut plan| {
+            claim(&path.mapper, &mut path.states(), &mut plan).unwrap();
+            assert!(plan.before.iter().any(|piece| piece.epoch == 6));
+            stream.clock.lock().close_epoch();
+            stream.lock().open_next_epoch(2);
+            assert_eq!(stream.lock().epoch, 2);
+            path.abandon(&plan);
+        });
+        setting.allocator.check();
+    }
+
     /// What was to be released without waiting has been used again since.
     #[test]
     fn a_release_without_waiting_is_not_of_what_was_used_since() {
