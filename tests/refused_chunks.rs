@@ -1,6 +1,6 @@
 //! Requests when chunks of the usual size cannot be had, although the pages for a smaller one can.
 
-use gapless::driver::{ModelConfig, ModelDriver};
+use gapless::driver::{DriverCall, ModelConfig, ModelDriver};
 use gapless::units::{GIB, MIB};
 use gapless::{Allocator, ChunkPolicy, StreamId};
 use std::sync::Arc;
@@ -17,6 +17,10 @@ fn a_refused_chunk_is_tried_again_in_the_size_of_what_is_left() {
         driver.set_external(80 * GIB - 15 * PAGE);
         allocator.alloc(15 * PAGE, MAIN).unwrap();
         allocator.alloc(1, MAIN).unwrap_err();
+        // What the driver refused was not created.
+        let stats = allocator.stats();
+        assert!(stats.failed_driver_calls > 0);
+        assert_eq!(stats.created_chunks, stats.chunks + stats.driver_calls[DriverCall::Release]);
         allocator.check();
     }
 }
