@@ -1,5 +1,6 @@
 //! Requests when live blocks fragment the addresses of a region while memory is free.
 
+use gapless::allocator::Builder;
 use gapless::driver::{MemoryDriver, ModelConfig, ModelDriver, WorkDriver};
 use gapless::units::DeviceAddr;
 use gapless::{Allocator, ChunkPolicy, StreamId};
@@ -37,6 +38,12 @@ fn full_region() -> (Allocator<ModelDriver>, DeviceAddr) {
     (allocator, hole)
 }
 
+/// A device of 36 pages, and regions of 32.
+fn more_than_a_region() -> Builder<ModelDriver> {
+    let driver = ModelDriver::new(ModelConfig { capacity_bytes: 36 * PAGE, ..ModelConfig::default() });
+    Allocator::builder(Arc::new(driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).region_bytes(32 * PAGE)
+}
+
 /// Both chunks are mapped in a new region, and the host does not wait.
 #[test]
 fn a_region_is_added_when_addresses_run_out() {
@@ -61,9 +68,7 @@ fn a_region_is_added_when_addresses_run_out() {
 #[test]
 fn chunks_are_counted_wherever_they_are() {
     for idle in [false, true] {
-        let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 36 * PAGE, ..ModelConfig::default() }));
-        let allocator =
-            Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).region_bytes(32 * PAGE).build().unwrap();
+        let allocator = more_than_a_region().build().unwrap();
         let alloc = |pages| allocator.alloc(pages * PAGE, MAIN);
         alloc(32).unwrap();
         if idle {
@@ -83,9 +88,7 @@ fn chunks_are_counted_wherever_they_are() {
 /// Epochs are renumbered in all regions: what was freed in a further one does not count as freed in an epoch to come.
 #[test]
 fn epochs_are_renumbered_in_all_regions() {
-    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 36 * PAGE, ..ModelConfig::default() }));
-    let builder = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).region_bytes(32 * PAGE);
-    let allocator = builder.epoch_limit(8).build().unwrap();
+    let allocator = more_than_a_region().epoch_limit(8).build().unwrap();
     let [_region, further] = [32, 4].map(|pages| allocator.alloc(pages * PAGE, MAIN).unwrap());
     assert_eq!(allocator.snapshot().regions.len(), 2);
     let stream = allocator.watch_stream(MAIN).unwrap();
@@ -101,10 +104,8 @@ fn epochs_are_renumbered_in_all_regions() {
 /// A stream's free memory in a further region serves another stream, where it is a page and a half and no page is free.
 #[test]
 fn blocks_of_further_regions_are_borrowed() {
-    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 36 * PAGE, ..ModelConfig::default() }));
-    let other = driver.create_stream().unwrap();
-    let allocator =
-        Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).region_bytes(32 * PAGE).build().unwrap();
+    let allocator = more_than_a_region().build().unwrap();
+    let other = allocator.driver().create_stream().unwrap();
     let [_region, _before, lent] =
         [32 * PAGE, 2 * PAGE + PAGE / 2, PAGE + PAGE / 2].map(|bytes| allocator.alloc(bytes, MAIN).unwrap());
     assert_eq!((allocator.snapshot().regions.len(), allocator.stats().reserved_bytes), (2, 36 * PAGE));
