@@ -262,3 +262,35 @@ fn a_lost_device_holds_nothing_back() {
         free(0, alloc(0, BYTES, MAIN));
     });
 }
+
+/// The stream of the other device is the parent's: a forked process would wait for it for ever.
+#[test]
+fn a_forked_process_does_not_wait_for_the_other_device() {
+    silent(with_devices("a_forked_process_does_not_wait_for_the_other_device", &[], || {
+        let two = Gpu::open(1);
+        let block = alloc(0, BYTES, MAIN);
+        let reading = two.stream();
+        two.delay(reading, 500);
+        gapless_torch_record_stream(block, reading);
+        free(0, block);
+        // SAFETY: the child calls this library, whose locks are free and which makes no driver call there, and ends with `_exit`.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0, "no child");
+        if child == 0 {
+            // SAFETY: ends the child if it waits.
+            unsafe { libc::alarm(20) };
+            // SAFETY: null: how much was released is not asked.
+            let status = unsafe { gapless_device_trim(0, 0, null_mut()) };
+            let refused = status == GAPLESS_ERROR_DRIVER && gapless_last_error_kind() == GAPLESS_KIND_FORKED;
+            // SAFETY: ends the child without handlers of its parent.
+            unsafe { libc::_exit(i32::from(!refused)) }
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child created above.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!((waited, status), (child, 0));
+        assert_eq!(two.wait(reading), 0);
+        free(0, alloc(0, BYTES, MAIN));
+        assert_eq!(live_bytes(0), 0);
+    }));
+}

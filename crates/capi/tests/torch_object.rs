@@ -177,6 +177,30 @@ fn a_pool_goes_back_to_an_earlier_state() {
     });
 }
 
+/// What was freed on the way is made again, after a wait for the stream that still uses it.
+#[test]
+fn a_pool_that_cannot_go_back_is_as_before() {
+    with_devices("a_pool_that_cannot_go_back_is_as_before", &[], || {
+        let gpu = Gpu::open(0);
+        ok(gapless_torch_use_pool(0, POOL));
+        let block = alloc(4 * MIB, Some(&POOL));
+        let before = blocks(Some(&POOL), true);
+        let user = gpu.stream();
+        gpu.delay(user, 80);
+        gpu.fill(user, block, 5, 4 * MIB);
+        gapless_torch_record_stream(block, user);
+        let mut impossible = before[0];
+        impossible.address += 512;
+        assert_eq!(restore(&[impossible]), GAPLESS_ERROR_NOT_ALLOCATED);
+        let live = |blocks: Vec<gapless_torch_block>| -> Vec<_> {
+            blocks.iter().map(|block| (block.address, block.requested_bytes)).collect()
+        };
+        assert_eq!(live(blocks(Some(&POOL), true)), live(before));
+        assert_eq!(gpu.read(MAIN, block, 4 * MIB), vec![5; 4 * MIB]);
+        ok(gapless_torch_delete(block));
+    });
+}
+
 #[test]
 fn counts_do_not_fall_when_a_pool_ends() {
     with_devices("counts_do_not_fall_when_a_pool_ends", &[], || {

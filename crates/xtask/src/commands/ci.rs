@@ -70,7 +70,11 @@ pub fn full(workspace: &Workspace, arguments: &FullArguments) -> Result<(), Fail
     scripts::run(workspace, "planted-bugs", &[])?;
 
     steps.begin("mutation testing");
-    scripts::run(workspace, "mutants", &[])?;
+    // In the environment that `short` has made.
+    let python = workspace.target("python-tests/bin/python");
+    let parsers = ["-m", "pip", "install", "--quiet", "tree-sitter", "tree-sitter-rust"];
+    process::run(workspace.command(&python).args(parsers))?;
+    process::run(workspace.command(&python).arg(workspace.path("scripts/mutants")))?;
     steps.begin("done");
     Ok(())
 }

@@ -1,0 +1,41 @@
+"""Which changes there are, as cargo-mutants lists them."""
+import json
+import os
+import subprocess
+
+# Each copy is built in a folder of its own.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "CARGO_TARGET_DIR"}
+CONFIG = """\
+examine_globs = ["src/pages.rs", "src/heap/**", "src/segment/**", "src/stream/**", "src/physical/**", "src/allocator/**"]
+exclude_globs = ["src/**/tests.rs"]
+# Text for people.
+exclude_re = ["impl .*Debug", "impl .*Display"]
+profile = "mutants"
+additional_cargo_args = [{arguments}]
+"""
+PROFILE = """
+[profile.mutants]
+inherits = "test"
+debug = false
+incremental = true
+"""
+
+
+def write_config(folder, arguments=()):
+    """Writes cargo-mutants' settings, with arguments for `cargo test`, and returns the path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "config.toml"
+    config.write_text(CONFIG.format(arguments=", ".join(f'"{argument}"' for argument in arguments)))
+    return str(config)
+
+
+def list_changes(tree, folder):
+    """All changes that can be made to the code in `tree`, each with its name, place and kind."""
+    command = ["cargo", "mutants", "--list", "--json", "--config", write_config(folder)]
+    listed = subprocess.run(command, cwd=tree, env=ENVIRONMENT, check=True, stdout=subprocess.PIPE).stdout
+    return json.loads(listed)
+
+
+def add_profile(tree):
+    manifest = tree / "Cargo.toml"
+    manifest.write_text(manifest.read_text() + PROFILE)

@@ -1,0 +1,129 @@
+"""Tries changes that are all in one program, each behind a switch."""
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import work_copy
+
+from . import listing, switches
+
+PACKAGES = ["gapless", "gapless-testkit", "gapless-trace", "gapless-share", "gapless-capi"]
+# What looks at the sources or builds programs of its own; and what does as others do, over a simulation that takes longer.
+NOT_RUN = {"layering", "c_programs", "header", "kernels", "kernel_sources", "cuda_properties", "fuzz_seeds"}
+# A test that takes this long, beside a multiple of its usual time, does not end.
+LEAST_SECONDS, TIMES = 8, 5
+# For what allocates without an end.
+MOST_BYTES = 6 << 30
+
+
+class Switched:
+    """The tests, built with all changes."""
+
+    def __init__(self, out, changes, environment):
+        # What the compiler would warn of is meant.
+        environment = environment | {"RUSTFLAGS": "--cap-lints=allow"}
+        self.tree, self.environment = out / "tree-switched", listing.ENVIRONMENT | environment
+        self.changes = {number: change for number, change in enumerate(changes, 1)}
+        self.build()
+        self.look(out / "reached")
+
+    def build(self):
+        """Weaves and builds, without the changes that do not compile."""
+        changes = dict(self.changes)
+        while True:
+            work_copy.copy_files(self.tree)
+            listing.add_profile(self.tree)
+            woven, without_form = switches.weave(self.tree, changes)
+            messages, code = self.cargo("check", "--package=gapless", "--lib", "--features=internals")
+            wrong = without_form | {number for message in messages for number in behind(message, woven)}
+            if code == 0 and not wrong:
+                break
+            if not wrong:
+                sys.exit("an error that no change explains:\n" + "\n".join(message["rendered"] for message in messages))
+            changes = {number: change for number, change in changes.items() if number not in wrong}
+        self.switched = changes
+        self.left_out = [change["name"] for number, change in self.changes.items() if number not in changes]
+        packages = [f"--package={package}" for package in PACKAGES]
+        messages, code = self.cargo("test", "--no-run", "--lib", "--tests", *packages)
+        if code:
+            sys.exit("the tests do not build:\n" + "\n".join(message["rendered"] for message in messages))
+
+    def cargo(self, command, *arguments):
+        """The errors of a cargo command, and its exit code."""
+        # The sources are new each time, but mostly the same.
+        process = subprocess.run(["cargo", command, "--profile=mutants", "--message-format=json", *arguments], cwd=self.tree,
+                                 env=self.environment, stdout=subprocess.PIPE, text=True)
+        lines = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
+        self.tests = [Test(line) for line in lines
+                      if line.get("executable") and line["profile"]["test"] and line["target"]["name"] not in NOT_RUN]
+        return [line["message"] for line in lines
+                if line["reason"] == "compiler-message" and line["message"]["level"] == "error"], process.returncode
+
+    def look(self, folder):
+        """Runs each test without a change: how long it takes, and which switches it comes to."""
+        folder.mkdir(exist_ok=True)
+        for test in self.tests:
+            file = folder / test.name.replace("/", ".")
+            file.unlink(missing_ok=True)
+            if self.run(test, f"reached:{file}", 600) != 0:
+                sys.exit(f"{test.name} fails without a change")
+            test.reached = set(map(int, file.read_text().split())) if file.exists() else set()
+            # Looking takes time of its own.
+            start = time.monotonic()
+            self.run(test, 0, 600)
+            test.seconds = time.monotonic() - start
+            print(f"{test.name}: {test.seconds:.1f} s, comes to {len(test.reached)} changes", flush=True)
+        self.tests.sort(key=lambda test: test.seconds)
+
+    def run(self, test, change, seconds):
+        """The exit code of a test program, or `None` if it did not end."""
+        process = subprocess.Popen([test.path, "--quiet"], cwd=test.folder, env=self.environment | {
+            "GAPLESS_CHANGE": str(change), "CARGO_MANIFEST_DIR": test.folder}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        resource.prlimit(process.pid, resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            # Tests start processes of their own.
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+    def outcomes(self, jobs, names):
+        """Yields the names of those changes that have a switch, with what becomes of them: the outcome, and the test that notices."""
+        left = {number for number, change in self.switched.items() if change["name"] in names}
+        with ThreadPoolExecutor(jobs) as pool:
+            for test in self.tests:
+                tried = sorted(left & test.reached)
+                for number, ended in zip(tried, pool.map(lambda number: self.run(test, number, LEAST_SECONDS + TIMES * test.seconds), tried)):
+                    if ended != 0:
+                        left.remove(number)
+                        yield self.switched[number]["name"], ("endless" if ended is None else "caught", test.name)
+                print(f"{test.name}: {len(tried)} tried, {len(left)} left", flush=True)
+        for number in left:
+            yield self.switched[number]["name"], ("lives", f"{sum(number in test.reached for test in self.tests)} tests come to it")
+
+
+class Test:
+    def __init__(self, artifact):
+        self.path = artifact["executable"]
+        self.folder = artifact["manifest_path"].rpartition("/")[0]
+        self.name = f'{artifact["package_id"].rpartition("/")[2].partition("#")[0]}/{artifact["target"]["name"]}'
+
+
+def behind(message, woven):
+    """The changes that an error may come from."""
+    for span in sorted(message["spans"], key=lambda span: not span["is_primary"]):
+        if span["file_name"] in woven:
+            if found := woven[span["file_name"]].changes_at(span["byte_start"], span["byte_end"]):
+                return found
+    return set()
