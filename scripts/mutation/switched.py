@@ -59,8 +59,9 @@ class Switched:
         process = subprocess.run(["cargo", command, "--profile=mutants", "--message-format=json", *arguments], cwd=self.tree,
                                  env=self.environment, stdout=subprocess.PIPE, text=True)
         lines = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
-        self.tests = [Test(line) for line in lines
-                      if line.get("executable") and line["profile"]["test"] and line["target"]["name"] not in NOT_RUN]
+        self.tests = [test for line in lines
+                      if line.get("executable") and line["profile"]["test"] and line["target"]["name"] not in NOT_RUN
+                      for test in tests_of(line)]
         return [line["message"] for line in lines
                 if line["reason"] == "compiler-message" and line["message"]["level"] == "error"], process.returncode
 
@@ -68,7 +69,7 @@ class Switched:
         """Runs each test without a change: how long it takes, and which switches it comes to."""
         folder.mkdir(exist_ok=True)
         for test in self.tests:
-            file = folder / test.name.replace("/", ".")
+            file = folder / test.name.replace("/", ".").replace(" ", ".")
             file.unlink(missing_ok=True)
             if self.run(test, f"reached:{file}", 600) != 0:
                 sys.exit(f"{test.name} fails without a change")
@@ -78,11 +79,10 @@ class Switched:
             self.run(test, 0, 600)
             test.seconds = time.monotonic() - start
             print(f"{test.name}: {test.seconds:.1f} s, comes to {len(test.reached)} changes", flush=True)
-        self.tests.sort(key=lambda test: test.seconds)
 
     def run(self, test, change, seconds):
         """The exit code of a test program, or `None` if it did not end."""
-        process = subprocess.Popen([test.path, "--quiet"], cwd=test.folder, env=self.environment | {
+        process = subprocess.Popen([test.path, "--quiet", test.filter], cwd=test.folder, env=self.environment | {
             "GAPLESS_CHANGE": str(change), "CARGO_MANIFEST_DIR": test.folder}, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         resource.prlimit(process.pid, resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
@@ -98,26 +98,47 @@ class Switched:
                 pass
             process.wait()
 
+    def outcome(self, number):
+        """What becomes of a change, and the test that notices."""
+        left = {test for test in self.tests if number in test.reached}
+        count = len(left)
+        while left:
+            # What notices most in its time comes first.
+            test = max(left, key=lambda test: (test.caught + 1) / (test.tried + 2) / (test.seconds + 0.01))
+            left.remove(test)
+            test.tried += 1
+            ended = self.run(test, number, LEAST_SECONDS + TIMES * test.seconds)
+            if ended != 0:
+                test.caught += 1
+                return ("endless" if ended is None else "caught"), test.name
+        return "lives", f"{count} tests come to it"
+
     def outcomes(self, jobs, names):
-        """Yields the names of those changes that have a switch, with what becomes of them: the outcome, and the test that notices."""
-        left = {number for number, change in self.switched.items() if change["name"] in names}
+        """Yields the names of those changes that have a switch, with what becomes of them."""
+        numbers = [number for number, change in self.switched.items() if change["name"] in names]
         with ThreadPoolExecutor(jobs) as pool:
-            for test in self.tests:
-                tried = sorted(left & test.reached)
-                for number, ended in zip(tried, pool.map(lambda number: self.run(test, number, LEAST_SECONDS + TIMES * test.seconds), tried)):
-                    if ended != 0:
-                        left.remove(number)
-                        yield self.switched[number]["name"], ("endless" if ended is None else "caught", test.name)
-                print(f"{test.name}: {len(tried)} tried, {len(left)} left", flush=True)
-        for number in left:
-            yield self.switched[number]["name"], ("lives", f"{sum(number in test.reached for test in self.tests)} tests come to it")
+            for number, outcome in zip(numbers, pool.map(self.outcome, numbers)):
+                yield self.switched[number]["name"], outcome
 
 
 class Test:
-    def __init__(self, artifact):
-        self.path = artifact["executable"]
+    """A test program, or those of its tests that a filter lets through."""
+
+    def __init__(self, artifact, filter=""):
+        self.path, self.filter = artifact["executable"], filter
         self.folder = artifact["manifest_path"].rpartition("/")[0]
-        self.name = f'{artifact["package_id"].rpartition("/")[2].partition("#")[0]}/{artifact["target"]["name"]}'
+        package = self.folder.rpartition("/")[2] if "/crates/" in self.folder else "gapless"
+        self.name = f'{package}/{artifact["target"]["name"]}{filter and " " + filter}'
+        self.tried = self.caught = 0
+
+
+def tests_of(artifact):
+    """A test program as it is; but the many unit tests of a library by its modules."""
+    if "lib" not in artifact["target"]["kind"]:
+        return [Test(artifact)]
+    listed = subprocess.run([artifact["executable"], "--list"], stdout=subprocess.PIPE, check=True, text=True).stdout
+    modules = {"::".join(name.split("::")[:2]) for name in listed.splitlines() if name.endswith(": test")}
+    return [Test(artifact, module) for module in sorted(modules)]
 
 
 def behind(message, woven):
