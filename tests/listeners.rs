@@ -231,6 +231,18 @@ fn what_is_refused_at_the_end_stays_mapped() {
 }
 
 #[test]
+fn what_a_listener_says_is_in_the_error() {
+    let device = device(8);
+    let allocator = allocator(&device);
+    let ears = listening(&allocator);
+    for (answer, text) in [(Answer::No, "not now"), (Answer::Panic, "it panicked: on purpose")] {
+        ears.set_to_map(answer);
+        let error = allocator.alloc(PAGE, MAIN).unwrap_err().to_string();
+        assert!(error.contains(text), "{error}");
+    }
+}
+
+#[test]
 fn listeners_know_when_the_driver_refuses() {
     let device = device(8);
     let allocator = allocator(&device);

@@ -129,9 +129,11 @@ mod tests {
 
     #[test]
     fn a_buffer_frees_itself_unless_it_is_given_up() {
-        let allocator = Allocator::builder(Arc::new(ModelDriver::default())).build().unwrap();
-        let buffer = allocator.alloc_buffer(1000, StreamId::DEFAULT).unwrap();
-        assert_eq!((buffer.len(), buffer.stream(), buffer.is_empty()), (1000, StreamId::DEFAULT, false));
+        let driver = Arc::new(ModelDriver::default());
+        let stream = driver.create_stream().unwrap();
+        let allocator = Allocator::builder(driver).build().unwrap();
+        let buffer = allocator.alloc_buffer(1000, stream).unwrap();
+        assert_eq!((buffer.len(), buffer.stream(), buffer.is_empty()), (1000, stream, false));
         drop(buffer);
         assert_eq!((allocator.stats().live_bytes, allocator.stats().frees), (0, 1));
         let addr = allocator.alloc_buffer(1000, StreamId::DEFAULT).unwrap().into_raw();

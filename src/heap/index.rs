@@ -380,8 +380,15 @@ mod tests {
                     _ => {
                         if let Some(block) = oracle.iter().nth(random(&mut state) as usize % oracle.len().max(1)) {
                             let block = *block;
-                            index.remove(block);
                             oracle.remove(&block);
+                            if step % 3 == 0 {
+                                // By little, so that it mostly stays in its bin, where it may be any of the entries.
+                                let grown = FreeBlock { size: block.size + GRANULE, ..block };
+                                index.grow(block, grown);
+                                oracle.insert(grown);
+                            } else {
+                                index.remove(block);
+                            }
                         }
                     }
                 }
