@@ -408,6 +408,19 @@ mod tests {
     }
 
     #[test]
+    fn the_only_near_entry_grows_past_far_ones() {
+        // From 2,048 granules on there are 64 sizes in a bin.
+        let block = |more| FreeBlock { size: (2048 + more) * GRANULE, offset: more << 40 };
+        let last_near = NEAR as u64 - 1;
+        let mut index = FreeIndex::default();
+        (0..=last_near + 2).for_each(|more| index.insert(block(more)));
+        (0..last_near).for_each(|more| index.remove(block(more)));
+        index.grow(block(last_near), FreeBlock { size: block(60).size, ..block(last_near) });
+        index.check();
+        assert_eq!(index.best_fit(GRANULE), Some(block(last_near + 1)));
+    }
+
+    #[test]
     fn check_names_what_is_broken() {
         let breaks: &[Break<FreeIndex>] = &[
             ("I1: bin 1 is marked wrongly", |index| index.map.clear(1)),
