@@ -456,6 +456,7 @@ impl ChunkPool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{Break, assert_noticed};
 
     #[test]
     fn a_chunk_is_idle_without_views() {
@@ -487,5 +488,34 @@ mod tests {
         assert!(!pool.has_idle(id));
         pool.check();
         assert_eq!(pool.len(), 0);
+    }
+
+    #[test]
+    fn check_names_what_is_broken() {
+        let breaks: &[Break<ChunkPool>] = &[
+            ("I1: pages held", |pool| pool.held_pages += PageCount(1)),
+            ("I1: idle pages", |pool| pool.idle_pages += PageCount(1)),
+            ("I1: chunk ChunkId(1) is listed wrongly", |pool| pool.chunks[1].as_mut().unwrap().idle_at = None),
+            ("I1: the active view of ChunkId(0) is also stale", |pool| {
+                let chunk = pool.chunks[0].as_mut().unwrap();
+                chunk.stale[0] = chunk.active.unwrap();
+            }),
+            ("I2: pages of raw ranges", |pool| pool.range_pages += PageCount(1)),
+            ("I2: pages of registered blocks", |pool| pool.registered_pages += PageCount(1)),
+            ("I2: views, and stale ones", |pool| pool.views += 1),
+            ("I2: views, and stale ones", |pool| pool.stale_views += 1),
+            ("I2: memory of lists of stale views", |pool| pool.stale_capacity += 1),
+        ];
+        // One chunk that is mapped twice, and one that is idle.
+        let pool = || {
+            let mut pool = ChunkPool::new(1 << 21, 10 << 21);
+            let mapped = pool.add(ChunkHandle(1), PageCount(4));
+            pool.add(ChunkHandle(2), PageCount(1));
+            for segment in 0..2 {
+                pool.activate(mapped, ViewAt { segment, page: PageIndex(0) });
+            }
+            pool
+        };
+        assert_noticed(pool, ChunkPool::check, breaks);
     }
 }

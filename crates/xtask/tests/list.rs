@@ -61,7 +61,9 @@ fn names_after<'a>(text: &'a str, prefix: &str) -> Vec<&'a str> {
 
 #[test]
 fn every_program_in_scripts_is_listed() {
-    let programs = scripts().into_iter().filter(|name| !name.contains('.')).collect::<BTreeSet<_>>();
+    // Folders hold parts of them.
+    let is_program = |name: &String| !name.contains('.') && root().join("scripts").join(name).is_file();
+    let programs = scripts().into_iter().filter(is_program).collect::<BTreeSet<_>>();
     let missing: Vec<_> = programs.difference(&listed()).cloned().collect();
     assert!(missing.is_empty(), "scripts that cargo xtask does not list: {missing:?}");
 }
