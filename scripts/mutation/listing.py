@@ -1,4 +1,4 @@
-"""Which changes there are, as cargo-mutants lists them."""
+"""What cargo-mutants is asked with, and the changes that it lists."""
 import json
 import os
 import subprocess

@@ -17,8 +17,8 @@ REST = ["--package=gapless-testkit", "--package=gapless-trace", "--lib"] + [f"--
     "graphs", "host_mapping_limit", "kept", "large", "listeners", "lost_device", "mapping_limit", "metadata", "own_stream",
     "pinned_pages", "pins", "placement", "properties", "refused_chunks", "registered", "regressions", "replay", "settings",
     "small_worlds", "stress", "tickets", "whole_blocks", "worked_example"]]
-# A change that makes tests run for this long is taken as noticed. All the rest takes some 30 seconds as it is.
-SECONDS = {id(QUICK): 15, id(REST): 200}
+# With the seconds after which a change is taken as noticed. All the rest takes some 30 seconds as it is.
+GROUPS = [(QUICK, 15), (REST, 200)]
 NAMES = {"MissedMutant": "lives", "CaughtMutant": "caught", "Timeout": "endless", "Unviable": "does not compile"}
 
 
@@ -45,18 +45,18 @@ def outcomes(out, jobs, names, environment):
 
 def one_tree(tree, names, environment):
     found = {}
-    for tests in QUICK, REST:
+    for tests, seconds in GROUPS:
         if names:
-            found |= run(tree, tests, names, environment)
+            found |= run(tree, tests, seconds, names, environment)
             names = [name for name, (outcome, _) in found.items() if outcome == "lives"]
     return found
 
 
-def run(tree, tests, names, environment):
+def run(tree, tests, seconds, names, environment):
     out = tree.with_name(f"{tree.name}.out")
     shutil.rmtree(out, ignore_errors=True)
     command = ["cargo", "mutants", "--in-place", "--config", listing.write_config(out, tests), "--output", str(out),
-               "--timeout", str(SECONDS[id(tests)])]
+               "--timeout", str(seconds)]
     for name in names:
         command += ["--re", f"^{re.escape(name)}$"]
     # 2: mutants lived; 3: a test ran out of time, which is a catch. Anything else is no result.

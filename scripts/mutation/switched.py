@@ -39,7 +39,7 @@ class Switched:
             work_copy.copy_files(self.tree)
             listing.add_profile(self.tree)
             woven, without_form = switches.weave(self.tree, changes)
-            messages, code = self.cargo("check", "--package=gapless", "--lib", "--features=internals")
+            messages, _, code = self.cargo("check", "--package=gapless", "--lib", "--features=internals")
             wrong = without_form | {number for message in messages for number in behind(message, woven)}
             if code == 0 and not wrong:
                 break
@@ -49,21 +49,20 @@ class Switched:
         self.switched = changes
         self.left_out = [change["name"] for number, change in self.changes.items() if number not in changes]
         packages = [f"--package={package}" for package in PACKAGES]
-        messages, code = self.cargo("test", "--no-run", "--lib", "--tests", *packages)
+        messages, programs, code = self.cargo("test", "--no-run", "--lib", "--tests", *packages)
         if code:
             sys.exit("the tests do not build:\n" + "\n".join(message["rendered"] for message in messages))
+        self.tests = [test for program in programs if program["target"]["name"] not in NOT_RUN for test in tests_of(program)]
 
     def cargo(self, command, *arguments):
-        """The errors of a cargo command, and its exit code."""
-        # The sources are new each time, but mostly the same.
+        """The errors of a cargo command, the test programs it built, and its exit code."""
         process = subprocess.run(["cargo", command, "--profile=mutants", "--message-format=json", *arguments], cwd=self.tree,
                                  env=self.environment, stdout=subprocess.PIPE, text=True)
         lines = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
-        self.tests = [test for line in lines
-                      if line.get("executable") and line["profile"]["test"] and line["target"]["name"] not in NOT_RUN
-                      for test in tests_of(line)]
-        return [line["message"] for line in lines
-                if line["reason"] == "compiler-message" and line["message"]["level"] == "error"], process.returncode
+        errors = [line["message"] for line in lines
+                  if line["reason"] == "compiler-message" and line["message"]["level"] == "error"]
+        programs = [line for line in lines if line.get("executable") and line["profile"]["test"]]
+        return errors, programs, process.returncode
 
     def look(self, folder):
         """Runs each test without a change: how long it takes, and which switches it comes to."""

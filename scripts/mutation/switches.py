@@ -156,17 +156,21 @@ class Woven:
             at = child.end_byte
         out.add(self.source[at:node.end_byte])
 
+    def operation(self, node):
+        """The operands of a node with two, the operator between them, and the changes of it."""
+        left, operator, right = (node.child_by_field_name(name) for name in ("left", "operator", "right"))
+        span = operator.start_byte, operator.end_byte
+        return left, self.source[slice(*span)].decode(), right, self.take(span, "BinaryOperator")
+
     def render_binary(self, node, out):
-        left, operator, right = node.child_by_field_name("left"), node.child_by_field_name("operator"), node.child_by_field_name("right")
-        found = self.take((operator.start_byte, operator.end_byte), "BinaryOperator")
+        left, sign, right, found = self.operation(node)
         if not found:
             return False
-        sign = self.source[operator.start_byte:operator.end_byte].decode()
         with out.part({number for number, _ in found}):
             if sign in LAZY:
                 (number, other), = found
                 assert other == LAZY[sign]
-                out.add(f"(if (")
+                out.add("(if (")
                 self.render(left, out, False)
                 out.add(f") != crate::mutants::active({number}) {{ ")
                 if sign == "&&":
@@ -190,11 +194,9 @@ class Woven:
         return True
 
     def render_assignment(self, node, out):
-        left, operator, right = node.child_by_field_name("left"), node.child_by_field_name("operator"), node.child_by_field_name("right")
-        found = self.take((operator.start_byte, operator.end_byte), "BinaryOperator")
+        left, sign, right, found = self.operation(node)
         if not found:
             return False
-        sign = self.source[operator.start_byte:operator.end_byte].decode()
         with out.part({number for number, _ in found}):
             out.add("{ let right__ = ")
             self.render(right, out, False)
