@@ -3,8 +3,8 @@
 //! This is the only place of this crate that passes the four driver traits on call by call. What is done around a call is a [`Hook`]:
 //! [`CallCounter`](super::CallCounter) counts calls, [`Faults`](super::Faults) makes them fail or be late.
 //!
-//! Only calls that can fail and that the slow path makes go through the hook. The others are passed on as they are:
-//! `granularity`, `identify`, `is_capturing`, `take_mismatches`, and holding streams.
+//! Only calls that can fail and that the slow path makes go through the hook, and `identify` through one of its own. The others are
+//! passed on as they are: `granularity`, `is_capturing`, `take_mismatches`, and holding streams.
 //!
 //! Threads: as the inner driver and the hook allow. Cost: the hook's.
 
@@ -21,6 +21,12 @@ use std::time::Duration;
 pub trait Hook: Send + Sync + 'static {
     /// Does the call by calling `run`, or fails it instead; returns what the caller gets.
     fn around<T>(&self, call: DriverCall, run: impl FnOnce() -> DriverResult<T>) -> DriverResult<T>;
+
+    /// As [`around`](Self::around), for the question which stream a handle stands for: it is asked at most calls of the allocator,
+    /// so that those who count calls leave it alone.
+    fn identify(&self, run: impl FnOnce() -> DriverResult<StreamIdentity>) -> DriverResult<StreamIdentity> {
+        run()
+    }
 }
 
 /// A driver that passes every call on to `D`, through a hook.
@@ -114,7 +120,7 @@ impl<D: StreamDriver, H: Hook> StreamDriver for Intercepted<D, H> {
     }
 
     fn identify(&self, stream: StreamId) -> DriverResult<StreamIdentity> {
-        self.inner.identify(stream)
+        self.hook.identify(|| self.inner.identify(stream))
     }
 
     fn is_capturing(&self, stream: StreamId) -> bool {

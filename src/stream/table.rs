@@ -135,4 +135,16 @@ mod tests {
             assert!(keys.map(distance).sum::<usize>() < CAPACITY / 2, "stride {stride}");
         }
     }
+
+    /// A level is made when those before it are full, with two slots for each key that it takes.
+    #[test]
+    fn each_level_is_as_large_as_all_before_it() {
+        let table = StreamTable::default();
+        for number in 0..CAPACITY {
+            table.find_or_add(StreamId(number as u64 * 64), || ()).unwrap();
+            let keys = number + 1;
+            let slots: usize = table.levels.iter().filter_map(OnceLock::get).map(|level| level.slots.len()).sum();
+            assert_eq!(slots, 2 * keys.next_power_of_two().max(FIRST), "{keys} keys");
+        }
+    }
 }

@@ -131,6 +131,7 @@ mod tests {
         directory.add(Arena::new(DeviceAddr(1 << 30), 1 << 20, 2));
         directory.add(Arena::new(DeviceAddr(1 << 20), 1 << 21, 1));
         let arenas: Vec<_> = directory.arenas().collect();
+        assert_eq!((arenas[0].slots(), arenas[1].slots()), (2, 1));
         assert_eq!(arenas[0].take_slot(owner(0)), Some(DeviceAddr(1 << 30)));
         assert_eq!(arenas[1].take_slot(owner(1)), Some(DeviceAddr(1 << 20)));
         assert_eq!(arenas[1].take_slot(owner(2)), None);

@@ -203,8 +203,11 @@ impl<D: Driver> Streams<D> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::Allocator;
-    use crate::driver::{ModelDriver, WorkDriver};
+    use crate::driver::{
+        DriverCall, DriverError, DriverResult, Fault, FaultDriver, Hook, Intercepted, ModelDriver, WorkDriver,
+    };
     use crate::sync::Arc;
 
     /// The memory of a stream that is gone stays unused in a pool: graphs that were captured there may be replayed.
@@ -223,5 +226,118 @@ mod tests {
             handed.push(block);
         }
         pool.close().unwrap();
+    }
+
+    /// Refuses to tell which stream a handle stands for, with an error of this kind.
+    #[derive(Default)]
+    struct Unknown(Mutex<Option<DriverErrorKind>>);
+
+    impl Hook for Unknown {
+        fn around<T>(&self, _call: DriverCall, run: impl FnOnce() -> DriverResult<T>) -> DriverResult<T> {
+            run()
+        }
+
+        fn identify(&self, run: impl FnOnce() -> DriverResult<StreamIdentity>) -> DriverResult<StreamIdentity> {
+            match *self.0.lock() {
+                Some(kind) => Err(DriverError::new(DriverCall::Stream, kind, "no answer")),
+                None => run(),
+            }
+        }
+    }
+
+    /// A driver that does not tell, an allocator that has freed a block on a stream, and the stream.
+    fn unknown() -> (Arc<Intercepted<ModelDriver, Unknown>>, Allocator<Intercepted<ModelDriver, Unknown>>, StreamId) {
+        let driver = Arc::new(Intercepted::with_hook(Arc::new(ModelDriver::default()), Unknown::default()));
+        let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+        let stream = driver.create_stream().unwrap();
+        let block = allocator.alloc(100, stream).unwrap();
+        allocator.free(block).unwrap();
+        (driver, allocator, stream)
+    }
+
+    /// Some drivers do not answer during a capture: the handle stands for the stream that it stood for before.
+    #[test]
+    fn a_stream_is_known_again_during_a_capture() {
+        for (kind, known) in [(DriverErrorKind::Capturing, true), (DriverErrorKind::Other, false)] {
+            let (driver, allocator, stream) = unknown();
+            let streams = &allocator.inner.shared.streams;
+            *driver.hook().0.lock() = Some(kind);
+            match streams.find_or_add(stream) {
+                Ok(found) => assert!(known && found.index == StreamIndex(0)),
+                Err(StreamError::Foreign { source, .. }) => assert!(!known && source.kind == kind),
+                Err(error) => panic!("{error}"),
+            }
+            assert_eq!(streams.iter().count(), 1);
+        }
+    }
+
+    /// Whichever stream it is: during a capture its handle is not used again. Its last work cannot be fenced.
+    #[test]
+    fn a_stream_is_forgotten_during_a_capture() {
+        for (kind, forgotten) in [(DriverErrorKind::Capturing, true), (DriverErrorKind::Other, false)] {
+            let (driver, allocator, stream) = unknown();
+            let streams = &allocator.inner.shared.streams;
+            *driver.hook().0.lock() = Some(kind);
+            allocator.forget_stream(stream).unwrap();
+            let reach = if forgotten { Reach::Over { last: None } } else { Reach::Given };
+            assert_eq!(streams.get(StreamIndex(0)).clock.lock().reach(), reach, "{kind:?}");
+            assert_eq!(streams.find(stream).is_none(), forgotten);
+        }
+    }
+
+    /// The memory of a stream that is forgotten is used elsewhere when its last event has completed, and there has to be one.
+    #[test]
+    fn a_stream_whose_last_event_fails_is_not_gone() {
+        for (fails, last) in [(false, Some(1)), (true, None)] {
+            let driver = Arc::new(FaultDriver::new(ModelDriver::default()));
+            let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+            let stream = driver.create_stream().unwrap();
+            allocator.keep_stream(stream).unwrap();
+            driver.inner().hold(stream);
+            if fails {
+                driver.arm(Fault::nth(0, DriverErrorKind::Other).only([DriverCall::EventRecord]));
+            }
+            allocator.forget_stream(stream).unwrap();
+            let clock = allocator.inner.shared.streams.get(StreamIndex(0)).clock.lock();
+            assert_eq!((clock.reach(), clock.is_gone()), (Reach::Over { last }, false));
+        }
+    }
+
+    #[test]
+    fn streams_that_are_over_are_counted() {
+        let driver = Arc::new(ModelDriver::default());
+        let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+        let streams = &allocator.inner.shared.streams;
+        let make = || {
+            let stream = driver.create_stream().unwrap();
+            allocator.keep_stream(stream).unwrap();
+            stream
+        };
+        let counts = || (*streams.known.over.lock(), streams.iter().count());
+        let three = [make(), make(), make()];
+        for (number, stream) in three.into_iter().enumerate() {
+            assert_eq!(counts(), (number, 3));
+            allocator.forget_stream(stream).unwrap();
+            streams.progress(None).refresh_clocks(false).unwrap();
+        }
+        for over in [3, 2, 1, 0] {
+            assert_eq!(counts(), (over, 3));
+            make();
+        }
+        assert_eq!(counts(), (0, 4));
+    }
+
+    #[test]
+    fn a_stream_that_was_captured_is_asked_again() {
+        let driver = Arc::new(ModelDriver::default());
+        let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+        let handle = driver.create_stream().unwrap();
+        let find = || allocator.inner.shared.streams.find_or_add(handle).unwrap();
+        find().note_capture(true);
+        assert!(!find().seemed_captured());
+        driver.begin_capture(handle);
+        find().note_capture(true);
+        assert!(find().seemed_captured());
+        driver.end_capture(handle);
     }
 }

@@ -75,3 +75,27 @@ impl<D: Driver> Streams<D> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::PIECE;
+    use crate::Allocator;
+    use crate::driver::ModelDriver;
+    use crate::sync::Arc;
+    use crate::units::StreamId;
+
+    /// However many pieces the blocks are looked at in.
+    #[test]
+    fn all_live_blocks_are_listed() {
+        let allocator = Allocator::builder(Arc::new(ModelDriver::default())).build().unwrap();
+        for more in [PIECE - 1, 1, 1, PIECE] {
+            let before = allocator.live().len();
+            for _ in 0..more {
+                allocator.alloc(512, StreamId::DEFAULT).unwrap();
+            }
+            let live = allocator.live();
+            assert_eq!(live.len(), before + more);
+            assert!(live.is_sorted_by(|a, b| a.addr < b.addr), "each is listed once");
+        }
+    }
+}

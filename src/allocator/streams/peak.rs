@@ -326,4 +326,22 @@ mod tests {
         };
         assert_noticed(world, |world| world.meter.check(&world.states()), breaks);
     }
+
+    /// All that is left can be had without a visit, and who frees is given nothing.
+    #[test]
+    fn a_stream_gets_what_it_needs() {
+        let world = World::new(2);
+        let limits = || [0, 1].map(|number: usize| world.streams[number].lock().mark.limit);
+        world.set(0, 70);
+        world.set(1, 30);
+        world.set(0, 10);
+        world.set(1, 31);
+        assert_eq!((world.meter.peak(), limits()), (100, [10, 60]), "30 are left");
+        world.set(0, 5);
+        assert_eq!(limits(), [10, 60]);
+        world.visited.set(0);
+        world.set(0, 40);
+        assert_eq!((world.meter.peak(), limits(), world.visited.get()), (100, [40, 60], 0));
+        world.meter.check(&world.states());
+    }
 }

@@ -208,4 +208,27 @@ mod tests {
         };
         assert_noticed(pending, PendingBlocks::check, breaks);
     }
+
+    /// Two moments of one stream: the later one counts.
+    #[test]
+    fn a_block_waits_for_the_last_moment_of_a_stream() {
+        let mut pending = PendingBlocks::default();
+        pending.push(block(0, &[fence(1, 5), fence(1, 9)]));
+        let (over, moved) = pending.settle(|fence| fence.epoch <= 5);
+        assert_eq!((over.len(), moved), (0, true));
+        assert_eq!(pending.awaited().collect::<Vec<_>>(), [fence(1, 9)]);
+        pending.check();
+        assert_eq!(pending.settle(|fence| fence.epoch <= 9), (vec![block(0, &[])], false));
+    }
+
+    #[test]
+    fn a_block_does_not_wait_for_what_is_not_its_own() {
+        let mut pending = PendingBlocks::default();
+        pending.push(block(0, &[fence(1, 5), fence(2, 7)]));
+        for (stream, other) in [(1, fence(3, 7)), (1, fence(2, 8)), (1, fence(1, 5)), (2, fence(1, 5))] {
+            pending.defer(StreamIndex(stream), other);
+            assert_eq!(pending.awaited().collect::<Vec<_>>(), [fence(1, 5)], "{stream} after {other:?}");
+        }
+        pending.check();
+    }
 }

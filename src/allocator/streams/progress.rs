@@ -345,8 +345,10 @@ impl<'a, D: Driver> Progress<'a, D> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::allocator::Allocator;
-    use crate::driver::{ModelDriver, WorkDriver};
+    use crate::driver::{DriverCall, Fault, FaultDriver, ModelDriver, WorkDriver};
+    use crate::stream::NEVER;
     use crate::units::StreamId;
     use std::sync::Arc;
 
@@ -393,5 +395,160 @@ mod tests {
         }
         allocator.check();
         allocator.free(block).unwrap();
+    }
+
+    /// A faulty device with an allocator that has freed a block on the default stream and one on another, and the other's handle.
+    fn freed_on_two() -> (Arc<FaultDriver<ModelDriver>>, Allocator<FaultDriver<ModelDriver>>, StreamId) {
+        let driver = Arc::new(FaultDriver::new(ModelDriver::default()));
+        let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+        let other = driver.create_stream().unwrap();
+        for stream in [StreamId::DEFAULT, other] {
+            let block = allocator.alloc(100, stream).unwrap();
+            allocator.free(block).unwrap();
+        }
+        (driver, allocator, other)
+    }
+
+    const MAIN: StreamIndex = StreamIndex(0);
+    const OTHER: StreamIndex = StreamIndex(1);
+
+    #[test]
+    fn an_error_of_another_stream_is_not_the_callers() {
+        use DriverErrorKind::{DeviceLost, Other};
+        for (kind, given, fails) in [(Other, MAIN, true), (Other, OTHER, false), (DeviceLost, OTHER, true)] {
+            let (driver, allocator, _) = freed_on_two();
+            driver.arm(Fault::nth(0, kind).only([DriverCall::EventQuery]));
+            let answer = allocator.inner.shared.streams.progress(Some(given)).has_passed(MAIN, 1);
+            assert_eq!((driver.fired(), answer.is_err()), (1, fails), "{kind:?}, {given:?}: {answer:?}");
+            assert_ne!(answer.ok(), Some(true));
+        }
+    }
+
+    /// Later calls cannot seal it.
+    #[test]
+    fn a_stream_that_only_this_call_may_name_is_sealed() {
+        let (driver, allocator, _) = freed_on_two();
+        for (given, recorded) in [(None, 0), (Some(MAIN), 0), (Some(OTHER), 1)] {
+            allocator.inner.shared.streams.progress(given).refresh_clocks(false).unwrap();
+            assert_eq!(driver.passed()[DriverCall::EventRecord], recorded, "{given:?}");
+        }
+        assert_eq!(allocator.inner.shared.streams.progress(None).passed(), [0, 1]);
+    }
+
+    #[test]
+    fn a_stream_that_is_late_gets_few_events() {
+        let (driver, allocator, _) = freed_on_two();
+        let progress = allocator.inner.shared.streams.progress(None);
+        let block = allocator.alloc(100, StreamId::DEFAULT).unwrap();
+        driver.inner().hold(StreamId::DEFAULT);
+        for _ in 0..MAX_SEALED + 2 {
+            let block = allocator.alloc(100, StreamId::DEFAULT).unwrap();
+            allocator.free(block).unwrap();
+            let open = allocator.inner.shared.streams.get(MAIN).clock.lock().open();
+            assert!(!progress.may_have_passed(MAIN, open).unwrap());
+        }
+        assert_eq!(driver.passed()[DriverCall::EventRecord], MAX_SEALED as u64);
+        driver.inner().complete(StreamId::DEFAULT);
+        allocator.free(block).unwrap();
+    }
+
+    /// The driver refuses the wait for the device, which has closed the epoch already.
+    #[test]
+    fn an_epoch_without_an_event_gets_one_when_it_matters() {
+        let (driver, allocator, _) = freed_on_two();
+        let progress = allocator.inner.shared.streams.progress(None);
+        driver.arm(Fault::nth(0, DriverErrorKind::Other).only([DriverCall::Synchronize]));
+        assert_eq!(progress.synchronize().unwrap_err().kind, DriverErrorKind::Other);
+        assert_eq!(progress.passed(), [0, 0]);
+        assert!(progress.may_have_passed(MAIN, 1).unwrap());
+        assert_eq!(progress.passed(), [2, 0]);
+    }
+
+    #[test]
+    fn what_never_passes_is_not_waited_for_in_vain() {
+        let (_, allocator, _) = freed_on_two();
+        let progress = allocator.inner.shared.streams.progress(None);
+        assert!(!progress.wait_until_passed(MAIN, NEVER).unwrap());
+        assert!(progress.wait_until_passed(MAIN, 1).unwrap());
+    }
+
+    #[test]
+    fn work_is_ordered_behind_streams_that_may_be_named() {
+        let (_, allocator, _) = freed_on_two();
+        let told = |given| allocator.inner.shared.streams.progress(given).told();
+        assert_eq!((told(None), told(Some(MAIN))), (vec![NEVER - 1, 0], vec![NEVER - 1, 0]));
+        assert_eq!(told(Some(OTHER)), [NEVER - 1, NEVER - 1]);
+    }
+
+    #[test]
+    fn all_streams_are_waited_for() {
+        let (driver, allocator, other) = freed_on_two();
+        allocator.keep_stream(other).unwrap();
+        for stream in [StreamId::DEFAULT, other] {
+            driver.inner().hold(stream);
+        }
+        let progress = allocator.inner.shared.streams.progress(None);
+        assert!(progress.wait_for_all().unwrap());
+        assert_eq!((progress.passed(), driver.inner().host_waits()), (vec![1, 1], 2));
+        assert!(progress.drain().unwrap());
+    }
+
+    #[test]
+    fn all_streams_that_tell_are_drained() {
+        let (driver, allocator, other) = freed_on_two();
+        driver.inner().hold(StreamId::DEFAULT);
+        let progress = allocator.inner.shared.streams.progress(None);
+        assert!(!progress.drain().unwrap(), "the other may have been destroyed");
+        assert_eq!((progress.passed(), driver.inner().host_waits()), (vec![1, 0], 1));
+        allocator.forget_stream(other).unwrap();
+        progress.has_passed(OTHER, 1).unwrap();
+        assert!(progress.drain().unwrap());
+    }
+
+    /// A stream that cannot be named may have been destroyed, unless this call was handed it.
+    #[test]
+    fn the_device_is_waited_for_where_no_event_can_tell() {
+        let (driver, allocator, _) = freed_on_two();
+        for (given, waits) in [(Some(OTHER), false), (Some(MAIN), true), (None, false)] {
+            let before = driver.passed()[DriverCall::Synchronize];
+            let waited = allocator.inner.shared.streams.progress(given).wait_for_device().unwrap();
+            assert_eq!(waited, waits, "{given:?}");
+            assert_eq!(driver.passed()[DriverCall::Synchronize] - before, u64::from(waits));
+        }
+    }
+
+    /// The stream that uses the block has not freed anything itself.
+    #[test]
+    fn the_device_is_waited_for_where_a_block_waits_for_a_stream_that_cannot_be_named() {
+        let driver = Arc::new(ModelDriver::default());
+        let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+        let block = allocator.alloc(100, StreamId::DEFAULT).unwrap();
+        let progress = allocator.inner.shared.streams.progress(None);
+        assert!(!progress.wait_for_device().unwrap());
+        allocator.record_stream(block, driver.create_stream().unwrap()).unwrap();
+        assert!(!progress.wait_for_device().unwrap(), "the block is live");
+        allocator.free(block).unwrap();
+        assert!(progress.wait_for_device().unwrap());
+        progress.settle_pending().unwrap();
+        assert_eq!(allocator.stats().pending_bytes, 0);
+    }
+
+    #[test]
+    fn a_block_that_waits_for_two_streams_is_settled_at_once() {
+        let driver = Arc::new(ModelDriver::default());
+        let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+        let block = allocator.alloc(100, StreamId::DEFAULT).unwrap();
+        for _ in 0..2 {
+            let user = driver.create_stream().unwrap();
+            allocator.keep_stream(user).unwrap();
+            allocator.record_stream(block, user).unwrap();
+        }
+        let streams = &allocator.inner.shared.streams;
+        assert!(!streams.get(MAIN).has_pending());
+        allocator.free(block).unwrap();
+        assert!(streams.get(MAIN).has_pending() && !streams.get(OTHER).has_pending());
+        streams.progress(None).settle_pending().unwrap();
+        assert!(!streams.get(MAIN).has_pending());
+        assert_eq!(streams.get(MAIN).lock().pending.iter().count(), 0);
     }
 }

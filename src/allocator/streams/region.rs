@@ -158,3 +158,54 @@ fn largest_of(further: &[Region], kind: RegionKind) -> impl Fn(usize) -> u64 {
         _ => 0,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Break, assert_noticed};
+
+    const BYTES: u64 = 1 << 20;
+
+    /// A region of large blocks and three further ones, each with one free block: of 2, 1, 3 and 4 parts in 4.
+    fn regions() -> Regions {
+        let mut regions = Regions::default();
+        for (number, parts) in [2, 1, 3, 4].into_iter().enumerate() {
+            let mut heap = Heap::new(BYTES);
+            heap.set(0, 0, parts * BYTES / 4, BlockState::Free, 0);
+            let base = DeviceAddr(BYTES * number as u64);
+            regions.add(Region { kind: RegionKind::Large, heap, base, segment: number, page_bytes: BYTES });
+        }
+        regions
+    }
+
+    #[test]
+    fn each_further_region_with_room_is_found_once() {
+        let mut regions = regions();
+        let mut found = |size| {
+            let mut found = Vec::new();
+            while let Some(id) = regions.with_room(RegionKind::Large, size, found.last().copied()) {
+                assert!(found.len() < 3, "{id:?} after {found:?}");
+                found.push(id);
+            }
+            found
+        };
+        let all = found(1);
+        assert_eq!((all.len(), all[0]), (3, RegionId(RegionKind::ALL.len() as u32)));
+        assert_eq!((found(BYTES / 2), found(BYTES)), (all[1..].to_vec(), all[2..].to_vec()));
+        assert_eq!(regions.with_room(RegionKind::Small, 1, None), None);
+        regions.check();
+    }
+
+    #[test]
+    fn check_names_what_is_broken() {
+        let breaks: &[Break<Regions>] = &[("I1: the largest free block of further region 1", |regions| {
+            regions.further[1].heap.alloc(BYTES / 2, 0).unwrap();
+        })];
+        let searched = || {
+            let mut regions = regions();
+            regions.with_room(RegionKind::Large, 1, None);
+            regions
+        };
+        assert_noticed(searched, Regions::check, breaks);
+    }
+}

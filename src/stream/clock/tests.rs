@@ -255,3 +255,60 @@ fn a_forgotten_stream_is_gone_once_its_last_event_has_completed() {
     clock.renew(driver.create_stream().unwrap(), Reach::Given);
     assert!(clock.open() > remembered && clock.passed() == remembered);
 }
+
+/// What lies before the end of a forgotten stream is told by its last event. Memory that is never free again is not.
+#[test]
+fn what_never_passes_has_not_passed_at_the_end() {
+    let (driver, events, _) = clock();
+    let stream = driver.create_stream().unwrap();
+    let mut clock = StreamClock::new(stream, Reach::Given);
+    driver.hold(stream);
+    assert!(clock.seal(true, &driver, &events).unwrap());
+    clock.end(true);
+    assert_eq!((clock.told_until(false), clock.told_until(true)), (NEVER - 1, NEVER - 1));
+    assert!(clock.covers(NEVER - 1) && !clock.covers(NEVER));
+    driver.complete(stream);
+    clock.poll(&driver, &events).unwrap();
+    assert!(clock.is_gone() && clock.has_passed(NEVER - 1) && !clock.has_passed(NEVER));
+}
+
+/// Only what a capture took is lost: after any other error the event is asked about again.
+#[test]
+fn an_error_of_a_query_changes_nothing() {
+    let driver = FaultDriver::new(ModelDriver::default());
+    let (events, mut clock) = (EventPool::default(), StreamClock::new(MAIN, Reach::Kept));
+    assert!(clock.seal(false, &driver, &events).unwrap());
+    driver.arm(Fault::nth(0, DriverErrorKind::Other).only([DriverCall::EventQuery]));
+    assert_eq!(clock.poll(&driver, &events).unwrap_err().kind, DriverErrorKind::Other);
+    assert_eq!((clock.passed(), clock.sealed()), (0, 1));
+    assert_eq!(clock.poll(&driver, &events), Ok(1));
+}
+
+/// After a wait for the whole device, events of what came before the wait are needed no more.
+#[test]
+fn a_wait_for_the_device_passes_what_was_sealed_before() {
+    let (driver, events, mut clock) = clock();
+    driver.hold(MAIN);
+    assert!((0..3).all(|_| clock.seal(false, &driver, &events).unwrap()));
+    clock.pass(2, false, &driver, &events);
+    assert_eq!((clock.passed(), clock.sealed()), (2, 1));
+    clock.check();
+}
+
+/// The wait for an event that others have found to be complete says nothing of later ones.
+#[test]
+fn the_end_of_a_wait_concerns_its_own_epoch() {
+    let (driver, events, mut clock) = clock();
+    assert!(clock.seal(false, &driver, &events).unwrap());
+    let HostWait::For(first) = clock.begin_wait(1) else { panic!("the epoch has an event") };
+    assert_eq!(clock.poll(&driver, &events), Ok(1), "another call learns of it");
+    driver.hold(MAIN);
+    assert!(clock.seal(false, &driver, &events).unwrap());
+    clock.end_wait(first, true, &driver, &events);
+    assert_eq!((clock.passed(), clock.sealed()), (1, 1), "the second epoch has not passed");
+    driver.complete(MAIN);
+    let HostWait::For(second) = clock.begin_wait(2) else { panic!("the epoch has an event") };
+    clock.end_wait(second, true, &driver, &events);
+    assert_eq!((clock.passed(), clock.sealed()), (2, 0));
+    clock.check();
+}
