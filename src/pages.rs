@@ -26,17 +26,17 @@ pub struct PageRange {
 
 impl PageIndex {
     /// Returns the page that a byte offset lies in.
-    pub const fn of(offset: u64, page_bytes: u64) -> Self {
+    pub fn of(offset: u64, page_bytes: u64) -> Self {
         Self(offset / page_bytes)
     }
 
     /// Returns the offset of the page in its segment, in bytes.
-    pub const fn offset(self, page_bytes: u64) -> u64 {
+    pub fn offset(self, page_bytes: u64) -> u64 {
         self.0 * page_bytes
     }
 
     /// Returns the number of pages before this one.
-    pub const fn count_before(self) -> PageCount {
+    pub fn count_before(self) -> PageCount {
         PageCount(self.0)
     }
 
@@ -53,22 +53,22 @@ impl PageCount {
     pub const ONE: Self = Self(1);
 
     /// Returns the number of whole pages in `bytes`.
-    pub const fn within(bytes: u64, page_bytes: u64) -> Self {
+    pub fn within(bytes: u64, page_bytes: u64) -> Self {
         Self(bytes / page_bytes)
     }
 
     /// Returns the number of pages that `bytes` take.
-    pub const fn covering(bytes: u64, page_bytes: u64) -> Self {
+    pub fn covering(bytes: u64, page_bytes: u64) -> Self {
         Self(bytes.div_ceil(page_bytes))
     }
 
     /// Returns the number of bytes in that many pages.
-    pub const fn bytes(self, page_bytes: u64) -> u64 {
+    pub fn bytes(self, page_bytes: u64) -> u64 {
         self.0 * page_bytes
     }
 
     /// Returns the difference, or no pages if `other` is larger.
-    pub const fn saturating_sub(self, other: Self) -> Self {
+    pub fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
 }
@@ -80,17 +80,17 @@ impl PageRange {
     }
 
     /// Returns the pages that lie wholly inside a range of byte offsets.
-    pub const fn inside(bytes: &Range<u64>, page_bytes: u64) -> Self {
+    pub fn inside(bytes: &Range<u64>, page_bytes: u64) -> Self {
         Self { start: PageIndex(bytes.start.div_ceil(page_bytes)), end: PageIndex(bytes.end / page_bytes) }
     }
 
     /// Returns the pages that a range of byte offsets touches.
-    pub const fn around(bytes: &Range<u64>, page_bytes: u64) -> Self {
+    pub fn around(bytes: &Range<u64>, page_bytes: u64) -> Self {
         Self { start: PageIndex(bytes.start / page_bytes), end: PageIndex(bytes.end.div_ceil(page_bytes)) }
     }
 
     /// Returns the number of pages; 0 if the range ends before it starts.
-    pub const fn len(self) -> PageCount {
+    pub fn len(self) -> PageCount {
         PageCount(self.end.0.saturating_sub(self.start.0))
     }
 
@@ -105,7 +105,7 @@ impl PageRange {
     }
 
     /// Returns the byte offsets of the pages.
-    pub const fn bytes(self, page_bytes: u64) -> Range<u64> {
+    pub fn bytes(self, page_bytes: u64) -> Range<u64> {
         self.start.offset(page_bytes)..self.end.offset(page_bytes)
     }
 

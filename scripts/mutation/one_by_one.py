@@ -17,9 +17,11 @@ REST = ["--package=gapless-testkit", "--package=gapless-trace", "--lib"] + [f"--
     "graphs", "host_mapping_limit", "kept", "large", "listeners", "lost_device", "mapping_limit", "metadata", "own_stream",
     "pinned_pages", "pins", "placement", "properties", "refused_chunks", "registered", "regressions", "replay", "settings",
     "small_worlds", "stress", "tickets", "whole_blocks", "worked_example"]]
+UNITS = ["--package=gapless", "--lib"]
 # With the seconds after which a change is taken as noticed. All the rest takes some 30 seconds as it is.
-GROUPS = [(QUICK, 15), (REST, 200)]
-NAMES = {"MissedMutant": "lives", "CaughtMutant": "caught", "Timeout": "endless", "Unviable": "does not compile"}
+GROUPS = [(QUICK, 15), (UNITS, 60), (REST, 200)]
+NAMES = {"MissedMutant": "lives", "CaughtMutant": "caught", "Timeout": "endless", "Unviable": "does not compile",
+         "Success": "compiles"}
 
 
 def copy_tree(tree):
@@ -44,7 +46,9 @@ def outcomes(out, jobs, names, environment):
 
 
 def one_tree(tree, names, environment):
-    found = {}
+    # What does not compile is found without building a test.
+    found = run(tree, UNITS, 600, names, environment, "--check") if names else {}
+    names = [name for name, (outcome, _) in found.items() if outcome == "compiles"]
     for tests, seconds in GROUPS:
         if names:
             found |= run(tree, tests, seconds, names, environment)
@@ -52,11 +56,11 @@ def one_tree(tree, names, environment):
     return found
 
 
-def run(tree, tests, seconds, names, environment):
+def run(tree, tests, seconds, names, environment, *options):
     out = tree.with_name(f"{tree.name}.out")
     shutil.rmtree(out, ignore_errors=True)
     command = ["cargo", "mutants", "--in-place", "--config", listing.write_config(out, tests), "--output", str(out),
-               "--timeout", str(seconds)]
+               "--timeout", str(seconds), *options]
     for name in names:
         command += ["--re", f"^{re.escape(name)}$"]
     # 2: mutants lived; 3: a test ran out of time, which is a catch. Anything else is no result.

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import work_copy
 
@@ -116,8 +116,9 @@ class Switched:
         """Yields the names of those changes that have a switch, with what becomes of them."""
         numbers = [number for number, change in self.switched.items() if change["name"] in names]
         with ThreadPoolExecutor(jobs) as pool:
-            for number, outcome in zip(numbers, pool.map(self.outcome, numbers)):
-                yield self.switched[number]["name"], outcome
+            running = {pool.submit(self.outcome, number): self.switched[number]["name"] for number in numbers}
+            for future in as_completed(running):
+                yield running[future], future.result()
 
 
 class Test:

@@ -124,6 +124,8 @@ class Woven:
             return None
         if kind == "match_pattern" and self.render_pattern(node, out):
             return None
+        if kind == "struct_expression":
+            return self.render_struct(node, out)
         if kind == "match_expression":
             # An arm that is no longer taken whatever comes may be missed by the match as a whole.
             arms = {number for arm in node.child_by_field_name("body").named_children for number, change in self.at.get((arm.start_byte, arm.end_byte), [])}
@@ -222,6 +224,22 @@ class Woven:
             self.render(operand, out, False)
             out.add(f" {{ value__ => if crate::mutants::active({number}) {{ value__ }} else {{ {sign}value__ }} }})")
         return True
+
+    def render_struct(self, node, out):
+        """A struct whose other fields are those of another one: a field may be deleted."""
+        fields = node.child_by_field_name("body").named_children
+        # Each is deleted with the comma behind it.
+        spans = [(field.start_byte, field.end_byte + 1) for field in fields]
+        deleted = [(start, end, number) for start, end in spans for number, _ in self.take((start, end), "StructField")]
+        out.add("(" if deleted else "")
+        for start, end, number in deleted:
+            with out.part({number}):
+                out.add(f"if crate::mutants::active({number}) {{ ")
+                out.add(self.source[node.start_byte:start] + self.source[end:node.end_byte])
+                out.add(" } else ")
+        out.add("{ " if deleted else "")
+        self.render_children(node, out, False)
+        out.add(" })" if deleted else "")
 
     def render_pattern(self, node, out):
         guard = node.child_by_field_name("condition")

@@ -20,7 +20,7 @@ impl RegionKind {
 
     /// The kind of region for blocks of `size` bytes.
     #[inline]
-    pub const fn of(size: u64) -> Self {
+    pub fn of(size: u64) -> Self {
         if size < SMALL_BELOW { Self::Small } else { Self::Large }
     }
 

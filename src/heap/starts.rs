@@ -30,7 +30,7 @@ pub struct StartMap {
 
 /// The number of the stretch that `offset` lies in.
 #[inline]
-pub const fn stretch_of(offset: u64) -> usize {
+pub fn stretch_of(offset: u64) -> usize {
     (offset / STRETCH) as usize
 }
 

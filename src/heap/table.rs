@@ -65,7 +65,7 @@ const EMPTY: u64 = u64::MAX;
 const MANY_SLOTS: usize = 1 << 16;
 
 /// Returns how many of `slots` slots may be occupied. A small table favours short probes, a large one favours memory.
-const fn limit(slots: usize) -> usize {
+fn limit(slots: usize) -> usize {
     slots / 16 * if slots < MANY_SLOTS { 11 } else { 13 }
 }
 
