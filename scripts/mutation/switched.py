@@ -34,7 +34,7 @@ class Switched:
 
     def build(self):
         """Weaves and builds, without the changes that do not compile."""
-        changes = dict(self.changes)
+        changes, refused = dict(self.changes), set()
         while True:
             work_copy.copy_files(self.tree)
             listing.add_profile(self.tree)
@@ -46,8 +46,11 @@ class Switched:
             if not wrong:
                 sys.exit("an error that no change explains:\n" + "\n".join(message["rendered"] for message in messages))
             changes = {number: change for number, change in changes.items() if number not in wrong}
+            # What a function cannot return behind a switch it cannot return at all. Others may be wrong in this form only.
+            refused |= {number for number in wrong - without_form if self.changes[number]["genre"] == "FnValue"}
         self.switched = changes
-        self.left_out = [change["name"] for number, change in self.changes.items() if number not in changes]
+        self.refused = [self.changes[number]["name"] for number in refused]
+        self.left_out = [change["name"] for number, change in self.changes.items() if number not in changes and number not in refused]
         packages = [f"--package={package}" for package in PACKAGES]
         messages, programs, code = self.cargo("test", "--no-run", "--lib", "--tests", *packages)
         if code:

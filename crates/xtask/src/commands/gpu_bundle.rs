@@ -136,7 +136,10 @@ fn copy_fuzz_targets(workspace: &Workspace, out: &Path) -> Result<(), Failure> {
     files::remove_folder(&targets)?;
     process::run(workspace.command("cp").args(["-r", "fuzz/corpus"]).arg(&folder))?;
     files::create_folder(&out.join("scripts"))?;
-    files::copy(&workspace.path("scripts/fuzz-campaign"), &out.join("scripts/fuzz-campaign"))
+    for script in ["scripts/fuzz-campaign", "scripts/shards.py"] {
+        files::copy(&workspace.path(script), &out.join(script))?;
+    }
+    Ok(())
 }
 
 fn say_size(out: &Path) -> Result<(), Failure> {
