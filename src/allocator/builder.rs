@@ -203,3 +203,20 @@ impl<D: Driver> Builder<D> {
         Ok(Allocator::assemble(self.driver, geometry, budget, self.listeners))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::ModelDriver;
+
+    #[test]
+    fn regions_have_room_and_an_end() {
+        let bytes_of = |wanted| {
+            let builder = Allocator::builder(Arc::new(ModelDriver::default())).region_bytes(wanted);
+            builder.build().unwrap().inner.shared.geometry.slot_bytes
+        };
+        let (least, most) = (64 * MIB, 64 * 1024 * GIB);
+        let regions = [1, least, least + 1, most - 1, most, u64::MAX].map(bytes_of);
+        assert_eq!(regions, [least, least, 2 * least, most, most, most]);
+    }
+}

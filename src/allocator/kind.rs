@@ -44,4 +44,13 @@ mod tests {
             assert!(RegionKind::ALL.iter().all(|other| order.contains(other)));
         }
     }
+
+    #[test]
+    fn blocks_below_64_kib_are_small() {
+        let kinds = [1, 512, (64 << 10) - 1, 64 << 10, 1 << 40].map(RegionKind::of);
+        assert_eq!(
+            kinds,
+            [RegionKind::Small, RegionKind::Small, RegionKind::Small, RegionKind::Large, RegionKind::Large]
+        );
+    }
 }

@@ -322,4 +322,10 @@ mod tests {
     fn a_record_is_half_a_cache_line() {
         assert_eq!((size_of::<Block>(), align_of::<Block>()), (32, 32));
     }
+
+    #[test]
+    fn a_large_table_is_filled_further() {
+        let parts = [16, 1 << 15, 1 << 16, 1 << 20].map(|slots| 16 * limit(slots) / slots);
+        assert_eq!(parts, [11, 11, 13, 13]);
+    }
 }
