@@ -238,3 +238,23 @@ pub(super) fn facts_of(state: BlockState, start: DeviceAddr, bytes: u64, exact: 
         BlockState::Live | BlockState::Free | BlockState::Claimed => AddressFacts::Freed { pending: false },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::DriverCall;
+
+    /// Only of a handle that the driver does not know is it said that it is no stream.
+    #[test]
+    fn a_stream_that_is_refused_says_why() {
+        let stream = StreamId(0x70);
+        for (kind, expected) in [
+            (DriverErrorKind::InvalidHandle, "is not a stream of this device"),
+            (DriverErrorKind::Capturing, "could not be looked up"),
+        ] {
+            let source = DriverError::new(DriverCall::Stream, kind, "the answer");
+            let text = StreamError::Foreign { stream, source: source.clone() }.to_string();
+            assert_eq!(text, format!("{stream:?} {expected}: {source}"));
+        }
+    }
+}

@@ -232,3 +232,49 @@ impl<D: Driver> Inner<D> {
         FreeError::NotAllocated { addr, facts }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocator::Allocator;
+    use crate::driver::ModelDriver;
+    use crate::units::MIB;
+    use std::sync::Arc;
+
+    const MAIN: StreamId = StreamId::DEFAULT;
+
+    /// What is asked for counts as live, and not what rounding adds.
+    #[test]
+    fn a_cached_block_counts_as_what_was_asked_for() {
+        let allocator = Allocator::builder(Arc::new(ModelDriver::default())).build().unwrap();
+        let first = allocator.alloc(100, MAIN).unwrap();
+        allocator.keep_stream(MAIN).unwrap();
+        let mut live = 100;
+        for bytes in [0, 1, 100, 512, 513, 60_000] {
+            let block = allocator.alloc_cached(bytes, 1, MAIN).unwrap();
+            live += bytes;
+            assert_eq!((allocator.live_bytes(), allocator.live_around(block).unwrap().bytes), (live, bytes));
+        }
+        allocator.free(first).unwrap();
+        assert_eq!(allocator.live_bytes(), live - 100);
+        allocator.check();
+    }
+
+    /// No block was ever handed out that reaches beyond a region, whatever lies before its end.
+    #[test]
+    fn a_block_beyond_the_end_of_a_region_was_never_there() {
+        let region_bytes = 64 * MIB;
+        let allocator =
+            Allocator::builder(Arc::new(ModelDriver::default())).region_bytes(region_bytes).build().unwrap();
+        let blocks = [(); 3].map(|()| allocator.alloc(2 * MIB, MAIN).unwrap());
+        allocator.free(blocks[1]).unwrap();
+        let facts = |bytes| match allocator.alloc_again(blocks[1], bytes) {
+            Err(AllocError::NotFree { facts, .. }) => facts,
+            other => panic!("{other:?}"),
+        };
+        let last = AddressFacts::Inside { start: blocks[2], bytes: 2 * MIB };
+        assert_eq!(facts(region_bytes - 2 * MIB), last);
+        assert_eq!(facts(region_bytes - 2 * MIB + 1), AddressFacts::NeverAllocated);
+        allocator.alloc_again(blocks[1], 2 * MIB).unwrap();
+    }
+}

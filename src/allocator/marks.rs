@@ -108,4 +108,21 @@ mod tests {
         assert!(allocator.has_passed(allocator.mark(watched)).unwrap());
         allocator.close().unwrap();
     }
+
+    /// A mark is passed with the work before it, however long the work goes on that is queued behind it.
+    #[test]
+    fn a_mark_does_not_wait_for_what_is_queued_later() {
+        let driver = Arc::new(ModelDriver::default());
+        let stream = driver.create_stream().unwrap();
+        let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+        allocator.keep_stream(stream).unwrap();
+        let watched = allocator.watch_stream(stream).unwrap();
+        driver.hold(stream);
+        let mark = allocator.mark(watched);
+        driver.complete(stream);
+        driver.delay(stream, std::time::Duration::from_micros(5)).unwrap();
+        assert!(allocator.has_passed(mark).unwrap());
+        assert!(!allocator.has_passed(allocator.mark(watched)).unwrap());
+        driver.resume(stream);
+    }
 }

@@ -136,3 +136,17 @@ impl<D: Driver> Shared<D> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::allocator::Allocator;
+    use crate::driver::ModelDriver;
+
+    /// A forked process is told whose the allocator is.
+    #[test]
+    fn an_allocator_knows_the_process_that_built_it() {
+        let allocator = Allocator::builder(std::sync::Arc::new(ModelDriver::default())).build().unwrap();
+        let shared = &allocator.inner.shared;
+        assert_eq!((shared.built_in(), shared.is_forked()), (std::process::id(), false));
+    }
+}

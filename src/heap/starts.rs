@@ -195,4 +195,17 @@ mod tests {
         let check = |map: &StartMap| map.check([1, 200].into_iter());
         assert_noticed(map, check, breaks);
     }
+
+    /// A word for each 64 stretches up to the last, and what the vectors have in reserve.
+    #[test]
+    fn a_map_takes_little_memory() {
+        let mut map = StartMap::default();
+        assert_eq!(map.metadata_bytes(), 0);
+        for words in [1_u64, 64, 1000] {
+            map.add(words as usize * FAN - 1);
+            let all = words + words.div_ceil(64) + 2;
+            let bytes = map.metadata_bytes();
+            assert!((8 * all..=8 * (2 * all + 4 * LEVELS as u64)).contains(&bytes), "{bytes} bytes for {words} words");
+        }
+    }
 }

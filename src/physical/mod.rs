@@ -518,4 +518,33 @@ mod tests {
         };
         assert_noticed(pool, ChunkPool::check, breaks);
     }
+
+    /// Chunks, and where they are mapped besides.
+    #[test]
+    fn the_memory_of_a_pool_is_that_of_its_lists() {
+        let mut pool = ChunkPool::new(1 << 21, 1000 << 21);
+        assert_eq!(pool.metadata_bytes(), 0);
+        let ids: Vec<_> = (0..100).map(|number| pool.add(ChunkHandle(number), PageCount::ONE)).collect();
+        let chunks = pool.metadata_bytes();
+        let of_chunks = 100 * size_of::<Option<Chunk>>() as u64;
+        assert!((of_chunks..=2 * of_chunks).contains(&chunks), "{chunks} bytes, at least {of_chunks}");
+        for id in &ids {
+            (0..9).for_each(|page| pool.add_stale(*id, ViewAt { segment: 0, page: PageIndex(page) }));
+        }
+        let views = pool.metadata_bytes() - chunks;
+        let of_views = 900 * size_of::<ViewAt>() as u64;
+        assert!((of_views..=2 * of_views).contains(&views), "{views} bytes, at least {of_views}");
+        pool.check();
+    }
+
+    #[test]
+    fn chunks_are_barred_until_the_bars_are_lifted() {
+        let mut pool = ChunkPool::new(1 << 21, 10 << 21);
+        let [one, other] = [1, 2].map(|number| pool.add(ChunkHandle(number), PageCount::ONE));
+        assert!(!pool.has_bars());
+        pool.bar(one);
+        assert!(pool.has_bars() && pool.is_barred(one) && !pool.is_barred(other));
+        pool.lift_bars();
+        assert!(!pool.has_bars() && !pool.is_barred(one));
+    }
 }

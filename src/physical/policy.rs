@@ -187,6 +187,7 @@ fn times(bytes: u64, factor: f64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::KIB;
 
     fn headroom(left: u64, budget: u64, page: u64) -> Headroom {
         Headroom { pages: PageCount(left / page), budget_pages: PageCount(budget / page) }
@@ -263,5 +264,25 @@ mod tests {
     fn fixed_is_in_whole_pages() {
         let size = |bytes| ChunkSizes::new(ChunkPolicy::Fixed(bytes), 2 * MIB).by_headroom(headroom(GIB, GIB, 2 * MIB));
         assert_eq!((size(3 * MIB), size(0)), (PageCount(2), PageCount(1)));
+    }
+
+    /// Blocks below the smallest chunk share one with room for four of them; larger ones have a chunk each.
+    #[test]
+    fn a_chunk_for_whole_blocks_has_room_for_a_few_small_ones() {
+        let page = 64 * KIB;
+        let size = |policy, bytes| ChunkSizes::new(policy, page).for_whole_block(bytes).bytes(page);
+        for (bytes, expected) in [
+            (512, 2 * MIB),
+            (512 * KIB, 2 * MIB),
+            (MIB, 4 * MIB),
+            (2 * MIB - page, 8 * MIB - 4 * page),
+            (2 * MIB, 2 * MIB),
+            (5 * MIB + 1, 5 * MIB + page),
+        ] {
+            assert_eq!(size(ChunkPolicy::Auto, bytes), expected, "{bytes} bytes");
+        }
+        for (bytes, expected) in [(512, 256 * KIB), (256 * KIB, 256 * KIB), (MIB, MIB), (2 * MIB, 2 * MIB)] {
+            assert_eq!(size(ChunkPolicy::Fixed(256 * KIB), bytes), expected, "{bytes} bytes");
+        }
     }
 }

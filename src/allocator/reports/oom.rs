@@ -217,3 +217,70 @@ impl OutOfMemory {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::{DeviceAddr, MIB};
+
+    /// A request for a page, where the free bytes would do but no chunk is free.
+    fn report() -> OutOfMemory {
+        OutOfMemory {
+            requested_bytes: 2 * MIB,
+            stream: StreamId::DEFAULT,
+            satisfiable: true,
+            satisfiable_by_whole_pages: false,
+            page_bytes: 2 * MIB,
+            device: None,
+            others_bytes: 0,
+            elsewhere_bytes: 0,
+            budget_bytes: 8 * MIB,
+            stopped_by_budget: false,
+            reserved_bytes: 8 * MIB,
+            live_bytes: 5 * MIB,
+            live_block_bytes: 5 * MIB,
+            cached_bytes: 3 * MIB,
+            pending_bytes: 0,
+            range_bytes: 0,
+            registered_bytes: 0,
+            free_bytes: 3 * MIB,
+            free_without_budget_bytes: 3 * MIB,
+            obtainable_bytes: 0,
+            pinned: Pinned::default(),
+            streams: Vec::new(),
+            largest: Vec::new(),
+            driver_error: None,
+        }
+    }
+
+    /// A text of the report, and what has to be there for it.
+    type Part = (&'static str, fn(&mut OutOfMemory));
+
+    #[test]
+    fn a_report_tells_of_what_is_there_and_of_nothing_else() {
+        let parts: [Part; 8] = [
+            (" 1 MiB wait for streams that use them still.", |report| report.pinned.by_pending_bytes = MIB),
+            (" The rest lies beside live allocations", |report| report.pinned.by_live_bytes = 1),
+            ("\n  device     8 MiB in all, 3 MiB free", |report| {
+                report.device = Some(MemoryInfo { free: 3 * MIB, total: 8 * MIB });
+            }),
+            ("\n  elsewhere  1 MiB held by other allocators", |report| report.elsewhere_bytes = MIB),
+            ("\n  ranges     1 MiB held by raw ranges", |report| report.range_bytes = MIB),
+            ("\n  registered 1 MiB held by registered blocks", |report| report.registered_bytes = MIB),
+            ("\n  driver     the answer", |report| report.driver_error = Some("the answer".to_owned())),
+            ("\n  largest live allocations:\n         5 MiB at", |report| {
+                let (addr, stream) = (DeviceAddr(2 * MIB), StreamId::DEFAULT);
+                report.largest.push(LiveAllocation { addr, bytes: 5 * MIB, stream });
+            }),
+        ];
+        let plain = report().to_string();
+        for (text, add) in parts {
+            let mut report = report();
+            add(&mut report);
+            assert!(report.to_string().contains(text), "{text:?} is missing: {report}");
+        }
+        for word in ["wait for streams", "beside live", "elsewhere", "ranges", "registered", "driver", "largest"] {
+            assert!(!plain.contains(word), "{word} is told of: {plain}");
+        }
+    }
+}

@@ -35,3 +35,25 @@ impl Survey<'_> {
         (start.checked_add(bytes)? <= end).then_some(start)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::allocator::{Allocator, ChunkPolicy};
+    use crate::driver::{ModelConfig, ModelDriver};
+    use crate::units::{GIB, MIB, StreamId};
+
+    /// The addresses of a block that went back serve again, as far as a page stays empty on either side.
+    #[test]
+    fn a_block_apart_is_placed_between_others() {
+        let config = ModelConfig { capacity_bytes: 64 * GIB, ..ModelConfig::default() };
+        let builder = Allocator::builder(std::sync::Arc::new(ModelDriver::new(config)));
+        let allocator = builder.chunk_policy(ChunkPolicy::Fixed(2 * MIB)).whole_blocks().build().unwrap();
+        let alloc = |bytes| allocator.alloc(bytes, StreamId::DEFAULT).unwrap();
+        let blocks = [(); 3].map(|()| alloc(8 * MIB));
+        allocator.free(blocks[1]).unwrap();
+        allocator.trim(0).unwrap();
+        assert_eq!(alloc(10 * MIB), blocks[2].offset(10 * MIB));
+        assert_eq!(alloc(8 * MIB), blocks[1]);
+        allocator.check();
+    }
+}

@@ -290,4 +290,25 @@ mod tests {
         });
         setting.allocator.check();
     }
+
+    /// A stream is locked for a few blocks at a time, however many a plan takes.
+    #[test]
+    fn a_few_blocks_are_claimed_at_a_time() {
+        let count = 3 * CLAIM_PIECE as u64 + 2;
+        let mut heap = Heap::new(count * PAGE);
+        for page in (0..count).step_by(2) {
+            heap.set(page.saturating_sub(1) * PAGE, page * PAGE, PAGE, BlockState::Free, 0);
+        }
+        let (mut at, mut before, mut pieces) = (0, Vec::new(), Vec::new());
+        while at < count * PAGE {
+            at = claim_next(&mut heap, 0, at..count * PAGE, &mut before).unwrap();
+            pieces.push(before.len());
+        }
+        assert_eq!(
+            pieces,
+            [1, 2, 3].map(|piece| piece * CLAIM_PIECE).into_iter().chain([count as usize]).collect::<Vec<_>>()
+        );
+        assert_eq!(heap.block(0).map(|block| (block.state, block.size)), Some((BlockState::Claimed, count * PAGE)));
+        heap.check();
+    }
 }

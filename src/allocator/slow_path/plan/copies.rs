@@ -177,3 +177,95 @@ fn first_of_next_run(heap: &Heap, from: u64) -> Option<Block> {
     });
     Some(clipped.filter(|block| block.size > 0).unwrap_or(*hole))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::super::kind::RegionKind;
+    use super::super::super::super::request::Request;
+    use super::super::{Allowance, Recreation};
+    use super::*;
+    use crate::allocator::Allocator;
+    use crate::driver::ModelDriver;
+    use crate::heap::GRANULE;
+    use crate::pages::PageCount;
+    use crate::units::StreamId;
+    use std::sync::Arc;
+
+    const MAIN: StreamId = StreamId::DEFAULT;
+
+    /// What happens between a copy and the look whether it is out of date.
+    type Meanwhile = fn(&Allocator<ModelDriver>, DeviceAddr);
+
+    /// Whether a region has to be copied again after `meanwhile`.
+    fn is_copied_again(meanwhile: Meanwhile) -> bool {
+        let allocator = Allocator::builder(Arc::new(ModelDriver::default())).build().unwrap();
+        let block = allocator.alloc(GRANULE, MAIN).unwrap();
+        let inner = &allocator.inner;
+        let mut any = false;
+        let entered = inner.door.enter(&inner.shared, |path| {
+            let none = PageCount::ZERO;
+            let goal = Goal {
+                request: Request::new(GRANULE, GRANULE, GRANULE),
+                stream: inner.shared.streams.find(MAIN).unwrap().index,
+                region: RegionId::first(RegionKind::Small),
+                allowance: Allowance { soft_pages: none, hard_pages: none, recreation: Recreation::WithoutWaiting },
+                keeps_mappings: false,
+                apart: false,
+            };
+            let mut copies = Copies::default();
+            copies.target(&mut path.states(), &goal);
+            meanwhile(&allocator, block);
+            any = copies.catch_up(&path.mapper, &mut States::together(&inner.shared.streams), &goal);
+            Ok(())
+        });
+        entered.unwrap();
+        any
+    }
+
+    #[test]
+    fn a_copy_is_out_of_date_once_the_stream_has_allocated_or_freed() {
+        assert!(!is_copied_again(|_, _| {}));
+        assert!(is_copied_again(|allocator, _| assert!(allocator.alloc(GRANULE, MAIN).is_ok())));
+        assert!(is_copied_again(|allocator, block| allocator.free(block).unwrap()));
+        // As many frees as allocations, and other bytes are free.
+        assert!(is_copied_again(|allocator, block| {
+            allocator.alloc(2 * GRANULE, MAIN).unwrap();
+            allocator.free(block).unwrap();
+        }));
+    }
+
+    /// Wherever a piece ends: all holes are copied, the free blocks beside them, and no other free block.
+    #[test]
+    fn copies_made_in_pieces_lack_nothing() {
+        const RUNS: u64 = 3 * PIECE as u64;
+        for shift in 0..3 {
+            // Runs of a hole and a free block, a live block behind each, and at the end a free block between live ones.
+            let mut heap = Heap::new((3 * RUNS + 3) * GRANULE);
+            heap.set(0, 0, (3 * RUNS + 3) * GRANULE, BlockState::Free, 0);
+            let mut expected = Vec::new();
+            for run in 0..RUNS {
+                let start = 3 * run * GRANULE;
+                heap.take_live(start, start + 2 * GRANULE, GRANULE, 0);
+                heap.set(start, start, GRANULE, BlockState::Hole, 0);
+                // A run of one block moves where the pieces end.
+                if run < shift {
+                    heap.take_live(start + GRANULE, start + GRANULE, GRANULE, 0);
+                }
+                expected.push((start, BlockState::Hole));
+                if run >= shift {
+                    expected.push((start + GRANULE, BlockState::Free));
+                }
+            }
+            heap.take_live(3 * RUNS * GRANULE, (3 * RUNS + 1) * GRANULE, 2 * GRANULE, 0);
+            heap.check();
+            let (mut copied, mut from) = (Vec::new(), Some(0));
+            while let Some(at) = from {
+                let before = copied.len();
+                from = copy_piece(&heap, &mut copied, at);
+                assert!(copied.len() - before <= PIECE);
+            }
+            let places: Vec<_> = copied.iter().map(|block| (block.offset, block.state)).collect();
+            assert_eq!(places, expected);
+        }
+    }
+}

@@ -218,3 +218,26 @@ impl<'a> Filler<'a> {
         self.survey.mapper.sizes.without_headroom(self.survey.goal.request.size, wanted.covered)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::allocator::Allocator;
+    use crate::driver::{DriverCall, ModelDriver};
+    use crate::units::{MIB, StreamId};
+
+    /// The memory of a range that is gone serves before more is created, though the budget would allow it.
+    #[test]
+    fn a_chunk_that_nothing_maps_is_used_before_one_is_created() {
+        const PAGE: u64 = 2 * MIB;
+        let allocator = Allocator::builder(std::sync::Arc::new(ModelDriver::default())).build().unwrap();
+        let mut range = allocator.reserve_range(4 * PAGE).unwrap();
+        (0..4).for_each(|_| range.grow(PAGE, StreamId::DEFAULT).unwrap());
+        drop(range);
+        let before = allocator.stats();
+        assert_eq!((before.idle_bytes, before.reserved_bytes), (4 * PAGE, 4 * PAGE));
+        allocator.alloc(4 * PAGE, StreamId::DEFAULT).unwrap();
+        let after = allocator.stats();
+        assert_eq!((after.idle_bytes, after.reserved_bytes), (0, 4 * PAGE));
+        assert_eq!(after.driver_calls[DriverCall::Create], before.driver_calls[DriverCall::Create]);
+    }
+}

@@ -252,3 +252,27 @@ fn tail(room: &Room) -> Option<u64> {
     let last = room.pieces.iter().rposition(|piece| piece.kind != PieceKind::Empty);
     Some(room.pieces.get(last.map_or(0, |last| last + 1))?.start)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::allocator::Allocator;
+    use crate::driver::{ModelConfig, ModelDriver, WorkDriver};
+    use crate::testing::{cancel_interruption, interrupt_after};
+    use crate::units::{GIB, MIB, StreamId};
+    use std::sync::Arc;
+
+    /// While enough may be created, a growth looks at its own region, and at no free memory of any stream.
+    #[test]
+    fn free_chunks_are_not_looked_for_while_enough_may_be_created() {
+        let config = ModelConfig { capacity_bytes: 64 * GIB, ..ModelConfig::default() };
+        let driver = Arc::new(ModelDriver::new(config));
+        let other = driver.create_stream().unwrap();
+        let allocator = Allocator::builder(driver).slack(f64::INFINITY).build().unwrap();
+        for stream in [StreamId::DEFAULT, other] {
+            allocator.alloc(8 * MIB, stream).unwrap();
+        }
+        interrupt_after(1, || {});
+        allocator.alloc(8 * MIB, StreamId::DEFAULT).unwrap();
+        assert!(cancel_interruption(), "more than one copy was made");
+    }
+}

@@ -159,3 +159,55 @@ fn copy_runs(
     }
     None
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::super::kind::RegionKind;
+    use super::*;
+    use crate::allocator::{Allocator, ChunkPolicy};
+    use crate::driver::{ModelConfig, ModelDriver};
+    use crate::units::{GIB, MIB, StreamId};
+    use std::sync::Arc;
+
+    const PAGE: u64 = 2 * MIB;
+    const MAIN: StreamId = StreamId::DEFAULT;
+
+    /// How many free blocks each piece of a walk finds.
+    fn pieces(allocator: &Allocator<ModelDriver>) -> Vec<usize> {
+        let stream = allocator.inner.shared.streams.find(MAIN).unwrap();
+        let smallest = FreeBlock { size: PAGE, offset: 0 };
+        let (mut cursor, mut pieces) = (Some(Cursor { region: 0, block: smallest }), Vec::new());
+        while let Some(from) = cursor {
+            let mut runs = Vec::new();
+            cursor = copy_runs((stream.index, &stream.lock()), &mut runs, from, smallest);
+            pieces.push(runs.len());
+        }
+        pieces
+    }
+
+    /// However many free blocks and regions a stream has, it is locked for so many of them at a time.
+    #[test]
+    fn free_blocks_are_copied_in_pieces() {
+        let driver = ModelDriver::new(ModelConfig { capacity_bytes: 80 * GIB, ..ModelConfig::default() });
+        let builder = Allocator::builder(Arc::new(driver)).chunk_policy(ChunkPolicy::Fixed(PAGE));
+        let allocator = builder.build().unwrap();
+        let count = 3 * PIECE;
+        let blocks: Vec<_> = (0..2 * count).map(|_| allocator.alloc(PAGE, MAIN).unwrap()).collect();
+        blocks.iter().step_by(2).for_each(|block| allocator.free(*block).unwrap());
+        let found = pieces(&allocator);
+        assert_eq!(found.iter().sum::<usize>(), count);
+        assert!(found.len() >= 3 && found.iter().all(|piece| *piece <= PIECE), "{found:?}");
+    }
+
+    #[test]
+    fn regions_without_free_blocks_are_passed_in_pieces() {
+        let driver = ModelDriver::new(ModelConfig { capacity_bytes: 80 * GIB, ..ModelConfig::default() });
+        let builder = Allocator::builder(Arc::new(driver)).chunk_policy(ChunkPolicy::Fixed(64 * MIB));
+        let allocator = builder.region_bytes(64 * MIB).build().unwrap();
+        let _live: Vec<_> = (0..3 * PIECE).map(|_| allocator.alloc(64 * MIB, MAIN).unwrap()).collect();
+        let regions =
+            allocator.inner.shared.streams.find(MAIN).unwrap().lock().regions.of_kind(RegionKind::Large).count();
+        assert!(regions >= 3 * PIECE);
+        assert_eq!(pieces(&allocator), vec![0; regions.div_ceil(PIECE + 1)]);
+    }
+}
