@@ -139,3 +139,35 @@ impl<D: Driver> SlowPath<'_, D> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocator::Allocator;
+    use crate::driver::{ModelConfig, ModelDriver, WorkDriver};
+    use std::sync::Arc;
+
+    const PAGE: u64 = 2 << 20;
+    const SLOT: u64 = 32 * PAGE;
+
+    /// The addresses that are left come in more pieces of two slots than there may be arenas. What was reserved of one more goes
+    /// back whole.
+    #[test]
+    fn addresses_beyond_the_last_arena_go_back() {
+        let driver = Arc::new(ModelDriver::new(ModelConfig { address_bits: 37, ..ModelConfig::default() }));
+        let pieces: Vec<_> = std::iter::from_fn(|| driver.reserve(2 * SLOT, PAGE).ok()).collect();
+        while driver.reserve(PAGE, PAGE).is_ok() {}
+        pieces.iter().step_by(2).for_each(|piece| driver.address_free(*piece, 2 * SLOT).unwrap());
+        let before = driver.usage().address_bytes;
+        let allocator = Allocator::builder(Arc::clone(&driver)).region_bytes(SLOT).build().unwrap();
+        let alloc = || allocator.alloc(PAGE, driver.create_stream().unwrap());
+        let arenas = MAX_ARENAS as u64;
+        for _ in 0..2 * arenas {
+            alloc().unwrap();
+        }
+        let refused = alloc();
+        assert!(matches!(&refused, Err(AllocError::AddressesFragmented { limit: MAX_ARENAS })), "{refused:?}");
+        assert_eq!(driver.usage().address_bytes, before + 2 * arenas * SLOT);
+        allocator.check();
+    }
+}

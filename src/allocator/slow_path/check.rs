@@ -238,9 +238,28 @@ mod tests {
                 let pool = &mut allocator.inner.door.mapper.lock().pool;
                 pool.set_lent_out(ChunkId(0), Some(LentTo::RegisteredBlock));
             }),
+            ("invariant 7: the registered block", |allocator| {
+                // One chunk, but not all of its addresses.
+                let mut range = allocator.reserve_range(2 * PAGE).unwrap();
+                range.grow(PAGE, StreamId::DEFAULT).unwrap();
+                std::mem::forget(range);
+                let pool = &mut allocator.inner.door.mapper.lock().pool;
+                let (chunk, _) = pool.iter().find(|(_, chunk)| chunk.lent_out.is_some()).unwrap();
+                pool.set_lent_out(chunk, Some(LentTo::RegisteredBlock));
+            }),
             ("invariant 8: a pinned block is live", |allocator| {
                 let pins = Pins { count: 1, freed: None };
                 with_state(allocator, |state| drop(state.pins.insert((LARGE, PAGE), pins)));
+            }),
+            ("invariant 8: a pinned block is live", |allocator| {
+                // Live, but not marked.
+                let pins = Pins { count: 1, freed: None };
+                with_state(allocator, |state| drop(state.pins.insert((LARGE, 0), pins)));
+            }),
+            ("invariant 8: a pinned block is live", |allocator| {
+                // Live and marked, but nothing pins it.
+                let pins = Pins { count: 0, freed: None };
+                with_state(allocator, |state| drop(state.pins.insert((LARGE, 2 * PAGE), pins)));
             }),
             ("invariant 8: pending blocks wait for a stream or a pin", |allocator| {
                 with_state(allocator, |state| {
@@ -251,6 +270,10 @@ mod tests {
             }),
             ("invariant 9: a ticket names a live block", |allocator| {
                 with_state(allocator, |state| assert!(state.tickets.insert((LARGE, PAGE), 0).is_none()));
+            }),
+            ("invariant 9: a ticket names a live block", |allocator| {
+                // Live, but not marked: its free would not look for a ticket.
+                with_state(allocator, |state| assert!(state.tickets.insert((LARGE, 0), 0).is_none()));
             }),
             ("a shared block has sharers", |allocator| with_state(allocator, |state| state.sharers.clear())),
             ("sharers of a block that is not shared", |allocator| {

@@ -329,3 +329,61 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         self.mapper.poisoned += 1;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::allocator::{Allocator, ChunkPolicy};
+    use crate::driver::{DriverCall, ModelConfig, ModelDriver, WorkDriver};
+    use crate::units::StreamId;
+    use std::sync::Arc;
+
+    const PAGE: u64 = 2 << 20;
+    const MAIN: StreamId = StreamId::DEFAULT;
+
+    /// At the limit of mappings, the allocator's or the driver's, a request removes four stale views for each mapping that it
+    /// makes.
+    #[test]
+    fn a_request_removes_four_stale_views_for_each_mapping() {
+        for (limit, limit_of_driver) in [(40, 100), (100, 40)] {
+            let config = ModelConfig { max_mappings: limit_of_driver, ..ModelConfig::default() };
+            let builder = Allocator::builder(Arc::new(ModelDriver::new(config))).chunk_policy(ChunkPolicy::Fixed(PAGE));
+            let allocator = builder.mapping_limit(limit).build().unwrap();
+            let [mut giver, mut taker] = [(); 2].map(|()| allocator.reserve_range(20 * PAGE).unwrap());
+            giver.grow(20 * PAGE, MAIN).unwrap();
+            taker.take_from(&mut giver, 20 * PAGE, MAIN).unwrap();
+            assert_eq!(allocator.stats().mappings, 40);
+            let block = allocator.alloc(3 * PAGE, MAIN).unwrap();
+            assert_eq!(allocator.stats().mappings, 40 - 3 * 4 + 3);
+            allocator.check();
+            allocator.free(block).unwrap();
+        }
+    }
+
+    /// Two pages of a stream that is being captured would be the cheapest for a request, since they are still mapped where it is
+    /// wanted; but nothing can be ordered behind their last use. Those that the stream freed before, and has passed, serve it.
+    #[test]
+    fn what_a_captured_stream_has_passed_can_be_had() {
+        let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 7 * PAGE, ..ModelConfig::default() }));
+        let builder = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE));
+        let allocator = builder.slack(f64::INFINITY).build().unwrap();
+        let captured = driver.create_stream().unwrap();
+        allocator.keep_stream(captured).unwrap();
+        let early = [(); 4].map(|()| allocator.alloc(PAGE, captured).unwrap());
+        let wanted = allocator.alloc(2 * PAGE, MAIN).unwrap();
+        allocator.free(wanted).unwrap();
+        // The page that may still be created, and the two that are free.
+        let late = allocator.alloc(3 * PAGE, captured).unwrap();
+        assert_eq!((allocator.stats().harvested_chunks, allocator.stats().reserved_bytes), (2, 7 * PAGE));
+        allocator.free(early[0]).unwrap();
+        allocator.free(early[2]).unwrap();
+        allocator.inner.shared.streams.progress(None).refresh_clocks(true).unwrap();
+        allocator.free(late).unwrap();
+        driver.begin_capture(captured);
+        let block = allocator.alloc(2 * PAGE, MAIN).unwrap();
+        let stats = allocator.stats();
+        assert_eq!((stats.harvested_chunks, stats.driver_calls[DriverCall::Synchronize]), (4, 0));
+        allocator.check();
+        driver.end_capture(captured);
+        allocator.free(block).unwrap();
+    }
+}

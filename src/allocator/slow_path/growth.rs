@@ -353,3 +353,193 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         if free + idle + allowance.hard_pages >= needed { Shortage::Addresses } else { Shortage::Chunks }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::error::AllocError;
+    use super::super::super::reports::OutOfMemory;
+    use crate::allocator::{Allocator, ChunkPolicy};
+    use crate::driver::{
+        DriverCall, DriverError, DriverErrorKind, DriverResult, Fault, FaultDriver, Hook, Intercepted, ModelConfig,
+        ModelDriver, WorkDriver,
+    };
+    use crate::units::{DeviceAddr, StreamId};
+    use std::sync::{Arc, Mutex};
+
+    const PAGE: u64 = 2 << 20;
+    const MAIN: StreamId = StreamId::DEFAULT;
+
+    type Act = Box<dyn FnMut(DriverCall) -> DriverResult<()> + Send>;
+
+    /// What others do before a call reaches the driver; the call fails where that does.
+    #[derive(Default)]
+    struct Others(Mutex<Option<Act>>);
+
+    impl Hook for Others {
+        fn around<T>(&self, call: DriverCall, run: impl FnOnce() -> DriverResult<T>) -> DriverResult<T> {
+            if let Some(act) = self.0.lock().unwrap().as_mut() {
+                act(call)?;
+            }
+            run()
+        }
+    }
+
+    type Device = Intercepted<ModelDriver, Others>;
+
+    fn model(pages: u64) -> ModelDriver {
+        ModelDriver::new(ModelConfig { capacity_bytes: pages * PAGE, ..ModelConfig::default() })
+    }
+
+    /// A device of so many pages, of which others hold some, and an allocator whose budget it is.
+    fn device(pages: u64, of_others: u64) -> (Arc<ModelDriver>, Allocator<Device>) {
+        let model = Arc::new(model(pages));
+        model.set_external(of_others * PAGE);
+        let device = Arc::new(Intercepted::with_hook(Arc::clone(&model), Others::default()));
+        let builder = Allocator::builder(device).chunk_policy(ChunkPolicy::Fixed(PAGE));
+        (model, builder.slack(f64::INFINITY).build().unwrap())
+    }
+
+    fn others_act(allocator: &Allocator<Device>, act: impl FnMut(DriverCall) -> DriverResult<()> + Send + 'static) {
+        *allocator.driver().hook().0.lock().unwrap() = Some(Box::new(act));
+    }
+
+    fn report(served: Result<DeviceAddr, AllocError>) -> OutOfMemory {
+        match served {
+            Err(AllocError::OutOfMemory(report)) => *report,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A request that is short looks at the device before it waits for anything, and once more after it has waited: what others
+    /// gave back in the meantime serves it.
+    #[test]
+    fn what_others_give_back_during_a_wait_is_found() {
+        let (model, allocator) = device(4, 2);
+        let user = model.create_stream().unwrap();
+        allocator.keep_stream(user).unwrap();
+        model.hold(user);
+        let block = allocator.alloc(PAGE, MAIN).unwrap();
+        allocator.record_stream(block, user).unwrap();
+        allocator.free(block).unwrap();
+        let given_back = Arc::clone(&model);
+        others_act(&allocator, move |call| {
+            if call == DriverCall::EventSynchronize {
+                given_back.set_external(0);
+            }
+            Ok(())
+        });
+        let block = allocator.alloc(4 * PAGE, MAIN).unwrap();
+        allocator.check();
+        allocator.free(block).unwrap();
+    }
+
+    /// Free chunks of four pages are released for a request of six, and others take their memory before new ones are created.
+    /// The request goes on with what is left, until nobody is faster.
+    #[test]
+    fn a_request_survives_others_who_take_what_is_released_for_it() {
+        let (model, allocator) = device(20, 0);
+        let mut live = Vec::new();
+        let four_pages = [(); 4].map(|()| {
+            drop(allocator.alloc_registered(4 * PAGE, MAIN).unwrap());
+            let block = allocator.alloc(4 * PAGE, MAIN).unwrap();
+            live.push(allocator.alloc(PAGE, MAIN).unwrap());
+            block
+        });
+        assert_eq!((allocator.stats().chunks, allocator.stats().reserved_bytes), (8, 20 * PAGE));
+        four_pages.into_iter().for_each(|block| allocator.free(block).unwrap());
+        let mut taken = 0;
+        others_act(&allocator, move |call| {
+            if call == DriverCall::Release && taken < 8 {
+                taken += 4;
+                model.set_external(taken * PAGE);
+            }
+            Ok(())
+        });
+        live.push(allocator.alloc(6 * PAGE, MAIN).unwrap());
+        assert_eq!(allocator.stats().failed_driver_calls, 2, "others were faster twice");
+        allocator.check();
+        live.into_iter().for_each(|block| allocator.free(block).unwrap());
+    }
+
+    /// A driver that refuses what it says to have is not asked for ever: twice, and once after each further look at the device.
+    #[test]
+    fn a_driver_that_goes_on_refusing_is_believed() {
+        let (_, allocator) = device(16, 0);
+        let mut refusals = 0;
+        others_act(&allocator, move |call| {
+            if call == DriverCall::Create && refusals < 20 {
+                refusals += 1;
+                return Err(DriverError::new(call, DriverErrorKind::OutOfMemory, "no memory, whatever is free"));
+            }
+            Ok(())
+        });
+        let report = report(allocator.alloc(PAGE, MAIN));
+        assert!(report.satisfiable && report.driver_error.is_some());
+        assert_eq!(allocator.stats().driver_calls[DriverCall::Create], 4);
+        allocator.check();
+    }
+
+    /// Others give a page back whenever the device is asked: two looks find two pages, and one is for the report.
+    #[test]
+    fn a_request_looks_at_the_device_twice_whatever_it_finds() {
+        let (model, allocator) = device(16, 16);
+        let mut of_others = 16;
+        others_act(&allocator, move |call| {
+            if call == DriverCall::MemoryInfo {
+                of_others -= 1;
+                model.set_external(of_others * PAGE);
+            }
+            Ok(())
+        });
+        assert_eq!(report(allocator.alloc(4 * PAGE, MAIN)).budget_bytes, 2 * PAGE);
+        assert_eq!(allocator.stats().driver_calls[DriverCall::MemoryInfo], 3);
+        allocator.check();
+    }
+
+    /// A budget that was set does not change with the device. Only for the report the device is asked.
+    #[test]
+    fn a_set_budget_saves_the_look_at_the_device() {
+        let (_, allocator) = device(16, 0);
+        allocator.set_budget(4 * PAGE).unwrap();
+        assert!(report(allocator.alloc(5 * PAGE, MAIN)).stopped_by_budget);
+        assert_eq!(allocator.stats().driver_calls[DriverCall::MemoryInfo], 1);
+    }
+
+    /// The budget allows a page, and the device has none: a further look at it does not make the report forget what the driver
+    /// said.
+    #[test]
+    fn the_drivers_refusal_is_in_the_report() {
+        let (model, allocator) = device(16, 0);
+        allocator.set_budget(4 * PAGE).unwrap();
+        model.set_external(16 * PAGE);
+        let report = report(allocator.alloc(PAGE, MAIN));
+        assert!(report.driver_error.is_some_and(|error| error.contains("0 B of 32 MiB free")));
+        assert_eq!(allocator.stats().driver_calls[DriverCall::Create], 1);
+    }
+
+    /// Where a stream has regions, the report says what is missing. That the driver refused addresses is said of a stream without.
+    #[test]
+    fn without_further_addresses_a_full_region_is_reported() {
+        let driver = Arc::new(FaultDriver::new(ModelDriver::default()));
+        let builder = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE));
+        let allocator = builder.region_bytes(32 * PAGE).build().unwrap();
+        let blocks = [(); 4].map(|()| allocator.alloc(32 * PAGE, MAIN).unwrap());
+        driver.arm(Fault::nth(0, DriverErrorKind::NotSupported).only([DriverCall::Reserve]).from_then_on());
+        assert!(report(allocator.alloc(PAGE, MAIN)).satisfiable_by_whole_pages);
+        match allocator.alloc(512, MAIN) {
+            Err(AllocError::Driver(error)) => assert_eq!(error.kind, DriverErrorKind::NotSupported),
+            other => panic!("{other:?}"),
+        }
+        allocator.check();
+        blocks.into_iter().for_each(|block| allocator.free(block).unwrap());
+    }
+
+    /// A request of just a region's addresses is not too large for one.
+    #[test]
+    fn a_request_as_large_as_a_region_runs_out_of_memory() {
+        let allocator = Allocator::builder(Arc::new(model(16))).region_bytes(32 * PAGE).build().unwrap();
+        assert_eq!(report(allocator.alloc(32 * PAGE, MAIN)).requested_bytes, 32 * PAGE);
+        let refused = allocator.alloc(32 * PAGE + 1, MAIN);
+        assert!(matches!(&refused, Err(AllocError::TooLarge { .. })), "{refused:?}");
+    }
+}

@@ -106,3 +106,52 @@ impl Mapper {
 pub fn view_at(segment: usize, page: PageIndex) -> ViewAt {
     ViewAt { segment: u32::try_from(segment).expect("segment numbers are 32 bits"), page }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocator::{Allocator, ChunkPolicy};
+    use crate::driver::{ModelConfig, ModelDriver};
+    use crate::testing::{Break, assert_noticed};
+    use crate::units::StreamId;
+    use std::mem::ManuallyDrop;
+    use std::sync::Arc;
+
+    const PAGE: u64 = 2 << 20;
+
+    fn allocator() -> ManuallyDrop<Allocator<ModelDriver>> {
+        let driver = Arc::new(ModelDriver::new(ModelConfig::default()));
+        ManuallyDrop::new(Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap())
+    }
+
+    /// The books of a chunk and its mapping take some bytes of the host's memory, and few.
+    #[test]
+    fn chunks_and_mappings_take_memory_of_the_host() {
+        let allocator = ManuallyDrop::into_inner(allocator());
+        let mut range = allocator.reserve_range(1000 * PAGE).unwrap();
+        range.grow(PAGE, StreamId::DEFAULT).unwrap();
+        let before = allocator.stats().metadata_bytes;
+        range.grow(999 * PAGE, StreamId::DEFAULT).unwrap();
+        let each = (allocator.stats().metadata_bytes - before) / 999;
+        assert!((50..500).contains(&each), "{each} bytes");
+    }
+
+    #[test]
+    fn check_names_what_is_counted_wrongly() {
+        let mapped = || {
+            let allocator = allocator();
+            allocator.alloc(PAGE, StreamId::DEFAULT).unwrap();
+            allocator
+        };
+        let check =
+            |allocator: &ManuallyDrop<Allocator<ModelDriver>>| allocator.inner.door.mapper.lock().check_counts();
+        let breaks: &[Break<ManuallyDrop<Allocator<ModelDriver>>>] = &[
+            ("mappings", |allocator| {
+                let pool = &mut allocator.inner.door.mapper.lock().pool;
+                pool.add_stale(ChunkId(0), view_at(0, PageIndex(40)));
+            }),
+            ("memory of page tables", |allocator| allocator.inner.door.mapper.lock().tables_bytes += 1),
+        ];
+        assert_noticed(mapped, check, breaks);
+    }
+}

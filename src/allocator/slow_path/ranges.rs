@@ -447,3 +447,129 @@ impl<D: Driver> SlowPath<'_, D> {
         Ok(self.mapper.pool.held_pages() < held)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::error::AllocError;
+    use crate::allocator::{Allocator, ChunkPolicy};
+    use crate::driver::{DriverCall, DriverErrorKind, Fault, FaultDriver, ModelConfig, ModelDriver, WorkDriver};
+    use crate::units::StreamId;
+    use std::sync::Arc;
+
+    const PAGE: u64 = 2 << 20;
+    const MAIN: StreamId = StreamId::DEFAULT;
+
+    type Device = FaultDriver<ModelDriver>;
+
+    /// A device of so many pages, and an allocator of single pages.
+    fn device(pages: u64) -> (Arc<Device>, Allocator<Device>) {
+        let config = ModelConfig { capacity_bytes: pages * PAGE, ..ModelConfig::default() };
+        let driver = Arc::new(FaultDriver::new(ModelDriver::new(config)));
+        let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+        (driver, allocator)
+    }
+
+    /// Pages that came from another range are of use to everybody once they are given up: nothing maps them there either.
+    #[test]
+    fn pages_that_were_taken_from_a_range_become_idle() {
+        let (_, allocator) = device(2);
+        let [mut giver, mut taker] = [(); 2].map(|()| allocator.reserve_range(2 * PAGE).unwrap());
+        giver.grow(2 * PAGE, MAIN).unwrap();
+        taker.take_from(&mut giver, 2 * PAGE, MAIN).unwrap();
+        assert_eq!(allocator.stats().mappings, 4);
+        taker.shrink(2 * PAGE).unwrap();
+        assert_eq!((allocator.stats().mappings, allocator.stats().idle_bytes), (0, 2 * PAGE));
+        let block = allocator.alloc(2 * PAGE, MAIN).unwrap();
+        allocator.check();
+        allocator.free(block).unwrap();
+    }
+
+    /// The wait for a range's users failed when it was dropped: it is unmapped later, when they have been waited for. The model
+    /// panics where memory in use is unmapped.
+    #[test]
+    fn a_range_left_behind_is_waited_for() {
+        let (driver, allocator) = device(2);
+        let mut range = allocator.reserve_range(2 * PAGE).unwrap();
+        range.grow(2 * PAGE, MAIN).unwrap();
+        driver.inner().hold(MAIN);
+        driver.fill(MAIN, range.addr(), 2 * PAGE, 1).unwrap();
+        driver.arm(Fault::nth(0, DriverErrorKind::Other).only([DriverCall::EventSynchronize]));
+        drop(range);
+        assert_eq!((driver.fired(), allocator.stats().range_bytes), (1, 2 * PAGE));
+        driver.disarm();
+        assert_eq!(allocator.trim(0).unwrap().released_bytes, 2 * PAGE);
+        assert_eq!(driver.inner().host_waits(), 1);
+        allocator.check();
+        allocator.close().unwrap();
+        assert!(driver.inner().usage().is_empty());
+    }
+
+    /// What could not be undone stays mapped until the allocator ends. Nobody waits for the whole device because of it.
+    #[test]
+    fn a_range_that_is_given_up_costs_no_wait() {
+        let (driver, allocator) = device(8);
+        let mut range = allocator.reserve_range(4 * PAGE).unwrap();
+        range.grow(PAGE, MAIN).unwrap();
+        let calls = [DriverCall::SetAccess, DriverCall::Unmap];
+        driver.arm(Fault::nth(0, DriverErrorKind::Other).only(calls).from_then_on());
+        range.grow(2 * PAGE, MAIN).unwrap_err();
+        driver.disarm();
+        drop(range);
+        let stats = allocator.stats();
+        assert_eq!((stats.mappings, stats.idle_bytes, stats.driver_calls[DriverCall::Synchronize]), (2, PAGE, 0));
+        allocator.check();
+        allocator.close().unwrap();
+        assert!(driver.inner().usage().is_empty());
+    }
+
+    /// A growth that takes what is free in the heaps and is still short has looked at the device once, and so has a registered
+    /// block. Once more for the report.
+    #[test]
+    fn a_growth_that_fails_looks_at_the_device_once() {
+        for registered in [false, true] {
+            let (_, allocator) = device(8);
+            let blocks = [2, 6].map(|pages| allocator.alloc(pages * PAGE, MAIN).unwrap());
+            allocator.free(blocks[0]).unwrap();
+            let mut range = allocator.reserve_range(4 * PAGE).unwrap();
+            let refused = match registered {
+                true => allocator.alloc_registered(4 * PAGE, MAIN).map(drop),
+                false => range.grow(4 * PAGE, MAIN),
+            };
+            assert!(matches!(&refused, Err(AllocError::OutOfMemory(_))), "{refused:?}");
+            assert_eq!(allocator.stats().driver_calls[DriverCall::MemoryInfo], 2, "registered: {registered}");
+            allocator.check();
+            allocator.free(blocks[1]).unwrap();
+        }
+    }
+
+    /// The device has no more than at the last look: the driver is not asked for the same chunk again.
+    #[test]
+    fn a_refused_chunk_is_not_asked_for_again() {
+        for registered in [false, true] {
+            let (driver, allocator) = device(8);
+            driver.arm(Fault::nth(0, DriverErrorKind::OutOfMemory).only([DriverCall::Create]).from_then_on());
+            let mut range = allocator.reserve_range(4 * PAGE).unwrap();
+            let refused = match registered {
+                true => allocator.alloc_registered(PAGE, MAIN).map(drop),
+                false => range.grow(PAGE, MAIN),
+            };
+            assert!(refused.unwrap_err().report().unwrap().driver_error.is_some());
+            assert_eq!(driver.fired(), 1, "registered: {registered}");
+            allocator.check();
+        }
+    }
+
+    /// Of four idle chunks of a page two are released for a chunk of two pages.
+    #[test]
+    fn no_more_idle_chunks_are_released_than_needed() {
+        let (_, allocator) = device(4);
+        let mut range = allocator.reserve_range(4 * PAGE).unwrap();
+        range.grow(4 * PAGE, MAIN).unwrap();
+        drop(range);
+        let block = allocator.alloc_registered(2 * PAGE, MAIN).unwrap();
+        let stats = allocator.stats();
+        assert_eq!((stats.registered_bytes, stats.idle_bytes), (2 * PAGE, 2 * PAGE));
+        allocator.check();
+        drop(block);
+    }
+}

@@ -84,3 +84,60 @@ impl<D: Driver> SlowPath<'_, D> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocator::{Allocator, ChunkPolicy};
+    use crate::driver::{DriverCall, Fault, FaultDriver, ModelConfig, ModelDriver};
+    use std::sync::Arc;
+
+    const PAGE: u64 = 2 << 20;
+    const MAIN: StreamId = StreamId::DEFAULT;
+
+    type Device = FaultDriver<ModelDriver>;
+
+    /// A device of so many pages, of which others hold some, and an allocator of single pages.
+    fn device(pages: u64, of_others: u64) -> (Arc<Device>, Allocator<Device>) {
+        let config = ModelConfig { capacity_bytes: pages * PAGE, ..ModelConfig::default() };
+        let driver = Arc::new(FaultDriver::new(ModelDriver::new(config)));
+        driver.inner().set_external(of_others * PAGE);
+        let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+        (driver, allocator)
+    }
+
+    /// Two pages may be created, and six are free: a chunk of four pages takes two of those.
+    #[test]
+    fn what_may_be_created_is_not_released() {
+        let (_, allocator) = device(8, 0);
+        let block = allocator.alloc(6 * PAGE, MAIN).unwrap();
+        allocator.free(block).unwrap();
+        let registered = allocator.alloc_registered(4 * PAGE, MAIN).unwrap();
+        let stats = allocator.stats();
+        assert_eq!((stats.registered_bytes, stats.cached_bytes), (4 * PAGE, 4 * PAGE));
+        allocator.check();
+        drop(registered);
+    }
+
+    #[test]
+    fn what_others_have_freed_can_be_had() {
+        let (driver, allocator) = device(8, 6);
+        driver.inner().set_external(0);
+        let registered = allocator.alloc_registered(8 * PAGE, MAIN).unwrap();
+        assert_eq!((registered.bytes(), allocator.budget()), (8 * PAGE, 8 * PAGE));
+        allocator.check();
+    }
+
+    /// Only a shortage is a reason to try again.
+    #[test]
+    fn other_errors_of_the_driver_are_the_callers() {
+        let (driver, allocator) = device(8, 0);
+        for kind in [DriverErrorKind::InvalidValue, DriverErrorKind::NotSupported] {
+            driver.arm(Fault::nth(0, kind).only([DriverCall::Create]));
+            let refused = allocator.alloc_registered(PAGE, MAIN);
+            assert!(matches!(&refused, Err(AllocError::Driver(error)) if error.kind == kind), "{refused:?}");
+            driver.disarm();
+            allocator.check();
+        }
+    }
+}

@@ -121,3 +121,79 @@ impl<D: Driver> SlowPath<'_, D> {
         result
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocator::{Allocator, ChunkPolicy, VirtualRange};
+    use crate::driver::{ModelConfig, ModelDriver};
+    use crate::testing::assert_noticed;
+    use crate::units::StreamId;
+    use std::mem::ManuallyDrop;
+    use std::sync::Arc;
+
+    const PAGE: u64 = 2 << 20;
+    const MAIN: StreamId = StreamId::DEFAULT;
+
+    fn allocator() -> Allocator<ModelDriver> {
+        let driver = Arc::new(ModelDriver::new(ModelConfig::default()));
+        Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap()
+    }
+
+    /// Two ranges of so many pages, the first one mapped.
+    fn ranges(allocator: &Allocator<ModelDriver>, pages: u64) -> [VirtualRange<ModelDriver>; 2] {
+        let mut ranges = [(); 2].map(|()| allocator.reserve_range(pages * PAGE).unwrap());
+        ranges[0].grow(pages * PAGE, MAIN).unwrap();
+        ranges
+    }
+
+    /// Number of entries, and of stale views.
+    fn counts(allocator: &Allocator<ModelDriver>) -> (usize, usize) {
+        let mapper = allocator.inner.door.mapper.lock();
+        (mapper.stale_order.entries.len(), mapper.pool.stale_views())
+    }
+
+    /// However often a page moves to and fro, entries of views that are gone do not pile up: there are twice as many as stale
+    /// views, and some. To look for those that are out of date pays, since at least half of all are.
+    #[test]
+    fn entries_that_are_out_of_date_are_dropped_in_time() {
+        let allocator = allocator();
+        let mut many = ranges(&allocator, 3000);
+        let [one, two] = &mut many;
+        two.take_from(one, 3000 * PAGE, MAIN).unwrap();
+        assert_eq!(counts(&allocator), (3000, 3000));
+        let [mut here, mut there] = ranges(&allocator, 1);
+        let (mut before, mut cleaned) = (3000, 0);
+        let mut turn = || {
+            there.take_from(&mut here, PAGE, MAIN).unwrap();
+            std::mem::swap(&mut here, &mut there);
+            let (entries, stale) = counts(&allocator);
+            assert!(entries <= 2 * stale + SPARE_ENTRIES, "{entries} entries of {stale} stale views");
+            cleaned += usize::from(entries < before);
+            assert!(entries > before || 2 * entries <= before + 1, "{before} entries were looked at for {entries}");
+            before = entries;
+        };
+        (0..10_000).for_each(|_| turn());
+        // The stale views of one range go with it, and so do their entries.
+        drop(many);
+        (0..3000).for_each(|_| turn());
+        assert!((4..10).contains(&cleaned), "{cleaned} times");
+        allocator.check();
+    }
+
+    #[test]
+    fn check_names_a_view_without_an_entry() {
+        let with_a_stale_view = || {
+            let allocator = ManuallyDrop::new(allocator());
+            let [mut here, mut there] = ranges(&allocator, 1);
+            there.take_from(&mut here, PAGE, MAIN).unwrap();
+            std::mem::forget([here, there]);
+            allocator
+        };
+        let lose = |allocator: &mut ManuallyDrop<Allocator<ModelDriver>>| {
+            allocator.inner.door.mapper.lock().stale_order.entries.clear();
+        };
+        let check = |allocator: &ManuallyDrop<Allocator<ModelDriver>>| allocator.check();
+        assert_noticed(with_a_stale_view, check, &[("stale I1: the view at", lose)]);
+    }
+}

@@ -84,3 +84,27 @@ impl<D: Driver> SlowPath<'_, D> {
         first
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::allocator::Allocator;
+    use crate::driver::{DriverCall, ModelDriver};
+    use crate::units::StreamId;
+    use std::sync::Arc;
+
+    /// An allocator that ends waits for its streams only; one that keeps its mappings, which others may use, for the device.
+    #[test]
+    fn the_device_is_waited_for_where_others_use_the_memory() {
+        for keeps_mappings in [false, true] {
+            let driver = Arc::new(ModelDriver::default());
+            let builder = Allocator::builder(Arc::clone(&driver));
+            let builder = if keeps_mappings { builder.keep_mappings() } else { builder };
+            let allocator = builder.build().unwrap();
+            let block = allocator.alloc(100, StreamId::DEFAULT).unwrap();
+            allocator.free(block).unwrap();
+            allocator.close().unwrap();
+            assert_eq!(driver.calls()[DriverCall::Synchronize], u64::from(keeps_mappings));
+            assert!(driver.usage().is_empty());
+        }
+    }
+}
