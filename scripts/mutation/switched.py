@@ -1,4 +1,5 @@
 """Tries changes that are all in one program, each behind a switch."""
+import hashlib
 import json
 import os
 import resource
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 
 import work_copy
 
@@ -68,19 +70,27 @@ class Switched:
         return errors, programs, process.returncode
 
     def look(self, folder):
-        """Runs each test without a change: how long it takes, and which switches it comes to."""
+        """Finds out how long each test takes, and which switches it comes to. Of a program that is as it was, this is known."""
         folder.mkdir(exist_ok=True)
         for test in self.tests:
-            file = folder / test.name.replace("/", ".").replace(" ", ".")
-            file.unlink(missing_ok=True)
-            if self.run(test, f"reached:{file}", 600) != 0:
-                sys.exit(f"{test.name} fails without a change")
-            test.reached = set(map(int, file.read_text().split())) if file.exists() else set()
-            # Looking takes time of its own.
-            start = time.monotonic()
-            self.run(test, 0, 600)
-            test.seconds = time.monotonic() - start
-            print(f"{test.name}: {test.seconds:.1f} s, comes to {len(test.reached)} changes", flush=True)
+            file = folder / f"{test.name}.json".replace("/", ".").replace(" ", ".")
+            known = json.loads(file.read_text()) if file.exists() else None
+            program = hashlib.sha256(Path(test.path).read_bytes()).hexdigest()
+            if not known or known["program"] != program:
+                known = {"program": program, **self.look_at(test, file.with_suffix(".reached"))}
+                file.write_text(json.dumps(known))
+                print(f"{test.name}: {known['seconds']:.1f} s, comes to {len(known['reached'])} changes", flush=True)
+            test.seconds, test.reached = known["seconds"], set(known["reached"])
+
+    def look_at(self, test, file):
+        """Runs a test without a change, once to write down the switches, which takes time of its own, and once for its time."""
+        file.unlink(missing_ok=True)
+        if self.run(test, f"reached:{file}", 600) != 0:
+            sys.exit(f"{test.name} fails without a change")
+        start = time.monotonic()
+        self.run(test, 0, 600)
+        seconds = time.monotonic() - start
+        return {"seconds": seconds, "reached": sorted(map(int, file.read_text().split())) if file.exists() else []}
 
     def run(self, test, change, seconds):
         """The exit code of a test program, or `None` if it did not end."""

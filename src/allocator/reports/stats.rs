@@ -21,7 +21,7 @@ pub struct Stats {
     pub cached_bytes: u64,
     /// Bytes that were freed and wait for other streams.
     pub pending_bytes: u64,
-    /// Those of them in completely free chunks, which a trim returns to the driver.
+    /// Those of `cached_bytes` in completely free chunks, which a trim returns to the driver.
     pub free_chunk_bytes: u64,
     /// Bytes of chunks that nothing maps.
     pub idle_bytes: u64,

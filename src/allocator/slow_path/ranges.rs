@@ -67,7 +67,7 @@ impl Door {
     pub fn drop_range<D: Driver>(&self, shared: &Shared<D>, range: &mut RawRange) {
         let gone = self.enter(shared, |path| {
             path.unmap_range_down_to(range, PageCount::ZERO)?;
-            if range.mapped > PageCount::ZERO || range.given_up {
+            if range.given_up {
                 return Ok(false);
             }
             path.vacate(range.segment)?;

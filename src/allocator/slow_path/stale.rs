@@ -74,7 +74,7 @@ const SPARE_ENTRIES: usize = 1024;
 pub struct Drop {
     /// Most that are dropped.
     pub most: usize,
-    /// Most that are looked at without being dropped, since their last use has not passed.
+    /// The search ends once more than these were looked at and not dropped, since their last use has not passed.
     pub patience: usize,
 }
 
