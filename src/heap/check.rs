@@ -44,6 +44,7 @@ impl Heap {
             prev_size = block.size;
             at += block.size;
             count += 1;
+            assert!(in_use || block.waste == 0, "I5: waste in a {:?} block at {:#x}", block.state, block.offset);
         }
         assert_eq!(at, self.extent, "I1: the blocks end early");
         assert_eq!(count, self.table.len(), "I1: blocks outside the tiling");

@@ -15,7 +15,7 @@
 //! - I2  no two neighbours are both free or both holes: such blocks are merged.
 //! - I3  the free index contains exactly the free blocks, `holes` exactly the holes.
 //! - I4  `live_bytes + waste == sum of live block sizes`.
-//! - I5  only live and pending blocks are shared.
+//! - I5  only live and pending blocks are shared, or have waste.
 //! - I6  `starts` holds exactly the stretches in which a block starts.
 //!
 //! Cost: `alloc` and `free` touch the block, its neighbours and one or two bins. `alloc_aligned` looks at up to

@@ -424,7 +424,10 @@ fn check_names_what_is_broken() {
             heap.table.get_mut(4 * GRANULE).unwrap().size -= 1;
             heap.extent -= 1;
         }),
-        ("I2: two Free neighbours at 0x200", |heap| heap.table.get_mut(0).unwrap().state = BlockState::Free),
+        ("I2: two Free neighbours at 0x200", |heap| {
+            let block = heap.table.get_mut(0).unwrap();
+            (block.state, block.waste) = (BlockState::Free, 0);
+        }),
         ("I3: free blocks", |heap| heap.table.get_mut(GRANULE).unwrap().state = BlockState::Claimed),
         ("I3: free blocks", |heap| heap.free.insert(FreeBlock { size: GRANULE, offset: 0 })),
         ("I3: the hole at 0x800", |heap| {
@@ -438,6 +441,7 @@ fn check_names_what_is_broken() {
         ("the map of starts differs from the blocks", |heap| heap.starts.add(3)),
         ("the map of starts differs from the blocks", |heap| heap.starts.remove(0)),
         ("I5: a shared Free block at 0x200", |heap| heap.table.get_mut(GRANULE).unwrap().shared = true),
+        ("I5: waste in a Free block at 0x200", |heap| heap.table.get_mut(GRANULE).unwrap().waste = 1),
     ];
     assert_noticed(heap, Heap::check, breaks);
 }
