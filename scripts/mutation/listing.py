@@ -1,4 +1,4 @@
-"""What cargo-mutants is asked with, and the changes that it lists."""
+"""The changes that cargo-mutants lists, and how they are built."""
 import json
 import os
 import subprocess
@@ -10,8 +10,6 @@ examine_globs = ["src/pages.rs", "src/heap/**", "src/segment/**", "src/stream/**
 exclude_globs = ["src/**/tests.rs"]
 # Text for people.
 exclude_re = ["impl .*Debug", "impl .*Display"]
-profile = "mutants"
-additional_cargo_args = [{arguments}]
 """
 PROFILE = """
 [profile.mutants]
@@ -21,17 +19,11 @@ incremental = true
 """
 
 
-def write_config(folder, arguments=()):
-    """Writes cargo-mutants' settings, with arguments for `cargo test`, and returns the path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    config = folder / "config.toml"
-    config.write_text(CONFIG.format(arguments=", ".join(f'"{argument}"' for argument in arguments)))
-    return str(config)
-
-
 def list_changes(tree, folder):
-    """All changes that can be made to the code in `tree`, each with its name, place and kind."""
-    command = ["cargo", "mutants", "--list", "--json", "--config", write_config(folder)]
+    """All changes that can be made to the code in `tree`, each with its name, place and kind. Writes settings to `folder`."""
+    config = folder / "config.toml"
+    config.write_text(CONFIG)
+    command = ["cargo", "mutants", "--list", "--json", "--config", str(config)]
     listed = subprocess.run(command, cwd=tree, env=ENVIRONMENT, check=True, stdout=subprocess.PIPE).stdout
     return json.loads(listed)
 

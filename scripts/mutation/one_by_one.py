@@ -1,75 +1,92 @@
-"""Tries changes one by one, by cargo-mutants: those that cannot be put behind a switch. Each is built for itself."""
-import json
-import re
-import shutil
+"""Tries changes one by one: those that cannot be put behind a switch. The tests are built for each."""
+import os
+import queue
+import signal
 import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import work_copy
 
 from . import listing
+from .switches import byte_of, starts_of_lines
 
-# Few binaries at first: building them is most of the time.
+LIBRARY = ["--package=gapless", "--lib"]
+# Few programs at first: building them is most of the time.
 QUICK = ["--package=gapless-trace", "--test=replay_figures", "--test=ranges", "--test=last_resort"]
 REST = ["--package=gapless-testkit", "--package=gapless-trace", "--lib"] + [f"--test={test}" for test in [
     "addresses", "alignment", "alloc_again", "captures", "device_budget", "ends", "faults", "figures", "fork", "further_regions",
     "graphs", "host_mapping_limit", "kept", "large", "listeners", "lost_device", "mapping_limit", "metadata", "own_stream",
     "pinned_pages", "pins", "placement", "properties", "refused_chunks", "registered", "regressions", "replay", "settings",
     "small_worlds", "stress", "tickets", "whole_blocks", "worked_example"]]
-UNITS = ["--package=gapless", "--lib"]
 # With the seconds after which a change is taken as noticed. All the rest takes some 30 seconds as it is.
-GROUPS = [(QUICK, 15), (UNITS, 60), (REST, 200)]
-NAMES = {"MissedMutant": "lives", "CaughtMutant": "caught", "Timeout": "endless", "Unviable": "does not compile",
-         "Success": "compiles"}
+GROUPS = [("replay", QUICK, 15), ("unit tests", LIBRARY, 60), ("other tests", REST, 200)]
+LONGEST_BUILD = 900
 
 
-def copy_tree(tree):
-    work_copy.copy_files(tree)
-    # None of the tests here takes the simulated libcuda, which would be built again for each change.
-    for manifest in [tree / "Cargo.toml", tree / "crates/testkit/Cargo.toml"]:
-        lines = manifest.read_text().splitlines(keepends=True)
-        manifest.write_text("".join(line for line in lines if not line.startswith("gapless-sim-libcuda")))
-    listing.add_profile(tree)
+def outcomes(out, jobs, changes, environment):
+    """Yields the names of changes, with what becomes of each."""
+    trees = queue.SimpleQueue()
+    for job in range(jobs):
+        trees.put(Tree(out / f"tree-{job}", environment))
 
+    def outcome(change):
+        tree = trees.get()
+        try:
+            return tree.outcome(change)
+        finally:
+            trees.put(tree)
 
-def outcomes(out, jobs, names, environment):
-    """What becomes of changes by name, each with what noticed it."""
-    trees = [out / f"tree-{job}" for job in range(jobs)]
-    for tree in trees:
-        copy_tree(tree)
     with ThreadPoolExecutor(jobs) as pool:
-        found = {}
-        for some in pool.map(lambda tree, own: one_tree(tree, own, environment), trees, [names[job::jobs] for job in range(jobs)]):
-            found |= some
-    return found
+        running = {pool.submit(outcome, change): change["name"] for change in changes}
+        for future in as_completed(running):
+            yield running[future], future.result()
 
 
-def one_tree(tree, names, environment):
-    # What does not compile is found without building a test.
-    found = run(tree, UNITS, 600, names, environment, "--check") if names else {}
-    names = [name for name, (outcome, _) in found.items() if outcome == "compiles"]
-    for tests, seconds in GROUPS:
-        if names:
-            found |= run(tree, tests, seconds, names, environment)
-            names = [name for name, (outcome, _) in found.items() if outcome == "lives"]
-    return found
+class Tree:
+    """A copy of the repository in which one change is made at a time."""
+
+    def __init__(self, path, environment):
+        self.path, self.environment = path, listing.ENVIRONMENT | environment | {"RUSTFLAGS": "--cap-lints=allow"}
+        work_copy.copy_files(path)
+        # None of the tests here takes the simulated libcuda, which would be built again for each change.
+        for manifest in [path / "Cargo.toml", path / "crates/testkit/Cargo.toml"]:
+            lines = manifest.read_text().splitlines(keepends=True)
+            manifest.write_text("".join(line for line in lines if not line.startswith("gapless-sim-libcuda")))
+        listing.add_profile(path)
+
+    def outcome(self, change):
+        """What becomes of a change, and which tests notice."""
+        path = self.path / change["file"]
+        source = path.read_bytes()
+        path.write_bytes(changed(source, change))
+        try:
+            if self.cargo("check", LIBRARY, LONGEST_BUILD) != 0:
+                return "does not compile", "the compiler"
+            for name, tests, seconds in GROUPS:
+                if self.cargo("test", ["--no-run", *tests], LONGEST_BUILD) != 0:
+                    return "does not compile", "the compiler"
+                ended = self.cargo("test", tests, seconds)
+                if ended != 0:
+                    return ("endless" if ended is None else "caught"), name
+            return "lives", "built for itself"
+        finally:
+            path.write_bytes(source)
+
+    def cargo(self, command, arguments, seconds):
+        """The exit code of a cargo command, or `None` if it did not end in time."""
+        process = subprocess.Popen(["cargo", command, "--quiet", "--profile=mutants", *arguments], cwd=self.path,
+                                   env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL, start_new_session=True)
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return None
 
 
-def run(tree, tests, seconds, names, environment, *options):
-    out = tree.with_name(f"{tree.name}.out")
-    shutil.rmtree(out, ignore_errors=True)
-    command = ["cargo", "mutants", "--in-place", "--config", listing.write_config(out, tests), "--output", str(out),
-               "--timeout", str(seconds), *options]
-    for name in names:
-        command += ["--re", f"^{re.escape(name)}$"]
-    # That lets all fields of structs through.
-    if not any("delete field" in name for name in names):
-        command += ["--exclude-re", "delete field"]
-    # 2: mutants lived; 3: a test ran out of time, which is a catch. Anything else is no result.
-    if subprocess.run(command, cwd=tree, env=listing.ENVIRONMENT | environment).returncode not in (0, 2, 3):
-        sys.exit("cargo mutants failed")
-    results = json.loads((out / "mutants.out/outcomes.json").read_text())["outcomes"]
-    summaries = {result["scenario"]["Mutant"]["name"]: result["summary"]
-                 for result in results if isinstance(result["scenario"], dict)}
-    return {name: (NAMES[summaries[name]], "cargo mutants") for name in names}
+def changed(source, change):
+    """A source with a change made to it."""
+    lines = starts_of_lines(source)
+    start, end = (byte_of(source, lines, change["span"][side]) for side in ("start", "end"))
+    return source[:start] + change["replacement"].encode() + source[end:]

@@ -52,7 +52,7 @@ class Switched:
             refused |= {number for number in wrong - without_form if self.changes[number]["genre"] == "FnValue"}
         self.switched = changes
         self.refused = [self.changes[number]["name"] for number in refused]
-        self.left_out = [change["name"] for number, change in self.changes.items() if number not in changes and number not in refused]
+        self.left_out = [change for number, change in self.changes.items() if number not in changes and number not in refused]
         packages = [f"--package={package}" for package in PACKAGES]
         messages, programs, code = self.cargo("test", "--no-run", "--lib", "--tests", *packages)
         if code:

@@ -78,9 +78,7 @@ class Woven:
 
     def __init__(self, source, changes):
         self.source = source
-        line_starts = [0]
-        for line in source.split(b"\n"):
-            line_starts.append(line_starts[-1] + len(line) + 1)
+        line_starts = starts_of_lines(source)
         # Changes by what they replace: from the first byte of it to the one behind it.
         self.at = defaultdict(list)
         for number, change in changes.items():
@@ -294,6 +292,14 @@ class Part:
     def __exit__(self, *_):
         if self.numbers:
             self.pieces.ranges.append((self.start, self.pieces.length, self.numbers))
+
+
+def starts_of_lines(source):
+    """The first byte of each line, and the one behind the last."""
+    starts = [0]
+    for line in source.split(b"\n"):
+        starts.append(starts[-1] + len(line) + 1)
+    return starts
 
 
 def byte_of(source, line_starts, position):

@@ -268,4 +268,19 @@ mod tests {
             assert_eq!(places, expected);
         }
     }
+
+    /// The free block before a hole may begin in the piece before, or end where that did.
+    #[test]
+    fn what_the_piece_before_has_is_not_copied_again() {
+        let mut heap = Heap::new(4 * GRANULE);
+        heap.set(0, 0, 2 * GRANULE, BlockState::Free, 0);
+        let found = |granules: u64| {
+            first_of_next_run(&heap, granules * GRANULE)
+                .map(|block| (block.offset / GRANULE, block.size / GRANULE, block.state))
+        };
+        assert_eq!(found(0), Some((0, 2, BlockState::Free)));
+        assert_eq!(found(1), Some((1, 1, BlockState::Free)));
+        assert_eq!(found(2), Some((2, 2, BlockState::Hole)));
+        assert_eq!(found(3), None);
+    }
 }
