@@ -3,6 +3,7 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import work_copy
@@ -12,8 +13,8 @@ from .switches import byte_of, starts_of_lines
 
 LIBRARY = ["--package=gapless", "--lib"]
 # Few programs at first: building them is most of the time.
-QUICK = ["--package=gapless-trace", "--test=replay_figures", "--test=ranges", "--test=last_resort"]
-REST = ["--package=gapless-testkit", "--package=gapless-trace", "--lib"] + [f"--test={test}" for test in [
+QUICK = ["--package=gapless", "--package=gapless-trace", "--test=replay_figures", "--test=ranges", "--test=last_resort"]
+REST = ["--package=gapless", "--package=gapless-testkit", "--package=gapless-trace", "--lib"] + [f"--test={test}" for test in [
     "addresses", "alignment", "alloc_again", "captures", "device_budget", "ends", "faults", "figures", "fork", "further_regions",
     "graphs", "host_mapping_limit", "kept", "large", "listeners", "lost_device", "mapping_limit", "metadata", "own_stream",
     "pinned_pages", "pins", "placement", "properties", "refused_chunks", "registered", "regressions", "replay", "settings",
@@ -26,7 +27,7 @@ LONGEST_BUILD = 900
 def outcomes(out, jobs, changes, environment):
     """Yields the names of changes, with what becomes of each."""
     trees = queue.SimpleQueue()
-    for job in range(jobs):
+    for job in range(jobs if changes else 0):
         trees.put(Tree(out / f"tree-{job}", environment))
 
     def outcome(change):
@@ -53,6 +54,9 @@ class Tree:
             lines = manifest.read_text().splitlines(keepends=True)
             manifest.write_text("".join(line for line in lines if not line.startswith("gapless-sim-libcuda")))
         listing.add_profile(path)
+        for name, tests, _ in GROUPS:
+            if self.cargo("test", ["--no-run", *tests], LONGEST_BUILD) != 0:
+                sys.exit(f"{name}: the tests do not build without a change")
 
     def outcome(self, change):
         """What becomes of a change, and which tests notice."""
