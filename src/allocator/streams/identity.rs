@@ -245,8 +245,10 @@ mod tests {
         }
     }
 
+    type Device = Intercepted<ModelDriver, Unknown>;
+
     /// A driver that does not tell, an allocator that has freed a block on a stream, and the stream.
-    fn unknown() -> (Arc<Intercepted<ModelDriver, Unknown>>, Allocator<Intercepted<ModelDriver, Unknown>>, StreamId) {
+    fn unknown() -> (Arc<Device>, Allocator<Device>, StreamId) {
         let driver = Arc::new(Intercepted::with_hook(Arc::new(ModelDriver::default()), Unknown::default()));
         let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
         let stream = driver.create_stream().unwrap();
