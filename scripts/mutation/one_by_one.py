@@ -1,14 +1,12 @@
 """Tries changes one by one: those that cannot be put behind a switch. The tests are built for each."""
-import os
 import queue
-import signal
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import work_copy
 
 from . import listing
+from .processes import exit_code
 from .switches import byte_of, starts_of_lines
 
 LIBRARY = ["--package=gapless", "--lib"]
@@ -56,7 +54,7 @@ class Tree:
         listing.add_profile(path)
         for name, tests, _ in GROUPS:
             if self.cargo("test", ["--no-run", *tests], LONGEST_BUILD) != 0:
-                sys.exit(f"{name}: the tests do not build without a change")
+                sys.exit(f"{name}: the tests do not build without a change, or {path}/target is from a run that was cut short")
 
     def outcome(self, change):
         """What becomes of a change, and which tests notice."""
@@ -78,15 +76,7 @@ class Tree:
 
     def cargo(self, command, arguments, seconds):
         """The exit code of a cargo command, or `None` if it did not end in time."""
-        process = subprocess.Popen(["cargo", command, "--quiet", "--profile=mutants", *arguments], cwd=self.path,
-                                   env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.DEVNULL, start_new_session=True)
-        try:
-            return process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return None
+        return exit_code(["cargo", command, "--quiet", "--profile=mutants", *arguments], seconds, self.path, self.environment)
 
 
 def changed(source, change):

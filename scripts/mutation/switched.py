@@ -1,9 +1,6 @@
 """Tries changes that are all in one program, each behind a switch."""
 import hashlib
 import json
-import os
-import resource
-import signal
 import subprocess
 import sys
 import time
@@ -13,14 +10,13 @@ from pathlib import Path
 import work_copy
 
 from . import listing, switches
+from .processes import exit_code
 
 PACKAGES = ["gapless", "gapless-testkit", "gapless-trace", "gapless-share", "gapless-capi"]
 # What looks at the sources or builds programs of its own; and what does as others do, over a simulation that takes longer.
 NOT_RUN = {"layering", "c_programs", "header", "kernels", "kernel_sources", "cuda_properties", "fuzz_seeds"}
 # A test that takes this long, beside a multiple of its usual time, does not end.
 LEAST_SECONDS, TIMES = 8, 5
-# For what allocates without an end.
-MOST_BYTES = 6 << 30
 
 
 class Switched:
@@ -94,21 +90,8 @@ class Switched:
 
     def run(self, test, change, seconds):
         """The exit code of a test program, or `None` if it did not end."""
-        process = subprocess.Popen([test.path, "--quiet", test.filter], cwd=test.folder, env=self.environment | {
-            "GAPLESS_CHANGE": str(change), "CARGO_MANIFEST_DIR": test.folder}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-        resource.prlimit(process.pid, resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
-        try:
-            return process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            # Tests start processes of their own.
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
+        environment = self.environment | {"GAPLESS_CHANGE": str(change), "CARGO_MANIFEST_DIR": test.folder}
+        return exit_code([test.path, "--quiet", test.filter], seconds, test.folder, environment)
 
     def outcome(self, number):
         """What becomes of a change, and the test that notices."""

@@ -236,14 +236,20 @@ fn a_wait_says_nothing_about_the_stream_that_came_meanwhile() {
     clock.check();
 }
 
-#[test]
-fn a_forgotten_stream_is_gone_once_its_last_event_has_completed() {
+/// The clock of a stream that is held, and was forgotten with an event.
+fn forgotten() -> (ModelDriver, EventPool, StreamId, StreamClock) {
     let (driver, events, _) = clock();
     let stream = driver.create_stream().unwrap();
     let mut clock = StreamClock::new(stream, Reach::Given);
     driver.hold(stream);
     assert!(clock.seal(true, &driver, &events).unwrap());
     clock.end(true);
+    (driver, events, stream, clock)
+}
+
+#[test]
+fn a_forgotten_stream_is_gone_once_its_last_event_has_completed() {
+    let (driver, events, stream, mut clock) = forgotten();
     let later = clock.open();
     assert!(clock.covers(later), "nothing is queued after the last event");
     assert_eq!(clock.poll(&driver, &events), Ok(0));
@@ -259,12 +265,7 @@ fn a_forgotten_stream_is_gone_once_its_last_event_has_completed() {
 /// What lies before the end of a forgotten stream is told by its last event. Memory that is never free again is not.
 #[test]
 fn what_never_passes_has_not_passed_at_the_end() {
-    let (driver, events, _) = clock();
-    let stream = driver.create_stream().unwrap();
-    let mut clock = StreamClock::new(stream, Reach::Given);
-    driver.hold(stream);
-    assert!(clock.seal(true, &driver, &events).unwrap());
-    clock.end(true);
+    let (driver, events, stream, mut clock) = forgotten();
     assert_eq!((clock.told_until(false), clock.told_until(true)), (NEVER - 1, NEVER - 1));
     assert!(clock.covers(NEVER - 1) && !clock.covers(NEVER));
     driver.complete(stream);
