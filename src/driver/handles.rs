@@ -9,11 +9,11 @@
 use super::thread::{PER_THREAD_STREAM, THREAD_KEYS, own_stream};
 use super::{StreamIdentity, StreamLifetime};
 use crate::units::StreamId;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 #[derive(Debug)]
 pub(super) struct Handles {
-    lanes: HashMap<StreamId, StreamId>,
+    lanes: BTreeMap<StreamId, StreamId>,
     /// Destroyed handles, the last one last. None of them has a lane.
     destroyed: Vec<StreamId>,
 }
@@ -30,7 +30,7 @@ pub(super) enum NoStream {
 impl Handles {
     /// The default stream, in a lane of the same number.
     pub fn new() -> Self {
-        Self { lanes: HashMap::from([(StreamId::DEFAULT, StreamId::DEFAULT)]), destroyed: Vec::new() }
+        Self { lanes: BTreeMap::from([(StreamId::DEFAULT, StreamId::DEFAULT)]), destroyed: Vec::new() }
     }
 
     /// Returns a handle for the stream in a new lane: the last one destroyed, or else the lane's own number.

@@ -179,7 +179,17 @@ pub fn replay<D: ReplayDriver>(
     driver: Arc<D>,
     options: &ReplayOptions<'_>,
 ) -> Result<ReplayResult, ReplayError> {
-    let driver = Arc::new(Metered::with_hook(driver, Meter::new(D::CLOCK)));
+    replay_by(D::CLOCK, trace, driver, options)
+}
+
+/// [`replay`] with another clock for driver calls. With [`Clock::Nothing`], the time of an op includes them.
+pub(crate) fn replay_by<D: ReplayDriver>(
+    clock: Clock,
+    trace: &Trace,
+    driver: Arc<D>,
+    options: &ReplayOptions<'_>,
+) -> Result<ReplayResult, ReplayError> {
+    let driver = Arc::new(Metered::with_hook(driver, Meter::new(clock)));
     match options.policy {
         PolicyKind::Gapless => {
             let built = options.gapless.build(Arc::clone(&driver), options.capacity_bytes);
@@ -249,7 +259,7 @@ fn run<D: ReplayDriver, P: Policy>(
             told = done;
         }
     }
-    let own = start.elapsed_outside(meter.time() - driver_time_before, D::CLOCK);
+    let own = start.elapsed_outside(meter.time() - driver_time_before, meter.clock());
     let stats = policy.stats();
     let driver_calls = meter.calls();
     let modelled = driver.inner().modelled_time();
@@ -315,7 +325,7 @@ impl Stopwatch {
     fn elapsed_outside(&self, inside: Duration, clock: Clock) -> Duration {
         let processor = processor_time().saturating_sub(self.processor);
         match clock {
-            Clock::Processor => processor.saturating_sub(inside),
+            Clock::Processor | Clock::Nothing => processor.saturating_sub(inside),
             Clock::Wall => {
                 let passed = self.passed.elapsed();
                 let share = processor.as_secs_f64() / passed.as_secs_f64().max(f64::MIN_POSITIVE);

@@ -10,9 +10,10 @@
 
 use crate::caching::CachingSettings;
 use crate::device::PAGE_BYTES;
-use crate::replay::ReplayError;
+use crate::meter::Clock;
+use crate::replay::{ReplayError, replay_by};
 use crate::work::Touch;
-use crate::{Device, GaplessSettings, PolicyKind, ReplayOptions, ReplayResult, Trace, replay};
+use crate::{Device, GaplessSettings, PolicyKind, ReplayOptions, ReplayResult, Trace};
 use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -138,7 +139,8 @@ impl Search<'_> {
     /// Replays on a device with so many pages. Returns which part of the ops had run when it failed, or `None` if it survived.
     fn failed_after(&self, pages: u64) -> Result<Option<f64>, ReplayError> {
         let device = Device { lag_ops: self.lag_ops, ..Device::of(pages * PAGE_BYTES) };
-        let result = replay(
+        let result = replay_by(
+            Clock::Nothing,
             self.trace,
             Arc::new(device.model()),
             &ReplayOptions {

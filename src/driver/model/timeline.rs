@@ -21,7 +21,7 @@ use crate::driver::EventHandle;
 use crate::driver::handles::{FIRST_LANE, is_of_thread};
 use crate::driver::ledger::token_base;
 use crate::units::StreamId;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 /// The addresses that one item of work touches; empty ranges where it touches fewer.
@@ -31,9 +31,9 @@ pub(super) type Touched = [Range<u64>; 2];
 pub(super) struct Timeline {
     now: u64,
     lag: u64,
-    lanes: HashMap<StreamId, Lane>,
+    lanes: BTreeMap<StreamId, Lane>,
     next_stream: u64,
-    events: HashMap<EventHandle, Recording>,
+    events: BTreeMap<EventHandle, Recording>,
     event_base: u64,
     events_made: u64,
     pending: usize,
@@ -84,9 +84,9 @@ impl Timeline {
         Self {
             now: 0,
             lag,
-            lanes: HashMap::from([(StreamId::DEFAULT, Lane::default())]),
+            lanes: BTreeMap::from([(StreamId::DEFAULT, Lane::default())]),
             next_stream: FIRST_LANE,
-            events: HashMap::new(),
+            events: BTreeMap::new(),
             event_base: token_base(),
             events_made: 0,
             pending: 0,
