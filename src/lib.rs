@@ -40,7 +40,7 @@ pub mod allocator;
 pub mod driver;
 mod heap;
 mod host_memory;
-#[cfg(feature = "internals")]
+#[cfg(all(feature = "internals", not(any(loom, shuttle))))]
 mod instances;
 #[cfg(any(feature = "cust", feature = "cuda-driver-sys"))]
 pub mod interop;
@@ -60,6 +60,7 @@ pub use units::{ByteSize, DeviceAddr, StreamId};
 #[cfg(feature = "internals")]
 pub mod internals {
     pub use crate::heap::Heap;
+    #[cfg(not(any(loom, shuttle)))]
     pub use crate::instances::{exercise_cuda, exercise_faults, exercise_model};
     pub use crate::stream::{Entries, StreamTable};
     #[cfg(loom)]

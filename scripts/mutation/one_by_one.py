@@ -12,7 +12,8 @@ from .switches import byte_of, starts_of_lines
 LIBRARY = ["--package=gapless", "--lib"]
 # Few programs at first: building them is most of the time.
 QUICK = ["--package=gapless", "--package=gapless-trace", "--test=replay_figures", "--test=ranges", "--test=last_resort"]
-REST = ["--package=gapless", "--package=gapless-testkit", "--package=gapless-trace", "--lib"] + [f"--test={test}" for test in [
+PACKAGES = ["--package=gapless", "--package=gapless-testkit", "--package=gapless-instrumented", "--package=gapless-trace"]
+REST = PACKAGES + ["--lib"] + [f"--test={test}" for test in [
     "addresses", "alignment", "alloc_again", "captures", "device_budget", "ends", "faults", "figures", "fork", "further_regions",
     "graphs", "host_mapping_limit", "kept", "large", "listeners", "lost_device", "mapping_limit", "metadata", "own_stream",
     "pinned_pages", "pins", "placement", "properties", "refused_chunks", "registered", "regressions", "replay", "settings",

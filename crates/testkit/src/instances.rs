@@ -1,13 +1,12 @@
 //! Runs on each device, compiled once with this crate: test programs find the runner and the allocator beneath it here instead of
 //! compiling them again each. See `gapless::internals`.
 
-use crate::cuda::Cuda;
 use crate::device::{Host, Model, World};
-use crate::op::Op;
 use crate::runner::run;
-use crate::summary::Summary;
 use crate::threads::run_scheduled;
 use crate::wire::{Extra, decode};
+#[cfg(feature = "properties")]
+use crate::{cuda::Cuda, op::Op, summary::Summary};
 
 /// Runs an input of a fuzz target on one thread, or on several with a schedule that is part of it: on host memory where
 /// `GAPLESS_FUZZ_DRIVER` says `host` and the world fits, else on the model. Does nothing if `bytes` is shorter than a header.
@@ -29,6 +28,7 @@ pub fn run_input(bytes: &[u8], extra: Extra, threads: usize) {
 ///
 /// # Panics
 /// As [`run`], and when the device was not opened.
+#[cfg(feature = "properties")]
 pub fn run_on_cuda(world: &World, ops: &[Op]) -> Summary {
     run::<Cuda>(world, ops)
 }

@@ -15,6 +15,7 @@ mod device;
 mod handles;
 #[cfg(feature = "properties")]
 mod inputs;
+#[cfg(feature = "instances")]
 mod instances;
 mod kept;
 #[cfg(feature = "properties")]
@@ -40,6 +41,7 @@ mod stress_pool;
 mod summary;
 mod sweep;
 mod threads;
+#[cfg(feature = "traces")]
 mod traces;
 mod wire;
 mod witness;
@@ -48,7 +50,10 @@ pub use cuda::Cuda;
 pub use device::{Device, Host, Model, World};
 #[cfg(feature = "properties")]
 pub use inputs::{capture_op, graph_op, handle_op, kept_op, op, ops, range_op, steady_op, world};
-pub use instances::{run_input, run_on_cuda};
+#[cfg(feature = "instances")]
+pub use instances::run_input;
+#[cfg(all(feature = "instances", feature = "properties"))]
+pub use instances::run_on_cuda;
 #[cfg(feature = "properties")]
 pub use large::{LARGEST_DEVICE, MOST_STREAMS, by_logarithm, large_ops, large_world};
 pub use op::{Failure, Misuse, Op};
@@ -63,6 +68,7 @@ pub use stress::{Faults, Progress, Stress, run_stress};
 pub use summary::Summary;
 pub use sweep::{Case, cases, sweep};
 pub use threads::run_scheduled;
+#[cfg(feature = "traces")]
 pub use traces::{ReadTrace, check_trace};
 pub use wire::{Extra, decode, encode};
 pub use witness::Witness;

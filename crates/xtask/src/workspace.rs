@@ -5,7 +5,7 @@ use crate::{files, process};
 use std::env;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// Both folders are absolute.
 #[derive(Debug)]
@@ -61,11 +61,24 @@ impl Workspace {
         command
     }
 
-    /// Builds the C library and the simulated driver, and puts them into `folder` under the names that programs load.
+    /// `cargo test` of a package with flags of its own, by `RUSTFLAGS`, in the build folder of all that has such flags. They are
+    /// not those of build scripts and procedural macros, which are built once for all.
+    pub fn instrumented(&self, package: &str) -> Command {
+        let mut command = self.cargo(["test", "--target", "host-tuple", "--package", package, "--target-dir"]);
+        command.arg(self.target("instrumented"));
+        // Lets a stable compiler take -Z. For all of them, since some build scripts ask for it.
+        command.env("RUSTC_BOOTSTRAP", "1").env("RUSTUP_TOOLCHAIN", "stable");
+        command
+    }
+
+    /// Builds the C library and the simulated driver as the tests have them, so that after these nothing is left to build, and
+    /// puts them into `folder` under the names that programs load.
     pub fn install_simulated(&self, folder: &Path) -> Result<(), Failure> {
-        let packages = ["--package", "gapless-capi", "--package", "gapless-sim-libcuda"];
-        process::run(self.cargo(["build", "--quiet"]).args(packages))?;
-        files::copy(&self.target("debug/libgapless_sim_libcuda.so"), &folder.join("libcuda.so.1"))?;
-        files::copy(&self.target("debug/libgapless_capi.so"), &folder.join("libgapless.so"))
+        // Any test that needs both. Features of dependencies are those of the whole workspace only if all of it is selected.
+        process::run(
+            self.cargo(["test", "--quiet", "--no-run", "--workspace", "--test", "last_error"]).stdout(Stdio::null()),
+        )?;
+        files::copy(&self.target("debug/deps/libgapless_sim_libcuda.so"), &folder.join("libcuda.so.1"))?;
+        files::copy(&self.target("debug/deps/libgapless_capi.so"), &folder.join("libgapless.so"))
     }
 }

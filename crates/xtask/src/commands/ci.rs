@@ -48,7 +48,8 @@ pub fn full(workspace: &Workspace, arguments: &FullArguments) -> Result<(), Fail
     scripts::run(workspace, "coverage", &["all"])?;
 
     steps.begin("twenty times the property tests, stress and schedules, every sequence of six operations");
-    let mut tests = workspace.cargo(["test", "--release", "--package", "gapless-testkit"]);
+    let mut tests =
+        workspace.cargo(["test", "--release", "--package", "gapless-testkit", "--package", "gapless-instrumented"]);
     process::run(tests.env("GAPLESS_PROOF_SCALE", "20").env("GAPLESS_PROOF_LENGTH", "6"))?;
     model_check::check(workspace, Checker::Shuttle, Some("20"))?;
 

@@ -35,17 +35,18 @@ pub fn run_parts(workspace: &Workspace, parts: &[Part]) -> Result<(), Failure> {
             Part::Address => {
                 eprintln!("== address");
                 address(workspace, "gapless", "--test conformance host")?;
-                address(workspace, "gapless-testkit", "--lib --test properties --test stress --test faults host")?;
+                address(workspace, "gapless-testkit", "--lib --test properties host")?;
+                address(workspace, "gapless-instrumented", "--test stress --test faults host")?;
             }
             Part::Thread => {
                 eprintln!("== thread");
                 thread(workspace, "gapless", "--test conformance on_host -- --test-threads=1")?;
-                thread(workspace, "gapless-testkit", "--test stress -- --test-threads=1")?;
+                thread(workspace, "gapless-instrumented", "--test stress -- --test-threads=1")?;
             }
             Part::Quick => {
                 eprintln!("== quick");
-                address(workspace, "gapless-testkit", "--test stress --test faults host")?;
-                thread(workspace, "gapless-testkit", "--test stress -- --test-threads=1")?;
+                address(workspace, "gapless-instrumented", "--test stress --test faults host")?;
+                thread(workspace, "gapless-instrumented", "--test stress -- --test-threads=1")?;
             }
         }
     }
@@ -54,24 +55,22 @@ pub fn run_parts(workspace: &Workspace, parts: &[Part]) -> Result<(), Failure> {
 }
 
 fn address(workspace: &Workspace, package: &str, tests: &str) -> Result<(), Failure> {
-    let mut command = test(workspace, "asan", package, tests);
+    let mut command = test(workspace, package, tests);
     process::run(command.env("RUSTFLAGS", "-Zsanitizer=address").env("ASAN_OPTIONS", "detect_leaks=1"))
 }
 
 fn thread(workspace: &Workspace, package: &str, tests: &str) -> Result<(), Failure> {
     let suppressions = workspace.path("crates/xtask/tsan.supp");
-    let mut command = test(workspace, "tsan", package, tests);
+    let mut command = test(workspace, package, tests);
     // The suppressions name functions with their paths, which less does not have.
     command.env("CARGO_PROFILE_DEV_DEBUG", "full");
     command.env("RUSTFLAGS", "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer");
     process::run(command.env("TSAN_OPTIONS", format!("suppressions={} halt_on_error=1", suppressions.display())))
 }
 
-fn test(workspace: &Workspace, folder: &str, package: &str, tests: &str) -> Command {
-    let mut command = workspace.cargo(["test", "--target", "x86_64-unknown-linux-gnu", "--target-dir"]);
-    command.arg(workspace.target(folder)).args(["--package", package]).args(tests.split(' '));
-    // Lets a stable compiler take -Z.
-    command.env("RUSTC_BOOTSTRAP", "1").env("RUSTUP_TOOLCHAIN", "stable");
+fn test(workspace: &Workspace, package: &str, tests: &str) -> Command {
+    let mut command = workspace.instrumented(package);
+    command.args(tests.split(' '));
     command.env("RUST_BACKTRACE", "0");
     command
 }

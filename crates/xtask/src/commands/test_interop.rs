@@ -15,7 +15,13 @@ pub fn run(workspace: &Workspace) -> Result<(), Failure> {
     workspace.install_simulated(&folder)?;
     files::copy(&folder.join("libcuda.so.1"), &folder.join("libcuda.so"))?;
     let examples = FEATURES.map(|feature| format!("with_{}", feature.replace('-', "_")));
-    let mut build = workspace.cargo(["build", "--features", &FEATURES.join(",")]);
+    // The features of all other crates are those of the tests if the whole workspace is selected: they are not built again.
+    let features = FEATURES.map(|feature| format!("gapless/{feature}")).join(",");
+    let mut build = workspace.cargo(["build", "--workspace", "--features", &features]);
+    for package in ["gapless", "cudarc"] {
+        // It takes longer to compile than the examples take to run.
+        build.arg("--config").arg(format!("profile.dev.package.{package}.opt-level=0"));
+    }
     build.args(examples.iter().flat_map(|example| ["--example", example]));
     process::run(build.env("CUDA_LIBRARY_PATH", &root))?;
     for example in examples {
