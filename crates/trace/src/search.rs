@@ -58,7 +58,7 @@ impl Search<'_> {
     /// Runs the search.
     ///
     /// # Errors
-    /// Returns the errors of [`replay`].
+    /// Returns the errors of [`replay`](crate::replay()).
     pub fn run(&self) -> Result<SearchResult, ReplayError> {
         let Some(min) = self.smallest_pages(None)? else {
             return Ok(SearchResult { min_capacity_bytes: None, safe_capacity_bytes: None });
@@ -75,7 +75,7 @@ impl Search<'_> {
     /// the size of the smallest device that survives in bytes, or `None` if none was found.
     ///
     /// # Errors
-    /// Returns the errors of [`replay`].
+    /// Returns the errors of [`replay`](crate::replay()).
     pub fn min_capacity_bytes(&self, known: Option<(u64, &ReplayResult)>) -> Result<Option<u64>, ReplayError> {
         let known = known.filter(|(bytes, _)| bytes.is_multiple_of(PAGE_BYTES));
         let known = known.map(|(bytes, result)| (bytes / PAGE_BYTES, self.part_of(result)));
