@@ -103,6 +103,15 @@ mod tests {
     }
 
     #[test]
+    fn without_a_clock_calls_are_counted_and_not_timed() {
+        let slow = FaultDriver::new(ModelDriver::default());
+        slow.arm(Fault::delay(0, DELAY));
+        let driver = Metered::with_hook(Arc::new(slow), Meter::new(Clock::Nothing));
+        driver.create(2 << 20).unwrap();
+        assert_eq!((driver.hook().calls().total(), driver.hook().time()), (1, Duration::ZERO));
+    }
+
+    #[test]
     fn processor_time_does_not_include_a_sleep() {
         let meter = Meter::new(Clock::Processor);
         meter.timed(|| std::thread::sleep(DELAY));
