@@ -28,6 +28,7 @@ pub fn run_input(bytes: &[u8], extra: Extra, threads: usize) {
 ///
 /// # Panics
 /// As [`run`], and when the device was not opened.
+// Without property tests nobody calls it, and the fuzz targets need not compile it.
 #[cfg(feature = "properties")]
 pub fn run_on_cuda(world: &World, ops: &[Op]) -> Summary {
     run::<Cuda>(world, ops)

@@ -67,7 +67,7 @@ impl Workspace {
         let mut command = self.cargo(["test", "--target", "host-tuple", "--package", package, "--target-dir"]);
         command.arg(self.target("instrumented"));
         // Lets a stable compiler take -Z. For all of them, since some build scripts ask for it.
-        command.env("RUSTC_BOOTSTRAP", "1").env("RUSTUP_TOOLCHAIN", "stable");
+        command.env("RUSTC_BOOTSTRAP", "1");
         command
     }
 

@@ -15,7 +15,8 @@
 //! - I2  a wait points at a position that was queued earlier, so waits never form a circle;
 //! - I3  `pending` is the sum of all queue lengths.
 //!
-//! Threads: none of its own; its owner locks. Cost: O(1) amortised an item; `in_flight` is O(pending).
+//! Threads: none of its own; its owner locks. Cost: O(log s) amortised an item, with s streams; `in_flight` is
+//! O(pending).
 
 use crate::driver::EventHandle;
 use crate::driver::handles::{FIRST_LANE, is_of_thread};

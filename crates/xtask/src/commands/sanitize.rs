@@ -70,7 +70,7 @@ fn thread(workspace: &Workspace, package: &str, tests: &str) -> Result<(), Failu
 
 fn test(workspace: &Workspace, package: &str, tests: &str) -> Command {
     let mut command = workspace.instrumented(package);
-    command.args(tests.split(' '));
+    command.args(tests.split(' ')).env("RUSTUP_TOOLCHAIN", "stable");
     command.env("RUST_BACKTRACE", "0");
     command
 }
