@@ -19,7 +19,7 @@ const SUB_BITS: u32 = SUB_BINS.trailing_zeros();
 const DOUBLINGS: u64 = 64 - GRANULE.trailing_zeros() as u64 - EXACT_BITS as u64;
 
 /// Number of bins.
-pub const BINS: usize = (EXACT + DOUBLINGS * SUB_BINS) as usize;
+const BINS: usize = (EXACT + DOUBLINGS * SUB_BINS) as usize;
 
 /// Returns the bin for blocks of `size` bytes (a non-zero multiple of [`GRANULE`]).
 #[inline]

@@ -1,14 +1,16 @@
 //! Free index: the free blocks of a heap by size, for an exact best fit that prefers the lowest address.
 //!
-//! - I1  every entry is in the bin of its size; a bin is marked in the map exactly when it has an entry.
+//! - I1  every entry is in the bin of its size; a bin is marked in the map exactly when it exists and has an entry.
 //! - I2  inside a bin, `near` is sorted from largest to smallest, and every entry of `near` is smaller than every entry
 //!   of `far`; `near` is empty only when `far` is, and never longer than [`NEAR`].
+//!
+//! Bins are made up to that of the largest block so far: a heap of small blocks needs a seventh of them.
 //!
 //! Cost: a removal or an insertion touches one bin; it is O(1) while the bin has at most [`NEAR`] entries, and O(log n)
 //! beyond. The common cases are a block that is freed and allocated again, a push and a pop at the end of a short vector,
 //! and a large block that loses a little at its start and gets it back: its entry changes in its place.
 
-use super::bins::{BINS, BinMap, bin_of};
+use super::bins::{BinMap, bin_of};
 use std::collections::BTreeSet;
 
 /// A free block. Ordered by size, then by offset: the first one that is large enough is the best fit at the lowest
@@ -24,6 +26,9 @@ pub struct FreeBlock {
 /// Number of entries of a bin in its sorted vector; the others are in a tree. One less than a power of two, because the
 /// vector briefly holds one more, and its capacity is a power of two.
 const NEAR: usize = 31;
+
+/// Number of bins by which the index grows: those of a doubling.
+const BINS_AT_A_TIME: usize = 32;
 
 #[derive(Clone, Debug, Default)]
 struct Bin {
@@ -151,18 +156,13 @@ impl Bin {
 }
 
 /// The free blocks of one heap, by size and offset.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct FreeIndex {
-    bins: Box<[Bin]>,
+    /// The first bins: as many as were needed so far.
+    bins: Vec<Bin>,
     map: BinMap,
     len: usize,
     bytes: u64,
-}
-
-impl Default for FreeIndex {
-    fn default() -> Self {
-        Self { bins: vec![Bin::default(); BINS].into_boxed_slice(), map: BinMap::default(), len: 0, bytes: 0 }
-    }
 }
 
 impl FreeIndex {
@@ -180,11 +180,22 @@ impl FreeIndex {
     #[inline]
     pub fn insert(&mut self, block: FreeBlock) {
         let bin = bin_of(block.size);
+        if bin >= self.bins.len() {
+            self.add_bins(bin);
+        }
         if self.bins[bin].insert(block) {
             self.map.set(bin);
         }
         self.len += 1;
         self.bytes += block.size;
+    }
+
+    /// Adds the bins up to `bin`, and those of the same doubling.
+    #[cold]
+    fn add_bins(&mut self, bin: usize) {
+        let wanted = (bin + 1).next_multiple_of(BINS_AT_A_TIME);
+        self.bins.reserve_exact(wanted - self.bins.len());
+        self.bins.resize_with(wanted, Bin::default);
     }
 
     /// Removes a block.
@@ -194,7 +205,8 @@ impl FreeIndex {
     #[inline]
     pub fn remove(&mut self, block: FreeBlock) {
         let bin = bin_of(block.size);
-        assert!(self.bins[bin].remove(block), "free index has no block of {} bytes at {:#x}", block.size, block.offset);
+        let removed = self.bins.get_mut(bin).is_some_and(|bin| bin.remove(block));
+        assert!(removed, "free index has no block of {} bytes at {:#x}", block.size, block.offset);
         self.count_removed(bin, block.size);
     }
 
@@ -300,7 +312,7 @@ impl FreeIndex {
     pub fn metadata_bytes(&self) -> u64 {
         let near: usize = self.bins.iter().map(|bin| bin.near.capacity() * size_of::<FreeBlock>()).sum();
         let far: usize = self.bins.iter().map(|bin| bin.far.len() * 2 * size_of::<FreeBlock>()).sum();
-        (size_of_val(&*self.bins) + near + far) as u64
+        (self.bins.capacity() * size_of::<Bin>() + near + far) as u64
     }
 
     /// Asserts I1 and I2.
@@ -309,6 +321,7 @@ impl FreeIndex {
     /// Panics if an invariant does not hold.
     pub fn check(&self) {
         let (mut len, mut bytes) = (0, 0);
+        assert!(self.map.last().is_none_or(|last| last < self.bins.len()), "I1: a bin that does not exist is marked");
         for (number, bin) in self.bins.iter().enumerate() {
             assert_eq!(self.map.contains(number), !bin.is_empty(), "I1: bin {number} is marked wrongly");
             assert!(!bin.near.is_empty() || bin.far.is_empty(), "I2: bin {number} has far entries only");
@@ -425,6 +438,7 @@ mod tests {
         let breaks: &[Break<FreeIndex>] = &[
             ("I1: bin 1 is marked wrongly", |index| index.map.clear(1)),
             ("I1: bin 9 is marked wrongly", |index| index.map.set(9)),
+            ("I1: a bin that does not exist is marked", |index| index.map.set(index.bins.len())),
             ("I1: a block of 1024 bytes in bin 1", |index| index.bins[1].near[0].size *= 2),
             ("I2: bin 1 is not in order", |index| index.bins[1].near.reverse()),
             ("I2: bin 1 has 32 near entries", |index| {

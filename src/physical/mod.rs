@@ -396,8 +396,17 @@ impl ChunkPool {
 
     /// Returns the largest idle chunk of at most `pages` pages that is not taken, and its pages.
     pub fn idle_up_to(&self, pages: PageCount, taken: &IdleTaken) -> Option<(ChunkId, PageCount)> {
-        let first = |(size, ids): (&PageCount, &Vec<ChunkId>)| Some((*ids.get(taken.of_size(*size))?, *size));
+        let first = |(size, ids): (&PageCount, &Vec<ChunkId>)| {
+            #[cfg(test)]
+            crate::testing::step();
+            Some((*ids.get(taken.of_size(*size))?, *size))
+        };
         self.idle.range(..=pages).rev().find_map(first)
+    }
+
+    /// Returns the idle chunks of each number of pages, in ascending order.
+    pub fn idle_by_pages(&self) -> impl Iterator<Item = (PageCount, &[ChunkId])> {
+        self.idle.iter().map(|(pages, ids)| (*pages, ids.as_slice()))
     }
 
     /// Returns the largest idle chunk.

@@ -6,6 +6,9 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// The traces of this repository.
+const HERE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../traces");
+
 /// Results of PyTorch 2.13's native allocator with the same traces: the trace, the ratio of the smallest device to the
 /// peak of live bytes, and the ratio of the peaks of reserved and live bytes on a large device.
 const REAL: [(&str, f64, f64); 12] = [
@@ -49,7 +52,7 @@ const SETTINGS_TOLERANCE: f64 = 0.01;
 
 #[test]
 fn traces_of_this_repository_need_what_the_real_allocator_needs() {
-    let found = compare(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces"));
+    let found = compare(Path::new(HERE), |_| true);
     assert_eq!(found, 3, "traces/ holds three of these");
 }
 
@@ -60,29 +63,30 @@ fn other_traces_need_what_the_real_allocator_needs() {
         eprintln!("skipped: GAPLESS_TRACES is not set");
         return;
     };
-    assert!(compare(Path::new(&folder)) > 0, "no traces in {}", folder.display());
+    let found = compare(Path::new(&folder), |name| !path_of(Path::new(HERE), name).exists());
+    assert!(found > 0, "no traces in {}", folder.display());
 }
 
-fn compare(folder: &Path) -> usize {
-    let present: Vec<(PathBuf, f64, f64)> = REAL
-        .iter()
-        .map(|&(name, smallest, reserved)| (folder.join(format!("{name}.trace.gz")), smallest, reserved))
-        .filter(|(path, ..)| path.exists())
-        .collect();
-    for (path, real_smallest, real_reserved) in &present {
-        let trace = Trace::open(path).unwrap();
+fn path_of(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.trace.gz"))
+}
+
+/// Compares those of the traces in a folder that are `wanted`. Returns how many there are.
+fn compare(folder: &Path, wanted: impl Fn(&str) -> bool) -> usize {
+    let is_present = |name: &str| wanted(name) && path_of(folder, name).exists();
+    let mut present = 0;
+    for (name, real_smallest, real_reserved) in REAL.iter().filter(|(name, ..)| is_present(name)) {
+        present += 1;
+        let trace = Trace::open(&path_of(folder, name)).unwrap();
         let smallest = smallest(&trace, CachingSettings::default());
         agree(&trace, "smallest device", smallest, *real_smallest);
         let device = Device::of(trace.peak_live_bytes() * 4);
         let result = run(&trace, CachingSettings::default(), &device);
         agree(&trace, "peak reserved", result.peak_reserved_bytes, *real_reserved);
     }
-    for (name, split, expandable, waits, calls) in REAL_UNDER_SETTINGS {
-        let path = folder.join(format!("{name}.trace.gz"));
-        if !path.exists() {
-            continue;
-        }
-        let trace = Trace::open(&path).unwrap();
+    for (name, split, expandable, waits, calls) in REAL_UNDER_SETTINGS.into_iter().filter(|(name, ..)| is_present(name))
+    {
+        let trace = Trace::open(&path_of(folder, name)).unwrap();
         for (setting, real) in [("max_split_size_mb:512", split), ("expandable_segments:True", expandable)] {
             agree_under_settings(&trace, setting, real);
         }
@@ -96,7 +100,7 @@ fn compare(folder: &Path) -> usize {
         assert!(total.abs_diff(calls) * 1000 <= calls, "{name}: {total} driver calls, expected {calls}");
         assert_eq!((result.oom, result.host_waits), (None, waits), "{name}");
     }
-    present.len()
+    present
 }
 
 /// Compares the smallest device under a setting. Survival is not monotone, so there may be several sizes that survive while a

@@ -346,9 +346,14 @@ impl<D: Driver> SlowPath<'_, D> {
         chunks: &mut Vec<ChunkId>,
         taken: &mut IdleTaken,
     ) -> Result<Option<DriverError>, DriverError> {
+        // Each idle chunk is the largest that fits: none is left that is larger and still fits.
+        let mut largest = *left;
         while *left > PageCount::ZERO {
-            let chunk = match self.mapper.pool.idle_up_to(*left, taken) {
-                Some((idle, _)) => idle,
+            let chunk = match self.mapper.pool.idle_up_to(largest.min(*left), taken) {
+                Some((idle, pages)) => {
+                    largest = pages;
+                    idle
+                }
                 None => {
                     let headroom = self.mapper.pool.headroom();
                     if headroom.pages == PageCount::ZERO {

@@ -4,7 +4,7 @@
 use super::super::super::kind::RegionKind;
 use super::{Backing, Fill, Recreation, Source, Survey};
 use crate::pages::{PageCount, PageIndex, PageRange};
-use crate::physical::{Headroom, IdleTaken, Wanted};
+use crate::physical::{ChunkId, Headroom, Wanted};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -15,7 +15,8 @@ pub(super) struct Filler<'a> {
     covered: PageRange,
     /// The sources that may be taken, by number: by [`Wait`], then by pages; the next to take is the last of a list.
     unused: [BTreeMap<PageCount, Vec<usize>>; Wait::ALL.len()],
-    idle_taken: IdleTaken,
+    /// The idle chunks that may be taken, by pages, without empty lists. Listed when one is first looked for: mostly, there is none.
+    idle: Option<BTreeMap<PageCount, &'a [ChunkId]>>,
     /// Number of pages created.
     created: PageCount,
     /// Number of pages released and not created again.
@@ -52,7 +53,7 @@ impl<'a> Filler<'a> {
             survey,
             covered: PageRange::inside(block, survey.page_bytes()),
             unused,
-            idle_taken: IdleTaken::default(),
+            idle: None,
             created: PageCount::ZERO,
             released: PageCount::ZERO,
             fill,
@@ -98,8 +99,15 @@ impl<'a> Filler<'a> {
 
     fn idle(&mut self, wanted: Wanted) -> Option<(Backing, PageCount)> {
         let mapper = self.survey.mapper;
-        let (chunk, size) = mapper.pool.idle_up_to(mapper.sizes.for_idle(wanted), &self.idle_taken)?;
-        self.idle_taken.take(size);
+        let idle = self.idle.get_or_insert_with(|| mapper.pool.idle_by_pages().collect());
+        let (&size, of_size) = idle.range_mut(..=mapper.sizes.for_idle(wanted)).next_back()?;
+        #[cfg(test)]
+        crate::testing::step();
+        let (&chunk, rest) = of_size.split_first().expect("empty lists are removed");
+        *of_size = rest;
+        if rest.is_empty() {
+            idle.remove(&size);
+        }
         Some((Backing::Idle(chunk), size))
     }
 
@@ -223,6 +231,7 @@ impl<'a> Filler<'a> {
 mod tests {
     use crate::allocator::Allocator;
     use crate::driver::{DriverCall, ModelDriver};
+    use crate::testing::steps_of;
     use crate::units::{MIB, StreamId};
 
     /// The memory of a range that is gone serves before more is created, though the budget would allow it.
@@ -239,5 +248,36 @@ mod tests {
         let after = allocator.stats();
         assert_eq!((after.idle_bytes, after.reserved_bytes), (0, 4 * PAGE));
         assert_eq!(after.driver_calls[DriverCall::Create], before.driver_calls[DriverCall::Create]);
+    }
+
+    /// Idle chunks of many sizes are each looked at about once, not once for every chunk that is taken.
+    #[test]
+    fn idle_chunks_of_many_sizes_cost_no_more_than_they_are() {
+        const PAGE: u64 = 2 * MIB;
+        const SIZES: u64 = 64;
+        let all = (1..=SIZES).sum::<u64>() * PAGE;
+        let leave_idle = |allocator: &Allocator<ModelDriver>| {
+            let grown = |pages: u64| {
+                let mut range = allocator.reserve_range(all).unwrap();
+                range.grow(pages * PAGE, StreamId::DEFAULT).unwrap();
+                range
+            };
+            let ranges: Vec<_> = (1..=SIZES).map(grown).collect();
+            drop(ranges);
+            let stats = allocator.stats();
+            assert_eq!((stats.idle_bytes, stats.reserved_bytes, stats.chunks), (all, all, SIZES));
+        };
+        let allocator = Allocator::builder(std::sync::Arc::new(ModelDriver::default())).build().unwrap();
+        leave_idle(&allocator);
+        let steps = steps_of(|| _ = allocator.alloc(all, StreamId::DEFAULT).unwrap());
+        assert_eq!((allocator.stats().idle_bytes, allocator.stats().chunks), (0, SIZES));
+        assert!(steps <= 4 * SIZES, "{steps} steps of a block");
+
+        let allocator = Allocator::builder(std::sync::Arc::new(ModelDriver::default())).build().unwrap();
+        leave_idle(&allocator);
+        let mut range = allocator.reserve_range(all).unwrap();
+        let steps = steps_of(|| range.grow(all, StreamId::DEFAULT).unwrap());
+        assert_eq!((allocator.stats().idle_bytes, allocator.stats().chunks), (0, SIZES));
+        assert!(steps <= 4 * SIZES, "{steps} steps of a range");
     }
 }
