@@ -1,8 +1,10 @@
 //! Helpers for unit tests.
 
+use crate::driver::{DriverCall, DriverResult, Hook, Intercepted, ModelDriver, StreamIdentity};
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
 
 /// A text that the check's message must contain, and a function that breaks the invariant on purpose.
 pub type Break<T> = (&'static str, fn(&mut T));
@@ -19,6 +21,49 @@ pub fn assert_noticed<T>(make: impl Fn() -> T, check: fn(&T), breaks: &[Break<T>
         let text =
             text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).expect("the panic has a message");
         assert!(text.contains(expected), "expected '{expected}', found '{text}'");
+    }
+}
+
+/// A device on which something else happens before calls. One type for all such tests: the allocator is compiled for each.
+pub type BusyDevice = Intercepted<ModelDriver, Meanwhile>;
+
+type Act = Box<dyn FnMut(Option<DriverCall>) -> DriverResult<()> + Send>;
+
+/// What happens before a call reaches the driver.
+#[derive(Default)]
+pub struct Meanwhile(Mutex<Option<Act>>);
+
+impl BusyDevice {
+    /// Has `act` run before each call, which fails where that does, and before the question which stream a handle stands for:
+    /// `None`. It may make calls itself, without `act`.
+    pub fn meanwhile(&self, act: impl FnMut(Option<DriverCall>) -> DriverResult<()> + Send + 'static) {
+        *self.hook().0.lock().unwrap() = Some(Box::new(act));
+    }
+}
+
+/// Returns `model` with nothing that happens so far.
+pub fn busy(model: &Arc<ModelDriver>) -> Arc<BusyDevice> {
+    Arc::new(Intercepted::with_hook(Arc::clone(model), Meanwhile::default()))
+}
+
+impl Meanwhile {
+    fn act(&self, call: Option<DriverCall>) -> DriverResult<()> {
+        let Some(mut act) = self.0.lock().unwrap().take() else { return Ok(()) };
+        let outcome = act(call);
+        self.0.lock().unwrap().get_or_insert(act);
+        outcome
+    }
+}
+
+impl Hook for Meanwhile {
+    fn around<T>(&self, call: DriverCall, run: impl FnOnce() -> DriverResult<T>) -> DriverResult<T> {
+        self.act(Some(call))?;
+        run()
+    }
+
+    fn identify(&self, run: impl FnOnce() -> DriverResult<StreamIdentity>) -> DriverResult<StreamIdentity> {
+        self.act(None)?;
+        run()
     }
 }
 

@@ -1,10 +1,10 @@
 //! Tests: how much is done while a stream is locked, and waits. They count; a clock would tell of the machine.
 
 use super::{Allocator, ChunkPolicy};
-use crate::driver::{DriverCall, DriverResult, Hook, Intercepted, ModelConfig, ModelDriver, WorkDriver};
-use crate::testing::longest_hold_of;
+use crate::driver::{DriverCall, ModelConfig, ModelDriver, WorkDriver};
+use crate::testing::{busy, longest_hold_of};
 use crate::units::{DeviceAddr, KIB, MIB, StreamId};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex};
 
 const PAGE: u64 = 2 * MIB;
 const MAIN: StreamId = StreamId::DEFAULT;
@@ -149,38 +149,29 @@ fn a_trim_locks_no_stream_for_long() {
 }
 
 /// Reads statistics at every call that maps, in the midst of a growth: on its very thread, which would wait for itself.
-#[derive(Default)]
-struct StatsDuringGrowth {
-    allocator: OnceLock<Allocator<Intercepted<ModelDriver, Self>>>,
-    reserved_pages: std::sync::Mutex<Vec<u64>>,
-}
-
-impl Hook for StatsDuringGrowth {
-    fn around<T>(&self, call: DriverCall, run: impl FnOnce() -> DriverResult<T>) -> DriverResult<T> {
-        if let (DriverCall::Map, Some(allocator)) = (call, self.allocator.get()) {
-            let stats = allocator.stats();
-            assert_eq!(stats.reserved_bytes, allocator.reserved_bytes());
-            assert!(stats.live_bytes <= stats.reserved_bytes && stats.fragmentation.free_bytes <= 8 * PAGE);
-            self.reserved_pages.lock().unwrap().push(stats.reserved_bytes / PAGE);
-        }
-        run()
-    }
-}
-
 #[test]
 fn statistics_wait_for_no_growth() {
     let config = ModelConfig { capacity_bytes: 8 * PAGE, ..ModelConfig::default() };
-    let driver = Intercepted::with_hook(Arc::new(ModelDriver::new(config)), StatsDuringGrowth::default());
-    let driver = Arc::new(driver);
+    let driver = busy(&Arc::new(ModelDriver::new(config)));
     let builder = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE));
     let allocator = builder.build().unwrap();
-    let _ = driver.hook().allocator.set(allocator.clone());
+    let (during, reserved_pages) = (allocator.clone(), Arc::new(Mutex::new(Vec::new())));
+    let noted = Arc::clone(&reserved_pages);
+    driver.meanwhile(move |call| {
+        if call == Some(DriverCall::Map) {
+            let stats = during.stats();
+            assert_eq!(stats.reserved_bytes, during.reserved_bytes());
+            assert!(stats.live_bytes <= stats.reserved_bytes && stats.fragmentation.free_bytes <= 8 * PAGE);
+            noted.lock().unwrap().push(stats.reserved_bytes / PAGE);
+        }
+        Ok(())
+    });
     let block = allocator.alloc(2 * PAGE, MAIN).unwrap();
     allocator.alloc(PAGE, MAIN).unwrap();
     allocator.free(block).unwrap();
     allocator.alloc(4 * PAGE, MAIN).unwrap();
     // As before the growth that is under way.
-    let seen = driver.hook().reserved_pages.lock().unwrap().clone();
+    let seen = reserved_pages.lock().unwrap().clone();
     assert!(seen.starts_with(&[0, 0, 2]) && seen.iter().skip(3).all(|pages| *pages == 3), "{seen:?}");
     assert_eq!(allocator.stats().live_bytes, 5 * PAGE);
     allocator.check();

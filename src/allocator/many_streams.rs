@@ -1,8 +1,9 @@
 //! Tests: what many streams, regions and pending blocks cost. They count; a clock would tell of the machine.
 
 use super::{Allocator, ChunkPolicy, RegionKind};
-use crate::driver::{Driver, DriverCall, DriverResult, Hook, Intercepted, ModelConfig, ModelDriver, WorkDriver};
+use crate::driver::{Driver, DriverCall, ModelConfig, ModelDriver, WorkDriver};
 use crate::sync::Ordering;
+use crate::testing::busy;
 use crate::units::{DeviceAddr, GIB, MIB, StreamId, TIB};
 use std::sync::{Arc, OnceLock};
 
@@ -242,31 +243,9 @@ fn pending_blocks_cost_a_query_a_stream() {
     [first, large, larger].into_iter().for_each(|block| allocator.free(block).unwrap());
 }
 
-/// An allocator with a block of it and the stream that uses the block.
-type Used = (Allocator<Intercepted<ModelDriver, FreeDuringWait>>, DeviceAddr, StreamId);
-
-/// Frees a block that a stream uses, while the host waits for that stream.
-#[derive(Default)]
-struct FreeDuringWait {
-    allocator: OnceLock<Used>,
-    freed: OnceLock<bool>,
-}
-
-impl Hook for FreeDuringWait {
-    fn around<T>(&self, call: DriverCall, run: impl FnOnce() -> DriverResult<T>) -> DriverResult<T> {
-        if let (DriverCall::EventSynchronize, Some((allocator, block, stream))) = (call, self.allocator.get()) {
-            // On this very thread: it would wait for itself, if a lock that a free takes were held.
-            let stream = allocator.inner.shared.streams.find(*stream).unwrap();
-            let free = stream.clock.try_lock().is_some();
-            self.freed.get_or_init(|| free && allocator.free(*block).is_ok());
-        }
-        run()
-    }
-}
-
 #[test]
 fn a_block_is_freed_while_the_host_waits_for_a_user() {
-    let driver = Arc::new(Intercepted::with_hook(model(80 * GIB), FreeDuringWait::default()));
+    let driver = busy(&model(80 * GIB));
     let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
     let stream = kept(&allocator);
     let recorded = allocator.alloc(PAGE, MAIN).unwrap();
@@ -274,9 +253,18 @@ fn a_block_is_freed_while_the_host_waits_for_a_user() {
     let own = allocator.alloc(PAGE, stream).unwrap();
     driver.inner().hold(stream);
     allocator.free(own).unwrap();
-    let _ = driver.hook().allocator.set((allocator.clone(), recorded, stream));
+    let (during, freed) = (allocator.clone(), Arc::new(OnceLock::new()));
+    let noted = Arc::clone(&freed);
+    driver.meanwhile(move |call| {
+        if call == Some(DriverCall::EventSynchronize) {
+            // On this very thread: it would wait for itself, if a lock that a free takes were held.
+            let free = during.inner.shared.streams.find(stream).unwrap().clock.try_lock().is_some();
+            noted.get_or_init(|| free && during.free(recorded).is_ok());
+        }
+        Ok(())
+    });
     allocator.trim(0).unwrap();
-    assert_eq!(driver.hook().freed.get(), Some(&true));
+    assert_eq!(freed.get(), Some(&true));
     allocator.check();
 }
 

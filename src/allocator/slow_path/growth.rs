@@ -360,47 +360,25 @@ mod tests {
     use super::super::super::reports::OutOfMemory;
     use crate::allocator::{Allocator, ChunkPolicy};
     use crate::driver::{
-        DriverCall, DriverError, DriverErrorKind, DriverResult, Fault, FaultDriver, Hook, Intercepted, ModelConfig,
-        ModelDriver, WorkDriver,
+        DriverCall, DriverError, DriverErrorKind, Fault, FaultDriver, ModelConfig, ModelDriver, WorkDriver,
     };
+    use crate::testing::{BusyDevice, busy};
     use crate::units::{DeviceAddr, StreamId};
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
     const PAGE: u64 = 2 << 20;
     const MAIN: StreamId = StreamId::DEFAULT;
-
-    type Act = Box<dyn FnMut(DriverCall) -> DriverResult<()> + Send>;
-
-    /// What others do before a call reaches the driver; the call fails where that does.
-    #[derive(Default)]
-    struct Others(Mutex<Option<Act>>);
-
-    impl Hook for Others {
-        fn around<T>(&self, call: DriverCall, run: impl FnOnce() -> DriverResult<T>) -> DriverResult<T> {
-            if let Some(act) = self.0.lock().unwrap().as_mut() {
-                act(call)?;
-            }
-            run()
-        }
-    }
-
-    type Device = Intercepted<ModelDriver, Others>;
 
     fn model(pages: u64) -> ModelDriver {
         ModelDriver::new(ModelConfig { capacity_bytes: pages * PAGE, ..ModelConfig::default() })
     }
 
     /// A device of so many pages, of which others hold some, and an allocator whose budget it is.
-    fn device(pages: u64, of_others: u64) -> (Arc<ModelDriver>, Allocator<Device>) {
+    fn device(pages: u64, of_others: u64) -> (Arc<ModelDriver>, Allocator<BusyDevice>) {
         let model = Arc::new(model(pages));
         model.set_external(of_others * PAGE);
-        let device = Arc::new(Intercepted::with_hook(Arc::clone(&model), Others::default()));
-        let builder = Allocator::builder(device).chunk_policy(ChunkPolicy::Fixed(PAGE));
+        let builder = Allocator::builder(busy(&model)).chunk_policy(ChunkPolicy::Fixed(PAGE));
         (model, builder.slack(f64::INFINITY).build().unwrap())
-    }
-
-    fn others_act(allocator: &Allocator<Device>, act: impl FnMut(DriverCall) -> DriverResult<()> + Send + 'static) {
-        *allocator.driver().hook().0.lock().unwrap() = Some(Box::new(act));
     }
 
     fn report(served: Result<DeviceAddr, AllocError>) -> OutOfMemory {
@@ -422,8 +400,8 @@ mod tests {
         allocator.record_stream(block, user).unwrap();
         allocator.free(block).unwrap();
         let given_back = Arc::clone(&model);
-        others_act(&allocator, move |call| {
-            if call == DriverCall::EventSynchronize {
+        allocator.driver().meanwhile(move |call| {
+            if call == Some(DriverCall::EventSynchronize) {
                 given_back.set_external(0);
             }
             Ok(())
@@ -448,8 +426,8 @@ mod tests {
         assert_eq!((allocator.stats().chunks, allocator.stats().reserved_bytes), (8, 20 * PAGE));
         four_pages.into_iter().for_each(|block| allocator.free(block).unwrap());
         let mut taken = 0;
-        others_act(&allocator, move |call| {
-            if call == DriverCall::Release && taken < 8 {
+        allocator.driver().meanwhile(move |call| {
+            if call == Some(DriverCall::Release) && taken < 8 {
                 taken += 4;
                 model.set_external(taken * PAGE);
             }
@@ -466,10 +444,14 @@ mod tests {
     fn a_driver_that_goes_on_refusing_is_believed() {
         let (_, allocator) = device(16, 0);
         let mut refusals = 0;
-        others_act(&allocator, move |call| {
-            if call == DriverCall::Create && refusals < 20 {
+        allocator.driver().meanwhile(move |call| {
+            if call == Some(DriverCall::Create) && refusals < 20 {
                 refusals += 1;
-                return Err(DriverError::new(call, DriverErrorKind::OutOfMemory, "no memory, whatever is free"));
+                return Err(DriverError::new(
+                    DriverCall::Create,
+                    DriverErrorKind::OutOfMemory,
+                    "no memory, whatever is free",
+                ));
             }
             Ok(())
         });
@@ -484,8 +466,8 @@ mod tests {
     fn a_request_looks_at_the_device_twice_whatever_it_finds() {
         let (model, allocator) = device(16, 16);
         let mut of_others = 16;
-        others_act(&allocator, move |call| {
-            if call == DriverCall::MemoryInfo {
+        allocator.driver().meanwhile(move |call| {
+            if call == Some(DriverCall::MemoryInfo) {
                 of_others -= 1;
                 model.set_external(of_others * PAGE);
             }

@@ -133,9 +133,9 @@ const BATCH: usize = 32;
 #[cfg(test)]
 mod tests {
     use crate::allocator::Allocator;
-    use crate::driver::{DriverCall, DriverResult, Hook, Intercepted, ModelConfig, ModelDriver};
+    use crate::driver::{DriverCall, ModelConfig, ModelDriver};
     use crate::physical::ChunkPolicy;
-    use crate::testing::steps_of;
+    use crate::testing::{busy, steps_of};
     use crate::units::StreamId;
     use std::sync::{Arc, OnceLock};
 
@@ -188,34 +188,26 @@ mod tests {
         }
     }
 
-    /// Notes what others could allocate at once when the first chunk is unmapped.
-    #[derive(Default)]
-    struct FirstUnmap {
-        allocator: OnceLock<Allocator<Intercepted<ModelDriver, Self>>>,
-        cached_bytes: OnceLock<u64>,
-    }
-
-    impl Hook for FirstUnmap {
-        fn around<T>(&self, call: DriverCall, run: impl FnOnce() -> DriverResult<T>) -> DriverResult<T> {
-            if let (DriverCall::Unmap, Some(allocator)) = (call, self.allocator.get()) {
-                self.cached_bytes.get_or_init(|| allocator.stats().cached_bytes);
-            }
-            run()
-        }
-    }
-
     /// Of 64 free pages a trim takes those that it is to release, 32 at a time. The others can be allocated meanwhile.
     #[test]
     fn a_trim_takes_no_more_at_a_time_than_it_has_to() {
         for (keep, taken) in [(0, 32), (24, 32), (60, 4), (63, 1)] {
-            let driver = Arc::new(Intercepted::with_hook(Arc::default(), FirstUnmap::default()));
+            let driver = busy(&Arc::default());
             let builder = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE));
             let allocator = builder.build().unwrap();
             let block = allocator.alloc(64 * PAGE, MAIN).unwrap();
             allocator.free(block).unwrap();
-            let _ = driver.hook().allocator.set(allocator.clone());
+            // What others could allocate at once when the first chunk is unmapped.
+            let (others, cached_bytes) = (allocator.clone(), Arc::new(OnceLock::new()));
+            let noted = Arc::clone(&cached_bytes);
+            driver.meanwhile(move |call| {
+                if call == Some(DriverCall::Unmap) {
+                    noted.get_or_init(|| others.stats().cached_bytes);
+                }
+                Ok(())
+            });
             assert_eq!(allocator.trim(keep * PAGE).unwrap().held_bytes, keep * PAGE);
-            assert_eq!(driver.hook().cached_bytes.get(), Some(&((64 - taken) * PAGE)), "{keep} pages are kept");
+            assert_eq!(cached_bytes.get(), Some(&((64 - taken) * PAGE)), "{keep} pages are kept");
             allocator.check();
         }
     }

@@ -205,10 +205,9 @@ impl<D: Driver> Streams<D> {
 mod tests {
     use super::*;
     use crate::Allocator;
-    use crate::driver::{
-        DriverCall, DriverError, DriverResult, Fault, FaultDriver, Hook, Intercepted, ModelDriver, WorkDriver,
-    };
+    use crate::driver::{DriverCall, DriverError, Fault, FaultDriver, ModelDriver, WorkDriver};
     use crate::sync::Arc;
+    use crate::testing::{BusyDevice, busy};
 
     /// The memory of a stream that is gone stays unused in a pool: graphs that were captured there may be replayed.
     #[test]
@@ -228,42 +227,27 @@ mod tests {
         pool.close().unwrap();
     }
 
-    /// Refuses to tell which stream a handle stands for, with an error of this kind.
-    #[derive(Default)]
-    struct Unknown(Mutex<Option<DriverErrorKind>>);
-
-    impl Hook for Unknown {
-        fn around<T>(&self, _call: DriverCall, run: impl FnOnce() -> DriverResult<T>) -> DriverResult<T> {
-            run()
-        }
-
-        fn identify(&self, run: impl FnOnce() -> DriverResult<StreamIdentity>) -> DriverResult<StreamIdentity> {
-            match *self.0.lock() {
-                Some(kind) => Err(DriverError::new(DriverCall::Stream, kind, "no answer")),
-                None => run(),
-            }
-        }
-    }
-
-    type Device = Intercepted<ModelDriver, Unknown>;
-
-    /// A driver that does not tell, an allocator that has freed a block on a stream, and the stream.
-    fn unknown() -> (Arc<Device>, Allocator<Device>, StreamId) {
-        let driver = Arc::new(Intercepted::with_hook(Arc::new(ModelDriver::default()), Unknown::default()));
+    /// An allocator that has freed a block on a stream, whose driver refuses from then on to tell which stream a handle stands
+    /// for, with an error of this kind; and the stream.
+    fn unknown(kind: DriverErrorKind) -> (Allocator<BusyDevice>, StreamId) {
+        let driver = busy(&Arc::default());
         let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
         let stream = driver.create_stream().unwrap();
         let block = allocator.alloc(100, stream).unwrap();
         allocator.free(block).unwrap();
-        (driver, allocator, stream)
+        driver.meanwhile(move |call| match call {
+            None => Err(DriverError::new(DriverCall::Stream, kind, "no answer")),
+            Some(_) => Ok(()),
+        });
+        (allocator, stream)
     }
 
     /// Some drivers do not answer during a capture: the handle stands for the stream that it stood for before.
     #[test]
     fn a_stream_is_known_again_during_a_capture() {
         for (kind, known) in [(DriverErrorKind::Capturing, true), (DriverErrorKind::Other, false)] {
-            let (driver, allocator, stream) = unknown();
+            let (allocator, stream) = unknown(kind);
             let streams = &allocator.inner.shared.streams;
-            *driver.hook().0.lock() = Some(kind);
             match streams.find_or_add(stream) {
                 Ok(found) => assert!(known && found.index == StreamIndex(0)),
                 Err(StreamError::Foreign { source, .. }) => assert!(!known && source.kind == kind),
@@ -277,9 +261,8 @@ mod tests {
     #[test]
     fn a_stream_is_forgotten_during_a_capture() {
         for (kind, forgotten) in [(DriverErrorKind::Capturing, true), (DriverErrorKind::Other, false)] {
-            let (driver, allocator, stream) = unknown();
+            let (allocator, stream) = unknown(kind);
             let streams = &allocator.inner.shared.streams;
-            *driver.hook().0.lock() = Some(kind);
             allocator.forget_stream(stream).unwrap();
             let reach = if forgotten { Reach::Over { last: None } } else { Reach::Given };
             assert_eq!(streams.get(StreamIndex(0)).clock.lock().reach(), reach, "{kind:?}");
