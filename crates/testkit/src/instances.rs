@@ -1,12 +1,12 @@
 //! Runs on each device, compiled once with this crate: test programs find the runner and the allocator beneath it here instead of
 //! compiling them again each. See `gapless::internals`.
 
-use crate::device::{Host, Model, World};
+use crate::device::{Host, Model};
 use crate::runner::run;
 use crate::threads::run_scheduled;
 use crate::wire::{Extra, decode};
 #[cfg(feature = "properties")]
-use crate::{cuda::Cuda, op::Op, summary::Summary};
+use crate::{cuda::Cuda, device::World, op::Op, summary::Summary};
 
 /// Runs an input of a fuzz target on one thread, or on several with a schedule that is part of it: on host memory where
 /// `GAPLESS_FUZZ_DRIVER` says `host` and the world fits, else on the model. Does nothing if `bytes` is shorter than a header.
