@@ -3,10 +3,13 @@
 //! A device *survives* a trace if the replay on it does not run out of memory. Survival is not monotone: on a larger
 //! device an allocator may decide differently and fail. So the smallest device found by bisection means little by
 //! itself, and larger ones are tried too: [`NEAR_SAMPLES`] close by, where memory is shortest, and [`SAMPLES`] far above.
+//! Once a device has more than the policy ever holds, larger ones may make no difference. Where the smallest such sample and the
+//! largest see the same driver calls, those between them are not tried. Policies that go by the size of the device make other
+//! calls on each.
 //!
 //! Threads: replays are independent, and those on larger devices run on [`Search::threads`] threads. The result does
-//! not depend on their number. Cost: about 14 replays for the bisection, plus one for each sample. A replay that fails ends
-//! there, so where programs fail early the bisection tries small devices first.
+//! not depend on their number. Cost: about 14 replays for the bisection, plus at most one for each sample. A replay that fails
+//! ends there, so where programs fail early the bisection tries small devices first.
 
 use crate::caching::CachingSettings;
 use crate::device::PAGE_BYTES;
@@ -14,6 +17,7 @@ use crate::meter::Clock;
 use crate::replay::{ReplayError, replay_by};
 use crate::work::Touch;
 use crate::{Device, GaplessSettings, PolicyKind, ReplayOptions, ReplayResult, Trace};
+use gapless::driver::DriverCalls;
 use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -49,7 +53,7 @@ pub struct SearchResult {
 }
 
 impl Search<'_> {
-    /// Approximate number of replays in a search, for progress bars.
+    /// Number of replays in a search at most, approximately, for progress bars.
     pub const EXPECTED_REPLAYS: u64 = NEAR_SAMPLES + SAMPLES + Self::EXPECTED_BISECTION;
 
     /// Approximate number of replays that find the smallest device.
@@ -64,7 +68,7 @@ impl Search<'_> {
             return Ok(SearchResult { min_capacity_bytes: None, safe_capacity_bytes: None });
         };
         let larger = samples(min);
-        let safe = safe(min, &larger, &self.survive_each(&larger)?);
+        let safe = safe(min, &larger, &self.survive_all(&larger)?);
         Ok(SearchResult {
             min_capacity_bytes: Some(min * PAGE_BYTES),
             safe_capacity_bytes: safe.map(|pages| pages * PAGE_BYTES),
@@ -106,6 +110,21 @@ impl Search<'_> {
         bisect(fails, survives, costs, |pages| self.failed_after(pages)).map(Some)
     }
 
+    /// Returns whether a device with each number of pages survives, in ascending order. Tries those where it makes a difference.
+    fn survive_all(&self, pages: &[u64]) -> Result<Vec<bool>, ReplayError> {
+        let Some((&largest, smaller)) = pages.split_last() else { return Ok(Vec::new()) };
+        let with_room = self.replay(largest)?;
+        let enough = smaller.partition_point(|pages| pages * PAGE_BYTES < with_room.peak_reserved_bytes);
+        let same = match smaller.get(enough) {
+            Some(&pages) if with_room.oom.is_none() => Calls::of(&self.replay(pages)?) == Calls::of(&with_room),
+            _ => false,
+        };
+        let mut survived = self.survive_each(if same { &smaller[..enough] } else { smaller })?;
+        survived.resize(smaller.len(), true);
+        survived.push(with_room.oom.is_none());
+        Ok(survived)
+    }
+
     /// Replays on devices with each number of pages. Returns whether each one survives.
     fn survive_each(&self, pages: &[u64]) -> Result<Vec<bool>, ReplayError> {
         let next = AtomicUsize::new(0);
@@ -138,6 +157,11 @@ impl Search<'_> {
 
     /// Replays on a device with so many pages. Returns which part of the ops had run when it failed, or `None` if it survived.
     fn failed_after(&self, pages: u64) -> Result<Option<f64>, ReplayError> {
+        Ok(self.part_of(&self.replay(pages)?))
+    }
+
+    /// Replays on a device with so many pages.
+    fn replay(&self, pages: u64) -> Result<ReplayResult, ReplayError> {
         let device = Device { lag_ops: self.lag_ops, ..Device::of(pages * PAGE_BYTES) };
         let result = replay_by(
             Clock::Nothing,
@@ -155,13 +179,36 @@ impl Search<'_> {
         if let Some(progress) = self.progress {
             progress();
         }
-        Ok(self.part_of(&result))
+        Ok(result)
     }
 
     /// Returns which part of the ops had run when a replay failed, or `None` if it survived.
     #[allow(clippy::cast_precision_loss, reason = "a part of a trace, to decide what to try next")]
     fn part_of(&self, result: &ReplayResult) -> Option<f64> {
         result.oom.as_ref().map(|oom| oom.op_index as f64 / self.trace.ops().len() as f64)
+    }
+}
+
+/// The driver calls of a replay, as far as its result tells: what was called in each step, what was created in all, and what that
+/// costs, which follows from the sizes.
+#[derive(PartialEq)]
+struct Calls<'a> {
+    of_kind: DriverCalls,
+    of_step: &'a [u64],
+    host_waits: u64,
+    peak_reserved_bytes: u64,
+    seconds: Option<f64>,
+}
+
+impl<'a> Calls<'a> {
+    fn of(result: &'a ReplayResult) -> Self {
+        Self {
+            of_kind: result.driver_calls,
+            of_step: &result.driver_calls_per_step,
+            host_waits: result.host_waits,
+            peak_reserved_bytes: result.peak_reserved_bytes,
+            seconds: result.modelled_driver_seconds,
+        }
     }
 }
 
@@ -255,6 +302,7 @@ const LEAST_COST: f64 = 0.02;
 mod tests {
     use super::*;
     use crate::advice::Setting;
+    use gapless::allocator::ChunkPolicy;
     use std::convert::Infallible;
 
     #[test]
@@ -314,6 +362,42 @@ mod tests {
                 let known = Some((device.capacity_bytes, &result));
                 assert_eq!(search.min_capacity_bytes(known).unwrap(), found, "{setting} on {pages} pages");
             }
+        }
+    }
+
+    /// Large blocks of which every third is freed, small ones, and larger ones, which need the holes or more memory.
+    #[test]
+    fn devices_that_are_not_tried_survive() {
+        let mut text: String = (0..8).map(|id| format!("a {id} {} 0\n", 4_u64 << 30)).collect();
+        text.extend((1000..1100).map(|id| format!("a {id} {} 0\n", 40 << 10)));
+        text.extend((0..8).step_by(3).map(|id| format!("f {id}\n")));
+        text.extend((200..202).map(|id| format!("a {id} {} 0\n", 5_u64 << 30)));
+        let trace = Trace::read("t", text.as_bytes()).unwrap();
+        let chunks = |chunk| GaplessSettings { chunk: Some(chunk), ..GaplessSettings::default() };
+        // With chunks of its own choice, the allocator goes by the size of the device.
+        let settings = [
+            (PolicyKind::Gapless, chunks(ChunkPolicy::Fixed(64 << 20)), false),
+            (PolicyKind::Gapless, chunks(ChunkPolicy::Auto), true),
+            (PolicyKind::Caching, GaplessSettings::default(), false),
+        ];
+        for (policy, gapless, tries_all) in settings {
+            let replays = AtomicUsize::new(0);
+            let count = || _ = replays.fetch_add(1, Ordering::Relaxed);
+            let search = Search {
+                trace: &trace,
+                policy,
+                gapless,
+                caching: CachingSettings::default(),
+                lag_ops: 0,
+                threads: NonZero::<usize>::MIN,
+                progress: Some(&count),
+            };
+            let larger = samples(search.smallest_pages(None).unwrap().unwrap());
+            let expected = if tries_all { vec![true; larger.len()] } else { search.survive_each(&larger).unwrap() };
+            replays.store(0, Ordering::Relaxed);
+            assert_eq!(search.survive_all(&larger).unwrap(), expected, "{policy}");
+            let tried = replays.load(Ordering::Relaxed);
+            assert_eq!(tried >= larger.len(), tries_all, "{policy}: {tried} of {}", larger.len());
         }
     }
 
