@@ -4,8 +4,8 @@
 //! ThreadSanitizer uses parking_lot, and what std's own reference counts and channels raise is suppressed.
 
 use crate::failure::Failure;
-use crate::process;
 use crate::workspace::Workspace;
+use crate::{files, process};
 use std::process::Command;
 
 #[derive(Debug, clap::Args)]
@@ -45,7 +45,7 @@ pub fn run_parts(workspace: &Workspace, parts: &[Part]) -> Result<(), Failure> {
             }
             Part::Quick => {
                 eprintln!("== quick");
-                address(workspace, "gapless-instrumented", "--test stress --test faults host")?;
+                address_beside_fuzzing(workspace, "--test stress --test faults host")?;
                 thread(workspace, "gapless-instrumented", "--test stress -- --test-threads=1")?;
             }
         }
@@ -57,6 +57,17 @@ pub fn run_parts(workspace: &Workspace, parts: &[Part]) -> Result<(), Failure> {
 fn address(workspace: &Workspace, package: &str, tests: &str) -> Result<(), Failure> {
     let mut command = test(workspace, package, tests);
     process::run(command.env("RUSTFLAGS", "-Zsanitizer=address").env("ASAN_OPTIONS", "detect_leaks=1"))
+}
+
+/// On what is built for the fuzz targets where they are built without optimisation, as `.ci/run` does.
+fn address_beside_fuzzing(workspace: &Workspace, tests: &str) -> Result<(), Failure> {
+    let flags = files::read(&workspace.path("fuzz/rustflags"))?;
+    let flags: Vec<&str> = flags.lines().filter(|line| !line.starts_with('#')).collect();
+    let mut command = workspace.cargo(["test", "--release", "--manifest-path", "fuzz/Cargo.toml"]);
+    command.args(["--target", "x86_64-unknown-linux-gnu", "--target-dir"]).arg(workspace.target("fuzz"));
+    command.args(tests.split(' ')).env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
+    command.env("RUSTFLAGS", flags.join(" ")).env("RUSTC_BOOTSTRAP", "1").env("RUSTUP_TOOLCHAIN", "stable");
+    process::run(command.env("RUST_BACKTRACE", "0").env("ASAN_OPTIONS", "detect_leaks=1"))
 }
 
 fn thread(workspace: &Workspace, package: &str, tests: &str) -> Result<(), Failure> {

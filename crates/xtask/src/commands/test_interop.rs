@@ -18,8 +18,8 @@ pub fn run(workspace: &Workspace) -> Result<(), Failure> {
     // The features of all other crates are those of the tests if the whole workspace is selected: they are not built again.
     let features = FEATURES.map(|feature| format!("gapless/{feature}")).join(",");
     let mut build = workspace.cargo(["build", "--workspace", "--features", &features]);
-    for package in ["gapless", "cudarc"] {
-        // It takes longer to compile than the examples take to run.
+    for package in ["gapless", "gapless-sim-libcuda", "cudarc", "proptest"] {
+        // They take longer to compile than the examples take to run.
         build.arg("--config").arg(format!("profile.dev.package.{package}.opt-level=0"));
     }
     build.args(examples.iter().flat_map(|example| ["--example", example]));
