@@ -4,7 +4,7 @@
 //! - I2  inside a bin, `near` is sorted from largest to smallest, and every entry of `near` is smaller than every entry
 //!   of `far`; `near` is empty only when `far` is, and never longer than [`NEAR`].
 //!
-//! Bins are made up to that of the largest block so far: a heap of small blocks needs a seventh of them.
+//! Bins are made up to that of the largest block so far: 288 of 1,632 if that has 2 MiB.
 //!
 //! Cost: a removal or an insertion touches one bin; it is O(1) while the bin has at most [`NEAR`] entries, and O(log n)
 //! beyond. The common cases are a block that is freed and allocated again, a push and a pop at the end of a short vector,
@@ -431,6 +431,20 @@ mod tests {
         index.grow(block(last_near), FreeBlock { size: block(60).size, ..block(last_near) });
         index.check();
         assert_eq!(index.best_fit(GRANULE), Some(block(last_near + 1)));
+    }
+
+    #[test]
+    fn bins_are_made_up_to_the_largest_block() {
+        let mut index = FreeIndex::default();
+        assert_eq!(index.metadata_bytes(), 0);
+        // The vectors of blocks begin with room for four.
+        let (bin_bytes, near_bytes) = (size_of::<Bin>() as u64, 4 * size_of::<FreeBlock>() as u64);
+        let sizes = [(GRANULE, 32), (2 << 20, 288), (8 << 20, 352), (4 << 10, 352), (1 << 40, 896)];
+        for (blocks, (size, bins)) in (1..).zip(sizes) {
+            index.insert(FreeBlock { size, offset: 0 });
+            assert_eq!(index.metadata_bytes(), bins * bin_bytes + blocks * near_bytes, "with a block of {size} bytes");
+            index.check();
+        }
     }
 
     #[test]
