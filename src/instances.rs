@@ -5,7 +5,7 @@
 
 use crate::driver::Driver;
 use crate::driver::cuda::CudaDriver;
-use crate::driver::{FaultDriver, ModelDriver};
+use crate::driver::{FaultDriver, HostDriver, ModelDriver};
 use crate::{Allocator, StreamId};
 use std::error::Error;
 use std::sync::Arc;
@@ -62,6 +62,14 @@ pub fn exercise_faults(driver: Arc<FaultDriver<ModelDriver>>) -> Result<(), Box<
     exercise(driver)
 }
 
+/// [`exercise`] on host memory.
+///
+/// # Errors
+/// As there.
+pub fn exercise_host(driver: Arc<HostDriver>) -> Result<(), Box<dyn Error>> {
+    exercise(driver)
+}
+
 /// [`exercise`] on a CUDA device.
 ///
 /// # Errors
@@ -73,10 +81,12 @@ pub fn exercise_cuda(driver: Arc<CudaDriver>) -> Result<(), Box<dyn Error>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::HostConfig;
 
     #[test]
     fn all_of_it_works() {
         exercise_model(Arc::new(ModelDriver::default())).unwrap();
         exercise_faults(Arc::new(FaultDriver::new(ModelDriver::default()))).unwrap();
+        exercise_host(Arc::new(HostDriver::new(HostConfig::default()).unwrap())).unwrap();
     }
 }

@@ -61,7 +61,7 @@ pub use units::{ByteSize, DeviceAddr, StreamId};
 pub mod internals {
     pub use crate::heap::Heap;
     #[cfg(not(any(loom, shuttle)))]
-    pub use crate::instances::{exercise_cuda, exercise_faults, exercise_model};
+    pub use crate::instances::{exercise_cuda, exercise_faults, exercise_host, exercise_model};
     pub use crate::stream::{Entries, StreamTable};
     #[cfg(loom)]
     pub use crate::sync::RawAsymmetricMutex;
