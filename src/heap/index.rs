@@ -4,7 +4,7 @@
 //! - I2  inside a bin, `near` is sorted from largest to smallest, and every entry of `near` is smaller than every entry
 //!   of `far`; `near` is empty only when `far` is, and never longer than [`NEAR`].
 //!
-//! Bins are made up to that of the largest block so far: 288 of 1,632 if that has 2 MiB.
+//! Bins are made up to that of the largest block so far: 288 of 1,632 for blocks of up to 2 MiB.
 //!
 //! Cost: a removal or an insertion touches one bin; it is O(1) while the bin has at most [`NEAR`] entries, and O(log n)
 //! beyond. The common cases are a block that is freed and allocated again, a push and a pop at the end of a short vector,

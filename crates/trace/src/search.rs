@@ -4,7 +4,7 @@
 //! device an allocator may decide differently and fail. So the smallest device found by bisection means little by
 //! itself, and larger ones are tried too: [`NEAR_SAMPLES`] close by, where memory is shortest, and [`SAMPLES`] far above.
 //! Once a device has more than the policy ever holds, larger ones may make no difference. Where the smallest such sample and
-//! the largest see the same driver calls, those between them are not tried. Policies that go by the size of the device make
+//! the largest survive with the same driver calls, those between them are not tried. Policies that go by the size of the device make
 //! other calls on each.
 //!
 //! Threads: replays are independent, and those on larger devices run on [`Search::threads`] threads. The result does
@@ -120,7 +120,8 @@ impl Search<'_> {
         if let Some((&least, between)) = ample.split_first() {
             let with_least = self.replay(least)?;
             survived.push(with_least.oom.is_none());
-            if with_room.oom.is_none() && Calls::of(&with_least) == Calls::of(&with_room) {
+            let both = with_least.oom.is_none() && with_room.oom.is_none();
+            if both && Calls::of(&with_least) == Calls::of(&with_room) {
                 survived.resize(smaller.len(), true);
             } else {
                 survived.extend(self.survive_each(between)?);
