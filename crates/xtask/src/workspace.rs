@@ -81,4 +81,15 @@ impl Workspace {
         files::copy(&self.target("debug/deps/libgapless_sim_libcuda.so"), &folder.join("libcuda.so.1"))?;
         files::copy(&self.target("debug/deps/libgapless_capi.so"), &folder.join("libgapless.so"))
     }
+
+    /// Puts the simulated driver where `cust` and `cuda-driver-sys` find it when they are built: they link `-lcuda` and look for
+    /// it under `lib64` in the folders that `CUDA_LIBRARY_PATH` lists. The result is such a folder.
+    pub fn install_simulated_to_link(&self) -> Result<PathBuf, Failure> {
+        let root = self.target("interop");
+        let folder = root.join("lib64");
+        files::create_folder(&folder)?;
+        self.install_simulated(&folder)?;
+        files::copy(&folder.join("libcuda.so.1"), &folder.join("libcuda.so"))?;
+        Ok(root)
+    }
 }

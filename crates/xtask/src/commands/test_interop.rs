@@ -1,19 +1,14 @@
 //! The examples of the features `cust`, `cuda-driver-sys` and `cudarc`, over the simulated driver.
 
 use crate::failure::Failure;
+use crate::process;
 use crate::workspace::Workspace;
-use crate::{files, process};
 
 /// What each example is for. They are built together; `ci-full` looks at each by itself.
 pub const FEATURES: [&str; 3] = ["cust", "cuda-driver-sys", "cudarc"];
 
 pub fn run(workspace: &Workspace) -> Result<(), Failure> {
-    // The first two link -lcuda and look for it in the folders that CUDA_LIBRARY_PATH lists, under lib64.
-    let root = workspace.target("interop");
-    let folder = root.join("lib64");
-    files::create_folder(&folder)?;
-    workspace.install_simulated(&folder)?;
-    files::copy(&folder.join("libcuda.so.1"), &folder.join("libcuda.so"))?;
+    let root = workspace.install_simulated_to_link()?;
     let examples = FEATURES.map(|feature| format!("with_{}", feature.replace('-', "_")));
     // The features of all other crates are those of the tests if the whole workspace is selected: they are not built again.
     let features = FEATURES.map(|feature| format!("gapless/{feature}")).join(",");
@@ -26,7 +21,7 @@ pub fn run(workspace: &Workspace) -> Result<(), Failure> {
     process::run(build.env("CUDA_LIBRARY_PATH", &root))?;
     for example in examples {
         let program = workspace.target("debug/examples").join(&example);
-        process::run(workspace.command(program).env("LD_LIBRARY_PATH", &folder))?;
+        process::run(workspace.command(program).env("LD_LIBRARY_PATH", root.join("lib64")))?;
     }
     Ok(())
 }
