@@ -30,6 +30,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
             "build-sdist",
             "build-python-package",
             "package-crates",
+            "check-interface",
             "gpu-bundle",
         ],
     ),

@@ -18,8 +18,8 @@ mod workspace;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
-    build_capi, build_kernels, build_python_package, build_sdist, build_torch_objects, build_wheel, ci,
-    generate_bindings, generate_header, gpu_bundle, model_check, package_crates, sanitize, scripts, test_interop,
+    build_capi, build_kernels, build_python_package, build_sdist, build_torch_objects, build_wheel, check_interface,
+    ci, generate_bindings, generate_header, gpu_bundle, model_check, package_crates, sanitize, scripts, test_interop,
     test_page, test_python, torch_without_gpu,
 };
 use failure::Failure;
@@ -54,6 +54,8 @@ enum Command {
     BuildPythonPackage(build_python_package::BuildPythonPackageArguments),
     /// Check what the published crates carry, and that they build from it
     PackageCrates,
+    /// Tell what the public interface of the crates has lost since the last release (takes cargo-semver-checks)
+    CheckInterface(check_interface::CheckInterfaceArguments),
     /// Build the folder that proves gapless on a machine with a GPU, its driver and nothing else
     GpuBundle(gpu_bundle::GpuBundleArguments),
     /// Write include/gapless.h from the sources of crates/capi
@@ -126,6 +128,7 @@ fn run(workspace: &Workspace, command: Command) -> Result<(), Failure> {
         Command::BuildSdist => build_sdist::run(workspace),
         Command::BuildPythonPackage(arguments) => build_python_package::run(workspace, &arguments),
         Command::PackageCrates => package_crates::run(workspace),
+        Command::CheckInterface(arguments) => check_interface::run(workspace, &arguments),
         Command::GpuBundle(arguments) => gpu_bundle::run(workspace, &arguments),
         Command::GenerateHeader => generate_header::run(workspace),
         Command::GenerateBindings => generate_bindings::run(workspace),

@@ -6,6 +6,7 @@ pub mod build_python_package;
 pub mod build_sdist;
 pub mod build_torch_objects;
 pub mod build_wheel;
+pub mod check_interface;
 pub mod ci;
 pub mod generate_bindings;
 pub mod generate_header;

@@ -5,7 +5,7 @@ use crate::process;
 use crate::workspace::Workspace;
 
 /// The crates that are published, each after those that it needs.
-const CRATES: [&str; 3] = ["gapless", "gapless-share", "gapless-trace"];
+pub const CRATES: [&str; 3] = ["gapless", "gapless-share", "gapless-trace"];
 /// What each of them carries.
 const NEEDED: [&str; 3] = ["LICENSE-APACHE", "LICENSE-MIT", "README.md"];
 /// What a file of a crate begins or ends with. Tests, benchmarks and tools stay here.
