@@ -37,9 +37,9 @@ pub fn run(workspace: &Workspace, arguments: &CheckInterfaceArguments) -> Result
     Ok(())
 }
 
-/// The tag of the newest version that this commit comes after.
+/// The tag of the newest version that this commit comes after. Before its release comes what precedes it, such as `v1.0.0-rc1`.
 fn last_release(workspace: &Workspace) -> Result<Option<String>, Failure> {
     let mut list = workspace.command("git");
-    list.args(["tag", "--list", "v*", "--merged", "HEAD", "--sort=-version:refname"]);
+    list.args(["-c", "versionsort.suffix=-", "tag", "--list", "v*", "--merged", "HEAD", "--sort=-version:refname"]);
     Ok(process::output(&mut list)?.lines().next().map(str::to_owned))
 }
