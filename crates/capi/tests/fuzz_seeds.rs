@@ -4,8 +4,11 @@
 mod calls;
 #[path = "fuzzed/conf.rs"]
 mod conf;
+mod gpu;
 #[path = "../../../tests/seeds/mod.rs"]
 mod seeds;
+#[path = "../../../tests/simulated/mod.rs"]
+mod simulated;
 
 use seeds::each_seed;
 
@@ -14,9 +17,21 @@ fn configurations() {
     each_seed("conf", |bytes| conf::check_conf(&String::from_utf8_lossy(bytes)));
 }
 
-/// Seeds, and bytes by chance from a fixed start.
 #[test]
 fn calls() {
+    calls_by_seeds_and_by_chance();
+}
+
+/// As on a GPU: nothing fails on demand, and the target does not know what the driver has given out. Three devices, since it does
+/// not know how many there are, either.
+#[test]
+fn calls_on_an_installed_driver() {
+    let settings = [("GAPLESS_FUZZ_DRIVER", "cuda"), ("GAPLESS_SIM_DEVICES", "3")];
+    gpu::with_devices("calls_on_an_installed_driver", &settings, calls_by_seeds_and_by_chance);
+}
+
+/// Seeds, and bytes by chance from a fixed start.
+fn calls_by_seeds_and_by_chance() {
     each_seed("capi", calls::run_calls);
     let mut state = 7_u64;
     let mut random = || {

@@ -123,8 +123,11 @@ impl Calls {
         }
     }
 
-    /// What was done on the device of a block of a process-wide allocator.
+    /// What was done on the device of a block of a process-wide allocator. An allocator of its own may have a block there, too.
     fn done_on(&mut self, block: &Block) -> Option<&mut Done> {
+        if !self.is_process_wide(block) {
+            return None;
+        }
         let book = self.books.iter_mut().find(|book| book.lasting && book.device == block.device);
         Some(&mut book?.done)
     }

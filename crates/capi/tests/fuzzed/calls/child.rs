@@ -42,7 +42,7 @@ impl Calls {
     /// Calls by chance. Returns 0, or which of them was answered wrongly.
     fn in_child(&self, device: i32, record: Record) -> i32 {
         let live: Vec<u64> =
-            self.live.iter().filter(|(_, block)| block.device == device).map(|(addr, _)| *addr).collect();
+            self.live.iter().filter(|(_, block)| self.is_served_by(device, block)).map(|(addr, _)| *addr).collect();
         let mut chance = u64::from(record.number) << 8 | u64::from(record.how);
         let mut gone = BTreeSet::new();
         for call in 0..12 {

@@ -40,7 +40,7 @@ impl Calls {
     pub(super) fn check_effect(&self, device: i32) {
         let Some(book) = self.books.iter().position(|book| book.lasting && book.device == device) else { return };
         let sums = sums_of(device, None).expect("a device in use");
-        let [bytes, held] = self.check_live(&sums, |block| block.device == device);
+        let [bytes, held] = self.check_live(&sums, |block| self.is_served_by(device, block));
         let (before, done) = (&self.books[book].sums_before, self.books[book].done);
         let since = |now: u64, before: u64| now.wrapping_sub(before);
         assert_eq!(since(sums.allocs, before.allocs), done.allocs, "{done:?}: {sums:?}");
@@ -151,7 +151,7 @@ impl Calls {
         let expected: Vec<Place> = self
             .live
             .iter()
-            .filter(|(_, block)| block.device == device && self.is_process_wide(block))
+            .filter(|(_, block)| self.is_served_by(device, block))
             .map(|(at, block)| place_of(*at, block))
             .collect();
         live.iter().for_each(|block| self.check_block(block));
@@ -171,9 +171,9 @@ impl Calls {
                 && two[0].pool.first == two[1].pool.first));
         let waits: Vec<_> = all.iter().filter(|block| block.state == 2).collect();
         let waiting: u64 = waits.iter().map(|block| block.bytes).sum();
-        let held = self.held_back(|block| block.device == device).map(|(_, number)| number);
+        let held = self.held_back(|block| self.is_served_by(device, block)).map(|(_, number)| number);
         assert!(waiting == sums.pending_bytes || waiting > sums.pending_bytes && held[1] > 0, "{waiting}: {sums:?}");
-        for (addr, _) in self.surely_waiting(|block| block.device == device) {
+        for (addr, _) in self.surely_waiting(|block| self.is_served_by(device, block)) {
             assert!(waits.iter().any(|block| block.address == addr), "{addr:#x} waits for a stream: {all:#x?}");
         }
 

@@ -67,10 +67,12 @@ impl Environment {
         // SAFETY: a NUL-terminated name of a driver library.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
         assert!(!handle.is_null(), "{} cannot be loaded", name.to_string_lossy());
-        let usage = symbol(handle, c"gapless_sim_usage");
+        // An installed driver is taken for a GPU's whatever it is, so that this can be tried on the simulated one, too.
+        let symbol = |name| simulated.as_ref().and_then(|_| symbol(handle, name));
+        let usage = symbol(c"gapless_sim_usage");
         // SAFETY: the simulated library's function of that name has this type.
         let usage = usage.map(|at| unsafe { std::mem::transmute::<*mut c_void, Usage>(at) });
-        let plan_faults = symbol(handle, c"gapless_sim_plan_faults");
+        let plan_faults = symbol(c"gapless_sim_plan_faults");
         // SAFETY: as above.
         let plan_faults = plan_faults.map(|at| unsafe { std::mem::transmute::<*mut c_void, PlanFaults>(at) });
         let folder = std::env::temp_dir().join(format!("gapless-calls-{}", std::process::id()));

@@ -76,7 +76,7 @@ impl Calls {
 
     fn pin(&mut self, device: i32, record: Record) {
         let addr = self.some_address(record);
-        let block = self.live.get(&addr).copied().filter(|block| self.is_process_wide(block) && block.device == device);
+        let block = self.live.get(&addr).copied().filter(|block| self.is_served_by(device, block));
         if self.pinned.values().map(|pinned| pinned.pins as usize).sum::<usize>() >= MOST {
             return;
         }

@@ -45,8 +45,8 @@ impl Calls {
             128.. => self.second_device(),
             _ => 0,
         };
-        // Device 1 has no process-wide allocator, and is to get none.
-        if device == 1 {
+        // Device 1 has no process-wide allocator, and is to get none. Nobody knows how many an installed driver has.
+        if device == 1 || device > 1 && self.environment.usage.is_none() {
             return;
         }
         let exists = device == 0 || device == self.second_device();
@@ -74,12 +74,8 @@ impl Calls {
             }
             4 => {
                 let its = self.books[book].device;
-                let mine: Vec<u64> = self
-                    .live
-                    .iter()
-                    .filter(|(_, block)| block.device == its && self.is_process_wide(block))
-                    .map(|(at, _)| *at)
-                    .collect();
+                let mine: Vec<u64> =
+                    self.live.iter().filter(|(_, block)| self.is_served_by(its, block)).map(|(at, _)| *at).collect();
                 if record.what < 200 && exists {
                     let Some(addr) = mine.get(record.number as usize % mine.len().max(1)).copied() else { return };
                     self.torch_free(addr, record.what.is_multiple_of(2));
@@ -147,6 +143,11 @@ impl Calls {
     /// Whether a block is of a process-wide allocator, or of one of its pools.
     pub(super) fn is_process_wide(&self, block: &Block) -> bool {
         block.pool.is_some() || block.owner.is_some_and(|book| self.books[book].lasting)
+    }
+
+    /// Whether it is the process-wide allocator of a device that has a block, or one of its pools.
+    pub(super) fn is_served_by(&self, device: i32, block: &Block) -> bool {
+        block.device == device && self.is_process_wide(block)
     }
 
     pub(super) fn torch_free(&mut self, addr: u64, cupy: bool) {
