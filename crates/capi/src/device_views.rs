@@ -125,6 +125,8 @@ impl Device {
             self.settle_foreign();
             // Refused during a capture: then the second try may fail, too.
             let _ = allocator.driver().synchronize_device();
+            // No event tells of a stream that may be gone. This learns from a wait of its own, and releases nothing.
+            let _ = allocator.trim(u64::MAX);
             allocator.alloc_again(addr, bytes).is_ok()
         }
     }

@@ -411,6 +411,11 @@ fn of_the_allocator_object() -> Vec<(&'static str, Vec<Call>)> {
                 .take(63)
                 .collect(),
         ),
+        // A state that never was, while this thread's default stream uses a block.
+        (
+            "object_checkpoint_of_no_state",
+            vec![join(1), (37, 1, 4, 128, 3), keep(1), (77, 0, 0, 1, 0), (157, 1, 240, 0, 0)],
+        ),
         ("object_streams", used_by(129)),
         ("object_streams_of_the_other_device", used_by(130)),
         (
