@@ -45,7 +45,7 @@ impl Calls {
             128.. => self.second_device(),
             _ => 0,
         };
-        // Device 1 has no process-wide allocator, and is to get none. Nobody knows how many an installed driver has.
+        // Device 1 has no process-wide allocator, and is to get none. Whether an installed driver has more is not known.
         if device == 1 || device > 1 && self.environment.usage.is_none() {
             return;
         }
