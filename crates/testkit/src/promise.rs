@@ -52,11 +52,12 @@ pub(crate) struct Held {
 impl World {
     /// Returns `true` if the chunk policy allows that what callers hold of a chunk keeps the rest of it from others.
     ///
-    /// A chunk of a fixed size may be pinned whole, and so may one that a block lies within. One that the allocator chose the size of covers no pages that the block
-    /// it was created for does not use, beyond the smallest size; a block that came later may pin it.
+    /// A chunk of a fixed size may be pinned whole, and so may one that a block lies within. One that the allocator chose the
+    /// size of covers no pages that the block it was created for does not use, beyond the smallest size; a block that came later
+    /// may pin it.
     fn may_pin(&self, bytes: u64, made: u64, held: Held) -> bool {
         let is_least = bytes <= SMALLEST_AUTO || held.small && bytes <= SMALLEST_AUTO_FOR_SEVERAL;
-        self.chunk_pages > 0 || self.whole_blocks || is_least || held.youngest > made
+        self.chunk_pages > 0 || self.whole_blocks || is_least || held.youngest >= made
     }
 }
 

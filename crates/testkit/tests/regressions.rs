@@ -249,3 +249,23 @@ fn a_replay_that_was_waited_for_is_not_the_last_use() {
         ],
     );
 }
+
+/// Nothing may be created, so a small block takes the newest chunk, which is larger and was created for another. No chunk was
+/// created between them, and the oracle took the small block for the one that the chunk was created for.
+#[test]
+fn a_block_that_came_later_pins_the_newest_chunk() {
+    let page_bytes = 2 * MIB;
+    let world =
+        World { pages: LARGEST_DEVICE / page_bytes, page_bytes, chunk_pages: 0, streams: 3, ..World::default() };
+    run::<Model>(
+        &world,
+        &[
+            Alloc { bytes: 128 * MIB, align: 9, stream: 0 },
+            Alloc { bytes: 256 * MIB, align: 9, stream: 0 },
+            Budget { pages: 0 },
+            Free { block: 1 },
+            Alloc { bytes: 512, align: 9, stream: 1 },
+            AllocRest { less: 0, stream: 2 },
+        ],
+    );
+}

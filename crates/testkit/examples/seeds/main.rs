@@ -19,7 +19,7 @@ fn main() -> std::io::Result<()> {
             if *name == "further_region" {
                 bytes[6] = 3;
             }
-            if *name == "large_device" {
+            if name.starts_with("large_device") {
                 (bytes[0], bytes[2], bytes[7]) = (132, 250, 4 + (12 << 3));
             }
             if name.starts_with("own_stream") {

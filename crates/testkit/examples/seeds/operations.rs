@@ -408,6 +408,20 @@ pub fn sequences() -> Vec<Sequence> {
             ],
         ),
         (
+            // The same device: a small block takes the newest chunk, since nothing may be created.
+            "large_device_over_its_budget",
+            4,
+            0,
+            vec![
+                Alloc { bytes: 32 << 10, align: 9, stream: 0 },
+                Alloc { bytes: 64 << 10, align: 9, stream: 0 },
+                Budget { pages: 0 },
+                free(1),
+                Alloc { bytes: 0, align: 9, stream: 1 },
+                AllocRest { less: 0, stream: 2 },
+            ],
+        ),
+        (
             "two_allocators",
             8,
             0,
