@@ -86,7 +86,8 @@ impl Device {
     ///
     /// # Errors
     /// An allocation that cannot be had, or a block that cannot be freed. The pool is as it was then, after a wait for the device
-    /// where its streams use what was freed, unless another thread has taken that meanwhile.
+    /// where its streams use what was freed, unless another thread has taken that meanwhile. A block that was freed in
+    /// between and is back is recorded on no other stream.
     pub fn restore_pool(&self, id: PoolId, wanted: &[(DeviceAddr, u64)]) -> Answer<bool> {
         let Some(pool) = self.pools.named(id) else { return Ok(false) };
         self.settle_foreign();
@@ -96,17 +97,23 @@ impl Device {
         let is_live = |addr: &DeviceAddr, bytes: &u64| live.get(addr) == Some(bytes) && !self.foreign.holds(*addr);
         let surplus = live.iter().filter(|(addr, bytes)| wanted.get(*addr) != Some(*bytes) && is_live(addr, bytes));
         let missing = wanted.iter().filter(|(addr, bytes)| !is_live(addr, bytes));
+        // What is pinned keeps its memory when it is freed: it makes room for nothing, and could not be taken back.
+        let (pinned, others): (Vec<_>, Vec<_>) = surplus.partition(|(addr, _)| self.pins.holds(**addr));
         let (mut freed, mut made) = (Vec::new(), Vec::new());
         let change = || -> Answer<()> {
-            for (addr, bytes) in surplus {
-                self.free(*addr, *bytes, StreamId(0))?;
-                freed.push((*addr, *bytes));
-            }
+            let mut free = |blocks: Vec<(&DeviceAddr, &u64)>| -> Answer<()> {
+                for (addr, bytes) in blocks {
+                    self.free(*addr, *bytes, StreamId(0))?;
+                    freed.push((*addr, *bytes));
+                }
+                Ok(())
+            };
+            free(others)?;
             for (addr, bytes) in missing {
                 pool.allocator.alloc_again(*addr, *bytes)?;
                 made.push((*addr, *bytes));
             }
-            Ok(())
+            free(pinned)
         };
         let outcome = change();
         if outcome.is_err() {

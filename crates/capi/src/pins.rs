@@ -24,6 +24,11 @@ impl DevicePins {
         self.by_address.lock().entry(pin.addr()).or_default().push(pin);
     }
 
+    /// Whether the block at an address is pinned, live or not.
+    pub fn holds(&self, addr: DeviceAddr) -> bool {
+        self.by_address.lock().contains_key(&addr)
+    }
+
     fn take(&self, addr: DeviceAddr) -> Answer<Pin<CudaDriver>> {
         let mut by_address = self.by_address.lock();
         let none = || Failure::new(GAPLESS_ERROR_NOT_ALLOCATED, format!("no pinned block starts at {addr}"));

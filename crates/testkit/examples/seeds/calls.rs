@@ -150,6 +150,20 @@ pub fn calls() -> Seeds {
                 torch(4, 1),
             ],
         ),
+        // What a trim says to have released is with the memory of a pool that nobody uses.
+        (
+            "pool_released_and_trimmed",
+            vec![
+                torch(4, 3),
+                begin(0),
+                torch(4, 5),
+                end(0),
+                give(0, 1),
+                give(0, 0),
+                (17, 0, 2, 0, 0),
+                (235, 0, 130, 100, 0),
+            ],
+        ),
         // The functions for a device's memory: 175 and 195 allocate, 215 frees, 235 records a stream or trims.
         (
             "device_memory",
@@ -411,10 +425,33 @@ fn of_the_allocator_object() -> Vec<(&'static str, Vec<Call>)> {
                 .take(63)
                 .collect(),
         ),
+        // A block is missing whose memory has moved under a later one, elsewhere.
+        (
+            "object_checkpoint_of_what_moved",
+            [
+                &[join(1), alloc(1, 2, 0), alloc(1, 3, 0), alloc(1, 2, 0), alloc(1, 3, 0), alloc(1, 10, 0)][..],
+                &[keep(1), free(1), alloc(1, 12, 0), back(1, 0), lists(1)],
+            ]
+            .concat(),
+        ),
         // A state that never was, while this thread's default stream uses a block.
         (
             "object_checkpoint_of_no_state",
             vec![join(1), (37, 1, 4, 128, 3), keep(1), (77, 0, 0, 1, 0), (157, 1, 240, 0, 0)],
+        ),
+        // The same, while the block is pinned: it would not come back.
+        (
+            "object_checkpoint_of_no_state_pinned",
+            vec![
+                join(1),
+                (37, 1, 4, 0, 3),
+                keep(1),
+                (119, 0, 0, 0, 0),
+                (157, 1, 240, 0, 0),
+                (157, 1, 240, 1, 0),
+                (157, 1, 240, 2, 0),
+                back(1, 0),
+            ],
         ),
         ("object_streams", used_by(129)),
         ("object_streams_of_the_other_device", used_by(130)),
