@@ -329,9 +329,9 @@ impl Device {
     /// that of pools that were released. What other pools hold stays, and does not count.
     pub fn trim(&self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
         self.settle_foreign();
-        let closed = self.pools.close_condemned(&self.main, None);
+        let of_pools = self.pools.close_condemned(&self.main, None);
         let mut trimmed = self.main.allocator.trim(keep_bytes)?;
-        trimmed.released_bytes += closed;
+        trimmed.released_bytes += of_pools;
         self.log(|| format!("released {}, {} held", ByteSize(trimmed.released_bytes), ByteSize(trimmed.held_bytes)));
         Ok(trimmed)
     }

@@ -293,8 +293,8 @@ impl Pools {
         condemned.iter().map(|pool| pool.held()).sum()
     }
 
-    /// Waits for the device and closes the condemned pools. Returns the bytes that they held: 0 while a pool may be open for a
-    /// capture, or while the stream at hand is captured.
+    /// Waits for the device and closes the condemned pools. Returns the bytes that went back to the driver, also those of the main
+    /// allocator where its budget asks for it: 0 while a pool may be open for a capture, or while the stream at hand is captured.
     pub fn close_condemned(&self, main: &Instance, at_hand: Option<StreamId>) -> u64 {
         let driver = main.allocator.driver();
         if self.none()
@@ -321,8 +321,10 @@ impl Pools {
         }
         let mut books = self.books();
         books.closing_bytes -= held;
+        let held_by_main = main.allocator.reserved_bytes();
         self.share_budget(&mut books, main);
-        if waited { held } else { 0 }
+        let of_main = held_by_main.saturating_sub(main.allocator.reserved_bytes());
+        if waited { held + of_main } else { of_main }
     }
 
     fn put_back(&self, pools: Vec<Pool>) {

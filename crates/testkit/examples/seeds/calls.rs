@@ -43,6 +43,12 @@ pub fn calls() -> Seeds {
         calls.push((235, handle, 130, 100, 0));
         calls
     };
+    let trimmed_with_a_pool = |budget: Option<u32>, trim: Call| -> Vec<Call> {
+        let mut calls = vec![torch(4, 10), begin(0), torch(4, 2), end(0)];
+        calls.extend(budget.map(|pages| (9, 232, 0, 0, pages << 21)));
+        calls.extend([give(0, 1), give(0, 0), (17, 0, 2, 0, 0), trim]);
+        calls
+    };
     let seeds: Vec<(&str, Vec<Call>)> = vec![
         ("a_life", vec![(12, 0, 0, 2, 0), alloc(3, 0), alloc(1, 1), (7, 0, 0, 1, 1), free(0), free(0), destroy]),
         (
@@ -150,20 +156,11 @@ pub fn calls() -> Seeds {
                 torch(4, 1),
             ],
         ),
-        // What a trim says to have released is with the memory of a pool that nobody uses.
-        (
-            "pool_released_and_trimmed",
-            vec![
-                torch(4, 3),
-                begin(0),
-                torch(4, 5),
-                end(0),
-                give(0, 1),
-                give(0, 0),
-                (17, 0, 2, 0, 0),
-                (235, 0, 130, 100, 0),
-            ],
-        ),
+        // What a trim says to have released is with the memory of a pool that nobody uses, and with what goes back because the
+        // budget was set below what was held.
+        ("trim_closes_a_pool", trimmed_with_a_pool(None, (235, 0, 130, 100, 0))),
+        ("trim_above_the_budget", trimmed_with_a_pool(Some(4), (235, 0, 130, 100, 0))),
+        ("trim_of_pools_above_the_budget", trimmed_with_a_pool(Some(4), (197, 0, 1, 100, 0))),
         // The functions for a device's memory: 175 and 195 allocate, 215 frees, 235 records a stream or trims.
         (
             "device_memory",

@@ -86,10 +86,11 @@ impl Calls {
             self.books[number].held_before = self.figures(number).reserved_bytes;
             return;
         }
-        let Some(whole) = self.whole(device) else { return };
+        // Also while no budget is set: one that comes later may be below what is held.
         let shares = self.shares(device);
-        let book = &mut self.books[number];
-        let most = whole.max(std::mem::replace(&mut book.held_before, shares.held()));
+        let held_before = std::mem::replace(&mut self.books[number].held_before, shares.held());
+        let Some(whole) = self.whole(device) else { return };
+        let most = whole.max(held_before);
         assert!(shares.held() <= most, "device {device} may hold {whole}, and held up to {most}: {shares:?}");
     }
 

@@ -138,20 +138,32 @@ impl Calls {
     }
 
     fn device_trim(&mut self, record: Record, book: usize, device: i32) {
-        let mut released = UNTOUCHED as u64;
-        let out = if record.how < 64 { null_mut() } else { &raw mut released };
-        let exists = self.books[book].device == device;
-        // With the pools, since those that were released may be closed.
         let its = self.books[book].device;
-        let before = self.shares(its).held();
-        let status = c!(gapless_device_trim(device, u64::from(record.number), out));
-        self.expect(status, if exists { &[GAPLESS_OK] } else { WRONG_DEVICE }, record);
-        let untouched = status != GAPLESS_OK || out.is_null();
-        let expected = if untouched { UNTOUCHED as u64 } else { before - self.shares(its).held() };
-        assert_eq!(released, expected, "{record:?}");
+        let allowed = if its == device { &[GAPLESS_OK][..] } else { WRONG_DEVICE };
+        let trim = |released| c!(gapless_device_trim(device, u64::from(record.number), released));
+        let status = self.check_trim(its, record, allowed, trim);
         if status == GAPLESS_OK && self.failing.is_none() {
             self.expect_settled(device);
         }
+    }
+
+    /// Trims a device: what is said to be released is what its allocator and its pools hold less, those included that were closed.
+    pub(super) fn check_trim(
+        &mut self,
+        device: i32,
+        record: Record,
+        allowed: &[gapless_status],
+        trim: impl FnOnce(*mut u64) -> gapless_status,
+    ) -> gapless_status {
+        let mut released = UNTOUCHED as u64;
+        let out = if record.how < 64 { null_mut() } else { &raw mut released };
+        let before = self.shares(device).held();
+        let status = trim(out);
+        self.expect(status, allowed, record);
+        let untouched = status != GAPLESS_OK || out.is_null();
+        let expected = if untouched { UNTOUCHED as u64 } else { before - self.shares(device).held() };
+        assert_eq!(released, expected, "{record:?}: what was released");
+        status
     }
 
     /// A pointer, and whether a live allocation of the device or of one of its pools starts there.

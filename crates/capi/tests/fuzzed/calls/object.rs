@@ -192,16 +192,8 @@ impl Calls {
             return;
         }
         let pools_only = i32::from(record.what % 3 == 1);
-        let mut released = UNTOUCHED as u64;
-        let out = if record.how < 64 { null_mut() } else { &raw mut released };
-        let before = self.shares(device).held();
-        let status = c!(gapless_torch_trim(device, pools_only, out));
-        self.expect(status, &[GAPLESS_OK], record);
-        if status != GAPLESS_OK || out.is_null() {
-            assert_eq!(released, UNTOUCHED as u64, "{record:?}");
-        } else if !self.faulty {
-            assert_eq!(released, before - self.shares(device).held(), "{record:?}: what was released");
-        }
+        let trim = |released| c!(gapless_torch_trim(device, pools_only, released));
+        let status = self.check_trim(device, record, &[GAPLESS_OK], trim);
         if status == GAPLESS_OK && pools_only == 0 && self.failing.is_none() {
             self.expect_settled(device);
         }
