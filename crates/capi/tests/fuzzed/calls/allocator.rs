@@ -112,6 +112,9 @@ impl Calls {
 
     pub(super) fn set_budget(&mut self, record: Record) {
         let (handle, book) = self.handle(record);
+        if book.is_some_and(|book| self.books[book].lasting && !self.gets_budgets(self.books[book].device)) {
+            return;
+        }
         let bytes = if record.what < 200 { u64::from(record.number) % (96 << 20) } else { Self::bytes_of(record) };
         let status = c!(gapless_set_budget(handle, bytes));
         self.expect(status, &[if book.is_some() { GAPLESS_OK } else { GAPLESS_ERROR_INVALID_HANDLE }], record);

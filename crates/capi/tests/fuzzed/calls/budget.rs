@@ -34,7 +34,8 @@ impl Shares {
 const MEMORY: u64 = 60 << 20;
 const PAGE: u64 = 2 << 20;
 
-/// Devices whose budget was set since the process began: that of the others is the device's memory.
+/// Devices whose budget was set since the process began: that of the others is the device's memory. Nothing takes a budget away
+/// again, so one of two devices never gets one.
 static SET: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
 
 pub(super) fn was_set(device: i32) -> bool {
@@ -46,6 +47,11 @@ impl Calls {
     pub(super) fn note_budget(&mut self, book: usize, bytes: u64) {
         self.books[book].whole = Some(bytes);
         SET.lock().expect("no panic before").insert(self.books[book].device);
+    }
+
+    /// Whether inputs may set a budget for a device.
+    pub(super) fn gets_budgets(&self, device: i32) -> bool {
+        device == 0 || device != self.second_device()
     }
 
     pub(super) fn shares(&self, device: i32) -> Shares {

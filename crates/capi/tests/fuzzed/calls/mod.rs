@@ -371,8 +371,10 @@ impl Calls {
             self.torch_free(addr, false);
         }
         let lasting: Vec<usize> = (0..self.books.len()).filter(|book| self.books[*book].lasting).collect();
-        for book in &lasting {
-            expect_ok(c!(gapless_torch_set_fraction(1.0, self.books[*book].device)));
+        for book in &self.books {
+            if book.lasting && budget::was_set(book.device) {
+                expect_ok(c!(gapless_torch_set_fraction(1.0, book.device)));
+            }
         }
         // What waits for other streams is not free yet, and the simulated ones are threads of their own.
         for _ in 0..MOST_WAITS {

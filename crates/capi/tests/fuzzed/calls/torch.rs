@@ -120,7 +120,7 @@ impl Calls {
                     if self.is_sound() {
                         self.environment.gpus.iter().for_each(|gpu| self.expect_settled(gpu.device));
                     }
-                } else {
+                } else if self.gets_budgets(device) {
                     let part = f64::from(f32::from_bits(record.number));
                     let status = c!(gapless_torch_set_fraction(part, device));
                     let good = (0.0..=1.0).contains(&part) && exists;
