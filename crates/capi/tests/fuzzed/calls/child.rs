@@ -34,8 +34,14 @@ impl Calls {
             unsafe { libc::_exit(code) }
         }
         let mut status = 0;
-        // SAFETY: waits for the child created above.
-        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        let waited = loop {
+            // SAFETY: waits for the child created above.
+            let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+            // The timer of a fuzzer interrupts the wait.
+            if waited >= 0 || std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted {
+                break waited;
+            }
+        };
         assert_eq!((waited, status), (child, 0), "a forked process: call {}", (status >> 8) - WRONG);
     }
 
