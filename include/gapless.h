@@ -799,7 +799,8 @@ gapless_status gapless_torch_lend_pool(int32_t device,
                                        int32_t lend);
 
 // Makes a pool hold exactly these allocations, which were live in it before: what else is live is freed, and what is missing is
-// allocated again at its address. GAPLESS_ERROR_NOT_ALLOCATED when one cannot be had: the pool is then as it was.
+// allocated again at its address. GAPLESS_ERROR_NOT_ALLOCATED when one cannot be had: the pool is then as it was, but what was
+// freed to see that is recorded on no other stream any more.
 //
 // wanted points to count blocks.
 gapless_status gapless_torch_restore_pool(int32_t device,

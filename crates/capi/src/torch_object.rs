@@ -285,7 +285,8 @@ pub extern "C" fn gapless_torch_lend_pool(device: i32, pool: gapless_torch_pool,
 }
 
 /// Makes a pool hold exactly these allocations, which were live in it before: what else is live is freed, and what is missing is
-/// allocated again at its address. GAPLESS_ERROR_NOT_ALLOCATED when one cannot be had: the pool is then as it was.
+/// allocated again at its address. GAPLESS_ERROR_NOT_ALLOCATED when one cannot be had: the pool is then as it was, but what was
+/// freed to see that is recorded on no other stream any more.
 ///
 /// # Safety
 /// wanted points to count blocks.
