@@ -1,7 +1,7 @@
 //! Allocations at addresses that were handed out before.
 
 use gapless::allocator::{AddressFacts, AllocError};
-use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
+use gapless::driver::{DriverCall, ModelConfig, ModelDriver, WorkDriver};
 use gapless::{Allocator, ChunkPolicy, DeviceAddr, StreamId};
 use std::sync::Arc;
 
@@ -125,4 +125,93 @@ fn what_was_returned_is_not_there() {
     assert_eq!(facts(allocator.alloc_again(one, PAGE)), AddressFacts::NeverAllocated);
     assert_eq!((allocator.reserved_bytes(), allocator.stats().harvested_chunks), (PAGE, 0));
     allocator.check();
+}
+
+/// A block of another stream, whose memory moved to one of the default stream. That one has been freed, behind work that is still
+/// running, and can be brought back. Returns the address of the first, and the stream.
+fn of_another_stream(allocator: &Allocator<ModelDriver>) -> (DeviceAddr, StreamId) {
+    let driver = allocator.driver();
+    let stream = driver.create_stream().unwrap();
+    allocator.keep_stream(stream).unwrap();
+    let [block, between, last] = [2, 1, 1].map(|pages| allocator.alloc(pages * PAGE, stream).unwrap());
+    allocator.free(block).unwrap();
+    allocator.free(last).unwrap();
+    let moved = allocator.alloc(3 * PAGE, MAIN).unwrap();
+    assert_eq!((allocator.stats().harvested_chunks, allocator.reserved_bytes()), (3, 4 * PAGE));
+    allocator.free(between).unwrap();
+    driver.hold(MAIN);
+    driver.fill(MAIN, moved, 3 * PAGE, 1).unwrap();
+    allocator.free(moved).unwrap();
+    (block, stream)
+}
+
+/// The same, of a stream that has been forgotten and destroyed since.
+fn of_a_destroyed_stream(allocator: &Allocator<ModelDriver>) -> DeviceAddr {
+    let (block, stream) = of_another_stream(allocator);
+    allocator.forget_stream(stream).unwrap();
+    allocator.driver().destroy_stream(stream).unwrap();
+    block
+}
+
+fn four_pages() -> Allocator<ModelDriver> {
+    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 4 * PAGE, ..ModelConfig::default() }));
+    Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap()
+}
+
+#[test]
+fn a_stream_that_is_kept_waits_on_the_device() {
+    let allocator = four_pages();
+    let (block, _) = of_another_stream(&allocator);
+    allocator.alloc_again(block, 2 * PAGE).unwrap();
+    let stats = allocator.stats();
+    assert_eq!((stats.host_waits, stats.driver_calls[DriverCall::StreamWait]), (0, 2), "one for each page");
+    allocator.check();
+    allocator.free(block).unwrap();
+    allocator.close().unwrap();
+}
+
+/// The driver may not be told to order a stream behind others that has been destroyed: the host waits. The model panics where the
+/// handle is used.
+#[test]
+fn the_host_waits_in_the_place_of_a_destroyed_stream() {
+    let allocator = four_pages();
+    let block = of_a_destroyed_stream(&allocator);
+    assert_eq!(allocator.stats().host_waits, 0);
+    allocator.alloc_again(block, 2 * PAGE).unwrap();
+    let stats = allocator.stats();
+    assert_eq!((stats.host_waits, stats.driver_calls[DriverCall::StreamWait]), (1, 0));
+    allocator.check();
+    allocator.free(block).unwrap();
+    allocator.close().unwrap();
+}
+
+/// Where all work has completed there is nothing to wait for.
+#[test]
+fn what_a_destroyed_stream_had_comes_back() {
+    let allocator = four_pages();
+    let block = of_a_destroyed_stream(&allocator);
+    allocator.driver().resume(MAIN);
+    allocator.alloc_again(block, 2 * PAGE).unwrap();
+    assert_eq!(allocator.live_around(block).map(|live| (live.addr, live.bytes)), Some((block, 2 * PAGE)));
+    let stats = allocator.stats();
+    assert_eq!((stats.host_waits, stats.driver_calls[DriverCall::StreamWait]), (0, 0));
+    allocator.check();
+    allocator.free(block).unwrap();
+    allocator.close().unwrap();
+}
+
+/// Nothing tells when the stream that is being captured has passed its last use of the memory, and nothing can be ordered behind
+/// it: the memory stays where it is.
+#[test]
+fn what_cannot_be_waited_for_does_not_come_back() {
+    let allocator = four_pages();
+    let block = of_a_destroyed_stream(&allocator);
+    allocator.driver().begin_capture(MAIN);
+    assert!(matches!(facts(allocator.alloc_again(block, 2 * PAGE)), AddressFacts::NeverAllocated));
+    allocator.check();
+    allocator.driver().end_capture(MAIN);
+    allocator.alloc_again(block, 2 * PAGE).unwrap();
+    allocator.check();
+    allocator.free(block).unwrap();
+    allocator.close().unwrap();
 }

@@ -216,19 +216,24 @@ impl<'a, D: Driver> Progress<'a, D> {
         Ok(self.synchronize()? && self.has_passed(stream, epoch)?)
     }
 
-    /// Makes the device run later work of `waiter`, which the call was handed, behind `epoch` of `stream`. Returns false
-    /// when that is impossible. While `waiter` is being captured the host waits instead: the capture would fail for a
-    /// wait on work outside of it.
+    /// Makes the device run later work of `waiter` behind `epoch` of `stream`. Returns false when that is impossible. The host
+    /// waits instead while `waiter` is being captured, since the capture would fail for a wait on work outside of it, and where
+    /// the driver must not get its handle, since it may have been destroyed. Called inside the slow path only.
     pub fn order_behind(&self, waiter: StreamIndex, stream: StreamIndex, epoch: u64) -> Result<bool, DriverError> {
         if self.has_passed(stream, epoch)? {
             return Ok(true);
         }
-        let waiter = self.streams.get(waiter).id();
-        if self.streams.driver.is_capturing(waiter) {
+        let given = self.given == Some(waiter);
+        let waiter = self.streams.get(waiter);
+        // Locked until the driver is done with the handle: a stream that this call was not handed may be forgotten meanwhile, and
+        // destroyed. Whoever locks two clocks is alone inside the slow path.
+        let its_clock = waiter.clock.lock();
+        if its_clock.is_captured(given, &self.streams.driver) != Some(false) {
+            drop(its_clock);
             return self.wait_until_passed(stream, epoch);
         }
         let clock = self.streams.get(stream).clock.lock();
-        clock.hold_back(waiter, epoch, &self.streams.driver)
+        clock.hold_back(waiter.id(), epoch, &self.streams.driver)
     }
 
     /// The last epoch of each stream, by the streams' numbers, that work can be ordered behind without a wait for the whole
