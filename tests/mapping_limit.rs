@@ -1,11 +1,12 @@
 //! The number of mappings that are kept, with the allocator's own limit and with a lower limit of the driver.
 
-use gapless::allocator::AllocError;
+use gapless::allocator::{AllocError, MapListener, MappedRange, Refusal};
 use gapless::driver::{DriverCall, DriverErrorKind, ModelConfig, ModelDriver, WorkDriver};
 use gapless::{Allocator, ChunkPolicy, StreamId};
 use std::sync::Arc;
 
 const PAGE: u64 = 2 << 20;
+const MAIN: StreamId = StreamId::DEFAULT;
 
 /// Allocates four adjacent pages. The first and the third are moved to a block after them and leave stale views, which
 /// makes six mappings. One more page makes seven. Returns the number of mappings after that.
@@ -54,14 +55,113 @@ fn views_in_use_are_not_removed_for_the_limit() {
     driver.complete(stream);
 }
 
-/// No mapping can be removed: the driver's error is returned, and nothing has changed.
+/// The number of mappings in the error of a request that the driver had no mapping for.
+fn out_of_mappings<T: std::fmt::Debug>(served: Result<T, AllocError>) -> usize {
+    match served {
+        Err(AllocError::OutOfMappings { mappings, source }) => {
+            assert_eq!((source.call, source.kind), (DriverCall::SetAccess, DriverErrorKind::OutOfMemory));
+            mappings
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A device of eight pages that makes six mappings, and an allocator that has made them: two are of pages that have moved
+/// away behind work that is still running, and of which an event tells unless its stream is `captured` since.
+fn at_the_drivers_limit(captured: bool) -> (Arc<ModelDriver>, Allocator<ModelDriver>) {
+    let config = ModelConfig { capacity_bytes: 8 * PAGE, max_mappings: 6, ..ModelConfig::default() };
+    let driver = Arc::new(ModelDriver::new(config));
+    let builder = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE));
+    let allocator = builder.slack(1.0).build().unwrap();
+    let pages: Vec<_> = (0..4).map(|_| allocator.alloc(PAGE, MAIN).unwrap()).collect();
+    driver.hold(MAIN);
+    for page in [pages[0], pages[2]] {
+        driver.fill(MAIN, page, PAGE, 1).unwrap();
+        allocator.free(page).unwrap();
+    }
+    if captured {
+        driver.begin_capture(MAIN);
+    }
+    allocator.alloc(2 * PAGE, MAIN).unwrap();
+    assert_eq!((allocator.stats().mappings, allocator.stats().host_waits), (6, 0));
+    (driver, allocator)
+}
+
+/// The host waits for what still uses the oldest stale view, which makes room. The model panics where memory in use is unmapped.
 #[test]
-fn too_many_live_mappings_return_the_drivers_error() {
+fn at_the_drivers_limit_the_host_waits_for_stale_views() {
+    let (_, allocator) = at_the_drivers_limit(false);
+    allocator.alloc(PAGE, MAIN).unwrap();
+    assert_eq!((allocator.stats().mappings, allocator.stats().host_waits), (5, 1));
+    allocator.check();
+}
+
+/// Where no event tells of the work of a stream that is being captured, the device cannot be waited for.
+#[test]
+fn a_capture_is_not_waited_for_to_make_room() {
+    let (driver, allocator) = at_the_drivers_limit(true);
+    assert_eq!(out_of_mappings(allocator.alloc(PAGE, MAIN)), 6);
+    assert_eq!((allocator.reserved_bytes(), allocator.stats().host_waits), (4 * PAGE, 0));
+    allocator.check();
+    driver.end_capture(MAIN);
+    allocator.alloc(PAGE, MAIN).unwrap();
+    allocator.check();
+}
+
+/// Raw ranges have to make room as well, with and without a wait.
+#[test]
+fn stale_views_make_room_for_ranges() {
+    for (completes, waits) in [(true, 0), (false, 1)] {
+        let (driver, allocator) = at_the_drivers_limit(false);
+        if completes {
+            driver.resume(MAIN);
+        }
+        let mut range = allocator.reserve_range(2 * PAGE).unwrap();
+        range.grow(PAGE, MAIN).unwrap();
+        assert_eq!((allocator.stats().mappings, allocator.stats().host_waits), (5, waits));
+        range.grow(PAGE, MAIN).unwrap();
+        assert_eq!(out_of_mappings(allocator.alloc_registered(PAGE, MAIN)), 6);
+        allocator.check();
+        drop(range);
+        assert_eq!(allocator.stats().mappings, 4);
+        allocator.check();
+    }
+}
+
+/// Refuses every unmap.
+struct Holder;
+
+impl MapListener for Holder {
+    fn on_map(&self, _: MappedRange) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn before_unmap(&self, _: MappedRange) -> Result<(), Refusal> {
+        Err(Refusal("not now".to_owned()))
+    }
+}
+
+/// What a listener keeps makes no room, and is not waited for again and again.
+#[test]
+fn what_a_listener_keeps_makes_no_room() {
+    let (_, allocator) = at_the_drivers_limit(false);
+    let holder = allocator.listeners().add(Arc::new(Holder)).unwrap();
+    assert_eq!(out_of_mappings(allocator.alloc(PAGE, MAIN)), 6);
+    assert_eq!(out_of_mappings(allocator.alloc(PAGE, MAIN)), 6);
+    assert_eq!(allocator.stats().host_waits, 1);
+    allocator.listeners().remove(holder).unwrap();
+    allocator.alloc(PAGE, MAIN).unwrap();
+    allocator.check();
+}
+
+/// No mapping can be removed: the error says so, with the driver's, and nothing has changed.
+#[test]
+fn too_many_live_mappings_are_an_error_of_their_own() {
     let driver = Arc::new(ModelDriver::new(ModelConfig { max_mappings: 2, ..ModelConfig::default() }));
     let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
     let alloc = || allocator.alloc(PAGE, StreamId::DEFAULT);
     let blocks = [alloc().unwrap(), alloc().unwrap()];
-    assert!(matches!(alloc(), Err(AllocError::Driver(error)) if error.kind == DriverErrorKind::OutOfMemory));
+    assert_eq!(out_of_mappings(alloc()), 2);
     allocator.check();
     assert_eq!(allocator.reserved_bytes(), 2 * PAGE);
     allocator.free(blocks[1]).unwrap();

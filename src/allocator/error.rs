@@ -83,6 +83,18 @@ pub enum AllocError {
         /// The largest number of pieces.
         limit: usize,
     },
+    /// The driver makes no further mapping, although there is memory for it, and no mapping that is not needed any more can be
+    /// removed now. Try again when more work has completed, or after a capture.
+    #[error(
+        "the driver makes no more mappings: this allocator has {mappings}, and none that can be removed now; larger chunks \
+         need fewer ({source})"
+    )]
+    OutOfMappings {
+        /// Number of mappings that the allocator has.
+        mappings: usize,
+        /// The driver's answer.
+        source: DriverError,
+    },
     /// The alignment is not a power of two.
     #[error("an alignment of {alignment} is not a power of two")]
     Alignment {

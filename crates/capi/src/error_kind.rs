@@ -99,7 +99,7 @@ impl From<&AllocError> for Cause {
             AllocError::CannotWait { .. } => Self::of(GAPLESS_KIND_CANNOT_WAIT),
             AllocError::Forked { .. } => Self::of(GAPLESS_KIND_FORKED),
             AllocError::InListener(error) => error.into(),
-            AllocError::Driver(error) => error.into(),
+            AllocError::Driver(error) | AllocError::OutOfMappings { source: error, .. } => error.into(),
             _ => Self::default(),
         }
     }
@@ -170,6 +170,7 @@ mod tests {
         ] {
             for cause in [
                 Cause::from(&AllocError::Driver(driver(kind))),
+                Cause::from(&AllocError::OutOfMappings { mappings: 1, source: driver(kind) }),
                 Cause::from(&BuildError::Driver(driver(kind))),
                 Cause::from(&CloseError::Driver(driver(kind))),
                 Cause::from(&OpenError::Driver(driver(kind))),

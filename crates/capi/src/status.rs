@@ -81,7 +81,7 @@ impl From<AllocError> for Failure {
             AllocError::NotFree { .. } => GAPLESS_ERROR_NOT_ALLOCATED,
             AllocError::InListener(_) => GAPLESS_ERROR_IN_USE,
             AllocError::Stream(_) | AllocError::CannotWait { .. } => GAPLESS_ERROR_STREAM,
-            // The driver failed, or cannot be called: `Driver`, `Forked`, `AddressesFragmented`.
+            // The driver failed, or cannot be called: `Driver`, `Forked`, `AddressesFragmented`, `OutOfMappings`.
             _ => GAPLESS_ERROR_DRIVER,
         };
         Self::caused(status, &error, &error)

@@ -176,7 +176,11 @@ impl<D: Device> Runner<D> {
                 assert!(requested / page_bytes > unmapped_pages, "{requested} bytes fit in {unmapped_pages} pages");
             }
             Err(error) if self.waits_for_capture(&error) => {}
-            Err(AllocError::Driver(error) | AllocError::Stream(StreamError::Foreign { source: error, .. })) => {
+            Err(
+                AllocError::Driver(error)
+                | AllocError::OutOfMappings { source: error, .. }
+                | AllocError::Stream(StreamError::Foreign { source: error, .. }),
+            ) => {
                 self.expect_injected(&error);
                 if self.struck() {
                     self.recover();

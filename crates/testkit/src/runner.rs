@@ -485,7 +485,7 @@ impl<D: Device> Runner<D> {
             AllocError::Driver(error) if !struck && self.is_out_of_addresses(error) => {
                 self.summary.out_of_addresses += 1
             }
-            AllocError::Driver(error) => self.expect_injected(error),
+            AllocError::Driver(error) | AllocError::OutOfMappings { source: error, .. } => self.expect_injected(error),
             AllocError::Stream(StreamError::Foreign { source, .. }) => self.expect_injected(source),
             AllocError::TooLarge { .. } | AllocError::RangeFull { .. } => {}
             other => panic!("the request failed: {other}"),

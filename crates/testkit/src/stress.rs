@@ -418,7 +418,10 @@ impl<D: Device> Shared<'_, D> {
     }
 
     pub(crate) fn expect_injected(&self, error: &AllocError) {
-        let injected = matches!(error, AllocError::Driver(_) | AllocError::Stream(StreamError::Foreign { .. }));
+        let injected = matches!(
+            error,
+            AllocError::Driver(_) | AllocError::OutOfMappings { .. } | AllocError::Stream(StreamError::Foreign { .. })
+        );
         // Ranges wait for the device where the pool's streams may be captured.
         let captured = self.stress.graphs && matches!(error, AllocError::CannotWait { .. });
         assert!(captured || (injected && self.stress.faults == Faults::Some), "a call returned {error}");
@@ -442,7 +445,9 @@ impl<D: Device> Shared<'_, D> {
                 self.progress.failed.fetch_add(1, Ordering::Relaxed);
                 match error {
                     AllocError::OutOfMemory(_) => self.note_refusal(),
-                    AllocError::Driver(_) | AllocError::Stream(StreamError::Foreign { .. })
+                    AllocError::Driver(_)
+                    | AllocError::OutOfMappings { .. }
+                    | AllocError::Stream(StreamError::Foreign { .. })
                         if self.stress.faults == Faults::Some => {}
                     other => panic!("alloc returned {other}"),
                 }

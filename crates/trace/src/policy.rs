@@ -164,9 +164,9 @@ impl<D: Driver> Policy for Allocator<D> {
             }
             // The request is larger than a region, and so larger than the budget.
             AllocError::TooLarge { .. } => PolicyError::OutOfMemory { satisfiable: false, report: error.to_string() },
-            AllocError::Stream(StreamError::TooMany { .. }) | AllocError::AddressesFragmented { .. } => {
-                PolicyError::Limit(error.to_string())
-            }
+            AllocError::Stream(StreamError::TooMany { .. })
+            | AllocError::AddressesFragmented { .. }
+            | AllocError::OutOfMappings { .. } => PolicyError::Limit(error.to_string()),
             AllocError::Driver(error) => PolicyError::Driver(error),
             other => PolicyError::Failed(other.to_string()),
         })

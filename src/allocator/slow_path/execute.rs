@@ -20,7 +20,7 @@ use crate::units::DeviceAddr;
 
 /// Number of stale views that are removed at the limit of mappings for each mapping that is made: the next requests of that
 /// size need remove none.
-const DROPPED_FOR_EACH: usize = 4;
+pub const DROPPED_FOR_EACH: usize = 4;
 
 /// What came of a plan.
 #[derive(Debug)]
@@ -299,12 +299,11 @@ impl<'a, D: Driver> SlowPath<'a, D> {
             self.poison_target(plan, &failure.stuck);
         }
         let most = plan.fill.len() * DROPPED_FOR_EACH;
-        let drop = Drop { most, patience: usize::MAX };
-        if failure.error.kind == DriverErrorKind::OutOfMemory && self.drop_stale_views(drop)? > 0 {
+        if failure.error.kind == DriverErrorKind::OutOfMemory && self.make_room_for_mappings(most)? {
             // The driver's own limit of mappings: now there are fewer.
             return Ok(Outcome::Again);
         }
-        Err(failure.error.into())
+        Err(self.mapping_error(failure.error))
     }
 
     /// Takes the addresses of mappings that could not be undone out of use for good, and their chunks with them.

@@ -4,6 +4,7 @@
 use super::super::error::AllocError;
 use super::super::request::Request;
 use super::super::shared::Shared;
+use super::execute::DROPPED_FOR_EACH;
 use super::mapper::{Mapper, view_at};
 use super::plan::{Source, States, claim_free, free_chunks};
 use super::{Door, SlowPath};
@@ -196,11 +197,16 @@ impl<D: Driver> SlowPath<'_, D> {
             mappings.push(Mapping { addr, bytes, chunk: chunk.handle });
             page = page + chunk.pages;
         }
-        if let Err(failure) = map_all(self.driver(), self.listeners(), &mappings) {
+        while let Err(failure) = map_all(self.driver(), self.listeners(), &mappings) {
             if !failure.stuck.is_empty() {
                 self.give_up_end(range, chunks, &mappings, &failure.stuck);
+                return Err(self.mapping_error(failure.error));
             }
-            return Err(failure.error.into());
+            // The driver's own limit of mappings: now there are fewer.
+            let may_help = failure.error.kind == DriverErrorKind::OutOfMemory;
+            if !(may_help && self.make_room_for_mappings(mappings.len() * DROPPED_FOR_EACH)?) {
+                return Err(self.mapping_error(failure.error));
+            }
         }
         for chunk in chunks {
             let pages = PageRange::new(range.end(), self.mapper.pool.get(*chunk).pages);

@@ -5,13 +5,14 @@
 //!
 //! Cost: constant for each view that becomes stale.
 
+use super::super::error::AllocError;
 use super::SlowPath;
 use super::mapper::Mapper;
-use crate::driver::{Driver, DriverError};
+use crate::driver::{Driver, DriverError, DriverErrorKind};
 use crate::physical::ViewAt;
 use crate::segment::ViewState;
 use crate::stream::Fence;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 /// Entries of views, oldest first.
 #[derive(Debug, Default)]
@@ -51,7 +52,6 @@ impl Mapper {
     /// # Panics
     /// Panics if the invariant does not hold.
     pub fn check_stale_order(&self) {
-        use std::collections::HashSet;
         let listed: HashSet<(ViewAt, Fence)> = self.stale_order.entries.iter().copied().collect();
         for (number, segment) in self.segments.iter().enumerate() {
             for view in segment.table.iter() {
@@ -119,6 +119,49 @@ impl<D: Driver> SlowPath<'_, D> {
         // Behind the others: whoever comes next looks at those first.
         self.mapper.stale_order.entries.extend(waiting);
         result
+    }
+
+    /// Where the driver makes no further mapping: unmaps up to `most` of the oldest stale views. If the last use of none has
+    /// completed, the host waits for that of the oldest for which it can. Returns whether one was unmapped.
+    ///
+    /// # Errors
+    /// The driver's. What was unmapped before stays so.
+    pub fn make_room_for_mappings(&mut self, most: usize) -> Result<bool, DriverError> {
+        let drop = Drop { most, patience: usize::MAX };
+        if self.drop_stale_views(drop)? > 0 {
+            return Ok(true);
+        }
+        if self.shared.geometry.keeps_mappings {
+            return Ok(false);
+        }
+        let entries = self.mapper.stale_order.entries.iter();
+        let mut fences: Vec<Fence> = entries.map(|(_, fence)| *fence).collect();
+        fences.dedup();
+        // Of a stream that cannot be waited for now, a later moment cannot either.
+        let mut hopeless = HashSet::new();
+        for fence in fences {
+            // A view whose last use has completed is still there because a listener refuses to let it go.
+            let passed = self.shared.streams.get(fence.stream).clock.lock().has_passed(fence.epoch);
+            if passed || hopeless.contains(&fence.stream) {
+                continue;
+            }
+            if !self.progress().wait_until_passed(fence.stream, fence.epoch)? {
+                hopeless.insert(fence.stream);
+            } else if self.drop_stale_views(drop)? > 0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The error of a sequence of mappings that the driver did not make.
+    pub fn mapping_error(&self, error: DriverError) -> AllocError {
+        match error.kind {
+            DriverErrorKind::OutOfMemory => {
+                AllocError::OutOfMappings { mappings: self.mapper.mappings(), source: error }
+            }
+            _ => error.into(),
+        }
     }
 }
 
