@@ -44,6 +44,30 @@ fn blocks_come_back_in_any_order() {
     assert!(blocks.iter().all(|(addr, _)| *addr != other));
 }
 
+/// What comes back counts towards the peak, from where it was free and from where it had moved to.
+#[test]
+fn what_comes_back_counts_towards_the_peak() {
+    let allocator = allocator(16);
+    let blocks = [(); 4].map(|()| allocator.alloc(4 * PAGE, MAIN).unwrap());
+    allocator.free(blocks[0]).unwrap();
+    allocator.free(blocks[2]).unwrap();
+    let moved = allocator.alloc(8 * PAGE, MAIN).unwrap();
+    for block in [moved, blocks[1], blocks[3]] {
+        allocator.free(block).unwrap();
+    }
+    allocator.reset_peaks();
+    let mut live = 0;
+    for block in [blocks[1], blocks[0], blocks[2]] {
+        allocator.alloc_again(block, 4 * PAGE).unwrap();
+        live += 4 * PAGE;
+        assert_eq!((allocator.stats().live_bytes, allocator.stats().peak_live_bytes), (live, live));
+        allocator.check();
+    }
+    blocks[..3].iter().for_each(|block| allocator.free(*block).unwrap());
+    assert_eq!((allocator.stats().live_bytes, allocator.stats().peak_live_bytes), (0, live));
+    allocator.check();
+}
+
 /// The worked example of the documents: the chunks of A and C are mapped a second time for E, and A and C come back.
 #[test]
 fn memory_that_moved_is_brought_back() {

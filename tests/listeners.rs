@@ -102,6 +102,36 @@ fn kind<T: std::fmt::Debug>(answer: Result<T, AllocError>) -> DriverErrorKind {
     }
 }
 
+/// Whichever goes, those that stay hear of all that is mapped and unmapped.
+#[test]
+fn those_that_stay_go_on_hearing_when_one_is_removed() {
+    for gone in 0..3 {
+        let device = device(16);
+        let allocator = allocator(&device);
+        let mut ears = [(); 3].map(|()| Arc::new(Ears::default())).to_vec();
+        let ids: Vec<_> = ears
+            .iter()
+            .map(|ears| {
+                let listener: Arc<dyn MapListener> = Arc::<Ears>::clone(ears);
+                allocator.listeners().add(listener).unwrap()
+            })
+            .collect();
+        let block = allocator.alloc(2 * PAGE, MAIN).unwrap();
+        assert_eq!(allocator.listeners().remove(ids[gone]), Ok(true));
+        assert_eq!(allocator.listeners().remove(ids[gone]), Ok(false));
+        let removed = ears.remove(gone);
+        let other = allocator.alloc(4 * PAGE, MAIN).unwrap();
+        assert_eq!(ears.iter().map(|ears| ears.bytes() / PAGE).collect::<Vec<_>>(), [6, 6], "without {gone}");
+        for block in [block, other] {
+            allocator.free(block).unwrap();
+        }
+        allocator.trim(0).unwrap();
+        assert_eq!(ears.iter().map(|ears| ears.bytes()).collect::<Vec<_>>(), [0, 0], "without {gone}");
+        assert_eq!(removed.bytes(), 2 * PAGE, "it was not told what happened later");
+        allocator.close().unwrap();
+    }
+}
+
 #[test]
 fn every_mapping_is_told_and_every_unmap_before_it_happens() {
     let device = device(16);

@@ -220,16 +220,19 @@ mod tests {
             self.streams.iter().map(Stream::lock).collect()
         }
 
-        /// Sets a stream's live bytes, as an allocation or a free does.
-        fn set(&self, number: u32, live_bytes: u64) {
-            let index = StreamIndex(number);
+        /// Sets a stream's live bytes, and notes that where it has to be noted.
+        fn change(&self, number: u32, live_bytes: u64) -> Visit {
             let mut state = self.streams[number as usize].lock();
             state.live_bytes = live_bytes;
             let mark = state.mark;
             let noted = mark.is_passed(live_bytes) || mark.is_left(live_bytes);
-            let visit = if noted { self.meter.note(index, &mut state) } else { Visit::Needless };
-            drop(state);
-            if visit == Visit::Due {
+            if noted { self.meter.note(StreamIndex(number), &mut state) } else { Visit::Needless }
+        }
+
+        /// Sets a stream's live bytes, as an allocation or a free does.
+        fn set(&self, number: u32, live_bytes: u64) {
+            let index = StreamIndex(number);
+            if self.change(number, live_bytes) == Visit::Due {
                 let stream = |index: StreamIndex| {
                     self.visited.set(self.visited.get() + 1);
                     &self.streams[index.0 as usize]
@@ -306,6 +309,29 @@ mod tests {
             assert_eq!(world.meter.peak(), 100_000 + peak);
         }
         assert!(world.visited.get() <= 2, "{} streams visited", world.visited.get());
+    }
+
+    /// One that joins in while others are about to be visited is visited with them, although its own visit is still to come.
+    #[test]
+    fn who_joins_in_during_a_visit_counts() {
+        let world = World::new(3);
+        for (number, live_bytes) in [(0, 70), (1, 30), (2, 50)] {
+            world.set(number, live_bytes);
+        }
+        assert_eq!(world.change(0, 80), Visit::Due);
+        let meanwhile = std::cell::Cell::new(true);
+        let stream = |index: StreamIndex| {
+            if meanwhile.replace(false) {
+                assert_eq!(world.change(1, 45), Visit::Due);
+            }
+            &world.streams[index.0 as usize]
+        };
+        world.meter.visit(stream, StreamIndex(0));
+        assert_eq!(world.meter.peak(), 80 + 45 + 50);
+        world.meter.check(&world.states());
+        world.meter.visit(|index| &world.streams[index.0 as usize], StreamIndex(1));
+        assert_eq!(world.meter.peak(), 80 + 45 + 50);
+        world.meter.check(&world.states());
     }
 
     #[test]

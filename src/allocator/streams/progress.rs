@@ -538,6 +538,37 @@ mod tests {
         assert_eq!(allocator.stats().pending_bytes, 0);
     }
 
+    /// Blocks of several streams wait for moments of one: its last one is asked for, whichever stream's block waits for that.
+    #[test]
+    fn blocks_that_wait_for_two_moments_of_a_stream_are_settled_at_once() {
+        for later_first in [false, true] {
+            let driver = Arc::new(ModelDriver::default());
+            let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+            let [other, user] = [(); 2].map(|()| driver.create_stream().unwrap());
+            let mut blocks = [StreamId::DEFAULT, other].map(|stream| {
+                allocator.keep_stream(stream).unwrap();
+                allocator.alloc(100, stream).unwrap()
+            });
+            allocator.keep_stream(user).unwrap();
+            driver.hold(user);
+            if later_first {
+                blocks.reverse();
+            }
+            for block in blocks {
+                allocator.record_stream(block, user).unwrap();
+                driver.fill(user, block, 100, 1).unwrap();
+                allocator.free(block).unwrap();
+                // An event is recorded at the first free only, and the second block waits for a later moment.
+                let clock = allocator.inner.shared.streams.find(user).unwrap().clock.lock();
+                assert_eq!((clock.sealed(), clock.open()), (1, 2));
+            }
+            driver.resume(user);
+            allocator.inner.shared.streams.progress(None).settle_pending().unwrap();
+            assert_eq!(allocator.stats().pending_bytes, 0, "later first: {later_first}");
+            allocator.check();
+        }
+    }
+
     #[test]
     fn a_block_that_waits_for_two_streams_is_settled_at_once() {
         let driver = Arc::new(ModelDriver::default());
