@@ -74,6 +74,26 @@ fn a_report_names_memory_that_waits() {
     assert!(verdict.starts_with("No allocator could have served this: 2 MiB were asked for"), "{verdict}");
 }
 
+/// On a device that was used once, small blocks are cut out of large free chunks, and keep the rest of them from a large request.
+#[test]
+fn a_report_names_whole_pages_that_are_held_beside_blocks() {
+    const DEVICE: u64 = 64 << 30;
+    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: DEVICE, ..ModelConfig::default() }));
+    let allocator = Allocator::builder(driver).build().unwrap();
+    let all = allocator.alloc(DEVICE, MAIN).unwrap();
+    allocator.free(all).unwrap();
+    let pairs: Vec<_> = (0..400).map(|_| [100 * MIB, MIB].map(|bytes| allocator.alloc(bytes, MAIN).unwrap())).collect();
+    pairs.iter().for_each(|[large, _]| allocator.free(*large).unwrap());
+    let error = allocator.alloc(60 << 30, MAIN).unwrap_err();
+    let report = error.report().unwrap();
+    // What is free but neither in free chunks nor in whole pages lies in pages with a live byte.
+    let in_used_pages = report.free_bytes - report.obtainable_bytes - report.pinned.whole_page_bytes;
+    assert!(report.pinned.whole_page_bytes > 0 && in_used_pages < 400 * 2 * PAGE, "{report}");
+    assert!(report.verdict().contains(" are whole pages in chunks of several pages"), "{report}");
+    let error = Allocator::builder(Arc::new(ModelDriver::default())).build().unwrap().alloc(1 << 40, MAIN).unwrap_err();
+    assert_eq!(error.report().map_or(0, |report| report.pinned.whole_page_bytes), 0);
+}
+
 #[test]
 fn small_blocks_are_below_64_kib() {
     let (_, allocator) = allocator();

@@ -25,6 +25,8 @@ pub struct StreamUse {
 pub struct Pinned {
     /// In chunks that live allocations use a part of.
     pub by_live_bytes: u64,
+    /// Of the free bytes that are mapped, those in whole pages of chunks of several pages of which a part is in use.
+    pub whole_page_bytes: u64,
     /// In chunks that a pending block uses a part of, and in pending blocks.
     pub by_pending_bytes: u64,
 }
@@ -117,9 +119,8 @@ impl OutOfMemory {
         }
         if !self.satisfiable_by_whole_pages {
             let mut text = format!(
-                "There are enough free bytes ({free}) but not enough whole chunks: remapping moves chunks of {} or more, and \
-                 completely free chunks and unused budget come to {}.",
-                ByteSize(self.page_bytes),
+                "There are enough free bytes ({free}) but not enough whole chunks: remapping moves whole chunks, and \
+                 completely free ones and unused budget come to {}.",
                 ByteSize(self.obtainable_bytes)
             );
             if self.pinned.by_pending_bytes > 0 {
@@ -128,6 +129,13 @@ impl OutOfMemory {
             }
             if self.pinned.by_live_bytes > 0 {
                 text.push_str(" The rest lies beside live allocations in chunks that they use.");
+            }
+            if self.pinned.whole_page_bytes > 0 {
+                text.push_str(&format!(
+                    " {} are whole pages in chunks of several pages of which a part is in use. Smaller chunks (a fixed chunk size \
+                     of one page), or a trim between phases of the program, keep pages from being held so.",
+                    ByteSize(self.pinned.whole_page_bytes)
+                ));
             }
             return text;
         }
@@ -258,9 +266,10 @@ mod tests {
 
     #[test]
     fn a_report_tells_of_what_is_there_and_of_nothing_else() {
-        let parts: [Part; 8] = [
+        let parts: [Part; 9] = [
             (" 1 MiB wait for streams that use them still.", |report| report.pinned.by_pending_bytes = MIB),
             (" The rest lies beside live allocations", |report| report.pinned.by_live_bytes = 1),
+            (" 1 MiB are whole pages in chunks of several pages", |report| report.pinned.whole_page_bytes = MIB),
             ("\n  device     8 MiB in all, 3 MiB free", |report| {
                 report.device = Some(MemoryInfo { free: 3 * MIB, total: 8 * MIB });
             }),
@@ -279,7 +288,9 @@ mod tests {
             add(&mut report);
             assert!(report.to_string().contains(text), "{text:?} is missing: {report}");
         }
-        for word in ["wait for streams", "beside live", "elsewhere", "ranges", "registered", "driver", "largest"] {
+        for word in
+            ["wait for streams", "beside live", "whole pages", "elsewhere", "ranges", "registered", "driver", "largest"]
+        {
             assert!(!plain.contains(word), "{word} is told of: {plain}");
         }
     }

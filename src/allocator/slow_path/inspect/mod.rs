@@ -10,9 +10,10 @@ use super::super::reports::{ChunkSnapshot, OutOfMemory, RegionSnapshot, Snapshot
 use super::super::request::Request;
 use super::super::shared::Shared;
 use super::mapper::Mapper;
-use super::plan::{States, free_chunks};
+use super::plan::{States, free_chunks, free_pages};
 use super::{Door, SlowPath};
 use crate::driver::{Driver, DriverError};
+use crate::pages::PageCount;
 use crate::physical::{LentTo, ViewAt};
 use crate::stream::StreamIndex;
 use crate::sync::Ordering;
@@ -66,11 +67,13 @@ impl<D: Driver> SlowPath<'_, D> {
     #[cold]
     pub fn out_of_memory(&self, request: &Request, stream: StreamIndex, refusal: Option<&DriverError>) -> AllocError {
         self.shared.counters.failed_allocs.fetch_add(1, Ordering::Relaxed);
-        let free_chunk_bytes = free_chunk_bytes(self.shared, &self.mapper);
-        let holdings = Holdings { free_chunk_bytes, ..Holdings::new(&self.mapper) };
+        let free = free_pages(&self.mapper, &mut self.states());
+        let in_bytes = |pages: PageCount| pages.bytes(self.page_bytes());
+        let holdings = Holdings { free_chunk_bytes: in_bytes(free.in_free_chunks), ..Holdings::new(&self.mapper) };
         let states = self.shared.streams.lock_all();
         let mut report = OutOfMemory::new(self.shared, &states, &holdings, request, stream, refusal);
         drop(states);
+        report.pinned.whole_page_bytes = in_bytes(free.beside_others);
         report.list_largest(&self.shared.streams);
         AllocError::OutOfMemory(Box::new(report))
     }

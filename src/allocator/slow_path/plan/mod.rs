@@ -24,7 +24,7 @@ mod states;
 
 pub use claims::{Overtaken, claim, claim_free, unclaim, unclaim_target};
 pub use copies::Copies;
-pub use sources::{Source, free_chunks};
+pub use sources::{Source, free_chunks, free_pages};
 pub use states::States;
 
 use super::super::request::Request;

@@ -91,6 +91,29 @@ pub fn free_chunks<D: Driver>(mapper: &Mapper, states: &mut States<'_, D>) -> So
     Sources::new(mapper, &runs)
 }
 
+/// The pages that are free and mapped, by what is in their chunks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FreePages {
+    /// Nothing else, and the chunk can be moved.
+    pub in_free_chunks: PageCount,
+    /// A block that is in use.
+    pub beside_others: PageCount,
+}
+
+/// Counts the pages that are free and mapped; looked for in pieces.
+pub fn free_pages<D: Driver>(mapper: &Mapper, states: &mut States<'_, D>) -> FreePages {
+    let page_bytes = mapper.pool.page_bytes();
+    let mut pages = FreePages::default();
+    for stream in states.indices() {
+        for run in free_runs(states, stream, page_bytes) {
+            let in_chunks: PageCount = run.chunks(mapper).map(|view| view.pages.len()).sum();
+            pages.beside_others += run.whole_pages(page_bytes).len().saturating_sub(in_chunks);
+            pages.in_free_chunks += run.sources(mapper).map(|source| source.pages.len()).sum();
+        }
+    }
+    pages
+}
+
 /// A free block of a page or more, as it was when it was looked at.
 #[derive(Debug)]
 pub struct FreeRun {
@@ -102,15 +125,23 @@ pub struct FreeRun {
 }
 
 impl FreeRun {
-    /// The chunks that lie in it whole, but for those that cannot be moved now.
-    fn sources(&self, mapper: &Mapper) -> impl Iterator<Item = Source> {
+    /// The pages that lie in it whole.
+    fn whole_pages(&self, page_bytes: u64) -> PageRange {
+        PageRange::inside(&(self.block.offset..self.block.offset + self.block.size), page_bytes)
+    }
+
+    /// The views of the chunks that lie in it whole.
+    fn chunks<'m>(&self, mapper: &'m Mapper) -> impl Iterator<Item = &'m View> + use<'m> {
         let segment = &mapper.segments[self.segment];
-        let bytes = self.block.offset..self.block.offset + self.block.size;
-        let whole = PageRange::inside(&bytes, segment.page_bytes);
-        let movable = move |view: &&View| whole.contains(view.pages) && !mapper.pool.is_barred(view.chunk);
+        let whole = self.whole_pages(segment.page_bytes);
+        segment.table.views_in(whole).filter(move |view| whole.contains(view.pages))
+    }
+
+    /// The chunks that lie in it whole, but for those that cannot be moved now.
+    fn sources<'m>(&self, mapper: &'m Mapper) -> impl Iterator<Item = Source> + use<'m> {
         let Self { stream, region, epoch, .. } = *self;
         let source = move |view: &View| Source { chunk: view.chunk, stream, region, pages: view.pages, epoch };
-        segment.table.views_in(whole).filter(movable).map(source)
+        self.chunks(mapper).filter(|view| !mapper.pool.is_barred(view.chunk)).map(source)
     }
 }
 
