@@ -18,8 +18,10 @@ pub fn rows(table: &mut Table) {
     new_peak(table);
     borrowed(table);
     new_stream(table);
+    another_stream(table);
     regions(table);
     pending(table);
+    recorded(table);
 }
 
 fn builder() -> Builder<ModelDriver> {
@@ -28,7 +30,7 @@ fn builder() -> Builder<ModelDriver> {
 }
 
 /// An allocator with `count` streams, each of which has a live block and a free one.
-fn with_streams(count: u64) -> (Allocator<ModelDriver>, Vec<StreamId>) {
+pub fn with_streams(count: u64) -> (Allocator<ModelDriver>, Vec<StreamId>) {
     let allocator = builder().build().expect("the settings are right");
     let mut streams = vec![MAIN];
     streams.extend((1..count).map(|_| new_kept(&allocator)));
@@ -128,6 +130,32 @@ fn new_stream(table: &mut Table) {
     }
 }
 
+/// The first pair of a stream beside n others, and of one that comes after n that were forgotten.
+fn another_stream(table: &mut Table) {
+    let target = Some(Cost::Nanoseconds(50_000.0));
+    for count in [64, 1000, 4000] {
+        let (allocator, _) = with_streams(count);
+        let cost = first_pairs(&allocator, || new_kept(&allocator));
+        table.row("first pair of a stream beside n others", count, cost, target);
+    }
+    for count in [64, 1000, 4000] {
+        let (allocator, streams) = with_streams(count);
+        for stream in &streams[1..] {
+            allocator.forget_stream(*stream).expect("it is known");
+        }
+        let cost = first_pairs(&allocator, || new_kept(&allocator));
+        table.row("first pair of a stream after n forgotten ones", count, cost, target);
+    }
+}
+
+/// The first pair of each of some streams.
+fn first_pairs(allocator: &Allocator<ModelDriver>, mut stream: impl FnMut() -> StreamId) -> Cost {
+    let pairs = 50;
+    let start = Instant::now();
+    (0..pairs).for_each(|_| pair(allocator, 4 * KIB, stream()));
+    Cost::per(start.elapsed(), pairs)
+}
+
 /// A block in the last region.
 fn regions(table: &mut Table) {
     for count in [1, 400] {
@@ -157,5 +185,29 @@ fn pending(table: &mut Table) {
             alloc(&allocator, bytes, MAIN);
         });
         table.row("slow path with n pending blocks", count, cost, Some(Cost::Nanoseconds(200_000.0)));
+    }
+}
+
+/// A block that n streams use: for each of them, what it costs to record it, and to free and settle it.
+fn recorded(table: &mut Table) {
+    let target = Some(Cost::Nanoseconds(1_000.0));
+    for count in [64, 1000, 4000] {
+        let (allocator, streams) = with_streams(count);
+        // The last first: the order must not matter.
+        let (mut record, mut settle) = (Duration::MAX, Duration::MAX);
+        for _ in 0..5 {
+            let block = alloc(&allocator, 4 * KIB, MAIN);
+            let start = Instant::now();
+            for stream in streams.iter().rev() {
+                allocator.record_stream(block, *stream).expect("the block is live");
+            }
+            record = record.min(start.elapsed());
+            let start = Instant::now();
+            allocator.free(block).expect("the block is live");
+            allocator.trim(u64::MAX).expect("nothing is released");
+            settle = settle.min(start.elapsed());
+        }
+        table.row("a stream, where a block is recorded on n", count, Cost::per(record, count), target);
+        table.row("a stream, where a block of n is freed and settled", count, Cost::per(settle, count), target);
     }
 }

@@ -128,7 +128,7 @@ impl<D: Driver> Inner<D> {
             Some(pins) => pins.freed = Some(fences),
             None => state.free_when_passed(Pending { region: owner.region, offset, fences }),
         }
-        stream.note_pending(!state.pending.is_empty());
+        streams.note_pending(stream.index, !state.pending.is_empty());
         drop(state);
         // Seal early, so that the events complete as soon as they can; what fails here is tried again when needed.
         for user in users {
@@ -161,13 +161,8 @@ impl<D: Driver> Inner<D> {
         if at_home {
             return Ok(());
         }
-        let sharers = state
-            .sharers
-            .entry((owner.region, offset))
-            .or_insert_with(|| Sharers { home: owner.stream, others: Vec::new() });
-        if user != sharers.home && !sharers.others.contains(&user) {
-            sharers.others.push(user);
-        }
+        let sharers = state.sharers.entry((owner.region, offset));
+        sharers.or_insert_with(|| Sharers { home: owner.stream, others: Vec::new() }).add(user);
         Ok(())
     }
 

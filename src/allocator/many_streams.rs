@@ -3,7 +3,7 @@
 use super::{Allocator, ChunkPolicy, RegionKind};
 use crate::driver::{Driver, DriverCall, ModelConfig, ModelDriver, WorkDriver};
 use crate::sync::Ordering;
-use crate::testing::busy;
+use crate::testing::{busy, steps_of};
 use crate::units::{DeviceAddr, GIB, MIB, StreamId, TIB};
 use std::sync::{Arc, OnceLock};
 
@@ -205,6 +205,54 @@ fn no_event_is_recorded_before_memory_is_wanted() {
         let _ = other;
     }
     assert_eq!(allocator.stats().driver_calls[DriverCall::EventRecord], 0);
+}
+
+/// Whatever the order in which they are recorded.
+#[test]
+fn a_block_of_many_streams_costs_little_for_each() {
+    for count in [100, 1600] {
+        let allocator = Allocator::builder(model(80 * GIB)).build().unwrap();
+        let block = allocator.alloc(512, MAIN).unwrap();
+        let mut users: Vec<StreamId> = (0..count).map(|_| kept(&allocator)).collect();
+        users.reverse();
+        users.rotate_left(count / 3);
+        for _ in 0..2 {
+            let steps = steps_of(|| users.iter().for_each(|user| allocator.record_stream(block, *user).unwrap()));
+            assert!(steps <= 20 * count as u64, "{steps} steps to record {count} streams");
+        }
+        allocator.free(block).unwrap();
+        let streams = &allocator.inner.shared.streams;
+        let steps = steps_of(|| streams.progress(None).settle_pending().unwrap());
+        assert!(steps <= 3 * count as u64, "{steps} steps to settle a block of {count} streams");
+        let stats = allocator.stats();
+        assert_eq!((stats.pending_bytes, stats.driver_calls[DriverCall::EventQuery]), (0, count as u64));
+        allocator.check();
+    }
+}
+
+/// A stream that is still at work keeps the block, and those that come after it are not asked before it has passed.
+#[test]
+fn a_block_of_many_streams_waits_for_each() {
+    let driver = model(80 * GIB);
+    let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+    let block = allocator.alloc(512, MAIN).unwrap();
+    let users: Vec<StreamId> = (0..5).map(|_| kept(&allocator)).collect();
+    users.iter().for_each(|user| allocator.record_stream(block, *user).unwrap());
+    users.iter().for_each(|user| driver.hold(*user));
+    allocator.free(block).unwrap();
+    let streams = &allocator.inner.shared.streams;
+    let queries = || allocator.stats().driver_calls[DriverCall::EventQuery];
+    for (passed, asked) in [(1, 2), (3, 3), (4, 2), (0, 1)] {
+        let before = queries();
+        users[..passed].iter().for_each(|user| driver.complete(*user));
+        streams.progress(None).settle_pending().unwrap();
+        assert_eq!((queries() - before, allocator.stats().pending_bytes), (asked, 512), "{passed} have passed");
+        allocator.check();
+    }
+    driver.complete(users[4]);
+    streams.progress(None).settle_pending().unwrap();
+    assert_eq!(allocator.stats().pending_bytes, 0);
+    allocator.check();
 }
 
 /// One query for each stream that blocks wait for, however many blocks wait.

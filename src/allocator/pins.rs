@@ -120,7 +120,7 @@ impl<D: Driver> Inner<D> {
         let freed = state.pins.remove(&place).and_then(|pins| pins.freed);
         if let Some(fences) = freed {
             state.free_when_passed(Pending { region: owner.region, offset, fences });
-            stream.note_pending(!state.pending.is_empty());
+            self.shared.streams.note_pending(owner.stream, !state.pending.is_empty());
         }
     }
 }

@@ -34,8 +34,13 @@ impl<T> Slots<T> {
     /// Appends `value` and returns its number, or `None` if the array is full.
     pub fn push(&self, value: T) -> Option<usize> {
         // A slot that is taken hands the value back, which may be large: the first free one is looked for before.
-        let index = self.slots.iter().position(|slot| slot.get().is_none())?;
-        self.slots[index].set(value).ok().map(|()| index)
+        // They are filled in order.
+        let index = self.slots.partition_point(|slot| {
+            #[cfg(test)]
+            crate::testing::step();
+            slot.get().is_some()
+        });
+        self.slots.get(index)?.set(value).ok().map(|()| index)
     }
 
     /// Returns the entries in the order in which they were added.
@@ -76,9 +81,10 @@ impl<T> Entries<T> {
         entry.expect("a stream index comes from these entries")
     }
 
-    /// Returns the entries in the order in which they were added.
+    /// Returns the entries in the order in which they were added. They can be counted without a look at each.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
-        self.levels.iter().map_while(OnceLock::get).flat_map(Slots::iter)
+        let of_levels = self.levels.iter().map_while(OnceLock::get).flat_map(Slots::iter);
+        Iter { of_levels, all: || *self.count.lock(), taken: 0 }
     }
 
     /// Adds the entry that `make` creates from its index, and returns it; `None` if there is no room. Takes a lock.
@@ -99,9 +105,45 @@ impl<T> Entries<T> {
     }
 }
 
+/// The entries, in the order in which they were added.
+struct Iter<I, L> {
+    of_levels: I,
+    /// Tells how many there are in all.
+    all: L,
+    taken: usize,
+}
+
+impl<I: Iterator, L: Fn() -> usize> Iterator for Iter<I, L> {
+    type Item = I::Item;
+
+    fn next(&mut self) -> Option<I::Item> {
+        let next = self.of_levels.next()?;
+        self.taken += 1;
+        Some(next)
+    }
+
+    fn count(self) -> usize {
+        (self.all)().saturating_sub(self.taken)
+    }
+
+    fn fold<B, F: FnMut(B, I::Item) -> B>(self, init: B, f: F) -> B {
+        self.of_levels.fold(init, f)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// However many there are.
+    #[test]
+    fn an_entry_is_added_in_few_steps() {
+        let entries = Entries::default();
+        for number in 0..CAPACITY {
+            let steps = crate::testing::steps_of(|| _ = entries.push(|index| index).unwrap());
+            assert!(steps <= 12, "{steps} steps for entry {number}");
+        }
+    }
 
     #[test]
     fn entries_keep_their_index() {
@@ -114,6 +156,8 @@ mod tests {
         }
         assert!(entries.push(|index| index).is_none(), "there is no room left");
         assert!(entries.iter().map(|entry| entry.0).eq(0..CAPACITY as u32));
+        let mut all = entries.iter();
+        assert_eq!((all.next(), all.count(), entries.iter().count()), (Some(&StreamIndex(0)), CAPACITY - 1, CAPACITY));
         assert_eq!(CAPACITY, 4096);
     }
 }

@@ -4,17 +4,20 @@
 //! *seals* that epoch and opens the next. Once the event has completed, all work before the frees of that epoch is
 //! done: the epoch has *passed*. So one event covers any number of frees, and none is recorded until it is needed.
 //!
-//! Threads: the owner of a [`StreamClock`] holds a lock; [`StreamTable`], [`Entries`] and [`EventPool`] may be used by any thread.
+//! Threads: the owner of a [`StreamClock`] holds a lock; [`StreamTable`], [`Entries`], [`StreamSet`] and [`EventPool`] may be used
+//! by any thread.
 //! Lock order: see `ARCHITECTURE.md`.
 
 mod clock;
 mod entries;
 mod events;
+mod set;
 mod table;
 
 pub use clock::{HostWait, NEVER, Reach, StreamClock};
 pub use entries::{CAPACITY as STREAM_LIMIT, Entries, Slots};
 pub use events::EventPool;
+pub use set::StreamSet;
 pub use table::StreamTable;
 
 /// Index of a stream in the allocator's [`Entries`].

@@ -17,6 +17,7 @@ use crate::driver::{Driver, DriverErrorKind, StreamDriver, StreamIdentity, Strea
 use crate::stream::{Reach, STREAM_LIMIT, StreamIndex, StreamTable};
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::units::StreamId;
+use std::collections::BTreeSet;
 
 /// Number of streams that are over and may still run, from which on the device is waited for when a new stream comes, so
 /// that it can have the place of one of them.
@@ -26,8 +27,8 @@ const MAX_OVER: usize = 16;
 #[derive(Debug, Default)]
 pub struct Known {
     by_key: StreamTable<Binding>,
-    /// Number of entries whose streams are over. Locked while a binding changes.
-    over: Mutex<usize>,
+    /// The entries whose streams are over, and that another stream may have once they are gone. Locked while a binding changes.
+    over: Mutex<BTreeSet<StreamIndex>>,
 }
 
 /// What a key is bound to: 0 for nothing, or twice the stream's number and 2 more; 1 more for a stream that is kept.
@@ -113,7 +114,7 @@ impl<D: Driver> Streams<D> {
         let fenced = number.is_some_and(|number| stream.has_number(number))
             && self.progress(Some(index)).seal(stream, &mut clock).unwrap_or(false);
         clock.end(fenced);
-        *over += 1;
+        over.insert(index);
         binding.release();
         Ok(())
     }
@@ -160,15 +161,15 @@ impl<D: Driver> Streams<D> {
         let Some(binding) = self.known.by_key.find_or_add(identity.key, Binding::default) else { return Err(full) };
         if let Some(before) = before {
             before.clock.lock().end(false);
-            *over += 1;
+            over.insert(before.index);
             binding.release();
         }
         let kept = identity.lifetime == StreamLifetime::Device;
         let reach = if kept { Reach::Kept } else { Reach::Given };
-        let stream = match self.vacant(*over) {
+        let stream = match self.vacant(&mut over) {
             Some(stream) => {
                 self.renew(stream, handle, identity, reach);
-                *over -= 1;
+                over.remove(&stream.index);
                 stream
             }
             None => self.entries.push(|index| Stream::new(index, handle, identity, reach)).ok_or(full)?,
@@ -177,18 +178,24 @@ impl<D: Driver> Streams<D> {
         Ok(stream)
     }
 
-    /// An entry whose stream is gone, where `over` streams are over. Where mappings are kept, it has no memory: replays of graphs
+    /// An entry whose stream is gone, of those whose streams are over. Where mappings are kept, it has no memory: replays of graphs
     /// that were captured on that stream may use it beside those of another one. Called with the bindings locked.
-    fn vacant(&self, over: usize) -> Option<&Stream> {
-        if over == 0 {
-            return None;
+    fn vacant(&self, over: &mut BTreeSet<StreamIndex>) -> Option<&Stream> {
+        if self.keeps_mappings {
+            // Those are never passed on: a stream that is over keeps its regions.
+            over.retain(|index| self.get(*index).lock().regions.iter().next().is_none());
         }
-        let may_pass_on = |stream: &&Stream| !self.keeps_mappings || stream.lock().regions.iter().next().is_none();
-        let gone = || self.iter().filter(may_pass_on).find(|stream| stream.clock.lock().is_gone());
+        let gone = || {
+            let mut streams = over.iter().map(|index| {
+                #[cfg(test)]
+                crate::testing::step();
+                self.get(*index)
+            });
+            streams.find(|stream| stream.clock.lock().is_gone())
+        };
         gone().or_else(|| {
-            let over = self.iter().filter(may_pass_on).filter(|stream| stream.clock.lock().is_over()).count();
             // What the driver refuses is tried again with the next stream.
-            if over >= MAX_OVER && self.progress(None).wait_for_device().unwrap_or(false) { gone() } else { None }
+            if over.len() >= MAX_OVER && self.progress(None).wait_for_device().unwrap_or(false) { gone() } else { None }
         })
     }
 
@@ -298,7 +305,7 @@ mod tests {
             allocator.keep_stream(stream).unwrap();
             stream
         };
-        let counts = || (*streams.known.over.lock(), streams.iter().count());
+        let counts = || (streams.known.over.lock().len(), streams.iter().count());
         let three = [make(), make(), make()];
         for (number, stream) in three.into_iter().enumerate() {
             assert_eq!(counts(), (number, 3));

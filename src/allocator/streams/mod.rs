@@ -25,7 +25,7 @@ pub use progress::Progress;
 
 use super::geometry::Geometry;
 use crate::driver::{Counted, Driver};
-use crate::stream::{Entries, EventPool, StreamIndex};
+use crate::stream::{Entries, EventPool, StreamClock, StreamIndex, StreamSet};
 use crate::sync::{Arc, AtomicU64, Ordering};
 use identity::Known;
 use peak::PeakMeter;
@@ -42,6 +42,11 @@ pub struct Streams<D> {
     pub peak: PeakMeter,
     entries: Entries<Stream>,
     known: Known,
+    /// The streams in whose regions a block may be pending. Changed with the stream's state locked.
+    pending: StreamSet,
+    /// The streams with epochs that are sealed and not known to have passed, and some others. Changed with the stream's clock
+    /// locked.
+    sealed: StreamSet,
     /// Epoch of a stream's blocks at which they are renumbered.
     epoch_limit: u32,
     /// Whether memory stays with the stream that it was handed out on, also when that is gone.
@@ -58,6 +63,8 @@ impl<D: Driver> Streams<D> {
             peak: PeakMeter::default(),
             entries: Entries::default(),
             known: Known::default(),
+            pending: StreamSet::default(),
+            sealed: StreamSet::default(),
             epoch_limit: geometry.epoch_limit,
             keeps_mappings: geometry.keeps_mappings,
             host_waits: AtomicU64::new(0),
@@ -83,6 +90,16 @@ impl<D: Driver> Streams<D> {
     /// The states of all streams, locked in the order of their numbers.
     pub fn lock_all(&self) -> AllStates<'_> {
         self.iter().map(Stream::lock).collect()
+    }
+
+    /// Notes whether a block of a stream's regions is pending. Called with its state locked.
+    pub fn note_pending(&self, index: StreamIndex, pending: bool) {
+        self.pending.set(index, pending);
+    }
+
+    /// Notes whether a stream has events that have not completed. Called with its clock, which is this one, locked.
+    fn note_sealed(&self, index: StreamIndex, clock: &StreamClock) {
+        self.sealed.set(index, clock.sealed() > 0);
     }
 
     /// How often the host has waited for a stream.

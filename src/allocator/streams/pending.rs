@@ -66,9 +66,9 @@ impl PendingBlocks {
         self.queues.iter().filter_map(|(stream, queue)| Some((*stream, front(queue)?))).collect()
     }
 
-    /// Removes the blocks all of whose fences have passed, and returns them. The second value says whether another block waits
-    /// for another stream than before.
-    pub fn settle(&mut self, mut has_passed: impl FnMut(Fence) -> bool) -> (Vec<Pending>, bool) {
+    /// Removes the blocks for which the stream that they wait for has passed. Returns those all of whose fences have passed,
+    /// and those that wait for another stream now, which the caller adds again.
+    pub fn take_passed(&mut self, mut has_passed: impl FnMut(Fence) -> bool) -> (Vec<Pending>, Vec<Pending>) {
         let (mut over, mut moved) = (Vec::new(), Vec::new());
         for (stream, queue) in &mut self.queues {
             let mut passed = 0;
@@ -77,7 +77,11 @@ impl PendingBlocks {
             {
                 passed = waiting.epoch;
                 let mut block = queue.pop_front().expect("it has a front").block;
-                block.fences.retain(|fence| fence.stream != *stream || fence.epoch > passed);
+                block.fences.retain(|fence| {
+                    #[cfg(test)]
+                    crate::testing::step();
+                    fence.stream != *stream || fence.epoch > passed
+                });
                 match block.fences.first() {
                     None => over.push(block),
                     Some(_) => moved.push(block),
@@ -85,9 +89,7 @@ impl PendingBlocks {
             }
         }
         self.queues.retain(|_, queue| !queue.is_empty());
-        let waits_elsewhere = !moved.is_empty();
-        moved.into_iter().for_each(|block| self.push(block));
-        (over, waits_elsewhere)
+        (over, moved)
     }
 
     /// Lets the block that has waited longest for `stream` wait for `fence`, another one of its own, first.
@@ -134,6 +136,14 @@ mod tests {
         Fence { stream: StreamIndex(stream), epoch }
     }
 
+    /// Removes the blocks all of whose fences have passed. Returns whether another block waits for another stream than before.
+    fn settle(pending: &mut PendingBlocks, has_passed: impl FnMut(Fence) -> bool) -> (Vec<Pending>, bool) {
+        let (over, moved) = pending.take_passed(has_passed);
+        let waits_elsewhere = !moved.is_empty();
+        moved.into_iter().for_each(|block| pending.push(block));
+        (over, waits_elsewhere)
+    }
+
     fn block(offset: u64, fences: &[Fence]) -> Pending {
         Pending { region: RegionId::first(RegionKind::Large), offset, fences: fences.to_vec() }
     }
@@ -145,7 +155,7 @@ mod tests {
             pending.push(block(offset, &[fence(1 + (offset % 3) as u32, offset / 100)]));
         }
         let mut asked = 0;
-        let (over, moved) = pending.settle(|fence| {
+        let (over, moved) = settle(&mut pending, |fence| {
             asked += 1;
             fence.epoch < 10
         });
@@ -164,10 +174,10 @@ mod tests {
         pending.push(block(2, &[fence(1, 4)]));
         pending.check();
         assert_eq!(pending.oldest()[0], (StreamIndex(1), vec![fence(1, 4)]));
-        let (over, moved) = pending.settle(|fence| fence.stream == StreamIndex(1));
+        let (over, moved) = settle(&mut pending, |fence| fence.stream == StreamIndex(1));
         assert_eq!((over, moved), (vec![block(2, &[])], true));
         pending.check();
-        let (over, moved) = pending.settle(|fence| fence.epoch <= 7);
+        let (over, moved) = settle(&mut pending, |fence| fence.epoch <= 7);
         assert_eq!((over, moved), (vec![block(0, &[])], false));
         assert_eq!(pending.iter().count(), 1);
     }
@@ -181,9 +191,9 @@ mod tests {
         pending.check();
         let oldest = pending.oldest();
         assert_eq!(oldest, [(StreamIndex(1), vec![fence(1, 6)]), (StreamIndex(2), vec![fence(1, 5), fence(2, 7)])]);
-        let (over, moved) = pending.settle(|_| true);
+        let (over, moved) = settle(&mut pending, |_| true);
         assert_eq!((over.len(), moved), (1, true), "the other waits for the first stream again");
-        let (over, moved) = pending.settle(|_| true);
+        let (over, moved) = settle(&mut pending, |_| true);
         assert_eq!((over.len(), moved, pending.is_empty()), (1, false, true));
     }
 
@@ -214,11 +224,11 @@ mod tests {
     fn a_block_waits_for_the_last_moment_of_a_stream() {
         let mut pending = PendingBlocks::default();
         pending.push(block(0, &[fence(1, 5), fence(1, 9)]));
-        let (over, moved) = pending.settle(|fence| fence.epoch <= 5);
+        let (over, moved) = settle(&mut pending, |fence| fence.epoch <= 5);
         assert_eq!((over.len(), moved), (0, true));
         assert_eq!(pending.awaited().collect::<Vec<_>>(), [fence(1, 9)]);
         pending.check();
-        assert_eq!(pending.settle(|fence| fence.epoch <= 9), (vec![block(0, &[])], false));
+        assert_eq!(settle(&mut pending, |fence| fence.epoch <= 9), (vec![block(0, &[])], false));
     }
 
     #[test]

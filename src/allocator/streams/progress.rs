@@ -6,7 +6,8 @@
 //! nothing else; [`Progress::wait_for_device`] is what is left then.
 
 use super::Streams;
-use super::state::Stream;
+use super::pending::Pending;
+use super::state::{Stream, StreamState};
 use crate::driver::{Driver, DriverError, DriverErrorKind, DriverResult, StreamDriver};
 use crate::stream::{Fence, HostWait, Reach, StreamClock, StreamIndex};
 use crate::sync::Ordering;
@@ -14,6 +15,33 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Number of epochs of one stream that may be sealed and not passed before [`Progress::refresh_clocks`] seals no more.
 const MAX_SEALED: usize = 4;
+
+/// What a stream has said.
+struct Answer {
+    /// The epoch that it was asked about.
+    until: u64,
+    /// The last epoch that it has passed.
+    passed: u64,
+}
+
+/// What the streams have said, each at its moment of the same work.
+type Answers = BTreeMap<StreamIndex, Answer>;
+
+/// A pending block that is in no queue.
+struct Moved {
+    /// The stream of its region.
+    owner: StreamIndex,
+    block: Pending,
+    /// Number of its fences, from the first on, that have passed.
+    passed: usize,
+}
+
+impl Moved {
+    /// The first fence that is not known to have passed.
+    fn awaited(&self) -> Option<Fence> {
+        self.block.fences.get(self.passed).copied()
+    }
+}
 
 /// The streams, as a call sees them that was handed one of them, or none.
 #[derive(Debug)]
@@ -30,45 +58,108 @@ impl<'a, D: Driver> Progress<'a, D> {
     /// Frees the pending blocks whose fences have passed. One query for each stream that a block waits for; the blocks whose
     /// fences have not passed are not looked at.
     pub fn settle_pending(&self) -> Result<(), DriverError> {
-        // A block that has waited for one stream may wait for another then.
-        while self.settle_awaited()? {}
-        Ok(())
-    }
-
-    /// Asks about the streams that blocks wait for now, and frees what it can. Returns whether a block waits for another stream
-    /// than before.
-    fn settle_awaited(&self) -> Result<bool, DriverError> {
-        let mut passed: BTreeMap<StreamIndex, u64> = BTreeMap::new();
+        let mut awaited: BTreeMap<StreamIndex, u64> = BTreeMap::new();
         for stream in self.with_pending() {
             for fence in stream.lock().pending.awaited() {
-                let last = passed.entry(fence.stream).or_default();
+                let last = awaited.entry(fence.stream).or_default();
                 *last = fence.epoch.max(*last);
             }
         }
-        for (index, epoch) in &mut passed {
-            let stream = self.streams.get(*index);
-            let mut clock = stream.clock.lock();
-            self.cover(stream, &mut clock, *epoch)?;
-            *epoch = self.poll(stream, &mut clock)?;
+        let mut answers = Answers::new();
+        for (index, epoch) in awaited {
+            self.ask(index, epoch, &mut answers)?;
         }
-        let mut moved = false;
+        let mut moved = Vec::new();
         for stream in self.with_pending() {
             let mut state = stream.lock();
-            let epoch = state.epoch;
-            let has_passed = |fence: Fence| passed.get(&fence.stream).is_some_and(|passed| fence.epoch <= *passed);
-            let (over, waits_elsewhere) = state.pending.settle(has_passed);
-            moved = moved || waits_elsewhere;
-            for block in over {
-                state.region(block.region).expect("a pending block has a region").heap.settle(block.offset, epoch);
-            }
-            stream.note_pending(!state.pending.is_empty());
+            let has_passed =
+                |fence: Fence| answers.get(&fence.stream).is_some_and(|answer| fence.epoch <= answer.passed);
+            let (over, wait_elsewhere) = state.pending.take_passed(has_passed);
+            self.settle(stream, &mut state, over);
+            moved.extend(wait_elsewhere.into_iter().map(|block| Moved { owner: stream.index, block, passed: 0 }));
         }
-        Ok(moved)
+        // A block that has waited for one stream may wait for another.
+        let (stopped, outcome) = self.go_on(moved, &mut answers);
+        for Moved { owner, mut block, passed } in stopped {
+            block.fences.drain(..passed);
+            let stream = self.streams.get(owner);
+            self.settle(stream, &mut stream.lock(), [block]);
+        }
+        outcome
+    }
+
+    /// Asks for blocks that are in no queue about one stream after the other, as far as they have passed. Looks at each fence once,
+    /// and asks a stream once for all blocks that have come to it. Returns the blocks, also where the driver fails.
+    fn go_on(&self, blocks: Vec<Moved>, answers: &mut Answers) -> (Vec<Moved>, Result<(), DriverError>) {
+        let mut by_stream: BTreeMap<StreamIndex, Vec<Moved>> = BTreeMap::new();
+        for moved in blocks {
+            let fence = moved.awaited().expect("it waits for another stream");
+            by_stream.entry(fence.stream).or_default().push(moved);
+        }
+        let (mut stopped, mut outcome) = (Vec::new(), Ok(()));
+        while let Some((index, blocks)) = by_stream.pop_first() {
+            let latest = blocks.iter().filter_map(Moved::awaited).map(|fence| fence.epoch).max().unwrap_or(0);
+            let answer = match outcome {
+                Ok(()) => self.ask(index, latest, answers),
+                Err(_) => Ok(0),
+            };
+            let passed = answer.unwrap_or_else(|error| {
+                outcome = Err(error);
+                0
+            });
+            for mut moved in blocks {
+                let has_passed = |fence: &Fence| fence.stream == index && fence.epoch <= passed;
+                while moved.awaited().as_ref().is_some_and(has_passed) {
+                    #[cfg(test)]
+                    crate::testing::step();
+                    moved.passed += 1;
+                }
+                match moved.awaited() {
+                    Some(fence) if fence.stream != index => by_stream.entry(fence.stream).or_default().push(moved),
+                    _ => stopped.push(moved),
+                }
+            }
+        }
+        (stopped, outcome)
+    }
+
+    /// Frees pending blocks of a stream, whose state is locked, or lets them wait for the first of the fences they have left.
+    fn settle(&self, stream: &Stream, state: &mut StreamState, blocks: impl IntoIterator<Item = Pending>) {
+        let epoch = state.epoch;
+        for block in blocks {
+            match block.fences.is_empty() {
+                true => {
+                    state.region(block.region).expect("a pending block has a region").heap.settle(block.offset, epoch);
+                }
+                false => state.pending.push(block),
+            }
+        }
+        self.streams.note_pending(stream.index, !state.pending.is_empty());
+    }
+
+    /// The last epoch that a stream has passed. It is asked unless it has been about this epoch or a later one.
+    fn ask(&self, index: StreamIndex, epoch: u64, answers: &mut Answers) -> Result<u64, DriverError> {
+        if let Some(answer) = answers.get(&index)
+            && epoch <= answer.until
+        {
+            return Ok(answer.passed);
+        }
+        let stream = self.streams.get(index);
+        let mut clock = stream.clock.lock();
+        self.cover(stream, &mut clock, epoch)?;
+        let passed = self.poll(stream, &mut clock)?;
+        answers.insert(index, Answer { until: epoch.max(passed), passed });
+        Ok(passed)
     }
 
     /// The streams in whose regions a block may be pending.
     fn with_pending(&self) -> impl Iterator<Item = &'a Stream> {
-        self.streams.iter().filter(|stream| stream.has_pending())
+        let streams = self.streams;
+        streams.pending.iter().map(|index| {
+            #[cfg(test)]
+            crate::testing::step();
+            streams.get(index)
+        })
     }
 
     /// Returns whether `stream` has passed `epoch`, which is sealed first if need be.
@@ -111,11 +202,13 @@ impl<'a, D: Driver> Progress<'a, D> {
             state.epoch -= 1;
             state.dirty = true;
         }
+        self.streams.note_sealed(stream.index, clock);
         self.of_one(stream, sealed, || false)
     }
 
     fn poll(&self, stream: &Stream, clock: &mut StreamClock) -> Result<u64, DriverError> {
         let polled = clock.poll(&self.streams.driver, &self.streams.events);
+        self.streams.note_sealed(stream.index, clock);
         self.of_one(stream, polled, || clock.passed())
     }
 
@@ -133,7 +226,7 @@ impl<'a, D: Driver> Progress<'a, D> {
     ///
     /// An event is not free: on the legacy default stream it orders all blocking streams behind each other.
     pub fn refresh_clocks(&self, seal: bool) -> Result<(), DriverError> {
-        for stream in self.streams.iter() {
+        for stream in self.worth_asking(seal) {
             let mut clock = stream.clock.lock();
             let only_now = clock.reach() == Reach::Given && self.given == Some(stream.index);
             if only_now {
@@ -148,6 +241,24 @@ impl<'a, D: Driver> Progress<'a, D> {
             self.poll(stream, &mut clock)?;
         }
         Ok(())
+    }
+
+    /// The streams of which something may be learned: those with events that have not completed, and the one that was handed in;
+    /// all, where they may be sealed.
+    fn worth_asking(&self, seal: bool) -> Vec<&'a Stream> {
+        let streams = self.streams;
+        if seal {
+            return streams.iter().collect();
+        }
+        let mut indices: Vec<StreamIndex> = streams.sealed.iter().collect();
+        if let Some(given) = self.given
+            && let Err(at) = indices.binary_search(&given)
+        {
+            indices.insert(at, given);
+        }
+        #[cfg(test)]
+        indices.iter().for_each(|_| crate::testing::step());
+        indices.into_iter().map(|index| streams.get(index)).collect()
     }
 
     /// As [`has_passed`](Self::has_passed), but records no event where several of the stream's have not completed, and where
@@ -333,6 +444,7 @@ impl<'a, D: Driver> Progress<'a, D> {
             let mut clock = stream.clock.lock();
             // A stream that neither allocated nor freed anything may use memory that was recorded on it.
             let sealed = clock.seal(false, &self.streams.driver, &self.streams.events);
+            self.streams.note_sealed(stream.index, &clock);
             let last = clock.open() - 1;
             let waited = clock.wait(last, &self.streams.driver, &self.streams.events);
             let done = match (sealed, waited) {
@@ -580,11 +692,12 @@ mod tests {
             allocator.record_stream(block, user).unwrap();
         }
         let streams = &allocator.inner.shared.streams;
-        assert!(!streams.get(MAIN).has_pending());
+        let has_pending = |index| streams.pending.iter().any(|other| other == index);
+        assert!(!has_pending(MAIN));
         allocator.free(block).unwrap();
-        assert!(streams.get(MAIN).has_pending() && !streams.get(OTHER).has_pending());
+        assert!(has_pending(MAIN) && !has_pending(OTHER));
         streams.progress(None).settle_pending().unwrap();
-        assert!(!streams.get(MAIN).has_pending());
+        assert!(!has_pending(MAIN));
         assert_eq!(streams.get(MAIN).lock().pending.iter().count(), 0);
     }
 }

@@ -16,8 +16,24 @@ use std::collections::HashMap;
 pub struct Sharers {
     /// The stream that the block was allocated on.
     pub home: StreamIndex,
-    /// The streams that the block was recorded on.
+    /// The streams that the block was recorded on, in the order of their numbers.
     pub others: Vec<StreamIndex>,
+}
+
+impl Sharers {
+    /// Notes that a stream uses the block too. Looks at few of the others, however many there are.
+    pub fn add(&mut self, user: StreamIndex) {
+        let compare = |other: &StreamIndex| {
+            #[cfg(test)]
+            crate::testing::step();
+            other.cmp(&user)
+        };
+        if user != self.home
+            && let Err(at) = self.others.binary_search_by(compare)
+        {
+            self.others.insert(at, user);
+        }
+    }
 }
 
 /// What keeps a block in place.
@@ -181,8 +197,6 @@ pub struct Stream {
     number: AtomicU64,
     /// The stream was being captured when the driver was asked last; asked again when it is handed in.
     captured: AtomicBool,
-    /// A block of its regions may be pending.
-    has_pending: AtomicBool,
     state: CachePadded<HotMutex<StreamState>>,
 }
 
@@ -196,7 +210,6 @@ impl Stream {
             key: AtomicU64::new(identity.key.0),
             number: AtomicU64::new(identity.number),
             captured: AtomicBool::new(false),
-            has_pending: AtomicBool::new(false),
             state: CachePadded::new(HotMutex::new(StreamState {
                 regions: Regions::default(),
                 epoch: 1,
@@ -239,16 +252,6 @@ impl Stream {
     /// Notes whether the stream is being captured.
     pub fn note_capture(&self, captured: bool) {
         self.captured.store(captured, Ordering::Relaxed);
-    }
-
-    /// Whether a block of its regions may be pending.
-    pub fn has_pending(&self) -> bool {
-        self.has_pending.load(Ordering::Relaxed)
-    }
-
-    /// Notes whether a block of its regions is pending. Called with the state locked.
-    pub fn note_pending(&self, pending: bool) {
-        self.has_pending.store(pending, Ordering::Relaxed);
     }
 
     /// Makes this the entry of another stream; its clock has to be renewed as well.
