@@ -9,6 +9,7 @@
 mod beside;
 mod growth;
 mod heap;
+mod looks;
 mod streams;
 mod table;
 
@@ -18,8 +19,13 @@ use table::Table;
 type Rows = fn(&mut Table);
 
 /// What can be asked for by name, and what prints its rows.
-const SUBJECTS: [(&str, Rows); 4] =
-    [("heap", heap::rows), ("growth", growth::rows), ("streams", streams::rows), ("beside", beside::rows)];
+const SUBJECTS: [(&str, Rows); 5] = [
+    ("heap", heap::rows),
+    ("growth", growth::rows),
+    ("streams", streams::rows),
+    ("looks", looks::rows),
+    ("beside", beside::rows),
+];
 
 fn main() {
     // Cargo passes `--bench`.

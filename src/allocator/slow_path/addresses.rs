@@ -9,6 +9,7 @@ use super::super::error::AllocError;
 use super::super::kind::RegionKind;
 use super::super::request::Request;
 use super::super::streams::directory::{Arena, MAX_ARENAS, Owner};
+use super::super::streams::largest::LiveBounds;
 use super::super::streams::region::Region;
 use super::super::streams::state::Stream;
 use super::SlowPath;
@@ -82,7 +83,8 @@ impl<D: Driver> SlowPath<'_, D> {
         let page_bytes = self.page_bytes();
         let segment = self.mapper.segments.len();
         self.mapper.segments.push(Segment::new(base, bytes, page_bytes));
-        stream.lock().regions.add(Region { kind, heap: Heap::new(bytes), base, segment, page_bytes });
+        let (heap, bounds) = (Heap::new(bytes), LiveBounds::default());
+        stream.lock().regions.add(Region { kind, heap, bounds, base, segment, page_bytes });
         Ok(())
     }
 

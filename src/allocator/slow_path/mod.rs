@@ -96,13 +96,17 @@ impl Door {
         MapListeners::expect_outside()?;
         shared.expect_usable()?;
         let mut path = self.path(shared);
-        let result = work(&mut path);
+        let mut result = work(&mut path);
         path.mapper.pool.lift_bars();
         if result.is_err() {
             path.release_created();
         }
         path.publish();
         drop(path);
+        if let Err(AllocError::OutOfMemory(report)) = &mut result {
+            // Nobody has to wait for that.
+            report.list_largest(&shared.streams);
+        }
         shared.note_loss(&result);
         result
     }
@@ -181,11 +185,12 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         self.shared.streams.progress(self.given)
     }
 
-    /// Notes the peak of live bytes after an allocation, on whose region's stream it counts.
+    /// Notes the peak of live bytes after an allocation, on whose region's stream it counts, and how large the block is.
     fn note_peak(&self, addr: DeviceAddr) {
-        let Place::Region(owner, _) = self.shared.directory.find(addr) else { return };
+        let Place::Region(owner, offset) = self.shared.directory.find(addr) else { return };
         let streams = &self.shared.streams;
         let mut state = streams.get(owner.stream).lock();
+        state.note_size(owner.region, offset);
         if state.mark.is_passed(state.live_bytes) && streams.peak.note(owner.stream, &mut state) == Visit::Due {
             drop(state);
             streams.peak.visit(|index| streams.get(index), owner.stream);

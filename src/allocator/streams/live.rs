@@ -61,7 +61,7 @@ impl<D: Driver> Streams<D> {
     }
 
     /// The live block `block` of a region, as plain data.
-    fn live_allocation(
+    pub(super) fn live_allocation(
         &self,
         (stream, state): (&Stream, &StreamState),
         (id, region): (RegionId, &Region),

@@ -6,6 +6,7 @@
 //! progress.rs   which epochs have passed; waiting, ordering      live.rs       all blocks, the live ones
 //! pending.rs    blocks that wait for other streams
 //! peak.rs       the peak of live bytes over all streams      roomy.rs      which further regions have room
+//! largest.rs    the largest live blocks
 //! ```
 //!
 //! Threads: any. Lock order: a stream's clock, then stream states in the order of their numbers. No stream state is
@@ -13,6 +14,7 @@
 
 pub mod directory;
 mod identity;
+pub mod largest;
 mod live;
 pub mod peak;
 pub mod pending;

@@ -2,6 +2,7 @@
 //! where the addresses of those are cut up by live blocks.
 
 use super::super::kind::RegionKind;
+use super::largest::LiveBounds;
 use super::roomy::Roomy;
 use crate::heap::{BlockState, Heap};
 use crate::pages::PageRange;
@@ -27,6 +28,8 @@ pub struct Region {
     pub kind: RegionKind,
     /// Which bytes are free.
     pub heap: Heap,
+    /// How large the live blocks are at most.
+    pub bounds: LiveBounds,
     /// Address of its first byte.
     pub base: DeviceAddr,
     /// Number of its segment.
@@ -140,7 +143,7 @@ impl Regions {
         }
     }
 
-    /// Asserts I1 of the search for further regions.
+    /// Asserts I1 of the search for further regions, and of that for the largest blocks.
     ///
     /// # Panics
     /// Panics if the invariant does not hold.
@@ -148,6 +151,7 @@ impl Regions {
         for kind in RegionKind::ALL {
             self.roomy[kind as usize].check(self.further.len(), largest_of(&self.further, kind));
         }
+        self.iter().for_each(|(_, region)| region.bounds.check(region.heap.blocks()));
     }
 }
 
@@ -173,7 +177,8 @@ mod tests {
             let mut heap = Heap::new(BYTES);
             heap.set(0, 0, parts * BYTES / 4, BlockState::Free, 0);
             let base = DeviceAddr(BYTES * number as u64);
-            regions.add(Region { kind: RegionKind::Large, heap, base, segment: number, page_bytes: BYTES });
+            let bounds = LiveBounds::default();
+            regions.add(Region { kind: RegionKind::Large, heap, bounds, base, segment: number, page_bytes: BYTES });
         }
         regions
     }

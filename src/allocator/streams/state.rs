@@ -136,6 +136,7 @@ impl StreamState {
         } else {
             region.heap.alloc_aligned(size, waste, alignment, region.base.0)?
         };
+        region.bounds.note(offset, size - u64::from(waste));
         let addr = region.base.offset(offset);
         self.count_alloc(size, waste);
         Some(addr)
@@ -173,6 +174,14 @@ impl StreamState {
             self.dirty = true;
         } else {
             self.pending.push(block);
+        }
+    }
+
+    /// Notes how large a live block is that [`take`](Self::take) has not made.
+    pub fn note_size(&mut self, region: RegionId, offset: u64) {
+        let Some(region) = self.region(region) else { return };
+        if let Some(block) = region.heap.block(offset) {
+            region.bounds.note(offset, block.size - u64::from(block.waste));
         }
     }
 

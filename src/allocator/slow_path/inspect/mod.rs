@@ -63,7 +63,7 @@ impl Door {
 }
 
 impl<D: Driver> SlowPath<'_, D> {
-    /// The error for a request of `stream` that could not be served.
+    /// The error for a request of `stream` that could not be served. The largest allocations are still to be listed.
     #[cold]
     pub fn out_of_memory(&self, request: &Request, stream: StreamIndex, refusal: Option<&DriverError>) -> AllocError {
         self.shared.counters.failed_allocs.fetch_add(1, Ordering::Relaxed);
@@ -72,9 +72,7 @@ impl<D: Driver> SlowPath<'_, D> {
         let holdings = Holdings { free_chunk_bytes: in_bytes(free.in_free_chunks), ..Holdings::new(&self.mapper) };
         let states = self.shared.streams.lock_all();
         let mut report = OutOfMemory::new(self.shared, &states, &holdings, request, stream, refusal);
-        drop(states);
         report.pinned.whole_page_bytes = in_bytes(free.beside_others);
-        report.list_largest(&self.shared.streams);
         AllocError::OutOfMemory(Box::new(report))
     }
 }

@@ -1,6 +1,6 @@
 //! How an out-of-memory report comes about.
 
-use super::super::super::reports::{LiveAllocation, OutOfMemory, Pinned, StreamUse};
+use super::super::super::reports::{OutOfMemory, Pinned, StreamUse};
 use super::super::super::request::Request;
 use super::super::super::shared::Shared;
 use super::super::super::streams::Streams;
@@ -60,8 +60,8 @@ impl OutOfMemory {
     }
 
     /// Lists the largest live allocations. No stream is locked for long.
-    pub(super) fn list_largest<D: Driver>(&mut self, streams: &Streams<D>) {
-        streams.look_at_live(|allocation| self.note_large(allocation));
+    pub(in super::super) fn list_largest<D: Driver>(&mut self, streams: &Streams<D>) {
+        self.largest = streams.largest_live(LISTED);
     }
 
     fn add_stream(&mut self, stream: &Stream, state: &StreamState) {
@@ -97,15 +97,5 @@ impl OutOfMemory {
         self.pinned.by_pending_bytes = self.pending_bytes;
         self.pinned.by_live_bytes =
             self.free_bytes.saturating_sub(self.obtainable_bytes + self.pinned.by_pending_bytes);
-    }
-
-    fn note_large(&mut self, allocation: LiveAllocation) {
-        let at = self.largest.partition_point(|other| {
-            (other.bytes, std::cmp::Reverse(other.addr)) >= (allocation.bytes, std::cmp::Reverse(allocation.addr))
-        });
-        if at < LISTED {
-            self.largest.insert(at, allocation);
-            self.largest.truncate(LISTED);
-        }
     }
 }

@@ -83,5 +83,5 @@ impl Stats {
 
 /// Bytes of host memory behind the heaps of a stream.
 fn metadata_bytes(state: &StreamState) -> u64 {
-    state.regions.iter().map(|(_, region)| region.heap.metadata_bytes()).sum()
+    state.regions.iter().map(|(_, region)| region.heap.metadata_bytes() + region.bounds.metadata_bytes()).sum()
 }
