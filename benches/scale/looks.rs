@@ -3,7 +3,7 @@
 use super::streams::with_streams;
 use super::table::{Cost, Table, fastest};
 use gapless::driver::{ModelConfig, ModelDriver};
-use gapless::units::{GIB, KIB, MIB};
+use gapless::units::{KIB, MIB};
 use gapless::{Allocator, StreamId};
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ fn refusals(table: &mut Table) {
                 allocator.alloc(bytes, StreamId::DEFAULT).expect("the memory suffices");
             }
             let cost = fastest(50, || {
-                let refused = allocator.alloc(GIB, StreamId::DEFAULT);
+                let refused = allocator.alloc(128 * MIB, StreamId::DEFAULT);
                 assert!(std::hint::black_box(refused).is_err());
             });
             table.row(&format!("refusal, n live blocks of {size}"), blocks, cost, REFUSAL);

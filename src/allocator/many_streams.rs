@@ -255,6 +255,31 @@ fn a_block_of_many_streams_waits_for_each() {
     allocator.check();
 }
 
+/// Beside others, and in the place of one that was forgotten.
+#[test]
+fn a_new_stream_costs_as_much_as_the_first() {
+    for count in [50, 3000] {
+        let allocator = Allocator::builder(model(80 * GIB)).build().unwrap();
+        let pair = |stream| {
+            let block = allocator.alloc(512, stream).unwrap();
+            allocator.free(block).unwrap();
+        };
+        let mut streams = vec![MAIN];
+        streams.extend((1..count).map(|_| kept(&allocator)));
+        streams.iter().for_each(|stream| pair(*stream));
+        let steps = steps_of(|| pair(kept(&allocator)));
+        assert!(steps <= 400, "{steps} steps beside {count} streams");
+        streams[1..].iter().for_each(|stream| allocator.forget_stream(*stream).unwrap());
+        allocator.inner.shared.streams.progress(None).refresh_clocks(false).unwrap();
+        for _ in 0..3 {
+            let steps = steps_of(|| pair(kept(&allocator)));
+            assert!(steps <= 400, "{steps} steps after {count} streams");
+        }
+        assert_eq!(allocator.inner.shared.streams.iter().count(), count + 1);
+        allocator.check();
+    }
+}
+
 /// One query for each stream that blocks wait for, however many blocks wait.
 #[test]
 fn pending_blocks_cost_a_query_a_stream() {

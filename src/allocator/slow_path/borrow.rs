@@ -18,6 +18,9 @@ const LOOK_AT: usize = 8;
 /// slow path and an event; a block of its own costs that once.
 const BORROW_AT_MOST: u32 = 4;
 
+/// Number of streams that are looked at for a block to borrow, while there is headroom.
+const LENDERS: usize = 64;
+
 /// A free block that another stream could have.
 #[derive(Clone, Copy, Debug)]
 struct Lendable {
@@ -73,7 +76,8 @@ impl<D: Driver> SlowPath<'_, D> {
             return Ok(None);
         }
         let suits = |size: u64| tight || size < self.page_bytes() || size == request.size;
-        for lender in self.shared.streams.iter().filter(|stream| stream.index != borrower.index) {
+        let lenders = self.shared.streams.iter().filter(|stream| stream.index != borrower.index);
+        for lender in lenders.take(if tight { usize::MAX } else { LENDERS }) {
             let oldest = {
                 let state = lender.lock();
                 let candidates = lendable(&state, request.kind, request).take(LOOK_AT);

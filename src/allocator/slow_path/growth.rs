@@ -329,7 +329,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         let recreation = self.recreation;
         let pool = &self.path.mapper.pool;
         let hard_pages = pool.headroom_pages().min(self.left_on_device);
-        let live: u64 = self.path.shared.streams.iter().map(|stream| stream.lock().live_bytes).sum();
+        let live = self.path.shared.streams.live_bytes(self.stream.index);
         let peak = self.path.shared.streams.peak.peak().max(live.saturating_add(self.request.size));
         let soft_pages = hard_pages.min(self.slack_pages(peak).saturating_sub(pool.held_pages()));
         Allowance { soft_pages, hard_pages, recreation }

@@ -172,7 +172,12 @@ impl<D: Driver> Streams<D> {
                 over.remove(&stream.index);
                 stream
             }
-            None => self.entries.push(|index| Stream::new(index, handle, identity, reach)).ok_or(full)?,
+            None => {
+                let new = |index| Stream::new(index, handle, identity, reach, &self.changed);
+                let stream = self.entries.push(new).ok_or(full)?;
+                self.changed.set(stream.index, true);
+                stream
+            }
         };
         binding.bind(stream.index, kept);
         Ok(stream)

@@ -28,10 +28,19 @@ pub use progress::Progress;
 use super::geometry::Geometry;
 use crate::driver::{Counted, Driver};
 use crate::stream::{Entries, EventPool, StreamClock, StreamIndex, StreamSet};
-use crate::sync::{Arc, AtomicU64, Ordering};
+use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering};
 use identity::Known;
 use peak::PeakMeter;
 use state::{AllStates, Stream};
+
+/// What the clocks said when they were read last, by the streams' numbers.
+#[derive(Debug, Default)]
+struct Readings {
+    /// The last epoch that the stream is known to have passed.
+    passed: Vec<u64>,
+    /// What [`StreamClock::told_until`] says to calls that were not handed the stream.
+    told: Vec<u64>,
+}
 
 /// The streams of one allocator, and the driver that tells how far they are.
 #[derive(Debug)]
@@ -49,6 +58,10 @@ pub struct Streams<D> {
     /// The streams with epochs that are sealed and not known to have passed, and some others. Changed with the stream's clock
     /// locked.
     sealed: StreamSet,
+    /// The streams whose clocks may have changed since they were read for `readings`.
+    changed: Arc<StreamSet>,
+    /// Locked before clocks.
+    readings: Mutex<Readings>,
     /// Epoch of a stream's blocks at which they are renumbered.
     epoch_limit: u32,
     /// Whether memory stays with the stream that it was handed out on, also when that is gone.
@@ -67,6 +80,8 @@ impl<D: Driver> Streams<D> {
             known: Known::default(),
             pending: StreamSet::default(),
             sealed: StreamSet::default(),
+            changed: Arc::default(),
+            readings: Mutex::default(),
             epoch_limit: geometry.epoch_limit,
             keeps_mappings: geometry.keeps_mappings,
             host_waits: AtomicU64::new(0),
@@ -102,6 +117,29 @@ impl<D: Driver> Streams<D> {
     /// Notes whether a stream has events that have not completed. Called with its clock, which is this one, locked.
     fn note_sealed(&self, index: StreamIndex, clock: &StreamClock) {
         self.sealed.set(index, clock.sealed() > 0);
+    }
+
+    /// What the clocks of all streams say. Only those are read that may have changed.
+    fn readings(&self) -> MutexGuard<'_, Readings> {
+        let mut readings = self.readings.lock();
+        let count = self.iter().count();
+        readings.passed.resize(count, 0);
+        readings.told.resize(count, 0);
+        for index in self.changed.iter().take_while(|index| (index.0 as usize) < count) {
+            #[cfg(test)]
+            crate::testing::step();
+            // Before it is read: what changes from now on is noted again.
+            self.changed.set(index, false);
+            let clock = self.get(index).clock.lock();
+            readings.passed[index.0 as usize] = clock.passed();
+            readings.told[index.0 as usize] = clock.told_until(false);
+        }
+        readings
+    }
+
+    /// The sum of all live bytes. Looks at the streams that have changed since it did last; `actor` is likely to go on.
+    pub fn live_bytes(&self, actor: StreamIndex) -> u64 {
+        self.peak.sum(|index| self.get(index), actor)
     }
 
     /// How often the host has waited for a stream.

@@ -125,6 +125,12 @@ impl PeakMeter {
         }
     }
 
+    /// The sum of all live bytes, after a visit for `actor`.
+    pub fn sum<'s>(&self, stream: impl Fn(StreamIndex) -> &'s Stream, actor: StreamIndex) -> u64 {
+        self.visit(stream, actor);
+        self.ledger.lock().counted
+    }
+
     fn count(&self, ledger: &mut Ledger, state: &mut StreamState) {
         ledger.counted = ledger.counted - state.mark.counted + state.live_bytes;
         state.mark.counted = state.live_bytes;
@@ -194,6 +200,7 @@ mod tests {
     use super::*;
     use crate::driver::{StreamIdentity, StreamLifetime};
     use crate::stream::Reach;
+    use crate::sync::Arc;
     use crate::testing::{Break, assert_noticed};
     use crate::units::StreamId;
 
@@ -210,7 +217,7 @@ mod tests {
                 let handle = StreamId(u64::from(number));
                 let identity =
                     StreamIdentity { key: handle, number: u64::from(number), lifetime: StreamLifetime::Owner };
-                Stream::new(StreamIndex(number), handle, &identity, Reach::Given)
+                Stream::new(StreamIndex(number), handle, &identity, Reach::Given, &Arc::default())
             };
             let streams = (0..streams).map(stream).collect();
             Self { streams, meter: PeakMeter::default(), visited: std::cell::Cell::new(0) }

@@ -350,13 +350,16 @@ impl<'a, D: Driver> Progress<'a, D> {
     /// The last epoch of each stream, by the streams' numbers, that work can be ordered behind without a wait for the whole
     /// device; captures apart.
     pub fn told(&self) -> Vec<u64> {
-        let given = |stream: &Stream| self.given == Some(stream.index);
-        self.streams.iter().map(|stream| stream.clock.lock().told_until(given(stream))).collect()
+        let mut told = self.streams.readings().told.clone();
+        if let Some(given) = self.given {
+            told[given.0 as usize] = self.streams.get(given).clock.lock().told_until(true);
+        }
+        told
     }
 
     /// The last epoch that each stream is known to have passed, by the streams' numbers.
     pub fn passed(&self) -> Vec<u64> {
-        self.streams.iter().map(|stream| stream.clock.lock().passed()).collect()
+        self.streams.readings().passed.clone()
     }
 
     /// Blocks the host until all streams have done what is queued on them now. Returns false when the host cannot wait

@@ -6,10 +6,11 @@ use super::pending::{Pending, PendingBlocks};
 use super::region::{Region, RegionId, Regions};
 use crate::driver::StreamIdentity;
 use crate::heap::GRANULE;
-use crate::stream::{Fence, Reach, StreamClock, StreamIndex};
-use crate::sync::{AtomicBool, AtomicU64, CachePadded, HotMutex, HotMutexGuard, Mutex, Ordering};
+use crate::stream::{Fence, Reach, StreamClock, StreamIndex, StreamSet};
+use crate::sync::{Arc, AtomicBool, AtomicU64, CachePadded, HotMutex, HotMutexGuard, Mutex, MutexGuard, Ordering};
 use crate::units::{DeviceAddr, StreamId};
 use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
 
 /// The streams that use a live block besides, or instead of, the stream of its region.
 #[derive(Clone, Debug)]
@@ -200,7 +201,7 @@ pub struct Stream {
     /// Its number in the allocator.
     pub index: StreamIndex,
     /// Its epochs.
-    pub clock: Mutex<StreamClock>,
+    pub clock: ClockLock,
     handle: AtomicU64,
     key: AtomicU64,
     number: AtomicU64,
@@ -211,10 +212,17 @@ pub struct Stream {
 
 impl Stream {
     /// A stream without regions.
-    pub fn new(index: StreamIndex, handle: StreamId, identity: &StreamIdentity, reach: Reach) -> Self {
+    pub fn new(
+        index: StreamIndex,
+        handle: StreamId,
+        identity: &StreamIdentity,
+        reach: Reach,
+        changed: &Arc<StreamSet>,
+    ) -> Self {
+        let clock = Mutex::new(StreamClock::new(handle, reach));
         Self {
             index,
-            clock: Mutex::new(StreamClock::new(handle, reach)),
+            clock: ClockLock { clock, index, changed: Arc::clone(changed) },
             handle: AtomicU64::new(handle.0),
             key: AtomicU64::new(identity.key.0),
             number: AtomicU64::new(identity.number),
@@ -290,6 +298,50 @@ impl Stream {
         #[cfg(not(test))]
         crate::sync::unlock_fairly(state);
         result
+    }
+}
+
+/// A stream's clock behind its lock.
+#[derive(Debug)]
+pub struct ClockLock {
+    clock: Mutex<StreamClock>,
+    index: StreamIndex,
+    /// Gets the streams whose clocks may have changed.
+    changed: Arc<StreamSet>,
+}
+
+impl ClockLock {
+    /// Locks the clock.
+    pub fn lock(&self) -> ClockGuard<'_> {
+        ClockGuard { clock: self.clock.lock(), lock: self }
+    }
+
+    /// Locks the clock if nobody has it.
+    #[cfg(test)]
+    pub fn try_lock(&self) -> Option<ClockGuard<'_>> {
+        Some(ClockGuard { clock: self.clock.try_lock()?, lock: self })
+    }
+}
+
+/// A locked clock. Who may change it has its stream noted before.
+#[derive(Debug)]
+pub struct ClockGuard<'a> {
+    clock: MutexGuard<'a, StreamClock>,
+    lock: &'a ClockLock,
+}
+
+impl Deref for ClockGuard<'_> {
+    type Target = StreamClock;
+
+    fn deref(&self) -> &StreamClock {
+        &self.clock
+    }
+}
+
+impl DerefMut for ClockGuard<'_> {
+    fn deref_mut(&mut self) -> &mut StreamClock {
+        self.lock.changed.set(self.lock.index, true);
+        &mut self.clock
     }
 }
 
