@@ -10,7 +10,7 @@ use super::slow_path::Wanted;
 use super::streams::directory::{Owner, Place};
 use super::streams::peak::Visit;
 use super::streams::pending::Pending;
-use super::streams::state::{Sharers, Stream};
+use super::streams::state::Stream;
 use crate::driver::Driver;
 use crate::heap::{GRANULE, NotLive};
 use crate::stream::Fence;
@@ -122,7 +122,7 @@ impl<D: Driver> Inner<D> {
         if state.mark.is_left(state.live_bytes) {
             let _ = streams.peak.note(owner.stream, &mut state);
         }
-        state.sharers.remove(&(owner.region, offset));
+        state.forget_sharers((owner.region, offset));
         state.tickets.remove(&(owner.region, offset));
         match state.pins.get_mut(&(owner.region, offset)) {
             Some(pins) => pins.freed = Some(fences),
@@ -161,8 +161,7 @@ impl<D: Driver> Inner<D> {
         if at_home {
             return Ok(());
         }
-        let sharers = state.sharers.entry((owner.region, offset));
-        sharers.or_insert_with(|| Sharers { home: owner.stream, others: Vec::new() }).add(user);
+        state.record((owner.region, offset), owner.stream, user);
         Ok(())
     }
 

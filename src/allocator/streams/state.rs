@@ -9,7 +9,7 @@ use crate::heap::GRANULE;
 use crate::stream::{Fence, Reach, StreamClock, StreamIndex, StreamSet};
 use crate::sync::{Arc, AtomicBool, AtomicU64, CachePadded, HotMutex, HotMutexGuard, Mutex, MutexGuard, Ordering};
 use crate::units::{DeviceAddr, StreamId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::{Deref, DerefMut};
 
 /// The streams that use a live block besides, or instead of, the stream of its region.
@@ -17,24 +17,8 @@ use std::ops::{Deref, DerefMut};
 pub struct Sharers {
     /// The stream that the block was allocated on.
     pub home: StreamIndex,
-    /// The streams that the block was recorded on, in the order of their numbers.
+    /// The streams that the block was recorded on, in the order in which it was.
     pub others: Vec<StreamIndex>,
-}
-
-impl Sharers {
-    /// Notes that a stream uses the block too. Looks at few of the others, however many there are.
-    pub fn add(&mut self, user: StreamIndex) {
-        let compare = |other: &StreamIndex| {
-            #[cfg(test)]
-            crate::testing::step();
-            other.cmp(&user)
-        };
-        if user != self.home
-            && let Err(at) = self.others.binary_search_by(compare)
-        {
-            self.others.insert(at, user);
-        }
-    }
 }
 
 /// What keeps a block in place.
@@ -81,6 +65,8 @@ pub struct StreamState {
     pub pending: PendingBlocks,
     /// Live blocks marked as shared.
     pub sharers: HashMap<(RegionId, u64), Sharers>,
+    /// What the sharers of blocks were recorded as, so that one is found among many.
+    recorded: HashSet<(RegionId, u64, StreamIndex)>,
     /// Blocks that are pinned, live and marked as shared or, once freed, pending.
     pub pins: HashMap<(RegionId, u64), Pins>,
     /// Numbers of the tickets of live blocks, which are marked as shared.
@@ -167,6 +153,22 @@ impl StreamState {
         }
     }
 
+    /// Notes that `user` uses a block of the stream `owner`, which is marked as shared. Costs the same however many use it.
+    pub fn record(&mut self, (region, offset): (RegionId, u64), owner: StreamIndex, user: StreamIndex) {
+        let sharers = self.sharers.entry((region, offset));
+        let sharers = sharers.or_insert_with(|| Sharers { home: owner, others: Vec::new() });
+        if user != sharers.home && self.recorded.insert((region, offset, user)) {
+            sharers.others.push(user);
+        }
+    }
+
+    /// Forgets who uses a block.
+    pub fn forget_sharers(&mut self, (region, offset): (RegionId, u64)) {
+        for user in self.sharers.remove(&(region, offset)).into_iter().flat_map(|sharers| sharers.others) {
+            self.recorded.remove(&(region, offset, user));
+        }
+    }
+
     /// Lets a block, which the heap has as pending, be free once its fences have passed: at once if there are none.
     pub fn free_when_passed(&mut self, block: Pending) {
         if block.fences.is_empty() {
@@ -234,6 +236,7 @@ impl Stream {
                 dirty: false,
                 pending: PendingBlocks::default(),
                 sharers: HashMap::new(),
+                recorded: HashSet::new(),
                 pins: HashMap::new(),
                 tickets: HashMap::new(),
                 next_ticket: 0,
