@@ -65,8 +65,8 @@ pub struct StreamState {
     pub pending: PendingBlocks,
     /// Live blocks marked as shared.
     pub sharers: HashMap<(RegionId, u64), Sharers>,
-    /// What the sharers of blocks were recorded as, so that one is found among many.
-    recorded: HashSet<(RegionId, u64, StreamIndex)>,
+    /// The streams in the lists of `sharers`, each with its block, so that one is found among many.
+    pub recorded: HashSet<(RegionId, u64, StreamIndex)>,
     /// Blocks that are pinned, live and marked as shared or, once freed, pending.
     pub pins: HashMap<(RegionId, u64), Pins>,
     /// Numbers of the tickets of live blocks, which are marked as shared.
