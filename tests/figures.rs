@@ -94,6 +94,39 @@ fn a_report_names_whole_pages_that_are_held_beside_blocks() {
     assert_eq!(error.report().map_or(0, |report| report.pinned.whole_page_bytes), 0);
 }
 
+/// What waits for a stream is served: a request that needs it waits as well, if the stream has not passed yet.
+#[test]
+fn remapping_counts_what_waits_for_streams() {
+    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 9 * PAGE, ..ModelConfig::default() }));
+    let user = driver.create_stream().unwrap();
+    let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    allocator.keep_stream(user).unwrap();
+    // A free page, three that wait whole, one of which a part waits and a part is free, one with a live block, and one that is
+    // pinned as well.
+    let before = allocator.alloc(PAGE, MAIN).unwrap();
+    let waiting = allocator.alloc(3 * PAGE + PAGE / 2, MAIN).unwrap();
+    let [free, live, beside] = [(); 3].map(|()| allocator.alloc(PAGE / 2, MAIN).unwrap());
+    let pinned = allocator.alloc(PAGE, MAIN).unwrap();
+    let pin = allocator.pin(pinned).unwrap();
+    driver.hold(user);
+    for block in [waiting, beside, pinned] {
+        allocator.record_stream(block, user).unwrap();
+        allocator.free(block).unwrap();
+    }
+    allocator.free(before).unwrap();
+    allocator.free(free).unwrap();
+    let fragmentation = allocator.stats().fragmentation;
+    assert_eq!(fragmentation.largest_with_remapping_bytes, (5 + 2) * PAGE, "{fragmentation:?}");
+    driver.resume(user);
+    assert_eq!(allocator.stats().fragmentation, fragmentation, "nobody has asked the stream");
+    let all = allocator.alloc(fragmentation.largest_with_remapping_bytes, MAIN).unwrap();
+    for block in [all, live] {
+        allocator.free(block).unwrap();
+    }
+    drop(pin);
+    allocator.check();
+}
+
 #[test]
 fn small_blocks_are_below_64_kib() {
     let (_, allocator) = allocator();

@@ -93,7 +93,8 @@ pub struct SizeRange {
 pub struct Fragmentation {
     /// Bytes of the largest block available without a driver call, on the stream where it is cached.
     pub largest_cached_bytes: u64,
-    /// Bytes of the largest block available when every completely free chunk is remapped and the budget is used up.
+    /// Bytes of the largest block available when every completely free chunk is remapped and the budget is used up. Memory that
+    /// waits for streams counts as free: a request that needs it waits as well.
     pub largest_with_remapping_bytes: u64,
     /// All bytes that are free: cached, pending, idle, and not held yet.
     pub free_bytes: u64,

@@ -109,6 +109,15 @@ impl<D: Driver> Streams<D> {
         self.iter().map(Stream::lock).collect()
     }
 
+    /// The streams in whose regions a block may be pending.
+    pub fn with_pending(&self) -> impl Iterator<Item = &Stream> {
+        self.pending.iter().map(|index| {
+            #[cfg(test)]
+            crate::testing::step();
+            self.get(index)
+        })
+    }
+
     /// Notes whether a block of a stream's regions is pending. Called with its state locked.
     pub fn note_pending(&self, index: StreamIndex, pending: bool) {
         self.pending.set(index, pending);

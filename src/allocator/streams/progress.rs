@@ -152,14 +152,8 @@ impl<'a, D: Driver> Progress<'a, D> {
         Ok(passed)
     }
 
-    /// The streams in whose regions a block may be pending.
     fn with_pending(&self) -> impl Iterator<Item = &'a Stream> {
-        let streams = self.streams;
-        streams.pending.iter().map(|index| {
-            #[cfg(test)]
-            crate::testing::step();
-            streams.get(index)
-        })
+        self.streams.with_pending()
     }
 
     /// Returns whether `stream` has passed `epoch`, which is sealed first if need be.

@@ -28,6 +28,8 @@ pub struct Holdings {
     pub headroom_bytes: u64,
     /// Bytes of completely free chunks in the streams' regions, when they were counted last.
     pub free_chunk_bytes: u64,
+    /// Bytes of chunks that are completely free but for blocks that wait for streams, when they were counted last.
+    pub waiting_chunk_bytes: u64,
     /// Number of chunks.
     pub chunks: u64,
     /// Highest `chunks`.
@@ -45,7 +47,7 @@ pub struct Holdings {
 }
 
 impl Holdings {
-    /// What is held now. The completely free chunks are not counted.
+    /// What is held now. The completely free chunks, and those that wait, are not counted.
     pub fn new(mapper: &Mapper) -> Self {
         let pool = &mapper.pool;
         let page_bytes = pool.page_bytes();
@@ -60,6 +62,7 @@ impl Holdings {
             registered_bytes: pool.registered_bytes(),
             headroom_bytes: pool.headroom_pages().bytes(page_bytes),
             free_chunk_bytes: 0,
+            waiting_chunk_bytes: 0,
             chunks: pool.len() as u64,
             peak_chunks: pool.peak_len() as u64,
             mappings: mapper.mappings() as u64,
@@ -72,7 +75,8 @@ impl Holdings {
 
     /// Makes them those of now, but for the completely free chunks.
     pub fn update(&mut self, mapper: &Mapper) {
-        *self = Self { free_chunk_bytes: self.free_chunk_bytes, ..Self::new(mapper) };
+        let Self { free_chunk_bytes, waiting_chunk_bytes, .. } = *self;
+        *self = Self { free_chunk_bytes, waiting_chunk_bytes, ..Self::new(mapper) };
     }
 }
 

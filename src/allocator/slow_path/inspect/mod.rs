@@ -4,6 +4,7 @@ mod holdings;
 mod oom;
 mod snapshot;
 mod stats;
+mod waiting;
 
 use super::super::error::AllocError;
 use super::super::reports::{ChunkSnapshot, OutOfMemory, RegionSnapshot, Snapshot, Stats};
@@ -24,10 +25,14 @@ impl Door {
     pub fn stats<D: Driver>(&self, shared: &Shared<D>) -> Stats {
         // Which chunks are completely free can be told while nobody is moving them.
         let mapper = self.mapper.try_lock();
-        let free = mapper.as_ref().map(|mapper| free_chunk_bytes(shared, mapper));
+        let free =
+            mapper.as_ref().map(|mapper| (free_chunk_bytes(shared, mapper), waiting_chunk_bytes(shared, mapper)));
         // Locked until all streams have been looked at: nothing that has been mapped since is handed out before.
         let mut holdings = self.holdings.lock();
-        holdings.free_chunk_bytes = free.unwrap_or(holdings.free_chunk_bytes);
+        if let Some((free, waiting)) = free {
+            holdings.free_chunk_bytes = free;
+            holdings.waiting_chunk_bytes = waiting;
+        }
         Stats::new(shared, &holdings)
     }
 
@@ -81,6 +86,11 @@ impl<D: Driver> SlowPath<'_, D> {
 fn free_chunk_bytes<D: Driver>(shared: &Shared<D>, mapper: &Mapper) -> u64 {
     let mut states = States::in_pieces(&shared.streams);
     free_chunks(mapper, &mut states).pages().bytes(mapper.pool.page_bytes())
+}
+
+/// Bytes of chunks that are free but for blocks that wait for streams.
+fn waiting_chunk_bytes<D: Driver>(shared: &Shared<D>, mapper: &Mapper) -> u64 {
+    waiting::waiting_pages(shared, mapper).bytes(mapper.pool.page_bytes())
 }
 
 fn chunk_snapshots(mapper: &Mapper) -> Vec<ChunkSnapshot> {

@@ -53,10 +53,11 @@ impl Stats {
             .collect();
         let obtainable = holdings.idle_bytes + holdings.headroom_bytes;
         stats.fragmentation.free_bytes = stats.cached_bytes + stats.pending_bytes + obtainable;
-        // The free chunks may have been counted a while ago; they lie in cached blocks.
-        let free_chunk_bytes = holdings.free_chunk_bytes.min(stats.cached_bytes);
+        // The chunks may have been counted a while ago. What is free of them lies in cached blocks, what waits in pending ones.
+        let in_chunks = holdings.free_chunk_bytes + holdings.waiting_chunk_bytes;
+        let in_chunks = in_chunks.min(stats.cached_bytes + stats.pending_bytes);
         stats.fragmentation.largest_with_remapping_bytes =
-            (free_chunk_bytes + obtainable).max(stats.fragmentation.largest_cached_bytes);
+            (in_chunks + obtainable).max(stats.fragmentation.largest_cached_bytes);
         stats
     }
 

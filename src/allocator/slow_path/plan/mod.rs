@@ -25,7 +25,7 @@ mod states;
 pub use claims::{Overtaken, claim, claim_free, unclaim, unclaim_target};
 pub use copies::Copies;
 pub use sources::{Source, free_chunks, free_pages};
-pub use states::States;
+pub use states::{PIECE, States};
 
 use super::super::request::Request;
 use super::super::streams::region::RegionId;
