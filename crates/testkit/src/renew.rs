@@ -34,7 +34,7 @@ impl<D: Device> Runner<D> {
         self.streams[index] = new;
         if self.world.kept {
             for instance in &self.instances {
-                let _ = instance.allocator().keep_stream(new);
+                crate::runner::keep(instance.allocator(), new);
             }
         }
     }
