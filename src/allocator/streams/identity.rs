@@ -173,10 +173,8 @@ impl<D: Driver> Streams<D> {
                 stream
             }
             None => {
-                let new = |index| Stream::new(index, handle, identity, reach, &self.changed);
-                let stream = self.entries.push(new).ok_or(full)?;
-                self.changed.set(stream.index, true);
-                stream
+                let new = |index| Stream::new(index, handle, identity, reach, &self.readings.changed);
+                self.entries.push(new).ok_or(full)?
             }
         };
         binding.bind(stream.index, kept);

@@ -4,9 +4,9 @@
 //! state.rs      one stream: regions, pending blocks, counts      region.rs     a heap over a slot of addresses
 //! identity.rs   which stream a handle stands for             directory.rs  from an address to its region
 //! progress.rs   which epochs have passed; waiting, ordering      live.rs       all blocks, the live ones
-//! pending.rs    blocks that wait for other streams
+//! pending.rs    blocks that wait for other streams           settle.rs     these are freed, or waited for
 //! peak.rs       the peak of live bytes over all streams      roomy.rs      which further regions have room
-//! largest.rs    the largest live blocks
+//! readings.rs   what the clocks said when they were read     largest.rs    the largest live blocks
 //! ```
 //!
 //! Threads: any. Lock order: a stream's clock, then stream states in the order of their numbers. No stream state is
@@ -19,8 +19,10 @@ mod live;
 pub mod peak;
 pub mod pending;
 mod progress;
+mod readings;
 pub mod region;
 mod roomy;
+mod settle;
 pub mod state;
 
 pub use progress::Progress;
@@ -28,19 +30,11 @@ pub use progress::Progress;
 use super::geometry::Geometry;
 use crate::driver::{Counted, Driver};
 use crate::stream::{Entries, EventPool, StreamClock, StreamIndex, StreamSet};
-use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::sync::{Arc, AtomicU64, MutexGuard, Ordering};
 use identity::Known;
 use peak::PeakMeter;
+use readings::{Epochs, Readings};
 use state::{AllStates, Stream};
-
-/// What the clocks said when they were read last, by the streams' numbers.
-#[derive(Debug, Default)]
-struct Readings {
-    /// The last epoch that the stream is known to have passed.
-    passed: Vec<u64>,
-    /// What [`StreamClock::told_until`] says to calls that were not handed the stream.
-    told: Vec<u64>,
-}
 
 /// The streams of one allocator, and the driver that tells how far they are.
 #[derive(Debug)]
@@ -58,10 +52,7 @@ pub struct Streams<D> {
     /// The streams with epochs that are sealed and not known to have passed, and some others. Changed with the stream's clock
     /// locked.
     sealed: StreamSet,
-    /// The streams whose clocks may have changed since they were read for `readings`.
-    changed: Arc<StreamSet>,
-    /// Locked before clocks.
-    readings: Mutex<Readings>,
+    readings: Readings,
     /// Epoch of a stream's blocks at which they are renumbered.
     epoch_limit: u32,
     /// Whether memory stays with the stream that it was handed out on, also when that is gone.
@@ -80,8 +71,7 @@ impl<D: Driver> Streams<D> {
             known: Known::default(),
             pending: StreamSet::default(),
             sealed: StreamSet::default(),
-            changed: Arc::default(),
-            readings: Mutex::default(),
+            readings: Readings::default(),
             epoch_limit: geometry.epoch_limit,
             keeps_mappings: geometry.keeps_mappings,
             host_waits: AtomicU64::new(0),
@@ -128,22 +118,9 @@ impl<D: Driver> Streams<D> {
         self.sealed.set(index, clock.sealed() > 0);
     }
 
-    /// What the clocks of all streams say. Only those are read that may have changed.
-    fn readings(&self) -> MutexGuard<'_, Readings> {
-        let mut readings = self.readings.lock();
-        let count = self.iter().count();
-        readings.passed.resize(count, 0);
-        readings.told.resize(count, 0);
-        for index in self.changed.iter().take_while(|index| (index.0 as usize) < count) {
-            #[cfg(test)]
-            crate::testing::step();
-            // Before it is read: what changes from now on is noted again.
-            self.changed.set(index, false);
-            let clock = self.get(index).clock.lock();
-            readings.passed[index.0 as usize] = clock.passed();
-            readings.told[index.0 as usize] = clock.told_until(false);
-        }
-        readings
+    /// What the clocks of all streams say.
+    fn readings(&self) -> MutexGuard<'_, Epochs> {
+        self.readings.of_now(self.iter().count(), |index| self.get(index))
     }
 
     /// The sum of all live bytes. Looks at the streams that have changed since it did last; `actor` is likely to go on.

@@ -1,159 +1,28 @@
-//! How far the streams are: which epochs have passed, waiting for them, ordering work behind them, and the blocks that
-//! wait for it.
+//! How far the streams are: which epochs have passed, waiting for them, and ordering work behind them.
 //!
 //! What a call may learn depends on the streams that it was handed ([`Reach`](crate::stream::Reach)). What cannot be
 //! learned of one stream, since that may be gone, is being captured, or answers with an error, concerns its memory and
 //! nothing else; [`Progress::wait_for_device`] is what is left then.
 
 use super::Streams;
-use super::pending::Pending;
-use super::state::{Stream, StreamState};
+use super::state::Stream;
 use crate::driver::{Driver, DriverError, DriverErrorKind, DriverResult, StreamDriver};
-use crate::stream::{Fence, HostWait, Reach, StreamClock, StreamIndex};
+use crate::stream::{HostWait, Reach, StreamClock, StreamIndex};
 use crate::sync::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
 
 /// Number of epochs of one stream that may be sealed and not passed before [`Progress::refresh_clocks`] seals no more.
 const MAX_SEALED: usize = 4;
 
-/// What a stream has said.
-struct Answer {
-    /// The epoch that it was asked about.
-    until: u64,
-    /// The last epoch that it has passed.
-    passed: u64,
-}
-
-/// What the streams have said, each at its moment of the same work.
-type Answers = BTreeMap<StreamIndex, Answer>;
-
-/// A pending block that is in no queue.
-struct Moved {
-    /// The stream of its region.
-    owner: StreamIndex,
-    block: Pending,
-    /// Number of its fences, from the first on, that have passed.
-    passed: usize,
-}
-
-impl Moved {
-    /// The first fence that is not known to have passed.
-    fn awaited(&self) -> Option<Fence> {
-        self.block.fences.get(self.passed).copied()
-    }
-}
-
 /// The streams, as a call sees them that was handed one of them, or none.
 #[derive(Debug)]
 pub struct Progress<'a, D> {
-    streams: &'a Streams<D>,
+    pub(super) streams: &'a Streams<D>,
     given: Option<StreamIndex>,
 }
 
 impl<'a, D: Driver> Progress<'a, D> {
     pub(super) fn new(streams: &'a Streams<D>, given: Option<StreamIndex>) -> Self {
         Self { streams, given }
-    }
-
-    /// Frees the pending blocks whose fences have passed. One query for each stream that a block waits for; the blocks whose
-    /// fences have not passed are not looked at.
-    pub fn settle_pending(&self) -> Result<(), DriverError> {
-        let mut awaited: BTreeMap<StreamIndex, u64> = BTreeMap::new();
-        for stream in self.with_pending() {
-            for fence in stream.lock().pending.awaited() {
-                let last = awaited.entry(fence.stream).or_default();
-                *last = fence.epoch.max(*last);
-            }
-        }
-        let mut answers = Answers::new();
-        for (index, epoch) in awaited {
-            self.ask(index, epoch, &mut answers)?;
-        }
-        let mut moved = Vec::new();
-        for stream in self.with_pending() {
-            let mut state = stream.lock();
-            let has_passed =
-                |fence: Fence| answers.get(&fence.stream).is_some_and(|answer| fence.epoch <= answer.passed);
-            let (over, wait_elsewhere) = state.pending.take_passed(has_passed);
-            self.settle(stream, &mut state, over);
-            moved.extend(wait_elsewhere.into_iter().map(|block| Moved { owner: stream.index, block, passed: 0 }));
-        }
-        // A block that has waited for one stream may wait for another.
-        let (stopped, outcome) = self.go_on(moved, &mut answers);
-        for Moved { owner, mut block, passed } in stopped {
-            block.fences.drain(..passed);
-            let stream = self.streams.get(owner);
-            self.settle(stream, &mut stream.lock(), [block]);
-        }
-        outcome
-    }
-
-    /// Asks for blocks that are in no queue about one stream after the other, as far as they have passed. Looks at each fence once,
-    /// and asks a stream once for all blocks that have come to it. Returns the blocks, also where the driver fails.
-    fn go_on(&self, blocks: Vec<Moved>, answers: &mut Answers) -> (Vec<Moved>, Result<(), DriverError>) {
-        let mut by_stream: BTreeMap<StreamIndex, Vec<Moved>> = BTreeMap::new();
-        for moved in blocks {
-            let fence = moved.awaited().expect("it waits for another stream");
-            by_stream.entry(fence.stream).or_default().push(moved);
-        }
-        let (mut stopped, mut outcome) = (Vec::new(), Ok(()));
-        while let Some((index, blocks)) = by_stream.pop_first() {
-            let latest = blocks.iter().filter_map(Moved::awaited).map(|fence| fence.epoch).max().unwrap_or(0);
-            let answer = match outcome {
-                Ok(()) => self.ask(index, latest, answers),
-                Err(_) => Ok(0),
-            };
-            let passed = answer.unwrap_or_else(|error| {
-                outcome = Err(error);
-                0
-            });
-            for mut moved in blocks {
-                let has_passed = |fence: &Fence| fence.stream == index && fence.epoch <= passed;
-                while moved.awaited().as_ref().is_some_and(has_passed) {
-                    #[cfg(test)]
-                    crate::testing::step();
-                    moved.passed += 1;
-                }
-                match moved.awaited() {
-                    Some(fence) if fence.stream != index => by_stream.entry(fence.stream).or_default().push(moved),
-                    _ => stopped.push(moved),
-                }
-            }
-        }
-        (stopped, outcome)
-    }
-
-    /// Frees pending blocks of a stream, whose state is locked, or lets them wait for the first of the fences they have left.
-    fn settle(&self, stream: &Stream, state: &mut StreamState, blocks: impl IntoIterator<Item = Pending>) {
-        let epoch = state.epoch;
-        for block in blocks {
-            match block.fences.is_empty() {
-                true => {
-                    state.region(block.region).expect("a pending block has a region").heap.settle(block.offset, epoch);
-                }
-                false => state.pending.push(block),
-            }
-        }
-        self.streams.note_pending(stream.index, !state.pending.is_empty());
-    }
-
-    /// The last epoch that a stream has passed. It is asked unless it has been about this epoch or a later one.
-    fn ask(&self, index: StreamIndex, epoch: u64, answers: &mut Answers) -> Result<u64, DriverError> {
-        if let Some(answer) = answers.get(&index)
-            && epoch <= answer.until
-        {
-            return Ok(answer.passed);
-        }
-        let stream = self.streams.get(index);
-        let mut clock = stream.clock.lock();
-        self.cover(stream, &mut clock, epoch)?;
-        let passed = self.poll(stream, &mut clock)?;
-        answers.insert(index, Answer { until: epoch.max(passed), passed });
-        Ok(passed)
-    }
-
-    fn with_pending(&self) -> impl Iterator<Item = &'a Stream> {
-        self.streams.with_pending()
     }
 
     /// Returns whether `stream` has passed `epoch`, which is sealed first if need be.
@@ -170,7 +39,7 @@ impl<'a, D: Driver> Progress<'a, D> {
     }
 
     /// Seals until something tells whether `epoch` has passed. Returns false where that is impossible.
-    fn cover(&self, stream: &Stream, clock: &mut StreamClock, epoch: u64) -> Result<bool, DriverError> {
+    pub(super) fn cover(&self, stream: &Stream, clock: &mut StreamClock, epoch: u64) -> Result<bool, DriverError> {
         while !clock.covers(epoch) {
             // What was freed while sealing failed is stamped one epoch ahead; what is further ahead never passes.
             if epoch > clock.open() + 1 || !self.seal(stream, clock)? {
@@ -200,7 +69,8 @@ impl<'a, D: Driver> Progress<'a, D> {
         self.of_one(stream, sealed, || false)
     }
 
-    fn poll(&self, stream: &Stream, clock: &mut StreamClock) -> Result<u64, DriverError> {
+    /// Queries the driver for the sealed epochs of a stream that have passed, and returns the last one.
+    pub(super) fn poll(&self, stream: &Stream, clock: &mut StreamClock) -> Result<u64, DriverError> {
         let polled = clock.poll(&self.streams.driver, &self.streams.events);
         self.streams.note_sealed(stream.index, clock);
         self.of_one(stream, polled, || clock.passed())
@@ -264,39 +134,6 @@ impl<'a, D: Driver> Progress<'a, D> {
             clock.covers(epoch) || (clock.sealed() < MAX_SEALED && (epoch < clock.open() || stream.lock().dirty))
         };
         if worth_an_event { self.has_passed(stream, epoch) } else { Ok(false) }
-    }
-
-    /// Waits for the oldest pending block that can be waited for. Returns false when there is none.
-    pub fn wait_for_pending(&self) -> Result<bool, DriverError> {
-        for stream in self.with_pending() {
-            // Fences that cannot be waited for: what waits for them comes to their queues, so that others are found.
-            let mut hopeless: BTreeSet<StreamIndex> = BTreeSet::new();
-            loop {
-                let oldest = stream.lock().pending.oldest();
-                let Some((queue, fences)) = oldest.into_iter().find(|(queue, _)| !hopeless.contains(queue)) else {
-                    break;
-                };
-                // A block is settled by the wait only when all its users have passed; else the caller comes back for ever.
-                match self.first_hopeless(&fences)? {
-                    None => return Ok(true),
-                    Some(fence) => {
-                        hopeless.insert(fence.stream);
-                        stream.lock().pending.defer(queue, fence);
-                    }
-                }
-            }
-        }
-        Ok(false)
-    }
-
-    /// Waits for these fences, as far as possible. Returns the first that cannot be waited for.
-    fn first_hopeless(&self, fences: &[Fence]) -> Result<Option<Fence>, DriverError> {
-        for fence in fences {
-            if !self.wait_until_passed(fence.stream, fence.epoch)? {
-                return Ok(Some(*fence));
-            }
-        }
-        Ok(None)
     }
 
     /// Blocks the host until `stream` has passed `epoch`: for its event, or for the whole device where there can be none.
@@ -374,13 +211,6 @@ impl<'a, D: Driver> Progress<'a, D> {
     pub fn wait_for_device(&self) -> Result<bool, DriverError> {
         let untold = self.streams.iter().any(|stream| self.is_untold(stream)) || self.has_untold_pending();
         if untold { self.synchronize() } else { Ok(false) }
-    }
-
-    /// Whether a pending block waits for an epoch of which no event can tell.
-    fn has_untold_pending(&self) -> bool {
-        let awaited = |stream: &Stream| -> Vec<Fence> { stream.lock().pending.awaited().collect() };
-        let untold = |fence: &Fence| !self.streams.get(fence.stream).clock.lock().covers(fence.epoch);
-        self.with_pending().any(|stream| awaited(stream).iter().any(untold))
     }
 
     /// Blocks the host until the whole device has done what is queued on it now. Returns false while a stream is being
@@ -629,72 +459,5 @@ mod tests {
             assert_eq!(waited, waits, "{given:?}");
             assert_eq!(driver.passed()[DriverCall::Synchronize] - before, u64::from(waits));
         }
-    }
-
-    /// The stream that uses the block has not freed anything itself.
-    #[test]
-    fn the_device_is_waited_for_where_a_block_waits_for_a_stream_that_cannot_be_named() {
-        let driver = Arc::new(ModelDriver::default());
-        let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
-        let block = allocator.alloc(100, StreamId::DEFAULT).unwrap();
-        let progress = allocator.inner.shared.streams.progress(None);
-        assert!(!progress.wait_for_device().unwrap());
-        allocator.record_stream(block, driver.create_stream().unwrap()).unwrap();
-        assert!(!progress.wait_for_device().unwrap(), "the block is live");
-        allocator.free(block).unwrap();
-        assert!(progress.wait_for_device().unwrap());
-        progress.settle_pending().unwrap();
-        assert_eq!(allocator.stats().pending_bytes, 0);
-    }
-
-    /// Blocks of several streams wait for moments of one: its last one is asked for, whichever stream's block waits for that.
-    #[test]
-    fn blocks_that_wait_for_two_moments_of_a_stream_are_settled_at_once() {
-        for later_first in [false, true] {
-            let driver = Arc::new(ModelDriver::default());
-            let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
-            let [other, user] = [(); 2].map(|()| driver.create_stream().unwrap());
-            let mut blocks = [StreamId::DEFAULT, other].map(|stream| {
-                allocator.keep_stream(stream).unwrap();
-                allocator.alloc(100, stream).unwrap()
-            });
-            allocator.keep_stream(user).unwrap();
-            driver.hold(user);
-            if later_first {
-                blocks.reverse();
-            }
-            for block in blocks {
-                allocator.record_stream(block, user).unwrap();
-                driver.fill(user, block, 100, 1).unwrap();
-                allocator.free(block).unwrap();
-                // An event is recorded at the first free only, and the second block waits for a later moment.
-                let clock = allocator.inner.shared.streams.find(user).unwrap().clock.lock();
-                assert_eq!((clock.sealed(), clock.open()), (1, 2));
-            }
-            driver.resume(user);
-            allocator.inner.shared.streams.progress(None).settle_pending().unwrap();
-            assert_eq!(allocator.stats().pending_bytes, 0, "later first: {later_first}");
-            allocator.check();
-        }
-    }
-
-    #[test]
-    fn a_block_that_waits_for_two_streams_is_settled_at_once() {
-        let driver = Arc::new(ModelDriver::default());
-        let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
-        let block = allocator.alloc(100, StreamId::DEFAULT).unwrap();
-        for _ in 0..2 {
-            let user = driver.create_stream().unwrap();
-            allocator.keep_stream(user).unwrap();
-            allocator.record_stream(block, user).unwrap();
-        }
-        let streams = &allocator.inner.shared.streams;
-        let has_pending = |index| streams.pending.iter().any(|other| other == index);
-        assert!(!has_pending(MAIN));
-        allocator.free(block).unwrap();
-        assert!(has_pending(MAIN) && !has_pending(OTHER));
-        streams.progress(None).settle_pending().unwrap();
-        assert!(!has_pending(MAIN));
-        assert_eq!(streams.get(MAIN).lock().pending.iter().count(), 0);
     }
 }

@@ -3,14 +3,14 @@
 use super::super::kind::RegionKind;
 use super::peak::LiveMark;
 use super::pending::{Pending, PendingBlocks};
+use super::readings::ClockLock;
 use super::region::{Region, RegionId, Regions};
 use crate::driver::StreamIdentity;
 use crate::heap::GRANULE;
 use crate::stream::{Fence, Reach, StreamClock, StreamIndex, StreamSet};
-use crate::sync::{Arc, AtomicBool, AtomicU64, CachePadded, HotMutex, HotMutexGuard, Mutex, MutexGuard, Ordering};
+use crate::sync::{Arc, AtomicBool, AtomicU64, CachePadded, HotMutex, HotMutexGuard, Ordering};
 use crate::units::{DeviceAddr, StreamId};
 use std::collections::{HashMap, HashSet};
-use std::ops::{Deref, DerefMut};
 
 /// The streams that use a live block besides, or instead of, the stream of its region.
 #[derive(Clone, Debug)]
@@ -221,10 +221,9 @@ impl Stream {
         reach: Reach,
         changed: &Arc<StreamSet>,
     ) -> Self {
-        let clock = Mutex::new(StreamClock::new(handle, reach));
         Self {
             index,
-            clock: ClockLock { clock, index, changed: Arc::clone(changed) },
+            clock: ClockLock::new(StreamClock::new(handle, reach), index, Arc::clone(changed)),
             handle: AtomicU64::new(handle.0),
             key: AtomicU64::new(identity.key.0),
             number: AtomicU64::new(identity.number),
@@ -301,50 +300,6 @@ impl Stream {
         #[cfg(not(test))]
         crate::sync::unlock_fairly(state);
         result
-    }
-}
-
-/// A stream's clock behind its lock.
-#[derive(Debug)]
-pub struct ClockLock {
-    clock: Mutex<StreamClock>,
-    index: StreamIndex,
-    /// Gets the streams whose clocks may have changed.
-    changed: Arc<StreamSet>,
-}
-
-impl ClockLock {
-    /// Locks the clock.
-    pub fn lock(&self) -> ClockGuard<'_> {
-        ClockGuard { clock: self.clock.lock(), lock: self }
-    }
-
-    /// Locks the clock if nobody has it.
-    #[cfg(test)]
-    pub fn try_lock(&self) -> Option<ClockGuard<'_>> {
-        Some(ClockGuard { clock: self.clock.try_lock()?, lock: self })
-    }
-}
-
-/// A locked clock. Who may change it has its stream noted before.
-#[derive(Debug)]
-pub struct ClockGuard<'a> {
-    clock: MutexGuard<'a, StreamClock>,
-    lock: &'a ClockLock,
-}
-
-impl Deref for ClockGuard<'_> {
-    type Target = StreamClock;
-
-    fn deref(&self) -> &StreamClock {
-        &self.clock
-    }
-}
-
-impl DerefMut for ClockGuard<'_> {
-    fn deref_mut(&mut self) -> &mut StreamClock {
-        self.lock.changed.set(self.lock.index, true);
-        &mut self.clock
     }
 }
 
