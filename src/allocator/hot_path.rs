@@ -10,7 +10,7 @@ use super::slow_path::Wanted;
 use super::streams::directory::{Owner, Place};
 use super::streams::peak::Visit;
 use super::streams::pending::Pending;
-use super::streams::state::Stream;
+use super::streams::state::{Sharers, Stream};
 use crate::driver::Driver;
 use crate::heap::{GRANULE, NotLive};
 use crate::stream::Fence;
@@ -101,12 +101,9 @@ impl<D: Driver> Inner<D> {
     fn free_shared(&self, addr: DeviceAddr, owner: Owner, offset: u64) -> Result<(), FreeError> {
         let streams = &self.shared.streams;
         let stream = streams.get(owner.stream);
-        let sharers = stream.lock().sharers.get(&(owner.region, offset)).cloned();
-        let Some(sharers) = sharers else { return Err(self.refuse(addr)) };
-        let mut users = sharers.others;
-        if sharers.home != owner.stream {
-            users.push(sharers.home);
-        }
+        let users_of = |sharers: &Sharers| sharers.users_beside(owner.stream);
+        let users = stream.lock().sharers.get(&(owner.region, offset)).map(users_of);
+        let Some(users) = users else { return Err(self.refuse(addr)) };
         // Whatever these streams have queued by now lies before the end of their open epochs.
         let fences: Vec<Fence> =
             users.iter().map(|user| Fence { stream: *user, epoch: streams.get(*user).clock.lock().open() }).collect();
@@ -122,7 +119,7 @@ impl<D: Driver> Inner<D> {
         if state.mark.is_left(state.live_bytes) {
             let _ = streams.peak.note(owner.stream, &mut state);
         }
-        state.forget_sharers((owner.region, offset));
+        state.sharers.remove(&(owner.region, offset));
         state.tickets.remove(&(owner.region, offset));
         match state.pins.get_mut(&(owner.region, offset)) {
             Some(pins) => pins.freed = Some(fences),
@@ -161,7 +158,8 @@ impl<D: Driver> Inner<D> {
         if at_home {
             return Ok(());
         }
-        state.record((owner.region, offset), owner.stream, user);
+        let sharers = state.sharers.entry((owner.region, offset));
+        sharers.or_insert_with(|| Sharers::new(owner.stream)).record(user);
         Ok(())
     }
 

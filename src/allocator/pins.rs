@@ -83,7 +83,7 @@ impl StreamState {
         let region = self.region(owner.region)?;
         region.heap.share(offset).ok()?;
         let bytes = region.heap.block(offset)?.size;
-        let home = Sharers { home: owner.stream, others: Vec::new() };
+        let home = Sharers::new(owner.stream);
         self.sharers.entry((owner.region, offset)).or_insert(home);
         Some(bytes)
     }

@@ -161,7 +161,7 @@ impl<D: Driver> SlowPath<'_, D> {
         let addr = take(lender, found, request);
         let region = lender.region(found.region).expect("a block was found in it");
         region.heap.share(found.start).expect("just made live");
-        lender.sharers.insert((found.region, found.start), Sharers { home: borrower, others: Vec::new() });
+        lender.sharers.insert((found.region, found.start), Sharers::new(borrower));
         self.shared.counters.borrowed.fetch_add(1, Ordering::Relaxed);
         addr
     }

@@ -340,7 +340,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     fn slack_pages(&self, peak_live_bytes: u64) -> PageCount {
         let geometry = &self.path.shared.geometry;
         let beside_peak = (peak_live_bytes as f64 * geometry.slack / geometry.page_bytes as f64).min(1e18) as u64;
-        let streams = self.path.shared.streams.iter().count() as u64;
+        let streams = self.path.shared.streams.count() as u64;
         let for_streams = if streams > 1 { streams * PAGES_OF_A_STREAM } else { 0 };
         PageCount(beside_peak.max(for_streams))
     }

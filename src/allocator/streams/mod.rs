@@ -84,6 +84,11 @@ impl<D: Driver> Streams<D> {
         self.entries.get(index)
     }
 
+    /// The number of streams.
+    pub fn count(&self) -> usize {
+        self.entries.len()
+    }
+
     /// All streams, in the order of their numbers.
     pub fn iter(&self) -> impl Iterator<Item = &Stream> {
         self.entries.iter()
@@ -120,7 +125,7 @@ impl<D: Driver> Streams<D> {
 
     /// What the clocks of all streams say.
     fn readings(&self) -> MutexGuard<'_, Epochs> {
-        self.readings.of_now(self.iter().count(), |index| self.get(index))
+        self.readings.of_now(self.count(), |index| self.get(index))
     }
 
     /// The sum of all live bytes. Looks at the streams that have changed since it did last; `actor` is likely to go on.

@@ -18,7 +18,34 @@ pub struct Sharers {
     /// The stream that the block was allocated on.
     pub home: StreamIndex,
     /// The streams that the block was recorded on, in the order in which it was.
-    pub others: Vec<StreamIndex>,
+    others: Vec<StreamIndex>,
+    /// The same, so that one is found among many.
+    listed: HashSet<StreamIndex>,
+}
+
+impl Sharers {
+    /// A block that was allocated on `home` and not recorded on another stream yet.
+    pub fn new(home: StreamIndex) -> Self {
+        Self { home, others: Vec::new(), listed: HashSet::new() }
+    }
+
+    /// Notes that `user` uses the block. Costs the same however many do.
+    pub fn record(&mut self, user: StreamIndex) {
+        if user != self.home && self.listed.insert(user) {
+            self.others.push(user);
+        }
+    }
+
+    /// The streams that use the block besides `owner`, the stream of its region.
+    pub fn users_beside(&self, owner: StreamIndex) -> Vec<StreamIndex> {
+        let borrower = Some(self.home).filter(|home| *home != owner);
+        self.others.iter().copied().chain(borrower).collect()
+    }
+
+    /// The streams that the block was recorded on, in the order in which it was.
+    pub fn others(&self) -> &[StreamIndex] {
+        &self.others
+    }
 }
 
 /// What keeps a block in place.
@@ -65,8 +92,6 @@ pub struct StreamState {
     pub pending: PendingBlocks,
     /// Live blocks marked as shared.
     pub sharers: HashMap<(RegionId, u64), Sharers>,
-    /// The streams in the lists of `sharers`, each with its block, so that one is found among many.
-    pub recorded: HashSet<(RegionId, u64, StreamIndex)>,
     /// Blocks that are pinned, live and marked as shared or, once freed, pending.
     pub pins: HashMap<(RegionId, u64), Pins>,
     /// Numbers of the tickets of live blocks, which are marked as shared.
@@ -153,22 +178,6 @@ impl StreamState {
         }
     }
 
-    /// Notes that `user` uses a block of the stream `owner`, which is marked as shared. Costs the same however many use it.
-    pub fn record(&mut self, (region, offset): (RegionId, u64), owner: StreamIndex, user: StreamIndex) {
-        let sharers = self.sharers.entry((region, offset));
-        let sharers = sharers.or_insert_with(|| Sharers { home: owner, others: Vec::new() });
-        if user != sharers.home && self.recorded.insert((region, offset, user)) {
-            sharers.others.push(user);
-        }
-    }
-
-    /// Forgets who uses a block.
-    pub fn forget_sharers(&mut self, (region, offset): (RegionId, u64)) {
-        for user in self.sharers.remove(&(region, offset)).into_iter().flat_map(|sharers| sharers.others) {
-            self.recorded.remove(&(region, offset, user));
-        }
-    }
-
     /// Lets a block, which the heap has as pending, be free once its fences have passed: at once if there are none.
     pub fn free_when_passed(&mut self, block: Pending) {
         if block.fences.is_empty() {
@@ -235,7 +244,6 @@ impl Stream {
                 dirty: false,
                 pending: PendingBlocks::default(),
                 sharers: HashMap::new(),
-                recorded: HashSet::new(),
                 pins: HashMap::new(),
                 tickets: HashMap::new(),
                 next_ticket: 0,

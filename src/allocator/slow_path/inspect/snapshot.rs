@@ -54,7 +54,7 @@ impl BlockSnapshot {
             state: block.state,
             borrowed_by: sharers.filter(|sharers| sharers.home != owner).map(|sharers| handle(sharers.home)),
             recorded_on: sharers
-                .map(|sharers| sharers.others.iter().map(|other| handle(*other)).collect())
+                .map(|sharers| sharers.others().iter().map(|other| handle(*other)).collect())
                 .unwrap_or_default(),
             pins: 0,
         }
