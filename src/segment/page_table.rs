@@ -148,6 +148,11 @@ impl PageTable {
         })
     }
 
+    /// Returns the views that lie in `pages` whole, in address order.
+    pub fn views_within(&self, pages: PageRange) -> impl Iterator<Item = &View> {
+        self.views_in(pages).filter(move |view| pages.contains(view.pages))
+    }
+
     /// Returns all views in arbitrary order.
     pub fn iter(&self) -> impl Iterator<Item = &View> {
         self.views.iter().flatten()

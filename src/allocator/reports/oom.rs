@@ -25,10 +25,10 @@ pub struct StreamUse {
 pub struct Pinned {
     /// In chunks that live allocations use a part of.
     pub by_live_bytes: u64,
-    /// Of the free bytes that are mapped, those in whole pages of chunks of several pages of which a part is in use.
-    pub whole_page_bytes: u64,
     /// In chunks that a pending block uses a part of, and in pending blocks.
     pub by_pending_bytes: u64,
+    /// Of both, those in whole free pages: of chunks of several pages of which a part is in use.
+    pub whole_page_bytes: u64,
 }
 
 /// Why a request failed. `Display` is the text for a person, `Serialize` the same as data.

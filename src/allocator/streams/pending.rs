@@ -28,6 +28,21 @@ struct Waiting {
     block: Pending,
 }
 
+/// A place among the pending blocks of one stream's regions. The default is the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cursor {
+    /// The stream whose queue it is in.
+    queue: StreamIndex,
+    /// The number of the block in that queue.
+    number: usize,
+}
+
+impl Default for Cursor {
+    fn default() -> Self {
+        Self { queue: StreamIndex(0), number: 0 }
+    }
+}
+
 /// The pending blocks of one stream's regions.
 #[derive(Debug, Default)]
 pub struct PendingBlocks {
@@ -103,6 +118,16 @@ impl PendingBlocks {
             self.queues.remove(&stream);
         }
         self.wait_for(waiting.block, fence);
+    }
+
+    /// The blocks from a place on, in no order, each with its own place: a walk that was broken off goes on there. What is added
+    /// or removed meanwhile may be met or not, and others once more.
+    pub fn since(&self, from: Cursor) -> impl Iterator<Item = (Cursor, &Pending)> {
+        self.queues.range(from.queue..).flat_map(move |(queue, blocks)| {
+            let skipped = if *queue == from.queue { from.number } else { 0 };
+            let numbered = blocks.iter().enumerate().skip(skipped);
+            numbered.map(|(number, waiting)| (Cursor { queue: *queue, number }, &waiting.block))
+        })
     }
 
     /// All blocks, in no order.

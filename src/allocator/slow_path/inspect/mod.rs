@@ -77,7 +77,9 @@ impl<D: Driver> SlowPath<'_, D> {
         let holdings = Holdings { free_chunk_bytes: in_bytes(free.in_free_chunks), ..Holdings::new(&self.mapper) };
         let states = self.shared.streams.lock_all();
         let mut report = OutOfMemory::new(self.shared, &states, &holdings, request, stream, refusal);
-        report.pinned.whole_page_bytes = in_bytes(free.beside_others);
+        // Counted before the states were locked.
+        let cached_beside = report.cached_bytes.saturating_sub(holdings.free_chunk_bytes);
+        report.pinned.whole_page_bytes = in_bytes(free.beside_others).min(cached_beside);
         AllocError::OutOfMemory(Box::new(report))
     }
 }

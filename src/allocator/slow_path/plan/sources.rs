@@ -86,9 +86,7 @@ impl Sources {
 
 /// All completely free chunks, wherever they are, but for those that cannot be moved now; looked for in pieces.
 pub fn free_chunks<D: Driver>(mapper: &Mapper, states: &mut States<'_, D>) -> Sources {
-    let page_bytes = mapper.pool.page_bytes();
-    let runs: Vec<FreeRun> = states.indices().flat_map(|stream| free_runs(states, stream, page_bytes)).collect();
-    Sources::new(mapper, &runs)
+    Sources::new(mapper, &all_free_runs(states, mapper.pool.page_bytes()))
 }
 
 /// The pages that are free and mapped, by what is in their chunks.
@@ -96,22 +94,29 @@ pub fn free_chunks<D: Driver>(mapper: &Mapper, states: &mut States<'_, D>) -> So
 pub struct FreePages {
     /// Nothing else, and the chunk can be moved.
     pub in_free_chunks: PageCount,
-    /// A block that is in use.
+    /// A block that is in use, at most: what is freed while it is looked for may be counted twice.
     pub beside_others: PageCount,
+}
+
+impl FreePages {
+    /// Those in some free blocks. A chunk that lies in several, since its surroundings were freed meanwhile, counts once.
+    fn in_runs(mapper: &Mapper, runs: &[FreeRun]) -> Self {
+        let beside_others = |run: &FreeRun| {
+            let in_chunks = run.chunks(mapper).map(|view| view.pages.len()).sum();
+            run.whole_pages(mapper.pool.page_bytes()).len().saturating_sub(in_chunks)
+        };
+        Self { in_free_chunks: Sources::new(mapper, runs).pages(), beside_others: runs.iter().map(beside_others).sum() }
+    }
 }
 
 /// Counts the pages that are free and mapped; looked for in pieces.
 pub fn free_pages<D: Driver>(mapper: &Mapper, states: &mut States<'_, D>) -> FreePages {
-    let page_bytes = mapper.pool.page_bytes();
-    let mut pages = FreePages::default();
-    for stream in states.indices() {
-        for run in free_runs(states, stream, page_bytes) {
-            let in_chunks: PageCount = run.chunks(mapper).map(|view| view.pages.len()).sum();
-            pages.beside_others += run.whole_pages(page_bytes).len().saturating_sub(in_chunks);
-            pages.in_free_chunks += run.sources(mapper).map(|source| source.pages.len()).sum();
-        }
-    }
-    pages
+    FreePages::in_runs(mapper, &all_free_runs(states, mapper.pool.page_bytes()))
+}
+
+/// The free blocks of all streams that take a page or more.
+fn all_free_runs<D: Driver>(states: &mut States<'_, D>, page_bytes: u64) -> Vec<FreeRun> {
+    states.indices().flat_map(|stream| free_runs(states, stream, page_bytes)).collect()
 }
 
 /// A free block of a page or more, as it was when it was looked at.
@@ -133,8 +138,7 @@ impl FreeRun {
     /// The views of the chunks that lie in it whole.
     fn chunks<'m>(&self, mapper: &'m Mapper) -> impl Iterator<Item = &'m View> + use<'m> {
         let segment = &mapper.segments[self.segment];
-        let whole = self.whole_pages(segment.page_bytes);
-        segment.table.views_in(whole).filter(move |view| whole.contains(view.pages))
+        segment.table.views_within(self.whole_pages(segment.page_bytes))
     }
 
     /// The chunks that lie in it whole, but for those that cannot be moved now.
@@ -214,6 +218,26 @@ mod tests {
             pieces.push(runs.len());
         }
         pieces
+    }
+
+    /// What is freed while free blocks are looked for makes one of two of them, which may both be found.
+    #[test]
+    fn a_chunk_that_is_found_twice_counts_once() {
+        let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 8 * PAGE, ..ModelConfig::default() }));
+        let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(2 * PAGE)).build().unwrap();
+        let [first, live, last] = [3, 2, 3].map(|pages| allocator.alloc(pages * PAGE, MAIN).unwrap());
+        allocator.free(first).unwrap();
+        let inner = &allocator.inner;
+        let entered = inner.door.enter(&inner.shared, |path| {
+            let mut runs = all_free_runs(&mut path.states(), PAGE);
+            allocator.free(live).unwrap();
+            runs.extend(all_free_runs(&mut path.states(), PAGE));
+            let pages = FreePages::in_runs(&path.mapper, &runs);
+            assert_eq!((pages.in_free_chunks, pages.beside_others), (PageCount(5), PageCount::ZERO));
+            Ok(())
+        });
+        entered.unwrap();
+        allocator.free(last).unwrap();
     }
 
     /// However many free blocks and regions a stream has, it is locked for so many of them at a time.
