@@ -8,7 +8,7 @@ use super::super::error::AllocError;
 use super::SlowPath;
 use super::mapper::view_at;
 use super::plan::{Backing, Plan, Source, States, free_chunks, unclaim, unclaim_target};
-use super::stale::Drop;
+use super::stale::{DROPPED_FOR_EACH, Drop};
 use crate::driver::{ChunkHandle, Driver, DriverError, DriverErrorKind, MemoryDriver};
 use crate::heap::BlockState;
 use crate::pages::{PageCount, PageRange};
@@ -17,10 +17,6 @@ use crate::segment::transaction::{Failure, Mapping, map_all, unmap};
 use crate::segment::{View, ViewState};
 use crate::stream::{Fence, NEVER, StreamIndex};
 use crate::units::DeviceAddr;
-
-/// Number of stale views that are removed at the limit of mappings for each mapping that is made: the next requests of that
-/// size need remove none.
-pub const DROPPED_FOR_EACH: usize = 4;
 
 /// What came of a plan.
 #[derive(Debug)]
@@ -298,12 +294,8 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         if !failure.stuck.is_empty() {
             self.poison_target(plan, &failure.stuck);
         }
-        let most = plan.fill.len() * DROPPED_FOR_EACH;
-        if failure.error.kind == DriverErrorKind::OutOfMemory && self.make_room_for_mappings(most)? {
-            // The driver's own limit of mappings: now there are fewer.
-            return Ok(Outcome::Again);
-        }
-        Err(self.mapping_error(failure.error))
+        self.make_room_after(failure.error, plan.fill.len())?;
+        Ok(Outcome::Again)
     }
 
     /// Takes the addresses of mappings that could not be undone out of use for good, and their chunks with them.

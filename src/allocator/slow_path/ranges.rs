@@ -4,7 +4,6 @@
 use super::super::error::AllocError;
 use super::super::request::Request;
 use super::super::shared::Shared;
-use super::execute::DROPPED_FOR_EACH;
 use super::mapper::{Mapper, view_at};
 use super::plan::{Source, States, claim_free, free_chunks};
 use super::{Door, SlowPath};
@@ -202,11 +201,7 @@ impl<D: Driver> SlowPath<'_, D> {
                 self.give_up_end(range, chunks, &mappings, &failure.stuck);
                 return Err(self.mapping_error(failure.error));
             }
-            // The driver's own limit of mappings: now there are fewer.
-            let may_help = failure.error.kind == DriverErrorKind::OutOfMemory;
-            if !(may_help && self.make_room_for_mappings(mappings.len() * DROPPED_FOR_EACH)?) {
-                return Err(self.mapping_error(failure.error));
-            }
+            self.make_room_after(failure.error, mappings.len())?;
         }
         for chunk in chunks {
             let pages = PageRange::new(range.end(), self.mapper.pool.get(*chunk).pages);

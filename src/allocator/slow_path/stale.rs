@@ -69,6 +69,10 @@ impl Mapper {
 /// Entries that may be out of date before they are looked for.
 const SPARE_ENTRIES: usize = 1024;
 
+/// Number of stale views that are removed at the limit of mappings for each mapping that is made: the next requests of that
+/// size need remove none.
+pub const DROPPED_FOR_EACH: usize = 4;
+
 /// Which stale views to drop.
 #[derive(Clone, Copy, Debug)]
 pub struct Drop {
@@ -121,12 +125,25 @@ impl<D: Driver> SlowPath<'_, D> {
         result
     }
 
+    /// After the driver has refused a sequence of `mappings` mappings, which was undone: makes room where its own limit may be the
+    /// cause, so that the sequence can be tried again.
+    ///
+    /// # Errors
+    /// What the driver said, where that is something else or there is no room to make. What was unmapped before stays so.
+    pub fn make_room_after(&mut self, error: DriverError, mappings: usize) -> Result<(), AllocError> {
+        let may_help = error.kind == DriverErrorKind::OutOfMemory;
+        if may_help && self.make_room_for_mappings(mappings * DROPPED_FOR_EACH)? {
+            return Ok(());
+        }
+        Err(self.mapping_error(error))
+    }
+
     /// Where the driver makes no further mapping: unmaps up to `most` of the oldest stale views. If the last use of none has
     /// completed, the host waits for that of the oldest for which it can. Returns whether one was unmapped.
     ///
     /// # Errors
     /// The driver's. What was unmapped before stays so.
-    pub fn make_room_for_mappings(&mut self, most: usize) -> Result<bool, DriverError> {
+    fn make_room_for_mappings(&mut self, most: usize) -> Result<bool, DriverError> {
         let drop = Drop { most, patience: usize::MAX };
         if self.drop_stale_views(drop)? > 0 {
             return Ok(true);
