@@ -81,53 +81,65 @@ impl Used {
     }
 }
 
-type History = fn(&mut Used);
+/// What has happened on a device of so many GiB, and in words.
+struct History {
+    gib: u64,
+    name: &'static str,
+    happens: Box<dyn Fn(&mut Used)>,
+}
+
+/// The device was used once; then pairs of a large and a small block, `most` at most, of which the large ones are freed.
+fn pairs(gib: u64, name: &'static str, large: u64, small: u64, most: usize) -> History {
+    let happens = Box::new(move |used: &mut Used| {
+        used.fill_once(GIB);
+        used.keep_small_of_pairs(large, small, most);
+    });
+    History { gib, name, happens }
+}
+
+fn histories() -> [History; 7] {
+    let all = usize::MAX;
+    [
+        pairs(80, "used once, then pairs of 100 MiB + 64 KiB, the large ones freed", 100 * MIB, 64 * KIB, all),
+        pairs(80, "the same with pairs of 30 MiB + 64 KiB", 30 * MIB, 64 * KIB, all),
+        pairs(192, "the same", 30 * MIB, 64 * KIB, all),
+        pairs(24, "the same", 30 * MIB, 64 * KIB, all),
+        pairs(80, "the same with pairs of 60 MiB + 6 MiB", 60 * MIB, 6 * MIB, all),
+        pairs(80, "the same with 640 pairs of 128 MiB less 64 KiB + 64 KiB", 128 * MIB - 64 * KIB, 64 * KIB, 640),
+        History {
+            gib: 80,
+            name: "10 GiB of blocks of 32 KiB, one of 256 kept",
+            happens: Box::new(|used| used.keep_some(32 * KIB, 10 * GIB, 256)),
+        },
+    ]
+}
 
 #[allow(clippy::cast_precision_loss, reason = "a ratio")]
 fn main() {
-    let histories: [(u64, &str, History); 7] = [
-        (80, "used once, then pairs of 100 MiB + 64 KiB, the large ones freed", |used| {
-            used.fill_once(GIB);
-            used.keep_small_of_pairs(100 * MIB, 64 * KIB, usize::MAX);
-        }),
-        (80, "the same with pairs of 30 MiB + 64 KiB", |used| {
-            used.fill_once(GIB);
-            used.keep_small_of_pairs(30 * MIB, 64 * KIB, usize::MAX);
-        }),
-        (192, "the same", |used| {
-            used.fill_once(GIB);
-            used.keep_small_of_pairs(30 * MIB, 64 * KIB, usize::MAX);
-        }),
-        (24, "the same", |used| {
-            used.fill_once(GIB);
-            used.keep_small_of_pairs(30 * MIB, 64 * KIB, usize::MAX);
-        }),
-        (80, "the same with pairs of 60 MiB + 6 MiB", |used| {
-            used.fill_once(GIB);
-            used.keep_small_of_pairs(60 * MIB, 6 * MIB, usize::MAX);
-        }),
-        (80, "used once, then 640 pairs of 128 MiB less 64 KiB + 64 KiB, the large ones freed", |used| {
-            used.fill_once(GIB);
-            used.keep_small_of_pairs(128 * MIB - 64 * KIB, 64 * KIB, 640);
-        }),
-        (80, "10 GiB of blocks of 32 KiB, one of 256 kept", |used| used.keep_some(32 * KIB, 10 * GIB, 256)),
-    ];
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN);
     table.set_header(["device", "history", "live", "whole free pages", "served", "kept back", "with chunks of 2 MiB"]);
-    for (gib, name, history) in histories {
-        let kept_back = |policy| {
+    for History { gib, name, happens } in histories() {
+        let [default, pages] = [ChunkPolicy::Auto, ChunkPolicy::Fixed(PAGE)].map(|policy| {
             let mut used = Used::new(gib * GIB, policy);
-            history(&mut used);
-            let (free, served) = (used.whole_free_pages(), used.largest_served());
-            let part = (free - served) as f64 * 100.0 / (used.device / PAGE) as f64;
-            (used, free, served, format!("{part:.1} %"))
-        };
-        let (used, free, served, part) = kept_back(ChunkPolicy::Auto);
-        let with_pages = kept_back(ChunkPolicy::Fixed(PAGE)).3;
-        let live = used.live.iter().map(|(_, bytes)| bytes).sum();
-        let [live, free, served] = [live, free * PAGE, served * PAGE].map(|bytes| ByteSize(bytes).to_string());
-        table.add_row([format!("{gib} GiB"), name.to_owned(), live, free, served, part, with_pages]);
+            happens(&mut used);
+            used
+        });
+        let sizes = |used: &Used| (used.whole_free_pages(), used.largest_served());
+        let part =
+            |(free, served): (u64, u64)| format!("{:.1} %", (free - served) as f64 * 100.0 / (gib * GIB / PAGE) as f64);
+        let live = default.live.iter().map(|(_, bytes)| bytes).sum();
+        let (free, served) = sizes(&default);
+        let size = |bytes| ByteSize(bytes).to_string();
+        table.add_row([
+            format!("{gib} GiB"),
+            name.to_owned(),
+            size(live),
+            size(free * PAGE),
+            size(served * PAGE),
+            part((free, served)),
+            part(sizes(&pages)),
+        ]);
     }
     println!("{table}");
 }

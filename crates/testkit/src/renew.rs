@@ -1,7 +1,7 @@
 //! The end of streams: owners destroy them while their work is running, and handles come back.
 
 use crate::device::Device;
-use crate::runner::Runner;
+use crate::runner::{Runner, keep};
 use gapless::driver::WorkDriver;
 use gapless::units::StreamId;
 
@@ -34,7 +34,7 @@ impl<D: Device> Runner<D> {
         self.streams[index] = new;
         if self.world.kept {
             for instance in &self.instances {
-                crate::runner::keep(instance.allocator(), new);
+                keep(instance.allocator(), new);
             }
         }
     }

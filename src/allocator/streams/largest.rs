@@ -7,7 +7,9 @@
 //!
 //! - I1  no live block is larger than the bound of the window that it starts in, but for one that is being handed out.
 //!
-//! Cost: a comparison for an allocation. A search reads all bounds and looks at the blocks of few windows.
+//! Memory: 8 bytes for each window up to the last in which a block ever started.
+//! Cost: a comparison for an allocation; what starts further up than any block before adds the windows between. A search reads all
+//! bounds and looks at the blocks of few windows.
 
 use super::super::reports::LiveAllocation;
 use super::Streams;

@@ -9,7 +9,7 @@
 //! readings.rs   what the clocks said when they were read     largest.rs    the largest live blocks
 //! ```
 //!
-//! Threads: any. Lock order: a stream's clock, then stream states in the order of their numbers. No stream state is
+//! Threads: any. Lock order: the readings, a stream's clock, then stream states in the order of their numbers. No stream state is
 //! locked during a driver call.
 
 pub mod directory;
