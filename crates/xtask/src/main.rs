@@ -85,7 +85,7 @@ enum Command {
     /// Change the code in one place after another and see whether a test notices
     #[command(disable_help_flag = true)]
     Mutants(scripts::PassedOn),
-    /// Plant the bugs of docs/evidence.md one after the other and see whether the tests named there notice
+    /// Plant one bug after another and see whether the tests named for it notice
     #[command(disable_help_flag = true)]
     PlantedBugs(scripts::PassedOn),
     /// Measure the figures that the allocator is held to, on recorded traces
