@@ -1,4 +1,4 @@
-//! The worked example of ARCHITECTURE.md, with its driver calls.
+//! The worked example of docs/internals/design.md, with its driver calls.
 
 use gapless::allocator::Stats;
 use gapless::driver::{DriverCall, ModelConfig, ModelDriver};

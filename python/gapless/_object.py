@@ -1,7 +1,7 @@
 """PyTorch's allocator interface as an object of C++: one shim for each minor of PyTorch, chosen and proved when it is loaded.
 
 The object serves all that PyTorch's own allocator serves. Where there is no shim for a version of PyTorch, or the proof fails,
-PyTorch's plug-in interface is used, which has less (``docs/front-ends.md``).
+PyTorch's plug-in interface is used, which has less (``docs/using/pytorch.md``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cases and functions of each way to allocate, and what differs between two of them. The rules are those of docs/front-ends.md."""
+"""Cases and functions of each way to allocate, and what differs between two of them. The rules are those of docs/using/pytorch.md."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 COUNTS = ("current", "peak", "allocated", "freed")
 
-# What plug-ins are refused: docs/front-ends.md lists each.
+# What plug-ins are refused: docs/using/pytorch.md lists each.
 PLUG_IN_LACKS = {
     "case": {
         "caching_switched_off",

@@ -6,7 +6,7 @@
 //!
 //! Threads: the owner of a [`StreamClock`] holds a lock; [`StreamTable`], [`Entries`], [`StreamSet`] and [`EventPool`] may be used
 //! by any thread.
-//! Lock order: see `ARCHITECTURE.md`.
+//! Lock order: see `docs/internals/design.md`.
 
 mod clock;
 mod entries;

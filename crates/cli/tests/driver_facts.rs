@@ -1,4 +1,4 @@
-//! `docs/driver-facts.md` says of every question of the probe what is assumed until a device has answered it.
+//! `docs/internals/driver-facts.md` says of every question of the probe what is assumed until a device has answered it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ fn root() -> PathBuf {
 
 /// The sections about questions: id and text.
 fn sections() -> Vec<(String, String)> {
-    let text = fs::read_to_string(root().join("docs/driver-facts.md")).unwrap();
+    let text = fs::read_to_string(root().join("docs/internals/driver-facts.md")).unwrap();
     let sections = text.split("\n### ").skip(1).map(|section| {
         let (heading, rest) = section.split_once('\n').unwrap();
         let id = heading.strip_prefix('`').and_then(|id| id.strip_suffix('`')).expect("an id as the heading");
@@ -25,7 +25,7 @@ fn sections() -> Vec<(String, String)> {
 fn every_question_is_in_the_document_and_the_reverse() {
     let written: Vec<String> = sections().into_iter().map(|(id, _)| id).collect();
     let asked: Vec<&str> = Question::ALL.iter().map(|question| question.id).collect();
-    assert_eq!(written, asked, "docs/driver-facts.md, in the order of the probe");
+    assert_eq!(written, asked, "docs/internals/driver-facts.md, in the order of the probe");
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn every_section_says_what_is_known_and_what_depends_on_it() {
 
 #[test]
 fn the_files_that_are_named_exist() {
-    let text = fs::read_to_string(root().join("docs/driver-facts.md")).unwrap();
+    let text = fs::read_to_string(root().join("docs/internals/driver-facts.md")).unwrap();
     let named =
         text.split('`').skip(1).step_by(2).filter(|name| name.starts_with("src/") || name.starts_with("crates/"));
     let mut count = 0;

@@ -7,8 +7,6 @@ mod commands;
 mod cxx;
 mod failure;
 mod files;
-#[cfg(test)]
-mod links;
 mod list;
 mod old_systems;
 mod process;

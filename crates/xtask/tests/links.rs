@@ -6,12 +6,18 @@ use std::path::{Path, PathBuf};
 
 fn documents() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let folders = [root.clone(), root.join("docs"), root.join("python")];
-    let entries = folders.iter().flat_map(|folder| fs::read_dir(folder).expect("a folder").flatten());
+    let docs = root.join("docs");
+    let folders = [root.clone(), root.join("python"), docs.clone()].into_iter().chain(folders_in(&docs));
+    let entries = folders.flat_map(|folder| fs::read_dir(folder).expect("a folder").flatten());
     let mut found: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     found.retain(|path| path.extension().is_some_and(|ending| ending == "md"));
     found.sort();
     found
+}
+
+fn folders_in(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder").flatten();
+    entries.map(|entry| entry.path()).filter(|path| path.is_dir())
 }
 
 /// The text outside code, in which headings and links are.
