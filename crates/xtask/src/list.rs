@@ -1,54 +1,63 @@
-//! The list of all commands, in groups.
+//! The list of commands, in groups.
 
 use std::fmt::Write;
 
+/// Commands that belong together.
+struct Group {
+    title: &'static str,
+    /// What most changes need.
+    usual: &'static [&'static str],
+    /// What is listed with `--all` only.
+    others: &'static [&'static str],
+}
+
 /// Every command belongs to one group.
-const GROUPS: [(&str, &[&str]); 5] = [
-    ("Before a change is offered", &["check", "ci", "ci-full"]),
-    (
-        "Tests of one kind",
-        &[
-            "test-python",
-            "test-page",
-            "test-interop",
-            "torch-without-gpu",
-            "model-check",
-            "sanitize",
-            "coverage",
-            "fuzz-campaign",
-            "mutants",
-            "planted-bugs",
-        ],
-    ),
-    ("Measurements", &["figures", "gpu-run", "gpu-compare"]),
-    (
-        "Packages",
-        &[
-            "build-capi",
-            "build-torch-objects",
-            "build-wheel",
-            "build-sdist",
-            "build-python-package",
-            "package-crates",
-            "check-interface",
-            "gpu-bundle",
-        ],
-    ),
-    ("Generated files", &["generate-header", "generate-bindings", "build-kernels"]),
+const GROUPS: [Group; 5] = [
+    Group { title: "Before a change is offered", usual: &["check", "ci", "ci-full"], others: &[] },
+    Group {
+        title: "Tests of one kind",
+        usual: &["test-python", "torch-without-gpu", "model-check", "fuzz-campaign", "planted-bugs"],
+        others: &["test-page", "test-interop", "sanitize", "coverage", "mutants"],
+    },
+    Group { title: "Measurements", usual: &["figures"], others: &["gpu-run", "gpu-compare"] },
+    Group {
+        title: "Packages",
+        usual: &["build-capi", "build-wheel", "gpu-bundle"],
+        others: &["build-torch-objects", "build-sdist", "build-python-package", "package-crates", "check-interface"],
+    },
+    Group { title: "Generated files", usual: &[], others: &["generate-header", "generate-bindings", "build-kernels"] },
 ];
 
+/// Which commands a list has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Listed {
+    Usual,
+    All,
+}
+
+impl Group {
+    fn names(&self, listed: Listed) -> impl Iterator<Item = &'static str> {
+        let others = if listed == Listed::All { self.others } else { &[] };
+        self.usual.iter().chain(others).copied()
+    }
+}
+
 /// What `cargo xtask` prints: one line for each command.
-pub fn help(command: &clap::Command) -> String {
+pub fn help(command: &clap::Command, listed: Listed) -> String {
     let mut text = String::from(
         "The commands of gapless's developers. `cargo xtask <COMMAND> --help` says more about one.\n\n\
          Usage: cargo xtask <COMMAND> [ARGUMENTS]\n",
     );
-    for (title, names) in GROUPS {
-        let _ = write!(text, "\n{title}:\n");
-        for name in names {
+    for group in GROUPS.iter().filter(|group| group.names(listed).next().is_some()) {
+        let _ = write!(text, "\n{}:\n", group.title);
+        for name in group.names(listed) {
             let about = command.find_subcommand(name).and_then(|command| command.get_about());
             let _ = writeln!(text, "  {name:<20} {}", about.map(ToString::to_string).unwrap_or_default());
         }
+    }
+    if listed == Listed::Usual {
+        let others: usize = GROUPS.iter().map(|group| group.others.len()).sum();
+        let _ = write!(text, "\n{others} more are listed by `cargo xtask --all`.\n");
     }
     text.push_str("\nEverything is built in the folder that CARGO_TARGET_DIR names, or in target/.\n");
     text
@@ -62,7 +71,7 @@ mod tests {
     #[test]
     fn every_command_is_in_one_group_and_says_what_it_does() {
         let command = crate::Arguments::command();
-        let mut listed: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| names.iter().copied()).collect();
+        let mut listed: Vec<&str> = GROUPS.iter().flat_map(|group| group.names(Listed::All)).collect();
         let mut present: Vec<&str> = command.get_subcommands().map(|command| command.get_name()).collect();
         listed.sort_unstable();
         present.sort_unstable();
@@ -70,6 +79,12 @@ mod tests {
         for command in command.get_subcommands() {
             assert!(command.get_about().is_some(), "{} has no description", command.get_name());
         }
+    }
+
+    #[test]
+    fn what_is_listed_by_itself_is_a_dozen_commands_at_most() {
+        let usual = GROUPS.iter().flat_map(|group| group.names(Listed::Usual)).count();
+        assert!(usual <= 12, "{usual} commands");
     }
 
     #[test]

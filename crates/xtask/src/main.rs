@@ -21,12 +21,16 @@ use commands::{
     test_page, test_python, torch_without_gpu,
 };
 use failure::Failure;
+use list::Listed;
 use std::process::ExitCode;
 use workspace::Workspace;
 
 #[derive(Debug, Parser)]
 #[command(name = "xtask", bin_name = "cargo xtask", disable_help_subcommand = true)]
 struct Arguments {
+    /// List all commands, not only those that most changes need
+    #[arg(long)]
+    all: bool,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -99,11 +103,11 @@ enum Command {
 
 fn main() -> ExitCode {
     let command = Arguments::command();
-    let help = list::help(&command);
-    let matches = command.override_help(help.clone()).get_matches();
+    let lists = [Listed::Usual, Listed::All].map(|listed| list::help(&command, listed));
+    let matches = command.override_help(lists[0].clone()).get_matches();
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let Some(command) = arguments.command else {
-        print!("{help}");
+        print!("{}", lists[usize::from(arguments.all)]);
         return ExitCode::SUCCESS;
     };
     match Workspace::find().and_then(|workspace| run(&workspace, command)) {

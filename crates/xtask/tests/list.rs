@@ -15,9 +15,9 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The names that `cargo xtask` lists.
+/// The names that `cargo xtask --all` lists.
 fn listed() -> BTreeSet<String> {
-    let output = Command::new(env!("CARGO_BIN_EXE_xtask")).output().expect("xtask runs");
+    let output = Command::new(env!("CARGO_BIN_EXE_xtask")).arg("--all").output().expect("xtask runs");
     assert!(output.status.success());
     let text = String::from_utf8(output.stdout).expect("text");
     let names = text.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next().map(str::to_owned));
@@ -49,14 +49,14 @@ fn has_ending(path: &Path, endings: &[&str]) -> bool {
     path.extension().is_some_and(|ending| endings.iter().any(|known| ending == *known))
 }
 
-/// The names that follow `prefix` in a text. What is not a name, such as `<COMMAND>`, does not count.
+/// The names that follow `prefix` in a text. What is not a name, such as `<COMMAND>` or an option, does not count.
 fn names_after<'a>(text: &'a str, prefix: &str) -> Vec<&'a str> {
     let rests = text.split(prefix).skip(1);
     let names = rests.map(|rest| {
         let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c)).unwrap_or(rest.len());
         rest[..end].trim_end_matches('.')
     });
-    names.filter(|name| !name.is_empty()).collect()
+    names.filter(|name| !name.is_empty() && !name.starts_with('-')).collect()
 }
 
 #[test]
