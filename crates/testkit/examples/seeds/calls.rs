@@ -1,125 +1,150 @@
 //! Calls of the C interface, as bytes.
 
+#[path = "../../../capi/tests/fuzzed/calls/call.rs"]
+mod call;
+
 use super::files::Seeds;
+use call::Call;
+use call::Call::*;
 
-type Call = (u8, u8, u8, u8, u32);
+/// Call, handle, what, how, number.
+type Record = (Call, u8, u8, u8, u32);
 
-/// Calls of the C interface in the encoding of `crates/capi/tests/fuzzed/calls`: call, handle, what, how, number.
+/// Calls of the C interface in the encoding of `crates/capi/tests/fuzzed/calls`.
 pub fn calls() -> Seeds {
-    let alloc = |pages: u32, stream: u8| -> Call { (0, 0, 4, stream, pages) };
-    let (free, destroy): (fn(u32) -> Call, Call) = (|number| (4, 0, 0, 0, number), (13, 0, 0, 0, 0));
-    let fail = |function: u8, code: u8| -> Call { (240, 0, function, code, 0) };
-    // PyTorch's entry points: the call's number is 15 plus 20 times theirs.
-    let torch = |what: u8, number: u32| -> Call { (15, 0, what, 0, number) };
+    let alloc = |pages: u32, stream: u8| -> Record { (Alloc, 0, 4, stream, pages) };
+    let (free, destroy): (fn(u32) -> Record, Record) = (|number| (Free, 0, 0, 0, number), (Destroy, 0, 0, 0, 0));
+    let fail = |function: u8, code: u8| -> Record { (Fail, 0, function, code, 0) };
+    // PyTorch's entry points.
+    let torch = |what: u8, number: u32| -> Record { (TorchAlloc, 0, what, 0, number) };
     // The same on a process-wide allocator: device 0's for handle 0, the other one's for 128. 128 to 131 as a stream are the
     // streams of their own, two of device 0 and two of the other one.
-    let on = |handle: u8, pages: u32, stream: u8| -> Call { (15, handle, 4, stream, pages) };
-    let give = |handle: u8, number: u32| -> Call { (95, handle, 1, 0, number) };
-    let begin = |pool: u8| -> Call { (17, pool, 0, 0, 0) };
-    let end = |pool: u8| -> Call { (17, pool, 1, 0, 0) };
+    let on = |handle: u8, pages: u32, stream: u8| -> Record { (TorchAlloc, handle, 4, stream, pages) };
+    let give = |handle: u8, number: u32| -> Record { (TorchFree, handle, 1, 0, number) };
+    let begin = |pool: u8| -> Record { (TorchPool, pool, 0, 0, 0) };
+    let end = |pool: u8| -> Record { (TorchPool, pool, 1, 0, 0) };
     // Blocks that streams of one of the devices use are freed by every door, and their size is requested again.
-    let used = |other_memory: bool, other_streams: bool| -> Vec<Call> {
+    let used = |other_memory: bool, other_streams: bool| -> Vec<Record> {
         let (handle, first) = (if other_memory { 128 } else { 0 }, if other_streams { 130 } else { 128 });
         let own = if other_memory { 130 } else { 128 };
         let again = [on(handle, 2, 0), on(handle, 2, own), on(handle, 2, 0)];
-        let frees = [give(handle, 0), (215, handle, 2, 0, 0), give(handle, 0)];
-        let records: [Call; 3] =
-            [(115, handle, 0, first, 0), (235, handle, 2, first + 1, 0), (115, handle, 0, first, 0)];
+        let frees = [give(handle, 0), (DeviceFree, handle, 2, 0, 0), give(handle, 0)];
+        let records: [Record; 3] =
+            [(TorchUse, handle, 0, first, 0), (DeviceUse, handle, 2, first + 1, 0), (TorchUse, handle, 0, first, 0)];
         let mut calls = Vec::new();
         for (record, free) in records.into_iter().zip(frees) {
             calls.extend([on(handle, 2, 0), record, free]);
             calls.extend(again);
             calls.extend([
-                (215, handle, 1, 0, 0),
-                (155, handle, 1, 0, 3),
+                (DeviceFree, handle, 1, 0, 0),
+                (TorchReport, handle, 1, 0, 3),
                 give(handle, 0),
                 give(handle, 0),
                 give(handle, 0),
             ]);
         }
         // Freed on the stream, without a record.
-        calls.extend([on(handle, 2, 0), (215, handle, 130, first, 0)]);
+        calls.extend([on(handle, 2, 0), (DeviceFree, handle, 130, first, 0)]);
         calls.extend(again);
-        calls.push((235, handle, 130, 100, 0));
+        calls.push((DeviceUse, handle, 130, 100, 0));
         calls
     };
-    let trimmed_with_a_pool = |budget: Option<u32>, trim: Call| -> Vec<Call> {
+    let trimmed_with_a_pool = |budget: Option<u32>, trim: Record| -> Vec<Record> {
         let mut calls = vec![torch(4, 10), begin(0), torch(4, 2), end(0)];
-        calls.extend(budget.map(|pages| (9, 232, 0, 0, pages << 21)));
-        calls.extend([give(0, 1), give(0, 0), (17, 0, 2, 0, 0), trim]);
+        calls.extend(budget.map(|pages| (SetBudget, 232, 0, 0, pages << 21)));
+        calls.extend([give(0, 1), give(0, 0), (TorchPool, 0, 2, 0, 0), trim]);
         calls
     };
-    let seeds: Vec<(&str, Vec<Call>)> = vec![
-        ("a_life", vec![(12, 0, 0, 2, 0), alloc(3, 0), alloc(1, 1), (7, 0, 0, 1, 1), free(0), free(0), destroy]),
+    let seeds: Vec<(&str, Vec<Record>)> = vec![
+        (
+            "a_life",
+            vec![(Create, 0, 0, 2, 0), alloc(3, 0), alloc(1, 1), (RecordStream, 0, 0, 1, 1), free(0), free(0), destroy],
+        ),
         (
             "wrong_frees",
             vec![
                 alloc(2, 0),
                 free(0),
-                (4, 0, 160, 0, 0),
+                (Free, 0, 160, 0, 0),
                 alloc(1, 0),
-                (4, 0, 180, 7, 0),
-                (4, 0, 220, 0, 0),
-                (4, 0, 240, 0, 0),
+                (Free, 0, 180, 7, 0),
+                (Free, 0, 220, 0, 0),
+                (Free, 0, 240, 0, 0),
             ],
         ),
-        ("two_allocators", vec![(12, 0, 0, 2, 0), (12, 0, 96, 2, 0), alloc(2, 0), (0, 1, 4, 1, 2), (4, 1, 200, 0, 0)]),
+        (
+            "two_allocators",
+            vec![(Create, 0, 0, 2, 0), (Create, 0, 96, 2, 0), alloc(2, 0), (Alloc, 1, 4, 1, 2), (Free, 1, 200, 0, 0)],
+        ),
         (
             "bad_handles",
             vec![
                 alloc(1, 0),
                 destroy,
-                (0, 240, 1, 0, 9),
-                (0, 244, 1, 0, 9),
-                (4, 248, 0, 0, 0),
-                (10, 251, 150, 0, 0),
-                (13, 252, 0, 0, 0),
-                (11, 252, 0, 0, 0),
+                (Alloc, 240, 1, 0, 9),
+                (Alloc, 244, 1, 0, 9),
+                (Free, 248, 0, 0, 0),
+                (GetStats, 251, 150, 0, 0),
+                (Destroy, 252, 0, 0, 0),
+                (Json, 252, 0, 0, 0),
             ],
         ),
         (
             "absurd_sizes",
-            vec![(0, 0, 7, 0, 0), (0, 0, 6, 0, u32::MAX), (0, 0, 4, 0, 23), (2, 0, 1, 0, 40), (3, 0, 0, 0, 3)],
+            vec![
+                (Alloc, 0, 7, 0, 0),
+                (Alloc, 0, 6, 0, u32::MAX),
+                (Alloc, 0, 4, 0, 23),
+                (AllocAligned, 0, 1, 0, 40),
+                (AllocAlignedOddly, 0, 0, 0, 3),
+            ],
         ),
-        ("leaked", vec![alloc(1, 0), alloc(2, 1), destroy, (0, 0, 0, 247, 1), (0, 0, 0, 250, 1)]),
+        ("leaked", vec![alloc(1, 0), alloc(2, 1), destroy, (Alloc, 0, 0, 247, 1), (Alloc, 0, 0, 250, 1)]),
         (
             "settings_of_newer_headers",
             [704, 705, 4096, 4104]
                 .iter()
-                .flat_map(|size| [(12, 0, 192, 2, *size), destroy, (12, 0, 192, 3, *size)])
+                .flat_map(|size| [(Create, 0, 192, 2, *size), destroy, (Create, 0, 192, 3, *size)])
                 .collect(),
         ),
-        ("settings", (0..16).map(|kind| (12, 0, kind * 16, kind, 3 << 20)).chain([destroy, destroy]).collect()),
+        ("settings", (0..16).map(|kind| (Create, 0, kind * 16, kind, 3 << 20)).chain([destroy, destroy]).collect()),
         (
             "buffers",
             vec![
-                (0, 0, 4, 0, 23),
-                (11, 0, 0, 1, 7),
-                (11, 0, 1, 2, 100),
-                (11, 0, 2, 3, 1),
-                (11, 0, 0, 255, 0),
-                (10, 0, 0, 0, 40),
-                (10, 0, 0, 0, 8),
-                (10, 0, 128, 255, 0),
-                (10, 0, 200, 32, 1),
+                (Alloc, 0, 4, 0, 23),
+                (Json, 0, 0, 1, 7),
+                (Json, 0, 1, 2, 100),
+                (Json, 0, 2, 3, 1),
+                (Json, 0, 0, 255, 0),
+                (GetStats, 0, 0, 0, 40),
+                (GetStats, 0, 0, 0, 8),
+                (GetStats, 0, 128, 255, 0),
+                (GetStats, 0, 200, 32, 1),
             ],
         ),
         (
             "budgets",
-            vec![alloc(6, 0), free(0), (9, 0, 0, 0, 4 << 20), (8, 0, 1, 100, 0), (8, 0, 0, 0, 0), (9, 0, 207, 0, 1)],
+            vec![
+                alloc(6, 0),
+                free(0),
+                (SetBudget, 0, 0, 0, 4 << 20),
+                (Trim, 0, 1, 100, 0),
+                (Trim, 0, 0, 0, 0),
+                (SetBudget, 0, 207, 0, 1),
+            ],
         ),
         (
             "recorded",
             vec![
-                (14, 0, 0, 0, 0),
+                (Recording, 0, 0, 0, 0),
                 alloc(1, 0),
-                (14, 0, 4, 1, 0),
+                (Recording, 0, 4, 1, 0),
                 free(0),
-                (14, 0, 0, 1, 0),
-                (14, 0, 6, 0, 0),
-                (14, 0, 1, 1, 0),
+                (Recording, 0, 0, 1, 0),
+                (Recording, 0, 6, 0, 0),
+                (Recording, 0, 1, 1, 0),
                 alloc(1, 0),
-                (14, 0, 3, 200, 0),
+                (Recording, 0, 3, 200, 0),
                 destroy,
             ],
         ),
@@ -128,64 +153,64 @@ pub fn calls() -> Seeds {
             vec![
                 torch(2, 5000),
                 torch(4, 1),
-                (95, 0, 0, 0, 0),
-                (115, 0, 200, 0, 0),
-                (155, 0, 1, 1, 9),
-                (135, 0, 0, 0, 0),
-                (135, 0, 200, 0, 0.5_f32.to_bits()),
-                (13, 232, 0, 0, 0),
-                (0, 232, 1, 0, 70),
-                (15, 254, 1, 0, 5),
+                (TorchFree, 0, 0, 0, 0),
+                (TorchUse, 0, 200, 0, 0),
+                (TorchReport, 0, 1, 1, 9),
+                (TorchBudget, 0, 0, 0, 0),
+                (TorchBudget, 0, 200, 0, 0.5_f32.to_bits()),
+                (Destroy, 232, 0, 0, 0),
+                (Alloc, 232, 1, 0, 70),
+                (TorchAlloc, 254, 1, 0, 5),
             ],
         ),
         (
             "torch_pools",
             vec![
                 torch(4, 1),
-                (17, 0, 0, 0, 0),
+                (TorchPool, 0, 0, 0, 0),
                 torch(4, 2),
-                (17, 1, 0, 0, 0),
+                (TorchPool, 1, 0, 0, 0),
                 torch(2, 100),
-                (17, 1, 1, 0, 0),
-                (17, 0, 1, 0, 0),
-                (155, 0, 0, 0, 3),
-                (17, 1, 2, 0, 0),
-                (95, 0, 0, 0, 1),
-                (17, 0, 2, 0, 0),
-                (155, 0, 1, 0, 3),
+                (TorchPool, 1, 1, 0, 0),
+                (TorchPool, 0, 1, 0, 0),
+                (TorchReport, 0, 0, 0, 3),
+                (TorchPool, 1, 2, 0, 0),
+                (TorchFree, 0, 0, 0, 1),
+                (TorchPool, 0, 2, 0, 0),
+                (TorchReport, 0, 1, 0, 3),
                 torch(4, 1),
             ],
         ),
         // What a trim says to have released is with the memory of a pool that nobody uses, and with what goes back because the
         // budget was set below what was held.
-        ("trim_closes_a_pool", trimmed_with_a_pool(None, (235, 0, 130, 100, 0))),
-        ("trim_above_the_budget", trimmed_with_a_pool(Some(4), (235, 0, 130, 100, 0))),
-        ("trim_of_pools_above_the_budget", trimmed_with_a_pool(Some(4), (197, 0, 1, 100, 0))),
-        // The functions for a device's memory: 175 and 195 allocate, 215 frees, 235 records a stream or trims.
+        ("trim_closes_a_pool", trimmed_with_a_pool(None, (DeviceUse, 0, 130, 100, 0))),
+        ("trim_above_the_budget", trimmed_with_a_pool(Some(4), (DeviceUse, 0, 130, 100, 0))),
+        ("trim_of_pools_above_the_budget", trimmed_with_a_pool(Some(4), (ObjectTrim, 0, 1, 100, 0))),
+        // The functions for a device's memory; the last one records a stream or trims.
         (
             "device_memory",
             vec![
-                (175, 0, 130, 0, 5000),
-                (195, 0, 68, 1, 9),
-                (175, 0, 4, 0, 3),
-                (235, 0, 2, 1, 0),
-                (17, 0, 0, 0, 0),
-                (175, 0, 132, 0, 2),
-                (235, 0, 2, 1, 2),
-                (17, 0, 1, 0, 0),
-                (155, 0, 0, 0, 3),
-                (215, 0, 2, 5, 2),
-                (215, 0, 2, 0, 0),
-                (215, 0, 1, 0, 0),
-                (215, 0, 0, 0, 0),
-                (195, 0, 132, 0, 23),
-                (195, 0, 132, 0, 23),
-                (195, 0, 134, 0, 4096),
-                (175, 0, 132, 250, 1),
-                (195, 255, 132, 0, 1),
-                (235, 0, 130, 100, 0),
-                (155, 0, 1, 0, 3),
-                (17, 0, 2, 0, 0),
+                (DeviceAlloc, 0, 130, 0, 5000),
+                (DeviceAllocToo, 0, 68, 1, 9),
+                (DeviceAlloc, 0, 4, 0, 3),
+                (DeviceUse, 0, 2, 1, 0),
+                (TorchPool, 0, 0, 0, 0),
+                (DeviceAlloc, 0, 132, 0, 2),
+                (DeviceUse, 0, 2, 1, 2),
+                (TorchPool, 0, 1, 0, 0),
+                (TorchReport, 0, 0, 0, 3),
+                (DeviceFree, 0, 2, 5, 2),
+                (DeviceFree, 0, 2, 0, 0),
+                (DeviceFree, 0, 1, 0, 0),
+                (DeviceFree, 0, 0, 0, 0),
+                (DeviceAllocToo, 0, 132, 0, 23),
+                (DeviceAllocToo, 0, 132, 0, 23),
+                (DeviceAllocToo, 0, 134, 0, 4096),
+                (DeviceAlloc, 0, 132, 250, 1),
+                (DeviceAllocToo, 255, 132, 0, 1),
+                (DeviceUse, 0, 130, 100, 0),
+                (TorchReport, 0, 1, 0, 3),
+                (TorchPool, 0, 2, 0, 0),
             ],
         ),
         ("own_streams", used(false, false)),
@@ -198,43 +223,49 @@ pub fn calls() -> Seeds {
             "default_streams",
             [0, 1, 2]
                 .iter()
-                .flat_map(|how| [on(0, 2, 0), (235, 0, 2, *how, 0), give(0, 0), on(0, 2, 0), give(0, 0)])
+                .flat_map(|how| [on(0, 2, 0), (DeviceUse, 0, 2, *how, 0), give(0, 0), on(0, 2, 0), give(0, 0)])
                 .collect(),
         ),
         // The last use is on the default stream, or on the second of two of the other device.
-        ("freed_on_the_default_stream", vec![on(0, 2, 129), (215, 0, 130, 0, 0), on(0, 2, 129), give(0, 0)]),
+        ("freed_on_the_default_stream", vec![on(0, 2, 129), (DeviceFree, 0, 130, 0, 0), on(0, 2, 129), give(0, 0)]),
         (
             "two_foreign_streams",
-            vec![on(0, 2, 0), (115, 0, 0, 130, 0), (115, 0, 0, 131, 0), give(0, 0), (235, 0, 130, 100, 0)],
+            vec![
+                on(0, 2, 0),
+                (TorchUse, 0, 0, 130, 0),
+                (TorchUse, 0, 0, 131, 0),
+                give(0, 0),
+                (DeviceUse, 0, 130, 100, 0),
+            ],
         ),
         // What the main allocator holds free is worth less than a pool's request, than a lower budget, and counts.
         (
             "budgets_of_pools",
             vec![
-                (135, 0, 200, 0, 0.5_f32.to_bits()),
+                (TorchBudget, 0, 200, 0, 0.5_f32.to_bits()),
                 on(0, 12, 0),
                 begin(0),
                 give(0, 0),
                 on(0, 14, 0),
-                (155, 0, 1, 0, 3),
+                (TorchReport, 0, 1, 0, 3),
                 end(0),
                 on(0, 1, 0),
-                (135, 0, 200, 0, 0.25_f32.to_bits()),
+                (TorchBudget, 0, 200, 0, 0.25_f32.to_bits()),
                 give(0, 1),
                 give(0, 0),
-                (17, 0, 2, 0, 0),
+                (TorchPool, 0, 2, 0, 0),
                 on(0, 7, 0),
                 begin(1),
                 give(0, 0),
-                (135, 0, 200, 0, 0.125_f32.to_bits()),
+                (TorchBudget, 0, 200, 0, 0.125_f32.to_bits()),
                 on(0, 3, 0),
-                (155, 0, 1, 0, 3),
+                (TorchReport, 0, 1, 0, 3),
             ],
         ),
         // What the other device uses is most of the memory: the next request has to wait for it.
         (
             "foreign_stream_waited_for",
-            vec![on(0, 20, 0), (115, 0, 0, 130, 0), give(0, 0), on(0, 23, 0), (155, 0, 1, 0, 3)],
+            vec![on(0, 20, 0), (TorchUse, 0, 0, 130, 0), give(0, 0), on(0, 23, 0), (TorchReport, 0, 1, 0, 3)],
         ),
         (
             "pools_of_two_devices",
@@ -247,16 +278,16 @@ pub fn calls() -> Seeds {
                 begin(0),
                 on(0, 1, 129),
                 on(128, 1, 131),
-                (155, 0, 0, 0, 3),
-                (155, 128, 1, 0, 3),
-                (135, 128, 200, 0, 0.25_f32.to_bits()),
+                (TorchReport, 0, 0, 0, 3),
+                (TorchReport, 128, 1, 0, 3),
+                (TorchBudget, 128, 200, 0, 0.25_f32.to_bits()),
                 on(128, 5, 0),
                 on(128, 5, 0),
                 end(129),
                 give(128, 0),
-                (17, 129, 2, 0, 0),
-                (155, 128, 1, 0, 3),
-                (235, 128, 130, 100, 0),
+                (TorchPool, 129, 2, 0, 0),
+                (TorchReport, 128, 1, 0, 3),
+                (DeviceUse, 128, 130, 100, 0),
                 on(128, 6, 0),
             ],
         ),
@@ -272,7 +303,9 @@ pub fn calls() -> Seeds {
         (
             "failing_trims",
             (2..12)
-                .flat_map(|function| [alloc(6, 0), alloc(1, 1), free(0), free(0), fail(function, 0), (8, 0, 1, 100, 0)])
+                .flat_map(|function| {
+                    [alloc(6, 0), alloc(1, 1), free(0), free(0), fail(function, 0), (Trim, 0, 1, 100, 0)]
+                })
                 .collect(),
         ),
         // A pool with a budget below one page: it exists, but cannot hold memory.
@@ -280,47 +313,51 @@ pub fn calls() -> Seeds {
             "torch_pool_without_room",
             vec![
                 torch(2, 5000),
-                (135, 0, 200, 0, 0.001_f32.to_bits()),
-                (17, 0, 0, 0, 0),
+                (TorchBudget, 0, 200, 0, 0.001_f32.to_bits()),
+                (TorchPool, 0, 0, 0, 0),
                 torch(2, 100),
-                (155, 0, 1, 0, 3),
+                (TorchReport, 0, 1, 0, 3),
             ],
         ),
         (
             "texts",
-            (0..7).flat_map(|kind| [(18, 0, kind, 0, 0), (19, 0, kind, 0, 0)]).chain([(19, 200, 0, 0, 0)]).collect(),
+            (0..7)
+                .flat_map(|kind| [(Conf, 0, kind, 0, 0), (Replay, 0, kind, 0, 0)])
+                .chain([(Replay, 200, 0, 0, 0)])
+                .collect(),
         ),
     ];
     let seeds = seeds.into_iter().chain(of_the_allocator_object()).chain(kept_in_place());
-    let bytes = |calls: &[Call]| {
-        let record = |(call, handle, what, how, number): &Call| {
-            [&[*call, *handle, *what, *how][..], &number.to_le_bytes()].concat()
+    let bytes = |calls: &[Record]| {
+        let record = |(call, handle, what, how, number): &Record| {
+            [&[call.encode(), *handle, *what, *how][..], &number.to_le_bytes()].concat()
         };
         calls.iter().flat_map(record).collect()
     };
     seeds.map(|(name, calls)| (name, bytes(&calls))).collect()
 }
 
-/// Memory that does not move: 19 plus 20 times a function's number.
-fn kept_in_place() -> Vec<(&'static str, Vec<Call>)> {
-    let on = |pages: u32| -> Call { (15, 0, 4, 0, pages) };
-    let alloc = |pool: u8, pages: u32| -> Call { (37, pool, 4, 0, pages) };
-    let free = |number: u32| -> Call { (57, 0, 0, 0, number) };
-    let trim: Call = (155, 0, 1, 0, 3);
-    let (pin, unpin) = (|number: u32| -> Call { (119, 0, 0, 0, number) }, (139, 0, 0, 0, 0));
-    let registered = |pages: u32| -> Call { (159, 0, 4, 0, pages) };
-    let (record, dma_buf): (Call, Call) = ((179, 0, 0, 128, 0), (179, 0, 0, 1, 0));
-    let (free_registered, listen, stop): (Call, Call, Call) =
-        ((199, 0, 0, 0, 0), (219, 0, 0, 0, 0), (219, 0, 200, 0, 0));
-    let (join, open, release): (Call, Call, Call) = ((137, 1, 0, 0, 0), (137, 1, 2, 0, 0), (17, 0, 2, 0, 0));
-    let (keep, back): (Call, Call) = ((157, 1, 0, 0, 0), (157, 1, 96, 0, 0));
-    let end: Call = (17, 0, 1, 0, 0);
+/// Memory that does not move.
+fn kept_in_place() -> Vec<(&'static str, Vec<Record>)> {
+    let on = |pages: u32| -> Record { (TorchAlloc, 0, 4, 0, pages) };
+    let alloc = |pool: u8, pages: u32| -> Record { (ObjectAlloc, pool, 4, 0, pages) };
+    let free = |number: u32| -> Record { (ObjectFree, 0, 0, 0, number) };
+    let trim: Record = (TorchReport, 0, 1, 0, 3);
+    let (pin, unpin) = (|number: u32| -> Record { (Pin, 0, 0, 0, number) }, (Unpin, 0, 0, 0, 0));
+    let registered = |pages: u32| -> Record { (AllocRegistered, 0, 4, 0, pages) };
+    let (record, dma_buf): (Record, Record) = ((UseRegistered, 0, 0, 128, 0), (UseRegistered, 0, 0, 1, 0));
+    let (free_registered, listen, stop): (Record, Record, Record) =
+        ((FreeRegistered, 0, 0, 0, 0), (Listen, 0, 0, 0, 0), (Listen, 0, 200, 0, 0));
+    let (join, open, release): (Record, Record, Record) =
+        ((ObjectPool, 1, 0, 0, 0), (ObjectPool, 1, 2, 0, 0), (TorchPool, 0, 2, 0, 0));
+    let (keep, back): (Record, Record) = ((ObjectRestore, 1, 0, 0, 0), (ObjectRestore, 1, 96, 0, 0));
+    let end: Record = (TorchPool, 0, 1, 0, 0);
     vec![
         (
             "pinned",
             [
                 &[on(2), on(3), listen, pin(0), pin(0), pin(1), free(0), free(0), on(2), on(20), trim, unpin][..],
-                &[on(4), free(0), unpin, on(2), trim, unpin, on(23), stop, (139, 0, 240, 0, 0), (119, 0, 200, 0, 0)],
+                &[on(4), free(0), unpin, on(2), trim, unpin, on(23), stop, (Unpin, 0, 240, 0, 0), (Pin, 0, 200, 0, 0)],
             ]
             .concat(),
         ),
@@ -343,11 +380,18 @@ fn kept_in_place() -> Vec<(&'static str, Vec<Call>)> {
                     dma_buf,
                     on(20),
                     free(0),
-                    (199, 0, 240, 0, 0),
-                    (159, 0, 7, 0, 0),
+                    (FreeRegistered, 0, 240, 0, 0),
+                    (AllocRegistered, 0, 7, 0, 0),
                 ][..],
-                &[(135, 0, 200, 0, 0.25_f32.to_bits()), on(8), registered(6), free_registered, trim, free_registered],
-                &[on(20), free_registered, (135, 0, 200, 0, 1.0_f32.to_bits()), on(23), stop, stop],
+                &[
+                    (TorchBudget, 0, 200, 0, 0.25_f32.to_bits()),
+                    on(8),
+                    registered(6),
+                    free_registered,
+                    trim,
+                    free_registered,
+                ],
+                &[on(20), free_registered, (TorchBudget, 0, 200, 0, 1.0_f32.to_bits()), on(23), stop, stop],
             ]
             .concat(),
         ),
@@ -356,7 +400,7 @@ fn kept_in_place() -> Vec<(&'static str, Vec<Call>)> {
             "kept_while_calls_fail",
             (0..12)
                 .flat_map(|function| {
-                    let fail: Call = (240, 0, function, 1, 0);
+                    let fail: Record = (Fail, 0, function, 1, 0);
                     [fail, registered(2), fail, dma_buf, on(2), pin(0), fail, free(0), unpin, fail, free_registered]
                 })
                 .take(64)
@@ -365,37 +409,46 @@ fn kept_in_place() -> Vec<(&'static str, Vec<Call>)> {
     ]
 }
 
-/// What PyTorch's allocator object calls: 17 plus 20 times a function's number. Handles 1 to 3 are pools of device 0, and 0 is none.
-fn of_the_allocator_object() -> Vec<(&'static str, Vec<Call>)> {
-    let alloc = |pool: u8, pages: u32, stream: u8| -> Call { (37, pool, 4, stream, pages) };
-    let free = |number: u32| -> Call { (57, 0, 0, 0, number) };
-    let free_elsewhere = |number: u32| -> Call { (57, 0, 0, 1, number) };
-    let record = |number: u32, stream: u8| -> Call { (77, 0, 0, stream, number) };
-    let lists = |pool: u8| -> Call { (117, pool, 0, 0, 0) };
-    let join = |pool: u8| -> Call { (137, pool, 0, 0, 0) };
-    let open = |pool: u8| -> Call { (137, pool, 2, 0, 0) };
-    let lend = |pool: u8, to: u8| -> Call { (137, pool, 3, to, 0) };
-    let keep = |pool: u8| -> Call { (157, pool, 0, 0, 0) };
-    let back = |pool: u8, number: u32| -> Call { (157, pool, 96, 0, number) };
-    let again = |number: u32| -> Call { (177, 0, 0, 0, number) };
-    let trim = |what: u8| -> Call { (197, 0, what, 100, 0) };
-    let history = |most: u32| -> Call { (217, 0, if most == 0 { 0 } else { 40 }, 0, most) };
-    let events: Call = (217, 0, 160, 0, 0);
+/// What PyTorch's allocator object calls. Handles 1 to 3 are pools of device 0, and 0 is none.
+fn of_the_allocator_object() -> Vec<(&'static str, Vec<Record>)> {
+    let alloc = |pool: u8, pages: u32, stream: u8| -> Record { (ObjectAlloc, pool, 4, stream, pages) };
+    let free = |number: u32| -> Record { (ObjectFree, 0, 0, 0, number) };
+    let free_elsewhere = |number: u32| -> Record { (ObjectFree, 0, 0, 1, number) };
+    let record = |number: u32, stream: u8| -> Record { (ObjectUse, 0, 0, stream, number) };
+    let lists = |pool: u8| -> Record { (ObjectLists, pool, 0, 0, 0) };
+    let join = |pool: u8| -> Record { (ObjectPool, pool, 0, 0, 0) };
+    let open = |pool: u8| -> Record { (ObjectPool, pool, 2, 0, 0) };
+    let lend = |pool: u8, to: u8| -> Record { (ObjectPool, pool, 3, to, 0) };
+    let keep = |pool: u8| -> Record { (ObjectRestore, pool, 0, 0, 0) };
+    let back = |pool: u8, number: u32| -> Record { (ObjectRestore, pool, 96, 0, number) };
+    let again = |number: u32| -> Record { (ObjectAllocAgain, 0, 0, 0, number) };
+    let trim = |what: u8| -> Record { (ObjectTrim, 0, what, 100, 0) };
+    let history = |most: u32| -> Record { (ObjectHistory, 0, if most == 0 { 0 } else { 40 }, 0, most) };
+    let events: Record = (ObjectHistory, 0, 160, 0, 0);
     // The first pool, by its other number.
-    let (end, release): (Call, Call) = ((17, 0, 1, 0, 0), (17, 0, 2, 0, 0));
+    let (end, release): (Record, Record) = ((TorchPool, 0, 1, 0, 0), (TorchPool, 0, 2, 0, 0));
     let moved =
         [alloc(1, 2, 0), alloc(1, 3, 0), alloc(1, 2, 0), alloc(1, 3, 0), keep(1), free(1), free(2), alloc(1, 6, 0)];
     let used_by = |stream: u8| {
         let first = [join(1), alloc(1, 2, 128), alloc(1, 3, 128), keep(1), record(0, stream), record(1, stream)];
-        let freed = [free(0), lists(1), (97, 0, 0, 0, 0), free(0), lists(0), back(1, 0), lists(1), (157, 1, 240, 2, 0)];
-        [&first[..], &freed, &[(57, 0, 216, 0, 0), (177, 0, 216, 0, 0), release]].concat()
+        let freed = [
+            free(0),
+            lists(1),
+            (ObjectDescribe, 0, 0, 0, 0),
+            free(0),
+            lists(0),
+            back(1, 0),
+            lists(1),
+            (ObjectRestore, 1, 240, 2, 0),
+        ];
+        [&first[..], &freed, &[(ObjectFree, 0, 216, 0, 0), (ObjectAllocAgain, 0, 216, 0, 0), release]].concat()
     };
     vec![
         (
             "object_pools",
             [
                 &[join(1), alloc(1, 2, 0), alloc(0, 1, 0), alloc(1, 1, 128), lists(0), lists(1), open(1)][..],
-                &[(15, 0, 4, 0, 1), lists(1), end, trim(0), free_elsewhere(0), free(0), lists(0), trim(2)],
+                &[(TorchAlloc, 0, 4, 0, 1), lists(1), end, trim(0), free_elsewhere(0), free(0), lists(0), trim(2)],
                 &[release, release, lists(0), free(0), free(0), trim(1), lists(0), join(1), alloc(1, 1, 0), lists(1)],
             ]
             .concat(),
@@ -405,9 +458,11 @@ fn of_the_allocator_object() -> Vec<(&'static str, Vec<Call>)> {
             [
                 &[join(1)][..],
                 &moved,
-                &[keep(1), lists(1), back(1, 0), back(1, 1), (157, 1, 240, 0, 0), (157, 1, 240, 1, 0)],
-                &[(157, 1, 240, 2, 0), back(1, 0), free(3), free(0), again(0), again(0), (177, 0, 0, 200, 0), lists(1)],
-                &[(177, 0, 200, 0, 0), (177, 0, 240, 0, 0), (177, 0, 248, 0, 0), alloc(0, 1, 0), free(0), again(0)],
+                &[keep(1), lists(1), back(1, 0), back(1, 1), (ObjectRestore, 1, 240, 0, 0), (ObjectRestore, 1, 240, 1, 0)],
+                &[(ObjectRestore, 1, 240, 2, 0), back(1, 0), free(3), free(0), again(0), again(0)],
+                &[(ObjectAllocAgain, 0, 0, 200, 0), lists(1)],
+                &[(ObjectAllocAgain, 0, 200, 0, 0), (ObjectAllocAgain, 0, 240, 0, 0), (ObjectAllocAgain, 0, 248, 0, 0)],
+                &[alloc(0, 1, 0), free(0), again(0)],
             ]
             .concat(),
         ),
@@ -415,7 +470,7 @@ fn of_the_allocator_object() -> Vec<(&'static str, Vec<Call>)> {
             "object_checkpoints_that_fail",
             (0..12)
                 .flat_map(|function| {
-                    let fail = (240, 0, function, 1, 0);
+                    let fail = (Fail, 0, function, 1, 0);
                     [&[join(1)][..], &moved[..4], &[keep(1), free(1), alloc(1, 4, 0), fail, back(1, function.into())]]
                         .concat()
                 })
@@ -434,19 +489,19 @@ fn of_the_allocator_object() -> Vec<(&'static str, Vec<Call>)> {
         // A state that never was, while this thread's default stream uses a block.
         (
             "object_checkpoint_of_no_state",
-            vec![join(1), (37, 1, 4, 128, 3), keep(1), (77, 0, 0, 1, 0), (157, 1, 240, 0, 0)],
+            vec![join(1), (ObjectAlloc, 1, 4, 128, 3), keep(1), (ObjectUse, 0, 0, 1, 0), (ObjectRestore, 1, 240, 0, 0)],
         ),
         // The same, while the block is pinned: it would not come back.
         (
             "object_checkpoint_of_no_state_pinned",
             vec![
                 join(1),
-                (37, 1, 4, 0, 3),
+                (ObjectAlloc, 1, 4, 0, 3),
                 keep(1),
-                (119, 0, 0, 0, 0),
-                (157, 1, 240, 0, 0),
-                (157, 1, 240, 1, 0),
-                (157, 1, 240, 2, 0),
+                (Pin, 0, 0, 0, 0),
+                (ObjectRestore, 1, 240, 0, 0),
+                (ObjectRestore, 1, 240, 1, 0),
+                (ObjectRestore, 1, 240, 2, 0),
                 back(1, 0),
             ],
         ),
@@ -455,22 +510,27 @@ fn of_the_allocator_object() -> Vec<(&'static str, Vec<Call>)> {
         (
             "object_history",
             [
-                &[history(39), alloc(0, 1, 0), alloc(0, 2, 0), free_elsewhere(0), (57, 0, 192, 0, 0), events][..],
-                &[alloc(0, 23, 0), alloc(0, 23, 0), (15, 0, 4, 0, 1), (95, 0, 0, 0, 0), (95, 0, 220, 0, 0), events],
+                &[history(39), alloc(0, 1, 0), alloc(0, 2, 0), free_elsewhere(0), (ObjectFree, 0, 192, 0, 0), events][..],
+                &[alloc(0, 23, 0), alloc(0, 23, 0), (TorchAlloc, 0, 4, 0, 1)],
+                &[(TorchFree, 0, 0, 0, 0), (TorchFree, 0, 220, 0, 0), events],
                 &[join(1), alloc(1, 1, 0), keep(1), free(1), back(1, 0), again(0), events, history(3), events],
-                &[alloc(0, 1, 0), (217, 0, 40, 1, 9), free(0), events, history(0), alloc(0, 1, 0), events],
+                &[alloc(0, 1, 0), (ObjectHistory, 0, 40, 1, 9), free(0), events, history(0), alloc(0, 1, 0), events],
             ]
             .concat(),
         ),
         (
             "object_crowd",
-            [&[(217, 0, 40, 0, 39)][..], &[alloc(0, 1, 0); 4], &[(237, 0, 0, 0, 99), events, (237, 0, 0, 0, 5000)]]
-                .concat(),
+            [
+                &[(ObjectHistory, 0, 40, 0, 39)][..],
+                &[alloc(0, 1, 0); 4],
+                &[(ObjectProcess, 0, 0, 0, 99), events, (ObjectProcess, 0, 0, 0, 5000)],
+            ]
+            .concat(),
         ),
         (
             "object_fork",
             [
-                &[join(1), alloc(1, 2, 0), alloc(0, 2, 0), record(0, 130), (237, 0, 128, 3, 7), free(0), lists(0)][..],
+                &[join(1), alloc(1, 2, 0), alloc(0, 2, 0), record(0, 130), (ObjectProcess, 0, 128, 3, 7), free(0), lists(0)][..],
                 &[free(0), trim(2), alloc(0, 9, 0)],
             ]
             .concat(),
@@ -488,10 +548,10 @@ fn of_the_allocator_object() -> Vec<(&'static str, Vec<Call>)> {
                     alloc(0, 20, 0),
                     lists(0),
                 ][..],
-                &[(15, 0, 4, 0, 1), free(0), lend(1, 0), alloc(0, 20, 0), release, alloc(0, 20, 0)],
+                &[(TorchAlloc, 0, 4, 0, 1), free(0), lend(1, 0), alloc(0, 20, 0), release, alloc(0, 20, 0)],
             ]
             .concat(),
         ),
-        ("object_of_no_device", (0..9).map(|call| (37, 250, call, call, 0)).collect()),
+        ("object_of_no_device", (0..9).map(|call| (ObjectAlloc, 250, call, call, 0)).collect()),
     ]
 }

@@ -18,13 +18,13 @@ impl Calls {
         let bytes = Self::bytes_of(record);
         let mut pointer: *mut c_void = without_provenance_mut(UNTOUCHED);
         let out = if record.how == 247 { null_mut() } else { &raw mut pointer };
-        let alignment = match record.call % 20 {
-            2 => 1 << (record.number % 41),
-            3 => u64::from(record.number) << (record.what % 33),
+        let alignment = match record.call {
+            Call::AllocAligned => 1 << (record.number % 41),
+            Call::AllocAlignedOddly => u64::from(record.number) << (record.what % 33),
             _ => 512,
         };
-        let status = match record.call % 20 {
-            0 | 1 => c!(gapless_alloc(handle, bytes, stream, out)),
+        let status = match record.call {
+            Call::Alloc => c!(gapless_alloc(handle, bytes, stream, out)),
             _ => c!(gapless_alloc_aligned(handle, bytes, alignment, stream, out)),
         };
         let allowed: &[gapless_status] = match book {

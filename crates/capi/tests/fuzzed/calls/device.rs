@@ -3,12 +3,12 @@
 use super::*;
 
 impl Calls {
-    /// One of the functions, by number. `book` is that of the device's process-wide allocator, or of device 0's where there is no
+    /// One of the functions. `book` is that of the device's process-wide allocator, or of device 0's where there is no
     /// such device.
-    pub(super) fn device(&mut self, function: u8, record: Record, book: usize, device: i32) {
-        match function {
-            0 | 1 => self.device_alloc(record, book, device),
-            2 => self.device_free(record, book, device),
+    pub(super) fn device(&mut self, record: Record, book: usize, device: i32) {
+        match record.call {
+            Call::DeviceAlloc | Call::DeviceAllocToo => self.device_alloc(record, book, device),
+            Call::DeviceFree => self.device_free(record, book, device),
             _ if record.what < 128 => self.device_record_stream(record, book, device),
             _ => self.device_trim(record, book, device),
         }

@@ -129,7 +129,7 @@ impl Calls {
     }
 
     fn recorded(&self) -> Vec<Event> {
-        let record = Record { call: 0, handle: 0, what: 0, how: 0, number: 1 };
+        let record = Record { call: Call::Alloc, handle: 0, what: 0, how: 0, number: 1 };
         let call = |buffer: *mut c_char, capacity, needed: *mut usize| {
             c!(gapless_torch_history_json(buffer, capacity, needed))
         };

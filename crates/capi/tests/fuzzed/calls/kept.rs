@@ -60,16 +60,16 @@ unsafe extern "C" fn on_map(_context: *mut c_void, _device: i32, pointer: *mut c
 }
 
 impl Calls {
-    /// One of the functions, by number.
-    pub(super) fn kept(&mut self, function: u8, record: Record) {
+    /// One of the functions.
+    pub(super) fn kept(&mut self, record: Record) {
         let (device, _) = self.named_in(record);
         let Some(_) = self.torch_book(device) else { return };
-        match function {
-            5 => self.pin(device, record),
-            6 => self.unpin(device, record),
-            7 => self.alloc_registered(device, record),
-            8 => self.use_registered(device, record),
-            9 => self.free_registered(device, record),
+        match record.call {
+            Call::Pin => self.pin(device, record),
+            Call::Unpin => self.unpin(device, record),
+            Call::AllocRegistered => self.alloc_registered(device, record),
+            Call::UseRegistered => self.use_registered(device, record),
+            Call::FreeRegistered => self.free_registered(device, record),
             _ => self.listen(device, record),
         }
     }

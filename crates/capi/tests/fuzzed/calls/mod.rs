@@ -34,6 +34,7 @@ macro_rules! c {
 mod allocator;
 mod book;
 mod budget;
+mod call;
 mod child;
 mod device;
 mod effect;
@@ -47,6 +48,7 @@ mod torch;
 mod work;
 
 use book::{Block, Book, Pool};
+use call::Call;
 use environment::{Environment, OTHER};
 use gapless::StreamId;
 use gapless::driver::EventHandle;
@@ -64,14 +66,14 @@ pub fn run_calls(bytes: &[u8]) {
     let mut calls = Calls::new(Environment::get());
     for record in bytes.chunks_exact(RECORD).take(MOST_CALLS) {
         let record = Record {
-            call: record[0],
+            call: Call::decode(record[0]),
             handle: record[1],
             what: record[2],
             how: record[3],
             number: u32::from_le_bytes([record[4], record[5], record[6], record[7]]),
         };
         if calls.shown {
-            eprintln!("{} {record:?}", if record.call < FAIL { record.call % 20 } else { FAIL });
+            eprintln!("{record:?}");
         }
         calls.step(record);
     }
@@ -79,8 +81,6 @@ pub fn run_calls(bytes: &[u8]) {
 }
 
 const RECORD: usize = 8;
-/// Calls from here on are none: the next one meets a driver that fails.
-const FAIL: u8 = 240;
 const MOST_CALLS: usize = 64;
 /// Allocators at a time.
 const MOST_HANDLES: usize = 3;
@@ -91,7 +91,7 @@ const UNTOUCHED: usize = 0x5eed_5eed_5eed_5eed;
 
 #[derive(Clone, Copy, Debug)]
 struct Record {
-    call: u8,
+    call: Call,
     handle: u8,
     what: u8,
     how: u8,
@@ -175,13 +175,13 @@ impl Calls {
     }
 
     fn step(&mut self, record: Record) {
-        if record.call >= FAIL {
+        if record.call == Call::Fail {
             self.failing = self.environment.fail(record);
             self.faulty = true;
             return;
         }
         // What cannot be destroyed stays, and is not counted here.
-        if record.call % 20 == 13 || record.call == 17 {
+        if matches!(record.call, Call::Destroy | Call::TorchPool) {
             self.mend();
         }
         self.call(record);
@@ -208,23 +208,47 @@ impl Calls {
     }
 
     fn call(&mut self, record: Record) {
-        match record.call % 20 {
-            0..=3 => self.alloc(record),
-            4..=6 => self.free(record),
-            7 => self.record_stream(record),
-            8 => self.trim(record),
-            9 => self.set_budget(record),
-            10 => self.get_stats(record),
-            11 => self.json(record),
-            12 => self.create(record),
-            13 => self.destroy(record),
-            14 => self.recording(record),
-            15 | 16 => self.torch(record),
-            17 if record.call == 17 => self.torch_pool(record),
-            17 => self.object(record.call / 20, record),
-            18 => self.conf(record),
-            19 if record.call >= 100 => self.kept(record.call / 20, record),
-            _ => self.replay(record),
+        match record.call {
+            Call::Alloc | Call::AllocAligned | Call::AllocAlignedOddly => self.alloc(record),
+            Call::Free => self.free(record),
+            Call::RecordStream => self.record_stream(record),
+            Call::Trim => self.trim(record),
+            Call::SetBudget => self.set_budget(record),
+            Call::GetStats => self.get_stats(record),
+            Call::Json => self.json(record),
+            Call::Create => self.create(record),
+            Call::Destroy => self.destroy(record),
+            Call::Recording => self.recording(record),
+            Call::TorchAlloc
+            | Call::TorchFree
+            | Call::TorchUse
+            | Call::TorchBudget
+            | Call::TorchReport
+            | Call::DeviceAlloc
+            | Call::DeviceAllocToo
+            | Call::DeviceFree
+            | Call::DeviceUse => self.torch(record),
+            Call::TorchPool => self.torch_pool(record),
+            Call::ObjectAlloc
+            | Call::ObjectFree
+            | Call::ObjectUse
+            | Call::ObjectDescribe
+            | Call::ObjectLists
+            | Call::ObjectPool
+            | Call::ObjectRestore
+            | Call::ObjectAllocAgain
+            | Call::ObjectTrim
+            | Call::ObjectHistory
+            | Call::ObjectProcess => self.object(record),
+            Call::Pin
+            | Call::Unpin
+            | Call::AllocRegistered
+            | Call::UseRegistered
+            | Call::FreeRegistered
+            | Call::Listen => self.kept(record),
+            Call::Conf => self.conf(record),
+            Call::Replay => self.replay(record),
+            Call::Fail => unreachable!("`step` has dealt with it"),
         }
     }
 
@@ -246,7 +270,7 @@ impl Calls {
             }
             _ => {
                 if !self.books.iter().any(Book::is_owned) {
-                    self.create(Record { call: 0, handle: 0, what: 0, how: record.how, number: 0 });
+                    self.create(Record { call: Call::Create, handle: 0, what: 0, how: record.how, number: 0 });
                 }
                 let alive: Vec<usize> = (0..self.books.len()).filter(|book| self.books[*book].is_owned()).collect();
                 // The first input of a process may find no room on a device of others.

@@ -6,22 +6,22 @@ use super::effect::{named, sums_of};
 use super::*;
 
 impl Calls {
-    /// One of the functions, by number.
-    pub(super) fn object(&mut self, function: u8, record: Record) {
+    /// One of the functions.
+    pub(super) fn object(&mut self, record: Record) {
         if record.handle >= 250 {
             return self.without_device(record);
         }
-        match function {
-            1 => self.object_alloc(record),
-            2 => self.object_free(record),
-            3 => self.object_use(record),
-            4 => self.object_describe(record),
-            5 => self.object_lists(record),
-            6 => self.object_pool(record),
-            7 => self.object_restore(record),
-            8 => self.object_alloc_again(record),
-            9 => self.object_trim(record),
-            10 => self.object_history(record),
+        match record.call {
+            Call::ObjectAlloc => self.object_alloc(record),
+            Call::ObjectFree => self.object_free(record),
+            Call::ObjectUse => self.object_use(record),
+            Call::ObjectDescribe => self.object_describe(record),
+            Call::ObjectLists => self.object_lists(record),
+            Call::ObjectPool => self.object_pool(record),
+            Call::ObjectRestore => self.object_restore(record),
+            Call::ObjectAllocAgain => self.object_alloc_again(record),
+            Call::ObjectTrim => self.object_trim(record),
+            Call::ObjectHistory => self.object_history(record),
             _ if record.what < 128 => self.crowd(record),
             _ => self.fork(record),
         }

@@ -52,9 +52,8 @@ impl Calls {
         let exists = device == 0 || device == self.second_device();
         let Some(book) = self.torch_book(if exists { device } else { 0 }) else { return };
         let (stream, kind) = self.stream(record.how, device);
-        match record.call / 20 {
-            function @ 8.. => self.device(function - 8, record, book, device),
-            0..=3 => {
+        match record.call {
+            Call::TorchAlloc => {
                 let bytes = Self::bytes_of(record);
                 let pointer = match record.what {
                     250.. => c!(gapless_cupy_malloc(stream.cast(), bytes as usize, device)),
@@ -72,7 +71,7 @@ impl Calls {
                 assert!(exists && kind.serves() && bytes < 1 << 40, "{record:?} was served");
                 self.take_in_of_device(pointer, bytes, stream, book);
             }
-            4 => {
+            Call::TorchFree => {
                 let its = self.books[book].device;
                 let mine: Vec<u64> =
                     self.live.iter().filter(|(_, block)| self.is_served_by(its, block)).map(|(at, _)| *at).collect();
@@ -85,7 +84,7 @@ impl Calls {
                     c!(gapless_torch_free(without_provenance_mut(addr as usize), 0, device, stream));
                 }
             }
-            5 => {
+            Call::TorchUse => {
                 let at = record.number as usize % self.live.len().max(1);
                 let addr = self.live.keys().nth(at).map_or(0x1000, |at| at + u64::from(record.what % 4));
                 let pointer: *mut c_void = without_provenance_mut(addr as usize);
@@ -114,7 +113,7 @@ impl Calls {
                 let bytes = expected.filter(|_| record.how != 255).map_or(UNTOUCHED, |(_, block)| block.bytes as usize);
                 assert_eq!(size, bytes, "{record:?}");
             }
-            6 => {
+            Call::TorchBudget => {
                 if record.what < 128 {
                     c!(gapless_torch_reset());
                     if self.is_sound() {
@@ -131,7 +130,8 @@ impl Calls {
                     }
                 }
             }
-            _ => self.torch_report(record, book),
+            Call::TorchReport => self.torch_report(record, book),
+            _ => self.device(record, book, device),
         }
     }
 
