@@ -5,10 +5,10 @@ mod simulated;
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::cuda::sys::{CUgraph, CUgraphExec, CUstream, Optional, Required, cudaError_enum as code};
 use gapless::driver::{DriverError, DriverErrorKind, MemoryDriver, StreamDriver, WorkDriver};
-use gapless::{DeviceAddr, StreamId};
+use gapless::{Allocator, DeviceAddr, StreamId};
 use simulated::{library, with_settings};
 use std::ptr::null_mut;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The driver, with its context current on this thread as in a program that captures. Captures concern all threads of a
@@ -21,6 +21,7 @@ struct Api {
 }
 
 const GLOBAL: u32 = 0;
+const THREAD_LOCAL: u32 = 1;
 const RELAXED: u32 = 2;
 
 fn api() -> Api {
@@ -69,6 +70,14 @@ impl Api {
         // SAFETY: the graph was made just above.
         assert_eq!(unsafe { instantiate(&raw mut exec, graph, 0) }, code::CUDA_SUCCESS);
         Ok(exec)
+    }
+
+    /// Puts this thread into another capture mode, and returns the one before.
+    fn exchange_mode(&self, mode: u32) -> u32 {
+        let mut mode = gapless::driver::cuda::sys::CUstreamCaptureMode_enum(mode);
+        // SAFETY: the parameter is valid.
+        assert_eq!(unsafe { self.required.cuThreadExchangeStreamCaptureMode(&raw mut mode) }, code::CUDA_SUCCESS);
+        mode.0
     }
 
     fn launch(&self, exec: CUgraphExec, stream: StreamId) {
@@ -209,6 +218,100 @@ fn the_legacy_stream_is_unusable_while_a_blocking_stream_is_captured() {
     api.begin(other, RELAXED);
     api.driver.event_record(event, StreamId::DEFAULT).unwrap();
     api.end(other).unwrap();
+}
+
+/// Source: NVIDIA/cccl, `cudax/.../__places/stream_pool.cuh`: `cuStreamGetId` "is not capture-safe: during
+/// cudaStreamCaptureModeThreadLocal / Global it rejects the query and invalidates the capture itself", and `cuStreamGetCtx` is "not
+/// permitted while the stream is participating in capture".
+#[test]
+fn neither_the_id_nor_the_context_of_a_captured_stream_is_told() {
+    let api = api();
+    let stream = api.driver.create_stream().unwrap();
+    let get_id = || {
+        let mut id = 0;
+        // SAFETY: a stream of this device, and a valid out-parameter.
+        unsafe { api.optional.cuStreamGetId.as_ref().unwrap()(raw(stream), &raw mut id) }
+    };
+    let get_context = || {
+        let mut context = null_mut();
+        // SAFETY: as above.
+        unsafe { api.required.cuStreamGetCtx(raw(stream), &raw mut context) }
+    };
+    let questions: [&dyn Fn() -> code; 2] = [&get_id, &get_context];
+    for ask in questions {
+        for (mode, thread, lost) in
+            [(GLOBAL, GLOBAL, true), (THREAD_LOCAL, GLOBAL, true), (GLOBAL, RELAXED, false), (RELAXED, GLOBAL, false)]
+        {
+            api.begin(stream, mode);
+            let before = api.exchange_mode(thread);
+            assert_eq!(ask(), code::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+            api.exchange_mode(before);
+            assert_eq!(api.end(stream).is_err(), lost, "a capture of mode {mode}, a thread in mode {thread}");
+        }
+        assert_eq!(ask(), code::CUDA_SUCCESS);
+    }
+}
+
+/// Whether an allocator knows a captured stream or not, a request on it leaves the capture alone: in every mode, from the thread that
+/// captures and from another.
+#[test]
+fn requests_on_a_captured_stream_leave_the_capture_alone() {
+    let api = api();
+    let driver = Arc::new(CudaDriver::builder().library(library()).open().unwrap());
+    for mode in [GLOBAL, THREAD_LOCAL, RELAXED] {
+        for known in [false, true] {
+            for elsewhere in [false, true] {
+                let allocator = Allocator::builder(Arc::clone(&driver)).keep_mappings().build().unwrap();
+                let stream = api.driver.create_stream().unwrap();
+                if known {
+                    let before = allocator.alloc(100, stream).unwrap();
+                    allocator.free(before).unwrap();
+                }
+                let requests = || {
+                    let block = allocator.alloc(3 << 20, stream).unwrap();
+                    allocator.record_stream(block, stream).unwrap();
+                    allocator.free(block).unwrap();
+                    allocator.keep_stream(stream).unwrap();
+                    allocator.alloc(5 << 20, stream).unwrap();
+                    allocator.forget_stream(stream).unwrap();
+                    let device = driver.device_of_stream(stream).map_err(|error| error.kind);
+                    assert_eq!(device, if known { Ok(0) } else { Err(DriverErrorKind::Capturing) });
+                };
+                api.begin(stream, mode);
+                if elsewhere {
+                    std::thread::scope(|scope| scope.spawn(requests).join().unwrap());
+                } else {
+                    requests();
+                }
+                let ended = api.end(stream);
+                assert!(ended.is_ok(), "mode {mode}, known {known}, elsewhere {elsewhere}: {ended:?}");
+            }
+        }
+    }
+}
+
+/// An allocator that meets a stream in a capture knows it afterwards, if another allocator of the process has met it before. Else it
+/// may be another stream by then: what was freed on the first one goes to it only after a wait.
+#[test]
+fn a_stream_that_was_first_seen_in_a_capture_is_known_afterwards() {
+    let api = api();
+    let driver = Arc::new(CudaDriver::builder().library(library()).open().unwrap());
+    let main = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+    for known in [true, false] {
+        let pool = Allocator::builder(Arc::clone(&driver)).keep_mappings().build().unwrap();
+        let stream = api.driver.create_stream().unwrap();
+        if known {
+            main.alloc(100, stream).unwrap();
+        }
+        api.begin(stream, GLOBAL);
+        let block = pool.alloc(3 << 20, stream).unwrap();
+        pool.free(block).unwrap();
+        assert_eq!(pool.alloc(3 << 20, stream).unwrap(), block, "in the capture");
+        api.end(stream).unwrap();
+        pool.free(block).unwrap();
+        let after = pool.alloc(3 << 20, stream).unwrap();
+        assert_eq!((after == block, pool.stats().streams), if known { (true, 1) } else { (false, 2) });
+    }
 }
 
 #[test]

@@ -60,10 +60,10 @@ impl Context {
         Ok(device == self.device)
     }
 
-    /// Returns the device that a stream of any context belongs to.
+    /// Returns the device that a stream of any context belongs to. The stream is not being captured.
     pub(super) fn device_of(&self, stream: StreamId) -> DriverResult<u32> {
         let call = DriverCall::Stream;
-        let _current = self.enter(call)?;
+        let _guards = self.enter_outside_capture(call)?;
         let api = self.library.api();
         let mut context = std::ptr::null_mut();
         // SAFETY: the caller says that this is a stream handle; the out-parameter is a valid pointer for the call.
@@ -75,7 +75,7 @@ impl Context {
         let mut device = 0;
         // SAFETY: the out-parameter is a valid pointer for the call; a context is current.
         let result = unsafe { api.cuCtxGetDevice(&raw mut device) };
-        // SAFETY: this context was current before; `_current` restores the one before it.
+        // SAFETY: this context was current before; the guard restores the one before it.
         let _ = unsafe { api.cuCtxSetCurrent(self.raw) };
         self.library.check(call, "cuCtxGetDevice", result)?;
         // A device's handle is its number.

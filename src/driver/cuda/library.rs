@@ -14,6 +14,7 @@ use crate::sync::unseen::Mutex;
 use libloading::os::unix::{Library as Handle, RTLD_LOCAL, RTLD_NOW};
 
 use super::error::{CudaVersion, LoadError, MINIMUM_VERSION, kind_of};
+use super::known_streams::KnownStreams;
 use super::sys::{CUdevice, CUresult, Optional, REQUIRED, Required, cudaError_enum as code};
 use crate::driver::{DriverCall, DriverError, DriverResult};
 
@@ -23,6 +24,8 @@ pub struct Library {
     optional: Optional,
     file: String,
     version: CudaVersion,
+    /// The streams of all devices of this library.
+    streams: KnownStreams,
 }
 
 /// A driver library on disk.
@@ -104,6 +107,11 @@ impl Library {
         &self.optional
     }
 
+    /// Returns what the driver has told of streams.
+    pub(super) fn streams(&self) -> &KnownStreams {
+        &self.streams
+    }
+
     /// Turns a result code into `Ok` or into the error with the driver's own name and text for it.
     pub(super) fn check(&self, call: DriverCall, function: &str, result: CUresult) -> DriverResult<()> {
         if result == code::CUDA_SUCCESS { Ok(()) } else { Err(self.error(call, function, result)) }
@@ -167,7 +175,7 @@ impl Library {
             code::CUDA_ERROR_STUB_LIBRARY => return Err(LoadError::StubLibrary { library: file }),
             other => return Err(LoadError::Init(describe(&required, DriverCall::Open, "cuInit", other))),
         }
-        let library = Self { required, optional, file, version };
+        let library = Self { required, optional, file, version, streams: KnownStreams::default() };
         match library.device_count() {
             Ok(0) => Err(LoadError::NoDevice { version }),
             Ok(_) => Ok(library),

@@ -29,6 +29,7 @@ mod context;
 mod device;
 mod error;
 mod kernels;
+mod known_streams;
 mod library;
 mod memory;
 mod peers;

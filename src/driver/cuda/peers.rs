@@ -117,9 +117,13 @@ impl CudaDriver {
     /// Returns the device that a stream belongs to, of whatever context.
     ///
     /// # Errors
-    /// The driver's, for a handle that is no stream.
+    /// The driver's, for a handle that is no stream; `Capturing` for a stream that is being captured and that no driver of this
+    /// library has seen before.
     pub fn device_of_stream(&self, stream: StreamId) -> DriverResult<u32> {
-        self.context.device_of(stream)
+        match self.known_in_capture(stream)? {
+            Some(known) => Ok(known.ordinal),
+            None => self.context.device_of(stream),
+        }
     }
 
     /// Returns the devices, besides this one, that get access to every mapping.

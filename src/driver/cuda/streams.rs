@@ -5,8 +5,15 @@
 //! thread: `check_stream` refuses them while a context other than the primary one of the device is current. Handles of other
 //! streams are used again by the driver once their stream has been destroyed; `cuStreamGetId` (CUDA 12.0) tells the streams
 //! apart.
+//!
+//! Neither id nor context is asked of a stream that is being captured: the driver refuses, and the question ends the capture
+//! (NVIDIA/cccl, `cudax/.../__places/stream_pool.cuh`). What it has told of the stream before counts there ([`KnownStreams`]), and a
+//! stream that was never seen is accepted. The calling thread is relaxed, since a capture may begin between two calls.
+//!
+//! [`KnownStreams`]: super::known_streams::KnownStreams
 
 use super::CudaDriver;
+use super::known_streams::KnownStream;
 use super::sys::{
     CUevent, CUevent_flags_enum as event_flags, CUstream, CUstreamCaptureStatus_enum as capture_status,
     cudaError_enum as code,
@@ -34,15 +41,31 @@ impl StreamDriver for CudaDriver {
             }
             return Ok(());
         }
-        let _current = self.context.enter(DriverCall::Stream)?;
+        let ordinal = self.info.ordinal;
+        let other = || refuse(format!("{stream} is not a stream of device {ordinal}'s primary context"));
+        match self.known_in_capture(stream) {
+            Ok(Some(known)) if known.ordinal == ordinal => return Ok(()),
+            Ok(Some(_)) => return other(),
+            // The driver does not tell.
+            Err(_) => return Ok(()),
+            Ok(None) => {}
+        }
+        let guards = self.context.enter_outside_capture(call)?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the caller says that this is a stream handle; the out-parameter is a valid pointer for the call.
         let result = unsafe { self.library.api().cuStreamGetCtx(raw_stream(stream), &raw mut context) };
+        drop(guards);
         match self.library.check(call, "cuStreamGetCtx", result) {
-            Ok(()) if context == self.context.raw() => Ok(()),
+            Ok(()) if context == self.context.raw() => {
+                let number = self.number_of(stream)?;
+                self.library.streams().note(stream, KnownStream { ordinal, number });
+                Ok(())
+            }
+            // A capture has begun meanwhile.
+            Err(error) if error.kind == DriverErrorKind::Capturing => Ok(()),
             // Whatever else went wrong, a device that is lost for one, says nothing about the stream.
             Err(error) if error.kind != DriverErrorKind::InvalidHandle => Err(error),
-            _ => refuse(format!("{stream} is not a stream of device {}'s primary context", self.info.ordinal)),
+            _ => other(),
         }
     }
 
@@ -55,7 +78,13 @@ impl StreamDriver for CudaDriver {
                 let text = "the thread is ending, and its default stream with it";
                 own_stream().ok_or_else(|| DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text))
             }
-            _ => Ok(StreamIdentity { key: stream, number: self.number_of(stream)?, lifetime: StreamLifetime::Owner }),
+            _ => {
+                let number = match self.known_in_capture(stream)? {
+                    Some(known) => known.number,
+                    None => self.number_of(stream)?,
+                };
+                Ok(StreamIdentity { key: stream, number, lifetime: StreamLifetime::Owner })
+            }
         }
     }
 
@@ -125,10 +154,24 @@ impl StreamDriver for CudaDriver {
 }
 
 impl CudaDriver {
-    /// The number of a stream of its own handle: that of `cuStreamGetId`, or 0 where the driver lacks that function.
+    /// What is known of a stream that is being captured; `None` for one that is not.
+    ///
+    /// # Errors
+    /// `Capturing` where nothing is known of it.
+    pub(super) fn known_in_capture(&self, stream: StreamId) -> DriverResult<Option<KnownStream>> {
+        if !self.is_capturing(stream) {
+            return Ok(None);
+        }
+        let text = "the driver does not tell which stream this is while it is being captured";
+        let unknown = || DriverError::new(DriverCall::Stream, DriverErrorKind::Capturing, text);
+        self.library.streams().find(stream).ok_or_else(unknown).map(Some)
+    }
+
+    /// The number of a stream of its own handle, which is not being captured: that of `cuStreamGetId`, or 0 where the driver lacks
+    /// that function.
     fn number_of(&self, stream: StreamId) -> DriverResult<u64> {
         let Ok(function) = &self.library.optional().cuStreamGetId else { return Ok(0) };
-        let _current = self.context.enter(DriverCall::Stream)?;
+        let _guards = self.context.enter_outside_capture(DriverCall::Stream)?;
         let mut number = 0;
         // SAFETY: the caller says that this is a stream handle; the out-parameter is a valid pointer for the call.
         let result = unsafe { function(raw_stream(stream), &raw mut number) };

@@ -84,9 +84,6 @@ pub(super) fn wait_in_capture(state: &State, stream: &Stream, event: &Event) -> 
     }
 }
 
-/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
-const RELAXED: c_uint = 2;
-
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamBeginCapture_v2(stream: *mut c_void, mode: c_uint) -> Code {
     let (state, device) = begin_current!("cuStreamBeginCapture_v2");

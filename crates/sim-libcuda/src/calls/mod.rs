@@ -73,9 +73,11 @@ macro_rules! forbidden_in_capture {
     };
 }
 
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`, of a capture and of a thread.
+const RELAXED: u32 = 2;
+
 fn breaks_a_capture(state: &State) -> bool {
     const GLOBAL: u32 = 0;
-    const RELAXED: u32 = 2;
     let mode = CAPTURE_MODE.get();
     if mode == RELAXED {
         return false;

@@ -14,6 +14,22 @@ macro_rules! not_captured {
     };
 }
 
+/// Returns an error if the stream is being captured, which ends the capture unless the capture or the calling thread is relaxed.
+///
+/// Source: NVIDIA/cccl, cudax/.../__places/stream_pool.cuh: cuStreamGetId "is not capture-safe: during cudaStreamCaptureModeThreadLocal
+/// / Global it rejects the query and invalidates the capture itself", and "cudaStreamGetDevice/cuStreamGetCtx are not permitted while
+/// the stream is participating in capture".
+macro_rules! not_while_captured {
+    ($stream:expr) => {
+        if let Some(capture) = $stream.capture() {
+            if capture.mode != RELAXED && CAPTURE_MODE.get() != RELAXED {
+                capture.invalidate();
+            }
+            return CAPTURE;
+        }
+    };
+}
+
 /// Returns an error if the event was recorded in a capture, which ends that capture.
 macro_rules! not_of_a_capture {
     ($state:expr, $event:expr) => {
@@ -75,6 +91,7 @@ pub unsafe extern "C" fn cuStreamQuery(stream: *mut c_void) -> Code {
 pub unsafe extern "C" fn cuStreamGetCtx(stream: *mut c_void, context: *mut *mut c_void) -> Code {
     let (state, _) = begin_current!("cuStreamGetCtx");
     let Some(stream) = state.streams.find(stream as u64, CURRENT.get().unwrap_or_default()) else { return HANDLE };
+    not_while_captured!(stream);
     // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(context, pointer(context_token(state, stream.context))) }
 }
@@ -83,9 +100,7 @@ pub unsafe extern "C" fn cuStreamGetCtx(stream: *mut c_void, context: *mut *mut 
 pub unsafe extern "C" fn cuStreamGetId(stream: *mut c_void, id: *mut u64) -> Code {
     let (state, device) = begin_current!("cuStreamGetId");
     let stream = ask_stream!(state, stream, device);
-    if stream.capture().is_some() {
-        return CAPTURE;
-    }
+    not_while_captured!(stream);
     // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(id, stream.id) }
 }
