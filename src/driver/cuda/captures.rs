@@ -2,7 +2,9 @@
 
 use super::CudaDriver;
 use super::streams::{is_default, raw_stream};
-use super::sys::{CUstreamCaptureStatus_enum as capture_status, cudaError_enum as code};
+use super::sys::{
+    CUresult, CUstream, CUstreamCaptureStatus, CUstreamCaptureStatus_enum as capture_status, cudaError_enum as code,
+};
 use crate::driver::{DriverCall, StreamDriver};
 use crate::units::StreamId;
 use std::ptr::null_mut;
@@ -12,32 +14,34 @@ use std::ptr::null_mut;
 pub enum Capture {
     /// A capture by its number, which no other capture of the process has.
     Number(u64),
-    /// Some capture: drivers before CUDA 12.3 do not tell which.
+    /// Some capture: the driver has no function that tells which.
     Unknown,
 }
+
+/// `cuStreamGetCaptureInfo` as it was from CUDA 10.1 on. Drivers still have it under that name, beside `_v2` (11.3) and `_v3` (12.3);
+/// newer headers only have `_v3`, so it is not among the generated bindings.
+pub(super) type FirstCaptureInfo = unsafe extern "C" fn(CUstream, *mut CUstreamCaptureStatus, *mut u64) -> CUresult;
 
 impl CudaDriver {
     /// Returns the capture into a graph that `stream` belongs to. One that has become invalid is none: it ends without a graph.
     ///
     /// The stream exists, as for every call with a stream.
     pub fn capture_of(&self, stream: StreamId) -> Option<Capture> {
-        let Ok(info) = self.library.optional().cuStreamGetCaptureInfo_v3.as_ref() else {
+        let (v3, first) =
+            (self.library.optional().cuStreamGetCaptureInfo_v3.as_ref().ok(), self.library.first_capture_info());
+        if v3.is_none() && first.is_none() {
             return self.is_capturing(stream).then_some(Capture::Unknown);
-        };
+        }
         let (mut status, mut number) = (capture_status::CU_STREAM_CAPTURE_STATUS_NONE, 0);
         let mut ask = || {
-            // SAFETY: a stream of this device (the caller's part); the first two out-parameters are valid for the call, the
-            // others may be null.
-            unsafe {
-                info(
-                    raw_stream(stream),
-                    &raw mut status,
-                    &raw mut number,
-                    null_mut(),
-                    null_mut(),
-                    null_mut(),
-                    null_mut(),
-                )
+            let (stream, status, number) = (raw_stream(stream), &raw mut status, &raw mut number);
+            match (v3, first) {
+                // SAFETY: a stream of this device (the caller's part); the first two out-parameters are valid for the call, the
+                // others may be null.
+                (Some(v3), _) => unsafe { v3(stream, status, number, null_mut(), null_mut(), null_mut(), null_mut()) },
+                // SAFETY: as above, without the others.
+                (None, Some(first)) => unsafe { first(stream, status, number) },
+                (None, None) => unreachable!("looked at above"),
             }
         };
         // A handle of its own says which context is meant. Most of the time that one is current anyway.

@@ -13,6 +13,7 @@ use std::path::Path;
 use crate::sync::unseen::Mutex;
 use libloading::os::unix::{Library as Handle, RTLD_LOCAL, RTLD_NOW};
 
+use super::captures::FirstCaptureInfo;
 use super::error::{CudaVersion, LoadError, MINIMUM_VERSION, kind_of};
 use super::known_streams::KnownStreams;
 use super::sys::{CUdevice, CUresult, Optional, REQUIRED, Required, cudaError_enum as code};
@@ -24,6 +25,7 @@ pub struct Library {
     optional: Optional,
     file: String,
     version: CudaVersion,
+    first_capture_info: Option<FirstCaptureInfo>,
     /// The streams of all devices of this library.
     streams: KnownStreams,
 }
@@ -107,6 +109,11 @@ impl Library {
         &self.optional
     }
 
+    /// Returns the oldest function that tells of captures.
+    pub(super) fn first_capture_info(&self) -> Option<FirstCaptureInfo> {
+        self.first_capture_info
+    }
+
     /// Returns what the driver has told of streams.
     pub(super) fn streams(&self) -> &KnownStreams {
         &self.streams
@@ -158,6 +165,9 @@ impl Library {
         }
         let missing = |_| LoadError::MissingSymbol { name: "(unknown)", library: file.clone() };
         let again = dlopen(name).map_err(missing)?;
+        // SAFETY: this is the function's type in cuda.h from 10.1 to 11.2, which drivers keep for programs of that time.
+        let first_capture_info = unsafe { handle.get::<FirstCaptureInfo>(b"cuStreamGetCaptureInfo\0") };
+        let first_capture_info = first_capture_info.ok().map(|function| *function);
         // SAFETY: the symbols are functions of the driver API, whose types are those of the toolkit's own header.
         let required = unsafe { Required::from_library(handle) }.map_err(missing)?;
         // SAFETY: as above.
@@ -175,7 +185,8 @@ impl Library {
             code::CUDA_ERROR_STUB_LIBRARY => return Err(LoadError::StubLibrary { library: file }),
             other => return Err(LoadError::Init(describe(&required, DriverCall::Open, "cuInit", other))),
         }
-        let library = Self { required, optional, file, version, streams: KnownStreams::default() };
+        let streams = KnownStreams::default();
+        let library = Self { required, optional, file, version, first_capture_info, streams };
         match library.device_count() {
             Ok(0) => Err(LoadError::NoDevice { version }),
             Ok(_) => Ok(library),

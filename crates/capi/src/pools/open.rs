@@ -5,8 +5,7 @@
 //! requests of that capture, whichever thread makes them (PyTorch's backward threads do), and nothing else, so that a capture
 //! that fails without a word leaves nothing behind. Else the pool is open for its thread.
 //!
-//! Where the driver does not number captures (before CUDA 12.3), any capture is taken for the right one, the thread's own pool
-//! first. PyTorch passes a C++ filter that decides the same; it is not called.
+//! PyTorch passes a C++ filter that decides the same; it is not called.
 
 use super::{Pool, PoolId};
 use crate::instance::Request;
