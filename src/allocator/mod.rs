@@ -26,6 +26,7 @@ mod lock_holds;
 mod looks;
 #[cfg(test)]
 mod many_streams;
+mod mappings;
 mod marks;
 mod pins;
 mod plain;

@@ -7,7 +7,7 @@
 
 use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::physical::ChunkId;
-use crate::stream::Fence;
+use crate::stream::{Fence, NEVER, StreamIndex};
 use bitvec::vec::BitVec;
 
 /// Whether a chunk's bytes are allocated through a view.
@@ -17,6 +17,18 @@ pub enum ViewState {
     Active,
     /// No longer: all use through the view is over when this fence has passed.
     Stale(Fence),
+}
+
+impl ViewState {
+    /// Of a view that can be neither used nor removed: its last use never passes. `stream` is the one that asked for it.
+    pub fn stuck(stream: StreamIndex) -> Self {
+        Self::Stale(Fence { stream, epoch: NEVER })
+    }
+
+    /// Whether the view can be neither used nor removed.
+    pub fn is_stuck(&self) -> bool {
+        matches!(self, Self::Stale(fence) if fence.epoch == NEVER)
+    }
 }
 
 /// One mapping of one chunk.
@@ -202,7 +214,6 @@ impl PageTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::StreamIndex;
     use crate::testing::{Break, assert_noticed};
     use proptest::prelude::*;
 

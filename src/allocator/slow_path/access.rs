@@ -4,14 +4,13 @@ use super::super::error::AllocError;
 use super::SlowPath;
 use crate::driver::{Driver, MemoryDriver};
 use crate::pages::PageRange;
-use crate::segment::{Segment, View, ViewState};
-use crate::stream::NEVER;
+use crate::segment::{Segment, View};
 
 impl<D: Driver> SlowPath<'_, D> {
     /// Calls `set_access` for everything that is mapped, once for each run of adjacent mappings: stale views as well, since
     /// they become active again without a driver call. Changes nothing in the books.
     pub fn renew_access(&self) -> Result<(), AllocError> {
-        for segment in &self.mapper.segments {
+        for segment in self.mapper.segments() {
             for run in runs(segment) {
                 self.driver().set_access(segment.address(run.start), run.len().bytes(segment.page_bytes))?;
             }
@@ -23,7 +22,7 @@ impl<D: Driver> SlowPath<'_, D> {
 /// The runs of adjacent views of a segment, in address order, without those that are stuck: nobody uses them again, and they
 /// may never have had access.
 fn runs(segment: &Segment) -> Vec<PageRange> {
-    let usable = |view: &&View| !matches!(view.state, ViewState::Stale(fence) if fence.epoch == NEVER);
+    let usable = |view: &&View| !view.state.is_stuck();
     let mut runs: Vec<PageRange> = Vec::new();
     for view in segment.table.views_in(PageRange { start: Default::default(), end: segment.table.top() }).filter(usable)
     {

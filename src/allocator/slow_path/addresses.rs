@@ -15,7 +15,6 @@ use super::super::streams::state::Stream;
 use super::SlowPath;
 use crate::driver::{Driver, MemoryDriver};
 use crate::heap::Heap;
-use crate::segment::Segment;
 use crate::units::DeviceAddr;
 
 /// Pages of the smallest slot.
@@ -44,7 +43,7 @@ impl<D: Driver> SlowPath<'_, D> {
     pub fn widen(&mut self, stream: &Stream, request: &Request) -> Result<Widened, AllocError> {
         let needed = self.addresses_for(request);
         let untouched = |region: &Region| {
-            let segment = &self.mapper.segments[region.segment];
+            let segment = self.mapper.segment(region.segment);
             segment.table.len() == 0 && segment.pages.bytes(segment.page_bytes) >= needed
         };
         if needed > self.shared.geometry.slot_bytes
@@ -81,8 +80,7 @@ impl<D: Driver> SlowPath<'_, D> {
             }
         };
         let page_bytes = self.page_bytes();
-        let segment = self.mapper.segments.len();
-        self.mapper.segments.push(Segment::new(base, bytes, page_bytes));
+        let segment = self.mapper.add_segment(base, bytes);
         let (heap, bounds) = (Heap::new(bytes), LiveBounds::default());
         stream.lock().regions.add(Region { kind, heap, bounds, base, segment, page_bytes });
         Ok(())
@@ -98,7 +96,7 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Number and bytes of the slots of an arena for a stream that needs `needed` bytes and whose largest region of the kind,
     /// if it has any, has `has`.
     fn arena_for(&self, needed: u64, has: Option<u64>) -> (usize, u64) {
-        let (slots, bytes) = self.mapper.next_arena;
+        let (slots, bytes) = self.mapper.next_arena();
         if has.is_none() && needed <= bytes {
             return (slots, bytes);
         }
@@ -135,9 +133,9 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// After an arena for streams without regions, the next one has more and smaller slots.
     fn note_arena(&mut self, slots: usize, bytes: u64) {
-        if self.mapper.next_arena == (slots, bytes) {
+        if self.mapper.next_arena() == (slots, bytes) {
             let least = (self.page_bytes() * LEAST_PAGES).min(bytes);
-            self.mapper.next_arena = ((slots * 2).min(MOST_SLOTS), (bytes / SHRINK).max(least));
+            self.mapper.set_next_arena((slots * 2).min(MOST_SLOTS), (bytes / SHRINK).max(least));
         }
     }
 }

@@ -2,13 +2,9 @@
 
 use super::super::shared::Shared;
 use super::Door;
-use super::mapper::view_at;
 use crate::driver::Driver;
 use crate::heap::BlockState;
 use crate::pages::{PageCount, PageRange};
-use crate::physical::LentTo;
-use crate::segment::ViewState;
-use std::collections::BTreeMap;
 
 impl Door {
     /// The invariants of the design, by number:
@@ -26,30 +22,7 @@ impl Door {
         let mapper = self.lock();
         let clocks: Vec<_> = shared.streams.iter().map(|stream| stream.clock.lock()).collect();
         let states = shared.streams.lock_all();
-        mapper.pool.check();
-        mapper.check_stale_order();
-        let mut active_views = BTreeMap::new();
-        for (number, segment) in mapper.segments.iter().enumerate() {
-            segment.table.check();
-            for view in segment.table.iter() {
-                let at = view_at(number, view.pages.start);
-                let chunk = mapper.pool.get(view.chunk);
-                assert_eq!(chunk.pages, view.pages.len(), "a chunk is mapped whole");
-                match view.state {
-                    ViewState::Active => {
-                        assert_eq!(chunk.active, Some(at), "invariant 1: a chunk has one active view");
-                        let twice = active_views.insert(view.chunk, at);
-                        assert!(twice.is_none(), "invariant 1: two active views of {:?}", view.chunk);
-                    }
-                    ViewState::Stale(_) => assert!(chunk.stale.contains(&at), "a stale view is known to its chunk"),
-                }
-            }
-        }
-        for (at, handle) in &mapper.kept {
-            let view = mapper.segments[at.segment as usize].table.view(at.page);
-            let chunk = view.filter(|view| view.pages.start == at.page).map(|view| mapper.pool.get(view.chunk));
-            assert_eq!(chunk.map(|chunk| chunk.handle), Some(*handle), "invariant 6: the mapping at {at:?} has gone");
-        }
+        mapper.check();
         shared.streams.peak.check(&states);
         let mut block_bytes = 0;
         for (clock, state) in clocks.iter().zip(&states) {
@@ -60,7 +33,7 @@ impl Door {
             for (id, region) in state.regions.iter() {
                 region.heap.check();
                 live += region.heap.live_bytes();
-                let segment = &mapper.segments[region.segment];
+                let segment = mapper.segment(region.segment);
                 for block in region.heap.blocks() {
                     let pages = PageRange::around(&(block.offset..block.offset + block.size), region.page_bytes);
                     pending_blocks += usize::from(block.state == BlockState::Pending);
@@ -123,28 +96,25 @@ impl Door {
                 assert!(shared, "sharers of a block that is not shared");
             }
         }
-        for (id, chunk) in mapper.pool.iter().filter(|(_, chunk)| chunk.lent_out == Some(LentTo::RegisteredBlock)) {
-            let segment = chunk.active.map(|at| &mapper.segments[at.segment as usize]);
-            let alone = segment.is_some_and(|it| it.pages == chunk.pages && it.table.len() == 1);
-            assert!(alone, "invariant 7: the registered block of {id:?} is one chunk, alone in its addresses");
-        }
         let stuck: PageCount = mapper
-            .pool
+            .chunks()
             .iter()
             .filter(|(_, chunk)| chunk.lent_out.is_none() && chunk.active.is_none() && !chunk.stale.is_empty())
             .map(|(_, chunk)| chunk.pages)
             .sum();
         assert_eq!(
             block_bytes
-                + mapper.pool.range_bytes()
-                + mapper.pool.registered_bytes()
+                + mapper.chunks().range_bytes()
+                + mapper.chunks().registered_bytes()
                 + stuck.bytes(shared.geometry.page_bytes)
-                + mapper.pool.idle_bytes(),
-            mapper.pool.held_bytes(),
+                + mapper.chunks().idle_bytes(),
+            mapper.chunks().held_bytes(),
             "invariant 5: blocks, ranges, registered blocks and idle chunks are what is reserved"
         );
-        assert!(states.iter().map(|state| state.live_bytes).sum::<u64>() <= mapper.pool.held_bytes(), "invariant 5");
-        mapper.check_counts();
+        assert!(
+            states.iter().map(|state| state.live_bytes).sum::<u64>() <= mapper.chunks().held_bytes(),
+            "invariant 5"
+        );
     }
 }
 
@@ -155,10 +125,11 @@ mod tests {
     use super::super::super::streams::region::RegionId;
     use super::super::super::streams::state::{Pins, Sharers, StreamState};
     use super::*;
+    use crate::allocator::mappings::{Change, NewView};
     use crate::allocator::{Allocator, ChunkPolicy};
-    use crate::driver::{ChunkHandle, ModelConfig, ModelDriver, WorkDriver};
+    use crate::driver::{MemoryDriver, ModelConfig, ModelDriver, WorkDriver};
     use crate::pages::PageIndex;
-    use crate::physical::{ChunkId, ViewAt};
+    use crate::segment::listeners::MapListeners;
     use crate::stream::{Fence, StreamIndex};
     use crate::testing::{Break, assert_noticed};
     use crate::units::{DeviceAddr, StreamId};
@@ -203,21 +174,8 @@ mod tests {
     #[test]
     fn check_names_what_is_broken() {
         let breaks: &[Break<Broken>] = &[
-            ("invariant 1: a chunk has one active view", |allocator| {
-                allocator
-                    .inner
-                    .door
-                    .mapper
-                    .lock()
-                    .pool
-                    .activate(ChunkId(0), ViewAt { segment: 0, page: PageIndex(40) });
-            }),
             ("invariant 2: Free block", |allocator| set(allocator, 7, 1, BlockState::Free)),
             ("invariant 4: an active view", |allocator| set(allocator, 4, 2, BlockState::Hole)),
-            ("invariant 6: the mapping at", |allocator| {
-                let kept = (ViewAt { segment: 0, page: PageIndex(40) }, ChunkHandle(77));
-                allocator.inner.door.mapper.lock().kept.push(kept);
-            }),
             ("a claim outlived its transaction", |allocator| set(allocator, 4, 2, BlockState::Claimed)),
             ("invariant 3: the open epoch", |allocator| with_state(allocator, |state| state.epoch += 1)),
             ("invariant 5: live bytes", |allocator| with_state(allocator, |state| state.live_bytes += 1)),
@@ -233,19 +191,6 @@ mod tests {
                 let fences = vec![Fence { stream: StreamIndex(1), epoch: 1 }];
                 let pending = Pending { region: LARGE, offset: 0, fences };
                 with_state(allocator, |state| state.pending.push(pending));
-            }),
-            ("invariant 7: the registered block", |allocator| {
-                let pool = &mut allocator.inner.door.mapper.lock().pool;
-                pool.set_lent_out(ChunkId(0), Some(LentTo::RegisteredBlock));
-            }),
-            ("invariant 7: the registered block", |allocator| {
-                // One chunk, but not all of its addresses.
-                let mut range = allocator.reserve_range(2 * PAGE).unwrap();
-                range.grow(PAGE, StreamId::DEFAULT).unwrap();
-                std::mem::forget(range);
-                let pool = &mut allocator.inner.door.mapper.lock().pool;
-                let (chunk, _) = pool.iter().find(|(_, chunk)| chunk.lent_out.is_some()).unwrap();
-                pool.set_lent_out(chunk, Some(LentTo::RegisteredBlock));
             }),
             ("invariant 8: a pinned block is live", |allocator| {
                 let pins = Pins { count: 1, freed: None };
@@ -281,9 +226,17 @@ mod tests {
                 with_state(allocator, |state| drop(state.sharers.insert((LARGE, 0), sharers)));
             }),
             ("invariant 5: blocks, ranges, registered blocks and idle", |allocator| {
-                let pool = &mut allocator.inner.door.mapper.lock().pool;
-                let id = pool.add(ChunkHandle(77), PageCount(1));
-                pool.activate(id, ViewAt { segment: 0, page: PageIndex(40) });
+                // A chunk that is mapped, but neither behind a block nor for a range.
+                let (elsewhere, listeners) = (ModelDriver::default(), MapListeners::default());
+                let (handle, base) = (elsewhere.create(PAGE).unwrap(), elsewhere.reserve(PAGE, PAGE).unwrap());
+                allocator.inner.door.with_mappings(|mappings| {
+                    let (chunk, segment) =
+                        (mappings.add_chunk(handle, PageCount::ONE), mappings.add_segment(base, PAGE));
+                    let pages = PageRange::new(PageIndex(0), PageCount::ONE);
+                    let map = [NewView { chunk, pages, last_use: None }];
+                    let change = Change { segment, lend_to: None, stream: StreamIndex(0), revive: &[], map: &map };
+                    mappings.map(&elsewhere, &listeners, &change).unwrap();
+                });
             }),
         ];
         assert_noticed(allocator, |allocator| allocator.check(), breaks);

@@ -5,17 +5,16 @@
 //! claimed memory to the heaps.
 
 use super::super::error::AllocError;
+use super::super::mappings::{Change, NewView, NotMapped, Revival, view_at};
 use super::SlowPath;
-use super::mapper::view_at;
-use super::plan::{Backing, Plan, Source, States, free_chunks, unclaim, unclaim_target};
+use super::plan::{Backing, Fill, Plan, Reuse, Source, States, free_chunks, unclaim, unclaim_target};
 use super::stale::{DROPPED_FOR_EACH, Drop};
-use crate::driver::{ChunkHandle, Driver, DriverError, DriverErrorKind, MemoryDriver};
+use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
 use crate::heap::BlockState;
 use crate::pages::{PageCount, PageRange};
 use crate::physical::{ChunkId, ViewAt};
-use crate::segment::transaction::{Failure, Mapping, map_all, unmap};
-use crate::segment::{View, ViewState};
-use crate::stream::{Fence, NEVER, StreamIndex};
+use crate::segment::ViewState;
+use crate::stream::StreamIndex;
 use crate::units::DeviceAddr;
 
 /// What came of a plan.
@@ -61,7 +60,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
             Ok(Prepared::Ready(backing)) => backing,
             Ok(Prepared::CannotRelease(chunk)) => {
                 self.abandon(&plan);
-                self.mapper.pool.bar(chunk);
+                self.mapper.bar(chunk);
                 return Ok(Outcome::Again);
             }
             Ok(Prepared::StaysIdle) => {
@@ -81,9 +80,9 @@ impl<'a, D: Driver> SlowPath<'a, D> {
                 };
             }
         };
-        match map_all(self.driver(), self.listeners(), &self.mappings(&plan, &backing)) {
-            Ok(()) => Ok(Outcome::Done(self.commit(&plan, &backing))),
-            Err(failure) => self.mapping_failed(&plan, failure),
+        match self.map(&plan, &backing) {
+            Ok(()) => Ok(Outcome::Done(self.commit(&plan))),
+            Err(failed) => self.mapping_failed(&plan, failed),
         }
     }
 
@@ -107,7 +106,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
             if !self.give_back(source)? {
                 return Ok(Prepared::CannotRelease(source.chunk));
             }
-            if self.mapper.pool.has_idle(source.chunk) {
+            if self.mapper.chunks().has_idle(source.chunk) {
                 return Ok(Prepared::StaysIdle);
             }
         }
@@ -135,42 +134,39 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         told[stream.0 as usize] = self.shared.streams.get(stream).clock.lock().passed();
         let sources = free_chunks(&self.mapper, &mut self.states());
         for source in sources.list.iter().filter(|source| source.epoch > told[source.stream.0 as usize]) {
-            self.mapper.pool.bar(source.chunk);
+            self.mapper.bar(source.chunk);
         }
     }
 
     /// Creates a chunk, which is idle.
     pub fn create(&mut self, pages: PageCount) -> Result<ChunkId, DriverError> {
         let handle = self.driver().create(pages.bytes(self.page_bytes()))?;
-        let chunk = self.mapper.pool.add(handle, pages);
+        let chunk = self.mapper.add_chunk(handle, pages);
         self.created.push(chunk);
         Ok(chunk)
     }
 
-    /// The driver's view of the mappings that a plan makes.
-    fn mappings(&self, plan: &Plan, backing: &[ChunkId]) -> Vec<Mapping> {
-        let segment = &self.mapper.segments[plan.segment];
-        let mapping = |pages: PageRange, chunk| Mapping {
-            addr: segment.address(pages.start),
-            bytes: pages.len().bytes(segment.page_bytes),
-            chunk: self.mapper.pool.get(chunk).handle,
+    /// Moves and maps the chunks of a plan, all or none.
+    fn map(&mut self, plan: &Plan, backing: &[ChunkId]) -> Result<(), NotMapped> {
+        let revival =
+            |reuse: &Reuse| Revival { page: reuse.page, chunk: reuse.source.chunk, last_use: reuse.source.last_use() };
+        let new_view = |(fill, chunk): (&Fill, &ChunkId)| NewView {
+            chunk: *chunk,
+            pages: fill.pages,
+            last_use: fill.backing.source().map(Source::last_use),
         };
-        plan.fill.iter().zip(backing).map(|(fill, chunk)| mapping(fill.pages, *chunk)).collect()
+        let revive: Vec<Revival> = plan.reuse.iter().map(revival).collect();
+        let map: Vec<NewView> = plan.fill.iter().zip(backing).map(new_view).collect();
+        let (segment, stream) = (plan.segment, plan.goal.stream);
+        let change = Change { segment, lend_to: None, stream, revive: &revive, map: &map };
+        let (driver, listeners) = (self.driver(), self.listeners());
+        self.mapper.map(driver, listeners, &change)
     }
 
-    /// Removes one view, whose last use has completed, from the device and the books.
+    /// Removes one view, whose last use has completed.
     pub fn unmap_view(&mut self, at: ViewAt) -> Result<(), DriverError> {
-        let segment = &self.mapper.segments[at.segment as usize];
-        let view = *segment.table.view(at.page).expect("a chunk's view is in the page table");
-        let mapping = Mapping {
-            addr: segment.address(at.page),
-            bytes: view.pages.len().bytes(segment.page_bytes),
-            chunk: self.mapper.pool.get(view.chunk).handle,
-        };
-        unmap(self.driver(), self.listeners(), &mapping)?;
-        self.mapper.segments[at.segment as usize].table.remove(at.page);
-        self.mapper.pool.drop_view(view.chunk, at);
-        Ok(())
+        let (driver, listeners) = (self.driver(), self.listeners());
+        self.mapper.remove(driver, listeners, at)
     }
 
     /// As [`unmap_view`](Self::unmap_view). Returns false when a listener refused.
@@ -190,7 +186,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         if !progress.wait_until_passed(source.stream, source.epoch)? {
             return Ok(false);
         }
-        for at in self.mapper.pool.get(source.chunk).stale.clone().into_iter().rev() {
+        for at in self.mapper.chunks().get(source.chunk).stale.clone().into_iter().rev() {
             if let ViewState::Stale(fence) = self.mapper.view(at).state
                 && !progress.wait_until_passed(fence.stream, fence.epoch)?
             {
@@ -200,7 +196,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
                 return Ok(false);
             }
         }
-        let active = self.mapper.pool.get(source.chunk).active.expect("a source has an active view");
+        let active = self.mapper.chunks().get(source.chunk).active.expect("a source has an active view");
         if !self.unmap_unless_refused(active)? {
             return Ok(false);
         }
@@ -208,42 +204,14 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         Ok(true)
     }
 
-    /// Writes a finished growth into the books, and allocates the block.
-    fn commit(&mut self, plan: &Plan, backing: &[ChunkId]) -> DeviceAddr {
-        for reuse in &plan.reuse {
-            self.leave(&reuse.source);
-            self.mapper.segments[plan.segment].table.set_state(reuse.page, ViewState::Active);
-            self.mapper.pool.activate(reuse.source.chunk, view_at(plan.segment, reuse.page));
-            self.mapper.reused_views += 1;
-        }
-        for (fill, chunk) in plan.fill.iter().zip(backing) {
-            if let Backing::Harvest(source) = &fill.backing {
-                self.leave(source);
-            }
-            let view = View { chunk: *chunk, pages: fill.pages, state: ViewState::Active };
-            self.mapper.add_view(plan.segment, view);
-            let at = view_at(plan.segment, fill.pages.start);
-            self.mapper.pool.activate(*chunk, at);
-            if self.shared.geometry.keeps_mappings {
-                let handle = self.mapper.pool.get(*chunk).handle;
-                self.mapper.kept.push((at, handle));
-            }
-        }
-        for source in &plan.release {
+    /// Makes holes where the chunks of a finished growth were, and allocates the block.
+    fn commit(&mut self, plan: &Plan) -> DeviceAddr {
+        for source in plan.sources() {
             self.leave_hole(source);
         }
         // Whoever sees the block sees the chunks behind it.
         self.publish();
         self.allocate(plan)
-    }
-
-    /// Makes the active view of a claimed free chunk stale, since the chunk's bytes are used elsewhere from now on, and its place
-    /// a hole.
-    fn leave(&mut self, source: &Source) {
-        let from = self.mapper.pool.get(source.chunk).active.expect("a source has an active view");
-        self.mapper.make_stale(from, Fence { stream: source.stream, epoch: source.epoch });
-        self.mapper.harvested_chunks += 1;
-        self.leave_hole(source);
     }
 
     /// Makes a hole of the place of a claimed chunk.
@@ -289,35 +257,24 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         States::in_pieces(&self.shared.streams)
     }
 
-    fn mapping_failed(&mut self, plan: &Plan, failure: Failure) -> Result<Outcome, AllocError> {
+    fn mapping_failed(&mut self, plan: &Plan, failed: NotMapped) -> Result<Outcome, AllocError> {
         self.abandon(plan);
-        if !failure.stuck.is_empty() {
-            self.poison_target(plan, &failure.stuck);
+        if !failed.stuck.is_empty() {
+            self.give_up(plan, &failed.stuck);
         }
-        self.make_room_after(failure.error, plan.fill.len())?;
+        self.make_room_after(failed.error, plan.fill.len())?;
         Ok(Outcome::Again)
     }
 
-    /// Takes the addresses of mappings that could not be undone out of use for good, and their chunks with them.
-    fn poison_target(&mut self, plan: &Plan, stuck: &[Mapping]) {
-        let page_bytes = self.page_bytes();
-        let by_handle: Vec<(ChunkHandle, ChunkId)> =
-            self.mapper.pool.iter().map(|(id, chunk)| (chunk.handle, id)).collect();
+    /// Takes pages of a plan's target, where mappings are stuck, out of use for good.
+    fn give_up(&self, plan: &Plan, stuck: &[PageRange]) {
         let mut state = self.shared.streams.get(plan.goal.stream).lock();
-        for mapping in stuck {
-            let base = self.mapper.segments[plan.segment].base;
-            let offset = mapping.addr.offset_from(base).expect("mapped in the segment");
-            let chunk = by_handle.iter().find(|(handle, _)| *handle == mapping.chunk).expect("a chunk of the pool").1;
-            let pages = PageRange::inside(&(offset..offset + mapping.bytes), page_bytes);
-            let stuck_for_ever = ViewState::Stale(Fence { stream: plan.goal.stream, epoch: NEVER });
-            self.mapper.add_view(plan.segment, View { chunk, pages, state: stuck_for_ever });
-            self.mapper.pool.add_stale(chunk, view_at(plan.segment, pages.start));
-            let region = state.region(plan.goal.region).expect("the plan was made for it");
+        let region = state.region(plan.goal.region).expect("the plan was made for it");
+        for pages in stuck {
+            let offset = pages.start.offset(region.page_bytes);
             let block = region.heap.block_around(offset).expect("the offset lies in the heap");
-            region.heap.set(block.offset, offset, mapping.bytes, BlockState::Claimed, 0);
+            region.set_pages(block.offset, *pages, BlockState::Claimed);
         }
-        self.mapper.segments[plan.segment].poisoned = true;
-        self.mapper.poisoned += 1;
     }
 }
 

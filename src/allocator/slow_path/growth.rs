@@ -144,7 +144,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     /// Learns how far the streams are. Events are recorded for it when free chunks may have to move or be released.
     fn refresh_clocks(&self) -> Result<(), DriverError> {
         let streams = &self.path.shared.streams;
-        let beyond_slack = self.path.mapper.pool.held_pages() >= self.slack_pages(streams.peak.peak());
+        let beyond_slack = self.path.mapper.chunks().held_pages() >= self.slack_pages(streams.peak.peak());
         self.path.progress().refresh_clocks(self.path.is_tight() || beyond_slack)
     }
 
@@ -238,7 +238,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
 
     /// Others may have given memory back since the device was last asked. Returns whether more may be created than before.
     fn look_at_device(&mut self) -> bool {
-        let before = self.path.mapper.pool.headroom_pages().min(self.left_on_device);
+        let before = self.path.mapper.chunks().headroom_pages().min(self.left_on_device);
         // A budget that was set does not change with the device.
         let may_grow = self.path.shared.follows_device() || self.refused.is_some();
         if self.looks == 0 || !may_grow {
@@ -271,10 +271,10 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         if self.path.shared.geometry.keeps_mappings {
             return false;
         }
-        let idle: Vec<ChunkId> = self.path.mapper.pool.idle().collect();
-        let before = self.path.mapper.pool.held_pages();
+        let idle: Vec<ChunkId> = self.path.mapper.chunks().idle().collect();
+        let before = self.path.mapper.chunks().held_pages();
         idle.into_iter().for_each(|chunk| self.path.release_idle(chunk));
-        let released = before - self.path.mapper.pool.held_pages();
+        let released = before - self.path.mapper.chunks().held_pages();
         if self.refused.is_some() {
             self.left_on_device += released;
         }
@@ -327,7 +327,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     /// What may be created now.
     fn allowance(&self) -> Allowance {
         let recreation = self.recreation;
-        let pool = &self.path.mapper.pool;
+        let pool = self.path.mapper.chunks();
         let hard_pages = pool.headroom_pages().min(self.left_on_device);
         let live = self.path.shared.streams.live_bytes(self.stream.index);
         let peak = self.path.shared.streams.peak.peak().max(live.saturating_add(self.request.size));
@@ -347,7 +347,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
 
     /// What is missing where there is no plan, with so many pages in free chunks.
     fn shortage(&self, free: PageCount, allowance: Allowance) -> Shortage {
-        let pool = &self.path.mapper.pool;
+        let pool = self.path.mapper.chunks();
         let idle = PageCount::within(pool.idle_bytes(), pool.page_bytes());
         let needed = PageCount::covering(self.request.size, pool.page_bytes());
         if free + idle + allowance.hard_pages >= needed { Shortage::Addresses } else { Shortage::Chunks }

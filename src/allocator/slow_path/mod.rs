@@ -10,8 +10,8 @@
 //! addresses.rs  regions and the addresses behind them     teardown.rs  everything goes back
 //! plan/         decides, without a driver call            inspect/     statistics, snapshot, report
 //! execute.rs    carries a plan out                        check.rs     the invariants
-//! mapper.rs     chunks, segments, page tables           access.rs    access given again
-//! stale.rs      stale views, oldest first               registered.rs    blocks that are one chunk
+//! mapper.rs     what is locked                          access.rs    access given again
+//! stale.rs      room for further mappings               registered.rs    blocks that are one chunk
 //! ```
 //!
 //! Threads: any; one at a time is inside. No stream state is locked during a driver call.
@@ -97,7 +97,7 @@ impl Door {
         shared.expect_usable()?;
         let mut path = self.path(shared);
         let mut result = work(&mut path);
-        path.mapper.pool.lift_bars();
+        path.mapper.lift_bars();
         if result.is_err() {
             path.release_created();
         }
@@ -126,6 +126,12 @@ impl Door {
     fn path<'a, D: Driver>(&'a self, shared: &'a Shared<D>) -> SlowPath<'a, D> {
         let (mapper, holdings) = (self.lock(), &self.holdings);
         SlowPath { shared, mapper, holdings, given: None, created: Vec::new() }
+    }
+
+    /// What is mapped, for tests of the books themselves.
+    #[cfg(test)]
+    pub fn with_mappings<T>(&self, work: impl FnOnce(&mut super::mappings::Mappings) -> T) -> T {
+        work(&mut self.lock())
     }
 
     /// Serves a request that no cached block of `stream` serves.
@@ -163,7 +169,7 @@ impl Door {
         // Under the lock, so that of two callers one sets both.
         let mut mapper = self.lock();
         shared.set_budget(Budget::Set(bytes));
-        mapper.pool.set_budget(shared.creatable_bytes());
+        mapper.set_budget(shared.creatable_bytes());
         self.holdings.lock().update(&mapper);
         Ok(())
     }
@@ -171,7 +177,7 @@ impl Door {
 
 impl<'a, D: Driver> SlowPath<'a, D> {
     /// The driver, for memory calls.
-    fn driver(&self) -> &Counted<D> {
+    fn driver(&self) -> &'a Counted<D> {
         &self.shared.streams.driver
     }
 
@@ -211,26 +217,28 @@ impl<'a, D: Driver> SlowPath<'a, D> {
     /// be created now; `None` where the device does not answer.
     fn look_at_device(&mut self) -> Option<PageCount> {
         let free = self.driver().memory_info().ok()?.free;
-        let pool = &mut self.mapper.pool;
         if self.shared.follows_device() {
-            self.shared.set_budget(Budget::Device { last_seen: pool.held_bytes().saturating_add(free) });
-            pool.set_budget(self.shared.creatable_bytes());
+            let last_seen = self.mapper.chunks().held_bytes().saturating_add(free);
+            self.shared.set_budget(Budget::Device { last_seen });
+            self.mapper.set_budget(self.shared.creatable_bytes());
         }
-        Some(pool.headroom_pages().min(PageCount::within(free, pool.page_bytes())))
+        let chunks = self.mapper.chunks();
+        Some(chunks.headroom_pages().min(PageCount::within(free, chunks.page_bytes())))
     }
 
     /// Whether the budget allows no more chunks.
     fn is_tight(&self) -> bool {
-        self.mapper.pool.headroom_pages() == PageCount::ZERO
+        self.mapper.chunks().headroom_pages() == PageCount::ZERO
     }
 
     /// Waits for the whole device where chunks are barred, or memory was freed, on a stream that may have been destroyed.
     /// They can be moved then. Returns false where that would not help.
     fn wait_for_device(&mut self) -> Result<bool, DriverError> {
         let progress = self.progress();
-        let waited = if self.mapper.pool.has_bars() { progress.synchronize()? } else { progress.wait_for_device()? };
+        let waited =
+            if self.mapper.chunks().has_bars() { progress.synchronize()? } else { progress.wait_for_device()? };
         if waited {
-            self.mapper.pool.lift_bars();
+            self.mapper.lift_bars();
         }
         Ok(waited)
     }
@@ -238,7 +246,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
     /// Releases the chunks that the caller created and did not use.
     fn release_created(&mut self) {
         for chunk in std::mem::take(&mut self.created) {
-            if self.mapper.pool.has_idle(chunk) {
+            if self.mapper.chunks().has_idle(chunk) {
                 self.release_idle(chunk);
             }
         }
@@ -246,9 +254,9 @@ impl<'a, D: Driver> SlowPath<'a, D> {
 
     /// Releases an idle chunk. It stays idle if the driver refuses.
     fn release_idle(&mut self, chunk: ChunkId) {
-        let handle = self.mapper.pool.get(chunk).handle;
+        let handle = self.mapper.chunks().get(chunk).handle;
         if self.driver().release(handle).is_ok() {
-            self.mapper.pool.remove(chunk);
+            self.mapper.remove_chunk(chunk);
         }
     }
 }

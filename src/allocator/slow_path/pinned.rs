@@ -27,10 +27,10 @@ impl<D: Driver> SlowPath<'_, D> {
             (region.segment, region.base)
         };
         let pages = PageRange::around(&(offset..offset + bytes), page_bytes);
-        let views = self.mapper.segments[segment].table.views_in(pages);
+        let views = self.mapper.segment(segment).table.views_in(pages);
         views
             .map(|view| PinnedChunk {
-                handle: self.mapper.pool.get(view.chunk).handle,
+                handle: self.mapper.chunks().get(view.chunk).handle,
                 addr: base.offset(view.pages.start.offset(page_bytes)),
                 bytes: view.pages.len().bytes(page_bytes),
             })

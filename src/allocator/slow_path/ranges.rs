@@ -2,17 +2,16 @@
 //! count against the same budget as those of the regions.
 
 use super::super::error::AllocError;
+use super::super::mappings::{Change, Mappings, NewView, view_at};
 use super::super::request::Request;
 use super::super::shared::Shared;
-use super::mapper::{Mapper, view_at};
 use super::plan::{Source, States, claim_free, free_chunks};
 use super::{Door, SlowPath};
 use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
 use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::physical::{ChunkId, IdleTaken, LentTo};
-use crate::segment::transaction::{Mapping, map_all};
 use crate::segment::{Segment, View, ViewState};
-use crate::stream::{Fence, NEVER, StreamIndex};
+use crate::stream::{Fence, StreamIndex};
 use crate::units::{DeviceAddr, StreamId};
 use std::collections::HashSet;
 
@@ -50,9 +49,9 @@ impl RawRange {
         }
     }
 
-    fn last_view(&self, mapper: &Mapper) -> Option<View> {
+    fn last_view(&self, mapper: &Mappings) -> Option<View> {
         let last = self.end().0.checked_sub(1)?;
-        mapper.segments[self.segment].table.view(PageIndex(last)).copied()
+        mapper.segment(self.segment).table.view(PageIndex(last)).copied()
     }
 
     /// The page after the last that is mapped.
@@ -75,7 +74,7 @@ impl Door {
         });
         if !matches!(gone, Ok(true)) {
             let bytes = range.pages.bytes(shared.geometry.page_bytes);
-            self.lock().left_behind.push((range.addr, bytes));
+            self.lock().leave_behind(range.addr, bytes);
         }
     }
 }
@@ -90,13 +89,7 @@ impl<D: Driver> SlowPath<'_, D> {
         let total = pages.bytes(page_bytes);
         let addr = self.driver().reserve(total, page_bytes)?;
         // Numbers of ranges that are gone are used again.
-        let vacant = self.mapper.segments.iter().position(|segment| segment.pages == PageCount::ZERO);
-        let segment = vacant.unwrap_or(self.mapper.segments.len());
-        let fresh = Segment::new(addr, total, page_bytes);
-        match vacant {
-            Some(number) => drop(self.mapper.replace_segment(number, fresh)),
-            None => self.mapper.segments.push(fresh),
-        }
+        let segment = self.mapper.add_segment_in_vacant(addr, total);
         Ok(RawRange {
             addr,
             pages,
@@ -116,7 +109,7 @@ impl<D: Driver> SlowPath<'_, D> {
         range.check_addresses(wanted, bytes, self.page_bytes())?;
         self.clear_stale(range.segment, PageRange::new(range.end(), wanted))?;
         let chunks = self.gather(wanted, bytes, user)?;
-        self.map_at_end(range, &chunks)?;
+        self.map_at_end(range, &chunks, None)?;
         range.note_user(user);
         Ok(())
     }
@@ -144,7 +137,6 @@ impl<D: Driver> SlowPath<'_, D> {
             // Where the chunk was taken from, it may still be mapped: only without any view is it of use to others.
             self.unmap_stale(view.chunk)?;
             self.unmap_view(view_at(range.segment, view.pages.start))?;
-            self.mapper.pool.set_lent_out(view.chunk, None);
             range.mapped = view.pages.start.count_before();
         }
         Ok(())
@@ -162,7 +154,9 @@ impl<D: Driver> SlowPath<'_, D> {
         let user = self.shared.streams.find_or_add(stream)?.index;
         self.given = Some(user);
         let floor = PageIndex(0) + from.mapped.saturating_sub(PageCount::within(bytes, page_bytes));
-        let views: Vec<View> = self.mapper.segments[from.segment]
+        let views: Vec<View> = self
+            .mapper
+            .segment(from.segment)
             .table
             .views_in(PageRange { start: floor, end: from.end() })
             .filter(|view| view.pages.start >= floor)
@@ -174,61 +168,51 @@ impl<D: Driver> SlowPath<'_, D> {
         to.check_addresses(moved, moved.bytes(page_bytes), page_bytes)?;
         self.clear_stale(to.segment, PageRange::new(to.end(), moved))?;
         let chunks: Vec<ChunkId> = views.iter().map(|view| view.chunk).collect();
-        self.map_at_end(to, &chunks)?;
-        let epoch = self.shared.streams.get(user).clock.lock().open();
-        for view in &views {
-            self.mapper.make_stale(view_at(from.segment, view.pages.start), Fence { stream: user, epoch });
-        }
+        self.map_at_end(to, &chunks, Some(user))?;
         from.mapped = kept;
         from.note_user(user);
         to.note_user(user);
         Ok(moved.bytes(page_bytes))
     }
 
-    /// Maps chunks at the end of a range, all or none.
-    pub fn map_at_end(&mut self, range: &mut RawRange, chunks: &[ChunkId]) -> Result<(), AllocError> {
-        let page_bytes = self.page_bytes();
-        let mut page = range.end();
-        let mut mappings = Vec::with_capacity(chunks.len());
-        for chunk in chunks {
-            let chunk = self.mapper.pool.get(*chunk);
-            let (addr, bytes) = (range.addr.offset(page.offset(page_bytes)), chunk.pages.bytes(page_bytes));
-            mappings.push(Mapping { addr, bytes, chunk: chunk.handle });
-            page = page + chunk.pages;
-        }
-        while let Err(failure) = map_all(self.driver(), self.listeners(), &mappings) {
-            if !failure.stuck.is_empty() {
-                self.give_up_end(range, chunks, &mappings, &failure.stuck);
-                return Err(self.mapping_error(failure.error));
+    /// Maps chunks at the end of a range, all or none. `user` is the stream that uses them where they are now, if one does.
+    pub fn map_at_end(
+        &mut self,
+        range: &mut RawRange,
+        chunks: &[ChunkId],
+        user: Option<StreamIndex>,
+    ) -> Result<(), AllocError> {
+        loop {
+            let views = self.views_at_end(range, chunks, user);
+            let lend_to = Some(range.lent_to);
+            let change = Change { segment: range.segment, lend_to, stream: StreamIndex(0), revive: &[], map: &views };
+            let (driver, listeners) = (self.driver(), self.listeners());
+            match self.mapper.map(driver, listeners, &change) {
+                Ok(()) => {
+                    range.mapped += views.iter().map(|view| view.pages.len()).sum();
+                    return Ok(());
+                }
+                Err(failed) if failed.stuck.is_empty() => self.make_room_after(failed.error, views.len())?,
+                Err(failed) => {
+                    // Something is at its end until the allocator goes: the range never grows again.
+                    range.given_up = true;
+                    return Err(self.mapping_error(failed.error));
+                }
             }
-            self.make_room_after(failure.error, mappings.len())?;
         }
-        for chunk in chunks {
-            let pages = PageRange::new(range.end(), self.mapper.pool.get(*chunk).pages);
-            let view = View { chunk: *chunk, pages, state: ViewState::Active };
-            self.mapper.add_view(range.segment, view);
-            self.mapper.pool.activate(*chunk, view_at(range.segment, pages.start));
-            self.mapper.pool.set_lent_out(*chunk, Some(range.lent_to));
-            range.mapped += pages.len();
-        }
-        Ok(())
     }
 
-    /// Mappings at the end of a range could not be undone: they stay in the books until the allocator goes, and the range
-    /// never grows again.
-    fn give_up_end(&mut self, range: &mut RawRange, chunks: &[ChunkId], mappings: &[Mapping], stuck: &[Mapping]) {
-        for (chunk, mapping) in chunks.iter().zip(mappings) {
-            if stuck.iter().any(|other| other.addr == mapping.addr) {
-                let offset = mapping.addr.0 - range.addr.0;
-                let pages = PageRange::inside(&(offset..offset + mapping.bytes), self.page_bytes());
-                let state = ViewState::Stale(Fence { stream: StreamIndex(0), epoch: NEVER });
-                self.mapper.add_view(range.segment, View { chunk: *chunk, pages, state });
-                self.mapper.pool.add_stale(*chunk, view_at(range.segment, pages.start));
-            }
-        }
-        self.mapper.segments[range.segment].poisoned = true;
-        self.mapper.poisoned += 1;
-        range.given_up = true;
+    /// The mappings of chunks at the end of a range, one behind the other.
+    fn views_at_end(&self, range: &RawRange, chunks: &[ChunkId], user: Option<StreamIndex>) -> Vec<NewView> {
+        let open = |stream| self.shared.streams.get(stream).clock.lock().open();
+        let last_use = user.map(|stream| Fence { stream, epoch: open(stream) });
+        let mut end = range.end();
+        let view = |chunk: &ChunkId| {
+            let pages = PageRange::new(end, self.mapper.chunks().get(*chunk).pages);
+            end = pages.end;
+            NewView { chunk: *chunk, pages, last_use }
+        };
+        chunks.iter().map(view).collect()
     }
 
     /// Waits until `stream` has passed `epoch`: where the host cannot wait for that, nothing may be unmapped.
@@ -241,7 +225,7 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// Removes the stale views in `pages` of a segment, waiting for their last use.
     fn clear_stale(&mut self, segment: usize, pages: PageRange) -> Result<(), AllocError> {
-        let views: Vec<View> = self.mapper.segments[segment].table.views_in(pages).copied().collect();
+        let views: Vec<View> = self.mapper.segment(segment).table.views_in(pages).copied().collect();
         for view in views {
             if let ViewState::Stale(fence) = view.state {
                 self.must_pass(fence.stream, fence.epoch)?;
@@ -253,7 +237,7 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// Removes the stale views of a chunk, waiting for their last use.
     fn unmap_stale(&mut self, chunk: ChunkId) -> Result<(), AllocError> {
-        for at in self.mapper.pool.get(chunk).stale.clone() {
+        for at in self.mapper.chunks().get(chunk).stale.clone() {
             if let ViewState::Stale(fence) = self.mapper.view(at).state {
                 self.must_pass(fence.stream, fence.epoch)?;
             }
@@ -264,11 +248,10 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// Returns the addresses of a range without active views to the driver, and frees its segment's number.
     pub fn vacate(&mut self, segment: usize) -> Result<(), AllocError> {
-        let (base, pages) = (self.mapper.segments[segment].base, self.mapper.segments[segment].pages);
+        let (base, pages) = (self.mapper.segment(segment).base, self.mapper.segment(segment).pages);
         self.clear_stale(segment, PageRange::new(PageIndex(0), pages))?;
         self.driver().address_free(base, pages.bytes(self.page_bytes()))?;
-        let none = Segment::new(DeviceAddr(0), 0, self.page_bytes());
-        self.mapper.replace_segment(segment, none);
+        self.mapper.vacate(segment);
         Ok(())
     }
 
@@ -278,23 +261,23 @@ impl<D: Driver> SlowPath<'_, D> {
     /// # Errors
     /// The driver's, when the device is lost.
     pub fn settle_left_behind(&mut self) -> Result<bool, AllocError> {
-        let idle = self.mapper.pool.idle_bytes();
-        for (base, bytes) in self.mapper.left_behind.clone() {
+        let idle = self.mapper.chunks().idle_bytes();
+        for (base, bytes) in self.mapper.left_behind().to_vec() {
             let of_range =
                 |segment: &Segment| segment.base == base && segment.pages > PageCount::ZERO && !segment.poisoned;
-            let Some(segment) = self.mapper.segments.iter().position(of_range) else { continue };
+            let Some(segment) = self.mapper.segments().iter().position(of_range) else { continue };
             match self.settle_segment(segment) {
-                Ok(true) => self.mapper.left_behind.retain(|other| *other != (base, bytes)),
+                Ok(true) => self.mapper.forget_left_behind((base, bytes)),
                 Err(AllocError::Driver(error)) if error.kind.is_sticky() => return Err(error.into()),
                 Ok(false) | Err(_) => {}
             }
         }
-        Ok(self.mapper.pool.idle_bytes() > idle)
+        Ok(self.mapper.chunks().idle_bytes() > idle)
     }
 
     /// Unmaps all of a dropped range and returns its addresses. Returns false when a stream cannot be waited for.
     fn settle_segment(&mut self, segment: usize) -> Result<bool, AllocError> {
-        let table = &self.mapper.segments[segment].table;
+        let table = &self.mapper.segment(segment).table;
         let active: Vec<View> = table.iter().filter(|view| view.state == ViewState::Active).copied().collect();
         // Nobody knows any more who used it: every stream is waited for.
         if !active.is_empty() && !self.progress().wait_for_all()? {
@@ -303,7 +286,6 @@ impl<D: Driver> SlowPath<'_, D> {
         for view in active {
             self.unmap_stale(view.chunk)?;
             self.unmap_view(view_at(segment, view.pages.start))?;
-            self.mapper.pool.set_lent_out(view.chunk, None);
         }
         self.vacate(segment)?;
         Ok(true)
@@ -336,7 +318,7 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// Whether the device, where that is the budget, allows more to be created than when it was last asked.
     pub fn finds_more_on_device(&mut self) -> bool {
-        let before = self.mapper.pool.headroom_pages();
+        let before = self.mapper.chunks().headroom_pages();
         self.shared.follows_device() && self.look_at_device().is_some_and(|now| now > before)
     }
 
@@ -350,24 +332,24 @@ impl<D: Driver> SlowPath<'_, D> {
         // Each idle chunk is the largest that fits: none is left that is larger and still fits.
         let mut largest = *left;
         while *left > PageCount::ZERO {
-            let chunk = match self.mapper.pool.idle_up_to(largest.min(*left), taken) {
+            let chunk = match self.mapper.chunks().idle_up_to(largest.min(*left), taken) {
                 Some((idle, pages)) => {
                     largest = pages;
                     idle
                 }
                 None => {
-                    let headroom = self.mapper.pool.headroom();
+                    let headroom = self.mapper.chunks().headroom();
                     if headroom.pages == PageCount::ZERO {
                         break;
                     }
-                    match self.create(self.mapper.sizes.for_range(headroom, *left)) {
+                    match self.create(self.mapper.sizes().for_range(headroom, *left)) {
                         Ok(chunk) => chunk,
                         Err(error) if error.kind == DriverErrorKind::OutOfMemory => return Ok(Some(error)),
                         Err(error) => return Err(error),
                     }
                 }
             };
-            let pages = self.mapper.pool.get(chunk).pages;
+            let pages = self.mapper.chunks().get(chunk).pages;
             // A new chunk is idle, too, and behind all that are taken: no other of its size is left.
             taken.take(pages);
             *left -= pages;
@@ -419,18 +401,18 @@ impl<D: Driver> SlowPath<'_, D> {
     fn take_out(&mut self, source: &Source) -> Result<(), DriverError> {
         let progress = self.progress();
         let mut passed = progress.wait_until_passed(source.stream, source.epoch)?;
-        for at in self.mapper.pool.get(source.chunk).stale.clone() {
+        for at in self.mapper.chunks().get(source.chunk).stale.clone() {
             if let ViewState::Stale(fence) = self.mapper.view(at).state {
                 passed = passed && progress.wait_until_passed(fence.stream, fence.epoch)?;
             }
         }
         if !passed {
-            self.mapper.pool.bar(source.chunk);
+            self.mapper.bar(source.chunk);
             return Ok(());
         }
         for at in self.mapper.views_of(source.chunk).into_iter().rev() {
             if !self.unmap_unless_refused(at)? {
-                self.mapper.pool.bar(source.chunk);
+                self.mapper.bar(source.chunk);
                 break;
             }
         }
@@ -440,17 +422,17 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Releases idle chunks that are too large, and free ones, so that `left` pages may be created. Those that are `taken` are
     /// idle, too, and stay. Returns false when none went.
     pub fn release_some(&mut self, left: PageCount, taken: &[ChunkId]) -> Result<bool, DriverError> {
-        let held = self.mapper.pool.held_pages();
-        let keep = held.min(self.mapper.pool.budget_pages()).saturating_sub(left);
+        let held = self.mapper.chunks().held_pages();
+        let keep = held.min(self.mapper.chunks().budget_pages()).saturating_sub(left);
         let taken: HashSet<ChunkId> = taken.iter().copied().collect();
-        let too_large: Vec<ChunkId> = self.mapper.pool.idle().filter(|chunk| !taken.contains(chunk)).collect();
+        let too_large: Vec<ChunkId> = self.mapper.chunks().idle().filter(|chunk| !taken.contains(chunk)).collect();
         for chunk in too_large {
-            if self.mapper.pool.held_pages() > keep {
+            if self.mapper.chunks().held_pages() > keep {
                 self.release_idle(chunk);
             }
         }
         self.trim_free(keep.bytes(self.page_bytes()))?;
-        Ok(self.mapper.pool.held_pages() < held)
+        Ok(self.mapper.chunks().held_pages() < held)
     }
 }
 

@@ -22,7 +22,7 @@ impl<D: Driver> SlowPath<'_, D> {
         let chunk = self.whole_chunk(pages, bytes, user)?;
         let mut range = self.reserve_range(pages.bytes(self.page_bytes()))?;
         range.lent_to = LentTo::RegisteredBlock;
-        if let Err(error) = self.map_at_end(&mut range, &[chunk]) {
+        if let Err(error) = self.map_at_end(&mut range, &[chunk], None) {
             self.leave_unmapped(&range);
             return Err(error);
         }
@@ -39,7 +39,7 @@ impl<D: Driver> SlowPath<'_, D> {
     fn leave_unmapped(&mut self, range: &RawRange) {
         if range.given_up || self.vacate(range.segment).is_err() {
             let bytes = range.pages.bytes(self.page_bytes());
-            self.mapper.left_behind.push((range.addr, bytes));
+            self.mapper.leave_behind(range.addr, bytes);
         }
     }
 
@@ -54,7 +54,7 @@ impl<D: Driver> SlowPath<'_, D> {
             };
             self.progress().settle_pending()?;
             // Where the driver refuses, the headroom is not there.
-            let missing = if refused.is_some() { pages } else { pages - self.mapper.pool.headroom_pages() };
+            let missing = if refused.is_some() { pages } else { pages - self.mapper.chunks().headroom_pages() };
             let found = (!std::mem::replace(&mut looked, true) && self.finds_more_on_device())
                 || self.release_some(missing, &[])?
                 || self.progress().wait_for_pending()?
@@ -69,12 +69,12 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// An idle chunk of exactly `pages` pages, or a new one. Else the driver's answer, where it was asked.
     fn take_or_create(&mut self, pages: PageCount) -> Result<Result<ChunkId, Option<DriverError>>, DriverError> {
-        if let Some((idle, found)) = self.mapper.pool.idle_up_to(pages, &IdleTaken::default())
+        if let Some((idle, found)) = self.mapper.chunks().idle_up_to(pages, &IdleTaken::default())
             && found == pages
         {
             return Ok(Ok(idle));
         }
-        if self.mapper.pool.headroom_pages() < pages {
+        if self.mapper.chunks().headroom_pages() < pages {
             return Ok(Err(None));
         }
         match self.create(pages) {

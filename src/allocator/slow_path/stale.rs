@@ -1,73 +1,9 @@
-//! Stale views in the order in which they became stale, so that the oldest can go when mappings run short.
-//!
-//! - I1  every stale view whose last use may pass has an entry. An entry of a view that has become active again, or is gone, is
-//!   dropped when it is met.
-//!
-//! Cost: constant for each view that becomes stale.
+//! Room for further mappings: the oldest stale views go when mappings run short.
 
 use super::super::error::AllocError;
 use super::SlowPath;
-use super::mapper::Mapper;
 use crate::driver::{Driver, DriverError, DriverErrorKind};
-use crate::physical::ViewAt;
-use crate::segment::ViewState;
-use crate::stream::Fence;
-use std::collections::{HashSet, VecDeque};
-
-/// Entries of views, oldest first.
-#[derive(Debug, Default)]
-pub struct StaleOrder {
-    entries: VecDeque<(ViewAt, Fence)>,
-}
-
-impl StaleOrder {
-    /// Number of entries, those that are out of date included.
-    pub fn len(&self) -> usize {
-        self.entries.len()
-    }
-}
-
-impl Mapper {
-    /// Makes an active view stale, since the chunk's bytes are used elsewhere from now on.
-    pub fn make_stale(&mut self, at: ViewAt, fence: Fence) {
-        self.segments[at.segment as usize].table.set_state(at.page, ViewState::Stale(fence));
-        self.stale_order.entries.push_back((at, fence));
-        // Programs repeat themselves: most views become active again before they are old. Each entry that is dropped here
-        // pays for one that was added.
-        if self.stale_order.len() > 2 * self.pool.stale_views() + SPARE_ENTRIES {
-            let mut order = std::mem::take(&mut self.stale_order);
-            order.entries.retain(|(at, fence)| self.is_stale(*at, *fence));
-            self.stale_order = order;
-        }
-    }
-
-    /// Whether a view is stale whose last use ends with `fence`.
-    fn is_stale(&self, at: ViewAt, fence: Fence) -> bool {
-        let view = self.segments[at.segment as usize].table.view(at.page);
-        view.is_some_and(|view| view.pages.start == at.page && view.state == ViewState::Stale(fence))
-    }
-
-    /// Asserts I1.
-    ///
-    /// # Panics
-    /// Panics if the invariant does not hold.
-    pub fn check_stale_order(&self) {
-        let listed: HashSet<(ViewAt, Fence)> = self.stale_order.entries.iter().copied().collect();
-        for (number, segment) in self.segments.iter().enumerate() {
-            for view in segment.table.iter() {
-                if let ViewState::Stale(fence) = view.state
-                    && fence.epoch != crate::stream::NEVER
-                {
-                    let at = super::mapper::view_at(number, view.pages.start);
-                    assert!(listed.contains(&(at, fence)), "stale I1: the view at {at:?} has no entry");
-                }
-            }
-        }
-    }
-}
-
-/// Entries that may be out of date before they are looked for.
-const SPARE_ENTRIES: usize = 1024;
+use std::collections::HashSet;
 
 /// Number of stale views that are removed at the limit of mappings for each mapping that is made: the next requests of that
 /// size need remove none.
@@ -96,10 +32,7 @@ impl<D: Driver> SlowPath<'_, D> {
             if dropped == drop.most || waiting.len() > drop.patience {
                 break Ok(dropped);
             }
-            let Some((at, fence)) = self.mapper.stale_order.entries.pop_front() else { break Ok(dropped) };
-            if !self.mapper.is_stale(at, fence) {
-                continue;
-            }
+            let Some((at, fence)) = self.mapper.take_oldest_stale() else { break Ok(dropped) };
             match self.progress().has_passed(fence.stream, fence.epoch) {
                 Ok(true) => {}
                 Ok(false) => {
@@ -120,8 +53,7 @@ impl<D: Driver> SlowPath<'_, D> {
                 }
             }
         };
-        // Behind the others: whoever comes next looks at those first.
-        self.mapper.stale_order.entries.extend(waiting);
+        self.mapper.put_back_stale(waiting);
         result
     }
 
@@ -151,12 +83,9 @@ impl<D: Driver> SlowPath<'_, D> {
         if self.shared.geometry.keeps_mappings {
             return Ok(false);
         }
-        let entries = self.mapper.stale_order.entries.iter();
-        let mut fences: Vec<Fence> = entries.map(|(_, fence)| *fence).collect();
-        fences.dedup();
         // Of a stream that cannot be waited for now, a later moment cannot either.
         let mut hopeless = HashSet::new();
-        for fence in fences {
+        for fence in self.mapper.ends_of_stale() {
             // A view whose last use has completed is still there because a listener refuses to let it go.
             let passed = self.shared.streams.get(fence.stream).clock.lock().has_passed(fence.epoch);
             if passed || hopeless.contains(&fence.stream) {
@@ -179,81 +108,5 @@ impl<D: Driver> SlowPath<'_, D> {
             }
             _ => error.into(),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::allocator::{Allocator, ChunkPolicy, VirtualRange};
-    use crate::driver::{ModelConfig, ModelDriver};
-    use crate::testing::assert_noticed;
-    use crate::units::StreamId;
-    use std::mem::ManuallyDrop;
-    use std::sync::Arc;
-
-    const PAGE: u64 = 2 << 20;
-    const MAIN: StreamId = StreamId::DEFAULT;
-
-    fn allocator() -> Allocator<ModelDriver> {
-        let driver = Arc::new(ModelDriver::new(ModelConfig::default()));
-        Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap()
-    }
-
-    /// Two ranges of so many pages, the first one mapped.
-    fn ranges(allocator: &Allocator<ModelDriver>, pages: u64) -> [VirtualRange<ModelDriver>; 2] {
-        let mut ranges = [(); 2].map(|()| allocator.reserve_range(pages * PAGE).unwrap());
-        ranges[0].grow(pages * PAGE, MAIN).unwrap();
-        ranges
-    }
-
-    /// Number of entries, and of stale views.
-    fn counts(allocator: &Allocator<ModelDriver>) -> (usize, usize) {
-        let mapper = allocator.inner.door.mapper.lock();
-        (mapper.stale_order.entries.len(), mapper.pool.stale_views())
-    }
-
-    /// However often a page moves to and fro, entries of views that are gone do not pile up: there are twice as many as stale
-    /// views, and some. To look for those that are out of date pays, since at least half of all are.
-    #[test]
-    fn entries_that_are_out_of_date_are_dropped_in_time() {
-        let allocator = allocator();
-        let mut many = ranges(&allocator, 3000);
-        let [one, two] = &mut many;
-        two.take_from(one, 3000 * PAGE, MAIN).unwrap();
-        assert_eq!(counts(&allocator), (3000, 3000));
-        let [mut here, mut there] = ranges(&allocator, 1);
-        let (mut before, mut cleaned) = (3000, 0);
-        let mut turn = || {
-            there.take_from(&mut here, PAGE, MAIN).unwrap();
-            std::mem::swap(&mut here, &mut there);
-            let (entries, stale) = counts(&allocator);
-            assert!(entries <= 2 * stale + SPARE_ENTRIES, "{entries} entries of {stale} stale views");
-            cleaned += usize::from(entries < before);
-            assert!(entries > before || 2 * entries <= before + 1, "{before} entries were looked at for {entries}");
-            before = entries;
-        };
-        (0..10_000).for_each(|_| turn());
-        // The stale views of one range go with it, and so do their entries.
-        drop(many);
-        (0..3000).for_each(|_| turn());
-        assert!((4..10).contains(&cleaned), "{cleaned} times");
-        allocator.check();
-    }
-
-    #[test]
-    fn check_names_a_view_without_an_entry() {
-        let with_a_stale_view = || {
-            let allocator = ManuallyDrop::new(allocator());
-            let [mut here, mut there] = ranges(&allocator, 1);
-            there.take_from(&mut here, PAGE, MAIN).unwrap();
-            std::mem::forget([here, there]);
-            allocator
-        };
-        let lose = |allocator: &mut ManuallyDrop<Allocator<ModelDriver>>| {
-            allocator.inner.door.mapper.lock().stale_order.entries.clear();
-        };
-        let check = |allocator: &ManuallyDrop<Allocator<ModelDriver>>| allocator.check();
-        assert_noticed(with_a_stale_view, check, &[("stale I1: the view at", lose)]);
     }
 }

@@ -64,16 +64,16 @@ impl<D: Driver> SlowPath<'_, D> {
                 first = result;
             }
         };
-        let chunks: Vec<ChunkId> = self.mapper.pool.iter().map(|(id, _)| id).collect();
+        let chunks: Vec<ChunkId> = self.mapper.chunks().iter().map(|(id, _)| id).collect();
         for chunk in chunks {
             for at in self.mapper.views_of(chunk) {
                 note(self.unmap_view(at));
             }
             // What is still mapped goes with its last mapping.
-            note(self.driver().release(self.mapper.pool.get(chunk).handle));
+            note(self.driver().release(self.mapper.chunks().get(chunk).handle));
         }
         if self.mapper.mappings() == 0 {
-            for (addr, bytes) in &self.mapper.left_behind {
+            for (addr, bytes) in self.mapper.left_behind() {
                 note(self.driver().address_free(*addr, *bytes));
             }
             for arena in self.shared.directory.arenas() {

@@ -23,22 +23,22 @@ pub struct Trimmed {
 impl<D: Driver> SlowPath<'_, D> {
     /// Releases free memory until at most `keep_bytes` are held: idle chunks first, then every completely free one.
     pub fn trim(&mut self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
-        let before = self.mapper.pool.held_bytes();
+        let before = self.mapper.chunks().held_bytes();
         if before > keep_bytes {
             self.settle_left_behind()?;
         }
         self.trim_idle(keep_bytes);
         self.trim_free(keep_bytes)?;
-        let held_bytes = self.mapper.pool.held_bytes();
+        let held_bytes = self.mapper.chunks().held_bytes();
         Ok(Trimmed { released_bytes: before - held_bytes, held_bytes })
     }
 
     fn trim_idle(&mut self, keep_bytes: u64) {
-        while self.mapper.pool.held_bytes() > keep_bytes {
-            let Some(chunk) = self.mapper.pool.largest_idle() else { break };
-            let before = self.mapper.pool.held_bytes();
+        while self.mapper.chunks().held_bytes() > keep_bytes {
+            let Some(chunk) = self.mapper.chunks().largest_idle() else { break };
+            let before = self.mapper.chunks().held_bytes();
             self.release_idle(chunk);
-            if self.mapper.pool.held_bytes() == before {
+            if self.mapper.chunks().held_bytes() == before {
                 break;
             }
         }
@@ -55,7 +55,7 @@ impl<D: Driver> SlowPath<'_, D> {
         }
         let candidates = self.mapped_chunks();
         let mut candidates = candidates.as_slice();
-        while !candidates.is_empty() && self.mapper.pool.held_bytes() > keep_bytes {
+        while !candidates.is_empty() && self.mapper.chunks().held_bytes() > keep_bytes {
             let (claimed, looked_at) = self.claim_some(candidates, keep_bytes);
             candidates = &candidates[looked_at..];
             self.give_back_all(&claimed)?;
@@ -83,15 +83,15 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// The chunks that are mapped in regions, the largest first; those of one region together.
     fn mapped_chunks(&self) -> Vec<Source> {
-        let owners: Vec<Option<Owner>> = self.mapper.segments.iter().map(|segment| self.owner_of(segment)).collect();
+        let owners: Vec<Option<Owner>> = self.mapper.segments().iter().map(|segment| self.owner_of(segment)).collect();
         let candidate = |(chunk, facts): (ChunkId, &Chunk)| {
             let at = facts.active?;
             let owner = owners[at.segment as usize]?;
             let pages = PageRange::new(at.page, facts.pages);
             let Owner { stream, region } = owner;
-            (!self.mapper.pool.is_barred(chunk)).then_some(Source { chunk, stream, region, pages, epoch: 0 })
+            (!self.mapper.chunks().is_barred(chunk)).then_some(Source { chunk, stream, region, pages, epoch: 0 })
         };
-        let mut found: Vec<Source> = self.mapper.pool.iter().filter_map(candidate).collect();
+        let mut found: Vec<Source> = self.mapper.chunks().iter().filter_map(candidate).collect();
         found.sort_unstable_by_key(|it| (Reverse(it.pages.len()), it.place()));
         found
     }
@@ -110,7 +110,7 @@ impl<D: Driver> SlowPath<'_, D> {
         let Some(first) = candidates.first() else { return (Vec::new(), 0) };
         let in_region = |it: &&Source| (it.stream, it.region) == (first.stream, first.region);
         let of_region = candidates.iter().take(BATCH).take_while(in_region);
-        let mut held = self.mapper.pool.held_bytes();
+        let mut held = self.mapper.chunks().held_bytes();
         let mut state = self.shared.streams.get(first.stream).lock();
         let (mut claimed, mut looked_at) = (Vec::new(), 0);
         for candidate in of_region {

@@ -3,7 +3,7 @@
 //!
 //! Cost: constant, but for the completely free chunks, which are counted on demand.
 
-use super::super::mapper::Mapper;
+use super::super::super::mappings::Mappings;
 
 /// What an allocator holds of the device at one moment.
 #[derive(Clone, Copy, Debug)]
@@ -48,35 +48,35 @@ pub struct Holdings {
 
 impl Holdings {
     /// What is held now. The completely free chunks, and those that wait, are not counted.
-    pub fn new(mapper: &Mapper) -> Self {
-        let pool = &mapper.pool;
-        let page_bytes = pool.page_bytes();
+    pub fn new(mappings: &Mappings) -> Self {
+        let (chunks, counts) = (mappings.chunks(), mappings.counts());
+        let page_bytes = chunks.page_bytes();
         Self {
             page_bytes,
-            held_bytes: pool.held_bytes(),
-            peak_held_bytes: pool.peak_held_bytes(),
-            created_bytes: pool.created_bytes(),
-            created_chunks: pool.created_chunks(),
-            idle_bytes: pool.idle_bytes(),
-            range_bytes: pool.range_bytes(),
-            registered_bytes: pool.registered_bytes(),
-            headroom_bytes: pool.headroom_pages().bytes(page_bytes),
+            held_bytes: chunks.held_bytes(),
+            peak_held_bytes: chunks.peak_held_bytes(),
+            created_bytes: chunks.created_bytes(),
+            created_chunks: chunks.created_chunks(),
+            idle_bytes: chunks.idle_bytes(),
+            range_bytes: chunks.range_bytes(),
+            registered_bytes: chunks.registered_bytes(),
+            headroom_bytes: chunks.headroom_pages().bytes(page_bytes),
             free_chunk_bytes: 0,
             waiting_chunk_bytes: 0,
-            chunks: pool.len() as u64,
-            peak_chunks: pool.peak_len() as u64,
-            mappings: mapper.mappings() as u64,
-            harvested_chunks: mapper.harvested_chunks,
-            reused_views: mapper.reused_views,
-            poisoned: mapper.poisoned,
-            metadata_bytes: mapper.metadata_bytes(),
+            chunks: chunks.len() as u64,
+            peak_chunks: chunks.peak_len() as u64,
+            mappings: mappings.mappings() as u64,
+            harvested_chunks: counts.harvested_chunks,
+            reused_views: counts.reused_views,
+            poisoned: counts.poisoned,
+            metadata_bytes: mappings.metadata_bytes(),
         }
     }
 
     /// Makes them those of now, but for the completely free chunks.
-    pub fn update(&mut self, mapper: &Mapper) {
+    pub fn update(&mut self, mappings: &Mappings) {
         let Self { free_chunk_bytes, waiting_chunk_bytes, .. } = *self;
-        *self = Self { free_chunk_bytes, waiting_chunk_bytes, ..Self::new(mapper) };
+        *self = Self { free_chunk_bytes, waiting_chunk_bytes, ..Self::new(mappings) };
     }
 }
 

@@ -44,7 +44,7 @@ impl Door {
     /// Resets the peaks of live and held bytes to their current values.
     pub fn reset_peaks<D: Driver>(&self, shared: &Shared<D>) {
         let mut mapper = self.lock();
-        mapper.pool.reset_peak();
+        mapper.reset_peak();
         self.holdings.lock().update(&mapper);
         shared.streams.peak.reset(&mut shared.streams.lock_all());
     }
@@ -87,22 +87,22 @@ impl<D: Driver> SlowPath<'_, D> {
 /// Bytes of completely free chunks. Locks one stream after the other, for a piece of its free blocks at a time.
 fn free_chunk_bytes<D: Driver>(shared: &Shared<D>, mapper: &Mapper) -> u64 {
     let mut states = States::in_pieces(&shared.streams);
-    free_chunks(mapper, &mut states).pages().bytes(mapper.pool.page_bytes())
+    free_chunks(mapper, &mut states).pages().bytes(mapper.chunks().page_bytes())
 }
 
 /// Bytes of chunks that are free but for blocks that wait for streams.
 fn waiting_chunk_bytes<D: Driver>(shared: &Shared<D>, mapper: &Mapper) -> u64 {
-    waiting::waiting_pages(shared, mapper).bytes(mapper.pool.page_bytes())
+    waiting::waiting_pages(shared, mapper).bytes(mapper.chunks().page_bytes())
 }
 
 fn chunk_snapshots(mapper: &Mapper) -> Vec<ChunkSnapshot> {
-    let address = |at: ViewAt| mapper.segments[at.segment as usize].address(at.page);
+    let address = |at: ViewAt| mapper.segment(at.segment as usize).address(at.page);
     mapper
-        .pool
+        .chunks()
         .iter()
         .map(|(_, chunk)| ChunkSnapshot {
             handle: chunk.handle.0,
-            bytes: chunk.pages.bytes(mapper.pool.page_bytes()),
+            bytes: chunk.pages.bytes(mapper.chunks().page_bytes()),
             active: chunk.active.map(address),
             stale: chunk.stale.iter().copied().map(address).collect(),
             in_range: chunk.lent_out == Some(LentTo::Range),

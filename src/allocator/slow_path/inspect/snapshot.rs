@@ -20,7 +20,7 @@ impl RegionSnapshot {
                 kind: region.kind,
                 addr: region.base,
                 bytes: region.heap.extent(),
-                poisoned: mapper.segments[region.segment].poisoned,
+                poisoned: mapper.segment(region.segment).poisoned,
                 blocks: Vec::new(),
             }
         };

@@ -63,8 +63,8 @@ fn copy_piece(state: &StreamState, from: Cursor, parts: &mut Vec<Part>) -> Optio
 /// Pages of the chunks that lie whole in runs of these parts, and in none of the free ones.
 fn pages_of(parts: &[Part], mapper: &Mapper) -> PageCount {
     let in_chunks = |segment: usize, start: u64, end: u64| -> PageCount {
-        let pages = PageRange::inside(&(start..end), mapper.pool.page_bytes());
-        mapper.segments[segment].table.views_within(pages).map(|view| view.pages.len()).sum()
+        let pages = PageRange::inside(&(start..end), mapper.chunks().page_bytes());
+        mapper.segment(segment).table.views_within(pages).map(|view| view.pages.len()).sum()
     };
     let runs = parts.chunk_by(|one, next| one.region == next.region && next.start <= one.end);
     let pages = runs.map(|run| {

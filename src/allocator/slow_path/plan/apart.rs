@@ -10,7 +10,7 @@ impl Survey<'_> {
     pub fn plan_apart(&self) -> Option<Plan> {
         let page_bytes = self.page_bytes();
         let request = &self.goal.request;
-        let whole = self.mapper.sizes.for_whole_block(request.size);
+        let whole = self.mapper.sizes().for_whole_block(request.size);
         let pages = [whole, PageCount::covering(request.size, page_bytes)];
         let pages = pages.into_iter().find(|pages| *pages <= self.goal.allowance.hard_pages)?;
         let bytes = pages.bytes(page_bytes);
@@ -28,7 +28,7 @@ impl Survey<'_> {
     /// Where a chunk of `bytes` starts in a piece without a mapping, with a page on either side where the region goes on.
     fn start_apart(&self, piece: &Piece, bytes: u64) -> Option<u64> {
         let page_bytes = self.page_bytes();
-        let extent = self.mapper.segments[self.target.segment].pages.bytes(page_bytes);
+        let extent = self.mapper.segment(self.target.segment).pages.bytes(page_bytes);
         let start = if piece.start == 0 { 0 } else { piece.start + page_bytes };
         let end = if piece.end == extent { extent } else { piece.end - page_bytes };
         let start = self.align(start)?.next_multiple_of(page_bytes);

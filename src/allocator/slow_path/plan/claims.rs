@@ -63,7 +63,7 @@ pub fn claim_free<D: Driver>(states: &mut States<'_, D>, mut sources: Vec<Source
 /// Ends the claim on a chunk: its bytes are free where it is still mapped, else a hole.
 pub fn unclaim(mapper: &Mapper, state: &mut StreamState, source: &Source) {
     let region = state.region(source.region).expect("sources come from regions");
-    let view = mapper.segments[region.segment].table.view(source.pages.start);
+    let view = mapper.segment(region.segment).table.view(source.pages.start);
     let mapped = view.is_some_and(|view| view.state == ViewState::Active);
     let to = if mapped { BlockState::Free } else { BlockState::Hole };
     region.set_pages(source.pages.start.offset(region.page_bytes), source.pages, to);

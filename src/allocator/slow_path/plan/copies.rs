@@ -53,7 +53,7 @@ pub struct Target {
 impl Copies {
     /// The completely free chunks; of one stream, if the goal has to do with those.
     pub fn sources<D: Driver>(&mut self, mapper: &Mapper, states: &mut States<'_, D>, goal: &Goal) -> &Sources {
-        let (page_bytes, all) = (mapper.pool.page_bytes(), states.indices());
+        let (page_bytes, all) = (mapper.chunks().page_bytes(), states.indices());
         let free = self.free.get_or_insert_with(|| {
             let copy = |stream| match goal.source_stream() {
                 Some(only) if only != stream => Copy { copied: Vec::new(), count: 0 },
@@ -83,7 +83,7 @@ impl Copies {
         for (stream, copy) in states.indices().zip(self.free.iter_mut().flatten()) {
             if goal.source_stream().is_none_or(|only| only == stream) && copy.is_outdated(states, stream) {
                 any = true;
-                *copy = Copy::new(states, stream, |states| free_runs(states, stream, mapper.pool.page_bytes()));
+                *copy = Copy::new(states, stream, |states| free_runs(states, stream, mapper.chunks().page_bytes()));
             }
         }
         for (id, copy) in &mut self.targets {

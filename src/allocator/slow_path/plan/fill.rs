@@ -99,8 +99,8 @@ impl<'a> Filler<'a> {
 
     fn idle(&mut self, wanted: Wanted) -> Option<(Backing, PageCount)> {
         let mapper = self.survey.mapper;
-        let idle = self.idle.get_or_insert_with(|| mapper.pool.idle_by_pages().collect());
-        let (&size, of_size) = idle.range_mut(..=mapper.sizes.for_idle(wanted)).next_back()?;
+        let idle = self.idle.get_or_insert_with(|| mapper.chunks().idle_by_pages().collect());
+        let (&size, of_size) = idle.range_mut(..=mapper.sizes().for_idle(wanted)).next_back()?;
         #[cfg(test)]
         crate::testing::step();
         let (&chunk, rest) = of_size.split_first().expect("empty lists are removed");
@@ -121,11 +121,11 @@ impl<'a> Filler<'a> {
         let mapper = self.survey.mapper;
         let headroom = Headroom {
             pages: goal.allowance.hard_pages.saturating_sub(self.created),
-            budget_pages: mapper.pool.budget_pages(),
+            budget_pages: mapper.chunks().budget_pages(),
         };
         let got = match goal.request.kind {
-            RegionKind::Small => mapper.sizes.for_small_blocks(headroom, wanted),
-            RegionKind::Large => mapper.sizes.for_large_block(headroom, goal.request.size, wanted),
+            RegionKind::Small => mapper.sizes().for_small_blocks(headroom, wanted),
+            RegionKind::Large => mapper.sizes().for_large_block(headroom, goal.request.size, wanted),
         };
         let got = got.min(left);
         self.created += got;
@@ -223,7 +223,7 @@ impl<'a> Filler<'a> {
 
     /// The size of chunks that are created in the place of larger ones.
     fn without_headroom(&self, wanted: Wanted) -> PageCount {
-        self.survey.mapper.sizes.without_headroom(self.survey.goal.request.size, wanted.covered)
+        self.survey.mapper.sizes().without_headroom(self.survey.goal.request.size, wanted.covered)
     }
 }
 

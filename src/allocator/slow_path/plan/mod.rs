@@ -96,6 +96,16 @@ pub enum Backing {
     Harvest(Source),
 }
 
+impl Backing {
+    /// The free chunk, if it is one from elsewhere.
+    pub fn source(&self) -> Option<&Source> {
+        match self {
+            Self::Harvest(source) => Some(source),
+            Self::Idle(_) | Self::Create => None,
+        }
+    }
+}
+
 /// One mapping to make.
 #[derive(Clone, Copy, Debug)]
 pub struct Fill {
@@ -140,10 +150,7 @@ pub struct Plan {
 impl Plan {
     /// The chunks that move to the target.
     pub fn moved(&self) -> impl Iterator<Item = &Source> {
-        let harvested = self.fill.iter().filter_map(|fill| match &fill.backing {
-            Backing::Harvest(source) => Some(source),
-            Backing::Idle(_) | Backing::Create => None,
-        });
+        let harvested = self.fill.iter().filter_map(|fill| fill.backing.source());
         self.reuse.iter().map(|reuse| &reuse.source).chain(harvested)
     }
 
@@ -163,7 +170,7 @@ pub fn plan<D: Driver>(
     goal: Goal,
 ) -> Option<Plan> {
     let target = copies.target(states, &goal);
-    let segment = &mapper.segments[target.segment];
+    let segment = mapper.segment(target.segment);
     // Looking for free chunks costs more than all the rest. While enough may be created and there is no stale view that
     // could become active again, none is needed; a new chunk needs none in any case.
     let pages = PageCount::within(goal.request.size, segment.page_bytes) + PageCount(2);
@@ -220,7 +227,7 @@ impl Survey<'_> {
     }
 
     fn table(&self) -> &PageTable {
-        &self.mapper.segments[self.target.segment].table
+        &self.mapper.segment(self.target.segment).table
     }
 
     fn page_bytes(&self) -> u64 {
@@ -239,8 +246,8 @@ impl Survey<'_> {
 
     /// Whether a free chunk can be released without waiting.
     fn can_go_back(&self, source: &Source) -> bool {
-        self.can_unmap(Fence { stream: source.stream, epoch: source.epoch })
-            && self.mapper.pool.get(source.chunk).stale.iter().all(|at| match self.mapper.view(*at).state {
+        self.can_unmap(source.last_use())
+            && self.mapper.chunks().get(source.chunk).stale.iter().all(|at| match self.mapper.view(*at).state {
                 ViewState::Stale(fence) => self.has_passed(fence),
                 ViewState::Active => true,
             })

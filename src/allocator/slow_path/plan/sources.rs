@@ -9,7 +9,7 @@ use crate::heap::{BlockState, FreeBlock};
 use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::physical::ChunkId;
 use crate::segment::View;
-use crate::stream::StreamIndex;
+use crate::stream::{Fence, StreamIndex};
 
 /// A completely free chunk, where it is now.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +30,11 @@ impl Source {
     /// What sources are ordered by.
     pub fn place(&self) -> (StreamIndex, RegionId, PageIndex) {
         (self.stream, self.region, self.pages.start)
+    }
+
+    /// The end of its last use where it is.
+    pub fn last_use(&self) -> Fence {
+        Fence { stream: self.stream, epoch: self.epoch }
     }
 
     /// Claims the chunk where it is, if that is completely free. Returns it with the epoch of its last use.
@@ -59,7 +64,7 @@ impl Sources {
     /// The completely free chunks in some free blocks, but for those that cannot be moved now. Of several blocks with the same
     /// chunk the last counts: those before it are out of date.
     pub fn new<'r>(mapper: &Mapper, runs: impl IntoIterator<Item = &'r FreeRun>) -> Self {
-        let mut sources = Self { list: Vec::new(), of_chunk: vec![None; mapper.pool.id_bound()] };
+        let mut sources = Self { list: Vec::new(), of_chunk: vec![None; mapper.chunks().id_bound()] };
         for source in runs.into_iter().flat_map(|run| run.sources(mapper)) {
             let number = &mut sources.of_chunk[source.chunk.0 as usize];
             match *number {
@@ -86,7 +91,7 @@ impl Sources {
 
 /// All completely free chunks, wherever they are, but for those that cannot be moved now; looked for in pieces.
 pub fn free_chunks<D: Driver>(mapper: &Mapper, states: &mut States<'_, D>) -> Sources {
-    Sources::new(mapper, &all_free_runs(states, mapper.pool.page_bytes()))
+    Sources::new(mapper, &all_free_runs(states, mapper.chunks().page_bytes()))
 }
 
 /// The pages that are free and mapped, by what is in their chunks.
@@ -103,7 +108,7 @@ impl FreePages {
     fn in_runs(mapper: &Mapper, runs: &[FreeRun]) -> Self {
         let beside_others = |run: &FreeRun| {
             let in_chunks = run.chunks(mapper).map(|view| view.pages.len()).sum();
-            run.whole_pages(mapper.pool.page_bytes()).len().saturating_sub(in_chunks)
+            run.whole_pages(mapper.chunks().page_bytes()).len().saturating_sub(in_chunks)
         };
         Self { in_free_chunks: Sources::new(mapper, runs).pages(), beside_others: runs.iter().map(beside_others).sum() }
     }
@@ -111,7 +116,7 @@ impl FreePages {
 
 /// Counts the pages that are free and mapped; looked for in pieces.
 pub fn free_pages<D: Driver>(mapper: &Mapper, states: &mut States<'_, D>) -> FreePages {
-    FreePages::in_runs(mapper, &all_free_runs(states, mapper.pool.page_bytes()))
+    FreePages::in_runs(mapper, &all_free_runs(states, mapper.chunks().page_bytes()))
 }
 
 /// The free blocks of all streams that take a page or more.
@@ -137,7 +142,7 @@ impl FreeRun {
 
     /// The views of the chunks that lie in it whole.
     fn chunks<'m>(&self, mapper: &'m Mapper) -> impl Iterator<Item = &'m View> + use<'m> {
-        let segment = &mapper.segments[self.segment];
+        let segment = mapper.segment(self.segment);
         segment.table.views_within(self.whole_pages(segment.page_bytes))
     }
 
@@ -145,7 +150,7 @@ impl FreeRun {
     fn sources<'m>(&self, mapper: &'m Mapper) -> impl Iterator<Item = Source> + use<'m> {
         let Self { stream, region, epoch, .. } = *self;
         let source = move |view: &View| Source { chunk: view.chunk, stream, region, pages: view.pages, epoch };
-        self.chunks(mapper).filter(|view| !mapper.pool.is_barred(view.chunk)).map(source)
+        self.chunks(mapper).filter(|view| !mapper.chunks().is_barred(view.chunk)).map(source)
     }
 }
 
