@@ -5,26 +5,24 @@ use super::Inner;
 use super::error::{AddressFacts, AllocError, FreeError, facts_of};
 use super::kind::RegionKind;
 use super::reports::LiveAllocation;
-use super::request::Request;
+use super::request::{Request, Rounded};
 use super::slow_path::Wanted;
 use super::streams::directory::{Owner, Place};
+use super::streams::extras::Extras;
 use super::streams::peak::Visit;
-use super::streams::pending::Pending;
-use super::streams::state::{Sharers, Stream};
+use super::streams::state::{Stream, StreamState};
 use crate::driver::Driver;
-use crate::heap::{GRANULE, NotLive};
+use crate::heap::{Block, GRANULE, NotLive};
 use crate::stream::Fence;
 use crate::sync::Ordering;
-use crate::units::{DeviceAddr, StreamId, round_up};
+use crate::units::{DeviceAddr, StreamId};
 
 impl<D: Driver> Inner<D> {
     /// Allocates `bytes` at a multiple of `alignment`, a power of two and at least a granule.
     #[inline]
     pub(super) fn alloc(&self, bytes: u64, alignment: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
-        let size = round_up(bytes.max(1), GRANULE).filter(|size| *size <= self.shared.geometry.slot_bytes);
-        let Some(size) = size else { return Err(self.too_large(bytes, alignment)) };
-        // Rounding adds less than a granule; a request of 0 bytes wastes a whole one.
-        let waste = (size - bytes) as u16;
+        let rounded = Rounded::new(bytes).filter(|rounded| rounded.size <= self.shared.geometry.slot_bytes);
+        let Some(Rounded { size, waste }) = rounded else { return Err(self.too_large(bytes, alignment)) };
         let stream = self.shared.streams.find_or_add(stream)?;
         match self.take(stream, size, waste, alignment) {
             Some(addr) => Ok(addr),
@@ -52,9 +50,9 @@ impl<D: Driver> Inner<D> {
     /// Serves a request from what is cached for a stream that is kept; `None` where that takes more.
     #[inline]
     pub(super) fn alloc_cached(&self, bytes: u64, alignment: u64, stream: StreamId) -> Option<DeviceAddr> {
-        let size = round_up(bytes.max(1), GRANULE)?;
+        let Rounded { size, waste } = Rounded::new(bytes)?;
         let stream = self.shared.streams.find_kept(stream)?;
-        self.take(stream, size, (size - bytes) as u16, alignment)
+        self.take(stream, size, waste, alignment)
     }
 
     #[cold]
@@ -76,12 +74,7 @@ impl<D: Driver> Inner<D> {
         };
         match freed {
             Ok(block) => {
-                state.live_bytes -= block.size - u64::from(block.waste);
-                state.tally.frees += 1;
-                state.dirty = true;
-                if state.mark.is_left(state.live_bytes) {
-                    let _ = self.shared.streams.peak.note(owner.stream, &mut state);
-                }
+                self.count_free(owner, &mut state, &block);
                 Ok(())
             }
             Err(NotLive::Shared) => {
@@ -95,14 +88,23 @@ impl<D: Driver> Inner<D> {
         }
     }
 
+    /// Counts the free of a block.
+    #[inline]
+    fn count_free(&self, owner: Owner, state: &mut StreamState, block: &Block) {
+        state.count_free(block);
+        if state.mark.is_left(state.live_bytes) {
+            let _ = self.shared.streams.peak.note(owner.stream, state);
+        }
+    }
+
     /// Frees a block that other streams use, or that is or was pinned: it becomes pending on all of them, and until the last
     /// pin is gone.
     #[cold]
     fn free_shared(&self, addr: DeviceAddr, owner: Owner, offset: u64) -> Result<(), FreeError> {
         let streams = &self.shared.streams;
         let stream = streams.get(owner.stream);
-        let users_of = |sharers: &Sharers| sharers.users_beside(owner.stream);
-        let users = stream.lock().sharers.get(&(owner.region, offset)).map(users_of);
+        let users_of = |extras: &Extras| extras.sharers.users_beside(owner.stream);
+        let users = stream.lock().extras.get(&(owner.region, offset)).map(users_of);
         let Some(users) = users else { return Err(self.refuse(addr)) };
         // Whatever these streams have queued by now lies before the end of their open epochs.
         let fences: Vec<Fence> =
@@ -113,18 +115,8 @@ impl<D: Driver> Inner<D> {
             drop(state);
             return Err(self.refuse(addr));
         };
-        state.live_bytes -= block.size - u64::from(block.waste);
-        state.tally.frees += 1;
-        state.dirty = true;
-        if state.mark.is_left(state.live_bytes) {
-            let _ = streams.peak.note(owner.stream, &mut state);
-        }
-        state.sharers.remove(&(owner.region, offset));
-        state.tickets.remove(&(owner.region, offset));
-        match state.pins.get_mut(&(owner.region, offset)) {
-            Some(pins) => pins.freed = Some(fences),
-            None => state.free_when_passed(Pending { region: owner.region, offset, fences }),
-        }
+        self.count_free(owner, &mut state, &block);
+        state.let_go((owner.region, offset), fences);
         streams.note_pending(stream.index, !state.pending.is_empty());
         drop(state);
         // Seal early, so that the events complete as soon as they can; what fails here is tried again when needed.
@@ -146,7 +138,7 @@ impl<D: Driver> Inner<D> {
         let user = self.shared.streams.find_or_add(stream)?.index;
         let mut state = self.shared.streams.get(owner.stream).lock();
         // Its own stream is no other one: a block that nobody else uses stays reusable as soon as it is freed.
-        let at_home = user == owner.stream && !state.sharers.contains_key(&(owner.region, offset));
+        let at_home = user == owner.stream && !state.extras.contains_key(&(owner.region, offset));
         let found = state.region(owner.region).map(|region| match at_home {
             true => region.heap.expect_live(offset),
             false => region.heap.share(offset),
@@ -158,8 +150,8 @@ impl<D: Driver> Inner<D> {
         if at_home {
             return Ok(());
         }
-        let sharers = state.sharers.entry((owner.region, offset));
-        sharers.or_insert_with(|| Sharers::new(owner.stream)).record(user);
+        let extras = state.extras.entry((owner.region, offset));
+        extras.or_insert_with(|| Extras::new(owner.stream)).sharers.record(user);
         Ok(())
     }
 
@@ -172,7 +164,7 @@ impl<D: Driver> Inner<D> {
             Place::Foreign => return Err(not_free(AddressFacts::Foreign)),
         };
         let fits = |size: &u64| offset.is_multiple_of(GRANULE) && *size <= self.shared.geometry.slot_bytes - offset;
-        let size = round_up(bytes.max(1), GRANULE).filter(fits);
+        let size = Rounded::new(bytes).map(|rounded| rounded.size).filter(fits);
         let size = size.ok_or_else(|| not_free(AddressFacts::NeverAllocated))?;
         let request = Request::new(bytes, size, GRANULE);
         self.door.enter(&self.shared, |path| path.alloc_again(Wanted { owner, offset, addr }, request))

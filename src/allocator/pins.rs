@@ -3,8 +3,6 @@
 use super::error::{AllocError, FreeError};
 use super::slow_path::PinnedChunk;
 use super::streams::directory::{Owner, Place};
-use super::streams::pending::Pending;
-use super::streams::state::{Sharers, StreamState};
 use super::{Allocator, Inner};
 use crate::driver::Driver;
 use crate::units::DeviceAddr;
@@ -76,26 +74,6 @@ impl<D: Driver> Drop for Pin<D> {
     }
 }
 
-impl StreamState {
-    /// Marks a live block as shared, so that its free comes through `free_shared`, which looks for pins and tickets. Returns its
-    /// bytes, or `None` if no live block is there.
-    pub fn mark_shared(&mut self, owner: Owner, offset: u64) -> Option<u64> {
-        let region = self.region(owner.region)?;
-        region.heap.share(offset).ok()?;
-        let bytes = region.heap.block(offset)?.size;
-        let home = Sharers::new(owner.stream);
-        self.sharers.entry((owner.region, offset)).or_insert(home);
-        Some(bytes)
-    }
-
-    /// Counts another pin of a live block. Returns its bytes, or `None` if no live block is there.
-    pub fn pin(&mut self, owner: Owner, offset: u64) -> Option<u64> {
-        let bytes = self.mark_shared(owner, offset)?;
-        self.pins.entry((owner.region, offset)).or_default().count += 1;
-        Some(bytes)
-    }
-}
-
 impl<D: Driver> Inner<D> {
     /// Pins a live block. Returns where it is and its bytes.
     fn pin(&self, addr: DeviceAddr) -> Result<(Owner, u64, u64), FreeError> {
@@ -111,15 +89,7 @@ impl<D: Driver> Inner<D> {
     fn unpin(&self, owner: Owner, offset: u64) {
         let stream = self.shared.streams.get(owner.stream);
         let mut state = stream.lock();
-        let place = (owner.region, offset);
-        let pins = state.pins.get_mut(&place).expect("a pin is counted");
-        pins.count -= 1;
-        if pins.count > 0 {
-            return;
-        }
-        let freed = state.pins.remove(&place).and_then(|pins| pins.freed);
-        if let Some(fences) = freed {
-            state.free_when_passed(Pending { region: owner.region, offset, fences });
+        if state.unpin((owner.region, offset)) {
             self.shared.streams.note_pending(owner.stream, !state.pending.is_empty());
         }
     }

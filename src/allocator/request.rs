@@ -1,6 +1,26 @@
 //! A request for memory, as the slow path carries it.
 
 use super::kind::RegionKind;
+use crate::heap::GRANULE;
+use crate::units::round_up;
+
+/// The block that a number of requested bytes takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Rounded {
+    /// Bytes of the block: whole granules.
+    pub size: u64,
+    /// Bytes of it that were not requested. Rounding adds less than a granule; a request of 0 bytes wastes a whole one.
+    pub waste: u16,
+}
+
+impl Rounded {
+    /// Rounds `requested` bytes up. `None` where there is no such number.
+    #[inline]
+    pub fn new(requested: u64) -> Option<Self> {
+        let size = round_up(requested.max(1), GRANULE)?;
+        Some(Self { size, waste: (size - requested) as u16 })
+    }
+}
 
 /// What a caller asked for.
 #[derive(Clone, Copy, Debug)]

@@ -3,6 +3,7 @@
 use super::error::FreeError;
 use super::pins::Pin;
 use super::streams::directory::{Owner, Place};
+use super::streams::state::StreamState;
 use super::{Allocator, Inner};
 use crate::driver::Driver;
 use crate::sync::Arc;
@@ -48,12 +49,12 @@ impl<D: Driver> Allocator<D> {
             return Err(self.inner.refuse(addr));
         };
         let mut state = self.inner.shared.streams.get(owner.stream).lock();
-        let Some(bytes) = state.mark_shared(owner, offset) else {
+        let next = state.next_ticket;
+        let Some((bytes, extras)) = state.mark_shared(owner, offset) else {
             drop(state);
             return Err(self.inner.refuse(addr));
         };
-        let next = state.next_ticket;
-        let number = *state.tickets.entry((owner.region, offset)).or_insert(next);
+        let number = *extras.ticket.get_or_insert(next);
         state.next_ticket += u64::from(number == next);
         Ok(Ticket { allocator: Arc::downgrade(&self.inner), owner, offset, number, addr, bytes })
     }
@@ -74,16 +75,21 @@ impl<D: Driver> Ticket<D> {
     pub fn is_live(&self) -> bool {
         self.allocator.upgrade().is_some_and(|inner| {
             let state = inner.shared.streams.get(self.owner.stream).lock();
-            state.tickets.get(&(self.owner.region, self.offset)) == Some(&self.number)
+            self.is_of_block(&state)
         })
+    }
+
+    /// Whether the block of this ticket, and no later one, is there.
+    fn is_of_block(&self, state: &StreamState) -> bool {
+        let extras = state.extras.get(&(self.owner.region, self.offset));
+        extras.is_some_and(|extras| extras.ticket == Some(self.number))
     }
 
     /// Pins the block. `None` once it has been freed, or its allocator has ended.
     pub fn pin(&self) -> Option<Pin<D>> {
         let inner = self.allocator.upgrade()?;
         let mut state = inner.shared.streams.get(self.owner.stream).lock();
-        let is_live = state.tickets.get(&(self.owner.region, self.offset)) == Some(&self.number);
-        let bytes = if is_live { state.pin(self.owner, self.offset) } else { None };
+        let bytes = if self.is_of_block(&state) { state.pin(self.owner, self.offset) } else { None };
         drop(state);
         Some(Pin::new(Allocator { inner }, self.owner, self.offset, self.addr, bytes?))
     }

@@ -2,8 +2,9 @@
 
 use super::super::kind::RegionKind;
 use super::super::request::Request;
+use super::super::streams::extras::Extras;
 use super::super::streams::region::{Region, RegionId};
-use super::super::streams::state::{Sharers, Stream, StreamState};
+use super::super::streams::state::{Stream, StreamState};
 use super::SlowPath;
 use crate::driver::{Driver, DriverError};
 use crate::heap::FreeBlock;
@@ -161,7 +162,7 @@ impl<D: Driver> SlowPath<'_, D> {
         let addr = take(lender, found, request);
         let region = lender.region(found.region).expect("a block was found in it");
         region.heap.share(found.start).expect("just made live");
-        lender.sharers.insert((found.region, found.start), Sharers::new(borrower));
+        lender.extras.insert((found.region, found.start), Extras::new(borrower));
         self.shared.counters.borrowed.fetch_add(1, Ordering::Relaxed);
         addr
     }

@@ -1,6 +1,7 @@
 //! The check of every invariant.
 
 use super::super::shared::Shared;
+use super::super::streams::state::StreamState;
 use super::Door;
 use crate::driver::Driver;
 use crate::heap::BlockState;
@@ -66,7 +67,7 @@ impl Door {
                         "invariant 3: a block freed in an epoch to come"
                     );
                     if block.state == BlockState::Live && block.shared {
-                        assert!(state.sharers.contains_key(&(id, block.offset)), "a shared block has sharers");
+                        assert!(state.extras.contains_key(&(id, block.offset)), "a shared block has sharers");
                     }
                 }
             }
@@ -77,24 +78,10 @@ impl Door {
                 let block = region.heap.block(pending.offset).expect("pending blocks are in the table");
                 assert_eq!(block.state, BlockState::Pending, "invariant 3: a pending block");
             }
-            for ((id, offset), pins) in &state.pins {
-                let block = state.regions.get(*id).and_then(|region| region.heap.block(*offset));
-                let expected = if pins.freed.is_some() { BlockState::Pending } else { BlockState::Live };
-                let kept = block.is_some_and(|block| block.state == expected && block.shared && pins.count > 0);
-                assert!(kept, "invariant 8: a pinned block is live, or pending once it is freed");
-            }
-            let waiting = state.pending.iter().count() + state.pins.values().filter(|it| it.freed.is_some()).count();
+            check_extras(state);
+            let freed = state.extras.values().filter(|extras| extras.freed.is_some());
+            let waiting = state.pending.iter().count() + freed.count();
             assert_eq!(pending_blocks, waiting, "invariant 8: pending blocks wait for a stream or a pin");
-            for (id, offset) in state.tickets.keys() {
-                let block = state.regions.get(*id).and_then(|region| region.heap.block(*offset));
-                let named = block.is_some_and(|block| block.state == BlockState::Live && block.shared);
-                assert!(named, "invariant 9: a ticket names a live block");
-            }
-            for (id, offset) in state.sharers.keys() {
-                let region = state.regions.get(*id).expect("shared blocks have a region");
-                let shared = region.heap.block(*offset).is_some_and(|b| b.state == BlockState::Live && b.shared);
-                assert!(shared, "sharers of a block that is not shared");
-            }
         }
         let stuck: PageCount = mapper
             .chunks()
@@ -118,12 +105,30 @@ impl Door {
     }
 }
 
+/// Asserts invariants 8 and 9, and that what is kept of blocks is of those that their heaps have as shared.
+fn check_extras(state: &StreamState) {
+    for ((id, offset), extras) in &state.extras {
+        let block = state.regions.get(*id).and_then(|region| region.heap.block(*offset));
+        let is_shared = |as_what| block.is_some_and(|block| block.state == as_what && block.shared);
+        if extras.ticket.is_some() {
+            assert!(is_shared(BlockState::Live), "invariant 9: a ticket names a live block");
+        }
+        match (extras.pins, &extras.freed) {
+            (0, None) => assert!(is_shared(BlockState::Live), "sharers of a block that is not shared"),
+            (pins, freed) => {
+                let kept = is_shared(if freed.is_some() { BlockState::Pending } else { BlockState::Live });
+                assert!(kept && pins > 0, "invariant 8: a pinned block is live, or pending once it is freed");
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::super::kind::RegionKind;
+    use super::super::super::streams::extras::Extras;
     use super::super::super::streams::pending::Pending;
     use super::super::super::streams::region::RegionId;
-    use super::super::super::streams::state::{Pins, Sharers, StreamState};
     use super::*;
     use crate::allocator::mappings::{Change, NewView};
     use crate::allocator::{Allocator, ChunkPolicy};
@@ -162,6 +167,11 @@ mod tests {
         change(&mut allocator.inner.shared.streams.get(StreamIndex(0)).lock());
     }
 
+    /// Gives the block at `offset` other extras than it has.
+    fn insert(allocator: &Broken, offset: u64, extras: Extras) {
+        with_state(allocator, |state| drop(state.extras.insert((LARGE, offset), extras)));
+    }
+
     /// Makes the pages `[start, start + pages)` of the region of large blocks one block of another state.
     fn set(allocator: &Broken, start: u64, pages: u64, to: BlockState) {
         with_state(allocator, |state| {
@@ -193,37 +203,47 @@ mod tests {
                 with_state(allocator, |state| state.pending.push(pending));
             }),
             ("invariant 8: a pinned block is live", |allocator| {
-                let pins = Pins { count: 1, freed: None };
-                with_state(allocator, |state| drop(state.pins.insert((LARGE, PAGE), pins)));
+                insert(allocator, PAGE, Extras { pins: 1, ..Extras::new(StreamIndex(0)) });
             }),
             ("invariant 8: a pinned block is live", |allocator| {
                 // Live, but not marked.
-                let pins = Pins { count: 1, freed: None };
-                with_state(allocator, |state| drop(state.pins.insert((LARGE, 0), pins)));
+                insert(allocator, 0, Extras { pins: 1, ..Extras::new(StreamIndex(0)) });
             }),
             ("invariant 8: a pinned block is live", |allocator| {
-                // Live and marked, but nothing pins it.
-                let pins = Pins { count: 0, freed: None };
-                with_state(allocator, |state| drop(state.pins.insert((LARGE, 2 * PAGE), pins)));
+                // Marked and freed, but nothing pins it.
+                with_state(allocator, |state| {
+                    state.region(LARGE).unwrap().heap.free_later(2 * PAGE).unwrap();
+                    state.live_bytes -= PAGE;
+                });
+                insert(allocator, 2 * PAGE, Extras { freed: Some(Vec::new()), ..Extras::new(StreamIndex(0)) });
             }),
             ("invariant 8: pending blocks wait for a stream or a pin", |allocator| {
                 with_state(allocator, |state| {
-                    state.sharers.clear();
+                    state.extras.clear();
                     state.region(LARGE).unwrap().heap.free_later(2 * PAGE).unwrap();
                     state.live_bytes -= PAGE;
                 });
             }),
             ("invariant 9: a ticket names a live block", |allocator| {
-                with_state(allocator, |state| assert!(state.tickets.insert((LARGE, PAGE), 0).is_none()));
+                insert(allocator, PAGE, Extras { ticket: Some(0), ..Extras::new(StreamIndex(0)) });
             }),
             ("invariant 9: a ticket names a live block", |allocator| {
                 // Live, but not marked: its free would not look for a ticket.
-                with_state(allocator, |state| assert!(state.tickets.insert((LARGE, 0), 0).is_none()));
+                insert(allocator, 0, Extras { ticket: Some(0), ..Extras::new(StreamIndex(0)) });
             }),
-            ("a shared block has sharers", |allocator| with_state(allocator, |state| state.sharers.clear())),
+            ("invariant 9: a ticket names a live block", |allocator| {
+                // Pinned, and freed.
+                with_state(allocator, |state| {
+                    state.region(LARGE).unwrap().heap.free_later(2 * PAGE).unwrap();
+                    state.live_bytes -= PAGE;
+                });
+                let freed = Some(Vec::new());
+                let extras = Extras { pins: 1, ticket: Some(0), freed, ..Extras::new(StreamIndex(0)) };
+                insert(allocator, 2 * PAGE, extras);
+            }),
+            ("a shared block has sharers", |allocator| with_state(allocator, |state| state.extras.clear())),
             ("sharers of a block that is not shared", |allocator| {
-                let sharers = Sharers::new(StreamIndex(0));
-                with_state(allocator, |state| drop(state.sharers.insert((LARGE, 0), sharers)));
+                insert(allocator, 0, Extras::new(StreamIndex(0)));
             }),
             ("invariant 5: blocks, ranges, registered blocks and idle", |allocator| {
                 // A chunk that is mapped, but neither behind a block nor for a range.

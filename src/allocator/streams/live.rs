@@ -67,7 +67,7 @@ impl<D: Driver> Streams<D> {
         (id, region): (RegionId, &Region),
         block: &Block,
     ) -> LiveAllocation {
-        let home = state.sharers.get(&(id, block.offset)).map_or(stream.index, |sharers| sharers.home);
+        let home = state.extras.get(&(id, block.offset)).map_or(stream.index, |extras| extras.sharers.home);
         LiveAllocation {
             addr: region.base.offset(block.offset),
             bytes: block.size - u64::from(block.waste),

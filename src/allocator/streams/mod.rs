@@ -7,12 +7,14 @@
 //! pending.rs    blocks that wait for other streams           settle.rs     these are freed, or waited for
 //! peak.rs       the peak of live bytes over all streams      roomy.rs      which further regions have room
 //! readings.rs   what the clocks said when they were read     largest.rs    the largest live blocks
+//! extras.rs     what is kept of single blocks            sharing.rs    they are marked, pinned, let go
 //! ```
 //!
 //! Threads: any. Lock order: the readings, a stream's clock, then stream states in the order of their numbers. No stream state is
 //! locked during a driver call.
 
 pub mod directory;
+pub mod extras;
 mod identity;
 pub mod largest;
 mod live;
@@ -23,6 +25,7 @@ mod readings;
 pub mod region;
 mod roomy;
 mod settle;
+mod sharing;
 pub mod state;
 
 pub use progress::Progress;

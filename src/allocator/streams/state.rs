@@ -1,61 +1,17 @@
 //! The state of one stream: its regions, its pending blocks, its counts.
 
 use super::super::kind::RegionKind;
+use super::extras::{BlockAt, Extras};
 use super::peak::LiveMark;
 use super::pending::{Pending, PendingBlocks};
 use super::readings::ClockLock;
 use super::region::{Region, RegionId, Regions};
 use crate::driver::StreamIdentity;
-use crate::heap::GRANULE;
-use crate::stream::{Fence, Reach, StreamClock, StreamIndex, StreamSet};
+use crate::heap::{Block, GRANULE};
+use crate::stream::{Reach, StreamClock, StreamIndex, StreamSet};
 use crate::sync::{Arc, AtomicBool, AtomicU64, CachePadded, HotMutex, HotMutexGuard, Ordering};
 use crate::units::{DeviceAddr, StreamId};
-use std::collections::{HashMap, HashSet};
-
-/// The streams that use a live block besides, or instead of, the stream of its region.
-#[derive(Clone, Debug)]
-pub struct Sharers {
-    /// The stream that the block was allocated on.
-    pub home: StreamIndex,
-    /// The streams that the block was recorded on, in the order in which it was.
-    others: Vec<StreamIndex>,
-    /// The same, so that one is found among many.
-    listed: HashSet<StreamIndex>,
-}
-
-impl Sharers {
-    /// A block that was allocated on `home` and not recorded on another stream yet.
-    pub fn new(home: StreamIndex) -> Self {
-        Self { home, others: Vec::new(), listed: HashSet::new() }
-    }
-
-    /// Notes that `user` uses the block. Costs the same however many do.
-    pub fn record(&mut self, user: StreamIndex) {
-        if user != self.home && self.listed.insert(user) {
-            self.others.push(user);
-        }
-    }
-
-    /// The streams that use the block besides `owner`, the stream of its region.
-    pub fn users_beside(&self, owner: StreamIndex) -> Vec<StreamIndex> {
-        let borrower = Some(self.home).filter(|home| *home != owner);
-        self.others.iter().copied().chain(borrower).collect()
-    }
-
-    /// The streams that the block was recorded on, in the order in which it was.
-    pub fn others(&self) -> &[StreamIndex] {
-        &self.others
-    }
-}
-
-/// What keeps a block in place.
-#[derive(Clone, Debug, Default)]
-pub struct Pins {
-    /// Number of pins, at least one.
-    pub count: u32,
-    /// The block was freed: what it waits for once the last pin is gone.
-    pub freed: Option<Vec<Fence>>,
-}
+use std::collections::HashMap;
 
 /// Counts of one stream, under its lock.
 #[derive(Clone, Debug)]
@@ -90,12 +46,8 @@ pub struct StreamState {
     pub dirty: bool,
     /// Blocks that wait for other streams.
     pub pending: PendingBlocks,
-    /// Live blocks marked as shared.
-    pub sharers: HashMap<(RegionId, u64), Sharers>,
-    /// Blocks that are pinned, live and marked as shared or, once freed, pending.
-    pub pins: HashMap<(RegionId, u64), Pins>,
-    /// Numbers of the tickets of live blocks, which are marked as shared.
-    pub tickets: HashMap<(RegionId, u64), u64>,
+    /// What is kept of the blocks that their heaps have as shared: live ones, and pinned ones that were freed.
+    pub extras: HashMap<BlockAt, Extras>,
     /// Number of the next ticket.
     pub next_ticket: u64,
     /// Requested bytes of live blocks in all regions.
@@ -204,6 +156,14 @@ impl StreamState {
         self.tally.allocs += 1;
         self.tally.by_size[size_range(size)] += 1;
     }
+
+    /// Counts the free of a block.
+    #[inline]
+    pub fn count_free(&mut self, block: &Block) {
+        self.live_bytes -= block.size - u64::from(block.waste);
+        self.tally.frees += 1;
+        self.dirty = true;
+    }
 }
 
 /// A stream that the allocator has seen. When its owner has destroyed it, another one takes its place, with its regions.
@@ -243,9 +203,7 @@ impl Stream {
                 epoch_base: 0,
                 dirty: false,
                 pending: PendingBlocks::default(),
-                sharers: HashMap::new(),
-                pins: HashMap::new(),
-                tickets: HashMap::new(),
+                extras: HashMap::new(),
                 next_ticket: 0,
                 live_bytes: 0,
                 mark: LiveMark::default(),

@@ -2,8 +2,9 @@
 
 use super::super::super::reports::{BlockSnapshot, RegionSnapshot};
 use super::super::super::streams::Streams;
+use super::super::super::streams::extras::Extras;
 use super::super::super::streams::region::{Region, RegionId};
-use super::super::super::streams::state::{Sharers, Stream};
+use super::super::super::streams::state::Stream;
 use super::super::mapper::Mapper;
 use crate::driver::Driver;
 use crate::heap::{Block, BlockState};
@@ -26,10 +27,8 @@ impl RegionSnapshot {
         };
         streams.look_at_blocks(stream, id, |state, region, block| {
             if block.state != BlockState::Hole {
-                let sharers = state.sharers.get(&(id, block.offset));
-                let pins = state.pins.get(&(id, block.offset)).map_or(0, |pins| pins.count);
-                let found = BlockSnapshot::new(streams, region, stream.index, block, sharers);
-                snapshot.blocks.push(BlockSnapshot { pins, ..found });
+                let extras = state.extras.get(&(id, block.offset));
+                snapshot.blocks.push(BlockSnapshot::new(streams, region, stream.index, block, extras));
             }
         });
         Some(snapshot)
@@ -42,10 +41,10 @@ impl BlockSnapshot {
         region: &Region,
         owner: StreamIndex,
         block: &Block,
-        sharers: Option<&Sharers>,
+        extras: Option<&Extras>,
     ) -> Self {
         let live = block.state == BlockState::Live;
-        let sharers = sharers.filter(|_| live);
+        let sharers = extras.filter(|_| live).map(|extras| &extras.sharers);
         let handle = |index: StreamIndex| streams.get(index).id();
         Self {
             addr: region.base.offset(block.offset),
@@ -56,7 +55,7 @@ impl BlockSnapshot {
             recorded_on: sharers
                 .map(|sharers| sharers.others().iter().map(|other| handle(*other)).collect())
                 .unwrap_or_default(),
-            pins: 0,
+            pins: extras.map_or(0, |extras| extras.pins),
         }
     }
 }

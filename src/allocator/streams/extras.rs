@@ -1,0 +1,71 @@
+//! What is kept of single blocks beside the records of their heap: who else uses a block, what pins it, its ticket.
+//!
+//! Of most blocks there is nothing. The heap has a block of which there is as shared, so that the free of any other looks for
+//! nothing here.
+//!
+//! - I1  a block has extras exactly while it is live and its heap has it as shared, and beyond that as long as it is pinned.
+//!
+//! Not synchronized: a part of a stream's state. `sharing.rs` has what is done with them.
+
+use super::region::RegionId;
+use crate::stream::{Fence, StreamIndex};
+use std::collections::HashSet;
+
+/// The region of a block, and its offset there in bytes.
+pub type BlockAt = (RegionId, u64);
+
+/// What is kept of one block.
+#[derive(Clone, Debug)]
+pub struct Extras {
+    /// Who uses it.
+    pub sharers: Sharers,
+    /// Number of its pins.
+    pub pins: u32,
+    /// Number of its ticket. A block that has been freed has none.
+    pub ticket: Option<u64>,
+    /// Of a block that was freed while it was pinned: what it waits for once the last pin is gone.
+    pub freed: Option<Vec<Fence>>,
+}
+
+impl Extras {
+    /// Of a live block that was allocated on `home`.
+    pub fn new(home: StreamIndex) -> Self {
+        Self { sharers: Sharers::new(home), pins: 0, ticket: None, freed: None }
+    }
+}
+
+/// The streams that use a live block besides, or instead of, the stream of its region.
+#[derive(Clone, Debug)]
+pub struct Sharers {
+    /// The stream that the block was allocated on.
+    pub home: StreamIndex,
+    /// The streams that the block was recorded on, in the order in which it was.
+    others: Vec<StreamIndex>,
+    /// The same, so that one is found among many.
+    listed: HashSet<StreamIndex>,
+}
+
+impl Sharers {
+    /// A block that was allocated on `home` and not recorded on another stream yet.
+    pub fn new(home: StreamIndex) -> Self {
+        Self { home, others: Vec::new(), listed: HashSet::new() }
+    }
+
+    /// Notes that `user` uses the block. Costs the same however many do.
+    pub fn record(&mut self, user: StreamIndex) {
+        if user != self.home && self.listed.insert(user) {
+            self.others.push(user);
+        }
+    }
+
+    /// The streams that use the block besides `owner`, the stream of its region.
+    pub fn users_beside(&self, owner: StreamIndex) -> Vec<StreamIndex> {
+        let borrower = Some(self.home).filter(|home| *home != owner);
+        self.others.iter().copied().chain(borrower).collect()
+    }
+
+    /// The streams that the block was recorded on, in the order in which it was.
+    pub fn others(&self) -> &[StreamIndex] {
+        &self.others
+    }
+}

@@ -1,0 +1,56 @@
+//! What happens to blocks that have extras: they are marked, pinned, freed, let go.
+//!
+//! Cost: one look into one map for each step, of these blocks only.
+
+use super::directory::Owner;
+use super::extras::{BlockAt, Extras};
+use super::pending::Pending;
+use super::state::StreamState;
+use crate::stream::Fence;
+use std::collections::hash_map::Entry;
+
+impl StreamState {
+    /// Marks a live block as shared, so that its free comes through `free_shared`, which looks at its extras. Returns its bytes
+    /// and those, or `None` if no live block is there.
+    pub fn mark_shared(&mut self, owner: Owner, offset: u64) -> Option<(u64, &mut Extras)> {
+        let region = self.region(owner.region)?;
+        region.heap.share(offset).ok()?;
+        let bytes = region.heap.block(offset)?.size;
+        Some((bytes, self.extras.entry((owner.region, offset)).or_insert_with(|| Extras::new(owner.stream))))
+    }
+
+    /// Counts another pin of a live block. Returns its bytes, or `None` if no live block is there.
+    pub fn pin(&mut self, owner: Owner, offset: u64) -> Option<u64> {
+        let (bytes, extras) = self.mark_shared(owner, offset)?;
+        extras.pins += 1;
+        Some(bytes)
+    }
+
+    /// Takes one pin off a block. With the last one, a block that was freed waits for the streams that used it then; returns
+    /// whether that is so.
+    pub fn unpin(&mut self, at: BlockAt) -> bool {
+        let extras = self.extras.get_mut(&at).expect("a pin is counted");
+        extras.pins -= 1;
+        if extras.pins > 0 {
+            return false;
+        }
+        let Some(fences) = extras.freed.take() else { return false };
+        self.extras.remove(&at);
+        self.free_when_passed(Pending { region: at.0, offset: at.1, fences });
+        true
+    }
+
+    /// Lets a shared block go that has been freed and waits for `fences`: once the last pin is gone, if there is one.
+    pub fn let_go(&mut self, at: BlockAt, fences: Vec<Fence>) {
+        if let Entry::Occupied(mut of_block) = self.extras.entry(at) {
+            let extras = of_block.get_mut();
+            if extras.pins > 0 {
+                extras.ticket = None;
+                extras.freed = Some(fences);
+                return;
+            }
+            of_block.remove();
+        }
+        self.free_when_passed(Pending { region: at.0, offset: at.1, fences });
+    }
+}
