@@ -4,6 +4,7 @@ use super::Allocator;
 use super::error::BuildError;
 use super::geometry::Geometry;
 use super::kind::RegionKind;
+use super::rules::Rules;
 use super::shared::Budget;
 use crate::driver::Driver;
 use crate::physical::ChunkPolicy;
@@ -32,8 +33,7 @@ pub struct Builder<D: Driver> {
     region_bytes: Option<u64>,
     first_region_bytes: Option<u64>,
     mapping_limit: usize,
-    keeps_mappings: bool,
-    whole_blocks: bool,
+    rules: Rules,
     epoch_limit: u32,
     listeners: Arc<MapListeners>,
 }
@@ -48,8 +48,7 @@ impl<D: Driver> Builder<D> {
             region_bytes: None,
             first_region_bytes: None,
             mapping_limit: DEFAULT_MAPPING_LIMIT,
-            keeps_mappings: false,
-            whole_blocks: false,
+            rules: Rules::default(),
             epoch_limit: u32::MAX,
             listeners: Arc::default(),
         }
@@ -114,7 +113,7 @@ impl<D: Driver> Builder<D> {
     /// waits for the whole device. Raw ranges are not affected.
     #[must_use]
     pub fn keep_mappings(mut self) -> Self {
-        self.keeps_mappings = true;
+        self.rules = self.rules.keeping_mappings();
         self
     }
 
@@ -127,7 +126,7 @@ impl<D: Driver> Builder<D> {
     /// with [`ChunkPolicy::Fixed`].
     #[must_use]
     pub fn whole_blocks(mut self) -> Self {
-        self.whole_blocks = true;
+        self.rules = self.rules.with_whole_blocks();
         self
     }
 
@@ -196,8 +195,7 @@ impl<D: Driver> Builder<D> {
             slack: self.slack,
             chunk_policy: self.chunk_policy,
             mapping_limit: self.mapping_limit,
-            keeps_mappings: self.keeps_mappings,
-            whole_blocks: self.whole_blocks,
+            rules: self.rules,
             epoch_limit: self.epoch_limit,
         };
         Ok(Allocator::assemble(self.driver, geometry, budget, self.listeners))

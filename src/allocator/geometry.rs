@@ -1,5 +1,6 @@
 //! Geometry: the settings that hold for an allocator's life.
 
+use super::rules::Rules;
 use crate::physical::ChunkPolicy;
 
 /// Settings that hold for an allocator's life, in the form that the parts use.
@@ -19,10 +20,8 @@ pub struct Geometry {
     pub chunk_policy: ChunkPolicy,
     /// Number of mappings above which stale ones are removed.
     pub mapping_limit: usize,
-    /// Whether mappings stay until the allocator is closed.
-    pub keeps_mappings: bool,
-    /// Whether blocks are placed within one chunk each, as long as chunks may be created.
-    pub whole_blocks: bool,
+    /// What may be done with what is mapped, and how blocks are placed.
+    pub rules: Rules,
     /// Epoch of a stream's blocks at which they are renumbered.
     pub epoch_limit: u32,
 }

@@ -7,7 +7,8 @@
 //! plain.rs      devices without virtual memory     shared.rs    what hot path and slow path share
 //! builder.rs    settings, checked                  request.rs   a request on the slow path
 //! error.rs      errors                             geometry.rs, kind.rs   settings for life, kinds of regions
-//! marks.rs      streams that use memory of others
+//! marks.rs      streams that use memory of others  rules.rs     what may be done with what is mapped
+//! mappings/     which chunk is mapped where        pins.rs, tickets.rs   blocks kept in place, blocks named
 //! ```
 //!
 //! Threads: any thread may call anything. An allocation or a free of cached memory takes the lock of its stream and
@@ -34,6 +35,7 @@ mod range;
 mod registered;
 mod reports;
 mod request;
+mod rules;
 mod shared;
 mod slow_path;
 mod streams;

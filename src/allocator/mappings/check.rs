@@ -12,10 +12,10 @@ impl Mappings {
     /// Panics if one does not hold; the message names it, with its number among the invariants of the design, if it has one.
     pub fn check(&self) {
         self.chunks.check();
+        self.check_kept();
         self.check_stale_order();
         self.check_views();
         self.check_loans();
-        self.check_kept();
         self.check_counts();
     }
 

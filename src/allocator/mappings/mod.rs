@@ -62,7 +62,7 @@ impl Mappings {
             chunks: ChunkPool::new(geometry.page_bytes, budget_bytes),
             segments: Vec::new(),
             stale_order: StaleOrder::default(),
-            kept: geometry.keeps_mappings.then(Vec::new),
+            kept: (!geometry.rules.may_unmap()).then(Vec::new),
             tables_bytes: 0,
             counts: Counts::default(),
         }

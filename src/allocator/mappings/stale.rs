@@ -1,6 +1,6 @@
 //! Stale views in the order in which they became stale, so that the oldest can go when mappings run short.
 //!
-//! - I1  every stale view whose last use may pass has an entry. An entry of a view that has become active again, or is gone, is
+//! - I1  every stale view that may go once its last use has passed has an entry; none does where mappings are kept. An entry of a view that has become active again, or is gone, is
 //!   dropped when it is met.
 //!
 //! Cost: constant for each view that becomes stale.
@@ -21,8 +21,11 @@ pub struct StaleOrder {
 const SPARE_ENTRIES: usize = 1024;
 
 impl Mappings {
-    /// Adds a view that has just become stale.
+    /// Adds a view that has just become stale, if it may ever go.
     pub(super) fn note_stale(&mut self, at: ViewAt, last_use: Fence) {
+        if self.kept.is_some() {
+            return;
+        }
         self.stale_order.entries.push_back((at, last_use));
         // Programs repeat themselves: most views become active again before they are old. Each entry that is dropped here
         // pays for one that was added.
@@ -66,6 +69,10 @@ impl Mappings {
     /// # Panics
     /// Panics if the invariant does not hold.
     pub(super) fn check_stale_order(&self) {
+        if self.kept.is_some() {
+            assert!(self.stale_order.entries.is_empty(), "stale I1: a mapping that is kept may go");
+            return;
+        }
         let listed: HashSet<(ViewAt, Fence)> = self.stale_order.entries.iter().copied().collect();
         for (number, segment) in self.segments.iter().enumerate() {
             for view in segment.table.iter().filter(|view| !view.state.is_stuck()) {

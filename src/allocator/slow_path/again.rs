@@ -78,7 +78,7 @@ impl<D: Driver> SlowPath<'_, D> {
             stream: wanted.owner.stream,
             region: wanted.owner.region,
             allowance: nothing_new,
-            keeps_mappings: self.shared.geometry.keeps_mappings,
+            rules: self.rules(),
             apart: false,
         };
         plan_again(&self.mapper, &mut States::together(streams), &passed, goal, wanted.offset)

@@ -73,7 +73,7 @@ impl<D: Driver> SlowPath<'_, D> {
     /// only; once the budget is used up, any, since the alternative is to take the chunks from under it.
     pub fn borrow(&self, borrower: &Stream, request: &Request) -> Result<Option<DeviceAddr>, DriverError> {
         let tight = self.is_tight();
-        if self.shared.geometry.keeps_mappings || !(tight || borrower.lock().borrowed < BORROW_AT_MOST) {
+        if !self.rules().may_change_streams() || !(tight || borrower.lock().borrowed < BORROW_AT_MOST) {
             return Ok(None);
         }
         let suits = |size: u64| tight || size < self.page_bytes() || size == request.size;
@@ -116,7 +116,7 @@ impl<D: Driver> SlowPath<'_, D> {
                 return Ok(Some(take(&mut state, found, request)));
             }
         }
-        if self.shared.geometry.keeps_mappings {
+        if !self.rules().may_change_streams() {
             return Ok(None);
         }
         for lender in self.shared.streams.iter().filter(|other| other.index != stream.index) {

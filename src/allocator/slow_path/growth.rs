@@ -3,7 +3,6 @@
 //! report.
 
 use super::super::error::AllocError;
-use super::super::kind::RegionKind;
 use super::super::request::Request;
 use super::super::streams::region::RegionId;
 use super::super::streams::state::Stream;
@@ -166,7 +165,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         let passed = self.path.progress().passed();
         let allowance = self.allowance();
         let mut goals: Vec<Goal> = regions.iter().map(|region| self.goal(*region, allowance)).collect();
-        if self.path.shared.geometry.whole_blocks && self.request.kind == RegionKind::Large {
+        if self.path.rules().places_apart(self.request.kind) {
             // Before anything else, as long as it may be created.
             goals = goals.iter().map(|goal| Goal { apart: true, ..*goal }).chain(goals.iter().copied()).collect();
         }
@@ -262,13 +261,13 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
     }
 
     fn goal(&self, region: RegionId, allowance: Allowance) -> Goal {
-        let keeps_mappings = self.path.shared.geometry.keeps_mappings;
-        Goal { request: self.request, stream: self.stream.index, region, allowance, keeps_mappings, apart: false }
+        let rules = self.path.rules();
+        Goal { request: self.request, stream: self.stream.index, region, allowance, rules, apart: false }
     }
 
     /// Idle chunks that are larger than what they are needed for go back to the driver: smaller ones can be created then.
     fn release_idle(&mut self) -> bool {
-        if self.path.shared.geometry.keeps_mappings {
+        if !self.path.rules().may_unmap() {
             return false;
         }
         let idle: Vec<ChunkId> = self.path.mapper.chunks().idle().collect();
@@ -283,7 +282,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
 
     /// One more round in which the host may wait until free chunks can be released and created in other sizes.
     fn allow_recreation(&mut self) -> bool {
-        if self.path.shared.geometry.keeps_mappings {
+        if !self.path.rules().may_unmap() {
             return false;
         }
         let before = std::mem::replace(&mut self.recreation, Recreation::Waiting);

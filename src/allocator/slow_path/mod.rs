@@ -41,6 +41,7 @@ pub use trim::Trimmed;
 
 use super::error::AllocError;
 use super::request::Request;
+use super::rules::Rules;
 use super::shared::{Budget, Shared};
 use super::streams::Progress;
 use super::streams::directory::Place;
@@ -201,6 +202,11 @@ impl<'a, D: Driver> SlowPath<'a, D> {
             drop(state);
             streams.peak.visit(|index| streams.get(index), owner.stream);
         }
+    }
+
+    /// What may be done with what is mapped.
+    fn rules(&self) -> Rules {
+        self.shared.geometry.rules
     }
 
     /// Lets statistics see what is held now.

@@ -374,7 +374,7 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Claims free chunks of up to `left` pages in all, largest first. That there is none is said only of all streams at one
     /// moment.
     fn claim_up_to(&self, left: PageCount) -> Vec<Source> {
-        if self.shared.geometry.keeps_mappings {
+        if !self.rules().may_unmap() {
             return Vec::new();
         }
         let claimed = self.claim_up_to_in(&mut self.states(), left);

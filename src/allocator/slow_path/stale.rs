@@ -24,9 +24,6 @@ impl<D: Driver> SlowPath<'_, D> {
     /// # Errors
     /// The driver's. What was unmapped before stays so.
     pub fn drop_stale_views(&mut self, drop: Drop) -> Result<usize, DriverError> {
-        if self.shared.geometry.keeps_mappings {
-            return Ok(0);
-        }
         let (mut dropped, mut waiting) = (0, Vec::new());
         let result = loop {
             if dropped == drop.most || waiting.len() > drop.patience {
@@ -79,9 +76,6 @@ impl<D: Driver> SlowPath<'_, D> {
         let drop = Drop { most, patience: usize::MAX };
         if self.drop_stale_views(drop)? > 0 {
             return Ok(true);
-        }
-        if self.shared.geometry.keeps_mappings {
-            return Ok(false);
         }
         // Of a stream that cannot be waited for now, a later moment cannot either.
         let mut hopeless = HashSet::new();

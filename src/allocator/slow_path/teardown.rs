@@ -40,7 +40,7 @@ impl Door {
     fn wait_for_users<D: Driver>(&self, shared: &Shared<D>) -> Result<DriverResult<()>, DriverError> {
         let streams = &shared.streams;
         let (mut first, mut all_done) = (Ok(()), false);
-        if !shared.geometry.keeps_mappings {
+        if shared.geometry.rules.knows_all_work() {
             let drained = streams.progress(None).drain();
             all_done = matches!(drained, Ok(true));
             first = drained.map(drop);

@@ -50,7 +50,7 @@ impl<D: Driver> SlowPath<'_, D> {
         if self.wait_for_device()? {
             self.progress().settle_pending()?;
         }
-        if self.shared.geometry.keeps_mappings {
+        if !self.rules().may_unmap() {
             return Ok(());
         }
         let candidates = self.mapped_chunks();

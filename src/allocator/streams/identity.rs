@@ -184,7 +184,7 @@ impl<D: Driver> Streams<D> {
     /// An entry whose stream is gone, of those whose streams are over. Where mappings are kept, it has no memory: replays of graphs
     /// that were captured on that stream may use it beside those of another one. Called with the bindings locked.
     fn vacant(&self, over: &mut BTreeSet<StreamIndex>) -> Option<&Stream> {
-        if self.keeps_mappings {
+        if !self.rules.may_change_streams() {
             // Those are never passed on: a stream that is over keeps its regions.
             over.retain(|index| self.get(*index).lock().regions.iter().next().is_none());
         }

@@ -31,6 +31,7 @@ pub mod state;
 pub use progress::Progress;
 
 use super::geometry::Geometry;
+use super::rules::Rules;
 use crate::driver::{Counted, Driver};
 use crate::stream::{Entries, EventPool, StreamClock, StreamIndex, StreamSet};
 use crate::sync::{Arc, AtomicU64, MutexGuard, Ordering};
@@ -58,8 +59,7 @@ pub struct Streams<D> {
     readings: Readings,
     /// Epoch of a stream's blocks at which they are renumbered.
     epoch_limit: u32,
-    /// Whether memory stays with the stream that it was handed out on, also when that is gone.
-    keeps_mappings: bool,
+    rules: Rules,
     host_waits: AtomicU64,
 }
 
@@ -76,7 +76,7 @@ impl<D: Driver> Streams<D> {
             sealed: StreamSet::default(),
             readings: Readings::default(),
             epoch_limit: geometry.epoch_limit,
-            keeps_mappings: geometry.keeps_mappings,
+            rules: geometry.rules,
             host_waits: AtomicU64::new(0),
         }
     }

@@ -149,6 +149,7 @@ fn claim_next(heap: &mut Heap, start: u64, left: Range<u64>, before: &mut Vec<Be
 mod tests {
     use super::super::super::super::kind::RegionKind;
     use super::super::super::super::request::Request;
+    use super::super::super::super::rules::Rules;
     use super::super::super::super::streams::region::RegionId;
     use super::super::super::SlowPath;
     use super::super::{Allowance, Copies, plan};
@@ -209,7 +210,7 @@ mod tests {
                     stream: inner.shared.streams.find(MAIN).unwrap().index,
                     region: RegionId::first(RegionKind::Large),
                     allowance,
-                    keeps_mappings: false,
+                    rules: Rules::default(),
                     apart: false,
                 };
                 let passed = path.progress().passed();

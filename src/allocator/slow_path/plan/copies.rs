@@ -182,6 +182,7 @@ fn first_of_next_run(heap: &Heap, from: u64) -> Option<Block> {
 mod tests {
     use super::super::super::super::kind::RegionKind;
     use super::super::super::super::request::Request;
+    use super::super::super::super::rules::Rules;
     use super::super::{Allowance, Recreation};
     use super::*;
     use crate::allocator::Allocator;
@@ -209,7 +210,7 @@ mod tests {
                 stream: inner.shared.streams.find(MAIN).unwrap().index,
                 region: RegionId::first(RegionKind::Small),
                 allowance: Allowance { soft_pages: none, hard_pages: none, recreation: Recreation::WithoutWaiting },
-                keeps_mappings: false,
+                rules: Rules::default(),
                 apart: false,
             };
             let mut copies = Copies::default();

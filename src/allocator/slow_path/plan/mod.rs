@@ -28,6 +28,7 @@ pub use sources::{Source, free_chunks, free_pages};
 pub use states::{PIECE, States};
 
 use super::super::request::Request;
+use super::super::rules::Rules;
 use super::super::streams::region::RegionId;
 use super::mapper::Mapper;
 use crate::driver::Driver;
@@ -52,8 +53,8 @@ pub struct Goal {
     pub region: RegionId,
     /// How much may be created.
     pub allowance: Allowance,
-    /// Whether mappings stay: then nothing is unmapped or released, and chunks move within their stream only.
-    pub keeps_mappings: bool,
+    /// What may be done for it: whether anything is unmapped or released, and whether chunks move between streams.
+    pub rules: Rules,
     /// Whether it is to be one new chunk, apart from all others.
     pub apart: bool,
 }
@@ -61,7 +62,7 @@ pub struct Goal {
 impl Goal {
     /// The stream that all chunks have to come from, if it may not be any.
     pub fn source_stream(&self) -> Option<StreamIndex> {
-        self.keeps_mappings.then_some(self.stream)
+        (!self.rules.may_change_streams()).then_some(self.stream)
     }
 }
 
@@ -241,7 +242,7 @@ impl Survey<'_> {
 
     /// Whether a stale view whose last use ends with `fence` can be unmapped without waiting.
     fn can_unmap(&self, fence: Fence) -> bool {
-        !self.goal.keeps_mappings && self.has_passed(fence)
+        self.goal.rules.may_unmap() && self.has_passed(fence)
     }
 
     /// Whether a free chunk can be released without waiting.
