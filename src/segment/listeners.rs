@@ -8,7 +8,7 @@
 //! each driver sequence.
 
 use crate::driver::{DriverCall, DriverError, DriverErrorKind, MemoryDriver};
-use crate::segment::transaction::Mapping;
+use crate::segment::Mapping;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering, RwLock, RwLockReadGuard};
 use crate::units::DeviceAddr;
 use std::any::Any;

@@ -7,9 +7,11 @@
 //! Threads: not synchronized; the owner holds a lock.
 
 pub mod listeners;
+mod mapping;
 mod page_table;
 pub mod transaction;
 
+pub use mapping::Mapping;
 pub use page_table::{PageTable, View, ViewState};
 
 use crate::pages::{PageCount, PageIndex};

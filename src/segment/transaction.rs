@@ -1,20 +1,9 @@
 //! Driver sequences that succeed or fail as a whole.
 
 use super::listeners::{Audience, MapListeners};
-use crate::driver::{ChunkHandle, DriverError, DriverResult, MemoryDriver};
-use crate::units::DeviceAddr;
+use super::mapping::Mapping;
+use crate::driver::{DriverError, DriverResult, MemoryDriver};
 use std::cmp::Ordering;
-
-/// One mapping to make.
-#[derive(Clone, Copy, Debug)]
-pub struct Mapping {
-    /// Address of the mapping's first byte.
-    pub addr: DeviceAddr,
-    /// Size of the mapping in bytes, which is the size of the chunk.
-    pub bytes: u64,
-    /// The chunk to map.
-    pub chunk: ChunkHandle,
-}
 
 /// The error of a sequence that failed. The sequence was undone, except for the mappings in `stuck`.
 #[derive(Debug)]

@@ -15,8 +15,8 @@ use crate::driver::{DriverError, DriverResult, MemoryDriver};
 use crate::pages::{PageIndex, PageRange};
 use crate::physical::{ChunkId, LentTo, ViewAt};
 use crate::segment::listeners::MapListeners;
-use crate::segment::transaction::{Mapping, map_all, unmap};
-use crate::segment::{View, ViewState};
+use crate::segment::transaction::{map_all, unmap};
+use crate::segment::{Mapping, View, ViewState};
 use crate::stream::{Fence, StreamIndex};
 
 /// What changes in a segment, all of it or nothing.

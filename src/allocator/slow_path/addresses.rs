@@ -9,7 +9,7 @@ use super::super::error::AllocError;
 use super::super::kind::RegionKind;
 use super::super::request::Request;
 use super::super::streams::directory::{Arena, MAX_ARENAS, Owner};
-use super::super::streams::largest::LiveBounds;
+use super::super::streams::live_bounds::LiveBounds;
 use super::super::streams::region::Region;
 use super::super::streams::state::Stream;
 use super::SlowPath;

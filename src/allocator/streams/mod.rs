@@ -8,6 +8,7 @@
 //! peak.rs       the peak of live bytes over all streams      roomy.rs      which further regions have room
 //! readings.rs   what the clocks said when they were read     largest.rs    the largest live blocks
 //! extras.rs     what is kept of single blocks            sharing.rs    they are marked, pinned, let go
+//! live_mark.rs  a stream's part of the meter of the peak       live_bounds.rs   bounds for the search for the largest
 //! ```
 //!
 //! Threads: any. Lock order: the readings, a stream's clock, then stream states in the order of their numbers. No stream state is
@@ -16,8 +17,10 @@
 pub mod directory;
 pub mod extras;
 mod identity;
-pub mod largest;
+mod largest;
 mod live;
+pub mod live_bounds;
+mod live_mark;
 pub mod peak;
 pub mod pending;
 mod progress;
@@ -128,7 +131,7 @@ impl<D: Driver> Streams<D> {
 
     /// What the clocks of all streams say.
     fn readings(&self) -> MutexGuard<'_, Epochs> {
-        self.readings.of_now(self.count(), |index| self.get(index))
+        self.readings.of_now(self.count(), |index| &self.get(index).clock)
     }
 
     /// The sum of all live bytes. Looks at the streams that have changed since it did last; `actor` is likely to go on.

@@ -13,35 +13,10 @@
 //! Lock order: stream states in the order of their numbers, then the ledger. Cost: nothing within floor and limit; beyond,
 //! O(1) for each operation in the long run, however many streams there are.
 
+use super::live_mark::LiveMark;
 use super::state::{AllStates, Stream, StreamState, live_bytes};
 use crate::stream::StreamIndex;
 use crate::sync::{AtomicU64, Mutex, Ordering};
-
-/// The part of the meter that is in a stream's state.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct LiveMark {
-    /// Live bytes above which the peak may be exceeded.
-    limit: u64,
-    /// Live bytes below which the stream has to join in: 0 once it has.
-    floor: u64,
-    /// Live bytes at the last visit.
-    counted: u64,
-    joined: bool,
-}
-
-impl LiveMark {
-    /// Whether so many live bytes, after an allocation, have to be noted.
-    #[inline]
-    pub fn is_passed(&self, live_bytes: u64) -> bool {
-        live_bytes > self.limit
-    }
-
-    /// Whether so many live bytes, after a free, have to be noted.
-    #[inline]
-    pub fn is_left(&self, live_bytes: u64) -> bool {
-        live_bytes < self.floor
-    }
-}
 
 /// The peak so far.
 #[derive(Debug, Default)]

@@ -1,7 +1,6 @@
 //! Readings: what the clocks of all streams said when they were read last. Only those are read again that may have changed since,
 //! so that a plan costs the same beside thousands of streams that do nothing.
 
-use super::state::Stream;
 use crate::stream::{StreamClock, StreamIndex, StreamSet};
 use crate::sync::{Arc, Mutex, MutexGuard};
 use std::ops::{Deref, DerefMut};
@@ -26,7 +25,7 @@ pub struct Epochs {
 
 impl Readings {
     /// What the clocks of the first `count` streams say, or of more.
-    pub fn of_now<'s>(&self, count: usize, stream: impl Fn(StreamIndex) -> &'s Stream) -> MutexGuard<'_, Epochs> {
+    pub fn of_now<'s>(&self, count: usize, clock: impl Fn(StreamIndex) -> &'s ClockLock) -> MutexGuard<'_, Epochs> {
         let mut epochs = self.epochs.lock();
         // Streams stay: somebody may have counted more of them meanwhile.
         let count = count.max(epochs.passed.len());
@@ -37,7 +36,7 @@ impl Readings {
             crate::testing::step();
             // Before it is read: what changes from now on is noted again.
             self.changed.set(index, false);
-            let clock = stream(index).clock.lock();
+            let clock = clock(index).lock();
             epochs.passed[index.0 as usize] = clock.passed();
             epochs.told[index.0 as usize] = clock.told_until(false);
         }

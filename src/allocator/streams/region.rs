@@ -2,7 +2,7 @@
 //! where the addresses of those are cut up by live blocks.
 
 use super::super::kind::RegionKind;
-use super::largest::LiveBounds;
+use super::live_bounds::LiveBounds;
 use super::roomy::Roomy;
 use crate::heap::{BlockState, Heap};
 use crate::pages::PageRange;

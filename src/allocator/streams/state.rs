@@ -2,7 +2,7 @@
 
 use super::super::kind::RegionKind;
 use super::extras::{BlockAt, Extras};
-use super::peak::LiveMark;
+use super::live_mark::LiveMark;
 use super::pending::{Pending, PendingBlocks};
 use super::readings::ClockLock;
 use super::region::{Region, RegionId, Regions};
