@@ -12,6 +12,7 @@
 //! execute.rs    carries a plan out                        check.rs     the invariants
 //! mapper.rs     what is locked                          access.rs    access given again
 //! stale.rs      room for further mappings               registered.rs    blocks that are one chunk
+//! gather.rs     chunks for ranges                       pinned.rs    what lies under a pinned block
 //! ```
 //!
 //! Threads: any; one at a time is inside. No stream state is locked during a driver call.
@@ -22,6 +23,7 @@ mod again;
 mod borrow;
 mod check;
 mod execute;
+mod gather;
 mod growth;
 mod inspect;
 mod mapper;
