@@ -6,6 +6,7 @@ use gapless::allocator::Builder;
 use gapless::driver::MemoryDriver;
 use gapless::driver::cuda::CudaDriver;
 use gapless::{Allocator, ChunkPolicy};
+use gapless_process::Budget;
 use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -50,36 +51,6 @@ pub(crate) struct Settings {
     pub chunk: Option<ChunkPolicy>,
     pub region_bytes: Option<u64>,
     pub library: Option<std::path::PathBuf>,
-}
-
-/// The largest number of bytes to hold.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Budget {
-    /// A number of bytes.
-    Bytes(u64),
-    /// A fraction of the device's memory, above 0 and at most 1.
-    Fraction(f64),
-}
-
-impl Budget {
-    /// A budget that is a fraction of a device.
-    pub(crate) fn fraction(part: f64) -> Answer<Self> {
-        if part > 0.0 && part <= 1.0 {
-            Ok(Self::Fraction(part))
-        } else {
-            Err(Failure::argument(format!("a budget of {part} of the device: give a fraction above 0 and at most 1")))
-        }
-    }
-
-    /// The budget in bytes on a device with `total` bytes.
-    #[allow(clippy::cast_precision_loss, reason = "devices are far below 2^53 bytes")]
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most a u64")]
-    pub(crate) fn of(self, total: u64) -> u64 {
-        match self {
-            Self::Bytes(bytes) => bytes,
-            Self::Fraction(part) => (total as f64 * part) as u64,
-        }
-    }
 }
 
 impl Settings {

@@ -9,10 +9,9 @@
 //! Threads: any. Cost: that of `Instance` and `Pools`, and for each call a load of an atomic for the history.
 
 use crate::functions::{CUstream_st, address, device_pointer, stream_id};
-use crate::history::{Action, HISTORY};
+use crate::history::HISTORY;
 use crate::instance::{Request, is_out_of_memory};
 use crate::last_error::guard;
-use crate::notice::notice;
 use crate::out::check_out;
 use crate::pools::{Past, PoolId, wants_room};
 use crate::process::Device;
@@ -25,6 +24,8 @@ use gapless::driver::cuda::{CudaDriver, LEGACY_STREAM, PER_THREAD_STREAM};
 use gapless::driver::{DriverError, DriverErrorKind, MemoryDriver, StreamDriver};
 use gapless::units::ByteSize;
 use gapless::{Allocator, DeviceAddr, StreamId};
+use gapless_process::Action;
+use gapless_process::notice;
 use serde::Serialize;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;

@@ -7,9 +7,9 @@
 //! Threads: any; each has a last error of its own.
 
 use crate::error_kind::{Cause, GAPLESS_KIND_NONE, gapless_error_kind};
-use crate::notice::notice;
 use crate::out::{check_out, described, write_json};
 use crate::status::{Answer, Failure, GAPLESS_ERROR_INTERNAL, GAPLESS_ERROR_NOT_FOUND, GAPLESS_OK, gapless_status};
+use gapless_process::notice;
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};

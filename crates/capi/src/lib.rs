@@ -4,7 +4,7 @@
 //! functions.rs  create, alloc, free, trim, ...    registry.rs     handles, checked
 //! reports.rs    statistics, reports, snapshots    instance.rs     one allocator: sums, last report, recording
 //! config.rs     the C struct of settings          status.rs       statuses, and which one a failure has
-//! conf.rs       GAPLESS_CONF                      error_kind.rs   its kind, CUDA's code
+//!                                                error_kind.rs   its kind, CUDA's code
 //! replay.rs     replays without the command line  last_error.rs   the boundary; the thread's last failure
 //! out.rs        out-parameters and buffers
 //!
@@ -29,7 +29,6 @@
 
 #![allow(non_camel_case_types, reason = "names of a C header")]
 
-mod conf;
 mod config;
 mod cupy;
 mod device_memory;
@@ -41,7 +40,6 @@ mod history;
 mod instance;
 mod last_error;
 mod listeners;
-mod notice;
 mod out;
 mod peers;
 mod pins;
@@ -58,8 +56,7 @@ mod torch;
 mod torch_message;
 mod torch_object;
 
-pub use conf::{Conf, ConfError, Peers};
-pub use config::{Budget, gapless_config};
+pub use config::gapless_config;
 pub use cupy::*;
 pub use device_memory::{
     gapless_device_alloc, gapless_device_alloc_aligned, gapless_device_free, gapless_device_free_on,
@@ -67,6 +64,7 @@ pub use device_memory::{
 };
 pub use error_kind::*;
 pub use functions::*;
+pub use gapless_process::{Budget, Conf, ConfError, Peers};
 pub use history::{gapless_torch_history_json, gapless_torch_record_history};
 pub use last_error::{
     gapless_last_error, gapless_last_error_code, gapless_last_error_kind, gapless_last_error_report_json,

@@ -9,11 +9,11 @@
 //! Threads: one at a time introduces a device (`process` holds a lock). Cost: one driver call for each run of mappings of
 //! each other device.
 
-use crate::conf::Peers;
-use crate::notice::notice;
 use crate::process::Device;
 use crate::status::{Answer, Failure};
 use gapless::driver::cuda::OpenError;
+use gapless_process::Peers;
+use gapless_process::notice;
 use std::fmt::Display;
 
 /// What came of giving a device access.

@@ -5,12 +5,10 @@
 //!
 //! Threads: any. Cost: an atomic load once the allocator exists.
 
-use crate::conf::Conf;
 use crate::config::{Settings, text};
 use crate::foreign::Foreign;
 use crate::instance::Instance;
 use crate::last_error::guard;
-use crate::notice::notice;
 use crate::out::check_out;
 use crate::peers::introduce;
 use crate::pins::DevicePins;
@@ -22,6 +20,8 @@ use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, gapless_status};
 use gapless::DeviceAddr;
 use gapless::driver::MemoryDriver;
 use gapless::units::ByteSize;
+use gapless_process::Conf;
+use gapless_process::notice;
 use parking_lot::Mutex;
 use std::ffi::c_char;
 use std::path::PathBuf;

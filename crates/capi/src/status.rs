@@ -152,6 +152,12 @@ impl From<DriverError> for Failure {
     }
 }
 
+impl From<gapless_process::Error> for Failure {
+    fn from(error: gapless_process::Error) -> Self {
+        Self::argument(error)
+    }
+}
+
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
         Self::new(GAPLESS_ERROR_IO, error)

@@ -6,7 +6,6 @@
 //!
 //! The other entry points return nothing, so their first few failures go to stderr.
 
-use crate::config::Budget;
 use crate::device_memory::{Contents, budget_hint};
 use crate::functions::{CUstream_st, address, device_pointer, stream_id};
 use crate::instance::Request;
@@ -18,6 +17,7 @@ use crate::streams::StreamLives;
 use crate::torch_message;
 use gapless::allocator::{AddressFacts, AllocError, FreeError};
 use gapless::driver::MemoryDriver;
+use gapless_process::Budget;
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 

@@ -28,7 +28,7 @@ mod budgets;
 mod open;
 mod past;
 
-use crate::config::{Budget, Settings};
+use crate::config::Settings;
 use crate::instance::{Instance, Request, is_out_of_memory};
 use crate::status::Answer;
 use budgets::Books;
@@ -36,6 +36,7 @@ use gapless::allocator::{AllocError, FreeError, MapListeners};
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::{MemoryDriver, StreamDriver};
 use gapless::{Allocator, DeviceAddr, StreamId};
+use gapless_process::Budget;
 use open::{OpenPools, Served};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 pub(crate) use past::Past;

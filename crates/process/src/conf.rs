@@ -3,7 +3,7 @@
 //! Pure: text in, settings and warnings out. Blanks around keys and values are allowed, and so is an empty text. A value
 //! in brackets may contain commas, so that PyTorch's own texts can be passed on; a path cannot contain commas.
 
-use crate::config::Budget;
+use crate::settings::Budget;
 use gapless::units::MIB;
 use gapless::{ByteSize, ChunkPolicy};
 use std::path::PathBuf;
