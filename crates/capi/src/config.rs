@@ -1,13 +1,11 @@
 //! Settings of an allocator: the C struct, and what is left of it once checked.
 
-use crate::instance::Instance;
+use crate::abi::optional_text;
 use crate::status::{Answer, Failure};
-use gapless::allocator::Builder;
-use gapless::driver::MemoryDriver;
+use gapless::ChunkPolicy;
 use gapless::driver::cuda::CudaDriver;
-use gapless::{Allocator, ChunkPolicy};
-use gapless_process::Budget;
-use std::ffi::{CStr, c_char};
+use gapless_process::{Budget, Error, Recorded, Settings};
+use std::ffi::c_char;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
@@ -41,19 +39,16 @@ pub struct gapless_config {
     pub library: *const c_char,
 }
 
-/// Checked settings; `None` is the default.
+/// A caller's struct, checked; `None` is the default.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Settings {
+pub(crate) struct Config {
     pub device: u32,
     pub peers: Vec<u32>,
-    pub budget: Option<Budget>,
-    pub slack: Option<f64>,
-    pub chunk: Option<ChunkPolicy>,
-    pub region_bytes: Option<u64>,
+    pub settings: Settings,
     pub library: Option<std::path::PathBuf>,
 }
 
-impl Settings {
+impl Config {
     /// Reads a caller's struct.
     ///
     /// # Safety
@@ -78,62 +73,31 @@ impl Settings {
         }
         let budget = match (config.budget_bytes, config.budget_fraction) {
             (0, 0.0) => None,
-            (0, part) => Some(Budget::fraction(part)?),
+            (0, part) => Some(Budget::fraction(part).ok_or(Error::Fraction(part))?),
             (bytes, _) => Some(Budget::Bytes(bytes)),
         };
         let nonzero = |bytes: u64| (bytes != 0).then_some(bytes);
         Ok(Self {
             device: ordinal(config.device)?,
             peers,
-            budget,
-            slack: (config.slack != 0.0).then_some(config.slack),
-            chunk: nonzero(config.chunk_bytes).map(ChunkPolicy::Fixed),
-            region_bytes: nonzero(config.region_bytes),
+            settings: Settings {
+                budget,
+                slack: (config.slack != 0.0).then_some(config.slack),
+                chunk: nonzero(config.chunk_bytes).map(ChunkPolicy::Fixed),
+                region_bytes: nonzero(config.region_bytes),
+            },
             // SAFETY: null or a NUL-terminated string (the function's contract).
             library: unsafe { optional_text(config.library) }?.map(Into::into),
         })
     }
 
     /// Opens the device and builds an allocator on it.
-    pub fn build(&self) -> Answer<Instance> {
+    pub fn build(&self) -> Answer<Recorded<CudaDriver>> {
         let mut driver = CudaDriver::builder().device(self.device).peers(self.peers.iter().copied());
         if let Some(library) = &self.library {
             driver = driver.library(library);
         }
-        self.build_on(Arc::new(driver.open()?)).map(Instance::new)
-    }
-
-    /// Builds an allocator on an open device.
-    pub fn build_on(&self, driver: Arc<CudaDriver>) -> Answer<Allocator<CudaDriver>> {
-        Ok(self.builder_on(driver)?.build()?)
-    }
-
-    /// Builds an allocator for memory that captured graphs use, beside that of the device. They have the same listeners.
-    pub fn build_for_graphs(&self, main: &Allocator<CudaDriver>) -> Answer<Allocator<CudaDriver>> {
-        let driver = Arc::clone(main.driver());
-        let total = driver.memory_info()?.total;
-        let budget = self.budget.map_or(total, |budget| budget.of(total));
-        // A process may have a pool for each of its graphs, and most of these are small.
-        let builder = self.builder_on(driver)?.listeners(Arc::clone(main.listeners()));
-        Ok(builder.keep_mappings().whole_blocks().first_region_bytes(budget / 2).build()?)
-    }
-
-    fn builder_on(&self, driver: Arc<CudaDriver>) -> Answer<Builder<CudaDriver>> {
-        let total = driver.memory_info()?.total;
-        let mut builder = Allocator::builder(driver);
-        if let Some(budget) = self.budget {
-            builder = builder.budget(budget.of(total));
-        }
-        if let Some(slack) = self.slack {
-            builder = builder.slack(slack);
-        }
-        if let Some(chunk) = self.chunk {
-            builder = builder.chunk_policy(chunk);
-        }
-        if let Some(bytes) = self.region_bytes {
-            builder = builder.region_bytes(bytes);
-        }
-        Ok(builder)
+        Ok(Recorded::new(self.settings.build_on(Arc::new(driver.open()?))?))
     }
 }
 
@@ -171,28 +135,6 @@ unsafe fn known_part(config: *const gapless_config) -> Answer<gapless_config> {
 /// Most bytes that a struct may say it has: more is a struct that was not filled in.
 const MOST_BYTES: usize = 4096;
 
-/// Reads a caller's string; `None` for null.
-///
-/// # Safety
-/// `text` is null or points to a NUL-terminated string that nobody changes during the call.
-pub(crate) unsafe fn optional_text(text: *const c_char) -> Answer<Option<String>> {
-    if text.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: not null, so NUL-terminated (the function's contract).
-    let text = unsafe { CStr::from_ptr(text) };
-    text.to_str().map(|text| Some(text.to_owned())).map_err(|_| Failure::argument("a text that is not UTF-8"))
-}
-
-/// Reads a caller's string, which must not be null.
-///
-/// # Safety
-/// As [`optional_text`].
-pub(crate) unsafe fn text(text: *const c_char, what: &str) -> Answer<String> {
-    // SAFETY: the same contract.
-    unsafe { optional_text(text) }?.ok_or_else(|| Failure::argument(format!("the {what} is null")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -221,20 +163,21 @@ mod tests {
         Newer { config, tail: [0; 3] }
     }
 
-    fn read(config: &Newer) -> Answer<Settings> {
+    fn read(config: &Newer) -> Answer<Config> {
         // SAFETY: no size below is larger than `Newer`, and `library` is a string.
-        unsafe { Settings::read((&raw const *config).cast()) }
+        unsafe { Config::read((&raw const *config).cast()) }
     }
 
     #[test]
     fn programs_with_an_older_header_get_defaults() {
         let own = size_of::<gapless_config>();
         let all = read(&newer(own)).unwrap();
-        assert_eq!((all.device, all.region_bytes), (3, Some(7 << 30)));
+        assert_eq!((all.device, all.settings.region_bytes), (3, Some(7 << 30)));
         let until_chunk_bytes = std::mem::offset_of!(gapless_config, region_bytes);
-        let expected = Settings { region_bytes: None, library: None, ..all.clone() };
+        let settings = Settings { region_bytes: None, ..all.settings };
+        let expected = Config { library: None, settings, ..all.clone() };
         assert_eq!(read(&newer(until_chunk_bytes)).unwrap(), expected);
-        assert_eq!(read(&newer(size_of::<usize>())).unwrap(), Settings::default());
+        assert_eq!(read(&newer(size_of::<usize>())).unwrap(), Config::default());
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! What CuPy's `CFunctionAllocator` calls. Its parameter is the stream: CuPy passes none of its own, and memory that is
 //! freed while another stream works on it must not be handed out before that work has completed.
 
-use crate::device_memory::gapless_device_alloc;
-use crate::functions::{CUstream_st, address, stream_id};
+use crate::abi::{CUstream_st, address, stream_id};
+use crate::device::gapless_device_alloc;
 use crate::last_error::tell;
-use crate::process::Device;
+use crate::process::device_of;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicU32;
@@ -28,7 +28,7 @@ pub extern "C" fn gapless_cupy_free(stream: *mut c_void, pointer: *mut c_void, d
     tell(&TOLD_FREE, || {
         let stream = stream_id(stream.cast::<CUstream_st>());
         // CuPy does not say how large the allocation was.
-        Ok(Device::get(device)?.free(address(pointer), 0, stream)?)
+        Ok(device_of(device)?.free(address(pointer), 0, stream)?)
     });
 }
 

@@ -4,10 +4,10 @@
 //!
 //! Threads: any. A device's listeners hear of its pools, too: one list for all allocators of the device.
 
-use crate::functions::device_pointer;
+use crate::abi::device_pointer;
 use crate::last_error::guard;
 use crate::out::check_out;
-use crate::process::Device;
+use crate::process::device_of;
 use crate::registry::{find, gapless_allocator};
 use crate::status::{Answer, Failure, GAPLESS_ERROR_NOT_FOUND, gapless_status};
 use gapless::allocator::{ListenerId, MapListener, MapListeners, MappedRange, Refusal};
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn gapless_add_map_listener(
     guard(|| {
         let callbacks = Callbacks { on_map, before_unmap, context };
         // SAFETY: the function's contract.
-        unsafe { add(find(allocator)?.allocator.listeners(), callbacks, listener) }
+        unsafe { add(find(allocator)?.allocator().listeners(), callbacks, listener) }
     })
 }
 
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn gapless_add_map_listener(
 /// GAPLESS_ERROR_NOT_FOUND when there is none of that number; GAPLESS_ERROR_IN_USE in a callback.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_remove_map_listener(allocator: *mut gapless_allocator, listener: u64) -> gapless_status {
-    guard(|| remove(find(allocator)?.allocator.listeners(), listener))
+    guard(|| remove(find(allocator)?.allocator().listeners(), listener))
 }
 
 /// As gapless_add_map_listener, for the process-wide allocator of a device, which is made on first use, and for the device's
@@ -112,14 +112,14 @@ pub unsafe extern "C" fn gapless_device_add_map_listener(
     guard(|| {
         let callbacks = Callbacks { on_map, before_unmap, context };
         // SAFETY: the function's contract.
-        unsafe { add(Device::get(device)?.main.allocator.listeners(), callbacks, listener) }
+        unsafe { add(device_of(device)?.allocator().listeners(), callbacks, listener) }
     })
 }
 
 /// As gapless_remove_map_listener, for a listener of a device.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_device_remove_map_listener(device: i32, listener: u64) -> gapless_status {
-    guard(|| remove(Device::get(device)?.main.allocator.listeners(), listener))
+    guard(|| remove(device_of(device)?.allocator().listeners(), listener))
 }
 
 /// # Safety

@@ -1,49 +1,15 @@
 //! Registered blocks of C: memory of a device that a library registers, by its pointer.
 //!
-//! - I1  a pointer is in the table from its allocation to its free.
-//!
-//! Threads: any. The table is not locked while a block is allocated or freed, which may take its time.
+//! Threads: any.
 
-use crate::functions::{CUstream_st, address, device_pointer, stream_id};
+use crate::abi::{CUstream_st, address, device_pointer, stream_id};
 use crate::last_error::{guard, tell};
 use crate::out::check_out;
-use crate::process::Device;
-use crate::status::{Answer, Failure, GAPLESS_ERROR_NOT_ALLOCATED, gapless_status};
-use gapless::DeviceAddr;
-use gapless::allocator::RegisteredBlock;
-use gapless::driver::cuda::CudaDriver;
-use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use crate::process::device_of;
+use crate::status::{Failure, gapless_status};
 use std::ffi::c_void;
 use std::os::fd::IntoRawFd;
 use std::sync::atomic::AtomicU32;
-
-/// The registered blocks of one device.
-#[derive(Debug, Default)]
-pub(crate) struct RegisteredBlocks {
-    by_address: Mutex<BTreeMap<DeviceAddr, RegisteredBlock<CudaDriver>>>,
-}
-
-impl RegisteredBlocks {
-    fn add(&self, block: RegisteredBlock<CudaDriver>) -> DeviceAddr {
-        let addr = block.addr();
-        self.by_address.lock().insert(addr, block);
-        addr
-    }
-
-    fn remove(&self, addr: DeviceAddr) -> Answer<RegisteredBlock<CudaDriver>> {
-        self.by_address.lock().remove(&addr).ok_or_else(|| not_registered(addr))
-    }
-}
-
-fn allocate(device: i32, bytes: u64, stream: *mut CUstream_st) -> Answer<DeviceAddr> {
-    let device = Device::get(device)?;
-    Ok(device.registered.add(device.main.allocator.alloc_registered(bytes, stream_id(stream))?))
-}
-
-fn not_registered(addr: DeviceAddr) -> Failure {
-    Failure::new(GAPLESS_ERROR_NOT_ALLOCATED, format!("no registered block starts at {addr}"))
-}
 
 /// Allocates a block for a library that registers memory (NCCL) or for other hardware (RDMA), for work on stream, and writes its
 /// address to *pointer. It is one physical allocation in a mapping of its own: pointer and size are multiples of the
@@ -63,7 +29,7 @@ pub unsafe extern "C" fn gapless_device_alloc_registered(
 ) -> gapless_status {
     guard(|| {
         check_out(pointer, "pointer")?;
-        let addr = allocate(device, bytes, stream)?;
+        let addr = device_of(device)?.alloc_registered(bytes, stream_id(stream))?;
         // SAFETY: not null, so valid for a write (the function's contract).
         unsafe { pointer.write(device_pointer(addr)) };
         Ok(())
@@ -78,14 +44,7 @@ pub extern "C" fn gapless_device_record_registered(
     pointer: *mut c_void,
     stream: *mut CUstream_st,
 ) -> gapless_status {
-    guard(|| {
-        let (registered, addr) = (&Device::get(device)?.registered, address(pointer));
-        // Out of the table meanwhile: the driver is asked for the stream.
-        let mut block = registered.remove(addr)?;
-        let recorded = block.record_stream(stream_id(stream));
-        registered.add(block);
-        Ok(recorded?)
-    })
+    guard(|| Ok(device_of(device)?.record_registered(address(pointer), stream_id(stream))?))
 }
 
 /// Writes to *descriptor a dma-buf of a registered block, for hardware that reaches the memory by itself: ibv_reg_dmabuf_mr takes
@@ -102,12 +61,9 @@ pub unsafe extern "C" fn gapless_device_registered_dma_buf(
 ) -> gapless_status {
     guard(|| {
         check_out(descriptor, "descriptor")?;
-        let registered = &Device::get(device)?.registered;
-        let block = registered.remove(address(pointer))?;
-        let exported = block.dma_buf();
-        registered.add(block);
+        let exported = device_of(device)?.registered_dma_buf(address(pointer))?;
         // SAFETY: not null, so valid for a write (the function's contract).
-        unsafe { descriptor.write(exported?.into_raw_fd()) };
+        unsafe { descriptor.write(exported.into_raw_fd()) };
         Ok(())
     })
 }
@@ -117,11 +73,8 @@ pub unsafe extern "C" fn gapless_device_registered_dma_buf(
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_device_free_registered(device: i32, pointer: *mut c_void) -> gapless_status {
     guard(|| {
-        let device = Device::get(device)?;
-        if !pointer.is_null() {
-            drop(device.registered.remove(address(pointer))?);
-        }
-        Ok(())
+        let device = device_of(device)?;
+        if pointer.is_null() { Ok(()) } else { Ok(device.free_registered(address(pointer))?) }
     })
 }
 
@@ -132,7 +85,7 @@ pub extern "C" fn gapless_torch_registered_malloc(size: isize, device: i32, stre
     let mut pointer = std::ptr::null_mut();
     let _ = guard(|| {
         let bytes = u64::try_from(size).map_err(|_| Failure::argument(format!("a request of {size} bytes")))?;
-        pointer = device_pointer(allocate(device, bytes, stream)?);
+        pointer = device_pointer(device_of(device)?.alloc_registered(bytes, stream_id(stream))?);
         Ok(())
     });
     pointer
@@ -147,5 +100,5 @@ pub extern "C" fn gapless_torch_registered_free(
     _stream: *mut CUstream_st,
 ) {
     static TOLD: AtomicU32 = AtomicU32::new(0);
-    tell(&TOLD, || Device::get(device)?.registered.remove(address(pointer)).map(drop));
+    tell(&TOLD, || Ok(device_of(device)?.free_registered(address(pointer))?));
 }

@@ -5,9 +5,11 @@
 //!
 //! Threads: any. Cost: a shared lock and an index.
 
-use crate::instance::Instance;
 use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, GAPLESS_ERROR_INVALID_HANDLE};
+use gapless::driver::cuda::CudaDriver;
+use gapless_process::{Device, Recorded};
 use parking_lot::RwLock;
+use std::ops::Deref;
 use std::sync::Arc;
 
 /// An allocator of one device. Opaque.
@@ -15,51 +17,66 @@ pub struct gapless_allocator {
     _opaque: (),
 }
 
-struct Slot {
-    instance: Option<Arc<Instance>>,
-    permanent: bool,
+/// What a handle names.
+#[derive(Clone)]
+pub(crate) enum Holder {
+    /// An allocator that `gapless_create` made and `gapless_destroy` destroys.
+    Own(Arc<Recorded<CudaDriver>>),
+    /// A device of the process, which lives as long as that.
+    Device(&'static Device<CudaDriver>),
 }
 
-static SLOTS: RwLock<Vec<Slot>> = RwLock::new(Vec::new());
-
-/// Whether a handle can be destroyed by its holder.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lifetime {
-    /// `gapless_destroy` destroys it.
-    Owned,
-    /// It lives as long as the process.
-    Permanent,
+impl Holder {
+    pub fn own(allocator: Recorded<CudaDriver>) -> Self {
+        Self::Own(Arc::new(allocator))
+    }
 }
 
-/// Makes a handle for `instance`.
-pub(crate) fn register(instance: Arc<Instance>, lifetime: Lifetime) -> *mut gapless_allocator {
+impl Deref for Holder {
+    type Target = Recorded<CudaDriver>;
+
+    fn deref(&self) -> &Recorded<CudaDriver> {
+        match self {
+            Self::Own(own) => own,
+            Self::Device(device) => device.main(),
+        }
+    }
+}
+
+/// What each handle names; `None` once it was destroyed.
+static SLOTS: RwLock<Vec<Option<Holder>>> = RwLock::new(Vec::new());
+
+/// Makes a handle.
+pub(crate) fn register(holder: Holder) -> *mut gapless_allocator {
     let mut slots = SLOTS.write();
-    slots.push(Slot { instance: Some(instance), permanent: lifetime == Lifetime::Permanent });
+    slots.push(Some(holder));
     std::ptr::without_provenance_mut(first_token().wrapping_add(STEP * (slots.len() - 1)))
 }
 
 /// The allocator behind a handle.
-pub(crate) fn find(handle: *const gapless_allocator) -> Answer<Arc<Instance>> {
+pub(crate) fn find(handle: *const gapless_allocator) -> Answer<Holder> {
     let index = index_of(handle)?;
-    SLOTS.read().get(index).and_then(|slot| slot.instance.clone()).ok_or_else(|| stale(handle))
+    SLOTS.read().get(index).cloned().flatten().ok_or_else(|| stale(handle))
 }
 
 /// Takes an allocator out of the registry: no other call is using it, and none will.
-pub(crate) fn remove(handle: *const gapless_allocator) -> Answer<Instance> {
+pub(crate) fn remove(handle: *const gapless_allocator) -> Answer<Recorded<CudaDriver>> {
     let index = index_of(handle)?;
     let mut slots = SLOTS.write();
     let slot = slots.get_mut(index).ok_or_else(|| stale(handle))?;
-    if slot.permanent {
-        return Err(Failure::new(
-            GAPLESS_ERROR_IN_USE,
-            "this is the process-wide allocator of a device: it lives as long as the process",
-        ));
+    match slot.take().ok_or_else(|| stale(handle))? {
+        Holder::Own(own) => Arc::try_unwrap(own).map_err(|own| {
+            *slot = Some(Holder::Own(own));
+            Failure::new(GAPLESS_ERROR_IN_USE, "another thread is inside a call on this allocator; nothing was done")
+        }),
+        device @ Holder::Device(_) => {
+            *slot = Some(device);
+            Err(Failure::new(
+                GAPLESS_ERROR_IN_USE,
+                "this is the process-wide allocator of a device: it lives as long as the process",
+            ))
+        }
     }
-    let instance = slot.instance.take().ok_or_else(|| stale(handle))?;
-    Arc::try_unwrap(instance).map_err(|instance| {
-        slot.instance = Some(instance);
-        Failure::new(GAPLESS_ERROR_IN_USE, "another thread is inside a call on this allocator; nothing was done")
-    })
 }
 
 fn index_of(handle: *const gapless_allocator) -> Answer<usize> {

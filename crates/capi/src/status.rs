@@ -4,6 +4,9 @@ use crate::error_kind::Cause;
 use gapless::allocator::{AllocError, BuildError, CloseError, FreeError, InListener, StreamError};
 use gapless::driver::DriverError;
 use gapless::driver::cuda::OpenError;
+use gapless_process::Error;
+use gapless_share::ShareError;
+use std::fmt;
 
 /// What a function returns: GAPLESS_OK or one of the GAPLESS_ERROR_... numbers.
 pub type gapless_status = i32;
@@ -51,6 +54,12 @@ pub struct Failure {
     pub(crate) status: gapless_status,
     pub(crate) text: String,
     pub(crate) cause: Cause,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
 }
 
 pub(crate) type Answer<T> = Result<T, Failure>;
@@ -152,15 +161,41 @@ impl From<DriverError> for Failure {
     }
 }
 
-impl From<gapless_process::Error> for Failure {
-    fn from(error: gapless_process::Error) -> Self {
-        Self::argument(error)
+impl From<ShareError> for Failure {
+    fn from(error: ShareError) -> Self {
+        match error {
+            ShareError::NotAllocated(error) => error.into(),
+            ShareError::Alloc(error) => error.into(),
+            ShareError::Driver(error) => error.into(),
+            ShareError::NoHandle => Self::argument(error),
+            ShareError::Gone | ShareError::ExporterGone(_) => Self::new(GAPLESS_ERROR_GONE, error),
+            ShareError::Forked => Self::new(GAPLESS_ERROR_DRIVER, error),
+            _ => Self::new(GAPLESS_ERROR_SHARE, error),
+        }
     }
 }
 
-impl From<std::io::Error> for Failure {
-    fn from(error: std::io::Error) -> Self {
-        Self::new(GAPLESS_ERROR_IO, error)
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let status = match error {
+            Error::Alloc(error) => return error.into(),
+            Error::Free(error) => return error.into(),
+            Error::Build(error) => return error.into(),
+            Error::Close(error) => return error.into(),
+            Error::Open(error) => return error.into(),
+            Error::Driver(error) => return error.into(),
+            Error::Share(error) => return error.into(),
+            Error::Foreign { ref source, .. } => return Self::caused(GAPLESS_ERROR_STREAM, &error, source),
+            Error::Configured | Error::Recording | Error::DeviceInUse(_) => GAPLESS_ERROR_IN_USE,
+            Error::Record { .. } | Error::Io(_) => GAPLESS_ERROR_IO,
+            Error::NotRecording | Error::NoReport => GAPLESS_ERROR_NOT_FOUND,
+            Error::NotPinned(_) | Error::NotRegistered(_) | Error::NotImported(_) | Error::NotLive(_) => {
+                GAPLESS_ERROR_NOT_ALLOCATED
+            }
+            // A number, a text or a fraction that is none: `NotADevice`, `Conf`, `Fraction`.
+            _ => GAPLESS_ERROR_INVALID_ARGUMENT,
+        };
+        Self::new(status, error)
     }
 }
 

@@ -3,7 +3,7 @@
 //! Pure: text in, settings and warnings out. Blanks around keys and values are allowed, and so is an empty text. A value
 //! in brackets may contain commas, so that PyTorch's own texts can be passed on; a path cannot contain commas.
 
-use crate::settings::Budget;
+use crate::budget::Budget;
 use gapless::units::MIB;
 use gapless::{ByteSize, ChunkPolicy};
 use std::path::PathBuf;
@@ -103,7 +103,7 @@ impl Conf {
             seen.push(key.to_owned());
             if key == FRACTION {
                 let bad = || ConfError::BadValue { key: FRACTION, value: value.to_owned(), expected: FRACTION_VALUES };
-                fraction = Some(value.parse().ok().and_then(part_of_device).ok_or_else(bad)?);
+                fraction = Some(value.parse().ok().and_then(Budget::fraction).ok_or_else(bad)?);
             } else {
                 conf.set(key, value)?;
             }
@@ -192,11 +192,7 @@ fn budget(value: &str) -> Option<Budget> {
             _ => return size(value).filter(|bytes| *bytes >= PAGE).map(Budget::Bytes),
         },
     };
-    part_of_device(fraction)
-}
-
-fn part_of_device(part: f64) -> Option<Budget> {
-    (part > 0.0 && part <= 1.0).then_some(Budget::Fraction(part))
+    Budget::fraction(fraction)
 }
 
 /// Reads `auto`, `none`, the number of a device, or several in brackets.

@@ -1,10 +1,94 @@
 //! Why something that this crate was asked for did not happen.
 
+use crate::conf::ConfError;
+use gapless::allocator::{AllocError, BuildError, CloseError, FreeError, StreamError};
+use gapless::driver::DriverError;
+use gapless::driver::cuda::OpenError;
+use gapless::{DeviceAddr, StreamId};
+use gapless_share::ShareError;
+use std::io;
+use std::path::PathBuf;
+
 /// A failure. What was asked for has not happened, unless the function says otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// The allocator refused a request.
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+    /// The allocator refused a free, or to record a stream.
+    #[error(transparent)]
+    Free(#[from] FreeError),
+    /// An allocator could not be built.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// An allocator could not be closed.
+    #[error(transparent)]
+    Close(#[from] CloseError),
+    /// A device could not be opened, or there is none of that number.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// A call to the driver failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// Memory could not be shared with another process.
+    #[error(transparent)]
+    Share(#[from] ShareError),
+    /// No device can have that number.
+    #[error("{0} is not the number of a device")]
+    NotADevice(u32),
+    /// The device has an allocator already.
+    #[error("device {0} is in use already")]
+    DeviceInUse(u32),
+    /// A configuration that does not parse.
+    #[error("GAPLESS_CONF: {0}")]
+    Conf(#[source] ConfError),
+    /// A configuration that comes after the first device was used.
+    #[error("an allocator is in use already: configure before the first use")]
+    Configured,
     /// A budget that is no fraction of a device.
     #[error("a budget of {0} of the device: give a fraction above 0 and at most 1")]
     Fraction(f64),
+    /// A stream of another device, or none at all, that memory cannot be recorded on.
+    #[error("memory of device {ordinal} cannot be recorded on {stream:?}: {source}")]
+    Foreign {
+        /// The device of the memory.
+        ordinal: u32,
+        /// The stream.
+        stream: StreamId,
+        /// What its allocator says of it.
+        source: StreamError,
+    },
+    /// A recording has been started and not stopped since.
+    #[error("this allocator is being recorded already; stop that recording first")]
+    Recording,
+    /// There is no recording to stop.
+    #[error("nothing is being recorded")]
+    NotRecording,
+    /// A file of a recording could not be made.
+    #[error("cannot record into {path}: {source}", path = path.display())]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A recording could not be completed.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// There is no report of a request that ran out of memory.
+    #[error("no request has run out of memory so far")]
+    NoReport,
+    /// No pinned block is at an address.
+    #[error("no pinned block starts at {0}")]
+    NotPinned(DeviceAddr),
+    /// No registered block is at an address.
+    #[error("no registered block starts at {0}")]
+    NotRegistered(DeviceAddr),
+    /// No imported block is at an address.
+    #[error("no imported block starts at {0}")]
+    NotImported(DeviceAddr),
+    /// No live allocation is at an address.
+    #[error("no live allocation is at {0}")]
+    NotLive(DeviceAddr),
 }

@@ -1,15 +1,65 @@
 //! The memory of a process's devices: one allocator per device, with what all of the process shares.
+//!
+//! ```text
+//! process.rs    one allocator per device, made on first use     uses.rs       which streams use a block, of any device
+//! peers.rs      access from device to device
+//! memory.rs     alloc, free, trim: for every front end          restore.rs    blocks at the addresses that they had
+//! figures.rs    sums over a device and its pools                blocks.rs     its blocks, one by one
+//! outside.rs    pinned, registered and shared blocks            device.rs     one device
+//!
+//! pools/        memory of captured graphs and of `MemPool`      recorded.rs   an allocator: sums, last report, recording
+//! foreign.rs    blocks held back for other devices              pins.rs, registered.rs, sharing.rs   tables by address
+//! history.rs    the last allocations and frees                  settings.rs   what is built by them
+//! conf.rs, budget.rs   GAPLESS_CONF                             error.rs, notice.rs   failures; lines on stderr
+//! driver.rs     what is needed of a driver                      streams.rs    how long streams live
+//! ```
+//!
+//! A file imports only what stands below it: there is no circle.
+//!
+//! Generic over the driver, by [`DeviceDriver`]: the few questions that this logic asks a device beyond what an allocator does
+//! (which capture a stream belongs to, which device, who reaches whose memory, a name). So all of it runs without a GPU, too.
+//! There is one [`Error`]; requests for memory and frees keep the errors of the allocator, with the report in them.
+//!
+//! Threads: any. No global state: who wants one process-wide table makes a `static` of a [`Process`], as the C interface does.
 
 #![forbid(unsafe_code)]
 
+mod blocks;
+mod budget;
 mod conf;
+mod device;
+mod driver;
 mod error;
+mod figures;
+mod foreign;
 mod history;
+mod memory;
 mod notice;
+mod outside;
+mod peers;
+mod pins;
+mod pools;
+mod process;
+mod recorded;
+mod registered;
+mod restore;
 mod settings;
+mod sharing;
+mod streams;
+mod uses;
 
+pub use blocks::{Block, BlockUse};
+pub use budget::Budget;
 pub use conf::{Conf, ConfError, Peers};
+pub use device::{Device, NO_POOL};
+pub use driver::DeviceDriver;
 pub use error::Error;
+pub use figures::{Contents, DeviceReport, Figures, MemoryUse};
 pub use history::{Action, Before, Event, History};
+pub use memory::Place;
 pub use notice::notice;
-pub use settings::Budget;
+pub use pools::{Past, Pool, PoolId, Pools};
+pub use process::{MOST_DEVICES, Process};
+pub use recorded::{Recorded, Request};
+pub use settings::Settings;
+pub use streams::StreamLives;

@@ -1,32 +1,64 @@
-//! Settings of an allocator, checked.
+//! Settings of an allocator, checked, and what is built by them.
 
+use crate::budget::Budget;
+use crate::driver::DeviceDriver;
 use crate::error::Error;
+use gapless::allocator::Builder;
+use gapless::{Allocator, ChunkPolicy};
+use std::sync::Arc;
 
-/// The largest number of bytes to hold.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Budget {
-    /// A number of bytes.
-    Bytes(u64),
-    /// A fraction of the device's memory, above 0 and at most 1.
-    Fraction(f64),
+/// Settings of an allocator; `None` is the default.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Settings {
+    /// The largest number of bytes to hold.
+    pub budget: Option<Budget>,
+    /// Held over peak live bytes from which on free memory is remapped first; at least 1.
+    pub slack: Option<f64>,
+    /// The size of physical chunks.
+    pub chunk: Option<ChunkPolicy>,
+    /// Bytes of addresses for each stream and kind of block.
+    pub region_bytes: Option<u64>,
 }
 
-impl Budget {
-    /// A budget that is a fraction of a device.
+impl Settings {
+    /// Builds an allocator on an open device.
     ///
     /// # Errors
-    /// [`Error::Fraction`] for one that is not above 0 and at most 1.
-    pub fn fraction(part: f64) -> Result<Self, Error> {
-        if part > 0.0 && part <= 1.0 { Ok(Self::Fraction(part)) } else { Err(Error::Fraction(part)) }
+    /// [`Error::Driver`] where the device does not say how much memory it has, [`Error::Build`] for a setting out of its range.
+    pub fn build_on<D: DeviceDriver>(&self, driver: Arc<D>) -> Result<Allocator<D>, Error> {
+        Ok(self.builder_on(driver)?.build()?)
     }
 
-    /// The budget in bytes on a device with `total` bytes.
-    #[allow(clippy::cast_precision_loss, reason = "devices are far below 2^53 bytes")]
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most a u64")]
-    pub fn of(self, total: u64) -> u64 {
-        match self {
-            Self::Bytes(bytes) => bytes,
-            Self::Fraction(part) => (total as f64 * part) as u64,
-        }
+    /// Builds an allocator for memory that captured graphs use, beside that of the device. They have the same listeners.
+    pub(crate) fn build_for_graphs<D: DeviceDriver>(&self, main: &Allocator<D>) -> Result<Allocator<D>, Error> {
+        let driver = Arc::clone(main.driver());
+        let total = driver.memory_info()?.total;
+        let budget = self.budget.map_or(total, |budget| budget.of(total));
+        // A process may have a pool for each of its graphs, and most of these are small.
+        let builder = self.builder_on(driver)?.listeners(Arc::clone(main.listeners()));
+        Ok(builder.keep_mappings().whole_blocks().first_region_bytes(budget / 2).build()?)
     }
+
+    fn builder_on<D: DeviceDriver>(&self, driver: Arc<D>) -> Result<Builder<D>, Error> {
+        let total = driver.memory_info()?.total;
+        let mut builder = Allocator::builder(driver);
+        if let Some(budget) = self.budget {
+            builder = builder.budget(budget.of(total));
+        }
+        if let Some(slack) = self.slack {
+            builder = builder.slack(slack);
+        }
+        if let Some(chunk) = self.chunk {
+            builder = builder.chunk_policy(chunk);
+        }
+        if let Some(bytes) = self.region_bytes {
+            builder = builder.region_bytes(bytes);
+        }
+        Ok(builder)
+    }
+}
+
+/// Bytes rounded up to whole pages, as far as that is a number.
+pub(crate) fn whole_pages(bytes: u64, page: u64) -> u64 {
+    bytes.checked_next_multiple_of(page).unwrap_or(bytes)
 }

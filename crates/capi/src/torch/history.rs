@@ -4,18 +4,16 @@
 
 use crate::last_error::guard;
 use crate::out::write_json;
+use crate::process::PROCESS;
 use crate::status::gapless_status;
-use gapless_process::{Before, History};
+use gapless_process::Before;
 use std::ffi::c_char;
-
-/// The history of all devices of this process.
-pub(crate) static HISTORY: History = History::new();
 
 /// Keeps a history of the newest allocations, frees and requests that ran out of memory, of all front ends and devices: at
 /// most most_events of them, 0 to keep none and forget the rest. If clear is not 0, the history starts empty.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_record_history(most_events: usize, clear: i32) {
-    HISTORY.record(most_events, if clear == 0 { Before::Kept } else { Before::Forgotten });
+    PROCESS.history().record(most_events, if clear == 0 { Before::Kept } else { Before::Forgotten });
 }
 
 /// Writes the history of all devices as a JSON list into buffer, the oldest event first, as gapless_stats_json does.
@@ -30,6 +28,6 @@ pub unsafe extern "C" fn gapless_torch_history_json(
 ) -> gapless_status {
     guard(|| {
         // SAFETY: the same contract.
-        unsafe { write_json(&HISTORY.events(), buffer, capacity, needed) }
+        unsafe { write_json(&PROCESS.history().events(), buffer, capacity, needed) }
     })
 }

@@ -6,14 +6,15 @@
 //! A device is introduced when it is used for the first time, so a program that stays on one device pays nothing. Pools of
 //! graphs share their device's driver, and what they have mapped is given access as well.
 //!
-//! Threads: one at a time introduces a device (`process` holds a lock). Cost: one driver call for each run of mappings of
+//! Threads: one at a time introduces a device (`Process` holds a lock). Cost: one driver call for each run of mappings of
 //! each other device.
 
-use crate::process::Device;
-use crate::status::{Answer, Failure};
+use crate::conf::Peers;
+use crate::device::Device;
+use crate::driver::DeviceDriver;
+use crate::error::Error;
+use crate::notice::notice;
 use gapless::driver::cuda::OpenError;
-use gapless_process::Peers;
-use gapless_process::notice;
 use std::fmt::Display;
 
 /// What came of giving a device access.
@@ -32,7 +33,7 @@ enum Grant {
 /// # Errors
 /// The configuration names a device that there is not. What the driver refuses is told on stderr and no error: the device
 /// works without.
-pub(crate) fn introduce(new: &Device, others: &[&'static Device], wanted: &Peers) -> Answer<()> {
+pub(crate) fn introduce<D: DeviceDriver>(new: &Device<D>, others: &[&Device<D>], wanted: &Peers) -> Result<(), Error> {
     let mut unreachable: Vec<u32> = Vec::new();
     match wanted {
         Peers::None => {}
@@ -60,31 +61,28 @@ pub(crate) fn introduce(new: &Device, others: &[&'static Device], wanted: &Peers
 }
 
 /// Gives `peer` access to all memory of `owner`: what is mapped, and what will be.
-fn grant(owner: &Device, peer: u32) -> Answer<Grant> {
+fn grant<D: DeviceDriver>(owner: &Device<D>, peer: u32) -> Result<Grant, Error> {
     let driver = owner.main.allocator.driver();
-    match driver.add_peers([peer]) {
+    match driver.add_peer(peer) {
         Ok(()) => {}
         Err(OpenError::NoPeerAccess { .. }) => return Ok(Grant::NoPath),
-        Err(error @ OpenError::NoSuchDevice { .. }) => return Err(Failure::from(error)),
-        Err(error) => return Ok(refused(owner, peer, &error)),
+        Err(error @ OpenError::NoSuchDevice { .. }) => return Err(error.into()),
+        Err(error) => return Ok(refused(owner.ordinal, peer, &error)),
     }
     let pools = owner.pools.all();
     let all = std::iter::once(&owner.main.allocator).chain(pools.iter().map(|pool| &pool.allocator));
     for allocator in all {
         if let Err(error) = allocator.renew_access() {
             // What was given stays given and harms nobody; what is mapped from now on is without.
-            driver.remove_peers([peer]);
-            return Ok(refused(owner, peer, &error));
+            driver.remove_peer(peer);
+            return Ok(refused(owner.ordinal, peer, &error));
         }
     }
     Ok(Grant::Given)
 }
 
-fn refused(owner: &Device, peer: u32, error: &dyn Display) -> Grant {
-    notice(format_args!(
-        "gapless: device {peer} was not given access to the memory of device {}: {error}",
-        owner.ordinal
-    ));
+fn refused(owner: u32, peer: u32, error: &dyn Display) -> Grant {
+    notice(format_args!("gapless: device {peer} was not given access to the memory of device {owner}: {error}"));
     Grant::Refused
 }
 

@@ -16,77 +16,76 @@
 //! Threads: any; one lock, under which clocks of other devices' streams are asked. Cost: a load of an atomic while there are no
 //! foreign uses; while blocks are held back, a query for each stream that holds one, at every call.
 
-use crate::process::Device;
 use crate::streams::StreamLives;
 use gapless::allocator::{StreamError, StreamMark, WatchedStream};
-use gapless::driver::DriverResult;
-use gapless::driver::cuda::{CudaDriver, LEGACY_STREAM, PER_THREAD_STREAM};
+use gapless::driver::cuda::{LEGACY_STREAM, PER_THREAD_STREAM};
+use gapless::driver::{Driver, DriverResult};
 use gapless::{Allocator, DeviceAddr, StreamId};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The foreign uses of one device's blocks.
-#[derive(Debug)]
-pub(crate) struct Foreign {
+pub(crate) struct Foreign<D: Driver> {
     /// The process that the devices are used in: one that is forked from it can neither ask them nor wait for them.
     process: u32,
     /// Number of blocks in `used` and `held`; 0 most of the time.
     count: AtomicUsize,
     /// Number of blocks in `held`.
     held: AtomicUsize,
-    state: Mutex<State>,
+    state: Mutex<State<D>>,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    used: HashMap<DeviceAddr, Vec<Use>>,
+struct State<D: Driver> {
+    used: HashMap<DeviceAddr, Vec<Use<D>>>,
     /// Blocks that are held back, the oldest first.
-    held: Vec<Held>,
+    held: Vec<Held<D>>,
     /// Their addresses.
     held_at: HashSet<DeviceAddr>,
 }
 
 /// A block that was freed and is held back.
-#[derive(Debug)]
-struct Held {
+struct Held<D: Driver> {
     addr: DeviceAddr,
     /// The uses that may not be over.
-    uses: Vec<(Use, StreamMark)>,
+    uses: Vec<(Use<D>, StreamMark)>,
 }
 
 /// A stream of another device that uses a block.
-#[derive(Clone, Copy, Debug)]
-struct Use {
-    device: &'static Device,
+struct Use<D: Driver> {
+    /// The number of the device.
+    ordinal: u32,
+    /// Its allocator.
+    allocator: Allocator<D>,
     stream: WatchedStream,
 }
 
-impl Foreign {
+impl<D: Driver> Foreign<D> {
     pub fn new() -> Self {
         let (count, held) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { process: std::process::id(), count, held, state: Mutex::default() }
+        let state = State { used: HashMap::new(), held: Vec::new(), held_at: HashSet::new() };
+        Self { process: std::process::id(), count, held, state: Mutex::new(state) }
     }
 
-    /// Notes that a stream of `device` uses the live block at `addr`.
+    /// Notes that a stream of the device of that number, which has this allocator, uses the live block at `addr`.
     pub fn record(
         &self,
         addr: DeviceAddr,
-        device: &'static Device,
+        ordinal: u32,
+        allocator: &Allocator<D>,
         stream: StreamId,
         lives: StreamLives,
     ) -> Result<(), StreamError> {
         // A thread's default stream can be named by that thread only. The legacy one runs behind those of all threads.
         let stream = if stream == PER_THREAD_STREAM { LEGACY_STREAM } else { stream };
-        let allocator = &device.main.allocator;
         if lives == StreamLives::AsLongAsTheProcess {
             allocator.keep_stream(stream)?;
         }
         let stream = allocator.watch_stream(stream)?;
         let mut state = self.state.lock();
         let uses = state.used.entry(addr).or_default();
-        if !uses.iter().any(|known| known.device.ordinal == device.ordinal && known.stream == stream) {
-            uses.push(Use { device, stream });
+        if !uses.iter().any(|known| known.ordinal == ordinal && known.stream == stream) {
+            uses.push(Use { ordinal, allocator: allocator.clone(), stream });
         }
         self.recount(&state);
         Ok(())
@@ -100,7 +99,7 @@ impl Foreign {
         }
         let mut state = self.state.lock();
         let Some(uses) = state.used.remove(&addr) else { return false };
-        let uses = uses.into_iter().map(|one| (one, one.allocator().mark(one.stream))).collect();
+        let uses = uses.into_iter().map(|one| one.marked()).collect();
         state.held.push(Held { addr, uses });
         state.held_at.insert(addr);
         self.recount(&state);
@@ -121,14 +120,14 @@ impl Foreign {
     /// Takes the blocks whose uses are over: the caller frees them.
     pub fn take_over(&self) -> Vec<DeviceAddr> {
         // The marks of one stream are passed in order: after one that is not, the later ones need not be asked about.
-        let mut busy: Vec<Use> = Vec::new();
+        let mut busy: Vec<(u32, WatchedStream)> = Vec::new();
         self.take(|one, mark| {
-            if busy.iter().any(|known| known.device.ordinal == one.device.ordinal && known.stream == one.stream) {
+            if busy.contains(&(one.ordinal, one.stream)) {
                 return false;
             }
-            let over = is_over(one.allocator().has_passed(mark));
+            let over = is_over(one.allocator.has_passed(mark));
             if !over {
-                busy.push(one);
+                busy.push((one.ordinal, one.stream));
             }
             over
         })
@@ -136,18 +135,18 @@ impl Foreign {
 
     /// Takes the blocks whose uses are over after a wait for all that can be waited for: the caller frees them.
     pub fn wait(&self) -> Vec<DeviceAddr> {
-        self.take(|one, mark| is_over(one.allocator().wait_for(mark)))
+        self.take(|one, mark| is_over(one.allocator.wait_for(mark)))
     }
 
     /// Takes the blocks out of `held` of which no use is left.
-    fn take(&self, mut is_over: impl FnMut(Use, StreamMark) -> bool) -> Vec<DeviceAddr> {
+    fn take(&self, mut is_over: impl FnMut(&Use<D>, StreamMark) -> bool) -> Vec<DeviceAddr> {
         if self.is_forked() {
             return Vec::new();
         }
         let mut state = self.state.lock();
         let mut over = Vec::new();
         state.held.retain_mut(|held| {
-            held.uses.retain(|(one, mark)| !is_over(*one, *mark));
+            held.uses.retain(|(one, mark)| !is_over(one, *mark));
             if held.uses.is_empty() {
                 over.push(held.addr);
             }
@@ -164,15 +163,17 @@ impl Foreign {
         std::process::id() != self.process
     }
 
-    fn recount(&self, state: &State) {
+    fn recount(&self, state: &State<D>) {
         self.count.store(state.used.len() + state.held.len(), Ordering::Relaxed);
         self.held.store(state.held.len(), Ordering::Relaxed);
     }
 }
 
-impl Use {
-    fn allocator(&self) -> &'static Allocator<CudaDriver> {
-        &self.device.main.allocator
+impl<D: Driver> Use<D> {
+    /// With a mark at the end of what is queued on its stream now.
+    fn marked(self) -> (Self, StreamMark) {
+        let mark = self.allocator.mark(self.stream);
+        (self, mark)
     }
 }
 

@@ -2,9 +2,9 @@
 //!
 //! Pure: figures in, text out.
 
-use crate::device_memory::MemoryUse;
 use gapless::driver::MemoryInfo;
 use gapless::units::{GIB, KIB, MIB};
+use gapless_process::MemoryUse;
 use std::fmt;
 
 /// PyTorch's sentences on a request that failed on a device, with what the device and this process's allocators hold.

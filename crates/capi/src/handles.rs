@@ -1,22 +1,13 @@
 //! Calls on a handle: create, allocate, free, trim, record, destroy.
 
-use crate::config::{Settings, gapless_config, text};
-use crate::instance::Request;
+use crate::abi::{CUstream_st, address, device_pointer, stream_id, text};
+use crate::config::{Config, gapless_config};
 use crate::last_error::guard;
 use crate::out::check_out;
-use crate::process::Device;
-use crate::registry::{Lifetime, find, gapless_allocator, register, remove};
+use crate::registry::{Holder, find, gapless_allocator, register, remove};
 use crate::status::{Answer, gapless_status};
-use crate::streams::StreamLives;
-use gapless::{DeviceAddr, StreamId};
+use gapless_process::{Request, StreamLives};
 use std::ffi::{c_char, c_void};
-use std::sync::Arc;
-
-/// CUDA's stream: a CUstream and a cudaStream_t alike.
-#[repr(C)]
-pub struct CUstream_st {
-    _opaque: [u8; 0],
-}
 
 /// Returns the version of this library, such as "0.2.0".
 #[unsafe(no_mangle)]
@@ -39,8 +30,8 @@ pub unsafe extern "C" fn gapless_create(
     guard(|| {
         check_out(allocator, "allocator")?;
         // SAFETY: the function's contract.
-        let instance = unsafe { Settings::read(config) }?.build()?;
-        let handle = register(Arc::new(instance), Lifetime::Owned);
+        let own = unsafe { Config::read(config) }?.build()?;
+        let handle = register(Holder::own(own));
         // SAFETY: not null, so valid for a write (the function's contract).
         unsafe { allocator.write(handle) };
         Ok(())
@@ -53,7 +44,7 @@ pub unsafe extern "C" fn gapless_create(
 /// GAPLESS_ERROR_IN_USE when another thread is inside a call on the allocator: nothing was done.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_destroy(allocator: *mut gapless_allocator) -> gapless_status {
-    guard(|| remove(allocator)?.close())
+    guard(|| Ok(remove(allocator)?.close()?))
 }
 
 /// Allocates bytes for work on stream and writes the device address to *pointer, a multiple of 512.
@@ -115,8 +106,8 @@ unsafe fn alloc(
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_free(allocator: *mut gapless_allocator, pointer: *mut c_void) -> gapless_status {
     guard(|| {
-        let instance = find(allocator)?;
-        if pointer.is_null() { Ok(()) } else { Ok(instance.free(address(pointer))?) }
+        let own = find(allocator)?;
+        if pointer.is_null() { Ok(()) } else { Ok(own.free(address(pointer))?) }
     })
 }
 
@@ -128,7 +119,7 @@ pub extern "C" fn gapless_record_stream(
     pointer: *mut c_void,
     stream: *mut CUstream_st,
 ) -> gapless_status {
-    guard(|| Ok(find(allocator)?.allocator.record_stream(address(pointer), stream_id(stream))?))
+    guard(|| Ok(find(allocator)?.allocator().record_stream(address(pointer), stream_id(stream))?))
 }
 
 /// Returns free memory to the driver until at most keep_bytes are held, and writes the number of bytes released to
@@ -143,7 +134,7 @@ pub unsafe extern "C" fn gapless_trim(
     released: *mut u64,
 ) -> gapless_status {
     guard(|| {
-        let trimmed = find(allocator)?.allocator.trim(keep_bytes)?;
+        let trimmed = find(allocator)?.allocator().trim(keep_bytes)?;
         if !released.is_null() {
             // SAFETY: not null, so valid for a write (the function's contract).
             unsafe { released.write(trimmed.released_bytes) };
@@ -156,12 +147,9 @@ pub unsafe extern "C" fn gapless_trim(
 /// allocations stay.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_set_budget(allocator: *mut gapless_allocator, bytes: u64) -> gapless_status {
-    guard(|| {
-        let instance = find(allocator)?;
-        match Device::all().find(|device| Arc::ptr_eq(&device.main, &instance)) {
-            Some(device) => device.set_budget(bytes),
-            None => Ok(instance.allocator.set_budget(bytes)?),
-        }
+    guard(|| match find(allocator)? {
+        Holder::Device(device) => Ok(device.set_budget(bytes)?),
+        Holder::Own(own) => Ok(own.allocator().set_budget(bytes)?),
     })
 }
 
@@ -169,7 +157,7 @@ pub extern "C" fn gapless_set_budget(allocator: *mut gapless_allocator, bytes: u
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_reset_peaks(allocator: *mut gapless_allocator) -> gapless_status {
     guard(|| {
-        find(allocator)?.allocator.reset_peaks();
+        find(allocator)?.allocator().reset_peaks();
         Ok(())
     })
 }
@@ -186,7 +174,7 @@ pub unsafe extern "C" fn gapless_record_start(
     guard(|| {
         // SAFETY: the function's contract.
         let path = unsafe { text(path, "path") }?;
-        find(allocator)?.record(path.as_ref())
+        Ok(find(allocator)?.record(path.as_ref())?)
     })
 }
 
@@ -210,18 +198,5 @@ pub unsafe extern "C" fn gapless_record_mark(
 /// Completes the recording. For the process-wide allocators, so does the end of the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_record_stop(allocator: *mut gapless_allocator) -> gapless_status {
-    guard(|| find(allocator)?.stop_recording())
-}
-
-pub(crate) fn stream_id(stream: *mut CUstream_st) -> StreamId {
-    StreamId(stream.expose_provenance() as u64)
-}
-
-pub(crate) fn address(pointer: *mut c_void) -> DeviceAddr {
-    DeviceAddr(pointer.addr() as u64)
-}
-
-/// A pointer for the caller to pass on. Nothing here follows it, so it needs no provenance.
-pub(crate) fn device_pointer(addr: DeviceAddr) -> *mut c_void {
-    std::ptr::without_provenance_mut(addr.0 as usize)
+    guard(|| Ok(find(allocator)?.stop_recording()?))
 }

@@ -1,4 +1,4 @@
-//! What PyTorch's `CUDAPluggableAllocator` calls: PyTorch's own words and forms over the memory in `device_memory`.
+//! What PyTorch's `CUDAPluggableAllocator` calls: PyTorch's own words and forms over the process's memory.
 //!
 //! PyTorch takes a null pointer for memory, so a failure has to be thrown. C++ exceptions are PyTorch's business: the
 //! Python package sets a handler that throws, and [`gapless_torch_malloc`] calls it as the last thing it does, with
@@ -6,18 +6,17 @@
 //!
 //! The other entry points return nothing, so their first few failures go to stderr.
 
-use crate::device_memory::{Contents, budget_hint};
-use crate::functions::{CUstream_st, address, device_pointer, stream_id};
-use crate::instance::Request;
+use super::message;
+use crate::abi::{CUstream_st, address, device_pointer, stream_id};
+use crate::device::budget_hint;
 use crate::last_error::{gapless_last_error, guard, tell};
 use crate::out::write_json;
-use crate::process::Device;
-use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, GAPLESS_OK, gapless_status};
-use crate::streams::StreamLives;
-use crate::torch_message;
+use crate::process::{PROCESS, device_of};
+use crate::status::{Failure, GAPLESS_ERROR_OUT_OF_MEMORY, GAPLESS_OK, gapless_status};
 use gapless::allocator::{AddressFacts, AllocError, FreeError};
 use gapless::driver::MemoryDriver;
-use gapless_process::Budget;
+use gapless::driver::cuda::CudaDriver;
+use gapless_process::{Contents, Device, Place, Request, StreamLives};
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
@@ -45,10 +44,10 @@ pub extern "C-unwind" fn gapless_torch_malloc(
     let status = guard(|| {
         let bytes = u64::try_from(size).map_err(|_| Failure::argument(format!("a request of {size} bytes")))?;
         let (device, request) = (
-            Device::get(device)?,
+            device_of(device)?,
             Request { bytes, alignment: 1, stream: stream_id(stream), lives: StreamLives::AsLongAsTheProcess },
         );
-        let addr = device.alloc(&request, |error| worded(device, bytes, error))?;
+        let addr = device.alloc_worded(Place::OpenPool, &request, |error| worded(device, bytes, error))?;
         pointer = device_pointer(addr);
         Ok(())
     });
@@ -78,7 +77,7 @@ unsafe fn fail(out_of_memory: bool) {
 }
 
 /// A failed request in PyTorch's words, which log scrapers and tests look for, and then gapless's.
-pub(crate) fn worded(device: &Device, bytes: u64, error: AllocError) -> Failure {
+pub(crate) fn worded(device: &Device<CudaDriver>, bytes: u64, error: AllocError) -> Failure {
     let explanation = match &error {
         AllocError::OutOfMemory(report) => report.explanation().to_string(),
         AllocError::TooLarge { .. } => device.explain_too_large(bytes, &error),
@@ -86,9 +85,9 @@ pub(crate) fn worded(device: &Device, bytes: u64, error: AllocError) -> Failure 
     };
     let info = match error.report() {
         Some(report) => report.device,
-        None => device.main.allocator.driver().memory_info().ok(),
+        None => device.allocator().driver().memory_info().ok(),
     };
-    let headline = torch_message::headline(device.ordinal, bytes, info, device.memory_use());
+    let headline = message::headline(device.ordinal(), bytes, info, device.memory_use());
     let mut failure = Failure::caused(GAPLESS_ERROR_OUT_OF_MEMORY, format!("{headline}\n{explanation}"), &error);
     if let Some(hint) = budget_hint(&failure) {
         failure.text = format!("{}\n{hint}", failure.text);
@@ -102,7 +101,7 @@ pub extern "C" fn gapless_torch_free(pointer: *mut c_void, size: usize, device: 
     if pointer.is_null() {
         return;
     }
-    tell(&TOLD_FREE, || Ok(Device::get(device)?.free(address(pointer), size as u64, stream_id(stream))?));
+    tell(&TOLD_FREE, || Ok(device_of(device)?.free(address(pointer), size as u64, stream_id(stream))?));
 }
 
 /// PyTorch's init. Does nothing: a device's allocator is made at its first allocation.
@@ -115,7 +114,7 @@ pub extern "C" fn gapless_torch_init(device_count: i32) {
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_reset() {
     tell(&TOLD_RESET, || {
-        for device in Device::all() {
+        for device in PROCESS.devices() {
             device.trim(0)?;
         }
         Ok(())
@@ -125,20 +124,13 @@ pub extern "C" fn gapless_torch_reset() {
 /// PyTorch's memory fraction: sets the budget of a device to a fraction of its memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_memory_fraction(fraction: f64, device: i32) {
-    tell(&TOLD_FRACTION, || set_fraction(fraction, device));
-}
-
-fn set_fraction(fraction: f64, device: i32) -> Answer<()> {
-    let device = Device::get(device)?;
-    let budget = if fraction == 0.0 { Budget::Bytes(0) } else { Budget::fraction(fraction)? };
-    let total = device.main.allocator.driver().memory_info()?.total;
-    device.pools.set_budget(&device.main, budget.of(total))
+    tell(&TOLD_FRACTION, || Ok(device_of(device)?.set_budget_part(fraction)?));
 }
 
 /// Sets the budget of a device to a fraction of its memory, from 0 to 1. With 0, nothing more is allocated.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_set_fraction(fraction: f64, device: i32) -> gapless_status {
-    guard(|| set_fraction(fraction, device))
+    guard(|| Ok(device_of(device)?.set_budget_part(fraction)?))
 }
 
 /// PyTorch's base allocation: where the allocation around a pointer starts, and its bytes in *size. NULL when there is
@@ -151,7 +143,7 @@ pub unsafe extern "C" fn gapless_torch_base_alloc(pointer: *mut c_void, size: *m
     let mut base = std::ptr::null_mut();
     tell(&TOLD_BASE, || {
         let addr = address(pointer);
-        let live = Device::all().find_map(|device| device.allocation_around(addr));
+        let live = PROCESS.devices().find_map(|device| device.allocation_around(addr));
         let live = live.ok_or_else(|| Failure::argument(format!("{addr} is in no live allocation")))?;
         if !size.is_null() {
             // SAFETY: not null, so valid for a write (the function's contract).
@@ -168,9 +160,9 @@ pub unsafe extern "C" fn gapless_torch_base_alloc(pointer: *mut c_void, size: *m
 pub extern "C" fn gapless_torch_record_stream(pointer: *mut c_void, stream: *mut CUstream_st) {
     tell(&TOLD_RECORD, || {
         let (addr, stream) = (address(pointer), stream_id(stream));
-        match Device::owner_of(addr) {
+        match PROCESS.owner_of(addr) {
             // PyTorch destroys no stream that it has made.
-            Some(device) => device.record_stream(addr, stream, StreamLives::AsLongAsTheProcess),
+            Some(device) => Ok(PROCESS.record_stream(device, addr, stream, StreamLives::AsLongAsTheProcess)?),
             None => Err(FreeError::NotAllocated { addr, facts: AddressFacts::Foreign }.into()),
         }
     });
@@ -193,8 +185,8 @@ pub struct gapless_torch_pool {
 pub extern "C" fn gapless_torch_begin_allocate_to_pool(device: i32, pool: gapless_torch_pool, filter: *mut c_void) {
     let _ = filter;
     tell(&TOLD_POOL, || {
-        let device = Device::get(device)?;
-        device.pools.begin(&device.main, (pool.first, pool.second))
+        let device = device_of(device)?;
+        Ok(device.pools().begin((pool.first, pool.second))?)
     });
 }
 
@@ -202,8 +194,8 @@ pub extern "C" fn gapless_torch_begin_allocate_to_pool(device: i32, pool: gaples
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_end_allocate_to_pool(device: i32, pool: gapless_torch_pool) {
     tell(&TOLD_POOL, || {
-        let device = Device::get(device)?;
-        device.pools.end(&device.main, (pool.first, pool.second));
+        let device = device_of(device)?;
+        device.pools().end((pool.first, pool.second));
         Ok(())
     });
 }
@@ -213,8 +205,8 @@ pub extern "C" fn gapless_torch_end_allocate_to_pool(device: i32, pool: gapless_
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_release_pool(device: i32, pool: gapless_torch_pool) {
     tell(&TOLD_POOL, || {
-        let device = Device::get(device)?;
-        device.pools.release((pool.first, pool.second));
+        let device = device_of(device)?;
+        device.pools().release((pool.first, pool.second));
         Ok(())
     });
 }
@@ -234,7 +226,7 @@ pub unsafe extern "C" fn gapless_torch_report_json(
 ) -> gapless_status {
     guard(|| {
         let contents = if snapshot == 0 { Contents::Figures } else { Contents::Snapshot };
-        let report = Device::get(device)?.report(contents);
+        let report = device_of(device)?.report(contents);
         // SAFETY: the same contract.
         unsafe { write_json(&report, buffer, capacity, needed) }
     })

@@ -1,13 +1,14 @@
 //! What pools did that are gone: counts since the start must not fall when a pool ends.
 
-use super::{Pool, Pools};
+use super::pool::Pool;
+use crate::driver::DeviceDriver;
 use gapless::allocator::Stats;
 use serde::Serialize;
 use std::sync::Arc;
 
 /// Counts of pools that were released, closed or not. All that they held counts as returned to the driver.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(crate) struct Past {
+pub struct Past {
     /// Number of allocations.
     pub allocs: u64,
     /// Number of frees.
@@ -39,16 +40,16 @@ impl Past {
     }
 
     /// Counts a pool that is going to be closed.
-    pub fn add(&mut self, pool: &Pool) {
+    pub(super) fn add<D: DeviceDriver>(&mut self, pool: &Pool<D>) {
         self.change(pool, u64::wrapping_add);
     }
 
     /// Takes a pool out again, which was counted before and has not changed since.
-    pub fn remove(&mut self, pool: &Pool) {
+    pub(super) fn remove<D: DeviceDriver>(&mut self, pool: &Pool<D>) {
         self.change(pool, u64::wrapping_sub);
     }
 
-    fn change(&mut self, pool: &Pool, by: impl Fn(u64, u64) -> u64) {
+    fn change<D: DeviceDriver>(&mut self, pool: &Pool<D>, by: impl Fn(u64, u64) -> u64) {
         let its = Self::of(&pool.allocator.stats());
         *self = Self {
             allocs: by(self.allocs, its.allocs),
@@ -61,31 +62,11 @@ impl Past {
     }
 
     /// Keeps the peaks of pools of which one ends.
-    pub fn keep_peaks(&mut self, pools: &[Arc<Pool>]) {
+    pub(super) fn keep_peaks<D: DeviceDriver>(&mut self, pools: &[Arc<Pool<D>>]) {
         let stats: Vec<Stats> = pools.iter().map(|pool| pool.allocator.stats()).collect();
         let highest = |before: u64, peak: fn(&Stats) -> u64| before.max(stats.iter().map(peak).sum());
         self.peak_live_bytes = highest(self.peak_live_bytes, |stats| stats.peak_live_bytes);
         self.peak_reserved_bytes = highest(self.peak_reserved_bytes, |stats| stats.peak_reserved_bytes);
         self.peak_chunks = highest(self.peak_chunks, |stats| stats.peak_chunks);
-    }
-}
-
-impl Pools {
-    /// The pools, but for condemned ones, and the counts of all others that ever were.
-    pub fn all_and_past(&self) -> (Vec<Arc<Pool>>, Past) {
-        // Pools are condemned and closed with it locked, so each is in one of the two.
-        let books = self.books();
-        let mut past = books.past;
-        let (condemned, all): (Vec<_>, Vec<_>) =
-            self.list.read_recursive().iter().cloned().partition(|pool| pool.is_condemned());
-        condemned.iter().for_each(|pool| past.add(pool));
-        (all, past)
-    }
-
-    /// Has the peaks of all pools start from current values.
-    pub fn reset_peaks(&self) {
-        let mut books = self.books();
-        books.past = Past { peak_live_bytes: 0, peak_reserved_bytes: 0, peak_chunks: 0, ..books.past };
-        self.all().iter().for_each(|pool| pool.allocator.reset_peaks());
     }
 }

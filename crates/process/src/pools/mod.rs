@@ -24,56 +24,45 @@
 //! pools and budgets. Lock order: `books`, `list`, `open`. Cost: an atomic load while there are no pools, and
 //! for the main allocator's memory a look at its directory while there are some.
 
+mod books;
 mod budgets;
 mod open;
 mod past;
+mod pool;
 
-use crate::config::Settings;
-use crate::instance::{Instance, Request, is_out_of_memory};
-use crate::status::Answer;
-use budgets::Books;
+use crate::budget::Budget;
+use crate::driver::DeviceDriver;
+use crate::error::Error;
+use crate::recorded::{Request, is_out_of_memory};
+use crate::settings::Settings;
+use books::Books;
 use gapless::allocator::{AllocError, FreeError, MapListeners};
-use gapless::driver::cuda::CudaDriver;
-use gapless::driver::{MemoryDriver, StreamDriver};
 use gapless::{Allocator, DeviceAddr, StreamId};
-use gapless_process::Budget;
 use open::{OpenPools, Served};
 use parking_lot::{Mutex, MutexGuard, RwLock};
-pub(crate) use past::Past;
+pub use past::Past;
+use pool::owner;
+pub use pool::{Pool, PoolId};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-
-/// The name of a pool, as PyTorch gives it.
-pub(crate) type PoolId = (u64, u64);
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The pools of one device.
-#[derive(Debug)]
-pub(crate) struct Pools {
+pub struct Pools<D: DeviceDriver> {
     settings: Settings,
+    /// The device's own allocator.
+    main: Allocator<D>,
     /// Number of pools in `list`; 0 most of the time.
     count: AtomicUsize,
     /// The pools that are not closed.
-    list: RwLock<Vec<Arc<Pool>>>,
-    open: OpenPools,
+    list: RwLock<Vec<Arc<Pool<D>>>>,
+    open: OpenPools<D>,
     books: Mutex<Books>,
 }
 
-/// One pool.
-#[derive(Debug)]
-pub(crate) struct Pool {
-    pub id: PoolId,
-    pub allocator: Allocator<CudaDriver>,
-    /// Changed with `books` locked.
-    users: AtomicU32,
-    condemned: AtomicBool,
-    /// Whether requests outside the pool may be served from it when nothing else is left.
-    lends: AtomicBool,
-}
-
-impl Pools {
-    pub fn new(settings: Settings) -> Self {
+impl<D: DeviceDriver> Pools<D> {
+    pub(crate) fn new(settings: Settings, main: Allocator<D>) -> Self {
         let (list, books) = (RwLock::default(), Mutex::default());
-        Self { settings, count: AtomicUsize::new(0), list, open: OpenPools::default(), books }
+        Self { settings, main, count: AtomicUsize::new(0), list, open: OpenPools::new(), books }
     }
 
     /// The books, once nobody else has them.
@@ -88,36 +77,36 @@ impl Pools {
     }
 
     /// Opens a pool for the calling thread; makes it if it is new.
-    pub fn begin(&self, main: &Instance, id: PoolId) -> Answer<()> {
-        self.close_condemned(main, None);
+    pub fn begin(&self, id: PoolId) -> Result<(), Error> {
+        self.close_condemned(None);
         let mut books = self.books();
-        let pool = self.used(&books, main, id)?;
-        self.lend_half(&mut books, main, &pool);
+        let pool = self.used(&books, id)?;
+        self.lend_half(&mut books, &pool);
         self.open.push(pool);
         Ok(())
     }
 
     /// Adds a user to a pool without opening it; makes it if it is new.
-    pub fn add_user(&self, main: &Instance, id: PoolId) -> Answer<()> {
-        self.close_condemned(main, None);
+    pub fn add_user(&self, id: PoolId) -> Result<(), Error> {
+        self.close_condemned(None);
         let mut books = self.books();
-        self.used(&books, main, id)?;
-        self.share_budget(&mut books, main);
+        self.used(&books, id)?;
+        self.share_budget(&mut books);
         Ok(())
     }
 
     /// The pool of that name, with one user more; made if it is new. Called with `books` locked.
-    fn used(&self, books: &Books, main: &Instance, id: PoolId) -> Answer<Arc<Pool>> {
+    fn used(&self, books: &Books, id: PoolId) -> Result<Arc<Pool<D>>, Error> {
         let pool = match self.named(id) {
             Some(pool) => pool,
-            None => self.make(books, main, id)?,
+            None => self.make(books, id)?,
         };
         pool.users.fetch_add(1, Ordering::Release);
         Ok(pool)
     }
 
     /// The pool of that name, if it is not condemned.
-    pub fn named(&self, id: PoolId) -> Option<Arc<Pool>> {
+    pub fn named(&self, id: PoolId) -> Option<Arc<Pool<D>>> {
         if self.none() {
             return None;
         }
@@ -129,21 +118,14 @@ impl Pools {
         self.named(id).map_or(0, |pool| pool.users.load(Ordering::Acquire))
     }
 
-    fn make(&self, books: &Books, main: &Instance, id: PoolId) -> Answer<Arc<Pool>> {
-        let driver = main.allocator.driver();
-        let mut settings = self.settings.clone();
+    fn make(&self, books: &Books, id: PoolId) -> Result<Arc<Pool<D>>, Error> {
+        let driver = self.main.driver();
+        let mut settings = self.settings;
         // At least a page, or no allocator can be built. What it may hold is decided next.
-        let whole = books.whole_budget(main).max(driver.granularity());
-        settings.budget = (!books.follow_device(main)).then_some(Budget::Bytes(whole));
-        let allocator = settings.build_for_graphs(&main.allocator)?;
-        let pool = Pool {
-            id,
-            allocator,
-            users: AtomicU32::new(0),
-            condemned: AtomicBool::new(false),
-            lends: AtomicBool::new(false),
-        };
-        let pool = Arc::new(pool);
+        let whole = books.whole_budget(&self.main).max(driver.granularity());
+        settings.budget = (!books.follow_device(&self.main)).then_some(Budget::Bytes(whole));
+        let allocator = settings.build_for_graphs(&self.main)?;
+        let pool = Arc::new(Pool::new(id, allocator));
         let mut list = self.list.write();
         list.push(Arc::clone(&pool));
         self.count.store(list.len(), Ordering::Release);
@@ -151,12 +133,12 @@ impl Pools {
     }
 
     /// Closes a pool to new requests.
-    pub fn end(&self, main: &Instance, id: PoolId) {
+    pub fn end(&self, id: PoolId) {
         let mut books = self.books();
         if let Some(pool) = self.open.remove(id) {
             self.condemn_if_done(&mut books, &pool);
         }
-        self.share_budget(&mut books, main);
+        self.share_budget(&mut books);
     }
 
     /// Removes one user of a pool. After the last one, the pool ends with its last allocation. Waits for nothing.
@@ -169,7 +151,7 @@ impl Pools {
     }
 
     /// Condemns a pool that nobody uses.
-    fn condemn_if_done(&self, books: &mut Books, pool: &Arc<Pool>) {
+    fn condemn_if_done(&self, books: &mut Books, pool: &Arc<Pool<D>>) {
         if pool.is_done() && !self.open.contains(pool) {
             books.past.keep_peaks(&self.all());
             pool.condemned.store(true, Ordering::Release);
@@ -177,35 +159,35 @@ impl Pools {
     }
 
     /// Allocates from the open pool that the request belongs to; `None` if it belongs to none.
-    pub fn alloc(&self, main: &Instance, request: &Request) -> Option<Result<DeviceAddr, AllocError>> {
-        let pool = match self.open.serve_cached(request, main.allocator.driver())? {
+    pub(crate) fn alloc(&self, request: &Request) -> Option<Result<DeviceAddr, AllocError>> {
+        let pool = match self.open.serve_cached(request, self.main.driver())? {
             Served::Cached(addr) => return Some(Ok(addr)),
             Served::Not(pool) => pool,
         };
-        Some(self.alloc_uncached(main, &pool, request))
+        Some(self.alloc_uncached(&pool, request))
     }
 
     /// Allocates from the pool of that name, for a caller who knows that the request belongs there; `None` where there is none.
-    pub fn alloc_in(&self, main: &Instance, id: PoolId, request: &Request) -> Option<Result<DeviceAddr, AllocError>> {
+    pub(crate) fn alloc_in(&self, id: PoolId, request: &Request) -> Option<Result<DeviceAddr, AllocError>> {
         let pool = self.named(id)?;
-        self.open.note_request(id, request.stream, main.allocator.driver());
+        self.open.note_request(id, request.stream, self.main.driver());
         match request.serve_cached(&pool.allocator) {
             Some(addr) => Some(Ok(addr)),
-            None => Some(self.alloc_uncached(main, &pool, request)),
+            None => Some(self.alloc_uncached(&pool, request)),
         }
     }
 
-    fn alloc_uncached(&self, main: &Instance, pool: &Arc<Pool>, request: &Request) -> Result<DeviceAddr, AllocError> {
+    fn alloc_uncached(&self, pool: &Arc<Pool<D>>, request: &Request) -> Result<DeviceAddr, AllocError> {
         let outcome = request.serve(&pool.allocator);
         match &outcome {
-            Err(AllocError::OutOfMemory(_)) => self.alloc_with_more(main, pool, request),
+            Err(AllocError::OutOfMemory(_)) => self.alloc_with_more(pool, request),
             _ => outcome,
         }
     }
 
     /// Serves a request that found no other memory from what a pool that lends has cached.
     #[cold]
-    pub fn alloc_lent(&self, request: &Request) -> Option<Result<DeviceAddr, AllocError>> {
+    pub(crate) fn alloc_lent(&self, request: &Request) -> Option<Result<DeviceAddr, AllocError>> {
         let pools = self.all();
         let lending = pools.iter().filter(|pool| pool.lends.load(Ordering::Relaxed));
         lending.map(|pool| request.serve_cached(&pool.allocator)).find_map(|found| found.map(Ok))
@@ -213,33 +195,33 @@ impl Pools {
 
     /// Serves a request for which a pool's own budget did not suffice.
     #[cold]
-    fn alloc_with_more(&self, main: &Instance, pool: &Arc<Pool>, request: &Request) -> Result<DeviceAddr, AllocError> {
-        self.lend_all(&mut self.books(), main, pool);
+    fn alloc_with_more(&self, pool: &Arc<Pool<D>>, request: &Request) -> Result<DeviceAddr, AllocError> {
+        self.lend_all(&mut self.books(), pool);
         let outcome = request.serve(&pool.allocator);
         if !matches!(&outcome, Err(AllocError::OutOfMemory(_))) {
             return outcome;
         }
-        self.close_condemned(main, Some(request.stream));
+        self.close_condemned(Some(request.stream));
         // The request is worth more than what the main allocator holds free. If the trim fails, so does the retry.
-        let _ = main.allocator.trim(0);
-        self.lend_all(&mut self.books(), main, pool);
+        let _ = self.main.trim(0);
+        self.lend_all(&mut self.books(), pool);
         request.serve(&pool.allocator)
     }
 
     /// Makes room for a request that found no memory in the main allocator. Returns false when there is none to make.
     #[cold]
-    pub fn make_room(&self, main: &Instance, request: &Request) -> bool {
+    pub(crate) fn make_room(&self, request: &Request) -> bool {
         if self.none() {
             return false;
         }
-        let closed = self.close_condemned(main, Some(request.stream));
-        let before = main.allocator.budget();
-        self.share_budget(&mut self.books(), main);
-        closed > 0 || main.allocator.budget() > before
+        let closed = self.close_condemned(Some(request.stream));
+        let before = self.main.budget();
+        self.share_budget(&mut self.books());
+        closed > 0 || self.main.budget() > before
     }
 
     /// Frees an allocation of a pool; `None` if it belongs to none.
-    pub fn free(&self, addr: DeviceAddr) -> Option<Result<(), FreeError>> {
+    pub(crate) fn free(&self, addr: DeviceAddr) -> Option<Result<(), FreeError>> {
         let list = self.list.read_recursive();
         let pool = owner(&list, addr)?;
         let outcome = pool.allocator.free(addr);
@@ -255,19 +237,19 @@ impl Pools {
     }
 
     /// The pool whose addresses include `addr`.
-    pub fn owner(&self, addr: DeviceAddr) -> Option<Arc<Pool>> {
+    pub(crate) fn owner(&self, addr: DeviceAddr) -> Option<Arc<Pool<D>>> {
         owner(&self.list.read_recursive(), addr).cloned()
     }
 
     /// Whether there are no pools at all.
-    pub fn none(&self) -> bool {
+    pub(crate) fn none(&self) -> bool {
         // Acquire: pairs with the store behind a change of the list. A thread that has memory of a pool has synchronised with
         // the one that made it.
         self.count.load(Ordering::Acquire) == 0
     }
 
     /// The pools, but for condemned ones.
-    pub fn all(&self) -> Vec<Arc<Pool>> {
+    pub fn all(&self) -> Vec<Arc<Pool<D>>> {
         if self.none() {
             return Vec::new();
         }
@@ -275,18 +257,18 @@ impl Pools {
     }
 
     /// Bytes that all pools hold.
-    pub fn held_bytes(&self) -> u64 {
+    pub(crate) fn held_bytes(&self) -> u64 {
         let books = self.books();
         self.list.read_recursive().iter().map(|pool| pool.held()).sum::<u64>() + books.closing_bytes
     }
 
     /// The budget of the device: of the main allocator and all pools together.
-    pub fn whole_budget(&self, main: &Instance) -> u64 {
-        self.books().whole_budget(main)
+    pub(crate) fn whole_budget(&self) -> u64 {
+        self.books().whole_budget(&self.main)
     }
 
     /// Bytes that condemned pools hold: they go back to the driver when they are wanted.
-    pub fn condemned_bytes(&self) -> u64 {
+    pub(crate) fn condemned_bytes(&self) -> u64 {
         if self.none() {
             return 0;
         }
@@ -296,8 +278,8 @@ impl Pools {
 
     /// Waits for the device and closes the condemned pools. Returns the bytes that went back to the driver, also those of the main
     /// allocator where its budget asks for it: 0 while a pool may be open for a capture, or while the stream at hand is captured.
-    pub fn close_condemned(&self, main: &Instance, at_hand: Option<StreamId>) -> u64 {
-        let driver = main.allocator.driver();
+    pub(crate) fn close_condemned(&self, at_hand: Option<StreamId>) -> u64 {
+        let driver = self.main.driver();
         if self.none()
             || !self.list.read_recursive().iter().any(|pool| pool.is_condemned())
             || self.may_be_capturing(driver)
@@ -322,13 +304,13 @@ impl Pools {
         }
         let mut books = self.books();
         books.closing_bytes -= held;
-        let held_by_main = main.allocator.reserved_bytes();
-        self.share_budget(&mut books, main);
-        let of_main = held_by_main.saturating_sub(main.allocator.reserved_bytes());
+        let held_by_main = self.main.reserved_bytes();
+        self.share_budget(&mut books);
+        let of_main = held_by_main.saturating_sub(self.main.reserved_bytes());
         if waited { held + of_main } else { of_main }
     }
 
-    fn put_back(&self, pools: Vec<Pool>) {
+    fn put_back(&self, pools: Vec<Pool<D>>) {
         let mut books = self.books();
         pools.iter().for_each(|pool| books.past.remove(pool));
         let mut list = self.list.write();
@@ -337,7 +319,7 @@ impl Pools {
     }
 
     /// Takes the condemned pools that nobody is in out of the list.
-    fn take_condemned(&self, books: &mut Books) -> Vec<Pool> {
+    fn take_condemned(&self, books: &mut Books) -> Vec<Pool<D>> {
         let mut list = self.list.write();
         let (taken, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut *list).into_iter().partition(|pool| {
             // A request that came late may have memory in it, or be about to: whoever is inside has a reference.
@@ -346,15 +328,33 @@ impl Pools {
         });
         *list = kept;
         self.count.store(list.len(), Ordering::Release);
-        let taken: Vec<Pool> = taken.into_iter().filter_map(Arc::into_inner).collect();
+        let taken: Vec<Pool<D>> = taken.into_iter().filter_map(Arc::into_inner).collect();
         books.closing_bytes += taken.iter().map(Pool::held).sum::<u64>();
         taken.iter().for_each(|pool| books.past.add(pool));
         taken
     }
 
+    /// The pools, but for condemned ones, and the counts of all others that ever were.
+    pub(crate) fn all_and_past(&self) -> (Vec<Arc<Pool<D>>>, Past) {
+        // Pools are condemned and closed with it locked, so each is in one of the two.
+        let books = self.books();
+        let mut past = books.past;
+        let (condemned, all): (Vec<_>, Vec<_>) =
+            self.list.read_recursive().iter().cloned().partition(|pool| pool.is_condemned());
+        condemned.iter().for_each(|pool| past.add(pool));
+        (all, past)
+    }
+
+    /// Has the peaks of all pools start from current values.
+    pub(crate) fn reset_peaks(&self) {
+        let mut books = self.books();
+        books.past = Past { peak_live_bytes: 0, peak_reserved_bytes: 0, peak_chunks: 0, ..books.past };
+        self.all().iter().for_each(|pool| pool.allocator.reset_peaks());
+    }
+
     /// Whether a pool is open for a capture that may be going on. What was opened for one that has ended without a word, as
     /// after an error, is closed now.
-    fn may_be_capturing(&self, driver: &CudaDriver) -> bool {
+    fn may_be_capturing(&self, driver: &D) -> bool {
         let (capturing, ended) = self.open.remove_ended(driver);
         if !ended.is_empty() {
             let mut books = self.books();
@@ -364,32 +364,6 @@ impl Pools {
         }
         capturing
     }
-}
-
-impl Pool {
-    fn held(&self) -> u64 {
-        self.allocator.reserved_bytes()
-    }
-
-    /// Says whether requests outside the pool may be served from it when nothing else is left.
-    pub fn set_lends(&self, lends: bool) {
-        self.lends.store(lends, Ordering::Relaxed);
-    }
-
-    fn is_condemned(&self) -> bool {
-        self.condemned.load(Ordering::Acquire)
-    }
-
-    /// Whether nobody uses the pool.
-    fn is_done(&self) -> bool {
-        // Most of the time the sum of the bytes tells; allocations of 0 bytes are none.
-        self.users.load(Ordering::Acquire) == 0 && self.allocator.live_bytes() == 0 && self.allocator.live().is_empty()
-    }
-}
-
-/// The pool whose addresses include `addr`.
-fn owner(list: &[Arc<Pool>], addr: DeviceAddr) -> Option<&Arc<Pool>> {
-    list.iter().find(|pool| pool.allocator.contains(addr))
 }
 
 /// Whether a request may be served once there is more memory.

@@ -7,9 +7,10 @@
 //!
 //! PyTorch passes a C++ filter that decides the same; it is not called.
 
-use super::{Pool, PoolId};
-use crate::instance::Request;
-use gapless::driver::cuda::{Capture, CudaDriver};
+use super::pool::{Pool, PoolId};
+use crate::driver::DeviceDriver;
+use crate::recorded::Request;
+use gapless::driver::cuda::Capture;
 use gapless::{DeviceAddr, StreamId};
 use parking_lot::RwLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,17 +18,15 @@ use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 
 /// The open pools of one device.
-#[derive(Debug, Default)]
-pub(super) struct OpenPools {
+pub(super) struct OpenPools<D: DeviceDriver> {
     count: AtomicUsize,
     /// The last opened last. A pool may be open several times.
-    list: RwLock<Vec<Open>>,
+    list: RwLock<Vec<Open<D>>>,
 }
 
 /// A pool that was opened and not closed since.
-#[derive(Debug)]
-struct Open {
-    pool: Arc<Pool>,
+struct Open<D: DeviceDriver> {
+    pool: Arc<Pool<D>>,
     thread: ThreadId,
     /// Empty before the first request.
     purpose: OnceLock<Purpose>,
@@ -43,20 +42,24 @@ enum Purpose {
 }
 
 /// What came of a request that belongs to an open pool.
-pub(super) enum Served {
+pub(super) enum Served<D: DeviceDriver> {
     /// It was served.
     Cached(DeviceAddr),
     /// The pool has no cached memory for it.
-    Not(Arc<Pool>),
+    Not(Arc<Pool<D>>),
 }
 
 thread_local! {
     static HERE: ThreadId = std::thread::current().id();
 }
 
-impl OpenPools {
+impl<D: DeviceDriver> OpenPools<D> {
+    pub fn new() -> Self {
+        Self { count: AtomicUsize::new(0), list: RwLock::default() }
+    }
+
     /// Opens a pool for the calling thread.
-    pub fn push(&self, pool: Arc<Pool>) {
+    pub fn push(&self, pool: Arc<Pool<D>>) {
         let thread = HERE.with(|here| *here);
         let mut list = self.list.write();
         list.push(Open { pool, thread, purpose: OnceLock::new() });
@@ -64,7 +67,7 @@ impl OpenPools {
     }
 
     /// Closes the pool of that name that was opened last.
-    pub fn remove(&self, id: PoolId) -> Option<Arc<Pool>> {
+    pub fn remove(&self, id: PoolId) -> Option<Arc<Pool<D>>> {
         let mut list = self.list.write();
         let at = list.iter().rposition(|open| open.pool.id == id)?;
         let open = list.remove(at);
@@ -73,12 +76,12 @@ impl OpenPools {
     }
 
     /// Whether a pool is open.
-    pub fn contains(&self, pool: &Arc<Pool>) -> bool {
+    pub fn contains(&self, pool: &Arc<Pool<D>>) -> bool {
         self.list.read().iter().any(|open| Arc::ptr_eq(&open.pool, pool))
     }
 
     /// Serves a request that belongs to an open pool, if that has cached memory for it; else says which pool it is.
-    pub fn serve_cached(&self, request: &Request, driver: &CudaDriver) -> Option<Served> {
+    pub fn serve_cached(&self, request: &Request, driver: &D) -> Option<Served<D>> {
         // Acquire: pairs with the stores behind changes of the list.
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
@@ -92,7 +95,7 @@ impl OpenPools {
     }
 
     /// Notes what a pool is open for: the request that it serves tells, if it is the first one.
-    pub fn note_request(&self, id: PoolId, stream: StreamId, driver: &CudaDriver) {
+    pub fn note_request(&self, id: PoolId, stream: StreamId, driver: &D) {
         if self.count.load(Ordering::Acquire) == 0 {
             return;
         }
@@ -106,7 +109,7 @@ impl OpenPools {
 
     /// Closes the pools whose captures have ended. Returns whether one may be open for a capture that has not, and what was
     /// closed.
-    pub fn remove_ended(&self, driver: &CudaDriver) -> (bool, Vec<Arc<Pool>>) {
+    pub fn remove_ended(&self, driver: &D) -> (bool, Vec<Arc<Pool<D>>>) {
         if self.count.load(Ordering::Acquire) == 0 {
             return (false, Vec::new());
         }
@@ -129,7 +132,7 @@ impl OpenPools {
 }
 
 /// The pool that a request on `stream` belongs to.
-fn pool_of<'a>(list: &'a [Open], stream: StreamId, driver: &CudaDriver) -> Option<&'a Arc<Pool>> {
+fn pool_of<'a, D: DeviceDriver>(list: &'a [Open<D>], stream: StreamId, driver: &D) -> Option<&'a Arc<Pool<D>>> {
     let here = HERE.with(|here| *here);
     let own = || list.iter().rev().filter(|open| open.thread == here);
     let all = || own().chain(list.iter().rev().filter(|open| open.thread != here));

@@ -1,22 +1,20 @@
 //! What PyTorch's allocator object calls (`python/src/allocator_object`): the C++ class that implements the whole of PyTorch's
-//! allocator interface. Beside `torch`, which serves the plug-in interface, it needs statuses in place of nothing, pools by
+//! allocator interface. Beside `plugin`, which serves the plug-in interface, it needs statuses in place of nothing, pools by
 //! name, the facts about a block, and blocks at given addresses.
 //!
 //! - I1  nothing here calls back into C++, so that no exception can cross this library.
 //!
 //! Threads: any.
 
-use crate::functions::{CUstream_st, address, device_pointer, stream_id};
-use crate::instance::Request;
+use super::plugin::{gapless_torch_pool, worded};
+use crate::abi::{CUstream_st, address, device_pointer, stream_id};
 use crate::last_error::guard;
 use crate::out::check_out;
-use crate::pools::PoolId;
-use crate::process::Device;
+use crate::process::{PROCESS, device_of};
 use crate::status::{Answer, Failure, GAPLESS_ERROR_BUFFER_TOO_SMALL, GAPLESS_ERROR_NOT_FOUND, gapless_status};
-use crate::streams::StreamLives;
-use crate::torch::{gapless_torch_pool, worded};
-use gapless::DeviceAddr;
-use gapless::allocator::{BlockState, LiveAllocation, RegionKind, Snapshot};
+use gapless::driver::cuda::CudaDriver;
+use gapless::{DeviceAddr, StreamId};
+use gapless_process::{Block, BlockUse, Device, Figures, Place, PoolId, Request, StreamLives};
 use std::ffi::c_void;
 
 /// A block of a device's memory, or a live allocation.
@@ -105,14 +103,15 @@ pub unsafe extern "C" fn gapless_torch_alloc(
         check_out(pointer, "pointer")?;
         // SAFETY: null or a name (the function's contract).
         let pool = unsafe { pool.as_ref() }.map(|pool| (pool.first, pool.second));
-        let device = Device::get(device)?;
+        let device = device_of(device)?;
         let request = Request {
             bytes: bytes as u64,
             alignment: 1,
             stream: stream_id(stream),
             lives: StreamLives::AsLongAsTheProcess,
         };
-        let addr = device.alloc_in(pool, &request, |error| worded(device, bytes as u64, error))?;
+        let place = pool.map_or(Place::Main, Place::Pool);
+        let addr = device.alloc_worded(place, &request, |error| worded(device, bytes as u64, error))?;
         // SAFETY: not null, so valid for a write (the function's contract).
         unsafe { pointer.write(device_pointer(addr)) };
         Ok(())
@@ -124,8 +123,8 @@ pub unsafe extern "C" fn gapless_torch_alloc(
 pub extern "C" fn gapless_torch_device_of(pointer: *const c_void) -> i32 {
     let mut found = -1;
     guard(|| {
-        if let Some(device) = Device::owner_of(DeviceAddr(pointer.addr() as u64)) {
-            found = device.ordinal.cast_signed();
+        if let Some(device) = PROCESS.owner_of(DeviceAddr(pointer.addr() as u64)) {
+            found = device.ordinal().cast_signed();
         }
         Ok(())
     });
@@ -137,7 +136,7 @@ pub extern "C" fn gapless_torch_device_of(pointer: *const c_void) -> i32 {
 pub extern "C" fn gapless_torch_delete(pointer: *mut c_void) -> gapless_status {
     guard(|| {
         let addr = address(pointer);
-        Ok(owner(addr)?.free(addr, 0, gapless::StreamId(0))?)
+        Ok(owner(addr)?.free(addr, 0, StreamId(0))?)
     })
 }
 
@@ -146,7 +145,7 @@ pub extern "C" fn gapless_torch_delete(pointer: *mut c_void) -> gapless_status {
 pub extern "C" fn gapless_torch_use(pointer: *mut c_void, stream: *mut CUstream_st) -> gapless_status {
     guard(|| {
         let addr = address(pointer);
-        owner(addr)?.record_stream(addr, stream_id(stream), StreamLives::AsLongAsTheProcess)
+        Ok(PROCESS.record_stream(owner(addr)?, addr, stream_id(stream), StreamLives::AsLongAsTheProcess)?)
     })
 }
 
@@ -163,10 +162,9 @@ pub unsafe extern "C" fn gapless_torch_describe(
         check_out(block, "block")?;
         let addr = DeviceAddr(pointer.addr() as u64);
         let device = owner(addr)?;
-        let live = device.live_around(addr).filter(|(_, live)| !device.foreign.holds(live.addr));
-        let (pool, live) = live.ok_or_else(|| not_found("no live allocation is there"))?;
+        let live = device.block_around(addr).ok_or_else(|| not_found("no live allocation is there"))?;
         // SAFETY: not null, so valid for a write (the function's contract).
-        unsafe { block.write(described(device, pool, &live)) };
+        unsafe { block.write(described(device, live)) };
         Ok(())
     })
 }
@@ -185,9 +183,9 @@ pub unsafe extern "C" fn gapless_torch_figures_of(
         check_out(figures, "figures")?;
         // SAFETY: null or a name (the function's contract).
         let pool = unsafe { pool.as_ref() }.map(|pool| (pool.first, pool.second));
-        let found = Device::get(device)?.figures(pool).ok_or_else(|| not_found("there is no such pool"))?;
+        let found = device_of(device)?.figures(pool).ok_or_else(|| not_found("there is no such pool"))?;
         // SAFETY: not null, so valid for a write (the function's contract).
-        unsafe { figures.write(found) };
+        unsafe { figures.write(found.into()) };
         Ok(())
     })
 }
@@ -205,9 +203,8 @@ pub unsafe extern "C" fn gapless_torch_pools(
     needed: *mut usize,
 ) -> gapless_status {
     guard(|| {
-        let pools = Device::get(device)?.pools.all();
-        let found: Vec<_> =
-            pools.iter().map(|pool| gapless_torch_pool { first: pool.id.0, second: pool.id.1 }).collect();
+        let pools = device_of(device)?.pools().all();
+        let found: Vec<_> = pools.iter().map(|pool| named(pool.id())).collect();
         // SAFETY: the same contract.
         unsafe { write_all(&found, names, capacity, needed) }
     })
@@ -230,8 +227,9 @@ pub unsafe extern "C" fn gapless_torch_blocks(
     guard(|| {
         // SAFETY: null or a name (the function's contract).
         let pool = unsafe { pool.as_ref() }.map(|pool| (pool.first, pool.second));
-        let device = Device::get(device)?;
-        let found = if live_only == 0 { all_blocks(device, pool) } else { live_blocks(device, pool) };
+        let device = device_of(device)?;
+        let found = if live_only == 0 { device.blocks(pool) } else { device.live_blocks(pool) };
+        let found: Vec<_> = found.into_iter().map(|block| described(device, block)).collect();
         // SAFETY: the same contract.
         unsafe { write_all(&found, blocks, capacity, needed) }
     })
@@ -241,8 +239,8 @@ pub unsafe extern "C" fn gapless_torch_blocks(
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_use_pool(device: i32, pool: gapless_torch_pool) -> gapless_status {
     guard(|| {
-        let device = Device::get(device)?;
-        device.pools.add_user(&device.main, (pool.first, pool.second))
+        let device = device_of(device)?;
+        Ok(device.pools().add_user((pool.first, pool.second))?)
     })
 }
 
@@ -250,8 +248,8 @@ pub extern "C" fn gapless_torch_use_pool(device: i32, pool: gapless_torch_pool) 
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_open_pool(device: i32, pool: gapless_torch_pool) -> gapless_status {
     guard(|| {
-        let device = Device::get(device)?;
-        device.pools.begin(&device.main, (pool.first, pool.second))
+        let device = device_of(device)?;
+        Ok(device.pools().begin((pool.first, pool.second))?)
     })
 }
 
@@ -267,7 +265,7 @@ pub unsafe extern "C" fn gapless_torch_pool_users(
 ) -> gapless_status {
     guard(|| {
         check_out(users, "users")?;
-        let found = Device::get(device)?.pools.users((pool.first, pool.second));
+        let found = device_of(device)?.pools().users((pool.first, pool.second));
         // SAFETY: not null, so valid for a write (the function's contract).
         unsafe { users.write(found) };
         Ok(())
@@ -278,7 +276,7 @@ pub unsafe extern "C" fn gapless_torch_pool_users(
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_lend_pool(device: i32, pool: gapless_torch_pool, lend: i32) -> gapless_status {
     guard(|| {
-        let found = Device::get(device)?.pools.named((pool.first, pool.second));
+        let found = device_of(device)?.pools().named((pool.first, pool.second));
         found.ok_or_else(|| not_found("there is no such pool"))?.set_lends(lend != 0);
         Ok(())
     })
@@ -302,7 +300,7 @@ pub unsafe extern "C" fn gapless_torch_restore_pool(
         let wanted = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(wanted, count) } };
         let wanted: Vec<(DeviceAddr, u64)> =
             wanted.iter().map(|block| (DeviceAddr(block.address), block.requested_bytes)).collect();
-        let device = Device::get(device)?;
+        let device = device_of(device)?;
         match device.restore_pool((pool.first, pool.second), &wanted)? {
             true => Ok(()),
             false => Err(not_found("there is no such pool")),
@@ -316,7 +314,7 @@ pub unsafe extern "C" fn gapless_torch_restore_pool(
 pub extern "C" fn gapless_torch_alloc_again(pointer: *mut c_void, bytes: usize) -> gapless_status {
     guard(|| {
         let addr = address(pointer);
-        owner(addr)?.alloc_again(addr, bytes as u64)
+        Ok(owner(addr)?.alloc_again(addr, bytes as u64)?)
     })
 }
 
@@ -328,10 +326,10 @@ pub extern "C" fn gapless_torch_alloc_again(pointer: *mut c_void, bytes: usize) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_torch_trim(device: i32, pools_only: i32, released: *mut u64) -> gapless_status {
     guard(|| {
-        let device = Device::get(device)?;
+        let device = device_of(device)?;
         let bytes = match pools_only {
             0 => device.trim(0)?.released_bytes,
-            _ => device.pools.close_condemned(&device.main, None),
+            _ => device.close_released_pools(),
         };
         if !released.is_null() {
             // SAFETY: not null, so valid for a write (the function's contract).
@@ -345,9 +343,7 @@ pub unsafe extern "C" fn gapless_torch_trim(device: i32, pools_only: i32, releas
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_reset_peaks(device: i32) -> gapless_status {
     guard(|| {
-        let device = Device::get(device)?;
-        device.main.allocator.reset_peaks();
-        device.pools.reset_peaks();
+        device_of(device)?.reset_peaks();
         Ok(())
     })
 }
@@ -357,83 +353,65 @@ pub extern "C" fn gapless_torch_reset_peaks(device: i32) -> gapless_status {
 pub extern "C" fn gapless_torch_reaches(device: i32, owner: i32) -> i32 {
     let mut reaches = 0;
     guard(|| {
-        let (device, owner) = (Device::get(device)?, Device::get(owner)?);
-        let given = device.ordinal == owner.ordinal || owner.main.allocator.driver().peers().contains(&device.ordinal);
-        reaches = i32::from(given);
+        reaches = i32::from(device_of(device)?.reaches(device_of(owner)?));
         Ok(())
     });
     reaches
 }
 
-fn owner(addr: DeviceAddr) -> Answer<&'static Device> {
-    Device::owner_of(addr).ok_or_else(|| not_found("this is no memory of gapless"))
+fn owner(addr: DeviceAddr) -> Answer<&'static Device<CudaDriver>> {
+    PROCESS.owner_of(addr).ok_or_else(|| not_found("this is no memory of gapless"))
 }
 
 fn not_found(text: &str) -> Failure {
     Failure::new(GAPLESS_ERROR_NOT_FOUND, text)
 }
 
-fn described(device: &Device, pool: PoolId, live: &LiveAllocation) -> gapless_torch_block {
+fn named(pool: PoolId) -> gapless_torch_pool {
+    gapless_torch_pool { first: pool.0, second: pool.1 }
+}
+
+fn described(device: &Device<CudaDriver>, block: Block) -> gapless_torch_block {
     gapless_torch_block {
-        device: device.ordinal.cast_signed(),
-        state: 1,
-        small: 0,
-        region: 0,
-        address: live.addr.0,
-        bytes: live.bytes.max(1).next_multiple_of(gapless::allocator::GRANULE),
-        requested_bytes: live.bytes,
-        stream: live.stream.0,
-        pool: gapless_torch_pool { first: pool.0, second: pool.1 },
+        device: device.ordinal().cast_signed(),
+        state: match block.state {
+            BlockUse::Free => 0,
+            BlockUse::Live => 1,
+            BlockUse::Waiting => 2,
+        },
+        small: i32::from(block.small),
+        region: block.region,
+        address: block.addr.0,
+        bytes: block.bytes,
+        requested_bytes: block.requested_bytes,
+        stream: block.stream.0,
+        pool: named(block.pool),
     }
 }
 
-fn live_blocks(device: &Device, wanted: Option<PoolId>) -> Vec<gapless_torch_block> {
-    let mut found = Vec::new();
-    device.each_allocator(wanted, |pool, allocator| {
-        let live = allocator.live();
-        let live = live.iter().filter(|live| !device.foreign.holds(live.addr));
-        found.extend(live.map(|live| described(device, pool, live)));
-    });
-    found
-}
-
-fn all_blocks(device: &Device, wanted: Option<PoolId>) -> Vec<gapless_torch_block> {
-    let mut found = Vec::new();
-    let mut regions = 0;
-    device.each_allocator(wanted, |pool, allocator| {
-        add_blocks(device, pool, &allocator.snapshot(), &mut regions, &mut found)
-    });
-    found
-}
-
-fn add_blocks(
-    device: &Device,
-    pool: PoolId,
-    snapshot: &Snapshot,
-    regions: &mut u32,
-    found: &mut Vec<gapless_torch_block>,
-) {
-    for region in &snapshot.regions {
-        *regions += 1;
-        for block in &region.blocks {
-            let state = match block.state {
-                BlockState::Free => 0,
-                BlockState::Live if !device.foreign.holds(block.addr) => 1,
-                BlockState::Live | BlockState::Pending => 2,
-                // Claimed by a growth that another thread is in the middle of.
-                _ => continue,
-            };
-            found.push(gapless_torch_block {
-                device: device.ordinal.cast_signed(),
-                state,
-                small: i32::from(region.kind == RegionKind::Small),
-                region: *regions,
-                address: block.addr.0,
-                bytes: block.bytes,
-                requested_bytes: if state == 1 { block.requested_bytes } else { 0 },
-                stream: block.borrowed_by.unwrap_or(region.stream).0,
-                pool: gapless_torch_pool { first: pool.0, second: pool.1 },
-            });
+impl From<Figures> for gapless_torch_figures {
+    fn from(figures: Figures) -> Self {
+        Self {
+            live_bytes: figures.live_bytes,
+            live_block_bytes: figures.live_block_bytes,
+            peak_live_bytes: figures.peak_live_bytes,
+            live_allocations: figures.live_allocations,
+            pending_bytes: figures.pending_bytes,
+            reserved_bytes: figures.reserved_bytes,
+            peak_reserved_bytes: figures.peak_reserved_bytes,
+            created_bytes: figures.created_bytes,
+            kept_free_bytes: figures.kept_free_bytes,
+            chunks: figures.chunks,
+            peak_chunks: figures.peak_chunks,
+            created: figures.created,
+            released: figures.released,
+            allocs: figures.allocs,
+            frees: figures.frees,
+            allocated_bytes: figures.allocated_bytes,
+            freed_bytes: figures.freed_bytes,
+            out_of_memory: figures.out_of_memory,
+            host_waits: figures.host_waits,
+            largest_bytes: figures.largest_bytes,
         }
     }
 }

@@ -1,13 +1,14 @@
-//! One allocator with what the C interface keeps beside it: sums, the last out-of-memory report and a recording.
+//! One allocator with what is kept beside it: sums, the last out-of-memory report and a recording.
 //!
-//! A handle names one (`registry`), and every device of this process has one (`process`).
+//! Every device of a process has one; a program may make others.
 //!
 //! Threads: any. Cost: the allocator's, and for each request an atomic addition and a load of an atomic.
 
-use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, GAPLESS_ERROR_IO, GAPLESS_ERROR_NOT_FOUND};
+use crate::driver::DeviceDriver;
+use crate::error::Error;
 use crate::streams::StreamLives;
 use gapless::allocator::{AllocError, FreeError, OutOfMemory};
-use gapless::driver::cuda::CudaDriver;
+use gapless::driver::Driver;
 use gapless::{Allocator, DeviceAddr, StreamId};
 use gapless_trace::{Compression, Recorder};
 use parking_lot::{Mutex, RwLock};
@@ -16,32 +17,39 @@ use std::io::BufWriter;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// An allocator as callers of the C interface see it.
-#[derive(Debug)]
-pub(crate) struct Instance {
-    pub allocator: Allocator<CudaDriver>,
+/// An allocator with its sums, its last report and its recording.
+pub struct Recorded<D: Driver> {
+    pub(crate) allocator: Allocator<D>,
     last_report: Mutex<Option<Box<OutOfMemory>>>,
     /// Requests that ran out of memory, pools included.
     out_of_memory: AtomicU64,
     /// Bytes requested by the allocations that were served since the start, pools included.
     allocated_bytes: AtomicU64,
     recording: AtomicBool,
-    recorder: RwLock<Option<FileRecorder>>,
+    recorder: RwLock<Option<Recorder<BufWriter<File>>>>,
 }
 
 /// A request for memory, as the caller made it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Request {
+pub struct Request {
+    /// Bytes; 0 is an allocation, too.
     pub bytes: u64,
     /// A power of two. 1: no more than every allocation has.
     pub alignment: u64,
+    /// The stream whose work uses the memory first.
     pub stream: StreamId,
+    /// Whether the stream may be destroyed.
     pub lives: StreamLives,
 }
 
 impl Request {
+    /// A request on a stream that nobody has promised anything about, at any address that an allocation may have.
+    pub fn new(bytes: u64, stream: StreamId) -> Self {
+        Self { bytes, alignment: 1, stream, lives: StreamLives::Unknown }
+    }
+
     #[inline]
-    pub fn serve(&self, allocator: &Allocator<CudaDriver>) -> Result<DeviceAddr, AllocError> {
+    pub(crate) fn serve<D: Driver>(&self, allocator: &Allocator<D>) -> Result<DeviceAddr, AllocError> {
         if self.lives == StreamLives::AsLongAsTheProcess {
             // Most requests end here: the stream is looked up once.
             if let Some(addr) = self.serve_cached(allocator) {
@@ -57,21 +65,14 @@ impl Request {
 
     /// As [`serve`](Self::serve), if the allocator has cached memory for it: takes moments.
     #[inline]
-    pub fn serve_cached(&self, allocator: &Allocator<CudaDriver>) -> Option<DeviceAddr> {
+    pub(crate) fn serve_cached<D: Driver>(&self, allocator: &Allocator<D>) -> Option<DeviceAddr> {
         allocator.alloc_cached(self.bytes, self.alignment, self.stream)
     }
 }
 
-struct FileRecorder(Recorder<BufWriter<File>>);
-
-impl std::fmt::Debug for FileRecorder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Recorder")
-    }
-}
-
-impl Instance {
-    pub fn new(allocator: Allocator<CudaDriver>) -> Self {
+impl<D: DeviceDriver> Recorded<D> {
+    /// An allocator that nothing is recorded of yet.
+    pub fn new(allocator: Allocator<D>) -> Self {
         Self {
             allocator,
             last_report: Mutex::new(None),
@@ -82,12 +83,25 @@ impl Instance {
         }
     }
 
+    /// The allocator itself. What is allocated from it and freed directly is in no sum and no recording.
+    pub fn allocator(&self) -> &Allocator<D> {
+        &self.allocator
+    }
+
+    /// Allocates.
+    ///
+    /// # Errors
+    /// The allocator's.
     pub fn alloc(&self, request: &Request) -> Result<DeviceAddr, AllocError> {
         let outcome = request.serve(&self.allocator);
         self.note_request(request, &outcome);
         outcome
     }
 
+    /// Frees an allocation.
+    ///
+    /// # Errors
+    /// The allocator's.
     pub fn free(&self, addr: DeviceAddr) -> Result<(), FreeError> {
         self.note_free(addr);
         self.allocator.free(addr)
@@ -95,7 +109,7 @@ impl Instance {
 
     /// Counts and records a request that the allocator, or a pool beside it, has answered.
     #[inline]
-    pub fn note_request(&self, request: &Request, outcome: &Result<DeviceAddr, AllocError>) {
+    pub(crate) fn note_request(&self, request: &Request, outcome: &Result<DeviceAddr, AllocError>) {
         match outcome {
             Ok(addr) => {
                 // Relaxed: a sum, which orders nothing.
@@ -117,13 +131,13 @@ impl Instance {
     }
 
     /// Counts and records an allocation that was made again at its address.
-    pub fn note_again(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) {
+    pub(crate) fn note_again(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) {
         self.allocated_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.with_recorder(|recorder| recorder.alloc(addr, bytes, stream));
     }
 
     /// Records a free. Comes before the free itself: by then another thread may have been given the same address.
-    pub fn note_free(&self, addr: DeviceAddr) {
+    pub(crate) fn note_free(&self, addr: DeviceAddr) {
         self.with_recorder(|recorder| recorder.free(addr));
     }
 
@@ -138,11 +152,11 @@ impl Instance {
     }
 
     /// The report of the last request that ran out of memory, on whatever thread.
-    pub fn last_report(&self) -> Answer<Box<OutOfMemory>> {
-        self.last_report
-            .lock()
-            .clone()
-            .ok_or_else(|| Failure::new(GAPLESS_ERROR_NOT_FOUND, "no request has run out of memory so far"))
+    ///
+    /// # Errors
+    /// [`Error::NoReport`] when none has.
+    pub fn last_report(&self) -> Result<Box<OutOfMemory>, Error> {
+        self.last_report.lock().clone().ok_or(Error::NoReport)
     }
 
     fn with_recorder(&self, note: impl FnOnce(&Recorder<BufWriter<File>>)) {
@@ -150,55 +164,59 @@ impl Instance {
         if self.recording.load(Ordering::Relaxed)
             && let Some(recorder) = &*self.recorder.read()
         {
-            note(&recorder.0);
+            note(recorder);
         }
     }
 
     /// Marks the end of a step in the recording, if there is one.
     pub fn mark(&self, label: &str) {
         if let Some(recorder) = &*self.recorder.read() {
-            recorder.0.mark(label);
+            recorder.mark(label);
         }
     }
 
     /// Starts recording into a file: gzip when its name ends in `.gz`.
-    pub fn record(&self, path: &Path) -> Answer<()> {
+    ///
+    /// # Errors
+    /// [`Error::Recording`] while there is a recording, [`Error::Record`] for a file that cannot be written.
+    pub fn record(&self, path: &Path) -> Result<(), Error> {
         let mut recorder = self.recorder.write();
         if recorder.is_some() {
-            return Err(Failure::new(
-                GAPLESS_ERROR_IN_USE,
-                "this allocator is being recorded already; stop that recording first",
-            ));
+            return Err(Error::Recording);
         }
-        let named = |error: std::io::Error| {
-            Failure::new(GAPLESS_ERROR_IO, format!("cannot record into {}: {error}", path.display()))
-        };
+        let named = |source| Error::Record { path: path.to_owned(), source };
         let file = BufWriter::new(File::create(path).map_err(named)?);
         let gzip = path.extension().is_some_and(|ending| ending == "gz");
         let driver = self.allocator.driver();
+        let (name, total) = (driver.name(), driver.total_bytes().to_string());
         let header = [
             ("made", concat!("gapless ", env!("CARGO_PKG_VERSION"))),
-            ("device", driver.info().name.as_str()),
-            ("device_bytes", &driver.info().total.0.to_string()),
+            ("device", name.as_str()),
+            ("device_bytes", &total),
             ("budget_bytes", &self.allocator.budget().to_string()),
         ];
         let compression = if gzip { Compression::Gzip } else { Compression::Plain };
-        *recorder = Some(FileRecorder(Recorder::new(file, compression, &header).map_err(named)?));
+        *recorder = Some(Recorder::new(file, compression, &header).map_err(named)?);
         self.recording.store(true, Ordering::Relaxed);
         Ok(())
     }
 
     /// Completes the recording.
-    pub fn stop_recording(&self) -> Answer<()> {
+    ///
+    /// # Errors
+    /// [`Error::NotRecording`] when there is none, [`Error::Io`] for a file that could not be completed.
+    pub fn stop_recording(&self) -> Result<(), Error> {
         self.recording.store(false, Ordering::Relaxed);
         let recorder = self.recorder.write().take();
-        let recorder = recorder.ok_or_else(|| Failure::new(GAPLESS_ERROR_NOT_FOUND, "nothing is being recorded"))?;
-        recorder.0.finish()?;
+        recorder.ok_or(Error::NotRecording)?.finish()?;
         Ok(())
     }
 
-    /// Returns all memory to the driver.
-    pub fn close(self) -> Answer<()> {
+    /// Completes the recording if there is one, and returns all memory to the driver.
+    ///
+    /// # Errors
+    /// [`Error::Close`] as the allocator's `close`, [`Error::Io`] for a recording that could not be completed.
+    pub fn close(self) -> Result<(), Error> {
         let recorded = if self.recorder.read().is_some() { self.stop_recording() } else { Ok(()) };
         self.allocator.close()?;
         recorded

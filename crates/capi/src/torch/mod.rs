@@ -1,0 +1,6 @@
+//! What PyTorch calls: its plug-in interface, its allocator object, its memory history.
+
+pub(crate) mod history;
+mod message;
+pub(crate) mod object;
+pub(crate) mod plugin;

@@ -1,0 +1,95 @@
+//! What the memory of a process needs from a device's driver, beyond what an allocator does.
+//!
+//! Threads: every method may be called from any thread.
+
+use gapless::StreamId;
+use gapless::driver::cuda::{Capture, CudaDriver, OpenError};
+use gapless::driver::{Driver, DriverResult, HostDriver, ModelDriver};
+
+/// A driver of one of a process's devices.
+///
+/// The methods that have a default are those that a device alone, which captures nothing, need not have.
+pub trait DeviceDriver: Driver {
+    /// Returns the name of the device, for people.
+    fn name(&self) -> String;
+
+    /// Returns the physical bytes of the device, 0 where they are not known.
+    fn total_bytes(&self) -> u64 {
+        self.memory_info().map_or(0, |info| info.total)
+    }
+
+    /// Returns the capture into a graph that a stream belongs to. One that has become invalid is none.
+    fn capture_of(&self, stream: StreamId) -> Option<Capture> {
+        self.is_capturing(stream).then_some(Capture::Unknown)
+    }
+
+    /// Returns the number of the device that a stream belongs to, whichever that is.
+    ///
+    /// # Errors
+    /// The driver's, for a handle that is no stream.
+    fn device_of_stream(&self, stream: StreamId) -> DriverResult<u32> {
+        self.check_stream(stream).map(|()| self.ordinal())
+    }
+
+    /// Gives another device access to every mapping that is made from now on. Nothing for one that has it.
+    ///
+    /// # Errors
+    /// [`OpenError::NoPeerAccess`] where that one cannot reach the memory, [`OpenError::NoSuchDevice`] where there is none of that
+    /// number, else the driver's. Nothing has changed.
+    fn add_peer(&self, peer: u32) -> Result<(), OpenError> {
+        Err(OpenError::NoPeerAccess { ordinal: self.ordinal(), peer })
+    }
+
+    /// Leaves a device out of what is mapped from now on. Where it has access, it keeps it.
+    fn remove_peer(&self, peer: u32) {
+        let _ = peer;
+    }
+
+    /// Returns the other devices that get access to every mapping.
+    fn peers(&self) -> Vec<u32> {
+        Vec::new()
+    }
+}
+
+impl DeviceDriver for CudaDriver {
+    fn name(&self) -> String {
+        self.info().name.clone()
+    }
+
+    fn total_bytes(&self) -> u64 {
+        self.info().total.0
+    }
+
+    #[inline]
+    fn capture_of(&self, stream: StreamId) -> Option<Capture> {
+        Self::capture_of(self, stream)
+    }
+
+    fn device_of_stream(&self, stream: StreamId) -> DriverResult<u32> {
+        Self::device_of_stream(self, stream)
+    }
+
+    fn add_peer(&self, peer: u32) -> Result<(), OpenError> {
+        self.add_peers([peer])
+    }
+
+    fn remove_peer(&self, peer: u32) {
+        self.remove_peers([peer]);
+    }
+
+    fn peers(&self) -> Vec<u32> {
+        Self::peers(self)
+    }
+}
+
+impl DeviceDriver for ModelDriver {
+    fn name(&self) -> String {
+        "model".to_owned()
+    }
+}
+
+impl DeviceDriver for HostDriver {
+    fn name(&self) -> String {
+        "host".to_owned()
+    }
+}

@@ -1,0 +1,244 @@
+//! Memory of a process's devices. Every front end comes through here, so that pools, the memory history, recordings,
+//! sums and reports are about the memory of all of them.
+//!
+//! What a front end adds is the form of its calls and the words of its failures.
+//!
+//! - I1  an allocation is in the history after it was made, a free before it is done: events of one address are in order.
+//!
+//! Threads: any. Cost: that of `Recorded` and `Pools`, and for each call a load of an atomic for the history.
+
+use crate::budget::Budget;
+use crate::device::Device;
+use crate::driver::DeviceDriver;
+use crate::error::Error;
+use crate::history::Action;
+use crate::notice::notice;
+use crate::pools::{PoolId, wants_room};
+use crate::recorded::{Request, is_out_of_memory};
+use crate::settings::whole_pages;
+use gapless::allocator::{AllocError, FreeError, Trimmed};
+use gapless::units::ByteSize;
+use gapless::{DeviceAddr, StreamId};
+use std::fmt::Display;
+
+/// Where a request is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In the open pool that it belongs to, else in the device's own memory.
+    OpenPool,
+    /// In the pool of that name, else in the device's own memory.
+    Pool(PoolId),
+    /// In the device's own memory, whatever pools are open.
+    Main,
+}
+
+impl<D: DeviceDriver> Device<D> {
+    /// Allocates from the open pool that the request belongs to, else from the device's allocator.
+    ///
+    /// # Errors
+    /// The allocator's; a report of a lack of memory says what all of the device's allocators hold.
+    pub fn alloc(&self, request: &Request) -> Result<DeviceAddr, AllocError> {
+        self.alloc_worded(Place::OpenPool, request, |error| error)
+    }
+
+    /// As [`alloc`](Self::alloc), in a place of choice. `worded` makes of an error what the caller is told; with
+    /// `report_on_failure:on` that goes to stderr, too.
+    ///
+    /// # Errors
+    /// What `worded` makes of the allocator's.
+    pub fn alloc_worded<E: Display>(
+        &self,
+        place: Place,
+        request: &Request,
+        worded: impl FnOnce(AllocError) -> E,
+    ) -> Result<DeviceAddr, E> {
+        let request = &self.laid_out(request);
+        let in_pool = || match place {
+            Place::OpenPool => self.pools.alloc(request),
+            Place::Pool(id) => self.pools.alloc_in(id, request),
+            Place::Main => None,
+        };
+        self.alloc_by(request, || in_pool().unwrap_or_else(|| self.alloc_from_main(request)), worded)
+    }
+
+    /// The request as it is served. A block that is to have its chunks for itself takes whole pages.
+    #[inline]
+    fn laid_out(&self, request: &Request) -> Request {
+        match self.private_page {
+            Some(page) if request.bytes >= page => {
+                let (bytes, alignment) = (whole_pages(request.bytes, page), request.alignment.max(page));
+                Request { bytes, alignment, ..*request }
+            }
+            _ => *request,
+        }
+    }
+
+    #[inline]
+    fn alloc_by<E: Display>(
+        &self,
+        request: &Request,
+        serve: impl Fn() -> Result<DeviceAddr, AllocError>,
+        worded: impl FnOnce(AllocError) -> E,
+    ) -> Result<DeviceAddr, E> {
+        self.settle_over();
+        let mut outcome = serve();
+        if matches!(outcome, Err(AllocError::OutOfMemory(_))) && self.foreign.holds_any() {
+            self.settle(self.foreign.wait());
+            outcome = serve();
+        }
+        let outcome = outcome.map_err(|error| self.with_pools(error));
+        self.main.note_request(request, &outcome);
+        match outcome {
+            Ok(addr) => {
+                self.history.note(Action::Alloc, self.ordinal, addr, request.bytes, request.stream);
+                Ok(addr)
+            }
+            Err(error) => {
+                if is_out_of_memory(&error) {
+                    let free = error.report().and_then(|report| report.device).map_or(0, |info| info.free);
+                    self.history.note(Action::Oom, self.ordinal, DeviceAddr(free), request.bytes, request.stream);
+                }
+                let failure = worded(error);
+                if self.report_on_failure {
+                    notice(format_args!("{failure}"));
+                }
+                self.log(|| format!("a request of {} failed", ByteSize(request.bytes)));
+                Err(failure)
+            }
+        }
+    }
+
+    /// A failure of one of the device's allocators, with what the others hold.
+    #[cold]
+    fn with_pools(&self, mut error: AllocError) -> AllocError {
+        if let AllocError::OutOfMemory(report) = &mut error {
+            let held = self.main.allocator.reserved_bytes() + self.pools.held_bytes();
+            report.add_elsewhere(held.saturating_sub(report.reserved_bytes));
+            if self.main.allocator.has_set_budget() {
+                report.budget_bytes = self.pools.whole_budget();
+            }
+        }
+        error
+    }
+
+    /// Why a request that is larger than the addresses of a region fails: most of the time the device is far smaller.
+    #[cold]
+    pub fn explain_too_large(&self, bytes: u64, error: &AllocError) -> String {
+        match self.main.allocator.driver().memory_info() {
+            Ok(device) if bytes > device.total => {
+                format!("No allocator could have served this: the device has {} in all.", ByteSize(device.total))
+            }
+            _ => error.to_string(),
+        }
+    }
+
+    /// Sets the budget of the main allocator and of all pools together.
+    ///
+    /// # Errors
+    /// The allocator's, where memory cannot be returned to the driver.
+    pub fn set_budget(&self, bytes: u64) -> Result<(), Error> {
+        self.pools.set_budget(bytes)
+    }
+
+    /// The same, as a part of the device's memory from 0 to 1. With 0, nothing more is allocated.
+    ///
+    /// # Errors
+    /// [`Error::Fraction`] for a part that is none, else as [`set_budget`](Self::set_budget).
+    pub fn set_budget_part(&self, part: f64) -> Result<(), Error> {
+        let fraction = || Budget::fraction(part).ok_or(Error::Fraction(part));
+        let budget = if part == 0.0 { Budget::Bytes(0) } else { fraction()? };
+        let total = self.main.allocator.driver().memory_info()?.total;
+        self.set_budget(budget.of(total))
+    }
+
+    #[inline]
+    fn alloc_from_main(&self, request: &Request) -> Result<DeviceAddr, AllocError> {
+        let outcome = request.serve(&self.main.allocator);
+        if wants_room(&outcome) { self.alloc_in_room(request, outcome) } else { outcome }
+    }
+
+    /// A request that the main allocator has refused: once more with what the pools give back, then from a pool that lends.
+    #[cold]
+    fn alloc_in_room(
+        &self,
+        request: &Request,
+        mut outcome: Result<DeviceAddr, AllocError>,
+    ) -> Result<DeviceAddr, AllocError> {
+        if self.pools.make_room(request) {
+            outcome = request.serve(&self.main.allocator);
+        }
+        if wants_room(&outcome) { self.pools.alloc_lent(request).unwrap_or(outcome) } else { outcome }
+    }
+
+    /// Frees an allocation. `bytes` and `stream` are for the history: those of the allocation, or 0 where the front end
+    /// does not know them. The allocator knows on which streams the memory was used.
+    ///
+    /// # Errors
+    /// [`FreeError`] where no live allocation starts at the address.
+    pub fn free(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) -> Result<(), FreeError> {
+        self.settle_over();
+        self.expect_not_held(addr)?;
+        if self.history.is_on() && self.live_around(addr).is_some_and(|(_, live)| live.addr == addr) {
+            self.history.note(Action::Free, self.ordinal, addr, bytes, stream);
+        }
+        self.main.note_free(addr);
+        if self.foreign.hold_back(addr) { Ok(()) } else { self.free_now(addr) }
+    }
+
+    fn free_now(&self, addr: DeviceAddr) -> Result<(), FreeError> {
+        if self.is_of_main(addr) {
+            return self.main.allocator.free(addr);
+        }
+        self.pools.free(addr).unwrap_or_else(|| self.main.allocator.free(addr))
+    }
+
+    /// Frees blocks that were held back, whose foreign uses are over.
+    fn settle(&self, over: Vec<DeviceAddr>) {
+        for addr in over {
+            // It was live when it was held back, and nobody else frees what is held back.
+            let _ = self.free_now(addr);
+        }
+    }
+
+    /// Counts and records an allocation that was made again at its address.
+    pub(crate) fn note_again(&self, addr: DeviceAddr, bytes: u64) {
+        let stream = self.live_around(addr).map_or(StreamId::DEFAULT, |(_, live)| live.stream);
+        self.main.note_again(addr, bytes, stream);
+        self.history.note(Action::Alloc, self.ordinal, addr, bytes, stream);
+    }
+
+    /// Frees the blocks that are held back for streams of other devices, after a wait for these.
+    pub(crate) fn settle_foreign(&self) {
+        if self.foreign.holds_any() {
+            self.settle(self.foreign.wait());
+        }
+    }
+
+    /// Frees the blocks that were held back for streams of other devices, as far as these are done with them.
+    #[inline]
+    pub(crate) fn settle_over(&self) {
+        if self.foreign.holds_any() {
+            self.settle(self.foreign.take_over());
+        }
+    }
+
+    /// Returns free memory to the driver until at most `keep_bytes` are held, after a wait for other devices that use it, and
+    /// that of pools that were released. What other pools hold stays, and does not count.
+    ///
+    /// # Errors
+    /// The allocator's.
+    pub fn trim(&self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
+        self.settle_foreign();
+        let of_pools = self.pools.close_condemned(None);
+        let mut trimmed = self.main.allocator.trim(keep_bytes)?;
+        trimmed.released_bytes += of_pools;
+        self.log(|| format!("released {}, {} held", ByteSize(trimmed.released_bytes), ByteSize(trimmed.held_bytes)));
+        Ok(trimmed)
+    }
+
+    /// Returns the memory of pools that were released to the driver, after a wait for the device. Returns the bytes that went back;
+    /// 0 while a pool may be open for a capture.
+    pub fn close_released_pools(&self) -> u64 {
+        self.pools.close_condemned(None)
+    }
+}

@@ -1,0 +1,102 @@
+//! Blocks that others use by themselves: pinned, registered, and shared with other processes.
+//!
+//! Threads: any. Not two at a time with the same registered block.
+
+use crate::device::Device;
+use crate::driver::DeviceDriver;
+use crate::error::Error;
+use gapless::{DeviceAddr, StreamId};
+use gapless_share::Handle;
+use std::os::fd::OwnedFd;
+
+impl<D: DeviceDriver> Device<D> {
+    /// Pins an allocation: until [`unpin`](Self::unpin) has been called as often, its bytes are not handed out again, and what is
+    /// mapped there stays, also once it was freed.
+    ///
+    /// # Errors
+    /// [`Error::Free`] or [`Error::Alloc`] where no live allocation starts at the address.
+    pub fn pin(&self, addr: DeviceAddr) -> Result<(), Error> {
+        self.expect_not_held(addr)?;
+        let allocator = self.allocator_of(addr).unwrap_or_else(|| self.main.allocator.clone());
+        self.pins.add(allocator.pin(addr)?);
+        Ok(())
+    }
+
+    /// Takes a pin off an allocation, or off what was one when it was pinned.
+    ///
+    /// # Errors
+    /// [`Error::NotPinned`].
+    pub fn unpin(&self, addr: DeviceAddr) -> Result<(), Error> {
+        drop(self.pins.take(addr)?);
+        Ok(())
+    }
+
+    /// Allocates a block for a library that registers memory: whole pages in a mapping of its own. Pools and the memory history are
+    /// not about it.
+    ///
+    /// # Errors
+    /// The allocator's.
+    pub fn alloc_registered(&self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, Error> {
+        Ok(self.registered.add(self.main.allocator.alloc_registered(bytes, stream)?))
+    }
+
+    /// Records that a stream also uses a registered block: freeing it waits for that stream, too.
+    ///
+    /// # Errors
+    /// [`Error::NotRegistered`], or the allocator's.
+    pub fn record_registered(&self, addr: DeviceAddr, stream: StreamId) -> Result<(), Error> {
+        Ok(self.registered.with(addr, |block| block.record_stream(stream))??)
+    }
+
+    /// A dma-buf of a registered block.
+    ///
+    /// # Errors
+    /// [`Error::NotRegistered`], or the driver's.
+    pub fn registered_dma_buf(&self, addr: DeviceAddr) -> Result<OwnedFd, Error> {
+        Ok(self.registered.with(addr, |block| block.dma_buf())??)
+    }
+
+    /// Frees a registered block, after a wait for the streams that it was allocated for and recorded on.
+    ///
+    /// # Errors
+    /// [`Error::NotRegistered`].
+    pub fn free_registered(&self, addr: DeviceAddr) -> Result<(), Error> {
+        drop(self.registered.remove(addr)?);
+        Ok(())
+    }
+
+    /// Offers the live allocation that an address lies in to other processes of the user. Returns its handle, and how many bytes the
+    /// address lies behind its start.
+    ///
+    /// # Errors
+    /// [`Error::NotLive`], [`Error::Free`] for what is held back, [`Error::Share`].
+    pub fn export(&self, addr: DeviceAddr) -> Result<(Handle, u64), Error> {
+        let (_, live) = self.live_around(addr).ok_or(Error::NotLive(addr))?;
+        let block = live.addr;
+        self.expect_not_held(block)?;
+        let allocator = self.allocator_of(block).unwrap_or_else(|| self.main.allocator.clone());
+        Ok((self.sharing.export(&allocator, block)?, addr.0 - block.0))
+    }
+
+    /// Maps an allocation of another process for use on this device. Returns its address here and its bytes, rounding included. Each
+    /// import is closed once.
+    ///
+    /// # Errors
+    /// [`Error::Share`].
+    pub fn import(&self, handle: &Handle) -> Result<(DeviceAddr, u64), Error> {
+        self.sharing.open(handle)
+    }
+
+    /// Closes an import. With the last one of an address the host waits for the device.
+    ///
+    /// # Errors
+    /// [`Error::NotImported`].
+    pub fn close_import(&self, addr: DeviceAddr) -> Result<(), Error> {
+        self.sharing.close(addr)
+    }
+
+    /// Keeps up to `bytes` of closed imports mapped, those closed last; 0 keeps none, which is what a device begins with.
+    pub fn keep_closed_imports(&self, bytes: u64) {
+        self.sharing.keep_closed(bytes);
+    }
+}

@@ -1,0 +1,28 @@
+//! What is known of a device's budget while there are pools, and of pools that are gone.
+
+use super::past::Past;
+use gapless::Allocator;
+use gapless::driver::Driver;
+
+/// What is known of the device's budget.
+#[derive(Debug, Default)]
+pub(super) struct Books {
+    /// The device's budget while there are pools: what the main allocator may hold without them.
+    pub whole: Option<u64>,
+    /// Bytes of pools that are being closed, and in no list.
+    pub closing_bytes: u64,
+    /// Counts of the pools that were closed.
+    pub past: Past,
+}
+
+impl Books {
+    /// Whether the device is the budget. A budget that was set stays the device's while there are pools: `main` has a part of it.
+    pub fn follow_device<D: Driver>(&self, main: &Allocator<D>) -> bool {
+        self.whole.is_none() && !main.has_set_budget()
+    }
+
+    /// The device's budget.
+    pub fn whole_budget<D: Driver>(&self, main: &Allocator<D>) -> u64 {
+        self.whole.unwrap_or_else(|| main.budget())
+    }
+}

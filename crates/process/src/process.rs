@@ -1,0 +1,140 @@
+//! One allocator per device for a whole process, made on first use as the configuration says.
+//!
+//! - I1  a device's allocator is made once and lives as long as the process. If making it fails, the next use tries
+//!   again.
+//!
+//! Threads: any. Cost: an atomic load once the allocator exists.
+
+use crate::conf::Conf;
+use crate::device::Device;
+use crate::driver::DeviceDriver;
+use crate::error::Error;
+use crate::history::History;
+use crate::notice::notice;
+use crate::peers::introduce;
+use gapless::DeviceAddr;
+use gapless::driver::cuda::OpenError;
+use parking_lot::Mutex;
+use std::sync::{Arc, LazyLock, OnceLock};
+
+/// The devices that a process uses, and what they share.
+pub struct Process<D: DeviceDriver> {
+    devices: [OnceLock<Device<D>>; MOST_DEVICES],
+    /// What `configure` said. Locked while a device is made.
+    making: Mutex<Option<String>>,
+    history: LazyLock<Arc<History>>,
+    open: fn(u32) -> Result<D, OpenError>,
+}
+
+impl<D: DeviceDriver> Process<D> {
+    /// A process that uses no device yet. `open` opens one by its number, when it is used for the first time.
+    pub const fn new(open: fn(u32) -> Result<D, OpenError>) -> Self {
+        Self {
+            devices: [const { OnceLock::new() }; MOST_DEVICES],
+            making: Mutex::new(None),
+            history: LazyLock::new(|| Arc::new(History::new())),
+            open,
+        }
+    }
+
+    /// The device of that number, with its allocator made now if this is the first use.
+    ///
+    /// # Errors
+    /// [`Error::NotADevice`], [`Error::Conf`], [`Error::Open`], [`Error::Build`], [`Error::Driver`] or [`Error::Record`] where the
+    /// allocator cannot be made.
+    #[inline]
+    pub fn device(&self, ordinal: u32) -> Result<&Device<D>, Error> {
+        let slot = self.slot(ordinal)?;
+        match slot.get() {
+            Some(device) => Ok(device),
+            None => self.make(slot, ordinal, || Ok(Arc::new((self.open)(ordinal)?))),
+        }
+    }
+
+    /// Makes the allocator of a device that the caller has opened.
+    ///
+    /// # Errors
+    /// [`Error::DeviceInUse`] where the device has one, else as [`device`](Self::device).
+    pub fn add(&self, ordinal: u32, driver: Arc<D>) -> Result<&Device<D>, Error> {
+        let slot = self.slot(ordinal)?;
+        let mut driver = Some(driver);
+        let device = self.make(slot, ordinal, || driver.take().ok_or(Error::DeviceInUse(ordinal)))?;
+        if driver.is_none() { Ok(device) } else { Err(Error::DeviceInUse(ordinal)) }
+    }
+
+    /// The device whose memory an address is in, if it is memory of gapless.
+    pub fn owner_of(&self, addr: DeviceAddr) -> Option<&Device<D>> {
+        self.devices().find(|device| device.holds(addr))
+    }
+
+    /// The devices that were used so far.
+    pub fn devices(&self) -> impl Iterator<Item = &Device<D>> {
+        self.devices.iter().filter_map(OnceLock::get)
+    }
+
+    /// The newest allocations and frees of all devices.
+    pub fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// Uses a configuration, as [`Conf`] reads it, in place of the environment's.
+    ///
+    /// # Errors
+    /// [`Error::Conf`] for one that does not parse, [`Error::Configured`] once a device is in use.
+    pub fn configure(&self, conf: &str) -> Result<(), Error> {
+        Conf::parse(conf).map_err(Error::Conf)?;
+        let mut configured = self.making.lock();
+        if self.devices().next().is_some() {
+            return Err(Error::Configured);
+        }
+        *configured = Some(conf.to_owned());
+        Ok(())
+    }
+
+    /// At the end of the process: completes the recordings. What cannot be completed is told on stderr.
+    pub fn end(&self) {
+        self.devices().for_each(Device::end);
+    }
+
+    #[inline]
+    fn slot(&self, ordinal: u32) -> Result<&OnceLock<Device<D>>, Error> {
+        self.devices.get(ordinal as usize).ok_or(Error::NotADevice(ordinal))
+    }
+
+    #[cold]
+    fn make<'a>(
+        &'a self,
+        slot: &'a OnceLock<Device<D>>,
+        ordinal: u32,
+        open: impl FnOnce() -> Result<Arc<D>, Error>,
+    ) -> Result<&'a Device<D>, Error> {
+        let configured = self.making.lock();
+        if let Some(device) = slot.get() {
+            return Ok(device);
+        }
+        let conf = read_conf(configured.as_deref())?;
+        // Once per process, not once per device.
+        if self.devices().next().is_none() {
+            for warning in &conf.warnings {
+                notice(format_args!("gapless: {VARIABLE}: {warning}"));
+            }
+        }
+        let device = Device::new(ordinal, open()?, &conf, Arc::clone(&self.history))?;
+        let others: Vec<&Device<D>> = self.devices().collect();
+        introduce(&device, &others, &conf.peers)?;
+        Ok(slot.get_or_init(|| device))
+    }
+}
+
+/// What was configured, else the environment.
+fn read_conf(configured: Option<&str>) -> Result<Conf, Error> {
+    let text = match configured {
+        Some(text) => text.to_owned(),
+        None => std::env::var(VARIABLE).unwrap_or_default(),
+    };
+    Conf::parse(&text).map_err(Error::Conf)
+}
+
+const VARIABLE: &str = "GAPLESS_CONF";
+/// More than any machine has.
+pub const MOST_DEVICES: usize = 64;
