@@ -12,7 +12,15 @@ import work_copy
 from . import listing, switches
 from .processes import exit_code
 
-PACKAGES = ["gapless", "gapless-testkit", "gapless-instrumented", "gapless-trace", "gapless-share", "gapless-capi"]
+PACKAGES = [
+    "gapless",
+    "gapless-testkit",
+    "gapless-instrumented",
+    "gapless-trace",
+    "gapless-share",
+    "gapless-process",
+    "gapless-capi",
+]
 # What looks at the sources or builds programs of its own; and what does as others do, over a simulation that takes longer.
 NOT_RUN = {"layering", "c_programs", "header", "kernels", "kernel_sources", "cuda_properties", "fuzz_seeds"}
 # A test that takes this long, beside a multiple of its usual time, does not end.

@@ -12,6 +12,7 @@
 //! history.rs    the last allocations and frees                  settings.rs   what is built by them
 //! conf.rs, budget.rs   GAPLESS_CONF                             error.rs, notice.rs   failures; lines on stderr
 //! driver.rs     what is needed of a driver                      streams.rs    how long streams live
+//! simulated.rs  several devices without a GPU
 //! ```
 //!
 //! A file imports only what stands below it: there is no circle.
@@ -45,6 +46,7 @@ mod registered;
 mod restore;
 mod settings;
 mod sharing;
+mod simulated;
 mod streams;
 mod uses;
 
@@ -62,4 +64,5 @@ pub use pools::{Past, Pool, PoolId, Pools};
 pub use process::{MOST_DEVICES, Process};
 pub use recorded::{Recorded, Request};
 pub use settings::Settings;
+pub use simulated::Simulated;
 pub use streams::StreamLives;

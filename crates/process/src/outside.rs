@@ -51,7 +51,7 @@ impl<D: DeviceDriver> Device<D> {
     /// A dma-buf of a registered block.
     ///
     /// # Errors
-    /// [`Error::NotRegistered`], or the driver's.
+    /// [`Error::NotRegistered`], or [`Error::Alloc`] where the device has no dma-bufs.
     pub fn registered_dma_buf(&self, addr: DeviceAddr) -> Result<OwnedFd, Error> {
         Ok(self.registered.with(addr, |block| block.dma_buf())??)
     }

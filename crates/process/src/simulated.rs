@@ -1,0 +1,296 @@
+//! Several simulated devices of one process: a driver of tests that knows its number.
+//!
+//! A [`ModelDriver`] or [`HostDriver`] takes itself for the only device there is: two have streams of the same handles, and two models
+//! the same addresses. Around one of them, this says of which device a stream is, and keeps the addresses of several models apart.
+//!
+//! - I1  no two streams of two devices have the same handle, but for default streams, which stand for those of every device.
+//! - I2  no two models have addresses in common.
+//!
+//! Threads: any. Cost: none beyond the inner driver's.
+
+use crate::driver::DeviceDriver;
+use gapless::driver::cuda::{Capture, LEGACY_STREAM, OpenError, PER_THREAD_STREAM};
+use gapless::driver::{
+    ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, HoldStreams, HostConfig,
+    HostDriver, MemoryDriver, MemoryInfo, Mismatch, ModelConfig, ModelDriver, StreamDriver, StreamIdentity, WorkDriver,
+};
+use gapless::{DeviceAddr, StreamId};
+use parking_lot::Mutex;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+/// A simulated device of a process that has several.
+#[derive(Debug)]
+pub struct Simulated<D> {
+    inner: D,
+    ordinal: u32,
+    /// What is added to the inner driver's addresses.
+    shift: u64,
+    peers: Mutex<Vec<u32>>,
+}
+
+impl Simulated<ModelDriver> {
+    /// A model device of that number, with at most `1 << 42` bytes of addresses.
+    ///
+    /// # Panics
+    /// As [`ModelDriver::new`], and for a number of 32 and more, which has no addresses.
+    pub fn model(ordinal: u32, config: ModelConfig) -> Self {
+        assert!(ordinal < 1 << (ADDRESS_BITS - MODEL_BITS), "there are no addresses for a model {ordinal}");
+        let config = ModelConfig { address_bits: config.address_bits.min(MODEL_BITS), ..config };
+        Self::around(ModelDriver::new(config), ordinal, u64::from(ordinal) << MODEL_BITS)
+    }
+}
+
+impl Simulated<HostDriver> {
+    /// A device of that number whose memory is the host's.
+    ///
+    /// # Errors
+    /// As [`HostDriver::new`].
+    pub fn host(ordinal: u32, config: HostConfig) -> DriverResult<Self> {
+        Ok(Self::around(HostDriver::new(config)?, ordinal, 0))
+    }
+}
+
+impl<D> Simulated<D> {
+    fn around(inner: D, ordinal: u32, shift: u64) -> Self {
+        Self { inner, ordinal, shift, peers: Mutex::default() }
+    }
+
+    /// The driver inside, which counts addresses and streams by itself.
+    pub fn inner(&self) -> &D {
+        &self.inner
+    }
+
+    fn code(&self) -> u64 {
+        u64::from(self.ordinal + 1) << STREAM_BITS
+    }
+
+    /// The handle of a stream as others see it.
+    fn outer(&self, stream: StreamId) -> StreamId {
+        if is_of_every_device(stream) { stream } else { StreamId(stream.0 | self.code()) }
+    }
+
+    /// The handle of a stream as the inner driver sees it; an error for one of another device.
+    fn own(&self, stream: StreamId) -> DriverResult<StreamId> {
+        match stream {
+            LEGACY_STREAM => Ok(StreamId::DEFAULT),
+            _ if is_of_every_device(stream) => Ok(stream),
+            _ if stream.0 >> STREAM_BITS == self.code() >> STREAM_BITS => Ok(StreamId(stream.0 ^ self.code())),
+            _ => {
+                let text = format!("{stream:?} is no stream of device {}", self.ordinal);
+                Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text))
+            }
+        }
+    }
+
+    fn inside(&self, addr: DeviceAddr) -> DeviceAddr {
+        DeviceAddr(addr.0.wrapping_sub(self.shift))
+    }
+
+    fn outside(&self, addr: DeviceAddr) -> DeviceAddr {
+        DeviceAddr(addr.0 + self.shift)
+    }
+}
+
+/// Whether a handle says nothing of a device: a default stream's, and the key of a thread's.
+fn is_of_every_device(stream: StreamId) -> bool {
+    [StreamId::DEFAULT, LEGACY_STREAM, PER_THREAD_STREAM].contains(&stream) || stream.0 >= THREAD_KEYS
+}
+
+impl<D: DeviceDriver> DeviceDriver for Simulated<D> {
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+
+    fn capture_of(&self, stream: StreamId) -> Option<Capture> {
+        self.inner.capture_of(self.own(stream).ok()?)
+    }
+
+    fn device_of_stream(&self, stream: StreamId) -> DriverResult<u32> {
+        if let Ok(own) = self.own(stream) {
+            return self.inner.check_stream(own).map(|()| self.ordinal);
+        }
+        u32::try_from((stream.0 >> STREAM_BITS).wrapping_sub(1)).or_else(|_| self.own(stream).map(|_| self.ordinal))
+    }
+
+    fn add_peer(&self, peer: u32) -> Result<(), OpenError> {
+        let mut peers = self.peers.lock();
+        if !peers.contains(&peer) {
+            peers.push(peer);
+        }
+        Ok(())
+    }
+
+    fn remove_peer(&self, peer: u32) {
+        self.peers.lock().retain(|other| *other != peer);
+    }
+
+    fn peers(&self) -> Vec<u32> {
+        self.peers.lock().clone()
+    }
+}
+
+impl<D: MemoryDriver> MemoryDriver for Simulated<D> {
+    fn granularity(&self) -> u64 {
+        self.inner.granularity()
+    }
+
+    fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    fn memory_info(&self) -> DriverResult<MemoryInfo> {
+        self.inner.memory_info()
+    }
+
+    fn reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DeviceAddr> {
+        self.inner.reserve(bytes, alignment).map(|addr| self.outside(addr))
+    }
+
+    fn address_free(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        self.inner.address_free(self.inside(addr), bytes)
+    }
+
+    fn create(&self, bytes: u64) -> DriverResult<ChunkHandle> {
+        self.inner.create(bytes)
+    }
+
+    fn release(&self, chunk: ChunkHandle) -> DriverResult<()> {
+        self.inner.release(chunk)
+    }
+
+    fn map(&self, addr: DeviceAddr, bytes: u64, chunk: ChunkHandle) -> DriverResult<()> {
+        self.inner.map(self.inside(addr), bytes, chunk)
+    }
+
+    fn set_access(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        self.inner.set_access(self.inside(addr), bytes)
+    }
+
+    fn unmap(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        self.inner.unmap(self.inside(addr), bytes)
+    }
+
+    fn export(&self, chunk: ChunkHandle) -> DriverResult<OwnedFd> {
+        self.inner.export(chunk)
+    }
+
+    fn import(&self, descriptor: BorrowedFd<'_>, bytes: u64) -> DriverResult<ChunkHandle> {
+        self.inner.import(descriptor, bytes)
+    }
+
+    fn export_dma_buf(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<OwnedFd> {
+        self.inner.export_dma_buf(self.inside(addr), bytes)
+    }
+}
+
+impl<D: StreamDriver> StreamDriver for Simulated<D> {
+    fn check_stream(&self, stream: StreamId) -> DriverResult<()> {
+        self.inner.check_stream(self.own(stream)?)
+    }
+
+    fn identify(&self, stream: StreamId) -> DriverResult<StreamIdentity> {
+        let identity = self.inner.identify(self.own(stream)?)?;
+        Ok(StreamIdentity { key: self.outer(identity.key), ..identity })
+    }
+
+    fn is_capturing(&self, stream: StreamId) -> bool {
+        self.own(stream).is_ok_and(|own| self.inner.is_capturing(own))
+    }
+
+    fn event_create(&self) -> DriverResult<EventHandle> {
+        self.inner.event_create()
+    }
+
+    fn event_destroy(&self, event: EventHandle) -> DriverResult<()> {
+        self.inner.event_destroy(event)
+    }
+
+    fn event_record(&self, event: EventHandle, stream: StreamId) -> DriverResult<()> {
+        self.inner.event_record(event, self.own(stream)?)
+    }
+
+    fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
+        self.inner.event_query(event)
+    }
+
+    fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
+        self.inner.event_synchronize(event)
+    }
+
+    fn stream_wait(&self, stream: StreamId, event: EventHandle) -> DriverResult<()> {
+        self.inner.stream_wait(self.own(stream)?, event)
+    }
+
+    fn synchronize_device(&self) -> DriverResult<()> {
+        self.inner.synchronize_device()
+    }
+}
+
+impl<D: WorkDriver> WorkDriver for Simulated<D> {
+    fn create_stream(&self) -> DriverResult<StreamId> {
+        self.inner.create_stream().map(|stream| self.outer(stream))
+    }
+
+    fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
+        self.inner.destroy_stream(self.own(stream)?)
+    }
+
+    fn abandon_stream(&self, stream: StreamId) -> DriverResult<()> {
+        self.inner.abandon_stream(self.own(stream)?)
+    }
+
+    fn fill(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {
+        self.inner.fill(self.own(stream)?, self.inside(addr), bytes, seed)
+    }
+
+    fn verify(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {
+        self.inner.verify(self.own(stream)?, self.inside(addr), bytes, seed)
+    }
+
+    fn copy(&self, stream: StreamId, target: DeviceAddr, source: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        self.inner.copy(self.own(stream)?, self.inside(target), self.inside(source), bytes)
+    }
+
+    fn delay(&self, stream: StreamId, duration: Duration) -> DriverResult<()> {
+        self.inner.delay(self.own(stream)?, duration)
+    }
+
+    fn synchronize(&self, stream: StreamId) -> DriverResult<()> {
+        self.inner.synchronize(self.own(stream)?)
+    }
+
+    fn take_mismatches(&self) -> Vec<Mismatch> {
+        let found = self.inner.take_mismatches().into_iter();
+        found.map(|one| Mismatch { stream: self.outer(one.stream), addr: self.outside(one.addr), ..one }).collect()
+    }
+}
+
+/// # Panics
+/// For a stream of another device.
+impl<D: HoldStreams> HoldStreams for Simulated<D> {
+    fn hold(&self, stream: StreamId) {
+        self.inner.hold(self.own(stream).expect("a stream of this device"));
+    }
+
+    fn complete(&self, stream: StreamId) {
+        self.inner.complete(self.own(stream).expect("a stream of this device"));
+    }
+
+    fn resume(&self, stream: StreamId) {
+        self.inner.resume(self.own(stream).expect("a stream of this device"));
+    }
+
+    fn host_waits(&self) -> u64 {
+        self.inner.host_waits()
+    }
+}
+
+/// The bits of a stream's handle that the inner driver has.
+const STREAM_BITS: u32 = 40;
+/// From here on, keys of streams are those of threads.
+const THREAD_KEYS: u64 = 1 << 63;
+/// The width of addresses of a device.
+const ADDRESS_BITS: u32 = 47;
+/// The width of addresses of one model among several.
+const MODEL_BITS: u32 = 42;

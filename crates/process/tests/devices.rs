@@ -1,0 +1,142 @@
+//! Two simulated devices: pools, foreign uses, budgets, peers and figures, without a GPU and without C.
+
+use gapless::StreamId;
+use gapless::allocator::{AddressFacts, AllocError, FreeError};
+use gapless::driver::{DriverErrorKind, HoldStreams, HostConfig, HostDriver, ModelConfig, ModelDriver};
+use gapless::units::MIB;
+use gapless_process::{
+    Action, Before, BlockUse, Contents, DeviceDriver, Error, Place, Process, Request, Simulated, StreamLives,
+};
+use std::sync::Arc;
+
+const POOL: (u64, u64) = (3, 4);
+
+fn models() -> Process<Simulated<ModelDriver>> {
+    let process = Process::new(|ordinal| {
+        Ok(Simulated::model(ordinal, ModelConfig { capacity_bytes: 64 * MIB, ..ModelConfig::default() }))
+    });
+    process.configure("").expect("no device is in use");
+    process
+}
+
+fn request(mib: u64) -> Request {
+    Request::new(mib * MIB, StreamId::DEFAULT)
+}
+
+/// A block is held back for a stream of the other device, of whichever driver.
+fn hold_back<D: DeviceDriver + HoldStreams>(process: &Process<D>) {
+    let (first, second) = (process.device(0).unwrap(), process.device(1).unwrap());
+    assert!(first.reaches(second) && second.reaches(first));
+    let driver = second.allocator().driver();
+    let reader = driver.create_stream().unwrap();
+    driver.hold(reader);
+    let addr = first.alloc(&request(2)).unwrap();
+    driver.delay(reader, std::time::Duration::from_micros(1)).unwrap();
+    process.record_stream(first, addr, reader, StreamLives::Unknown).unwrap();
+    first.free(addr, 0, StreamId::DEFAULT).unwrap();
+    match first.free(addr, 0, StreamId::DEFAULT) {
+        Err(FreeError::NotAllocated { facts: AddressFacts::Freed { pending: true }, .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(first.figures(None).unwrap().live_bytes, 2 * MIB);
+    assert_eq!(first.blocks(None).iter().filter(|block| block.state == BlockUse::Waiting).count(), 1);
+    assert!(first.live_blocks(None).is_empty() && first.block_around(addr).is_none());
+    driver.resume(reader);
+    driver.synchronize(reader).unwrap();
+    assert_eq!(first.trim(0).unwrap().held_bytes, 0);
+    assert_eq!(first.figures(None).unwrap().live_bytes, 0);
+    let none = StreamId(0x7700);
+    let addr = first.alloc(&request(2)).unwrap();
+    match process.record_stream(first, addr, none, StreamLives::Unknown) {
+        Err(Error::Foreign { ordinal: 0, stream, .. }) => assert_eq!(stream, none),
+        other => panic!("{other:?}"),
+    }
+    process.free_on(first, addr, 0, none).unwrap();
+}
+
+#[test]
+fn a_stream_of_the_other_device_holds_a_block_back() {
+    hold_back(&models());
+    let config = || HostConfig { capacity_bytes: 64 * MIB, ..HostConfig::default() };
+    let host: Process<Simulated<HostDriver>> = Process::new(|_| unreachable!("the devices are added"));
+    host.configure("").unwrap();
+    for ordinal in [0, 1] {
+        let driver = Arc::new(Simulated::host(ordinal, config()).unwrap());
+        host.add(ordinal, Arc::clone(&driver)).unwrap();
+        assert!(matches!(host.add(ordinal, driver), Err(Error::DeviceInUse(_))));
+    }
+    hold_back(&host);
+}
+
+#[test]
+fn an_address_is_of_one_device() {
+    let process = models();
+    let [first, second] = [0, 1].map(|ordinal| process.device(ordinal).unwrap());
+    let (here, there) = (first.alloc(&request(1)).unwrap(), second.alloc(&request(1)).unwrap());
+    assert_eq!(process.owner_of(here).unwrap().ordinal(), 0);
+    assert_eq!(process.owner_of(there).unwrap().ordinal(), 1);
+    assert!(matches!(process.device(64), Err(Error::NotADevice(64))));
+    assert!(matches!(process.configure("log:off"), Err(Error::Configured)));
+    assert!(matches!(models().configure("lag:1"), Err(Error::Conf(_))));
+}
+
+#[test]
+fn figures_are_those_of_the_device_and_its_pools() {
+    let process = models();
+    process.history().record(10, Before::Forgotten);
+    let device = process.device(0).unwrap();
+    let own = device.alloc(&request(8)).unwrap();
+    device.pools().begin(POOL).unwrap();
+    let pooled = device.alloc(&request(32)).unwrap();
+    device.pools().end(POOL);
+    let sums = device.figures(None).unwrap();
+    assert_eq!((sums.live_bytes, sums.live_allocations), (40 * MIB, 2));
+    assert_eq!(device.figures(Some(POOL)).unwrap().live_bytes, 32 * MIB);
+    assert_eq!(device.figures(Some((9, 9))), None);
+    let report = serde_json::to_value(device.report(Contents::Figures)).unwrap();
+    assert_eq!(report["pools"][0]["stats"]["live_bytes"], 32 * MIB);
+    device.set_budget(48 * MIB).unwrap();
+    match device.alloc_worded(Place::Main, &request(16), |error| error) {
+        Err(AllocError::OutOfMemory(report)) => assert_eq!(report.budget_bytes, 48 * MIB),
+        other => panic!("{other:?}"),
+    }
+    device.free(pooled, 32 * MIB, StreamId::DEFAULT).unwrap();
+    device.pools().release(POOL);
+    let again = device.alloc(&request(32)).unwrap();
+    assert_eq!(device.pools().users(POOL), 0);
+    for addr in [own, again] {
+        device.free(addr, 0, StreamId::DEFAULT).unwrap();
+    }
+    let events: Vec<Action> = process.history().events().iter().map(|event| event.action).collect();
+    use Action::{Alloc, Free, Oom};
+    assert_eq!(events, [Alloc, Alloc, Oom, Free, Alloc, Free, Free]);
+}
+
+#[test]
+fn pinned_registered_and_recorded() {
+    let process = models();
+    let device = process.device(0).unwrap();
+    let addr = device.alloc(&request(4)).unwrap();
+    device.pin(addr).unwrap();
+    device.free(addr, 0, StreamId::DEFAULT).unwrap();
+    assert!(device.trim(0).unwrap().held_bytes > 0, "what is pinned stays");
+    device.unpin(addr).unwrap();
+    assert!(matches!(device.unpin(addr), Err(Error::NotPinned(_))));
+    let block = device.alloc_registered(1, StreamId::DEFAULT).unwrap();
+    device.record_registered(block, StreamId::DEFAULT).unwrap();
+    match device.registered_dma_buf(block) {
+        Err(Error::Alloc(AllocError::Driver(error))) => assert_eq!(error.kind, DriverErrorKind::NotSupported),
+        other => panic!("{other:?}"),
+    }
+    device.free_registered(block).unwrap();
+    assert!(matches!(device.free_registered(block), Err(Error::NotRegistered(_))));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.trace");
+    device.main().record(&path).unwrap();
+    assert!(matches!(device.main().record(&path), Err(Error::Recording)));
+    let addr = device.alloc(&request(4)).unwrap();
+    device.free(addr, 0, StreamId::DEFAULT).unwrap();
+    process.end();
+    assert!(matches!(device.main().stop_recording(), Err(Error::NotRecording)));
+    assert!(std::fs::read_to_string(path).unwrap().contains("device model"));
+}
