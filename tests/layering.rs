@@ -1,6 +1,8 @@
-//! A file imports only from its own part and from parts below it: the order is the table of parts in ARCHITECTURE.md, and the
-//! imports are read from the sources.
+//! A file imports only from its own part and from parts below it, and a crate only from crates below it: the order is that of the
+//! tables of parts in ARCHITECTURE.md, and the imports are read from the sources. In a crate on top of the core, no files import each
+//! other in a circle.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The parts from the bottom up: each row of the table has the module paths of one rank, such as `allocator::streams`.
@@ -88,6 +90,256 @@ fn violations(root: &Path) -> Vec<String> {
 fn parts_use_only_parts_below_them() {
     let wrong = violations(Path::new(env!("CARGO_MANIFEST_DIR")));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The crates on top of the core crate, from the bottom up, as the table has them.
+fn crates(root: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(root.join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let table = text.split("On top of the core crate").nth(1).expect("a table of crates");
+    let rows = table.lines().filter_map(|line| line.strip_prefix("| `crates/"));
+    let names: Vec<String> = rows.map(|row| row.split('`').next().unwrap_or_default().to_owned()).collect();
+    assert!(names.len() >= 9, "the table of crates has {} rows", names.len());
+    names
+}
+
+/// The crates of this repository that one depends on, but for its tests.
+fn dependencies(manifest: &str) -> Vec<String> {
+    let mut section = "";
+    let mut found = Vec::new();
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            section = line;
+        } else if section == "[dependencies]"
+            && let Some(path) = line.split("path = \"../").nth(1)
+        {
+            found.push(path.split('"').next().unwrap_or_default().to_owned());
+        }
+    }
+    found.retain(|name| name != "..");
+    found
+}
+
+#[test]
+fn crates_use_only_crates_below_them() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let crates = crates(root);
+    for entry in std::fs::read_dir(root.join("crates")).expect("crates").flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let rank = |name: &str| crates.iter().position(|other| other == name);
+        let own = rank(&name).unwrap_or_else(|| panic!("crates/{name} is not in ARCHITECTURE.md"));
+        let manifest = std::fs::read_to_string(entry.path().join("Cargo.toml")).expect("readable");
+        for used in dependencies(&manifest) {
+            assert!(rank(&used) < Some(own), "crates/{name} depends on crates/{used}, which is above it");
+        }
+    }
+}
+
+/// The sources of a crate, to resolve paths in.
+struct Crate {
+    /// The name of the file of each module, below `src`.
+    files: BTreeMap<Vec<String>, String>,
+    /// The code of each module, without comments and tests.
+    code: BTreeMap<Vec<String>, String>,
+    /// What a module passes on from another one, by `pub use`: its own path and that which it stands for.
+    passed_on: BTreeMap<Vec<String>, Vec<String>>,
+}
+
+impl Crate {
+    fn read(folder: &Path) -> Self {
+        let mut found = Vec::new();
+        sources(folder, &mut found);
+        let (mut files, mut code) = (BTreeMap::new(), BTreeMap::new());
+        for file in found {
+            let name = file.strip_prefix(folder).expect("below").to_string_lossy().into_owned();
+            let mut module = module_of(&name);
+            module.retain(|segment| !["lib", "main", "mod"].contains(&segment.as_str()));
+            let text = std::fs::read_to_string(&file).expect("readable");
+            let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+            let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+            code.insert(module.clone(), lines.collect::<Vec<_>>().join("\n"));
+            files.insert(module, name);
+        }
+        let mut read = Self { files, code, passed_on: BTreeMap::new() };
+        for module in read.files.keys() {
+            for (is_public, path) in read.uses(module) {
+                let own = module.iter().cloned().chain(path.last().cloned()).collect();
+                if is_public && own != path && !read.files.contains_key(&own) {
+                    read.passed_on.insert(own, path);
+                }
+            }
+        }
+        read
+    }
+
+    /// The paths of a module's `use` items from the root of the crate, those of other crates left out, and whether they are public.
+    fn uses(&self, module: &[String]) -> Vec<(bool, Vec<String>)> {
+        let mut found = Vec::new();
+        for item in self.code[module].split(';').filter_map(|text| text.lines().find_map(|line| after_use(text, line)))
+        {
+            for path in expanded(item.1) {
+                let mut base = module.to_vec();
+                for (at, segment) in path.iter().enumerate() {
+                    match segment.as_str() {
+                        "crate" => base.clear(),
+                        "super" => drop(base.pop()),
+                        "self" => {}
+                        name => {
+                            base.push(name.to_owned());
+                            if at == 0 && !self.files.contains_key(&base) {
+                                base.clear();
+                                break;
+                            }
+                        }
+                    }
+                }
+                if !base.is_empty() {
+                    found.push((item.0, base));
+                }
+            }
+        }
+        found
+    }
+
+    /// The file that a path leads to.
+    fn file_of(&self, path: &[String]) -> Option<&String> {
+        let whole = (1..=path.len()).find_map(|at| self.passed_on.get(&path[..at]).map(|other| (other, at)));
+        if let Some((other, at)) = whole {
+            return self.file_of(&[other, &path[at..]].concat());
+        }
+        (0..=path.len()).rev().find_map(|at| self.files.get(&path[..at]))
+    }
+
+    /// The files that each file imports.
+    fn imports(&self) -> BTreeMap<String, BTreeSet<String>> {
+        let used = |module: &Vec<String>, name: &String| {
+            let items = self.uses(module).into_iter().filter(|(is_public, _)| !is_public).map(|(_, path)| path);
+            let inline =
+                self.code[module].lines().filter(|line| !line.contains("::{")).flat_map(|line| paths_in(line, module));
+            let paths: Vec<_> = items.chain(inline.filter(|path| !path.is_empty())).collect();
+            paths.iter().filter_map(|path| self.file_of(path)).filter(|other| *other != name).cloned().collect()
+        };
+        self.files.iter().map(|(module, name)| (name.clone(), used(module, name))).collect()
+    }
+}
+
+/// What comes after `use` in the text up to a semicolon, from the line that begins with it; and whether it is public.
+fn after_use<'a>(text: &'a str, line: &str) -> Option<(bool, &'a str)> {
+    let trimmed = line.trim_start();
+    let is_public = trimmed.starts_with("pub");
+    let starts = trimmed.starts_with("use ") || (is_public && trimmed.contains(" use "));
+    let at = text.find(line)?;
+    starts.then(|| (is_public, text[at..].split_once("use ").map_or("", |(_, rest)| rest)))
+}
+
+/// The paths of a `use` item: `a::{b, c::D}` has two.
+fn expanded(item: &str) -> Vec<Vec<String>> {
+    let segments = |text: &str| {
+        let text = text.split(" as ").next().unwrap_or_default();
+        text.split("::")
+            .map(|segment| segment.trim().to_owned())
+            .filter(|segment| !segment.is_empty())
+            .collect::<Vec<_>>()
+    };
+    let Some((before, rest)) = item.split_once('{') else { return vec![segments(item)] };
+    let inside = rest.trim_end().strip_suffix('}').unwrap_or(rest);
+    let (mut parts, mut depth) = (vec![String::new()], 0);
+    for char in inside.chars() {
+        depth += i32::from(char == '{') - i32::from(char == '}');
+        match char {
+            ',' if depth == 0 => parts.push(String::new()),
+            _ => parts.last_mut().expect("one at least").push(char),
+        }
+    }
+    let inner = parts.iter().filter(|part| !part.trim().is_empty()).flat_map(|part| expanded(part));
+    inner.map(|path| [segments(before), path].concat()).collect()
+}
+
+/// The sets of files that import each other, directly or by way of others.
+fn circles(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<Vec<String>> {
+    let reached = |from: &String| {
+        let mut found = BTreeSet::new();
+        let mut left: Vec<&String> = imports[from].iter().collect();
+        while let Some(file) = left.pop() {
+            if found.insert(file.clone()) {
+                left.extend(&imports[file]);
+            }
+        }
+        found
+    };
+    let reached: BTreeMap<&String, BTreeSet<String>> = imports.keys().map(|file| (file, reached(file))).collect();
+    let of = |file: &String| reached[file].iter().filter(|other| reached[*other].contains(file)).cloned().collect();
+    imports.keys().map(of).filter(|circle: &Vec<String>| !circle.is_empty()).collect()
+}
+
+/// Circles that there are, each a crate and its files, and why: no new one may come.
+const KNOWN: [(&str, &[&str], &str); 9] = [
+    ("trace", &["advice/moment.rs", "advice/stranded.rs"], "a moment has what is stranded, which reads a moment"),
+    (
+        "trace",
+        &[
+            "caching/blocks.rs",
+            "caching/expandable.rs",
+            "caching/mod.rs",
+            "caching/pool.rs",
+            "caching/segments.rs",
+            "policy.rs",
+        ],
+        "an error of any policy names those of each; the allocator's parts are `impl`s of its type",
+    ),
+    (
+        "trace",
+        &["foreign/mod.rs", "load.rs"],
+        "a reader tells its format, and what foreign readers give is in its file",
+    ),
+    ("trace", &["replay.rs", "work.rs"], "what a replay touches is in the options of a replay"),
+    ("share", &["exporter.rs", "server.rs"], "the exporter has a server, which answers from what is offered"),
+    (
+        "sim-libcuda",
+        &["calls/contexts.rs", "calls/graphs.rs", "calls/mod.rs", "calls/streams.rs", "calls/vmm.rs"],
+        "all calls share the imports and the first steps that are in `mod.rs`",
+    ),
+    ("sim-libcuda", &["state.rs", "streams.rs"], "a stream names its context, which has streams"),
+    (
+        "testkit",
+        &["kept.rs", "marks.rs", "oracle.rs", "own.rs", "pools.rs", "promise.rs", "runner.rs"],
+        "the runner's operations are `impl`s of its type in several files",
+    ),
+    ("testkit", &["stress.rs", "stress_kept.rs", "stress_pool.rs"], "as the runner's, of the stress test"),
+];
+
+#[test]
+fn no_files_of_a_crate_import_each_other() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = Vec::new();
+    for name in crates(root) {
+        for circle in circles(&Crate::read(&root.join("crates").join(&name).join("src")).imports()) {
+            found.push((name.clone(), circle));
+        }
+    }
+    let known = |(name, circle): &(String, Vec<String>)| {
+        KNOWN.iter().any(|(crate_of, files, _)| crate_of == name && files.iter().eq(circle))
+    };
+    let new: Vec<_> = found.iter().filter(|one| !known(one)).collect();
+    assert!(new.is_empty(), "files that import each other in a circle: {new:#?}");
+    assert_eq!(found.len(), KNOWN.len(), "a circle that is known is no more: take it out of the list");
+}
+
+#[test]
+fn a_circle_is_found() {
+    let files = |list: &[(&str, &[&str])]| {
+        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        list.iter().map(|(name, used)| ((*name).to_owned(), owned(used))).collect::<BTreeMap<_, _>>()
+    };
+    let tree = files(&[("a", &["b", "c"]), ("b", &["c"]), ("c", &[])]);
+    assert!(circles(&tree).is_empty());
+    let ring = files(&[("a", &["b"]), ("b", &["c"]), ("c", &["b"]), ("d", &["a"])]);
+    assert_eq!(circles(&ring).into_iter().collect::<Vec<_>>(), [["b", "c"]]);
+    let process = Crate::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/process/src")).imports();
+    assert!(process["pools/mod.rs"].contains("pools/open.rs"), "an import from a module of its own");
+    assert!(process["pools/open.rs"].contains("recorded.rs"), "an import from the root");
+    assert!(process["memory.rs"].contains("pools/pool.rs"), "what `pools` passes on is that of another file");
+    let paths: Vec<_> = expanded("a::{b, c::{D, self}}").iter().map(|path| path.join("::")).collect();
+    assert_eq!(paths, ["a::b", "a::c::D", "a::c::self"]);
 }
 
 #[test]
