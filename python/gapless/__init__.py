@@ -253,17 +253,17 @@ class DeviceMemory(Allocator):
 
 
 def stats(device: Optional[int] = None) -> dict[str, Any]:
-    """Statistics of a device's process-wide allocator."""
+    """Statistics of a device's process-wide allocator and its pools together."""
     return _of(device).stats()
 
 
 def snapshot(device: Optional[int] = None) -> dict[str, Any]:
-    """Every region, block and chunk of a device's process-wide allocator."""
+    """Every region, block and chunk of a device's process-wide allocator and its pools."""
     return _of(device).snapshot()
 
 
 def reset_peaks(device: Optional[int] = None) -> None:
-    """Resets the peaks of a device's process-wide allocator to current values."""
+    """Resets the peaks of a device's process-wide allocator and its pools to current values."""
     _of(device).reset_peaks()
 
 

@@ -157,7 +157,7 @@ pub extern "C" fn gapless_set_budget(allocator: *mut gapless_allocator, bytes: u
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_reset_peaks(allocator: *mut gapless_allocator) -> gapless_status {
     guard(|| {
-        find(allocator)?.allocator().reset_peaks();
+        find(allocator)?.reset_peaks();
         Ok(())
     })
 }

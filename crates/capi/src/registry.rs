@@ -6,6 +6,7 @@
 //! Threads: any. Cost: a shared lock and an index.
 
 use crate::status::{Answer, Failure, GAPLESS_ERROR_IN_USE, GAPLESS_ERROR_INVALID_HANDLE};
+use gapless::allocator::{Snapshot, Stats};
 use gapless::driver::cuda::CudaDriver;
 use gapless_process::{Device, Recorded};
 use parking_lot::RwLock;
@@ -27,6 +28,30 @@ pub(crate) enum Holder {
 }
 
 impl Holder {
+    /// Statistics, pools included.
+    pub fn stats(&self) -> Stats {
+        match self {
+            Self::Own(own) => own.allocator().stats(),
+            Self::Device(device) => device.stats(),
+        }
+    }
+
+    /// Every region, block and chunk, pools included.
+    pub fn snapshot(&self) -> Snapshot {
+        match self {
+            Self::Own(own) => own.allocator().snapshot(),
+            Self::Device(device) => device.snapshot(),
+        }
+    }
+
+    /// Resets the peaks, pools included.
+    pub fn reset_peaks(&self) {
+        match self {
+            Self::Own(own) => own.allocator().reset_peaks(),
+            Self::Device(device) => device.reset_peaks(),
+        }
+    }
+
     pub fn own(allocator: Recorded<CudaDriver>) -> Self {
         Self::Own(Arc::new(allocator))
     }

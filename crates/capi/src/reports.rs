@@ -101,7 +101,7 @@ pub unsafe extern "C" fn gapless_get_stats(
                 size_of::<gapless_stats>()
             )));
         }
-        let mut figures = gapless_stats::of(&find(allocator)?.allocator().stats());
+        let mut figures = gapless_stats::of(&find(allocator)?.stats());
         figures.size = size;
         // SAFETY: `size` bytes at `stats` may be written (the function's contract), and `figures` has at least as many.
         unsafe { std::ptr::copy_nonoverlapping((&raw const figures).cast::<u8>(), stats.cast::<u8>(), size) };
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn gapless_stats_json(
     needed: *mut usize,
 ) -> gapless_status {
     // SAFETY: the same contract.
-    guard(|| unsafe { write_json(&find(allocator)?.allocator().stats(), buffer, capacity, needed) })
+    guard(|| unsafe { write_json(&find(allocator)?.stats(), buffer, capacity, needed) })
 }
 
 /// Writes the report of the allocator's last request that ran out of memory, on whatever thread, as a JSON object into
@@ -160,5 +160,5 @@ pub unsafe extern "C" fn gapless_snapshot_json(
     needed: *mut usize,
 ) -> gapless_status {
     // SAFETY: the same contract.
-    guard(|| unsafe { write_json(&find(allocator)?.allocator().snapshot(), buffer, capacity, needed) })
+    guard(|| unsafe { write_json(&find(allocator)?.snapshot(), buffer, capacity, needed) })
 }

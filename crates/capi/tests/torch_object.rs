@@ -6,7 +6,7 @@ mod simulated;
 
 use gapless_capi::*;
 use gpu::{Gpu, with_devices};
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{null, null_mut, without_provenance_mut};
 
 const MIB: usize = 1 << 20;
@@ -72,6 +72,75 @@ fn restore(wanted: &[gapless_torch_block]) -> gapless_status {
 
 fn at(block: &gapless_torch_block) -> *mut c_void {
     without_provenance_mut(usize::try_from(block.address).unwrap())
+}
+
+fn stats_of(handle: *mut gapless_allocator) -> gapless_stats {
+    let mut stats = gapless_stats { size: size_of::<gapless_stats>(), ..gapless_stats::default() };
+    // SAFETY: a valid out-parameter of that size.
+    ok(unsafe { gapless_get_stats(handle, &raw mut stats) });
+    stats
+}
+
+type WriteJson = unsafe extern "C" fn(*mut gapless_allocator, *mut c_char, usize, *mut usize) -> gapless_status;
+
+fn json_of(handle: *mut gapless_allocator, write: WriteJson) -> serde_json::Value {
+    let mut text = vec![0_u8; 1 << 20];
+    let mut needed = 0;
+    // SAFETY: a buffer of that many bytes, and a valid out-parameter.
+    ok(unsafe { write(handle, text.as_mut_ptr().cast(), text.len(), &raw mut needed) });
+    serde_json::from_slice(&text[..needed - 1]).unwrap()
+}
+
+#[test]
+fn a_device_s_handle_answers_for_its_pools() {
+    with_devices("a_device_s_handle_answers_for_its_pools", &[], || {
+        const WHOLE: u64 = 40 * MIB as u64;
+        let mut handle = null_mut();
+        // SAFETY: a valid out-parameter.
+        ok(unsafe { gapless_device_allocator(0, &raw mut handle) });
+        let outside = alloc(8 * MIB, None);
+        ok(gapless_torch_use_pool(0, POOL));
+        let inside = alloc(32 * MIB, Some(&POOL));
+        let stats = stats_of(handle);
+        assert_eq!((stats.live_bytes, stats.live_allocations, stats.allocs), (WHOLE, 2, 2));
+        assert_eq!((stats.reserved_bytes, stats.peak_live_bytes, stats.peak_reserved_bytes), (WHOLE, WHOLE, WHOLE));
+
+        ok(gapless_set_budget(handle, WHOLE + 2 * MIB as u64));
+        let stats = stats_of(handle);
+        assert_eq!(stats.budget_bytes, WHOLE + 2 * MIB as u64);
+        assert_eq!(stats.largest_with_remapping_bytes, 2 * MIB as u64, "what nobody holds");
+        let json = json_of(handle, gapless_stats_json);
+        assert_eq!((&json["live_bytes"], &json["budget_bytes"]), (&WHOLE.into(), &stats.budget_bytes.into()));
+        assert_eq!(json["fragmentation"]["free_bytes"], 2 * MIB);
+        let made: u64 = json["sizes"].as_array().unwrap().iter().map(|size| size["allocs"].as_u64().unwrap()).sum();
+        assert_eq!(made, 2);
+
+        let json = json_of(handle, gapless_snapshot_json);
+        assert_eq!(json["budget_bytes"], stats.budget_bytes);
+        let regions = json["regions"].as_array().unwrap();
+        let blocks = regions.iter().flat_map(|region| region["blocks"].as_array().unwrap());
+        let live: u64 = blocks.map(|block| block["requested_bytes"].as_u64().unwrap()).sum();
+        let chunks: u64 = json["chunks"].as_array().unwrap().iter().map(|chunk| chunk["bytes"].as_u64().unwrap()).sum();
+        assert_eq!((live, chunks), (WHOLE, WHOLE));
+
+        // Counts stay when the pool ends, peaks until they are reset.
+        ok(gapless_torch_delete(inside));
+        gapless_torch_release_pool(0, POOL);
+        let stats = stats_of(handle);
+        assert_eq!((stats.live_bytes, stats.allocs, stats.frees), (8 * MIB as u64, 2, 1));
+        assert_eq!((stats.peak_live_bytes, stats.peak_reserved_bytes), (WHOLE, WHOLE));
+        let calls = stats.driver_calls;
+        ok(gapless_reset_peaks(handle));
+        // SAFETY: null.
+        ok(unsafe { gapless_device_trim(0, 0, null_mut()) });
+        let stats = stats_of(handle);
+        assert_eq!(
+            (stats.allocs, stats.peak_live_bytes, stats.peak_reserved_bytes),
+            (2, 8 * MIB as u64, 8 * MIB as u64)
+        );
+        assert!(stats.driver_calls >= calls, "{} after {calls}", stats.driver_calls);
+        ok(gapless_torch_delete(outside));
+    });
 }
 
 #[test]

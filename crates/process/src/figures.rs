@@ -2,9 +2,10 @@
 //!
 //! Threads: any. Cost: that of the allocators' own reports.
 
-use crate::device::{Device, NO_POOL};
+use crate::device::Device;
 use crate::driver::DeviceDriver;
 use crate::pools::{Past, PoolId};
+use crate::sums::{add_amounts, change_counts};
 use gapless::allocator::{Snapshot, Stats};
 use serde::Serialize;
 use std::sync::atomic::Ordering;
@@ -117,37 +118,60 @@ impl<D: DeviceDriver> Device<D> {
         }
     }
 
+    /// Statistics of the device: of its allocator and its pools together, with the counts of pools that are gone. The budget is that
+    /// of all of them. A request that several of them have refused counts as often.
+    pub fn stats(&self) -> Stats {
+        let (pools, past) = self.pools.all_and_past();
+        let main = self.main.allocator.stats();
+        let mut sums = main.clone();
+        for pool in &pools {
+            let its = pool.allocator.stats();
+            add_amounts(&mut sums, &its);
+            change_counts(&mut sums, &its, u64::wrapping_add);
+        }
+        change_counts(&mut sums, &past.counts, u64::wrapping_add);
+        // Peaks do not fall when a pool ends.
+        sums.peak_live_bytes = sums.peak_live_bytes.max(main.peak_live_bytes + past.peak_live_bytes);
+        sums.peak_reserved_bytes = sums.peak_reserved_bytes.max(main.peak_reserved_bytes + past.peak_reserved_bytes);
+        sums.peak_chunks = sums.peak_chunks.max(main.peak_chunks + past.peak_chunks);
+        if !self.pools.none() && self.main.allocator.has_set_budget() {
+            sums.budget_bytes = self.pools.whole_budget();
+            let held = sums.cached_bytes + sums.pending_bytes + sums.idle_bytes;
+            sums.fragmentation.free_bytes = held + sums.budget_bytes.saturating_sub(sums.reserved_bytes);
+        }
+        sums
+    }
+
+    /// Every region, block and chunk of the device's allocator and its pools.
+    pub fn snapshot(&self) -> Snapshot {
+        let mut whole = self.main.allocator.snapshot();
+        for pool in self.pools.all() {
+            let its = pool.allocator.snapshot();
+            whole.regions.extend(its.regions);
+            whole.chunks.extend(its.chunks);
+        }
+        if self.main.allocator.has_set_budget() {
+            whole.budget_bytes = self.pools.whole_budget();
+        }
+        whole
+    }
+
     /// Sums over the device's allocator and its pools, or of one pool. `None` when there is no such pool.
     pub fn figures(&self, wanted: Option<PoolId>) -> Option<Figures> {
         // Before the sums: what is allocated meanwhile makes the freed bytes too low for this once, never too high.
         let allocated_bytes = self.main.allocated_bytes();
-        let Some(id) = wanted else {
-            let (pools, past) = self.pools.all_and_past();
-            let mut sums = Figures::default();
-            add(&mut sums, NO_POOL, &self.main.allocator.stats());
-            let before_pools = sums;
-            pools.iter().for_each(|pool| add(&mut sums, pool.id, &pool.allocator.stats()));
-            // Peaks do not fall when a pool ends.
-            sums.peak_live_bytes = sums.peak_live_bytes.max(before_pools.peak_live_bytes + past.peak_live_bytes);
-            sums.peak_reserved_bytes =
-                sums.peak_reserved_bytes.max(before_pools.peak_reserved_bytes + past.peak_reserved_bytes);
-            sums.peak_chunks = sums.peak_chunks.max(before_pools.peak_chunks + past.peak_chunks);
-            sums.allocs += past.allocs;
-            sums.frees += past.frees;
-            sums.created += past.created;
-            sums.released += past.created;
-            sums.created_bytes += past.created_bytes;
-            sums.host_waits += past.host_waits;
-            let freed_now = allocated_bytes.saturating_sub(sums.live_bytes);
-            let freed_before = self.freed_bytes.fetch_max(freed_now, Ordering::Relaxed);
-            sums.allocated_bytes = allocated_bytes;
-            sums.freed_bytes = freed_now.max(freed_before);
-            sums.out_of_memory = self.main.out_of_memory();
-            return Some(sums);
-        };
-        let pool = self.pools.named(id)?;
-        let mut sums = Figures::default();
-        add(&mut sums, id, &pool.allocator.stats());
+        if let Some(id) = wanted {
+            // A pool keeps all that it has while it is alive.
+            let mut its = self.pools.named(id)?.allocator.stats();
+            its.free_chunk_bytes = 0;
+            return Some(Figures::of(&its));
+        }
+        let mut sums = Figures::of(&self.stats());
+        let freed_now = allocated_bytes.saturating_sub(sums.live_bytes);
+        let freed_before = self.freed_bytes.fetch_max(freed_now, Ordering::Relaxed);
+        sums.allocated_bytes = allocated_bytes;
+        sums.freed_bytes = freed_now.max(freed_before);
+        sums.out_of_memory = self.main.out_of_memory();
         Some(sums)
     }
 
@@ -188,24 +212,28 @@ impl<D: DeviceDriver> Device<D> {
     }
 }
 
-fn add(sums: &mut Figures, pool: PoolId, stats: &Stats) {
-    sums.live_bytes += stats.live_bytes;
-    sums.live_block_bytes += stats.live_block_bytes;
-    sums.peak_live_bytes += stats.peak_live_bytes;
-    sums.live_allocations += stats.live_allocations;
-    sums.pending_bytes += stats.pending_bytes;
-    sums.reserved_bytes += stats.reserved_bytes;
-    sums.peak_reserved_bytes += stats.peak_reserved_bytes;
-    sums.created_bytes += stats.created_bytes;
-    // A pool keeps all that it has while it is alive.
-    let returned = if pool == NO_POOL { stats.free_chunk_bytes } else { 0 };
-    sums.kept_free_bytes += stats.cached_bytes.saturating_sub(returned);
-    sums.chunks += stats.chunks;
-    sums.peak_chunks += stats.peak_chunks;
-    sums.created += stats.created_chunks;
-    sums.released += stats.created_chunks - stats.chunks;
-    sums.allocs += stats.allocs;
-    sums.frees += stats.frees;
-    sums.host_waits += stats.host_waits;
-    sums.largest_bytes = sums.largest_bytes.max(stats.fragmentation.largest_with_remapping_bytes);
+impl Figures {
+    /// Those of an allocator, or of several together; what nobody but the device counts is 0.
+    fn of(stats: &Stats) -> Self {
+        Self {
+            live_bytes: stats.live_bytes,
+            live_block_bytes: stats.live_block_bytes,
+            peak_live_bytes: stats.peak_live_bytes,
+            live_allocations: stats.live_allocations,
+            pending_bytes: stats.pending_bytes,
+            reserved_bytes: stats.reserved_bytes,
+            peak_reserved_bytes: stats.peak_reserved_bytes,
+            created_bytes: stats.created_bytes,
+            kept_free_bytes: stats.cached_bytes.saturating_sub(stats.free_chunk_bytes),
+            chunks: stats.chunks,
+            peak_chunks: stats.peak_chunks,
+            created: stats.created_chunks,
+            released: stats.created_chunks - stats.chunks,
+            allocs: stats.allocs,
+            frees: stats.frees,
+            host_waits: stats.host_waits,
+            largest_bytes: stats.fragmentation.largest_with_remapping_bytes,
+            ..Self::default()
+        }
+    }
 }

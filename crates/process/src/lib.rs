@@ -12,7 +12,7 @@
 //! history.rs    the last allocations and frees                  settings.rs   what is built by them
 //! conf.rs, budget.rs   GAPLESS_CONF                             error.rs, notice.rs   failures; lines on stderr
 //! driver.rs     what is needed of a driver                      streams.rs    how long streams live
-//! simulated.rs  several devices without a GPU
+//! simulated.rs  several devices without a GPU                   sums.rs       how statistics add up
 //! ```
 //!
 //! A file imports only what stands below it: there is no circle.
@@ -48,6 +48,7 @@ mod settings;
 mod sharing;
 mod simulated;
 mod streams;
+mod sums;
 mod uses;
 
 pub use blocks::{Block, BlockUse};

@@ -338,7 +338,7 @@ impl<D: DeviceDriver> Pools<D> {
     pub(crate) fn all_and_past(&self) -> (Vec<Arc<Pool<D>>>, Past) {
         // Pools are condemned and closed with it locked, so each is in one of the two.
         let books = self.books();
-        let mut past = books.past;
+        let mut past = books.past.clone();
         let (condemned, all): (Vec<_>, Vec<_>) =
             self.list.read_recursive().iter().cloned().partition(|pool| pool.is_condemned());
         condemned.iter().for_each(|pool| past.add(pool));
@@ -348,7 +348,8 @@ impl<D: DeviceDriver> Pools<D> {
     /// Has the peaks of all pools start from current values.
     pub(crate) fn reset_peaks(&self) {
         let mut books = self.books();
-        books.past = Past { peak_live_bytes: 0, peak_reserved_bytes: 0, peak_chunks: 0, ..books.past };
+        let past = &mut books.past;
+        (past.peak_live_bytes, past.peak_reserved_bytes, past.peak_chunks) = (0, 0, 0);
         self.all().iter().for_each(|pool| pool.allocator.reset_peaks());
     }
 

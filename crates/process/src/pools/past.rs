@@ -2,12 +2,13 @@
 
 use super::pool::Pool;
 use crate::driver::DeviceDriver;
+use crate::sums::change_counts;
 use gapless::allocator::Stats;
 use serde::Serialize;
 use std::sync::Arc;
 
 /// Counts of pools that were released, closed or not. All that they held counts as returned to the driver.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Past {
     /// Number of allocations.
     pub allocs: u64,
@@ -25,20 +26,12 @@ pub struct Past {
     pub peak_reserved_bytes: u64,
     /// The same of chunks held.
     pub peak_chunks: u64,
+    /// All counts, as those of one allocator.
+    #[serde(skip)]
+    pub(crate) counts: Stats,
 }
 
 impl Past {
-    fn of(stats: &Stats) -> Self {
-        Self {
-            allocs: stats.allocs,
-            frees: stats.frees,
-            created: stats.created_chunks,
-            created_bytes: stats.created_bytes,
-            host_waits: stats.host_waits,
-            ..Self::default()
-        }
-    }
-
     /// Counts a pool that is going to be closed.
     pub(super) fn add<D: DeviceDriver>(&mut self, pool: &Pool<D>) {
         self.change(pool, u64::wrapping_add);
@@ -50,15 +43,10 @@ impl Past {
     }
 
     fn change<D: DeviceDriver>(&mut self, pool: &Pool<D>, by: impl Fn(u64, u64) -> u64) {
-        let its = Self::of(&pool.allocator.stats());
-        *self = Self {
-            allocs: by(self.allocs, its.allocs),
-            frees: by(self.frees, its.frees),
-            created: by(self.created, its.created),
-            created_bytes: by(self.created_bytes, its.created_bytes),
-            host_waits: by(self.host_waits, its.host_waits),
-            ..*self
-        };
+        change_counts(&mut self.counts, &pool.allocator.stats(), by);
+        let counts = &self.counts;
+        (self.allocs, self.frees, self.host_waits) = (counts.allocs, counts.frees, counts.host_waits);
+        (self.created, self.created_bytes) = (counts.created_chunks, counts.created_bytes);
     }
 
     /// Keeps the peaks of pools of which one ends.

@@ -119,10 +119,8 @@ impl Calls {
         let status = c!(gapless_set_budget(handle, bytes));
         self.expect(status, &[if book.is_some() { GAPLESS_OK } else { GAPLESS_ERROR_INVALID_HANDLE }], record);
         if let (Some(book), GAPLESS_OK) = (book, status) {
-            // The process-wide one has what pools do not hold of it.
-            let (own, shared) = (self.figures(book).budget_bytes, self.books[book].lasting);
-            assert!(own == bytes || shared && own < bytes, "{own} of {bytes}");
-            if shared {
+            assert_eq!(self.figures(book).budget_bytes, bytes, "of the device, where it is a device's");
+            if self.books[book].lasting {
                 self.note_budget(book, bytes);
             }
         }
@@ -152,7 +150,9 @@ impl Calls {
         assert_eq!(bytes[..size_of::<usize>()], size.to_ne_bytes(), "{record:?}");
         if let (Some(book), GAPLESS_OK) = (book, status) {
             let live = u64::from_ne_bytes(bytes[8..16].try_into().expect("eight bytes"));
-            assert_eq!(live, self.books[book].live_bytes);
+            let its = &self.books[book];
+            let of_device = || effect::sums_of(its.device, None).expect("a device in use").live_bytes;
+            assert_eq!(live, if its.lasting { of_device() } else { its.live_bytes });
         }
     }
 

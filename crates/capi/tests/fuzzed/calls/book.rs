@@ -158,6 +158,28 @@ impl Calls {
         assert_eq!(status, GAPLESS_OK, "{}", told());
         stats
     }
+
+    /// The figures of a live allocator without pools.
+    pub(super) fn own_figures(&self, book: usize) -> gapless_stats {
+        let book_of = &self.books[book];
+        if book_of.lasting { self.main_figures(book_of.device) } else { self.figures(book) }
+    }
+
+    /// Those that the checks look at, of a device's allocator without its pools.
+    pub(super) fn main_figures(&self, device: i32) -> gapless_stats {
+        let report: serde_json::Value = serde_json::from_str(&self.torch_json(device, 0)).expect("a JSON text");
+        let number = |name: &str| report["main"][name].as_u64().expect("a number");
+        gapless_stats {
+            size: size_of::<gapless_stats>(),
+            live_bytes: number("live_bytes"),
+            peak_live_bytes: number("peak_live_bytes"),
+            live_allocations: number("live_allocations"),
+            reserved_bytes: number("reserved_bytes"),
+            allocs: number("allocs"),
+            frees: number("frees"),
+            ..gapless_stats::default()
+        }
+    }
 }
 
 impl Book {

@@ -1,6 +1,7 @@
 //! What a device's process-wide allocator and its pools say of themselves, against a caller's own count.
 //!
 //! - E1  sums of a device and of each pool are those of the calls: bytes, allocations, frees and users, whatever became of the pools.
+//!   The device's handle says the same.
 //! - E2  the chunks are those that the driver has given out.
 //! - E3  a block that a stream of its own device may still use is pending.
 //! - E4  each live block is listed once: where it is, as many bytes as were requested, for the stream and from the pool that the
@@ -36,6 +37,23 @@ fn rounded(bytes: u64) -> u64 {
 type Place = (u64, u64, u64, (u64, u64));
 
 impl Calls {
+    /// The handle of a device answers for the device, pools included: it says what E1 is about.
+    pub(super) fn check_handle(&self, book: usize) {
+        let stats = self.figures(book);
+        let sums = sums_of(self.books[book].device, None).expect("a device in use");
+        assert_eq!(
+            (stats.live_bytes, stats.live_allocations, stats.reserved_bytes, stats.pending_bytes),
+            (sums.live_bytes, sums.live_allocations, sums.reserved_bytes, sums.pending_bytes),
+            "{stats:?}, {sums:?}"
+        );
+        assert_eq!((stats.allocs, stats.frees), (sums.allocs, sums.frees), "{stats:?}, {sums:?}");
+        assert_eq!(
+            (stats.peak_live_bytes, stats.peak_reserved_bytes),
+            (sums.peak_live_bytes, sums.peak_reserved_bytes),
+            "{stats:?}, {sums:?}"
+        );
+    }
+
     /// E1 to E3, after a call.
     pub(super) fn check_effect(&self, device: i32) {
         let Some(book) = self.books.iter().position(|book| book.lasting && book.device == device) else { return };

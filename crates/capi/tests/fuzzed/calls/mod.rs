@@ -329,7 +329,10 @@ impl Calls {
             if !book.alive {
                 continue;
             }
-            let stats = self.figures(number);
+            if book.lasting {
+                self.check_handle(number);
+            }
+            let stats = self.own_figures(number);
             let [least, most] = self.held_back(|block| block.owner == Some(number));
             let held = stats.live_allocations.wrapping_sub(book.live);
             let bytes = stats.live_bytes.wrapping_sub(book.live_bytes);

@@ -25,7 +25,8 @@ impl Calls {
         expect_ok(c!(gapless_get_stats(handle, &raw mut stats)));
         assert_eq!(stats.live_bytes, 0, "the input before left something");
         let whole = budget::was_set(device).then_some(stats.budget_bytes);
-        let before = (stats.allocs, stats.frees);
+        let main = self.main_figures(device);
+        let before = (main.allocs, main.frees);
         self.books.push(Book {
             handle: handle.addr(),
             alive: true,
