@@ -3,21 +3,17 @@
 use crate::error::ShareError;
 use crate::folder::{folder, remove_stale};
 use crate::handle::{Handle, Token, random, socket_path};
+use crate::offers::Offers;
 use crate::server::Server;
 use crate::sockets;
-use gapless::allocator::Ticket;
 use gapless::driver::Driver;
 use gapless::{Allocator, DeviceAddr};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
-use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-
-/// Offers below which gone ones are not looked for.
-const FEW: usize = 1024;
 
 /// Offers blocks to other processes of the user. A thread answers those who open them, from the first offer on.
 ///
@@ -41,46 +37,10 @@ struct Started {
     thread: JoinHandle<()>,
 }
 
-/// What is offered.
-#[derive(Debug)]
-pub struct Offers<D: Driver> {
-    tickets: HashMap<Token, Ticket<D>>,
-    /// The latest offer at each address.
-    tokens: HashMap<DeviceAddr, Token>,
-    /// The number of offers at which gone ones are looked for.
-    sweep_at: usize,
-}
-
-impl<D: Driver> Offers<D> {
-    /// The block of a token, which may be gone.
-    pub fn ticket(&self, token: &Token) -> Option<Ticket<D>> {
-        self.tickets.get(token).cloned()
-    }
-
-    /// The token of a block: the one that it has, or a new one.
-    fn token(&mut self, ticket: Ticket<D>) -> Result<Token, ShareError> {
-        if let Some(token) = self.tokens.get(&ticket.addr())
-            && self.tickets.get(token) == Some(&ticket)
-        {
-            return Ok(*token);
-        }
-        let token = random()?;
-        self.tokens.insert(ticket.addr(), token);
-        self.tickets.insert(token, ticket);
-        if self.tickets.len() > self.sweep_at {
-            self.tickets.retain(|_, ticket| ticket.is_live());
-            self.tokens.retain(|_, token| self.tickets.contains_key(token));
-            self.sweep_at = (2 * self.tickets.len()).max(FEW);
-        }
-        Ok(token)
-    }
-}
-
 impl<D: Driver> Exporter<D> {
     /// An exporter without a socket yet.
     pub fn new() -> Self {
-        let offers = Offers { tickets: HashMap::new(), tokens: HashMap::new(), sweep_at: FEW };
-        Self { process: std::process::id(), started: Mutex::new(None), offers: Arc::new(Mutex::new(offers)) }
+        Self { process: std::process::id(), started: Mutex::new(None), offers: Arc::new(Mutex::new(Offers::new())) }
     }
 }
 

@@ -32,6 +32,7 @@ mod folder;
 mod handle;
 mod importer;
 mod messages;
+mod offers;
 mod server;
 mod sockets;
 

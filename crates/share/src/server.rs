@@ -1,7 +1,7 @@
 //! The thread that answers the processes that open blocks.
 
-use crate::exporter::Offers;
 use crate::messages::{ListedChunk, MOST_DESCRIPTORS, MOST_LISTED, Reply, Request};
+use crate::offers::Offers;
 use crate::sockets::{self, Packet};
 use gapless::allocator::{Pin, PinnedChunk};
 use gapless::driver::Driver;

@@ -19,6 +19,7 @@
 
 mod accounts;
 mod calls;
+mod context;
 mod interruption;
 mod ipc;
 mod kernels;

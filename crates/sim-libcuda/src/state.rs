@@ -12,6 +12,7 @@ use gapless::driver::{ChunkHandle, DriverResult, MemoryDriver};
 use parking_lot::{Mutex, RwLock};
 
 use crate::accounts::Accounts;
+use crate::context::Context;
 use crate::ipc::{OfProcess, SharedEvent};
 use crate::settings::Settings;
 use crate::streams::{Marker, Op, Streams};
@@ -63,15 +64,6 @@ pub struct Device {
     pub retained: AtomicU32,
     /// The code that every call returns since work accessed invalid memory, or 0 before.
     pub lost: AtomicU32,
-}
-
-/// A context.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Context {
-    /// Number of the device.
-    pub device: usize,
-    /// 0 for the primary context; others are counted from 1, over all devices.
-    pub number: usize,
 }
 
 /// Physical memory created by `cuMemCreate`.

@@ -12,7 +12,7 @@ use std::thread::ThreadId;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::state::Context;
+use crate::context::Context;
 
 /// A flag that is set once, when the operations before it have completed.
 #[derive(Clone, Default)]

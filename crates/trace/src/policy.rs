@@ -1,6 +1,7 @@
 //! The allocation policies that a trace can be replayed through: gapless and the baseline.
 
 use crate::caching::{CachingAllocator, CachingError};
+use crate::held::HeldBlock;
 use gapless::allocator::{AllocError, Allocator, BlockSnapshot, BlockState, BuildError, ChunkPolicy, StreamError};
 use gapless::driver::{Driver, DriverError};
 use gapless::units::{DeviceAddr, StreamId};
@@ -45,17 +46,6 @@ pub trait Policy {
 
     /// Returns all blocks with memory behind them, in any order.
     fn held_blocks(&self) -> Vec<HeldBlock>;
-}
-
-/// A block with memory behind it, live or not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeldBlock {
-    /// Its address.
-    pub addr: DeviceAddr,
-    /// Its size in bytes, rounding included.
-    pub bytes: u64,
-    /// Whether it is allocated.
-    pub live: bool,
 }
 
 /// Statistics of a [`Policy`].

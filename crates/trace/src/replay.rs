@@ -13,11 +13,11 @@
 use crate::caching::{CachingAllocator, CachingSettings};
 use crate::meter::{Clock, Meter, processor_time};
 use crate::policy::{GaplessSettings, Policy, PolicyError, PolicyKind};
+use crate::replay_error::ReplayError;
 use crate::work::{Touch, Worker};
 use crate::{Metered, Op, Trace};
-use gapless::allocator::BuildError;
 use gapless::driver::cuda::CudaDriver;
-use gapless::driver::{DriverCalls, DriverError, HostDriver, Mismatch, ModelDriver, WorkDriver};
+use gapless::driver::{DriverCalls, DriverError, HostDriver, ModelDriver, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
 use serde::ser::{SerializeMap, Serializer};
 use std::sync::Arc;
@@ -141,33 +141,6 @@ pub struct OutOfMemoryAt {
     pub satisfiable: bool,
     /// The policy's report, for people.
     pub report: String,
-}
-
-/// The error returned when a replay has no result.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReplayError {
-    /// The settings are not valid for an allocator.
-    #[error(transparent)]
-    Settings(#[from] BuildError),
-    /// The policy failed for another reason than a lack of memory.
-    #[error("op {op_index}: {error}")]
-    Policy {
-        /// Index of the op, counted from 0, including marks.
-        op_index: u64,
-        /// The policy's error.
-        #[source]
-        error: PolicyError,
-    },
-    /// A driver call made by the replay itself failed.
-    #[error(transparent)]
-    Driver(#[from] DriverError),
-    /// Blocks did not contain the bytes written to them: the policy allocated memory that was in use.
-    #[error("{} checks found wrong bytes, the first one {:?}", .0.len(), .0.first())]
-    Mismatch(Vec<Mismatch>),
-    /// The policy violated rules of the driver contract.
-    #[error("{} violations of the driver contract, the first one: {}", .0.len(), .0.first().map_or("", String::as_str))]
-    Violation(Vec<String>),
 }
 
 /// Replays `trace` on `driver`.

@@ -14,7 +14,8 @@
 use crate::caching::CachingSettings;
 use crate::device::PAGE_BYTES;
 use crate::meter::Clock;
-use crate::replay::{ReplayError, replay_by};
+use crate::replay::replay_by;
+use crate::replay_error::ReplayError;
 use crate::work::Touch;
 use crate::{Device, GaplessSettings, PolicyKind, ReplayOptions, ReplayResult, Trace};
 use gapless::driver::DriverCalls;

@@ -3,7 +3,7 @@
 //! A block is written after its allocation and checked before its free, both on its stream. The model driver only
 //! records that the range is in use until the stream has passed; drivers with real memory write and read the bytes.
 
-use crate::replay::ReplayError;
+use crate::replay_error::ReplayError;
 use crate::{Metered, Trace};
 use gapless::driver::WorkDriver;
 use gapless::units::{DeviceAddr, KIB, MIB, StreamId};

@@ -12,11 +12,10 @@ use gapless::driver::cuda::sys::{
 };
 use gapless::driver::{DriverResult, MemoryDriver};
 
+use crate::context::Context;
 use crate::kernels;
 use crate::settings::{Rdma, planned_fault};
-use crate::state::{
-    Accessor, BELOW, CAPTURE_MODE, CURRENT, Chunk, Context, DeviceSet, Event, INITIALISED, Mapping, State,
-};
+use crate::state::{Accessor, BELOW, CAPTURE_MODE, CURRENT, Chunk, DeviceSet, Event, INITIALISED, Mapping, State};
 use crate::streams::{Capture, Op, Stream};
 
 /// The result of the functions: a `CUresult`.
@@ -54,7 +53,7 @@ pub(crate) use begin;
 macro_rules! begin_current {
     ($name:literal) => {{
         let state = begin!($name);
-        let Some(crate::state::Context { device, .. }) = CURRENT.get() else { return CONTEXT };
+        let Some(crate::context::Context { device, .. }) = CURRENT.get() else { return CONTEXT };
         let lost = state.devices[device].lost.load(Ordering::Acquire);
         if lost != 0 {
             return lost;

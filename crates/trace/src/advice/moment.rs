@@ -6,7 +6,6 @@ use crate::caching::{CachingAllocator, CachingError, CachingSettings};
 use crate::policy::PolicyError;
 use crate::replay::{ReplayDriver, streams};
 use crate::{Device, FailedRequest, Op, ReplayError, Trace};
-use gapless::driver::ModelDriver;
 use gapless::units::{DeviceAddr, StreamId};
 use std::sync::Arc;
 
@@ -108,6 +107,3 @@ fn wrong(op_index: u64, error: CachingError) -> ReplayError {
     };
     ReplayError::Policy { op_index, error }
 }
-
-/// The driver of the replay, whose allocator `Stranded` looks at.
-pub(super) type Native = CachingAllocator<ModelDriver>;

@@ -1,10 +1,14 @@
 //! Where the device's memory is that no live block uses.
 
-use super::moment::Native;
 use crate::Device;
+use crate::caching::CachingAllocator;
 use crate::device::PAGE_BYTES;
+use gapless::driver::ModelDriver;
 use gapless::units::{StreamId, round_down, round_up};
 use std::collections::BTreeMap;
+
+/// The allocator of the replay.
+pub(super) type Native = CachingAllocator<ModelDriver>;
 
 /// The device's memory at one moment, in bytes:
 /// `device = live + rounding + free in whole pages + free in partly used pages + unreserved`.

@@ -3,8 +3,8 @@
 //! Each segment is a doubly linked list of blocks that cover it without gaps. All entries are in one array, and unused
 //! ones are reused. Only expandable segments have blocks without memory.
 
-use super::pool::PoolKind;
-use crate::policy::HeldBlock;
+use super::kind::PoolKind;
+use crate::held::HeldBlock;
 use gapless::units::{DeviceAddr, StreamId};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

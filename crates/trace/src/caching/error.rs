@@ -1,6 +1,6 @@
 //! Errors of the baseline, and its report of a lack of memory.
 
-use gapless::driver::DriverError;
+use gapless::driver::{DriverError, DriverErrorKind};
 use gapless::units::{ByteSize, DeviceAddr};
 use std::fmt;
 
@@ -50,4 +50,9 @@ impl fmt::Display for CachingOutOfMemory {
             ByteSize(self.reserved_bytes - self.live_bytes),
         )
     }
+}
+
+/// Returns `true` if the driver reports a lack of memory.
+pub(super) fn is_out_of_memory(error: &DriverError) -> bool {
+    error.kind == DriverErrorKind::OutOfMemory
 }

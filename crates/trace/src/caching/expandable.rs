@@ -3,7 +3,7 @@
 //! - I1  a handle is either mapped whole at its place or does not exist; none is kept for later.
 //! - I2  a mapping that fails leaves nothing behind.
 
-use super::is_out_of_memory;
+use super::error::is_out_of_memory;
 use gapless::driver::{ChunkHandle, Driver, DriverResult};
 use gapless::units::DeviceAddr;
 use std::collections::{BTreeMap, HashMap};

@@ -1,7 +1,7 @@
 //! Growth: new segments, and memory mapped in expandable ones.
 
 use super::blocks::{BlockId, State};
-use super::pool::PoolKind;
+use super::kind::PoolKind;
 use super::rounding::segment_bytes;
 use super::{CachingAllocator, CachingError};
 use gapless::driver::Driver;

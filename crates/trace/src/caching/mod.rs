@@ -31,6 +31,7 @@ mod collect;
 mod error;
 mod expandable;
 mod grow;
+mod kind;
 mod pool;
 mod release;
 mod rounding;
@@ -42,12 +43,13 @@ mod waits;
 pub use error::{CachingError, CachingOutOfMemory};
 pub use settings::{CachingSettings, ParseSettingsError};
 
-use crate::policy::HeldBlock;
+use crate::held::HeldBlock;
 use blocks::{BlockId, Blocks};
 use expandable::ExpandableSegments;
-use gapless::driver::{Driver, DriverError, DriverErrorKind};
+use gapless::driver::Driver;
 use gapless::units::{DeviceAddr, StreamId};
-use pool::{Pool, PoolKind};
+use kind::PoolKind;
+use pool::Pool;
 use segments::Segments;
 use std::sync::Arc;
 use waits::Waits;
@@ -291,9 +293,4 @@ impl<D: Driver> Drop for CachingAllocator<D> {
             self.expandable.destroy_all();
         }
     }
-}
-
-/// Returns `true` if the driver reports a lack of memory.
-fn is_out_of_memory(error: &DriverError) -> bool {
-    error.kind == DriverErrorKind::OutOfMemory
 }

@@ -1,7 +1,7 @@
 //! Cached memory is given back to the driver: all of it, or oversize blocks alone.
 
 use super::blocks::{BlockId, State};
-use super::pool::PoolKind;
+use super::kind::PoolKind;
 use super::{CachingAllocator, CachingError};
 use gapless::driver::Driver;
 use gapless::units::StreamId;

@@ -1,6 +1,6 @@
 //! Segments of a fixed size: `cudaMalloc` and `cudaFree` in terms of virtual memory management.
 
-use super::is_out_of_memory;
+use super::error::is_out_of_memory;
 use gapless::driver::{ChunkHandle, Driver, DriverResult};
 use gapless::units::{DeviceAddr, round_up};
 use std::collections::HashMap;

@@ -3,7 +3,7 @@
 //! A block of at least the limit is *oversize*. It is never split, so it is a whole segment: it serves only requests
 //! that are oversize themselves and not much smaller, and it can be given back to the driver alone.
 
-use super::pool::PoolKind;
+use super::kind::PoolKind;
 use super::rounding::{ROUNDING_BYTES, SMALL_BYTES};
 use super::settings::CachingSettings;
 use gapless::units::MIB;

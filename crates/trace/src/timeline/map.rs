@@ -1,6 +1,6 @@
 //! The address space at one moment, in a bounded number of cells.
 
-use crate::policy::HeldBlock;
+use crate::held::HeldBlock;
 use gapless::units::KIB;
 
 /// What an allocator holds at one moment, in address order.
