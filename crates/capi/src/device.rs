@@ -1,7 +1,7 @@
 //! Memory of this process's devices, by their numbers: what every program may call.
 //!
-//! Pools, the memory history, recordings, sums and reports are about the memory of all front ends. Calls by handle (`handles`) go to
-//! the allocator alone, past pools and history.
+//! Pools, the memory history, recordings, sums and reports are about the memory of all front ends. Calls by handle (`handles`)
+//! allocate from the device's allocator alone, past pools and history; their figures are those of the device.
 //!
 //! Threads: any.
 

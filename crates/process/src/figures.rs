@@ -118,8 +118,8 @@ impl<D: DeviceDriver> Device<D> {
         }
     }
 
-    /// Statistics of the device: of its allocator and its pools together, with the counts of pools that are gone. The budget is that
-    /// of all of them. A request that several of them have refused counts as often.
+    /// Statistics of the device: of its allocator and its pools together, with the counts of pools that are gone. The budget is
+    /// that of all of them. A request that several of them have refused counts as often.
     pub fn stats(&self) -> Stats {
         let (pools, past) = self.pools.all_and_past();
         let main = self.main.allocator.stats();

@@ -65,8 +65,8 @@ impl<D: DeviceDriver> Device<D> {
         Ok(())
     }
 
-    /// Offers the live allocation that an address lies in to other processes of the user. Returns its handle, and how many bytes the
-    /// address lies behind its start.
+    /// Offers the live allocation that an address lies in to other processes of the user. Returns its handle, and how many
+    /// bytes the address lies behind its start.
     ///
     /// # Errors
     /// [`Error::NotLive`], [`Error::Free`] for what is held back, [`Error::Share`].
@@ -78,8 +78,8 @@ impl<D: DeviceDriver> Device<D> {
         Ok((self.sharing.export(&allocator, block)?, addr.0 - block.0))
     }
 
-    /// Maps an allocation of another process for use on this device. Returns its address here and its bytes, rounding included. Each
-    /// import is closed once.
+    /// Maps an allocation of another process for use on this device. Returns its address here and its bytes, rounding included.
+    /// Each import is closed once.
     ///
     /// # Errors
     /// [`Error::Share`].

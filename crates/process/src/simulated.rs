@@ -1,7 +1,8 @@
 //! Several simulated devices of one process: a driver of tests that knows its number.
 //!
-//! A [`ModelDriver`] or [`HostDriver`] takes itself for the only device there is: two have streams of the same handles, and two models
-//! the same addresses. Around one of them, this says of which device a stream is, and keeps the addresses of several models apart.
+//! A [`ModelDriver`] or [`HostDriver`] takes itself for the only device there is: two have streams of the same handles, and two
+//! models the same addresses. Around one of them, this says of which device a stream is, and keeps the addresses of several
+//! models apart.
 //!
 //! - I1  no two streams of two devices have the same handle, but for default streams, which stand for those of every device.
 //! - I2  no two models have addresses in common.

@@ -17,8 +17,8 @@ impl<D: DeviceDriver> Process<D> {
     /// not say of which device, so it stands for that of every device in use.
     ///
     /// # Errors
-    /// [`Error::Free`] where no live allocation is at the address, [`Error::Foreign`] for a handle that is no stream, and what making
-    /// the other device's allocator gives.
+    /// [`Error::Free`] where no live allocation is at the address, [`Error::Foreign`] for a handle that is no stream, and what
+    /// making the other device's allocator gives.
     pub fn record_stream(
         &self,
         device: &Device<D>,

@@ -76,7 +76,14 @@ impl<D: DeviceDriver> Pools<D> {
         self.books.lock()
     }
 
-    /// Opens a pool for the calling thread; makes it if it is new.
+    /// Opens a pool for the calling thread; makes it if it is new. It serves the requests of a capture, if the first one is
+    /// made on a stream that is being captured, else those of the thread, until [`end`](Self::end).
+    ///
+    /// # Errors
+    /// [`Error::Build`] or [`Error::Driver`] where a new pool's allocator cannot be built.
+    ///
+    /// # Panics
+    /// This and what else changes pools or asks for their budget, in a callback of a map listener.
     pub fn begin(&self, id: PoolId) -> Result<(), Error> {
         self.close_condemned(None);
         let mut books = self.books();
@@ -86,7 +93,10 @@ impl<D: DeviceDriver> Pools<D> {
         Ok(())
     }
 
-    /// Adds a user to a pool without opening it; makes it if it is new.
+    /// Adds a user to a pool without opening it; makes it if it is new. [`release`](Self::release) removes one.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
     pub fn add_user(&self, id: PoolId) -> Result<(), Error> {
         self.close_condemned(None);
         let mut books = self.books();
@@ -132,7 +142,7 @@ impl<D: DeviceDriver> Pools<D> {
         Ok(pool)
     }
 
-    /// Closes a pool to new requests.
+    /// Closes a pool to new requests; nothing where it is not open.
     pub fn end(&self, id: PoolId) {
         let mut books = self.books();
         if let Some(pool) = self.open.remove(id) {
