@@ -11,7 +11,9 @@
 //! and a large block that loses a little at its start and gets it back: its entry changes in its place.
 
 use super::bins::{BinMap, bin_of};
+use crate::units::{KIB, MIB};
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// A free block. Ordered by size, then by offset: the first one that is large enough is the best fit at the lowest
 /// address.
@@ -22,6 +24,29 @@ pub struct FreeBlock {
     /// Offset from the heap's start in bytes.
     pub offset: u64,
 }
+
+impl FreeBlock {
+    /// What is left when `size` bytes are taken.
+    #[inline]
+    fn without(self, size: u64) -> Self {
+        let offset = if is_cut_from_end(size, self.size) { self.offset } else { self.offset + size };
+        Self { size: self.size - size, offset }
+    }
+}
+
+/// Whether a block of `size` bytes is cut from the end of a free block of `free` bytes, not from its start.
+///
+/// Blocks that are smaller than the smallest chunk are, where much more is free: they lie together at one end then, and large
+/// blocks at the other. Between large blocks, each would keep a chunk of many pages from being moved.
+#[inline]
+pub fn is_cut_from_end(size: u64, free: u64) -> bool {
+    FROM_END.contains(&size) && free >= MUCH
+}
+
+/// Blocks below these have regions of their own, and what is not smaller fills a chunk.
+const FROM_END: Range<u64> = 64 * KIB..2 * MIB;
+/// Two of the smallest chunks.
+const MUCH: u64 = 4 * MIB;
 
 /// Number of entries of a bin in its sorted vector; the others are in a tree. One less than a power of two, because the
 /// vector briefly holds one more, and its capacity is a power of two.
@@ -210,8 +235,8 @@ impl FreeIndex {
         self.count_removed(bin, block.size);
     }
 
-    /// Takes `size` bytes from the start of the smallest block that has so many, the lowest if there are several, and returns
-    /// that block as it was. The rest of it stays in the index.
+    /// Takes `size` bytes from the smallest block that has so many, the lowest if there are several, and returns that block as it
+    /// was: from its start, or from its end where [`is_cut_from_end`] says so. The rest of it stays in the index.
     #[inline]
     pub fn take(&mut self, size: u64) -> Option<FreeBlock> {
         let bin = self.map.next_from(bin_of(size))?;
@@ -221,7 +246,7 @@ impl FreeIndex {
         if found.size < size {
             return self.take_above_smallest(size);
         }
-        let rest = FreeBlock { size: found.size - size, offset: found.offset + size };
+        let rest = found.without(size);
         if rest.size > 0 && bin_of(rest.size) == bin {
             // Smaller than before, it is still the smallest one.
             *smallest = rest;
@@ -241,7 +266,7 @@ impl FreeIndex {
         let best = self.best_fit(size)?;
         self.remove(best);
         if best.size > size {
-            self.insert(FreeBlock { size: best.size - size, offset: best.offset + size });
+            self.insert(best.without(size));
         }
         Some(best)
     }

@@ -34,7 +34,7 @@ pub use bins::GRANULE;
 pub use index::FreeBlock;
 pub use table::{Block, BlockState};
 
-use index::FreeIndex;
+use index::{FreeIndex, is_cut_from_end};
 use starts::{StartMap, stretch_of};
 use std::collections::BTreeMap;
 use table::BlockTable;
@@ -97,8 +97,9 @@ impl Heap {
         heap
     }
 
-    /// Allocates `size` bytes (a non-zero multiple of [`GRANULE`]) at the start of the smallest free block that is
-    /// large enough, the lowest if there are several, and returns the offset. The rest of that block stays free.
+    /// Allocates `size` bytes (a non-zero multiple of [`GRANULE`]) of the smallest free block that is large enough, the lowest if
+    /// there are several, and returns the offset: at its start, or at its end if `size` is small beside it. The rest of that block
+    /// stays free.
     /// `waste` is the part of `size`, in bytes, that the caller did not request. Returns `None` if no free block is
     /// large enough.
     #[inline]
@@ -106,12 +107,30 @@ impl Heap {
         let found = self.free.take(size)?;
         let block = self.table.get_mut(found.offset).expect("I3: an indexed block is in the table");
         debug_assert!(block.state == BlockState::Free && block.size == found.size);
+        if is_cut_from_end(size, found.size) {
+            block.size = found.size - size;
+            let (offset, prev_size, epoch) = (found.offset + block.size, block.size, block.epoch);
+            self.insert_second(Block { offset, size, prev_size, epoch, waste, state: BlockState::Live, shared: false });
+            self.count_live(size, waste);
+            return Some(offset);
+        }
         block.state = BlockState::Live;
         block.waste = waste;
         if found.size > size {
             block.size = size;
             let epoch = block.epoch;
-            self.insert_rest(found.offset + size, found.size - size, size, epoch);
+            // The next block is not free (I2), so nothing is merged.
+            let (offset, rest) = (found.offset + size, found.size - size);
+            let free = BlockState::Free;
+            self.insert_second(Block {
+                offset,
+                size: rest,
+                prev_size: size,
+                epoch,
+                waste: 0,
+                state: free,
+                shared: false,
+            });
         }
         self.count_live(size, waste);
         Some(found.offset)
@@ -304,11 +323,11 @@ impl Heap {
         self.live_count -= 1;
     }
 
-    /// Adds the free remainder of a block that was split, which is in the index. The next block is not free (I2), so nothing is
-    /// merged.
+    /// Adds the second part of a block that was split. Its neighbours are not merged with it.
     #[inline]
-    fn insert_rest(&mut self, offset: u64, size: u64, prev_size: u64, epoch: u32) {
-        self.table.insert(Block { offset, size, prev_size, epoch, waste: 0, state: BlockState::Free, shared: false });
+    fn insert_second(&mut self, second: Block) {
+        let Block { offset, size, prev_size, .. } = second;
+        self.table.insert(second);
         self.set_prev_size(offset + size, size);
         if stretch_of(offset) != stretch_of(offset - prev_size) {
             self.starts.add(stretch_of(offset));

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 const GRANULES: u64 = 300;
 /// Granules with memory at the start.
 const MAPPED: u64 = 280;
-/// Address of the heap's start: less aligned than the alignments that are requested.
-const BASE: u64 = 5 * GRANULE;
+/// Address of the heap's start, in granules: less aligned than the alignments that are requested.
+const BASE: u64 = 5;
 
 #[derive(Clone, Debug)]
 enum HeapOp {
@@ -52,8 +52,9 @@ struct Held {
     shared: bool,
 }
 
-/// The expected heap: the state of every granule, and the blocks in use.
+/// The expected heap: the state of every granule, and the blocks in use. A granule of the map is `unit` bytes.
 struct Map {
+    unit: u64,
     granules: Vec<BlockState>,
     live: BTreeMap<u64, Held>,
     pending: BTreeMap<u64, Held>,
@@ -61,8 +62,8 @@ struct Map {
 
 impl Map {
     fn paint(&mut self, offset: u64, size: u64, state: BlockState) {
-        let start = (offset / GRANULE) as usize;
-        self.granules[start..start + (size / GRANULE) as usize].fill(state);
+        let start = (offset / self.unit) as usize;
+        self.granules[start..start + (size / self.unit) as usize].fill(state);
     }
 
     /// Returns the runs of granules in `state`, each as size and offset in bytes, smallest first.
@@ -72,7 +73,7 @@ impl Map {
         while at < self.granules.len() {
             let run = self.granules[at..].iter().take_while(|granule| **granule == state).count();
             if run > 0 {
-                runs.push((run as u64 * GRANULE, at as u64 * GRANULE));
+                runs.push((run as u64 * self.unit, at as u64 * self.unit));
             }
             at += run.max(1);
         }
@@ -80,13 +81,21 @@ impl Map {
         runs
     }
 
-    /// Returns the offset that best fit must choose for `size` bytes: the smallest run that fits, the lowest of
-    /// several.
-    fn best_fit(&self, size: u64, alignment: u64) -> Option<u64> {
+    /// Returns the offset that `alloc` must choose for `size` bytes: in the smallest run that fits, the lowest of several; at its
+    /// end where the block is smaller than the smallest chunk and the run much larger.
+    fn fit(&self, size: u64) -> Option<u64> {
+        let (len, offset) = self.runs(BlockState::Free).into_iter().find(|(len, _)| *len >= size)?;
+        let at_end = (64 << 10..2 << 20).contains(&size) && len >= 4 << 20;
+        Some(if at_end { offset + len - size } else { offset })
+    }
+
+    /// Returns the offset that `alloc_aligned` must choose: at the start of the smallest run that fits, the lowest of several.
+    fn fit_aligned(&self, size: u64, alignment: u64) -> Option<u64> {
         let fits_anywhere = size + alignment.max(GRANULE) - GRANULE;
         let large_enough = self.runs(BlockState::Free).into_iter().filter(|(len, _)| *len >= size).enumerate();
         large_enough.filter(|(nth, (len, _))| *nth < LOOK_AT || *len >= fits_anywhere).find_map(|(_, (len, offset))| {
-            let start = (BASE + offset).next_multiple_of(alignment) - BASE;
+            let base = BASE * self.unit;
+            let start = (base + offset).next_multiple_of(alignment) - base;
             (start + size <= offset + len).then_some(start)
         })
     }
@@ -100,8 +109,8 @@ impl Map {
         let mut seen = vec![BlockState::Hole; GRANULES as usize];
         let mut last = None;
         for block in heap.blocks() {
-            let start = (block.offset / GRANULE) as usize;
-            seen[start..start + (block.size / GRANULE) as usize].fill(block.state);
+            let start = (block.offset / self.unit) as usize;
+            seen[start..start + (block.size / self.unit) as usize].fill(block.state);
             for inside in [0, block.size / 2, block.size - 1] {
                 assert_eq!(heap.block_around(block.offset + inside), Some(block));
             }
@@ -109,13 +118,13 @@ impl Map {
             last = Some(block);
         }
         assert_eq!(seen, self.granules);
-        assert_eq!(heap.extent(), GRANULES * GRANULE);
+        assert_eq!(heap.extent(), GRANULES * self.unit);
         let blocks: Vec<Block> = heap.blocks().collect();
         for (number, block) in blocks.iter().enumerate() {
             assert!(heap.blocks_from(block.offset).eq(blocks[number..].iter().copied()));
             assert!(heap.blocks_from(block.offset + 1).eq(blocks[number + 1..].iter().copied()));
         }
-        assert_eq!(heap.block_around(GRANULES * GRANULE), None);
+        assert_eq!(heap.block_around(GRANULES * self.unit), None);
         for (offset, held) in &self.live {
             let block = heap.block(*offset).expect("a live block");
             assert_eq!((block.size, block.waste, block.shared), (held.size, held.waste, held.shared));
@@ -129,10 +138,10 @@ impl Map {
         assert_eq!(heap.free_bytes(), free.iter().map(|(len, _)| len).sum::<u64>());
         assert_eq!(heap.largest_free().map(|block| block.size), free.last().map(|(len, _)| *len));
         for granules in [1, 2, 5, 9] {
-            let wanted: Vec<_> = free.iter().copied().filter(|(len, _)| *len >= granules * GRANULE).collect();
-            let found = heap.free_blocks_from(granules * GRANULE).map(|block| (block.size, block.offset));
+            let wanted: Vec<_> = free.iter().copied().filter(|(len, _)| *len >= granules * self.unit).collect();
+            let found = heap.free_blocks_from(granules * self.unit).map(|block| (block.size, block.offset));
             assert_eq!(found.collect::<Vec<_>>(), wanted);
-            let best = heap.best_fit(granules * GRANULE).map(|block| (block.size, block.offset));
+            let best = heap.best_fit(granules * self.unit).map(|block| (block.size, block.offset));
             assert_eq!(best, wanted.first().copied());
         }
         let mut holes = self.runs(BlockState::Hole);
@@ -151,30 +160,36 @@ fn nth<T: Copy>(map: &BTreeMap<u64, T>, which: usize) -> Option<(u64, T)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
+    /// In granules, and in steps that are large enough for blocks at the ends of free ones.
     #[test]
-    fn agrees_with_a_map_of_granules(ops in prop::collection::vec(heap_op(), 1..120)) {
-        let mut heap = Heap::new(GRANULES * GRANULE);
-        heap.set(0, 0, MAPPED * GRANULE, BlockState::Free, 0);
+    fn agrees_with_a_map_of_granules(
+        unit in prop_oneof![Just(GRANULE), Just(128 << 10)],
+        ops in prop::collection::vec(heap_op(), 1..120),
+    ) {
+        let mut heap = Heap::new(GRANULES * unit);
+        heap.set(0, 0, MAPPED * unit, BlockState::Free, 0);
         let mut map = Map {
+            unit,
             granules: vec![BlockState::Hole; GRANULES as usize],
             live: BTreeMap::new(),
             pending: BTreeMap::new(),
         };
-        map.paint(0, MAPPED * GRANULE, BlockState::Free);
+        map.paint(0, MAPPED * unit, BlockState::Free);
         for op in ops {
             match op {
                 HeapOp::Alloc { granules, waste } => {
-                    let size = granules * GRANULE;
+                    let size = granules * unit;
                     let found = heap.alloc(size, waste);
-                    prop_assert_eq!(found, map.best_fit(size, 1));
+                    prop_assert_eq!(found, map.fit(size));
                     if let Some(offset) = found {
                         map.hand_out(offset, size, waste);
                     }
                 }
                 HeapOp::AllocAligned { granules, waste, shift } => {
-                    let size = granules * GRANULE;
-                    let found = heap.alloc_aligned(size, waste, 1 << shift, BASE);
-                    prop_assert_eq!(found, map.best_fit(size, 1 << shift));
+                    let size = granules * unit;
+                    let alignment = (1 << shift) * (unit / GRANULE);
+                    let found = heap.alloc_aligned(size, waste, alignment, BASE * unit);
+                    prop_assert_eq!(found, map.fit_aligned(size, alignment));
                     if let Some(offset) = found {
                         map.hand_out(offset, size, waste);
                     }
@@ -218,21 +233,21 @@ proptest! {
                         continue;
                     }
                     // A claim belongs to one transaction, so it is made and undone as a whole.
-                    let first = heap.block_around(start * GRANULE).unwrap();
-                    let last = heap.block_around((end - 1) * GRANULE).unwrap();
+                    let first = heap.block_around(start * unit).unwrap();
+                    let last = heap.block_around((end - 1) * unit).unwrap();
                     let cuts_claim = [first, last].iter().any(|block| block.state == BlockState::Claimed
-                        && (block.offset < start * GRANULE || block.offset + block.size > end * GRANULE));
+                        && (block.offset < start * unit || block.offset + block.size > end * unit));
                     if cuts_claim {
                         continue;
                     }
-                    heap.set(first.offset, start * GRANULE, (end - start) * GRANULE, to, 1);
-                    map.paint(start * GRANULE, (end - start) * GRANULE, to);
+                    heap.set(first.offset, start * unit, (end - start) * unit, to, 1);
+                    map.paint(start * unit, (end - start) * unit, to);
                 }
                 HeapOp::TakeLive { block, before, granules, waste } => {
                     let takable = |block: &Block| matches!(block.state, BlockState::Free | BlockState::Claimed);
                     let blocks: Vec<Block> = heap.blocks().filter(takable).collect();
                     let Some(block) = blocks.get(block % blocks.len().max(1)) else { continue };
-                    let (start, size) = (block.offset + before * GRANULE, granules * GRANULE);
+                    let (start, size) = (block.offset + before * unit, granules * unit);
                     if start + size > block.offset + block.size {
                         continue;
                     }
@@ -246,6 +261,22 @@ proptest! {
             map.assert_same(&heap);
         }
     }
+}
+
+/// Small blocks lie at one end of what is free and large ones at the other, so that none keeps what is free between large ones.
+#[test]
+fn small_blocks_and_large_ones_lie_apart() {
+    const SMALL: u64 = 64 << 10;
+    const LARGE: u64 = 8 << 20;
+    let mut heap = Heap::new(40 * LARGE);
+    heap.set(0, 0, 40 * LARGE, BlockState::Free, 0);
+    for number in 0..16 {
+        assert_eq!(heap.alloc(LARGE, 0), Some(number * LARGE));
+        assert_eq!(heap.alloc(SMALL, 0), Some(40 * LARGE - (number + 1) * SMALL));
+    }
+    (0..16).for_each(|number| _ = heap.free(number * LARGE, 0).unwrap());
+    heap.check();
+    assert_eq!(heap.largest_free().map(|block| block.size), Some(40 * LARGE - 16 * SMALL));
 }
 
 #[test]
