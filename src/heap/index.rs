@@ -11,9 +11,7 @@
 //! and a large block that loses a little at its start and gets it back: its entry changes in its place.
 
 use super::bins::{BinMap, bin_of};
-use crate::units::{KIB, MIB};
 use std::collections::BTreeSet;
-use std::ops::Range;
 
 /// A free block. Ordered by size, then by offset: the first one that is large enough is the best fit at the lowest
 /// address.
@@ -25,28 +23,24 @@ pub struct FreeBlock {
     pub offset: u64,
 }
 
+/// From which end of a free block bytes are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    Start,
+    End,
+}
+
 impl FreeBlock {
     /// What is left when `size` bytes are taken.
     #[inline]
-    fn without(self, size: u64) -> Self {
-        let offset = if is_cut_from_end(size, self.size) { self.offset } else { self.offset + size };
+    fn without(self, size: u64, cut: Cut) -> Self {
+        let offset = match cut {
+            Cut::Start => self.offset + size,
+            Cut::End => self.offset,
+        };
         Self { size: self.size - size, offset }
     }
 }
-
-/// Whether a block of `size` bytes is cut from the end of a free block of `free` bytes, not from its start.
-///
-/// Blocks that are smaller than the smallest chunk are, where much more is free: they lie together at one end then, and large
-/// blocks at the other. Between large blocks, each would keep a chunk of many pages from being moved.
-#[inline]
-pub fn is_cut_from_end(size: u64, free: u64) -> bool {
-    FROM_END.contains(&size) && free >= MUCH
-}
-
-/// Blocks below these have regions of their own, and what is not smaller fills a chunk.
-const FROM_END: Range<u64> = 64 * KIB..2 * MIB;
-/// Two of the smallest chunks.
-const MUCH: u64 = 4 * MIB;
 
 /// Number of entries of a bin in its sorted vector; the others are in a tree. One less than a power of two, because the
 /// vector briefly holds one more, and its capacity is a power of two.
@@ -235,18 +229,18 @@ impl FreeIndex {
         self.count_removed(bin, block.size);
     }
 
-    /// Takes `size` bytes from the smallest block that has so many, the lowest if there are several, and returns that block as it
-    /// was: from its start, or from its end where [`is_cut_from_end`] says so. The rest of it stays in the index.
+    /// Takes `size` bytes of the smallest block that has so many, the lowest if there are several, from the end that `cut` says, and
+    /// returns that block as it was. The rest of it stays in the index.
     #[inline]
-    pub fn take(&mut self, size: u64) -> Option<FreeBlock> {
+    pub fn take(&mut self, size: u64, cut: impl Fn(FreeBlock) -> Cut) -> Option<FreeBlock> {
         let bin = self.map.next_from(bin_of(size))?;
         let near = &mut self.bins[bin].near;
         let smallest = near.last_mut().expect("I1: a marked bin has an entry, I2: which is near");
         let found = *smallest;
         if found.size < size {
-            return self.take_above_smallest(size);
+            return self.take_above_smallest(size, cut);
         }
-        let rest = found.without(size);
+        let rest = found.without(size, cut(found));
         if rest.size > 0 && bin_of(rest.size) == bin {
             // Smaller than before, it is still the smallest one.
             *smallest = rest;
@@ -262,11 +256,11 @@ impl FreeIndex {
     }
 
     /// As [`take`](Self::take), where the bin of that size has smaller blocks as well.
-    fn take_above_smallest(&mut self, size: u64) -> Option<FreeBlock> {
+    fn take_above_smallest(&mut self, size: u64, cut: impl Fn(FreeBlock) -> Cut) -> Option<FreeBlock> {
         let best = self.best_fit(size)?;
         self.remove(best);
         if best.size > size {
-            self.insert(best.without(size));
+            self.insert(best.without(size, cut(best)));
         }
         Some(best)
     }
@@ -400,8 +394,10 @@ mod tests {
                             oracle.remove(&block);
                             match step % 4 {
                                 0 | 1 => {
-                                    assert_eq!(index.take(size), expected);
-                                    let rest = FreeBlock { size: block.size - size, offset: block.offset + size };
+                                    let cut = if step % 8 == 1 { Cut::End } else { Cut::Start };
+                                    assert_eq!(index.take(size, |_| cut), expected);
+                                    let offset = if cut == Cut::End { block.offset } else { block.offset + size };
+                                    let rest = FreeBlock { size: block.size - size, offset };
                                     if rest.size > 0 {
                                         oracle.insert(rest);
                                     }

@@ -34,9 +34,11 @@ pub use bins::GRANULE;
 pub use index::FreeBlock;
 pub use table::{Block, BlockState};
 
-use index::{FreeIndex, is_cut_from_end};
+use crate::units::{KIB, MIB};
+use index::{Cut, FreeIndex};
 use starts::{StartMap, stretch_of};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use table::BlockTable;
 
 /// A best-fit allocator of the offsets of one range of addresses.
@@ -55,6 +57,12 @@ pub struct Heap {
 
 /// Number of free blocks that [`Heap::alloc_aligned`] looks at one by one.
 pub const LOOK_AT: usize = 64;
+
+/// Sizes of blocks that lie apart from larger ones: smaller ones have regions of their own, and larger ones fill a chunk.
+const SMALL_BESIDE_LARGE: Range<u64> = 64 * KIB..2 * MIB;
+
+/// Free blocks from this size on have two ends: two of the smallest chunks.
+const MUCH: u64 = 4 * MIB;
 
 /// Why [`Heap::free`] cannot free the block at an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,16 +112,39 @@ impl Heap {
     /// large enough.
     #[inline]
     pub fn alloc(&mut self, size: u64, waste: u16) -> Option<u64> {
-        let found = self.free.take(size)?;
+        if SMALL_BESIDE_LARGE.contains(&size) {
+            return self.alloc_beside_large(size, waste);
+        }
+        let found = self.free.take(size, |_| Cut::Start)?;
+        self.hand_out_start(found, size, waste);
+        Some(found.offset)
+    }
+
+    /// As [`alloc`](Self::alloc), for blocks that are smaller than the smallest chunk: where much more is free they are cut from the
+    /// end, so that they lie together, and large blocks at the start. Between large blocks, each would keep a chunk of many pages
+    /// from being moved.
+    #[inline(never)]
+    fn alloc_beside_large(&mut self, size: u64, waste: u16) -> Option<u64> {
+        let cut = |found: FreeBlock| if found.size >= MUCH { Cut::End } else { Cut::Start };
+        let found = self.free.take(size, cut)?;
+        if cut(found) == Cut::Start {
+            self.hand_out_start(found, size, waste);
+            return Some(found.offset);
+        }
         let block = self.table.get_mut(found.offset).expect("I3: an indexed block is in the table");
         debug_assert!(block.state == BlockState::Free && block.size == found.size);
-        if is_cut_from_end(size, found.size) {
-            block.size = found.size - size;
-            let (offset, prev_size, epoch) = (found.offset + block.size, block.size, block.epoch);
-            self.insert_second(Block { offset, size, prev_size, epoch, waste, state: BlockState::Live, shared: false });
-            self.count_live(size, waste);
-            return Some(offset);
-        }
+        block.size = found.size - size;
+        let (offset, prev_size, epoch) = (found.offset + block.size, block.size, block.epoch);
+        self.insert_second(Block { offset, size, prev_size, epoch, waste, state: BlockState::Live, shared: false });
+        self.count_live(size, waste);
+        Some(offset)
+    }
+
+    /// Makes the start of a free block live, of which the index has only the rest.
+    #[inline]
+    fn hand_out_start(&mut self, found: FreeBlock, size: u64, waste: u16) {
+        let block = self.table.get_mut(found.offset).expect("I3: an indexed block is in the table");
+        debug_assert!(block.state == BlockState::Free && block.size == found.size);
         block.state = BlockState::Live;
         block.waste = waste;
         if found.size > size {
@@ -133,7 +164,6 @@ impl Heap {
             });
         }
         self.count_live(size, waste);
-        Some(found.offset)
     }
 
     /// Like [`alloc`](Self::alloc), at an address that is a multiple of `alignment` (a power of two). `base` is the
