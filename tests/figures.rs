@@ -74,7 +74,8 @@ fn a_report_names_memory_that_waits() {
     assert!(verdict.starts_with("No allocator could have served this: 2 MiB were asked for"), "{verdict}");
 }
 
-/// On a device that was used once, small blocks are cut out of large free chunks, and keep the rest of them from a large request.
+/// On a device that was used once, blocks of a few MiB are cut out of large free chunks, and keep the rest of them from a large
+/// request.
 #[test]
 fn a_report_names_whole_pages_that_are_held_beside_blocks() {
     const DEVICE: u64 = 64 << 30;
@@ -82,7 +83,8 @@ fn a_report_names_whole_pages_that_are_held_beside_blocks() {
     let allocator = Allocator::builder(driver).build().unwrap();
     let all = allocator.alloc(DEVICE, MAIN).unwrap();
     allocator.free(all).unwrap();
-    let pairs: Vec<_> = (0..400).map(|_| [100 * MIB, MIB].map(|bytes| allocator.alloc(bytes, MAIN).unwrap())).collect();
+    let pairs: Vec<_> =
+        (0..400).map(|_| [100 * MIB, 3 * MIB].map(|bytes| allocator.alloc(bytes, MAIN).unwrap())).collect();
     pairs.iter().for_each(|[large, _]| allocator.free(*large).unwrap());
     let error = allocator.alloc(60 << 30, MAIN).unwrap_err();
     let report = error.report().unwrap();
