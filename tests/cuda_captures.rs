@@ -252,8 +252,8 @@ fn neither_the_id_nor_the_context_of_a_captured_stream_is_told() {
     }
 }
 
-/// Whether an allocator knows a captured stream or not, a request on it leaves the capture alone: in every mode, from the thread that
-/// captures and from another.
+/// Whether an allocator knows a captured stream or not, a request on it leaves the capture alone: in every mode, from the
+/// thread that captures and from another.
 #[test]
 fn requests_on_a_captured_stream_leave_the_capture_alone() {
     let api = api();
@@ -290,8 +290,8 @@ fn requests_on_a_captured_stream_leave_the_capture_alone() {
     }
 }
 
-/// An allocator that meets a stream in a capture knows it afterwards, if another allocator of the process has met it before. Else it
-/// may be another stream by then: what was freed on the first one goes to it only after a wait.
+/// An allocator that meets a stream in a capture knows it afterwards, if another allocator of the process has met it before.
+/// Else it may be another stream by then: what was freed on the first one goes to it only after a wait.
 #[test]
 fn a_stream_that_was_first_seen_in_a_capture_is_known_afterwards() {
     let api = api();

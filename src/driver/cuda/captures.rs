@@ -18,8 +18,8 @@ pub enum Capture {
     Unknown,
 }
 
-/// `cuStreamGetCaptureInfo` as it was from CUDA 10.1 on. Drivers still have it under that name, beside `_v2` (11.3) and `_v3` (12.3);
-/// newer headers only have `_v3`, so it is not among the generated bindings.
+/// `cuStreamGetCaptureInfo` as it was from CUDA 10.1 on. Drivers still have it under that name, beside `_v2` (11.3) and `_v3`
+/// (12.3); newer headers only have `_v3`, so it is not among the generated bindings.
 pub(super) type FirstCaptureInfo = unsafe extern "C" fn(CUstream, *mut CUstreamCaptureStatus, *mut u64) -> CUresult;
 
 impl CudaDriver {

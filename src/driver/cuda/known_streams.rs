@@ -1,5 +1,5 @@
-//! What the driver has told of streams. Of one that is being captured it tells neither the id nor the context, and the question alone
-//! may end the capture; so what it has told before counts there.
+//! What the driver has told of streams. Of one that is being captured it tells neither the id nor the context, and the question
+//! alone may end the capture; so what it has told before counts there.
 //!
 //! Memory: an entry for each handle that was ever checked; the driver gives the same values out again.
 //!

@@ -12,7 +12,7 @@ use super::error::OpenError;
 use super::library::Library;
 use super::sys::{CUmemAccess_flags_enum, CUmemAccessDesc, CUmemLocation, CUmemLocationType_enum};
 use super::{CudaDriver, trial};
-use crate::driver::{DriverErrorKind, DriverResult};
+use crate::driver::{DriverCall, DriverErrorKind, DriverResult};
 use crate::sync::Arc;
 use crate::sync::unseen::Mutex;
 use crate::units::StreamId;
@@ -120,7 +120,8 @@ impl CudaDriver {
     /// The driver's, for a handle that is no stream; `Capturing` for a stream that is being captured and that no driver of this
     /// library has seen before.
     pub fn device_of_stream(&self, stream: StreamId) -> DriverResult<u32> {
-        match self.known_in_capture(stream)? {
+        let current = self.context.enter(DriverCall::Stream)?;
+        match self.known_in_capture(stream, &current)? {
             Some(known) => Ok(known.ordinal),
             None => self.context.device_of(stream),
         }

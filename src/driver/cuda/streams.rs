@@ -7,12 +7,13 @@
 //! apart.
 //!
 //! Neither id nor context is asked of a stream that is being captured: the driver refuses, and the question ends the capture
-//! (NVIDIA/cccl, `cudax/.../__places/stream_pool.cuh`). What it has told of the stream before counts there ([`KnownStreams`]), and a
-//! stream that was never seen is accepted. The calling thread is relaxed, since a capture may begin between two calls.
+//! (NVIDIA/cccl, `cudax/.../__places/stream_pool.cuh`). What it has told of the stream before counts there ([`KnownStreams`]),
+//! and a stream that was never seen is accepted. The calling thread is relaxed, since a capture may begin between two calls.
 //!
 //! [`KnownStreams`]: super::known_streams::KnownStreams
 
 use super::CudaDriver;
+use super::context::{Current, Relaxed};
 use super::known_streams::KnownStream;
 use super::sys::{
     CUevent, CUevent_flags_enum as event_flags, CUstream, CUstreamCaptureStatus_enum as capture_status,
@@ -43,21 +44,22 @@ impl StreamDriver for CudaDriver {
         }
         let ordinal = self.info.ordinal;
         let other = || refuse(format!("{stream} is not a stream of device {ordinal}'s primary context"));
-        match self.known_in_capture(stream) {
+        let current = self.context.enter(call)?;
+        match self.known_in_capture(stream, &current) {
             Ok(Some(known)) if known.ordinal == ordinal => return Ok(()),
             Ok(Some(_)) => return other(),
             // The driver does not tell.
             Err(_) => return Ok(()),
             Ok(None) => {}
         }
-        let guards = self.context.enter_outside_capture(call)?;
+        let relaxed = Relaxed::new(self.library);
         let mut context = std::ptr::null_mut();
         // SAFETY: the caller says that this is a stream handle; the out-parameter is a valid pointer for the call.
         let result = unsafe { self.library.api().cuStreamGetCtx(raw_stream(stream), &raw mut context) };
-        drop(guards);
+        drop(relaxed);
         match self.library.check(call, "cuStreamGetCtx", result) {
             Ok(()) if context == self.context.raw() => {
-                let number = self.number_of(stream)?;
+                let number = self.number_of(stream, &current)?;
                 self.library.streams().note(stream, KnownStream { ordinal, number });
                 Ok(())
             }
@@ -79,9 +81,10 @@ impl StreamDriver for CudaDriver {
                 own_stream().ok_or_else(|| DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text))
             }
             _ => {
-                let number = match self.known_in_capture(stream)? {
+                let current = self.context.enter(DriverCall::Stream)?;
+                let number = match self.known_in_capture(stream, &current)? {
                     Some(known) => known.number,
-                    None => self.number_of(stream)?,
+                    None => self.number_of(stream, &current)?,
                 };
                 Ok(StreamIdentity { key: stream, number, lifetime: StreamLifetime::Owner })
             }
@@ -89,13 +92,7 @@ impl StreamDriver for CudaDriver {
     }
 
     fn is_capturing(&self, stream: StreamId) -> bool {
-        let Ok(_current) = self.context.enter(DriverCall::Stream) else { return false };
-        let mut status = capture_status::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: the stream is one of this device (the trait's contract); the out-parameter is valid for the call.
-        let result = unsafe { self.library.api().cuStreamIsCapturing(raw_stream(stream), &raw mut status) };
-        // The legacy stream cannot even be asked while a stream that synchronises with it is captured.
-        result == code::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
-            || (result == code::CUDA_SUCCESS && status != capture_status::CU_STREAM_CAPTURE_STATUS_NONE)
+        self.context.enter(DriverCall::Stream).is_ok_and(|current| self.is_captured(stream, &current))
     }
 
     fn event_create(&self) -> DriverResult<EventHandle> {
@@ -154,12 +151,26 @@ impl StreamDriver for CudaDriver {
 }
 
 impl CudaDriver {
+    /// Whether a stream is being captured.
+    fn is_captured(&self, stream: StreamId, _current: &Current<'_>) -> bool {
+        let mut status = capture_status::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is one of this device (the trait's contract); the out-parameter is valid for the call.
+        let result = unsafe { self.library.api().cuStreamIsCapturing(raw_stream(stream), &raw mut status) };
+        // The legacy stream cannot even be asked while a stream that synchronises with it is captured.
+        result == code::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+            || (result == code::CUDA_SUCCESS && status != capture_status::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
     /// What is known of a stream that is being captured; `None` for one that is not.
     ///
     /// # Errors
     /// `Capturing` where nothing is known of it.
-    pub(super) fn known_in_capture(&self, stream: StreamId) -> DriverResult<Option<KnownStream>> {
-        if !self.is_capturing(stream) {
+    pub(super) fn known_in_capture(
+        &self,
+        stream: StreamId,
+        current: &Current<'_>,
+    ) -> DriverResult<Option<KnownStream>> {
+        if !self.is_captured(stream, current) {
             return Ok(None);
         }
         let text = "the driver does not tell which stream this is while it is being captured";
@@ -169,9 +180,9 @@ impl CudaDriver {
 
     /// The number of a stream of its own handle, which is not being captured: that of `cuStreamGetId`, or 0 where the driver lacks
     /// that function.
-    fn number_of(&self, stream: StreamId) -> DriverResult<u64> {
+    fn number_of(&self, stream: StreamId, _current: &Current<'_>) -> DriverResult<u64> {
         let Ok(function) = &self.library.optional().cuStreamGetId else { return Ok(0) };
-        let _guards = self.context.enter_outside_capture(DriverCall::Stream)?;
+        let _relaxed = Relaxed::new(self.library);
         let mut number = 0;
         // SAFETY: the caller says that this is a stream handle; the out-parameter is a valid pointer for the call.
         let result = unsafe { function(raw_stream(stream), &raw mut number) };

@@ -16,9 +16,9 @@ macro_rules! not_captured {
 
 /// Returns an error if the stream is being captured, which ends the capture unless the capture or the calling thread is relaxed.
 ///
-/// Source: NVIDIA/cccl, cudax/.../__places/stream_pool.cuh: cuStreamGetId "is not capture-safe: during cudaStreamCaptureModeThreadLocal
-/// / Global it rejects the query and invalidates the capture itself", and "cudaStreamGetDevice/cuStreamGetCtx are not permitted while
-/// the stream is participating in capture".
+/// Source: NVIDIA/cccl, cudax/.../__places/stream_pool.cuh: cuStreamGetId "is not capture-safe: during
+/// cudaStreamCaptureModeThreadLocal / Global it rejects the query and invalidates the capture itself", and
+/// "cudaStreamGetDevice/cuStreamGetCtx are not permitted while the stream is participating in capture".
 macro_rules! not_while_captured {
     ($stream:expr) => {
         if let Some(capture) = $stream.capture() {
