@@ -5,19 +5,19 @@
 //! Threads: any. Cost of finding out whose an address is: a look at the main allocator's directory, and at those of the pools while
 //! there are some.
 
+use crate::by_address::ByAddress;
 use crate::conf::Conf;
 use crate::driver::DeviceDriver;
 use crate::error::Error;
 use crate::foreign::Foreign;
 use crate::history::History;
 use crate::notice::notice;
-use crate::pins::DevicePins;
 use crate::pools::{PoolId, Pools};
 use crate::recorded::Recorded;
 use crate::registered::RegisteredBlocks;
 use crate::settings::Settings;
 use crate::sharing::Sharing;
-use gapless::allocator::{AddressFacts, AllocError, FreeError, LiveAllocation};
+use gapless::allocator::{AddressFacts, AllocError, FreeError, LiveAllocation, Pin};
 use gapless::units::ByteSize;
 use gapless::{Allocator, DeviceAddr, StreamId};
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub struct Device<D: DeviceDriver> {
     /// Uses of this device's memory by streams of other devices.
     pub(crate) foreign: Foreign<D>,
     /// Blocks that stay where they are.
-    pub(crate) pins: DevicePins<D>,
+    pub(crate) pins: ByAddress<Pin<D>>,
     /// Blocks that libraries register.
     pub(crate) registered: RegisteredBlocks<D>,
     /// What other processes have of this one, and this one of others.
@@ -68,7 +68,7 @@ impl<D: DeviceDriver> Device<D> {
             ordinal,
             pools: Pools::new(settings, main.allocator.clone()),
             foreign: Foreign::new(),
-            pins: DevicePins::new(),
+            pins: ByAddress::new(),
             registered: RegisteredBlocks::new(),
             sharing: Sharing::new(&main.allocator),
             main,

@@ -167,10 +167,8 @@ impl<D: DeviceDriver> Device<D> {
             return Some(Figures::of(&its));
         }
         let mut sums = Figures::of(&self.stats());
-        let freed_now = allocated_bytes.saturating_sub(sums.live_bytes);
-        let freed_before = self.freed_bytes.fetch_max(freed_now, Ordering::Relaxed);
         sums.allocated_bytes = allocated_bytes;
-        sums.freed_bytes = freed_now.max(freed_before);
+        sums.freed_bytes = self.freed_bytes(allocated_bytes, sums.live_bytes);
         sums.out_of_memory = self.main.out_of_memory();
         Some(sums)
     }
@@ -191,18 +189,23 @@ impl<D: DeviceDriver> Device<D> {
             })
             .collect();
         let live = main.live_bytes + pools.iter().map(|pool| pool.stats.live_bytes).sum::<u64>();
-        let freed_now = allocated_bytes.saturating_sub(live);
-        let freed_before = self.freed_bytes.fetch_max(freed_now, Ordering::Relaxed);
+        let freed_bytes = self.freed_bytes(allocated_bytes, live);
         DeviceReport {
             main,
             pools,
             past_pools: past,
             allocated_bytes,
-            freed_bytes: freed_now.max(freed_before),
+            freed_bytes,
             out_of_memory: self.main.out_of_memory(),
             condemned_bytes: self.pools.condemned_bytes(),
             snapshot,
         }
+    }
+
+    /// Bytes freed since the start, of those that were allocated and the live ones. Never falls.
+    fn freed_bytes(&self, allocated: u64, live: u64) -> u64 {
+        let now = allocated.saturating_sub(live);
+        now.max(self.freed_bytes.fetch_max(now, Ordering::Relaxed))
     }
 
     /// Resets the peaks of the device's allocator and of its pools to current values.

@@ -18,7 +18,7 @@ impl<D: DeviceDriver> Device<D> {
     pub fn pin(&self, addr: DeviceAddr) -> Result<(), Error> {
         self.expect_not_held(addr)?;
         let allocator = self.allocator_of(addr).unwrap_or_else(|| self.main.allocator.clone());
-        self.pins.add(allocator.pin(addr)?);
+        self.pins.add(addr, allocator.pin(addr)?);
         Ok(())
     }
 
@@ -27,7 +27,7 @@ impl<D: DeviceDriver> Device<D> {
     /// # Errors
     /// [`Error::NotPinned`].
     pub fn unpin(&self, addr: DeviceAddr) -> Result<(), Error> {
-        drop(self.pins.take(addr)?);
+        drop(self.pins.take(addr).ok_or(Error::NotPinned(addr))?);
         Ok(())
     }
 
