@@ -1,6 +1,6 @@
-//! A file imports only from its own part and from parts below it, and a crate only from crates below it: the order is that of the
-//! tables of parts in ARCHITECTURE.md, and the imports are read from the sources. In a crate on top of the core, no files import each
-//! other in a circle.
+//! A file imports only from its own part and from parts below it, and a crate only from crates below it: the order is that of
+//! the tables of parts in ARCHITECTURE.md, and the imports are read from the sources. In a crate on top of the core, no files
+//! import each other in a circle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

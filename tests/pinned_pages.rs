@@ -1,5 +1,6 @@
-//! What blocks that stay pin beyond the pages that they use, with the default settings: a device, new or used before, is filled with
-//! pairs of a large and a small block, the large ones are freed, and nearly all whole free pages are asked for in one request.
+//! What blocks that stay pin beyond the pages that they use, with the default settings: a device, new or used before, is filled
+//! with pairs of a large and a small block, the large ones are freed, and nearly all whole free pages are asked for in one
+//! request.
 
 use gapless::driver::{ModelConfig, ModelDriver};
 use gapless::units::{GIB, KIB, MIB};

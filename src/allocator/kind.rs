@@ -1,7 +1,12 @@
 //! The kinds of regions: for small blocks and for large ones.
 
+use crate::heap::SMALL_BESIDE_LARGE;
+
 /// Blocks below this many bytes are placed in a region of their own, so that they do not pin the pages of large ones.
 pub const SMALL_BELOW: u64 = 64 << 10;
+
+/// From here on blocks lie beside large ones, and apart from them if they are small (`Heap::alloc`).
+const _: () = assert!(SMALL_BELOW == SMALL_BESIDE_LARGE.start);
 
 /// The kind of blocks that a region is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]

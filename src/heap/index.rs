@@ -8,7 +8,7 @@
 //!
 //! Cost: a removal or an insertion touches one bin; it is O(1) while the bin has at most [`NEAR`] entries, and O(log n)
 //! beyond. The common cases are a block that is freed and allocated again, a push and a pop at the end of a short vector,
-//! and a large block that loses a little at its start and gets it back: its entry changes in its place.
+//! and a large block that loses a little at one end and gets it back: its entry changes in its place.
 
 use super::bins::{BinMap, bin_of};
 use std::collections::BTreeSet;
@@ -229,8 +229,8 @@ impl FreeIndex {
         self.count_removed(bin, block.size);
     }
 
-    /// Takes `size` bytes of the smallest block that has so many, the lowest if there are several, from the end that `cut` says, and
-    /// returns that block as it was. The rest of it stays in the index.
+    /// Takes `size` bytes of the smallest block that has so many, the lowest if there are several, from the end that `cut`
+    /// says, and returns that block as it was. The rest of it stays in the index.
     #[inline]
     pub fn take(&mut self, size: u64, cut: impl Fn(FreeBlock) -> Cut) -> Option<FreeBlock> {
         let bin = self.map.next_from(bin_of(size))?;

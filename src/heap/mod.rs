@@ -59,7 +59,7 @@ pub struct Heap {
 pub const LOOK_AT: usize = 64;
 
 /// Sizes of blocks that lie apart from larger ones: smaller ones have regions of their own, and larger ones fill a chunk.
-const SMALL_BESIDE_LARGE: Range<u64> = 64 * KIB..2 * MIB;
+pub const SMALL_BESIDE_LARGE: Range<u64> = 64 * KIB..2 * MIB;
 
 /// Free blocks from this size on have two ends: two of the smallest chunks.
 const MUCH: u64 = 4 * MIB;
@@ -120,9 +120,9 @@ impl Heap {
         Some(found.offset)
     }
 
-    /// As [`alloc`](Self::alloc), for blocks that are smaller than the smallest chunk: where much more is free they are cut from the
-    /// end, so that they lie together, and large blocks at the start. Between large blocks, each would keep a chunk of many pages
-    /// from being moved.
+    /// As [`alloc`](Self::alloc), for blocks that are smaller than the smallest chunk: where much more is free they are cut
+    /// from the end, so that they lie together, and large blocks at the start. Between large blocks, each would keep a chunk of
+    /// many pages from being moved.
     #[inline(never)]
     fn alloc_beside_large(&mut self, size: u64, waste: u16) -> Option<u64> {
         let cut = |found: FreeBlock| if found.size >= MUCH { Cut::End } else { Cut::Start };

@@ -6,6 +6,7 @@
 //!
 //! All sizes of new chunks, and all constants behind them, are decided here.
 
+use crate::heap::SMALL_BESIDE_LARGE;
 use crate::pages::PageCount;
 use crate::units::{GIB, MIB};
 
@@ -53,6 +54,9 @@ pub struct Wanted {
 /// Bytes of the smallest chunks that `Auto` makes, however small pages are. More is mapped than asked for where there is
 /// room.
 const SMALLEST_AUTO: u64 = 2 * MIB;
+
+/// Blocks that are smaller than a chunk lie apart from larger ones.
+const _: () = assert!(SMALLEST_AUTO == SMALL_BESIDE_LARGE.end);
 /// Bytes of the largest.
 const LARGEST_AUTO: u64 = 128 * MIB;
 /// Headroom at and below which `Auto` makes its smallest chunks: this,

@@ -44,7 +44,7 @@ pub struct Mappings {
     counts: Counts,
 }
 
-/// How often what happened to mappings.
+/// Operation counts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     /// Number of driver sequences that could not be undone, so that addresses are out of use.
@@ -99,7 +99,7 @@ impl Mappings {
         self.chunks.views()
     }
 
-    /// How often what happened.
+    /// Operation counts since the start.
     pub fn counts(&self) -> Counts {
         self.counts
     }

@@ -1,7 +1,7 @@
 //! Stale views in the order in which they became stale, so that the oldest can go when mappings run short.
 //!
-//! - I1  every stale view that may go once its last use has passed has an entry; none does where mappings are kept. An entry of a view that has become active again, or is gone, is
-//!   dropped when it is met.
+//! - I1  every stale view that may go once its last use has passed has an entry; none has one where mappings are kept. An entry
+//!   of a view that has become active again, or is gone, is dropped when it is met.
 //!
 //! Cost: constant for each view that becomes stale.
 

@@ -1,7 +1,7 @@
 //! Which call a record stands for. Shared with the seeds of the corpus (`crates/testkit/examples/seeds`).
 
-/// A call, or several that go by other parts of the record. The number of each is the byte that stands for it in a seed; other bytes
-/// may stand for it as well.
+/// A call, or several that go by other parts of the record. The number of each is the byte that stands for it in a seed; other
+/// bytes may stand for it as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Call {
