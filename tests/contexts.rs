@@ -120,6 +120,31 @@ fn default_streams_of_another_context_are_told_apart() {
     });
 }
 
+/// They are told apart at every request, not only when they are first seen.
+#[test]
+fn a_change_of_context_is_noticed() {
+    let (api, driver) = (api(), Arc::new(open(0)));
+    let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+    let kept: Vec<DeviceAddr> = DEFAULTS.iter().map(|stream| allocator.alloc(MIB, *stream).unwrap()).collect();
+    allocator.free(allocator.alloc(MIB, MAIN).unwrap()).unwrap();
+    let before = current(&api);
+    create_context(0);
+    for stream in DEFAULTS {
+        let error = allocator.alloc(MIB, stream).unwrap_err().to_string();
+        assert!(error.contains("a context other than the primary one of device 0 is current"), "{error}");
+        let error = allocator.record_stream(kept[0], stream).unwrap_err().to_string();
+        assert!(error.contains("a context other than the primary one of device 0 is current"), "{error}");
+        assert_eq!(allocator.alloc_cached(MIB, 1, stream), None, "{stream}");
+    }
+    make_current(&api, before);
+    for stream in DEFAULTS {
+        allocator.free(allocator.alloc(MIB, stream).unwrap()).unwrap();
+        allocator.record_stream(kept[0], stream).unwrap();
+    }
+    assert!(allocator.alloc_cached(MIB, 1, MAIN).is_some());
+    allocator.check();
+}
+
 /// The error with which the device was lost, and not that a stream is none of it.
 #[test]
 fn a_lost_context_is_what_the_first_message_says() {

@@ -123,6 +123,11 @@ impl<D: StreamDriver, H: Hook> StreamDriver for Intercepted<D, H> {
         self.hook.identify(|| self.inner.identify(stream))
     }
 
+    #[inline]
+    fn owns_default_stream(&self) -> bool {
+        self.inner.owns_default_stream()
+    }
+
     fn is_capturing(&self, stream: StreamId) -> bool {
         self.inner.is_capturing(stream)
     }

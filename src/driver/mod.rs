@@ -198,6 +198,15 @@ pub trait StreamDriver: Send + Sync + 'static {
     /// `InvalidHandle` when there is no such stream, and `Capturing` where the driver does not tell during a capture.
     fn identify(&self, stream: StreamId) -> DriverResult<StreamIdentity>;
 
+    /// Returns whether [`StreamId::DEFAULT`] stands on the calling thread for the default stream of this device. With CUDA it
+    /// does not while another context of the device is current: [`identify`](Self::identify) refuses it then.
+    ///
+    /// Called at each request that is handed the default stream: at most a few tens of nanoseconds.
+    #[inline]
+    fn owns_default_stream(&self) -> bool {
+        true
+    }
+
     /// Returns true while `stream` is being captured into a graph: events must not be recorded, queried or waited for
     /// there.
     fn is_capturing(&self, stream: StreamId) -> bool {

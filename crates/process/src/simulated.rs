@@ -195,6 +195,10 @@ impl<D: StreamDriver> StreamDriver for Simulated<D> {
         Ok(StreamIdentity { key: self.outer(identity.key), ..identity })
     }
 
+    fn owns_default_stream(&self) -> bool {
+        self.inner.owns_default_stream()
+    }
+
     fn is_capturing(&self, stream: StreamId) -> bool {
         self.own(stream).is_ok_and(|own| self.inner.is_capturing(own))
     }

@@ -236,6 +236,10 @@ impl StreamDriver for Cuda {
         self.driver.identify(stream)
     }
 
+    fn owns_default_stream(&self) -> bool {
+        self.driver.owns_default_stream()
+    }
+
     fn is_capturing(&self, stream: StreamId) -> bool {
         self.driver.is_capturing(stream)
     }

@@ -379,6 +379,10 @@ impl<D: StreamDriver> StreamDriver for Witness<D> {
         self.inner.identify(stream)
     }
 
+    fn owns_default_stream(&self) -> bool {
+        self.inner.owns_default_stream()
+    }
+
     fn is_capturing(&self, stream: StreamId) -> bool {
         self.inner.is_capturing(stream)
     }

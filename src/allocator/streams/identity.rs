@@ -3,7 +3,8 @@
 //! A handle does not say: once its owner has destroyed a stream, the driver gives the value to another one, and one value
 //! stands for a stream of its own on every thread. So what the allocator keeps for a stream is found by key and number
 //! ([`StreamIdentity`]). The driver is asked for them whenever a handle is handed in, unless somebody has promised that
-//! the stream lives ([`Streams::keep`]) or it lives as long as the device.
+//! the stream lives ([`Streams::keep`]) or it lives as long as the device. The default stream does, but its handle may stand
+//! for that of another context: whether it does not is asked at each request.
 //!
 //! - I1  an entry is bound to at most one key, and only as long as its clock is not over.
 //!
@@ -70,12 +71,15 @@ impl<D: Driver> Streams<D> {
         }
     }
 
-    /// The stream that the handle stands for, if it is kept.
+    /// The stream that the handle stands for, if it is kept. The default stream is, as long as the calling thread means this
+    /// device's.
     #[inline]
     pub fn find_kept(&self, handle: StreamId) -> Option<&Stream> {
         match self.known.by_key.find(handle)?.get()? {
-            (index, true) => Some(self.get(index)),
-            (_, false) => None,
+            (index, true) if handle != StreamId::DEFAULT || self.driver.inner().owns_default_stream() => {
+                Some(self.get(index))
+            }
+            _ => None,
         }
     }
 

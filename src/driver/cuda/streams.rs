@@ -1,10 +1,10 @@
 //! Streams and events of a CUDA device.
 //!
 //! Three handles stand for no stream object of their own: 0 and 1 are the legacy default stream, 2 is the default
-//! stream of the calling thread (another stream on every thread). Which context they belong to depends on the calling
-//! thread: `check_stream` refuses them while a context other than the primary one of the device is current. Handles of other
-//! streams are used again by the driver once their stream has been destroyed; `cuStreamGetId` (CUDA 12.0) tells the streams
-//! apart.
+//! stream of the calling thread (another stream on every thread). They belong to the context that is current on the calling
+//! thread: while that is another one than the primary context of the device, they are refused, whenever they are handed in.
+//! Handles of other streams are used again by the driver once their stream has been destroyed; `cuStreamGetId` (CUDA 12.0)
+//! tells the streams apart.
 //!
 //! Neither id nor context is asked of a stream that is being captured: the driver refuses, and the question ends the capture
 //! (NVIDIA/cccl, `cudax/.../__places/stream_pool.cuh`). What it has told of the stream before counts there ([`KnownStreams`]),
@@ -31,19 +31,11 @@ pub const LEGACY_STREAM: StreamId = StreamId(1);
 impl StreamDriver for CudaDriver {
     fn check_stream(&self, stream: StreamId) -> DriverResult<()> {
         let call = DriverCall::Stream;
-        let refuse = |text| Err(DriverError::new(call, DriverErrorKind::InvalidHandle, text));
         if is_default(stream) {
-            if self.context.is_displaced(call)? {
-                return refuse(format!(
-                    "{stream} is a default stream, and on this thread a context other than the primary one of device {} \
-                     is current: hand in the handle of a stream that was created in the primary context",
-                    self.info.ordinal
-                ));
-            }
-            return Ok(());
+            return self.check_default(stream);
         }
         let ordinal = self.info.ordinal;
-        let other = || refuse(format!("{stream} is not a stream of device {ordinal}'s primary context"));
+        let other = || Err(refused(format!("{stream} is not a stream of device {ordinal}'s primary context")));
         let current = self.context.enter(call)?;
         match self.known_in_capture(stream, &current) {
             Ok(Some(known)) if known.ordinal == ordinal => return Ok(()),
@@ -74,11 +66,12 @@ impl StreamDriver for CudaDriver {
     fn identify(&self, stream: StreamId) -> DriverResult<StreamIdentity> {
         match stream {
             StreamId::DEFAULT | LEGACY_STREAM => {
+                self.check_default(stream)?;
                 Ok(StreamIdentity { key: StreamId::DEFAULT, number: 0, lifetime: StreamLifetime::Device })
             }
             PER_THREAD_STREAM => {
-                let text = "the thread is ending, and its default stream with it";
-                own_stream().ok_or_else(|| DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text))
+                self.check_default(stream)?;
+                own_stream().ok_or_else(|| refused("the thread is ending, and its default stream with it"))
             }
             _ => {
                 let current = self.context.enter(DriverCall::Stream)?;
@@ -89,6 +82,11 @@ impl StreamDriver for CudaDriver {
                 Ok(StreamIdentity { key: stream, number, lifetime: StreamLifetime::Owner })
             }
         }
+    }
+
+    fn owns_default_stream(&self) -> bool {
+        // What goes wrong here is said where the stream is identified.
+        self.context.is_displaced(DriverCall::Stream).is_ok_and(|displaced| !displaced)
     }
 
     fn is_capturing(&self, stream: StreamId) -> bool {
@@ -151,6 +149,18 @@ impl StreamDriver for CudaDriver {
 }
 
 impl CudaDriver {
+    /// Refuses a default stream while the calling thread's is that of another context of the device.
+    fn check_default(&self, stream: StreamId) -> DriverResult<()> {
+        if !self.context.is_displaced(DriverCall::Stream)? {
+            return Ok(());
+        }
+        Err(refused(format!(
+            "{stream} is a default stream, and on this thread a context other than the primary one of device {} is current: hand in \
+             the handle of a stream that was created in the primary context",
+            self.info.ordinal
+        )))
+    }
+
     /// Whether a stream is being captured.
     fn is_captured(&self, stream: StreamId, _current: &Current<'_>) -> bool {
         let mut status = capture_status::CU_STREAM_CAPTURE_STATUS_NONE;
@@ -189,6 +199,10 @@ impl CudaDriver {
         self.library.check(DriverCall::Stream, "cuStreamGetId", result)?;
         Ok(number)
     }
+}
+
+fn refused(text: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
+    DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text)
 }
 
 /// Returns true for the handles that stand for a default stream.
