@@ -9,6 +9,8 @@ use gapless::driver::{DriverErrorKind, MemoryDriver, StreamDriver, WorkDriver};
 use gapless::units::MIB;
 use gapless::{Allocator, DeviceAddr, StreamId};
 use simulated::{library, with_settings};
+use std::ffi::c_void;
+use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,23 +27,92 @@ fn api() -> Required {
 }
 
 fn current(api: &Required) -> CUcontext {
-    let mut context = std::ptr::null_mut();
+    let mut context = null_mut();
     // SAFETY: the out-parameter is a valid pointer for the call.
     assert_eq!(unsafe { api.cuCtxGetCurrent(&raw mut context) }, code::CUDA_SUCCESS);
     context
 }
 
+/// A function of the simulated library that the allocator does not call.
+///
+/// # Safety
+/// It has the type `T`.
+unsafe fn function<T: Copy>(name: &[u8]) -> T {
+    // SAFETY: loading the simulated library runs nothing.
+    let library = unsafe { libloading::Library::new(library()) }.unwrap();
+    // SAFETY: the caller's part. The library is loaded for good, by the driver.
+    unsafe { *library.get::<T>(name).unwrap() }
+}
+
 /// Makes a context of a program's own on a device, current from then on.
 fn create_context(device: i32) -> CUcontext {
-    // SAFETY: loading the simulated library runs nothing.
-    let raw = unsafe { libloading::Library::new(library()) }.unwrap();
     type Create = unsafe extern "C" fn(*mut CUcontext, u32, i32) -> u32;
     // SAFETY: the function has this type.
-    let create = unsafe { raw.get::<Create>(b"cuCtxCreate_v2\0") }.unwrap();
-    let mut context = std::ptr::null_mut();
+    let create: Create = unsafe { function(b"cuCtxCreate_v2") };
+    let mut context = null_mut();
     // SAFETY: the out-parameter is a valid pointer for the call.
     assert_eq!(unsafe { create(&raw mut context, 0, device) }, 0);
     context
+}
+
+/// Does what `cudaDeviceReset` does. No thread uses anything of the device.
+fn reset(device: i32) {
+    // SAFETY: the function has this type.
+    let reset: unsafe extern "C" fn(i32) -> u32 = unsafe { function(b"cuDevicePrimaryCtxReset_v2") };
+    // SAFETY: a number.
+    assert_eq!(unsafe { reset(device) }, 0);
+}
+
+/// A green context of a device, and a stream of it.
+struct Green {
+    context: *mut c_void,
+    stream: StreamId,
+}
+
+impl Green {
+    fn create(device: i32) -> Self {
+        type Describe = unsafe extern "C" fn(*mut *mut c_void, *const [u32; 36], u32) -> u32;
+        type Resource = unsafe extern "C" fn(i32, *mut [u32; 36], u32) -> u32;
+        type Create = unsafe extern "C" fn(*mut *mut c_void, *mut c_void, i32, u32) -> u32;
+        type CreateStream = unsafe extern "C" fn(*mut *mut c_void, *mut c_void, u32, i32) -> u32;
+        // SAFETY: the function has this type.
+        let get: Resource = unsafe { function(b"cuDeviceGetDevResource") };
+        // SAFETY: as above.
+        let describe: Describe = unsafe { function(b"cuDevResourceGenerateDesc") };
+        // SAFETY: as above.
+        let create: Create = unsafe { function(b"cuGreenCtxCreate") };
+        // SAFETY: as above.
+        let create_stream: CreateStream = unsafe { function(b"cuGreenCtxStreamCreate") };
+        let (mut desc, mut context, mut stream) = (null_mut(), null_mut(), null_mut());
+        let mut resource = [0; 36];
+        // SAFETY: the out-parameter is valid for the call.
+        assert_eq!(unsafe { get(device, &raw mut resource, 1) }, 0);
+        // SAFETY: as above.
+        assert_eq!(unsafe { describe(&raw mut desc, &raw const resource, 1) }, 0);
+        // SAFETY: as above.
+        assert_eq!(unsafe { create(&raw mut context, desc, device, 1) }, 0);
+        // SAFETY: as above.
+        assert_eq!(unsafe { create_stream(&raw mut stream, context, 1, 0) }, 0);
+        Self { context, stream: StreamId(stream as u64) }
+    }
+
+    /// The context as others are handed in.
+    fn converted(&self) -> CUcontext {
+        type Convert = unsafe extern "C" fn(*mut CUcontext, *mut c_void) -> u32;
+        // SAFETY: the function has this type.
+        let convert: Convert = unsafe { function(b"cuCtxFromGreenCtx") };
+        let mut context = null_mut();
+        // SAFETY: the out-parameter is valid for the call; the context exists.
+        assert_eq!(unsafe { convert(&raw mut context, self.context) }, 0);
+        context
+    }
+
+    fn destroy(self) {
+        // SAFETY: the function has this type.
+        let destroy: unsafe extern "C" fn(*mut c_void) -> u32 = unsafe { function(b"cuGreenCtxDestroy") };
+        // SAFETY: the context exists.
+        assert_eq!(unsafe { destroy(self.context) }, 0);
+    }
 }
 
 fn make_current(api: &Required, context: CUcontext) {
@@ -143,6 +214,83 @@ fn a_change_of_context_is_noticed() {
     }
     assert!(allocator.alloc_cached(MIB, 1, MAIN).is_some());
     allocator.check();
+}
+
+/// They have the memory and the events of the primary context. Its own default stream is another one than the device's.
+#[test]
+fn streams_of_a_green_context_are_streams_of_the_device() {
+    with_settings("streams_of_a_green_context_are_streams_of_the_device", &[("GAPLESS_SIM_DEVICES", "2")], || {
+        let (api, driver) = (api(), Arc::new(open(0)));
+        let allocator = Allocator::builder(Arc::clone(&driver)).budget(64 * MIB).build().unwrap();
+        let (green, other) = (Green::create(0), Green::create(1));
+        let stream = green.stream;
+        assert!(driver.check_stream(other.stream).unwrap_err().to_string().contains("not a stream of device 0"));
+
+        // Recorded there: it waits for that stream.
+        let block = allocator.alloc(4 * MIB, MAIN).unwrap();
+        driver.delay(stream, Duration::from_millis(50)).unwrap();
+        driver.fill(stream, block, 4 * MIB, 1).unwrap();
+        allocator.record_stream(block, stream).unwrap();
+        allocator.free(block).unwrap();
+        let next = allocator.alloc(4 * MIB, MAIN).unwrap();
+        assert_ne!(next, block, "work of the green context's stream may still use it");
+        allocator.free(next).unwrap();
+
+        // Allocated there: what fills the device orders itself behind it, or waits.
+        allocator.keep_stream(stream).unwrap();
+        let block = allocator.alloc(4 * MIB, stream).unwrap();
+        driver.delay(stream, Duration::from_millis(50)).unwrap();
+        driver.fill(stream, block, 4 * MIB, 2).unwrap();
+        driver.verify(stream, block, 4 * MIB, 2).unwrap();
+        allocator.free(block).unwrap();
+        let all = allocator.alloc(64 * MIB, MAIN).unwrap();
+        driver.fill(MAIN, all, 64 * MIB, 3).unwrap();
+        driver.synchronize_device().unwrap();
+        assert_eq!(driver.take_mismatches(), []);
+        allocator.free(all).unwrap();
+        allocator.check();
+
+        let before = current(&api);
+        make_current(&api, green.converted());
+        let error = allocator.alloc(MIB, MAIN).unwrap_err().to_string();
+        assert!(error.contains("a context other than the primary one of device 0 is current"), "{error}");
+        allocator.free(allocator.alloc(MIB, stream).unwrap()).unwrap();
+        make_current(&api, before);
+
+        allocator.forget_stream(stream).unwrap();
+        green.destroy();
+        let error = allocator.alloc(MIB, stream).unwrap_err().to_string();
+        assert!(error.contains("917"), "{error}");
+        allocator.close().unwrap();
+    });
+}
+
+/// After `cudaDeviceReset` nothing of the device is touched, and whoever opens it again can use it.
+#[test]
+fn a_reset_is_noticed() {
+    with_settings("a_reset_is_noticed", &[], || {
+        let driver = Arc::new(open(0));
+        let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+        let stream = driver.create_stream().unwrap();
+        allocator.keep_stream(stream).unwrap();
+        let blocks = [MAIN, stream].map(|stream| allocator.alloc(4 * MIB, stream).unwrap());
+        reset(0);
+        for block in blocks {
+            allocator.free(block).unwrap();
+        }
+        for error in [
+            allocator.alloc(100 * MIB, MAIN).unwrap_err().to_string(),
+            allocator.trim(0).unwrap_err().to_string(),
+            driver.check_stream(stream).unwrap_err().to_string(),
+        ] {
+            assert!(error.contains("the primary context of device 0 was reset"), "{error}");
+            assert!(error.contains("cuCtxGetId") && error.contains("CUDA_ERROR_CONTEXT_IS_DESTROYED"), "{error}");
+        }
+        drop(allocator);
+        let again = Allocator::builder(Arc::new(open(0))).build().unwrap();
+        again.free(again.alloc(MIB, MAIN).unwrap()).unwrap();
+        again.close().unwrap();
+    });
 }
 
 /// The error with which the device was lost, and not that a stream is none of it.

@@ -230,7 +230,7 @@ fn neither_the_id_nor_the_context_of_a_captured_stream_is_told() {
     let get_id = || {
         let mut id = 0;
         // SAFETY: a stream of this device, and a valid out-parameter.
-        unsafe { api.optional.cuStreamGetId.as_ref().unwrap()(raw(stream), &raw mut id) }
+        unsafe { api.required.cuStreamGetId(raw(stream), &raw mut id) }
     };
     let get_context = || {
         let mut context = null_mut();

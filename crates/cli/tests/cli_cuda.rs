@@ -97,8 +97,8 @@ fn doctor_says_what_to_do_without_devices() {
 fn doctor_says_which_library_does_not_start() {
     let expected = ["driver     CUDA 13.0, /", "803", "nvidia-smi"];
     doctor_fails(&library(), &[("GAPLESS_SIM_FAIL", "cuInit:*:803")], &expected);
-    let expected = ["driver     CUDA 10.2, /", "gapless needs 11.0"];
-    doctor_fails(&library(), &[("GAPLESS_SIM_VERSION", "10020")], &expected);
+    let expected = ["driver     CUDA 11.4, /", "gapless needs 12.0"];
+    doctor_fails(&library(), &[("GAPLESS_SIM_VERSION", "11040")], &expected);
 }
 
 /// A device that is too old for the kernels (209), or a driver that cannot compile them, can be allocated on.

@@ -12,7 +12,7 @@ use gapless::driver::{ChunkHandle, DriverResult, MemoryDriver};
 use parking_lot::{Mutex, RwLock};
 
 use crate::accounts::Accounts;
-use crate::context::Context;
+use crate::context::{Context, OtherContext};
 use crate::ipc::{OfProcess, SharedEvent};
 use crate::settings::Settings;
 use crate::streams::{Marker, Op, Streams};
@@ -47,8 +47,8 @@ pub struct State {
     pub functions: Mutex<HashMap<u64, &'static str>>,
     /// Graphs and executable graphs by handle: their operations.
     pub graphs: Mutex<HashMap<u64, Vec<Op>>>,
-    /// The devices of the contexts other than primary ones, from number 1 on; none for a destroyed one.
-    pub contexts: Mutex<Vec<Option<usize>>>,
+    /// The contexts other than primary ones, from number 1 on; none for a destroyed one.
+    pub contexts: Mutex<Vec<Option<OtherContext>>>,
     /// Pairs of devices, of which the first was given access to the `cuMemAlloc` memory of the second.
     pub peers_enabled: RwLock<HashSet<(usize, usize)>>,
     /// Number of waits that took a processor's time.
@@ -62,6 +62,8 @@ pub struct Device {
     pub host: HostDriver,
     /// Number of times the primary context is retained.
     pub retained: AtomicU32,
+    /// Number of times the primary context was reset.
+    pub resets: AtomicU64,
     /// The code that every call returns since work accessed invalid memory, or 0 before.
     pub lost: AtomicU32,
 }
@@ -199,6 +201,7 @@ impl State {
                 host: HostDriver::new(HostConfig { capacity_bytes: settings.capacity, ..HostConfig::default() })
                     .expect("a simulated device can be created"),
                 retained: AtomicU32::new(0),
+                resets: AtomicU64::new(0),
                 lost: AtomicU32::new(0),
             };
             Self {
@@ -234,6 +237,12 @@ impl State {
             None => call(host),
             Some(accounts) => accounts.around(device, host, call),
         }
+    }
+
+    /// Returns whether a context is a green one.
+    pub fn is_green(&self, context: Context) -> bool {
+        let Some(at) = context.number.checked_sub(1) else { return false };
+        self.contexts.lock()[at].is_some_and(|other| other.green)
     }
 
     /// Returns a new handle, which no other object has and which is not a valid pointer.
@@ -337,6 +346,42 @@ impl State {
         let _ = host.unmap(DeviceAddr(addr), bytes);
         let _ = host.address_free(DeviceAddr(addr), bytes);
         let _ = self.accounted(device, |host| host.release(chunk));
+    }
+
+    /// Destroys everything that a context has but its memory: streams, after their work, and events.
+    pub fn destroy_objects_of(&self, context: Context) {
+        self.streams.destroy_all_of(context);
+        self.events.lock().retain(|_, event| event.context != context);
+    }
+
+    /// Frees all memory of a device that this process holds, and its reservations.
+    pub fn free_all_of(&self, device: usize) {
+        let plain: Vec<u64> =
+            self.plain.lock().keys().copied().filter(|addr| self.device_of(*addr) == Some(device)).collect();
+        for addr in plain {
+            self.free(addr);
+        }
+        let host = &self.devices[device].host;
+        self.mappings.write().retain(|addr, mapping| {
+            let of_device = mapping.device == device;
+            if of_device {
+                let _ = self.accounted(device, |host| host.unmap(DeviceAddr(*addr), mapping.bytes));
+            }
+            !of_device
+        });
+        self.chunks.lock().retain(|_, chunk| {
+            let of_device = chunk.device == device;
+            if of_device {
+                let _ = self.accounted(device, |host| host.release(chunk.handle));
+            }
+            !of_device
+        });
+        self.reservations.lock().retain(|addr, (bytes, owner)| {
+            if *owner == device {
+                let _ = host.address_free(DeviceAddr(*addr), *bytes);
+            }
+            *owner != device
+        });
     }
 
     /// Frees memory of [`allocate`](Self::allocate). Returns `false` if the address is unknown.

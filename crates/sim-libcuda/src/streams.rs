@@ -102,6 +102,8 @@ pub struct Stream {
     /// A number that no other stream has or had.
     pub id: u64,
     blocking: bool,
+    /// Whether the green context that the stream belongs to has been destroyed.
+    detached: AtomicBool,
     queue: Mutex<Queue>,
     capture: Mutex<Option<Capture>>,
 }
@@ -129,7 +131,18 @@ impl Stream {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let queue = Mutex::new(Queue { sender, tail: None });
         let id = IDS.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { device: context.device, context, id, blocking, queue, capture: Mutex::new(None) })
+        let (detached, capture) = (AtomicBool::new(false), Mutex::new(None));
+        Arc::new(Self { device: context.device, context, id, blocking, detached, queue, capture })
+    }
+
+    /// Notes that the green context of the stream has been destroyed.
+    pub fn detach(&self) {
+        self.detached.store(true, Ordering::Release);
+    }
+
+    /// Returns whether the green context of the stream has been destroyed.
+    pub fn is_detached(&self) -> bool {
+        self.detached.load(Ordering::Acquire)
     }
 
     /// Returns the capture in progress, if any.
@@ -222,6 +235,21 @@ impl Streams {
         self.destroyed.lock().push((handle, stream));
         note_change();
         true
+    }
+
+    /// Destroys the streams of a context, when their work has completed.
+    pub fn destroy_all_of(&self, context: Context) {
+        for stream in self.all().into_iter().filter(|stream| stream.context == context) {
+            stream.synchronize();
+        }
+        let mut created = self.created.lock();
+        let gone: Vec<u64> =
+            created.iter().filter(|(_, stream)| stream.context == context).map(|(handle, _)| *handle).collect();
+        let mut destroyed = self.destroyed.lock();
+        destroyed.extend(gone.into_iter().filter_map(|handle| Some((handle, created.remove(&handle)?))));
+        self.legacy.lock().remove(&context);
+        self.per_thread.lock().retain(|(owner, _), _| *owner != context);
+        note_change();
     }
 
     /// Stops the process if a stream of this handle was destroyed.

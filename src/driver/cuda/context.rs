@@ -2,8 +2,10 @@
 //!
 //! - I1  a [`Current`] restores the context that was current before it, on the same thread.
 //! - I2  a [`Relaxed`] restores the thread's capture mode.
+//! - I3  nothing is done in a context that was reset (`cudaDeviceReset`) after it was retained: its streams, events and memory are
+//!   gone, and their handles dangle.
 //!
-//! Threads: any; the two guards stay on theirs. Cost: two driver calls of tens of nanoseconds per guard, one where the
+//! Threads: any; the two guards stay on theirs. Cost: three driver calls of tens of nanoseconds per guard, two where the
 //! context was current already.
 
 use std::marker::PhantomData;
@@ -11,7 +13,7 @@ use std::marker::PhantomData;
 use super::library::Library;
 use super::streams::raw_stream;
 use super::sys::{CUcontext, CUdevice, CUstreamCaptureMode, CUstreamCaptureMode_enum as capture_mode};
-use crate::driver::{DriverCall, DriverResult};
+use crate::driver::{DriverCall, DriverError, DriverErrorKind, DriverResult};
 use crate::units::StreamId;
 
 /// The retained primary context of one device.
@@ -20,6 +22,8 @@ pub(super) struct Context {
     library: &'static Library,
     device: CUdevice,
     raw: CUcontext,
+    /// The number of the context when it was retained. A reset leaves the handle and gives it another number.
+    id: u64,
 }
 
 // SAFETY: a context handle is a token that the driver accepts on every thread.
@@ -34,7 +38,39 @@ impl Context {
         // SAFETY: the out-parameter is a valid pointer for the call.
         let result = unsafe { library.api().cuDevicePrimaryCtxRetain(&raw mut raw, device) };
         library.check(DriverCall::Open, "cuDevicePrimaryCtxRetain", result)?;
-        Ok(Self { library, device, raw })
+        let mut retained = Self { library, device, raw, id: 0 };
+        retained.id = retained.current_id(DriverCall::Open)?;
+        Ok(retained)
+    }
+
+    fn current_id(&self, call: DriverCall) -> DriverResult<u64> {
+        let mut id = 0;
+        // SAFETY: a context that is retained; the out-parameter is a valid pointer for the call.
+        let result = unsafe { self.library.api().cuCtxGetId(self.raw, &raw mut id) };
+        self.library.check(call, "cuCtxGetId", result).map(|()| id)
+    }
+
+    /// # Errors
+    /// `DeviceLost` once the context was reset.
+    fn expect_alive(&self, call: DriverCall) -> DriverResult<()> {
+        let error = match self.current_id(call) {
+            Ok(id) if id == self.id => return Ok(()),
+            Ok(_) => None,
+            Err(error) if error.kind.is_sticky() => return Err(error),
+            Err(error) => Some(error),
+        };
+        let because = error.map_or_else(String::new, |error| format!(" ({error})"));
+        let text = format!(
+            "the primary context of device {} was reset, by cudaDeviceReset, cuDevicePrimaryCtxReset or a library that calls them: \
+             all memory of this allocator is gone{because}; start a new process",
+            self.device
+        );
+        Err(DriverError {
+            function: Some("cuCtxGetId".into()),
+            code: 709,
+            name: "CUDA_ERROR_CONTEXT_IS_DESTROYED".into(),
+            ..DriverError::new(call, DriverErrorKind::DeviceLost, text)
+        })
     }
 
     /// Returns the driver's handle of the context.
@@ -83,7 +119,11 @@ impl Context {
     }
 
     /// Makes this context current until the guard is dropped.
+    ///
+    /// # Errors
+    /// `DeviceLost` once the context was reset.
     pub(super) fn enter(&self, call: DriverCall) -> DriverResult<Current<'_>> {
+        self.expect_alive(call)?;
         let api = self.library.api();
         let mut before = std::ptr::null_mut();
         // SAFETY: the out-parameter is a valid pointer for the call.

@@ -118,9 +118,9 @@ pub enum LoadError {
     },
 }
 
-/// The first version that has every required function. Virtual memory management is older (10.2), the release of a
-/// primary context in its present form (`cuDevicePrimaryCtxRelease_v2`) is what decides.
-pub const MINIMUM_VERSION: CudaVersion = CudaVersion(11_000);
+/// The first version that has every required function. Virtual memory management is older (10.2). What decides is `cuStreamGetId`:
+/// without it a stream that got the handle of a destroyed one cannot be told from it, unless an event is recorded at each free.
+pub const MINIMUM_VERSION: CudaVersion = CudaVersion(12_000);
 
 /// Why a device cannot be opened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -18,7 +18,7 @@ pub(super) struct KnownStreams(Mutex<HashMap<u64, KnownStream>>);
 pub(super) struct KnownStream {
     /// The device whose primary context it belongs to.
     pub ordinal: u32,
-    /// The number that `cuStreamGetId` gave, or 0 where the driver lacks that function.
+    /// The number that `cuStreamGetId` gave.
     pub number: u64,
 }
 

@@ -304,6 +304,7 @@ mod tests {
         (10_020, &["cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap"]),
         (10_020, &["cuMemSetAccess", "cuMemGetAllocationGranularity"]),
         (11_000, &["cuDevicePrimaryCtxRelease_v2"]),
+        (12_000, &["cuStreamGetId", "cuCtxGetId"]),
     ];
 
     #[test]

@@ -8,7 +8,7 @@
 //! peers.rs     the devices that get access
 //! memory.rs    virtual memory      streams.rs  streams, events    work.rs     fill, verify, copy
 //! kernels.rs   kernels from PTX                                   plain.rs    cuMemAlloc
-//! captures.rs  which capture a stream belongs to
+//! captures.rs  which capture a stream belongs to                  known_streams.rs   what the driver has told of streams
 //! raw.rs       a way below the traits, for experiments only
 //! ```
 //!

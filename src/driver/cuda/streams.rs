@@ -6,6 +6,9 @@
 //! Handles of other streams are used again by the driver once their stream has been destroyed; `cuStreamGetId` (CUDA 12.0)
 //! tells the streams apart.
 //!
+//! Streams of a green context of the primary one are streams of the device: such a context is "treated as if it were a primary
+//! context" wherever its processors do not matter (the driver API's page of `cuCtxFromGreenCtx`), so events go there as well.
+//!
 //! Neither id nor context is asked of a stream that is being captured: the driver refuses, and the question ends the capture
 //! (NVIDIA/cccl, `cudax/.../__places/stream_pool.cuh`). What it has told of the stream before counts there ([`KnownStreams`]),
 //! and a stream that was never seen is accepted. The calling thread is relaxed, since a capture may begin between two calls.
@@ -16,7 +19,7 @@ use super::CudaDriver;
 use super::context::{Current, Relaxed};
 use super::known_streams::KnownStream;
 use super::sys::{
-    CUevent, CUevent_flags_enum as event_flags, CUstream, CUstreamCaptureStatus_enum as capture_status,
+    CUcontext, CUevent, CUevent_flags_enum as event_flags, CUstream, CUstreamCaptureStatus_enum as capture_status,
     cudaError_enum as code,
 };
 use crate::driver::thread::{PER_THREAD_STREAM, own_stream};
@@ -24,6 +27,8 @@ use crate::driver::{
     DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, StreamDriver, StreamIdentity, StreamLifetime,
 };
 use crate::units::StreamId;
+use std::borrow::Cow;
+use std::ptr::null_mut;
 
 /// CUDA's legacy default stream by its other handle (`CU_STREAM_LEGACY`).
 pub const LEGACY_STREAM: StreamId = StreamId(1);
@@ -44,13 +49,8 @@ impl StreamDriver for CudaDriver {
             Err(_) => return Ok(()),
             Ok(None) => {}
         }
-        let relaxed = Relaxed::new(self.library);
-        let mut context = std::ptr::null_mut();
-        // SAFETY: the caller says that this is a stream handle; the out-parameter is a valid pointer for the call.
-        let result = unsafe { self.library.api().cuStreamGetCtx(raw_stream(stream), &raw mut context) };
-        drop(relaxed);
-        match self.library.check(call, "cuStreamGetCtx", result) {
-            Ok(()) if context == self.context.raw() => {
+        match self.context_of(stream, &current) {
+            Ok(context) if context == self.context.raw() => {
                 let number = self.number_of(stream, &current)?;
                 self.library.streams().note(stream, KnownStream { ordinal, number });
                 Ok(())
@@ -95,7 +95,7 @@ impl StreamDriver for CudaDriver {
 
     fn event_create(&self) -> DriverResult<EventHandle> {
         let _guards = self.context.enter_outside_capture(DriverCall::EventCreate)?;
-        let mut event = std::ptr::null_mut();
+        let mut event = null_mut();
         // Threads that wait for it sleep: they may hold up others that want memory, and should not take a processor as well.
         let flags = event_flags::CU_EVENT_DISABLE_TIMING.0 | event_flags::CU_EVENT_BLOCKING_SYNC.0;
         // SAFETY: the out-parameter is a valid pointer for the call.
@@ -188,20 +188,37 @@ impl CudaDriver {
         self.library.streams().find(stream).ok_or_else(unknown).map(Some)
     }
 
-    /// The number of a stream of its own handle, which is not being captured: that of `cuStreamGetId`, or 0 where the driver lacks
-    /// that function.
+    /// The number of a stream of its own handle, which is not being captured.
     fn number_of(&self, stream: StreamId, _current: &Current<'_>) -> DriverResult<u64> {
-        let Ok(function) = &self.library.optional().cuStreamGetId else { return Ok(0) };
         let _relaxed = Relaxed::new(self.library);
         let mut number = 0;
         // SAFETY: the caller says that this is a stream handle; the out-parameter is a valid pointer for the call.
-        let result = unsafe { function(raw_stream(stream), &raw mut number) };
+        let result = unsafe { self.library.api().cuStreamGetId(raw_stream(stream), &raw mut number) };
         self.library.check(DriverCall::Stream, "cuStreamGetId", result)?;
         Ok(number)
     }
+
+    /// The context of a stream of its own handle, which is not being captured: for one of a green context, the primary context of the
+    /// device, whose memory and events it has.
+    fn context_of(&self, stream: StreamId, _current: &Current<'_>) -> DriverResult<CUcontext> {
+        let _relaxed = Relaxed::new(self.library);
+        let (mut context, mut green) = (null_mut(), null_mut());
+        // SAFETY: the caller says that this is a stream handle; the out-parameter is a valid pointer for the call.
+        let result = unsafe { self.library.api().cuStreamGetCtx(raw_stream(stream), &raw mut context) };
+        self.library.check(DriverCall::Stream, "cuStreamGetCtx", result)?;
+        // Drivers before CUDA 12.5 tell the green context alone.
+        if context != self.context.raw()
+            && let Ok(function) = &self.library.optional().cuStreamGetCtx_v2
+        {
+            // SAFETY: as above, with two out-parameters.
+            let result = unsafe { function(raw_stream(stream), &raw mut context, &raw mut green) };
+            self.library.check(DriverCall::Stream, "cuStreamGetCtx_v2", result)?;
+        }
+        Ok(context)
+    }
 }
 
-fn refused(text: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
+fn refused(text: impl Into<Cow<'static, str>>) -> DriverError {
     DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text)
 }
 

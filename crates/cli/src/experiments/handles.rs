@@ -10,7 +10,7 @@ use gapless::driver::{DriverCall, DriverResult, MemoryDriver, StreamDriver, Work
 use serde_json::{Value, json};
 
 use super::graphs::{begin, destroy_graph, end};
-use super::{Question, WHOLE, no_function, refusal, skipped, told};
+use super::{Question, WHOLE, refusal, told};
 
 pub(super) const STREAM_VALUES: Question = Question {
     id: "stream_values",
@@ -47,9 +47,6 @@ pub(super) const STREAM_IDS: Question = Question {
     text: "Which ids do streams have: the default ones, the handle 2 on several threads, and during captures?",
     parts: WHOLE,
     experiment: |driver| {
-        if driver.raw().optional().cuStreamGetId.is_err() {
-            return Ok(skipped("the library has no cuStreamGetId (CUDA 12.0)"));
-        }
         let stream = driver.create_stream()?;
         let here = ids_of(driver, stream);
         let elsewhere = on_another_thread(|| ids_of(driver, stream));
@@ -157,9 +154,6 @@ fn call_with_dead(driver: &CudaDriver, part: &str, dead: StreamId, event: u64) -
         "get_context" => unsafe { api.cuStreamGetCtx(stream, &raw mut context) },
         // SAFETY: see above; the pointers are valid for the call.
         "destroy_again" => unsafe { api.cuStreamDestroy_v2(stream) },
-        _ if raw.optional().cuStreamGetId.is_err() => {
-            return Ok(skipped("the library has no cuStreamGetId (CUDA 12.0)"));
-        }
         _ => return Ok(told(&id_of(driver, dead))),
     };
     Ok(told(&raw.check(DriverCall::Stream, part, result)))
@@ -186,11 +180,10 @@ fn destroy_now(driver: &CudaDriver, stream: StreamId) -> DriverResult<()> {
 
 /// The id of a stream, as the calling thread sees it.
 fn id_of(driver: &CudaDriver, stream: StreamId) -> DriverResult<u64> {
-    let Ok(function) = &driver.raw().optional().cuStreamGetId else { return Err(no_function("cuStreamGetId")) };
     let _current = driver.raw().enter(DriverCall::Stream)?;
     let mut id = 0;
     // SAFETY: a stream of this device, or a dead one where that is the question; a valid out-parameter.
-    let result = unsafe { function(raw_stream(stream), &raw mut id) };
+    let result = unsafe { driver.raw().api().cuStreamGetId(raw_stream(stream), &raw mut id) };
     driver.raw().check(DriverCall::Stream, "cuStreamGetId", result).map(|()| id)
 }
 

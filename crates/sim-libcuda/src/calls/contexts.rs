@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use gapless::driver::cuda::sys::cudaError_enum as E;
 
 use super::entry::{CAPTURE, CONTEXT, Code, INVALID, OK, begin, begin_current, forbidden_in_capture, pointer, put};
-use crate::context::Context;
+use crate::context::{Context, OtherContext};
 use crate::settings::Rdma;
 use crate::state::{BELOW, CAPTURE_MODE, CURRENT, State};
 
@@ -148,13 +148,13 @@ fn set_current(state: &State, context: *mut c_void) -> Code {
 }
 
 /// Returns the context of a handle.
-fn find_context(state: &State, context: *mut c_void) -> Option<Context> {
+pub(super) fn find_context(state: &State, context: *mut c_void) -> Option<Context> {
     let token = (context as u64).checked_sub(CONTEXTS)? as usize;
     if token < state.devices.len() {
         return Some(Context { device: token, number: 0 });
     }
     let at = token - state.devices.len();
-    let device = (*state.contexts.lock().get(at)?)?;
+    let OtherContext { device, .. } = (*state.contexts.lock().get(at)?)?;
     Some(Context { device, number: at + 1 })
 }
 
@@ -170,6 +170,13 @@ pub unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> Code {
     unsafe { put(device, current as c_int) }
 }
 
+/// Returns a new context.
+pub(super) fn add_context(state: &State, context: OtherContext) -> Context {
+    let mut contexts = state.contexts.lock();
+    contexts.push(Some(context));
+    Context { device: context.device, number: contexts.len() }
+}
+
 /// Creates a context beside the primary one, and makes it current.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxCreate_v2(context: *mut *mut c_void, _flags: c_uint, device: c_int) -> Code {
@@ -177,24 +184,64 @@ pub unsafe extern "C" fn cuCtxCreate_v2(context: *mut *mut c_void, _flags: c_uin
     let Some(device) = usize::try_from(device).ok().filter(|device| *device < state.devices.len()) else {
         return E::CUDA_ERROR_INVALID_DEVICE.0;
     };
-    let mut contexts = state.contexts.lock();
-    contexts.push(Some(device));
-    let made = Context { device, number: contexts.len() };
+    let made = add_context(state, OtherContext { device, green: false });
     BELOW.with_borrow_mut(|below| below.push(CURRENT.get()));
     CURRENT.set(Some(made));
     // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(context, pointer(context_token(state, made))) }
 }
 
-/// Destroys a context that `cuCtxCreate` made. Where it is current, none is afterwards.
+/// Destroys a context that `cuCtxCreate` made, with its streams and events. Where it is current, none is afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxDestroy_v2(context: *mut c_void) -> Code {
     let state = begin!("cuCtxDestroy_v2");
-    let Some(found) = find_context(state, context).filter(|found| found.number > 0) else { return CONTEXT };
-    state.contexts.lock()[found.number - 1] = None;
+    let Some(found) = find_context(state, context).filter(|found| found.number > 0 && !state.is_green(*found)) else {
+        return CONTEXT;
+    };
+    destroy_context(state, found);
     if CURRENT.get() == Some(found) {
         CURRENT.set(BELOW.with_borrow_mut(Vec::pop).unwrap_or(None));
     }
+    OK
+}
+
+pub(super) fn destroy_context(state: &State, context: Context) {
+    state.destroy_objects_of(context);
+    state.contexts.lock()[context.number - 1] = None;
+}
+
+/// Returns a number that no other context has or had. A primary context that was reset has another one.
+///
+/// Source: the driver API's page of `cuCtxGetId`: "unique for the life of the program for this instance of CUDA".
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetId(context: *mut c_void, id: *mut u64) -> Code {
+    let state = begin!("cuCtxGetId");
+    let found = if context.is_null() { CURRENT.get() } else { find_context(state, context) };
+    let Some(Context { device, number }) = found else { return CONTEXT };
+    let instance = match number {
+        0 => state.devices[device].resets.load(Ordering::Acquire) * state.devices.len() as u64 + device as u64,
+        number => (1 << 32) + number as u64,
+    };
+    // SAFETY: guaranteed by the driver API's contract.
+    unsafe { put(id, instance + 1) }
+}
+
+/// Destroys everything that the primary context of a device has. Whoever retained it has a new one from then on, by the same
+/// handle.
+///
+/// Source: the driver API's page of `cuDevicePrimaryCtxReset`: "explicitly destroys and cleans up all resources associated with the
+/// current device in the current process". Whether memory of `cuMemCreate` is among them, no document says; here it is.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDevicePrimaryCtxReset_v2(device: c_int) -> Code {
+    let state = begin!("cuDevicePrimaryCtxReset_v2");
+    let Some(device) = usize::try_from(device).ok().filter(|device| *device < state.devices.len()) else {
+        return E::CUDA_ERROR_INVALID_DEVICE.0;
+    };
+    let found = &state.devices[device];
+    state.destroy_objects_of(Context { device, number: 0 });
+    state.free_all_of(device);
+    found.lost.store(0, Ordering::Release);
+    found.resets.fetch_add(1, Ordering::AcqRel);
     OK
 }
 

@@ -23,6 +23,8 @@ pub const NOT_READY: Code = E::CUDA_ERROR_NOT_READY.0;
 pub const CAPTURE: Code = E::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.0;
 pub const IMPLICIT: Code = E::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT.0;
 pub const ISOLATION: Code = E::CUDA_ERROR_STREAM_CAPTURE_ISOLATION.0;
+/// `CUDA_ERROR_STREAM_DETACHED`, of CUDA 13.
+pub const DETACHED: Code = 917;
 pub const LOST: Code = E::CUDA_ERROR_ILLEGAL_ADDRESS.0;
 
 /// Begins an exported function: runs a planned interruption, and returns the code of a planned fault, or an error if `cuInit`
@@ -114,7 +116,12 @@ pub(super) fn breaks_a_capture(state: &State) -> bool {
 pub(super) fn stream_of(state: &State, stream: *mut c_void, device: usize) -> Result<Arc<Stream>, Code> {
     let context = CURRENT.get().filter(|context| context.device == device).ok_or(CONTEXT)?;
     let found = state.streams.find(stream as u64, context).ok_or(HANDLE)?;
-    if found.context == context { Ok(found) } else { Err(CONTEXT) }
+    if found.is_detached() {
+        return Err(DETACHED);
+    }
+    // Streams of green contexts can be used while the primary context is current, too.
+    let usable = found.context == context || (found.context.primary() == context && state.is_green(found.context));
+    if usable { Ok(found) } else { Err(CONTEXT) }
 }
 
 /// Finds a stream to use. The legacy default stream is unusable while a blocking stream is captured: the attempt ends

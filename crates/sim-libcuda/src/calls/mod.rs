@@ -3,6 +3,7 @@
 mod contexts;
 pub mod entry;
 mod graphs;
+mod green;
 mod ipc;
 mod launch;
 mod plain_memory;

@@ -8,12 +8,12 @@ use gapless::driver::cuda::sys::cudaError_enum as E;
 
 use super::contexts::context_token;
 use super::entry::{
-    CAPTURE, CONTEXT, Code, HANDLE, INVALID, NOT_READY, OK, RELAXED, ask_stream, begin, begin_current, find_stream,
+    CAPTURE, CONTEXT, Code, HANDLE, INVALID, NOT_READY, OK, ask_stream, begin, begin_current, find_stream,
     forbidden_in_capture, pointer, put,
 };
 use super::graphs::{self, InCapture};
 use crate::ipc::SharedEvent;
-use crate::state::{CAPTURE_MODE, CURRENT, Event};
+use crate::state::{CURRENT, Event};
 use crate::streams::Op;
 
 /// Returns an error if the stream is being captured, which ends the capture.
@@ -34,13 +34,16 @@ macro_rules! not_captured {
 macro_rules! not_while_captured {
     ($stream:expr) => {
         if let Some(capture) = $stream.capture() {
-            if capture.mode != RELAXED && CAPTURE_MODE.get() != RELAXED {
+            if capture.mode != $crate::calls::entry::RELAXED
+                && $crate::state::CAPTURE_MODE.get() != $crate::calls::entry::RELAXED
+            {
                 capture.invalidate();
             }
-            return CAPTURE;
+            return $crate::calls::entry::CAPTURE;
         }
     };
 }
+pub(super) use not_while_captured;
 
 /// Returns an error if the event was recorded in a capture, which ends that capture.
 macro_rules! not_of_a_capture {
@@ -130,7 +133,9 @@ pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, flags: c_uint) -
         _ => None,
     };
     let token = state.token();
-    let context = CURRENT.get().unwrap_or_default();
+    // An event made in a green context is one of its primary context.
+    let current = CURRENT.get().unwrap_or_default();
+    let context = if state.is_green(current) { current.primary() } else { current };
     let created = Event { context, blocking: flags & BLOCKING_SYNC != 0, shared, ..Event::default() };
     state.events.lock().insert(token, created);
     // SAFETY: guaranteed by the driver API's contract.
@@ -150,7 +155,8 @@ pub unsafe extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) 
     let mut events = state.events.lock();
     let Some(event) = events.get_mut(&(event as u64)) else { return HANDLE };
     // An event is recorded on streams of its own context only. Streams of all devices may wait for it.
-    if event.context != stream.context {
+    let context = if state.is_green(stream.context) { stream.context.primary() } else { stream.context };
+    if event.context != context {
         return HANDLE;
     }
     if let Some(shared) = &event.shared {

@@ -20,13 +20,13 @@ const REQUIRED: &str = "
 cuInit cuDriverGetVersion cuGetErrorName cuGetErrorString
 cuDeviceGetCount cuDeviceGet cuDeviceGetName cuDeviceGetAttribute cuDeviceTotalMem_v2 cuDeviceCanAccessPeer
 cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2 cuCtxGetCurrent cuCtxGetDevice
-cuCtxSetCurrent cuCtxSynchronize
+cuCtxSetCurrent cuCtxGetId cuCtxSynchronize
 cuMemGetInfo_v2 cuMemAlloc_v2 cuMemFree_v2 cuMemAllocHost_v2 cuMemFreeHost
 cuMemAddressReserve cuMemAddressFree cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess
 cuMemGetAllocationGranularity
 cuMemcpyDtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyHtoDAsync_v2 cuMemsetD8Async cuMemsetD32Async
 cuThreadExchangeStreamCaptureMode cuStreamIsCapturing
-cuStreamCreate cuStreamDestroy_v2 cuStreamSynchronize cuStreamQuery cuStreamWaitEvent cuStreamGetCtx
+cuStreamCreate cuStreamDestroy_v2 cuStreamSynchronize cuStreamQuery cuStreamWaitEvent cuStreamGetCtx cuStreamGetId
 cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuEventSynchronize
 cuModuleLoadData cuModuleUnload cuModuleGetFunction cuLaunchKernel
 ";
@@ -34,14 +34,14 @@ const OPTIONAL: &str = "
 cuMemGetAccess cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMemRetainAllocationHandle
 cuMemGetHandleForAddressRange cuMemGetAllocationPropertiesFromHandle cuMemAllocAsync cuMemFreeAsync
 cuDeviceGetPCIBusId cuDeviceGetUuid_v2
-cuStreamGetId cuStreamGetCaptureInfo_v3 cuStreamBeginCapture_v2 cuStreamEndCapture cuGraphInstantiateWithFlags cuGraphLaunch cuGraphDestroy
+cuStreamGetCtx_v2 cuStreamGetCaptureInfo_v3 cuStreamBeginCapture_v2 cuStreamEndCapture cuGraphInstantiateWithFlags cuGraphLaunch cuGraphDestroy
 cuGraphExecDestroy cuLaunchKernelEx
 ";
 const TYPES: [&str; 4] = [
     "CUresult|CUdevice_attribute|CUstreamCaptureMode|CUstreamCaptureStatus|CUuuid|CUevent_flags|CUstream_flags",
     "CUmemAllocationProp|CUmemAccessDesc|CUmemLocation|CUmemGenericAllocationHandle",
     "CUmemAllocationHandleType|CUmemAccess_flags|CUmemAllocationGranularity_flags|CUmemAllocationType|CUmemLocationType|CUmemRangeHandleType",
-    "CUgraph|CUgraphExec|CUgraphNode|CUgraphEdgeData|cuuint64_t|CUlaunchConfig|CUlaunchAttribute|CUlaunchAttributeID",
+    "CUgraph|CUgraphExec|CUgraphNode|CUgraphEdgeData|cuuint64_t|CUlaunchConfig|CUlaunchAttribute|CUlaunchAttributeID|CUgreenCtx",
 ];
 const OPTIONS: [&str; 10] = [
     "--default-enum-style",

@@ -63,8 +63,8 @@ pub struct Optional {
         unsafe extern "C" fn(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) -> CUresult,
         ::libloading::Error,
     >,
-    pub cuStreamGetId: Result<
-        unsafe extern "C" fn(hStream: CUstream, streamId: *mut ::std::os::raw::c_ulonglong) -> CUresult,
+    pub cuStreamGetCtx_v2: Result<
+        unsafe extern "C" fn(hStream: CUstream, pCtx: *mut CUcontext, pGreenCtx: *mut CUgreenCtx) -> CUresult,
         ::libloading::Error,
     >,
     pub cuStreamBeginCapture_v2:
@@ -132,7 +132,7 @@ impl Optional {
         let cuMemRetainAllocationHandle = unsafe { __library.get(b"cuMemRetainAllocationHandle\0") }.map(|sym| *sym);
         let cuMemFreeAsync = unsafe { __library.get(b"cuMemFreeAsync\0") }.map(|sym| *sym);
         let cuMemAllocAsync = unsafe { __library.get(b"cuMemAllocAsync\0") }.map(|sym| *sym);
-        let cuStreamGetId = unsafe { __library.get(b"cuStreamGetId\0") }.map(|sym| *sym);
+        let cuStreamGetCtx_v2 = unsafe { __library.get(b"cuStreamGetCtx_v2\0") }.map(|sym| *sym);
         let cuStreamBeginCapture_v2 = unsafe { __library.get(b"cuStreamBeginCapture_v2\0") }.map(|sym| *sym);
         let cuStreamEndCapture = unsafe { __library.get(b"cuStreamEndCapture\0") }.map(|sym| *sym);
         let cuStreamGetCaptureInfo_v3 = unsafe { __library.get(b"cuStreamGetCaptureInfo_v3\0") }.map(|sym| *sym);
@@ -153,7 +153,7 @@ impl Optional {
             cuMemRetainAllocationHandle,
             cuMemFreeAsync,
             cuMemAllocAsync,
-            cuStreamGetId,
+            cuStreamGetCtx_v2,
             cuStreamBeginCapture_v2,
             cuStreamEndCapture,
             cuStreamGetCaptureInfo_v3,
@@ -249,8 +249,13 @@ impl Optional {
     pub unsafe fn cuMemAllocAsync(&self, dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) -> CUresult {
         unsafe { (self.cuMemAllocAsync.as_ref().expect("Expected function, got error."))(dptr, bytesize, hStream) }
     }
-    pub unsafe fn cuStreamGetId(&self, hStream: CUstream, streamId: *mut ::std::os::raw::c_ulonglong) -> CUresult {
-        unsafe { (self.cuStreamGetId.as_ref().expect("Expected function, got error."))(hStream, streamId) }
+    pub unsafe fn cuStreamGetCtx_v2(
+        &self,
+        hStream: CUstream,
+        pCtx: *mut CUcontext,
+        pGreenCtx: *mut CUgreenCtx,
+    ) -> CUresult {
+        unsafe { (self.cuStreamGetCtx_v2.as_ref().expect("Expected function, got error."))(hStream, pCtx, pGreenCtx) }
     }
     pub unsafe fn cuStreamBeginCapture_v2(&self, hStream: CUstream, mode: CUstreamCaptureMode) -> CUresult {
         unsafe { (self.cuStreamBeginCapture_v2.as_ref().expect("Expected function, got error."))(hStream, mode) }

@@ -61,6 +61,12 @@ pub struct CUgraphDeviceUpdatableNode_st {
 }
 pub type CUgraphDeviceNode = *mut CUgraphDeviceUpdatableNode_st;
 #[repr(C)]
+#[derive(Debug)]
+pub struct CUgreenCtx_st {
+    _unused: [u8; 0],
+}
+pub type CUgreenCtx = *mut CUgreenCtx_st;
+#[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct CUuuid_st {
     pub bytes: [::std::os::raw::c_char; 16usize],
@@ -1000,6 +1006,7 @@ pub struct Required {
     pub cuCtxSetCurrent: unsafe extern "C" fn(ctx: CUcontext) -> CUresult,
     pub cuCtxGetCurrent: unsafe extern "C" fn(pctx: *mut CUcontext) -> CUresult,
     pub cuCtxGetDevice: unsafe extern "C" fn(device: *mut CUdevice) -> CUresult,
+    pub cuCtxGetId: unsafe extern "C" fn(ctx: CUcontext, ctxId: *mut ::std::os::raw::c_ulonglong) -> CUresult,
     pub cuCtxSynchronize: unsafe extern "C" fn() -> CUresult,
     pub cuModuleLoadData: unsafe extern "C" fn(module: *mut CUmodule, image: *const ::std::os::raw::c_void) -> CUresult,
     pub cuModuleUnload: unsafe extern "C" fn(hmod: CUmodule) -> CUresult,
@@ -1071,6 +1078,7 @@ pub struct Required {
         option: CUmemAllocationGranularity_flags,
     ) -> CUresult,
     pub cuStreamCreate: unsafe extern "C" fn(phStream: *mut CUstream, Flags: ::std::os::raw::c_uint) -> CUresult,
+    pub cuStreamGetId: unsafe extern "C" fn(hStream: CUstream, streamId: *mut ::std::os::raw::c_ulonglong) -> CUresult,
     pub cuStreamGetCtx: unsafe extern "C" fn(hStream: CUstream, pctx: *mut CUcontext) -> CUresult,
     pub cuStreamWaitEvent:
         unsafe extern "C" fn(hStream: CUstream, hEvent: CUevent, Flags: ::std::os::raw::c_uint) -> CUresult,
@@ -1130,6 +1138,7 @@ impl Required {
         let cuCtxSetCurrent = unsafe { __library.get(b"cuCtxSetCurrent\0") }.map(|sym| *sym)?;
         let cuCtxGetCurrent = unsafe { __library.get(b"cuCtxGetCurrent\0") }.map(|sym| *sym)?;
         let cuCtxGetDevice = unsafe { __library.get(b"cuCtxGetDevice\0") }.map(|sym| *sym)?;
+        let cuCtxGetId = unsafe { __library.get(b"cuCtxGetId\0") }.map(|sym| *sym)?;
         let cuCtxSynchronize = unsafe { __library.get(b"cuCtxSynchronize\0") }.map(|sym| *sym)?;
         let cuModuleLoadData = unsafe { __library.get(b"cuModuleLoadData\0") }.map(|sym| *sym)?;
         let cuModuleUnload = unsafe { __library.get(b"cuModuleUnload\0") }.map(|sym| *sym)?;
@@ -1154,6 +1163,7 @@ impl Required {
         let cuMemGetAllocationGranularity =
             unsafe { __library.get(b"cuMemGetAllocationGranularity\0") }.map(|sym| *sym)?;
         let cuStreamCreate = unsafe { __library.get(b"cuStreamCreate\0") }.map(|sym| *sym)?;
+        let cuStreamGetId = unsafe { __library.get(b"cuStreamGetId\0") }.map(|sym| *sym)?;
         let cuStreamGetCtx = unsafe { __library.get(b"cuStreamGetCtx\0") }.map(|sym| *sym)?;
         let cuStreamWaitEvent = unsafe { __library.get(b"cuStreamWaitEvent\0") }.map(|sym| *sym)?;
         let cuThreadExchangeStreamCaptureMode =
@@ -1185,6 +1195,7 @@ impl Required {
             cuCtxSetCurrent,
             cuCtxGetCurrent,
             cuCtxGetDevice,
+            cuCtxGetId,
             cuCtxSynchronize,
             cuModuleLoadData,
             cuModuleUnload,
@@ -1208,6 +1219,7 @@ impl Required {
             cuMemSetAccess,
             cuMemGetAllocationGranularity,
             cuStreamCreate,
+            cuStreamGetId,
             cuStreamGetCtx,
             cuStreamWaitEvent,
             cuThreadExchangeStreamCaptureMode,
@@ -1275,6 +1287,9 @@ impl Required {
     }
     pub unsafe fn cuCtxGetDevice(&self, device: *mut CUdevice) -> CUresult {
         unsafe { (self.cuCtxGetDevice)(device) }
+    }
+    pub unsafe fn cuCtxGetId(&self, ctx: CUcontext, ctxId: *mut ::std::os::raw::c_ulonglong) -> CUresult {
+        unsafe { (self.cuCtxGetId)(ctx, ctxId) }
     }
     pub unsafe fn cuCtxSynchronize(&self) -> CUresult {
         unsafe { (self.cuCtxSynchronize)() }
@@ -1410,6 +1425,9 @@ impl Required {
     }
     pub unsafe fn cuStreamCreate(&self, phStream: *mut CUstream, Flags: ::std::os::raw::c_uint) -> CUresult {
         unsafe { (self.cuStreamCreate)(phStream, Flags) }
+    }
+    pub unsafe fn cuStreamGetId(&self, hStream: CUstream, streamId: *mut ::std::os::raw::c_ulonglong) -> CUresult {
+        unsafe { (self.cuStreamGetId)(hStream, streamId) }
     }
     pub unsafe fn cuStreamGetCtx(&self, hStream: CUstream, pctx: *mut CUcontext) -> CUresult {
         unsafe { (self.cuStreamGetCtx)(hStream, pctx) }
