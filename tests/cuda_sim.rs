@@ -357,7 +357,7 @@ fn no_device_and_old_drivers_have_different_errors() {
     with_settings(name, &[("GAPLESS_SIM_DEVICES", "0"), ("CASE", "none")], no_device_or_old);
     with_settings(name, &[("GAPLESS_SIM_VERSION", "10010"), ("CASE", "old")], no_device_or_old);
     // Has virtual memory management and lacks a function that gapless needs.
-    with_settings(name, &[("GAPLESS_SIM_VERSION", "10020"), ("CASE", "nearly")], no_device_or_old);
+    with_settings(name, &[("GAPLESS_SIM_VERSION", "11080"), ("CASE", "nearly")], no_device_or_old);
 }
 
 fn no_device_or_old() {
@@ -368,10 +368,10 @@ fn no_device_or_old() {
             CudaVersion(13_000)
         }
         case => {
-            let version = if case == "old" { CudaVersion(10_010) } else { CudaVersion(10_020) };
+            let version = if case == "old" { CudaVersion(10_010) } else { CudaVersion(11_080) };
             assert!(matches!(&error, LoadError::DriverTooOld { found, .. } if *found == version), "{error}");
             assert!(error.to_string().contains(&version.to_string()), "{error}");
-            assert!(error.to_string().contains("11.0"), "{error}");
+            assert!(error.to_string().contains("12.0"), "{error}");
             version
         }
     };
