@@ -112,6 +112,25 @@ fn figures_are_those_of_the_device_and_its_pools() {
     assert_eq!(events, [Alloc, Alloc, Oom, Free, Alloc, Free, Free]);
 }
 
+/// A thread that has ended has begun no capture for the pool that it left open without a request.
+#[test]
+fn a_pool_left_open_by_a_thread_that_has_ended_keeps_no_other() {
+    let process = models();
+    let device = process.device(0).unwrap();
+    std::thread::scope(|scope| scope.spawn(|| device.pools().begin((1, 1)).unwrap()).join().unwrap());
+    device.pools().begin(POOL).unwrap();
+    let block = device.alloc(&request(40)).unwrap();
+    device.free(block, 0, StreamId::DEFAULT).unwrap();
+    device.pools().end(POOL);
+    device.pools().release(POOL);
+    let all = device.alloc(&request(64)).unwrap();
+    device.free(all, 0, StreamId::DEFAULT).unwrap();
+    device.pools().end((1, 1));
+    device.pools().release((1, 1));
+    device.trim(0).unwrap();
+    assert_eq!(device.figures(None).unwrap().reserved_bytes, 0);
+}
+
 #[test]
 fn pinned_registered_and_recorded() {
     let process = models();

@@ -14,8 +14,7 @@ use gapless::driver::cuda::Capture;
 use gapless::{DeviceAddr, StreamId};
 use parking_lot::RwLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::thread::ThreadId;
+use std::sync::{Arc, OnceLock, Weak};
 
 /// The open pools of one device.
 pub(super) struct OpenPools<D: DeviceDriver> {
@@ -27,7 +26,7 @@ pub(super) struct OpenPools<D: DeviceDriver> {
 /// A pool that was opened and not closed since.
 struct Open<D: DeviceDriver> {
     pool: Arc<Pool<D>>,
-    thread: ThreadId,
+    thread: Thread,
     /// Empty before the first request.
     purpose: OnceLock<Purpose>,
 }
@@ -50,7 +49,25 @@ pub(super) enum Served<D: DeviceDriver> {
 }
 
 thread_local! {
-    static HERE: ThreadId = std::thread::current().id();
+    static HERE: Arc<()> = Arc::new(());
+}
+
+/// A thread, which may have ended.
+struct Thread(Weak<()>);
+
+impl Thread {
+    fn current() -> Self {
+        // A thread that is ending counts as one that has ended.
+        Self(HERE.try_with(Arc::downgrade).unwrap_or_default())
+    }
+
+    fn is_current(&self) -> bool {
+        HERE.try_with(|here| std::ptr::eq(Weak::as_ptr(&self.0), Arc::as_ptr(here))).unwrap_or(false)
+    }
+
+    fn has_ended(&self) -> bool {
+        self.0.strong_count() == 0
+    }
 }
 
 impl<D: DeviceDriver> OpenPools<D> {
@@ -60,9 +77,8 @@ impl<D: DeviceDriver> OpenPools<D> {
 
     /// Opens a pool for the calling thread.
     pub fn push(&self, pool: Arc<Pool<D>>) {
-        let thread = HERE.with(|here| *here);
         let mut list = self.list.write();
-        list.push(Open { pool, thread, purpose: OnceLock::new() });
+        list.push(Open { pool, thread: Thread::current(), purpose: OnceLock::new() });
         self.count.store(list.len(), Ordering::Release);
     }
 
@@ -122,7 +138,9 @@ impl<D: DeviceDriver> OpenPools<D> {
                     return false;
                 }
                 Some(Purpose::Thread) => {}
-                Some(Purpose::Capture(..)) | None => capturing = true,
+                Some(Purpose::Capture(..)) => capturing = true,
+                // A thread that has ended without a request has begun no capture that is still to make one.
+                None => capturing |= !open.thread.has_ended(),
             }
             true
         });
@@ -133,9 +151,8 @@ impl<D: DeviceDriver> OpenPools<D> {
 
 /// The pool that a request on `stream` belongs to.
 fn pool_of<'a, D: DeviceDriver>(list: &'a [Open<D>], stream: StreamId, driver: &D) -> Option<&'a Arc<Pool<D>>> {
-    let here = HERE.with(|here| *here);
-    let own = || list.iter().rev().filter(|open| open.thread == here);
-    let all = || own().chain(list.iter().rev().filter(|open| open.thread != here));
+    let own = || list.iter().rev().filter(|open| open.thread.is_current());
+    let all = || own().chain(list.iter().rev().filter(|open| !open.thread.is_current()));
     // The driver need not be asked where only the thread matters.
     if let Some(newest) = own().next()
         && own().all(|open| open.purpose.get() == Some(&Purpose::Thread))
