@@ -267,8 +267,8 @@ typedef struct gapless_torch_figures {
 // The allocator has been used with as many streams as it can keep track of.
 #define GAPLESS_KIND_TOO_MANY_STREAMS 10
 
-// A stream that may still use the memory is being captured into a graph, or was destroyed: it cannot be waited for. No
-// function returns this yet: it is of raw ranges, which are for Rust.
+// A stream is being captured into a graph, and until that has ended, streams that may still use the free memory cannot be waited
+// for. The same request may be served after the capture. With the status GAPLESS_ERROR_OUT_OF_MEMORY.
 #define GAPLESS_KIND_CANNOT_WAIT 11
 
 // The process was forked from the one that made the allocator.

@@ -5,6 +5,7 @@ mod simulated;
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::cuda::sys::{CUgraph, CUgraphExec, CUstream, Optional, Required, cudaError_enum as code};
 use gapless::driver::{DriverError, DriverErrorKind, MemoryDriver, StreamDriver, WorkDriver};
+use gapless::units::MIB;
 use gapless::{Allocator, DeviceAddr, StreamId};
 use simulated::{library, with_settings};
 use std::ptr::null_mut;
@@ -372,4 +373,33 @@ fn a_host_wait_for_an_event_sleeps() {
     api.driver.event_synchronize(event).unwrap();
     assert_eq!(spins(), before);
     api.driver.event_destroy(event).unwrap();
+}
+
+/// The whole device is waited for where nothing else tells when a stream has finished. That would end the capture of any stream of
+/// the device: of blocking ones the legacy stream tells, whoever has them.
+#[test]
+fn a_request_that_runs_short_leaves_a_capture_alone() {
+    let api = api();
+    let driver = Arc::new(CudaDriver::builder().library(library()).open().unwrap());
+    let allocator = Allocator::builder(Arc::clone(&driver)).budget(64 * MIB).build().unwrap();
+    let (kept, gone) = (api.driver.create_stream().unwrap(), api.driver.create_stream().unwrap());
+    allocator.keep_stream(kept).unwrap();
+    let block = allocator.alloc(64 * MIB, gone).unwrap();
+    allocator.free(block).unwrap();
+    let captured = api.blocking_stream();
+    for mode in [GLOBAL, THREAD_LOCAL, RELAXED] {
+        api.begin(captured, mode);
+        let error =
+            std::thread::scope(|scope| scope.spawn(|| allocator.alloc(64 * MIB, kept)).join().unwrap()).unwrap_err();
+        api.end(captured).expect("the capture is not touched");
+        let report = error.report().expect("what is free");
+        assert!(report.stopped_by_capture && report.satisfiable, "{report}");
+        let text = report.to_string();
+        assert!(text.contains("64 MiB are free") && text.contains("captured") && text.contains("again"), "{text}");
+    }
+    let all = allocator.alloc(64 * MIB, kept).unwrap();
+    allocator.free(all).unwrap();
+    let error = allocator.alloc(65 * MIB, kept).unwrap_err();
+    assert!(!error.report().unwrap().stopped_by_capture);
+    allocator.close().unwrap();
 }

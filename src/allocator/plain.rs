@@ -159,6 +159,7 @@ impl PlainAllocator {
             elsewhere_bytes: 0,
             budget_bytes: free + stats.reserved_bytes,
             stopped_by_budget: false,
+            stopped_by_capture: false,
             reserved_bytes: stats.reserved_bytes,
             live_bytes: stats.live_bytes,
             live_block_bytes: stats.live_block_bytes,

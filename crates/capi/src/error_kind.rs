@@ -29,8 +29,8 @@ pub const GAPLESS_KIND_ADDRESSES_FRAGMENTED: gapless_error_kind = 8;
 pub const GAPLESS_KIND_FOREIGN_STREAM: gapless_error_kind = 9;
 /// The allocator has been used with as many streams as it can keep track of.
 pub const GAPLESS_KIND_TOO_MANY_STREAMS: gapless_error_kind = 10;
-/// A stream that may still use the memory is being captured into a graph, or was destroyed: it cannot be waited for. No
-/// function returns this yet: it is of raw ranges, which are for Rust.
+/// A stream is being captured into a graph, and until that has ended, streams that may still use the free memory cannot be waited
+/// for. The same request may be served after the capture. With the status GAPLESS_ERROR_OUT_OF_MEMORY.
 pub const GAPLESS_KIND_CANNOT_WAIT: gapless_error_kind = 11;
 /// The process was forked from the one that made the allocator.
 pub const GAPLESS_KIND_FORKED: gapless_error_kind = 12;
@@ -91,7 +91,9 @@ impl From<&AllocError> for Cause {
     fn from(error: &AllocError) -> Self {
         match error {
             AllocError::OutOfMemory(report) => {
-                Self { report: Some(report.clone()), ..Self::of(GAPLESS_KIND_OUT_OF_MEMORY) }
+                let kind =
+                    if report.stopped_by_capture { GAPLESS_KIND_CANNOT_WAIT } else { GAPLESS_KIND_OUT_OF_MEMORY };
+                Self { report: Some(report.clone()), ..Self::of(kind) }
             }
             AllocError::TooLarge { .. } | AllocError::RangeFull { .. } => Self::of(GAPLESS_KIND_TOO_LARGE),
             AllocError::AddressesFragmented { .. } => Self::of(GAPLESS_KIND_ADDRESSES_FRAGMENTED),

@@ -57,6 +57,9 @@ pub struct OutOfMemory {
     pub budget_bytes: u64,
     /// Whether a budget that was set is what stops the request: the device has free memory enough for it.
     pub stopped_by_budget: bool,
+    /// Whether the free bytes cover the request, and a capture of a stream into a graph is what keeps some of them: the host may not
+    /// wait for the streams that used them last. After the capture, the same request may be served.
+    pub stopped_by_capture: bool,
     /// Bytes that the allocator holds.
     pub reserved_bytes: u64,
     /// Bytes requested by live allocations.
@@ -98,6 +101,13 @@ impl OutOfMemory {
     /// Whether any allocator could have served the request, in a sentence.
     pub fn verdict(&self) -> String {
         let requested = ByteSize(self.requested_bytes);
+        if self.stopped_by_capture {
+            return format!(
+                "{} are free, but a stream is being captured into a graph, and until that has ended, the streams that used some of \
+                 them last cannot be waited for. Try again after the capture.",
+                ByteSize(self.free_bytes)
+            );
+        }
         if self.stopped_by_budget {
             let on_device = self.device.map_or(0, |device| device.free);
             return format!(
@@ -244,6 +254,7 @@ mod tests {
             elsewhere_bytes: 0,
             budget_bytes: 8 * MIB,
             stopped_by_budget: false,
+            stopped_by_capture: false,
             reserved_bytes: 8 * MIB,
             live_bytes: 5 * MIB,
             live_block_bytes: 5 * MIB,

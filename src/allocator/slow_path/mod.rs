@@ -77,6 +77,8 @@ pub struct SlowPath<'a, D: Driver> {
     given: Option<StreamIndex>,
     /// Chunks created since the caller entered: those still idle go back to the driver if its work fails.
     created: Vec<ChunkId>,
+    /// How often a capture had kept the host from waiting for the device when the caller entered.
+    waits_forbidden: u64,
 }
 
 impl Door {
@@ -128,7 +130,8 @@ impl Door {
     /// A caller inside, whatever has happened before.
     fn path<'a, D: Driver>(&'a self, shared: &'a Shared<D>) -> SlowPath<'a, D> {
         let (mapper, holdings) = (self.lock(), &self.holdings);
-        SlowPath { shared, mapper, holdings, given: None, created: Vec::new() }
+        let waits_forbidden = shared.streams.waits_forbidden();
+        SlowPath { shared, mapper, holdings, given: None, created: Vec::new(), waits_forbidden }
     }
 
     /// What is mapped, for tests of the books themselves.

@@ -64,6 +64,8 @@ pub struct Streams<D> {
     epoch_limit: u32,
     rules: Rules,
     host_waits: AtomicU64,
+    /// Number of waits for the device that a capture forbade.
+    waits_forbidden: AtomicU64,
 }
 
 impl<D: Driver> Streams<D> {
@@ -81,6 +83,7 @@ impl<D: Driver> Streams<D> {
             epoch_limit: geometry.epoch_limit,
             rules: geometry.rules,
             host_waits: AtomicU64::new(0),
+            waits_forbidden: AtomicU64::new(0),
         }
     }
 
@@ -142,5 +145,10 @@ impl<D: Driver> Streams<D> {
     /// How often the host has waited for a stream.
     pub fn host_waits(&self) -> u64 {
         self.host_waits.load(Ordering::Relaxed)
+    }
+
+    /// How often a capture has kept the host from waiting for the device.
+    pub fn waits_forbidden(&self) -> u64 {
+        self.waits_forbidden.load(Ordering::Relaxed)
     }
 }

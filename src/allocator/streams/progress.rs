@@ -216,8 +216,12 @@ impl<'a, D: Driver> Progress<'a, D> {
     /// Blocks the host until the whole device has done what is queued on it now. Returns false while a stream is being
     /// captured.
     pub fn synchronize(&self) -> Result<bool, DriverError> {
+        let forbidden = || {
+            self.streams.waits_forbidden.fetch_add(1, Ordering::Relaxed);
+            Ok(false)
+        };
         if self.is_capturing() {
-            return Ok(false);
+            return forbidden();
         }
         let marks: Vec<(StreamIndex, u64, bool)> = self
             .streams
@@ -230,7 +234,7 @@ impl<'a, D: Driver> Progress<'a, D> {
             .collect();
         match self.streams.driver.synchronize_device() {
             Ok(()) => {}
-            Err(error) if error.kind == DriverErrorKind::Capturing => return Ok(false),
+            Err(error) if error.kind == DriverErrorKind::Capturing => return forbidden(),
             Err(error) => return Err(error),
         }
         self.streams.host_waits.fetch_add(1, Ordering::Relaxed);

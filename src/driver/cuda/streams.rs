@@ -144,6 +144,14 @@ impl StreamDriver for CudaDriver {
     }
 
     fn synchronize_device(&self) -> DriverResult<()> {
+        let current = self.context.enter(DriverCall::Synchronize)?;
+        // A wait for the context ends every capture in it. The legacy stream tells of those on blocking streams, and the question
+        // harms none.
+        if self.is_captured(StreamId::DEFAULT, &current) {
+            let text = "a stream that waits for the legacy default stream is being captured into a graph";
+            return Err(DriverError::new(DriverCall::Synchronize, DriverErrorKind::Capturing, text));
+        }
+        drop(current);
         self.context.synchronize()
     }
 }

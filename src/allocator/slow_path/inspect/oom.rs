@@ -36,6 +36,7 @@ impl OutOfMemory {
             elsewhere_bytes: 0,
             budget_bytes: shared.budget_bytes(),
             stopped_by_budget: false,
+            stopped_by_capture: false,
             reserved_bytes: holdings.held_bytes,
             live_bytes: 0,
             live_block_bytes: 0,
