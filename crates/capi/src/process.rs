@@ -5,7 +5,7 @@
 use crate::last_error::guard;
 use crate::registry::{Holder, gapless_allocator, register};
 use crate::status::{Answer, Failure};
-use gapless::driver::cuda::{CudaDriver, OpenError};
+use gapless::driver::cuda::{CudaDriver, OpenError, Sharing};
 use gapless_process::{Device, Error, MOST_DEVICES, Process};
 use std::sync::OnceLock;
 
@@ -32,8 +32,8 @@ pub(crate) fn handle_of(device: &'static Device<CudaDriver>) -> Answer<*mut gapl
     Ok(std::ptr::without_provenance_mut(*handle))
 }
 
-fn open(ordinal: u32) -> Result<CudaDriver, OpenError> {
-    let driver = CudaDriver::open(ordinal)?;
+fn open(ordinal: u32, sharing: Sharing) -> Result<CudaDriver, OpenError> {
+    let driver = CudaDriver::builder().device(ordinal).sharing(sharing).open()?;
     // SAFETY: the function is extern "C", takes nothing and does not unwind.
     unsafe { libc::atexit(at_exit) };
     Ok(driver)

@@ -186,3 +186,13 @@ fn private_blocks_have_their_chunks_for_themselves() {
         }
     });
 }
+
+/// The program has said that nothing leaves it.
+#[test]
+fn chunks_that_may_not_leave_the_process_are_not_sent() {
+    let settings = [("GAPLESS_CONF", "sharing:never")];
+    with_devices("chunks_that_may_not_leave_the_process_are_not_sent", &settings, || {
+        assert_eq!(export(alloc(2 * MIB)).unwrap_err(), GAPLESS_ERROR_DRIVER);
+        assert_eq!(gapless_last_error_kind(), GAPLESS_KIND_NOT_SUPPORTED);
+    });
+}

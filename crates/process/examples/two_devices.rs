@@ -1,6 +1,7 @@
 //! Two devices of a process, a pool, and a block of one device that the other one uses: what the figures say at each step.
 //!
-//! The devices are simulated; `Process::new(CudaDriver::open)` has those of the machine.
+//! The devices are simulated. Those of the machine are opened by
+//! `Process::new(|ordinal, sharing| CudaDriver::builder().device(ordinal).sharing(sharing).open())`.
 
 use gapless::driver::{HoldStreams, ModelConfig, ModelDriver, WorkDriver};
 use gapless::units::MIB;
@@ -10,7 +11,7 @@ use gapless_process::{Device, Place, Process, Request, Simulated, StreamLives};
 type Driver = Simulated<ModelDriver>;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let process: Process<Driver> = Process::new(|ordinal| {
+    let process: Process<Driver> = Process::new(|ordinal, _| {
         Ok(Simulated::model(ordinal, ModelConfig { capacity_bytes: 256 * MIB, ..ModelConfig::default() }))
     });
     process.configure("budget:128MiB")?;

@@ -4,6 +4,7 @@
 //! in brackets may contain commas, so that PyTorch's own texts can be passed on; a path cannot contain commas.
 
 use crate::budget::Budget;
+use gapless::driver::cuda::Sharing;
 use gapless::units::MIB;
 use gapless::{ByteSize, ChunkPolicy};
 use std::path::PathBuf;
@@ -29,6 +30,8 @@ pub struct Conf {
     pub report_on_failure: bool,
     /// Whether blocks of a page and more have their chunks for themselves: `ipc:private`.
     pub private: bool,
+    /// Whether chunks are made so that they may leave the process: `sharing:auto`, `sharing:never`.
+    pub sharing: Sharing,
     /// One sentence for each key of PyTorch's allocator in the text, which have no effect here.
     pub warnings: Vec<String>,
 }
@@ -143,6 +146,13 @@ impl Conf {
                     _ => return Err(bad("ipc", IPC)),
                 }
             }
+            "sharing" => {
+                self.sharing = match value {
+                    "auto" => Sharing::WherePossible,
+                    "never" => Sharing::Never,
+                    _ => return Err(bad("sharing", "give auto or never")),
+                }
+            }
             "peers" => self.peers = peers(value).ok_or_else(|| bad("peers", PEERS))?,
             "log" => self.log = switch(value).ok_or_else(|| bad("log", "give on or off"))?,
             "report_on_failure" => {
@@ -234,7 +244,8 @@ const FRACTION_VALUES: &str = "give a number above 0 and at most 1";
 const PEERS: &str = "give auto, none, the number of a device, or several in brackets, such as [0,1]";
 const IPC: &str = "give shared or private";
 const PRIVATE: &str = "leave chunk out: what is private is in chunks of 2MiB";
-const KEYS: [&str; 9] = ["budget", "slack", "chunk", "region", "ipc", "peers", "log", "record", "report_on_failure"];
+const KEYS: [&str; 10] =
+    ["budget", "slack", "chunk", "region", "ipc", "sharing", "peers", "log", "record", "report_on_failure"];
 /// Keys of `PYTORCH_CUDA_ALLOC_CONF`, and why they are not needed here.
 const PYTORCH_KEYS: [(&str, &str); 17] = [
     ("backend", "gapless is the backend"),
@@ -263,7 +274,7 @@ mod tests {
 
     #[test]
     fn every_key_is_read() {
-        let text = " budget:24GiB, slack:1.25,chunk:2MiB ,region:4TiB,peers:[1, 0],log:on,record:/tmp/a:b.gz,report_on_failure:True,ipc:private";
+        let text = " budget:24GiB, slack:1.25,chunk:2MiB ,region:4TiB,peers:[1, 0],log:on,record:/tmp/a:b.gz,report_on_failure:True,ipc:private,sharing:never";
         let conf = Conf::parse(text).unwrap();
         assert_eq!(conf.budget, Some(Budget::Bytes(24 * GIB)));
         assert_eq!((conf.slack, conf.chunk), (Some(1.25), Some(ChunkPolicy::Fixed(2 * MIB))));
@@ -286,6 +297,8 @@ mod tests {
         assert_eq!((private.private, private.chunk), (true, Some(ChunkPolicy::Fixed(2 * MIB))));
         assert_eq!(Conf::parse("chunk:2MiB,ipc:private").unwrap(), private);
         assert_eq!(Conf::parse("ipc:shared").unwrap(), Conf::default());
+        assert_eq!(Conf::parse("sharing:never").unwrap(), Conf { sharing: Sharing::Never, ..Conf::default() });
+        assert_eq!(Conf::parse("sharing:auto").unwrap(), Conf::default());
     }
 
     #[test]
@@ -384,6 +397,7 @@ mod tests {
             "ipc:on",
             "ipc:private,chunk:32MiB",
             "chunk:auto,ipc:private",
+            "sharing:off",
             "log:maybe",
             "record:",
             "region:0",

@@ -45,6 +45,8 @@ pub struct Device<D: DeviceDriver> {
     pub(crate) report_on_failure: bool,
     /// Where blocks of a page and more have their chunks for themselves: the bytes of a page.
     pub(crate) private_page: Option<u64>,
+    /// Whether blocks may be sent to other processes, as far as the configuration says.
+    pub(crate) exports: bool,
 }
 
 impl<D: DeviceDriver> Device<D> {
@@ -77,6 +79,7 @@ impl<D: DeviceDriver> Device<D> {
             log: conf.log,
             report_on_failure: conf.report_on_failure,
             private_page,
+            exports: conf.sharing == gapless::driver::cuda::Sharing::WherePossible,
         })
     }
 

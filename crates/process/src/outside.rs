@@ -5,6 +5,7 @@
 use crate::device::Device;
 use crate::driver::DeviceDriver;
 use crate::error::Error;
+use gapless::driver::{DriverCall, DriverError, DriverErrorKind};
 use gapless::{DeviceAddr, StreamId};
 use gapless_share::Handle;
 use std::os::fd::OwnedFd;
@@ -69,8 +70,13 @@ impl<D: DeviceDriver> Device<D> {
     /// bytes the address lies behind its start.
     ///
     /// # Errors
-    /// [`Error::NotLive`], [`Error::Free`] for what is held back, [`Error::Share`].
+    /// [`Error::NotLive`], [`Error::Free`] for what is held back, [`Error::Share`], [`Error::Driver`]
+    /// where the configuration says `sharing:never`.
     pub fn export(&self, addr: DeviceAddr) -> Result<(Handle, u64), Error> {
+        if !self.exports {
+            let text = "memory is not sent to other processes: GAPLESS_CONF says sharing:never";
+            return Err(DriverError::new(DriverCall::Export, DriverErrorKind::NotSupported, text).into());
+        }
         let (_, live) = self.live_around(addr).ok_or(Error::NotLive(addr))?;
         let block = live.addr;
         self.expect_not_held(block)?;

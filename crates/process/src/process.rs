@@ -13,7 +13,7 @@ use crate::history::History;
 use crate::notice::notice;
 use crate::peers::introduce;
 use gapless::DeviceAddr;
-use gapless::driver::cuda::OpenError;
+use gapless::driver::cuda::{OpenError, Sharing};
 use parking_lot::Mutex;
 use std::sync::{Arc, LazyLock, OnceLock};
 
@@ -23,12 +23,13 @@ pub struct Process<D: DeviceDriver> {
     /// What `configure` said. Locked while a device is made.
     making: Mutex<Option<String>>,
     history: LazyLock<Arc<History>>,
-    open: fn(u32) -> Result<D, OpenError>,
+    open: fn(u32, Sharing) -> Result<D, OpenError>,
 }
 
 impl<D: DeviceDriver> Process<D> {
-    /// A process that uses no device yet. `open` opens one by its number, when it is used for the first time.
-    pub const fn new(open: fn(u32) -> Result<D, OpenError>) -> Self {
+    /// A process that uses no device yet. `open` opens one by its number, when it is used for the first time; the configuration says
+    /// whether its chunks may leave the process.
+    pub const fn new(open: fn(u32, Sharing) -> Result<D, OpenError>) -> Self {
         Self {
             devices: [const { OnceLock::new() }; MOST_DEVICES],
             making: Mutex::new(None),
@@ -47,7 +48,7 @@ impl<D: DeviceDriver> Process<D> {
         let slot = self.slot(ordinal)?;
         match slot.get() {
             Some(device) => Ok(device),
-            None => self.make(slot, ordinal, || Ok(Arc::new((self.open)(ordinal)?))),
+            None => self.make(slot, ordinal, |conf| Ok(Arc::new((self.open)(ordinal, conf.sharing)?))),
         }
     }
 
@@ -58,7 +59,7 @@ impl<D: DeviceDriver> Process<D> {
     pub fn add(&self, ordinal: u32, driver: Arc<D>) -> Result<&Device<D>, Error> {
         let slot = self.slot(ordinal)?;
         let mut driver = Some(driver);
-        let device = self.make(slot, ordinal, || driver.take().ok_or(Error::DeviceInUse(ordinal)))?;
+        let device = self.make(slot, ordinal, |_| driver.take().ok_or(Error::DeviceInUse(ordinal)))?;
         if driver.is_none() { Ok(device) } else { Err(Error::DeviceInUse(ordinal)) }
     }
 
@@ -106,7 +107,7 @@ impl<D: DeviceDriver> Process<D> {
         &'a self,
         slot: &'a OnceLock<Device<D>>,
         ordinal: u32,
-        open: impl FnOnce() -> Result<Arc<D>, Error>,
+        open: impl FnOnce(&Conf) -> Result<Arc<D>, Error>,
     ) -> Result<&'a Device<D>, Error> {
         let configured = self.making.lock();
         if let Some(device) = slot.get() {
@@ -119,7 +120,7 @@ impl<D: DeviceDriver> Process<D> {
                 notice(format_args!("gapless: {VARIABLE}: {warning}"));
             }
         }
-        let device = Device::new(ordinal, open()?, &conf, Arc::clone(&self.history))?;
+        let device = Device::new(ordinal, open(&conf)?, &conf, Arc::clone(&self.history))?;
         let others: Vec<&Device<D>> = self.devices().collect();
         introduce(&device, &others, &conf.peers)?;
         Ok(slot.get_or_init(|| device))

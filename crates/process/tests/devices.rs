@@ -12,7 +12,7 @@ use std::sync::Arc;
 const POOL: (u64, u64) = (3, 4);
 
 fn models() -> Process<Simulated<ModelDriver>> {
-    let process = Process::new(|ordinal| {
+    let process = Process::new(|ordinal, _| {
         Ok(Simulated::model(ordinal, ModelConfig { capacity_bytes: 64 * MIB, ..ModelConfig::default() }))
     });
     process.configure("").expect("no device is in use");
@@ -58,7 +58,7 @@ fn hold_back<D: DeviceDriver + HoldStreams>(process: &Process<D>) {
 fn a_stream_of_the_other_device_holds_a_block_back() {
     hold_back(&models());
     let config = || HostConfig { capacity_bytes: 64 * MIB, ..HostConfig::default() };
-    let host: Process<Simulated<HostDriver>> = Process::new(|_| unreachable!("the devices are added"));
+    let host: Process<Simulated<HostDriver>> = Process::new(|_, _| unreachable!("the devices are added"));
     host.configure("").unwrap();
     for ordinal in [0, 1] {
         let driver = Arc::new(Simulated::host(ordinal, config()).unwrap());

@@ -6,7 +6,8 @@ use gapless_capi::{
 };
 use std::ffi::{CStr, CString};
 
-const KEYS: [&str; 9] = ["budget", "slack", "chunk", "region", "ipc", "peers", "log", "record", "report_on_failure"];
+const KEYS: [&str; 10] =
+    ["budget", "slack", "chunk", "region", "ipc", "sharing", "peers", "log", "record", "report_on_failure"];
 
 /// PyTorch's keys that have an effect here.
 const PYTORCH_KEYS: [&str; 1] = ["per_process_memory_fraction"];
