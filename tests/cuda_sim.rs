@@ -2,14 +2,15 @@
 
 mod simulated;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use gapless::StreamId;
-use gapless::allocator::{CloseError, PlainAllocator};
+use gapless::allocator::{AllocError, CloseError, PlainAllocator};
 use gapless::driver::cuda::sys::{Optional, Required, cudaError_enum as code};
 use gapless::driver::cuda::{CudaDriver, CudaVersion, Library, LoadError, OpenError, Sharing};
 use gapless::driver::{DriverCall, DriverErrorKind, MemoryDriver, StreamDriver, WorkDriver};
 use gapless::units::MIB;
+use gapless::{Allocator, StreamId};
 use simulated::{library, library_without, mapped, with_settings};
 
 fn open() -> CudaDriver {
@@ -348,6 +349,24 @@ fn a_device_without_vmm_is_refused_with_a_way_out() {
         );
         assert!(matches!(allocator.clone().close(), Err(CloseError::InUse(1))));
         assert!(matches!(allocator.close(), Err(CloseError::Leaked(leaks)) if leaks.len() == 1));
+    });
+}
+
+/// An integrated device reports a quarter of its memory as free, and gives all of it.
+#[test]
+fn memory_that_the_machine_would_give_back_can_be_had() {
+    let settings = [("GAPLESS_SIM_CAPACITY", "1GiB"), ("GAPLESS_SIM_SOFT", "768MiB")];
+    with_settings("memory_that_the_machine_would_give_back_can_be_had", &settings, || {
+        let driver = CudaDriver::builder().library(library()).open().unwrap();
+        assert!(driver.info().integrated);
+        let allocator = Allocator::builder(Arc::new(driver)).build().unwrap();
+        let block = allocator.alloc(900 * MIB, StreamId::DEFAULT).unwrap();
+        // The driver decides where the machine's word is too good.
+        let error = allocator.alloc(200 * MIB, StreamId::DEFAULT).unwrap_err();
+        assert!(matches!(error, AllocError::OutOfMemory(_)), "{error}");
+        allocator.check();
+        allocator.free(block).unwrap();
+        allocator.close().unwrap();
     });
 }
 

@@ -9,6 +9,7 @@
 //! | `GAPLESS_SIM_NO_VMM` | when set, devices have no virtual memory management | |
 //! | `GAPLESS_SIM_NO_EXPORT` | when set, chunks cannot be exported | |
 //! | `GAPLESS_SIM_SHARED` | path of a file: the processes that name it share the memory of the devices | |
+//! | `GAPLESS_SIM_SOFT` | devices are integrated, and so much of what is free is not reported as free, but given when it is asked for | |
 //! | `GAPLESS_SIM_RDMA` | `no`, `yes`, or `refused`: reported, but access to such chunks fails (as in WSL) | `yes` |
 //! | `GAPLESS_SIM_FAIL` | `function:n:code,...`: the n-th call of the function (from 1, `*` for all) returns `code` | |
 
@@ -46,6 +47,8 @@ pub struct Settings {
     pub export: bool,
     /// The file of the accounts of all processes that share the devices.
     pub shared: Option<PathBuf>,
+    /// Where devices are integrated: free bytes that are not reported.
+    pub soft: Option<u64>,
     /// Support for RDMA-capable chunks.
     pub rdma: Rdma,
 }
@@ -69,6 +72,9 @@ impl Settings {
                 vmm: text("GAPLESS_SIM_NO_VMM").is_none(),
                 export: text("GAPLESS_SIM_NO_EXPORT").is_none(),
                 shared: std::env::var_os("GAPLESS_SIM_SHARED").map(PathBuf::from),
+                soft: text("GAPLESS_SIM_SOFT")
+                    .and_then(|text| text.parse::<gapless::ByteSize>().ok())
+                    .map(|size| size.0),
                 rdma: match text("GAPLESS_SIM_RDMA").as_deref() {
                     Some("no") => Rdma::No,
                     Some("refused") => Rdma::Refused,

@@ -37,6 +37,10 @@ pub struct DeviceInfo {
     pub multicast: bool,
     /// Whether chunks can be compressible.
     pub compression: bool,
+    /// Whether the device has its memory from the machine, and shares it with the processors.
+    pub integrated: bool,
+    /// The number of the machine's memory node that the device's memory is, where the kernel may use it as well (GH200).
+    pub memory_node: Option<u32>,
 }
 
 impl DeviceInfo {
@@ -69,6 +73,10 @@ impl DeviceInfo {
             dma_buf: has(attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
             multicast: has(attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED),
             compression: has(attribute::CU_DEVICE_ATTRIBUTE_GENERIC_COMPRESSION_SUPPORTED),
+            integrated: has(attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED),
+            memory_node: has(attribute::CU_DEVICE_ATTRIBUTE_NUMA_CONFIG)
+                .then(|| u32::try_from(value(attribute::CU_DEVICE_ATTRIBUTE_NUMA_ID)).ok())
+                .flatten(),
         })
     }
 }

@@ -167,7 +167,7 @@ impl MemoryDriver for CudaDriver {
     }
 
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
-        super::plain::memory_info(self.library, &self.context)
+        super::plain::memory_info(self.library, &self.context, &self.info)
     }
 
     fn reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DeviceAddr> {

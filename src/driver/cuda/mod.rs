@@ -9,6 +9,7 @@
 //! memory.rs    virtual memory      streams.rs  streams, events    work.rs     fill, verify, copy
 //! kernels.rs   kernels from PTX                                   plain.rs    cuMemAlloc
 //! captures.rs  which capture a stream belongs to                  known_streams.rs   what the driver has told of streams
+//! soft_memory.rs   what is free where the kernel gives memory back
 //! raw.rs       a way below the traits, for experiments only
 //! ```
 //!
@@ -36,6 +37,7 @@ mod peers;
 mod plain;
 #[doc(hidden)]
 pub mod raw;
+mod soft_memory;
 mod streams;
 #[doc(hidden)]
 pub mod sys;

@@ -3,6 +3,7 @@
 use super::context::Context;
 use super::error::OpenError;
 use super::library::Library;
+use super::soft_memory::with_available;
 use super::{CudaBuilder, DeviceInfo};
 use crate::driver::{DriverCall, DriverResult, MemoryInfo};
 use crate::units::DeviceAddr;
@@ -43,7 +44,7 @@ impl PlainDevice {
     /// # Errors
     /// Only when the device is lost.
     pub fn memory_info(&self) -> DriverResult<MemoryInfo> {
-        memory_info(self.library, &self.context)
+        memory_info(self.library, &self.context, &self.info)
     }
 
     /// Calls `cuMemAlloc`.
@@ -82,11 +83,11 @@ pub(super) fn mem_free(library: &Library, context: &Context, addr: DeviceAddr) -
 }
 
 /// Returns the free and total bytes of the context's device.
-pub(super) fn memory_info(library: &Library, context: &Context) -> DriverResult<MemoryInfo> {
+pub(super) fn memory_info(library: &Library, context: &Context, info: &DeviceInfo) -> DriverResult<MemoryInfo> {
     let _guards = context.enter_outside_capture(DriverCall::MemoryInfo)?;
     let (mut free, mut total) = (0, 0);
     // SAFETY: both out-parameters are valid pointers for the call.
     let result = unsafe { library.api().cuMemGetInfo_v2(&raw mut free, &raw mut total) };
     library.check(DriverCall::MemoryInfo, "cuMemGetInfo", result)?;
-    Ok(MemoryInfo { free: free as u64, total: total as u64 })
+    Ok(with_available(info, MemoryInfo { free: free as u64, total: total as u64 }))
 }

@@ -74,6 +74,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_ui
     let settings = state.settings;
     let answer = match attribute {
         16 => 4,                                       // multiprocessors
+        18 => c_int::from(settings.soft.is_some()),    // integrated
         41 => 1,                                       // unified addressing
         75 => 9,                                       // compute capability
         102 => c_int::from(settings.vmm),              // virtual memory management

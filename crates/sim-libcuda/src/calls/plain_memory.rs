@@ -14,7 +14,8 @@ pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) ->
     let (state, device) = begin_current!("cuMemGetInfo_v2");
     match state.accounted(device, MemoryDriver::memory_info) {
         // SAFETY: guaranteed by the driver API's contract.
-        Ok(info) => match unsafe { put(free, info.free as usize) } {
+        // Source: the driver API's page of `cuMemGetInfo`: on integrated devices "free" leaves out what the kernel would give back.
+        Ok(info) => match unsafe { put(free, info.free.saturating_sub(state.settings.soft.unwrap_or(0)) as usize) } {
             // SAFETY: guaranteed by the driver API's contract.
             OK => unsafe { put(total, info.total as usize) },
             code => code,
