@@ -13,7 +13,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* CUDA's stream, as in cuda.h: a CUstream and a cudaStream_t alike. */
+/* CUDA's stream, as in cuda.h: a CUstream and a cudaStream_t alike. NULL is the legacy default stream, or, as in cuda.h, the
+ * calling thread's own default stream in a program that is compiled for it: see the end of this header. */
 struct CUstream_st;
 
 // Bytes of a handle of shared memory.
@@ -854,3 +855,39 @@ void gapless_cupy_free(void *stream, void *pointer, int32_t device);
 #endif  // __cplusplus
 
 #endif  /* GAPLESS_H */
+
+
+#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) && !defined(GAPLESS_PER_THREAD_DEFAULT_STREAM)
+#define GAPLESS_PER_THREAD_DEFAULT_STREAM
+/* Compiled with --default-stream per-thread: NULL is the calling thread's own default stream (CU_STREAM_PER_THREAD).
+ * A macro calls each function. A pointer to one takes NULL for the legacy default stream. */
+static inline struct CUstream_st *gapless_per_thread(struct CUstream_st *stream) {
+    return stream ? stream : (struct CUstream_st *)0x2;
+}
+#define gapless_alloc(allocator, bytes, stream, pointer) \
+    gapless_alloc(allocator, bytes, gapless_per_thread(stream), pointer)
+#define gapless_alloc_aligned(allocator, bytes, alignment, stream, pointer) \
+    gapless_alloc_aligned(allocator, bytes, alignment, gapless_per_thread(stream), pointer)
+#define gapless_record_stream(allocator, pointer, stream) \
+    gapless_record_stream(allocator, pointer, gapless_per_thread(stream))
+#define gapless_keep_stream(allocator, stream) \
+    gapless_keep_stream(allocator, gapless_per_thread(stream))
+#define gapless_forget_stream(allocator, stream) \
+    gapless_forget_stream(allocator, gapless_per_thread(stream))
+#define gapless_device_alloc(device, bytes, stream, pointer) \
+    gapless_device_alloc(device, bytes, gapless_per_thread(stream), pointer)
+#define gapless_device_alloc_aligned(device, bytes, alignment, stream, pointer) \
+    gapless_device_alloc_aligned(device, bytes, alignment, gapless_per_thread(stream), pointer)
+#define gapless_device_free_on(device, pointer, bytes, stream) \
+    gapless_device_free_on(device, pointer, bytes, gapless_per_thread(stream))
+#define gapless_device_record_stream(device, pointer, stream) \
+    gapless_device_record_stream(device, pointer, gapless_per_thread(stream))
+#define gapless_device_keep_stream(device, stream) \
+    gapless_device_keep_stream(device, gapless_per_thread(stream))
+#define gapless_device_forget_stream(device, stream) \
+    gapless_device_forget_stream(device, gapless_per_thread(stream))
+#define gapless_device_alloc_registered(device, bytes, stream, pointer) \
+    gapless_device_alloc_registered(device, bytes, gapless_per_thread(stream), pointer)
+#define gapless_device_record_registered(device, pointer, stream) \
+    gapless_device_record_registered(device, pointer, gapless_per_thread(stream))
+#endif  /* CUDA_API_PER_THREAD_DEFAULT_STREAM */

@@ -113,6 +113,16 @@ fn the_default_budget_is_the_device() {
     assert!(text.contains("as expected"), "{text}");
 }
 
+/// As in cuda.h, which renames its functions there.
+#[test]
+fn null_is_the_threads_own_stream_where_the_program_is_compiled_so() {
+    let libraries = Libraries::new();
+    let arguments = ["-DCUDA_API_PER_THREAD_DEFAULT_STREAM", "-lgapless"];
+    let program = libraries.compile_from("tests/programs", "per_thread_default", &arguments);
+    let text = libraries.run(&program);
+    assert!(text.contains("as expected"), "{text}");
+}
+
 /// Static destructors of C++ and handlers of `atexit` run when the thread's own variables are gone.
 #[test]
 fn calls_after_main_are_answered() {
