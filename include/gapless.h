@@ -745,8 +745,11 @@ int32_t gapless_torch_device_of(const void *pointer);
 // Frees an allocation, of whichever device. GAPLESS_ERROR_NOT_FOUND when it is no memory of gapless; nothing was done.
 gapless_status gapless_torch_delete(void *pointer);
 
-// Records that a stream also uses an allocation. As gapless_torch_record_stream, with a status.
-gapless_status gapless_torch_use(void *pointer, struct CUstream_st *stream);
+// Records that a stream of a device, which may be another one, also uses an allocation. As gapless_torch_record_stream, with a
+// status, and with the device that a default stream's handle does not tell.
+gapless_status gapless_torch_use_on(void *pointer,
+                                    int32_t device,
+                                    struct CUstream_st *stream);
 
 // Describes the live allocation that an address lies in. GAPLESS_ERROR_NOT_FOUND when there is none.
 //

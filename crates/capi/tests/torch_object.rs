@@ -330,6 +330,28 @@ fn counts_of_a_pool_that_cannot_be_closed_yet() {
 }
 
 /// Memory of a device that is freed, and that a stream of another device uses still.
+/// A default stream's handle does not say of which device it is. PyTorch does, and a free waits for that one alone.
+#[test]
+fn a_default_stream_is_that_of_the_device_that_pytorch_names() {
+    let settings = [("GAPLESS_SIM_DEVICES", "2")];
+    with_devices("a_default_stream_is_that_of_the_device_that_pytorch_names", &settings, || {
+        let other = Gpu::open(1);
+        let mut theirs = null_mut();
+        // SAFETY: a valid out-parameter.
+        ok(unsafe { gapless_torch_alloc(1, MIB, MAIN, null(), &raw mut theirs) });
+        for (device, waiting) in [(0, 0), (1, 1)] {
+            let block = alloc(5 * MIB, None);
+            other.delay(MAIN, 50);
+            ok(gapless_torch_use_on(block, device, MAIN));
+            ok(gapless_torch_delete(block));
+            let waits = blocks(None, false).iter().filter(|block| block.state == 2).count();
+            assert_eq!(waits, waiting, "recorded on device {device}");
+            assert_eq!(other.wait(MAIN), 0);
+        }
+        assert_eq!(gapless_torch_use_on(theirs, 7, MAIN), GAPLESS_ERROR_NO_DEVICE);
+    });
+}
+
 #[test]
 fn a_block_that_is_held_back_is_not_live() {
     let settings = [("GAPLESS_SIM_DEVICES", "2")];
@@ -343,7 +365,7 @@ fn a_block_that_is_held_back_is_not_live() {
         let block = alloc(5 * MIB, Some(&POOL));
         let with_it = blocks(Some(&POOL), true);
         let stream = other.stream();
-        ok(gapless_torch_use(block, stream));
+        ok(gapless_torch_use_on(block, 1, stream));
         other.delay(stream, 50);
         ok(gapless_torch_delete(block));
 

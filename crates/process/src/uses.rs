@@ -44,6 +44,31 @@ impl<D: DeviceDriver> Process<D> {
         }
     }
 
+    /// Records that `stream`, which is one of `user`, also uses an allocation of `device`: for callers who know, so that a default
+    /// stream's handle stands for one stream.
+    ///
+    /// # Errors
+    /// As [`record_stream`](Self::record_stream).
+    pub fn record_stream_of(
+        &self,
+        device: &Device<D>,
+        addr: DeviceAddr,
+        user: u32,
+        stream: StreamId,
+        lives: StreamLives,
+    ) -> Result<(), Error> {
+        if !is_default(stream) {
+            return self.record_stream(device, addr, stream, lives);
+        }
+        device.expect_not_held(addr)?;
+        if user == device.ordinal {
+            return Ok(record_own_stream(device, addr, stream, lives)?);
+        }
+        device.allocator_of(addr).unwrap_or_else(|| device.main.allocator.clone()).expect_live(addr)?;
+        let its = &self.device(user)?.main.allocator;
+        Ok(device.foreign.record(addr, user, its, stream, lives).map_err(FreeError::from)?)
+    }
+
     /// Records a stream that is none of this device, as `source` says.
     #[cold]
     fn record_foreign(

@@ -228,7 +228,8 @@ void AllocatorObject::recordStream(const c10::DataPtr &data, c10::cuda::CUDAStre
     if (data.get() == nullptr || data.get_deleter() != raw_deleter()) {
         return;
     }
-    int status = gapless_.torch_use(data.get(), reinterpret_cast<CUstream_st *>(stream.stream()));
+    int status =
+        gapless_.torch_use_on(data.get(), stream.device_index(), reinterpret_cast<CUstream_st *>(stream.stream()));
     if (status == GAPLESS_ERROR_NOT_FOUND) {
         // PyTorch's own allocator takes pointers with its own deleter only.
         c10::DataPtr theirs(data.get(), data.get(), native_->raw_deleter(), data.device());

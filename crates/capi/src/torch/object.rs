@@ -140,12 +140,14 @@ pub extern "C" fn gapless_torch_delete(pointer: *mut c_void) -> gapless_status {
     })
 }
 
-/// Records that a stream also uses an allocation. As gapless_torch_record_stream, with a status.
+/// Records that a stream of a device, which may be another one, also uses an allocation. As gapless_torch_record_stream, with a
+/// status, and with the device that a default stream's handle does not tell.
 #[unsafe(no_mangle)]
-pub extern "C" fn gapless_torch_use(pointer: *mut c_void, stream: *mut CUstream_st) -> gapless_status {
+pub extern "C" fn gapless_torch_use_on(pointer: *mut c_void, device: i32, stream: *mut CUstream_st) -> gapless_status {
     guard(|| {
-        let addr = address(pointer);
-        Ok(PROCESS.record_stream(owner(addr)?, addr, stream_id(stream), StreamLives::AsLongAsTheProcess)?)
+        let (addr, user) = (address(pointer), device_of(device)?.ordinal());
+        let lives = StreamLives::AsLongAsTheProcess;
+        Ok(PROCESS.record_stream_of(owner(addr)?, addr, user, stream_id(stream), lives)?)
     })
 }
 

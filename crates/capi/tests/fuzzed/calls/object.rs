@@ -127,7 +127,8 @@ impl Calls {
         let addr = self.some_address(record);
         let block = self.live.get(&addr).copied().filter(|block| self.is_process_wide(block));
         let (stream, kind) = self.stream(record.how, block.map_or(0, |block| block.device));
-        let status = c!(gapless_torch_use(without_provenance_mut(addr as usize), stream));
+        let device = self.device_of_use(block.map_or(0, |block| block.device), stream, kind);
+        let status = c!(gapless_torch_use_on(without_provenance_mut(addr as usize), device, stream));
         let Some(block) = block else {
             let refused =
                 [GAPLESS_ERROR_NOT_FOUND, GAPLESS_ERROR_NOT_ALLOCATED, GAPLESS_ERROR_STREAM, GAPLESS_ERROR_DRIVER];

@@ -101,6 +101,17 @@ impl Calls {
         }
     }
 
+    /// The device that `use_block` uses a block of `own` on.
+    pub(super) fn device_of_use(&self, own: i32, stream: *mut CUstream_st, kind: Stream) -> i32 {
+        let handle = StreamId(stream.addr() as u64);
+        let mut gpus = self.environment.gpus.iter();
+        let found = match kind {
+            Stream::Default => gpus.find(|gpu| gpu.device != own),
+            _ => gpus.find(|gpu| gpu.streams.contains(&handle)),
+        };
+        found.map_or(own, |gpu| gpu.device)
+    }
+
     /// Queues a use of a live block on a stream of the device with that number.
     pub(super) fn queue(&mut self, addr: u64, number: usize, stream: StreamId) {
         let block = self.live[&addr];
