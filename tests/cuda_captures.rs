@@ -403,3 +403,15 @@ fn a_request_that_runs_short_leaves_a_capture_alone() {
     assert!(!error.report().unwrap().stopped_by_capture);
     allocator.close().unwrap();
 }
+
+#[test]
+fn a_device_can_be_opened_during_a_capture() {
+    let api = api();
+    let stream = api.driver.create_stream().unwrap();
+    for mode in [GLOBAL, THREAD_LOCAL, RELAXED] {
+        api.begin(stream, mode);
+        let opened = CudaDriver::builder().library(library()).open();
+        api.end(stream).expect("the capture is not touched");
+        opened.unwrap();
+    }
+}

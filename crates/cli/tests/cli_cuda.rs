@@ -180,9 +180,14 @@ fn probe_answers_every_question() {
         assert_eq!(answers[question]["value"]["is_capturing_of_another_stream"], allowed, "{question}");
     }
     let guarded = answers["capture_guarded"]["value"].as_object().unwrap();
-    assert_eq!(guarded.len(), 15);
+    assert_eq!(guarded.len(), 20);
     for (call, outcome) in guarded {
         assert_eq!(*outcome, json!({ "call": "ok", "capture": "ok" }), "{call}");
+    }
+    let requests = answers["capture_request"]["value"].as_object().unwrap();
+    assert_eq!(requests.len(), 6);
+    for (mode, outcome) in requests {
+        assert_eq!(*outcome, json!({ "request": "ok", "capture": "ok" }), "{mode}");
     }
     assert_eq!(answers["capture_synchronize"]["value"]["context_by_another_thread"]["capture"]["code"], 901);
     assert_eq!(answers["captured_event"]["value"]["query_in_relaxed_mode"]["call"]["code"], 907);

@@ -27,6 +27,8 @@ pub(super) struct Vmm<'a> {
 impl Vmm<'_> {
     /// Returns the minimum and the recommended granularity for chunks with these features.
     pub(super) fn granularities(&self) -> DriverResult<(u64, u64)> {
+        // A device may be opened while a stream is being captured.
+        let _guards = self.context.enter_outside_capture(DriverCall::Open)?;
         let one = |flag| {
             let prop = self.properties();
             let mut bytes = 0;

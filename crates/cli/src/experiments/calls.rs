@@ -8,6 +8,9 @@ use gapless::driver::cuda::sys::{
 };
 use gapless::driver::{ChunkHandle, DriverCall, DriverResult, EventHandle, MemoryDriver, StreamDriver, WorkDriver};
 use gapless::{DeviceAddr, StreamId};
+use std::ptr::null_mut;
+
+use super::no_function;
 
 /// A call that the allocator makes, or might make, while a stream is captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +29,11 @@ pub(super) enum Call {
     EventSynchronize,
     EventDestroy,
     IsCapturing,
+    CaptureInfo,
+    StreamId,
+    StreamContext,
+    GreenContext,
+    ContextId,
     StreamSynchronize,
 }
 
@@ -109,7 +117,7 @@ impl Objects {
 }
 
 impl Call {
-    pub(super) const ALL: [Self; 15] = [
+    pub(super) const ALL: [Self; 20] = [
         Self::Reserve,
         Self::Create,
         Self::Map,
@@ -124,6 +132,11 @@ impl Call {
         Self::EventSynchronize,
         Self::EventDestroy,
         Self::IsCapturing,
+        Self::CaptureInfo,
+        Self::StreamId,
+        Self::StreamContext,
+        Self::GreenContext,
+        Self::ContextId,
         Self::StreamSynchronize,
     ];
 
@@ -143,7 +156,39 @@ impl Call {
             Self::EventSynchronize => "event_synchronize_of_one_from_before",
             Self::EventDestroy => "event_destroy",
             Self::IsCapturing => "is_capturing_of_another_stream",
+            Self::CaptureInfo => "capture_info_of_another_stream",
+            Self::StreamId => "id_of_another_stream",
+            Self::StreamContext => "context_of_another_stream",
+            Self::GreenContext => "green_context_of_another_stream",
+            Self::ContextId => "id_of_the_context",
             Self::StreamSynchronize => "synchronize_another_stream",
+        }
+    }
+
+    /// The function of the driver.
+    #[cfg(test)]
+    fn function(self) -> &'static str {
+        match self {
+            Self::Reserve => "cuMemAddressReserve",
+            Self::Create => "cuMemCreate",
+            Self::Map => "cuMemMap",
+            Self::SetAccess => "cuMemSetAccess",
+            Self::Unmap => "cuMemUnmap",
+            Self::Release => "cuMemRelease",
+            Self::AddressFree => "cuMemAddressFree",
+            Self::MemoryInfo => "cuMemGetInfo_v2",
+            Self::EventCreate => "cuEventCreate",
+            Self::EventRecord => "cuEventRecord",
+            Self::EventQuery => "cuEventQuery",
+            Self::EventSynchronize => "cuEventSynchronize",
+            Self::EventDestroy => "cuEventDestroy_v2",
+            Self::IsCapturing => "cuStreamIsCapturing",
+            Self::CaptureInfo => "cuStreamGetCaptureInfo_v3",
+            Self::StreamId => "cuStreamGetId",
+            Self::StreamContext => "cuStreamGetCtx",
+            Self::GreenContext => "cuStreamGetCtx_v2",
+            Self::ContextId => "cuCtxGetId",
+            Self::StreamSynchronize => "cuStreamSynchronize",
         }
     }
 
@@ -168,6 +213,14 @@ impl Call {
                 driver.is_capturing(objects.other);
                 Ok(())
             }
+            (Self::CaptureInfo, ..) => {
+                driver.capture_of(objects.other);
+                Ok(())
+            }
+            (Self::StreamId, ..) => driver.identify(objects.other).map(drop),
+            (Self::StreamContext | Self::GreenContext, ..) => driver.check_stream(objects.other),
+            // Every call begins with it.
+            (Self::ContextId, ..) => driver.raw().enter(DriverCall::Open).map(drop),
             (Self::StreamSynchronize, ..) => driver.synchronize(objects.other),
             _ => unreachable!("objects are made for one call each"),
         };
@@ -186,6 +239,7 @@ impl Call {
         let (mut made_addr, mut made_chunk) = (0, 0);
         let mut made_event: CUevent = std::ptr::null_mut();
         let (mut free, mut total) = (0, 0);
+        let (mut id, mut context, mut green) = (0, null_mut(), null_mut());
         let mut status = capture_status::CU_STREAM_CAPTURE_STATUS_NONE;
         let (access, prop) = (raw.access(), prop_of(driver));
         let result: CUresult = match self {
@@ -217,6 +271,24 @@ impl Call {
             Self::EventDestroy => unsafe { api.cuEventDestroy_v2(event) },
             // SAFETY: a live stream; a valid out-parameter.
             Self::IsCapturing => unsafe { api.cuStreamIsCapturing(other, &raw mut status) },
+            Self::CaptureInfo => match &raw.optional().cuStreamGetCaptureInfo_v3 {
+                // SAFETY: a live stream; the first two out-parameters are valid, the others may be null.
+                Ok(info) => unsafe {
+                    info(other, &raw mut status, &raw mut id, null_mut(), null_mut(), null_mut(), null_mut())
+                },
+                Err(_) => return Err(no_function(self.name())),
+            },
+            // SAFETY: a live stream; a valid out-parameter.
+            Self::StreamId => unsafe { api.cuStreamGetId(other, &raw mut id) },
+            // SAFETY: as above.
+            Self::StreamContext => unsafe { api.cuStreamGetCtx(other, &raw mut context) },
+            Self::GreenContext => match &raw.optional().cuStreamGetCtx_v2 {
+                // SAFETY: as above, with two out-parameters.
+                Ok(contexts) => unsafe { contexts(other, &raw mut context, &raw mut green) },
+                Err(_) => return Err(no_function(self.name())),
+            },
+            // SAFETY: a context that is retained; a valid out-parameter.
+            Self::ContextId => unsafe { api.cuCtxGetId(raw.context(), &raw mut id) },
             // SAFETY: a live stream.
             Self::StreamSynchronize => unsafe { api.cuStreamSynchronize(other) },
         };
@@ -238,5 +310,60 @@ fn prop_of(driver: &CudaDriver) -> CUmemAllocationProp {
         type_: allocation_type::CU_MEM_ALLOCATION_TYPE_PINNED,
         location: CUmemLocation { type_: location_type::CU_MEM_LOCATION_TYPE_DEVICE, id: driver.raw().device() },
         ..CUmemAllocationProp::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    /// Functions that the driver calls, and that no capture is there for, or that have a question of their own.
+    const APART: [(&str, &str); 12] = [
+        ("cuCtxGetCurrent", "the guard of every call"),
+        ("cuCtxSetCurrent", "the guard of every call"),
+        ("cuThreadExchangeStreamCaptureMode", "the guard of every call"),
+        ("cuCtxGetDevice", "asked of the thread's context, which no capture is in"),
+        ("cuCtxSynchronize", "capture_synchronize"),
+        ("cuStreamWaitEvent", "capture_wait"),
+        ("cuDevicePrimaryCtxRetain", "when a device is opened"),
+        ("cuDevicePrimaryCtxRelease_v2", "when a device is closed"),
+        ("cuMemGetAllocationGranularity", "when a device is opened"),
+        ("cuMemExportToShareableHandle", "when another process opens a block"),
+        ("cuMemImportFromShareableHandle", "when a block of another process is opened"),
+        ("cuMemGetHandleForAddressRange", "when a block is registered"),
+    ];
+
+    /// What the driver calls for the allocator is asked about, so that no function is believed harmless.
+    #[test]
+    fn every_function_that_the_allocator_calls_is_tried() {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../src/driver/cuda");
+        let mut called = BTreeSet::new();
+        for file in ["memory.rs", "streams.rs", "captures.rs", "context.rs", "plain.rs"] {
+            let text = std::fs::read_to_string(sources.join(file)).unwrap();
+            for part in ["api().", "api.", "optional()."] {
+                for (at, _) in text.match_indices(part) {
+                    let name: String = text[at + part.len()..]
+                        .chars()
+                        .take_while(|char| char.is_alphanumeric() || *char == '_')
+                        .collect();
+                    if name.starts_with("cu") {
+                        called.insert(name);
+                    }
+                }
+            }
+        }
+        // The plain mode has no pools, and cuMemAlloc is not called beside it.
+        called.retain(|name| !name.starts_with("cuMemAlloc_") && !name.starts_with("cuMemFree_"));
+        assert!(called.len() > 20, "{called:?}");
+        let tried: BTreeSet<&str> = Call::ALL.iter().map(|call| call.function()).collect();
+        for name in &called {
+            let apart = APART.iter().any(|(other, _)| other == name);
+            assert!(tried.contains(&**name) != apart, "{name} is to be tried, or has a reason not to be");
+        }
+        for (name, _) in APART {
+            assert!(called.contains(name), "{name} is not called");
+        }
     }
 }

@@ -1,13 +1,17 @@
 //! What breaks a capture. Every call is made in a capture of its own, since the first one that is refused ends a capture
 //! for the others too, and with objects that were made before it.
 
-use gapless::StreamId;
 use gapless::driver::cuda::CudaDriver;
-use gapless::driver::{DriverCall, DriverResult, EventHandle, StreamDriver, WorkDriver};
+use gapless::driver::cuda::sys::CUstreamCaptureMode_enum as capture_mode;
+use gapless::driver::{
+    DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, MemoryDriver, StreamDriver, WorkDriver,
+};
+use gapless::{Allocator, StreamId};
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
 
 use super::calls::{Call, Objects};
-use super::graphs::{begin, destroy_graph, end};
+use super::graphs::{begin, begin_in, destroy_graph, end};
 use super::{Question, WHOLE, told};
 
 pub(super) const CAPTURE_SAME_THREAD: Question = Question {
@@ -35,6 +39,55 @@ pub(super) const CAPTURE_GUARDED: Question = Question {
     parts: WHOLE,
     experiment: |driver| each_call(driver, |call, objects| call.guarded(driver, objects)),
 };
+
+pub(super) const CAPTURE_REQUEST: Question = Question {
+    id: "capture_request",
+    text: "Does a capture survive a whole request on its stream, of an allocator that has never seen the stream, as of a graph's pool?",
+    parts: WHOLE,
+    experiment: |driver| {
+        let mut answers = Map::new();
+        for (name, mode) in MODES {
+            for elsewhere in [false, true] {
+                let opened = driver.builder.clone().open().map_err(|error| unopened(&error))?;
+                let builder = Allocator::builder(Arc::new(opened)).budget(PAGES * driver.granularity());
+                let pool = builder.keep_mappings().build().map_err(|error| unopened(&error))?;
+                let stream = driver.create_stream()?;
+                let request = || {
+                    let block = pool.alloc(driver.granularity(), stream).map_err(|error| unopened(&error))?;
+                    pool.free(block).map_err(|error| unopened(&error))
+                };
+                begin_in(driver, stream, mode)?;
+                let outcome = match elsewhere {
+                    true => std::thread::scope(|scope| scope.spawn(request).join())
+                        .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                    false => request(),
+                };
+                let captured = end(driver, stream);
+                if let Ok(graph) = captured {
+                    destroy_graph(driver, graph)?;
+                }
+                let thread = if elsewhere { "another_thread" } else { "same_thread" };
+                let answer = json!({ "request": told(&outcome), "capture": told(&captured) });
+                answers.insert(format!("{name}_{thread}"), answer);
+                driver.destroy_stream(stream)?;
+            }
+        }
+        Ok(Value::Object(answers))
+    },
+};
+
+const MODES: [(&str, capture_mode); 3] = [
+    ("global", capture_mode::CU_STREAM_CAPTURE_MODE_GLOBAL),
+    ("thread_local", capture_mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+    ("relaxed", capture_mode::CU_STREAM_CAPTURE_MODE_RELAXED),
+];
+/// The budget of the allocator, in pages.
+const PAGES: u64 = 8;
+
+/// What kept an allocator from an answer, as the driver's error where it is one.
+fn unopened(error: &dyn std::error::Error) -> DriverError {
+    DriverError::new(DriverCall::Open, DriverErrorKind::Other, error.to_string())
+}
 
 pub(super) const CAPTURE_WAIT: Question = Question {
     id: "capture_wait",

@@ -107,12 +107,17 @@ pub(super) fn capture(
 
 /// Begins a capture of `stream` in the global mode.
 pub(super) fn begin(driver: &CudaDriver, stream: StreamId) -> DriverResult<()> {
+    begin_in(driver, stream, capture_mode::CU_STREAM_CAPTURE_MODE_GLOBAL)
+}
+
+/// Begins a capture of `stream`.
+pub(super) fn begin_in(driver: &CudaDriver, stream: StreamId, mode: capture_mode) -> DriverResult<()> {
     let Ok(function) = &driver.raw().optional().cuStreamBeginCapture_v2 else {
         return Err(no_function("cuStreamBeginCapture"));
     };
     let _current = driver.raw().enter(DriverCall::Stream)?;
     // SAFETY: a live stream of this context.
-    let result = unsafe { function(raw_stream(stream), capture_mode::CU_STREAM_CAPTURE_MODE_GLOBAL) };
+    let result = unsafe { function(raw_stream(stream), mode) };
     driver.raw().check(DriverCall::Stream, "cuStreamBeginCapture", result)
 }
 

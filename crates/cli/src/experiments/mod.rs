@@ -115,6 +115,7 @@ impl Question {
         captures::CAPTURE_SAME_THREAD,
         captures::CAPTURE_OTHER_THREAD,
         captures::CAPTURE_GUARDED,
+        captures::CAPTURE_REQUEST,
         captures::CAPTURE_WAIT,
         graphs::GRAPH_REMAP,
         order::UNMAP_IN_USE,
