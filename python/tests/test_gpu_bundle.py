@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,47 @@ def test_simulated(bundle):
     code, results, report = bundle("--simulated", "--python", sys.executable)
     assert code == 0 and results["simulated"]
     found = outcomes(results)
-    assert found.pop("python") == "skipped" and set(found.values()) == {"ok"} and len(found) == 9
+    assert found.pop("python") == "skipped" and set(found.values()) == {"ok"} and len(found) == 10
     part = results["python"]["parts"][0]
     assert part["outcome"] == "skipped" and part["reason"] in report
+
+
+def test_few_files_come_back(bundle):
+    bundle("--simulated", "--only", "conformance,machine")
+    results = bundle.folder.parent / "results"
+    assert sorted(path.name for path in results.iterdir()) == ["all.tar.gz", "report.md", "results.json"]
+    with tarfile.open(results / "all.tar.gz") as packed:
+        names = packed.getnames()
+        machine = packed.extractfile("all/machine.txt").read().decode()
+    assert "all/conformance.txt" in names
+    for text in ("Linux", "processors", "open files", "nvidia-smi"):
+        assert text in machine, text
+
+
+def test_the_time_for_all_stages_is_a_setting(bundle):
+    (bundle.folder / "bin" / "conformance").write_text("#!/bin/sh\nexec sleep 30\n")
+    code, results, _ = bundle("--simulated", "--only", "conformance,replay", "--total", "2")
+    found = outcomes(results)
+    assert code == 1 and found["conformance"] == found["replay"] == "out of time"
+
+
+def test_only_some_questions(bundle):
+    (bundle.folder / "bin" / "gapless").write_text('#!/bin/sh\necho "{\\"asked\\": \\"$*\\"}"\n')
+    _, results, _ = bundle("--simulated", "--only", "probe", "--questions", "stream_ids,busy")
+    assert "--only stream_ids,busy" in results["probe"]["asked"]
+
+
+def test_a_checker_where_there_is_one(bundle, monkeypatch):
+    code, results, _ = bundle("--only", "sanitizer")
+    assert code == 0 and outcomes(results)["sanitizer"] == "skipped"
+    tools = bundle.folder / "tools"
+    tools.mkdir()
+    checker = tools / "compute-sanitizer"
+    checker.write_text("#!/bin/sh\n[ \"$5\" = bin/conformance ] && exit 1\n")
+    checker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools), prepend=":")
+    code, results, _ = bundle("--only", "sanitizer")
+    assert code == 1 and outcomes(results)["sanitizer"] == "failed"
 
 
 def test_only_some_stages(bundle):
@@ -76,7 +115,9 @@ def test_a_part_that_fails_fails_the_run(bundle):
     assert code == 1 and outcomes(results)["conformance"] == "failed"
 
 
-@pytest.mark.parametrize("arguments", [[], ["--simulated"], ["--only", "python"], ["--what", "folder"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["--simulated"], ["--only", "python"], ["--what", "folder"], ["--total", "long", "folder"]]
+)
 def test_usage(bundle, arguments):
     result = subprocess.run([str(bundle.folder / "run"), *arguments], capture_output=True, text=True)
     assert result.returncode == 2 and "./run --simulated RESULTS" in result.stderr

@@ -35,7 +35,7 @@ COMMON = """
 import json, os, sys, time
 policy = "gapless" if "ON_GAPLESS" in os.environ else \\
     "expandable" if "expandable" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") else "native"
-memory = {"backend": "pluggable" if policy == "gapless" else "native", "expandable": policy != "native",
+memory = {"backend": os.environ.get("BACKEND", "gapless") if policy == "gapless" else "native", "expandable": policy != "native",
           "peak_requested": 100 << 20, "peak_allocated": 101 << 20, "peak_reserved": 150 << 20}
 training = {"losses": [3.0, 2.0, 1.0], "checksum": [1.5], "step_ms": 2.0, "timed_ms": 6.0, "timed_steps": 3,
             "memory": memory}
@@ -103,6 +103,17 @@ def test_all_is_well(stage):
     assert "106 MiB" in parts["limited"]["reason"]
     assert "| mlp | gapless | 100 | 101 | 150 | 1.500 | 2.00 | 6 | 1.000000 |" in table
     assert "Python" in table and "a device" in table
+
+
+def test_the_plug_in_is_not_what_users_get(stage):
+    on_plug_in = {"BACKEND": "pluggable"}
+    code, parts, table, _, _ = stage("--parts", "mlp", environment=on_plug_in)
+    assert code == 1 and "allocated through 'pluggable', not 'gapless'" in parts["mlp"]["reason"]
+    assert "under gapless: `pluggable`" in table
+    code, parts, _, _, _ = stage("--parts", "mlp", "--plug-in", environment=on_plug_in)
+    assert code == 0 and parts["mlp"]["outcome"] == "ok"
+    code, _, table, _, _ = stage("--parts", "mlp")
+    assert code == 0 and "under gapless: `gapless`" in table
 
 
 @pytest.mark.parametrize(

@@ -175,5 +175,5 @@ fn cycle_row(driver: &CudaDriver, bytes: u64, rounds: u64) -> DriverResult<Value
 /// More than the limit of about 520,000 that has been reported.
 const MOST_MAPPINGS: u64 = 600_000;
 /// Long enough for that many at 40 us each, short enough for the process to end within a question's time limit.
-const MAPPINGS_FOR: Duration = Duration::from_secs(25);
+const MAPPINGS_FOR: Duration = Duration::from_secs(32);
 const RANGED_ROUNDS: usize = 5;

@@ -1,6 +1,6 @@
 //! The GPU bundle: everything that a machine with a GPU, a driver, and nothing else needs to prove gapless.
 
-use super::python_package;
+use super::{build_torch_objects, python_package};
 use crate::failure::Failure;
 use crate::workspace::Workspace;
 use crate::{files, process};
@@ -15,6 +15,9 @@ use std::path::{Path, PathBuf};
 pub struct GpuBundleArguments {
     /// Folder to build the bundle in; an older bundle there is removed [default: gpu-bundle in the target folder]
     folder: Option<PathBuf>,
+    /// Build it without PyTorch's allocator object: the stage `python` needs the machine's `run` to be told --plug-in then
+    #[arg(long)]
+    without_object: bool,
 }
 
 const MOST_BYTES: u64 = 48 << 20;
@@ -29,6 +32,9 @@ pub fn run(workspace: &Workspace, arguments: &GpuBundleArguments) -> Result<(), 
     };
     process::require(&["strip", "tar"])?;
     python_package::require_tools()?;
+    if !arguments.without_object {
+        require_object(&build_torch_objects::objects(workspace))?;
+    }
     empty(&out)?;
     write_version(workspace, &out)?;
 
@@ -54,6 +60,17 @@ pub fn run(workspace: &Workspace, arguments: &GpuBundleArguments) -> Result<(), 
     files::install(&workspace.path("scripts/gpu-run"), &out.join("run"), 0o755)?;
     copy_fuzz_targets(workspace, &out)?;
     say_size(&out)
+}
+
+/// PyTorch would run on the plug-in without one, which is not what users get.
+fn require_object(objects: &Path) -> Result<(), Failure> {
+    if objects.is_dir() && !files::with_ending(objects, "so")?.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(
+        "there is no allocator object of PyTorch: cargo xtask build-torch-objects VERSION builds that of the machine's PyTorch \
+         first; --without-object builds a bundle that tests the plug-in",
+    ))
 }
 
 /// Removes the bundle that was there. Anything else is left alone.
@@ -166,6 +183,17 @@ not json
 {"reason":"build-finished","success":true}"#;
         assert_eq!(executable_in(messages, "device"), Some("/device-1".into()));
         assert_eq!(executable_in(messages, "conformance"), None);
+    }
+
+    #[test]
+    fn a_bundle_without_an_object_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let objects = folder.path().join("objects");
+        assert!(require_object(&objects).unwrap_err().to_string().contains("cargo xtask build-torch-objects"));
+        fs::create_dir(&objects).unwrap();
+        assert!(require_object(&objects).is_err());
+        fs::write(objects.join("_torch_object_2_15.so"), "").unwrap();
+        require_object(&objects).unwrap();
     }
 
     #[test]
