@@ -298,6 +298,9 @@ pub unsafe extern "C" fn gapless_torch_restore_pool(
     count: usize,
 ) -> gapless_status {
     guard(|| {
+        if wanted.is_null() && count > 0 {
+            return Err(Failure::argument("the list of blocks is null"));
+        }
         // SAFETY: as many blocks as that (the function's contract).
         let wanted = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(wanted, count) } };
         let wanted: Vec<(DeviceAddr, u64)> =
