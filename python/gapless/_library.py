@@ -88,7 +88,8 @@ class Pool(ctypes.Structure):
 def path() -> Path:
     """The file of the library: ``GAPLESS_LIBRARY`` if set, otherwise the one in this package."""
     chosen = os.environ.get("GAPLESS_LIBRARY")
-    found = Path(chosen) if chosen else Path(__file__).with_name("libgapless.so")
+    # Absolute: the loader looks for a bare name elsewhere than here.
+    found = Path(chosen).absolute() if chosen else Path(__file__).with_name("libgapless.so")
     if not found.exists():
         raise ImportError(
             f"{found} does not exist: install gapless from a wheel (cargo xtask build-wheel builds one), or name the "

@@ -77,6 +77,10 @@ def _read_planted(torch: Any, shim: ctypes.CDLL) -> Optional[str]:
         return f"{type(error).__name__}: {error}"
 
 
+# What a check writes that found nothing: a child that could not say so did not pass.
+_WELL = "well"
+
+
 def _in_a_child(check: Callable[[], Optional[str]]) -> Optional[str]:
     """Runs a check in a forked process, which may end in whatever way, and returns what it found."""
     readable, writable = os.pipe()
@@ -89,7 +93,7 @@ def _in_a_child(check: Callable[[], Optional[str]]) -> Optional[str]:
             # A crash is an answer, not news.
             faulthandler.disable()
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            os.write(writable, (check() or "").encode()[:4096])
+            os.write(writable, (check() or _WELL).encode()[:4096])
         finally:
             os._exit(0)
     os.close(writable)
@@ -98,7 +102,9 @@ def _in_a_child(check: Callable[[], Optional[str]]) -> Optional[str]:
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         return f"reading what it answers ended in signal {os.WTERMSIG(status)}"
-    return found or None
+    if found == _WELL:
+        return None
+    return found or "reading what it answers ended without a word"
 
 
 def _misread(torch: Any) -> Optional[str]:

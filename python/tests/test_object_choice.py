@@ -59,3 +59,12 @@ def test_what_is_read_is_compared_with_what_was_planted():
     snapshot["device_traces"][0].pop()
     found = _object._different(snapshot, _object._planted_snapshot(), "snapshot")
     assert found == "snapshot.device_traces[0] has 1 entries instead of 2"
+
+
+def test_a_check_that_says_nothing_has_not_passed():
+    def raises():
+        raise MemoryError
+
+    assert _object._in_a_child(lambda: None) is None
+    assert _object._in_a_child(lambda: "wrong") == "wrong"
+    assert _object._in_a_child(raises) == "reading what it answers ended without a word"

@@ -68,8 +68,23 @@ def test_code_that_does_not_know_gapless(python):
     assert "on gapless" in out
     out = code(python, pth + "assert not any('gapless' in name for name in sys.modules)\nprint('nothing')")
     assert "nothing" in out
+    # A Python that is told to ignore its environment loads nothing that the environment names.
+    for flag in ("-E", "-I"):
+        status, out, errors = python(
+            flag,
+            "-c",
+            pth + "assert not any('gapless' in name for name in sys.modules)\nprint('nothing')",
+            GAPLESS_TORCH="1",
+            GAPLESS_LIBRARY="/no/such/file",
+        )
+        assert status == 0 and "nothing" in out, out + errors
     lines = (HERE.parent / "gapless_start.pth").read_text().splitlines()
     assert len(lines) == 1 and lines[0].startswith("import "), "site runs such lines only"
+
+
+def test_a_library_without_a_folder_is_that_of_the_current_one(python, tmp_path):
+    (tmp_path / "mine.so").symlink_to(os.environ["GAPLESS_LIBRARY"])
+    assert "0." in code(python, "import gapless; print(gapless.version())", GAPLESS_LIBRARY="mine.so")
 
 
 def test_who_stays_on_native_is_told_once(python):
