@@ -272,12 +272,7 @@ fn circles(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<Vec<String>
 }
 
 /// Circles that there are, each a crate and its files, and why: no new one may come.
-const KNOWN: [(&str, &[&str], &str); 4] = [
-    (
-        "trace",
-        &["foreign/mod.rs", "load.rs"],
-        "a trace is read in the file that has its type, and foreign readers return one",
-    ),
+const KNOWN: [(&str, &[&str], &str); 3] = [
     (
         "sim-libcuda",
         &["calls/contexts.rs", "calls/graphs.rs", "calls/mod.rs", "calls/streams.rs", "calls/vmm.rs"],

@@ -23,6 +23,7 @@ mod history;
 mod load;
 mod meter;
 mod op;
+mod open;
 mod policy;
 mod record;
 mod replay;

@@ -11,12 +11,9 @@
 
 use crate::error::{ReadError, ReadErrorKind};
 use crate::history::{FailedRequest, History};
-use crate::{Header, Limits, TextReader, TraceOp, foreign};
+use crate::{Header, Limits, TextReader, TraceOp};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::fs::File;
-use std::io::Read;
-use std::path::Path;
 
 /// One op of a [`Trace`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,53 +80,6 @@ pub(crate) struct Origins {
 }
 
 impl Trace {
-    /// Reads the file at `path`. The trace gets the file's name without folder and extensions.
-    ///
-    /// # Errors
-    /// Returns [`ReadError`] if the trace cannot be read or is not valid.
-    pub fn open(path: &Path) -> Result<Self, ReadError> {
-        Self::open_device(path, None)
-    }
-
-    /// Reads a trace within the default [`Limits`]. The format is detected from the content: this crate's text format,
-    /// a PyTorch memory snapshot, or an RMM log, each with or without gzip compression.
-    ///
-    /// # Errors
-    /// Returns [`ReadError`] if the trace cannot be read or is not valid.
-    pub fn read(name: &str, file: impl Read) -> Result<Self, ReadError> {
-        Self::read_device(name, file, None)
-    }
-
-    /// Like [`read`](Self::read), with the history of one of a snapshot's devices; see [`open_device`](Self::open_device).
-    ///
-    /// # Errors
-    /// Returns [`ReadError`] if the trace cannot be read or is not valid, or if the snapshot has no history of the device.
-    pub fn read_device(name: &str, file: impl Read, device: Option<usize>) -> Result<Self, ReadError> {
-        let (format, file) =
-            foreign::detect(file).map_err(|error| ReadError { line: 0, kind: ReadErrorKind::Io(error) })?;
-        match format {
-            foreign::Format::Text => Self::from_reader(name, TextReader::new(file)?),
-            foreign::Format::Snapshot => foreign::snapshot::read(name, file, device, Limits::default()),
-            foreign::Format::RmmLog => foreign::rmm::read(name, file, Limits::default()),
-        }
-    }
-
-    /// Like [`open`](Self::open), with the history of one of a snapshot's devices. Without a number, and for other formats,
-    /// the device that ran out of memory, or else the one with the longest history.
-    ///
-    /// # Errors
-    /// Returns [`ReadError`] if the trace cannot be read or is not valid, or if the snapshot has no history of the device.
-    pub fn open_device(path: &Path, device: Option<usize>) -> Result<Self, ReadError> {
-        let file = File::open(path).map_err(|error| ReadError { line: 0, kind: ReadErrorKind::Io(error) })?;
-        Self::read_device(&Self::name_of(path), file, device)
-    }
-
-    /// Returns the name that the trace of a file gets: the file's name without folder and extensions.
-    pub fn name_of(path: &Path) -> String {
-        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-        ENDINGS.iter().fold(&*name, |name, ending| name.strip_suffix(ending).unwrap_or(name)).to_owned()
-    }
-
     /// Creates a trace from ops that are not in the text format, with what the recording has besides them.
     pub(crate) fn from_ops(
         name: &str,
@@ -382,8 +332,6 @@ impl Loader {
 /// Marks an id in `Loader::slot_of` as freed. It is not a slot, since there are fewer than [`MOST_OPS`] slots.
 const FREED: u32 = u32::MAX;
 const MOST_OPS: usize = 1 << 31;
-/// File name extensions that do not belong to a trace's name.
-const ENDINGS: [&str; 7] = [".gz", ".txt", ".text", ".csv", ".pickle", ".pkl", ".trace"];
 
 #[cfg(test)]
 mod tests {
