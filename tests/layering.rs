@@ -272,12 +272,7 @@ fn circles(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<Vec<String>
 }
 
 /// Circles that there are, each a crate and its files, and why: no new one may come.
-const KNOWN: [(&str, &[&str], &str); 3] = [
-    (
-        "sim-libcuda",
-        &["calls/contexts.rs", "calls/graphs.rs", "calls/mod.rs", "calls/streams.rs", "calls/vmm.rs"],
-        "all calls share the imports and the first steps that are in `mod.rs`",
-    ),
+const KNOWN: [(&str, &[&str], &str); 2] = [
     (
         "testkit",
         &["kept.rs", "marks.rs", "oracle.rs", "own.rs", "pools.rs", "promise.rs", "runner.rs"],

@@ -4,12 +4,9 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::Ordering;
 
-use crate::calls::{
-    CONTEXT, Code, INVALID, NOT_FOUND, OK, begin, begin_current, copy_in_on, copy_out_on, load_module, pointer, put,
-    synchronize,
-};
-use crate::settings::planned_fault;
-use crate::state::{CURRENT, INITIALISED, State};
+use crate::calls::entry::{Code, INVALID, NOT_FOUND, OK, begin, begin_current, pointer, put};
+use crate::calls::{copy_in_on, copy_out_on, load_module, synchronize};
+use crate::state::CURRENT;
 use gapless::driver::cuda::sys::cudaError_enum as E;
 
 #[unsafe(no_mangle)]

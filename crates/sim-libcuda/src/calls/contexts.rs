@@ -1,6 +1,14 @@
 //! Devices and contexts.
 
-use super::*;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::atomic::Ordering;
+
+use gapless::driver::cuda::sys::cudaError_enum as E;
+
+use super::entry::{CAPTURE, CONTEXT, Code, INVALID, OK, begin, begin_current, forbidden_in_capture, pointer, put};
+use crate::context::Context;
+use crate::settings::Rdma;
+use crate::state::{BELOW, CAPTURE_MODE, CURRENT, State};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Code {

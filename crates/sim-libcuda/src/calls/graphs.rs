@@ -1,6 +1,14 @@
 //! Captures of streams, and graphs.
 
-use super::*;
+use std::ffi::{c_uint, c_void};
+
+use gapless::driver::cuda::sys::cudaError_enum as E;
+
+use super::entry::{
+    Code, INVALID, ISOLATION, OK, RELAXED, ask_stream, begin, begin_current, find_stream, pointer, put,
+};
+use crate::state::{CURRENT, Event, State};
+use crate::streams::{Capture, Stream};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamIsCapturing(stream: *mut c_void, status: *mut c_uint) -> Code {

@@ -1,12 +1,15 @@
 //! Events, and memory of `cuMemAlloc`, that are shared between processes by handles of 64 bytes.
 
+use std::ffi::{c_uint, c_void};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
+use gapless::driver::MemoryDriver;
 use gapless::driver::host::HostDriver;
 
-use super::*;
+use super::entry::{CONTEXT, Code, HANDLE, INVALID, OK, begin, begin_current, code_of, pointer, put};
 use crate::ipc::{Handle, Kind, OfProcess, SharedEvent};
-use crate::state::Opened;
+use crate::state::{CURRENT, Event, Opened};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuIpcGetEventHandle(handle: *mut Handle, event: *mut c_void) -> Code {

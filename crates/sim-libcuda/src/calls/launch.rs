@@ -1,8 +1,11 @@
 //! Launches with attributes.
 
-use super::work::launch;
-use super::*;
+use std::ffi::c_void;
+
 use gapless::driver::cuda::sys::CUlaunchConfig;
+
+use super::entry::{Code, INVALID};
+use super::work::launch;
 
 /// Runs the kernel in stream order. With programmatic dependent launch a device may start it earlier, but its accesses to
 /// memory come behind the work ahead of it all the same, since it waits for that work first.

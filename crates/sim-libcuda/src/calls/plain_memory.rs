@@ -1,6 +1,13 @@
 //! Memory that is allocated without virtual memory management.
 
-use super::*;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use gapless::driver::MemoryDriver;
+
+use super::entry::{Code, INVALID, OK, begin_current, code_of, find_stream, forbidden_in_capture, put};
+use crate::state::State;
+use crate::streams::Op;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Code {

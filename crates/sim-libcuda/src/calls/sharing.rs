@@ -1,10 +1,14 @@
 //! Chunks of other processes.
 
+use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{BorrowedFd, IntoRawFd};
 
+use gapless::driver::MemoryDriver;
 use gapless::driver::host::HostDriver;
 
-use super::*;
+use super::entry::{Code, INVALID, UNSUPPORTED, begin_vmm, code_of, put};
+use crate::settings::Rdma;
+use crate::state::Chunk;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const DESCRIPTOR: c_uint = 1;

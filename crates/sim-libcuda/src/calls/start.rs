@@ -1,6 +1,13 @@
 //! Initialization, version and error texts.
 
-use super::*;
+use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::sync::atomic::Ordering;
+
+use gapless::driver::cuda::sys::cudaError_enum as E;
+
+use super::entry::{Code, INVALID, OK, put};
+use crate::settings::planned_fault;
+use crate::state::INITIALISED;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuInit(_flags: c_uint) -> Code {

@@ -1,8 +1,20 @@
 //! Streams and events.
 
+use std::ffi::{c_uint, c_void};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use gapless::driver::cuda::sys::cudaError_enum as E;
+
+use super::contexts::context_token;
+use super::entry::{
+    CAPTURE, CONTEXT, Code, HANDLE, INVALID, NOT_READY, OK, RELAXED, ask_stream, begin, begin_current, find_stream,
+    forbidden_in_capture, pointer, put,
+};
 use super::graphs::{self, InCapture};
-use super::*;
 use crate::ipc::SharedEvent;
+use crate::state::{CAPTURE_MODE, CURRENT, Event};
+use crate::streams::Op;
 
 /// Returns an error if the stream is being captured, which ends the capture.
 macro_rules! not_captured {
@@ -52,13 +64,6 @@ pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, flags: c_uint)
 pub unsafe extern "C" fn cuStreamDestroy_v2(stream: *mut c_void) -> Code {
     let (state, _) = begin_current!("cuStreamDestroy_v2");
     if state.streams.destroy(stream as u64) { OK } else { HANDLE }
-}
-
-/// Returns the stream of a handle, or the code of the error.
-pub(super) fn stream_of(state: &State, stream: *mut c_void, device: usize) -> Result<Arc<Stream>, Code> {
-    let context = CURRENT.get().filter(|context| context.device == device).ok_or(CONTEXT)?;
-    let found = state.streams.find(stream as u64, context).ok_or(HANDLE)?;
-    if found.context == context { Ok(found) } else { Err(CONTEXT) }
 }
 
 #[unsafe(no_mangle)]

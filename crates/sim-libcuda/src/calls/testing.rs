@@ -1,7 +1,11 @@
 //! Functions for tests, which are not part of the driver API.
 
-use super::*;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::Ordering;
+
+use super::entry::{Code, INVALID, OK, begin, put};
 use crate::interruption::{self, Interruption};
+use crate::state::State;
 
 /// Replaces the planned faults by those in a text in the format of `GAPLESS_SIM_FAIL`.
 #[unsafe(no_mangle)]

@@ -1,24 +1,17 @@
 //! Virtual memory management.
 
-use super::*;
+use std::ffi::{c_int, c_uint, c_void};
 
-macro_rules! begin_vmm {
-    ($name:literal) => {{
-        let state = begin!($name);
-        if !state.settings.vmm {
-            return UNSUPPORTED;
-        }
-        forbidden_in_capture!(state);
-        if let Some(Context { device, .. }) = CURRENT.get() {
-            let lost = state.devices[device].lost.load(Ordering::Acquire);
-            if lost != 0 {
-                return lost;
-            }
-        }
-        state
-    }};
-}
-pub(super) use begin_vmm;
+use gapless::DeviceAddr;
+use gapless::driver::MemoryDriver;
+use gapless::driver::cuda::sys::{
+    CUmemAccess_flags_enum, CUmemAccessDesc, CUmemAllocationProp, CUmemLocation, CUmemLocationType_enum,
+    cudaError_enum as E,
+};
+
+use super::entry::{Code, INVALID, OK, UNSUPPORTED, begin_vmm, code_of, put};
+use crate::settings::Rdma;
+use crate::state::{Accessor, CURRENT, Chunk, DeviceSet, Mapping, State};
 
 /// Returns the device of a location.
 fn device_at(state: &State, location: &CUmemLocation) -> Option<usize> {

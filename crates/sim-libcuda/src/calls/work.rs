@@ -1,6 +1,19 @@
 //! Copies, modules and kernels.
 
-use super::*;
+use std::ffi::{CStr, c_char, c_uint, c_void};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use gapless::driver::cuda::sys::cudaError_enum as E;
+
+use super::contexts::device_of_context;
+use super::entry::{
+    CONTEXT, Code, HANDLE, INVALID, LOST, NOT_FOUND, OK, begin_current, find_stream, forbidden_in_capture, pointer, put,
+};
+use crate::kernels;
+use crate::state::{Accessor, State};
+use crate::streams::{Op, Stream};
 
 /// Queues `work`, which runs only if all of `ranges` may be accessed then. Otherwise the stream's device is lost.
 fn queue_work(
