@@ -9,10 +9,11 @@
 //!             │ Oracle: live blocks, bytes, streams     │ happens-before of every use of every physical byte
 //! ```
 
-mod blocks;
+mod checks;
 mod cuda;
 mod device;
-mod handles;
+mod elsewhere;
+mod graphs;
 #[cfg(feature = "properties")]
 mod inputs;
 #[cfg(feature = "instances")]
@@ -20,24 +21,15 @@ mod instances;
 mod kept;
 #[cfg(feature = "properties")]
 mod large;
-mod marks;
-mod misuse;
 mod op;
 mod oracle;
-mod own;
-mod peers;
-mod pools;
 mod promise;
 #[cfg(feature = "properties")]
 mod prove;
-mod ranges;
-mod renew;
 mod runner;
 mod scale;
 mod show;
 mod stress;
-mod stress_kept;
-mod stress_pool;
 mod summary;
 mod sweep;
 mod threads;
