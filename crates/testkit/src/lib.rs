@@ -23,6 +23,8 @@ mod kept;
 mod large;
 mod op;
 mod oracle;
+#[cfg(feature = "process")]
+mod process;
 mod promise;
 #[cfg(feature = "properties")]
 mod prove;
@@ -50,6 +52,10 @@ pub use instances::run_on_cuda;
 pub use large::{LARGEST_DEVICE, MOST_STREAMS, by_logarithm, large_ops, large_world};
 pub use op::{Failure, Misuse, Op};
 pub use oracle::Subject;
+#[cfg(feature = "process")]
+pub use process::{ProcessOp, ProcessSummary, Simulates, TwoDevices, run_process, sweep_process};
+#[cfg(all(feature = "process", feature = "properties"))]
+pub use process::{process_ops, two_devices};
 pub use promise::Promise;
 #[cfg(feature = "properties")]
 pub use prove::prove;
