@@ -19,6 +19,8 @@ pub struct Block {
     pub bytes: u64,
     /// The stream that it was allocated on; `None` once that has been destroyed.
     pub home: Option<StreamId>,
+    /// The handle of that stream, which another may have now.
+    pub handle: StreamId,
     /// The streams that were recorded on it.
     pub recorded: Vec<StreamId>,
     /// The streams that its allocator was not told of.
@@ -61,6 +63,20 @@ impl Block {
         }
     }
 }
+
+/// An address that a block was freed from.
+#[derive(Clone, Copy, Debug)]
+pub struct Former {
+    pub addr: DeviceAddr,
+    pub bytes: u64,
+    /// The handle of the stream that it was allocated for.
+    pub handle: StreamId,
+    /// That stream; `None` once it has been destroyed.
+    pub home: Option<StreamId>,
+}
+
+/// Number of addresses that are remembered.
+const MOST_FORMER: usize = 16;
 
 /// What the owner of a raw range knows about it.
 #[derive(Clone, Debug)]
@@ -115,6 +131,8 @@ pub struct Oracle {
     /// Most bytes that may be held: the budget, or what was already held when the budget was lowered.
     pub ceiling: u64,
     pub last_freed: Option<u64>,
+    /// Addresses that blocks were freed from, the newest last.
+    pub former: Vec<Former>,
     pub ranges: Vec<Range>,
     /// Pinned blocks, one entry for each pin.
     pub pinned: Vec<KeptBytes>,
@@ -147,6 +165,10 @@ impl Oracle {
         self.live_bytes -= block.bytes;
         self.frees += 1;
         self.last_freed = Some(addr);
+        if self.former.len() == MOST_FORMER {
+            self.former.remove(0);
+        }
+        self.former.push(Former { addr: block.addr, bytes: block.bytes, handle: block.handle, home: block.home });
         self.pinned.iter_mut().filter(|pinned| pinned.addr.0 == addr).for_each(|pinned| pinned.alone = true);
         block
     }

@@ -88,6 +88,7 @@ impl<D: Device> Runner<D> {
             addr,
             bytes,
             home: Some(stream),
+            handle: stream,
             recorded: Vec::new(),
             foreign: Vec::new(),
             since,

@@ -1,5 +1,6 @@
 //! Runner: applies operations to allocators on a device, and checks the results with the oracle.
 
+mod again;
 mod blocks;
 mod handles;
 mod instance;
@@ -29,6 +30,7 @@ use gapless::driver::{
     WorkDriver,
 };
 use gapless::units::{StreamId, TIB};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Half of the addresses that a process has: while fewer are reserved, there is room for any region.
@@ -44,6 +46,8 @@ pub struct Runner<D: Device> {
     pub(crate) current: usize,
     /// The streams that were created, and the default one.
     pub(crate) streams: Vec<StreamId>,
+    /// The handles of streams that were destroyed.
+    pub(crate) renewed: BTreeSet<StreamId>,
     pub(crate) elsewhere: Elsewhere,
     /// A stream was captured that may have been destroyed since, for all that the allocators know: so they cannot ask
     /// whether the capture has ended.
@@ -70,6 +74,7 @@ impl<D: Device> Runner<D> {
             instances: vec![instance],
             current: 0,
             streams,
+            renewed: BTreeSet::new(),
             elsewhere: Elsewhere::default(),
             capture_unseen: false,
             graphs: Graphs::default(),
@@ -206,6 +211,7 @@ impl<D: Device> Runner<D> {
                 let step = u16::from(spread);
                 self.fill(bytes, beside, (0..count).map(|pair| stream.wrapping_add(pair.wrapping_mul(step))));
             }
+            Op::AllocAgain { address, stream } => self.alloc_again(address, self.stream(stream)),
             Op::Thin { every, kept } => self.thin(every, kept),
             Op::Free { block } => self.free(block),
             Op::Record { block, stream } => {

@@ -61,6 +61,7 @@ impl<D: Device> Runner<D> {
                 block.recorded.iter_mut().for_each(rename);
                 rename(&mut block.last_user);
             }
+            instance.oracle.former.iter_mut().filter_map(|former| former.home.as_mut()).for_each(rename);
             for range in &mut instance.oracle.ranges {
                 range.users.iter_mut().for_each(rename);
                 range.pages.iter_mut().for_each(|page| rename(&mut page.last_user));
