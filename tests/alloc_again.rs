@@ -1,9 +1,10 @@
 //! Allocations at addresses that were handed out before.
 
 use gapless::allocator::{AddressFacts, AllocError};
-use gapless::driver::{DriverCall, ModelConfig, ModelDriver, WorkDriver};
+use gapless::driver::{DriverCall, EventHandle, ModelConfig, ModelDriver, StreamDriver, WorkDriver};
 use gapless::{Allocator, ChunkPolicy, DeviceAddr, StreamId};
 use std::sync::Arc;
+use std::time::Duration;
 
 const PAGE: u64 = 2 << 20;
 const MAIN: StreamId = StreamId::DEFAULT;
@@ -213,6 +214,107 @@ fn the_host_waits_in_the_place_of_a_destroyed_stream() {
         allocator.free(block).unwrap();
         allocator.close().unwrap();
     }
+}
+
+/// A block that was freed while its stream, which has been destroyed since, was still at work on it. It has not moved.
+fn freed_on_a_busy_stream(allocator: &Allocator<ModelDriver>, is_kept: bool) -> (DeviceAddr, EventHandle) {
+    let driver = allocator.driver();
+    let stream = driver.create_stream().unwrap();
+    if is_kept {
+        allocator.keep_stream(stream).unwrap();
+    }
+    let block = allocator.alloc(PAGE, stream).unwrap();
+    driver.delay(stream, Duration::from_secs(1)).unwrap();
+    driver.fill(stream, block, PAGE, 1).unwrap();
+    let end = driver.event_create().unwrap();
+    driver.event_record(end, stream).unwrap();
+    allocator.free(block).unwrap();
+    if is_kept {
+        allocator.forget_stream(stream).unwrap();
+    }
+    driver.abandon_stream(stream).unwrap();
+    (block, end)
+}
+
+/// Nobody can order work behind a stream that is not there any more: the host has waited for it when its block comes back.
+#[test]
+fn the_work_of_a_destroyed_stream_is_over_when_its_block_comes_back() {
+    for is_kept in [true, false] {
+        let allocator = four_pages();
+        let (block, end) = freed_on_a_busy_stream(&allocator, is_kept);
+        assert!(!allocator.driver().event_query(end).unwrap());
+        allocator.alloc_again(block, PAGE).unwrap();
+        assert!(allocator.driver().event_query(end).unwrap(), "kept {is_kept}: the block is in use");
+        assert_eq!(allocator.stats().host_waits, 1);
+        allocator.free(block).unwrap();
+        allocator.alloc_again(block, PAGE).unwrap();
+        allocator.check();
+        allocator.driver().event_destroy(end).unwrap();
+        allocator.free(block).unwrap();
+        allocator.close().unwrap();
+    }
+}
+
+/// The same where a part of the block has moved, and is free at its new place.
+#[test]
+fn the_work_of_a_destroyed_stream_is_over_when_a_part_of_its_block_comes_back() {
+    for is_kept in [true, false] {
+        let allocator = four_pages();
+        let driver = allocator.driver();
+        let stream = driver.create_stream().unwrap();
+        if is_kept {
+            allocator.keep_stream(stream).unwrap();
+        }
+        let [first, second] = [(); 2].map(|()| allocator.alloc(PAGE, stream).unwrap());
+        assert_eq!(second, first.offset(PAGE));
+        allocator.free(second).unwrap();
+        let moved = allocator.alloc(3 * PAGE, MAIN).unwrap();
+        assert!(allocator.stats().harvested_chunks > 0);
+        allocator.free(moved).unwrap();
+        driver.delay(stream, Duration::from_secs(1)).unwrap();
+        driver.fill(stream, first, PAGE, 1).unwrap();
+        let end = driver.event_create().unwrap();
+        driver.event_record(end, stream).unwrap();
+        allocator.free(first).unwrap();
+        if is_kept {
+            allocator.forget_stream(stream).unwrap();
+        }
+        driver.abandon_stream(stream).unwrap();
+        allocator.alloc_again(first, 2 * PAGE).unwrap();
+        assert!(driver.event_query(end).unwrap(), "kept {is_kept}: the block is in use");
+        allocator.check();
+        driver.event_destroy(end).unwrap();
+    }
+}
+
+/// While a stream is captured the host cannot wait for the device.
+#[test]
+fn a_block_of_a_destroyed_stream_does_not_come_back_during_a_capture() {
+    let allocator = four_pages();
+    let (block, end) = freed_on_a_busy_stream(&allocator, false);
+    allocator.alloc(1, MAIN).unwrap();
+    allocator.driver().begin_capture(MAIN);
+    assert!(matches!(allocator.alloc_again(block, PAGE), Err(AllocError::CannotWait { .. })));
+    assert!(allocator.live_around(block).is_none());
+    allocator.check();
+    allocator.driver().end_capture(MAIN);
+    allocator.alloc_again(block, PAGE).unwrap();
+    allocator.driver().event_destroy(end).unwrap();
+}
+
+/// A stream that is kept runs later work behind what it did before, so that the host need not wait.
+#[test]
+fn a_block_of_a_stream_that_is_kept_comes_back_at_once() {
+    let allocator = four_pages();
+    let stream = allocator.driver().create_stream().unwrap();
+    allocator.keep_stream(stream).unwrap();
+    let block = allocator.alloc(PAGE, stream).unwrap();
+    allocator.driver().hold(stream);
+    allocator.driver().fill(stream, block, PAGE, 1).unwrap();
+    allocator.free(block).unwrap();
+    allocator.alloc_again(block, PAGE).unwrap();
+    assert_eq!(allocator.stats().host_waits, 0);
+    allocator.free(block).unwrap();
 }
 
 /// Nothing tells when the stream that is being captured has passed its last use of the memory, and nothing can be ordered behind

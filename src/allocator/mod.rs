@@ -150,11 +150,11 @@ impl<D: Driver> Allocator<D> {
     /// Allocates `bytes` at `addr`, where memory was handed out before and is free now: for a program that goes back to an earlier
     /// state of its memory, as a captured graph does. Memory that has moved from there to other addresses since, and is free
     /// there, is brought back. Nothing is created. The allocation belongs to the stream that the address was handed out for. Where
-    /// that may have been destroyed, the host waits for other streams that used what is brought back.
+    /// that may have been destroyed, the host waits for all that used the memory, since nothing can be ordered behind it any more.
     ///
     /// # Errors
-    /// [`AllocError::NotFree`] where a part of the bytes is in use, waits for a stream, or was never mapped there; and
-    /// those of the driver. Nothing has changed.
+    /// [`AllocError::NotFree`] where a part of the bytes is in use, waits for a stream, or was never mapped there;
+    /// [`AllocError::CannotWait`] where the host would have to wait during a capture; and those of the driver. Nothing has changed.
     pub fn alloc_again(&self, addr: DeviceAddr, bytes: u64) -> Result<(), AllocError> {
         self.inner.alloc_again(addr, bytes)
     }

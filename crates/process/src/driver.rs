@@ -4,7 +4,7 @@
 
 use gapless::StreamId;
 use gapless::driver::cuda::{Capture, CudaDriver, OpenError};
-use gapless::driver::{Driver, DriverResult, HostDriver, ModelDriver};
+use gapless::driver::{Driver, DriverResult, Hook, HostDriver, Intercepted, ModelDriver};
 
 /// A driver of one of a process's devices.
 ///
@@ -91,5 +91,36 @@ impl DeviceDriver for ModelDriver {
 impl DeviceDriver for HostDriver {
     fn name(&self) -> String {
         "host".to_owned()
+    }
+}
+
+/// With the hook around what an allocator does; what only a process asks goes past it.
+impl<D: DeviceDriver, H: Hook> DeviceDriver for Intercepted<D, H> {
+    fn name(&self) -> String {
+        self.inner().name()
+    }
+
+    fn total_bytes(&self) -> u64 {
+        self.inner().total_bytes()
+    }
+
+    fn capture_of(&self, stream: StreamId) -> Option<Capture> {
+        self.inner().capture_of(stream)
+    }
+
+    fn device_of_stream(&self, stream: StreamId) -> DriverResult<u32> {
+        self.inner().device_of_stream(stream)
+    }
+
+    fn add_peer(&self, peer: u32) -> Result<(), OpenError> {
+        self.inner().add_peer(peer)
+    }
+
+    fn remove_peer(&self, peer: u32) {
+        self.inner().remove_peer(peer);
+    }
+
+    fn peers(&self) -> Vec<u32> {
+        self.inner().peers()
     }
 }

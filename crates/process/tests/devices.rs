@@ -131,6 +131,18 @@ fn a_pool_left_open_by_a_thread_that_has_ended_keeps_no_other() {
     assert_eq!(device.figures(None).unwrap().reserved_bytes, 0);
 }
 
+/// All of the budget was lent to a pool that could not be served by it either, and which holds nothing when it ends.
+#[test]
+fn a_pool_that_got_nothing_gives_its_loan_back() {
+    let process = models();
+    let device = process.device(0).unwrap();
+    device.pools().add_user(POOL).unwrap();
+    device.set_budget(2 * MIB).unwrap();
+    assert!(device.alloc_worded(Place::Pool(POOL), &request(4), |error| error).is_err());
+    device.pools().release(POOL);
+    device.alloc(&request(2)).unwrap();
+}
+
 #[test]
 fn pinned_registered_and_recorded() {
     let process = models();

@@ -149,6 +149,7 @@ pub fn op(page_bytes: u64) -> impl Strategy<Value = Op> {
         1 => capture_op(),
         2 => graph_op(),
         1 => any::<u16>().prop_map(|stream| Op::Watch { stream }),
+        3 => (any::<u16>(), any::<u16>()).prop_map(|(address, stream)| Op::AllocAgain { address, stream }),
         2 => (any::<u16>(), any::<u16>()).prop_map(|(block, stream)| Op::ForeignUse { block, stream }),
         1 => any::<u8>().prop_map(|peer| Op::AddPeer { peer }),
         1 => any::<u8>().prop_map(|peer| Op::RemovePeer { peer }),

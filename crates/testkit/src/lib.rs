@@ -9,10 +9,11 @@
 //!             │ Oracle: live blocks, bytes, streams     │ happens-before of every use of every physical byte
 //! ```
 
-mod blocks;
+mod checks;
 mod cuda;
 mod device;
-mod handles;
+mod elsewhere;
+mod graphs;
 #[cfg(feature = "properties")]
 mod inputs;
 #[cfg(feature = "instances")]
@@ -20,24 +21,17 @@ mod instances;
 mod kept;
 #[cfg(feature = "properties")]
 mod large;
-mod marks;
-mod misuse;
 mod op;
 mod oracle;
-mod own;
-mod peers;
-mod pools;
+#[cfg(feature = "process")]
+mod process;
 mod promise;
 #[cfg(feature = "properties")]
 mod prove;
-mod ranges;
-mod renew;
 mod runner;
 mod scale;
 mod show;
 mod stress;
-mod stress_kept;
-mod stress_pool;
 mod summary;
 mod sweep;
 mod threads;
@@ -58,6 +52,10 @@ pub use instances::run_on_cuda;
 pub use large::{LARGEST_DEVICE, MOST_STREAMS, by_logarithm, large_ops, large_world};
 pub use op::{Failure, Misuse, Op};
 pub use oracle::Subject;
+#[cfg(feature = "process")]
+pub use process::{ProcessOp, ProcessSummary, Simulates, TwoDevices, run_process, sweep_process};
+#[cfg(all(feature = "process", feature = "properties"))]
+pub use process::{process_ops, two_devices};
 pub use promise::Promise;
 #[cfg(feature = "properties")]
 pub use prove::prove;

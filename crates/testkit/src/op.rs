@@ -42,6 +42,14 @@ pub enum Op {
         /// Which of them.
         kept: u16,
     },
+    /// Allocate at an address that a block was freed from, and use it on the stream that it is for; where that was destroyed, on
+    /// another one.
+    AllocAgain {
+        /// Number of the address.
+        address: u16,
+        /// Number of the other stream.
+        stream: u16,
+    },
     /// Verify a block's bytes on the stream that last used it, and free it.
     Free {
         /// Number of the block.

@@ -22,6 +22,10 @@ pub struct Summary {
     pub peers: u64,
     /// Number of blocks that were pinned or registered.
     pub kept: u64,
+    /// Number of blocks that came back to a former address.
+    pub again: u64,
+    /// Number of those whose stream was destroyed.
+    pub again_of_destroyed: u64,
     /// Number of mappings whose end a registry was told of before it came.
     pub told_unmaps: u64,
     /// The allocators' statistics before they were closed, added up.
@@ -39,6 +43,8 @@ impl Summary {
         self.replays += other.replays;
         self.peers += other.peers;
         self.kept += other.kept;
+        self.again += other.again;
+        self.again_of_destroyed += other.again_of_destroyed;
         self.told_unmaps += other.told_unmaps;
         let (sum, more) = (&mut self.stats, &other.stats);
         sum.allocs += more.allocs;
@@ -67,6 +73,8 @@ impl Summary {
             ("verified bytes", self.verified_bytes),
             ("replays", self.replays),
             ("peers", self.peers),
+            ("blocks at former addresses", self.again),
+            ("those of destroyed streams", self.again_of_destroyed),
             ("refused frees", stats.refused_frees),
             ("borrowed", stats.borrowed),
             ("harvested chunks", stats.harvested_chunks),

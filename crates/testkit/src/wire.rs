@@ -141,7 +141,7 @@ fn operation(record: &[u8]) -> Op {
         34 => Op::BeginCapture { stream },
         35 => Op::EndCapture { stream },
         37 => Op::Alloc { bytes: bytes % (1 << 20), align: 9, stream },
-        39 => Op::Free { block },
+        39 => Op::AllocAgain { address: block, stream: other_stream },
         40 => Op::Fill {
             bytes: bytes & 0xf_ffff,
             beside: if small.is_multiple_of(32) { 0 } else { 1 << (small % 24) },
@@ -178,6 +178,7 @@ pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
             }
             Op::AllocRest { less, stream } => (42, low(less), stream, 0),
             Op::Thin { every, kept } => (41, low(every), kept, 0),
+            Op::AllocAgain { address, stream } => (39, low(stream), address, high(stream)),
             Op::Free { block } => (2, 0, block, 0),
             Op::Record { block, stream } => (3, low(stream), block, high(stream)),
             Op::Write { block, stream } => (4, low(stream), block, high(stream)),

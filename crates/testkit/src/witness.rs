@@ -13,6 +13,9 @@
 //! It also knows which memory is mapped at an address ([`backing`](Witness::backing)), independently of the allocator, and
 //! which devices have access there.
 //!
+//! Several devices of one process have a witness each, and one state: what the host knows of the work of one counts for the
+//! memory of all, and work of one device may use the memory of another ([`beside`](Witness::beside)).
+//!
 //! Threads: any; one lock, held during calls of the inner driver that do not wait.
 
 use crate::device::Device;
@@ -24,40 +27,53 @@ use gapless::units::{DeviceAddr, StreamId};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A driver that wraps `D` and tracks the order of uses.
 #[derive(Debug)]
 pub struct Witness<D> {
     inner: D,
-    state: Mutex<State>,
+    /// The device's number among those that share the state.
+    device: u32,
+    state: Arc<Mutex<State>>,
 }
+
+/// A stream of a device, by the number that no other stream of it has or had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Lane {
+    device: u32,
+    number: StreamId,
+}
+
+/// A chunk of a device.
+type Chunk = (u32, ChunkHandle);
 
 /// How much of each stream's work comes before a point in time.
 #[derive(Clone, Debug, Default)]
-struct Clock(BTreeMap<StreamId, u64>);
+struct Clock(BTreeMap<Lane, u64>);
 
 #[derive(Debug, Default)]
 struct State {
-    chunks: BTreeMap<ChunkHandle, Made>,
+    chunks: BTreeMap<Chunk, Made>,
     /// Number of chunks created so far.
     created: u64,
     mappings: BTreeMap<u64, Mapped>,
-    uses: HashMap<ChunkHandle, Vec<Use>>,
-    streams: HashMap<StreamId, Clock>,
-    events: HashMap<EventHandle, Clock>,
+    uses: HashMap<Chunk, Vec<Use>>,
+    streams: HashMap<Lane, Clock>,
+    events: HashMap<(u32, EventHandle), Clock>,
     host: Clock,
-    /// The peers that get access with every call of `set_access`.
-    named: Devices,
-    /// The peers without whose access nothing counts as accessible.
-    relied_on: Devices,
+    /// Of each device, the peers that get access with every call of `set_access`.
+    named: HashMap<u32, Devices>,
+    /// Of each device, the peers without whose access nothing counts as accessible.
+    relied_on: HashMap<u32, Devices>,
     observations: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Mapped {
     bytes: u64,
-    chunk: ChunkHandle,
+    chunk: Chunk,
     /// Those with access.
     access: Devices,
 }
@@ -99,7 +115,7 @@ pub struct Made {
 struct Use {
     bytes: Range<u64>,
     addr: u64,
-    stream: StreamId,
+    stream: Lane,
     number: u64,
     kind: Kind,
 }
@@ -121,20 +137,20 @@ impl Clock {
         }
     }
 
-    fn covers(&self, stream: StreamId, number: u64) -> bool {
+    fn covers(&self, stream: Lane, number: u64) -> bool {
         self.0.get(&stream).is_some_and(|known| *known >= number)
     }
 }
 
 impl State {
     /// Returns the stream's clock, joined with the host's.
-    fn now(&mut self, stream: StreamId) -> &mut Clock {
+    fn now(&mut self, stream: Lane) -> &mut Clock {
         let clock = self.streams.entry(stream).or_default();
         clock.join(&self.host);
         clock
     }
 
-    fn submit(&mut self, stream: StreamId, addr: DeviceAddr, bytes: u64, kind: Kind) {
+    fn submit(&mut self, stream: Lane, addr: DeviceAddr, bytes: u64, kind: Kind) {
         let clock = self.now(stream);
         let number = clock.0.get(&stream).copied().unwrap_or(0) + 1;
         clock.0.insert(stream, number);
@@ -166,14 +182,14 @@ impl State {
 
     /// Returns the chunk, the range in it and the address of each piece of `[addr, addr + bytes)`, or `None` if a byte
     /// is not accessible to this device or to a peer that is relied on.
-    fn backing(&self, addr: u64, bytes: u64) -> Option<Vec<(ChunkHandle, Range<u64>, u64)>> {
+    fn backing(&self, addr: u64, bytes: u64) -> Option<Vec<(Chunk, Range<u64>, u64)>> {
         let end = addr + bytes;
         let mut parts = Vec::new();
         let mut at = addr;
         while at < end {
             let (start, mapped) = self.mappings.range(..=at).next_back()?;
             let stop = end.min(start + mapped.bytes);
-            if stop <= at || !mapped.access.contains(self.relied_on.with(Devices::OWN)) {
+            if stop <= at || !self.is_reached(mapped) {
                 return None;
             }
             parts.push((mapped.chunk, at - start..stop - start, at));
@@ -185,12 +201,22 @@ impl State {
     /// Asked for every page of a pool after every operation.
     fn memory_at(&self, addr: u64) -> Option<(ChunkHandle, u64)> {
         let (start, mapped) = self.mappings.range(..=addr).next_back()?;
-        let is_reached = addr < start + mapped.bytes && mapped.access.contains(self.relied_on.with(Devices::OWN));
-        is_reached.then_some((mapped.chunk, addr - start))
+        (addr < start + mapped.bytes && self.is_reached(mapped)).then_some((mapped.chunk.1, addr - start))
+    }
+
+    /// Whether a mapping is accessible to its device and to all peers that are relied on.
+    fn is_reached(&self, mapped: &Mapped) -> bool {
+        let relied_on = self.relied_on.get(&mapped.chunk.0).copied().unwrap_or_default();
+        mapped.access.contains(relied_on.with(Devices::OWN))
+    }
+
+    /// The clocks of the streams of a device.
+    fn of_device(&self, device: u32) -> Vec<Clock> {
+        self.streams.iter().filter(|(lane, _)| lane.device == device).map(|(_, clock)| clock.clone()).collect()
     }
 
     /// Observes the concerned uses of a chunk that the host does not know to be complete.
-    fn expect_over(&mut self, what: &str, concerned: impl Fn(&Use) -> bool, chunk: ChunkHandle) {
+    fn expect_over(&mut self, what: &str, concerned: impl Fn(&Use) -> bool, chunk: Chunk) {
         for earlier in self.uses.get(&chunk).into_iter().flatten() {
             if concerned(earlier) && !self.host.covers(earlier.stream, earlier.number) {
                 self.observations.push(format!(
@@ -205,7 +231,12 @@ impl State {
 impl<D> Witness<D> {
     /// Wraps a driver.
     pub fn new(inner: D) -> Self {
-        Self { inner, state: Mutex::default() }
+        Self { inner, device: 0, state: Arc::default() }
+    }
+
+    /// Wraps the driver of a further device, of that number, which no other device has beside this one.
+    pub fn beside(&self, inner: D, device: u32) -> Self {
+        Self { inner, device, state: Arc::clone(&self.state) }
     }
 
     /// Returns the wrapped driver.
@@ -222,7 +253,7 @@ impl<D> Witness<D> {
     /// accessible.
     pub fn backing(&self, addr: DeviceAddr, bytes: u64) -> Option<Vec<(ChunkHandle, Range<u64>)>> {
         let parts = self.state.lock().backing(addr.0, bytes)?;
-        Some(parts.into_iter().map(|(chunk, range, _)| (chunk, range)).collect())
+        Some(parts.into_iter().map(|((_, chunk), range, _)| (chunk, range)).collect())
     }
 
     /// As [`backing`](Self::backing), whether or not anybody was given access.
@@ -230,7 +261,7 @@ impl<D> Witness<D> {
         let state = self.state.lock();
         let (start, mapped) = state.mappings.range(..=addr.0).next_back()?;
         let from = addr.0 - start;
-        (from + bytes <= mapped.bytes).then(|| vec![(mapped.chunk, from..from + bytes)])
+        (from + bytes <= mapped.bytes).then(|| vec![(mapped.chunk.1, from..from + bytes)])
     }
 
     /// Returns the number of chunks created so far.
@@ -240,12 +271,37 @@ impl<D> Witness<D> {
 
     /// Returns how a chunk was created, if it has not been released.
     pub fn chunk(&self, chunk: ChunkHandle) -> Option<Made> {
-        self.state.lock().chunks.get(&chunk).copied()
+        self.state.lock().chunks.get(&(self.device, chunk)).copied()
     }
 
-    /// Returns the values of the handles of all chunks, in order.
+    /// Returns the values of the handles of all chunks of the device, in order.
     pub fn chunks(&self) -> Vec<u64> {
-        self.state.lock().chunks.keys().map(|chunk| chunk.0).collect()
+        let state = self.state.lock();
+        state.chunks.keys().filter(|(device, _)| *device == self.device).map(|(_, chunk)| chunk.0).collect()
+    }
+
+    /// Notes that the driver gives a peer access with every call of `set_access`.
+    pub(crate) fn name_peer(&self, peer: u8) {
+        let mut state = self.state.lock();
+        let named = state.named.entry(self.device).or_default();
+        *named = named.with(Devices::peer(peer));
+    }
+
+    /// Ends what [`name_peer`](Self::name_peer) and [`rely_on_peer`](Self::rely_on_peer) began.
+    pub(crate) fn leave_peer_out(&self, peer: u8) {
+        let mut state = self.state.lock();
+        let State { named, relied_on, .. } = &mut *state;
+        for peers in [named, relied_on] {
+            let peers = peers.entry(self.device).or_default();
+            *peers = peers.without(Devices::peer(peer));
+        }
+    }
+
+    /// From now on, nothing counts as accessible that is not accessible to the peer.
+    pub fn rely_on_peer(&self, peer: u8) {
+        let mut state = self.state.lock();
+        let relied_on = state.relied_on.entry(self.device).or_default();
+        *relied_on = relied_on.with(Devices::peer(peer));
     }
 
     /// Returns the chunk mapped at an address and the offset in it, or `None` if the address is not accessible.
@@ -257,36 +313,41 @@ impl<D> Witness<D> {
 impl<D: Device> Witness<D> {
     /// Gives a peer access to everything for which `set_access` is called from now on.
     pub fn add_peer(&self, peer: u8) {
-        let mut state = self.state.lock();
         self.inner.add_peer(peer);
-        state.named = state.named.with(Devices::peer(peer));
-    }
-
-    /// From now on, nothing counts as accessible that is not accessible to the peer.
-    pub fn rely_on_peer(&self, peer: u8) {
-        let mut state = self.state.lock();
-        state.relied_on = state.relied_on.with(Devices::peer(peer));
+        self.name_peer(peer);
     }
 
     /// Ends what [`add_peer`](Self::add_peer) and [`rely_on_peer`](Self::rely_on_peer) began.
     pub fn remove_peer(&self, peer: u8) {
-        let mut state = self.state.lock();
+        self.leave_peer_out(peer);
         self.inner.remove_peer(peer);
-        state.named = state.named.without(Devices::peer(peer));
-        state.relied_on = state.relied_on.without(Devices::peer(peer));
     }
 
     /// Queues work on `stream` that fills memory, as work of a peer if one has access.
     pub fn fill_as_foreign(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {
         let mut state = self.state.lock();
-        match (0..self.inner.peers()).find(|peer| state.relied_on.contains(Devices::peer(*peer))) {
+        let relied_on = state.relied_on.get(&self.device).copied().unwrap_or_default();
+        match (0..self.inner.peers()).find(|peer| relied_on.contains(Devices::peer(*peer))) {
             Some(peer) => self.inner.fill_as_peer(peer, stream, addr, bytes, seed)?,
             None => self.inner.fill(stream, addr, bytes, seed)?,
         }
         state.submit(self.lane(stream), addr, bytes, Kind::Write);
         Ok(())
     }
+}
 
+impl<D: WorkDriver> Witness<D> {
+    /// Queues work on `stream` that uses memory of another device with the same state. The work takes a moment and moves no bytes:
+    /// a simulated device cannot reach those of another.
+    pub fn use_elsewhere(&self, stream: StreamId, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        let mut state = self.state.lock();
+        self.inner.delay(stream, Duration::from_micros(1))?;
+        state.submit(self.lane(stream), addr, bytes, Kind::Write);
+        Ok(())
+    }
+}
+
+impl<D: StreamDriver> Witness<D> {
     /// Orders work queued on `later` from now on after the work already queued on `earlier`, as a caller would.
     pub fn order(&self, earlier: StreamId, later: StreamId) -> DriverResult<()> {
         let event = self.event_create()?;
@@ -294,18 +355,21 @@ impl<D: Device> Witness<D> {
         self.stream_wait(later, event)?;
         self.event_destroy(event)
     }
-}
 
-impl<D: StreamDriver> Witness<D> {
     /// Returns the number of the stream that a handle stands for. Handles are used again; the numbers are not.
-    fn lane(&self, stream: StreamId) -> StreamId {
-        self.inner.identify(stream).map_or(stream, |identity| StreamId(identity.number))
+    fn lane(&self, stream: StreamId) -> Lane {
+        let number = self.inner.identify(stream).map_or(stream, |identity| StreamId(identity.number));
+        Lane { device: self.device, number }
     }
 }
 
 impl<D: MemoryDriver> MemoryDriver for Witness<D> {
     fn granularity(&self) -> u64 {
         self.inner.granularity()
+    }
+
+    fn ordinal(&self) -> u32 {
+        self.inner.ordinal()
     }
 
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
@@ -325,13 +389,14 @@ impl<D: MemoryDriver> MemoryDriver for Witness<D> {
         let chunk = self.inner.create(bytes)?;
         state.created += 1;
         let number = state.created;
-        state.chunks.insert(chunk, Made { bytes, number });
+        state.chunks.insert((self.device, chunk), Made { bytes, number });
         Ok(chunk)
     }
 
     fn release(&self, chunk: ChunkHandle) -> DriverResult<()> {
         let mut state = self.state.lock();
         self.inner.release(chunk)?;
+        let chunk = (self.device, chunk);
         state.expect_over("release", |_| true, chunk);
         state.uses.remove(&chunk);
         state.chunks.remove(&chunk);
@@ -341,7 +406,7 @@ impl<D: MemoryDriver> MemoryDriver for Witness<D> {
     fn map(&self, addr: DeviceAddr, bytes: u64, chunk: ChunkHandle) -> DriverResult<()> {
         let mut state = self.state.lock();
         self.inner.map(addr, bytes, chunk)?;
-        state.mappings.insert(addr.0, Mapped { bytes, chunk, access: Devices::default() });
+        state.mappings.insert(addr.0, Mapped { bytes, chunk: (self.device, chunk), access: Devices::default() });
         Ok(())
     }
 
@@ -349,7 +414,7 @@ impl<D: MemoryDriver> MemoryDriver for Witness<D> {
         let mut state = self.state.lock();
         self.inner.set_access(addr, bytes)?;
         // Who had access before, keeps it.
-        let named = state.named.with(Devices::OWN);
+        let named = state.named.get(&self.device).copied().unwrap_or_default().with(Devices::OWN);
         for (_, mapped) in state.mappings.range_mut(addr.0..addr.0 + bytes) {
             mapped.access = mapped.access.with(named);
         }
@@ -360,7 +425,7 @@ impl<D: MemoryDriver> MemoryDriver for Witness<D> {
         let mut state = self.state.lock();
         self.inner.unmap(addr, bytes)?;
         let range = addr.0..addr.0 + bytes;
-        let gone: Vec<(u64, ChunkHandle)> =
+        let gone: Vec<(u64, Chunk)> =
             state.mappings.range(range.clone()).map(|(at, mapped)| (*at, mapped.chunk)).collect();
         for (at, chunk) in gone {
             state.expect_over("unmap", |earlier| range.contains(&earlier.addr), chunk);
@@ -394,7 +459,7 @@ impl<D: StreamDriver> StreamDriver for Witness<D> {
     fn event_destroy(&self, event: EventHandle) -> DriverResult<()> {
         let mut state = self.state.lock();
         self.inner.event_destroy(event)?;
-        state.events.remove(&event);
+        state.events.remove(&(self.device, event));
         Ok(())
     }
 
@@ -402,7 +467,7 @@ impl<D: StreamDriver> StreamDriver for Witness<D> {
         let mut state = self.state.lock();
         self.inner.event_record(event, stream)?;
         let clock = state.now(self.lane(stream)).clone();
-        state.events.insert(event, clock);
+        state.events.insert((self.device, event), clock);
         Ok(())
     }
 
@@ -410,14 +475,14 @@ impl<D: StreamDriver> StreamDriver for Witness<D> {
         let mut state = self.state.lock();
         let over = self.inner.event_query(event)?;
         if over {
-            let clock = state.events.get(&event).cloned().unwrap_or_default();
+            let clock = state.events.get(&(self.device, event)).cloned().unwrap_or_default();
             state.host.join(&clock);
         }
         Ok(over)
     }
 
     fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
-        let clock = self.state.lock().events.get(&event).cloned().unwrap_or_default();
+        let clock = self.state.lock().events.get(&(self.device, event)).cloned().unwrap_or_default();
         self.inner.event_synchronize(event)?;
         self.state.lock().host.join(&clock);
         Ok(())
@@ -426,13 +491,13 @@ impl<D: StreamDriver> StreamDriver for Witness<D> {
     fn stream_wait(&self, stream: StreamId, event: EventHandle) -> DriverResult<()> {
         let mut state = self.state.lock();
         self.inner.stream_wait(stream, event)?;
-        let clock = state.events.get(&event).cloned().unwrap_or_default();
+        let clock = state.events.get(&(self.device, event)).cloned().unwrap_or_default();
         state.now(self.lane(stream)).join(&clock);
         Ok(())
     }
 
     fn synchronize_device(&self) -> DriverResult<()> {
-        let all: Vec<Clock> = self.state.lock().streams.values().cloned().collect();
+        let all: Vec<Clock> = self.state.lock().of_device(self.device);
         self.inner.synchronize_device()?;
         let mut state = self.state.lock();
         for clock in &all {

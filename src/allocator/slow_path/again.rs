@@ -5,12 +5,14 @@
 use super::super::error::{AllocError, facts_of};
 use super::super::request::Request;
 use super::super::streams::directory::Owner;
+use super::super::streams::region::Region;
 use super::SlowPath;
 use super::execute::Outcome;
 use super::plan::{Allowance, Goal, Plan, Recreation, States, plan_again};
 use crate::driver::Driver;
-use crate::heap::BlockState;
+use crate::heap::{Block, BlockState};
 use crate::pages::PageCount;
+use crate::stream::Reach;
 use crate::units::DeviceAddr;
 
 /// Where an allocation is wanted: a place in a region.
@@ -28,9 +30,10 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Allocates at an address.
     ///
     /// # Errors
-    /// [`AllocError::NotFree`] and the driver's; nothing has changed.
+    /// [`AllocError::NotFree`], [`AllocError::CannotWait`] and the driver's; nothing has changed.
     pub fn alloc_again(&mut self, wanted: Wanted, request: Request) -> Result<(), AllocError> {
         self.progress().settle_pending()?;
+        self.wait_for_owner(wanted, request)?;
         loop {
             if self.take_free(wanted, request) {
                 break;
@@ -47,6 +50,35 @@ impl<D: Driver> SlowPath<'_, D> {
         }
         self.note_peak(wanted.addr);
         Ok(())
+    }
+
+    /// Waits on the host for what the stream of the memory did with it, where that stream may have been destroyed: nobody can order
+    /// work behind it then. What has moved away is waited for when it is brought back.
+    fn wait_for_owner(&self, wanted: Wanted, request: Request) -> Result<(), AllocError> {
+        let stream = self.shared.streams.get(wanted.owner.stream);
+        let (reach, open) = {
+            let clock = stream.clock.lock();
+            (clock.reach(), clock.open())
+        };
+        let last_use = match reach {
+            Reach::Kept => return Ok(()),
+            // It does nothing any more.
+            Reach::Over { .. } => open,
+            Reach::Given => self.last_use(wanted, request),
+        };
+        match self.progress().wait_until_passed(stream.index, last_use)? {
+            true => Ok(()),
+            false => Err(AllocError::CannotWait { stream: stream.id() }),
+        }
+    }
+
+    /// The epoch of the last use of the bytes that are free at the address.
+    fn last_use(&self, wanted: Wanted, request: Request) -> u64 {
+        let state = self.shared.streams.get(wanted.owner.stream).lock();
+        let blocks =
+            state.regions.get(wanted.owner.region).into_iter().flat_map(|region| blocks_of(region, wanted, request));
+        let free = blocks.filter(|block| block.state == BlockState::Free).map(|block| u64::from(block.epoch));
+        free.max().map_or(0, |epoch| state.epoch_base + epoch)
     }
 
     /// Takes the bytes from a free block that has all of them.
@@ -89,13 +121,7 @@ impl<D: Driver> SlowPath<'_, D> {
         let state = self.shared.streams.get(wanted.owner.stream).lock();
         let region = state.regions.get(wanted.owner.region);
         let in_the_way = region.and_then(|region| {
-            let end = wanted.offset + request.size;
-            let mut blocks = region
-                .heap
-                .block_around(wanted.offset)
-                .into_iter()
-                .chain(region.heap.blocks_from(wanted.offset).take_while(|block| block.offset < end));
-            let block = blocks.find(|block| block.state != BlockState::Free)?;
+            let block = blocks_of(region, wanted, request).find(|block| block.state != BlockState::Free)?;
             Some(match block.state {
                 BlockState::Live => super::super::error::AddressFacts::Inside {
                     start: region.base.offset(block.offset),
@@ -107,4 +133,11 @@ impl<D: Driver> SlowPath<'_, D> {
         let facts = in_the_way.unwrap_or(super::super::error::AddressFacts::NeverAllocated);
         AllocError::NotFree { addr: wanted.addr, bytes: request.requested, facts }
     }
+}
+
+/// The blocks that the bytes lie in.
+fn blocks_of(region: &Region, wanted: Wanted, request: Request) -> impl Iterator<Item = Block> {
+    let end = wanted.offset + request.size;
+    let around = region.heap.block_around(wanted.offset);
+    around.into_iter().chain(region.heap.blocks_from(wanted.offset).take_while(move |block| block.offset < end))
 }

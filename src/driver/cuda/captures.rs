@@ -2,9 +2,7 @@
 
 use super::CudaDriver;
 use super::streams::{is_default, raw_stream};
-use super::sys::{
-    CUresult, CUstream, CUstreamCaptureStatus, CUstreamCaptureStatus_enum as capture_status, cudaError_enum as code,
-};
+use super::sys::{CUstreamCaptureStatus_enum as capture_status, cudaError_enum as code};
 use crate::driver::{DriverCall, StreamDriver};
 use crate::units::StreamId;
 use std::ptr::null_mut;
@@ -17,10 +15,6 @@ pub enum Capture {
     /// Some capture: the driver has no function that tells which.
     Unknown,
 }
-
-/// `cuStreamGetCaptureInfo` as it was from CUDA 10.1 on. Drivers still have it under that name, beside `_v2` (11.3) and `_v3`
-/// (12.3); newer headers only have `_v3`, so it is not among the generated bindings.
-pub(super) type FirstCaptureInfo = unsafe extern "C" fn(CUstream, *mut CUstreamCaptureStatus, *mut u64) -> CUresult;
 
 impl CudaDriver {
     /// Returns the capture into a graph that `stream` belongs to. One that has become invalid is none: it ends without a graph.

@@ -11,10 +11,8 @@
 use std::marker::PhantomData;
 
 use super::library::Library;
-use super::streams::raw_stream;
-use super::sys::{CUcontext, CUdevice, CUstreamCaptureMode, CUstreamCaptureMode_enum as capture_mode};
+use super::sys::{CUcontext, CUdevice, CUstream, CUstreamCaptureMode, CUstreamCaptureMode_enum as capture_mode};
 use crate::driver::{DriverCall, DriverError, DriverErrorKind, DriverResult};
-use crate::units::StreamId;
 
 /// The retained primary context of one device.
 #[derive(Debug)]
@@ -97,13 +95,13 @@ impl Context {
     }
 
     /// Returns the device that a stream of any context belongs to. The stream is not being captured.
-    pub(super) fn device_of(&self, stream: StreamId) -> DriverResult<u32> {
+    pub(super) fn device_of(&self, stream: CUstream) -> DriverResult<u32> {
         let call = DriverCall::Stream;
         let _guards = self.enter_outside_capture(call)?;
         let api = self.library.api();
         let mut context = std::ptr::null_mut();
         // SAFETY: the caller says that this is a stream handle; the out-parameter is a valid pointer for the call.
-        let result = unsafe { api.cuStreamGetCtx(raw_stream(stream), &raw mut context) };
+        let result = unsafe { api.cuStreamGetCtx(stream, &raw mut context) };
         self.library.check(call, "cuStreamGetCtx", result)?;
         // SAFETY: a stream's context lives as long as the stream.
         let result = unsafe { api.cuCtxSetCurrent(context) };

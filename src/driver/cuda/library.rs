@@ -13,11 +13,16 @@ use std::path::Path;
 use crate::sync::unseen::Mutex;
 use libloading::os::unix::{Library as Handle, RTLD_LOCAL, RTLD_NOW};
 
-use super::captures::FirstCaptureInfo;
 use super::error::{CudaVersion, LoadError, MINIMUM_VERSION, kind_of};
 use super::known_streams::KnownStreams;
-use super::sys::{CUdevice, CUresult, Optional, REQUIRED, Required, cudaError_enum as code};
+use super::sys::{
+    CUdevice, CUresult, CUstream, CUstreamCaptureStatus, Optional, REQUIRED, Required, cudaError_enum as code,
+};
 use crate::driver::{DriverCall, DriverError, DriverResult};
+
+/// `cuStreamGetCaptureInfo` as it was from CUDA 10.1 on. Drivers still have it under that name, beside `_v2` (11.3) and `_v3`
+/// (12.3); newer headers only have `_v3`, so it is not among the generated bindings.
+pub(super) type FirstCaptureInfo = unsafe extern "C" fn(CUstream, *mut CUstreamCaptureStatus, *mut u64) -> CUresult;
 
 /// The CUDA driver library, loaded and initialised. Lives until the process ends.
 pub struct Library {

@@ -10,6 +10,7 @@
 use super::device::can_access;
 use super::error::OpenError;
 use super::library::Library;
+use super::streams::raw_stream;
 use super::sys::{CUmemAccess_flags_enum, CUmemAccessDesc, CUmemLocation, CUmemLocationType_enum};
 use super::{CudaDriver, trial};
 use crate::driver::{DriverCall, DriverErrorKind, DriverResult};
@@ -123,7 +124,7 @@ impl CudaDriver {
         let current = self.context.enter(DriverCall::Stream)?;
         match self.known_in_capture(stream, &current)? {
             Some(known) => Ok(known.ordinal),
-            None => self.context.device_of(stream),
+            None => self.context.device_of(raw_stream(stream)),
         }
     }
 

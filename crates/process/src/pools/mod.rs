@@ -224,8 +224,9 @@ impl<D: DeviceDriver> Pools<D> {
         if self.none() {
             return false;
         }
-        let closed = self.close_condemned(Some(request.stream));
+        // Closing a pool that holds nothing ends its loan, too.
         let before = self.main.budget();
+        let closed = self.close_condemned(Some(request.stream));
         self.share_budget(&mut self.books());
         closed > 0 || self.main.budget() > before
     }

@@ -1,7 +1,7 @@
 //! What a thread of the stress test keeps in place: freed blocks that are pinned, and registered blocks.
 
+use super::shared::{Block, Random, Shared};
 use crate::device::Device;
-use crate::stress::{Block, Random, Shared};
 use crate::witness::Witness;
 use gapless::allocator::{AllocError, Pin, RegisteredBlock};
 use gapless::driver::{FaultDriver, WorkDriver};

@@ -1,7 +1,8 @@
 //! The end of streams: owners destroy them while their work is running, and handles come back.
 
+use super::Runner;
+use super::instance::keep;
 use crate::device::Device;
-use crate::runner::{Runner, keep};
 use gapless::driver::WorkDriver;
 use gapless::units::StreamId;
 
@@ -32,6 +33,7 @@ impl<D: Device> Runner<D> {
         device.abandon_stream(old).expect("the stream can be destroyed");
         let new = device.create_stream().expect("the device can create streams");
         self.streams[index] = new;
+        self.renewed.insert(old);
         if self.world.kept {
             for instance in &self.instances {
                 keep(instance.allocator(), new);
@@ -50,6 +52,8 @@ impl<D: Device> Runner<D> {
             let block = self.instance_mut().oracle.live.get_mut(&block.addr.0).expect("a live block");
             block.leave(old);
         }
+        let former = self.instance_mut().oracle.former.iter_mut();
+        former.filter(|former| former.home == Some(old)).for_each(|former| former.home = None);
         for index in 0..self.instance().ranges.len() {
             let range = &self.instance().oracle.ranges[index];
             let uses = range.users.contains(&old) || range.pages.iter().any(|page| page.last_user == old);

@@ -1,21 +1,17 @@
 //! The part of the stress test that captures graphs: every thread captures a stream of its own into one pool, and replays its
 //! graphs on any stream, while the others use the pool and another allocator.
 //!
-//! The invariants are those of `pools.rs`. Nobody but its thread replays a graph, so a thread can order its replays and its
+//! The invariants are those of `runner/pools.rs`. Nobody but its thread replays a graph, so a thread can order its replays and its
 //! other work with the pool.
 
+use super::shared::{Owners, Random};
 use crate::device::Device;
 use crate::oracle::Subject;
-use crate::stress::Random;
 use crate::witness::Witness;
 use gapless::allocator::AllocError;
 use gapless::driver::{ChunkHandle, HoldStreams, StreamDriver, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
-use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
-
-/// The stream that every page of the pool's memory was handed out on, as a chunk and an offset.
-pub(crate) type Owners = Mutex<HashMap<(ChunkHandle, u64), StreamId>>;
+use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug)]
 struct Step {

@@ -1,9 +1,10 @@
 //! The runner's operations on handles of allocators, and on several allocators on one device.
 
+use super::Runner;
+use super::instance::Instance;
 use crate::device::Device;
 use crate::kept::Kept;
 use crate::op::Op;
-use crate::runner::{Instance, Runner};
 use crate::summary::Summary;
 use gapless::allocator::CloseError;
 

@@ -5,22 +5,16 @@
 //!
 //! [`Allocator::watch_stream`]: gapless::Allocator::watch_stream
 
+use super::Runner;
+use super::instance::{Instance, Mark};
 use crate::device::Device;
 use crate::oracle::Block;
-use crate::runner::{Instance, Runner};
-use gapless::allocator::{StreamError, StreamMark};
-use gapless::driver::{DriverError, EventHandle, PER_THREAD_STREAM, StreamDriver, WorkDriver};
+use gapless::allocator::StreamError;
+use gapless::driver::{DriverError, PER_THREAD_STREAM, StreamDriver, WorkDriver};
 use gapless::units::StreamId;
 
 /// Number of marks of an allocator, from which on the oldest is waited for when another one is made.
 const MOST_MARKS: usize = 4;
-
-/// A mark that the current allocator made, and the event before it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Mark {
-    mark: StreamMark,
-    before: EventHandle,
-}
 
 impl<D: Device> Runner<D> {
     /// Asks the current allocator about its marks, waits for the oldest one if there are many, and marks the end of what is

@@ -1,23 +1,36 @@
 //! Runner: applies operations to allocators on a device, and checks the results with the oracle.
 
+mod again;
+mod blocks;
+mod handles;
+mod instance;
+mod kept;
+mod marks;
+mod misuse;
+mod own;
+mod peers;
+mod pools;
+mod ranges;
+mod renew;
+
+use self::instance::Instance;
 use crate::device::{Device, World};
-use crate::kept::{Kept, Registry};
-use crate::marks::Mark;
+use crate::elsewhere::Elsewhere;
+use crate::graphs::{Graphs, Pool};
+use crate::kept::Kept;
 use crate::op::{Failure, Op};
 use crate::oracle::{Oracle, Subject};
-use crate::own::Elsewhere;
-use crate::pools::{Graphs, Pool};
 use crate::promise::Promise;
 use crate::show::PrintOnPanic;
 use crate::summary::Summary;
 use crate::witness::Witness;
-use gapless::Allocator;
-use gapless::allocator::{AllocError, StreamError, VirtualRange};
+use gapless::allocator::{AllocError, StreamError};
 use gapless::driver::{
     DriverCall, DriverError, DriverErrorKind, Fault, FaultDriver, HoldStreams, PER_THREAD_STREAM, StreamDriver,
     WorkDriver,
 };
 use gapless::units::{StreamId, TIB};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Half of the addresses that a process has: while fewer are reserved, there is room for any region.
@@ -33,6 +46,8 @@ pub struct Runner<D: Device> {
     pub(crate) current: usize,
     /// The streams that were created, and the default one.
     pub(crate) streams: Vec<StreamId>,
+    /// The handles of streams that were destroyed.
+    pub(crate) renewed: BTreeSet<StreamId>,
     pub(crate) elsewhere: Elsewhere,
     /// A stream was captured that may have been destroyed since, for all that the allocators know: so they cannot ask
     /// whether the capture has ended.
@@ -44,71 +59,6 @@ pub struct Runner<D: Device> {
     checked: bool,
     next_seed: u64,
     pub(crate) summary: Summary,
-}
-
-/// Keeps a stream. Where an injected failure strikes, it is kept the second time: the promise counts on streams that are kept.
-pub(crate) fn keep<D: Device>(allocator: &Subject<D>, stream: StreamId) {
-    if allocator.keep_stream(stream).is_err() {
-        let _ = allocator.keep_stream(stream);
-    }
-}
-
-/// One allocator: its handles, its raw ranges and its oracle. During a panic they are leaked, since closing a broken
-/// allocator would panic again.
-#[derive(Debug)]
-pub(crate) struct Instance<D: Device> {
-    /// Operations use the last one.
-    pub(crate) handles: Vec<Subject<D>>,
-    /// In the order of the oracle's ranges.
-    pub(crate) ranges: Vec<VirtualRange<FaultDriver<Witness<D>>>>,
-    pub(crate) kept: Kept<D>,
-    pub(crate) registry: Arc<Registry<D>>,
-    pub(crate) oracle: Oracle,
-    pub(crate) marks: Vec<Mark>,
-    /// For an allocator that keeps its mappings.
-    pub(crate) pool: Option<Pool>,
-    pub(crate) lost: bool,
-}
-
-impl<D: Device> Instance<D> {
-    fn open(world: &World, driver: &Arc<FaultDriver<Witness<D>>>, streams: &[StreamId], pool: Option<Pool>) -> Self {
-        let mut builder = world.settings(Allocator::builder(Arc::clone(driver)));
-        builder = match world.slack_percent {
-            0 => builder.slack(f64::INFINITY),
-            percent => builder.slack(1.0 + f64::from(percent) / 100.0),
-        };
-        if pool.is_some() {
-            builder = builder.keep_mappings();
-        }
-        let allocator = builder.build().expect("a world has valid settings");
-        if world.kept {
-            streams.iter().for_each(|stream| keep(&allocator, *stream));
-        }
-        let oracle = Oracle { budget: world.bytes(), ceiling: world.bytes(), ..Oracle::default() };
-        let registry = Arc::new(Registry::new(driver));
-        allocator.listeners().add(Arc::<Registry<D>>::clone(&registry)).expect("not in a callback");
-        let (ranges, kept, marks) = (Vec::new(), Kept::default(), Vec::new());
-        Self { handles: vec![allocator], ranges, kept, registry, oracle, marks, pool, lost: false }
-    }
-
-    pub(crate) fn allocator(&self) -> &Subject<D> {
-        self.handles.last().expect("every allocator has a handle")
-    }
-
-    /// The number of ranges, pins and registered blocks, each of which keeps the allocator.
-    pub(crate) fn keepers(&self) -> usize {
-        self.ranges.len() + self.kept.len()
-    }
-}
-
-impl<D: Device> Drop for Instance<D> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            std::mem::forget(std::mem::take(&mut self.handles));
-            std::mem::forget(std::mem::take(&mut self.ranges));
-            std::mem::forget(std::mem::take(&mut self.kept));
-        }
-    }
 }
 
 impl<D: Device> Runner<D> {
@@ -124,6 +74,7 @@ impl<D: Device> Runner<D> {
             instances: vec![instance],
             current: 0,
             streams,
+            renewed: BTreeSet::new(),
             elsewhere: Elsewhere::default(),
             capture_unseen: false,
             graphs: Graphs::default(),
@@ -260,6 +211,7 @@ impl<D: Device> Runner<D> {
                 let step = u16::from(spread);
                 self.fill(bytes, beside, (0..count).map(|pair| stream.wrapping_add(pair.wrapping_mul(step))));
             }
+            Op::AllocAgain { address, stream } => self.alloc_again(address, self.stream(stream)),
             Op::Thin { every, kept } => self.thin(every, kept),
             Op::Free { block } => self.free(block),
             Op::Record { block, stream } => {

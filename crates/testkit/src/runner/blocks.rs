@@ -1,9 +1,9 @@
 //! The runner's operations on blocks: allocate, free, record a stream, use.
 
+use super::Runner;
 use crate::device::Device;
 use crate::oracle::{Block, fitting_blocks};
 use crate::promise::check_new_chunks;
-use crate::runner::Runner;
 use gapless::GRANULE;
 use gapless::allocator::{AllocError, FreeError, StreamError};
 use gapless::driver::WorkDriver;
@@ -88,6 +88,7 @@ impl<D: Device> Runner<D> {
             addr,
             bytes,
             home: Some(stream),
+            handle: stream,
             recorded: Vec::new(),
             foreign: Vec::new(),
             since,

@@ -1,8 +1,8 @@
 //! Calls that a caller must not make: the runner makes them, and expects the right error and no change.
 
+use super::Runner;
 use crate::device::Device;
 use crate::op::Misuse;
-use crate::runner::Runner;
 use gapless::allocator::{AddressFacts, AllocError, FreeError, StreamError};
 use gapless::units::{DeviceAddr, StreamId};
 

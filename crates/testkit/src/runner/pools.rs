@@ -11,104 +11,12 @@
 //! - G4  bytes that were handed out on one stream are never handed out on another: replays of graphs that were captured on
 //!   different streams may overlap.
 
+use super::Runner;
 use crate::device::Device;
-use crate::oracle::{Block, fitting_blocks};
-use crate::runner::Runner;
-use crate::witness::Witness;
-use gapless::driver::{ChunkHandle, HoldStreams, PER_THREAD_STREAM, StreamDriver, WorkDriver};
+use crate::graphs::{Action, Graph, Step};
+use crate::oracle::fitting_blocks;
+use gapless::driver::{HoldStreams, PER_THREAD_STREAM, StreamDriver, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
-use std::collections::{BTreeMap, HashMap};
-
-/// A page of physical memory: a chunk and an offset in it.
-type Memory = (ChunkHandle, u64);
-
-/// What the owner of a pool knows about it, beside its blocks.
-#[derive(Debug)]
-pub(crate) struct Pool {
-    /// Distinguishes it from all other pools of the runner.
-    serial: u64,
-    /// The memory behind every page that was handed out.
-    handed: BTreeMap<u64, Memory>,
-    /// The number of the stream that every page of memory was handed out on.
-    owners: HashMap<Memory, u64>,
-    /// Streams on which work with the pool's memory may be running.
-    busy: Vec<StreamId>,
-    /// The stream of the last replay.
-    replaying: Option<StreamId>,
-}
-
-impl Pool {
-    fn rename(&mut self, old: StreamId, new: StreamId) {
-        if self.replaying == Some(old) {
-            self.replaying = Some(new);
-        }
-        if self.leave(old) {
-            self.enter(new);
-        }
-    }
-
-    fn enter(&mut self, stream: StreamId) {
-        if !self.busy.contains(&stream) {
-            self.busy.push(stream);
-        }
-    }
-
-    fn leave(&mut self, stream: StreamId) -> bool {
-        let before = self.busy.len();
-        self.busy.retain(|busy| *busy != stream);
-        self.busy.len() < before
-    }
-}
-
-/// A part of a graph: work with memory of a pool.
-#[derive(Clone, Copy, Debug)]
-struct Step {
-    pool: u64,
-    action: Action,
-    addr: DeviceAddr,
-    bytes: u64,
-    seed: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Action {
-    Write,
-    Check,
-}
-
-/// A graph, or the capture that makes it.
-#[derive(Clone, Debug)]
-struct Graph {
-    number: u64,
-    /// The stream that is captured.
-    stream: StreamId,
-    steps: Vec<Step>,
-}
-
-/// The captures in progress, and the graphs that can be replayed.
-#[derive(Debug, Default)]
-pub(crate) struct Graphs {
-    captures: Vec<Graph>,
-    finished: Vec<Graph>,
-    begun: u64,
-    pools: u64,
-}
-
-impl Graphs {
-    pub fn new_pool(&mut self) -> Pool {
-        self.pools += 1;
-        Pool { serial: self.pools, handed: BTreeMap::new(), owners: HashMap::new(), busy: Vec::new(), replaying: None }
-    }
-
-    /// Releases the graphs that use the memory of a pool, which is about to be closed.
-    pub fn release(&mut self, pool: &Pool) {
-        self.finished.retain(|graph| graph.steps.iter().all(|step| step.pool != pool.serial));
-    }
-
-    fn capture(&mut self, stream: StreamId) -> Option<&mut Graph> {
-        self.captures.iter_mut().find(|capture| capture.stream == stream)
-    }
-}
 
 impl<D: Device> Runner<D> {
     /// Begins the capture of a stream. Its work with pools has to complete before: a replay could not be ordered behind it
@@ -260,19 +168,5 @@ impl<D: Device> Runner<D> {
     /// The number of the stream that a handle stands for.
     fn number(&self, stream: StreamId) -> u64 {
         self.driver.inner().identify(stream).expect("a stream of the device").number
-    }
-}
-
-impl Pool {
-    fn step(&self, action: Action, block: &Block, seed: u64) -> Step {
-        Step { pool: self.serial, action, addr: block.addr, bytes: block.bytes, seed }
-    }
-
-    /// Checks G1.
-    pub fn check<D>(&self, driver: &Witness<D>) {
-        for (page, memory) in &self.handed {
-            let now = driver.memory_at(DeviceAddr(*page));
-            assert_eq!(now, Some(*memory), "G1: the memory behind {}", DeviceAddr(*page));
-        }
     }
 }

@@ -1,9 +1,9 @@
 //! The runner's operations on raw ranges, and the checks of their results.
 
+use super::Runner;
 use crate::device::Device;
 use crate::op::Op;
 use crate::oracle::{Range, RangePage};
-use crate::runner::Runner;
 use gapless::allocator::{AllocError, StreamError};
 use gapless::driver::WorkDriver;
 use gapless::units::{DeviceAddr, StreamId};

@@ -4,8 +4,8 @@
 //! be within its reach: what was mapped before, what is stale and may become active again, and what is mapped later. So the
 //! oracle's checks of access are about the peers as well.
 
+use super::Runner;
 use crate::device::Device;
-use crate::runner::Runner;
 use gapless::allocator::AllocError;
 
 impl<D: Device> Runner<D> {

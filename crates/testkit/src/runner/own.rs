@@ -4,26 +4,10 @@
 //! stream gets a name there that no handle has, and an event at its end: no other thread can name that stream to the driver,
 //! but each can wait for the event.
 
+use super::Runner;
 use crate::device::Device;
-use crate::runner::Runner;
-use gapless::driver::{EventHandle, PER_THREAD_STREAM, StreamDriver};
+use gapless::driver::{PER_THREAD_STREAM, StreamDriver};
 use gapless::units::StreamId;
-use std::collections::BTreeMap;
-
-/// The streams of threads that were left, by their names, and the events at their ends.
-#[derive(Debug, Default)]
-pub(crate) struct Elsewhere(BTreeMap<StreamId, EventHandle>);
-
-impl Elsewhere {
-    pub fn events(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Returns the event at the end of a stream of another thread.
-    pub fn end_of(&self, stream: StreamId) -> Option<EventHandle> {
-        self.0.get(&stream).copied()
-    }
-}
 
 impl<D: Device> Runner<D> {
     /// Called on a thread before it runs operations.
@@ -51,7 +35,7 @@ impl<D: Device> Runner<D> {
 
     /// Destroys the events, once the streams of other threads are not used any more.
     pub(crate) fn forget_threads(&mut self) {
-        for (_, event) in std::mem::take(&mut self.elsewhere.0) {
+        for (_, event) in std::mem::take(&mut self.elsewhere).0 {
             self.driver.inner().event_destroy(event).expect("an event of the device");
         }
     }
@@ -77,6 +61,7 @@ impl<D: Device> Runner<D> {
                 block.recorded.iter_mut().for_each(rename);
                 rename(&mut block.last_user);
             }
+            instance.oracle.former.iter_mut().filter_map(|former| former.home.as_mut()).for_each(rename);
             for range in &mut instance.oracle.ranges {
                 range.users.iter_mut().for_each(rename);
                 range.pages.iter_mut().for_each(|page| rename(&mut page.last_user));

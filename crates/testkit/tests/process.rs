@@ -1,0 +1,46 @@
+//! Two devices of one process: pools, uses by streams of the other device, budgets and peers, in random order, and with every
+//! driver call failing once.
+
+use gapless::units::KIB;
+use gapless_testkit::{
+    Failure, Host, Model, ProcessOp, ProcessSummary, Simulates, TwoDevices, is_reduced, process_ops, prove,
+    run_process, sweep_process,
+};
+use std::cell::RefCell;
+
+fn random_programs<M: Simulates>(memory: bool, cases: u32, most: usize) {
+    let show = |(devices, ops): &(TwoDevices, Vec<ProcessOp>)| format!("{devices:?}\n{ops:#?}");
+    let sum = RefCell::new(ProcessSummary::default());
+    prove(cases, &process_ops(memory, most), show, |(devices, ops)| {
+        sum.borrow_mut().add(&run_process::<M>(devices, ops));
+    });
+    let sum = sum.into_inner();
+    println!("{sum:?}");
+    let ProcessSummary { in_pools, foreign_uses, held_back, out_of_memory, faults, .. } = sum;
+    let happened = [in_pools, foreign_uses, held_back, out_of_memory, faults];
+    assert!(is_reduced() || happened.iter().all(|count| *count > u64::from(cases) / 5), "too few: {happened:?}");
+}
+
+#[test]
+fn on_model() {
+    random_programs::<Model>(false, 600, 90);
+}
+
+#[test]
+fn on_host() {
+    random_programs::<Host>(true, 60, 60);
+}
+
+/// The device is not lost: nothing could be given back then.
+const KINDS: [Failure; 2] = [Failure::NoMemory, Failure::Invalid];
+
+#[test]
+fn every_call_fails_on_model() {
+    assert!(sweep_process::<Model>(TwoDevices::default(), &KINDS) > 100);
+}
+
+#[test]
+fn every_call_fails_on_host() {
+    let devices = TwoDevices { page_bytes: 64 * KIB, single_pages: false, ..TwoDevices::default() };
+    assert!(sweep_process::<Host>(devices, &KINDS[..1]) > 50);
+}
