@@ -1,18 +1,17 @@
 //! The exporting side: what is offered, and the socket for those who open it.
 
 use crate::error::ShareError;
-use crate::folder::{folder, remove_stale};
-use crate::handle::{Handle, Token, random, socket_path};
+use crate::handle::{Handle, Token, random};
 use crate::offers::Offers;
-use crate::server::Server;
-use crate::sockets;
+use crate::server::{Order, Server};
+use crate::socket_file::SocketFile;
 use gapless::driver::Driver;
 use gapless::{Allocator, DeviceAddr};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 /// Offers blocks to other processes of the user. A thread answers those who open them, from the first offer on.
@@ -32,9 +31,18 @@ pub struct Exporter<D: Driver> {
 #[derive(Debug)]
 struct Started {
     name: Token,
-    socket: PathBuf,
+    socket: SocketFile,
+    orders: Sender<Order>,
+    /// Makes the thread look at its orders.
     wake: OwnedFd,
     thread: JoinHandle<()>,
+}
+
+impl Started {
+    /// Whether the thread is going to hear of it.
+    fn order(&self, order: Order) -> bool {
+        self.orders.send(order).is_ok() && rustix::io::write(&self.wake, &1_u64.to_ne_bytes()).is_ok()
+    }
 }
 
 impl<D: Driver> Exporter<D> {
@@ -51,7 +59,8 @@ impl<D: Driver> Default for Exporter<D> {
 }
 
 impl<D: Driver + 'static> Exporter<D> {
-    /// Offers the live allocation at `addr`, until it is freed. The same block has the same handle each time.
+    /// Offers the live allocation at `addr`, until it is freed. The same block has the same handle each time. Where somebody has
+    /// removed the socket's file since the last offer, it is made again, and handles of before are good again, too.
     ///
     /// # Errors
     /// [`ShareError::NotAllocated`], [`ShareError::Forked`], and those of the socket, which the first offer makes.
@@ -61,12 +70,16 @@ impl<D: Driver + 'static> Exporter<D> {
         }
         let ticket = allocator.ticket(addr)?;
         let mut started = self.started.lock();
-        let started = match &*started {
+        let started = match &mut *started {
             Some(started) => started,
             None => started.insert(self.start()?),
         };
+        if !started.socket.is_there() {
+            let listener = started.socket.make_again()?;
+            started.order(Order::Listen(listener));
+        }
         let token = self.offers.lock().token(ticket)?;
-        Ok(Handle { exporter: started.name, token, socket: started.socket.clone() })
+        Ok(Handle { exporter: started.name, token, socket: started.socket.path().to_owned() })
     }
 
     /// Removes the socket's file at the end of the process: nobody connects any more. The folder's next exporter would do it, too.
@@ -74,29 +87,28 @@ impl<D: Driver + 'static> Exporter<D> {
         if self.process == std::process::id()
             && let Some(started) = &*self.started.lock()
         {
-            let _ = std::fs::remove_file(&started.socket);
+            started.socket.remove();
         }
     }
 
     fn start(&self) -> Result<Started, ShareError> {
-        let folder = folder()?;
-        remove_stale(&folder);
         let name = random()?;
-        let hex: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
-        let socket = socket_path(&folder, &format!("{}-{hex}.sock", self.process))?;
-        let listener = sockets::listening(&socket)?;
-        let wake = eventfd(0, EventfdFlags::CLOEXEC).map_err(ShareError::system("an eventfd"));
-        let started = wake.and_then(|wake| {
-            let stop = wake.try_clone().map_err(|source| ShareError::System { what: "an eventfd", source })?;
-            let server = Server::new(listener, stop, Arc::clone(&self.offers));
+        let (socket, listener) = SocketFile::new()?;
+        let (orders, received) = channel();
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let thread = wake.map_err(ShareError::system("an eventfd")).and_then(|wake| {
+            let woken = wake.try_clone().map_err(|source| ShareError::System { what: "an eventfd", source })?;
+            let server = Server::new(listener, woken, received, Arc::clone(&self.offers));
             let thread = std::thread::Builder::new().name("gapless-share".to_owned()).spawn(|| server.run());
-            let thread = thread.map_err(|source| ShareError::System { what: "the thread of the socket", source })?;
-            Ok(Started { name, socket: socket.clone(), wake, thread })
+            Ok((wake, thread.map_err(|source| ShareError::System { what: "the thread of the socket", source })?))
         });
-        if started.is_err() {
-            let _ = std::fs::remove_file(&socket);
+        match thread {
+            Ok((wake, thread)) => Ok(Started { name, socket, orders, wake, thread }),
+            Err(error) => {
+                socket.remove();
+                Err(error)
+            }
         }
-        started
     }
 }
 
@@ -107,8 +119,8 @@ impl<D: Driver> Drop for Exporter<D> {
             // The socket and its thread are the parent's.
             return;
         }
-        let _ = std::fs::remove_file(&started.socket);
-        if rustix::io::write(&started.wake, &1_u64.to_ne_bytes()).is_ok() {
+        started.socket.remove();
+        if started.order(Order::Stop) {
             let _ = started.thread.join();
         }
     }

@@ -34,6 +34,7 @@ mod importer;
 mod messages;
 mod offers;
 mod server;
+mod socket_file;
 mod sockets;
 
 pub use error::ShareError;

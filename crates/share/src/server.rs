@@ -13,6 +13,7 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with};
 use rustix::process::geteuid;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 /// Most connections, one for each process that has something open.
@@ -24,11 +25,22 @@ const MOST_REASON: usize = 1000;
 /// How long nothing is done where the system has no descriptor for another connection.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Answers until `stop` is written to.
+/// What the thread is told.
+#[derive(Debug)]
+pub enum Order {
+    /// To accept connections of this socket instead.
+    Listen(OwnedFd),
+    /// To end.
+    Stop,
+}
+
+/// Answers until it is told to stop.
 #[derive(Debug)]
 pub struct Server<D: Driver> {
     listener: OwnedFd,
-    stop: OwnedFd,
+    /// Is written to when there are orders.
+    woken: OwnedFd,
+    orders: Receiver<Order>,
     offers: Arc<Mutex<Offers<D>>>,
     /// The oldest first.
     connections: Vec<Connection<D>>,
@@ -49,15 +61,15 @@ struct Open<D: Driver> {
 }
 
 impl<D: Driver> Server<D> {
-    pub fn new(listener: OwnedFd, stop: OwnedFd, offers: Arc<Mutex<Offers<D>>>) -> Self {
-        Self { listener, stop, offers, connections: Vec::new() }
+    pub fn new(listener: OwnedFd, woken: OwnedFd, orders: Receiver<Order>, offers: Arc<Mutex<Offers<D>>>) -> Self {
+        Self { listener, woken, orders, offers, connections: Vec::new() }
     }
 
     pub fn run(mut self) {
         loop {
             let ready = {
                 let mut watched =
-                    vec![PollFd::new(&self.stop, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+                    vec![PollFd::new(&self.woken, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
                 watched.extend(self.connections.iter().map(|one| PollFd::new(&one.socket, PollFlags::IN)));
                 match poll(&mut watched, None) {
                     Ok(_) => watched.iter().map(|one| !one.revents().is_empty()).collect::<Vec<_>>(),
@@ -65,7 +77,7 @@ impl<D: Driver> Server<D> {
                     Err(_) => break,
                 }
             };
-            if ready[0] {
+            if ready[0] && self.is_told_to_stop() {
                 break;
             }
             let mut ready_connections = ready[2..].iter();
@@ -82,6 +94,19 @@ impl<D: Driver> Server<D> {
         for connection in self.connections.into_iter().filter(|connection| !connection.has_ended()) {
             connection.open.into_values().for_each(|open| std::mem::forget(open.pin));
         }
+    }
+
+    /// Does as it is told.
+    fn is_told_to_stop(&mut self) -> bool {
+        // What was written is read before the orders, which come before it: none is left behind.
+        let _ = rustix::io::read(&self.woken, &mut [0; 8]);
+        while let Ok(order) = self.orders.try_recv() {
+            match order {
+                Order::Listen(listener) => self.listener = listener,
+                Order::Stop => return true,
+            }
+        }
+        false
     }
 
     fn accept(&mut self) {

@@ -57,6 +57,13 @@ impl Offer {
         socket
     }
 
+    /// A name in the same folder as the process's sockets have, of none of them.
+    fn another_name(&self) -> PathBuf {
+        let name = self.socket.file_stem().unwrap().to_str().unwrap();
+        let (rest, last) = name.split_at(name.len() - 1);
+        self.socket.with_file_name(format!("{rest}{}.sock", if last == "0" { "1" } else { "0" }))
+    }
+
     /// Whether others are served still, and nothing stays pinned.
     fn still_serves(&self) {
         let shared = Importer::new(device()).open(&self.handle).unwrap();
@@ -70,6 +77,13 @@ impl Offer {
         self.allocator.free(self.block).unwrap();
         self.allocator.close().unwrap();
     }
+}
+
+/// Leaves the socket of a process that was killed: bound, and nobody listens.
+fn leave_dead_socket(path: &Path) {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    listen(&socket, 1).unwrap();
 }
 
 /// The end of a connection that the other side has closed.
@@ -195,12 +209,8 @@ fn sockets_of_processes_that_ended_are_removed() {
     let sockets = place.path().join("sockets");
     let _turn = folder(&sockets);
     let first = Offer::new();
-    // One whose process was killed: bound, and nobody listens.
-    let stale = sockets.join("1-stale.sock");
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    bind(&socket, &SocketAddrUnix::new(&stale).unwrap()).unwrap();
-    listen(&socket, 1).unwrap();
-    drop(socket);
+    let stale = first.another_name();
+    leave_dead_socket(&stale);
     let second = Offer::new();
     assert!(!stale.exists());
     first.still_serves();
@@ -208,6 +218,82 @@ fn sockets_of_processes_that_ended_are_removed() {
     first.end();
     second.end();
     assert_eq!(std::fs::read_dir(&sockets).unwrap().count(), 0);
+}
+
+/// In a folder of several programs or hosts, nobody else's dead sockets are removed.
+#[test]
+fn sockets_of_others_stay() {
+    let place = tempfile::tempdir().unwrap();
+    let sockets = place.path().join("sockets");
+    let _turn = folder(&sockets);
+    let first = Offer::new();
+    let own = first.another_name().file_name().unwrap().to_str().unwrap().to_owned();
+    // Another host has another boot: its first digit differs.
+    let of_another_host = format!("{}{}", if own.starts_with('0') { '1' } else { '0' }, &own[1..]);
+    let others = ["wayland-0.sock", "17-agent.sock", &of_another_host, &own.replace(".sock", "x.sock")];
+    others.iter().for_each(|name| leave_dead_socket(&sockets.join(name)));
+    let second = Offer::new();
+    for name in others {
+        assert!(sockets.join(name).exists(), "{name} was removed");
+    }
+    first.end();
+    second.end();
+}
+
+/// Whatever cleans the folder takes the file of a socket that is in use: the next offer makes it again.
+#[test]
+fn a_socket_whose_file_was_removed_is_made_again() {
+    let place = tempfile::tempdir().unwrap();
+    let sockets = place.path().join("sockets");
+    let _turn = folder(&sockets);
+    let offer = Offer::new();
+    let before = Importer::new(device());
+    let open = before.open(&offer.handle).unwrap();
+    for remove_all in [false, true] {
+        if remove_all {
+            std::fs::remove_dir_all(&sockets).unwrap();
+        } else {
+            std::fs::remove_file(&offer.socket).unwrap();
+        }
+        assert!(matches!(Importer::new(device()).open(&offer.handle), Err(ShareError::ExporterGone(_))));
+        assert_eq!(offer.exporter.export(&offer.allocator, offer.block).unwrap(), offer.handle);
+        offer.still_serves();
+        assert_eq!(before.open(&offer.handle).unwrap().addr(), open.addr());
+    }
+    drop(open);
+    offer.end();
+}
+
+/// Starts exporters on several threads at once, each of which looks whether its socket is there, and returns how many lost it.
+fn lost_of(starts: usize, threads: usize) -> usize {
+    let place = tempfile::tempdir().unwrap();
+    let _turn = folder(&place.path().join("sockets"));
+    let allocator = Allocator::builder(device()).build().unwrap();
+    let block = allocator.alloc(PAGE, MAIN).unwrap();
+    let start = || {
+        let exporter = Exporter::new();
+        let bytes = exporter.export(&allocator, block).unwrap().to_bytes();
+        let is_there = Path::new(std::ffi::OsStr::from_bytes(&bytes[41..41 + usize::from(bytes[40])])).exists();
+        usize::from(!is_there)
+    };
+    let lost = std::thread::scope(|scope| {
+        let workers: Vec<_> =
+            (0..threads).map(|_| scope.spawn(|| (0..starts / threads).map(|_| start()).sum::<usize>())).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).sum()
+    });
+    allocator.free(block).unwrap();
+    lost
+}
+
+#[test]
+fn exporters_that_start_at_once_keep_their_sockets() {
+    assert_eq!(lost_of(4_000, 8), 0);
+}
+
+#[test]
+#[ignore = "takes a minute: cargo test -p gapless-share --test hostile -- --ignored"]
+fn a_hundred_thousand_exporters_that_start_at_once_keep_their_sockets() {
+    assert_eq!(lost_of(100_000, 8), 0);
 }
 
 #[test]
