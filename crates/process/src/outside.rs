@@ -1,6 +1,6 @@
 //! Blocks that others use by themselves: pinned, registered, and shared with other processes.
 //!
-//! Threads: any. Not two at a time with the same registered block.
+//! Threads: any.
 
 use crate::device::Device;
 use crate::driver::DeviceDriver;
