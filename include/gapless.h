@@ -637,7 +637,9 @@ gapless_status gapless_device_import(int32_t device,
                                      void **pointer,
                                      uint64_t *bytes);
 
-// Closes an import. With the last one of an address the host waits for the device, and what was mapped there is not any more.
+// Closes an import. With the last one of an address the host waits for the device, and what was mapped there is not any more. While
+// a stream of the device may be being captured, which a wait would break, it stays mapped, and open to the process that
+// shared it: until the next import or closing of one, the next trim or the end of the capture's pool.
 gapless_status gapless_device_close_import(int32_t device,
                                            void *pointer);
 

@@ -79,7 +79,9 @@ pub unsafe extern "C" fn gapless_device_import(
     })
 }
 
-/// Closes an import. With the last one of an address the host waits for the device, and what was mapped there is not any more.
+/// Closes an import. With the last one of an address the host waits for the device, and what was mapped there is not any more. While
+/// a stream of the device may be being captured, which a wait would break, it stays mapped, and open to the process that
+/// shared it: until the next import or closing of one, the next trim or the end of the capture's pool.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_device_close_import(device: i32, pointer: *mut c_void) -> gapless_status {
     guard(|| Ok(device_of(device)?.close_import(address(pointer))?))

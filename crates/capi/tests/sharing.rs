@@ -157,6 +157,63 @@ fn what_cannot_be_shared_is_refused() {
     with_peer(test, main, || unreachable!());
 }
 
+/// To close an import waits for the device, which would end a capture: then it stays mapped until there is none.
+#[test]
+fn an_import_that_is_closed_during_a_capture() {
+    let test = "an_import_that_is_closed_during_a_capture";
+    let main = || {
+        let gpu = Gpu::open(0);
+        let block = alloc(MIB);
+        let (handle, _) = export(block).unwrap();
+        let pool = gapless_torch_pool { first: 7, second: 8 };
+        let alloc_and_free_on = |stream| {
+            let mut pointer = null_mut();
+            // SAFETY: the out-parameter is valid.
+            assert_eq!(unsafe { gapless_device_alloc(0, MIB, stream, &raw mut pointer) }, GAPLESS_OK);
+            assert_eq!(gapless_device_free(0, pointer, 0), GAPLESS_OK);
+        };
+        let (kept, of_pool, named) = (gpu.stream(), gpu.stream(), gpu.stream());
+        assert_eq!(gapless_device_keep_stream(0, kept), GAPLESS_OK);
+        for (stream, what) in [
+            (kept, "a stream that the device keeps"),
+            (gpu.blocking_stream(), "a stream that nobody has named, which blocks"),
+            (of_pool, "a stream of an open pool"),
+            (named, "a stream that was named in its capture"),
+        ] {
+            let (pointer, _) = import(&handle).unwrap();
+            gpu.fill(MAIN, pointer, 7, MIB as usize);
+            assert_eq!(gpu.wait(MAIN), 0);
+            if stream == of_pool {
+                gapless_torch_begin_allocate_to_pool(0, pool, null_mut());
+            }
+            gpu.begin_capture(stream);
+            if stream == of_pool || stream == named {
+                alloc_and_free_on(stream);
+            }
+            let before = mappings();
+            assert_eq!(gapless_device_close_import(0, pointer), GAPLESS_OK);
+            assert_eq!(mappings(), before, "{what}");
+            gpu.end_capture(stream);
+            if stream == named {
+                // Nobody has promised that the stream lives: the driver is asked when it is named again.
+                alloc_and_free_on(stream);
+            }
+            let before = mappings();
+            if stream == of_pool {
+                gapless_torch_end_allocate_to_pool(0, pool);
+            }
+            if stream != of_pool {
+                assert_eq!(gapless_device_close_import(0, pointer), GAPLESS_ERROR_NOT_ALLOCATED);
+                // What is open already is opened once more, and closed.
+                assert_eq!(gapless_device_close_import(0, import(&handle).unwrap().0), GAPLESS_OK);
+            }
+            assert_eq!(mappings(), before - 1, "{what}: what was closed is unmapped when the capture has ended");
+        }
+        assert_eq!(gapless_device_free(0, block, 0), GAPLESS_OK);
+    };
+    with_peer(test, main, || unreachable!());
+}
+
 /// With `ipc:private`, nothing else is in the chunks of a block of a page and more: what another process maps is its bytes alone.
 #[test]
 fn private_blocks_have_their_chunks_for_themselves() {

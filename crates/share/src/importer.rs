@@ -4,11 +4,12 @@ use crate::connection::{Connection, Opened};
 use crate::error::ShareError;
 use crate::handle::{Handle, Token};
 use crate::messages::{ListedChunk, MOST_DESCRIPTORS};
-use gapless::DeviceAddr;
 use gapless::driver::{ChunkHandle, Driver, DriverResult};
+use gapless::{DeviceAddr, StreamId};
 use parking_lot::Mutex;
 use rustix::fd::AsFd;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
@@ -20,10 +21,10 @@ pub struct Importer<D: Driver> {
     inner: Arc<Inner<D>>,
 }
 
-#[derive(Debug)]
 struct Inner<D: Driver> {
     driver: Arc<D>,
     process: u32,
+    may_be_capturing: Box<dyn Fn() -> bool + Send + Sync>,
     state: Mutex<State<D>>,
 }
 
@@ -110,17 +111,28 @@ impl<D: Driver> SharedBlock<D> {
 }
 
 impl<D: Driver> Importer<D> {
-    /// An importer for a device.
+    /// An importer for a device. Of captures into graphs it knows those that the default stream waits for.
     pub fn new(driver: Arc<D>) -> Self {
+        let of_default = Arc::clone(&driver);
+        Self::with_captures(driver, move || of_default.is_capturing(StreamId::DEFAULT))
+    }
+
+    /// An importer for a device that asks `may_be_capturing` before it waits for the device, which would break a capture into a
+    /// graph. `may_be_capturing` has nothing to do with the importer's blocks.
+    pub fn with_captures(driver: Arc<D>, may_be_capturing: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        let may_be_capturing = Box::new(may_be_capturing);
         let (chunks, kept, leaving) = (HashMap::new(), VecDeque::new(), Vec::new());
         let state = State { connections: HashMap::new(), chunks, blocks: HashMap::new(), kept, most_kept: 0, leaving };
-        Self { inner: Arc::new(Inner { driver, process: std::process::id(), state: Mutex::new(state) }) }
+        Self {
+            inner: Arc::new(Inner { driver, process: std::process::id(), may_be_capturing, state: Mutex::new(state) }),
+        }
     }
 
     /// Opens the block of a handle. What is open already costs no call to the driver and none to the other process.
     ///
     /// The exporting process's writes have to be ordered before uses here by the caller, with an event for instance. When the
-    /// last clone is dropped, the host waits for the device, and the mapping goes.
+    /// last clone is dropped, the host waits for the device, and the mapping goes. Where a stream may be being captured, which the
+    /// wait would break, that happens later: when a block is opened or closed, or with [`settle`](Self::settle).
     ///
     /// # Errors
     /// [`ShareError`]; nothing has changed.
@@ -171,6 +183,13 @@ impl<D: Driver> Importer<D> {
         state.most_kept = bytes;
         self.inner.remove_leaving(&mut state);
         self.inner.limit_kept(&mut state);
+    }
+
+    /// Closes the blocks that nobody uses any more and that could not be closed during a capture, if there is none now.
+    pub fn settle(&self) {
+        if self.inner.process == std::process::id() {
+            self.inner.remove_leaving(&mut self.inner.state.lock());
+        }
     }
 
     /// Number of chunks of other processes that are imported now.
@@ -356,7 +375,7 @@ impl<D: Driver> Inner<D> {
     /// Closes the blocks that nobody uses any more, once the device is done with them, and removes their mappings or keeps them.
     /// What cannot be removed yet, during a capture for instance, stays.
     fn remove_leaving(&self, state: &mut State<D>) {
-        if state.leaving.is_empty() || self.driver.synchronize_device().is_err() {
+        if state.leaving.is_empty() || (self.may_be_capturing)() || self.driver.synchronize_device().is_err() {
             return;
         }
         for mapping in std::mem::take(&mut state.leaving) {
@@ -424,6 +443,12 @@ impl<D: Driver> Inner<D> {
         self.driver.unmap(mapping.addr, mapping.bytes)?;
         let _ = self.driver.address_free(mapping.addr, mapping.bytes);
         Ok(())
+    }
+}
+
+impl<D: Driver> fmt::Debug for Inner<D> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Importer").field("process", &self.process).finish_non_exhaustive()
     }
 }
 

@@ -9,6 +9,7 @@ use super::state::Stream;
 use crate::driver::{Driver, DriverError, DriverErrorKind, DriverResult, StreamDriver};
 use crate::stream::{HostWait, Reach, StreamClock, StreamIndex};
 use crate::sync::Ordering;
+use crate::units::StreamId;
 
 /// Number of epochs of one stream that may be sealed and not passed before [`Progress::refresh_clocks`] seals no more.
 const MAX_SEALED: usize = 4;
@@ -250,9 +251,11 @@ impl<'a, D: Driver> Progress<'a, D> {
         }
     }
 
-    /// Whether a stream is being captured, as far as the driver may be asked; of the others, whether they were last.
-    fn is_capturing(&self) -> bool {
-        self.streams.iter().any(|stream| self.is_captured(stream, &stream.clock.lock()))
+    /// Whether a stream is being captured, as far as the driver may be asked; of the others, whether they were last. The default
+    /// stream answers for all that it waits for, known or not.
+    pub fn is_capturing(&self) -> bool {
+        let by_default = || self.streams.driver.is_capturing(StreamId::DEFAULT);
+        by_default() || self.streams.iter().any(|stream| self.is_captured(stream, &stream.clock.lock()))
     }
 
     /// Whether this stream is being captured.
@@ -293,7 +296,6 @@ mod tests {
     use crate::allocator::Allocator;
     use crate::driver::{DriverCall, Fault, FaultDriver, ModelDriver, WorkDriver};
     use crate::stream::NEVER;
-    use crate::units::StreamId;
     use std::sync::Arc;
 
     /// Epochs of blocks stay small, however often a stream is sealed, and name the same moments as before.
