@@ -163,7 +163,12 @@ fn an_import_that_is_closed_during_a_capture() {
     let test = "an_import_that_is_closed_during_a_capture";
     let main = || {
         let gpu = Gpu::open(0);
-        let block = alloc(MIB);
+        let (kept, of_pool, named) = (gpu.stream(), gpu.stream(), gpu.stream());
+        assert_eq!(gapless_device_keep_stream(0, kept), GAPLESS_OK);
+        // The allocator has never seen the default stream.
+        let mut block = null_mut();
+        // SAFETY: the out-parameter is valid.
+        assert_eq!(unsafe { gapless_device_alloc(0, MIB, kept, &raw mut block) }, GAPLESS_OK);
         let (handle, _) = export(block).unwrap();
         let pool = gapless_torch_pool { first: 7, second: 8 };
         let alloc_and_free_on = |stream| {
@@ -172,8 +177,6 @@ fn an_import_that_is_closed_during_a_capture() {
             assert_eq!(unsafe { gapless_device_alloc(0, MIB, stream, &raw mut pointer) }, GAPLESS_OK);
             assert_eq!(gapless_device_free(0, pointer, 0), GAPLESS_OK);
         };
-        let (kept, of_pool, named) = (gpu.stream(), gpu.stream(), gpu.stream());
-        assert_eq!(gapless_device_keep_stream(0, kept), GAPLESS_OK);
         for (stream, what) in [
             (kept, "a stream that the device keeps"),
             (gpu.blocking_stream(), "a stream that nobody has named, which blocks"),

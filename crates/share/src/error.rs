@@ -4,6 +4,7 @@ use gapless::allocator::{AllocError, FreeError};
 use gapless::driver::DriverError;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Why memory could not be shared. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]
@@ -15,9 +16,17 @@ pub enum ShareError {
     /// The block of the handle has been freed, or its allocator has ended.
     #[error("the block of this handle has been freed by the process that shared it")]
     Gone,
-    /// The process that shared the block has ended, or does not answer.
-    #[error("the process that shared the block has ended or does not answer: {0}")]
+    /// The process that shared the block has ended, or shares nothing any more.
+    #[error("the process that shared the block has ended: {0}")]
     ExporterGone(#[source] io::Error),
+    /// The process that shared the block lives, as far as can be known, and has not answered in the time that there was.
+    #[error(
+        "the process that shared the block has not answered for {waited:.1?}: it is stopped, or very busy; try again"
+    )]
+    NoAnswer {
+        /// How long its answer was waited for.
+        waited: Duration,
+    },
     /// The socket is of another user.
     #[error("the socket {path} is of user {uid}: memory is shared between processes of one user only")]
     OtherUser {
@@ -37,9 +46,16 @@ pub enum ShareError {
     /// The path of the socket is too long for the system.
     #[error("the path {0} is too long for a socket; GAPLESS_SHARE_DIR names another folder")]
     LongPath(PathBuf),
-    /// The exporting process has as many connections as it serves.
-    #[error("the process that shared the block serves too many others already")]
+    /// The process that shared the block serves as many others as it can, and has done so for all of the time that there was.
+    #[error(
+        "the process that shared the block serves as many others as it can: try again when one of them has closed its blocks"
+    )]
     Busy,
+    /// This process, or the one that shared the block, has no descriptors left.
+    #[error(
+        "no file descriptors are left, here or in the process that shared the block: raise their limit (ulimit -n)"
+    )]
+    FewDescriptors,
     /// The other process sent what it must not.
     #[error("the other process sent a message that makes no sense: {0}")]
     Message(&'static str),

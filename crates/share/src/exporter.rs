@@ -5,6 +5,7 @@ use crate::handle::{Handle, Token, random};
 use crate::offers::Offers;
 use crate::server::{Order, Server};
 use crate::socket_file::SocketFile;
+use gapless::allocator::Ticket;
 use gapless::driver::Driver;
 use gapless::{Allocator, DeviceAddr};
 use parking_lot::Mutex;
@@ -69,6 +70,15 @@ impl<D: Driver + 'static> Exporter<D> {
             return Err(ShareError::Forked);
         }
         let ticket = allocator.ticket(addr)?;
+        let token = match self.offered(&ticket) {
+            Some(token) => token,
+            None => {
+                // Looked up here, where the caller may wait for the allocator: those who open it do not. They cannot be in a
+                // callback of a listener; then who opens it does.
+                let chunks = ticket.pin().and_then(|pin| pin.chunks().ok()).map(Arc::from);
+                self.offers.lock().add(ticket, chunks)?
+            }
+        };
         let mut started = self.started.lock();
         let started = match &mut *started {
             Some(started) => started,
@@ -78,8 +88,16 @@ impl<D: Driver + 'static> Exporter<D> {
             let listener = started.socket.make_again()?;
             started.order(Order::Listen(listener));
         }
-        let token = self.offers.lock().token(ticket)?;
         Ok(Handle { exporter: started.name, token, socket: started.socket.path().to_owned() })
+    }
+
+    fn offered(&self, ticket: &Ticket<D>) -> Option<Token> {
+        self.offers.lock().token(ticket)
+    }
+
+    /// Number of blocks that are offered. Those that were freed count for a while.
+    pub fn offers(&self) -> usize {
+        self.offers.lock().len()
     }
 
     /// Removes the socket's file at the end of the process: nobody connects any more. The folder's next exporter would do it, too.

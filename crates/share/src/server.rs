@@ -1,7 +1,7 @@
 //! The thread that answers the processes that open blocks.
 
-use crate::messages::{ListedChunk, MOST_DESCRIPTORS, MOST_LISTED, Reply, Request};
-use crate::offers::Offers;
+use crate::messages::{Answer, ListedChunk, MOST_DESCRIPTORS, MOST_LISTED, Question, Reply, Request, UNASKED};
+use crate::offers::{Offer, Offers};
 use crate::sockets::{self, Packet};
 use gapless::allocator::{Pin, PinnedChunk};
 use gapless::driver::Driver;
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with};
+use rustix::net::{SocketFlags, accept_with};
 use rustix::process::geteuid;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ struct Connection<D: Driver> {
 #[derive(Debug)]
 struct Open<D: Driver> {
     pin: Pin<D>,
-    chunks: Vec<PinnedChunk>,
+    chunks: Arc<[PinnedChunk]>,
 }
 
 impl<D: Driver> Server<D> {
@@ -119,11 +119,11 @@ impl<D: Driver> Server<D> {
             return;
         }
         if self.connections.len() >= MOST_CONNECTIONS {
-            // One that has nothing open connects again when it has something to ask.
-            match self.connections.iter().position(|connection| connection.open.is_empty()) {
+            // One that has nothing open and asks nothing connects again when it has something to ask.
+            match self.connections.iter().position(|connection| connection.is_idle()) {
                 Some(idle) => drop(self.connections.remove(idle)),
                 None => {
-                    let _ = sockets::send(&socket, &Reply::Busy, &[], SendFlags::DONTWAIT);
+                    let _ = sockets::send(&socket, &Answer { number: UNASKED, reply: Reply::Busy }, &[]);
                     return;
                 }
             }
@@ -138,26 +138,39 @@ struct Closed;
 impl<D: Driver> Connection<D> {
     /// Whether the other side has closed it.
     fn has_ended(&self) -> bool {
-        let mut watched = [PollFd::new(&self.socket, PollFlags::empty())];
-        poll(&mut watched, Some(&Timespec::default())).is_ok() && watched[0].revents().contains(PollFlags::HUP)
+        self.seen(PollFlags::empty()).contains(PollFlags::HUP)
+    }
+
+    /// Whether it has nothing open and has not asked anything.
+    fn is_idle(&self) -> bool {
+        self.open.is_empty() && self.seen(PollFlags::IN).is_empty()
+    }
+
+    /// What there is to see of the socket now.
+    fn seen(&self, what: PollFlags) -> PollFlags {
+        let mut watched = [PollFd::new(&self.socket, what)];
+        poll(&mut watched, Some(&Timespec::default())).map_or(PollFlags::empty(), |_| watched[0].revents())
     }
 
     /// Answers one question.
     fn serve(&mut self, offers: &Mutex<Offers<D>>) -> Result<(), Closed> {
-        let request = match sockets::receive(&self.socket, RecvFlags::DONTWAIT) {
-            Ok(Packet::Message(request, descriptors)) if descriptors.is_empty() => request,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+        let Question { number, request } = match sockets::receive(&self.socket) {
+            Ok(Packet::Message(question, descriptors)) if descriptors.is_empty() => question,
+            Err(Errno::AGAIN) => return Ok(()),
             _ => return Err(Closed),
         };
         let (reply, descriptors) = self.answer(request, offers);
         let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        // One answer is read before the next question: there is room for it, unless the other side does not read.
-        sockets::send(&self.socket, &reply, &borrowed, SendFlags::DONTWAIT).map_err(|_| Closed)
+        // Few answers are not read before the next question: there is room for them, unless the other side does not read.
+        sockets::send(&self.socket, &Answer { number, reply }, &borrowed).map_err(|_| Closed)
     }
 
     fn answer(&mut self, request: Request, offers: &Mutex<Offers<D>>) -> (Reply, Vec<OwnedFd>) {
         let reply = match request {
-            Request::Open { token } => self.open(offers.lock().ticket(&token).and_then(|ticket| ticket.pin())),
+            Request::Open { token } => {
+                let offer = offers.lock().of(&token);
+                self.open(offer.as_ref())
+            }
             Request::Chunks { open, from } => match self.open.get(&open) {
                 Some(open) => {
                     let from = usize::try_from(from).unwrap_or(usize::MAX);
@@ -170,7 +183,7 @@ impl<D: Driver> Connection<D> {
             },
             Request::Descriptors { open, which } => match self.export(open, &which) {
                 Ok(descriptors) => return (Reply::Descriptors, descriptors),
-                Err(reason) => refused(&reason),
+                Err(reply) => reply,
             },
             Request::Close { open } => match self.open.remove(&open) {
                 Some(_) => Reply::Closed,
@@ -180,15 +193,15 @@ impl<D: Driver> Connection<D> {
         (reply, Vec::new())
     }
 
-    fn open(&mut self, pin: Option<Pin<D>>) -> Reply {
-        let Some(pin) = pin else { return Reply::Gone };
-        if self.open.len() >= MOST_OPEN {
-            return refused("too much is open");
-        }
-        let chunks = match pin.chunks() {
+    fn open(&mut self, offer: Option<&Offer<D>>) -> Reply {
+        let Some((offer, pin)) = offer.and_then(|offer| Some((offer, offer.pin()?))) else { return Reply::Gone };
+        let chunks = match offer.chunks(&pin) {
             Ok(chunks) => chunks,
             Err(error) => return refused(&error.to_string()),
         };
+        if self.open.len() >= MOST_OPEN {
+            return refused("too much is open");
+        }
         let open = self.next;
         self.next += 1;
         let offset = pin.addr().0 - chunks[0].addr.0;
@@ -197,18 +210,24 @@ impl<D: Driver> Connection<D> {
         reply
     }
 
-    fn export(&self, open: u64, which: &[u64]) -> Result<Vec<OwnedFd>, String> {
-        let open = self.open.get(&open).ok_or("nothing of that number is open")?;
+    fn export(&self, open: u64, which: &[u64]) -> Result<Vec<OwnedFd>, Reply> {
+        let open = self.open.get(&open).ok_or_else(|| refused("nothing of that number is open"))?;
         if which.len() > MOST_DESCRIPTORS {
-            return Err("too many descriptors at a time".to_owned());
+            return Err(refused("too many descriptors at a time"));
         }
         let driver = open.pin.allocator().driver();
-        let export = |index: &u64| {
+        let mut descriptors = Vec::with_capacity(which.len());
+        for index in which {
             let chunk = usize::try_from(*index).ok().and_then(|index| open.chunks.get(index));
-            let chunk = chunk.ok_or_else(|| "no chunk has that number".to_owned())?;
-            driver.export(chunk.handle).map_err(|error| error.to_string())
-        };
-        which.iter().map(export).collect()
+            let chunk = chunk.ok_or_else(|| refused("no chunk has that number"))?;
+            match driver.export(chunk.handle) {
+                Ok(descriptor) => descriptors.push(descriptor),
+                // Drivers do not say so.
+                Err(_) if self.socket.try_clone().is_err() => return Err(Reply::FewDescriptors),
+                Err(error) => return Err(refused(&error.to_string())),
+            }
+        }
+        Ok(descriptors)
     }
 }
 

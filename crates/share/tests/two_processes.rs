@@ -74,6 +74,10 @@ impl Side {
         self.driver.memory_info().unwrap().free
     }
 
+    fn patience(word: &str) -> Duration {
+        if word == "try" { Duration::from_millis(50) } else { Duration::from_secs(600) }
+    }
+
     /// Does what a line says, and answers.
     fn act(&mut self, line: &str) -> String {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -90,13 +94,14 @@ impl Side {
                 self.allocator.trim(0).unwrap();
                 "done".to_owned()
             }
-            "open" => match self.importer.open(&from_hex(words[2])) {
+            "open" | "try" => match self.importer.open_within(&from_hex(words[2]), Self::patience(words[0])) {
                 Ok(block) => {
                     self.shared.insert(words[1].to_owned(), block);
                     "done".to_owned()
                 }
                 Err(ShareError::Gone) => "gone".to_owned(),
                 Err(ShareError::ExporterGone(_)) => "exporter gone".to_owned(),
+                Err(ShareError::NoAnswer { .. }) => "no answer".to_owned(),
                 Err(error) => error.to_string(),
             },
             "holds" => {
@@ -321,7 +326,8 @@ fn an_exporter_killed_at_any_point_leaves_the_data() {
     });
 }
 
-/// A process that hangs is given up after less than a second, and what is open is not touched.
+/// A process that hangs is given up when the caller's patience is over, and is not said to have ended. What is open is not touched,
+/// and what it answers later is not taken for the answer to something else.
 #[test]
 fn an_exporter_that_hangs_is_given_up() {
     let test = "an_exporter_that_hangs_is_given_up";
@@ -334,7 +340,8 @@ fn an_exporter_that_hangs_is_given_up() {
         eventually("it is stopped", || {
             std::fs::read_to_string(format!("/proc/{}/stat", peer.child.id())).unwrap().contains(") T ")
         });
-        assert_eq!(side.act(&format!("open b {second}")), "exporter gone");
+        assert_eq!(side.act(&format!("try b {second}")), "no answer");
+        assert_eq!(side.act(&format!("try b {second}")), "no answer");
         assert_eq!(side.act("holds a 4 1"), "true");
         // SAFETY: continues a child of this process.
         assert_eq!(unsafe { libc::kill(peer.child.id().try_into().unwrap(), libc::SIGCONT) }, 0);
