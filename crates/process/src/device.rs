@@ -197,7 +197,7 @@ impl<D: DeviceDriver> Device<D> {
 
     /// At the end of the process: nobody opens its memory any more, and the recording is completed.
     pub(crate) fn end(&self) {
-        self.sharing.remove_socket();
+        self.sharing.end();
         match self.main.stop_recording() {
             Ok(()) | Err(Error::NotRecording) => {}
             Err(error) => {

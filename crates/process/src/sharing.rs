@@ -25,9 +25,9 @@ impl<D: DeviceDriver> Sharing<D> {
         Self { exporter: Exporter::new(), importer, imports: ByAddress::new() }
     }
 
-    /// At the end of the process: nobody else opens anything.
-    pub fn remove_socket(&self) {
-        self.exporter.remove_socket();
+    /// At the end of the process: nobody else opens anything, and no thread of this crate calls the driver any more.
+    pub fn end(&self) {
+        self.exporter.end();
     }
 
     /// Offers a live block of one of the device's allocators.

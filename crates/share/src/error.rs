@@ -65,6 +65,9 @@ pub enum ShareError {
     /// This process was forked from the one that shares.
     #[error("this process was forked from the one that shares; start it by spawn or forkserver instead")]
     Forked,
+    /// The exporter has ended: this process is about to.
+    #[error("this process shares nothing any more: it is about to end")]
+    Ended,
     /// No live allocation is at the address.
     #[error(transparent)]
     NotAllocated(#[from] FreeError),

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
@@ -25,6 +26,8 @@ use std::thread::JoinHandle;
 pub struct Exporter<D: Driver> {
     process: u32,
     started: Mutex<Option<Started>>,
+    /// Changes once, and not while `started` is being made.
+    has_ended: AtomicBool,
     offers: Arc<Mutex<Offers<D>>>,
 }
 
@@ -40,6 +43,14 @@ struct Started {
 }
 
 impl Started {
+    /// Removes the file, and waits for the end of the thread.
+    fn end(self) {
+        self.socket.remove();
+        if self.order(Order::Stop) {
+            let _ = self.thread.join();
+        }
+    }
+
     /// Whether the thread is going to hear of it.
     fn order(&self, order: Order) -> bool {
         self.orders.send(order).is_ok() && rustix::io::write(&self.wake, &1_u64.to_ne_bytes()).is_ok()
@@ -49,7 +60,12 @@ impl Started {
 impl<D: Driver> Exporter<D> {
     /// An exporter without a socket yet.
     pub fn new() -> Self {
-        Self { process: std::process::id(), started: Mutex::new(None), offers: Arc::new(Mutex::new(Offers::new())) }
+        Self {
+            process: std::process::id(),
+            started: Mutex::new(None),
+            has_ended: AtomicBool::new(false),
+            offers: Arc::new(Mutex::new(Offers::new())),
+        }
     }
 }
 
@@ -64,7 +80,7 @@ impl<D: Driver + 'static> Exporter<D> {
     /// removed the socket's file since the last offer, it is made again, and handles of before are good again, too.
     ///
     /// # Errors
-    /// [`ShareError::NotAllocated`], [`ShareError::Forked`], and those of the socket, which the first offer makes.
+    /// [`ShareError::NotAllocated`], [`ShareError::Forked`], [`ShareError::Ended`], and those of the socket, which the first offer makes.
     pub fn export(&self, allocator: &Allocator<D>, addr: DeviceAddr) -> Result<Handle, ShareError> {
         if self.process != std::process::id() {
             return Err(ShareError::Forked);
@@ -80,6 +96,9 @@ impl<D: Driver + 'static> Exporter<D> {
             }
         };
         let mut started = self.started.lock();
+        if self.has_ended.load(Ordering::Acquire) {
+            return Err(ShareError::Ended);
+        }
         let started = match &mut *started {
             Some(started) => started,
             None => started.insert(self.start()?),
@@ -100,12 +119,15 @@ impl<D: Driver + 'static> Exporter<D> {
         self.offers.lock().len()
     }
 
-    /// Removes the socket's file at the end of the process: nobody connects any more. The folder's next exporter would do it, too.
-    pub fn remove_socket(&self) {
-        if self.process == std::process::id()
-            && let Some(started) = &*self.started.lock()
-        {
-            started.socket.remove();
+    /// Ends the socket and its thread, for good: nobody opens anything any more, and nothing is exported. When it returns, the
+    /// thread makes no more calls to the driver. For the end of the process, after which the driver may be gone.
+    pub fn end(&self) {
+        if self.process == std::process::id() {
+            let mut started = self.started.lock();
+            self.has_ended.store(true, Ordering::Release);
+            if let Some(started) = started.take() {
+                started.end();
+            }
         }
     }
 
@@ -133,13 +155,9 @@ impl<D: Driver + 'static> Exporter<D> {
 impl<D: Driver> Drop for Exporter<D> {
     fn drop(&mut self) {
         let Some(started) = self.started.get_mut().take() else { return };
-        if self.process != std::process::id() {
-            // The socket and its thread are the parent's.
-            return;
-        }
-        started.socket.remove();
-        if started.order(Order::Stop) {
-            let _ = started.thread.join();
+        // In a forked process the socket and its thread are the parent's.
+        if self.process == std::process::id() {
+            started.end();
         }
     }
 }

@@ -521,6 +521,30 @@ fn one_connection_opens_so_much_and_no_more() {
     offer.end();
 }
 
+/// The number of threads that answer for exporters of this process.
+fn answering_threads() -> usize {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let names = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
+    names.filter(|name| name.trim() == "gapless-share").count()
+}
+
+/// At the end of a process the driver may go at any moment: nothing calls it any more.
+#[test]
+fn an_exporter_that_has_ended_has_no_thread() {
+    let place = tempfile::tempdir().unwrap();
+    let _turn = folder(&place.path().join("sockets"));
+    let offer = Offer::new();
+    let shared = Importer::new(device()).open(&offer.handle).unwrap();
+    assert_eq!(answering_threads(), 1);
+    offer.exporter.end();
+    assert_eq!(answering_threads(), 0);
+    assert!(!offer.socket.exists());
+    assert!(matches!(offer.exporter.export(&offer.allocator, offer.block), Err(ShareError::Ended)));
+    assert!(matches!(Importer::new(device()).open(&offer.handle), Err(ShareError::ExporterGone(_))));
+    offer.exporter.end();
+    drop(shared);
+}
+
 /// What was freed does not stay in the list of offers for good.
 #[test]
 fn offers_that_are_gone_are_forgotten() {
