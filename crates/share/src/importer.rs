@@ -438,7 +438,12 @@ impl<D: Driver> Inner<D> {
             for (index, descriptor) in batch.iter().zip(descriptors) {
                 // Since this block was opened, the number has meant the same chunk, whoever has imported it.
                 if let Entry::Vacant(place) = state.chunks.entry(keys[*index]) {
-                    let handle = self.driver.import(descriptor.as_fd(), listed[*index].bytes)?;
+                    let handle = match self.driver.import(descriptor.as_fd(), listed[*index].bytes) {
+                        Ok(handle) => handle,
+                        // Drivers do not say so.
+                        Err(_) if descriptor.try_clone().is_err() => return Err(ShareError::FewDescriptors),
+                        Err(error) => return Err(error.into()),
+                    };
                     place.insert(Imported { handle, uses: 0, open: 0 });
                 }
                 state.use_chunk(keys[*index], used);

@@ -333,6 +333,26 @@ fn closed_blocks_that_stay_mapped() {
     assert!(target.inner().usage().is_empty(), "{:?}", target.inner().usage());
 }
 
+/// What was closed first is given up first, and one that was used again meanwhile is not the first any more.
+#[test]
+fn the_mapping_that_was_closed_first_goes_first() {
+    let _turn = turn();
+    let (allocator, exporter) = (allocator(64 * PAGE, PAGE), Exporter::new());
+    let target = device(64 * PAGE);
+    let importer = Importer::new(Arc::clone(&target));
+    importer.keep_closed(3 * PAGE);
+    let blocks = [(); 4].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+    let handles = blocks.map(|block| exporter.export(&allocator, block).unwrap());
+    let imports_for = |which: usize| {
+        let before = target.passed()[DriverCall::Import];
+        drop(importer.open(&handles[which]).unwrap());
+        target.passed()[DriverCall::Import] - before
+    };
+    assert_eq!([0, 1, 2, 0, 3].map(imports_for), [1, 1, 1, 0, 1]);
+    assert_eq!([2, 0, 3, 1].map(imports_for), [0, 0, 0, 1], "the second was the one closed longest ago");
+    assert_eq!([0, 3, 2].map(imports_for), [0, 0, 1]);
+}
+
 /// What the driver does not unmap stays kept; a chunk of its number is not opened before it is gone.
 #[test]
 fn what_is_kept_and_not_unmapped_is_tried_again() {

@@ -116,6 +116,18 @@ impl Side {
                 self.shared.remove(words[1]).unwrap();
                 "done".to_owned()
             }
+            "limit" => {
+                let set = |rlim_cur| {
+                    let limit = libc::rlimit { rlim_cur, rlim_max: 1 << 10 };
+                    // SAFETY: the limit is complete.
+                    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+                };
+                // From now on, so many more descriptors than are open already.
+                set(1 << 10);
+                let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64 - 1;
+                set(open + number(1));
+                "done".to_owned()
+            }
             "stop" => {
                 // SAFETY: stops this process until it is continued or killed.
                 unsafe { libc::raise(libc::SIGSTOP) };
@@ -323,6 +335,72 @@ fn an_exporter_killed_at_any_point_leaves_the_data() {
             eventually("all memory is back", || side.free() == free);
             assert_eq!(side.importer.imported_chunks(), 0);
         }
+    });
+}
+
+/// With few descriptors left, fewer are passed at a time. Where there is none for a chunk, that is what is said, and nothing is lost.
+#[test]
+fn few_descriptors() {
+    let test = "few_descriptors";
+    with_peers(test, || {
+        let mut side = Side::new();
+        let mut peer = Peer::start(test);
+        // The simulated driver keeps one for each chunk that is imported, and one for each that was exported.
+        let (first, second) = (side.act("offer a 5 1"), side.act("offer b 9 2"));
+        assert_eq!(peer.ask(&format!("open a {first}")), "done");
+        for room in 0..=6 {
+            peer.ask(&format!("limit {room}"));
+            let told = peer.ask(&format!("open b {second}"));
+            assert!(told.contains("no file descriptors are left"), "{room}: {told}");
+            assert_eq!(peer.ask("holds a 5 1"), "true");
+        }
+        peer.ask("limit 12");
+        assert_eq!(peer.ask(&format!("open b {second}")), "done");
+        assert_eq!(peer.ask("holds b 9 2"), "true");
+        let again = ["close a", "close b", "limit 20"].map(|line| peer.ask(line));
+        assert!(again.iter().all(|answer| answer == "done"));
+
+        let back = peer.ask("offer back 10 4");
+        peer.ask("limit 4");
+        let told = side.act(&format!("open back {back}"));
+        assert!(told.contains("no file descriptors are left"), "{told}");
+        peer.ask("limit 20");
+        for limit in ["limit 20", "limit 1"] {
+            peer.ask(limit);
+            assert_eq!(side.act(&format!("open back {back}")), "done", "{limit}");
+            assert_eq!(side.act("holds back 10 4"), "true");
+            side.act("close back");
+        }
+        peer.end();
+    });
+}
+
+/// What a forked process drops is its parent's.
+#[test]
+fn a_block_that_is_dropped_in_a_forked_process_stays_open() {
+    let test = "a_block_that_is_dropped_in_a_forked_process_stays_open";
+    with_peers(test, || {
+        let mut side = Side::new();
+        let mut peer = Peer::start(test);
+        let handle = peer.ask("offer theirs 3 1");
+        assert_eq!(side.act(&format!("open theirs {handle}")), "done");
+        let free = side.free();
+        // SAFETY: the child drops a block and ends at once, without what runs at the end of a process.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            drop(side.shared.remove("theirs"));
+            // SAFETY: no condition.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 1;
+        // SAFETY: the out-parameter is valid.
+        assert_eq!((unsafe { libc::waitpid(child, &raw mut status, 0) }, status), (child, 0));
+        peer.ask("free theirs");
+        assert_eq!(side.free(), free, "it is pinned there");
+        assert_eq!(side.act("holds theirs 3 1"), "true");
+        side.act("close theirs");
+        assert_eq!(peer.ask(&format!("open theirs {handle}")), "gone");
+        peer.end();
     });
 }
 
