@@ -81,7 +81,7 @@ fn blocks_of_another_process() {
         let inside = block.wrapping_byte_add(2 * MIB as usize);
         let ((handle, offset), (same, none)) = (export(inside).unwrap(), export(block).unwrap());
         assert_eq!((handle, offset, none), (same, 2 * MIB, 0));
-        assert_eq!(&handle[..8], b"gapless1");
+        assert_eq!(&handle[..8], b"gapless2");
 
         let mut peer = Command::new(std::env::current_exe().unwrap());
         peer.args(["--exact", test, "--nocapture"]).env(PEER, "1").stdin(Stdio::piped()).stdout(Stdio::piped());

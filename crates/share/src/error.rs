@@ -1,7 +1,9 @@
 //! Errors of sharing.
 
+use crate::handle::Uuid;
 use gapless::allocator::{AllocError, FreeError};
 use gapless::driver::DriverError;
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -34,6 +36,18 @@ pub enum ShareError {
         path: PathBuf,
         /// Its user.
         uid: u32,
+    },
+    /// The block is on another physical device than the one that it was to be opened on.
+    #[error(
+        "the block is on device {}, and was to be opened on device {}: open it on the former",
+        Named(theirs),
+        Named(ours)
+    )]
+    OtherDevice {
+        /// That of the block.
+        theirs: Uuid,
+        /// The one at hand.
+        ours: Uuid,
     },
     /// The folder of the sockets cannot be used.
     #[error("the folder of sockets {path} {what}; GAPLESS_SHARE_DIR names another one")]
@@ -85,6 +99,20 @@ pub enum ShareError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+/// A UUID as NVIDIA's tools print those of devices.
+struct Named<'a>(&'a Uuid);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("GPU")?;
+        for (index, byte) in self.0.iter().enumerate() {
+            let dash = if [0, 4, 6, 8, 10].contains(&index) { "-" } else { "" };
+            write!(formatter, "{dash}{byte:02x}")?;
+        }
+        Ok(())
+    }
 }
 
 impl ShareError {

@@ -95,6 +95,7 @@ impl<D: Driver + 'static> Exporter<D> {
                 self.offers.lock().add(ticket, chunks)?
             }
         };
+        let device = allocator.driver().uuid();
         let mut started = self.started.lock();
         if self.has_ended.load(Ordering::Acquire) {
             return Err(ShareError::Ended);
@@ -107,7 +108,7 @@ impl<D: Driver + 'static> Exporter<D> {
             let listener = started.socket.make_again()?;
             started.order(Order::Listen(listener));
         }
-        Ok(Handle { exporter: started.name, token, socket: started.socket.path().to_owned() })
+        Ok(Handle { exporter: started.name, token, socket: started.socket.path().to_owned(), device })
     }
 
     fn offered(&self, ticket: &Ticket<D>) -> Option<Token> {

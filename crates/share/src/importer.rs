@@ -179,6 +179,11 @@ impl<D: Driver> Importer<D> {
         if inner.process != std::process::id() {
             return Err(ShareError::Forked);
         }
+        if let (Some(theirs), Some(ours)) = (handle.device, inner.driver.uuid())
+            && theirs != ours
+        {
+            return Err(ShareError::OtherDevice { theirs, ours });
+        }
         let patience = Patience::of(patience);
         let key = (handle.exporter, handle.token);
         if let Some(block) = inner.opened_or_first(key, &patience)? {

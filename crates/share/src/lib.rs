@@ -45,6 +45,6 @@ mod sockets;
 pub use error::ShareError;
 pub use exporter::Exporter;
 pub use folder::FOLDER;
-pub use handle::{HANDLE_BYTES, Handle};
+pub use handle::{HANDLE_BYTES, Handle, Uuid};
 pub use importer::{Importer, SharedBlock};
 pub use messages::MOST_DESCRIPTORS;

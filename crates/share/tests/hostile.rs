@@ -6,6 +6,7 @@ use gapless::units::StreamId;
 use gapless::{Allocator, DeviceAddr};
 use gapless_share::{Exporter, FOLDER, Handle, Importer, ShareError};
 use rustix::fd::OwnedFd;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, recv, send,
     socket_with,
@@ -331,6 +332,8 @@ fn a_hundred_thousand_exporters_that_start_at_once_keep_their_sockets() {
 
 /// What is asked of a process that plays an exporter, behind the number of the question.
 fn asked(connection: &OwnedFd) -> Vec<u8> {
+    // A test that fails is not to hang.
+    set_socket_timeout(connection, Timeout::Recv, Some(Duration::from_secs(60))).unwrap();
     let mut bytes = [0; 1 << 14];
     let (got, _) = recv(connection, &mut bytes[..], RecvFlags::empty()).unwrap();
     bytes[..got].to_vec()

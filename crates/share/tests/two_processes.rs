@@ -20,9 +20,12 @@ const MAIN: StreamId = StreamId::DEFAULT;
 const PAGE: u64 = 2 * MIB;
 /// The variable that says that a process is the other one.
 const PEER: &str = "GAPLESS_TEST_PEER";
+/// The variable that numbers the device that a process uses.
+const ORDINAL: &str = "GAPLESS_TEST_ORDINAL";
 
 fn open_device() -> Arc<CudaDriver> {
-    Arc::new(CudaDriver::builder().library(library()).open().unwrap())
+    let ordinal = std::env::var(ORDINAL).map_or(0, |ordinal| ordinal.parse().unwrap());
+    Arc::new(CudaDriver::builder().device(ordinal).library(library()).open().unwrap())
 }
 
 fn holds(driver: &CudaDriver, addr: DeviceAddr, bytes: u64, seed: u64) -> bool {
@@ -147,9 +150,14 @@ struct Peer {
 
 impl Peer {
     fn start(test: &str) -> Self {
+        Self::start_with(test, &[])
+    }
+
+    fn start_with(test: &str, settings: &[(&str, &str)]) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test, "--nocapture"])
             .env(PEER, "1")
+            .envs(settings.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -219,6 +227,7 @@ fn with_peers(test: &str, main: impl FnOnce()) {
     let settings = [
         ("GAPLESS_SIM_SHARED", file.to_str().unwrap()),
         ("GAPLESS_SIM_CAPACITY", "64MiB"),
+        ("GAPLESS_SIM_DEVICES", "2"),
         (FOLDER, sockets.to_str().unwrap()),
     ];
     with_settings(test, &settings, || {
@@ -334,6 +343,33 @@ fn an_exporter_killed_at_any_point_leaves_the_data() {
             }
             eventually("all memory is back", || side.free() == free);
             assert_eq!(side.importer.imported_chunks(), 0);
+        }
+    });
+}
+
+/// A device is the same one whatever its number is in a process, and another one whatever that is.
+#[test]
+fn devices_by_other_numbers() {
+    let test = "devices_by_other_numbers";
+    with_peers(test, || {
+        let mut side = Side::new();
+        let handle = side.act("offer mine 2 1");
+        let mut same = Peer::start_with(test, &[("GAPLESS_SIM_VISIBLE", "1,0"), (ORDINAL, "1")]);
+        assert_eq!(same.ask(&format!("open theirs {handle}")), "done");
+        assert_eq!(same.ask("holds theirs 2 1"), "true");
+        let free = side.free();
+        let back = same.ask("offer back 3 2");
+        assert_eq!(side.free(), free - 3 * PAGE, "it is the same device's memory");
+        assert_eq!(side.act(&format!("open back {back}")), "done");
+        assert_eq!(side.act("holds back 3 2"), "true");
+        side.act("close back");
+        same.end();
+        for (visible, ordinal) in [("1,0", "0"), ("1", "0"), ("0,1", "1")] {
+            let mut other = Peer::start_with(test, &[("GAPLESS_SIM_VISIBLE", visible), (ORDINAL, ordinal)]);
+            let told = other.ask(&format!("open theirs {handle}"));
+            let (first, second) = ("GPU-01010101-0101", "GPU-02020202-0202");
+            assert!(told.find(first).unwrap() < told.find(second).unwrap(), "{visible}, {ordinal}: {told}");
+            other.end();
         }
     });
 }
