@@ -611,7 +611,7 @@ void gapless_torch_registered_free(void *pointer,
 
 // Offers the live allocation that pointer lies in, one of a pool too, to other processes of the user: writes a handle of
 // GAPLESS_SHARE_HANDLE_BYTES bytes to handle, and to *offset how far pointer lies behind the start of the allocation. The
-// handle starts with "gapless1", is good until the allocation is freed, and can be sent by whatever means; one
+// handle starts with "gapless2", is good until the allocation is freed, and can be sent by whatever means; one
 // allocation has one handle.
 //
 // What another process has imported stays as it is until that has closed it, also when it is freed here meanwhile. A thread of
