@@ -449,6 +449,34 @@ fn a_consumer_that_ends_gives_back_what_it_had_open() {
     });
 }
 
+/// What a forked process drops is its parent's.
+#[test]
+fn a_block_that_is_dropped_in_a_forked_process_stays_open() {
+    let _turn = turn();
+    let (allocator, exporter) = (allocator(8 * PAGE, PAGE), Exporter::new());
+    let block = allocator.alloc(PAGE, MAIN).unwrap();
+    fill(allocator.driver(), block, PAGE, 1);
+    let target = device(8 * PAGE);
+    let importer = Importer::new(Arc::clone(&target));
+    let shared = importer.open(&exporter.export(&allocator, block).unwrap()).unwrap();
+    let addr = shared.addr();
+    // SAFETY: the child drops a block and ends at once, without what runs at the end of a process.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(shared);
+        // SAFETY: no condition.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 1;
+    // SAFETY: the out-parameter is valid.
+    assert_eq!((unsafe { libc::waitpid(child, &raw mut status, 0) }, status), (child, 0));
+    allocator.free(block).unwrap();
+    assert_eq!(allocator.stats().pending_bytes, PAGE, "it is open still");
+    assert!(holds(&target, addr, PAGE, 1));
+    drop(shared);
+    assert_eq!(allocator.stats().pending_bytes, 0);
+}
+
 /// A profiler's timer, a debugger and a garbage collector interrupt system calls: the call is made again.
 #[test]
 fn signals_interrupt_no_import() {

@@ -411,35 +411,6 @@ fn few_descriptors() {
     });
 }
 
-/// What a forked process drops is its parent's.
-#[test]
-fn a_block_that_is_dropped_in_a_forked_process_stays_open() {
-    let test = "a_block_that_is_dropped_in_a_forked_process_stays_open";
-    with_peers(test, || {
-        let mut side = Side::new();
-        let mut peer = Peer::start(test);
-        let handle = peer.ask("offer theirs 3 1");
-        assert_eq!(side.act(&format!("open theirs {handle}")), "done");
-        let free = side.free();
-        // SAFETY: the child drops a block and ends at once, without what runs at the end of a process.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            drop(side.shared.remove("theirs"));
-            // SAFETY: no condition.
-            unsafe { libc::_exit(0) };
-        }
-        let mut status = 1;
-        // SAFETY: the out-parameter is valid.
-        assert_eq!((unsafe { libc::waitpid(child, &raw mut status, 0) }, status), (child, 0));
-        peer.ask("free theirs");
-        assert_eq!(side.free(), free, "it is pinned there");
-        assert_eq!(side.act("holds theirs 3 1"), "true");
-        side.act("close theirs");
-        assert_eq!(peer.ask(&format!("open theirs {handle}")), "gone");
-        peer.end();
-    });
-}
-
 /// A process that hangs is given up when the caller's patience is over, and is not said to have ended. What is open is not touched,
 /// and what it answers later is not taken for the answer to something else.
 #[test]
