@@ -623,6 +623,15 @@ gapless_status gapless_device_export(int32_t device,
                                      uint8_t *handle,
                                      uint64_t *offset);
 
+// Writes to *device the number here of the device that the allocation of a handle of handle_bytes bytes is on, which may have another
+// one in the process that shared it: gapless_device_import takes it, and refuses any other device. -1 where that process could
+// not tell. GAPLESS_ERROR_SHARE where this process does not see the device.
+//
+// handle points to handle_bytes bytes, device to a number.
+gapless_status gapless_device_of_handle(const uint8_t *handle,
+                                        uint64_t handle_bytes,
+                                        int32_t *device);
+
 // Maps the allocation of a handle of handle_bytes bytes for use on device: writes its address here to *pointer, and its bytes,
 // rounding included, to *bytes. What is imported already costs no call to the driver; each import is closed once.
 //

@@ -217,6 +217,37 @@ fn an_import_that_is_closed_during_a_capture() {
     with_peer(test, main, || unreachable!());
 }
 
+/// Which device a handle's memory is on, whatever its number is in either process.
+#[test]
+fn a_handle_says_which_device_it_is_of() {
+    let test = "a_handle_says_which_device_it_is_of";
+    let main = || {
+        let _gpu = Gpu::open(0);
+        let own = export(alloc(MIB)).unwrap().0;
+        let number = |handle: &Bytes| {
+            let mut device = 77;
+            // SAFETY: the handle has as many bytes; the out-parameter is valid.
+            match unsafe { gapless_device_of_handle(handle.as_ptr(), handle.len() as u64, &raw mut device) } {
+                GAPLESS_OK => Ok(device),
+                status => Err(status),
+            }
+        };
+        // The machine's devices 2, 0 and 1 are 0, 1 and 2 here. Their UUIDs are made of their numbers from 1 on.
+        let of = |device: u8| {
+            let mut handle = own;
+            handle[GAPLESS_SHARE_HANDLE_BYTES - 16..].fill(device);
+            number(&handle)
+        };
+        assert_eq!((number(&own), of(3), of(1), of(2)), (Ok(0), Ok(0), Ok(1), Ok(2)));
+        assert_eq!((of(4), of(0)), (Err(GAPLESS_ERROR_SHARE), Ok(-1)));
+        let mut other = own;
+        other[GAPLESS_SHARE_HANDLE_BYTES - 16..].fill(2);
+        assert_eq!(import(&other), Err(GAPLESS_ERROR_SHARE));
+    };
+    let settings = [("GAPLESS_SIM_DEVICES", "4"), ("GAPLESS_SIM_VISIBLE", "2,0,1")];
+    with_devices(test, &settings, main);
+}
+
 /// With `ipc:private`, nothing else is in the chunks of a block of a page and more: what another process maps is its bytes alone.
 #[test]
 fn private_blocks_have_their_chunks_for_themselves() {

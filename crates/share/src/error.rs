@@ -49,6 +49,9 @@ pub enum ShareError {
         /// The one at hand.
         ours: Uuid,
     },
+    /// The block is on a physical device that this process does not see.
+    #[error("the block is on device {}, which this process does not see: CUDA_VISIBLE_DEVICES leaves others", Named(.0))]
+    UnseenDevice(Uuid),
     /// The folder of the sockets cannot be used.
     #[error("the folder of sockets {path} {what}; GAPLESS_SHARE_DIR names another one")]
     Folder {
