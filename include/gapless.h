@@ -578,15 +578,15 @@ gapless_status gapless_device_alloc_registered(int32_t device,
                                                struct CUstream_st *stream,
                                                void **pointer);
 
-// Records that stream also uses a registered block: freeing it waits for that stream, too. Not while another thread records or
-// frees the same block.
+// Records that stream also uses a registered block: freeing it waits for that stream, too. Other threads may record or
+// export the same block meanwhile; one that frees it waits for that.
 gapless_status gapless_device_record_registered(int32_t device,
                                                 void *pointer,
                                                 struct CUstream_st *stream);
 
 // Writes to *descriptor a dma-buf of a registered block, for hardware that reaches the memory by itself: ibv_reg_dmabuf_mr takes
 // it with an offset of 0 and the whole block. The caller closes it, as soon as the hardware has it; the hardware's registration
-// ends before the block is freed. Not while another thread records or frees the same block. GAPLESS_ERROR_DRIVER where the device has no dma-bufs.
+// ends before the block is freed. GAPLESS_ERROR_DRIVER where the device has no dma-bufs.
 //
 // descriptor points to an int.
 gapless_status gapless_device_registered_dma_buf(int32_t device,
@@ -612,7 +612,7 @@ void gapless_torch_registered_free(void *pointer,
 
 // Offers the live allocation that pointer lies in, one of a pool too, to other processes of the user: writes a handle of
 // GAPLESS_SHARE_HANDLE_BYTES bytes to handle, and to *offset how far pointer lies behind the start of the allocation. The
-// handle starts with "gapless1", is good until the allocation is freed, and can be sent by whatever means; one
+// handle starts with "gapless2", is good until the allocation is freed, and can be sent by whatever means; one
 // allocation has one handle.
 //
 // What another process has imported stays as it is until that has closed it, also when it is freed here meanwhile. A thread of
@@ -623,6 +623,15 @@ gapless_status gapless_device_export(int32_t device,
                                      const void *pointer,
                                      uint8_t *handle,
                                      uint64_t *offset);
+
+// Writes to *device the number here of the device that the allocation of a handle of handle_bytes bytes is on, which may have another
+// one in the process that shared it: gapless_device_import takes it, and refuses any other device. -1 where that process could
+// not tell. GAPLESS_ERROR_SHARE where this process does not see the device.
+//
+// handle points to handle_bytes bytes, device to a number.
+gapless_status gapless_device_of_handle(const uint8_t *handle,
+                                        uint64_t handle_bytes,
+                                        int32_t *device);
 
 // Maps the allocation of a handle of handle_bytes bytes for use on device: writes its address here to *pointer, and its bytes,
 // rounding included, to *bytes. What is imported already costs no call to the driver; each import is closed once.
@@ -638,7 +647,9 @@ gapless_status gapless_device_import(int32_t device,
                                      void **pointer,
                                      uint64_t *bytes);
 
-// Closes an import. With the last one of an address the host waits for the device, and what was mapped there is not any more.
+// Closes an import. With the last one of an address the host waits for the device, and what was mapped there is not any more. While
+// a stream of the device may be being captured, which a wait would break, it stays mapped, and open to the process that
+// shared it: until the next import or closing of one, the next trim or the end of the capture's pool.
 gapless_status gapless_device_close_import(int32_t device,
                                            void *pointer);
 

@@ -41,7 +41,15 @@ fn a_pinned_block_stays_until_its_last_pin_is_gone() {
         // Nothing takes it, whatever is short: not a block, not a range, not a trim, not a wait.
         allocator.trim(0).unwrap();
         assert_eq!(allocator.stats().reserved_bytes, 4 * PAGE, "round {round}");
-        assert!(matches!(allocator.alloc(5 * PAGE, MAIN), Err(AllocError::OutOfMemory(_))));
+        match allocator.alloc(5 * PAGE, MAIN) {
+            Err(AllocError::OutOfMemory(report)) => {
+                assert_eq!((report.pending_bytes, report.open_elsewhere_bytes), (4 * PAGE, 4 * PAGE));
+                let text = report.to_string();
+                assert!(text.contains("8 MiB were freed and are open in another process, or pinned"), "{text}");
+                assert!(!text.contains("wait for streams"), "{text}");
+            }
+            other => panic!("{other:?}"),
+        }
         assert!(matches!(
             allocator.reserve_range(8 * PAGE).unwrap().grow(5 * PAGE, MAIN),
             Err(AllocError::OutOfMemory(_))
@@ -129,7 +137,12 @@ fn a_pin_keeps_its_allocator() {
     let block = allocator.alloc(PAGE, MAIN).unwrap();
     let pin = allocator.pin(block).unwrap();
     allocator.free(block).unwrap();
-    assert!(matches!(allocator.close(), Err(CloseError::InUse(1))));
+    let clone = allocator.clone();
+    assert!(matches!(clone.close(), Err(CloseError::InUse(2))));
+    match allocator.close() {
+        Err(error @ CloseError::Pinned(1)) => assert!(error.to_string().contains("open in another process"), "{error}"),
+        other => panic!("{other:?}"),
+    }
     assert_eq!(device.usage().mappings, 1);
     pin.allocator().check();
     drop(pin);

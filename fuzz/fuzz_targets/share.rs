@@ -211,7 +211,7 @@ impl World {
         if with_token % 2 == 1
             && let Some(offered) = self.offered.get(usize::from(with_token / 2) % MOST)
         {
-            packet.push(0);
+            packet.extend_from_slice(&[1, 0]);
             packet.extend_from_slice(&offered.bytes[TOKEN]);
         } else {
             packet.extend_from_slice(input.bytes(length));

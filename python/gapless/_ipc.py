@@ -41,6 +41,13 @@ def _close(torch: Any, device: int, start: ctypes.c_void_p, counter: tuple[bytes
     torch.UntypedStorage._release_ipc_counter(*counter, device=f"cuda:{device}")
 
 
+def _here(handle: bytes, device: int) -> int:
+    """Returns the number that the device of a handle has here; ``device`` is that of the sender."""
+    library, found = _library.load(), ctypes.c_int32()
+    _library.check(library.gapless_device_of_handle(handle, len(handle), ctypes.byref(found)))
+    return found.value if found.value >= 0 else device
+
+
 def accept(torch: ModuleType) -> None:
     """Makes ``torch.UntypedStorage`` accept handles of gapless."""
     storage: Any = getattr(torch, "UntypedStorage", None)
@@ -63,6 +70,7 @@ def accept(torch: ModuleType) -> None:
             return original(
                 device, handle, size, offset, counter_handle, counter_offset, event_handle, event_is_recorded
             )
+        device = _here(handle, device)
         with torch.cuda.device(device):
             received = _Received(torch, device, handle, size, offset, (counter_handle, counter_offset))
             if event_is_recorded:

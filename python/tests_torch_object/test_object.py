@@ -309,7 +309,7 @@ def test_memory_of_pools_is_sent_to_other_processes_too():
     with torch.cuda.use_mem_pool(pool):
         tensor = empty(4 * MIB)
     device, handle, size, offset, *counter, _, _ = tensor.untyped_storage()._share_cuda_()
-    assert (device, handle[:8], size, offset) == (0, b"gapless1", 4 * MIB, 0)
+    assert (device, handle[:8], size, offset) == (0, b"gapless2", 4 * MIB, 0)
     # As a receiver does when it is done.
     torch.UntypedStorage._release_ipc_counter(*counter, device="cuda:0")
 

@@ -57,6 +57,12 @@ impl<D: Driver> Allocator<D> {
     pub fn wait_for(&self, mark: StreamMark) -> Result<bool, DriverError> {
         self.inner.shared.streams.progress(None).wait_until_passed(mark.0.stream, mark.0.epoch)
     }
+
+    /// Whether a stream of the device is being captured, as far as this allocator can know: a wait for the device would end the
+    /// capture. A stream of which nobody has promised that it lives counts as it was when it was last named.
+    pub fn may_be_capturing(&self) -> bool {
+        self.inner.shared.streams.progress(None).is_capturing()
+    }
 }
 
 #[cfg(test)]

@@ -324,7 +324,8 @@ impl<D: Driver> Allocator<D> {
     /// # Errors
     /// [`CloseError::Leaked`] lists the allocations that were never freed; their memory is gone all the same.
     /// [`CloseError::Forked`] in a process forked from the one that built it.
-    /// [`CloseError::InUse`] when there are other clones: the allocator lives on in them.
+    /// [`CloseError::InUse`] when there are other clones: the allocator lives on in them. [`CloseError::Pinned`] when it lives on in
+    /// pins alone.
     /// [`CloseError::Driver`] when a driver call failed. While a stream of the device is being captured, the device cannot be
     /// waited for: where that would be needed, nothing is returned, since work may be using it.
     pub fn close(self) -> Result<(), CloseError> {
@@ -348,7 +349,11 @@ impl<D: Driver> Allocator<D> {
 
     fn end(self, users: Users) -> Result<(), CloseError> {
         let clones = Arc::strong_count(&self.inner);
-        let mut inner = Arc::try_unwrap(self.inner).map_err(|_| CloseError::InUse(clones.saturating_sub(1).max(1)))?;
+        let mut inner = Arc::try_unwrap(self.inner).map_err(|inner| {
+            let others = clones.saturating_sub(1).max(1);
+            let pins: usize = inner.shared.streams.iter().map(|stream| stream.lock().pinned().0).sum();
+            if pins == others { CloseError::Pinned(pins) } else { CloseError::InUse(others) }
+        })?;
         if inner.shared.is_forked() {
             // `Drop` leaves everything to the process that built it.
             return Err(CloseError::Forked { built_in: inner.shared.built_in() });

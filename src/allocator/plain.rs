@@ -165,6 +165,7 @@ impl PlainAllocator {
             live_block_bytes: stats.live_block_bytes,
             cached_bytes: 0,
             pending_bytes: 0,
+            open_elsewhere_bytes: 0,
             range_bytes: 0,
             registered_bytes: 0,
             free_bytes: free,

@@ -69,6 +69,10 @@ impl<D: MemoryDriver, H: Hook> MemoryDriver for Intercepted<D, H> {
         self.inner.ordinal()
     }
 
+    fn uuid(&self) -> Option<[u8; 16]> {
+        self.inner.uuid()
+    }
+
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         self.call(DriverCall::MemoryInfo, D::memory_info)
     }

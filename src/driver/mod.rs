@@ -105,6 +105,12 @@ pub trait MemoryDriver: Send + Sync + 'static {
         0
     }
 
+    /// Returns what names the physical device in every process of the host; `None` where the driver does not tell. Constant;
+    /// makes no driver call.
+    fn uuid(&self) -> Option<[u8; 16]> {
+        None
+    }
+
     /// Returns the free and total physical bytes of the device.
     ///
     /// # Errors

@@ -36,8 +36,8 @@ pub unsafe extern "C" fn gapless_device_alloc_registered(
     })
 }
 
-/// Records that stream also uses a registered block: freeing it waits for that stream, too. Not while another thread records or
-/// frees the same block.
+/// Records that stream also uses a registered block: freeing it waits for that stream, too. Other threads may record or
+/// export the same block meanwhile; one that frees it waits for that.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_device_record_registered(
     device: i32,
@@ -49,7 +49,7 @@ pub extern "C" fn gapless_device_record_registered(
 
 /// Writes to *descriptor a dma-buf of a registered block, for hardware that reaches the memory by itself: ibv_reg_dmabuf_mr takes
 /// it with an offset of 0 and the whole block. The caller closes it, as soon as the hardware has it; the hardware's registration
-/// ends before the block is freed. Not while another thread records or frees the same block. GAPLESS_ERROR_DRIVER where the device has no dma-bufs.
+/// ends before the block is freed. GAPLESS_ERROR_DRIVER where the device has no dma-bufs.
 ///
 /// # Safety
 /// descriptor points to an int.

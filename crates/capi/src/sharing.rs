@@ -5,8 +5,8 @@
 use crate::abi::{address, device_pointer};
 use crate::last_error::guard;
 use crate::out::check_out;
-use crate::process::device_of;
-use crate::status::gapless_status;
+use crate::process::{PROCESS, device_of};
+use crate::status::{Failure, gapless_status};
 use gapless::DeviceAddr;
 use gapless_share::{HANDLE_BYTES, Handle, ShareError};
 use std::ffi::c_void;
@@ -17,7 +17,7 @@ const _: () = assert!(GAPLESS_SHARE_HANDLE_BYTES == HANDLE_BYTES);
 
 /// Offers the live allocation that pointer lies in, one of a pool too, to other processes of the user: writes a handle of
 /// GAPLESS_SHARE_HANDLE_BYTES bytes to handle, and to *offset how far pointer lies behind the start of the allocation. The
-/// handle starts with "gapless1", is good until the allocation is freed, and can be sent by whatever means; one
+/// handle starts with "gapless2", is good until the allocation is freed, and can be sent by whatever means; one
 /// allocation has one handle.
 ///
 /// What another process has imported stays as it is until that has closed it, also when it is freed here meanwhile. A thread of
@@ -45,6 +45,41 @@ pub unsafe extern "C" fn gapless_device_export(
     })
 }
 
+/// Writes to *device the number here of the device that the allocation of a handle of handle_bytes bytes is on, which may have another
+/// one in the process that shared it: gapless_device_import takes it, and refuses any other device. -1 where that process could
+/// not tell. GAPLESS_ERROR_SHARE where this process does not see the device.
+///
+/// # Safety
+/// handle points to handle_bytes bytes, device to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_device_of_handle(
+    handle: *const u8,
+    handle_bytes: u64,
+    device: *mut i32,
+) -> gapless_status {
+    guard(|| {
+        check_out(device, "device")?;
+        // SAFETY: that many bytes, or null (the function's contract).
+        let handle = unsafe { read_handle(handle, handle_bytes) }?;
+        let found = PROCESS.device_of_handle(&handle)?.and_then(|ordinal| i32::try_from(ordinal).ok());
+        // SAFETY: not null, so valid for a write (the function's contract).
+        unsafe { device.write(found.unwrap_or(-1)) };
+        Ok(())
+    })
+}
+
+/// The handle in so many bytes.
+///
+/// # Safety
+/// They are valid for reads, or null.
+unsafe fn read_handle(handle: *const u8, handle_bytes: u64) -> Result<Handle, Failure> {
+    if handle.is_null() || handle_bytes != HANDLE_BYTES as u64 {
+        return Err(ShareError::NoHandle.into());
+    }
+    // SAFETY: not null, so that many bytes (the function's contract).
+    Ok(Handle::from_bytes(unsafe { std::slice::from_raw_parts(handle, HANDLE_BYTES) })?)
+}
+
 /// Maps the allocation of a handle of handle_bytes bytes for use on device: writes its address here to *pointer, and its bytes,
 /// rounding included, to *bytes. What is imported already costs no call to the driver; each import is closed once.
 ///
@@ -65,11 +100,8 @@ pub unsafe extern "C" fn gapless_device_import(
     guard(|| {
         check_out(pointer, "pointer")?;
         check_out(bytes, "bytes")?;
-        if handle.is_null() || handle_bytes != HANDLE_BYTES as u64 {
-            return Err(ShareError::NoHandle.into());
-        }
-        // SAFETY: not null, so that many bytes (the function's contract).
-        let handle = Handle::from_bytes(unsafe { std::slice::from_raw_parts(handle, HANDLE_BYTES) })?;
+        // SAFETY: that many bytes, or null (the function's contract).
+        let handle = unsafe { read_handle(handle, handle_bytes) }?;
         let (addr, mapped) = device_of(device)?.import(&handle)?;
         // SAFETY: not null, so valid for a write (the function's contract).
         unsafe { pointer.write(device_pointer(addr)) };
@@ -79,7 +111,9 @@ pub unsafe extern "C" fn gapless_device_import(
     })
 }
 
-/// Closes an import. With the last one of an address the host waits for the device, and what was mapped there is not any more.
+/// Closes an import. With the last one of an address the host waits for the device, and what was mapped there is not any more. While
+/// a stream of the device may be being captured, which a wait would break, it stays mapped, and open to the process that
+/// shared it: until the next import or closing of one, the next trim or the end of the capture's pool.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_device_close_import(device: i32, pointer: *mut c_void) -> gapless_status {
     guard(|| Ok(device_of(device)?.close_import(address(pointer))?))

@@ -133,7 +133,7 @@ impl From<CloseError> for Failure {
     fn from(error: CloseError) -> Self {
         let status = match &error {
             CloseError::Leaked(_) => GAPLESS_ERROR_LEAKED,
-            CloseError::InUse(_) => GAPLESS_ERROR_IN_USE,
+            CloseError::InUse(_) | CloseError::Pinned(_) => GAPLESS_ERROR_IN_USE,
             _ => GAPLESS_ERROR_DRIVER,
         };
         Self::caused(status, &error, &error)

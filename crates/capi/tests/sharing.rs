@@ -81,7 +81,7 @@ fn blocks_of_another_process() {
         let inside = block.wrapping_byte_add(2 * MIB as usize);
         let ((handle, offset), (same, none)) = (export(inside).unwrap(), export(block).unwrap());
         assert_eq!((handle, offset, none), (same, 2 * MIB, 0));
-        assert_eq!(&handle[..8], b"gapless1");
+        assert_eq!(&handle[..8], b"gapless2");
 
         let mut peer = Command::new(std::env::current_exe().unwrap());
         peer.args(["--exact", test, "--nocapture"]).env(PEER, "1").stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -155,6 +155,97 @@ fn what_cannot_be_shared_is_refused() {
         assert_eq!((refused, too), (GAPLESS_ERROR_INVALID_ARGUMENT, GAPLESS_ERROR_INVALID_ARGUMENT));
     };
     with_peer(test, main, || unreachable!());
+}
+
+/// To close an import waits for the device, which would end a capture: then it stays mapped until there is none.
+#[test]
+fn an_import_that_is_closed_during_a_capture() {
+    let test = "an_import_that_is_closed_during_a_capture";
+    let main = || {
+        let gpu = Gpu::open(0);
+        let (kept, of_pool, named) = (gpu.stream(), gpu.stream(), gpu.stream());
+        assert_eq!(gapless_device_keep_stream(0, kept), GAPLESS_OK);
+        // The allocator has never seen the default stream.
+        let mut block = null_mut();
+        // SAFETY: the out-parameter is valid.
+        assert_eq!(unsafe { gapless_device_alloc(0, MIB, kept, &raw mut block) }, GAPLESS_OK);
+        let (handle, _) = export(block).unwrap();
+        let pool = gapless_torch_pool { first: 7, second: 8 };
+        let alloc_and_free_on = |stream| {
+            let mut pointer = null_mut();
+            // SAFETY: the out-parameter is valid.
+            assert_eq!(unsafe { gapless_device_alloc(0, MIB, stream, &raw mut pointer) }, GAPLESS_OK);
+            assert_eq!(gapless_device_free(0, pointer, 0), GAPLESS_OK);
+        };
+        for (stream, what) in [
+            (kept, "a stream that the device keeps"),
+            (gpu.blocking_stream(), "a stream that nobody has named, which blocks"),
+            (of_pool, "a stream of an open pool"),
+            (named, "a stream that was named in its capture"),
+        ] {
+            let (pointer, _) = import(&handle).unwrap();
+            gpu.fill(MAIN, pointer, 7, MIB as usize);
+            assert_eq!(gpu.wait(MAIN), 0);
+            if stream == of_pool {
+                gapless_torch_begin_allocate_to_pool(0, pool, null_mut());
+            }
+            gpu.begin_capture(stream);
+            if stream == of_pool || stream == named {
+                alloc_and_free_on(stream);
+            }
+            let before = mappings();
+            assert_eq!(gapless_device_close_import(0, pointer), GAPLESS_OK);
+            assert_eq!(mappings(), before, "{what}");
+            gpu.end_capture(stream);
+            if stream == named {
+                // Nobody has promised that the stream lives: the driver is asked when it is named again.
+                alloc_and_free_on(stream);
+            }
+            let before = mappings();
+            if stream == of_pool {
+                gapless_torch_end_allocate_to_pool(0, pool);
+            }
+            if stream != of_pool {
+                assert_eq!(gapless_device_close_import(0, pointer), GAPLESS_ERROR_NOT_ALLOCATED);
+                // What is open already is opened once more, and closed.
+                assert_eq!(gapless_device_close_import(0, import(&handle).unwrap().0), GAPLESS_OK);
+            }
+            assert_eq!(mappings(), before - 1, "{what}: what was closed is unmapped when the capture has ended");
+        }
+        assert_eq!(gapless_device_free(0, block, 0), GAPLESS_OK);
+    };
+    with_peer(test, main, || unreachable!());
+}
+
+/// Which device a handle's memory is on, whatever its number is in either process.
+#[test]
+fn a_handle_says_which_device_it_is_of() {
+    let test = "a_handle_says_which_device_it_is_of";
+    let main = || {
+        let _gpu = Gpu::open(0);
+        let own = export(alloc(MIB)).unwrap().0;
+        let number = |handle: &Bytes| {
+            let mut device = 77;
+            // SAFETY: the handle has as many bytes; the out-parameter is valid.
+            match unsafe { gapless_device_of_handle(handle.as_ptr(), handle.len() as u64, &raw mut device) } {
+                GAPLESS_OK => Ok(device),
+                status => Err(status),
+            }
+        };
+        // The machine's devices 2, 0 and 1 are 0, 1 and 2 here. Their UUIDs are made of their numbers from 1 on.
+        let of = |device: u8| {
+            let mut handle = own;
+            handle[GAPLESS_SHARE_HANDLE_BYTES - 16..].fill(device);
+            number(&handle)
+        };
+        assert_eq!((number(&own), of(3), of(1), of(2)), (Ok(0), Ok(0), Ok(1), Ok(2)));
+        assert_eq!((of(4), of(0)), (Err(GAPLESS_ERROR_SHARE), Ok(-1)));
+        let mut other = own;
+        other[GAPLESS_SHARE_HANDLE_BYTES - 16..].fill(2);
+        assert_eq!(import(&other), Err(GAPLESS_ERROR_SHARE));
+    };
+    let settings = [("GAPLESS_SIM_DEVICES", "4"), ("GAPLESS_SIM_VISIBLE", "2,0,1")];
+    with_devices(test, &settings, main);
 }
 
 /// With `ipc:private`, nothing else is in the chunks of a block of a page and more: what another process maps is its bytes alone.

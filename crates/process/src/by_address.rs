@@ -36,3 +36,19 @@ impl<T> ByAddress<T> {
         taken
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_there_as_often_as_it_was_added() {
+        let (table, addr) = (ByAddress::new(), DeviceAddr(512));
+        table.add(addr, 1);
+        table.add(addr, 2);
+        table.add(DeviceAddr(1024), 3);
+        assert_eq!((table.take(addr), table.holds(addr)), (Some(2), true));
+        assert_eq!((table.take(addr), table.holds(addr)), (Some(1), false));
+        assert_eq!((table.take(addr), table.take(DeviceAddr(1024))), (None, Some(3)));
+    }
+}

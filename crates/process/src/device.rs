@@ -28,7 +28,7 @@ use std::sync::atomic::AtomicU64;
 pub struct Device<D: DeviceDriver> {
     pub(crate) ordinal: u32,
     pub(crate) main: Recorded<D>,
-    pub(crate) pools: Pools<D>,
+    pub(crate) pools: Arc<Pools<D>>,
     /// Uses of this device's memory by streams of other devices.
     pub(crate) foreign: Foreign<D>,
     /// Blocks that stay where they are.
@@ -65,14 +65,15 @@ impl<D: DeviceDriver> Device<D> {
                 ByteSize(main.allocator.budget())
             ));
         }
+        let pools = Arc::new(Pools::new(settings, main.allocator.clone()));
         let private_page = conf.private.then(|| main.allocator.driver().granularity());
         Ok(Self {
             ordinal,
-            pools: Pools::new(settings, main.allocator.clone()),
             foreign: Foreign::new(),
             pins: ByAddress::new(),
             registered: RegisteredBlocks::new(),
-            sharing: Sharing::new(&main.allocator),
+            sharing: Sharing::new(&main.allocator, Arc::clone(&pools)),
+            pools,
             main,
             history,
             freed_bytes: AtomicU64::new(0),
@@ -199,7 +200,7 @@ impl<D: DeviceDriver> Device<D> {
 
     /// At the end of the process: nobody opens its memory any more, and the recording is completed.
     pub(crate) fn end(&self) {
-        self.sharing.remove_socket();
+        self.sharing.end();
         match self.main.stop_recording() {
             Ok(()) | Err(Error::NotRecording) => {}
             Err(error) => {

@@ -3,8 +3,9 @@
 //! Threads: every method may be called from any thread.
 
 use gapless::StreamId;
-use gapless::driver::cuda::{Capture, CudaDriver, OpenError};
+use gapless::driver::cuda::{Capture, CudaDriver, DeviceInfo, OpenError};
 use gapless::driver::{Driver, DriverResult, Hook, HostDriver, Intercepted, ModelDriver};
+use gapless_share::Uuid;
 
 /// A driver of one of a process's devices.
 ///
@@ -29,6 +30,12 @@ pub trait DeviceDriver: Driver {
     /// The driver's, for a handle that is no stream.
     fn device_of_stream(&self, stream: StreamId) -> DriverResult<u32> {
         self.check_stream(stream).map(|()| self.ordinal())
+    }
+
+    /// Returns the number in this process of the physical device that has this [UUID](gapless::driver::MemoryDriver::uuid); `None`
+    /// where the process does not see it.
+    fn ordinal_of(&self, uuid: Uuid) -> Option<u32> {
+        (self.uuid() == Some(uuid)).then(|| self.ordinal())
     }
 
     /// Gives another device access to every mapping that is made from now on. Nothing for one that has it.
@@ -67,6 +74,12 @@ impl DeviceDriver for CudaDriver {
 
     fn device_of_stream(&self, stream: StreamId) -> DriverResult<u32> {
         Self::device_of_stream(self, stream)
+    }
+
+    fn ordinal_of(&self, uuid: Uuid) -> Option<u32> {
+        let library = self.library();
+        let is_it = |ordinal: &u32| DeviceInfo::query(library, *ordinal).is_ok_and(|info| info.uuid == Some(uuid));
+        (0..library.device_count().ok()?).find(is_it)
     }
 
     fn add_peer(&self, peer: u32) -> Result<(), OpenError> {

@@ -229,6 +229,7 @@ impl<D: DeviceDriver> Device<D> {
     /// The allocator's.
     pub fn trim(&self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
         self.settle_foreign();
+        self.sharing.settle();
         let of_pools = self.pools.close_condemned(None);
         let mut trimmed = self.main.allocator.trim(keep_bytes)?;
         trimmed.released_bytes += of_pools;

@@ -1,10 +1,11 @@
 //! Blocks that others use by themselves: pinned, registered, and shared with other processes.
 //!
-//! Threads: any. Not two at a time with the same registered block.
+//! Threads: any.
 
 use crate::device::Device;
 use crate::driver::DeviceDriver;
 use crate::error::Error;
+use crate::pools::PoolId;
 use gapless::driver::{DriverCall, DriverError, DriverErrorKind};
 use gapless::{DeviceAddr, StreamId};
 use gapless_share::Handle;
@@ -93,12 +94,19 @@ impl<D: DeviceDriver> Device<D> {
         self.sharing.open(handle)
     }
 
-    /// Closes an import. With the last one of an address the host waits for the device.
+    /// Closes an import. With the last one of an address the host waits for the device; while a stream may be being captured, which
+    /// the wait would break, the block stays open and mapped: until the next import or closing, trim or end of a pool.
     ///
     /// # Errors
     /// [`Error::NotImported`].
     pub fn close_import(&self, addr: DeviceAddr) -> Result<(), Error> {
         self.sharing.close(addr)
+    }
+
+    /// Closes a pool to new requests, as [`Pools::end`](crate::Pools::end), and closes the imports that its capture kept open.
+    pub fn end_pool(&self, id: PoolId) {
+        self.pools.end(id);
+        self.sharing.settle();
     }
 
     /// Keeps up to `bytes` of closed imports mapped, those closed last; 0 keeps none, which is what a device begins with.

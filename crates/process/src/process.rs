@@ -14,6 +14,7 @@ use crate::notice::notice;
 use crate::peers::introduce;
 use gapless::DeviceAddr;
 use gapless::driver::cuda::{OpenError, Sharing};
+use gapless_share::{Handle, ShareError};
 use parking_lot::Mutex;
 use std::sync::{Arc, LazyLock, OnceLock};
 
@@ -71,6 +72,21 @@ impl<D: DeviceDriver> Process<D> {
     /// The devices that were used so far.
     pub fn devices(&self) -> impl Iterator<Item = &Device<D>> {
         self.devices.iter().filter_map(OnceLock::get)
+    }
+
+    /// The number here of the device that a handle's memory is on; `None` where the process that shared it could not tell. Opens
+    /// device 0 if none is in use.
+    ///
+    /// # Errors
+    /// [`Error::Share`] for a device that this process does not see, and as [`device`](Self::device).
+    pub fn device_of_handle(&self, handle: &Handle) -> Result<Option<u32>, Error> {
+        let Some(uuid) = handle.device() else { return Ok(None) };
+        let any = match self.devices().next() {
+            Some(device) => device,
+            None => self.device(0)?,
+        };
+        let found = any.allocator().driver().ordinal_of(uuid);
+        Ok(Some(found.ok_or(ShareError::UnseenDevice(uuid))?))
     }
 
     /// The newest allocations and frees of all devices.

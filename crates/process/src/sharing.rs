@@ -3,7 +3,9 @@
 //! Threads: any. The table is not locked while a block is opened or closed, which may take its time.
 
 use crate::by_address::ByAddress;
+use crate::driver::DeviceDriver;
 use crate::error::Error;
+use crate::pools::Pools;
 use gapless::driver::Driver;
 use gapless::{Allocator, DeviceAddr};
 use gapless_share::{Exporter, Handle, Importer, SharedBlock};
@@ -16,15 +18,16 @@ pub(crate) struct Sharing<D: Driver> {
     imports: ByAddress<SharedBlock<D>>,
 }
 
-impl<D: Driver + 'static> Sharing<D> {
-    pub fn new(allocator: &Allocator<D>) -> Self {
-        let importer = Importer::new(Arc::clone(allocator.driver()));
+impl<D: DeviceDriver> Sharing<D> {
+    /// Nothing is shared yet. Imports are not unmapped while a stream may be being captured, of which the pools know.
+    pub fn new(allocator: &Allocator<D>, pools: Arc<Pools<D>>) -> Self {
+        let importer = Importer::with_captures(Arc::clone(allocator.driver()), move || pools.may_be_captured());
         Self { exporter: Exporter::new(), importer, imports: ByAddress::new() }
     }
 
-    /// At the end of the process: nobody else opens anything.
-    pub fn remove_socket(&self) {
-        self.exporter.remove_socket();
+    /// At the end of the process: nobody else opens anything, and no thread of this crate calls the driver any more.
+    pub fn end(&self) {
+        self.exporter.end();
     }
 
     /// Offers a live block of one of the device's allocators.
@@ -43,6 +46,11 @@ impl<D: Driver + 'static> Sharing<D> {
     /// Closes one import of the block at an address.
     pub fn close(&self, addr: DeviceAddr) -> Result<(), Error> {
         self.imports.take(addr).map(drop).ok_or(Error::NotImported(addr))
+    }
+
+    /// Unmaps the imports that were closed during a capture, if there is none now.
+    pub fn settle(&self) {
+        self.importer.settle();
     }
 
     /// Keeps up to `bytes` of closed imports mapped.

@@ -140,6 +140,10 @@ impl<D: MemoryDriver> MemoryDriver for Simulated<D> {
         self.ordinal
     }
 
+    fn uuid(&self) -> Option<[u8; 16]> {
+        self.inner.uuid()
+    }
+
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         self.inner.memory_info()
     }

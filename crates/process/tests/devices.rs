@@ -8,6 +8,7 @@ use gapless_process::{
     Action, Before, BlockUse, Contents, DeviceDriver, Error, Place, Process, Request, Simulated, StreamLives,
 };
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const POOL: (u64, u64) = (3, 4);
 
@@ -170,4 +171,39 @@ fn pinned_registered_and_recorded() {
     process.end();
     assert!(matches!(device.main().stop_recording(), Err(Error::NotRecording)));
     assert!(std::fs::read_to_string(path).unwrap().contains("device model"));
+}
+
+/// Several threads work with one registered block: it is there for each of them, until one frees it.
+#[test]
+fn a_registered_block_is_there_while_others_work_with_it() {
+    let process = models();
+    let device = process.device(0).unwrap();
+    for _ in 0..20 {
+        let block = device.alloc_registered(1, StreamId::DEFAULT).unwrap();
+        let missing = AtomicUsize::new(0);
+        let use_it = || {
+            for _ in 0..2_000 {
+                let recorded = device.record_registered(block, StreamId::DEFAULT);
+                let exported = device.registered_dma_buf(block);
+                let is_missing = |error: &Error| matches!(error, Error::NotRegistered(_));
+                let count = usize::from(recorded.is_err_and(|error| is_missing(&error)))
+                    + usize::from(exported.is_err_and(|error| is_missing(&error)));
+                missing.fetch_add(count, Ordering::Relaxed);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(use_it);
+            }
+        });
+        assert_eq!(missing.into_inner(), 0, "of 12,000");
+        // Freed while others work with it, it is freed, and once.
+        let freed: usize = std::thread::scope(|scope| {
+            let recorder = scope.spawn(|| while device.record_registered(block, StreamId::DEFAULT).is_ok() {});
+            let frees = [(); 2].map(|()| scope.spawn(|| usize::from(device.free_registered(block).is_ok())));
+            recorder.join().unwrap();
+            frees.into_iter().map(|free| free.join().unwrap()).sum()
+        });
+        assert_eq!((freed, device.allocator().stats().registered_bytes), (1, 0));
+    }
 }

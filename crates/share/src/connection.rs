@@ -1,23 +1,51 @@
-//! A connection of the importing side: one question, one answer.
+//! A connection of the importing side: one question at a time, with its answer.
+//!
+//! An answer that does not come in time is one that may still come: questions are numbered, and what answers one that was given
+//! up is not taken for the answer to another.
+//!
+//! Threads: any; those that ask the same exporter wait for each other.
 
 use crate::error::ShareError;
 use crate::handle::{Handle, Token};
-use crate::messages::{ListedChunk, Reply, Request};
+use crate::messages::{Answer, ListedChunk, Question, Reply, Request, UNASKED};
+use crate::patience::Patience;
 use crate::sockets::{self, Packet};
+use parking_lot::{Mutex, MutexGuard};
+use rustix::event::PollFlags;
 use rustix::fd::OwnedFd;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::io::Errno;
 use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Most chunks of a block: as many as 2 TiB have in pages of 2 MiB.
 const MOST_CHUNKS: u64 = 1 << 20;
+/// How long one waits to hear that something is closed.
+const FAREWELL: Duration = Duration::from_millis(900);
+/// Most questions without an answer, of which all but one were given up: the exporter gives up a connection that does not read.
+const MOST_UNANSWERED: u64 = 32;
 
 /// A connection to an exporter. What is open through it counts as long as it lasts.
 #[derive(Debug)]
 pub struct Connection {
+    /// No other connection of this process has or had it.
+    pub id: u64,
     pub exporter: Token,
     socket: OwnedFd,
+    talk: Mutex<Talk>,
+    /// What is to be closed as soon as that can be said. Locked for moments only.
+    owed: Mutex<Vec<u64>>,
+}
+
+/// What was said.
+#[derive(Debug)]
+struct Talk {
+    /// The number of the last question.
+    last: u64,
+    /// The number of the last one that was answered. Answers come in the order of their questions.
+    heard: u64,
 }
 
 /// A block that the exporter has pinned.
@@ -32,26 +60,105 @@ pub struct Opened {
 
 impl Connection {
     /// A connection to the exporter of a handle.
-    pub fn new(handle: &Handle) -> Result<Self, ShareError> {
-        Ok(Self { exporter: handle.exporter, socket: sockets::connected(&handle.socket)? })
+    pub fn new(handle: &Handle, patience: &Patience) -> Result<Self, ShareError> {
+        static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
+        let socket = sockets::connected(&handle.socket, patience)?;
+        let (talk, owed) = (Mutex::new(Talk { last: UNASKED, heard: UNASKED }), Mutex::default());
+        Ok(Self { id: CONNECTIONS.fetch_add(1, Ordering::Relaxed), exporter: handle.exporter, socket, talk, owed })
     }
 
-    fn ask(&self, request: &Request) -> Result<(Reply, Vec<OwnedFd>), ShareError> {
-        let gone = |errno: rustix::io::Errno| ShareError::ExporterGone(errno.into());
-        sockets::send(&self.socket, request, &[], SendFlags::empty()).map_err(gone)?;
-        match sockets::receive(&self.socket, RecvFlags::empty()).map_err(gone)? {
-            Packet::Message(Reply::Gone, _) => Err(ShareError::Gone),
-            Packet::Message(Reply::Busy, _) => Err(ShareError::Busy),
-            Packet::Message(Reply::Refused(reason), _) => Err(ShareError::Refused(reason)),
-            Packet::Message(reply, descriptors) => Ok((reply, descriptors)),
-            Packet::End => Err(ShareError::ExporterGone(io::ErrorKind::ConnectionAborted.into())),
-            Packet::Nonsense => Err(ShareError::Message("a packet that is none")),
+    /// The talk, once nobody else asks.
+    fn talk(&self, patience: &Patience) -> Result<MutexGuard<'_, Talk>, ShareError> {
+        let locked = match patience.until() {
+            Some(until) => self.talk.try_lock_until(until),
+            None => Some(self.talk.lock()),
+        };
+        locked.ok_or_else(|| patience.over())
+    }
+
+    /// Asks, and waits for the answer.
+    fn ask(&self, request: Request, patience: &Patience) -> Result<(Reply, Vec<OwnedFd>), ShareError> {
+        let mut talk = self.talk(patience)?;
+        self.say_what_is_owed(&mut talk, patience)?;
+        self.say(&mut talk, request, patience)?;
+        let answer = self.answer(&mut talk, patience);
+        let _ = self.say_what_is_owed(&mut talk, &Patience::of(Duration::ZERO));
+        answer
+    }
+
+    /// Closes what others could not, or could not wait to.
+    fn say_what_is_owed(&self, talk: &mut Talk, patience: &Patience) -> Result<(), ShareError> {
+        while talk.last - talk.heard < MOST_UNANSWERED {
+            let Some(open) = pop(&self.owed) else { break };
+            if let Err(error) = self.say(talk, Request::Close { open }, patience) {
+                self.owed.lock().push(open);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn say(&self, talk: &mut Talk, request: Request, patience: &Patience) -> Result<(), ShareError> {
+        let question = Question { number: talk.last + 1, request };
+        loop {
+            match sockets::send(&self.socket, &question, &[]) {
+                Err(Errno::AGAIN) => sockets::wait(&self.socket, PollFlags::OUT, patience)?,
+                Err(errno) => return Err(self.lost(errno)),
+                Ok(()) => {
+                    talk.last = question.number;
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// The answer to the last question.
+    fn answer(&self, talk: &mut Talk, patience: &Patience) -> Result<(Reply, Vec<OwnedFd>), ShareError> {
+        loop {
+            let (Answer { number, reply }, descriptors) = match sockets::receive(&self.socket) {
+                Ok(Packet::Message(answer, descriptors)) => (answer, descriptors),
+                Ok(Packet::NoRoom(Answer { number, .. })) => {
+                    talk.heard = number;
+                    return Err(ShareError::FewDescriptors);
+                }
+                Ok(Packet::End) => return Err(ShareError::ExporterGone(io::ErrorKind::ConnectionAborted.into())),
+                Ok(Packet::Nonsense) => return Err(ShareError::Message("a packet that is none")),
+                Err(Errno::AGAIN) => {
+                    sockets::wait(&self.socket, PollFlags::IN, patience)?;
+                    continue;
+                }
+                Err(errno) => return Err(self.lost(errno)),
+            };
+            if matches!(reply, Reply::Busy) {
+                return Err(ShareError::Busy);
+            }
+            if !(talk.heard + 1..=talk.last).contains(&number) {
+                return Err(ShareError::Message("an answer to nothing that was asked"));
+            }
+            talk.heard = number;
+            match reply {
+                // Whoever asked does not wait any more, and nobody knows that it is open.
+                Reply::Opened { open, .. } if number < talk.last => self.owed.lock().push(open),
+                _ if number < talk.last => {}
+                Reply::Gone => return Err(ShareError::Gone),
+                Reply::Refused(reason) => return Err(ShareError::Refused(reason)),
+                Reply::FewDescriptors => return Err(ShareError::FewDescriptors),
+                reply => return Ok((reply, descriptors)),
+            }
+        }
+    }
+
+    /// Why the connection does not go on: what its end was said to be for, or that it has ended.
+    fn lost(&self, errno: Errno) -> ShareError {
+        match sockets::receive::<Answer>(&self.socket) {
+            Ok(Packet::Message(Answer { reply: Reply::Busy, .. }, _)) => ShareError::Busy,
+            _ => ShareError::ExporterGone(errno.into()),
         }
     }
 
     /// Opens a block.
-    pub fn open(&self, token: Token) -> Result<Opened, ShareError> {
-        let (Reply::Opened { open, bytes, offset, chunks }, _) = self.ask(&Request::Open { token })? else {
+    pub fn open(&self, token: Token, patience: &Patience) -> Result<Opened, ShareError> {
+        let (Reply::Opened { open, bytes, offset, chunks }, _) = self.ask(Request::Open { token }, patience)? else {
             return Err(ShareError::Message("no block where one was asked for"));
         };
         let Some(end) = offset.checked_add(bytes) else {
@@ -62,21 +169,22 @@ impl Connection {
     }
 
     /// The chunks of an open block.
-    pub fn chunks(&self, opened: &Opened) -> Result<Vec<ListedChunk>, ShareError> {
-        let listed = self.list(opened.open, opened.chunks)?;
+    pub fn chunks(&self, opened: &Opened, patience: &Patience) -> Result<Vec<ListedChunk>, ShareError> {
+        let listed = self.list(opened.open, opened.chunks, patience)?;
         match listed.iter().try_fold(0_u64, |sum, chunk| sum.checked_add(chunk.bytes)) {
             Some(total) if opened.place.end <= total => Ok(listed),
             _ => Err(ShareError::Message("a block that is larger than its chunks")),
         }
     }
 
-    fn list(&self, open: u64, chunks: u64) -> Result<Vec<ListedChunk>, ShareError> {
+    fn list(&self, open: u64, chunks: u64, patience: &Patience) -> Result<Vec<ListedChunk>, ShareError> {
         if chunks == 0 || chunks > MOST_CHUNKS {
             return Err(ShareError::Message("a block without chunks, or with too many"));
         }
         let mut listed = Vec::new();
         while (listed.len() as u64) < chunks {
-            let (Reply::Chunks(more), _) = self.ask(&Request::Chunks { open, from: listed.len() as u64 })? else {
+            let (Reply::Chunks(more), _) = self.ask(Request::Chunks { open, from: listed.len() as u64 }, patience)?
+            else {
                 return Err(ShareError::Message("no chunks where these were asked for"));
             };
             if more.is_empty() || more.iter().any(|chunk| chunk.bytes == 0) {
@@ -92,15 +200,28 @@ impl Connection {
     }
 
     /// Descriptors of chunks, in the order of `which`.
-    pub fn descriptors(&self, open: u64, which: &[u64]) -> Result<Vec<OwnedFd>, ShareError> {
-        match self.ask(&Request::Descriptors { open, which: which.to_vec() })? {
+    pub fn descriptors(&self, open: u64, which: &[u64], patience: &Patience) -> Result<Vec<OwnedFd>, ShareError> {
+        match self.ask(Request::Descriptors { open, which: which.to_vec() }, patience)? {
             (Reply::Descriptors, descriptors) if descriptors.len() == which.len() => Ok(descriptors),
             _ => Err(ShareError::Message("other descriptors than were asked for")),
         }
     }
 
+    /// Closes a block. Returns once the exporter has closed it, too, unless that does not answer: then it is told all the same.
     pub fn close(&self, open: u64) {
+        self.owed.lock().push(open);
+        let patience = Patience::of(FAREWELL);
+        // Whoever asks something meanwhile says it then.
+        let Ok(mut talk) = self.talk(&patience) else { return };
+        let is_silent = talk.heard < talk.last;
+        let patience = if is_silent { Patience::of(Duration::ZERO) } else { patience };
         // Where the other process has ended, there is nothing to give back.
-        let _ = self.ask(&Request::Close { open });
+        if self.say_what_is_owed(&mut talk, &patience).is_ok() && !is_silent {
+            let _ = self.answer(&mut talk, &patience);
+        }
     }
+}
+
+fn pop(owed: &Mutex<Vec<u64>>) -> Option<u64> {
+    owed.lock().pop()
 }

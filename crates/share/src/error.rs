@@ -1,9 +1,12 @@
 //! Errors of sharing.
 
+use crate::handle::Uuid;
 use gapless::allocator::{AllocError, FreeError};
 use gapless::driver::DriverError;
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Why memory could not be shared. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]
@@ -15,9 +18,17 @@ pub enum ShareError {
     /// The block of the handle has been freed, or its allocator has ended.
     #[error("the block of this handle has been freed by the process that shared it")]
     Gone,
-    /// The process that shared the block has ended, or does not answer.
-    #[error("the process that shared the block has ended or does not answer: {0}")]
+    /// The process that shared the block has ended, or shares nothing any more.
+    #[error("the process that shared the block has ended: {0}")]
     ExporterGone(#[source] io::Error),
+    /// The process that shared the block lives, as far as can be known, and has not answered in the time that there was.
+    #[error(
+        "the process that shared the block has not answered for {waited:.1?}: it is stopped, or very busy; try again"
+    )]
+    NoAnswer {
+        /// How long its answer was waited for.
+        waited: Duration,
+    },
     /// The socket is of another user.
     #[error("the socket {path} is of user {uid}: memory is shared between processes of one user only")]
     OtherUser {
@@ -26,6 +37,21 @@ pub enum ShareError {
         /// Its user.
         uid: u32,
     },
+    /// The block is on another physical device than the one that it was to be opened on.
+    #[error(
+        "the block is on device {}, and was to be opened on device {}: open it on the former",
+        Named(theirs),
+        Named(ours)
+    )]
+    OtherDevice {
+        /// That of the block.
+        theirs: Uuid,
+        /// The one at hand.
+        ours: Uuid,
+    },
+    /// The block is on a physical device that this process does not see.
+    #[error("the block is on device {}, which this process does not see: CUDA_VISIBLE_DEVICES leaves others", Named(.0))]
+    UnseenDevice(Uuid),
     /// The folder of the sockets cannot be used.
     #[error("the folder of sockets {path} {what}; GAPLESS_SHARE_DIR names another one")]
     Folder {
@@ -37,9 +63,16 @@ pub enum ShareError {
     /// The path of the socket is too long for the system.
     #[error("the path {0} is too long for a socket; GAPLESS_SHARE_DIR names another folder")]
     LongPath(PathBuf),
-    /// The exporting process has as many connections as it serves.
-    #[error("the process that shared the block serves too many others already")]
+    /// The process that shared the block serves as many others as it can, and has done so for all of the time that there was.
+    #[error(
+        "the process that shared the block serves as many others as it can: try again when one of them has closed its blocks"
+    )]
     Busy,
+    /// This process, or the one that shared the block, has no descriptors left.
+    #[error(
+        "no file descriptors are left, here or in the process that shared the block: raise their limit (ulimit -n)"
+    )]
+    FewDescriptors,
     /// The other process sent what it must not.
     #[error("the other process sent a message that makes no sense: {0}")]
     Message(&'static str),
@@ -49,6 +82,9 @@ pub enum ShareError {
     /// This process was forked from the one that shares.
     #[error("this process was forked from the one that shares; start it by spawn or forkserver instead")]
     Forked,
+    /// The exporter has ended: this process is about to.
+    #[error("this process shares nothing any more: it is about to end")]
+    Ended,
     /// No live allocation is at the address.
     #[error(transparent)]
     NotAllocated(#[from] FreeError),
@@ -66,6 +102,20 @@ pub enum ShareError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+/// A UUID as NVIDIA's tools print those of devices.
+struct Named<'a>(&'a Uuid);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("GPU")?;
+        for (index, byte) in self.0.iter().enumerate() {
+            let dash = if [0, 4, 6, 8, 10].contains(&index) { "-" } else { "" };
+            write!(formatter, "{dash}{byte:02x}")?;
+        }
+        Ok(())
+    }
 }
 
 impl ShareError {

@@ -1,18 +1,19 @@
 //! The exporting side: what is offered, and the socket for those who open it.
 
 use crate::error::ShareError;
-use crate::folder::{folder, remove_stale};
-use crate::handle::{Handle, Token, random, socket_path};
+use crate::handle::{Handle, Token, random};
 use crate::offers::Offers;
-use crate::server::Server;
-use crate::sockets;
+use crate::server::{Order, Server};
+use crate::socket_file::SocketFile;
+use gapless::allocator::Ticket;
 use gapless::driver::Driver;
 use gapless::{Allocator, DeviceAddr};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 /// Offers blocks to other processes of the user. A thread answers those who open them, from the first offer on.
@@ -25,6 +26,8 @@ use std::thread::JoinHandle;
 pub struct Exporter<D: Driver> {
     process: u32,
     started: Mutex<Option<Started>>,
+    /// Changes once, and not while `started` is being made.
+    has_ended: AtomicBool,
     offers: Arc<Mutex<Offers<D>>>,
 }
 
@@ -32,15 +35,37 @@ pub struct Exporter<D: Driver> {
 #[derive(Debug)]
 struct Started {
     name: Token,
-    socket: PathBuf,
+    socket: SocketFile,
+    orders: Sender<Order>,
+    /// Makes the thread look at its orders.
     wake: OwnedFd,
     thread: JoinHandle<()>,
+}
+
+impl Started {
+    /// Removes the file, and waits for the end of the thread.
+    fn end(self) {
+        self.socket.remove();
+        if self.order(Order::Stop) {
+            let _ = self.thread.join();
+        }
+    }
+
+    /// Whether the thread is going to hear of it.
+    fn order(&self, order: Order) -> bool {
+        self.orders.send(order).is_ok() && rustix::io::write(&self.wake, &1_u64.to_ne_bytes()).is_ok()
+    }
 }
 
 impl<D: Driver> Exporter<D> {
     /// An exporter without a socket yet.
     pub fn new() -> Self {
-        Self { process: std::process::id(), started: Mutex::new(None), offers: Arc::new(Mutex::new(Offers::new())) }
+        Self {
+            process: std::process::id(),
+            started: Mutex::new(None),
+            has_ended: AtomicBool::new(false),
+            offers: Arc::new(Mutex::new(Offers::new())),
+        }
     }
 }
 
@@ -51,65 +76,89 @@ impl<D: Driver> Default for Exporter<D> {
 }
 
 impl<D: Driver + 'static> Exporter<D> {
-    /// Offers the live allocation at `addr`, until it is freed. The same block has the same handle each time.
+    /// Offers the live allocation at `addr`, until it is freed. The same block has the same handle each time. Where somebody has
+    /// removed the socket's file since the last offer, it is made again, and handles of before are good again, too.
     ///
     /// # Errors
-    /// [`ShareError::NotAllocated`], [`ShareError::Forked`], and those of the socket, which the first offer makes.
+    /// [`ShareError::NotAllocated`], [`ShareError::Forked`], [`ShareError::Ended`], and those of the socket, which the first offer makes.
     pub fn export(&self, allocator: &Allocator<D>, addr: DeviceAddr) -> Result<Handle, ShareError> {
         if self.process != std::process::id() {
             return Err(ShareError::Forked);
         }
         let ticket = allocator.ticket(addr)?;
+        let token = match self.offered(&ticket) {
+            Some(token) => token,
+            None => {
+                // Looked up here, where the caller may wait for the allocator: those who open it do not. They cannot be in a
+                // callback of a listener; then who opens it does.
+                let chunks = ticket.pin().and_then(|pin| pin.chunks().ok()).map(Arc::from);
+                self.offers.lock().add(ticket, chunks)?
+            }
+        };
+        let device = allocator.driver().uuid();
         let mut started = self.started.lock();
-        let started = match &*started {
+        if self.has_ended.load(Ordering::Acquire) {
+            return Err(ShareError::Ended);
+        }
+        let started = match &mut *started {
             Some(started) => started,
             None => started.insert(self.start()?),
         };
-        let token = self.offers.lock().token(ticket)?;
-        Ok(Handle { exporter: started.name, token, socket: started.socket.clone() })
+        if !started.socket.is_there() {
+            let listener = started.socket.make_again()?;
+            started.order(Order::Listen(listener));
+        }
+        Ok(Handle { exporter: started.name, token, socket: started.socket.path().to_owned(), device })
     }
 
-    /// Removes the socket's file at the end of the process: nobody connects any more. The folder's next exporter would do it, too.
-    pub fn remove_socket(&self) {
-        if self.process == std::process::id()
-            && let Some(started) = &*self.started.lock()
-        {
-            let _ = std::fs::remove_file(&started.socket);
+    fn offered(&self, ticket: &Ticket<D>) -> Option<Token> {
+        self.offers.lock().token(ticket)
+    }
+
+    /// Number of blocks that are offered. Those that were freed count for a while.
+    pub fn offers(&self) -> usize {
+        self.offers.lock().len()
+    }
+
+    /// Ends the socket and its thread, for good: nobody opens anything any more, and nothing is exported. When it returns, the
+    /// thread makes no more calls to the driver. For the end of the process, after which the driver may be gone.
+    pub fn end(&self) {
+        if self.process == std::process::id() {
+            let mut started = self.started.lock();
+            self.has_ended.store(true, Ordering::Release);
+            if let Some(started) = started.take() {
+                started.end();
+            }
         }
     }
 
     fn start(&self) -> Result<Started, ShareError> {
-        let folder = folder()?;
-        remove_stale(&folder);
         let name = random()?;
-        let hex: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
-        let socket = socket_path(&folder, &format!("{}-{hex}.sock", self.process))?;
-        let listener = sockets::listening(&socket)?;
-        let wake = eventfd(0, EventfdFlags::CLOEXEC).map_err(ShareError::system("an eventfd"));
-        let started = wake.and_then(|wake| {
-            let stop = wake.try_clone().map_err(|source| ShareError::System { what: "an eventfd", source })?;
-            let server = Server::new(listener, stop, Arc::clone(&self.offers));
+        let (socket, listener) = SocketFile::new()?;
+        let (orders, received) = channel();
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let thread = wake.map_err(ShareError::system("an eventfd")).and_then(|wake| {
+            let woken = wake.try_clone().map_err(|source| ShareError::System { what: "an eventfd", source })?;
+            let server = Server::new(listener, woken, received, Arc::clone(&self.offers));
             let thread = std::thread::Builder::new().name("gapless-share".to_owned()).spawn(|| server.run());
-            let thread = thread.map_err(|source| ShareError::System { what: "the thread of the socket", source })?;
-            Ok(Started { name, socket: socket.clone(), wake, thread })
+            Ok((wake, thread.map_err(|source| ShareError::System { what: "the thread of the socket", source })?))
         });
-        if started.is_err() {
-            let _ = std::fs::remove_file(&socket);
+        match thread {
+            Ok((wake, thread)) => Ok(Started { name, socket, orders, wake, thread }),
+            Err(error) => {
+                socket.remove();
+                Err(error)
+            }
         }
-        started
     }
 }
 
 impl<D: Driver> Drop for Exporter<D> {
     fn drop(&mut self) {
         let Some(started) = self.started.get_mut().take() else { return };
-        if self.process != std::process::id() {
-            // The socket and its thread are the parent's.
-            return;
-        }
-        let _ = std::fs::remove_file(&started.socket);
-        if rustix::io::write(&started.wake, &1_u64.to_ne_bytes()).is_ok() {
-            let _ = started.thread.join();
+        // In a forked process the socket and its thread are the parent's.
+        if self.process == std::process::id() {
+            started.end();
         }
     }
 }

@@ -1,12 +1,11 @@
 //! The folder of the sockets: of the user, and nobody else's to look into.
 
 use crate::error::ShareError;
-use crate::sockets;
 use rustix::fs::{FileType, Mode, lstat, mkdir};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use std::env;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// The environment variable that names the folder. Default: `/tmp/gapless-UID`.
 pub const FOLDER: &str = "GAPLESS_SHARE_DIR";
@@ -35,16 +34,4 @@ pub fn folder() -> Result<PathBuf, ShareError> {
         return Err(wrong(format!("is open to other users (mode {mode:o}; 700 is needed)")));
     }
     Ok(path)
-}
-
-/// Removes the sockets of processes that have ended.
-pub fn remove_stale(folder: &Path) {
-    let Ok(entries) = std::fs::read_dir(folder) else { return };
-    for path in entries.flatten().map(|entry| entry.path()) {
-        let is_socket = path.extension().is_some_and(|ending| ending == "sock");
-        if is_socket && sockets::is_abandoned(&path) {
-            // Another process may have removed it meanwhile.
-            let _ = std::fs::remove_file(&path);
-        }
-    }
 }

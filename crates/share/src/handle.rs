@@ -2,13 +2,19 @@
 
 use crate::error::ShareError;
 use rustix::rand::{GetRandomFlags, getrandom};
+use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+
+/// Names a physical device in every process of the host.
+pub type Uuid = [u8; 16];
 
 /// Bytes of a [`Handle`].
 pub const HANDLE_BYTES: usize = 192;
 /// The first bytes of a handle.
-const MAGIC: [u8; 8] = *b"gapless1";
+const MAGIC: [u8; 8] = *b"gapless2";
+/// Where the device is in a handle.
+const DEVICE: Range<usize> = HANDLE_BYTES - size_of::<Uuid>()..HANDLE_BYTES;
 /// Longest path of a socket.
 pub const MOST_PATH_BYTES: usize = 107;
 
@@ -22,6 +28,8 @@ pub struct Handle {
     pub(crate) exporter: Token,
     pub(crate) token: Token,
     pub(crate) socket: PathBuf,
+    /// That of the memory, if its driver tells.
+    pub(crate) device: Option<Uuid>,
 }
 
 impl Handle {
@@ -34,6 +42,7 @@ impl Handle {
         bytes[24..40].copy_from_slice(&self.token);
         bytes[40] = u8::try_from(path.len()).expect("the path of a socket is short");
         bytes[41..41 + path.len()].copy_from_slice(path);
+        bytes[DEVICE].copy_from_slice(&self.device.unwrap_or_default());
         bytes
     }
 
@@ -45,7 +54,7 @@ impl Handle {
         if bytes.len() != HANDLE_BYTES || bytes[..8] != MAGIC {
             return Err(ShareError::NoHandle);
         }
-        let path = &bytes[41..];
+        let path = &bytes[41..DEVICE.start];
         let length = usize::from(bytes[40]);
         if length > MOST_PATH_BYTES || path[..length].contains(&0) || path[length..].iter().any(|byte| *byte != 0) {
             return Err(ShareError::NoHandle);
@@ -55,7 +64,14 @@ impl Handle {
             return Err(ShareError::NoHandle);
         }
         let token = |at: usize| bytes[at..at + 16].try_into().expect("16 bytes");
-        Ok(Self { exporter: token(8), token: token(24), socket })
+        let device = Some(token(DEVICE.start)).filter(|device| *device != Uuid::default());
+        Ok(Self { exporter: token(8), token: token(24), socket, device })
+    }
+
+    /// What names the physical device of the memory, as [`MemoryDriver::uuid`](gapless::driver::MemoryDriver::uuid) does; `None`
+    /// where the exporting process's driver does not tell.
+    pub fn device(&self) -> Option<Uuid> {
+        self.device
     }
 }
 

@@ -4,27 +4,39 @@ use crate::connection::{Connection, Opened};
 use crate::error::ShareError;
 use crate::handle::{Handle, Token};
 use crate::messages::{ListedChunk, MOST_DESCRIPTORS};
-use gapless::DeviceAddr;
+use crate::patience::Patience;
 use gapless::driver::{ChunkHandle, Driver, DriverResult};
-use parking_lot::Mutex;
+use gapless::{DeviceAddr, StreamId};
+use parking_lot::{Condvar, Mutex};
 use rustix::fd::AsFd;
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// How long [`Importer::open`] waits for the other process.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long one that is told to wait waits before it asks again: at first, and at most.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(200));
 
 /// Opens blocks of other processes on one device.
 ///
-/// Threads: any; one opens or closes at a time.
+/// Threads: any. Only those who want the same block, or ask the same process, wait for the other process's answer to each other.
 #[derive(Debug)]
 pub struct Importer<D: Driver> {
     inner: Arc<Inner<D>>,
 }
 
-#[derive(Debug)]
 struct Inner<D: Driver> {
     driver: Arc<D>,
     process: u32,
+    may_be_capturing: Box<dyn Fn() -> bool + Send + Sync>,
+    /// Not locked while the other process is asked or told.
     state: Mutex<State<D>>,
+    /// A block is not being opened any more.
+    was_opened: Condvar,
 }
 
 #[derive(Debug)]
@@ -33,19 +45,23 @@ struct State<D: Driver> {
     chunks: HashMap<ChunkKey, Imported>,
     /// Blocks that are open.
     blocks: HashMap<BlockKey, Weak<Block<D>>>,
+    /// Blocks that somebody opens now.
+    opening: HashSet<BlockKey>,
     /// Mappings of closed blocks that are kept for the next time, the one closed first at the front.
     kept: VecDeque<Mapping>,
     /// Most bytes of these.
     most_kept: u64,
     /// Mappings that nobody uses any more and that could not be removed yet.
     leaving: Vec<Mapping>,
+    /// What the exporters have not been told yet: it is closed here.
+    closed: Vec<(Arc<Connection>, u64)>,
 }
 
 /// The exporter, and the block's token.
 type BlockKey = (Token, Token);
 
-/// The exporter, and the chunk's number there. A number is good while a block in the chunk is open.
-type ChunkKey = (Token, u64);
+/// The connection, and the chunk's number there. A number is good while a block in the chunk is open through it.
+type ChunkKey = (u64, u64);
 
 /// A chunk of another process.
 #[derive(Debug)]
@@ -110,50 +126,88 @@ impl<D: Driver> SharedBlock<D> {
 }
 
 impl<D: Driver> Importer<D> {
-    /// An importer for a device.
+    /// An importer for a device. Of captures into graphs it knows those that the default stream waits for.
     pub fn new(driver: Arc<D>) -> Self {
-        let (chunks, kept, leaving) = (HashMap::new(), VecDeque::new(), Vec::new());
-        let state = State { connections: HashMap::new(), chunks, blocks: HashMap::new(), kept, most_kept: 0, leaving };
-        Self { inner: Arc::new(Inner { driver, process: std::process::id(), state: Mutex::new(state) }) }
+        let of_default = Arc::clone(&driver);
+        Self::with_captures(driver, move || of_default.is_capturing(StreamId::DEFAULT))
+    }
+
+    /// An importer for a device that asks `may_be_capturing` before it waits for the device, which would break a capture into a
+    /// graph. `may_be_capturing` has nothing to do with the importer's blocks.
+    pub fn with_captures(driver: Arc<D>, may_be_capturing: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        let state = State {
+            connections: HashMap::new(),
+            chunks: HashMap::new(),
+            blocks: HashMap::new(),
+            opening: HashSet::new(),
+            kept: VecDeque::new(),
+            most_kept: 0,
+            leaving: Vec::new(),
+            closed: Vec::new(),
+        };
+        let inner = Inner {
+            driver,
+            process: std::process::id(),
+            may_be_capturing: Box::new(may_be_capturing),
+            state: Mutex::new(state),
+            was_opened: Condvar::new(),
+        };
+        Self { inner: Arc::new(inner) }
     }
 
     /// Opens the block of a handle. What is open already costs no call to the driver and none to the other process.
     ///
     /// The exporting process's writes have to be ordered before uses here by the caller, with an event for instance. When the
-    /// last clone is dropped, the host waits for the device, and the mapping goes.
+    /// last clone is dropped, the host waits for the device, and the mapping goes. Where a stream may be being captured, which the
+    /// wait would break, that happens later: when a block is opened or closed, or with [`settle`](Self::settle).
+    ///
+    /// Waits ten seconds for an exporting process that does not answer, or serves as many others as it can.
     ///
     /// # Errors
-    /// [`ShareError`]; nothing has changed.
+    /// [`ShareError`]; nothing has changed. [`ShareError::ExporterGone`] for a process that has ended,
+    /// [`ShareError::NoAnswer`] for one that lives and does not answer, [`ShareError::Busy`] for one that serves others.
     pub fn open(&self, handle: &Handle) -> Result<SharedBlock<D>, ShareError> {
-        if self.inner.process != std::process::id() {
+        self.open_within(handle, PATIENCE)
+    }
+
+    /// As [`open`](Self::open), but waits at most so long for the other process.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn open_within(&self, handle: &Handle, patience: Duration) -> Result<SharedBlock<D>, ShareError> {
+        let inner = &self.inner;
+        if inner.process != std::process::id() {
             return Err(ShareError::Forked);
         }
-        let mut state = self.inner.state.lock();
+        if let (Some(theirs), Some(ours)) = (handle.device, inner.driver.uuid())
+            && theirs != ours
+        {
+            return Err(ShareError::OtherDevice { theirs, ours });
+        }
+        let patience = Patience::of(patience);
         let key = (handle.exporter, handle.token);
-        if let Some(block) = state.blocks.get(&key).and_then(Weak::upgrade) {
+        if let Some(block) = inner.opened_or_first(key, &patience)? {
             return Ok(SharedBlock { block });
         }
-        self.inner.remove_leaving(&mut state);
-        state.blocks.retain(|_, block| block.strong_count() > 0);
-        let opened = state.open(handle);
-        // What the driver does not unmap now stays kept.
-        let _ = match &opened {
-            Err(ShareError::Gone) => self.inner.discard_where(&mut state, |mapping| mapping.block == key),
-            Err(ShareError::ExporterGone(_)) => {
-                self.inner.discard_where(&mut state, |mapping| mapping.block.0 == key.0)
+        let _first = First { inner, key };
+        inner.tell_closed();
+        let (connection, opened) = match inner.ask_for(handle, &patience) {
+            Ok(opened) => opened,
+            Err(error) => {
+                inner.discard_in_vain(key, &error);
+                return Err(error);
             }
-            _ => Ok(()),
         };
-        let (connection, opened) = opened?;
-        let mapping = self.inner.mapping(&mut state, key, &connection, &opened);
-        if mapping.is_err() {
-            connection.close(opened.open);
-        }
-        let mapping = mapping?;
+        let mapping = match inner.mapping(key, &connection, &opened, &patience) {
+            Ok(mapping) => mapping,
+            Err(error) => {
+                connection.close(opened.open);
+                return Err(error);
+            }
+        };
         let (addr, bytes) = (mapping.addr.offset(mapping.place.start), mapping.place.end - mapping.place.start);
-        let importer = Arc::clone(&self.inner);
-        let block = Arc::new(Block { importer, addr, bytes, mapping: Some(mapping) });
-        state.blocks.insert(key, Arc::downgrade(&block));
+        let block = Arc::new(Block { importer: Arc::clone(inner), addr, bytes, mapping: Some(mapping) });
+        inner.state.lock().blocks.insert(key, Arc::downgrade(&block));
         Ok(SharedBlock { block })
     }
 
@@ -171,6 +225,16 @@ impl<D: Driver> Importer<D> {
         state.most_kept = bytes;
         self.inner.remove_leaving(&mut state);
         self.inner.limit_kept(&mut state);
+        drop(state);
+        self.inner.tell_closed();
+    }
+
+    /// Closes the blocks that nobody uses any more and that could not be closed during a capture, if there is none now.
+    pub fn settle(&self) {
+        if self.inner.process == std::process::id() {
+            self.inner.remove_leaving(&mut self.inner.state.lock());
+            self.inner.tell_closed();
+        }
     }
 
     /// Number of chunks of other processes that are imported now.
@@ -185,47 +249,120 @@ impl<D: Driver> State<D> {
         self.chunks.get_mut(key).expect("a chunk that is mapped is imported")
     }
 
-    /// Opens a block. An exporter may have closed a connection through which nothing was open: then there is another.
-    fn open(&mut self, handle: &Handle) -> Result<(Arc<Connection>, Opened), ShareError> {
-        let is_known = self.connections.contains_key(&handle.exporter);
-        let first = self.open_once(handle);
-        match first {
-            Err(ShareError::ExporterGone(_)) if is_known => self.open_once(handle),
-            first => first,
-        }
+    /// Counts a use of an imported chunk, in a block that is open.
+    fn use_chunk(&mut self, key: ChunkKey, used: &mut Vec<ChunkKey>) {
+        let chunk = self.imported(&key);
+        chunk.uses += 1;
+        chunk.open += 1;
+        used.push(key);
     }
+}
 
-    fn open_once(&mut self, handle: &Handle) -> Result<(Arc<Connection>, Opened), ShareError> {
-        let connection = self.connection(handle)?;
-        let opened = connection.open(handle.token);
-        if matches!(&opened, Err(ShareError::ExporterGone(_) | ShareError::Message(_) | ShareError::Busy)) {
-            // What is open through it keeps it; the next question goes through another.
-            self.connections.remove(&handle.exporter);
-        }
-        Ok((connection, opened?))
-    }
+/// Whoever opens a block, until it is open or not to be had. Others that want it wait.
+struct First<'a, D: Driver> {
+    inner: &'a Inner<D>,
+    key: BlockKey,
+}
 
-    /// The connection to a handle's exporter, made now if there is none.
-    fn connection(&mut self, handle: &Handle) -> Result<Arc<Connection>, ShareError> {
-        if let Some(connection) = self.connections.get(&handle.exporter) {
-            return Ok(Arc::clone(connection));
-        }
-        let connection = Arc::new(Connection::new(handle)?);
-        self.connections.insert(handle.exporter, Arc::clone(&connection));
-        Ok(connection)
+impl<D: Driver> Drop for First<'_, D> {
+    fn drop(&mut self) {
+        self.inner.state.lock().opening.remove(&self.key);
+        self.inner.was_opened.notify_all();
     }
 }
 
 impl<D: Driver> Inner<D> {
+    /// The block, if it is open; else the caller is the first who opens it now.
+    fn opened_or_first(&self, key: BlockKey, patience: &Patience) -> Result<Option<Arc<Block<D>>>, ShareError> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(block) = state.blocks.get(&key).and_then(Weak::upgrade) {
+                return Ok(Some(block));
+            }
+            if state.opening.insert(key) {
+                break;
+            }
+            match patience.until() {
+                Some(until) if self.was_opened.wait_until(&mut state, until).timed_out() => return Err(patience.over()),
+                Some(_) => {}
+                None => self.was_opened.wait(&mut state),
+            }
+        }
+        self.remove_leaving(&mut state);
+        state.blocks.retain(|_, block| block.strong_count() > 0);
+        Ok(None)
+    }
+
+    /// Opens a block at its exporter. One that has ended cannot be connected to; one that ends a connection through which nothing
+    /// is open, or is busy, is asked again.
+    fn ask_for(&self, handle: &Handle, patience: &Patience) -> Result<(Arc<Connection>, Opened), ShareError> {
+        let (mut pause, longest) = PAUSE;
+        loop {
+            let connection = self.connection(handle, patience)?;
+            let error = match connection.open(handle.token, patience) {
+                Ok(opened) => return Ok((connection, opened)),
+                Err(error) => error,
+            };
+            if !matches!(&error, ShareError::ExporterGone(_) | ShareError::Message(_) | ShareError::Busy) {
+                return Err(error);
+            }
+            self.forget(&connection);
+            if matches!(error, ShareError::Message(_)) {
+                return Err(error);
+            }
+            std::thread::sleep(patience.left_within(pause).unwrap_or_default());
+            if patience.left().is_none() {
+                return Err(if matches!(error, ShareError::Busy) { error } else { patience.over() });
+            }
+            pause = (2 * pause).min(longest);
+        }
+    }
+
+    /// The connection to a handle's exporter, made now if there is none.
+    fn connection(&self, handle: &Handle, patience: &Patience) -> Result<Arc<Connection>, ShareError> {
+        if let Some(connection) = self.state.lock().connections.get(&handle.exporter) {
+            return Ok(Arc::clone(connection));
+        }
+        let made = Arc::new(Connection::new(handle, patience)?);
+        Ok(Arc::clone(self.state.lock().connections.entry(handle.exporter).or_insert(made)))
+    }
+
+    /// The next question goes through another connection. What is open through this one keeps it.
+    fn forget(&self, connection: &Arc<Connection>) {
+        let mut state = self.state.lock();
+        if state.connections.get(&connection.exporter).is_some_and(|known| Arc::ptr_eq(known, connection)) {
+            state.connections.remove(&connection.exporter);
+        }
+    }
+
+    /// Tells the exporters what is closed. Called with nothing locked.
+    fn tell_closed(&self) {
+        let closed = std::mem::take(&mut self.state.lock().closed);
+        for (connection, open) in closed {
+            connection.close(open);
+        }
+    }
+
+    /// Gives up what is kept of a block that is gone, or of an exporter that is. What the driver does not unmap now stays kept.
+    fn discard_in_vain(&self, key: BlockKey, error: &ShareError) {
+        let mut state = self.state.lock();
+        let _ = match error {
+            ShareError::Gone => self.discard_where(&mut state, |mapping| mapping.block == key),
+            ShareError::ExporterGone(_) => self.discard_where(&mut state, |mapping| mapping.block.0 == key.0),
+            _ => Ok(()),
+        };
+    }
+
     /// The mapping of a block that was just opened: the one that was kept, or a new one.
     fn mapping(
         &self,
-        state: &mut State<D>,
         block: BlockKey,
         connection: &Arc<Connection>,
         opened: &Opened,
+        patience: &Patience,
     ) -> Result<Mapping, ShareError> {
         let (open, place, connection) = (opened.open, opened.place.clone(), Arc::clone(connection));
+        let mut state = self.state.lock();
         if let Some(at) = state.kept.iter().position(|mapping| mapping.block == block) {
             let kept = state.kept.remove(at).expect("just found");
             // A block that lives does not move, and another one has another token.
@@ -233,28 +370,29 @@ impl<D: Driver> Inner<D> {
                 kept.chunks.iter().for_each(|key| state.imported(key).open += 1);
                 return Ok(Mapping { connection, open, ..kept });
             }
-            self.discard(state, kept)?;
+            self.discard(&mut state, kept)?;
         }
-        let listed = connection.chunks(opened)?;
-        let (addr, bytes, chunks) = self.map(state, &connection, open, &listed)?;
+        drop(state);
+        let listed = connection.chunks(opened, patience)?;
+        let (addr, bytes, chunks) = self.map(&connection, open, &listed, patience)?;
         Ok(Mapping { block, addr, bytes, chunks, place, connection, open })
     }
 
     /// Maps chunks in one piece. What is missing is imported; on failure, nothing is left of it.
     fn map(
         &self,
-        state: &mut State<D>,
         connection: &Connection,
         open: u64,
         listed: &[ListedChunk],
+        patience: &Patience,
     ) -> Result<(DeviceAddr, u64, Vec<ChunkKey>), ShareError> {
-        let keys: Vec<ChunkKey> = listed.iter().map(|chunk| (connection.exporter, chunk.number)).collect();
-        self.discard_unsure(state, &keys)?;
-        let mut used = 0;
-        let done = self.import(state, connection, open, listed, &keys, &mut used).and_then(|()| {
+        let keys: Vec<ChunkKey> = listed.iter().map(|chunk| (connection.id, chunk.number)).collect();
+        let mut used = Vec::with_capacity(keys.len());
+        let done = self.import(connection, open, listed, &keys, &mut used, patience).and_then(|()| {
+            let state = self.state.lock();
             let bytes = listed.iter().map(|chunk| chunk.bytes).sum();
             let addr = self.driver.reserve(bytes, self.driver.granularity())?;
-            let mapped = self.map_at(state, addr, bytes, listed, &keys);
+            let mapped = self.map_at(&state, addr, bytes, listed, &keys);
             if mapped.is_err() {
                 // Nothing is mapped there; an address that stays reserved costs nothing.
                 let _ = self.driver.address_free(addr, bytes);
@@ -265,42 +403,58 @@ impl<D: Driver> Inner<D> {
         match done {
             Ok((addr, bytes)) => Ok((addr, bytes, keys)),
             Err(error) => {
-                keys[..used].iter().for_each(|key| state.imported(key).open -= 1);
-                self.release(state, &keys[..used]);
-                self.release_unused(state);
+                let mut state = self.state.lock();
+                used.iter().for_each(|key| state.imported(key).open -= 1);
+                self.release(&mut state, &used);
                 Err(error)
             }
         }
     }
 
-    /// Counts a use of each chunk, after importing those that are missing. `used` is how many have been counted.
+    /// Uses each chunk once; those that are missing are imported. `used` are those that are used by now.
     fn import(
         &self,
-        state: &mut State<D>,
         connection: &Connection,
         open: u64,
         listed: &[ListedChunk],
         keys: &[ChunkKey],
-        used: &mut usize,
+        used: &mut Vec<ChunkKey>,
+        patience: &Patience,
     ) -> Result<(), ShareError> {
-        let indices: Vec<u64> = (0..keys.len() as u64).collect();
-        let place = |index: u64| usize::try_from(index).expect("an index of the list");
-        for batch in indices.chunks(MOST_DESCRIPTORS) {
-            let is_missing = |index: &u64| !state.chunks.contains_key(&keys[place(*index)]);
-            let missing: Vec<u64> = batch.iter().copied().filter(is_missing).collect();
-            if !missing.is_empty() {
-                let descriptors = connection.descriptors(open, &missing)?;
-                for (index, descriptor) in missing.iter().map(|index| place(*index)).zip(descriptors) {
-                    let handle = self.driver.import(descriptor.as_fd(), listed[index].bytes)?;
-                    state.chunks.insert(keys[index], Imported { handle, uses: 0, open: 0 });
+        let mut missing: Vec<usize> = Vec::new();
+        let mut state = self.state.lock();
+        self.discard_unsure(&mut state, keys)?;
+        for (index, key) in keys.iter().enumerate() {
+            if state.chunks.contains_key(key) { state.use_chunk(*key, used) } else { missing.push(index) }
+        }
+        drop(state);
+        let mut at_a_time = MOST_DESCRIPTORS;
+        while !missing.is_empty() {
+            let batch = &missing[..at_a_time.min(missing.len())];
+            let which: Vec<u64> = batch.iter().map(|index| *index as u64).collect();
+            let descriptors = match connection.descriptors(open, &which, patience) {
+                Err(ShareError::FewDescriptors) if at_a_time > 1 => {
+                    at_a_time /= 2;
+                    continue;
                 }
+                descriptors => descriptors?,
+            };
+            let mut state = self.state.lock();
+            for (index, descriptor) in batch.iter().zip(descriptors) {
+                // Since this block was opened, the number has meant the same chunk, whoever has imported it.
+                if let Entry::Vacant(place) = state.chunks.entry(keys[*index]) {
+                    let handle = match self.driver.import(descriptor.as_fd(), listed[*index].bytes) {
+                        Ok(handle) => handle,
+                        // Drivers do not say so.
+                        Err(_) if descriptor.try_clone().is_err() => return Err(ShareError::FewDescriptors),
+                        Err(error) => return Err(error.into()),
+                    };
+                    place.insert(Imported { handle, uses: 0, open: 0 });
+                }
+                state.use_chunk(keys[*index], used);
             }
-            for key in batch.iter().map(|index| &keys[place(*index)]) {
-                let chunk = state.imported(key);
-                chunk.uses += 1;
-                chunk.open += 1;
-                *used += 1;
-            }
+            drop(state);
+            missing.drain(..which.len());
         }
         Ok(())
     }
@@ -343,20 +497,11 @@ impl<D: Driver> Inner<D> {
         }
     }
 
-    /// Releases what was imported for a mapping that was not made.
-    fn release_unused(&self, state: &mut State<D>) {
-        state.chunks.retain(|_, chunk| {
-            if chunk.uses == 0 {
-                let _ = self.driver.release(chunk.handle);
-            }
-            chunk.uses > 0
-        });
-    }
-
-    /// Closes the blocks that nobody uses any more, once the device is done with them, and removes their mappings or keeps them.
+    /// Closes the blocks that nobody uses any more, once the device is done with them, and removes their mappings or keeps them. The
+    /// exporters are told later.
     /// What cannot be removed yet, during a capture for instance, stays.
     fn remove_leaving(&self, state: &mut State<D>) {
-        if state.leaving.is_empty() || self.driver.synchronize_device().is_err() {
+        if state.leaving.is_empty() || (self.may_be_capturing)() || self.driver.synchronize_device().is_err() {
             return;
         }
         for mapping in std::mem::take(&mut state.leaving) {
@@ -365,7 +510,7 @@ impl<D: Driver> Inner<D> {
                 continue;
             }
             mapping.chunks.iter().for_each(|key| state.imported(key).open -= 1);
-            mapping.connection.close(mapping.open);
+            state.closed.push((Arc::clone(&mapping.connection), mapping.open));
             if mapping.bytes > state.most_kept {
                 self.release(state, &mapping.chunks);
             } else {
@@ -427,6 +572,12 @@ impl<D: Driver> Inner<D> {
     }
 }
 
+impl<D: Driver> fmt::Debug for Inner<D> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Importer").field("process", &self.process).finish_non_exhaustive()
+    }
+}
+
 impl<D: Driver> Drop for Block<D> {
     fn drop(&mut self) {
         let Some(mapping) = self.mapping.take() else { return };
@@ -438,5 +589,7 @@ impl<D: Driver> Drop for Block<D> {
         let mut state = self.importer.state.lock();
         state.leaving.push(mapping);
         self.importer.remove_leaving(&mut state);
+        drop(state);
+        self.importer.tell_closed();
     }
 }

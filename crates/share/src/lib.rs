@@ -18,7 +18,11 @@
 //! - S2  a token names one live block: once that is freed, opening it is an error.
 //! - S3  a chunk is imported while a mapping of this process uses it, and once. What closed blocks keep mapped
 //!   ([`Importer::keep_closed`]) serves the same block only, or another where one in the chunk is open.
+//!   Numbers of chunks are those of one connection.
 //! - S4  no descriptor stays open after a call, on either side; at most [`MOST_DESCRIPTORS`] are at a time.
+//! - S5  an answer that comes too late answers nothing else, and what it opened is closed.
+//! - S6  an answer of the exporting process takes no lock that is held while its device is waited for. No lock of the importer is
+//!   held while an answer is waited for.
 //!
 //! What a process opens is mapped in whole chunks: what lies beside the block in its first and last chunk can be read and written
 //! there, too.
@@ -33,12 +37,14 @@ mod handle;
 mod importer;
 mod messages;
 mod offers;
+mod patience;
 mod server;
+mod socket_file;
 mod sockets;
 
 pub use error::ShareError;
 pub use exporter::Exporter;
 pub use folder::FOLDER;
-pub use handle::{HANDLE_BYTES, Handle};
+pub use handle::{HANDLE_BYTES, Handle, Uuid};
 pub use importer::{Importer, SharedBlock};
 pub use messages::MOST_DESCRIPTORS;

@@ -10,6 +10,25 @@ pub const MOST_DESCRIPTORS: usize = 64;
 /// Most chunks in one answer.
 pub const MOST_LISTED: usize = 512;
 
+/// A question, with its number.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Question {
+    /// Tells it from the others of its connection; not [`UNASKED`].
+    pub number: u64,
+    pub request: Request,
+}
+
+/// An answer, with the number of its question.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// That of the question, or [`UNASKED`].
+    pub number: u64,
+    pub reply: Reply,
+}
+
+/// The number of what is said without a question.
+pub const UNASKED: u64 = 0;
+
 /// A question of an importing process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
@@ -70,8 +89,10 @@ pub enum Reply {
     Closed,
     /// The block has been freed.
     Gone,
-    /// There are too many connections; this one is closed.
+    /// There are too many connections; this one is closed. Nobody has asked for it.
     Busy,
     /// Nothing was done, for this reason.
     Refused(String),
+    /// The exporting process has no descriptors left for so many at a time.
+    FewDescriptors,
 }

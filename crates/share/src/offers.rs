@@ -3,45 +3,84 @@
 use crate::error::ShareError;
 use crate::handle::{Token, random};
 use gapless::DeviceAddr;
-use gapless::allocator::Ticket;
+use gapless::allocator::{AllocError, Pin, PinnedChunk, Ticket};
 use gapless::driver::Driver;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// What is offered.
 #[derive(Debug)]
 pub struct Offers<D: Driver> {
-    tickets: HashMap<Token, Ticket<D>>,
+    offers: HashMap<Token, Offer<D>>,
     /// The latest offer at each address.
     tokens: HashMap<DeviceAddr, Token>,
     /// The number of offers at which gone ones are looked for.
     sweep_at: usize,
 }
 
+/// A block that was live when it was offered.
+#[derive(Debug)]
+pub struct Offer<D: Driver> {
+    ticket: Ticket<D>,
+    /// Those under it, as long as it lives or is pinned; `None` where they could not be looked up.
+    chunks: Option<Arc<[PinnedChunk]>>,
+}
+
+impl<D: Driver> Clone for Offer<D> {
+    fn clone(&self) -> Self {
+        Self { ticket: self.ticket.clone(), chunks: self.chunks.clone() }
+    }
+}
+
+impl<D: Driver> Offer<D> {
+    /// Pins the block. `None` once it has been freed.
+    pub fn pin(&self) -> Option<Pin<D>> {
+        self.ticket.pin()
+    }
+
+    /// The chunks under the block, which one of its pins holds.
+    pub fn chunks(&self, pin: &Pin<D>) -> Result<Arc<[PinnedChunk]>, AllocError> {
+        match &self.chunks {
+            Some(chunks) => Ok(Arc::clone(chunks)),
+            None => pin.chunks().map(Arc::from),
+        }
+    }
+}
+
 impl<D: Driver> Offers<D> {
     /// Nothing is offered yet.
     pub fn new() -> Self {
-        Self { tickets: HashMap::new(), tokens: HashMap::new(), sweep_at: FEW }
+        Self { offers: HashMap::new(), tokens: HashMap::new(), sweep_at: FEW }
     }
 
-    /// The block of a token, which may be gone.
-    pub fn ticket(&self, token: &Token) -> Option<Ticket<D>> {
-        self.tickets.get(token).cloned()
+    /// Their number, with gone ones that were not looked for yet.
+    pub fn len(&self) -> usize {
+        self.offers.len()
     }
 
-    /// The token of a block: the one that it has, or a new one.
-    pub fn token(&mut self, ticket: Ticket<D>) -> Result<Token, ShareError> {
-        if let Some(token) = self.tokens.get(&ticket.addr())
-            && self.tickets.get(token) == Some(&ticket)
-        {
-            return Ok(*token);
+    /// The offer of a token, whose block may be gone.
+    pub fn of(&self, token: &Token) -> Option<Offer<D>> {
+        self.offers.get(token).cloned()
+    }
+
+    /// The token of a block that is offered already.
+    pub fn token(&self, ticket: &Ticket<D>) -> Option<Token> {
+        let token = self.tokens.get(&ticket.addr())?;
+        self.offers.get(token).is_some_and(|offer| offer.ticket == *ticket).then_some(*token)
+    }
+
+    /// Offers a block, unless it is offered already.
+    pub fn add(&mut self, ticket: Ticket<D>, chunks: Option<Arc<[PinnedChunk]>>) -> Result<Token, ShareError> {
+        if let Some(token) = self.token(&ticket) {
+            return Ok(token);
         }
         let token = random()?;
         self.tokens.insert(ticket.addr(), token);
-        self.tickets.insert(token, ticket);
-        if self.tickets.len() > self.sweep_at {
-            self.tickets.retain(|_, ticket| ticket.is_live());
-            self.tokens.retain(|_, token| self.tickets.contains_key(token));
-            self.sweep_at = (2 * self.tickets.len()).max(FEW);
+        self.offers.insert(token, Offer { ticket, chunks });
+        if self.offers.len() > self.sweep_at {
+            self.offers.retain(|_, offer| offer.ticket.is_live());
+            self.tokens.retain(|_, token| self.offers.contains_key(token));
+            self.sweep_at = (2 * self.offers.len()).max(FEW);
         }
         Ok(token)
     }

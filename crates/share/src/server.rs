@@ -1,7 +1,7 @@
 //! The thread that answers the processes that open blocks.
 
-use crate::messages::{ListedChunk, MOST_DESCRIPTORS, MOST_LISTED, Reply, Request};
-use crate::offers::Offers;
+use crate::messages::{Answer, ListedChunk, MOST_DESCRIPTORS, MOST_LISTED, Question, Reply, Request, UNASKED};
+use crate::offers::{Offer, Offers};
 use crate::sockets::{self, Packet};
 use gapless::allocator::{Pin, PinnedChunk};
 use gapless::driver::Driver;
@@ -9,10 +9,11 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with};
+use rustix::net::{SocketFlags, accept_with};
 use rustix::process::geteuid;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 /// Most connections, one for each process that has something open.
@@ -24,11 +25,22 @@ const MOST_REASON: usize = 1000;
 /// How long nothing is done where the system has no descriptor for another connection.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Answers until `stop` is written to.
+/// What the thread is told.
+#[derive(Debug)]
+pub enum Order {
+    /// To accept connections of this socket instead.
+    Listen(OwnedFd),
+    /// To end.
+    Stop,
+}
+
+/// Answers until it is told to stop.
 #[derive(Debug)]
 pub struct Server<D: Driver> {
     listener: OwnedFd,
-    stop: OwnedFd,
+    /// Is written to when there are orders.
+    woken: OwnedFd,
+    orders: Receiver<Order>,
     offers: Arc<Mutex<Offers<D>>>,
     /// The oldest first.
     connections: Vec<Connection<D>>,
@@ -45,19 +57,19 @@ struct Connection<D: Driver> {
 #[derive(Debug)]
 struct Open<D: Driver> {
     pin: Pin<D>,
-    chunks: Vec<PinnedChunk>,
+    chunks: Arc<[PinnedChunk]>,
 }
 
 impl<D: Driver> Server<D> {
-    pub fn new(listener: OwnedFd, stop: OwnedFd, offers: Arc<Mutex<Offers<D>>>) -> Self {
-        Self { listener, stop, offers, connections: Vec::new() }
+    pub fn new(listener: OwnedFd, woken: OwnedFd, orders: Receiver<Order>, offers: Arc<Mutex<Offers<D>>>) -> Self {
+        Self { listener, woken, orders, offers, connections: Vec::new() }
     }
 
     pub fn run(mut self) {
         loop {
             let ready = {
                 let mut watched =
-                    vec![PollFd::new(&self.stop, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+                    vec![PollFd::new(&self.woken, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
                 watched.extend(self.connections.iter().map(|one| PollFd::new(&one.socket, PollFlags::IN)));
                 match poll(&mut watched, None) {
                     Ok(_) => watched.iter().map(|one| !one.revents().is_empty()).collect::<Vec<_>>(),
@@ -65,7 +77,7 @@ impl<D: Driver> Server<D> {
                     Err(_) => break,
                 }
             };
-            if ready[0] {
+            if ready[0] && self.is_told_to_stop() {
                 break;
             }
             let mut ready_connections = ready[2..].iter();
@@ -84,6 +96,19 @@ impl<D: Driver> Server<D> {
         }
     }
 
+    /// Does as it is told.
+    fn is_told_to_stop(&mut self) -> bool {
+        // What was written is read before the orders, which come before it: none is left behind.
+        let _ = rustix::io::read(&self.woken, &mut [0; 8]);
+        while let Ok(order) = self.orders.try_recv() {
+            match order {
+                Order::Listen(listener) => self.listener = listener,
+                Order::Stop => return true,
+            }
+        }
+        false
+    }
+
     fn accept(&mut self) {
         let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(socket) => socket,
@@ -94,11 +119,11 @@ impl<D: Driver> Server<D> {
             return;
         }
         if self.connections.len() >= MOST_CONNECTIONS {
-            // One that has nothing open connects again when it has something to ask.
-            match self.connections.iter().position(|connection| connection.open.is_empty()) {
+            // One that has nothing open and asks nothing connects again when it has something to ask.
+            match self.connections.iter().position(|connection| connection.is_idle()) {
                 Some(idle) => drop(self.connections.remove(idle)),
                 None => {
-                    let _ = sockets::send(&socket, &Reply::Busy, &[], SendFlags::DONTWAIT);
+                    let _ = sockets::send(&socket, &Answer { number: UNASKED, reply: Reply::Busy }, &[]);
                     return;
                 }
             }
@@ -113,26 +138,39 @@ struct Closed;
 impl<D: Driver> Connection<D> {
     /// Whether the other side has closed it.
     fn has_ended(&self) -> bool {
-        let mut watched = [PollFd::new(&self.socket, PollFlags::empty())];
-        poll(&mut watched, Some(&Timespec::default())).is_ok() && watched[0].revents().contains(PollFlags::HUP)
+        self.seen(PollFlags::empty()).contains(PollFlags::HUP)
+    }
+
+    /// Whether it has nothing open and has not asked anything.
+    fn is_idle(&self) -> bool {
+        self.open.is_empty() && self.seen(PollFlags::IN).is_empty()
+    }
+
+    /// What there is to see of the socket now.
+    fn seen(&self, what: PollFlags) -> PollFlags {
+        let mut watched = [PollFd::new(&self.socket, what)];
+        poll(&mut watched, Some(&Timespec::default())).map_or(PollFlags::empty(), |_| watched[0].revents())
     }
 
     /// Answers one question.
     fn serve(&mut self, offers: &Mutex<Offers<D>>) -> Result<(), Closed> {
-        let request = match sockets::receive(&self.socket, RecvFlags::DONTWAIT) {
-            Ok(Packet::Message(request, descriptors)) if descriptors.is_empty() => request,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+        let Question { number, request } = match sockets::receive(&self.socket) {
+            Ok(Packet::Message(question, descriptors)) if descriptors.is_empty() => question,
+            Err(Errno::AGAIN) => return Ok(()),
             _ => return Err(Closed),
         };
         let (reply, descriptors) = self.answer(request, offers);
         let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        // One answer is read before the next question: there is room for it, unless the other side does not read.
-        sockets::send(&self.socket, &reply, &borrowed, SendFlags::DONTWAIT).map_err(|_| Closed)
+        // Few answers are not read before the next question: there is room for them, unless the other side does not read.
+        sockets::send(&self.socket, &Answer { number, reply }, &borrowed).map_err(|_| Closed)
     }
 
     fn answer(&mut self, request: Request, offers: &Mutex<Offers<D>>) -> (Reply, Vec<OwnedFd>) {
         let reply = match request {
-            Request::Open { token } => self.open(offers.lock().ticket(&token).and_then(|ticket| ticket.pin())),
+            Request::Open { token } => {
+                let offer = offers.lock().of(&token);
+                self.open(offer.as_ref())
+            }
             Request::Chunks { open, from } => match self.open.get(&open) {
                 Some(open) => {
                     let from = usize::try_from(from).unwrap_or(usize::MAX);
@@ -145,7 +183,7 @@ impl<D: Driver> Connection<D> {
             },
             Request::Descriptors { open, which } => match self.export(open, &which) {
                 Ok(descriptors) => return (Reply::Descriptors, descriptors),
-                Err(reason) => refused(&reason),
+                Err(reply) => reply,
             },
             Request::Close { open } => match self.open.remove(&open) {
                 Some(_) => Reply::Closed,
@@ -155,15 +193,15 @@ impl<D: Driver> Connection<D> {
         (reply, Vec::new())
     }
 
-    fn open(&mut self, pin: Option<Pin<D>>) -> Reply {
-        let Some(pin) = pin else { return Reply::Gone };
-        if self.open.len() >= MOST_OPEN {
-            return refused("too much is open");
-        }
-        let chunks = match pin.chunks() {
+    fn open(&mut self, offer: Option<&Offer<D>>) -> Reply {
+        let Some((offer, pin)) = offer.and_then(|offer| Some((offer, offer.pin()?))) else { return Reply::Gone };
+        let chunks = match offer.chunks(&pin) {
             Ok(chunks) => chunks,
             Err(error) => return refused(&error.to_string()),
         };
+        if self.open.len() >= MOST_OPEN {
+            return refused("too much is open");
+        }
         let open = self.next;
         self.next += 1;
         let offset = pin.addr().0 - chunks[0].addr.0;
@@ -172,18 +210,24 @@ impl<D: Driver> Connection<D> {
         reply
     }
 
-    fn export(&self, open: u64, which: &[u64]) -> Result<Vec<OwnedFd>, String> {
-        let open = self.open.get(&open).ok_or("nothing of that number is open")?;
+    fn export(&self, open: u64, which: &[u64]) -> Result<Vec<OwnedFd>, Reply> {
+        let open = self.open.get(&open).ok_or_else(|| refused("nothing of that number is open"))?;
         if which.len() > MOST_DESCRIPTORS {
-            return Err("too many descriptors at a time".to_owned());
+            return Err(refused("too many descriptors at a time"));
         }
         let driver = open.pin.allocator().driver();
-        let export = |index: &u64| {
+        let mut descriptors = Vec::with_capacity(which.len());
+        for index in which {
             let chunk = usize::try_from(*index).ok().and_then(|index| open.chunks.get(index));
-            let chunk = chunk.ok_or_else(|| "no chunk has that number".to_owned())?;
-            driver.export(chunk.handle).map_err(|error| error.to_string())
-        };
-        which.iter().map(export).collect()
+            let chunk = chunk.ok_or_else(|| refused("no chunk has that number"))?;
+            match driver.export(chunk.handle) {
+                Ok(descriptor) => descriptors.push(descriptor),
+                // Drivers do not say so.
+                Err(_) if self.socket.try_clone().is_err() => return Err(Reply::FewDescriptors),
+                Err(error) => return Err(refused(&error.to_string())),
+            }
+        }
+        Ok(descriptors)
     }
 }
 

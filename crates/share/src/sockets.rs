@@ -2,8 +2,10 @@
 
 use crate::error::ShareError;
 use crate::messages::{MOST_BYTES, MOST_DESCRIPTORS};
+use crate::patience::Patience;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -16,25 +18,12 @@ use serde::de::DeserializeOwned;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_millis(900);
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
-
-/// Makes `call` again when a signal interrupts it, as long as the answer may take. The system does not, not even for handlers
-/// with `SA_RESTART`, where a socket has a time limit.
-fn despite_signals<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
-    let start = Instant::now();
-    loop {
-        match call() {
-            Err(Errno::INTR) if start.elapsed() < PATIENCE => {}
-            Err(Errno::INTR) => return Err(Errno::AGAIN),
-            done => return done,
-        }
-    }
-}
+/// A wait in one piece, which the system takes for any number.
+const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
 fn socket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)
@@ -55,18 +44,43 @@ pub fn is_abandoned(path: &Path) -> bool {
     socket(SocketFlags::NONBLOCK).is_ok_and(|socket| connect(&socket, &address) == Err(Errno::CONNREFUSED))
 }
 
-/// Connects to the socket of a process of the same user, whose answers are waited for less than a second.
-pub fn connected(path: &Path) -> Result<OwnedFd, ShareError> {
-    let gone = |errno: Errno| ShareError::ExporterGone(errno.into());
-    let socket = socket(SocketFlags::empty()).map_err(ShareError::system("a socket"))?;
-    for timeout in [Timeout::Recv, Timeout::Send] {
-        set_socket_timeout(&socket, timeout, Some(PATIENCE)).map_err(ShareError::system("a socket"))?;
+/// Connects to the socket of a process of the same user. What is sent and received does not wait.
+pub fn connected(path: &Path, patience: &Patience) -> Result<OwnedFd, ShareError> {
+    let socket = socket(SocketFlags::empty()).map_err(|errno| match errno {
+        Errno::MFILE | Errno::NFILE => ShareError::FewDescriptors,
+        _ => ShareError::system("a socket")(errno),
+    })?;
+    let address = SocketAddrUnix::new(path).map_err(|errno| ShareError::ExporterGone(errno.into()))?;
+    loop {
+        // While as many wait to be accepted as may, connecting waits; no event tells when that is over.
+        let left = patience.left_within(LONGEST_WAIT).ok_or_else(|| patience.over())?;
+        let left = left.max(Duration::from_millis(1));
+        set_socket_timeout(&socket, Timeout::Send, Some(left)).map_err(ShareError::system("a socket"))?;
+        match connect(&socket, &address) {
+            Ok(()) => break,
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(errno @ (Errno::NOENT | Errno::NOTDIR | Errno::CONNREFUSED)) => {
+                return Err(ShareError::ExporterGone(errno.into()));
+            }
+            Err(errno) => return Err(ShareError::system("a connection to the process that shared the block")(errno)),
+        }
     }
-    let address = SocketAddrUnix::new(path).map_err(gone)?;
-    despite_signals(|| connect(&socket, &address)).map_err(gone)?;
     match user_of(&socket)? {
         uid if uid == geteuid().as_raw() => Ok(socket),
         uid => Err(ShareError::OtherUser { path: path.to_owned(), uid }),
+    }
+}
+
+/// Waits until a socket can be read from, or written to. A signal does not end the wait.
+pub fn wait(socket: impl AsFd, what: PollFlags, patience: &Patience) -> Result<(), ShareError> {
+    loop {
+        let left = patience.left_within(LONGEST_WAIT).ok_or_else(|| patience.over())?;
+        let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(&socket, what)], Some(&left)) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(errno) => return Err(ShareError::system("a wait for the other process")(errno)),
+        }
     }
 }
 
@@ -76,13 +90,8 @@ pub fn user_of(socket: impl AsFd) -> Result<u32, ShareError> {
     Ok(credentials.uid.as_raw())
 }
 
-/// Sends a packet with descriptors.
-pub fn send(
-    socket: impl AsFd,
-    message: &impl Serialize,
-    descriptors: &[BorrowedFd<'_>],
-    flags: SendFlags,
-) -> Result<(), Errno> {
+/// Sends a packet with descriptors, without a wait.
+pub fn send(socket: impl AsFd, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
     // Everything that is sent is bounded by the limits of `messages`.
     let packet = postcard::to_stdvec(message).expect("messages can be written");
     debug_assert!(packet.len() <= MOST_BYTES && descriptors.len() <= MOST_DESCRIPTORS);
@@ -92,7 +101,8 @@ pub fn send(
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(descriptors)), "there is room for that many");
     }
     let packet = [IoSlice::new(&packet)];
-    despite_signals(|| sendmsg(&socket, &packet, &mut ancillary, flags | SendFlags::NOSIGNAL)).map(drop)
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    retry_on_intr(|| sendmsg(&socket, &packet, &mut ancillary, flags)).map(drop)
 }
 
 /// What came in one packet.
@@ -100,19 +110,21 @@ pub fn send(
 pub enum Packet<T> {
     /// A message with descriptors.
     Message(T, Vec<OwnedFd>),
+    /// A message whose descriptors this process has no room for; those that came are closed.
+    NoRoom(T),
     /// The other end is closed.
     End,
     /// Something else; its descriptors are closed.
     Nonsense,
 }
 
-/// Receives a packet.
-pub fn receive<T: DeserializeOwned>(socket: impl AsFd, flags: RecvFlags) -> Result<Packet<T>, Errno> {
+/// Receives a packet, without a wait.
+pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> Result<Packet<T>, Errno> {
     let mut bytes = vec![0; MOST_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let flags = flags | RecvFlags::CMSG_CLOEXEC;
-    let got = despite_signals(|| recvmsg(&socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags))?;
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got = retry_on_intr(|| recvmsg(&socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags))?;
     let mut descriptors = Vec::new();
     for message in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -122,11 +134,10 @@ pub fn receive<T: DeserializeOwned>(socket: impl AsFd, flags: RecvFlags) -> Resu
     if got.bytes == 0 {
         return Ok(Packet::End);
     }
-    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-        return Ok(Packet::Nonsense);
-    }
     // A packet is one message, without anything behind it.
     Ok(match postcard::take_from_bytes(&bytes[..got.bytes]) {
+        _ if got.flags.contains(ReturnFlags::TRUNC) => Packet::Nonsense,
+        Ok((message, [])) if got.flags.contains(ReturnFlags::CTRUNC) => Packet::NoRoom(message),
         Ok((message, [])) => Packet::Message(message, descriptors),
         _ => Packet::Nonsense,
     })

@@ -1,10 +1,12 @@
 //! Others that break the rules of the socket, and folders that are not the user's own.
 
+use gapless::allocator::{MapListener, MappedRange, Refusal};
 use gapless::driver::{HostConfig, HostDriver};
 use gapless::units::StreamId;
 use gapless::{Allocator, DeviceAddr};
 use gapless_share::{Exporter, FOLDER, Handle, Importer, ShareError};
 use rustix::fd::OwnedFd;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, recv, send,
     socket_with,
@@ -12,7 +14,10 @@ use rustix::net::{
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 const PAGE: u64 = 2 << 20;
 const MAIN: StreamId = StreamId::DEFAULT;
@@ -29,6 +34,13 @@ fn folder(path: &Path) -> MutexGuard<'static, ()> {
 fn device() -> Arc<HostDriver> {
     Arc::new(HostDriver::new(HostConfig::default()).unwrap())
 }
+
+/// Kinds of answers, as they are written behind the number of the question.
+const OPENED: u8 = 0;
+const CLOSED: u8 = 3;
+const GONE: u8 = 4;
+const BUSY: u8 = 5;
+const REFUSED: u8 = 6;
 
 /// An allocator with one block that is offered, and the path of the socket.
 struct Offer {
@@ -57,6 +69,36 @@ impl Offer {
         socket
     }
 
+    /// Opens the block without an importer. Returns which kind of answer came.
+    fn open_by(&self, socket: &OwnedFd) -> u8 {
+        let question: Vec<u8> = [1, 0].into_iter().chain(self.handle.to_bytes()[24..40].iter().copied()).collect();
+        send(socket, &question, SendFlags::empty()).unwrap();
+        let mut bytes = [0; 1 << 14];
+        let (got, _) = recv(socket, &mut bytes[..], RecvFlags::empty()).unwrap();
+        assert!(got > 1, "the connection has ended");
+        bytes[1]
+    }
+
+    /// The same handle, but for the socket, which this process listens at.
+    fn handle_of_another(&self, path: &Path) -> (Handle, OwnedFd) {
+        let mut bytes = self.handle.to_bytes();
+        let name = path.as_os_str().as_bytes();
+        bytes[40] = u8::try_from(name.len()).unwrap();
+        bytes[41..176].fill(0);
+        bytes[41..41 + name.len()].copy_from_slice(name);
+        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        listen(&listener, 8).unwrap();
+        (Handle::from_bytes(&bytes).unwrap(), listener)
+    }
+
+    /// A name in the same folder as the process's sockets have, of none of them.
+    fn another_name(&self) -> PathBuf {
+        let name = self.socket.file_stem().unwrap().to_str().unwrap();
+        let (rest, last) = name.split_at(name.len() - 1);
+        self.socket.with_file_name(format!("{rest}{}.sock", if last == "0" { "1" } else { "0" }))
+    }
+
     /// Whether others are served still, and nothing stays pinned.
     fn still_serves(&self) {
         let shared = Importer::new(device()).open(&self.handle).unwrap();
@@ -70,6 +112,13 @@ impl Offer {
         self.allocator.free(self.block).unwrap();
         self.allocator.close().unwrap();
     }
+}
+
+/// Leaves the socket of a process that was killed: bound, and nobody listens.
+fn leave_dead_socket(path: &Path) {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    listen(&socket, 1).unwrap();
 }
 
 /// The end of a connection that the other side has closed.
@@ -89,7 +138,7 @@ fn nonsense_ends_the_connection_and_nothing_else() {
     let mut packets: Vec<Vec<u8>> =
         vec![vec![0xff], vec![0; 1], vec![0; 16], vec![7; 200], vec![1; 1 << 15], vec![0; 100_000]];
     // An `Open` that is cut off, or has something behind it.
-    let open: Vec<u8> = std::iter::once(0).chain([9; 16]).collect();
+    let open: Vec<u8> = [1, 0].into_iter().chain([9; 16]).collect();
     packets.extend((1..open.len()).map(|length| open[..length].to_vec()));
     packets.push([&open[..], &[0]].concat());
     for packet in packets {
@@ -107,14 +156,17 @@ fn numbers_that_nothing_has_are_refused() {
     let _turn = folder(&place.path().join("sockets"));
     let offer = Offer::new();
     let socket = offer.connect();
-    // `Chunks` and `Close` of something that is not open; `Descriptors` of that.
-    for packet in
-        [&[1, 5, 0][..], &[3, 5], &[2, 5, 1, 0], &[1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 0]]
-    {
+    // `Chunks` and `Close` of something that is not open; `Descriptors` of that. Each with its number before it.
+    for packet in [
+        &[7, 1, 5, 0][..],
+        &[7, 3, 5],
+        &[7, 2, 5, 1, 0],
+        &[7, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 0],
+    ] {
         send(&socket, packet, SendFlags::empty()).unwrap();
         let mut bytes = [0; 1 << 14];
         let (got, _) = recv(&socket, &mut bytes[..], RecvFlags::empty()).unwrap();
-        assert!(got > 1 && bytes[0] == 6, "{packet:?}: {:?}", &bytes[..got]);
+        assert!(got > 2 && bytes[..2] == [7, REFUSED], "{packet:?}: {:?}", &bytes[..got]);
     }
     offer.still_serves();
     offer.end();
@@ -128,11 +180,7 @@ fn what_ended_before_the_exporter_is_not_kept() {
     for _ in 0..50 {
         let offer = Offer::new();
         let socket = offer.connect();
-        let open: Vec<u8> = std::iter::once(0).chain(offer.handle.to_bytes()[24..40].iter().copied()).collect();
-        send(&socket, &open, SendFlags::empty()).unwrap();
-        let mut bytes = [0; 100];
-        let (got, _) = recv(&socket, &mut bytes[..], RecvFlags::empty()).unwrap();
-        assert!(got > 1 && bytes[0] == 0, "it is open: {:?}", &bytes[..got]);
+        assert_eq!(offer.open_by(&socket), OPENED);
         drop(socket);
         offer.end();
     }
@@ -145,7 +193,7 @@ fn a_thousand_connections_and_one_that_does_not_read() {
     let offer = Offer::new();
     let silent = offer.connect();
     // It asks and asks. When the answers that it does not read fill the socket, it is given up.
-    let open: Vec<u8> = std::iter::once(0).chain([9; 16]).collect();
+    let open: Vec<u8> = [1, 0].into_iter().chain([9; 16]).collect();
     let asked =
         (0..100_000).take_while(|_| send(&silent, &open, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).is_ok()).count();
     assert!(asked > 0);
@@ -195,12 +243,8 @@ fn sockets_of_processes_that_ended_are_removed() {
     let sockets = place.path().join("sockets");
     let _turn = folder(&sockets);
     let first = Offer::new();
-    // One whose process was killed: bound, and nobody listens.
-    let stale = sockets.join("1-stale.sock");
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    bind(&socket, &SocketAddrUnix::new(&stale).unwrap()).unwrap();
-    listen(&socket, 1).unwrap();
-    drop(socket);
+    let stale = first.another_name();
+    leave_dead_socket(&stale);
     let second = Offer::new();
     assert!(!stale.exists());
     first.still_serves();
@@ -210,22 +254,324 @@ fn sockets_of_processes_that_ended_are_removed() {
     assert_eq!(std::fs::read_dir(&sockets).unwrap().count(), 0);
 }
 
+/// In a folder of several programs or hosts, nobody else's dead sockets are removed.
+#[test]
+fn sockets_of_others_stay() {
+    let place = tempfile::tempdir().unwrap();
+    let sockets = place.path().join("sockets");
+    let _turn = folder(&sockets);
+    let first = Offer::new();
+    let own = first.another_name().file_name().unwrap().to_str().unwrap().to_owned();
+    // Another host has another boot: its first digit differs.
+    let of_another_host = format!("{}{}", if own.starts_with('0') { '1' } else { '0' }, &own[1..]);
+    let others = ["wayland-0.sock", "17-agent.sock", &of_another_host, &own.replace(".sock", "x.sock")];
+    others.iter().for_each(|name| leave_dead_socket(&sockets.join(name)));
+    let second = Offer::new();
+    for name in others {
+        assert!(sockets.join(name).exists(), "{name} was removed");
+    }
+    first.end();
+    second.end();
+}
+
+/// Whatever cleans the folder takes the file of a socket that is in use: the next offer makes it again.
+#[test]
+fn a_socket_whose_file_was_removed_is_made_again() {
+    let place = tempfile::tempdir().unwrap();
+    let sockets = place.path().join("sockets");
+    let _turn = folder(&sockets);
+    let offer = Offer::new();
+    let before = Importer::new(device());
+    let open = before.open(&offer.handle).unwrap();
+    for remove_all in [false, true] {
+        if remove_all {
+            std::fs::remove_dir_all(&sockets).unwrap();
+        } else {
+            std::fs::remove_file(&offer.socket).unwrap();
+        }
+        assert!(matches!(Importer::new(device()).open(&offer.handle), Err(ShareError::ExporterGone(_))));
+        assert_eq!(offer.exporter.export(&offer.allocator, offer.block).unwrap(), offer.handle);
+        offer.still_serves();
+        assert_eq!(before.open(&offer.handle).unwrap().addr(), open.addr());
+    }
+    drop(open);
+    offer.end();
+}
+
+/// Starts exporters on several threads at once, each of which looks whether its socket is there, and returns how many lost it.
+fn lost_of(starts: usize, threads: usize) -> usize {
+    let place = tempfile::tempdir().unwrap();
+    let _turn = folder(&place.path().join("sockets"));
+    let allocator = Allocator::builder(device()).build().unwrap();
+    let block = allocator.alloc(PAGE, MAIN).unwrap();
+    let start = || {
+        let exporter = Exporter::new();
+        let bytes = exporter.export(&allocator, block).unwrap().to_bytes();
+        let is_there = Path::new(std::ffi::OsStr::from_bytes(&bytes[41..41 + usize::from(bytes[40])])).exists();
+        usize::from(!is_there)
+    };
+    let lost = std::thread::scope(|scope| {
+        let workers: Vec<_> =
+            (0..threads).map(|_| scope.spawn(|| (0..starts / threads).map(|_| start()).sum::<usize>())).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).sum()
+    });
+    allocator.free(block).unwrap();
+    lost
+}
+
+#[test]
+fn exporters_that_start_at_once_keep_their_sockets() {
+    assert_eq!(lost_of(4_000, 8), 0);
+}
+
+#[test]
+#[ignore = "takes a minute: cargo test -p gapless-share --test hostile -- --ignored"]
+fn a_hundred_thousand_exporters_that_start_at_once_keep_their_sockets() {
+    assert_eq!(lost_of(100_000, 8), 0);
+}
+
+/// What is asked of a process that plays an exporter, behind the number of the question.
+fn asked(connection: &OwnedFd) -> Vec<u8> {
+    // A test that fails is not to hang.
+    set_socket_timeout(connection, Timeout::Recv, Some(Duration::from_secs(60))).unwrap();
+    let mut bytes = [0; 1 << 14];
+    let (got, _) = recv(connection, &mut bytes[..], RecvFlags::empty()).unwrap();
+    bytes[..got].to_vec()
+}
+
+const NO_TIME: Duration = Duration::ZERO;
+const MUCH_TIME: Duration = Duration::from_secs(600);
+
+/// An answer that comes too late is not the answer to the next question, and what it opened is closed.
+#[test]
+fn an_answer_that_comes_too_late() {
+    let place = tempfile::tempdir().unwrap();
+    let _turn = folder(&place.path().join("sockets"));
+    let offer = Offer::new();
+    let (handle, listener) = offer.handle_of_another(&place.path().join("slow.sock"));
+    let importer = Importer::new(device());
+    match importer.open_within(&handle, NO_TIME) {
+        Err(ShareError::NoAnswer { .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    let ((given_up, was_given_up), (goes_on, may_go_on)) = (channel(), channel());
+    let has_asked = AtomicBool::new(false);
+    let told = || has_asked.store(true, Ordering::Release);
+    std::thread::scope(|scope| {
+        let exporter = scope.spawn(move || {
+            let connection = rustix::net::accept(&listener).unwrap();
+            let first = asked(&connection);
+            assert_eq!((first.len(), &first[..2]), (18, &[1, 0][..]));
+            told();
+            was_given_up.recv().unwrap();
+            while recv(&connection, &mut [0; 100][..], RecvFlags::DONTWAIT).is_ok() {}
+            goes_on.send(()).unwrap();
+            let last = asked(&connection)[0];
+            // One byte of one chunk is open as number 5; the block of the last question is gone.
+            send(&connection, &[1, OPENED, 5, 1, 0, 1], SendFlags::empty()).unwrap();
+            send(&connection, &[last, GONE], SendFlags::empty()).unwrap();
+            assert_eq!(asked(&connection), [last + 1, 3, 5], "the first is closed");
+        });
+        while !has_asked.load(Ordering::Acquire) {
+            let answer = importer.open_within(&handle, Duration::from_millis(5));
+            assert!(matches!(answer, Err(ShareError::NoAnswer { .. })), "{answer:?}");
+        }
+        given_up.send(()).unwrap();
+        may_go_on.recv().unwrap();
+        assert!(matches!(importer.open_within(&handle, MUCH_TIME), Err(ShareError::Gone)));
+        exporter.join().unwrap();
+    });
+    offer.end();
+}
+
+/// While one process does not answer, blocks of others are opened, those that are open already too, and closed.
+#[test]
+fn nobody_waits_for_an_answer_to_others() {
+    let place = tempfile::tempdir().unwrap();
+    let _turn = folder(&place.path().join("sockets"));
+    let (silent, offer) = (Offer::new(), Offer::new());
+    let (handle, listener) = silent.handle_of_another(&place.path().join("silent.sock"));
+    let importer = Importer::new(device());
+    let open = importer.open(&offer.handle).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| importer.open_within(&handle, MUCH_TIME));
+        let connection = rustix::net::accept(&listener).unwrap();
+        asked(&connection);
+        assert_eq!(importer.open(&offer.handle).unwrap().addr(), open.addr());
+        drop(open);
+        drop(importer.open(&offer.handle).unwrap());
+        assert!(!waiting.is_finished());
+        send(&connection, &[1, GONE], SendFlags::empty()).unwrap();
+        assert!(matches!(waiting.join().unwrap(), Err(ShareError::Gone)));
+    });
+    silent.end();
+    offer.end();
+}
+
+/// Has whoever unmaps something wait inside the allocator's slow path, as for work on the device.
+struct Hold {
+    is_inside: Mutex<Sender<()>>,
+    may_go_on: Mutex<Receiver<()>>,
+}
+
+impl MapListener for Hold {
+    fn on_map(&self, _: MappedRange) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn before_unmap(&self, _: MappedRange) -> Result<(), Refusal> {
+        let _ = self.is_inside.lock().unwrap().send(());
+        // It goes on when it is told to, or when nobody is left who could.
+        let _ = self.may_go_on.lock().unwrap().recv();
+        Ok(())
+    }
+}
+
+#[test]
+fn an_exporter_answers_while_its_allocator_waits() {
+    let place = tempfile::tempdir().unwrap();
+    let _turn = folder(&place.path().join("sockets"));
+    let offer = Offer::new();
+    let importer = Importer::new(device());
+    let other = offer.allocator.alloc(40 * PAGE, MAIN).unwrap();
+    offer.allocator.free(other).unwrap();
+    std::thread::scope(|scope| {
+        let ((is_inside, inside), (go_on, may_go_on)) = (channel(), channel());
+        let hold = Hold { is_inside: Mutex::new(is_inside), may_go_on: Mutex::new(may_go_on) };
+        offer.allocator.listeners().add(Arc::new(hold)).unwrap();
+        let trim = scope.spawn(|| offer.allocator.trim(0));
+        inside.recv().unwrap();
+        let shared = importer.open_within(&offer.handle, Duration::from_secs(20)).unwrap();
+        assert!(!trim.is_finished());
+        drop(shared);
+        drop(go_on);
+        trim.join().unwrap().unwrap();
+    });
+    offer.end();
+}
+
+#[test]
+fn a_thousand_importers_at_once_are_all_served() {
+    let place = tempfile::tempdir().unwrap();
+    let _turn = folder(&place.path().join("sockets"));
+    let offer = Offer::new();
+    let (target, start) = (device(), Barrier::new(1000));
+    let open = || {
+        let importer = Importer::new(Arc::clone(&target));
+        start.wait();
+        importer.open_within(&offer.handle, MUCH_TIME).map(drop)
+    };
+    let refused: Vec<ShareError> = std::thread::scope(|scope| {
+        let importers: Vec<_> =
+            (0..1000).map(|_| std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, open)).collect();
+        importers.into_iter().filter_map(|importer| importer.unwrap().join().unwrap().err()).collect()
+    });
+    assert!(refused.is_empty(), "{} of 1,000 were not served: {}", refused.len(), refused[0]);
+    assert!(target.usage().is_empty());
+    offer.end();
+}
+
+/// One connection more than are served ends none through which something is open: it is told to wait, and served later.
+#[test]
+fn one_that_is_too_many_is_told_to_wait() {
+    let place = tempfile::tempdir().unwrap();
+    let _turn = folder(&place.path().join("sockets"));
+    let offer = Offer::new();
+    let mut holders: Vec<OwnedFd> = Vec::new();
+    for _ in 0..256 {
+        let socket = offer.connect();
+        assert_eq!(offer.open_by(&socket), OPENED);
+        holders.push(socket);
+    }
+    let importer = Importer::new(device());
+    match importer.open_within(&offer.handle, Duration::from_millis(5)) {
+        Err(ShareError::Busy) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(offer.open_by(&offer.connect()), BUSY);
+    for socket in &holders {
+        send(socket, &[2, 3, 0], SendFlags::NOSIGNAL).unwrap();
+        assert_eq!(asked(socket), [2, CLOSED], "it is open still");
+        assert_eq!(offer.open_by(socket), OPENED);
+    }
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| importer.open_within(&offer.handle, MUCH_TIME));
+        drop(holders.remove(100));
+        assert_eq!(waiting.join().unwrap().unwrap().bytes(), PAGE);
+    });
+    // Through one of these nothing is open: it ends for another.
+    send(&holders[7], &[9, 3, 1], SendFlags::empty()).unwrap();
+    assert_eq!(asked(&holders[7]), [9, CLOSED]);
+    let late = offer.connect();
+    assert_eq!(offer.open_by(&late), OPENED);
+    drop((late, holders));
+    drop(importer);
+    offer.still_serves();
+    offer.end();
+}
+
+#[test]
+fn one_connection_opens_so_much_and_no_more() {
+    let place = tempfile::tempdir().unwrap();
+    let _turn = folder(&place.path().join("sockets"));
+    let offer = Offer::new();
+    let socket = offer.connect();
+    let opened = (0..(1 << 16) + 10).take_while(|_| offer.open_by(&socket) == OPENED).count();
+    assert_eq!(opened, 1 << 16);
+    assert_eq!(offer.open_by(&socket), REFUSED);
+    offer.still_serves();
+    drop(socket);
+    offer.end();
+}
+
+/// The number of threads that answer for exporters of this process.
+fn answering_threads() -> usize {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let names = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
+    names.filter(|name| name.trim() == "gapless-share").count()
+}
+
+/// At the end of a process the driver may go at any moment: nothing calls it any more.
+#[test]
+fn an_exporter_that_has_ended_has_no_thread() {
+    let place = tempfile::tempdir().unwrap();
+    let _turn = folder(&place.path().join("sockets"));
+    let offer = Offer::new();
+    let shared = Importer::new(device()).open(&offer.handle).unwrap();
+    assert_eq!(answering_threads(), 1);
+    offer.exporter.end();
+    assert_eq!(answering_threads(), 0);
+    assert!(!offer.socket.exists());
+    assert!(matches!(offer.exporter.export(&offer.allocator, offer.block), Err(ShareError::Ended)));
+    assert!(matches!(Importer::new(device()).open(&offer.handle), Err(ShareError::ExporterGone(_))));
+    offer.exporter.end();
+    drop(shared);
+}
+
+/// What was freed does not stay in the list of offers for good.
+#[test]
+fn offers_that_are_gone_are_forgotten() {
+    let place = tempfile::tempdir().unwrap();
+    let _turn = folder(&place.path().join("sockets"));
+    let offer = Offer::new();
+    for _ in 0..5000 {
+        let block = offer.allocator.alloc(4096, MAIN).unwrap();
+        offer.exporter.export(&offer.allocator, block).unwrap();
+        offer.allocator.free(block).unwrap();
+        assert!(offer.exporter.offers() <= 1025, "{} offers of one live block", offer.exporter.offers());
+    }
+    offer.still_serves();
+    offer.end();
+}
+
 #[test]
 fn answers_that_make_no_sense_are_errors() {
     let place = tempfile::tempdir().unwrap();
     let _turn = folder(&place.path().join("sockets"));
     let offer = Offer::new();
-    let mut bytes = offer.handle.to_bytes();
-    let path = place.path().join("evil.sock");
-    let name = path.as_os_str().as_bytes();
-    bytes[40] = u8::try_from(name.len()).unwrap();
-    bytes[41..].fill(0);
-    bytes[41..41 + name.len()].copy_from_slice(name);
-    let handle = Handle::from_bytes(&bytes).unwrap();
-    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-    listen(&listener, 8).unwrap();
-    // Opened: number, bytes, offset, chunks, as varints; then chunks: number of them, number and bytes of each.
+    let (handle, listener) = offer.handle_of_another(&place.path().join("evil.sock"));
+    // Opened: number, bytes, offset, chunks, as varints; then chunks: number of them, number and bytes of each. Before each, the
+    // number of the question.
     let answers: [&[&[u8]]; 9] = [
         &[b"\xff\xff"],
         &[&[3]],
@@ -240,9 +586,10 @@ fn answers_that_make_no_sense_are_errors() {
     let server = std::thread::spawn(move || {
         for answer in answers {
             let connection = rustix::net::accept(&listener).unwrap();
-            for packet in answer {
+            for (packet, number) in answer.iter().zip(1..) {
                 recv(&connection, &mut [0; 1 << 14][..], RecvFlags::empty()).unwrap();
-                send(&connection, packet, SendFlags::NOSIGNAL).unwrap();
+                let packet: Vec<u8> = std::iter::once(number).chain(packet.iter().copied()).collect();
+                send(&connection, &packet, SendFlags::NOSIGNAL).unwrap();
             }
         }
     });

@@ -139,7 +139,8 @@ fn forged_handles_open_nothing() {
     for length in [0, 8, 191] {
         assert!(matches!(Handle::from_bytes(&good[..length]), Err(ShareError::NoHandle)));
     }
-    for at in [0, 7, 40, 41, HANDLE_BYTES - 1] {
+    // The last one is the last of the path; the device follows.
+    for at in [0, 7, 40, 41, HANDLE_BYTES - 17] {
         let mut forged = good;
         forged[at] = 0xff - forged[at];
         assert!(matches!(Handle::from_bytes(&forged), Err(ShareError::NoHandle)), "byte {at}");
@@ -333,6 +334,26 @@ fn closed_blocks_that_stay_mapped() {
     assert!(target.inner().usage().is_empty(), "{:?}", target.inner().usage());
 }
 
+/// What was closed first is given up first, and one that was used again meanwhile is not the first any more.
+#[test]
+fn the_mapping_that_was_closed_first_goes_first() {
+    let _turn = turn();
+    let (allocator, exporter) = (allocator(64 * PAGE, PAGE), Exporter::new());
+    let target = device(64 * PAGE);
+    let importer = Importer::new(Arc::clone(&target));
+    importer.keep_closed(3 * PAGE);
+    let blocks = [(); 4].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+    let handles = blocks.map(|block| exporter.export(&allocator, block).unwrap());
+    let imports_for = |which: usize| {
+        let before = target.passed()[DriverCall::Import];
+        drop(importer.open(&handles[which]).unwrap());
+        target.passed()[DriverCall::Import] - before
+    };
+    assert_eq!([0, 1, 2, 0, 3].map(imports_for), [1, 1, 1, 0, 1]);
+    assert_eq!([2, 0, 3, 1].map(imports_for), [0, 0, 0, 1], "the second was the one closed longest ago");
+    assert_eq!([0, 3, 2].map(imports_for), [0, 0, 1]);
+}
+
 /// What the driver does not unmap stays kept; a chunk of its number is not opened before it is gone.
 #[test]
 fn what_is_kept_and_not_unmapped_is_tried_again() {
@@ -426,6 +447,34 @@ fn a_consumer_that_ends_gives_back_what_it_had_open() {
         allocator.trim(0).unwrap();
         allocator.stats().reserved_bytes == 0
     });
+}
+
+/// What a forked process drops is its parent's.
+#[test]
+fn a_block_that_is_dropped_in_a_forked_process_stays_open() {
+    let _turn = turn();
+    let (allocator, exporter) = (allocator(8 * PAGE, PAGE), Exporter::new());
+    let block = allocator.alloc(PAGE, MAIN).unwrap();
+    fill(allocator.driver(), block, PAGE, 1);
+    let target = device(8 * PAGE);
+    let importer = Importer::new(Arc::clone(&target));
+    let shared = importer.open(&exporter.export(&allocator, block).unwrap()).unwrap();
+    let addr = shared.addr();
+    // SAFETY: the child drops a block and ends at once, without what runs at the end of a process.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(shared);
+        // SAFETY: no condition.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 1;
+    // SAFETY: the out-parameter is valid.
+    assert_eq!((unsafe { libc::waitpid(child, &raw mut status, 0) }, status), (child, 0));
+    allocator.free(block).unwrap();
+    assert_eq!(allocator.stats().pending_bytes, PAGE, "it is open still");
+    assert!(holds(&target, addr, PAGE, 1));
+    drop(shared);
+    assert_eq!(allocator.stats().pending_bytes, 0);
 }
 
 /// A profiler's timer, a debugger and a garbage collector interrupt system calls: the call is made again.

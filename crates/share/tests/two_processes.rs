@@ -20,9 +20,12 @@ const MAIN: StreamId = StreamId::DEFAULT;
 const PAGE: u64 = 2 * MIB;
 /// The variable that says that a process is the other one.
 const PEER: &str = "GAPLESS_TEST_PEER";
+/// The variable that numbers the device that a process uses.
+const ORDINAL: &str = "GAPLESS_TEST_ORDINAL";
 
 fn open_device() -> Arc<CudaDriver> {
-    Arc::new(CudaDriver::builder().library(library()).open().unwrap())
+    let ordinal = std::env::var(ORDINAL).map_or(0, |ordinal| ordinal.parse().unwrap());
+    Arc::new(CudaDriver::builder().device(ordinal).library(library()).open().unwrap())
 }
 
 fn holds(driver: &CudaDriver, addr: DeviceAddr, bytes: u64, seed: u64) -> bool {
@@ -74,6 +77,10 @@ impl Side {
         self.driver.memory_info().unwrap().free
     }
 
+    fn patience(word: &str) -> Duration {
+        if word == "try" { Duration::from_millis(50) } else { Duration::from_secs(600) }
+    }
+
     /// Does what a line says, and answers.
     fn act(&mut self, line: &str) -> String {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -90,13 +97,14 @@ impl Side {
                 self.allocator.trim(0).unwrap();
                 "done".to_owned()
             }
-            "open" => match self.importer.open(&from_hex(words[2])) {
+            "open" | "try" => match self.importer.open_within(&from_hex(words[2]), Self::patience(words[0])) {
                 Ok(block) => {
                     self.shared.insert(words[1].to_owned(), block);
                     "done".to_owned()
                 }
                 Err(ShareError::Gone) => "gone".to_owned(),
                 Err(ShareError::ExporterGone(_)) => "exporter gone".to_owned(),
+                Err(ShareError::NoAnswer { .. }) => "no answer".to_owned(),
                 Err(error) => error.to_string(),
             },
             "holds" => {
@@ -109,6 +117,18 @@ impl Side {
             }
             "close" => {
                 self.shared.remove(words[1]).unwrap();
+                "done".to_owned()
+            }
+            "limit" => {
+                let set = |rlim_cur| {
+                    let limit = libc::rlimit { rlim_cur, rlim_max: 1 << 10 };
+                    // SAFETY: the limit is complete.
+                    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+                };
+                // From now on, so many more descriptors than are open already.
+                set(1 << 10);
+                let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64 - 1;
+                set(open + number(1));
                 "done".to_owned()
             }
             "stop" => {
@@ -130,9 +150,14 @@ struct Peer {
 
 impl Peer {
     fn start(test: &str) -> Self {
+        Self::start_with(test, &[])
+    }
+
+    fn start_with(test: &str, settings: &[(&str, &str)]) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test, "--nocapture"])
             .env(PEER, "1")
+            .envs(settings.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -202,6 +227,7 @@ fn with_peers(test: &str, main: impl FnOnce()) {
     let settings = [
         ("GAPLESS_SIM_SHARED", file.to_str().unwrap()),
         ("GAPLESS_SIM_CAPACITY", "64MiB"),
+        ("GAPLESS_SIM_DEVICES", "2"),
         (FOLDER, sockets.to_str().unwrap()),
     ];
     with_settings(test, &settings, || {
@@ -321,7 +347,72 @@ fn an_exporter_killed_at_any_point_leaves_the_data() {
     });
 }
 
-/// A process that hangs is given up after less than a second, and what is open is not touched.
+/// A device is the same one whatever its number is in a process, and another one whatever that is.
+#[test]
+fn devices_by_other_numbers() {
+    let test = "devices_by_other_numbers";
+    with_peers(test, || {
+        let mut side = Side::new();
+        let handle = side.act("offer mine 2 1");
+        let mut same = Peer::start_with(test, &[("GAPLESS_SIM_VISIBLE", "1,0"), (ORDINAL, "1")]);
+        assert_eq!(same.ask(&format!("open theirs {handle}")), "done");
+        assert_eq!(same.ask("holds theirs 2 1"), "true");
+        let free = side.free();
+        let back = same.ask("offer back 3 2");
+        assert_eq!(side.free(), free - 3 * PAGE, "it is the same device's memory");
+        assert_eq!(side.act(&format!("open back {back}")), "done");
+        assert_eq!(side.act("holds back 3 2"), "true");
+        side.act("close back");
+        same.end();
+        for (visible, ordinal) in [("1,0", "0"), ("1", "0"), ("0,1", "1")] {
+            let mut other = Peer::start_with(test, &[("GAPLESS_SIM_VISIBLE", visible), (ORDINAL, ordinal)]);
+            let told = other.ask(&format!("open theirs {handle}"));
+            let (first, second) = ("GPU-01010101-0101", "GPU-02020202-0202");
+            assert!(told.find(first).unwrap() < told.find(second).unwrap(), "{visible}, {ordinal}: {told}");
+            other.end();
+        }
+    });
+}
+
+/// With few descriptors left, fewer are passed at a time. Where there is none for a chunk, that is what is said, and nothing is lost.
+#[test]
+fn few_descriptors() {
+    let test = "few_descriptors";
+    with_peers(test, || {
+        let mut side = Side::new();
+        let mut peer = Peer::start(test);
+        // The simulated driver keeps one for each chunk that is imported, and one for each that was exported.
+        let (first, second) = (side.act("offer a 5 1"), side.act("offer b 9 2"));
+        assert_eq!(peer.ask(&format!("open a {first}")), "done");
+        for room in 0..=6 {
+            peer.ask(&format!("limit {room}"));
+            let told = peer.ask(&format!("open b {second}"));
+            assert!(told.contains("no file descriptors are left"), "{room}: {told}");
+            assert_eq!(peer.ask("holds a 5 1"), "true");
+        }
+        peer.ask("limit 12");
+        assert_eq!(peer.ask(&format!("open b {second}")), "done");
+        assert_eq!(peer.ask("holds b 9 2"), "true");
+        let again = ["close a", "close b", "limit 20"].map(|line| peer.ask(line));
+        assert!(again.iter().all(|answer| answer == "done"));
+
+        let back = peer.ask("offer back 10 4");
+        peer.ask("limit 4");
+        let told = side.act(&format!("open back {back}"));
+        assert!(told.contains("no file descriptors are left"), "{told}");
+        peer.ask("limit 20");
+        for limit in ["limit 20", "limit 1"] {
+            peer.ask(limit);
+            assert_eq!(side.act(&format!("open back {back}")), "done", "{limit}");
+            assert_eq!(side.act("holds back 10 4"), "true");
+            side.act("close back");
+        }
+        peer.end();
+    });
+}
+
+/// A process that hangs is given up when the caller's patience is over, and is not said to have ended. What is open is not touched,
+/// and what it answers later is not taken for the answer to something else.
 #[test]
 fn an_exporter_that_hangs_is_given_up() {
     let test = "an_exporter_that_hangs_is_given_up";
@@ -334,7 +425,8 @@ fn an_exporter_that_hangs_is_given_up() {
         eventually("it is stopped", || {
             std::fs::read_to_string(format!("/proc/{}/stat", peer.child.id())).unwrap().contains(") T ")
         });
-        assert_eq!(side.act(&format!("open b {second}")), "exporter gone");
+        assert_eq!(side.act(&format!("try b {second}")), "no answer");
+        assert_eq!(side.act(&format!("try b {second}")), "no answer");
         assert_eq!(side.act("holds a 4 1"), "true");
         // SAFETY: continues a child of this process.
         assert_eq!(unsafe { libc::kill(peer.child.id().try_into().unwrap(), libc::SIGCONT) }, 0);

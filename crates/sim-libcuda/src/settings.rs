@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | `GAPLESS_SIM_CAPACITY` | memory of each device, as in `512MiB` | `1GiB` |
 //! | `GAPLESS_SIM_DEVICES` | number of devices, up to 64; with 0, `cuInit` returns "no device" | 1 |
+//! | `GAPLESS_SIM_VISIBLE` | which of them this process sees, and in which order, as in `1,0` | all |
 //! | `GAPLESS_SIM_PEERS` | `all`, or `none`: whether devices can access each other's memory | `all` |
 //! | `GAPLESS_SIM_VERSION` | version that `cuDriverGetVersion` returns | 13000 |
 //! | `GAPLESS_SIM_NO_VMM` | when set, devices have no virtual memory management | |
@@ -35,8 +36,10 @@ pub enum Rdma {
 pub struct Settings {
     /// Memory of each device in bytes.
     pub capacity: u64,
-    /// Number of devices.
+    /// Number of devices that this process sees.
     pub devices: usize,
+    /// Which device of the machine each of these is.
+    pub physical: Vec<usize>,
     /// Whether devices can access each other's memory.
     pub peers: bool,
     /// Version that `cuDriverGetVersion` returns.
@@ -62,11 +65,17 @@ impl Settings {
             if let Some(faults) = text("GAPLESS_SIM_FAIL") {
                 plan_faults(&faults);
             }
+            let devices = text("GAPLESS_SIM_DEVICES").and_then(|text| text.parse().ok()).unwrap_or(1).min(64);
+            let physical: Vec<usize> = match text("GAPLESS_SIM_VISIBLE") {
+                Some(list) => list.split(',').map_while(|one| one.parse().ok()).filter(|one| *one < devices).collect(),
+                None => (0..devices).collect(),
+            };
             Self {
                 capacity: text("GAPLESS_SIM_CAPACITY")
                     .and_then(|text| text.parse::<gapless::ByteSize>().ok())
                     .map_or(gapless::units::GIB, |size| size.0),
-                devices: text("GAPLESS_SIM_DEVICES").and_then(|text| text.parse().ok()).unwrap_or(1).min(64),
+                devices: physical.len(),
+                physical,
                 peers: text("GAPLESS_SIM_PEERS").as_deref() != Some("none"),
                 version: text("GAPLESS_SIM_VERSION").and_then(|text| text.parse().ok()).unwrap_or(13_000),
                 vmm: text("GAPLESS_SIM_NO_VMM").is_none(),

@@ -235,7 +235,7 @@ impl State {
         let host = &self.devices[device].host;
         match &self.accounts {
             None => call(host),
-            Some(accounts) => accounts.around(device, host, call),
+            Some(accounts) => accounts.around(self.settings.physical[device], host, call),
         }
     }
 

@@ -68,8 +68,10 @@ pub struct OutOfMemory {
     pub live_block_bytes: u64,
     /// Bytes that are free and mapped.
     pub cached_bytes: u64,
-    /// Bytes that were freed and wait for other streams.
+    /// Bytes that were freed and wait for other streams, or for others that have them open.
     pub pending_bytes: u64,
+    /// Those of `pending_bytes` that others have open: another process, or whoever has pinned them.
+    pub open_elsewhere_bytes: u64,
     /// Bytes of raw ranges, and of dropped ones that could not be unmapped yet.
     pub range_bytes: u64,
     /// Bytes of registered blocks, and of dropped ones that could not be unmapped yet.
@@ -134,8 +136,15 @@ impl OutOfMemory {
                 ByteSize(self.obtainable_bytes)
             );
             if self.pinned.by_pending_bytes > 0 {
-                let waiting = ByteSize(self.pinned.by_pending_bytes);
-                text.push_str(&format!(" {waiting} wait for streams that use them still."));
+                let open = self.open_elsewhere_bytes;
+                let waiting = self.pinned.by_pending_bytes.saturating_sub(open);
+                if waiting > 0 {
+                    text.push_str(&format!(" {} wait for streams that use them still.", ByteSize(waiting)));
+                }
+                if open > 0 {
+                    let open = ByteSize(open);
+                    text.push_str(&format!(" {open} were freed and are open in another process, or pinned."));
+                }
             }
             if self.pinned.by_live_bytes > 0 {
                 text.push_str(" The rest lies beside live allocations in chunks that they use.");
@@ -207,11 +216,15 @@ impl OutOfMemory {
         }
         writeln!(
             f,
-            "  free       {}: {} obtainable in whole chunks, {} pinned by live allocations, {} waiting for streams",
+            "  free       {}: {} obtainable in whole chunks, {} pinned by live allocations, {} waiting for streams{}",
             size(self.free_bytes),
             size(self.obtainable_bytes),
             size(self.pinned.by_live_bytes),
-            size(self.pinned.by_pending_bytes)
+            size(self.pinned.by_pending_bytes.saturating_sub(self.open_elsewhere_bytes)),
+            match self.open_elsewhere_bytes {
+                0 => String::new(),
+                open => format!(", {} open in another process or pinned", size(open)),
+            }
         )?;
         for stream in &self.streams {
             writeln!(
@@ -260,6 +273,7 @@ mod tests {
             live_block_bytes: 5 * MIB,
             cached_bytes: 3 * MIB,
             pending_bytes: 0,
+            open_elsewhere_bytes: 0,
             range_bytes: 0,
             registered_bytes: 0,
             free_bytes: 3 * MIB,
@@ -277,7 +291,10 @@ mod tests {
 
     #[test]
     fn a_report_tells_of_what_is_there_and_of_nothing_else() {
-        let parts: [Part; 9] = [
+        let parts: [Part; 10] = [
+            (" 1 MiB were freed and are open in another process, or pinned.", |report| {
+                (report.pinned.by_pending_bytes, report.open_elsewhere_bytes) = (MIB, MIB);
+            }),
             (" 1 MiB wait for streams that use them still.", |report| report.pinned.by_pending_bytes = MIB),
             (" The rest lies beside live allocations", |report| report.pinned.by_live_bytes = 1),
             (" 1 MiB are whole pages in chunks of several pages", |report| report.pinned.whole_page_bytes = MIB),
@@ -299,9 +316,17 @@ mod tests {
             add(&mut report);
             assert!(report.to_string().contains(text), "{text:?} is missing: {report}");
         }
-        for word in
-            ["wait for streams", "beside live", "whole pages", "elsewhere", "ranges", "registered", "driver", "largest"]
-        {
+        for word in [
+            "wait for streams",
+            "another process",
+            "beside live",
+            "whole pages",
+            "elsewhere",
+            "ranges",
+            "registered",
+            "driver",
+            "largest",
+        ] {
             assert!(!plain.contains(word), "{word} is told of: {plain}");
         }
     }

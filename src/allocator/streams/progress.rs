@@ -254,8 +254,9 @@ impl<'a, D: Driver> Progress<'a, D> {
         }
     }
 
-    /// Whether a stream is being captured, as far as the driver may be asked; of the others, whether they were last.
-    fn is_capturing(&self) -> bool {
+    /// Whether a stream is being captured, as far as the driver may be asked; of the others, whether they were last. Of those that
+    /// were never named, a wait for the device answers by itself.
+    pub fn is_capturing(&self) -> bool {
         self.streams.iter().any(|stream| self.is_captured(stream, &stream.clock.lock()))
     }
 

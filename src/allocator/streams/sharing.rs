@@ -26,6 +26,19 @@ impl StreamState {
         Some(bytes)
     }
 
+    /// Number of pins, and bytes of the blocks that were freed and that one of them holds.
+    pub fn pinned(&self) -> (usize, u64) {
+        let mut sums = (0, 0);
+        for ((region, offset), extras) in &self.extras {
+            sums.0 += extras.pins as usize;
+            if extras.pins > 0 && extras.freed.is_some() {
+                let region = self.regions.get(*region).expect("a pinned block keeps its region");
+                sums.1 += region.heap.block(*offset).map_or(0, |block| block.size);
+            }
+        }
+        sums
+    }
+
     /// Takes one pin off a block. With the last one, a block that was freed waits for the streams that used it then; returns
     /// whether that is so.
     pub fn unpin(&mut self, at: BlockAt) -> bool {

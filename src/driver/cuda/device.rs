@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char};
 
 use super::library::Library;
-use super::sys::{CUdevice, CUdevice_attribute, CUdevice_attribute_enum as attribute};
+use super::sys::{CUdevice, CUdevice_attribute, CUdevice_attribute_enum as attribute, CUuuid};
 use crate::driver::{DriverCall, DriverResult};
 use crate::units::ByteSize;
 
@@ -17,6 +17,9 @@ pub struct DeviceInfo {
     pub name: String,
     /// The PCI bus id, if the driver reports it.
     pub pci_bus_id: Option<String>,
+    /// What names the physical device, or the part of it that is a device (MIG), in every process; if the driver reports it.
+    #[serde(skip)]
+    pub uuid: Option<[u8; 16]>,
     /// The compute capability, such as (9, 0).
     pub compute_capability: (i32, i32),
     /// Physical memory in bytes.
@@ -60,6 +63,7 @@ impl DeviceInfo {
             ordinal,
             name: name_of(library, device)?,
             pci_bus_id: pci_bus_id_of(library, device),
+            uuid: uuid_of(library, device),
             compute_capability: (
                 value(attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
                 value(attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
@@ -112,6 +116,17 @@ fn pci_bus_id_of(library: &Library, device: CUdevice) -> Option<String> {
     // SAFETY: the buffer is as long as the length says; the driver terminates what it writes.
     let result = unsafe { function(text.as_mut_ptr(), TEXT_BYTES as i32, device) };
     library.check(DriverCall::Open, "cuDeviceGetPCIBusId", result).ok().map(|()| text_of(&text))
+}
+
+fn uuid_of(library: &Library, device: CUdevice) -> Option<[u8; 16]> {
+    let function = library.optional().cuDeviceGetUuid_v2.as_ref().ok()?;
+    let mut uuid = CUuuid { bytes: [0; 16] };
+    // SAFETY: the out-parameter is valid for the call.
+    let result = unsafe { function(&raw mut uuid, device) };
+    library
+        .check(DriverCall::Open, "cuDeviceGetUuid", result)
+        .ok()
+        .map(|()| uuid.bytes.map(|byte| byte.to_ne_bytes()[0]))
 }
 
 fn text_of(buffer: &[c_char; TEXT_BYTES]) -> String {

@@ -168,6 +168,10 @@ impl MemoryDriver for CudaDriver {
         self.info.ordinal
     }
 
+    fn uuid(&self) -> Option<[u8; 16]> {
+        self.info.uuid
+    }
+
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         super::plain::memory_info(self.library, &self.context, &self.info)
     }

@@ -481,7 +481,7 @@ fn no_thread(call: DriverCall, error: &std::io::Error) -> DriverError {
 /// What the kernel said: no memory or mappings, or something that it should not.
 fn kernel(call: DriverCall, errno: Errno) -> DriverError {
     let kind = match errno {
-        Errno::NOMEM | Errno::NOSPC | Errno::FBIG | Errno::MFILE | Errno::NFILE => DriverErrorKind::OutOfMemory,
+        Errno::NOMEM | Errno::NOSPC | Errno::FBIG => DriverErrorKind::OutOfMemory,
         _ => DriverErrorKind::Other,
     };
     DriverError::new(call, kind, format!("the host's kernel says: {errno}"))

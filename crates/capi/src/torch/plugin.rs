@@ -195,7 +195,7 @@ pub extern "C" fn gapless_torch_begin_allocate_to_pool(device: i32, pool: gaples
 pub extern "C" fn gapless_torch_end_allocate_to_pool(device: i32, pool: gapless_torch_pool) {
     tell(&TOLD_POOL, || {
         let device = device_of(device)?;
-        device.pools().end((pool.first, pool.second));
+        device.end_pool((pool.first, pool.second));
         Ok(())
     });
 }

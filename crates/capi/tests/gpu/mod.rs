@@ -65,10 +65,19 @@ impl Gpu {
 
     /// A stream that does not synchronise with the default one.
     pub fn stream(&self) -> *mut CUstream_st {
+        self.stream_of(1)
+    }
+
+    /// A stream that synchronises with the default one.
+    pub fn blocking_stream(&self) -> *mut CUstream_st {
+        self.stream_of(0)
+    }
+
+    fn stream_of(&self, flags: u32) -> *mut CUstream_st {
         self.inside(|api| {
             let mut stream = std::ptr::null_mut();
             // SAFETY: the out-parameter is a valid pointer for the call.
-            assert_eq!(unsafe { api.cuStreamCreate(&raw mut stream, 1) }, code::CUDA_SUCCESS);
+            assert_eq!(unsafe { api.cuStreamCreate(&raw mut stream, flags) }, code::CUDA_SUCCESS);
             stream.cast()
         })
     }

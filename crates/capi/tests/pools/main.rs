@@ -89,6 +89,26 @@ fn no_pool_is_closed_during_a_capture() {
     });
 }
 
+/// Nor does a request wait that is made on a captured stream while no pool is open, though a released pool has what it wants.
+#[test]
+fn a_request_on_a_captured_stream_closes_no_pool() {
+    in_world("a_request_on_a_captured_stream_closes_no_pool", "64MiB", |world| {
+        let [first, second] = world.streams();
+        let (_, kept) = world.graph(1, first, 8 * MIB);
+        world.begin(2, second);
+        close(2);
+        free(kept);
+        release(1);
+        assert_eq!(try_malloc(60 * MIB, second), None);
+        assert_eq!(report()["condemned_bytes"].as_u64(), Some(16 * MIB));
+        world.end_capture(second).expect("a graph");
+        free(malloc(60 * MIB, second));
+        release(2);
+        gapless_torch_reset();
+        assert_eq!(world.chunks(), 0);
+    });
+}
+
 /// PyTorch takes a fraction of 0.
 #[test]
 fn with_a_fraction_of_0_nothing_is_allocated() {

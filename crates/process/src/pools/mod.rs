@@ -364,6 +364,16 @@ impl<D: DeviceDriver> Pools<D> {
         self.all().iter().for_each(|pool| pool.allocator.reset_peaks());
     }
 
+    /// Whether a stream of the device may be being captured: a pool is open for that, or the main allocator knows the stream.
+    /// Those that only a pool has seen count while it is open.
+    ///
+    /// In a callback of a map listener, where nothing may be asked, that is taken for granted.
+    pub(crate) fn may_be_captured(&self) -> bool {
+        MapListeners::expect_outside().is_err()
+            || self.may_be_capturing(self.main.driver())
+            || self.main.may_be_capturing()
+    }
+
     /// Whether a pool is open for a capture that may be going on. What was opened for one that has ended without a word, as
     /// after an error, is closed now.
     fn may_be_capturing(&self, driver: &D) -> bool {

@@ -56,9 +56,12 @@ pub unsafe extern "C" fn cuDeviceGetPCIBusId(id: *mut c_char, length: c_int, dev
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> Code {
-    begin!("cuDeviceGetUuid_v2");
+    let state = begin!("cuDeviceGetUuid_v2");
+    let Some(physical) = usize::try_from(device).ok().and_then(|device| state.settings.physical.get(device)) else {
+        return INVALID;
+    };
     // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(uuid, [device as u8; 16]) }
+    unsafe { put(uuid, [*physical as u8 + 1; 16]) }
 }
 
 #[unsafe(no_mangle)]

@@ -49,7 +49,7 @@ pub unsafe extern "C" fn cuIpcGetMemHandle(handle: *mut Handle, addr: u64) -> Co
         return INVALID;
     }
     if memory.file.is_none() {
-        let label = format!("{device}:plain");
+        let label = format!("{}:plain", state.settings.physical[device]);
         match state.accounted(device, |host| host.export_labelled(memory.chunk, &label)) {
             Ok(file) => memory.file = Some(Arc::new(file)),
             Err(error) => return code_of::<()>(Err(error)),
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(addr: *mut u64, handle: Handle, _
     }
     let Some(file) = name.open() else { return HANDLE };
     let Some((label, bytes)) = HostDriver::label_of(file.as_fd()) else { return HANDLE };
-    if label != format!("{device}:plain") {
+    if label != format!("{}:plain", state.settings.physical[device]) {
         return HANDLE;
     }
     match state.map_plain(device, bytes, |host| host.import(file.as_fd(), bytes)) {

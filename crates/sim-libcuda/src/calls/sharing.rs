@@ -7,7 +7,7 @@ use gapless::driver::MemoryDriver;
 use gapless::driver::host::HostDriver;
 
 use super::entry::{Code, INVALID, UNSUPPORTED, begin_vmm, code_of, put};
-use crate::settings::Rdma;
+use crate::settings::{Rdma, Settings};
 use crate::state::Chunk;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
@@ -27,7 +27,7 @@ pub unsafe extern "C" fn cuMemExportToShareableHandle(
     }
     // No work runs while the chunk's bytes move.
     let _mappings = state.mappings.write();
-    match state.accounted(chunk.device, |host| host.export_labelled(chunk.handle, &label_of(&chunk))) {
+    match state.accounted(chunk.device, |host| host.export_labelled(chunk.handle, &label_of(&chunk, state.settings))) {
         // SAFETY: guaranteed by the driver API's contract.
         Ok(descriptor) => unsafe { put(target.cast::<c_int>(), descriptor.into_raw_fd()) },
         Err(error) => code_of::<()>(Err(error)),
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn cuMemGetHandleForAddressRange(
     let chunk = mappings.get(&addr).filter(|mapping| mapping.bytes == bytes as u64).map(|mapping| mapping.chunk);
     let chunk = chunk.and_then(|chunk| state.chunks.lock().get(&chunk).copied());
     let Some(chunk) = chunk.filter(|_| !target.is_null() && kind == DMA_BUF && flags == 0) else { return INVALID };
-    match state.accounted(chunk.device, |host| host.export_labelled(chunk.handle, &label_of(&chunk))) {
+    match state.accounted(chunk.device, |host| host.export_labelled(chunk.handle, &label_of(&chunk, state.settings))) {
         // SAFETY: guaranteed by the driver API's contract.
         Ok(descriptor) => unsafe { put(target.cast::<c_int>(), descriptor.into_raw_fd()) },
         Err(error) => code_of::<()>(Err(error)),
@@ -70,10 +70,9 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(handle: *mut u64, source
     // SAFETY: the caller keeps the descriptor open during the call; a number that is none is refused by the first use.
     let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
     let Some((label, bytes)) = HostDriver::label_of(descriptor) else { return INVALID };
-    let Some((device, rdma, exportable)) = properties(&label) else { return INVALID };
-    if device >= state.devices.len() {
-        return INVALID;
-    }
+    let Some((physical, rdma, exportable)) = properties(&label) else { return INVALID };
+    // Of a device that this process does not see.
+    let Some(device) = state.settings.physical.iter().position(|its| *its == physical) else { return INVALID };
     let mut chunks = state.chunks.lock();
     let made = match state.accounted(device, |host| host.import(descriptor, bytes)) {
         Ok(made) => made,
@@ -94,12 +93,12 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(handle: *mut u64, source
     unsafe { put(handle, token) }
 }
 
-/// What [`properties`] reads.
-fn label_of(chunk: &Chunk) -> String {
-    format!("{}:{}:{}", chunk.device, u8::from(chunk.rdma), chunk.exportable)
+/// What [`properties`] reads, in whichever process.
+fn label_of(chunk: &Chunk, settings: &Settings) -> String {
+    format!("{}:{}:{}", settings.physical[chunk.device], u8::from(chunk.rdma), chunk.exportable)
 }
 
-/// Reads device, RDMA capability and handle types from the label of a chunk.
+/// Reads the device of the machine, RDMA capability and handle types from the label of a chunk.
 fn properties(label: &str) -> Option<(usize, bool, u32)> {
     let mut parts = label.split(':');
     let found = (parts.next()?.parse().ok()?, parts.next()? == "1", parts.next()?.parse().ok()?);

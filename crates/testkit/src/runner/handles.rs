@@ -63,7 +63,7 @@ impl<D: Device> Runner<D> {
         };
         let others = self.instance().handles.len() + keepers;
         match handle.close() {
-            Err(CloseError::InUse(count)) => {
+            Err(CloseError::InUse(count) | CloseError::Pinned(count)) => {
                 assert_eq!(count, others, "number of other handles, ranges, pins and registered blocks")
             }
             other => panic!("closing with {others} others returned {other:?}"),

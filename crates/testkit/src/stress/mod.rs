@@ -130,7 +130,7 @@ impl<D: Device> Shared<'_, D> {
                 0 => self.step_range(&mut random, &mut ranges),
                 1 if random.below(8) == 0 => {
                     let old = std::mem::replace(&mut handle, self.allocator.clone());
-                    let refused = matches!(old.close(), Err(CloseError::InUse(others)) if others >= 2);
+                    let refused = matches!(old.close(), Err(CloseError::InUse(others) | CloseError::Pinned(others)) if others >= 2);
                     assert!(refused, "an allocator with other handles was closed");
                 }
                 2 if graphs.is_some() => {

@@ -42,6 +42,7 @@ impl OutOfMemory {
             live_block_bytes: 0,
             cached_bytes: 0,
             pending_bytes: 0,
+            open_elsewhere_bytes: 0,
             range_bytes: holdings.range_bytes,
             registered_bytes: holdings.registered_bytes,
             free_bytes: 0,
@@ -76,6 +77,7 @@ impl OutOfMemory {
         self.live_bytes += part.live_bytes;
         self.cached_bytes += part.cached_bytes;
         self.pending_bytes += part.pending_bytes;
+        self.open_elsewhere_bytes += state.pinned().1;
         self.streams.push(part);
     }
 

@@ -1,0 +1,40 @@
+//! How long an answer of the other process is waited for.
+
+use crate::error::ShareError;
+use std::time::{Duration, Instant};
+
+/// A wait for the other process that has begun.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    since: Instant,
+    /// `None`: for ever.
+    until: Option<Instant>,
+}
+
+impl Patience {
+    /// Begins a wait of at most `most`.
+    pub fn of(most: Duration) -> Self {
+        let since = Instant::now();
+        Self { since, until: since.checked_add(most) }
+    }
+
+    /// What is left of it. `None` when it is over.
+    pub fn left(&self) -> Option<Duration> {
+        let Some(until) = self.until else { return Some(Duration::MAX) };
+        until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+    }
+
+    /// What is left, as far as `most`. `None` when it is over.
+    pub fn left_within(&self, most: Duration) -> Option<Duration> {
+        self.left().map(|left| left.min(most))
+    }
+
+    pub fn until(&self) -> Option<Instant> {
+        self.until
+    }
+
+    /// The error of a wait that is over.
+    pub fn over(&self) -> ShareError {
+        ShareError::NoAnswer { waited: self.since.elapsed() }
+    }
+}
