@@ -624,9 +624,9 @@ gapless_status gapless_device_export(int32_t device,
                                      uint8_t *handle,
                                      uint64_t *offset);
 
-// Writes to *device the number here of the device that the allocation of a handle of handle_bytes bytes is on, which may have another
-// one in the process that shared it: gapless_device_import takes it, and refuses any other device. -1 where that process could
-// not tell. GAPLESS_ERROR_SHARE where this process does not see the device.
+// Writes to *device the number here of the device that the allocation of a handle of handle_bytes bytes is on, which may have
+// another one in the process that shared it: gapless_device_import takes it, and refuses any other device. -1 where that process
+// could not tell. GAPLESS_ERROR_SHARE where this process does not see the device.
 //
 // handle points to handle_bytes bytes, device to a number.
 gapless_status gapless_device_of_handle(const uint8_t *handle,
@@ -647,8 +647,8 @@ gapless_status gapless_device_import(int32_t device,
                                      void **pointer,
                                      uint64_t *bytes);
 
-// Closes an import. With the last one of an address the host waits for the device, and what was mapped there is not any more. While
-// a stream of the device may be being captured, which a wait would break, it stays mapped, and open to the process that
+// Closes an import. With the last one of an address the host waits for the device, and what was mapped there is not any more.
+// While a stream of the device may be being captured, which a wait would break, it stays mapped, and open to the process that
 // shared it: until the next import or closing of one, the next trim or the end of the capture's pool.
 gapless_status gapless_device_close_import(int32_t device,
                                            void *pointer);

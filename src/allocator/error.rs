@@ -217,7 +217,8 @@ pub enum CloseError {
     /// Other clones of the allocator are alive; nothing was done.
     #[error("{0} other clones of this allocator are still in use")]
     InUse(usize),
-    /// Nothing but so many pins keeps the allocator: another process has its memory open, or whoever has pinned it. Nothing was done.
+    /// Nothing but so many pins keeps the allocator: another process has its memory open, or whoever has pinned it. Nothing was
+    /// done.
     #[error("memory of this allocator is open in another process, or pinned: {0} pins keep it")]
     Pinned(usize),
     /// The driver refused to take something back; the rest went back.

@@ -324,8 +324,8 @@ impl<D: Driver> Allocator<D> {
     /// # Errors
     /// [`CloseError::Leaked`] lists the allocations that were never freed; their memory is gone all the same.
     /// [`CloseError::Forked`] in a process forked from the one that built it.
-    /// [`CloseError::InUse`] when there are other clones: the allocator lives on in them. [`CloseError::Pinned`] when it lives on in
-    /// pins alone.
+    /// [`CloseError::InUse`] when there are other clones: the allocator lives on in them. [`CloseError::Pinned`] when it lives on
+    /// in pins alone.
     /// [`CloseError::Driver`] when a driver call failed. While a stream of the device is being captured, the device cannot be
     /// waited for: where that would be needed, nothing is returned, since work may be using it.
     pub fn close(self) -> Result<(), CloseError> {

@@ -45,9 +45,9 @@ pub unsafe extern "C" fn gapless_device_export(
     })
 }
 
-/// Writes to *device the number here of the device that the allocation of a handle of handle_bytes bytes is on, which may have another
-/// one in the process that shared it: gapless_device_import takes it, and refuses any other device. -1 where that process could
-/// not tell. GAPLESS_ERROR_SHARE where this process does not see the device.
+/// Writes to *device the number here of the device that the allocation of a handle of handle_bytes bytes is on, which may have
+/// another one in the process that shared it: gapless_device_import takes it, and refuses any other device. -1 where that process
+/// could not tell. GAPLESS_ERROR_SHARE where this process does not see the device.
 ///
 /// # Safety
 /// handle points to handle_bytes bytes, device to a number.
@@ -111,8 +111,8 @@ pub unsafe extern "C" fn gapless_device_import(
     })
 }
 
-/// Closes an import. With the last one of an address the host waits for the device, and what was mapped there is not any more. While
-/// a stream of the device may be being captured, which a wait would break, it stays mapped, and open to the process that
+/// Closes an import. With the last one of an address the host waits for the device, and what was mapped there is not any more.
+/// While a stream of the device may be being captured, which a wait would break, it stays mapped, and open to the process that
 /// shared it: until the next import or closing of one, the next trim or the end of the capture's pool.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_device_close_import(device: i32, pointer: *mut c_void) -> gapless_status {

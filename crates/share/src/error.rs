@@ -1,9 +1,8 @@
 //! Errors of sharing.
 
-use crate::handle::Uuid;
+use crate::uuid::{Named, Uuid};
 use gapless::allocator::{AllocError, FreeError};
 use gapless::driver::DriverError;
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -102,20 +101,6 @@ pub enum ShareError {
         /// What the system said.
         source: io::Error,
     },
-}
-
-/// A UUID as NVIDIA's tools print those of devices.
-struct Named<'a>(&'a Uuid);
-
-impl fmt::Display for Named<'_> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("GPU")?;
-        for (index, byte) in self.0.iter().enumerate() {
-            let dash = if [0, 4, 6, 8, 10].contains(&index) { "-" } else { "" };
-            write!(formatter, "{dash}{byte:02x}")?;
-        }
-        Ok(())
-    }
 }
 
 impl ShareError {

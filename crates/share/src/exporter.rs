@@ -80,7 +80,8 @@ impl<D: Driver + 'static> Exporter<D> {
     /// removed the socket's file since the last offer, it is made again, and handles of before are good again, too.
     ///
     /// # Errors
-    /// [`ShareError::NotAllocated`], [`ShareError::Forked`], [`ShareError::Ended`], and those of the socket, which the first offer makes.
+    /// [`ShareError::NotAllocated`], [`ShareError::Forked`], [`ShareError::Ended`], and those of the socket, which the first offer
+    /// makes.
     pub fn export(&self, allocator: &Allocator<D>, addr: DeviceAddr) -> Result<Handle, ShareError> {
         if self.process != std::process::id() {
             return Err(ShareError::Forked);

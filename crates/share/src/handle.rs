@@ -1,13 +1,11 @@
 //! Handles: what travels to the process that opens a block.
 
 use crate::error::ShareError;
+use crate::uuid::Uuid;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-
-/// Names a physical device in every process of the host.
-pub type Uuid = [u8; 16];
 
 /// Bytes of a [`Handle`].
 pub const HANDLE_BYTES: usize = 192;

@@ -497,8 +497,8 @@ impl<D: Driver> Inner<D> {
         }
     }
 
-    /// Closes the blocks that nobody uses any more, once the device is done with them, and removes their mappings or keeps them. The
-    /// exporters are told later.
+    /// Closes the blocks that nobody uses any more, once the device is done with them, and removes their mappings or keeps them.
+    /// The exporters are told later.
     /// What cannot be removed yet, during a capture for instance, stays.
     fn remove_leaving(&self, state: &mut State<D>) {
         if state.leaving.is_empty() || (self.may_be_capturing)() || self.driver.synchronize_device().is_err() {

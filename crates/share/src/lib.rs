@@ -41,10 +41,12 @@ mod patience;
 mod server;
 mod socket_file;
 mod sockets;
+mod uuid;
 
 pub use error::ShareError;
 pub use exporter::Exporter;
 pub use folder::FOLDER;
-pub use handle::{HANDLE_BYTES, Handle, Uuid};
+pub use handle::{HANDLE_BYTES, Handle};
 pub use importer::{Importer, SharedBlock};
 pub use messages::MOST_DESCRIPTORS;
+pub use uuid::Uuid;

@@ -374,7 +374,8 @@ fn devices_by_other_numbers() {
     });
 }
 
-/// With few descriptors left, fewer are passed at a time. Where there is none for a chunk, that is what is said, and nothing is lost.
+/// With few descriptors left, fewer are passed at a time. Where there is none for a chunk, that is what is said, and nothing is
+/// lost.
 #[test]
 fn few_descriptors() {
     let test = "few_descriptors";
