@@ -49,8 +49,8 @@ pub enum ReadErrorKind {
     /// The file is not UTF-8 text.
     #[error("not UTF-8 text: this is not a trace")]
     NotUtf8,
-    /// A line does not begin with `a`, `f`, `m` or `#`.
-    #[error("unknown op '{op}': expected 'a ID BYTES STREAM', 'f ID', 'm LABEL' or a '#' line")]
+    /// A line does not begin with `a`, `f`, `r`, `m` or `#`.
+    #[error("unknown op '{op}': expected 'a ID BYTES STREAM', 'f ID', 'r BYTES STREAM', 'm LABEL' or a '#' line")]
     UnknownOp {
         /// The first word of the line.
         op: String,

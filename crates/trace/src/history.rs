@@ -30,8 +30,8 @@ impl History {
     pub(crate) const WHOLE: Self = Self { extent: Extent::Whole, live_at_start_bytes: 0, held_at_start_bytes: Some(0) };
 }
 
-/// A request that the recorded allocator refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A request that was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct FailedRequest {
     /// Index of its op, counted from 0, including marks.
     pub op_index: u64,

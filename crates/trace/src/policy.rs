@@ -27,6 +27,15 @@ pub trait Policy {
     /// the replay without a result.
     fn alloc(&mut self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, PolicyError>;
 
+    /// Asks for memory that the recorded allocator refused, and frees it if there is some: the recorded program did not use it.
+    ///
+    /// # Errors
+    /// Returns the errors of [`alloc`](Self::alloc) and [`free`](Self::free).
+    fn ask(&mut self, bytes: u64, stream: StreamId) -> Result<(), PolicyError> {
+        let addr = self.alloc(bytes, stream)?;
+        self.free(addr)
+    }
+
     /// Frees a block, in the order of the stream that it was allocated on.
     ///
     /// # Errors

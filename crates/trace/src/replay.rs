@@ -1,6 +1,7 @@
 //! Replays a trace through a policy on a device, and measures it.
 //!
-//! - I1  ops run in the trace's order, up to the first one that runs out of memory.
+//! - I1  ops run in the trace's order, up to the first one that runs out of memory. A request that the recorded run was refused
+//!   and survived may fail again; the one that it failed at has to be served.
 //! - I2  figures are taken before the policy is dropped: the memory that it releases then does not count.
 //!
 //! Processor time per op is that of the replaying thread minus the time spent in driver calls, so it is the allocator's
@@ -188,6 +189,7 @@ fn run<D: ReplayDriver, P: Policy>(
     let mut calls_per_step = Vec::with_capacity(trace.labels().len());
     let mut calls_before_step = 0;
     let mut oom = None;
+    let must_be_served = trace.failed_request().map(|request| request.op_index);
     let mut told = 0;
     let mut done = 0;
     let modelled_before = driver.inner().modelled_time();
@@ -214,6 +216,16 @@ fn run<D: ReplayDriver, P: Policy>(
                 }
                 policy.free(blocks[slot as usize]).map_err(|error| failed(done, error))?;
             }
+            Op::Refused { stream, bytes } => match policy.ask(bytes, streams[usize::from(stream)]) {
+                Ok(()) => {}
+                Err(PolicyError::OutOfMemory { satisfiable, report }) => {
+                    if must_be_served == Some(done) {
+                        oom = Some(OutOfMemoryAt { op_index: done, requested_bytes: bytes, satisfiable, report });
+                        break;
+                    }
+                }
+                Err(error) => return Err(failed(done, error)),
+            },
             Op::Mark { .. } => {
                 policy.end_step().map_err(|error| failed(done, error))?;
                 let calls = meter.calls().total();

@@ -15,11 +15,12 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// Returns `a BYTES STREAM`, `f` or `m LABEL` for each op.
+/// Returns `a BYTES STREAM`, `f`, `r BYTES STREAM` or `m LABEL` for each op.
 fn ops(trace: &Trace) -> Vec<String> {
     let op = |op: &Op| match *op {
         Op::Alloc { bytes, stream, .. } => format!("a {bytes} {}", trace.streams()[usize::from(stream)]),
         Op::Free { .. } => "f".into(),
+        Op::Refused { bytes, stream } => format!("r {bytes} {}", trace.streams()[usize::from(stream)]),
         Op::Mark { label } => format!("m {}", trace.labels().nth(label as usize).unwrap()),
     };
     trace.ops().iter().map(op).collect()
@@ -157,16 +158,14 @@ fn a_snapshot_becomes_a_trace() {
                 "f",
                 "m ProfilerStep#1",
                 "f",
-                "m out of memory",
-                "a 1099511627776 0",
-                "f",
+                "r 1099511627776 0",
             ]
         );
         assert_eq!(trace.header().value("device"), Some("1"));
         // 2 MiB held when memory ran out, plus the device's free memory at that time.
         assert_eq!(trace.header().capacity_bytes, Some(3 << 20));
         assert_eq!(trace.origin(2), Some("forward (model.py:12)"));
-        assert_eq!(trace.origin(7), Some("forward (model.py:12)"));
+        assert_eq!(trace.origin(6), Some("forward (model.py:12)"));
         assert_eq!((trace.origin(0), trace.origin(3), trace.origin(99)), (None, None, None));
     }
 }
@@ -193,7 +192,7 @@ fn long_names_of_annotations_are_cut() {
     ]));
     let trace = read(&bytes).unwrap();
     let cut = "é ".repeat(100);
-    assert_eq!(trace.labels().collect::<Vec<_>>(), [&*cut, &*cut, "out of memory"]);
+    assert_eq!(trace.labels().collect::<Vec<_>>(), [&*cut, &*cut]);
 }
 
 #[test]
@@ -234,10 +233,7 @@ const LOG: &str = "Thread,Time,Action,Pointer,Size,Stream
 fn an_rmm_log_becomes_a_trace() {
     for bytes in [LOG.as_bytes().to_vec(), gzip(LOG.as_bytes()), LOG.replace('\n', "\r\n").into_bytes()] {
         let trace = read(&bytes).unwrap();
-        assert_eq!(
-            ops(&trace),
-            ["a 77 2", "a 1024 0", "a 2048 21968", "f", "f", "m out of memory", "a 99999 0", "f", "f", "a 10 0"]
-        );
+        assert_eq!(ops(&trace), ["a 77 2", "a 1024 0", "a 2048 21968", "f", "f", "r 99999 0", "f", "a 10 0"]);
         assert_eq!(trace.origin(0), None);
     }
 }
@@ -266,7 +262,13 @@ fn errors_in_rows_name_the_line() {
 fn a_refused_request_never_was_live() {
     let trace = read(LOG.as_bytes()).unwrap();
     assert_eq!(trace.peak_live_bytes(), 77 + 1024 + 2048);
-    assert_eq!(trace.failed_request(), Some(FailedRequest { op_index: 6, bytes: 99999 }));
+    // An allocation follows: the program went on.
+    assert_eq!(trace.failed_request(), None);
+    assert_eq!(trace.survived_refusals().collect::<Vec<_>>(), [FailedRequest { op_index: 5, bytes: 99999 }]);
+    let until_then = LOG.lines().take(6).map(|line| format!("{line}\n")).collect::<String>();
+    let ended = read(until_then.as_bytes()).unwrap();
+    assert_eq!(ended.failed_request(), Some(FailedRequest { op_index: 5, bytes: 99999 }));
+    assert_eq!((ended.survived_refusals().count(), ended.peak_live_bytes()), (0, 77 + 1024 + 2048));
     assert_eq!(trace.scaled(2.0).unwrap().peak_live_bytes(), 2 * (77 + 1024 + 2048));
     assert_eq!(read(b"a 1 10 0\n").unwrap().failed_request(), None);
     let scenario = read(b"# satisfiable no\na 1 10 0\na 2 20 0\nm end\n").unwrap();

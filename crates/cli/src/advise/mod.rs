@@ -103,8 +103,8 @@ fn one(arguments: &AdviseArguments, path: &Path, name: &str) -> Result<(Advice, 
         (None, None) => Device::for_trace(&trace).map_err(|error| bad(&error))?,
     };
     let largest = device.capacity_bytes.max(trace.peak_live_bytes());
-    if largest > MOST_DEVICE_BYTES {
-        let (largest, most) = (ByteSize(largest), ByteSize(MOST_DEVICE_BYTES));
+    if largest > Device::MOST_BYTES {
+        let (largest, most) = (ByteSize(largest), ByteSize(Device::MOST_BYTES));
         return Err(bad(&format!("no device has {largest}: the most that is replayed is {most}")));
     }
     let settings = if arguments.settings.is_empty() { Setting::usual(&trace) } else { arguments.settings.clone() };
@@ -187,8 +187,6 @@ fn print(arguments: &AdviseArguments, advice: &Advice) -> io::Result<()> {
     }
 }
 
-/// The largest device. PyTorch's expandable segments have a handle for every 20 MiB, so a bound keeps replays short.
-const MOST_DEVICE_BYTES: u64 = 4 << 40;
 /// Most threads: each has the whole state of a replay in memory.
 const MOST_THREADS: NonZero<usize> = NonZero::new(8).expect("not zero");
 

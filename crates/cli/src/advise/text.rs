@@ -4,8 +4,8 @@ use crate::count::{count, grouped};
 use crate::printable;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use gapless::ByteSize;
-use gapless_trace::Extent;
 use gapless_trace::advice::{Advice, Gpu, Holder, PolicyOutcome, Stranded};
+use gapless_trace::{Device, Extent, FailedRequest};
 use std::io::{self, Write};
 
 /// Writes all of it.
@@ -40,12 +40,24 @@ fn what_happened(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
         )?,
         None => writeln!(
             out,
-            "  nothing failed, and nothing would with PyTorch's defaults. At the peak, at op {}, {} were live",
+            "  {}, and nothing would with PyTorch's defaults. At the peak, at op {}, {} were live",
+            if advice.survived_refusals.is_empty() { "nothing failed" } else { "nothing failed at the end" },
             grouped(advice.moment_op.saturating_sub(1)),
             ByteSize(advice.live_bytes)
         )?,
     }
-    gap(out, advice, &advice.stranded)?;
+    if let Some(failed) = advice.failed.filter(|failed| failed.bytes > Device::MOST_BYTES) {
+        writeln!(
+            out,
+            "  No device has {} bytes: the size itself is wrong, as after an overflow",
+            grouped(failed.bytes)
+        )?;
+    }
+    survived(out, &advice.survived_refusals)?;
+    earlier(out, advice)?;
+    if let Some(stranded) = &advice.stranded {
+        gap(out, advice, stranded)?;
+    }
     if advice.holders.is_empty() {
         return Ok(());
     }
@@ -54,6 +66,39 @@ fn what_happened(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
         writeln!(out, "    {:>10}  {}", ByteSize(holder.bytes).to_string(), describe(holder))?;
     }
     Ok(())
+}
+
+/// Writes which requests were refused and survived.
+fn survived(out: &mut impl Write, refusals: &[FailedRequest]) -> io::Result<()> {
+    if refusals.is_empty() {
+        return Ok(());
+    }
+    let listed = refusals.iter().take(MOST_REFUSALS);
+    let listed = listed.map(|refused| format!("{} at op {}", ByteSize(refused.bytes), grouped(refused.op_index)));
+    let mut listed: Vec<String> = listed.collect();
+    if refusals.len() > MOST_REFUSALS {
+        listed.push(format!("{} more", refusals.len() - MOST_REFUSALS));
+    }
+    writeln!(
+        out,
+        "  {} refused that the run survived, so {} fail again here: {}",
+        if refusals.len() == 1 { "A request was" } else { "Requests were" },
+        if refusals.len() == 1 { "it may" } else { "they may" },
+        listed.join(", ")
+    )
+}
+
+/// Writes where the native policy fails before the recorded run did.
+fn earlier(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
+    match (advice.failed.filter(|_| advice.failure_is_recorded), advice.native_fails) {
+        (Some(recorded), Some(native)) if native.op_index < recorded.op_index => writeln!(
+            out,
+            "  Replayed with PyTorch's defaults, it fails earlier: at op {}, with a request of {}",
+            grouped(native.op_index),
+            ByteSize(native.bytes)
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// Writes where the rest of the device was.
@@ -149,7 +194,7 @@ pub(super) fn verdict(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
 }
 
 fn nothing_helps(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
-    let live = advice.live_bytes + advice.failed.map_or(0, |failed| failed.bytes);
+    let live = advice.live_bytes.saturating_add(advice.failed.map_or(0, |failed| failed.bytes));
     let largest: Vec<String> = advice.holders.iter().take(3).map(describe).collect();
     writeln!(
         out,
@@ -212,5 +257,7 @@ fn to_paste(policy: &PolicyOutcome) -> String {
 pub(super) const NO_VERDICT: &str = "No verdict: the file does not say enough about what was live before it begins.";
 const GAPLESS: &str = "gapless";
 const EMPTY_CACHE: &str = "torch.cuda.empty_cache()";
+/// Most refused requests that are listed.
+const MOST_REFUSALS: usize = 8;
 /// Most streams whose free memory is listed.
 const MOST_STREAMS: usize = 8;

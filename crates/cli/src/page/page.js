@@ -373,7 +373,7 @@
       holder.oldest_op === holder.newest_op ? grouped(holder.oldest_op) : `${grouped(holder.oldest_op)} to ${grouped(holder.newest_op)}`,
     ],
   })));
-  fillTable("rest", ["bytes#", "where"], [
+  fillTable("rest", ["bytes#", "where"], data.stranded === null ? [] : [
     [data.stranded.unreserved_bytes, "not held by PyTorch"],
     [data.stranded.free_in_whole_pages_bytes, "free in its cache, in whole pages of 2 MiB, which could be mapped elsewhere"],
     [data.stranded.free_in_partly_used_pages_bytes, "free in its cache, in pages that live blocks use too"],

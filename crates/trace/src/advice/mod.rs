@@ -64,8 +64,11 @@ pub struct Advice {
     pub history_complete: bool,
     /// What held most memory when the request failed, or else at the peak of live bytes: the largest first.
     pub holders: Vec<Holder>,
-    /// Where the rest of the device's memory was at that moment, with the native policy.
-    pub stranded: Stranded,
+    /// Where the rest of the device's memory was at that moment. `None` if the recording does not say, and the native policy does
+    /// not come as far.
+    pub stranded: Option<Stranded>,
+    /// The requests that were refused and that the run survived, in order.
+    pub survived_refusals: Vec<FailedRequest>,
     /// What each policy makes of the trace on this device, in the order of the settings. Empty if there is no verdict.
     pub policies: Vec<PolicyOutcome>,
     /// The request that failed, if one did.
@@ -74,6 +77,9 @@ pub struct Advice {
     /// Whether that is recorded, rather than what the native policy would do.
     #[serde(skip)]
     pub failure_is_recorded: bool,
+    /// The first request that the native policy cannot serve on this device, up to the recorded failure.
+    #[serde(skip)]
+    pub native_fails: Option<FailedRequest>,
     /// Index of the first op that had not run at the moment of `holders` and `stranded`.
     #[serde(skip)]
     pub moment_op: u64,
@@ -104,7 +110,7 @@ impl Advice {
 pub fn advise(trace: &Trace, options: &AdviceOptions<'_>) -> Result<Advice, ReplayError> {
     let moment = Moment::find(trace, &options.device)?;
     let recorded = trace.failed_request();
-    let failed = recorded.or(moment.failed);
+    let failed = recorded.or(moment.native_fails);
     let history = trace.history();
     let settings: Vec<Setting> =
         options.settings.iter().filter(|setting| has_verdict(&history, setting, &options.device)).copied().collect();
@@ -117,9 +123,11 @@ pub fn advise(trace: &Trace, options: &AdviceOptions<'_>) -> Result<Advice, Repl
         history_complete: history.extent == Extent::Whole,
         holders: holders::largest(trace, &moment.live),
         stranded: moment.stranded,
+        survived_refusals: trace.survived_refusals().collect(),
         policies,
         failed,
         failure_is_recorded: recorded.is_some(),
+        native_fails: moment.native_fails,
         moment_op: moment.op_index,
         live_bytes: moment.live.iter().map(|block| block.bytes).sum(),
         history,

@@ -1,11 +1,11 @@
-//! The moment that is looked at: when a request failed, or else when most bytes were live. The native policy is
-//! replayed up to it.
+//! The moment that is looked at: the recorded failure, or else where the native policy fails, or else when most bytes were live.
 
 use super::stranded::Stranded;
-use crate::caching::{CachingAllocator, CachingError, CachingSettings};
-use crate::policy::PolicyError;
+use crate::caching::{CachingAllocator, CachingSettings};
+use crate::policy::{Policy, PolicyError};
 use crate::replay::{ReplayDriver, streams};
 use crate::{Device, FailedRequest, Op, ReplayError, Trace};
+use gapless::driver::ModelDriver;
 use gapless::units::{DeviceAddr, StreamId};
 use std::sync::Arc;
 
@@ -17,67 +17,135 @@ pub(super) struct LiveBlock {
     pub bytes: u64,
 }
 
-/// What the native policy holds at the moment.
+/// What is live at the moment, and where the rest of the device is.
 pub(super) struct Moment {
     /// Index of the first op that has not run.
     pub op_index: u64,
-    /// The request that the native policy refused, if it did so before the moment or at it.
-    pub failed: Option<FailedRequest>,
     pub live: Vec<LiveBlock>,
-    pub stranded: Stranded,
+    /// Where the native policy has the rest of the device. `None` if it does not come as far as the moment.
+    pub stranded: Option<Stranded>,
+    /// The first request that the native policy cannot serve, of those before the moment or at it.
+    pub native_fails: Option<FailedRequest>,
 }
 
 impl Moment {
-    /// Replays `trace` natively on `device` up to the recorded failure; without one, to the end, and if nothing fails, once
-    /// more up to the peak of live bytes.
+    /// Finds the moment: the recorded failure; without one, the failure of the native policy on `device`, or else the peak of live
+    /// bytes.
     pub(super) fn find(trace: &Trace, device: &Device) -> Result<Self, ReplayError> {
         if let Some(failed) = trace.failed_request() {
-            return Self::until(trace, device, failed.op_index);
+            let (native_fails, stranded) = replay_until(trace, device, failed.op_index)?;
+            let reached = native_fails.is_none_or(|native| native.op_index >= failed.op_index);
+            return Ok(Self::at(trace, failed.op_index, native_fails, reached.then_some(stranded)));
         }
-        let end = Self::until(trace, device, u64::MAX)?;
-        if end.failed.is_some() { Ok(end) } else { Self::until(trace, device, peak_op(trace) + 1) }
+        let (native_fails, stranded) = replay_until(trace, device, u64::MAX)?;
+        if let Some(failed) = native_fails {
+            return Ok(Self::at(trace, failed.op_index, native_fails, Some(stranded)));
+        }
+        let end = peak_op(trace) + 1;
+        let (_, stranded) = replay_until(trace, device, end)?;
+        Ok(Self::at(trace, end, None, Some(stranded)))
     }
 
-    /// Replays the ops before `end`, or up to the one that fails.
-    fn until(trace: &Trace, device: &Device, end: u64) -> Result<Self, ReplayError> {
-        let driver = Arc::new(device.model());
-        let streams = streams(trace, &*driver)?;
-        let mut allocator = CachingAllocator::new(Arc::clone(&driver), CachingSettings::default());
-        let mut blocks: Vec<Option<(DeviceAddr, LiveBlock)>> = vec![None; trace.slots() as usize];
-        let mut failed = None;
-        let mut op_index = 0;
-        for op in trace.ops().iter().take(usize::try_from(end).unwrap_or(usize::MAX)) {
-            match *op {
-                Op::Alloc { slot, stream, bytes } => match allocator.alloc(bytes, streams[usize::from(stream)]) {
-                    Ok(addr) => blocks[slot as usize] = Some((addr, LiveBlock { op_index, bytes })),
-                    Err(CachingError::OutOfMemory(_)) => {
-                        failed = Some(FailedRequest { op_index, bytes });
-                        break;
-                    }
-                    Err(error) => return Err(wrong(op_index, error)),
-                },
-                Op::Free { slot } => {
-                    let (addr, _) = blocks[slot as usize].take().expect("a trace frees live blocks only");
-                    allocator.free(addr).map_err(|error| wrong(op_index, error))?;
+    fn at(trace: &Trace, op_index: u64, native_fails: Option<FailedRequest>, stranded: Option<Stranded>) -> Self {
+        Self { op_index, live: live_before(trace, op_index), stranded, native_fails }
+    }
+}
+
+/// Returns the blocks that are live before an op, in the order of their slots.
+fn live_before(trace: &Trace, end: u64) -> Vec<LiveBlock> {
+    let mut blocks: Vec<Option<LiveBlock>> = vec![None; trace.slots() as usize];
+    for (op_index, op) in (0..end).zip(trace.ops()) {
+        match *op {
+            Op::Alloc { slot, bytes, .. } => blocks[slot as usize] = Some(LiveBlock { op_index, bytes }),
+            Op::Free { slot } => blocks[slot as usize] = None,
+            Op::Refused { .. } | Op::Mark { .. } => {}
+        }
+    }
+    blocks.into_iter().flatten().collect()
+}
+
+/// Replays the ops before `end` natively, or up to the one that fails. Returns where the rest of the device is then, and the
+/// request that fails, which may be the one at `end`.
+fn replay_until(trace: &Trace, device: &Device, end: u64) -> Result<(Option<FailedRequest>, Stranded), ReplayError> {
+    let driver = Arc::new(device.model());
+    let mut native = Native::new(trace, Arc::clone(&driver))?;
+    let mut failed = None;
+    for (op_index, op) in (0..end).zip(trace.ops()) {
+        failed = native.run(op_index, op)?;
+        if failed.is_some() {
+            break;
+        }
+        ReplayDriver::advance(&*driver);
+    }
+    let stranded = native.stranded(device);
+    if failed.is_none()
+        && let Some(op) = usize::try_from(end).ok().and_then(|index| trace.ops().get(index))
+    {
+        failed = native.run(end, op)?;
+    }
+    Ok((failed, stranded))
+}
+
+/// A replay through the native policy.
+struct Native<'a> {
+    trace: &'a Trace,
+    allocator: CachingAllocator<ModelDriver>,
+    streams: Vec<StreamId>,
+    must_be_served: Option<u64>,
+    /// Address and size of the block in each slot.
+    blocks: Vec<(DeviceAddr, u64)>,
+    live_bytes: u64,
+}
+
+impl<'a> Native<'a> {
+    fn new(trace: &'a Trace, driver: Arc<ModelDriver>) -> Result<Self, ReplayError> {
+        Ok(Self {
+            trace,
+            streams: streams(trace, &*driver)?,
+            allocator: CachingAllocator::new(driver, CachingSettings::default()),
+            must_be_served: trace.failed_request().map(|request| request.op_index),
+            blocks: vec![(DeviceAddr(0), 0); trace.slots() as usize],
+            live_bytes: 0,
+        })
+    }
+
+    /// Runs an op. Returns the request if it has to be served and is not.
+    fn run(&mut self, op_index: u64, op: &Op) -> Result<Option<FailedRequest>, ReplayError> {
+        let wrong = |error| ReplayError::Policy { op_index, error };
+        match *op {
+            Op::Alloc { slot, stream, bytes } => {
+                match Policy::alloc(&mut self.allocator, bytes, self.streams[usize::from(stream)]) {
+                    Ok(addr) => self.blocks[slot as usize] = (addr, bytes),
+                    Err(PolicyError::OutOfMemory { .. }) => return Ok(Some(FailedRequest { op_index, bytes })),
+                    Err(error) => return Err(wrong(error)),
                 }
-                Op::Mark { .. } => {}
+                self.live_bytes += bytes;
             }
-            ReplayDriver::advance(&*driver);
-            op_index += 1;
+            Op::Free { slot } => {
+                let (addr, bytes) = self.blocks[slot as usize];
+                Policy::free(&mut self.allocator, addr).map_err(wrong)?;
+                self.live_bytes -= bytes;
+            }
+            Op::Refused { stream, bytes } => match self.allocator.ask(bytes, self.streams[usize::from(stream)]) {
+                Err(PolicyError::OutOfMemory { .. }) if self.must_be_served == Some(op_index) => {
+                    return Ok(Some(FailedRequest { op_index, bytes }));
+                }
+                Ok(()) | Err(PolicyError::OutOfMemory { .. }) => {}
+                Err(error) => return Err(wrong(error)),
+            },
+            Op::Mark { .. } => {}
         }
-        let live: Vec<LiveBlock> = blocks.iter().flatten().map(|(_, block)| *block).collect();
-        let stranded = Stranded::of(&allocator, device, requested(&live), |stream| number(trace, &streams, stream));
-        Ok(Self { op_index, failed, live, stranded })
+        Ok(None)
     }
-}
 
-fn requested(live: &[LiveBlock]) -> u64 {
-    live.iter().map(|block| block.bytes).sum()
-}
+    fn stranded(&self, device: &Device) -> Stranded {
+        Stranded::of(&self.allocator, device, self.live_bytes, |stream| self.number(stream))
+    }
 
-/// Returns the trace's number of a stream.
-fn number(trace: &Trace, streams: &[StreamId], stream: StreamId) -> u64 {
-    streams.iter().position(|&known| known == stream).map_or(0, |index| trace.streams()[index])
+    /// Returns the trace's number of a stream.
+    fn number(&self, stream: StreamId) -> u64 {
+        self.streams.iter().position(|&known| known == stream).map_or(0, |index| self.trace.streams()[index])
+    }
 }
 
 /// Returns the index of the first op after which most bytes are live.
@@ -94,16 +162,8 @@ fn peak_op(trace: &Trace) -> u64 {
                 }
             }
             Op::Free { slot } => live -= bytes_of[slot as usize],
-            Op::Mark { .. } => {}
+            Op::Refused { .. } | Op::Mark { .. } => {}
         }
     }
     at
-}
-
-fn wrong(op_index: u64, error: CachingError) -> ReplayError {
-    let error = match error {
-        CachingError::Driver(error) => PolicyError::Driver(error),
-        other => PolicyError::Failed(other.to_string()),
-    };
-    ReplayError::Policy { op_index, error }
 }

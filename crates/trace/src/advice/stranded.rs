@@ -7,9 +7,6 @@ use gapless::driver::ModelDriver;
 use gapless::units::{StreamId, round_down, round_up};
 use std::collections::BTreeMap;
 
-/// The allocator of the replay.
-pub(super) type Native = CachingAllocator<ModelDriver>;
-
 /// The device's memory at one moment, in bytes:
 /// `device = live + rounding + free in whole pages + free in partly used pages + unreserved`.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -57,7 +54,12 @@ pub struct FreeOfSize {
 impl Stranded {
     /// Looks at what an allocator holds on `device`, of which `live_bytes` were requested. `number` is the recorder's
     /// number of a stream.
-    pub(super) fn of(allocator: &Native, device: &Device, live_bytes: u64, number: impl Fn(StreamId) -> u64) -> Self {
+    pub(super) fn of(
+        allocator: &CachingAllocator<ModelDriver>,
+        device: &Device,
+        live_bytes: u64,
+        number: impl Fn(StreamId) -> u64,
+    ) -> Self {
         let figures = allocator.figures();
         let mut streams: BTreeMap<u64, FreeOfStream> = BTreeMap::new();
         let mut sizes: BTreeMap<u64, FreeOfSize> = BTreeMap::new();

@@ -4,8 +4,7 @@
 //! not recorded. [`Events`] converts them to a trace: a block that is freed without an allocation was live from the
 //! start.
 //!
-//! A request that failed becomes a mark `out of memory` and an allocation that is freed immediately: a replay survives
-//! it only if the allocator can serve the request.
+//! A request that failed becomes a refused request: whether a replay has to serve it depends on what follows it in the run.
 
 mod pickle;
 pub mod rmm;
@@ -145,7 +144,6 @@ impl Events {
         let Self { events, labels, origins, .. } = self;
         let mut ops = Vec::with_capacity(before.len() + events.len());
         let mut of_op = Vec::new();
-        let mut refused = Vec::new();
         let mut live: HashMap<u64, u64> = HashMap::new();
         let mut next_id = 0;
         let mut fresh = || {
@@ -177,11 +175,7 @@ impl Events {
                     }
                 }
                 Event::Failed { bytes, stream, origin } => {
-                    let id = fresh();
-                    note(&mut ops, TraceOp::Mark("out of memory".into()), 0);
-                    refused.push(ops.len() as u64);
-                    note(&mut ops, TraceOp::Alloc { id, bytes, stream }, origin);
-                    note(&mut ops, TraceOp::Free { id }, 0);
+                    note(&mut ops, TraceOp::Refused { bytes, stream }, origin);
                 }
                 Event::Mark { label } => note(&mut ops, TraceOp::Mark(labels[label as usize].clone()), 0),
             }
@@ -189,7 +183,7 @@ impl Events {
         if origins.texts.is_empty() {
             of_op = Vec::new();
         }
-        let recording = Recording { origins: Origins { of_op, texts: origins.texts }, refused, history };
+        let recording = Recording { origins: Origins { of_op, texts: origins.texts }, history };
         Trace::from_ops(name, header, limits, ops.into_iter(), recording)
     }
 

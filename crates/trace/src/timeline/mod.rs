@@ -138,7 +138,6 @@ fn live_series(trace: &Trace, buckets: Buckets) -> (Series, Vec<StreamSeries>, u
     for (index, op) in trace.ops().iter().enumerate() {
         match *op {
             Op::Alloc { slot, stream, bytes } => {
-                let bytes = if trace.was_refused(index as u64) { 0 } else { bytes };
                 blocks[slot as usize] = (stream, bytes);
                 live_of[usize::from(stream)] += bytes;
                 live += bytes;
@@ -148,7 +147,7 @@ fn live_series(trace: &Trace, buckets: Buckets) -> (Series, Vec<StreamSeries>, u
                 live_of[usize::from(stream)] -= bytes;
                 live -= bytes;
             }
-            Op::Mark { .. } => {}
+            Op::Refused { .. } | Op::Mark { .. } => {}
         }
         let bucket = buckets.of_op(index);
         all.record(bucket, live);
@@ -197,26 +196,34 @@ fn follow<P: Policy>(
     let mut blocks = vec![DeviceAddr::default(); trace.slots() as usize];
     let mut found =
         PolicyTimeline { name: subject.name.clone(), reserved: Series::default(), oom_op: None, maps: Vec::new() };
+    let must_be_served = trace.failed_request().map(|request| request.op_index);
     let mut next = moments.iter().copied().peekable();
     for (index, op) in trace.ops().iter().enumerate() {
         let op_index = index as u64;
         if next.next_if_eq(&op_index).is_some() {
             found.maps.push(AddressMap::of(op_index, policy.held_blocks()));
         }
-        match *op {
-            Op::Alloc { slot, stream, bytes } => match policy.alloc(bytes, streams[usize::from(stream)]) {
-                Ok(addr) => blocks[slot as usize] = addr,
-                Err(PolicyError::OutOfMemory { .. }) => {
-                    found.oom_op = Some(op_index);
-                    if found.maps.last().is_none_or(|map| map.op != op_index) {
-                        found.maps.push(AddressMap::of(op_index, policy.held_blocks()));
-                    }
-                    return Ok(found);
-                }
-                Err(error) => return Err(failed(op_index, error)),
+        let outcome = match *op {
+            Op::Alloc { slot, stream, bytes } => {
+                policy.alloc(bytes, streams[usize::from(stream)]).map(|addr| blocks[slot as usize] = addr)
+            }
+            Op::Free { slot } => policy.free(blocks[slot as usize]),
+            Op::Refused { stream, bytes } => match policy.ask(bytes, streams[usize::from(stream)]) {
+                Err(PolicyError::OutOfMemory { .. }) if must_be_served != Some(op_index) => Ok(()),
+                outcome => outcome,
             },
-            Op::Free { slot } => policy.free(blocks[slot as usize]).map_err(|error| failed(op_index, error))?,
-            Op::Mark { .. } => policy.end_step().map_err(|error| failed(op_index, error))?,
+            Op::Mark { .. } => policy.end_step(),
+        };
+        match outcome {
+            Ok(()) => {}
+            Err(PolicyError::OutOfMemory { .. }) => {
+                found.oom_op = Some(op_index);
+                if found.maps.last().is_none_or(|map| map.op != op_index) {
+                    found.maps.push(AddressMap::of(op_index, policy.held_blocks()));
+                }
+                return Ok(found);
+            }
+            Err(error) => return Err(failed(op_index, error)),
         }
         ReplayDriver::advance(driver);
         found.reserved.record(buckets.of_op(index), at_start.saturating_sub(driver.memory_info()?.free));
