@@ -42,7 +42,7 @@ pub use load::{Op, Trace};
 pub use meter::{Clock, Meter, Metered};
 pub use op::TraceOp;
 pub use policy::{GaplessSettings, Policy, PolicyError, PolicyKind, PolicyStats};
-pub use record::Recorder;
+pub use record::{RecordedStream, Recorder};
 pub use replay::{OutOfMemoryAt, ReplayDriver, ReplayOptions, ReplayResult, replay};
 pub use replay_error::ReplayError;
 pub use search::{Search, SearchResult};
