@@ -31,7 +31,7 @@ impl Device {
 
     /// Returns the device that the trace's header describes: its capacity minus the memory that others held or that the
     /// driver could not provide, and at most the budget of the recorded allocator. If the header has no capacity, it is `DEFAULT_CAPACITY_PERCENT` percent of the peak of
-    /// live bytes, rounded up to whole pages.
+    /// live bytes, and at least what the recorded allocator held, rounded up to whole pages.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if according to the header others hold more memory than the device has, or if the trace
@@ -40,9 +40,10 @@ impl Device {
         let header = trace.header();
         let Some(total) = header.capacity_bytes else {
             let peak = trace.peak_live_bytes();
+            let held = trace.history().held_at_most_bytes.unwrap_or(0);
             return peak
                 .checked_add(peak.div_ceil(100).saturating_mul(DEFAULT_CAPACITY_PERCENT - 100))
-                .and_then(|bytes| round_up(bytes.max(1), PAGE_BYTES))
+                .and_then(|bytes| round_up(bytes.max(held).max(1), PAGE_BYTES))
                 .map(Self::of)
                 .ok_or(DeviceError::TooLarge { peak_live_bytes: peak });
         };

@@ -10,7 +10,8 @@
 //! Threads: any, since a trace is immutable. Memory: 16 bytes per op.
 
 use crate::error::{ReadError, ReadErrorKind};
-use crate::history::{FailedRequest, History};
+use crate::foreign::layout::Layout;
+use crate::history::{FailedRequest, History, RecordedSettings};
 use crate::{Header, Limits, TextReader, TraceOp, foreign};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -73,11 +74,34 @@ pub struct Trace {
 pub(crate) struct Recording {
     pub origins: Origins,
     pub history: History,
+    /// Indices of the allocations whose blocks the program had freed, and that waited for streams, when a request was last
+    /// refused.
+    pub waiting: Vec<u64>,
+    pub pools: Vec<PrivatePool>,
+    /// What the allocator held when it last refused a request.
+    pub layout: Option<Layout>,
+    pub settings: Option<RecordedSettings>,
+}
+
+/// A private pool: memory that only it uses, as that of a captured graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrivatePool {
+    /// Its name in PyTorch.
+    pub id: (u64, u64),
+    /// Its streams: the number in the trace, and the recorder's number of the stream that it is.
+    pub streams: Vec<(u64, u64)>,
 }
 
 impl Default for Recording {
     fn default() -> Self {
-        Self { origins: Origins::default(), history: History::WHOLE }
+        Self {
+            origins: Origins::default(),
+            history: History::WHOLE,
+            waiting: Vec::new(),
+            pools: Vec::new(),
+            layout: None,
+            settings: None,
+        }
     }
 }
 
@@ -242,6 +266,27 @@ impl Trace {
     /// Returns what is known of the recorded run besides the ops.
     pub const fn history(&self) -> History {
         self.recording.history
+    }
+
+    /// Returns the private pools. Memory of one serves only requests on its streams.
+    pub fn pools(&self) -> &[PrivatePool] {
+        &self.recording.pools
+    }
+
+    /// Returns the settings of PyTorch's allocator that were on, unless they were the defaults or the file does not say.
+    pub const fn settings(&self) -> Option<&RecordedSettings> {
+        self.recording.settings.as_ref()
+    }
+
+    /// Returns what the recorded allocator held when the run failed, if the file says.
+    pub(crate) fn layout(&self) -> Option<&Layout> {
+        self.recording.layout.as_ref().filter(|_| self.failed_op.is_some())
+    }
+
+    /// Returns whether the program had freed the block that the op at an index allocated, and it waited for streams, when the run
+    /// failed.
+    pub(crate) fn waited(&self, op_index: u64) -> bool {
+        self.failed_op.is_some() && self.recording.waiting.binary_search(&op_index).is_ok()
     }
 
     /// Returns the request that the recorded run failed at: the last one that was refused, if no allocation follows it.

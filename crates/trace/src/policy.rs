@@ -2,7 +2,9 @@
 
 use crate::caching::{CachingAllocator, CachingError};
 use crate::held::HeldBlock;
-use gapless::allocator::{AllocError, Allocator, BlockSnapshot, BlockState, BuildError, ChunkPolicy, StreamError};
+use gapless::allocator::{
+    AllocError, Allocator, BlockSnapshot, BlockState, BuildError, Builder, ChunkPolicy, StreamError,
+};
 use gapless::driver::{Driver, DriverError};
 use gapless::units::{DeviceAddr, StreamId};
 use std::fmt;
@@ -18,6 +20,12 @@ pub trait Policy {
     fn keep_streams(&mut self, streams: &[StreamId]) -> Result<(), PolicyError> {
         let _ = streams;
         Ok(())
+    }
+
+    /// Notes that each list has the streams of a private pool: memory that was allocated on one of them serves no request on
+    /// others, and stays with the pool.
+    fn keep_private(&mut self, pools: &[Vec<StreamId>]) {
+        let _ = pools;
     }
 
     /// Allocates `bytes` bytes for use on `stream`.
@@ -136,6 +144,10 @@ pub struct GaplessSettings {
 impl GaplessSettings {
     /// Creates an allocator with these settings and a budget of `budget_bytes` on `driver`.
     pub(crate) fn build<D: Driver>(&self, driver: Arc<D>, budget_bytes: u64) -> Result<Allocator<D>, BuildError> {
+        self.builder(driver, budget_bytes).build()
+    }
+
+    pub(crate) fn builder<D: Driver>(&self, driver: Arc<D>, budget_bytes: u64) -> Builder<D> {
         let mut builder = Allocator::builder(driver).budget(budget_bytes);
         if let Some(slack) = self.slack {
             builder = builder.slack(slack);
@@ -143,7 +155,7 @@ impl GaplessSettings {
         if let Some(chunk) = self.chunk {
             builder = builder.chunk_policy(chunk);
         }
-        builder.build()
+        builder
     }
 }
 
@@ -193,6 +205,10 @@ impl<D: Driver> Policy for Allocator<D> {
 }
 
 impl<D: Driver> Policy for CachingAllocator<D> {
+    fn keep_private(&mut self, pools: &[Vec<StreamId>]) {
+        Self::keep_private(self, pools.iter().flatten().copied());
+    }
+
     fn alloc(&mut self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, PolicyError> {
         Self::alloc(self, bytes, stream).map_err(|error| match error {
             CachingError::OutOfMemory(report) => PolicyError::OutOfMemory {

@@ -14,9 +14,10 @@
 use crate::caching::{CachingAllocator, CachingSettings};
 use crate::meter::{Clock, Meter, processor_time};
 use crate::policy::{GaplessSettings, Policy, PolicyError, PolicyKind};
+use crate::pooled::PooledGapless;
 use crate::replay_error::ReplayError;
 use crate::work::{Touch, Worker};
-use crate::{Metered, Op, Trace};
+use crate::{Metered, Op, PrivatePool, Trace};
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::{DriverCalls, DriverError, HostDriver, ModelDriver, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
@@ -164,13 +165,21 @@ pub(crate) fn replay_by<D: ReplayDriver>(
     options: &ReplayOptions<'_>,
 ) -> Result<ReplayResult, ReplayError> {
     let driver = Arc::new(Metered::with_hook(driver, Meter::new(clock)));
+    let streams = streams(trace, &*driver)?;
     match options.policy {
-        PolicyKind::Gapless => {
+        PolicyKind::Gapless if trace.pools().is_empty() => {
             let built = options.gapless.build(Arc::clone(&driver), options.capacity_bytes);
-            run(trace, &driver, built?, options)
+            run(trace, &driver, &streams, built?, options)
+        }
+        PolicyKind::Gapless => {
+            let pools = pool_streams(trace, &streams);
+            let pooled = PooledGapless::new(&options.gapless, &driver, options.capacity_bytes, &pools)?;
+            run(trace, &driver, &streams, pooled, options)
         }
         PolicyKind::Caching => {
-            run(trace, &driver, CachingAllocator::new(Arc::clone(&driver), options.caching), options)
+            let mut caching = CachingAllocator::new(Arc::clone(&driver), options.caching);
+            Policy::keep_private(&mut caching, &pool_streams(trace, &streams));
+            run(trace, &driver, &streams, caching, options)
         }
     }
 }
@@ -178,12 +187,12 @@ pub(crate) fn replay_by<D: ReplayDriver>(
 fn run<D: ReplayDriver, P: Policy>(
     trace: &Trace,
     driver: &Metered<D>,
+    streams: &[StreamId],
     mut policy: P,
     options: &ReplayOptions<'_>,
 ) -> Result<ReplayResult, ReplayError> {
     let meter = driver.hook();
-    let streams = streams(trace, driver)?;
-    policy.keep_streams(&streams).map_err(|error| failed(0, error))?;
+    policy.keep_streams(streams).map_err(|error| failed(0, error))?;
     let mut worker = Worker::new(trace, driver, options.touch);
     let mut blocks = vec![DeviceAddr::default(); trace.slots() as usize];
     let mut calls_per_step = Vec::with_capacity(trace.labels().len());
@@ -249,7 +258,7 @@ fn run<D: ReplayDriver, P: Policy>(
     let driver_calls = meter.calls();
     let modelled = driver.inner().modelled_time();
     if let Some(worker) = worker {
-        worker.finish(&streams)?;
+        worker.finish(streams)?;
     }
     let violations = driver.inner().violations();
     if !violations.is_empty() {
@@ -289,6 +298,13 @@ fn serialize_calls<S: Serializer>(calls: &DriverCalls, serializer: S) -> Result<
 pub(crate) fn streams<D: WorkDriver>(trace: &Trace, driver: &D) -> Result<Vec<StreamId>, DriverError> {
     let stream = |&number: &u64| if number == 0 { Ok(StreamId::DEFAULT) } else { driver.create_stream() };
     trace.streams().iter().map(stream).collect()
+}
+
+/// Returns the driver's streams of each private pool.
+pub(crate) fn pool_streams(trace: &Trace, streams: &[StreamId]) -> Vec<Vec<StreamId>> {
+    let of_number = |number: u64| trace.streams().iter().position(|known| *known == number).map(|index| streams[index]);
+    let of_pool = |pool: &PrivatePool| pool.streams.iter().filter_map(|(number, _)| of_number(*number)).collect();
+    trace.pools().iter().map(of_pool).collect()
 }
 
 const fn failed(op_index: u64, error: PolicyError) -> ReplayError {

@@ -20,10 +20,11 @@ pub use series::Series;
 use crate::advice::Setting;
 use crate::caching::{CachingAllocator, CachingSettings};
 use crate::policy::{GaplessSettings, Policy, PolicyError, PolicyKind};
-use crate::replay::{ReplayDriver, streams};
+use crate::pooled::PooledGapless;
+use crate::replay::{ReplayDriver, pool_streams, streams};
 use crate::{Device, Op, ReplayError, Trace};
 use gapless::driver::{MemoryDriver, ModelDriver};
-use gapless::units::DeviceAddr;
+use gapless::units::{DeviceAddr, StreamId};
 use series::Buckets;
 use std::sync::Arc;
 
@@ -169,14 +170,21 @@ fn one(
     moments: &[u64],
 ) -> Result<PolicyTimeline, ReplayError> {
     let driver = Arc::new(device.model());
+    let streams = streams(trace, &*driver)?;
     match subject.policy {
-        PolicyKind::Gapless => {
+        PolicyKind::Gapless if trace.pools().is_empty() => {
             let built = subject.gapless.build(Arc::clone(&driver), device.capacity_bytes)?;
-            follow(trace, &driver, built, subject, buckets, moments)
+            follow(trace, &driver, &streams, built, subject, buckets, moments)
+        }
+        PolicyKind::Gapless => {
+            let pools = pool_streams(trace, &streams);
+            let pooled = PooledGapless::new(&subject.gapless, &driver, device.capacity_bytes, &pools)?;
+            follow(trace, &driver, &streams, pooled, subject, buckets, moments)
         }
         PolicyKind::Caching => {
-            let allocator = CachingAllocator::new(Arc::clone(&driver), subject.caching);
-            follow(trace, &driver, allocator, subject, buckets, moments)
+            let mut allocator = CachingAllocator::new(Arc::clone(&driver), subject.caching);
+            Policy::keep_private(&mut allocator, &pool_streams(trace, &streams));
+            follow(trace, &driver, &streams, allocator, subject, buckets, moments)
         }
     }
 }
@@ -184,14 +192,14 @@ fn one(
 fn follow<P: Policy>(
     trace: &Trace,
     driver: &ModelDriver,
+    streams: &[StreamId],
     mut policy: P,
     subject: &Subject,
     buckets: Buckets,
     moments: &[u64],
 ) -> Result<PolicyTimeline, ReplayError> {
     let failed = |op_index, error| ReplayError::Policy { op_index, error };
-    let streams = streams(trace, driver)?;
-    policy.keep_streams(&streams).map_err(|error| failed(0, error))?;
+    policy.keep_streams(streams).map_err(|error| failed(0, error))?;
     let at_start = driver.memory_info()?.free;
     let mut blocks = vec![DeviceAddr::default(); trace.slots() as usize];
     let mut found =
