@@ -52,12 +52,17 @@ fn json_has_the_keys_that_tools_rely_on() {
     assert_eq!(
         keys(&advice),
         [
+            "causes",
             "device_bytes",
+            "device_is_assumed",
             "failed_op",
+            "growth",
             "history_complete",
             "holders",
             "peak_live_bytes",
             "policies",
+            "reproduced",
+            "steps",
             "stranded",
             "survived_refusals",
             "trace"
@@ -70,7 +75,10 @@ fn json_has_the_keys_that_tools_rely_on() {
     assert_eq!(advice["holders"].as_array().unwrap().len(), 10);
     let policies = advice["policies"].as_array().unwrap();
     for policy in policies {
-        assert_eq!(keys(policy), ["driver_calls", "host_waits", "oom_op", "setting", "smallest_device_bytes"]);
+        assert_eq!(
+            keys(policy),
+            ["as_recorded", "driver_calls", "host_waits", "not_replayed", "oom_op", "setting", "smallest_device_bytes"]
+        );
     }
     let of = |setting: &str| policies.iter().find(|policy| policy["setting"] == setting).unwrap();
     assert_eq!(of("native")["oom_op"], 1347);

@@ -131,7 +131,8 @@ fn one(arguments: &AdviseArguments, path: &Path, name: &str) -> Result<(Advice, 
 /// The page of the policies that have a verdict.
 fn render(trace: &Trace, device: &Device, advice: &Advice) -> Result<String, ReplayError> {
     let setting = |policy: &PolicyOutcome| policy.setting.parse::<Setting>().expect("an outcome names its setting");
-    let subjects: Vec<Subject> = advice.policies.iter().map(setting).map(Subject::from).collect();
+    let replayed = advice.policies.iter().filter(|policy| policy.not_replayed.is_none());
+    let subjects: Vec<Subject> = replayed.map(setting).map(Subject::from).collect();
     let mut verdict = Vec::new();
     if advice.policies.is_empty() {
         verdict.extend_from_slice(text::NO_VERDICT.as_bytes());

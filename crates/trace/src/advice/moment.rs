@@ -1,10 +1,10 @@
 //! The moment that is looked at: the recorded failure, or else where the native policy fails, or else when most bytes were live.
 
-use super::stranded::Stranded;
+use super::stranded::{Requested, Stranded};
 use crate::caching::{CachingAllocator, CachingSettings};
 use crate::policy::{Policy, PolicyError};
-use crate::replay::{ReplayDriver, streams};
-use crate::{Device, FailedRequest, Op, ReplayError, Trace};
+use crate::replay::{ReplayDriver, pool_streams, streams};
+use crate::{Device, FailedRequest, Op, PrivatePool, ReplayError, Trace};
 use gapless::driver::ModelDriver;
 use gapless::units::{DeviceAddr, StreamId};
 use std::sync::Arc;
@@ -22,8 +22,11 @@ pub(super) struct Moment {
     /// Index of the first op that has not run.
     pub op_index: u64,
     pub live: Vec<LiveBlock>,
-    /// Where the native policy has the rest of the device. `None` if it does not come as far as the moment.
+    /// Where the rest of the device is: as recorded, or else with the native policy. `None` if the recording does not say, and the
+    /// native policy does not come as far as the moment.
     pub stranded: Option<Stranded>,
+    /// Whether that is recorded.
+    pub is_recorded: bool,
     /// The first request that the native policy cannot serve, of those before the moment or at it.
     pub native_fails: Option<FailedRequest>,
 }
@@ -35,7 +38,15 @@ impl Moment {
         if let Some(failed) = trace.failed_request() {
             let (native_fails, stranded) = replay_until(trace, device, failed.op_index)?;
             let reached = native_fails.is_none_or(|native| native.op_index >= failed.op_index);
-            return Ok(Self::at(trace, failed.op_index, native_fails, reached.then_some(stranded)));
+            let native = Self::at(trace, failed.op_index, native_fails, reached.then_some(stranded));
+            return Ok(match trace.layout() {
+                None => native,
+                Some(layout) => {
+                    let live = native.live.iter().map(|block| block.bytes).sum();
+                    let recorded = Stranded::recorded(layout, device, Requested { live, waiting: 0 });
+                    Self { stranded: Some(recorded), is_recorded: true, ..native }
+                }
+            });
         }
         let (native_fails, stranded) = replay_until(trace, device, u64::MAX)?;
         if let Some(failed) = native_fails {
@@ -47,16 +58,18 @@ impl Moment {
     }
 
     fn at(trace: &Trace, op_index: u64, native_fails: Option<FailedRequest>, stranded: Option<Stranded>) -> Self {
-        Self { op_index, live: live_before(trace, op_index), stranded, native_fails }
+        Self { op_index, live: live_before(trace, op_index), stranded, is_recorded: false, native_fails }
     }
 }
 
-/// Returns the blocks that are live before an op, in the order of their slots.
-fn live_before(trace: &Trace, end: u64) -> Vec<LiveBlock> {
+/// Returns the blocks that are live before an op and that the program has not freed, in the order of their slots.
+pub(super) fn live_before(trace: &Trace, end: u64) -> Vec<LiveBlock> {
     let mut blocks: Vec<Option<LiveBlock>> = vec![None; trace.slots() as usize];
     for (op_index, op) in (0..end).zip(trace.ops()) {
         match *op {
-            Op::Alloc { slot, bytes, .. } => blocks[slot as usize] = Some(LiveBlock { op_index, bytes }),
+            Op::Alloc { slot, bytes, .. } => {
+                blocks[slot as usize] = Some(LiveBlock { op_index, bytes }).filter(|_| !trace.waited(op_index));
+            }
             Op::Free { slot } => blocks[slot as usize] = None,
             Op::Refused { .. } | Op::Mark { .. } => {}
         }
@@ -92,20 +105,23 @@ struct Native<'a> {
     allocator: CachingAllocator<ModelDriver>,
     streams: Vec<StreamId>,
     must_be_served: Option<u64>,
-    /// Address and size of the block in each slot.
-    blocks: Vec<(DeviceAddr, u64)>,
-    live_bytes: u64,
+    /// Address and size of the block in each slot, and whether it waited for streams when the run failed.
+    blocks: Vec<(DeviceAddr, u64, bool)>,
+    requested: Requested,
 }
 
 impl<'a> Native<'a> {
     fn new(trace: &'a Trace, driver: Arc<ModelDriver>) -> Result<Self, ReplayError> {
+        let streams = streams(trace, &*driver)?;
+        let mut allocator = CachingAllocator::new(driver, CachingSettings::default());
+        Policy::keep_private(&mut allocator, &pool_streams(trace, &streams));
         Ok(Self {
             trace,
-            streams: streams(trace, &*driver)?,
-            allocator: CachingAllocator::new(driver, CachingSettings::default()),
+            streams,
+            allocator,
             must_be_served: trace.failed_request().map(|request| request.op_index),
-            blocks: vec![(DeviceAddr(0), 0); trace.slots() as usize],
-            live_bytes: 0,
+            blocks: vec![(DeviceAddr(0), 0, false); trace.slots() as usize],
+            requested: Requested::default(),
         })
     }
 
@@ -115,16 +131,16 @@ impl<'a> Native<'a> {
         match *op {
             Op::Alloc { slot, stream, bytes } => {
                 match Policy::alloc(&mut self.allocator, bytes, self.streams[usize::from(stream)]) {
-                    Ok(addr) => self.blocks[slot as usize] = (addr, bytes),
+                    Ok(addr) => self.blocks[slot as usize] = (addr, bytes, self.trace.waited(op_index)),
                     Err(PolicyError::OutOfMemory { .. }) => return Ok(Some(FailedRequest { op_index, bytes })),
                     Err(error) => return Err(wrong(error)),
                 }
-                self.live_bytes += bytes;
+                *self.part(slot) += bytes;
             }
             Op::Free { slot } => {
-                let (addr, bytes) = self.blocks[slot as usize];
+                let (addr, bytes, _) = self.blocks[slot as usize];
                 Policy::free(&mut self.allocator, addr).map_err(wrong)?;
-                self.live_bytes -= bytes;
+                *self.part(slot) -= bytes;
             }
             Op::Refused { stream, bytes } => match self.allocator.ask(bytes, self.streams[usize::from(stream)]) {
                 Err(PolicyError::OutOfMemory { .. }) if self.must_be_served == Some(op_index) => {
@@ -138,13 +154,24 @@ impl<'a> Native<'a> {
         Ok(None)
     }
 
-    fn stranded(&self, device: &Device) -> Stranded {
-        Stranded::of(&self.allocator, device, self.live_bytes, |stream| self.number(stream))
+    /// The sum that the block in a slot counts towards.
+    fn part(&mut self, slot: u32) -> &mut u64 {
+        match self.blocks[slot as usize] {
+            (_, _, true) => &mut self.requested.waiting,
+            (_, _, false) => &mut self.requested.live,
+        }
     }
 
-    /// Returns the trace's number of a stream.
-    fn number(&self, stream: StreamId) -> u64 {
-        self.streams.iter().position(|&known| known == stream).map_or(0, |index| self.trace.streams()[index])
+    fn stranded(&self, device: &Device) -> Stranded {
+        Stranded::of(&self.allocator, device, self.requested, |stream| self.number(stream))
+    }
+
+    /// Returns the trace's number of a stream, or `None` for one of a private pool.
+    fn number(&self, stream: StreamId) -> Option<u64> {
+        let number =
+            self.streams.iter().position(|&known| known == stream).map_or(0, |index| self.trace.streams()[index]);
+        let is_private = |pool: &PrivatePool| pool.streams.iter().any(|(private, _)| *private == number);
+        (!self.trace.pools().iter().any(is_private)).then_some(number)
     }
 }
 
