@@ -127,9 +127,11 @@ fn bad_arguments_are_two_and_say_what_to_do() {
         (&["--device", "5TiB", AVOIDABLE], "no device"),
         (&["--gpu", "Voodoo 2", AVOIDABLE], "RTX 4090"),
         (&["--gpu", "T4", "--device", "1GiB", AVOIDABLE], "--gpu"),
-        (&["--setting", "max_split_size_mb:4", AVOIDABLE], "above 20"),
+        (&["--setting", "max_split_size_mb:4", AVOIDABLE], "at least 20"),
         (&["--setting", "magic", AVOIDABLE], "expandable_segments:True"),
         (&["--snapshot-device", "x", AVOIDABLE], "--snapshot-device"),
+        (&["--snapshot-device", "1", AVOIDABLE], "has one device only"),
+        (&["--gpu", "A100", AVOIDABLE], "did you mean A100 40GB or A100 80GB?"),
     ] {
         let output = advise(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
@@ -153,6 +155,65 @@ fn bad_files_are_named_and_the_others_are_advised_on() {
     assert!(!stderr.contains('\u{1b}'), "{stderr:?}");
     let advice = json(&output);
     assert_eq!((&advice["trace"], &advice["failed_op"]), (&"good".into(), &Value::Null));
+}
+
+#[test]
+fn files_of_other_kinds_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    for (content, kind) in [
+        ("PK\u{3}\u{4}rest", "zip archive"),
+        ("{\"segments\": []}", "JSON"),
+        ("(dp0\nVsegments\n", "protocol 0"),
+        ("}q\0(U\u{8}segments", "protocol 1"),
+    ] {
+        let output = advise(&[text(&file(&folder, "other", content))]);
+        assert_eq!(output.status.code(), Some(2), "{kind}");
+        assert!(stderr(&output).contains(kind), "{kind}: {}", stderr(&output));
+    }
+}
+
+/// A setting is taken as PyTorch takes it, and what changes nothing is said to.
+#[test]
+fn settings_that_change_nothing_are_said_to() {
+    let setting = "backend:native,pinned_num_register_threads:8,expandable_segments:True,";
+    let output = advise(&["--json", "--setting", setting, UNAVOIDABLE]);
+    assert_eq!(json(&output)["policies"][0]["setting"], "expandable_segments:True");
+    for part in ["'backend:native' changes nothing", "'pinned_num_register_threads:8' changes nothing"] {
+        assert!(stderr(&output).contains(part), "{part}: {}", stderr(&output));
+    }
+}
+
+/// An environment variable comes before another allocator, and what is simplest before what needs least.
+#[test]
+fn the_simplest_survivor_is_recommended() {
+    let output =
+        stdout(&advise(&["--device", "13GiB", AVOIDABLE, "--setting", "max_split_size_mb:64", "--setting", "gapless"]));
+    assert!(output.contains("Simplest: PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64, with "), "{output}");
+    assert!(output.contains("Needs least: python -m gapless.torch SCRIPT, with "), "{output}");
+}
+
+/// What keeps memory from a request is named, with what would help.
+#[test]
+fn nothing_helps_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let short = file(&folder, "short.trace", "# capacity_bytes 104857600\na 1 83886080 0\nr 41943040 0\n");
+    let output = stdout(&advise(&[text(&short)]));
+    assert!(output.contains("It takes 20 MiB less, such as a batch that is 17 % smaller"), "{output}");
+    // Every stream has 18 MiB that no other can use.
+    let streams: String = (0..8).map(|id| format!("a {id} 2097152 {id}\n")).collect();
+    let device = 8 * 20 * 1024 * 1024;
+    let path = file(&folder, "streams.trace", &format!("# capacity_bytes {device}\n{streams}r 41943040 0\n"));
+    let output = stdout(&advise(&["--setting", "native", text(&path)]));
+    assert!(output.contains("are free on 8 streams, each of which can use only its own"), "{output}");
+}
+
+#[test]
+fn a_log_of_rmm_gets_rows_and_words_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = "Thread,Time,Action,Pointer,Size,Stream\n1,1,allocate,0x100,1048576,0x0\n1,3,allocate failure,(nil),104857600,0x0\n";
+    let path = file(&folder, "log.csv", log);
+    let output = stdout(&advise(&["--device", "200MiB", text(&path)]));
+    assert!(output.contains("RMM refused a request of 100 MiB") && !output.contains("max_split_size_mb"), "{output}");
 }
 
 /// Sizes far beyond any device cost neither time nor memory.
@@ -275,6 +336,17 @@ fn a_log_that_begins_in_the_middle_gets_no_verdict() {
     assert_eq!((&advice["history_complete"], &advice["policies"]), (&false.into(), &Value::Array(vec![])));
 }
 
+/// A terminal of 80 columns shows the table as it is.
+#[test]
+fn the_table_fits_80_columns() {
+    let output = stdout(&advise(&[AVOIDABLE]));
+    let table: Vec<&str> = output.lines().filter(|line| line.contains(['┆', '═'])).collect();
+    assert!(table.len() > 11, "{output}");
+    for line in table {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+}
+
 #[test]
 fn the_text_is_for_people() {
     let output = advise(&[AVOIDABLE]);
@@ -287,7 +359,8 @@ fn the_text_is_for_people() {
         "What would have helped",
         "fails at op 1,347",
         "survives",
-        "python -m gapless.torch",
+        "Simplest: python -m gapless.torch SCRIPT, with 258.19 MiB to spare",
+        "gapless has been tested without a GPU only",
         "No setting of PyTorch's own allocator that was tried survives",
         "What fits",
     ] {

@@ -130,6 +130,18 @@ pub enum ReadErrorKind {
         /// The limit that was exceeded.
         limit: usize,
     },
+    /// The file is of a kind that is not read.
+    #[error("it is {what}")]
+    OtherFormat {
+        /// What it is, and what to do.
+        what: &'static str,
+    },
+    /// A device was asked for in a file that has only one.
+    #[error("it is no snapshot of PyTorch and has one device only: leave --snapshot-device {device} out")]
+    OneDevice {
+        /// The number of the device.
+        device: usize,
+    },
     /// A pickle cannot be read.
     #[error("byte {offset}: {reason}")]
     BadPickle {

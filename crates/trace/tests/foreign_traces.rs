@@ -597,5 +597,7 @@ fn a_log_without_threads_and_absurd_requests_are_read() {
         "Time,Action,Pointer,Size,Stream\n1,allocate,0x100,1000,0\n2,allocate failure,(nil),18446744073709551615,0\n";
     let trace = read(log.as_bytes()).unwrap();
     assert_eq!(ops(&trace), ["a 1000 0", "r 18446744073709551615 0"]);
+    let saved = ",Thread,Time,Action,Pointer,Size,Stream\n0,7,1,allocate,0x100,1000,0x2\n";
+    assert_eq!(ops(&read(saved.as_bytes()).unwrap()), ["a 1000 1"]);
     assert!(read(format!("{log}1,2,free,0x100,1000,0\n").as_bytes()).unwrap_err().contains("6 fields instead of 5"));
 }

@@ -2,7 +2,7 @@
 
 use crate::count::{count, grouped};
 use crate::printable;
-use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 use gapless::ByteSize;
 use gapless_trace::advice::{Advice, Cause, Gpu, Holder, PolicyOutcome, Stranded};
 use gapless_trace::{Device, Extent, FailedRequest};
@@ -208,27 +208,26 @@ fn describe(holder: &Holder) -> String {
 fn what_helps(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
     writeln!(out, "\nWhat would have helped, each replayed on this device")?;
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
+    table.load_preset(HEADER_LINE).set_content_arrangement(ContentArrangement::Disabled);
     let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
-    table.set_header(["setting", "outcome", "smallest device", "fits", "driver calls", "host waits"]);
+    let head = ["smallest device", "calls", "waits"].map(|name| right(name.replacen(' ', "\n", 1)));
+    table.set_header(["setting", "outcome"].map(Cell::new).into_iter().chain(head));
     for policy in &advice.policies {
-        let mut setting = policy.setting.clone();
-        if policy.as_recorded {
-            setting.push_str(" (as it ran)");
-        }
         let figure = |text: String| right(if policy.not_replayed.is_some() { "-".into() } else { text });
         table.add_row([
-            Cell::new(setting),
+            Cell::new(in_lines(policy)),
             Cell::new(outcome(policy)),
             figure(
                 policy.smallest_device_bytes.map_or_else(|| "none found".into(), |bytes| ByteSize(bytes).to_string()),
             ),
-            Cell::new(gpu(policy)),
             figure(grouped(policy.driver_calls)),
             figure(grouped(policy.host_waits)),
         ]);
     }
-    writeln!(out, "{table}")?;
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((u16::from(index > 0), 1));
+    }
+    writeln!(out, "{}", table.trim_fmt())?;
     let mut reasons: Vec<&str> = advice.policies.iter().filter_map(|policy| policy.not_replayed.as_deref()).collect();
     reasons.dedup();
     for reason in reasons {
@@ -244,44 +243,102 @@ pub(super) fn verdict(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
     }
     let survivors = advice.survivors();
     let Some(best) = survivors.first() else { return nothing_helps(out, advice) };
-    if survivors.iter().any(|policy| policy.setting == "native") {
+    if best.setting == NATIVE {
         return match advice.reproduced {
             Some(false) => writeln!(out, "PyTorch's defaults survive in the replay, though the run failed: see above."),
             _ => writeln!(out, "PyTorch's defaults survive on this device."),
         };
     }
-    writeln!(out, "Needs least: {}", to_paste(best))?;
-    let of_pytorch = survivors.iter().find(|policy| policy.setting != GAPLESS);
-    let mut tried = advice.policies.iter().filter(|policy| policy.setting != GAPLESS && policy.not_replayed.is_none());
-    match of_pytorch {
-        Some(policy) if policy.setting != best.setting => {
-            writeln!(out, "With PyTorch's own allocator: {}", to_paste(policy))
-        }
-        Some(_) => Ok(()),
-        None if tried.next().is_none() => writeln!(out, "No setting of PyTorch's own allocator was replayed."),
-        None => writeln!(out, "No setting of PyTorch's own allocator that was tried survives."),
+    writeln!(out, "Simplest: {}{}", to_paste(best, advice), margin(best, advice))?;
+    let least = survivors.iter().min_by_key(|policy| policy.smallest_device_bytes.unwrap_or(u64::MAX));
+    if let Some(least) = least.filter(|least| least.smallest_device_bytes < best.smallest_device_bytes) {
+        writeln!(out, "Needs least: {}{}", to_paste(least, advice), margin(least, advice))?;
+    }
+    let of_pytorch = |policy: &&PolicyOutcome| policy.setting != GAPLESS;
+    if survivors.iter().any(|policy| policy.setting == GAPLESS) {
+        writeln!(out, "gapless has been tested without a GPU only.")?;
+    }
+    if !survivors.iter().copied().any(|policy| of_pytorch(&policy)) {
+        let tried = advice.policies.iter().filter(of_pytorch).any(|policy| policy.not_replayed.is_none());
+        let said = if tried { "that was tried survives" } else { "was replayed" };
+        writeln!(out, "No setting of PyTorch's own allocator {said}.")?;
+    }
+    Ok(())
+}
+
+/// Says how much of the device a policy leaves.
+fn margin(policy: &PolicyOutcome, advice: &Advice) -> String {
+    match policy.smallest_device_bytes.and_then(|bytes| advice.device_bytes.checked_sub(bytes)) {
+        Some(spare) => format!(", with {} to spare", ByteSize(spare)),
+        None => String::new(),
     }
 }
 
+/// Writes why nothing helps, and what would.
 fn nothing_helps(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
-    let live = advice.live_bytes.saturating_add(advice.failed.map_or(0, |failed| failed.bytes));
+    let failed = advice.failed.map_or(0, |failed| failed.bytes);
+    let needed = advice.live_bytes.saturating_add(failed).max(advice.peak_live_bytes);
+    let device = ByteSize(advice.device_bytes);
     let largest: Vec<String> = advice.holders.iter().take(3).map(describe).collect();
-    writeln!(
-        out,
-        "Nothing that was tried helps: {} are live at once with the request that failed, of {}. The largest are {}.",
-        ByteSize(live.max(advice.peak_live_bytes)),
-        ByteSize(advice.device_bytes),
-        largest.join("; ")
-    )
+    if failed > Device::MOST_BYTES {
+        return writeln!(out, "Nothing helps: the size of the request that failed has to be mended.");
+    }
+    if let Some(surplus) = needed.checked_sub(advice.device_bytes).filter(|surplus| *surplus > 0) {
+        write!(
+            out,
+            "Nothing that was tried helps: {} are live at once with the request that failed, of {device}. It takes {} less, such as \
+             a batch that is {} % smaller.",
+            ByteSize(needed),
+            ByteSize(surplus),
+            percent(surplus, needed),
+        )?;
+    } else {
+        write!(
+            out,
+            "Nothing that was tried helps, though {} of {device} would do for what was live and the request: {}.",
+            ByteSize(needed),
+            obstacle(advice),
+        )?;
+    }
+    if largest.is_empty() { writeln!(out) } else { writeln!(out, " The largest are {}.", largest.join("; ")) }
+}
+
+/// Says what keeps free memory from a request.
+fn obstacle(advice: &Advice) -> String {
+    let mut obstacles = Vec::new();
+    if let Some(stranded) = &advice.stranded {
+        let free = stranded.free_in_whole_pages_bytes + stranded.free_in_partly_used_pages_bytes;
+        let failed = advice.failed.map_or(0, |failed| failed.bytes);
+        for (bytes, what) in [
+            (stranded.free_in_private_pools_bytes, "in private pools, of which fewer or shared ones would hold less"),
+            (stranded.waiting_bytes, "with work of other streams, which a wait before the request would end"),
+        ] {
+            if bytes > 0 {
+                obstacles.push(format!("{} are {what}", ByteSize(bytes)));
+            }
+        }
+        if stranded.by_stream.len() > 1 && free >= failed {
+            obstacles.push(format!(
+                "{} are free on {} streams, each of which can use only its own, so that fewer streams would hold less",
+                ByteSize(free),
+                grouped(stranded.by_stream.len() as u64),
+            ));
+        }
+    }
+    if obstacles.is_empty() { "free memory lies between live blocks".into() } else { obstacles.join("; ") }
+}
+
+/// `part` of `whole` in percent, rounded up.
+fn percent(part: u64, whole: u64) -> u64 {
+    u64::try_from((u128::from(part) * 100).div_ceil(u128::from(whole.max(1)))).unwrap_or(100)
 }
 
 fn what_fits(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
-    let least = advice
-        .policies
-        .iter()
-        .filter_map(|policy| Some((policy.smallest_device_bytes?, policy)))
-        .min_by_key(|(bytes, _)| *bytes);
-    let Some((bytes, policy)) = least else { return Ok(()) };
+    let smallest = |is_considered: fn(&PolicyOutcome) -> bool| {
+        let found = advice.policies.iter().filter(|policy| is_considered(policy));
+        found.filter_map(|policy| Some((policy.smallest_device_bytes?, policy))).min_by_key(|(bytes, _)| *bytes)
+    };
+    let Some((bytes, policy)) = smallest(|_| true) else { return Ok(()) };
     writeln!(out, "\nWhat fits")?;
     if !advice.growth.is_empty() {
         return leaks(out, advice);
@@ -297,6 +354,13 @@ fn what_fits(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
         None => {
             writeln!(out, "  no GPU known here has the {} that are needed with {}", ByteSize(bytes), policy.setting)?
         }
+    }
+    // Where that is gapless, and PyTorch's own allocator needs another GPU.
+    if let Some((own_bytes, own)) = smallest(|policy| policy.setting != GAPLESS)
+        && let Some(gpu) = Gpu::smallest_with(own_bytes)
+        && Gpu::smallest_with(bytes).is_some_and(|smaller| smaller.name != gpu.name)
+    {
+        writeln!(out, "  the {} ({} usable) with {}", gpu.name, ByteSize(gpu.usable_bytes()), own.setting)?;
     }
     if advice.history.extent == Extent::LaterPart {
         writeln!(out, "  (counted from where the history begins: what came before may have needed more)")?;
@@ -333,22 +397,30 @@ fn outcome(policy: &PolicyOutcome) -> String {
     policy.oom_op.map_or_else(|| "survives".into(), |op| format!("fails at op {}", grouped(op)))
 }
 
-fn gpu(policy: &PolicyOutcome) -> &'static str {
-    if policy.not_replayed.is_some() {
-        return "-";
+/// The setting in short lines, so that the table is narrow.
+fn in_lines(policy: &PolicyOutcome) -> String {
+    let mut text = policy.setting.replace(',', ",\n");
+    if text.lines().any(|line| line.len() > LONGEST_SETTING) {
+        text = text.replace(':', ":\n");
     }
-    policy.smallest_device_bytes.and_then(Gpu::smallest_with).map_or("none known", |gpu| gpu.name)
+    if policy.as_recorded {
+        text.push_str("\n(as it ran)");
+    }
+    text
 }
 
-/// A line that selects the policy.
-fn to_paste(policy: &PolicyOutcome) -> String {
+/// A line that selects the policy. Versions of PyTorch that know `PYTORCH_ALLOC_CONF` know the older name too, and 2.9.1 knows no
+/// other for CUDA.
+fn to_paste(policy: &PolicyOutcome, advice: &Advice) -> String {
     match policy.setting.as_str() {
+        GAPLESS if advice.recorder == "RMM" => "rmm.mr.set_current_device_resource(gapless.rmm.resource())".into(),
         GAPLESS => "python -m gapless.torch SCRIPT".into(),
         setting => match setting.strip_suffix(EMPTY_CACHE) {
-            None => format!("PYTORCH_ALLOC_CONF={setting}"),
+            None => format!("PYTORCH_CUDA_ALLOC_CONF={setting}"),
             Some("") => format!("{EMPTY_CACHE} at the end of each step"),
             Some(rest) => {
-                format!("PYTORCH_ALLOC_CONF={}, and {EMPTY_CACHE} at the end of each step", rest.trim_end_matches(','))
+                let rest = rest.trim_end_matches(',');
+                format!("PYTORCH_CUDA_ALLOC_CONF={rest}, and {EMPTY_CACHE} at the end of each step")
             }
         },
     }
@@ -356,7 +428,12 @@ fn to_paste(policy: &PolicyOutcome) -> String {
 
 /// Said where no policy was replayed.
 pub(super) const NO_VERDICT: &str = "No verdict: the file does not say enough about what was live before it begins.";
+/// A table with a line below its header, and between columns.
+const HEADER_LINE: &str = "     ═╪ ┆          ";
+/// Most characters of a line in the column of settings, if it can be broken.
+const LONGEST_SETTING: usize = 29;
 const GAPLESS: &str = "gapless";
+const NATIVE: &str = "native";
 const EMPTY_CACHE: &str = "torch.cuda.empty_cache()";
 /// Most refused requests that are listed.
 const MOST_REFUSALS: usize = 8;

@@ -29,6 +29,7 @@ pub use holders::Holder;
 pub use policies::{PolicyOutcome, Setting};
 pub use stranded::{FreeOfSize, FreeOfStream, Stranded};
 
+use crate::caching::CachingSettings;
 use crate::{Device, Extent, FailedRequest, History, ReplayError, Search, Trace};
 use moment::Moment;
 use std::num::NonZero;
@@ -113,12 +114,19 @@ pub struct Advice {
 }
 
 impl Advice {
-    /// Returns the policies that survive, the one that survives on the smallest device first, then the one with the
-    /// fewest waits and driver calls.
+    /// Returns the policies that survive, the simplest first: the defaults, then settings of PyTorch's allocator, then those that
+    /// change the program too, then another allocator. Of one kind, those with the fewest waits and driver calls come first.
     pub fn survivors(&self) -> Vec<&PolicyOutcome> {
         let mut survivors: Vec<_> = self.policies.iter().filter(|policy| policy.survives()).collect();
         survivors.sort_by_key(|policy| {
-            (policy.smallest_device_bytes.unwrap_or(u64::MAX), policy.host_waits, policy.driver_calls)
+            let kind = match policy.setting.parse() {
+                Ok(Setting::Caching(settings)) if settings == CachingSettings::default() => 0,
+                Ok(Setting::Caching(settings)) if !settings.empties_cache => 1,
+                Ok(Setting::Caching(_)) => 2,
+                Ok(Setting::Gapless) | Err(_) => 3,
+            };
+            let least = policy.smallest_device_bytes.unwrap_or(u64::MAX);
+            (kind, policy.host_waits, policy.driver_calls, least)
         });
         survivors
     }

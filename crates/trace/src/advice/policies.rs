@@ -33,9 +33,18 @@ impl Setting {
     }
 
     /// Returns the settings to compare by default: those that PyTorch's documentation and the articles about it advise,
-    /// and gapless. Settings that were on in the recorded run are among them.
+    /// and gapless. Settings that were on in the recorded run are among them. A log of RMM is replayed through a
+    /// caching allocator with PyTorch's defaults, and gapless.
     pub fn usual(trace: &Trace) -> Vec<Self> {
-        let texts = USUAL.iter().filter(|text| !text.contains("empty_cache") || trace.labels().len() > 0);
+        // Settings of PyTorch's allocator mean nothing to RMM.
+        let applies = |text: &&&str| match text {
+            &&(NATIVE | GAPLESS) => true,
+            text => {
+                trace.header().value("made") != Some("RMM log")
+                    && (!text.contains("empty_cache") || trace.labels().len() > 0)
+            }
+        };
+        let texts = USUAL.iter().filter(applies);
         let mut settings: Vec<Self> =
             texts.map(|text| text.parse().expect("the usual settings are settings")).collect();
         if let Some(recorded) = Self::recorded(trace).filter(|recorded| !settings.contains(recorded)) {
@@ -201,8 +210,9 @@ fn no_verdict(history: &History, setting: &Setting, device: &Device) -> Option<S
 }
 
 const GAPLESS: &str = "gapless";
+const NATIVE: &str = "native";
 const USUAL: [&str; 10] = [
-    "native",
+    NATIVE,
     "expandable_segments:True",
     "max_split_size_mb:64",
     "max_split_size_mb:128",

@@ -28,6 +28,8 @@ pub enum Format {
     Snapshot,
     /// A CSV file with the columns of an RMM log.
     RmmLog,
+    /// A file of another kind, which is named, with what to do.
+    Other(&'static str),
 }
 
 /// Detects the format from the first bytes of a file, decompressed if it is gzip. Returns a reader of the whole file.
@@ -45,6 +47,8 @@ pub fn detect<'a>(mut file: impl Read + 'a) -> io::Result<(Format, Box<dyn Read 
         Format::Snapshot
     } else if rmm::is_log(first_text(&unpacked)) {
         Format::RmmLog
+    } else if let Some((_, what)) = OTHERS.iter().find(|(magic, _)| unpacked.starts_with(magic)) {
+        Format::Other(what)
     } else {
         Format::Text
     };
@@ -55,6 +59,19 @@ pub fn detect<'a>(mut file: impl Read + 'a) -> io::Result<(Format, Box<dyn Read 
 fn first_text(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes).trim_ascii_start()
 }
+
+/// What files of other kinds begin with, and what they are.
+const OTHERS: [(&[u8], &str); 9] = [
+    (b"PK\x03\x04", "a zip archive: unpack it"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd: unpack it, or use gzip"),
+    (b"\xfd7zXZ", "compressed with xz: unpack it, or use gzip"),
+    (b"BZh", "compressed with bzip2: unpack it, or use gzip"),
+    (b"{", "JSON: give the pickle that torch.cuda.memory._dump_snapshot writes"),
+    (b"[", "JSON: give the pickle that torch.cuda.memory._dump_snapshot writes"),
+    (b"(dp", "a pickle of protocol 0: write it with pickle.dump(snapshot, file, protocol=4)"),
+    (b"}q", "a pickle of protocol 1: write it with pickle.dump(snapshot, file, protocol=4)"),
+    (b"<", "HTML: give the file that the page was made from"),
+];
 
 /// Number of bytes examined: enough for the first line of a log.
 const LOOK_BYTES: u64 = 4096;

@@ -1,5 +1,5 @@
 //! RMM's log (`rmm.enable_logging`, `RMM_LOG_FILE`): a CSV file with the columns thread, time, action, pointer, size
-//! and stream. Logs of 2020 have no thread.
+//! and stream, found by their names.
 //!
 //! Several logs, one after the other, are those of one process after the other: each begins with the columns.
 //!
@@ -14,18 +14,43 @@ use std::io::{BufRead, Read};
 
 /// Whether a file begins as a log does.
 pub fn is_log(start: &[u8]) -> bool {
-    COLUMNS.iter().any(|columns| start.starts_with(columns.as_bytes()))
+    let line = start.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    std::str::from_utf8(line).is_ok_and(|line| Columns::of(line.trim()).is_some())
 }
 
-/// The first lines of logs.
-const COLUMNS: [&str; 2] = ["Thread,Time,Action,Pointer,Size,Stream", "Time,Action,Pointer,Size,Stream"];
+/// Where the columns of a log are. Logs of 2020 have no thread, and tables that were saved by pandas have a column more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Columns {
+    count: usize,
+    thread: Option<usize>,
+    action: usize,
+    pointer: usize,
+    size: usize,
+    stream: usize,
+}
+
+impl Columns {
+    /// Returns the columns that a line names, if it is the first line of a log.
+    fn of(line: &str) -> Option<Self> {
+        let names: Vec<&str> = line.split(',').map(str::trim).collect();
+        let column = |name| names.iter().position(|known| *known == name);
+        Some(Self {
+            count: names.len(),
+            thread: column("Thread"),
+            action: column("Action")?,
+            pointer: column("Pointer")?,
+            size: column("Size")?,
+            stream: column("Stream")?,
+        })
+    }
+}
 
 /// Reads a log as a trace.
 pub fn read(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadError> {
     let whole = |kind| ReadError { line: 0, kind };
     let (mut source, gzip) = unpack(file).map_err(|error| whole(ReadErrorKind::Io(error)))?;
     let (mut events, mut streams) = (Events::default(), Streams::default());
-    let mut has_thread = true;
+    let mut columns = None;
     let (mut line, mut filler) = (Vec::new(), Filler::default());
     let most = u64::try_from(limits.line_bytes).unwrap_or(u64::MAX).saturating_add(1);
     for number in 1.. {
@@ -44,16 +69,18 @@ pub fn read(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadEr
             filler.count(line.len(), &limits).map_err(at)?;
             continue;
         }
-        if COLUMNS.contains(&row) {
+        if let Some(named) = Columns::of(row) {
             filler.count(line.len(), &limits).map_err(at)?;
-            has_thread = row == COLUMNS[0];
+            columns = Some(named);
             streams.forget();
             if !events.events.is_empty() {
                 events.push(Event::End, &limits).map_err(at)?;
             }
             continue;
         }
-        let event = parse(row, has_thread, &mut streams).map_err(|reason| at(ReadErrorKind::BadRow { reason }))?;
+        let columns =
+            columns.ok_or_else(|| at(ReadErrorKind::BadRow { reason: "no columns are named before it".into() }))?;
+        let event = parse(row, columns, &mut streams).map_err(|reason| at(ReadErrorKind::BadRow { reason }))?;
         events.push(event, &limits).map_err(at)?;
     }
     let mut header = Header::default();
@@ -61,15 +88,14 @@ pub fn read(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadEr
     events.into_trace(name, header, limits).map_err(whole)
 }
 
-fn parse(row: &str, has_thread: bool, streams: &mut Streams) -> Result<Event, String> {
+fn parse(row: &str, columns: Columns, streams: &mut Streams) -> Result<Event, String> {
     let fields: Vec<&str> = row.split(',').map(str::trim).collect();
-    let (thread, [_time, action, pointer, size, stream]) = match fields[..] {
-        [thread, ref rest @ ..] if has_thread && rest.len() == 5 => {
-            (thread, [rest[0], rest[1], rest[2], rest[3], rest[4]])
-        }
-        [time, action, pointer, size, stream] if !has_thread => ("", [time, action, pointer, size, stream]),
-        _ => return Err(format!("{} fields instead of {}", fields.len(), 5 + usize::from(has_thread))),
-    };
+    if fields.len() != columns.count {
+        return Err(format!("{} fields instead of {}", fields.len(), columns.count));
+    }
+    let thread = columns.thread.map_or("", |thread| fields[thread]);
+    let [action, pointer, size, stream] =
+        [columns.action, columns.pointer, columns.size, columns.stream].map(|column| fields[column]);
     let bytes = size.parse().map_err(|_| format!("the size '{}' is not a whole number below 2^64", excerpt(size)))?;
     let addr = number(pointer).ok_or_else(|| format!("the pointer '{}' is not a number", excerpt(pointer)))?;
     let stream = number(stream).ok_or_else(|| format!("the stream '{}' is not a number", excerpt(stream)))?;
