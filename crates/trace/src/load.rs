@@ -81,6 +81,8 @@ pub(crate) struct Recording {
     /// What the allocator held when it last refused a request.
     pub layout: Option<Layout>,
     pub settings: Option<RecordedSettings>,
+    /// How much less of the device there was when a request was last refused than at one before, in bytes.
+    pub taken_by_others: u64,
 }
 
 /// A private pool: memory that only it uses, as that of a captured graph.
@@ -101,6 +103,7 @@ impl Default for Recording {
             pools: Vec::new(),
             layout: None,
             settings: None,
+            taken_by_others: 0,
         }
     }
 }
@@ -286,6 +289,11 @@ impl Trace {
     /// Returns what the recorded allocator held when the run failed, if the file says.
     pub(crate) fn layout(&self) -> Option<&Layout> {
         self.recording.layout.as_ref().filter(|_| self.failed_op.is_some())
+    }
+
+    /// Returns how much of the device others took between a request that was survived and the one that the run failed at, in bytes.
+    pub(crate) const fn taken_by_others(&self) -> u64 {
+        self.recording.taken_by_others
     }
 
     /// Returns whether the program had freed the block that the op at an index allocated, and it waited for streams, when the run

@@ -511,6 +511,20 @@ fn a_limit_is_named_where_the_device_had_room() {
     assert_eq!(found.policies[1].setting, "max_split_size_mb:100");
 }
 
+/// Of two requests that were refused, the later one had less of the device.
+#[test]
+fn memory_that_others_took_is_named() {
+    let history = |free| {
+        let before = vec![at("segment_alloc", 1000, 300), at("alloc", 1000, 300), oom(2000, 700)];
+        let after = vec![at("segment_alloc", 2000, 100), at("alloc", 2000, 100), oom(500, free)];
+        before.into_iter().chain(after).collect()
+    };
+    let segments = || vec![segment(1000, 300, 0, "active_allocated"), segment(2000, 100, 0, "active_allocated")];
+    assert_eq!(advice(&recording(history(600), segments(), vec![])).causes.len(), 1, "the limit alone");
+    let found = advice(&recording(history(400), segments(), vec![]));
+    assert_eq!(found.causes, [Cause::Others { bytes: 200 * MIB }]);
+}
+
 /// A run without a failure fits a device of what it held.
 #[test]
 fn a_device_that_is_not_recorded_is_assumed_to_have_what_was_held() {

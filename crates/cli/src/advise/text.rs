@@ -103,6 +103,9 @@ fn describe_cause(cause: &Cause) -> String {
             "{} were freed, but work of other streams (record_stream) or a capture still had them",
             ByteSize(*bytes)
         ),
+        Cause::Others { bytes } => {
+            format!("{} of the device were taken by others since a request was refused before", ByteSize(*bytes))
+        }
         Cause::Settings { settings } => format!("PyTorch ran with {}", printable(settings)),
     }
 }
@@ -299,6 +302,11 @@ fn nothing_helps(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
             ByteSize(needed),
             obstacle(advice),
         )?;
+    }
+    if let Some(others) =
+        advice.stranded.as_ref().map(|stranded| stranded.other_processes_bytes).filter(|bytes| *bytes > 0)
+    {
+        write!(out, " Others hold {} of the device.", ByteSize(others))?;
     }
     if largest.is_empty() { writeln!(out) } else { writeln!(out, " The largest are {}.", largest.join("; ")) }
 }

@@ -27,6 +27,11 @@ pub enum Cause {
         /// Their size, in bytes.
         bytes: u64,
     },
+    /// Between two requests that were refused, others took memory of the device.
+    Others {
+        /// How much, in bytes.
+        bytes: u64,
+    },
     /// Settings of PyTorch's allocator were on.
     Settings {
         /// As the environment variable has them.
@@ -53,10 +58,15 @@ pub(super) fn of(trace: &Trace, failed: &FailedRequest, stranded: Option<&Strand
             causes.push(Cause::WaitingForStreams { bytes: stranded.waiting_bytes });
         }
     }
+    if trace.taken_by_others() >= LEAST_TAKEN {
+        causes.push(Cause::Others { bytes: trace.taken_by_others() });
+    }
     if let Some(settings) = trace.settings().and_then(|settings| settings.caching()) {
         causes.push(Cause::Settings { settings: settings.to_string() });
     }
     causes
 }
 
+/// Least memory that others are said to have taken: contexts and libraries take some, too.
+const LEAST_TAKEN: u64 = 64 << 20;
 const FRACTION: &str = "per_process_memory_fraction";

@@ -134,6 +134,8 @@ struct Events {
     held_at_start_bytes: Option<u64>,
     /// The most that it held, in bytes.
     held_at_most_bytes: Option<u64>,
+    /// How much less the allocator and the device had together when a request was last refused than at one before, in bytes.
+    taken_by_others: u64,
     /// The blocks that wait for streams, by address.
     waiting: HashSet<u64>,
     /// The numbers of streams in private pools.
@@ -229,7 +231,7 @@ impl Events {
     fn into_trace(self, name: &str, header: Header, limits: Limits) -> Result<Trace, ReadErrorKind> {
         let before = self.live_at_start();
         let history = self.history(&before);
-        let Self { events, labels, origins, private, layout, settings, .. } = self;
+        let Self { events, labels, origins, private, layout, settings, taken_by_others, .. } = self;
         let mut ops = Vec::with_capacity(before.len() + events.len());
         let mut of_op = Vec::new();
         let mut live: HashMap<u64, Live> = HashMap::new();
@@ -295,6 +297,7 @@ impl Events {
             pools: pools(private),
             layout,
             settings,
+            taken_by_others,
         };
         Trace::from_ops(name, header, limits, ops.into_iter(), recording)
     }

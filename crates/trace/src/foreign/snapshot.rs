@@ -76,6 +76,7 @@ fn convert(name: &str, file: impl Read, device: Option<usize>, limits: Limits) -
             reader.events.held_at_start_bytes = Some(held.at_start);
             reader.events.held_at_most_bytes = Some(held.at_most);
             header.capacity_bytes = held.capacity;
+            reader.events.taken_by_others = held.taken_by_others;
         }
         None => reader.events.contradictory = true,
     }
@@ -116,6 +117,8 @@ struct Held {
     at_most: u64,
     /// With what the device had free when it last ran out of memory, if it did.
     capacity: Option<u64>,
+    /// How much more that was when it ran out of memory before.
+    taken_by_others: u64,
 }
 
 /// Returns the entries of frees that were requested, but not completed when a request was next refused.
@@ -290,14 +293,18 @@ impl Reader<'_> {
         let at_end = i128::from(sizes.fold(0, u64::saturating_add));
         let (mut held, mut most, mut least, mut capacity) = (at_end, at_end, at_end, None);
         let mut failure_seen = false;
+        let mut most_capacity = 0;
         for &entry in entries.iter().rev() {
             let bytes = i128::from(values.number(entry, key::SIZE).unwrap_or(0));
             match values.text(entry, key::ACTION) {
                 Some("segment_alloc" | "segment_map") => held -= bytes,
                 Some("segment_free" | "segment_unmap") => held += bytes,
-                Some("oom") if !failure_seen => {
-                    failure_seen = true;
-                    capacity = values.number(entry, key::DEVICE_FREE).map(|free| held + i128::from(free));
+                Some("oom") => {
+                    let now = values.number(entry, key::DEVICE_FREE).map(|free| held + i128::from(free));
+                    if !failure_seen {
+                        (failure_seen, capacity) = (true, now);
+                    }
+                    most_capacity = most_capacity.max(now.unwrap_or(0));
                 }
                 _ => {}
             }
@@ -309,6 +316,7 @@ impl Reader<'_> {
         Some(Held {
             at_start: u64::try_from(held).unwrap_or(u64::MAX),
             at_most: u64::try_from(most).unwrap_or(u64::MAX),
+            taken_by_others: capacity.map_or(0, |capacity| u64::try_from(most_capacity - capacity).unwrap_or(0)),
             capacity: capacity.and_then(|capacity| u64::try_from(capacity).ok()).filter(|capacity| *capacity > 0),
         })
     }
