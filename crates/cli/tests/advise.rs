@@ -199,6 +199,13 @@ fn nothing_helps_says_why() {
     let short = file(&folder, "short.trace", "# capacity_bytes 104857600\na 1 83886080 0\nr 41943040 0\n");
     let output = stdout(&advise(&[text(&short)]));
     assert!(output.contains("It takes 20 MiB less, such as a batch that is 17 % smaller"), "{output}");
+    // Each step leaves 10 MiB behind: a smaller batch or a larger device only lasts longer.
+    let steps: String = (0..8).map(|id| format!("a {id} 10485760 0\nm step\n")).collect();
+    let path = file(&folder, "leak.trace", &format!("# capacity_bytes 94371840\n{steps}r 20971520 0\n"));
+    let output = stdout(&advise(&[text(&path)]));
+    for part in ["Nothing helps for long", "no device in the end", "10 MiB  every step, 8 times, never freed"] {
+        assert!(output.contains(part) && !output.contains("smallest GPU"), "{part}: {output}");
+    }
     // Every stream has 18 MiB that no other can use.
     let streams: String = (0..8).map(|id| format!("a {id} 2097152 {id}\n")).collect();
     let device = 8 * 20 * 1024 * 1024;

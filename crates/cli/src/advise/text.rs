@@ -104,7 +104,10 @@ fn describe_cause(cause: &Cause) -> String {
             ByteSize(*bytes)
         ),
         Cause::Others { bytes } => {
-            format!("{} of the device were taken by others since a request was refused before", ByteSize(*bytes))
+            format!(
+                "{} of the device went to others, libraries of the program included, since a request was refused before",
+                ByteSize(*bytes)
+            )
         }
         Cause::Settings { settings } => format!("PyTorch ran with {}", printable(settings)),
     }
@@ -286,6 +289,9 @@ fn nothing_helps(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
     if failed > Device::MOST_BYTES {
         return writeln!(out, "Nothing helps: the size of the request that failed has to be mended.");
     }
+    if !advice.growth.is_empty() {
+        return writeln!(out, "Nothing helps for long: memory grows steadily, as said below.");
+    }
     if let Some(surplus) = needed.checked_sub(advice.device_bytes).filter(|surplus| *surplus > 0) {
         write!(
             out,
@@ -319,7 +325,7 @@ fn obstacle(advice: &Advice) -> String {
         let failed = advice.failed.map_or(0, |failed| failed.bytes);
         for (bytes, what) in [
             (stranded.free_in_private_pools_bytes, "in private pools, of which fewer or shared ones would hold less"),
-            (stranded.waiting_bytes, "with work of other streams, which a wait before the request would end"),
+            (stranded.waiting_bytes, "with work of other streams, which fewer uses on other streams would end sooner"),
         ] {
             if bytes > 0 {
                 obstacles.push(format!("{} are {what}", ByteSize(bytes)));
