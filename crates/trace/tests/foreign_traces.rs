@@ -506,6 +506,9 @@ fn a_limit_is_named_where_the_device_had_room() {
     let recorded: Vec<_> =
         found.policies.iter().filter(|policy| policy.as_recorded).map(|policy| &policy.setting).collect();
     assert_eq!(recorded, ["expandable_segments:True"]);
+    let lists = "roundup_power2_divisions:[256:1,>:8]";
+    let found = advice(&recording(history(), segments(), vec![("PYTORCH_CUDA_ALLOC_CONF", Text(lists))]));
+    assert_eq!(found.causes[1..], [Cause::Settings { settings: lists.into() }]);
     let settings = vec![("max_split_size", Int(100 * MIB))];
     let found = advice(&recording(history(), segments(), settings));
     assert_eq!(found.policies[1].setting, "max_split_size_mb:100");

@@ -1,7 +1,7 @@
 //! What a recording shows of why a request was refused, beside what was live.
 
 use super::stranded::Stranded;
-use crate::caching::segment_bytes_of;
+use crate::caching::{CachingSettings, segment_bytes_of};
 use crate::{FailedRequest, Trace};
 
 /// A reason that a request could not have memory which was free.
@@ -61,8 +61,14 @@ pub(super) fn of(trace: &Trace, failed: &FailedRequest, stranded: Option<&Strand
     if trace.taken_by_others() >= LEAST_TAKEN {
         causes.push(Cause::Others { bytes: trace.taken_by_others() });
     }
-    if let Some(settings) = trace.settings().and_then(|settings| settings.caching()) {
-        causes.push(Cause::Settings { settings: settings.to_string() });
+    // What cannot be replayed, such as a list of divisions, is said as it was set.
+    let is_said = |part: &str| !part.starts_with(FRACTION) && !CachingSettings::changes_nothing(part);
+    match trace.settings().and_then(|settings| settings.caching()) {
+        Some(settings) => causes.push(Cause::Settings { settings: settings.to_string() }),
+        None if text.split(',').map(str::trim).any(|part| !part.is_empty() && is_said(part)) => {
+            causes.push(Cause::Settings { settings: text.to_owned() });
+        }
+        None => {}
     }
     causes
 }
