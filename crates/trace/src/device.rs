@@ -30,8 +30,9 @@ impl Device {
     }
 
     /// Returns the device that the trace's header describes: its capacity minus the memory that others held or that the
-    /// driver could not provide, and at most the budget of the recorded allocator. If the header has no capacity, it is `DEFAULT_CAPACITY_PERCENT` percent of the peak of
-    /// live bytes, and at least what the recorded allocator held, rounded up to whole pages.
+    /// driver could not provide, and at most the budget of the recorded allocator. If the header has no capacity, it is
+    /// `DEFAULT_CAPACITY_PERCENT` percent of the peak of live bytes, and at least what the recorded allocator held, rounded up to
+    /// whole pages.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if according to the header others hold more memory than the device has, or if the trace

@@ -157,8 +157,8 @@ impl Trace {
     /// device that ran out of memory, or else the one with most allocations and frees.
     ///
     /// # Errors
-    /// Returns [`ReadError`] if the trace cannot be read or is not valid, if the snapshot has no history of the device, or if the file is
-    /// no snapshot and a device is asked for.
+    /// Returns [`ReadError`] if the trace cannot be read or is not valid, if the snapshot has no history of the device, or if the
+    /// file is no snapshot and a device is asked for.
     pub fn open_device(path: &Path, device: Option<usize>) -> Result<Self, ReadError> {
         let file = File::open(path).map_err(|error| ReadError { line: 0, kind: ReadErrorKind::Io(error) })?;
         Self::read_device(&Self::name_of(path), file, device)

@@ -295,8 +295,8 @@ fn nothing_helps(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
     if let Some(surplus) = needed.checked_sub(advice.device_bytes).filter(|surplus| *surplus > 0) {
         write!(
             out,
-            "Nothing that was tried helps: {} are live at once with the request that failed, of {device}. It takes {} less, such as \
-             a batch that is {} % smaller.",
+            "Nothing that was tried helps: {} are live at once with the request that failed, of {device}. It takes {} less, such \
+             as a batch that is {} % smaller.",
             ByteSize(needed),
             ByteSize(surplus),
             percent(surplus, needed),

@@ -20,9 +20,9 @@
 //! - I3  `live <= reserved`, where `reserved` counts whole segments, and what is mapped of expandable ones.
 //!
 //! Constants and rules are those of `c10/cuda/CUDACachingAllocator.cpp` of pytorch/pytorch, version 2.13. A private pool is
-//! streams of its own, whose memory stays theirs. `record_stream` is not modelled: a recording says when a block was free. `cudaMalloc` becomes `create`, `reserve`,
-//! `map` and `set_access` of one chunk. `cudaFree` becomes `unmap`, `address_free` and `release`, after waiting for all
-//! streams.
+//! streams of its own, whose memory stays theirs. `record_stream` is not modelled: a recording says when a block was free.
+//! `cudaMalloc` becomes `create`, `reserve`, `map` and `set_access` of one chunk. `cudaFree` becomes `unmap`, `address_free` and
+//! `release`, after waiting for all streams.
 //!
 //! Threads: not synchronized. Cost: O(log free blocks) for each call that needs no new memory.
 
