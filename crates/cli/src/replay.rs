@@ -304,6 +304,8 @@ impl Job<'_> {
         let (trace, device) = (self.trace, &self.device);
         let outcome = |result: &ReplayResult| PolicyOutcome {
             setting: result.policy.to_string(),
+            as_recorded: false,
+            not_replayed: None,
             oom_op: result.oom.as_ref().map(|oom| oom.op_index),
             smallest_device_bytes: result.min_capacity_bytes.flatten(),
             driver_calls: result.driver_calls.total(),

@@ -52,13 +52,19 @@ fn json_has_the_keys_that_tools_rely_on() {
     assert_eq!(
         keys(&advice),
         [
+            "causes",
             "device_bytes",
+            "device_is_assumed",
             "failed_op",
+            "growth",
             "history_complete",
             "holders",
             "peak_live_bytes",
             "policies",
+            "reproduced",
+            "steps",
             "stranded",
+            "survived_refusals",
             "trace"
         ]
     );
@@ -69,7 +75,10 @@ fn json_has_the_keys_that_tools_rely_on() {
     assert_eq!(advice["holders"].as_array().unwrap().len(), 10);
     let policies = advice["policies"].as_array().unwrap();
     for policy in policies {
-        assert_eq!(keys(policy), ["driver_calls", "host_waits", "oom_op", "setting", "smallest_device_bytes"]);
+        assert_eq!(
+            keys(policy),
+            ["as_recorded", "driver_calls", "host_waits", "not_replayed", "oom_op", "setting", "smallest_device_bytes"]
+        );
     }
     let of = |setting: &str| policies.iter().find(|policy| policy["setting"] == setting).unwrap();
     assert_eq!(of("native")["oom_op"], 1347);
@@ -118,9 +127,11 @@ fn bad_arguments_are_two_and_say_what_to_do() {
         (&["--device", "5TiB", AVOIDABLE], "no device"),
         (&["--gpu", "Voodoo 2", AVOIDABLE], "RTX 4090"),
         (&["--gpu", "T4", "--device", "1GiB", AVOIDABLE], "--gpu"),
-        (&["--setting", "max_split_size_mb:4", AVOIDABLE], "above 20"),
+        (&["--setting", "max_split_size_mb:4", AVOIDABLE], "at least 20"),
         (&["--setting", "magic", AVOIDABLE], "expandable_segments:True"),
         (&["--snapshot-device", "x", AVOIDABLE], "--snapshot-device"),
+        (&["--snapshot-device", "1", AVOIDABLE], "has one device only"),
+        (&["--gpu", "A100", AVOIDABLE], "did you mean A100 40GB or A100 80GB?"),
     ] {
         let output = advise(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
@@ -146,6 +157,72 @@ fn bad_files_are_named_and_the_others_are_advised_on() {
     assert_eq!((&advice["trace"], &advice["failed_op"]), (&"good".into(), &Value::Null));
 }
 
+#[test]
+fn files_of_other_kinds_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    for (content, kind) in [
+        ("PK\u{3}\u{4}rest", "zip archive"),
+        ("{\"segments\": []}", "JSON"),
+        ("(dp0\nVsegments\n", "protocol 0"),
+        ("}q\0(U\u{8}segments", "protocol 1"),
+    ] {
+        let output = advise(&[text(&file(&folder, "other", content))]);
+        assert_eq!(output.status.code(), Some(2), "{kind}");
+        assert!(stderr(&output).contains(kind), "{kind}: {}", stderr(&output));
+    }
+}
+
+/// A setting is taken as PyTorch takes it, and what changes nothing is said to.
+#[test]
+fn settings_that_change_nothing_are_said_to() {
+    let setting = "backend:native,pinned_num_register_threads:8,expandable_segments:True,";
+    let output = advise(&["--json", "--setting", setting, UNAVOIDABLE]);
+    assert_eq!(json(&output)["policies"][0]["setting"], "expandable_segments:True");
+    for part in ["'backend:native' changes nothing", "'pinned_num_register_threads:8' changes nothing"] {
+        assert!(stderr(&output).contains(part), "{part}: {}", stderr(&output));
+    }
+}
+
+/// An environment variable comes before another allocator, and what is simplest before what needs least.
+#[test]
+fn the_simplest_survivor_is_recommended() {
+    let output =
+        stdout(&advise(&["--device", "13GiB", AVOIDABLE, "--setting", "max_split_size_mb:64", "--setting", "gapless"]));
+    assert!(output.contains("Simplest: PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64, with "), "{output}");
+    assert!(output.contains("Needs least: python -m gapless.torch SCRIPT, with "), "{output}");
+}
+
+/// What keeps memory from a request is named, with what would help.
+#[test]
+fn nothing_helps_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let short = file(&folder, "short.trace", "# capacity_bytes 104857600\na 1 83886080 0\nr 41943040 0\n");
+    let output = stdout(&advise(&[text(&short)]));
+    assert!(output.contains("It takes 20 MiB less, such as a batch that is 17 % smaller"), "{output}");
+    // Each step leaves 10 MiB behind: a smaller batch or a larger device only lasts longer.
+    let steps: String = (0..8).map(|id| format!("a {id} 10485760 0\nm step\n")).collect();
+    let path = file(&folder, "leak.trace", &format!("# capacity_bytes 94371840\n{steps}r 20971520 0\n"));
+    let output = stdout(&advise(&[text(&path)]));
+    for part in ["Nothing helps for long", "no device in the end", "10 MiB  every step, 8 times, never freed"] {
+        assert!(output.contains(part) && !output.contains("smallest GPU"), "{part}: {output}");
+    }
+    // Every stream has 18 MiB that no other can use.
+    let streams: String = (0..8).map(|id| format!("a {id} 2097152 {id}\n")).collect();
+    let device = 8 * 20 * 1024 * 1024;
+    let path = file(&folder, "streams.trace", &format!("# capacity_bytes {device}\n{streams}r 41943040 0\n"));
+    let output = stdout(&advise(&["--setting", "native", text(&path)]));
+    assert!(output.contains("are free on 8 streams, each of which can use only its own"), "{output}");
+}
+
+#[test]
+fn a_log_of_rmm_gets_rows_and_words_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = "Thread,Time,Action,Pointer,Size,Stream\n1,1,allocate,0x100,1048576,0x0\n1,3,allocate failure,(nil),104857600,0x0\n";
+    let path = file(&folder, "log.csv", log);
+    let output = stdout(&advise(&["--device", "200MiB", text(&path)]));
+    assert!(output.contains("RMM refused a request of 100 MiB") && !output.contains("max_split_size_mb"), "{output}");
+}
+
 /// Sizes far beyond any device cost neither time nor memory.
 #[test]
 fn absurd_sizes_are_refused() {
@@ -164,6 +241,76 @@ fn absurd_sizes_are_refused() {
     let log = "Thread,Time,Action,Pointer,Size,Stream\n1,1,allocate,0x100,1048576,0x0\n1,3,allocate failure,(nil),9223372036854775807,0x0\n";
     let output = advise(&["--device", "64MiB", text(&file(&folder, "log.csv", log))]);
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+}
+
+/// A request that a program survived may fail again in a replay, whatever its size. The verdict is about the one that nothing
+/// follows.
+#[test]
+fn refusals_that_were_survived_are_facts_not_demands() {
+    let folder = tempfile::tempdir().unwrap();
+    // 1 GiB, of which 600 MiB are free in pieces when 400 MiB are refused: gapless would have served them.
+    let end: String = (0..10).map(|id| format!("a {id} 104857600 0\n")).collect::<String>()
+        + &(0..10).step_by(2).map(|id| format!("f {id}\n")).collect::<String>();
+    let device = "# capacity_bytes 1073741824\n";
+    let control = file(&folder, "control.trace", &format!("{device}{end}r 419430400 0\n"));
+    let survived = file(&folder, "survived.trace", &format!("{device}r 68719476736 0\n{end}r 419430400 0\n"));
+    let outcomes = |path: &Path| {
+        let output = advise(&["--json", text(path)]);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let advice = json(&output);
+        let outcome = |policy: &Value| (policy["oom_op"].is_null(), policy["smallest_device_bytes"].clone());
+        (advice["policies"].as_array().unwrap().iter().map(outcome).collect::<Vec<_>>(), advice)
+    };
+    let ((without, _), (with, advice)) = (outcomes(&control), outcomes(&survived));
+    assert_eq!(without, with, "what was survived changes no verdict");
+    assert_eq!(
+        (&advice["failed_op"], &advice["survived_refusals"][0]["bytes"]),
+        (&16.into(), &68_719_476_736_u64.into())
+    );
+    let output = stdout(&advise(&[text(&survived)]));
+    for part in ["refused a request of 400 MiB at op 16, when 500 MiB were live", "64 GiB at op 0"] {
+        assert!(output.contains(part), "{part}: {output}");
+    }
+    // The program went on: there is no failure to avoid.
+    let went_on = file(&folder, "went_on.trace", &format!("{device}r 68719476736 0\n{end}"));
+    let output = advise(&[text(&went_on)]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stdout(&output).contains("nothing failed at the end"), "{}", stdout(&output));
+}
+
+/// Figures and holders are those of the recorded failure, also where PyTorch's defaults would have failed before.
+#[test]
+fn what_happened_is_one_moment() {
+    let folder = tempfile::tempdir().unwrap();
+    // 60 of 64 MiB are live when one more is asked for, for which PyTorch's allocator takes 20 from the device.
+    let pieces: String = (0..4).map(|id| format!("a {id} 15728640 0\n")).collect();
+    let path =
+        file(&folder, "early.trace", &format!("# capacity_bytes 67108864\n{pieces}a 9 1048577 0\nr 33554432 0\n"));
+    let output = stdout(&advise(&[text(&path)]));
+    for part in [
+        "refused a request of 32 MiB at op 5, when 61.00 MiB were live",
+        "Replayed with PyTorch's defaults, it fails earlier: at op 4, with a request of 1.00 MiB",
+        "60 MiB  4 blocks of 15 MiB, from ops 0 to 3",
+    ] {
+        assert!(output.contains(part), "{part}: {output}");
+    }
+}
+
+/// The search for a device begins with what was asked for, not only with what was live.
+#[test]
+fn a_device_is_found_for_a_request_far_larger_than_the_peak() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(&folder, "large.trace", "# capacity_bytes 2147483648\na 1 67108864 0\nr 4294967296 0\n");
+    let advice = json(&advise(&["--json", text(&path)]));
+    for policy in advice["policies"].as_array().unwrap() {
+        let bytes = policy["smallest_device_bytes"].as_u64().unwrap();
+        assert!((4_362_076_160..5 << 30).contains(&bytes), "{policy}");
+    }
+    let absurd = file(&folder, "absurd.trace", "a 1 67108864 0\nr 18446744073709551615 0\nf 1\n");
+    let output = advise(&[text(&absurd)]);
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    let said = stdout(&output);
+    assert!(said.contains("No device has 18,446,744,073,709,551,615 bytes"), "{said}");
 }
 
 #[test]
@@ -185,7 +332,7 @@ fn a_log_that_begins_in_the_middle_gets_no_verdict() {
     let advice = json(&advise(&["--json", "--device", "64MiB", text(&whole)]));
     assert_eq!(
         (&advice["peak_live_bytes"], &advice["failed_op"], &advice["history_complete"]),
-        (&1_048_576.into(), &2.into(), &true.into()),
+        (&1_048_576.into(), &1.into(), &true.into()),
         "a request that failed was not live"
     );
     let middle = file(&folder, "middle.csv", &format!("{head}1,2,free,0x900,4096,0x0\n{failure}"));
@@ -194,6 +341,17 @@ fn a_log_that_begins_in_the_middle_gets_no_verdict() {
     assert!(stderr(&output).contains("no verdict"), "{}", stderr(&output));
     let advice = json(&output);
     assert_eq!((&advice["history_complete"], &advice["policies"]), (&false.into(), &Value::Array(vec![])));
+}
+
+/// A terminal of 80 columns shows the table as it is.
+#[test]
+fn the_table_fits_80_columns() {
+    let output = stdout(&advise(&[AVOIDABLE]));
+    let table: Vec<&str> = output.lines().filter(|line| line.contains(['┆', '═'])).collect();
+    assert!(table.len() > 11, "{output}");
+    for line in table {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
 }
 
 #[test]
@@ -208,7 +366,8 @@ fn the_text_is_for_people() {
         "What would have helped",
         "fails at op 1,347",
         "survives",
-        "python -m gapless.torch",
+        "Simplest: python -m gapless.torch SCRIPT, with 258.19 MiB to spare",
+        "gapless has been tested without a GPU only",
         "No setting of PyTorch's own allocator that was tried survives",
         "What fits",
     ] {

@@ -10,7 +10,7 @@ use crate::streams::StreamLives;
 use gapless::allocator::{AllocError, FreeError, OutOfMemory};
 use gapless::driver::Driver;
 use gapless::{Allocator, DeviceAddr, StreamId};
-use gapless_trace::{Compression, Recorder};
+use gapless_trace::{Compression, RecordedStream, Recorder};
 use parking_lot::{Mutex, RwLock};
 use std::fs::File;
 use std::io::BufWriter;
@@ -114,16 +114,17 @@ impl<D: DeviceDriver> Recorded<D> {
             Ok(addr) => {
                 // Relaxed: a sum, which orders nothing.
                 self.allocated_bytes.fetch_add(request.bytes, Ordering::Relaxed);
-                self.with_recorder(|recorder| recorder.alloc(*addr, request.bytes, request.stream));
+                self.with_recorder(|recorder| recorder.alloc(*addr, request.bytes, self.identify(request.stream)));
             }
-            Err(error) => self.note_refusal(error),
+            Err(error) => self.note_refusal(request, error),
         }
     }
 
     #[cold]
-    fn note_refusal(&self, error: &AllocError) {
+    fn note_refusal(&self, request: &Request, error: &AllocError) {
         if is_out_of_memory(error) {
             self.out_of_memory.fetch_add(1, Ordering::Relaxed);
+            self.with_recorder(|recorder| recorder.refused(request.bytes, self.identify(request.stream)));
         }
         if let Some(report) = error.report() {
             *self.last_report.lock() = Some(Box::new(report.clone()));
@@ -133,7 +134,7 @@ impl<D: DeviceDriver> Recorded<D> {
     /// Counts and records an allocation that was made again at its address.
     pub(crate) fn note_again(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) {
         self.allocated_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.with_recorder(|recorder| recorder.alloc(addr, bytes, stream));
+        self.with_recorder(|recorder| recorder.alloc(addr, bytes, self.identify(stream)));
     }
 
     /// Records a free. Comes before the free itself: by then another thread may have been given the same address.
@@ -168,6 +169,15 @@ impl<D: DeviceDriver> Recorded<D> {
         }
     }
 
+    /// Which stream a handle stands for on this thread.
+    fn identify(&self, stream: StreamId) -> RecordedStream {
+        match self.allocator.driver().identify(stream) {
+            Ok(identity) => RecordedStream { key: identity.key, number: Some(identity.number) },
+            // A driver that does not tell during a capture.
+            Err(_) => RecordedStream { key: stream, number: None },
+        }
+    }
+
     /// Marks the end of a step in the recording, if there is one.
     pub fn mark(&self, label: &str) {
         if let Some(recorder) = &*self.recorder.read() {
@@ -188,13 +198,17 @@ impl<D: DeviceDriver> Recorded<D> {
         let file = BufWriter::new(File::create(path).map_err(named)?);
         let gzip = path.extension().is_some_and(|ending| ending == "gz");
         let driver = self.allocator.driver();
-        let (name, total) = (driver.name(), driver.total_bytes().to_string());
-        let header = [
-            ("made", concat!("gapless ", env!("CARGO_PKG_VERSION"))),
-            ("device", name.as_str()),
-            ("device_bytes", &total),
-            ("budget_bytes", &self.allocator.budget().to_string()),
+        let mut header = vec![
+            ("made", concat!("gapless ", env!("CARGO_PKG_VERSION")).to_owned()),
+            ("device", driver.name()),
+            ("budget_bytes", self.allocator.budget().to_string()),
         ];
+        if let Ok(memory) = driver.memory_info() {
+            let others = memory.total.saturating_sub(memory.free).saturating_sub(self.allocator.reserved_bytes());
+            header.push(("capacity_bytes", memory.total.to_string()));
+            header.push(("external_bytes", others.to_string()));
+        }
+        let header: Vec<(&str, &str)> = header.iter().map(|(key, value)| (*key, value.as_str())).collect();
         let compression = if gzip { Compression::Gzip } else { Compression::Plain };
         *recorder = Some(Recorder::new(file, compression, &header).map_err(named)?);
         self.recording.store(true, Ordering::Relaxed);

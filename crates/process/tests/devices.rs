@@ -207,3 +207,28 @@ fn a_registered_block_is_there_while_others_work_with_it() {
         assert_eq!((freed, device.allocator().stats().registered_bytes), (1, 0));
     }
 }
+
+/// A recording says which request was refused, on which device, and tells the default streams of threads apart.
+#[test]
+fn a_recording_has_what_advice_needs() {
+    let process = models();
+    let device = process.device(0).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.trace");
+    device.main().record(&path).unwrap();
+    let per_thread = Request::new(4 * MIB, StreamId(2));
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| device.alloc(&per_thread).unwrap()).join().unwrap();
+        }
+    });
+    assert!(matches!(device.alloc(&request(1 << 30)), Err(AllocError::OutOfMemory(_) | AllocError::TooLarge { .. })));
+    device.main().stop_recording().unwrap();
+    let trace = gapless_trace::Trace::open(&path).unwrap();
+    assert_eq!(trace.streams(), [1, 2, 0]);
+    assert_eq!(trace.failed_request().map(|failed| failed.bytes), Some(1 << 50));
+    let total = device.main().allocator().driver().total_bytes();
+    assert_eq!(trace.header().capacity_bytes, Some(total));
+    let budget = device.main().allocator().budget();
+    assert_eq!(gapless_trace::Device::for_trace(&trace).unwrap().capacity_bytes, total.min(budget));
+}

@@ -67,18 +67,26 @@ fn check_figures(trace: &Trace) {
                 live_bytes -= live[slot as usize].take().expect("a free of a live block");
                 now_live -= 1;
             }
+            Op::Refused { stream, .. } => {
+                assert!(
+                    usize::from(stream) <= streams_seen,
+                    "op {index}: streams are numbered in the order of their appearance"
+                );
+                streams_seen = streams_seen.max(usize::from(stream) + 1);
+            }
             Op::Mark { label } => {
                 assert_eq!(label as usize, marks, "op {index}: labels are in order");
                 marks += 1;
             }
         }
-        if !trace.was_refused(index as u64) {
-            peak = peak.max(live_bytes);
-        }
+        peak = peak.max(live_bytes);
         most_live = most_live.max(now_live);
-        // Only allocations have an origin.
+        // Only requests have an origin.
         let origin = trace.origin(index as u64);
-        assert!(origin.is_none() || matches!(op, Op::Alloc { .. }), "op {index} has the origin {origin:?}");
+        assert!(
+            origin.is_none() || matches!(op, Op::Alloc { .. } | Op::Refused { .. }),
+            "op {index} has the origin {origin:?}"
+        );
     }
     assert_eq!(trace.origin(trace.ops().len() as u64), None);
     assert_eq!(
@@ -112,6 +120,7 @@ fn check_written(trace: &Trace) {
                 TraceOp::Alloc { id: next_id, bytes, stream: trace.streams()[usize::from(stream)] }
             }
             Op::Free { slot } => TraceOp::Free { id: ids[slot as usize] },
+            Op::Refused { stream, bytes } => TraceOp::Refused { bytes, stream: trace.streams()[usize::from(stream)] },
             Op::Mark { .. } => TraceOp::Mark(labels.next().expect("every mark has a label").to_owned()),
         };
         writer.op(&op).expect("a trace that was read can be written");
@@ -151,7 +160,10 @@ fn survives(trace: &Trace, policy: PolicyKind) -> bool {
         return true;
     };
     let op = trace.ops()[usize::try_from(end.op_index).expect("an index")];
-    assert!(matches!(op, Op::Alloc { bytes, .. } if bytes == end.requested_bytes), "{end:?} is not {op:?}");
+    assert!(
+        matches!(op, Op::Alloc { bytes, .. } | Op::Refused { bytes, .. } if bytes == end.requested_bytes),
+        "{end:?} is not {op:?}"
+    );
     // A request of at most half the device can only fail because of other live blocks.
     let alone = round_up(end.requested_bytes.max(1), ModelConfig::default().granularity);
     let live = trace.peak_live_bytes() > end.requested_bytes || end.op_index > 0;

@@ -20,14 +20,19 @@ pub struct Device {
 }
 
 impl Device {
+    /// Memory of the largest device that policies are tried on, in bytes. PyTorch's expandable segments have a handle for every 20
+    /// MiB, so a bound keeps replays short.
+    pub const MOST_BYTES: u64 = 4 << 40;
+
     /// Creates a device with `capacity_bytes` for the allocator alone, on which work completes immediately.
     pub const fn of(capacity_bytes: u64) -> Self {
         Self { capacity_bytes, external_bytes: 0, lag_ops: 0 }
     }
 
     /// Returns the device that the trace's header describes: its capacity minus the memory that others held or that the
-    /// driver could not provide. If the header has no capacity, it is `DEFAULT_CAPACITY_PERCENT` percent of the peak of
-    /// live bytes, rounded up to whole pages.
+    /// driver could not provide, and at most the budget of the recorded allocator. If the header has no capacity, it is
+    /// `DEFAULT_CAPACITY_PERCENT` percent of the peak of live bytes, and at least what the recorded allocator held, rounded up to
+    /// whole pages.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if according to the header others hold more memory than the device has, or if the trace
@@ -36,9 +41,10 @@ impl Device {
         let header = trace.header();
         let Some(total) = header.capacity_bytes else {
             let peak = trace.peak_live_bytes();
+            let held = trace.history().held_at_most_bytes.unwrap_or(0);
             return peak
                 .checked_add(peak.div_ceil(100).saturating_mul(DEFAULT_CAPACITY_PERCENT - 100))
-                .and_then(|bytes| round_up(bytes.max(1), PAGE_BYTES))
+                .and_then(|bytes| round_up(bytes.max(held).max(1), PAGE_BYTES))
                 .map(Self::of)
                 .ok_or(DeviceError::TooLarge { peak_live_bytes: peak });
         };
@@ -47,7 +53,10 @@ impl Device {
         let others = external.checked_add(unusable);
         let capacity = others.and_then(|others| total.checked_sub(others));
         match (capacity, others) {
-            (Some(capacity_bytes), Some(external_bytes)) => Ok(Self { capacity_bytes, external_bytes, lag_ops: 0 }),
+            (Some(capacity), Some(external_bytes)) => {
+                let capacity_bytes = capacity.min(header.budget_bytes.unwrap_or(u64::MAX));
+                Ok(Self { capacity_bytes, external_bytes, lag_ops: 0 })
+            }
             _ => Err(DeviceError::NothingLeft { total, external, unusable }),
         }
     }
@@ -174,6 +183,8 @@ mod tests {
     fn the_capacity_is_from_the_header_or_the_peak() {
         let header = "# capacity_bytes 1000\n# external_bytes 300\n# driver_unusable_bytes 7\n";
         assert_eq!(device(header), Ok(Device { capacity_bytes: 693, external_bytes: 307, lag_ops: 0 }));
+        let budgeted = format!("# device_bytes 1000\n# budget_bytes 600\n{}", "a 1 100 0\n");
+        assert_eq!(device(&budgeted), Ok(Device { capacity_bytes: 600, external_bytes: 0, lag_ops: 0 }));
         assert_eq!(device("a 1 104857600 0\n").unwrap().capacity_bytes, 106 * MIB);
         assert_eq!(device("m empty\n").unwrap().capacity_bytes, PAGE_BYTES);
     }

@@ -49,8 +49,8 @@ pub enum ReadErrorKind {
     /// The file is not UTF-8 text.
     #[error("not UTF-8 text: this is not a trace")]
     NotUtf8,
-    /// A line does not begin with `a`, `f`, `m` or `#`.
-    #[error("unknown op '{op}': expected 'a ID BYTES STREAM', 'f ID', 'm LABEL' or a '#' line")]
+    /// A line does not begin with `a`, `f`, `r`, `m` or `#`.
+    #[error("unknown op '{op}': expected 'a ID BYTES STREAM', 'f ID', 'r BYTES STREAM', 'm LABEL' or a '#' line")]
     UnknownOp {
         /// The first word of the line.
         op: String,
@@ -129,6 +129,18 @@ pub enum ReadErrorKind {
     TooMuchFiller {
         /// The limit that was exceeded.
         limit: usize,
+    },
+    /// The file is of a kind that is not read.
+    #[error("it is {what}")]
+    OtherFormat {
+        /// What it is, and what to do.
+        what: &'static str,
+    },
+    /// A device was asked for in a file that has only one.
+    #[error("it is no snapshot of PyTorch and has one device only: leave --snapshot-device {device} out")]
+    OneDevice {
+        /// The number of the device.
+        device: usize,
     },
     /// A pickle cannot be read.
     #[error("byte {offset}: {reason}")]

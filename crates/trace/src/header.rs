@@ -13,6 +13,8 @@ pub struct Header {
     pub events: Option<u64>,
     /// Memory of the device in bytes.
     pub capacity_bytes: Option<u64>,
+    /// Most memory that the recorded allocator may hold, in bytes.
+    pub budget_bytes: Option<u64>,
     /// Memory of the device that other processes held, in bytes.
     pub external_bytes: Option<u64>,
     /// Memory of the device that was reported as free but that the driver could not provide, in bytes.
@@ -39,6 +41,7 @@ impl Header {
         let sizes = [
             &mut self.peak_live_bytes,
             &mut self.capacity_bytes,
+            &mut self.budget_bytes,
             &mut self.external_bytes,
             &mut self.driver_unusable_bytes,
         ];
@@ -61,6 +64,9 @@ impl Header {
             "peak_live_bytes" => first(&mut self.peak_live_bytes, || number("peak_live_bytes", value))?,
             "events" => first(&mut self.events, || number("events", value))?,
             "capacity_bytes" => first(&mut self.capacity_bytes, || number("capacity_bytes", value))?,
+            // Recordings of gapless 0.2 have the size of the device under this key.
+            "device_bytes" => first(&mut self.capacity_bytes, || number("device_bytes", value))?,
+            "budget_bytes" => first(&mut self.budget_bytes, || number("budget_bytes", value))?,
             "external_bytes" => first(&mut self.external_bytes, || number("external_bytes", value))?,
             "driver_unusable_bytes" => {
                 first(&mut self.driver_unusable_bytes, || number("driver_unusable_bytes", value))?;

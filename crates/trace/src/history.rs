@@ -1,5 +1,7 @@
 //! What a file says about the run that it records, beside the ops.
 
+use crate::caching::CachingSettings;
+
 /// What is known of a recorded run besides its ops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct History {
@@ -11,6 +13,39 @@ pub struct History {
     /// Memory that the recorded allocator held before the first recorded event, in bytes. `None` if the file does not
     /// say.
     pub held_at_start_bytes: Option<u64>,
+    /// The most memory that the recorded allocator is known to have held, in bytes. `None` if the file does not say.
+    pub held_at_most_bytes: Option<u64>,
+}
+
+/// The settings of PyTorch's allocator that a recording says were on.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RecordedSettings {
+    /// What the environment variable said.
+    pub text: String,
+    /// `expandable_segments`.
+    pub expandable_segments: bool,
+    /// `max_split_size_mb`, in bytes.
+    pub max_split_bytes: Option<u64>,
+    /// `garbage_collection_threshold`.
+    pub garbage_collection_threshold: Option<f64>,
+}
+
+impl RecordedSettings {
+    /// Returns the settings to replay what was on, or `None` if that does what the defaults do. Of a limit, only what it means for
+    /// others is kept: a recording does not say how much memory the device had in all.
+    pub fn caching(&self) -> Option<CachingSettings> {
+        let part = |key: &str| {
+            let part = self.text.split(',').map(str::trim).find(|part| part.starts_with(key))?;
+            part.parse::<CachingSettings>().ok()
+        };
+        let settings = CachingSettings {
+            expandable_segments: self.expandable_segments,
+            max_split_bytes: self.max_split_bytes.or_else(|| part("max_split_size_mb")?.max_split_bytes),
+            roundup_divisions: part("roundup_power2_divisions").and_then(|settings| settings.roundup_divisions),
+            ..CachingSettings::default()
+        };
+        (settings != CachingSettings::default()).then_some(settings)
+    }
 }
 
 /// How much of a run a recording holds.
@@ -21,17 +56,19 @@ pub enum Extent {
     /// It begins in the middle of the run, but all blocks that were live then are known: from their frees, and from the
     /// blocks that the file lists as live at the end. Where they lay, and the free memory between them, is not.
     LaterPart,
-    /// It begins in the middle of the run, and blocks may have been live all the time that it does not mention.
+    /// It begins in the middle of the run, or parts of it are missing, and blocks may have been live all the time that it does not
+    /// mention.
     Unknown,
 }
 
 impl History {
     /// The history of a file that begins with the run.
-    pub(crate) const WHOLE: Self = Self { extent: Extent::Whole, live_at_start_bytes: 0, held_at_start_bytes: Some(0) };
+    pub(crate) const WHOLE: Self =
+        Self { extent: Extent::Whole, live_at_start_bytes: 0, held_at_start_bytes: Some(0), held_at_most_bytes: None };
 }
 
-/// A request that the recorded allocator refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A request that was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct FailedRequest {
     /// Index of its op, counted from 0, including marks.
     pub op_index: u64,

@@ -1,8 +1,8 @@
 //! A complete and checked trace in memory.
 //!
 //! - I1  every free refers to a live block; a slot holds one block at a time.
-//! - I2  `peak_live_bytes` is the peak of requested bytes that are live, counted from the ops. A request that a recording
-//!   notes as refused never was live.
+//! - I2  `peak_live_bytes` is the peak of requested bytes that are live, counted from the ops. A refused request never was
+//!   live.
 //!
 //! Ids are replaced by slots: small numbers that are reused after a free, so that a replay keeps its blocks in an
 //! array.
@@ -10,7 +10,8 @@
 //! Threads: any, since a trace is immutable. Memory: 16 bytes per op.
 
 use crate::error::{ReadError, ReadErrorKind};
-use crate::history::{FailedRequest, History};
+use crate::foreign::layout::Layout;
+use crate::history::{FailedRequest, History, RecordedSettings};
 use crate::{Header, Limits, TextReader, TraceOp};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -32,6 +33,13 @@ pub enum Op {
         /// The slot, below [`Trace::slots`].
         slot: u32,
     },
+    /// A request that the recorded allocator refused. It has no slot, since it never was live.
+    Refused {
+        /// Index of the stream in [`Trace::streams`].
+        stream: u16,
+        /// Number of bytes requested.
+        bytes: u64,
+    },
     /// Marks the end of a step.
     Mark {
         /// Index of the step's name in [`Trace::labels`].
@@ -52,6 +60,9 @@ pub struct Trace {
     labels: Vec<Box<str>>,
     allocations: u64,
     peak_live_bytes: u64,
+    /// Index of the refused request that no allocation follows, if there is one.
+    failed_op: Option<u64>,
+    demand_bytes: u64,
     recording: Recording,
 }
 
@@ -59,14 +70,38 @@ pub struct Trace {
 #[derive(Clone, Debug)]
 pub(crate) struct Recording {
     pub origins: Origins,
-    /// Indices of the allocations that were refused, in order. Each is freed at once.
-    pub refused: Vec<u64>,
     pub history: History,
+    /// Indices of the allocations whose blocks the program had freed, and that waited for streams, when a request was last
+    /// refused.
+    pub waiting: Vec<u64>,
+    pub pools: Vec<PrivatePool>,
+    /// What the allocator held when it last refused a request.
+    pub layout: Option<Layout>,
+    pub settings: Option<RecordedSettings>,
+    /// How much less of the device there was when a request was last refused than at one before, in bytes.
+    pub taken_by_others: u64,
+}
+
+/// A private pool: memory that only it uses, as that of a captured graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrivatePool {
+    /// Its name in PyTorch.
+    pub id: (u64, u64),
+    /// Its streams: the number in the trace, and the recorder's number of the stream that it is.
+    pub streams: Vec<(u64, u64)>,
 }
 
 impl Default for Recording {
     fn default() -> Self {
-        Self { origins: Origins::default(), refused: Vec::new(), history: History::WHOLE }
+        Self {
+            origins: Origins::default(),
+            history: History::WHOLE,
+            waiting: Vec::new(),
+            pools: Vec::new(),
+            layout: None,
+            settings: None,
+            taken_by_others: 0,
+        }
     }
 }
 
@@ -89,13 +124,8 @@ impl Trace {
         recording: Recording,
     ) -> Result<Self, ReadErrorKind> {
         let mut loader = Loader::new(limits);
-        let mut refused = recording.refused.iter().peekable();
-        for (index, op) in (0..).zip(ops) {
-            let peak = loader.peak_live_bytes;
+        for op in ops {
             loader.push(op)?;
-            if refused.next_if_eq(&&index).is_some() {
-                loader.peak_live_bytes = peak;
-            }
         }
         Ok(loader.finish(name, header, recording))
     }
@@ -127,21 +157,26 @@ impl Trace {
         let times = |bytes: u64| (bytes as f64 * factor).ceil() as u64;
         let mut bytes_of = vec![0; self.slots as usize];
         let mut live_bytes = 0u64;
-        self.peak_live_bytes = 0;
+        (self.peak_live_bytes, self.demand_bytes) = (0, 0);
         for (index, op) in (0..).zip(&mut self.ops) {
             match op {
                 Op::Alloc { slot, bytes, .. } => {
                     *bytes = times(*bytes);
                     bytes_of[*slot as usize] = *bytes;
                     live_bytes = live_bytes.checked_add(*bytes).ok_or(ReadErrorKind::TooManyBytes)?;
-                    if self.recording.refused.binary_search(&index).is_err() {
-                        self.peak_live_bytes = self.peak_live_bytes.max(live_bytes);
-                    }
+                    self.peak_live_bytes = self.peak_live_bytes.max(live_bytes);
                 }
                 Op::Free { slot } => live_bytes -= bytes_of[*slot as usize],
+                Op::Refused { bytes, .. } => {
+                    *bytes = times(*bytes);
+                    if self.failed_op == Some(index) {
+                        self.demand_bytes = live_bytes.saturating_add(*bytes);
+                    }
+                }
                 Op::Mark { .. } => {}
             }
         }
+        self.demand_bytes = self.demand_bytes.max(self.peak_live_bytes);
         self.header.scale(times);
         Ok(self)
     }
@@ -186,30 +221,65 @@ impl Trace {
         self.recording.history
     }
 
-    /// Returns the last request that failed in the recorded run. Where a header describes an out-of-memory scenario
-    /// (`satisfiable`), it is the last request.
+    /// Returns the private pools. Memory of one serves only requests on its streams.
+    pub fn pools(&self) -> &[PrivatePool] {
+        &self.recording.pools
+    }
+
+    /// Returns the settings of PyTorch's allocator that were on, unless they were the defaults or the file does not say.
+    pub const fn settings(&self) -> Option<&RecordedSettings> {
+        self.recording.settings.as_ref()
+    }
+
+    /// Returns what the recorded allocator held when the run failed, if the file says.
+    pub(crate) fn layout(&self) -> Option<&Layout> {
+        self.recording.layout.as_ref().filter(|_| self.failed_op.is_some())
+    }
+
+    /// Returns how much of the device others took between a request that was survived and the one that the run failed at, in bytes.
+    pub(crate) const fn taken_by_others(&self) -> u64 {
+        self.recording.taken_by_others
+    }
+
+    /// Returns whether the program had freed the block that the op at an index allocated, and it waited for streams, when the run
+    /// failed.
+    pub(crate) fn waited(&self, op_index: u64) -> bool {
+        self.failed_op.is_some() && self.recording.waiting.binary_search(&op_index).is_ok()
+    }
+
+    /// Returns the request that the recorded run failed at: the last one that was refused, if no allocation follows it.
+    /// Where a header describes an out-of-memory scenario (`satisfiable`), it is the last request.
     pub fn failed_request(&self) -> Option<FailedRequest> {
-        let op_index = match self.recording.refused.last() {
-            Some(&index) => index,
+        let op_index = match self.failed_op {
+            Some(index) => index,
             None if self.header.satisfiable.is_some() => {
                 self.ops.iter().rposition(|op| matches!(op, Op::Alloc { .. }))? as u64
             }
             None => return None,
         };
         match self.ops.get(usize::try_from(op_index).ok()?) {
-            Some(&Op::Alloc { bytes, .. }) => Some(FailedRequest { op_index, bytes }),
+            Some(&(Op::Alloc { bytes, .. } | Op::Refused { bytes, .. })) => Some(FailedRequest { op_index, bytes }),
             _ => None,
         }
     }
 
-    /// Returns whether the op at an index is a request that failed in the recorded run. Its bytes never were live.
-    pub fn was_refused(&self, op_index: u64) -> bool {
-        self.recording.refused.binary_search(&op_index).is_ok()
+    /// Returns the requests that were refused and that the run survived, in order: all but the one that it failed at.
+    pub fn survived_refusals(&self) -> impl Iterator<Item = FailedRequest> {
+        (0..).zip(&self.ops).filter_map(|(op_index, op)| match *op {
+            Op::Refused { bytes, .. } if self.failed_op != Some(op_index) => Some(FailedRequest { op_index, bytes }),
+            _ => None,
+        })
     }
 
     /// Returns the peak of requested bytes that are live.
     pub const fn peak_live_bytes(&self) -> u64 {
         self.peak_live_bytes
+    }
+
+    /// Returns the most bytes that a device needs for what was requested, however they are laid out: the peak of live bytes, or
+    /// what was live at the request that the run failed at, together with it. Saturates.
+    pub const fn demand_bytes(&self) -> u64 {
+        self.demand_bytes
     }
 
     /// Returns the place in the program that requested the memory of the op at an index, such as `forward
@@ -247,6 +317,8 @@ struct Loader {
     labels: Vec<Box<str>>,
     allocations: u64,
     peak_live_bytes: u64,
+    /// The last refused request, if no allocation has followed it: its index, and what was live together with it.
+    failed: Option<(u64, u64)>,
 }
 
 impl Loader {
@@ -264,13 +336,26 @@ impl Loader {
             labels: Vec::new(),
             allocations: 0,
             peak_live_bytes: 0,
+            failed: None,
         }
     }
 
     fn finish(self, name: &str, header: Header, recording: Recording) -> Trace {
-        let Self { mut ops, slots, streams, labels, allocations, peak_live_bytes, .. } = self;
+        let Self { mut ops, slots, streams, labels, allocations, peak_live_bytes, failed, .. } = self;
         ops.shrink_to_fit();
-        Trace { name: name.to_owned(), header, ops, slots, streams, labels, allocations, peak_live_bytes, recording }
+        Trace {
+            name: name.to_owned(),
+            header,
+            ops,
+            slots,
+            streams,
+            labels,
+            allocations,
+            peak_live_bytes,
+            failed_op: failed.map(|(index, _)| index),
+            demand_bytes: failed.map_or(0, |(_, bytes)| bytes).max(peak_live_bytes),
+            recording,
+        }
     }
 
     fn push(&mut self, op: TraceOp) -> Result<(), ReadErrorKind> {
@@ -291,6 +376,11 @@ impl Loader {
                 self.empty_slots.push(slot);
                 Op::Free { slot }
             }
+            TraceOp::Refused { bytes, stream } => {
+                let stream = self.stream(stream)?;
+                self.failed = Some((self.ops.len() as u64, self.live_bytes.saturating_add(bytes)));
+                Op::Refused { stream, bytes }
+            }
             TraceOp::Mark(label) => {
                 self.labels.push(label.into_boxed_str());
                 Op::Mark { label: u32::try_from(self.labels.len() - 1).expect("fewer labels than ops") }
@@ -300,18 +390,23 @@ impl Loader {
         Ok(())
     }
 
-    fn alloc(&mut self, id: u64, bytes: u64, stream: u64) -> Result<Op, ReadErrorKind> {
-        let stream = match self.stream_of.entry(stream) {
-            Entry::Occupied(known) => *known.get(),
+    /// Returns the index of a stream.
+    fn stream(&mut self, stream: u64) -> Result<u16, ReadErrorKind> {
+        match self.stream_of.entry(stream) {
+            Entry::Occupied(known) => Ok(*known.get()),
             Entry::Vacant(new) => {
                 let limit = self.limits.streams.min(usize::from(u16::MAX));
                 if self.streams.len() >= limit {
                     return Err(ReadErrorKind::TooManyStreams { limit });
                 }
                 self.streams.push(stream);
-                *new.insert(u16::try_from(self.streams.len() - 1).expect("the limit was checked above"))
+                Ok(*new.insert(u16::try_from(self.streams.len() - 1).expect("the limit was checked above")))
             }
-        };
+        }
+    }
+
+    fn alloc(&mut self, id: u64, bytes: u64, stream: u64) -> Result<Op, ReadErrorKind> {
+        let stream = self.stream(stream)?;
         let Entry::Vacant(entry) = self.slot_of.entry(id) else {
             return Err(ReadErrorKind::DuplicateId { id });
         };
@@ -325,6 +420,7 @@ impl Loader {
         self.bytes_of[slot as usize] = bytes;
         self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
         self.allocations += 1;
+        self.failed = None;
         Ok(Op::Alloc { slot, stream, bytes })
     }
 }
@@ -353,6 +449,23 @@ mod tests {
         );
         assert_eq!((trace.slots(), trace.streams(), trace.peak_live_bytes()), (2, &[5, 0][..], 50));
         assert_eq!(trace.labels().collect::<Vec<_>>(), ["one"]);
+    }
+
+    #[test]
+    fn a_refused_request_ends_the_run_if_no_allocation_follows_it() {
+        let refused = |text: &str| {
+            let trace = Trace::read("t", text.as_bytes()).unwrap();
+            let survived: Vec<u64> = trace.survived_refusals().map(|request| request.op_index).collect();
+            (trace.failed_request().map(|request| request.op_index), survived, trace.demand_bytes())
+        };
+        assert_eq!(refused("a 1 10 0\nr 99 0\nf 1\nm end\n"), (Some(1), vec![], 109));
+        assert_eq!(refused("a 1 10 0\nr 99 0\na 2 20 0\n"), (None, vec![1], 30));
+        assert_eq!(refused("r 5 0\na 1 10 0\nr 99 0\nf 1\nr 70 3\n"), (Some(4), vec![0, 2], 70));
+        // No sum of a request that was refused overflows.
+        assert_eq!(refused("a 1 10 0\nr 18446744073709551615 0\n"), (Some(1), vec![], u64::MAX));
+        let trace = Trace::read("t", "a 1 10 0\nr 99 7\n".as_bytes()).unwrap();
+        assert_eq!((trace.peak_live_bytes(), trace.streams()), (10, &[0, 7][..]));
+        assert_eq!(trace.scaled(2.0).unwrap().demand_bytes(), 218);
     }
 
     #[test]

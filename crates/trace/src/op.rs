@@ -18,6 +18,13 @@ pub enum TraceOp {
         /// Id of the block.
         id: u64,
     },
+    /// `r BYTES STREAM`: a request that the recorded allocator refused, since memory was short.
+    Refused {
+        /// Number of bytes requested.
+        bytes: u64,
+        /// The recorder's number for the stream.
+        stream: u64,
+    },
     /// `m LABEL`: marks the end of the step with this name.
     Mark(String),
 }

@@ -34,18 +34,23 @@ impl Trace {
     pub fn read_device(name: &str, file: impl Read, device: Option<usize>) -> Result<Self, ReadError> {
         let (format, file) =
             foreign::detect(file).map_err(|error| ReadError { line: 0, kind: ReadErrorKind::Io(error) })?;
+        if let Some(device) = device.filter(|_| matches!(format, foreign::Format::Text | foreign::Format::RmmLog)) {
+            return Err(ReadError { line: 0, kind: ReadErrorKind::OneDevice { device } });
+        }
         match format {
+            foreign::Format::Other(what) => Err(ReadError { line: 0, kind: ReadErrorKind::OtherFormat { what } }),
             foreign::Format::Text => Self::from_reader(name, TextReader::new(file)?),
             foreign::Format::Snapshot => foreign::snapshot::read(name, file, device, Limits::default()),
             foreign::Format::RmmLog => foreign::rmm::read(name, file, Limits::default()),
         }
     }
 
-    /// Like [`open`](Self::open), with the history of one of a snapshot's devices. Without a number, and for other formats,
-    /// the device that ran out of memory, or else the one with the longest history.
+    /// Like [`open`](Self::open), with the history of one of a snapshot's devices. Without a number, the
+    /// device that ran out of memory, or else the one with most allocations and frees.
     ///
     /// # Errors
-    /// Returns [`ReadError`] if the trace cannot be read or is not valid, or if the snapshot has no history of the device.
+    /// Returns [`ReadError`] if the trace cannot be read or is not valid, if the snapshot has no history of the device, or if the
+    /// file is no snapshot and a device is asked for.
     pub fn open_device(path: &Path, device: Option<usize>) -> Result<Self, ReadError> {
         let file = File::open(path).map_err(|error| ReadError { line: 0, kind: ReadErrorKind::Io(error) })?;
         Self::read_device(&Self::name_of(path), file, device)

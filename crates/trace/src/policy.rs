@@ -2,7 +2,9 @@
 
 use crate::caching::{CachingAllocator, CachingError};
 use crate::held::HeldBlock;
-use gapless::allocator::{AllocError, Allocator, BlockSnapshot, BlockState, BuildError, ChunkPolicy, StreamError};
+use gapless::allocator::{
+    AllocError, Allocator, BlockSnapshot, BlockState, BuildError, Builder, ChunkPolicy, StreamError,
+};
 use gapless::driver::{Driver, DriverError};
 use gapless::units::{DeviceAddr, StreamId};
 use std::fmt;
@@ -20,12 +22,27 @@ pub trait Policy {
         Ok(())
     }
 
+    /// Notes that each list has the streams of a private pool: memory that was allocated on one of them serves no request on
+    /// others, and stays with the pool.
+    fn keep_private(&mut self, pools: &[Vec<StreamId>]) {
+        let _ = pools;
+    }
+
     /// Allocates `bytes` bytes for use on `stream`.
     ///
     /// # Errors
     /// Returns [`PolicyError::OutOfMemory`] if the memory is not available. The other variants are failures that end
     /// the replay without a result.
     fn alloc(&mut self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, PolicyError>;
+
+    /// Asks for memory that the recorded allocator refused, and frees it if there is some: the recorded program did not use it.
+    ///
+    /// # Errors
+    /// Returns the errors of [`alloc`](Self::alloc) and [`free`](Self::free).
+    fn ask(&mut self, bytes: u64, stream: StreamId) -> Result<(), PolicyError> {
+        let addr = self.alloc(bytes, stream)?;
+        self.free(addr)
+    }
 
     /// Frees a block, in the order of the stream that it was allocated on.
     ///
@@ -127,6 +144,10 @@ pub struct GaplessSettings {
 impl GaplessSettings {
     /// Creates an allocator with these settings and a budget of `budget_bytes` on `driver`.
     pub(crate) fn build<D: Driver>(&self, driver: Arc<D>, budget_bytes: u64) -> Result<Allocator<D>, BuildError> {
+        self.builder(driver, budget_bytes).build()
+    }
+
+    pub(crate) fn builder<D: Driver>(&self, driver: Arc<D>, budget_bytes: u64) -> Builder<D> {
         let mut builder = Allocator::builder(driver).budget(budget_bytes);
         if let Some(slack) = self.slack {
             builder = builder.slack(slack);
@@ -134,7 +155,7 @@ impl GaplessSettings {
         if let Some(chunk) = self.chunk {
             builder = builder.chunk_policy(chunk);
         }
-        builder.build()
+        builder
     }
 }
 
@@ -184,6 +205,10 @@ impl<D: Driver> Policy for Allocator<D> {
 }
 
 impl<D: Driver> Policy for CachingAllocator<D> {
+    fn keep_private(&mut self, pools: &[Vec<StreamId>]) {
+        Self::keep_private(self, pools.iter().flatten().copied());
+    }
+
     fn alloc(&mut self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, PolicyError> {
         Self::alloc(self, bytes, stream).map_err(|error| match error {
             CachingError::OutOfMemory(report) => PolicyError::OutOfMemory {

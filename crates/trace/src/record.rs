@@ -3,7 +3,9 @@
 //! - I1  an id is used once; blocks allocated before the recording began do not appear, and neither do their frees.
 //! - I2  a free is written before the memory can be allocated again: call [`Recorder::free`] before the allocator's.
 //!
-//! Streams are numbered in the order in which they first appear; the default stream is 0. Times since the start are
+//! Streams are numbered in the order in which they first appear; the default stream is 0. A handle does not say which stream it
+//! is: its value is used again once its stream has been destroyed, and one value is a stream of its own on every thread. So a
+//! stream is known by its key and number ([`RecordedStream`]). Times since the start are
 //! written as comment lines, `# at MICROSECONDS`: one before the first op, and one whenever [`TIME_STEP`] has passed
 //! since the last one.
 //!
@@ -16,6 +18,16 @@ use std::collections::HashMap;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
+/// A stream, as the driver identifies it (`StreamIdentity`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordedStream {
+    /// What the driver files the stream under.
+    pub key: StreamId,
+    /// The number that no other stream of the process has. `None` where the driver did not tell: the stream is the last one that
+    /// was recorded under its key.
+    pub number: Option<u64>,
+}
+
 /// Writes a trace while a program runs.
 pub struct Recorder<W: Write> {
     state: Mutex<State<W>>,
@@ -27,7 +39,9 @@ struct State<W: Write> {
     told: Option<Duration>,
     live: HashMap<DeviceAddr, u64>,
     next_id: u64,
-    streams: HashMap<StreamId, u64>,
+    /// By key, the last stream: its number if that is known, and its number in the trace.
+    streams: HashMap<StreamId, (Option<u64>, u64)>,
+    next_stream: u64,
     failed: Option<io::Error>,
 }
 
@@ -41,7 +55,7 @@ impl<W: Write> Recorder<W> {
         for (key, value) in header {
             writer.header(key, value)?;
         }
-        let streams = HashMap::from([(StreamId::DEFAULT, 0)]);
+        let streams = HashMap::from([(StreamId::DEFAULT, (None, 0))]);
         let state = State {
             writer,
             start: Instant::now(),
@@ -49,13 +63,14 @@ impl<W: Write> Recorder<W> {
             live: HashMap::new(),
             next_id: 1,
             streams,
+            next_stream: 1,
             failed: None,
         };
         Ok(Self { state: Mutex::new(state) })
     }
 
     /// Records a successful allocation of `bytes` bytes at `addr`.
-    pub fn alloc(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) {
+    pub fn alloc(&self, addr: DeviceAddr, bytes: u64, stream: RecordedStream) {
         let mut state = self.state.lock();
         let id = state.next_id;
         state.next_id += 1;
@@ -63,9 +78,15 @@ impl<W: Write> Recorder<W> {
         if let Some(lost) = state.live.insert(addr, id) {
             state.write(&TraceOp::Free { id: lost });
         }
-        let next = state.streams.len() as u64;
-        let stream = *state.streams.entry(stream).or_insert(next);
+        let stream = state.number_of(stream);
         state.write(&TraceOp::Alloc { id, bytes, stream });
+    }
+
+    /// Records that a request for `bytes` bytes was refused, since memory was short.
+    pub fn refused(&self, bytes: u64, stream: RecordedStream) {
+        let mut state = self.state.lock();
+        let stream = state.number_of(stream);
+        state.write(&TraceOp::Refused { bytes, stream });
     }
 
     /// Records that the allocation at `addr` is about to be freed. Does nothing if its allocation was not recorded.
@@ -96,6 +117,23 @@ impl<W: Write> Recorder<W> {
 }
 
 impl<W: Write> State<W> {
+    /// Returns the number that a stream has in the trace.
+    fn number_of(&mut self, stream: RecordedStream) -> u64 {
+        if let Some((number, known)) = self.streams.get_mut(&stream.key)
+            && (stream.key == StreamId::DEFAULT
+                || stream.number.is_none()
+                || number.is_none()
+                || *number == stream.number)
+        {
+            *number = stream.number.or(*number);
+            return *known;
+        }
+        let new = self.next_stream;
+        self.next_stream += 1;
+        self.streams.insert(stream.key, (stream.number, new));
+        new
+    }
+
     /// Writes an op. After an error nothing more is written, and the recorded program continues.
     fn write(&mut self, op: &TraceOp) {
         if self.failed.is_some() {
@@ -120,24 +158,57 @@ const TIME_STEP: Duration = Duration::from_millis(1);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Op, Trace};
+    use crate::{FailedRequest, Op, Trace};
 
     #[test]
     fn a_recording_reads_back_as_a_trace() {
         let recorder = Recorder::new(Vec::new(), Compression::Gzip, &[("made", "by a test")]).unwrap();
         let (one, two) = (DeviceAddr(0x1000), DeviceAddr(0x2000));
         recorder.free(two);
-        recorder.alloc(one, 100, StreamId(77));
-        recorder.alloc(two, 200, StreamId::DEFAULT);
+        recorder.alloc(one, 100, numbered(77, 5));
+        recorder.alloc(two, 200, numbered(0, 1));
         recorder.free(one);
         recorder.mark("step\n1");
-        recorder.alloc(one, 300, StreamId(77));
+        recorder.alloc(one, 300, numbered(77, 5));
+        recorder.refused(1 << 40, numbered(77, 5));
         let trace = Trace::read("t", &recorder.finish().unwrap()[..]).unwrap();
         assert_eq!(trace.streams(), [1, 0]);
         assert_eq!(trace.labels().collect::<Vec<_>>(), ["step 1"]);
         assert_eq!(trace.peak_live_bytes(), 500);
         assert_eq!(trace.ops().iter().filter(|op| matches!(op, Op::Free { .. })).count(), 1);
         assert_eq!(trace.header().value("made"), Some("by a test"));
+        assert_eq!(trace.failed_request(), Some(FailedRequest { op_index: 5, bytes: 1 << 40 }));
+    }
+
+    #[test]
+    fn streams_are_told_apart_by_what_they_are_not_by_their_handle() {
+        let recorder = Recorder::new(Vec::new(), Compression::Plain, &[]).unwrap();
+        let during_capture = |key| RecordedStream { key: StreamId(key), number: None };
+        let streams = [
+            numbered(0, 0),
+            // The default streams of two threads.
+            numbered(1 << 63 | 1, 21),
+            numbered(1 << 63 | 2, 22),
+            // A handle whose stream was destroyed, and that another stream has now.
+            numbered(0x50, 30),
+            numbered(0x50, 31),
+            // The driver does not tell, or the allocator has named the default stream otherwise.
+            during_capture(0x50),
+            during_capture(0x60),
+            numbered(0x60, 40),
+            numbered(0, 7),
+        ];
+        for (at, stream) in (1..).zip(streams) {
+            recorder.alloc(DeviceAddr(at << 20), 1, stream);
+        }
+        let trace = Trace::read("t", &recorder.finish().unwrap()[..]).unwrap();
+        let of_op =
+            |op: &Op| if let Op::Alloc { stream, .. } = *op { trace.streams()[usize::from(stream)] } else { 99 };
+        assert_eq!(trace.ops().iter().map(of_op).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 4, 5, 5, 0]);
+    }
+
+    fn numbered(key: u64, number: u64) -> RecordedStream {
+        RecordedStream { key: StreamId(key), number: Some(number) }
     }
 
     #[test]
@@ -153,7 +224,7 @@ mod tests {
             }
         }
         let recorder = Recorder::new(Full, Compression::Plain, &[]).unwrap();
-        recorder.alloc(DeviceAddr(1), 1, StreamId::DEFAULT);
+        recorder.alloc(DeviceAddr(1), 1, numbered(0, 0));
         recorder.free(DeviceAddr(1));
         assert_eq!(recorder.finish().unwrap_err().kind(), io::ErrorKind::StorageFull);
     }

@@ -1,6 +1,7 @@
 //! Replays a trace through a policy on a device, and measures it.
 //!
-//! - I1  ops run in the trace's order, up to the first one that runs out of memory.
+//! - I1  ops run in the trace's order, up to the first one that runs out of memory. A request that the recorded run was refused
+//!   and survived may fail again; the one that it failed at has to be served.
 //! - I2  figures are taken before the policy is dropped: the memory that it releases then does not count.
 //!
 //! Processor time per op is that of the replaying thread minus the time spent in driver calls, so it is the allocator's
@@ -13,9 +14,10 @@
 use crate::caching::{CachingAllocator, CachingSettings};
 use crate::meter::{Clock, Meter, processor_time};
 use crate::policy::{GaplessSettings, Policy, PolicyError, PolicyKind};
+use crate::pooled::PooledGapless;
 use crate::replay_error::ReplayError;
 use crate::work::{Touch, Worker};
-use crate::{Metered, Op, Trace};
+use crate::{Metered, Op, PrivatePool, Trace};
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::{DriverCalls, DriverError, HostDriver, ModelDriver, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
@@ -163,13 +165,21 @@ pub(crate) fn replay_by<D: ReplayDriver>(
     options: &ReplayOptions<'_>,
 ) -> Result<ReplayResult, ReplayError> {
     let driver = Arc::new(Metered::with_hook(driver, Meter::new(clock)));
+    let streams = streams(trace, &*driver)?;
     match options.policy {
-        PolicyKind::Gapless => {
+        PolicyKind::Gapless if trace.pools().is_empty() => {
             let built = options.gapless.build(Arc::clone(&driver), options.capacity_bytes);
-            run(trace, &driver, built?, options)
+            run(trace, &driver, &streams, built?, options)
+        }
+        PolicyKind::Gapless => {
+            let pools = pool_streams(trace, &streams);
+            let pooled = PooledGapless::new(&options.gapless, &driver, options.capacity_bytes, &pools)?;
+            run(trace, &driver, &streams, pooled, options)
         }
         PolicyKind::Caching => {
-            run(trace, &driver, CachingAllocator::new(Arc::clone(&driver), options.caching), options)
+            let mut caching = CachingAllocator::new(Arc::clone(&driver), options.caching);
+            Policy::keep_private(&mut caching, &pool_streams(trace, &streams));
+            run(trace, &driver, &streams, caching, options)
         }
     }
 }
@@ -177,17 +187,18 @@ pub(crate) fn replay_by<D: ReplayDriver>(
 fn run<D: ReplayDriver, P: Policy>(
     trace: &Trace,
     driver: &Metered<D>,
+    streams: &[StreamId],
     mut policy: P,
     options: &ReplayOptions<'_>,
 ) -> Result<ReplayResult, ReplayError> {
     let meter = driver.hook();
-    let streams = streams(trace, driver)?;
-    policy.keep_streams(&streams).map_err(|error| failed(0, error))?;
+    policy.keep_streams(streams).map_err(|error| failed(0, error))?;
     let mut worker = Worker::new(trace, driver, options.touch);
     let mut blocks = vec![DeviceAddr::default(); trace.slots() as usize];
     let mut calls_per_step = Vec::with_capacity(trace.labels().len());
     let mut calls_before_step = 0;
     let mut oom = None;
+    let must_be_served = trace.failed_request().map(|request| request.op_index);
     let mut told = 0;
     let mut done = 0;
     let modelled_before = driver.inner().modelled_time();
@@ -214,6 +225,16 @@ fn run<D: ReplayDriver, P: Policy>(
                 }
                 policy.free(blocks[slot as usize]).map_err(|error| failed(done, error))?;
             }
+            Op::Refused { stream, bytes } => match policy.ask(bytes, streams[usize::from(stream)]) {
+                Ok(()) => {}
+                Err(PolicyError::OutOfMemory { satisfiable, report }) => {
+                    if must_be_served == Some(done) {
+                        oom = Some(OutOfMemoryAt { op_index: done, requested_bytes: bytes, satisfiable, report });
+                        break;
+                    }
+                }
+                Err(error) => return Err(failed(done, error)),
+            },
             Op::Mark { .. } => {
                 policy.end_step().map_err(|error| failed(done, error))?;
                 let calls = meter.calls().total();
@@ -237,7 +258,7 @@ fn run<D: ReplayDriver, P: Policy>(
     let driver_calls = meter.calls();
     let modelled = driver.inner().modelled_time();
     if let Some(worker) = worker {
-        worker.finish(&streams)?;
+        worker.finish(streams)?;
     }
     let violations = driver.inner().violations();
     if !violations.is_empty() {
@@ -277,6 +298,13 @@ fn serialize_calls<S: Serializer>(calls: &DriverCalls, serializer: S) -> Result<
 pub(crate) fn streams<D: WorkDriver>(trace: &Trace, driver: &D) -> Result<Vec<StreamId>, DriverError> {
     let stream = |&number: &u64| if number == 0 { Ok(StreamId::DEFAULT) } else { driver.create_stream() };
     trace.streams().iter().map(stream).collect()
+}
+
+/// Returns the driver's streams of each private pool.
+pub(crate) fn pool_streams(trace: &Trace, streams: &[StreamId]) -> Vec<Vec<StreamId>> {
+    let of_number = |number: u64| trace.streams().iter().position(|known| *known == number).map(|index| streams[index]);
+    let of_pool = |pool: &PrivatePool| pool.streams.iter().filter_map(|(number, _)| of_number(*number)).collect();
+    trace.pools().iter().map(of_pool).collect()
 }
 
 const fn failed(op_index: u64, error: PolicyError) -> ReplayError {

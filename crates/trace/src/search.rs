@@ -46,7 +46,7 @@ pub struct Search<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SearchResult {
     /// The smallest device that survives; with one page less, the replay failed. `None` if no device of up to
-    /// `MOST_TIMES` times the peak of live bytes survives.
+    /// `MOST_TIMES` times [`Trace::demand_bytes`] survives, or none that is at most [`Device::MOST_BYTES`].
     pub min_capacity_bytes: Option<u64>,
     /// The smallest device that survives together with all larger ones that were tried. `None` if the largest one
     /// failed.
@@ -89,9 +89,12 @@ impl Search<'_> {
 
     /// Searches from a number of pages that is known to survive, or to fail after some part of the ops.
     fn smallest_pages(&self, known: Option<(u64, Option<f64>)>) -> Result<Option<u64>, ReplayError> {
-        // A device with fewer pages than the peak of live bytes cannot survive.
-        let least = self.trace.peak_live_bytes().div_ceil(PAGE_BYTES).max(1);
-        let most = least.saturating_mul(MOST_TIMES).min(u64::MAX / PAGE_BYTES / 2);
+        // A device with fewer pages than were asked for at once cannot survive.
+        let least = self.trace.demand_bytes().div_ceil(PAGE_BYTES).max(1);
+        let most = least.saturating_mul(MOST_TIMES).min(Device::MOST_BYTES / PAGE_BYTES);
+        if least > most {
+            return Ok(None);
+        }
         let known = known.filter(|(pages, _)| (least..=most).contains(pages));
         let failed_after = |pages| match known {
             Some((of, outcome)) if of == pages => Ok(outcome),
@@ -99,7 +102,7 @@ impl Search<'_> {
         };
         let mut costs = Costs::default();
         let mut fails = least - 1;
-        let mut survives = known.map_or(least + least / 2 + 1, |(pages, _)| pages);
+        let mut survives = known.map_or((least + least / 2 + 1).min(most), |(pages, _)| pages);
         while let Some(part) = failed_after(survives)? {
             costs.add(part);
             fails = survives;
@@ -300,7 +303,7 @@ const NEAR_SAMPLES: u64 = 40;
 const NEAR_SAMPLES_IN_ALL: u64 = 2000;
 /// Number of larger devices to try, evenly spaced up to one and a half times the smallest.
 const SAMPLES: u64 = 40;
-/// Largest device to try, in multiples of the peak of live bytes.
+/// Largest device to try, in multiples of what was asked for at once.
 const MOST_TIMES: u64 = 16;
 /// Least cost of a failed replay, as a part of one that survives: an empty device has to be made for it, too.
 const LEAST_COST: f64 = 0.02;

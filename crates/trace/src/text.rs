@@ -214,6 +214,9 @@ fn parse(line: &str) -> Result<TraceOp, ReadErrorKind> {
             stream: number(&mut words, "stream")?,
         },
         "f" => TraceOp::Free { id: number(&mut words, "id")? },
+        "r" => {
+            TraceOp::Refused { bytes: number(&mut words, "number of bytes")?, stream: number(&mut words, "stream")? }
+        }
         "m" => return Ok(TraceOp::Mark(rest.trim().to_owned())),
         _ => return Err(ReadErrorKind::UnknownOp { op: excerpt(op) }),
     };
@@ -239,7 +242,7 @@ mod tests {
 
     #[test]
     fn each_op_is_read() {
-        let text = "# model x\r\n#events 3\n\na 7 512 2\r\n  f 7 \n# a comment\nm step  one \nm";
+        let text = "# model x\r\n#events 3\n\na 7 512 2\r\n  f 7 \nr 99 1\n# a comment\nm step  one \nm";
         let mut reader = TextReader::new(text.as_bytes()).unwrap();
         let ops: Vec<_> = reader.by_ref().map(Result::unwrap).collect();
         assert_eq!(
@@ -247,6 +250,7 @@ mod tests {
             [
                 TraceOp::Alloc { id: 7, bytes: 512, stream: 2 },
                 TraceOp::Free { id: 7 },
+                TraceOp::Refused { bytes: 99, stream: 1 },
                 TraceOp::Mark("step  one".into()),
                 TraceOp::Mark(String::new()),
             ]

@@ -67,6 +67,7 @@ impl<W: Write> TextWriter<W> {
         match op {
             TraceOp::Alloc { id, bytes, stream } => writeln!(self.sink(), "a {id} {bytes} {stream}"),
             TraceOp::Free { id } => writeln!(self.sink(), "f {id}"),
+            TraceOp::Refused { bytes, stream } => writeln!(self.sink(), "r {bytes} {stream}"),
             TraceOp::Mark(label) => {
                 check_line(label)?;
                 writeln!(self.sink(), "m {label}")
@@ -114,6 +115,7 @@ mod tests {
             TraceOp::Alloc { id: u64::MAX, bytes: 0, stream: 3 },
             TraceOp::Mark("step 1 of 2".into()),
             TraceOp::Free { id: u64::MAX },
+            TraceOp::Refused { bytes: u64::MAX, stream: 3 },
         ];
         for compression in [Compression::Plain, Compression::Gzip] {
             let mut writer = TextWriter::new(Vec::new(), compression);

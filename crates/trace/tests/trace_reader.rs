@@ -244,6 +244,7 @@ proptest! {
                         prop_assert_eq!(live[slot as usize].replace(bytes), None);
                     }
                     Op::Free { slot } => prop_assert!(live[slot as usize].take().is_some()),
+                    Op::Refused { stream, .. } => prop_assert!(usize::from(stream) < trace.streams().len()),
                     Op::Mark { label } => prop_assert!((label as usize) < trace.labels().len()),
                 }
                 peak = peak.max(live.iter().flatten().sum());

@@ -7,12 +7,14 @@ use super::{Failure, Outcome, printable, progress};
 use clap::Args;
 use gapless::ByteSize;
 use gapless_trace::advice::{Advice, AdviceOptions, Gpu, PolicyOutcome, Setting, advise};
+use gapless_trace::caching::{CachingSettings, ParseSettingsError};
 use gapless_trace::timeline::Subject;
 use gapless_trace::{Device, Extent, PolicyError, ReadError, ReadErrorKind, ReplayError, Trace};
 use std::fs::File;
 use std::io::{self, Write};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 /// Arguments of `gapless advise`.
 #[derive(Debug, Args)]
@@ -29,23 +31,40 @@ pub(super) struct AdviseArguments {
     #[arg(long, value_name = "OUT.html")]
     html: Option<PathBuf>,
 
-    /// Memory that the allocator may hold on the device, such as 24GiB [default: the recorded size, else 1.05 x the
-    /// peak of live bytes]
+    /// Memory that the allocator may hold on the device, such as 23GiB on a card of 24 GB [default: the recorded size, else
+    /// 1.05 x the peak of live bytes, and at least what was held]
     #[arg(long, value_name = "SIZE", conflicts_with = "gpu")]
     device: Option<ByteSize>,
 
-    /// Take the memory of this GPU, such as "RTX 4090"
+    /// Take the memory of this GPU, less a CUDA context: "RTX 4090", or as drivers print it, such as "A100-SXM4-80GB"
     #[arg(long, value_name = "NAME")]
     gpu: Option<Gpu>,
 
     /// Replay just this policy, which may be given more than once: gapless, native, or settings as in PYTORCH_ALLOC_CONF,
     /// such as expandable_segments:True
     #[arg(long = "setting", value_name = "SETTING")]
-    settings: Vec<Setting>,
+    settings: Vec<SettingArgument>,
 
     /// Of a snapshot with several devices, this one, counted from 0 [default: the one that ran out of memory]
     #[arg(long, value_name = "N")]
     snapshot_device: Option<usize>,
+}
+
+/// A setting, and what its text has that changes nothing.
+#[derive(Clone, Debug)]
+struct SettingArgument {
+    setting: Setting,
+    neutral: Vec<String>,
+}
+
+impl FromStr for SettingArgument {
+    type Err = ParseSettingsError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parts = text.split(',').map(str::trim);
+        let neutral = parts.filter(|part| CachingSettings::changes_nothing(part)).map(ToOwned::to_owned).collect();
+        Ok(Self { setting: text.parse()?, neutral })
+    }
 }
 
 /// Advises on every file. A bad file is reported and does not stop the others.
@@ -55,6 +74,9 @@ pub(super) fn run(arguments: &AdviseArguments) -> Result<Outcome, Failure> {
     }
     if arguments.html.is_some() && arguments.files.len() > 1 {
         return Err(Failure::BadArguments("--html writes the page of one FILE: give one at a time".into()));
+    }
+    for part in arguments.settings.iter().flat_map(|argument| &argument.neutral) {
+        eprintln!("note: '{}' changes nothing here", printable(part));
     }
     let mut outcome = Outcome::Success;
     for path in &arguments.files {
@@ -103,11 +125,15 @@ fn one(arguments: &AdviseArguments, path: &Path, name: &str) -> Result<(Advice, 
         (None, None) => Device::for_trace(&trace).map_err(|error| bad(&error))?,
     };
     let largest = device.capacity_bytes.max(trace.peak_live_bytes());
-    if largest > MOST_DEVICE_BYTES {
-        let (largest, most) = (ByteSize(largest), ByteSize(MOST_DEVICE_BYTES));
+    if largest > Device::MOST_BYTES {
+        let (largest, most) = (ByteSize(largest), ByteSize(Device::MOST_BYTES));
         return Err(bad(&format!("no device has {largest}: the most that is replayed is {most}")));
     }
-    let settings = if arguments.settings.is_empty() { Setting::usual(&trace) } else { arguments.settings.clone() };
+    let settings = if arguments.settings.is_empty() {
+        Setting::usual(&trace)
+    } else {
+        arguments.settings.iter().map(|argument| argument.setting).collect()
+    };
     let threads = std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN).min(MOST_THREADS);
     let stop = |error| match error {
         // The device is smaller than a page, or the trace has too many streams for an allocator.
@@ -131,7 +157,8 @@ fn one(arguments: &AdviseArguments, path: &Path, name: &str) -> Result<(Advice, 
 /// The page of the policies that have a verdict.
 fn render(trace: &Trace, device: &Device, advice: &Advice) -> Result<String, ReplayError> {
     let setting = |policy: &PolicyOutcome| policy.setting.parse::<Setting>().expect("an outcome names its setting");
-    let subjects: Vec<Subject> = advice.policies.iter().map(setting).map(Subject::from).collect();
+    let replayed = advice.policies.iter().filter(|policy| policy.not_replayed.is_none());
+    let subjects: Vec<Subject> = replayed.map(setting).map(Subject::from).collect();
     let mut verdict = Vec::new();
     if advice.policies.is_empty() {
         verdict.extend_from_slice(text::NO_VERDICT.as_bytes());
@@ -187,8 +214,6 @@ fn print(arguments: &AdviseArguments, advice: &Advice) -> io::Result<()> {
     }
 }
 
-/// The largest device. PyTorch's expandable segments have a handle for every 20 MiB, so a bound keeps replays short.
-const MOST_DEVICE_BYTES: u64 = 4 << 40;
 /// Most threads: each has the whole state of a replay in memory.
 const MOST_THREADS: NonZero<usize> = NonZero::new(8).expect("not zero");
 

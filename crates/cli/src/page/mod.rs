@@ -39,7 +39,7 @@ struct Data<'a> {
     live_bytes: u64,
     verdict: Option<&'a str>,
     holders: Vec<Holder>,
-    stranded: &'a Stranded,
+    stranded: Option<&'a Stranded>,
     policies: &'a [PolicyOutcome],
     timeline: Timeline,
 }
@@ -68,7 +68,7 @@ pub(super) fn render(contents: &Contents<'_>) -> Result<String, ReplayError> {
             .iter()
             .map(|holder| Holder { origin: holder.origin.as_deref().map(cut), ..holder.clone() })
             .collect(),
-        stranded: &advice.stranded,
+        stranded: advice.stranded.as_ref(),
         policies: contents.policies,
         timeline: timeline(contents.trace, contents.device, contents.subjects, &moments)?,
     };

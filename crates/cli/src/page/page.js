@@ -354,11 +354,12 @@
   }
   fillTable("policies", ["setting", "outcome", "smallest device#", "driver calls#", "host waits#"], data.policies.map((one) => ({
     cells: [
-      one.setting, one.oom_op === null ? "survives" : `fails at op ${grouped(one.oom_op)}`,
+      one.as_recorded ? `${one.setting} (as it ran)` : one.setting,
+      one.not_replayed !== null ? "not replayed" : one.oom_op === null ? "survives" : `fails at op ${grouped(one.oom_op)}`,
       one.smallest_device_bytes === null ? "none found" : size(one.smallest_device_bytes),
       grouped(one.driver_calls), grouped(one.host_waits),
     ],
-    className: one.oom_op === null ? "survives" : "",
+    className: one.not_replayed === null && one.oom_op === null ? "survives" : "",
   })));
   if (data.policies.length > run.policies.length) {
     add(at("policies"), "caption", `The pictures show the first ${run.policies.length} of them.`);
@@ -373,11 +374,13 @@
       holder.oldest_op === holder.newest_op ? grouped(holder.oldest_op) : `${grouped(holder.oldest_op)} to ${grouped(holder.newest_op)}`,
     ],
   })));
-  fillTable("rest", ["bytes#", "where"], [
+  fillTable("rest", ["bytes#", "where"], data.stranded === null ? [] : [
     [data.stranded.unreserved_bytes, "not held by PyTorch"],
     [data.stranded.free_in_whole_pages_bytes, "free in its cache, in whole pages of 2 MiB, which could be mapped elsewhere"],
     [data.stranded.free_in_partly_used_pages_bytes, "free in its cache, in pages that live blocks use too"],
     [data.stranded.rounding_bytes, "added to live blocks by rounding"],
+    [data.stranded.free_in_private_pools_bytes, "free in private pools, for requests of these pools alone"],
+    [data.stranded.waiting_bytes, "freed, but still in use by work of other streams"],
     [data.stranded.other_processes_bytes, "held by others, beside what the allocator may hold"],
   ].map(([bytes, where]) => ({ cells: [size(bytes), where] })));
 

@@ -90,6 +90,7 @@ fn repeated(recorded: &Trace, times: u64) -> String {
                     let id = live[slot as usize].take().expect("a trace frees what is live");
                     line(format_args!("f {id}\n"));
                 }
+                Op::Refused { stream, bytes } => line(format_args!("r {bytes} {stream}\n")),
                 Op::Mark { .. } => line(format_args!("m step\n")),
             }
         }

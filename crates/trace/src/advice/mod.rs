@@ -14,17 +14,22 @@
 //!
 //! Threads: policies are replayed on [`AdviceOptions::threads`] threads. The result does not depend on their number.
 
+mod causes;
 mod gpus;
+mod growth;
 mod holders;
 mod moment;
 mod policies;
 mod stranded;
 
+pub use causes::Cause;
 pub use gpus::{GPUS, Gpu, UnknownGpu};
+pub use growth::Growth;
 pub use holders::Holder;
 pub use policies::{PolicyOutcome, Setting};
 pub use stranded::{FreeOfSize, FreeOfStream, Stranded};
 
+use crate::caching::CachingSettings;
 use crate::{Device, Extent, FailedRequest, History, ReplayError, Search, Trace};
 use moment::Moment;
 use std::num::NonZero;
@@ -58,14 +63,28 @@ pub struct Advice {
     pub peak_live_bytes: u64,
     /// Memory that an allocator may hold on the device, in bytes.
     pub device_bytes: u64,
+    /// Whether the recording does not say how much that is, so that it was chosen from what was live and held.
+    pub device_is_assumed: bool,
+    /// Number of steps that the recording marks.
+    pub steps: u64,
     /// Index of the op that failed in the recorded run, or else with the native policy on this device, if one did.
     pub failed_op: Option<u64>,
     /// Whether the trace begins with the run.
     pub history_complete: bool,
     /// What held most memory when the request failed, or else at the peak of live bytes: the largest first.
     pub holders: Vec<Holder>,
-    /// Where the rest of the device's memory was at that moment, with the native policy.
-    pub stranded: Stranded,
+    /// Where the rest of the device's memory was at that moment. `None` if the recording does not say, and the native policy does
+    /// not come as far.
+    pub stranded: Option<Stranded>,
+    /// The requests that were refused and that the run survived, in order.
+    pub survived_refusals: Vec<FailedRequest>,
+    /// What the recording shows of why the request was refused, beside what was live.
+    pub causes: Vec<Cause>,
+    /// Whether the native policy refuses the request too, on the device of the recording. `None` without a recorded failure, and on
+    /// another device.
+    pub reproduced: Option<bool>,
+    /// What grew steadily until the recorded failure.
+    pub growth: Vec<Growth>,
     /// What each policy makes of the trace on this device, in the order of the settings. Empty if there is no verdict.
     pub policies: Vec<PolicyOutcome>,
     /// The request that failed, if one did.
@@ -74,6 +93,15 @@ pub struct Advice {
     /// Whether that is recorded, rather than what the native policy would do.
     #[serde(skip)]
     pub failure_is_recorded: bool,
+    /// Whether `stranded` is recorded.
+    #[serde(skip)]
+    pub stranded_is_recorded: bool,
+    /// Whose recording it is.
+    #[serde(skip)]
+    pub recorder: &'static str,
+    /// The first request that the native policy cannot serve on this device, up to the recorded failure.
+    #[serde(skip)]
+    pub native_fails: Option<FailedRequest>,
     /// Index of the first op that had not run at the moment of `holders` and `stranded`.
     #[serde(skip)]
     pub moment_op: u64,
@@ -86,12 +114,19 @@ pub struct Advice {
 }
 
 impl Advice {
-    /// Returns the policies that survive, the one that survives on the smallest device first, then the one with the
-    /// fewest waits and driver calls.
+    /// Returns the policies that survive, the simplest first: the defaults, then settings of PyTorch's allocator, then those that
+    /// change the program too, then another allocator. Of one kind, those with the fewest waits and driver calls come first.
     pub fn survivors(&self) -> Vec<&PolicyOutcome> {
-        let mut survivors: Vec<_> = self.policies.iter().filter(|policy| policy.oom_op.is_none()).collect();
+        let mut survivors: Vec<_> = self.policies.iter().filter(|policy| policy.survives()).collect();
         survivors.sort_by_key(|policy| {
-            (policy.smallest_device_bytes.unwrap_or(u64::MAX), policy.host_waits, policy.driver_calls)
+            let kind = match policy.setting.parse() {
+                Ok(Setting::Caching(settings)) if settings == CachingSettings::default() => 0,
+                Ok(Setting::Caching(settings)) if !settings.empties_cache => 1,
+                Ok(Setting::Caching(_)) => 2,
+                Ok(Setting::Gapless) | Err(_) => 3,
+            };
+            let least = policy.smallest_device_bytes.unwrap_or(u64::MAX);
+            (kind, policy.host_waits, policy.driver_calls, least)
         });
         survivors
     }
@@ -104,35 +139,44 @@ impl Advice {
 pub fn advise(trace: &Trace, options: &AdviceOptions<'_>) -> Result<Advice, ReplayError> {
     let moment = Moment::find(trace, &options.device)?;
     let recorded = trace.failed_request();
-    let failed = recorded.or(moment.failed);
+    let failed = recorded.or(moment.native_fails);
     let history = trace.history();
-    let settings: Vec<Setting> =
-        options.settings.iter().filter(|setting| has_verdict(&history, setting, &options.device)).copied().collect();
-    let policies = policies::replay_each(trace, options, &settings)?;
+    // Nothing can be said of any policy.
+    let settings = if history.extent == Extent::Unknown { &[][..] } else { &options.settings };
+    let policies = policies::replay_each(trace, options, settings)?;
+    let is_recorded_device = Device::for_trace(trace).is_ok_and(|device| device == options.device);
+    let reproduced = recorded.filter(|_| is_recorded_device).map(|_| moment.native_fails.is_some());
     Ok(Advice {
         trace: trace.name().to_owned(),
         peak_live_bytes: trace.peak_live_bytes(),
         device_bytes: options.device.capacity_bytes,
+        device_is_assumed: is_recorded_device && trace.header().capacity_bytes.is_none(),
+        steps: trace.labels().len() as u64,
         failed_op: failed.map(|failed| failed.op_index),
         history_complete: history.extent == Extent::Whole,
         holders: holders::largest(trace, &moment.live),
+        causes: recorded.map_or_else(Vec::new, |failed| causes::of(trace, &failed, moment.stranded.as_ref())),
+        reproduced,
+        growth: recorded.map_or_else(Vec::new, |_| growth::steady(trace, &moment.live, moment.op_index)),
         stranded: moment.stranded,
+        stranded_is_recorded: moment.is_recorded,
+        recorder: recorder(trace),
+        survived_refusals: trace.survived_refusals().collect(),
         policies,
         failed,
         failure_is_recorded: recorded.is_some(),
+        native_fails: moment.native_fails,
         moment_op: moment.op_index,
         live_bytes: moment.live.iter().map(|block| block.bytes).sum(),
         history,
     })
 }
 
-/// Whether a replay on `device` says something about the run.
-fn has_verdict(history: &History, setting: &Setting, device: &Device) -> bool {
-    match (history.extent, setting) {
-        (Extent::Whole, _) | (Extent::LaterPart, Setting::Gapless) => true,
-        (Extent::LaterPart, Setting::Caching(_)) => {
-            history.held_at_start_bytes.is_some_and(|held| held <= device.capacity_bytes)
-        }
-        (Extent::Unknown, _) => false,
+/// Returns whose recording a trace is.
+fn recorder(trace: &Trace) -> &'static str {
+    match trace.header().value("made") {
+        Some("RMM log") => "RMM",
+        Some(made) if made.starts_with("gapless ") => "gapless",
+        _ => "PyTorch",
     }
 }

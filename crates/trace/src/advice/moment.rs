@@ -1,11 +1,11 @@
-//! The moment that is looked at: when a request failed, or else when most bytes were live. The native policy is
-//! replayed up to it.
+//! The moment that is looked at: the recorded failure, or else where the native policy fails, or else when most bytes were live.
 
-use super::stranded::Stranded;
-use crate::caching::{CachingAllocator, CachingError, CachingSettings};
-use crate::policy::PolicyError;
-use crate::replay::{ReplayDriver, streams};
-use crate::{Device, FailedRequest, Op, ReplayError, Trace};
+use super::stranded::{Requested, Stranded};
+use crate::caching::{CachingAllocator, CachingSettings};
+use crate::policy::{Policy, PolicyError};
+use crate::replay::{ReplayDriver, pool_streams, streams};
+use crate::{Device, FailedRequest, Op, PrivatePool, ReplayError, Trace};
+use gapless::driver::ModelDriver;
 use gapless::units::{DeviceAddr, StreamId};
 use std::sync::Arc;
 
@@ -17,67 +17,162 @@ pub(super) struct LiveBlock {
     pub bytes: u64,
 }
 
-/// What the native policy holds at the moment.
+/// What is live at the moment, and where the rest of the device is.
 pub(super) struct Moment {
     /// Index of the first op that has not run.
     pub op_index: u64,
-    /// The request that the native policy refused, if it did so before the moment or at it.
-    pub failed: Option<FailedRequest>,
     pub live: Vec<LiveBlock>,
-    pub stranded: Stranded,
+    /// Where the rest of the device is: as recorded, or else with the native policy. `None` if the recording does not say, and the
+    /// native policy does not come as far as the moment.
+    pub stranded: Option<Stranded>,
+    /// Whether that is recorded.
+    pub is_recorded: bool,
+    /// The first request that the native policy cannot serve, of those before the moment or at it.
+    pub native_fails: Option<FailedRequest>,
 }
 
 impl Moment {
-    /// Replays `trace` natively on `device` up to the recorded failure; without one, to the end, and if nothing fails, once
-    /// more up to the peak of live bytes.
+    /// Finds the moment: the recorded failure; without one, the failure of the native policy on `device`, or else the peak of live
+    /// bytes.
     pub(super) fn find(trace: &Trace, device: &Device) -> Result<Self, ReplayError> {
         if let Some(failed) = trace.failed_request() {
-            return Self::until(trace, device, failed.op_index);
-        }
-        let end = Self::until(trace, device, u64::MAX)?;
-        if end.failed.is_some() { Ok(end) } else { Self::until(trace, device, peak_op(trace) + 1) }
-    }
-
-    /// Replays the ops before `end`, or up to the one that fails.
-    fn until(trace: &Trace, device: &Device, end: u64) -> Result<Self, ReplayError> {
-        let driver = Arc::new(device.model());
-        let streams = streams(trace, &*driver)?;
-        let mut allocator = CachingAllocator::new(Arc::clone(&driver), CachingSettings::default());
-        let mut blocks: Vec<Option<(DeviceAddr, LiveBlock)>> = vec![None; trace.slots() as usize];
-        let mut failed = None;
-        let mut op_index = 0;
-        for op in trace.ops().iter().take(usize::try_from(end).unwrap_or(usize::MAX)) {
-            match *op {
-                Op::Alloc { slot, stream, bytes } => match allocator.alloc(bytes, streams[usize::from(stream)]) {
-                    Ok(addr) => blocks[slot as usize] = Some((addr, LiveBlock { op_index, bytes })),
-                    Err(CachingError::OutOfMemory(_)) => {
-                        failed = Some(FailedRequest { op_index, bytes });
-                        break;
-                    }
-                    Err(error) => return Err(wrong(op_index, error)),
-                },
-                Op::Free { slot } => {
-                    let (addr, _) = blocks[slot as usize].take().expect("a trace frees live blocks only");
-                    allocator.free(addr).map_err(|error| wrong(op_index, error))?;
+            let (native_fails, stranded) = replay_until(trace, device, failed.op_index)?;
+            let reached = native_fails.is_none_or(|native| native.op_index >= failed.op_index);
+            let native = Self::at(trace, failed.op_index, native_fails, reached.then_some(stranded));
+            return Ok(match trace.layout() {
+                None => native,
+                Some(layout) => {
+                    let live = native.live.iter().map(|block| block.bytes).sum();
+                    let recorded = Stranded::recorded(layout, device, Requested { live, waiting: 0 });
+                    Self { stranded: Some(recorded), is_recorded: true, ..native }
                 }
-                Op::Mark { .. } => {}
-            }
-            ReplayDriver::advance(&*driver);
-            op_index += 1;
+            });
         }
-        let live: Vec<LiveBlock> = blocks.iter().flatten().map(|(_, block)| *block).collect();
-        let stranded = Stranded::of(&allocator, device, requested(&live), |stream| number(trace, &streams, stream));
-        Ok(Self { op_index, failed, live, stranded })
+        let (native_fails, stranded) = replay_until(trace, device, u64::MAX)?;
+        if let Some(failed) = native_fails {
+            return Ok(Self::at(trace, failed.op_index, native_fails, Some(stranded)));
+        }
+        let end = peak_op(trace) + 1;
+        let (_, stranded) = replay_until(trace, device, end)?;
+        Ok(Self::at(trace, end, None, Some(stranded)))
+    }
+
+    fn at(trace: &Trace, op_index: u64, native_fails: Option<FailedRequest>, stranded: Option<Stranded>) -> Self {
+        Self { op_index, live: live_before(trace, op_index), stranded, is_recorded: false, native_fails }
     }
 }
 
-fn requested(live: &[LiveBlock]) -> u64 {
-    live.iter().map(|block| block.bytes).sum()
+/// Returns the blocks that are live before an op and that the program has not freed, in the order of their slots.
+pub(super) fn live_before(trace: &Trace, end: u64) -> Vec<LiveBlock> {
+    let mut blocks: Vec<Option<LiveBlock>> = vec![None; trace.slots() as usize];
+    for (op_index, op) in (0..end).zip(trace.ops()) {
+        match *op {
+            Op::Alloc { slot, bytes, .. } => {
+                blocks[slot as usize] = Some(LiveBlock { op_index, bytes }).filter(|_| !trace.waited(op_index));
+            }
+            Op::Free { slot } => blocks[slot as usize] = None,
+            Op::Refused { .. } | Op::Mark { .. } => {}
+        }
+    }
+    blocks.into_iter().flatten().collect()
 }
 
-/// Returns the trace's number of a stream.
-fn number(trace: &Trace, streams: &[StreamId], stream: StreamId) -> u64 {
-    streams.iter().position(|&known| known == stream).map_or(0, |index| trace.streams()[index])
+/// Replays the ops before `end` natively, or up to the one that fails. Returns where the rest of the device is then, and the
+/// request that fails, which may be the one at `end`.
+fn replay_until(trace: &Trace, device: &Device, end: u64) -> Result<(Option<FailedRequest>, Stranded), ReplayError> {
+    let driver = Arc::new(device.model());
+    let mut native = Native::new(trace, Arc::clone(&driver))?;
+    let mut failed = None;
+    for (op_index, op) in (0..end).zip(trace.ops()) {
+        failed = native.run(op_index, op)?;
+        if failed.is_some() {
+            break;
+        }
+        ReplayDriver::advance(&*driver);
+    }
+    let stranded = native.stranded(device);
+    if failed.is_none()
+        && let Some(op) = usize::try_from(end).ok().and_then(|index| trace.ops().get(index))
+    {
+        failed = native.run(end, op)?;
+    }
+    Ok((failed, stranded))
+}
+
+/// A replay through the native policy.
+struct Native<'a> {
+    trace: &'a Trace,
+    allocator: CachingAllocator<ModelDriver>,
+    streams: Vec<StreamId>,
+    must_be_served: Option<u64>,
+    /// Address and size of the block in each slot, and whether it waited for streams when the run failed.
+    blocks: Vec<(DeviceAddr, u64, bool)>,
+    requested: Requested,
+}
+
+impl<'a> Native<'a> {
+    fn new(trace: &'a Trace, driver: Arc<ModelDriver>) -> Result<Self, ReplayError> {
+        let streams = streams(trace, &*driver)?;
+        let mut allocator = CachingAllocator::new(driver, CachingSettings::default());
+        Policy::keep_private(&mut allocator, &pool_streams(trace, &streams));
+        Ok(Self {
+            trace,
+            streams,
+            allocator,
+            must_be_served: trace.failed_request().map(|request| request.op_index),
+            blocks: vec![(DeviceAddr(0), 0, false); trace.slots() as usize],
+            requested: Requested::default(),
+        })
+    }
+
+    /// Runs an op. Returns the request if it has to be served and is not.
+    fn run(&mut self, op_index: u64, op: &Op) -> Result<Option<FailedRequest>, ReplayError> {
+        let wrong = |error| ReplayError::Policy { op_index, error };
+        match *op {
+            Op::Alloc { slot, stream, bytes } => {
+                match Policy::alloc(&mut self.allocator, bytes, self.streams[usize::from(stream)]) {
+                    Ok(addr) => self.blocks[slot as usize] = (addr, bytes, self.trace.waited(op_index)),
+                    Err(PolicyError::OutOfMemory { .. }) => return Ok(Some(FailedRequest { op_index, bytes })),
+                    Err(error) => return Err(wrong(error)),
+                }
+                *self.part(slot) += bytes;
+            }
+            Op::Free { slot } => {
+                let (addr, bytes, _) = self.blocks[slot as usize];
+                Policy::free(&mut self.allocator, addr).map_err(wrong)?;
+                *self.part(slot) -= bytes;
+            }
+            Op::Refused { stream, bytes } => match self.allocator.ask(bytes, self.streams[usize::from(stream)]) {
+                Err(PolicyError::OutOfMemory { .. }) if self.must_be_served == Some(op_index) => {
+                    return Ok(Some(FailedRequest { op_index, bytes }));
+                }
+                Ok(()) | Err(PolicyError::OutOfMemory { .. }) => {}
+                Err(error) => return Err(wrong(error)),
+            },
+            Op::Mark { .. } => {}
+        }
+        Ok(None)
+    }
+
+    /// The sum that the block in a slot counts towards.
+    fn part(&mut self, slot: u32) -> &mut u64 {
+        match self.blocks[slot as usize] {
+            (_, _, true) => &mut self.requested.waiting,
+            (_, _, false) => &mut self.requested.live,
+        }
+    }
+
+    fn stranded(&self, device: &Device) -> Stranded {
+        Stranded::of(&self.allocator, device, self.requested, |stream| self.number(stream))
+    }
+
+    /// Returns the trace's number of a stream, or `None` for one of a private pool.
+    fn number(&self, stream: StreamId) -> Option<u64> {
+        let number =
+            self.streams.iter().position(|&known| known == stream).map_or(0, |index| self.trace.streams()[index]);
+        let is_private = |pool: &PrivatePool| pool.streams.iter().any(|(private, _)| *private == number);
+        (!self.trace.pools().iter().any(is_private)).then_some(number)
+    }
 }
 
 /// Returns the index of the first op after which most bytes are live.
@@ -94,16 +189,8 @@ fn peak_op(trace: &Trace) -> u64 {
                 }
             }
             Op::Free { slot } => live -= bytes_of[slot as usize],
-            Op::Mark { .. } => {}
+            Op::Refused { .. } | Op::Mark { .. } => {}
         }
     }
     at
-}
-
-fn wrong(op_index: u64, error: CachingError) -> ReplayError {
-    let error = match error {
-        CachingError::Driver(error) => PolicyError::Driver(error),
-        other => PolicyError::Failed(other.to_string()),
-    };
-    ReplayError::Policy { op_index, error }
 }

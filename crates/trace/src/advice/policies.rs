@@ -4,8 +4,10 @@ use super::AdviceOptions;
 use crate::caching::{CachingSettings, ParseSettingsError};
 use crate::work::Touch;
 use crate::{
-    Device, Extent, GaplessSettings, PolicyKind, ReplayError, ReplayOptions, ReplayResult, Search, Trace, replay,
+    Device, Extent, GaplessSettings, History, PolicyKind, ReplayError, ReplayOptions, ReplayResult, Search, Trace,
+    replay,
 };
+use gapless::ByteSize;
 use std::fmt;
 use std::num::NonZero;
 use std::str::FromStr;
@@ -31,10 +33,29 @@ impl Setting {
     }
 
     /// Returns the settings to compare by default: those that PyTorch's documentation and the articles about it advise,
-    /// and gapless.
+    /// and gapless. Settings that were on in the recorded run are among them. A log of RMM is replayed through a
+    /// caching allocator with PyTorch's defaults, and gapless.
     pub fn usual(trace: &Trace) -> Vec<Self> {
-        let texts = USUAL.iter().filter(|text| !text.contains("empty_cache") || trace.labels().len() > 0);
-        texts.map(|text| text.parse().expect("the usual settings are settings")).collect()
+        // Settings of PyTorch's allocator mean nothing to RMM.
+        let applies = |text: &&&str| match text {
+            &&(NATIVE | GAPLESS) => true,
+            text => {
+                trace.header().value("made") != Some("RMM log")
+                    && (!text.contains("empty_cache") || trace.labels().len() > 0)
+            }
+        };
+        let texts = USUAL.iter().filter(applies);
+        let mut settings: Vec<Self> =
+            texts.map(|text| text.parse().expect("the usual settings are settings")).collect();
+        if let Some(recorded) = Self::recorded(trace).filter(|recorded| !settings.contains(recorded)) {
+            settings.insert(1, recorded);
+        }
+        settings
+    }
+
+    /// Returns the settings that were on in the recorded run, unless they were the defaults or the file does not say.
+    pub fn recorded(trace: &Trace) -> Option<Self> {
+        trace.settings()?.caching().map(Self::Caching)
     }
 
     /// Replays `trace` through the policy on `device`.
@@ -77,6 +98,10 @@ impl FromStr for Setting {
 pub struct PolicyOutcome {
     /// The policy: `native`, `gapless`, or the settings to paste.
     pub setting: String,
+    /// Whether the recorded run had these settings.
+    pub as_recorded: bool,
+    /// Why a replay would say nothing about the run, if so: then the figures below are empty.
+    pub not_replayed: Option<String>,
     /// Index of the op that failed on the device, or `None` if the policy survives.
     pub oom_op: Option<u64>,
     /// The smallest device on which the policy survives, in bytes, or `None` if none was found.
@@ -85,6 +110,13 @@ pub struct PolicyOutcome {
     pub driver_calls: u64,
     /// Number of times that the host waited on the device, up to the failure.
     pub host_waits: u64,
+}
+
+impl PolicyOutcome {
+    /// Returns whether the policy was replayed and survived.
+    pub const fn survives(&self) -> bool {
+        self.not_replayed.is_none() && self.oom_op.is_none()
+    }
 }
 
 /// Replays `trace` through each of `settings`.
@@ -116,6 +148,19 @@ pub(super) fn replay_each(
 
 fn outcome(trace: &Trace, options: &AdviceOptions<'_>, setting: &Setting) -> Result<PolicyOutcome, ReplayError> {
     let device = &options.device;
+    let as_recorded = Setting::recorded(trace) == Some(*setting);
+    let not_replayed = no_verdict(&trace.history(), setting, device);
+    if not_replayed.is_some() {
+        return Ok(PolicyOutcome {
+            setting: setting.to_string(),
+            as_recorded,
+            not_replayed,
+            oom_op: None,
+            smallest_device_bytes: None,
+            driver_calls: 0,
+            host_waits: 0,
+        });
+    }
     let result = setting.replay(trace, device)?;
     if let Some(progress) = options.progress {
         progress();
@@ -139,6 +184,8 @@ fn outcome(trace: &Trace, options: &AdviceOptions<'_>, setting: &Setting) -> Res
     };
     Ok(PolicyOutcome {
         setting: setting.to_string(),
+        as_recorded,
+        not_replayed: None,
         oom_op: result.oom.map(|oom| oom.op_index),
         smallest_device_bytes: found.map(|bytes| bytes.max(least)),
         driver_calls: result.driver_calls.total(),
@@ -146,9 +193,26 @@ fn outcome(trace: &Trace, options: &AdviceOptions<'_>, setting: &Setting) -> Res
     })
 }
 
+/// Returns why a replay on `device` says nothing about the run, if it does not.
+fn no_verdict(history: &History, setting: &Setting, device: &Device) -> Option<String> {
+    match (history.extent, setting) {
+        (Extent::Whole, _) | (Extent::LaterPart, Setting::Gapless) => None,
+        (Extent::LaterPart, Setting::Caching(_)) => match history.held_at_start_bytes {
+            Some(held) if held <= device.capacity_bytes => None,
+            Some(held) => Some(format!(
+                "{} were held when the history begins, more than the device has, and where they lay is not known",
+                ByteSize(held)
+            )),
+            None => Some("what was held when the history begins is not known".into()),
+        },
+        (Extent::Unknown, _) => Some("what was live when the history begins is not known".into()),
+    }
+}
+
 const GAPLESS: &str = "gapless";
+const NATIVE: &str = "native";
 const USUAL: [&str; 10] = [
-    "native",
+    NATIVE,
     "expandable_segments:True",
     "max_split_size_mb:64",
     "max_split_size_mb:128",

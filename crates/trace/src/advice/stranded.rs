@@ -3,16 +3,14 @@
 use crate::Device;
 use crate::caching::CachingAllocator;
 use crate::device::PAGE_BYTES;
+use crate::foreign::layout::Layout;
 use gapless::driver::ModelDriver;
 use gapless::units::{StreamId, round_down, round_up};
 use std::collections::BTreeMap;
 
-/// The allocator of the replay.
-pub(super) type Native = CachingAllocator<ModelDriver>;
-
-/// The device's memory at one moment, in bytes:
-/// `device = live + rounding + free in whole pages + free in partly used pages + unreserved`.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+/// The device's memory at one moment, in bytes: `device = live + rounding + free in whole pages + free in partly used pages +
+/// free in private pools + waiting + unreserved`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Stranded {
     /// Memory of the device that others hold. It is not part of the device's size.
     pub other_processes_bytes: u64,
@@ -24,11 +22,15 @@ pub struct Stranded {
     pub free_in_whole_pages_bytes: u64,
     /// Free blocks: the part in pages that live blocks use too.
     pub free_in_partly_used_pages_bytes: u64,
-    /// The largest free block.
+    /// Free blocks of private pools, which serve no other request.
+    pub free_in_private_pools_bytes: u64,
+    /// Blocks that the program has freed, but that work of other streams may still use.
+    pub waiting_bytes: u64,
+    /// The largest free block outside private pools.
     pub largest_free_block_bytes: u64,
-    /// The free blocks of each stream, in the order of the streams' numbers.
+    /// The free blocks of each stream outside private pools, in the order of the streams' numbers.
     pub by_stream: Vec<FreeOfStream>,
-    /// The free blocks by size, the smallest first.
+    /// The free blocks outside private pools by size, the smallest first.
     pub by_size: Vec<FreeOfSize>,
 }
 
@@ -54,37 +56,91 @@ pub struct FreeOfSize {
     pub bytes: u64,
 }
 
+/// What the program has at the moment, as requested, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Requested {
+    /// Live blocks.
+    pub live: u64,
+    /// Blocks that were freed and wait for streams.
+    pub waiting: u64,
+}
+
+/// A free block.
+struct Free {
+    addr: u64,
+    bytes: u64,
+    stream: u64,
+    private: bool,
+}
+
 impl Stranded {
-    /// Looks at what an allocator holds on `device`, of which `live_bytes` were requested. `number` is the recorder's
-    /// number of a stream.
-    pub(super) fn of(allocator: &Native, device: &Device, live_bytes: u64, number: impl Fn(StreamId) -> u64) -> Self {
+    /// Looks at what an allocator holds on `device`. `number` is the recorder's number of a stream, or `None` for one of a private
+    /// pool.
+    pub(super) fn of(
+        allocator: &CachingAllocator<ModelDriver>,
+        device: &Device,
+        requested: Requested,
+        number: impl Fn(StreamId) -> Option<u64>,
+    ) -> Self {
         let figures = allocator.figures();
-        let mut streams: BTreeMap<u64, FreeOfStream> = BTreeMap::new();
-        let mut sizes: BTreeMap<u64, FreeOfSize> = BTreeMap::new();
-        let (mut free, mut whole, mut largest) = (0, 0, 0);
-        for block in allocator.free_blocks() {
-            free += block.bytes;
-            largest = largest.max(block.bytes);
-            let first = round_up(block.addr.0, PAGE_BYTES).unwrap_or(u64::MAX);
-            whole += round_down(block.addr.0 + block.bytes, PAGE_BYTES).saturating_sub(first);
+        let free = allocator.free_blocks().map(|block| {
             let stream = number(block.stream);
-            let entry = streams.entry(stream).or_insert(FreeOfStream { stream, blocks: 0, bytes: 0 });
-            entry.blocks += 1;
-            entry.bytes += block.bytes;
-            let from_bytes = 1 << block.bytes.ilog2();
-            let entry = sizes.entry(from_bytes).or_insert(FreeOfSize { from_bytes, blocks: 0, bytes: 0 });
-            entry.blocks += 1;
-            entry.bytes += block.bytes;
-        }
+            Free {
+                addr: block.addr.0,
+                bytes: block.bytes,
+                stream: stream.unwrap_or_default(),
+                private: stream.is_none(),
+            }
+        });
         Self {
             other_processes_bytes: device.external_bytes,
             unreserved_bytes: device.capacity_bytes.saturating_sub(figures.reserved_bytes),
-            rounding_bytes: figures.live_bytes.saturating_sub(live_bytes),
-            free_in_whole_pages_bytes: whole,
-            free_in_partly_used_pages_bytes: free - whole,
-            largest_free_block_bytes: largest,
-            by_stream: streams.into_values().collect(),
-            by_size: sizes.into_values().collect(),
+            rounding_bytes: figures.live_bytes.saturating_sub(requested.live + requested.waiting),
+            waiting_bytes: requested.waiting,
+            ..Self::of_free(free)
         }
+    }
+
+    /// Looks at what the recorded allocator held.
+    pub(super) fn recorded(layout: &Layout, device: &Device, requested: Requested) -> Self {
+        let free = layout.free().into_iter();
+        let free = free.map(|piece| Free {
+            addr: piece.addr,
+            bytes: piece.bytes,
+            stream: piece.stream,
+            private: piece.private,
+        });
+        Self {
+            other_processes_bytes: device.external_bytes,
+            unreserved_bytes: layout.device_free_bytes,
+            rounding_bytes: layout.block_bytes(false).saturating_sub(requested.live),
+            waiting_bytes: layout.block_bytes(true),
+            ..Self::of_free(free)
+        }
+    }
+
+    fn of_free(free: impl Iterator<Item = Free>) -> Self {
+        let mut streams: BTreeMap<u64, FreeOfStream> = BTreeMap::new();
+        let mut sizes: BTreeMap<u64, FreeOfSize> = BTreeMap::new();
+        let mut found = Self::default();
+        for Free { addr, bytes, stream, private } in free {
+            if private {
+                found.free_in_private_pools_bytes += bytes;
+                continue;
+            }
+            let first = round_up(addr, PAGE_BYTES).unwrap_or(u64::MAX);
+            let whole = round_down(addr.saturating_add(bytes), PAGE_BYTES).saturating_sub(first);
+            found.free_in_whole_pages_bytes += whole;
+            found.free_in_partly_used_pages_bytes += bytes - whole;
+            found.largest_free_block_bytes = found.largest_free_block_bytes.max(bytes);
+            let entry = streams.entry(stream).or_insert(FreeOfStream { stream, blocks: 0, bytes: 0 });
+            entry.blocks += 1;
+            entry.bytes += bytes;
+            let from_bytes = 1 << bytes.ilog2();
+            let entry = sizes.entry(from_bytes).or_insert(FreeOfSize { from_bytes, blocks: 0, bytes: 0 });
+            entry.blocks += 1;
+            entry.bytes += bytes;
+        }
+        Self { by_stream: streams.into_values().collect(), by_size: sizes.into_values().collect(), ..found }
     }
 }

@@ -4,6 +4,7 @@
 //! are counted and blocks collected only where a `per_process_memory_fraction` is set.
 
 use super::blocks::BlockId;
+use super::kind::PoolKind;
 use super::release::Waited;
 use super::{CachingAllocator, CachingError};
 use gapless::driver::Driver;
@@ -22,7 +23,7 @@ impl<D: Driver> CachingAllocator<D> {
         };
         let whole = |block: &BlockId| self.blocks.is_whole_segment(*block);
         let mut old: Vec<(u64, BlockId)> =
-            self.large.blocks().into_iter().filter(whole).map(|block| (self.age(block), block)).collect();
+            self.releasable(PoolKind::Large).into_iter().filter(whole).map(|block| (self.age(block), block)).collect();
         let mut total_age: u64 = old.iter().map(|(age, _)| age).sum();
         let mut collected = 0;
         let mut waited = Waited::No;

@@ -19,10 +19,10 @@
 //! - I2  a free block is in exactly one `Pool`, under its stream, and serves requests of that stream only.
 //! - I3  `live <= reserved`, where `reserved` counts whole segments, and what is mapped of expandable ones.
 //!
-//! Constants and rules are those of `c10/cuda/CUDACachingAllocator.cpp` of pytorch/pytorch, version 2.13. What has no
-//! effect on a recorded trace is not modelled: private pools, `record_stream`. `cudaMalloc` becomes `create`, `reserve`,
-//! `map` and `set_access` of one chunk. `cudaFree` becomes `unmap`, `address_free` and `release`, after waiting for all
-//! streams.
+//! Constants and rules are those of `c10/cuda/CUDACachingAllocator.cpp` of pytorch/pytorch, version 2.13. A private pool is
+//! streams of its own, whose memory stays theirs. `record_stream` is not modelled: a recording says when a block was free.
+//! `cudaMalloc` becomes `create`, `reserve`, `map` and `set_access` of one chunk. `cudaFree` becomes `unmap`, `address_free` and
+//! `release`, after waiting for all streams.
 //!
 //! Threads: not synchronized. Cost: O(log free blocks) for each call that needs no new memory.
 
@@ -43,6 +43,11 @@ mod waits;
 pub use error::{CachingError, CachingOutOfMemory};
 pub use settings::{CachingSettings, ParseSettingsError};
 
+/// Returns the size of the segment that PyTorch asks the device for to serve a request of `bytes` bytes, or `None` on overflow.
+pub(crate) fn segment_bytes_of(bytes: u64) -> Option<u64> {
+    rounding::block_bytes(bytes, None).and_then(rounding::segment_bytes)
+}
+
 use crate::held::HeldBlock;
 use blocks::{BlockId, Blocks};
 use expandable::ExpandableSegments;
@@ -51,6 +56,7 @@ use gapless::units::{DeviceAddr, StreamId};
 use kind::PoolKind;
 use pool::Pool;
 use segments::Segments;
+use std::collections::HashSet;
 use std::sync::Arc;
 use waits::Waits;
 
@@ -64,6 +70,8 @@ pub struct CachingAllocator<D: Driver> {
     blocks: Blocks,
     small: Pool,
     large: Pool,
+    /// The streams whose memory stays theirs.
+    private: HashSet<StreamId>,
     figures: Figures,
 }
 
@@ -110,8 +118,14 @@ impl<D: Driver> CachingAllocator<D> {
             blocks: Blocks::default(),
             small: Pool::default(),
             large: Pool::default(),
+            private: HashSet::new(),
             figures: Figures::default(),
         }
+    }
+
+    /// Notes streams that stand for private pools, one for each stream of a pool: their memory is not given back when it is short.
+    pub fn keep_private(&mut self, streams: impl IntoIterator<Item = StreamId>) {
+        self.private.extend(streams);
     }
 
     /// Allocates `bytes` bytes for use on `stream`. A request of 0 bytes returns address 0, which [`free`](Self::free)
@@ -188,6 +202,15 @@ impl<D: Driver> CachingAllocator<D> {
     /// Returns all blocks with memory behind them, live or free.
     pub fn held_blocks(&self) -> impl Iterator<Item = HeldBlock> {
         self.blocks.held()
+    }
+
+    /// Returns the free blocks of a pool, but for those of private pools, in order.
+    fn releasable(&self, kind: PoolKind) -> Vec<BlockId> {
+        let mut blocks = self.pool_of(kind).blocks();
+        if !self.private.is_empty() {
+            blocks.retain(|block| !self.private.contains(&self.blocks.stream(*block)));
+        }
+        blocks
     }
 
     /// Takes the free block that fits best, if there is one (`get_free_block`).

@@ -12,7 +12,7 @@ impl<D: Driver> CachingAllocator<D> {
     pub(super) fn release_cached(&mut self) -> Result<(), CachingError> {
         let mut waited = Waited::No;
         for kind in [PoolKind::Large, PoolKind::Small] {
-            for block in self.pool(kind).blocks() {
+            for block in self.releasable(kind) {
                 if self.settings.expandable_segments {
                     self.unmap_block(block)?;
                 } else if self.blocks.is_whole_segment(block) {

@@ -57,7 +57,9 @@ impl FromStr for CachingSettings {
         if text == NATIVE {
             return Ok(settings);
         }
-        for part in text.split(',').map(str::trim) {
+        // PyTorch takes a comma at the end.
+        let parts = text.strip_suffix(',').unwrap_or(text);
+        for part in parts.split(',').map(str::trim).filter(|part| !Self::changes_nothing(part)) {
             settings.set(part)?;
         }
         Ok(settings)
@@ -65,6 +67,13 @@ impl FromStr for CachingSettings {
 }
 
 impl CachingSettings {
+    /// Returns whether PyTorch takes a `key:value` pair that makes no difference to which memory is held and served.
+    pub fn changes_nothing(part: &str) -> bool {
+        let (key, value) = part.split_once(':').unwrap_or((part, ""));
+        let (key, value) = (key.trim(), value.trim());
+        !value.is_empty() && (NEUTRAL.contains(&key) || (key == BACKEND && value == NATIVE))
+    }
+
     fn set(&mut self, part: &str) -> Result<(), ParseSettingsError> {
         let wrong = |expected| ParseSettingsError { part: part.chars().take(EXCERPT_CHARS).collect(), expected };
         if part == EMPTY_CACHE {
@@ -83,8 +92,9 @@ impl CachingSettings {
             }
             MAX_SPLIT => {
                 let bytes = value.parse::<u64>().ok().and_then(|mebibytes| mebibytes.checked_mul(MIB));
-                let bytes = bytes.filter(|&bytes| bytes > LARGE_SEGMENT_BYTES);
-                self.max_split_bytes = Some(bytes.ok_or_else(|| wrong("max_split_size_mb with a number above 20"))?);
+                let bytes = bytes.filter(|&bytes| bytes >= LARGE_SEGMENT_BYTES);
+                self.max_split_bytes =
+                    Some(bytes.ok_or_else(|| wrong("max_split_size_mb with a number of at least 20"))?);
             }
             ROUNDUP => {
                 let divisions = value.parse().ok().filter(|divisions: &u64| divisions.is_power_of_two());
@@ -108,6 +118,15 @@ impl CachingSettings {
 }
 
 const NATIVE: &str = "native";
+const BACKEND: &str = "backend";
+/// Keys about pinned memory of the host, and about how PyTorch calls the driver.
+const NEUTRAL: [&str; 5] = [
+    "pinned_use_cuda_host_register",
+    "pinned_num_register_threads",
+    "pinned_use_background_threads",
+    "pinned_reserve_segment_size_mb",
+    "release_lock_on_cudamalloc",
+];
 const EXPANDABLE: &str = "expandable_segments";
 const MAX_SPLIT: &str = "max_split_size_mb";
 const ROUNDUP: &str = "roundup_power2_divisions";
@@ -138,6 +157,9 @@ mod tests {
         assert_eq!(" max_split_size_mb : 64 ".parse::<CachingSettings>().unwrap().max_split_bytes, Some(64 * MIB));
         assert_eq!("roundup_power2_divisions:1".parse(), Ok(CachingSettings::default()));
         assert_eq!("expandable_segments:False".parse(), Ok(CachingSettings::default()));
+        let all = "backend:native,expandable_segments:True,pinned_num_register_threads:8,";
+        assert_eq!(all.parse::<CachingSettings>().unwrap().to_string(), "expandable_segments:True");
+        assert_eq!("max_split_size_mb:20".parse::<CachingSettings>().unwrap().max_split_bytes, Some(20 * MIB));
     }
 
     #[test]
@@ -145,7 +167,7 @@ mod tests {
         for text in [
             "",
             "Native",
-            "max_split_size_mb:20",
+            "max_split_size_mb:19",
             "max_split_size_mb:99999999999999999999",
             "max_split_size_mb:18446744073709551615",
             "roundup_power2_divisions:7",
@@ -155,7 +177,9 @@ mod tests {
             "per_process_memory_fraction:1.5",
             "expandable_segments:yes",
             "backend:cudaMallocAsync",
-            "expandable_segments:True,",
+            "expandable_segments:True,,",
+            "backend:native:",
+            "pinned_num_register_threads:",
         ] {
             assert!(text.parse::<CachingSettings>().is_err(), "{text}");
         }

@@ -4,18 +4,19 @@
 //! not recorded. [`Events`] converts them to a trace: a block that is freed without an allocation was live from the
 //! start.
 //!
-//! A request that failed becomes a mark `out of memory` and an allocation that is freed immediately: a replay survives
-//! it only if the allocator can serve the request.
+//! A request that failed becomes a refused request: whether a replay has to serve it depends on what follows it in the run.
 
+pub(crate) mod layout;
 mod pickle;
 pub mod rmm;
 pub mod snapshot;
 
-use super::history::{Extent, History};
-use super::load::{Origins, Recording};
+use super::history::{Extent, History, RecordedSettings};
+use super::load::{Origins, PrivatePool, Recording};
 use super::{Header, Limits, ReadErrorKind, Trace, TraceOp};
 use flate2::read::MultiGzDecoder;
-use std::collections::HashMap;
+use layout::Layout;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Cursor, Read};
 
 /// The format of a file.
@@ -27,6 +28,8 @@ pub enum Format {
     Snapshot,
     /// A CSV file with the columns of an RMM log.
     RmmLog,
+    /// A file of another kind, which is named, with what to do.
+    Other(&'static str),
 }
 
 /// Detects the format from the first bytes of a file, decompressed if it is gzip. Returns a reader of the whole file.
@@ -42,8 +45,10 @@ pub fn detect<'a>(mut file: impl Read + 'a) -> io::Result<(Format, Box<dyn Read 
     }
     let format = if matches!(unpacked[..], [pickle::PROTO, 0..=5, ..]) {
         Format::Snapshot
-    } else if first_text(&unpacked).starts_with(rmm::COLUMNS.as_bytes()) {
+    } else if rmm::is_log(first_text(&unpacked)) {
         Format::RmmLog
+    } else if let Some((_, what)) = OTHERS.iter().find(|(magic, _)| unpacked.starts_with(magic)) {
+        Format::Other(what)
     } else {
         Format::Text
     };
@@ -55,16 +60,61 @@ fn first_text(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes).trim_ascii_start()
 }
 
+/// What files of other kinds begin with, and what they are.
+const OTHERS: [(&[u8], &str); 9] = [
+    (b"PK\x03\x04", "a zip archive: unpack it"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd: unpack it, or use gzip"),
+    (b"\xfd7zXZ", "compressed with xz: unpack it, or use gzip"),
+    (b"BZh", "compressed with bzip2: unpack it, or use gzip"),
+    (b"{", "JSON: give the pickle that torch.cuda.memory._dump_snapshot writes"),
+    (b"[", "JSON: give the pickle that torch.cuda.memory._dump_snapshot writes"),
+    (b"(dp", "a pickle of protocol 0: write it with pickle.dump(snapshot, file, protocol=4)"),
+    (b"}q", "a pickle of protocol 1: write it with pickle.dump(snapshot, file, protocol=4)"),
+    (b"<", "HTML: give the file that the page was made from"),
+];
+
 /// Number of bytes examined: enough for the first line of a log.
 const LOOK_BYTES: u64 = 4096;
 
-/// A recorded event.
+/// A recorded event. Streams are numbered by [`Events::stream_of`].
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    Alloc { addr: u64, bytes: u64, stream: u64, origin: u32 },
-    Free { addr: u64, bytes: u64, stream: u64 },
-    Failed { bytes: u64, stream: u64, origin: u32 },
-    Mark { label: u32 },
+    Alloc {
+        addr: u64,
+        bytes: u64,
+        stream: u64,
+        origin: u32,
+    },
+    Free {
+        addr: u64,
+        bytes: u64,
+        stream: u64,
+    },
+    /// The program has freed the block, but work of other streams may use it until its `Free`.
+    Waits {
+        addr: u64,
+        bytes: u64,
+        stream: u64,
+    },
+    Failed {
+        bytes: u64,
+        stream: u64,
+        origin: u32,
+    },
+    Mark {
+        label: u32,
+    },
+    /// The process ends, and with it all that is live. Another one begins.
+    End,
+}
+
+/// A block that is live at the end of a recording.
+#[derive(Clone, Copy, Debug)]
+struct LiveAtEnd {
+    addr: u64,
+    bytes: u64,
+    stream: u64,
+    origin: u32,
 }
 
 /// The events of a recording in order.
@@ -72,12 +122,26 @@ enum Event {
 struct Events {
     events: Vec<Event>,
     labels: Vec<String>,
-    /// The blocks known to be live at the end: address, size in bytes, stream.
-    live_at_end: Vec<(u64, u64, u64)>,
+    /// The blocks known to be live at the end.
+    live_at_end: Vec<LiveAtEnd>,
     /// Whether these are all blocks that are live at the end.
     lists_live: bool,
+    /// Whether what the recording says does not fit together, so that parts are missing.
+    contradictory: bool,
+    /// Whether the recording has lost its first events.
+    overflowed: bool,
     /// Memory that the recorded allocator held before the first event, in bytes.
     held_at_start_bytes: Option<u64>,
+    /// The most that it held, in bytes.
+    held_at_most_bytes: Option<u64>,
+    /// How much less the allocator and the device had together when a request was last refused than at one before, in bytes.
+    taken_by_others: u64,
+    /// The blocks that wait for streams, by address.
+    waiting: HashSet<u64>,
+    /// The numbers of streams in private pools.
+    private: HashMap<(u64, (u64, u64)), u64>,
+    layout: Option<Layout>,
+    settings: Option<RecordedSettings>,
     origins: Interned,
 }
 
@@ -105,6 +169,15 @@ impl Events {
         if self.events.len() >= limits.ops {
             return Err(ReadErrorKind::TooManyOps { limit: limits.ops });
         }
+        match event {
+            Event::Waits { addr, .. } => {
+                self.waiting.insert(addr);
+            }
+            Event::Alloc { addr, .. } | Event::Free { addr, .. } => {
+                self.waiting.remove(&addr);
+            }
+            Event::Failed { .. } | Event::Mark { .. } | Event::End => {}
+        }
         self.events.push(event);
         Ok(())
     }
@@ -115,38 +188,55 @@ impl Events {
         self.push(Event::Mark { label: number }, limits)
     }
 
+    /// Returns the number of a stream in the trace: outside private pools its own, which is below [`PRIVATE`].
+    fn stream_of(&mut self, stream: u64, pool: (u64, u64)) -> u64 {
+        if pool == NO_POOL {
+            return stream;
+        }
+        let next = PRIVATE | self.private.len() as u64;
+        *self.private.entry((stream, pool)).or_insert(next)
+    }
+
+    /// Returns whether the block at an address waits for streams.
+    fn waits(&self, addr: u64) -> bool {
+        self.waiting.contains(&addr)
+    }
+
     /// Returns the blocks that were live before the first event, in address order.
-    fn live_at_start(&self) -> Vec<(u64, u64, u64)> {
-        let mut known: HashMap<u64, ()> = HashMap::new();
-        let mut before = Vec::new();
+    fn live_at_start(&self) -> Vec<LiveAtEnd> {
+        let mut known: HashSet<u64> = HashSet::new();
+        let mut before: Vec<LiveAtEnd> = Vec::new();
         for event in &self.events {
             match *event {
                 Event::Alloc { addr, .. } => {
-                    known.insert(addr, ());
+                    known.insert(addr);
                 }
-                Event::Free { addr, bytes, stream } => {
-                    if known.insert(addr, ()).is_none() {
-                        before.push((addr, bytes, stream));
+                Event::Free { addr, bytes, stream } | Event::Waits { addr, bytes, stream } => {
+                    if known.insert(addr) {
+                        before.push(LiveAtEnd { addr, bytes, stream, origin: 0 });
                     }
                 }
+                // What another process had live before it was recorded did not lie beside this one's.
+                Event::End => break,
                 Event::Failed { .. } | Event::Mark { .. } => {}
             }
         }
-        before.extend(self.live_at_end.iter().filter(|(addr, ..)| !known.contains_key(addr)));
-        before.sort_unstable();
-        before.dedup_by_key(|(addr, ..)| *addr);
+        before.extend(self.live_at_end.iter().filter(|block| !known.contains(&block.addr)));
+        before.sort_by_key(|block| (block.addr, block.bytes, block.stream));
+        before.dedup_by_key(|block| block.addr);
         before
     }
 
-    /// Converts the events to a trace. Streams are identified by the program's handles; the default stream is 0.
+    /// Converts the events to a trace.
     fn into_trace(self, name: &str, header: Header, limits: Limits) -> Result<Trace, ReadErrorKind> {
         let before = self.live_at_start();
         let history = self.history(&before);
-        let Self { events, labels, origins, .. } = self;
+        let Self { events, labels, origins, private, layout, settings, taken_by_others, .. } = self;
         let mut ops = Vec::with_capacity(before.len() + events.len());
         let mut of_op = Vec::new();
-        let mut refused = Vec::new();
-        let mut live: HashMap<u64, u64> = HashMap::new();
+        let mut live: HashMap<u64, Live> = HashMap::new();
+        let mut waiting: HashMap<u64, u64> = HashMap::new();
+        let mut waited = Vec::new();
         let mut next_id = 0;
         let mut fresh = || {
             next_id += 1;
@@ -156,46 +246,67 @@ impl Events {
             ops.push(op);
             of_op.push(origin);
         };
-        for (addr, bytes, stream) in before {
+        for LiveAtEnd { addr, bytes, stream, origin } in before {
             let id = fresh();
-            live.insert(addr, id);
-            note(&mut ops, TraceOp::Alloc { id, bytes, stream }, 0);
+            live.insert(addr, Live { id, op: ops.len() as u64 });
+            note(&mut ops, TraceOp::Alloc { id, bytes, stream }, origin);
         }
         for event in events {
             match event {
                 Event::Alloc { addr, bytes, stream, origin } => {
                     let id = fresh();
+                    waiting.remove(&addr);
                     // Its free was not recorded: it happened before the address was allocated again.
-                    if let Some(lost) = live.insert(addr, id) {
-                        note(&mut ops, TraceOp::Free { id: lost }, 0);
+                    if let Some(lost) = live.remove(&addr) {
+                        note(&mut ops, TraceOp::Free { id: lost.id }, 0);
                     }
+                    live.insert(addr, Live { id, op: ops.len() as u64 });
                     note(&mut ops, TraceOp::Alloc { id, bytes, stream }, origin);
                 }
                 Event::Free { addr, .. } => {
-                    if let Some(id) = live.remove(&addr) {
-                        note(&mut ops, TraceOp::Free { id }, 0);
+                    waiting.remove(&addr);
+                    if let Some(freed) = live.remove(&addr) {
+                        note(&mut ops, TraceOp::Free { id: freed.id }, 0);
                     }
                 }
+                Event::Waits { addr, .. } => {
+                    waiting.extend(live.get(&addr).map(|block| (addr, block.op)));
+                }
                 Event::Failed { bytes, stream, origin } => {
-                    let id = fresh();
-                    note(&mut ops, TraceOp::Mark("out of memory".into()), 0);
-                    refused.push(ops.len() as u64);
-                    note(&mut ops, TraceOp::Alloc { id, bytes, stream }, origin);
-                    note(&mut ops, TraceOp::Free { id }, 0);
+                    waited = waiting.values().copied().collect();
+                    note(&mut ops, TraceOp::Refused { bytes, stream }, origin);
                 }
                 Event::Mark { label } => note(&mut ops, TraceOp::Mark(labels[label as usize].clone()), 0),
+                Event::End => {
+                    let mut left: Vec<Live> = live.drain().map(|(_, block)| block).collect();
+                    left.sort_unstable_by_key(|block| block.op);
+                    for block in left {
+                        note(&mut ops, TraceOp::Free { id: block.id }, 0);
+                    }
+                }
             }
         }
         if origins.texts.is_empty() {
             of_op = Vec::new();
         }
-        let recording = Recording { origins: Origins { of_op, texts: origins.texts }, refused, history };
+        waited.sort_unstable();
+        let recording = Recording {
+            origins: Origins { of_op, texts: origins.texts },
+            history,
+            waiting: waited,
+            pools: pools(private),
+            layout,
+            settings,
+            taken_by_others,
+        };
         Trace::from_ops(name, header, limits, ops.into_iter(), recording)
     }
 
     /// Says how much of the run the events are, given the blocks that were live before them.
-    fn history(&self, before: &[(u64, u64, u64)]) -> History {
-        let extent = if before.is_empty() && self.held_at_start_bytes.unwrap_or(0) == 0 {
+    fn history(&self, before: &[LiveAtEnd]) -> History {
+        let extent = if self.contradictory {
+            Extent::Unknown
+        } else if before.is_empty() && self.held_at_start_bytes.unwrap_or(0) == 0 && !self.overflowed {
             Extent::Whole
         } else if self.lists_live {
             Extent::LaterPart
@@ -204,8 +315,36 @@ impl Events {
         };
         History {
             extent,
-            live_at_start_bytes: before.iter().map(|&(_, bytes, _)| bytes).fold(0, u64::saturating_add),
+            live_at_start_bytes: before.iter().map(|block| block.bytes).fold(0, u64::saturating_add),
             held_at_start_bytes: self.held_at_start_bytes,
+            held_at_most_bytes: self.held_at_most_bytes,
         }
     }
 }
+
+/// A live block: its id, and the index of the op that allocated it.
+#[derive(Clone, Copy)]
+struct Live {
+    id: u64,
+    op: u64,
+}
+
+/// Returns the private pools in the order of their names, each with the numbers of its streams.
+fn pools(private: HashMap<(u64, (u64, u64)), u64>) -> Vec<PrivatePool> {
+    let mut streams: Vec<((u64, u64), u64, u64)> =
+        private.into_iter().map(|((stream, pool), number)| (pool, number, stream)).collect();
+    streams.sort_unstable();
+    let mut pools: Vec<PrivatePool> = Vec::new();
+    for (id, number, stream) in streams {
+        match pools.last_mut() {
+            Some(pool) if pool.id == id => pool.streams.push((number, stream)),
+            _ => pools.push(PrivatePool { id, streams: vec![(number, stream)] }),
+        }
+    }
+    pools
+}
+
+/// The name of no pool in PyTorch.
+const NO_POOL: (u64, u64) = (0, 0);
+/// Numbers of streams in private pools begin here: addresses, which handles are, are below.
+const PRIVATE: u64 = 1 << 63;

@@ -1,15 +1,20 @@
 //! PyTorch's memory snapshot (`torch.cuda.memory._dump_snapshot`): converts the history of one device to a trace.
 //!
 //! If a snapshot has several devices, the one that ran out of memory is used unless another is asked for, or else the one
-//! with the longest history. Blocks are freed when the program
-//! requested it (`free_requested`), not when PyTorch completed the free. The innermost frame of each allocation is kept
-//! as its origin, and annotations of the profiler become marks.
+//! with most allocations and frees. Blocks are freed when the program requested it (`free_requested`), unless the free is completed
+//! only after a request was refused: PyTorch waits for all streams before it refuses one, so such a block could not be had. The
+//! innermost frame of the program is kept as the origin of each allocation, and annotations of the profiler become marks.
+//!
+//! Sums that do not fit together, such as the segments of one pool beside the history of all, say that the list of segments is
+//! incomplete: then nothing is concluded from it.
 
 use super::super::text::unpack;
 use super::super::{Header, Limits, ReadError, ReadErrorKind, Trace};
+use super::layout::{Layout, Piece};
 use super::pickle::{self, Kept, Key, Keys, Ref, Value, Values};
-use super::{Event, Events};
-use std::collections::HashMap;
+use super::{Event, Events, LiveAtEnd, NO_POOL};
+use crate::history::RecordedSettings;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Read;
 
 /// Reads a snapshot as a trace.
@@ -30,6 +35,10 @@ fn convert(name: &str, file: impl Read, device: Option<usize>, limits: Limits) -
         _ => &[],
     };
     let failed = |entries: &[Ref]| entries.iter().any(|entry| values.text(*entry, key::ACTION) == Some("oom"));
+    let requests = |entries: &[Ref]| {
+        let of_block = |entry: &&Ref| matches!(values.text(**entry, key::ACTION), Some("alloc" | "free_requested"));
+        entries.iter().filter(of_block).count()
+    };
     let with_history: Vec<(usize, &[Ref])> =
         traces.iter().map(|trace| history(*trace)).enumerate().filter(|(_, entries)| !entries.is_empty()).collect();
     if let Some(wanted) = device
@@ -43,21 +52,45 @@ fn convert(name: &str, file: impl Read, device: Option<usize>, limits: Limits) -
     let (device, entries) = with_history
         .into_iter()
         .filter(|(number, _)| device.is_none_or(|wanted| wanted == *number))
-        .max_by_key(|(device, entries)| (failed(entries), entries.len(), std::cmp::Reverse(*device)))
+        .max_by_key(|(device, entries)| (failed(entries), requests(entries), entries.len(), std::cmp::Reverse(*device)))
         .ok_or_else(|| {
             wrong(
                 "it has no history: call torch.cuda.memory._record_memory_history() at the start of the program, before \
                  _dump_snapshot()",
             )
         })?;
-    let mut reader = Reader { values: &values, events: Events::default(), frames: HashMap::new(), limits };
+    let mut reader = Reader {
+        values: &values,
+        events: Events::default(),
+        frames: HashMap::new(),
+        private: BTreeMap::new(),
+        late: late_frees(&values, entries),
+        limits,
+    };
+    reader.private_segments(device, top);
     reader.history(device, top, entries)?;
     reader.live_at_end(device, top);
-    reader.events.held_at_start_bytes = Some(reader.held_at_start(device, top, entries));
     let mut header = Header::default();
-    header.capacity_bytes = reader.capacity(device, top, entries);
+    match reader.held(device, top, entries) {
+        Some(held) => {
+            reader.events.held_at_start_bytes = Some(held.at_start);
+            reader.events.held_at_most_bytes = Some(held.at_most);
+            header.capacity_bytes = held.capacity;
+            reader.events.taken_by_others = held.taken_by_others;
+        }
+        None => reader.events.contradictory = true,
+    }
+    if header.capacity_bytes.is_some() {
+        reader.events.layout = reader.layout(device, top, entries);
+    }
     if let Some(capacity) = header.capacity_bytes {
         header.note("capacity_bytes", capacity.to_string());
+    }
+    if let Some(Value::Dict(_)) = values.field(top, key::ALLOCATOR_SETTINGS)
+        && let Some(settings) = values.field_ref(top, key::ALLOCATOR_SETTINGS)
+    {
+        reader.events.settings = reader.settings(settings);
+        reader.events.overflowed = matches!(values.field(settings, key::OVERFLOWED), Some(Value::Bool(true)));
     }
     header.note("made", "PyTorch memory snapshot".into());
     header.note("device", device.to_string());
@@ -69,7 +102,43 @@ struct Reader<'a> {
     events: Events,
     /// The number of the origin for each frame, which many entries share.
     frames: HashMap<Ref, u32>,
+    /// The segments of private pools at the end: by address, their end and the pool.
+    private: BTreeMap<u64, (u64, (u64, u64))>,
+    /// The entries of frees that a refused request did not wait for.
+    late: HashSet<usize>,
     limits: Limits,
+}
+
+/// What PyTorch held, in bytes.
+struct Held {
+    /// Before the first entry.
+    at_start: u64,
+    /// At most, as far as the entries say.
+    at_most: u64,
+    /// With what the device had free when it last ran out of memory, if it did.
+    capacity: Option<u64>,
+    /// How much more that was when it ran out of memory before.
+    taken_by_others: u64,
+}
+
+/// Returns the entries of frees that were requested, but not completed when a request was next refused.
+fn late_frees(values: &Values, entries: &[Ref]) -> HashSet<usize> {
+    let mut waiting: HashMap<u64, usize> = HashMap::new();
+    let mut late = HashSet::new();
+    for (number, &entry) in entries.iter().enumerate() {
+        let addr = values.number(entry, key::ADDR);
+        match (values.text(entry, key::ACTION), addr) {
+            (Some("free_requested"), Some(addr)) => {
+                waiting.insert(addr, number);
+            }
+            (Some("free_completed" | "alloc"), Some(addr)) => {
+                waiting.remove(&addr);
+            }
+            (Some("oom"), _) => late.extend(waiting.drain().map(|(_, number)| number)),
+            _ => {}
+        }
+    }
+    late
 }
 
 impl Reader<'_> {
@@ -94,8 +163,12 @@ impl Reader<'_> {
     fn entry(&mut self, number: usize, entry: Ref) -> Result<(), ReadErrorKind> {
         let wrong = |reason: String| ReadErrorKind::NotASnapshot { reason: format!("entry {number}: {reason}") };
         let action = self.values.text(entry, key::ACTION).ok_or_else(|| wrong("it has no 'action'".into()))?;
-        if !matches!(action, "alloc" | "free_requested" | "oom") {
-            return Ok(());
+        match action {
+            "alloc" | "free_requested" | "oom" => {}
+            // Most frees are completed at once, and have been seen before.
+            "free_completed" if self.values.number(entry, key::ADDR).is_some_and(|addr| self.events.waits(addr)) => {}
+            "user_defined" => return self.step(entry),
+            _ => return Ok(()),
         }
         let field = |(name, key): (&str, Key)| {
             self.values.number(entry, key).ok_or_else(|| wrong(format!("'{action}' without a number '{name}'")))
@@ -103,16 +176,86 @@ impl Reader<'_> {
         let (bytes, stream) = (field(("size", key::SIZE))?, field(("stream", key::STREAM))?);
         let addr = || field(("addr", key::ADDR));
         let event = match action {
-            "alloc" => Event::Alloc { addr: addr()?, bytes, stream, origin: self.origin(entry) },
-            "oom" => Event::Failed { bytes, stream, origin: self.origin(entry) },
-            _ => Event::Free { addr: addr()?, bytes, stream },
+            "alloc" => {
+                let addr = addr()?;
+                Event::Alloc {
+                    addr,
+                    bytes,
+                    stream: self.stream(entry, Some(addr), stream),
+                    origin: self.origin(entry, key::FRAMES),
+                }
+            }
+            "oom" => Event::Failed {
+                bytes,
+                stream: self.stream(entry, None, stream),
+                origin: self.origin(entry, key::FRAMES),
+            },
+            _ => {
+                let addr = addr()?;
+                let stream = self.stream(entry, Some(addr), stream);
+                if self.late.contains(&number) {
+                    Event::Waits { addr, bytes, stream }
+                } else {
+                    Event::Free { addr, bytes, stream }
+                }
+            }
         };
         self.events.push(event, &self.limits)
     }
 
-    /// Returns the number of the entry's origin: the innermost frame in Python, or else the innermost frame.
-    fn origin(&mut self, entry: Ref) -> u32 {
-        let Some(frame) = self.values.shortened(entry, key::FRAMES) else { return 0 };
+    /// Returns the number of the stream, which is another one in each private pool.
+    fn stream(&mut self, entry: Ref, addr: Option<u64>, stream: u64) -> u64 {
+        let pool = self.pool(entry, key::POOL_ID).or_else(|| {
+            let addr = addr?;
+            let (_, (end, pool)) = self.private.range(..=addr).next_back()?;
+            (addr < *end).then_some(*pool)
+        });
+        self.events.stream_of(stream, pool.unwrap_or(NO_POOL))
+    }
+
+    /// Returns the pool that a key names.
+    fn pool(&self, dict: Ref, key: Key) -> Option<(u64, u64)> {
+        let [first, second] = *self.values.list(dict, key)? else { return None };
+        let number = |at| match self.values.get(at) {
+            Value::Int(number) => u64::try_from(number).ok(),
+            Value::Large(number) => Some(number),
+            _ => None,
+        };
+        Some((number(first)?, number(second)?))
+    }
+
+    /// Notes which addresses belong to private pools at the end: entries of older versions do not say.
+    fn private_segments(&mut self, device: usize, top: Ref) {
+        for &segment in self.segments(device, top).iter().take(self.limits.ops) {
+            let Some(pool) = self.pool(segment, key::SEGMENT_POOL_ID).filter(|pool| *pool != NO_POOL) else { continue };
+            let addr = self.values.number(segment, key::ADDRESS).unwrap_or(0);
+            let bytes = self.values.number(segment, key::TOTAL_SIZE).unwrap_or(0);
+            self.private.insert(addr, (addr.saturating_add(bytes), pool));
+        }
+    }
+
+    /// Returns the segments of a device.
+    fn segments(&self, device: usize, top: Ref) -> Vec<Ref> {
+        let all = self.values.list(top, key::SEGMENTS).unwrap_or(&[]);
+        let of_device =
+            |segment: &&Ref| self.values.number(**segment, key::DEVICE).is_none_or(|number| number == device as u64);
+        all.iter().filter(of_device).copied().collect()
+    }
+
+    /// Notes the end of an annotation that is among the entries, as PyTorch 2.4 writes them: a frame whose file is the
+    /// annotation's name.
+    fn step(&mut self, entry: Ref) -> Result<(), ReadErrorKind> {
+        let Some(frame) = self.values.shortened(entry, key::FRAMES) else { return Ok(()) };
+        if self.values.text(frame, key::NAME) != Some("END") {
+            return Ok(());
+        }
+        let label = label(self.values.text(frame, key::FILENAME).unwrap_or_default());
+        self.events.mark(label, &self.limits)
+    }
+
+    /// Returns the number of an entry's or a block's origin: the frame that [`innermost`] chooses.
+    fn origin(&mut self, dict: Ref, key: Key) -> u32 {
+        let Some(frame) = self.values.shortened(dict, key) else { return 0 };
         if let Some(known) = self.frames.get(&frame) {
             return *known;
         }
@@ -135,28 +278,100 @@ impl Reader<'_> {
             .filter(|entry| self.values.text(**entry, key::STAGE) == Some("END"))
             .filter(|entry| self.values.number(**entry, key::DEVICE).is_none_or(|number| number == device as u64))
             .filter_map(|entry| {
-                // The name is cut, since many annotations may share one long text.
-                let name = self.values.text(*entry, key::NAME)?.chars().take(LABEL_CHARS);
-                let name = name.map(|char| if matches!(char, '\n' | '\r') { ' ' } else { char }).collect();
-                Some((self.values.number(*entry, key::TIME_US)?, name))
+                let name = self.values.text(*entry, key::NAME)?;
+                Some((self.values.number(*entry, key::TIME_US)?, label(name)))
             })
             .take(self.limits.ops.min(MOST_MARKS))
             .collect()
     }
 
-    /// Returns the memory available to PyTorch in bytes when it last ran out: what it held, and what the device had
-    /// free.
-    fn capacity(&self, device: usize, top: Ref, entries: &[Ref]) -> Option<u64> {
+    /// Returns what PyTorch held over time, or `None` if that comes out negative, so that segments are missing.
+    fn held(&self, device: usize, top: Ref, entries: &[Ref]) -> Option<Held> {
         let values = self.values;
-        let mut held = i128::from(self.held_at_end(device, top));
+        let sizes =
+            self.segments(device, top).into_iter().filter_map(|segment| values.number(segment, key::TOTAL_SIZE));
+        let at_end = i128::from(sizes.fold(0, u64::saturating_add));
+        let (mut held, mut most, mut least, mut capacity) = (at_end, at_end, at_end, None);
+        let mut failure_seen = false;
+        let mut most_capacity = 0;
         for &entry in entries.iter().rev() {
             let bytes = i128::from(values.number(entry, key::SIZE).unwrap_or(0));
             match values.text(entry, key::ACTION) {
                 Some("segment_alloc" | "segment_map") => held -= bytes,
                 Some("segment_free" | "segment_unmap") => held += bytes,
                 Some("oom") => {
-                    let free = i128::from(values.number(entry, key::DEVICE_FREE)?);
-                    return u64::try_from(held + free).ok().filter(|capacity| *capacity > 0);
+                    let now = values.number(entry, key::DEVICE_FREE).map(|free| held + i128::from(free));
+                    if !failure_seen {
+                        (failure_seen, capacity) = (true, now);
+                    }
+                    most_capacity = most_capacity.max(now.unwrap_or(0));
+                }
+                _ => {}
+            }
+            (most, least) = (most.max(held), least.min(held));
+        }
+        if least < 0 {
+            return None;
+        }
+        Some(Held {
+            at_start: u64::try_from(held).unwrap_or(u64::MAX),
+            at_most: u64::try_from(most).unwrap_or(u64::MAX),
+            taken_by_others: capacity.map_or(0, |capacity| u64::try_from(most_capacity - capacity).unwrap_or(0)),
+            capacity: capacity.and_then(|capacity| u64::try_from(capacity).ok()).filter(|capacity| *capacity > 0),
+        })
+    }
+
+    /// Returns what PyTorch held, and where, when it last ran out of memory: what it held at the end, without what happened since.
+    /// `None` if the entries do not fit together with what was held at the end.
+    fn layout(&self, device: usize, top: Ref, entries: &[Ref]) -> Option<Layout> {
+        let values = self.values;
+        let mut layout = Layout::default();
+        let mut left = self.limits.ops;
+        for segment in self.segments(device, top) {
+            let number = |key| values.number(segment, key);
+            let start = number(key::ADDRESS)?;
+            let piece = Piece {
+                bytes: number(key::TOTAL_SIZE)?,
+                stream: number(key::STREAM).unwrap_or(0),
+                private: self.pool(segment, key::SEGMENT_POOL_ID).is_some_and(|pool| pool != NO_POOL),
+                grows: matches!(values.field(segment, key::IS_EXPANDABLE), Some(Value::Bool(true))),
+            };
+            layout.hold(start, piece);
+            let mut addr = start;
+            for &block in values.list(segment, key::BLOCKS)? {
+                left = left.checked_sub(1)?;
+                let bytes = values.number(block, key::SIZE)?;
+                addr = values.number(block, key::ADDRESS).unwrap_or(addr);
+                match values.text(block, key::STATE)? {
+                    "inactive" => {}
+                    state => layout.block(addr, bytes, state != "active_allocated"),
+                }
+                addr = addr.saturating_add(bytes);
+            }
+        }
+        for &entry in entries.iter().rev() {
+            let number = |key| values.number(entry, key);
+            let action = values.text(entry, key::ACTION)?;
+            if action == "oom" {
+                layout.device_free_bytes = number(key::DEVICE_FREE)?;
+                return Some(layout);
+            }
+            let (Some(addr), Some(bytes)) = (number(key::ADDR), number(key::SIZE)) else { continue };
+            let rounded = bytes.div_ceil(ROUNDING_BYTES).saturating_mul(ROUNDING_BYTES);
+            match action {
+                "alloc" => layout.drop_block(addr),
+                "free_completed" => layout.block(addr, rounded, true),
+                "free_requested" => layout.block(addr, rounded, false),
+                "segment_alloc" | "segment_map" => layout.drop_range(addr, bytes),
+                "segment_free" | "segment_unmap" => {
+                    let pool = self.pool(entry, key::POOL_ID);
+                    let piece = Piece {
+                        bytes,
+                        stream: number(key::STREAM).unwrap_or(0),
+                        private: pool.is_some_and(|pool| pool != NO_POOL),
+                        grows: action == "segment_unmap",
+                    };
+                    layout.hold(addr, piece);
                 }
                 _ => {}
             }
@@ -164,43 +379,30 @@ impl Reader<'_> {
         None
     }
 
-    /// Returns the size of the segments at the end in bytes.
-    fn held_at_end(&self, device: usize, top: Ref) -> u64 {
+    /// Returns the settings that were on, unless they are the defaults.
+    fn settings(&self, settings: Ref) -> Option<RecordedSettings> {
         let values = self.values;
-        values
-            .list(top, key::SEGMENTS)
-            .unwrap_or(&[])
-            .iter()
-            .filter(|segment| values.number(**segment, key::DEVICE).is_none_or(|number| number == device as u64))
-            .filter_map(|segment| values.number(*segment, key::TOTAL_SIZE))
-            .fold(0, u64::saturating_add)
-    }
-
-    /// Returns what PyTorch held before the first entry, in bytes: what it held at the end, without what the entries changed.
-    fn held_at_start(&self, device: usize, top: Ref, entries: &[Ref]) -> u64 {
-        let mut held = i128::from(self.held_at_end(device, top));
-        for &entry in entries {
-            let bytes = i128::from(self.values.number(entry, key::SIZE).unwrap_or(0));
-            match self.values.text(entry, key::ACTION) {
-                Some("segment_alloc" | "segment_map") => held -= bytes,
-                Some("segment_free" | "segment_unmap") => held += bytes,
-                _ => {}
-            }
-        }
-        u64::try_from(held.max(0)).unwrap_or(u64::MAX)
+        let text = values.text(settings, key::CONF).unwrap_or_default().chars().take(CONF_CHARS).collect::<String>();
+        let mut found = RecordedSettings { text, ..RecordedSettings::default() };
+        found.expandable_segments = matches!(values.field(settings, key::EXPANDABLE), Some(Value::Bool(true)));
+        found.max_split_bytes = values.number(settings, key::MAX_SPLIT);
+        found.garbage_collection_threshold = match values.field(settings, key::THRESHOLD) {
+            Some(Value::Float(threshold)) if threshold > 0.0 => Some(threshold),
+            _ => None,
+        };
+        (found != RecordedSettings::default()).then_some(found)
     }
 
     /// Collects the live blocks of the segments at the end, as far as the segments have all fields.
     fn live_at_end(&mut self, device: usize, top: Ref) {
         let values = self.values;
+        self.events.lists_live = values.list(top, key::SEGMENTS).is_some();
         // In a malicious file, segments may share their blocks.
         let mut left = self.limits.ops;
-        for &segment in values.list(top, key::SEGMENTS).unwrap_or(&[]) {
-            if values.number(segment, key::DEVICE).is_some_and(|number| number != device as u64) {
-                continue;
-            }
+        for segment in self.segments(device, top) {
             let stream = values.number(segment, key::STREAM).unwrap_or(0);
-            self.events.lists_live = true;
+            let pool = self.pool(segment, key::SEGMENT_POOL_ID).unwrap_or(NO_POOL);
+            let stream = self.events.stream_of(stream, pool);
             let mut addr = values.number(segment, key::ADDRESS).unwrap_or(0);
             for &block in values.list(segment, key::BLOCKS).unwrap_or(&[]) {
                 let bytes = values.number(block, key::SIZE).unwrap_or(0);
@@ -209,7 +411,8 @@ impl Reader<'_> {
                 left = less;
                 if values.text(block, key::STATE) == Some("active_allocated") {
                     let requested = values.number(block, key::REQUESTED_SIZE).filter(|requested| *requested > 0);
-                    self.events.live_at_end.push((addr, requested.unwrap_or(bytes), stream));
+                    let origin = self.origin(block, key::FRAMES);
+                    self.events.live_at_end.push(LiveAtEnd { addr, bytes: requested.unwrap_or(bytes), stream, origin });
                 }
                 addr = addr.saturating_add(bytes);
             }
@@ -217,30 +420,45 @@ impl Reader<'_> {
     }
 }
 
+/// Returns the label of an annotation. It is cut, since many annotations may share one long text.
+fn label(name: &str) -> String {
+    name.chars().take(LABEL_CHARS).map(|char| if matches!(char, '\n' | '\r') { ' ' } else { char }).collect()
+}
+
 /// What is kept of a snapshot. Of the frames of an entry that is one, so that the stacks of millions of entries take no memory.
 const KEPT: Kept = Kept { keys: KEYS, shortened: Some((key::FRAMES, innermost)) };
 
-/// Returns the innermost frame in Python, or else the innermost frame.
+/// Returns the innermost frame in Python that is not of PyTorch, or else the innermost in Python, or else the innermost frame.
 fn innermost(values: &Values, frames: &[Ref]) -> Option<Ref> {
-    let of_python = |frame: &&Ref| values.text(**frame, key::FILENAME).is_some_and(|file| file.ends_with(".py"));
-    frames.iter().find(of_python).or_else(|| frames.first()).copied()
+    let file = |frame: &Ref| values.text(*frame, key::FILENAME).unwrap_or_default();
+    let of_python = |frame: &&Ref| file(frame).ends_with(".py");
+    let of_program = |frame: &&Ref| of_python(frame) && !file(frame).contains("/torch/");
+    frames.iter().find(of_program).or_else(|| frames.iter().find(of_python)).or_else(|| frames.first()).copied()
 }
 
 /// The keys of a snapshot's dictionaries that are read.
 const KEYS: Keys = &[
+    "PYTORCH_CUDA_ALLOC_CONF",
     "action",
     "addr",
     "address",
+    "allocator_settings",
     "blocks",
     "device",
     "device_free",
     "device_traces",
+    "expandable_segments",
     "external_annotations",
     "filename",
     "frames",
+    "garbage_collection_threshold",
+    "is_expandable",
     "line",
+    "max_split_size",
     "name",
+    "pool_id",
     "requested_size",
+    "segment_pool_id",
     "segments",
     "size",
     "stage",
@@ -248,6 +466,7 @@ const KEYS: Keys = &[
     "stream",
     "time_us",
     "total_size",
+    "trace_alloc_overflowed",
 ];
 
 /// The numbers of the keys.
@@ -257,21 +476,30 @@ mod key {
     pub const ACTION: Key = Key::of(KEYS, "action");
     pub const ADDR: Key = Key::of(KEYS, "addr");
     pub const ADDRESS: Key = Key::of(KEYS, "address");
+    pub const ALLOCATOR_SETTINGS: Key = Key::of(KEYS, "allocator_settings");
     pub const BLOCKS: Key = Key::of(KEYS, "blocks");
+    pub const CONF: Key = Key::of(KEYS, "PYTORCH_CUDA_ALLOC_CONF");
     pub const DEVICE: Key = Key::of(KEYS, "device");
     pub const DEVICE_FREE: Key = Key::of(KEYS, "device_free");
     pub const DEVICE_TRACES: Key = Key::of(KEYS, "device_traces");
+    pub const EXPANDABLE: Key = Key::of(KEYS, "expandable_segments");
     pub const EXTERNAL_ANNOTATIONS: Key = Key::of(KEYS, "external_annotations");
     pub const FILENAME: Key = Key::of(KEYS, "filename");
     pub const FRAMES: Key = Key::of(KEYS, "frames");
+    pub const IS_EXPANDABLE: Key = Key::of(KEYS, "is_expandable");
     pub const LINE: Key = Key::of(KEYS, "line");
+    pub const MAX_SPLIT: Key = Key::of(KEYS, "max_split_size");
     pub const NAME: Key = Key::of(KEYS, "name");
+    pub const OVERFLOWED: Key = Key::of(KEYS, "trace_alloc_overflowed");
+    pub const POOL_ID: Key = Key::of(KEYS, "pool_id");
     pub const REQUESTED_SIZE: Key = Key::of(KEYS, "requested_size");
     pub const SEGMENTS: Key = Key::of(KEYS, "segments");
+    pub const SEGMENT_POOL_ID: Key = Key::of(KEYS, "segment_pool_id");
     pub const SIZE: Key = Key::of(KEYS, "size");
     pub const STAGE: Key = Key::of(KEYS, "stage");
     pub const STATE: Key = Key::of(KEYS, "state");
     pub const STREAM: Key = Key::of(KEYS, "stream");
+    pub const THRESHOLD: Key = Key::of(KEYS, "garbage_collection_threshold");
     pub const TIME_US: Key = Key::of(KEYS, "time_us");
     pub const TOTAL_SIZE: Key = Key::of(KEYS, "total_size");
 }
@@ -280,6 +508,10 @@ mod key {
 const ORIGIN_CHARS: usize = 200;
 /// Maximum length of a label in characters; longer ones are cut.
 const LABEL_CHARS: usize = 200;
+/// Maximum length of recorded settings in characters; longer ones are cut.
+const CONF_CHARS: usize = 1000;
+/// PyTorch rounds the size of every block up to a multiple of this.
+const ROUNDING_BYTES: u64 = 512;
 /// Most devices that an error names.
 const MOST_DEVICES_NAMED: usize = 16;
 /// Maximum number of annotations that become marks.

@@ -20,10 +20,11 @@ pub use series::Series;
 use crate::advice::Setting;
 use crate::caching::{CachingAllocator, CachingSettings};
 use crate::policy::{GaplessSettings, Policy, PolicyError, PolicyKind};
-use crate::replay::{ReplayDriver, streams};
+use crate::pooled::PooledGapless;
+use crate::replay::{ReplayDriver, pool_streams, streams};
 use crate::{Device, Op, ReplayError, Trace};
 use gapless::driver::{MemoryDriver, ModelDriver};
-use gapless::units::DeviceAddr;
+use gapless::units::{DeviceAddr, StreamId};
 use series::Buckets;
 use std::sync::Arc;
 
@@ -138,7 +139,6 @@ fn live_series(trace: &Trace, buckets: Buckets) -> (Series, Vec<StreamSeries>, u
     for (index, op) in trace.ops().iter().enumerate() {
         match *op {
             Op::Alloc { slot, stream, bytes } => {
-                let bytes = if trace.was_refused(index as u64) { 0 } else { bytes };
                 blocks[slot as usize] = (stream, bytes);
                 live_of[usize::from(stream)] += bytes;
                 live += bytes;
@@ -148,7 +148,7 @@ fn live_series(trace: &Trace, buckets: Buckets) -> (Series, Vec<StreamSeries>, u
                 live_of[usize::from(stream)] -= bytes;
                 live -= bytes;
             }
-            Op::Mark { .. } => {}
+            Op::Refused { .. } | Op::Mark { .. } => {}
         }
         let bucket = buckets.of_op(index);
         all.record(bucket, live);
@@ -170,14 +170,21 @@ fn one(
     moments: &[u64],
 ) -> Result<PolicyTimeline, ReplayError> {
     let driver = Arc::new(device.model());
+    let streams = streams(trace, &*driver)?;
     match subject.policy {
-        PolicyKind::Gapless => {
+        PolicyKind::Gapless if trace.pools().is_empty() => {
             let built = subject.gapless.build(Arc::clone(&driver), device.capacity_bytes)?;
-            follow(trace, &driver, built, subject, buckets, moments)
+            follow(trace, &driver, &streams, built, subject, buckets, moments)
+        }
+        PolicyKind::Gapless => {
+            let pools = pool_streams(trace, &streams);
+            let pooled = PooledGapless::new(&subject.gapless, &driver, device.capacity_bytes, &pools)?;
+            follow(trace, &driver, &streams, pooled, subject, buckets, moments)
         }
         PolicyKind::Caching => {
-            let allocator = CachingAllocator::new(Arc::clone(&driver), subject.caching);
-            follow(trace, &driver, allocator, subject, buckets, moments)
+            let mut allocator = CachingAllocator::new(Arc::clone(&driver), subject.caching);
+            Policy::keep_private(&mut allocator, &pool_streams(trace, &streams));
+            follow(trace, &driver, &streams, allocator, subject, buckets, moments)
         }
     }
 }
@@ -185,38 +192,46 @@ fn one(
 fn follow<P: Policy>(
     trace: &Trace,
     driver: &ModelDriver,
+    streams: &[StreamId],
     mut policy: P,
     subject: &Subject,
     buckets: Buckets,
     moments: &[u64],
 ) -> Result<PolicyTimeline, ReplayError> {
     let failed = |op_index, error| ReplayError::Policy { op_index, error };
-    let streams = streams(trace, driver)?;
-    policy.keep_streams(&streams).map_err(|error| failed(0, error))?;
+    policy.keep_streams(streams).map_err(|error| failed(0, error))?;
     let at_start = driver.memory_info()?.free;
     let mut blocks = vec![DeviceAddr::default(); trace.slots() as usize];
     let mut found =
         PolicyTimeline { name: subject.name.clone(), reserved: Series::default(), oom_op: None, maps: Vec::new() };
+    let must_be_served = trace.failed_request().map(|request| request.op_index);
     let mut next = moments.iter().copied().peekable();
     for (index, op) in trace.ops().iter().enumerate() {
         let op_index = index as u64;
         if next.next_if_eq(&op_index).is_some() {
             found.maps.push(AddressMap::of(op_index, policy.held_blocks()));
         }
-        match *op {
-            Op::Alloc { slot, stream, bytes } => match policy.alloc(bytes, streams[usize::from(stream)]) {
-                Ok(addr) => blocks[slot as usize] = addr,
-                Err(PolicyError::OutOfMemory { .. }) => {
-                    found.oom_op = Some(op_index);
-                    if found.maps.last().is_none_or(|map| map.op != op_index) {
-                        found.maps.push(AddressMap::of(op_index, policy.held_blocks()));
-                    }
-                    return Ok(found);
-                }
-                Err(error) => return Err(failed(op_index, error)),
+        let outcome = match *op {
+            Op::Alloc { slot, stream, bytes } => {
+                policy.alloc(bytes, streams[usize::from(stream)]).map(|addr| blocks[slot as usize] = addr)
+            }
+            Op::Free { slot } => policy.free(blocks[slot as usize]),
+            Op::Refused { stream, bytes } => match policy.ask(bytes, streams[usize::from(stream)]) {
+                Err(PolicyError::OutOfMemory { .. }) if must_be_served != Some(op_index) => Ok(()),
+                outcome => outcome,
             },
-            Op::Free { slot } => policy.free(blocks[slot as usize]).map_err(|error| failed(op_index, error))?,
-            Op::Mark { .. } => policy.end_step().map_err(|error| failed(op_index, error))?,
+            Op::Mark { .. } => policy.end_step(),
+        };
+        match outcome {
+            Ok(()) => {}
+            Err(PolicyError::OutOfMemory { .. }) => {
+                found.oom_op = Some(op_index);
+                if found.maps.last().is_none_or(|map| map.op != op_index) {
+                    found.maps.push(AddressMap::of(op_index, policy.held_blocks()));
+                }
+                return Ok(found);
+            }
+            Err(error) => return Err(failed(op_index, error)),
         }
         ReplayDriver::advance(driver);
         found.reserved.record(buckets.of_op(index), at_start.saturating_sub(driver.memory_info()?.free));
