@@ -142,10 +142,10 @@ fn every_mapping_is_told_and_every_unmap_before_it_happens() {
     agrees("mapped");
     allocator.free(blocks[0]).unwrap();
     allocator.free(blocks[2]).unwrap();
-    // Harvested: mapped a second time, and the first mappings stay.
+    // Remapped: mapped a second time, and the first mappings stay.
     let joined = allocator.alloc(8 * PAGE, MAIN).unwrap();
     assert_eq!(ears.bytes(), 24 * PAGE);
-    agrees("harvested");
+    agrees("remapped");
     allocator.free(joined).unwrap();
     allocator.trim(0).unwrap();
     agrees("trimmed");

@@ -14,7 +14,7 @@ pub struct Geometry {
     pub first_slots: (usize, u64),
     /// Memory of the device in bytes, as far as it is known: a budget above it allows no more.
     pub device_bytes: u64,
-    /// Held bytes over the peak of live bytes above which chunks are harvested rather than created.
+    /// Held bytes over the peak of live bytes above which chunks are remapped rather than created.
     pub slack: f64,
     /// How large new chunks are.
     pub chunk_policy: ChunkPolicy,

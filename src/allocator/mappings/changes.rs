@@ -119,7 +119,7 @@ impl Mappings {
     fn add(&mut self, change: &Change<'_>, new: &NewView) {
         if let Some(before) = self.chunks.get(new.chunk).active {
             self.retire(before, new.last_use.expect("a chunk with an active view is in use there"));
-            self.counts.harvested_chunks += u64::from(change.lend_to.is_none());
+            self.counts.remapped_chunks += u64::from(change.lend_to.is_none());
         }
         self.add_view(change.segment, View { chunk: new.chunk, pages: new.pages, state: ViewState::Active });
         let at = view_at(change.segment, new.pages.start);
@@ -137,7 +137,7 @@ impl Mappings {
         self.retire(before, revival.last_use);
         self.segments[segment].table.set_state(revival.page, ViewState::Active);
         self.chunks.activate(revival.chunk, view_at(segment, revival.page));
-        self.counts.harvested_chunks += 1;
+        self.counts.remapped_chunks += 1;
         self.counts.reused_views += 1;
     }
 

@@ -55,9 +55,9 @@ pub struct Stats {
     pub refused_frees: u64,
     /// Number of allocations served from a block of another stream.
     pub borrowed: u64,
-    /// Number of chunks moved from one place to another.
+    /// Number of completely free chunks that were remapped: mapped at other addresses, where a request needed them.
     pub harvested_chunks: u64,
-    /// Number of those that moved to a place where they were still mapped, without a driver call.
+    /// Number of those that were still mapped where they were needed, so that no driver call was made.
     pub reused_views: u64,
     /// Number of times the host waited for a stream.
     pub host_waits: u64,

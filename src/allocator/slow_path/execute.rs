@@ -114,7 +114,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         for fill in &plan.fill {
             backing.push(match fill.backing {
                 Backing::Idle(chunk) => chunk,
-                Backing::Harvest(source) => source.chunk,
+                Backing::Remap(source) => source.chunk,
                 Backing::Create => self.create(fill.pages.len())?,
             });
         }

@@ -36,8 +36,8 @@ pub struct Holdings {
     pub peak_chunks: u64,
     /// Number of mappings, stale ones included.
     pub mappings: u64,
-    /// Number of chunks moved from one place to another.
-    pub harvested_chunks: u64,
+    /// Number of chunks that were remapped.
+    pub remapped_chunks: u64,
     /// Number of those that were still mapped where they moved to.
     pub reused_views: u64,
     /// Number of driver sequences that could not be undone.
@@ -66,7 +66,7 @@ impl Holdings {
             chunks: chunks.len() as u64,
             peak_chunks: chunks.peak_len() as u64,
             mappings: mappings.mappings() as u64,
-            harvested_chunks: counts.harvested_chunks,
+            remapped_chunks: counts.remapped_chunks,
             reused_views: counts.reused_views,
             poisoned: counts.poisoned,
             metadata_bytes: mappings.metadata_bytes(),

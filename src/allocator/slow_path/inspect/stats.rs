@@ -28,7 +28,7 @@ impl Stats {
             failed_allocs: load(&shared.counters.failed_allocs),
             refused_frees: load(&shared.counters.refused_frees),
             borrowed: load(&shared.counters.borrowed),
-            harvested_chunks: holdings.harvested_chunks,
+            harvested_chunks: holdings.remapped_chunks,
             reused_views: holdings.reused_views,
             host_waits: shared.streams.host_waits(),
             driver_calls: shared.streams.driver.calls(),

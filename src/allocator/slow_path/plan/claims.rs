@@ -87,11 +87,11 @@ pub fn unclaim_target<D: Driver>(states: &mut States<'_, D>, goal: &Goal, before
 /// without waiting has been used since.
 fn note_epochs(plan: &mut Plan, claimed: &[Source]) -> bool {
     let waits = plan.goal.allowance.recreation == Recreation::Waiting;
-    let harvested = plan.fill.iter_mut().filter_map(|fill| match &mut fill.backing {
-        Backing::Harvest(source) => Some(source),
+    let remapped = plan.fill.iter_mut().filter_map(|fill| match &mut fill.backing {
+        Backing::Remap(source) => Some(source),
         Backing::Idle(_) | Backing::Create => None,
     });
-    let moved = plan.reuse.iter_mut().map(|reuse| &mut reuse.source).chain(harvested).map(|source| (source, true));
+    let moved = plan.reuse.iter_mut().map(|reuse| &mut reuse.source).chain(remapped).map(|source| (source, true));
     let mut sources: Vec<(&mut Source, bool)> =
         moved.chain(plan.release.iter_mut().map(|source| (source, waits))).collect();
     sources.sort_unstable_by_key(|(source, _)| source.place());

@@ -69,7 +69,7 @@ impl Goal {
 /// How much may be created.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowance {
-    /// Number of pages that may be created before anything is harvested.
+    /// Number of pages that may be created before anything is remapped.
     pub soft_pages: PageCount,
     /// Number of pages that may be created at all.
     pub hard_pages: PageCount,
@@ -94,14 +94,14 @@ pub enum Backing {
     /// A new chunk.
     Create,
     /// A free chunk from elsewhere.
-    Harvest(Source),
+    Remap(Source),
 }
 
 impl Backing {
     /// The free chunk, if it is one from elsewhere.
     pub fn source(&self) -> Option<&Source> {
         match self {
-            Self::Harvest(source) => Some(source),
+            Self::Remap(source) => Some(source),
             Self::Idle(_) | Self::Create => None,
         }
     }
@@ -151,8 +151,8 @@ pub struct Plan {
 impl Plan {
     /// The chunks that move to the target.
     pub fn moved(&self) -> impl Iterator<Item = &Source> {
-        let harvested = self.fill.iter().filter_map(|fill| fill.backing.source());
-        self.reuse.iter().map(|reuse| &reuse.source).chain(harvested)
+        let remapped = self.fill.iter().filter_map(|fill| fill.backing.source());
+        self.reuse.iter().map(|reuse| &reuse.source).chain(remapped)
     }
 
     /// All chunks that are taken from where they are; claimed there.
