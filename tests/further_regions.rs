@@ -103,7 +103,7 @@ fn epochs_are_renumbered_in_all_regions() {
 
 /// A stream's free memory in a further region serves another stream, where it is a page and a half and no page is free.
 #[test]
-fn blocks_of_further_regions_are_borrowed() {
+fn blocks_of_further_regions_are_reused_across_streams() {
     let allocator = more_than_a_region().build().unwrap();
     let other = allocator.driver().create_stream().unwrap();
     let [_region, _before, lent] =

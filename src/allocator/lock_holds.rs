@@ -89,7 +89,7 @@ fn on_several_streams(chunks: u64) -> Full {
         blocks.iter().step_by(2).for_each(|block| full.allocator.free(*block).unwrap());
         full.every_other_free(2 * chunks / STREAMS, stream);
     }
-    // Streams have borrowed from each other: what is pending is settled now.
+    // Streams have reused each other's blocks: what is pending is settled now.
     full.allocator.trim(u64::MAX).unwrap();
     full
 }

@@ -140,7 +140,7 @@ fn a_cached_block_is_found_in_any_region() {
 
 /// A stream that finds a block of another of just its size gets one of its own after a few times.
 #[test]
-fn a_stream_borrows_a_few_times_only() {
+fn a_stream_reuses_blocks_of_others_a_few_times_only() {
     for bytes in [PAGE, 64 * MIB] {
         let allocator = Allocator::builder(model(80 * GIB)).build().unwrap();
         let stream = kept(&allocator);
@@ -180,7 +180,7 @@ fn streams_in_turn_keep_their_blocks() {
 
 /// Without headroom there is nothing else to do.
 #[test]
-fn without_headroom_a_stream_goes_on_borrowing() {
+fn without_headroom_a_stream_goes_on_reusing_blocks_of_others() {
     let allocator = Allocator::builder(model(32 * PAGE)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
     let stream = kept(&allocator);
     let blocks: Vec<DeviceAddr> = (0..32).map(|_| allocator.alloc(PAGE, MAIN).unwrap()).collect();

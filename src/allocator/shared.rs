@@ -61,8 +61,8 @@ pub struct Counters {
     /// Rounds that those took.
     #[cfg(test)]
     pub rounds: AtomicU64,
-    /// Allocations served from a block of another stream.
-    pub borrowed: AtomicU64,
+    /// Allocations served by cross-stream reuse.
+    pub cross_stream_reuses: AtomicU64,
     /// Allocations that ran out of memory.
     pub failed_allocs: AtomicU64,
     /// Frees, and streams to record, that were refused.

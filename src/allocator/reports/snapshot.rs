@@ -48,7 +48,7 @@ pub struct BlockSnapshot {
     pub requested_bytes: u64,
     /// Free, live, pending or claimed.
     pub state: BlockState,
-    /// The stream that the block was allocated on, where that is not the region's.
+    /// The stream that the block was allocated on, where that is not the region's (cross-stream reuse).
     pub borrowed_by: Option<StreamId>,
     /// The other streams that a live block was recorded on.
     pub recorded_on: Vec<StreamId>,

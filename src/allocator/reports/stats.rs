@@ -53,7 +53,7 @@ pub struct Stats {
     pub failed_allocs: u64,
     /// Number of frees that were refused.
     pub refused_frees: u64,
-    /// Number of allocations served from a block of another stream.
+    /// Number of allocations served by cross-stream reuse: in a free block of another stream.
     pub borrowed: u64,
     /// Number of completely free chunks that were remapped: mapped at other addresses, where a request needed them.
     pub harvested_chunks: u64,

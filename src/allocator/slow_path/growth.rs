@@ -95,7 +95,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
                 return Ok(addr);
             }
             self.refresh_clocks()?;
-            if let Some(addr) = self.borrow()? {
+            if let Some(addr) = self.reuse_across_streams()? {
                 return Ok(addr);
             }
             if let Some(addr) = self.take_fragment() {
@@ -111,7 +111,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
                 Round::Exhausted => break,
             }
         }
-        match self.scavenge()? {
+        match self.reuse_any()? {
             Some(addr) => Ok(addr),
             None => Err(self.failure()),
         }
@@ -147,8 +147,8 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         self.path.progress().refresh_clocks(self.path.is_tight() || beyond_slack)
     }
 
-    fn borrow(&self) -> Result<Option<DeviceAddr>, DriverError> {
-        self.path.borrow(self.stream, &self.request)
+    fn reuse_across_streams(&self) -> Result<Option<DeviceAddr>, DriverError> {
+        self.path.reuse_across_streams(self.stream, &self.request)
     }
 
     fn take_fragment(&self) -> Option<DeviceAddr> {
@@ -215,7 +215,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         let released = !plan.release.is_empty();
         Ok(match self.path.execute(plan)? {
             Outcome::Done(addr) => {
-                self.stream.lock().borrowed = 0;
+                self.stream.lock().reuses = 0;
                 Round::Served(addr)
             }
             Outcome::Again => Round::Again,
@@ -301,8 +301,8 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         self.path.settle_left_behind()
     }
 
-    fn scavenge(&self) -> Result<Option<DeviceAddr>, DriverError> {
-        self.path.scavenge(self.stream, &self.request)
+    fn reuse_any(&self) -> Result<Option<DeviceAddr>, DriverError> {
+        self.path.reuse_any(self.stream, &self.request)
     }
 
     /// Why the request is not served: where the stream has no region at all, there are no addresses; else the report says.

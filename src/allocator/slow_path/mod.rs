@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! growth.rs     a request that no cached block serves     ranges.rs    growth and shrinking of raw ranges
-//! borrow.rs     blocks kept for another use               trim.rs      memory goes back to the driver
+//! reuse.rs      blocks kept for another use               trim.rs      memory goes back to the driver
 //! again.rs     an address that was handed out before
 //! addresses.rs  regions and the addresses behind them     teardown.rs  everything goes back
 //! plan/         decides, without a driver call            inspect/     statistics, snapshot, report
@@ -20,7 +20,6 @@
 mod access;
 mod addresses;
 mod again;
-mod borrow;
 mod check;
 mod execute;
 mod gather;
@@ -31,6 +30,7 @@ mod pinned;
 mod plan;
 mod ranges;
 mod registered;
+mod reuse;
 mod stale;
 mod teardown;
 mod trim;
@@ -90,7 +90,8 @@ impl Door {
     /// nothing has changed; an error after which the device is lost is remembered.
     ///
     /// # Errors
-    /// [`AllocError::InListener`] on a thread that is inside, [`AllocError::Forked`] in a forked process, the error with which the device was lost, and those of `work`.
+    /// [`AllocError::InListener`] on a thread that is inside, [`AllocError::Forked`] in a forked process, the error with which the
+    /// device was lost, and those of `work`.
     pub fn enter<D: Driver, T>(
         &self,
         shared: &Shared<D>,

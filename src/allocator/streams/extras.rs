@@ -60,8 +60,8 @@ impl Sharers {
 
     /// The streams that use the block besides `owner`, the stream of its region.
     pub fn users_beside(&self, owner: StreamIndex) -> Vec<StreamIndex> {
-        let borrower = Some(self.home).filter(|home| *home != owner);
-        self.others.iter().copied().chain(borrower).collect()
+        let home = Some(self.home).filter(|home| *home != owner);
+        self.others.iter().copied().chain(home).collect()
     }
 
     /// The streams that the block was recorded on, in the order in which it was.

@@ -55,7 +55,7 @@ pub struct StreamState {
     /// Between which live bytes the peak over all streams is not exceeded.
     pub mark: LiveMark,
     /// Number of blocks of other streams that it got since its last growth.
-    pub borrowed: u32,
+    pub reuses: u32,
     /// How often what was done.
     pub tally: Tally,
 }
@@ -207,7 +207,7 @@ impl Stream {
                 next_ticket: 0,
                 live_bytes: 0,
                 mark: LiveMark::default(),
-                borrowed: 0,
+                reuses: 0,
                 tally: Tally { allocs: 0, frees: 0, by_size: [0; SIZE_RANGES] },
             })),
         }

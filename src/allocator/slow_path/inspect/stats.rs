@@ -27,7 +27,7 @@ impl Stats {
             mappings: holdings.mappings,
             failed_allocs: load(&shared.counters.failed_allocs),
             refused_frees: load(&shared.counters.refused_frees),
-            borrowed: load(&shared.counters.borrowed),
+            borrowed: load(&shared.counters.cross_stream_reuses),
             harvested_chunks: holdings.remapped_chunks,
             reused_views: holdings.reused_views,
             host_waits: shared.streams.host_waits(),
