@@ -173,7 +173,7 @@ fn a_peer_that_is_added_reaches_everything() {
         reach(range.addr(), 4 * page, 8);
         allocator.free(joined).unwrap();
         let before = allocator.stats().driver_calls;
-        // Back in the holes: through the views that were stale.
+        // Back at the first addresses: through the views that were stale.
         let again: Vec<_> = (0..2).map(|_| allocator.alloc(page, MAIN).unwrap()).collect();
         again.iter().for_each(|block| reach(*block, page, 9));
         assert_eq!(allocator.stats().driver_calls.since(&before).total(), 0, "served from what was mapped");

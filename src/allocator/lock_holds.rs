@@ -67,7 +67,7 @@ fn with_stale_views(chunks: u64) -> Full {
     full
 }
 
-/// Free blocks and holes in turn, where a request fits over all of them.
+/// Free and unmapped blocks in turn, where a request fits over all of them.
 fn in_turn(chunks: u64) -> Full {
     let full = Full::new(chunks + 1);
     let blocks: Vec<_> = (0..chunks).map(|_| full.alloc(1, MAIN)).collect();

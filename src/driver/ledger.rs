@@ -409,7 +409,7 @@ impl Ledger {
                 DeviceAddr(expected),
                 DeviceAddr(end)
             )),
-            _ => misuse(format!("{call} over a hole: nothing is mapped at {}", DeviceAddr(expected))),
+            _ => misuse(format!("{call} over unmapped addresses: nothing is mapped at {}", DeviceAddr(expected))),
         }
     }
 }

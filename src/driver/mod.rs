@@ -11,7 +11,7 @@
 //! - a chunk is mapped whole, at offset 0, page-aligned, into addresses of one reservation where nothing is mapped;
 //! - one chunk may be mapped at several addresses at once (aliases);
 //! - a mapping gives no access until `set_access` covers it, whole mappings only;
-//! - `unmap` takes whole mappings only; one call may take several, if there is no hole between them;
+//! - `unmap` takes whole mappings only; one call may take several, if no unmapped addresses lie between them;
 //! - `unmap` does not wait for work in flight: the caller proves that all work through the mapping has completed;
 //! - `release` drops the handle; the memory is free once its last mapping is gone too;
 //! - no call gets the handle of a stream that has been destroyed: on a real driver that is undefined behaviour;
@@ -145,7 +145,7 @@ pub trait MemoryDriver: Send + Sync + 'static {
     /// `OutOfMemory` at the driver's limit of mappings.
     fn set_access(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()>;
 
-    /// Removes the mappings that tile `[addr, addr + bytes)` exactly, whole mappings without a hole between them.
+    /// Removes the mappings that tile `[addr, addr + bytes)` exactly, whole mappings without unmapped addresses between them.
     /// Does not wait: the caller makes sure that all work through them has completed before the call.
     fn unmap(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()>;
 

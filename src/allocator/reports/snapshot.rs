@@ -32,7 +32,7 @@ pub struct RegionSnapshot {
     pub bytes: u64,
     /// Whether a driver sequence here could not be undone, so that addresses are out of use.
     pub poisoned: bool,
-    /// The blocks in address order, without the holes between them.
+    /// The blocks in address order, without the unmapped ones between them.
     pub blocks: Vec<BlockSnapshot>,
 }
 

@@ -50,10 +50,10 @@ impl Door {
                             );
                         }
                         BlockState::Hole => {
-                            assert!(block.offset.is_multiple_of(region.page_bytes), "holes are whole pages");
+                            assert!(block.offset.is_multiple_of(region.page_bytes), "unmapped blocks are whole pages");
                             assert!(
                                 segment.table.none_active(pages),
-                                "invariant 4: an active view in the hole at {:#x}",
+                                "invariant 4: an active view in the unmapped block at {:#x}",
                                 block.offset
                             );
                         }
@@ -147,7 +147,7 @@ mod tests {
     /// What is broken is not closed.
     type Broken = ManuallyDrop<Allocator<ModelDriver>>;
 
-    /// Four pages: live, free, live and shared, free; a hole and a stale view where a fifth was.
+    /// Four pages: live, free, live and shared, free; unmapped, with a stale view, where a fifth was.
     fn allocator() -> Broken {
         let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 4 * PAGE, ..ModelConfig::default() }));
         let other = driver.create_stream().unwrap();

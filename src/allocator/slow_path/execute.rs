@@ -204,18 +204,18 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         Ok(true)
     }
 
-    /// Makes holes where the chunks of a finished growth were, and allocates the block.
+    /// Marks as unmapped where the chunks of a finished growth were before, and allocates the block.
     fn commit(&mut self, plan: &Plan) -> DeviceAddr {
         for source in plan.sources() {
-            self.leave_hole(source);
+            self.mark_unmapped(source);
         }
         // Whoever sees the block sees the chunks behind it.
         self.publish();
         self.allocate(plan)
     }
 
-    /// Makes a hole of the place of a claimed chunk.
-    fn leave_hole(&self, source: &Source) {
+    /// Marks as unmapped where a claimed chunk was.
+    fn mark_unmapped(&self, source: &Source) {
         self.states().with(source.stream, |state| {
             let region = state.region(source.region).expect("sources come from regions");
             region.set_pages(source.pages.start.offset(region.page_bytes), source.pages, BlockState::Hole);
@@ -247,7 +247,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         unclaim_target(&mut self.states(), &plan.goal, &plan.before);
     }
 
-    /// Ends the claim on a chunk: its bytes are free where it is still mapped, else a hole.
+    /// Ends the claim on a chunk: its bytes are free where it is still mapped, else unmapped.
     pub fn unclaim(&self, source: &Source) {
         self.states().with(source.stream, |state| unclaim(&self.mapper, state, source));
     }

@@ -21,7 +21,7 @@ pub struct Before {
     start: u64,
     /// Bytes of the piece.
     len: u64,
-    /// Free or hole.
+    /// Free or unmapped.
     state: BlockState,
     /// The block's epoch.
     epoch: u32,
@@ -60,7 +60,7 @@ pub fn claim_free<D: Driver>(states: &mut States<'_, D>, mut sources: Vec<Source
     claimed
 }
 
-/// Ends the claim on a chunk: its bytes are free where it is still mapped, else a hole.
+/// Ends the claim on a chunk: its bytes are free where it is still mapped, else unmapped.
 pub fn unclaim(mapper: &Mapper, state: &mut StreamState, source: &Source) {
     let region = state.region(source.region).expect("sources come from regions");
     let view = mapper.segment(region.segment).table.view(source.pages.start);
@@ -124,7 +124,7 @@ fn claim_target<D: Driver>(states: &mut States<'_, D>, plan: &mut Plan) -> bool 
 }
 
 /// Adds the next blocks of `left` to the claimed block that starts at `start`. Returns the end of what is claimed then, or
-/// `None` where a block is neither free nor a hole.
+/// `None` where a block is neither free nor unmapped.
 fn claim_next(heap: &mut Heap, start: u64, left: Range<u64>, before: &mut Vec<Before>) -> Option<u64> {
     let mut block = heap.block_around(left.start)?;
     let first = if left.start == start { block.offset } else { start };
@@ -188,7 +188,7 @@ mod tests {
             Self { allocator, other, live }
         }
 
-        /// All blocks of all streams. When a hole was used last means nothing.
+        /// All blocks of all streams. The epoch of an unmapped block means nothing.
         fn blocks(&self) -> Vec<Block> {
             let streams = &self.allocator.inner.shared.streams;
             let of_state = |state: &StreamState| -> Vec<Block> {
