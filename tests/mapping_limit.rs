@@ -108,7 +108,7 @@ fn a_capture_is_not_waited_for_to_make_room() {
     allocator.check();
 }
 
-/// Raw ranges have to make room as well, with and without a wait.
+/// Growable ranges have to make room as well, with and without a wait.
 #[test]
 fn stale_views_make_room_for_ranges() {
     for (completes, waits) in [(true, 0), (false, 1)] {

@@ -136,7 +136,7 @@ fn enabled_peers_reach_plain_memory_only() {
 }
 
 /// A peer that is added later reaches everything: blocks, what is mapped a second time, what was stale when it came and is
-/// used again, raw ranges, and what is mapped afterwards.
+/// used again, growable ranges, and what is mapped afterwards.
 #[test]
 fn a_peer_that_is_added_reaches_everything() {
     with_settings("a_peer_that_is_added_reaches_everything", &[TWO], || {

@@ -110,7 +110,7 @@ impl<D: Driver> Builder<D> {
     ///
     /// An address that was handed out stays mapped to the same memory, so nothing is released before the end, by a trim or a
     /// lower budget neither. Free memory is reused on its own stream only, at the same address or at a further one. Closing
-    /// waits for the whole device. Raw ranges are not affected.
+    /// waits for the whole device. Growable ranges are not affected.
     #[must_use]
     pub fn keep_mappings(mut self) -> Self {
         self.rules = self.rules.keeping_mappings();

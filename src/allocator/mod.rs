@@ -3,7 +3,7 @@
 //! ```text
 //! hot_path.rs   cached allocations, frees          slow_path/   everything that talks to the driver about memory
 //! buffer.rs     allocations that free themselves   reports/     statistics, snapshot, out-of-memory report
-//! range.rs      raw ranges, for callers            streams/     what is kept for each stream
+//! range.rs      growable ranges, for callers     streams/     what is kept for each stream
 //! plain.rs      devices without virtual memory     shared.rs    what hot path and slow path share
 //! builder.rs    settings, checked                  request.rs   a request on the slow path
 //! error.rs      errors                             geometry.rs, kind.rs   settings for life, kinds of regions
@@ -183,7 +183,7 @@ impl<D: Driver> Allocator<D> {
         self.inner.record_stream(addr, stream)
     }
 
-    /// Whether an address is among those that the allocator has reserved for allocations, live or not. Those of raw ranges are
+    /// Whether an address is among those that the allocator has reserved for allocations, live or not. Those of growable ranges are
     /// not.
     pub fn contains(&self, addr: DeviceAddr) -> bool {
         self.inner.contains(addr)
@@ -233,10 +233,12 @@ impl<D: Driver> Allocator<D> {
         !self.inner.shared.follows_device()
     }
 
-    /// Sets a budget, which from now on holds in place of the device's memory. Free memory above the new budget is released now; live memory stays.
+    /// Sets a budget, which from now on holds in place of the device's memory. Free memory above the new budget is released now;
+    /// live memory stays.
     ///
     /// # Errors
-    /// [`AllocError::InListener`]. The driver's, from releasing memory; the new budget holds all the same. In a forked process nothing is released.
+    /// [`AllocError::InListener`]. The driver's, from releasing memory; the new budget holds all the same. In a forked process
+    /// nothing is released.
     pub fn set_budget(&self, bytes: u64) -> Result<(), AllocError> {
         self.inner.door.set_budget(&self.inner.shared, bytes)?;
         if self.reserved_bytes() <= bytes {

@@ -122,7 +122,7 @@ impl ChunkSizes {
         PageCount::covering(bytes, self.page_bytes).max(self.least())
     }
 
-    /// Returns the size of a chunk for a raw range: at most the headroom, and at most `pages`.
+    /// Returns the size of a chunk for a growable range: at most the headroom, and at most `pages`.
     pub fn for_range(&self, headroom: Headroom, pages: PageCount) -> PageCount {
         self.by_headroom(headroom).min(pages).min(headroom.pages)
     }

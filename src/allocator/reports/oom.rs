@@ -67,7 +67,7 @@ pub struct OutOfMemory {
     pub cached_bytes: u64,
     /// Bytes that were freed and wait for other streams.
     pub pending_bytes: u64,
-    /// Bytes of raw ranges, and of dropped ones that could not be unmapped yet.
+    /// Bytes of growable ranges, and of dropped ones that could not be unmapped yet.
     pub range_bytes: u64,
     /// Bytes of registered blocks, and of dropped ones that could not be unmapped yet.
     pub registered_bytes: u64,
@@ -190,7 +190,7 @@ impl OutOfMemory {
         writeln!(f, "  budget     {}, of which {} are held", size(self.budget_bytes), size(self.reserved_bytes))?;
         writeln!(f, "  live       {} asked for, {} with rounding", size(self.live_bytes), size(self.live_block_bytes))?;
         if self.range_bytes > 0 {
-            writeln!(f, "  ranges     {} held by raw ranges", size(self.range_bytes))?;
+            writeln!(f, "  ranges     {} held by growable ranges", size(self.range_bytes))?;
         }
         if self.registered_bytes > 0 {
             writeln!(f, "  registered {} held by registered blocks", size(self.registered_bytes))?;
@@ -274,7 +274,7 @@ mod tests {
                 report.device = Some(MemoryInfo { free: 3 * MIB, total: 8 * MIB });
             }),
             ("\n  elsewhere  1 MiB held by other allocators", |report| report.elsewhere_bytes = MIB),
-            ("\n  ranges     1 MiB held by raw ranges", |report| report.range_bytes = MIB),
+            ("\n  ranges     1 MiB held by growable ranges", |report| report.range_bytes = MIB),
             ("\n  registered 1 MiB held by registered blocks", |report| report.registered_bytes = MIB),
             ("\n  driver     the answer", |report| report.driver_error = Some("the answer".to_owned())),
             ("\n  largest live allocations:\n         5 MiB at", |report| {

@@ -68,7 +68,7 @@ pub struct ChunkSnapshot {
     pub active: Option<DeviceAddr>,
     /// The other addresses that it is mapped at.
     pub stale: Vec<DeviceAddr>,
-    /// Whether a raw range holds it.
+    /// Whether a growable range holds it.
     pub in_range: bool,
     /// Whether it is a registered block.
     pub registered: bool,

@@ -25,7 +25,7 @@ pub struct Stats {
     pub free_chunk_bytes: u64,
     /// Bytes of chunks that nothing maps.
     pub idle_bytes: u64,
-    /// Bytes of chunks of raw ranges, and of dropped ones that could not be unmapped yet.
+    /// Bytes of chunks of growable ranges, and of dropped ones that could not be unmapped yet.
     pub range_bytes: u64,
     /// Bytes of registered blocks, and of dropped ones that could not be unmapped yet.
     pub registered_bytes: u64,

@@ -4,15 +4,15 @@
 //! lock, runs the work, and tidies up behind it. The work is one of the operations below, all methods of [`SlowPath`].
 //!
 //! ```text
-//! growth.rs     a request that no cached block serves     ranges.rs    growth and shrinking of raw ranges
-//! reuse.rs      blocks kept for another use               trim.rs      memory goes back to the driver
-//! again.rs     an address that was handed out before
-//! addresses.rs  regions and the addresses behind them     teardown.rs  everything goes back
-//! plan/         decides, without a driver call            inspect/     statistics, snapshot, report
-//! execute.rs    carries a plan out                        check.rs     the invariants
-//! mapper.rs     what is locked                          access.rs    access given again
-//! stale.rs      room for further mappings               registered.rs    blocks that are one chunk
-//! gather.rs     chunks for ranges                       pinned.rs    what lies under a pinned block
+//! growth.rs     a request that no cached block serves     ranges.rs      growth and shrinking of growable ranges
+//! reuse.rs      blocks kept for another use               trim.rs        memory goes back to the driver
+//! again.rs      an address that was handed out before     teardown.rs    everything goes back
+//! addresses.rs  regions and the addresses behind them     inspect/       statistics, snapshot, report
+//! plan/         decides, without a driver call            check.rs       the invariants
+//! execute.rs    carries a plan out                        access.rs      access given again
+//! mapper.rs     what is locked                            registered.rs  blocks that are one chunk
+//! stale.rs      room for further mappings                 pinned.rs      what lies under a pinned block
+//! gather.rs     chunks for ranges
 //! ```
 //!
 //! Threads: any; one at a time is inside. No stream state is locked during a driver call.
@@ -37,7 +37,7 @@ mod trim;
 
 pub use again::Wanted;
 pub use pinned::PinnedChunk;
-pub use ranges::RawRange;
+pub use ranges::GrowableRange;
 pub use teardown::Users;
 pub use trim::Trimmed;
 

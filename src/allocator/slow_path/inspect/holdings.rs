@@ -20,7 +20,7 @@ pub struct Holdings {
     pub created_chunks: u64,
     /// Bytes of chunks that nothing maps.
     pub idle_bytes: u64,
-    /// Bytes of chunks of raw ranges.
+    /// Bytes of chunks of growable ranges.
     pub range_bytes: u64,
     /// Bytes of chunks of registered blocks.
     pub registered_bytes: u64,
