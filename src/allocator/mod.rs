@@ -3,7 +3,7 @@
 //! ```text
 //! hot_path.rs   cached allocations, frees          slow_path/   everything that talks to the driver about memory
 //! buffer.rs     allocations that free themselves   reports/     statistics, snapshot, out-of-memory report
-//! range.rs      growable ranges, for callers     streams/     what is kept for each stream
+//! range.rs      growable ranges, for callers       streams/     what is kept for each stream
 //! plain.rs      devices without virtual memory     shared.rs    what hot path and slow path share
 //! builder.rs    settings, checked                  request.rs   a request on the slow path
 //! error.rs      errors                             geometry.rs, kind.rs   settings for life, kinds of regions

@@ -300,7 +300,7 @@ impl StreamClock {
     ///
     /// # Errors
     /// Returns the driver's error.
-    pub fn hold_back(&self, waiter: StreamId, epoch: u64, driver: &impl StreamDriver) -> DriverResult<bool> {
+    pub fn make_wait(&self, waiter: StreamId, epoch: u64, driver: &impl StreamDriver) -> DriverResult<bool> {
         match self.cover(epoch) {
             Cover::Passed => Ok(true),
             Cover::Nothing => Ok(false),

@@ -175,7 +175,7 @@ impl<'a, D: Driver> Progress<'a, D> {
             return self.wait_until_passed(stream, epoch);
         }
         let clock = self.streams.get(stream).clock.lock();
-        clock.hold_back(waiter.id(), epoch, &self.streams.driver)
+        clock.make_wait(waiter.id(), epoch, &self.streams.driver)
     }
 
     /// The last epoch of each stream, by the streams' numbers, that work can be ordered behind without a wait for the whole

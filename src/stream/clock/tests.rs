@@ -96,15 +96,15 @@ fn an_event_that_is_waited_for_is_not_used_again() {
 }
 
 #[test]
-fn another_stream_is_held_back_by_what_has_not_passed() {
+fn another_stream_waits_for_what_has_not_passed() {
     let (driver, events, mut clock) = clock();
     let other = driver.create_stream().unwrap();
     let waits = || driver.calls()[DriverCall::StreamWait];
     driver.hold(MAIN);
     clock.seal(false, &driver, &events).unwrap();
-    clock.hold_back(other, 0, &driver).unwrap();
+    clock.make_wait(other, 0, &driver).unwrap();
     assert_eq!(waits(), 0, "epoch 0 has passed from the start");
-    clock.hold_back(other, 1, &driver).unwrap();
+    clock.make_wait(other, 1, &driver).unwrap();
     assert_eq!(waits(), 1);
     let event = driver.event_create().unwrap();
     driver.event_record(event, other).unwrap();
@@ -112,7 +112,7 @@ fn another_stream_is_held_back_by_what_has_not_passed() {
     driver.complete(MAIN);
     assert!(driver.event_query(event).unwrap());
     clock.poll(&driver, &events).unwrap();
-    clock.hold_back(other, 1, &driver).unwrap();
+    clock.make_wait(other, 1, &driver).unwrap();
     assert_eq!(waits(), 1, "the epoch has passed");
 }
 
@@ -187,7 +187,7 @@ fn an_epoch_whose_event_was_lost_is_covered_by_the_next() {
     assert_eq!(clock.poll(&driver, &events), Ok(0), "the event is discarded");
     assert!(!clock.covers(lost));
     assert_eq!(clock.wait(lost, &driver, &events), Ok(false));
-    assert_eq!(clock.hold_back(MAIN, lost, &driver), Ok(false));
+    assert_eq!(clock.make_wait(MAIN, lost, &driver), Ok(false));
     assert!(clock.seal(false, &driver, &events).unwrap() && clock.covers(lost));
     assert_eq!(clock.poll(&driver, &events), Ok(0));
     device.complete(MAIN);
