@@ -194,7 +194,7 @@ fn a_stream_that_is_kept_waits_on_the_device() {
     allocator.close().unwrap();
 }
 
-/// The driver may not be told to order a stream behind others that has been destroyed: the host waits, unless all work has
+/// The driver must not be asked to order a stream behind others that has been destroyed: the host waits, unless all work has
 /// completed. The model panics where the handle is used.
 #[test]
 fn the_host_waits_in_the_place_of_a_destroyed_stream() {
@@ -215,7 +215,7 @@ fn the_host_waits_in_the_place_of_a_destroyed_stream() {
     }
 }
 
-/// Nothing tells when the stream that is being captured has passed its last use of the memory, and nothing can be ordered behind
+/// No event shows when the stream that is being captured has passed its last use of the memory, and nothing can be ordered behind
 /// it: the memory stays where it is.
 #[test]
 fn what_cannot_be_waited_for_does_not_come_back() {

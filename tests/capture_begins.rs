@@ -110,7 +110,7 @@ struct World {
     streams: [StreamId; 3],
 }
 
-/// The stream that another thread begins to capture. No call is handed it meanwhile: nobody could tell which of the two a call
+/// The stream that another thread begins to capture. No call is handed it meanwhile: it would be unknown which of the two a call
 /// of the driver belongs to.
 const CAPTURED: usize = 2;
 

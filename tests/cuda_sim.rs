@@ -375,7 +375,7 @@ fn no_device_or_old() {
             version
         }
     };
-    // What the library is can be told all the same.
+    // What the library is can be reported all the same.
     let file = Library::find(Some(&library())).unwrap();
     assert_eq!((Some(found), std::fs::canonicalize(library()).unwrap()), (file.cuda, file.file.into()));
 }

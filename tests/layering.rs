@@ -347,7 +347,7 @@ fn only_the_slow_path_takes_the_mapper() {
     }
 }
 
-/// Every path that maps or unmaps tells the listeners, since it goes through the driver sequences that do.
+/// Every path that maps or unmaps notifies the listeners, since it goes through the driver sequences that do.
 #[test]
 fn mappings_are_made_and_removed_in_one_place() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -105,8 +105,8 @@ impl<D: Driver> Builder<D> {
         self
     }
 
-    /// Keeps every mapping until the allocator is closed: for memory that work uses of which the allocator is not told, such
-    /// as replays of a captured graph.
+    /// Keeps every mapping until the allocator is closed: for memory that is used by work which the allocator does not see,
+    /// such as replays of a captured graph.
     ///
     /// An address that was handed out stays mapped to the same memory, so nothing is released before the end, by a trim or a
     /// lower budget neither. Free memory is reused on its own stream only, at the same address or at a further one. Closing
@@ -122,7 +122,7 @@ impl<D: Driver> Builder<D> {
     ///
     /// A request that no single free block serves gets a chunk of its own size then, however much is free in others; slack
     /// does not hold that back. Once memory is short, blocks lie in several chunks, as without this setting, and so may those
-    /// that are later placed in the same memory. [`Pin::chunks`](super::Pin::chunks) tells. A live byte pins its whole chunk, as
+    /// that are later placed in the same memory. [`Pin::chunks`](super::Pin::chunks) shows it. A live byte pins its whole chunk, as
     /// with [`ChunkPolicy::Fixed`].
     #[must_use]
     pub fn whole_blocks(mut self) -> Self {

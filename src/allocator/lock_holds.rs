@@ -1,4 +1,4 @@
-//! Tests: how much is done while a stream is locked, and waits. They count; a clock would tell of the machine.
+//! Tests: how much is done while a stream is locked, and waits. They count: times would depend on the machine.
 
 use super::{Allocator, ChunkPolicy};
 use crate::driver::{DriverCall, ModelConfig, ModelDriver, WorkDriver};

@@ -1,4 +1,4 @@
-//! Tests: what many streams, regions and pending blocks cost. They count; a clock would tell of the machine.
+//! Tests: what many streams, regions and pending blocks cost. They count: times would depend on the machine.
 
 use super::{Allocator, ChunkPolicy, RegionKind};
 use crate::driver::{Driver, DriverCall, ModelConfig, ModelDriver, WorkDriver};
@@ -364,7 +364,7 @@ fn a_new_stream_costs_no_more_after_many() {
         }
         let after = driver.calls();
         let calls = |call| after[call] - before[call];
-        // Nobody tells when a stream ends that is not forgotten: once in a while the device is waited for.
+        // The end of a stream that is not forgotten is never reported: once in a while the device is waited for.
         assert!(calls(DriverCall::Synchronize) <= if forgotten { 0 } else { 64 / 16 });
         assert!(calls(DriverCall::EventQuery) <= 2 * 64);
         assert!(calls(DriverCall::Create) <= 16);

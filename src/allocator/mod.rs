@@ -107,7 +107,7 @@ impl<D: Driver> Allocator<D> {
         self.inner.shared.streams.driver.inner()
     }
 
-    /// Who is told of what is mapped and unmapped: listeners are added and removed there.
+    /// Returns the list of map listeners, to which listeners are added and from which they are removed.
     pub fn listeners(&self) -> &Arc<MapListeners> {
         &self.inner.shared.listeners
     }
@@ -213,7 +213,7 @@ impl<D: Driver> Allocator<D> {
 
     /// Ends the promise of [`keep_stream`](Self::keep_stream), right before the stream is destroyed: no work that uses
     /// memory of this allocator is queued on it any more. Memory that was used there is handed out once the work queued by
-    /// now has completed, which an event tells; of a stream that is destroyed without this call, only a wait for the whole
+    /// now has completed, which an event reports; for a stream that is destroyed without this call, only a wait for the whole
     /// device does. Does nothing for a stream that the allocator has not seen.
     ///
     /// # Errors
@@ -275,9 +275,9 @@ impl<D: Driver> Allocator<D> {
     /// Figures of all streams at one moment: they are locked together while sums are made, so that these agree however many
     /// threads allocate. No stream is locked while its free chunks are counted, but for some of its free blocks at a time.
     ///
-    /// Waits for no growth. While one is under way on another thread, what is held and mapped is told as it was before, or as it
-    /// is once the growth is about to hand out its block: `live_bytes <= reserved_bytes` in any case, but the parts need not come
-    /// to `reserved_bytes`. How many chunks are completely free is then told as it was when statistics were taken last.
+    /// Waits for no growth. While one is under way on another thread, what is held and mapped is reported as it was before, or
+    /// as it is once the growth is about to hand out its block: `live_bytes <= reserved_bytes` in any case, but the parts need not
+    /// come to `reserved_bytes`. How many chunks are completely free is then reported as it was when statistics were taken last.
     /// O(regions + free blocks of a page or more).
     pub fn stats(&self) -> Stats {
         self.inner.door.stats(&self.inner.shared)
@@ -365,7 +365,7 @@ impl<D: Driver> Allocator<D> {
 impl<D: Driver> Drop for Inner<D> {
     fn drop(&mut self) {
         if !self.torn_down && !self.shared.is_forked() {
-            // Nobody is left to tell; `close` is for those who want to know. What may be in use stays mapped.
+            // There is nobody to return an error to: `close` is for that. What may be in use stays mapped.
             let _ = self.door.tear_down(&self.shared, Users::MayBeAtWork);
         }
     }

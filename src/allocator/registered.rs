@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 /// ([`Sharing`](crate::driver::cuda::Sharing)).
 ///
 /// Dropping it waits for the streams it was used with, and returns the chunk to the allocator, as that of a
-/// [`VirtualRange`](super::VirtualRange). End the registration before; a [`MapListener`](super::MapListener) is told, too.
+/// [`VirtualRange`](super::VirtualRange). End the registration before; a [`MapListener`](super::MapListener) is notified, too.
 #[derive(Debug)]
 pub struct RegisteredBlock<D: Driver> {
     inner: Arc<Inner<D>>,

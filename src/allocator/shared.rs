@@ -18,7 +18,7 @@ pub struct Shared<D> {
     pub directory: Directory,
     /// The settings that hold for life.
     pub geometry: Geometry,
-    /// Who is told of mappings.
+    /// The map listeners.
     pub listeners: Arc<MapListeners>,
     /// How often what happened, as far as no stream counts it.
     pub counters: Counters,
@@ -142,7 +142,7 @@ mod tests {
     use crate::allocator::Allocator;
     use crate::driver::ModelDriver;
 
-    /// A forked process is told whose the allocator is.
+    /// A forked process gets an error that says whose the allocator is.
     #[test]
     fn an_allocator_knows_the_process_that_built_it() {
         let allocator = Allocator::builder(std::sync::Arc::new(ModelDriver::default())).build().unwrap();

@@ -76,8 +76,8 @@ pub struct MemoryInfo {
 pub struct StreamIdentity {
     /// What to file the stream under. Of the streams that exist at a time, no two have the same.
     pub key: StreamId,
-    /// A number that no other stream of the process has or had. 0 if the driver cannot tell; then a stream that was
-    /// destroyed is not told from one that has its key now.
+    /// A number that no other stream of the process has or had. 0 if the driver does not report one; then a stream
+    /// that was destroyed cannot be distinguished from one that has its key now.
     pub number: u64,
     /// How long the stream lives.
     pub lifetime: StreamLifetime,
@@ -88,7 +88,7 @@ pub struct StreamIdentity {
 pub enum StreamLifetime {
     /// As long as its device: the default stream.
     Device,
-    /// Until its owner destroys it, which nobody else is told of.
+    /// Until its owner destroys it, which is reported to nobody.
     Owner,
     /// As long as a thread, the only one whose calls can name it.
     Thread,
@@ -195,7 +195,7 @@ pub trait StreamDriver: Send + Sync + 'static {
     /// allocator has just given, and so of streams that exist.
     ///
     /// # Errors
-    /// `InvalidHandle` when there is no such stream, and `Capturing` where the driver does not tell during a capture.
+    /// `InvalidHandle` when there is no such stream, and `Capturing` where the driver does not report it during a capture.
     fn identify(&self, stream: StreamId) -> DriverResult<StreamIdentity>;
 
     /// Returns true while `stream` is being captured into a graph: events must not be recorded, queried or waited for
@@ -293,7 +293,7 @@ pub trait WorkDriver: Driver {
 ///
 /// A host wait, for an event or a stream, does not block on a held stream: it lets what it waits for complete, held or
 /// not, and whatever that waits for on other streams. So code under test cannot hang on a stream that the test holds;
-/// [`host_waits`](Self::host_waits) tells that it waited.
+/// [`host_waits`](Self::host_waits) counts its waits.
 pub trait HoldStreams: WorkDriver {
     /// Holds `stream`: nothing queued on it completes by itself until [`resume`](Self::resume).
     ///

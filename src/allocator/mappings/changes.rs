@@ -66,8 +66,8 @@ pub struct NotMapped {
 }
 
 impl Mappings {
-    /// Makes a change: maps chunks with access, and tells the listeners; then the books. Where a chunk was active before, that
-    /// view becomes stale.
+    /// Makes a change: maps chunks with access, and notifies the listeners; then updates the books. Where a chunk was active
+    /// before, that view becomes stale.
     ///
     /// # Errors
     /// [`NotMapped`].

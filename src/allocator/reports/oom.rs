@@ -46,7 +46,7 @@ pub struct OutOfMemory {
     pub satisfiable_by_whole_pages: bool,
     /// Bytes of a page. Remapping moves whole chunks, of a page or more.
     pub page_bytes: u64,
-    /// Total and free bytes of the device; none when the driver could not tell.
+    /// Total and free bytes of the device; none when the driver did not report them.
     pub device: Option<MemoryInfo>,
     /// Bytes of the device that others hold.
     pub others_bytes: u64,
@@ -265,7 +265,7 @@ mod tests {
     type Part = (&'static str, fn(&mut OutOfMemory));
 
     #[test]
-    fn a_report_tells_of_what_is_there_and_of_nothing_else() {
+    fn a_report_names_what_is_there_and_nothing_else() {
         let parts: [Part; 9] = [
             (" 1 MiB wait for streams that use them still.", |report| report.pinned.by_pending_bytes = MIB),
             (" The rest lies beside live allocations", |report| report.pinned.by_live_bytes = 1),
@@ -291,7 +291,7 @@ mod tests {
         for word in
             ["wait for streams", "beside live", "whole pages", "elsewhere", "ranges", "registered", "driver", "largest"]
         {
-            assert!(!plain.contains(word), "{word} is told of: {plain}");
+            assert!(!plain.contains(word), "{word} is named: {plain}");
         }
     }
 }

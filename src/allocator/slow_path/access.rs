@@ -1,4 +1,4 @@
-//! Access given again: to everything that is mapped, after the driver was told of further devices.
+//! Access given again: to everything that is mapped, after further devices were added to the driver.
 
 use super::super::error::AllocError;
 use super::SlowPath;

@@ -130,10 +130,10 @@ impl<'a, D: Driver> SlowPath<'a, D> {
     /// Bars the free chunks that nothing can be ordered behind: those of `stream` that it has not passed, and those of all
     /// streams that may have been destroyed. All at once, since what holds for one holds for all.
     fn bar_chunks_of(&mut self, stream: StreamIndex) {
-        let mut told = self.progress().told();
-        told[stream.0 as usize] = self.shared.streams.get(stream).clock.lock().passed();
+        let mut coverable = self.progress().coverable();
+        coverable[stream.0 as usize] = self.shared.streams.get(stream).clock.lock().passed();
         let sources = free_chunks(&self.mapper, &mut self.states());
-        for source in sources.list.iter().filter(|source| source.epoch > told[source.stream.0 as usize]) {
+        for source in sources.list.iter().filter(|source| source.epoch > coverable[source.stream.0 as usize]) {
             self.mapper.bar(source.chunk);
         }
     }

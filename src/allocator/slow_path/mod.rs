@@ -185,7 +185,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         &self.shared.streams.driver
     }
 
-    /// Who is told of mappings.
+    /// The map listeners.
     fn listeners(&self) -> &'a MapListeners {
         &self.shared.listeners
     }

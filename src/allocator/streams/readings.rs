@@ -19,8 +19,8 @@ pub struct Readings {
 pub struct Epochs {
     /// The last epoch that the stream is known to have passed.
     pub passed: Vec<u64>,
-    /// What [`StreamClock::told_until`] says to calls that were not handed the stream.
-    pub told: Vec<u64>,
+    /// What [`StreamClock::coverable_until`] says to calls that were not handed the stream.
+    pub coverable: Vec<u64>,
 }
 
 impl Readings {
@@ -30,7 +30,7 @@ impl Readings {
         // Streams stay: somebody may have counted more of them meanwhile.
         let count = count.max(epochs.passed.len());
         epochs.passed.resize(count, 0);
-        epochs.told.resize(count, 0);
+        epochs.coverable.resize(count, 0);
         for index in self.changed.iter().take_while(|index| (index.0 as usize) < count) {
             #[cfg(test)]
             crate::testing::step();
@@ -38,7 +38,7 @@ impl Readings {
             self.changed.set(index, false);
             let clock = clock(index).lock();
             epochs.passed[index.0 as usize] = clock.passed();
-            epochs.told[index.0 as usize] = clock.told_until(false);
+            epochs.coverable[index.0 as usize] = clock.coverable_until(false);
         }
         epochs
     }

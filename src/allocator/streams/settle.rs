@@ -166,10 +166,10 @@ impl<D: Driver> Progress<'_, D> {
     }
 
     /// Whether a pending block waits for an epoch of which no event can tell.
-    pub(super) fn has_untold_pending(&self) -> bool {
+    pub(super) fn has_uncovered_pending(&self) -> bool {
         let awaited = |stream: &Stream| -> Vec<Fence> { stream.lock().pending.awaited().collect() };
-        let untold = |fence: &Fence| !self.streams.get(fence.stream).clock.lock().covers(fence.epoch);
-        self.streams.with_pending().any(|stream| awaited(stream).iter().any(untold))
+        let uncovered = |fence: &Fence| !self.streams.get(fence.stream).clock.lock().covers(fence.epoch);
+        self.streams.with_pending().any(|stream| awaited(stream).iter().any(uncovered))
     }
 }
 

@@ -202,7 +202,7 @@ fn the_handle_of_a_stream_that_may_be_gone_is_not_used() {
     assert_eq!(clock.seal(true, &driver, &events), Ok(true));
     driver.abandon_stream(stream).unwrap();
     assert_eq!(clock.seal(false, &driver, &events), Ok(false), "the model panics for a destroyed stream");
-    assert_eq!((clock.told_until(false), clock.told_until(true)), (1, NEVER - 1));
+    assert_eq!((clock.coverable_until(false), clock.coverable_until(true)), (1, NEVER - 1));
     clock.end(false);
     assert_eq!(clock.seal(true, &driver, &events), Ok(false));
     assert_eq!(clock.poll(&driver, &events), Ok(1));
@@ -262,11 +262,11 @@ fn a_forgotten_stream_is_gone_once_its_last_event_has_completed() {
     assert!(clock.open() > remembered && clock.passed() == remembered);
 }
 
-/// What lies before the end of a forgotten stream is told by its last event. Memory that is never free again is not.
+/// The last event of a forgotten stream covers all of its work, but not memory that is never free again.
 #[test]
 fn what_never_passes_has_not_passed_at_the_end() {
     let (driver, events, stream, mut clock) = forgotten();
-    assert_eq!((clock.told_until(false), clock.told_until(true)), (NEVER - 1, NEVER - 1));
+    assert_eq!((clock.coverable_until(false), clock.coverable_until(true)), (NEVER - 1, NEVER - 1));
     assert!(clock.covers(NEVER - 1) && !clock.covers(NEVER));
     driver.complete(stream);
     clock.poll(&driver, &events).unwrap();
