@@ -1,5 +1,5 @@
-//! Oracle: a plain map of live blocks and ranges, and the checks that an allocator must pass after every operation (the
-//! numbered invariants of the design).
+//! Oracle: a plain map of live blocks and ranges, and the checks that an allocator must pass after every operation: the
+//! invariants of `docs/internals/mechanisms.md`, by number.
 
 use crate::device::{Device, World};
 use crate::kept::KeptBytes;

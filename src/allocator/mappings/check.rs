@@ -9,7 +9,7 @@ impl Mappings {
     /// Asserts M1 to M4, and what chunks, page tables and the order of stale views promise themselves.
     ///
     /// # Panics
-    /// Panics if one does not hold; the message names it, with its number among the invariants of the design, if it has one.
+    /// Panics if one does not hold; the message names it, with its number in `docs/internals/mechanisms.md`, if it has one there.
     pub fn check(&self) {
         self.chunks.check();
         self.check_kept();
@@ -57,7 +57,7 @@ impl Mappings {
         for (at, handle) in self.kept.iter().flatten() {
             let view = self.segments[at.segment as usize].table.view(at.page);
             let chunk = view.filter(|view| view.pages.start == at.page).map(|view| self.chunks.get(view.chunk));
-            assert_eq!(chunk.map(|chunk| chunk.handle), Some(*handle), "invariant 6: the mapping at {at:?} has gone");
+            assert_eq!(chunk.map(|chunk| chunk.handle), Some(*handle), "invariant 10: the mapping at {at:?} has gone");
         }
     }
 
@@ -172,7 +172,7 @@ mod tests {
                     it.chunks.set_lent_out(id, Some(LentTo::Range));
                 });
             }),
-            ("invariant 6: the mapping at", |allocator| {
+            ("invariant 10: the mapping at", |allocator| {
                 with(allocator, |it| it.kept.get_or_insert_default().push((elsewhere(), ChunkHandle(77))));
             }),
             ("invariant 7: the registered block", |allocator| {
