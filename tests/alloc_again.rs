@@ -44,7 +44,7 @@ fn blocks_come_back_in_any_order() {
     assert!(blocks.iter().all(|(addr, _)| *addr != other));
 }
 
-/// What comes back counts towards the peak, from where it was free and from where it had moved to.
+/// Memory that comes back counts towards the peak, whether it was free at its place or had moved.
 #[test]
 fn what_comes_back_counts_towards_the_peak() {
     let allocator = allocator(16);

@@ -161,7 +161,7 @@ fn streams_of_others_are_told_apart() {
     driver.destroy_stream(stream).unwrap();
 }
 
-/// What is undefined behaviour on a device stops the process here.
+/// Undefined behaviour on a device stops the process here.
 #[test]
 fn a_destroyed_handle_is_not_handed_in() {
     const INNER: &str = "GAPLESS_TEST_INNER";

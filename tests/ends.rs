@@ -51,7 +51,7 @@ fn nothing_is_unmapped_that_cannot_be_waited_for() {
     }
 }
 
-/// Who has waited need not wait again.
+/// A program that has waited need not wait again.
 #[test]
 fn closing_after_a_wait_works_during_a_capture() {
     let driver = model();

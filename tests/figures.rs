@@ -102,7 +102,7 @@ fn a_report_names_whole_pages_that_are_held_beside_blocks() {
     allocator.free(kept).unwrap();
 }
 
-/// What waits for a stream is served: a request that needs it waits as well, if the stream has not passed yet.
+/// Memory that waits for a stream counts as available: a request that needs it waits as well, if the stream has not passed yet.
 #[test]
 fn remapping_counts_what_waits_for_streams() {
     let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 9 * PAGE, ..ModelConfig::default() }));

@@ -14,7 +14,7 @@ const MAIN: StreamId = StreamId::DEFAULT;
 
 type Device = FaultDriver<ModelDriver>;
 
-/// What a listener answers.
+/// The answer of a listener.
 #[derive(Default)]
 enum Answer {
     #[default]
@@ -380,7 +380,7 @@ fn allocators_may_share_their_listeners() {
     assert_eq!(device.ordinal(), 0);
 }
 
-/// What is unmapped is not in use by the device when a listener hears of it.
+/// Memory that is about to be unmapped is not in use by the device when a listener is notified.
 #[test]
 fn work_has_completed_before_a_listener_is_notified() {
     let device = device(4);

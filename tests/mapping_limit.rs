@@ -141,7 +141,7 @@ impl MapListener for Holder {
     }
 }
 
-/// What a listener keeps makes no room, and is not waited for again and again.
+/// Views that a listener keeps make no room, and are not waited for again and again.
 #[test]
 fn what_a_listener_keeps_makes_no_room() {
     let (_, allocator) = at_the_drivers_limit(false);

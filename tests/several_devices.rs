@@ -191,7 +191,7 @@ fn a_peer_that_is_added_reaches_everything() {
     });
 }
 
-/// What was mapped before a peer was left out stays within its reach; what is mapped afterwards is not.
+/// Memory that was mapped before a peer was left out stays within its reach; memory that is mapped afterwards is not.
 #[test]
 fn a_peer_that_is_removed_keeps_what_it_has() {
     with_settings("a_peer_that_is_removed_keeps_what_it_has", &[TWO], || {

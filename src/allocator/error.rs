@@ -108,7 +108,7 @@ pub enum AllocError {
         addr: DeviceAddr,
         /// Bytes requested.
         bytes: u64,
-        /// What is known about the first part that is not free.
+        /// The known facts about the first part that is not free.
         facts: AddressFacts,
     },
     /// The stream cannot be used with this allocator.
@@ -145,7 +145,7 @@ impl AllocError {
     }
 }
 
-/// What is known about an address at which no live allocation starts.
+/// The known facts about an address at which no live allocation starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -193,7 +193,7 @@ pub enum FreeError {
     NotAllocated {
         /// The address.
         addr: DeviceAddr,
-        /// What is known about the address.
+        /// The known facts about the address.
         facts: AddressFacts,
     },
     /// The stream cannot be used with this allocator.
@@ -201,7 +201,7 @@ pub enum FreeError {
     Stream(#[from] StreamError),
 }
 
-/// What [`close`](super::Allocator::close) found.
+/// The error of [`close`](super::Allocator::close).
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseError {

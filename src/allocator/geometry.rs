@@ -20,7 +20,7 @@ pub struct Geometry {
     pub chunk_policy: ChunkPolicy,
     /// Number of mappings above which stale ones are removed.
     pub mapping_limit: usize,
-    /// What may be done with what is mapped, and how blocks are placed.
+    /// Rules for mapped memory and for the placement of blocks.
     pub rules: Rules,
     /// Epoch of a stream's blocks at which they are renumbered.
     pub epoch_limit: u32,

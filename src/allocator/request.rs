@@ -22,7 +22,7 @@ impl Rounded {
     }
 }
 
-/// What a caller asked for.
+/// A request of a caller.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     /// Bytes that the caller asked for.

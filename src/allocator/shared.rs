@@ -1,4 +1,4 @@
-//! What the hot path and the slow path share: streams, the directory of addresses, settings, counters, and whether the
+//! State that the hot path and the slow path share: streams, the directory of addresses, settings, counters, and whether the
 //! driver may still be called.
 
 use super::error::AllocError;
@@ -20,7 +20,7 @@ pub struct Shared<D> {
     pub geometry: Geometry,
     /// The map listeners.
     pub listeners: Arc<MapListeners>,
-    /// How often what happened, as far as no stream counts it.
+    /// Operation counts beside those of the streams.
     pub counters: Counters,
     budget_bytes: AtomicU64,
     /// Changed under the mapper's lock.
@@ -36,7 +36,7 @@ pub struct Shared<D> {
 pub enum Budget {
     /// A caller.
     Set(u64),
-    /// What the device has: what is held, and what was free beside it when it was asked last.
+    /// The device: the bytes that are held, and those that were free beside them when the device was queried last.
     Device {
         /// The bytes of both.
         last_seen: u64,

@@ -74,7 +74,7 @@ pub struct MemoryInfo {
 /// a stream of its own on every thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamIdentity {
-    /// What to file the stream under. Of the streams that exist at a time, no two have the same.
+    /// The key under which the stream is filed. Of the streams that exist at a time, no two have the same.
     pub key: StreamId,
     /// A number that no other stream of the process has or had. 0 if the driver does not report one; then a stream
     /// that was destroyed cannot be distinguished from one that has its key now.

@@ -1,4 +1,4 @@
-//! What a heap holds: its blocks, its free bytes, its counts. Nothing here changes anything.
+//! Contents of a heap: its blocks, its free bytes, its counts. All functions here only read.
 
 use super::bins::GRANULE;
 use super::starts::{STRETCH, stretch_of};

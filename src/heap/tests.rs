@@ -313,7 +313,7 @@ fn blocks_freed_in_any_order_become_one() {
     }
 }
 
-/// What an error message says costs no more when there are many blocks, or large ones.
+/// The facts of an error message cost no more when there are many blocks, or large ones.
 #[test]
 fn the_block_around_an_address_is_found_in_a_bounded_number_of_steps() {
     let most = 2 * STRETCH / GRANULE;

@@ -28,7 +28,7 @@ pub struct ViewAt {
     pub page: PageIndex,
 }
 
-/// Whom a chunk belongs to, where that is not the heaps.
+/// The owner of a chunk that does not belong to the heaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LentTo {
     /// A growable range.
@@ -50,7 +50,7 @@ pub struct Chunk {
     pub active: Option<ViewAt>,
     /// The stale views.
     pub stale: Vec<ViewAt>,
-    /// Whom the chunk belongs to instead of the heaps.
+    /// The owner of the chunk, where that is not the heaps.
     pub lent_out: Option<LentTo>,
     /// Its place in the list of idle chunks of its size.
     idle_at: Option<u32>,

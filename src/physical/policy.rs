@@ -34,7 +34,7 @@ pub struct ChunkSizes {
 /// How much more may be created.
 #[derive(Clone, Copy, Debug)]
 pub struct Headroom {
-    /// What is left of the budget.
+    /// The part of the budget that is left.
     pub pages: PageCount,
     /// The budget.
     pub budget_pages: PageCount,

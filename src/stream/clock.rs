@@ -51,7 +51,7 @@ enum Cover {
     Nothing,
 }
 
-/// What becomes of an event that is no longer needed.
+/// How an event that is no longer needed is disposed of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reuse {
     /// It is recorded again.
@@ -60,7 +60,7 @@ enum Reuse {
     Never,
 }
 
-/// What a host wait for an epoch comes to.
+/// How the host waits for an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostWait {
     /// The epoch has passed.

@@ -19,12 +19,12 @@ use crate::segment::transaction::{map_all, unmap};
 use crate::segment::{Mapping, View, ViewState};
 use crate::stream::{Fence, StreamIndex};
 
-/// What changes in a segment, all of it or nothing.
+/// A change of a segment's mappings, made whole or not at all.
 #[derive(Clone, Copy, Debug)]
 pub struct Change<'c> {
     /// The segment.
     pub segment: usize,
-    /// Whom the chunks belong to from then on, where that is not the heaps.
+    /// The new owner of the chunks, where that is not the heaps.
     pub lend_to: Option<LentTo>,
     /// The stream that asked for it, under whose name stands what gets stuck.
     pub stream: StreamIndex,
@@ -61,7 +61,7 @@ pub struct NewView {
 pub struct NotMapped {
     /// The driver's error, or that of a listener who refused.
     pub error: DriverError,
-    /// What was mapped and could not be removed again: addresses out of use for good, and chunks with them.
+    /// Mappings that were made and could not be removed again: their addresses are out of use for good, and so are their chunks.
     pub stuck: Vec<PageRange>,
 }
 

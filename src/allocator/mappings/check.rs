@@ -19,7 +19,7 @@ impl Mappings {
         self.check_counts();
     }
 
-    /// M1, and the first half of M2.
+    /// Asserts M1, and the first half of M2.
     fn check_views(&self) {
         let mut active_views = BTreeMap::new();
         for (number, segment) in self.segments.iter().enumerate() {
@@ -40,7 +40,7 @@ impl Mappings {
         }
     }
 
-    /// The second half of M2, and that a registered block is alone.
+    /// Asserts the second half of M2, and that a registered block is alone.
     fn check_loans(&self) {
         for (id, chunk) in self.chunks.iter().filter(|(_, chunk)| chunk.lent_out.is_some()) {
             assert!(chunk.active.is_some(), "M2: {id:?} is lent and not mapped");
@@ -52,7 +52,7 @@ impl Mappings {
         }
     }
 
-    /// M4.
+    /// Asserts M4.
     fn check_kept(&self) {
         for (at, handle) in self.kept.iter().flatten() {
             let view = self.segments[at.segment as usize].table.view(at.page);
@@ -61,7 +61,7 @@ impl Mappings {
         }
     }
 
-    /// M3. With M1, a chunk's list has no view either that is in no page table.
+    /// Asserts M3. With M1, a chunk's list has no view either that is in no page table.
     fn check_counts(&self) {
         let views: usize = self.segments.iter().map(|segment| segment.table.len()).sum();
         assert_eq!(views, self.mappings(), "mappings");
@@ -87,7 +87,7 @@ mod tests {
     const PAGE: u64 = 2 << 20;
     const MAIN: StreamId = StreamId::DEFAULT;
 
-    /// What is broken is not closed.
+    /// An allocator that a test breaks, and that is therefore never closed.
     type Broken = ManuallyDrop<Allocator<ModelDriver>>;
 
     /// A live block over two single pages, which are still mapped where they were before; and two that moved to a range.

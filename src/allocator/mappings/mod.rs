@@ -37,7 +37,7 @@ pub struct Mappings {
     segments: Vec<Segment>,
     /// The stale views, oldest first.
     stale_order: StaleOrder,
-    /// What was mapped behind blocks, in an allocator that keeps its mappings.
+    /// The mappings behind blocks, in an allocator that keeps its mappings.
     kept: Option<Vec<(ViewAt, ChunkHandle)>>,
     /// Bytes of host memory behind the page tables.
     tables_bytes: u64,

@@ -138,7 +138,7 @@ mod tests {
     const PAGE: u64 = 2 << 20;
     const LARGE: RegionId = RegionId::first(RegionKind::Large);
 
-    /// What is broken is not closed.
+    /// An allocator that a test breaks, and that is therefore never closed.
     type Broken = ManuallyDrop<Allocator<ModelDriver>>;
 
     /// Four pages: live, free, live and shared, free; unmapped, with a stale view, where a fifth was.

@@ -17,7 +17,7 @@ use crate::segment::ViewState;
 use crate::stream::StreamIndex;
 use crate::units::DeviceAddr;
 
-/// What came of a plan.
+/// The result of carrying out a plan.
 #[derive(Debug)]
 pub enum Outcome {
     /// The block is allocated.
@@ -28,7 +28,7 @@ pub enum Outcome {
     Again,
 }
 
-/// What came of preparing a plan.
+/// The result of preparing a plan.
 enum Prepared {
     /// The chunks for the plan's mappings, one each.
     Ready(Vec<ChunkId>),
@@ -180,7 +180,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
     /// Releases a claimed free chunk, waiting for its streams. Returns false when the host cannot wait for one of them, or a
     /// listener refused to see it unmapped.
     ///
-    /// What was unmapped before a failure stays unmapped: the chunk is then free with fewer views, or idle.
+    /// Views that were unmapped before a failure stay unmapped: the chunk is then free with fewer views, or idle.
     pub fn give_back(&mut self, source: &Source) -> Result<bool, DriverError> {
         let progress = self.progress();
         if !progress.wait_until_passed(source.stream, source.epoch)? {

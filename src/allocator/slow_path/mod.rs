@@ -64,7 +64,8 @@ use mapper::Mapper;
 #[derive(Debug)]
 pub struct Door {
     mapper: Mutex<Mapper>,
-    /// What was held when somebody left last, or was about to hand out what it had mapped. Locked before stream states.
+    /// The memory that was held when the slow path was left last, or was about to hand out a new block. Locked before stream
+    /// states.
     holdings: Mutex<Holdings>,
 }
 
@@ -132,7 +133,7 @@ impl Door {
         SlowPath { shared, mapper, holdings, given: None, created: Vec::new() }
     }
 
-    /// What is mapped, for tests of the books themselves.
+    /// Runs `work` on the mappings, for tests of the books themselves.
     #[cfg(test)]
     pub fn with_mappings<T>(&self, work: impl FnOnce(&mut super::mappings::Mappings) -> T) -> T {
         work(&mut self.lock())
@@ -207,7 +208,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         }
     }
 
-    /// What may be done with what is mapped.
+    /// Returns the rules for mapped memory.
     fn rules(&self) -> Rules {
         self.shared.geometry.rules
     }

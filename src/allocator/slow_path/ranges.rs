@@ -21,7 +21,7 @@ pub struct GrowableRange {
     pub pages: PageCount,
     /// Pages mapped, from the start.
     pub mapped: PageCount,
-    /// What it is: a growable range, or one that holds a registered block.
+    /// Its kind: a growable range, or one that holds a registered block.
     pub lent_to: LentTo,
     /// Number of its segment.
     pub segment: usize,
@@ -345,7 +345,7 @@ mod tests {
         assert!(driver.inner().usage().is_empty());
     }
 
-    /// What could not be undone stays mapped until the allocator ends. Nobody waits for the whole device because of it.
+    /// Mappings that could not be undone stay until the allocator ends. Nobody waits for the whole device because of it.
     #[test]
     fn a_range_that_is_given_up_costs_no_wait() {
         let (driver, allocator) = device(8);

@@ -10,7 +10,7 @@ use crate::physical::{Chunk, ChunkId};
 use crate::segment::Segment;
 use std::cmp::Reverse;
 
-/// What [`Allocator::trim`](crate::Allocator::trim) did.
+/// The result of [`Allocator::trim`](crate::Allocator::trim).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 #[non_exhaustive]
 pub struct Trimmed {

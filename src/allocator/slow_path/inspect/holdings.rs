@@ -5,7 +5,7 @@
 
 use super::super::super::mappings::Mappings;
 
-/// What an allocator holds of the device at one moment.
+/// The memory of the device that an allocator holds at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Holdings {
     /// Bytes of a page.
@@ -47,7 +47,7 @@ pub struct Holdings {
 }
 
 impl Holdings {
-    /// What is held now. The completely free chunks, and those that wait, are not counted.
+    /// Returns the memory that is held now. Completely free chunks, and those that wait for streams, are not counted.
     pub fn new(mappings: &Mappings) -> Self {
         let (chunks, counts) = (mappings.chunks(), mappings.counts());
         let page_bytes = chunks.page_bytes();

@@ -274,7 +274,7 @@ mod tests {
         setting.allocator.check();
     }
 
-    /// What was to be released without waiting has been used again since.
+    /// A chunk that was to be released without waiting has been used again since.
     #[test]
     fn a_release_without_waiting_is_not_of_what_was_used_since() {
         let setting = Setting::new();

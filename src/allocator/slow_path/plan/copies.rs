@@ -19,7 +19,7 @@ use crate::stream::StreamIndex;
 use crate::units::DeviceAddr;
 use std::collections::BTreeMap;
 
-/// What has been copied for a plan.
+/// Copies that were made for a plan.
 #[derive(Debug, Default)]
 pub struct Copies {
     /// For each stream, its free blocks of a page or more.
@@ -37,7 +37,7 @@ struct Copy<T> {
     count: u64,
 }
 
-/// What a plan knows of the region that it places a request in.
+/// A copy of the region that a plan places a request in.
 #[derive(Debug)]
 pub struct Target {
     /// Address of its first byte.
@@ -117,7 +117,8 @@ impl<T> Copy<T> {
     }
 }
 
-/// How often a stream has allocated and freed. Without that, free memory changes under the mapper's lock only.
+/// Returns how many times a stream has allocated and freed. Without these operations, free memory changes under the mapper's lock
+/// only.
 fn count_of(state: &StreamState) -> u64 {
     state.tally.allocs + state.tally.frees
 }
@@ -194,7 +195,7 @@ mod tests {
 
     const MAIN: StreamId = StreamId::DEFAULT;
 
-    /// What happens between a copy and the look whether it is out of date.
+    /// Work of another thread between a copy and the check whether it is out of date.
     type Meanwhile = fn(&Allocator<ModelDriver>, DeviceAddr);
 
     /// Whether a region has to be copied again after `meanwhile`.

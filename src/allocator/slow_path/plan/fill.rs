@@ -15,7 +15,8 @@ pub(super) struct Filler<'a> {
     covered: PageRange,
     /// The sources that may be taken, by number: by [`Wait`], then by pages; the next to take is the last of a list.
     unused: [BTreeMap<PageCount, Vec<usize>>; Wait::ALL.len()],
-    /// The idle chunks that may be taken, by pages, without empty lists. Listed when one is first looked for: mostly, there is none.
+    /// The idle chunks that may be taken, by pages, without empty lists. Listed when one is first looked for: mostly, there is
+    /// none.
     idle: Option<BTreeMap<PageCount, &'a [ChunkId]>>,
     /// Number of pages created.
     created: PageCount,
@@ -25,7 +26,7 @@ pub(super) struct Filler<'a> {
     release: Vec<Source>,
 }
 
-/// What has to be waited for before a source can be used.
+/// The wait that is needed before a source can be used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wait {
     /// Nothing: it is of the same stream, or its last use has passed.
@@ -79,7 +80,7 @@ impl<'a> Filler<'a> {
         Some(left.start)
     }
 
-    /// What a chunk at the start of `left` is wanted for.
+    /// Returns which pages a chunk at the start of `left` is wanted for.
     fn wanted(&self, left: PageRange, spare: PageCount) -> Wanted {
         let covered = if left.start < self.covered.start { left.start } else { left.end.min(self.covered.end) };
         Wanted { pages: left.len(), covered: PageRange { start: left.start, end: covered }.len(), spare }

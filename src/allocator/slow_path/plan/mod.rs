@@ -42,10 +42,10 @@ use rooms::{Candidate, PieceKind, Room};
 use sources::Sources;
 use std::ops::Range;
 
-/// What a plan is to achieve.
+/// The goal of a plan: a request, and where and how it may be served.
 #[derive(Clone, Copy, Debug)]
 pub struct Goal {
-    /// What was asked for.
+    /// The request.
     pub request: Request,
     /// The stream that it is for.
     pub stream: StreamIndex,
@@ -53,7 +53,7 @@ pub struct Goal {
     pub region: RegionId,
     /// How much may be created.
     pub allowance: Allowance,
-    /// What may be done for it: whether anything is unmapped or released, and whether chunks move between streams.
+    /// Rules that the plan has to keep: whether anything is unmapped or released, and whether chunks move between streams.
     pub rules: Rules,
     /// Whether it is to be one new chunk, apart from all others.
     pub apart: bool,
@@ -112,7 +112,7 @@ impl Backing {
 pub struct Fill {
     /// The pages of the target segment.
     pub pages: PageRange,
-    /// What to map there.
+    /// The memory to map there.
     pub backing: Backing,
 }
 
@@ -128,7 +128,7 @@ pub struct Reuse {
 /// A growth, planned.
 #[derive(Debug)]
 pub struct Plan {
-    /// What it achieves.
+    /// The goal that it serves.
     pub goal: Goal,
     /// Number of the region's segment.
     pub segment: usize,
@@ -136,7 +136,7 @@ pub struct Plan {
     pub start: u64,
     /// The offsets around it that are claimed.
     pub claim: Range<u64>,
-    /// What the claimed offsets consisted of, once they are claimed.
+    /// The blocks that the claimed offsets consisted of before, once they are claimed.
     pub before: Vec<Before>,
     /// Stale views in the target that become active again.
     pub reuse: Vec<Reuse>,
@@ -206,7 +206,7 @@ pub fn plan_again<D: Driver>(
     (brings_back && claim(mapper, states, &mut plan).is_ok()).then_some(plan)
 }
 
-/// What a plan is made from.
+/// The data that a plan is made from.
 struct Survey<'a> {
     mapper: &'a Mapper,
     target: &'a Target,

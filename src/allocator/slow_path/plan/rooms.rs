@@ -20,7 +20,7 @@ pub struct Piece {
     pub kind: PieceKind,
 }
 
-/// What a piece of a room is.
+/// The kind of a piece of a room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PieceKind {
     /// A free block: mapped and unused.
@@ -36,7 +36,7 @@ pub enum PieceKind {
 /// The start of the cheapest placement found so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Candidate {
-    /// What has to be mapped there.
+    /// The cost of the mappings to make there.
     pub cost: u64,
     /// Offset in the region.
     pub start: u64,
