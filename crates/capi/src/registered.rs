@@ -49,7 +49,8 @@ pub extern "C" fn gapless_device_record_registered(
 
 /// Writes to *descriptor a dma-buf of a registered block, for hardware that reaches the memory by itself: ibv_reg_dmabuf_mr takes
 /// it with an offset of 0 and the whole block. The caller closes it, as soon as the hardware has it; the hardware's registration
-/// ends before the block is freed. Not while another thread records or frees the same block. GAPLESS_ERROR_DRIVER where the device has no dma-bufs.
+/// ends before the block is freed. Not while another thread records or frees the same block. GAPLESS_ERROR_DRIVER where the device
+/// has no dma-bufs.
 ///
 /// # Safety
 /// descriptor points to an int.
