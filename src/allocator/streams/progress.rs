@@ -38,7 +38,7 @@ impl<'a, D: Driver> Progress<'a, D> {
         Ok(clock.has_passed(epoch))
     }
 
-    /// Seals until something tells whether `epoch` has passed. Returns false where that is impossible.
+    /// Seals until `epoch` is covered. Returns false where that is impossible.
     pub(super) fn cover(&self, stream: &Stream, clock: &mut StreamClock, epoch: u64) -> Result<bool, DriverError> {
         while !clock.covers(epoch) {
             // What was freed while sealing failed is stamped one epoch ahead; what is further ahead never passes.
@@ -76,7 +76,7 @@ impl<'a, D: Driver> Progress<'a, D> {
         self.of_one(stream, polled, || clock.passed())
     }
 
-    /// What the driver said about one stream. An error that concerns another stream than the one handed in is not the
+    /// Passes on the driver's answer about one stream. An error that concerns another stream than the one handed in is not the
     /// caller's, unless the device is lost: then nothing is learned.
     fn of_one<T>(&self, stream: &Stream, answer: DriverResult<T>, nothing: impl FnOnce() -> T) -> DriverResult<T> {
         match answer {
@@ -205,9 +205,9 @@ impl<'a, D: Driver> Progress<'a, D> {
         Ok(true)
     }
 
-    /// Where something was freed on a stream that no event can tell of, since it may have been destroyed: blocks the host
-    /// until the whole device has done what is queued on it now. Returns false when there is no such stream, and while a
-    /// stream is being captured.
+    /// Where something was freed on a stream that no event can cover, since it may have been destroyed: blocks the host until the
+    /// whole device has done what is queued on it now. Returns false when there is no such stream, and while a stream is being
+    /// captured.
     pub fn wait_for_device(&self) -> Result<bool, DriverError> {
         let uncovered = self.streams.iter().any(|stream| self.is_uncovered(stream)) || self.has_uncovered_pending();
         if uncovered { self.synchronize() } else { Ok(false) }
@@ -240,7 +240,7 @@ impl<'a, D: Driver> Progress<'a, D> {
         Ok(true)
     }
 
-    /// Whether memory waits for a stream of which no event can tell.
+    /// Whether memory waits for an epoch of this stream that no event covers.
     fn is_uncovered(&self, stream: &Stream) -> bool {
         let clock = stream.clock.lock();
         match clock.reach() {
@@ -263,7 +263,7 @@ impl<'a, D: Driver> Progress<'a, D> {
         stream.seemed_captured() && !clock.is_over()
     }
 
-    /// Blocks the host until all streams have done what is queued on them now, as far as events tell: for tearing down.
+    /// Blocks the host until all streams have done what is queued on them now, as far as events cover that: for tearing down.
     /// Returns false where they do not, during a capture and of a stream that may have been destroyed.
     pub fn drain(&self) -> Result<bool, DriverError> {
         let mut drained = Ok(true);
@@ -322,7 +322,7 @@ mod tests {
         allocator.close().unwrap();
     }
 
-    /// What is freed while sealing fails is stamped one epoch ahead.
+    /// A block that is freed while sealing fails is stamped one epoch ahead.
     #[test]
     fn one_epoch_ahead_passes_and_no_more() {
         let allocator = Allocator::builder(Arc::new(ModelDriver::default())).build().unwrap();
