@@ -27,7 +27,7 @@ use crate::sync::Arc;
 use crate::sync::unseen::Mutex;
 use std::time::Duration;
 
-/// A driver around `D` that fails when told to.
+/// A driver around `D` that fails on demand.
 pub type FaultDriver<D> = Intercepted<D, Faults>;
 
 /// A failure to inject: its kind, the call that fails, and whether it fails once or from then on.
