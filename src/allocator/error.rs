@@ -127,7 +127,7 @@ pub enum AllocError {
         /// The process that built the allocator.
         built_in: u32,
     },
-    /// Asked for in a callback of a [`MapListener`](super::MapListener), by something that may need the driver.
+    /// The call was made in a callback of a [`MapListener`](super::MapListener), and may need the driver.
     #[error(transparent)]
     InListener(#[from] InListener),
     /// A driver call failed for another reason than memory; everything done before it has been undone.
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
     use crate::driver::DriverCall;
 
-    /// Only of a handle that the driver does not know is it said that it is no stream.
+    /// Only for a handle that the driver does not know, the error says that it is no stream.
     #[test]
     fn a_stream_that_is_refused_says_why() {
         let stream = StreamId(0x70);

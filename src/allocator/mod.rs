@@ -136,9 +136,9 @@ impl<D: Driver> Allocator<D> {
         self.inner.alloc(bytes, alignment.max(GRANULE), stream)
     }
 
-    /// As [`alloc_aligned`](Self::alloc_aligned), from memory that is cached for a stream that is [kept](Self::keep_stream), or
-    /// not at all: makes no driver call, and waits for nothing that does. For callers who hold a lock of their own. `None` where
-    /// the request takes more, and where `alignment` is not a power of two.
+    /// Does the same as [`alloc_aligned`](Self::alloc_aligned), but only with memory that is cached for a
+    /// [kept](Self::keep_stream) stream: makes no driver call, and waits for no call that does. For callers that hold a lock of
+    /// their own. Returns `None` where no such memory serves the request, and where `alignment` is not a power of two.
     #[inline]
     pub fn alloc_cached(&self, bytes: u64, alignment: u64, stream: StreamId) -> Option<DeviceAddr> {
         if !alignment.is_power_of_two() {
@@ -149,7 +149,7 @@ impl<D: Driver> Allocator<D> {
 
     /// Allocates `bytes` at `addr`, where memory was handed out before and is free now: for a program that goes back to an earlier
     /// state of its memory, as a captured graph does. Memory that has moved from there to other addresses since, and is free
-    /// there, is brought back. Nothing is created. The allocation belongs to the stream that the address was handed out for. Where
+    /// there, is brought back. No chunk is created. The allocation belongs to the stream that the address was handed out for. Where
     /// that may have been destroyed, the host waits for other streams that used what is brought back.
     ///
     /// # Errors
@@ -260,14 +260,14 @@ impl<D: Driver> Allocator<D> {
         self.inner.door.enter(&self.inner.shared, |path| path.trim(keep_bytes))
     }
 
-    /// Gives access again to everything that is mapped, with one driver call for each run of adjacent mappings: what a driver
-    /// has to be asked for once it gives access to further devices, as after
-    /// [`CudaDriver::add_peers`](crate::driver::cuda::CudaDriver::add_peers). Holds the slow path up meanwhile; cached memory
-    /// is handed out all the same.
+    /// Renews the access to everything that is mapped, with one driver call for each run of adjacent mappings. Needed once the
+    /// driver gives access to further devices, as after
+    /// [`CudaDriver::add_peers`](crate::driver::cuda::CudaDriver::add_peers). The slow path waits meanwhile; cached memory is
+    /// still handed out.
     ///
     /// # Errors
-    /// [`AllocError::Driver`]: runs before the one that was refused have been given access. Everything else is as it was, and
-    /// the call may be repeated. [`AllocError::Forked`].
+    /// [`AllocError::Driver`]: the runs before the one that the driver refused have their access. Everything else is unchanged,
+    /// and the call may be repeated. [`AllocError::Forked`].
     pub fn renew_access(&self) -> Result<(), AllocError> {
         self.inner.door.enter(&self.inner.shared, |path| path.renew_access())
     }

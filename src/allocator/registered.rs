@@ -10,10 +10,9 @@ use std::os::fd::OwnedFd;
 
 /// One chunk, whole and alone in a mapping of its own, for memory that is registered with a library or used by other hardware.
 ///
-/// It starts at a multiple of the driver's granularity and is a multiple of it long, so that nothing else is in what is
-/// registered, and one handle is behind all of it. Until it is dropped the mapping stays as it is: the chunk
-/// is not taken, moved or released. It can be used by RDMA where chunks of the driver can
-/// ([`Sharing`](crate::driver::cuda::Sharing)).
+/// Its address and its size are multiples of the driver's granularity, so that a registration covers nothing else, and one handle
+/// is behind all of it. Until it is dropped, the mapping stays as it is: the chunk is not taken, moved or released. It can be used
+/// by RDMA where chunks of the driver can ([`Sharing`](crate::driver::cuda::Sharing)).
 ///
 /// Dropping it waits for the streams it was used with, and returns the chunk to the allocator, as that of a
 /// [`VirtualRange`](super::VirtualRange). End the registration before; a [`MapListener`](super::MapListener) is notified, too.
@@ -47,7 +46,7 @@ impl<D: Driver> RegisteredBlock<D> {
     }
 
     /// Returns a dma-buf of the block, for hardware that reaches it by itself, such as a network card (`ibv_reg_dmabuf_mr`). The
-    /// descriptor may be closed once the hardware has it. What has it attached must let go before the block is dropped.
+    /// descriptor may be closed once the hardware has it. It has to be detached from the hardware before the block is dropped.
     ///
     /// # Errors
     /// [`AllocError::Driver`], `NotSupported` where the device has no dma-bufs; [`AllocError::Forked`].
