@@ -1,7 +1,7 @@
 //! `cargo xtask`: every command that a developer of gapless uses, in one list.
 //!
-//! Each command is a module of [`commands`]. The programs in `scripts/`, which run where there is no Rust or are much larger than a
-//! command, are started from here with the arguments they are given.
+//! Most commands are modules of [`commands`]. The programs in `scripts/`, which run where there is no Rust or analyse sources and
+//! results, are started from here with the arguments they are given.
 
 mod commands;
 mod cxx;
@@ -56,7 +56,7 @@ enum Command {
     BuildPythonPackage(build_python_package::BuildPythonPackageArguments),
     /// Check what the published crates carry, and that they build from it
     PackageCrates,
-    /// Tell what the public interface of the crates has lost since the last release (takes cargo-semver-checks)
+    /// Report what the public interface of the crates has lost since the last release (takes cargo-semver-checks)
     CheckInterface(check_interface::CheckInterfaceArguments),
     /// Build the folder that proves gapless on a machine with a GPU, its driver and nothing else
     GpuBundle(gpu_bundle::GpuBundleArguments),

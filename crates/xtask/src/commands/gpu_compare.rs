@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// What a benchmark is measured against, if its group has it.
+/// The baselines that a benchmark is compared with, where its group has them.
 const OF_THE_DRIVER: [&str; 4] = ["cuMemAlloc", "cuMemAllocAsync", "raw calls", "raw calls, a chunk a page"];
 const MOST_SLOWER: f64 = 1.15;
 /// Keys of an answer of the probe that say how it was asked.
