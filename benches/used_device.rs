@@ -1,5 +1,5 @@
-//! What a device that was used before keeps from one large request: after some history, the largest request that is served
-//! beside the whole free pages that there are. With chunks of one page, nothing is kept back; the default policy is measured
+//! How much free memory a device that was used before denies to one large request: after some history, the largest request that is
+//! served beside the whole free pages that there are. With chunks of one page, nothing is kept back; the default policy is measured
 //! beside it.
 //!
 //! `cargo bench --bench used_device`; nothing is timed, and every run prints the same.
@@ -81,7 +81,7 @@ impl Used {
     }
 }
 
-/// What has happened on a device of so many GiB, and in words.
+/// A history of a device of so many GiB, and its name.
 struct History {
     gib: u64,
     name: &'static str,

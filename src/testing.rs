@@ -29,7 +29,7 @@ pub type BusyDevice = Intercepted<ModelDriver, Meanwhile>;
 
 type Act = Box<dyn FnMut(Option<DriverCall>) -> DriverResult<()> + Send>;
 
-/// What happens before a call reaches the driver.
+/// An action to run before a call reaches the driver.
 #[derive(Default)]
 pub struct Meanwhile(Mutex<Option<Act>>);
 
@@ -127,7 +127,7 @@ pub fn longest_hold_of(work: impl FnOnce()) -> u64 {
 type Work = Box<dyn FnOnce()>;
 
 thread_local! {
-    /// What is to be done between two copies for a plan, after how many of them.
+    /// Work to do between two copies for a plan, after how many of them.
     static INTERRUPTION: RefCell<Option<(u64, Work)>> = const { RefCell::new(None) };
 }
 

@@ -45,7 +45,7 @@ fn blocks_come_back_in_any_order() {
     assert!(blocks.iter().all(|(addr, _)| *addr != other));
 }
 
-/// What comes back counts towards the peak, from where it was free and from where it had moved to.
+/// Memory that comes back counts towards the peak, whether it was free at its place or had moved.
 #[test]
 fn what_comes_back_counts_towards_the_peak() {
     let allocator = allocator(16);
@@ -195,7 +195,7 @@ fn a_stream_that_is_kept_waits_on_the_device() {
     allocator.close().unwrap();
 }
 
-/// The driver may not be told to order a stream behind others that has been destroyed: the host waits, unless all work has
+/// The driver must not be asked to order a stream behind others that has been destroyed: the host waits, unless all work has
 /// completed. The model panics where the handle is used.
 #[test]
 fn the_host_waits_in_the_place_of_a_destroyed_stream() {
@@ -317,7 +317,7 @@ fn a_block_of_a_stream_that_is_kept_comes_back_at_once() {
     allocator.free(block).unwrap();
 }
 
-/// Nothing tells when the stream that is being captured has passed its last use of the memory, and nothing can be ordered behind
+/// No event shows when the stream that is being captured has passed its last use of the memory, and nothing can be ordered behind
 /// it: the memory stays where it is.
 #[test]
 fn what_cannot_be_waited_for_does_not_come_back() {

@@ -110,7 +110,7 @@ struct World {
     streams: [StreamId; 3],
 }
 
-/// The stream that another thread begins to capture. No call is handed it meanwhile: nobody could tell which of the two a call
+/// The stream that another thread begins to capture. No call is handed it meanwhile: it would be unknown which of the two a call
 /// of the driver belongs to.
 const CAPTURED: usize = 2;
 
@@ -146,7 +146,7 @@ impl World {
         blocks
     }
 
-    /// Goes through what the slow path does: growth, pending blocks, borrowing, harvests, recreation, a trim.
+    /// Goes through what the slow path does: growth, pending blocks, cross-stream reuse, remaps, recreation, a trim.
     fn work(&self, prepared: [Option<DeviceAddr>; 4]) {
         let blocks = [self.alloc(1, 0), self.alloc(4, 1)];
         self.free(prepared);

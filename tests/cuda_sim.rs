@@ -162,7 +162,7 @@ fn streams_of_others_are_told_apart() {
     driver.destroy_stream(stream).unwrap();
 }
 
-/// What is undefined behaviour on a device stops the process here.
+/// Undefined behaviour on a device stops the process here.
 #[test]
 fn a_destroyed_handle_is_not_handed_in() {
     const INNER: &str = "GAPLESS_TEST_INNER";
@@ -394,7 +394,7 @@ fn no_device_or_old() {
             version
         }
     };
-    // What the library is can be told all the same.
+    // What the library is can be reported all the same.
     let file = Library::find(Some(&library())).unwrap();
     assert_eq!((Some(found), std::fs::canonicalize(library()).unwrap()), (file.cuda, file.file.into()));
 }

@@ -94,7 +94,7 @@ fn a_further_allocator_leaves_what_it_frees() {
 }
 
 #[test]
-fn raw_ranges_look_at_the_device_too() {
+fn growable_ranges_look_at_the_device_too() {
     let driver = device(30);
     let allocator = builder(&driver).build().unwrap();
     let mut range = allocator.reserve_range(PAGES * PAGE).unwrap();

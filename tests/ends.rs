@@ -37,7 +37,7 @@ fn nothing_is_unmapped_that_cannot_be_waited_for() {
         let builder = Allocator::builder(Arc::clone(&driver));
         let allocator = if keeps { builder.keep_mappings() } else { builder }.build().unwrap();
         let block = allocator.alloc(4 << 20, stream).unwrap();
-        // A replay, of which the allocator is not told.
+        // A replay, which is not reported to the allocator.
         driver.hold(other);
         driver.fill(other, block, 4 << 20, 1).unwrap();
         allocator.free(block).unwrap();
@@ -51,7 +51,7 @@ fn nothing_is_unmapped_that_cannot_be_waited_for() {
     }
 }
 
-/// Who has waited need not wait again.
+/// A program that has waited need not wait again.
 #[test]
 fn closing_after_a_wait_works_during_a_capture() {
     let driver = model();

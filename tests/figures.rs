@@ -35,16 +35,16 @@ fn a_snapshot_lists_the_streams_that_use_a_block() {
     let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
     let blocks = [(); 2].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
     allocator.free(blocks[1]).unwrap();
-    let borrowed = allocator.alloc(PAGE / 2, other).unwrap();
-    assert_eq!((borrowed, allocator.stats().borrowed), (blocks[1], 1), "there is no other memory");
+    let reused = allocator.alloc(PAGE / 2, other).unwrap();
+    assert_eq!((reused, allocator.stats().borrowed), (blocks[1], 1), "there is no other memory");
     for stream in [other, third, third, MAIN] {
-        allocator.record_stream(borrowed, stream).unwrap();
+        allocator.record_stream(reused, stream).unwrap();
     }
     let snapshot = allocator.snapshot();
     let users: Vec<_> = snapshot.regions.iter().flat_map(|region| &region.blocks).collect();
     let users: Vec<_> = users.iter().map(|block| (block.addr, block.borrowed_by, &block.recorded_on[..])).collect();
-    let rest = borrowed.offset(PAGE / 2);
-    assert_eq!(users, [(blocks[0], None, &[][..]), (borrowed, Some(other), &[third, MAIN]), (rest, None, &[])]);
+    let rest = reused.offset(PAGE / 2);
+    assert_eq!(users, [(blocks[0], None, &[][..]), (reused, Some(other), &[third, MAIN]), (rest, None, &[])]);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_report_names_whole_pages_that_are_held_beside_blocks() {
     allocator.free(kept).unwrap();
 }
 
-/// What waits for a stream is served: a request that needs it waits as well, if the stream has not passed yet.
+/// Memory that waits for a stream counts as available: a request that needs it waits as well, if the stream has not passed yet.
 #[test]
 fn remapping_counts_what_waits_for_streams() {
     let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 9 * PAGE, ..ModelConfig::default() }));

@@ -9,9 +9,9 @@ use std::sync::Arc;
 const PAGE: u64 = 2 << 20;
 const MAIN: StreamId = StreamId::DEFAULT;
 
-/// Creates an allocator whose region of large blocks on `MAIN` is full except for a hole of four pages. It has two free
+/// Creates an allocator whose region of large blocks on `MAIN` is full except for a gap of four pages. It has two free
 /// chunks of three pages each, not adjacent, whose last use another stream has not passed. One is too small for a
-/// request of four pages, and both do not fit in the hole.
+/// request of four pages, and both do not fit in the gap.
 fn full_region() -> (Allocator<ModelDriver>, DeviceAddr) {
     const REGION_PAGES: u64 = 32;
     let capacity_bytes = (REGION_PAGES + 5) * PAGE;
@@ -27,15 +27,15 @@ fn full_region() -> (Allocator<ModelDriver>, DeviceAddr) {
     for stream in [MAIN, other] {
         allocator.alloc(1, stream).unwrap();
     }
-    let [_first, hole, _last] = [alloc(1, MAIN), alloc(4, MAIN), alloc(REGION_PAGES - 5, MAIN)];
-    allocator.free(hole).unwrap();
+    let [_first, gap, _last] = [alloc(1, MAIN), alloc(4, MAIN), alloc(REGION_PAGES - 5, MAIN)];
+    allocator.free(gap).unwrap();
     allocator.trim(0).unwrap();
     let [chunk, _between, another] = [alloc(3, other), alloc(1, other), alloc(3, other)];
     driver.hold(other);
     allocator.free(chunk).unwrap();
     allocator.free(another).unwrap();
     assert_eq!((allocator.stats().host_waits, allocator.reserved_bytes()), (0, capacity_bytes));
-    (allocator, hole)
+    (allocator, gap)
 }
 
 /// A device of 36 pages, and regions of 32.
@@ -47,10 +47,10 @@ fn more_than_a_region() -> Builder<ModelDriver> {
 /// Both chunks are mapped in a new region, and the host does not wait.
 #[test]
 fn a_region_is_added_when_addresses_run_out() {
-    let (allocator, hole) = full_region();
+    let (allocator, gap) = full_region();
     let regions = allocator.snapshot().regions.len();
     let block = allocator.alloc(4 * PAGE, MAIN).unwrap();
-    assert_ne!(block, hole);
+    assert_ne!(block, gap);
     assert_eq!((allocator.snapshot().regions.len(), allocator.stats().host_waits), (regions + 1, 0));
     allocator.check();
     // Free memory in the new region is found, but the first region is tried first.
@@ -103,7 +103,7 @@ fn epochs_are_renumbered_in_all_regions() {
 
 /// A stream's free memory in a further region serves another stream, where it is a page and a half and no page is free.
 #[test]
-fn blocks_of_further_regions_are_borrowed() {
+fn blocks_of_further_regions_are_reused_across_streams() {
     let allocator = more_than_a_region().build().unwrap();
     let other = allocator.driver().create_stream().unwrap();
     let [_region, _before, lent] =
@@ -131,11 +131,11 @@ fn no_region_is_added_if_it_would_not_help() {
 /// in the missing size.
 #[test]
 fn a_chunk_is_recreated_if_there_are_no_more_addresses() {
-    let (allocator, hole) = full_region();
+    let (allocator, gap) = full_region();
     for bytes in (0..64).map(|halvings| (1u64 << 63) >> halvings).take_while(|bytes| *bytes >= PAGE) {
         while allocator.driver().reserve(bytes, PAGE).is_ok() {}
     }
-    assert_eq!(allocator.alloc(4 * PAGE, MAIN).unwrap(), hole);
+    assert_eq!(allocator.alloc(4 * PAGE, MAIN).unwrap(), gap);
     assert_eq!(allocator.stats().host_waits, 1);
     allocator.check();
 }

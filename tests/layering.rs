@@ -140,7 +140,7 @@ struct Crate {
     files: BTreeMap<Vec<String>, String>,
     /// The code of each module, without comments and tests.
     code: BTreeMap<Vec<String>, String>,
-    /// What a module passes on from another one, by `pub use`: its own path and that which it stands for.
+    /// The items that a module passes on from another one, by `pub use`: each path of its own with that which it stands for.
     passed_on: BTreeMap<Vec<String>, Vec<String>>,
 }
 
@@ -222,7 +222,7 @@ impl Crate {
     }
 }
 
-/// What comes after `use` in the text up to a semicolon, from the line that begins with it; and whether it is public.
+/// Returns the text after `use` up to a semicolon, from the line that begins with it; and whether it is public.
 fn after_use<'a>(text: &'a str, line: &str) -> Option<(bool, &'a str)> {
     let trimmed = line.trim_start();
     let is_public = trimmed.starts_with("pub");
@@ -342,7 +342,7 @@ fn only_the_slow_path_takes_the_mapper() {
     }
 }
 
-/// Every path that maps or unmaps tells the listeners, since it goes through the driver sequences that do.
+/// Every path that maps or unmaps notifies the listeners, since it goes through the driver sequences that do.
 #[test]
 fn mappings_are_made_and_removed_in_one_place() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -14,7 +14,7 @@ const MAIN: StreamId = StreamId::DEFAULT;
 
 type Device = FaultDriver<ModelDriver>;
 
-/// What a listener answers.
+/// The answer of a listener.
 #[derive(Default)]
 enum Answer {
     #[default]
@@ -23,7 +23,7 @@ enum Answer {
     Panic,
 }
 
-/// Remembers what is mapped, and answers as it is told to.
+/// Remembers what is mapped, and answers as it is set to.
 #[derive(Default)]
 struct Ears {
     mapped: Mutex<BTreeMap<DeviceAddr, u64>>,
@@ -127,13 +127,13 @@ fn those_that_stay_go_on_hearing_when_one_is_removed() {
         }
         allocator.trim(0).unwrap();
         assert_eq!(ears.iter().map(|ears| ears.bytes()).collect::<Vec<_>>(), [0, 0], "without {gone}");
-        assert_eq!(removed.bytes(), 2 * PAGE, "it was not told what happened later");
+        assert_eq!(removed.bytes(), 2 * PAGE, "it was not notified of what happened later");
         allocator.close().unwrap();
     }
 }
 
 #[test]
-fn every_mapping_is_told_and_every_unmap_before_it_happens() {
+fn every_mapping_is_notified_and_every_unmap_before_it_happens() {
     let device = device(16);
     let allocator = allocator(&device);
     let ears = listening(&allocator);
@@ -142,10 +142,10 @@ fn every_mapping_is_told_and_every_unmap_before_it_happens() {
     agrees("mapped");
     allocator.free(blocks[0]).unwrap();
     allocator.free(blocks[2]).unwrap();
-    // Harvested: mapped a second time, and the first mappings stay.
+    // Remapped: mapped a second time, and the first mappings stay.
     let joined = allocator.alloc(8 * PAGE, MAIN).unwrap();
     assert_eq!(ears.bytes(), 24 * PAGE);
-    agrees("harvested");
+    agrees("remapped");
     allocator.free(joined).unwrap();
     allocator.trim(0).unwrap();
     agrees("trimmed");
@@ -281,10 +281,10 @@ fn listeners_know_when_the_driver_refuses() {
     allocator.free(block).unwrap();
     device.arm(Fault::nth(0, DriverErrorKind::Other).only([DriverCall::Unmap]));
     assert_eq!(kind(allocator.trim(0)), DriverErrorKind::Other);
-    assert_eq!(ears.bytes(), PAGE, "told that it stays");
+    assert_eq!(ears.bytes(), PAGE, "notified that it stays");
     assert_eq!(allocator.trim(0).unwrap().held_bytes, 0);
     assert_eq!(ears.bytes(), 0);
-    // No access: not usable yet, so nobody is told.
+    // No access: not usable yet, so nobody is notified.
     let heard = ears.heard.load(Ordering::Relaxed);
     device.arm(Fault::nth(0, DriverErrorKind::Other).only([DriverCall::SetAccess]));
     assert_eq!(kind(allocator.alloc(PAGE, MAIN)), DriverErrorKind::Other);
@@ -332,7 +332,7 @@ impl MapListener for Greedy {
         assert!(matches!(allocator.reserve_range(PAGE), Err(AllocError::InListener(_))));
         let error = allocator.listeners().add(Arc::new(Self::default())).unwrap_err();
         assert_eq!(Err(error), allocator.listeners().remove(gapless::allocator::ListenerId(1)));
-        assert!(error.to_string().contains("while it is being told"), "{error}");
+        assert!(error.to_string().contains("while it is being notified"), "{error}");
         assert!(allocator.stats().reserved_bytes >= PAGE);
         // Cached memory takes no lock that is held.
         if let Ok(block) = allocator.alloc(512, MAIN) {
@@ -380,9 +380,9 @@ fn allocators_may_share_their_listeners() {
     assert_eq!(device.ordinal(), 0);
 }
 
-/// What is unmapped is not in use by the device when a listener hears of it.
+/// Memory that is about to be unmapped is not in use by the device when a listener is notified.
 #[test]
-fn work_has_completed_before_a_listener_is_told() {
+fn work_has_completed_before_a_listener_is_notified() {
     let device = device(4);
     let allocator = allocator(&device);
     let stream = device.create_stream().unwrap();
@@ -408,7 +408,7 @@ impl MapListener for Waits {
     }
 
     fn before_unmap(&self, _: MappedRange) -> Result<(), Refusal> {
-        assert_eq!(self.device.host_waits(), 1, "told before the work had completed");
+        assert_eq!(self.device.host_waits(), 1, "notified before the work had completed");
         self.heard.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

@@ -67,7 +67,7 @@ fn out_of_mappings<T: std::fmt::Debug>(served: Result<T, AllocError>) -> usize {
 }
 
 /// A device of eight pages that makes six mappings, and an allocator that has made them: two are of pages that have moved
-/// away behind work that is still running, and of which an event tells unless its stream is `captured` since.
+/// away behind work that is still running, and which an event covers unless its stream is `captured` since.
 fn at_the_drivers_limit(captured: bool) -> (Arc<ModelDriver>, Allocator<ModelDriver>) {
     let config = ModelConfig { capacity_bytes: 8 * PAGE, max_mappings: 6, ..ModelConfig::default() };
     let driver = Arc::new(ModelDriver::new(config));
@@ -96,7 +96,7 @@ fn at_the_drivers_limit_the_host_waits_for_stale_views() {
     allocator.check();
 }
 
-/// Where no event tells of the work of a stream that is being captured, the device cannot be waited for.
+/// Where no event covers the work of a stream that is being captured, the device cannot be waited for.
 #[test]
 fn a_capture_is_not_waited_for_to_make_room() {
     let (driver, allocator) = at_the_drivers_limit(true);
@@ -108,7 +108,7 @@ fn a_capture_is_not_waited_for_to_make_room() {
     allocator.check();
 }
 
-/// Raw ranges have to make room as well, with and without a wait.
+/// Growable ranges have to make room as well, with and without a wait.
 #[test]
 fn stale_views_make_room_for_ranges() {
     for (completes, waits) in [(true, 0), (false, 1)] {
@@ -141,7 +141,7 @@ impl MapListener for Holder {
     }
 }
 
-/// What a listener keeps makes no room, and is not waited for again and again.
+/// Views that a listener keeps make no room, and are not waited for again and again.
 #[test]
 fn what_a_listener_keeps_makes_no_room() {
     let (_, allocator) = at_the_drivers_limit(false);

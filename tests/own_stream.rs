@@ -51,17 +51,18 @@ fn a_block_that_others_use_waits_for_them_only() {
     }
 }
 
-/// A borrowed block belongs to the borrower for that time: the lender is another stream, and its work is waited for.
+/// A block that was reused across streams belongs to the stream it was allocated on: the stream of its region is another one, and
+/// its work is waited for.
 #[test]
-fn the_lender_of_a_block_is_another_stream() {
+fn the_owner_of_a_reused_block_is_another_stream() {
     let (driver, allocator) = allocator(1);
     let other = driver.create_stream().unwrap();
-    let lent = allocator.alloc(PAGE, MAIN).unwrap();
-    allocator.free(lent).unwrap();
-    assert_eq!(allocator.alloc(PAGE, other).unwrap(), lent);
-    allocator.record_stream(lent, MAIN).unwrap();
+    let reused = allocator.alloc(PAGE, MAIN).unwrap();
+    allocator.free(reused).unwrap();
+    assert_eq!(allocator.alloc(PAGE, other).unwrap(), reused);
+    allocator.record_stream(reused, MAIN).unwrap();
     let snapshot = allocator.snapshot();
-    let block = snapshot.regions.iter().flat_map(|region| &region.blocks).find(|block| block.addr == lent).unwrap();
+    let block = snapshot.regions.iter().flat_map(|region| &region.blocks).find(|block| block.addr == reused).unwrap();
     assert_eq!((block.borrowed_by, &block.recorded_on[..]), (Some(other), &[MAIN][..]));
 }
 

@@ -1,5 +1,5 @@
-//! What blocks that stay pin beyond the pages that they use, with the default settings: a device, new or used before, is filled
-//! with pairs of a large and a small block, the large ones are freed, and nearly all whole free pages are asked for in one
+//! How many pages blocks that stay pin beyond those that they use, with the default settings: a device, new or used before, is
+//! filled with pairs of a large and a small block, the large ones are freed, and nearly all whole free pages are asked for in one
 //! request.
 
 use gapless::driver::{ModelConfig, ModelDriver};

@@ -7,10 +7,10 @@ use std::sync::Arc;
 const PAGE: u64 = 2 << 20;
 const MAIN: StreamId = StreamId::DEFAULT;
 
-/// A hole of two pages between live blocks, no budget for new chunks, and one free chunk of three pages whose last use
-/// another stream has not passed: the chunk is mapped after the last block, not over the one after the hole.
+/// A gap of two pages between live blocks, no budget for new chunks, and one free chunk of three pages whose last use
+/// another stream has not passed: the chunk is mapped after the last block, not over the one after the gap.
 #[test]
-fn a_chunk_is_not_mapped_beyond_its_hole() {
+fn a_chunk_is_not_mapped_beyond_its_gap() {
     let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 5 * PAGE, ..ModelConfig::default() }));
     let other = driver.create_stream().unwrap();
     let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(3 * PAGE)).build().unwrap();
@@ -28,16 +28,16 @@ fn a_chunk_is_not_mapped_beyond_its_hole() {
     allocator.check();
 }
 
-/// The same with a hole larger than the request: five pages, of which two are needed, and a free chunk of six.
+/// The same with a gap larger than the request: five pages, of which two are needed, and a free chunk of six.
 #[test]
-fn a_chunk_is_not_mapped_beyond_the_spare_pages_of_its_hole() {
+fn a_chunk_is_not_mapped_beyond_the_spare_pages_of_its_gap() {
     let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 8 * PAGE, ..ModelConfig::default() }));
     let other = driver.create_stream().unwrap();
     let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(6 * PAGE)).build().unwrap();
     allocator.keep_stream(other).unwrap();
     let alloc = |pages, stream| allocator.alloc(pages * PAGE, stream).unwrap();
-    let [_first, hole, last] = [alloc(1, MAIN), alloc(5, MAIN), alloc(1, MAIN)];
-    allocator.free(hole).unwrap();
+    let [_first, gap, last] = [alloc(1, MAIN), alloc(5, MAIN), alloc(1, MAIN)];
+    allocator.free(gap).unwrap();
     allocator.trim(0).unwrap();
     let elsewhere = alloc(6, other);
     driver.hold(other);
@@ -47,7 +47,7 @@ fn a_chunk_is_not_mapped_beyond_the_spare_pages_of_its_hole() {
 }
 
 #[test]
-fn a_hole_is_filled_to_its_end() {
+fn a_gap_is_filled_to_its_end() {
     let driver = Arc::new(ModelDriver::new(ModelConfig::default()));
     let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
     let alloc = |pages| allocator.alloc(pages * PAGE, MAIN).unwrap();
@@ -58,7 +58,7 @@ fn a_hole_is_filled_to_its_end() {
     allocator.check();
 }
 
-/// A free page after a hole: only the page before it is mapped.
+/// A free page after an unmapped one: only the page before it is mapped.
 #[test]
 fn a_free_block_is_grown_downwards() {
     let driver = Arc::new(ModelDriver::new(ModelConfig::default()));

@@ -1,4 +1,4 @@
-//! Raw ranges: they grow, shrink and pass chunks to each other, within the same budget as heaps.
+//! Growable ranges: they grow, shrink and pass chunks to each other, within the same budget as heaps.
 
 use gapless::allocator::{AllocError, Allocator};
 use gapless::driver::{
@@ -48,7 +48,7 @@ fn memory_of_ranges_is_neither_free_nor_used_by_others() {
     let report = error.report().unwrap();
     assert_eq!((report.range_bytes, report.free_bytes, report.satisfiable), (13 * PAGE, 5 * PAGE / 2, false));
     assert_eq!((report.obtainable_bytes, report.pinned.by_live_bytes), (2 * PAGE, PAGE / 2));
-    assert!(report.to_string().contains("ranges     26 MiB held by raw ranges"), "{report}");
+    assert!(report.to_string().contains("ranges     26 MiB held by growable ranges"), "{report}");
     drop(range);
     assert_eq!(allocator.stats().range_bytes, 0);
     allocator.free(block).unwrap();
@@ -357,7 +357,7 @@ fn other_errors_are_not_taken_for_a_full_device() {
     }
 }
 
-/// The driver refuses, and says so: no setting of regions has a say in a raw range.
+/// The driver refuses, and says so: no setting of regions has a say in a growable range.
 #[test]
 fn an_absurd_reservation_is_refused_by_the_driver() {
     let allocator = Allocator::builder(model(16)).build().unwrap();

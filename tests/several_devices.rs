@@ -136,7 +136,7 @@ fn enabled_peers_reach_plain_memory_only() {
 }
 
 /// A peer that is added later reaches everything: blocks, what is mapped a second time, what was stale when it came and is
-/// used again, raw ranges, and what is mapped afterwards.
+/// used again, growable ranges, and what is mapped afterwards.
 #[test]
 fn a_peer_that_is_added_reaches_everything() {
     with_settings("a_peer_that_is_added_reaches_everything", &[TWO], || {
@@ -173,7 +173,7 @@ fn a_peer_that_is_added_reaches_everything() {
         reach(range.addr(), 4 * page, 8);
         allocator.free(joined).unwrap();
         let before = allocator.stats().driver_calls;
-        // Back in the holes: through the views that were stale.
+        // Back at the first addresses: through the views that were stale.
         let again: Vec<_> = (0..2).map(|_| allocator.alloc(page, MAIN).unwrap()).collect();
         again.iter().for_each(|block| reach(*block, page, 9));
         assert_eq!(allocator.stats().driver_calls.since(&before).total(), 0, "served from what was mapped");
@@ -191,7 +191,7 @@ fn a_peer_that_is_added_reaches_everything() {
     });
 }
 
-/// What was mapped before a peer was left out stays within its reach; what is mapped afterwards is not.
+/// Memory that was mapped before a peer was left out stays within its reach; memory that is mapped afterwards is not.
 #[test]
 fn a_peer_that_is_removed_keeps_what_it_has() {
     with_settings("a_peer_that_is_removed_keeps_what_it_has", &[TWO], || {

@@ -19,7 +19,7 @@ fn calls_since(allocator: &Allocator<ModelDriver>, before: &Stats) -> ([u64; 5],
 }
 
 #[test]
-fn four_blocks_two_holes_and_one_request() {
+fn four_blocks_two_gaps_and_one_request() {
     let config = ModelConfig { capacity_bytes: 32 * MIB, ..ModelConfig::default() };
     let allocator = Allocator::builder(Arc::new(ModelDriver::new(config))).build().unwrap();
     let stream = StreamId::DEFAULT;

@@ -1,4 +1,4 @@
-//! What a cached pair on one stream costs while another thread grows, or reads statistics.
+//! The cost of a cached pair on one stream while another thread grows, or reads statistics.
 //!
 //! Pairs are due at fixed times, so that one that keeps the next ones waiting is counted for each of them. Rounds in which the
 //! system took a processor away from one of the two threads are left out: they tell of what else runs on the machine. But on a
@@ -174,7 +174,7 @@ fn round(setting: &Setting, work: impl Fn(&Setting) + Sync) -> (Vec<Duration>, b
     })
 }
 
-/// How often the system has taken the processor away from this thread, where it tells.
+/// Returns how many times the system has taken the processor away from this thread, where it reports that.
 fn preemptions() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/thread-self/status").ok()?;
     status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:")?.trim().parse().ok())

@@ -1,4 +1,4 @@
-//! What the work costs as it grows: n against cost, with the target beside it.
+//! The cost of the work as it grows: n against cost, with the target beside it.
 //!
 //! `cargo bench --bench scale` prints the whole table; `cargo bench --bench scale -- heap` the rows of one module. Times are
 //! those of the fastest of several rounds, on the model of a device, so that they are the allocator's own. They are for
@@ -18,7 +18,7 @@ use table::Table;
 /// Prints the rows of one subject.
 type Rows = fn(&mut Table);
 
-/// What can be asked for by name, and what prints its rows.
+/// The subjects that can be selected by name, each with the function that prints its rows.
 const SUBJECTS: [(&str, Rows); 5] = [
     ("heap", heap::rows),
     ("growth", growth::rows),

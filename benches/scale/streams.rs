@@ -16,7 +16,7 @@ const STREAMS: [u64; 3] = [1, 64, 1000];
 pub fn rows(table: &mut Table) {
     cached_pair(table);
     new_peak(table);
-    borrowed(table);
+    reused(table);
     new_stream(table);
     another_stream(table);
     regions(table);
@@ -92,7 +92,7 @@ fn new_peak(table: &mut Table) {
 }
 
 /// A block of just the size is free on another stream.
-fn borrowed(table: &mut Table) {
+fn reused(table: &mut Table) {
     let mut one = None;
     for count in STREAMS {
         let (allocator, _) = with_streams(count);

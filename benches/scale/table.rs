@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Rounds of which the fastest counts: many short ones, since other programs run beside this one.
 const ROUNDS: u64 = 50;
 
-/// What was measured, or should be reached.
+/// A cost that was measured, or that is the target.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub enum Cost {
     /// Time per operation, in nanoseconds.

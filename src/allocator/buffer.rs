@@ -33,7 +33,7 @@ pub struct Buffer<D: Driver> {
     owner: Owner,
 }
 
-/// Who frees the allocation.
+/// The owner of the allocation, who frees it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Owner {
     Buffer,

@@ -54,8 +54,8 @@ impl<D: Driver> Builder<D> {
         }
     }
 
-    /// Sets the most physical bytes to hold; what does not fill a page is not used. Default: the device. What is free there is
-    /// looked at when the allocator is built, and again before a request fails.
+    /// Sets the most physical bytes to hold, rounded down to whole pages. Default: the device, whose free memory is queried when
+    /// the allocator is built, and again before a request fails.
     #[must_use]
     pub fn budget(mut self, bytes: u64) -> Self {
         self.budget = Some(bytes);
@@ -105,12 +105,12 @@ impl<D: Driver> Builder<D> {
         self
     }
 
-    /// Keeps every mapping until the allocator is closed: for memory that work uses of which the allocator is not told, such
-    /// as replays of a captured graph.
+    /// Keeps every mapping until the allocator is closed: for memory that is used by work which the allocator does not see,
+    /// such as replays of a captured graph.
     ///
-    /// An address that was handed out stays mapped to the same memory, so nothing is released before the end, by a trim or a
-    /// lower budget neither. Free memory is reused on its own stream only, at the same address or at a further one. Closing
-    /// waits for the whole device. Raw ranges are not affected.
+    /// An address that was handed out stays mapped to the same memory, so nothing is released before the end, not even by a
+    /// trim or a lower budget. Free memory is reused on its own stream only, at the same address or at a further one. Closing
+    /// waits for the whole device. Growable ranges are not affected.
     #[must_use]
     pub fn keep_mappings(mut self) -> Self {
         self.rules = self.rules.keeping_mappings();
@@ -122,7 +122,7 @@ impl<D: Driver> Builder<D> {
     ///
     /// A request that no single free block serves gets a chunk of its own size then, however much is free in others; slack
     /// does not hold that back. Once memory is short, blocks lie in several chunks, as without this setting, and so may those
-    /// that are later placed in the same memory. [`Pin::chunks`](super::Pin::chunks) tells. A live byte pins its whole chunk, as
+    /// that are later placed in the same memory. [`Pin::chunks`](super::Pin::chunks) shows it. A live byte pins its whole chunk, as
     /// with [`ChunkPolicy::Fixed`].
     #[must_use]
     pub fn whole_blocks(mut self) -> Self {
@@ -137,8 +137,8 @@ impl<D: Driver> Builder<D> {
         self
     }
 
-    /// Number of seals of a stream after which its blocks' 32-bit epochs are renumbered. For tests, which do not live to see
-    /// 2^32.
+    /// Number of seals of a stream after which its blocks' 32-bit epochs are renumbered. For tests, which cannot make
+    /// 2^32 of them.
     #[doc(hidden)]
     #[must_use]
     pub fn epoch_limit(mut self, epochs: u32) -> Self {

@@ -108,7 +108,7 @@ pub enum AllocError {
         addr: DeviceAddr,
         /// Bytes requested.
         bytes: u64,
-        /// What is known about the first part that is not free.
+        /// The known facts about the first part that is not free.
         facts: AddressFacts,
     },
     /// The stream cannot be used with this allocator.
@@ -127,7 +127,7 @@ pub enum AllocError {
         /// The process that built the allocator.
         built_in: u32,
     },
-    /// Asked for in a callback of a [`MapListener`](super::MapListener), by something that may need the driver.
+    /// The call was made in a callback of a [`MapListener`](super::MapListener), and may need the driver.
     #[error(transparent)]
     InListener(#[from] InListener),
     /// A driver call failed for another reason than memory; everything done before it has been undone.
@@ -145,7 +145,7 @@ impl AllocError {
     }
 }
 
-/// What is known about an address at which no live allocation starts.
+/// The known facts about an address at which no live allocation starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -193,7 +193,7 @@ pub enum FreeError {
     NotAllocated {
         /// The address.
         addr: DeviceAddr,
-        /// What is known about the address.
+        /// The known facts about the address.
         facts: AddressFacts,
     },
     /// The stream cannot be used with this allocator.
@@ -201,7 +201,7 @@ pub enum FreeError {
     Stream(#[from] StreamError),
 }
 
-/// What [`close`](super::Allocator::close) found.
+/// The error of [`close`](super::Allocator::close).
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseError {
@@ -260,7 +260,7 @@ mod tests {
     use super::*;
     use crate::driver::DriverCall;
 
-    /// Only of a handle that the driver does not know is it said that it is no stream.
+    /// Only for a handle that the driver does not know, the error says that it is no stream.
     #[test]
     fn a_stream_that_is_refused_says_why() {
         let stream = StreamId(0x70);

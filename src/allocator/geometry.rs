@@ -14,13 +14,13 @@ pub struct Geometry {
     pub first_slots: (usize, u64),
     /// Memory of the device in bytes, as far as it is known: a budget above it allows no more.
     pub device_bytes: u64,
-    /// Held bytes over the peak of live bytes above which chunks are harvested rather than created.
+    /// Held bytes over the peak of live bytes above which chunks are remapped rather than created.
     pub slack: f64,
     /// How large new chunks are.
     pub chunk_policy: ChunkPolicy,
     /// Number of mappings above which stale ones are removed.
     pub mapping_limit: usize,
-    /// What may be done with what is mapped, and how blocks are placed.
+    /// Rules for mapped memory and for the placement of blocks.
     pub rules: Rules,
     /// Epoch of a stream's blocks at which they are renumbered.
     pub epoch_limit: u32,

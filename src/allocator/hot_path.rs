@@ -227,7 +227,7 @@ mod tests {
 
     const MAIN: StreamId = StreamId::DEFAULT;
 
-    /// What is asked for counts as live, and not what rounding adds.
+    /// The requested bytes count as live, without those that rounding adds.
     #[test]
     fn a_cached_block_counts_as_what_was_asked_for() {
         let allocator = Allocator::builder(Arc::new(ModelDriver::default())).build().unwrap();

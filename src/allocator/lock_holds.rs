@@ -1,4 +1,4 @@
-//! Tests: how much is done while a stream is locked, and waits. They count; a clock would tell of the machine.
+//! Tests: how much is done while a stream is locked, and waits. They count: times would depend on the machine.
 
 use super::{Allocator, ChunkPolicy};
 use crate::driver::{DriverCall, ModelConfig, ModelDriver, WorkDriver};
@@ -67,7 +67,7 @@ fn with_stale_views(chunks: u64) -> Full {
     full
 }
 
-/// Free blocks and holes in turn, where a request fits over all of them.
+/// Free and unmapped blocks in turn, where a request fits over all of them.
 fn in_turn(chunks: u64) -> Full {
     let full = Full::new(chunks + 1);
     let blocks: Vec<_> = (0..chunks).map(|_| full.alloc(1, MAIN)).collect();
@@ -89,7 +89,7 @@ fn on_several_streams(chunks: u64) -> Full {
         blocks.iter().step_by(2).for_each(|block| full.allocator.free(*block).unwrap());
         full.every_other_free(2 * chunks / STREAMS, stream);
     }
-    // Streams have borrowed from each other: what is pending is settled now.
+    // Streams have reused each other's blocks: what is pending is settled now.
     full.allocator.trim(u64::MAX).unwrap();
     full
 }

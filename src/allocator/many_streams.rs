@@ -1,4 +1,4 @@
-//! Tests: what many streams, regions and pending blocks cost. They count; a clock would tell of the machine.
+//! Tests: what many streams, regions and pending blocks cost. They count: times would depend on the machine.
 
 use super::{Allocator, ChunkPolicy, RegionKind};
 use crate::driver::{Driver, DriverCall, ModelConfig, ModelDriver, WorkDriver};
@@ -140,7 +140,7 @@ fn a_cached_block_is_found_in_any_region() {
 
 /// A stream that finds a block of another of just its size gets one of its own after a few times.
 #[test]
-fn a_stream_borrows_a_few_times_only() {
+fn a_stream_reuses_blocks_of_others_a_few_times_only() {
     for bytes in [PAGE, 64 * MIB] {
         let allocator = Allocator::builder(model(80 * GIB)).build().unwrap();
         let stream = kept(&allocator);
@@ -180,7 +180,7 @@ fn streams_in_turn_keep_their_blocks() {
 
 /// Without headroom there is nothing else to do.
 #[test]
-fn without_headroom_a_stream_goes_on_borrowing() {
+fn without_headroom_a_stream_goes_on_reusing_blocks_of_others() {
     let allocator = Allocator::builder(model(32 * PAGE)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
     let stream = kept(&allocator);
     let blocks: Vec<DeviceAddr> = (0..32).map(|_| allocator.alloc(PAGE, MAIN).unwrap()).collect();
@@ -364,7 +364,7 @@ fn a_new_stream_costs_no_more_after_many() {
         }
         let after = driver.calls();
         let calls = |call| after[call] - before[call];
-        // Nobody tells when a stream ends that is not forgotten: once in a while the device is waited for.
+        // The end of a stream that is not forgotten is never reported: once in a while the device is waited for.
         assert!(calls(DriverCall::Synchronize) <= if forgotten { 0 } else { 64 / 16 });
         assert!(calls(DriverCall::EventQuery) <= 2 * 64);
         assert!(calls(DriverCall::Create) <= 16);

@@ -1,7 +1,7 @@
 //! Streams that use memory of others: how far they are, asked of the allocator of their device.
 //!
 //! An allocator knows the order of its own device's streams. Where one of them uses memory of another device's allocator, that
-//! one cannot tell when the use is over, and this one can.
+//! one cannot know when the use is over, and this one can.
 
 use super::Allocator;
 use super::error::StreamError;
@@ -28,7 +28,7 @@ impl<D: Driver> Allocator<D> {
 
     /// Marks the end of what is queued on a watched stream by now. Of a stream that its owner has not promised to keep
     /// ([`keep_stream`](Self::keep_stream)), a later moment may be marked, or one that only [`wait_for`](Self::wait_for)
-    /// tells of.
+    /// reaches.
     pub fn mark(&self, stream: WatchedStream) -> StreamMark {
         let streams = &self.inner.shared.streams;
         let stream = streams.get(stream.0);
@@ -49,7 +49,7 @@ impl<D: Driver> Allocator<D> {
         self.inner.shared.streams.progress(None).has_passed(mark.0.stream, mark.0.epoch)
     }
 
-    /// Blocks the host until a stream has passed a mark, or the whole device, where no event tells. Returns false when that is
+    /// Blocks the host until a stream has passed a mark, or the whole device, where no event covers it. Returns false when that is
     /// impossible now: during a capture.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 //! ```text
 //! hot_path.rs   cached allocations, frees          slow_path/   everything that talks to the driver about memory
 //! buffer.rs     allocations that free themselves   reports/     statistics, snapshot, out-of-memory report
-//! range.rs      raw ranges, for callers            streams/     what is kept for each stream
+//! range.rs      growable ranges, for callers       streams/     what is kept for each stream
 //! plain.rs      devices without virtual memory     shared.rs    what hot path and slow path share
 //! builder.rs    settings, checked                  request.rs   a request on the slow path
 //! error.rs      errors                             geometry.rs, kind.rs   settings for life, kinds of regions
@@ -107,7 +107,7 @@ impl<D: Driver> Allocator<D> {
         self.inner.shared.streams.driver.inner()
     }
 
-    /// Who is told of what is mapped and unmapped: listeners are added and removed there.
+    /// Returns the list of map listeners, to which listeners are added and from which they are removed.
     pub fn listeners(&self) -> &Arc<MapListeners> {
         &self.inner.shared.listeners
     }
@@ -136,9 +136,9 @@ impl<D: Driver> Allocator<D> {
         self.inner.alloc(bytes, alignment.max(GRANULE), stream)
     }
 
-    /// As [`alloc_aligned`](Self::alloc_aligned), from memory that is cached for a stream that is [kept](Self::keep_stream), or
-    /// not at all: makes no driver call, and waits for nothing that does. For callers who hold a lock of their own. `None` where
-    /// the request takes more, and where `alignment` is not a power of two.
+    /// Does the same as [`alloc_aligned`](Self::alloc_aligned), but only with memory that is cached for a
+    /// [kept](Self::keep_stream) stream: makes no driver call, and waits for no call that does. For callers that hold a lock of
+    /// their own. Returns `None` where no such memory serves the request, and where `alignment` is not a power of two.
     #[inline]
     pub fn alloc_cached(&self, bytes: u64, alignment: u64, stream: StreamId) -> Option<DeviceAddr> {
         if !alignment.is_power_of_two() {
@@ -149,7 +149,7 @@ impl<D: Driver> Allocator<D> {
 
     /// Allocates `bytes` at `addr`, where memory was handed out before and is free now: for a program that goes back to an earlier
     /// state of its memory, as a captured graph does. Memory that has moved from there to other addresses since, and is free
-    /// there, is brought back. Nothing is created. The allocation belongs to the stream that the address was handed out for. Where
+    /// there, is brought back. No chunk is created. The allocation belongs to the stream that the address was handed out for. Where
     /// that may have been destroyed, the host waits for all that used the memory, since nothing can be ordered behind it any more.
     ///
     /// # Errors
@@ -183,7 +183,7 @@ impl<D: Driver> Allocator<D> {
         self.inner.record_stream(addr, stream)
     }
 
-    /// Whether an address is among those that the allocator has reserved for allocations, live or not. Those of raw ranges are
+    /// Whether an address is among those that the allocator has reserved for allocations, live or not. Those of growable ranges are
     /// not.
     pub fn contains(&self, addr: DeviceAddr) -> bool {
         self.inner.contains(addr)
@@ -213,7 +213,7 @@ impl<D: Driver> Allocator<D> {
 
     /// Ends the promise of [`keep_stream`](Self::keep_stream), right before the stream is destroyed: no work that uses
     /// memory of this allocator is queued on it any more. Memory that was used there is handed out once the work queued by
-    /// now has completed, which an event tells; of a stream that is destroyed without this call, only a wait for the whole
+    /// now has completed, which an event reports; for a stream that is destroyed without this call, only a wait for the whole
     /// device does. Does nothing for a stream that the allocator has not seen.
     ///
     /// # Errors
@@ -233,10 +233,12 @@ impl<D: Driver> Allocator<D> {
         !self.inner.shared.follows_device()
     }
 
-    /// Sets a budget, which from now on holds in place of the device's memory. Free memory above the new budget is released now; live memory stays.
+    /// Sets a budget, which from now on holds in place of the device's memory. Free memory above the new budget is released now;
+    /// live memory stays.
     ///
     /// # Errors
-    /// [`AllocError::InListener`]. The driver's, from releasing memory; the new budget holds all the same. In a forked process nothing is released.
+    /// [`AllocError::InListener`]. The driver's, from releasing memory; the new budget holds all the same. In a forked process
+    /// nothing is released.
     pub fn set_budget(&self, bytes: u64) -> Result<(), AllocError> {
         self.inner.door.set_budget(&self.inner.shared, bytes)?;
         if self.reserved_bytes() <= bytes {
@@ -258,14 +260,14 @@ impl<D: Driver> Allocator<D> {
         self.inner.door.enter(&self.inner.shared, |path| path.trim(keep_bytes))
     }
 
-    /// Gives access again to everything that is mapped, with one driver call for each run of adjacent mappings: what a driver
-    /// has to be asked for once it gives access to further devices, as after
-    /// [`CudaDriver::add_peers`](crate::driver::cuda::CudaDriver::add_peers). Holds the slow path up meanwhile; cached memory
-    /// is handed out all the same.
+    /// Renews the access to everything that is mapped, with one driver call for each run of adjacent mappings. Needed once the
+    /// driver gives access to further devices, as after
+    /// [`CudaDriver::add_peers`](crate::driver::cuda::CudaDriver::add_peers). The slow path waits meanwhile; cached memory is
+    /// still handed out.
     ///
     /// # Errors
-    /// [`AllocError::Driver`]: runs before the one that was refused have been given access. Everything else is as it was, and
-    /// the call may be repeated. [`AllocError::Forked`].
+    /// [`AllocError::Driver`]: the runs before the one that the driver refused have their access. Everything else is unchanged,
+    /// and the call may be repeated. [`AllocError::Forked`].
     pub fn renew_access(&self) -> Result<(), AllocError> {
         self.inner.door.enter(&self.inner.shared, |path| path.renew_access())
     }
@@ -273,9 +275,9 @@ impl<D: Driver> Allocator<D> {
     /// Figures of all streams at one moment: they are locked together while sums are made, so that these agree however many
     /// threads allocate. No stream is locked while its free chunks are counted, but for some of its free blocks at a time.
     ///
-    /// Waits for no growth. While one is under way on another thread, what is held and mapped is told as it was before, or as it
-    /// is once the growth is about to hand out its block: `live_bytes <= reserved_bytes` in any case, but the parts need not come
-    /// to `reserved_bytes`. How many chunks are completely free is then told as it was when statistics were taken last.
+    /// Waits for no growth. While one is under way on another thread, what is held and mapped is reported as it was before, or
+    /// as it is once the growth is about to hand out its block: `live_bytes <= reserved_bytes` in any case, but the parts need not
+    /// come to `reserved_bytes`. How many chunks are completely free is then reported as it was when statistics were taken last.
     /// O(regions + free blocks of a page or more).
     pub fn stats(&self) -> Stats {
         self.inner.door.stats(&self.inner.shared)
@@ -368,7 +370,7 @@ impl<D: Driver> Allocator<D> {
 impl<D: Driver> Drop for Inner<D> {
     fn drop(&mut self) {
         if !self.torn_down && !self.shared.is_forked() {
-            // Nobody is left to tell; `close` is for those who want to know. What may be in use stays mapped.
+            // There is nobody to return an error to: `close` is for that. What may be in use stays mapped.
             let _ = self.door.tear_down(&self.shared, Users::MayBeAtWork);
         }
     }

@@ -2,7 +2,7 @@
 //! that bring an allocator of their own, or arrays whose address must not change.
 
 use super::error::AllocError;
-use super::slow_path::RawRange;
+use super::slow_path::GrowableRange;
 use super::{Allocator, Inner};
 use crate::driver::Driver;
 use crate::sync::Arc;
@@ -17,7 +17,7 @@ use crate::units::{DeviceAddr, StreamId};
 #[derive(Debug)]
 pub struct VirtualRange<D: Driver> {
     inner: Arc<Inner<D>>,
-    raw: RawRange,
+    range: GrowableRange,
 }
 
 impl<D: Driver> Allocator<D> {
@@ -26,25 +26,25 @@ impl<D: Driver> Allocator<D> {
     /// # Errors
     /// [`AllocError::Driver`] when the driver has no such range. [`AllocError::Forked`].
     pub fn reserve_range(&self, bytes: u64) -> Result<VirtualRange<D>, AllocError> {
-        let raw = self.inner.door.enter(&self.inner.shared, |path| path.reserve_range(bytes))?;
-        Ok(VirtualRange { inner: Arc::clone(&self.inner), raw })
+        let range = self.inner.door.enter(&self.inner.shared, |path| path.reserve_range(bytes))?;
+        Ok(VirtualRange { inner: Arc::clone(&self.inner), range })
     }
 }
 
 impl<D: Driver> VirtualRange<D> {
     /// The first address. Never changes.
     pub fn addr(&self) -> DeviceAddr {
-        self.raw.addr
+        self.range.addr
     }
 
     /// Bytes of addresses.
     pub fn address_bytes(&self) -> u64 {
-        self.raw.pages.bytes(self.inner.shared.geometry.page_bytes)
+        self.range.pages.bytes(self.inner.shared.geometry.page_bytes)
     }
 
     /// Bytes that may be used, from the start.
     pub fn mapped_bytes(&self) -> u64 {
-        self.raw.mapped.bytes(self.inner.shared.geometry.page_bytes)
+        self.range.mapped.bytes(self.inner.shared.geometry.page_bytes)
     }
 
     /// Maps at least `bytes` more at the end, in whole pages, for work on `stream`. Once the budget is used up it takes free
@@ -56,7 +56,7 @@ impl<D: Driver> VirtualRange<D> {
     /// the range has fewer addresses left. [`AllocError::CannotWait`] where chunks were taken from the end by a stream that
     /// is being captured now: the host cannot wait for it until the capture ends.
     pub fn grow(&mut self, bytes: u64, stream: StreamId) -> Result<(), AllocError> {
-        self.inner.door.enter(&self.inner.shared, |path| path.grow_range(&mut self.raw, bytes, stream))
+        self.inner.door.enter(&self.inner.shared, |path| path.grow_range(&mut self.range, bytes, stream))
     }
 
     /// Unmaps up to `bytes` at the end: the whole chunks that lie in them, which become idle in the allocator. Waits for
@@ -65,7 +65,7 @@ impl<D: Driver> VirtualRange<D> {
     /// # Errors
     /// [`AllocError::Driver`], [`AllocError::CannotWait`]; chunks unmapped before stay unmapped.
     pub fn shrink(&mut self, bytes: u64) -> Result<u64, AllocError> {
-        self.inner.door.enter(&self.inner.shared, |path| path.shrink_range(&mut self.raw, bytes))
+        self.inner.door.enter(&self.inner.shared, |path| path.shrink_range(&mut self.range, bytes))
     }
 
     /// Moves whole chunks of up to `bytes` from the end of `other` to the end of this range, contents and all, for work on
@@ -80,7 +80,7 @@ impl<D: Driver> VirtualRange<D> {
     pub fn take_from(&mut self, other: &mut Self, bytes: u64, stream: StreamId) -> Result<u64, AllocError> {
         assert!(Arc::ptr_eq(&self.inner, &other.inner), "ranges of two allocators share no chunks");
         let work = |path: &mut super::slow_path::SlowPath<'_, D>| {
-            path.move_range_end(&mut self.raw, &mut other.raw, bytes, stream)
+            path.move_range_end(&mut self.range, &mut other.range, bytes, stream)
         };
         self.inner.door.enter(&self.inner.shared, work)
     }
@@ -90,7 +90,7 @@ impl<D: Driver> Drop for VirtualRange<D> {
     fn drop(&mut self) {
         // In a forked process, all of it belongs to the process that built the allocator.
         if !self.inner.shared.is_forked() {
-            self.inner.door.drop_range(&self.inner.shared, &mut self.raw);
+            self.inner.door.drop_range(&self.inner.shared, &mut self.range);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Memory that a library registers, or that other hardware uses: NCCL's user buffers, RDMA.
 
 use super::error::AllocError;
-use super::slow_path::RawRange;
+use super::slow_path::GrowableRange;
 use super::{Allocator, Inner};
 use crate::driver::Driver;
 use crate::sync::Arc;
@@ -10,17 +10,16 @@ use std::os::fd::OwnedFd;
 
 /// One chunk, whole and alone in a mapping of its own, for memory that is registered with a library or used by other hardware.
 ///
-/// It starts at a multiple of the driver's granularity and is a multiple of it long, so that nothing else is in what is
-/// registered, and one handle is behind all of it. Until it is dropped the mapping stays as it is: the chunk
-/// is not taken, moved or released. It can be used by RDMA where chunks of the driver can
-/// ([`Sharing`](crate::driver::cuda::Sharing)).
+/// Its address and its size are multiples of the driver's granularity, so that a registration covers nothing else, and one handle
+/// is behind all of it. Until it is dropped, the mapping stays as it is: the chunk is not taken, moved or released. It can be used
+/// by RDMA where chunks of the driver can ([`Sharing`](crate::driver::cuda::Sharing)).
 ///
 /// Dropping it waits for the streams it was used with, and returns the chunk to the allocator, as that of a
-/// [`VirtualRange`](super::VirtualRange). End the registration before; a [`MapListener`](super::MapListener) is told, too.
+/// [`VirtualRange`](super::VirtualRange). End the registration before; a [`MapListener`](super::MapListener) is notified, too.
 #[derive(Debug)]
 pub struct RegisteredBlock<D: Driver> {
     inner: Arc<Inner<D>>,
-    raw: RawRange,
+    range: GrowableRange,
 }
 
 impl<D: Driver> Allocator<D> {
@@ -30,29 +29,29 @@ impl<D: Driver> Allocator<D> {
     /// # Errors
     /// [`AllocError`]; nothing has changed, except that free memory may have been released.
     pub fn alloc_registered(&self, bytes: u64, stream: StreamId) -> Result<RegisteredBlock<D>, AllocError> {
-        let raw = self.inner.door.enter(&self.inner.shared, |path| path.alloc_registered(bytes, stream))?;
-        Ok(RegisteredBlock { inner: Arc::clone(&self.inner), raw })
+        let range = self.inner.door.enter(&self.inner.shared, |path| path.alloc_registered(bytes, stream))?;
+        Ok(RegisteredBlock { inner: Arc::clone(&self.inner), range })
     }
 }
 
 impl<D: Driver> RegisteredBlock<D> {
     /// The first address, a multiple of the driver's granularity.
     pub fn addr(&self) -> DeviceAddr {
-        self.raw.addr
+        self.range.addr
     }
 
     /// Bytes of the block: those asked for, rounded up to whole pages.
     pub fn bytes(&self) -> u64 {
-        self.raw.mapped.bytes(self.inner.shared.geometry.page_bytes)
+        self.range.mapped.bytes(self.inner.shared.geometry.page_bytes)
     }
 
     /// Returns a dma-buf of the block, for hardware that reaches it by itself, such as a network card (`ibv_reg_dmabuf_mr`). The
-    /// descriptor may be closed once the hardware has it. What has it attached must let go before the block is dropped.
+    /// descriptor may be closed once the hardware has it. It has to be detached from the hardware before the block is dropped.
     ///
     /// # Errors
     /// [`AllocError::Driver`], `NotSupported` where the device has no dma-bufs; [`AllocError::Forked`].
     pub fn dma_buf(&self) -> Result<OwnedFd, AllocError> {
-        self.inner.door.enter(&self.inner.shared, |path| path.dma_buf(&self.raw))
+        self.inner.door.enter(&self.inner.shared, |path| path.dma_buf(&self.range))
     }
 
     /// Records that `stream` also uses the block: dropping it waits for that, too.
@@ -60,7 +59,7 @@ impl<D: Driver> RegisteredBlock<D> {
     /// # Errors
     /// [`AllocError::Stream`], [`AllocError::Forked`].
     pub fn record_stream(&mut self, stream: StreamId) -> Result<(), AllocError> {
-        self.inner.door.enter(&self.inner.shared, |path| path.note_range_user(&mut self.raw, stream))
+        self.inner.door.enter(&self.inner.shared, |path| path.note_range_user(&mut self.range, stream))
     }
 }
 
@@ -68,7 +67,7 @@ impl<D: Driver> Drop for RegisteredBlock<D> {
     fn drop(&mut self) {
         // In a forked process, all of it belongs to the process that built the allocator.
         if !self.inner.shared.is_forked() {
-            self.inner.door.drop_range(&self.inner.shared, &mut self.raw);
+            self.inner.door.drop_range(&self.inner.shared, &mut self.range);
         }
     }
 }

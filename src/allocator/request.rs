@@ -22,12 +22,12 @@ impl Rounded {
     }
 }
 
-/// What a caller asked for.
+/// A request of a caller.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     /// Bytes that the caller asked for.
     pub requested: u64,
-    /// Bytes to allocate: `requested`, rounded up to whole granules (whole pages, for a raw range).
+    /// Bytes to allocate: `requested`, rounded up to whole granules (whole pages, for a growable range).
     pub size: u64,
     /// The address is a multiple of this many bytes.
     pub alignment: u64,

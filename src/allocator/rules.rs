@@ -11,8 +11,8 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// The same, for memory that work uses of which the allocator is not told, such as replays of captured graphs: what is mapped
-    /// behind blocks stays, and stays with its stream.
+    /// The same, for memory that is used by work which the allocator does not see, such as replays of captured graphs: what is
+    /// mapped behind blocks stays, and stays with its stream.
     #[must_use]
     pub fn keeping_mappings(self) -> Self {
         Self { keeps_mappings: true, ..self }
@@ -34,7 +34,7 @@ impl Rules {
         !self.keeps_mappings
     }
 
-    /// Whether the allocator is told of all work that uses its memory.
+    /// Whether the allocator sees all work that uses its memory.
     pub fn knows_all_work(self) -> bool {
         !self.keeps_mappings
     }

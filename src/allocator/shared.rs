@@ -1,4 +1,4 @@
-//! What the hot path and the slow path share: streams, the directory of addresses, settings, counters, and whether the
+//! State that the hot path and the slow path share: streams, the directory of addresses, settings, counters, and whether the
 //! driver may still be called.
 
 use super::error::AllocError;
@@ -18,9 +18,9 @@ pub struct Shared<D> {
     pub directory: Directory,
     /// The settings that hold for life.
     pub geometry: Geometry,
-    /// Who is told of mappings.
+    /// The map listeners.
     pub listeners: Arc<MapListeners>,
-    /// How often what happened, as far as no stream counts it.
+    /// Operation counts beside those of the streams.
     pub counters: Counters,
     budget_bytes: AtomicU64,
     /// Changed under the mapper's lock.
@@ -36,7 +36,7 @@ pub struct Shared<D> {
 pub enum Budget {
     /// A caller.
     Set(u64),
-    /// What the device has: what is held, and what was free beside it when it was asked last.
+    /// The device: the bytes that are held, and those that were free beside them when the device was queried last.
     Device {
         /// The bytes of both.
         last_seen: u64,
@@ -61,8 +61,8 @@ pub struct Counters {
     /// Rounds that those took.
     #[cfg(test)]
     pub rounds: AtomicU64,
-    /// Allocations served from a block of another stream.
-    pub borrowed: AtomicU64,
+    /// Allocations served by cross-stream reuse.
+    pub cross_stream_reuses: AtomicU64,
     /// Allocations that ran out of memory.
     pub failed_allocs: AtomicU64,
     /// Frees, and streams to record, that were refused.
@@ -142,7 +142,7 @@ mod tests {
     use crate::allocator::Allocator;
     use crate::driver::ModelDriver;
 
-    /// A forked process is told whose the allocator is.
+    /// A forked process gets an error that says whose the allocator is.
     #[test]
     fn an_allocator_knows_the_process_that_built_it() {
         let allocator = Allocator::builder(std::sync::Arc::new(ModelDriver::default())).build().unwrap();

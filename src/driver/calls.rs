@@ -106,7 +106,7 @@ impl DriverCall {
     }
 }
 
-/// How often each driver call was made, failed calls included: `calls[DriverCall::Create]` is the number of chunks
+/// Counts of driver calls, failed ones included: `calls[DriverCall::Create]` is the number of chunks
 /// asked for.
 ///
 /// Serialized, it is a map from the name of every kind (`reserve`, `address_free`, ...) to its count, and from `total`

@@ -27,10 +27,10 @@ use crate::sync::Arc;
 use crate::sync::unseen::Mutex;
 use std::time::Duration;
 
-/// A driver around `D` that fails when told to.
+/// A driver around `D` that fails on demand.
 pub type FaultDriver<D> = Intercepted<D, Faults>;
 
-/// What goes wrong, at which call, and whether once or from then on.
+/// A failure to inject: its kind, the call that fails, and whether it fails once or from then on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     nth: u64,
@@ -39,7 +39,7 @@ pub struct Fault {
     repeat: Repeat,
 }
 
-/// What happens to a call.
+/// The effect of a fault on a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Effect {
     /// It fails with an error of this kind and does nothing.
@@ -48,7 +48,7 @@ enum Effect {
     Delay(Duration),
 }
 
-/// How often a fault strikes.
+/// The number of times that a fault strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Repeat {
     /// At the n-th call only.

@@ -1,5 +1,5 @@
-//! Stream handles of a simulated device, and the lanes that they stand for. As with a real driver, the value of a destroyed stream's handle comes back at
-//! once for a new stream, while the work of the old one may still be running.
+//! Stream handles of a simulated device, and the lanes that they stand for. As with a real driver, the value of a destroyed
+//! stream's handle comes back at once for a new stream, while the work of the old one may still be running.
 //!
 //! A *lane* is what a simulated device runs the work of one stream in; its number is never used again. One handle stands for
 //! a lane of its own on every thread.

@@ -1,7 +1,7 @@
 //! A driver around another one, with a hook that runs around every call.
 //!
-//! This is the only place of this crate that passes the four driver traits on call by call. What is done around a call is a [`Hook`]:
-//! [`CallCounter`](super::CallCounter) counts calls, [`Faults`](super::Faults) makes them fail or be late.
+//! This is the only place of this crate that passes the four driver traits on call by call. What is done around a call is a
+//! [`Hook`]: [`CallCounter`](super::CallCounter) counts calls, [`Faults`](super::Faults) makes them fail or be late.
 //!
 //! Only calls that can fail and that the slow path makes go through the hook, and `identify` through one of its own. The others are
 //! passed on as they are: `granularity`, `is_capturing`, `take_mismatches`, and holding streams.
@@ -17,7 +17,7 @@ use crate::units::{DeviceAddr, StreamId};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// What an [`Intercepted`] driver does around each call.
+/// The actions of an [`Intercepted`] driver around each call.
 pub trait Hook: Send + Sync + 'static {
     /// Does the call by calling `run`, or fails it instead; returns what the caller gets.
     fn around<T>(&self, call: DriverCall, run: impl FnOnce() -> DriverResult<T>) -> DriverResult<T>;

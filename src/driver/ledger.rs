@@ -31,7 +31,7 @@ pub(super) enum Refusal {
 /// The memory of a chunk: what its last mapping or handle leaves behind when it goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ChunkMemory {
-    /// What the owner wrote down at `create`.
+    /// The value that the owner stored at `create`.
     pub tag: u64,
     pub bytes: u64,
 }
@@ -67,7 +67,7 @@ struct Chunk {
     bytes: u64,
     tag: u64,
     mappings: u32,
-    /// How often the handle is to be released: each import of a shared chunk counts.
+    /// Number of releases that the handle needs: each import of a shared chunk counts.
     handles: u32,
 }
 
@@ -409,7 +409,7 @@ impl Ledger {
                 DeviceAddr(expected),
                 DeviceAddr(end)
             )),
-            _ => misuse(format!("{call} over a hole: nothing is mapped at {}", DeviceAddr(expected))),
+            _ => misuse(format!("{call} over unmapped addresses: nothing is mapped at {}", DeviceAddr(expected))),
         }
     }
 }

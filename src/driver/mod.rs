@@ -11,7 +11,7 @@
 //! - a chunk is mapped whole, at offset 0, page-aligned, into addresses of one reservation where nothing is mapped;
 //! - one chunk may be mapped at several addresses at once (aliases);
 //! - a mapping gives no access until `set_access` covers it, whole mappings only;
-//! - `unmap` takes whole mappings only; one call may take several, if there is no hole between them;
+//! - `unmap` takes whole mappings only; one call may take several, if no unmapped addresses lie between them;
 //! - `unmap` does not wait for work in flight: the caller proves that all work through the mapping has completed;
 //! - `release` drops the handle; the memory is free once its last mapping is gone too;
 //! - no call gets the handle of a stream that has been destroyed: on a real driver that is undefined behaviour;
@@ -74,10 +74,10 @@ pub struct MemoryInfo {
 /// a stream of its own on every thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamIdentity {
-    /// What to file the stream under. Of the streams that exist at a time, no two have the same.
+    /// The key under which the stream is filed. Of the streams that exist at a time, no two have the same.
     pub key: StreamId,
-    /// A number that no other stream of the process has or had. 0 if the driver cannot tell; then a stream that was
-    /// destroyed is not told from one that has its key now.
+    /// A number that no other stream of the process has or had. 0 if the driver does not report one; then a stream
+    /// that was destroyed cannot be distinguished from one that has its key now.
     pub number: u64,
     /// How long the stream lives.
     pub lifetime: StreamLifetime,
@@ -88,7 +88,7 @@ pub struct StreamIdentity {
 pub enum StreamLifetime {
     /// As long as its device: the default stream.
     Device,
-    /// Until its owner destroys it, which nobody else is told of.
+    /// Until its owner destroys it, which is reported to nobody.
     Owner,
     /// As long as a thread, the only one whose calls can name it.
     Thread,
@@ -151,7 +151,7 @@ pub trait MemoryDriver: Send + Sync + 'static {
     /// `OutOfMemory` at the driver's limit of mappings.
     fn set_access(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()>;
 
-    /// Removes the mappings that tile `[addr, addr + bytes)` exactly, whole mappings without a hole between them.
+    /// Removes the mappings that tile `[addr, addr + bytes)` exactly, whole mappings without unmapped addresses between them.
     /// Does not wait: the caller makes sure that all work through them has completed before the call.
     fn unmap(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()>;
 
@@ -201,7 +201,7 @@ pub trait StreamDriver: Send + Sync + 'static {
     /// allocator has just given, and so of streams that exist.
     ///
     /// # Errors
-    /// `InvalidHandle` when there is no such stream, and `Capturing` where the driver does not tell during a capture.
+    /// `InvalidHandle` when there is no such stream, and `Capturing` where the driver does not report it during a capture.
     fn identify(&self, stream: StreamId) -> DriverResult<StreamIdentity>;
 
     /// Returns whether [`StreamId::DEFAULT`] stands on the calling thread for the default stream of this device. With CUDA it
@@ -308,7 +308,7 @@ pub trait WorkDriver: Driver {
 ///
 /// A host wait, for an event or a stream, does not block on a held stream: it lets what it waits for complete, held or
 /// not, and whatever that waits for on other streams. So code under test cannot hang on a stream that the test holds;
-/// [`host_waits`](Self::host_waits) tells that it waited.
+/// [`host_waits`](Self::host_waits) counts its waits.
 pub trait HoldStreams: WorkDriver {
     /// Holds `stream`: nothing queued on it completes by itself until [`resume`](Self::resume).
     ///

@@ -12,7 +12,7 @@ impl Heap {
         self.table.check();
         self.free.check();
         let (mut at, mut prev_size, mut count) = (0, 0, 0);
-        let (mut free, mut free_bytes, mut holes, mut live) = (0, 0, 0, (0, 0, 0));
+        let (mut free, mut free_bytes, mut unmapped, mut live) = (0, 0, 0, (0, 0, 0));
         let mut pending = 0;
         let mut previous = None;
         for block in self.blocks() {
@@ -27,8 +27,8 @@ impl Heap {
                     free_bytes += block.size;
                 }
                 BlockState::Hole => {
-                    holes += 1;
-                    assert_eq!(self.holes.get(&at), Some(&block.size), "I3: the hole at {at:#x}");
+                    unmapped += 1;
+                    assert_eq!(self.unmapped.get(&at), Some(&block.size), "I3: the unmapped block at {at:#x}");
                 }
                 BlockState::Live => {
                     live.0 += 1;
@@ -49,7 +49,7 @@ impl Heap {
         assert_eq!(at, self.extent, "I1: the blocks end early");
         assert_eq!(count, self.table.len(), "I1: blocks outside the tiling");
         assert_eq!((free, free_bytes), (self.free.len(), self.free.bytes()), "I3: free blocks");
-        assert_eq!(holes, self.holes.len(), "I3: holes");
+        assert_eq!(unmapped, self.unmapped.len(), "I3: unmapped blocks");
         assert_eq!(live, (self.live_count, self.live_block_bytes, self.live_bytes), "I4: live bytes");
         assert_eq!(pending, self.pending_bytes, "I4: pending bytes");
         let mut stretches: Vec<usize> = self.blocks().map(|block| stretch_of(block.offset)).collect();

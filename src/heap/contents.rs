@@ -1,4 +1,4 @@
-//! What a heap holds: its blocks, its free bytes, its counts. Nothing here changes anything.
+//! Contents of a heap: its blocks, its free bytes, its counts. All functions here only read.
 
 use super::bins::GRANULE;
 use super::starts::{STRETCH, stretch_of};
@@ -70,9 +70,9 @@ impl Heap {
         })
     }
 
-    /// Returns the holes that start at `offset` or above in address order, each as its offset and its size in bytes.
-    pub fn holes_from(&self, offset: u64) -> impl Iterator<Item = (u64, u64)> {
-        self.holes.range(offset..).map(|(offset, size)| (*offset, *size))
+    /// Returns the unmapped blocks that start at `offset` or above in address order, each as its offset and its size in bytes.
+    pub fn unmapped_from(&self, offset: u64) -> impl Iterator<Item = (u64, u64)> {
+        self.unmapped.range(offset..).map(|(offset, size)| (*offset, *size))
     }
 
     /// Returns the free blocks of at least `size` bytes, smallest first.
@@ -131,6 +131,6 @@ impl Heap {
         self.table.metadata_bytes()
             + self.free.metadata_bytes()
             + self.starts.metadata_bytes()
-            + (self.holes.len() * 32) as u64
+            + (self.unmapped.len() * 32) as u64
     }
 }

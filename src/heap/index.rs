@@ -31,7 +31,7 @@ pub enum Cut {
 }
 
 impl FreeBlock {
-    /// What is left when `size` bytes are taken.
+    /// Returns the rest of the block after `size` bytes are taken.
     #[inline]
     fn without(self, size: u64, cut: Cut) -> Self {
         let offset = match cut {

@@ -1,19 +1,18 @@
 //! Heap: which bytes of a range of addresses are free. Plain data: no driver, no locks, no unsafe code.
 //!
-//! Blocks cover the range without gaps. A block is a hole (no memory is mapped), free, live, pending or claimed
-//! ([`BlockState`]):
+//! Blocks cover the range without gaps. A block is unmapped ([`BlockState::Hole`]), free, live, pending or claimed:
 //!
 //! ```text
 //!          set (map)             alloc                 free
-//!   Hole ───────────▶ Free ──────────────▶ Live ──────────────▶ Free
+//! Unmapped ─────────▶ Free ──────────────▶ Live ──────────────▶ Free
 //!    ▲                 │ ▲                   └─ free, shared ─▶ Pending ─ settle ─▶ Free
 //!    │       set       ▼ │ set (undo)
 //!    └────────────── Claimed     (owned by a driver transaction; nothing else changes it)
 //! ```
 //!
 //! - I1  blocks tile `[0, extent)`; each block's `prev_size` is the size of the block before it.
-//! - I2  no two neighbours are both free or both holes: such blocks are merged.
-//! - I3  the free index contains exactly the free blocks, `holes` exactly the holes.
+//! - I2  no two neighbours are both free or both unmapped: such blocks are merged.
+//! - I3  the free index contains exactly the free blocks, `unmapped` exactly the unmapped ones.
 //! - I4  `live_bytes + waste == sum of live block sizes`.
 //! - I5  only live and pending blocks are shared, or have waste.
 //! - I6  `starts` holds exactly the stretches in which a block starts.
@@ -46,7 +45,7 @@ use table::BlockTable;
 pub struct Heap {
     table: BlockTable,
     free: FreeIndex,
-    holes: BTreeMap<u64, u64>,
+    unmapped: BTreeMap<u64, u64>,
     starts: StartMap,
     extent: u64,
     live_block_bytes: u64,
@@ -76,7 +75,7 @@ pub enum NotLive {
 }
 
 impl Heap {
-    /// Creates a heap of `extent` bytes, all of it one hole.
+    /// Creates a heap of `extent` bytes, all of it one unmapped block.
     ///
     /// # Panics
     /// Panics if `extent` is not a positive multiple of [`GRANULE`].
@@ -85,7 +84,7 @@ impl Heap {
         let mut heap = Self {
             table: BlockTable::default(),
             free: FreeIndex::default(),
-            holes: BTreeMap::new(),
+            unmapped: BTreeMap::new(),
             starts: StartMap::default(),
             extent,
             live_block_bytes: 0,
@@ -275,8 +274,8 @@ impl Heap {
         Ok(())
     }
 
-    /// Makes `[start, start + len)` one block in state `to` (hole, free or claimed). The range consists of holes, free
-    /// blocks and claimed blocks, or parts of them. `first` is the offset of the block that contains `start`.
+    /// Makes `[start, start + len)` one block in state `to` (unmapped, free or claimed). The range consists of unmapped, free
+    /// and claimed blocks, or parts of them. `first` is the offset of the block that contains `start`.
     ///
     /// # Panics
     /// Panics if the range overlaps a live or pending block.
@@ -435,7 +434,7 @@ impl Heap {
         match block.state {
             BlockState::Free => self.free.insert(FreeBlock { size: block.size, offset: block.offset }),
             BlockState::Hole => {
-                self.holes.insert(block.offset, block.size);
+                self.unmapped.insert(block.offset, block.size);
             }
             BlockState::Live | BlockState::Pending | BlockState::Claimed => {}
         }
@@ -452,7 +451,7 @@ impl Heap {
         }
     }
 
-    /// Adds a free block or a hole, merged with neighbours in the same state. Returns the size of the merged block.
+    /// Adds a free or unmapped block, merged with neighbours in the same state. Returns the size of the merged block.
     fn link_merged(&mut self, mut block: Block) -> u64 {
         let next = block.offset + block.size;
         if next != self.extent && self.table.get(next).is_some_and(|following| following.state == block.state) {
@@ -479,7 +478,7 @@ impl Heap {
         match block.state {
             BlockState::Free => self.free.remove(FreeBlock { size: block.size, offset }),
             BlockState::Hole => {
-                self.holes.remove(&offset);
+                self.unmapped.remove(&offset);
             }
             BlockState::Live | BlockState::Pending | BlockState::Claimed => {}
         }

@@ -17,7 +17,7 @@ use crate::host_memory;
 #[repr(u8)]
 #[non_exhaustive]
 pub enum BlockState {
-    /// No memory may be used at these addresses: nothing is mapped, or only a stale view.
+    /// Unmapped: no memory may be used at these addresses, since nothing is mapped there, or only a stale view.
     Hole,
     /// Mapped and free: cached memory.
     Free,

@@ -144,12 +144,12 @@ impl Map {
             let best = heap.best_fit(granules * self.unit).map(|block| (block.size, block.offset));
             assert_eq!(best, wanted.first().copied());
         }
-        let mut holes = self.runs(BlockState::Hole);
-        holes.sort_unstable_by_key(|(_, offset)| *offset);
-        assert_eq!(heap.holes_from(0).map(|(offset, len)| (len, offset)).collect::<Vec<_>>(), holes);
-        let middle = holes.len() / 2;
-        let from = holes.get(middle).map_or(0, |(_, offset)| *offset);
-        assert_eq!(heap.holes_from(from).map(|(offset, len)| (len, offset)).collect::<Vec<_>>(), holes[middle..]);
+        let mut unmapped = self.runs(BlockState::Hole);
+        unmapped.sort_unstable_by_key(|(_, offset)| *offset);
+        assert_eq!(heap.unmapped_from(0).map(|(offset, len)| (len, offset)).collect::<Vec<_>>(), unmapped);
+        let middle = unmapped.len() / 2;
+        let from = unmapped.get(middle).map_or(0, |(_, offset)| *offset);
+        assert_eq!(heap.unmapped_from(from).map(|(offset, len)| (len, offset)).collect::<Vec<_>>(), unmapped[middle..]);
     }
 }
 
@@ -313,7 +313,7 @@ fn blocks_freed_in_any_order_become_one() {
     }
 }
 
-/// What an error message says costs no more when there are many blocks, or large ones.
+/// The facts of an error message cost no more when there are many blocks, or large ones.
 #[test]
 fn the_block_around_an_address_is_found_in_a_bounded_number_of_steps() {
     let most = 2 * STRETCH / GRANULE;
@@ -321,7 +321,7 @@ fn the_block_around_an_address_is_found_in_a_bounded_number_of_steps() {
         let mut heap = Heap::new(4 * blocks * size);
         heap.set(0, 0, blocks * size, BlockState::Free, 0);
         let live: Vec<u64> = (0..blocks).map(|_| heap.alloc(size, 0).unwrap()).collect();
-        // A free block of many stretches in the middle, and behind all blocks a hole.
+        // A free block of many stretches in the middle, and behind all blocks an unmapped one.
         for offset in &live[live.len() / 3..live.len() / 2] {
             heap.free(*offset, 0).unwrap();
         }
@@ -338,7 +338,7 @@ fn the_block_around_an_address_is_found_in_a_bounded_number_of_steps() {
             assert!(steps <= most, "{steps} steps, {blocks} blocks of {size} bytes");
         }
         let steps = steps_of(|| assert_eq!(heap.block_around(4 * blocks * size - 1).unwrap().state, BlockState::Hole));
-        assert!(steps <= most, "{steps} steps to the hole");
+        assert!(steps <= most, "{steps} steps to the unmapped block");
     }
 }
 
@@ -432,7 +432,7 @@ fn epochs_are_lowered_together() {
 
 #[test]
 fn check_names_what_is_broken() {
-    // Live, free, live, hole.
+    // Live, free, live, unmapped.
     let heap = || {
         let mut heap = Heap::new(8 * GRANULE);
         heap.set(0, 0, 4 * GRANULE, BlockState::Free, 0);
@@ -461,11 +461,11 @@ fn check_names_what_is_broken() {
         }),
         ("I3: free blocks", |heap| heap.table.get_mut(GRANULE).unwrap().state = BlockState::Claimed),
         ("I3: free blocks", |heap| heap.free.insert(FreeBlock { size: GRANULE, offset: 0 })),
-        ("I3: the hole at 0x800", |heap| {
-            heap.holes.insert(4 * GRANULE, GRANULE);
+        ("I3: the unmapped block at 0x800", |heap| {
+            heap.unmapped.insert(4 * GRANULE, GRANULE);
         }),
-        ("I3: holes", |heap| {
-            heap.holes.insert(0, GRANULE);
+        ("I3: unmapped blocks", |heap| {
+            heap.unmapped.insert(0, GRANULE);
         }),
         ("I4: live bytes", |heap| heap.table.get_mut(0).unwrap().waste = 0),
         ("I4: pending bytes", |heap| heap.pending_bytes = GRANULE),

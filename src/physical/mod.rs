@@ -28,10 +28,10 @@ pub struct ViewAt {
     pub page: PageIndex,
 }
 
-/// Whom a chunk belongs to, where that is not the heaps.
+/// The owner of a chunk that does not belong to the heaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LentTo {
-    /// A raw range.
+    /// A growable range.
     Range,
     /// A registered block.
     RegisteredBlock,
@@ -50,7 +50,7 @@ pub struct Chunk {
     pub active: Option<ViewAt>,
     /// The stale views.
     pub stale: Vec<ViewAt>,
-    /// Whom the chunk belongs to instead of the heaps.
+    /// The owner of the chunk, where that is not the heaps.
     pub lent_out: Option<LentTo>,
     /// Its place in the list of idle chunks of its size.
     idle_at: Option<u32>,
@@ -192,7 +192,7 @@ impl ChunkPool {
         self.idle_pages.bytes(self.page_bytes)
     }
 
-    /// Returns the size of the chunks that belong to raw ranges, in bytes.
+    /// Returns the size of the chunks that belong to growable ranges, in bytes.
     pub fn range_bytes(&self) -> u64 {
         self.range_pages.bytes(self.page_bytes)
     }
@@ -443,7 +443,7 @@ impl ChunkPool {
         let lent_to = |to| -> PageCount {
             self.iter().filter(|(_, chunk)| chunk.lent_out == Some(to)).map(|(_, chunk)| chunk.pages).sum()
         };
-        assert_eq!(lent_to(LentTo::Range), self.range_pages, "I2: pages of raw ranges");
+        assert_eq!(lent_to(LentTo::Range), self.range_pages, "I2: pages of growable ranges");
         assert_eq!(lent_to(LentTo::RegisteredBlock), self.registered_pages, "I2: pages of registered blocks");
         let stale: usize = self.iter().map(|(_, chunk)| chunk.stale.len()).sum();
         let active = self.iter().filter(|(_, chunk)| chunk.active.is_some()).count();
@@ -509,7 +509,7 @@ mod tests {
                 let chunk = pool.chunks[0].as_mut().unwrap();
                 chunk.stale[0] = chunk.active.unwrap();
             }),
-            ("I2: pages of raw ranges", |pool| pool.range_pages += PageCount(1)),
+            ("I2: pages of growable ranges", |pool| pool.range_pages += PageCount(1)),
             ("I2: pages of registered blocks", |pool| pool.registered_pages += PageCount(1)),
             ("I2: views, and stale ones", |pool| pool.views += 1),
             ("I2: views, and stale ones", |pool| pool.stale_views += 1),

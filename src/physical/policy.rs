@@ -34,7 +34,7 @@ pub struct ChunkSizes {
 /// How much more may be created.
 #[derive(Clone, Copy, Debug)]
 pub struct Headroom {
-    /// What is left of the budget.
+    /// The part of the budget that is left.
     pub pages: PageCount,
     /// The budget.
     pub budget_pages: PageCount,
@@ -122,7 +122,7 @@ impl ChunkSizes {
         PageCount::covering(bytes, self.page_bytes).max(self.least())
     }
 
-    /// Returns the size of a chunk for a raw range: at most the headroom, and at most `pages`.
+    /// Returns the size of a chunk for a growable range: at most the headroom, and at most `pages`.
     pub fn for_range(&self, headroom: Headroom, pages: PageCount) -> PageCount {
         self.by_headroom(headroom).min(pages).min(headroom.pages)
     }

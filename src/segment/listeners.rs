@@ -1,11 +1,10 @@
-//! Listeners: told of every mapping once it can be used, and again before it is removed.
+//! Listeners: notified of every mapping once it can be used, and again before it is removed.
 //!
 //! - I1  between `on_map` and `before_unmap` an address is mapped to the same memory.
-//! - I2  a mapping that a listener refuses to see removed is not removed: whoever wanted that is told, as if the driver had
-//!   refused.
+//! - I2  a mapping whose removal a listener refuses is not removed: the caller gets an error, as if the driver had refused.
 //!
-//! Threads: listeners may be added and removed while others are being told. Cost without listeners: a load of an atomic for
-//! each driver sequence.
+//! Threads: listeners may be added and removed while others are being notified. Cost without listeners: a load of an atomic
+//! for each driver sequence.
 
 use crate::driver::{DriverCall, DriverError, DriverErrorKind, MemoryDriver};
 use crate::segment::Mapping;
@@ -35,11 +34,11 @@ pub struct Refusal(pub String);
 
 /// A callback asked for something that may wait for the call which the callback is a part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a map listener cannot use an allocator, or change a list of listeners, while it is being told something")]
+#[error("a map listener cannot use an allocator, or change a list of listeners, while it is being notified")]
 #[non_exhaustive]
 pub struct InListener;
 
-/// Wants to know what an allocator maps and unmaps: a library that registers memory, for example.
+/// Is notified of what an allocator maps and unmaps: for a library that registers memory, for example.
 ///
 /// Both methods run on the thread that maps or unmaps, in the middle of that. They may take their time; other threads get
 /// cached memory meanwhile, and wait for anything else. They must not allocate, nor wait for a thread that does:
@@ -51,17 +50,17 @@ pub struct InListener;
 /// has to stay in use at its address is live.
 ///
 /// A method that refuses, or panics, counts as a driver call that failed: whatever made it is undone, or goes another way,
-/// or fails with an error of the kind [`DriverErrorKind::Refused`]. Listeners that had agreed before are then told the
-/// opposite. What was refused at the end of an allocator stays mapped for good.
+/// or fails with an error of the kind [`DriverErrorKind::Refused`]. Listeners that had agreed before are then notified
+/// of the opposite. What was refused at the end of an allocator stays mapped for good.
 pub trait MapListener: Send + Sync + 'static {
-    /// Told after `range` was mapped, with access, before any of it is handed out.
+    /// Called after `range` was mapped, with access, before any of it is handed out.
     ///
     /// # Errors
-    /// [`Refusal`]: the mapping is removed again, and the request for it fails. Not heard when a mapping that was about to go
+    /// [`Refusal`]: the mapping is removed again, and the request for it fails. Ignored when the mapping was there before and
     /// stays.
     fn on_map(&self, range: MappedRange) -> Result<(), Refusal>;
 
-    /// Told before `range`, which was mapped in this size, is unmapped. All work in it has completed. It may be a range that was
+    /// Called before `range`, which was mapped in this size, is unmapped. All work in it has completed. It may be a range that was
     /// mapped before the listener was added, or one whose mapping failed and could not be undone at once.
     ///
     /// # Errors
@@ -73,13 +72,13 @@ pub trait MapListener: Send + Sync + 'static {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenerId(pub u64);
 
-/// Listeners, in the order in which they are told.
+/// Listeners, in the order in which they are notified.
 type List = Vec<(ListenerId, Arc<dyn MapListener>)>;
 
 /// A list of listeners, which several allocators may share.
 #[derive(Default)]
 pub struct MapListeners {
-    /// Whether there are any: what is asked where nobody listens.
+    /// Whether there are any: all that is read where there is none.
     any: AtomicBool,
     last_id: AtomicU64,
     list: RwLock<List>,
@@ -92,8 +91,8 @@ impl fmt::Debug for MapListeners {
 }
 
 impl MapListeners {
-    /// Adds a listener, behind those that are there. It is told of what is mapped from now on, and before what is mapped
-    /// already is unmapped; a [snapshot](crate::Allocator::snapshot) tells what that is.
+    /// Adds a listener, behind those that are there. It is notified of what is mapped from now on, and before what is
+    /// mapped already is unmapped; a [snapshot](crate::Allocator::snapshot) lists that.
     ///
     /// # Errors
     /// [`InListener`].
@@ -106,7 +105,7 @@ impl MapListeners {
         Ok(id)
     }
 
-    /// Removes a listener. Returns once it is not being told anything any more, and false where there is none of that name.
+    /// Removes a listener. Returns once no call of it is in progress any more, and false where there is none of that name.
     ///
     /// # Errors
     /// [`InListener`].
@@ -133,7 +132,7 @@ impl MapListeners {
 
     /// The listeners for one driver sequence, which sees the same ones from its beginning to its end.
     pub(crate) fn audience(&self, driver: &impl MemoryDriver) -> Audience<'_> {
-        // Pairs with `add`: whoever has added a listener before a sequence began hears of it.
+        // Pairs with `add`: a listener that was added before a sequence began is notified by it.
         let list = self.any.load(Ordering::Acquire).then(|| self.list.read());
         Audience { list, device: driver.ordinal() }
     }
@@ -154,19 +153,19 @@ pub(crate) struct Refused {
 }
 
 impl Audience<'_> {
-    /// Tells that something is mapped.
+    /// Notifies that something is mapped.
     pub fn on_map(&self, mapping: &Mapping) -> Result<(), Refused> {
-        self.tell(DriverCall::Map, usize::MAX, mapping, |listener, range| listener.on_map(range))
+        self.notify(DriverCall::Map, usize::MAX, mapping, |listener, range| listener.on_map(range))
     }
 
-    /// Tells that something is about to be unmapped. Where one refuses, those before it are told that it stays.
+    /// Notifies that something is about to be unmapped. Where one refuses, those before it are notified that it stays.
     pub fn before_unmap(&self, mapping: &Mapping) -> Result<(), DriverError> {
         self.withdraw(mapping, usize::MAX)
     }
 
     /// As [`before_unmap`](Self::before_unmap), for the first `agreed` listeners.
     pub fn withdraw(&self, mapping: &Mapping, agreed: usize) -> Result<(), DriverError> {
-        self.tell(DriverCall::Unmap, agreed, mapping, |listener, range| listener.before_unmap(range)).map_err(
+        self.notify(DriverCall::Unmap, agreed, mapping, |listener, range| listener.before_unmap(range)).map_err(
             |refused| {
                 self.stays(mapping, refused.agreed);
                 refused.error
@@ -174,28 +173,28 @@ impl Audience<'_> {
         )
     }
 
-    /// Tells the first `first` listeners that something stays mapped which was about to be unmapped.
+    /// Notifies the first `first` listeners that something stays mapped which was about to be unmapped.
     pub fn stays(&self, mapping: &Mapping, first: usize) {
         // A refusal changes nothing: the mapping is there.
-        let _ = self.tell(DriverCall::Map, first, mapping, |listener, range| {
+        let _ = self.notify(DriverCall::Map, first, mapping, |listener, range| {
             let _ = listener.on_map(range);
             Ok(())
         });
     }
 
-    fn tell(
+    fn notify(
         &self,
         call: DriverCall,
         first: usize,
         mapping: &Mapping,
-        told: impl Fn(&dyn MapListener, MappedRange) -> Result<(), Refusal>,
+        callback: impl Fn(&dyn MapListener, MappedRange) -> Result<(), Refusal>,
     ) -> Result<(), Refused> {
         let Some(list) = &self.list else { return Ok(()) };
         let range = MappedRange { device: self.device, addr: mapping.addr, bytes: mapping.bytes };
         for (agreed, (_, listener)) in list.iter().take(first).enumerate() {
             let _inside = Inside::enter();
             // What a listener leaves broken is its own.
-            let answer = catch_unwind(AssertUnwindSafe(|| told(&**listener, range)));
+            let answer = catch_unwind(AssertUnwindSafe(|| callback(&**listener, range)));
             let refusal = match answer {
                 Ok(Ok(())) => continue,
                 Ok(Err(refusal)) => refusal.0,
@@ -217,11 +216,11 @@ fn message_of(panic: Box<dyn Any + Send>) -> String {
 }
 
 thread_local! {
-    /// Whether this thread is telling a listener something.
+    /// Whether this thread is in a callback of a listener.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A listener is being told something until this is dropped.
+/// This thread is in a callback of a listener until this is dropped.
 struct Inside;
 
 impl Inside {

@@ -14,7 +14,7 @@ pub struct Failure {
     pub stuck: Vec<Mapping>,
 }
 
-/// Maps all `mappings`, enables access to them, with one call for each run of adjacent ones, and tells the listeners. On
+/// Maps all `mappings`, enables access to them, with one call for each run of adjacent ones, and notifies the listeners. On
 /// failure, removes the mappings made so far in reverse order.
 ///
 /// # Errors
@@ -22,47 +22,47 @@ pub struct Failure {
 /// listener who had agreed, refused the unmap as well.
 pub fn map_all(driver: &impl MemoryDriver, listeners: &MapListeners, mappings: &[Mapping]) -> Result<(), Failure> {
     let audience = listeners.audience(driver);
-    let undo = |made: &[Mapping], told: Told, error| undo(driver, &audience, made, told, error);
+    let undo = |made: &[Mapping], notified: Notified, error| undo(driver, &audience, made, notified, error);
     for (done, mapping) in mappings.iter().enumerate() {
         if let Err(error) = driver.map(mapping.addr, mapping.bytes, mapping.chunk) {
-            return Err(undo(&mappings[..done], Told::default(), error));
+            return Err(undo(&mappings[..done], Notified::default(), error));
         }
     }
     for run in runs(mappings) {
         let bytes = run.iter().map(|mapping| mapping.bytes).sum();
         if let Err(error) = driver.set_access(run[0].addr, bytes) {
-            return Err(undo(mappings, Told::default(), error));
+            return Err(undo(mappings, Notified::default(), error));
         }
     }
     for (by_all, mapping) in mappings.iter().enumerate() {
         if let Err(refused) = audience.on_map(mapping) {
-            return Err(undo(mappings, Told { by_all, agreed: refused.agreed }, refused.error));
+            return Err(undo(mappings, Notified { by_all, agreed: refused.agreed }, refused.error));
         }
     }
     Ok(())
 }
 
-/// Tells the listeners, and removes a mapping. Nobody can be using it.
+/// Notifies the listeners, and removes a mapping. No work uses it any more.
 ///
 /// # Errors
-/// The driver's, or that of a listener who refused; it is mapped still, and listeners know.
+/// The driver's, or that of a listener who refused; it is still mapped, and the listeners have been notified of that.
 pub fn unmap(driver: &impl MemoryDriver, listeners: &MapListeners, mapping: &Mapping) -> DriverResult<()> {
     let audience = listeners.audience(driver);
     audience.before_unmap(mapping)?;
     driver.unmap(mapping.addr, mapping.bytes).inspect_err(|_| audience.stays(mapping, usize::MAX))
 }
 
-/// Which listeners know of the mappings of a sequence that has failed.
+/// Which listeners were notified of the mappings of a sequence that has failed.
 #[derive(Clone, Copy, Default)]
-struct Told {
-    /// Number of mappings, from the first, that all of them know of.
+struct Notified {
+    /// Number of mappings, from the first, that all of them were notified of.
     by_all: usize,
-    /// Number of listeners who know of the next one.
+    /// Number of listeners that were notified of the next one.
     agreed: usize,
 }
 
-impl Told {
-    /// The number of listeners who know of a mapping.
+impl Notified {
+    /// The number of listeners that were notified of a mapping.
     fn of(self, index: usize) -> usize {
         match index.cmp(&self.by_all) {
             Ordering::Less => usize::MAX,
@@ -76,17 +76,17 @@ fn undo(
     driver: &impl MemoryDriver,
     audience: &Audience<'_>,
     made: &[Mapping],
-    told: Told,
+    notified: Notified,
     error: DriverError,
 ) -> Failure {
     let mut stuck = Vec::new();
     for (index, mapping) in made.iter().enumerate().rev() {
-        let told = told.of(index);
-        let withdrawn = audience.withdraw(mapping, told);
+        let notified = notified.of(index);
+        let withdrawn = audience.withdraw(mapping, notified);
         if withdrawn.is_err() {
             stuck.push(*mapping);
         } else if driver.unmap(mapping.addr, mapping.bytes).is_err() {
-            audience.stays(mapping, told);
+            audience.stays(mapping, notified);
             stuck.push(*mapping);
         }
     }

@@ -30,28 +30,28 @@ pub const NEVER: u64 = u64::MAX;
 pub enum Reach {
     /// All: the stream lives as long as the device, or until its owner has it forgotten.
     Kept,
-    /// Those that were handed it themselves: it lives as long as they run, and nobody tells how much longer.
+    /// Those that were handed it themselves: it lives as long as they run; how much longer is unknown.
     Given,
     /// None: the stream has been destroyed or forgotten, and no more work is queued on it. All of its work lies before
-    /// the end of epoch `last`; if there is none, only a wait for the whole device tells that it has completed.
+    /// the end of epoch `last`; if there is none, only a wait for the whole device shows that it has completed.
     Over {
         /// The last epoch.
         last: Option<u64>,
     },
 }
 
-/// What tells whether an epoch has passed.
+/// How it can be known whether an epoch has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cover {
-    /// It has.
+    /// It has passed.
     Passed,
-    /// The completion of an event.
+    /// It has passed once this event has completed.
     Event(EventHandle),
-    /// Nothing so far.
+    /// It cannot be known so far.
     Nothing,
 }
 
-/// What becomes of an event that is no longer needed.
+/// How an event that is no longer needed is disposed of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reuse {
     /// It is recorded again.
@@ -60,12 +60,12 @@ enum Reuse {
     Never,
 }
 
-/// What a host wait for an epoch comes to.
+/// How the host waits for an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostWait {
     /// The epoch has passed.
     Needless,
-    /// Nothing tells when it will have.
+    /// No event covers the epoch, so there is nothing to wait for.
     Impossible,
     /// The wait for this event, which [`StreamClock::end_wait`] has to follow.
     For(EventHandle),
@@ -124,7 +124,7 @@ impl StreamClock {
         self.gone
     }
 
-    /// Returns what tells whether `epoch` has passed.
+    /// Returns how it can be known whether `epoch` has passed.
     fn cover(&self, epoch: u64) -> Cover {
         if epoch <= self.passed || (self.gone && epoch < NEVER) {
             return Cover::Passed;
@@ -134,14 +134,14 @@ impl StreamClock {
         self.sealed.iter().find(|(sealed, _)| covers(*sealed)).map_or(Cover::Nothing, |(_, event)| Cover::Event(*event))
     }
 
-    /// Returns true if something tells whether `epoch` has passed.
+    /// Returns true if `epoch` has passed, or an event shows when it has.
     pub fn covers(&self, epoch: u64) -> bool {
         self.cover(epoch) != Cover::Nothing
     }
 
-    /// Returns the last epoch of which a call, which was handed the stream if `given`, can learn when it has passed, without the
-    /// whole device; a later one than any, where it can record an event for it, unless the stream is being captured.
-    pub fn told_until(&self, given: bool) -> u64 {
+    /// Returns the last epoch that is covered, or that a call can cover by recording an event, without a wait for the whole device.
+    /// The call was handed the stream if `given`. Whether the stream is being captured is not considered.
+    pub fn coverable_until(&self, given: bool) -> u64 {
         let last_sealed = self.sealed.back().map_or(self.passed(), |(epoch, _)| *epoch);
         match self.reach {
             Reach::Over { last: Some(_) } => NEVER - 1,
@@ -237,7 +237,8 @@ impl StreamClock {
         self.note_end();
     }
 
-    /// Blocks the calling thread until `epoch` has passed. Returns `false`, without waiting, where nothing tells.
+    /// Blocks the calling thread until `epoch` has passed. Returns `false`, without waiting, where no event
+    /// covers it.
     ///
     /// # Errors
     /// Returns the driver's error. Nothing has changed then.
@@ -296,11 +297,11 @@ impl StreamClock {
     }
 
     /// Makes `waiter` wait on the device until `epoch` of this stream has passed. The host does not wait. Returns
-    /// `false` where nothing tells that it has.
+    /// `false` where no event covers it.
     ///
     /// # Errors
     /// Returns the driver's error.
-    pub fn hold_back(&self, waiter: StreamId, epoch: u64, driver: &impl StreamDriver) -> DriverResult<bool> {
+    pub fn make_wait(&self, waiter: StreamId, epoch: u64, driver: &impl StreamDriver) -> DriverResult<bool> {
         match self.cover(epoch) {
             Cover::Passed => Ok(true),
             Cover::Nothing => Ok(false),

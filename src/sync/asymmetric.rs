@@ -137,7 +137,7 @@ fn pause(looks: u32) {
     }
 }
 
-/// What a barrier has achieved.
+/// The effect that a barrier has had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
     /// Every unlock from now on sees the waiters.

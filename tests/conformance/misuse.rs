@@ -23,16 +23,16 @@ pub fn cases<D: HoldStreams>() -> Vec<Case<D>> {
             let mapped = Mapped::new(d, 1, 2);
             d.unmap(mapped.addr.offset(d.granularity()), d.granularity())
         }),
-        case("unmap over a hole", "over a hole", |d: &D| {
+        case("unmap over unmapped addresses", "over unmapped addresses", |d: &D| {
             let mapped = Mapped::new(d, 3, 1);
             d.unmap(mapped.addr.offset(d.granularity()), d.granularity())?;
             d.unmap(mapped.addr, mapped.bytes)
         }),
-        case("unmap of nothing", "over a hole", |d: &D| {
+        case("unmap of nothing", "over unmapped addresses", |d: &D| {
             let addr = d.reserve(d.granularity(), d.granularity())?;
             d.unmap(addr, d.granularity())
         }),
-        case("unmap past the mappings", "over a hole", |d: &D| {
+        case("unmap past the mappings", "over unmapped addresses", |d: &D| {
             let mapped = Mapped::new(d, 1, 1);
             d.unmap(mapped.addr, 2 * d.granularity())
         }),
@@ -60,7 +60,7 @@ pub fn cases<D: HoldStreams>() -> Vec<Case<D>> {
             let mapped = Mapped::new(d, 1, 2);
             d.set_access(mapped.addr, d.granularity())
         }),
-        case("set_access without a mapping", "over a hole", |d: &D| {
+        case("set_access without a mapping", "over unmapped addresses", |d: &D| {
             let addr = d.reserve(d.granularity(), d.granularity())?;
             d.set_access(addr, d.granularity())
         }),

@@ -14,8 +14,8 @@ use gapless::allocator::{ListenerId, MapListener, MapListeners, MappedRange, Ref
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Told of bytes bytes at pointer, on a device. context is what the listener was added with. Returns 0; anything else
-/// refuses.
+/// Called with the device, the address and the size in bytes of one mapping, and with the context that the listener was added
+/// with. Returns 0 to agree; any other value refuses.
 pub type gapless_map_callback =
     Option<unsafe extern "C" fn(context: *mut c_void, device: i32, pointer: *mut c_void, bytes: u64) -> i32>;
 
@@ -53,24 +53,25 @@ impl MapListener for Callbacks {
     }
 }
 
-/// Adds callbacks that are told what an allocator maps and unmaps, and writes a number that names them to *listener, never
-/// 0. For libraries that register memory, and for tools. An allocator may have any number of listeners, which are told in
-/// the order in which they were added. Either callback may be NULL.
+/// Adds callbacks that are notified of what an allocator maps and unmaps, and writes a number that names them to *listener, never
+/// 0. For libraries that register memory, and for tools. An allocator may have any number of listeners, which are notified in the
+/// order in which they were added. Either callback may be NULL.
 ///
 /// on_map is called after a range was mapped, with access, and before any of it is handed out. before_unmap is called before
-/// a range is unmapped, once all work in it has completed; it has the pointer and bytes of an on_map, or was mapped before the
-/// listener was added, or is a mapping that failed and could not be undone at once. In between the range is mapped to the same memory. That memory may be free, or in use at another
-/// address: free memory is mapped a second time where it is needed, and its first mapping is removed later.
+/// a range is unmapped, once all work in it has completed. Its pointer and bytes are those of an earlier on_map, unless the range
+/// was mapped before the listener was added, or its mapping failed and could not be undone at once. Between the two calls the
+/// range is mapped to the same memory. That memory may be free, or in use at another address: free memory is mapped a second time
+/// where it is needed, and its first mapping is removed later.
 ///
 /// Callbacks run on the thread that maps or unmaps, on several threads at a time for several allocators. They may take their
-/// time; other threads get cached memory meanwhile and wait for anything else. They must not call functions of this library
-/// but for gapless_last_error and the like, nor wait for a thread that does. An allocation that needs the driver fails with
+/// time; other threads get cached memory meanwhile and wait for anything else. They must not call functions of this library,
+/// except gapless_last_error and its relatives, nor wait for a thread that does. An allocation that needs the driver fails with
 /// GAPLESS_ERROR_IN_USE and GAPLESS_KIND_IN_CALLBACK there. They must not throw.
 ///
 /// A callback that does not return 0 counts as a driver call that failed. on_map: the range is unmapped again, and the request
-/// fails. before_unmap: the range is not unmapped; what wanted that goes another way or fails, with GAPLESS_ERROR_DRIVER and
-/// GAPLESS_KIND_REFUSED. Listeners that had agreed before are told the opposite; what on_map returns for a range that stays is
-/// not heard. What is refused at the end of an allocator stays mapped for good.
+/// fails. before_unmap: the range is not unmapped; the call that needed that takes other memory, or fails with
+/// GAPLESS_ERROR_DRIVER and GAPLESS_KIND_REFUSED. Listeners that had agreed before are notified of the opposite: on_map for a range
+/// that stays mapped, whose result is then ignored. A range that is refused at the end of an allocator stays mapped for good.
 ///
 /// # Safety
 /// listener points to a number. Until the listener is removed, the callbacks may be called from any thread with context.

@@ -238,7 +238,8 @@ fn absurd_sizes_are_refused() {
         assert!(stderr(&output).contains("no device"), "{name}: {}", stderr(&output));
     }
     // A request that was refused may be of any size.
-    let log = "Thread,Time,Action,Pointer,Size,Stream\n1,1,allocate,0x100,1048576,0x0\n1,3,allocate failure,(nil),9223372036854775807,0x0\n";
+    let log = "Thread,Time,Action,Pointer,Size,Stream\n1,1,allocate,0x100,1048576,0x0\n\
+               1,3,allocate failure,(nil),9223372036854775807,0x0\n";
     let output = advise(&["--device", "64MiB", text(&file(&folder, "log.csv", log))]);
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
 }

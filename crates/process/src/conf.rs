@@ -274,7 +274,8 @@ mod tests {
 
     #[test]
     fn every_key_is_read() {
-        let text = " budget:24GiB, slack:1.25,chunk:2MiB ,region:4TiB,peers:[1, 0],log:on,record:/tmp/a:b.gz,report_on_failure:True,ipc:private,sharing:never";
+        let text = " budget:24GiB, slack:1.25,chunk:2MiB ,region:4TiB,peers:[1, 0],log:on,record:/tmp/a:b.gz,\
+                    report_on_failure:True,ipc:private,sharing:never";
         let conf = Conf::parse(text).unwrap();
         assert_eq!(conf.budget, Some(Budget::Bytes(24 * GIB)));
         assert_eq!((conf.slack, conf.chunk), (Some(1.25), Some(ChunkPolicy::Fixed(2 * MIB))));

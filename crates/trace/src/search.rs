@@ -4,8 +4,8 @@
 //! device an allocator may decide differently and fail. So the smallest device found by bisection means little by
 //! itself, and larger ones are tried too: [`NEAR_SAMPLES`] close by, where memory is shortest, and [`SAMPLES`] far above.
 //! Once a device has more than the policy ever holds, larger ones may make no difference. Where the smallest such sample and
-//! the largest survive with the same driver calls, those between them are not tried. Policies that go by the size of the device make
-//! other calls on each.
+//! the largest survive with the same driver calls, those between them are not tried. Policies that go by the size of the device
+//! make other calls on each.
 //!
 //! Threads: replays are independent, and those on larger devices run on [`Search::threads`] threads. The result does
 //! not depend on their number. Cost: about 14 replays for the bisection, plus at most one for each sample. A replay that

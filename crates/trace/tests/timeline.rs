@@ -34,7 +34,8 @@ fn series_follow_what_is_live_and_what_is_held() {
 
 #[test]
 fn a_request_that_was_refused_is_not_live() {
-    let log = "Thread,Time,Action,Pointer,Size,Stream\n1,1,allocate,0x100,1048576,0x0\n1,3,allocate failure,(nil),1099511627776,0x0\n";
+    let log = "Thread,Time,Action,Pointer,Size,Stream\n1,1,allocate,0x100,1048576,0x0\n\
+               1,3,allocate failure,(nil),1099511627776,0x0\n";
     let found = follow(log, 64 * MIB, &["native"], &[]);
     assert_eq!(found.live.high_kib, [1024; 2]);
     assert_eq!(found.policies[0].oom_op, Some(1));

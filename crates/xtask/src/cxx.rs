@@ -8,14 +8,14 @@ use crate::{files, process};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// What becomes a shared library.
+/// The sources of a shared library, with the options to build it.
 #[derive(Debug)]
 pub struct Library {
     /// The sources.
     pub sources: Vec<PathBuf>,
-    /// What the compiler is told beside warnings and optimization.
+    /// Options of the compiler besides warnings and optimization.
     pub options: Vec<OsString>,
-    /// What the linker is told: libraries, and where they are.
+    /// Options of the linker: libraries, and where they are.
     pub links: Vec<OsString>,
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What went wrong and, where something can be done about it, what.
+/// The text of a failure: the problem and, where there is one, the remedy.
 #[derive(Debug)]
 pub struct Failure(String);
 

@@ -57,7 +57,7 @@ pub fn remove_folder(path: &Path) -> Result<(), Failure> {
     fs::remove_dir_all(path).map_err(|error| about(path, &error))
 }
 
-/// What a folder holds, in the order of the names.
+/// Returns the entries of a folder, in the order of their names.
 pub fn entries(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let listed =
         fs::read_dir(folder).and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect());

@@ -5,9 +5,9 @@ use std::fmt::Write;
 /// Commands that belong together.
 struct Group {
     title: &'static str,
-    /// What most changes need.
+    /// The commands that most changes need.
     usual: &'static [&'static str],
-    /// What is listed with `--all` only.
+    /// The commands that are listed with `--all` only.
     others: &'static [&'static str],
 }
 
@@ -42,7 +42,7 @@ impl Group {
     }
 }
 
-/// What `cargo xtask` prints: one line for each command.
+/// Returns the output of `cargo xtask`: one line for each command.
 pub fn help(command: &clap::Command, listed: Listed) -> String {
     let mut text = String::from(
         "The commands of gapless's developers. `cargo xtask <COMMAND> --help` says more about one.\n\n\

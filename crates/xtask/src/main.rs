@@ -1,7 +1,7 @@
 //! `cargo xtask`: every command that a developer of gapless uses, in one list.
 //!
-//! A command that builds or tests is a module of [`commands`]. The programs in `scripts/`, which analyse results or run
-//! where there is no Rust, are started from here with the arguments they are given.
+//! Most commands are modules of [`commands`]. The programs in `scripts/`, which run where there is no Rust or analyse sources and
+//! results, are started from here with the arguments they are given.
 
 mod commands;
 mod cxx;
@@ -17,8 +17,8 @@ mod workspace;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
     build_capi, build_kernels, build_python_package, build_sdist, build_torch_objects, build_wheel, check_interface,
-    ci, generate_bindings, generate_header, gpu_bundle, model_check, package_crates, sanitize, scripts, test_interop,
-    test_page, test_python, torch_without_gpu,
+    ci, figures, generate_bindings, generate_header, gpu_bundle, gpu_compare, model_check, package_crates, sanitize,
+    scripts, test_interop, test_page, test_python, torch_without_gpu,
 };
 use failure::Failure;
 use list::Listed;
@@ -56,7 +56,7 @@ enum Command {
     BuildPythonPackage(build_python_package::BuildPythonPackageArguments),
     /// Check what the published crates carry, and that they build from it
     PackageCrates,
-    /// Tell what the public interface of the crates has lost since the last release (takes cargo-semver-checks)
+    /// Report what the public interface of the crates has lost since the last release (takes cargo-semver-checks)
     CheckInterface(check_interface::CheckInterfaceArguments),
     /// Build the folder that proves gapless on a machine with a GPU, its driver and nothing else
     GpuBundle(gpu_bundle::GpuBundleArguments),
@@ -91,14 +91,12 @@ enum Command {
     #[command(disable_help_flag = true)]
     PlantedBugs(scripts::PassedOn),
     /// Measure the figures that the allocator is held to, on recorded traces
-    #[command(disable_help_flag = true)]
-    Figures(scripts::PassedOn),
+    Figures(figures::FiguresArguments),
     /// Run the bundle of `gpu-bundle` on this machine and write a report
     #[command(disable_help_flag = true)]
     GpuRun(scripts::PassedOn),
     /// Compare two results of `gpu-run`: lost bytes, changed answers of the device, ratios that became worse
-    #[command(disable_help_flag = true)]
-    GpuCompare(scripts::PassedOn),
+    GpuCompare(gpu_compare::GpuCompareArguments),
 }
 
 fn main() -> ExitCode {
@@ -145,8 +143,8 @@ fn run(workspace: &Workspace, command: Command) -> Result<(), Failure> {
         Command::FuzzCampaign(arguments) => scripts::start(workspace, "fuzz-campaign", &arguments),
         Command::Mutants(arguments) => scripts::start(workspace, "mutants", &arguments),
         Command::PlantedBugs(arguments) => scripts::start(workspace, "planted-bugs", &arguments),
-        Command::Figures(arguments) => scripts::start(workspace, "figures", &arguments),
+        Command::Figures(arguments) => figures::run(workspace, &arguments),
         Command::GpuRun(arguments) => scripts::start_bundle(workspace, &arguments),
-        Command::GpuCompare(arguments) => scripts::start(workspace, "gpu-compare", &arguments),
+        Command::GpuCompare(arguments) => gpu_compare::run(&arguments),
     }
 }

@@ -12,7 +12,7 @@ pub fn run(command: &mut Command) -> Result<(), Failure> {
     if status.success() { Ok(()) } else { Err(Failure::new(format!("{}: {status}", shown(command)))) }
 }
 
-/// What a program writes to stdout.
+/// Runs a program and returns its output on stdout.
 pub fn output(command: &mut Command) -> Result<String, Failure> {
     let output = command.stderr(Stdio::inherit()).output().map_err(|error| not_started(command, &error))?;
     if !output.status.success() {

@@ -1,19 +1,15 @@
 //! The list is complete, and nobody points at a command that is not in it.
 
+mod texts;
+
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
 use std::process::Command;
+use texts::{root, texts};
 
 /// Prefixes after which a name is that of a command or of a file in `scripts/`.
 const COMMAND: &str = "cargo xtask ";
 const SCRIPT: &str = "scripts/";
-/// What cargo builds, and the inputs of fuzz targets. Hidden folders are left out, too.
-const NOT_READ: [&str; 4] = ["target", "corpus", "artifacts", "dist"];
 const READ: [&str; 9] = ["md", "rs", "py", "toml", "h", "c", "cpp", "cu", "cuh"];
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
 
 /// The names that `cargo xtask --all` lists.
 fn listed() -> BTreeSet<String> {
@@ -27,26 +23,6 @@ fn listed() -> BTreeSet<String> {
 fn scripts() -> BTreeSet<String> {
     let entries = std::fs::read_dir(root().join("scripts")).expect("a folder of scripts");
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
-}
-
-/// Documents, sources and scripts of the repository.
-fn texts(folder: &Path, found: &mut Vec<PathBuf>) {
-    let is_all_read = folder.file_name().is_some_and(|name| name == "scripts" || name == ".ci");
-    for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
-        let path = entry.path();
-        let name = entry.file_name().into_string().unwrap();
-        if path.is_dir() {
-            if name == ".ci" || !(name.starts_with('.') || NOT_READ.contains(&name.as_str())) {
-                texts(&path, found);
-            }
-        } else if is_all_read || has_ending(&path, &READ) {
-            found.push(path);
-        }
-    }
-}
-
-fn has_ending(path: &Path, endings: &[&str]) -> bool {
-    path.extension().is_some_and(|ending| endings.iter().any(|known| ending == *known))
 }
 
 /// The names that follow `prefix` in a text. What is not a name, such as `<COMMAND>` or an option, does not count.
@@ -71,8 +47,7 @@ fn every_program_in_scripts_is_listed() {
 #[test]
 fn nothing_mentions_a_command_or_script_that_does_not_exist() {
     let (listed, scripts) = (listed(), scripts());
-    let mut files = Vec::new();
-    texts(&root(), &mut files);
+    let files = texts(&READ);
     let (mut wrong, mut mentions) = (Vec::new(), 0);
     for file in files.iter().filter(|file| !file.ends_with("tests/list.rs")) {
         let text = std::fs::read_to_string(file).expect("text");

@@ -19,12 +19,12 @@ use crate::segment::transaction::{map_all, unmap};
 use crate::segment::{Mapping, View, ViewState};
 use crate::stream::{Fence, StreamIndex};
 
-/// What changes in a segment, all of it or nothing.
+/// A change of a segment's mappings, made whole or not at all.
 #[derive(Clone, Copy, Debug)]
 pub struct Change<'c> {
     /// The segment.
     pub segment: usize,
-    /// Whom the chunks belong to from then on, where that is not the heaps.
+    /// The new owner of the chunks, where that is not the heaps.
     pub lend_to: Option<LentTo>,
     /// The stream that asked for it, under whose name stands what gets stuck.
     pub stream: StreamIndex,
@@ -61,13 +61,13 @@ pub struct NewView {
 pub struct NotMapped {
     /// The driver's error, or that of a listener who refused.
     pub error: DriverError,
-    /// What was mapped and could not be removed again: addresses out of use for good, and chunks with them.
+    /// Mappings that were made and could not be removed again: their addresses are out of use for good, and so are their chunks.
     pub stuck: Vec<PageRange>,
 }
 
 impl Mappings {
-    /// Makes a change: maps chunks with access, and tells the listeners; then the books. Where a chunk was active before, that
-    /// view becomes stale.
+    /// Makes a change: maps chunks with access, and notifies the listeners; then updates the books. Where a chunk was active
+    /// before, that view becomes stale.
     ///
     /// # Errors
     /// [`NotMapped`].
@@ -119,7 +119,7 @@ impl Mappings {
     fn add(&mut self, change: &Change<'_>, new: &NewView) {
         if let Some(before) = self.chunks.get(new.chunk).active {
             self.retire(before, new.last_use.expect("a chunk with an active view is in use there"));
-            self.counts.harvested_chunks += u64::from(change.lend_to.is_none());
+            self.counts.remapped_chunks += u64::from(change.lend_to.is_none());
         }
         self.add_view(change.segment, View { chunk: new.chunk, pages: new.pages, state: ViewState::Active });
         let at = view_at(change.segment, new.pages.start);
@@ -137,7 +137,7 @@ impl Mappings {
         self.retire(before, revival.last_use);
         self.segments[segment].table.set_state(revival.page, ViewState::Active);
         self.chunks.activate(revival.chunk, view_at(segment, revival.page));
-        self.counts.harvested_chunks += 1;
+        self.counts.remapped_chunks += 1;
         self.counts.reused_views += 1;
     }
 

@@ -9,7 +9,7 @@ impl Mappings {
     /// Asserts M1 to M4, and what chunks, page tables and the order of stale views promise themselves.
     ///
     /// # Panics
-    /// Panics if one does not hold; the message names it, with its number among the invariants of the design, if it has one.
+    /// Panics if one does not hold; the message names it, with its number in `docs/internals/mechanisms.md`, if it has one there.
     pub fn check(&self) {
         self.chunks.check();
         self.check_kept();
@@ -19,7 +19,7 @@ impl Mappings {
         self.check_counts();
     }
 
-    /// M1, and the first half of M2.
+    /// Asserts M1, and the first half of M2.
     fn check_views(&self) {
         let mut active_views = BTreeMap::new();
         for (number, segment) in self.segments.iter().enumerate() {
@@ -40,7 +40,7 @@ impl Mappings {
         }
     }
 
-    /// The second half of M2, and that a registered block is alone.
+    /// Asserts the second half of M2, and that a registered block is alone.
     fn check_loans(&self) {
         for (id, chunk) in self.chunks.iter().filter(|(_, chunk)| chunk.lent_out.is_some()) {
             assert!(chunk.active.is_some(), "M2: {id:?} is lent and not mapped");
@@ -52,16 +52,16 @@ impl Mappings {
         }
     }
 
-    /// M4.
+    /// Asserts M4.
     fn check_kept(&self) {
         for (at, handle) in self.kept.iter().flatten() {
             let view = self.segments[at.segment as usize].table.view(at.page);
             let chunk = view.filter(|view| view.pages.start == at.page).map(|view| self.chunks.get(view.chunk));
-            assert_eq!(chunk.map(|chunk| chunk.handle), Some(*handle), "invariant 6: the mapping at {at:?} has gone");
+            assert_eq!(chunk.map(|chunk| chunk.handle), Some(*handle), "invariant 10: the mapping at {at:?} has gone");
         }
     }
 
-    /// M3. With M1, a chunk's list has no view either that is in no page table.
+    /// Asserts M3. With M1, a chunk's list has no view either that is in no page table.
     fn check_counts(&self) {
         let views: usize = self.segments.iter().map(|segment| segment.table.len()).sum();
         assert_eq!(views, self.mappings(), "mappings");
@@ -87,7 +87,7 @@ mod tests {
     const PAGE: u64 = 2 << 20;
     const MAIN: StreamId = StreamId::DEFAULT;
 
-    /// What is broken is not closed.
+    /// An allocator that a test breaks, and that is therefore never closed.
     type Broken = ManuallyDrop<Allocator<ModelDriver>>;
 
     /// A live block over two single pages, which are still mapped where they were before; and two that moved to a range.
@@ -172,7 +172,7 @@ mod tests {
                     it.chunks.set_lent_out(id, Some(LentTo::Range));
                 });
             }),
-            ("invariant 6: the mapping at", |allocator| {
+            ("invariant 10: the mapping at", |allocator| {
                 with(allocator, |it| it.kept.get_or_insert_default().push((elsewhere(), ChunkHandle(77))));
             }),
             ("invariant 7: the registered block", |allocator| {

@@ -37,7 +37,7 @@ pub struct Mappings {
     segments: Vec<Segment>,
     /// The stale views, oldest first.
     stale_order: StaleOrder,
-    /// What was mapped behind blocks, in an allocator that keeps its mappings.
+    /// The mappings behind blocks, in an allocator that keeps its mappings.
     kept: Option<Vec<(ViewAt, ChunkHandle)>>,
     /// Bytes of host memory behind the page tables.
     tables_bytes: u64,
@@ -49,9 +49,9 @@ pub struct Mappings {
 pub struct Counts {
     /// Number of driver sequences that could not be undone, so that addresses are out of use.
     pub poisoned: u64,
-    /// Number of chunks moved from one place behind blocks to another.
-    pub harvested_chunks: u64,
-    /// Number of those that were still mapped where they moved to: a stale view became active again without a driver call.
+    /// Number of chunks that were remapped from behind blocks to behind others.
+    pub remapped_chunks: u64,
+    /// Number of those that were still mapped where they were needed: a stale view became active again without a driver call.
     pub reused_views: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What an allocator reports, as plain data and as text. How the figures come about is in `slow_path/inspect`.
+//! The reports of an allocator, as plain data and as text. The figures are computed in `slow_path/inspect`.
 
 mod live;
 mod oom;

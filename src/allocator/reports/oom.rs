@@ -46,7 +46,7 @@ pub struct OutOfMemory {
     pub satisfiable_by_whole_pages: bool,
     /// Bytes of a page. Remapping moves whole chunks, of a page or more.
     pub page_bytes: u64,
-    /// Total and free bytes of the device; none when the driver could not tell.
+    /// Total and free bytes of the device; none when the driver did not report them.
     pub device: Option<MemoryInfo>,
     /// Bytes of the device that others hold.
     pub others_bytes: u64,
@@ -72,7 +72,7 @@ pub struct OutOfMemory {
     pub pending_bytes: u64,
     /// Those of `pending_bytes` that others have open: another process, or whoever has pinned them.
     pub open_elsewhere_bytes: u64,
-    /// Bytes of raw ranges, and of dropped ones that could not be unmapped yet.
+    /// Bytes of growable ranges, and of dropped ones that could not be unmapped yet.
     pub range_bytes: u64,
     /// Bytes of registered blocks, and of dropped ones that could not be unmapped yet.
     pub registered_bytes: u64,
@@ -209,7 +209,7 @@ impl OutOfMemory {
         writeln!(f, "  budget     {}, of which {} are held", size(self.budget_bytes), size(self.reserved_bytes))?;
         writeln!(f, "  live       {} asked for, {} with rounding", size(self.live_bytes), size(self.live_block_bytes))?;
         if self.range_bytes > 0 {
-            writeln!(f, "  ranges     {} held by raw ranges", size(self.range_bytes))?;
+            writeln!(f, "  ranges     {} held by growable ranges", size(self.range_bytes))?;
         }
         if self.registered_bytes > 0 {
             writeln!(f, "  registered {} held by registered blocks", size(self.registered_bytes))?;
@@ -290,7 +290,7 @@ mod tests {
     type Part = (&'static str, fn(&mut OutOfMemory));
 
     #[test]
-    fn a_report_tells_of_what_is_there_and_of_nothing_else() {
+    fn a_report_names_what_is_there_and_nothing_else() {
         let parts: [Part; 10] = [
             (" 1 MiB were freed and are open in another process, or pinned.", |report| {
                 (report.pinned.by_pending_bytes, report.open_elsewhere_bytes) = (MIB, MIB);
@@ -302,7 +302,7 @@ mod tests {
                 report.device = Some(MemoryInfo { free: 3 * MIB, total: 8 * MIB });
             }),
             ("\n  elsewhere  1 MiB held by other allocators", |report| report.elsewhere_bytes = MIB),
-            ("\n  ranges     1 MiB held by raw ranges", |report| report.range_bytes = MIB),
+            ("\n  ranges     1 MiB held by growable ranges", |report| report.range_bytes = MIB),
             ("\n  registered 1 MiB held by registered blocks", |report| report.registered_bytes = MIB),
             ("\n  driver     the answer", |report| report.driver_error = Some("the answer".to_owned())),
             ("\n  largest live allocations:\n         5 MiB at", |report| {
@@ -327,7 +327,7 @@ mod tests {
             "driver",
             "largest",
         ] {
-            assert!(!plain.contains(word), "{word} is told of: {plain}");
+            assert!(!plain.contains(word), "{word} is named: {plain}");
         }
     }
 }

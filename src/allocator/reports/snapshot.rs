@@ -32,7 +32,7 @@ pub struct RegionSnapshot {
     pub bytes: u64,
     /// Whether a driver sequence here could not be undone, so that addresses are out of use.
     pub poisoned: bool,
-    /// The blocks in address order, without the holes between them.
+    /// The blocks in address order, without the unmapped ones between them.
     pub blocks: Vec<BlockSnapshot>,
 }
 
@@ -48,7 +48,7 @@ pub struct BlockSnapshot {
     pub requested_bytes: u64,
     /// Free, live, pending or claimed.
     pub state: BlockState,
-    /// The stream that the block was allocated on, where that is not the region's.
+    /// The stream that the block was allocated on, where that is not the region's (cross-stream reuse).
     pub borrowed_by: Option<StreamId>,
     /// The other streams that a live block was recorded on.
     pub recorded_on: Vec<StreamId>,
@@ -68,7 +68,7 @@ pub struct ChunkSnapshot {
     pub active: Option<DeviceAddr>,
     /// The other addresses that it is mapped at.
     pub stale: Vec<DeviceAddr>,
-    /// Whether a raw range holds it.
+    /// Whether a growable range holds it.
     pub in_range: bool,
     /// Whether it is a registered block.
     pub registered: bool,

@@ -25,7 +25,7 @@ pub struct Stats {
     pub free_chunk_bytes: u64,
     /// Bytes of chunks that nothing maps.
     pub idle_bytes: u64,
-    /// Bytes of chunks of raw ranges, and of dropped ones that could not be unmapped yet.
+    /// Bytes of chunks of growable ranges, and of dropped ones that could not be unmapped yet.
     pub range_bytes: u64,
     /// Bytes of registered blocks, and of dropped ones that could not be unmapped yet.
     pub registered_bytes: u64,
@@ -53,11 +53,11 @@ pub struct Stats {
     pub failed_allocs: u64,
     /// Number of frees that were refused.
     pub refused_frees: u64,
-    /// Number of allocations served from a block of another stream.
+    /// Number of allocations served by cross-stream reuse: in a free block of another stream.
     pub borrowed: u64,
-    /// Number of chunks moved from one place to another.
+    /// Number of completely free chunks that were remapped: mapped at other addresses, where a request needed them.
     pub harvested_chunks: u64,
-    /// Number of those that moved to a place where they were still mapped, without a driver call.
+    /// Number of those that were still mapped where they were needed, so that no driver call was made.
     pub reused_views: u64,
     /// Number of times the host waited for a stream.
     pub host_waits: u64,

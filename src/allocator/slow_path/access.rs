@@ -1,4 +1,4 @@
-//! Access given again: to everything that is mapped, after the driver was told of further devices.
+//! Access given again: to everything that is mapped, after further devices were added to the driver.
 
 use super::super::error::AllocError;
 use super::SlowPath;
@@ -44,7 +44,8 @@ mod tests {
     const PAGE: u64 = 2 << 20;
     const MAIN: StreamId = StreamId::DEFAULT;
 
-    /// One run for blocks side by side, one for what was mapped a second time behind a hole, one for each other segment.
+    /// One run for blocks side by side, one for what was mapped a second time behind unmapped addresses, one for each other
+    /// segment.
     #[test]
     fn every_run_is_renewed_once() {
         let driver = ModelDriver::new(ModelConfig { capacity_bytes: 8 * PAGE, ..ModelConfig::default() });

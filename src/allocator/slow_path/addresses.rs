@@ -24,7 +24,7 @@ const SHRINK: u64 = 4;
 /// Most slots of an arena.
 const MOST_SLOTS: usize = 4096;
 
-/// What came of a search for further addresses.
+/// The result of a search for further addresses.
 #[derive(Debug)]
 pub enum Widened {
     /// The stream has another region.

@@ -8,14 +8,8 @@ use crate::heap::BlockState;
 use crate::pages::{PageCount, PageRange};
 
 impl Door {
-    /// The invariants of the design, by number:
-    /// 1 and 2: every byte of a live, pending or free block lies in an active view, of one chunk with one active view;
-    /// blocks tile their heap, so that live blocks overlap neither in addresses nor in memory. 3: streams' clocks are in
-    /// order, blocks were freed in epochs that have begun, and pending ones carry fences. 4: no block uses a stale view.
-    /// 5: the sums agree. 6: in an allocator that keeps its mappings, what was mapped behind blocks is mapped there still.
-    /// 7: a registered block is one chunk, mapped alone in its reservation.
-    /// 8: a pinned block is live or pending, and what is pending waits for a stream or a pin.
-    /// 9: a ticket names a live block, whose free forgets it.
+    /// Checks invariants 1 to 5 and 7 to 10 of `docs/internals/mechanisms.md`, and those of every part. Blocks tile their heap, so
+    /// that no two overlap.
     ///
     /// # Panics
     /// When an invariant does not hold; the message names it.
@@ -50,10 +44,10 @@ impl Door {
                             );
                         }
                         BlockState::Hole => {
-                            assert!(block.offset.is_multiple_of(region.page_bytes), "holes are whole pages");
+                            assert!(block.offset.is_multiple_of(region.page_bytes), "unmapped blocks are whole pages");
                             assert!(
                                 segment.table.none_active(pages),
-                                "invariant 4: an active view in the hole at {:#x}",
+                                "invariant 4: an active view in the unmapped block at {:#x}",
                                 block.offset
                             );
                         }
@@ -144,10 +138,10 @@ mod tests {
     const PAGE: u64 = 2 << 20;
     const LARGE: RegionId = RegionId::first(RegionKind::Large);
 
-    /// What is broken is not closed.
+    /// An allocator that a test breaks, and that is therefore never closed.
     type Broken = ManuallyDrop<Allocator<ModelDriver>>;
 
-    /// Four pages: live, free, live and shared, free; a hole and a stale view where a fifth was.
+    /// Four pages: live, free, live and shared, free; unmapped, with a stale view, where a fifth was.
     fn allocator() -> Broken {
         let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 4 * PAGE, ..ModelConfig::default() }));
         let other = driver.create_stream().unwrap();

@@ -17,7 +17,7 @@ use crate::segment::ViewState;
 use crate::stream::StreamIndex;
 use crate::units::DeviceAddr;
 
-/// What came of a plan.
+/// The result of carrying out a plan.
 #[derive(Debug)]
 pub enum Outcome {
     /// The block is allocated.
@@ -28,7 +28,7 @@ pub enum Outcome {
     Again,
 }
 
-/// What came of preparing a plan.
+/// The result of preparing a plan.
 enum Prepared {
     /// The chunks for the plan's mappings, one each.
     Ready(Vec<ChunkId>),
@@ -114,7 +114,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         for fill in &plan.fill {
             backing.push(match fill.backing {
                 Backing::Idle(chunk) => chunk,
-                Backing::Harvest(source) => source.chunk,
+                Backing::Remap(source) => source.chunk,
                 Backing::Create => self.create(fill.pages.len())?,
             });
         }
@@ -130,10 +130,10 @@ impl<'a, D: Driver> SlowPath<'a, D> {
     /// Bars the free chunks that nothing can be ordered behind: those of `stream` that it has not passed, and those of all
     /// streams that may have been destroyed. All at once, since what holds for one holds for all.
     fn bar_chunks_of(&mut self, stream: StreamIndex) {
-        let mut told = self.progress().told();
-        told[stream.0 as usize] = self.shared.streams.get(stream).clock.lock().passed();
+        let mut coverable = self.progress().coverable();
+        coverable[stream.0 as usize] = self.shared.streams.get(stream).clock.lock().passed();
         let sources = free_chunks(&self.mapper, &mut self.states());
-        for source in sources.list.iter().filter(|source| source.epoch > told[source.stream.0 as usize]) {
+        for source in sources.list.iter().filter(|source| source.epoch > coverable[source.stream.0 as usize]) {
             self.mapper.bar(source.chunk);
         }
     }
@@ -180,7 +180,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
     /// Releases a claimed free chunk, waiting for its streams. Returns false when the host cannot wait for one of them, or a
     /// listener refused to see it unmapped.
     ///
-    /// What was unmapped before a failure stays unmapped: the chunk is then free with fewer views, or idle.
+    /// Views that were unmapped before a failure stay unmapped: the chunk is then free with fewer views, or idle.
     pub fn give_back(&mut self, source: &Source) -> Result<bool, DriverError> {
         let progress = self.progress();
         if !progress.wait_until_passed(source.stream, source.epoch)? {
@@ -204,18 +204,18 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         Ok(true)
     }
 
-    /// Makes holes where the chunks of a finished growth were, and allocates the block.
+    /// Marks as unmapped where the chunks of a finished growth were before, and allocates the block.
     fn commit(&mut self, plan: &Plan) -> DeviceAddr {
         for source in plan.sources() {
-            self.leave_hole(source);
+            self.mark_unmapped(source);
         }
         // Whoever sees the block sees the chunks behind it.
         self.publish();
         self.allocate(plan)
     }
 
-    /// Makes a hole of the place of a claimed chunk.
-    fn leave_hole(&self, source: &Source) {
+    /// Marks as unmapped where a claimed chunk was.
+    fn mark_unmapped(&self, source: &Source) {
         self.states().with(source.stream, |state| {
             let region = state.region(source.region).expect("sources come from regions");
             region.set_pages(source.pages.start.offset(region.page_bytes), source.pages, BlockState::Hole);
@@ -247,7 +247,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         unclaim_target(&mut self.states(), &plan.goal, &plan.before);
     }
 
-    /// Ends the claim on a chunk: its bytes are free where it is still mapped, else a hole.
+    /// Ends the claim on a chunk: its bytes are free where it is still mapped, else unmapped.
     pub fn unclaim(&self, source: &Source) {
         self.states().with(source.stream, |state| unclaim(&self.mapper, state, source));
     }

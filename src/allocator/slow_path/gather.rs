@@ -1,5 +1,5 @@
-//! Chunks for raw ranges and registered blocks: idle ones, new ones, and free ones of the regions once the budget or the device
-//! has no more.
+//! Chunks for growable ranges and registered blocks: idle ones, new ones, and free ones of the regions once the budget or the
+//! device has no more.
 
 use super::super::error::AllocError;
 use super::super::request::Request;

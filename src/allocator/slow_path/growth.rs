@@ -24,9 +24,9 @@ pub struct Growth<'p, 'a, D: Driver> {
     refused: Option<DriverError>,
     /// Most pages that may be created since then: what the device says to have left, and none once it has refused that too.
     left_on_device: PageCount,
-    /// How often the device may still be asked what is free now.
+    /// Number of times that the device may still be queried for its free memory.
     looks: u8,
-    /// What was said when there were no addresses for the request, last time.
+    /// The last error for want of addresses.
     no_addresses: Option<AllocError>,
     recreation: Recreation,
 }
@@ -34,7 +34,7 @@ pub struct Growth<'p, 'a, D: Driver> {
 /// Pages that each of several streams may keep before they are taken for others: a few for each kind of region.
 const PAGES_OF_A_STREAM: u64 = 8;
 
-/// How often others may take what a plan counts on before they have to wait while one is made.
+/// Number of times that others may take memory which a plan counts on before they have to wait while one is made.
 const OVERTAKEN_AT_MOST: u32 = 3;
 
 /// Why there is no plan.
@@ -45,10 +45,10 @@ enum NoPlan {
     Overtaken,
 }
 
-/// How often a request that runs short looks at the device: before it waits for anything, and before it fails.
+/// Number of times that a request that runs short queries the device: before it waits for anything, and before it fails.
 const LOOKS: u8 = 2;
 
-/// What a round came to.
+/// The result of a round.
 enum Round {
     /// The request is served.
     Served(DeviceAddr),
@@ -58,7 +58,7 @@ enum Round {
     Exhausted,
 }
 
-/// What is missing for a plan.
+/// The reason that there is no plan: chunks or addresses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Shortage {
     /// Chunks: free ones and those that may be created are too few.
@@ -95,7 +95,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
                 return Ok(addr);
             }
             self.refresh_clocks()?;
-            if let Some(addr) = self.borrow()? {
+            if let Some(addr) = self.reuse_across_streams()? {
                 return Ok(addr);
             }
             if let Some(addr) = self.take_fragment() {
@@ -111,13 +111,13 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
                 Round::Exhausted => break,
             }
         }
-        match self.scavenge()? {
+        match self.reuse_any()? {
             Some(addr) => Ok(addr),
             None => Err(self.failure()),
         }
     }
 
-    /// What to try when there is no plan, in this order.
+    /// Tries the remedies for a plan that was not found, in this order.
     fn remedy(&mut self, shortage: Shortage) -> Result<Round, AllocError> {
         let another_round = (shortage == Shortage::Addresses && self.widen()?)
             || (self.looks == LOOKS && self.refused.is_none() && self.look_at_device())
@@ -147,8 +147,8 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         self.path.progress().refresh_clocks(self.path.is_tight() || beyond_slack)
     }
 
-    fn borrow(&self) -> Result<Option<DeviceAddr>, DriverError> {
-        self.path.borrow(self.stream, &self.request)
+    fn reuse_across_streams(&self) -> Result<Option<DeviceAddr>, DriverError> {
+        self.path.reuse_across_streams(self.stream, &self.request)
     }
 
     fn take_fragment(&self) -> Option<DeviceAddr> {
@@ -215,7 +215,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         let released = !plan.release.is_empty();
         Ok(match self.path.execute(plan)? {
             Outcome::Done(addr) => {
-                self.stream.lock().borrowed = 0;
+                self.stream.lock().reuses = 0;
                 Round::Served(addr)
             }
             Outcome::Again => Round::Again,
@@ -301,8 +301,8 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         self.path.settle_left_behind()
     }
 
-    fn scavenge(&self) -> Result<Option<DeviceAddr>, DriverError> {
-        self.path.scavenge(self.stream, &self.request)
+    fn reuse_any(&self) -> Result<Option<DeviceAddr>, DriverError> {
+        self.path.reuse_any(self.stream, &self.request)
     }
 
     /// Why the request is not served: where the stream has no region at all, there are no addresses; else the report says.
@@ -323,7 +323,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         self.path.out_of_memory(&self.request, self.stream.index, self.refused.as_ref())
     }
 
-    /// What may be created now.
+    /// Returns how many pages may be created now.
     fn allowance(&self) -> Allowance {
         let recreation = self.recreation;
         let pool = self.path.mapper.chunks();
@@ -344,7 +344,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         PageCount(beside_peak.max(for_streams))
     }
 
-    /// What is missing where there is no plan, with so many pages in free chunks.
+    /// Returns whether chunks or addresses are missing, where there is no plan and `free` pages are in free chunks.
     fn shortage(&self, free: PageCount, allowance: Allowance) -> Shortage {
         let pool = self.path.mapper.chunks();
         let idle = PageCount::within(pool.idle_bytes(), pool.page_bytes());

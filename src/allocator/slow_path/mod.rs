@@ -4,15 +4,15 @@
 //! lock, runs the work, and tidies up behind it. The work is one of the operations below, all methods of [`SlowPath`].
 //!
 //! ```text
-//! growth.rs     a request that no cached block serves     ranges.rs    growth and shrinking of raw ranges
-//! borrow.rs     blocks kept for another use               trim.rs      memory goes back to the driver
-//! again.rs     an address that was handed out before
-//! addresses.rs  regions and the addresses behind them     teardown.rs  everything goes back
-//! plan/         decides, without a driver call            inspect/     statistics, snapshot, report
-//! execute.rs    carries a plan out                        check.rs     the invariants
-//! mapper.rs     what is locked                          access.rs    access given again
-//! stale.rs      room for further mappings               registered.rs    blocks that are one chunk
-//! gather.rs     chunks for ranges                       pinned.rs    what lies under a pinned block
+//! growth.rs     a request that no cached block serves     ranges.rs      growth and shrinking of growable ranges
+//! reuse.rs      blocks kept for another use               trim.rs        memory goes back to the driver
+//! again.rs      an address that was handed out before     teardown.rs    everything goes back
+//! addresses.rs  regions and the addresses behind them     inspect/       statistics, snapshot, report
+//! plan/         decides, without a driver call            check.rs       the invariants
+//! execute.rs    carries a plan out                        access.rs      access given again
+//! mapper.rs     what is locked                            registered.rs  blocks that are one chunk
+//! stale.rs      room for further mappings                 pinned.rs      what lies under a pinned block
+//! gather.rs     chunks for ranges
 //! ```
 //!
 //! Threads: any; one at a time is inside. No stream state is locked during a driver call.
@@ -20,7 +20,6 @@
 mod access;
 mod addresses;
 mod again;
-mod borrow;
 mod check;
 mod execute;
 mod gather;
@@ -31,13 +30,14 @@ mod pinned;
 mod plan;
 mod ranges;
 mod registered;
+mod reuse;
 mod stale;
 mod teardown;
 mod trim;
 
 pub use again::Wanted;
 pub use pinned::PinnedChunk;
-pub use ranges::RawRange;
+pub use ranges::GrowableRange;
 pub use teardown::Users;
 pub use trim::Trimmed;
 
@@ -64,7 +64,8 @@ use mapper::Mapper;
 #[derive(Debug)]
 pub struct Door {
     mapper: Mutex<Mapper>,
-    /// What was held when somebody left last, or was about to hand out what it had mapped. Locked before stream states.
+    /// The memory that was held when the slow path was left last, or was about to hand out a new block. Locked before stream
+    /// states.
     holdings: Mutex<Holdings>,
 }
 
@@ -92,7 +93,8 @@ impl Door {
     /// nothing has changed; an error after which the device is lost is remembered.
     ///
     /// # Errors
-    /// [`AllocError::InListener`] on a thread that is inside, [`AllocError::Forked`] in a forked process, the error with which the device was lost, and those of `work`.
+    /// [`AllocError::InListener`] on a thread that is inside, [`AllocError::Forked`] in a forked process, the error with which the
+    /// device was lost, and those of `work`.
     pub fn enter<D: Driver, T>(
         &self,
         shared: &Shared<D>,
@@ -134,7 +136,7 @@ impl Door {
         SlowPath { shared, mapper, holdings, given: None, created: Vec::new(), waits_forbidden }
     }
 
-    /// What is mapped, for tests of the books themselves.
+    /// Runs `work` on the mappings, for tests of the books themselves.
     #[cfg(test)]
     pub fn with_mappings<T>(&self, work: impl FnOnce(&mut super::mappings::Mappings) -> T) -> T {
         work(&mut self.lock())
@@ -187,7 +189,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         &self.shared.streams.driver
     }
 
-    /// Who is told of mappings.
+    /// The map listeners.
     fn listeners(&self) -> &'a MapListeners {
         &self.shared.listeners
     }
@@ -209,7 +211,7 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         }
     }
 
-    /// What may be done with what is mapped.
+    /// Returns the rules for mapped memory.
     fn rules(&self) -> Rules {
         self.shared.geometry.rules
     }

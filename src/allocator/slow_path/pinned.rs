@@ -1,4 +1,4 @@
-//! What lies under a pinned block.
+//! The chunks under a pinned block.
 
 use super::super::streams::directory::Owner;
 use super::SlowPath;

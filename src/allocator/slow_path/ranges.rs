@@ -1,4 +1,4 @@
-//! Raw ranges: addresses that grow and shrink at their end, without a heap on top. Their chunks come from the same pool and
+//! Growable ranges: addresses that grow and shrink at their end, without a heap on top. Their chunks come from the same pool and
 //! count against the same budget as those of the regions.
 
 use super::super::error::AllocError;
@@ -14,14 +14,14 @@ use crate::units::{DeviceAddr, StreamId};
 
 /// A reservation that is mapped from its start up to `mapped` pages.
 #[derive(Debug)]
-pub struct RawRange {
+pub struct GrowableRange {
     /// First address.
     pub addr: DeviceAddr,
     /// Pages of addresses.
     pub pages: PageCount,
     /// Pages mapped, from the start.
     pub mapped: PageCount,
-    /// What it is: a raw range, or one that holds a registered block.
+    /// Its kind: a growable range, or one that holds a registered block.
     pub lent_to: LentTo,
     /// Number of its segment.
     pub segment: usize,
@@ -31,7 +31,7 @@ pub struct RawRange {
     pub given_up: bool,
 }
 
-impl RawRange {
+impl GrowableRange {
     fn check_addresses(&self, pages: PageCount, requested: u64, page_bytes: u64) -> Result<(), AllocError> {
         let left = if self.given_up { PageCount::ZERO } else { self.pages - self.mapped };
         if self.given_up || pages > left {
@@ -60,7 +60,7 @@ impl RawRange {
 impl Door {
     /// Unmaps a range that is not needed any more, and returns its addresses. What cannot be returned now is left to
     /// [`SlowPath::settle_left_behind`] and, at the latest, to [`Door::tear_down`].
-    pub fn drop_range<D: Driver>(&self, shared: &Shared<D>, range: &mut RawRange) {
+    pub fn drop_range<D: Driver>(&self, shared: &Shared<D>, range: &mut GrowableRange) {
         let gone = self.enter(shared, |path| {
             path.unmap_range_down_to(range, PageCount::ZERO)?;
             if range.given_up {
@@ -78,7 +78,7 @@ impl Door {
 
 impl<D: Driver> SlowPath<'_, D> {
     /// Reserves a range of `bytes` of addresses, in whole pages.
-    pub fn reserve_range(&mut self, bytes: u64) -> Result<RawRange, AllocError> {
+    pub fn reserve_range(&mut self, bytes: u64) -> Result<GrowableRange, AllocError> {
         let page_bytes = self.page_bytes();
         // No driver has as many pages as there are in 2^64 bytes: it refuses.
         let most = PageCount::within(u64::MAX, page_bytes);
@@ -87,7 +87,7 @@ impl<D: Driver> SlowPath<'_, D> {
         let addr = self.driver().reserve(total, page_bytes)?;
         // Numbers of ranges that are gone are used again.
         let segment = self.mapper.add_segment_in_vacant(addr, total);
-        Ok(RawRange {
+        Ok(GrowableRange {
             addr,
             pages,
             mapped: PageCount::ZERO,
@@ -99,7 +99,7 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// Maps at least `bytes` more at the end of a range.
-    pub fn grow_range(&mut self, range: &mut RawRange, bytes: u64, stream: StreamId) -> Result<(), AllocError> {
+    pub fn grow_range(&mut self, range: &mut GrowableRange, bytes: u64, stream: StreamId) -> Result<(), AllocError> {
         let user = self.shared.streams.find_or_add(stream)?.index;
         self.given = Some(user);
         let wanted = PageCount::covering(bytes, self.page_bytes());
@@ -112,19 +112,19 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// Notes that a range is used with `stream`.
-    pub fn note_range_user(&mut self, range: &mut RawRange, stream: StreamId) -> Result<(), AllocError> {
+    pub fn note_range_user(&mut self, range: &mut GrowableRange, stream: StreamId) -> Result<(), AllocError> {
         range.note_user(self.shared.streams.find_or_add(stream)?.index);
         Ok(())
     }
 
     /// Unmaps up to `bytes` at the end of a range. Returns the number of bytes unmapped.
-    pub fn shrink_range(&mut self, range: &mut RawRange, bytes: u64) -> Result<u64, AllocError> {
+    pub fn shrink_range(&mut self, range: &mut GrowableRange, bytes: u64) -> Result<u64, AllocError> {
         let before = range.mapped;
         self.unmap_range_down_to(range, before.saturating_sub(PageCount::within(bytes, self.page_bytes())))?;
         Ok((before - range.mapped).bytes(self.page_bytes()))
     }
 
-    fn unmap_range_down_to(&mut self, range: &mut RawRange, floor: PageCount) -> Result<(), AllocError> {
+    fn unmap_range_down_to(&mut self, range: &mut GrowableRange, floor: PageCount) -> Result<(), AllocError> {
         for user in &range.users {
             let open = self.shared.streams.get(*user).clock.lock().open();
             self.must_pass(*user, open)?;
@@ -142,8 +142,8 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Moves whole chunks of up to `bytes` from the end of `from` to the end of `to`. Returns the number of bytes moved.
     pub fn move_range_end(
         &mut self,
-        to: &mut RawRange,
-        from: &mut RawRange,
+        to: &mut GrowableRange,
+        from: &mut GrowableRange,
         bytes: u64,
         stream: StreamId,
     ) -> Result<u64, AllocError> {
@@ -175,7 +175,7 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Maps chunks at the end of a range, all or none. `user` is the stream that uses them where they are now, if one does.
     pub fn map_at_end(
         &mut self,
-        range: &mut RawRange,
+        range: &mut GrowableRange,
         chunks: &[ChunkId],
         user: Option<StreamIndex>,
     ) -> Result<(), AllocError> {
@@ -200,7 +200,7 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// The mappings of chunks at the end of a range, one behind the other.
-    fn views_at_end(&self, range: &RawRange, chunks: &[ChunkId], user: Option<StreamIndex>) -> Vec<NewView> {
+    fn views_at_end(&self, range: &GrowableRange, chunks: &[ChunkId], user: Option<StreamIndex>) -> Vec<NewView> {
         let open = |stream| self.shared.streams.get(stream).clock.lock().open();
         let last_use = user.map(|stream| Fence { stream, epoch: open(stream) });
         let mut end = range.end();
@@ -345,7 +345,7 @@ mod tests {
         assert!(driver.inner().usage().is_empty());
     }
 
-    /// What could not be undone stays mapped until the allocator ends. Nobody waits for the whole device because of it.
+    /// Mappings that could not be undone stay until the allocator ends. Nobody waits for the whole device because of it.
     #[test]
     fn a_range_that_is_given_up_costs_no_wait() {
         let (driver, allocator) = device(8);

@@ -1,9 +1,9 @@
-//! Registered blocks: each is one chunk in a raw range of its own, which nobody else takes anything from.
+//! Registered blocks: each is one chunk in a growable range of its own, which nobody else takes anything from.
 
 use super::super::error::AllocError;
 use super::super::request::Request;
 use super::SlowPath;
-use super::ranges::RawRange;
+use super::ranges::GrowableRange;
 use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
 use crate::pages::PageCount;
 use crate::physical::{ChunkId, IdleTaken, LentTo};
@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 
 impl<D: Driver> SlowPath<'_, D> {
     /// Maps one chunk of at least `bytes` at addresses of its own, for work on `stream`.
-    pub fn alloc_registered(&mut self, bytes: u64, stream: StreamId) -> Result<RawRange, AllocError> {
+    pub fn alloc_registered(&mut self, bytes: u64, stream: StreamId) -> Result<GrowableRange, AllocError> {
         let user = self.shared.streams.find_or_add(stream)?.index;
         self.given = Some(user);
         // No device has more than fits into whole pages.
@@ -31,12 +31,12 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// Exports all that a registered block has mapped.
-    pub fn dma_buf(&self, block: &RawRange) -> Result<OwnedFd, AllocError> {
+    pub fn dma_buf(&self, block: &GrowableRange) -> Result<OwnedFd, AllocError> {
         Ok(self.driver().export_dma_buf(block.addr, block.mapped.bytes(self.page_bytes()))?)
     }
 
     /// Returns the addresses of a range whose only mapping failed; what cannot be returned is left behind.
-    fn leave_unmapped(&mut self, range: &RawRange) {
+    fn leave_unmapped(&mut self, range: &GrowableRange) {
         if range.given_up || self.vacate(range.segment).is_err() {
             let bytes = range.pages.bytes(self.page_bytes());
             self.mapper.leave_behind(range.addr, bytes);

@@ -58,7 +58,7 @@ impl<D: Driver> SlowPath<'_, D> {
     /// cause, so that the sequence can be tried again.
     ///
     /// # Errors
-    /// What the driver said, where that is something else or there is no room to make. What was unmapped before stays so.
+    /// The driver's error, where that is another one or no room can be made. Views that were unmapped before stay unmapped.
     pub fn make_room_after(&mut self, error: DriverError, mappings: usize) -> Result<(), AllocError> {
         let may_help = error.kind == DriverErrorKind::OutOfMemory;
         if may_help && self.make_room_for_mappings(mappings * DROPPED_FOR_EACH)? {

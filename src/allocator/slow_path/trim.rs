@@ -10,7 +10,7 @@ use crate::physical::{Chunk, ChunkId};
 use crate::segment::Segment;
 use std::cmp::Reverse;
 
-/// What [`Allocator::trim`](crate::Allocator::trim) did.
+/// The result of [`Allocator::trim`](crate::Allocator::trim).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 #[non_exhaustive]
 pub struct Trimmed {
@@ -96,7 +96,7 @@ impl<D: Driver> SlowPath<'_, D> {
         found
     }
 
-    /// The region over a segment; none for that of a raw range.
+    /// The region over a segment; none for that of a growable range.
     fn owner_of(&self, segment: &Segment) -> Option<Owner> {
         match self.shared.directory.find(segment.base) {
             Place::Region(owner, _) => Some(owner),

@@ -69,7 +69,7 @@ impl Arena {
     }
 }
 
-/// What an address belongs to.
+/// The owner of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// A region; the address is this many bytes from its start.
@@ -93,7 +93,7 @@ impl Default for Directory {
 }
 
 impl Directory {
-    /// What `addr` belongs to.
+    /// Returns the owner of `addr`.
     #[inline]
     pub fn find(&self, addr: DeviceAddr) -> Place {
         for arena in self.arenas.iter() {

@@ -1,6 +1,6 @@
-//! What is kept of single blocks beside the records of their heap: who else uses a block, what pins it, its ticket.
+//! Extras: records of single blocks beside those of their heap: other users, pins, a ticket.
 //!
-//! Of most blocks there is nothing. The heap has a block of which there is as shared, so that the free of any other looks for
+//! Most blocks have none. The heap marks a block that has as shared, so that the free of any other looks for
 //! nothing here.
 //!
 //! - I1  a block has extras exactly while it is live and its heap has it as shared, and beyond that as long as it is pinned.
@@ -14,10 +14,10 @@ use std::collections::HashSet;
 /// The region of a block, and its offset there in bytes.
 pub type BlockAt = (RegionId, u64);
 
-/// What is kept of one block.
+/// The extras of one block.
 #[derive(Clone, Debug)]
 pub struct Extras {
-    /// Who uses it.
+    /// The streams that use it.
     pub sharers: Sharers,
     /// Number of its pins.
     pub pins: u32,
@@ -60,8 +60,8 @@ impl Sharers {
 
     /// The streams that use the block besides `owner`, the stream of its region.
     pub fn users_beside(&self, owner: StreamIndex) -> Vec<StreamIndex> {
-        let borrower = Some(self.home).filter(|home| *home != owner);
-        self.others.iter().copied().chain(borrower).collect()
+        let home = Some(self.home).filter(|home| *home != owner);
+        self.others.iter().copied().chain(home).collect()
     }
 
     /// The streams that the block was recorded on, in the order in which it was.

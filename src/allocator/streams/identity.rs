@@ -1,4 +1,4 @@
-//! Which stream a handle stands for.
+//! Identity of streams: the stream that a handle stands for.
 //!
 //! A handle does not say: once its owner has destroyed a stream, the driver gives the value to another one, and one value
 //! stands for a stream of its own on every thread. So what the allocator keeps for a stream is found by key and number
@@ -32,7 +32,7 @@ pub struct Known {
     over: Mutex<BTreeSet<StreamIndex>>,
 }
 
-/// What a key is bound to: 0 for nothing, or twice the stream's number and 2 more; 1 more for a stream that is kept.
+/// The entry that a key is bound to: 0 for none, or twice the stream's number and 2 more; 1 more for a stream that is kept.
 #[derive(Debug, Default)]
 struct Binding(AtomicU64);
 

@@ -163,7 +163,7 @@ mod tests {
         Allocator::builder(Arc::new(ModelDriver::new(config))).build().unwrap()
     }
 
-    /// What is found, with the bytes of all live allocations sorted beside it.
+    /// Asserts that the blocks found are the first of all live allocations, sorted by their bytes.
     fn assert_exact(allocator: &Allocator<ModelDriver>) {
         let found = allocator.inner.shared.streams.largest_live(MOST);
         let mut live = allocator.live();

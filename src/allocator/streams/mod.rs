@@ -1,4 +1,4 @@
-//! What the allocator keeps for each stream, and what it knows about the streams' progress.
+//! State that the allocator keeps for each stream, and its knowledge of the streams' progress.
 //!
 //! ```text
 //! state.rs      one stream: regions, pending blocks, counts      region.rs     a heap over a slot of addresses
@@ -132,7 +132,7 @@ impl<D: Driver> Streams<D> {
         self.sealed.set(index, clock.sealed() > 0);
     }
 
-    /// What the clocks of all streams say.
+    /// Returns the readings of all streams' clocks.
     fn readings(&self) -> MutexGuard<'_, Epochs> {
         self.readings.of_now(self.count(), |index| &self.get(index).clock)
     }
@@ -142,7 +142,7 @@ impl<D: Driver> Streams<D> {
         self.peak.sum(|index| self.get(index), actor)
     }
 
-    /// How often the host has waited for a stream.
+    /// Returns how many times the host has waited for a stream.
     pub fn host_waits(&self) -> u64 {
         self.host_waits.load(Ordering::Relaxed)
     }

@@ -25,12 +25,12 @@ pub struct PeakMeter {
     ledger: Mutex<Ledger>,
 }
 
-/// What was counted.
+/// The counts of the last visit.
 #[derive(Debug, Default)]
 struct Ledger {
     /// The sum of what was counted of all streams.
     counted: u64,
-    /// What is left to the peak and in no limit.
+    /// Bytes below the peak that are in no stream's limit.
     left: u64,
     /// The streams that have joined in.
     joined: Vec<StreamIndex>,

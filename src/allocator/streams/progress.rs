@@ -38,7 +38,7 @@ impl<'a, D: Driver> Progress<'a, D> {
         Ok(clock.has_passed(epoch))
     }
 
-    /// Seals until something tells whether `epoch` has passed. Returns false where that is impossible.
+    /// Seals until `epoch` is covered. Returns false where that is impossible.
     pub(super) fn cover(&self, stream: &Stream, clock: &mut StreamClock, epoch: u64) -> Result<bool, DriverError> {
         while !clock.covers(epoch) {
             // What was freed while sealing failed is stamped one epoch ahead; what is further ahead never passes.
@@ -76,7 +76,7 @@ impl<'a, D: Driver> Progress<'a, D> {
         self.of_one(stream, polled, || clock.passed())
     }
 
-    /// What the driver said about one stream. An error that concerns another stream than the one handed in is not the
+    /// Passes on the driver's answer about one stream. An error that concerns another stream than the one handed in is not the
     /// caller's, unless the device is lost: then nothing is learned.
     fn of_one<T>(&self, stream: &Stream, answer: DriverResult<T>, nothing: impl FnOnce() -> T) -> DriverResult<T> {
         match answer {
@@ -175,17 +175,17 @@ impl<'a, D: Driver> Progress<'a, D> {
             return self.wait_until_passed(stream, epoch);
         }
         let clock = self.streams.get(stream).clock.lock();
-        clock.hold_back(waiter.id(), epoch, &self.streams.driver)
+        clock.make_wait(waiter.id(), epoch, &self.streams.driver)
     }
 
     /// The last epoch of each stream, by the streams' numbers, that work can be ordered behind without a wait for the whole
     /// device; captures apart.
-    pub fn told(&self) -> Vec<u64> {
-        let mut told = self.streams.readings().told.clone();
+    pub fn coverable(&self) -> Vec<u64> {
+        let mut coverable = self.streams.readings().coverable.clone();
         if let Some(given) = self.given {
-            told[given.0 as usize] = self.streams.get(given).clock.lock().told_until(true);
+            coverable[given.0 as usize] = self.streams.get(given).clock.lock().coverable_until(true);
         }
-        told
+        coverable
     }
 
     /// The last epoch that each stream is known to have passed, by the streams' numbers.
@@ -205,12 +205,12 @@ impl<'a, D: Driver> Progress<'a, D> {
         Ok(true)
     }
 
-    /// Where something was freed on a stream that no event can tell of, since it may have been destroyed: blocks the host
-    /// until the whole device has done what is queued on it now. Returns false when there is no such stream, and while a
-    /// stream is being captured.
+    /// Where something was freed on a stream that no event can cover, since it may have been destroyed: blocks the host until the
+    /// whole device has done what is queued on it now. Returns false when there is no such stream, and while a stream is being
+    /// captured.
     pub fn wait_for_device(&self) -> Result<bool, DriverError> {
-        let untold = self.streams.iter().any(|stream| self.is_untold(stream)) || self.has_untold_pending();
-        if untold { self.synchronize() } else { Ok(false) }
+        let uncovered = self.streams.iter().any(|stream| self.is_uncovered(stream)) || self.has_uncovered_pending();
+        if uncovered { self.synchronize() } else { Ok(false) }
     }
 
     /// Blocks the host until the whole device has done what is queued on it now. Returns false while a stream is being
@@ -244,8 +244,8 @@ impl<'a, D: Driver> Progress<'a, D> {
         Ok(true)
     }
 
-    /// Whether memory waits for a stream of which no event can tell.
-    fn is_untold(&self, stream: &Stream) -> bool {
+    /// Whether memory waits for an epoch of this stream that no event covers.
+    fn is_uncovered(&self, stream: &Stream) -> bool {
         let clock = stream.clock.lock();
         match clock.reach() {
             Reach::Over { .. } => !clock.covers(clock.open()),
@@ -268,10 +268,10 @@ impl<'a, D: Driver> Progress<'a, D> {
         stream.seemed_captured() && !clock.is_over()
     }
 
-    /// Blocks the host until all streams have done what is queued on them now, as far as events tell: for tearing down.
+    /// Blocks the host until all streams have done what is queued on them now, as far as events cover that: for tearing down.
     /// Returns false where they do not, during a capture and of a stream that may have been destroyed.
     pub fn drain(&self) -> Result<bool, DriverError> {
-        let mut told = Ok(true);
+        let mut drained = Ok(true);
         for stream in self.streams.iter() {
             let mut clock = stream.clock.lock();
             // A stream that neither allocated nor freed anything may use memory that was recorded on it.
@@ -283,12 +283,12 @@ impl<'a, D: Driver> Progress<'a, D> {
                 (Err(error), _) | (_, Err(error)) => Err(error),
                 (Ok(sealed), Ok(waited)) => Ok((sealed && waited) || clock.is_gone()),
             };
-            told = match (told, done) {
-                (Ok(told), Ok(done)) => Ok(told && done),
+            drained = match (drained, done) {
+                (Ok(drained), Ok(done)) => Ok(drained && done),
                 (Err(error), _) | (_, Err(error)) => Err(error),
             };
         }
-        told
+        drained
     }
 }
 
@@ -327,7 +327,7 @@ mod tests {
         allocator.close().unwrap();
     }
 
-    /// What is freed while sealing fails is stamped one epoch ahead.
+    /// A block that is freed while sealing fails is stamped one epoch ahead.
     #[test]
     fn one_epoch_ahead_passes_and_no_more() {
         let allocator = Allocator::builder(Arc::new(ModelDriver::default())).build().unwrap();
@@ -424,9 +424,9 @@ mod tests {
     #[test]
     fn work_is_ordered_behind_streams_that_may_be_named() {
         let (_, allocator, _) = freed_on_two();
-        let told = |given| allocator.inner.shared.streams.progress(given).told();
-        assert_eq!((told(None), told(Some(MAIN))), (vec![NEVER - 1, 0], vec![NEVER - 1, 0]));
-        assert_eq!(told(Some(OTHER)), [NEVER - 1, NEVER - 1]);
+        let coverable = |given| allocator.inner.shared.streams.progress(given).coverable();
+        assert_eq!((coverable(None), coverable(Some(MAIN))), (vec![NEVER - 1, 0], vec![NEVER - 1, 0]));
+        assert_eq!(coverable(Some(OTHER)), [NEVER - 1, NEVER - 1]);
     }
 
     #[test]
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn all_streams_that_tell_are_drained() {
+    fn all_streams_with_events_are_drained() {
         let (driver, allocator, other) = freed_on_two();
         driver.inner().hold(StreamId::DEFAULT);
         let progress = allocator.inner.shared.streams.progress(None);
@@ -456,7 +456,7 @@ mod tests {
 
     /// A stream that cannot be named may have been destroyed, unless this call was handed it.
     #[test]
-    fn the_device_is_waited_for_where_no_event_can_tell() {
+    fn the_device_is_waited_for_where_no_event_covers_an_epoch() {
         let (driver, allocator, _) = freed_on_two();
         for (given, waits) in [(Some(OTHER), false), (Some(MAIN), true), (None, false)] {
             let before = driver.passed()[DriverCall::Synchronize];

@@ -5,7 +5,7 @@ use crate::stream::{StreamClock, StreamIndex, StreamSet};
 use crate::sync::{Arc, Mutex, MutexGuard};
 use std::ops::{Deref, DerefMut};
 
-/// What the clocks of an allocator's streams said, by the streams' numbers.
+/// The last readings of the clocks of an allocator's streams, by the streams' numbers.
 #[derive(Debug, Default)]
 pub struct Readings {
     /// Locked before clocks.
@@ -19,18 +19,18 @@ pub struct Readings {
 pub struct Epochs {
     /// The last epoch that the stream is known to have passed.
     pub passed: Vec<u64>,
-    /// What [`StreamClock::told_until`] says to calls that were not handed the stream.
-    pub told: Vec<u64>,
+    /// The result of [`StreamClock::coverable_until`] for calls that were not handed the stream.
+    pub coverable: Vec<u64>,
 }
 
 impl Readings {
-    /// What the clocks of the first `count` streams say, or of more.
+    /// Returns the current readings of the clocks of at least the first `count` streams.
     pub fn of_now<'s>(&self, count: usize, clock: impl Fn(StreamIndex) -> &'s ClockLock) -> MutexGuard<'_, Epochs> {
         let mut epochs = self.epochs.lock();
         // Streams stay: somebody may have counted more of them meanwhile.
         let count = count.max(epochs.passed.len());
         epochs.passed.resize(count, 0);
-        epochs.told.resize(count, 0);
+        epochs.coverable.resize(count, 0);
         for index in self.changed.iter().take_while(|index| (index.0 as usize) < count) {
             #[cfg(test)]
             crate::testing::step();
@@ -38,7 +38,7 @@ impl Readings {
             self.changed.set(index, false);
             let clock = clock(index).lock();
             epochs.passed[index.0 as usize] = clock.passed();
-            epochs.told[index.0 as usize] = clock.told_until(false);
+            epochs.coverable[index.0 as usize] = clock.coverable_until(false);
         }
         epochs
     }

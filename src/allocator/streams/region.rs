@@ -26,7 +26,7 @@ impl RegionId {
 pub struct Region {
     /// The kind of its blocks.
     pub kind: RegionKind,
-    /// Which bytes are free.
+    /// The heap that knows which bytes are free.
     pub heap: Heap,
     /// How large the live blocks are at most.
     pub bounds: LiveBounds,

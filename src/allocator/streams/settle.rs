@@ -7,7 +7,7 @@ use crate::driver::{Driver, DriverError};
 use crate::stream::{Fence, StreamIndex};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a stream has said.
+/// The answer of a stream.
 struct Answer {
     /// The epoch that it was asked about.
     until: u64,
@@ -15,7 +15,7 @@ struct Answer {
     passed: u64,
 }
 
-/// What the streams have said, each at its moment of the same work.
+/// The answers of the streams, each from its moment of the same work.
 type Answers = BTreeMap<StreamIndex, Answer>;
 
 /// A pending block that is in no queue.
@@ -165,11 +165,11 @@ impl<D: Driver> Progress<'_, D> {
         Ok(None)
     }
 
-    /// Whether a pending block waits for an epoch of which no event can tell.
-    pub(super) fn has_untold_pending(&self) -> bool {
+    /// Whether a pending block waits for an epoch that no event covers.
+    pub(super) fn has_uncovered_pending(&self) -> bool {
         let awaited = |stream: &Stream| -> Vec<Fence> { stream.lock().pending.awaited().collect() };
-        let untold = |fence: &Fence| !self.streams.get(fence.stream).clock.lock().covers(fence.epoch);
-        self.streams.with_pending().any(|stream| awaited(stream).iter().any(untold))
+        let uncovered = |fence: &Fence| !self.streams.get(fence.stream).clock.lock().covers(fence.epoch);
+        self.streams.with_pending().any(|stream| awaited(stream).iter().any(uncovered))
     }
 }
 

@@ -1,4 +1,4 @@
-//! What happens to blocks that have extras: they are marked, pinned, freed, let go.
+//! Operations on blocks that have extras: they are marked, pinned, freed, let go.
 //!
 //! Cost: one look into one map for each step, of these blocks only.
 

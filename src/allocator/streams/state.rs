@@ -33,7 +33,7 @@ pub fn size_range(size: u64) -> usize {
     ((size / GRANULE).max(1).ilog2() as usize).min(SIZE_RANGES - 1)
 }
 
-/// What a stream's lock protects.
+/// The state that a stream's lock protects.
 #[derive(Debug)]
 pub struct StreamState {
     /// The stream's regions, added on first use.
@@ -46,7 +46,7 @@ pub struct StreamState {
     pub dirty: bool,
     /// Blocks that wait for other streams.
     pub pending: PendingBlocks,
-    /// What is kept of the blocks that their heaps have as shared: live ones, and pinned ones that were freed.
+    /// Extras of the blocks that their heaps mark as shared: live ones, and pinned ones that were freed.
     pub extras: HashMap<BlockAt, Extras>,
     /// Number of the next ticket.
     pub next_ticket: u64,
@@ -54,9 +54,9 @@ pub struct StreamState {
     pub live_bytes: u64,
     /// Between which live bytes the peak over all streams is not exceeded.
     pub mark: LiveMark,
-    /// Number of blocks of other streams that it got since its last growth.
-    pub borrowed: u32,
-    /// How often what was done.
+    /// Number of cross-stream reuses since its last growth.
+    pub reuses: u32,
+    /// Operation counts.
     pub tally: Tally,
 }
 
@@ -207,7 +207,7 @@ impl Stream {
                 next_ticket: 0,
                 live_bytes: 0,
                 mark: LiveMark::default(),
-                borrowed: 0,
+                reuses: 0,
                 tally: Tally { allocs: 0, frees: 0, by_size: [0; SIZE_RANGES] },
             })),
         }
@@ -218,7 +218,7 @@ impl Stream {
         StreamId(self.handle.load(Ordering::Relaxed))
     }
 
-    /// What the stream is filed under.
+    /// Returns the key that the stream is filed under.
     pub fn key(&self) -> StreamId {
         StreamId(self.key.load(Ordering::Relaxed))
     }

@@ -160,7 +160,7 @@ pub enum OpenError {
         ordinal: u32,
         /// Its name.
         name: String,
-        /// What failed.
+        /// The driver call that failed, and why.
         error: DriverError,
     },
     /// The trial at opening could not reserve addresses, which are the process's and not the device's.
@@ -173,7 +173,7 @@ pub enum OpenError {
         ordinal: u32,
         /// The number of bytes that the trial needs.
         needed: ByteSize,
-        /// What failed.
+        /// The driver call that failed, and why.
         error: DriverError,
     },
     /// A peer was requested that cannot access the device's memory.
@@ -191,7 +191,7 @@ pub enum OpenError {
         ordinal: u32,
         /// The number of bytes that the check needs.
         needed: ByteSize,
-        /// What failed.
+        /// The driver call that failed, and why.
         error: DriverError,
     },
     /// A driver call failed.

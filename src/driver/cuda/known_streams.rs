@@ -1,5 +1,5 @@
-//! What the driver has told of streams. Of one that is being captured it tells neither the id nor the context, and the question
-//! alone may end the capture; so what it has told before counts there.
+//! The answers of the driver about streams. For one that is being captured it reports neither the id nor the context, and the
+//! question alone may end the capture; so its last answer counts there.
 //!
 //! Memory: an entry for each handle that was ever checked; the driver gives the same values out again.
 //!
@@ -13,7 +13,7 @@ use std::collections::HashMap;
 #[derive(Debug, Default)]
 pub(super) struct KnownStreams(Mutex<HashMap<u64, KnownStream>>);
 
-/// What the driver has told of a stream.
+/// The last answer of the driver about a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KnownStream {
     /// The device whose primary context it belongs to.

@@ -72,7 +72,7 @@ pub struct CudaDriver {
     work: Mutex<Option<work::Work>>,
 }
 
-/// What every chunk of a driver can be used for besides being mapped. Fixed when the driver is opened.
+/// Uses of every chunk of a driver besides being mapped. Fixed when the driver is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct ChunkFeatures {
     /// Whether chunks can be exported as POSIX file descriptors.

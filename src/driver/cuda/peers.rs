@@ -59,7 +59,7 @@ impl Access {
         Self { ordinals: kept().map(|at| self.ordinals[at]).collect(), list: kept().map(|at| self.list[at]).collect() }
     }
 
-    /// What `cuMemSetAccess` is told.
+    /// Returns the arguments of `cuMemSetAccess`.
     pub(super) fn list(&self) -> &[CUmemAccessDesc] {
         &self.list
     }
@@ -75,7 +75,7 @@ impl Peers {
         Self { access: Mutex::new(access) }
     }
 
-    /// What `cuMemSetAccess` is told now.
+    /// Returns the current arguments of `cuMemSetAccess`.
     pub(super) fn access(&self) -> Arc<[CUmemAccessDesc]> {
         Arc::clone(&self.access.lock().list)
     }

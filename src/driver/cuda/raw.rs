@@ -15,7 +15,7 @@ use super::sys::{CUcontext, CUdevice, CUmemAccessDesc, CUresult, Optional, Requi
 use crate::driver::{DriverCall, DriverResult};
 use crate::units::{DeviceAddr, StreamId};
 
-/// What a [`CudaDriver`] is made of.
+/// The parts of a [`CudaDriver`].
 #[derive(Clone, Copy, Debug)]
 pub struct Raw<'a> {
     driver: &'a CudaDriver,
@@ -82,7 +82,7 @@ impl<'a> Raw<'a> {
     /// Makes the device's context current on this thread until the guard is dropped.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     pub fn enter(self, call: DriverCall) -> DriverResult<Current<'a>> {
         self.driver.context.enter(call)
     }
@@ -106,7 +106,7 @@ impl<'a> Raw<'a> {
     /// Compiles and loads a PTX source, and looks up the kernels called `entries` in it.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     pub fn load<const N: usize>(self, ptx: &str, entries: [&CStr; N]) -> DriverResult<(Module, [Kernel; N])> {
         Module::load(self.driver.library, &self.driver.context, ptx, entries)
     }
@@ -126,7 +126,7 @@ impl<'a> Raw<'a> {
     /// with access until it has run, or the context is lost.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     pub unsafe fn launch(
         self,
         kernel: Kernel,
@@ -146,7 +146,7 @@ impl<'a> Raw<'a> {
     /// As for [`launch`](Self::launch), and the kernel waits for the work ahead of it before it touches memory.
     ///
     /// # Errors
-    /// What the driver answers; `NotSupported` where it has no such launch.
+    /// The driver's error; `NotSupported` where it has no such launch.
     pub unsafe fn launch_dependent(
         self,
         kernel: Kernel,

@@ -179,7 +179,7 @@ impl CudaDriver {
             || (result == code::CUDA_SUCCESS && status != capture_status::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    /// What is known of a stream that is being captured; `None` for one that is not.
+    /// Returns the last answer about a stream that is being captured; `None` for one that is not.
     ///
     /// # Errors
     /// `Capturing` where nothing is known of it.

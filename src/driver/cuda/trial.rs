@@ -1,7 +1,7 @@
 //! The trial: one real cycle of virtual memory calls, at opening with as many chunk features as work, and for every peer
 //! that is added later.
 //!
-//! What a device claims is not enough: some say that RDMA-capable chunks work and then refuse access to them (WSL), and
+//! The claims of a device are not enough: some say that RDMA-capable chunks work and then refuse access to them (WSL), and
 //! some claim virtual memory management and refuse the calls.
 
 use super::context::Context;
@@ -13,7 +13,7 @@ use super::{ChunkFeatures, DeviceInfo};
 use crate::driver::{DriverCall, DriverError, DriverErrorKind, DriverResult};
 use crate::units::ByteSize;
 
-/// What device and cycle agreed on.
+/// The features that the device claims and the trial has confirmed.
 pub(super) struct Agreed {
     pub features: ChunkFeatures,
     pub granularity: u64,

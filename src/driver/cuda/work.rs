@@ -23,7 +23,7 @@ use crate::driver::{
 };
 use crate::units::{DeviceAddr, StreamId};
 
-/// What work needs: kernels, result slots, checks in progress. Created at the first use.
+/// The objects that work needs: kernels, result slots, checks in progress. Created at the first use.
 pub(super) struct Work {
     kernels: Kernels,
     device_slots: DeviceAddr,
@@ -40,7 +40,7 @@ unsafe impl Send for Work {}
 struct Check {
     slot: u32,
     event: EventHandle,
-    /// What is reported if the check fails, without `first` and `count`.
+    /// The report of a check that fails, without `first` and `count`.
     about: Mismatch,
 }
 
@@ -150,7 +150,7 @@ impl CudaDriver {
     /// work all the same.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     pub fn load_kernels(&self) -> DriverResult<()> {
         self.with_work(|_| Ok(()))
     }

@@ -13,7 +13,7 @@ pub(super) struct Bytes {
     len: u64,
 }
 
-/// What differs from a pattern.
+/// The difference of some bytes from a pattern.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Difference {
     pub first: u64,

@@ -478,7 +478,7 @@ fn no_thread(call: DriverCall, error: &std::io::Error) -> DriverError {
     DriverError::new(call, DriverErrorKind::OutOfMemory, format!("no thread: {error}"))
 }
 
-/// What the kernel said: no memory or mappings, or something that it should not.
+/// Translates an error of the kernel: no memory or mappings left, or an error that should not occur.
 fn kernel(call: DriverCall, errno: Errno) -> DriverError {
     let kind = match errno {
         Errno::NOMEM | Errno::NOSPC | Errno::FBIG => DriverErrorKind::OutOfMemory,

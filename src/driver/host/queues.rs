@@ -18,7 +18,7 @@ use std::collections::{HashMap, VecDeque};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What a queue's thread does between taking items: `W` is the work that touches memory.
+/// Runs the items of a queue on its thread: `W` is the work that touches memory.
 pub(super) trait Run<W>: Send + Sync + 'static {
     fn run(&self, stream: StreamId, work: W);
 }
@@ -71,7 +71,7 @@ enum Step<W> {
     Wait(Point),
 }
 
-/// What the thread of a stream does next.
+/// The next step of a stream's thread.
 enum Next<W> {
     Run(Step<W>),
     /// The queue is empty or held.

@@ -189,7 +189,7 @@ fn seals() -> SealFlags {
     SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL
 }
 
-/// What the name of a chunk's file starts with.
+/// The start of the name of a chunk's file.
 const NAME: &str = "gapless-chunk:";
 /// The places of shared chunks are above all offsets of the device's file.
 const FIRST_PLACE: u64 = 1 << 63;

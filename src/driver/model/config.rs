@@ -11,7 +11,7 @@ pub struct ModelConfig {
     pub capacity_bytes: u64,
     /// The page size in bytes, a power of two.
     pub granularity: u64,
-    /// What each call costs the host.
+    /// The host time that each call costs.
     pub costs: CostTable,
     /// The number of ops after which queued work completes; 0 for at once.
     pub lag_ops: u64,

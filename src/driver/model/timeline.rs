@@ -1,4 +1,4 @@
-//! Timeline: streams, events and a clock that only moves when it is told to.
+//! Timeline: streams, events and a clock that moves on demand only.
 //!
 //! A stream is a queue of items. The head completes once it is due, its stream is not held, and what it waits for on
 //! another stream has completed; items behind it complete after it. Nothing runs in the background: a queue is brought

@@ -96,15 +96,15 @@ fn an_event_that_is_waited_for_is_not_used_again() {
 }
 
 #[test]
-fn another_stream_is_held_back_by_what_has_not_passed() {
+fn another_stream_waits_for_what_has_not_passed() {
     let (driver, events, mut clock) = clock();
     let other = driver.create_stream().unwrap();
     let waits = || driver.calls()[DriverCall::StreamWait];
     driver.hold(MAIN);
     clock.seal(false, &driver, &events).unwrap();
-    clock.hold_back(other, 0, &driver).unwrap();
+    clock.make_wait(other, 0, &driver).unwrap();
     assert_eq!(waits(), 0, "epoch 0 has passed from the start");
-    clock.hold_back(other, 1, &driver).unwrap();
+    clock.make_wait(other, 1, &driver).unwrap();
     assert_eq!(waits(), 1);
     let event = driver.event_create().unwrap();
     driver.event_record(event, other).unwrap();
@@ -112,7 +112,7 @@ fn another_stream_is_held_back_by_what_has_not_passed() {
     driver.complete(MAIN);
     assert!(driver.event_query(event).unwrap());
     clock.poll(&driver, &events).unwrap();
-    clock.hold_back(other, 1, &driver).unwrap();
+    clock.make_wait(other, 1, &driver).unwrap();
     assert_eq!(waits(), 1, "the epoch has passed");
 }
 
@@ -187,7 +187,7 @@ fn an_epoch_whose_event_was_lost_is_covered_by_the_next() {
     assert_eq!(clock.poll(&driver, &events), Ok(0), "the event is discarded");
     assert!(!clock.covers(lost));
     assert_eq!(clock.wait(lost, &driver, &events), Ok(false));
-    assert_eq!(clock.hold_back(MAIN, lost, &driver), Ok(false));
+    assert_eq!(clock.make_wait(MAIN, lost, &driver), Ok(false));
     assert!(clock.seal(false, &driver, &events).unwrap() && clock.covers(lost));
     assert_eq!(clock.poll(&driver, &events), Ok(0));
     device.complete(MAIN);
@@ -202,7 +202,7 @@ fn the_handle_of_a_stream_that_may_be_gone_is_not_used() {
     assert_eq!(clock.seal(true, &driver, &events), Ok(true));
     driver.abandon_stream(stream).unwrap();
     assert_eq!(clock.seal(false, &driver, &events), Ok(false), "the model panics for a destroyed stream");
-    assert_eq!((clock.told_until(false), clock.told_until(true)), (1, NEVER - 1));
+    assert_eq!((clock.coverable_until(false), clock.coverable_until(true)), (1, NEVER - 1));
     clock.end(false);
     assert_eq!(clock.seal(true, &driver, &events), Ok(false));
     assert_eq!(clock.poll(&driver, &events), Ok(1));
@@ -262,11 +262,11 @@ fn a_forgotten_stream_is_gone_once_its_last_event_has_completed() {
     assert!(clock.open() > remembered && clock.passed() == remembered);
 }
 
-/// What lies before the end of a forgotten stream is told by its last event. Memory that is never free again is not.
+/// The last event of a forgotten stream covers all of its work, but not memory that is never free again.
 #[test]
 fn what_never_passes_has_not_passed_at_the_end() {
     let (driver, events, stream, mut clock) = forgotten();
-    assert_eq!((clock.told_until(false), clock.told_until(true)), (NEVER - 1, NEVER - 1));
+    assert_eq!((clock.coverable_until(false), clock.coverable_until(true)), (NEVER - 1, NEVER - 1));
     assert!(clock.covers(NEVER - 1) && !clock.covers(NEVER));
     driver.complete(stream);
     clock.poll(&driver, &events).unwrap();

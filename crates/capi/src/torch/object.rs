@@ -313,8 +313,8 @@ pub unsafe extern "C" fn gapless_torch_restore_pool(
     })
 }
 
-/// Allocates bytes at an address that PyTorch was given before, where the memory is free. GAPLESS_ERROR_NOT_ALLOCATED when it is not,
-/// GAPLESS_ERROR_NOT_FOUND when the address is none of gapless; nothing was done.
+/// Allocates bytes at an address that PyTorch was given before, where the memory is free. GAPLESS_ERROR_NOT_ALLOCATED when it is
+/// not, GAPLESS_ERROR_NOT_FOUND when the address is none of gapless; nothing was done.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_alloc_again(pointer: *mut c_void, bytes: usize) -> gapless_status {
     guard(|| {

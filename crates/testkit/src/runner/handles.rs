@@ -56,7 +56,8 @@ impl<D: Device> Runner<D> {
             }
             return;
         }
-        // A range, a pin or a registered block keeps its allocator alive like a handle. The last handle is kept for the next operations.
+        // A range, a pin or a registered block keeps its allocator alive like a handle. The last handle is kept for the next
+        // operations.
         let handle = match handles {
             1 => self.allocator().clone(),
             _ => self.instance_mut().handles.pop().expect("more than one"),
@@ -87,7 +88,7 @@ impl<D: Device> Runner<D> {
         if self.instances.len() == 1 {
             let events = usage.events - self.elsewhere.events();
             let left = (usage.chunks, usage.mappings, usage.reservations, events);
-            assert_eq!(left, (0, 0, 0, 0), "invariant 7: left in the driver: {usage:?}");
+            assert_eq!(left, (0, 0, 0, 0), "invariant 11: left in the driver: {usage:?}");
         }
     }
 
@@ -100,8 +101,8 @@ impl<D: Device> Runner<D> {
         let handle = instance.handles.pop().expect("every allocator has a handle");
         instance.handles.clear();
         match handle.close() {
-            Ok(()) => assert_eq!(expected, 0, "invariant 7: leaks were not reported"),
-            Err(CloseError::Leaked(leaks)) => assert_eq!(leaks.len(), expected, "invariant 7: {leaks:?}"),
+            Ok(()) => assert_eq!(expected, 0, "invariant 11: leaks were not reported"),
+            Err(CloseError::Leaked(leaks)) => assert_eq!(leaks.len(), expected, "invariant 11: {leaks:?}"),
             Err(other) => panic!("close returned {other}"),
         }
     }

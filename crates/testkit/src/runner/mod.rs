@@ -391,7 +391,7 @@ impl<D: Device> Runner<D> {
         assert_eq!(witness.take_observations(), [""; 0], "invariant 4, when closing");
         assert_eq!(witness.inner().broken_rules(), [""; 0], "when closing");
         let usage = witness.inner().usage();
-        assert!(usage.is_empty(), "invariant 7: left in the driver: {usage:?}");
+        assert!(usage.is_empty(), "invariant 11: left in the driver: {usage:?}");
         summary
     }
 

@@ -86,7 +86,7 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
     driver.disarm();
     if let Some(pool) = shared.pool {
         pool.check();
-        pool.close().expect("invariant 7: nothing was leaked");
+        pool.close().expect("invariant 11: nothing was leaked");
     }
     let allocator = shared.allocator;
     allocator.check();
@@ -95,7 +95,7 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
     assert_eq!(stats.allocs, stats.frees, "invariant 5");
     assert_eq!(stats.failed_allocs, shared.refusals.into_inner(), "invariant 5");
     assert_eq!(stats.reserved_bytes, driver.inner().inner().usage().bytes, "invariant 6");
-    allocator.close().expect("invariant 7: nothing was leaked");
+    allocator.close().expect("invariant 11: nothing was leaked");
     for stream in streams[1..].iter().chain(&*shared.captured.lock()) {
         driver.inner().destroy_stream(*stream).expect("the stream can be destroyed");
     }
@@ -103,7 +103,7 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
     assert_eq!(driver.inner().take_observations(), [""; 0], "invariants 3 and 4");
     assert_eq!(driver.inner().inner().broken_rules(), [""; 0]);
     let usage = driver.inner().inner().usage();
-    assert!(usage.is_empty(), "invariant 7: left in the driver: {usage:?}");
+    assert!(usage.is_empty(), "invariant 11: left in the driver: {usage:?}");
     stats
 }
 
@@ -170,7 +170,7 @@ impl<D: Device> Shared<'_, D> {
         assert_eq!(stats.allocs - stats.frees, stats.live_allocations, "invariant 5, at one moment");
         assert!(stats.live_bytes <= stats.live_block_bytes, "invariant 5, at one moment");
         assert!(stats.live_bytes <= stats.peak_live_bytes, "the peak is below the current value");
-        assert!(stats.live_block_bytes <= stats.reserved_bytes, "invariant 6, at one moment");
+        assert!(stats.live_block_bytes <= stats.reserved_bytes, "invariant 5, at one moment");
         let driver = self.witness();
         assert!(driver.take_mismatches().is_empty(), "the content of live memory changed");
         assert_eq!(driver.take_observations(), [""; 0], "invariants 3 and 4");

@@ -8,7 +8,7 @@ use std::process::Command;
 
 /// The library's own name, which a program asks for that was linked with it: see `crates/capi/build.rs`.
 const SONAME: &str = "libgapless.so.0";
-/// What the static library needs besides: `rustc --print native-static-libs`.
+/// The libraries that the static library needs besides: `rustc --print native-static-libs`.
 const SYSTEM_LIBRARIES: [&str; 6] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
 /// Installed files that say where the others are, with the folder of their templates.
 const DESCRIPTIONS: [&str; 3] =

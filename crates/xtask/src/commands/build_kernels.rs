@@ -19,7 +19,7 @@ pub struct BuildKernelsArguments {
 
 const COMPILER: [&str; 4] =
     ["nvidia-cuda-nvcc==13.0.88", "nvidia-nvvm==13.0.88", "nvidia-cuda-crt==13.0.88", "nvidia-cuda-runtime==13.0.*"];
-/// What a source is compiled for.
+/// The devices that a source is compiled for.
 struct Target {
     architecture: &'static str,
     /// The oldest device, and one that is much newer.

@@ -6,8 +6,8 @@ use crate::failure::Failure;
 use crate::workspace::Workspace;
 use crate::{files, process, python};
 
-/// What of the repository the package is built from: tests, documents and traces stay here. Benchmarks and examples are targets of
-/// the manifests, without which these cannot be read.
+/// The beginnings of the paths that the package is built from: tests, documents and traces stay here. Benchmarks and examples are
+/// targets of the manifests, without which these cannot be read.
 const CARRIED: [&str; 12] = [
     "Cargo.",
     "LICENSE-",
@@ -46,7 +46,7 @@ pub fn run(workspace: &Workspace) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What an installer calls: `FOLDER` is where the archive goes, and its name is printed.
+/// The Python program of an installer: its argument is the folder for the archive, whose name it prints.
 const BUILD: &str = "\
 import sys
 from setuptools import build_meta

@@ -1,5 +1,5 @@
-//! The allocator objects that a wheel carries, for all minors of PyTorch that have one. The headers come from PyPI's wheels, of which
-//! only these are kept.
+//! The allocator objects that a wheel carries, for all minors of PyTorch that have one. The headers come from PyPI's wheels, of
+//! which only these are kept.
 
 use super::torch_object::{Headers, Version, compile};
 use crate::failure::Failure;

@@ -1,4 +1,4 @@
-//! What the public interface has lost since the last release, as `cargo semver-checks` tells it.
+//! Reports the parts that the public interface has lost since the last release, by `cargo semver-checks`.
 
 use super::package_crates::CRATES;
 use crate::failure::Failure;

@@ -1,4 +1,4 @@
-//! What has to pass: the part that takes minutes, and the parts that take hours.
+//! The checks that have to pass: those that take minutes, and those that take hours.
 
 use super::model_check::{self, Checker};
 use super::sanitize::{self, Part};

@@ -34,13 +34,14 @@ const OPTIONAL: &str = "
 cuMemGetAccess cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMemRetainAllocationHandle
 cuMemGetHandleForAddressRange cuMemGetAllocationPropertiesFromHandle cuMemAllocAsync cuMemFreeAsync
 cuDeviceGetPCIBusId cuDeviceGetUuid_v2
-cuStreamGetCtx_v2 cuStreamGetCaptureInfo_v3 cuStreamBeginCapture_v2 cuStreamEndCapture cuGraphInstantiateWithFlags cuGraphLaunch cuGraphDestroy
-cuGraphExecDestroy cuLaunchKernelEx
+cuStreamGetCtx_v2 cuStreamGetCaptureInfo_v3 cuStreamBeginCapture_v2 cuStreamEndCapture
+cuGraphInstantiateWithFlags cuGraphLaunch cuGraphDestroy cuGraphExecDestroy cuLaunchKernelEx
 ";
-const TYPES: [&str; 4] = [
+const TYPES: [&str; 5] = [
     "CUresult|CUdevice_attribute|CUstreamCaptureMode|CUstreamCaptureStatus|CUuuid|CUevent_flags|CUstream_flags",
     "CUmemAllocationProp|CUmemAccessDesc|CUmemLocation|CUmemGenericAllocationHandle",
-    "CUmemAllocationHandleType|CUmemAccess_flags|CUmemAllocationGranularity_flags|CUmemAllocationType|CUmemLocationType|CUmemRangeHandleType",
+    "CUmemAllocationHandleType|CUmemAccess_flags|CUmemAllocationGranularity_flags|CUmemAllocationType|CUmemLocationType",
+    "CUmemRangeHandleType",
     "CUgraph|CUgraphExec|CUgraphNode|CUgraphEdgeData|cuuint64_t|CUlaunchConfig|CUlaunchAttribute|CUlaunchAttributeID|CUgreenCtx",
 ];
 const OPTIONS: [&str; 10] = [

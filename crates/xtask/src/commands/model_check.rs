@@ -7,7 +7,7 @@ use crate::workspace::Workspace;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "GAPLESS_PROOF_SCALE=20 goes through twenty times as many schedules with shuttle.")]
 pub struct ModelCheckArguments {
-    /// What to run
+    /// The checkers to run
     #[arg(value_enum, default_values = ["shuttle", "loom"])]
     checkers: Vec<Checker>,
 }

@@ -6,9 +6,9 @@ use crate::workspace::Workspace;
 
 /// The crates that are published, each after those that it needs.
 pub const CRATES: [&str; 3] = ["gapless", "gapless-share", "gapless-trace"];
-/// What each of them carries.
+/// The files that each of them has to carry.
 const NEEDED: [&str; 3] = ["LICENSE-APACHE", "LICENSE-MIT", "README.md"];
-/// What a file of a crate begins or ends with. Tests, benchmarks and tools stay here.
+/// Beginnings and endings of the paths of a crate's files. Tests, benchmarks and tools stay here.
 const BEGINNINGS: [&str; 5] = ["src/", "examples/", "kernels/", "Cargo.", ".cargo_vcs_info"];
 const ENDINGS: [&str; 3] = [".md", "LICENSE-APACHE", "LICENSE-MIT"];
 

@@ -7,7 +7,7 @@ use crate::workspace::Workspace;
 use crate::{files, old_systems, process, python};
 use std::path::Path;
 
-/// What `python/setup.py` and `python/pyproject.toml` ask for.
+/// Checks for the tools that `python/setup.py` and `python/pyproject.toml` require.
 const BUILD_TOOLS: &str = "\
 from setuptools import build_meta, __version__
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -103,14 +103,14 @@ fn require_shared_unwinding(workspace: &Workspace, folder: &Path) -> Result<(), 
 pub struct Needed {
     /// The file's name.
     pub file: String,
-    /// Whose version: `GLIBC_` or `GLIBCXX_`.
+    /// The library that is versioned: `GLIBC_` or `GLIBCXX_`.
     pub library: &'static str,
     /// The version, such as 2.34.
     pub version: String,
 }
 
-/// What the files of the package in `folder` ask for beyond `oldest`, which are beginnings of symbol versions and the versions that
-/// may be asked for.
+/// Returns the symbol versions that the files of the package in `folder` require beyond `oldest`, which has pairs of the
+/// beginning of a symbol version and the newest version allowed.
 pub fn newer(workspace: &Workspace, folder: &Path, oldest: &[(&'static str, &str)]) -> Result<Vec<Needed>, Failure> {
     let mut found = Vec::new();
     let mut binaries = files::with_ending(folder, "so")?;
@@ -135,7 +135,7 @@ fn newest<'a>(symbols: &'a str, library: &str) -> Option<&'a str> {
     versions.max_by_key(|version| version_order(version))
 }
 
-/// What versions are compared by.
+/// The numbers that versions are compared by.
 pub fn version_order(version: &str) -> Vec<u32> {
     version.split('.').filter_map(|number| number.parse().ok()).collect()
 }

@@ -10,7 +10,7 @@ use std::process::Command;
 
 #[derive(Debug, clap::Args)]
 pub struct SanitizeArguments {
-    /// What to run
+    /// The sanitizers to run
     #[arg(value_enum, default_values = ["address", "thread"])]
     parts: Vec<Part>,
 }

@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::process;
 use crate::workspace::Workspace;
 
-/// What each example is for. They are built together; `ci-full` looks at each by itself.
+/// The features, each with an example. The examples are built together; `ci-full` looks at each by itself.
 pub const FEATURES: [&str; 3] = ["cust", "cuda-driver-sys", "cudarc"];
 
 pub fn run(workspace: &Workspace) -> Result<(), Failure> {

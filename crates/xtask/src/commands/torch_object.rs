@@ -53,7 +53,7 @@ impl Version {
         format!("_torch_object_{}_{}.so", self.major, self.minor)
     }
 
-    /// What the sources compare: 215 for 2.15.
+    /// The number that the sources compare: 215 for 2.15.
     fn number(&self) -> u32 {
         self.major * 100 + self.minor
     }

@@ -109,7 +109,7 @@ fn modules(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is unpacked of the wheels of modules that bring an allocator of their own.
+/// The files that are unpacked from the wheels of modules that bring an allocator of their own.
 const MODULES: [(&str, &[&str]); 2] = [
     (
         "vllm==0.33.0",

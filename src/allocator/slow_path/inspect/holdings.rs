@@ -5,7 +5,7 @@
 
 use super::super::super::mappings::Mappings;
 
-/// What an allocator holds of the device at one moment.
+/// The memory of the device that an allocator holds at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Holdings {
     /// Bytes of a page.
@@ -20,7 +20,7 @@ pub struct Holdings {
     pub created_chunks: u64,
     /// Bytes of chunks that nothing maps.
     pub idle_bytes: u64,
-    /// Bytes of chunks of raw ranges.
+    /// Bytes of chunks of growable ranges.
     pub range_bytes: u64,
     /// Bytes of chunks of registered blocks.
     pub registered_bytes: u64,
@@ -36,8 +36,8 @@ pub struct Holdings {
     pub peak_chunks: u64,
     /// Number of mappings, stale ones included.
     pub mappings: u64,
-    /// Number of chunks moved from one place to another.
-    pub harvested_chunks: u64,
+    /// Number of chunks that were remapped.
+    pub remapped_chunks: u64,
     /// Number of those that were still mapped where they moved to.
     pub reused_views: u64,
     /// Number of driver sequences that could not be undone.
@@ -47,7 +47,7 @@ pub struct Holdings {
 }
 
 impl Holdings {
-    /// What is held now. The completely free chunks, and those that wait, are not counted.
+    /// Returns the memory that is held now. Completely free chunks, and those that wait for streams, are not counted.
     pub fn new(mappings: &Mappings) -> Self {
         let (chunks, counts) = (mappings.chunks(), mappings.counts());
         let page_bytes = chunks.page_bytes();
@@ -66,7 +66,7 @@ impl Holdings {
             chunks: chunks.len() as u64,
             peak_chunks: chunks.peak_len() as u64,
             mappings: mappings.mappings() as u64,
-            harvested_chunks: counts.harvested_chunks,
+            remapped_chunks: counts.remapped_chunks,
             reused_views: counts.reused_views,
             poisoned: counts.poisoned,
             metadata_bytes: mappings.metadata_bytes(),

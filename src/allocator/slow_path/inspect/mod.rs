@@ -23,7 +23,7 @@ pub use holdings::Holdings;
 impl Door {
     /// Figures of all streams at one moment, and of what is held. Waits for nobody in the slow path.
     pub fn stats<D: Driver>(&self, shared: &Shared<D>) -> Stats {
-        // Which chunks are completely free can be told while nobody is moving them.
+        // Which chunks are completely free can be determined while nobody is moving them.
         let mapper = self.mapper.try_lock();
         let free =
             mapper.as_ref().map(|mapper| (free_chunk_bytes(shared, mapper), waiting_chunk_bytes(shared, mapper)));

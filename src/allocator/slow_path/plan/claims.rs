@@ -21,7 +21,7 @@ pub struct Before {
     start: u64,
     /// Bytes of the piece.
     len: u64,
-    /// Free or hole.
+    /// Free or unmapped.
     state: BlockState,
     /// The block's epoch.
     epoch: u32,
@@ -60,7 +60,7 @@ pub fn claim_free<D: Driver>(states: &mut States<'_, D>, mut sources: Vec<Source
     claimed
 }
 
-/// Ends the claim on a chunk: its bytes are free where it is still mapped, else a hole.
+/// Ends the claim on a chunk: its bytes are free where it is still mapped, else unmapped.
 pub fn unclaim(mapper: &Mapper, state: &mut StreamState, source: &Source) {
     let region = state.region(source.region).expect("sources come from regions");
     let view = mapper.segment(region.segment).table.view(source.pages.start);
@@ -87,11 +87,11 @@ pub fn unclaim_target<D: Driver>(states: &mut States<'_, D>, goal: &Goal, before
 /// without waiting has been used since.
 fn note_epochs(plan: &mut Plan, claimed: &[Source]) -> bool {
     let waits = plan.goal.allowance.recreation == Recreation::Waiting;
-    let harvested = plan.fill.iter_mut().filter_map(|fill| match &mut fill.backing {
-        Backing::Harvest(source) => Some(source),
+    let remapped = plan.fill.iter_mut().filter_map(|fill| match &mut fill.backing {
+        Backing::Remap(source) => Some(source),
         Backing::Idle(_) | Backing::Create => None,
     });
-    let moved = plan.reuse.iter_mut().map(|reuse| &mut reuse.source).chain(harvested).map(|source| (source, true));
+    let moved = plan.reuse.iter_mut().map(|reuse| &mut reuse.source).chain(remapped).map(|source| (source, true));
     let mut sources: Vec<(&mut Source, bool)> =
         moved.chain(plan.release.iter_mut().map(|source| (source, waits))).collect();
     sources.sort_unstable_by_key(|(source, _)| source.place());
@@ -124,7 +124,7 @@ fn claim_target<D: Driver>(states: &mut States<'_, D>, plan: &mut Plan) -> bool 
 }
 
 /// Adds the next blocks of `left` to the claimed block that starts at `start`. Returns the end of what is claimed then, or
-/// `None` where a block is neither free nor a hole.
+/// `None` where a block is neither free nor unmapped.
 fn claim_next(heap: &mut Heap, start: u64, left: Range<u64>, before: &mut Vec<Before>) -> Option<u64> {
     let mut block = heap.block_around(left.start)?;
     let first = if left.start == start { block.offset } else { start };
@@ -188,7 +188,7 @@ mod tests {
             Self { allocator, other, live }
         }
 
-        /// All blocks of all streams. When a hole was used last means nothing.
+        /// All blocks of all streams. The epoch of an unmapped block means nothing.
         fn blocks(&self) -> Vec<Block> {
             let streams = &self.allocator.inner.shared.streams;
             let of_state = |state: &StreamState| -> Vec<Block> {
@@ -274,7 +274,7 @@ mod tests {
         setting.allocator.check();
     }
 
-    /// What was to be released without waiting has been used again since.
+    /// A chunk that was to be released without waiting has been used again since.
     #[test]
     fn a_release_without_waiting_is_not_of_what_was_used_since() {
         let setting = Setting::new();

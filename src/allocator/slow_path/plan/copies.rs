@@ -1,11 +1,11 @@
 //! Copies of what a plan looks at: no stream is locked while it is made. What has changed meanwhile is noticed when it is
 //! claimed.
 //!
-//! Holes and views change under the mapper's lock only, which whoever plans holds. So a copy that is made in pieces has all of
-//! them; what may be out of date is which bytes between them are free.
+//! Unmapped blocks and views change under the mapper's lock only, which whoever plans holds. So a copy that is made in pieces has
+//! all of them; what may be out of date is which bytes between them are free.
 //!
-//! Cost: O([`PIECE`]) each time that a stream is locked; in all, O(holes) of the region, and O(free blocks of a page or more)
-//! of all streams where chunks have to be found.
+//! Cost: O([`PIECE`]) each time that a stream is locked; in all, O(unmapped blocks) of the region, and O(free blocks of a page or
+//! more) of all streams where chunks have to be found.
 
 use super::super::super::streams::region::{Region, RegionId};
 use super::super::super::streams::state::StreamState;
@@ -19,7 +19,7 @@ use crate::stream::StreamIndex;
 use crate::units::DeviceAddr;
 use std::collections::BTreeMap;
 
-/// What has been copied for a plan.
+/// Copies that were made for a plan.
 #[derive(Debug, Default)]
 pub struct Copies {
     /// For each stream, its free blocks of a page or more.
@@ -37,7 +37,7 @@ struct Copy<T> {
     count: u64,
 }
 
-/// What a plan knows of the region that it places a request in.
+/// A copy of the region that a plan places a request in.
 #[derive(Debug)]
 pub struct Target {
     /// Address of its first byte.
@@ -46,7 +46,7 @@ pub struct Target {
     pub segment: usize,
     /// Bytes of a page.
     pub page_bytes: u64,
-    /// Its holes, and the free blocks beside them, in address order.
+    /// Its unmapped blocks, and the free ones beside them, in address order.
     pub blocks: Vec<Block>,
 }
 
@@ -117,7 +117,8 @@ impl<T> Copy<T> {
     }
 }
 
-/// How often a stream has allocated and freed. Without that, free memory changes under the mapper's lock only.
+/// Returns how many times a stream has allocated and freed. Without these operations, free memory changes under the mapper's lock
+/// only.
 fn count_of(state: &StreamState) -> u64 {
     state.tally.allocs + state.tally.frees
 }
@@ -141,11 +142,11 @@ fn region_of(state: &StreamState, id: RegionId) -> &Region {
     state.regions.get(id).expect("regions stay")
 }
 
-/// Copies the next holes from offset `from` on, with the free blocks beside them, and returns where to go on.
+/// Copies the next unmapped blocks from offset `from` on, with the free ones beside them, and returns where to go on.
 fn copy_piece(heap: &Heap, copied: &mut Vec<Block>, from: u64) -> Option<u64> {
     let mut from = from;
     // The last piece may have ended amid a run of them. Where one ends, another block starts now as then: a free block is not
-    // followed by another one, and holes stay.
+    // followed by another one, and unmapped blocks stay.
     let runs_on = copied.last().is_some_and(|last| last.offset + last.size == from);
     let mut next = if runs_on { heap.block(from).copied() } else { None };
     for _ in 0..PIECE {
@@ -165,17 +166,17 @@ fn is_open(state: BlockState) -> bool {
     matches!(state, BlockState::Free | BlockState::Hole)
 }
 
-/// The free block before the next hole that starts at `from` or above, or else the hole itself.
+/// The free block before the next unmapped one that starts at `from` or above, or else that one itself.
 fn first_of_next_run(heap: &Heap, from: u64) -> Option<Block> {
-    let (offset, _) = heap.holes_from(from).next()?;
-    let hole = heap.block(offset).expect("I3: holes are blocks");
-    let before = heap.before(hole).filter(|before| before.state == BlockState::Free);
+    let (offset, _) = heap.unmapped_from(from).next()?;
+    let unmapped = heap.block(offset).expect("I3: it is a block");
+    let before = heap.before(unmapped).filter(|before| before.state == BlockState::Free);
     // What lies below was copied in the piece before, and has been merged with this one since.
     let clipped = before.map(|before| {
         let start = before.offset.max(from);
         Block { offset: start, size: before.offset + before.size - start, ..*before }
     });
-    Some(clipped.filter(|block| block.size > 0).unwrap_or(*hole))
+    Some(clipped.filter(|block| block.size > 0).unwrap_or(*unmapped))
 }
 
 #[cfg(test)]
@@ -194,7 +195,7 @@ mod tests {
 
     const MAIN: StreamId = StreamId::DEFAULT;
 
-    /// What happens between a copy and the look whether it is out of date.
+    /// Work of another thread between a copy and the check whether it is out of date.
     type Meanwhile = fn(&Allocator<ModelDriver>, DeviceAddr);
 
     /// Whether a region has to be copied again after `meanwhile`.
@@ -235,12 +236,12 @@ mod tests {
         }));
     }
 
-    /// Wherever a piece ends: all holes are copied, the free blocks beside them, and no other free block.
+    /// Wherever a piece ends: all unmapped blocks are copied, the free ones beside them, and no other free block.
     #[test]
     fn copies_made_in_pieces_lack_nothing() {
         const RUNS: u64 = 3 * PIECE as u64;
         for shift in 0..3 {
-            // Runs of a hole and a free block, a live block behind each, and at the end a free block between live ones.
+            // Runs of an unmapped and a free block, a live block behind each, and at the end a free block between live ones.
             let mut heap = Heap::new((3 * RUNS + 3) * GRANULE);
             heap.set(0, 0, (3 * RUNS + 3) * GRANULE, BlockState::Free, 0);
             let mut expected = Vec::new();
@@ -270,7 +271,7 @@ mod tests {
         }
     }
 
-    /// The free block before a hole may begin in the piece before, or end where that did.
+    /// The free block before an unmapped one may begin in the piece before, or end where that did.
     #[test]
     fn what_the_piece_before_has_is_not_copied_again() {
         let mut heap = Heap::new(4 * GRANULE);

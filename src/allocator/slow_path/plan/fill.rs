@@ -15,7 +15,8 @@ pub(super) struct Filler<'a> {
     covered: PageRange,
     /// The sources that may be taken, by number: by [`Wait`], then by pages; the next to take is the last of a list.
     unused: [BTreeMap<PageCount, Vec<usize>>; Wait::ALL.len()],
-    /// The idle chunks that may be taken, by pages, without empty lists. Listed when one is first looked for: mostly, there is none.
+    /// The idle chunks that may be taken, by pages, without empty lists. Listed when one is first looked for: mostly, there is
+    /// none.
     idle: Option<BTreeMap<PageCount, &'a [ChunkId]>>,
     /// Number of pages created.
     created: PageCount,
@@ -25,7 +26,7 @@ pub(super) struct Filler<'a> {
     release: Vec<Source>,
 }
 
-/// What has to be waited for before a source can be used.
+/// The wait that is needed before a source can be used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wait {
     /// Nothing: it is of the same stream, or its last use has passed.
@@ -79,7 +80,7 @@ impl<'a> Filler<'a> {
         Some(left.start)
     }
 
-    /// What a chunk at the start of `left` is wanted for.
+    /// Returns which pages a chunk at the start of `left` is wanted for.
     fn wanted(&self, left: PageRange, spare: PageCount) -> Wanted {
         let covered = if left.start < self.covered.start { left.start } else { left.end.min(self.covered.end) };
         Wanted { pages: left.len(), covered: PageRange { start: left.start, end: covered }.len(), spare }
@@ -91,9 +92,9 @@ impl<'a> Filler<'a> {
         self.idle(wanted)
             .or_else(|| self.create_from_released(wanted))
             .or_else(|| self.create(wanted, self.survey.goal.allowance.soft_pages))
-            .or_else(|| self.harvest(wanted))
+            .or_else(|| self.remap(wanted))
             .or_else(|| self.create_beyond_slack(wanted))
-            .or_else(|| self.harvest_larger(pages, spare))
+            .or_else(|| self.remap_larger(pages, spare))
             .or_else(|| self.recreate_waiting(wanted))
     }
 
@@ -138,14 +139,14 @@ impl<'a> Filler<'a> {
         if hard_pages <= self.created {
             return None;
         }
-        self.harvest_larger(wanted.pages, wanted.spare)
+        self.remap_larger(wanted.pages, wanted.spare)
             .or_else(|| self.recreate(wanted, Recreation::WithoutWaiting))
             .or_else(|| self.create(Wanted { spare: PageCount::ZERO, ..wanted }, hard_pages))
     }
 
     /// The largest chunks, since a move costs the same for any size. Once there is no headroom, they are cut up instead, so
     /// that they cannot be pinned by small blocks later.
-    fn harvest(&mut self, wanted: Wanted) -> Option<(Backing, PageCount)> {
+    fn remap(&mut self, wanted: Wanted) -> Option<(Backing, PageCount)> {
         let tight = self.survey.goal.allowance.hard_pages <= self.created;
         let small_enough = self.without_headroom(wanted);
         for wait in Wait::ALL {
@@ -162,14 +163,14 @@ impl<'a> Filler<'a> {
         None
     }
 
-    fn harvest_larger(&mut self, pages: PageCount, spare: PageCount) -> Option<(Backing, PageCount)> {
+    fn remap_larger(&mut self, pages: PageCount, spare: PageCount) -> Option<(Backing, PageCount)> {
         let smallest_fit = |wait: Wait| Some((wait, *self.unused[wait as usize].range(..=pages + spare).next()?.0));
         let (wait, size) = Wait::ALL.into_iter().find_map(smallest_fit)?;
         Some(self.take(wait, size))
     }
 
     fn take(&mut self, wait: Wait, size: PageCount) -> (Backing, PageCount) {
-        (Backing::Harvest(self.pop(wait, size)), size)
+        (Backing::Remap(self.pop(wait, size)), size)
     }
 
     /// Takes the source that comes last: from the largest free block, whose loss is felt least, and from its end.

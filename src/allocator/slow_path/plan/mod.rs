@@ -42,10 +42,10 @@ use rooms::{Candidate, PieceKind, Room};
 use sources::Sources;
 use std::ops::Range;
 
-/// What a plan is to achieve.
+/// The goal of a plan: a request, and where and how it may be served.
 #[derive(Clone, Copy, Debug)]
 pub struct Goal {
-    /// What was asked for.
+    /// The request.
     pub request: Request,
     /// The stream that it is for.
     pub stream: StreamIndex,
@@ -53,7 +53,7 @@ pub struct Goal {
     pub region: RegionId,
     /// How much may be created.
     pub allowance: Allowance,
-    /// What may be done for it: whether anything is unmapped or released, and whether chunks move between streams.
+    /// Rules that the plan has to keep: whether anything is unmapped or released, and whether chunks move between streams.
     pub rules: Rules,
     /// Whether it is to be one new chunk, apart from all others.
     pub apart: bool,
@@ -69,7 +69,7 @@ impl Goal {
 /// How much may be created.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowance {
-    /// Number of pages that may be created before anything is harvested.
+    /// Number of pages that may be created before anything is remapped.
     pub soft_pages: PageCount,
     /// Number of pages that may be created at all.
     pub hard_pages: PageCount,
@@ -94,14 +94,14 @@ pub enum Backing {
     /// A new chunk.
     Create,
     /// A free chunk from elsewhere.
-    Harvest(Source),
+    Remap(Source),
 }
 
 impl Backing {
     /// The free chunk, if it is one from elsewhere.
     pub fn source(&self) -> Option<&Source> {
         match self {
-            Self::Harvest(source) => Some(source),
+            Self::Remap(source) => Some(source),
             Self::Idle(_) | Self::Create => None,
         }
     }
@@ -112,7 +112,7 @@ impl Backing {
 pub struct Fill {
     /// The pages of the target segment.
     pub pages: PageRange,
-    /// What to map there.
+    /// The memory to map there.
     pub backing: Backing,
 }
 
@@ -128,7 +128,7 @@ pub struct Reuse {
 /// A growth, planned.
 #[derive(Debug)]
 pub struct Plan {
-    /// What it achieves.
+    /// The goal that it serves.
     pub goal: Goal,
     /// Number of the region's segment.
     pub segment: usize,
@@ -136,7 +136,7 @@ pub struct Plan {
     pub start: u64,
     /// The offsets around it that are claimed.
     pub claim: Range<u64>,
-    /// What the claimed offsets consisted of, once they are claimed.
+    /// The blocks that the claimed offsets consisted of before, once they are claimed.
     pub before: Vec<Before>,
     /// Stale views in the target that become active again.
     pub reuse: Vec<Reuse>,
@@ -151,8 +151,8 @@ pub struct Plan {
 impl Plan {
     /// The chunks that move to the target.
     pub fn moved(&self) -> impl Iterator<Item = &Source> {
-        let harvested = self.fill.iter().filter_map(|fill| fill.backing.source());
-        self.reuse.iter().map(|reuse| &reuse.source).chain(harvested)
+        let remapped = self.fill.iter().filter_map(|fill| fill.backing.source());
+        self.reuse.iter().map(|reuse| &reuse.source).chain(remapped)
     }
 
     /// All chunks that are taken from where they are; claimed there.
@@ -206,7 +206,7 @@ pub fn plan_again<D: Driver>(
     (brings_back && claim(mapper, states, &mut plan).is_ok()).then_some(plan)
 }
 
-/// What a plan is made from.
+/// The data that a plan is made from.
 struct Survey<'a> {
     mapper: &'a Mapper,
     target: &'a Target,

@@ -6,7 +6,7 @@ use crate::pages::{PageCount, PageRange};
 use crate::segment::ViewState;
 use crate::units::round_up;
 
-/// A run of free blocks and holes with at least one hole, in pieces in address order.
+/// A run of free and unmapped blocks with at least one unmapped, in pieces in address order.
 #[derive(Clone, Debug, Default)]
 pub struct Room {
     pub pieces: Vec<Piece>,
@@ -20,7 +20,7 @@ pub struct Piece {
     pub kind: PieceKind,
 }
 
-/// What a piece of a room is.
+/// The kind of a piece of a room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PieceKind {
     /// A free block: mapped and unused.
@@ -36,7 +36,7 @@ pub enum PieceKind {
 /// The start of the cheapest placement found so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Candidate {
-    /// What has to be mapped there.
+    /// The cost of the mappings to make there.
     pub cost: u64,
     /// Offset in the region.
     pub start: u64,
@@ -50,7 +50,7 @@ const REUSABLE_PAGE: u64 = 1;
 const BUSY_PAGE: u64 = 8000;
 
 impl Survey<'_> {
-    /// The rooms of the region: runs of its holes and of the free blocks beside them.
+    /// The rooms of the region: runs of its unmapped blocks and of the free ones beside them.
     pub fn rooms(&self) -> Vec<Room> {
         let mut rooms: Vec<Room> = Vec::new();
         for run in self.target.blocks.chunk_by(|one, next| one.offset + one.size == next.offset) {
@@ -58,7 +58,7 @@ impl Survey<'_> {
             for block in run {
                 let (start, end) = (block.offset, block.offset + block.size);
                 match block.state {
-                    BlockState::Hole => self.cut_hole(start, end, &mut room, &mut rooms),
+                    BlockState::Hole => self.cut_unmapped(start, end, &mut room, &mut rooms),
                     _ => room.pieces.push(Piece { start, end, kind: PieceKind::Free }),
                 }
             }
@@ -69,8 +69,8 @@ impl Survey<'_> {
         rooms
     }
 
-    /// Cuts a hole into pieces of `room`. A stale view that can be neither used nor removed ends the room.
-    fn cut_hole(&self, start: u64, end: u64, room: &mut Room, rooms: &mut Vec<Room>) {
+    /// Cuts an unmapped block into pieces of `room`. A stale view that can be neither used nor removed ends the room.
+    fn cut_unmapped(&self, start: u64, end: u64, room: &mut Room, rooms: &mut Vec<Room>) {
         let page_bytes = self.page_bytes();
         let mut at = start;
         let empty = |start, end| Piece { start, end, kind: PieceKind::Empty };

@@ -27,7 +27,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// What sources are ordered by.
+    /// The key that sources are ordered by.
     pub fn place(&self) -> (StreamIndex, RegionId, PageIndex) {
         (self.stream, self.region, self.pages.start)
     }
@@ -225,7 +225,7 @@ mod tests {
         pieces
     }
 
-    /// What is freed while free blocks are looked for makes one of two of them, which may both be found.
+    /// A free during the search merges two free blocks into one, and both may be found.
     #[test]
     fn a_chunk_that_is_found_twice_counts_once() {
         let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 8 * PAGE, ..ModelConfig::default() }));

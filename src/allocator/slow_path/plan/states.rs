@@ -45,7 +45,7 @@ impl<'a, D: Driver> States<'a, D> {
         }
     }
 
-    /// What another thread may do here, in tests.
+    /// Lets another thread run here, in tests.
     #[cfg(test)]
     pub fn interrupt(&self) {
         if self.together.is_none() {

@@ -1,7 +1,7 @@
 //! What a device's process-wide allocator and its pools say of themselves, against a caller's own count.
 //!
-//! - E1  sums of a device and of each pool are those of the calls: bytes, allocations, frees and users, whatever became of the pools.
-//!   The device's handle says the same.
+//! - E1  sums of a device and of each pool are those of the calls: bytes, allocations, frees and users, whatever became of the
+//!   pools. The device's handle says the same.
 //! - E2  the chunks are those that the driver has given out.
 //! - E3  a block that a stream of its own device may still use is pending.
 //! - E4  each live block is listed once: where it is, as many bytes as were requested, for the stream and from the pool that the
