@@ -113,6 +113,7 @@ pub struct Oracle {
     pub peak_live_bytes: u64,
     pub allocs: u64,
     pub frees: u64,
+    pub freed_bytes: u64,
     pub refused_frees: u64,
     /// Number of requests that ran out of memory.
     pub failed_allocs: u64,
@@ -151,6 +152,7 @@ impl Oracle {
         self.order.retain(|other| *other != addr);
         self.live_bytes -= block.bytes;
         self.frees += 1;
+        self.freed_bytes += block.bytes;
         self.last_freed = Some(addr);
         self.pinned.iter_mut().filter(|pinned| pinned.addr.0 == addr).for_each(|pinned| pinned.alone = true);
         block
@@ -273,6 +275,7 @@ impl Oracle {
         assert_eq!(allocator.live_bytes(), self.live_bytes, "invariant 5: live bytes");
         assert_eq!(stats.live_allocations, self.live.len() as u64, "invariant 5: live allocations");
         assert_eq!((stats.allocs, stats.frees), (self.allocs, self.frees), "invariant 5: allocations and frees");
+        assert_eq!(stats.freed_bytes, self.freed_bytes, "invariant 5: freed bytes");
         assert_eq!(stats.sizes.iter().map(|size| size.allocs).sum::<u64>(), self.allocs, "invariant 5: sizes");
         assert_eq!(stats.refused_frees, self.refused_frees, "invariant 5: refused frees");
         assert_eq!(stats.failed_allocs, self.failed_allocs, "invariant 5: failed allocations");

@@ -1,11 +1,15 @@
 //! What an allocator reports, as plain data and as text. How the figures come about is in `slow_path/inspect`.
 
+mod figures;
 mod live;
 mod oom;
+mod shown;
 mod snapshot;
 mod stats;
 
+pub use figures::{Figure, FigureKind, FigureUnit};
 pub use live::LiveAllocation;
 pub use oom::{OutOfMemory, Pinned, StreamUse};
+pub use shown::ShownPeaks;
 pub use snapshot::{BlockSnapshot, ChunkSnapshot, RegionSnapshot, Snapshot};
-pub use stats::{Fragmentation, SizeRange, Stats};
+pub use stats::{Figures, Fragmentation, SizeRange, Stats};
