@@ -9,6 +9,7 @@ pub mod build_wheel;
 pub mod check_interface;
 pub mod ci;
 pub mod generate_bindings;
+pub mod generate_figures;
 pub mod generate_header;
 pub mod gpu_bundle;
 pub mod model_check;
