@@ -150,6 +150,8 @@ typedef struct gapless_stats {
   uint64_t largest_cached_bytes;
   // All bytes that are free: cached, pending, idle, and not held yet.
   uint64_t free_bytes;
+  // Number of allocations that were freed and wait for other streams.
+  uint64_t pending_allocations;
 } gapless_stats;
 
 // Told of bytes bytes at pointer, on a device. context is what the listener was added with. Returns 0; anything else

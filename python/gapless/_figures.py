@@ -97,6 +97,8 @@ class Stats(TypedDict):
     """Bytes of the largest block available without a driver call, on the stream where it is cached."""
     free_bytes: int
     """All bytes that are free: cached, pending, idle, and not held yet."""
+    pending_allocations: int
+    """Number of allocations that were freed and wait for other streams."""
     sizes: list[dict[str, int]]
     """Number of allocations by size."""
     fragmentation: dict[str, Any]
@@ -148,6 +150,7 @@ FIELDS = (
     "metadata_bytes",
     "largest_cached_bytes",
     "free_bytes",
+    "pending_allocations",
 )
 
 # The figure that has the value of a key of PyTorch's ``memory_stats()``.

@@ -117,6 +117,8 @@ metadata_bytes: Bytes, Amount, [];
 largest_cached_bytes: Bytes, Largest, [] in fragmentation;
 /// All bytes that are free: cached, pending, idle, and not held yet.
 free_bytes: Bytes, Amount, [] in fragmentation;
+/// Number of allocations that were freed and wait for other streams.
+pending_allocations: Number, Amount, [];
 }
 
 /// Allocations whose size, rounded up to whole granules, lies in a range.

@@ -77,6 +77,7 @@ impl Stats {
             self.live_allocations += heap.live_count();
             self.cached_bytes += heap.free_bytes();
             self.pending_bytes += heap.pending_bytes();
+            self.pending_allocations += heap.pending_count();
             let largest = heap.largest_free().map_or(0, |block| block.size);
             let largest_cached = &mut self.fragmentation.largest_cached_bytes;
             *largest_cached = (*largest_cached).max(largest);

@@ -192,6 +192,8 @@ impl Calls {
         let waiting: u64 = waits.iter().map(|block| block.bytes).sum();
         let held = self.held_back(|block| self.is_served_by(device, block)).map(|(_, number)| number);
         assert!(waiting == sums.pending_bytes || waiting > sums.pending_bytes && held[1] > 0, "{waiting}: {sums:?}");
+        let number = (waits.len() as u64).wrapping_sub(sums.pending_allocations);
+        assert!((held[0]..=held[1]).contains(&number), "{number} of {} held back, not {held:?}: {sums:?}", waits.len());
         for (addr, _) in self.surely_waiting(|block| self.is_served_by(device, block)) {
             assert!(waits.iter().any(|block| block.address == addr), "{addr:#x} waits for a stream: {all:#x?}");
         }
