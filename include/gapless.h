@@ -64,42 +64,95 @@ typedef struct gapless_stats {
   size_t size;
   // Bytes requested by live allocations.
   uint64_t live_bytes;
-  // Highest live_bytes since the start, or since the peaks were reset.
+  // Highest live_bytes; exact while streams do not race.
   uint64_t peak_live_bytes;
   // Number of live allocations.
   uint64_t live_allocations;
-  // Bytes that are free and mapped: the next allocation gets them without a driver call.
+  // Bytes that are free and mapped: available without a driver call.
   uint64_t cached_bytes;
   // Bytes that were freed and wait for other streams.
   uint64_t pending_bytes;
-  // Bytes of physical chunks that are mapped nowhere.
+  // Bytes of chunks that nothing maps.
   uint64_t idle_bytes;
-  // Bytes of all physical chunks that are held.
+  // Bytes of all chunks held. live_bytes is at most that.
   uint64_t reserved_bytes;
-  // Highest reserved_bytes since the start, or since the peaks were reset.
+  // Highest reserved_bytes.
   uint64_t peak_reserved_bytes;
-  // The largest number of bytes to hold.
+  // The most bytes that may be held, of a device by its pools as well.
   uint64_t budget_bytes;
-  // Number of allocations since the start.
+  // Number of allocations so far.
   uint64_t allocs;
-  // Number of frees since the start.
+  // Number of frees so far.
   uint64_t frees;
-  // Number of requests that ran out of memory.
+  // Number of requests that ran out of memory: blocks, growths of ranges, registered blocks. A device counts requests for
+  // blocks, each once however many of its pools refused it, and those that exceed the addresses of a region.
   uint64_t failed_allocs;
   // Number of frees that were refused.
   uint64_t refused_frees;
-  // Number of times a chunk was mapped at another address while it was free.
+  // Number of completely free chunks that were remapped: mapped at other addresses, where a request needed them.
   uint64_t harvested_chunks;
   // Number of times the host waited for a stream.
   uint64_t host_waits;
-  // Number of calls to the driver that change memory.
+  // Number of driver calls that put memory behind addresses or take it away; JSON has all calls by kind.
   uint64_t driver_calls;
-  // Bytes of the largest block that would be served by remapping every free chunk and using up the budget.
+  // Bytes of the largest block available when every completely free chunk is remapped and the budget is used up. Memory that
+  // waits for streams counts as free: a request that needs it waits as well.
   uint64_t largest_with_remapping_bytes;
-  // Bytes of chunks in raw ranges, and in dropped ones that could not be unmapped yet.
+  // Bytes of chunks of growable ranges, and of dropped ones that could not be unmapped yet.
   uint64_t range_bytes;
-  // Bytes of registered blocks, and of freed ones that could not be unmapped yet.
+  // Bytes of registered blocks, and of dropped ones that could not be unmapped yet.
   uint64_t registered_bytes;
+  // Bytes of live allocations, rounding included.
+  uint64_t live_block_bytes;
+  // Those of cached_bytes in completely free chunks, which a trim returns to the driver. What pools have free stays with
+  // them.
+  uint64_t free_chunk_bytes;
+  // Highest live_allocations that statistics have shown.
+  uint64_t peak_live_allocations;
+  // Bytes of live allocations, and of those that were freed and wait for other streams.
+  uint64_t active_bytes;
+  // Highest active_bytes that statistics have shown; peak_live_bytes at least.
+  uint64_t peak_active_bytes;
+  // Those of cached_bytes that a trim would not return to the driver: beside live blocks, or in pools.
+  uint64_t kept_free_bytes;
+  // Highest kept_free_bytes that statistics have shown.
+  uint64_t peak_kept_free_bytes;
+  // Bytes requested by all allocations so far.
+  uint64_t allocated_bytes;
+  // Bytes requested by the allocations that were freed so far.
+  uint64_t freed_bytes;
+  // Number of chunks held.
+  uint64_t chunks;
+  // Highest chunks.
+  uint64_t peak_chunks;
+  // Number of chunks created so far. Calls to the driver that failed created none.
+  uint64_t created_chunks;
+  // Number of chunks released so far. Those of a pool that has ended count as released.
+  uint64_t released_chunks;
+  // Bytes of all chunks created so far.
+  uint64_t created_bytes;
+  // Bytes of the chunks released so far. Those of a pool that has ended count as released.
+  uint64_t released_bytes;
+  // Number of mappings, stale ones included.
+  uint64_t mappings;
+  // Number of allocations served by cross-stream reuse: in a free block of another stream.
+  uint64_t borrowed;
+  // Number of harvested_chunks that were still mapped where they were needed, so that no driver call was made.
+  uint64_t reused_views;
+  // Number of driver calls that failed.
+  uint64_t failed_driver_calls;
+  // Number of driver sequences that could not be undone, so that addresses were taken out of use.
+  uint64_t poisoned;
+  // Number of streams seen.
+  uint64_t streams;
+  // Bytes of host memory behind all of this.
+  uint64_t metadata_bytes;
+  // Bytes of the largest block available without a driver call, on the stream where it is cached.
+  uint64_t largest_cached_bytes;
+  // All bytes that are free: cached, pending, idle, and not held yet.
+  uint64_t free_bytes;
+  // Number of allocations that were freed and wait for other streams.
+  uint64_t pending_allocations;
 } gapless_stats;
 
 // Called with the device, the address and the size in bytes of one mapping, and with the context that the listener was added
@@ -138,50 +191,6 @@ typedef struct gapless_torch_block {
   // The pool; 0, 0 for none.
   struct gapless_torch_pool pool;
 } gapless_torch_block;
-
-// The device's sums, as PyTorch counts: the process-wide allocator and its pools together, or one pool.
-typedef struct gapless_torch_figures {
-  // Bytes requested by live allocations.
-  uint64_t live_bytes;
-  // The same with rounding.
-  uint64_t live_block_bytes;
-  // Highest live_bytes since the peaks were reset.
-  uint64_t peak_live_bytes;
-  // Number of live allocations.
-  uint64_t live_allocations;
-  // Bytes that were freed and wait for streams.
-  uint64_t pending_bytes;
-  // Bytes of all chunks.
-  uint64_t reserved_bytes;
-  // Highest reserved_bytes since the peaks were reset.
-  uint64_t peak_reserved_bytes;
-  // Bytes of all chunks created since the start.
-  uint64_t created_bytes;
-  // Free bytes that a trim would not return to the driver: beside live blocks, or in pools.
-  uint64_t kept_free_bytes;
-  // Number of chunks.
-  uint64_t chunks;
-  // Highest chunks since the peaks were reset.
-  uint64_t peak_chunks;
-  // Chunks created since the start.
-  uint64_t created;
-  // Chunks released since the start.
-  uint64_t released;
-  // Allocations since the start.
-  uint64_t allocs;
-  // Frees since the start.
-  uint64_t frees;
-  // Bytes requested since the start; 0 for a single pool.
-  uint64_t allocated_bytes;
-  // Bytes freed since the start; 0 for a single pool.
-  uint64_t freed_bytes;
-  // Requests that ran out of memory; 0 for a single pool.
-  uint64_t out_of_memory;
-  // How often the host waited for a stream.
-  uint64_t host_waits;
-  // Bytes of the largest block that could be served now.
-  uint64_t largest_bytes;
-} gapless_torch_figures;
 
 // Success.
 #define GAPLESS_OK 0
@@ -769,12 +778,16 @@ gapless_status gapless_torch_use_on(void *pointer,
 gapless_status gapless_torch_describe(const void *pointer,
                                       struct gapless_torch_block *block);
 
-// Writes the sums of a device, or of one of its pools, to *figures. GAPLESS_ERROR_NOT_FOUND when there is no such pool.
+// Writes the statistics of a device, pools included, or of one of its pools, to *stats, as gapless_get_stats does. The counts of a
+// device are those since gapless_torch_reset_counts. GAPLESS_ERROR_NOT_FOUND when there is no such pool.
 //
-// pool is NULL or points to a name, figures points to figures.
-gapless_status gapless_torch_figures_of(int32_t device,
-                                        const struct gapless_torch_pool *pool,
-                                        struct gapless_torch_figures *figures);
+// pool is NULL or points to a name, stats points to as many bytes as its first field says.
+gapless_status gapless_torch_get_stats(int32_t device,
+                                       const struct gapless_torch_pool *pool,
+                                       struct gapless_stats *stats);
+
+// Lets the counts of a device that gapless_torch_get_stats writes start again from 0. Other functions go on counting.
+gapless_status gapless_torch_reset_counts(int32_t device);
 
 // Writes the names of a device's pools to names, and their number to *needed. GAPLESS_ERROR_BUFFER_TOO_SMALL when there are
 // more than capacity.

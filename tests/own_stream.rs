@@ -45,9 +45,11 @@ fn a_block_that_others_use_waits_for_them_only() {
         let snapshot = allocator.snapshot();
         let found = snapshot.regions.iter().flat_map(|region| &region.blocks).find(|found| found.addr == block);
         assert_eq!(found.unwrap().recorded_on, [other]);
-        let before = allocator.stats().pending_bytes;
+        let before = allocator.stats();
         allocator.free(block).unwrap();
-        assert_eq!(allocator.stats().pending_bytes - before, PAGE);
+        let now = allocator.stats();
+        assert_eq!(now.pending_bytes - before.pending_bytes, PAGE);
+        assert_eq!(now.pending_allocations - before.pending_allocations, 1);
     }
 }
 

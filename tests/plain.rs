@@ -48,6 +48,14 @@ fn figures_follow_every_call() {
         assert_eq!((stats.allocs, stats.frees, stats.live_allocations), (4, 2, 2));
         assert_eq!((stats.live_bytes, stats.live_block_bytes, stats.poisoned), (100, 2 * GRANULE, 0));
         assert_eq!((stats.peak_live_bytes, stats.peak_reserved_bytes), (8 * MIB + 100, 8 * MIB + 2 * GRANULE));
+        let figures = stats.figures();
+        assert_eq!((figures.allocated_bytes, figures.freed_bytes), (8 * MIB + 100, 8 * MIB));
+        assert_eq!((figures.created_bytes, figures.released_bytes), (8 * MIB + 2 * GRANULE, 8 * MIB));
+        assert_eq!(
+            (figures.peak_live_allocations, figures.peak_active_bytes),
+            (4, 8 * MIB + 100),
+            "what was shown first"
+        );
     });
 }
 

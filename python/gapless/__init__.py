@@ -14,6 +14,7 @@ import sys
 from typing import Any, Optional, Sequence, Union
 
 from . import _conf, _frames, _library
+from ._figures import Stats
 from ._library import ErrorKind, GaplessError, OutOfMemoryError
 
 __version__ = "0.2.0"
@@ -26,6 +27,7 @@ __all__ = [
     "GaplessError",
     "OutOfMemoryError",
     "Recording",
+    "Stats",
     "configure",
     "last_error",
     "record",
@@ -146,8 +148,8 @@ class Allocator:
         """Resets the peaks to current values."""
         _library.check(self._library.gapless_reset_peaks(self._handle))
 
-    def stats(self) -> dict[str, Any]:
-        """All statistics."""
+    def stats(self) -> Stats:
+        """All statistics. What each says: ``docs/using/statistics.md``."""
         return _library.read_json(self._library.gapless_stats_json, self._handle)
 
     def snapshot(self) -> dict[str, Any]:
@@ -252,7 +254,7 @@ class DeviceMemory(Allocator):
 # The functions from here on are about the current device of PyTorch or CuPy, unless they are told another one.
 
 
-def stats(device: Optional[int] = None) -> dict[str, Any]:
+def stats(device: Optional[int] = None) -> Stats:
     """Statistics of a device's process-wide allocator and its pools together."""
     return _of(device).stats()
 
@@ -281,21 +283,21 @@ def report(device: Optional[int] = None) -> str:
     device = allocator._device
     figures = allocator.stats()
     lines = [f"gapless, device {device}"]
-    for name, key in [
-        ("live", "live_bytes"),
-        ("peak live", "peak_live_bytes"),
-        ("cached", "cached_bytes"),
-        ("waiting for streams", "pending_bytes"),
-        ("held", "reserved_bytes"),
-        ("peak held", "peak_reserved_bytes"),
-        ("budget", "budget_bytes"),
+    for name, size in [
+        ("live", figures["live_bytes"]),
+        ("peak live", figures["peak_live_bytes"]),
+        ("cached", figures["cached_bytes"]),
+        ("waiting for streams", figures["pending_bytes"]),
+        ("held", figures["reserved_bytes"]),
+        ("peak held", figures["peak_reserved_bytes"]),
+        ("budget", figures["budget_bytes"]),
     ]:
-        lines.append(f"  {name:<20}{_size(figures[key]):>12}")
+        lines.append(f"  {name:<20}{_size(size):>12}")
     pools = _library.read_json(_library.load().gapless_torch_report_json, device, 0)["pools"]
     if pools:
         held, live = (sum(pool["stats"][key] for pool in pools) for key in ("reserved_bytes", "live_bytes"))
         lines.append(f"  {'held in pools':<20}{_size(held):>12}, {_size(live)} of it live")
-    largest = figures["fragmentation"]["largest_with_remapping_bytes"]
+    largest = figures["largest_with_remapping_bytes"]
     lines.append(f"  {'largest request now':<20}{_size(largest):>12}")
     allocs, failed = figures["allocs"], figures["failed_allocs"]
     lines.append(f"  {allocs} {'allocation' if allocs == 1 else 'allocations'}, {failed} failed")

@@ -1,4 +1,4 @@
-"""Finds, loads and declares the C library. Nothing here knows a framework."""
+"""Finds, loads and declares the C library. Nothing here calls a framework."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import os
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_size_t, c_ssize_t, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Callable, Optional
+
+from . import _figures
 
 OK = 0
 OUT_OF_MEMORY = 3
@@ -77,6 +79,12 @@ class Config(ctypes.Structure):
         ("region_bytes", c_uint64),
         ("library", c_char_p),
     ]
+
+
+class Stats(ctypes.Structure):
+    """``gapless_stats``."""
+
+    _fields_ = [("size", c_size_t), *((name, c_uint64) for name in _figures.FIELDS)]
 
 
 class Pool(ctypes.Structure):
@@ -152,6 +160,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gapless_torch_begin_allocate_to_pool": (None, [c_int32, Pool, c_void_p]),
     "gapless_torch_end_allocate_to_pool": (None, [c_int32, Pool]),
     "gapless_torch_release_pool": (None, [c_int32, Pool]),
+    "gapless_torch_get_stats": (c_int32, [c_int32, POINTER(Pool), POINTER(Stats)]),
+    "gapless_torch_pools": (c_int32, [c_int32, POINTER(Pool), c_size_t, POINTER(c_size_t)]),
+    "gapless_torch_reset_counts": (c_int32, [c_int32]),
     "gapless_torch_reset_peaks": (c_int32, [c_int32]),
     "gapless_torch_record_history": (None, [c_size_t, c_int32]),
     "gapless_torch_history_json": (c_int32, [*_TEXT]),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import bisect
+import ctypes
 import sys
 from typing import Any, Iterator, Optional
 
 from . import _library
+from ._figures import TORCH_KEYS
 
 _METRICS = (
     "allocation",
@@ -19,6 +21,9 @@ _METRICS = (
     "inactive_split_bytes",
     "requested_bytes",
 )
+_COUNTS = ("current", "peak", "allocated", "freed")
+# Those that no figure has are 0.
+_NUMBERS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free", "num_oom_rejections")
 # The largest number of events in a history: PyTorch's own default has no limit.
 MOST_EVENTS = 1 << 20
 # The viewer takes a block with an empty stack for one from before the recording.
@@ -27,113 +32,66 @@ _STATES = {"live": "active_allocated", "pending": "active_pending_free", "free":
 
 
 class Figures:
-    """The statistics of one device, and what the accumulated ones were at their last reset."""
+    """The statistics of one device."""
 
     def __init__(self, device: int) -> None:
         self.device = device
-        self.peaks: dict[str, int] = {}
-        self.base: dict[str, int] = {}
 
     def report(self, snapshot: bool = False) -> dict[str, Any]:
         """The library's own report: the main allocator and the pools."""
         return _library.read_json(_library.load().gapless_torch_report_json, self.device, int(snapshot))
 
+    def now(self, pool: Optional[_library.Pool] = None) -> _library.Stats:
+        """The figures of the device, pools included, or of a pool. Counts are those since they were reset."""
+        stats = _library.Stats(size=ctypes.sizeof(_library.Stats))
+        _library.check(_library.load().gapless_torch_get_stats(self.device, pool, stats))
+        return stats
+
     def nested(self) -> dict[str, Any]:
         """What ``torch._C._cuda_memoryStats`` returns. gapless has no pools by size: everything is in ``large_pool``."""
-        report = self.report()
-        all_stats = [report["main"], *(pool["stats"] for pool in report["pools"])]
-        past = report["past_pools"]
-
-        def total(key: str) -> int:
-            return sum(stats[key] for stats in all_stats)
-
-        def highest(key: str) -> int:
-            # Peaks do not fall when a pool ends.
-            return report["main"][key] + max(past[key], total(key) - report["main"][key])
-
-        since = {
-            "allocs": total("allocs") + past["allocs"] - self.base.get("allocs", 0),
-            "frees": total("frees") + past["frees"] - self.base.get("frees", 0),
-            "allocated_bytes": report["allocated_bytes"] - self.base.get("allocated_bytes", 0),
-            "freed_bytes": report["freed_bytes"] - self.base.get("freed_bytes", 0),
-        }
-        live, requested = total("live_block_bytes"), total("live_bytes")
-        reserved, pending = total("reserved_bytes"), total("pending_bytes")
-        # What empty_cache leaves: free blocks beside live ones, and all that pools have free.
-        main = report["main"]
-        in_pools = sum(pool["stats"]["cached_bytes"] for pool in report["pools"])
-        not_releasable = max(0, main["cached_bytes"] - main["free_chunk_bytes"]) + in_pools
-        all_created = total("created_bytes") + past["created_bytes"]
-        created_bytes = all_created - self.base.get("created_bytes", 0)
-        released_bytes = all_created - reserved - self.base.get("released_bytes", 0)
-        # At least the peak of live bytes. Blocks that wait for streams are added as far as they were seen.
-        active_peak = max(highest("peak_live_bytes"), self._peak("active_bytes", requested + pending))
-        created, given_back = self._chunks(report)
-        created -= self.base.get("created", 0)
-        given_back -= self.base.get("given_back", 0)
-        figures = {
-            "allocation": (total("live_allocations"), None, since["allocs"], since["frees"]),
-            # Requested bytes, not rounded ones: the peak is exact for these only.
-            "allocated_bytes": (requested, highest("peak_live_bytes"), since["allocated_bytes"], since["freed_bytes"]),
-            "requested_bytes": (requested, highest("peak_live_bytes"), since["allocated_bytes"], since["freed_bytes"]),
-            "active": (total("live_allocations"), None, since["allocs"], since["frees"]),
-            "active_bytes": (requested + pending, active_peak, since["allocated_bytes"], since["freed_bytes"]),
-            "segment": (total("chunks"), highest("peak_chunks"), created, given_back),
-            "reserved_bytes": (reserved, highest("peak_reserved_bytes"), created_bytes, released_bytes),
-            # Blocks are not split off anything that would have to stay whole: the bytes are known, the rest does not apply.
-            "inactive_split": (0, 0, 0, 0),
-            "inactive_split_bytes": (not_releasable, None, 0, 0),
-        }
-        result: dict[str, Any] = {}
+        now = self.now()
+        # What has no figure is 0: blocks are not split off anything that would have to stay whole, for one.
+        values: dict[str, int] = dict.fromkeys(_NUMBERS, 0)
+        values.update((key, getattr(now, figure)) for key, figure in TORCH_KEYS.items())
+        result: dict[str, Any] = {key: value for key, value in values.items() if "." not in key}
         for metric in _METRICS:
-            current, peak, allocated, freed = figures[metric]
-            peak = self._peak(metric, current) if peak is None else max(peak, current)
-            values = {"current": current, "peak": peak, "allocated": allocated, "freed": freed}
-            nothing = dict.fromkeys(values, 0)
-            result[metric] = {"all": values, "large_pool": dict(values), "small_pool": nothing}
+            counts = {count: values.get(f"{metric}.all.{count}", 0) for count in _COUNTS}
+            result[metric] = {"all": counts, "large_pool": dict(counts), "small_pool": dict.fromkeys(_COUNTS, 0)}
         for metric in ("oversize_allocations", "oversize_segments"):
-            result[metric] = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
+            result[metric] = dict.fromkeys(_COUNTS, 0)
         result.update(
-            num_alloc_retries=0,
-            num_ooms=report["out_of_memory"] - self.base.get("out_of_memory", 0),
-            num_sync_all_streams=total("host_waits") + past["host_waits"] - self.base.get("host_waits", 0),
-            num_device_alloc=created,
-            num_device_free=given_back,
-            num_oom_rejections=0,
             max_split_size=-1,
-            reserved_bytes_by_private_pools=sum(pool["stats"]["reserved_bytes"] for pool in report["pools"]),
+            reserved_bytes_by_private_pools=sum(self._reserved_by(pool) for pool in self._pools()),
             # Not in PyTorch's own statistics: bytes with rounding.
-            live_block_bytes=live,
+            live_block_bytes=now.live_block_bytes,
         )
         return result
 
     def reset_accumulated(self) -> None:
-        """``reset_accumulated_memory_stats``: counts start from their current values."""
-        report = self.report()
-        all_stats = [report["main"], *(pool["stats"] for pool in report["pools"])]
-        for key in ("allocs", "frees", "created_bytes", "host_waits"):
-            self.base[key] = sum(stats[key] for stats in all_stats) + report["past_pools"][key]
-        self.base["released_bytes"] = self.base["created_bytes"] - sum(stats["reserved_bytes"] for stats in all_stats)
-        self.base["created"], self.base["given_back"] = self._chunks(report)
-        for key in ("allocated_bytes", "freed_bytes", "out_of_memory"):
-            self.base[key] = report[key]
+        """``reset_accumulated_memory_stats``: counts start from 0."""
+        _library.check(_library.load().gapless_torch_reset_counts(self.device))
 
     def reset_peaks(self) -> None:
         """``reset_peak_memory_stats``: peaks start from current values."""
-        self.peaks.clear()
         _library.check(_library.load().gapless_torch_reset_peaks(self.device))
 
-    def _peak(self, metric: str, current: int) -> int:
-        # gapless keeps no peaks of counts: the highest value that was returned so far.
-        self.peaks[metric] = max(current, self.peaks.get(metric, 0))
-        return self.peaks[metric]
+    def _pools(self) -> list[_library.Pool]:
+        number = ctypes.c_size_t(64)
+        while True:
+            pools = (_library.Pool * number.value)()
+            status = _library.load().gapless_torch_pools(self.device, pools, len(pools), number)
+            if status != _library.BUFFER_TOO_SMALL:
+                _library.check(status)
+                return list(pools[: number.value])
 
-    @staticmethod
-    def _chunks(report: dict[str, Any]) -> tuple[int, int]:
-        """Chunks created, and released: those of pools that are gone count as released."""
-        all_stats = [report["main"], *(pool["stats"] for pool in report["pools"])]
-        created = report["past_pools"]["created"] + sum(stats["created_chunks"] for stats in all_stats)
-        return created, created - sum(stats["chunks"] for stats in all_stats)
+    def _reserved_by(self, pool: _library.Pool) -> int:
+        try:
+            return int(self.now(pool).reserved_bytes)
+        except _library.GaplessError as error:
+            # It has ended since.
+            if error.status == _library.NOT_FOUND:
+                return 0
+            raise
 
     def segments(self, pool: Optional[tuple[int, int]] = None) -> Iterator[dict[str, Any]]:
         """The segments of a PyTorch snapshot: one for each run of mapped addresses without a gap."""

@@ -93,19 +93,19 @@ def live_of_pools():
 before = allocate(2 * MIB)
 record_history("all", 100, False)
 block = allocate(5 * MIB)
-report = figures.report()
-assert report["allocated_bytes"] == 7 * MIB and report["freed_bytes"] == 0, report
+now = figures.now()
+assert now.allocated_bytes == 7 * MIB and now.freed_bytes == 0
 free(block, 5 * MIB)
 free(before, 2 * MIB)
-report = figures.report()
-assert report["allocated_bytes"] == report["freed_bytes"] == 7 * MIB, report
+now = figures.now()
+assert now.allocated_bytes == now.freed_bytes == 7 * MIB
 try:
     allocate(1 << 40)
 except MemoryError:
     pass
 else:
     raise AssertionError("1 TiB was served")
-assert figures.report()["out_of_memory"] == 1
+assert figures.now().failed_allocs == 1
 events = [event for event in snapshot([figures])["device_traces"][0] if not event["action"].startswith("segment")]
 actions = [(event["action"], event["size"]) for event in events]
 freed = [("free_requested", 5 * MIB), ("free_completed", 5 * MIB)]

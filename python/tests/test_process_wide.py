@@ -119,6 +119,38 @@ print("done")
     assert "done" in out
 
 
+def test_every_figure_is_the_same_by_whatever_way_it_is_read(run):
+    run(
+        USE
+        + """
+from gapless._figures import FIELDS, TORCH_KEYS, Stats
+from gapless._torch_figures import Figures
+freed = library.gapless_torch_malloc(3 << 20, 0, None)
+library.gapless_torch_free(freed, 3 << 20, 0, None)
+figures = Figures(0)
+json, now, torch = gapless.stats(), figures.now(), figures.nested()
+names = {*FIELDS, "sizes", "fragmentation"}
+assert set(json) == names, set(json) ^ names
+assert set(Stats.__annotations__) == names, set(Stats.__annotations__) ^ names
+for name in FIELDS:
+    if name != "driver_calls":
+        assert getattr(now, name) == json[name], name
+for key, name in TORCH_KEYS.items():
+    value = torch
+    for part in key.split("."):
+        value = value[part]
+    assert value == json[name], key
+metrics = [metric for metric, value in torch.items() if isinstance(value, dict) and "all" in value]
+shown = {f"{metric}.all.{count}" for metric in metrics for count in torch[metric]["all"]}
+shown |= {metric for metric in torch if metric.startswith("num_")}
+assert set(TORCH_KEYS) < shown
+without = {"num_alloc_retries", "num_oom_rejections", "inactive_split_bytes.all.allocated", "inactive_split_bytes.all.freed"}
+without |= {f"inactive_split.all.{count}" for count in ("current", "peak", "allocated", "freed")}
+assert shown - set(TORCH_KEYS) == without, shown - set(TORCH_KEYS)
+"""
+    )
+
+
 def test_figures_are_measured(run):
     run(
         """

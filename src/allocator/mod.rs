@@ -55,8 +55,8 @@ pub use plain::PlainAllocator;
 pub use range::VirtualRange;
 pub use registered::RegisteredBlock;
 pub use reports::{
-    BlockSnapshot, ChunkSnapshot, Fragmentation, LiveAllocation, OutOfMemory, Pinned, RegionSnapshot, SizeRange,
-    Snapshot, Stats, StreamUse,
+    BlockSnapshot, ChunkSnapshot, Figure, FigureKind, FigureUnit, Figures, Fragmentation, LiveAllocation, OutOfMemory,
+    Pinned, RegionSnapshot, ShownPeaks, SizeRange, Snapshot, Stats, StreamUse,
 };
 pub use slow_path::{PinnedChunk, Trimmed};
 pub use tickets::Ticket;
@@ -283,7 +283,7 @@ impl<D: Driver> Allocator<D> {
         self.inner.door.stats(&self.inner.shared)
     }
 
-    /// Resets the peaks of live and reserved bytes to their current values.
+    /// Resets the peaks to current values.
     pub fn reset_peaks(&self) {
         self.inner.door.reset_peaks(&self.inner.shared);
     }

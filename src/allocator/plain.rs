@@ -9,7 +9,7 @@
 //! Cost: the driver's, and its wait for all work on the device at every free.
 
 use super::error::{AddressFacts, AllocError, CloseError, FreeError};
-use super::reports::{LiveAllocation, OutOfMemory, Pinned, Stats};
+use super::reports::{LiveAllocation, OutOfMemory, Pinned, ShownPeaks, Stats};
 use crate::driver::cuda::PlainDevice;
 use crate::driver::{DriverCall, DriverErrorKind};
 use crate::heap::GRANULE;
@@ -34,6 +34,7 @@ struct Inner {
 struct Books {
     live: HashMap<DeviceAddr, (u64, StreamId)>,
     stats: Stats,
+    shown: ShownPeaks,
 }
 
 impl PlainAllocator {
@@ -59,6 +60,7 @@ impl PlainAllocator {
                 stats.live_bytes += bytes;
                 stats.peak_live_bytes = stats.peak_live_bytes.max(stats.live_bytes);
                 stats.live_block_bytes += bytes.max(GRANULE);
+                stats.created_bytes += bytes.max(GRANULE);
                 stats.reserved_bytes = stats.live_block_bytes;
                 stats.peak_reserved_bytes = stats.peak_reserved_bytes.max(stats.reserved_bytes);
                 Ok(addr)
@@ -92,6 +94,7 @@ impl PlainAllocator {
         stats.frees += 1;
         stats.live_allocations -= 1;
         stats.live_bytes -= bytes;
+        stats.freed_bytes += bytes;
         stats.live_block_bytes -= bytes.max(GRANULE);
         stats.reserved_bytes = stats.live_block_bytes;
         stats.driver_calls[DriverCall::Release] += 1;
@@ -119,7 +122,10 @@ impl PlainAllocator {
     /// Figures. Nothing is cached, so what is reserved is what is live; what the driver rounds sizes up to is not known
     /// and not counted.
     pub fn stats(&self) -> Stats {
-        let mut stats = self.inner.books.lock().stats.clone();
+        let books = self.inner.books.lock();
+        let mut stats = books.stats.clone();
+        books.shown.note(&mut stats);
+        drop(books);
         if let Ok(info) = self.inner.device.memory_info() {
             stats.budget_bytes = info.free + stats.reserved_bytes;
             stats.fragmentation.free_bytes = info.free;

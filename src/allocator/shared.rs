@@ -3,6 +3,7 @@
 
 use super::error::AllocError;
 use super::geometry::Geometry;
+use super::reports::ShownPeaks;
 use super::streams::Streams;
 use super::streams::directory::Directory;
 use crate::driver::{Driver, DriverError};
@@ -22,6 +23,8 @@ pub struct Shared<D> {
     pub listeners: Arc<MapListeners>,
     /// Operation counts beside those of the streams.
     pub counters: Counters,
+    /// The highest amounts that statistics have shown.
+    pub shown: ShownPeaks,
     budget_bytes: AtomicU64,
     /// Changed under the mapper's lock.
     follows_device: AtomicBool,
@@ -78,6 +81,7 @@ impl<D: Driver> Shared<D> {
             geometry,
             listeners,
             counters: Counters::default(),
+            shown: ShownPeaks::default(),
             budget_bytes: AtomicU64::new(budget.bytes()),
             follows_device: AtomicBool::new(matches!(budget, Budget::Device { .. })),
             lost: OnceLock::new(),

@@ -13,7 +13,7 @@ impl Heap {
         self.free.check();
         let (mut at, mut prev_size, mut count) = (0, 0, 0);
         let (mut free, mut free_bytes, mut unmapped, mut live) = (0, 0, 0, (0, 0, 0));
-        let mut pending = 0;
+        let mut pending = (0, 0);
         let mut previous = None;
         for block in self.blocks() {
             assert_eq!(block.offset, at, "I1: a gap before {at:#x}");
@@ -35,7 +35,10 @@ impl Heap {
                     live.1 += block.size;
                     live.2 += block.size - u64::from(block.waste);
                 }
-                BlockState::Pending => pending += block.size,
+                BlockState::Pending => {
+                    pending.0 += 1;
+                    pending.1 += block.size;
+                }
                 BlockState::Claimed => {}
             }
             let in_use = matches!(block.state, BlockState::Live | BlockState::Pending);
@@ -51,7 +54,7 @@ impl Heap {
         assert_eq!((free, free_bytes), (self.free.len(), self.free.bytes()), "I3: free blocks");
         assert_eq!(unmapped, self.unmapped.len(), "I3: unmapped blocks");
         assert_eq!(live, (self.live_count, self.live_block_bytes, self.live_bytes), "I4: live bytes");
-        assert_eq!(pending, self.pending_bytes, "I4: pending bytes");
+        assert_eq!(pending, (self.pending_count, self.pending_bytes), "I4: pending bytes");
         let mut stretches: Vec<usize> = self.blocks().map(|block| stretch_of(block.offset)).collect();
         stretches.dedup();
         self.starts.check(stretches.into_iter());

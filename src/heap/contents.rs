@@ -106,6 +106,11 @@ impl Heap {
         self.pending_bytes
     }
 
+    /// Returns the number of pending blocks.
+    pub fn pending_count(&self) -> u64 {
+        self.pending_count
+    }
+
     /// Returns the number of bytes requested for the live blocks, without rounding.
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes

@@ -52,6 +52,7 @@ pub struct Heap {
     live_bytes: u64,
     live_count: u64,
     pending_bytes: u64,
+    pending_count: u64,
 }
 
 /// Number of free blocks that [`Heap::alloc_aligned`] looks at one by one.
@@ -91,6 +92,7 @@ impl Heap {
             live_bytes: 0,
             live_count: 0,
             pending_bytes: 0,
+            pending_count: 0,
         };
         heap.link(Block {
             offset: 0,
@@ -240,6 +242,7 @@ impl Heap {
         let block = *self.table.at(slot);
         self.uncount_live(&block);
         self.pending_bytes += block.size;
+        self.pending_count += 1;
         self.table.at_mut(slot).state = BlockState::Pending;
         Ok(block)
     }
@@ -253,6 +256,7 @@ impl Heap {
         let block = *self.table.at(slot);
         assert_eq!(block.state, BlockState::Pending, "only a pending block can be settled");
         self.pending_bytes -= block.size;
+        self.pending_count -= 1;
         self.merge_free(slot, block, epoch);
     }
 

@@ -10,6 +10,7 @@
 //! process.rs    the devices, in one table        registry.rs     handles, checked
 //! config.rs     the C struct of settings         last_error.rs   the boundary; the thread's last failure
 //! out.rs        out-parameters and buffers       abi.rs          streams, pointers, strings
+//! stats.rs      the C struct of statistics
 //! status.rs     statuses, and which one a failure has   error_kind.rs   its kind, CUDA's code
 //! ```
 //!
@@ -38,6 +39,7 @@ mod registry;
 mod replay;
 mod reports;
 mod sharing;
+mod stats;
 mod status;
 mod streams;
 mod torch;
@@ -51,7 +53,7 @@ pub use device::{
     gapless_device_trim,
 };
 pub use error_kind::*;
-pub use gapless_process::{Budget, Conf, ConfError, Peers};
+pub use gapless_process::{Budget, Conf, ConfError, Figures, Peers};
 pub use handles::*;
 pub use last_error::{
     gapless_last_error, gapless_last_error_code, gapless_last_error_kind, gapless_last_error_report_json,
@@ -64,6 +66,7 @@ pub use registry::gapless_allocator;
 pub use replay::gapless_replay_json;
 pub use reports::*;
 pub use sharing::*;
+pub use stats::gapless_stats;
 pub use status::*;
 pub use streams::*;
 pub use torch::history::{gapless_torch_history_json, gapless_torch_record_history};

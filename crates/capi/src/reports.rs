@@ -1,84 +1,21 @@
 //! Statistics as a struct; statistics, out-of-memory report and snapshot as JSON in a caller's buffer.
 
 use crate::last_error::guard;
-use crate::out::{check_out, described, write_json};
+use crate::out::{described, write_json};
 use crate::registry::{find, gapless_allocator};
-use crate::status::{Failure, gapless_status};
+use crate::stats::{gapless_stats, write_stats};
+use crate::status::{Answer, gapless_status};
 use gapless::allocator::Stats;
 use std::ffi::c_char;
 
-/// Statistics of an allocator at one moment. Set size before the call: a program that was compiled with an older header
-/// gets the fields that it knows.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct gapless_stats {
-    /// sizeof(gapless_stats).
-    pub size: usize,
-    /// Bytes requested by live allocations.
-    pub live_bytes: u64,
-    /// Highest live_bytes since the start, or since the peaks were reset.
-    pub peak_live_bytes: u64,
-    /// Number of live allocations.
-    pub live_allocations: u64,
-    /// Bytes that are free and mapped: the next allocation gets them without a driver call.
-    pub cached_bytes: u64,
-    /// Bytes that were freed and wait for other streams.
-    pub pending_bytes: u64,
-    /// Bytes of physical chunks that are mapped nowhere.
-    pub idle_bytes: u64,
-    /// Bytes of all physical chunks that are held.
-    pub reserved_bytes: u64,
-    /// Highest reserved_bytes since the start, or since the peaks were reset.
-    pub peak_reserved_bytes: u64,
-    /// The largest number of bytes to hold.
-    pub budget_bytes: u64,
-    /// Number of allocations since the start.
-    pub allocs: u64,
-    /// Number of frees since the start.
-    pub frees: u64,
-    /// Number of requests that ran out of memory.
-    pub failed_allocs: u64,
-    /// Number of frees that were refused.
-    pub refused_frees: u64,
-    /// Number of times a chunk was mapped at another address while it was free.
-    pub harvested_chunks: u64,
-    /// Number of times the host waited for a stream.
-    pub host_waits: u64,
-    /// Number of calls to the driver that change memory.
-    pub driver_calls: u64,
-    /// Bytes of the largest block that would be served by remapping every free chunk and using up the budget.
-    pub largest_with_remapping_bytes: u64,
-    /// Bytes of chunks in raw ranges, and in dropped ones that could not be unmapped yet.
-    pub range_bytes: u64,
-    /// Bytes of registered blocks, and of freed ones that could not be unmapped yet.
-    pub registered_bytes: u64,
-}
-
-impl gapless_stats {
-    fn of(stats: &Stats) -> Self {
-        Self {
-            size: size_of::<Self>(),
-            live_bytes: stats.live_bytes,
-            peak_live_bytes: stats.peak_live_bytes,
-            live_allocations: stats.live_allocations,
-            cached_bytes: stats.cached_bytes,
-            pending_bytes: stats.pending_bytes,
-            idle_bytes: stats.idle_bytes,
-            reserved_bytes: stats.reserved_bytes,
-            peak_reserved_bytes: stats.peak_reserved_bytes,
-            budget_bytes: stats.budget_bytes,
-            allocs: stats.allocs,
-            frees: stats.frees,
-            failed_allocs: stats.failed_allocs,
-            refused_frees: stats.refused_frees,
-            harvested_chunks: stats.harvested_chunks,
-            host_waits: stats.host_waits,
-            driver_calls: stats.driver_calls.total(),
-            largest_with_remapping_bytes: stats.fragmentation.largest_with_remapping_bytes,
-            range_bytes: stats.range_bytes,
-            registered_bytes: stats.registered_bytes,
-        }
+/// All figures, those that follow from others beside the others. JSON has driver calls by kind in place of their number.
+fn with_figures(stats: &Stats) -> Answer<serde_json::Value> {
+    let mut value = serde_json::to_value(stats)?;
+    let entries = value.as_object_mut().expect("statistics are an object");
+    for (figure, number) in Stats::FIGURES.iter().zip(stats.figures().values()) {
+        entries.entry(figure.name).or_insert(number.into());
     }
+    Ok(value)
 }
 
 /// Writes statistics to *stats, as many bytes as stats->size says.
@@ -90,23 +27,8 @@ pub unsafe extern "C" fn gapless_get_stats(
     allocator: *mut gapless_allocator,
     stats: *mut gapless_stats,
 ) -> gapless_status {
-    guard(|| {
-        check_out(stats, "stats")?;
-        // SAFETY: not null, so it points to at least the first field (the function's contract).
-        let size = unsafe { stats.cast::<usize>().read_unaligned() };
-        if !(2 * size_of::<u64>()..=size_of::<gapless_stats>()).contains(&size) {
-            return Err(Failure::argument(format!(
-                "the stats say they have {size} bytes, this library's have {}: set size to sizeof(gapless_stats) \
-                 before the call, and compile with this library's header",
-                size_of::<gapless_stats>()
-            )));
-        }
-        let mut figures = gapless_stats::of(&find(allocator)?.stats());
-        figures.size = size;
-        // SAFETY: `size` bytes at `stats` may be written (the function's contract), and `figures` has at least as many.
-        unsafe { std::ptr::copy_nonoverlapping((&raw const figures).cast::<u8>(), stats.cast::<u8>(), size) };
-        Ok(())
-    })
+    // SAFETY: the same contract.
+    guard(|| unsafe { write_stats(stats, || Ok(find(allocator)?.stats().figures())) })
 }
 
 /// Writes all statistics as a JSON object into buffer, terminated by NUL.
@@ -124,8 +46,11 @@ pub unsafe extern "C" fn gapless_stats_json(
     capacity: usize,
     needed: *mut usize,
 ) -> gapless_status {
-    // SAFETY: the same contract.
-    guard(|| unsafe { write_json(&find(allocator)?.stats(), buffer, capacity, needed) })
+    guard(|| {
+        let stats = with_figures(&find(allocator)?.stats())?;
+        // SAFETY: the same contract.
+        unsafe { write_json(&stats, buffer, capacity, needed) }
+    })
 }
 
 /// Writes the report of the allocator's last request that ran out of memory, on whatever thread, as a JSON object into
@@ -161,4 +86,17 @@ pub unsafe extern "C" fn gapless_snapshot_json(
 ) -> gapless_status {
     // SAFETY: the same contract.
     guard(|| unsafe { write_json(&find(allocator)?.snapshot(), buffer, capacity, needed) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_has_every_figure() {
+        let json = with_figures(&Stats::default()).unwrap_or_else(|_| panic!("statistics are JSON"));
+        for figure in Stats::FIGURES {
+            assert!(!json[figure.name].is_null(), "{figure:?}");
+        }
+    }
 }

@@ -40,10 +40,10 @@ fn live_bytes(device: i32) -> u64 {
     let mut handle = null_mut();
     // SAFETY: the out-parameter is valid.
     assert_eq!(unsafe { gapless_device_allocator(device, &raw mut handle) }, GAPLESS_OK);
-    let mut stats = gapless_stats { size: size_of::<gapless_stats>(), ..gapless_stats::default() };
+    let mut stats = gapless_stats::default();
     // SAFETY: a valid struct of the size it says.
     assert_eq!(unsafe { gapless_get_stats(handle, &raw mut stats) }, GAPLESS_OK);
-    stats.live_bytes
+    stats.figures.live_bytes
 }
 
 fn silent(text: Option<String>) {

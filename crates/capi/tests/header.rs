@@ -1,6 +1,11 @@
-//! `include/gapless.h` is what the sources say. `cargo xtask generate-header` writes it.
+//! `include/gapless.h` is what the sources say, and the table of figures. `cargo xtask generate-header` writes it.
 
+mod wrapped;
+
+use gapless::allocator::Stats;
+use std::fmt::Write;
 use std::path::Path;
+use wrapped::wrapped;
 
 const SOURCES: [&str; 19] = [
     "status.rs",
@@ -27,13 +32,31 @@ const SOURCES: [&str; 19] = [
 fn generate() -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).unwrap();
-    let builder = SOURCES.iter().fold(cbindgen::Builder::new().with_config(config), |builder, name| {
-        builder.with_src(folder.join("src").join(name))
-    });
+    let written = tempfile::tempdir().unwrap();
+    let stats = written.path().join("stats.rs");
+    std::fs::write(&stats, struct_of_stats()).unwrap();
+    let builder = cbindgen::Builder::new().with_config(config).with_src(stats);
+    let builder = SOURCES.iter().fold(builder, |builder, name| builder.with_src(folder.join("src").join(name)));
     let mut text = Vec::new();
     builder.generate().expect("sources that cbindgen understands").write(&mut text);
     let text = String::from_utf8(text).unwrap();
     without_safety(&text)
+}
+
+/// The struct of statistics as C programs see it: each figure is a field.
+fn struct_of_stats() -> String {
+    let mut text = String::from(
+        "/// Statistics of an allocator at one moment. Set size before the call: a program that was compiled with an older header\n\
+         /// gets the fields that it knows.\n\
+         #[repr(C)]\npub struct gapless_stats {\n    /// sizeof(gapless_stats).\n    pub size: usize,\n",
+    );
+    for figure in Stats::FIGURES {
+        for line in wrapped(&figure.doc.replace('`', ""), 120) {
+            writeln!(text, "    /// {line}").unwrap();
+        }
+        writeln!(text, "    pub {}: u64,", figure.name).unwrap();
+    }
+    text + "}\n"
 }
 
 /// The sections on safety are for Rust; in C, they go without their heading.

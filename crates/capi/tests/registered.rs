@@ -41,7 +41,7 @@ fn registered_blocks_come_and_go() {
         }
         // SAFETY: as above.
         assert_eq!(unsafe { gapless_get_stats(handle, &raw mut stats) }, GAPLESS_OK);
-        assert_eq!(stats.registered_bytes, 8 * MIB);
+        assert_eq!(stats.figures.registered_bytes, 8 * MIB);
         let stream = gpu.stream();
         assert_eq!(gapless_device_record_registered(0, block, stream), GAPLESS_OK);
         assert_eq!(gapless_device_free(0, block, 0), GAPLESS_ERROR_NOT_ALLOCATED, "has a free of its own");

@@ -51,11 +51,11 @@ fn blocks(pool: Option<&gapless_torch_pool>, live_only: bool) -> Vec<gapless_tor
     found
 }
 
-fn figures(pool: Option<&gapless_torch_pool>) -> gapless_torch_figures {
-    let mut figures = gapless_torch_figures::default();
+fn figures(pool: Option<&gapless_torch_pool>) -> Figures {
+    let mut stats = gapless_stats::default();
     // SAFETY: a name or null, and a valid out-parameter.
-    ok(unsafe { gapless_torch_figures_of(0, pool.map_or(null(), |pool| pool), &raw mut figures) });
-    figures
+    ok(unsafe { gapless_torch_get_stats(0, pool.map_or(null(), |pool| pool), &raw mut stats) });
+    stats.figures
 }
 
 fn users(pool: gapless_torch_pool) -> u32 {
@@ -74,11 +74,11 @@ fn at(block: &gapless_torch_block) -> *mut c_void {
     without_provenance_mut(usize::try_from(block.address).unwrap())
 }
 
-fn stats_of(handle: *mut gapless_allocator) -> gapless_stats {
-    let mut stats = gapless_stats { size: size_of::<gapless_stats>(), ..gapless_stats::default() };
+fn stats_of(handle: *mut gapless_allocator) -> Figures {
+    let mut stats = gapless_stats::default();
     // SAFETY: a valid out-parameter of that size.
     ok(unsafe { gapless_get_stats(handle, &raw mut stats) });
-    stats
+    stats.figures
 }
 
 type WriteJson = unsafe extern "C" fn(*mut gapless_allocator, *mut c_char, usize, *mut usize) -> gapless_status;
@@ -282,14 +282,14 @@ fn counts_do_not_fall_when_a_pool_ends() {
         // A trim leaves what a pool has free. What is free beside the live block of the rest may be less than a chunk.
         assert!(before.kept_free_bytes >= 5 * MIB as u64, "{before:?}");
         assert_eq!(before.peak_chunks, before.chunks);
-        assert_eq!((before.created, before.created_bytes), (before.chunks, before.reserved_bytes));
+        assert_eq!((before.created_chunks, before.created_bytes), (before.chunks, before.reserved_bytes));
         ok(gapless_torch_delete(kept));
         gapless_torch_release_pool(0, POOL);
         for _ in 0..2 {
             let now = figures(None);
             assert_eq!((now.allocs, now.frees), (3, 2), "{now:?}");
-            assert_eq!((now.created, now.created_bytes), (before.created, before.created_bytes));
-            assert_eq!(now.created - now.released, now.chunks);
+            assert_eq!((now.created_chunks, now.created_bytes), (before.created_chunks, before.created_bytes));
+            assert_eq!(now.created_chunks - now.released_chunks, now.chunks);
             assert_eq!(
                 (now.peak_live_bytes, now.peak_reserved_bytes, now.peak_chunks),
                 (before.peak_live_bytes, before.peak_reserved_bytes, before.peak_chunks)
@@ -321,7 +321,7 @@ fn counts_of_a_pool_that_cannot_be_closed_yet() {
         ok(gapless_torch_delete(alloc(5 * MIB, Some(&POOL))));
         let held = figures(None);
         gapless_torch_release_pool(0, POOL);
-        let counts = |now: gapless_torch_figures| (now.allocs, now.frees, now.created, now.created_bytes);
+        let counts = |now: Figures| (now.allocs, now.frees, now.created_chunks, now.created_bytes);
         assert_eq!(close(), 0, "the wait fails");
         assert_eq!(counts(figures(None)), counts(held));
         assert_eq!(close(), held.reserved_bytes);
@@ -391,7 +391,7 @@ fn chunks_that_could_not_be_created_do_not_count() {
         let pointer = (0..4).map(|_| alloc_on(MAIN, 5 * MIB, None).1).max().unwrap();
         assert!(!pointer.is_null());
         let now = figures(None);
-        assert_eq!((now.created, now.created - now.released), (now.chunks, now.chunks), "{now:?}");
+        assert_eq!((now.created_chunks, now.created_chunks - now.released_chunks), (now.chunks, now.chunks), "{now:?}");
     });
 }
 

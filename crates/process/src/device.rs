@@ -17,12 +17,12 @@ use crate::recorded::Recorded;
 use crate::registered::RegisteredBlocks;
 use crate::settings::Settings;
 use crate::sharing::Sharing;
-use gapless::allocator::{AddressFacts, AllocError, FreeError, LiveAllocation, Pin};
+use gapless::allocator::{AddressFacts, AllocError, Figures, FreeError, LiveAllocation, Pin, ShownPeaks};
 use gapless::units::ByteSize;
 use gapless::{Allocator, DeviceAddr, StreamId};
+use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 /// A device that a process uses. [`Process`](crate::Process) makes it.
 pub struct Device<D: DeviceDriver> {
@@ -39,8 +39,10 @@ pub struct Device<D: DeviceDriver> {
     pub(crate) sharing: Sharing<D>,
     /// The history of all devices of the process.
     pub(crate) history: Arc<History>,
-    /// The highest number of freed bytes that was reported so far.
-    pub(crate) freed_bytes: AtomicU64,
+    /// The highest sums that statistics have shown.
+    pub(crate) shown: ShownPeaks,
+    /// The figures when PyTorch's accumulated statistics were reset last.
+    pub(crate) at_reset: Mutex<Figures>,
     log: bool,
     pub(crate) report_on_failure: bool,
     /// Where blocks of a page and more have their chunks for themselves: the bytes of a page.
@@ -76,7 +78,8 @@ impl<D: DeviceDriver> Device<D> {
             pools,
             main,
             history,
-            freed_bytes: AtomicU64::new(0),
+            shown: ShownPeaks::default(),
+            at_reset: Mutex::default(),
             log: conf.log,
             report_on_failure: conf.report_on_failure,
             private_page,
@@ -89,7 +92,7 @@ impl<D: DeviceDriver> Device<D> {
         self.ordinal
     }
 
-    /// Its allocator without the pools, with sums and recording. Memory is better allocated with [`alloc`](Self::alloc): what is
+    /// Its allocator without the pools, with its recording. Memory is better allocated with [`alloc`](Self::alloc): what is
     /// allocated here goes past pools, the memory history and what streams of other devices use.
     pub fn main(&self) -> &Recorded<D> {
         &self.main

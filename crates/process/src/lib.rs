@@ -4,7 +4,7 @@
 //! process.rs    one allocator per device, made on first use     uses.rs       which streams use a block, of any device
 //! peers.rs      access from device to device
 //! memory.rs     alloc, free, trim: for every front end          restore.rs    blocks at the addresses that they had
-//! figures.rs    sums over a device and its pools                blocks.rs     its blocks, one by one
+//! figures.rs    figures of a device and its pools               blocks.rs     its blocks, one by one
 //! outside.rs    pinned, registered and shared blocks            device.rs     one device
 //!
 //! pools/        memory of captured graphs and of `MemPool`      recorded.rs   an allocator: sums, last report, recording
@@ -57,11 +57,12 @@ pub use conf::{Conf, ConfError, Peers};
 pub use device::{Device, NO_POOL};
 pub use driver::DeviceDriver;
 pub use error::Error;
-pub use figures::{Contents, DeviceReport, Figures, MemoryUse};
+pub use figures::{Contents, DeviceReport, MemoryUse};
+pub use gapless::allocator::Figures;
 pub use history::{Action, Before, Event, History};
 pub use memory::Place;
 pub use notice::notice;
-pub use pools::{Past, Pool, PoolId, Pools};
+pub use pools::{Pool, PoolId, Pools};
 pub use process::{MOST_DEVICES, Process};
 pub use recorded::{Recorded, Request};
 pub use settings::Settings;

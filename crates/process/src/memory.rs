@@ -200,7 +200,7 @@ impl<D: DeviceDriver> Device<D> {
         }
     }
 
-    /// Counts and records an allocation that was made again at its address.
+    /// Records an allocation that was made again at its address.
     pub(crate) fn note_again(&self, addr: DeviceAddr, bytes: u64) {
         let stream = self.live_around(addr).map_or(StreamId::DEFAULT, |(_, live)| live.stream);
         self.main.note_again(addr, bytes, stream);

@@ -1,8 +1,8 @@
-//! One allocator with what is kept beside it: sums, the last out-of-memory report and a recording.
+//! One allocator with what is kept beside it: the number of failures, the last out-of-memory report and a recording.
 //!
 //! Every device of a process has one; a program may make others.
 //!
-//! Threads: any. Cost: the allocator's, and for each request an atomic addition and a load of an atomic.
+//! Threads: any. Cost: the allocator's, and for each request a load of an atomic.
 
 use crate::driver::DeviceDriver;
 use crate::error::Error;
@@ -17,14 +17,12 @@ use std::io::BufWriter;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// An allocator with its sums, its last report and its recording.
+/// An allocator with the number of its failures, its last report and its recording.
 pub struct Recorded<D: Driver> {
     pub(crate) allocator: Allocator<D>,
     last_report: Mutex<Option<Box<OutOfMemory>>>,
     /// Requests that ran out of memory, pools included.
     out_of_memory: AtomicU64,
-    /// Bytes requested by the allocations that were served since the start, pools included.
-    allocated_bytes: AtomicU64,
     recording: AtomicBool,
     recorder: RwLock<Option<Recorder<BufWriter<File>>>>,
 }
@@ -77,13 +75,12 @@ impl<D: DeviceDriver> Recorded<D> {
             allocator,
             last_report: Mutex::new(None),
             out_of_memory: AtomicU64::new(0),
-            allocated_bytes: AtomicU64::new(0),
             recording: AtomicBool::new(false),
             recorder: RwLock::new(None),
         }
     }
 
-    /// The allocator itself. What is allocated from it and freed directly is in no sum and no recording.
+    /// The allocator itself. What is allocated from it and freed directly is in no recording.
     pub fn allocator(&self) -> &Allocator<D> {
         &self.allocator
     }
@@ -107,22 +104,22 @@ impl<D: DeviceDriver> Recorded<D> {
         self.allocator.free(addr)
     }
 
-    /// Counts and records a request that the allocator, or a pool beside it, has answered.
+    /// Records a request, or counts that it ran out of memory, that the allocator, or a pool beside it, has answered.
     #[inline]
     pub(crate) fn note_request(&self, request: &Request, outcome: &Result<DeviceAddr, AllocError>) {
         match outcome {
             Ok(addr) => {
-                // Relaxed: a sum, which orders nothing.
-                self.allocated_bytes.fetch_add(request.bytes, Ordering::Relaxed);
                 self.with_recorder(|recorder| recorder.alloc(*addr, request.bytes, self.identify(request.stream)));
             }
             Err(error) => self.note_refusal(request, error),
         }
     }
 
+    /// Counts a request that has failed, if it ran out of memory, and keeps its report.
     #[cold]
     fn note_refusal(&self, request: &Request, error: &AllocError) {
         if is_out_of_memory(error) {
+            // Relaxed: a sum, which orders nothing.
             self.out_of_memory.fetch_add(1, Ordering::Relaxed);
             self.with_recorder(|recorder| recorder.refused(request.bytes, self.identify(request.stream)));
         }
@@ -131,9 +128,8 @@ impl<D: DeviceDriver> Recorded<D> {
         }
     }
 
-    /// Counts and records an allocation that was made again at its address.
+    /// Records an allocation that was made again at its address.
     pub(crate) fn note_again(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) {
-        self.allocated_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.with_recorder(|recorder| recorder.alloc(addr, bytes, self.identify(stream)));
     }
 
@@ -142,12 +138,7 @@ impl<D: DeviceDriver> Recorded<D> {
         self.with_recorder(|recorder| recorder.free(addr));
     }
 
-    /// Bytes requested by the allocations that were served since the start, pools included.
-    pub fn allocated_bytes(&self) -> u64 {
-        self.allocated_bytes.load(Ordering::Relaxed)
-    }
-
-    /// The number of requests that ran out of memory, pools included.
+    /// The number of requests that ran out of memory, pools included, each once.
     pub fn out_of_memory(&self) -> u64 {
         self.out_of_memory.load(Ordering::Relaxed)
     }

@@ -1,32 +1,24 @@
-//! How the statistics of several allocators add up to those of a device.
-//!
-//! A count is of what has happened since the start, an amount is of now, and a peak is the highest amount since the peaks were
-//! reset. Counts of an allocator that is gone are kept; its amounts are not.
+//! How the statistics of several allocators add up to those of a device: each figure as its kind says.
 //!
 //! Cost: that of a copy of the statistics.
 
-use gapless::allocator::Stats;
+use gapless::allocator::{FigureKind, Stats};
 use gapless::driver::DriverCall;
+
+/// Changes the figures of a kind by those of others.
+pub(crate) fn change(sums: &mut Stats, its: &Stats, kind: FigureKind, by: impl Fn(u64, u64) -> u64) {
+    for (figure, its) in Stats::FIGURES.iter().zip(its.figures().values()) {
+        if figure.kind == kind
+            && let Some(sum) = figure.field(sums)
+        {
+            *sum = by(*sum, its);
+        }
+    }
+}
 
 /// Adds the counts of an allocator to those of others, or takes them away again: `by` is a sum or a difference.
 pub(crate) fn change_counts(sums: &mut Stats, its: &Stats, by: impl Fn(u64, u64) -> u64) {
-    let counts = [
-        (&mut sums.allocs, its.allocs),
-        (&mut sums.frees, its.frees),
-        (&mut sums.failed_allocs, its.failed_allocs),
-        (&mut sums.refused_frees, its.refused_frees),
-        (&mut sums.borrowed, its.borrowed),
-        (&mut sums.harvested_chunks, its.harvested_chunks),
-        (&mut sums.reused_views, its.reused_views),
-        (&mut sums.host_waits, its.host_waits),
-        (&mut sums.created_bytes, its.created_bytes),
-        (&mut sums.created_chunks, its.created_chunks),
-        (&mut sums.failed_driver_calls, its.failed_driver_calls),
-        (&mut sums.poisoned, its.poisoned),
-    ];
-    for (sum, its) in counts {
-        *sum = by(*sum, its);
-    }
+    change(sums, its, FigureKind::Count, &by);
     for call in DriverCall::ALL {
         sums.driver_calls[call] = by(sums.driver_calls[call], its.driver_calls[call]);
     }
@@ -42,28 +34,43 @@ pub(crate) fn change_counts(sums: &mut Stats, its: &Stats, by: impl Fn(u64, u64)
     }
 }
 
-/// Adds what an allocator of a pool has now to what others have. A pool keeps its free memory while it is alive, so a trim returns
-/// none of it; and what it may hold beyond what it does is left to the device's budget.
-pub(crate) fn add_amounts(sums: &mut Stats, its: &Stats) {
-    sums.live_bytes += its.live_bytes;
-    sums.live_block_bytes += its.live_block_bytes;
-    sums.live_allocations += its.live_allocations;
-    sums.cached_bytes += its.cached_bytes;
-    sums.pending_bytes += its.pending_bytes;
-    sums.idle_bytes += its.idle_bytes;
-    sums.range_bytes += its.range_bytes;
-    sums.registered_bytes += its.registered_bytes;
-    sums.reserved_bytes += its.reserved_bytes;
-    sums.chunks += its.chunks;
-    sums.mappings += its.mappings;
-    sums.metadata_bytes += its.metadata_bytes;
-    // The device's streams, of which a pool has seen some.
-    sums.streams = sums.streams.max(its.streams);
-    let (whole, part) = (&mut sums.fragmentation, &its.fragmentation);
-    whole.largest_cached_bytes = whole.largest_cached_bytes.max(part.largest_cached_bytes);
-    whole.largest_with_remapping_bytes = whole.largest_with_remapping_bytes.max(part.largest_with_remapping_bytes);
-    whole.free_bytes += its.cached_bytes + its.pending_bytes + its.idle_bytes;
-    sums.peak_live_bytes += its.peak_live_bytes;
-    sums.peak_reserved_bytes += its.peak_reserved_bytes;
-    sums.peak_chunks += its.peak_chunks;
+/// Adds what an allocator of a pool has to what others have. A pool keeps its free memory while it is alive, so a trim returns none of
+/// it; and what it may hold beyond what it does is left to the device's budget.
+pub(crate) fn add_pool(sums: &mut Stats, its: &Stats) {
+    change(sums, its, FigureKind::Amount, u64::wrapping_add);
+    change(sums, its, FigureKind::Largest, u64::max);
+    change(sums, its, FigureKind::Peak, u64::wrapping_add);
+    change_counts(sums, its, u64::wrapping_add);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Statistics whose figures are `first`, `first + 1`, and so on.
+    fn stats(first: u64) -> Stats {
+        let mut stats = Stats::default();
+        for (figure, value) in Stats::FIGURES.iter().zip(first..) {
+            if let Some(field) = figure.field(&mut stats) {
+                *field = value;
+            }
+        }
+        stats
+    }
+
+    #[test]
+    fn every_figure_adds_up_as_its_kind_says() {
+        let mut sums = stats(1000);
+        add_pool(&mut sums, &stats(1));
+        let expected = |kind: FigureKind, own: u64, its: u64| match kind {
+            FigureKind::Amount | FigureKind::Count | FigureKind::Peak => own + its,
+            FigureKind::Largest => own.max(its),
+            _ => own,
+        };
+        for (number, figure) in (0..).zip(Stats::FIGURES) {
+            if let Some(sum) = figure.field(&mut sums) {
+                assert_eq!(*sum, expected(figure.kind, 1000 + number, 1 + number), "{figure:?}");
+            }
+        }
+    }
 }

@@ -145,6 +145,49 @@ fn a_pool_that_got_nothing_gives_its_loan_back() {
 }
 
 #[test]
+fn a_request_that_several_allocators_refuse_failed_once() {
+    let process = models();
+    let device = process.device(0).unwrap();
+    device.pools().begin(POOL).unwrap();
+    device.alloc(&request(65)).unwrap_err();
+    device.pools().end(POOL);
+    assert_eq!(device.stats().failed_allocs, 1);
+}
+
+#[test]
+fn counts_outlive_a_pool_and_can_be_reset_for_pytorch() {
+    let process = models();
+    let device = process.device(0).unwrap();
+    let own = device.alloc(&request(8)).unwrap();
+    device.pools().begin(POOL).unwrap();
+    let pooled = device.alloc(&request(16)).unwrap();
+    device.pools().end(POOL);
+    let held = device.stats();
+    device.free(pooled, 0, StreamId::DEFAULT).unwrap();
+    device.pools().release(POOL);
+    device.trim(0).unwrap();
+    let ended = device.figures(None).unwrap();
+    assert_eq!((ended.live_bytes, ended.allocated_bytes, ended.freed_bytes), (8 * MIB, 24 * MIB, 16 * MIB));
+    assert_eq!((ended.allocs, ended.frees, ended.live_allocations), (2, 1, 1));
+    assert_eq!((ended.created_bytes, ended.created_chunks), (held.created_bytes, held.created_chunks));
+    assert_eq!(ended.released_bytes, held.reserved_bytes - ended.reserved_bytes);
+    assert_eq!((ended.peak_live_bytes, ended.peak_reserved_bytes), (24 * MIB, held.reserved_bytes));
+    assert_eq!((ended.peak_live_allocations, ended.peak_active_bytes), (2, 24 * MIB), "what `held` has shown");
+
+    device.reset_counts();
+    let since = device.figures_since_reset(None).unwrap();
+    assert_eq!((since.allocs, since.frees, since.allocated_bytes, since.released_bytes), (0, 0, 0, 0));
+    assert_eq!((since.live_bytes, since.peak_live_bytes), (8 * MIB, 24 * MIB), "only counts are reset");
+    assert_eq!(device.figures(None).unwrap(), ended, "the others go on");
+    device.free(own, 0, StreamId::DEFAULT).unwrap();
+    let since = device.figures_since_reset(None).unwrap();
+    assert_eq!((since.allocs, since.frees, since.freed_bytes), (0, 1, 8 * MIB));
+    device.reset_peaks();
+    let now = device.figures(None).unwrap();
+    assert_eq!((now.peak_live_bytes, now.peak_live_allocations, now.peak_active_bytes), (0, 0, 0));
+}
+
+#[test]
 fn pinned_registered_and_recorded() {
     let process = models();
     let device = process.device(0).unwrap();

@@ -113,6 +113,7 @@ impl Oracle {
         assert_eq!(allocator.live_bytes(), self.live_bytes, "invariant 5: live bytes");
         assert_eq!(stats.live_allocations, self.live.len() as u64, "invariant 5: live allocations");
         assert_eq!((stats.allocs, stats.frees), (self.allocs, self.frees), "invariant 5: allocations and frees");
+        assert_eq!(stats.freed_bytes, self.freed_bytes, "invariant 5: freed bytes");
         assert_eq!(stats.sizes.iter().map(|size| size.allocs).sum::<u64>(), self.allocs, "invariant 5: sizes");
         assert_eq!(stats.refused_frees, self.refused_frees, "invariant 5: refused frees");
         assert_eq!(stats.failed_allocs, self.failed_allocs, "invariant 5: failed allocations");

@@ -124,6 +124,7 @@ pub struct Oracle {
     pub peak_live_bytes: u64,
     pub allocs: u64,
     pub frees: u64,
+    pub freed_bytes: u64,
     pub refused_frees: u64,
     /// Number of requests that ran out of memory.
     pub failed_allocs: u64,
@@ -164,6 +165,7 @@ impl Oracle {
         self.order.retain(|other| *other != addr);
         self.live_bytes -= block.bytes;
         self.frees += 1;
+        self.freed_bytes += block.bytes;
         self.last_freed = Some(addr);
         if self.former.len() == MOST_FORMER {
             self.former.remove(0);

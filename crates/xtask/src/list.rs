@@ -25,7 +25,11 @@ const GROUPS: [Group; 5] = [
         usual: &["build-capi", "build-wheel", "gpu-bundle"],
         others: &["build-torch-objects", "build-sdist", "build-python-package", "package-crates", "check-interface"],
     },
-    Group { title: "Generated files", usual: &[], others: &["generate-header", "generate-bindings", "build-kernels"] },
+    Group {
+        title: "Generated files",
+        usual: &[],
+        others: &["generate-header", "generate-figures", "generate-bindings", "build-kernels"],
+    },
 ];
 
 /// Which commands a list has.

@@ -17,8 +17,8 @@ mod workspace;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
     build_capi, build_kernels, build_python_package, build_sdist, build_torch_objects, build_wheel, check_interface,
-    ci, figures, generate_bindings, generate_header, gpu_bundle, gpu_compare, model_check, package_crates, sanitize,
-    scripts, test_interop, test_page, test_python, torch_without_gpu,
+    ci, figures, generate_bindings, generate_figures, generate_header, gpu_bundle, gpu_compare, model_check,
+    package_crates, sanitize, scripts, test_interop, test_page, test_python, torch_without_gpu,
 };
 use failure::Failure;
 use list::Listed;
@@ -62,6 +62,8 @@ enum Command {
     GpuBundle(gpu_bundle::GpuBundleArguments),
     /// Write include/gapless.h from the sources of crates/capi
     GenerateHeader,
+    /// Write what comes from the table of figures: the header, Python's types and keys, C++, the documents
+    GenerateFigures,
     /// Write src/driver/cuda/sys from the CUDA toolkit's cuda.h
     GenerateBindings,
     /// Compile kernels/*.cu to the PTX that is checked in
@@ -131,6 +133,7 @@ fn run(workspace: &Workspace, command: Command) -> Result<(), Failure> {
         Command::CheckInterface(arguments) => check_interface::run(workspace, &arguments),
         Command::GpuBundle(arguments) => gpu_bundle::run(workspace, &arguments),
         Command::GenerateHeader => generate_header::run(workspace),
+        Command::GenerateFigures => generate_figures::run(workspace),
         Command::GenerateBindings => generate_bindings::run(workspace),
         Command::BuildKernels(arguments) => build_kernels::run(workspace, &arguments),
         Command::TestPython(arguments) => test_python::run(workspace, &arguments),

@@ -5,20 +5,10 @@ namespace gapless {
 
 namespace {
 
-struct Count {
-    int64_t current;
-    int64_t peak;
-    int64_t allocated;
-    int64_t freed;
-};
-
-void set(StatArray &stats, Count count) {
-    // There are no pools by size: everything is in the large one. 0 is all blocks, 2 the large ones.
+// There are no pools by size: everything is in the large one. 0 is all blocks, 2 the large ones.
+void set(StatArray &stats, int64_t Stat::*count, uint64_t value) {
     for (size_t kind : {0, 2}) {
-        stats[kind].current = count.current;
-        stats[kind].peak = std::max(count.peak, count.current);
-        stats[kind].allocated = count.allocated;
-        stats[kind].freed = count.freed;
+        stats[kind].*count = static_cast<int64_t>(value);
     }
 }
 
@@ -47,46 +37,14 @@ Stats AllocatorObject::getDeviceStats(DeviceIndex device) {
     if (planted_) {
         return planted_stats();
     }
-    Figures now{};
-    check(gapless_.torch_figures_of(device, nullptr, &now), "the statistics");
-    Figures base{};
-    SeenPeaks seen;
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        auto found = bases_.find(device);
-        if (found != bases_.end()) {
-            base = found->second;
-        }
-        auto &peaks = seen_peaks_[device];
-        peaks.live_allocations = std::max(peaks.live_allocations, now.live_allocations);
-        peaks.active_bytes = std::max({peaks.active_bytes, now.peak_live_bytes, now.live_bytes + now.pending_bytes});
-        peaks.kept_free_bytes = std::max(peaks.kept_free_bytes, now.kept_free_bytes);
-        seen = peaks;
-    }
-    auto count = [](uint64_t current, uint64_t peak, uint64_t allocated, uint64_t freed) {
-        return Count{static_cast<int64_t>(current), static_cast<int64_t>(peak), static_cast<int64_t>(allocated),
-                     static_cast<int64_t>(freed)};
-    };
-    uint64_t allocs = now.allocs - base.allocs;
-    uint64_t frees = now.frees - base.frees;
-    uint64_t allocated = now.allocated_bytes - base.allocated_bytes;
-    uint64_t freed = now.freed_bytes - base.freed_bytes;
-    uint64_t active = now.live_bytes + now.pending_bytes;
-    uint64_t created = now.created_bytes - base.created_bytes;
-    uint64_t released = (now.created_bytes - now.reserved_bytes) - (base.created_bytes - base.reserved_bytes);
+    Figures now;
+    check(gapless_.torch_get_stats(device, nullptr, &now), "the statistics");
     Stats stats;
-    set(stats.allocation, count(now.live_allocations, seen.live_allocations, allocs, frees));
-    set(stats.active, count(now.live_allocations, seen.live_allocations, allocs, frees));
-    set(stats.allocated_bytes, count(now.live_bytes, now.peak_live_bytes, allocated, freed));
-    set(stats.requested_bytes, count(now.live_bytes, now.peak_live_bytes, allocated, freed));
-    set(stats.active_bytes, count(active, seen.active_bytes, allocated, freed));
-    set(stats.inactive_split_bytes, count(now.kept_free_bytes, seen.kept_free_bytes, 0, 0));
-    set(stats.segment, count(now.chunks, now.peak_chunks, now.created - base.created, now.released - base.released));
-    set(stats.reserved_bytes, count(now.reserved_bytes, now.peak_reserved_bytes, created, released));
-    stats.num_ooms = static_cast<int64_t>(now.out_of_memory - base.out_of_memory);
-    stats.num_sync_all_streams = static_cast<int64_t>(now.host_waits - base.host_waits);
-    stats.num_device_alloc = static_cast<int64_t>(now.created - base.created);
-    stats.num_device_free = static_cast<int64_t>(now.released - base.released);
+#define GAPLESS_STAT(metric, count, figure) set(stats.metric, &Stat::count, now.figure);
+#define GAPLESS_NUMBER(number, figure) stats.number = static_cast<int64_t>(now.figure);
+#include "torch_keys.inc"
+#undef GAPLESS_STAT
+#undef GAPLESS_NUMBER
     stats.max_split_size = -1;
 
     if (initialized_) {
@@ -124,11 +82,13 @@ Stats AllocatorObject::getDeviceStats(DeviceIndex device) {
     }
     pools.resize(needed);
     for (const auto &pool : pools) {
-        Figures of_pool{};
-        if (gapless_.torch_figures_of(device, &pool, &of_pool) == GAPLESS_OK) {
-            set(stats.reserved_bytes_by_private_pools[{pool.first, pool.second}],
-                count(of_pool.reserved_bytes, of_pool.peak_reserved_bytes, of_pool.created_bytes,
-                      of_pool.created_bytes - of_pool.reserved_bytes));
+        Figures of_pool;
+        if (gapless_.torch_get_stats(device, &pool, &of_pool) == GAPLESS_OK) {
+            auto &of_segments = stats.reserved_bytes_by_private_pools[{pool.first, pool.second}];
+            set(of_segments, &Stat::current, of_pool.reserved_bytes);
+            set(of_segments, &Stat::peak, of_pool.peak_reserved_bytes);
+            set(of_segments, &Stat::allocated, of_pool.created_bytes);
+            set(of_segments, &Stat::freed, of_pool.released_bytes);
         }
     }
 #endif
@@ -150,17 +110,12 @@ void AllocatorObject::resetAccumulatedStats(DeviceIndex device) {
     if (static_cast<size_t>(device) < retries_.size()) {
         retries_[device] = 0;
     }
-    Figures now{};
-    check(gapless_.torch_figures_of(device, nullptr, &now), "the statistics");
-    std::lock_guard<std::mutex> lock(mutex_);
-    bases_[device] = now;
+    check(gapless_.torch_reset_counts(device), "the statistics");
 }
 
 void AllocatorObject::resetPeakStats(DeviceIndex device) {
     native_->resetPeakStats(device);
     check(gapless_.torch_reset_peaks(device), "the peaks");
-    std::lock_guard<std::mutex> lock(mutex_);
-    seen_peaks_.erase(device);
 }
 
 // Segments: runs of blocks that touch.

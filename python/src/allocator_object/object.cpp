@@ -149,8 +149,8 @@ void *AllocatorObject::retry(DeviceIndex device, size_t bytes, cudaStream_t stre
     if (history_.watching()) {
         history_.refused(device, free_bytes, bytes, stream);
     }
-    Figures figures{};
-    if (gapless_.torch_figures_of(device, nullptr, &figures) == GAPLESS_OK) {
+    Figures figures;
+    if (gapless_.torch_get_stats(device, nullptr, &figures) == GAPLESS_OK) {
         c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), figures.live_bytes, figures.reserved_bytes, on(device));
     }
     Explain explain = explain_.load();
@@ -197,16 +197,16 @@ void AllocatorObject::tell_allocated(void *pointer) {
     if (history_.watching()) {
         history_.allocated(block);
     }
-    Figures figures{};
-    if (c10::memoryProfilingEnabled() && gapless_.torch_figures_of(block.device, nullptr, &figures) == GAPLESS_OK) {
+    Figures figures;
+    if (c10::memoryProfilingEnabled() && gapless_.torch_get_stats(block.device, nullptr, &figures) == GAPLESS_OK) {
         c10::reportMemoryUsageToProfiler(pointer, static_cast<int64_t>(block.bytes), figures.live_block_bytes,
                                          figures.reserved_bytes, on(block.device));
     }
 }
 
 void AllocatorObject::tell_freed(const Block &block) {
-    Figures figures{};
-    if (c10::memoryProfilingEnabled() && gapless_.torch_figures_of(block.device, nullptr, &figures) == GAPLESS_OK) {
+    Figures figures;
+    if (c10::memoryProfilingEnabled() && gapless_.torch_get_stats(block.device, nullptr, &figures) == GAPLESS_OK) {
         c10::reportMemoryUsageToProfiler(reinterpret_cast<void *>(block.address), -static_cast<int64_t>(block.bytes),
                                          figures.live_block_bytes, figures.reserved_bytes, on(block.device));
     }
@@ -257,9 +257,9 @@ void AllocatorObject::emptyCache(PoolId pool) {
 }
 
 void AllocatorObject::cacheInfo(DeviceIndex device, size_t *largest) {
-    Figures figures{};
-    check(gapless_.torch_figures_of(device, nullptr, &figures), "cacheInfo");
-    *largest = std::max<size_t>(*largest, figures.largest_bytes);
+    Figures figures;
+    check(gapless_.torch_get_stats(device, nullptr, &figures), "cacheInfo");
+    *largest = std::max<size_t>(*largest, figures.largest_with_remapping_bytes);
 }
 
 double AllocatorObject::getMemoryFraction(DeviceIndex device) {

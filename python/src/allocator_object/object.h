@@ -17,13 +17,6 @@
 
 namespace gapless {
 
-// Peaks of figures that gapless keeps no peak of: the highest value that was shown since the peaks were reset.
-struct SeenPeaks {
-    uint64_t live_allocations = 0;
-    uint64_t active_bytes = 0;
-    uint64_t kept_free_bytes = 0;
-};
-
 // Writes what lines of the program hold on a device into a text with so much room, and returns how many bytes it wrote.
 using Explain = size_t (*)(int device, char *text, size_t room);
 
@@ -171,8 +164,6 @@ class AllocatorObject final : public CUDAAllocator {
 
     std::mutex mutex_;
     std::vector<native::OutOfMemoryObserver> observers_;
-    std::unordered_map<int, Figures> bases_;  // Figures at the last reset of the accumulated ones.
-    std::unordered_map<int, SeenPeaks> seen_peaks_;
     std::unordered_map<int, double> fractions_;
     // By device: requests that were made again after the other side had given back what it cached.
     std::array<std::atomic<int64_t>, C10_COMPILE_TIME_MAX_GPUS> retries_{};

@@ -1,11 +1,15 @@
 //! The reports of an allocator, as plain data and as text. The figures are computed in `slow_path/inspect`.
 
+mod figures;
 mod live;
 mod oom;
+mod shown;
 mod snapshot;
 mod stats;
 
+pub use figures::{Figure, FigureKind, FigureUnit};
 pub use live::LiveAllocation;
 pub use oom::{OutOfMemory, Pinned, StreamUse};
+pub use shown::ShownPeaks;
 pub use snapshot::{BlockSnapshot, ChunkSnapshot, RegionSnapshot, Snapshot};
-pub use stats::{Fragmentation, SizeRange, Stats};
+pub use stats::{Figures, Fragmentation, SizeRange, Stats};

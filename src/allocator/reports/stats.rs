@@ -1,7 +1,9 @@
-//! Statistics: where the bytes are, how often what was done, and how fragmented the free memory is.
+//! Statistics: where the bytes are, operation counts, and how fragmented the free memory is.
 
+use super::figures::{Figure, FigureKind, FigureUnit, figures};
 use crate::driver::DriverCalls;
 
+figures! {
 /// Figures of an allocator. Bytes, unless a name says otherwise.
 ///
 /// Those of blocks are of one moment. Those of chunks and mappings are of one moment as well: of the same, while no other thread
@@ -9,72 +11,114 @@ use crate::driver::DriverCalls;
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Bytes requested by live allocations.
-    pub live_bytes: u64,
-    /// Highest `live_bytes`; exact while streams do not race.
-    pub peak_live_bytes: u64,
-    /// Bytes of live allocations, rounding included.
-    pub live_block_bytes: u64,
-    /// Number of live allocations.
-    pub live_allocations: u64,
-    /// Bytes that are free and mapped: available without a driver call.
-    pub cached_bytes: u64,
-    /// Bytes that were freed and wait for other streams.
-    pub pending_bytes: u64,
-    /// Those of `cached_bytes` in completely free chunks, which a trim returns to the driver.
-    pub free_chunk_bytes: u64,
-    /// Bytes of chunks that nothing maps.
-    pub idle_bytes: u64,
-    /// Bytes of chunks of growable ranges, and of dropped ones that could not be unmapped yet.
-    pub range_bytes: u64,
-    /// Bytes of registered blocks, and of dropped ones that could not be unmapped yet.
-    pub registered_bytes: u64,
-    /// Bytes of all chunks held. `live_bytes <= reserved_bytes`.
-    pub reserved_bytes: u64,
-    /// Highest `reserved_bytes`.
-    pub peak_reserved_bytes: u64,
-    /// Bytes of all chunks created so far. Those that are not held any more were released.
-    pub created_bytes: u64,
-    /// Number of chunks created so far. Calls to the driver that failed created none.
-    pub created_chunks: u64,
-    /// The most bytes that may be held.
-    pub budget_bytes: u64,
-    /// Number of chunks held.
-    pub chunks: u64,
-    /// Highest `chunks`.
-    pub peak_chunks: u64,
-    /// Number of mappings, stale ones included.
-    pub mappings: u64,
-    /// Number of allocations so far.
-    pub allocs: u64,
-    /// Number of frees so far.
-    pub frees: u64,
-    /// Number of requests that ran out of memory: blocks, growths of ranges, registered blocks.
-    pub failed_allocs: u64,
-    /// Number of frees that were refused.
-    pub refused_frees: u64,
-    /// Number of allocations served by cross-stream reuse: in a free block of another stream.
-    pub borrowed: u64,
-    /// Number of completely free chunks that were remapped: mapped at other addresses, where a request needed them.
-    pub harvested_chunks: u64,
-    /// Number of those that were still mapped where they were needed, so that no driver call was made.
-    pub reused_views: u64,
-    /// Number of times the host waited for a stream.
-    pub host_waits: u64,
     /// Driver calls by kind.
     pub driver_calls: DriverCalls,
-    /// Number of driver calls that failed.
-    pub failed_driver_calls: u64,
-    /// Number of driver sequences that could not be undone, so that addresses were taken out of use.
-    pub poisoned: u64,
-    /// Number of streams seen.
-    pub streams: u64,
-    /// Bytes of host memory behind all of this.
-    pub metadata_bytes: u64,
     /// Number of allocations by size.
     pub sizes: Vec<SizeRange>,
     /// How fragmented the free memory is.
     pub fragmentation: Fragmentation,
+}
+
+/// Fragmentation as numbers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct Fragmentation;
+
+/// Bytes requested by live allocations.
+live_bytes: Bytes, Amount, ["allocated_bytes.all.current", "requested_bytes.all.current"];
+/// Highest `live_bytes`; exact while streams do not race.
+peak_live_bytes: Bytes, Peak, ["allocated_bytes.all.peak", "requested_bytes.all.peak"];
+/// Number of live allocations.
+live_allocations: Number, Amount, ["allocation.all.current", "active.all.current"];
+/// Bytes that are free and mapped: available without a driver call.
+cached_bytes: Bytes, Amount, [];
+/// Bytes that were freed and wait for other streams.
+pending_bytes: Bytes, Amount, [];
+/// Bytes of chunks that nothing maps.
+idle_bytes: Bytes, Amount, [];
+/// Bytes of all chunks held. `live_bytes` is at most that.
+reserved_bytes: Bytes, Amount, ["reserved_bytes.all.current"];
+/// Highest `reserved_bytes`.
+peak_reserved_bytes: Bytes, Peak, ["reserved_bytes.all.peak"];
+/// The most bytes that may be held, of a device by its pools as well.
+budget_bytes: Bytes, OwnAmount, [];
+/// Number of allocations so far.
+allocs: Number, Count, ["allocation.all.allocated", "active.all.allocated"];
+/// Number of frees so far.
+frees: Number, Count, ["allocation.all.freed", "active.all.freed"];
+/// Number of requests that ran out of memory: blocks, growths of ranges, registered blocks. A device counts requests for blocks, each
+/// once however many of its pools refused it, and those that exceed the addresses of a region.
+failed_allocs: Number, Count, ["num_ooms"];
+/// Number of frees that were refused.
+refused_frees: Number, Count, [];
+/// Number of completely free chunks that were remapped: mapped at other addresses, where a request needed them.
+harvested_chunks: Number, Count, [];
+/// Number of times the host waited for a stream.
+host_waits: Number, Count, ["num_sync_all_streams"];
+/// Number of driver calls that put memory behind addresses or take it away; JSON has all calls by kind.
+driver_calls: Number, Count, [] = |stats| stats.driver_calls.total();
+/// Bytes of the largest block available when every completely free chunk is remapped and the budget is used up. Memory that waits
+/// for streams counts as free: a request that needs it waits as well.
+largest_with_remapping_bytes: Bytes, Largest, [] in fragmentation;
+/// Bytes of chunks of growable ranges, and of dropped ones that could not be unmapped yet.
+range_bytes: Bytes, Amount, [];
+/// Bytes of registered blocks, and of dropped ones that could not be unmapped yet.
+registered_bytes: Bytes, Amount, [];
+/// Bytes of live allocations, rounding included.
+live_block_bytes: Bytes, Amount, [];
+/// Those of `cached_bytes` in completely free chunks, which a trim returns to the driver. What pools have free stays with them.
+free_chunk_bytes: Bytes, OwnAmount, [];
+/// Highest `live_allocations` that statistics have shown.
+peak_live_allocations: Number, ShownPeak, ["allocation.all.peak", "active.all.peak"];
+/// Bytes of live allocations, and of those that were freed and wait for other streams.
+active_bytes: Bytes, Amount, ["active_bytes.all.current"] = |stats| stats.live_bytes + stats.pending_bytes;
+/// Highest `active_bytes` that statistics have shown; `peak_live_bytes` at least.
+peak_active_bytes: Bytes, ShownPeak, ["active_bytes.all.peak"];
+/// Those of `cached_bytes` that a trim would not return to the driver: beside live blocks, or in pools.
+kept_free_bytes: Bytes, Amount, ["inactive_split_bytes.all.current"]
+    = |stats| stats.cached_bytes.saturating_sub(stats.free_chunk_bytes);
+/// Highest `kept_free_bytes` that statistics have shown.
+peak_kept_free_bytes: Bytes, ShownPeak, ["inactive_split_bytes.all.peak"];
+/// Bytes requested by all allocations so far.
+allocated_bytes: Bytes, Count, [
+    "allocated_bytes.all.allocated", "requested_bytes.all.allocated", "active_bytes.all.allocated"
+] = |stats| stats.live_bytes + stats.freed_bytes;
+/// Bytes requested by the allocations that were freed so far.
+freed_bytes: Bytes, Count, ["allocated_bytes.all.freed", "requested_bytes.all.freed", "active_bytes.all.freed"];
+/// Number of chunks held.
+chunks: Number, Amount, ["segment.all.current"];
+/// Highest `chunks`.
+peak_chunks: Number, Peak, ["segment.all.peak"];
+/// Number of chunks created so far. Calls to the driver that failed created none.
+created_chunks: Number, Count, ["segment.all.allocated", "num_device_alloc"];
+/// Number of chunks released so far. Those of a pool that has ended count as released.
+released_chunks: Number, Count, ["segment.all.freed", "num_device_free"]
+    = |stats| stats.created_chunks.saturating_sub(stats.chunks);
+/// Bytes of all chunks created so far.
+created_bytes: Bytes, Count, ["reserved_bytes.all.allocated"];
+/// Bytes of the chunks released so far. Those of a pool that has ended count as released.
+released_bytes: Bytes, Count, ["reserved_bytes.all.freed"]
+    = |stats| stats.created_bytes.saturating_sub(stats.reserved_bytes);
+/// Number of mappings, stale ones included.
+mappings: Number, Amount, [];
+/// Number of allocations served by cross-stream reuse: in a free block of another stream.
+borrowed: Number, Count, [];
+/// Number of `harvested_chunks` that were still mapped where they were needed, so that no driver call was made.
+reused_views: Number, Count, [];
+/// Number of driver calls that failed.
+failed_driver_calls: Number, Count, [];
+/// Number of driver sequences that could not be undone, so that addresses were taken out of use.
+poisoned: Number, Count, [];
+/// Number of streams seen.
+streams: Number, Largest, [];
+/// Bytes of host memory behind all of this.
+metadata_bytes: Bytes, Amount, [];
+/// Bytes of the largest block available without a driver call, on the stream where it is cached.
+largest_cached_bytes: Bytes, Largest, [] in fragmentation;
+/// All bytes that are free: cached, pending, idle, and not held yet.
+free_bytes: Bytes, Amount, [] in fragmentation;
+/// Number of allocations that were freed and wait for other streams.
+pending_allocations: Number, Amount, [];
 }
 
 /// Allocations whose size, rounded up to whole granules, lies in a range.
@@ -85,17 +129,4 @@ pub struct SizeRange {
     pub from_bytes: u64,
     /// Number of allocations so far.
     pub allocs: u64,
-}
-
-/// Fragmentation as numbers.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
-#[non_exhaustive]
-pub struct Fragmentation {
-    /// Bytes of the largest block available without a driver call, on the stream where it is cached.
-    pub largest_cached_bytes: u64,
-    /// Bytes of the largest block available when every completely free chunk is remapped and the budget is used up. Memory that
-    /// waits for streams counts as free: a request that needs it waits as well.
-    pub largest_with_remapping_bytes: u64,
-    /// All bytes that are free: cached, pending, idle, and not held yet.
-    pub free_bytes: u64,
 }

@@ -20,6 +20,8 @@ pub struct Tally {
     pub allocs: u64,
     /// Number of frees.
     pub frees: u64,
+    /// Bytes requested by the allocations that were freed.
+    pub freed_bytes: u64,
     /// Number of allocations in each power-of-two range of block sizes, from one granule up.
     pub by_size: [u64; SIZE_RANGES],
 }
@@ -160,8 +162,10 @@ impl StreamState {
     /// Counts the free of a block.
     #[inline]
     pub fn count_free(&mut self, block: &Block) {
-        self.live_bytes -= block.size - u64::from(block.waste);
+        let bytes = block.size - u64::from(block.waste);
+        self.live_bytes -= bytes;
         self.tally.frees += 1;
+        self.tally.freed_bytes += bytes;
         self.dirty = true;
     }
 }
@@ -208,7 +212,7 @@ impl Stream {
                 live_bytes: 0,
                 mark: LiveMark::default(),
                 reuses: 0,
-                tally: Tally { allocs: 0, frees: 0, by_size: [0; SIZE_RANGES] },
+                tally: Tally { allocs: 0, frees: 0, freed_bytes: 0, by_size: [0; SIZE_RANGES] },
             })),
         }
     }

@@ -11,10 +11,11 @@ use crate::abi::{CUstream_st, address, device_pointer, stream_id};
 use crate::last_error::guard;
 use crate::out::check_out;
 use crate::process::{PROCESS, device_of};
+use crate::stats::{gapless_stats, write_stats};
 use crate::status::{Answer, Failure, GAPLESS_ERROR_BUFFER_TOO_SMALL, GAPLESS_ERROR_NOT_FOUND, gapless_status};
 use gapless::driver::cuda::CudaDriver;
 use gapless::{DeviceAddr, StreamId};
-use gapless_process::{Block, BlockUse, Device, Figures, Place, PoolId, Request, StreamLives};
+use gapless_process::{Block, BlockUse, Device, Place, PoolId, Request, StreamLives};
 use std::ffi::c_void;
 
 /// A block of a device's memory, or a live allocation.
@@ -39,52 +40,6 @@ pub struct gapless_torch_block {
     pub stream: u64,
     /// The pool; 0, 0 for none.
     pub pool: gapless_torch_pool,
-}
-
-/// The device's sums, as PyTorch counts: the process-wide allocator and its pools together, or one pool.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct gapless_torch_figures {
-    /// Bytes requested by live allocations.
-    pub live_bytes: u64,
-    /// The same with rounding.
-    pub live_block_bytes: u64,
-    /// Highest live_bytes since the peaks were reset.
-    pub peak_live_bytes: u64,
-    /// Number of live allocations.
-    pub live_allocations: u64,
-    /// Bytes that were freed and wait for streams.
-    pub pending_bytes: u64,
-    /// Bytes of all chunks.
-    pub reserved_bytes: u64,
-    /// Highest reserved_bytes since the peaks were reset.
-    pub peak_reserved_bytes: u64,
-    /// Bytes of all chunks created since the start.
-    pub created_bytes: u64,
-    /// Free bytes that a trim would not return to the driver: beside live blocks, or in pools.
-    pub kept_free_bytes: u64,
-    /// Number of chunks.
-    pub chunks: u64,
-    /// Highest chunks since the peaks were reset.
-    pub peak_chunks: u64,
-    /// Chunks created since the start.
-    pub created: u64,
-    /// Chunks released since the start.
-    pub released: u64,
-    /// Allocations since the start.
-    pub allocs: u64,
-    /// Frees since the start.
-    pub frees: u64,
-    /// Bytes requested since the start; 0 for a single pool.
-    pub allocated_bytes: u64,
-    /// Bytes freed since the start; 0 for a single pool.
-    pub freed_bytes: u64,
-    /// Requests that ran out of memory; 0 for a single pool.
-    pub out_of_memory: u64,
-    /// How often the host waited for a stream.
-    pub host_waits: u64,
-    /// Bytes of the largest block that could be served now.
-    pub largest_bytes: u64,
 }
 
 /// Allocates for PyTorch from a pool, or, where that is NULL, from the device's own memory, whatever pools are open.
@@ -171,23 +126,31 @@ pub unsafe extern "C" fn gapless_torch_describe(
     })
 }
 
-/// Writes the sums of a device, or of one of its pools, to *figures. GAPLESS_ERROR_NOT_FOUND when there is no such pool.
+/// Writes the statistics of a device, pools included, or of one of its pools, to *stats, as gapless_get_stats does. The counts of a
+/// device are those since gapless_torch_reset_counts. GAPLESS_ERROR_NOT_FOUND when there is no such pool.
 ///
 /// # Safety
-/// pool is NULL or points to a name, figures points to figures.
+/// pool is NULL or points to a name, stats points to as many bytes as its first field says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gapless_torch_figures_of(
+pub unsafe extern "C" fn gapless_torch_get_stats(
     device: i32,
     pool: *const gapless_torch_pool,
-    figures: *mut gapless_torch_figures,
+    stats: *mut gapless_stats,
 ) -> gapless_status {
     guard(|| {
-        check_out(figures, "figures")?;
         // SAFETY: null or a name (the function's contract).
         let pool = unsafe { pool.as_ref() }.map(|pool| (pool.first, pool.second));
-        let found = device_of(device)?.figures(pool).ok_or_else(|| not_found("there is no such pool"))?;
-        // SAFETY: not null, so valid for a write (the function's contract).
-        unsafe { figures.write(found.into()) };
+        let take = || device_of(device)?.figures_since_reset(pool).ok_or_else(|| not_found("there is no such pool"));
+        // SAFETY: the same contract.
+        unsafe { write_stats(stats, take) }
+    })
+}
+
+/// Lets the counts of a device that gapless_torch_get_stats writes start again from 0. Other functions go on counting.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_torch_reset_counts(device: i32) -> gapless_status {
+    guard(|| {
+        device_of(device)?.reset_counts();
         Ok(())
     })
 }
@@ -391,56 +354,6 @@ fn described(device: &Device<CudaDriver>, block: Block) -> gapless_torch_block {
         requested_bytes: block.requested_bytes,
         stream: block.stream.0,
         pool: named(block.pool),
-    }
-}
-
-impl From<Figures> for gapless_torch_figures {
-    fn from(figures: Figures) -> Self {
-        // All of them, so that one that is added is not forgotten here.
-        let Figures {
-            live_bytes,
-            live_block_bytes,
-            peak_live_bytes,
-            live_allocations,
-            pending_bytes,
-            reserved_bytes,
-            peak_reserved_bytes,
-            created_bytes,
-            kept_free_bytes,
-            chunks,
-            peak_chunks,
-            created,
-            released,
-            allocs,
-            frees,
-            allocated_bytes,
-            freed_bytes,
-            out_of_memory,
-            host_waits,
-            largest_bytes,
-        } = figures;
-        Self {
-            live_bytes,
-            live_block_bytes,
-            peak_live_bytes,
-            live_allocations,
-            pending_bytes,
-            reserved_bytes,
-            peak_reserved_bytes,
-            created_bytes,
-            kept_free_bytes,
-            chunks,
-            peak_chunks,
-            created,
-            released,
-            allocs,
-            frees,
-            allocated_bytes,
-            freed_bytes,
-            out_of_memory,
-            host_waits,
-            largest_bytes,
-        }
     }
 }
 

@@ -40,7 +40,7 @@ use gapless::allocator::{AllocError, FreeError, MapListeners};
 use gapless::{Allocator, DeviceAddr, StreamId};
 use open::{OpenPools, Served};
 use parking_lot::{Mutex, MutexGuard, RwLock};
-pub use past::Past;
+pub(crate) use past::Past;
 use pool::owner;
 pub use pool::{Pool, PoolId};
 use std::sync::Arc;
@@ -345,7 +345,7 @@ impl<D: DeviceDriver> Pools<D> {
         taken
     }
 
-    /// The pools, but for condemned ones, and the counts of all others that ever were.
+    /// The pools, but for condemned ones, and what is left of all others that ever were.
     pub(crate) fn all_and_past(&self) -> (Vec<Arc<Pool<D>>>, Past) {
         // Pools are condemned and closed with it locked, so each is in one of the two.
         let books = self.books();
@@ -359,8 +359,7 @@ impl<D: DeviceDriver> Pools<D> {
     /// Has the peaks of all pools start from current values.
     pub(crate) fn reset_peaks(&self) {
         let mut books = self.books();
-        let past = &mut books.past;
-        (past.peak_live_bytes, past.peak_reserved_bytes, past.peak_chunks) = (0, 0, 0);
+        books.past.reset_peaks();
         self.all().iter().for_each(|pool| pool.allocator.reset_peaks());
     }
 

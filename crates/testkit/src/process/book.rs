@@ -198,7 +198,7 @@ impl Book {
         assert_eq!((figures.allocs, figures.frees), (self.allocs, self.frees), "allocations and frees");
         assert_eq!(figures.allocated_bytes, self.allocated_bytes, "bytes allocated");
         assert_eq!(figures.freed_bytes, self.allocated_bytes - figures.live_bytes, "bytes freed");
-        assert_eq!(figures.out_of_memory, self.out_of_memory, "requests that ran out of memory");
+        assert_eq!(figures.failed_allocs, self.out_of_memory, "requests that ran out of memory");
         assert!(figures.live_bytes <= figures.peak_live_bytes, "{figures:?}");
         assert!(figures.reserved_bytes <= figures.peak_reserved_bytes, "{figures:?}");
         let mut in_pools = 0;

@@ -10,6 +10,7 @@ pub mod check_interface;
 pub mod ci;
 pub mod figures;
 pub mod generate_bindings;
+pub mod generate_figures;
 pub mod generate_header;
 pub mod gpu_bundle;
 pub mod gpu_compare;

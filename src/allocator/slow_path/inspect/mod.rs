@@ -41,12 +41,13 @@ impl Door {
         self.holdings.lock().held_bytes
     }
 
-    /// Resets the peaks of live and held bytes to their current values.
+    /// Resets the peaks to current values.
     pub fn reset_peaks<D: Driver>(&self, shared: &Shared<D>) {
         let mut mapper = self.lock();
         mapper.reset_peak();
         self.holdings.lock().update(&mapper);
         shared.streams.peak.reset(&mut shared.streams.lock_all());
+        shared.shown.reset();
     }
 
     /// Every region, block and chunk. Locks one stream after the other, for a piece of a region at a time. O(blocks).

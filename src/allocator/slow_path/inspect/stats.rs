@@ -58,6 +58,7 @@ impl Stats {
         let in_chunks = in_chunks.min(stats.cached_bytes + stats.pending_bytes);
         stats.fragmentation.largest_with_remapping_bytes =
             (in_chunks + obtainable).max(stats.fragmentation.largest_cached_bytes);
+        shared.shown.note(&mut stats);
         stats
     }
 
@@ -66,6 +67,7 @@ impl Stats {
         self.live_bytes += state.live_bytes;
         self.allocs += state.tally.allocs;
         self.frees += state.tally.frees;
+        self.freed_bytes += state.tally.freed_bytes;
         for (sum, count) in by_size.iter_mut().zip(state.tally.by_size) {
             *sum += count;
         }
@@ -75,6 +77,7 @@ impl Stats {
             self.live_allocations += heap.live_count();
             self.cached_bytes += heap.free_bytes();
             self.pending_bytes += heap.pending_bytes();
+            self.pending_allocations += heap.pending_count();
             let largest = heap.largest_free().map_or(0, |block| block.size);
             let largest_cached = &mut self.fragmentation.largest_cached_bytes;
             *largest_cached = (*largest_cached).max(largest);

@@ -35,7 +35,7 @@ pub(super) struct Book {
     /// Of a process-wide allocator: figures from before this input.
     pub(super) before: (u64, u64),
     /// Of a device's: its sums from before this input, and what this input has done.
-    pub(super) sums_before: gapless_torch_figures,
+    pub(super) sums_before: Figures,
     pub(super) done: Done,
     /// The device's budget, if one was set; and what was held when that was looked at last.
     pub(super) whole: Option<u64>,
@@ -152,33 +152,31 @@ impl Calls {
     }
 
     /// The figures of a live allocator.
-    pub(super) fn figures(&self, book: usize) -> gapless_stats {
-        let mut stats = gapless_stats { size: size_of::<gapless_stats>(), ..gapless_stats::default() };
+    pub(super) fn figures(&self, book: usize) -> Figures {
+        let mut stats = gapless_stats::default();
         let status = c!(gapless_get_stats(without_provenance_mut(self.books[book].handle), &raw mut stats));
         assert_eq!(status, GAPLESS_OK, "{}", told());
-        stats
+        stats.figures
     }
 
     /// The figures of a live allocator without pools.
-    pub(super) fn own_figures(&self, book: usize) -> gapless_stats {
+    pub(super) fn own_figures(&self, book: usize) -> Figures {
         let book_of = &self.books[book];
         if book_of.lasting { self.main_figures(book_of.device) } else { self.figures(book) }
     }
 
     /// Those that the checks look at, of a device's allocator without its pools.
-    pub(super) fn main_figures(&self, device: i32) -> gapless_stats {
+    pub(super) fn main_figures(&self, device: i32) -> Figures {
         let report: serde_json::Value = serde_json::from_str(&self.torch_json(device, 0)).expect("a JSON text");
         let number = |name: &str| report["main"][name].as_u64().expect("a number");
-        gapless_stats {
-            size: size_of::<gapless_stats>(),
-            live_bytes: number("live_bytes"),
-            peak_live_bytes: number("peak_live_bytes"),
-            live_allocations: number("live_allocations"),
-            reserved_bytes: number("reserved_bytes"),
-            allocs: number("allocs"),
-            frees: number("frees"),
-            ..gapless_stats::default()
-        }
+        let mut figures = Figures::default();
+        figures.live_bytes = number("live_bytes");
+        figures.peak_live_bytes = number("peak_live_bytes");
+        figures.live_allocations = number("live_allocations");
+        figures.reserved_bytes = number("reserved_bytes");
+        figures.allocs = number("allocs");
+        figures.frees = number("frees");
+        figures
     }
 }
 

@@ -12,16 +12,17 @@
 use super::*;
 
 /// The sums of a device, or of a pool; none where there is no such pool.
-pub(super) fn sums_of(device: i32, pool: Option<Pool>) -> Option<gapless_torch_figures> {
+pub(super) fn sums_of(device: i32, pool: Option<Pool>) -> Option<Figures> {
     let name = pool.map(|(_, first)| named(first));
-    let mut figures = gapless_torch_figures { live_bytes: UNTOUCHED as u64, ..Default::default() };
-    let status = c!(gapless_torch_figures_of(device, name.as_ref().map_or(null(), |name| name), &raw mut figures));
+    let mut stats = gapless_stats::default();
+    stats.figures.live_bytes = UNTOUCHED as u64;
+    let status = c!(gapless_torch_get_stats(device, name.as_ref().map_or(null(), |name| name), &raw mut stats));
     if status == GAPLESS_ERROR_NOT_FOUND {
-        assert!(pool.is_some() && figures.live_bytes == UNTOUCHED as u64, "{figures:?}");
+        assert!(pool.is_some() && stats.figures.live_bytes == UNTOUCHED as u64, "{stats:?}");
         return None;
     }
     expect_ok(status);
-    Some(figures)
+    Some(stats.figures)
 }
 
 pub(super) fn named(first: u64) -> gapless_torch_pool {
@@ -65,10 +66,10 @@ impl Calls {
         assert_eq!(since(sums.frees, before.frees) + held, done.frees, "{done:?}: {sums:?}");
         assert_eq!(since(sums.allocated_bytes, before.allocated_bytes), done.bytes, "{done:?}: {sums:?}");
         assert_eq!(sums.allocated_bytes - sums.freed_bytes, sums.live_bytes, "{sums:?}");
-        assert_eq!(since(sums.out_of_memory, before.out_of_memory), done.out_of_memory, "{done:?}: {sums:?}");
+        assert_eq!(since(sums.failed_allocs, before.failed_allocs), done.out_of_memory, "{done:?}: {sums:?}");
         assert_eq!(sums.live_bytes, done.live + bytes, "{done:?}: {sums:?}");
         assert!(sums.live_bytes.max(done.peak) <= sums.peak_live_bytes, "{done:?}: {sums:?}");
-        assert_eq!(sums.created - sums.released, sums.chunks, "{sums:?}");
+        assert_eq!(sums.created_chunks - sums.released_chunks, sums.chunks, "{sums:?}");
         assert!(sums.created_bytes >= sums.reserved_bytes && sums.host_waits >= before.host_waits, "{sums:?}");
         self.check_chunks(device, &sums);
         let known: Vec<Pool> = self.pools.keys().filter(|(its, _)| *its == device).copied().collect();
@@ -82,7 +83,7 @@ impl Calls {
     }
 
     /// Compares with what is live and what waits. Returns bytes and number of the blocks that are held back.
-    fn check_live(&self, sums: &gapless_torch_figures, of: impl Fn(&Block) -> bool) -> [u64; 2] {
+    fn check_live(&self, sums: &Figures, of: impl Fn(&Block) -> bool) -> [u64; 2] {
         let live: Vec<u64> = self.live.values().filter(|block| of(block)).map(|block| block.bytes).collect();
         let [least, most] = self.held_back(&of);
         let bytes = sums.live_bytes.wrapping_sub(live.iter().sum());
@@ -99,7 +100,7 @@ impl Calls {
     }
 
     /// E2. What was released is nobody's until it is given back.
-    fn check_chunks(&self, device: i32, sums: &gapless_torch_figures) {
+    fn check_chunks(&self, device: i32, sums: &Figures) {
         if let Some([chunks, ..]) = self.environment.usage(device).filter(|_| !self.faulty) {
             let pools = self.shares(device);
             assert_eq!(sums.reserved_bytes + pools.condemned, pools.held(), "{sums:?}");
@@ -191,6 +192,8 @@ impl Calls {
         let waiting: u64 = waits.iter().map(|block| block.bytes).sum();
         let held = self.held_back(|block| self.is_served_by(device, block)).map(|(_, number)| number);
         assert!(waiting == sums.pending_bytes || waiting > sums.pending_bytes && held[1] > 0, "{waiting}: {sums:?}");
+        let number = (waits.len() as u64).wrapping_sub(sums.pending_allocations);
+        assert!((held[0]..=held[1]).contains(&number), "{number} of {} held back, not {held:?}: {sums:?}", waits.len());
         for (addr, _) in self.surely_waiting(|block| self.is_served_by(device, block)) {
             assert!(waits.iter().any(|block| block.address == addr), "{addr:#x} waits for a stream: {all:#x?}");
         }

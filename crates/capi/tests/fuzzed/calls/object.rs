@@ -244,22 +244,24 @@ impl Calls {
     fn without_device(&mut self, record: Record) {
         let device = [-1, 64, 1 << 20, 63][usize::from(record.how % 4)];
         let mut pointer: *mut c_void = without_provenance_mut(UNTOUCHED);
-        let mut figures = gapless_torch_figures { live_bytes: UNTOUCHED as u64, ..Default::default() };
+        let mut stats = gapless_stats::default();
+        stats.figures.live_bytes = UNTOUCHED as u64;
         let (mut needed, mut users, mut released) = (UNTOUCHED, u32::MAX, UNTOUCHED as u64);
-        let status = match record.what % 9 {
+        let status = match record.what % 10 {
             0 => c!(gapless_torch_alloc(device, 512, null_mut(), null(), &raw mut pointer)),
-            1 => c!(gapless_torch_figures_of(device, null(), &raw mut figures)),
+            1 => c!(gapless_torch_get_stats(device, null(), &raw mut stats)),
             2 => c!(gapless_torch_pools(device, null_mut(), 0, &raw mut needed)),
             3 => c!(gapless_torch_blocks(device, null(), 0, null_mut(), 0, &raw mut needed)),
             4 => c!(gapless_torch_use_pool(device, named(1))),
             5 => c!(gapless_torch_pool_users(device, named(1), &raw mut users)),
             6 => c!(gapless_torch_restore_pool(device, named(1), null(), 0)),
             7 => c!(gapless_torch_trim(device, 0, &raw mut released)),
+            8 => c!(gapless_torch_reset_counts(device)),
             _ => c!(gapless_torch_reset_peaks(device)),
         };
         expect(status, WRONG_DEVICE, record);
         assert_eq!(c!(gapless_torch_reaches(device, 0)), 0);
-        let untouched = (pointer.addr(), figures.live_bytes, needed, users, released);
+        let untouched = (pointer.addr(), stats.figures.live_bytes, needed, users, released);
         assert_eq!(untouched, (UNTOUCHED, UNTOUCHED as u64, UNTOUCHED, u32::MAX, UNTOUCHED as u64), "{record:?}");
     }
 }

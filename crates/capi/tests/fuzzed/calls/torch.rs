@@ -21,10 +21,10 @@ impl Calls {
         if let Some(book) = self.books.iter().position(|book| book.handle == handle.addr()) {
             return Some(book);
         }
-        let mut stats = gapless_stats { size: size_of::<gapless_stats>(), ..gapless_stats::default() };
+        let mut stats = gapless_stats::default();
         expect_ok(c!(gapless_get_stats(handle, &raw mut stats)));
-        assert_eq!(stats.live_bytes, 0, "the input before left something");
-        let whole = budget::was_set(device).then_some(stats.budget_bytes);
+        assert_eq!(stats.figures.live_bytes, 0, "the input before left something");
+        let whole = budget::was_set(device).then_some(stats.figures.budget_bytes);
         let main = self.main_figures(device);
         let before = (main.allocs, main.frees);
         self.books.push(Book {
@@ -187,8 +187,9 @@ impl Calls {
         let in_pools = live - known;
         let bounds = self.held_back(is_of_pool).map(|(bytes, _)| bytes);
         assert!((bounds[0]..=bounds[1]).contains(&in_pools), "{bounds:?}: {report}");
-        let [allocated, freed] = ["allocated_bytes", "freed_bytes"].map(|key| number(&report[key]));
-        assert_eq!(allocated - freed, live + number(&report["main"]["live_bytes"]), "{report}");
+        let sums = sums_of(device, None).expect("a device in use");
+        let in_all = live + number(&report["main"]["live_bytes"]);
+        assert_eq!(sums.allocated_bytes - sums.freed_bytes, in_all, "{report}");
     }
 
     /// Pools of a device without users that still have something live: at least, and at most.
