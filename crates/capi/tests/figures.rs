@@ -1,5 +1,6 @@
 //! What is written from the table of figures, `Stats::FIGURES`, is what it says, beside the struct of the header (`header.rs`): the
-//! Python package's types and keys, PyTorch's keys in C++, and the table of the documents. `cargo xtask generate-figures` writes them.
+//! Python package's types and keys, PyTorch's keys in C++, and the table of the documents. `cargo xtask generate-figures` writes
+//! them.
 
 mod wrapped;
 

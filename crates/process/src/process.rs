@@ -28,8 +28,8 @@ pub struct Process<D: DeviceDriver> {
 }
 
 impl<D: DeviceDriver> Process<D> {
-    /// A process that uses no device yet. `open` opens one by its number, when it is used for the first time; the configuration says
-    /// whether its chunks may leave the process.
+    /// A process that uses no device yet. `open` opens one by its number, when it is used for the first time; the configuration
+    /// says whether its chunks may leave the process.
     pub const fn new(open: fn(u32, Sharing) -> Result<D, OpenError>) -> Self {
         Self {
             devices: [const { OnceLock::new() }; MOST_DEVICES],

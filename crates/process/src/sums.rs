@@ -34,8 +34,8 @@ pub(crate) fn change_counts(sums: &mut Stats, its: &Stats, by: impl Fn(u64, u64)
     }
 }
 
-/// Adds what an allocator of a pool has to what others have. A pool keeps its free memory while it is alive, so a trim returns none of
-/// it; and what it may hold beyond what it does is left to the device's budget.
+/// Adds what an allocator of a pool has to what others have. A pool keeps its free memory while it is alive, so a trim returns none
+/// of it; and what it may hold beyond what it does is left to the device's budget.
 pub(crate) fn add_pool(sums: &mut Stats, its: &Stats) {
     change(sums, its, FigureKind::Amount, u64::wrapping_add);
     change(sums, its, FigureKind::Largest, u64::max);

@@ -10,7 +10,7 @@
 //! | `GAPLESS_SIM_NO_VMM` | when set, devices have no virtual memory management | |
 //! | `GAPLESS_SIM_NO_EXPORT` | when set, chunks cannot be exported | |
 //! | `GAPLESS_SIM_SHARED` | path of a file: the processes that name it share the memory of the devices | |
-//! | `GAPLESS_SIM_SOFT` | devices are integrated, and so much of what is free is not reported as free, but given when it is asked for | |
+//! | `GAPLESS_SIM_SOFT` | size: devices are integrated, and so much of what is free is given but not reported | |
 //! | `GAPLESS_SIM_RDMA` | `no`, `yes`, or `refused`: reported, but access to such chunks fails (as in WSL) | `yes` |
 //! | `GAPLESS_SIM_FAIL` | `function:n:code,...`: the n-th call of the function (from 1, `*` for all) returns `code` | |
 

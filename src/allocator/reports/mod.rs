@@ -7,9 +7,8 @@ mod shown;
 mod snapshot;
 mod stats;
 
-pub use figures::{Figure, FigureKind, FigureUnit};
 pub use live::LiveAllocation;
 pub use oom::{OutOfMemory, Pinned, StreamUse};
 pub use shown::ShownPeaks;
 pub use snapshot::{BlockSnapshot, ChunkSnapshot, RegionSnapshot, Snapshot};
-pub use stats::{Figures, Fragmentation, SizeRange, Stats};
+pub use stats::{Figure, FigureKind, FigureUnit, Figures, Fragmentation, SizeRange, Stats};

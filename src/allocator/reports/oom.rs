@@ -57,8 +57,8 @@ pub struct OutOfMemory {
     pub budget_bytes: u64,
     /// Whether a budget that was set is what stops the request: the device has free memory enough for it.
     pub stopped_by_budget: bool,
-    /// Whether the free bytes cover the request, and a capture of a stream into a graph is what keeps some of them: the host may not
-    /// wait for the streams that used them last. After the capture, the same request may be served.
+    /// Whether the free bytes cover the request, and a capture of a stream into a graph is what keeps some of them: the host may
+    /// not wait for the streams that used them last. After the capture, the same request may be served.
     pub stopped_by_capture: bool,
     /// Bytes that the allocator holds.
     pub reserved_bytes: u64,

@@ -163,7 +163,8 @@ impl CudaDriver {
             return Ok(());
         }
         Err(refused(format!(
-            "{stream} is a default stream, and on this thread a context other than the primary one of device {} is current: hand in \
+            "{stream} is a default stream, and on this thread a context other than the primary one of device {} is current: hand in
+            \
              the handle of a stream that was created in the primary context",
             self.info.ordinal
         )))
@@ -206,8 +207,8 @@ impl CudaDriver {
         Ok(number)
     }
 
-    /// The context of a stream of its own handle, which is not being captured: for one of a green context, the primary context of the
-    /// device, whose memory and events it has.
+    /// The context of a stream of its own handle, which is not being captured: for one of a green context, the primary context of
+    /// the device, whose memory and events it has.
     fn context_of(&self, stream: StreamId, _current: &Current<'_>) -> DriverResult<CUcontext> {
         let _relaxed = Relaxed::new(self.library);
         let (mut context, mut green) = (null_mut(), null_mut());

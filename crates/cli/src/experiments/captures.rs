@@ -42,7 +42,7 @@ pub(super) const CAPTURE_GUARDED: Question = Question {
 
 pub(super) const CAPTURE_REQUEST: Question = Question {
     id: "capture_request",
-    text: "Does a capture survive a whole request on its stream, of an allocator that has never seen the stream, as of a graph's pool?",
+    text: "Does a capture survive a request on its stream, of an allocator that has never seen the stream?",
     parts: WHOLE,
     experiment: |driver| {
         let mut answers = Map::new();

@@ -7,7 +7,8 @@ use gapless::allocator::{FigureKind, Stats};
 use std::sync::Arc;
 
 /// Statistics of pools that were released, closed or not. Of their figures there are counts and peaks: all that they held counts as
-/// returned to the driver. A peak is the highest sum of the peaks of all pools, at the end of one of them since the peaks were reset.
+/// returned to the driver. A peak is the highest sum of the peaks of all pools, at the end of one of them since the peaks were
+/// reset.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Past(pub(crate) Stats);
 

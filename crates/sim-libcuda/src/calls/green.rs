@@ -1,9 +1,9 @@
 //! Green contexts: some of the processors of a device, with the memory of its primary context.
 //!
-//! Sources: the driver API's pages of green contexts. Of `cuStreamGetCtx_v2`: "returns the primary context of the associated device in
-//! `pCtx`" for a stream of a green context, where `cuStreamGetCtx` returns what `cuCtxFromGreenCtx` does. Of the latter: that context
-//! is "treated as if it were a primary context, while still honoring the resources", so events are those of the primary context.
-//! Of `cuGreenCtxDestroy`: it "does not destroy streams", and calls with them, but for `cuStreamDestroy`, "will return
+//! Sources: the driver API's pages of green contexts. Of `cuStreamGetCtx_v2`: "returns the primary context of the associated device
+//! in `pCtx`" for a stream of a green context, where `cuStreamGetCtx` returns what `cuCtxFromGreenCtx` does. Of the latter: that
+//! context is "treated as if it were a primary context, while still honoring the resources", so events are those of the primary
+//! context. Of `cuGreenCtxDestroy`: it "does not destroy streams", and calls with them, but for `cuStreamDestroy`, "will return
 //! `CUDA_ERROR_STREAM_DETACHED`"; their captures become invalid.
 
 use std::ffi::{c_int, c_uint, c_void};
