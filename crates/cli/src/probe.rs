@@ -4,7 +4,7 @@
 use super::{Failure, Outcome};
 use clap::Args;
 use gapless::driver::cuda::{CudaBuilder, CudaDriver, DeviceInfo, OpenError};
-use gapless_cli::experiments::{Answer, Question, Settings};
+use gapless_probe::{Answer, Question, Settings};
 use serde_json::{Value, json};
 use std::io::{self, Read, Write};
 use std::os::unix::process::ExitStatusExt;

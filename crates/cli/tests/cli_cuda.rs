@@ -161,7 +161,7 @@ fn probe_answers_every_question() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["device"]["name"], "Simulated GPU 0");
     let answers = report["answers"].as_object().unwrap();
-    assert_eq!(answers.len(), gapless_cli::experiments::Question::ALL.len());
+    assert_eq!(answers.len(), gapless_probe::Question::ALL.len());
     for (id, answer) in answers {
         assert!(answer["error"].is_null() && !answer["value"].is_null(), "{id}: {answer}");
     }

@@ -1,6 +1,6 @@
 //! A driver's own handles and functions, below the driver traits.
 //!
-//! For the experiments of `gapless probe` and the measurements of the device benchmark (`crates/cli/src/experiments`)
+//! For the experiments of `gapless probe` and the measurements of the device benchmark (`crates/probe/src`)
 //! only: they make calls that the allocator never makes. Hidden from the documentation, no part of the crate's
 //! interface, and free to change in any version.
 

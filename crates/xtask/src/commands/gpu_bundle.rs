@@ -107,7 +107,7 @@ fn copy_tests(workspace: &Workspace, bin: &Path) -> Result<(), Failure> {
         let program = executable(workspace, &["test", "--package", package, "--test", test], test)?;
         files::copy(&program, &bin.join(test))?;
     }
-    let program = executable(workspace, &["bench", "--bench", "device"], "device")?;
+    let program = executable(workspace, &["bench", "--package", "gapless-probe", "--bench", "device"], "device")?;
     files::copy(&program, &bin.join("bench-device"))
 }
 

@@ -6,7 +6,7 @@ use gapless::StreamId;
 use gapless::driver::{DriverResult, EventHandle, MemoryDriver, StreamDriver, WorkDriver};
 use serde_json::{Value, json};
 
-use super::{Question, Subject, WHOLE, micros, place, timed, told};
+use crate::{Question, Subject, WHOLE, micros, place, timed, told};
 
 pub(super) const BUSY: Question = Question {
     id: "busy",

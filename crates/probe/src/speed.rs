@@ -6,7 +6,7 @@ use gapless::driver::{DriverResult, MemoryDriver};
 use gapless::units::{DeviceAddr, GIB, MIB, StreamId, round_down};
 use serde_json::{Value, json};
 
-use super::{Measurements, Pass, Question, WHOLE, median};
+use crate::{Measurements, Pass, Question, WHOLE, median};
 
 const MAIN: StreamId = StreamId::DEFAULT;
 

@@ -5,7 +5,7 @@ use gapless::driver::{DriverResult, MemoryDriver};
 use gapless::units::{ByteSize, DeviceAddr, GIB, TIB, round_down};
 use serde_json::{Value, json};
 
-use super::{Question, WHOLE, micros, refusal, timed};
+use crate::{Question, WHOLE, micros, refusal, timed};
 
 pub(super) const RESERVE_4_TIB: Question = Question {
     id: "reserve_4_tib",

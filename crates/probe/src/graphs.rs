@@ -9,7 +9,7 @@ use gapless::driver::{DriverCall, DriverResult, MemoryDriver, StreamDriver, Work
 use gapless::{DeviceAddr, StreamId};
 use serde_json::json;
 
-use super::{Question, WHOLE, micros, no_function, place, put, take_away, timed, told};
+use crate::{Question, WHOLE, micros, no_function, place, put, take_away, timed, told};
 
 pub(super) const GRAPH_DROP: Question = Question {
     id: "graph_drop",

@@ -10,9 +10,9 @@ use gapless::{Allocator, StreamId};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-use super::calls::{Call, Objects};
-use super::graphs::{begin, begin_in, destroy_graph, end};
-use super::{Question, WHOLE, told};
+use crate::calls::{Call, Objects};
+use crate::graphs::{begin, begin_in, destroy_graph, end};
+use crate::{Question, WHOLE, told};
 
 pub(super) const CAPTURE_SAME_THREAD: Question = Question {
     id: "capture_same_thread",

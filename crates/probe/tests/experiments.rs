@@ -9,7 +9,7 @@ use std::time::Duration;
 use gapless::StreamId;
 use gapless::driver::MemoryDriver;
 use gapless::driver::cuda::CudaDriver;
-use gapless_cli::experiments::{Measurements, Pass, Question, Settings, reserve_at_most};
+use gapless_probe::{Measurements, Pass, Question, Settings, reserve_at_most};
 
 /// Opens the one device of the process, for one test at a time: what another test holds would count as this one's.
 fn open() -> (CudaDriver, MutexGuard<'static, ()>) {

@@ -11,7 +11,7 @@ use gapless::driver::{ChunkHandle, DriverCall, DriverResult, MemoryDriver, WorkD
 use gapless::{DeviceAddr, StreamId};
 use serde_json::{Value, json};
 
-use super::{Question, WHOLE, place, put, refusal, take_away, told};
+use crate::{Question, WHOLE, place, put, refusal, take_away, told};
 
 const MAIN: StreamId = StreamId::DEFAULT;
 

@@ -10,7 +10,7 @@ use gapless::driver::{ChunkHandle, DriverCall, DriverResult, EventHandle, Memory
 use gapless::{DeviceAddr, StreamId};
 use std::ptr::null_mut;
 
-use super::no_function;
+use crate::no_function;
 
 /// A call that the allocator makes, or might make, while a stream is captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

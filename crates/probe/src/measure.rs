@@ -145,11 +145,11 @@ impl Drop for Measurements<'_> {
 
 /// Parameters: data, bytes, sink; data, bytes, value; target, source, bytes.
 const BANDWIDTH: (&str, [&CStr; 3]) =
-    (include_str!("../../../../kernels/bandwidth.ptx"), [c"bandwidth_read", c"bandwidth_write", c"bandwidth_copy"]);
+    (include_str!("../../../kernels/bandwidth.ptx"), [c"bandwidth_read", c"bandwidth_write", c"bandwidth_copy"]);
 
 /// Parameters: data, slots, stride, multiplier; data, steps, result.
 const POINTER_CHASE: (&str, [&CStr; 2]) =
-    (include_str!("../../../../kernels/pointer_chase.ptx"), [c"pointer_chase_link", c"pointer_chase"]);
+    (include_str!("../../../kernels/pointer_chase.ptx"), [c"pointer_chase_link", c"pointer_chase"]);
 
 const PASS_ALIGNMENT: u64 = 32;
 

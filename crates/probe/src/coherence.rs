@@ -9,8 +9,8 @@ use gapless::driver::{ChunkHandle, DriverCall, DriverResult, EventHandle, Memory
 use gapless::{DeviceAddr, StreamId};
 use serde_json::{Value, json};
 
-use super::graphs::{capture, destroy_exec, destroy_graph, instantiate, launch};
-use super::{Question, Subject, WHOLE, place, skipped};
+use crate::graphs::{capture, destroy_exec, destroy_graph, instantiate, launch};
+use crate::{Question, Subject, WHOLE, place, skipped};
 
 pub(super) const ALIAS_COHERENCE: Question = Question {
     id: "alias_coherence",
@@ -222,12 +222,12 @@ impl Rounds {
 }
 
 /// Parameters: data, bytes, seed.
-const FILL_PATTERN: (&str, &CStr) = (include_str!("../../../../kernels/fill_pattern.ptx"), c"fill_pattern");
+const FILL_PATTERN: (&str, &CStr) = (include_str!("../../../kernels/fill_pattern.ptx"), c"fill_pattern");
 /// Parameters: data, bytes, seed, result.
-const VERIFY_PATTERN: (&str, &CStr) = (include_str!("../../../../kernels/verify_pattern.ptx"), c"verify_pattern");
+const VERIFY_PATTERN: (&str, &CStr) = (include_str!("../../../kernels/verify_pattern.ptx"), c"verify_pattern");
 /// Parameters: data, words, seed; data, words, seed, result.
 const DEPENDENT: (&str, [&CStr; 2]) =
-    (include_str!("../../../../kernels/dependent.ptx"), [c"dependent_write", c"dependent_check"]);
+    (include_str!("../../../kernels/dependent.ptx"), [c"dependent_write", c"dependent_check"]);
 
 /// Enough for several blocks of threads, and little enough to stay in the caches.
 const BYTES: u64 = 256 << 10;

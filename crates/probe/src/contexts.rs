@@ -11,7 +11,7 @@ use gapless::driver::cuda::sys::{
 use gapless::driver::{DriverCall, EventHandle, MemoryDriver, StreamDriver, WorkDriver};
 use serde_json::{Value, json};
 
-use super::{Question, WHOLE, told};
+use crate::{Question, WHOLE, told};
 
 pub(super) const EVENTS_WITHOUT_CONTEXT: Question = Question {
     id: "events_without_context",

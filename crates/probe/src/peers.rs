@@ -6,7 +6,7 @@ use gapless::driver::cuda::CudaDriver;
 use gapless::driver::{DriverResult, MemoryDriver};
 use serde_json::{Map, Value, json};
 
-use super::{Question, WHOLE, median, micros, skipped, timed};
+use crate::{Question, WHOLE, median, micros, skipped, timed};
 
 pub(super) const PEER_DESCRIPTOR: Question = Question {
     id: "peer_descriptor",

@@ -7,7 +7,7 @@ use gapless::driver::{ChunkHandle, DriverResult, MemoryDriver};
 use gapless::units::{ByteSize, GIB};
 use serde_json::{Value, json};
 
-use super::{Question, WHOLE, median, micros, place, reserve_at_most, take_away, timed};
+use crate::{Question, WHOLE, median, micros, place, reserve_at_most, take_away, timed};
 
 pub(super) const CALLS_BY_SIZE: Question = Question {
     id: "calls_by_size",

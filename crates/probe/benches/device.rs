@@ -12,8 +12,8 @@ use gapless::driver::cuda::CudaDriver;
 use gapless::driver::{ChunkHandle, MemoryDriver, WorkDriver};
 use gapless::units::{GIB, MIB, round_down};
 use gapless::{Allocator, ByteSize, ChunkPolicy, DeviceAddr, StreamId};
-use gapless_cli::experiments::allocators::{mem_alloc_async, mem_free_async};
-use gapless_cli::experiments::{Measurements, Pass};
+use gapless_probe::allocators::{mem_alloc_async, mem_free_async};
+use gapless_probe::{Measurements, Pass};
 
 const MAIN: StreamId = StreamId::DEFAULT;
 

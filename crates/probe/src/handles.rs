@@ -9,8 +9,8 @@ use gapless::driver::cuda::{CudaDriver, LEGACY_STREAM, PER_THREAD_STREAM};
 use gapless::driver::{DriverCall, DriverResult, MemoryDriver, StreamDriver, WorkDriver};
 use serde_json::{Value, json};
 
-use super::graphs::{begin, destroy_graph, end};
-use super::{Question, WHOLE, refusal, told};
+use crate::graphs::{begin, destroy_graph, end};
+use crate::{Question, WHOLE, refusal, told};
 
 pub(super) const STREAM_VALUES: Question = Question {
     id: "stream_values",

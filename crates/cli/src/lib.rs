@@ -1,3 +1,0 @@
-//! What the command line shares with its benchmark and its tests: experiments on a GPU.
-
-pub mod experiments;
