@@ -1,6 +1,7 @@
 //! The macro that makes of one table of figures the structs, the table itself, and what reads them.
 
-/// Declares [`Stats`](super::Stats) with its part `Fragmentation`, [`Figures`](super::Figures), and the table of their figures, one row for each:
+/// Declares [`Stats`](super::Stats) with its part `Fragmentation`, [`Figures`](super::Figures), and the table of their figures,
+/// one row for each:
 ///
 /// ```text
 /// /// What it says.
