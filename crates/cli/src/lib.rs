@@ -1,3 +1,3 @@
-//! What the command line shares with its benchmark and its tests: experiments on a GPU.
+//! The parts of the command line that its benchmark and its tests use as well: experiments on a GPU.
 
 pub mod experiments;
