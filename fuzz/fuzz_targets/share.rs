@@ -55,7 +55,7 @@ struct World {
     seed: u64,
 }
 
-/// What is left of the input.
+/// The rest of the input.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {

@@ -251,7 +251,7 @@ class DeviceMemory(Allocator):
         return released.value
 
 
-# The functions from here on are about the current device of PyTorch or CuPy, unless they are told another one.
+# The functions from here on are about the current device of PyTorch or CuPy, unless they are given another one.
 
 
 def stats(device: Optional[int] = None) -> Stats:

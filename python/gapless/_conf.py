@@ -9,7 +9,7 @@ from . import _library
 VARIABLE = "GAPLESS_CONF"
 # PyTorch reads the first of these that is set.
 _PYTORCH_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-# What ``gapless.configure`` was told, in place of the environment.
+# The settings of ``gapless.configure``, in place of the environment.
 configured: Optional[str] = None
 
 
@@ -39,7 +39,7 @@ def of_arguments(arguments: Mapping[str, Any]) -> dict[str, str]:
 
 
 def given(environment: Mapping[str, str]) -> dict[str, str]:
-    """What ``gapless.configure`` was told, or else what ``GAPLESS_CONF`` says."""
+    """Returns the settings of ``gapless.configure``, or else those of ``GAPLESS_CONF``."""
     return _split(environment.get(VARIABLE, "") if configured is None else configured)
 
 

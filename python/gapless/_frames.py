@@ -29,7 +29,7 @@ def is_users(filename: str) -> bool:
 
 
 def largest_live(segments: list[dict[str, Any]], device: int) -> list[dict[str, Any]]:
-    """What live blocks of a snapshot hold by the innermost line of the program that allocated them, most bytes first."""
+    """Returns what live blocks of a snapshot hold by the innermost line of the program that allocated them, most bytes first."""
     found: dict[str, dict[str, Any]] = {}
     for segment in segments:
         for block in segment["blocks"] if segment["device"] == device else ():
@@ -63,7 +63,7 @@ def explain_refusals(set_function: Callable[[Any], None], snapshot: Callable[[],
     def explain(device: int, text: int, room: int) -> int:
         try:
             rows = largest_live(snapshot(), device)
-        except Exception:  # The refusal is told without it.
+        except Exception:  # The refusal is reported without it.
             return 0
         _refusal.text, _refusal.rows = str(_library.last_error()), rows
         written = _text(rows).encode()[:room]
@@ -76,5 +76,5 @@ def explain_refusals(set_function: Callable[[Any], None], snapshot: Callable[[],
 
 
 def of_refusal(error: Exception) -> Optional[list[dict[str, Any]]]:
-    """What :func:`explain_refusals` found when this error was raised on this thread."""
+    """Returns the rows that :func:`explain_refusals` found when this error was raised on this thread."""
     return _refusal.rows if getattr(_refusal, "text", None) == str(error) else None

@@ -33,7 +33,7 @@ class _Received:
 
 
 def _close(torch: Any, device: int, start: ctypes.c_void_p, counter: tuple[bytes, int]) -> None:
-    """Tells the sender's PyTorch last: from then on it may reuse the memory, and work here has to be done with it."""
+    """Notifies the sender's PyTorch last: from then on it may reuse the memory, and work here has to be done with it."""
     library = _library.load()
     if library.gapless_device_close_import(device, start) != _library.OK:
         warnings.warn(f"memory of another process stays open: {_library.last_error()}", RuntimeWarning, stacklevel=2)

@@ -21,7 +21,7 @@ NOT_FOUND = 13
 
 
 class ErrorKind(enum.IntEnum):
-    """What kind of failure it was, as far as a program can act on it: the ``GAPLESS_KIND_...`` numbers of ``gapless.h``."""
+    """The kind of a failure, as far as a program can act on it: the ``GAPLESS_KIND_...`` numbers of ``gapless.h``."""
 
     NONE = 0
     OUT_OF_MEMORY = 1

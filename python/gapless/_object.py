@@ -56,7 +56,7 @@ def install(torch: Any) -> Optional[str]:
     return None
 
 
-# What C++ calls.
+# The functions that C++ calls.
 _kept: list[Any] = []
 
 
@@ -108,7 +108,7 @@ def _in_a_child(check: Callable[[], Optional[str]]) -> Optional[str]:
 
 
 def _misread(torch: Any) -> Optional[str]:
-    """What PyTorch reads wrongly of answers whose numbers are known; ``None`` if it is nothing."""
+    """Returns what PyTorch reads wrongly of answers whose numbers are known; ``None`` if it is nothing."""
     name = torch._C._cuda_getAllocatorBackend()
     if name != "gapless":
         return f"its name is read as {name!r}"

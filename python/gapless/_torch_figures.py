@@ -48,7 +48,7 @@ class Figures:
         return stats
 
     def nested(self) -> dict[str, Any]:
-        """What ``torch._C._cuda_memoryStats`` returns. gapless has no pools by size: everything is in ``large_pool``."""
+        """The answer of ``torch._C._cuda_memoryStats``. gapless has no pools by size: everything is in ``large_pool``."""
         now = self.now()
         # What has no figure is 0: blocks are not split off anything that would have to stay whole, for one.
         values: dict[str, int] = dict.fromkeys(_NUMBERS, 0)

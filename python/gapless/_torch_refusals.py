@@ -1,4 +1,4 @@
-"""What PyTorch refuses to every allocator plug-in, switched off before it raises.
+"""The features that PyTorch refuses to every allocator plug-in, switched off before it raises.
 
 For some of its features PyTorch asks a C++ interface that a plug-in cannot provide, and raises wherever one is in use. Those
 features only make a program faster, so it runs without them, and a warning says so at the first use of each.

@@ -124,7 +124,7 @@ def _advise(options: argparse.Namespace, peak: int) -> int:
 
 
 def sentence(advice: dict[str, Any], device: Optional[str]) -> str:
-    """What would fit, from the output of ``gapless advise --json``; ``device`` is in words, if one was named."""
+    """Says what would fit, from the output of ``gapless advise --json``; ``device`` is in words, if one was named."""
     needs = {policy["setting"]: policy["smallest_device_bytes"] for policy in advice["policies"]}
     shown = {setting: name for setting, name in _POLICIES.items() if setting in needs}
     fits = [name for setting, name in shown.items() if _survives(advice, setting)]

@@ -42,7 +42,7 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
     what that environment variable says, and count more where both have a key. ``per_process_memory_fraction`` of PyTorch's own
     variable is the budget if nobody gives one. A second call may change settings until the first allocation.
 
-    Processes that this one starts are on gapless as well, with the same settings: ``GAPLESS_TORCH`` tells them.
+    Processes that this one starts are on gapless as well, with the same settings: ``GAPLESS_TORCH`` carries them.
 
     The wheel has an allocator object for each minor version of PyTorch that it knows. For others PyTorch's plug-in interface is used,
     as a warning says. With that one, ``torch.backends.cudnn.benchmark`` and the CUDA graphs of ``torch.compile`` are switched off:
@@ -256,7 +256,7 @@ def _provide(torch: Any) -> None:
 
     _provide_mem_pool(torch, memory_snapshot)
 
-    # The viewer reads protocols up to 4; from Python 3.14 on, pickle writes 5 unless told.
+    # The viewer reads protocols up to 4; from Python 3.14 on, pickle writes 5 by default.
     def dump_snapshot(filename: str = "dump_snapshot.pickle", *_: Any, **__: Any) -> None:
         import pickle
 
@@ -272,7 +272,7 @@ def _of_accelerators(
     reset_peaks: Callable[[int], None],
     reset_accumulated: Callable[[int], None],
 ) -> dict[str, Callable[..., Any]]:
-    """What ``torch.accelerator`` calls, from PyTorch 2.9 on. It always means PyTorch's own allocator, which is not in use."""
+    """The functions that ``torch.accelerator`` calls, from PyTorch 2.9 on. It always means PyTorch's own, which is not in use."""
 
     def is_initialized() -> bool:
         return bool(torch.cuda.is_initialized())

@@ -1,4 +1,4 @@
-"""CuPy through gapless.cupy: content, figures, holes joined, two streams, and an error when memory runs out."""
+"""CuPy through gapless.cupy: content, figures, gaps joined, two streams, and an error when memory runs out."""
 
 import json
 

@@ -1,5 +1,5 @@
 """A program whose free memory is in many pieces: fills a limit with small blocks, frees every second one, and asks for
-one block larger than any of the holes and half as large as all of them together."""
+one block larger than any of the gaps and half as large as all of them together."""
 
 import measure
 import torch

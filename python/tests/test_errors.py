@@ -1,4 +1,4 @@
-"""What an exception carries: the kind of the failure, CUDA's code, and the report of the request that failed."""
+"""The content of an exception: the kind of the failure, CUDA's code, and the report of the request that failed."""
 
 import threading
 

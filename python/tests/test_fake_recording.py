@@ -1,4 +1,4 @@
-"""What of a recording without a GPU needs no PyTorch."""
+"""The parts of a recording without a GPU that need no PyTorch."""
 
 import os
 import subprocess

@@ -24,7 +24,7 @@ class cuda:
     mem_get_info = staticmethod(lambda device=0: (30 << 30, 40 << 30))
 __version__ = "9.9"
 """
-# The package's `python -m gapless.torch script`: tells the script that it is on gapless.
+# The package's `python -m gapless.torch script`: notifies the script that it is on gapless.
 GAPLESS_TORCH = """
 import os, runpy, sys
 os.environ["ON_GAPLESS"] = "1"
@@ -154,7 +154,7 @@ def test_losses_that_differ(stage):
     code, parts, _, _, _ = stage("--parts", "mlp", train_mlp=text)
     assert code == 1 and parts["mlp"]["outcome"] == "failed"
     assert "gapless does not give the losses of the native allocator: from step 2 on, 2.0 and" in parts["mlp"]["reason"]
-    # What PyTorch's own allocators do is told, and fails nothing.
+    # What PyTorch's own allocators do is reported, and fails nothing.
     text = "training['losses'][1] += 1e-7 * (policy == 'expandable'); print(json.dumps(training))"
     code, parts, _, _, _ = stage("--parts", "mlp", train_mlp=text)
     assert code == 0 and "PyTorch's two own allocators differ as well" in parts["mlp"]["reason"]

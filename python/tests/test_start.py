@@ -68,7 +68,7 @@ def test_code_that_does_not_know_gapless(python):
     assert "on gapless" in out
     out = code(python, pth + "assert not any('gapless' in name for name in sys.modules)\nprint('nothing')")
     assert "nothing" in out
-    # A Python that is told to ignore its environment loads nothing that the environment names.
+    # A Python that has to ignore its environment loads nothing that the environment names.
     for flag in ("-E", "-I"):
         status, out, errors = python(
             flag,

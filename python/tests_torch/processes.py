@@ -6,7 +6,7 @@ import sys
 import textwrap
 
 
-# What enable() tells the processes that this one starts. Here each decides for itself.
+# The settings that enable() passes to the processes that this one starts. Here each decides for itself.
 INHERITED = ("GAPLESS_TORCH", "GAPLESS_CONF")
 
 

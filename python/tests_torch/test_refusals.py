@@ -1,4 +1,4 @@
-"""What PyTorch refuses to allocator plug-ins, with the real PyTorch."""
+"""The features that PyTorch refuses to allocator plug-ins, with the real PyTorch."""
 
 import pytest
 from processes import run

@@ -1,4 +1,4 @@
-"""What vLLM's cumem module imports of the rest of vLLM: its logger, its platform, a search for loaded libraries.
+"""The parts of the rest of vLLM that its cumem module imports: its logger, its platform, a search for loaded libraries.
 
 The module itself, its C extension and vLLM's wrapper of the CUDA runtime are vLLM's own, from its wheel.
 """

@@ -1,4 +1,4 @@
-"""What scripts do with PyTorch's allocator, one function each, for the same functions of PyTorch that its own allocator tests are for.
+"""The uses of PyTorch's allocator by scripts, one function each, for the functions of PyTorch that its own allocator tests are for.
 
 A case takes ``mark``, which notes the statistics under a name. It knows nothing of gapless: run natively first, it says what is right.
 """
@@ -27,7 +27,7 @@ def raises_out_of_memory(size, match="CUDA out of memory"):
 
 
 def settled():
-    """What waits for streams is free after that: some allocators look at the next request only."""
+    """Memory that waits for streams is free after that: some allocators look at the next request only."""
     torch.cuda.synchronize()
     empty(1)
 
@@ -377,7 +377,7 @@ def record(graph, pool, stream, sizes):
 
 
 def three_recordings(mark):
-    """What cudagraph trees do: the state after each recording is kept, and set again before another branch is recorded."""
+    """The steps of cudagraph trees: the state after each recording is kept, and set again before another branch is recorded."""
     device, stream = torch.cuda.current_device(), torch.cuda.Stream()
     pool = torch.cuda.graph_pool_handle()
     graphs, states, addresses, live = [], [], [], []

@@ -83,7 +83,7 @@ def reason(traceback: str) -> str:
 
 
 def in_child(work) -> tuple[str, object]:
-    """What a function returns in a process of its own, or how that ended instead."""
+    """Returns what a function returns in a process of its own, or how that ended instead."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -121,7 +121,7 @@ def in_child(work) -> tuple[str, object]:
 
 
 def work(way: str, folder: str) -> None:
-    """Runs the tests that come in, names with whether values are compared, and tells how each ends. Without tests: tells all names."""
+    """Runs the tests that come in, names with whether values are compared, and reports how each ends; without tests, all names."""
     sys.path.insert(0, folder)
     os.chdir(folder)
     if way != "native":

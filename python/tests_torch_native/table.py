@@ -1,4 +1,4 @@
-"""What works natively, with the plug-in and with the object: a table, printed by cargo xtask torch-without-gpu --table."""
+"""The calls that work natively, with the plug-in and with the object: a table, printed by cargo xtask torch-without-gpu --table."""
 
 import contextlib
 import io

@@ -304,7 +304,7 @@ def test_profilers_get_figures():
 
 
 def test_memory_of_pools_is_sent_to_other_processes_too():
-    """What python/tests_torch_native/ipc_script.py does not send."""
+    """Covers the memory that python/tests_torch_native/ipc_script.py does not send."""
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         tensor = empty(4 * MIB)

@@ -40,7 +40,7 @@ def events(snapshot, action):
 
 
 def drawn_backwards(snapshot):
-    """What a viewer does: from the segments of now back through the events. Returns the segments before the first one."""
+    """Draws as a viewer does: from the segments of now back through the events. Returns the segments before the first one."""
     segments = sorted([one["address"], one["address"] + one["total_size"], one["stream"]] for one in snapshot["segments"])
     for entry in reversed(snapshot["device_traces"][0]):
         if "addr" not in entry:

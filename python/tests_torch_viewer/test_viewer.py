@@ -71,7 +71,7 @@ def show(page_and_errors):
 
 
 def texts_of_shapes(page):
-    """What the viewer says of each allocation that it has drawn."""
+    """Returns the viewer's text for each allocation that it has drawn."""
     shapes = page.locator("polygon:visible").all()
     return [(shape.dispatch_event("mouseover"), page.locator("pre:visible").inner_text())[1] for shape in shapes]
 

@@ -22,12 +22,12 @@ pub(super) struct DoctorArguments {
     json: bool,
 }
 
-/// What `doctor` found out.
+/// The findings of `doctor`.
 #[derive(Debug, serde::Serialize)]
 struct Findings {
     /// True when at least one device works.
     works: bool,
-    /// Also told of a library that cannot be used, or that finds no device.
+    /// Also reported of a library that cannot be used, or that finds no device.
     library: Option<LibraryFile>,
     devices: Vec<DeviceFindings>,
     /// Why the library cannot be used, and what to do about it.
@@ -161,7 +161,7 @@ enum Kernels {
     Missing,
 }
 
-/// What does not work on a device that cannot load the kernels.
+/// Describes what does not work on a device that cannot load the kernels.
 fn without_kernels(error: &DriverError) -> String {
     format!(
         "cannot be loaded: {error}. The allocator needs none. What does not work on this device: writing and \
@@ -307,7 +307,7 @@ fn write_device(out: &mut impl Write, device: &DeviceFindings) -> io::Result<()>
     Ok(())
 }
 
-/// Names the processes, visible to this user, that have one of the driver's device files open. The files do not tell
+/// Names the processes, visible to this user, that have one of the driver's device files open. The files do not say
 /// which device number a program sees, so the list covers all devices.
 fn users() -> String {
     let own = std::process::id();

@@ -145,12 +145,12 @@ fn ask_apart(arguments: &ProbeArguments, question: &Question, deadline: Instant)
     let mut parts = serde_json::Map::new();
     for part in question.parts {
         let mut answer = ask_process(arguments, question, Some(part), deadline);
-        let told = if answer["error"].is_null() {
+        let outcome = if answer["error"].is_null() {
             answer["value"].take()
         } else {
             json!({ "error": answer["error"], "signal": answer["signal"] })
         };
-        parts.insert((*part).to_owned(), told);
+        parts.insert((*part).to_owned(), outcome);
     }
     let seconds = start.elapsed().as_secs_f64();
     json!({ "id": question.id, "question": question.text, "value": parts, "seconds": seconds })

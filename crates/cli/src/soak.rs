@@ -31,7 +31,7 @@ pub(super) struct SoakArguments {
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     streams: u16,
 
-    /// What the allocator runs on
+    /// Driver that the allocator runs on
     #[arg(long, value_enum, default_value_t = Driver::Host)]
     driver: Driver,
 
@@ -150,9 +150,9 @@ struct Sum {
     failed: u64,
     faults: u64,
     calls: u64,
-    harvested: u64,
+    remapped: u64,
     reused: u64,
-    borrowed: u64,
+    across_streams: u64,
     waits: u64,
     peak_metadata: u64,
 }
@@ -188,9 +188,9 @@ impl Sum {
         self.failed += progress.failed.load(Ordering::Relaxed);
         self.faults += progress.faults.load(Ordering::Relaxed);
         self.calls += stats.driver_calls.total();
-        self.harvested += stats.harvested_chunks;
+        self.remapped += stats.harvested_chunks;
         self.reused += stats.reused_views;
-        self.borrowed += stats.borrowed;
+        self.across_streams += stats.borrowed;
         self.waits += stats.host_waits;
         self.peak_metadata = self.peak_metadata.max(stats.metadata_bytes);
     }
@@ -199,9 +199,9 @@ impl Sum {
         writeln!(out, "rounds (device, allocator, close)  {}", self.rounds)?;
         writeln!(out, "operations                         {}", self.ops)?;
         writeln!(out, "driver calls                       {}", self.calls)?;
-        let (moved, reused) = (self.harvested, self.reused);
+        let (moved, reused) = (self.remapped, self.reused);
         writeln!(out, "remaps: chunks moved               {moved}, {reused} of them without a driver call")?;
-        writeln!(out, "blocks borrowed between streams    {}", self.borrowed)?;
+        writeln!(out, "blocks reused across streams       {}", self.across_streams)?;
         writeln!(out, "host waits                         {}", self.waits)?;
         writeln!(out, "allocations refused                {}", self.failed)?;
         writeln!(out, "injected failures survived         {}", self.faults)?;

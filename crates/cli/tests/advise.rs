@@ -192,7 +192,7 @@ fn the_simplest_survivor_is_recommended() {
     assert!(output.contains("Needs least: python -m gapless.torch SCRIPT, with "), "{output}");
 }
 
-/// What keeps memory from a request is named, with what would help.
+/// The cause that keeps memory from a request is named, with what would help.
 #[test]
 fn nothing_helps_says_why() {
     let folder = tempfile::tempdir().unwrap();

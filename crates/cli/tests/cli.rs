@@ -301,7 +301,7 @@ fn a_soak_ends_with_its_figures() {
     }
 }
 
-/// What README says of the published reports.
+/// The published reports end as README says.
 #[test]
 fn five_of_the_published_reports_are_served_and_four_by_nobody() {
     let files: Vec<String> = (1..=10).map(|number| format!("traces/oom/oom_{number:02}.trace.gz")).collect();

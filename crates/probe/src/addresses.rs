@@ -113,7 +113,7 @@ fn largest(driver: &CudaDriver) -> DriverResult<Value> {
     Ok(json!("less than 1 TiB"))
 }
 
-/// The process's `VmSize` in bytes; `None` where the kernel does not tell.
+/// The process's `VmSize` in bytes; `None` where the kernel does not report it.
 fn virtual_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;

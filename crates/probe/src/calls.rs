@@ -37,7 +37,7 @@ pub(super) enum Call {
     StreamSynchronize,
 }
 
-/// What the calls are about, made before a capture. Each field is `None` once it has been taken away again.
+/// The objects of the calls, made before a capture. Each field is `None` once it has been taken away again.
 pub(super) struct Objects {
     bytes: u64,
     /// A stream that is not captured.
@@ -335,7 +335,7 @@ mod tests {
         ("cuMemGetHandleForAddressRange", "when a block is registered"),
     ];
 
-    /// What the driver calls for the allocator is asked about, so that no function is believed harmless.
+    /// Every function that the driver calls for the allocator is asked about, so that no function is believed harmless.
     #[test]
     fn every_function_that_the_allocator_calls_is_tried() {
         let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../src/driver/cuda");

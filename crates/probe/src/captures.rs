@@ -1,4 +1,4 @@
-//! What breaks a capture. Every call is made in a capture of its own, since the first one that is refused ends a capture
+//! The calls that break a capture. Every call is made in a capture of its own, since the first one that is refused ends a capture
 //! for the others too, and with objects that were made before it.
 
 use gapless::driver::cuda::CudaDriver;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::calls::{Call, Objects};
 use crate::graphs::{begin, begin_in, destroy_graph, end};
-use crate::{Question, WHOLE, told};
+use crate::{Question, WHOLE, reported};
 
 pub(super) const CAPTURE_SAME_THREAD: Question = Question {
     id: "capture_same_thread",
@@ -67,7 +67,7 @@ pub(super) const CAPTURE_REQUEST: Question = Question {
                     destroy_graph(driver, graph)?;
                 }
                 let thread = if elsewhere { "another_thread" } else { "same_thread" };
-                let answer = json!({ "request": told(&outcome), "capture": told(&captured) });
+                let answer = json!({ "request": reported(&outcome), "capture": reported(&captured) });
                 answers.insert(format!("{name}_{thread}"), answer);
                 driver.destroy_stream(stream)?;
             }
@@ -84,7 +84,7 @@ const MODES: [(&str, capture_mode); 3] = [
 /// The budget of the allocator, in pages.
 const PAGES: u64 = 8;
 
-/// What kept an allocator from an answer, as the driver's error where it is one.
+/// Returns the error that kept an allocator from an answer, as one of the driver.
 fn unopened(error: &dyn std::error::Error) -> DriverError {
     DriverError::new(DriverCall::Open, DriverErrorKind::Other, error.to_string())
 }
@@ -146,10 +146,10 @@ pub(super) const CAPTURED_EVENT: Question = Question {
             answers.insert(
                 name.to_owned(),
                 json!({
-                    "call": told(&outcome),
-                    "capture": told(&captured),
-                    "query_afterwards": told(&afterwards),
-                    "recorded_again_outside": told(&again),
+                    "call": reported(&outcome),
+                    "capture": reported(&captured),
+                    "query_afterwards": reported(&afterwards),
+                    "recorded_again_outside": reported(&again),
                 }),
             );
             driver.event_destroy(event)?;
@@ -198,5 +198,5 @@ fn during(driver: &CudaDriver, stream: StreamId, call: impl FnOnce() -> DriverRe
     if let Ok(graph) = captured {
         destroy_graph(driver, graph)?;
     }
-    Ok(json!({ "call": told(&outcome), "capture": told(&captured) }))
+    Ok(json!({ "call": reported(&outcome), "capture": reported(&captured) }))
 }

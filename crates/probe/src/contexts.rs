@@ -11,7 +11,7 @@ use gapless::driver::cuda::sys::{
 use gapless::driver::{DriverCall, EventHandle, MemoryDriver, StreamDriver, WorkDriver};
 use serde_json::{Value, json};
 
-use crate::{Question, WHOLE, told};
+use crate::{Question, WHOLE, reported};
 
 pub(super) const EVENTS_WITHOUT_CONTEXT: Question = Question {
     id: "events_without_context",
@@ -36,7 +36,7 @@ pub(super) const WITHOUT_CONTEXT: Question = Question {
     experiment: |driver| {
         let (raw, access) = (driver.raw(), driver.raw().access());
         let api = raw.api();
-        let check = |call, result| told(&raw.check(call, DriverCall::name(call), result));
+        let check = |call, result| reported(&raw.check(call, DriverCall::name(call), result));
         let page = driver.granularity() as usize;
         // SAFETY: no context is current on this thread from here on; every guard of the driver restores that.
         let _ = unsafe { api.cuCtxSetCurrent(std::ptr::null_mut()) };
@@ -83,7 +83,7 @@ pub(super) const WITHOUT_CONTEXT: Question = Question {
 /// Asks every call, on a thread without a context.
 fn ask_all(driver: &CudaDriver, stream: StreamId, event: EventHandle) -> Value {
     let api = driver.raw().api();
-    let check = |call, result: CUresult| told(&driver.raw().check(call, DriverCall::name(call), result));
+    let check = |call, result: CUresult| reported(&driver.raw().check(call, DriverCall::name(call), result));
     let (stream, event) = (raw_stream(stream), std::ptr::with_exposed_provenance_mut(event.0 as usize));
     let mut status = capture_mode::CU_STREAM_CAPTURE_MODE_GLOBAL;
     let mut capturing = gapless::driver::cuda::sys::CUstreamCaptureStatus_enum(0);

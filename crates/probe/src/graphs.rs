@@ -9,7 +9,7 @@ use gapless::driver::{DriverCall, DriverResult, MemoryDriver, StreamDriver, Work
 use gapless::{DeviceAddr, StreamId};
 use serde_json::json;
 
-use crate::{Question, WHOLE, micros, no_function, place, put, take_away, timed, told};
+use crate::{Question, WHOLE, micros, no_function, place, put, reported, take_away, timed};
 
 pub(super) const GRAPH_DROP: Question = Question {
     id: "graph_drop",
@@ -46,11 +46,11 @@ pub(super) const GRAPH_DROP: Question = Question {
             "replay_us": micros(REPLAY_FOR),
             "destroy_us": micros(destroy),
             "replay_runs_after_destroy": running,
-            "wait_for_context": told(&waited),
+            "wait_for_context": reported(&waited),
             "wait_us": micros(wait),
             "replay_finished_after_wait": finished,
             "replay_wrote_everything": complete,
-            "context_after_unmap": told(&context),
+            "context_after_unmap": reported(&context),
         }))
     },
 };
@@ -82,8 +82,8 @@ pub(super) const GRAPH_REMAP: Question = Question {
         take_away(driver, alias, old, page)?;
         driver.destroy_stream(stream)?;
         Ok(json!({
-            "launch": told(&launched),
-            "synchronize": told(&finished),
+            "launch": reported(&launched),
+            "synchronize": reported(&finished),
             "new_chunk_was_written": new_written,
             "old_chunk_is_untouched": old_untouched,
         }))

@@ -10,7 +10,7 @@ use gapless::driver::{DriverCall, DriverResult, MemoryDriver, StreamDriver, Work
 use serde_json::{Value, json};
 
 use crate::graphs::{begin, destroy_graph, end};
-use crate::{Question, WHOLE, refusal, told};
+use crate::{Question, WHOLE, refusal, reported};
 
 pub(super) const STREAM_VALUES: Question = Question {
     id: "stream_values",
@@ -38,7 +38,7 @@ pub(super) const DEAD_STREAM: Question = Question {
         let answer = call_with_dead(driver, part, stream, event.0)?;
         let alive = driver.create(driver.granularity()).and_then(|chunk| driver.release(chunk));
         driver.event_destroy(event)?;
-        Ok(json!({ "answer": answer, "create_afterwards": told(&alive) }))
+        Ok(json!({ "answer": answer, "create_afterwards": reported(&alive) }))
     },
 };
 
@@ -92,7 +92,7 @@ fn id_during(driver: &CudaDriver, captured: StreamId, asked: StreamId, thread: T
     if let Ok(graph) = ended {
         destroy_graph(driver, graph)?;
     }
-    Ok((answer, told(&ended)))
+    Ok((answer, reported(&ended)))
 }
 
 /// Creates and destroys streams in turn, each with a kernel of `work` in flight; says how often the next one got the value
@@ -154,9 +154,9 @@ fn call_with_dead(driver: &CudaDriver, part: &str, dead: StreamId, event: u64) -
         "get_context" => unsafe { api.cuStreamGetCtx(stream, &raw mut context) },
         // SAFETY: see above; the pointers are valid for the call.
         "destroy_again" => unsafe { api.cuStreamDestroy_v2(stream) },
-        _ => return Ok(told(&id_of(driver, dead))),
+        _ => return Ok(reported(&id_of(driver, dead))),
     };
-    Ok(told(&raw.check(DriverCall::Stream, part, result)))
+    Ok(reported(&raw.check(DriverCall::Stream, part, result)))
 }
 
 const DEAD_CALLS: &[&str] = &[

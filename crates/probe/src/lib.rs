@@ -45,7 +45,7 @@ pub struct Question {
     pub id: &'static str,
     /// The question as a sentence.
     pub text: &'static str,
-    /// What the question is made of, if each part needs a process of its own; else empty.
+    /// The parts of the question, if each part needs a process of its own; else empty.
     pub parts: &'static [&'static str],
     experiment: fn(&Subject) -> DriverResult<Value>,
 }
@@ -65,7 +65,7 @@ impl Default for Settings {
     }
 }
 
-/// What an experiment works with: a driver that is open for it alone, and how it is asked.
+/// The subject of an experiment: a driver that is open for it alone, and how it is asked.
 struct Subject {
     driver: CudaDriver,
     /// The settings with which the driver was opened.
@@ -81,14 +81,14 @@ impl Deref for Subject {
     }
 }
 
-/// What an experiment showed.
+/// The result of an experiment.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Answer {
     /// The question's id.
     pub id: &'static str,
     /// The question's text.
     pub question: &'static str,
-    /// What was measured; `null` when the experiment itself failed.
+    /// The measured value; `null` when the experiment itself failed.
     pub value: Value,
     /// Why the experiment failed.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -154,7 +154,7 @@ impl Question {
 }
 
 /// The outcome of a call, as JSON: `"ok"`, or the result code and its name.
-fn told<T>(outcome: &DriverResult<T>) -> Value {
+fn reported<T>(outcome: &DriverResult<T>) -> Value {
     match outcome {
         Ok(_) => json!("ok"),
         Err(error) => refusal(error),

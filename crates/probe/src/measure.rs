@@ -45,7 +45,7 @@ impl<'a> Measurements<'a> {
     /// Loads the kernels.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// Returns the driver's error if the kernels cannot be loaded or their memory cannot be allocated.
     pub fn new(driver: &'a CudaDriver) -> DriverResult<Self> {
         let raw = driver.raw();
         let (bandwidth, [read, write, copy]) = raw.load(BANDWIDTH.0, BANDWIDTH.1)?;

@@ -1,4 +1,4 @@
-//! What waits for what.
+//! Questions about order: which calls wait for which work.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use gapless::StreamId;
 use gapless::driver::{DriverResult, EventHandle, MemoryDriver, StreamDriver, WorkDriver};
 use serde_json::{Value, json};
 
-use crate::{Question, Subject, WHOLE, micros, place, timed, told};
+use crate::{Question, Subject, WHOLE, micros, place, reported, timed};
 
 pub(super) const BUSY: Question = Question {
     id: "busy",
@@ -62,10 +62,10 @@ pub(super) const UNMAP_IN_USE: Question = Question {
         let outcome = driver.unmap(addr, page);
         let duration = start.elapsed();
         Ok(json!({
-            "unmap": told(&outcome),
+            "unmap": reported(&outcome),
             "us": micros(duration),
-            "synchronize": told(&driver.synchronize(stream)),
-            "create_afterwards": told(&driver.create(page)),
+            "synchronize": reported(&driver.synchronize(stream)),
+            "create_afterwards": reported(&driver.create(page)),
         }))
     },
 };

@@ -1,4 +1,4 @@
-//! What access for other devices costs.
+//! The cost of access for other devices.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What the driver accepts and refuses.
+//! The driver's rules: which calls it accepts, and which it refuses.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -11,7 +11,7 @@ use gapless::driver::{ChunkHandle, DriverCall, DriverResult, MemoryDriver, WorkD
 use gapless::{DeviceAddr, StreamId};
 use serde_json::{Value, json};
 
-use crate::{Question, WHOLE, place, put, refusal, take_away, told};
+use crate::{Question, WHOLE, place, put, refusal, reported, take_away};
 
 const MAIN: StreamId = StreamId::DEFAULT;
 
@@ -29,7 +29,7 @@ pub(super) const SUB_SIZE_MAP: Question = Question {
         }
         driver.release(chunk)?;
         driver.address_free(addr, 2 * page)?;
-        Ok(told(&outcome))
+        Ok(reported(&outcome))
     },
 };
 
@@ -45,7 +45,7 @@ pub(super) const UNMAP_TWO: Question = Question {
         let again = [driver.unmap(addr, page), driver.unmap(addr.offset(page), page)];
         chunks.into_iter().try_for_each(|chunk| driver.release(chunk))?;
         driver.address_free(addr, 2 * page)?;
-        Ok(json!({ "answer": told(&outcome), "left_mapped": again.iter().filter(|again| again.is_ok()).count() }))
+        Ok(json!({ "answer": reported(&outcome), "left_mapped": again.iter().filter(|again| again.is_ok()).count() }))
     },
 };
 
@@ -64,7 +64,7 @@ pub(super) const UNMAP_PART: Question = Question {
         }
         driver.release(chunk)?;
         driver.address_free(addr, 2 * page)?;
-        Ok(json!({ "part": told(&part), "whole_afterwards": told(&whole) }))
+        Ok(json!({ "part": reported(&part), "whole_afterwards": reported(&whole) }))
     },
 };
 
@@ -80,7 +80,7 @@ pub(super) const UNMAP_HOLE: Question = Question {
         let left = [driver.unmap(addr, page), driver.unmap(addr.offset(2 * page), page)];
         chunks.into_iter().try_for_each(|chunk| driver.release(chunk))?;
         driver.address_free(addr, 3 * page)?;
-        Ok(json!({ "answer": told(&outcome), "left_mapped": left.iter().filter(|left| left.is_ok()).count() }))
+        Ok(json!({ "answer": reported(&outcome), "left_mapped": left.iter().filter(|left| left.is_ok()).count() }))
     },
 };
 
@@ -96,7 +96,7 @@ pub(super) const ACCESS_PART: Question = Question {
         let outcome = driver.set_access(addr, page);
         let halves = [access_at(driver, addr), access_at(driver, addr.offset(page))];
         take_away(driver, addr, chunk, 2 * page)?;
-        Ok(json!({ "answer": told(&outcome), "first_half": halves[0], "second_half": halves[1] }))
+        Ok(json!({ "answer": reported(&outcome), "first_half": halves[0], "second_half": halves[1] }))
     },
 };
 
@@ -119,9 +119,11 @@ pub(super) const READ_ONLY: Question = Question {
         }
         let queued = driver.fill(MAIN, addr, 64, 1);
         let finished = driver.synchronize(MAIN);
-        Ok(
-            json!({ "launch": told(&queued), "synchronize": told(&finished), "create_afterwards": told(&driver.create(page)) }),
-        )
+        Ok(json!({
+            "launch": reported(&queued),
+            "synchronize": reported(&finished),
+            "create_afterwards": reported(&driver.create(page)),
+        }))
     },
 };
 
@@ -179,7 +181,7 @@ pub(super) const EXPORT: Question = Question {
         let mut answer = json!({
             "exportable": driver.features().posix_fd,
             "export": "ok",
-            "import_same_process": told(&outcome),
+            "import_same_process": reported(&outcome),
             "same_handle": imported == chunk.0,
         });
         if outcome.is_ok() {
@@ -190,7 +192,7 @@ pub(super) const EXPORT: Question = Question {
                 if mapped.is_ok() {
                     driver.unmap(addr, bytes)?;
                 }
-                answer[name] = told(&mapped);
+                answer[name] = reported(&mapped);
             }
             driver.release(imported)?;
             driver.address_free(addr, 4 * page)?;

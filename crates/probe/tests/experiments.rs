@@ -1,4 +1,4 @@
-//! What `gapless probe` and the device benchmark share, through the simulated driver library.
+//! The experiments that `gapless probe` and the device benchmark share, through the simulated driver library.
 
 #[path = "../../../tests/simulated/mod.rs"]
 mod simulated;

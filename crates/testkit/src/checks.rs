@@ -123,7 +123,7 @@ impl Oracle {
         self.ceiling = self.ceiling.max(allocator.budget());
         assert!(stats.reserved_bytes <= self.ceiling, "invariant 5: more is held than was ever allowed: {stats:?}");
         self.ceiling = allocator.budget().max(stats.reserved_bytes);
-        // A budget above the memory of the device allows no more than that, unless the driver failed to tell how much it is.
+        // A budget above the memory of the device allows no more than that, unless the driver failed to report how much it is.
         let free_within = |allowed: u64| {
             let headroom = (allowed / world.page_bytes * world.page_bytes).saturating_sub(stats.reserved_bytes);
             stats.cached_bytes + stats.pending_bytes + stats.idle_bytes + headroom

@@ -33,7 +33,7 @@ pub struct World {
     pub region_pages: u64,
     /// Number of seals after which a stream's epochs are renumbered.
     pub epoch_limit: u32,
-    /// Whether the allocators are told how long streams live: they keep each, and forget it before it is destroyed.
+    /// Whether the allocators are notified of how long streams live: they keep each, and forget it before it is destroyed.
     pub kept: bool,
     /// Whether the stream that every thread has of its own is one of the streams, in addition.
     pub own_streams: bool,

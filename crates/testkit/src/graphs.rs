@@ -1,4 +1,4 @@
-//! What is known of pools, of the captures that use their memory, and of the graphs that these become.
+//! The oracle's knowledge of pools, of the captures that use their memory, and of the graphs that these become.
 
 use crate::oracle::Block;
 use crate::witness::Witness;
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 /// A page of physical memory: a chunk and an offset in it.
 type Memory = (ChunkHandle, u64);
 
-/// What the owner of a pool knows about it, beside its blocks.
+/// A pool, as its owner knows it, without its blocks.
 #[derive(Debug)]
 pub(crate) struct Pool {
     /// Distinguishes it from all other pools of the runner.

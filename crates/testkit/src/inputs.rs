@@ -78,7 +78,7 @@ pub fn steady_op(page_bytes: u64) -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Operations on raw ranges.
+/// Operations on growable ranges.
 pub fn range_op() -> impl Strategy<Value = Op> {
     let (few, any_range, any_stream) = (0_u8..9, any::<u8>(), any::<u16>());
     prop_oneof![

@@ -1,4 +1,4 @@
-//! Memory that stays as it is: pins, registered blocks, and what a listener was told.
+//! Memory that stays as it is: pins, registered blocks, and the mappings that a listener was notified of.
 
 use crate::device::Device;
 use crate::witness::Witness;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Chunks and the parts of them that are mapped at a run of addresses.
 pub type Backing = Vec<(ChunkHandle, Range<u64>)>;
 
-/// What the owners of pins and registered blocks of one allocator hold.
+/// The pins and registered blocks of one allocator, as their owners hold them.
 #[derive(Debug)]
 pub struct Kept<D: Device> {
     pub pins: Vec<Pin<FaultDriver<Witness<D>>>>,
@@ -33,7 +33,7 @@ impl<D: Device> Kept<D> {
     }
 }
 
-/// What the oracle knows about memory that stays as it is.
+/// Memory that stays as it is, as the oracle knows it.
 #[derive(Clone, Debug)]
 pub struct KeptBytes {
     pub addr: DeviceAddr,
@@ -62,7 +62,7 @@ impl KeptBytes {
 }
 
 /// A stand-in for a library that registers memory, such as NCCL: it remembers what is mapped where, and goes on using it until it
-/// is told that the mapping ends.
+/// is notified that the mapping ends.
 #[derive(Debug)]
 pub struct Registry<D: Device> {
     driver: Arc<FaultDriver<Witness<D>>>,
@@ -75,12 +75,12 @@ impl<D: Device> Registry<D> {
         Self { driver: Arc::clone(driver), mapped: Mutex::default(), ended: AtomicU64::new(0) }
     }
 
-    /// The number of mappings that it was told of and that are there as far as it knows.
+    /// The number of mappings that it was notified of and that are there as far as it knows.
     pub fn mappings(&self) -> u64 {
         self.mapped.lock().unwrap_or_else(PoisonError::into_inner).len() as u64
     }
 
-    /// The number of mappings whose end it was told of before it came.
+    /// The number of mappings whose end it was notified of before it came.
     pub fn ended(&self) -> u64 {
         self.ended.load(Ordering::Relaxed)
     }
@@ -106,15 +106,15 @@ impl<D: Device> MapListener for Registry<D> {
         let backing = self.backing(range);
         let before =
             self.mapped.lock().unwrap_or_else(PoisonError::into_inner).insert(range.addr, (range.bytes, backing));
-        assert!(before.is_none(), "L1: {range:?} was told twice");
+        assert!(before.is_none(), "L1: {range:?} was reported twice");
         Ok(())
     }
 
     fn before_unmap(&self, range: MappedRange) -> Result<(), Refusal> {
-        let told = self.mapped.lock().unwrap_or_else(PoisonError::into_inner).remove(&range.addr);
-        // A mapping that could neither be used nor be undone is never told of before its end.
-        if let Some(told) = told {
-            assert_eq!(told, (range.bytes, self.backing(range)), "L1: {range:?} changed without a word");
+        let registered = self.mapped.lock().unwrap_or_else(PoisonError::into_inner).remove(&range.addr);
+        // Of a mapping that could neither be used nor be undone, it was never notified.
+        if let Some(registered) = registered {
+            assert_eq!(registered, (range.bytes, self.backing(range)), "L1: {range:?} changed without a word");
             self.ended.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())

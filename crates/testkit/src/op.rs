@@ -82,7 +82,7 @@ pub enum Op {
         /// Number of the stream.
         stream: u16,
     },
-    /// Queue work that fills a block, after its last use, on a stream that the block's allocator is not told of, as on one of
+    /// Queue work that fills a block, after its last use, on a stream that the block's allocator does not know of, as on one of
     /// another device: the stream is watched, and its mark is waited for before the block is freed. Where a peer has access, it is
     /// the peer's work. Does nothing where the allocator knows that the stream uses the block, for pools, and for a thread's own
     /// stream.
@@ -141,7 +141,7 @@ pub enum Op {
         /// Number of the stream.
         stream: u16,
     },
-    /// Reserve a raw range, unless four exist.
+    /// Reserve a growable range, unless four exist.
     ReserveRange {
         /// Size in pages, modulo twice the device.
         pages: u8,

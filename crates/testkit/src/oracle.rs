@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 /// The allocator under test, with all layers between it and the device.
 pub type Subject<D> = Allocator<FaultDriver<Witness<D>>>;
 
-/// What the owner of a live block knows about it.
+/// A live block, as its owner knows it.
 #[derive(Clone, Debug)]
 pub struct Block {
     pub addr: DeviceAddr,
@@ -23,7 +23,7 @@ pub struct Block {
     pub handle: StreamId,
     /// The streams that were recorded on it.
     pub recorded: Vec<StreamId>,
-    /// The streams that its allocator was not told of.
+    /// The streams that its allocator does not know of.
     pub foreign: Vec<StreamId>,
     /// Number of chunks that had been created on the device when it was asked for.
     pub since: u64,
@@ -78,7 +78,7 @@ pub struct Former {
 /// Number of addresses that are remembered.
 const MOST_FORMER: usize = 16;
 
-/// What the owner of a raw range knows about it.
+/// A growable range, as its owner knows it.
 #[derive(Clone, Debug)]
 pub struct Range {
     pub addr: DeviceAddr,
@@ -89,7 +89,7 @@ pub struct Range {
     pub users: Vec<StreamId>,
 }
 
-/// A page of a raw range.
+/// A page of a growable range.
 #[derive(Clone, Copy, Debug)]
 pub struct RangePage {
     /// The seed of its content.
@@ -114,7 +114,7 @@ pub fn fitting_blocks<D: Device>(
     })
 }
 
-/// What callers know about one allocator.
+/// An allocator's memory, as its callers know it.
 #[derive(Debug, Default)]
 pub struct Oracle {
     pub live: BTreeMap<u64, Block>,

@@ -38,7 +38,7 @@ impl Promise {
     }
 }
 
-/// What callers hold of a chunk.
+/// The part of a chunk that callers hold.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Held {
     /// Number of pages with live bytes.

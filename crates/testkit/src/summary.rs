@@ -26,8 +26,8 @@ pub struct Summary {
     pub again: u64,
     /// Number of those whose stream was destroyed.
     pub again_of_destroyed: u64,
-    /// Number of mappings whose end a registry was told of before it came.
-    pub told_unmaps: u64,
+    /// Number of mappings whose end a registry was notified of before it came.
+    pub notified_unmaps: u64,
     /// The allocators' statistics before they were closed, added up.
     pub stats: Stats,
 }
@@ -45,7 +45,7 @@ impl Summary {
         self.kept += other.kept;
         self.again += other.again;
         self.again_of_destroyed += other.again_of_destroyed;
-        self.told_unmaps += other.told_unmaps;
+        self.notified_unmaps += other.notified_unmaps;
         let (sum, more) = (&mut self.stats, &other.stats);
         sum.allocs += more.allocs;
         sum.frees += more.frees;

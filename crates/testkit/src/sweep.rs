@@ -30,7 +30,7 @@ pub fn cases(page: u64) -> Vec<Case> {
     let cached_on_two = [alloc(4, 0), alloc(4, 1), free(0), free(0)];
     let held_other = [Hold { stream: 1 }, alloc(8, 1), free(0)];
     let renewed = [Hold { stream: 1 }, alloc(4, 1), free(0), Renew { stream: 1 }];
-    let holes = [alloc(2, 0), alloc(2, 0), alloc(2, 0), alloc(2, 0), free(0), free(1)];
+    let gaps = [alloc(2, 0), alloc(2, 0), alloc(2, 0), alloc(2, 0), free(0), free(1)];
     let shared = [Hold { stream: 1 }, alloc(8, 0), Read { block: 0, stream: 1 }, free(0)];
     let range = |pages| ReserveRange { pages };
     let grow = |range, pages, stream| GrowRange { range, pages, stream };
@@ -53,7 +53,7 @@ pub fn cases(page: u64) -> Vec<Case> {
     let peer = AddPeer { peer: 0 };
     let few_mappings = World { mapping_limit: 8, ..usual };
     let small = |stream| Alloc { bytes: 100, align: 9, stream };
-    // The first arena has no free slot, the region of large blocks has a hole of four pages, and the free chunks have
+    // The first arena has no free slot, the region of large blocks has four unmapped pages in a row, and the free chunks have
     // three.
     let small_region = World { pages: SMALL_REGION + 5, chunk_pages: 3, region_pages: SMALL_REGION, ..usual };
     let full_region = [
@@ -67,10 +67,10 @@ pub fn cases(page: u64) -> Vec<Case> {
         case("another stream's first", &[alloc(1, 0)], alloc(2, 1)),
         case("growth", &[alloc(3, 0)], alloc(3, 0)),
         case("a cached block of another stream", &[alloc(3, 0), free(0)], alloc(3, 1)),
-        case("harvest on one stream", &holes, alloc(4, 0)),
-        case("harvest from two streams", &cached_on_two, alloc(8, 2)),
-        case("harvest after a wait", &held_other, alloc(8, 0)),
-        case("harvest and reactivation", &[&holes[..], &[alloc(4, 0), free(2)]].concat(), alloc(2, 1)),
+        case("remap on one stream", &gaps, alloc(4, 0)),
+        case("remap from two streams", &cached_on_two, alloc(8, 2)),
+        case("remap after a wait", &held_other, alloc(8, 0)),
+        case("remap and reactivation", &[&gaps[..], &[alloc(4, 0), free(2)]].concat(), alloc(2, 1)),
         case("a wait for a shared block", &shared, alloc(8, 0)),
         Case {
             world: large_chunks,
@@ -78,11 +78,11 @@ pub fn cases(page: u64) -> Vec<Case> {
         },
         Case { world: small_region, ..case("a further region", &full_region.concat(), alloc(4, 0)) },
         Case { world: whole_blocks, ..case("a block in one chunk", &[alloc(2, 0), free(0)], alloc(3, 0)) },
-        Case { world: whole_blocks, ..case("one in several, for want of memory", &holes, alloc(4, 0)) },
+        Case { world: whole_blocks, ..case("one in several, for want of memory", &gaps, alloc(4, 0)) },
         Case { world: large_chunks, ..case("a chunk released", &[alloc(8, 0), free(0), alloc(1, 0)], alloc(6, 1)) },
         Case {
             world: few_mappings,
-            ..case("the limit of mappings", &[&holes[..], &[alloc(4, 0), free(0)]].concat(), alloc(4, 1))
+            ..case("the limit of mappings", &[&gaps[..], &[alloc(4, 0), free(0)]].concat(), alloc(4, 1))
         },
         case("more than the device has", &[alloc(5, 0)], alloc(4, 0)),
         Case { world: not_kept, ..case("a new stream recorded", &[alloc(2, 0)], Record { block: 0, stream: 1 }) },
@@ -105,20 +105,20 @@ pub fn cases(page: u64) -> Vec<Case> {
         case("a block that another device uses", &foreign, free(0)),
         Case { world: not_kept, ..case("such a use of a stream that is not kept", &foreign, free(0)) },
         case("a peer", &cached_on_two, peer),
-        case("a peer that reaches stale views", &[&holes[..], &[alloc(4, 0), free(2)]].concat(), peer),
+        case("a peer that reaches stale views", &[&gaps[..], &[alloc(4, 0), free(2)]].concat(), peer),
         case("a peer that reaches ranges", &[&two_ranges[..], &[take(1, 0, 2, 2)]].concat(), peer),
         case("a peer that reaches a pool", &in_flight(&[free(0), alloc(3, 1)]), peer),
         case("a peer that reaches two allocators", &[alloc(3, 0), OpenAllocator, alloc(2, 1)], peer),
         case("growth within a peer's reach", &[alloc(3, 0), peer], alloc(3, 1)),
         case(
             "stale views within a peer's reach",
-            &[&holes[..], &[alloc(4, 0), peer, free(2), free(0)]].concat(),
+            &[&gaps[..], &[alloc(4, 0), peer, free(2), free(0)]].concat(),
             alloc(6, 0),
         ),
         case("growth once a peer has left", &[alloc(3, 0), peer, RemovePeer { peer: 0 }], alloc(3, 1)),
         case("trim", &cached_on_two, Trim { keep: 0 }),
         case("trim to a half", &[alloc(8, 0), free(0), alloc(2, 0)], Trim { keep: 4 }),
-        case("trim of stale views", &[&holes[..], &[alloc(4, 0), free(2)]].concat(), Trim { keep: 1 }),
+        case("trim of stale views", &[&gaps[..], &[alloc(4, 0), free(2)]].concat(), Trim { keep: 1 }),
         case("trim of memory that waits", &held_other, Trim { keep: 0 }),
         case("a lower budget", &cached_on_two, Budget { pages: 3 }),
         case("a range", &[alloc(1, 0)], ReserveRange { pages: 3 }),

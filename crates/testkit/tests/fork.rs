@@ -41,7 +41,7 @@ fn in_a_child(body: impl FnOnce() -> bool) -> i32 {
     status
 }
 
-/// A listener that stays in its callback, with the slow path's lock, until it is told to go on.
+/// A listener that stays in its callback, with the slow path's lock, until it may go on.
 #[derive(Debug)]
 struct Stays {
     inside: Sender<()>,
@@ -66,8 +66,8 @@ fn a_child_does_not_wait_for_a_thread_of_its_parent() {
     let allocator = Allocator::builder(driver).build().unwrap();
     let range = allocator.reserve_range(1 << 20).unwrap();
     let registered = allocator.alloc_registered(1 << 20, StreamId::DEFAULT).unwrap();
-    let ((inside, is_inside), (go_on, told)) = (channel(), channel());
-    allocator.listeners().add(Arc::new(Stays { inside, go_on: Mutex::new(told) })).unwrap();
+    let ((inside, is_inside), (go_on, may_go_on)) = (channel(), channel());
+    allocator.listeners().add(Arc::new(Stays { inside, go_on: Mutex::new(may_go_on) })).unwrap();
     let other = allocator.clone();
     let thread = std::thread::spawn(move || other.alloc(1 << 20, StreamId::DEFAULT).unwrap());
     is_inside.recv().unwrap();
@@ -85,7 +85,7 @@ fn a_child_does_not_wait_for_a_thread_of_its_parent() {
     drop(held);
 }
 
-/// What is dropped in the child is its parent's: the driver is not called for it.
+/// Objects that are dropped in the child are its parent's: the driver is not called for them.
 fn a_child_gives_nothing_back() {
     let driver = Arc::new(Counted::new(Arc::new(ModelDriver::new(ModelConfig::default()))));
     let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();

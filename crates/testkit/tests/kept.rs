@@ -12,13 +12,13 @@ fn nothing_kept_moves<D: Device>(cases: u32, most: usize) {
     prove(cases, &(world(D::PAGE_BYTES), ops), show, |(world, ops)| {
         sum.borrow_mut().add(&run::<D>(world, ops));
     });
-    let Summary { ops, kept, told_unmaps, stats, .. } = sum.into_inner();
+    let Summary { ops, kept, notified_unmaps, stats, .. } = sum.into_inner();
     println!(
-        "{ops} operations with {kept} blocks pinned or registered: none of them moved; {told_unmaps} mappings ended, each after \
-         its callback; {} free chunks moved meanwhile",
+        "{ops} operations with {kept} blocks pinned or registered: none of them moved; {notified_unmaps} mappings ended, each \
+         after its callback; {} free chunks moved meanwhile",
         stats.harvested_chunks
     );
-    let happened = [kept, told_unmaps, stats.harvested_chunks];
+    let happened = [kept, notified_unmaps, stats.harvested_chunks];
     // Far below what is usual, since seeds differ: in 40 cases, one moves 19 free chunks and another 47.
     assert!(is_reduced() || happened.iter().all(|count| *count > u64::from(cases) / 10), "too few: {happened:?}");
 }

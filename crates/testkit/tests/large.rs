@@ -49,7 +49,7 @@ fn addresses_run_out() {
     assert_eq!(sum.out_of_addresses, 1);
 }
 
-/// What worlds have, in how many percent of the cases at least, and whether one has it.
+/// A feature of worlds, the least percentage of the cases that have it, and whether a world has it.
 type Share = (&'static str, usize, fn(&World) -> bool);
 
 /// The inputs of `any_sequence` reach both ends of what they are drawn from, in as many cases as it runs.
@@ -89,7 +89,7 @@ fn worlds_of_all_sizes_occur() {
 /// Bytes that the chunk of a stream's small blocks may have.
 const SMALL_AHEAD: u64 = 8 * MIB;
 
-/// What blocks that stay pin beyond the pages that they use: a device is filled with pairs of a large and a small block, the
+/// Blocks that stay pin memory beyond the pages that they use: a device is filled with pairs of a large and a small block, the
 /// large ones are freed, and 95 % of the whole free pages are asked for in one request.
 #[test]
 fn pairs() {

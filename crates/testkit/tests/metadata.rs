@@ -82,7 +82,7 @@ fn a_heap_reports_its_memory() {
             heap.free(granule * GRANULE, 1).unwrap();
         }
     });
-    // Bins with one free block each, and then holes. Their records exist already.
+    // Bins with one free block each, and then unmapped ones. Their records exist already.
     let mut heap = Heap::new(1 << 40);
     let place = |number: u64| (number << 28, number * 700 * GRANULE);
     let set_all = |heap: &mut Heap, to: BlockState| {

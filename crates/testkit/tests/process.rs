@@ -16,8 +16,8 @@ fn random_programs<M: Simulates>(memory: bool, cases: u32, most: usize) {
     });
     let sum = sum.into_inner();
     println!("{sum:?}");
-    let ProcessSummary { in_pools, foreign_uses, held_back, out_of_memory, faults, .. } = sum;
-    let happened = [in_pools, foreign_uses, held_back, out_of_memory, faults];
+    let ProcessSummary { in_pools, foreign_uses, deferred_frees, out_of_memory, faults, .. } = sum;
+    let happened = [in_pools, foreign_uses, deferred_frees, out_of_memory, faults];
     assert!(is_reduced() || happened.iter().all(|count| *count > u64::from(cases) / 5), "too few: {happened:?}");
 }
 

@@ -270,7 +270,7 @@ fn a_block_that_came_later_pins_the_newest_chunk() {
     );
 }
 
-/// A stream was not kept, since a failure struck there. It was captured when the second allocator had it last, and nothing told
+/// A stream was not kept, since a failure struck there. It was captured when the second allocator had it last, and nothing notified
 /// that allocator of the capture's end: so it could not wait for the device, and the promise was expected of it.
 #[test]
 fn streams_are_kept_though_a_failure_strikes() {

@@ -27,7 +27,7 @@ fn next(live: usize) -> Vec<Op> {
     next
 }
 
-/// Runs every continuation of `ops`. Returns the number of sequences. Work on stream 1 completes only when told to.
+/// Runs every continuation of `ops`. Returns the number of sequences. Work on stream 1 completes only when an operation says so.
 fn explore(world: &World, ops: &[Op], length: usize) -> u64 {
     let _print = PrintOnPanic(world, ops);
     let mut runner = Runner::<Model>::new(world);

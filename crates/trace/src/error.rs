@@ -133,7 +133,7 @@ pub enum ReadErrorKind {
     /// The file is of a kind that is not read.
     #[error("it is {what}")]
     OtherFormat {
-        /// What it is, and what to do.
+        /// A description of the file, and what to do with it.
         what: &'static str,
     },
     /// A device was asked for in a file that has only one.

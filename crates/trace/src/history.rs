@@ -1,8 +1,8 @@
-//! What a file says about the run that it records, beside the ops.
+//! The run that a file records, as far as the file describes it beside the ops.
 
 use crate::caching::CachingSettings;
 
-/// What is known of a recorded run besides its ops.
+/// The facts that are known of a recorded run besides its ops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct History {
     /// How much of the run the ops are.
@@ -20,13 +20,13 @@ pub struct History {
 /// The settings of PyTorch's allocator that a recording says were on.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RecordedSettings {
-    /// What the environment variable said.
+    /// The text of the environment variable.
     pub text: String,
-    /// `expandable_segments`.
+    /// The setting `expandable_segments`.
     pub expandable_segments: bool,
     /// `max_split_size_mb`, in bytes.
     pub max_split_bytes: Option<u64>,
-    /// `garbage_collection_threshold`.
+    /// The setting `garbage_collection_threshold`.
     pub garbage_collection_threshold: Option<f64>,
 }
 

@@ -66,7 +66,7 @@ pub struct Trace {
     recording: Recording,
 }
 
-/// What recordings of other allocators contain besides the ops.
+/// The parts of another allocator's recording besides the ops.
 #[derive(Clone, Debug)]
 pub(crate) struct Recording {
     pub origins: Origins,
@@ -75,7 +75,7 @@ pub(crate) struct Recording {
     /// refused.
     pub waiting: Vec<u64>,
     pub pools: Vec<PrivatePool>,
-    /// What the allocator held when it last refused a request.
+    /// The layout of the allocator's memory when it last refused a request.
     pub layout: Option<Layout>,
     pub settings: Option<RecordedSettings>,
     /// How much less of the device there was when a request was last refused than at one before, in bytes.

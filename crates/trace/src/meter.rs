@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// A driver around `D` whose calls a [`Meter`] counts and times.
 pub type Metered<D> = Intercepted<D, Meter>;
 
-/// What the time spent in a driver is measured by.
+/// The clock that measures the time spent in a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
     /// Time that passes: cheap, right for drivers that never block.

@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 /// A stream, as the driver identifies it (`StreamIdentity`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordedStream {
-    /// What the driver files the stream under.
+    /// The key under which the driver files the stream.
     pub key: StreamId,
-    /// The number that no other stream of the process has. `None` where the driver did not tell: the stream is the last one that
-    /// was recorded under its key.
+    /// The number that no other stream of the process has. `None` where the driver did not report it: the stream is the last one
+    /// that was recorded under its key.
     pub number: Option<u64>,
 }
 
@@ -36,7 +36,7 @@ pub struct Recorder<W: Write> {
 struct State<W: Write> {
     writer: TextWriter<W>,
     start: Instant,
-    told: Option<Duration>,
+    written_time: Option<Duration>,
     live: HashMap<DeviceAddr, u64>,
     next_id: u64,
     /// By key, the last stream: its number if that is known, and its number in the trace.
@@ -59,7 +59,7 @@ impl<W: Write> Recorder<W> {
         let state = State {
             writer,
             start: Instant::now(),
-            told: None,
+            written_time: None,
             live: HashMap::new(),
             next_id: 1,
             streams,
@@ -144,9 +144,9 @@ impl<W: Write> State<W> {
 
     fn try_write(&mut self, op: &TraceOp) -> io::Result<()> {
         let now = self.start.elapsed();
-        if self.told.is_none_or(|told| now - told >= TIME_STEP) {
+        if self.written_time.is_none_or(|written| now - written >= TIME_STEP) {
             self.writer.comment(&format!("at {}", now.as_micros()))?;
-            self.told = Some(now);
+            self.written_time = Some(now);
         }
         self.writer.op(op)
     }
@@ -192,7 +192,7 @@ mod tests {
             // A handle whose stream was destroyed, and that another stream has now.
             numbered(0x50, 30),
             numbered(0x50, 31),
-            // The driver does not tell, or the allocator has named the default stream otherwise.
+            // The driver does not report it, or the allocator has named the default stream otherwise.
             during_capture(0x50),
             during_capture(0x60),
             numbered(0x60, 40),

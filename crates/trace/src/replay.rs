@@ -30,13 +30,13 @@ pub trait ReplayDriver: WorkDriver {
     /// Its name in results.
     const NAME: &'static str;
 
-    /// What to measure its calls by.
+    /// The clock to measure its calls by.
     const CLOCK: Clock;
 
     /// Another op has run: simulated streams move on.
     fn advance(&self) {}
 
-    /// What the calls so far would have cost, if the driver has a clock for that.
+    /// Returns the time that the calls so far would have taken, if the driver has a clock for that.
     fn modelled_time(&self) -> Option<Duration> {
         None
     }
@@ -199,7 +199,7 @@ fn run<D: ReplayDriver, P: Policy>(
     let mut calls_before_step = 0;
     let mut oom = None;
     let must_be_served = trace.failed_request().map(|request| request.op_index);
-    let mut told = 0;
+    let mut reported = 0;
     let mut done = 0;
     let modelled_before = driver.inner().modelled_time();
     let driver_time_before = meter.time();
@@ -246,11 +246,11 @@ fn run<D: ReplayDriver, P: Policy>(
         if worker.is_some() {
             meter.timed(|| driver.inner().advance());
         }
-        if done - told == PROGRESS_OPS {
+        if done - reported == PROGRESS_OPS {
             if let Some(progress) = options.progress {
                 progress(PROGRESS_OPS);
             }
-            told = done;
+            reported = done;
         }
     }
     let own = start.elapsed_outside(meter.time() - driver_time_before, meter.clock());

@@ -199,8 +199,8 @@ impl Search<'_> {
     }
 }
 
-/// The driver calls of a replay, as far as its result tells: what was called in each step, what was created in all, and what that
-/// costs, which follows from the sizes.
+/// The driver calls of a replay, as far as its result reports them: what was called in each step, what was created in all, and what
+/// that costs, which follows from the sizes.
 #[derive(PartialEq)]
 struct Calls<'a> {
     of_kind: DriverCalls,
@@ -222,7 +222,7 @@ impl<'a> Calls<'a> {
     }
 }
 
-/// What replays that failed cost, as parts of one that survives.
+/// The costs of replays that failed, as parts of one that survives.
 #[derive(Clone, Copy, Debug, Default)]
 struct Costs {
     sum: f64,
@@ -375,7 +375,7 @@ mod tests {
         }
     }
 
-    /// Large blocks of which every third is freed, small ones, and larger ones, which need the holes or more memory.
+    /// Large blocks of which every third is freed, small ones, and larger ones, which need the gaps or more memory.
     #[test]
     fn devices_that_are_not_tried_survive() {
         let mut text: String = (0..8).map(|id| format!("a {id} {} 0\n", 4_u64 << 30)).collect();

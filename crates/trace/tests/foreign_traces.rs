@@ -291,7 +291,7 @@ fn a_history_says_how_much_of_the_run_it_is() {
     assert_eq!((whole.extent, whole.live_at_start_bytes), (Extent::Whole, 0));
 }
 
-/// What PyTorch held before the first entry follows from what it holds at the end.
+/// The memory that PyTorch held before the first entry follows from what it holds at the end.
 #[test]
 fn a_cache_from_before_the_history_is_noticed() {
     let later: Vec<_> = history().into_iter().skip(1).filter(|entry| matches!(entry, Dict(_))).collect();
@@ -443,7 +443,7 @@ fn memory_of_a_private_pool_helps_nobody_else() {
     }
 }
 
-/// What a pool has freed serves its own requests.
+/// Memory that a pool has freed serves its own requests.
 #[test]
 fn a_pool_uses_its_own_memory() {
     let in_pool = |mut entry: Vec<(&'static str, Py<'static>)>| {

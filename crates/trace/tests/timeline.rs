@@ -1,4 +1,4 @@
-//! What a replay holds over time, and where.
+//! Tests of the timeline: the memory that a replay holds over time, and where it lies.
 
 use gapless_trace::advice::Setting;
 use gapless_trace::timeline::{EVEN_MOMENTS, MOST_CHOSEN, MOST_POLICIES, MOST_STREAMS, Subject, Timeline, timeline};
@@ -62,7 +62,7 @@ fn maps_say_what_lies_where_before_the_op() {
     );
 }
 
-/// What is in a map is what the device lacks; idle chunks aside, which a young gapless has none of.
+/// The cells of a map add up to what the device lacks; idle chunks aside, which a young gapless has none of.
 #[test]
 fn maps_add_up_to_what_is_held() {
     let text = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../traces/oom/oom_10.trace.gz")).unwrap();

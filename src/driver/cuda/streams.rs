@@ -163,9 +163,8 @@ impl CudaDriver {
             return Ok(());
         }
         Err(refused(format!(
-            "{stream} is a default stream, and on this thread a context other than the primary one of device {} is current: hand in
-            \
-             the handle of a stream that was created in the primary context",
+            "{stream} is a default stream, and on this thread a context other than the primary one of device {} is current: hand \
+             in the handle of a stream that was created in the primary context",
             self.info.ordinal
         )))
     }

@@ -10,16 +10,16 @@ use gapless_trace::{Device, ReplayError, Trace};
 use std::io;
 use std::path::Path;
 
-/// What a page shows besides the timeline.
+/// The contents of a page besides the timeline.
 pub(super) struct Contents<'a> {
-    /// What the page is called.
+    /// The title of the page.
     pub title: &'a str,
     pub trace: &'a Trace,
     pub device: &'a Device,
     pub advice: &'a Advice,
     /// The table of policies.
     pub policies: &'a [PolicyOutcome],
-    /// What to do, in words.
+    /// The verdict in words: the things to do.
     pub verdict: Option<String>,
     /// The policies that are drawn.
     pub subjects: &'a [Subject],
@@ -139,7 +139,7 @@ mod tests {
     fn a_million_ops_on_many_streams_stay_below_the_limit() {
         // The device is large enough for every replay to reach the end.
         let mut text = String::from("# capacity_bytes 4398046511104\n");
-        // Blocks of many sizes on 40 streams; every other one stays for a while, so that the maps are full of holes.
+        // Blocks of many sizes on 40 streams; every other one stays for a while, so that the maps are full of gaps.
         for id in 0..500_000_u64 {
             let bytes = 512 + (id * 7919) % 8_000_000;
             writeln!(text, "a {id} {bytes} {}", id % 40).unwrap();

@@ -409,7 +409,7 @@ fn kept_in_place() -> Vec<(&'static str, Vec<Record>)> {
     ]
 }
 
-/// What PyTorch's allocator object calls. Handles 1 to 3 are pools of device 0, and 0 is none.
+/// The calls of PyTorch's allocator object. Handles 1 to 3 are pools of device 0, and 0 is none.
 fn of_the_allocator_object() -> Vec<(&'static str, Vec<Record>)> {
     let alloc = |pool: u8, pages: u32, stream: u8| -> Record { (ObjectAlloc, pool, 4, stream, pages) };
     let free = |number: u32| -> Record { (ObjectFree, 0, 0, 0, number) };

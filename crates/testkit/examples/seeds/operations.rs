@@ -18,7 +18,7 @@ pub fn sequences() -> Vec<Sequence> {
     let grow = |range, pages, stream| GrowRange { range, pages, stream };
     let shrink = |range, pages| ShrinkRange { range, pages };
     let take = |to, from, pages, stream| TakeRange { to, from, pages, stream };
-    let holes = [alloc(2, 0), alloc(2, 0), alloc(2, 0), alloc(2, 0), free(0), free(1)];
+    let gaps = [alloc(2, 0), alloc(2, 0), alloc(2, 0), alloc(2, 0), free(0), free(1)];
     vec![
         (
             "small_blocks",
@@ -26,7 +26,7 @@ pub fn sequences() -> Vec<Sequence> {
             0,
             vec![Alloc { bytes: 100, align: 0, stream: 0 }, Alloc { bytes: 0, align: 12, stream: 0 }, free(0)],
         ),
-        ("harvest", 8, 0, [&holes[..], &[alloc(4, 0), free(2), alloc(2, 1)]].concat()),
+        ("harvest", 8, 0, [&gaps[..], &[alloc(4, 0), free(2), alloc(2, 1)]].concat()),
         (
             "four_streams",
             8,
@@ -86,7 +86,7 @@ pub fn sequences() -> Vec<Sequence> {
             "failing",
             8,
             0,
-            [&holes[..], &[Fail { nth: 2, kind: Invalid }, alloc(4, 0), Fail { nth: 0, kind: NoMemory }, alloc(1, 2)]]
+            [&gaps[..], &[Fail { nth: 2, kind: Invalid }, alloc(4, 0), Fail { nth: 0, kind: NoMemory }, alloc(1, 2)]]
                 .concat(),
         ),
         (
@@ -186,7 +186,7 @@ pub fn sequences() -> Vec<Sequence> {
             8,
             0,
             [
-                &holes[..],
+                &gaps[..],
                 &[alloc(4, 0), AddPeer { peer: 0 }, free(2), free(0), alloc(6, 0), ForeignUse { block: 1, stream: 2 }],
                 &[free(0), RemovePeer { peer: 0 }, alloc(2, 2), AddPeer { peer: 1 }, alloc(1, 0), Trim { keep: 0 }],
             ]
@@ -220,7 +220,7 @@ pub fn sequences() -> Vec<Sequence> {
             "range_out_of_heaps",
             8,
             0,
-            [&holes[..], &[range(7), grow(0, 4, 1), alloc(1, 0), DropRange { range: 0 }, alloc(4, 2)]].concat(),
+            [&gaps[..], &[range(7), grow(0, 4, 1), alloc(1, 0), DropRange { range: 0 }, alloc(4, 2)]].concat(),
         ),
         (
             "range_behind_a_wait",

@@ -1,4 +1,4 @@
-//! What callers hold of one device of a process, and what its figures must be by that.
+//! The allocations that callers hold of one device of a process, and what its figures must be by that.
 
 use super::device::{Layers, Simulates};
 use gapless::driver::{EventHandle, StreamDriver};
@@ -13,14 +13,14 @@ pub(super) enum Place {
     Pool(PoolId),
     /// In no pool, or in one that lends to other requests.
     Main,
-    /// In a pool that ends once what is held back in it is free, if that is not yet so: else as in `Main`.
+    /// In a pool that ends once its deferred frees are done, if that is not yet so: else as in `Main`.
     Ending(PoolId),
 }
 
 /// A stream of a device, by the device's number.
 pub(super) type OfDevice = (usize, StreamId);
 
-/// What the owner of a live allocation knows about it.
+/// A live allocation, as its owner knows it.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     pub addr: DeviceAddr,
@@ -39,20 +39,20 @@ pub(super) struct Block {
     pub serial: u64,
 }
 
-/// An allocation that was freed while streams of the other device could use it.
+/// The free of an allocation that streams of the other device could still use: it is deferred until they are done.
 #[derive(Debug)]
-struct HeldBack {
+struct Deferred {
     bytes: u64,
     pool: PoolId,
     /// The ends of what was queued on these streams when it was freed.
     ends: Vec<(usize, EventHandle)>,
 }
 
-/// What callers hold of one device.
+/// The allocations that callers hold of one device.
 #[derive(Debug, Default)]
 pub(super) struct Book {
     pub live: BTreeMap<DeviceAddr, Block>,
-    held_back: BTreeMap<DeviceAddr, HeldBack>,
+    deferred: BTreeMap<DeviceAddr, Deferred>,
     /// The number of users of each pool.
     pub users: BTreeMap<PoolId, u32>,
     /// The open pools, the last opened last.
@@ -88,7 +88,7 @@ impl Book {
 
     /// The pools that there are: those with a user, those that are open, and those with a block that is not free.
     fn pools(&self) -> BTreeSet<PoolId> {
-        let held = self.held_back.values().map(|held| held.pool).filter(|pool| *pool != NO_POOL);
+        let held = self.deferred.values().map(|held| held.pool).filter(|pool| *pool != NO_POOL);
         self.lasting_pools().into_iter().chain(held).collect()
     }
 
@@ -100,11 +100,11 @@ impl Book {
     }
 
     /// Whether no block was freed that waits for a stream of the other device.
-    pub fn holds_nothing_back(&self) -> bool {
-        self.held_back.is_empty()
+    pub fn defers_nothing(&self) -> bool {
+        self.deferred.is_empty()
     }
 
-    /// Takes in a new allocation. An address that was held back has been freed meanwhile.
+    /// Takes in a new allocation. A deferred free of its address is done meanwhile.
     ///
     /// # Panics
     /// Panics if it is over a live one.
@@ -116,7 +116,7 @@ impl Book {
         }
         self.allocs += 1;
         self.allocated_bytes += block.bytes;
-        let over: Vec<_> = self.held_back.range(block.addr..DeviceAddr(end)).map(|(addr, _)| *addr).collect();
+        let over: Vec<_> = self.deferred.range(block.addr..DeviceAddr(end)).map(|(addr, _)| *addr).collect();
         over.into_iter().for_each(|addr| self.settle(addr, drivers));
         self.live.insert(block.addr, block);
     }
@@ -124,12 +124,12 @@ impl Book {
     /// Notes a free. Until the work that `ends` are the ends of is over, the memory may be nobody's.
     pub fn free(&mut self, block: &Block, ends: Vec<(usize, EventHandle)>) {
         self.live.remove(&block.addr).expect("a live block");
-        self.held_back.insert(block.addr, HeldBack { bytes: block.bytes, pool: block.pool, ends });
+        self.deferred.insert(block.addr, Deferred { bytes: block.bytes, pool: block.pool, ends });
     }
 
     /// A block that was freed is free now: no stream of the other device may use it any more.
     fn settle<M: Simulates>(&mut self, addr: DeviceAddr, drivers: &[std::sync::Arc<Layers<M>>; 2]) {
-        let held = self.held_back.remove(&addr).expect("a block that is held back");
+        let held = self.deferred.remove(&addr).expect("a deferred free");
         for (device, end) in held.ends {
             // Past the witness: what the test asks is not what the process knows.
             let simulated = drivers[device].inner().inner();
@@ -149,7 +149,7 @@ impl Book {
         let is_live = |addr: &DeviceAddr, bytes: u64| {
             device.live_around(*addr).is_some_and(|(_, live)| live.addr == *addr && live.bytes == bytes)
         };
-        let over = self.held_back.iter().filter(|(addr, held)| !is_live(addr, held.bytes)).map(|(addr, _)| *addr);
+        let over = self.deferred.iter().filter(|(addr, held)| !is_live(addr, held.bytes)).map(|(addr, _)| *addr);
         over.collect::<Vec<_>>().into_iter().for_each(|addr| self.settle(addr, drivers));
         self.check_blocks(device);
         self.check_figures(device);
@@ -165,10 +165,13 @@ impl Book {
         assert_eq!(listed, live, "the live blocks are those that were allocated");
         let waiting = device.blocks(None).into_iter().filter(|block| block.state == BlockUse::Waiting);
         let waiting: BTreeSet<DeviceAddr> = waiting.map(|block| block.addr).collect();
-        assert!(self.held_back.keys().all(|addr| waiting.contains(addr)), "what is held back waits: {waiting:?}");
+        assert!(
+            self.deferred.keys().all(|addr| waiting.contains(addr)),
+            "a block whose free is deferred waits: {waiting:?}"
+        );
         let witness = device.allocator().driver().inner();
         let mut parts = Vec::new();
-        let held = self.held_back.iter().map(|(addr, held)| (*addr, held.bytes));
+        let held = self.deferred.iter().map(|(addr, held)| (*addr, held.bytes));
         for (addr, bytes) in self.live.values().map(|block| (block.addr, block.bytes)).chain(held) {
             let backing = witness.backing(addr, bytes.max(1));
             let backing = backing.unwrap_or_else(|| panic!("{bytes} bytes at {addr} are not fully mapped with access"));
@@ -189,7 +192,7 @@ impl Book {
         let sum_of = |pool: Option<PoolId>| {
             let is_in = |its: PoolId| pool.is_none_or(|pool| pool == its);
             let live = self.live.values().map(|block| (block.bytes, block.pool));
-            let held = self.held_back.values().map(|held| (held.bytes, held.pool));
+            let held = self.deferred.values().map(|held| (held.bytes, held.pool));
             let all = live.chain(held).filter(|(_, pool)| is_in(*pool));
             all.fold((0, 0), |(bytes, number), (more, _)| (bytes + more, number + 1))
         };
@@ -234,7 +237,7 @@ impl Book {
     /// # Panics
     /// Panics if it does not.
     pub fn check_trimmed<M: Simulates>(&self, device: &Device<Layers<M>>) {
-        assert!(self.holds_nothing_back(), "a trim waits for streams of other devices");
+        assert!(self.defers_nothing(), "a trim waits for streams of other devices");
         if self.open.is_empty() {
             let memory = device.memory_use();
             let held = device.figures(None).expect("the figures of all").reserved_bytes;
@@ -260,8 +263,8 @@ impl Book {
         let simulated = witness.inner().inner();
         let total = gapless::driver::MemoryDriver::memory_info(simulated).map_or(0, |info| info.total);
         let whole = self.budget.unwrap_or(total).min(total - self.lost_bytes);
-        // A trim for a pool waits neither for streams nor for what is held back.
-        let waits = device.allocator().stats().pending_bytes > 0 || !self.holds_nothing_back();
+        // A trim for a pool waits neither for streams nor for deferred frees.
+        let waits = device.allocator().stats().pending_bytes > 0 || !self.defers_nothing();
         if place != Place::Main && (waits || matches!(place, Place::Ending(_))) {
             return 0;
         }

@@ -31,14 +31,14 @@ pub struct ProcessRunner<M: Simulates> {
 /// The results of one or more sequences.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProcessSummary {
-    /// Operations.
+    /// Number of operations.
     pub ops: u64,
     /// Allocations in pools.
     pub in_pools: u64,
     /// Uses by streams of the other device.
     pub foreign_uses: u64,
     /// Blocks that were freed and not free afterwards, since a stream of the other device could use them.
-    pub held_back: u64,
+    pub deferred_frees: u64,
     /// Allocations that another pool lent memory for.
     pub lent: u64,
     /// Requests that ran out of memory.
@@ -53,14 +53,14 @@ impl ProcessSummary {
         self.ops += other.ops;
         self.in_pools += other.in_pools;
         self.foreign_uses += other.foreign_uses;
-        self.held_back += other.held_back;
+        self.deferred_frees += other.deferred_frees;
         self.lent += other.lent;
         self.out_of_memory += other.out_of_memory;
         self.faults += other.faults;
     }
 }
 
-/// What came of a call.
+/// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It did what it is for, or there was nothing to do, or memory ran out.
@@ -466,10 +466,10 @@ impl<M: Simulates> ProcessRunner<M> {
 
     fn note_free(&mut self, device: usize, block: &Block, ends: Vec<(usize, EventHandle)>) {
         let live = self.device(device).live_around(block.addr);
-        let is_held = live.is_some_and(|(_, live)| live.addr == block.addr);
+        let is_deferred = live.is_some_and(|(_, live)| live.addr == block.addr);
         let may_be = !ends.is_empty() || block.unsure;
-        assert!(may_be || !is_held, "{} is held back for nobody", block.addr);
-        self.summary.held_back += u64::from(is_held);
+        assert!(may_be || !is_deferred, "the free of {} is deferred for nobody", block.addr);
+        self.summary.deferred_frees += u64::from(is_deferred);
         match self.device(device).free(block.addr, 0, StreamId::DEFAULT) {
             Err(FreeError::NotAllocated { .. }) => {}
             other => panic!("a free of what was freed: {other:?}"),
@@ -477,7 +477,7 @@ impl<M: Simulates> ProcessRunner<M> {
         self.books[device].free(block, ends);
     }
 
-    /// What came of a call, which may fail with the injected error only.
+    /// Returns the outcome of a call, which may fail with the injected error only.
     fn outcome<T>(&self, result: Result<T, Error>) -> Outcome {
         let error = match result {
             Ok(_) => return Outcome::Done,

@@ -27,7 +27,7 @@ fn cases(devices: TwoDevices) -> Vec<Case> {
     let beside_a_pool = [budgeted, begin, alloc(0, 3, 0), end];
     // The third stream that was created is the first one of device 1.
     let foreign = [alloc(1, 1, 0), alloc(0, 2, 0), Hold { stream: 2 }, Use { block: 1, stream: 2 }];
-    let held_back = [&foreign[..], &[Free { block: 1 }]].concat();
+    let deferred = [&foreign[..], &[Free { block: 1 }]].concat();
     vec![
         case("the first allocation", &[], alloc(0, 2, 0)),
         case("the other device's first use", &[alloc(0, 2, 0)], alloc(1, 2, 1)),
@@ -66,8 +66,8 @@ fn cases(devices: TwoDevices) -> Vec<Case> {
         case("a block of the other device's stream is freed", &foreign, Free { block: 1 }),
         case("a free on a stream of the other device", &foreign[..3], FreeOn { block: 1, stream: 2 }),
         case("a free on an own stream", &foreign[..3], FreeOn { block: 1, stream: 1 }),
-        case("a request that waits for the other device", &held_back, alloc(0, 15, 0)),
-        case("a trim that waits for the other device", &held_back, Trim { device: 0, keep: 0 }),
+        case("a request that waits for the other device", &deferred, alloc(0, 15, 0)),
+        case("a trim that waits for the other device", &deferred, Trim { device: 0, keep: 0 }),
         case(
             "a trim that closes pools",
             &[&released[..], &[alloc(0, 3, 1), Free { block: 0 }]].concat(),

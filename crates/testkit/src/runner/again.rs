@@ -1,8 +1,8 @@
 //! The runner's allocations at addresses that were handed out before.
 //!
-//! Such a block belongs to the stream that its memory is kept for: the one that it was allocated for before, or the one that lent
-//! it. Work there runs behind what used the memory before. If the stream has been destroyed nothing can be ordered behind it, so
-//! that the block must be free to use on any stream at once.
+//! Such a block belongs to the stream that its memory is kept for: the one that it was allocated for before, or the one whose
+//! memory it reuses. Work there runs behind what used the memory before. If the stream has been destroyed nothing can be ordered
+//! behind it, so that the block must be free to use on any stream at once.
 
 use super::Runner;
 use crate::device::Device;
@@ -46,7 +46,7 @@ impl<D: Device> Runner<D> {
         let Former { addr, bytes, handle, home } = former;
         let live = self.allocator().live_around(addr).expect("a new block is live");
         assert_eq!((live.addr, live.bytes), (addr, bytes));
-        // Of a handle that has stood for several streams, nobody here can tell which of them the memory is kept for.
+        // Of a handle that has stood for several streams, nobody here knows which of them the memory is kept for.
         let is_over = home.is_none() && live.stream == handle;
         if !is_over && (live.stream == PER_THREAD_STREAM || self.renewed.contains(&live.stream)) {
             self.allocator().free(addr).expect("a live block can be freed");

@@ -108,7 +108,7 @@ impl<D: Device> Runner<D> {
     }
 
     fn note(&mut self, instance: &Instance<D>) {
-        let told_unmaps = instance.registry.ended();
-        self.summary.add(&Summary { stats: instance.allocator().stats(), told_unmaps, ..Summary::default() });
+        let notified_unmaps = instance.registry.ended();
+        self.summary.add(&Summary { stats: instance.allocator().stats(), notified_unmaps, ..Summary::default() });
     }
 }

@@ -25,7 +25,7 @@ pub(crate) struct Mark {
     pub(crate) before: EventHandle,
 }
 
-/// One allocator: its handles, its raw ranges and its oracle. During a panic they are leaked, since closing a broken
+/// One allocator: its handles, its growable ranges and its oracle. During a panic they are leaked, since closing a broken
 /// allocator would panic again.
 #[derive(Debug)]
 pub(crate) struct Instance<D: Device> {

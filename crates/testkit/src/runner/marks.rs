@@ -1,7 +1,7 @@
 //! Marks: streams whose use of other memory, such as another device's, is watched ([`Allocator::watch_stream`]).
 //!
 //! The runner records an event of its own before each mark. A mark must not count as passed before that event has completed.
-//! And it uses blocks on streams that their allocator is not told of: freed behind their marks, they must be safe to use again.
+//! And it uses blocks on streams that their allocator does not know of: freed behind their marks, they must be safe to use again.
 //!
 //! [`Allocator::watch_stream`]: gapless::Allocator::watch_stream
 
@@ -61,7 +61,7 @@ impl<D: Device> Runner<D> {
         }
     }
 
-    /// Fills a block on a stream that its allocator is not told of.
+    /// Fills a block on a stream that its allocator does not know of.
     pub(crate) fn use_as_foreign(&mut self, number: u16, stream: StreamId) {
         let Some(block) = self.instance().oracle.block(number).cloned() else { return };
         let known = block.home == Some(stream) || block.recorded.contains(&stream);

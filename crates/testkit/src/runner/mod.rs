@@ -154,9 +154,9 @@ impl<D: Device> Runner<D> {
                 pool.check(self.driver.inner());
             }
             instance.registry.check();
-            // A mapping that could not be undone was not told.
-            let told = instance.registry.mappings() == stats.mappings || stats.poisoned > 0;
-            assert!(told, "L1: {} mappings were told of {}", instance.registry.mappings(), stats.mappings);
+            // A mapping that could not be undone was not reported.
+            let all_reported = instance.registry.mappings() == stats.mappings || stats.poisoned > 0;
+            assert!(all_reported, "L1: {} mappings were reported of {}", instance.registry.mappings(), stats.mappings);
             sum = (sum.0 + stats.reserved_bytes, sum.1 + stats.chunks, sum.2 + stats.mappings);
             for (range, known) in instance.ranges.iter().zip(&instance.oracle.ranges) {
                 let mapped = known.pages.len() as u64 * self.world.page_bytes;

@@ -9,7 +9,7 @@ use crate::device::Device;
 use gapless::allocator::AllocError;
 
 impl<D: Device> Runner<D> {
-    /// Gives a peer access, as a program does: the driver is told first, then every allocator renews what is mapped. If one of
+    /// Gives a peer access, as a program does: the driver is asked first, then every allocator renews what is mapped. If one of
     /// them fails, nobody relies on the peer; after an injected failure, all of it is tried once more.
     pub(crate) fn add_peer(&mut self, number: u8) {
         let Some(peer) = number.checked_rem(self.driver.inner().inner().peers()) else { return };
@@ -51,7 +51,7 @@ impl<D: Device> Runner<D> {
     }
 }
 
-/// What came of giving a peer access.
+/// The outcome of giving a peer access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Granted {
     Yes,

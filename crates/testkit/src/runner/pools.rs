@@ -1,7 +1,7 @@
 //! Pools: allocators that keep their mappings, graphs that are captured with their memory, and replays of these graphs.
 //!
 //! Work with a pool's block on a captured stream does not run. It becomes a step of a graph, and a replay runs the steps, on
-//! whatever stream: the allocator is told neither of the replay nor of its stream. As in a program, a replay and other work
+//! whatever stream: the allocator is notified neither of the replay nor of its stream. As in a program, a replay and other work
 //! with the pool's memory run one behind the other, and what a block holds after a replay is known of the blocks alone that
 //! the graph left. Calls of the allocator know nothing of this order.
 //!

@@ -1,4 +1,4 @@
-//! The runner's operations on raw ranges, and the checks of their results.
+//! The runner's operations on growable ranges, and the checks of their results.
 
 use super::Runner;
 use crate::device::Device;

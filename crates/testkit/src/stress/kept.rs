@@ -1,4 +1,4 @@
-//! What a thread of the stress test keeps in place: freed blocks that are pinned, and registered blocks.
+//! The memory that a thread of the stress test keeps in place: freed blocks that are pinned, and registered blocks.
 
 use super::shared::{Block, Random, Shared};
 use crate::device::Device;
@@ -13,7 +13,7 @@ const MOST: usize = 2;
 /// A registered block, with the stream that has written to it, and the seed.
 type Registered<D> = (RegisteredBlock<FaultDriver<Witness<D>>>, StreamId, u64);
 
-/// What one thread keeps in place.
+/// The memory that one thread keeps in place.
 pub(crate) struct Kept<D: Device> {
     /// Freed blocks, which nobody gets before the pin is gone.
     pinned: Vec<(Pin<FaultDriver<Witness<D>>>, Block)>,

@@ -29,20 +29,20 @@ use std::thread;
 #[cfg(shuttle)]
 use shuttle::thread;
 
-/// A raw range of one thread. All of its pages were last used on one stream.
-struct Raw<D: Device> {
+/// A growable range of one thread. All of its pages were last used on one stream.
+struct OwnRange<D: Device> {
     range: VirtualRange<FaultDriver<Witness<D>>>,
     seeds: Vec<u64>,
     last_user: StreamId,
 }
 
-impl<D: Device> Raw<D> {
+impl<D: Device> OwnRange<D> {
     fn page(&self, number: usize, page_bytes: u64) -> DeviceAddr {
         self.range.addr().offset(number as u64 * page_bytes)
     }
 }
 
-/// Runs the threads on a new device until they are done or told to stop. Returns the allocator's final statistics.
+/// Runs the threads on a new device until they are done or have to stop. Returns the allocator's final statistics.
 ///
 /// # Panics
 /// Panics if a check fails.
@@ -111,7 +111,7 @@ impl<D: Device> Shared<'_, D> {
     fn thread(&self, number: u64) {
         let mut random = Random(self.stress.seed.wrapping_mul(1000).wrapping_add(number));
         let mut blocks: Vec<Block> = Vec::new();
-        let mut ranges: Vec<Raw<D>> = Vec::new();
+        let mut ranges: Vec<OwnRange<D>> = Vec::new();
         let mut kept = Kept::default();
         // Each thread has its own handle. The allocator lives until the last handle and the last range are dropped.
         let mut handle = self.allocator.clone();
@@ -247,14 +247,14 @@ impl<D: Device> Shared<'_, D> {
         }
     }
 
-    /// Runs an operation on one of the thread's own ranges. After a failure, the range itself tells what is mapped.
-    fn step_range(&self, random: &mut Random, ranges: &mut Vec<Raw<D>>) {
+    /// Runs an operation on one of the thread's own ranges. After a failure, the range itself reports what is mapped.
+    fn step_range(&self, random: &mut Random, ranges: &mut Vec<OwnRange<D>>) {
         let page = self.world.page_bytes;
         let stream = self.stream(random);
         let pages = random.below(4);
         match (random.below(8), &mut ranges[..]) {
             (0, [] | [_]) => match self.allocator.reserve_range((1 + random.below(8)) * page) {
-                Ok(range) => ranges.push(Raw { range, seeds: Vec::new(), last_user: stream }),
+                Ok(range) => ranges.push(OwnRange { range, seeds: Vec::new(), last_user: stream }),
                 Err(error) => self.expect_injected(&error),
             },
             (1..=3, [first, ..]) => {
@@ -306,7 +306,7 @@ impl<D: Device> Shared<'_, D> {
         }
     }
 
-    fn verify_range(&self, range: &Raw<D>) {
+    fn verify_range(&self, range: &OwnRange<D>) {
         let page = self.world.page_bytes;
         assert_eq!(range.range.mapped_bytes(), range.seeds.len() as u64 * page, "a range changed without a call");
         for (number, seed) in range.seeds.iter().enumerate() {
@@ -316,7 +316,7 @@ impl<D: Device> Shared<'_, D> {
         self.progress.verified_bytes.fetch_add(range.range.mapped_bytes(), Ordering::Relaxed);
     }
 
-    fn drop_range(&self, range: Raw<D>) {
+    fn drop_range(&self, range: OwnRange<D>) {
         self.verify_range(&range);
     }
 }

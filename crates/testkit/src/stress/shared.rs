@@ -1,4 +1,4 @@
-//! What the threads of a stress test share, and what each of them does with a block.
+//! The state that the threads of a stress test share, and the operations of each of them on a block.
 
 use crate::device::{Device, World};
 use crate::oracle::Subject;
@@ -81,7 +81,7 @@ pub(crate) struct Block {
     pub(crate) bytes: u64,
     /// The stream of the last work on it.
     pub(crate) last_user: StreamId,
-    /// The streams that its allocator was not told of, as those of another device.
+    /// The streams that its allocator does not know of, as those of another device.
     pub(crate) foreign: Vec<StreamId>,
     /// The seed of its content.
     pub(crate) seed: u64,
@@ -204,7 +204,7 @@ impl<D: Device> Shared<'_, D> {
     }
 
     /// Waits until a stream that is watched has done what is queued on it: by itself after an injected failure, and while a
-    /// stream is captured that the allocator was not told to keep.
+    /// stream is captured that is not kept.
     pub(crate) fn wait_for_foreign_use(&self, stream: StreamId) {
         let wait = || {
             let watched = self.allocator.watch_stream(stream).ok()?;

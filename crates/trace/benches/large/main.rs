@@ -1,4 +1,4 @@
-//! What large recordings cost: reading a memory snapshot of 1 GB, advice on it, and replays of ten million ops.
+//! The cost of large recordings: reading a memory snapshot of 1 GB, advice on it, and replays of ten million ops.
 //!
 //! `cargo bench -p gapless-trace --bench large` prints a table with the cost that each row should not exceed; a number after
 //! `--` stands for the size of the snapshot in MB. The snapshot is written to a temporary file first, as PyTorch writes it: with

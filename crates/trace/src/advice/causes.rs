@@ -1,4 +1,4 @@
-//! What a recording shows of why a request was refused, beside what was live.
+//! The causes of a refused request that a recording shows, beside what was live.
 
 use super::stranded::Stranded;
 use crate::caching::{CachingSettings, segment_bytes_of};
@@ -12,7 +12,7 @@ pub enum Cause {
     Limit {
         /// Memory that the device had free, in bytes.
         device_free_bytes: u64,
-        /// What the recorded settings say of it, if anything.
+        /// The memory fraction of the recorded settings, as it is written there, if they have one.
         setting: Option<String>,
     },
     /// Free memory belonged to private pools, such as those of captured graphs.

@@ -98,7 +98,7 @@ fn evenly(blocks: &[LiveBlock], end: u64) -> Option<Vec<u64>> {
 const LEAST_STEPS: usize = 5;
 /// Fewest blocks where no steps are marked: more than any model has layers.
 const LEAST_BLOCKS: u64 = 150;
-/// What grows is at least this part of what is live.
+/// Growth is reported if it is at least this part of what is live: one in twenty.
 const LEAST_PART: u64 = 20;
 /// How far a block may be from its place in an even sequence, as a part of the run.
 const EVEN_PART: u64 = 10;

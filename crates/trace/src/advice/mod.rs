@@ -71,21 +71,21 @@ pub struct Advice {
     pub failed_op: Option<u64>,
     /// Whether the trace begins with the run.
     pub history_complete: bool,
-    /// What held most memory when the request failed, or else at the peak of live bytes: the largest first.
+    /// The holders of most memory when the request failed, or else at the peak of live bytes: the largest first.
     pub holders: Vec<Holder>,
     /// Where the rest of the device's memory was at that moment. `None` if the recording does not say, and the native policy does
     /// not come as far.
     pub stranded: Option<Stranded>,
     /// The requests that were refused and that the run survived, in order.
     pub survived_refusals: Vec<FailedRequest>,
-    /// What the recording shows of why the request was refused, beside what was live.
+    /// The causes of the refusal that the recording shows, beside what was live.
     pub causes: Vec<Cause>,
     /// Whether the native policy refuses the request too, on the device of the recording. `None` without a recorded failure, and on
     /// another device.
     pub reproduced: Option<bool>,
-    /// What grew steadily until the recorded failure.
+    /// The memory that grew steadily until the recorded failure.
     pub growth: Vec<Growth>,
-    /// What each policy makes of the trace on this device, in the order of the settings. Empty if there is no verdict.
+    /// The outcome of the trace under each policy on this device, in the order of the settings. Empty if there is no verdict.
     pub policies: Vec<PolicyOutcome>,
     /// The request that failed, if one did.
     #[serde(skip)]
@@ -108,7 +108,7 @@ pub struct Advice {
     /// Requested bytes that were live then.
     #[serde(skip)]
     pub live_bytes: u64,
-    /// What is known of the run before the trace begins.
+    /// The facts that are known of the run beside the trace.
     #[serde(skip)]
     pub history: History,
 }

@@ -17,7 +17,7 @@ pub(super) struct LiveBlock {
     pub bytes: u64,
 }
 
-/// What is live at the moment, and where the rest of the device is.
+/// A moment of the trace: what is live then, and where the rest of the device is.
 pub(super) struct Moment {
     /// Index of the first op that has not run.
     pub op_index: u64,

@@ -1,4 +1,4 @@
-//! What each policy makes of a trace: whether it survives on a device, and the smallest device on which it does.
+//! The outcome of a trace under each policy: whether it survives on a device, and the smallest device on which it does.
 
 use super::AdviceOptions;
 use crate::caching::{CachingSettings, ParseSettingsError};
@@ -93,7 +93,7 @@ impl FromStr for Setting {
     }
 }
 
-/// What a policy makes of a trace.
+/// The outcome of a trace under one policy.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct PolicyOutcome {
     /// The policy: `native`, `gapless`, or the settings to paste.

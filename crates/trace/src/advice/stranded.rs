@@ -14,9 +14,9 @@ use std::collections::BTreeMap;
 pub struct Stranded {
     /// Memory of the device that others hold. It is not part of the device's size.
     pub other_processes_bytes: u64,
-    /// What the allocator does not hold.
+    /// The memory that the allocator does not hold.
     pub unreserved_bytes: u64,
-    /// What rounding adds to live blocks.
+    /// The bytes that rounding adds to live blocks.
     pub rounding_bytes: u64,
     /// Free blocks: the part that consists of whole pages.
     pub free_in_whole_pages_bytes: u64,
@@ -56,7 +56,7 @@ pub struct FreeOfSize {
     pub bytes: u64,
 }
 
-/// What the program has at the moment, as requested, in bytes.
+/// The memory that the program has at the moment, as requested, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Requested {
     /// Live blocks.

@@ -1,4 +1,4 @@
-//! What a recorded allocator held at a moment, and where: the recording's state at its end, taken back event by event.
+//! The memory that a recorded allocator held at a moment, and where: the recording's state at its end, taken back event by event.
 //!
 //! - I1  pieces of memory do not overlap, and neither do blocks.
 

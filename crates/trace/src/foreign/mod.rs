@@ -55,12 +55,12 @@ pub fn detect<'a>(mut file: impl Read + 'a) -> io::Result<(Format, Box<dyn Read 
     Ok((format, Box::new(Cursor::new(start).chain(file))))
 }
 
-/// What a file begins with, without a byte-order mark and white space.
+/// Returns a file's bytes without a byte-order mark and white space at the beginning.
 fn first_text(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes).trim_ascii_start()
 }
 
-/// What files of other kinds begin with, and what they are.
+/// The first bytes of files of other kinds, and what these are.
 const OTHERS: [(&[u8], &str); 9] = [
     (b"PK\x03\x04", "a zip archive: unpack it"),
     (b"\x28\xb5\x2f\xfd", "compressed with zstd: unpack it, or use gzip"),

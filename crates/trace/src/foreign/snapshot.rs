@@ -109,7 +109,7 @@ struct Reader<'a> {
     limits: Limits,
 }
 
-/// What PyTorch held, in bytes.
+/// The memory that PyTorch held, in bytes.
 struct Held {
     /// Before the first entry.
     at_start: u64,
@@ -425,7 +425,8 @@ fn label(name: &str) -> String {
     name.chars().take(LABEL_CHARS).map(|char| if matches!(char, '\n' | '\r') { ' ' } else { char }).collect()
 }
 
-/// What is kept of a snapshot. Of the frames of an entry that is one, so that the stacks of millions of entries take no memory.
+/// The parts of a snapshot that are kept. Of the frames of an entry that is one, so that the stacks of millions of entries take
+/// no memory.
 const KEPT: Kept = Kept { keys: KEYS, shortened: Some((key::FRAMES, innermost)) };
 
 /// Returns the innermost frame in Python that is not of PyTorch, or else the innermost in Python, or else the innermost frame.

@@ -3,7 +3,7 @@
 use crate::held::HeldBlock;
 use gapless::units::KIB;
 
-/// What an allocator holds at one moment, in address order.
+/// The memory that an allocator holds at one moment, in address order.
 ///
 /// The held bytes are cut into cells of [`cell_bytes`](Self::cell_bytes) from the lowest address on; ranges of addresses
 /// without memory are left out, and a new cell begins after each.

@@ -1,4 +1,4 @@
-//! What a replay holds over time, and where it lies at some moments: the data behind a picture.
+//! The memory that a replay holds over time, and where it lies at some moments: the data behind a picture.
 //!
 //! ```text
 //!   trace ─▶ each policy on a simulated device ─┬▶ live and held bytes after every op ─▶ buckets (series)
@@ -31,7 +31,7 @@ use std::sync::Arc;
 /// A policy to draw, under a name.
 #[derive(Clone, Debug)]
 pub struct Subject {
-    /// What the policy is called.
+    /// The name that the policy is shown under.
     pub name: String,
     /// The policy.
     pub policy: PolicyKind,
@@ -76,7 +76,7 @@ pub struct StreamSeries {
     pub live: Series,
 }
 
-/// What one policy makes of the trace.
+/// The timeline of one policy.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct PolicyTimeline {
     /// Name of the [`Subject`].

@@ -98,7 +98,7 @@ const fn equal(one: &[u8], other: &[u8]) -> bool {
 /// The keys whose values are kept: at most 32.
 pub type Keys = &'static [&'static str];
 
-/// What to keep.
+/// The values that are kept of a file.
 #[derive(Clone, Copy)]
 pub struct Kept {
     /// Of dictionaries, the values of these keys.
@@ -203,8 +203,8 @@ impl Values {
     }
 }
 
-/// What the reader does with them. The numbers of values, texts, lists and fields are below 2^32, since each of them counts
-/// towards the limit of memory.
+/// The operations of the reader on the values. The numbers of values, texts, lists and fields are below 2^32, since each of them
+/// counts towards the limit of memory.
 impl Values {
     /// Most memory that new fields of one dictionary take, in bytes.
     pub(super) const BYTES_OF_FIELDS: usize = u32::BITS as usize * size_of::<Ref>();

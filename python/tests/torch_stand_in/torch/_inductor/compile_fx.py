@@ -1,4 +1,4 @@
-"""What compiled code with CUDA graphs does with graph trees."""
+"""The graph trees of compiled code with CUDA graphs."""
 
 import torch
 
