@@ -11,13 +11,15 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::geteuid;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 /// Most connections, one for each process that has something open.
 const MOST_CONNECTIONS: usize = 256;
+/// Most connections beyond those, which are to hear that there are too many.
+const MOST_TURNED_AWAY: usize = 64;
 /// Most blocks that one connection has open.
 const MOST_OPEN: usize = 1 << 16;
 /// Longest reason of a refusal in bytes.
@@ -44,6 +46,8 @@ pub struct Server<D: Driver> {
     offers: Arc<Mutex<Offers<D>>>,
     /// The oldest first.
     connections: Vec<Connection<D>>,
+    /// Connections that are too many, the oldest first. Each is answered when it asks: closed before that, it would lose the answer.
+    turned_away: VecDeque<OwnedFd>,
 }
 
 /// A process that opens blocks. Its end gives back what it has open.
@@ -62,7 +66,7 @@ struct Open<D: Driver> {
 
 impl<D: Driver> Server<D> {
     pub fn new(listener: OwnedFd, woken: OwnedFd, orders: Receiver<Order>, offers: Arc<Mutex<Offers<D>>>) -> Self {
-        Self { listener, woken, orders, offers, connections: Vec::new() }
+        Self { listener, woken, orders, offers, connections: Vec::new(), turned_away: VecDeque::new() }
     }
 
     pub fn run(mut self) {
@@ -71,6 +75,7 @@ impl<D: Driver> Server<D> {
                 let mut watched =
                     vec![PollFd::new(&self.woken, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
                 watched.extend(self.connections.iter().map(|one| PollFd::new(&one.socket, PollFlags::IN)));
+                watched.extend(self.turned_away.iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
                 match poll(&mut watched, None) {
                     Ok(_) => watched.iter().map(|one| !one.revents().is_empty()).collect::<Vec<_>>(),
                     Err(Errno::INTR) => continue,
@@ -80,7 +85,16 @@ impl<D: Driver> Server<D> {
             if ready[0] && self.is_told_to_stop() {
                 break;
             }
-            let mut ready_connections = ready[2..].iter();
+            let (ready_connections, ready_to_go) = ready[2..].split_at(self.connections.len());
+            let mut ready_to_go = ready_to_go.iter();
+            self.turned_away.retain(|socket| {
+                let asks = ready_to_go.next().is_some_and(|ready| *ready);
+                if asks {
+                    say_busy(socket);
+                }
+                !asks
+            });
+            let mut ready_connections = ready_connections.iter();
             let offers = &self.offers;
             self.connections.retain_mut(|connection| {
                 // Those at the end are ready or new.
@@ -123,13 +137,27 @@ impl<D: Driver> Server<D> {
             match self.connections.iter().position(|connection| connection.is_idle()) {
                 Some(idle) => drop(self.connections.remove(idle)),
                 None => {
-                    let _ = sockets::send(&socket, &Answer { number: UNASKED, reply: Reply::Busy }, &[]);
+                    if self.turned_away.len() == MOST_TURNED_AWAY
+                        && let Some(oldest) = self.turned_away.pop_front()
+                    {
+                        say_busy(&oldest);
+                    }
+                    self.turned_away.push_back(socket);
                     return;
                 }
             }
         }
         self.connections.push(Connection { socket, open: HashMap::new(), next: 0 });
     }
+}
+
+/// Answers the question of a connection that is too many, if it has asked.
+fn say_busy(socket: &OwnedFd) {
+    let number = match sockets::receive::<Question>(socket) {
+        Ok(Packet::Message(question, _)) => question.number,
+        _ => UNASKED,
+    };
+    let _ = sockets::send(socket, &Answer { number, reply: Reply::Busy }, &[]);
 }
 
 /// The connection is to be closed.

@@ -52,6 +52,7 @@ impl<D: Device> Runner<D> {
             self.allocator().free(addr).expect("a live block can be freed");
             let oracle = &mut self.instance_mut().oracle;
             (oracle.allocs, oracle.frees) = (oracle.allocs + 1, oracle.frees + 1);
+            oracle.freed_bytes += bytes;
             oracle.peak_live_bytes = oracle.peak_live_bytes.max(oracle.live_bytes + bytes);
             return;
         }

@@ -437,6 +437,7 @@ impl<D: Device> Runner<D> {
                 assert!(!promised || struck || self.instance().lost, "the promise: {promise:?}\n{report}");
                 assert_eq!(report.requested_bytes, bytes);
                 self.instance().oracle.check_report(self.allocator(), report, &promise);
+                assert!(!report.stopped_by_capture || self.may_be_capturing(), "no stream is being captured: {report}");
             }
             AllocError::Driver(error) if !struck && self.is_out_of_addresses(error) => {
                 self.summary.out_of_addresses += 1
