@@ -23,10 +23,10 @@ struct CUstream_st;
 // An allocator of one device. Opaque.
 typedef struct gapless_allocator gapless_allocator;
 
-// What a function returns: GAPLESS_OK or one of the GAPLESS_ERROR_... numbers.
+// The result of a function: GAPLESS_OK or one of the GAPLESS_ERROR_... numbers.
 typedef int32_t gapless_status;
 
-// What kind of failure it was, as far as a program can act on it: one of the GAPLESS_KIND_... numbers.
+// The kind of a failure, as far as a program can act on it: one of the GAPLESS_KIND_... numbers.
 typedef int32_t gapless_error_kind;
 
 // Settings of an allocator. Set every byte to 0, then size to sizeof(gapless_config), then what you want to choose; 0 is
@@ -192,7 +192,7 @@ typedef struct gapless_torch_block {
   struct gapless_torch_pool pool;
 } gapless_torch_block;
 
-// Success.
+// The call succeeded.
 #define GAPLESS_OK 0
 
 // A null pointer, a struct of the wrong size, a setting out of its range, a text that does not parse.
@@ -625,8 +625,8 @@ void gapless_torch_registered_free(void *pointer,
 // handle starts with "gapless2", is good until the allocation is freed, and can be sent by whatever means; one
 // allocation has one handle.
 //
-// What another process has imported stays as it is until that has closed it, also when it is freed here meanwhile. A thread of
-// this process answers the others over a socket in the folder that GAPLESS_SHARE_DIR names, else in /tmp/gapless-UID.
+// Memory that another process has imported stays as it is until that has closed it, also when it is freed here meanwhile. A thread
+// of this process answers the others over a socket in the folder that GAPLESS_SHARE_DIR names, else in /tmp/gapless-UID.
 //
 // handle points to GAPLESS_SHARE_HANDLE_BYTES bytes, offset to a number.
 gapless_status gapless_device_export(int32_t device,

@@ -101,7 +101,7 @@ impl Config {
     }
 }
 
-/// What this version knows of a caller's struct, which may be an older or a newer version's.
+/// Returns the part that this version knows of a caller's struct, which may be an older or a newer version's.
 ///
 /// # Safety
 /// `config` points to as many readable bytes as its first field says.

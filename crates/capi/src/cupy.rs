@@ -1,5 +1,5 @@
-//! What CuPy's `CFunctionAllocator` calls. Its parameter is the stream: CuPy passes none of its own, and memory that is
-//! freed while another stream works on it must not be handed out before that work has completed.
+//! The functions that CuPy's `CFunctionAllocator` calls. Its parameter is the stream: CuPy passes none of its own, and memory that
+//! is freed while another stream works on it must not be handed out before that work has completed.
 
 use crate::abi::{CUstream_st, address, stream_id};
 use crate::device::gapless_device_alloc;

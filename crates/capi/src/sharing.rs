@@ -20,8 +20,8 @@ const _: () = assert!(GAPLESS_SHARE_HANDLE_BYTES == HANDLE_BYTES);
 /// handle starts with "gapless2", is good until the allocation is freed, and can be sent by whatever means; one
 /// allocation has one handle.
 ///
-/// What another process has imported stays as it is until that has closed it, also when it is freed here meanwhile. A thread of
-/// this process answers the others over a socket in the folder that GAPLESS_SHARE_DIR names, else in /tmp/gapless-UID.
+/// Memory that another process has imported stays as it is until that has closed it, also when it is freed here meanwhile. A thread
+/// of this process answers the others over a socket in the folder that GAPLESS_SHARE_DIR names, else in /tmp/gapless-UID.
 ///
 /// # Safety
 /// handle points to GAPLESS_SHARE_HANDLE_BYTES bytes, offset to a number.

@@ -8,10 +8,10 @@ use gapless_process::Error;
 use gapless_share::ShareError;
 use std::fmt;
 
-/// What a function returns: GAPLESS_OK or one of the GAPLESS_ERROR_... numbers.
+/// The result of a function: GAPLESS_OK or one of the GAPLESS_ERROR_... numbers.
 pub type gapless_status = i32;
 
-/// Success.
+/// The call succeeded.
 pub const GAPLESS_OK: gapless_status = 0;
 /// A null pointer, a struct of the wrong size, a setting out of its range, a text that does not parse.
 pub const GAPLESS_ERROR_INVALID_ARGUMENT: gapless_status = 1;

@@ -187,7 +187,7 @@ fn a_device_that_has_allocated_nothing_counts() {
     }));
 }
 
-/// What is told about handles and addresses that are wrong.
+/// Wrong handles and addresses get errors that say what is wrong.
 #[test]
 fn what_is_told_is_true() {
     let text = with_devices("what_is_told_is_true", &[], || {

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 const MIB: u64 = 1 << 20;
 const MAIN: *mut CUstream_st = null_mut();
 
-/// What a listener knows, and answers.
+/// The mappings that a listener knows, and its answers.
 #[derive(Default)]
 struct Ears {
     /// Pointer and device to bytes.

@@ -134,7 +134,7 @@ fn devices_without_a_path_are_told() {
     }
 }
 
-/// What the driver refuses is told, and the new device works all the same.
+/// A grant that the driver refuses is reported, and the new device works all the same.
 #[test]
 fn a_grant_that_fails_is_told() {
     // cuMemSetAccess: the trial of device 0, its first block; the trial of device 1; the trial of device 0 as a peer of 1,

@@ -32,7 +32,7 @@ struct Block {
     at: *mut c_void,
     bytes: usize,
     home: Place,
-    /// What every byte is, once the work is done.
+    /// The value of every byte, once the work is done.
     byte: u8,
     writer: Place,
     /// Those that read it since.

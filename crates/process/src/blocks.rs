@@ -11,7 +11,7 @@ use gapless::{DeviceAddr, GRANULE, StreamId};
 /// A block of a device's memory, or a live allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// What is in it.
+    /// Its use.
     pub state: BlockUse,
     /// Whether it is in a region for small blocks.
     pub small: bool,
@@ -29,14 +29,14 @@ pub struct Block {
     pub pool: PoolId,
 }
 
-/// What is in a block.
+/// The use of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockUse {
-    /// Nothing.
+    /// Free memory.
     Free,
     /// A live allocation.
     Live,
-    /// What was freed and waits for streams, of whichever device.
+    /// Freed memory that waits for streams, of whichever device.
     Waiting,
 }
 

@@ -77,7 +77,7 @@ pub enum ConfError {
         key: &'static str,
         /// Its value.
         value: String,
-        /// What to write instead.
+        /// The form to write instead.
         expected: &'static str,
     },
     /// A bracket that is not closed, or closed twice.

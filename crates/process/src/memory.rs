@@ -1,7 +1,7 @@
 //! Memory of a process's devices. Every front end comes through here, so that pools, the memory history, recordings,
 //! sums and reports are about the memory of all of them.
 //!
-//! What a front end adds is the form of its calls and the words of its failures.
+//! A front end adds the form of its calls and the words of its failures.
 //!
 //! - I1  an allocation is in the history after it was made, a free before it is done: events of one address are in order.
 //!
@@ -45,7 +45,7 @@ impl<D: DeviceDriver> Device<D> {
     /// `report_on_failure:on` that goes to stderr, too.
     ///
     /// # Errors
-    /// What `worded` makes of the allocator's.
+    /// The allocator's, as `worded` words it.
     pub fn alloc_worded<E: Display>(
         &self,
         place: Place,

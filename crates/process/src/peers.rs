@@ -17,7 +17,7 @@ use crate::notice::notice;
 use gapless::driver::cuda::OpenError;
 use std::fmt::Display;
 
-/// What came of giving a device access.
+/// The outcome of giving a device access.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Grant {
     Given,

@@ -21,7 +21,7 @@ use std::sync::{Arc, LazyLock, OnceLock};
 /// The devices that a process uses, and what they share.
 pub struct Process<D: DeviceDriver> {
     devices: [OnceLock<Device<D>>; MOST_DEVICES],
-    /// What `configure` said. Locked while a device is made.
+    /// The text that `configure` was given. Locked while a device is made.
     making: Mutex<Option<String>>,
     history: LazyLock<Arc<History>>,
     open: fn(u32, Sharing) -> Result<D, OpenError>,
@@ -143,7 +143,7 @@ impl<D: DeviceDriver> Process<D> {
     }
 }
 
-/// What was configured, else the environment.
+/// Reads the configuration that was set, else the environment's.
 fn read_conf(configured: Option<&str>) -> Result<Conf, Error> {
     let text = match configured {
         Some(text) => text.to_owned(),

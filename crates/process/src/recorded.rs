@@ -85,7 +85,7 @@ impl<D: DeviceDriver> Recorded<D> {
         &self.allocator
     }
 
-    /// Allocates.
+    /// Allocates memory for a request.
     ///
     /// # Errors
     /// The allocator's.

@@ -35,11 +35,11 @@ pub struct Connection {
     pub exporter: Token,
     socket: OwnedFd,
     talk: Mutex<Talk>,
-    /// What is to be closed as soon as that can be said. Locked for moments only.
+    /// The blocks whose end is to be reported as soon as that can be done. Locked for moments only.
     owed: Mutex<Vec<u64>>,
 }
 
-/// What was said.
+/// How far the questions and answers have come.
 #[derive(Debug)]
 struct Talk {
     /// The number of the last question.

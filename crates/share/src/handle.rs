@@ -66,8 +66,8 @@ impl Handle {
         Ok(Self { exporter: token(8), token: token(24), socket, device })
     }
 
-    /// What names the physical device of the memory, as [`MemoryDriver::uuid`](gapless::driver::MemoryDriver::uuid) does; `None`
-    /// where the exporting process's driver does not tell.
+    /// Returns the name of the physical device of the memory, as [`MemoryDriver::uuid`](gapless::driver::MemoryDriver::uuid) does;
+    /// `None` where the exporting process's driver does not tell.
     pub fn device(&self) -> Option<Uuid> {
         self.device
     }

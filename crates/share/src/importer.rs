@@ -53,7 +53,7 @@ struct State<D: Driver> {
     most_kept: u64,
     /// Mappings that nobody uses any more and that could not be removed yet.
     leaving: Vec<Mapping>,
-    /// What the exporters have not been told yet: it is closed here.
+    /// Blocks that are closed here, of which the exporters have not been notified yet.
     closed: Vec<(Arc<Connection>, u64)>,
 }
 
@@ -499,7 +499,7 @@ impl<D: Driver> Inner<D> {
 
     /// Closes the blocks that nobody uses any more, once the device is done with them, and removes their mappings or keeps them.
     /// The exporters are told later.
-    /// What cannot be removed yet, during a capture for instance, stays.
+    /// A mapping that cannot be removed yet, during a capture for instance, stays.
     fn remove_leaving(&self, state: &mut State<D>) {
         if state.leaving.is_empty() || (self.may_be_capturing)() || self.driver.synchronize_device().is_err() {
             return;
@@ -553,7 +553,7 @@ impl<D: Driver> Inner<D> {
     }
 
     /// Removes a mapping that was kept. The device is done with it since its block was closed.
-    /// What the driver does not unmap stays kept.
+    /// A mapping that the driver does not unmap stays kept.
     fn discard(&self, state: &mut State<D>, mapping: Mapping) -> DriverResult<()> {
         let unmapped = self.unmap(&mapping);
         if unmapped.is_ok() {

@@ -1,4 +1,4 @@
-//! What the two processes say to each other: one packet for each message, one answer for each question.
+//! The messages between the two processes: one packet for each message, one answer for each question.
 
 use crate::handle::Token;
 use serde::{Deserialize, Serialize};

@@ -25,7 +25,7 @@ const MOST_REASON: usize = 1000;
 /// How long nothing is done where the system has no descriptor for another connection.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What the thread is told.
+/// An order to the thread that answers.
 #[derive(Debug)]
 pub enum Order {
     /// To accept connections of this socket instead.
@@ -146,7 +146,7 @@ impl<D: Driver> Connection<D> {
         self.open.is_empty() && self.seen(PollFlags::IN).is_empty()
     }
 
-    /// What there is to see of the socket now.
+    /// Returns the events of `what` that the socket has now.
     fn seen(&self, what: PollFlags) -> PollFlags {
         let mut watched = [PollFd::new(&self.socket, what)];
         poll(&mut watched, Some(&Timespec::default())).map_or(PollFlags::empty(), |_| watched[0].revents())

@@ -116,7 +116,7 @@ fn remove_stale(folder: &Path, boot: &str) {
     }
 }
 
-/// What the name of a socket of this boot ends with.
+/// The ending of the name of a socket of this boot.
 enum Ending {
     Listens,
     Begins,

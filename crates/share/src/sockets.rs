@@ -105,7 +105,7 @@ pub fn send(socket: impl AsFd, message: &impl Serialize, descriptors: &[Borrowed
     retry_on_intr(|| sendmsg(&socket, &packet, &mut ancillary, flags)).map(drop)
 }
 
-/// What came in one packet.
+/// The contents of one packet.
 #[derive(Debug)]
 pub enum Packet<T> {
     /// A message with descriptors.

@@ -330,7 +330,7 @@ fn a_hundred_thousand_exporters_that_start_at_once_keep_their_sockets() {
     assert_eq!(lost_of(100_000, 8), 0);
 }
 
-/// What is asked of a process that plays an exporter, behind the number of the question.
+/// Returns the question to a process that plays an exporter, its number first.
 fn asked(connection: &OwnedFd) -> Vec<u8> {
     // A test that fails is not to hang.
     set_socket_timeout(connection, Timeout::Recv, Some(Duration::from_secs(60))).unwrap();
@@ -548,7 +548,7 @@ fn an_exporter_that_has_ended_has_no_thread() {
     drop(shared);
 }
 
-/// What was freed does not stay in the list of offers for good.
+/// A block that was freed does not stay in the list of offers for good.
 #[test]
 fn offers_that_are_gone_are_forgotten() {
     let place = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
-//! What PyTorch's allocator object calls (`python/src/allocator_object`): the C++ class that implements the whole of PyTorch's
-//! allocator interface. Beside `plugin`, which serves the plug-in interface, it needs statuses in place of nothing, pools by
-//! name, the facts about a block, and blocks at given addresses.
+//! The functions that PyTorch's allocator object calls (`python/src/allocator_object`): the C++ class that implements the whole of
+//! PyTorch's allocator interface. Beside `plugin`, which serves the plug-in interface, it needs statuses in place of nothing, pools
+//! by name, the facts about a block, and blocks at given addresses.
 //!
 //! - I1  nothing here calls back into C++, so that no exception can cross this library.
 //!

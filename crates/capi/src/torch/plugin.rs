@@ -1,4 +1,4 @@
-//! What PyTorch's `CUDAPluggableAllocator` calls: PyTorch's own words and forms over the process's memory.
+//! The functions that PyTorch's `CUDAPluggableAllocator` calls: PyTorch's own words and forms over the process's memory.
 //!
 //! PyTorch takes a null pointer for memory, so a failure has to be thrown. C++ exceptions are PyTorch's business: the
 //! Python package sets a handler that throws, and [`gapless_torch_malloc`] calls it as the last thing it does, with

@@ -44,7 +44,7 @@ fn check_c_interface(text: &str, error: Option<&ConfError>) {
     }
 }
 
-/// What a configuration may say, whoever uses it.
+/// Checks that each setting of a configuration is in its range, whoever uses it.
 fn check_ranges(conf: &Conf) {
     match conf.budget {
         Some(Budget::Bytes(bytes)) => assert!(bytes >= 2 << 20),

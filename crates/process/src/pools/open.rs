@@ -31,7 +31,7 @@ struct Open<D: DeviceDriver> {
     purpose: OnceLock<Purpose>,
 }
 
-/// What a pool is open for.
+/// The requests that a pool is open for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     /// All requests of the thread that opened it.
@@ -40,7 +40,7 @@ enum Purpose {
     Capture(Capture, StreamId),
 }
 
-/// What came of a request that belongs to an open pool.
+/// The outcome of a request that belongs to an open pool.
 pub(super) enum Served<D: DeviceDriver> {
     /// It was served.
     Cached(DeviceAddr),

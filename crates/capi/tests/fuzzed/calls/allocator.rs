@@ -188,7 +188,7 @@ impl Calls {
         }
     }
 
-    /// What `call` writes, a JSON text; into too small a buffer it must write nothing.
+    /// Returns the JSON text that `call` writes; into too small a buffer it must write nothing.
     pub(super) fn read_text(
         &self,
         record: Record,

@@ -1,4 +1,4 @@
-//! What a device's process-wide allocator and its pools say of themselves, against a caller's own count.
+//! The figures of a device's process-wide allocator and its pools, against a caller's own count.
 //!
 //! - E1  sums of a device and of each pool are those of the calls: bytes, allocations, frees and users, whatever became of the
 //!   pools. The device's handle says the same.
@@ -140,7 +140,7 @@ impl Calls {
         assert_eq!(place(found), place_of(found.address, known), "{found:?}, not {known:?}");
     }
 
-    /// What is around an address: the live block, if any.
+    /// Checks the description of an address: the live block around it, if any.
     pub(super) fn object_describe(&mut self, record: Record) {
         let addr = self.some_address(record) + [0, 1, 511, u64::from(record.number)][usize::from(record.how % 4)];
         let pointer = without_provenance_mut::<c_void>(addr as usize);
@@ -233,7 +233,7 @@ impl Calls {
         }
     }
 
-    /// What is listed, by the rules of a list in a caller's buffer.
+    /// Returns the blocks that are listed, by the rules of a list in a caller's buffer.
     pub(super) fn blocks(
         &self,
         device: i32,

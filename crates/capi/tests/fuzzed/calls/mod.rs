@@ -86,7 +86,7 @@ const MOST_CALLS: usize = 64;
 const MOST_HANDLES: usize = 3;
 /// Looks at what waits for other streams at the end, a tenth of a millisecond apart.
 const MOST_WAITS: u32 = 20_000;
-/// What out-parameters hold before a call.
+/// The value of out-parameters before a call.
 const UNTOUCHED: usize = 0x5eed_5eed_5eed_5eed;
 
 #[derive(Clone, Copy, Debug)]
@@ -127,7 +127,7 @@ struct Calls {
     waiting: BTreeMap<u64, Held>,
     events: Vec<(usize, EventHandle)>,
     events_before: u64,
-    /// What must stay where it is, by its address, and the listeners of devices.
+    /// Memory that must stay where it is, by its address, and the listeners of devices.
     pinned: BTreeMap<u64, Pinned>,
     registered: BTreeMap<u64, Registered>,
     listeners: Vec<(i32, u64)>,
@@ -323,7 +323,7 @@ impl Calls {
         }
     }
 
-    /// What must be true of every live allocator.
+    /// Checks what must be true of every live allocator.
     fn check(&self) {
         for (number, book) in self.books.iter().enumerate() {
             if !book.alive {

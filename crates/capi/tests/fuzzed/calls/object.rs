@@ -1,4 +1,4 @@
-//! What PyTorch's allocator object calls: memory by the name of its pool, on this thread and on others. What it reports is looked
+//! The calls of PyTorch's allocator object: memory by the name of its pool, on this thread and on others. What it reports is looked
 //! at in `effect`, and pools that go back to an earlier state in `restore`.
 
 use super::device::{WRONG_DEVICE, check_report};

@@ -110,7 +110,7 @@ impl Calls {
         self.take_in(without_provenance_mut(addr as usize), block);
     }
 
-    /// What was freed and allocated again counts, and how much that was is not known.
+    /// Adds what was freed and allocated again, of which only the device knows how much it was.
     fn recount(&mut self, device: i32) {
         let sums = super::effect::sums_of(device, None).expect("a device in use");
         let book = self.books.iter_mut().find(|book| book.lasting && book.device == device).expect("in use");

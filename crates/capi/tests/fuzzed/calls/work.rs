@@ -22,7 +22,7 @@ pub(super) struct Gpu {
     pub(super) streams: [StreamId; 2],
 }
 
-/// What a handle of a stream stands for, seen from a device.
+/// The stream that a handle stands for, seen from a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stream {
     /// A default stream: the handle does not say of which device.
@@ -258,7 +258,7 @@ impl Calls {
     }
 }
 
-/// What the first eight bytes of a pattern are.
+/// Returns the first eight bytes of a pattern.
 pub(super) fn word_of(stamp: u64) -> u64 {
     pattern_word(stamp, 0)
 }
