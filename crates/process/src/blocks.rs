@@ -43,7 +43,7 @@ pub enum BlockUse {
 impl<D: DeviceDriver> Device<D> {
     /// The live allocation that an address lies in.
     pub fn block_around(&self, addr: DeviceAddr) -> Option<Block> {
-        let (pool, live) = self.live_around(addr).filter(|(_, live)| !self.foreign.holds(live.addr))?;
+        let (pool, live) = self.live_around(addr).filter(|(_, live)| !self.foreign.is_deferred(live.addr))?;
         Some(of_live(pool, &live))
     }
 
@@ -52,7 +52,7 @@ impl<D: DeviceDriver> Device<D> {
         let mut found = Vec::new();
         self.each_allocator(wanted, |pool, allocator| {
             let live = allocator.live();
-            let live = live.iter().filter(|live| !self.foreign.holds(live.addr));
+            let live = live.iter().filter(|live| !self.foreign.is_deferred(live.addr));
             found.extend(live.map(|live| of_live(pool, live)));
         });
         found
@@ -74,7 +74,7 @@ impl<D: DeviceDriver> Device<D> {
             for block in &region.blocks {
                 let state = match block.state {
                     BlockState::Free => BlockUse::Free,
-                    BlockState::Live if !self.foreign.holds(block.addr) => BlockUse::Live,
+                    BlockState::Live if !self.foreign.is_deferred(block.addr) => BlockUse::Live,
                     BlockState::Live | BlockState::Pending => BlockUse::Waiting,
                     // Claimed by a growth that another thread is in the middle of.
                     _ => continue,

@@ -160,9 +160,9 @@ impl<D: DeviceDriver> Device<D> {
         self.live_around(addr).map(|(_, live)| live).filter(inside)
     }
 
-    /// Refuses an allocation that was freed and is held back.
-    pub(crate) fn expect_not_held(&self, addr: DeviceAddr) -> Result<(), FreeError> {
-        if self.foreign.holds(addr) {
+    /// Refuses an allocation that was freed, the free of which is deferred.
+    pub(crate) fn expect_not_deferred(&self, addr: DeviceAddr) -> Result<(), FreeError> {
+        if self.foreign.is_deferred(addr) {
             return Err(FreeError::NotAllocated { addr, facts: AddressFacts::Freed { pending: true } });
         }
         Ok(())

@@ -74,7 +74,7 @@ impl<D: DeviceDriver> Process<D> {
         self.devices.iter().filter_map(OnceLock::get)
     }
 
-    /// The number here of the device that a handle's memory is on; `None` where the process that shared it could not tell. Opens
+    /// The number here of the device that a handle's memory is on; `None` where the process that shared it does not know. Opens
     /// device 0 if none is in use.
     ///
     /// # Errors
@@ -108,7 +108,7 @@ impl<D: DeviceDriver> Process<D> {
         Ok(())
     }
 
-    /// At the end of the process: completes the recordings. What cannot be completed is told on stderr.
+    /// At the end of the process: completes the recordings. What cannot be completed is reported on stderr.
     pub fn end(&self) {
         self.devices().for_each(Device::end);
     }

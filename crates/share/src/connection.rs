@@ -207,7 +207,7 @@ impl Connection {
         }
     }
 
-    /// Closes a block. Returns once the exporter has closed it, too, unless that does not answer: then it is told all the same.
+    /// Closes a block. Returns once the exporter has closed it, too, unless that does not answer: then it is notified all the same.
     pub fn close(&self, open: u64) {
         self.owed.lock().push(open);
         let patience = Patience::of(FAREWELL);

@@ -77,7 +77,7 @@ impl<D: Driver> Server<D> {
                     Err(_) => break,
                 }
             };
-            if ready[0] && self.is_told_to_stop() {
+            if ready[0] && self.has_order_to_stop() {
                 break;
             }
             let mut ready_connections = ready[2..].iter();
@@ -96,8 +96,8 @@ impl<D: Driver> Server<D> {
         }
     }
 
-    /// Does as it is told.
-    fn is_told_to_stop(&mut self) -> bool {
+    /// Carries out the orders. Returns whether one is to stop.
+    fn has_order_to_stop(&mut self) -> bool {
         // What was written is read before the orders, which come before it: none is left behind.
         let _ = rustix::io::read(&self.woken, &mut [0; 8]);
         while let Ok(order) = self.orders.try_recv() {

@@ -356,13 +356,13 @@ fn an_answer_that_comes_too_late() {
     }
     let ((given_up, was_given_up), (goes_on, may_go_on)) = (channel(), channel());
     let has_asked = AtomicBool::new(false);
-    let told = || has_asked.store(true, Ordering::Release);
+    let note_question = || has_asked.store(true, Ordering::Release);
     std::thread::scope(|scope| {
         let exporter = scope.spawn(move || {
             let connection = rustix::net::accept(&listener).unwrap();
             let first = asked(&connection);
             assert_eq!((first.len(), &first[..2]), (18, &[1, 0][..]));
-            told();
+            note_question();
             was_given_up.recv().unwrap();
             while recv(&connection, &mut [0; 100][..], RecvFlags::DONTWAIT).is_ok() {}
             goes_on.send(()).unwrap();
