@@ -33,7 +33,7 @@ typedef int32_t gapless_error_kind;
 // the default of every field. Fields are only added at the end: those that an older program does not know have their
 // defaults, and those that this library does not know have to be 0.
 typedef struct gapless_config {
-  // sizeof(gapless_config): tells versions of this struct apart.
+  // sizeof(gapless_config): distinguishes versions of this struct.
   size_t size;
   // The device, counted from 0 after CUDA_VISIBLE_DEVICES.
   int32_t device;
@@ -210,11 +210,11 @@ typedef struct gapless_torch_block {
 // No live allocation starts at the pointer: freed before, inside an allocation, or not from here.
 #define GAPLESS_ERROR_NOT_ALLOCATED 5
 
-// The stream is not one of the device, or there are too many; gapless_last_error_kind tells these apart.
+// The stream is not one of the device, or there are too many; gapless_last_error_kind distinguishes these.
 #define GAPLESS_ERROR_STREAM 6
 
 // A call to the CUDA driver failed, or cannot be made: in a forked process, or with free addresses in too many pieces.
-// gapless_last_error_kind tells these apart, and a device that is lost from the rest.
+// gapless_last_error_kind distinguishes these, and a device that is lost from the rest.
 #define GAPLESS_ERROR_DRIVER 7
 
 // The driver or the device cannot be used; the text says what to do.
@@ -306,7 +306,7 @@ const char *gapless_last_error(void);
 gapless_status gapless_last_error_status(void);
 
 // Returns what kind of failure this thread's last one was. It refines the status: GAPLESS_KIND_DEVICE_LOST, for example,
-// tells a lost device from one that has no memory left.
+// distinguishes a lost device from one that has no memory left.
 gapless_error_kind gapless_last_error_kind(void);
 
 // Returns the CUresult of the driver call behind this thread's last failure, 0 when no driver call failed.
@@ -636,7 +636,7 @@ gapless_status gapless_device_export(int32_t device,
 
 // Writes to *device the number here of the device that the allocation of a handle of handle_bytes bytes is on, which may have
 // another one in the process that shared it: gapless_device_import takes it, and refuses any other device. -1 where that process
-// could not tell. GAPLESS_ERROR_SHARE where this process does not see the device.
+// does not know. GAPLESS_ERROR_SHARE where this process does not see the device.
 //
 // handle points to handle_bytes bytes, device to a number.
 gapless_status gapless_device_of_handle(const uint8_t *handle,
@@ -767,7 +767,7 @@ int32_t gapless_torch_device_of(const void *pointer);
 gapless_status gapless_torch_delete(void *pointer);
 
 // Records that a stream of a device, which may be another one, also uses an allocation. As gapless_torch_record_stream, with a
-// status, and with the device that a default stream's handle does not tell.
+// status, and with the device that a default stream's handle does not name.
 gapless_status gapless_torch_use_on(void *pointer,
                                     int32_t device,
                                     struct CUstream_st *stream);

@@ -47,7 +47,7 @@ pub unsafe extern "C" fn gapless_device_export(
 
 /// Writes to *device the number here of the device that the allocation of a handle of handle_bytes bytes is on, which may have
 /// another one in the process that shared it: gapless_device_import takes it, and refuses any other device. -1 where that process
-/// could not tell. GAPLESS_ERROR_SHARE where this process does not see the device.
+/// does not know. GAPLESS_ERROR_SHARE where this process does not see the device.
 ///
 /// # Safety
 /// handle points to handle_bytes bytes, device to a number.

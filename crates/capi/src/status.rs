@@ -23,10 +23,10 @@ pub const GAPLESS_ERROR_OUT_OF_MEMORY: gapless_status = 3;
 pub const GAPLESS_ERROR_TOO_LARGE: gapless_status = 4;
 /// No live allocation starts at the pointer: freed before, inside an allocation, or not from here.
 pub const GAPLESS_ERROR_NOT_ALLOCATED: gapless_status = 5;
-/// The stream is not one of the device, or there are too many; gapless_last_error_kind tells these apart.
+/// The stream is not one of the device, or there are too many; gapless_last_error_kind distinguishes these.
 pub const GAPLESS_ERROR_STREAM: gapless_status = 6;
 /// A call to the CUDA driver failed, or cannot be made: in a forked process, or with free addresses in too many pieces.
-/// gapless_last_error_kind tells these apart, and a device that is lost from the rest.
+/// gapless_last_error_kind distinguishes these, and a device that is lost from the rest.
 pub const GAPLESS_ERROR_DRIVER: gapless_status = 7;
 /// The driver or the device cannot be used; the text says what to do.
 pub const GAPLESS_ERROR_NO_DEVICE: gapless_status = 8;

@@ -205,7 +205,7 @@ fn a_pool_goes_back_to_an_earlier_state() {
         for (number, pointer) in first.iter().enumerate() {
             gpu.fill(MAIN, *pointer, number as u8 + 1, 4 * MIB);
         }
-        // The holes are mapped a second time, for a block that none of them holds.
+        // None of the free blocks is large enough for the next: their chunks are remapped.
         ok(gapless_torch_delete(first[1]));
         ok(gapless_torch_delete(first[3]));
         let moved = alloc(12 * MIB, Some(&POOL));

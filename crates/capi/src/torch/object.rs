@@ -96,7 +96,7 @@ pub extern "C" fn gapless_torch_delete(pointer: *mut c_void) -> gapless_status {
 }
 
 /// Records that a stream of a device, which may be another one, also uses an allocation. As gapless_torch_record_stream, with a
-/// status, and with the device that a default stream's handle does not tell.
+/// status, and with the device that a default stream's handle does not name.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_use_on(pointer: *mut c_void, device: i32, stream: *mut CUstream_st) -> gapless_status {
     guard(|| {

@@ -155,7 +155,7 @@ impl Calls {
     pub(super) fn figures(&self, book: usize) -> Figures {
         let mut stats = gapless_stats::default();
         let status = c!(gapless_get_stats(without_provenance_mut(self.books[book].handle), &raw mut stats));
-        assert_eq!(status, GAPLESS_OK, "{}", told());
+        assert_eq!(status, GAPLESS_OK, "{}", error_text());
         stats.figures
     }
 

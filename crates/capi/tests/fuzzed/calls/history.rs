@@ -1,6 +1,6 @@
 //! The memory history, against the calls that were made while it was on.
 //!
-//! - H1  it has the newest events, as many as it was told to keep, in the order of the calls: what was served, freed and refused
+//! - H1  it has the newest events, as many as it was set to keep, in the order of the calls: what was served, freed and refused
 //!   through the doors of the process-wide allocators, on whatever thread, and nothing else.
 //!
 //! The events of calls that run at a time have no order.

@@ -19,7 +19,7 @@ impl Calls {
     pub(super) fn forget_pool(&mut self, pool: Pool) {
         self.saved.retain(|(its, _)| *its != pool);
         self.former.retain(|_, block| block.pool != Some(pool));
-        self.waiting.retain(|_, held| held.block.pool != Some(pool));
+        self.waiting.retain(|_, freed| freed.block.pool != Some(pool));
     }
 
     fn blocks_of(&self, pool: Pool) -> BTreeMap<u64, Block> {
