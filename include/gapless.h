@@ -23,17 +23,17 @@ struct CUstream_st;
 // An allocator of one device. Opaque.
 typedef struct gapless_allocator gapless_allocator;
 
-// What a function returns: GAPLESS_OK or one of the GAPLESS_ERROR_... numbers.
+// The result of a function: GAPLESS_OK or one of the GAPLESS_ERROR_... numbers.
 typedef int32_t gapless_status;
 
-// What kind of failure it was, as far as a program can act on it: one of the GAPLESS_KIND_... numbers.
+// The kind of a failure, as far as a program can act on it: one of the GAPLESS_KIND_... numbers.
 typedef int32_t gapless_error_kind;
 
 // Settings of an allocator. Set every byte to 0, then size to sizeof(gapless_config), then what you want to choose; 0 is
 // the default of every field. Fields are only added at the end: those that an older program does not know have their
 // defaults, and those that this library does not know have to be 0.
 typedef struct gapless_config {
-  // sizeof(gapless_config): tells versions of this struct apart.
+  // sizeof(gapless_config): distinguishes versions of this struct.
   size_t size;
   // The device, counted from 0 after CUDA_VISIBLE_DEVICES.
   int32_t device;
@@ -192,7 +192,7 @@ typedef struct gapless_torch_block {
   struct gapless_torch_pool pool;
 } gapless_torch_block;
 
-// Success.
+// The call succeeded.
 #define GAPLESS_OK 0
 
 // A null pointer, a struct of the wrong size, a setting out of its range, a text that does not parse.
@@ -210,11 +210,11 @@ typedef struct gapless_torch_block {
 // No live allocation starts at the pointer: freed before, inside an allocation, or not from here.
 #define GAPLESS_ERROR_NOT_ALLOCATED 5
 
-// The stream is not one of the device, or there are too many; gapless_last_error_kind tells these apart.
+// The stream is not one of the device, or there are too many; gapless_last_error_kind distinguishes these.
 #define GAPLESS_ERROR_STREAM 6
 
 // A call to the CUDA driver failed, or cannot be made: in a forked process, or with free addresses in too many pieces.
-// gapless_last_error_kind tells these apart, and a device that is lost from the rest.
+// gapless_last_error_kind distinguishes these, and a device that is lost from the rest.
 #define GAPLESS_ERROR_DRIVER 7
 
 // The driver or the device cannot be used; the text says what to do.
@@ -306,7 +306,7 @@ const char *gapless_last_error(void);
 gapless_status gapless_last_error_status(void);
 
 // Returns what kind of failure this thread's last one was. It refines the status: GAPLESS_KIND_DEVICE_LOST, for example,
-// tells a lost device from one that has no memory left.
+// distinguishes a lost device from one that has no memory left.
 gapless_error_kind gapless_last_error_kind(void);
 
 // Returns the CUresult of the driver call behind this thread's last failure, 0 when no driver call failed.
@@ -625,8 +625,8 @@ void gapless_torch_registered_free(void *pointer,
 // handle starts with "gapless2", is good until the allocation is freed, and can be sent by whatever means; one
 // allocation has one handle.
 //
-// What another process has imported stays as it is until that has closed it, also when it is freed here meanwhile. A thread of
-// this process answers the others over a socket in the folder that GAPLESS_SHARE_DIR names, else in /tmp/gapless-UID.
+// Memory that another process has imported stays as it is until that has closed it, also when it is freed here meanwhile. A thread
+// of this process answers the others over a socket in the folder that GAPLESS_SHARE_DIR names, else in /tmp/gapless-UID.
 //
 // handle points to GAPLESS_SHARE_HANDLE_BYTES bytes, offset to a number.
 gapless_status gapless_device_export(int32_t device,
@@ -636,7 +636,7 @@ gapless_status gapless_device_export(int32_t device,
 
 // Writes to *device the number here of the device that the allocation of a handle of handle_bytes bytes is on, which may have
 // another one in the process that shared it: gapless_device_import takes it, and refuses any other device. -1 where that process
-// could not tell. GAPLESS_ERROR_SHARE where this process does not see the device.
+// does not know. GAPLESS_ERROR_SHARE where this process does not see the device.
 //
 // handle points to handle_bytes bytes, device to a number.
 gapless_status gapless_device_of_handle(const uint8_t *handle,
@@ -767,7 +767,7 @@ int32_t gapless_torch_device_of(const void *pointer);
 gapless_status gapless_torch_delete(void *pointer);
 
 // Records that a stream of a device, which may be another one, also uses an allocation. As gapless_torch_record_stream, with a
-// status, and with the device that a default stream's handle does not tell.
+// status, and with the device that a default stream's handle does not name.
 gapless_status gapless_torch_use_on(void *pointer,
                                     int32_t device,
                                     struct CUstream_st *stream);

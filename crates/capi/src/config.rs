@@ -15,7 +15,7 @@ use std::sync::Arc;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct gapless_config {
-    /// sizeof(gapless_config): tells versions of this struct apart.
+    /// sizeof(gapless_config): distinguishes versions of this struct.
     pub size: usize,
     /// The device, counted from 0 after CUDA_VISIBLE_DEVICES.
     pub device: i32,
@@ -101,7 +101,7 @@ impl Config {
     }
 }
 
-/// What this version knows of a caller's struct, which may be an older or a newer version's.
+/// Returns the part that this version knows of a caller's struct, which may be an older or a newer version's.
 ///
 /// # Safety
 /// `config` points to as many readable bytes as its first field says.

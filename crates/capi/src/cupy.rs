@@ -1,9 +1,9 @@
-//! What CuPy's `CFunctionAllocator` calls. Its parameter is the stream: CuPy passes none of its own, and memory that is
-//! freed while another stream works on it must not be handed out before that work has completed.
+//! The functions that CuPy's `CFunctionAllocator` calls. Its parameter is the stream: CuPy passes none of its own, and memory that
+//! is freed while another stream works on it must not be handed out before that work has completed.
 
 use crate::abi::{CUstream_st, address, stream_id};
 use crate::device::gapless_device_alloc;
-use crate::last_error::tell;
+use crate::last_error::report_failure;
 use crate::process::device_of;
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -25,11 +25,11 @@ pub extern "C" fn gapless_cupy_free(stream: *mut c_void, pointer: *mut c_void, d
     if pointer.is_null() {
         return;
     }
-    tell(&TOLD_FREE, || {
+    report_failure(&REPORTED_FREE, || {
         let stream = stream_id(stream.cast::<CUstream_st>());
         // CuPy does not say how large the allocation was.
         Ok(device_of(device)?.free(address(pointer), 0, stream)?)
     });
 }
 
-static TOLD_FREE: AtomicU32 = AtomicU32::new(0);
+static REPORTED_FREE: AtomicU32 = AtomicU32::new(0);

@@ -1,10 +1,10 @@
-//! What is known about a failure beyond its status: its kind, CUDA's result code, the out-of-memory report.
+//! The details of a failure beyond its status: its kind, CUDA's result code, the out-of-memory report.
 
 use gapless::allocator::{AllocError, BuildError, CloseError, FreeError, InListener, OutOfMemory, StreamError};
 use gapless::driver::cuda::{LoadError, OpenError};
 use gapless::driver::{DriverError, DriverErrorKind};
 
-/// What kind of failure it was, as far as a program can act on it: one of the GAPLESS_KIND_... numbers.
+/// The kind of a failure, as far as a program can act on it: one of the GAPLESS_KIND_... numbers.
 pub type gapless_error_kind = i32;
 
 /// The status says all there is to say.
@@ -39,7 +39,7 @@ pub const GAPLESS_KIND_IN_CALLBACK: gapless_error_kind = 13;
 /// A map listener refused to see memory mapped or unmapped.
 pub const GAPLESS_KIND_REFUSED: gapless_error_kind = 14;
 
-/// What is known about a failure beyond its status and its text.
+/// The details of a failure beyond its status and its text.
 #[derive(Debug, Default)]
 pub(crate) struct Cause {
     pub kind: gapless_error_kind,

@@ -1,7 +1,7 @@
 //! The boundary itself: runs the body of a C function, turns its failure into a status, and keeps the calling thread's
 //! last failure.
 //!
-//! - I1  nothing unwinds out of `guard` or `tell`.
+//! - I1  nothing unwinds out of `guard` or `report_failure`.
 //! - I2  reading the last error does not change it, so that its report can be asked for its size and then read.
 //!
 //! Threads: any; each has a last error of its own.
@@ -38,10 +38,10 @@ pub(crate) fn guard(body: impl FnOnce() -> Answer<()>) -> gapless_status {
     }
 }
 
-/// Runs the body of a C function that has no way to fail: the first few failures counted by `told` go to stderr.
-pub(crate) fn tell(told: &AtomicU32, body: impl FnOnce() -> Answer<()>) {
+/// Runs the body of a C function that has no way to fail: the first few failures counted by `reported` go to stderr.
+pub(crate) fn report_failure(reported: &AtomicU32, body: impl FnOnce() -> Answer<()>) {
     if let Err(failure) = caught(body) {
-        if told.fetch_add(1, Ordering::Relaxed) < MOST_TOLD {
+        if reported.fetch_add(1, Ordering::Relaxed) < MOST_REPORTED {
             notice(format_args!("gapless: {}", failure.text));
         }
         remember(failure);
@@ -90,7 +90,7 @@ pub extern "C" fn gapless_last_error_status() -> gapless_status {
 }
 
 /// Returns what kind of failure this thread's last one was. It refines the status: GAPLESS_KIND_DEVICE_LOST, for example,
-/// tells a lost device from one that has no memory left.
+/// distinguishes a lost device from one that has no memory left.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_last_error_kind() -> gapless_error_kind {
     LAST.try_with(|last| last.borrow().cause.kind).unwrap_or(GAPLESS_KIND_NONE)
@@ -126,14 +126,14 @@ pub unsafe extern "C" fn gapless_last_error_report_json(
 }
 
 /// How many failures of each kind go to stderr.
-const MOST_TOLD: u32 = 5;
+const MOST_REPORTED: u32 = 5;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::ffi::CStr;
 
-    fn told() -> String {
+    fn error_text() -> String {
         // SAFETY: the last error is a NUL-terminated string until the next failure on this thread.
         unsafe { CStr::from_ptr(gapless_last_error()) }.to_str().unwrap().to_owned()
     }
@@ -146,7 +146,7 @@ mod tests {
                 let _held = lock.lock();
                 if number == 0 { panic!("a text") } else { panic!("a text with {}", number + 1) }
             });
-            assert_eq!((status, told()), (GAPLESS_ERROR_INTERNAL, format!("a bug in gapless: {text}")));
+            assert_eq!((status, error_text()), (GAPLESS_ERROR_INTERNAL, format!("a bug in gapless: {text}")));
             assert_eq!(gapless_last_error_status(), GAPLESS_ERROR_INTERNAL);
             assert!(lock.try_lock().is_some(), "the lock was given back");
             assert_eq!(guard(|| Ok(())), GAPLESS_OK);
@@ -159,9 +159,12 @@ mod tests {
             }
         }
         assert_eq!(guard(|| std::panic::panic_any(Worse)), GAPLESS_ERROR_INTERNAL);
-        assert_eq!(told(), "a bug in gapless: no message");
-        let told_so_far = AtomicU32::new(MOST_TOLD);
-        tell(&told_so_far, || panic!("quiet"));
-        assert_eq!((told(), told_so_far.into_inner()), ("a bug in gapless: quiet".to_owned(), MOST_TOLD + 1));
+        assert_eq!(error_text(), "a bug in gapless: no message");
+        let reported_so_far = AtomicU32::new(MOST_REPORTED);
+        report_failure(&reported_so_far, || panic!("quiet"));
+        assert_eq!(
+            (error_text(), reported_so_far.into_inner()),
+            ("a bug in gapless: quiet".to_owned(), MOST_REPORTED + 1)
+        );
     }
 }

@@ -3,7 +3,7 @@
 //! Threads: any.
 
 use crate::abi::{CUstream_st, address, device_pointer, stream_id};
-use crate::last_error::{guard, tell};
+use crate::last_error::{guard, report_failure};
 use crate::out::check_out;
 use crate::process::device_of;
 use crate::status::{Failure, gapless_status};
@@ -99,6 +99,6 @@ pub extern "C" fn gapless_torch_registered_free(
     device: i32,
     _stream: *mut CUstream_st,
 ) {
-    static TOLD: AtomicU32 = AtomicU32::new(0);
-    tell(&TOLD, || Ok(device_of(device)?.free_registered(address(pointer))?));
+    static REPORTED: AtomicU32 = AtomicU32::new(0);
+    report_failure(&REPORTED, || Ok(device_of(device)?.free_registered(address(pointer))?));
 }

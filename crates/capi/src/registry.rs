@@ -18,7 +18,7 @@ pub struct gapless_allocator {
     _opaque: (),
 }
 
-/// What a handle names.
+/// The object that a handle names.
 #[derive(Clone)]
 pub(crate) enum Holder {
     /// An allocator that `gapless_create` made and `gapless_destroy` destroys.
@@ -68,7 +68,7 @@ impl Deref for Holder {
     }
 }
 
-/// What each handle names; `None` once it was destroyed.
+/// The object of each handle; `None` once it was destroyed.
 static SLOTS: RwLock<Vec<Option<Holder>>> = RwLock::new(Vec::new());
 
 /// Makes a handle.

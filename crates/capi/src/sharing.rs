@@ -20,8 +20,8 @@ const _: () = assert!(GAPLESS_SHARE_HANDLE_BYTES == HANDLE_BYTES);
 /// handle starts with "gapless2", is good until the allocation is freed, and can be sent by whatever means; one
 /// allocation has one handle.
 ///
-/// What another process has imported stays as it is until that has closed it, also when it is freed here meanwhile. A thread of
-/// this process answers the others over a socket in the folder that GAPLESS_SHARE_DIR names, else in /tmp/gapless-UID.
+/// Memory that another process has imported stays as it is until that has closed it, also when it is freed here meanwhile. A thread
+/// of this process answers the others over a socket in the folder that GAPLESS_SHARE_DIR names, else in /tmp/gapless-UID.
 ///
 /// # Safety
 /// handle points to GAPLESS_SHARE_HANDLE_BYTES bytes, offset to a number.
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn gapless_device_export(
 
 /// Writes to *device the number here of the device that the allocation of a handle of handle_bytes bytes is on, which may have
 /// another one in the process that shared it: gapless_device_import takes it, and refuses any other device. -1 where that process
-/// could not tell. GAPLESS_ERROR_SHARE where this process does not see the device.
+/// does not know. GAPLESS_ERROR_SHARE where this process does not see the device.
 ///
 /// # Safety
 /// handle points to handle_bytes bytes, device to a number.

@@ -8,10 +8,10 @@ use gapless_process::Error;
 use gapless_share::ShareError;
 use std::fmt;
 
-/// What a function returns: GAPLESS_OK or one of the GAPLESS_ERROR_... numbers.
+/// The result of a function: GAPLESS_OK or one of the GAPLESS_ERROR_... numbers.
 pub type gapless_status = i32;
 
-/// Success.
+/// The call succeeded.
 pub const GAPLESS_OK: gapless_status = 0;
 /// A null pointer, a struct of the wrong size, a setting out of its range, a text that does not parse.
 pub const GAPLESS_ERROR_INVALID_ARGUMENT: gapless_status = 1;
@@ -23,10 +23,10 @@ pub const GAPLESS_ERROR_OUT_OF_MEMORY: gapless_status = 3;
 pub const GAPLESS_ERROR_TOO_LARGE: gapless_status = 4;
 /// No live allocation starts at the pointer: freed before, inside an allocation, or not from here.
 pub const GAPLESS_ERROR_NOT_ALLOCATED: gapless_status = 5;
-/// The stream is not one of the device, or there are too many; gapless_last_error_kind tells these apart.
+/// The stream is not one of the device, or there are too many; gapless_last_error_kind distinguishes these.
 pub const GAPLESS_ERROR_STREAM: gapless_status = 6;
 /// A call to the CUDA driver failed, or cannot be made: in a forked process, or with free addresses in too many pieces.
-/// gapless_last_error_kind tells these apart, and a device that is lost from the rest.
+/// gapless_last_error_kind distinguishes these, and a device that is lost from the rest.
 pub const GAPLESS_ERROR_DRIVER: gapless_status = 7;
 /// The driver or the device cannot be used; the text says what to do.
 pub const GAPLESS_ERROR_NO_DEVICE: gapless_status = 8;

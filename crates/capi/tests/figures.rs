@@ -1,6 +1,6 @@
-//! What is written from the table of figures, `Stats::FIGURES`, is what it says, beside the struct of the header (`header.rs`): the
-//! Python package's types and keys, PyTorch's keys in C++, and the table of the documents. `cargo xtask generate-figures` writes
-//! them.
+//! The texts that are written from the table of figures, `Stats::FIGURES`, beside the struct of the header (`header.rs`): the
+//! Python package's types and keys, PyTorch's keys in C++, and the table of the documents agree with it. `cargo xtask
+//! generate-figures` writes them.
 
 mod wrapped;
 
@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use wrapped::wrapped;
 
-/// What a file is written by.
+/// The command that writes the files.
 const COMMAND: &str = "cargo xtask generate-figures";
 /// Where the table of the documents begins and ends.
 const TABLE: [&str; 2] =

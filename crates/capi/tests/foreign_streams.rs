@@ -1,5 +1,5 @@
 //! `record_stream` with a stream of another device: the block is not handed out again before that stream's work is done, and
-//! what is told about streams and addresses is true.
+//! what is reported about streams and addresses is true.
 
 mod gpu;
 #[path = "../../../tests/simulated/mod.rs"]
@@ -22,16 +22,16 @@ fn try_alloc(device: i32, bytes: usize, stream: *mut CUstream_st) -> (gapless_st
 
 fn alloc(device: i32, bytes: usize, stream: *mut CUstream_st) -> *mut c_void {
     let (status, pointer) = try_alloc(device, bytes, stream);
-    assert_eq!(status, GAPLESS_OK, "{}", told());
+    assert_eq!(status, GAPLESS_OK, "{}", error_text());
     pointer
 }
 
 fn free(device: i32, pointer: *mut c_void) {
-    assert_eq!(gapless_device_free(device, pointer, 0), GAPLESS_OK, "{}", told());
+    assert_eq!(gapless_device_free(device, pointer, 0), GAPLESS_OK, "{}", error_text());
 }
 
 /// The text of this thread's last failure.
-fn told() -> String {
+fn error_text() -> String {
     // SAFETY: a NUL-terminated text until the next failure on this thread.
     unsafe { CStr::from_ptr(gapless_last_error()) }.to_string_lossy().into_owned()
 }
@@ -81,7 +81,7 @@ fn read_behind_a_free(
     let again = alloc(0, BYTES, MAIN);
     free(0, again);
     if !kept {
-        // Nobody has promised that the stream lives: only a wait for the whole device tells.
+        // Nobody has promised that the stream lives: only a wait for the whole device shows it.
         assert_eq!(live_bytes(0), BYTES as u64);
         assert_eq!(try_alloc(0, 300 * MIB, MAIN).0, GAPLESS_ERROR_OUT_OF_MEMORY);
     }
@@ -93,7 +93,7 @@ fn a_stream_of_the_other_device_holds_a_block_back() {
     silent(with_devices("a_stream_of_the_other_device_holds_a_block_back", &[], || {
         read_behind_a_free(|block, stream| gapless_torch_record_stream(block, stream), Gpu::stream, true);
         read_behind_a_free(
-            |block, stream| assert_eq!(gapless_device_record_stream(0, block, stream), GAPLESS_OK, "{}", told()),
+            |block, stream| assert_eq!(gapless_device_record_stream(0, block, stream), GAPLESS_OK, "{}", error_text()),
             Gpu::stream,
             false,
         );
@@ -154,7 +154,7 @@ fn a_full_device_waits_for_the_other() {
         gapless_torch_record_stream(block, reading);
         free(0, block);
         let (status, next) = try_alloc(0, 48 * MIB, MAIN);
-        assert_eq!(status, GAPLESS_OK, "{}", told());
+        assert_eq!(status, GAPLESS_OK, "{}", error_text());
         one.fill(MAIN, next, 9, 48 * MIB);
         assert_eq!(one.wait(MAIN), 0);
         assert!(two.read(reading, there, BYTES) == vec![1; BYTES]);
@@ -187,31 +187,35 @@ fn a_device_that_has_allocated_nothing_counts() {
     }));
 }
 
-/// What is told about handles and addresses that are wrong.
+/// Wrong handles and addresses get errors that say what is wrong.
 #[test]
-fn what_is_told_is_true() {
-    let text = with_devices("what_is_told_is_true", &[], || {
+fn what_is_reported_is_true() {
+    let text = with_devices("what_is_reported_is_true", &[], || {
         let (block, other) = (alloc(0, BYTES, MAIN), alloc(1, BYTES, MAIN));
         let theirs = Gpu::open(1).stream();
         let unknown = without_provenance_mut(0xdead_0000);
         for (device, pointer) in [(0, block), (1, other)] {
             gapless_torch_record_stream(pointer, unknown);
             let expected = format!("memory of device {device} cannot be recorded on stream 0xdead0000");
-            assert!(told().contains(&expected) && told().contains("invalid resource handle"), "{}", told());
+            assert!(
+                error_text().contains(&expected) && error_text().contains("invalid resource handle"),
+                "{}",
+                error_text()
+            );
         }
         let nowhere: *mut c_void = without_provenance_mut(0x1000);
         for stream in [MAIN, theirs, unknown] {
             gapless_torch_record_stream(nowhere, stream);
-            assert!(told().contains("0x1000 is not the start of a live allocation"), "{}", told());
+            assert!(error_text().contains("0x1000 is not the start of a live allocation"), "{}", error_text());
         }
         let inside = block.wrapping_byte_add(512);
         gapless_torch_record_stream(inside, theirs);
-        assert!(told().contains("lies inside the live allocation"), "{}", told());
+        assert!(error_text().contains("lies inside the live allocation"), "{}", error_text());
         assert_eq!(gapless_device_record_stream(0, block, theirs), GAPLESS_OK);
         Gpu::open(1).delay(theirs, 30);
         free(0, block);
         assert_eq!(gapless_device_free(0, block, 0), GAPLESS_ERROR_NOT_ALLOCATED, "freed twice");
-        assert!(told().contains("freed before"), "{}", told());
+        assert!(error_text().contains("freed before"), "{}", error_text());
         assert_eq!(gapless_device_record_stream(0, block, theirs), GAPLESS_ERROR_NOT_ALLOCATED);
         free(1, other);
     });
@@ -220,7 +224,7 @@ fn what_is_told_is_true() {
     }
 }
 
-/// While the other device's stream is being captured, nothing can tell when it has used the block. The capture goes on, and the
+/// While the other device's stream is being captured, nothing can show when it has used the block. The capture goes on, and the
 /// block is let go after it.
 #[test]
 fn a_capture_on_the_other_device_is_left_alone() {

@@ -1,4 +1,4 @@
-//! What the C interface says about a failure: its kind, CUDA's code and the report, each thread about its own.
+//! The details that the C interface gives about a failure: its kind, CUDA's code and the report, each thread about its own.
 
 #[path = "../../../tests/simulated/mod.rs"]
 mod simulated;

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 const MIB: u64 = 1 << 20;
 const MAIN: *mut CUstream_st = null_mut();
 
-/// What a listener knows, and answers.
+/// The mappings that a listener knows, and its answers.
 #[derive(Default)]
 struct Ears {
     /// Pointer and device to bytes.
@@ -71,7 +71,7 @@ fn listen(device: i32, ears: &Ears) -> u64 {
     let (map, unmap): (gapless_map_callback, gapless_map_callback) = (Some(on_map), Some(before_unmap));
     // SAFETY: the callbacks take an `Ears`, which lives as long as the process that is made for a test.
     let status = unsafe { gapless_device_add_map_listener(device, map, unmap, ears.context(), &raw mut listener) };
-    assert_eq!(status, GAPLESS_OK, "{}", told());
+    assert_eq!(status, GAPLESS_OK, "{}", error_text());
     assert_ne!(listener, 0);
     listener
 }
@@ -90,7 +90,7 @@ fn trim(device: i32) -> gapless_status {
     unsafe { gapless_device_trim(device, 0, null_mut()) }
 }
 
-fn told() -> String {
+fn error_text() -> String {
     // SAFETY: a NUL-terminated text until the next failure on this thread.
     unsafe { CStr::from_ptr(gapless_last_error()) }.to_string_lossy().into_owned()
 }
@@ -108,7 +108,7 @@ fn listeners_hear_of_their_device_until_they_are_removed() {
         assert!(first.mapped.lock().unwrap().keys().all(|(_, device)| *device == 0));
         assert!(first.mapped.lock().unwrap().keys().any(|(pointer, _)| *pointer == block.addr()));
         assert_eq!(gapless_device_free(0, block, 0), GAPLESS_OK);
-        assert_eq!(trim(0), GAPLESS_OK, "{}", told());
+        assert_eq!(trim(0), GAPLESS_OK, "{}", error_text());
         assert_eq!((first.bytes(), second.bytes()), (0, 0));
         assert_eq!(gapless_device_remove_map_listener(0, two), GAPLESS_OK);
         assert_eq!(gapless_device_remove_map_listener(0, two), GAPLESS_ERROR_NOT_FOUND);
@@ -143,13 +143,13 @@ fn a_callback_that_does_not_return_0_refuses() {
         ears.to_map.store(5, Ordering::Relaxed);
         assert_eq!(alloc(0, 32 * MIB), Err(GAPLESS_ERROR_DRIVER));
         assert_eq!((gapless_last_error_kind(), gapless_last_error_code()), (GAPLESS_KIND_REFUSED, 0));
-        assert!(told().contains("its callback returned 5"), "{}", told());
+        assert!(error_text().contains("its callback returned 5"), "{}", error_text());
         ears.to_map.store(0, Ordering::Relaxed);
         let block = alloc(0, 32 * MIB).unwrap();
         let mapped = ears.bytes();
         assert_eq!(gapless_device_free(0, block, 0), GAPLESS_OK);
         ears.to_unmap.store(-1, Ordering::Relaxed);
-        assert_eq!(trim(0), GAPLESS_OK, "{}", told());
+        assert_eq!(trim(0), GAPLESS_OK, "{}", error_text());
         assert_eq!(ears.bytes(), mapped, "nothing was unmapped");
         ears.to_unmap.store(0, Ordering::Relaxed);
         assert_eq!(trim(0), GAPLESS_OK);
@@ -177,7 +177,7 @@ fn an_allocator_of_its_own_has_listeners_of_its_own() {
         let mut config: gapless_config = unsafe { std::mem::zeroed() };
         config.size = size_of::<gapless_config>();
         // SAFETY: the default settings, and a valid out-parameter.
-        assert_eq!(unsafe { gapless_create(&raw const config, &raw mut allocator) }, GAPLESS_OK, "{}", told());
+        assert_eq!(unsafe { gapless_create(&raw const config, &raw mut allocator) }, GAPLESS_OK, "{}", error_text());
         let none: *mut u64 = null_mut();
         // SAFETY: null is refused.
         let status = unsafe { gapless_add_map_listener(allocator, None, None, null_mut(), none) };
@@ -200,7 +200,7 @@ fn an_allocator_of_its_own_has_listeners_of_its_own() {
         assert_eq!(gapless_free(allocator, pointer), GAPLESS_OK);
         assert_eq!(gapless_remove_map_listener(allocator, listener + 1), GAPLESS_ERROR_NOT_FOUND);
         assert_eq!(gapless_remove_map_listener(without_provenance_mut(3), listener), GAPLESS_ERROR_INVALID_HANDLE);
-        assert_eq!(gapless_destroy(allocator), GAPLESS_OK, "{}", told());
-        assert_eq!(ears.bytes(), 0, "told of the end");
+        assert_eq!(gapless_destroy(allocator), GAPLESS_OK, "{}", error_text());
+        assert_eq!(ears.bytes(), 0, "notified of the end");
     });
 }

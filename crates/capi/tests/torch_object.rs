@@ -1,4 +1,5 @@
-//! What PyTorch's allocator object calls: blocks, sums, pools by name, and pools that go back to an earlier state, with bytes.
+//! The functions that PyTorch's allocator object calls: blocks, sums, pools by name, and pools that go back to an earlier state,
+//! with bytes.
 
 mod gpu;
 #[path = "../../../tests/simulated/mod.rs"]
@@ -204,7 +205,7 @@ fn a_pool_goes_back_to_an_earlier_state() {
         for (number, pointer) in first.iter().enumerate() {
             gpu.fill(MAIN, *pointer, number as u8 + 1, 4 * MIB);
         }
-        // The holes are mapped a second time, for a block that none of them holds.
+        // None of the free blocks is large enough for the next: their chunks are remapped.
         ok(gapless_torch_delete(first[1]));
         ok(gapless_torch_delete(first[3]));
         let moved = alloc(12 * MIB, Some(&POOL));
@@ -246,7 +247,7 @@ fn a_pool_goes_back_to_an_earlier_state() {
     });
 }
 
-/// What was freed on the way is made again, after a wait for the stream that still uses it.
+/// Blocks that were freed on the way are made again, after a wait for the stream that still uses them.
 #[test]
 fn a_pool_that_cannot_go_back_is_as_before() {
     with_devices("a_pool_that_cannot_go_back_is_as_before", &[], || {

@@ -18,21 +18,21 @@ fn alloc(device: i32, bytes: usize, stream: *mut CUstream_st) -> *mut c_void {
     let mut pointer = null_mut();
     // SAFETY: the out-parameter is valid.
     let status = unsafe { gapless_device_alloc(device, bytes as u64, stream, &raw mut pointer) };
-    assert_eq!(status, GAPLESS_OK, "{}", told());
+    assert_eq!(status, GAPLESS_OK, "{}", error_text());
     pointer
 }
 
 fn free(device: i32, pointer: *mut c_void) {
-    assert_eq!(gapless_device_free(device, pointer, 0), GAPLESS_OK, "{}", told());
+    assert_eq!(gapless_device_free(device, pointer, 0), GAPLESS_OK, "{}", error_text());
 }
 
 /// The text of this thread's last failure.
-fn told() -> String {
+fn error_text() -> String {
     // SAFETY: a NUL-terminated text until the next failure on this thread.
     unsafe { CStr::from_ptr(gapless_last_error()) }.to_string_lossy().into_owned()
 }
 
-/// Nobody was told anything on stderr.
+/// Nothing was reported on stderr.
 fn silent(text: Option<String>) {
     assert!(text.as_ref().is_none_or(|text| !text.contains("gapless:")), "{text:?}");
 }
@@ -111,38 +111,39 @@ fn a_list_with_a_device_that_there_is_not() {
         let mut pointer = null_mut();
         // SAFETY: the out-parameter is valid.
         assert_eq!(unsafe { gapless_device_alloc(0, 1, MAIN, &raw mut pointer) }, GAPLESS_ERROR_NO_DEVICE);
-        assert!(told().contains("there is no device 7"), "{}", told());
+        assert!(error_text().contains("there is no device 7"), "{}", error_text());
     });
 }
 
-/// Told once, with both devices and what to do; and not at all to those who asked for none.
+/// Reported once, with both devices and what to do; and not at all to those who asked for none.
 #[test]
-fn devices_without_a_path_are_told() {
+fn devices_without_a_path_are_reported() {
     let settings = |conf| [("GAPLESS_SIM_PEERS", "none"), ("GAPLESS_SIM_DEVICES", "3"), ("GAPLESS_CONF", conf)];
     let body = || {
         for device in [0, 2, 0, 2, 1] {
             free(device, alloc(device, MIB, MAIN));
         }
     };
-    if let Some(text) = with_devices("devices_without_a_path_are_told", &settings(""), body) {
+    if let Some(text) = with_devices("devices_without_a_path_are_reported", &settings(""), body) {
         assert_eq!(text.matches("gapless:").count(), 2, "{text}");
         assert!(text.contains("no peer access between device 2 and device 0."), "{text}");
         assert!(text.contains("no peer access between device 1 and device 0, device 2."), "{text}");
         assert!(text.contains("t.cpu().to(\"cuda:2\")") && text.contains("cudaMemcpyPeerAsync"), "{text}");
-        let text = with_devices("devices_without_a_path_are_told", &settings("peers:none"), body).unwrap();
+        let text = with_devices("devices_without_a_path_are_reported", &settings("peers:none"), body).unwrap();
         assert!(!text.contains("gapless:"), "{text}");
     }
 }
 
-/// What the driver refuses is told, and the new device works all the same.
+/// A grant that the driver refuses is reported, and the new device works all the same.
 #[test]
-fn a_grant_that_fails_is_told() {
+fn a_grant_that_fails_is_reported() {
     // cuMemSetAccess: the trial of device 0, its first block; the trial of device 1; the trial of device 0 as a peer of 1,
     // and of 1 as a peer of 0; the block of device 0 again.
-    for (call, told) in [(4, "device 0 was not given access to the memory of device 1"), (6, "memory of device 0")] {
+    for (call, expected) in [(4, "device 0 was not given access to the memory of device 1"), (6, "memory of device 0")]
+    {
         let fault = format!("cuMemSetAccess:{call}:999");
         let settings = [("GAPLESS_SIM_FAIL", fault.as_str())];
-        let text = with_devices("a_grant_that_fails_is_told", &settings, || {
+        let text = with_devices("a_grant_that_fails_is_reported", &settings, || {
             let first = alloc(0, MIB, MAIN);
             let second = alloc(1, MIB, MAIN);
             free(0, first);
@@ -150,7 +151,9 @@ fn a_grant_that_fails_is_told() {
         });
         let Some(text) = text else { break };
         assert!(
-            text.contains(told) && text.contains("cuMemSetAccess failed with") && text.matches("gapless:").count() == 1,
+            text.contains(expected)
+                && text.contains("cuMemSetAccess failed with")
+                && text.matches("gapless:").count() == 1,
             "{text}"
         );
     }
@@ -197,7 +200,7 @@ fn a_device_comes_while_another_is_busy() {
     }));
 }
 
-/// Any driver call fails once while a device is introduced: both work afterwards, and reach each other unless that was told.
+/// Any driver call fails once while a device is introduced: both work afterwards, and reach each other unless that was reported.
 /// Nothing is left in the driver.
 #[test]
 fn any_call_fails_while_a_device_is_introduced() {
@@ -235,8 +238,8 @@ fn any_call_fails_while_a_device_is_introduced() {
                 println!("reached: {reached}");
             });
             let Some(text) = text else { return };
-            let told = text.contains("was not given access to the memory of device 0");
-            assert!(text.contains("reached: true") || told, "{fault}: {text}");
+            let reported = text.contains("was not given access to the memory of device 0");
+            assert!(text.contains("reached: true") || reported, "{fault}: {text}");
             assert!(text.matches("gapless:").count() <= 1, "{fault}: {text}");
         }
     }

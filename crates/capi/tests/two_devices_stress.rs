@@ -32,7 +32,7 @@ struct Block {
     at: *mut c_void,
     bytes: usize,
     home: Place,
-    /// What every byte is, once the work is done.
+    /// The value of every byte, once the work is done.
     byte: u8,
     writer: Place,
     /// Those that read it since.
@@ -106,7 +106,7 @@ impl Program {
         if status == GAPLESS_ERROR_OUT_OF_MEMORY {
             return self.free();
         }
-        assert_eq!(status, GAPLESS_OK, "{}", told());
+        assert_eq!(status, GAPLESS_OK, "{}", error_text());
         self.served += 1;
         let byte = self.below(256) as u8;
         self.gpus[home.device].fill(home.stream, at, byte, bytes);
@@ -118,7 +118,7 @@ impl Program {
         let block = &self.blocks[block];
         if user.passing {
             let status = gapless_device_record_stream(block.home.device as i32, block.at, user.stream);
-            assert_eq!(status, GAPLESS_OK, "{}", told());
+            assert_eq!(status, GAPLESS_OK, "{}", error_text());
         } else if user != block.home {
             gapless_torch_record_stream(block.at, user.stream);
         }
@@ -182,7 +182,7 @@ impl Program {
     fn free_one(&mut self, block: usize) {
         let block = self.blocks.swap_remove(block);
         let status = gapless_device_free(block.home.device as i32, block.at, block.bytes as u64);
-        assert_eq!(status, GAPLESS_OK, "{}", told());
+        assert_eq!(status, GAPLESS_OK, "{}", error_text());
     }
 
     /// Destroys the streams that no block names as its writer or reader any more: their work may be running.
@@ -224,7 +224,7 @@ impl Program {
                 96 => {
                     let device = self.below(2) as i32;
                     // SAFETY: null is allowed.
-                    assert_eq!(unsafe { gapless_device_trim(device, 0, null_mut()) }, GAPLESS_OK, "{}", told());
+                    assert_eq!(unsafe { gapless_device_trim(device, 0, null_mut()) }, GAPLESS_OK, "{}", error_text());
                 }
                 97..100 => self.pool(),
                 _ => {}
@@ -241,15 +241,15 @@ impl Program {
     }
 }
 
-fn told() -> String {
+fn error_text() -> String {
     // SAFETY: a NUL-terminated text until the next failure on this thread.
     unsafe { CStr::from_ptr(gapless_last_error()) }.to_string_lossy().into_owned()
 }
 
-/// The live bytes of a device, once everything that is held back has been let go.
+/// The live bytes of a device, once all deferred frees have been carried out.
 fn live_bytes(device: i32) -> u64 {
     // SAFETY: null is allowed.
-    assert_eq!(unsafe { gapless_device_trim(device, 0, null_mut()) }, GAPLESS_OK, "{}", told());
+    assert_eq!(unsafe { gapless_device_trim(device, 0, null_mut()) }, GAPLESS_OK, "{}", error_text());
     let mut handle = null_mut();
     // SAFETY: the out-parameter is valid.
     assert_eq!(unsafe { gapless_device_allocator(device, &raw mut handle) }, GAPLESS_OK);

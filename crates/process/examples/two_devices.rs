@@ -24,31 +24,31 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     first.pools().begin(POOL)?;
     let pooled = first.alloc(&Request::new(32 * MIB, StreamId::DEFAULT))?;
     first.pools().end(POOL);
-    tell("8 MiB of its own, 32 MiB in a pool", first);
+    print_figures("8 MiB of its own, 32 MiB in a pool", first);
 
-    // A stream of the second device reads the block: freed, it is held back until that is done.
+    // A stream of the second device reads the block: its free is deferred until that is done.
     let reader = second.allocator().driver().create_stream()?;
     second.allocator().driver().hold(reader);
     process.record_stream(first, own, reader, StreamLives::Unknown)?;
     first.free(own, 8 * MIB, StreamId::DEFAULT)?;
-    tell("freed, but in use by the second device", first);
+    print_figures("freed, but in use by the second device", first);
     second.allocator().driver().resume(reader);
     second.allocator().driver().synchronize(reader)?;
     // Any call on the device notices.
     let another = first.alloc_worded(Place::Main, &Request::new(4 * MIB, StreamId::DEFAULT), |error| error)?;
     first.free(another, 4 * MIB, StreamId::DEFAULT)?;
-    tell("the second device is done with it", first);
+    print_figures("the second device is done with it", first);
 
     // The pool ends with its last user and its last block; a trim returns what it held.
     first.free(pooled, 32 * MIB, StreamId::DEFAULT)?;
     first.pools().release(POOL);
     let trimmed = first.trim(0)?;
     println!("a trim released {}", ByteSize(trimmed.released_bytes));
-    tell("the pool is gone", first);
+    print_figures("the pool is gone", first);
     Ok(())
 }
 
-fn tell(what: &str, device: &Device<Driver>) {
+fn print_figures(what: &str, device: &Device<Driver>) {
     let sums = device.figures(None).expect("a device has figures");
     let (live, held, blocks) = (ByteSize(sums.live_bytes), ByteSize(sums.reserved_bytes), sums.live_allocations);
     println!("{what}: {live} live in {blocks} allocations, {held} held");

@@ -11,7 +11,7 @@ use gapless::{DeviceAddr, GRANULE, StreamId};
 /// A block of a device's memory, or a live allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// What is in it.
+    /// Its use.
     pub state: BlockUse,
     /// Whether it is in a region for small blocks.
     pub small: bool,
@@ -29,21 +29,21 @@ pub struct Block {
     pub pool: PoolId,
 }
 
-/// What is in a block.
+/// The use of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockUse {
-    /// Nothing.
+    /// Free memory.
     Free,
     /// A live allocation.
     Live,
-    /// What was freed and waits for streams, of whichever device.
+    /// Freed memory that waits for streams, of whichever device.
     Waiting,
 }
 
 impl<D: DeviceDriver> Device<D> {
     /// The live allocation that an address lies in.
     pub fn block_around(&self, addr: DeviceAddr) -> Option<Block> {
-        let (pool, live) = self.live_around(addr).filter(|(_, live)| !self.foreign.holds(live.addr))?;
+        let (pool, live) = self.live_around(addr).filter(|(_, live)| !self.foreign.is_deferred(live.addr))?;
         Some(of_live(pool, &live))
     }
 
@@ -52,7 +52,7 @@ impl<D: DeviceDriver> Device<D> {
         let mut found = Vec::new();
         self.each_allocator(wanted, |pool, allocator| {
             let live = allocator.live();
-            let live = live.iter().filter(|live| !self.foreign.holds(live.addr));
+            let live = live.iter().filter(|live| !self.foreign.is_deferred(live.addr));
             found.extend(live.map(|live| of_live(pool, live)));
         });
         found
@@ -74,7 +74,7 @@ impl<D: DeviceDriver> Device<D> {
             for block in &region.blocks {
                 let state = match block.state {
                     BlockState::Free => BlockUse::Free,
-                    BlockState::Live if !self.foreign.holds(block.addr) => BlockUse::Live,
+                    BlockState::Live if !self.foreign.is_deferred(block.addr) => BlockUse::Live,
                     BlockState::Live | BlockState::Pending => BlockUse::Waiting,
                     // Claimed by a growth that another thread is in the middle of.
                     _ => continue,

@@ -77,7 +77,7 @@ pub enum ConfError {
         key: &'static str,
         /// Its value.
         value: String,
-        /// What to write instead.
+        /// The form to write instead.
         expected: &'static str,
     },
     /// A bracket that is not closed, or closed twice.
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_pytorch_are_told_once_each_and_why() {
+    fn keys_of_pytorch_are_reported_once_each_and_why() {
         let text =
             "max_split_size_mb:128,roundup_power2_divisions:[256:1,512:2,>:4],expandable_segments:True,chunk:auto";
         let conf = Conf::parse(text).unwrap();

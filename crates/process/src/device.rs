@@ -1,6 +1,6 @@
 //! One device of a process: its allocator, its pools, and what is kept about its blocks.
 //!
-//! What it does for those who allocate is in `memory`, `restore`, `outside`, `figures` and `blocks`.
+//! Its functions for those who allocate are in `memory`, `restore`, `outside`, `figures` and `blocks`.
 //!
 //! Threads: any. Cost of finding out whose an address is: a look at the main allocator's directory, and at those of the pools while
 //! there are some.
@@ -35,7 +35,7 @@ pub struct Device<D: DeviceDriver> {
     pub(crate) pins: ByAddress<Pin<D>>,
     /// Blocks that libraries register.
     pub(crate) registered: RegisteredBlocks<D>,
-    /// What other processes have of this one, and this one of others.
+    /// The memory that other processes have of this one, and this one of others.
     pub(crate) sharing: Sharing<D>,
     /// The history of all devices of the process.
     pub(crate) history: Arc<History>,
@@ -160,9 +160,9 @@ impl<D: DeviceDriver> Device<D> {
         self.live_around(addr).map(|(_, live)| live).filter(inside)
     }
 
-    /// Refuses an allocation that was freed and is held back.
-    pub(crate) fn expect_not_held(&self, addr: DeviceAddr) -> Result<(), FreeError> {
-        if self.foreign.holds(addr) {
+    /// Refuses an allocation that was freed, the free of which is deferred.
+    pub(crate) fn expect_not_deferred(&self, addr: DeviceAddr) -> Result<(), FreeError> {
+        if self.foreign.is_deferred(addr) {
             return Err(FreeError::NotAllocated { addr, facts: AddressFacts::Freed { pending: true } });
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! What the memory of a process needs from a device's driver, beyond what an allocator does.
+//! The part of a device's driver that the memory of a process needs, beyond what an allocator does.
 //!
 //! Threads: every method may be called from any thread.
 

@@ -56,7 +56,7 @@ pub enum Error {
         ordinal: u32,
         /// The stream.
         stream: StreamId,
-        /// What its allocator says of it.
+        /// The reason that its allocator gives.
         source: StreamError,
     },
     /// A recording has been started and not stopped since.
@@ -70,7 +70,7 @@ pub enum Error {
     Record {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A recording could not be completed.

@@ -9,7 +9,7 @@ use crate::sums::{add_pool, change, change_counts};
 use gapless::allocator::{FigureKind, Figures, Snapshot, Stats};
 use serde::Serialize;
 
-/// What the allocators of a device hold together, pools included.
+/// The memory that the allocators of a device hold together, pools included.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryUse {
     /// Bytes requested by live allocations.
@@ -22,7 +22,7 @@ pub struct MemoryUse {
     pub set_budget: Option<u64>,
 }
 
-/// What a [`DeviceReport`] has.
+/// How much a [`DeviceReport`] has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
     /// Sums only.
@@ -31,7 +31,7 @@ pub enum Contents {
     Snapshot,
 }
 
-/// What a device's memory is used for.
+/// A report of what a device's memory is used for.
 #[derive(Debug, Serialize)]
 pub struct DeviceReport {
     main: Stats,
@@ -51,7 +51,7 @@ struct PoolReport {
 }
 
 impl<D: DeviceDriver> Device<D> {
-    /// What the device's allocators hold together.
+    /// Returns the sums of what the device's allocators hold.
     pub fn memory_use(&self) -> MemoryUse {
         let pools = self.pools.all();
         let live_in_pools = pools.iter().map(|pool| pool.allocator.live_bytes()).sum();

@@ -1,20 +1,20 @@
 //! Foreign uses: streams of other devices that a device's blocks were recorded for.
 //!
-//! An allocator knows the order of its own device's streams only. A block with a foreign use is therefore *held back* when it
-//! is freed: the end of what is queued by then is marked on each of these streams, by the allocator of their own device, and
+//! An allocator knows the order of its own device's streams only. The free of a block with a foreign use is therefore a
+//! *deferred free*: the end of what is queued by then is marked on each of these streams, by the allocator of their own device, and
 //! the block goes to its allocator once all marks have been passed. Nothing waits on a device meanwhile. Until then the block
 //! counts as live.
 //!
 //! ```text
 //!   record_stream          free: a mark on each stream              the marks have been passed
-//!       live, used  ───────────────────────▶  held back  ───────────────────────────────▶  freed
+//!       live, used  ───────────────────────▶  deferred  ────────────────────────────────▶  freed
 //! ```
 //!
-//! - I1  an address is in `used` while its block is live, in `held` after it was freed, never in both.
-//! - I2  a block is in `held` as long as one of its uses may not be over.
+//! - I1  an address is in `used` while its block is live, in `deferred` after it was freed, never in both.
+//! - I2  a block is in `deferred` as long as one of its uses may not be over.
 //!
 //! Threads: any; one lock, under which clocks of other devices' streams are asked. Cost: a load of an atomic while there are no
-//! foreign uses; while blocks are held back, a query for each stream that holds one, at every call.
+//! foreign uses; while frees are deferred, a query for each stream that defers one, at every call.
 
 use crate::streams::StreamLives;
 use gapless::allocator::{StreamError, StreamMark, WatchedStream};
@@ -29,23 +29,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub(crate) struct Foreign<D: Driver> {
     /// The process that the devices are used in: one that is forked from it can neither ask them nor wait for them.
     process: u32,
-    /// Number of blocks in `used` and `held`; 0 most of the time.
+    /// Number of blocks in `used` and `deferred`; 0 most of the time.
     count: AtomicUsize,
-    /// Number of blocks in `held`.
-    held: AtomicUsize,
+    /// Number of blocks in `deferred`.
+    deferred: AtomicUsize,
     state: Mutex<State<D>>,
 }
 
 struct State<D: Driver> {
     used: HashMap<DeviceAddr, Vec<Use<D>>>,
-    /// Blocks that are held back, the oldest first.
-    held: Vec<Held<D>>,
+    /// Deferred frees, the oldest first.
+    deferred: Vec<Deferred<D>>,
     /// Their addresses.
-    held_at: HashSet<DeviceAddr>,
+    deferred_at: HashSet<DeviceAddr>,
 }
 
-/// A block that was freed and is held back.
-struct Held<D: Driver> {
+/// A block whose free is deferred.
+struct Deferred<D: Driver> {
     addr: DeviceAddr,
     /// The uses that may not be over.
     uses: Vec<(Use<D>, StreamMark)>,
@@ -62,9 +62,9 @@ struct Use<D: Driver> {
 
 impl<D: Driver> Foreign<D> {
     pub fn new() -> Self {
-        let (count, held) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let state = State { used: HashMap::new(), held: Vec::new(), held_at: HashSet::new() };
-        Self { process: std::process::id(), count, held, state: Mutex::new(state) }
+        let (count, deferred) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let state = State { used: HashMap::new(), deferred: Vec::new(), deferred_at: HashSet::new() };
+        Self { process: std::process::id(), count, deferred, state: Mutex::new(state) }
     }
 
     /// Notes that a stream of the device of that number, which has this allocator, uses the live block at `addr`.
@@ -91,8 +91,8 @@ impl<D: Driver> Foreign<D> {
         Ok(())
     }
 
-    /// Holds a block back that is being freed. Returns false when it has no foreign uses: then it is free.
-    pub fn hold_back(&self, addr: DeviceAddr) -> bool {
+    /// Defers the free of a block. Returns false when it has no foreign uses: then the caller frees it.
+    pub fn defer_free(&self, addr: DeviceAddr) -> bool {
         // Relaxed: a thread that frees a block has synchronised with the one that recorded a stream for it.
         if self.count.load(Ordering::Relaxed) == 0 || self.is_forked() {
             return false;
@@ -100,21 +100,21 @@ impl<D: Driver> Foreign<D> {
         let mut state = self.state.lock();
         let Some(uses) = state.used.remove(&addr) else { return false };
         let uses = uses.into_iter().map(|one| one.marked()).collect();
-        state.held.push(Held { addr, uses });
-        state.held_at.insert(addr);
+        state.deferred.push(Deferred { addr, uses });
+        state.deferred_at.insert(addr);
         self.recount(&state);
         true
     }
 
-    /// Whether a block was freed and is held back.
-    pub fn holds(&self, addr: DeviceAddr) -> bool {
-        self.holds_any() && self.state.lock().held_at.contains(&addr)
+    /// Whether the free of a block is deferred.
+    pub fn is_deferred(&self, addr: DeviceAddr) -> bool {
+        self.has_deferred() && self.state.lock().deferred_at.contains(&addr)
     }
 
-    /// Whether any block is held back.
-    pub fn holds_any(&self) -> bool {
-        // Relaxed: as in `hold_back`.
-        self.held.load(Ordering::Relaxed) > 0
+    /// Whether any free is deferred.
+    pub fn has_deferred(&self) -> bool {
+        // Relaxed: as in `defer_free`.
+        self.deferred.load(Ordering::Relaxed) > 0
     }
 
     /// Takes the blocks whose uses are over: the caller frees them.
@@ -138,22 +138,22 @@ impl<D: Driver> Foreign<D> {
         self.take(|one, mark| is_over(one.allocator.wait_for(mark)))
     }
 
-    /// Takes the blocks out of `held` of which no use is left.
+    /// Takes the blocks out of `deferred` of which no use is left.
     fn take(&self, mut is_over: impl FnMut(&Use<D>, StreamMark) -> bool) -> Vec<DeviceAddr> {
         if self.is_forked() {
             return Vec::new();
         }
         let mut state = self.state.lock();
         let mut over = Vec::new();
-        state.held.retain_mut(|held| {
-            held.uses.retain(|(one, mark)| !is_over(one, *mark));
-            if held.uses.is_empty() {
-                over.push(held.addr);
+        state.deferred.retain_mut(|deferred| {
+            deferred.uses.retain(|(one, mark)| !is_over(one, *mark));
+            if deferred.uses.is_empty() {
+                over.push(deferred.addr);
             }
-            !held.uses.is_empty()
+            !deferred.uses.is_empty()
         });
         for addr in &over {
-            state.held_at.remove(addr);
+            state.deferred_at.remove(addr);
         }
         self.recount(&state);
         over
@@ -164,8 +164,8 @@ impl<D: Driver> Foreign<D> {
     }
 
     fn recount(&self, state: &State<D>) {
-        self.count.store(state.used.len() + state.held.len(), Ordering::Relaxed);
-        self.held.store(state.held.len(), Ordering::Relaxed);
+        self.count.store(state.used.len() + state.deferred.len(), Ordering::Relaxed);
+        self.deferred.store(state.deferred.len(), Ordering::Relaxed);
     }
 }
 

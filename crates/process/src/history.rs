@@ -20,7 +20,7 @@ pub struct History {
     ring: Mutex<Ring>,
 }
 
-/// What becomes of the events that were recorded before, when recording starts.
+/// Whether the events that were recorded before are kept, when recording starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Before {
     /// They stay, as far as there is room.
@@ -35,7 +35,7 @@ struct Ring {
     most: usize,
 }
 
-/// What an event is about.
+/// The action that an event records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
@@ -50,7 +50,7 @@ pub enum Action {
 /// An allocation, a free, or a request that ran out of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Event {
-    /// What happened.
+    /// The action that it records.
     pub action: Action,
     /// The number of the device.
     pub device: u32,

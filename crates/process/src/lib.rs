@@ -8,7 +8,7 @@
 //! outside.rs    pinned, registered and shared blocks            device.rs     one device
 //!
 //! pools/        memory of captured graphs and of `MemPool`      recorded.rs   an allocator: sums, last report, recording
-//! foreign.rs    blocks held back for other devices              by_address.rs, registered.rs, sharing.rs   tables by address
+//! foreign.rs    frees deferred for other devices                by_address.rs, registered.rs, sharing.rs   tables by address
 //! history.rs    the last allocations and frees                  settings.rs   what is built by them
 //! conf.rs, budget.rs   GAPLESS_CONF                             error.rs, notice.rs   failures; lines on stderr
 //! driver.rs     what is needed of a driver                      streams.rs    how long streams live

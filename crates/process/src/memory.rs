@@ -1,7 +1,7 @@
 //! Memory of a process's devices. Every front end comes through here, so that pools, the memory history, recordings,
 //! sums and reports are about the memory of all of them.
 //!
-//! What a front end adds is the form of its calls and the words of its failures.
+//! A front end adds the form of its calls and the words of its failures.
 //!
 //! - I1  an allocation is in the history after it was made, a free before it is done: events of one address are in order.
 //!
@@ -41,11 +41,11 @@ impl<D: DeviceDriver> Device<D> {
         self.alloc_worded(Place::OpenPool, request, |error| error)
     }
 
-    /// As [`alloc`](Self::alloc), in a place of choice. `worded` makes of an error what the caller is told; with
+    /// As [`alloc`](Self::alloc), in a place of choice. `worded` makes of an error what the caller gets; with
     /// `report_on_failure:on` that goes to stderr, too.
     ///
     /// # Errors
-    /// What `worded` makes of the allocator's.
+    /// The allocator's, as `worded` words it.
     pub fn alloc_worded<E: Display>(
         &self,
         place: Place,
@@ -82,7 +82,7 @@ impl<D: DeviceDriver> Device<D> {
     ) -> Result<DeviceAddr, E> {
         self.settle_over();
         let mut outcome = serve();
-        if matches!(outcome, Err(AllocError::OutOfMemory(_))) && self.foreign.holds_any() {
+        if matches!(outcome, Err(AllocError::OutOfMemory(_))) && self.foreign.has_deferred() {
             self.settle(self.foreign.wait());
             outcome = serve();
         }
@@ -177,12 +177,12 @@ impl<D: DeviceDriver> Device<D> {
     /// [`FreeError`] where no live allocation starts at the address.
     pub fn free(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) -> Result<(), FreeError> {
         self.settle_over();
-        self.expect_not_held(addr)?;
+        self.expect_not_deferred(addr)?;
         if self.history.is_on() && self.live_around(addr).is_some_and(|(_, live)| live.addr == addr) {
             self.history.note(Action::Free, self.ordinal, addr, bytes, stream);
         }
         self.main.note_free(addr);
-        if self.foreign.hold_back(addr) { Ok(()) } else { self.free_now(addr) }
+        if self.foreign.defer_free(addr) { Ok(()) } else { self.free_now(addr) }
     }
 
     fn free_now(&self, addr: DeviceAddr) -> Result<(), FreeError> {
@@ -192,10 +192,10 @@ impl<D: DeviceDriver> Device<D> {
         self.pools.free(addr).unwrap_or_else(|| self.main.allocator.free(addr))
     }
 
-    /// Frees blocks that were held back, whose foreign uses are over.
+    /// Carries out deferred frees, of which the foreign uses are over.
     fn settle(&self, over: Vec<DeviceAddr>) {
         for addr in over {
-            // It was live when it was held back, and nobody else frees what is held back.
+            // It was live when its free was deferred, and nobody else frees it.
             let _ = self.free_now(addr);
         }
     }
@@ -207,17 +207,17 @@ impl<D: DeviceDriver> Device<D> {
         self.history.note(Action::Alloc, self.ordinal, addr, bytes, stream);
     }
 
-    /// Frees the blocks that are held back for streams of other devices, after a wait for these.
+    /// Carries out the frees that are deferred for streams of other devices, after a wait for these.
     pub(crate) fn settle_foreign(&self) {
-        if self.foreign.holds_any() {
+        if self.foreign.has_deferred() {
             self.settle(self.foreign.wait());
         }
     }
 
-    /// Frees the blocks that were held back for streams of other devices, as far as these are done with them.
+    /// Carries out the frees that are deferred for streams of other devices, as far as these are done with the blocks.
     #[inline]
     pub(crate) fn settle_over(&self) {
-        if self.foreign.holds_any() {
+        if self.foreign.has_deferred() {
             self.settle(self.foreign.take_over());
         }
     }

@@ -18,7 +18,7 @@ impl<D: DeviceDriver> Device<D> {
     /// # Errors
     /// [`Error::Free`] or [`Error::Alloc`] where no live allocation starts at the address.
     pub fn pin(&self, addr: DeviceAddr) -> Result<(), Error> {
-        self.expect_not_held(addr)?;
+        self.expect_not_deferred(addr)?;
         let allocator = self.allocator_of(addr).unwrap_or_else(|| self.main.allocator.clone());
         self.pins.add(addr, allocator.pin(addr)?);
         Ok(())
@@ -71,7 +71,7 @@ impl<D: DeviceDriver> Device<D> {
     /// bytes the address lies behind its start.
     ///
     /// # Errors
-    /// [`Error::NotLive`], [`Error::Free`] for what is held back, [`Error::Share`], [`Error::Driver`]
+    /// [`Error::NotLive`], [`Error::Free`] where its free is deferred, [`Error::Share`], [`Error::Driver`]
     /// where the configuration says `sharing:never`.
     pub fn export(&self, addr: DeviceAddr) -> Result<(Handle, u64), Error> {
         if !self.exports {
@@ -80,7 +80,7 @@ impl<D: DeviceDriver> Device<D> {
         }
         let (_, live) = self.live_around(addr).ok_or(Error::NotLive(addr))?;
         let block = live.addr;
-        self.expect_not_held(block)?;
+        self.expect_not_deferred(block)?;
         let allocator = self.allocator_of(block).unwrap_or_else(|| self.main.allocator.clone());
         Ok((self.sharing.export(&allocator, block)?, addr.0 - block.0))
     }

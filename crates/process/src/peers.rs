@@ -17,13 +17,13 @@ use crate::notice::notice;
 use gapless::driver::cuda::OpenError;
 use std::fmt::Display;
 
-/// What came of giving a device access.
+/// The outcome of giving a device access.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Grant {
     Given,
     /// The device cannot reach the other one's memory.
     NoPath,
-    /// The driver refused, and said why. That was told.
+    /// The driver refused, and said why. That was reported.
     Refused,
 }
 
@@ -31,7 +31,7 @@ enum Grant {
 /// used before.
 ///
 /// # Errors
-/// The configuration names a device that there is not. What the driver refuses is told on stderr and no error: the device
+/// The configuration names a device that there is not. What the driver refuses is reported on stderr and no error: the device
 /// works without.
 pub(crate) fn introduce<D: DeviceDriver>(new: &Device<D>, others: &[&Device<D>], wanted: &Peers) -> Result<(), Error> {
     let mut unreachable: Vec<u32> = Vec::new();
@@ -55,7 +55,7 @@ pub(crate) fn introduce<D: DeviceDriver>(new: &Device<D>, others: &[&Device<D>],
         }
     }
     if !unreachable.is_empty() {
-        tell_no_path(new.ordinal, &unreachable);
+        report_no_path(new.ordinal, &unreachable);
     }
     Ok(())
 }
@@ -86,7 +86,7 @@ fn refused(owner: u32, peer: u32, error: &dyn Display) -> Grant {
     Grant::Refused
 }
 
-fn tell_no_path(new: u32, others: &[u32]) {
+fn report_no_path(new: u32, others: &[u32]) {
     let others: Vec<String> = others.iter().map(|other| format!("device {other}")).collect();
     let others = others.join(", ");
     notice(format_args!(

@@ -21,7 +21,7 @@ use std::sync::{Arc, LazyLock, OnceLock};
 /// The devices that a process uses, and what they share.
 pub struct Process<D: DeviceDriver> {
     devices: [OnceLock<Device<D>>; MOST_DEVICES],
-    /// What `configure` said. Locked while a device is made.
+    /// The text that `configure` was given. Locked while a device is made.
     making: Mutex<Option<String>>,
     history: LazyLock<Arc<History>>,
     open: fn(u32, Sharing) -> Result<D, OpenError>,
@@ -74,7 +74,7 @@ impl<D: DeviceDriver> Process<D> {
         self.devices.iter().filter_map(OnceLock::get)
     }
 
-    /// The number here of the device that a handle's memory is on; `None` where the process that shared it could not tell. Opens
+    /// The number here of the device that a handle's memory is on; `None` where the process that shared it does not know. Opens
     /// device 0 if none is in use.
     ///
     /// # Errors
@@ -108,7 +108,7 @@ impl<D: DeviceDriver> Process<D> {
         Ok(())
     }
 
-    /// At the end of the process: completes the recordings. What cannot be completed is told on stderr.
+    /// At the end of the process: completes the recordings. What cannot be completed is reported on stderr.
     pub fn end(&self) {
         self.devices().for_each(Device::end);
     }
@@ -143,7 +143,7 @@ impl<D: DeviceDriver> Process<D> {
     }
 }
 
-/// What was configured, else the environment.
+/// Reads the configuration that was set, else the environment's.
 fn read_conf(configured: Option<&str>) -> Result<Conf, Error> {
     let text = match configured {
         Some(text) => text.to_owned(),

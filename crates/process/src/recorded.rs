@@ -85,7 +85,7 @@ impl<D: DeviceDriver> Recorded<D> {
         &self.allocator
     }
 
-    /// Allocates.
+    /// Allocates memory for a request.
     ///
     /// # Errors
     /// The allocator's.
@@ -164,7 +164,7 @@ impl<D: DeviceDriver> Recorded<D> {
     fn identify(&self, stream: StreamId) -> RecordedStream {
         match self.allocator.driver().identify(stream) {
             Ok(identity) => RecordedStream { key: identity.key, number: Some(identity.number) },
-            // A driver that does not tell during a capture.
+            // A driver that does not answer during a capture.
             Err(_) => RecordedStream { key: stream, number: None },
         }
     }

@@ -37,7 +37,8 @@ impl<D: DeviceDriver> Device<D> {
         // What cannot be waited for is freed later: it is neither live nor free.
         let live: HashMap<DeviceAddr, u64> = pool.allocator.live().iter().map(|live| (live.addr, live.bytes)).collect();
         let wanted: HashMap<DeviceAddr, u64> = wanted.iter().copied().collect();
-        let is_live = |addr: &DeviceAddr, bytes: &u64| live.get(addr) == Some(bytes) && !self.foreign.holds(*addr);
+        let is_live =
+            |addr: &DeviceAddr, bytes: &u64| live.get(addr) == Some(bytes) && !self.foreign.is_deferred(*addr);
         let surplus = live.iter().filter(|(addr, bytes)| wanted.get(*addr) != Some(*bytes) && is_live(addr, bytes));
         let missing = wanted.iter().filter(|(addr, bytes)| !is_live(addr, bytes));
         // What is pinned keeps its memory when it is freed: it makes room for nothing, and could not be taken back.
@@ -75,7 +76,7 @@ impl<D: DeviceDriver> Device<D> {
             self.settle_foreign();
             // Refused during a capture: then the second try may fail, too.
             let _ = allocator.driver().synchronize_device();
-            // No event tells of a stream that may be gone. This learns from a wait of its own, and releases nothing.
+            // No event reports on a stream that may be gone. This learns from a wait of its own, and releases nothing.
             let _ = allocator.trim(u64::MAX);
             allocator.alloc_again(addr, bytes).is_ok()
         }

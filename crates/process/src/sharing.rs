@@ -11,7 +11,7 @@ use gapless::{Allocator, DeviceAddr};
 use gapless_share::{Exporter, Handle, Importer, SharedBlock};
 use std::sync::Arc;
 
-/// What one device shares with other processes.
+/// The memory that one device shares with other processes.
 pub(crate) struct Sharing<D: Driver> {
     exporter: Exporter<D>,
     importer: Importer<D>,

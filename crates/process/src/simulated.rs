@@ -25,7 +25,7 @@ use std::time::Duration;
 pub struct Simulated<D> {
     inner: D,
     ordinal: u32,
-    /// What is added to the inner driver's addresses.
+    /// The bytes that are added to the inner driver's addresses.
     shift: u64,
     peers: Mutex<Vec<u32>>,
 }

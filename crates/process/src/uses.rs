@@ -26,7 +26,7 @@ impl<D: DeviceDriver> Process<D> {
         stream: StreamId,
         lives: StreamLives,
     ) -> Result<(), Error> {
-        device.expect_not_held(addr)?;
+        device.expect_not_deferred(addr)?;
         match record_own_stream(device, addr, stream, lives) {
             Ok(()) if is_default(stream) => {
                 for other in self.devices().filter(|other| other.ordinal != device.ordinal) {
@@ -60,7 +60,7 @@ impl<D: DeviceDriver> Process<D> {
         if !is_default(stream) {
             return self.record_stream(device, addr, stream, lives);
         }
-        device.expect_not_held(addr)?;
+        device.expect_not_deferred(addr)?;
         if user == device.ordinal {
             return Ok(record_own_stream(device, addr, stream, lives)?);
         }
@@ -103,7 +103,7 @@ impl<D: DeviceDriver> Process<D> {
     /// # Errors
     /// [`Error::Free`] where no live allocation is at the address, [`Error::Driver`] for a device that cannot be waited for.
     pub fn free_on(&self, device: &Device<D>, addr: DeviceAddr, bytes: u64, stream: StreamId) -> Result<(), Error> {
-        device.expect_not_held(addr)?;
+        device.expect_not_deferred(addr)?;
         let recorded = match is_default(stream) {
             true => record_own_stream(device, addr, stream, StreamLives::Unknown).map_err(Error::from),
             false => self.record_stream(device, addr, stream, StreamLives::Unknown),

@@ -24,8 +24,8 @@ fn request(mib: u64) -> Request {
     Request::new(mib * MIB, StreamId::DEFAULT)
 }
 
-/// A block is held back for a stream of the other device, of whichever driver.
-fn hold_back<D: DeviceDriver + HoldStreams>(process: &Process<D>) {
+/// The free of a block is deferred for a stream of the other device, of whichever driver.
+fn defer_a_free<D: DeviceDriver + HoldStreams>(process: &Process<D>) {
     let (first, second) = (process.device(0).unwrap(), process.device(1).unwrap());
     assert!(first.reaches(second) && second.reaches(first));
     let driver = second.allocator().driver();
@@ -57,7 +57,7 @@ fn hold_back<D: DeviceDriver + HoldStreams>(process: &Process<D>) {
 
 #[test]
 fn a_stream_of_the_other_device_holds_a_block_back() {
-    hold_back(&models());
+    defer_a_free(&models());
     let config = || HostConfig { capacity_bytes: 64 * MIB, ..HostConfig::default() };
     let host: Process<Simulated<HostDriver>> = Process::new(|_, _| unreachable!("the devices are added"));
     host.configure("").unwrap();
@@ -66,7 +66,7 @@ fn a_stream_of_the_other_device_holds_a_block_back() {
         host.add(ordinal, Arc::clone(&driver)).unwrap();
         assert!(matches!(host.add(ordinal, driver), Err(Error::DeviceInUse(_))));
     }
-    hold_back(&host);
+    defer_a_free(&host);
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn a_registered_block_is_there_while_others_work_with_it() {
     }
 }
 
-/// A recording says which request was refused, on which device, and tells the default streams of threads apart.
+/// A recording says which request was refused, on which device, and distinguishes the default streams of threads.
 #[test]
 fn a_recording_has_what_advice_needs() {
     let process = models();

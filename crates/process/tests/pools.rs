@@ -111,7 +111,7 @@ impl MapListener for Hold {
     }
 }
 
-/// What a pool holds that is being closed counts until it is closed, and not afterwards.
+/// The bytes of a pool that is being closed count until it is closed, and not afterwards.
 #[test]
 fn bytes_that_are_being_closed_count() {
     let process = models();

@@ -35,11 +35,11 @@ pub struct Connection {
     pub exporter: Token,
     socket: OwnedFd,
     talk: Mutex<Talk>,
-    /// What is to be closed as soon as that can be said. Locked for moments only.
+    /// The blocks whose end is to be reported as soon as that can be done. Locked for moments only.
     owed: Mutex<Vec<u64>>,
 }
 
-/// What was said.
+/// How far the questions and answers have come.
 #[derive(Debug)]
 struct Talk {
     /// The number of the last question.
@@ -207,7 +207,7 @@ impl Connection {
         }
     }
 
-    /// Closes a block. Returns once the exporter has closed it, too, unless that does not answer: then it is told all the same.
+    /// Closes a block. Returns once the exporter has closed it, too, unless that does not answer: then it is notified all the same.
     pub fn close(&self, open: u64) {
         self.owed.lock().push(open);
         let patience = Patience::of(FAREWELL);

@@ -56,7 +56,7 @@ pub enum ShareError {
     Folder {
         /// The folder.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The words for what is wrong with it.
         what: String,
     },
     /// The path of the socket is too long for the system.
@@ -96,9 +96,9 @@ pub enum ShareError {
     /// The system refused.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The words for what was tried.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

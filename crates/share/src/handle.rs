@@ -26,7 +26,7 @@ pub struct Handle {
     pub(crate) exporter: Token,
     pub(crate) token: Token,
     pub(crate) socket: PathBuf,
-    /// That of the memory, if its driver tells.
+    /// That of the memory, if its driver names it.
     pub(crate) device: Option<Uuid>,
 }
 
@@ -66,8 +66,8 @@ impl Handle {
         Ok(Self { exporter: token(8), token: token(24), socket, device })
     }
 
-    /// What names the physical device of the memory, as [`MemoryDriver::uuid`](gapless::driver::MemoryDriver::uuid) does; `None`
-    /// where the exporting process's driver does not tell.
+    /// Returns the name of the physical device of the memory, as [`MemoryDriver::uuid`](gapless::driver::MemoryDriver::uuid) does;
+    /// `None` where the exporting process's driver does not name it.
     pub fn device(&self) -> Option<Uuid> {
         self.device
     }

@@ -33,7 +33,7 @@ struct Inner<D: Driver> {
     driver: Arc<D>,
     process: u32,
     may_be_capturing: Box<dyn Fn() -> bool + Send + Sync>,
-    /// Not locked while the other process is asked or told.
+    /// Not locked while the other process is asked or notified.
     state: Mutex<State<D>>,
     /// A block is not being opened any more.
     was_opened: Condvar,
@@ -53,7 +53,7 @@ struct State<D: Driver> {
     most_kept: u64,
     /// Mappings that nobody uses any more and that could not be removed yet.
     leaving: Vec<Mapping>,
-    /// What the exporters have not been told yet: it is closed here.
+    /// Blocks that are closed here, of which the exporters have not been notified yet.
     closed: Vec<(Arc<Connection>, u64)>,
 }
 
@@ -190,7 +190,7 @@ impl<D: Driver> Importer<D> {
             return Ok(SharedBlock { block });
         }
         let _first = First { inner, key };
-        inner.tell_closed();
+        inner.notify_closed();
         let (connection, opened) = match inner.ask_for(handle, &patience) {
             Ok(opened) => opened,
             Err(error) => {
@@ -226,14 +226,14 @@ impl<D: Driver> Importer<D> {
         self.inner.remove_leaving(&mut state);
         self.inner.limit_kept(&mut state);
         drop(state);
-        self.inner.tell_closed();
+        self.inner.notify_closed();
     }
 
     /// Closes the blocks that nobody uses any more and that could not be closed during a capture, if there is none now.
     pub fn settle(&self) {
         if self.inner.process == std::process::id() {
             self.inner.remove_leaving(&mut self.inner.state.lock());
-            self.inner.tell_closed();
+            self.inner.notify_closed();
         }
     }
 
@@ -335,8 +335,8 @@ impl<D: Driver> Inner<D> {
         }
     }
 
-    /// Tells the exporters what is closed. Called with nothing locked.
-    fn tell_closed(&self) {
+    /// Notifies the exporters of what is closed. Called with nothing locked.
+    fn notify_closed(&self) {
         let closed = std::mem::take(&mut self.state.lock().closed);
         for (connection, open) in closed {
             connection.close(open);
@@ -498,8 +498,7 @@ impl<D: Driver> Inner<D> {
     }
 
     /// Closes the blocks that nobody uses any more, once the device is done with them, and removes their mappings or keeps them.
-    /// The exporters are told later.
-    /// What cannot be removed yet, during a capture for instance, stays.
+    /// The exporters are notified later. A mapping that cannot be removed yet, during a capture for instance, stays.
     fn remove_leaving(&self, state: &mut State<D>) {
         if state.leaving.is_empty() || (self.may_be_capturing)() || self.driver.synchronize_device().is_err() {
             return;
@@ -553,7 +552,7 @@ impl<D: Driver> Inner<D> {
     }
 
     /// Removes a mapping that was kept. The device is done with it since its block was closed.
-    /// What the driver does not unmap stays kept.
+    /// A mapping that the driver does not unmap stays kept.
     fn discard(&self, state: &mut State<D>, mapping: Mapping) -> DriverResult<()> {
         let unmapped = self.unmap(&mapping);
         if unmapped.is_ok() {
@@ -590,6 +589,6 @@ impl<D: Driver> Drop for Block<D> {
         state.leaving.push(mapping);
         self.importer.remove_leaving(&mut state);
         drop(state);
-        self.importer.tell_closed();
+        self.importer.notify_closed();
     }
 }

@@ -24,8 +24,8 @@
 //! - S6  an answer of the exporting process takes no lock that is held while its device is waited for. No lock of the importer is
 //!   held while an answer is waited for.
 //!
-//! What a process opens is mapped in whole chunks: what lies beside the block in its first and last chunk can be read and written
-//! there, too.
+//! A block that a process opens is mapped in whole chunks: what lies beside the block in its first and last chunk can be read and
+//! written there, too.
 //!
 //! Limits: one host, one user, and a folder that both processes see ([`FOLDER`]).
 

@@ -1,4 +1,4 @@
-//! What the two processes say to each other: one packet for each message, one answer for each question.
+//! The messages between the two processes: one packet for each message, one answer for each question.
 
 use crate::handle::Token;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ pub const MOST_LISTED: usize = 512;
 /// A question, with its number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Question {
-    /// Tells it from the others of its connection; not [`UNASKED`].
+    /// Distinguishes it from the others of its connection; not [`UNASKED`].
     pub number: u64,
     pub request: Request,
 }
@@ -61,7 +61,7 @@ pub enum Request {
 /// A chunk under a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListedChunk {
-    /// Tells it from all others of the exporting process that are open.
+    /// Distinguishes it from all others of the exporting process that are open.
     pub number: u64,
     /// Its bytes.
     pub bytes: u64,

@@ -1,4 +1,4 @@
-//! What is offered to other processes: blocks by token.
+//! The offers to other processes: blocks by token.
 
 use crate::error::ShareError;
 use crate::handle::{Token, random};
@@ -8,7 +8,7 @@ use gapless::driver::Driver;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// What is offered.
+/// The blocks that are offered.
 #[derive(Debug)]
 pub struct Offers<D: Driver> {
     offers: HashMap<Token, Offer<D>>,

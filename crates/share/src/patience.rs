@@ -18,13 +18,13 @@ impl Patience {
         Self { since, until: since.checked_add(most) }
     }
 
-    /// What is left of it. `None` when it is over.
+    /// Returns the time that is left of it. `None` when it is over.
     pub fn left(&self) -> Option<Duration> {
         let Some(until) = self.until else { return Some(Duration::MAX) };
         until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
     }
 
-    /// What is left, as far as `most`. `None` when it is over.
+    /// Returns the time that is left, `most` at most. `None` when it is over.
     pub fn left_within(&self, most: Duration) -> Option<Duration> {
         self.left().map(|left| left.min(most))
     }

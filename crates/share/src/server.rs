@@ -27,7 +27,7 @@ const MOST_REASON: usize = 1000;
 /// How long nothing is done where the system has no descriptor for another connection.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What the thread is told.
+/// An order to the thread that answers.
 #[derive(Debug)]
 pub enum Order {
     /// To accept connections of this socket instead.
@@ -82,7 +82,7 @@ impl<D: Driver> Server<D> {
                     Err(_) => break,
                 }
             };
-            if ready[0] && self.is_told_to_stop() {
+            if ready[0] && self.has_order_to_stop() {
                 break;
             }
             let (ready_connections, ready_to_go) = ready[2..].split_at(self.connections.len());
@@ -110,8 +110,8 @@ impl<D: Driver> Server<D> {
         }
     }
 
-    /// Does as it is told.
-    fn is_told_to_stop(&mut self) -> bool {
+    /// Carries out the orders. Returns whether one is to stop.
+    fn has_order_to_stop(&mut self) -> bool {
         // What was written is read before the orders, which come before it: none is left behind.
         let _ = rustix::io::read(&self.woken, &mut [0; 8]);
         while let Ok(order) = self.orders.try_recv() {
@@ -174,7 +174,7 @@ impl<D: Driver> Connection<D> {
         self.open.is_empty() && self.seen(PollFlags::IN).is_empty()
     }
 
-    /// What there is to see of the socket now.
+    /// Returns the events of `what` that the socket has now.
     fn seen(&self, what: PollFlags) -> PollFlags {
         let mut watched = [PollFd::new(&self.socket, what)];
         poll(&mut watched, Some(&Timespec::default())).map_or(PollFlags::empty(), |_| watched[0].revents())

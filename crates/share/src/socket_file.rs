@@ -72,7 +72,7 @@ impl SocketFile {
 /// Makes a socket that listens, under a name of its beginning first.
 fn appear(path: &Path) -> Result<((u64, u64), OwnedFd), ShareError> {
     let beginning = path.with_extension("new");
-    let told = |source| ShareError::System { what: "the file of the socket for other processes", source };
+    let failed = |source| ShareError::System { what: "the file of the socket for other processes", source };
     for _ in 0..TRIES {
         let listener = sockets::listening(&beginning)?;
         let named = identity(&beginning).and_then(|found| std::fs::rename(&beginning, path).map(|()| found));
@@ -81,11 +81,11 @@ fn appear(path: &Path) -> Result<((u64, u64), OwnedFd), ShareError> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 let _ = std::fs::remove_file(&beginning);
-                return Err(told(error));
+                return Err(failed(error));
             }
         }
     }
-    Err(told(io::ErrorKind::NotFound.into()))
+    Err(failed(io::ErrorKind::NotFound.into()))
 }
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
@@ -93,10 +93,10 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     Ok((found.st_dev, found.st_ino))
 }
 
-/// Names the time since this host was started. `None` where the system does not tell.
+/// Names the time since this host was started. `None` where the system does not say.
 fn boot() -> Option<String> {
-    let told = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    let digits: String = told.chars().filter(char::is_ascii_hexdigit).take(BOOT_DIGITS).collect();
+    let found = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits: String = found.chars().filter(char::is_ascii_hexdigit).take(BOOT_DIGITS).collect();
     (digits.len() == BOOT_DIGITS).then_some(digits)
 }
 
@@ -116,7 +116,7 @@ fn remove_stale(folder: &Path, boot: &str) {
     }
 }
 
-/// What the name of a socket of this boot ends with.
+/// The ending of the name of a socket of this boot.
 enum Ending {
     Listens,
     Begins,

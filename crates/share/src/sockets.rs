@@ -31,10 +31,10 @@ fn socket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
 
 /// A socket that others connect to.
 pub fn listening(path: &Path) -> Result<OwnedFd, ShareError> {
-    let told = ShareError::system("the socket for other processes");
-    let listener = socket(SocketFlags::NONBLOCK).map_err(&told)?;
-    bind(&listener, &SocketAddrUnix::new(path).map_err(&told)?).map_err(&told)?;
-    listen(&listener, BACKLOG).map_err(&told)?;
+    let failed = ShareError::system("the socket for other processes");
+    let listener = socket(SocketFlags::NONBLOCK).map_err(&failed)?;
+    bind(&listener, &SocketAddrUnix::new(path).map_err(&failed)?).map_err(&failed)?;
+    listen(&listener, BACKLOG).map_err(&failed)?;
     Ok(listener)
 }
 
@@ -52,7 +52,7 @@ pub fn connected(path: &Path, patience: &Patience) -> Result<OwnedFd, ShareError
     })?;
     let address = SocketAddrUnix::new(path).map_err(|errno| ShareError::ExporterGone(errno.into()))?;
     loop {
-        // While as many wait to be accepted as may, connecting waits; no event tells when that is over.
+        // While as many wait to be accepted as may, connecting waits; no event shows when that is over.
         let left = patience.left_within(LONGEST_WAIT).ok_or_else(|| patience.over())?;
         let left = left.max(Duration::from_millis(1));
         set_socket_timeout(&socket, Timeout::Send, Some(left)).map_err(ShareError::system("a socket"))?;
@@ -105,7 +105,7 @@ pub fn send(socket: impl AsFd, message: &impl Serialize, descriptors: &[Borrowed
     retry_on_intr(|| sendmsg(&socket, &packet, &mut ancillary, flags)).map(drop)
 }
 
-/// What came in one packet.
+/// The contents of one packet.
 #[derive(Debug)]
 pub enum Packet<T> {
     /// A message with descriptors.

@@ -330,7 +330,7 @@ fn a_hundred_thousand_exporters_that_start_at_once_keep_their_sockets() {
     assert_eq!(lost_of(100_000, 8), 0);
 }
 
-/// What is asked of a process that plays an exporter, behind the number of the question.
+/// Returns the question to a process that plays an exporter, its number first.
 fn asked(connection: &OwnedFd) -> Vec<u8> {
     // A test that fails is not to hang.
     set_socket_timeout(connection, Timeout::Recv, Some(Duration::from_secs(60))).unwrap();
@@ -356,13 +356,13 @@ fn an_answer_that_comes_too_late() {
     }
     let ((given_up, was_given_up), (goes_on, may_go_on)) = (channel(), channel());
     let has_asked = AtomicBool::new(false);
-    let told = || has_asked.store(true, Ordering::Release);
+    let note_question = || has_asked.store(true, Ordering::Release);
     std::thread::scope(|scope| {
         let exporter = scope.spawn(move || {
             let connection = rustix::net::accept(&listener).unwrap();
             let first = asked(&connection);
             assert_eq!((first.len(), &first[..2]), (18, &[1, 0][..]));
-            told();
+            note_question();
             was_given_up.recv().unwrap();
             while recv(&connection, &mut [0; 100][..], RecvFlags::DONTWAIT).is_ok() {}
             goes_on.send(()).unwrap();
@@ -548,7 +548,7 @@ fn an_exporter_that_has_ended_has_no_thread() {
     drop(shared);
 }
 
-/// What was freed does not stay in the list of offers for good.
+/// A block that was freed does not stay in the list of offers for good.
 #[test]
 fn offers_that_are_gone_are_forgotten() {
     let place = tempfile::tempdir().unwrap();

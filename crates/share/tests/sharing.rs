@@ -334,7 +334,7 @@ fn closed_blocks_that_stay_mapped() {
     assert!(target.inner().usage().is_empty(), "{:?}", target.inner().usage());
 }
 
-/// What was closed first is given up first, and one that was used again meanwhile is not the first any more.
+/// The block that was closed first is given up first, and one that was used again meanwhile is not the first any more.
 #[test]
 fn the_mapping_that_was_closed_first_goes_first() {
     let _turn = turn();
@@ -354,7 +354,7 @@ fn the_mapping_that_was_closed_first_goes_first() {
     assert_eq!([0, 3, 2].map(imports_for), [0, 0, 1]);
 }
 
-/// What the driver does not unmap stays kept; a chunk of its number is not opened before it is gone.
+/// A mapping that the driver does not unmap stays kept; a chunk of its number is not opened before it is gone.
 #[test]
 fn what_is_kept_and_not_unmapped_is_tried_again() {
     let _turn = turn();
@@ -383,7 +383,7 @@ fn what_is_kept_and_not_unmapped_is_tried_again() {
     assert_eq!(allocator.stats().reserved_bytes, 0, "nothing is pinned");
 }
 
-/// What an import takes of the addresses: the chunks under the block.
+/// An import takes addresses for the chunks under the block.
 #[test]
 fn addresses_of_an_import() {
     let _turn = turn();
@@ -449,7 +449,7 @@ fn a_consumer_that_ends_gives_back_what_it_had_open() {
     });
 }
 
-/// What a forked process drops is its parent's.
+/// A block that a forked process drops is its parent's.
 #[test]
 fn a_block_that_is_dropped_in_a_forked_process_stays_open() {
     let _turn = turn();

@@ -22,12 +22,12 @@ use parking_lot::Mutex;
 
 /// The processes that share a device at most.
 const SLOTS: usize = 128;
-/// Devices.
+/// The most devices of which a slot counts the bytes.
 const DEVICES: usize = 64;
 /// Shared chunks that a process has at most; further ones count in each process that has them.
 const CHUNKS: usize = 4096;
 
-/// What a process holds. All zero for a free slot.
+/// The memory that a process holds. All zero for a free slot.
 #[repr(C)]
 struct Slot {
     process: u64,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-/// What is run: a function of the test, with a pointer of its own.
+/// The callback that is run: a function of the test, with a pointer of its own.
 pub type Callback = extern "C" fn(*mut c_void);
 
 /// A call before which a function of the test is run, once.
@@ -15,9 +15,9 @@ pub struct Interruption {
     pub function: Option<String>,
     /// The number of such calls that go before it.
     pub calls_before: u64,
-    /// What is run.
+    /// The function.
     pub callback: Callback,
-    /// What it is handed.
+    /// The pointer that it is handed.
     pub data: *mut c_void,
 }
 

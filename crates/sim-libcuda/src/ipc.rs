@@ -1,4 +1,4 @@
-//! What a handle of CUDA's inter-process communication stands for: an open file of the process that made it.
+//! The file behind a handle of CUDA's inter-process communication: an open file of the process that made it.
 //!
 //! A handle names that process, when it was started, and the descriptor. Others open the file through `/proc`, for which
 //! they must belong to the same user. Nothing is left behind when a process is killed.
@@ -18,7 +18,7 @@ pub const HANDLE_BYTES: usize = 64;
 #[derive(Clone, Copy)]
 pub struct Handle(pub [u8; HANDLE_BYTES]);
 
-/// What a handle stands for.
+/// The kind of object that a handle stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u64)]
 pub enum Kind {

@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 pub enum Rdma {
     /// Not supported.
     No,
-    /// Supported.
+    /// Supported, and it works.
     Yes,
     /// Reported as supported, but refused by `cuMemSetAccess`.
     Refused,

@@ -23,7 +23,7 @@ pub struct State {
     pub settings: &'static Settings,
     /// Memory and context of each device.
     pub devices: Vec<Device>,
-    /// What each process holds, where several share the devices.
+    /// The memory that each process holds, where several share the devices.
     pub accounts: Option<Accounts>,
     /// The streams of all devices.
     pub streams: Streams,
@@ -112,7 +112,7 @@ pub struct PlainMemory {
 
 /// Memory of `cuMemAlloc` in another process.
 pub struct Opened {
-    /// What it was opened by.
+    /// The name that it was opened by.
     pub name: OfProcess,
     /// Size in bytes.
     pub bytes: u64,

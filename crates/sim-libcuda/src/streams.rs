@@ -278,7 +278,7 @@ impl Streams {
         }
     }
 
-    /// Returns what `tell` says of the capture of the stream of a handle that was created in `context`; none for other handles.
+    /// Returns what `report` says of the capture of the stream of a handle that was created in `context`; none for other handles.
     ///
     /// A handle of a device is the address of its stream, and such a question takes no lock. So each thread remembers its last
     /// answer here, until a stream or a capture changes.
@@ -286,7 +286,7 @@ impl Streams {
         &self,
         handle: u64,
         context: Context,
-        tell: impl Fn(Option<&Capture>) -> T,
+        report: impl Fn(Option<&Capture>) -> T,
     ) -> Option<T> {
         // Acquire: pairs with the change, so that one that comes before this call in the order of the program is seen.
         let (key, changes) = ((handle, context), CHANGES.load(Ordering::Acquire));
@@ -295,16 +295,16 @@ impl Streams {
             answer
                 .as_ref()
                 .filter(|last| last.key == key && last.changes == changes)
-                .map(|last| tell(last.capture.as_ref()))
+                .map(|last| report(last.capture.as_ref()))
         });
-        if let Ok(Some(told)) = remembered {
-            return Some(told);
+        if let Ok(Some(reported)) = remembered {
+            return Some(reported);
         }
         let capture = self.created.lock().get(&handle).filter(|stream| stream.context == context)?.capture();
-        let told = tell(capture.as_ref());
+        let reported = report(capture.as_ref());
         // A thread that is ending remembers nothing.
         let _ = ANSWER.try_with(|answer| answer.replace(Some(Answer { key, changes, capture })));
-        Some(told)
+        Some(reported)
     }
 
     /// Returns the streams of `device`.

@@ -1,4 +1,4 @@
-//! What PyTorch calls: its plug-in interface, its allocator object, its memory history.
+//! The functions that PyTorch calls: its plug-in interface, its allocator object, its memory history.
 
 pub(crate) mod history;
 mod message;

@@ -1,6 +1,6 @@
-//! What PyTorch's allocator object calls (`python/src/allocator_object`): the C++ class that implements the whole of PyTorch's
-//! allocator interface. Beside `plugin`, which serves the plug-in interface, it needs statuses in place of nothing, pools by
-//! name, the facts about a block, and blocks at given addresses.
+//! The functions that PyTorch's allocator object calls (`python/src/allocator_object`): the C++ class that implements the whole of
+//! PyTorch's allocator interface. Beside `plugin`, which serves the plug-in interface, it needs statuses in place of nothing, pools
+//! by name, the facts about a block, and blocks at given addresses.
 //!
 //! - I1  nothing here calls back into C++, so that no exception can cross this library.
 //!
@@ -96,7 +96,7 @@ pub extern "C" fn gapless_torch_delete(pointer: *mut c_void) -> gapless_status {
 }
 
 /// Records that a stream of a device, which may be another one, also uses an allocation. As gapless_torch_record_stream, with a
-/// status, and with the device that a default stream's handle does not tell.
+/// status, and with the device that a default stream's handle does not name.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_use_on(pointer: *mut c_void, device: i32, stream: *mut CUstream_st) -> gapless_status {
     guard(|| {

@@ -1,4 +1,4 @@
-//! What PyTorch's `CUDAPluggableAllocator` calls: PyTorch's own words and forms over the process's memory.
+//! The functions that PyTorch's `CUDAPluggableAllocator` calls: PyTorch's own words and forms over the process's memory.
 //!
 //! PyTorch takes a null pointer for memory, so a failure has to be thrown. C++ exceptions are PyTorch's business: the
 //! Python package sets a handler that throws, and [`gapless_torch_malloc`] calls it as the last thing it does, with
@@ -9,7 +9,7 @@
 use super::message;
 use crate::abi::{CUstream_st, address, device_pointer, stream_id};
 use crate::device::budget_hint;
-use crate::last_error::{gapless_last_error, guard, tell};
+use crate::last_error::{gapless_last_error, guard, report_failure};
 use crate::out::write_json;
 use crate::process::{PROCESS, device_of};
 use crate::status::{Failure, GAPLESS_ERROR_OUT_OF_MEMORY, GAPLESS_OK, gapless_status};
@@ -101,7 +101,7 @@ pub extern "C" fn gapless_torch_free(pointer: *mut c_void, size: usize, device: 
     if pointer.is_null() {
         return;
     }
-    tell(&TOLD_FREE, || Ok(device_of(device)?.free(address(pointer), size as u64, stream_id(stream))?));
+    report_failure(&REPORTED_FREE, || Ok(device_of(device)?.free(address(pointer), size as u64, stream_id(stream))?));
 }
 
 /// PyTorch's init. Does nothing: a device's allocator is made at its first allocation.
@@ -113,7 +113,7 @@ pub extern "C" fn gapless_torch_init(device_count: i32) {
 /// PyTorch's reset, which is torch.cuda.empty_cache: returns free memory of all devices to the driver.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_reset() {
-    tell(&TOLD_RESET, || {
+    report_failure(&REPORTED_RESET, || {
         for device in PROCESS.devices() {
             device.trim(0)?;
         }
@@ -124,7 +124,7 @@ pub extern "C" fn gapless_torch_reset() {
 /// PyTorch's memory fraction: sets the budget of a device to a fraction of its memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_memory_fraction(fraction: f64, device: i32) {
-    tell(&TOLD_FRACTION, || Ok(device_of(device)?.set_budget_part(fraction)?));
+    report_failure(&REPORTED_FRACTION, || Ok(device_of(device)?.set_budget_part(fraction)?));
 }
 
 /// Sets the budget of a device to a fraction of its memory, from 0 to 1. With 0, nothing more is allocated.
@@ -141,7 +141,7 @@ pub extern "C" fn gapless_torch_set_fraction(fraction: f64, device: i32) -> gapl
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_torch_base_alloc(pointer: *mut c_void, size: *mut usize) -> *mut c_void {
     let mut base = std::ptr::null_mut();
-    tell(&TOLD_BASE, || {
+    report_failure(&REPORTED_BASE, || {
         let addr = address(pointer);
         let live = PROCESS.devices().find_map(|device| device.allocation_around(addr));
         let live = live.ok_or_else(|| Failure::argument(format!("{addr} is in no live allocation")))?;
@@ -158,7 +158,7 @@ pub unsafe extern "C" fn gapless_torch_base_alloc(pointer: *mut c_void, size: *m
 /// PyTorch's record stream: records that stream, which may be one of another device, also uses the allocation.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_record_stream(pointer: *mut c_void, stream: *mut CUstream_st) {
-    tell(&TOLD_RECORD, || {
+    report_failure(&REPORTED_RECORD, || {
         let (addr, stream) = (address(pointer), stream_id(stream));
         match PROCESS.owner_of(addr) {
             // PyTorch destroys no stream that it has made.
@@ -184,7 +184,7 @@ pub struct gapless_torch_pool {
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_begin_allocate_to_pool(device: i32, pool: gapless_torch_pool, filter: *mut c_void) {
     let _ = filter;
-    tell(&TOLD_POOL, || {
+    report_failure(&REPORTED_POOL, || {
         let device = device_of(device)?;
         Ok(device.pools().begin((pool.first, pool.second))?)
     });
@@ -193,7 +193,7 @@ pub extern "C" fn gapless_torch_begin_allocate_to_pool(device: i32, pool: gaples
 /// PyTorch's end allocate to pool: closes a pool to new requests.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_end_allocate_to_pool(device: i32, pool: gapless_torch_pool) {
-    tell(&TOLD_POOL, || {
+    report_failure(&REPORTED_POOL, || {
         let device = device_of(device)?;
         device.end_pool((pool.first, pool.second));
         Ok(())
@@ -204,7 +204,7 @@ pub extern "C" fn gapless_torch_end_allocate_to_pool(device: i32, pool: gapless_
 /// is live, its memory goes back when it is wanted, or with the next trim, after a wait for the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_release_pool(device: i32, pool: gapless_torch_pool) {
-    tell(&TOLD_POOL, || {
+    report_failure(&REPORTED_POOL, || {
         let device = device_of(device)?;
         device.pools().release((pool.first, pool.second));
         Ok(())
@@ -232,9 +232,9 @@ pub unsafe extern "C" fn gapless_torch_report_json(
     })
 }
 
-static TOLD_FREE: AtomicU32 = AtomicU32::new(0);
-static TOLD_RESET: AtomicU32 = AtomicU32::new(0);
-static TOLD_FRACTION: AtomicU32 = AtomicU32::new(0);
-static TOLD_BASE: AtomicU32 = AtomicU32::new(0);
-static TOLD_RECORD: AtomicU32 = AtomicU32::new(0);
-static TOLD_POOL: AtomicU32 = AtomicU32::new(0);
+static REPORTED_FREE: AtomicU32 = AtomicU32::new(0);
+static REPORTED_RESET: AtomicU32 = AtomicU32::new(0);
+static REPORTED_FRACTION: AtomicU32 = AtomicU32::new(0);
+static REPORTED_BASE: AtomicU32 = AtomicU32::new(0);
+static REPORTED_RECORD: AtomicU32 = AtomicU32::new(0);
+static REPORTED_POOL: AtomicU32 = AtomicU32::new(0);

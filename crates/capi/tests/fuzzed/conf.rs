@@ -12,7 +12,7 @@ const KEYS: [&str; 10] =
 /// PyTorch's keys that have an effect here.
 const PYTORCH_KEYS: [&str; 1] = ["per_process_memory_fraction"];
 
-/// Parses a text. What is accepted is in range and reads back the same once it is written down; what is refused is told
+/// Parses a text. What is accepted is in range and reads back the same once it is written down; what is refused is reported
 /// with what would be right; the C interface says the same.
 ///
 /// # Panics
@@ -39,12 +39,12 @@ fn check_c_interface(text: &str, error: Option<&ConfError>) {
     assert_eq!(status, if error.is_some() { GAPLESS_ERROR_INVALID_ARGUMENT } else { GAPLESS_OK }, "{text:?}");
     if let Some(error) = error {
         // SAFETY: the last error is a NUL-terminated string until the next failure on this thread.
-        let told = unsafe { CStr::from_ptr(gapless_last_error()) };
-        assert_eq!(told.to_str(), Ok(&*error.to_string()));
+        let message = unsafe { CStr::from_ptr(gapless_last_error()) };
+        assert_eq!(message.to_str(), Ok(&*error.to_string()));
     }
 }
 
-/// What a configuration may say, whoever uses it.
+/// Checks that each setting of a configuration is in its range, whoever uses it.
 fn check_ranges(conf: &Conf) {
     match conf.budget {
         Some(Budget::Bytes(bytes)) => assert!(bytes >= 2 << 20),
@@ -66,19 +66,19 @@ fn check_ranges(conf: &Conf) {
 }
 
 fn check_error(text: &str, error: &ConfError) {
-    let told = error.to_string();
+    let message = error.to_string();
     match error {
-        ConfError::NoValue { part } => assert!(text.contains(&**part) && !part.contains(':'), "{told}"),
+        ConfError::NoValue { part } => assert!(text.contains(&**part) && !part.contains(':'), "{message}"),
         ConfError::UnknownKey { key } => {
-            assert!(!KEYS.contains(&&**key), "{told}");
-            assert!(KEYS.iter().all(|known| told.contains(known)), "{told}");
+            assert!(!KEYS.contains(&&**key), "{message}");
+            assert!(KEYS.iter().all(|known| message.contains(known)), "{message}");
         }
-        ConfError::Twice { key } => assert!(text.matches(&**key).count() >= 2, "{told}"),
+        ConfError::Twice { key } => assert!(text.matches(&**key).count() >= 2, "{message}"),
         ConfError::BadValue { key, value, expected } => {
-            assert!(KEYS.contains(key) || PYTORCH_KEYS.contains(key), "{told}");
-            assert!(text.contains(&**value) && told.contains(expected), "{told}");
+            assert!(KEYS.contains(key) || PYTORCH_KEYS.contains(key), "{message}");
+            assert!(text.contains(&**value) && message.contains(expected), "{message}");
         }
-        ConfError::Brackets { .. } => assert!(text.contains(['[', ']']), "{told}"),
+        ConfError::Brackets { .. } => assert!(text.contains(['[', ']']), "{message}"),
         other => panic!("{other}"),
     }
 }

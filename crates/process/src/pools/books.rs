@@ -1,10 +1,10 @@
-//! What is known of a device's budget while there are pools, and of pools that are gone.
+//! The books of a device's budget while there are pools, and of pools that are gone.
 
 use super::past::Past;
 use gapless::Allocator;
 use gapless::driver::Driver;
 
-/// What is known of the device's budget.
+/// The books of the device's budget.
 #[derive(Debug, Default)]
 pub(super) struct Books {
     /// The device's budget while there are pools: what the main allocator may hold without them.

@@ -307,7 +307,7 @@ impl<D: DeviceDriver> Pools<D> {
         let waited = driver.synchronize_device().map_or_else(|error| error.kind.is_sticky(), |()| true);
         if waited {
             for pool in closing {
-                // Nobody is there to be told what the driver refuses.
+                // Nobody is there to whom a refusal of the driver could be reported.
                 let _ = pool.allocator.close_after_wait();
             }
         } else {

@@ -1,7 +1,7 @@
 //! Open pools, and the one that a request belongs to.
 //!
 //! PyTorch opens a pool before it begins to capture a stream, and does not say for what: for a graph, or for all that a thread
-//! allocates. The first request tells. If its stream is being captured, the pool is open for that capture: it serves the
+//! allocates. The first request decides. If its stream is being captured, the pool is open for that capture: it serves the
 //! requests of that capture, whichever thread makes them (PyTorch's backward threads do), and nothing else, so that a capture
 //! that fails without a word leaves nothing behind. Else the pool is open for its thread.
 //!
@@ -31,7 +31,7 @@ struct Open<D: DeviceDriver> {
     purpose: OnceLock<Purpose>,
 }
 
-/// What a pool is open for.
+/// The requests that a pool is open for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     /// All requests of the thread that opened it.
@@ -40,7 +40,7 @@ enum Purpose {
     Capture(Capture, StreamId),
 }
 
-/// What came of a request that belongs to an open pool.
+/// The outcome of a request that belongs to an open pool.
 pub(super) enum Served<D: DeviceDriver> {
     /// It was served.
     Cached(DeviceAddr),
@@ -110,7 +110,7 @@ impl<D: DeviceDriver> OpenPools<D> {
         })
     }
 
-    /// Notes what a pool is open for: the request that it serves tells, if it is the first one.
+    /// Notes what a pool is open for: the request that it serves decides, if it is the first one.
     pub fn note_request(&self, id: PoolId, stream: StreamId, driver: &D) {
         if self.count.load(Ordering::Acquire) == 0 {
             return;

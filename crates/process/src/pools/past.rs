@@ -1,4 +1,4 @@
-//! What is left of pools that are gone: counts since the start and peaks must not fall when a pool ends.
+//! The figures of pools that are gone: counts since the start and peaks must not fall when a pool ends.
 
 use super::pool::Pool;
 use crate::driver::DeviceDriver;

@@ -50,7 +50,7 @@ impl<D: DeviceDriver> Pool<D> {
 
     /// Whether nobody uses the pool.
     pub(super) fn is_done(&self) -> bool {
-        // Most of the time the sum of the bytes tells; allocations of 0 bytes are none.
+        // Most of the time the sum of the bytes shows it; allocations of 0 bytes are none.
         self.users.load(Ordering::Acquire) == 0 && self.allocator.live_bytes() == 0 && self.allocator.live().is_empty()
     }
 }

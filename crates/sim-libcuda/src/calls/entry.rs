@@ -1,4 +1,4 @@
-//! What the exported functions share: their codes, how they begin, how they find a stream, and how they answer.
+//! The parts that the exported functions share: their codes, how they begin, how they find a stream, and how they answer.
 
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;

@@ -19,18 +19,18 @@ pub unsafe extern "C" fn cuStreamIsCapturing(stream: *mut c_void, status: *mut c
     unsafe { put(status, now) }
 }
 
-/// Tells which capture a stream belongs to.
-macro_rules! tell_capture {
+/// Reports which capture a stream belongs to.
+macro_rules! report_capture {
     ($name:literal, $stream:ident, $status:ident, $id:ident) => {{
         let (state, device) = begin_current!($name);
-        let tell = |capture: Option<&Capture>| {
+        let report = |capture: Option<&Capture>| {
             let number = capture.filter(|capture| capture.is_valid()).map(|capture| capture.id);
             (capture.map_or(0, status_of), number)
         };
         let context = CURRENT.get().unwrap_or_default();
-        let (now, number) = match state.streams.capture_of_created($stream as u64, context, tell) {
+        let (now, number) = match state.streams.capture_of_created($stream as u64, context, report) {
             Some(answer) => answer,
-            None => tell(ask_stream!(state, $stream, device).capture().as_ref()),
+            None => report(ask_stream!(state, $stream, device).capture().as_ref()),
         };
         if let Some(number) = number.filter(|_| !$id.is_null()) {
             // SAFETY: not null, so valid for a write (the driver API's contract).
@@ -44,7 +44,7 @@ macro_rules! tell_capture {
 /// As in CUDA 10.1 to 11.2; later drivers have it as well.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamGetCaptureInfo(stream: *mut c_void, status: *mut c_uint, id: *mut u64) -> Code {
-    tell_capture!("cuStreamGetCaptureInfo", stream, status, id)
+    report_capture!("cuStreamGetCaptureInfo", stream, status, id)
 }
 
 #[unsafe(no_mangle)]
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v3(
     _edges: *mut *const c_void,
     _count: *mut usize,
 ) -> Code {
-    tell_capture!("cuStreamGetCaptureInfo_v3", stream, status, id)
+    report_capture!("cuStreamGetCaptureInfo_v3", stream, status, id)
 }
 
 /// The `CUstreamCaptureStatus` of a stream that belongs to a capture.

@@ -23,7 +23,7 @@ const ALL_PROCESSORS: u64 = 0x7100_0000;
 const RESOURCE_WORDS: usize = 36;
 /// The word with its number of processors.
 const PROCESSORS_AT: usize = 24;
-/// `CU_DEV_RESOURCE_TYPE_SM`.
+/// The value of `CU_DEV_RESOURCE_TYPE_SM`.
 const PROCESSORS: c_uint = 1;
 
 #[unsafe(no_mangle)]

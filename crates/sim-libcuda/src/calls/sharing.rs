@@ -10,7 +10,7 @@ use super::entry::{Code, INVALID, UNSUPPORTED, begin_vmm, code_of, put};
 use crate::settings::{Rdma, Settings};
 use crate::state::Chunk;
 
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+/// The value of `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const DESCRIPTOR: c_uint = 1;
 
 #[unsafe(no_mangle)]
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(handle: *mut u64, source
     unsafe { put(handle, token) }
 }
 
-/// What [`properties`] reads, in whichever process.
+/// Returns the label of a chunk, which [`properties`] reads in whichever process.
 fn label_of(chunk: &Chunk, settings: &Settings) -> String {
     format!("{}:{}:{}", settings.physical[chunk.device], u8::from(chunk.rdma), chunk.exportable)
 }

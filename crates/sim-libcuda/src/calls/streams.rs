@@ -113,11 +113,11 @@ pub unsafe extern "C" fn cuStreamGetId(stream: *mut c_void, id: *mut u64) -> Cod
     unsafe { put(id, stream.id) }
 }
 
-/// `CU_EVENT_BLOCKING_SYNC`.
+/// The value of `CU_EVENT_BLOCKING_SYNC`.
 const BLOCKING_SYNC: c_uint = 1;
-/// `CU_EVENT_DISABLE_TIMING`.
+/// The value of `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: c_uint = 2;
-/// `CU_EVENT_INTERPROCESS`.
+/// The value of `CU_EVENT_INTERPROCESS`.
 const INTERPROCESS: c_uint = 4;
 
 #[unsafe(no_mangle)]

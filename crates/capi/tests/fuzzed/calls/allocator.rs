@@ -31,19 +31,23 @@ impl Calls {
             _ if out.is_null() => &[GAPLESS_ERROR_INVALID_ARGUMENT],
             None => &[GAPLESS_ERROR_INVALID_HANDLE],
             Some(_) if !alignment.is_power_of_two() => &[GAPLESS_ERROR_INVALID_ARGUMENT],
-            // Which of several mistakes is told first does not matter.
+            // Which of several mistakes is reported first does not matter.
             Some(_) if !known => &[GAPLESS_ERROR_STREAM, GAPLESS_ERROR_TOO_LARGE, GAPLESS_ERROR_OUT_OF_MEMORY],
             Some(_) => &[GAPLESS_OK, GAPLESS_ERROR_OUT_OF_MEMORY, GAPLESS_ERROR_TOO_LARGE],
         };
         self.expect(status, allowed, record);
         if status == GAPLESS_ERROR_TOO_LARGE {
-            assert!(bytes > 64 << 20 || alignment > 1 << 20, "{bytes} bytes at {alignment} are not much: {}", told());
+            assert!(
+                bytes > 64 << 20 || alignment > 1 << 20,
+                "{bytes} bytes at {alignment} are not much: {}",
+                error_text()
+            );
         }
         if let Some(book) = book.filter(|_| matches!(status, GAPLESS_ERROR_TOO_LARGE | GAPLESS_ERROR_OUT_OF_MEMORY)) {
             self.books[book].done.out_of_memory += 1;
         }
         if status != GAPLESS_OK {
-            assert_eq!(pointer.addr(), UNTOUCHED, "{record:?} failed and wrote: {}", told());
+            assert_eq!(pointer.addr(), UNTOUCHED, "{record:?} failed and wrote: {}", error_text());
             return;
         }
         assert!((pointer.addr() as u64).is_multiple_of(alignment.max(512)), "{pointer:p} is not at {alignment}");
@@ -188,7 +192,7 @@ impl Calls {
         }
     }
 
-    /// What `call` writes, a JSON text; into too small a buffer it must write nothing.
+    /// Returns the JSON text that `call` writes; into too small a buffer it must write nothing.
     pub(super) fn read_text(
         &self,
         record: Record,
@@ -270,10 +274,10 @@ impl Calls {
             252..=255 => c!(gapless_create(config, null_mut())),
             _ => c!(gapless_create(config, &raw mut handle)),
         };
-        assert!((GAPLESS_OK..GAPLESS_ERROR_INTERNAL).contains(&status), "{record:?}: {status}, {}", told());
+        assert!((GAPLESS_OK..GAPLESS_ERROR_INTERNAL).contains(&status), "{record:?}: {status}, {}", error_text());
         // Where others have all of the device, there is no room for what is tried when it is opened, nor for a budget.
         let alone = environment.usage.is_some() && self.failing.is_none() && !self.books.iter().any(Book::is_owned);
-        assert!(!good || status == GAPLESS_OK || !alone, "{record:?}: {status}, {}", told());
+        assert!(!good || status == GAPLESS_OK || !alone, "{record:?}: {status}, {}", error_text());
         assert!(!surely_bad || status != GAPLESS_OK, "{record:?} was taken");
         if status == GAPLESS_OK {
             assert!(self.books.iter().all(|book| book.handle != handle.addr()), "a handle is given out once");

@@ -1,4 +1,4 @@
-//! What a caller knows: allocators, live blocks and what was written there.
+//! The book of what a caller knows: allocators, live blocks and what was written there.
 
 use super::*;
 use gapless::StreamId;
@@ -19,7 +19,7 @@ pub(super) struct Block {
 /// The name of one of PyTorch's pools: its device, and the first half of what PyTorch calls it.
 pub(super) type Pool = (i32, u64);
 
-/// What a caller knows of one allocator.
+/// The book of one allocator, as its caller knows it.
 #[derive(Debug, Default)]
 pub(super) struct Book {
     pub(super) handle: usize,
@@ -43,7 +43,7 @@ pub(super) struct Book {
     pub(super) has_had_pools: bool,
 }
 
-/// What an input has done on a device with a process-wide allocator.
+/// The work of an input on a device with a process-wide allocator.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Done {
     pub(super) allocs: u64,
@@ -123,7 +123,7 @@ impl Calls {
         }
     }
 
-    /// What was done on the device of a block of a process-wide allocator. An allocator of its own may have a block there, too.
+    /// The work on the device of a block of a process-wide allocator. An allocator of its own may have a block there, too.
     fn done_on(&mut self, block: &Block) -> Option<&mut Done> {
         if !self.is_process_wide(block) {
             return None;
@@ -155,7 +155,7 @@ impl Calls {
     pub(super) fn figures(&self, book: usize) -> Figures {
         let mut stats = gapless_stats::default();
         let status = c!(gapless_get_stats(without_provenance_mut(self.books[book].handle), &raw mut stats));
-        assert_eq!(status, GAPLESS_OK, "{}", told());
+        assert_eq!(status, GAPLESS_OK, "{}", error_text());
         stats.figures
     }
 

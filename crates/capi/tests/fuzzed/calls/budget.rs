@@ -11,7 +11,7 @@ use super::*;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
-/// What a device's report says of its memory.
+/// The figures of a device's report about its memory.
 #[derive(Debug)]
 pub(super) struct Shares {
     /// Of the main allocator: bytes held, and its budget.

@@ -89,7 +89,11 @@ impl Calls {
                 _ => status == GAPLESS_OK,
             };
             if !right {
-                say(format_args!("call {call} of a forked process, {}: {status}, {addr:#x}: {}", number % 8, told()));
+                say(format_args!(
+                    "call {call} of a forked process, {}: {status}, {addr:#x}: {}",
+                    number % 8,
+                    error_text()
+                ));
                 return WRONG + call;
             }
         }

@@ -30,7 +30,7 @@ impl Calls {
         let allowed: &[gapless_status] = match exists {
             _ if out.is_null() => &[GAPLESS_ERROR_INVALID_ARGUMENT],
             true if !alignment.is_power_of_two() => &[GAPLESS_ERROR_INVALID_ARGUMENT],
-            // Which of several mistakes is told first does not matter.
+            // Which of several mistakes is reported first does not matter.
             true if !known => &[GAPLESS_ERROR_STREAM, GAPLESS_ERROR_OUT_OF_MEMORY],
             true => &[GAPLESS_OK, GAPLESS_ERROR_OUT_OF_MEMORY],
             false => WRONG_DEVICE,
@@ -40,7 +40,7 @@ impl Calls {
             self.note_refusal(exists, device, bytes, stream);
         }
         if status == GAPLESS_ERROR_OUT_OF_MEMORY && self.failing.is_none() {
-            assert!(known || gapless_last_error_kind() == GAPLESS_KIND_TOO_LARGE, "{record:?}: {}", told());
+            assert!(known || gapless_last_error_kind() == GAPLESS_KIND_TOO_LARGE, "{record:?}: {}", error_text());
             if check_report(bytes) {
                 self.expect_settled(device);
                 if alignment <= 512 {
@@ -49,7 +49,7 @@ impl Calls {
             }
         }
         if status != GAPLESS_OK {
-            assert_eq!(pointer.addr(), UNTOUCHED, "{record:?} failed and wrote: {}", told());
+            assert_eq!(pointer.addr(), UNTOUCHED, "{record:?} failed and wrote: {}", error_text());
             return;
         }
         assert!((pointer.addr() as u64).is_multiple_of(alignment.max(512)), "{pointer:p} is not at {alignment}");
@@ -174,7 +174,7 @@ impl Calls {
         let number = record.number as usize;
         let addr = match record.what % 8 {
             0 => self.live.iter().find(|(_, block)| !is_own(block)).map_or(0, |(at, _)| *at),
-            1 if record.number.is_multiple_of(2) => self.held.keys().next().copied().unwrap_or(0x1000),
+            1 if record.number.is_multiple_of(2) => self.deferred.keys().next().copied().unwrap_or(0x1000),
             1 => self.freed.get(number % self.freed.len().max(1)).copied().unwrap_or(0x1000),
             _ => own.get(number % own.len().max(1)).copied().unwrap_or(0x1000),
         };

@@ -1,4 +1,4 @@
-//! What a device's process-wide allocator and its pools say of themselves, against a caller's own count.
+//! The figures of a device's process-wide allocator and its pools, against a caller's own count.
 //!
 //! - E1  sums of a device and of each pool are those of the calls: bytes, allocations, frees and users, whatever became of the
 //!   pools. The device's handle says the same.
@@ -7,7 +7,7 @@
 //! - E4  each live block is listed once: where it is, as many bytes as were requested, for the stream and from the pool that the
 //!   request named; nothing else that is listed has any of its bytes.
 //!
-//! A block that is held back (see `work`) counts as live in the sums, and is listed as pending.
+//! A block with a deferred free (see `work`) counts as live in the sums, and is listed as pending.
 
 use super::*;
 
@@ -59,11 +59,11 @@ impl Calls {
     pub(super) fn check_effect(&self, device: i32) {
         let Some(book) = self.books.iter().position(|book| book.lasting && book.device == device) else { return };
         let sums = sums_of(device, None).expect("a device in use");
-        let [bytes, held] = self.check_live(&sums, |block| self.is_served_by(device, block));
+        let [bytes, deferred] = self.check_live(&sums, |block| self.is_served_by(device, block));
         let (before, done) = (&self.books[book].sums_before, self.books[book].done);
         let since = |now: u64, before: u64| now.wrapping_sub(before);
         assert_eq!(since(sums.allocs, before.allocs), done.allocs, "{done:?}: {sums:?}");
-        assert_eq!(since(sums.frees, before.frees) + held, done.frees, "{done:?}: {sums:?}");
+        assert_eq!(since(sums.frees, before.frees) + deferred, done.frees, "{done:?}: {sums:?}");
         assert_eq!(since(sums.allocated_bytes, before.allocated_bytes), done.bytes, "{done:?}: {sums:?}");
         assert_eq!(sums.allocated_bytes - sums.freed_bytes, sums.live_bytes, "{sums:?}");
         assert_eq!(since(sums.failed_allocs, before.failed_allocs), done.out_of_memory, "{done:?}: {sums:?}");
@@ -82,14 +82,17 @@ impl Calls {
         }
     }
 
-    /// Compares with what is live and what waits. Returns bytes and number of the blocks that are held back.
+    /// Compares with what is live and what waits. Returns bytes and number of the blocks whose free is deferred.
     fn check_live(&self, sums: &Figures, of: impl Fn(&Block) -> bool) -> [u64; 2] {
         let live: Vec<u64> = self.live.values().filter(|block| of(block)).map(|block| block.bytes).collect();
-        let [least, most] = self.held_back(&of);
+        let [least, most] = self.deferred_bounds(&of);
         let bytes = sums.live_bytes.wrapping_sub(live.iter().sum());
         let number = sums.live_allocations.wrapping_sub(live.len() as u64);
-        assert!((least.0..=most.0).contains(&bytes), "{bytes} bytes held back, not {least:?} to {most:?}: {sums:?}");
-        assert!((least.1..=most.1).contains(&number), "{number} held back, not {least:?} to {most:?}: {sums:?}");
+        assert!(
+            (least.0..=most.0).contains(&bytes),
+            "{bytes} bytes with a deferred free, not {least:?} to {most:?}: {sums:?}"
+        );
+        assert!((least.1..=most.1).contains(&number), "{number} deferred frees, not {least:?} to {most:?}: {sums:?}");
         let blocks = live.iter().map(|bytes| rounded(*bytes)).sum::<u64>();
         assert!(number > 0 || sums.live_block_bytes == blocks, "{blocks} bytes of blocks: {sums:?}");
         let waiting: u64 = self.surely_waiting(&of).iter().map(|(_, bytes)| rounded(*bytes)).sum();
@@ -140,7 +143,7 @@ impl Calls {
         assert_eq!(place(found), place_of(found.address, known), "{found:?}, not {known:?}");
     }
 
-    /// What is around an address: the live block, if any.
+    /// Checks the description of an address: the live block around it, if any.
     pub(super) fn object_describe(&mut self, record: Record) {
         let addr = self.some_address(record) + [0, 1, 511, u64::from(record.number)][usize::from(record.how % 4)];
         let pointer = without_provenance_mut::<c_void>(addr as usize);
@@ -190,10 +193,17 @@ impl Calls {
                 && two[0].pool.first == two[1].pool.first));
         let waits: Vec<_> = all.iter().filter(|block| block.state == 2).collect();
         let waiting: u64 = waits.iter().map(|block| block.bytes).sum();
-        let held = self.held_back(|block| self.is_served_by(device, block)).map(|(_, number)| number);
-        assert!(waiting == sums.pending_bytes || waiting > sums.pending_bytes && held[1] > 0, "{waiting}: {sums:?}");
+        let deferred = self.deferred_bounds(|block| self.is_served_by(device, block)).map(|(_, number)| number);
+        assert!(
+            waiting == sums.pending_bytes || waiting > sums.pending_bytes && deferred[1] > 0,
+            "{waiting}: {sums:?}"
+        );
         let number = (waits.len() as u64).wrapping_sub(sums.pending_allocations);
-        assert!((held[0]..=held[1]).contains(&number), "{number} of {} held back, not {held:?}: {sums:?}", waits.len());
+        assert!(
+            (deferred[0]..=deferred[1]).contains(&number),
+            "{number} of {} frees deferred, not {deferred:?}: {sums:?}",
+            waits.len()
+        );
         for (addr, _) in self.surely_waiting(|block| self.is_served_by(device, block)) {
             assert!(waits.iter().any(|block| block.address == addr), "{addr:#x} waits for a stream: {all:#x?}");
         }
@@ -233,7 +243,7 @@ impl Calls {
         }
     }
 
-    /// What is listed, by the rules of a list in a caller's buffer.
+    /// Returns the blocks that are listed, by the rules of a list in a caller's buffer.
     pub(super) fn blocks(
         &self,
         device: i32,

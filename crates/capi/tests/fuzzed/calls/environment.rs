@@ -1,4 +1,4 @@
-//! What all inputs share: the driver, streams, a folder.
+//! The environment that all inputs share: the driver, streams, a folder.
 
 use super::*;
 use std::ffi::CString;
@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 pub(super) type Usage = unsafe extern "C" fn(device: c_int, counts: *mut [u64; 4]) -> u32;
 type PlanFaults = unsafe extern "C" fn(text: *const c_char) -> u32;
 
-/// What fails on demand.
+/// The driver functions that fail on demand.
 const FUNCTIONS: [&str; 12] = [
     "cuMemCreate",
     "cuMemMap",
@@ -27,7 +27,7 @@ pub(super) const OTHER: i32 = 2;
 /// Invalid value, out of memory, not supported, unknown.
 const CODES: [u32; 4] = [1, 2, 801, 999];
 
-/// What all inputs share: the driver, streams, a folder.
+/// The environment that all inputs share: the driver, streams, a folder.
 pub(super) struct Environment {
     /// The driver library; none for the installed one.
     pub(super) library: Option<CString>,

@@ -1,14 +1,14 @@
 //! The memory history, against the calls that were made while it was on.
 //!
-//! - H1  it has the newest events, as many as it was told to keep, in the order of the calls: what was served, freed and refused
+//! - H1  it has the newest events, as many as it was set to keep, in the order of the calls: what was served, freed and refused
 //!   through the doors of the process-wide allocators, on whatever thread, and nothing else.
 //!
-//! What several calls did at a time has no order.
+//! The events of calls that run at a time have no order.
 
 use super::effect::stream_named;
 use super::*;
 
-/// What the history must have.
+/// The events that the history must have.
 #[derive(Debug, Default)]
 pub(super) struct Shadow {
     /// Events that happened one after the other; those of one element in any order.
@@ -109,7 +109,7 @@ impl Calls {
         self.history.switch(self.history.most, true);
     }
 
-    /// H1.
+    /// Checks H1: the newest events are there, in the order of the calls.
     pub(super) fn check_history(&self) {
         let mut found = self.recorded();
         assert_eq!(found.len(), self.history.kept, "events in the history: {found:?}");

@@ -1,8 +1,8 @@
-//! Memory that does not move: pinned blocks, registered blocks; and listeners, which are told of every mapping.
+//! Memory that does not move: pinned blocks, registered blocks; and listeners, which are notified of every mapping.
 //!
 //! - K1  a pinned block has its bytes until its last pin is gone, also once it is freed, and nobody else gets any of it.
 //! - K2  a registered block has its bytes until it is freed: whole pages, of which nothing else has any.
-//! - K3  a listener is told before anything is unmapped: what it hears of can be read still, and is neither pinned nor registered.
+//! - K3  a listener is notified before anything is unmapped: that memory can be read still, and is neither pinned nor registered.
 
 use super::device::WRONG_DEVICE;
 use super::*;
@@ -43,7 +43,7 @@ fn word(at: u64) -> u64 {
     unsafe { std::ptr::with_exposed_provenance::<u64>(at as usize).read_unaligned() }
 }
 
-/// A library that registers what it is told of, and looks at it once more before it goes. A panic here ends the process.
+/// A library that registers what it is notified of, and looks at it once more before it goes. A panic here ends the process.
 unsafe extern "C" fn before_unmap(_context: *mut c_void, _device: i32, pointer: *mut c_void, bytes: u64) -> i32 {
     let (start, end) = (pointer.addr() as u64, pointer.addr() as u64 + bytes);
     let kept = KEPT.lock().expect("no panic before");
@@ -117,7 +117,7 @@ impl Calls {
     /// K1, of a block that is freed and pinned.
     fn check_pinned(&self, addr: u64) {
         let pinned = &self.pinned[&addr];
-        if !pinned.freed || self.held.contains_key(&addr) || self.waiting.contains_key(&addr) {
+        if !pinned.freed || self.deferred.contains_key(&addr) || self.waiting.contains_key(&addr) {
             return;
         }
         for at in self.words(addr, pinned.block.bytes) {
@@ -141,7 +141,7 @@ impl Calls {
         };
         self.expect(status, allowed, record);
         if status != GAPLESS_OK {
-            assert_eq!(pointer.addr(), UNTOUCHED, "{record:?} failed and wrote: {}", told());
+            assert_eq!(pointer.addr(), UNTOUCHED, "{record:?} failed and wrote: {}", error_text());
             return;
         }
         let (addr, bytes) = (pointer.addr() as u64, bytes.max(1).next_multiple_of(PAGE));

@@ -56,7 +56,7 @@ use history::{Action, Shadow};
 use kept::{Pinned, Registered};
 use recording::read_recording;
 use restore::Kept;
-use work::{Gpu, Held, Stream, Use, word_of};
+use work::{FreedBlock, Gpu, Stream, Use, word_of};
 
 /// Runs the calls that bytes stand for.
 ///
@@ -86,7 +86,7 @@ const MOST_CALLS: usize = 64;
 const MOST_HANDLES: usize = 3;
 /// Looks at what waits for other streams at the end, a tenth of a millisecond apart.
 const MOST_WAITS: u32 = 20_000;
-/// What out-parameters hold before a call.
+/// The value of out-parameters before a call.
 const UNTOUCHED: usize = 0x5eed_5eed_5eed_5eed;
 
 #[derive(Clone, Copy, Debug)]
@@ -120,14 +120,14 @@ struct Calls {
     forked: bool,
     /// Whether each call is printed.
     shown: bool,
-    /// Uses of live blocks, the blocks that were freed and may be held back, and all events behind uses.
+    /// Uses of live blocks, the blocks whose free may be deferred, and all events behind uses.
     uses: BTreeMap<u64, Vec<Use>>,
-    held: BTreeMap<u64, Held>,
+    deferred: BTreeMap<u64, FreedBlock>,
     /// Freed blocks that other streams of their own device have used.
-    waiting: BTreeMap<u64, Held>,
+    waiting: BTreeMap<u64, FreedBlock>,
     events: Vec<(usize, EventHandle)>,
     events_before: u64,
-    /// What must stay where it is, by its address, and the listeners of devices.
+    /// Memory that must stay where it is, by its address, and the listeners of devices.
     pinned: BTreeMap<u64, Pinned>,
     registered: BTreeMap<u64, Registered>,
     listeners: Vec<(i32, u64)>,
@@ -161,7 +161,7 @@ impl Calls {
             forked: false,
             shown: std::env::var_os("GAPLESS_FUZZ_SHOW").is_some(),
             uses: BTreeMap::new(),
-            held: BTreeMap::new(),
+            deferred: BTreeMap::new(),
             waiting: BTreeMap::new(),
             events: Vec::new(),
             events_before: environment.usage(0).map_or(0, |usage| usage[3]),
@@ -323,7 +323,7 @@ impl Calls {
         }
     }
 
-    /// What must be true of every live allocator.
+    /// Checks what must be true of every live allocator.
     fn check(&self) {
         for (number, book) in self.books.iter().enumerate() {
             if !book.alive {
@@ -333,19 +333,19 @@ impl Calls {
                 self.check_handle(number);
             }
             let stats = self.own_figures(number);
-            let [least, most] = self.held_back(|block| block.owner == Some(number));
-            let held = stats.live_allocations.wrapping_sub(book.live);
+            let [least, most] = self.deferred_bounds(|block| block.owner == Some(number));
+            let deferred = stats.live_allocations.wrapping_sub(book.live);
             let bytes = stats.live_bytes.wrapping_sub(book.live_bytes);
             assert!(
                 (least.0..=most.0).contains(&bytes),
-                "{bytes} held back, not {least:?} to {most:?}: {book:?}, {stats:?}"
+                "{bytes} bytes with a deferred free, not {least:?} to {most:?}: {book:?}, {stats:?}"
             );
             assert!(
-                (least.1..=most.1).contains(&held),
-                "{held} held back, not {least:?} to {most:?}: {book:?}, {stats:?}"
+                (least.1..=most.1).contains(&deferred),
+                "{deferred} deferred frees, not {least:?} to {most:?}: {book:?}, {stats:?}"
             );
             let sums = (book.before.0 + book.allocs, book.before.1 + book.frees);
-            assert_eq!((stats.allocs, stats.frees + held), sums, "{book:?}, {stats:?}");
+            assert_eq!((stats.allocs, stats.frees + deferred), sums, "{book:?}, {stats:?}");
             assert!(stats.live_bytes <= stats.reserved_bytes, "{stats:?}");
             assert!(stats.live_bytes <= stats.peak_live_bytes, "{stats:?}");
         }
@@ -443,19 +443,19 @@ const OF_THE_DRIVER: [gapless_status; 4] =
     [GAPLESS_ERROR_DRIVER, GAPLESS_ERROR_OUT_OF_MEMORY, GAPLESS_ERROR_NO_DEVICE, GAPLESS_ERROR_STREAM];
 
 fn expect(status: gapless_status, allowed: &[gapless_status], record: Record) {
-    assert!(allowed.contains(&status), "{record:?} answered {status}, not one of {allowed:?}: {}", told());
+    assert!(allowed.contains(&status), "{record:?} answered {status}, not one of {allowed:?}: {}", error_text());
     if status != GAPLESS_OK {
-        assert!(!told().is_empty(), "{record:?} answered {status} and no text");
-        assert_eq!(gapless_last_error_status(), status, "{record:?}: {}", told());
+        assert!(!error_text().is_empty(), "{record:?} answered {status} and no text");
+        assert_eq!(gapless_last_error_status(), status, "{record:?}: {}", error_text());
     }
 }
 
 fn expect_ok(status: gapless_status) {
-    assert_eq!(status, GAPLESS_OK, "{}", told());
+    assert_eq!(status, GAPLESS_OK, "{}", error_text());
 }
 
 /// The text of the last failure.
-fn told() -> String {
+fn error_text() -> String {
     // SAFETY: a NUL-terminated text until the next failure on this thread.
     unsafe { CStr::from_ptr(gapless_last_error()) }.to_string_lossy().into_owned()
 }

@@ -1,4 +1,4 @@
-//! What PyTorch's allocator object calls: memory by the name of its pool, on this thread and on others. What it reports is looked
+//! The calls of PyTorch's allocator object: memory by the name of its pool, on this thread and on others. What it reports is looked
 //! at in `effect`, and pools that go back to an earlier state in `restore`.
 
 use super::device::{WRONG_DEVICE, check_report};
@@ -41,7 +41,7 @@ impl Calls {
         let addr = match record.what {
             0..=191 => live.get(number % live.len().max(1)).copied(),
             192..=215 => self.freed.get(number % self.freed.len().max(1)).copied(),
-            216..=223 => self.held.keys().next().copied(),
+            216..=223 => self.deferred.keys().next().copied(),
             224..=239 => self.live.keys().find(|at| !live.contains(at)).copied(),
             240..=247 => Some((&raw const NOT_OURS).addr() as u64),
             _ => live.get(number % live.len().max(1)).map(|at| at + 512),
@@ -70,7 +70,7 @@ impl Calls {
         };
         self.expect(status, allowed, record);
         if status != GAPLESS_OK {
-            assert_eq!(pointer.addr(), UNTOUCHED, "{record:?} failed and wrote: {}", told());
+            assert_eq!(pointer.addr(), UNTOUCHED, "{record:?} failed and wrote: {}", error_text());
             self.note_refusal(!out.is_null(), device, bytes, stream);
             if status == GAPLESS_ERROR_OUT_OF_MEMORY && self.failing.is_none() && check_report(bytes) {
                 self.expect_settled(device);
@@ -82,7 +82,7 @@ impl Calls {
         let home = StreamId(stream.addr() as u64);
         let found = self.describe(pointer).expect("a live block").pool.first;
         let found = (found != 0).then_some((device, found));
-        // One without users that has something live is there until that is gone, and what is held back may be.
+        // One without users that has something live is there until that is gone, and one with a deferred free may be.
         let unsure = pool.is_some_and(|pool| !self.pools.contains_key(&pool));
         let lent = pool.is_none_or(|_| unsure) && found.is_some_and(|found| self.lending.contains(&found));
         assert!(found == pool || lent || unsure && found.is_none(), "asked for {pool:?}, served from {found:?}");
@@ -142,7 +142,7 @@ impl Calls {
         }
     }
 
-    /// Users of pools and who may borrow from them.
+    /// Users of pools, and pools that may lend.
     fn object_pool(&mut self, record: Record) {
         let (device, pool) = self.named_in(record);
         let (Some(book), Some(pool)) = (self.torch_book(device), pool) else { return };

@@ -19,7 +19,7 @@ impl Calls {
     pub(super) fn forget_pool(&mut self, pool: Pool) {
         self.saved.retain(|(its, _)| *its != pool);
         self.former.retain(|_, block| block.pool != Some(pool));
-        self.waiting.retain(|_, held| held.block.pool != Some(pool));
+        self.waiting.retain(|_, freed| freed.block.pool != Some(pool));
     }
 
     fn blocks_of(&self, pool: Pool) -> BTreeMap<u64, Block> {
@@ -110,7 +110,7 @@ impl Calls {
         self.take_in(without_provenance_mut(addr as usize), block);
     }
 
-    /// What was freed and allocated again counts, and how much that was is not known.
+    /// Adds what was freed and allocated again, of which only the device knows how much it was.
     fn recount(&mut self, device: i32) {
         let sums = super::effect::sums_of(device, None).expect("a device in use");
         let book = self.books.iter_mut().find(|book| book.lasting && book.device == device).expect("in use");

@@ -12,7 +12,7 @@ impl Calls {
         assert!(
             status == GAPLESS_OK || self.environment.usage.is_none() || self.failing.is_some(),
             "{status}: {}",
-            told()
+            error_text()
         );
         if status != GAPLESS_OK {
             return None;
@@ -80,7 +80,7 @@ impl Calls {
                     let Some(addr) = mine.get(record.number as usize % mine.len().max(1)).copied() else { return };
                     self.torch_free(addr, record.what.is_multiple_of(2));
                 } else {
-                    // Refused, and told on stderr: nothing changes.
+                    // Refused, and reported on stderr: nothing changes.
                     let addr = self.live.iter().find(|(at, _)| !mine.contains(at)).map_or(0x1000, |(at, _)| *at);
                     c!(gapless_torch_free(without_provenance_mut(addr as usize), 0, device, stream));
                 }
@@ -92,7 +92,7 @@ impl Calls {
                 if record.what < 128 {
                     c!(gapless_torch_record_stream(pointer, stream));
                     let block = self.live.get(&addr).copied().filter(|block| self.is_process_wide(block));
-                    // Nobody is told whether it worked; where nothing fails, it has to.
+                    // No status says whether it worked; where nothing fails, it has to.
                     if let Some(block) = block.filter(|_| self.is_sound()) {
                         let (_, kind) = self.stream(record.how, block.device);
                         if kind != Stream::Unknown {
@@ -172,10 +172,10 @@ impl Calls {
         let mut needed = UNTOUCHED;
         expect(call(null_mut(), 0, &raw mut needed), &[GAPLESS_ERROR_BUFFER_TOO_SMALL], record);
         let report = self.read_text(record, needed, call);
-        // What is held back counts as live.
+        // What has a deferred free counts as live.
         let number = |value: &serde_json::Value| value.as_u64().expect("a number");
         let in_main = number(&report["main"]["live_bytes"]) - self.books[book].live_bytes;
-        let bounds = self.held_back(|block| block.owner == Some(book)).map(|(bytes, _)| bytes);
+        let bounds = self.deferred_bounds(|block| block.owner == Some(book)).map(|(bytes, _)| bytes);
         assert!((bounds[0]..=bounds[1]).contains(&in_main), "{bounds:?}: {report}");
         let pools = report["pools"].as_array().expect("a list");
         let [least, most] = self.lingering_pools(device);
@@ -185,7 +185,7 @@ impl Calls {
         let live: u64 = pools.iter().map(|pool| number(&pool["stats"]["live_bytes"])).sum();
         let known: u64 = self.live.values().filter(|block| is_of_pool(block)).map(|block| block.bytes).sum();
         let in_pools = live - known;
-        let bounds = self.held_back(is_of_pool).map(|(bytes, _)| bytes);
+        let bounds = self.deferred_bounds(is_of_pool).map(|(bytes, _)| bytes);
         assert!((bounds[0]..=bounds[1]).contains(&in_pools), "{bounds:?}: {report}");
         let sums = sums_of(device, None).expect("a device in use");
         let in_all = live + number(&report["main"]["live_bytes"]);
@@ -195,8 +195,8 @@ impl Calls {
     /// Pools of a device without users that still have something live: at least, and at most.
     pub(super) fn lingering_pools(&self, device: i32) -> [usize; 2] {
         let live = self.live.values().filter_map(|block| block.pool);
-        let held = self.held.values().filter_map(|held| held.block.pool);
-        [live.clone().collect::<Vec<_>>(), live.chain(held).collect()].map(|mut pools| {
+        let deferred = self.deferred.values().filter_map(|freed| freed.block.pool);
+        [live.clone().collect::<Vec<_>>(), live.chain(deferred).collect()].map(|mut pools| {
             pools.sort_unstable();
             pools.dedup();
             pools.retain(|pool| pool.0 == device && !self.pools.contains_key(pool));

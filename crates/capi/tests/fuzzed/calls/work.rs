@@ -2,10 +2,10 @@
 //!
 //! A *use* keeps a stream busy, then reads what a block holds and writes the same again. So a block that is handed out while a
 //! use of it is queued shows up on either side: the use reads what the next owner has written, or writes over it. An event
-//! behind each use tells when it is over.
+//! behind each use shows when it is over.
 //!
-//! A block with *foreign* uses, by streams of the other device, that is freed is held back: it counts as live, and nobody gets
-//! any of it before these uses are over.
+//! A block with *foreign* uses, by streams of the other device, is freed later, by a *deferred free*: it counts as live, and nobody
+//! gets any of it before these uses are over.
 
 use super::effect::stream_named;
 use super::*;
@@ -22,7 +22,7 @@ pub(super) struct Gpu {
     pub(super) streams: [StreamId; 2],
 }
 
-/// What a handle of a stream stands for, seen from a device.
+/// The stream that a handle stands for, seen from a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stream {
     /// A default stream: the handle does not say of which device.
@@ -51,9 +51,9 @@ pub(super) struct Use {
     shared: bool,
 }
 
-/// A block that was freed and may be held back.
+/// A block that was freed, the free of which may be deferred.
 #[derive(Clone, Debug)]
-pub(super) struct Held {
+pub(super) struct FreedBlock {
     pub(super) block: Block,
     uses: Vec<Use>,
 }
@@ -167,30 +167,30 @@ impl Calls {
         let uses = self.uses.remove(&addr).unwrap_or_default();
         if uses.iter().any(|one| one.foreign) {
             let uses = uses.into_iter().filter(|one| one.foreign).collect();
-            self.held.insert(addr, Held { block, uses });
+            self.deferred.insert(addr, FreedBlock { block, uses });
         } else {
             let uses: Vec<Use> = uses.into_iter().filter(|one| one.shared).collect();
             if !uses.is_empty() {
-                self.waiting.insert(addr, Held { block, uses });
+                self.waiting.insert(addr, FreedBlock { block, uses });
             }
             self.freed.push(addr);
         }
     }
 
-    /// New memory was handed out: no part of it is held back, and its stream may write to it.
+    /// New memory was handed out: no part of it waits for a deferred free, and its stream may write to it.
     pub(super) fn check_handed_out(&mut self, addr: u64, block: &Block) {
         let end = addr + block.bytes.max(1);
-        while let Some((at, held)) = self.held.range(..end).next_back() {
-            if at + held.block.bytes.max(1) <= addr {
+        while let Some((at, freed)) = self.deferred.range(..end).next_back() {
+            if at + freed.block.bytes.max(1) <= addr {
                 break;
             }
-            let over = held.uses.iter().all(|one| self.is_over(one));
-            assert!(over, "{block:?} at {addr:#x} was handed out, and {held:?} at {at:#x} is in use");
+            let over = freed.uses.iter().all(|one| self.is_over(one));
+            assert!(over, "{block:?} at {addr:#x} was handed out, and {freed:?} at {at:#x} is in use");
             let at = *at;
-            self.held.remove(&at);
+            self.deferred.remove(&at);
             self.freed.push(at);
         }
-        self.waiting.retain(|at, held| *at >= end || at + held.block.bytes.max(1) <= addr);
+        self.waiting.retain(|at, freed| *at >= end || at + freed.block.bytes.max(1) <= addr);
         if let Some(gpu) = self.environment.gpus.iter().find(|gpu| gpu.device == block.device)
             && !self.events.is_empty()
         {
@@ -200,12 +200,12 @@ impl Calls {
 
     /// Bytes and number of those freed blocks that an allocator may still count as live: at least, and at most. To be asked
     /// for after its figures.
-    pub(super) fn held_back(&self, of: impl Fn(&Block) -> bool) -> [(u64, u64); 2] {
+    pub(super) fn deferred_bounds(&self, of: impl Fn(&Block) -> bool) -> [(u64, u64); 2] {
         let mut bounds = [(0, 0); 2];
-        for held in self.held.values().filter(|held| of(&held.block)) {
-            let sure = !held.uses.iter().all(|one| self.is_over(one));
+        for freed in self.deferred.values().filter(|freed| of(&freed.block)) {
+            let sure = !freed.uses.iter().all(|one| self.is_over(one));
             for (bytes, number) in bounds.iter_mut().skip(usize::from(!sure)) {
-                *bytes += held.block.bytes;
+                *bytes += freed.block.bytes;
                 *number += 1;
             }
         }
@@ -215,20 +215,20 @@ impl Calls {
     /// Addresses and bytes of freed blocks that must be waiting for streams of their own device: to be asked for after what is
     /// compared with it.
     pub(super) fn surely_waiting(&self, of: impl Fn(&Block) -> bool) -> Vec<(u64, u64)> {
-        let waiting = self.waiting.iter().filter(|(_, held)| of(&held.block));
+        let waiting = self.waiting.iter().filter(|(_, freed)| of(&freed.block));
         waiting
-            .filter(|(_, held)| held.uses.iter().any(|one| one.event.is_some() && !self.is_over(one)))
-            .map(|(at, held)| (*at, held.block.bytes))
+            .filter(|(_, freed)| freed.uses.iter().any(|one| one.event.is_some() && !self.is_over(one)))
+            .map(|(at, freed)| (*at, freed.block.bytes))
             .collect()
     }
 
-    /// Nothing of a device is held back any more, after a call that had to wait for the uses.
+    /// No free of a device is deferred any more, after a call that had to wait for the uses.
     pub(super) fn expect_settled(&mut self, device: i32) {
         let over: Vec<u64> =
-            self.held.iter().filter(|(_, held)| held.block.device == device).map(|(at, _)| *at).collect();
+            self.deferred.iter().filter(|(_, freed)| freed.block.device == device).map(|(at, _)| *at).collect();
         for addr in over {
-            let held = self.held.remove(&addr).expect("just seen");
-            assert!(held.uses.iter().all(|one| self.is_over(one)), "nobody has waited for the uses of {held:?}");
+            let freed = self.deferred.remove(&addr).expect("just seen");
+            assert!(freed.uses.iter().all(|one| self.is_over(one)), "nobody has waited for the uses of {freed:?}");
             self.freed.push(addr);
         }
     }
@@ -258,7 +258,7 @@ impl Calls {
     }
 }
 
-/// What the first eight bytes of a pattern are.
+/// Returns the first eight bytes of a pattern.
 pub(super) fn word_of(stamp: u64) -> u64 {
     pattern_word(stamp, 0)
 }
