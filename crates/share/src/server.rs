@@ -46,7 +46,8 @@ pub struct Server<D: Driver> {
     offers: Arc<Mutex<Offers<D>>>,
     /// The oldest first.
     connections: Vec<Connection<D>>,
-    /// Connections that are too many, the oldest first. Each is answered when it asks: closed before that, it would lose the answer.
+    /// Connections that are too many, the oldest first. Each is answered when it asks: closed before that, it would lose the
+    /// answer.
     turned_away: VecDeque<OwnedFd>,
 }
 
