@@ -91,8 +91,8 @@ const fn gpu(name: &'static str, hundredths_of_gib: u64) -> Gpu {
 }
 
 /// GPUs by the memory that they have, the smallest first. The sizes are those that published messages of PyTorch give as
-/// the total capacity; with other drivers and with ECC they differ by some hundred MiB. No message was found of the GH200 and the
-/// B300: what drivers list for them, less what drivers keep of the others.
+/// the total capacity; with other drivers and with ECC they differ by some hundred MiB. Estimates, for which no message was found:
+/// the RTX 3060, the RTX 4070, the A10, the GH200 and the B300, from what drivers list for them and keep of the others.
 pub const GPUS: [Gpu; 25] = [
     gpu("RTX 4060", 760),
     gpu("RTX 3080", 978),
