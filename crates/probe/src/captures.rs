@@ -25,12 +25,7 @@ pub(super) const CAPTURE_OTHER_THREAD: Question = Question {
     id: "capture_other_thread",
     text: "Which calls break a capture in the global mode, made by another thread without a guard?",
     parts: WHOLE,
-    experiment: |driver| {
-        each_call(driver, |call, objects| {
-            std::thread::scope(|scope| scope.spawn(|| call.unguarded(driver, objects)).join())
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
-    },
+    experiment: |driver| each_call(driver, |call, objects| by_another_thread(|| call.unguarded(driver, objects))),
 };
 
 pub(super) const CAPTURE_GUARDED: Question = Question {
@@ -58,8 +53,7 @@ pub(super) const CAPTURE_REQUEST: Question = Question {
                 };
                 begin_in(driver, stream, mode)?;
                 let outcome = match elsewhere {
-                    true => std::thread::scope(|scope| scope.spawn(request).join())
-                        .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                    true => by_another_thread(request),
                     false => request(),
                 };
                 let captured = end(driver, stream);
@@ -110,14 +104,10 @@ pub(super) const CAPTURE_SYNCHRONIZE: Question = Question {
     parts: WHOLE,
     experiment: |driver| {
         let (stream, other) = (driver.create_stream()?, driver.create_stream()?);
-        let elsewhere = |call: &(dyn Fn() -> DriverResult<()> + Sync)| {
-            std::thread::scope(|scope| scope.spawn(call).join())
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
         let answer = json!({
-            "context_by_another_thread": during(driver, stream, || elsewhere(&|| driver.synchronize_device()))?,
+            "context_by_another_thread": during(driver, stream, || by_another_thread(|| driver.synchronize_device()))?,
             "context_by_the_same_thread": during(driver, stream, || driver.synchronize_device())?,
-            "stream_by_another_thread": during(driver, stream, || elsewhere(&|| driver.synchronize(other)))?,
+            "stream_by_another_thread": during(driver, stream, || by_another_thread(|| driver.synchronize(other)))?,
             "stream_by_the_same_thread": during(driver, stream, || driver.synchronize(other))?,
         });
         driver.destroy_stream(other)?;
@@ -199,4 +189,9 @@ fn during(driver: &CudaDriver, stream: StreamId, call: impl FnOnce() -> DriverRe
         destroy_graph(driver, graph)?;
     }
     Ok(json!({ "call": reported(&outcome), "capture": reported(&captured) }))
+}
+
+/// Makes a call on a thread of its own.
+fn by_another_thread<T: Send>(call: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| scope.spawn(call).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
