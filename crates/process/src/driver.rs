@@ -117,6 +117,10 @@ impl<D: DeviceDriver, H: Hook> DeviceDriver for Intercepted<D, H> {
         self.inner().total_bytes()
     }
 
+    fn ordinal_of(&self, uuid: Uuid) -> Option<u32> {
+        self.inner().ordinal_of(uuid)
+    }
+
     fn capture_of(&self, stream: StreamId) -> Option<Capture> {
         self.inner().capture_of(stream)
     }
