@@ -310,9 +310,12 @@ impl<D: Driver> Inner<D> {
             if matches!(error, ShareError::Message(_)) {
                 return Err(error);
             }
+            if matches!(error, ShareError::Busy) {
+                patience.told_to_wait();
+            }
             std::thread::sleep(patience.left_within(pause).unwrap_or_default());
             if patience.left().is_none() {
-                return Err(if matches!(error, ShareError::Busy) { error } else { patience.over() });
+                return Err(patience.over());
             }
             pause = (2 * pause).min(longest);
         }
