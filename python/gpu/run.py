@@ -1,9 +1,9 @@
 """Runs the scripts beside this one on a GPU, each in a process of its own: under PyTorch's own allocator, the same with
 expandable segments, and on gapless.
 
-    python3 run.py [--json FILE] [--table FILE] [--seconds N] [--parts NAME,NAME] [--simulated] [--on-cpu]
+    python3 run.py [--json FILE] [--table FILE] [--seconds N] [--parts NAME,NAME] [--jobs N] [--simulated] [--on-cpu]
 
-Every part says on its own whether it is ok, failed, skipped or out of time, and why. Exit code: 0 when none failed, 1
+What is timed runs alone. The other parts run side by side where the GPU has the memory for it. Every part says on its own whether it is ok, failed, skipped or out of time, and why. Exit code: 0 when none failed, 1
 when one did, 77 when all were skipped. PyTorch is that of the Python that runs this file. A process past its limit is
 ended with all its children.
 """
@@ -15,13 +15,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SKIPPED = 77
 MIB = 1 << 20
-# Below this much memory the scripts run in their small form.
+# Below this much memory the scripts run in their small form, and one at a time.
 SMALL_BELOW = 20 << 30
 # What the limited training may hold, over the most that its tensors take at once.
 LIMITED = 1.06
@@ -69,17 +71,20 @@ class Stage:
         self.arguments = arguments
         self.deadline = time.monotonic() + arguments.seconds
         self.scripts = Path(arguments.scripts)
-        self.child = None
+        # Guards the children, the parts and what is written about them.
+        self.lock = threading.RLock()
+        self.children = set()
+        self.is_over = False
         self.environment = {}
         # What PyTorch calls its allocator under each policy.
         self.backends = {}
         self.parts = []
-        self.runs = {}
         # The native runs of the trainings without a limit, by script.
         self.native = {}
         # At most so many bytes of the GPU for the parts that need a limit.
         self.limit = 512 * MIB
         self.small = []
+        self.jobs = 1
 
     def process(self, command, limit, settings=()):
         """One process, ended with its children at the limit: exit code, seconds, stdout, stderr."""
@@ -99,37 +104,50 @@ class Stage:
         began = time.monotonic()
         # Files, not pipes: a grandchild that survives would keep a pipe open.
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            self.child = subprocess.Popen(
-                [sys.executable, *command],
-                cwd=self.scripts,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
+            with self.lock:
+                if self.is_over:
+                    raise OutOfTime("the stage was ended")
+                child = subprocess.Popen(
+                    [sys.executable, *command],
+                    cwd=self.scripts,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                )
+                self.children.add(child)
             try:
-                code = self.child.wait(timeout=min(limit, left))
+                code = child.wait(timeout=min(limit, left))
             except subprocess.TimeoutExpired:
                 code = None
             finally:
-                self.end_child()
+                self.end(child)
             texts = []
             for file in (out, err):
                 file.seek(0)
                 texts.append(file.read().decode(errors="replace"))
         return code, time.monotonic() - began, texts[0], texts[1]
 
-    def end_child(self):
-        """Ends the process in hand with everything that it started; to be called at any time."""
-        child, self.child = self.child, None
-        if child is None:
-            return
+    def end(self, child):
+        """Ends a process with everything that it started; to be called at any time."""
+        with self.lock:
+            if child not in self.children:
+                return
+            self.children.remove(child)
         try:
             os.killpg(child.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             pass
         child.wait()
+
+    def end_all(self):
+        """Ends every process, and lets none start any more."""
+        with self.lock:
+            self.is_over = True
+            children = list(self.children)
+        for child in children:
+            self.end(child)
 
     def script(self, name, policy, *arguments, limit=60, settings=()):
         """Runs a script under a policy. What it found, with how it ended; never raises for a script that fails."""
@@ -158,14 +176,11 @@ class Stage:
         return found
 
     def part(self, name, body):
-        wanted = self.arguments.parts
-        if wanted and name not in wanted:
-            return
         began = time.monotonic()
-        self.runs = {}
+        runs = {}
         outcome, reason = "ok", ""
         try:
-            reason = body(self) or ""
+            reason = body(self, runs) or ""
         except Skipped as why:
             outcome, reason = "skipped", str(why)
         except OutOfTime as why:
@@ -174,13 +189,22 @@ class Stage:
             outcome, reason = "failed", str(why)
         except Exception as error:  # a result that is not as the scripts write it
             outcome, reason = "failed", f"{type(error).__name__}: {error}"
-        self.add(name, outcome, reason, time.monotonic() - began)
+        self.add(name, outcome, reason, time.monotonic() - began, runs)
 
-    def add(self, name, outcome, reason, seconds=0.0):
-        part = {"name": name, "outcome": outcome, "reason": reason, "seconds": round(seconds, 3), "runs": self.runs}
-        self.parts.append(part)
-        print(f"python {name}: {outcome} ({seconds:.1f} s) {reason}".rstrip(), file=sys.stderr, flush=True)
-        self.write()
+    def run_parts(self, parts):
+        """The timed parts alone and in order, then the others side by side."""
+        for name in (name for name in parts if name in TIMED):
+            self.part(name, parts[name])
+        with ThreadPoolExecutor(self.jobs) as pool:
+            for name in (name for name in parts if name not in TIMED):
+                pool.submit(self.part, name, parts[name])
+
+    def add(self, name, outcome, reason, seconds=0.0, runs=None):
+        part = {"name": name, "outcome": outcome, "reason": reason, "seconds": round(seconds, 3), "runs": runs or {}}
+        with self.lock:
+            self.parts.append(part)
+            print(f"python {name}: {outcome} ({seconds:.1f} s) {reason}".rstrip(), file=sys.stderr, flush=True)
+            self.write()
 
     def write(self):
         """After every part: what was found is there whatever happens next."""
@@ -217,7 +241,7 @@ def last_line(text):
     return lines[-1].strip()[:500] if lines else ""
 
 
-def environment(stage):
+def environment(stage, _runs):
     code, _, out, err = stage.process(["-c", PROBE], limit=120)
     if code is None:
         raise OutOfTime("importing PyTorch took longer than 120 s")
@@ -239,15 +263,16 @@ def environment(stage):
         stage.small = ["--small"]
     else:
         stage.limit = 8 << 30
+        stage.jobs = stage.arguments.jobs
 
 
 def training(script):
     """The same script under all three: gapless has to give the losses of PyTorch's own allocator, bit for bit."""
 
-    def body(stage):
+    def body(stage, runs):
         for policy in POLICIES:
-            stage.runs[policy] = stage.script(script, policy, *stage.small)
-        native, expandable, gapless = (stage.runs[policy] for policy in POLICIES)
+            runs[policy] = stage.script(script, policy, *stage.small)
+        native, expandable, gapless = (runs[policy] for policy in POLICIES)
         stage.expect(native, "native")
         stage.native[script] = native
         stage.expect(gapless, "gapless")
@@ -268,7 +293,7 @@ def training(script):
     return body
 
 
-def limited(stage):
+def limited(stage, runs):
     """The transformer under a limit close to what its tensors take: gapless has to survive with the same losses."""
     need_gpu(stage)
     script = "train_transformer.py"
@@ -277,10 +302,10 @@ def limited(stage):
         raise Skipped("the unlimited training told no peak to set the limit by")
     limit = int(unlimited["memory"]["peak_requested"] * LIMITED)
     for policy in POLICIES:
-        stage.runs[policy] = stage.script(script, policy, *stage.small, "--limit", str(limit))
+        runs[policy] = stage.script(script, policy, *stage.small, "--limit", str(limit))
     notes = [f"{mib(limit)} MiB, {LIMITED} times what the tensors take at once"]
-    notes += [f"{policy}: {last(run)}" for policy, run in stage.runs.items()]
-    gapless = stage.runs["gapless"]
+    notes += [f"{policy}: {last(run)}" for policy, run in runs.items()]
+    gapless = runs["gapless"]
     try:
         stage.expect(gapless, "gapless")
     except Failed as why:
@@ -318,43 +343,55 @@ def need_gpu(stage):
         raise Skipped("needs a GPU")
 
 
-def fragmentation(stage):
+def fragmentation(stage, runs):
     need_gpu(stage)
     for policy in POLICIES:
-        stage.runs[policy] = stage.script("fragmentation.py", policy, "--limit", str(stage.limit))
+        runs[policy] = stage.script("fragmentation.py", policy, "--limit", str(stage.limit))
     for policy in ("native", "gapless"):
-        stage.expect(stage.runs[policy], policy)
-    if stage.runs["gapless"]["outcome"] != "served":
-        raise Failed(f"gapless ran out of memory: {stage.runs['gapless']['message']}")
-    if stage.runs["native"]["outcome"] != "out of memory":
+        stage.expect(runs[policy], policy)
+    if runs["gapless"]["outcome"] != "served":
+        raise Failed(f"gapless ran out of memory: {runs['gapless']['message']}")
+    if runs["native"]["outcome"] != "out of memory":
         raise Failed("the native allocator served it too: the case shows nothing here")
-    expandable = stage.runs["expandable"]
+    expandable = runs["expandable"]
     return f"native: out of memory; expandable: {expandable.get('outcome', expandable.get('error'))}; gapless: served"
 
 
-def checks(script):
+def checks(script, limit=60):
     """A script that checks what it does. Where it fails on gapless, it is run on the native allocator, too."""
 
-    def body(stage):
+    def body(stage, runs):
         need_gpu(stage)
-        gapless = stage.runs["gapless"] = stage.script(script, "gapless")
+        gapless = runs["gapless"] = stage.script(script, "gapless", limit=limit)
         try:
             stage.expect(gapless, "gapless")
         except Failed as why:
-            native = stage.runs["native"] = stage.script(script, "native")
+            native = runs["native"] = stage.script(script, "native", limit=limit)
             raise type(why)(f"{why}; native: {native.get('error', 'ok')}") from None
         return f"{len(gapless['checks'])} checks"
 
     return body
 
 
-def cupy(stage):
+def pairs(stage, runs):
+    """An allocation and its free through `torch.cuda`, by size: what a call costs when memory is cached."""
+    need_gpu(stage)
+    for policy in POLICIES:
+        runs[policy] = stage.script("pairs.py", policy)
+    for policy in POLICIES:
+        stage.expect({**runs[policy], "memory": {**runs[policy].get("memory", {}), "expandable": True}}, policy)
+    times = ("/".join(f"{runs[policy]['pair_ns'][size]:.0f}" for policy in POLICIES) for size in runs["native"]["pair_ns"])
+    sizes = runs["native"]["pair_ns"]
+    return "ns a pair, " + "/".join(POLICIES) + ": " + ", ".join(f"{size} {ns}" for size, ns in zip(sizes, times))
+
+
+def cupy(stage, runs):
     need_gpu(stage)
     code, _, _, err = stage.process(["-c", "import cupy; cupy.cuda.runtime.getDeviceCount()"], limit=60)
     if code != 0:
         raise Skipped(f"CuPy is not there or does not start: {last_line(err) or f'exit code {code}'}")
     budget = min(stage.limit, 2 << 30)
-    run = stage.runs["gapless"] = stage.script(
+    run = runs["gapless"] = stage.script(
         "cupy_arrays.py", "cupy", limit=90, settings={"GAPLESS_CONF": f"budget:{budget}"}.items()
     )
     if "error" in run:
@@ -422,14 +459,20 @@ def figures(run):
 
 PARTS = {
     "mlp": training("train_mlp.py"),
-    "fragmentation": fragmentation,
     "transformer": training("train_transformer.py"),
+    "pairs": pairs,
     "graphs": checks("graphs.py"),
     "streams": checks("streams.py"),
-    "cupy": cupy,
+    "recovery": checks("recovery.py"),
+    "processes": checks("processes.py"),
+    "compiled": checks("compiled.py", limit=150),
+    "fragmentation": fragmentation,
     # Its limit comes from the part `transformer`.
     "limited": limited,
+    "cupy": cupy,
 }
+# These report times, and have the GPU and the processors to themselves.
+TIMED = ("mlp", "transformer", "pairs")
 
 
 def main():
@@ -438,6 +481,7 @@ def main():
     parser.add_argument("--table", help="where the results go, for a person (Markdown)")
     parser.add_argument("--seconds", type=float, default=240, help="the most for all parts together")
     parser.add_argument("--parts", type=lambda text: text.split(","), help=f"only these, of {', '.join(PARTS)}")
+    parser.add_argument("--jobs", type=int, default=4, help="parts at a time on a GPU of 20 GiB or more [4]")
     parser.add_argument("--simulated", action="store_true", help="say that the simulated driver runs no PyTorch")
     parser.add_argument("--plug-in", action="store_true", help="PyTorch may run on the plug-in, without an allocator object")
     parser.add_argument("--on-cpu", action="store_true", help="run the trainings on the processor: tries this file out")
@@ -453,20 +497,17 @@ def main():
 
     stage = Stage(arguments)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+        signal.signal(number, lambda number, _: (stage.end_all(), sys.exit(128 + number)))
     try:
         if arguments.simulated:
             stage.add("environment", "skipped", "PyTorch does not run on the simulated driver library")
             return stage.write()
-        wanted, arguments.parts = arguments.parts, None
         stage.part("environment", environment)
-        arguments.parts = wanted
         if stage.parts[0]["outcome"] == "ok":
-            for name, body in PARTS.items():
-                stage.part(name, body)
+            stage.run_parts({name: body for name, body in PARTS.items() if name in (arguments.parts or PARTS)})
         return stage.write()
     finally:
-        stage.end_child()
+        stage.end_all()
 
 
 if __name__ == "__main__":

@@ -51,6 +51,10 @@ print(json.dumps({"limit": limit, "live": 1, "free": 1, "wanted": 1, "hole": 1, 
 """,
     "graphs.py": "print(json.dumps({'checks': ['one', 'two'], 'memory': memory}))",
     "streams.py": "print(json.dumps({'checks': ['one'], 'memory': memory}))",
+    "recovery.py": "print(json.dumps({'checks': ['one'], 'memory': memory}))",
+    "processes.py": "print(json.dumps({'checks': ['one'], 'memory': memory}))",
+    "compiled.py": "print(json.dumps({'checks': ['one'], 'memory': memory}))",
+    "pairs.py": "print(json.dumps({'pair_ns': {'4 KiB': 250.4, '2 MiB': 300.0}, 'memory': {**memory, 'expandable': False}}))",
     "cupy_arrays.py": "print(json.dumps({'checks': ['one'], 'cupy': '1.0', 'conf': os.environ['GAPLESS_CONF']}))",
 }
 CUPY = "class cuda:\n    class runtime:\n        getDeviceCount = staticmethod(lambda: 1)\n"
@@ -95,8 +99,11 @@ def test_all_is_well(stage):
     code, parts, table, _, _ = stage(environment=settings)
     assert set(outcomes(parts).values()) == {"ok"}, outcomes(parts)
     assert code == 0
-    names = "environment mlp fragmentation transformer graphs streams cupy limited"
-    assert list(parts) == names.split()
+    timed = ["environment", "mlp", "transformer", "pairs"]
+    assert list(parts)[:4] == timed
+    others = "graphs streams recovery processes compiled fragmentation limited cupy"
+    assert sorted(list(parts)[4:]) == sorted(others.split())
+    assert "4 KiB 250/250/250, 2 MiB 300/300/300" in parts["pairs"]["reason"]
     assert list(parts["mlp"]["runs"]) == ["native", "expandable", "gapless"]
     assert parts["fragmentation"]["runs"]["native"]["limit"] == 8 << 30
     assert parts["cupy"]["runs"]["gapless"]["conf"] == f"budget:{2 << 30}"
@@ -188,6 +195,10 @@ def test_one_that_fails_does_not_keep_the_others(stage):
         "mlp": "failed",
         "fragmentation": "ok",
         "transformer": "ok",
+        "pairs": "ok",
+        "recovery": "ok",
+        "processes": "ok",
+        "compiled": "ok",
         "graphs": "failed",
         "streams": "failed",
         "cupy": "failed",
@@ -240,7 +251,7 @@ def test_it_ends_in_time_with_all_children(stage, tmp_path):
             file.write(f"{{os.getpid()}} {{child.pid}} ")
         time.sleep(600)
     """
-    code, parts, _, _, seconds = stage("--seconds", "6", "--parts", "graphs,streams", graphs=text)
+    code, parts, _, _, seconds = stage("--seconds", "6", "--jobs", "1", "--parts", "graphs,streams", graphs=text)
     assert code == 1 and seconds < 30
     assert outcomes(parts) == {"environment": "ok", "graphs": "out of time", "streams": "out of time"}
     assert "no time was left" in parts["streams"]["reason"]
@@ -281,10 +292,30 @@ def test_a_signal_ends_the_children_too(tmp_path, stage):
     assert json.loads((tmp_path / "out.json").read_text())["parts"][0]["outcome"] == "ok"
 
 
+def test_parts_run_side_by_side_and_timed_ones_alone(stage, tmp_path):
+    times = tmp_path / "times"
+    text = f"""
+        began = time.monotonic()
+        time.sleep(1)
+        with open({str(times)!r}, "a") as file:
+            file.write(f"{{os.path.basename(sys.argv[0])}} {{began}} {{time.monotonic()}}\\n")
+        print(json.dumps({{**training, "checks": ["one"], "pair_ns": {{}}}}))
+    """
+    parts = ("mlp", "pairs", "graphs", "streams")
+    code, parts, _, _, _ = stage("--parts", ",".join(parts), train_mlp=text, pairs=text, graphs=text, streams=text)
+    assert code == 0, parts
+    runs = sorted((float(began), float(ended), name) for name, began, ended in map(str.split, times.read_text().splitlines()))
+    alone = [run for run in runs if run[2] in ("train_mlp.py", "pairs.py")]
+    assert len(alone) == 6 and alone == runs[:6]
+    assert all(before[1] <= after[0] for before, after in zip(alone, runs[1:]))
+    assert runs[7][0] < runs[6][1], "graphs and streams did not run at once"
+
+
 def test_the_scripts_compile():
     for script in RUN.parent.glob("*.py"):
         text = script.read_text()
         compile(text, str(script), "exec")
-        # Programs as anybody writes them: only CuPy's, which has no other way, knows of gapless.
-        if script.name not in ("run.py", "cupy_arrays.py"):
+        # Programs as anybody writes them: only CuPy's, which has no other way, knows of gapless, and one that starts processes,
+        # since nothing is installed.
+        if script.name not in ("run.py", "cupy_arrays.py", "processes.py"):
             assert "import gapless" not in text and "gapless.torch" not in text

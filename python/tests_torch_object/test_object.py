@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import gc
+import json
 import os
 import pickle
 import sys
@@ -398,3 +399,15 @@ def test_copies_between_two_devices(peers):
     """
     out = run(code, GAPLESS_SIM_DEVICES="2")
     assert "[262144, 262144]" in out and "[0, 0]" in out
+
+
+GPU_SCRIPTS = Path(__file__).resolve().parents[1] / "gpu"
+
+
+@pytest.mark.parametrize("name", ["graphs", "streams", "processes", "pairs", "fragmentation"])
+def test_the_scripts_of_the_gpu_stage(name):
+    script = str(GPU_SCRIPTS / f"{name}.py")
+    out = run(None, "-m", "gapless.torch", script, "--no-kernels", GAPLESS_SIM_CAPACITY="6GiB")
+    found = json.loads(next(line for line in out.splitlines() if line.startswith('{"')))
+    assert found["memory"]["backend"] == "gapless"
+    assert found.get("checks") or found.get("pair_ns") or found["outcome"] == "served"

@@ -1,0 +1,79 @@
+"""Passes tensors between two processes with torch.multiprocessing, there and back, while the sender's other memory moves."""
+
+import os
+
+import measure
+import torch
+import torch.multiprocessing
+
+MIB = measure.MIB
+SIZES = (700, 300_000, 2 * MIB, 6 * MIB + 300)
+
+
+def filled(size, value):
+    return torch.full((size,), value, dtype=torch.uint8, device="cuda")
+
+
+def holds(block, value):
+    return int(block.min()) == int(block.max()) == value
+
+
+def start_gapless():
+    """A child process runs on what its parent runs on."""
+    if os.environ.get("PROCESSES_BACKEND") == "gapless":
+        import gapless.torch
+
+        gapless.torch.enable()
+
+
+def child(questions, answers):
+    start_gapless()
+    while (question := questions.get()) is not None:
+        value, blocks = question
+        seen = [(int(block.min()), int(block.max())) for block in blocks]
+        for block in blocks:
+            block.fill_(value + 100)
+        torch.cuda.synchronize()
+        del blocks, question
+        answers.put(seen)
+    back = [filled(size, 200 + number) for number, size in enumerate(SIZES)]
+    answers.put(back)
+    # The memory is the sender's: it lives until the receiver has looked.
+    questions.get()
+
+
+def main():
+    arguments = measure.parser(__doc__).parse_args()
+    checks = measure.Checks(kernels=not arguments.no_kernels)
+    torch.cuda.init()
+    os.environ["PROCESSES_BACKEND"] = torch.cuda.get_allocator_backend()
+    context = torch.multiprocessing.get_context("spawn")
+    questions, answers = context.Queue(), context.Queue()
+    other = context.Process(target=child, args=(questions, answers))
+    other.start()
+    for value in range(8):
+        sent = [filled(size, value) for size in SIZES]
+        around = [filled(4 * MIB, 77) for _ in range(32)]
+        questions.put((value, sent))
+        del around[::2]
+        # Needs the holes, so that chunks move while others are open in the other process.
+        joined = filled(64 * MIB, 99)
+        seen = answers.get(timeout=50)
+        checks.expect(seen == [(value, value)] * len(sent), "the receiver reads what was written")
+        checks.expect(all(holds(block, value + 100) for block in sent), "the sender reads what the receiver has written")
+        right = holds(joined, 99) and all(holds(block, 77) for block in around)
+        checks.expect(right, "blocks beside them keep their content")
+        del sent, around, joined
+    questions.put(None)
+    back = answers.get(timeout=50)
+    right = all(holds(block, 200 + number) for number, block in enumerate(back))
+    checks.expect(right, "what the other process sends is read here")
+    del back
+    questions.put(None)
+    other.join(timeout=50)
+    checks.expect(other.exitcode == 0, "the other process ends well")
+    measure.finish({"checks": checks.done})
+
+
+if __name__ == "__main__":
+    main()
