@@ -1,6 +1,8 @@
-"""Passes tensors between two processes with torch.multiprocessing, there and back, while the sender's other memory moves."""
+"""Passes tensors between two processes with torch.multiprocessing, there and back, while the sender's other memory moves; and
+reads what a process had sent that was killed."""
 
 import os
+import time
 
 import measure
 import torch
@@ -42,6 +44,26 @@ def child(questions, answers):
     questions.get()
 
 
+def killed(answers):
+    """Sends tensors, and is killed before it can end."""
+    start_gapless()
+    answers.put([filled(size, 100 + number) for number, size in enumerate(SIZES)])
+    time.sleep(600)
+
+
+def killed_sender(checks, context):
+    """What has arrived stays, whatever becomes of its sender. PyTorch's own memory is gone with the process."""
+    answers = context.Queue()
+    other = context.Process(target=killed, args=(answers,))
+    other.start()
+    blocks = answers.get(timeout=50)
+    other.kill()
+    other.join(timeout=50)
+    others = [filled(4 * MIB, 77) for _ in range(32)]
+    right = all(holds(block, 100 + number) for number, block in enumerate(blocks))
+    checks.expect(right and all(holds(block, 77) for block in others), "what a killed process had sent is still there")
+
+
 def main():
     arguments = measure.parser(__doc__).parse_args()
     checks = measure.Checks(kernels=not arguments.no_kernels)
@@ -72,6 +94,8 @@ def main():
     questions.put(None)
     other.join(timeout=50)
     checks.expect(other.exitcode == 0, "the other process ends well")
+    if torch.cuda.get_allocator_backend() == "gapless":
+        killed_sender(checks, context)
     measure.finish({"checks": checks.done})
 
 

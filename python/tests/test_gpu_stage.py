@@ -108,7 +108,7 @@ def test_all_is_well(stage):
     assert parts["fragmentation"]["runs"]["native"]["limit"] == 8 << 30
     assert parts["cupy"]["runs"]["gapless"]["conf"] == f"budget:{2 << 30}"
     assert "106 MiB" in parts["limited"]["reason"]
-    assert "| mlp | gapless | 100 | 101 | 150 | 1.500 | 2.00 | 6 | 1.000000 |" in table
+    assert "| mlp | gapless | 100 | 101 | 150 | 1.500 | 2.00 | 2.00, 2.00 | 6 | 1.000000 |" in table
     assert "Python" in table and "a device" in table
 
 
@@ -168,6 +168,29 @@ def test_losses_that_differ(stage):
     text = "training['losses'] = [float('nan')]; print(json.dumps(training))"
     code, parts, _, _, _ = stage("--parts", "mlp", train_mlp=text)
     assert code == 1
+
+
+def test_the_faster_of_two_runs_counts(stage, tmp_path):
+    runs = tmp_path / "runs"
+    text = f"""
+        with open({str(runs)!r}, "a") as file:
+            file.write(policy + "\\n")
+        training["step_ms"] = 5.0 - len(open({str(runs)!r}).read().split()) / 2
+        print(json.dumps(training))
+    """
+    code, parts, table, _, _ = stage("--parts", "mlp", train_mlp=text)
+    assert code == 0, parts
+    assert runs.read_text().split() == "native expandable gapless gapless expandable native".split()
+    assert parts["mlp"]["runs"]["gapless"]["step_ms"] == 3.0 and parts["mlp"]["runs"]["gapless"]["rounds_ms"] == [3.5, 3.0]
+    assert "| 2.00 | 4.50, 2.00 |" in table
+    text = f"""
+        with open({str(runs)!r}, "a") as file:
+            file.write(policy + "\\n")
+        training["losses"][2] += (policy == "gapless") * len(open({str(runs)!r}).read().split())
+        print(json.dumps(training))
+    """
+    code, parts, _, _, _ = stage("--parts", "mlp", train_mlp=text)
+    assert code == 1 and "two runs differ" in parts["mlp"]["reason"]
 
 
 def test_weights_that_differ(stage):
@@ -306,9 +329,9 @@ def test_parts_run_side_by_side_and_timed_ones_alone(stage, tmp_path):
     assert code == 0, parts
     runs = sorted((float(began), float(ended), name) for name, began, ended in map(str.split, times.read_text().splitlines()))
     alone = [run for run in runs if run[2] in ("train_mlp.py", "pairs.py")]
-    assert len(alone) == 6 and alone == runs[:6]
+    assert len(alone) == 9 and alone == runs[:9]
     assert all(before[1] <= after[0] for before, after in zip(alone, runs[1:]))
-    assert runs[7][0] < runs[6][1], "graphs and streams did not run at once"
+    assert runs[10][0] < runs[9][1], "graphs and streams did not run at once"
 
 
 def test_the_scripts_compile():

@@ -2,17 +2,20 @@
 //! for the others too, and with objects that were made before it.
 
 use gapless::driver::cuda::CudaDriver;
-use gapless::driver::cuda::sys::CUstreamCaptureMode_enum as capture_mode;
+use gapless::driver::cuda::sys::{
+    CUstreamCaptureMode_enum as capture_mode, CUstreamCaptureStatus_enum as capture_status,
+};
 use gapless::driver::{
     DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, MemoryDriver, StreamDriver, WorkDriver,
 };
 use gapless::{Allocator, StreamId};
 use serde_json::{Map, Value, json};
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 use crate::calls::{Call, Objects};
 use crate::graphs::{begin, begin_in, destroy_graph, end};
-use crate::{Question, WHOLE, reported};
+use crate::{Question, WHOLE, no_function, reported};
 
 pub(super) const CAPTURE_SAME_THREAD: Question = Question {
     id: "capture_same_thread",
@@ -150,6 +153,79 @@ pub(super) const CAPTURED_EVENT: Question = Question {
         Ok(Value::Object(answers))
     },
 };
+
+pub(super) const CAPTURE_BLOCKING: Question = Question {
+    id: "capture_blocking",
+    text: "Which calls about the legacy stream break the capture of a blocking stream by another thread in the relaxed mode?",
+    parts: WHOLE,
+    experiment: |driver| {
+        let mut answers = Map::new();
+        for (name, call) in LEGACY_CALLS {
+            let (stream, event) = (create_blocking(driver)?, driver.event_create()?);
+            driver.event_record(event, StreamId::DEFAULT)?;
+            driver.event_synchronize(event)?;
+            let relaxed = || {
+                let mut mode = capture_mode::CU_STREAM_CAPTURE_MODE_RELAXED;
+                // SAFETY: a valid parameter; the thread ends with its mode.
+                let result = unsafe { driver.raw().api().cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+                driver.raw().check(DriverCall::Stream, "cuThreadExchangeStreamCaptureMode", result)?;
+                let _current = driver.raw().enter(DriverCall::Stream)?;
+                call(driver, event)
+            };
+            answers.insert(name.to_owned(), during(driver, stream, || by_another_thread(relaxed))?);
+            driver.event_destroy(event)?;
+            driver.destroy_stream(stream)?;
+        }
+        Ok(Value::Object(answers))
+    },
+};
+
+/// A call about the legacy stream, or about an event that was recorded on it.
+type LegacyCall = fn(&CudaDriver, EventHandle) -> DriverResult<()>;
+
+const LEGACY_CALLS: [(&str, LegacyCall); 8] = [
+    ("is_capturing", |driver, _| {
+        let mut status = capture_status::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the legacy stream; a valid out-parameter.
+        let result = unsafe { driver.raw().api().cuStreamIsCapturing(null_mut(), &raw mut status) };
+        driver.raw().check(DriverCall::Stream, "cuStreamIsCapturing", result)
+    }),
+    ("capture_info", |driver, _| {
+        let Ok(function) = &driver.raw().optional().cuStreamGetCaptureInfo_v3 else {
+            return Err(no_function("cuStreamGetCaptureInfo_v3"));
+        };
+        let (mut status, mut id) = (capture_status::CU_STREAM_CAPTURE_STATUS_NONE, 0);
+        let nothing = (null_mut(), null_mut(), null_mut(), null_mut());
+        // SAFETY: the legacy stream; valid out-parameters, and null where that is allowed.
+        let result =
+            unsafe { function(null_mut(), &raw mut status, &raw mut id, nothing.0, nothing.1, nothing.2, nothing.3) };
+        driver.raw().check(DriverCall::Stream, "cuStreamGetCaptureInfo", result)
+    }),
+    ("id", |driver, _| {
+        let mut id = 0;
+        // SAFETY: the legacy stream; a valid out-parameter.
+        let result = unsafe { driver.raw().api().cuStreamGetId(null_mut(), &raw mut id) };
+        driver.raw().check(DriverCall::Stream, "cuStreamGetId", result)
+    }),
+    ("query", |driver, _| {
+        // SAFETY: the legacy stream.
+        let result = unsafe { driver.raw().api().cuStreamQuery(null_mut()) };
+        driver.raw().check(DriverCall::Stream, "cuStreamQuery", result)
+    }),
+    ("event_record", |driver, event| driver.event_record(event, StreamId::DEFAULT)),
+    ("event_query_of_one_from_before", |driver, event| driver.event_query(event).map(drop)),
+    ("event_synchronize_of_one_from_before", |driver, event| driver.event_synchronize(event)),
+    ("stream_wait", |driver, event| driver.stream_wait(StreamId::DEFAULT, event)),
+];
+
+/// A stream that waits for the legacy one, and the reverse.
+fn create_blocking(driver: &CudaDriver) -> DriverResult<StreamId> {
+    let _current = driver.raw().enter(DriverCall::Stream)?;
+    let mut stream = null_mut();
+    // SAFETY: a valid out-parameter.
+    let result = unsafe { driver.raw().api().cuStreamCreate(&raw mut stream, 0) };
+    driver.raw().check(DriverCall::Stream, "cuStreamCreate", result).map(|()| StreamId(stream as u64))
+}
 
 /// A call about a captured event, with another stream.
 type EventCall = fn(&CudaDriver, EventHandle, StreamId) -> DriverResult<()>;

@@ -3,11 +3,15 @@
 use std::time::{Duration, Instant};
 
 use gapless::driver::cuda::CudaDriver;
-use gapless::driver::{ChunkHandle, DriverResult, MemoryDriver};
+use gapless::driver::cuda::sys::{
+    CUmemAllocationHandleType_enum as handle_type, CUmemAllocationProp, CUmemAllocationType_enum as allocation_type,
+    CUmemLocation, CUmemLocationType_enum as location_type,
+};
+use gapless::driver::{ChunkHandle, DriverCall, DriverResult, MemoryDriver};
 use gapless::units::{ByteSize, GIB};
 use serde_json::{Value, json};
 
-use crate::{Question, WHOLE, median, micros, place, reserve_at_most, take_away, timed};
+use crate::{Question, WHOLE, median, micros, place, refusal, reserve_at_most, take_away, timed};
 
 pub(super) const CALLS_BY_SIZE: Question = Question {
     id: "calls_by_size",
@@ -37,6 +41,64 @@ pub(super) const RANGED_ACCESS: Question = Question {
         Ok(json!(rows?))
     },
 };
+
+pub(super) const CREATION_FLAGS: Question = Question {
+    id: "creation_flags",
+    text: "How many microseconds do the calls take for chunks that can be exported, or registered for RDMA, and for plain ones?",
+    parts: WHOLE,
+    experiment: |driver| {
+        let mut answer = serde_json::Map::new();
+        for (name, handles, rdma) in [
+            ("plain", handle_type::CU_MEM_HANDLE_TYPE_NONE, 0),
+            ("posix_fd", handle_type::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+            ("rdma", handle_type::CU_MEM_HANDLE_TYPE_NONE, 1),
+            ("posix_fd_and_rdma", handle_type::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 1),
+        ] {
+            let row = flags_row(driver, handles, rdma).unwrap_or_else(|error| refusal(&error));
+            answer.insert(name.to_owned(), row);
+        }
+        Ok(Value::Object(answer))
+    },
+};
+
+/// The means over chunks of one page, all of which are there at once.
+fn flags_row(driver: &CudaDriver, handles: handle_type, rdma: u8) -> DriverResult<Value> {
+    let (raw, page) = (driver.raw(), driver.granularity());
+    let count = (driver.memory_info()?.free / page / 4).clamp(1, FLAGGED_CHUNKS);
+    let mut properties = CUmemAllocationProp {
+        type_: allocation_type::CU_MEM_ALLOCATION_TYPE_PINNED,
+        location: CUmemLocation { type_: location_type::CU_MEM_LOCATION_TYPE_DEVICE, id: raw.device() },
+        requestedHandleTypes: handles,
+        ..CUmemAllocationProp::default()
+    };
+    properties.allocFlags.gpuDirectRDMACapable = rdma;
+    let create = |_| {
+        let mut chunk = 0;
+        // SAFETY: valid pointers.
+        let result = unsafe { raw.api().cuMemCreate(&raw mut chunk, page as usize, &raw const properties, 0) };
+        raw.check(DriverCall::Create, "cuMemCreate", result).map(|()| ChunkHandle(chunk))
+    };
+    let addr = driver.reserve(count * page, page)?;
+    let places = || (0..count).map(|at| addr.offset(at * page));
+    let (chunks, created) = timed(|| (0..count).map(create).collect::<DriverResult<Vec<_>>>())?;
+    let ((), mapped) = timed(|| places().zip(&chunks).try_for_each(|(at, &chunk)| driver.map(at, page, chunk)))?;
+    let ((), accessed) = timed(|| places().try_for_each(|at| driver.set_access(at, page)))?;
+    let ((), unmapped) = timed(|| places().try_for_each(|at| driver.unmap(at, page)))?;
+    let ((), released) = timed(|| chunks.into_iter().try_for_each(|chunk| driver.release(chunk)))?;
+    driver.address_free(addr, count * page)?;
+    let each = |time: Duration| micros(time / u32::try_from(count).unwrap_or(u32::MAX));
+    Ok(json!({
+        "chunks": count,
+        "create_us": each(created),
+        "map_us": each(mapped),
+        "set_access_us": each(accessed),
+        "unmap_us": each(unmapped),
+        "release_us": each(released),
+    }))
+}
+
+/// Enough for a mean, and few enough for a device in use.
+const FLAGGED_CHUNKS: u64 = 4096;
 
 pub(super) const THREADS: Question = Question {
     id: "threads",

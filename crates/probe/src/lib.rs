@@ -11,6 +11,7 @@
 //! rules.rs       what the driver accepts and refuses   peers.rs        access for other devices
 //! calls.rs       the calls that captures.rs tries      speed.rs        latency and bandwidth of memory
 //! allocators.rs  the driver's own allocators           measure.rs      the kernels behind speed.rs
+//! neighbours.rs  green and other contexts, resets
 //! ```
 
 mod addresses;
@@ -23,6 +24,7 @@ mod costs;
 mod graphs;
 mod handles;
 mod measure;
+mod neighbours;
 mod order;
 mod peers;
 mod rules;
@@ -117,6 +119,7 @@ impl Question {
         captures::CAPTURE_GUARDED,
         captures::CAPTURE_REQUEST,
         captures::CAPTURE_WAIT,
+        captures::CAPTURE_BLOCKING,
         graphs::GRAPH_REMAP,
         order::UNMAP_IN_USE,
         rules::SUB_SIZE_MAP,
@@ -128,8 +131,12 @@ impl Question {
         rules::FRESH_CONTENT,
         rules::EXPORT,
         contexts::WITHOUT_CONTEXT,
+        neighbours::GREEN_STREAMS,
+        neighbours::SECOND_CONTEXT,
+        neighbours::CONTEXT_RESET,
         rules::MEMORY_INFO,
         costs::CALLS_BY_SIZE,
+        costs::CREATION_FLAGS,
         costs::THREADS,
         addresses::RESERVATION,
         costs::MAPPINGS,

@@ -36,13 +36,17 @@ cuMemGetHandleForAddressRange cuMemGetAllocationPropertiesFromHandle cuMemAllocA
 cuDeviceGetPCIBusId cuDeviceGetUuid_v2
 cuStreamGetCtx_v2 cuStreamGetCaptureInfo_v3 cuStreamBeginCapture_v2 cuStreamEndCapture
 cuGraphInstantiateWithFlags cuGraphLaunch cuGraphDestroy cuGraphExecDestroy cuLaunchKernelEx
+cuCtxCreate_v4 cuCtxDestroy_v2 cuDevicePrimaryCtxReset_v2
+cuDeviceGetDevResource cuDevSmResourceSplitByCount cuDevResourceGenerateDesc
+cuGreenCtxCreate cuGreenCtxDestroy cuCtxFromGreenCtx cuGreenCtxStreamCreate
 ";
-const TYPES: [&str; 5] = [
+const TYPES: [&str; 6] = [
     "CUresult|CUdevice_attribute|CUstreamCaptureMode|CUstreamCaptureStatus|CUuuid|CUevent_flags|CUstream_flags",
     "CUmemAllocationProp|CUmemAccessDesc|CUmemLocation|CUmemGenericAllocationHandle",
     "CUmemAllocationHandleType|CUmemAccess_flags|CUmemAllocationGranularity_flags|CUmemAllocationType|CUmemLocationType",
     "CUmemRangeHandleType",
     "CUgraph|CUgraphExec|CUgraphNode|CUgraphEdgeData|cuuint64_t|CUlaunchConfig|CUlaunchAttribute|CUlaunchAttributeID|CUgreenCtx",
+    "CUctxCreateParams|CUdevResource|CUdevResourceDesc|CUdevResourceType|CUgreenCtxCreate_flags",
 ];
 const OPTIONS: [&str; 10] = [
     "--default-enum-style",

@@ -6,6 +6,17 @@ pub struct Optional {
     __library: ::libloading::Library,
     pub cuDeviceGetUuid_v2:
         Result<unsafe extern "C" fn(uuid: *mut CUuuid, dev: CUdevice) -> CUresult, ::libloading::Error>,
+    pub cuDevicePrimaryCtxReset_v2: Result<unsafe extern "C" fn(dev: CUdevice) -> CUresult, ::libloading::Error>,
+    pub cuCtxCreate_v4: Result<
+        unsafe extern "C" fn(
+            pctx: *mut CUcontext,
+            ctxCreateParams: *mut CUctxCreateParams,
+            flags: ::std::os::raw::c_uint,
+            dev: CUdevice,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuCtxDestroy_v2: Result<unsafe extern "C" fn(ctx: CUcontext) -> CUresult, ::libloading::Error>,
     pub cuDeviceGetPCIBusId: Result<
         unsafe extern "C" fn(
             pciBusId: *mut ::std::os::raw::c_char,
@@ -104,6 +115,50 @@ pub struct Optional {
         Result<unsafe extern "C" fn(hGraphExec: CUgraphExec, hStream: CUstream) -> CUresult, ::libloading::Error>,
     pub cuGraphExecDestroy: Result<unsafe extern "C" fn(hGraphExec: CUgraphExec) -> CUresult, ::libloading::Error>,
     pub cuGraphDestroy: Result<unsafe extern "C" fn(hGraph: CUgraph) -> CUresult, ::libloading::Error>,
+    pub cuGreenCtxCreate: Result<
+        unsafe extern "C" fn(
+            phCtx: *mut CUgreenCtx,
+            desc: CUdevResourceDesc,
+            dev: CUdevice,
+            flags: ::std::os::raw::c_uint,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuGreenCtxDestroy: Result<unsafe extern "C" fn(hCtx: CUgreenCtx) -> CUresult, ::libloading::Error>,
+    pub cuCtxFromGreenCtx:
+        Result<unsafe extern "C" fn(pContext: *mut CUcontext, hCtx: CUgreenCtx) -> CUresult, ::libloading::Error>,
+    pub cuDeviceGetDevResource: Result<
+        unsafe extern "C" fn(device: CUdevice, resource: *mut CUdevResource, type_: CUdevResourceType) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuDevSmResourceSplitByCount: Result<
+        unsafe extern "C" fn(
+            result: *mut CUdevResource,
+            nbGroups: *mut ::std::os::raw::c_uint,
+            input: *const CUdevResource,
+            remaining: *mut CUdevResource,
+            useFlags: ::std::os::raw::c_uint,
+            minCount: ::std::os::raw::c_uint,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuDevResourceGenerateDesc: Result<
+        unsafe extern "C" fn(
+            phDesc: *mut CUdevResourceDesc,
+            resources: *mut CUdevResource,
+            nbResources: ::std::os::raw::c_uint,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
+    pub cuGreenCtxStreamCreate: Result<
+        unsafe extern "C" fn(
+            phStream: *mut CUstream,
+            greenCtx: CUgreenCtx,
+            flags: ::std::os::raw::c_uint,
+            priority: ::std::os::raw::c_int,
+        ) -> CUresult,
+        ::libloading::Error,
+    >,
 }
 impl Optional {
     pub unsafe fn new<P>(path: P) -> Result<Self, ::libloading::Error>
@@ -120,6 +175,9 @@ impl Optional {
     {
         let __library = library.into();
         let cuDeviceGetUuid_v2 = unsafe { __library.get(b"cuDeviceGetUuid_v2\0") }.map(|sym| *sym);
+        let cuDevicePrimaryCtxReset_v2 = unsafe { __library.get(b"cuDevicePrimaryCtxReset_v2\0") }.map(|sym| *sym);
+        let cuCtxCreate_v4 = unsafe { __library.get(b"cuCtxCreate_v4\0") }.map(|sym| *sym);
+        let cuCtxDestroy_v2 = unsafe { __library.get(b"cuCtxDestroy_v2\0") }.map(|sym| *sym);
         let cuDeviceGetPCIBusId = unsafe { __library.get(b"cuDeviceGetPCIBusId\0") }.map(|sym| *sym);
         let cuMemGetHandleForAddressRange =
             unsafe { __library.get(b"cuMemGetHandleForAddressRange\0") }.map(|sym| *sym);
@@ -141,9 +199,19 @@ impl Optional {
         let cuGraphLaunch = unsafe { __library.get(b"cuGraphLaunch\0") }.map(|sym| *sym);
         let cuGraphExecDestroy = unsafe { __library.get(b"cuGraphExecDestroy\0") }.map(|sym| *sym);
         let cuGraphDestroy = unsafe { __library.get(b"cuGraphDestroy\0") }.map(|sym| *sym);
+        let cuGreenCtxCreate = unsafe { __library.get(b"cuGreenCtxCreate\0") }.map(|sym| *sym);
+        let cuGreenCtxDestroy = unsafe { __library.get(b"cuGreenCtxDestroy\0") }.map(|sym| *sym);
+        let cuCtxFromGreenCtx = unsafe { __library.get(b"cuCtxFromGreenCtx\0") }.map(|sym| *sym);
+        let cuDeviceGetDevResource = unsafe { __library.get(b"cuDeviceGetDevResource\0") }.map(|sym| *sym);
+        let cuDevSmResourceSplitByCount = unsafe { __library.get(b"cuDevSmResourceSplitByCount\0") }.map(|sym| *sym);
+        let cuDevResourceGenerateDesc = unsafe { __library.get(b"cuDevResourceGenerateDesc\0") }.map(|sym| *sym);
+        let cuGreenCtxStreamCreate = unsafe { __library.get(b"cuGreenCtxStreamCreate\0") }.map(|sym| *sym);
         Ok(Optional {
             __library,
             cuDeviceGetUuid_v2,
+            cuDevicePrimaryCtxReset_v2,
+            cuCtxCreate_v4,
+            cuCtxDestroy_v2,
             cuDeviceGetPCIBusId,
             cuMemGetHandleForAddressRange,
             cuMemGetAccess,
@@ -162,10 +230,34 @@ impl Optional {
             cuGraphLaunch,
             cuGraphExecDestroy,
             cuGraphDestroy,
+            cuGreenCtxCreate,
+            cuGreenCtxDestroy,
+            cuCtxFromGreenCtx,
+            cuDeviceGetDevResource,
+            cuDevSmResourceSplitByCount,
+            cuDevResourceGenerateDesc,
+            cuGreenCtxStreamCreate,
         })
     }
     pub unsafe fn cuDeviceGetUuid_v2(&self, uuid: *mut CUuuid, dev: CUdevice) -> CUresult {
         unsafe { (self.cuDeviceGetUuid_v2.as_ref().expect("Expected function, got error."))(uuid, dev) }
+    }
+    pub unsafe fn cuDevicePrimaryCtxReset_v2(&self, dev: CUdevice) -> CUresult {
+        unsafe { (self.cuDevicePrimaryCtxReset_v2.as_ref().expect("Expected function, got error."))(dev) }
+    }
+    pub unsafe fn cuCtxCreate_v4(
+        &self,
+        pctx: *mut CUcontext,
+        ctxCreateParams: *mut CUctxCreateParams,
+        flags: ::std::os::raw::c_uint,
+        dev: CUdevice,
+    ) -> CUresult {
+        unsafe {
+            (self.cuCtxCreate_v4.as_ref().expect("Expected function, got error."))(pctx, ctxCreateParams, flags, dev)
+        }
+    }
+    pub unsafe fn cuCtxDestroy_v2(&self, ctx: CUcontext) -> CUresult {
+        unsafe { (self.cuCtxDestroy_v2.as_ref().expect("Expected function, got error."))(ctx) }
     }
     pub unsafe fn cuDeviceGetPCIBusId(
         &self,
@@ -318,5 +410,72 @@ impl Optional {
     }
     pub unsafe fn cuGraphDestroy(&self, hGraph: CUgraph) -> CUresult {
         unsafe { (self.cuGraphDestroy.as_ref().expect("Expected function, got error."))(hGraph) }
+    }
+    pub unsafe fn cuGreenCtxCreate(
+        &self,
+        phCtx: *mut CUgreenCtx,
+        desc: CUdevResourceDesc,
+        dev: CUdevice,
+        flags: ::std::os::raw::c_uint,
+    ) -> CUresult {
+        unsafe { (self.cuGreenCtxCreate.as_ref().expect("Expected function, got error."))(phCtx, desc, dev, flags) }
+    }
+    pub unsafe fn cuGreenCtxDestroy(&self, hCtx: CUgreenCtx) -> CUresult {
+        unsafe { (self.cuGreenCtxDestroy.as_ref().expect("Expected function, got error."))(hCtx) }
+    }
+    pub unsafe fn cuCtxFromGreenCtx(&self, pContext: *mut CUcontext, hCtx: CUgreenCtx) -> CUresult {
+        unsafe { (self.cuCtxFromGreenCtx.as_ref().expect("Expected function, got error."))(pContext, hCtx) }
+    }
+    pub unsafe fn cuDeviceGetDevResource(
+        &self,
+        device: CUdevice,
+        resource: *mut CUdevResource,
+        type_: CUdevResourceType,
+    ) -> CUresult {
+        unsafe {
+            (self.cuDeviceGetDevResource.as_ref().expect("Expected function, got error."))(device, resource, type_)
+        }
+    }
+    pub unsafe fn cuDevSmResourceSplitByCount(
+        &self,
+        result: *mut CUdevResource,
+        nbGroups: *mut ::std::os::raw::c_uint,
+        input: *const CUdevResource,
+        remaining: *mut CUdevResource,
+        useFlags: ::std::os::raw::c_uint,
+        minCount: ::std::os::raw::c_uint,
+    ) -> CUresult {
+        unsafe {
+            (self.cuDevSmResourceSplitByCount.as_ref().expect("Expected function, got error."))(
+                result, nbGroups, input, remaining, useFlags, minCount,
+            )
+        }
+    }
+    pub unsafe fn cuDevResourceGenerateDesc(
+        &self,
+        phDesc: *mut CUdevResourceDesc,
+        resources: *mut CUdevResource,
+        nbResources: ::std::os::raw::c_uint,
+    ) -> CUresult {
+        unsafe {
+            (self.cuDevResourceGenerateDesc.as_ref().expect("Expected function, got error."))(
+                phDesc,
+                resources,
+                nbResources,
+            )
+        }
+    }
+    pub unsafe fn cuGreenCtxStreamCreate(
+        &self,
+        phStream: *mut CUstream,
+        greenCtx: CUgreenCtx,
+        flags: ::std::os::raw::c_uint,
+        priority: ::std::os::raw::c_int,
+    ) -> CUresult {
+        unsafe {
+            (self.cuGreenCtxStreamCreate.as_ref().expect("Expected function, got error."))(
+                phStream, greenCtx, flags, priority,
+            )
+        }
     }
 }

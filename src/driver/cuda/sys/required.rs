@@ -710,6 +710,134 @@ impl CUstreamCaptureMode_enum {
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct CUstreamCaptureMode_enum(pub ::std::os::raw::c_uint);
 pub use self::CUstreamCaptureMode_enum as CUstreamCaptureMode;
+impl CUexecAffinityType_enum {
+    pub const CU_EXEC_AFFINITY_TYPE_SM_COUNT: CUexecAffinityType_enum = CUexecAffinityType_enum(0);
+    pub const CU_EXEC_AFFINITY_TYPE_MAX: CUexecAffinityType_enum = CUexecAffinityType_enum(1);
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct CUexecAffinityType_enum(pub ::std::os::raw::c_uint);
+pub use self::CUexecAffinityType_enum as CUexecAffinityType;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct CUexecAffinitySmCount_st {
+    pub val: ::std::os::raw::c_uint,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CUexecAffinitySmCount_st"][::std::mem::size_of::<CUexecAffinitySmCount_st>() - 4usize];
+    ["Alignment of CUexecAffinitySmCount_st"][::std::mem::align_of::<CUexecAffinitySmCount_st>() - 4usize];
+    ["Offset of field: CUexecAffinitySmCount_st::val"][::std::mem::offset_of!(CUexecAffinitySmCount_st, val) - 0usize];
+};
+pub type CUexecAffinitySmCount_v1 = CUexecAffinitySmCount_st;
+pub type CUexecAffinitySmCount = CUexecAffinitySmCount_v1;
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct CUexecAffinityParam_st {
+    pub type_: CUexecAffinityType,
+    pub param: CUexecAffinityParam_st__bindgen_ty_1,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union CUexecAffinityParam_st__bindgen_ty_1 {
+    pub smCount: CUexecAffinitySmCount,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CUexecAffinityParam_st__bindgen_ty_1"]
+        [::std::mem::size_of::<CUexecAffinityParam_st__bindgen_ty_1>() - 4usize];
+    ["Alignment of CUexecAffinityParam_st__bindgen_ty_1"]
+        [::std::mem::align_of::<CUexecAffinityParam_st__bindgen_ty_1>() - 4usize];
+    ["Offset of field: CUexecAffinityParam_st__bindgen_ty_1::smCount"]
+        [::std::mem::offset_of!(CUexecAffinityParam_st__bindgen_ty_1, smCount) - 0usize];
+};
+impl Default for CUexecAffinityParam_st__bindgen_ty_1 {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CUexecAffinityParam_st"][::std::mem::size_of::<CUexecAffinityParam_st>() - 8usize];
+    ["Alignment of CUexecAffinityParam_st"][::std::mem::align_of::<CUexecAffinityParam_st>() - 4usize];
+    ["Offset of field: CUexecAffinityParam_st::type_"][::std::mem::offset_of!(CUexecAffinityParam_st, type_) - 0usize];
+    ["Offset of field: CUexecAffinityParam_st::param"][::std::mem::offset_of!(CUexecAffinityParam_st, param) - 4usize];
+};
+impl Default for CUexecAffinityParam_st {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+pub type CUexecAffinityParam_v1 = CUexecAffinityParam_st;
+pub type CUexecAffinityParam = CUexecAffinityParam_v1;
+impl CUcigDataType_enum {
+    pub const CIG_DATA_TYPE_D3D12_COMMAND_QUEUE: CUcigDataType_enum = CUcigDataType_enum(1);
+    pub const CIG_DATA_TYPE_NV_BLOB: CUcigDataType_enum = CUcigDataType_enum(2);
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct CUcigDataType_enum(pub ::std::os::raw::c_uint);
+pub use self::CUcigDataType_enum as CUcigDataType;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CUctxCigParam_st {
+    pub sharedDataType: CUcigDataType,
+    pub sharedData: *mut ::std::os::raw::c_void,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CUctxCigParam_st"][::std::mem::size_of::<CUctxCigParam_st>() - 16usize];
+    ["Alignment of CUctxCigParam_st"][::std::mem::align_of::<CUctxCigParam_st>() - 8usize];
+    ["Offset of field: CUctxCigParam_st::sharedDataType"]
+        [::std::mem::offset_of!(CUctxCigParam_st, sharedDataType) - 0usize];
+    ["Offset of field: CUctxCigParam_st::sharedData"][::std::mem::offset_of!(CUctxCigParam_st, sharedData) - 8usize];
+};
+impl Default for CUctxCigParam_st {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+pub type CUctxCigParam = CUctxCigParam_st;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CUctxCreateParams_st {
+    pub execAffinityParams: *mut CUexecAffinityParam,
+    pub numExecAffinityParams: ::std::os::raw::c_int,
+    pub cigParams: *mut CUctxCigParam,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CUctxCreateParams_st"][::std::mem::size_of::<CUctxCreateParams_st>() - 24usize];
+    ["Alignment of CUctxCreateParams_st"][::std::mem::align_of::<CUctxCreateParams_st>() - 8usize];
+    ["Offset of field: CUctxCreateParams_st::execAffinityParams"]
+        [::std::mem::offset_of!(CUctxCreateParams_st, execAffinityParams) - 0usize];
+    ["Offset of field: CUctxCreateParams_st::numExecAffinityParams"]
+        [::std::mem::offset_of!(CUctxCreateParams_st, numExecAffinityParams) - 8usize];
+    ["Offset of field: CUctxCreateParams_st::cigParams"]
+        [::std::mem::offset_of!(CUctxCreateParams_st, cigParams) - 16usize];
+};
+impl Default for CUctxCreateParams_st {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+pub type CUctxCreateParams = CUctxCreateParams_st;
 impl cudaError_enum {
     pub const CUDA_SUCCESS: cudaError_enum = cudaError_enum(0);
     pub const CUDA_ERROR_INVALID_VALUE: cudaError_enum = cudaError_enum(1);
@@ -988,6 +1116,93 @@ impl Default for CUmemAccessDesc_st {
 }
 pub type CUmemAccessDesc_v1 = CUmemAccessDesc_st;
 pub type CUmemAccessDesc = CUmemAccessDesc_v1;
+#[repr(C)]
+#[derive(Debug)]
+pub struct CUdevResourceDesc_st {
+    _unused: [u8; 0],
+}
+pub type CUdevResourceDesc = *mut CUdevResourceDesc_st;
+impl CUgreenCtxCreate_flags {
+    pub const CU_GREEN_CTX_DEFAULT_STREAM: CUgreenCtxCreate_flags = CUgreenCtxCreate_flags(1);
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct CUgreenCtxCreate_flags(pub ::std::os::raw::c_uint);
+impl CUdevResourceType {
+    pub const CU_DEV_RESOURCE_TYPE_INVALID: CUdevResourceType = CUdevResourceType(0);
+    pub const CU_DEV_RESOURCE_TYPE_SM: CUdevResourceType = CUdevResourceType(1);
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct CUdevResourceType(pub ::std::os::raw::c_uint);
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct CUdevSmResource_st {
+    pub smCount: ::std::os::raw::c_uint,
+    pub minSmPartitionSize: ::std::os::raw::c_uint,
+    pub smCoscheduledAlignment: ::std::os::raw::c_uint,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CUdevSmResource_st"][::std::mem::size_of::<CUdevSmResource_st>() - 12usize];
+    ["Alignment of CUdevSmResource_st"][::std::mem::align_of::<CUdevSmResource_st>() - 4usize];
+    ["Offset of field: CUdevSmResource_st::smCount"][::std::mem::offset_of!(CUdevSmResource_st, smCount) - 0usize];
+    ["Offset of field: CUdevSmResource_st::minSmPartitionSize"]
+        [::std::mem::offset_of!(CUdevSmResource_st, minSmPartitionSize) - 4usize];
+    ["Offset of field: CUdevSmResource_st::smCoscheduledAlignment"]
+        [::std::mem::offset_of!(CUdevSmResource_st, smCoscheduledAlignment) - 8usize];
+};
+pub type CUdevSmResource = CUdevSmResource_st;
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct CUdevResource_st {
+    pub type_: CUdevResourceType,
+    pub _internal_padding: [::std::os::raw::c_uchar; 92usize],
+    pub __bindgen_anon_1: CUdevResource_st__bindgen_ty_1,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union CUdevResource_st__bindgen_ty_1 {
+    pub sm: CUdevSmResource,
+    pub _oversize: [::std::os::raw::c_uchar; 48usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CUdevResource_st__bindgen_ty_1"][::std::mem::size_of::<CUdevResource_st__bindgen_ty_1>() - 48usize];
+    ["Alignment of CUdevResource_st__bindgen_ty_1"][::std::mem::align_of::<CUdevResource_st__bindgen_ty_1>() - 4usize];
+    ["Offset of field: CUdevResource_st__bindgen_ty_1::sm"]
+        [::std::mem::offset_of!(CUdevResource_st__bindgen_ty_1, sm) - 0usize];
+    ["Offset of field: CUdevResource_st__bindgen_ty_1::_oversize"]
+        [::std::mem::offset_of!(CUdevResource_st__bindgen_ty_1, _oversize) - 0usize];
+};
+impl Default for CUdevResource_st__bindgen_ty_1 {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CUdevResource_st"][::std::mem::size_of::<CUdevResource_st>() - 144usize];
+    ["Alignment of CUdevResource_st"][::std::mem::align_of::<CUdevResource_st>() - 4usize];
+    ["Offset of field: CUdevResource_st::type_"][::std::mem::offset_of!(CUdevResource_st, type_) - 0usize];
+    ["Offset of field: CUdevResource_st::_internal_padding"]
+        [::std::mem::offset_of!(CUdevResource_st, _internal_padding) - 4usize];
+};
+impl Default for CUdevResource_st {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+pub type CUdevResource_v1 = CUdevResource_st;
+pub type CUdevResource = CUdevResource_v1;
 pub struct Required {
     __library: ::libloading::Library,
     pub cuGetErrorString: unsafe extern "C" fn(error: CUresult, pStr: *mut *const ::std::os::raw::c_char) -> CUresult,
