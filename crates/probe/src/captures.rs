@@ -132,6 +132,10 @@ pub(super) const CAPTURED_EVENT: Question = Question {
             let outcome = recorded.and_then(|()| call(driver, event, other));
             let captured = end(driver, stream);
             let afterwards = driver.event_query(event);
+            let synchronized = driver.event_synchronize(event);
+            let fresh = driver.create_stream()?;
+            let waited = driver.stream_wait(fresh, event);
+            driver.destroy_stream(fresh)?;
             if let Ok(graph) = captured {
                 destroy_graph(driver, graph)?;
             }
@@ -142,6 +146,8 @@ pub(super) const CAPTURED_EVENT: Question = Question {
                     "call": reported(&outcome),
                     "capture": reported(&captured),
                     "query_afterwards": reported(&afterwards),
+                    "synchronize_afterwards": reported(&synchronized),
+                    "wait_afterwards": reported(&waited),
                     "recorded_again_outside": reported(&again),
                 }),
             );
