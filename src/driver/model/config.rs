@@ -44,14 +44,23 @@ pub struct CostTable {
     pub create: f64,
     /// The part of `create` that grows with the size, for each MiB.
     pub create_per_mib: f64,
-    /// One `map`.
+    /// The fixed part of `map`.
     pub map: f64,
-    /// One `set_access`, for each mapping in the range.
+    /// The part of `map` that grows with the size, for each MiB.
+    pub map_per_mib: f64,
+    /// The fixed part of `set_access`, for each mapping in the range.
     pub set_access_per_chunk: f64,
-    /// One `unmap`, for each mapping in the range.
+    /// The part of `set_access` that grows with the size, for each MiB in the range.
+    pub set_access_per_mib: f64,
+    /// The fixed part of `unmap`, for each mapping in the range.
     pub unmap_per_chunk: f64,
-    /// One `release`.
+    /// The part of `unmap` that grows with the size, for each MiB in the range.
+    pub unmap_per_mib: f64,
+    /// The fixed part of `release`.
     pub release: f64,
+    /// The part of `release` that grows with the size, for each MiB. It is that of freeing the memory: if the chunk is still
+    /// mapped, the `unmap` of its last mapping takes it.
+    pub release_per_mib: f64,
     /// One `reserve`.
     pub reserve: f64,
     /// One `address_free`.
@@ -62,15 +71,20 @@ pub struct CostTable {
     pub event_query: f64,
 }
 
+/// The costs that the literature names. They have not been measured.
 impl Default for CostTable {
     fn default() -> Self {
         Self {
             create: 30.0,
             create_per_mib: 1.9,
             map: 1.5,
+            map_per_mib: 0.0,
             set_access_per_chunk: 40.0,
+            set_access_per_mib: 0.0,
             unmap_per_chunk: 30.0,
+            unmap_per_mib: 0.0,
             release: 30.0,
+            release_per_mib: 0.0,
             reserve: 5.0,
             address_free: 2.0,
             event_record: 1.0,

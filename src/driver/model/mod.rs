@@ -223,21 +223,22 @@ impl MemoryDriver for ModelDriver {
     fn create(&self, bytes: u64) -> DriverResult<ChunkHandle> {
         let mut state = self.call(DriverCall::Create, self.costs.create);
         enforce(DriverCall::Create, state.ledger.check_create(bytes))?;
-        #[allow(clippy::cast_precision_loss, reason = "a cost")]
-        let mib = bytes as f64 / MIB as f64;
-        state.modelled_micros += self.costs.create_per_mib * mib;
+        state.modelled_micros += self.costs.create_per_mib * mib_of(bytes);
         Ok(state.ledger.create(bytes, 0))
     }
 
     fn release(&self, chunk: ChunkHandle) -> DriverResult<()> {
         let mut state = self.call(DriverCall::Release, self.costs.release);
-        enforce(DriverCall::Release, state.ledger.release(chunk))?;
+        if let Some(freed) = enforce(DriverCall::Release, state.ledger.release(chunk))? {
+            state.modelled_micros += self.costs.release_per_mib * mib_of(freed.bytes);
+        }
         Ok(())
     }
 
     fn map(&self, addr: DeviceAddr, bytes: u64, chunk: ChunkHandle) -> DriverResult<()> {
         let mut state = self.call(DriverCall::Map, self.costs.map);
         enforce(DriverCall::Map, state.ledger.check_map(addr, bytes, chunk))?;
+        state.modelled_micros += self.costs.map_per_mib * mib_of(bytes);
         state.ledger.map(addr, bytes, chunk);
         Ok(())
     }
@@ -245,7 +246,8 @@ impl MemoryDriver for ModelDriver {
     fn set_access(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
         let mut state = self.call(DriverCall::SetAccess, 0.0);
         let tiles = enforce(DriverCall::SetAccess, state.ledger.check_set_access(addr, bytes))?;
-        state.modelled_micros += self.costs.set_access_per_chunk * f64_of(tiles);
+        state.modelled_micros +=
+            self.costs.set_access_per_chunk * f64_of(tiles) + self.costs.set_access_per_mib * mib_of(bytes);
         state.ledger.set_access(addr, bytes);
         Ok(())
     }
@@ -261,8 +263,11 @@ impl MemoryDriver for ModelDriver {
             );
             broken(DriverCall::Unmap, &text);
         }
-        state.modelled_micros += self.costs.unmap_per_chunk * f64_of(tiles);
-        state.ledger.unmap(addr, bytes, |_| ());
+        let mut freed = 0;
+        state.ledger.unmap(addr, bytes, |chunk| freed += chunk.bytes);
+        state.modelled_micros += self.costs.unmap_per_chunk * f64_of(tiles)
+            + self.costs.unmap_per_mib * mib_of(bytes)
+            + self.costs.release_per_mib * mib_of(freed);
         Ok(())
     }
 }
@@ -370,6 +375,11 @@ fn f64_of(count: usize) -> f64 {
     count as f64
 }
 
+#[allow(clippy::cast_precision_loss, reason = "a cost")]
+fn mib_of(bytes: u64) -> f64 {
+    bytes as f64 / MIB as f64
+}
+
 /// The first reservation starts one page above: aligned to a page and, unless asked for, to nothing more.
 const FIRST_ADDRESS: u64 = 1 << 36;
 
@@ -415,6 +425,37 @@ mod tests {
         assert!((driver.modelled_time().as_secs_f64() * 1e6 - micros).abs() < 1e-3);
         let all: u64 = driver.calls().iter().map(|(_, count)| count).sum();
         assert_eq!((driver.calls().total(), driver.calls()[DriverCall::AddressFree], all), (9, 1, 13));
+    }
+
+    /// What a call has added to the modelled time, in microseconds.
+    fn cost_of<T>(driver: &ModelDriver, call: impl FnOnce() -> DriverResult<T>) -> (T, f64) {
+        let before = driver.state.lock().modelled_micros;
+        let value = call().unwrap();
+        let after = driver.state.lock().modelled_micros;
+        (value, after - before)
+    }
+
+    #[test]
+    fn the_parts_that_grow_with_the_size_are_those_of_what_the_call_is_about() {
+        let costs = CostTable {
+            create_per_mib: 0.1,
+            map_per_mib: 0.2,
+            set_access_per_mib: 0.3,
+            unmap_per_mib: 0.4,
+            release_per_mib: 0.5,
+            ..CostTable::default()
+        };
+        let driver = ModelDriver::new(ModelConfig { costs, ..ModelConfig::default() });
+        let near = |(_, micros): (_, f64), expected: f64| assert!((micros - expected).abs() < 1e-6, "{micros}");
+        let addr = driver.reserve(12 * PAGE, PAGE).unwrap();
+        let (small, large) = (driver.create(PAGE).unwrap(), driver.create(8 * PAGE).unwrap());
+        near(cost_of(&driver, || driver.map(addr, PAGE, small)), 1.5 + 2.0 * 0.2);
+        near(cost_of(&driver, || driver.map(addr.offset(PAGE), 8 * PAGE, large)), 1.5 + 16.0 * 0.2);
+        near(cost_of(&driver, || driver.set_access(addr, 9 * PAGE)), 2.0 * 40.0 + 18.0 * 0.3);
+        // Its memory is freed by the unmap, that of the other one by its release.
+        near(cost_of(&driver, || driver.release(large)), 30.0);
+        near(cost_of(&driver, || driver.unmap(addr, 9 * PAGE)), 2.0 * 30.0 + 18.0 * 0.4 + 16.0 * 0.5);
+        near(cost_of(&driver, || driver.release(small)), 30.0 + 2.0 * 0.5);
     }
 
     #[test]
