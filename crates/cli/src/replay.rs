@@ -5,7 +5,7 @@ use super::table;
 use super::{Failure, Outcome, printable, progress};
 use clap::{Args, ValueEnum};
 use gapless::driver::cuda::{CudaDriver, OpenError};
-use gapless::driver::{DriverError, WorkDriver};
+use gapless::driver::{CostTable, DriverError, WorkDriver};
 use gapless::{ByteSize, ChunkPolicy, StreamId};
 use gapless_trace::advice::{AdviceOptions, PolicyOutcome, advise};
 use gapless_trace::caching::CachingSettings;
@@ -78,6 +78,10 @@ pub(super) struct ReplayArguments {
     #[arg(long, value_name = "OPS", default_value_t = 0)]
     lag: u64,
 
+    /// Costs of driver calls that the modelled driver time follows: the literature's, or those measured on an H100
+    #[arg(long, value_enum, default_value_t = CostsArgument::Literature)]
+    costs: CostsArgument,
+
     /// Also write a page to look at, of the same policies on a simulated device: memory over time, the address space. One
     /// file, which needs no network
     #[arg(long, value_name = "OUT.html")]
@@ -99,6 +103,21 @@ enum DriverKind {
 enum VerifyArgument {
     Whole,
     Edges,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum CostsArgument {
+    Literature,
+    H100,
+}
+
+impl CostsArgument {
+    fn table(self) -> CostTable {
+        match self {
+            Self::Literature => CostTable::default(),
+            Self::H100 => CostTable::h100(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -347,7 +366,10 @@ impl Job<'_> {
             progress: Some(&progress),
         };
         match &self.place {
-            Place::Model => replay(self.trace, Arc::new(self.device.model()), &options),
+            Place::Model => {
+                let model = self.device.model_with_costs(self.arguments.costs.table());
+                replay(self.trace, Arc::new(model), &options)
+            }
             Place::Host => replay(self.trace, Arc::new(self.device.host()?), &options),
             Place::Gpu(gpu) => replay(self.trace, Arc::clone(&gpu.driver), &options),
         }

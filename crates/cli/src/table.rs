@@ -11,9 +11,10 @@ use std::io::{self, Write};
 /// trace.
 pub(super) fn write(out: &mut impl Write, results: &[ReplayResult]) -> io::Result<()> {
     let Some(first) = results.first() else { return Ok(()) };
+    let costs = first.costs.map(|costs| format!(", costs: {costs}")).unwrap_or_default();
     writeln!(
         out,
-        "{}: {}, peak live {}, on a {} device of {}",
+        "{}: {}, peak live {}, on a {} device of {}{costs}",
         printable(&first.trace),
         count(first.ops, "op"),
         ByteSize(first.peak_live_bytes),

@@ -58,6 +58,7 @@ fn json_has_the_keys_that_tools_rely_on() {
         keys,
         [
             "capacity_bytes",
+            "costs",
             "driver",
             "driver_calls",
             "driver_calls_per_step",
@@ -76,6 +77,7 @@ fn json_has_the_keys_that_tools_rely_on() {
     assert_eq!(object["trace"], "vit_l_multiscale");
     assert_eq!(object["policy"], "caching");
     assert_eq!(object["driver"], "model");
+    assert_eq!(object["costs"], "literature");
     assert_eq!(object["capacity_bytes"], 40_u64 << 30);
     assert_eq!(object["ops"], 72_672);
     assert_eq!(object["peak_live_bytes"], 28_419_688_660_u64);
@@ -138,6 +140,7 @@ fn bad_arguments_are_two_and_say_what_to_do() {
         (&["replay", "--chunk", "0", VIT], "2MiB"),
         (&["replay", "--driver", "abacus", VIT], "model"),
         (&["replay", "--lag=-1", VIT], "--lag"),
+        (&["replay", "--costs", "free", VIT], "literature"),
         (&["replay", "--scale", "0", VIT], "2.5"),
         (&["replay", "--scale", "inf", VIT], "2.5"),
         (&["replya", VIT], "replay"),
@@ -272,6 +275,30 @@ fn settings_reach_the_allocator() {
     assert!(calls(&["--chunk", "32MiB"]) < calls(&["--chunk", "2MiB"]) / 4);
     // Never to prefer remapping to new memory is a setting like any other.
     assert!(calls(&["--slack", "inf"]) > 0);
+}
+
+#[test]
+fn modelled_time_has_the_name_of_its_costs_beside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(&folder, "t.trace", "a 1 8388608 0\nf 1\n");
+    let replay = |arguments: &[&str]| {
+        let output = gapless(&[&["replay", "--policy", "gapless", text(&path)], arguments].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        output
+    };
+    let result = |arguments: &[&str]| results(&replay(&[&["--json"], arguments].concat())).remove(0);
+    let (usual, literature, h100) = (result(&[]), result(&["--costs", "literature"]), result(&["--costs", "h100"]));
+    assert_eq!((&usual["costs"], &h100["costs"]), (&"literature".into(), &"h100".into()));
+    assert_eq!(usual["modelled_driver_seconds"], literature["modelled_driver_seconds"]);
+    assert_eq!(h100["driver_calls"], literature["driver_calls"]);
+    assert_ne!(h100["modelled_driver_seconds"], literature["modelled_driver_seconds"]);
+    let host = result(&["--driver", "host", "--costs", "h100"]);
+    assert_eq!((&host["costs"], &host["modelled_driver_seconds"]), (&Value::Null, &Value::Null));
+    for costs in ["literature", "h100"] {
+        let table = String::from_utf8(replay(&["--costs", costs]).stdout).unwrap();
+        let headline = table.lines().next().unwrap();
+        assert!(headline.ends_with(&format!(", costs: {costs}")), "{headline}");
+    }
 }
 
 #[test]

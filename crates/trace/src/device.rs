@@ -3,7 +3,7 @@
 use crate::Trace;
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::{
-    ChunkHandle, DriverError, DriverResult, HostConfig, HostDriver, MemoryDriver, ModelConfig, ModelDriver,
+    ChunkHandle, CostTable, DriverError, DriverResult, HostConfig, HostDriver, MemoryDriver, ModelConfig, ModelDriver,
 };
 use gapless::units::{ByteSize, MIB, round_down, round_up};
 use std::sync::Arc;
@@ -61,9 +61,15 @@ impl Device {
         }
     }
 
-    /// Creates a simulated device with these properties.
+    /// Creates a simulated device with these properties, whose calls cost what the default table says.
     pub fn model(&self) -> ModelDriver {
+        self.model_with_costs(CostTable::default())
+    }
+
+    /// Creates a simulated device with these properties and another table of costs.
+    pub fn model_with_costs(&self, costs: CostTable) -> ModelDriver {
         ModelDriver::new(ModelConfig {
+            costs,
             capacity_bytes: self.capacity_bytes.saturating_add(self.external_bytes),
             external_bytes: self.external_bytes,
             lag_ops: self.lag_ops,

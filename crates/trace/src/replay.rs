@@ -41,6 +41,11 @@ pub trait ReplayDriver: WorkDriver {
         None
     }
 
+    /// Returns the name of the table that [`modelled_time`](Self::modelled_time) follows, if the driver has a clock for that.
+    fn costs(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Broken rules of the driver contract that it noted rather than panicked at.
     fn violations(&self) -> Vec<String> {
         Vec::new()
@@ -57,6 +62,10 @@ impl ReplayDriver for ModelDriver {
 
     fn modelled_time(&self) -> Option<Duration> {
         Some(Self::modelled_time(self))
+    }
+
+    fn costs(&self) -> Option<&'static str> {
+        Some(Self::costs(self).name())
     }
 }
 
@@ -128,6 +137,10 @@ pub struct ReplayResult {
     pub steps: u64,
     /// Modelled time of the driver calls on a device, in seconds; null on drivers without a cost table.
     pub modelled_driver_seconds: Option<f64>,
+    /// Name of the cost table that this time follows ([`CostTable::name`]); null on drivers without one.
+    ///
+    /// [`CostTable::name`]: gapless::driver::CostTable::name
+    pub costs: Option<&'static str>,
     /// Processor time per op that ran, without driver calls, in nanoseconds.
     pub ns_per_op: f64,
 }
@@ -280,6 +293,7 @@ fn run<D: ReplayDriver, P: Policy>(
         driver_calls_per_step: calls_per_step,
         host_waits: stats.host_waits,
         modelled_driver_seconds: modelled.zip(modelled_before).map(|(end, start)| (end - start).as_secs_f64()),
+        costs: driver.inner().costs(),
         #[allow(clippy::cast_precision_loss, reason = "traces have far fewer than 2^52 ops")]
         ns_per_op: own.as_nanos() as f64 / done.max(1) as f64,
     })
