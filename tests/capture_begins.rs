@@ -1,5 +1,5 @@
-//! A capture that another thread begins at any call of the driver, in the simulated `libcuda.so.1`: the allocator neither
-//! breaks the capture nor is broken by it.
+//! A capture that another thread begins at any call of the driver, and ends after the work or a few calls later, in the simulated
+//! `libcuda.so.1`: the allocator neither breaks the capture nor is broken by it.
 
 mod simulated;
 
@@ -12,6 +12,7 @@ use gapless::driver::cuda::sys::{
 use gapless::units::MIB;
 use gapless::{Allocator, DeviceAddr, StreamId};
 use simulated::{library, with_settings};
+use std::cell::Cell;
 use std::ffi::{CString, c_char, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ struct Capturer {
     begun: Receiver<()>,
     end: Sender<()>,
     ended: Receiver<code>,
+    is_capturing: Cell<bool>,
 }
 
 impl Capturer {
@@ -59,34 +61,50 @@ impl Capturer {
                     .unwrap();
             }
         });
-        Self { begin, begun, end, ended }
+        Self { begin, begun, end, ended, is_capturing: Cell::new(false) }
     }
 
     fn begin(&self, stream: StreamId) {
         self.begin.send(stream).unwrap();
         self.begun.recv().unwrap();
+        self.is_capturing.set(true);
     }
 
     fn end(&self) -> code {
         self.end.send(()).unwrap();
+        self.is_capturing.set(false);
         self.ended.recv().unwrap()
     }
 }
 
-/// The capture that is to begin in the midst of a call, and the stream.
-type Planned<'a> = (&'a Capturer, StreamId);
+/// The capture that is to begin in the midst of a call.
+struct Planned<'a> {
+    capturer: &'a Capturer,
+    stream: StreamId,
+    /// It ends before the call of this number after the one before which it begins; else after the work.
+    ends_at: Option<u64>,
+    outcome: Cell<Option<code>>,
+}
 
 extern "C" fn begin_capture(planned: *mut c_void) {
     // SAFETY: the test keeps it until the interruption has run or was withdrawn.
-    let (capturer, stream) = unsafe { &*planned.cast::<Planned<'_>>() };
-    capturer.begin(*stream);
+    let planned = unsafe { &*planned.cast::<Planned<'_>>() };
+    planned.capturer.begin(planned.stream);
+    if let Some(call) = planned.ends_at {
+        interrupt(call, end_capture, planned);
+    }
+}
+
+extern "C" fn end_capture(planned: *mut c_void) {
+    // SAFETY: as above.
+    let planned = unsafe { &*planned.cast::<Planned<'_>>() };
+    planned.outcome.set(Some(planned.capturer.end()));
 }
 
 type BeforeCall =
     unsafe extern "C" fn(*const c_char, u64, Option<extern "C" fn(*mut c_void)>, *mut c_void, *mut bool) -> u32;
 
-/// Runs `work`, and begins a capture of the stream at the driver call of that number. Returns whether there was one.
-fn with_capture_at(call: u64, planned: &Planned<'_>, work: impl FnOnce()) -> bool {
+fn before_call() -> BeforeCall {
     let name = CString::new(library().to_str().unwrap()).unwrap();
     // SAFETY: a NUL-terminated path of a library that is loaded.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
@@ -94,15 +112,27 @@ fn with_capture_at(call: u64, planned: &Planned<'_>, work: impl FnOnce()) -> boo
     let function = unsafe { libc::dlsym(handle, c"gapless_sim_before_call".as_ptr()) };
     assert!(!function.is_null());
     // SAFETY: the type of that function.
-    let before_call = unsafe { std::mem::transmute::<*mut c_void, BeforeCall>(function) };
+    unsafe { std::mem::transmute::<*mut c_void, BeforeCall>(function) }
+}
+
+/// Has `what` called before the driver call of that number, counted from now.
+fn interrupt(call: u64, what: extern "C" fn(*mut c_void), planned: &Planned<'_>) {
     let data = std::ptr::from_ref(planned).cast_mut().cast();
-    // SAFETY: the data outlive the work, and the interruption is withdrawn after it.
-    unsafe { before_call(std::ptr::null(), call, Some(begin_capture), data, null_mut()) };
+    // SAFETY: the caller keeps what is planned until it has happened or was withdrawn.
+    unsafe { before_call()(std::ptr::null(), call, Some(what), data, null_mut()) };
+}
+
+/// Runs `work`, and begins the capture at the driver call of that number. Returns how it ended, if it began.
+fn with_capture_at(call: u64, planned: &Planned<'_>, work: impl FnOnce()) -> Option<code> {
+    interrupt(call, begin_capture, planned);
     work();
     let mut left = false;
-    // SAFETY: a valid out-parameter.
-    unsafe { before_call(std::ptr::null(), 0, None, null_mut(), &raw mut left) };
-    !left
+    // SAFETY: a valid out-parameter; nothing is called any more.
+    unsafe { before_call()(std::ptr::null(), 0, None, null_mut(), &raw mut left) };
+    match planned.outcome.get() {
+        None if planned.capturer.is_capturing.get() => Some(planned.capturer.end()),
+        outcome => outcome,
+    }
 }
 
 struct World {
@@ -160,28 +190,42 @@ impl World {
     }
 }
 
+fn at_every_call(ends_at: Option<u64>) {
+    let capturer = Capturer::start();
+    for call in 0.. {
+        let world = World::new();
+        let prepared = world.prepare();
+        let planned =
+            Planned { capturer: &capturer, stream: world.streams[CAPTURED], ends_at, outcome: Cell::new(None) };
+        let outcome = with_capture_at(call, &planned, || world.work(prepared));
+        assert!(
+            outcome.is_none_or(|outcome| outcome == code::CUDA_SUCCESS),
+            "the capture was broken that began at call {call}"
+        );
+        // Nothing is left behind: every stream can have all of the device.
+        for stream in 0..world.streams.len() {
+            let all = world.alloc(16, stream);
+            assert!(all.is_some(), "memory was lost at call {call}");
+            world.free([all]);
+        }
+        world.allocator.close().unwrap();
+        if outcome.is_none() {
+            assert!(call > 100, "only {call} calls");
+            break;
+        }
+    }
+}
+
 #[test]
 fn a_capture_that_begins_at_any_call_neither_breaks_nor_is_broken() {
-    with_settings("a_capture_that_begins_at_any_call_neither_breaks_nor_is_broken", &[], || {
-        let capturer = Capturer::start();
-        for call in 0.. {
-            let world = World::new();
-            let prepared = world.prepare();
-            let begun = with_capture_at(call, &(&capturer, world.streams[CAPTURED]), || world.work(prepared));
-            if begun {
-                assert_eq!(capturer.end(), code::CUDA_SUCCESS, "the capture was broken that began at call {call}");
-            }
-            // Nothing is left behind: every stream can have all of the device.
-            for stream in 0..world.streams.len() {
-                let all = world.alloc(16, stream);
-                assert!(all.is_some(), "memory was lost at call {call}");
-                world.free([all]);
-            }
-            world.allocator.close().unwrap();
-            if !begun {
-                assert!(call > 100, "only {call} calls");
-                break;
-            }
-        }
+    let name = "a_capture_that_begins_at_any_call_neither_breaks_nor_is_broken";
+    with_settings(name, &[], || at_every_call(None));
+}
+
+/// An event that a capture has caught unseen is none of the stream's, whatever the driver answers about it afterwards.
+#[test]
+fn a_capture_that_has_ended_a_few_calls_later_leaves_nothing() {
+    with_settings("a_capture_that_has_ended_a_few_calls_later_leaves_nothing", &[], || {
+        (1..=4).for_each(|calls| at_every_call(Some(calls)));
     });
 }

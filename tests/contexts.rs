@@ -265,11 +265,13 @@ fn streams_of_a_green_context_are_streams_of_the_device() {
     });
 }
 
-/// After `cudaDeviceReset` nothing of the device is touched, and whoever opens it again can use it.
+/// After `cudaDeviceReset` an allocator serves nothing more and gives its memory back, which survives the reset. Whoever opens the
+/// device again can use it.
 #[test]
 fn a_reset_is_noticed() {
     with_settings("a_reset_is_noticed", &[], || {
         let driver = Arc::new(open(0));
+        let free = driver.memory_info().unwrap().free;
         let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
         let stream = driver.create_stream().unwrap();
         allocator.keep_stream(stream).unwrap();
@@ -287,7 +289,11 @@ fn a_reset_is_noticed() {
             assert!(error.contains("cuCtxGetId") && error.contains("CUDA_ERROR_CONTEXT_IS_DESTROYED"), "{error}");
         }
         drop(allocator);
-        let again = Allocator::builder(Arc::new(open(0))).build().unwrap();
+        let opened = open(0);
+        assert_eq!(opened.memory_info().unwrap().free, free);
+        // The context that is there now is another one.
+        assert_eq!(driver.memory_info().unwrap_err().kind, DriverErrorKind::DeviceLost);
+        let again = Allocator::builder(Arc::new(opened)).build().unwrap();
         again.free(again.alloc(MIB, MAIN).unwrap()).unwrap();
         again.close().unwrap();
     });

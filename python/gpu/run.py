@@ -400,6 +400,19 @@ def pairs(stage, runs):
     return "ns a pair, " + "/".join(POLICIES) + ": " + ", ".join(f"{size} {ns}" for size, ns in zip(sizes, times))
 
 
+def step_times(stage, runs):
+    """Steps of one length: in all, until they were queued, and their kernels."""
+    need_gpu(stage)
+    if stage.small:
+        raise Skipped("needs 20 GiB")
+    for policy in POLICIES:
+        runs[policy] = stage.script("step_time.py", policy)
+        stage.expect(runs[policy], policy)
+    lengths = runs["native"]["times"]
+    times = ("/".join(f"{runs[policy]['times'][length][0]:.2f}" for policy in POLICIES) for length in lengths)
+    return "ms a step, " + "/".join(POLICIES) + ": " + ", ".join(f"{length} {ms}" for length, ms in zip(lengths, times))
+
+
 def cupy(stage, runs):
     need_gpu(stage)
     code, _, _, err = stage.process(["-c", "import cupy; cupy.cuda.runtime.getDeviceCount()"], limit=60)
@@ -476,6 +489,7 @@ def figures(run):
 PARTS = {
     "mlp": training("train_mlp.py"),
     "transformer": training("train_transformer.py"),
+    "steps": step_times,
     "pairs": pairs,
     "graphs": checks("graphs.py"),
     "streams": checks("streams.py"),
@@ -488,7 +502,7 @@ PARTS = {
     "cupy": cupy,
 }
 # These report times, and have the GPU and the processors to themselves.
-TIMED = ("mlp", "transformer", "pairs")
+TIMED = ("mlp", "transformer", "steps", "pairs")
 
 
 def main():

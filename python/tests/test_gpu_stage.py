@@ -54,6 +54,7 @@ print(json.dumps({"limit": limit, "live": 1, "free": 1, "wanted": 1, "hole": 1, 
     "recovery.py": "print(json.dumps({'checks': ['one'], 'memory': memory}))",
     "processes.py": "print(json.dumps({'checks': ['one'], 'memory': memory}))",
     "compiled.py": "print(json.dumps({'checks': ['one'], 'memory': memory}))",
+    "step_time.py": "print(json.dumps({'times': {'64': [3.5, 2.0, 3.0]}, 'memory': memory}))",
     "pairs.py": "print(json.dumps({'pair_ns': {'4 KiB': 250.4, '2 MiB': 300.0}, 'memory': {**memory, 'expandable': False}}))",
     "cupy_arrays.py": "print(json.dumps({'checks': ['one'], 'cupy': '1.0', 'conf': os.environ['GAPLESS_CONF']}))",
 }
@@ -99,10 +100,11 @@ def test_all_is_well(stage):
     code, parts, table, _, _ = stage(environment=settings)
     assert set(outcomes(parts).values()) == {"ok"}, outcomes(parts)
     assert code == 0
-    timed = ["environment", "mlp", "transformer", "pairs"]
-    assert list(parts)[:4] == timed
+    timed = ["environment", "mlp", "transformer", "steps", "pairs"]
+    assert list(parts)[:5] == timed
+    assert "64 3.50/3.50/3.50" in parts["steps"]["reason"]
     others = "graphs streams recovery processes compiled fragmentation limited cupy"
-    assert sorted(list(parts)[4:]) == sorted(others.split())
+    assert sorted(list(parts)[5:]) == sorted(others.split())
     assert "4 KiB 250/250/250, 2 MiB 300/300/300" in parts["pairs"]["reason"]
     assert list(parts["mlp"]["runs"]) == ["native", "expandable", "gapless"]
     assert parts["fragmentation"]["runs"]["native"]["limit"] == 8 << 30
@@ -219,6 +221,7 @@ def test_one_that_fails_does_not_keep_the_others(stage):
         "fragmentation": "ok",
         "transformer": "ok",
         "pairs": "ok",
+        "steps": "ok",
         "recovery": "ok",
         "processes": "ok",
         "compiled": "ok",

@@ -5,7 +5,7 @@
 //!
 //! Both are safe traits: addresses are numbers and handles are tokens, and nothing here dereferences them.
 //!
-//! Rules that every implementation enforces (the CUDA driver by error or by undefined behaviour, `model` by panic,
+//! Rules that every implementation enforces (the CUDA driver by error, by undefined behaviour or not at all, `model` by panic,
 //! `host` by error and real faults), and that the allocator keeps:
 //!
 //! - a chunk is mapped whole, at offset 0, page-aligned, into addresses of one reservation where nothing is mapped;

@@ -64,6 +64,8 @@ pub struct Device {
     pub retained: AtomicU32,
     /// Number of times the primary context was reset.
     pub resets: AtomicU64,
+    /// The primary context was reset, and not retained since.
+    pub is_reset: AtomicBool,
     /// The code that every call returns since work accessed invalid memory, or 0 before.
     pub lost: AtomicU32,
 }
@@ -202,6 +204,7 @@ impl State {
                     .expect("a simulated device can be created"),
                 retained: AtomicU32::new(0),
                 resets: AtomicU64::new(0),
+                is_reset: AtomicBool::new(false),
                 lost: AtomicU32::new(0),
             };
             Self {
@@ -354,34 +357,13 @@ impl State {
         self.events.lock().retain(|_, event| event.context != context);
     }
 
-    /// Frees all memory of a device that this process holds, and its reservations.
+    /// Frees all memory of [`allocate`](Self::allocate) that this process holds of a device.
     pub fn free_all_of(&self, device: usize) {
         let plain: Vec<u64> =
             self.plain.lock().keys().copied().filter(|addr| self.device_of(*addr) == Some(device)).collect();
         for addr in plain {
             self.free(addr);
         }
-        let host = &self.devices[device].host;
-        self.mappings.write().retain(|addr, mapping| {
-            let of_device = mapping.device == device;
-            if of_device {
-                let _ = self.accounted(device, |host| host.unmap(DeviceAddr(*addr), mapping.bytes));
-            }
-            !of_device
-        });
-        self.chunks.lock().retain(|_, chunk| {
-            let of_device = chunk.device == device;
-            if of_device {
-                let _ = self.accounted(device, |host| host.release(chunk.handle));
-            }
-            !of_device
-        });
-        self.reservations.lock().retain(|addr, (bytes, owner)| {
-            if *owner == device {
-                let _ = host.address_free(DeviceAddr(*addr), *bytes);
-            }
-            *owner != device
-        });
     }
 
     /// Frees memory of [`allocate`](Self::allocate). Returns `false` if the address is unknown.

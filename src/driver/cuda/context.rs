@@ -29,6 +29,9 @@ unsafe impl Send for Context {}
 // SAFETY: as above; the struct is never changed.
 unsafe impl Sync for Context {}
 
+/// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: what a driver answers about a primary context that was reset and not retained again.
+const CONTEXT_IS_DESTROYED: i32 = 709;
+
 impl Context {
     /// Retains the primary context of `device`, and creates it if there is none yet.
     pub(super) fn retain(library: &'static Library, device: CUdevice) -> DriverResult<Self> {
@@ -54,18 +57,18 @@ impl Context {
         let error = match self.current_id(call) {
             Ok(id) if id == self.id => return Ok(()),
             Ok(_) => None,
-            Err(error) if error.kind.is_sticky() => return Err(error),
+            Err(error) if error.kind.is_sticky() && error.code != CONTEXT_IS_DESTROYED => return Err(error),
             Err(error) => Some(error),
         };
         let because = error.map_or_else(String::new, |error| format!(" ({error})"));
         let text = format!(
             "the primary context of device {} was reset, by cudaDeviceReset, cuDevicePrimaryCtxReset or a library that calls them: \
-             all memory of this allocator is gone{because}; start a new process",
+             memory of this allocator cannot be used any more{because}; start a new process",
             self.device
         );
         Err(DriverError {
             function: Some("cuCtxGetId".into()),
-            code: 709,
+            code: CONTEXT_IS_DESTROYED,
             name: "CUDA_ERROR_CONTEXT_IS_DESTROYED".into(),
             ..DriverError::new(call, DriverErrorKind::DeviceLost, text)
         })

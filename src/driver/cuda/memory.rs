@@ -2,7 +2,7 @@
 //!
 //! The raw calls are methods of [`Vmm`], so that the trial at opening and the driver itself use the same ones.
 
-use super::context::Context;
+use super::context::{Context, Relaxed};
 use super::library::Library;
 use super::sys::{
     CUdevice, CUmemAccessDesc, CUmemAllocationGranularity_flags_enum as granularity_flags,
@@ -56,7 +56,7 @@ impl Vmm<'_> {
     pub(super) fn address_free(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
         let bytes = size(DriverCall::AddressFree, bytes)?;
         // SAFETY: numbers only; the driver checks them against its reservations.
-        self.call(DriverCall::AddressFree, || unsafe { self.library.api().cuMemAddressFree(addr.0, bytes) })
+        self.give_back(DriverCall::AddressFree, || unsafe { self.library.api().cuMemAddressFree(addr.0, bytes) })
     }
 
     pub(super) fn create(&self, bytes: u64) -> DriverResult<ChunkHandle> {
@@ -72,7 +72,7 @@ impl Vmm<'_> {
 
     pub(super) fn release(&self, chunk: ChunkHandle) -> DriverResult<()> {
         // SAFETY: the caller releases a handle of this driver once (the trait's contract).
-        self.call(DriverCall::Release, || unsafe { self.library.api().cuMemRelease(chunk.0) })
+        self.give_back(DriverCall::Release, || unsafe { self.library.api().cuMemRelease(chunk.0) })
     }
 
     pub(super) fn map(&self, addr: DeviceAddr, bytes: u64, chunk: ChunkHandle) -> DriverResult<()> {
@@ -92,7 +92,7 @@ impl Vmm<'_> {
     pub(super) fn unmap(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()> {
         let bytes = size(DriverCall::Unmap, bytes)?;
         // SAFETY: numbers only for the driver; that nothing uses the range is the caller's promise.
-        self.call(DriverCall::Unmap, || unsafe { self.library.api().cuMemUnmap(addr.0, bytes) })
+        self.give_back(DriverCall::Unmap, || unsafe { self.library.api().cuMemUnmap(addr.0, bytes) })
     }
 
     pub(super) fn export(&self, chunk: ChunkHandle) -> DriverResult<OwnedFd> {
@@ -129,6 +129,19 @@ impl Vmm<'_> {
         self.call(CALL, || unsafe { function((&raw mut descriptor).cast(), addr.0, bytes, DMA_BUF, 0) })?;
         // SAFETY: the driver has opened it for the caller, who closes it.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
+    /// Makes a call that needs no context: chunks, mappings and reservations survive a reset of the primary one, and are given back
+    /// after it as well.
+    fn give_back(&self, call: DriverCall, function: impl FnOnce() -> CUresult) -> DriverResult<()> {
+        match self.context.enter_outside_capture(call) {
+            Err(error) if error.kind == DriverErrorKind::DeviceLost => {
+                let _relaxed = Relaxed::new(self.library);
+                self.library.check(call, call.name(), function())
+            }
+            Err(error) => Err(error),
+            Ok(_guards) => self.library.check(call, call.name(), function()),
+        }
     }
 
     fn call(&self, call: DriverCall, function: impl FnOnce() -> CUresult) -> DriverResult<()> {

@@ -19,8 +19,8 @@ use super::CudaDriver;
 use super::context::{Current, Relaxed};
 use super::known_streams::KnownStream;
 use super::sys::{
-    CUcontext, CUevent, CUevent_flags_enum as event_flags, CUstream, CUstreamCaptureStatus_enum as capture_status,
-    cudaError_enum as code,
+    CUcontext, CUevent, CUevent_flags_enum as event_flags, CUresult, CUstream,
+    CUstreamCaptureStatus_enum as capture_status, cudaError_enum as code,
 };
 use crate::driver::thread::{PER_THREAD_STREAM, own_stream};
 use crate::driver::{
@@ -126,21 +126,21 @@ impl StreamDriver for CudaDriver {
         if result == code::CUDA_ERROR_NOT_READY {
             return Ok(false);
         }
-        self.library.check(DriverCall::EventQuery, "cuEventQuery", result).map(|()| true)
+        self.check_event(DriverCall::EventQuery, "cuEventQuery", result).map(|()| true)
     }
 
     fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
         let _guards = self.context.enter_outside_capture(DriverCall::EventSynchronize)?;
         // SAFETY: an event of this driver (the trait's contract).
         let result = unsafe { self.library.api().cuEventSynchronize(raw_event(event)) };
-        self.library.check(DriverCall::EventSynchronize, "cuEventSynchronize", result)
+        self.check_event(DriverCall::EventSynchronize, "cuEventSynchronize", result)
     }
 
     fn stream_wait(&self, stream: StreamId, event: EventHandle) -> DriverResult<()> {
         let _current = self.context.enter(DriverCall::StreamWait)?;
         // SAFETY: event and stream are of this driver (the trait's contract); 0 is the only flag for plain waits.
         let result = unsafe { self.library.api().cuStreamWaitEvent(raw_stream(stream), raw_event(event), 0) };
-        self.library.check(DriverCall::StreamWait, "cuStreamWaitEvent", result)
+        self.check_event(DriverCall::StreamWait, "cuStreamWaitEvent", result)
     }
 
     fn synchronize_device(&self) -> DriverResult<()> {
@@ -167,6 +167,15 @@ impl CudaDriver {
              in the handle of a stream that was created in the primary context",
             self.info.ordinal
         )))
+    }
+
+    /// The outcome of a call about an event. One that was recorded in a capture which has ended is an invalid value to the driver until
+    /// it is recorded again (`gapless probe --only captured_event`); it is the graph's, as one of a capture under way is.
+    fn check_event(&self, call: DriverCall, function: &str, result: CUresult) -> DriverResult<()> {
+        self.library.check(call, function, result).map_err(|error| match error.kind {
+            DriverErrorKind::InvalidValue => DriverError { kind: DriverErrorKind::Capturing, ..error },
+            _ => error,
+        })
     }
 
     /// Whether a stream is being captured.

@@ -16,6 +16,8 @@ pub const OK: Code = E::CUDA_SUCCESS.0;
 pub const INVALID: Code = E::CUDA_ERROR_INVALID_VALUE.0;
 pub const HANDLE: Code = E::CUDA_ERROR_INVALID_HANDLE.0;
 pub const CONTEXT: Code = E::CUDA_ERROR_INVALID_CONTEXT.0;
+/// The context was reset and not retained since.
+pub const DESTROYED: Code = E::CUDA_ERROR_CONTEXT_IS_DESTROYED.0;
 pub const UNSUPPORTED: Code = E::CUDA_ERROR_NOT_SUPPORTED.0;
 pub const NOT_FOUND: Code = E::CUDA_ERROR_NOT_FOUND.0;
 pub const UNINITIALISED: Code = E::CUDA_ERROR_NOT_INITIALIZED.0;
@@ -43,13 +45,16 @@ macro_rules! begin {
 }
 pub(crate) use begin;
 
-/// Like `begin`, for functions that need a current context. Returns an error if there is none or if it is lost.
+/// Like `begin`, for functions that need a current context. Returns an error if there is none, or if it is lost or destroyed.
 macro_rules! begin_current {
     ($name:literal) => {{
         let state = $crate::calls::entry::begin!($name);
-        let Some($crate::context::Context { device, .. }) = $crate::state::CURRENT.get() else {
+        let Some($crate::context::Context { device, number }) = $crate::state::CURRENT.get() else {
             return $crate::calls::entry::CONTEXT;
         };
+        if number == 0 && state.devices[device].is_reset.load(::std::sync::atomic::Ordering::Acquire) {
+            return $crate::calls::entry::DESTROYED;
+        }
         let lost = state.devices[device].lost.load(::std::sync::atomic::Ordering::Acquire);
         if lost != 0 {
             return lost;
@@ -142,7 +147,7 @@ macro_rules! find_stream {
 }
 pub(super) use find_stream;
 
-/// Finds a stream to ask about, which ends no capture.
+/// Finds a stream to ask about its capture, which ends none.
 macro_rules! ask_stream {
     ($state:expr, $stream:expr, $device:expr) => {
         match $crate::calls::entry::stream_of($state, $stream, $device) {

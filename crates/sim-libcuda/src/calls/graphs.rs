@@ -65,13 +65,16 @@ fn status_of(capture: &Capture) -> c_uint {
     if capture.is_valid() { 1 } else { 2 }
 }
 
-/// Ends a capture without a graph, if it is still in progress.
-pub(super) fn invalidate(state: &State, id: u64) {
+/// Ends a capture without a graph, if it is still in progress. Returns whether it was.
+pub(super) fn invalidate(state: &State, id: u64) -> bool {
+    let mut found = false;
     for stream in state.streams.of_capture(id) {
         if let Some(capture) = stream.capture() {
             capture.invalidate();
+            found = true;
         }
     }
+    found
 }
 
 /// Whether a wait became part of a capture.
@@ -98,7 +101,7 @@ pub(super) fn wait_in_capture(state: &State, stream: &Stream, event: &Event) -> 
         }
         (None, Some(id)) => {
             let members = state.streams.of_capture(id);
-            let found = members.first().and_then(|member| member.capture()).ok_or(E::CUDA_ERROR_CAPTURED_EVENT.0)?;
+            let found = members.first().and_then(|member| member.capture()).ok_or(INVALID)?;
             stream.begin_capture(found.joined());
             Ok(InCapture::Yes)
         }

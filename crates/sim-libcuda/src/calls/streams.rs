@@ -8,8 +8,8 @@ use gapless::driver::cuda::sys::cudaError_enum as E;
 
 use super::contexts::context_token;
 use super::entry::{
-    CAPTURE, CONTEXT, Code, HANDLE, INVALID, NOT_READY, OK, ask_stream, begin, begin_current, find_stream,
-    forbidden_in_capture, pointer, put,
+    CAPTURE, CONTEXT, Code, HANDLE, INVALID, NOT_READY, OK, begin, begin_current, find_stream, forbidden_in_capture,
+    pointer, put,
 };
 use super::graphs::{self, InCapture};
 use crate::ipc::SharedEvent;
@@ -45,12 +45,12 @@ macro_rules! not_while_captured {
 }
 pub(super) use not_while_captured;
 
-/// Returns an error if the event was recorded in a capture, which ends that capture.
+/// Returns an error if the event was recorded in a capture: one that is under way ends. Once it has ended, the event is good for
+/// nothing until it is recorded again, and the error is another one (`gapless probe --only captured_event`).
 macro_rules! not_of_a_capture {
     ($state:expr, $event:expr) => {
         if let Some(id) = $event.captured {
-            graphs::invalidate($state, id);
-            return E::CUDA_ERROR_CAPTURED_EVENT.0;
+            return if graphs::invalidate($state, id) { E::CUDA_ERROR_CAPTURED_EVENT.0 } else { INVALID };
         }
     };
 }
@@ -107,7 +107,8 @@ pub unsafe extern "C" fn cuStreamGetCtx(stream: *mut c_void, context: *mut *mut 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamGetId(stream: *mut c_void, id: *mut u64) -> Code {
     let (state, device) = begin_current!("cuStreamGetId");
-    let stream = ask_stream!(state, stream, device);
+    // Also of the legacy stream: the question ends the capture of a blocking one (`gapless probe --only capture_blocking`).
+    let stream = find_stream!(state, stream, device);
     not_while_captured!(stream);
     // SAFETY: guaranteed by the driver API's contract.
     unsafe { put(id, stream.id) }
@@ -175,9 +176,9 @@ pub unsafe extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventQuery(event: *mut c_void) -> Code {
     let state = begin!("cuEventQuery");
-    forbidden_in_capture!(state);
     let Some(event) = state.events.lock().get(&(event as u64)).cloned() else { return HANDLE };
     not_of_a_capture!(state, event);
+    forbidden_in_capture!(state);
     let lost = state.devices[event.context.device].lost.load(Ordering::Acquire);
     if lost != 0 {
         return lost;
@@ -191,9 +192,9 @@ pub unsafe extern "C" fn cuEventSynchronize(event: *mut c_void) -> Code {
     if CURRENT.get().is_none() {
         return CONTEXT;
     }
-    forbidden_in_capture!(state);
     let Some(event) = state.events.lock().get(&(event as u64)).cloned() else { return HANDLE };
     not_of_a_capture!(state, event);
+    forbidden_in_capture!(state);
     state.spins.fetch_add(u64::from(!event.blocking && !event.is_complete()), Ordering::Relaxed);
     if let Some(marker) = &event.recorded {
         marker.wait();
