@@ -1,9 +1,11 @@
 //! Allocations at addresses that were handed out before.
 
 use gapless::allocator::{AddressFacts, AllocError};
-use gapless::driver::{DriverCall, EventHandle, ModelConfig, ModelDriver, StreamDriver, WorkDriver};
+use gapless::driver::{
+    DriverCall, DriverResult, EventHandle, Hook, Intercepted, ModelConfig, ModelDriver, StreamDriver, WorkDriver,
+};
 use gapless::{Allocator, ChunkPolicy, DeviceAddr, StreamId};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const PAGE: u64 = 2 << 20;
@@ -282,6 +284,56 @@ fn the_work_of_a_destroyed_stream_is_over_when_a_part_of_its_block_comes_back() 
         driver.abandon_stream(stream).unwrap();
         allocator.alloc_again(first, 2 * PAGE).unwrap();
         assert!(driver.event_query(end).unwrap(), "kept {is_kept}: the block is in use");
+        allocator.check();
+        driver.event_destroy(end).unwrap();
+    }
+}
+
+/// Something that another thread does right after the first wait of the host.
+struct AfterWait(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Hook for AfterWait {
+    fn around<T>(&self, call: DriverCall, run: impl FnOnce() -> DriverResult<T>) -> DriverResult<T> {
+        let outcome = run();
+        if matches!(call, DriverCall::Synchronize | DriverCall::EventSynchronize)
+            && let Some(what) = self.0.lock().unwrap().take()
+        {
+            std::thread::spawn(what).join().unwrap();
+        }
+        outcome
+    }
+}
+
+/// The same where another thread frees a part of the bytes while the host waits for the rest.
+#[test]
+fn what_is_freed_during_the_wait_is_waited_for_as_well() {
+    for has_moved in [false, true] {
+        let model = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 4 * PAGE, ..ModelConfig::default() }));
+        let driver = Arc::new(Intercepted::with_hook(Arc::clone(&model), AfterWait(Mutex::default())));
+        let builder = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE));
+        let allocator = builder.build().unwrap();
+        let stream = driver.create_stream().unwrap();
+        let [first, second, third] = [(); 3].map(|()| allocator.alloc(PAGE, stream).unwrap());
+        if has_moved {
+            allocator.free(third).unwrap();
+            let moved = allocator.alloc(2 * PAGE, MAIN).unwrap();
+            allocator.free(moved).unwrap();
+        }
+        let end = driver.event_create().unwrap();
+        driver.delay(stream, Duration::from_secs(1)).unwrap();
+        driver.fill(stream, first, PAGE, 1).unwrap();
+        allocator.free(first).unwrap();
+        let (theirs, model) = (allocator.clone(), Arc::clone(&model));
+        *driver.hook().0.lock().unwrap() = Some(Box::new(move || {
+            model.delay(stream, Duration::from_secs(1)).unwrap();
+            model.fill(stream, second, PAGE, 1).unwrap();
+            model.event_record(end, stream).unwrap();
+            theirs.free(second).unwrap();
+            model.abandon_stream(stream).unwrap();
+        }));
+        allocator.alloc_again(first, if has_moved { 3 } else { 2 } * PAGE).unwrap();
+        assert!(driver.hook().0.lock().unwrap().is_none(), "the host has not waited");
+        assert!(driver.event_query(end).unwrap(), "moved {has_moved}: the block is in use");
         allocator.check();
         driver.event_destroy(end).unwrap();
     }

@@ -6,6 +6,7 @@ use super::super::error::{AllocError, facts_of};
 use super::super::request::Request;
 use super::super::streams::directory::Owner;
 use super::super::streams::region::Region;
+use super::super::streams::state::StreamState;
 use super::SlowPath;
 use super::execute::Outcome;
 use super::plan::{Allowance, Goal, Plan, Recreation, States, plan_again};
@@ -33,18 +34,20 @@ impl<D: Driver> SlowPath<'_, D> {
     /// [`AllocError::NotFree`], [`AllocError::CannotWait`] and the driver's; nothing has changed.
     pub fn alloc_again(&mut self, wanted: Wanted, request: Request) -> Result<(), AllocError> {
         self.progress().settle_pending()?;
-        self.wait_for_owner(wanted, request)?;
         loop {
-            if self.take_free(wanted, request) {
+            let passed = self.wait_for_owner(wanted, request)?;
+            if self.take_free(wanted, request, passed) {
                 break;
             }
-            match self.plan_again(wanted, request) {
+            match self.plan_again(wanted, request, passed) {
                 Some(plan) => match self.execute(plan)? {
                     Outcome::Done(_) => break,
                     // What stood in the way is barred now, so that the next plan is without it.
                     Outcome::Again => {}
                     Outcome::Refused(error) => return Err(error.into()),
                 },
+                // Another thread has freed a part of the bytes since.
+                None if self.last_use(wanted, request) > passed => {}
                 None => return Err(self.not_free(wanted, request)),
             }
         }
@@ -54,37 +57,42 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// Waits on the host for what the stream of the memory did with it, where that stream may have been destroyed: nobody can order
     /// work behind it then. What has moved away is waited for when it is brought back.
-    fn wait_for_owner(&self, wanted: Wanted, request: Request) -> Result<(), AllocError> {
+    ///
+    /// Returns the last epoch of the stream after which memory may be handed out: it has passed, or what comes next on the stream runs
+    /// behind it.
+    fn wait_for_owner(&self, wanted: Wanted, request: Request) -> Result<u64, AllocError> {
         let stream = self.shared.streams.get(wanted.owner.stream);
         let (reach, open) = {
             let clock = stream.clock.lock();
             (clock.reach(), clock.open())
         };
-        let last_use = match reach {
-            Reach::Kept => return Ok(()),
+        let (last_use, passed) = match reach {
+            Reach::Kept => return Ok(u64::MAX),
             // It does nothing any more.
-            Reach::Over { .. } => open,
-            Reach::Given => self.last_use(wanted, request),
+            Reach::Over { .. } => (open, u64::MAX),
+            Reach::Given => {
+                let last_use = self.last_use(wanted, request);
+                (last_use, last_use)
+            }
         };
         match self.progress().wait_until_passed(stream.index, last_use)? {
-            true => Ok(()),
+            true => Ok(passed),
             false => Err(AllocError::CannotWait { stream: stream.id() }),
         }
     }
 
     /// The epoch of the last use of the bytes that are free at the address.
     fn last_use(&self, wanted: Wanted, request: Request) -> u64 {
-        let state = self.shared.streams.get(wanted.owner.stream).lock();
-        let blocks =
-            state.regions.get(wanted.owner.region).into_iter().flat_map(|region| blocks_of(region, wanted, request));
-        let free = blocks.filter(|block| block.state == BlockState::Free).map(|block| u64::from(block.epoch));
-        free.max().map_or(0, |epoch| state.epoch_base + epoch)
+        last_use(&self.shared.streams.get(wanted.owner.stream).lock(), wanted, request)
     }
 
-    /// Takes the bytes from a free block that has all of them.
-    fn take_free(&self, wanted: Wanted, request: Request) -> bool {
+    /// Takes the bytes from a free block that has all of them, and that was not used after `passed`.
+    fn take_free(&self, wanted: Wanted, request: Request, passed: u64) -> bool {
         let Wanted { owner, offset, .. } = wanted;
         let mut state = self.shared.streams.get(owner.stream).lock();
+        if last_use(&state, wanted, request) > passed {
+            return false;
+        }
         let Some(region) = state.region(owner.region) else { return false };
         let around = region
             .heap
@@ -96,10 +104,14 @@ impl<D: Driver> SlowPath<'_, D> {
         true
     }
 
-    /// A plan that brings back what has moved away from the address.
-    fn plan_again(&self, wanted: Wanted, request: Request) -> Option<Plan> {
+    /// A plan that brings back what has moved away from the address, unless what is free there was used after `until`.
+    fn plan_again(&self, wanted: Wanted, request: Request, until: u64) -> Option<Plan> {
         let streams = &self.shared.streams;
         let passed = self.progress().passed();
+        let mut states = States::together(streams);
+        if states.with(wanted.owner.stream, |state| last_use(state, wanted, request)) > until {
+            return None;
+        }
         let nothing_new = Allowance {
             soft_pages: PageCount::ZERO,
             hard_pages: PageCount::ZERO,
@@ -113,7 +125,7 @@ impl<D: Driver> SlowPath<'_, D> {
             rules: self.rules(),
             apart: false,
         };
-        plan_again(&self.mapper, &mut States::together(streams), &passed, goal, wanted.offset)
+        plan_again(&self.mapper, &mut states, &passed, goal, wanted.offset)
     }
 
     /// Why the bytes cannot be had.
@@ -133,6 +145,14 @@ impl<D: Driver> SlowPath<'_, D> {
         let facts = in_the_way.unwrap_or(super::super::error::AddressFacts::NeverAllocated);
         AllocError::NotFree { addr: wanted.addr, bytes: request.requested, facts }
     }
+}
+
+/// The epoch of the last use of what is free of the bytes.
+fn last_use(state: &StreamState, wanted: Wanted, request: Request) -> u64 {
+    let blocks =
+        state.regions.get(wanted.owner.region).into_iter().flat_map(|region| blocks_of(region, wanted, request));
+    let free = blocks.filter(|block| block.state == BlockState::Free).map(|block| u64::from(block.epoch));
+    free.max().map_or(0, |epoch| state.epoch_base + epoch)
 }
 
 /// The blocks that the bytes lie in.

@@ -12,7 +12,8 @@ use crate::units::ByteSize;
 ///
 /// `CUDA_ERROR_UNKNOWN` (999) is not taken for a lost device, although it often comes with one: drivers also return it
 /// for a call that they refuse, such as access to RDMA-capable chunks in WSL, and then the next call succeeds. Where the
-/// context is lost, every later call returns the error again and fails by itself.
+/// context is lost, the next wait returns the error again and fails by itself. Other calls may still succeed: on an H100 with
+/// driver 580, `cuMemCreate` does.
 pub(super) fn kind_of(result: CUresult) -> DriverErrorKind {
     match result {
         code::CUDA_ERROR_OUT_OF_MEMORY => DriverErrorKind::OutOfMemory,

@@ -20,8 +20,10 @@
 //!   `destroy_stream`, whose purpose that is.
 //!
 //! Threads: any, concurrently. The driver library has its own locks: calls that change mappings run one after another.
-//! Cost: reserve 1-20 us; create 10-200 us and more where memory must be cleared first; map 1-2 us; set_access and
-//! unmap 20-70 us for each mapping in the range; events under 1 us.
+//! Cost, on an H100 with driver 580, for chunks of 2 MiB to 512 MiB: reserve and address_free 1-5 us; create 8-52 us; map 1-9 us;
+//! set_access 19-63 us and unmap 17-40 us for each mapping in the range; release 10-327 us, by the bytes; creating or destroying an
+//! event 1-2 us. Beside a running kernel, calls about chunks take 4 to 6 times as long. `gapless probe` measures it:
+//! `--only calls_by_size,ranged_access,creation_flags,busy`.
 //!
 //! Not here: which memory goes where (the allocator), and devices without virtual memory management.
 
