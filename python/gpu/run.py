@@ -3,9 +3,9 @@ expandable segments, and on gapless.
 
     python3 run.py [--json FILE] [--table FILE] [--seconds N] [--parts NAME,NAME] [--jobs N] [--simulated] [--on-cpu]
 
-What is timed runs alone. The other parts run side by side where the GPU has the memory for it. Every part says on its own whether it is ok, failed, skipped or out of time, and why. Exit code: 0 when none failed, 1
-when one did, 77 when all were skipped. PyTorch is that of the Python that runs this file. A process past its limit is
-ended with all its children.
+What is timed runs alone. The other parts run side by side where the GPU has the memory for it. Every part says on its own
+whether it is ok, failed, skipped or out of time, and why. Exit code: 0 when none failed, 1 when one did, 77 when all were
+skipped. PyTorch is that of the Python that runs this file. A process past its limit is ended with all its children.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Times steps of the transformer at fixed lengths, and their kernels: what an allocator costs on the device, and on the processor."""
+"""Times steps of the transformer at fixed lengths, and their kernels: what an allocator costs the device and the processor."""
 
 import statistics
 import time

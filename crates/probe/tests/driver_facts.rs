@@ -35,9 +35,9 @@ fn every_section_says_what_is_known_and_what_depends_on_it() {
         let said = ["- **Answer**: ", "- **Assumed**: ", "- **Depends on it**: "].map(|start| section.find(start));
         let [Some(answer), Some(assumed), Some(depends)] = said else { panic!("{id}: {said:?}") };
         assert!(answer < assumed && assumed < depends, "{id}");
-        // Nothing has been asked on a GPU: an answer comes with a device and a driver.
+        // An answer of a device comes with its name and its driver.
         let answer = &section[answer..assumed];
-        let sources = ["not yet asked", "by documents", "by others' use", "driver"];
+        let sources = ["not yet asked", "by documents", "by others' use", "H100, driver 580"];
         assert!(sources.iter().any(|source| answer.contains(source)), "{id}: {answer}");
     }
 }

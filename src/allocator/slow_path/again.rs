@@ -58,8 +58,8 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Waits on the host for what the stream of the memory did with it, where that stream may have been destroyed: nobody can order
     /// work behind it then. What has moved away is waited for when it is brought back.
     ///
-    /// Returns the last epoch of the stream after which memory may be handed out: it has passed, or what comes next on the stream runs
-    /// behind it.
+    /// Returns the last epoch of the stream after which memory may be handed out: it has passed, or what comes next on the stream
+    /// runs behind it.
     fn wait_for_owner(&self, wanted: Wanted, request: Request) -> Result<u64, AllocError> {
         let stream = self.shared.streams.get(wanted.owner.stream);
         let (reach, open) = {

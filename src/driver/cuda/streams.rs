@@ -169,8 +169,8 @@ impl CudaDriver {
         )))
     }
 
-    /// The outcome of a call about an event. One that was recorded in a capture which has ended is an invalid value to the driver until
-    /// it is recorded again (`gapless probe --only captured_event`); it is the graph's, as one of a capture under way is.
+    /// The outcome of a call about an event. One that was recorded in a capture which has ended is an invalid value to the driver
+    /// until it is recorded again (`gapless probe --only captured_event`); it is the graph's, as one of a capture under way is.
     fn check_event(&self, call: DriverCall, function: &str, result: CUresult) -> DriverResult<()> {
         self.library.check(call, function, result).map_err(|error| match error.kind {
             DriverErrorKind::InvalidValue => DriverError { kind: DriverErrorKind::Capturing, ..error },

@@ -238,8 +238,8 @@ pub unsafe extern "C" fn cuCtxGetId(context: *mut c_void, id: *mut u64) -> Code 
 /// destroyed until it is retained again, which gives a new one by the same handle.
 ///
 /// Source: the driver API's page of `cuDevicePrimaryCtxReset`: "explicitly destroys and cleans up all resources associated with the
-/// current device in the current process". Chunks, mappings and reservations of virtual memory survive it, as an H100 with driver 580
-/// has answered (`gapless probe --only context_reset`).
+/// current device in the current process". Chunks, mappings and reservations of virtual memory survive it, as an H100 with driver
+/// 580 has answered (`gapless probe --only context_reset`).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxReset_v2(device: c_int) -> Code {
     let state = begin!("cuDevicePrimaryCtxReset_v2");
