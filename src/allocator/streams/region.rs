@@ -4,7 +4,7 @@
 use super::super::kind::RegionKind;
 use super::live_bounds::LiveBounds;
 use super::roomy::Roomy;
-use crate::heap::{BlockState, Heap};
+use crate::heap::{BlockState, GRANULE, Heap};
 use crate::pages::PageRange;
 use crate::units::DeviceAddr;
 
@@ -39,6 +39,17 @@ pub struct Region {
 }
 
 impl Region {
+    /// Takes a free block of `size` bytes; `waste` of them were not requested.
+    #[inline]
+    pub fn take(&mut self, size: u64, waste: u16, alignment: u64) -> Option<DeviceAddr> {
+        let offset = match alignment {
+            GRANULE => self.heap.alloc(size, waste)?,
+            _ => self.heap.alloc_aligned(size, waste, alignment, self.base.0)?,
+        };
+        self.bounds.note(offset, size - u64::from(waste));
+        Some(self.base.offset(offset))
+    }
+
     /// Makes whole pages one block in state `to`, as [`Heap::set`] does. `first` is the offset of the block that the first
     /// page starts in.
     pub fn set_pages(&mut self, first: u64, pages: PageRange, to: BlockState) {
@@ -69,16 +80,21 @@ impl Regions {
     /// A region, if it was made.
     #[inline]
     pub fn get_mut(&mut self, id: RegionId) -> Option<&mut Region> {
-        let first = self.first.len();
-        match self.first.get_mut(id.0 as usize) {
-            Some(first) => first.as_mut(),
-            None => {
-                let number = id.0 as usize - first;
-                let region = self.further.get_mut(number)?;
-                self.roomy[region.kind as usize].touch(number);
-                Some(region)
-            }
-        }
+        if (id.0 as usize) < self.first.len() { self.first[id.0 as usize].as_mut() } else { self.further_mut(id) }
+    }
+
+    /// The first region of a kind, if it was made.
+    #[inline]
+    pub fn first_mut(&mut self, kind: RegionKind) -> Option<&mut Region> {
+        self.first[kind as usize].as_mut()
+    }
+
+    #[inline(never)]
+    fn further_mut(&mut self, id: RegionId) -> Option<&mut Region> {
+        let number = id.0 as usize - self.first.len();
+        let region = self.further.get_mut(number)?;
+        self.roomy[region.kind as usize].touch(number);
+        Some(region)
     }
 
     /// Whether there are further regions.

@@ -96,14 +96,7 @@ impl StreamState {
     /// Allocates a free block of `size` bytes in one region; `waste` of them were not requested.
     #[inline]
     pub fn take(&mut self, region: RegionId, size: u64, waste: u16, alignment: u64) -> Option<DeviceAddr> {
-        let region = self.region(region)?;
-        let offset = if alignment == GRANULE {
-            region.heap.alloc(size, waste)?
-        } else {
-            region.heap.alloc_aligned(size, waste, alignment, region.base.0)?
-        };
-        region.bounds.note(offset, size - u64::from(waste));
-        let addr = region.base.offset(offset);
+        let addr = self.region(region)?.take(size, waste, alignment)?;
         self.count_alloc(size, waste);
         Some(addr)
     }
@@ -111,10 +104,13 @@ impl StreamState {
     /// As [`take`](Self::take), in any region of `kind`: the first in the order of their numbers.
     #[inline]
     pub fn take_any(&mut self, kind: RegionKind, size: u64, waste: u16, alignment: u64) -> Option<DeviceAddr> {
-        match self.take(RegionId::first(kind), size, waste, alignment) {
-            None if self.regions.has_further() => self.take_further(kind, size, waste, alignment),
-            taken => taken,
+        let taken = self.regions.first_mut(kind).and_then(|region| region.take(size, waste, alignment));
+        match taken {
+            Some(_) => self.count_alloc(size, waste),
+            None if self.regions.has_further() => return self.take_further(kind, size, waste, alignment),
+            None => {}
         }
+        taken
     }
 
     /// As [`take_any`](Self::take_any), in the further regions.
