@@ -184,7 +184,7 @@ typedef struct gapless_torch_block {
   uint64_t address;
   // Bytes, rounding included.
   uint64_t bytes;
-  // Bytes requested; 0 unless it is live.
+  // Bytes requested; 0 for free memory.
   uint64_t requested_bytes;
   // The stream that it was allocated on, or its region's.
   uint64_t stream;
