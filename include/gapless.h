@@ -109,7 +109,7 @@ typedef struct gapless_stats {
   uint64_t free_chunk_bytes;
   // Highest live_allocations that statistics have shown.
   uint64_t peak_live_allocations;
-  // Bytes of live allocations, and of those that were freed and wait for other streams.
+  // Bytes of live allocations, and of those that were freed and wait for other streams, rounding included.
   uint64_t active_bytes;
   // Highest active_bytes that statistics have shown; peak_live_bytes at least.
   uint64_t peak_active_bytes;
