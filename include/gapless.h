@@ -109,7 +109,7 @@ typedef struct gapless_stats {
   uint64_t free_chunk_bytes;
   // Highest live_allocations that statistics have shown.
   uint64_t peak_live_allocations;
-  // Bytes of live allocations, and of those that were freed and wait for other streams.
+  // Bytes of live allocations, and of those that were freed and wait for other streams, rounding included.
   uint64_t active_bytes;
   // Highest active_bytes that statistics have shown; peak_live_bytes at least.
   uint64_t peak_active_bytes;
@@ -184,7 +184,7 @@ typedef struct gapless_torch_block {
   uint64_t address;
   // Bytes, rounding included.
   uint64_t bytes;
-  // Bytes requested; 0 unless it is live.
+  // Bytes requested; 0 for free memory.
   uint64_t requested_bytes;
   // The stream that it was allocated on, or its region's.
   uint64_t stream;

@@ -1,6 +1,6 @@
 //! The figures of snapshots, reports and statistics, exact to the byte.
 
-use gapless::allocator::{CloseError, RegionKind, RegionSnapshot};
+use gapless::allocator::{BlockState, CloseError, RegionKind, RegionSnapshot};
 use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
 use gapless::units::{KIB, MIB};
 use gapless::{Allocator, ChunkPolicy, StreamId};
@@ -26,6 +26,24 @@ fn a_snapshot_has_the_requested_sizes() {
     let sizes: Vec<_> = blocks.iter().map(|block| (block.bytes, block.requested_bytes)).collect();
     assert_eq!((blocks[0].addr, &sizes[..]), (block, &[(KIB, 1000), (PAGE - KIB, 0)][..]));
     assert_eq!(snapshot.chunks.iter().map(|chunk| chunk.bytes).collect::<Vec<_>>(), [PAGE]);
+}
+
+#[test]
+fn what_waits_has_its_requested_size_and_is_active_with_its_rounding() {
+    let (driver, allocator) = allocator();
+    let captured = driver.create_stream().unwrap();
+    allocator.keep_stream(captured).unwrap();
+    allocator.alloc(100, MAIN).unwrap();
+    let waiting = allocator.alloc(1000, MAIN).unwrap();
+    allocator.record_stream(waiting, captured).unwrap();
+    assert_eq!(allocator.stats().figures().active_bytes, 512 + KIB);
+    driver.begin_capture(captured);
+    allocator.free(waiting).unwrap();
+    let snapshot = allocator.snapshot();
+    let block = snapshot.regions.iter().flat_map(|region| &region.blocks).find(|block| block.addr == waiting).unwrap();
+    assert_eq!((block.state, block.bytes, block.requested_bytes), (BlockState::Pending, KIB, 1000));
+    let figures = allocator.stats().figures();
+    assert_eq!((figures.live_bytes, figures.active_bytes), (100, 512 + KIB), "what waits is active");
 }
 
 #[test]

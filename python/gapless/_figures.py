@@ -56,7 +56,7 @@ class Stats(TypedDict):
     peak_live_allocations: int
     """Highest ``live_allocations`` that statistics have shown."""
     active_bytes: int
-    """Bytes of live allocations, and of those that were freed and wait for other streams."""
+    """Bytes of live allocations, and of those that were freed and wait for other streams, rounding included."""
     peak_active_bytes: int
     """Highest ``active_bytes`` that statistics have shown; ``peak_live_bytes`` at least."""
     kept_free_bytes: int

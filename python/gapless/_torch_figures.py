@@ -197,16 +197,21 @@ def _traces(segments: list[dict[str, Any]], devices: list[int]) -> list[list[dic
 
         trace = traces[device]
         if event["action"] == "oom":
-            trace.append(entry("oom", size, "device_free"))
+            trace.append(entry("oom", _rounded(size), "device_free"))
         elif event["action"] == "alloc":
             live[device, addr] = size, stream
-            own = _unmapped(mapped[device], addr, size)
+            own = _unmapped(mapped[device], addr, _rounded(size))
             trace += [entry("segment_map", own)] * (own > 0) + [entry("alloc", size)]
         elif size > 0:
-            own = _unmapped(mapped[device], addr, size)
+            own = _unmapped(mapped[device], addr, _rounded(size))
             trace += [entry("free_requested", size), entry("free_completed", size)]
             trace += [entry("segment_unmap", own)] * (own > 0)
     return [traces[device] for device in devices]
+
+
+def _rounded(size: int) -> int:
+    """What a block of so many bytes occupies: PyTorch tells this of a request that failed."""
+    return -(-size // 512) * 512
 
 
 def _unmapped(mapped: list[tuple[int, int]], addr: int, size: int) -> int:

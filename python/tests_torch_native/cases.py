@@ -210,6 +210,53 @@ def history(mark):
     assert actions == ["alloc", "free_requested", "free_completed"], actions
 
 
+def sizes_in_a_history(mark):
+    """A request that is no multiple of what allocators round to: 511284 bytes, in a block of 511488."""
+    asked, other = 311 * 411 * 4, torch.cuda.Stream()
+    torch.cuda.memory._record_memory_history()
+    try:
+        block = empty(asked)
+        address = block.data_ptr()
+        live = block_at(address)
+        if hasattr(torch.cuda.memory, "_annotate_tensor"):
+            torch.cuda.memory._annotate_tensor(block, "text")
+        block.record_stream(other)
+        del block
+        waits = block_at(address)
+        settled()
+        raises_out_of_memory((2 << 30) + 100)
+        trace = torch.cuda.memory._snapshot()["device_traces"][0]
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+    assert (live["size"], live["requested_size"], live["state"]) == (511488, asked, "active_allocated"), live
+    assert (waits["size"], waits["requested_size"], waits["state"]) == (511488, asked, "active_pending_free"), waits
+    sizes = [(entry["action"], entry["size"]) for entry in trace if entry.get("addr") == address]
+    # The next block may have the same address. PyTorch annotates from 2.14 on.
+    sizes = [one for one in sizes if not one[0].startswith("segment") and one != ("annotate", asked)][:3]
+    assert sizes == [("alloc", asked), ("free_requested", asked), ("free_completed", asked)], sizes
+    assert [entry["size"] for entry in trace if entry["action"] == "oom"] == [(2 << 30) + 512]
+    assert all(entry["size"] % 512 == 0 for entry in trace if entry["action"].startswith("segment"))
+    assert {entry["compile_context"] for entry in trace if "compile_context" in entry} <= {"N/A"}
+
+
+def block_at(address):
+    blocks = [block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]]
+    return next(block for block in blocks if block["address"] == address)
+
+
+def active_bytes_are_those_of_blocks(mark):
+    def active():
+        stats = torch.cuda.memory_stats()
+        return stats["active.all.current"], stats["active_bytes.all.current"]
+
+    number, size = active()
+    blocks = [empty(1), empty(8), empty(311 * 411 * 4)]
+    mark("three blocks")
+    assert active() == (number + 3, size + 512 + 512 + 511488)
+    del blocks[:2]
+    assert active() == (number + 1, size + 511488)
+
+
 def history_with_stacks(mark):
     torch.cuda.memory._record_memory_history()
     try:

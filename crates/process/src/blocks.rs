@@ -21,7 +21,7 @@ pub struct Block {
     pub addr: DeviceAddr,
     /// Bytes, rounding included.
     pub bytes: u64,
-    /// Bytes requested; 0 unless it is live.
+    /// Bytes requested; 0 for free memory.
     pub requested_bytes: u64,
     /// The stream that it was allocated on, or its region's.
     pub stream: StreamId,
@@ -85,7 +85,7 @@ impl<D: DeviceDriver> Device<D> {
                     region: *regions,
                     addr: block.addr,
                     bytes: block.bytes,
-                    requested_bytes: if state == BlockUse::Live { block.requested_bytes } else { 0 },
+                    requested_bytes: block.requested_bytes,
                     stream: block.borrowed_by.unwrap_or(region.stream),
                     pool,
                 });

@@ -10,10 +10,13 @@ using plain::TraceEntry;
 
 namespace {
 
+// What sizes of blocks are multiples of, gapless's and PyTorch's.
+constexpr size_t BLOCK_UNIT = 512;
+
 thread_local std::vector<std::string> compile_contexts;
 
 const std::string &compile_context() {
-    static const std::string none;
+    static const std::string none = "N/A";  // As PyTorch says it.
     return compile_contexts.empty() ? none : compile_contexts.back();
 }
 
@@ -21,10 +24,13 @@ cudaStream_t stream_of(const Block &block) { return reinterpret_cast<cudaStream_
 
 PoolId pool_of(const Block &block) { return {block.pool.first, block.pool.second}; }
 
-TraceEntry about(TraceEntry::Action action, const Block &block, size_t bytes, Context context) {
-    return trace_entry(action, static_cast<DeviceIndex>(block.device), block.address, bytes, stream_of(block),
+// PyTorch tells the requested bytes of a block.
+TraceEntry about(TraceEntry::Action action, const Block &block, Context context) {
+    return trace_entry(action, static_cast<DeviceIndex>(block.device), block.address, block.requested_bytes, stream_of(block),
                        pool_of(block), std::move(context), compile_context(), History::user_metadata());
 }
+
+size_t rounded(size_t bytes) { return (bytes + BLOCK_UNIT - 1) / BLOCK_UNIT * BLOCK_UNIT; }
 
 }  // namespace
 
@@ -109,7 +115,7 @@ void History::allocated(const Block &block) {
     if (context) {
         contexts_[reinterpret_cast<const void *>(block.address)] = std::move(context);
     }
-    note(about(TraceEntry::ALLOC, block, block.bytes, std::move(shown)));
+    note(about(TraceEntry::ALLOC, block, std::move(shown)));
 }
 
 void History::freed(const Block &block) {
@@ -122,14 +128,15 @@ void History::freed(const Block &block) {
         }
         contexts_.erase(of_alloc);
     }
-    note(about(TraceEntry::FREE_REQUESTED, block, block.bytes, context));
-    note(about(TraceEntry::FREE_COMPLETED, block, block.bytes, std::move(context)));
+    note(about(TraceEntry::FREE_REQUESTED, block, context));
+    note(about(TraceEntry::FREE_COMPLETED, block, std::move(context)));
 }
 
-void History::refused(DeviceIndex device, size_t free_bytes, size_t bytes, cudaStream_t stream) {
+void History::refused(DeviceIndex device, size_t free_bytes, size_t bytes, cudaStream_t stream, PoolId pool) {
     Context context = Cause::current_ != nullptr ? Cause::current_->context_ : gather(RecordContext::STATE);
     std::lock_guard<std::mutex> lock(mutex_);
-    note(trace_entry(TraceEntry::OOM, device, free_bytes, bytes, stream, {0, 0}, std::move(context), compile_context(),
+    // PyTorch tells the bytes that a block would have had.
+    note(trace_entry(TraceEntry::OOM, device, free_bytes, rounded(bytes), stream, pool, std::move(context), compile_context(),
                      user_metadata()));
 }
 
@@ -154,7 +161,7 @@ void History::annotate(DeviceIndex device, const std::vector<std::pair<std::stri
 void History::annotate_memory(const Block &block, const std::string &metadata) {
 #if GAPLESS_TORCH >= 214
     std::lock_guard<std::mutex> lock(mutex_);
-    note(trace_entry(TraceEntry::ANNOTATE, static_cast<DeviceIndex>(block.device), block.address, block.bytes,
+    note(trace_entry(TraceEntry::ANNOTATE, static_cast<DeviceIndex>(block.device), block.address, block.requested_bytes,
                      stream_of(block), pool_of(block), nullptr, compile_context(), metadata));
 #else
     (void)block, (void)metadata;
@@ -282,7 +289,8 @@ std::vector<TraceEntry> History::entries(DeviceIndex device, PoolId pool, std::v
         if (entry->device_ != device || (pool != PoolId{0, 0} && entry->mempool_ != pool)) {
             continue;
         }
-        size_t end = entry->addr_ + entry->size_;
+        // A block ends where its rounded size says.
+        size_t end = entry->addr_ + rounded(entry->size_);
         if (entry->action_ == TraceEntry::SEGMENT_MAP) {
             for (const auto &part : segments.inside(entry->addr_, end)) {
                 of_segment(*entry, TraceEntry::SEGMENT_MAP, part);

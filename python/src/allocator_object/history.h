@@ -58,7 +58,7 @@ class History {
     // free as its address. The stack is walked here.
     void allocated(const Block &block);
     void freed(const Block &block);
-    void refused(DeviceIndex device, size_t free_bytes, size_t bytes, cudaStream_t stream);
+    void refused(DeviceIndex device, size_t free_bytes, size_t bytes, cudaStream_t stream, PoolId pool);
 
     // Memory that was mapped; memory that is about to be unmapped. Called inside the allocator.
     void mapped(DeviceIndex device, size_t address, size_t bytes);

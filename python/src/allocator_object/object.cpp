@@ -147,7 +147,8 @@ void *AllocatorObject::retry(DeviceIndex device, size_t bytes, cudaStream_t stre
 
     size_t free_bytes = tell_observers(device, bytes);
     if (history_.watching()) {
-        history_.refused(device, free_bytes, bytes, stream);
+        PoolId of = pool == nullptr ? PoolId{0, 0} : PoolId{pool->first, pool->second};
+        history_.refused(device, free_bytes, bytes, stream, of);
     }
     Figures figures;
     if (gapless_.torch_get_stats(device, nullptr, &figures) == GAPLESS_OK) {

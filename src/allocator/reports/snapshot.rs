@@ -44,7 +44,7 @@ pub struct BlockSnapshot {
     pub addr: DeviceAddr,
     /// Bytes, rounding included.
     pub bytes: u64,
-    /// Bytes requested; 0 unless the block is live.
+    /// Bytes requested, of a pending block as well; 0 for the others.
     pub requested_bytes: u64,
     /// Free, live, pending or claimed.
     pub state: BlockState,

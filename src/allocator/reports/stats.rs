@@ -70,8 +70,8 @@ live_block_bytes: Bytes, Amount, [];
 free_chunk_bytes: Bytes, OwnAmount, [];
 /// Highest `live_allocations` that statistics have shown.
 peak_live_allocations: Number, ShownPeak, ["allocation.all.peak", "active.all.peak"];
-/// Bytes of live allocations, and of those that were freed and wait for other streams.
-active_bytes: Bytes, Amount, ["active_bytes.all.current"] = |stats| stats.live_bytes + stats.pending_bytes;
+/// Bytes of live allocations, and of those that were freed and wait for other streams, rounding included.
+active_bytes: Bytes, Amount, ["active_bytes.all.current"] = |stats| stats.live_block_bytes + stats.pending_bytes;
 /// Highest `active_bytes` that statistics have shown; `peak_live_bytes` at least.
 peak_active_bytes: Bytes, ShownPeak, ["active_bytes.all.peak"];
 /// Those of `cached_bytes` that a trim would not return to the driver: beside live blocks, or in pools.

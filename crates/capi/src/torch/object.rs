@@ -34,7 +34,7 @@ pub struct gapless_torch_block {
     pub address: u64,
     /// Bytes, rounding included.
     pub bytes: u64,
-    /// Bytes requested; 0 unless it is live.
+    /// Bytes requested; 0 for free memory.
     pub requested_bytes: u64,
     /// The stream that it was allocated on, or its region's.
     pub stream: u64,

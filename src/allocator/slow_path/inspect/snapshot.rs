@@ -44,12 +44,13 @@ impl BlockSnapshot {
         extras: Option<&Extras>,
     ) -> Self {
         let live = block.state == BlockState::Live;
+        let is_used = live || block.state == BlockState::Pending;
         let sharers = extras.filter(|_| live).map(|extras| &extras.sharers);
         let handle = |index: StreamIndex| streams.get(index).id();
         Self {
             addr: region.base.offset(block.offset),
             bytes: block.size,
-            requested_bytes: if live { block.size - u64::from(block.waste) } else { 0 },
+            requested_bytes: if is_used { block.size - u64::from(block.waste) } else { 0 },
             state: block.state,
             borrowed_by: sharers.filter(|sharers| sharers.home != owner).map(|sharers| handle(sharers.home)),
             recorded_on: sharers
