@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gapless import _object
+from gapless.torch import _object
 
 STAND_IN = str(Path(__file__).with_name("torch_stand_in"))
 ENABLE = """
