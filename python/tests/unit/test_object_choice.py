@@ -1,4 +1,4 @@
-"""Which interface of PyTorch's is used, and the proof before an allocator object is. The real ones: python/tests_torch_object."""
+"""Which interface of PyTorch's is used, and the proof before an allocator object is. The real ones: python/tests/object."""
 
 import os
 from pathlib import Path
