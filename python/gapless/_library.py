@@ -93,11 +93,15 @@ class Pool(ctypes.Structure):
     _fields_ = [("first", c_uint64), ("second", c_uint64)]
 
 
+# Where the wheel has its shared libraries.
+FOLDER = Path(__file__).parent
+
+
 def path() -> Path:
     """The file of the library: ``GAPLESS_LIBRARY`` if set, otherwise the one in this package."""
     chosen = os.environ.get("GAPLESS_LIBRARY")
     # Absolute: the loader looks for a bare name elsewhere than here.
-    found = Path(chosen).absolute() if chosen else Path(__file__).with_name("libgapless.so")
+    found = Path(chosen).absolute() if chosen else FOLDER / "libgapless.so"
     if not found.exists():
         raise ImportError(
             f"{found} does not exist: install gapless from a wheel (cargo xtask build-wheel builds one), or name the "

@@ -50,20 +50,20 @@ def main(arguments: list[str]) -> int:
     if minor < _COMPARED:
         uncounted = "may keep workspaces of cuBLAS, 8 to 32 MiB for each stream, which are not counted"
         print(f"gapless.record: PyTorch before 2.15 {uncounted}; this is {torch.__version__}", file=sys.stderr)
-    from . import _fake, _fake_cuda
-    from ._fake_trace import Trace
+    from ._fake import cuda, tensors
+    from ._fake.trace import Trace
 
     trace = Trace()
-    capability = _fake_cuda.capability_of(name)
-    recorder = _fake.Recorder(trace, _workspace_bytes(capability))
-    _fake_cuda.install(torch, trace, options.device or _ASSUMED_DEVICE_BYTES, capability, name)
-    _fake.install(recorder)
-    steps = _fake.count_steps(trace, options.steps)
+    capability = cuda.capability_of(name)
+    recorder = tensors.Recorder(trace, _workspace_bytes(capability))
+    cuda.install(torch, trace, options.device or _ASSUMED_DEVICE_BYTES, capability, name)
+    tensors.install(recorder)
+    steps = tensors.count_steps(trace, options.steps)
     code = 0
     try:
-        with _fake.Devices(), recorder:
+        with tensors.Devices(), recorder:
             _run.start(options.program)()
-    except _fake.Finished:
+    except tensors.Finished:
         pass
     except SystemExit as end:
         code = 0 if end.code in (None, 0) else 1
@@ -150,10 +150,10 @@ def _survives(advice: dict[str, Any], setting: str) -> bool:
 
 def _explain(error: BaseException, steps: int) -> int:
     """Says where the script needed data, or shows its error."""
-    from . import _fake
+    from ._fake import tensors
 
-    line = _fake.script_line(traceback.extract_tb(error.__traceback__))
-    if isinstance(error, _fake.NeedsData):
+    line = tensors.script_line(traceback.extract_tb(error.__traceback__))
+    if isinstance(error, tensors.NeedsData):
         hint = f"--steps {steps} records what comes before it" if steps else "change it for this run"
         return _fail(f"{line}: {error}; {steps} steps before it; {hint}")
     traceback.print_exception(type(error), error, error.__traceback__)

@@ -1,4 +1,4 @@
-// What gapless/_object.py calls. No exception leaves these functions.
+// What gapless/torch/_object.py calls. No exception leaves these functions.
 #include "object.h"
 #include "proof.h"
 

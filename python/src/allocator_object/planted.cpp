@@ -1,5 +1,5 @@
 // Answers of a fixed kind: PyTorch's compiled code reads them once, before the object is in use, and shows in Python what it read. So
-// it is proved that both sides lay out in the same way what the interface returns. `gapless/_object.py` has the same numbers.
+// it is proved that both sides lay out in the same way what the interface returns. `gapless/torch/_object.py` has the same numbers.
 #include "object.h"
 
 namespace gapless {

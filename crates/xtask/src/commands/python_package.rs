@@ -35,13 +35,17 @@ pub fn copy_project(workspace: &Workspace, folder: &Path) -> Result<(), Failure>
     Ok(())
 }
 
-/// Copies the modules.
+/// Copies the modules, with those of packages inside the package.
 pub fn copy_modules(workspace: &Workspace, folder: &Path) -> Result<(), Failure> {
-    files::create_folder(folder)?;
-    for module in files::with_ending(&workspace.path("python/gapless"), "py")? {
-        files::copy(&module, &folder.join(files::name(&module)))?;
+    let package = workspace.path("python/gapless");
+    for file in files::below(&package)? {
+        if file.extension().is_some_and(|ending| ending == "py" || ending == "typed") {
+            let copy = folder.join(file.strip_prefix(&package).expect("it is below the folder"));
+            files::create_folder(copy.parent().expect("a file is in a folder"))?;
+            files::copy(&file, &copy)?;
+        }
     }
-    files::copy(&workspace.path("python/gapless/py.typed"), &folder.join("py.typed"))
+    Ok(())
 }
 
 /// Fails where a program is missing that [`assemble`] needs.

@@ -22,7 +22,7 @@ pub fn run(workspace: &Workspace, arguments: &TestPythonArguments) -> Result<(),
     let folder = files::temporary_folder()?;
     workspace.install_simulated(folder.path())?;
     let mut pytest = workspace.command(&python);
-    pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests"]).args(&arguments.arguments);
+    pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests/unit"]).args(&arguments.arguments);
     pytest.env_remove("GAPLESS_CONF");
     pytest.env("LD_LIBRARY_PATH", process::with_library_path(folder.path()));
     // There is no PyTorch to build an allocator object for.

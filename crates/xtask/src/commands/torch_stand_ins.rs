@@ -29,14 +29,14 @@ impl StandIns {
         workspace.install_simulated(this.folder())?;
         let link = this.path("libcuda.so");
         symlink("libcuda.so.1", &link).map_err(|error| Failure::new(format!("{}: {error}", link.display())))?;
-        this.compile_c(workspace, "python/tests_torch/cuda_runtime.c", "libcudart-standin.so")?;
-        this.compile_c(workspace, "python/tests_torch/cublas.c", "libcublas-standin.so")?;
-        this.compile_c(workspace, "python/tests_torch_object/own_allocator.c", "own_allocator.so")?;
+        this.compile_c(workspace, "python/tests/cuda_stand_ins/cuda_runtime.c", "libcudart-standin.so")?;
+        this.compile_c(workspace, "python/tests/cuda_stand_ins/cublas.c", "libcublas-standin.so")?;
+        this.compile_c(workspace, "python/tests/object/own_allocator.c", "own_allocator.so")?;
         python_package::build_torch_throw(workspace, &this.path("_torch_throw.so"))?;
         let version = files::read(&this.headers.torch.join("version.py"))?;
         let version = version_in(&version).ok_or_else(|| Failure::new("torch/version.py has no version"))?;
         compile(workspace, &Version::of(version)?, &this.headers, this.folder())?;
-        this.compile_on_torch(workspace, "python/tests_torch_object/tracker.cpp", "tracker.so")?;
+        this.compile_on_torch(workspace, "python/tests/object/tracker.cpp", "tracker.so")?;
         Ok(this)
     }
 

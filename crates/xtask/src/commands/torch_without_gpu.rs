@@ -42,7 +42,7 @@ pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Fail
     let mut is_chosen = false;
     if arguments.table {
         is_chosen = true;
-        process::run(stand_ins.python(workspace, stand_ins.folder()).arg("python/tests_torch_native/table.py"))?;
+        process::run(stand_ins.python(workspace, stand_ins.folder()).arg("python/tests/native/table.py"))?;
     }
     if arguments.modules || arguments.table {
         is_chosen = true;
@@ -56,29 +56,29 @@ pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Fail
         is_chosen = true;
         stand_ins.install(workspace, &["expecttest", "hypothesis", "psutil"])?;
         let mut tests = stand_ins.python(workspace, stand_ins.folder());
-        tests.arg("python/tests_torch_native/pytorch_tests.py").arg(files::given(sources)?.join("test"));
+        tests.arg("python/tests/native/pytorch_tests.py").arg(files::given(sources)?.join("test"));
         process::run(tests.args(&arguments.arguments))?;
     }
     if arguments.time_pairs || arguments.table {
         is_chosen = true;
         stand_ins.optimise(workspace)?;
         let mut pairs = stand_ins.python(workspace, stand_ins.folder());
-        pairs.arg("python/tests_torch_object/allocation_pairs.py");
-        let source = "python/tests_torch_object/allocation_pairs.cpp";
+        pairs.arg("python/tests/object/allocation_pairs.py");
+        let source = "python/tests/object/allocation_pairs.cpp";
         let library = stand_ins.compile_on_torch(workspace, source, "allocation_pairs.so")?;
         process::run(pairs.env("GAPLESS_ALLOCATION_PAIRS", library))?;
     }
     if is_chosen {
         return Ok(());
     }
-    let tests = |folder: &str, objects: &OsStr| {
+    let tests = |folders: &[&str], objects: &OsStr| {
         let mut pytest = stand_ins.python(workspace, objects);
-        pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", folder]);
+        pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider"]).args(folders);
         process::run(pytest.args(&arguments.arguments))
     };
-    tests("python/tests_torch_object", stand_ins.folder().as_os_str())?;
-    tests("python/tests_torch_native", stand_ins.folder().as_os_str())?;
-    tests("python/tests_torch", OsStr::new("off"))
+    tests(&["python/tests/object"], stand_ins.folder().as_os_str())?;
+    tests(&["python/tests/native"], stand_ins.folder().as_os_str())?;
+    tests(&["python/tests/plug_in", "python/tests/fake"], OsStr::new("off"))
 }
 
 /// vLLM's cumem module and torch_memory_saver from their wheels, unchanged, each natively and then with the object.
@@ -97,7 +97,7 @@ fn modules(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure> {
             if way == "object" {
                 script.args(["-m", "gapless.torch"]);
             }
-            script.arg("python/tests_torch_modules/scripts.py").arg(module);
+            script.arg("python/tests/modules/scripts.py").arg(module);
             let told = process::output(script.env("PYTHONPATH", &path))?;
             let expected = if way == "object" { "passed on gapless" } else { "passed on native" };
             if told.trim() != expected {
@@ -134,11 +134,11 @@ fn viewer(workspace: &Workspace, stand_ins: &StandIns, sources: &Path) -> Result
     }
     let page = stand_ins.folder().join("viewer.html");
     let mut script = stand_ins.python(workspace, stand_ins.folder());
-    script.args(["-m", "gapless.torch", "python/tests_torch_viewer/script.py"]).arg(&page);
+    script.args(["-m", "gapless.torch", "python/tests/viewer/script.py"]).arg(&page);
     process::run(&mut script)?;
     let environment = test_page::environment(workspace)?;
     let mut pytest = workspace.command(python::environment(workspace, &environment)?);
-    pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests_torch_viewer"]);
+    pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests/viewer"]);
     pytest.env("CHROMIUM", browser).env("GAPLESS_VIEWER", sources.join("torch/utils/viz/MemoryViz.js"));
     process::run(pytest.env("GAPLESS_VIEWER_D3", d3).env("GAPLESS_VIEWER_PAGE", page))
 }

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from gapless._fake_trace import Trace
+from gapless._fake.trace import Trace
 
 
 class Storage:

@@ -82,7 +82,7 @@ assert gapless.stats()["live_bytes"] == 0
 # What all front ends have in common, whatever the names of their calls: `allocate(size)` and `free(block, size)`.
 SHARED = """
 from gapless import _library
-from gapless._torch_figures import Figures, record_history, snapshot
+from gapless.torch._figures import Figures, record_history, snapshot
 
 MIB = 1 << 20
 library, figures = _library.load(), Figures(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from ._fake_trace import Trace
+from .trace import Trace
 
 # Of the GPU that is assumed: what scripts ask for when they choose number formats and kernels.
 AMPERE, HOPPER, BLACKWELL = (8, 0), (9, 0), (10, 0)

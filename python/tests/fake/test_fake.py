@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DRIVER = ("LD_PRELOAD", "LD_LIBRARY_PATH")
 SCRIPTS = ("checkpointing", "convolutions", "fused", "lora", "inference")
 MOST_PERCENT = 2
@@ -41,7 +41,7 @@ def test_the_peak_is_that_of_the_real_allocator(name, tmp_path):
     assert code == 0, output
     recorded = int(header(tmp_path / "a.trace")["peak_live_bytes"])
     preload = os.environ["LD_PRELOAD"] + " " + os.environ["GAPLESS_CUBLAS"]
-    stock = start(ROOT / "python/tests_torch/stock.py", script, LD_PRELOAD=preload, GAPLESS_SIM_CAPACITY="8GiB")
+    stock = start(Path(__file__).with_name("stock.py"), script, LD_PRELOAD=preload, GAPLESS_SIM_CAPACITY="8GiB")
     assert stock.returncode == 0, stock.stderr
     real = json.loads(stock.stdout.splitlines()[-1])["peak"]
     difference = 100 * (recorded - real) / real

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+PROJECT = HERE.parents[1]
 MIB = 1 << 20
 SHOW = "import torch, gapless.torch; print('on gapless' if gapless.torch.is_enabled() else 'native')"
 BUDGET = "import gapless; print('budget', gapless.stats()['budget_bytes'] >> 20)"
@@ -31,7 +32,7 @@ def python(thrower, tmp_path):
     """Runs Python with the stand-in for PyTorch, in a folder of its own. Returns the exit status and both outputs."""
 
     def python(*arguments, **environment):
-        path = os.pathsep.join([str(HERE / "torch_stand_in"), str(HERE.parent)])
+        path = os.pathsep.join([str(HERE / "torch_stand_in"), str(PROJECT)])
         result = subprocess.run(
             [sys.executable, *arguments],
             env={**os.environ, "PYTHONPATH": path, "GAPLESS_TORCH_THROW": thrower, **environment},
@@ -63,7 +64,7 @@ def test_the_variable_enables_at_import(python, order):
 
 def test_code_that_does_not_know_gapless(python):
     """The wheel's .pth file, which Python reads at its start."""
-    pth = f"exec(open({str(HERE.parent / 'gapless_start.pth')!r}).read())\nimport sys\n"
+    pth = f"exec(open({str(PROJECT / 'gapless_start.pth')!r}).read())\nimport sys\n"
     out = code(python, pth + "assert 'torch' not in sys.modules\n" + SHOW, GAPLESS_TORCH="1")
     assert "on gapless" in out
     out = code(python, pth + "assert not any('gapless' in name for name in sys.modules)\nprint('nothing')")
@@ -78,7 +79,7 @@ def test_code_that_does_not_know_gapless(python):
             GAPLESS_LIBRARY="/no/such/file",
         )
         assert status == 0 and "nothing" in out, out + errors
-    lines = (HERE.parent / "gapless_start.pth").read_text().splitlines()
+    lines = (PROJECT / "gapless_start.pth").read_text().splitlines()
     assert len(lines) == 1 and lines[0].startswith("import "), "site runs such lines only"
 
 

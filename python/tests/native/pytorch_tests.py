@@ -155,7 +155,7 @@ def run(way: str, folder: str, tests: list) -> list:
         environment["GAPLESS_TORCH_OBJECTS"] = "off"
     with tempfile.TemporaryDirectory() as start:
         # What the wheel's gapless_start.pth does: the programs that a test starts are on gapless, too.
-        (Path(start) / "sitecustomize.py").write_text((Path(__file__).parents[1] / "gapless_start.pth").read_text())
+        (Path(start) / "sitecustomize.py").write_text((Path(__file__).parents[2] / "gapless_start.pth").read_text())
         environment["PYTHONPATH"] = f"{start}:{os.environ['PYTHONPATH']}"
         worker = subprocess.run(
             [sys.executable, __file__, "--way", way, folder],

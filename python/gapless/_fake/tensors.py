@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ._fake_trace import Trace
-from ._frames import is_users
+from .._frames import is_users
+from .trace import Trace
 
 aten = torch.ops.aten
 _CUDA, _META = torch.device("cuda", 0), torch.device("meta")

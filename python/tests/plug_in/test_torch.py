@@ -320,7 +320,7 @@ def test_a_script_as_it_is(tmp_path):
     assert f"arguments ['--epochs', '3'] {5 * MIB} __main__" in out
 
 
-GPU_SCRIPTS = Path(__file__).resolve().parents[1] / "gpu"
+GPU_SCRIPTS = Path(__file__).resolve().parents[2] / "gpu"
 
 
 def gpu_script(name, *arguments, on_gapless=True):
@@ -391,7 +391,7 @@ def test_processes_that_a_program_starts(tmp_path, method):
         "    child.join()\n"
     )
     # The tests have no wheel whose .pth file does this.
-    (tmp_path / "sitecustomize.py").write_text((Path(__file__).parents[1] / "gapless_start.pth").read_text())
+    (tmp_path / "sitecustomize.py").write_text((Path(__file__).parents[2] / "gapless_start.pth").read_text())
     path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
     assert f"pluggable {5 * MIB}" in run(None, "-m", "gapless.torch", str(script), PYTHONPATH=path)
     assert f"native {5 * MIB}" in run(None, str(script), PYTHONPATH=path)

@@ -89,7 +89,7 @@ def test_figures_in_the_shapes_of_pytorch(run):
     out = run(
         USE
         + """
-from gapless._torch_figures import Figures, snapshot
+from gapless.torch._figures import Figures, snapshot
 figures = Figures(0)
 stats = figures.nested()
 assert stats["allocated_bytes"]["all"]["current"] == 5 << 20, stats
@@ -124,7 +124,7 @@ def test_every_figure_is_the_same_by_whatever_way_it_is_read(run):
         USE
         + """
 from gapless._figures import FIELDS, TORCH_KEYS, Stats
-from gapless._torch_figures import Figures
+from gapless.torch._figures import Figures
 freed = library.gapless_torch_malloc(3 << 20, 0, None)
 library.gapless_torch_free(freed, 3 << 20, 0, None)
 figures = Figures(0)
@@ -155,7 +155,7 @@ def test_figures_are_measured(run):
     run(
         """
 import gapless
-from gapless._torch_figures import Figures
+from gapless.torch._figures import Figures
 MIB, figures, memory = 1 << 20, Figures(0), gapless.DeviceMemory(0)
 
 def of(metric):
@@ -205,7 +205,7 @@ library.gapless_torch_end_allocate_to_pool(0, Pool(7, 0))
 outside = library.gapless_torch_malloc(4 << 20, 0, None)
 library.gapless_torch_free(again, 4 << 20, 0, None)
 library.gapless_torch_reset()
-from gapless._torch_figures import Figures
+from gapless.torch._figures import Figures
 report = Figures(0).report(snapshot=True)
 assert [pool["id"] for pool in report["pools"]] == [[7, 0]]
 assert report["pools"][0]["stats"]["reserved_bytes"] >= 4 << 20, "a pool gives nothing back"
@@ -234,7 +234,7 @@ def test_the_viewer_knows_two_types_of_segments(run):
     run(
         USE
         + """
-from gapless._torch_figures import Figures, snapshot
+from gapless.torch._figures import Figures, snapshot
 figures = Figures(0)
 small = library.gapless_torch_malloc(100, 0, None)
 report = figures.report(snapshot=True)

@@ -17,9 +17,10 @@ import warnings
 from pathlib import Path
 from typing import Any, Callable, Union
 
-from gapless import _conf, _library, _object, _run, _start
-from gapless._torch_figures import Figures, record_history, snapshot
-from gapless._torch_refusals import switch_off
+from .. import _conf, _library, _run, _start
+from . import _object
+from ._figures import Figures, record_history, snapshot
+from ._refusals import switch_off
 
 __all__ = ["enable", "is_enabled", "main", "registered_pool"]
 
@@ -160,7 +161,7 @@ def _tell_children() -> None:
 
 def _throw_failures(library: ctypes.CDLL, torch: Any) -> None:
     """Failures become ``torch.cuda.OutOfMemoryError``: a plug-in's null pointer would be taken for memory."""
-    thrower = Path(os.environ.get("GAPLESS_TORCH_THROW") or Path(__file__).with_name("_torch_throw.so"))
+    thrower = Path(os.environ.get("GAPLESS_TORCH_THROW") or _library.FOLDER / "_torch_throw.so")
     libc10, libc10_cuda = (Path(torch.__file__).with_name("lib") / name for name in ("libc10.so", "libc10_cuda.so"))
     try:
         functions = ctypes.CDLL(str(thrower))
@@ -331,10 +332,3 @@ def main(arguments: list[str]) -> None:
         raise SystemExit(0 if arguments else 2)
     enable()
     _run.run(arguments)
-
-
-if __name__ == "__main__":
-    # Imported under its own name, so that the script's `import gapless.torch` finds the module that runs here.
-    from gapless.torch import main as _main
-
-    _main(sys.argv[1:])

@@ -4,7 +4,7 @@ SETUP = """
 import ctypes, random
 import gapless
 from gapless import _library
-from gapless._torch_figures import Figures, record_history, snapshot
+from gapless.torch._figures import Figures, record_history, snapshot
 
 MIB = 1 << 20
 library = _library.load()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-RUN = Path(__file__).resolve().parents[1] / "gpu" / "run.py"
+RUN = Path(__file__).resolve().parents[2] / "gpu" / "run.py"
 
 TORCH = """
 class version:

@@ -11,8 +11,8 @@ import warnings
 from types import ModuleType
 from typing import Any, Callable, Optional
 
-from . import _ipc
-from ._imports import after_import
+from .. import _ipc
+from .._imports import after_import
 
 _TREES = "torch._inductor.cudagraph_trees"
 _warned: set[str] = set()

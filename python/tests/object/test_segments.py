@@ -2,14 +2,10 @@
 
 import gc
 import random
-import sys
-from pathlib import Path
 
 import gapless.torch
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests_torch"))
-from processes import run  # noqa: E402
+from processes import run
 
 gapless.torch.enable(budget=512 << 20)
 

@@ -7,8 +7,8 @@ import ctypes
 import sys
 from typing import Any, Iterator, Optional
 
-from . import _library
-from ._figures import TORCH_KEYS
+from .. import _library
+from .._figures import TORCH_KEYS
 
 _METRICS = (
     "allocation",

@@ -1,4 +1,4 @@
-"""The features that PyTorch refuses to allocator plug-ins, over a stand-in for PyTorch. The real one: python/tests_torch."""
+"""The features that PyTorch refuses to allocator plug-ins, over a stand-in for PyTorch. The real one: python/tests/plug_in."""
 
 import os
 from pathlib import Path

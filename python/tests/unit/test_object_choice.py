@@ -1,11 +1,11 @@
-"""Which interface of PyTorch's is used, and the proof before an allocator object is. The real ones: python/tests_torch_object."""
+"""Which interface of PyTorch's is used, and the proof before an allocator object is. The real ones: python/tests/object."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from gapless import _object
+from gapless.torch import _object
 
 STAND_IN = str(Path(__file__).with_name("torch_stand_in"))
 ENABLE = """

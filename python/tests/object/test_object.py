@@ -6,17 +6,14 @@ import gc
 import json
 import os
 import pickle
-import sys
 import threading
 from pathlib import Path
 
 import pytest
+from processes import run
 
 import gapless
 import gapless.torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests_torch"))
-from processes import run  # noqa: E402
 
 gapless.torch.enable(budget=512 << 20)
 
@@ -305,7 +302,7 @@ def test_profilers_get_figures():
 
 
 def test_memory_of_pools_is_sent_to_other_processes_too():
-    """Covers the memory that python/tests_torch_native/ipc_script.py does not send."""
+    """Covers the memory that python/tests/native/ipc_script.py does not send."""
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         tensor = empty(4 * MIB)
@@ -401,7 +398,7 @@ def test_copies_between_two_devices(peers):
     assert "[262144, 262144]" in out and "[0, 0]" in out
 
 
-GPU_SCRIPTS = Path(__file__).resolve().parents[1] / "gpu"
+GPU_SCRIPTS = Path(__file__).resolve().parents[2] / "gpu"
 
 
 @pytest.mark.parametrize("name", ["graphs", "streams", "processes", "pairs", "fragmentation"])

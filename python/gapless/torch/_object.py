@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from . import _frames, _library
+from .. import _frames, _library
 
 _ARRAYS = (
     "allocation segment active inactive_split allocated_bytes reserved_bytes active_bytes inactive_split_bytes requested_bytes"
@@ -31,7 +31,7 @@ _NUMBERS = (
 def install(torch: Any) -> Optional[str]:
     """Makes PyTorch allocate through the object. Returns ``None``, or why that cannot be: nothing has changed then."""
     minor = ".".join(torch.__version__.split(".")[:2])
-    folder = Path(os.environ.get("GAPLESS_TORCH_OBJECTS") or Path(__file__).parent)
+    folder = Path(os.environ.get("GAPLESS_TORCH_OBJECTS") or _library.FOLDER)
     file = folder / f"_torch_object_{minor.replace('.', '_')}.so"
     if not file.exists():
         return f"this gapless has no allocator object for PyTorch {minor}"

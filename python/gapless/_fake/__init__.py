@@ -1,0 +1,1 @@
+"""PyTorch without a GPU, for ``python -m gapless.record --fake``. Importing this package imports no PyTorch; ``tensors`` does."""
