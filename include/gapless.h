@@ -153,6 +153,8 @@ typedef struct gapless_stats {
   uint64_t free_bytes;
   // Number of allocations that were freed and wait for other streams.
   uint64_t pending_allocations;
+  // Those of pending_bytes that others have open: another process, or whoever has pinned them.
+  uint64_t open_elsewhere_bytes;
 } gapless_stats;
 
 // Called with the device, the address and the size in bytes of one mapping, and with the context that the listener was added

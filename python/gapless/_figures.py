@@ -99,6 +99,8 @@ class Stats(TypedDict):
     """All bytes that are free: cached, pending, idle, and not held yet."""
     pending_allocations: int
     """Number of allocations that were freed and wait for other streams."""
+    open_elsewhere_bytes: int
+    """Those of ``pending_bytes`` that others have open: another process, or whoever has pinned them."""
     sizes: list[dict[str, int]]
     """Number of allocations by size."""
     fragmentation: dict[str, Any]
@@ -151,6 +153,7 @@ FIELDS = (
     "largest_cached_bytes",
     "free_bytes",
     "pending_allocations",
+    "open_elsewhere_bytes",
 )
 
 # The figure that has the value of a key of PyTorch's ``memory_stats()``.

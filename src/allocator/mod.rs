@@ -353,7 +353,7 @@ impl<D: Driver> Allocator<D> {
         let clones = Arc::strong_count(&self.inner);
         let mut inner = Arc::try_unwrap(self.inner).map_err(|inner| {
             let others = clones.saturating_sub(1).max(1);
-            let pins: usize = inner.shared.streams.iter().map(|stream| stream.lock().pinned().0).sum();
+            let pins: usize = inner.shared.streams.iter().map(|stream| stream.lock().pins()).sum();
             if pins == others { CloseError::Pinned(pins) } else { CloseError::InUse(others) }
         })?;
         if inner.shared.is_forked() {

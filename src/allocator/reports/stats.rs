@@ -119,6 +119,8 @@ largest_cached_bytes: Bytes, Largest, [] in fragmentation;
 free_bytes: Bytes, Amount, [] in fragmentation;
 /// Number of allocations that were freed and wait for other streams.
 pending_allocations: Number, Amount, [];
+/// Those of `pending_bytes` that others have open: another process, or whoever has pinned them.
+open_elsewhere_bytes: Bytes, Amount, [];
 }
 
 /// A figure of an allocator: a row of the table [`Stats::FIGURES`].

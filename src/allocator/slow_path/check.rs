@@ -101,6 +101,8 @@ impl Door {
 
 /// Asserts invariants 8 and 9, and that what is kept of blocks is of those that their heaps have as shared.
 fn check_extras(state: &StreamState) {
+    let freed = state.extras.iter().filter(|(_, extras)| extras.pins > 0 && extras.freed.is_some());
+    let open: u64 = freed.map(|(at, _)| state.pinned_bytes(*at)).sum();
     for ((id, offset), extras) in &state.extras {
         let block = state.regions.get(*id).and_then(|region| region.heap.block(*offset));
         let is_shared = |as_what| block.is_some_and(|block| block.state == as_what && block.shared);
@@ -115,6 +117,7 @@ fn check_extras(state: &StreamState) {
             }
         }
     }
+    assert_eq!(state.open_elsewhere_bytes, open, "invariant 8: bytes of the freed blocks that pins hold");
 }
 
 #[cfg(test)]
@@ -234,6 +237,9 @@ mod tests {
                 let freed = Some(Vec::new());
                 let extras = Extras { pins: 1, ticket: Some(0), freed, ..Extras::new(StreamIndex(0)) };
                 insert(allocator, 2 * PAGE, extras);
+            }),
+            ("invariant 8: bytes of the freed blocks", |allocator| {
+                with_state(allocator, |state| state.open_elsewhere_bytes += 1);
             }),
             ("a shared block has sharers", |allocator| with_state(allocator, |state| state.extras.clear())),
             ("sharers of a block that is not shared", |allocator| {

@@ -26,17 +26,15 @@ impl StreamState {
         Some(bytes)
     }
 
-    /// Number of pins, and bytes of the blocks that were freed and that one of them holds.
-    pub fn pinned(&self) -> (usize, u64) {
-        let mut sums = (0, 0);
-        for ((region, offset), extras) in &self.extras {
-            sums.0 += extras.pins as usize;
-            if extras.pins > 0 && extras.freed.is_some() {
-                let region = self.regions.get(*region).expect("a pinned block keeps its region");
-                sums.1 += region.heap.block(*offset).map_or(0, |block| block.size);
-            }
-        }
-        sums
+    /// Number of pins.
+    pub fn pins(&self) -> usize {
+        self.extras.values().map(|extras| extras.pins as usize).sum()
+    }
+
+    /// Bytes of a pinned block.
+    pub fn pinned_bytes(&self, (region, offset): BlockAt) -> u64 {
+        let region = self.regions.get(region).expect("a pinned block keeps its region");
+        region.heap.block(offset).map_or(0, |block| block.size)
     }
 
     /// Takes one pin off a block. With the last one, a block that was freed waits for the streams that used it then; returns
@@ -49,6 +47,7 @@ impl StreamState {
         }
         let Some(fences) = extras.freed.take() else { return false };
         self.extras.remove(&at);
+        self.open_elsewhere_bytes -= self.pinned_bytes(at);
         self.free_when_passed(Pending { region: at.0, offset: at.1, fences });
         true
     }
@@ -60,6 +59,7 @@ impl StreamState {
             if extras.pins > 0 {
                 extras.ticket = None;
                 extras.freed = Some(fences);
+                self.open_elsewhere_bytes += self.pinned_bytes(at);
                 return;
             }
             of_block.remove();

@@ -50,6 +50,8 @@ pub struct StreamState {
     pub pending: PendingBlocks,
     /// Extras of the blocks that their heaps mark as shared: live ones, and pinned ones that were freed.
     pub extras: HashMap<BlockAt, Extras>,
+    /// Bytes of the blocks that were freed and that a pin holds.
+    pub open_elsewhere_bytes: u64,
     /// Number of the next ticket.
     pub next_ticket: u64,
     /// Requested bytes of live blocks in all regions.
@@ -204,6 +206,7 @@ impl Stream {
                 dirty: false,
                 pending: PendingBlocks::default(),
                 extras: HashMap::new(),
+                open_elsewhere_bytes: 0,
                 next_ticket: 0,
                 live_bytes: 0,
                 mark: LiveMark::default(),

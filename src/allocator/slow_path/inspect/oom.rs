@@ -77,7 +77,7 @@ impl OutOfMemory {
         self.live_bytes += part.live_bytes;
         self.cached_bytes += part.cached_bytes;
         self.pending_bytes += part.pending_bytes;
-        self.open_elsewhere_bytes += state.pinned().1;
+        self.open_elsewhere_bytes += state.open_elsewhere_bytes;
         self.streams.push(part);
     }
 

@@ -68,6 +68,7 @@ impl Stats {
         self.allocs += state.tally.allocs;
         self.frees += state.tally.frees;
         self.freed_bytes += state.tally.freed_bytes;
+        self.open_elsewhere_bytes += state.open_elsewhere_bytes;
         for (sum, count) in by_size.iter_mut().zip(state.tally.by_size) {
             *sum += count;
         }
