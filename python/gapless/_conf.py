@@ -8,7 +8,7 @@ from . import _library
 
 VARIABLE = "GAPLESS_CONF"
 # PyTorch reads the first of these that is set.
-_PYTORCH_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_PYTORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # The settings of ``gapless.configure``, in place of the environment.
 configured: Optional[str] = None
 

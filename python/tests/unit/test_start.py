@@ -146,6 +146,15 @@ def test_pytorch_s_own_variable(python):
         assert status == 1 and "give a number above 0 and at most 1" in errors
 
 
+def test_which_of_pytorch_s_two_variables_is_read(python):
+    """As PyTorch does: see tests/native/test_variables.py."""
+    enable = "import gapless.torch; gapless.torch.enable()\n" + BUDGET
+    quarter, half = (f"per_process_memory_fraction:{fraction}" for fraction in (0.25, 0.5))
+    size = {"GAPLESS_SIM_CAPACITY": "256MiB"}
+    assert "budget 128" in code(python, enable, PYTORCH_CUDA_ALLOC_CONF=half, PYTORCH_ALLOC_CONF=quarter, **size)
+    assert "budget 64" not in code(python, enable, PYTORCH_CUDA_ALLOC_CONF="", PYTORCH_ALLOC_CONF=quarter, **size)
+
+
 def test_a_second_call_with_other_settings(python):
     twice = "import gapless, gapless.torch; gapless.torch.enable(budget=64 << 20)\n{}\ngapless.torch.enable({})\n"
     assert "budget 96" in code(python, twice.format("", "budget=96 << 20") + BUDGET)
