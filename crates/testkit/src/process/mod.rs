@@ -11,11 +11,13 @@ mod device;
 mod inputs;
 mod op;
 mod runner;
+mod summary;
 mod sweep;
 
 pub use device::{Simulates, TwoDevices};
 #[cfg(feature = "properties")]
 pub use inputs::{process_ops, two_devices};
 pub use op::ProcessOp;
-pub use runner::{ProcessSummary, run_process};
+pub use runner::run_process;
+pub use summary::ProcessSummary;
 pub use sweep::sweep_process;

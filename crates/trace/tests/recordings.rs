@@ -1,0 +1,253 @@
+//! What a recording of PyTorch says: whose the memory was when a request was refused, what limits there were, how much of the run
+//! it is.
+
+mod foreign;
+
+use foreign::pickle::Py::{self, Bool, Dict, Int, List, Text};
+use foreign::{ops, pickle, read};
+use gapless_trace::advice::{Advice, AdviceOptions, Cause, PolicyOutcome, Setting, advise};
+use gapless_trace::{Device, Extent, Trace};
+use std::num::NonZero;
+
+const MIB: u64 = 1 << 20;
+
+/// An entry of a history in which sizes are MiB, and addresses count them.
+fn at(action: &'static str, addr: u64, size: u64) -> Vec<(&'static str, Py<'static>)> {
+    vec![
+        ("action", Text(action)),
+        ("addr", Int(addr * MIB)),
+        ("size", Int(size * MIB)),
+        ("stream", Int(0)),
+        ("time_us", Int(1)),
+    ]
+}
+
+/// A request for `size` MiB that was refused with `free` MiB left on the device.
+fn oom(size: u64, free: u64) -> Vec<(&'static str, Py<'static>)> {
+    let mut entry = at("oom", 0, size);
+    entry.push(("device_free", Int(free * MIB)));
+    entry
+}
+
+/// A segment with one block, or none that is not free.
+fn segment(addr: u64, size: u64, pool: u64, state: &'static str) -> Py<'static> {
+    let block = vec![
+        ("address", Int(addr * MIB)),
+        ("size", Int(size * MIB)),
+        ("requested_size", Int(size * MIB)),
+        ("state", Text(state)),
+        ("frames", List(vec![frame("weights.py", 7, "load")])),
+    ];
+    Dict(vec![
+        ("device", Int(0)),
+        ("address", Int(addr * MIB)),
+        ("total_size", Int(size * MIB)),
+        ("stream", Int(0)),
+        ("segment_pool_id", List(vec![Int(0), Int(pool)])),
+        ("blocks", List(vec![Dict(block)])),
+    ])
+}
+
+fn frame(file: &'static str, line: u64, name: &'static str) -> Py<'static> {
+    Dict(vec![("filename", Text(file)), ("line", Int(line)), ("name", Text(name))])
+}
+
+fn recording(
+    history: Vec<Vec<(&'static str, Py<'static>)>>,
+    segments: Vec<Py<'static>>,
+    settings: Vec<(&'static str, Py<'static>)>,
+) -> Trace {
+    let bytes = pickle::dump(&Dict(vec![
+        ("segments", List(segments)),
+        ("device_traces", List(vec![List(history.into_iter().map(Dict).collect())])),
+        ("allocator_settings", Dict(settings)),
+    ]));
+    read(&bytes).unwrap()
+}
+
+/// The advice on the device of the recording.
+fn advice(trace: &Trace) -> Advice {
+    let options = AdviceOptions {
+        device: Device::for_trace(trace).unwrap(),
+        settings: Setting::usual(trace),
+        threads: NonZero::<usize>::MIN,
+        progress: None,
+    };
+    advise(trace, &options).unwrap()
+}
+
+/// A block of 600 MiB that a pool has freed, and a request that would fit if anybody else could use it.
+#[test]
+fn memory_of_a_private_pool_helps_nobody_else() {
+    let in_pool = |mut entry: Vec<(&'static str, Py<'static>)>, says: bool| {
+        if says {
+            entry.push(("pool_id", List(vec![Int(0), Int(1)])));
+        }
+        entry
+    };
+    // Older versions name the pool of a segment alone.
+    for says in [true, false] {
+        let history = vec![
+            in_pool(at("segment_alloc", 1000, 600), says),
+            in_pool(at("alloc", 1000, 600), says),
+            in_pool(at("free_requested", 1000, 600), says),
+            in_pool(at("free_completed", 1000, 600), says),
+            oom(700, 424),
+        ];
+        let trace = recording(history, vec![segment(1000, 600, 1, "inactive")], vec![]);
+        assert_eq!(trace.pools().len(), 1);
+        let advice = advice(&trace);
+        assert_eq!(advice.survivors().len(), 0, "gapless keeps the memory of pools apart, too");
+        assert_eq!(advice.reproduced, Some(true));
+        assert_eq!(advice.causes, [Cause::PrivatePools { pools: 1, free_bytes: 600 * MIB }]);
+        let stranded = advice.stranded.unwrap();
+        assert_eq!((stranded.unreserved_bytes, stranded.free_in_whole_pages_bytes), (424 * MIB, 0));
+        for policy in advice.policies {
+            assert!(policy.smallest_device_bytes.unwrap() >= 1300 * MIB, "{policy:?}");
+        }
+    }
+}
+
+/// Memory that a pool has freed serves its own requests.
+#[test]
+fn a_pool_uses_its_own_memory() {
+    let in_pool = |mut entry: Vec<(&'static str, Py<'static>)>| {
+        entry.push(("pool_id", List(vec![Int(0), Int(1)])));
+        entry
+    };
+    let mut history: Vec<_> =
+        (0..3).flat_map(|_| [at("alloc", 1000, 60), at("free_requested", 1000, 60)]).map(in_pool).collect();
+    history.push(oom(1000, 40));
+    let advice = advice(&recording(history, vec![segment(1000, 60, 1, "inactive")], vec![]));
+    for policy in advice.policies {
+        assert!((1060..1100).contains(&(policy.smallest_device_bytes.unwrap() / MIB)), "{policy:?}");
+    }
+}
+
+/// PyTorch waits for streams before it refuses a request: what was not free then could not be had.
+#[test]
+fn blocks_that_wait_for_streams_are_not_free() {
+    let held = |state| vec![segment(1000, 400, 0, state), segment(2000, 400, 0, "active_allocated")];
+    let before = || {
+        vec![
+            at("segment_alloc", 1000, 400),
+            at("alloc", 1000, 400),
+            at("segment_alloc", 2000, 400),
+            at("alloc", 2000, 400),
+            at("free_requested", 1000, 400),
+        ]
+    };
+    let waiting = [before(), vec![oom(300, 100)]].into_iter().flatten().collect();
+    let trace = recording(waiting, held("active_awaiting_free"), vec![]);
+    let found = advice(&trace);
+    assert_eq!((found.live_bytes, found.survivors().len()), (400 * MIB, 0));
+    assert_eq!(found.causes, [Cause::WaitingForStreams { bytes: 400 * MIB }]);
+    assert_eq!(found.holders.iter().map(|holder| holder.bytes).sum::<u64>(), 400 * MIB);
+    // A free that is completed before the failure is one of when it was requested.
+    let done = [before(), vec![at("free_completed", 1000, 400), oom(300, 100)]].into_iter().flatten().collect();
+    let trace = recording(done, held("inactive"), vec![]);
+    assert_eq!(ops(&trace)[2..], ["f", "r 314572800 0"]);
+    // And one that is completed after a request that was survived ends then.
+    let later = vec![oom(900, 100), at("free_completed", 1000, 400), at("alloc", 1000, 400)];
+    let trace = recording([before(), later].into_iter().flatten().collect(), held("active_allocated"), vec![]);
+    assert_eq!(ops(&trace)[2..], ["r 943718400 0", "f", "a 419430400 0"]);
+}
+
+#[test]
+fn a_limit_is_named_where_the_device_had_room() {
+    let history = || vec![at("segment_alloc", 1000, 300), at("alloc", 1000, 300), oom(300, 700)];
+    let segments = || vec![segment(1000, 300, 0, "active_allocated")];
+    let trace = recording(history(), segments(), vec![]);
+    let found = advice(&trace);
+    assert_eq!((found.reproduced, found.device_is_assumed), (Some(false), false));
+    assert_eq!(found.causes, [Cause::Limit { device_free_bytes: 700 * MIB, setting: None }]);
+    let conf = "expandable_segments:True,per_process_memory_fraction:0.5";
+    let settings = vec![("PYTORCH_CUDA_ALLOC_CONF", Text(conf)), ("expandable_segments", Bool(true))];
+    let found = advice(&recording(history(), segments(), settings));
+    let Cause::Limit { setting, .. } = &found.causes[0] else { panic!("{:?}", found.causes) };
+    assert_eq!(setting.as_deref(), Some("per_process_memory_fraction:0.5"));
+    // What was on is a row of the table.
+    assert_eq!(found.causes[1], Cause::Settings { settings: "expandable_segments:True".into() });
+    let recorded: Vec<_> =
+        found.policies.iter().filter(|policy| policy.as_recorded).map(|policy| &policy.setting).collect();
+    assert_eq!(recorded, ["expandable_segments:True"]);
+    let lists = "roundup_power2_divisions:[256:1,>:8]";
+    let found = advice(&recording(history(), segments(), vec![("PYTORCH_CUDA_ALLOC_CONF", Text(lists))]));
+    assert_eq!(found.causes[1..], [Cause::Settings { settings: lists.into() }]);
+    let settings = vec![("max_split_size", Int(100 * MIB))];
+    let found = advice(&recording(history(), segments(), settings));
+    assert_eq!(found.policies[1].setting, "max_split_size_mb:100");
+}
+
+/// Of two requests that were refused, the later one had less of the device.
+#[test]
+fn memory_that_others_took_is_named() {
+    let history = |free| {
+        let before = vec![at("segment_alloc", 1000, 300), at("alloc", 1000, 300), oom(2000, 700)];
+        let after = vec![at("segment_alloc", 2000, 100), at("alloc", 2000, 100), oom(500, free)];
+        before.into_iter().chain(after).collect()
+    };
+    let segments = || vec![segment(1000, 300, 0, "active_allocated"), segment(2000, 100, 0, "active_allocated")];
+    assert_eq!(advice(&recording(history(600), segments(), vec![])).causes.len(), 1, "the limit alone");
+    let found = advice(&recording(history(400), segments(), vec![]));
+    assert_eq!(found.causes, [Cause::Others { bytes: 200 * MIB }]);
+}
+
+/// A run without a failure fits a device of what it held.
+#[test]
+fn a_device_that_is_not_recorded_is_assumed_to_have_what_was_held() {
+    let history = vec![at("alloc", 1000, 60), at("free_requested", 1000, 60), at("free_completed", 1000, 60)];
+    let segments = vec![segment(1000, 600, 0, "inactive"), segment(2000, 100, 0, "active_allocated")];
+    let trace = recording(history, segments, vec![]);
+    let found = advice(&trace);
+    assert_eq!((found.device_is_assumed, found.device_bytes, found.reproduced), (true, 700 * MIB, None));
+    assert!(found.policies.iter().all(PolicyOutcome::survives));
+    // The stack of the block that was live before is in its segment.
+    assert_eq!(found.holders[0].origin.as_deref(), Some("load (weights.py:7)"));
+}
+
+/// The segments of one pool beside the history of all, as `memory_snapshot(mempool_id)` lists them.
+#[test]
+fn sums_that_do_not_fit_together_allow_no_verdict() {
+    let history = vec![
+        at("segment_alloc", 1000, 600),
+        at("alloc", 1000, 600),
+        at("segment_alloc", 3000, 100),
+        at("alloc", 3000, 100),
+        oom(700, 424),
+    ];
+    let trace = recording(history, vec![segment(3000, 100, 1, "active_allocated")], vec![]);
+    assert_eq!((trace.history().extent, trace.header().capacity_bytes), (Extent::Unknown, None));
+    assert!(advice(&trace).policies.is_empty());
+}
+
+#[test]
+fn a_ring_that_has_overflowed_is_not_the_whole_run() {
+    let history = || {
+        vec![
+            at("segment_alloc", 1000, 60),
+            at("alloc", 1000, 60),
+            at("free_requested", 1000, 60),
+            at("segment_free", 1000, 60),
+        ]
+    };
+    let extent =
+        |overflowed| recording(history(), vec![], vec![("trace_alloc_overflowed", Bool(overflowed))]).history().extent;
+    assert_eq!((extent(true), extent(false)), (Extent::LaterPart, Extent::Whole));
+}
+
+/// PyTorch 2.4 writes annotations among the entries, on every device.
+#[test]
+fn steps_among_the_entries_are_steps_and_no_reason_to_read_a_device() {
+    let step = |name, stage| {
+        let mut entry = at("user_defined", 0, 0);
+        entry.push(("frames", List(vec![frame(name, 0, stage)])));
+        Dict(entry)
+    };
+    let annotations = || (0..4).flat_map(|_| [step("ProfilerStep#3", "START"), step("ProfilerStep#3", "END")]);
+    let other: Vec<_> = annotations().collect();
+    let device = vec![Dict(at("alloc", 1, 5)), step("ProfilerStep#3", "START"), step("ProfilerStep#3", "END")];
+    let trace = read(&pickle::dump(&Dict(vec![("device_traces", List(vec![List(other), List(device)]))]))).unwrap();
+    assert_eq!(ops(&trace), ["a 5242880 0", "m ProfilerStep#3"]);
+    assert_eq!(trace.header().value("device"), Some("1"));
+}
