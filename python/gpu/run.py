@@ -388,29 +388,21 @@ def checks(script, limit=60):
     return body
 
 
-def pairs(stage, runs):
-    """An allocation and its free through `torch.cuda`, by size: what a call costs when memory is cached."""
-    need_gpu(stage)
-    for policy in POLICIES:
-        runs[policy] = stage.script("pairs.py", policy)
-    for policy in POLICIES:
-        stage.expect({**runs[policy], "memory": {**runs[policy].get("memory", {}), "expandable": True}}, policy)
-    times = ("/".join(f"{runs[policy]['pair_ns'][size]:.0f}" for policy in POLICIES) for size in runs["native"]["pair_ns"])
-    sizes = runs["native"]["pair_ns"]
-    return "ns a pair, " + "/".join(POLICIES) + ": " + ", ".join(f"{size} {ns}" for size, ns in zip(sizes, times))
+def compared(script, unit, values):
+    """A script that measures: what it found under every policy, side by side. ``values`` gives names and numbers of a run."""
 
+    def body(stage, runs):
+        need_gpu(stage)
+        if stage.small:
+            raise Skipped("needs 20 GiB")
+        for policy in POLICIES:
+            runs[policy] = stage.script(script, policy)
+            stage.expect(runs[policy], policy)
+        columns = [values(runs[policy]) for policy in POLICIES]
+        rows = (name + " " + "/".join(f"{column[name]:.2f}" for column in columns) for name in columns[0])
+        return f"{unit}, {'/'.join(POLICIES)}: {', '.join(rows)}"
 
-def step_times(stage, runs):
-    """Steps of one length: in all, until they were queued, and their kernels."""
-    need_gpu(stage)
-    if stage.small:
-        raise Skipped("needs 20 GiB")
-    for policy in POLICIES:
-        runs[policy] = stage.script("step_time.py", policy)
-        stage.expect(runs[policy], policy)
-    lengths = runs["native"]["times"]
-    times = ("/".join(f"{runs[policy]['times'][length][0]:.2f}" for policy in POLICIES) for length in lengths)
-    return "ms a step, " + "/".join(POLICIES) + ": " + ", ".join(f"{length} {ms}" for length, ms in zip(lengths, times))
+    return body
 
 
 def cupy(stage, runs):
@@ -489,8 +481,8 @@ def figures(run):
 PARTS = {
     "mlp": training("train_mlp.py"),
     "transformer": training("train_transformer.py"),
-    "steps": step_times,
-    "pairs": pairs,
+    "steps": compared("step_time.py", "ms a step", lambda run: {name: times[0] for name, times in run["times"].items()}),
+    "pairs": compared("pairs.py", "ns a pair", lambda run: run["pair_ns"]),
     "graphs": checks("graphs.py"),
     "streams": checks("streams.py"),
     "recovery": checks("recovery.py"),

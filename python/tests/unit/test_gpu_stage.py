@@ -55,7 +55,7 @@ print(json.dumps({"limit": limit, "live": 1, "free": 1, "wanted": 1, "hole": 1, 
     "processes.py": "print(json.dumps({'checks': ['one'], 'memory': memory}))",
     "compiled.py": "print(json.dumps({'checks': ['one'], 'memory': memory}))",
     "step_time.py": "print(json.dumps({'times': {'64': [3.5, 2.0, 3.0]}, 'memory': memory}))",
-    "pairs.py": "print(json.dumps({'pair_ns': {'4 KiB': 250.4, '2 MiB': 300.0}, 'memory': {**memory, 'expandable': False}}))",
+    "pairs.py": "print(json.dumps({'pair_ns': {'4 KiB': 250.4, '2 MiB': 300.0}, 'memory': memory}))",
     "cupy_arrays.py": "print(json.dumps({'checks': ['one'], 'cupy': '1.0', 'conf': os.environ['GAPLESS_CONF']}))",
 }
 CUPY = "class cuda:\n    class runtime:\n        getDeviceCount = staticmethod(lambda: 1)\n"
@@ -105,7 +105,7 @@ def test_all_is_well(stage):
     assert "64 3.50/3.50/3.50" in parts["steps"]["reason"]
     others = "graphs streams recovery processes compiled fragmentation limited cupy"
     assert sorted(list(parts)[5:]) == sorted(others.split())
-    assert "4 KiB 250/250/250, 2 MiB 300/300/300" in parts["pairs"]["reason"]
+    assert "4 KiB 250.40/250.40/250.40, 2 MiB 300.00/300.00/300.00" in parts["pairs"]["reason"]
     assert list(parts["mlp"]["runs"]) == ["native", "expandable", "gapless"]
     assert parts["fragmentation"]["runs"]["native"]["limit"] == 8 << 30
     assert parts["cupy"]["runs"]["gapless"]["conf"] == f"budget:{2 << 30}"
