@@ -368,7 +368,7 @@ fn the_text_is_for_people() {
         "fails at op 1,347",
         "survives",
         "Simplest: python -m gapless.torch SCRIPT, with 258.19 MiB to spare",
-        "gapless has been tested without a GPU only",
+        "gapless has run on one GPU so far, an NVIDIA H100",
         "No setting of PyTorch's own allocator that was tried survives",
         "What fits",
     ] {

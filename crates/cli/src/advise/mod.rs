@@ -40,8 +40,8 @@ pub(super) struct AdviseArguments {
     #[arg(long, value_name = "NAME")]
     gpu: Option<Gpu>,
 
-    /// Replay just this policy, which may be given more than once: gapless, native, or settings as in PYTORCH_ALLOC_CONF,
-    /// such as expandable_segments:True
+    /// Replay just this policy, which may be given more than once: gapless, native, or settings as in
+    /// PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True
     #[arg(long = "setting", value_name = "SETTING")]
     settings: Vec<SettingArgument>,
 

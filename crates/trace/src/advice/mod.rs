@@ -2,7 +2,8 @@
 //! survived on which device.
 //!
 //! ```text
-//!   trace ─▶ the native policy, up to the failure or the peak ─▶ holders, stranded
+//!   trace ─▶ what was live at the failure or the peak ─▶ holders
+//!         ├▶ the recorded layout, or the native policy up to then ─▶ stranded
 //!         └▶ every policy, on this device and on smaller ones ─▶ policies
 //! ```
 //!

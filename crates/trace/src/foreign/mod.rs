@@ -251,7 +251,8 @@ impl Events {
             live.insert(addr, Live { id, op: ops.len() as u64 });
             note(&mut ops, TraceOp::Alloc { id, bytes, stream }, origin);
         }
-        for event in events {
+        let last_refusal = events.iter().rposition(|event| matches!(event, Event::Failed { .. }));
+        for (index, event) in events.into_iter().enumerate() {
             match event {
                 Event::Alloc { addr, bytes, stream, origin } => {
                     let id = fresh();
@@ -273,7 +274,9 @@ impl Events {
                     waiting.extend(live.get(&addr).map(|block| (addr, block.op)));
                 }
                 Event::Failed { bytes, stream, origin } => {
-                    waited = waiting.values().copied().collect();
+                    if Some(index) == last_refusal {
+                        waited = waiting.values().copied().collect();
+                    }
                     note(&mut ops, TraceOp::Refused { bytes, stream }, origin);
                 }
                 Event::Mark { label } => note(&mut ops, TraceOp::Mark(labels[label as usize].clone()), 0),
