@@ -1,4 +1,4 @@
-"""torch.compile, plain and with the CUDA graphs of its mode "reduce-overhead": losses and gradients are those of eager mode."""
+"""torch.compile, plain and with the CUDA graphs of its mode "reduce-overhead": losses are those of eager mode."""
 
 import copy
 
