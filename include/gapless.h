@@ -650,7 +650,8 @@ gapless_status gapless_device_of_handle(const uint8_t *handle,
 //
 // Work of the process that shared it has to be ordered before work here, with an event for instance. What is mapped is whole
 // physical allocations: what else they hold, before and behind, is within reach too. GAPLESS_ERROR_GONE where the allocation
-// or its process is gone.
+// or its process is gone; GAPLESS_ERROR_SHARE where the process lives and does not answer in time:
+// gapless_import_patience.
 //
 // handle points to handle_bytes bytes, pointer to a pointer, bytes to a number.
 gapless_status gapless_device_import(int32_t device,
@@ -658,6 +659,11 @@ gapless_status gapless_device_import(int32_t device,
                                      uint64_t handle_bytes,
                                      void **pointer,
                                      uint64_t *bytes);
+
+// Sets how many milliseconds gapless_device_import waits, in this thread, for a process that does not answer: one that is stopped,
+// or serves as many others as it can. Returns what held before, which is 10,000 at first. A process that has ended is not waited
+// for.
+uint64_t gapless_import_patience(uint64_t milliseconds);
 
 // Closes an import. With the last one of an address the host waits for the device, and what was mapped there is not any more.
 // While a stream of the device may be being captured, which a wait would break, it stays mapped, and open to the process that

@@ -148,6 +148,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gapless_device_forget_stream": (c_int32, [c_int32, c_void_p]),
     "gapless_device_trim": (c_int32, [c_int32, c_uint64, POINTER(c_uint64)]),
     "gapless_device_import": (c_int32, [c_int32, c_char_p, c_uint64, POINTER(c_void_p), POINTER(c_uint64)]),
+    "gapless_import_patience": (c_uint64, [c_uint64]),
     "gapless_device_of_handle": (c_int32, [c_char_p, c_uint64, POINTER(c_int32)]),
     "gapless_device_close_import": (c_int32, [c_int32, c_void_p]),
     "gapless_device_keep_closed_imports": (c_int32, [c_int32, c_uint64]),

@@ -8,10 +8,30 @@ What arrives is the sender's memory, mapped a second time. It stays as it is unt
 the sender has freed it or has ended. No memory is allocated for it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from . import _ipc, _library
 from ._imports import after_import
 
 after_import("torch", _ipc.accept)
+
+
+@contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """Waits so long, in this thread, for a sender that does not answer when one of its tensors arrives; 10 seconds elsewhere.
+
+    A sender does not answer while it is stopped, or serves as many receivers as it can. What arrives in vain raises
+    :class:`gapless.GaplessError`, which says which of the two it was. A sender that has ended is not waited for.
+    """
+    if not seconds >= 0:
+        raise ValueError(f"cannot wait {seconds} seconds")
+    library = _library.load()
+    before = library.gapless_import_patience(int(min(seconds * 1000, 2**64 - 1)))
+    try:
+        yield
+    finally:
+        library.gapless_import_patience(before)
 
 
 def keep_closed(size: int, device: int = 0) -> None:

@@ -8,12 +8,19 @@ use crate::out::check_out;
 use crate::process::{PROCESS, device_of};
 use crate::status::{Failure, gapless_status};
 use gapless::DeviceAddr;
-use gapless_share::{HANDLE_BYTES, Handle, ShareError};
+use gapless_share::{HANDLE_BYTES, Handle, PATIENCE, ShareError};
+use std::cell::Cell;
 use std::ffi::c_void;
+use std::time::Duration;
 
 /// Bytes of a handle of shared memory.
 pub const GAPLESS_SHARE_HANDLE_BYTES: usize = 192;
 const _: () = assert!(GAPLESS_SHARE_HANDLE_BYTES == HANDLE_BYTES);
+
+thread_local! {
+    /// How long the thread waits for the process that shared what it imports.
+    static PATIENCE_HERE: Cell<Duration> = const { Cell::new(PATIENCE) };
+}
 
 /// Offers the live allocation that pointer lies in, one of a pool too, to other processes of the user: writes a handle of
 /// GAPLESS_SHARE_HANDLE_BYTES bytes to handle, and to *offset how far pointer lies behind the start of the allocation. The
@@ -85,7 +92,8 @@ unsafe fn read_handle(handle: *const u8, handle_bytes: u64) -> Result<Handle, Fa
 ///
 /// Work of the process that shared it has to be ordered before work here, with an event for instance. What is mapped is whole
 /// physical allocations: what else they hold, before and behind, is within reach too. GAPLESS_ERROR_GONE where the allocation
-/// or its process is gone.
+/// or its process is gone; GAPLESS_ERROR_SHARE where the process lives and does not answer in time:
+/// gapless_import_patience.
 ///
 /// # Safety
 /// handle points to handle_bytes bytes, pointer to a pointer, bytes to a number.
@@ -102,13 +110,22 @@ pub unsafe extern "C" fn gapless_device_import(
         check_out(bytes, "bytes")?;
         // SAFETY: that many bytes, or null (the function's contract).
         let handle = unsafe { read_handle(handle, handle_bytes) }?;
-        let (addr, mapped) = device_of(device)?.import(&handle)?;
+        let (addr, mapped) = device_of(device)?.import_within(&handle, PATIENCE_HERE.get())?;
         // SAFETY: not null, so valid for a write (the function's contract).
         unsafe { pointer.write(device_pointer(addr)) };
         // SAFETY: as above.
         unsafe { bytes.write(mapped) };
         Ok(())
     })
+}
+
+/// Sets how many milliseconds gapless_device_import waits, in this thread, for a process that does not answer: one that is stopped,
+/// or serves as many others as it can. Returns what held before, which is 10,000 at first. A process that has ended is not waited
+/// for.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_import_patience(milliseconds: u64) -> u64 {
+    let before = PATIENCE_HERE.replace(Duration::from_millis(milliseconds));
+    u64::try_from(before.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Closes an import. With the last one of an address the host waits for the device, and what was mapped there is not any more.

@@ -8,7 +8,7 @@ use gapless_capi::*;
 use gpu::{Gpu, with_devices};
 use std::ffi::c_void;
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::ptr::{null, null_mut};
 
 const MIB: u64 = 1 << 20;
@@ -54,6 +54,23 @@ fn with_peer(test: &str, main: impl FnOnce(), peer: impl FnOnce()) {
     }
 }
 
+/// Starts the other process of a test. Returns it with the lines that begin with `peer: `.
+fn start_peer(test: &str) -> (Child, impl Iterator<Item = String>) {
+    let mut peer = Command::new(std::env::current_exe().unwrap());
+    peer.args(["--exact", test, "--nocapture"]).env(PEER, "1").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut peer = peer.spawn().unwrap();
+    let lines = BufReader::new(peer.stdout.take().unwrap()).lines().map_while(Result::ok);
+    (peer, lines.filter(|line| line.contains("peer: ")))
+}
+
+fn hex_of(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn bytes_of(hex: &str) -> Vec<u8> {
+    (0..hex.len() / 2).map(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap()).collect()
+}
+
 /// The number of mappings on the device.
 fn mappings() -> u64 {
     let mut counts = [0_u64; 4];
@@ -83,13 +100,9 @@ fn blocks_of_another_process() {
         assert_eq!((handle, offset, none), (same, 2 * MIB, 0));
         assert_eq!(&handle[..8], b"gapless2");
 
-        let mut peer = Command::new(std::env::current_exe().unwrap());
-        peer.args(["--exact", test, "--nocapture"]).env(PEER, "1").stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut peer = peer.spawn().unwrap();
-        let (mut to, from) = (peer.stdin.take().unwrap(), peer.stdout.take().unwrap());
-        let hex: String = handle.iter().map(|byte| format!("{byte:02x}")).collect();
-        writeln!(to, "{hex}").unwrap();
-        let mut said = BufReader::new(from).lines().map_while(Result::ok).filter(|line| line.contains("peer: "));
+        let (mut peer, mut said) = start_peer(test);
+        let mut to = peer.stdin.take().unwrap();
+        writeln!(to, "{}", hex_of(&handle)).unwrap();
         assert!(said.next().unwrap().ends_with("wrote"));
         assert_eq!(gpu.read(MAIN, inside, 16), vec![8; 16]);
         // Freed while it is open there.
@@ -103,8 +116,7 @@ fn blocks_of_another_process() {
         let gpu = Gpu::open(0);
         let mut lines = std::io::stdin().lines().map(Result::unwrap);
         let hex = lines.next().unwrap();
-        let handle: Vec<u8> =
-            (0..hex.len() / 2).map(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap()).collect();
+        let handle = bytes_of(&hex);
         let (first, bytes) = import(&handle).unwrap();
         let (second, _) = import(&handle).unwrap();
         assert_eq!((first, bytes), (second, 3 * MIB));
@@ -155,6 +167,42 @@ fn what_cannot_be_shared_is_refused() {
         assert_eq!((refused, too), (GAPLESS_ERROR_INVALID_ARGUMENT, GAPLESS_ERROR_INVALID_ARGUMENT));
     };
     with_peer(test, main, || unreachable!());
+}
+
+/// A process that shares a block and is stopped, until its input tells it to end: what it says is the handle.
+fn stopped_exporter() {
+    let (handle, _) = export(alloc(MIB)).unwrap();
+    println!("peer: {}", hex_of(&handle));
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+#[test]
+fn a_process_that_does_not_answer_is_waited_for_as_long_as_one_likes() {
+    let test = "a_process_that_does_not_answer_is_waited_for_as_long_as_one_likes";
+    let main = || {
+        let (mut peer, mut said) = start_peer(test);
+        let handle = bytes_of(said.next().unwrap().rsplit(' ').next().unwrap());
+        let process = i32::try_from(peer.id()).unwrap();
+        let signal = |signal| {
+            // SAFETY: a signal to a child that has not ended.
+            assert_eq!(unsafe { libc::kill(process, signal) }, 0);
+        };
+        signal(libc::SIGSTOP);
+        // All of its threads have stopped then.
+        // SAFETY: a child, and no place for what became of it.
+        assert_eq!(unsafe { libc::waitpid(process, null_mut(), libc::WUNTRACED) }, process);
+        assert_eq!(gapless_import_patience(0), 10_000);
+        assert_eq!(import(&handle), Err(GAPLESS_ERROR_SHARE));
+        assert_eq!(gapless_import_patience(20), 0);
+        assert_eq!((import(&handle), mappings()), (Err(GAPLESS_ERROR_SHARE), 0));
+        let elsewhere = std::thread::spawn(|| gapless_import_patience(1)).join();
+        assert_eq!((elsewhere.unwrap(), gapless_import_patience(u64::MAX)), (10_000, 20));
+        signal(libc::SIGCONT);
+        assert_eq!(gapless_device_close_import(0, import(&handle).unwrap().0), GAPLESS_OK);
+        drop(peer.stdin.take());
+        assert!(peer.wait().unwrap().success());
+    };
+    with_peer(test, main, stopped_exporter);
 }
 
 /// To close an import waits for the device, which would end a capture: then it stays mapped until there is none.

@@ -10,6 +10,7 @@ use gapless::driver::{DriverCall, DriverError, DriverErrorKind};
 use gapless::{DeviceAddr, StreamId};
 use gapless_share::Handle;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 impl<D: DeviceDriver> Device<D> {
     /// Pins an allocation: until [`unpin`](Self::unpin) has been called as often, its bytes are not handed out again, and what is
@@ -86,12 +87,20 @@ impl<D: DeviceDriver> Device<D> {
     }
 
     /// Maps an allocation of another process for use on this device. Returns its address here and its bytes, rounding included.
-    /// Each import is closed once.
+    /// Each import is closed once. Waits [`gapless_share::PATIENCE`] for the other process.
     ///
     /// # Errors
     /// [`Error::Share`].
     pub fn import(&self, handle: &Handle) -> Result<(DeviceAddr, u64), Error> {
-        self.sharing.open(handle)
+        self.import_within(handle, gapless_share::PATIENCE)
+    }
+
+    /// As [`import`](Self::import), but waits at most so long for the other process.
+    ///
+    /// # Errors
+    /// [`Error::Share`].
+    pub fn import_within(&self, handle: &Handle, patience: Duration) -> Result<(DeviceAddr, u64), Error> {
+        self.sharing.open(handle, patience)
     }
 
     /// Closes an import. With the last one of an address the host waits for the device; while a stream may be being captured, which

@@ -10,6 +10,7 @@ use gapless::driver::Driver;
 use gapless::{Allocator, DeviceAddr};
 use gapless_share::{Exporter, Handle, Importer, SharedBlock};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The memory that one device shares with other processes.
 pub(crate) struct Sharing<D: Driver> {
@@ -35,9 +36,9 @@ impl<D: DeviceDriver> Sharing<D> {
         Ok(self.exporter.export(allocator, block)?)
     }
 
-    /// Opens a block of another process. Returns its address and its bytes, rounding included.
-    pub fn open(&self, handle: &Handle) -> Result<(DeviceAddr, u64), Error> {
-        let block = self.importer.open(handle)?;
+    /// Opens a block of another process, for which it waits at most so long. Returns its address and its bytes, rounding included.
+    pub fn open(&self, handle: &Handle, patience: Duration) -> Result<(DeviceAddr, u64), Error> {
+        let block = self.importer.open_within(handle, patience)?;
         let found = (block.addr(), block.bytes());
         self.imports.add(block.addr(), block);
         Ok(found)

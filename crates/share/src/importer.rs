@@ -17,7 +17,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// How long [`Importer::open`] waits for the other process.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long [`Importer::open`] waits for the other process.
+pub const PATIENCE: Duration = Duration::from_secs(10);
 /// How long one that is told to wait waits before it asks again: at first, and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(200));
 
@@ -161,7 +162,7 @@ impl<D: Driver> Importer<D> {
     /// last clone is dropped, the host waits for the device, and the mapping goes. Where a stream may be being captured, which the
     /// wait would break, that happens later: when a block is opened or closed, or with [`settle`](Self::settle).
     ///
-    /// Waits ten seconds for an exporting process that does not answer, or serves as many others as it can.
+    /// Waits [`PATIENCE`] for an exporting process that does not answer, or serves as many others as it can.
     ///
     /// # Errors
     /// [`ShareError`]; nothing has changed. [`ShareError::ExporterGone`] for a process that has ended,

@@ -47,6 +47,6 @@ pub use error::ShareError;
 pub use exporter::Exporter;
 pub use folder::FOLDER;
 pub use handle::{HANDLE_BYTES, Handle};
-pub use importer::{Importer, SharedBlock};
+pub use importer::{Importer, PATIENCE, SharedBlock};
 pub use messages::MOST_DESCRIPTORS;
 pub use uuid::Uuid;

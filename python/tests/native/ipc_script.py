@@ -12,6 +12,7 @@ import gc
 import os
 import pickle
 import struct
+import signal
 import sys
 
 ALLOCATOR = "IPC_SCRIPT_ALLOCATOR"
@@ -66,6 +67,7 @@ start(os.environ.get(ALLOCATOR) or sys.argv[1])
 
 import torch  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
+from gapless import _library  # noqa: E402
 from multiprocessing.reduction import ForkingPickler  # noqa: E402
 
 SIZES = (1, 700, 4096, 300_000, 1 << 20, 6 << 20)
@@ -118,15 +120,20 @@ def settled():
 
 
 def stale():
-    """A tensor that is freed, and one whose process has ended, without anybody who had opened them."""
+    """A tensor that is freed, one whose process is stopped, and one whose process has ended, which nobody had opened."""
     context = mp.get_context("spawn")
     inbox, outbox = context.SimpleQueue(), context.SimpleQueue()
     child = context.Process(target=pickles, args=(inbox, outbox))
     child.start()
-    for kind in ("freed", "ended"):
+    # Not by gapless.ipc, which replaces what PyTorch does with handles by itself where the object is used.
+    _library.load().gapless_import_patience(50)
+    for kind in ("freed", "stopped", "ended"):
         pickled = outbox.get()
         inbox.put("go on")
         assert outbox.get() == kind
+        if kind == "stopped":
+            os.kill(child.pid, signal.SIGSTOP)
+            os.waitpid(child.pid, os.WUNTRACED)
         if kind == "ended":
             child.kill()
             child.join()
@@ -136,6 +143,9 @@ def stale():
             print(f"{kind}: {error}".splitlines()[0], flush=True)
         else:
             raise AssertionError(kind)
+        finally:
+            if kind == "stopped":
+                os.kill(child.pid, signal.SIGCONT)
     assert torch.cuda.memory_allocated() == 0
     os._exit(0)
 
@@ -148,9 +158,10 @@ def pickles(inbox, outbox):
     inbox.get()
     torch.cuda.caching_allocator_delete(tensor.data_ptr())
     outbox.put("freed")
-    outbox.put(bytes(ForkingPickler.dumps(on_device(numbers(5000, 2)))))
-    inbox.get()
-    outbox.put("ended")
+    for seed, kind in enumerate(("stopped", "ended"), 2):
+        outbox.put(bytes(ForkingPickler.dumps(on_device(numbers(5000, seed)))))
+        inbox.get()
+        outbox.put(kind)
     inbox.get()
 
 

@@ -51,6 +51,7 @@ def test_both_ways(sender, receiver, folder):
 @pytest.mark.parametrize(("receiver", "says"), [("object", "CUDA error: invalid resource handle"), ("native", "has ended")])
 def test_what_is_gone_is_said(receiver, says, folder):
     """Here the process that is started sends, and the first one receives."""
-    freed, ended = run(receiver, "object", folder, "stale").splitlines()
+    freed, stopped, ended = run(receiver, "object", folder, "stale").splitlines()
     assert freed.startswith("freed: ") and "has been freed" in freed
+    assert stopped.startswith("stopped: ") and "has not answered" in stopped
     assert ended.startswith("ended: ") and says in ended
