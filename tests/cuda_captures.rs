@@ -404,6 +404,29 @@ fn a_request_that_runs_short_leaves_a_capture_alone() {
     allocator.close().unwrap();
 }
 
+/// Of a stream that does not block, nothing tells that it is captured. What was freed before its stream's last request needs no
+/// wait for the device.
+#[test]
+fn what_was_freed_before_the_last_request_is_waited_for_by_its_event() {
+    let api = api();
+    let driver = Arc::new(CudaDriver::builder().library(library()).open().unwrap());
+    let allocator = Allocator::builder(Arc::clone(&driver)).budget(64 * MIB).build().unwrap();
+    let (kept, other, captured) =
+        (api.driver.create_stream().unwrap(), api.driver.create_stream().unwrap(), api.driver.create_stream().unwrap());
+    allocator.keep_stream(kept).unwrap();
+    for mode in [GLOBAL, THREAD_LOCAL, RELAXED] {
+        let block = allocator.alloc(48 * MIB, other).unwrap();
+        allocator.free(block).unwrap();
+        let small = allocator.alloc(MIB, other).unwrap();
+        api.begin(captured, mode);
+        let taken = std::thread::scope(|scope| scope.spawn(|| allocator.alloc(60 * MIB, kept)).join().unwrap());
+        api.end(captured).expect("the capture is not touched");
+        allocator.free(taken.unwrap()).unwrap();
+        allocator.free(small).unwrap();
+    }
+    allocator.close().unwrap();
+}
+
 #[test]
 fn a_device_can_be_opened_during_a_capture() {
     let api = api();

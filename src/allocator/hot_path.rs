@@ -122,6 +122,7 @@ impl<D: Driver> Inner<D> {
         // Seal early, so that the events complete as soon as they can; what fails here is tried again when needed.
         for user in users {
             let stream = streams.get(user);
+            stream.lock().awaited_bytes += block.size;
             let mut clock = stream.clock.lock();
             if clock.sealed() == 0 {
                 let _ = streams.progress(None).seal(stream, &mut clock);

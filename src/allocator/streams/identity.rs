@@ -142,6 +142,7 @@ impl<D: Driver> Streams<D> {
                 if stream.seemed_captured() {
                     stream.note_capture(self.driver.is_capturing(handle));
                 }
+                self.progress(Some(stream.index)).fence_freed(stream);
                 Ok(stream)
             }
             _ => self.bind(handle, &identity),

@@ -13,6 +13,10 @@ use crate::sync::Ordering;
 /// Number of epochs of one stream that may be sealed and not passed before [`Progress::refresh_clocks`] seals no more.
 const MAX_SEALED: usize = 4;
 
+/// Freed bytes of a stream that is not kept from which on an event is recorded for them: it takes a device longer to use so many
+/// bytes once (some 10 us at 3 TB/s) than the host to record an event.
+const WORTH_AN_EVENT: u64 = 32 << 20;
+
 /// The streams, as a call sees them that was handed one of them, or none.
 #[derive(Debug)]
 pub struct Progress<'a, D> {
@@ -58,15 +62,44 @@ impl<'a, D: Driver> Progress<'a, D> {
         }
         // Stamp frees from now on with the next epoch first: a free that slips in before the event is covered by it and
         // only believed to be later.
-        stream.lock().open_next_epoch(self.streams.epoch_limit);
-        let sealed = clock.seal(given, &self.streams.driver, &self.streams.events);
-        if !matches!(sealed, Ok(true)) {
+        let fenced_bytes = {
             let mut state = stream.lock();
+            state.open_next_epoch(self.streams.epoch_limit);
+            state.used_bytes()
+        };
+        let sealed = clock.seal(given, &self.streams.driver, &self.streams.events);
+        let mut state = stream.lock();
+        if matches!(sealed, Ok(true)) {
+            state.fenced_bytes = fenced_bytes;
+        } else {
             state.epoch -= 1;
             state.dirty = true;
         }
+        drop(state);
         self.streams.note_sealed(stream.index, clock);
         self.of_one(stream, sealed, || false)
+    }
+
+    /// Seals a stream of which much was freed, where only calls that are handed the stream can: with the handle at hand, since
+    /// later nothing but a wait for the whole device may be left, which ends captures. What the driver refuses is tried again with
+    /// the next request.
+    pub(super) fn fence_freed(&self, stream: &Stream) {
+        {
+            let state = stream.lock();
+            if state.used_bytes() - state.fenced_bytes < WORTH_AN_EVENT {
+                return;
+            }
+        }
+        let mut clock = stream.clock.lock();
+        if clock.reach() != Reach::Given {
+            return;
+        }
+        if clock.sealed() >= MAX_SEALED && self.poll(stream, &mut clock).is_err() {
+            return;
+        }
+        if clock.sealed() < MAX_SEALED {
+            let _ = self.seal(stream, &mut clock);
+        }
     }
 
     /// Queries the driver for the sealed epochs of a stream that have passed, and returns the last one.

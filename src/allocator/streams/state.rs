@@ -46,6 +46,10 @@ pub struct StreamState {
     pub epoch_base: u64,
     /// Whether anything was freed in the open epoch.
     pub dirty: bool,
+    /// Bytes of other streams' blocks that were freed and had to wait for this stream.
+    pub awaited_bytes: u64,
+    /// What [`used_bytes`](Self::used_bytes) were when the last event was recorded.
+    pub fenced_bytes: u64,
     /// Blocks that wait for other streams.
     pub pending: PendingBlocks,
     /// Extras of the blocks that their heaps mark as shared: live ones, and pinned ones that were freed.
@@ -69,6 +73,11 @@ impl StreamState {
     #[inline]
     pub fn region(&mut self, id: RegionId) -> Option<&mut Region> {
         self.regions.get_mut(id)
+    }
+
+    /// Bytes that were freed after the stream used them.
+    pub fn used_bytes(&self) -> u64 {
+        self.tally.freed_bytes + self.awaited_bytes
     }
 
     /// The open epoch.
@@ -204,6 +213,8 @@ impl Stream {
                 epoch: 1,
                 epoch_base: 0,
                 dirty: false,
+                awaited_bytes: 0,
+                fenced_bytes: 0,
                 pending: PendingBlocks::default(),
                 extras: HashMap::new(),
                 open_elsewhere_bytes: 0,
