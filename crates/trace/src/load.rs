@@ -108,10 +108,21 @@ impl Default for Recording {
 /// The places in the recorded program that requested memory, as far as the file contains them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Origins {
-    /// For each op, the index in `texts` plus one, or 0 if unknown. Empty if no origin is known.
+    /// For each op, the index in `stacks` plus one, or 0 if unknown. Empty if no origin is known.
     pub of_op: Vec<u32>,
-    /// The different origins.
+    /// The different places.
+    pub stacks: Vec<Stack>,
+    /// The different origins and frames.
     pub texts: Vec<Box<str>>,
+}
+
+/// A place in the recorded program: indices of texts.
+#[derive(Clone, Debug)]
+pub(crate) struct Stack {
+    /// What the place is called.
+    pub origin: u32,
+    /// The frames, the innermost first. Empty if they are not kept.
+    pub frames: Box<[u32]>,
 }
 
 impl Trace {
@@ -283,10 +294,24 @@ impl Trace {
     }
 
     /// Returns the place in the program that requested the memory of the op at an index, such as `forward
-    /// (model.py:12)`, or `None` if the file does not contain it.
+    /// (model.py:12), in aten::mm`, or `None` if the file does not contain it.
     pub fn origin(&self, op_index: u64) -> Option<&str> {
+        let stack = self.stack_of(op_index)?;
+        Some(&self.recording.origins.texts[self.recording.origins.stacks[stack].origin as usize])
+    }
+
+    /// Returns the number of the stack that requested the memory of the op at an index, for [`frames`](Self::frames), or `None` if
+    /// the file does not contain it. Ops with the same number have the same stack.
+    pub fn stack_of(&self, op_index: u64) -> Option<usize> {
         let number = *self.recording.origins.of_op.get(usize::try_from(op_index).ok()?)?;
-        self.recording.origins.texts.get((number as usize).checked_sub(1)?).map(|text| &**text)
+        (number as usize).checked_sub(1)
+    }
+
+    /// Returns the frames of a stack, the innermost first. There are none if they are too many to be kept, or if there is no stack
+    /// with this number.
+    pub fn frames(&self, stack: usize) -> impl ExactSizeIterator<Item = &str> {
+        let frames = self.recording.origins.stacks.get(stack).map_or(&[][..], |stack| &stack.frames);
+        frames.iter().map(|frame| &*self.recording.origins.texts[*frame as usize])
     }
 
     /// Returns a warning if the header and the ops disagree, for example because the file was cut short.

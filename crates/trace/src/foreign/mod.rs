@@ -6,16 +6,19 @@
 //!
 //! A request that failed becomes a refused request: whether a replay has to serve it depends on what follows it in the run.
 
+mod frames;
 pub(crate) mod layout;
+mod places;
 mod pickle;
 pub mod rmm;
 pub mod snapshot;
 
 use super::history::{Extent, History, RecordedSettings};
-use super::load::{Origins, PrivatePool, Recording};
+use super::load::{PrivatePool, Recording};
 use super::{Header, Limits, ReadErrorKind, Trace, TraceOp};
 use flate2::read::MultiGzDecoder;
 use layout::Layout;
+use places::Places;
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Cursor, Read};
 
@@ -142,26 +145,7 @@ struct Events {
     private: HashMap<(u64, (u64, u64)), u64>,
     layout: Option<Layout>,
     settings: Option<RecordedSettings>,
-    origins: Interned,
-}
-
-/// Texts, each stored once and identified by a number. Number 0 stands for no text.
-#[derive(Debug, Default)]
-struct Interned {
-    numbers: HashMap<Box<str>, u32>,
-    texts: Vec<Box<str>>,
-}
-
-impl Interned {
-    fn number(&mut self, text: &str) -> u32 {
-        if let Some(number) = self.numbers.get(text) {
-            return *number;
-        }
-        let Ok(number) = u32::try_from(self.texts.len() + 1) else { return 0 };
-        self.texts.push(text.into());
-        self.numbers.insert(text.into(), number);
-        number
-    }
+    places: Places,
 }
 
 impl Events {
@@ -231,7 +215,7 @@ impl Events {
     fn into_trace(self, name: &str, header: Header, limits: Limits) -> Result<Trace, ReadErrorKind> {
         let before = self.live_at_start();
         let history = self.history(&before);
-        let Self { events, labels, origins, private, layout, settings, taken_by_others, .. } = self;
+        let Self { events, labels, places, private, layout, settings, taken_by_others, .. } = self;
         let mut ops = Vec::with_capacity(before.len() + events.len());
         let mut of_op = Vec::new();
         let mut live: HashMap<u64, Live> = HashMap::new();
@@ -289,12 +273,9 @@ impl Events {
                 }
             }
         }
-        if origins.texts.is_empty() {
-            of_op = Vec::new();
-        }
         waited.sort_unstable();
         let recording = Recording {
-            origins: Origins { of_op, texts: origins.texts },
+            origins: places.into_origins(of_op),
             history,
             waiting: waited,
             pools: pools(private),

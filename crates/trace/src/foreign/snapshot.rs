@@ -3,7 +3,8 @@
 //! If a snapshot has several devices, the one that ran out of memory is used unless another is asked for, or else the one
 //! with most allocations and frees. Blocks are freed when the program requested it (`free_requested`), unless the free is completed
 //! only after a request was refused: PyTorch waits for all streams before it refuses one, so such a block could not be had. The
-//! innermost frame of the program is kept as the origin of each allocation, and annotations of the profiler become marks.
+//! origin of each allocation is the innermost frame of the program with PyTorch's operator, and annotations of the profiler become
+//! marks.
 //!
 //! Sums that do not fit together, such as the segments of one pool beside the history of all, say that the list of segments is
 //! incomplete: then nothing is concluded from it.
@@ -11,7 +12,8 @@
 use super::super::text::unpack;
 use super::super::{Header, Limits, ReadError, ReadErrorKind, Trace};
 use super::layout::{Layout, Piece};
-use super::pickle::{self, Kept, Key, Keys, Ref, Value, Values};
+use super::frames;
+use super::pickle::{self, Kept, Key, Keys, Ref, Shortened, Value, Values};
 use super::{Event, Events, LiveAtEnd, NO_POOL};
 use crate::history::RecordedSettings;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -62,7 +64,7 @@ fn convert(name: &str, file: impl Read, device: Option<usize>, limits: Limits) -
     let mut reader = Reader {
         values: &values,
         events: Events::default(),
-        frames: HashMap::new(),
+        stacks: HashMap::new(),
         private: BTreeMap::new(),
         late: late_frees(&values, entries),
         limits,
@@ -100,8 +102,8 @@ fn convert(name: &str, file: impl Read, device: Option<usize>, limits: Limits) -
 struct Reader<'a> {
     values: &'a Values,
     events: Events,
-    /// The number of the origin for each frame, which many entries share.
-    frames: HashMap<Ref, u32>,
+    /// The number of the place for each stack, which many entries share.
+    stacks: HashMap<Shortened, u32>,
     /// The segments of private pools at the end: by address, their end and the pool.
     private: BTreeMap<u64, (u64, (u64, u64))>,
     /// The entries of frees that a refused request did not wait for.
@@ -245,7 +247,7 @@ impl Reader<'_> {
     /// Notes the end of an annotation that is among the entries, as PyTorch 2.4 writes them: a frame whose file is the
     /// annotation's name.
     fn step(&mut self, entry: Ref) -> Result<(), ReadErrorKind> {
-        let Some(frame) = self.values.shortened(entry, key::FRAMES) else { return Ok(()) };
+        let Some(Shortened { item: frame, .. }) = self.values.shortened(entry, key::FRAMES) else { return Ok(()) };
         if self.values.text(frame, key::NAME) != Some("END") {
             return Ok(());
         }
@@ -253,22 +255,36 @@ impl Reader<'_> {
         self.events.mark(label, &self.limits)
     }
 
-    /// Returns the number of an entry's or a block's origin: the frame that [`innermost`] chooses.
+    /// Returns the number of the place that an entry or a block was allocated at.
     fn origin(&mut self, dict: Ref, key: Key) -> u32 {
-        let Some(frame) = self.values.shortened(dict, key) else { return 0 };
-        if let Some(known) = self.frames.get(&frame) {
+        let Some(stack) = self.values.shortened(dict, key) else { return 0 };
+        if let Some(known) = self.stacks.get(&stack) {
             return *known;
         }
-        let number = self.events.origins.number(&self.describe_frame(frame));
-        self.frames.insert(frame, number);
+        let whole = stack.whole.map_or(&[][..], |whole| self.values.whole(whole));
+        let frames: Vec<String> = whole.iter().take(MOST_FRAMES).map(|frame| self.describe_frame(*frame)).collect();
+        let mut origin = self.describe_frame(stack.item);
+        if let Some(inner) = whole.iter().position(|frame| *frame == stack.item)
+            && let Some(operator) = frames::operator(whole[..inner].iter().map(|frame| self.name_and_file(*frame)))
+        {
+            origin = format!("{origin}, in {operator}");
+        }
+        let number = self.events.places.number(&origin, &frames);
+        self.stacks.insert(stack, number);
         number
+    }
+
+    fn name_and_file(&self, frame: Ref) -> (&str, &str) {
+        let text = |key| self.values.text(frame, key).unwrap_or("?");
+        (text(key::NAME), text(key::FILENAME))
     }
 
     fn describe_frame(&self, frame: Ref) -> String {
         // The parts are cut first, since many frames may share one long text.
-        let text = |key| self.values.text(frame, key).unwrap_or("?").chars().take(ORIGIN_CHARS).collect::<String>();
+        let (name, file) = self.name_and_file(frame);
+        let cut = |text: &str| text.chars().take(FRAME_CHARS).collect::<String>();
         let line = self.values.number(frame, key::LINE).unwrap_or(0);
-        format!("{} ({}:{line})", text(key::NAME), text(key::FILENAME)).chars().take(ORIGIN_CHARS).collect()
+        cut(&format!("{} ({}:{line})", cut(name), cut(file)))
     }
 
     /// Returns the ends of the profiler's annotations, each with its time and name.
@@ -425,15 +441,15 @@ fn label(name: &str) -> String {
     name.chars().take(LABEL_CHARS).map(|char| if matches!(char, '\n' | '\r') { ' ' } else { char }).collect()
 }
 
-/// The parts of a snapshot that are kept. Of the frames of an entry that is one, so that the stacks of millions of entries take
-/// no memory.
+/// The parts of a snapshot that are kept. Of the frames of an entry that is one, and each different stack once, so that the stacks of
+/// millions of entries take little memory.
 const KEPT: Kept = Kept { keys: KEYS, shortened: Some((key::FRAMES, innermost)) };
 
-/// Returns the innermost frame in Python that is not of PyTorch, or else the innermost in Python, or else the innermost frame.
+/// Returns the innermost frame of the program, or else the innermost in Python, or else the innermost frame.
 fn innermost(values: &Values, frames: &[Ref]) -> Option<Ref> {
     let file = |frame: &Ref| values.text(*frame, key::FILENAME).unwrap_or_default();
-    let of_python = |frame: &&Ref| file(frame).ends_with(".py");
-    let of_program = |frame: &&Ref| of_python(frame) && !file(frame).contains("/torch/");
+    let of_program = |frame: &&Ref| frames::is_python(file(frame)) && !frames::is_of_pytorch(file(frame));
+    let of_python = |frame: &&Ref| frames::is_python(file(frame));
     frames.iter().find(of_program).or_else(|| frames.iter().find(of_python)).or_else(|| frames.first()).copied()
 }
 
@@ -505,8 +521,10 @@ mod key {
     pub const TOTAL_SIZE: Key = Key::of(KEYS, "total_size");
 }
 
-/// Maximum length of an origin in characters; longer ones are cut.
-const ORIGIN_CHARS: usize = 200;
+/// Maximum length of a frame in characters; longer ones are cut.
+const FRAME_CHARS: usize = 200;
+/// Most frames of a stack that are kept, the innermost first.
+const MOST_FRAMES: usize = 128;
 /// Maximum length of a label in characters; longer ones are cut.
 const LABEL_CHARS: usize = 200;
 /// Maximum length of recorded settings in characters; longer ones are cut.

@@ -159,8 +159,10 @@ fn one_item_of_a_list_is_kept() {
     let (values, items) = items(bytes, LARGEST);
     for dict in &items {
         let kept = values.shortened(*dict, N).unwrap();
-        assert!(matches!(values.get(kept), Value::Int(7)));
+        assert!(matches!(values.get(kept.item), Value::Int(7)));
         assert_eq!(values.list(*dict, N), None);
+        let numbers: Vec<Value> = values.whole(kept.whole.unwrap()).iter().map(|at| values.get(*at)).collect();
+        assert!(matches!(numbers[..], [Value::Int(3), Value::Int(7)]), "{numbers:?}");
     }
     assert_eq!(values.list(items[0], M).map(<[Ref]>::len), Some(1));
 }
