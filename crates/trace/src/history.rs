@@ -1,6 +1,7 @@
 //! The run that a file records, as far as the file describes it beside the ops.
 
 use crate::caching::CachingSettings;
+use std::fmt;
 
 /// The facts that are known of a recorded run besides its ops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +16,28 @@ pub struct History {
     pub held_at_start_bytes: Option<u64>,
     /// The most memory that the recorded allocator is known to have held, in bytes. `None` if the file does not say.
     pub held_at_most_bytes: Option<u64>,
+}
+
+/// The allocator that a run was recorded with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RecordedAllocator {
+    /// PyTorch's, or one that the file does not name.
+    #[default]
+    PyTorch,
+    /// A resource of RMM.
+    Rmm,
+    /// gapless.
+    Gapless,
+}
+
+impl fmt::Display for RecordedAllocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::PyTorch => "PyTorch",
+            Self::Rmm => "RMM",
+            Self::Gapless => "gapless",
+        })
+    }
 }
 
 /// The settings of PyTorch's allocator that a recording says were on.
@@ -74,4 +97,13 @@ pub struct FailedRequest {
     pub op_index: u64,
     /// Number of bytes requested.
     pub bytes: u64,
+}
+
+/// How the recorded run went on after a request that was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The program went on without the memory, so a replay may refuse the request too.
+    Survived,
+    /// It ended the run: a policy that refuses the request fails as well.
+    Fatal,
 }

@@ -11,7 +11,7 @@
 
 use crate::error::{ReadError, ReadErrorKind};
 use crate::foreign::layout::Layout;
-use crate::history::{FailedRequest, History, RecordedSettings};
+use crate::history::{FailedRequest, History, RecordedAllocator, RecordedSettings, Refusal};
 use crate::{Header, Limits, TextReader, TraceOp};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -69,6 +69,7 @@ pub struct Trace {
 /// The parts of another allocator's recording besides the ops.
 #[derive(Clone, Debug)]
 pub(crate) struct Recording {
+    pub allocator: RecordedAllocator,
     pub origins: Origins,
     pub history: History,
     /// Indices of the allocations whose blocks the program had freed, and that waited for streams, when a request was last
@@ -94,6 +95,7 @@ pub struct PrivatePool {
 impl Default for Recording {
     fn default() -> Self {
         Self {
+            allocator: RecordedAllocator::PyTorch,
             origins: Origins::default(),
             history: History::WHOLE,
             waiting: Vec::new(),
@@ -150,7 +152,12 @@ impl Trace {
         while let Some(op) = reader.next() {
             loader.push(op?).map_err(|kind| ReadError { line: reader.line_number(), kind })?;
         }
-        Ok(loader.finish(name, reader.into_header(), Recording::default()))
+        let header = reader.into_header();
+        let allocator = match header.value("made") {
+            Some(made) if made.starts_with("gapless ") => RecordedAllocator::Gapless,
+            _ => RecordedAllocator::PyTorch,
+        };
+        Ok(loader.finish(name, header, Recording { allocator, ..Recording::default() }))
     }
 
     /// Returns the same trace of a program that is `factor` times as large: all sizes, and those that the header has of the
@@ -227,6 +234,11 @@ impl Trace {
         self.allocations
     }
 
+    /// Returns the allocator that the run was recorded with.
+    pub const fn allocator(&self) -> RecordedAllocator {
+        self.recording.allocator
+    }
+
     /// Returns what is known of the recorded run besides the ops.
     pub const fn history(&self) -> History {
         self.recording.history
@@ -274,10 +286,15 @@ impl Trace {
         }
     }
 
+    /// Returns how the run went on after the request that was refused at an index.
+    pub fn refusal(&self, op_index: u64) -> Refusal {
+        if self.failed_op == Some(op_index) { Refusal::Fatal } else { Refusal::Survived }
+    }
+
     /// Returns the requests that were refused and that the run survived, in order: all but the one that it failed at.
     pub fn survived_refusals(&self) -> impl Iterator<Item = FailedRequest> {
         (0..).zip(&self.ops).filter_map(|(op_index, op)| match *op {
-            Op::Refused { bytes, .. } if self.failed_op != Some(op_index) => Some(FailedRequest { op_index, bytes }),
+            Op::Refused { bytes, .. } if self.refusal(op_index) == Refusal::Survived => Some(FailedRequest { op_index, bytes }),
             _ => None,
         })
     }

@@ -2,6 +2,7 @@
 
 use crate::caching::{CachingAllocator, CachingError};
 use crate::held::HeldBlock;
+use crate::history::Refusal;
 use gapless::allocator::{
     AllocError, Allocator, BlockSnapshot, BlockState, BuildError, Builder, ChunkPolicy, StreamError,
 };
@@ -22,12 +23,6 @@ pub trait Policy {
         Ok(())
     }
 
-    /// Notes that each list has the streams of a private pool: memory that was allocated on one of them serves no request on
-    /// others, and stays with the pool.
-    fn keep_private(&mut self, pools: &[Vec<StreamId>]) {
-        let _ = pools;
-    }
-
     /// Allocates `bytes` bytes for use on `stream`.
     ///
     /// # Errors
@@ -38,10 +33,14 @@ pub trait Policy {
     /// Asks for memory that the recorded allocator refused, and frees it if there is some: the recorded program did not use it.
     ///
     /// # Errors
-    /// Returns the errors of [`alloc`](Self::alloc) and [`free`](Self::free).
-    fn ask(&mut self, bytes: u64, stream: StreamId) -> Result<(), PolicyError> {
-        let addr = self.alloc(bytes, stream)?;
-        self.free(addr)
+    /// Returns the errors of [`alloc`](Self::alloc) and [`free`](Self::free), but for a lack of memory that the recorded run
+    /// survived.
+    fn ask(&mut self, bytes: u64, stream: StreamId, refusal: Refusal) -> Result<(), PolicyError> {
+        match self.alloc(bytes, stream) {
+            Ok(addr) => self.free(addr),
+            Err(PolicyError::OutOfMemory { .. }) if refusal == Refusal::Survived => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Frees a block, in the order of the stream that it was allocated on.
@@ -205,10 +204,6 @@ impl<D: Driver> Policy for Allocator<D> {
 }
 
 impl<D: Driver> Policy for CachingAllocator<D> {
-    fn keep_private(&mut self, pools: &[Vec<StreamId>]) {
-        Self::keep_private(self, pools.iter().flatten().copied());
-    }
-
     fn alloc(&mut self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, PolicyError> {
         Self::alloc(self, bytes, stream).map_err(|error| match error {
             CachingError::OutOfMemory(report) => PolicyError::OutOfMemory {

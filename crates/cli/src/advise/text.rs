@@ -5,7 +5,7 @@ use crate::printable;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 use gapless::ByteSize;
 use gapless_trace::advice::{Advice, Cause, Gpu, Holder, PolicyOutcome, Stranded};
-use gapless_trace::{Device, Extent, FailedRequest};
+use gapless_trace::{Device, Extent, FailedRequest, RecordedAllocator};
 use std::io::{self, Write};
 
 /// Writes all of it.
@@ -427,7 +427,7 @@ fn in_lines(policy: &PolicyOutcome) -> String {
 /// other for CUDA.
 fn to_paste(policy: &PolicyOutcome, advice: &Advice) -> String {
     match policy.setting.as_str() {
-        GAPLESS if advice.recorder == "RMM" => "rmm.mr.set_current_device_resource(gapless.rmm.resource())".into(),
+        GAPLESS if advice.recorder == RecordedAllocator::Rmm => "rmm.mr.set_current_device_resource(gapless.rmm.resource())".into(),
         GAPLESS => "python -m gapless.torch SCRIPT".into(),
         setting => match setting.strip_suffix(EMPTY_CACHE) {
             None => format!("PYTORCH_CUDA_ALLOC_CONF={setting}"),

@@ -31,7 +31,7 @@ pub use policies::{PolicyOutcome, Setting};
 pub use stranded::{FreeOfSize, FreeOfStream, Stranded};
 
 use crate::caching::CachingSettings;
-use crate::{Device, Extent, FailedRequest, History, ReplayError, Search, Trace};
+use crate::{Device, Extent, FailedRequest, History, RecordedAllocator, ReplayError, Search, Trace};
 use moment::Moment;
 use std::num::NonZero;
 
@@ -97,9 +97,9 @@ pub struct Advice {
     /// Whether `stranded` is recorded.
     #[serde(skip)]
     pub stranded_is_recorded: bool,
-    /// Whose recording it is.
+    /// The allocator that the run was recorded with.
     #[serde(skip)]
-    pub recorder: &'static str,
+    pub recorder: RecordedAllocator,
     /// The first request that the native policy cannot serve on this device, up to the recorded failure.
     #[serde(skip)]
     pub native_fails: Option<FailedRequest>,
@@ -161,7 +161,7 @@ pub fn advise(trace: &Trace, options: &AdviceOptions<'_>) -> Result<Advice, Repl
         growth: recorded.map_or_else(Vec::new, |_| growth::steady(trace, &moment.live, moment.op_index)),
         stranded: moment.stranded,
         stranded_is_recorded: moment.is_recorded,
-        recorder: recorder(trace),
+        recorder: trace.allocator(),
         survived_refusals: trace.survived_refusals().collect(),
         policies,
         failed,
@@ -171,13 +171,4 @@ pub fn advise(trace: &Trace, options: &AdviceOptions<'_>) -> Result<Advice, Repl
         live_bytes: moment.live.iter().map(|block| block.bytes).sum(),
         history,
     })
-}
-
-/// Returns whose recording a trace is.
-fn recorder(trace: &Trace) -> &'static str {
-    match trace.header().value("made") {
-        Some("RMM log") => "RMM",
-        Some(made) if made.starts_with("gapless ") => "gapless",
-        _ => "PyTorch",
-    }
 }

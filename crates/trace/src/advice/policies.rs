@@ -4,7 +4,7 @@ use super::AdviceOptions;
 use crate::caching::{CachingSettings, ParseSettingsError};
 use crate::work::Touch;
 use crate::{
-    Device, Extent, GaplessSettings, History, PolicyKind, ReplayError, ReplayOptions, ReplayResult, Search, Trace,
+    Device, Extent, GaplessSettings, History, PolicyKind, RecordedAllocator, ReplayError, ReplayOptions, ReplayResult, Search, Trace,
     replay,
 };
 use gapless::ByteSize;
@@ -40,7 +40,7 @@ impl Setting {
         let applies = |text: &&&str| match text {
             &&(NATIVE | GAPLESS) => true,
             text => {
-                trace.header().value("made") != Some("RMM log")
+                trace.allocator() != RecordedAllocator::Rmm
                     && (!text.contains("empty_cache") || trace.labels().len() > 0)
             }
         };

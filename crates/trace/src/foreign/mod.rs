@@ -13,7 +13,7 @@ mod pickle;
 pub mod rmm;
 pub mod snapshot;
 
-use super::history::{Extent, History, RecordedSettings};
+use super::history::{Extent, History, RecordedAllocator, RecordedSettings};
 use super::load::{PrivatePool, Recording};
 use super::{Header, Limits, ReadErrorKind, Trace, TraceOp};
 use flate2::read::MultiGzDecoder;
@@ -139,8 +139,6 @@ struct Events {
     held_at_most_bytes: Option<u64>,
     /// How much less the allocator and the device had together when a request was last refused than at one before, in bytes.
     taken_by_others: u64,
-    /// The blocks that wait for streams, by address.
-    waiting: HashSet<u64>,
     /// The numbers of streams in private pools.
     private: HashMap<(u64, (u64, u64)), u64>,
     layout: Option<Layout>,
@@ -152,15 +150,6 @@ impl Events {
     fn push(&mut self, event: Event, limits: &Limits) -> Result<(), ReadErrorKind> {
         if self.events.len() >= limits.ops {
             return Err(ReadErrorKind::TooManyOps { limit: limits.ops });
-        }
-        match event {
-            Event::Waits { addr, .. } => {
-                self.waiting.insert(addr);
-            }
-            Event::Alloc { addr, .. } | Event::Free { addr, .. } => {
-                self.waiting.remove(&addr);
-            }
-            Event::Failed { .. } | Event::Mark { .. } | Event::End => {}
         }
         self.events.push(event);
         Ok(())
@@ -179,11 +168,6 @@ impl Events {
         }
         let next = PRIVATE | self.private.len() as u64;
         *self.private.entry((stream, pool)).or_insert(next)
-    }
-
-    /// Returns whether the block at an address waits for streams.
-    fn waits(&self, addr: u64) -> bool {
-        self.waiting.contains(&addr)
     }
 
     /// Returns the blocks that were live before the first event, in address order.
@@ -211,8 +195,14 @@ impl Events {
         before
     }
 
-    /// Converts the events to a trace.
-    fn into_trace(self, name: &str, header: Header, limits: Limits) -> Result<Trace, ReadErrorKind> {
+    /// Converts the events, which `allocator` has recorded, to a trace.
+    fn into_trace(
+        self,
+        name: &str,
+        header: Header,
+        allocator: RecordedAllocator,
+        limits: Limits,
+    ) -> Result<Trace, ReadErrorKind> {
         let before = self.live_at_start();
         let history = self.history(&before);
         let Self { events, labels, places, private, layout, settings, taken_by_others, .. } = self;
@@ -275,6 +265,7 @@ impl Events {
         }
         waited.sort_unstable();
         let recording = Recording {
+            allocator,
             origins: places.into_origins(of_op),
             history,
             waiting: waited,

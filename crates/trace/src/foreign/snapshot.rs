@@ -15,7 +15,7 @@ use super::layout::{Layout, Piece};
 use super::frames;
 use super::pickle::{self, Kept, Key, Keys, Ref, Shortened, Value, Values};
 use super::{Event, Events, LiveAtEnd, NO_POOL};
-use crate::history::RecordedSettings;
+use crate::history::{RecordedAllocator, RecordedSettings};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Read;
 
@@ -66,7 +66,7 @@ fn convert(name: &str, file: impl Read, device: Option<usize>, limits: Limits) -
         events: Events::default(),
         stacks: HashMap::new(),
         private: BTreeMap::new(),
-        late: late_frees(&values, entries),
+        late: LateFrees::of(&values, entries),
         limits,
     };
     reader.private_segments(device, top);
@@ -96,7 +96,8 @@ fn convert(name: &str, file: impl Read, device: Option<usize>, limits: Limits) -
     }
     header.note("made", "PyTorch memory snapshot".into());
     header.note("device", device.to_string());
-    reader.events.into_trace(name, header, limits)
+    let allocator = reader.allocator(device, top, entries);
+    reader.events.into_trace(name, header, allocator, limits)
 }
 
 struct Reader<'a> {
@@ -106,8 +107,7 @@ struct Reader<'a> {
     stacks: HashMap<Shortened, u32>,
     /// The segments of private pools at the end: by address, their end and the pool.
     private: BTreeMap<u64, (u64, (u64, u64))>,
-    /// The entries of frees that a refused request did not wait for.
-    late: HashSet<usize>,
+    late: LateFrees,
     limits: Limits,
 }
 
@@ -123,24 +123,46 @@ struct Held {
     taken_by_others: u64,
 }
 
-/// Returns the entries of frees that were requested, but not completed when a request was next refused.
-fn late_frees(values: &Values, entries: &[Ref]) -> HashSet<usize> {
-    let mut waiting: HashMap<u64, usize> = HashMap::new();
-    let mut late = HashSet::new();
-    for (number, &entry) in entries.iter().enumerate() {
-        let addr = values.number(entry, key::ADDR);
-        match (values.text(entry, key::ACTION), addr) {
-            (Some("free_requested"), Some(addr)) => {
-                waiting.insert(addr, number);
+/// The frees that were requested, but not completed when a request was next refused: the numbers of their entries.
+#[derive(Default)]
+struct LateFrees {
+    requested: HashSet<usize>,
+    completed: HashSet<usize>,
+}
+
+impl LateFrees {
+    fn of(values: &Values, entries: &[Ref]) -> Self {
+        let mut late = Self::default();
+        // By address: the entries of frees that no request was refused after, and the frees that are late.
+        let mut requested: HashMap<u64, usize> = HashMap::new();
+        let mut waiting: HashSet<u64> = HashSet::new();
+        for (number, &entry) in entries.iter().enumerate() {
+            let addr = values.number(entry, key::ADDR);
+            match (values.text(entry, key::ACTION), addr) {
+                (Some("free_requested"), Some(addr)) => {
+                    requested.insert(addr, number);
+                }
+                (Some("free_completed"), Some(addr)) => {
+                    requested.remove(&addr);
+                    if waiting.remove(&addr) {
+                        late.completed.insert(number);
+                    }
+                }
+                (Some("alloc"), Some(addr)) => {
+                    requested.remove(&addr);
+                    waiting.remove(&addr);
+                }
+                (Some("oom"), _) => {
+                    for (addr, number) in requested.drain() {
+                        late.requested.insert(number);
+                        waiting.insert(addr);
+                    }
+                }
+                _ => {}
             }
-            (Some("free_completed" | "alloc"), Some(addr)) => {
-                waiting.remove(&addr);
-            }
-            (Some("oom"), _) => late.extend(waiting.drain().map(|(_, number)| number)),
-            _ => {}
         }
+        late
     }
-    late
 }
 
 impl Reader<'_> {
@@ -168,7 +190,7 @@ impl Reader<'_> {
         match action {
             "alloc" | "free_requested" | "oom" => {}
             // Most frees are completed at once, and have been seen before.
-            "free_completed" if self.values.number(entry, key::ADDR).is_some_and(|addr| self.events.waits(addr)) => {}
+            "free_completed" if self.late.completed.contains(&number) => {}
             "user_defined" => return self.step(entry),
             _ => return Ok(()),
         }
@@ -195,7 +217,7 @@ impl Reader<'_> {
             _ => {
                 let addr = addr()?;
                 let stream = self.stream(entry, Some(addr), stream);
-                if self.late.contains(&number) {
+                if self.late.requested.contains(&number) {
                     Event::Waits { addr, bytes, stream }
                 } else {
                     Event::Free { addr, bytes, stream }
@@ -395,6 +417,24 @@ impl Reader<'_> {
         None
     }
 
+    /// Returns whose snapshot it is. gapless's plug-in names itself among the settings. Its allocator object has PyTorch's settings
+    /// there, and memory that grows although these say that no segment does.
+    fn allocator(&self, device: usize, top: Ref, entries: &[Ref]) -> RecordedAllocator {
+        let values = self.values;
+        let Some(settings) = values.field_ref(top, key::ALLOCATOR_SETTINGS) else { return RecordedAllocator::PyTorch };
+        if values.text(settings, key::BACKEND) == Some("gapless") {
+            return RecordedAllocator::Gapless;
+        }
+        let grows = |segment: &Ref| matches!(values.field(*segment, key::IS_EXPANDABLE), Some(Value::Bool(true)));
+        let segments = self.segments(device, top);
+        let is_off = matches!(values.field(settings, key::EXPANDABLE), Some(Value::Bool(false)));
+        let fixed = entries.iter().any(|entry| values.text(*entry, key::ACTION) == Some("segment_alloc"));
+        if is_off && !fixed && !segments.is_empty() && segments.iter().all(grows) {
+            return RecordedAllocator::Gapless;
+        }
+        RecordedAllocator::PyTorch
+    }
+
     /// Returns the settings that were on, unless they are the defaults.
     fn settings(&self, settings: Ref) -> Option<RecordedSettings> {
         let values = self.values;
@@ -460,6 +500,7 @@ const KEYS: Keys = &[
     "addr",
     "address",
     "allocator_settings",
+    "backend",
     "blocks",
     "device",
     "device_free",
@@ -494,6 +535,7 @@ mod key {
     pub const ADDR: Key = Key::of(KEYS, "addr");
     pub const ADDRESS: Key = Key::of(KEYS, "address");
     pub const ALLOCATOR_SETTINGS: Key = Key::of(KEYS, "allocator_settings");
+    pub const BACKEND: Key = Key::of(KEYS, "backend");
     pub const BLOCKS: Key = Key::of(KEYS, "blocks");
     pub const CONF: Key = Key::of(KEYS, "PYTORCH_CUDA_ALLOC_CONF");
     pub const DEVICE: Key = Key::of(KEYS, "device");

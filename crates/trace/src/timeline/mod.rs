@@ -183,7 +183,7 @@ fn one(
         }
         PolicyKind::Caching => {
             let mut allocator = CachingAllocator::new(Arc::clone(&driver), subject.caching);
-            Policy::keep_private(&mut allocator, &pool_streams(trace, &streams));
+            allocator.keep_private(pool_streams(trace, &streams).into_iter().flatten());
             follow(trace, &driver, &streams, allocator, subject, buckets, moments)
         }
     }
@@ -204,7 +204,6 @@ fn follow<P: Policy>(
     let mut blocks = vec![DeviceAddr::default(); trace.slots() as usize];
     let mut found =
         PolicyTimeline { name: subject.name.clone(), reserved: Series::default(), oom_op: None, maps: Vec::new() };
-    let must_be_served = trace.failed_request().map(|request| request.op_index);
     let mut next = moments.iter().copied().peekable();
     for (index, op) in trace.ops().iter().enumerate() {
         let op_index = index as u64;
@@ -216,10 +215,9 @@ fn follow<P: Policy>(
                 policy.alloc(bytes, streams[usize::from(stream)]).map(|addr| blocks[slot as usize] = addr)
             }
             Op::Free { slot } => policy.free(blocks[slot as usize]),
-            Op::Refused { stream, bytes } => match policy.ask(bytes, streams[usize::from(stream)]) {
-                Err(PolicyError::OutOfMemory { .. }) if must_be_served != Some(op_index) => Ok(()),
-                outcome => outcome,
-            },
+            Op::Refused { stream, bytes } => {
+                policy.ask(bytes, streams[usize::from(stream)], trace.refusal(op_index))
+            }
             Op::Mark { .. } => policy.end_step(),
         };
         match outcome {
