@@ -54,22 +54,34 @@ pub struct RecordedSettings {
 }
 
 impl RecordedSettings {
-    /// Returns the settings to replay what was on, or `None` if that does what the defaults do. Of a limit, only what it means for
-    /// others is kept: a recording does not say how much memory the device had in all.
-    pub fn caching(&self) -> Option<CachingSettings> {
-        let part = |key: &str| {
-            let part = self.text.split(',').map(str::trim).find(|part| part.starts_with(key))?;
-            part.parse::<CachingSettings>().ok()
-        };
-        let settings = CachingSettings {
+    /// Returns the settings to replay what was on, under a limit that is this part of the device that the recording has. The limit
+    /// in the text is a part of another size: a recording does not say how much memory the device had in all.
+    pub fn caching(&self, memory_fraction: Option<f64>) -> CachingSettings {
+        let part = |key: &str| self.part(key)?.parse::<CachingSettings>().ok();
+        CachingSettings {
             expandable_segments: self.expandable_segments,
             max_split_bytes: self.max_split_bytes.or_else(|| part("max_split_size_mb")?.max_split_bytes),
             roundup_divisions: part("roundup_power2_divisions").and_then(|settings| settings.roundup_divisions),
-            ..CachingSettings::default()
-        };
-        (settings != CachingSettings::default()).then_some(settings)
+            // Without a limit it does nothing.
+            garbage_collection_threshold: self.garbage_collection_threshold.filter(|_| memory_fraction.is_some()),
+            memory_fraction,
+            empties_cache: false,
+        }
+    }
+
+    /// Returns the memory fraction in the text.
+    pub fn memory_fraction(&self) -> Option<f64> {
+        self.part(FRACTION)?.parse::<CachingSettings>().ok()?.memory_fraction
+    }
+
+    /// Returns the pair of a key in the text.
+    pub fn part(&self, key: &str) -> Option<&str> {
+        CachingSettings::parts(&self.text).find(|part| part.split(':').next().is_some_and(|name| name.trim() == key))
     }
 }
+
+/// The key of a memory fraction.
+pub(crate) const FRACTION: &str = "per_process_memory_fraction";
 
 /// How much of a run a recording holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -294,7 +294,9 @@ impl Trace {
     /// Returns the requests that were refused and that the run survived, in order: all but the one that it failed at.
     pub fn survived_refusals(&self) -> impl Iterator<Item = FailedRequest> {
         (0..).zip(&self.ops).filter_map(|(op_index, op)| match *op {
-            Op::Refused { bytes, .. } if self.refusal(op_index) == Refusal::Survived => Some(FailedRequest { op_index, bytes }),
+            Op::Refused { bytes, .. } if self.refusal(op_index) == Refusal::Survived => {
+                Some(FailedRequest { op_index, bytes })
+            }
             _ => None,
         })
     }

@@ -7,7 +7,7 @@ use gapless::allocator::{
     AllocError, Allocator, BlockSnapshot, BlockState, BuildError, Builder, ChunkPolicy, StreamError,
 };
 use gapless::driver::{Driver, DriverError};
-use gapless::units::{DeviceAddr, StreamId};
+use gapless::units::{DeviceAddr, GIB, KIB, MIB, StreamId};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -138,6 +138,33 @@ pub struct GaplessSettings {
     pub slack: Option<f64>,
     /// See [`Builder::chunk_policy`](gapless::allocator::Builder::chunk_policy).
     pub chunk: Option<ChunkPolicy>,
+    /// The most bytes to hold, where that is less than the device has.
+    pub budget_bytes: Option<u64>,
+}
+
+/// The keys and values of `GAPLESS_CONF`.
+impl fmt::Display for GaplessSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let chunk = |chunk: ChunkPolicy| match chunk {
+            ChunkPolicy::Fixed(bytes) => format!("chunk:{}", exact(bytes)),
+            _ => "chunk:auto".to_owned(),
+        };
+        let pairs = [
+            Some("gapless".to_owned()),
+            self.budget_bytes.map(|bytes| format!("budget:{}", exact(bytes))),
+            self.slack.map(|slack| format!("slack:{slack}")),
+            self.chunk.map(chunk),
+        ];
+        f.pad(&pairs.into_iter().flatten().collect::<Vec<_>>().join(","))
+    }
+}
+
+/// A size in the largest unit that needs no point.
+fn exact(bytes: u64) -> String {
+    match [(GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")].into_iter().find(|(unit, _)| bytes.is_multiple_of(*unit)) {
+        Some((unit, name)) => format!("{}{name}", bytes / unit),
+        None => bytes.to_string(),
+    }
 }
 
 impl GaplessSettings {
@@ -147,6 +174,7 @@ impl GaplessSettings {
     }
 
     pub(crate) fn builder<D: Driver>(&self, driver: Arc<D>, budget_bytes: u64) -> Builder<D> {
+        let budget_bytes = budget_bytes.min(self.budget_bytes.unwrap_or(u64::MAX));
         let mut builder = Allocator::builder(driver).budget(budget_bytes);
         if let Some(slack) = self.slack {
             builder = builder.slack(slack);

@@ -3,7 +3,7 @@
 /// Returns whether a frame with this file is one in Python.
 pub fn is_python(file: &str) -> bool {
     // Notebooks and interactive sessions have names such as `<ipython-input-3-abc>`, and so has code that PyTorch generates.
-    file.ends_with(".py") || (file.starts_with('<') && file.ends_with('>') && !file.starts_with("<frozen "))
+    file.ends_with(".py") || (file.starts_with('<') && !file.starts_with("<frozen "))
 }
 
 /// Returns whether a file in Python is PyTorch's, or one that it has written.
@@ -17,13 +17,23 @@ pub fn is_of_pytorch(file: &str) -> bool {
 }
 
 /// Returns the operator that the innermost frame of the program called, given the names and files of the frames inside of it, the
-/// innermost first: of the dispatcher (`aten::mm`), or else the innermost function of PyTorch's Python.
+/// innermost first: of the dispatcher (`aten::mm`), or else the innermost function of PyTorch's Python
+/// (`torch.nn.functional.linear`).
 pub fn operator<'a>(inside: impl DoubleEndedIterator<Item = (&'a str, &'a str)> + Clone) -> Option<String> {
     let dispatched = inside.clone().rev().find_map(|(name, _)| {
         let (operator, _) = name.strip_prefix(DISPATCHED)?.split_once("::")?;
         Some(format!("aten::{}", cut(operator)))
     });
-    dispatched.or_else(|| inside.clone().find(|(_, file)| is_python(file)).map(|(name, _)| cut(name)))
+    dispatched.or_else(|| inside.clone().find(|(_, file)| is_python(file)).map(|(name, file)| function(name, file)))
+}
+
+/// Returns the name of a function of PyTorch with its module.
+fn function(name: &str, file: &str) -> String {
+    let module = file.rsplit_once("torch/").and_then(|(_, path)| path.strip_suffix(".py"));
+    match module {
+        Some(module) => cut(&format!("torch.{}.{name}", module.replace('/', "."))),
+        None => cut(name),
+    }
 }
 
 fn cut(name: &str) -> String {
@@ -34,8 +44,22 @@ fn cut(name: &str) -> String {
 const DISPATCHED: &str = "at::_ops::";
 /// Folders and files of the package `torch`, by which a checkout of PyTorch is told from a program in a folder called `torch`.
 const PARTS: [&str; 16] = [
-    "_", "amp/", "ao/", "autograd/", "cuda/", "distributed/", "functional.py", "fx/", "jit/", "lib/", "library.py", "nn/", "optim/",
-    "overrides.py", "storage.py", "utils/",
+    "_",
+    "amp/",
+    "ao/",
+    "autograd/",
+    "cuda/",
+    "distributed/",
+    "functional.py",
+    "fx/",
+    "jit/",
+    "lib/",
+    "library.py",
+    "nn/",
+    "optim/",
+    "overrides.py",
+    "storage.py",
+    "utils/",
 ];
 /// Maximum length of an operator in characters; longer ones are cut.
 const OPERATOR_CHARS: usize = 60;
@@ -74,7 +98,8 @@ mod tests {
             ("forward", "/x/site-packages/torch/nn/modules/linear.py"),
         ];
         assert_eq!(operator(inside.into_iter()).as_deref(), Some("aten::linear"));
-        assert_eq!(operator(inside.into_iter().skip(3)).as_deref(), Some("linear"));
+        assert_eq!(operator(inside.into_iter().skip(3)).as_deref(), Some("torch.nn.functional.linear"));
+        assert_eq!(operator([("forward", "<eval_with_key>.7")].into_iter()).as_deref(), Some("forward"));
         assert_eq!(operator([("malloc", "libc.so")].into_iter()), None);
     }
 }

@@ -8,8 +8,8 @@
 
 mod frames;
 pub(crate) mod layout;
-mod places;
 mod pickle;
+mod places;
 pub mod rmm;
 pub mod snapshot;
 

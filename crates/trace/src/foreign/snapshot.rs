@@ -11,8 +11,8 @@
 
 use super::super::text::unpack;
 use super::super::{Header, Limits, ReadError, ReadErrorKind, Trace};
-use super::layout::{Layout, Piece};
 use super::frames;
+use super::layout::{Layout, Piece};
 use super::pickle::{self, Kept, Key, Keys, Ref, Shortened, Value, Values};
 use super::{Event, Events, LiveAtEnd, NO_POOL};
 use crate::history::{RecordedAllocator, RecordedSettings};
@@ -481,8 +481,8 @@ fn label(name: &str) -> String {
     name.chars().take(LABEL_CHARS).map(|char| if matches!(char, '\n' | '\r') { ' ' } else { char }).collect()
 }
 
-/// The parts of a snapshot that are kept. Of the frames of an entry that is one, and each different stack once, so that the stacks of
-/// millions of entries take little memory.
+/// The parts of a snapshot that are kept. Of the frames of an entry that is one, and each different stack once, so that the stacks
+/// of millions of entries take little memory.
 const KEPT: Kept = Kept { keys: KEYS, shortened: Some((key::FRAMES, innermost)) };
 
 /// Returns the innermost frame of the program, or else the innermost in Python, or else the innermost frame.
