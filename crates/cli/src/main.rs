@@ -11,6 +11,7 @@ mod progress;
 mod replay;
 mod soak;
 mod table;
+mod words;
 
 use clap::{Parser, Subcommand};
 use std::io;
@@ -47,7 +48,7 @@ enum Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Success,
-    /// A replay ran out of memory; with advice, all of them did.
+    /// The one policy of a replay ran out of memory; with advice, all of them did.
     OutOfMemory,
     /// At least one input was bad; a message named it.
     BadInput,
@@ -62,6 +63,9 @@ enum Failure {
     BadArguments(String),
     #[error("cannot write the result: {0}")]
     Output(#[from] io::Error),
+    /// The page could not be written.
+    #[error("{0}")]
+    Page(String),
     /// The driver or the machine failed.
     #[error("{0}")]
     Driver(String),
@@ -90,7 +94,7 @@ fn main() -> ExitCode {
             eprintln!("error: {failure}");
             match failure {
                 Failure::BadArguments(_) => ExitCode::from(BAD_INPUT),
-                Failure::Output(_) | Failure::Driver(_) | Failure::Internal(_) => ExitCode::FAILURE,
+                Failure::Output(_) | Failure::Page(_) | Failure::Driver(_) | Failure::Internal(_) => ExitCode::FAILURE,
             }
         }
     }
@@ -104,7 +108,7 @@ fn printable(text: &str) -> String {
 
 /// Exit code for bad arguments and bad input, the same as clap's.
 const BAD_INPUT: u8 = 2;
-/// Exit code when a replay ran out of memory.
+/// Exit code when memory ran out in a replay.
 const OUT_OF_MEMORY: u8 = 3;
 /// Exit code when there is no GPU that gapless can use.
 const NO_DEVICE: u8 = 4;
