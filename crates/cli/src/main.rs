@@ -5,6 +5,7 @@
 mod advise;
 mod count;
 mod doctor;
+mod manual;
 mod page;
 mod probe;
 mod progress;
@@ -13,13 +14,13 @@ mod soak;
 mod table;
 mod words;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::io;
 use std::process::ExitCode;
 
 /// A GPU memory allocator on CUDA virtual memory management: if the bytes are free, the allocation succeeds.
 #[derive(Debug, Parser)]
-#[command(name = "gapless", version, arg_required_else_help = true)]
+#[command(name = "gapless", version, arg_required_else_help = true, after_help = AFTER_HELP)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -42,6 +43,12 @@ enum Command {
     /// Stress an allocator with many threads and failing driver calls, checking every result
     #[command(after_help = soak::AFTER_HELP)]
     Soak(soak::SoakArguments),
+    /// Print what completes the command line in a shell
+    #[command(after_help = manual::COMPLETIONS_AFTER_HELP)]
+    Completions(manual::CompletionsArguments),
+    /// Print the manual page
+    #[command(after_help = manual::MAN_AFTER_HELP)]
+    Man(manual::ManArguments),
 }
 
 /// How a command ended.
@@ -83,6 +90,8 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Probe(arguments) => probe::run(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),
+        Command::Completions(arguments) => manual::completions(&arguments, Arguments::command()),
+        Command::Man(arguments) => manual::man(&arguments, Arguments::command()),
     };
     match outcome {
         Ok(Outcome::Success) => ExitCode::SUCCESS,
@@ -105,6 +114,11 @@ fn printable(text: &str) -> String {
     let shown = |c: char| if c.is_control() { c.escape_default().collect() } else { String::from(c) };
     text.chars().map(shown).collect()
 }
+
+/// Shown below the list of commands.
+const AFTER_HELP: &str = "\
+Exit codes: 0 for success, 1 for a failure of the machine, the driver or this program, 2 for bad arguments or bad input, 3 where
+memory ran out (replay with one policy, advise), 4 where there is no GPU that can be used. Each command has its own in its --help.";
 
 /// Exit code for bad arguments and bad input, the same as clap's.
 const BAD_INPUT: u8 = 2;
