@@ -219,7 +219,11 @@ pub(super) fn figures(policy: &PolicyOutcome) -> [String; 3] {
     }
     let smallest = policy.smallest_device_bytes;
     [
-        smallest.map_or_else(|| "none found".into(), |bytes| ByteSize(bytes).to_string()),
+        match smallest {
+            Some(bytes) => ByteSize(bytes).to_string(),
+            None if is_limited(policy) => "-".into(),
+            None => "none found".into(),
+        },
         grouped(policy.driver_calls),
         grouped(policy.host_waits),
     ]

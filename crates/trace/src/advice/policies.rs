@@ -124,7 +124,8 @@ pub struct PolicyOutcome {
     pub not_replayed: Option<String>,
     /// Index of the op that failed on the device, or `None` if the policy survives.
     pub oom_op: Option<u64>,
-    /// The smallest device on which the policy survives, in bytes, or `None` if none was found.
+    /// The smallest device on which the policy survives, in bytes, or `None` if none was found, and for the recorded settings under a
+    /// limit that the file does not name.
     pub smallest_device_bytes: Option<u64>,
     /// Number of driver calls on the device, up to the failure.
     pub driver_calls: u64,
@@ -196,7 +197,9 @@ fn outcome(trace: &Trace, options: &AdviceOptions<'_>, setting: &Setting) -> Res
         threads: NonZero::<usize>::MIN,
         progress: options.progress,
     };
-    let found = search.min_capacity_bytes(Some((device.capacity_bytes, &result)))?;
+    // Which part of another device the limit of the recorded run would be is not known.
+    let is_limited = as_recorded && limits::of(trace).is_some();
+    let found = if is_limited { None } else { search.min_capacity_bytes(Some((device.capacity_bytes, &result)))? };
     // What was held before the history begins is known to have been enough, and nothing smaller is.
     let history = trace.history();
     let least = match (history.extent, policy) {
