@@ -180,6 +180,8 @@ fn a_limit_is_named_where_the_device_had_room() {
         recorded.map(|policy| (policy.setting.clone(), policy.oom_op)).collect()
     };
     assert_eq!(as_it_ran(&found), [("per_process_memory_fraction:0.3".into(), Some(1))]);
+    // Nothing is said of other devices: which part of them the limit would be is not known.
+    assert!(found.policies.iter().all(|policy| policy.as_recorded == policy.smallest_device_bytes.is_none()));
     let conf = "expandable_segments:True,per_process_memory_fraction:0.5";
     let settings = vec![("PYTORCH_CUDA_ALLOC_CONF", Text(conf)), ("expandable_segments", Bool(true))];
     let found = advice(&recording(history(), segments(), settings));

@@ -1,4 +1,4 @@
-//! HTML of texts and tables.
+//! HTML of texts and tables, of bounded length.
 
 use std::fmt::Write;
 
@@ -28,6 +28,14 @@ pub(super) fn breakable(text: &str) -> String {
         }
     }
     escaped
+}
+
+/// A text that is no longer than [`MOST_CHARACTERS`].
+pub(super) fn cut(text: &str) -> String {
+    match text.char_indices().nth(MOST_CHARACTERS) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_owned(),
+    }
 }
 
 /// A column of a table.
@@ -77,6 +85,9 @@ pub(super) fn paragraphs<'a>(lines: impl IntoIterator<Item = &'a str>) -> String
     lines.into_iter().map(|line| format!("<p>{}</p>\n", breakable(line))).collect()
 }
 
+/// Most characters of a sentence, a name or a frame.
+const MOST_CHARACTERS: usize = 2000;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,5 +110,12 @@ mod tests {
             html.contains("<tr class=\"x\"><td data-label=\"held\" class=\"number\"><span>1</span></td></tr>"),
             "{html}"
         );
+    }
+
+    #[test]
+    fn long_texts_are_cut_between_characters() {
+        assert_eq!(cut("frame"), "frame");
+        let long = cut(&"é".repeat(MOST_CHARACTERS + 5));
+        assert_eq!((long.chars().count(), long.chars().last()), (MOST_CHARACTERS + 1, Some('…')));
     }
 }

@@ -78,7 +78,7 @@ pub(super) fn render(contents: &Contents<'_>) -> Result<String, ReplayError> {
         block_stacks,
         stacks,
     };
-    let title = html::escape(&cut(&format!("{}: {}", super::printable(&advice.trace), contents.title)));
+    let title = html::escape(&html::cut(&format!("{}: {}", super::printable(&advice.trace), contents.title)));
     let given = if contents.gives_advice { sections::advice(advice) } else { String::new() };
     Ok(assemble(&[
         ("title", &title),
@@ -115,17 +115,7 @@ fn assemble(parts: &[(&str, &str)]) -> String {
     page + rest
 }
 
-/// A text that is no longer than [`MOST_CHARACTERS`].
-fn cut(text: &str) -> String {
-    match text.char_indices().nth(MOST_CHARACTERS) {
-        Some((at, _)) => format!("{}…", &text[..at]),
-        None => text.to_owned(),
-    }
-}
-
 const TEMPLATE: &str = include_str!("page.html");
-/// Most characters of a sentence, a name or a frame.
-const MOST_CHARACTERS: usize = 2000;
 /// The size of a page is below this.
 #[cfg(test)]
 const MOST_BYTES: usize = 5 << 20;
@@ -192,13 +182,6 @@ mod tests {
         let json = page.split_once("id=\"data\">").unwrap().1.split_once("</script>").unwrap().0;
         let data: serde_json::Value = serde_json::from_str(json).unwrap();
         assert_eq!(data["timeline"]["ops"], 2);
-    }
-
-    #[test]
-    fn long_texts_are_cut_between_characters() {
-        assert_eq!(cut("frame"), "frame");
-        let long = cut(&"é".repeat(MOST_CHARACTERS + 5));
-        assert_eq!((long.chars().count(), long.chars().last()), (MOST_CHARACTERS + 1, Some('…')));
     }
 
     /// Nothing in the template is fetched.

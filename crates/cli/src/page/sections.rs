@@ -1,8 +1,7 @@
 //! The parts of a page that need no script: sentences and tables.
 
-use super::cut;
 use super::events::Event;
-use super::html::{Column, Row, breakable, escape, paragraphs, table};
+use super::html::{Column, Row, breakable, cut, escape, paragraphs, table};
 use super::stacks::Stacks;
 use crate::count::grouped;
 use crate::{printable, words};

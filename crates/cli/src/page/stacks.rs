@@ -1,6 +1,6 @@
 //! The stacks that a page shows, each once, in a bounded number of bytes.
 
-use super::cut;
+use super::html::cut;
 use gapless_trace::Trace;
 use std::collections::HashMap;
 

@@ -124,8 +124,8 @@ pub struct PolicyOutcome {
     pub not_replayed: Option<String>,
     /// Index of the op that failed on the device, or `None` if the policy survives.
     pub oom_op: Option<u64>,
-    /// The smallest device on which the policy survives, in bytes, or `None` if none was found, and for the recorded settings under a
-    /// limit that the file does not name.
+    /// The smallest device on which the policy survives, in bytes. `None` if none was found, and for the recorded settings under a
+    /// limit.
     pub smallest_device_bytes: Option<u64>,
     /// Number of driver calls on the device, up to the failure.
     pub driver_calls: u64,

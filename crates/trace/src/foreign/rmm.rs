@@ -4,8 +4,8 @@
 //! Several logs, one after the other, are those of one process after the other: each begins with the columns.
 //!
 //! Streams are numbered by what they are, not by their handles: the default stream of a thread has the same handle on each. A log
-//! does not say when a stream is destroyed, so one that gets the handle of another counts as the same stream. RMM's own pools look at
-//! the handle alone, too: what the first one freed serves the second.
+//! does not say when a stream is destroyed, so one that gets the handle of another counts as the same stream. RMM's own pools look
+//! at the handle alone, too: what the first one freed serves the second.
 
 use super::super::error::excerpt;
 use super::super::text::{Filler, reading_failed, unpack, without_mark};
