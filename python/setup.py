@@ -4,6 +4,7 @@ In the repository, `cargo xtask build-wheel` builds both and puts them into the 
 not there yet: installing it builds them from the folder `source`, which takes Rust and a C++ compiler.
 """
 
+import glob
 import os
 import shutil
 import subprocess
@@ -55,4 +56,17 @@ class PlatformDistribution(Distribution):
         return True
 
 
-setup(cmdclass={"bdist_wheel": PlatformWheel, "build_py": BuildWithStart}, distclass=PlatformDistribution)
+def shared_files():
+    """What shells and `man` know of the command line: `cargo xtask build-wheel` writes it. Installed, it is below the environment."""
+    folders = {}
+    for path in glob.glob("share/**", recursive=True):
+        if os.path.isfile(path):
+            folders.setdefault(os.path.dirname(path), []).append(path)
+    return sorted(folders.items())
+
+
+setup(
+    cmdclass={"bdist_wheel": PlatformWheel, "build_py": BuildWithStart},
+    data_files=shared_files(),
+    distclass=PlatformDistribution,
+)

@@ -5,20 +5,22 @@
 mod advise;
 mod count;
 mod doctor;
+mod manual;
 mod page;
 mod probe;
 mod progress;
 mod replay;
 mod soak;
 mod table;
+mod words;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::io;
 use std::process::ExitCode;
 
 /// A GPU memory allocator on CUDA virtual memory management: if the bytes are free, the allocation succeeds.
 #[derive(Debug, Parser)]
-#[command(name = "gapless", version, arg_required_else_help = true)]
+#[command(name = "gapless", version, arg_required_else_help = true, after_help = AFTER_HELP)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -41,13 +43,19 @@ enum Command {
     /// Stress an allocator with many threads and failing driver calls, checking every result
     #[command(after_help = soak::AFTER_HELP)]
     Soak(soak::SoakArguments),
+    /// Print what completes the command line in a shell
+    #[command(after_help = manual::COMPLETIONS_AFTER_HELP)]
+    Completions(manual::CompletionsArguments),
+    /// Print the manual page
+    #[command(after_help = manual::MAN_AFTER_HELP)]
+    Man(manual::ManArguments),
 }
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Success,
-    /// A replay ran out of memory; with advice, all of them did.
+    /// The one policy of a replay ran out of memory; with advice, all of them did.
     OutOfMemory,
     /// At least one input was bad; a message named it.
     BadInput,
@@ -62,6 +70,9 @@ enum Failure {
     BadArguments(String),
     #[error("cannot write the result: {0}")]
     Output(#[from] io::Error),
+    /// The page could not be written.
+    #[error("{0}")]
+    Page(String),
     /// The driver or the machine failed.
     #[error("{0}")]
     Driver(String),
@@ -79,6 +90,8 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Probe(arguments) => probe::run(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),
+        Command::Completions(arguments) => manual::completions(&arguments, Arguments::command()),
+        Command::Man(arguments) => manual::man(&arguments, Arguments::command()),
     };
     match outcome {
         Ok(Outcome::Success) => ExitCode::SUCCESS,
@@ -90,7 +103,7 @@ fn main() -> ExitCode {
             eprintln!("error: {failure}");
             match failure {
                 Failure::BadArguments(_) => ExitCode::from(BAD_INPUT),
-                Failure::Output(_) | Failure::Driver(_) | Failure::Internal(_) => ExitCode::FAILURE,
+                Failure::Output(_) | Failure::Page(_) | Failure::Driver(_) | Failure::Internal(_) => ExitCode::FAILURE,
             }
         }
     }
@@ -102,9 +115,14 @@ fn printable(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
+/// Shown below the list of commands.
+const AFTER_HELP: &str = "\
+Exit codes: 0 for success, 1 for a failure of the machine, the driver or this program, 2 for bad arguments or bad input, 3 where
+memory ran out (replay with one policy, advise), 4 where there is no GPU that can be used. Each command has its own in its --help.";
+
 /// Exit code for bad arguments and bad input, the same as clap's.
 const BAD_INPUT: u8 = 2;
-/// Exit code when a replay ran out of memory.
+/// Exit code when memory ran out in a replay.
 const OUT_OF_MEMORY: u8 = 3;
 /// Exit code when there is no GPU that gapless can use.
 const NO_DEVICE: u8 = 4;

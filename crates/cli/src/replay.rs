@@ -1,13 +1,13 @@
 //! `gapless replay`: replays recorded allocations and compares the policies.
 
-use super::page::{self, Contents};
+use super::page::{self, Contents, Destination};
 use super::table;
 use super::{Failure, Outcome, printable, progress};
 use clap::{Args, ValueEnum};
 use gapless::driver::cuda::{CudaDriver, OpenError};
 use gapless::driver::{CostTable, DriverError, WorkDriver};
 use gapless::{ByteSize, ChunkPolicy, StreamId};
-use gapless_trace::advice::{AdviceOptions, PolicyOutcome, advise};
+use gapless_trace::advice::{AdviceOptions, PolicyOutcome, Setting, advise};
 use gapless_trace::caching::CachingSettings;
 use gapless_trace::timeline::Subject;
 use gapless_trace::{
@@ -83,9 +83,9 @@ pub(super) struct ReplayArguments {
     costs: CostsArgument,
 
     /// Also write a page to look at, of the same policies on a simulated device: memory over time, the address space. One
-    /// file, which needs no network
+    /// file, which needs no network. - for standard output, in place of the text
     #[arg(long, value_name = "OUT.html")]
-    html: Option<PathBuf>,
+    html: Option<Destination>,
 
     /// Print one JSON object per trace and policy, each on a line of its own
     #[arg(long)]
@@ -166,6 +166,9 @@ pub(super) fn run(arguments: &ReplayArguments) -> Result<Outcome, Failure> {
     if arguments.html.is_some() && arguments.traces.len() > 1 {
         return Err(Failure::BadArguments("--html writes the page of one TRACE: give one at a time".into()));
     }
+    if arguments.json && arguments.html == Some(Destination::Stdout) {
+        return Err(Failure::BadArguments("--json and --html - both write to standard output: name a file".into()));
+    }
     let mut outcome = Outcome::Success;
     for path in &arguments.traces {
         let bad = |text: &dyn std::fmt::Display| {
@@ -222,9 +225,13 @@ pub(super) fn run(arguments: &ReplayArguments) -> Result<Outcome, Failure> {
         let job = Job { arguments, trace: &trace, device: Device { lag_ops: arguments.lag, ..device }, place };
         let results = job.replay_all(&policies)?;
         if let Some(out) = &arguments.html {
-            page::write(out, &job.page(&results)?)?;
+            out.write(&job.page(&results)?)?;
         }
-        if results.iter().any(|result| result.oom.is_some()) && outcome == Outcome::Success {
+        // Several policies are compared, and the comparison was carried out.
+        if let [result] = &results[..]
+            && result.oom.is_some()
+            && outcome == Outcome::Success
+        {
             outcome = Outcome::OutOfMemory;
         }
     }
@@ -312,7 +319,7 @@ impl Job<'_> {
             results.push(result);
         }
         bar.finish_and_clear();
-        if !self.arguments.json {
+        if !self.arguments.json && self.arguments.html != Some(Destination::Stdout) {
             table::write(&mut io::stdout().lock(), &results)?;
         }
         Ok(results)
@@ -321,7 +328,12 @@ impl Job<'_> {
     /// The page of the policies. What it says beside them, such as the largest holders, is of the native policy.
     fn page(&self, results: &[ReplayResult]) -> Result<String, Failure> {
         let (trace, device) = (self.trace, &self.device);
+        let setting = |policy: PolicyKind| match policy {
+            PolicyKind::Gapless => Setting::Gapless(self.settings()),
+            PolicyKind::Caching => Setting::Caching(CachingSettings::default()),
+        };
         let outcome = |result: &ReplayResult| PolicyOutcome {
+            subject: setting(result.policy),
             setting: result.policy.to_string(),
             as_recorded: false,
             not_replayed: None,
@@ -330,19 +342,16 @@ impl Job<'_> {
             driver_calls: result.driver_calls.total(),
             host_waits: result.host_waits,
         };
-        let subject = |result: &ReplayResult| Subject {
-            name: result.policy.to_string(),
-            policy: result.policy,
-            gapless: self.settings(),
-            caching: CachingSettings::default(),
-        };
+        let subject =
+            |result: &ReplayResult| Subject { name: result.policy.to_string(), ..setting(result.policy).into() };
         let policies: Vec<PolicyOutcome> = results.iter().map(outcome).collect();
         let subjects: Vec<Subject> = results.iter().map(subject).collect();
         let options =
             AdviceOptions { device: self.device, settings: Vec::new(), threads: NonZero::<usize>::MIN, progress: None };
         let page = advise(trace, &options).and_then(|advice| {
             let (policies, subjects, advice) = (&policies, &subjects, &advice);
-            page::render(&Contents { title: "replay", trace, device, advice, policies, verdict: None, subjects })
+            let gives_advice = false;
+            page::render(&Contents { title: "replay", trace, device, advice, policies, gives_advice, subjects })
         });
         page.map_err(|error| Failure::Internal(format!("the page of {}: {error}", self.name())))
     }
@@ -396,7 +405,7 @@ impl Job<'_> {
     }
 
     const fn settings(&self) -> GaplessSettings {
-        GaplessSettings { slack: self.arguments.slack, chunk: Some(self.arguments.chunk.0) }
+        GaplessSettings { slack: self.arguments.slack, chunk: Some(self.arguments.chunk.0), budget_bytes: None }
     }
 
     /// Shows the progress over the ops of all replays; hidden unless stderr is a terminal.
@@ -431,7 +440,8 @@ const MOST_THREADS: NonZero<usize> = NonZero::new(8).expect("not zero");
 
 /// Shown below the list of options.
 pub(super) const AFTER_HELP: &str = "\
-Exit code: 0 if every replay survived, 3 if one ran out of memory, 2 for bad arguments or input,
-4 for --driver cuda on a machine without a usable GPU.
+Exit code: 0 if the comparison of several policies was carried out, or the one policy that --policy names survived every trace;
+3 if that one ran out of memory; 2 for bad arguments or input; 4 for --driver cuda on a machine without a usable GPU; 1 for other
+failures.
 
 Example: gapless replay traces/llama7b_lora_ckpt.trace.gz";

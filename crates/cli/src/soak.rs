@@ -1,7 +1,7 @@
 //! `gapless soak`: threads use one allocator for as long as requested while driver calls fail.
 //!
 //! Every round has a new device and a new allocator, so that closing is tested as well. Any error is a panic; the
-//! figures are printed at the end.
+//! figures are printed at the end, and when the user ends the run with Ctrl-C.
 
 use super::count::count;
 use super::{Failure, Outcome, progress};
@@ -11,9 +11,11 @@ use gapless::driver::cuda::CudaDriver;
 use gapless::units::ByteSize;
 use gapless_testkit::{Cuda, Device, Faults, Host, Model, Progress, Stress, World, run_stress};
 use indicatif::ProgressBar;
+use signal_hook::consts::SIGINT;
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Arguments of `gapless soak`.
@@ -81,6 +83,11 @@ impl Driver {
             Self::Cuda => Cuda::PAGE_BYTES,
         }
     }
+
+    /// Whether its memory has bytes.
+    const fn has_bytes(self) -> bool {
+        !matches!(self, Self::Model)
+    }
 }
 
 /// Runs rounds until the time is over and prints the figures.
@@ -105,10 +112,11 @@ pub(super) fn run(arguments: &SoakArguments) -> Result<Outcome, Failure> {
     let length = Duration::from_secs_f64(arguments.minutes * 60.0);
     let end = Instant::now() + length;
     let bar = progress::of_time(length);
+    let interrupted = interrupted()?;
     let mut sum = Sum::default();
     for round in 0.. {
         let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        if left.is_zero() || interrupted.load(Ordering::Relaxed) {
             break;
         }
         let world = World {
@@ -131,15 +139,35 @@ pub(super) fn run(arguments: &SoakArguments) -> Result<Outcome, Failure> {
             graphs: round % 2 == 1,
         };
         let length = left.min(Duration::from_secs(ROUND));
+        let round = Round { length, interrupted: &interrupted, has_bytes: arguments.driver.has_bytes(), bar: &bar };
         match arguments.driver {
-            Driver::Model => sum.round::<Model>(&world, stress, length, &bar),
-            Driver::Host => sum.round::<Host>(&world, stress, length, &bar),
-            Driver::Cuda => sum.round::<Cuda>(&world, stress, length, &bar),
+            Driver::Model => sum.round::<Model>(&world, stress, &round),
+            Driver::Host => sum.round::<Host>(&world, stress, &round),
+            Driver::Cuda => sum.round::<Cuda>(&world, stress, &round),
         }
     }
     bar.finish_and_clear();
-    sum.print(&mut io::stdout().lock())?;
+    if interrupted.load(Ordering::Relaxed) {
+        eprintln!("interrupted: these are the figures so far");
+    }
+    sum.print(&mut io::stdout().lock(), arguments.driver.has_bytes())?;
     Ok(Outcome::Success)
+}
+
+/// Returns a flag that Ctrl-C sets. A second one ends the program at once.
+fn interrupted() -> io::Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register_conditional_default(SIGINT, Arc::clone(&flag))?;
+    signal_hook::flag::register(SIGINT, Arc::clone(&flag))?;
+    Ok(flag)
+}
+
+/// How a round is run.
+struct Round<'a> {
+    length: Duration,
+    interrupted: &'a AtomicBool,
+    has_bytes: bool,
+    bar: &'a ProgressBar,
 }
 
 #[derive(Default)]
@@ -158,22 +186,20 @@ struct Sum {
 }
 
 impl Sum {
-    fn round<D: Device>(&mut self, world: &World, stress: Stress, length: Duration, bar: &ProgressBar) {
-        let progress = Progress::default();
+    fn round<D: Device>(&mut self, world: &World, stress: Stress, round: &Round<'_>) {
+        let (bar, progress) = (round.bar, Progress::default());
         let stats = std::thread::scope(|scope| {
             let run = scope.spawn(|| run_stress::<D>(world, stress, &progress));
             let start = Instant::now();
-            while start.elapsed() < length && !run.is_finished() {
+            let goes_on = || start.elapsed() < round.length && !round.interrupted.load(Ordering::Relaxed);
+            while goes_on() && !run.is_finished() {
                 std::thread::sleep(Duration::from_millis(200));
                 let ops = self.ops + progress.ops.load(Ordering::Relaxed);
                 let verified = self.verified + progress.verified_bytes.load(Ordering::Relaxed);
                 bar.set_position(bar.elapsed().as_secs());
-                bar.set_message(format!(
-                    "round {}: {}, {} verified",
-                    self.rounds,
-                    count(ops, "op"),
-                    ByteSize(verified)
-                ));
+                let verified =
+                    if round.has_bytes { format!(", {} verified", ByteSize(verified)) } else { String::new() };
+                bar.set_message(format!("round {}: {}{verified}", self.rounds, count(ops, "op")));
             }
             progress.stop.store(true, Ordering::Relaxed);
             run.join().expect("the soak failed; see above")
@@ -195,7 +221,7 @@ impl Sum {
         self.peak_metadata = self.peak_metadata.max(stats.metadata_bytes);
     }
 
-    fn print(&self, out: &mut impl Write) -> io::Result<()> {
+    fn print(&self, out: &mut impl Write, has_bytes: bool) -> io::Result<()> {
         writeln!(out, "rounds (device, allocator, close)  {}", self.rounds)?;
         writeln!(out, "operations                         {}", self.ops)?;
         writeln!(out, "driver calls                       {}", self.calls)?;
@@ -205,7 +231,9 @@ impl Sum {
         writeln!(out, "host waits                         {}", self.waits)?;
         writeln!(out, "allocations refused                {}", self.failed)?;
         writeln!(out, "injected failures survived         {}", self.faults)?;
-        writeln!(out, "bytes verified                     {}", ByteSize(self.verified))?;
+        if has_bytes {
+            writeln!(out, "bytes verified                     {}", ByteSize(self.verified))?;
+        }
         writeln!(out, "largest metadata                   {}", ByteSize(self.peak_metadata))
     }
 }
@@ -217,5 +245,7 @@ const MOST_MINUTES: f64 = 525_600.0;
 
 /// Shown below the list of options.
 pub(super) const AFTER_HELP: &str = "\
-A failed check ends the run with a message and a nonzero exit code; otherwise the figures are printed at the end.
+A failed check ends the run with a message and exit code 101; otherwise the figures are printed at the end, and so they are after
+Ctrl-C, with exit code 0. Bad arguments are 2, and --driver cuda without a usable GPU is 4.
+
 Example: gapless soak --minutes 10 --threads 4 --streams 4 --driver host";

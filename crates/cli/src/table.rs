@@ -44,10 +44,10 @@ const ROWS: [(&str, CellOf); 10] = [
     ("outcome", outcome),
     ("peak live", |result| ByteSize(result.peak_live_bytes).to_string()),
     ("peak reserved", |result| of_peak(result, result.peak_reserved_bytes)),
-    ("smallest device that survives", |result| capacity(result, result.min_capacity_bytes)),
+    ("smallest device", |result| capacity(result, result.min_capacity_bytes)),
     ("safe from this size up", |result| capacity(result, result.safe_capacity_bytes)),
     ("driver calls", |result| grouped(result.driver_calls.total())),
-    ("driver calls, typical later step", later_step),
+    ("calls in a later step", later_step),
     ("modelled driver time", |result| result.modelled_driver_seconds.map_or_else(|| DASH.into(), seconds)),
     ("host waits", |result| grouped(result.host_waits)),
     ("CPU time per op", |result| format!("{:.0} ns", result.ns_per_op)),
@@ -56,7 +56,7 @@ const ROWS: [(&str, CellOf); 10] = [
 fn outcome(result: &ReplayResult) -> String {
     match &result.oom {
         None => "survives".into(),
-        Some(oom) => format!("out of memory, op {}", grouped(oom.op_index)),
+        Some(oom) => format!("fails at op {}", grouped(oom.op_index)),
     }
 }
 

@@ -129,6 +129,9 @@ fn bad_arguments_are_two_and_say_what_to_do() {
         (&["--gpu", "T4", "--device", "1GiB", AVOIDABLE], "--gpu"),
         (&["--setting", "max_split_size_mb:4", AVOIDABLE], "at least 20"),
         (&["--setting", "magic", AVOIDABLE], "expandable_segments:True"),
+        (&["--setting", "gapless,slack:0.5", AVOIDABLE], "at least 1"),
+        (&["--setting", "gapless,magic:1", AVOIDABLE], "there is no key 'magic'"),
+        (&["--setting", "roundup_power2_divisions:[256:3]", AVOIDABLE], "[256:1,512:2,>:4]"),
         (&["--snapshot-device", "x", AVOIDABLE], "--snapshot-device"),
         (&["--snapshot-device", "1", AVOIDABLE], "has one device only"),
         (&["--gpu", "A100", AVOIDABLE], "did you mean A100 40GB or A100 80GB?"),
@@ -181,6 +184,23 @@ fn settings_that_change_nothing_are_said_to() {
     for part in ["'backend:native' changes nothing", "'pinned_num_register_threads:8' changes nothing"] {
         assert!(stderr(&output).contains(part), "{part}: {}", stderr(&output));
     }
+}
+
+/// Settings of gapless's own are those of its variable, and lists of divisions are taken as PyTorch takes them.
+#[test]
+fn settings_of_gapless_and_lists_are_rows() {
+    let own = "gapless,slack:1.02,chunk:2MiB,log:on";
+    let list = "roundup_power2_divisions:[256:1,512:2,>:4]";
+    let output = advise(&["--setting", own, "--setting", list, "--json", AVOIDABLE]);
+    let advice = json(&output);
+    let settings: Vec<&str> =
+        advice["policies"].as_array().unwrap().iter().map(|policy| policy["setting"].as_str().unwrap()).collect();
+    assert_eq!(settings, ["gapless,slack:1.02,chunk:2MiB", list]);
+    assert!(stderr(&output).contains("note: 'log:on' changes nothing here"), "{}", stderr(&output));
+    let output = stdout(&advise(&["--setting", own, AVOIDABLE]));
+    assert!(output.contains("Simplest: GAPLESS_CONF=slack:1.02,chunk:2MiB python -m gapless.torch SCRIPT"), "{output}");
+    let output = advise(&["--setting", "gapless,budget:0.5", AVOIDABLE]);
+    assert_eq!(output.status.code(), Some(3), "half of the device is not enough: {}", stderr(&output));
 }
 
 /// An environment variable comes before another allocator, and what is simplest before what needs least.

@@ -1,6 +1,7 @@
 //! The run that a file records, as far as the file describes it beside the ops.
 
 use crate::caching::CachingSettings;
+use std::fmt;
 
 /// The facts that are known of a recorded run besides its ops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,28 @@ pub struct History {
     pub held_at_most_bytes: Option<u64>,
 }
 
+/// The allocator that a run was recorded with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RecordedAllocator {
+    /// PyTorch's, or one that the file does not name.
+    #[default]
+    PyTorch,
+    /// A resource of RMM.
+    Rmm,
+    /// gapless.
+    Gapless,
+}
+
+impl fmt::Display for RecordedAllocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::PyTorch => "PyTorch",
+            Self::Rmm => "RMM",
+            Self::Gapless => "gapless",
+        })
+    }
+}
+
 /// The settings of PyTorch's allocator that a recording says were on.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RecordedSettings {
@@ -31,22 +54,34 @@ pub struct RecordedSettings {
 }
 
 impl RecordedSettings {
-    /// Returns the settings to replay what was on, or `None` if that does what the defaults do. Of a limit, only what it means for
-    /// others is kept: a recording does not say how much memory the device had in all.
-    pub fn caching(&self) -> Option<CachingSettings> {
-        let part = |key: &str| {
-            let part = self.text.split(',').map(str::trim).find(|part| part.starts_with(key))?;
-            part.parse::<CachingSettings>().ok()
-        };
-        let settings = CachingSettings {
+    /// Returns the settings to replay what was on, under a limit that is this part of the device that the recording has. The limit
+    /// in the text is a part of another size: a recording does not say how much memory the device had in all.
+    pub fn caching(&self, memory_fraction: Option<f64>) -> CachingSettings {
+        let part = |key: &str| self.part(key)?.parse::<CachingSettings>().ok();
+        CachingSettings {
             expandable_segments: self.expandable_segments,
             max_split_bytes: self.max_split_bytes.or_else(|| part("max_split_size_mb")?.max_split_bytes),
             roundup_divisions: part("roundup_power2_divisions").and_then(|settings| settings.roundup_divisions),
-            ..CachingSettings::default()
-        };
-        (settings != CachingSettings::default()).then_some(settings)
+            // Without a limit it does nothing.
+            garbage_collection_threshold: self.garbage_collection_threshold.filter(|_| memory_fraction.is_some()),
+            memory_fraction,
+            empties_cache: false,
+        }
+    }
+
+    /// Returns the memory fraction in the text.
+    pub fn memory_fraction(&self) -> Option<f64> {
+        self.part(FRACTION)?.parse::<CachingSettings>().ok()?.memory_fraction
+    }
+
+    /// Returns the pair of a key in the text.
+    pub fn part(&self, key: &str) -> Option<&str> {
+        CachingSettings::parts(&self.text).find(|part| part.split(':').next().is_some_and(|name| name.trim() == key))
     }
 }
+
+/// The key of a memory fraction.
+pub(crate) const FRACTION: &str = "per_process_memory_fraction";
 
 /// How much of a run a recording holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,4 +109,13 @@ pub struct FailedRequest {
     pub op_index: u64,
     /// Number of bytes requested.
     pub bytes: u64,
+}
+
+/// How the recorded run went on after a request that was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The program went on without the memory, so a replay may refuse the request too.
+    Survived,
+    /// It ended the run: a policy that refuses the request fails as well.
+    Fatal,
 }

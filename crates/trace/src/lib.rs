@@ -39,7 +39,7 @@ pub use device::{Ballast, BallastError, Device, DeviceError};
 pub use error::{ReadError, ReadErrorKind};
 pub use header::Header;
 pub use held::HeldBlock;
-pub use history::{Extent, FailedRequest, History, RecordedSettings};
+pub use history::{Extent, FailedRequest, History, RecordedAllocator, RecordedSettings, Refusal};
 pub use load::{Op, PrivatePool, Trace};
 pub use meter::{Clock, Meter, Metered};
 pub use op::TraceOp;

@@ -11,7 +11,7 @@
 
 use crate::error::{ReadError, ReadErrorKind};
 use crate::foreign::layout::Layout;
-use crate::history::{FailedRequest, History, RecordedSettings};
+use crate::history::{FailedRequest, History, RecordedAllocator, RecordedSettings, Refusal};
 use crate::{Header, Limits, TextReader, TraceOp};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -69,6 +69,7 @@ pub struct Trace {
 /// The parts of another allocator's recording besides the ops.
 #[derive(Clone, Debug)]
 pub(crate) struct Recording {
+    pub allocator: RecordedAllocator,
     pub origins: Origins,
     pub history: History,
     /// Indices of the allocations whose blocks the program had freed, and that waited for streams, when a request was last
@@ -94,6 +95,7 @@ pub struct PrivatePool {
 impl Default for Recording {
     fn default() -> Self {
         Self {
+            allocator: RecordedAllocator::PyTorch,
             origins: Origins::default(),
             history: History::WHOLE,
             waiting: Vec::new(),
@@ -108,10 +110,21 @@ impl Default for Recording {
 /// The places in the recorded program that requested memory, as far as the file contains them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Origins {
-    /// For each op, the index in `texts` plus one, or 0 if unknown. Empty if no origin is known.
+    /// For each op, the index in `stacks` plus one, or 0 if unknown. Empty if no origin is known.
     pub of_op: Vec<u32>,
-    /// The different origins.
+    /// The different places.
+    pub stacks: Vec<Stack>,
+    /// The different origins and frames.
     pub texts: Vec<Box<str>>,
+}
+
+/// A place in the recorded program: indices of texts.
+#[derive(Clone, Debug)]
+pub(crate) struct Stack {
+    /// What the place is called.
+    pub origin: u32,
+    /// The frames, the innermost first. Empty if they are not kept.
+    pub frames: Box<[u32]>,
 }
 
 impl Trace {
@@ -139,7 +152,12 @@ impl Trace {
         while let Some(op) = reader.next() {
             loader.push(op?).map_err(|kind| ReadError { line: reader.line_number(), kind })?;
         }
-        Ok(loader.finish(name, reader.into_header(), Recording::default()))
+        let header = reader.into_header();
+        let allocator = match header.value("made") {
+            Some(made) if made.starts_with("gapless ") => RecordedAllocator::Gapless,
+            _ => RecordedAllocator::PyTorch,
+        };
+        Ok(loader.finish(name, header, Recording { allocator, ..Recording::default() }))
     }
 
     /// Returns the same trace of a program that is `factor` times as large: all sizes, and those that the header has of the
@@ -216,6 +234,11 @@ impl Trace {
         self.allocations
     }
 
+    /// Returns the allocator that the run was recorded with.
+    pub const fn allocator(&self) -> RecordedAllocator {
+        self.recording.allocator
+    }
+
     /// Returns what is known of the recorded run besides the ops.
     pub const fn history(&self) -> History {
         self.recording.history
@@ -263,10 +286,17 @@ impl Trace {
         }
     }
 
+    /// Returns how the run went on after the request that was refused at an index.
+    pub fn refusal(&self, op_index: u64) -> Refusal {
+        if self.failed_op == Some(op_index) { Refusal::Fatal } else { Refusal::Survived }
+    }
+
     /// Returns the requests that were refused and that the run survived, in order: all but the one that it failed at.
     pub fn survived_refusals(&self) -> impl Iterator<Item = FailedRequest> {
         (0..).zip(&self.ops).filter_map(|(op_index, op)| match *op {
-            Op::Refused { bytes, .. } if self.failed_op != Some(op_index) => Some(FailedRequest { op_index, bytes }),
+            Op::Refused { bytes, .. } if self.refusal(op_index) == Refusal::Survived => {
+                Some(FailedRequest { op_index, bytes })
+            }
             _ => None,
         })
     }
@@ -283,10 +313,24 @@ impl Trace {
     }
 
     /// Returns the place in the program that requested the memory of the op at an index, such as `forward
-    /// (model.py:12)`, or `None` if the file does not contain it.
+    /// (model.py:12), in aten::mm`, or `None` if the file does not contain it.
     pub fn origin(&self, op_index: u64) -> Option<&str> {
+        let stack = self.stack_of(op_index)?;
+        Some(&self.recording.origins.texts[self.recording.origins.stacks[stack].origin as usize])
+    }
+
+    /// Returns the number of the stack that requested the memory of the op at an index, for [`frames`](Self::frames), or `None` if
+    /// the file does not contain it. Ops with the same number have the same stack.
+    pub fn stack_of(&self, op_index: u64) -> Option<usize> {
         let number = *self.recording.origins.of_op.get(usize::try_from(op_index).ok()?)?;
-        self.recording.origins.texts.get((number as usize).checked_sub(1)?).map(|text| &**text)
+        (number as usize).checked_sub(1)
+    }
+
+    /// Returns the frames of a stack, the innermost first. There are none if they are too many to be kept, or if there is no stack
+    /// with this number.
+    pub fn frames(&self, stack: usize) -> impl ExactSizeIterator<Item = &str> {
+        let frames = self.recording.origins.stacks.get(stack).map_or(&[][..], |stack| &stack.frames);
+        frames.iter().map(|frame| &*self.recording.origins.texts[*frame as usize])
     }
 
     /// Returns a warning if the header and the ops disagree, for example because the file was cut short.

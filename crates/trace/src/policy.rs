@@ -2,11 +2,12 @@
 
 use crate::caching::{CachingAllocator, CachingError};
 use crate::held::HeldBlock;
+use crate::history::Refusal;
 use gapless::allocator::{
     AllocError, Allocator, BlockSnapshot, BlockState, BuildError, Builder, ChunkPolicy, StreamError,
 };
 use gapless::driver::{Driver, DriverError};
-use gapless::units::{DeviceAddr, StreamId};
+use gapless::units::{DeviceAddr, GIB, KIB, MIB, StreamId};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -22,12 +23,6 @@ pub trait Policy {
         Ok(())
     }
 
-    /// Notes that each list has the streams of a private pool: memory that was allocated on one of them serves no request on
-    /// others, and stays with the pool.
-    fn keep_private(&mut self, pools: &[Vec<StreamId>]) {
-        let _ = pools;
-    }
-
     /// Allocates `bytes` bytes for use on `stream`.
     ///
     /// # Errors
@@ -38,10 +33,14 @@ pub trait Policy {
     /// Asks for memory that the recorded allocator refused, and frees it if there is some: the recorded program did not use it.
     ///
     /// # Errors
-    /// Returns the errors of [`alloc`](Self::alloc) and [`free`](Self::free).
-    fn ask(&mut self, bytes: u64, stream: StreamId) -> Result<(), PolicyError> {
-        let addr = self.alloc(bytes, stream)?;
-        self.free(addr)
+    /// Returns the errors of [`alloc`](Self::alloc) and [`free`](Self::free), but for a lack of memory that the recorded run
+    /// survived.
+    fn ask(&mut self, bytes: u64, stream: StreamId, refusal: Refusal) -> Result<(), PolicyError> {
+        match self.alloc(bytes, stream) {
+            Ok(addr) => self.free(addr),
+            Err(PolicyError::OutOfMemory { .. }) if refusal == Refusal::Survived => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Frees a block, in the order of the stream that it was allocated on.
@@ -139,6 +138,33 @@ pub struct GaplessSettings {
     pub slack: Option<f64>,
     /// See [`Builder::chunk_policy`](gapless::allocator::Builder::chunk_policy).
     pub chunk: Option<ChunkPolicy>,
+    /// The most bytes to hold, where that is less than the device has.
+    pub budget_bytes: Option<u64>,
+}
+
+/// The keys and values of `GAPLESS_CONF`.
+impl fmt::Display for GaplessSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let chunk = |chunk: ChunkPolicy| match chunk {
+            ChunkPolicy::Fixed(bytes) => format!("chunk:{}", exact(bytes)),
+            _ => "chunk:auto".to_owned(),
+        };
+        let pairs = [
+            Some("gapless".to_owned()),
+            self.budget_bytes.map(|bytes| format!("budget:{}", exact(bytes))),
+            self.slack.map(|slack| format!("slack:{slack}")),
+            self.chunk.map(chunk),
+        ];
+        f.pad(&pairs.into_iter().flatten().collect::<Vec<_>>().join(","))
+    }
+}
+
+/// A size in the largest unit that needs no point.
+fn exact(bytes: u64) -> String {
+    match [(GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")].into_iter().find(|(unit, _)| bytes.is_multiple_of(*unit)) {
+        Some((unit, name)) => format!("{}{name}", bytes / unit),
+        None => bytes.to_string(),
+    }
 }
 
 impl GaplessSettings {
@@ -148,6 +174,7 @@ impl GaplessSettings {
     }
 
     pub(crate) fn builder<D: Driver>(&self, driver: Arc<D>, budget_bytes: u64) -> Builder<D> {
+        let budget_bytes = budget_bytes.min(self.budget_bytes.unwrap_or(u64::MAX));
         let mut builder = Allocator::builder(driver).budget(budget_bytes);
         if let Some(slack) = self.slack {
             builder = builder.slack(slack);
@@ -205,10 +232,6 @@ impl<D: Driver> Policy for Allocator<D> {
 }
 
 impl<D: Driver> Policy for CachingAllocator<D> {
-    fn keep_private(&mut self, pools: &[Vec<StreamId>]) {
-        Self::keep_private(self, pools.iter().flatten().copied());
-    }
-
     fn alloc(&mut self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, PolicyError> {
         Self::alloc(self, bytes, stream).map_err(|error| match error {
             CachingError::OutOfMemory(report) => PolicyError::OutOfMemory {

@@ -191,7 +191,7 @@ pub(crate) fn replay_by<D: ReplayDriver>(
         }
         PolicyKind::Caching => {
             let mut caching = CachingAllocator::new(Arc::clone(&driver), options.caching);
-            Policy::keep_private(&mut caching, &pool_streams(trace, &streams));
+            caching.keep_private(pool_streams(trace, &streams).into_iter().flatten());
             run(trace, &driver, &streams, caching, options)
         }
     }
@@ -211,13 +211,19 @@ fn run<D: ReplayDriver, P: Policy>(
     let mut calls_per_step = Vec::with_capacity(trace.labels().len());
     let mut calls_before_step = 0;
     let mut oom = None;
-    let must_be_served = trace.failed_request().map(|request| request.op_index);
     let mut reported = 0;
     let mut done = 0;
     let modelled_before = driver.inner().modelled_time();
     let driver_time_before = meter.time();
     let start = Stopwatch::start();
     for op in trace.ops() {
+        let mut refused = |bytes, error| match error {
+            PolicyError::OutOfMemory { satisfiable, report } => {
+                oom = Some(OutOfMemoryAt { op_index: done, requested_bytes: bytes, satisfiable, report });
+                Ok(())
+            }
+            error => Err(failed(done, error)),
+        };
         match *op {
             Op::Alloc { slot, stream, bytes } => match policy.alloc(bytes, streams[usize::from(stream)]) {
                 Ok(addr) => {
@@ -226,11 +232,10 @@ fn run<D: ReplayDriver, P: Policy>(
                         worker.allocated(slot, streams[usize::from(stream)], addr, bytes)?;
                     }
                 }
-                Err(PolicyError::OutOfMemory { satisfiable, report }) => {
-                    oom = Some(OutOfMemoryAt { op_index: done, requested_bytes: bytes, satisfiable, report });
+                Err(error) => {
+                    refused(bytes, error)?;
                     break;
                 }
-                Err(error) => return Err(failed(done, error)),
             },
             Op::Free { slot } => {
                 if let Some(worker) = &mut worker {
@@ -238,16 +243,12 @@ fn run<D: ReplayDriver, P: Policy>(
                 }
                 policy.free(blocks[slot as usize]).map_err(|error| failed(done, error))?;
             }
-            Op::Refused { stream, bytes } => match policy.ask(bytes, streams[usize::from(stream)]) {
-                Ok(()) => {}
-                Err(PolicyError::OutOfMemory { satisfiable, report }) => {
-                    if must_be_served == Some(done) {
-                        oom = Some(OutOfMemoryAt { op_index: done, requested_bytes: bytes, satisfiable, report });
-                        break;
-                    }
+            Op::Refused { stream, bytes } => {
+                if let Err(error) = policy.ask(bytes, streams[usize::from(stream)], trace.refusal(done)) {
+                    refused(bytes, error)?;
+                    break;
                 }
-                Err(error) => return Err(failed(done, error)),
-            },
+            }
             Op::Mark { .. } => {
                 policy.end_step().map_err(|error| failed(done, error))?;
                 let calls = meter.calls().total();

@@ -354,7 +354,7 @@ mod tests {
         text.push_str(&format!("a 20 {} 0\n", 20 << 20));
         let trace = Trace::read("t", text.as_bytes()).unwrap();
         for setting in ["native", "gapless"].map(|setting| setting.parse::<Setting>().unwrap()) {
-            let (policy, caching) = setting.policy();
+            let (policy, _, caching) = setting.policy();
             let search = Search {
                 trace: &trace,
                 policy,

@@ -105,7 +105,7 @@ fn a_snapshot_becomes_a_trace() {
         assert_eq!(trace.header().value("device"), Some("1"));
         // 2 MiB held when memory ran out, plus the device's free memory at that time.
         assert_eq!(trace.header().capacity_bytes, Some(3 << 20));
-        assert_eq!(trace.origin(2), Some("forward (model.py:12)"));
+        assert_eq!(trace.origin(2), Some("forward (model.py:12), in torch.nn.linear.forward"));
         assert_eq!(trace.origin(6), Some("forward (model.py:12)"));
         assert_eq!((trace.origin(0), trace.origin(3), trace.origin(99)), (None, None, None));
     }

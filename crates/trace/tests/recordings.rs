@@ -6,7 +6,7 @@ mod foreign;
 use foreign::pickle::Py::{self, Bool, Dict, Int, List, Text};
 use foreign::{ops, pickle, read};
 use gapless_trace::advice::{Advice, AdviceOptions, Cause, PolicyOutcome, Setting, advise};
-use gapless_trace::{Device, Extent, Trace};
+use gapless_trace::{Device, Extent, RecordedAllocator, Trace};
 use std::num::NonZero;
 
 const MIB: u64 = 1 << 20;
@@ -46,6 +46,13 @@ fn segment(addr: u64, size: u64, pool: u64, state: &'static str) -> Py<'static> 
         ("segment_pool_id", List(vec![Int(0), Int(pool)])),
         ("blocks", List(vec![Dict(block)])),
     ])
+}
+
+/// The same segment as one that grows.
+fn expandable(segment: Py<'static>) -> Py<'static> {
+    let Dict(mut fields) = segment else { unreachable!("a segment is a dictionary") };
+    fields.push(("is_expandable", Bool(true)));
+    Dict(fields)
 }
 
 fn frame(file: &'static str, line: u64, name: &'static str) -> Py<'static> {
@@ -160,23 +167,103 @@ fn a_limit_is_named_where_the_device_had_room() {
     let trace = recording(history(), segments(), vec![]);
     let found = advice(&trace);
     assert_eq!((found.reproduced, found.device_is_assumed), (Some(false), false));
-    assert_eq!(found.causes, [Cause::Limit { device_free_bytes: 700 * MIB, setting: None }]);
+    let limit = |setting: Option<&str>| Cause::Limit {
+        device_free_bytes: 700 * MIB,
+        at_least_bytes: 300 * MIB,
+        below_bytes: 600 * MIB,
+        setting: setting.map(ToOwned::to_owned),
+    };
+    assert_eq!(found.causes, [limit(None)]);
+    // As it ran, the same request is refused.
+    let as_it_ran = |found: &Advice| -> Vec<(String, Option<u64>)> {
+        let recorded = found.policies.iter().filter(|policy| policy.as_recorded);
+        recorded.map(|policy| (policy.setting.clone(), policy.oom_op)).collect()
+    };
+    assert_eq!(as_it_ran(&found), [("per_process_memory_fraction:0.3".into(), Some(1))]);
+    // Nothing is said of other devices: which part of them the limit would be is not known.
+    assert!(found.policies.iter().all(|policy| policy.as_recorded == policy.smallest_device_bytes.is_none()));
     let conf = "expandable_segments:True,per_process_memory_fraction:0.5";
     let settings = vec![("PYTORCH_CUDA_ALLOC_CONF", Text(conf)), ("expandable_segments", Bool(true))];
     let found = advice(&recording(history(), segments(), settings));
-    let Cause::Limit { setting, .. } = &found.causes[0] else { panic!("{:?}", found.causes) };
-    assert_eq!(setting.as_deref(), Some("per_process_memory_fraction:0.5"));
+    let on = Cause::Settings { settings: "expandable_segments:True".into() };
+    assert_eq!(found.causes, [limit(Some("per_process_memory_fraction:0.5")), on]);
     // What was on is a row of the table.
-    assert_eq!(found.causes[1], Cause::Settings { settings: "expandable_segments:True".into() });
-    let recorded: Vec<_> =
-        found.policies.iter().filter(|policy| policy.as_recorded).map(|policy| &policy.setting).collect();
-    assert_eq!(recorded, ["expandable_segments:True"]);
+    let recorded = "expandable_segments:True,per_process_memory_fraction:0.5";
+    assert_eq!(as_it_ran(&found), [(recorded.into(), Some(1))]);
+    // A fraction of the whole device may be another one of what the allocator could have.
+    let conf = vec![("PYTORCH_CUDA_ALLOC_CONF", Text("per_process_memory_fraction:0.2"))];
+    assert_eq!(as_it_ran(&advice(&recording(history(), segments(), conf)))[0].0, "per_process_memory_fraction:0.3");
     let lists = "roundup_power2_divisions:[256:1,>:8]";
     let found = advice(&recording(history(), segments(), vec![("PYTORCH_CUDA_ALLOC_CONF", Text(lists))]));
     assert_eq!(found.causes[1..], [Cause::Settings { settings: lists.into() }]);
+    assert_eq!(as_it_ran(&found)[0].0, format!("{lists},per_process_memory_fraction:0.3"));
     let settings = vec![("max_split_size", Int(100 * MIB))];
     let found = advice(&recording(history(), segments(), settings));
-    assert_eq!(found.policies[1].setting, "max_split_size_mb:100");
+    assert_eq!(found.policies[1].setting, "max_split_size_mb:100,per_process_memory_fraction:0.3");
+}
+
+/// A holder is the innermost frame of the program with the operator that it called, and its whole stack is there.
+#[test]
+fn a_place_is_of_the_program_and_names_the_operator() {
+    let frames = |line| {
+        List(vec![
+            frame("/x/lib/libtorch_cpu.so", 7, "at::_ops::mm::call(at::Tensor const&)"),
+            frame("/x/site-packages/torch/nn/functional.py", 125, "linear"),
+            frame("/home/me/torch/train.py", line, "step"),
+            frame("/home/me/torch/train.py", 90, "<module>"),
+        ])
+    };
+    let alloc =
+        |addr, line| -> Vec<_> { at("alloc", addr, 300).into_iter().chain([("frames", frames(line))]).collect() };
+    let history = vec![at("segment_alloc", 1000, 600), alloc(1000, 12), alloc(1300, 12), oom(900, 100)];
+    let segments = vec![segment(1000, 300, 0, "active_allocated"), segment(1300, 300, 0, "active_allocated")];
+    let trace = recording(history, segments, vec![]);
+    let holder = &advice(&trace).holders[0];
+    assert_eq!(holder.origin.as_deref(), Some("step (/home/me/torch/train.py:12), in aten::mm"));
+    assert_eq!((holder.blocks, holder.newest_op), (2, 1));
+    let stack: Vec<&str> = trace.frames(trace.stack_of(1).unwrap()).collect();
+    assert_eq!(
+        stack,
+        [
+            "at::_ops::mm::call(at::Tensor const&) (/x/lib/libtorch_cpu.so:7)",
+            "linear (/x/site-packages/torch/nn/functional.py:125)",
+            "step (/home/me/torch/train.py:12)",
+            "<module> (/home/me/torch/train.py:90)",
+        ]
+    );
+    assert_eq!((trace.stack_of(99), trace.frames(99).len()), (None, 0));
+}
+
+/// gapless's snapshots are in PyTorch's form.
+#[test]
+fn snapshots_of_gapless_are_told_from_those_of_pytorch() {
+    let growing = || vec![expandable(segment(1000, 300, 0, "active_allocated"))];
+    let map = || vec![at("segment_map", 1000, 300), at("alloc", 1000, 300), oom(300, 700)];
+    let off = |text| vec![("PYTORCH_CUDA_ALLOC_CONF", Text(text)), ("expandable_segments", Bool(false))];
+    let plug_in = vec![("backend", Text("gapless")), ("expandable_segments", Bool(true))];
+    for (settings, allocator) in [
+        (off(""), RecordedAllocator::Gapless),
+        (plug_in, RecordedAllocator::Gapless),
+        (vec![("expandable_segments", Bool(true))], RecordedAllocator::PyTorch),
+    ] {
+        let trace = recording(map(), growing(), settings);
+        assert_eq!(trace.allocator(), allocator);
+        let recorded: Vec<String> = advice(&trace)
+            .policies
+            .into_iter()
+            .filter(|policy| policy.as_recorded)
+            .map(|policy| policy.setting)
+            .collect();
+        let expected = if allocator == RecordedAllocator::Gapless {
+            "gapless,budget:300MiB"
+        } else {
+            "expandable_segments:True,per_process_memory_fraction:0.3"
+        };
+        assert_eq!(recorded, [expected]);
+    }
+    // Memory of fixed size is PyTorch's.
+    let trace = recording(vec![at("segment_alloc", 1000, 300), at("alloc", 1000, 300)], growing(), off(""));
+    assert_eq!(trace.allocator(), RecordedAllocator::PyTorch);
 }
 
 /// Of two requests that were refused, the later one had less of the device.

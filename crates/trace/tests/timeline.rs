@@ -101,6 +101,44 @@ fn everything_is_bounded() {
     assert_eq!(*found.live.high_kib.last().unwrap(), trace.peak_live_bytes().div_ceil(1024));
 }
 
+/// A failure at the beginning of a long run is seen op by op, and the blocks that were live then one by one.
+#[test]
+fn the_first_moments_are_looked_at_closely() {
+    let mut text = String::from("a 1 20971520 0\na 2 20971520 3\n");
+    for id in 3..30_000 {
+        write!(text, "a {id} 1048576 0\nf {id}\n").unwrap();
+    }
+    let found = follow(&text, 64 * MIB, &["native", "gapless"], &[100, 50_000, 7]);
+    assert_eq!(found.windows, [[0, 356], [49_232, 50_256]]);
+    assert_eq!(found.live.close_kib.len(), 356 + 1024);
+    assert_eq!(found.live.close_kib[..4], [20 * 1024, 40 * 1024, 41 * 1024, 40 * 1024]);
+    assert_eq!(found.policies[0].reserved.close_kib.len(), 356 + 1024);
+    let blocks: Vec<_> = found.blocks.iter().map(|blocks| (blocks.op, blocks.allocated_at.clone())).collect();
+    assert_eq!(blocks, [(100, vec![0, 1]), (50_000, vec![0, 1])]);
+    assert_eq!((&found.blocks[0].bytes, &found.blocks[0].streams), (&vec![20 * MIB; 2], &vec![0, 3]));
+    for policy in &found.policies {
+        let map = policy.maps.iter().find(|map| map.op == 100).unwrap();
+        let cells = map.cells.as_bytes();
+        for block in &map.blocks {
+            let [first, last] = block.unwrap();
+            assert!(cells[first as usize..=last as usize].iter().all(|cell| *cell == b'9'), "{}", policy.name);
+            assert_eq!(u64::from(last - first + 1) * map.cell_bytes, 20 * MIB, "{}", policy.name);
+        }
+        assert!(policy.maps.iter().all(|map| map.blocks.is_empty() != [100, 50_000].contains(&map.op)));
+    }
+}
+
+/// Eight streams are drawn one by one, those with the highest peaks, and the others together.
+#[test]
+fn streams_beyond_the_eighth_are_put_together() {
+    let text: String = (0..10).map(|stream| format!("a {stream} {} {stream}\n", (stream + 1) * 1024)).collect();
+    let found = follow(&text, 64 * MIB, &[], &[]);
+    let streams: Vec<u64> = found.streams.iter().map(|stream| stream.stream).collect();
+    assert_eq!(streams, (2..10).collect::<Vec<_>>());
+    assert_eq!(found.other_streams.unwrap().high_kib, [1, 3, 3, 3, 3, 3, 3, 3, 3, 3]);
+    assert_eq!(follow("a 1 1024 0\n", 64 * MIB, &[], &[]).other_streams, None);
+}
+
 #[test]
 fn settings_that_no_allocator_takes_are_an_error() {
     let trace = Trace::read("t", &b"a 1 100 0\n"[..]).unwrap();

@@ -1,20 +1,20 @@
 //! `gapless advise`: what to do about a program that ran out of memory.
 
+mod setting;
 mod text;
 
-use super::page::{self, Contents};
+use super::page::{self, Contents, Destination};
 use super::{Failure, Outcome, printable, progress};
 use clap::Args;
 use gapless::ByteSize;
-use gapless_trace::advice::{Advice, AdviceOptions, Gpu, PolicyOutcome, Setting, advise};
-use gapless_trace::caching::{CachingSettings, ParseSettingsError};
+use gapless_trace::advice::{Advice, AdviceOptions, Gpu, Setting, advise};
 use gapless_trace::timeline::Subject;
 use gapless_trace::{Device, Extent, PolicyError, ReadError, ReadErrorKind, ReplayError, Trace};
+use setting::SettingArgument;
 use std::fs::File;
 use std::io::{self, Write};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 /// Arguments of `gapless advise`.
 #[derive(Debug, Args)]
@@ -27,9 +27,10 @@ pub(super) struct AdviseArguments {
     #[arg(long)]
     json: bool,
 
-    /// Also write a page to look at: memory over time, the address space, the table. One file, which needs no network
+    /// Also write a page to look at: memory over time, the address space, the table. One file, which needs no network. - for
+    /// standard output, in place of the text
     #[arg(long, value_name = "OUT.html")]
-    html: Option<PathBuf>,
+    html: Option<Destination>,
 
     /// Memory that the allocator may hold on the device, such as 23GiB on a card of 24 GB [default: the recorded size, else
     /// 1.05 x the peak of live bytes, and at least what was held]
@@ -40,31 +41,14 @@ pub(super) struct AdviseArguments {
     #[arg(long, value_name = "NAME")]
     gpu: Option<Gpu>,
 
-    /// Replay just this policy, which may be given more than once: gapless, native, or settings as in
-    /// PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True
+    /// Replay just this policy, which may be given more than once: native, settings as in PYTORCH_CUDA_ALLOC_CONF such as
+    /// expandable_segments:True, or gapless, with settings as in GAPLESS_CONF: gapless,slack:1.2,chunk:2MiB
     #[arg(long = "setting", value_name = "SETTING")]
     settings: Vec<SettingArgument>,
 
     /// Of a snapshot with several devices, this one, counted from 0 [default: the one that ran out of memory]
     #[arg(long, value_name = "N")]
     snapshot_device: Option<usize>,
-}
-
-/// A setting, and what its text has that changes nothing.
-#[derive(Clone, Debug)]
-struct SettingArgument {
-    setting: Setting,
-    neutral: Vec<String>,
-}
-
-impl FromStr for SettingArgument {
-    type Err = ParseSettingsError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let parts = text.split(',').map(str::trim);
-        let neutral = parts.filter(|part| CachingSettings::changes_nothing(part)).map(ToOwned::to_owned).collect();
-        Ok(Self { setting: text.parse()?, neutral })
-    }
 }
 
 /// Advises on every file. A bad file is reported and does not stop the others.
@@ -75,17 +59,22 @@ pub(super) fn run(arguments: &AdviseArguments) -> Result<Outcome, Failure> {
     if arguments.html.is_some() && arguments.files.len() > 1 {
         return Err(Failure::BadArguments("--html writes the page of one FILE: give one at a time".into()));
     }
-    for part in arguments.settings.iter().flat_map(|argument| &argument.neutral) {
-        eprintln!("note: '{}' changes nothing here", printable(part));
+    if arguments.json && arguments.html == Some(Destination::Stdout) {
+        return Err(Failure::BadArguments("--json and --html - both write to standard output: name a file".into()));
+    }
+    for note in arguments.settings.iter().flat_map(|argument| &argument.notes) {
+        eprintln!("note: {}", printable(note));
     }
     let mut outcome = Outcome::Success;
     for path in &arguments.files {
         let name = printable(&path.to_string_lossy());
         match one(arguments, path, &name) {
             Ok((advice, page)) => {
-                print(arguments, &advice)?;
+                if arguments.html != Some(Destination::Stdout) {
+                    print(arguments, &advice)?;
+                }
                 if let (Some(out), Some(page)) = (&arguments.html, page) {
-                    page::write(out, &page)?;
+                    out.write(&page)?;
                 }
                 if advice.policies.is_empty() {
                     outcome = Outcome::BadInput;
@@ -132,7 +121,7 @@ fn one(arguments: &AdviseArguments, path: &Path, name: &str) -> Result<(Advice, 
     let settings = if arguments.settings.is_empty() {
         Setting::usual(&trace)
     } else {
-        arguments.settings.iter().map(|argument| argument.setting).collect()
+        arguments.settings.iter().map(|argument| argument.on(&device)).collect()
     };
     let threads = std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN).min(MOST_THREADS);
     let stop = |error| match error {
@@ -156,22 +145,15 @@ fn one(arguments: &AdviseArguments, path: &Path, name: &str) -> Result<(Advice, 
 
 /// The page of the policies that have a verdict.
 fn render(trace: &Trace, device: &Device, advice: &Advice) -> Result<String, ReplayError> {
-    let setting = |policy: &PolicyOutcome| policy.setting.parse::<Setting>().expect("an outcome names its setting");
     let replayed = advice.policies.iter().filter(|policy| policy.not_replayed.is_none());
-    let subjects: Vec<Subject> = replayed.map(setting).map(Subject::from).collect();
-    let mut verdict = Vec::new();
-    if advice.policies.is_empty() {
-        verdict.extend_from_slice(text::NO_VERDICT.as_bytes());
-    } else {
-        text::verdict(&mut verdict, advice).expect("a vector takes every text");
-    }
+    let subjects: Vec<Subject> = replayed.map(|policy| Subject::from(policy.subject)).collect();
     page::render(&Contents {
         title: "what to do about its memory",
         trace,
         device,
         advice,
         policies: &advice.policies,
-        verdict: Some(String::from_utf8_lossy(&verdict).trim_end().to_owned()),
+        gives_advice: true,
         subjects: &subjects,
     })
 }

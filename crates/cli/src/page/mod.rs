@@ -1,14 +1,24 @@
 //! The page of `advise --html` and `replay --html`: one file that needs nothing else.
 //!
+//! What can be said in sentences and tables is HTML, and says what the text says. The pictures, and the stacks of single blocks,
+//! are drawn by `page.js`.
+//!
 //! - I1  the file is at most [`MOST_BYTES`] long, whatever the trace: the timeline is bounded, and texts are cut.
-//! - I2  what comes from a trace is only ever JSON in which no `<` occurs, and `page.js` shows it as text.
+//! - I2  what comes from a trace is HTML only where [`html`] has escaped it, or JSON in which no `<` occurs, which `page.js` shows
+//!   as text.
 
-use super::{Failure, printable};
-use gapless_trace::advice::{Advice, Holder, PolicyOutcome, Stranded};
+mod destination;
+mod events;
+mod html;
+mod sections;
+mod stacks;
+
+pub(super) use destination::Destination;
+
+use gapless_trace::advice::{Advice, PolicyOutcome};
 use gapless_trace::timeline::{MOST_CHOSEN, Subject, Timeline, timeline};
 use gapless_trace::{Device, ReplayError, Trace};
-use std::io;
-use std::path::Path;
+use stacks::Stacks;
 
 /// The contents of a page besides the timeline.
 pub(super) struct Contents<'a> {
@@ -19,29 +29,23 @@ pub(super) struct Contents<'a> {
     pub advice: &'a Advice,
     /// The table of policies.
     pub policies: &'a [PolicyOutcome],
-    /// The verdict in words: the things to do.
-    pub verdict: Option<String>,
+    /// Whether the page says what to do, and what fits.
+    pub gives_advice: bool,
     /// The policies that are drawn.
     pub subjects: &'a [Subject],
 }
 
-/// The object in the page.
+/// The object in the page, for its script.
 #[derive(serde::Serialize)]
-struct Data<'a> {
-    title: &'a str,
-    trace: String,
+struct Data {
     device_bytes: u64,
-    peak_live_bytes: u64,
     failed_op: Option<u64>,
-    failed_bytes: Option<u64>,
-    failure_is_recorded: bool,
     moment_op: u64,
-    live_bytes: u64,
-    verdict: Option<&'a str>,
-    holders: Vec<Holder>,
-    stranded: Option<&'a Stranded>,
-    policies: &'a [PolicyOutcome],
     timeline: Timeline,
+    /// The stacks of blocks and events.
+    stacks: Stacks,
+    /// For each list of live blocks of the timeline, the number of the stack of each block.
+    block_stacks: Vec<Vec<Option<usize>>>,
 }
 
 /// Returns the page.
@@ -49,61 +53,69 @@ struct Data<'a> {
 /// # Errors
 /// Returns the errors of the replays.
 pub(super) fn render(contents: &Contents<'_>) -> Result<String, ReplayError> {
-    let advice = contents.advice;
-    let failures = contents.policies.iter().filter_map(|policy| policy.oom_op);
+    let (trace, advice) = (contents.trace, contents.advice);
+    let mut failures: Vec<u64> = contents.policies.iter().filter_map(|policy| policy.oom_op).collect();
+    failures.sort_unstable();
+    failures.retain(|op| *op != advice.moment_op);
+    failures.dedup();
+    // The first two are looked at closely: the moment that the advice is about, and the earliest failure.
     let moments: Vec<u64> = std::iter::once(advice.moment_op).chain(failures).take(MOST_CHOSEN).collect();
+    let timeline = timeline(trace, contents.device, contents.subjects, &moments)?;
+    let drawn: Vec<String> = timeline.policies.iter().map(|policy| policy.name.clone()).collect();
+    let mut stacks = Stacks::default();
+    let events = events::around(trace, advice.moment_op);
+    let events = sections::events(&events, trace, advice.moment_op, &mut stacks);
+    let block_stacks = timeline.blocks.iter().map(|blocks| {
+        let of_op = |op: &u64| stacks.of_op(trace, *op);
+        blocks.allocated_at.iter().map(of_op).collect()
+    });
+    let block_stacks = block_stacks.collect();
     let data = Data {
-        title: contents.title,
-        trace: cut(&advice.trace),
         device_bytes: advice.device_bytes,
-        peak_live_bytes: advice.peak_live_bytes,
         failed_op: advice.failed.map(|failed| failed.op_index),
-        failed_bytes: advice.failed.map(|failed| failed.bytes),
-        failure_is_recorded: advice.failure_is_recorded,
         moment_op: advice.moment_op,
-        live_bytes: advice.live_bytes,
-        verdict: contents.verdict.as_deref(),
-        holders: advice
-            .holders
-            .iter()
-            .map(|holder| Holder { origin: holder.origin.as_deref().map(cut), ..holder.clone() })
-            .collect(),
-        stranded: advice.stranded.as_ref(),
-        policies: contents.policies,
-        timeline: timeline(contents.trace, contents.device, contents.subjects, &moments)?,
+        timeline,
+        block_stacks,
+        stacks,
     };
-    Ok(assemble(&data))
+    let title = html::escape(&html::cut(&format!("{}: {}", super::printable(&advice.trace), contents.title)));
+    let given = if contents.gives_advice { sections::advice(advice) } else { String::new() };
+    Ok(assemble(&[
+        ("title", &title),
+        ("css", include_str!("page.css")),
+        ("heading", &title),
+        ("happened", &sections::happened(advice)),
+        ("advice", &given),
+        ("policies", &sections::policies(advice, contents.policies, &drawn)),
+        ("holders", &sections::holders(advice, trace)),
+        ("rest", &sections::rest(advice)),
+        ("events", &events),
+        ("data", &json(&data)),
+        ("js", include_str!("page.js")),
+    ]))
 }
 
-/// Writes the page to `path`.
-pub(super) fn write(path: &Path, page: &str) -> Result<(), Failure> {
-    std::fs::write(path, page).map_err(|error: io::Error| {
-        let path = printable(&path.to_string_lossy());
-        Failure::BadArguments(format!("cannot write the page to {path}: {error}. Name a file in a folder that exists"))
-    })
-}
-
-fn assemble(data: &Data<'_>) -> String {
+fn json(data: &Data) -> String {
     let json = serde_json::to_string(data).expect("the data are numbers, texts and lists of them");
     // In JSON, `<` occurs in texts only, where its escape means the same.
-    let json = json.replace('<', "\\u003c");
-    let (head, rest) = TEMPLATE.split_once("{{css}}").expect("a place for the style");
-    let (body, rest) = rest.split_once("{{data}}").expect("a place for the data");
-    let (between, end) = rest.split_once("{{js}}").expect("a place for the script");
-    [head, include_str!("page.css"), body, &json, between, include_str!("page.js"), end].concat()
+    json.replace('<', "\\u003c")
 }
 
-/// A text that is no longer than [`MOST_CHARACTERS`].
-fn cut(text: &str) -> String {
-    match text.char_indices().nth(MOST_CHARACTERS) {
-        Some((at, _)) => format!("{}…", &text[..at]),
-        None => text.to_owned(),
+/// Returns the template with its places filled, in their order.
+fn assemble(parts: &[(&str, &str)]) -> String {
+    let mut page = String::new();
+    let mut rest = TEMPLATE;
+    for (name, part) in parts {
+        let (before, after) =
+            rest.split_once(&format!("{{{{{name}}}}}")).expect("the template has a place for each part");
+        page.push_str(before);
+        page.push_str(part);
+        rest = after;
     }
+    page + rest
 }
 
 const TEMPLATE: &str = include_str!("page.html");
-/// Most characters of a name or a frame.
-const MOST_CHARACTERS: usize = 2000;
 /// The size of a page is below this.
 #[cfg(test)]
 const MOST_BYTES: usize = 5 << 20;
@@ -131,7 +143,7 @@ mod tests {
         let subjects: Vec<Subject> = (0..subjects).map(subject).collect();
         let (trace, device, advice) = (&trace, &device, &advice);
         let contents =
-            Contents { title: "a page", trace, device, advice, policies: &[], verdict: None, subjects: &subjects };
+            Contents { title: "a page", trace, device, advice, policies: &[], gives_advice: true, subjects: &subjects };
         render(&contents).unwrap()
     }
 
@@ -162,16 +174,14 @@ mod tests {
         let ours = TEMPLATE.matches("<script").count();
         assert_eq!((page.matches("<script").count(), page.matches("</script").count()), (ours, ours));
         assert!(!page.contains("<!--") && page.contains("alert(1)"));
+        assert_eq!(
+            page.matches("{{css}}").count(),
+            page.matches("{{js}}{{css}}").count(),
+            "a name is no place to fill"
+        );
         let json = page.split_once("id=\"data\">").unwrap().1.split_once("</script>").unwrap().0;
         let data: serde_json::Value = serde_json::from_str(json).unwrap();
-        assert_eq!(data["trace"], name);
-    }
-
-    #[test]
-    fn long_texts_are_cut_between_characters() {
-        assert_eq!(cut("frame"), "frame");
-        let long = cut(&"é".repeat(MOST_CHARACTERS + 5));
-        assert_eq!((long.chars().count(), long.chars().last()), (MOST_CHARACTERS + 1, Some('…')));
+        assert_eq!(data["timeline"]["ops"], 2);
     }
 
     /// Nothing in the template is fetched.

@@ -1,8 +1,10 @@
 //! The causes of a refused request that a recording shows, beside what was live.
 
+use super::limits;
 use super::stranded::Stranded;
-use crate::caching::{CachingSettings, segment_bytes_of};
-use crate::{FailedRequest, Trace};
+use crate::Trace;
+use crate::caching::CachingSettings;
+use crate::history::FRACTION;
 
 /// A reason that a request could not have memory which was free.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -12,6 +14,10 @@ pub enum Cause {
     Limit {
         /// Memory that the device had free, in bytes.
         device_free_bytes: u64,
+        /// The limit is at least this, in bytes: what the allocator held at most.
+        at_least_bytes: u64,
+        /// The limit is below this, in bytes: what the allocator held when it refused the request, and what it would have taken.
+        below_bytes: u64,
         /// The memory fraction of the recorded settings, as it is written there, if they have one.
         setting: Option<String>,
     },
@@ -39,15 +45,16 @@ pub enum Cause {
     },
 }
 
-/// Returns what the recording shows of why `failed` was refused.
-pub(super) fn of(trace: &Trace, failed: &FailedRequest, stranded: Option<&Stranded>) -> Vec<Cause> {
+/// Returns what the recording shows of why the request was refused that the run failed at.
+pub(super) fn of(trace: &Trace, stranded: Option<&Stranded>) -> Vec<Cause> {
     let mut causes = Vec::new();
-    let text = trace.settings().map_or("", |settings| &settings.text);
-    if let Some(layout) = trace.layout()
-        && segment_bytes_of(failed.bytes).is_some_and(|bytes| bytes <= layout.device_free_bytes)
-    {
-        let setting = text.split(',').map(str::trim).find(|part| part.starts_with(FRACTION)).map(ToOwned::to_owned);
-        causes.push(Cause::Limit { device_free_bytes: layout.device_free_bytes, setting });
+    if let (Some(limit), Some(layout)) = (limits::of(trace), trace.layout()) {
+        causes.push(Cause::Limit {
+            device_free_bytes: layout.device_free_bytes,
+            at_least_bytes: limit.start,
+            below_bytes: limit.end,
+            setting: trace.settings().and_then(|settings| settings.part(FRACTION)).map(ToOwned::to_owned),
+        });
     }
     if let Some(stranded) = stranded {
         if stranded.free_in_private_pools_bytes > 0 {
@@ -61,18 +68,19 @@ pub(super) fn of(trace: &Trace, failed: &FailedRequest, stranded: Option<&Strand
     if trace.taken_by_others() >= LEAST_TAKEN {
         causes.push(Cause::Others { bytes: trace.taken_by_others() });
     }
-    // What cannot be replayed, such as a list of divisions, is said as it was set.
-    let is_said = |part: &str| !part.starts_with(FRACTION) && !CachingSettings::changes_nothing(part);
-    match trace.settings().and_then(|settings| settings.caching()) {
-        Some(settings) => causes.push(Cause::Settings { settings: settings.to_string() }),
-        None if text.split(',').map(str::trim).any(|part| !part.is_empty() && is_said(part)) => {
-            causes.push(Cause::Settings { settings: text.to_owned() });
+    if let Some(recorded) = trace.settings() {
+        let replayed = recorded.caching(None);
+        // What cannot be replayed is said as it was set.
+        let is_said =
+            |part: &str| !part.is_empty() && !part.starts_with(FRACTION) && !CachingSettings::changes_nothing(part);
+        if replayed != CachingSettings::default() {
+            causes.push(Cause::Settings { settings: replayed.to_string() });
+        } else if CachingSettings::parts(&recorded.text).any(is_said) {
+            causes.push(Cause::Settings { settings: recorded.text.clone() });
         }
-        None => {}
     }
     causes
 }
 
 /// Least memory that others are said to have taken: contexts and libraries take some, too.
 const LEAST_TAKEN: u64 = 64 << 20;
-const FRACTION: &str = "per_process_memory_fraction";

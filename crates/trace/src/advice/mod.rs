@@ -19,6 +19,7 @@ mod causes;
 mod gpus;
 mod growth;
 mod holders;
+mod limits;
 mod moment;
 mod policies;
 mod stranded;
@@ -31,7 +32,7 @@ pub use policies::{PolicyOutcome, Setting};
 pub use stranded::{FreeOfSize, FreeOfStream, Stranded};
 
 use crate::caching::CachingSettings;
-use crate::{Device, Extent, FailedRequest, History, ReplayError, Search, Trace};
+use crate::{Device, Extent, FailedRequest, History, RecordedAllocator, ReplayError, Search, Trace};
 use moment::Moment;
 use std::num::NonZero;
 
@@ -97,9 +98,9 @@ pub struct Advice {
     /// Whether `stranded` is recorded.
     #[serde(skip)]
     pub stranded_is_recorded: bool,
-    /// Whose recording it is.
+    /// The allocator that the run was recorded with.
     #[serde(skip)]
-    pub recorder: &'static str,
+    pub recorder: RecordedAllocator,
     /// The first request that the native policy cannot serve on this device, up to the recorded failure.
     #[serde(skip)]
     pub native_fails: Option<FailedRequest>,
@@ -120,11 +121,11 @@ impl Advice {
     pub fn survivors(&self) -> Vec<&PolicyOutcome> {
         let mut survivors: Vec<_> = self.policies.iter().filter(|policy| policy.survives()).collect();
         survivors.sort_by_key(|policy| {
-            let kind = match policy.setting.parse() {
-                Ok(Setting::Caching(settings)) if settings == CachingSettings::default() => 0,
-                Ok(Setting::Caching(settings)) if !settings.empties_cache => 1,
-                Ok(Setting::Caching(_)) => 2,
-                Ok(Setting::Gapless) | Err(_) => 3,
+            let kind = match policy.subject {
+                Setting::Caching(settings) if settings == CachingSettings::default() => 0,
+                Setting::Caching(settings) if !settings.empties_cache => 1,
+                Setting::Caching(_) => 2,
+                Setting::Gapless(_) => 3,
             };
             let least = policy.smallest_device_bytes.unwrap_or(u64::MAX);
             (kind, policy.host_waits, policy.driver_calls, least)
@@ -156,12 +157,12 @@ pub fn advise(trace: &Trace, options: &AdviceOptions<'_>) -> Result<Advice, Repl
         failed_op: failed.map(|failed| failed.op_index),
         history_complete: history.extent == Extent::Whole,
         holders: holders::largest(trace, &moment.live),
-        causes: recorded.map_or_else(Vec::new, |failed| causes::of(trace, &failed, moment.stranded.as_ref())),
+        causes: recorded.map_or_else(Vec::new, |_| causes::of(trace, moment.stranded.as_ref())),
         reproduced,
         growth: recorded.map_or_else(Vec::new, |_| growth::steady(trace, &moment.live, moment.op_index)),
         stranded: moment.stranded,
         stranded_is_recorded: moment.is_recorded,
-        recorder: recorder(trace),
+        recorder: trace.allocator(),
         survived_refusals: trace.survived_refusals().collect(),
         policies,
         failed,
@@ -171,13 +172,4 @@ pub fn advise(trace: &Trace, options: &AdviceOptions<'_>) -> Result<Advice, Repl
         live_bytes: moment.live.iter().map(|block| block.bytes).sum(),
         history,
     })
-}
-
-/// Returns whose recording a trace is.
-fn recorder(trace: &Trace) -> &'static str {
-    match trace.header().value("made") {
-        Some("RMM log") => "RMM",
-        Some(made) if made.starts_with("gapless ") => "gapless",
-        _ => "PyTorch",
-    }
 }

@@ -104,7 +104,6 @@ struct Native<'a> {
     trace: &'a Trace,
     allocator: CachingAllocator<ModelDriver>,
     streams: Vec<StreamId>,
-    must_be_served: Option<u64>,
     /// Address and size of the block in each slot, and whether it waited for streams when the run failed.
     blocks: Vec<(DeviceAddr, u64, bool)>,
     requested: Requested,
@@ -114,12 +113,11 @@ impl<'a> Native<'a> {
     fn new(trace: &'a Trace, driver: Arc<ModelDriver>) -> Result<Self, ReplayError> {
         let streams = streams(trace, &*driver)?;
         let mut allocator = CachingAllocator::new(driver, CachingSettings::default());
-        Policy::keep_private(&mut allocator, &pool_streams(trace, &streams));
+        allocator.keep_private(pool_streams(trace, &streams).into_iter().flatten());
         Ok(Self {
             trace,
             streams,
             allocator,
-            must_be_served: trace.failed_request().map(|request| request.op_index),
             blocks: vec![(DeviceAddr(0), 0, false); trace.slots() as usize],
             requested: Requested::default(),
         })
@@ -128,12 +126,15 @@ impl<'a> Native<'a> {
     /// Runs an op. Returns the request if it has to be served and is not.
     fn run(&mut self, op_index: u64, op: &Op) -> Result<Option<FailedRequest>, ReplayError> {
         let wrong = |error| ReplayError::Policy { op_index, error };
+        let refused = |bytes, error| match error {
+            PolicyError::OutOfMemory { .. } => Ok(Some(FailedRequest { op_index, bytes })),
+            error => Err(wrong(error)),
+        };
         match *op {
             Op::Alloc { slot, stream, bytes } => {
                 match Policy::alloc(&mut self.allocator, bytes, self.streams[usize::from(stream)]) {
                     Ok(addr) => self.blocks[slot as usize] = (addr, bytes, self.trace.waited(op_index)),
-                    Err(PolicyError::OutOfMemory { .. }) => return Ok(Some(FailedRequest { op_index, bytes })),
-                    Err(error) => return Err(wrong(error)),
+                    Err(error) => return refused(bytes, error),
                 }
                 *self.part(slot) += bytes;
             }
@@ -142,13 +143,12 @@ impl<'a> Native<'a> {
                 Policy::free(&mut self.allocator, addr).map_err(wrong)?;
                 *self.part(slot) -= bytes;
             }
-            Op::Refused { stream, bytes } => match self.allocator.ask(bytes, self.streams[usize::from(stream)]) {
-                Err(PolicyError::OutOfMemory { .. }) if self.must_be_served == Some(op_index) => {
-                    return Ok(Some(FailedRequest { op_index, bytes }));
+            Op::Refused { stream, bytes } => {
+                let stream = self.streams[usize::from(stream)];
+                if let Err(error) = self.allocator.ask(bytes, stream, self.trace.refusal(op_index)) {
+                    return refused(bytes, error);
                 }
-                Ok(()) | Err(PolicyError::OutOfMemory { .. }) => {}
-                Err(error) => return Err(wrong(error)),
-            },
+            }
             Op::Mark { .. } => {}
         }
         Ok(None)

@@ -1,11 +1,11 @@
 //! The outcome of a trace under each policy: whether it survives on a device, and the smallest device on which it does.
 
-use super::AdviceOptions;
+use super::{AdviceOptions, limits};
 use crate::caching::{CachingSettings, ParseSettingsError};
 use crate::work::Touch;
 use crate::{
-    Device, Extent, GaplessSettings, History, PolicyKind, ReplayError, ReplayOptions, ReplayResult, Search, Trace,
-    replay,
+    Device, Extent, GaplessSettings, History, PolicyKind, RecordedAllocator, RecordedSettings, ReplayError,
+    ReplayOptions, ReplayResult, Search, Trace, replay,
 };
 use gapless::ByteSize;
 use std::fmt;
@@ -14,21 +14,21 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A policy with its settings. As text `gapless`, or what [`CachingSettings`] are as text.
+/// A policy with its settings. As text `gapless` with settings as in `GAPLESS_CONF`, or what [`CachingSettings`] are as text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Setting {
-    /// gapless with its defaults.
-    Gapless,
+    /// gapless under these settings.
+    Gapless(GaplessSettings),
     /// PyTorch's allocator under these settings.
     Caching(CachingSettings),
 }
 
 impl Setting {
-    /// Returns the policy, and the settings of the baseline if it is that.
-    pub(crate) fn policy(self) -> (PolicyKind, CachingSettings) {
+    /// Returns the policy, and the settings of each, of which those of the other one are the defaults.
+    pub(crate) fn policy(self) -> (PolicyKind, GaplessSettings, CachingSettings) {
         match self {
-            Self::Gapless => (PolicyKind::Gapless, CachingSettings::default()),
-            Self::Caching(settings) => (PolicyKind::Caching, settings),
+            Self::Gapless(settings) => (PolicyKind::Gapless, settings, CachingSettings::default()),
+            Self::Caching(settings) => (PolicyKind::Caching, GaplessSettings::default(), settings),
         }
     }
 
@@ -40,7 +40,7 @@ impl Setting {
         let applies = |text: &&&str| match text {
             &&(NATIVE | GAPLESS) => true,
             text => {
-                trace.header().value("made") != Some("RMM log")
+                trace.allocator() != RecordedAllocator::Rmm
                     && (!text.contains("empty_cache") || trace.labels().len() > 0)
             }
         };
@@ -53,9 +53,25 @@ impl Setting {
         settings
     }
 
-    /// Returns the settings that were on in the recorded run, unless they were the defaults or the file does not say.
+    /// Returns the allocator and the settings that were on in the recorded run, unless they were PyTorch's defaults or the file
+    /// does not say. A limit is one that the recording allows: it refuses the same request.
     pub fn recorded(trace: &Trace) -> Option<Self> {
-        trace.settings()?.caching().map(Self::Caching)
+        let limit = limits::of(trace);
+        match trace.allocator() {
+            RecordedAllocator::Rmm => None,
+            RecordedAllocator::Gapless => {
+                let budget_bytes = limit.map(|limit| limit.start);
+                Some(Self::Gapless(GaplessSettings { budget_bytes, ..GaplessSettings::default() }))
+            }
+            RecordedAllocator::PyTorch => {
+                let recorded = trace.settings();
+                let wanted = recorded.and_then(RecordedSettings::memory_fraction);
+                let fraction = limit.zip(trace.header().capacity_bytes);
+                let fraction = fraction.and_then(|(limit, whole)| limits::part_in(&limit, whole, wanted));
+                let settings = recorded.cloned().unwrap_or_default().caching(fraction);
+                (settings != CachingSettings::default()).then_some(Self::Caching(settings))
+            }
+        }
     }
 
     /// Replays `trace` through the policy on `device`.
@@ -63,10 +79,10 @@ impl Setting {
     /// # Errors
     /// Returns the errors of [`replay`](crate::replay()).
     pub fn replay(&self, trace: &Trace, device: &Device) -> Result<ReplayResult, ReplayError> {
-        let (policy, caching) = self.policy();
+        let (policy, gapless, caching) = self.policy();
         let options = ReplayOptions {
             policy,
-            gapless: GaplessSettings::default(),
+            gapless,
             caching,
             capacity_bytes: device.capacity_bytes,
             touch: Touch::for_model(device.lag_ops),
@@ -79,24 +95,28 @@ impl Setting {
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Gapless => f.pad(GAPLESS),
+            Self::Gapless(settings) => settings.fmt(f),
             Self::Caching(settings) => settings.fmt(f),
         }
     }
 }
 
+/// Reads `gapless` without settings, or settings of PyTorch's allocator.
 impl FromStr for Setting {
     type Err = ParseSettingsError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text == GAPLESS { Ok(Self::Gapless) } else { text.parse().map(Self::Caching) }
+        if text == GAPLESS { Ok(Self::Gapless(GaplessSettings::default())) } else { text.parse().map(Self::Caching) }
     }
 }
 
 /// The outcome of a trace under one policy.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct PolicyOutcome {
-    /// The policy: `native`, `gapless`, or the settings to paste.
+    /// The policy.
+    #[serde(skip)]
+    pub subject: Setting,
+    /// Its text: `native`, `gapless`, or the settings to paste.
     pub setting: String,
     /// Whether the recorded run had these settings.
     pub as_recorded: bool,
@@ -104,7 +124,8 @@ pub struct PolicyOutcome {
     pub not_replayed: Option<String>,
     /// Index of the op that failed on the device, or `None` if the policy survives.
     pub oom_op: Option<u64>,
-    /// The smallest device on which the policy survives, in bytes, or `None` if none was found.
+    /// The smallest device on which the policy survives, in bytes. `None` if none was found, and for the recorded settings under a
+    /// limit.
     pub smallest_device_bytes: Option<u64>,
     /// Number of driver calls on the device, up to the failure.
     pub driver_calls: u64,
@@ -152,6 +173,7 @@ fn outcome(trace: &Trace, options: &AdviceOptions<'_>, setting: &Setting) -> Res
     let not_replayed = no_verdict(&trace.history(), setting, device);
     if not_replayed.is_some() {
         return Ok(PolicyOutcome {
+            subject: *setting,
             setting: setting.to_string(),
             as_recorded,
             not_replayed,
@@ -165,17 +187,19 @@ fn outcome(trace: &Trace, options: &AdviceOptions<'_>, setting: &Setting) -> Res
     if let Some(progress) = options.progress {
         progress();
     }
-    let (policy, caching) = setting.policy();
+    let (policy, gapless, caching) = setting.policy();
     let search = Search {
         trace,
         policy,
-        gapless: GaplessSettings::default(),
+        gapless,
         caching,
         lag_ops: device.lag_ops,
         threads: NonZero::<usize>::MIN,
         progress: options.progress,
     };
-    let found = search.min_capacity_bytes(Some((device.capacity_bytes, &result)))?;
+    // Which part of another device the limit of the recorded run would be is not known.
+    let is_limited = as_recorded && limits::of(trace).is_some();
+    let found = if is_limited { None } else { search.min_capacity_bytes(Some((device.capacity_bytes, &result)))? };
     // What was held before the history begins is known to have been enough, and nothing smaller is.
     let history = trace.history();
     let least = match (history.extent, policy) {
@@ -183,6 +207,7 @@ fn outcome(trace: &Trace, options: &AdviceOptions<'_>, setting: &Setting) -> Res
         _ => 0,
     };
     Ok(PolicyOutcome {
+        subject: *setting,
         setting: setting.to_string(),
         as_recorded,
         not_replayed: None,
@@ -196,7 +221,7 @@ fn outcome(trace: &Trace, options: &AdviceOptions<'_>, setting: &Setting) -> Res
 /// Returns why a replay on `device` says nothing about the run, if it does not.
 fn no_verdict(history: &History, setting: &Setting, device: &Device) -> Option<String> {
     match (history.extent, setting) {
-        (Extent::Whole, _) | (Extent::LaterPart, Setting::Gapless) => None,
+        (Extent::Whole, _) | (Extent::LaterPart, Setting::Gapless(_)) => None,
         (Extent::LaterPart, Setting::Caching(_)) => match history.held_at_start_bytes {
             Some(held) if held <= device.capacity_bytes => None,
             Some(held) => Some(format!(

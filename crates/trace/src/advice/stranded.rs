@@ -3,7 +3,7 @@
 use crate::Device;
 use crate::caching::CachingAllocator;
 use crate::device::PAGE_BYTES;
-use crate::foreign::layout::Layout;
+use crate::foreign::layout::{FreePiece, Layout};
 use gapless::driver::ModelDriver;
 use gapless::units::{StreamId, round_down, round_up};
 use std::collections::BTreeMap;
@@ -65,14 +65,6 @@ pub(super) struct Requested {
     pub waiting: u64,
 }
 
-/// A free block.
-struct Free {
-    addr: u64,
-    bytes: u64,
-    stream: u64,
-    private: bool,
-}
-
 impl Stranded {
     /// Looks at what an allocator holds on `device`. `number` is the recorder's number of a stream, or `None` for one of a private
     /// pool.
@@ -85,7 +77,7 @@ impl Stranded {
         let figures = allocator.figures();
         let free = allocator.free_blocks().map(|block| {
             let stream = number(block.stream);
-            Free {
+            FreePiece {
                 addr: block.addr.0,
                 bytes: block.bytes,
                 stream: stream.unwrap_or_default(),
@@ -103,27 +95,20 @@ impl Stranded {
 
     /// Looks at what the recorded allocator held.
     pub(super) fn recorded(layout: &Layout, device: &Device, requested: Requested) -> Self {
-        let free = layout.free().into_iter();
-        let free = free.map(|piece| Free {
-            addr: piece.addr,
-            bytes: piece.bytes,
-            stream: piece.stream,
-            private: piece.private,
-        });
         Self {
             other_processes_bytes: device.external_bytes,
             unreserved_bytes: layout.device_free_bytes,
             rounding_bytes: layout.block_bytes(false).saturating_sub(requested.live),
             waiting_bytes: layout.block_bytes(true),
-            ..Self::of_free(free)
+            ..Self::of_free(layout.free().into_iter())
         }
     }
 
-    fn of_free(free: impl Iterator<Item = Free>) -> Self {
+    fn of_free(free: impl Iterator<Item = FreePiece>) -> Self {
         let mut streams: BTreeMap<u64, FreeOfStream> = BTreeMap::new();
         let mut sizes: BTreeMap<u64, FreeOfSize> = BTreeMap::new();
         let mut found = Self::default();
-        for Free { addr, bytes, stream, private } in free {
+        for FreePiece { addr, bytes, stream, private } in free {
             if private {
                 found.free_in_private_pools_bytes += bytes;
                 continue;

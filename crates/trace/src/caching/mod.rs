@@ -28,6 +28,7 @@
 
 mod blocks;
 mod collect;
+mod divisions;
 mod error;
 mod expandable;
 mod grow;
@@ -40,6 +41,7 @@ mod settings;
 mod split;
 mod waits;
 
+pub use divisions::Divisions;
 pub use error::{CachingError, CachingOutOfMemory};
 pub use settings::{CachingSettings, ParseSettingsError};
 
@@ -138,7 +140,9 @@ impl<D: Driver> CachingAllocator<D> {
         if bytes == 0 {
             return Ok(DeviceAddr(0));
         }
-        let Some(size) = rounding::block_bytes(bytes, self.settings.roundup_divisions) else {
+        let Some(size) =
+            rounding::block_bytes(bytes, self.settings.roundup_divisions.and_then(|divisions| divisions.of(bytes)))
+        else {
             return Err(CachingError::OutOfMemory(self.report(bytes)?));
         };
         let kind = PoolKind::of(size);

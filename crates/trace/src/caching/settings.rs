@@ -1,5 +1,6 @@
 //! The settings of PyTorch's allocator that change what it does, in the notation of `PYTORCH_ALLOC_CONF`.
 
+use super::divisions::Divisions;
 use super::rounding::LARGE_SEGMENT_BYTES;
 use gapless::units::MIB;
 use std::fmt;
@@ -15,8 +16,8 @@ pub struct CachingSettings {
     pub expandable_segments: bool,
     /// `max_split_size_mb`, in bytes: larger blocks are not split. `None` is no limit.
     pub max_split_bytes: Option<u64>,
-    /// `roundup_power2_divisions`: sizes are rounded up to one of this many steps between powers of two. `None` is off.
-    pub roundup_divisions: Option<u64>,
+    /// `roundup_power2_divisions`: sizes are rounded up to one of so many steps between powers of two. `None` is off.
+    pub roundup_divisions: Option<Divisions>,
     /// `garbage_collection_threshold`: the part of the allowed memory above which old blocks are freed. Without
     /// [`memory_fraction`](Self::memory_fraction) it has no effect, as in PyTorch.
     pub garbage_collection_threshold: Option<f64>,
@@ -57,9 +58,7 @@ impl FromStr for CachingSettings {
         if text == NATIVE {
             return Ok(settings);
         }
-        // PyTorch takes a comma at the end.
-        let parts = text.strip_suffix(',').unwrap_or(text);
-        for part in parts.split(',').map(str::trim).filter(|part| !Self::changes_nothing(part)) {
+        for part in Self::parts(text).filter(|part| !Self::changes_nothing(part)) {
             settings.set(part)?;
         }
         Ok(settings)
@@ -67,6 +66,21 @@ impl FromStr for CachingSettings {
 }
 
 impl CachingSettings {
+    /// Returns the parts of a text: what is between commas that are not in brackets. PyTorch takes a comma at the end.
+    pub fn parts(text: &str) -> impl Iterator<Item = &str> {
+        let text = text.strip_suffix(',').unwrap_or(text);
+        let mut depth = 0_u32;
+        let parts = text.split(move |char| {
+            match char {
+                '[' => depth += 1,
+                ']' => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            char == ',' && depth == 0
+        });
+        parts.map(str::trim)
+    }
+
     /// Returns whether PyTorch takes a `key:value` pair that makes no difference to which memory is held and served.
     pub fn changes_nothing(part: &str) -> bool {
         let (key, value) = part.split_once(':').unwrap_or((part, ""));
@@ -97,9 +111,10 @@ impl CachingSettings {
                     Some(bytes.ok_or_else(|| wrong("max_split_size_mb with a number of at least 20"))?);
             }
             ROUNDUP => {
-                let divisions = value.parse().ok().filter(|divisions: &u64| divisions.is_power_of_two());
-                let divisions = divisions.ok_or_else(|| wrong("roundup_power2_divisions with one power of two"))?;
-                self.roundup_divisions = Some(divisions).filter(|&divisions| divisions > 1);
+                let expected =
+                    "roundup_power2_divisions with a power of two, or with a list of them by MiB: [256:1,512:2,>:4]";
+                let divisions = Divisions::parse(value).ok_or_else(|| wrong(expected))?;
+                self.roundup_divisions = Some(divisions).filter(|divisions| !divisions.are_off());
             }
             THRESHOLD => {
                 let threshold = value.parse().ok().filter(|part: &f64| *part > 0.0 && *part < 1.0);
@@ -149,6 +164,7 @@ mod tests {
             "expandable_segments:True",
             "max_split_size_mb:128",
             "roundup_power2_divisions:8",
+            "roundup_power2_divisions:[256:1,512:2,>:4],per_process_memory_fraction:0.5",
             "garbage_collection_threshold:0.8,per_process_memory_fraction:1",
             "expandable_segments:True,max_split_size_mb:21,torch.cuda.empty_cache()",
         ] {
@@ -171,7 +187,8 @@ mod tests {
             "max_split_size_mb:99999999999999999999",
             "max_split_size_mb:18446744073709551615",
             "roundup_power2_divisions:7",
-            "roundup_power2_divisions:[256:1,>:8]",
+            "roundup_power2_divisions:[256:1,>:7]",
+            "roundup_power2_divisions:[256:1",
             "garbage_collection_threshold:1",
             "garbage_collection_threshold:NaN",
             "per_process_memory_fraction:1.5",

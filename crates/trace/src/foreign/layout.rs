@@ -81,6 +81,11 @@ impl Layout {
         self.blocks.remove(&addr);
     }
 
+    /// Returns the size of all pieces, in bytes.
+    pub fn held_bytes(&self) -> u64 {
+        self.held.values().fold(0, |sum, piece| sum.saturating_add(piece.bytes))
+    }
+
     /// Returns the size of the blocks, with rounding, of those that wait or of the others, in bytes.
     pub fn block_bytes(&self, waits: bool) -> u64 {
         let of_kind = self.blocks.values().filter(|block| block.waits == waits);

@@ -6,16 +6,19 @@
 //!
 //! A request that failed becomes a refused request: whether a replay has to serve it depends on what follows it in the run.
 
+mod frames;
 pub(crate) mod layout;
 mod pickle;
+mod places;
 pub mod rmm;
 pub mod snapshot;
 
-use super::history::{Extent, History, RecordedSettings};
-use super::load::{Origins, PrivatePool, Recording};
+use super::history::{Extent, History, RecordedAllocator, RecordedSettings};
+use super::load::{PrivatePool, Recording};
 use super::{Header, Limits, ReadErrorKind, Trace, TraceOp};
 use flate2::read::MultiGzDecoder;
 use layout::Layout;
+use places::Places;
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Cursor, Read};
 
@@ -136,47 +139,17 @@ struct Events {
     held_at_most_bytes: Option<u64>,
     /// How much less the allocator and the device had together when a request was last refused than at one before, in bytes.
     taken_by_others: u64,
-    /// The blocks that wait for streams, by address.
-    waiting: HashSet<u64>,
     /// The numbers of streams in private pools.
     private: HashMap<(u64, (u64, u64)), u64>,
     layout: Option<Layout>,
     settings: Option<RecordedSettings>,
-    origins: Interned,
-}
-
-/// Texts, each stored once and identified by a number. Number 0 stands for no text.
-#[derive(Debug, Default)]
-struct Interned {
-    numbers: HashMap<Box<str>, u32>,
-    texts: Vec<Box<str>>,
-}
-
-impl Interned {
-    fn number(&mut self, text: &str) -> u32 {
-        if let Some(number) = self.numbers.get(text) {
-            return *number;
-        }
-        let Ok(number) = u32::try_from(self.texts.len() + 1) else { return 0 };
-        self.texts.push(text.into());
-        self.numbers.insert(text.into(), number);
-        number
-    }
+    places: Places,
 }
 
 impl Events {
     fn push(&mut self, event: Event, limits: &Limits) -> Result<(), ReadErrorKind> {
         if self.events.len() >= limits.ops {
             return Err(ReadErrorKind::TooManyOps { limit: limits.ops });
-        }
-        match event {
-            Event::Waits { addr, .. } => {
-                self.waiting.insert(addr);
-            }
-            Event::Alloc { addr, .. } | Event::Free { addr, .. } => {
-                self.waiting.remove(&addr);
-            }
-            Event::Failed { .. } | Event::Mark { .. } | Event::End => {}
         }
         self.events.push(event);
         Ok(())
@@ -195,11 +168,6 @@ impl Events {
         }
         let next = PRIVATE | self.private.len() as u64;
         *self.private.entry((stream, pool)).or_insert(next)
-    }
-
-    /// Returns whether the block at an address waits for streams.
-    fn waits(&self, addr: u64) -> bool {
-        self.waiting.contains(&addr)
     }
 
     /// Returns the blocks that were live before the first event, in address order.
@@ -227,11 +195,17 @@ impl Events {
         before
     }
 
-    /// Converts the events to a trace.
-    fn into_trace(self, name: &str, header: Header, limits: Limits) -> Result<Trace, ReadErrorKind> {
+    /// Converts the events, which `allocator` has recorded, to a trace.
+    fn into_trace(
+        self,
+        name: &str,
+        header: Header,
+        allocator: RecordedAllocator,
+        limits: Limits,
+    ) -> Result<Trace, ReadErrorKind> {
         let before = self.live_at_start();
         let history = self.history(&before);
-        let Self { events, labels, origins, private, layout, settings, taken_by_others, .. } = self;
+        let Self { events, labels, places, private, layout, settings, taken_by_others, .. } = self;
         let mut ops = Vec::with_capacity(before.len() + events.len());
         let mut of_op = Vec::new();
         let mut live: HashMap<u64, Live> = HashMap::new();
@@ -289,12 +263,10 @@ impl Events {
                 }
             }
         }
-        if origins.texts.is_empty() {
-            of_op = Vec::new();
-        }
         waited.sort_unstable();
         let recording = Recording {
-            origins: Origins { of_op, texts: origins.texts },
+            allocator,
+            origins: places.into_origins(of_op),
             history,
             waiting: waited,
             pools: pools(private),

@@ -3,11 +3,13 @@
 //!
 //! Several logs, one after the other, are those of one process after the other: each begins with the columns.
 //!
-//! Streams are numbered by what they are, not by their handles: the default stream of a thread has the same handle on each.
+//! Streams are numbered by what they are, not by their handles: the default stream of a thread has the same handle on each. A log
+//! does not say when a stream is destroyed, so one that gets the handle of another counts as the same stream. RMM's own pools look
+//! at the handle alone, too: what the first one freed serves the second.
 
 use super::super::error::excerpt;
 use super::super::text::{Filler, reading_failed, unpack, without_mark};
-use super::super::{Header, Limits, ReadError, ReadErrorKind, Trace};
+use super::super::{Header, Limits, ReadError, ReadErrorKind, RecordedAllocator, Trace};
 use super::{Event, Events};
 use std::collections::HashMap;
 use std::io::{BufRead, Read};
@@ -15,7 +17,7 @@ use std::io::{BufRead, Read};
 /// Whether a file begins as a log does.
 pub fn is_log(start: &[u8]) -> bool {
     let line = start.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    std::str::from_utf8(line).is_ok_and(|line| Columns::of(line.trim()).is_some())
+    std::str::from_utf8(line).is_ok_and(|line| Columns::of(&fields(line)).is_some())
 }
 
 /// Where the columns of a log are. Logs of 2020 have no thread, and tables that were saved by pandas have a column more.
@@ -30,9 +32,8 @@ struct Columns {
 }
 
 impl Columns {
-    /// Returns the columns that a line names, if it is the first line of a log.
-    fn of(line: &str) -> Option<Self> {
-        let names: Vec<&str> = line.split(',').map(str::trim).collect();
+    /// Returns the columns that a row names, if it is the first one of a log.
+    fn of(names: &[&str]) -> Option<Self> {
         let column = |name| names.iter().position(|known| *known == name);
         Some(Self {
             count: names.len(),
@@ -69,7 +70,8 @@ pub fn read(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadEr
             filler.count(line.len(), &limits).map_err(at)?;
             continue;
         }
-        if let Some(named) = Columns::of(row) {
+        let fields = fields(row);
+        if let Some(named) = Columns::of(&fields) {
             filler.count(line.len(), &limits).map_err(at)?;
             columns = Some(named);
             streams.forget();
@@ -80,16 +82,20 @@ pub fn read(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadEr
         }
         let columns =
             columns.ok_or_else(|| at(ReadErrorKind::BadRow { reason: "no columns are named before it".into() }))?;
-        let event = parse(row, columns, &mut streams).map_err(|reason| at(ReadErrorKind::BadRow { reason }))?;
+        let event = parse(&fields, columns, &mut streams).map_err(|reason| at(ReadErrorKind::BadRow { reason }))?;
         events.push(event, &limits).map_err(at)?;
     }
     let mut header = Header::default();
     header.note("made", "RMM log".into());
-    events.into_trace(name, header, limits).map_err(whole)
+    events.into_trace(name, header, RecordedAllocator::Rmm, limits).map_err(whole)
 }
 
-fn parse(row: &str, columns: Columns, streams: &mut Streams) -> Result<Event, String> {
-    let fields: Vec<&str> = row.split(',').map(str::trim).collect();
+/// Returns the fields of a row.
+fn fields(row: &str) -> Vec<&str> {
+    row.split(',').map(str::trim).collect()
+}
+
+fn parse(fields: &[&str], columns: Columns, streams: &mut Streams) -> Result<Event, String> {
     if fields.len() != columns.count {
         return Err(format!("{} fields instead of {}", fields.len(), columns.count));
     }

@@ -3,17 +3,19 @@
 //! If a snapshot has several devices, the one that ran out of memory is used unless another is asked for, or else the one
 //! with most allocations and frees. Blocks are freed when the program requested it (`free_requested`), unless the free is completed
 //! only after a request was refused: PyTorch waits for all streams before it refuses one, so such a block could not be had. The
-//! innermost frame of the program is kept as the origin of each allocation, and annotations of the profiler become marks.
+//! origin of each allocation is the innermost frame of the program with PyTorch's operator, and annotations of the profiler become
+//! marks.
 //!
 //! Sums that do not fit together, such as the segments of one pool beside the history of all, say that the list of segments is
 //! incomplete: then nothing is concluded from it.
 
 use super::super::text::unpack;
 use super::super::{Header, Limits, ReadError, ReadErrorKind, Trace};
+use super::frames;
 use super::layout::{Layout, Piece};
-use super::pickle::{self, Kept, Key, Keys, Ref, Value, Values};
+use super::pickle::{self, Kept, Key, Keys, Ref, Shortened, Value, Values};
 use super::{Event, Events, LiveAtEnd, NO_POOL};
-use crate::history::RecordedSettings;
+use crate::history::{RecordedAllocator, RecordedSettings};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Read;
 
@@ -62,9 +64,9 @@ fn convert(name: &str, file: impl Read, device: Option<usize>, limits: Limits) -
     let mut reader = Reader {
         values: &values,
         events: Events::default(),
-        frames: HashMap::new(),
+        stacks: HashMap::new(),
         private: BTreeMap::new(),
-        late: late_frees(&values, entries),
+        late: LateFrees::of(&values, entries),
         limits,
     };
     reader.private_segments(device, top);
@@ -94,18 +96,18 @@ fn convert(name: &str, file: impl Read, device: Option<usize>, limits: Limits) -
     }
     header.note("made", "PyTorch memory snapshot".into());
     header.note("device", device.to_string());
-    reader.events.into_trace(name, header, limits)
+    let allocator = reader.allocator(device, top, entries);
+    reader.events.into_trace(name, header, allocator, limits)
 }
 
 struct Reader<'a> {
     values: &'a Values,
     events: Events,
-    /// The number of the origin for each frame, which many entries share.
-    frames: HashMap<Ref, u32>,
+    /// The number of the place for each stack, which many entries share.
+    stacks: HashMap<Shortened, u32>,
     /// The segments of private pools at the end: by address, their end and the pool.
     private: BTreeMap<u64, (u64, (u64, u64))>,
-    /// The entries of frees that a refused request did not wait for.
-    late: HashSet<usize>,
+    late: LateFrees,
     limits: Limits,
 }
 
@@ -121,24 +123,46 @@ struct Held {
     taken_by_others: u64,
 }
 
-/// Returns the entries of frees that were requested, but not completed when a request was next refused.
-fn late_frees(values: &Values, entries: &[Ref]) -> HashSet<usize> {
-    let mut waiting: HashMap<u64, usize> = HashMap::new();
-    let mut late = HashSet::new();
-    for (number, &entry) in entries.iter().enumerate() {
-        let addr = values.number(entry, key::ADDR);
-        match (values.text(entry, key::ACTION), addr) {
-            (Some("free_requested"), Some(addr)) => {
-                waiting.insert(addr, number);
+/// The frees that were requested, but not completed when a request was next refused: the numbers of their entries.
+#[derive(Default)]
+struct LateFrees {
+    requested: HashSet<usize>,
+    completed: HashSet<usize>,
+}
+
+impl LateFrees {
+    fn of(values: &Values, entries: &[Ref]) -> Self {
+        let mut late = Self::default();
+        // By address: the entries of frees that no request was refused after, and the frees that are late.
+        let mut requested: HashMap<u64, usize> = HashMap::new();
+        let mut waiting: HashSet<u64> = HashSet::new();
+        for (number, &entry) in entries.iter().enumerate() {
+            let addr = values.number(entry, key::ADDR);
+            match (values.text(entry, key::ACTION), addr) {
+                (Some("free_requested"), Some(addr)) => {
+                    requested.insert(addr, number);
+                }
+                (Some("free_completed"), Some(addr)) => {
+                    requested.remove(&addr);
+                    if waiting.remove(&addr) {
+                        late.completed.insert(number);
+                    }
+                }
+                (Some("alloc"), Some(addr)) => {
+                    requested.remove(&addr);
+                    waiting.remove(&addr);
+                }
+                (Some("oom"), _) => {
+                    for (addr, number) in requested.drain() {
+                        late.requested.insert(number);
+                        waiting.insert(addr);
+                    }
+                }
+                _ => {}
             }
-            (Some("free_completed" | "alloc"), Some(addr)) => {
-                waiting.remove(&addr);
-            }
-            (Some("oom"), _) => late.extend(waiting.drain().map(|(_, number)| number)),
-            _ => {}
         }
+        late
     }
-    late
 }
 
 impl Reader<'_> {
@@ -166,7 +190,7 @@ impl Reader<'_> {
         match action {
             "alloc" | "free_requested" | "oom" => {}
             // Most frees are completed at once, and have been seen before.
-            "free_completed" if self.values.number(entry, key::ADDR).is_some_and(|addr| self.events.waits(addr)) => {}
+            "free_completed" if self.late.completed.contains(&number) => {}
             "user_defined" => return self.step(entry),
             _ => return Ok(()),
         }
@@ -193,7 +217,7 @@ impl Reader<'_> {
             _ => {
                 let addr = addr()?;
                 let stream = self.stream(entry, Some(addr), stream);
-                if self.late.contains(&number) {
+                if self.late.requested.contains(&number) {
                     Event::Waits { addr, bytes, stream }
                 } else {
                     Event::Free { addr, bytes, stream }
@@ -245,7 +269,7 @@ impl Reader<'_> {
     /// Notes the end of an annotation that is among the entries, as PyTorch 2.4 writes them: a frame whose file is the
     /// annotation's name.
     fn step(&mut self, entry: Ref) -> Result<(), ReadErrorKind> {
-        let Some(frame) = self.values.shortened(entry, key::FRAMES) else { return Ok(()) };
+        let Some(Shortened { item: frame, .. }) = self.values.shortened(entry, key::FRAMES) else { return Ok(()) };
         if self.values.text(frame, key::NAME) != Some("END") {
             return Ok(());
         }
@@ -253,22 +277,36 @@ impl Reader<'_> {
         self.events.mark(label, &self.limits)
     }
 
-    /// Returns the number of an entry's or a block's origin: the frame that [`innermost`] chooses.
+    /// Returns the number of the place that an entry or a block was allocated at.
     fn origin(&mut self, dict: Ref, key: Key) -> u32 {
-        let Some(frame) = self.values.shortened(dict, key) else { return 0 };
-        if let Some(known) = self.frames.get(&frame) {
+        let Some(stack) = self.values.shortened(dict, key) else { return 0 };
+        if let Some(known) = self.stacks.get(&stack) {
             return *known;
         }
-        let number = self.events.origins.number(&self.describe_frame(frame));
-        self.frames.insert(frame, number);
+        let whole = stack.whole.map_or(&[][..], |whole| self.values.whole(whole));
+        let frames: Vec<String> = whole.iter().take(MOST_FRAMES).map(|frame| self.describe_frame(*frame)).collect();
+        let mut origin = self.describe_frame(stack.item);
+        if let Some(inner) = whole.iter().position(|frame| *frame == stack.item)
+            && let Some(operator) = frames::operator(whole[..inner].iter().map(|frame| self.name_and_file(*frame)))
+        {
+            origin = format!("{origin}, in {operator}");
+        }
+        let number = self.events.places.number(&origin, &frames);
+        self.stacks.insert(stack, number);
         number
+    }
+
+    fn name_and_file(&self, frame: Ref) -> (&str, &str) {
+        let text = |key| self.values.text(frame, key).unwrap_or("?");
+        (text(key::NAME), text(key::FILENAME))
     }
 
     fn describe_frame(&self, frame: Ref) -> String {
         // The parts are cut first, since many frames may share one long text.
-        let text = |key| self.values.text(frame, key).unwrap_or("?").chars().take(ORIGIN_CHARS).collect::<String>();
+        let (name, file) = self.name_and_file(frame);
+        let cut = |text: &str| text.chars().take(FRAME_CHARS).collect::<String>();
         let line = self.values.number(frame, key::LINE).unwrap_or(0);
-        format!("{} ({}:{line})", text(key::NAME), text(key::FILENAME)).chars().take(ORIGIN_CHARS).collect()
+        cut(&format!("{} ({}:{line})", cut(name), cut(file)))
     }
 
     /// Returns the ends of the profiler's annotations, each with its time and name.
@@ -379,6 +417,24 @@ impl Reader<'_> {
         None
     }
 
+    /// Returns whose snapshot it is. gapless's plug-in names itself among the settings. Its allocator object has PyTorch's settings
+    /// there, and memory that grows although these say that no segment does.
+    fn allocator(&self, device: usize, top: Ref, entries: &[Ref]) -> RecordedAllocator {
+        let values = self.values;
+        let Some(settings) = values.field_ref(top, key::ALLOCATOR_SETTINGS) else { return RecordedAllocator::PyTorch };
+        if values.text(settings, key::BACKEND) == Some("gapless") {
+            return RecordedAllocator::Gapless;
+        }
+        let grows = |segment: &Ref| matches!(values.field(*segment, key::IS_EXPANDABLE), Some(Value::Bool(true)));
+        let segments = self.segments(device, top);
+        let is_off = matches!(values.field(settings, key::EXPANDABLE), Some(Value::Bool(false)));
+        let fixed = entries.iter().any(|entry| values.text(*entry, key::ACTION) == Some("segment_alloc"));
+        if is_off && !fixed && !segments.is_empty() && segments.iter().all(grows) {
+            return RecordedAllocator::Gapless;
+        }
+        RecordedAllocator::PyTorch
+    }
+
     /// Returns the settings that were on, unless they are the defaults.
     fn settings(&self, settings: Ref) -> Option<RecordedSettings> {
         let values = self.values;
@@ -425,15 +481,15 @@ fn label(name: &str) -> String {
     name.chars().take(LABEL_CHARS).map(|char| if matches!(char, '\n' | '\r') { ' ' } else { char }).collect()
 }
 
-/// The parts of a snapshot that are kept. Of the frames of an entry that is one, so that the stacks of millions of entries take
-/// no memory.
+/// The parts of a snapshot that are kept. Of the frames of an entry that is one, and each different stack once, so that the stacks
+/// of millions of entries take little memory.
 const KEPT: Kept = Kept { keys: KEYS, shortened: Some((key::FRAMES, innermost)) };
 
-/// Returns the innermost frame in Python that is not of PyTorch, or else the innermost in Python, or else the innermost frame.
+/// Returns the innermost frame of the program, or else the innermost in Python, or else the innermost frame.
 fn innermost(values: &Values, frames: &[Ref]) -> Option<Ref> {
     let file = |frame: &Ref| values.text(*frame, key::FILENAME).unwrap_or_default();
-    let of_python = |frame: &&Ref| file(frame).ends_with(".py");
-    let of_program = |frame: &&Ref| of_python(frame) && !file(frame).contains("/torch/");
+    let of_program = |frame: &&Ref| frames::is_python(file(frame)) && !frames::is_of_pytorch(file(frame));
+    let of_python = |frame: &&Ref| frames::is_python(file(frame));
     frames.iter().find(of_program).or_else(|| frames.iter().find(of_python)).or_else(|| frames.first()).copied()
 }
 
@@ -444,6 +500,7 @@ const KEYS: Keys = &[
     "addr",
     "address",
     "allocator_settings",
+    "backend",
     "blocks",
     "device",
     "device_free",
@@ -478,6 +535,7 @@ mod key {
     pub const ADDR: Key = Key::of(KEYS, "addr");
     pub const ADDRESS: Key = Key::of(KEYS, "address");
     pub const ALLOCATOR_SETTINGS: Key = Key::of(KEYS, "allocator_settings");
+    pub const BACKEND: Key = Key::of(KEYS, "backend");
     pub const BLOCKS: Key = Key::of(KEYS, "blocks");
     pub const CONF: Key = Key::of(KEYS, "PYTORCH_CUDA_ALLOC_CONF");
     pub const DEVICE: Key = Key::of(KEYS, "device");
@@ -505,8 +563,10 @@ mod key {
     pub const TOTAL_SIZE: Key = Key::of(KEYS, "total_size");
 }
 
-/// Maximum length of an origin in characters; longer ones are cut.
-const ORIGIN_CHARS: usize = 200;
+/// Maximum length of a frame in characters; longer ones are cut.
+const FRAME_CHARS: usize = 200;
+/// Most frames of a stack that are kept, the innermost first.
+const MOST_FRAMES: usize = 128;
 /// Maximum length of a label in characters; longer ones are cut.
 const LABEL_CHARS: usize = 200;
 /// Maximum length of recorded settings in characters; longer ones are cut.

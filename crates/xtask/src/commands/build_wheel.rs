@@ -21,6 +21,7 @@ pub fn run(workspace: &Workspace) -> Result<(), Failure> {
     python_package::copy_project(workspace, folder.path())?;
     let package = folder.path().join("gapless");
     python_package::complete(workspace, &package, &built)?;
+    python_package::write_shared_files(workspace, &folder.path().join("share"), &built.join("gapless"))?;
     let newer = python_package::newer(workspace, &package, &[("GLIBC_", OLDEST_GLIBC), ("GLIBCXX_", OLDEST_GLIBCXX)])?;
     for Needed { file, library, version } in &newer {
         eprintln!("{file} asks for {library}{version}");

@@ -85,6 +85,27 @@ fn add_program(workspace: &Workspace, folder: &Path, program: &Path) -> Result<(
     process::run(workspace.command("strip").arg(&installed))
 }
 
+/// Writes what shells and `man` know of the command line, as `program` prints it, into the folders below `share` where they look.
+pub fn write_shared_files(workspace: &Workspace, share: &Path, program: &Path) -> Result<(), Failure> {
+    for (arguments, file) in [
+        (&["completions", "bash"][..], "bash-completion/completions/gapless"),
+        (&["completions", "zsh"], "zsh/site-functions/_gapless"),
+        (&["completions", "fish"], "fish/vendor_completions.d/gapless.fish"),
+        (&["man"], "man/man1/gapless.1"),
+        (&["man", "advise"], "man/man1/gapless-advise.1"),
+        (&["man", "replay"], "man/man1/gapless-replay.1"),
+        (&["man", "doctor"], "man/man1/gapless-doctor.1"),
+        (&["man", "probe"], "man/man1/gapless-probe.1"),
+        (&["man", "soak"], "man/man1/gapless-soak.1"),
+    ] {
+        let text = process::output(workspace.command(program).args(arguments))?;
+        let file = share.join(file);
+        files::create_folder(file.parent().expect("a file is in a folder"))?;
+        files::write(&file, &text)?;
+    }
+    Ok(())
+}
+
 /// Compiles the helper that raises PyTorch's own exception.
 pub fn build_torch_throw(workspace: &Workspace, out: &Path) -> Result<(), Failure> {
     let sources = files::with_ending(&workspace.path("python/src/torch_throw"), "cpp")?;

@@ -21,7 +21,7 @@ use super::super::error::ReadErrorKind;
 use super::super::text::reading_failed;
 use input::Input;
 use std::io::{self, Read};
-pub use values::{Kept, Key, Keys, Ref, Value, Values};
+pub use values::{Kept, Key, Keys, Ref, Shortened, Value, Values};
 
 /// The first opcode of every pickle since protocol 2.
 pub const PROTO: u8 = 0x80;

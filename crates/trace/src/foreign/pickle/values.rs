@@ -1,6 +1,9 @@
 //! The values of a pickle, in little memory: 16 bytes each, and 4 bytes for each item that is kept.
 
 use crate::error::excerpt;
+use std::collections::HashMap;
+use std::num::NonZero;
+use std::rc::Rc;
 
 /// The number of a value.
 pub type Ref = u32;
@@ -24,8 +27,8 @@ pub enum Value {
     Bytes,
     /// A list or a tuple.
     List(ListRef),
-    /// A list of which only this item is kept.
-    Shortened(Ref),
+    /// A list of which one item is kept, and the whole list where there is room for it.
+    Shortened(Shortened),
     /// A dictionary: the values of known keys.
     Dict(Fields),
 }
@@ -39,6 +42,19 @@ pub struct TextRef(u32);
 /// Index of a list.
 #[derive(Clone, Copy, Debug)]
 pub struct ListRef(u32);
+
+/// A list that was shortened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shortened {
+    /// The item that was chosen.
+    pub item: Ref,
+    /// The whole list, if it is kept. Equal lists are kept once.
+    pub whole: Option<WholeRef>,
+}
+
+/// Index of a list that was shortened and is kept as a whole, plus one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WholeRef(NonZero<u32>);
 
 /// The fields of a dictionary: those of the keys in a set, in the order of the keys' numbers, beside each other.
 #[derive(Clone, Copy, Debug)]
@@ -103,7 +119,8 @@ pub type Keys = &'static [&'static str];
 pub struct Kept {
     /// Of dictionaries, the values of these keys.
     pub keys: Keys,
-    /// Of a list with this key, one item: the one that the function chooses when the list becomes the key's value.
+    /// Of a list with this key, one item: the one that the function chooses when the list becomes the key's value. The different
+    /// lists are kept as a whole, up to [`MOST_WHOLE_BYTES`].
     pub shortened: Option<(Key, Choose)>,
 }
 
@@ -117,6 +134,11 @@ pub struct Values {
     texts: Vec<(Box<str>, Option<Key>)>,
     lists: Vec<Vec<Ref>>,
     fields: Vec<Ref>,
+    /// The lists that were shortened and are kept as a whole, each once, with their numbers.
+    whole: Vec<Rc<[Ref]>>,
+    numbers_of_whole: HashMap<Rc<[Ref]>, WholeRef>,
+    /// Memory that these take, in bytes.
+    whole_bytes: usize,
     /// Memory of the texts and lists, in bytes.
     heap_bytes: usize,
     kept: Kept,
@@ -129,7 +151,17 @@ impl Values {
     /// Panics if more than 32 keys are to be kept.
     pub fn new(kept: Kept) -> Self {
         assert!(kept.keys.len() <= u32::BITS as usize, "a dictionary has one bit for each key");
-        Self { all: Vec::new(), texts: Vec::new(), lists: Vec::new(), fields: Vec::new(), heap_bytes: 0, kept }
+        Self {
+            all: Vec::new(),
+            texts: Vec::new(),
+            lists: Vec::new(),
+            fields: Vec::new(),
+            whole: Vec::new(),
+            numbers_of_whole: HashMap::new(),
+            whole_bytes: 0,
+            heap_bytes: 0,
+            kept,
+        }
     }
 
     /// Returns the value with a number.
@@ -161,12 +193,17 @@ impl Values {
         }
     }
 
-    /// Returns the item that is kept of the list that is the value of a key.
-    pub fn shortened(&self, dict: Ref, key: Key) -> Option<Ref> {
+    /// Returns what is kept of the list that is the value of a key.
+    pub fn shortened(&self, dict: Ref, key: Key) -> Option<Shortened> {
         match self.field(dict, key)? {
-            Value::Shortened(item) => Some(item),
+            Value::Shortened(shortened) => Some(shortened),
             _ => None,
         }
+    }
+
+    /// Returns the items of a list that was shortened and is kept as a whole.
+    pub fn whole(&self, list: WholeRef) -> &[Ref] {
+        &self.whole[list.0.get() as usize - 1]
     }
 
     /// Returns the value of a key if it is a whole number that fits in 64 bits.
@@ -298,21 +335,44 @@ impl Values {
         Fields { keys: moved.keys | key.bit(), ..moved }
     }
 
-    /// Keeps one item of a list, if it is the value of the key for that.
+    /// Shortens a list, if it is the value of the key for that.
     fn shorten(&mut self, key: Key, value: Ref) {
         let Some((_, choose)) = self.kept.shortened.filter(|(of, _)| *of == key) else { return };
         let Value::List(list) = self.get(value) else { return };
         if let Some(item) = choose(self, self.items(list)) {
-            self.all[value as usize] = Value::Shortened(item);
-            self.heap_bytes -= Self::bytes_of_list(self.items(list).len());
+            let items = std::mem::take(&mut self.lists[list.0 as usize]);
             if list.0 as usize + 1 == self.lists.len() {
                 self.lists.pop();
-            } else {
-                self.lists[list.0 as usize] = Vec::new();
             }
+            self.heap_bytes -= Self::bytes_of_list(items.len());
+            let whole = self.keep_whole(&items);
+            self.all[value as usize] = Value::Shortened(Shortened { item, whole });
         }
     }
+
+    /// Returns the number of a list that is kept as a whole, or `None` where there is no room for it.
+    fn keep_whole(&mut self, items: &[Ref]) -> Option<WholeRef> {
+        if let Some(&known) = self.numbers_of_whole.get(items) {
+            return Some(known);
+        }
+        let bytes = size_of_val(items) + BYTES_OF_WHOLE;
+        if self.whole_bytes + bytes > MOST_WHOLE_BYTES {
+            return None;
+        }
+        let items: Rc<[Ref]> = items.into();
+        self.whole.push(Rc::clone(&items));
+        let number = WholeRef(NonZero::new(index(self.whole.len())).expect("it holds one"));
+        self.numbers_of_whole.insert(items, number);
+        self.whole_bytes += bytes;
+        self.heap_bytes += bytes;
+        Some(number)
+    }
 }
+
+/// Most memory that shortened lists take that are kept as a whole, in bytes: the stacks of a program are some thousands.
+const MOST_WHOLE_BYTES: usize = 64 << 20;
+/// Memory that such a list takes beside its items: its counts, and its entries in a list and a table.
+const BYTES_OF_WHOLE: usize = 96;
 
 fn index(index: usize) -> u32 {
     u32::try_from(index).expect("fewer than 2^32, since each counts towards the limit of memory")
