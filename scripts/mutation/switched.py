@@ -89,7 +89,7 @@ class Switched:
         start = time.monotonic()
         self.run(test, 0, 600)
         seconds = time.monotonic() - start
-        return {"seconds": seconds, "reached": sorted(map(int, file.read_text().split())) if file.exists() else []}
+        return {"seconds": seconds, "reached": sorted(set(map(int, file.read_text().split()))) if file.exists() else []}
 
     def run(self, test, change, seconds):
         """The exit code of a test program, or `None` if it did not end."""
