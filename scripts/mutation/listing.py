@@ -3,11 +3,13 @@ import json
 import os
 import subprocess
 
+from .areas import AREAS
+
 # Each copy is built in a folder of its own.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "CARGO_TARGET_DIR"}
-CONFIG = """\
-examine_globs = ["src/pages.rs", "src/heap/**", "src/segment/**", "src/stream/**", "src/physical/**", "src/allocator/**"]
-exclude_globs = ["src/**/tests.rs"]
+CONFIG = f"""\
+examine_globs = {json.dumps([glob for area in AREAS for glob in area.globs])}
+exclude_globs = ["**/tests.rs"]
 # Text for people.
 exclude_re = ["impl .*Debug", "impl .*Display"]
 """
@@ -23,7 +25,8 @@ def list_changes(tree, folder):
     """All changes that can be made to the code in `tree`, each with its name, place and kind. Writes settings to `folder`."""
     config = folder / "config.toml"
     config.write_text(CONFIG)
-    command = ["cargo", "mutants", "--list", "--json", "--config", str(config)]
+    packages = [f"--package={area.package}" for area in AREAS]
+    command = ["cargo", "mutants", "--list", "--json", "--config", str(config), *packages]
     listed = subprocess.run(command, cwd=tree, env=ENVIRONMENT, check=True, stdout=subprocess.PIPE).stdout
     return json.loads(listed)
 

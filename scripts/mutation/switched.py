@@ -10,42 +10,37 @@ from pathlib import Path
 import work_copy
 
 from . import listing, switches
+from .areas import area_of, areas_of
 from .processes import exit_code
 
-PACKAGES = [
-    "gapless",
-    "gapless-testkit",
-    "gapless-instrumented",
-    "gapless-trace",
-    "gapless-share",
-    "gapless-process",
-    "gapless-capi",
-]
 # What looks at the sources or builds programs of its own; and what does as others do, over a simulation that takes longer.
-NOT_RUN = {"layering", "c_programs", "header", "kernels", "kernel_sources", "cuda_properties", "fuzz_seeds"}
+NOT_RUN = {"layering", "c_programs", "header", "kernels", "kernel_sources", "cuda_properties"}
 # A test that takes this long, beside a multiple of its usual time, does not end.
 LEAST_SECONDS, TIMES = 8, 5
 
 
 class Switched:
-    """The tests, built with all changes."""
+    """The tests, built with all changes to the areas of which some are tried."""
 
-    def __init__(self, out, changes, environment):
+    def __init__(self, out, changes, tried, environment):
+        self.areas = areas_of([change for change in changes if change["name"] in tried])
         # What the compiler would warn of is meant.
         environment = environment | {"RUSTFLAGS": "--cap-lints=allow"}
         self.tree, self.environment = out / "tree-switched", listing.ENVIRONMENT | environment
-        self.changes = {number: change for number, change in enumerate(changes, 1)}
+        self.changes = {number: change for number, change in enumerate(changes, 1)
+                        if area_of(change["file"]) in self.areas}
         self.build()
         self.look(out / "reached")
 
     def build(self):
         """Weaves and builds, without the changes that do not compile."""
         changes, refused = dict(self.changes), set()
+        libraries = [f"--package={area.package}" for area in self.areas]
         while True:
             work_copy.copy_files(self.tree)
             listing.add_profile(self.tree)
             woven, without_form = switches.weave(self.tree, changes)
-            messages, _, code = self.cargo("check", "--package=gapless", "--lib", "--features=internals")
+            messages, _, code = self.cargo("check", *libraries, "--lib", "--features=gapless/internals")
             wrong = without_form | {number for message in messages for number in behind(message, woven)}
             if code == 0 and not wrong:
                 break
@@ -57,7 +52,7 @@ class Switched:
         self.switched = changes
         self.refused = [self.changes[number]["name"] for number in refused]
         self.left_out = [change for number, change in self.changes.items() if number not in changes and number not in refused]
-        packages = [f"--package={package}" for package in PACKAGES]
+        packages = sorted({f"--package={package}" for area in self.areas for package in area.tested_by})
         messages, programs, code = self.cargo("test", "--no-run", "--lib", "--tests", *packages)
         if code:
             sys.exit("the tests do not build:\n" + "\n".join(message["rendered"] for message in messages))
@@ -94,7 +89,7 @@ class Switched:
         start = time.monotonic()
         self.run(test, 0, 600)
         seconds = time.monotonic() - start
-        return {"seconds": seconds, "reached": sorted(map(int, file.read_text().split())) if file.exists() else []}
+        return {"seconds": seconds, "reached": sorted(set(map(int, file.read_text().split()))) if file.exists() else []}
 
     def run(self, test, change, seconds):
         """The exit code of a test program, or `None` if it did not end."""

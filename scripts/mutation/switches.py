@@ -10,6 +10,8 @@ from collections import defaultdict
 import tree_sitter_rust
 from tree_sitter import Language, Parser
 
+from .areas import area_of
+
 PARSER = Parser(Language(tree_sitter_rust.language()))
 MODULE = """\
 //! Whether a change is switched on.
@@ -63,7 +65,7 @@ def weave(tree, changes, module="src/mutants.rs", library="src/lib.rs"):
     woven, without_form = {}, set()
     for file, of_file in files.items():
         path = tree / file
-        result = Woven(path.read_bytes(), of_file)
+        result = Woven(path.read_bytes(), of_file, area_of(file).switches)
         path.write_bytes(result.text)
         woven[file] = result
         without_form |= result.without_form
@@ -76,8 +78,8 @@ def weave(tree, changes, module="src/mutants.rs", library="src/lib.rs"):
 class Woven:
     """One file with its changes: the text, and which of them are where in it."""
 
-    def __init__(self, source, changes):
-        self.source = source
+    def __init__(self, source, changes, switches):
+        self.source, self.active = source, f"{switches}::active"
         line_starts = starts_of_lines(source)
         # Changes by what they replace: from the first byte of it to the one behind it.
         self.at = defaultdict(list)
@@ -148,7 +150,7 @@ class Woven:
         out.add(b"{ ")
         for number, value in found:
             with out.part({number}):
-                out.add(f"if crate::mutants::active({number}) {{ return {value}; }}\n")
+                out.add(f"if {self.active}({number}) {{ return {value}; }}\n")
         at = node.start_byte + 1
         for child in node.children[1:-1]:
             out.add(self.source[at:child.start_byte])
@@ -172,12 +174,12 @@ class Woven:
                 assert other == LAZY[sign]
                 out.add("(if (")
                 self.render(left, out, False)
-                out.add(f") != crate::mutants::active({number}) {{ ")
+                out.add(f") != {self.active}({number}) {{ ")
                 if sign == "&&":
                     self.render(right, out, False)
-                    out.add(f" }} else {{ crate::mutants::active({number}) }})")
+                    out.add(f" }} else {{ {self.active}({number}) }})")
                 else:
-                    out.add(f"!crate::mutants::active({number}) }} else {{ ")
+                    out.add(f"!{self.active}({number}) }} else {{ ")
                     self.render(right, out, False)
                     out.add(" })")
                 return True
@@ -189,7 +191,7 @@ class Woven:
             out.add(")) { (left__, right__) => ")
             for number, other in found:
                 with out.part({number}):
-                    out.add(f"if crate::mutants::active({number}) {{ {value}left__ {other} {value}right__ }} else ")
+                    out.add(f"if {self.active}({number}) {{ {value}left__ {other} {value}right__ }} else ")
             out.add(f"{{ {value}left__ {sign} {value}right__ }} }})")
         return True
 
@@ -204,7 +206,7 @@ class Woven:
             for number, other in [*found, (None, sign)]:
                 with out.part({number} - {None}):
                     if number is not None:
-                        out.add(f"if crate::mutants::active({number}) ")
+                        out.add(f"if {self.active}({number}) ")
                     out.add("{ ")
                     self.render(left, out, False)
                     out.add(f" {other} right__; }}" + (" else " if number is not None else " }"))
@@ -220,7 +222,7 @@ class Woven:
         with out.part({number}):
             out.add("(match ")
             self.render(operand, out, False)
-            out.add(f" {{ value__ => if crate::mutants::active({number}) {{ value__ }} else {{ {sign}value__ }} }})")
+            out.add(f" {{ value__ => if {self.active}({number}) {{ value__ }} else {{ {sign}value__ }} }})")
         return True
 
     def render_struct(self, node, out):
@@ -232,7 +234,7 @@ class Woven:
         out.add("(" if deleted else "")
         for start, end, number in deleted:
             with out.part({number}):
-                out.add(f"if crate::mutants::active({number}) {{ ")
+                out.add(f"if {self.active}({number}) {{ ")
                 out.add(self.source[node.start_byte:start] + self.source[end:node.end_byte])
                 out.add(" } else ")
         out.add("{ " if deleted else "")
@@ -251,10 +253,10 @@ class Woven:
             out.add(self.source[node.start_byte:pattern_end])
             out.add(" if ")
             for number, _ in deleted:
-                out.add(f"!crate::mutants::active({number}) && ")
+                out.add(f"!{self.active}({number}) && ")
             out.add("(")
             for number, value in replaced:
-                out.add(f"if crate::mutants::active({number}) {{ {value} }} else ")
+                out.add(f"if {self.active}({number}) {{ {value} }} else ")
             out.add("{ ")
             if guard:
                 self.render(guard, out, False)

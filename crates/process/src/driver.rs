@@ -141,3 +141,42 @@ impl<D: DeviceDriver, H: Hook> DeviceDriver for Intercepted<D, H> {
         self.inner().peers()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gapless::driver::{FaultDriver, HostConfig, ModelConfig, WorkDriver};
+    use gapless::units::MIB;
+
+    /// A device that knows of no other says so.
+    fn is_alone<D: DeviceDriver + WorkDriver>(driver: &D, name: &str) {
+        assert_eq!((driver.name().as_str(), driver.total_bytes(), driver.peers()), (name, 64 * MIB, Vec::new()));
+        assert_eq!(driver.ordinal_of([0; 16]), None, "it has no UUID");
+        let refused = driver.add_peer(1);
+        assert!(matches!(refused, Err(OpenError::NoPeerAccess { ordinal: 0, peer: 1 })), "{refused:?}");
+        let stream = driver.create_stream().unwrap();
+        assert_eq!((driver.capture_of(stream), driver.device_of_stream(stream).ok()), (None, Some(0)));
+        assert!(driver.device_of_stream(StreamId(0x7700)).is_err());
+    }
+
+    #[test]
+    fn a_device_alone() {
+        let model = || ModelDriver::new(ModelConfig { capacity_bytes: 64 * MIB, ..ModelConfig::default() });
+        let host = || HostDriver::new(HostConfig { capacity_bytes: 64 * MIB, ..HostConfig::default() }).unwrap();
+        is_alone(&model(), "model");
+        is_alone(&host(), "host");
+        is_alone(&FaultDriver::new(model()), "model");
+        is_alone(&FaultDriver::new(host()), "host");
+    }
+
+    #[test]
+    fn a_capture_that_nobody_numbers() {
+        let driver = FaultDriver::new(ModelDriver::default());
+        let stream = driver.create_stream().unwrap();
+        driver.inner().begin_capture(stream);
+        assert_eq!(driver.inner().capture_of(stream), Some(Capture::Unknown));
+        assert_eq!(driver.capture_of(stream), Some(Capture::Unknown));
+        driver.inner().end_capture(stream);
+        assert_eq!(driver.capture_of(stream), None);
+    }
+}

@@ -141,7 +141,7 @@ mod tests {
         let history = History::new();
         let note = |bytes| history.note(Action::Alloc, 0, DeviceAddr(512), bytes, StreamId(0));
         note(1);
-        assert!(noted(&history).is_empty());
+        assert!(noted(&history).is_empty() && !history.is_on());
         history.record(3, Before::Kept);
         (2..7).for_each(note);
         assert_eq!(noted(&history), [4, 5, 6]);
@@ -152,8 +152,9 @@ mod tests {
         history.record(2, Before::Forgotten);
         note(8);
         assert_eq!(noted(&history), [8]);
+        assert!(history.is_on());
         history.record(0, Before::Kept);
         note(9);
-        assert!(noted(&history).is_empty());
+        assert!(noted(&history).is_empty() && !history.is_on());
     }
 }

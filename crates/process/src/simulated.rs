@@ -303,3 +303,112 @@ const THREAD_KEYS: u64 = 1 << 63;
 const ADDRESS_BITS: u32 = 47;
 /// The width of addresses of one model among several.
 const MODEL_BITS: u32 = 42;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gapless::units::MIB;
+
+    fn host(ordinal: u32) -> Simulated<HostDriver> {
+        Simulated::host(ordinal, HostConfig { capacity_bytes: 64 * MIB, ..HostConfig::default() }).unwrap()
+    }
+
+    /// Maps a chunk of 2 MiB with access.
+    fn mapped(driver: &impl MemoryDriver) -> DeviceAddr {
+        let addr = driver.reserve(2 * MIB, 2 * MIB).unwrap();
+        driver.map(addr, 2 * MIB, driver.create(2 * MIB).unwrap()).unwrap();
+        driver.set_access(addr, 2 * MIB).unwrap();
+        addr
+    }
+
+    #[test]
+    fn a_device_knows_its_number_and_its_streams() {
+        let devices = [0, 5, 31].map(|ordinal| Simulated::model(ordinal, ModelConfig::default()));
+        let streams = devices.each_ref().map(|device| device.create_stream().unwrap());
+        for device in &devices {
+            assert_eq!((device.ordinal(), device.uuid(), device.owns_default_stream()), (device.ordinal, None, true));
+            for (stream, owner) in streams.iter().zip(&devices) {
+                assert_eq!(device.check_stream(*stream).is_ok(), device.ordinal == owner.ordinal);
+                assert_eq!(device.device_of_stream(*stream), Ok(owner.ordinal));
+                let key = device.identify(*stream).map(|identity| identity.key);
+                assert_eq!(key.ok(), (device.ordinal == owner.ordinal).then_some(*stream));
+            }
+            for of_every_device in [StreamId::DEFAULT, LEGACY_STREAM] {
+                device.check_stream(of_every_device).unwrap();
+                assert_eq!(device.identify(of_every_device).unwrap().key, StreamId::DEFAULT);
+            }
+        }
+    }
+
+    /// A model takes what it is told to have of addresses, and never those of another one.
+    #[test]
+    fn addresses_of_models() {
+        for ordinal in [0, 1, 31] {
+            let device = Simulated::model(ordinal, ModelConfig::default());
+            let first = u64::from(ordinal) << MODEL_BITS;
+            let addr = device.reserve(1 << (MODEL_BITS - 1), 2 * MIB).unwrap();
+            assert!((first..first + (1 << (MODEL_BITS - 1))).contains(&addr.0), "{addr:?} of device {ordinal}");
+            assert!(device.reserve(1 << MODEL_BITS, 2 * MIB).is_err(), "not all of them are left");
+        }
+    }
+
+    #[test]
+    fn a_capture_is_that_of_its_stream() {
+        let device = Simulated::model(1, ModelConfig::default());
+        let [captured, other] = [(); 2].map(|()| device.create_stream().unwrap());
+        device.inner().begin_capture(device.own(captured).unwrap());
+        assert_eq!([captured, other].map(|stream| device.is_capturing(stream)), [true, false]);
+        assert_eq!([captured, other].map(|stream| device.capture_of(stream)), [Some(Capture::Unknown), None]);
+    }
+
+    /// What is held completes when it is told to, and the host waits for what is not.
+    fn a_hold_ends<D: HoldStreams>(device: &D) {
+        let stream = device.create_stream().unwrap();
+        let behind = || {
+            let event = device.event_create().unwrap();
+            device.event_record(event, stream).unwrap();
+            event
+        };
+        device.hold(stream);
+        let addr = mapped(device);
+        device.fill(stream, addr, 512, 1).unwrap();
+        let first = behind();
+        assert_eq!((device.event_query(first), device.host_waits()), (Ok(false), 0));
+        device.complete(stream);
+        device.event_synchronize(first).unwrap();
+        device.fill(stream, addr, 512, 2).unwrap();
+        let second = behind();
+        assert_eq!(device.event_query(second), Ok(false), "the hold is there still");
+        device.resume(stream);
+        device.event_synchronize(second).unwrap();
+        assert_eq!(device.event_query(second), Ok(true));
+    }
+
+    #[test]
+    fn streams_are_held() {
+        a_hold_ends(&Simulated::model(1, ModelConfig::default()));
+        a_hold_ends(&host(1));
+        let device = Simulated::model(1, ModelConfig::default());
+        let stream = device.create_stream().unwrap();
+        device.hold(stream);
+        device.fill(stream, mapped(&device), 512, 1).unwrap();
+        device.synchronize(stream).unwrap();
+        device.fill(stream, mapped(&device), 512, 1).unwrap();
+        device.synchronize(stream).unwrap();
+        assert_eq!(device.host_waits(), 2);
+    }
+
+    /// A check that fails says on which stream and at which address, as the caller knows them.
+    #[test]
+    fn mismatches_are_as_the_caller_sees_them() {
+        let device = host(1);
+        let (stream, addr) = (device.create_stream().unwrap(), mapped(&device));
+        device.fill(stream, addr, 1024, 1).unwrap();
+        device.verify(stream, addr.offset(512), 512, 2).unwrap();
+        device.synchronize(stream).unwrap();
+        let found = device.take_mismatches();
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].stream, found[0].addr, found[0].bytes), (stream, addr.offset(512), 512));
+        assert!(device.take_mismatches().is_empty());
+    }
+}

@@ -2,11 +2,14 @@
 
 use gapless::StreamId;
 use gapless::allocator::{AddressFacts, AllocError, FreeError};
-use gapless::driver::{DriverErrorKind, HoldStreams, HostConfig, HostDriver, ModelConfig, ModelDriver};
+use gapless::driver::{
+    DriverCall, DriverErrorKind, HoldStreams, HostConfig, HostDriver, ModelConfig, ModelDriver, WorkDriver,
+};
 use gapless::units::MIB;
 use gapless_process::{
-    Action, Before, BlockUse, Contents, DeviceDriver, Error, Place, Process, Request, Simulated, StreamLives,
+    Action, Before, Block, BlockUse, Contents, DeviceDriver, Error, Place, Process, Request, Simulated, StreamLives,
 };
+use gapless_trace::Op;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -111,6 +114,87 @@ fn figures_are_those_of_the_device_and_its_pools() {
     let events: Vec<Action> = process.history().events().iter().map(|event| event.action).collect();
     use Action::{Alloc, Free, Oom};
     assert_eq!(events, [Alloc, Alloc, Oom, Free, Alloc, Free, Free]);
+}
+
+/// A pool whose memory is all live adds nothing to what the device's allocator has free, whether the device or a budget is the
+/// limit.
+#[test]
+fn what_is_free_beside_a_pool() {
+    let process = models();
+    let device = process.device(0).unwrap();
+    let is_of_main = || {
+        assert_eq!(device.stats().fragmentation.free_bytes, device.allocator().stats().fragmentation.free_bytes);
+    };
+    let [own, freed] = [8, 4].map(|mib| device.alloc(&request(mib)).unwrap());
+    device.free(freed, 0, StreamId::DEFAULT).unwrap();
+    is_of_main();
+    device.pools().begin(POOL).unwrap();
+    let pooled = device.alloc(&request(4)).unwrap();
+    device.pools().end(POOL);
+    is_of_main();
+    device.free(pooled, 0, StreamId::DEFAULT).unwrap();
+    device.pools().release(POOL);
+    device.trim(0).unwrap();
+    device.set_budget(48 * MIB).unwrap();
+    device.allocator().driver().inner().set_external(40 * MIB);
+    is_of_main();
+    device.free(own, 0, StreamId::DEFAULT).unwrap();
+}
+
+#[test]
+fn blocks_one_by_one() {
+    let process = models();
+    let device = process.device(0).unwrap();
+    let [large, small] = [3 * MIB, 600].map(|bytes| device.alloc(&Request::new(bytes, StreamId::DEFAULT)).unwrap());
+    for (addr, bytes, is_small) in [(large, 3 * MIB, false), (small, 600, true)] {
+        let live = |block: &&Block| block.addr == addr && block.state == BlockUse::Live;
+        let blocks = device.blocks(None);
+        let block = blocks.iter().find(live).unwrap();
+        assert_eq!((block.small, block.requested_bytes), (is_small, bytes));
+        for (offset, is_inside) in [(0, true), (bytes - 1, true), (bytes, false)] {
+            let found = device.allocation_around(addr.offset(offset));
+            assert_eq!(found.is_some(), is_inside, "byte {offset} of {bytes}");
+        }
+        device.free(addr, 0, StreamId::DEFAULT).unwrap();
+    }
+}
+
+/// A stream that was promised to live is waited for by its events; once it is forgotten, nobody waits for it.
+#[test]
+fn a_stream_that_is_forgotten() {
+    let process = models();
+    let device = process.device(0).unwrap();
+    let driver = device.allocator().driver();
+    let stream = driver.create_stream().unwrap();
+    device.keep_stream(stream).unwrap();
+    let block = device.alloc(&Request::new(64 * MIB, stream)).unwrap();
+    driver.fill(stream, block, 512, 1).unwrap();
+    device.forget_stream(stream).unwrap();
+    driver.destroy_stream(stream).unwrap();
+    device.free(block, 0, StreamId::DEFAULT).unwrap();
+    let all = device.alloc(&request(64)).unwrap();
+    let stats = device.stats();
+    assert_eq!((stats.host_waits, stats.driver_calls[DriverCall::Synchronize]), (0, 0));
+    device.free(all, 0, StreamId::DEFAULT).unwrap();
+}
+
+/// With `ipc:private`, blocks of a page and more take whole pages, also at addresses that they had before.
+#[test]
+fn private_blocks_come_back_whole() {
+    let process = Process::new(|ordinal, _| {
+        Ok(Simulated::model(ordinal, ModelConfig { capacity_bytes: 64 * MIB, ..ModelConfig::default() }))
+    });
+    process.configure("ipc:private").unwrap();
+    let device = process.device(0).unwrap();
+    for (bytes, taken) in [(3 * MIB, 4 * MIB), (2 * MIB, 2 * MIB), (4096, 4096)] {
+        let addr = device.alloc(&Request::new(bytes, StreamId::DEFAULT)).unwrap();
+        let live = device.live_blocks(None);
+        assert_eq!((live.len(), live[0].bytes), (1, taken));
+        device.free(addr, 0, StreamId::DEFAULT).unwrap();
+        device.alloc_again(addr, bytes).unwrap();
+        assert_eq!(device.live_blocks(None), live);
+        device.free(addr, 0, StreamId::DEFAULT).unwrap();
+    }
 }
 
 /// A thread that has ended has begun no capture for the pool that it left open without a request.
@@ -249,6 +333,25 @@ fn a_registered_block_is_there_while_others_work_with_it() {
         });
         assert_eq!((freed, device.allocator().stats().registered_bytes), (1, 0));
     }
+}
+
+/// A recording has every allocation and free, those at a former address and the marks of steps too.
+#[test]
+fn a_recording_has_all_that_happened() {
+    let process = models();
+    let device = process.device(0).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.trace");
+    device.main().record(&path).unwrap();
+    let addr = device.alloc(&request(4)).unwrap();
+    device.free(addr, 0, StreamId::DEFAULT).unwrap();
+    device.main().mark("step");
+    device.alloc_again(addr, 4 * MIB).unwrap();
+    device.free(addr, 0, StreamId::DEFAULT).unwrap();
+    device.main().stop_recording().unwrap();
+    let trace = gapless_trace::Trace::open(&path).unwrap();
+    let (alloc, free) = (Op::Alloc { slot: 0, stream: 0, bytes: 4 * MIB }, Op::Free { slot: 0 });
+    assert_eq!(trace.ops(), [alloc, free, Op::Mark { label: 0 }, alloc, free]);
 }
 
 /// A recording says which request was refused, on which device, and distinguishes the default streams of threads.

@@ -213,10 +213,11 @@ impl Connection {
         let patience = Patience::of(FAREWELL);
         // Whoever asks something meanwhile says it then.
         let Ok(mut talk) = self.talk(&patience) else { return };
-        let is_silent = talk.heard < talk.last;
-        let patience = if is_silent { Patience::of(Duration::ZERO) } else { patience };
-        // Where the other process has ended, there is nothing to give back.
-        if self.say_what_is_owed(&mut talk, &patience).is_ok() && !is_silent {
+        if talk.heard < talk.last {
+            // An answer is owed already: what comes is not waited for.
+            let _ = self.say_what_is_owed(&mut talk, &Patience::of(Duration::ZERO));
+        } else if self.say_what_is_owed(&mut talk, &patience).is_ok() {
+            // Where the other process has ended, there is nothing to give back.
             let _ = self.answer(&mut talk, &patience);
         }
     }

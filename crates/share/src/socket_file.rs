@@ -155,6 +155,7 @@ mod tests {
         assert!(is_own("0123456789ab-17-0123456789abcdef.sock") && is_own("0123456789ab-17-0123456789abcdef.new"));
         for other in [
             "1123456789ab-17-0123456789abcdef.sock",
+            "1123456789ab-17-0123456789abcdef.new",
             "0123456789ab-x-0123456789abcdef.sock",
             "0123456789ab-17-0123456789abcde.sock",
             "0123456789ab-17-0123456789abcdeg.sock",
@@ -165,5 +166,18 @@ mod tests {
         ] {
             assert!(!is_own(other), "{other}");
         }
+    }
+
+    /// Where the name is taken by what cannot be replaced, nothing is left.
+    #[test]
+    fn a_name_that_cannot_be_had() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("name.sock");
+        std::fs::create_dir(&path).unwrap();
+        match appear(&path) {
+            Err(ShareError::System { what, .. }) => assert_eq!(what, "the file of the socket for other processes"),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

@@ -5,13 +5,15 @@ mod offer;
 use gapless::allocator::{MapListener, MappedRange, Refusal};
 use gapless_share::{Importer, ShareError};
 use offer::{MAIN, Offer, PAGE, device, folder};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, send, sendmsg};
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Barrier, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Kinds of answers, as they are written behind the number of the question.
 const OPENED: u8 = 0;
@@ -45,6 +47,14 @@ fn nonsense_ends_the_connection_and_nothing_else() {
         send(&socket, &packet, SendFlags::empty()).unwrap();
         assert!(is_closed(&socket), "{} bytes", packet.len());
     }
+    // A question comes without descriptors.
+    let socket = offer.connect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut with_descriptor = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [socket.as_fd()];
+    assert!(with_descriptor.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    sendmsg(&socket, &[IoSlice::new(&[7, 3, 0])], &mut with_descriptor, SendFlags::empty()).unwrap();
+    assert!(is_closed(&socket));
     offer.still_serves();
     offer.end();
 }
@@ -219,6 +229,14 @@ fn an_exporter_answers_while_its_allocator_waits() {
         let trim = scope.spawn(|| offer.allocator.trim(0));
         inside.recv().unwrap();
         let shared = importer.open_within(&offer.handle, Duration::from_secs(20)).unwrap();
+        // What is offered already is offered again without a wait, too.
+        let again = scope.spawn(|| offer.exporter.export(&offer.allocator, offer.block));
+        let start = Instant::now();
+        while !again.is_finished() {
+            assert!(start.elapsed() < Duration::from_secs(20));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(again.join().unwrap().unwrap(), offer.handle);
         assert!(!trim.is_finished());
         drop(shared);
         drop(go_on);
@@ -265,7 +283,14 @@ fn one_that_is_too_many_is_told_to_wait() {
         Err(ShareError::Busy) => {}
         other => panic!("{other:?}"),
     }
-    assert_eq!(offer.open_by(&offer.connect()), BUSY);
+    // Those that are too many are told when they ask, each as the answer to its question, and not before.
+    let [first, second] = [(); 2].map(|()| offer.connect());
+    for socket in [second, first] {
+        assert_eq!(offer.open_by(&offer.connect()), BUSY);
+        send(&socket, &[7, 3, 0], SendFlags::NOSIGNAL).unwrap();
+        assert_eq!(asked(&socket), [7, BUSY]);
+        assert!(is_closed(&socket));
+    }
     for socket in &holders {
         send(socket, &[2, 3, 0], SendFlags::NOSIGNAL).unwrap();
         assert_eq!(asked(socket), [2, CLOSED], "it is open still");
@@ -337,7 +362,31 @@ fn offers_that_are_gone_are_forgotten() {
         offer.allocator.free(block).unwrap();
         assert!(offer.exporter.offers() <= 1025, "{} offers of one live block", offer.exporter.offers());
     }
+    assert!(offer.exporter.offers() > 1, "what was freed counts for a while");
     offer.still_serves();
+    offer.end();
+}
+
+/// Of many live offers, those that are gone are looked for each time that as many have been added.
+#[test]
+fn gone_offers_among_many_live_ones() {
+    let place = tempfile::tempdir().unwrap();
+    let _turn = folder(&place.path().join("sockets"));
+    let offer = Offer::new();
+    let export = || {
+        let block = offer.allocator.alloc(4096, MAIN).unwrap();
+        offer.exporter.export(&offer.allocator, block).unwrap();
+        block
+    };
+    // The first time that there are more than 1,024, all of them are live.
+    let live: Vec<_> = (0..1024).map(|_| export()).collect();
+    for added in 1..=1025 {
+        offer.allocator.free(export()).unwrap();
+        assert_eq!(offer.exporter.offers(), 1025 + added);
+    }
+    offer.allocator.free(export()).unwrap();
+    assert_eq!(offer.exporter.offers(), 1026, "the gone ones are forgotten, but for the last");
+    live.into_iter().for_each(|block| offer.allocator.free(block).unwrap());
     offer.end();
 }
 
@@ -347,36 +396,133 @@ fn answers_that_make_no_sense_are_errors() {
     let _turn = folder(&place.path().join("sockets"));
     let offer = Offer::new();
     let (handle, listener) = offer.handle_of_another(&place.path().join("evil.sock"));
-    // Opened: number, bytes, offset, chunks, as varints; then chunks: number of them, number and bytes of each. Before each, the
-    // number of the question.
-    let answers: [&[&[u8]]; 9] = [
-        &[b"\xff\xff"],
-        &[&[3]],
-        &[&[0, 0, 1, 0, 0]],
-        &[&[0, 0, 1, 0, 0xff, 0xff, 0xff, 0xff, 0x0f]],
-        &[&[0, 0, 5, 0, 1], &[1, 1, 7, 4]],
-        &[&[0, 0, 1, 0, 2], &[1, 2, 7, 4, 7, 4]],
-        &[&[0, 0, 1, 0, 1], &[1, 2, 7, 4, 8, 4]],
-        &[&[0, 0, 1, 0, 1], &[1, 1, 7, 0]],
-        &[&[0, 0, 1, 0, 1], &[1, 1, 7, 4], &[2]],
+    // The number of the question first. Then opened: number, bytes, offset, chunks, as varints; or chunks: number of them, number
+    // and bytes of each.
+    let most = [1, OPENED, 0, 1, 0, 0x80, 0x80, 0x40];
+    let one_more = [1, OPENED, 0, 1, 0, 0x81, 0x80, 0x40];
+    let far_away = [1, OPENED, 0, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 1];
+    let larger = "a block that is larger than its chunks";
+    let too_many = "a block without chunks, or with too many";
+    let twice = "more chunks than the block has, or one of them twice";
+    let missing = "chunks that are missing or empty";
+    let unasked = "an answer to nothing that was asked";
+    let answers: [(&[&[u8]], &str); 16] = [
+        (&[b"\x01\xff\xff"], "a packet that is none"),
+        (&[&[1, CLOSED]], "no block where one was asked for"),
+        (&[&[0, GONE]], unasked),
+        (&[&[2, GONE]], unasked),
+        (&[&[1, OPENED, 0, 1, 0, 0]], too_many),
+        (&[&[1, OPENED, 0, 1, 0, 0xff, 0xff, 0xff, 0xff, 0x0f]], too_many),
+        (&[&one_more], too_many),
+        (&[&most, &[2, CLOSED]], "no chunks where these were asked for"),
+        (&[&far_away], larger),
+        (&[&[1, OPENED, 0, 5, 0, 1], &[2, 1, 1, 7, 4]], larger),
+        (&[&[1, OPENED, 0, 1, 0, 2], &[2, 1, 2, 7, 4, 7, 4]], twice),
+        (&[&[1, OPENED, 0, 1, 0, 1], &[2, 1, 2, 7, 4, 8, 4]], twice),
+        (&[&[1, OPENED, 0, 1, 0, 1], &[2, 1, 0]], missing),
+        (&[&[1, OPENED, 0, 1, 0, 1], &[2, 1, 1, 7, 0]], missing),
+        (&[&[1, OPENED, 0, 1, 0, 2], &[2, 1, 2, 7, 0, 8, 4]], missing),
+        (&[&[1, OPENED, 0, 1, 0, 1], &[2, 1, 1, 7, 4], &[3, 2]], "other descriptors than were asked for"),
     ];
-    let server = std::thread::spawn(move || {
-        for answer in answers {
-            let connection = rustix::net::accept(&listener).unwrap();
-            for (packet, number) in answer.iter().zip(1..) {
-                recv(&connection, &mut [0; 1 << 14][..], RecvFlags::empty()).unwrap();
-                let packet: Vec<u8> = std::iter::once(number).chain(packet.iter().copied()).collect();
-                send(&connection, &packet, SendFlags::NOSIGNAL).unwrap();
+    std::thread::scope(|scope| {
+        let server = scope.spawn(move || {
+            for (packets, _) in answers {
+                let connection = rustix::net::accept(&listener).unwrap();
+                for packet in packets {
+                    asked(&connection);
+                    send(&connection, packet, SendFlags::NOSIGNAL).unwrap();
+                }
             }
+        });
+        for (packets, says) in answers {
+            // Each has a connection of its own.
+            let driver = device();
+            match Importer::new(Arc::clone(&driver)).open(&handle) {
+                Err(ShareError::Message(text)) => assert_eq!(text, says, "{packets:?}"),
+                other => panic!("{packets:?}: {other:?}"),
+            }
+            assert!(driver.usage().is_empty());
         }
+        server.join().unwrap();
     });
-    for (number, _) in answers.iter().enumerate() {
-        // Each has a connection of its own.
-        let driver = device();
-        let error = Importer::new(Arc::clone(&driver)).open(&handle).unwrap_err();
-        assert!(matches!(error, ShareError::Message(_)), "answer {number}: {error}");
-        assert!(driver.usage().is_empty());
+    offer.end();
+}
+
+/// Those who want a block that somebody opens wait as long as they have time, and open it themselves if that one could not.
+#[test]
+fn whoever_wants_the_same_block_waits() {
+    let place = tempfile::tempdir().unwrap();
+    let _turn = folder(&place.path().join("sockets"));
+    let offer = Offer::new();
+    let (handle, listener) = offer.handle_of_another(&place.path().join("slow.sock"));
+    let importer = Importer::new(device());
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| importer.open_within(&handle, MUCH_TIME));
+        let connection = rustix::net::accept(&listener).unwrap();
+        assert_eq!(asked(&connection)[0], 1);
+        match importer.open_within(&handle, Duration::from_millis(5)) {
+            Err(ShareError::NoAnswer { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+        let second = scope.spawn(|| importer.open_within(&handle, MUCH_TIME));
+        send(&connection, &[1, GONE], SendFlags::empty()).unwrap();
+        assert!(matches!(first.join().unwrap(), Err(ShareError::Gone)));
+        assert_eq!(asked(&connection)[0], 2, "it asks itself");
+        send(&connection, &[2, GONE], SendFlags::empty()).unwrap();
+        assert!(matches!(second.join().unwrap(), Err(ShareError::Gone)));
+    });
+    offer.end();
+}
+
+/// A connection that was ended for others says so, although it was ended before the next question.
+#[test]
+fn a_connection_that_was_ended_for_others() {
+    let place = tempfile::tempdir().unwrap();
+    let _turn = folder(&place.path().join("sockets"));
+    let offer = Offer::new();
+    let (handle, listener) = offer.handle_of_another(&place.path().join("busy.sock"));
+    let importer = Importer::new(device());
+    match importer.open_within(&handle, Duration::from_millis(1)) {
+        Err(ShareError::NoAnswer { .. }) => {}
+        other => panic!("{other:?}"),
     }
-    server.join().unwrap();
+    let connection = rustix::net::accept(&listener).unwrap();
+    send(&connection, &[0, BUSY], SendFlags::empty()).unwrap();
+    drop(connection);
+    // The next connection is not answered: what is known is that others are served.
+    match importer.open_within(&handle, Duration::from_millis(100)) {
+        Err(ShareError::Busy) => {}
+        other => panic!("{other:?}"),
+    }
+    offer.end();
+}
+
+/// A block that stayed mapped is opened through another connection, since its own has ended: it is closed through that one.
+#[test]
+fn what_stays_mapped_outlives_its_connection() {
+    let place = tempfile::tempdir().unwrap();
+    let _turn = folder(&place.path().join("sockets"));
+    let offer = Offer::new();
+    let importer = Importer::new(device());
+    importer.keep_closed(u64::MAX);
+    let addr = importer.open(&offer.handle).unwrap().addr();
+    // Nothing is open through it: as many others as are served end it.
+    let others: Vec<OwnedFd> = (0..256).map(|_| offer.connect()).collect();
+    for socket in &others {
+        assert_eq!(offer.open_by(socket), OPENED);
+    }
+    drop(others);
+    let again = importer.open(&offer.handle).unwrap();
+    assert_eq!(again.addr(), addr);
+    drop(again);
+    let pins = || {
+        let snapshot = offer.allocator.snapshot();
+        snapshot.regions.iter().flat_map(|region| &region.blocks).map(|block| block.pins).sum::<u32>()
+    };
+    let start = Instant::now();
+    while pins() > 0 {
+        assert!(start.elapsed() < Duration::from_secs(20), "{} pins", pins());
+        std::thread::sleep(Duration::from_millis(5));
+    }
     offer.end();
 }

@@ -334,6 +334,67 @@ fn closed_blocks_that_stay_mapped() {
     assert!(target.inner().usage().is_empty(), "{:?}", target.inner().usage());
 }
 
+/// A block in the middle of a chunk is as large here as there.
+#[test]
+fn a_block_that_does_not_begin_with_its_chunk() {
+    let _turn = turn();
+    let (allocator, exporter) = (allocator(8 * PAGE, PAGE), Exporter::new());
+    let target = device(8 * PAGE);
+    let importer = Importer::new(Arc::clone(&target));
+    let blocks = [(); 2].map(|()| allocator.alloc(PAGE / 4, MAIN).unwrap());
+    for (seed, block) in (1..).zip(blocks) {
+        fill(allocator.driver(), block, PAGE / 4, seed);
+    }
+    let shared = blocks.map(|block| importer.open(&exporter.export(&allocator, block).unwrap()).unwrap());
+    for (seed, one) in (1..).zip(&shared) {
+        assert_eq!((one.bytes(), one.mapped_bytes()), (PAGE / 4, PAGE));
+        assert!(holds(&target, one.addr(), PAGE / 4, seed));
+    }
+}
+
+/// As much as is kept mapped is kept, to the byte.
+#[test]
+fn a_block_as_large_as_what_is_kept() {
+    let _turn = turn();
+    let (allocator, exporter) = (allocator(8 * PAGE, PAGE), Exporter::new());
+    let target = device(8 * PAGE);
+    let importer = Importer::new(Arc::clone(&target));
+    let block = allocator.alloc(PAGE, MAIN).unwrap();
+    let handle = exporter.export(&allocator, block).unwrap();
+    let imports_of_two = |kept| {
+        importer.keep_closed(kept);
+        let before = target.passed()[DriverCall::Import];
+        for _ in 0..2 {
+            drop(importer.open(&handle).unwrap());
+        }
+        target.passed()[DriverCall::Import] - before
+    };
+    assert_eq!([PAGE - 1, PAGE].map(imports_of_two), [2, 1]);
+    importer.keep_closed(0);
+    assert!(target.inner().usage().is_empty(), "{:?}", target.inner().usage());
+}
+
+/// An opening that fails does not count as one: once its neighbour is closed too, nothing in the chunk is open.
+#[test]
+fn a_failed_opening_keeps_no_chunk() {
+    let _turn = turn();
+    let (allocator, exporter) = (allocator(8 * PAGE, PAGE), Exporter::new());
+    let target = device(8 * PAGE);
+    let importer = Importer::new(Arc::clone(&target));
+    importer.keep_closed(u64::MAX);
+    let blocks = [(); 2].map(|()| allocator.alloc(PAGE / 4, MAIN).unwrap());
+    let [neighbour, handle] = blocks.map(|block| exporter.export(&allocator, block).unwrap());
+    let open = importer.open(&neighbour).unwrap();
+    target.arm(Fault::nth(0, DriverErrorKind::Other).only([DriverCall::Map]));
+    assert!(matches!(importer.open(&handle), Err(ShareError::Driver(_))));
+    target.disarm();
+    drop(open);
+    // The exporter may have another chunk of that number by now.
+    let before = target.passed()[DriverCall::Import];
+    drop(importer.open(&handle).unwrap());
+    assert_eq!(target.passed()[DriverCall::Import] - before, 1);
+}
+
 /// The block that was closed first is given up first, and one that was used again meanwhile is not the first any more.
 #[test]
 fn the_mapping_that_was_closed_first_goes_first() {

@@ -11,6 +11,7 @@ use gapless::{Allocator, ChunkPolicy};
 use gapless_share::{Exporter, FOLDER, HANDLE_BYTES, Handle, Importer, ShareError, SharedBlock};
 use simulated::{library, with_settings};
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -130,6 +131,13 @@ impl Side {
                 let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64 - 1;
                 set(open + number(1));
                 "done".to_owned()
+            }
+            "full" => {
+                // As "try", while there is no room for a descriptor.
+                let others: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+                let opened = self.importer.open_within(&from_hex(words[1]), Self::patience("try"));
+                drop(others);
+                opened.map_or_else(|error| error.to_string(), |_| "done".to_owned())
             }
             "stop" => {
                 // SAFETY: stops this process until it is continued or killed.
@@ -398,6 +406,9 @@ fn few_descriptors() {
         assert!(again.iter().all(|answer| answer == "done"));
 
         let back = peer.ask("offer back 10 4");
+        // The peer has no connection to itself yet.
+        let told = peer.ask(&format!("full {back}"));
+        assert!(told.contains("no file descriptors are left"), "{told}");
         peer.ask("limit 4");
         let told = side.act(&format!("open back {back}"));
         assert!(told.contains("no file descriptors are left"), "{told}");
@@ -438,6 +449,43 @@ fn an_exporter_that_hangs_is_given_up() {
         side.act("close b");
         peer.ask("free first");
         assert_eq!(peer.ask("offer third 29 4").len(), 2 * HANDLE_BYTES, "all memory is free but for three pages");
+        peer.end();
+    });
+}
+
+/// Whoever closes many blocks of a process that hangs does not wait for it each time.
+#[test]
+fn blocks_of_an_exporter_that_hangs_are_closed_at_once() {
+    let test = "blocks_of_an_exporter_that_hangs_are_closed_at_once";
+    with_peers(test, || {
+        let mut side = Side::new();
+        let mut peer = Peer::start(test);
+        let handles: Vec<String> = (0..20).map(|number| peer.ask(&format!("offer {number} 1 1"))).collect();
+        for (number, handle) in handles.iter().enumerate() {
+            assert_eq!(side.act(&format!("open {number} {handle}")), "done");
+        }
+        let more = peer.ask("offer more 1 1");
+        writeln!(peer.to, "stop").unwrap();
+        eventually("it is stopped", || {
+            std::fs::read_to_string(format!("/proc/{}/stat", peer.child.id())).unwrap().contains(") T ")
+        });
+        assert_eq!(side.act(&format!("try more {more}")), "no answer");
+        let start = Instant::now();
+        for number in 0..20 {
+            side.act(&format!("close {number}"));
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        // SAFETY: continues a child of this process.
+        assert_eq!(unsafe { libc::kill(peer.child.id().try_into().unwrap(), libc::SIGCONT) }, 0);
+        assert_eq!(peer.answer(), "done");
+        // All that was closed meanwhile is.
+        assert_eq!(side.act(&format!("open more {more}")), "done");
+        side.act("close more");
+        for number in 0..20 {
+            peer.ask(&format!("free {number}"));
+        }
+        peer.ask("free more");
+        assert_eq!(peer.ask("offer all 30 2").len(), 2 * HANDLE_BYTES, "all memory is free but for two pages");
         peer.end();
     });
 }
