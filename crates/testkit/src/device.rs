@@ -1,5 +1,6 @@
 //! The worlds in which operations run: a device small enough that every resource runs out.
 
+use crate::op::CurrentContext;
 use gapless::allocator::{Builder, ChunkPolicy};
 use gapless::driver::{
     Driver, DriverResult, DriverUsage, HoldStreams, HostConfig, HostDriver, ModelConfig, ModelDriver,
@@ -37,6 +38,8 @@ pub struct World {
     pub kept: bool,
     /// Whether the stream that every thread has of its own is one of the streams, in addition.
     pub own_streams: bool,
+    /// Whether every second stream that is created is one of a green context, on devices that have them.
+    pub green_streams: bool,
     /// Whether the allocators place each large block within one chunk while they may create another.
     pub whole_blocks: bool,
 }
@@ -54,6 +57,7 @@ impl Default for World {
             epoch_limit: u32::MAX,
             kept: true,
             own_streams: false,
+            green_streams: false,
             whole_blocks: false,
         }
     }
@@ -125,6 +129,14 @@ pub trait Device: HoldStreams + Sized {
     /// Those of the device.
     fn fill_as_peer(&self, _peer: u8, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {
         self.fill(stream, addr, bytes, seed)
+    }
+
+    /// Makes another context current on the calling thread. Does nothing on devices without contexts.
+    fn set_context(&self, _context: CurrentContext) {}
+
+    /// Returns whether the handles of default streams stand for those of another context on the calling thread.
+    fn has_other_default_streams(&self) -> bool {
+        false
     }
 
     /// Begins or ends a capture of the stream. Does nothing on devices that cannot capture.

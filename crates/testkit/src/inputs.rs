@@ -1,7 +1,7 @@
 //! Strategies for random worlds and operations, with their weights.
 
 use crate::device::{Device, SMALL_REGION, World};
-use crate::op::{Failure, Misuse, Op};
+use crate::op::{CurrentContext, Failure, Misuse, Op};
 use proptest::prelude::*;
 
 /// Worlds so small that every resource runs out: 4 to 24 pages of `page_bytes` bytes, or a few more pages with regions
@@ -15,8 +15,7 @@ pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
         prop::sample::select(vec![400_000, 400_000, 400_000, 12]),
         prop::sample::select(vec![u32::MAX, u32::MAX, 4]),
         prop::sample::select(vec![0, 0, 0, SMALL_REGION]),
-        any::<bool>(),
-        any::<bool>(),
+        (any::<bool>(), any::<bool>(), any::<bool>()),
         prop::bool::weighted(0.3),
     )
         .prop_map(
@@ -28,8 +27,7 @@ pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
                 mapping_limit,
                 epoch_limit,
                 region_pages,
-                kept,
-                own_streams,
+                (kept, own_streams, green_streams),
                 whole_blocks,
             )| World {
                 pages: pages + region_pages,
@@ -42,6 +40,7 @@ pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
                 epoch_limit,
                 kept,
                 own_streams,
+                green_streams,
                 whole_blocks,
             },
         )
@@ -133,6 +132,11 @@ pub fn graph_op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Operations that change what the program has current.
+pub fn context_op() -> impl Strategy<Value = Op> {
+    prop::sample::select(&CurrentContext::ALL[..]).prop_map(|context| Op::SetContext { context })
+}
+
 /// All operations, in a world with pages of `page_bytes` bytes.
 pub fn op(page_bytes: u64) -> impl Strategy<Value = Op> {
     let failure = prop_oneof![
@@ -156,6 +160,7 @@ pub fn op(page_bytes: u64) -> impl Strategy<Value = Op> {
         1 => (0_u32..48).prop_map(|pages| Op::Budget { pages }),
         1 => (0_u32..24).prop_map(|pages| Op::External { pages }),
         2 => (0_u8..12, failure).prop_map(|(nth, kind)| Op::Fail { nth, kind }),
+        1 => context_op(),
         1 => (misuse, any::<u16>()).prop_map(|(misuse, block)| Op::Bad { misuse, block }),
         2 => any::<u8>().prop_map(|thread| Op::Thread { thread }),
     ]

@@ -50,7 +50,7 @@ pub use instances::run_input;
 pub use instances::run_on_cuda;
 #[cfg(feature = "properties")]
 pub use large::{LARGEST_DEVICE, MOST_STREAMS, by_logarithm, large_ops, large_world};
-pub use op::{Failure, Misuse, Op};
+pub use op::{CurrentContext, Failure, Misuse, Op};
 pub use oracle::Subject;
 #[cfg(feature = "process")]
 pub use process::{ProcessOp, ProcessSummary, Simulates, TwoDevices, run_process, sweep_process};

@@ -261,6 +261,12 @@ pub enum Op {
         /// Number of the thread.
         thread: u8,
     },
+    /// Make another context current on the thread. Its default streams may be others than the device's then. Does nothing on devices
+    /// without contexts.
+    SetContext {
+        /// The context.
+        context: CurrentContext,
+    },
     /// Make an incorrect call.
     Bad {
         /// Kind of the call.
@@ -296,6 +302,24 @@ impl Failure {
             Self::Lost => DriverErrorKind::DeviceLost,
         }
     }
+}
+
+/// What a program may have current on a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CurrentContext {
+    /// No context.
+    None,
+    /// The primary context of the device, whose streams and memory the allocators have.
+    Primary,
+    /// A context of the program's own on the device.
+    Own,
+    /// A green context of the primary one.
+    Green,
+}
+
+impl CurrentContext {
+    /// All variants.
+    pub const ALL: [Self; 4] = [Self::None, Self::Primary, Self::Own, Self::Green];
 }
 
 /// Incorrect calls. Each must return an error and change nothing.

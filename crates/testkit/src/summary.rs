@@ -20,6 +20,8 @@ pub struct Summary {
     pub replays: u64,
     /// Number of times that a peer was given access.
     pub peers: u64,
+    /// Number of times that a context of the program's own was made current.
+    pub contexts: u64,
     /// Number of blocks that were pinned or registered.
     pub kept: u64,
     /// Number of blocks that came back to a former address.
@@ -42,6 +44,7 @@ impl Summary {
         self.verified_bytes += other.verified_bytes;
         self.replays += other.replays;
         self.peers += other.peers;
+        self.contexts += other.contexts;
         self.kept += other.kept;
         self.again += other.again;
         self.again_of_destroyed += other.again_of_destroyed;

@@ -37,6 +37,7 @@ fn any_sequence() {
     });
     let sum = sum.into_inner();
     assert!(sum.peers > 0 || std::env::var_os("GAPLESS_TEST_DEVICE").is_some(), "{sum:?}");
+    assert!(sum.contexts > 0, "{sum:?}");
     assert!(sum.verified_bytes > 0 && sum.faults > 0 && sum.stats.harvested_chunks > 0, "{sum:?}");
 }
 

@@ -196,6 +196,21 @@ pub unsafe extern "C" fn cuCtxCreate_v2(context: *mut *mut c_void, _flags: c_uin
     unsafe { put(context, pointer(context_token(state, made))) }
 }
 
+/// As in CUDA 12.5, where a context may be given limits, which the simulation has none of.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxCreate_v4(
+    context: *mut *mut c_void,
+    params: *mut c_void,
+    flags: c_uint,
+    device: c_int,
+) -> Code {
+    if !params.is_null() {
+        return INVALID;
+    }
+    // SAFETY: guaranteed by the driver API's contract.
+    unsafe { cuCtxCreate_v2(context, flags, device) }
+}
+
 /// Destroys a context that `cuCtxCreate` made, with its streams and events. Where it is current, none is afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxDestroy_v2(context: *mut c_void) -> Code {

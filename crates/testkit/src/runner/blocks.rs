@@ -21,7 +21,12 @@ impl<D: Device> Runner<D> {
         let alignment = 1_u64 << (align % (TOP_ALIGNMENT + 1));
         let held = self.allocator().reserved_bytes();
         let since = self.driver.inner().created();
-        let error = match self.allocator().alloc_aligned(bytes, alignment, stream) {
+        let result = self.allocator().alloc_aligned(bytes, alignment, stream);
+        if self.is_displaced(stream) {
+            self.expect_displaced(result.map(|_| ()));
+            return false;
+        }
+        let error = match result {
             Ok(addr) => {
                 self.take_in(addr, bytes, alignment, stream, since);
                 return true;
@@ -140,7 +145,12 @@ impl<D: Device> Runner<D> {
 
     /// Records a stream on a block. Returns `true` if that succeeded.
     pub(crate) fn record(&mut self, addr: DeviceAddr, stream: StreamId) -> bool {
-        match self.allocator().record_stream(addr, stream) {
+        let result = self.allocator().record_stream(addr, stream);
+        if self.is_displaced(stream) {
+            self.expect_record_refused(&result);
+            return false;
+        }
+        match result {
             Ok(()) => {
                 let block = self.block(addr);
                 if block.home != Some(stream) && !block.recorded.contains(&stream) {

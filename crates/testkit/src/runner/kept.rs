@@ -54,7 +54,12 @@ impl<D: Device> Runner<D> {
         }
         let bytes = pages * self.world.page_bytes;
         let held = self.allocator().reserved_bytes();
-        let error = match self.allocator().alloc_registered(bytes, stream) {
+        let result = self.allocator().alloc_registered(bytes, stream);
+        if self.is_displaced(stream) {
+            self.expect_displaced(result.map(|_| ()));
+            return;
+        }
+        let error = match result {
             Ok(block) => {
                 let known = KeptBytes::new(self.driver.inner(), block.addr(), block.bytes(), 0, true);
                 assert_eq!((block.bytes(), known.backing.len()), (bytes, 1), "invariant 7: one chunk");

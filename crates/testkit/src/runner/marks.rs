@@ -43,7 +43,7 @@ impl<D: Device> Runner<D> {
                 self.instance_mut().marks.push(Mark { mark, before });
             }
             Err(StreamError::Foreign { source, .. }) => {
-                self.expect_injected(&source);
+                self.expect_refused(stream, &source);
                 self.driver.inner().event_destroy(before).expect("an event of the device");
             }
             Err(other) => panic!("watch_stream returned {other}"),
@@ -90,6 +90,10 @@ impl<D: Device> Runner<D> {
                         Ok(false) => self.allocator().wait_for(mark),
                         other => other,
                     }
+                }
+                Err(StreamError::Foreign { source, .. }) if self.is_displaced(*stream) => {
+                    self.expect_displacement(&source);
+                    return false;
                 }
                 Err(StreamError::Foreign { source, .. }) => Err(source),
                 Err(other) => panic!("watch_stream returned {other}"),

@@ -34,7 +34,9 @@ impl<D: Device> Runner<D> {
                 };
                 match result.expect_err("freed before") {
                     FreeError::NotAllocated { .. } => self.instance_mut().oracle.refused_frees += 1,
-                    FreeError::Stream(StreamError::Foreign { source, .. }) => self.expect_injected(&source),
+                    FreeError::Stream(StreamError::Foreign { source, .. }) => {
+                        self.expect_refused(self.stream(0), &source);
+                    }
                     other => panic!("freed before: {other}"),
                 }
             }

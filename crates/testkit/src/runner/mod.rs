@@ -2,6 +2,7 @@
 
 mod again;
 mod blocks;
+mod contexts;
 mod handles;
 mod instance;
 mod kept;
@@ -18,7 +19,7 @@ use crate::device::{Device, World};
 use crate::elsewhere::Elsewhere;
 use crate::graphs::{Graphs, Pool};
 use crate::kept::Kept;
-use crate::op::{Failure, Op};
+use crate::op::{CurrentContext, Failure, Op};
 use crate::oracle::{Oracle, Subject};
 use crate::promise::Promise;
 use crate::show::PrintOnPanic;
@@ -65,6 +66,8 @@ impl<D: Device> Runner<D> {
     /// Creates a device with its streams, and an allocator on it.
     pub fn new(world: &World) -> Self {
         let driver = Arc::new(FaultDriver::new(Witness::new(D::open(world))));
+        // A sequence that failed may have left another one.
+        driver.inner().inner().set_context(CurrentContext::None);
         let mut streams = vec![StreamId::DEFAULT];
         streams.extend((1..world.streams).map(|_| driver.create_stream().expect("the device can create streams")));
         let instance = Instance::open(world, &driver, &streams, None);
@@ -282,6 +285,7 @@ impl<D: Device> Runner<D> {
                 self.armed = Some(kind);
             }
             Op::Thread { .. } => {}
+            Op::SetContext { context } => self.set_context(context),
             Op::Bad { misuse, block } => self.misuse(misuse, block),
         }
         self.note_fault();
@@ -387,6 +391,7 @@ impl<D: Device> Runner<D> {
             self.driver.inner().destroy_stream(stream).expect("the stream can be destroyed");
         }
         let witness = self.driver.inner();
+        witness.inner().set_context(CurrentContext::None);
         assert!(witness.take_mismatches().is_empty(), "the content of live memory changed before closing");
         assert_eq!(witness.take_observations(), [""; 0], "invariant 4, when closing");
         assert_eq!(witness.inner().broken_rules(), [""; 0], "when closing");

@@ -6,12 +6,15 @@
 
 use super::Runner;
 use crate::device::Device;
+use crate::op::CurrentContext;
 use gapless::driver::{PER_THREAD_STREAM, StreamDriver};
 use gapless::units::StreamId;
 
 impl<D: Device> Runner<D> {
     /// Called on a thread before it runs operations.
     pub(crate) fn enter_thread(&mut self) {
+        // A sequence that failed may have left another one.
+        self.driver.inner().inner().set_context(CurrentContext::None);
         if self.world.own_streams {
             let name = self.own_name();
             if let Some(event) = self.elsewhere.0.remove(&name) {
@@ -23,6 +26,7 @@ impl<D: Device> Runner<D> {
 
     /// Called on a thread after it has run operations. A capture of its own stream ends, since no other thread could end it.
     pub(crate) fn leave_thread(&mut self) {
+        self.driver.inner().inner().set_context(CurrentContext::None);
         if self.world.own_streams {
             self.end_capture(PER_THREAD_STREAM);
             let (name, device) = (self.own_name(), self.driver.inner());

@@ -167,6 +167,6 @@ impl<D: Device> Runner<D> {
 
     /// The number of the stream that a handle stands for.
     fn number(&self, stream: StreamId) -> u64 {
-        self.driver.inner().identify(stream).expect("a stream of the device").number
+        self.driver.inner().number(stream)
     }
 }

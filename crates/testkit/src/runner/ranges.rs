@@ -85,7 +85,12 @@ impl<D: Device> Runner<D> {
     pub(crate) fn grow_range(&mut self, index: usize, pages: u64, stream: StreamId) -> bool {
         let bytes = pages * self.world.page_bytes;
         let held = self.allocator().reserved_bytes();
-        let error = match self.instance_mut().ranges[index].grow(bytes, stream) {
+        let result = self.instance_mut().ranges[index].grow(bytes, stream);
+        if self.is_displaced(stream) {
+            self.expect_displaced(result);
+            return false;
+        }
+        let error = match result {
             Ok(()) => {
                 self.note_user(index, stream);
                 for _ in 0..pages {
@@ -149,6 +154,7 @@ impl<D: Device> Runner<D> {
         if !theirs[first..].iter().all(|page| self.order(page.last_user, stream)) {
             return;
         }
+        let displaced = self.is_displaced(stream);
         let boundary = first_whole_chunk(&self.instance().oracle.ranges[from], first);
         let unmapped_pages = {
             let range = &self.instance().oracle.ranges[to];
@@ -157,6 +163,9 @@ impl<D: Device> Runner<D> {
         let instance = self.instance_mut();
         let [taker, giver] = instance.ranges.get_disjoint_mut([to, from]).expect("two ranges");
         match taker.take_from(giver, pages * page_bytes, stream) {
+            // Nothing to move: the stream does not matter.
+            Ok(0) if displaced => {}
+            result if displaced => self.expect_displaced(result.map(|_| ())),
             Ok(bytes) => {
                 let moved = usize::try_from(bytes / page_bytes).expect("few pages");
                 let theirs = &mut instance.oracle.ranges[from].pages;

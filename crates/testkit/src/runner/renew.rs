@@ -11,7 +11,7 @@ impl<D: Device> Runner<D> {
     /// it used last, behind its work; the new stream is not ordered behind anything.
     pub(crate) fn renew(&mut self, number: u16) {
         let index = usize::from(number) % self.streams.len();
-        if index == 0 || self.is_capturing() {
+        if index == 0 || self.is_capturing() || self.is_displaced(StreamId::DEFAULT) {
             return;
         }
         let old = self.streams[index];

@@ -24,16 +24,36 @@ pub use state::Made;
 
 use crate::device::Device;
 use gapless::driver::{
-    ChunkHandle, DriverResult, EventHandle, HoldStreams, MemoryDriver, MemoryInfo, Mismatch, StreamDriver,
-    StreamIdentity, WorkDriver,
+    ChunkHandle, DriverResult, EventHandle, HoldStreams, MemoryDriver, MemoryInfo, Mismatch, PER_THREAD_STREAM,
+    StreamDriver, StreamIdentity, WorkDriver,
 };
 use gapless::units::{DeviceAddr, StreamId};
 use parking_lot::Mutex;
 use state::{Chunk, Clock, Devices, Kind, Lane, Mapped, State};
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::thread::ThreadId;
 use std::time::Duration;
+
+/// The numbers of streams: the device does not tell them at all times.
+#[derive(Debug, Default)]
+struct Numbers {
+    /// Of the streams that were created, by their handles.
+    created: HashMap<StreamId, StreamId>,
+    /// Of the streams that threads have of their own.
+    own: HashMap<ThreadId, StreamId>,
+}
+
+impl Numbers {
+    /// Forgets a stream that was destroyed. Another one may have its handle already.
+    fn forget(&mut self, stream: StreamId, number: StreamId) {
+        if self.created.get(&stream) == Some(&number) {
+            self.created.remove(&stream);
+        }
+    }
+}
 
 /// A driver that wraps `D` and tracks the order of uses.
 #[derive(Debug)]
@@ -42,17 +62,18 @@ pub struct Witness<D> {
     /// The device's number among those that share the state.
     device: u32,
     state: Arc<Mutex<State>>,
+    numbers: Mutex<Numbers>,
 }
 
 impl<D> Witness<D> {
     /// Wraps a driver.
     pub fn new(inner: D) -> Self {
-        Self { inner, device: 0, state: Arc::default() }
+        Self { inner, device: 0, state: Arc::default(), numbers: Mutex::default() }
     }
 
     /// Wraps the driver of a further device, of that number, which no other device has beside this one.
     pub fn beside(&self, inner: D, device: u32) -> Self {
-        Self { inner, device, state: Arc::clone(&self.state) }
+        Self { inner, device, state: Arc::clone(&self.state), numbers: Mutex::default() }
     }
 
     /// Returns the wrapped driver.
@@ -174,8 +195,24 @@ impl<D: StreamDriver> Witness<D> {
 
     /// Returns the number of the stream that a handle stands for. Handles are used again; the numbers are not.
     fn lane(&self, stream: StreamId) -> Lane {
-        let number = self.inner.identify(stream).map_or(stream, |identity| StreamId(identity.number));
-        Lane { device: self.device, number }
+        let mut numbers = self.numbers.lock();
+        let number = match numbers.created.get(&stream) {
+            Some(number) => Some(*number),
+            None => self.inner.identify(stream).ok().map(|identity| StreamId(identity.number)),
+        };
+        let number = if stream == PER_THREAD_STREAM {
+            let thread = std::thread::current().id();
+            numbers.own.extend(number.map(|number| (thread, number)));
+            numbers.own.get(&thread).copied()
+        } else {
+            number
+        };
+        Lane { device: self.device, number: number.unwrap_or(stream) }
+    }
+
+    /// Returns the number of the stream that a handle stands for, whether or not the device tells it now.
+    pub(crate) fn number(&self, stream: StreamId) -> u64 {
+        self.lane(stream).number.0
     }
 }
 
@@ -325,12 +362,16 @@ impl<D: StreamDriver> StreamDriver for Witness<D> {
 
 impl<D: WorkDriver> WorkDriver for Witness<D> {
     fn create_stream(&self) -> DriverResult<StreamId> {
-        self.inner.create_stream()
+        let stream = self.inner.create_stream()?;
+        let number = StreamId(self.inner.identify(stream)?.number);
+        self.numbers.lock().created.insert(stream, number);
+        Ok(stream)
     }
 
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
         let lane = self.lane(stream);
         self.inner.destroy_stream(stream)?;
+        self.numbers.lock().forget(stream, lane.number);
         let mut state = self.state.lock();
         let clock = state.now(lane).clone();
         state.host.join(&clock);
@@ -338,7 +379,10 @@ impl<D: WorkDriver> WorkDriver for Witness<D> {
     }
 
     fn abandon_stream(&self, stream: StreamId) -> DriverResult<()> {
-        self.inner.abandon_stream(stream)
+        let lane = self.lane(stream);
+        self.inner.abandon_stream(stream)?;
+        self.numbers.lock().forget(stream, lane.number);
+        Ok(())
     }
 
     fn fill(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {

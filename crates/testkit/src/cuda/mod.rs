@@ -7,8 +7,12 @@
 //!
 //! Device 1 is the peer, if it exists and can reach the memory of device 0.
 
+mod program;
+
+use self::program::Program;
 use crate::device::{Device, World};
-use gapless::driver::cuda::{CudaBuilder, CudaDriver, OpenError};
+use crate::op::CurrentContext;
+use gapless::driver::cuda::{CudaBuilder, CudaDriver, LEGACY_STREAM, OpenError};
 use gapless::driver::{
     ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle, HoldStreams,
     MemoryDriver, MemoryInfo, Mismatch, PER_THREAD_STREAM, StreamDriver, StreamIdentity, WorkDriver,
@@ -24,6 +28,8 @@ use std::time::Duration;
 pub struct Cuda {
     driver: &'static CudaDriver,
     capacity: u64,
+    /// Whether every second stream is one of a green context.
+    green_streams: bool,
     state: Mutex<State>,
 }
 
@@ -35,6 +41,8 @@ struct State {
     reservations: HashMap<u64, u64>,
     events: usize,
     streams: HashSet<StreamId>,
+    /// Number of streams that were created.
+    created: u64,
     external: u64,
     host_waits: u64,
 }
@@ -50,6 +58,8 @@ struct Chunk {
 const HOLD: Duration = Duration::from_micros(100);
 /// One driver for the process: opening it takes a while, and its kernels are loaded once.
 static DEVICE: OnceLock<CudaDriver> = OnceLock::new();
+/// What the program has on it.
+static PROGRAM: OnceLock<Program> = OnceLock::new();
 /// The driver of the peer.
 static PEER: OnceLock<CudaDriver> = OnceLock::new();
 /// The peer's number.
@@ -80,6 +90,7 @@ impl Cuda {
                 device.remove_peers([PEER_ORDINAL]);
                 let _ = PEER.set(builder.device(PEER_ORDINAL).open()?);
             }
+            let _ = PROGRAM.set(Program::new(&device));
             let _ = DEVICE.set(device);
         }
         Ok(())
@@ -87,11 +98,17 @@ impl Cuda {
 
     /// Refuses a handle that is not one of this device: the driver dereferences every handle it is given.
     fn known(&self, stream: StreamId) -> DriverResult<()> {
-        if [StreamId::DEFAULT, PER_THREAD_STREAM].contains(&stream) || self.state.lock().streams.contains(&stream) {
+        if [StreamId::DEFAULT, LEGACY_STREAM, PER_THREAD_STREAM].contains(&stream)
+            || self.state.lock().streams.contains(&stream)
+        {
             return Ok(());
         }
         Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, "not a stream of this device"))
     }
+}
+
+fn program() -> &'static Program {
+    PROGRAM.get().expect("Cuda::open_device was called before")
 }
 
 impl Device for Cuda {
@@ -100,7 +117,7 @@ impl Device for Cuda {
     fn open(world: &World) -> Self {
         let driver = DEVICE.get().expect("Cuda::open_device was called before");
         assert_eq!(driver.granularity(), world.page_bytes, "the world has the GPU's page size");
-        Self { driver, capacity: world.bytes(), state: Mutex::default() }
+        Self { driver, capacity: world.bytes(), green_streams: world.green_streams, state: Mutex::default() }
     }
 
     fn usage(&self) -> DriverUsage {
@@ -119,6 +136,14 @@ impl Device for Cuda {
 
     fn broken_rules(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    fn set_context(&self, context: CurrentContext) {
+        program().make_current(context);
+    }
+
+    fn has_other_default_streams(&self) -> bool {
+        program().is_in_other_context()
     }
 
     fn set_external(&self, bytes: u64) {
@@ -281,8 +306,14 @@ impl StreamDriver for Cuda {
 
 impl WorkDriver for Cuda {
     fn create_stream(&self) -> DriverResult<StreamId> {
-        let stream = self.driver.create_stream()?;
-        self.state.lock().streams.insert(stream);
+        let mut state = self.state.lock();
+        state.created += 1;
+        let green = (self.green_streams && state.created % 2 == 0).then(|| program().create_green_stream()).flatten();
+        let stream = match green {
+            Some(stream) => stream,
+            None => self.driver.create_stream()?,
+        };
+        state.streams.insert(stream);
         Ok(stream)
     }
 
