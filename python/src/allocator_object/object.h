@@ -53,7 +53,8 @@ class AllocatorObject final : public CUDAAllocator {
     void setMemoryFraction(double fraction, DeviceIndex device) override;
     void enable(bool value) override;
     bool isEnabled() const override { return enabled_; }
-    std::string name() override { return "gapless"; }
+    // PyTorch and programs compare it with "native" before they use what plug-ins lack, and so does the parser of PyTorch's variable.
+    std::string name() override { return planted_ ? "planted" : "native"; }
 #if GAPLESS_TORCH >= 210
     std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override;
 #endif

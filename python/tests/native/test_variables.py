@@ -16,7 +16,7 @@ import gapless.torch
 gapless.torch.enable()
 import torch
 torch.cuda.init()
-print(torch.cuda.get_allocator_backend(), gapless.stats()["budget_bytes"] / torch.cuda.mem_get_info()[1])
+print(gapless.torch.backend(), gapless.stats()["budget_bytes"] / torch.cuda.mem_get_info()[1])
 """
 FRACTION = "per_process_memory_fraction:{}"
 OTHER = "max_split_size_mb:64"
@@ -31,7 +31,7 @@ def limit(on_gapless, cuda, accelerator):
     result = subprocess.run([sys.executable, "-c", script], env=settings, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     backend, fraction = result.stdout.split()
-    assert backend == ("gapless" if on_gapless else "native")
+    assert backend == ("object" if on_gapless else "native")
     return float(fraction)
 
 

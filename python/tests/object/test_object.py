@@ -57,8 +57,9 @@ def count(library, name):
 
 
 def test_it_is_the_object():
-    assert gapless.torch.is_enabled()
-    assert torch.cuda.get_allocator_backend() == "gapless"
+    assert gapless.torch.is_enabled() and gapless.torch.backend() == "object"
+    # What programs compare with before they use what plug-ins lack.
+    assert torch.cuda.get_allocator_backend() == "native"
     block = empty(5 * MIB)
     assert gapless.stats()["live_bytes"] == torch.cuda.memory_allocated() == 5 * MIB
     of_accelerators = torch.accelerator if hasattr(torch.accelerator, "memory_allocated") else torch.cuda
@@ -67,6 +68,30 @@ def test_it_is_the_object():
     assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] >= 5 * MIB
     of_accelerators.empty_cache()
     assert torch.cuda.memory_reserved() == 0
+
+
+def test_another_allocator_in_its_place_is_noticed():
+    code = """
+        import os
+        import gapless.torch; gapless.torch.enable()
+        import torch
+        print(gapless.torch.backend(), gapless.torch.is_enabled())
+        other = torch.cuda.memory.CUDAPluggableAllocator(os.environ["GAPLESS_OWN_ALLOCATOR"], "own_malloc", "own_free")
+        torch.cuda.memory.change_current_allocator(other)
+        print(gapless.torch.backend(), gapless.torch.is_enabled())
+    """
+    assert run(code).split() == ["object", "True", "None", "False"]
+
+
+def test_the_variable_may_name_the_backend_that_the_object_stands_for():
+    code = """
+        import gapless.torch; gapless.torch.enable()
+        import torch
+        print(torch.empty(5, device="cuda").numel(), gapless.torch.backend())
+    """
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        for text in ("backend:native", " backend : native , max_split_size_mb:64"):
+            assert run(code, **{name: text}).split() == ["5", "object"]
 
 
 def test_what_plug_ins_are_refused_is_not_switched_off():
@@ -382,7 +407,7 @@ def test_copies_between_two_devices(peers):
     code = f"""
         import gapless.torch; gapless.torch.enable(budget=0.5, peers="{peers}")
         import torch
-        assert torch.cuda.get_allocator_backend() == "gapless"
+        assert gapless.torch.backend() == "object"
         one = torch.frombuffer(bytearray(range(256)) * 1024, dtype=torch.uint8).to("cuda:0")
         two = one.to("cuda:1")
         assert two.cpu().tolist() == list(range(256)) * 1024
@@ -406,5 +431,5 @@ def test_the_scripts_of_the_gpu_stage(name):
     script = str(GPU_SCRIPTS / f"{name}.py")
     out = run(None, "-m", "gapless.torch", script, "--no-kernels", GAPLESS_SIM_CAPACITY="6GiB")
     found = json.loads(next(line for line in out.splitlines() if line.startswith('{"')))
-    assert found["memory"]["backend"] == "gapless"
+    assert found["memory"]["backend"] == "object"
     assert found.get("checks") or found.get("pair_ns") or found["outcome"] == "served"
