@@ -54,7 +54,7 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
 
     ``budget`` and ``settings`` are the keys of ``GAPLESS_CONF`` (``slack``, ``chunk``, ``log``, ``record``, ...). They are added to
     what that environment variable says, and count more where both have a key. ``per_process_memory_fraction`` of PyTorch's own
-    variable is the budget if nobody gives one. A second call may change settings until the first allocation.
+    variable is a limit where nobody gives a budget. A second call may change settings until the first allocation.
 
     Processes that this one starts are on gapless as well, with the same settings: ``GAPLESS_TORCH`` carries them.
 
@@ -62,8 +62,8 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
     as a warning says. With that one, ``torch.backends.cudnn.benchmark`` and the CUDA graphs of ``torch.compile`` are switched off:
     PyTorch refuses them to every plug-in. A warning says so where a program asks for one of them.
 
-    Raises ``RuntimeError`` when CUDA is initialised already, this PyTorch has no interface for allocators, its own variable asks for
-    another allocator, or settings come too late; ``gapless.GaplessError`` for a setting that cannot be used.
+    Raises ``RuntimeError`` when CUDA is initialised already, this PyTorch has no interface for allocators, it has another allocator
+    than its own already, or settings come too late; ``gapless.GaplessError`` for a setting that cannot be used.
     """
     global _given
     arguments = _conf.of_arguments(settings if budget is None else {"budget": budget, **settings})
@@ -83,6 +83,12 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
             "too late: PyTorch has already initialised CUDA. Call gapless.torch.enable() before anything touches the "
             "GPU, right after the imports, or run the script with python -m gapless.torch script.py"
         )
+    taken = torch.cuda.memory.get_allocator_backend()
+    if taken != "native":
+        raise RuntimeError(
+            f"PyTorch allocates through {taken!r} already, as its variable or the program asks for, and gapless takes the place of "
+            "PyTorch's own allocator: leave one of them out"
+        )
     library = _library.load()
     keys = {**_conf.of_environment(os.environ), **arguments}
     try:
@@ -97,6 +103,7 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
         _settings.update(keys)
         _tell_children()
         return
+    _limit_plug_in(library, torch)
     _throw_failures(library, torch)
     try:
         allocator = torch.cuda.memory.CUDAPluggableAllocator(
@@ -168,6 +175,17 @@ def _install_object(torch: Any) -> Optional[Callable[[], int]]:
     return None
 
 
+def _limit_plug_in(library: ctypes.CDLL, torch: Any) -> None:
+    """Limits a plug-in as PyTorch's own variable asks for: that of the object comes from PyTorch's own allocator."""
+    text = _conf.of_pytorch(os.environ)
+    # Raises what PyTorch raises for what it cannot read, in whichever variable.
+    for name in ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings"):
+        if hasattr(torch._C, name):
+            getattr(torch._C, name)(text)
+            break
+    _library.check(library.gapless_torch_limit(_conf.memory_fraction(text)))
+
+
 def _tell_children() -> None:
     """Has the processes that this one starts do as it does."""
     os.environ[_start.VARIABLE] = "1"
@@ -218,6 +236,7 @@ def _provide(torch: Any) -> None:
     """Provides what PyTorch refuses for plug-ins. All of ``torch.cuda.memory`` calls these functions of ``torch._C``."""
     figures: dict[int, Figures] = {}
     fractions: dict[int, float] = {}
+    limit = _conf.memory_fraction(_conf.of_pytorch(os.environ))
 
     def of(device: int) -> Figures:
         return figures.setdefault(device, Figures(device))
@@ -240,7 +259,7 @@ def _provide(torch: Any) -> None:
         fractions[device] = fraction
 
     def get_fraction(device: int) -> float:
-        return fractions.get(device, 1.0)
+        return fractions.get(device, limit)
 
     def start(enabled: Any, entries: int, clear: bool) -> None:
         if enabled:

@@ -34,6 +34,15 @@ void AllocatorObject::init(int devices) {
     native_->init(devices);
     devices_ = devices;
     initialized_ = true;
+    // PyTorch's own allocator has read the limit in PyTorch's variable, the same for each device.
+    double fraction = devices > 0 ? native_->getMemoryFraction(0) : 1.0;
+    if (fraction < 1.0) {
+        check(gapless_.torch_limit(fraction), "per_process_memory_fraction");
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (int device = 0; device < devices; device++) {
+            fractions_[device] = fraction;
+        }
+    }
 }
 
 void AllocatorObject::release(void *pointer) { instance->give(pointer, Refusal::Warn); }
@@ -97,7 +106,7 @@ void *AllocatorObject::take(DeviceIndex device, size_t bytes, cudaStream_t strea
 void *AllocatorObject::take_native(DeviceIndex device, size_t bytes, cudaStream_t stream) {
     for (bool is_last = false;; is_last = true) {
         try {
-            return native_->raw_alloc_with_stream(bytes, stream);
+            return take_native_once(device, bytes, stream);
         } catch (const c10::OutOfMemoryError &) {
             uint64_t released = 0;
             if (is_last || gapless_.torch_trim(device, 0, &released) != GAPLESS_OK || released == 0) {
@@ -107,6 +116,38 @@ void *AllocatorObject::take_native(DeviceIndex device, size_t bytes, cudaStream_
             count_retry(device);
         }
     }
+}
+
+// Both allocators together hold at most what the limit says: for one request, PyTorch's own is lent what gapless does not hold.
+void *AllocatorObject::take_native_once(DeviceIndex device, size_t bytes, cudaStream_t stream) {
+    uint64_t lent = 0;
+    check(gapless_.torch_lend_native(device, &lent), "the limit");
+    if (lent == UINT64_MAX) {
+        return native_->raw_alloc_with_stream(bytes, stream);
+    }
+    std::lock_guard<std::recursive_mutex> lock(lending_);
+    check(gapless_.torch_lend_native(device, &lent), "the limit");
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    C10_CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    // The half keeps the number of bytes as it is when it is rounded down.
+    double fraction = (static_cast<double>(lent) + 0.5) / static_cast<double>(total_bytes);
+    native_->setMemoryFraction(std::min(fraction, 1.0), device);
+    try {
+        void *pointer = native_->raw_alloc_with_stream(bytes, stream);
+        settle_native(device);
+        return pointer;
+    } catch (...) {
+        settle_native(device);
+        throw;
+    }
+}
+
+// What PyTorch's own allocator holds counts against the limit.
+void AllocatorObject::settle_native(DeviceIndex device) {
+    std::lock_guard<std::recursive_mutex> lock(lending_);
+    auto held = native_->getDeviceStats(device).reserved_bytes[0].current;
+    check(gapless_.torch_settle_native(device, static_cast<uint64_t>(held)), "the limit");
 }
 
 // Tells those who want to know of every request that fails. Returns the bytes that the device has free.
@@ -135,6 +176,7 @@ void *AllocatorObject::retry(DeviceIndex device, size_t bytes, cudaStream_t stre
     if (status == GAPLESS_ERROR_OUT_OF_MEMORY && native_holds(device) &&
         c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None) {
         native_->emptyCache();
+        settle_native(device);
         count_retry(device);
         void *pointer = nullptr;
         status = gapless_.torch_alloc(device, bytes, reinterpret_cast<CUstream_st *>(stream), pool, &pointer);
@@ -254,6 +296,7 @@ void AllocatorObject::emptyCache(PoolId pool) {
         if (pools_.owner(static_cast<DeviceIndex>(device), pool) == Owner::Gapless) {
             check(gapless_.torch_trim(device, pool != PoolId{0, 0}, nullptr), "empty_cache");
         }
+        settle_native(static_cast<DeviceIndex>(device));
     }
 }
 
@@ -273,6 +316,7 @@ void AllocatorObject::setMemoryFraction(double fraction, DeviceIndex device) {
     TORCH_CHECK_VALUE(fraction >= 0 && fraction <= 1, "invalid fraction: ", fraction, ". Must be in [0, 1]");
     check(gapless_.torch_set_fraction(fraction, device), "set_per_process_memory_fraction");
     native_->setMemoryFraction(fraction, device);
+    settle_native(device);
     std::lock_guard<std::mutex> lock(mutex_);
     fractions_[device] = fraction;
 }

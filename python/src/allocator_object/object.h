@@ -133,6 +133,8 @@ class AllocatorObject final : public CUDAAllocator {
    private:
     void *take(DeviceIndex device, size_t bytes, cudaStream_t stream);
     void *take_native(DeviceIndex device, size_t bytes, cudaStream_t stream);
+    void *take_native_once(DeviceIndex device, size_t bytes, cudaStream_t stream);
+    void settle_native(DeviceIndex device);
     void *retry(DeviceIndex device, size_t bytes, cudaStream_t stream, const Pool *pool, int status);
     size_t tell_observers(DeviceIndex device, size_t bytes);
     void give(void *pointer, Refusal refusal);
@@ -166,6 +168,7 @@ class AllocatorObject final : public CUDAAllocator {
     std::mutex mutex_;
     std::vector<native::OutOfMemoryObserver> observers_;
     std::unordered_map<int, double> fractions_;
+    std::recursive_mutex lending_;  // Locked while PyTorch's own allocator is lent what gapless does not hold of a limit.
     // By device: requests that were made again after the other side had given back what it cached.
     std::array<std::atomic<int64_t>, C10_COMPILE_TIME_MAX_GPUS> retries_{};
     c10::ApproximateClockToUnixTimeConverter clock_;

@@ -295,6 +295,54 @@ def test_gapless_yields_to_pools_with_an_allocator_of_their_own(own_allocator):
     del inside, pool
 
 
+@pytest.mark.parametrize("limit", ["fraction", "variable", "budget"])
+def test_one_limit_for_both_allocators(limit):
+    code = f"""
+        import os
+        import gapless.torch; gapless.torch.enable({'budget="256MiB"' if limit == "budget" else ""})
+        import torch, gc
+        MIB = 1 << 20
+        own = torch.cuda.memory.CUDAPluggableAllocator(os.environ["GAPLESS_OWN_ALLOCATOR"], "own_malloc", "own_free")
+        makers = [lambda: torch.cuda.MemPool(own.allocator()), gapless.torch.registered_pool, lambda: None]
+        held = []
+
+        def served(pool, size):
+            try:
+                with torch.cuda.use_mem_pool(pool) if pool else torch.cuda.stream(None):
+                    held.append(torch.empty(size * MIB, dtype=torch.uint8, device="cuda"))
+            except torch.cuda.OutOfMemoryError:
+                return False
+            return True
+
+        def nothing_held():
+            held.clear()
+            gc.collect()
+            torch.cuda.empty_cache()
+
+        if {limit!r} == "fraction":
+            torch.cuda.set_per_process_memory_fraction(0.25)
+        for one in range(3):
+            for two in range(3):
+                # 256 MiB in all: 50 MiB more than the first 200 fit, 100 do not, and all of it again once both pools are gone.
+                first, second = makers[one](), makers[two]()
+                assert served(first, 200) and not served(second, 100) and served(second, 50), (one, two)
+                first = second = None
+                nothing_held()
+                second = makers[two]()
+                assert served(second, 250), (one, two)
+                second = None
+                nothing_held()
+        # A limit that comes later counts what is held.
+        pool = makers[0]()
+        assert served(pool, 200)
+        torch.cuda.set_per_process_memory_fraction(0.5)
+        assert served(None, 300) and not served(pool, 40) and not served(None, 40)
+        print(torch.cuda.get_per_process_memory_fraction())
+    """
+    conf = "per_process_memory_fraction:0.25" if limit == "variable" else ""
+    assert run(code, PYTORCH_CUDA_ALLOC_CONF=conf).split() == ["0.5"]
+
+
 def test_compiled_code_runs_with_graph_trees():
     weight = torch.empty(64, 64, device="cuda", requires_grad=True)
     x = torch.empty(64, 64, device="cuda")
