@@ -9,6 +9,7 @@
 namespace gapless {
 
 AllocatorObject *AllocatorObject::instance = nullptr;
+thread_local bool AllocatorObject::explaining = false;
 
 AllocatorObject::AllocatorObject(Library library, CUDAAllocator *native) : gapless_(library), native_(native) {}
 
@@ -32,6 +33,13 @@ void AllocatorObject::check(int status, const char *what) const {
 
 void AllocatorObject::init(int devices) {
     native_->init(devices);
+    if (!initialized_) {
+        native_->attachAllocatorTraceTracker([this](const plain::TraceEntry &entry) {
+            if (!explaining) {
+                history_.native_event(entry);
+            }
+        });
+    }
     devices_ = devices;
     initialized_ = true;
     // PyTorch's own allocator has read the limit in PyTorch's variable, the same for each device.
@@ -199,7 +207,9 @@ void *AllocatorObject::retry(DeviceIndex device, size_t bytes, cudaStream_t stre
     Explain explain = explain_.load();
     if (explain != nullptr && history_.recording()) {
         char more[4096];
+        explaining = true;
         text.append(more, std::min(explain(device, more, sizeof(more)), sizeof(more)));
+        explaining = false;
     }
     C10_THROW_ERROR(OutOfMemoryError, text);
 }

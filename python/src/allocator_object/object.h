@@ -30,6 +30,8 @@ class AllocatorObject final : public CUDAAllocator {
     // Answers of a fixed kind, by which the layout of what is returned is proved.
     void plant(bool on) { planted_ = on; }
     static void release(void *pointer);
+    // Whether this thread explains a refusal: what it asks PyTorch's own allocator for that is no event of the program's.
+    static thread_local bool explaining;
     static AllocatorObject *instance;
     void explain_refusals(Explain explain) { explain_ = explain; }
 
