@@ -232,7 +232,7 @@ void AllocatorObject::attachOutOfMemoryObserver(native::OutOfMemoryObserver obse
 
 void AllocatorObject::attachAllocatorTraceTracker(plain::AllocatorTraceTracker tracker) {
     native_->attachAllocatorTraceTracker([tracker](const plain::TraceEntry &entry) {
-        if (!explaining) {
+        if (is_of_program(entry)) {
             tracker(entry);
         }
     });

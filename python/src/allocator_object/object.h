@@ -30,8 +30,9 @@ class AllocatorObject final : public CUDAAllocator {
     // Answers of a fixed kind, by which the layout of what is returned is proved.
     void plant(bool on) { planted_ = on; }
     static void release(void *pointer);
-    // Whether this thread explains a refusal: what it asks PyTorch's own allocator for that is no event of the program's.
-    static thread_local bool explaining;
+    // What this thread asks of PyTorch's own allocator for itself: a snapshot to explain a refusal, or memory that it may not have.
+    enum class Asking { Nothing, Explanation, Memory };
+    static thread_local Asking asking;
     static AllocatorObject *instance;
     void explain_refusals(Explain explain) { explain_ = explain; }
 
@@ -134,11 +135,14 @@ class AllocatorObject final : public CUDAAllocator {
 
    private:
     void *take(DeviceIndex device, size_t bytes, cudaStream_t stream);
-    void *take_native(DeviceIndex device, size_t bytes, cudaStream_t stream);
+    void *take_native(DeviceIndex device, size_t bytes, cudaStream_t stream, PoolId pool);
     void *take_native_once(DeviceIndex device, size_t bytes, cudaStream_t stream);
     void settle_native(DeviceIndex device);
     void *retry(DeviceIndex device, size_t bytes, cudaStream_t stream, const Pool *pool, int status);
-    size_t tell_observers(DeviceIndex device, size_t bytes);
+    void *ask_native(size_t bytes, cudaStream_t stream);
+    static bool is_of_program(const plain::TraceEntry &entry);
+    void *take_lent(DeviceIndex device, size_t bytes, cudaStream_t stream);
+    void tell_refused(DeviceIndex device, size_t bytes, cudaStream_t stream, PoolId pool);
     void give(void *pointer, Refusal refusal);
     void tell_allocated(void *pointer);
     void tell_freed(const Block &block);

@@ -15,7 +15,7 @@ from processes import run
 import gapless
 import gapless.torch
 
-gapless.torch.enable(budget=512 << 20)
+gapless.torch.enable()
 
 import torch  # noqa: E402
 
@@ -169,10 +169,12 @@ def test_out_of_memory_observers():
         seen.append((device, alloc, total))
 
     torch._C._cuda_attach_out_of_memory_observer(observe)
+    held = empty(512 * MIB)
     with pytest.raises(torch.cuda.OutOfMemoryError, match="Tried to allocate 600"):
         empty(600 * MIB)
     assert seen == [(0, 600 * MIB, 1 << 30)]
     assert torch.cuda.memory_stats()["num_ooms"] == 1
+    del held
 
 
 def test_graphs_are_captured_and_replayed():
@@ -227,12 +229,12 @@ def test_nested_mem_pools():
 def test_a_pool_lends_when_nothing_else_is_left():
     pool = torch.cuda.MemPool(use_on_oom=True)
     with torch.cuda.use_mem_pool(pool):
-        big = empty(300 * MIB)
+        big = empty(600 * MIB)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        empty(300 * MIB)
+        empty(600 * MIB)
     address = big.data_ptr()
     del big
-    lent = empty(300 * MIB)
+    lent = empty(600 * MIB)
     assert lent.data_ptr() == address
     del lent
 
