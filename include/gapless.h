@@ -618,7 +618,7 @@ void *gapless_torch_registered_malloc(ptrdiff_t size,
 
 // Frees a segment of such a pool. PyTorch has waited for the work that used it.
 void gapless_torch_registered_free(void *pointer,
-                                   ptrdiff_t _size,
+                                   ptrdiff_t size,
                                    int32_t device,
                                    struct CUstream_st *_stream);
 
@@ -857,6 +857,19 @@ gapless_status gapless_torch_alloc_again(void *pointer,
 gapless_status gapless_torch_trim(int32_t device,
                                   int32_t pools_only,
                                   uint64_t *released);
+
+// Has each device, also those that are not in use yet, hold at most a fraction of its memory, from 0 to 1, where it has no budget.
+gapless_status gapless_torch_limit(double fraction);
+
+// Lends PyTorch's own allocator all of a device's budget that gapless does not hold, until gapless_torch_settle_native. Writes the
+// most bytes that it may hold to *bytes: UINT64_MAX where no budget was set.
+//
+// bytes points to a number.
+gapless_status gapless_torch_lend_native(int32_t device,
+                                         uint64_t *bytes);
+
+// Records how many bytes PyTorch's own allocator holds of a device: they count against its budget.
+gapless_status gapless_torch_settle_native(int32_t device, uint64_t bytes);
 
 // Resets the peaks of a device and of its pools.
 gapless_status gapless_torch_reset_peaks(int32_t device);

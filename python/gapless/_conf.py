@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Mapping, Optional
 
 from . import _library
@@ -9,6 +10,7 @@ from . import _library
 VARIABLE = "GAPLESS_CONF"
 # PyTorch reads the first of these that is set.
 _PYTORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_FRACTION = "per_process_memory_fraction"
 # The settings of ``gapless.configure``, in place of the environment.
 configured: Optional[str] = None
 
@@ -44,39 +46,29 @@ def given(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The same, and the memory fraction that PyTorch's own variable asks for.
-
-    Raises ``GaplessError`` for a text that is no configuration, and ``RuntimeError`` where PyTorch's own variable asks for another
-    allocator.
-    """
+    """The same. Raises ``GaplessError`` for a text that is no configuration."""
     if configured is None:
         _library.check(_library.load().gapless_check_conf(environment.get(VARIABLE, "").encode()))
-    return {**_of_pytorch(environment), **given(environment)}
+    return given(environment)
+
+
+def of_pytorch(environment: Mapping[str, str]) -> str:
+    """The text of PyTorch's own variable, or an empty one."""
+    return next((environment[name] for name in _PYTORCH_VARIABLES if name in environment), "")
+
+
+def memory_fraction(text: str) -> float:
+    """The limit that the text of PyTorch's own variable has, read as PyTorch reads it, which has found no mistake in the text."""
+    tokens = re.findall(r"[][,:]|[^][,:]+", re.sub(r"\s+", "", text))
+    values = [value for key, colon, value in zip(tokens, tokens[1:], tokens[2:]) if (key, colon) == (_FRACTION, ":")]
+    # As far as it is a number.
+    number = re.match(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", values[-1] if values else "1", re.IGNORECASE)
+    return float(number.group()) if number else 1.0
 
 
 def for_children(keys: Mapping[str, str]) -> str:
     """The configuration for processes that this one starts. They do not write into this one's recording."""
     return text({key: value for key, value in keys.items() if key != "record" or "%p" in value})
-
-
-def _of_pytorch(environment: Mapping[str, str]) -> dict[str, str]:
-    name = next((name for name in _PYTORCH_VARIABLES if name in environment), None)
-    keys = {} if name is None else _split(environment[name])
-    backend = keys.get("backend", "native")
-    if backend != "native":
-        raise RuntimeError(
-            f"{name} asks for backend:{backend}, and gapless takes the place of PyTorch's backends: leave one of them out"
-        )
-    fraction = keys.get("per_process_memory_fraction")
-    if fraction is None:
-        return {}
-    try:
-        part = float(fraction)
-    except ValueError:
-        part = 0.0
-    if not 0 < part <= 1:
-        raise RuntimeError(f"{name}: per_process_memory_fraction:{fraction} cannot be used: give a number above 0 and at most 1")
-    return {"budget": f"{part:f}"}
 
 
 def _split(text: str) -> dict[str, str]:

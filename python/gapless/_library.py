@@ -159,6 +159,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gapless_torch_malloc": (c_void_p, [c_ssize_t, c_int, c_void_p]),
     "gapless_torch_free": (None, [c_void_p, c_size_t, c_int, c_void_p]),
     "gapless_torch_reset": (None, []),
+    "gapless_torch_limit": (c_int32, [c_double]),
     "gapless_torch_set_fraction": (c_int32, [c_double, c_int32]),
     "gapless_torch_record_stream": (None, [c_void_p, c_void_p]),
     "gapless_torch_base_alloc": (c_void_p, [c_void_p, POINTER(c_size_t)]),

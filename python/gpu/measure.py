@@ -1,12 +1,13 @@
 """What the scripts beside this one share: one way to set up, to time a step, and to say what was seen.
 
-Nothing here knows which allocator is in use.
+Nothing here depends on which allocator is in use.
 """
 
 import argparse
 import contextlib
 import json
 import statistics
+import sys
 import time
 
 import torch
@@ -98,6 +99,12 @@ class Steps:
         }
 
 
+def allocator():
+    """What allocates: gapless's ``object`` or ``plug-in``, where the process is on gapless, else PyTorch's name of its allocator."""
+    on_gapless = sys.modules.get("gapless.torch")
+    return (on_gapless and on_gapless.backend()) or torch.cuda.get_allocator_backend()
+
+
 def memory():
     """What ``torch.cuda`` says about memory, where there is a GPU."""
     if not torch.cuda.is_available():
@@ -106,7 +113,7 @@ def memory():
     stats = torch.cuda.memory_stats()
     free, total = torch.cuda.mem_get_info()
     return {
-        "backend": torch.cuda.get_allocator_backend(),
+        "backend": allocator(),
         "expandable": any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot()),
         "allocated": torch.cuda.memory_allocated(),
         "reserved": torch.cuda.memory_reserved(),

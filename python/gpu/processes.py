@@ -22,7 +22,7 @@ def holds(block, value):
 
 def start_gapless():
     """A child process runs on what its parent runs on."""
-    if os.environ.get("PROCESSES_BACKEND") == "gapless":
+    if os.environ.get("PROCESSES_BACKEND") == "object":
         import gapless.torch
 
         gapless.torch.enable()
@@ -68,7 +68,7 @@ def main():
     arguments = measure.parser(__doc__).parse_args()
     checks = measure.Checks(kernels=not arguments.no_kernels)
     torch.cuda.init()
-    os.environ["PROCESSES_BACKEND"] = torch.cuda.get_allocator_backend()
+    os.environ["PROCESSES_BACKEND"] = measure.allocator()
     context = torch.multiprocessing.get_context("spawn")
     questions, answers = context.Queue(), context.Queue()
     other = context.Process(target=child, args=(questions, answers))
@@ -94,7 +94,7 @@ def main():
     questions.put(None)
     other.join(timeout=50)
     checks.expect(other.exitcode == 0, "the other process ends well")
-    if torch.cuda.get_allocator_backend() == "gapless":
+    if os.environ["PROCESSES_BACKEND"] == "object":
         killed_sender(checks, context)
     measure.finish({"checks": checks.done})
 

@@ -226,9 +226,9 @@ class Stage:
         if self.arguments.on_cpu:
             return
         # The allocator object is what users get. On the plug-in this would be a test of something else.
-        backend, wanted = run["memory"]["backend"], ["gapless"] if policy == "gapless" else ["native"]
+        backend, wanted = run["memory"]["backend"], ["object"] if policy == "gapless" else ["native"]
         if policy == "gapless" and self.arguments.plug_in:
-            wanted.append("pluggable")
+            wanted.append("plug-in")
         self.backends[policy] = backend
         if backend not in wanted:
             raise Failed(f"{policy}: PyTorch allocated through '{backend}', not '{wanted[0]}'")
@@ -428,7 +428,7 @@ def table(result):
         named = [f"Python {found.get('python')}", f"PyTorch {found.get('torch')}", found.get("device") or "no GPU"]
         lines += [", ".join(named), ""]
     for policy, backend in result["backends"].items():
-        lines += [f"PyTorch's name of the allocator under {policy}: `{backend}`.", ""]
+        lines += [f"What allocated under {policy}: `{backend}`.", ""]
     lines += ["| part | outcome | seconds | |", "| --- | --- | --: | --- |"]
     for part in result["parts"]:
         reason = part["reason"].replace("|", "/").replace("\n", " ")

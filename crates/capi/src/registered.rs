@@ -85,7 +85,7 @@ pub extern "C" fn gapless_torch_registered_malloc(size: isize, device: i32, stre
     let mut pointer = std::ptr::null_mut();
     let _ = guard(|| {
         let bytes = u64::try_from(size).map_err(|_| Failure::argument(format!("a request of {size} bytes")))?;
-        pointer = device_pointer(device_of(device)?.alloc_registered(bytes, stream_id(stream))?);
+        pointer = device_pointer(device_of(device)?.alloc_segment(bytes, stream_id(stream))?);
         Ok(())
     });
     pointer
@@ -95,10 +95,12 @@ pub extern "C" fn gapless_torch_registered_malloc(size: isize, device: i32, stre
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_registered_free(
     pointer: *mut c_void,
-    _size: isize,
+    size: isize,
     device: i32,
     _stream: *mut CUstream_st,
 ) {
     static REPORTED: AtomicU32 = AtomicU32::new(0);
-    report_failure(&REPORTED, || Ok(device_of(device)?.free_registered(address(pointer))?));
+    report_failure(&REPORTED, || {
+        Ok(device_of(device)?.free_segment(address(pointer), u64::try_from(size).unwrap_or(0))?)
+    });
 }

@@ -114,7 +114,7 @@ impl<D: DeviceDriver> Device<D> {
         if let AllocError::OutOfMemory(report) = &mut error {
             let held = self.main.allocator.reserved_bytes() + self.pools.held_bytes();
             report.add_elsewhere(held.saturating_sub(report.reserved_bytes));
-            if self.main.allocator.has_set_budget() {
+            if self.has_budget() {
                 report.budget_bytes = self.pools.whole_budget();
             }
         }
@@ -130,6 +130,11 @@ impl<D: DeviceDriver> Device<D> {
             }
             _ => error.to_string(),
         }
+    }
+
+    /// Whether a budget was set. Else the device is the budget.
+    pub fn has_budget(&self) -> bool {
+        self.main.allocator.has_set_budget()
     }
 
     /// Sets the budget of the main allocator and of all pools together.
@@ -149,6 +154,17 @@ impl<D: DeviceDriver> Device<D> {
         let budget = if part == 0.0 { Budget::Bytes(0) } else { fraction()? };
         let total = self.main.allocator.driver().memory_info()?.total;
         self.set_budget(budget.of(total))
+    }
+
+    /// Lends an allocator beside gapless, such as PyTorch's own, all of the budget that gapless does not hold. Returns the most bytes
+    /// that it may hold; `None` where no budget was set. Until [`settle_beside`](Self::settle_beside) gapless holds no more than it does.
+    pub fn lend_beside(&self) -> Option<u64> {
+        self.pools.lend_beside()
+    }
+
+    /// Records how many bytes an allocator beside gapless holds. They count against the budget.
+    pub fn settle_beside(&self, bytes: u64) {
+        self.pools.settle_beside(bytes);
     }
 
     #[inline]

@@ -43,6 +43,29 @@ impl<D: DeviceDriver> Device<D> {
         Ok(self.registered.add(self.main.allocator.alloc_registered(bytes, stream)?))
     }
 
+    /// The same for an allocator beside gapless, such as PyTorch's own, which counts the block among what it holds. Freed by
+    /// [`free_segment`](Self::free_segment).
+    ///
+    /// # Errors
+    /// The allocator's.
+    pub fn alloc_segment(&self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, Error> {
+        self.pools.begin_segment(bytes);
+        let block =
+            self.main.allocator.alloc_registered(bytes, stream).inspect_err(|_| self.pools.end_segment(bytes))?;
+        Ok(self.registered.add(block))
+    }
+
+    /// Frees a block of [`alloc_segment`](Self::alloc_segment), after a wait for the streams that it was allocated for and recorded
+    /// on. `bytes` are those of its request.
+    ///
+    /// # Errors
+    /// [`Error::NotRegistered`].
+    pub fn free_segment(&self, addr: DeviceAddr, bytes: u64) -> Result<(), Error> {
+        self.free_registered(addr)?;
+        self.pools.end_segment(bytes);
+        Ok(())
+    }
+
     /// Records that a stream also uses a registered block: freeing it waits for that stream, too.
     ///
     /// # Errors

@@ -5,6 +5,7 @@
 //!
 //! Threads: any. Cost: an atomic load once the allocator exists.
 
+use crate::budget::Budget;
 use crate::conf::Conf;
 use crate::device::Device;
 use crate::driver::DeviceDriver;
@@ -21,10 +22,18 @@ use std::sync::{Arc, LazyLock, OnceLock};
 /// The devices that a process uses, and what they share.
 pub struct Process<D: DeviceDriver> {
     devices: [OnceLock<Device<D>>; MOST_DEVICES],
-    /// The text that `configure` was given. Locked while a device is made.
-    making: Mutex<Option<String>>,
+    /// Locked while a device is made.
+    making: Mutex<Given>,
     history: LazyLock<Arc<History>>,
     open: fn(u32, Sharing) -> Result<D, OpenError>,
+}
+
+/// What a program has said of devices that are to be made.
+struct Given {
+    /// The text that `configure` was given.
+    conf: Option<String>,
+    /// The part of a device's memory that `limit` was given.
+    part: Option<f64>,
 }
 
 impl<D: DeviceDriver> Process<D> {
@@ -33,7 +42,7 @@ impl<D: DeviceDriver> Process<D> {
     pub const fn new(open: fn(u32, Sharing) -> Result<D, OpenError>) -> Self {
         Self {
             devices: [const { OnceLock::new() }; MOST_DEVICES],
-            making: Mutex::new(None),
+            making: Mutex::new(Given { conf: None, part: None }),
             history: LazyLock::new(|| Arc::new(History::new())),
             open,
         }
@@ -100,12 +109,24 @@ impl<D: DeviceDriver> Process<D> {
     /// [`Error::Conf`] for one that does not parse, [`Error::Configured`] once a device is in use.
     pub fn configure(&self, conf: &str) -> Result<(), Error> {
         Conf::parse(conf).map_err(Error::Conf)?;
-        let mut configured = self.making.lock();
+        let mut given = self.making.lock();
         if self.devices().next().is_some() {
             return Err(Error::Configured);
         }
-        *configured = Some(conf.to_owned());
+        given.conf = Some(conf.to_owned());
         Ok(())
+    }
+
+    /// Has each device, also those that are not in use yet, hold at most a part of its memory, from 0 to 1, where it has no budget.
+    ///
+    /// # Errors
+    /// [`Error::Fraction`] for a part that is none, else as [`Device::set_budget_part`].
+    pub fn limit(&self, part: f64) -> Result<(), Error> {
+        if !(0.0..=1.0).contains(&part) {
+            return Err(Error::Fraction(part));
+        }
+        self.making.lock().part = Some(part);
+        self.devices().filter(|device| !device.has_budget()).try_for_each(|device| device.set_budget_part(part))
     }
 
     /// At the end of the process: completes the recordings. What cannot be completed is reported on stderr.
@@ -125,18 +146,23 @@ impl<D: DeviceDriver> Process<D> {
         ordinal: u32,
         open: impl FnOnce(&Conf) -> Result<Arc<D>, Error>,
     ) -> Result<&'a Device<D>, Error> {
-        let configured = self.making.lock();
+        let given = self.making.lock();
         if let Some(device) = slot.get() {
             return Ok(device);
         }
-        let conf = read_conf(configured.as_deref())?;
+        let mut conf = read_conf(given.conf.as_deref())?;
         // Once per process, not once per device.
         if self.devices().next().is_none() {
             for warning in &conf.warnings {
                 notice(format_args!("gapless: {VARIABLE}: {warning}"));
             }
         }
+        let limit = given.part.filter(|_| conf.budget.is_none());
+        conf.budget = conf.budget.or_else(|| Budget::fraction(limit?));
         let device = Device::new(ordinal, open(&conf)?, &conf, Arc::clone(&self.history))?;
+        if limit == Some(0.0) {
+            device.set_budget(0)?;
+        }
         let others: Vec<&Device<D>> = self.devices().collect();
         introduce(&device, &others, &conf.peers)?;
         Ok(slot.get_or_init(|| device))

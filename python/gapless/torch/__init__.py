@@ -15,16 +15,17 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Union
+from typing import Any, Callable, Optional, Union
 
 from .. import _conf, _library, _run, _start
 from . import _object
 from ._figures import Figures, record_history, snapshot
 from ._refusals import switch_off
 
-__all__ = ["enable", "is_enabled", "main", "registered_pool"]
+__all__ = ["backend", "enable", "is_enabled", "main", "registered_pool"]
 
-_enabled: Any = None
+# What PyTorch was given: "object" or "plug-in", and how to find out whether it is still in use.
+_given: Optional[tuple[str, Callable[[], int]]] = None
 # The configuration that holds.
 _settings: dict[str, str] = {}
 # Far from the ids that PyTorch makes for graphs.
@@ -33,7 +34,19 @@ _POOL_IDS = 1 << 40
 
 def is_enabled() -> bool:
     """Whether PyTorch allocates through gapless in this process."""
-    return _enabled is not None
+    return backend() is not None
+
+
+def backend() -> Optional[str]:
+    """How PyTorch allocates through gapless: through the ``"object"`` or the ``"plug-in"``; ``None`` where it does not.
+
+    Before CUDA starts, PyTorch lets any program replace the object (``change_current_allocator``), so that it is asked each time.
+    ``torch.cuda.get_allocator_backend()`` is ``native`` with the object, since that serves all that PyTorch's own allocator does.
+    """
+    if _given is None:
+        return None
+    name, is_used = _given
+    return name if is_used() else None
 
 
 def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, int, float, bool]) -> None:
@@ -41,7 +54,7 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
 
     ``budget`` and ``settings`` are the keys of ``GAPLESS_CONF`` (``slack``, ``chunk``, ``log``, ``record``, ...). They are added to
     what that environment variable says, and count more where both have a key. ``per_process_memory_fraction`` of PyTorch's own
-    variable is the budget if nobody gives one. A second call may change settings until the first allocation.
+    variable is a limit where nobody gives a budget. A second call may change settings until the first allocation.
 
     Processes that this one starts are on gapless as well, with the same settings: ``GAPLESS_TORCH`` carries them.
 
@@ -49,15 +62,15 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
     as a warning says. With that one, ``torch.backends.cudnn.benchmark`` and the CUDA graphs of ``torch.compile`` are switched off:
     PyTorch refuses them to every plug-in. A warning says so where a program asks for one of them.
 
-    Raises ``RuntimeError`` when CUDA is initialised already, this PyTorch has no interface for allocators, its own variable asks for
-    another allocator, or settings come too late; ``gapless.GaplessError`` for a setting that cannot be used.
+    Raises ``RuntimeError`` when CUDA is initialised already, this PyTorch has no interface for allocators, it has another allocator
+    than its own already, or settings come too late; ``gapless.GaplessError`` for a setting that cannot be used.
     """
-    global _enabled
+    global _given
     arguments = _conf.of_arguments(settings if budget is None else {"budget": budget, **settings})
     import torch
 
     # Asked for by GAPLESS_TORCH, it was enabled by that import.
-    if _enabled is not None:
+    if _given is not None:
         _change_settings(arguments)
         return
 
@@ -70,6 +83,12 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
             "too late: PyTorch has already initialised CUDA. Call gapless.torch.enable() before anything touches the "
             "GPU, right after the imports, or run the script with python -m gapless.torch script.py"
         )
+    taken = torch.cuda.memory.get_allocator_backend()
+    if taken != "native":
+        raise RuntimeError(
+            f"PyTorch allocates through {taken!r} already, as its variable or the program asks for, and gapless takes the place of "
+            "PyTorch's own allocator: leave one of them out"
+        )
     library = _library.load()
     keys = {**_conf.of_environment(os.environ), **arguments}
     try:
@@ -78,11 +97,13 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
         # In use already by another front end, with these settings.
         if error.status != _library.IN_USE or keys != _conf.given(os.environ):
             raise
-    if _install_object(torch):
-        _enabled = torch
+    is_used = _install_object(torch)
+    if is_used is not None:
+        _given = "object", is_used
         _settings.update(keys)
         _tell_children()
         return
+    _limit_plug_in(library, torch)
     _throw_failures(library, torch)
     try:
         allocator = torch.cuda.memory.CUDAPluggableAllocator(
@@ -94,8 +115,8 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
         raise RuntimeError(
             f"PyTorch did not take the allocator ({error}): call gapless.torch.enable() before anything touches the GPU"
         ) from error
-    # PyTorch keeps the allocator, not the Python object whose functions it calls.
-    _enabled = allocator
+    # PyTorch replaces no plug-in.
+    _given = "plug-in", lambda: 1
     _settings.update(keys)
     _tell_children()
     _provide(torch)
@@ -139,18 +160,30 @@ def _change_settings(arguments: dict[str, str]) -> None:
     _tell_children()
 
 
-def _install_object(torch: Any) -> bool:
+def _install_object(torch: Any) -> Optional[Callable[[], int]]:
     """Prefers the allocator object to the plug-in interface, and says why where it cannot be had."""
     if os.environ.get("GAPLESS_TORCH_OBJECTS") == "off":
-        return False
-    problem = _object.install(torch)
-    if problem is not None:
-        warnings.warn(
-            f"gapless uses PyTorch's plug-in interface, which serves less than PyTorch's own allocator does: {problem}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    return problem is None
+        return None
+    installed = _object.install(torch)
+    if not isinstance(installed, str):
+        return installed
+    warnings.warn(
+        f"gapless uses PyTorch's plug-in interface, which serves less than PyTorch's own allocator does: {installed}",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return None
+
+
+def _limit_plug_in(library: ctypes.CDLL, torch: Any) -> None:
+    """Limits a plug-in as PyTorch's own variable asks for: that of the object comes from PyTorch's own allocator."""
+    text = _conf.of_pytorch(os.environ)
+    # Raises what PyTorch raises for what it cannot read, in whichever variable.
+    for name in ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings"):
+        if hasattr(torch._C, name):
+            getattr(torch._C, name)(text)
+            break
+    _library.check(library.gapless_torch_limit(_conf.memory_fraction(text)))
 
 
 def _tell_children() -> None:
@@ -203,6 +236,7 @@ def _provide(torch: Any) -> None:
     """Provides what PyTorch refuses for plug-ins. All of ``torch.cuda.memory`` calls these functions of ``torch._C``."""
     figures: dict[int, Figures] = {}
     fractions: dict[int, float] = {}
+    limit = _conf.memory_fraction(_conf.of_pytorch(os.environ))
 
     def of(device: int) -> Figures:
         return figures.setdefault(device, Figures(device))
@@ -225,7 +259,7 @@ def _provide(torch: Any) -> None:
         fractions[device] = fraction
 
     def get_fraction(device: int) -> float:
-        return fractions.get(device, 1.0)
+        return fractions.get(device, limit)
 
     def start(enabled: Any, entries: int, clear: bool) -> None:
         if enabled:

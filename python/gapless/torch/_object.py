@@ -14,7 +14,7 @@ import os
 import resource
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 from .. import _frames, _library
 
@@ -28,8 +28,11 @@ _NUMBERS = (
 ).split()
 
 
-def install(torch: Any) -> Optional[str]:
-    """Makes PyTorch allocate through the object. Returns ``None``, or why that cannot be: nothing has changed then."""
+def install(torch: Any) -> Union[str, Callable[[], int]]:
+    """Makes PyTorch allocate through the object.
+
+    Returns a function that says whether PyTorch still does, or why that cannot be: nothing has changed then.
+    """
     minor = ".".join(torch.__version__.split(".")[:2])
     folder = Path(os.environ.get("GAPLESS_TORCH_OBJECTS") or _library.FOLDER)
     file = folder / f"_torch_object_{minor.replace('.', '_')}.so"
@@ -53,7 +56,8 @@ def install(torch: Any) -> Optional[str]:
         return f"{file.name} does not fit PyTorch {torch.__version__}: {read}"
     shim.gapless_object_use(1)
     _kept.append(_frames.explain_refusals(shim.gapless_object_explain_refusals, _snapshot_of(torch)))
-    return None
+    is_used: Callable[[], int] = shim.gapless_object_is_used
+    return is_used
 
 
 # The functions that C++ calls.
@@ -110,7 +114,7 @@ def _in_a_child(check: Callable[[], Optional[str]]) -> Optional[str]:
 def _misread(torch: Any) -> Optional[str]:
     """Returns what PyTorch reads wrongly of answers whose numbers are known; ``None`` if it is nothing."""
     name = torch._C._cuda_getAllocatorBackend()
-    if name != "gapless":
+    if name != "planted":
         return f"its name is read as {name!r}"
     return _different(torch._C._cuda_memoryStats(0), _planted_stats(), "statistics") or _different(
         torch._C._cuda_memorySnapshot((0, 0)), _planted_snapshot(), "snapshot"

@@ -51,6 +51,11 @@ __attribute__((visibility("default"))) void gapless_object_use(int on) {
     c10::SetAllocator(c10::kCUDA, chosen, UINT8_MAX);
 }
 
+// Whether PyTorch uses the object.
+__attribute__((visibility("default"))) int gapless_object_is_used() {
+    return gapless::native::allocator.load() == gapless::AllocatorObject::instance;
+}
+
 // Has a function add to the text of each refusal while a history is kept. It runs on the thread of the request.
 __attribute__((visibility("default"))) void gapless_object_explain_refusals(gapless::Explain explain) {
     gapless::AllocatorObject::instance->explain_refusals(explain);

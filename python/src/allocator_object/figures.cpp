@@ -167,33 +167,33 @@ native::SnapshotInfo AllocatorObject::snapshot(PoolId pool) {
     if (planted_) {
         return planted_snapshot();
     }
-#if GAPLESS_TORCH >= 211
-    auto result = native_->snapshot(pool, with_traces);
-#else
-    auto result = native_->snapshot(pool);
-#endif
-    auto unix_time = clock_.makeConverter();
-    result.device_traces.resize(std::max<size_t>(result.device_traces.size(), devices_));
+    auto unix_nanoseconds = clock_.makeConverter();
+    auto unix_time = [&](auto &time) { time.t_ = unix_nanoseconds(time.approx_t_) / 1000; };
+    std::vector<plain::SegmentInfo> segments;
+    std::vector<std::vector<plain::TraceEntry>> traces(devices_);
     for (int device = 0; device < devices_; device++) {
         auto index = static_cast<DeviceIndex>(device);
         std::vector<Extent> extents;
-        add_segments(index, pool, result.segments, extents);
-        if (!with_traces) {
-            continue;
+        add_segments(index, pool, segments, extents);
+        if (with_traces) {
+            traces[device] = history_.entries(index, pool, std::move(extents));
         }
-        auto entries = history_.entries(index, pool, std::move(extents));
-        for (auto &entry : entries) {
-            entry.time_.t_ = unix_time(entry.time_.approx_t_);
+        for (auto &entry : traces[device]) {
+            unix_time(entry.time_);
         }
-        auto &traces = result.device_traces[device];
-        auto middle = traces.insert(traces.end(), std::make_move_iterator(entries.begin()),
-                                    std::make_move_iterator(entries.end()));
-        std::inplace_merge(traces.begin(), middle, traces.end(),
-                           [](const auto &one, const auto &two) { return one.time_.t_ < two.time_.t_; });
     }
+    // After the traces: a snapshot is an event of the next one.
+#if GAPLESS_TORCH >= 211
+    auto result = native_->snapshot(pool, false);
+#else
+    auto result = native_->snapshot(pool);
+#endif
+    result.segments.insert(result.segments.end(), std::make_move_iterator(segments.begin()),
+                           std::make_move_iterator(segments.end()));
+    result.device_traces = std::move(traces);
     if (with_traces) {
         for (auto &annotation : history_.annotations()) {
-            annotation.time_.t_ = unix_time(annotation.time_.approx_t_);
+            unix_time(annotation.time_);
             result.external_annotations.push_back(std::move(annotation));
         }
     }
@@ -207,11 +207,13 @@ void AllocatorObject::recordHistory(bool enabled, plain::CreateContextFn recorde
                                     const std::vector<std::string> &skipped
 #endif
 ) {
+    // PyTorch's own allocator collects stacks for its trackers while it records. Its own record is not read.
+    const size_t of_native = std::min<size_t>(most, 1);
 #if GAPLESS_TORCH >= 211
-    native_->recordHistory(enabled, recorder, most, when, clear, skipped);
+    native_->recordHistory(enabled, recorder, of_native, when, clear, skipped);
 #else
     const std::vector<std::string> skipped;
-    native_->recordHistory(enabled, recorder, most, when, clear);
+    native_->recordHistory(enabled, recorder, of_native, when, clear);
 #endif
     history_.record(enabled, recorder, most, when, clear, skipped);
     follow();
@@ -229,7 +231,11 @@ void AllocatorObject::attachOutOfMemoryObserver(native::OutOfMemoryObserver obse
 }
 
 void AllocatorObject::attachAllocatorTraceTracker(plain::AllocatorTraceTracker tracker) {
-    native_->attachAllocatorTraceTracker(tracker);
+    native_->attachAllocatorTraceTracker([tracker](const plain::TraceEntry &entry) {
+        if (is_of_program(entry)) {
+            tracker(entry);
+        }
+    });
     history_.add_tracker(std::move(tracker));
     follow();
 }

@@ -50,7 +50,7 @@ void History::pop_compile_context() {
 void History::record(bool enabled, plain::CreateContextFn recorder, size_t most, RecordContext when, bool clear,
                      const std::vector<std::string> &skipped) {
     TORCH_CHECK(when == RecordContext::NEVER || recorder != nullptr, "a memory history with stacks needs a recorder of stacks");
-    std::deque<TraceEntry> dropped;  // Ends outside of the lock: stacks may be many.
+    std::deque<Noted> dropped;  // Ends outside of the lock: stacks may be many.
     std::lock_guard<std::mutex> lock(mutex_);
     skipped_.clear();
 #if GAPLESS_TORCH >= 211
@@ -99,13 +99,25 @@ void History::note(TraceEntry entry) {
     for (const auto &tracker : trackers_) {
         tracker(entry);
     }
+    keep(std::move(entry), false);
+}
+
+// Called with the lock held.
+void History::keep(TraceEntry entry, bool is_native) {
     if (!recording_ || most_ == 0 || skipped_.count(entry.action_) > 0) {
         return;
     }
     if (entries_.size() >= most_) {
         entries_.pop_front();
     }
-    entries_.push_back(std::move(entry));
+    entries_.push_back({std::move(entry), is_native});
+}
+
+void History::native_event(const TraceEntry &entry) {
+    if (recording()) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        keep(entry, true);
+    }
 }
 
 void History::allocated(const Block &block) {
@@ -285,8 +297,13 @@ std::vector<TraceEntry> History::entries(DeviceIndex device, PoolId pool, std::v
         found.push_back(std::move(segment));
     };
     std::lock_guard<std::mutex> lock(mutex_);
-    for (auto entry = entries_.rbegin(); entry != entries_.rend(); ++entry) {
+    for (auto noted = entries_.rbegin(); noted != entries_.rend(); ++noted) {
+        const TraceEntry *entry = &noted->entry;
         if (entry->device_ != device || (pool != PoolId{0, 0} && entry->mempool_ != pool)) {
+            continue;
+        }
+        if (noted->is_native) {
+            found.push_back(*entry);
             continue;
         }
         // A block ends where its rounded size says.

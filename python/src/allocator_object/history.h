@@ -1,5 +1,6 @@
 // What PyTorch wants to know of single allocations: the memory history with stack traces, trackers, annotations. All of it is in
-// PyTorch's own types. The allocator asks `watching` before it tells anything.
+// PyTorch's own types. The allocator asks `watching` before it tells anything. What PyTorch's own allocator tells its trackers is in
+// the same history, so that the events of both are in the order in which they happened.
 #pragma once
 
 #include <atomic>
@@ -60,6 +61,9 @@ class History {
     void freed(const Block &block);
     void refused(DeviceIndex device, size_t free_bytes, size_t bytes, cudaStream_t stream, PoolId pool);
 
+    // An event of PyTorch's own allocator. Called inside it.
+    void native_event(const plain::TraceEntry &entry);
+
     // Memory that was mapped; memory that is about to be unmapped. Called inside the allocator.
     void mapped(DeviceIndex device, size_t address, size_t bytes);
     void unmapping(DeviceIndex device, size_t address, size_t bytes);
@@ -76,7 +80,13 @@ class History {
     static std::string &user_metadata();
 
    private:
+    struct Noted {
+        plain::TraceEntry entry;
+        bool is_native;
+    };
+
     void note(plain::TraceEntry entry);
+    void keep(plain::TraceEntry entry, bool is_native);
     void note_segment(plain::TraceEntry::Action action, DeviceIndex device, size_t address, size_t bytes);
     Context gather(plain::RecordContext level) const;
     void watch();
@@ -88,7 +98,7 @@ class History {
 
     std::mutex mutex_;
     std::vector<plain::AllocatorTraceTracker> trackers_;
-    std::deque<plain::TraceEntry> entries_;
+    std::deque<Noted> entries_;
     std::deque<plain::AnnotationEntry> annotations_;
     std::unordered_map<const void *, Context> contexts_;  // Of live allocations.
     std::unordered_map<size_t, std::pair<cudaStream_t, PoolId>> mapped_for_;  // By address, as far as it was told.

@@ -9,6 +9,7 @@
 namespace gapless {
 
 AllocatorObject *AllocatorObject::instance = nullptr;
+thread_local AllocatorObject::Asking AllocatorObject::asking = AllocatorObject::Asking::Nothing;
 
 AllocatorObject::AllocatorObject(Library library, CUDAAllocator *native) : gapless_(library), native_(native) {}
 
@@ -22,6 +23,22 @@ DeviceIndex current_device() {
 
 c10::Device on(int device) { return {c10::kCUDA, static_cast<DeviceIndex>(device)}; }
 
+constexpr size_t MIB = 1 << 20;
+
+// The bytes that PyTorch's own allocator asks the driver for when it needs so many.
+size_t segment_bytes(size_t bytes) {
+#if GAPLESS_TORCH >= 211
+    const size_t middle = c10::CachingAllocator::AcceleratorAllocatorConfig::large_segment_size();
+#else
+    const size_t middle = 20 * MIB;
+#endif
+    bytes = (bytes + 511) / 512 * 512;
+    if (bytes <= MIB) {
+        return 2 * MIB;
+    }
+    return bytes < 10 * MIB ? middle : (bytes + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);
+}
+
 const c10::impl::PyInterpreter *tracer() { return c10::impl::GPUTrace::get_trace(); }
 
 }  // namespace
@@ -32,8 +49,24 @@ void AllocatorObject::check(int status, const char *what) const {
 
 void AllocatorObject::init(int devices) {
     native_->init(devices);
+    if (!initialized_) {
+        native_->attachAllocatorTraceTracker([this](const plain::TraceEntry &entry) {
+            if (is_of_program(entry)) {
+                history_.native_event(entry);
+            }
+        });
+    }
     devices_ = devices;
     initialized_ = true;
+    // PyTorch's own allocator has read the limit in PyTorch's variable, the same for each device.
+    double fraction = devices > 0 ? native_->getMemoryFraction(0) : 1.0;
+    if (fraction < 1.0) {
+        check(gapless_.torch_limit(fraction), "per_process_memory_fraction");
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (int device = 0; device < devices; device++) {
+            fractions_[device] = fraction;
+        }
+    }
 }
 
 void AllocatorObject::release(void *pointer) { instance->give(pointer, Refusal::Warn); }
@@ -70,7 +103,7 @@ void AllocatorObject::raw_delete(void *pointer) { give(pointer, Refusal::Throw);
 void *AllocatorObject::take(DeviceIndex device, size_t bytes, cudaStream_t stream) {
     Route route = pools_.of(device, stream);
     if (C10_UNLIKELY(route.owner == Owner::Native || !enabled_.load(std::memory_order_relaxed))) {
-        return take_native(device, bytes, stream);
+        return take_native(device, bytes, stream, route.pool);
     }
     std::optional<History::Cause> cause;
     if (C10_UNLIKELY(history_.watching())) {
@@ -83,6 +116,9 @@ void *AllocatorObject::take(DeviceIndex device, size_t bytes, cudaStream_t strea
     int status = gapless_.torch_alloc(device, bytes, reinterpret_cast<CUstream_st *>(stream), pool, &pointer);
     if (C10_UNLIKELY(status != GAPLESS_OK)) {
         pointer = retry(device, bytes, stream, pool, status);
+        if (!is_ours(pointer)) {
+            return pointer;
+        }
     }
     if (C10_UNLIKELY(history_.watching() || c10::memoryProfilingEnabled())) {
         tell_allocated(pointer);
@@ -94,14 +130,14 @@ void *AllocatorObject::take(DeviceIndex device, size_t bytes, cudaStream_t strea
 }
 
 // Memory that PyTorch's own allocator serves. Where it finds none, gapless gives back what it has cached, and it tries again.
-void *AllocatorObject::take_native(DeviceIndex device, size_t bytes, cudaStream_t stream) {
+void *AllocatorObject::take_native(DeviceIndex device, size_t bytes, cudaStream_t stream, PoolId pool) {
     for (bool is_last = false;; is_last = true) {
         try {
-            return native_->raw_alloc_with_stream(bytes, stream);
+            return take_native_once(device, bytes, stream);
         } catch (const c10::OutOfMemoryError &) {
             uint64_t released = 0;
             if (is_last || gapless_.torch_trim(device, 0, &released) != GAPLESS_OK || released == 0) {
-                tell_observers(device, bytes);
+                tell_refused(device, bytes, stream, pool);
                 throw;
             }
             count_retry(device);
@@ -109,20 +145,82 @@ void *AllocatorObject::take_native(DeviceIndex device, size_t bytes, cudaStream_
     }
 }
 
-// Tells those who want to know of every request that fails. Returns the bytes that the device has free.
-size_t AllocatorObject::tell_observers(DeviceIndex device, size_t bytes) {
+// Both allocators together hold at most what the limit says: for one request, PyTorch's own is lent what gapless does not hold.
+void *AllocatorObject::take_native_once(DeviceIndex device, size_t bytes, cudaStream_t stream) {
+    uint64_t lent = 0;
+    check(gapless_.torch_lend_native(device, &lent), "the limit");
+    if (lent == UINT64_MAX) {
+        return ask_native(bytes, stream);
+    }
+    std::lock_guard<std::recursive_mutex> lock(lending_);
+    check(gapless_.torch_lend_native(device, &lent), "the limit");
     size_t free_bytes = 0;
     size_t total_bytes = 0;
-    (void)cudaMemGetInfo(&free_bytes, &total_bytes);
+    C10_CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    // The half keeps the number of bytes as it is when it is rounded down.
+    double fraction = (static_cast<double>(lent) + 0.5) / static_cast<double>(total_bytes);
+    native_->setMemoryFraction(std::min(fraction, 1.0), device);
+    try {
+        void *pointer = ask_native(bytes, stream);
+        settle_native(device);
+        return pointer;
+    } catch (...) {
+        settle_native(device);
+        throw;
+    }
+}
+
+// What PyTorch's own allocator holds counts against the limit.
+void AllocatorObject::settle_native(DeviceIndex device) {
+    std::lock_guard<std::recursive_mutex> lock(lending_);
+    auto held = native_->getDeviceStats(device).reserved_bytes[0].current;
+    check(gapless_.torch_settle_native(device, static_cast<uint64_t>(held)), "the limit");
+}
+
+// Whether an event of PyTorch's own allocator is one of the program's. Where it has no memory, others are asked before the request fails.
+bool AllocatorObject::is_of_program(const plain::TraceEntry &entry) {
+    return asking == Asking::Nothing || (asking == Asking::Memory && entry.action_ != plain::TraceEntry::OOM);
+}
+
+void *AllocatorObject::ask_native(size_t bytes, cudaStream_t stream) {
+    struct Restored {
+        Asking before = asking;
+        ~Restored() { asking = before; }
+    } restored;
+    asking = Asking::Memory;
+    return native_->raw_alloc_with_stream(bytes, stream);
+}
+
+// Memory of a pool of PyTorch's own allocator that lends, or nothing.
+void *AllocatorObject::take_lent(DeviceIndex device, size_t bytes, cudaStream_t stream) {
+    try {
+        return pools_.some_native_lends(device) ? take_native_once(device, bytes, stream) : nullptr;
+    } catch (const c10::OutOfMemoryError &) {
+        count_retry(device);
+        return nullptr;
+    }
+}
+
+// Tells observers and the history of a request that fails, with the figures that they have natively.
+void AllocatorObject::tell_refused(DeviceIndex device, size_t bytes, cudaStream_t stream, PoolId pool) {
+    size_t free_bytes = 0;
+    size_t allowed_bytes = 0;
+    (void)cudaMemGetInfo(&free_bytes, &allowed_bytes);
     std::vector<native::OutOfMemoryObserver> observers;
     {
         std::lock_guard<std::mutex> lock(mutex_);
         observers = observers_;
+        auto fraction = fractions_.find(device);
+        if (fraction != fractions_.end()) {
+            allowed_bytes = static_cast<size_t>(fraction->second * static_cast<double>(allowed_bytes));
+        }
     }
     for (const auto &observer : observers) {
-        observer(device, bytes, total_bytes, free_bytes);
+        observer(device, segment_bytes(bytes), allowed_bytes, free_bytes);
     }
-    return free_bytes;
+    if (history_.watching()) {
+        history_.refused(device, free_bytes, bytes, stream, pool);
+    }
 }
 
 bool AllocatorObject::native_holds(DeviceIndex device) const {
@@ -135,6 +233,7 @@ void *AllocatorObject::retry(DeviceIndex device, size_t bytes, cudaStream_t stre
     if (status == GAPLESS_ERROR_OUT_OF_MEMORY && native_holds(device) &&
         c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None) {
         native_->emptyCache();
+        settle_native(device);
         count_retry(device);
         void *pointer = nullptr;
         status = gapless_.torch_alloc(device, bytes, reinterpret_cast<CUstream_st *>(stream), pool, &pointer);
@@ -145,11 +244,10 @@ void *AllocatorObject::retry(DeviceIndex device, size_t bytes, cudaStream_t stre
     }
     TORCH_CHECK(status == GAPLESS_ERROR_OUT_OF_MEMORY, text);
 
-    size_t free_bytes = tell_observers(device, bytes);
-    if (history_.watching()) {
-        PoolId of = pool == nullptr ? PoolId{0, 0} : PoolId{pool->first, pool->second};
-        history_.refused(device, free_bytes, bytes, stream, of);
+    if (void *lent = pool == nullptr ? take_lent(device, bytes, stream) : nullptr) {
+        return lent;
     }
+    tell_refused(device, bytes, stream, pool == nullptr ? PoolId{0, 0} : PoolId{pool->first, pool->second});
     Figures figures;
     if (gapless_.torch_get_stats(device, nullptr, &figures) == GAPLESS_OK) {
         c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), figures.live_bytes, figures.reserved_bytes, on(device));
@@ -157,7 +255,9 @@ void *AllocatorObject::retry(DeviceIndex device, size_t bytes, cudaStream_t stre
     Explain explain = explain_.load();
     if (explain != nullptr && history_.recording()) {
         char more[4096];
+        asking = Asking::Explanation;
         text.append(more, std::min(explain(device, more, sizeof(more)), sizeof(more)));
+        asking = Asking::Nothing;
     }
     C10_THROW_ERROR(OutOfMemoryError, text);
 }
@@ -254,6 +354,7 @@ void AllocatorObject::emptyCache(PoolId pool) {
         if (pools_.owner(static_cast<DeviceIndex>(device), pool) == Owner::Gapless) {
             check(gapless_.torch_trim(device, pool != PoolId{0, 0}, nullptr), "empty_cache");
         }
+        settle_native(static_cast<DeviceIndex>(device));
     }
 }
 
@@ -273,6 +374,7 @@ void AllocatorObject::setMemoryFraction(double fraction, DeviceIndex device) {
     TORCH_CHECK_VALUE(fraction >= 0 && fraction <= 1, "invalid fraction: ", fraction, ". Must be in [0, 1]");
     check(gapless_.torch_set_fraction(fraction, device), "set_per_process_memory_fraction");
     native_->setMemoryFraction(fraction, device);
+    settle_native(device);
     std::lock_guard<std::mutex> lock(mutex_);
     fractions_[device] = fraction;
 }

@@ -30,6 +30,9 @@ class AllocatorObject final : public CUDAAllocator {
     // Answers of a fixed kind, by which the layout of what is returned is proved.
     void plant(bool on) { planted_ = on; }
     static void release(void *pointer);
+    // What this thread asks of PyTorch's own allocator for itself: a snapshot to explain a refusal, or memory that it may not have.
+    enum class Asking { Nothing, Explanation, Memory };
+    static thread_local Asking asking;
     static AllocatorObject *instance;
     void explain_refusals(Explain explain) { explain_ = explain; }
 
@@ -53,7 +56,8 @@ class AllocatorObject final : public CUDAAllocator {
     void setMemoryFraction(double fraction, DeviceIndex device) override;
     void enable(bool value) override;
     bool isEnabled() const override { return enabled_; }
-    std::string name() override { return "gapless"; }
+    // PyTorch and programs compare it with "native" before they use what plug-ins lack, and so does the parser of PyTorch's variable.
+    std::string name() override { return planted_ ? "planted" : "native"; }
 #if GAPLESS_TORCH >= 210
     std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override;
 #endif
@@ -131,9 +135,14 @@ class AllocatorObject final : public CUDAAllocator {
 
    private:
     void *take(DeviceIndex device, size_t bytes, cudaStream_t stream);
-    void *take_native(DeviceIndex device, size_t bytes, cudaStream_t stream);
+    void *take_native(DeviceIndex device, size_t bytes, cudaStream_t stream, PoolId pool);
+    void *take_native_once(DeviceIndex device, size_t bytes, cudaStream_t stream);
+    void settle_native(DeviceIndex device);
     void *retry(DeviceIndex device, size_t bytes, cudaStream_t stream, const Pool *pool, int status);
-    size_t tell_observers(DeviceIndex device, size_t bytes);
+    void *ask_native(size_t bytes, cudaStream_t stream);
+    static bool is_of_program(const plain::TraceEntry &entry);
+    void *take_lent(DeviceIndex device, size_t bytes, cudaStream_t stream);
+    void tell_refused(DeviceIndex device, size_t bytes, cudaStream_t stream, PoolId pool);
     void give(void *pointer, Refusal refusal);
     void tell_allocated(void *pointer);
     void tell_freed(const Block &block);
@@ -165,6 +174,7 @@ class AllocatorObject final : public CUDAAllocator {
     std::mutex mutex_;
     std::vector<native::OutOfMemoryObserver> observers_;
     std::unordered_map<int, double> fractions_;
+    std::recursive_mutex lending_;  // Locked while PyTorch's own allocator is lent what gapless does not hold of a limit.
     // By device: requests that were made again after the other side had given back what it cached.
     std::array<std::atomic<int64_t>, C10_COMPILE_TIME_MAX_GPUS> retries_{};
     c10::ApproximateClockToUnixTimeConverter clock_;

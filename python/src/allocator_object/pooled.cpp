@@ -56,6 +56,9 @@ void AllocatorObject::endAllocateToPool(DeviceIndex device, PoolId pool) {
 void AllocatorObject::releasePool(DeviceIndex device, PoolId pool) {
     if (pools_.owner(device, pool) == Owner::Native) {
         native_->releasePool(device, pool);
+        if (native_->getPoolUseCount(device, pool) == 0) {
+            pools_.forget(device, pool);
+        }
     } else {
         gapless_.torch_release_pool(device, named(pool));
     }
@@ -85,6 +88,7 @@ void AllocatorObject::createOrIncrefPool(DeviceIndex device, PoolId pool, CUDAAl
 
 #if GAPLESS_TORCH >= 211
 void AllocatorObject::setUseOnOOM(DeviceIndex device, PoolId pool, bool use_on_oom) {
+    pools_.set_lends(device, pool, use_on_oom);
     if (pools_.owner(device, pool) == Owner::Native) {
         native_->setUseOnOOM(device, pool, use_on_oom);
         return;
@@ -92,6 +96,7 @@ void AllocatorObject::setUseOnOOM(DeviceIndex device, PoolId pool, bool use_on_o
 #else
 void AllocatorObject::setUseOnOOM(DeviceIndex device, PoolId pool) {
     bool use_on_oom = true;
+    pools_.set_lends(device, pool, use_on_oom);
     if (pools_.owner(device, pool) == Owner::Native) {
         native_->setUseOnOOM(device, pool);
         return;
@@ -101,11 +106,26 @@ void AllocatorObject::setUseOnOOM(DeviceIndex device, PoolId pool) {
 }
 
 #if GAPLESS_TORCH >= 210
-// Memory of gapless has no segments that a split could keep from being returned, so there is nothing to do for its own pools.
+// Each block is a segment of its own then, which gapless has none of: PyTorch's own allocator serves the pool, from its beginning on.
 void AllocatorObject::setNoSplit(DeviceIndex device, PoolId pool) {
-    if (pools_.owner(device, pool) == Owner::Native) {
-        native_->setNoSplit(device, pool);
+    if (pools_.owner(device, pool) == Owner::Gapless) {
+        TORCH_CHECK(blocks(device, pool, false).empty(), "no_split comes too late: the pool has memory already");
+        uint32_t users = 0;
+        check(gapless_.torch_pool_users(device, named(pool), &users), "the use count of a pool");
+        for (; users > 0; users--) {
+            gapless_.torch_release_pool(device, named(pool));
+            native_->createOrIncrefPool(device, pool, nullptr);
+        }
+        pools_.make_native(device, pool);
+        if (pools_.lends(device, pool)) {
+#if GAPLESS_TORCH >= 211
+            native_->setUseOnOOM(device, pool, true);
+#else
+            native_->setUseOnOOM(device, pool);
+#endif
+        }
     }
+    native_->setNoSplit(device, pool);
 }
 #endif
 

@@ -2,6 +2,7 @@
 // own allocator's.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <shared_mutex>
@@ -40,9 +41,33 @@ class Pools {
         native_.insert({device, pool});
     }
 
-    void forget_native(DeviceIndex device, PoolId pool) {
+    // After its last user.
+    void forget(DeviceIndex device, PoolId pool) {
         std::unique_lock<std::shared_mutex> lock(mutex_);
         native_.erase({device, pool});
+        lending_.erase({device, pool});
+    }
+
+    // Whether requests from outside may be served from a pool when nothing else is left.
+    void set_lends(DeviceIndex device, PoolId pool, bool lends) {
+        std::unique_lock<std::shared_mutex> lock(mutex_);
+        if (lends) {
+            lending_.insert({device, pool});
+        } else {
+            lending_.erase({device, pool});
+        }
+    }
+
+    bool lends(DeviceIndex device, PoolId pool) const {
+        std::shared_lock<std::shared_mutex> lock(mutex_);
+        return lending_.count({device, pool}) > 0;
+    }
+
+    bool some_native_lends(DeviceIndex device) const {
+        std::shared_lock<std::shared_mutex> lock(mutex_);
+        return std::any_of(lending_.begin(), lending_.end(), [&](const auto &pool) {
+            return pool.first == device && native_.count(pool) > 0;
+        });
     }
 
     void open(DeviceIndex device, PoolId pool, Filter filter) {
@@ -86,6 +111,7 @@ class Pools {
     std::atomic<size_t> count_{0};
     std::vector<Open> open_;
     std::set<std::pair<DeviceIndex, PoolId>> native_;
+    std::set<std::pair<DeviceIndex, PoolId>> lending_;
 };
 
 }  // namespace gapless

@@ -11,6 +11,10 @@
 #error "GAPLESS_TORCH is the minor of PyTorch: 215 for 2.15"
 #endif
 
+#if GAPLESS_TORCH >= 211
+#include <c10/core/AllocatorConfig.h>
+#endif
+
 namespace gapless {
 
 namespace native = c10::cuda::CUDACachingAllocator;

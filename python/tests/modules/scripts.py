@@ -1,12 +1,13 @@
 """vLLM's sleep mode and torch_memory_saver's MemPool mode, as their users call them: ``scripts.py vllm|torch_memory_saver``.
 
-A script knows nothing of gapless. What it prints is what it saw.
+A script knows nothing of gapless. What is printed at the end is what served it.
 """
 
 import gc
 import os
 import sys
 
+import gapless.torch
 import torch
 
 MIB = 1 << 20
@@ -105,6 +106,6 @@ def torch_memory_saver():
 if __name__ == "__main__":
     globals()[sys.argv[1]]()
     torch.cuda.synchronize()
-    print("passed on", torch.cuda.get_allocator_backend(), flush=True)
+    print("passed on", gapless.torch.backend() or "native", flush=True)
     # torch_memory_saver's free calls exit(1) outside of a region, so also when the interpreter ends its pools.
     os._exit(0)

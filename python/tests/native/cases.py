@@ -133,6 +133,21 @@ def out_of_memory_observers(mark):
     torch._C._cuda_attach_out_of_memory_observer(lambda device, size, total, free: seen.append((device, size, total)))
     raises_out_of_memory(2 << 30)
     assert seen == [(0, 2 << 30, 1 << 30)], seen
+    # What the driver is asked for: a segment. In the end the limit, where there is one.
+    full = empty(1022 * MIB)
+    for size in (10 * MIB - 513, 10 * MIB - 511, 10 * MIB, 11 * MIB + 1):
+        raises_out_of_memory(size)
+    del full
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.25)
+    try:
+        full = empty(256 * MIB)
+        for size in (1, MIB, MIB + 1, 3 * MIB):
+            raises_out_of_memory(size)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    segments = [(size // MIB, total // MIB) for _, size, total in seen[1:]]
+    assert segments == [(20, 1024), (10, 1024), (10, 1024), (12, 1024), (2, 256), (2, 256), (20, 256), (20, 256)], segments
 
 
 def record_stream(mark):
@@ -377,6 +392,57 @@ def pools_lend_when_nothing_else_is_left(mark):
     del big
     block = empty(700 * MIB)
     assert block.data_ptr() == address
+
+
+def own_pool(**options):
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(os.environ["GAPLESS_OWN_ALLOCATOR"], "own_malloc", "own_free")
+    return torch.cuda.MemPool(allocator.allocator(), **options)
+
+
+def pools_with_an_allocator_of_their_own_lend(mark):
+    pool = own_pool(use_on_oom=True)
+    with torch.cuda.use_mem_pool(pool):
+        big = empty(600 * MIB)
+    address = big.data_ptr()
+    del big
+    block = empty(500 * MIB)
+    assert block.data_ptr() == address
+    mark("lent")
+    del block
+    blocks = [empty(50 * MIB) for _ in range(18)]
+    mark("18 blocks")
+    raises_out_of_memory(200 * MIB)
+    del blocks, pool
+    gc.collect()
+    torch.cuda.empty_cache()
+    pool = own_pool()
+    with torch.cuda.use_mem_pool(pool):
+        big = empty(600 * MIB)
+    del big
+    raises_out_of_memory(500 * MIB)
+
+
+def pools_that_do_not_split(mark):
+    for options in ({}, {"use_on_oom": True}):
+        pool = torch.cuda.MemPool(no_split=True, **options)
+        with torch.cuda.use_mem_pool(pool):
+            blocks = [empty(size) for size in (3 * MIB, 3 * MIB, 100, 600 * MIB)]
+        mark("four blocks")
+        shown = pool.snapshot()
+        assert len(shown) == 4 and all(len(segment["blocks"]) == 1 for segment in shown), shown
+        assert pool.use_count() == 1
+        address = blocks[3].data_ptr()
+        del blocks
+        if options:
+            block = empty(500 * MIB)
+            assert block.data_ptr() == address
+            del block
+        else:
+            raises_out_of_memory(500 * MIB)
+        del pool
+        gc.collect()
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() == 0
 
 
 def checkpoints(mark):

@@ -214,7 +214,7 @@ def main():
     inbox.put(None)
     child.join(60)
     assert child.exitcode == 0, child.exitcode
-    print(f"allocated {settled()[0]}, {torch.cuda.memory.get_allocator_backend()}", flush=True)
+    print(f"allocated {settled()[0]}", flush=True)
     # PyTorch's threads may still run when the interpreter ends, and then end the process in their own way.
     os._exit(0)
 

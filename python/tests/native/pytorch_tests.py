@@ -24,7 +24,6 @@ from pathlib import Path
 LIMIT_S = 40
 ABOUT_MEMORY = re.compile(r"[Mm]emory|[Aa]lloc|[Pp]ool|[Gg]raph|[Ss]tream|snapshot|[Cc]heckpoint|empty_cache")
 WAYS = ("native", "object", "plug-in")
-BACKENDS = {"native": "native", "object": "gapless", "plug-in": "pluggable"}
 
 
 def listed(module) -> list[str]:
@@ -136,7 +135,7 @@ def work(way: str, folder: str) -> None:
     def module():
         import test_cuda
 
-        assert torch.cuda.get_allocator_backend() == BACKENDS[way]
+        assert way == "native" or gapless.torch.backend() == way
         return test_cuda
 
     wanted = json.load(sys.stdin)

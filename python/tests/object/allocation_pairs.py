@@ -23,8 +23,7 @@ def turn(way):
     import torch
 
     torch.cuda.init()
-    expected = {"native": "native", "plug-in": "pluggable", "object": "gapless"}[way]
-    assert torch.cuda.get_allocator_backend() == expected
+    assert way == "native" or gapless.torch.backend() == way
     pairs = ctypes.CDLL(os.environ["GAPLESS_ALLOCATION_PAIRS"]).allocation_pairs
     pairs.restype = ctypes.c_double
     for size, live in SHAPES:

@@ -15,7 +15,7 @@ from processes import run
 import gapless
 import gapless.torch
 
-gapless.torch.enable(budget=512 << 20)
+gapless.torch.enable()
 
 import torch  # noqa: E402
 
@@ -57,8 +57,9 @@ def count(library, name):
 
 
 def test_it_is_the_object():
-    assert gapless.torch.is_enabled()
-    assert torch.cuda.get_allocator_backend() == "gapless"
+    assert gapless.torch.is_enabled() and gapless.torch.backend() == "object"
+    # What programs compare with before they use what plug-ins lack.
+    assert torch.cuda.get_allocator_backend() == "native"
     block = empty(5 * MIB)
     assert gapless.stats()["live_bytes"] == torch.cuda.memory_allocated() == 5 * MIB
     of_accelerators = torch.accelerator if hasattr(torch.accelerator, "memory_allocated") else torch.cuda
@@ -67,6 +68,30 @@ def test_it_is_the_object():
     assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] >= 5 * MIB
     of_accelerators.empty_cache()
     assert torch.cuda.memory_reserved() == 0
+
+
+def test_another_allocator_in_its_place_is_noticed():
+    code = """
+        import os
+        import gapless.torch; gapless.torch.enable()
+        import torch
+        print(gapless.torch.backend(), gapless.torch.is_enabled())
+        other = torch.cuda.memory.CUDAPluggableAllocator(os.environ["GAPLESS_OWN_ALLOCATOR"], "own_malloc", "own_free")
+        torch.cuda.memory.change_current_allocator(other)
+        print(gapless.torch.backend(), gapless.torch.is_enabled())
+    """
+    assert run(code).split() == ["object", "True", "None", "False"]
+
+
+def test_the_variable_may_name_the_backend_that_the_object_stands_for():
+    code = """
+        import gapless.torch; gapless.torch.enable()
+        import torch
+        print(torch.empty(5, device="cuda").numel(), gapless.torch.backend())
+    """
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        for text in ("backend:native", " backend : native , max_split_size_mb:64"):
+            assert run(code, **{name: text}).split() == ["5", "object"]
 
 
 def test_what_plug_ins_are_refused_is_not_switched_off():
@@ -144,10 +169,12 @@ def test_out_of_memory_observers():
         seen.append((device, alloc, total))
 
     torch._C._cuda_attach_out_of_memory_observer(observe)
+    held = empty(512 * MIB)
     with pytest.raises(torch.cuda.OutOfMemoryError, match="Tried to allocate 600"):
         empty(600 * MIB)
     assert seen == [(0, 600 * MIB, 1 << 30)]
     assert torch.cuda.memory_stats()["num_ooms"] == 1
+    del held
 
 
 def test_graphs_are_captured_and_replayed():
@@ -202,12 +229,12 @@ def test_nested_mem_pools():
 def test_a_pool_lends_when_nothing_else_is_left():
     pool = torch.cuda.MemPool(use_on_oom=True)
     with torch.cuda.use_mem_pool(pool):
-        big = empty(300 * MIB)
+        big = empty(600 * MIB)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        empty(300 * MIB)
+        empty(600 * MIB)
     address = big.data_ptr()
     del big
-    lent = empty(300 * MIB)
+    lent = empty(600 * MIB)
     assert lent.data_ptr() == address
     del lent
 
@@ -268,6 +295,54 @@ def test_gapless_yields_to_pools_with_an_allocator_of_their_own(own_allocator):
     assert stats["num_alloc_retries"] >= 1 and stats["num_ooms"] == 0, "an attempt that was made again is no failure"
     assert stats["reserved_bytes.all.freed"] >= 500 * MIB
     del inside, pool
+
+
+@pytest.mark.parametrize("limit", ["fraction", "variable", "budget"])
+def test_one_limit_for_both_allocators(limit):
+    code = f"""
+        import os
+        import gapless.torch; gapless.torch.enable({'budget="256MiB"' if limit == "budget" else ""})
+        import torch, gc
+        MIB = 1 << 20
+        own = torch.cuda.memory.CUDAPluggableAllocator(os.environ["GAPLESS_OWN_ALLOCATOR"], "own_malloc", "own_free")
+        makers = [lambda: torch.cuda.MemPool(own.allocator()), gapless.torch.registered_pool, lambda: None]
+        held = []
+
+        def served(pool, size):
+            try:
+                with torch.cuda.use_mem_pool(pool) if pool else torch.cuda.stream(None):
+                    held.append(torch.empty(size * MIB, dtype=torch.uint8, device="cuda"))
+            except torch.cuda.OutOfMemoryError:
+                return False
+            return True
+
+        def nothing_held():
+            held.clear()
+            gc.collect()
+            torch.cuda.empty_cache()
+
+        if {limit!r} == "fraction":
+            torch.cuda.set_per_process_memory_fraction(0.25)
+        for one in range(3):
+            for two in range(3):
+                # 256 MiB in all: 50 MiB more than the first 200 fit, 100 do not, and all of it again once both pools are gone.
+                first, second = makers[one](), makers[two]()
+                assert served(first, 200) and not served(second, 100) and served(second, 50), (one, two)
+                first = second = None
+                nothing_held()
+                second = makers[two]()
+                assert served(second, 250), (one, two)
+                second = None
+                nothing_held()
+        # A limit that comes later counts what is held.
+        pool = makers[0]()
+        assert served(pool, 200)
+        torch.cuda.set_per_process_memory_fraction(0.5)
+        assert served(None, 300) and not served(pool, 40) and not served(None, 40)
+        print(torch.cuda.get_per_process_memory_fraction())
+    """
+    conf = "per_process_memory_fraction:0.25" if limit == "variable" else ""
+    assert run(code, PYTORCH_CUDA_ALLOC_CONF=conf).split() == ["0.5"]
 
 
 def test_compiled_code_runs_with_graph_trees():
@@ -382,7 +457,7 @@ def test_copies_between_two_devices(peers):
     code = f"""
         import gapless.torch; gapless.torch.enable(budget=0.5, peers="{peers}")
         import torch
-        assert torch.cuda.get_allocator_backend() == "gapless"
+        assert gapless.torch.backend() == "object"
         one = torch.frombuffer(bytearray(range(256)) * 1024, dtype=torch.uint8).to("cuda:0")
         two = one.to("cuda:1")
         assert two.cpu().tolist() == list(range(256)) * 1024
@@ -406,5 +481,5 @@ def test_the_scripts_of_the_gpu_stage(name):
     script = str(GPU_SCRIPTS / f"{name}.py")
     out = run(None, "-m", "gapless.torch", script, "--no-kernels", GAPLESS_SIM_CAPACITY="6GiB")
     found = json.loads(next(line for line in out.splitlines() if line.startswith('{"')))
-    assert found["memory"]["backend"] == "gapless"
+    assert found["memory"]["backend"] == "object"
     assert found.get("checks") or found.get("pair_ns") or found["outcome"] == "served"

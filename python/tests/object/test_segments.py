@@ -7,7 +7,7 @@ import gapless.torch
 import pytest
 from processes import run
 
-gapless.torch.enable(budget=512 << 20)
+gapless.torch.enable()
 
 import torch  # noqa: E402
 
@@ -22,9 +22,11 @@ def empty(size):
 def history(request):
     context = getattr(request, "param", "all")
     torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.5)
     torch.cuda.memory._record_memory_history(context=context)
     yield lambda: torch.cuda.memory._snapshot()
     torch.cuda.memory._record_memory_history(enabled=None)
+    torch.cuda.set_per_process_memory_fraction(1.0)
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()

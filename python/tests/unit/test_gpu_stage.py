@@ -35,7 +35,7 @@ COMMON = """
 import json, os, sys, time
 policy = "gapless" if "ON_GAPLESS" in os.environ else \\
     "expandable" if "expandable" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") else "native"
-memory = {"backend": os.environ.get("BACKEND", "gapless") if policy == "gapless" else "native", "expandable": policy != "native",
+memory = {"backend": os.environ.get("BACKEND", "object") if policy == "gapless" else "native", "expandable": policy != "native",
           "peak_requested": 100 << 20, "peak_allocated": 101 << 20, "peak_reserved": 150 << 20}
 training = {"losses": [3.0, 2.0, 1.0], "checksum": [1.5], "step_ms": 2.0, "timed_ms": 6.0, "timed_steps": 3,
             "memory": memory}
@@ -115,14 +115,14 @@ def test_all_is_well(stage):
 
 
 def test_the_plug_in_is_not_what_users_get(stage):
-    on_plug_in = {"BACKEND": "pluggable"}
+    on_plug_in = {"BACKEND": "plug-in"}
     code, parts, table, _, _ = stage("--parts", "mlp", environment=on_plug_in)
-    assert code == 1 and "allocated through 'pluggable', not 'gapless'" in parts["mlp"]["reason"]
-    assert "under gapless: `pluggable`" in table
+    assert code == 1 and "allocated through 'plug-in', not 'object'" in parts["mlp"]["reason"]
+    assert "under gapless: `plug-in`" in table
     code, parts, _, _, _ = stage("--parts", "mlp", "--plug-in", environment=on_plug_in)
     assert code == 0 and parts["mlp"]["outcome"] == "ok"
     code, _, table, _, _ = stage("--parts", "mlp")
-    assert code == 0 and "under gapless: `gapless`" in table
+    assert code == 0 and "under gapless: `object`" in table
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_weights_that_differ(stage):
 def test_a_run_that_was_not_on_gapless(stage):
     text = "memory['backend'] = 'native'; print(json.dumps(training))"
     code, parts, _, _, _ = stage("--parts", "mlp", train_mlp=text)
-    assert code == 1 and "allocated through 'native', not 'gapless'" in parts["mlp"]["reason"]
+    assert code == 1 and "allocated through 'native', not 'object'" in parts["mlp"]["reason"]
 
 
 def test_one_that_fails_does_not_keep_the_others(stage):
@@ -342,6 +342,6 @@ def test_the_scripts_compile():
         text = script.read_text()
         compile(text, str(script), "exec")
         # Programs as anybody writes them: only CuPy's, which has no other way, knows of gapless, and one that starts processes,
-        # since nothing is installed.
-        if script.name not in ("run.py", "cupy_arrays.py", "processes.py"):
+        # since nothing is installed. What they share says what has allocated.
+        if script.name not in ("run.py", "cupy_arrays.py", "processes.py", "measure.py"):
             assert "import gapless" not in text and "gapless.torch" not in text

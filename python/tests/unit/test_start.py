@@ -139,11 +139,17 @@ def test_pytorch_s_own_variable(python):
         conf = {name: "expandable_segments:True,per_process_memory_fraction:0.25", "GAPLESS_SIM_CAPACITY": "256MiB"}
         assert "budget 64" in code(python, enable.format("") + BUDGET, **conf)
         assert "budget 80" in code(python, enable.format("budget=80 << 20") + BUDGET, **conf)
-        status, _, errors = python("-c", enable.format(""), **{name: "backend:cudaMallocAsync"})
-        assert status == 1 and f"{name} asks for backend:cudaMallocAsync" in errors
         assert "budget" in code(python, enable.format("") + BUDGET, **{name: "backend:native"})
         status, _, errors = python("-c", enable.format(""), **{name: "per_process_memory_fraction:2"})
-        assert status == 1 and "give a number above 0 and at most 1" in errors
+        assert status == 1 and "give a fraction above 0 and at most 1" in errors
+
+
+def test_another_allocator_than_pytorch_s_own_is_not_replaced(python):
+    """As with backend:cudaMallocAsync in PyTorch's variable, or where a program has put one in."""
+    code = "import torch, gapless.torch; torch.cuda.memory.get_allocator_backend = lambda: {!r}; gapless.torch.enable()"
+    for taken in ("cudaMallocAsync", "pluggable"):
+        status, _, errors = python("-c", code.format(taken))
+        assert status == 1 and f"PyTorch allocates through '{taken}' already" in errors
 
 
 def test_which_of_pytorch_s_two_variables_is_read(python):

@@ -307,6 +307,37 @@ pub unsafe extern "C" fn gapless_torch_trim(device: i32, pools_only: i32, releas
     })
 }
 
+/// Has each device, also those that are not in use yet, hold at most a fraction of its memory, from 0 to 1, where it has no budget.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_torch_limit(fraction: f64) -> gapless_status {
+    guard(|| Ok(PROCESS.limit(fraction)?))
+}
+
+/// Lends PyTorch's own allocator all of a device's budget that gapless does not hold, until gapless_torch_settle_native. Writes the
+/// most bytes that it may hold to *bytes: UINT64_MAX where no budget was set.
+///
+/// # Safety
+/// bytes points to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_torch_lend_native(device: i32, bytes: *mut u64) -> gapless_status {
+    guard(|| {
+        check_out(bytes, "bytes")?;
+        let lent = device_of(device)?.lend_beside().unwrap_or(u64::MAX);
+        // SAFETY: not null, so valid for a write (the function's contract).
+        unsafe { bytes.write(lent) };
+        Ok(())
+    })
+}
+
+/// Records how many bytes PyTorch's own allocator holds of a device: they count against its budget.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_torch_settle_native(device: i32, bytes: u64) -> gapless_status {
+    guard(|| {
+        device_of(device)?.settle_beside(bytes);
+        Ok(())
+    })
+}
+
 /// Resets the peaks of a device and of its pools.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_reset_peaks(device: i32) -> gapless_status {

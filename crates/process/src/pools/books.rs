@@ -11,11 +11,20 @@ pub(super) struct Books {
     pub whole: Option<u64>,
     /// Bytes of pools that are being closed, and in no list.
     pub closing_bytes: u64,
+    /// Bytes that an allocator beside gapless holds, or may hold at present.
+    pub beside_bytes: u64,
+    /// Bytes that an allocator beside gapless has from gapless: the main allocator holds them.
+    pub segment_bytes: u64,
     /// Counts of the pools that were closed.
     pub past: Past,
 }
 
 impl Books {
+    /// Bytes that are neither the main allocator's nor of a pool in the list.
+    pub fn elsewhere_bytes(&self) -> u64 {
+        self.closing_bytes + self.beside_bytes
+    }
+
     /// Whether the device is the budget. A budget that was set stays the device's while there are pools: `main` has a part of it.
     pub fn follow_device<D: Driver>(&self, main: &Allocator<D>) -> bool {
         self.whole.is_none() && !main.has_set_budget()

@@ -5,6 +5,8 @@
 //! Else nobody may hold more than there is, and whoever needs memory may have what nobody holds. So a pool is lent a part of what
 //! is left when it begins, and all of it when that was not enough; when it ends, and when the main allocator needs memory, the
 //! loan is over.
+//!
+//! PyTorch's own allocator, beside gapless, counts as a pool that asks before each request ([`Pools::lend_beside`]).
 
 use super::books::Books;
 use super::{Pool, Pools};
@@ -17,7 +19,7 @@ impl<D: DeviceDriver> Pools<D> {
     pub(crate) fn set_budget(&self, bytes: u64) -> Result<(), Error> {
         self.close_condemned(None);
         let mut books = self.books();
-        if self.none() && books.closing_bytes == 0 {
+        if self.none() && books.elsewhere_bytes() == 0 {
             books.whole = None;
             return Ok(self.main.set_budget(bytes)?);
         }
@@ -31,10 +33,10 @@ impl<D: DeviceDriver> Pools<D> {
         if books.follow_device(&self.main) {
             return;
         }
-        let (whole, held) = (books.whole_budget(&self.main), self.restrict(None) + books.closing_bytes);
+        let (whole, held) = (books.whole_budget(&self.main), self.restrict(None) + books.elsewhere_bytes());
         // Memory that cannot be returned now counts against the next request.
         let _ = self.main.set_budget(whole.saturating_sub(held));
-        let shared = !self.none() || books.closing_bytes > 0;
+        let shared = !self.none() || books.elsewhere_bytes() > 0;
         books.whole = shared.then_some(whole);
     }
 
@@ -52,13 +54,48 @@ impl<D: DeviceDriver> Pools<D> {
         if books.follow_device(&self.main) {
             return;
         }
-        let others = self.restrict(Some(pool)) + books.closing_bytes;
+        let others = self.restrict(Some(pool)) + books.elsewhere_bytes();
         let (held, held_by_main) = (pool.held(), self.main.reserved_bytes());
         let whole = books.whole_budget(&self.main);
         books.whole = Some(whole);
         let budget = held + part(whole.saturating_sub(others + held + held_by_main));
         let _ = self.main.set_budget(whole.saturating_sub(others + budget).max(held_by_main));
         let _ = pool.allocator.set_budget(budget);
+    }
+
+    /// Lends an allocator beside gapless all that gapless does not hold, and returns that; `None` where no budget was set.
+    pub(crate) fn lend_beside(&self) -> Option<u64> {
+        let mut books = self.books();
+        if books.follow_device(&self.main) {
+            return None;
+        }
+        let (whole, held_by_main) = (books.whole_budget(&self.main), self.main.reserved_bytes());
+        let left = whole.saturating_sub(self.restrict(None) + books.closing_bytes + held_by_main);
+        (books.whole, books.beside_bytes) = (Some(whole), left);
+        let _ = self.main.set_budget(held_by_main);
+        Some(left + books.segment_bytes)
+    }
+
+    /// Ends that loan: the allocator beside gapless holds so many bytes, with what it has from gapless.
+    pub(crate) fn settle_beside(&self, bytes: u64) {
+        let mut books = self.books();
+        books.beside_bytes = bytes.saturating_sub(books.segment_bytes);
+        self.share_budget(&mut books);
+    }
+
+    /// Lets the main allocator hold a segment of the allocator beside gapless out of that one's loan. Where it cannot be had, or is
+    /// freed, `end_segment` undoes that.
+    pub(crate) fn begin_segment(&self, bytes: u64) {
+        let mut books = self.books();
+        books.segment_bytes += bytes;
+        books.beside_bytes = books.beside_bytes.saturating_sub(bytes);
+        self.share_budget(&mut books);
+    }
+
+    /// The allocator beside gapless has a segment less from gapless.
+    pub(crate) fn end_segment(&self, bytes: u64) {
+        let mut books = self.books();
+        books.segment_bytes = books.segment_bytes.saturating_sub(bytes);
     }
 
     /// Ends the loans of all pools but one: none may hold more than it does. Returns what they hold.

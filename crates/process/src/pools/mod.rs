@@ -16,8 +16,8 @@
 //!
 //! - I1  a pool is condemned once its last user is gone, it is not open, and nothing in it is live; it stays so.
 //! - I2  a pool is closed only after the host has waited for the device since it was condemned, and once no block in it is pinned.
-//! - I3  where a budget was set, those of the main allocator and of all pools together are at most that, but for what is held
-//!   already.
+//! - I3  where a budget was set, those of the main allocator and of all pools together are at most that, with what an allocator
+//!   beside gapless holds, but for what is held already.
 //!
 //! Threads: any. Requests and frees of pools share two locks, `open` and `list`, that others hold for moments only: a free may
 //! wait for a stream's clock, so those behind it pass a thread that waits to change the list. `books` is held by those who change
@@ -267,10 +267,10 @@ impl<D: DeviceDriver> Pools<D> {
         self.list.read_recursive().iter().filter(|pool| !pool.is_condemned()).cloned().collect()
     }
 
-    /// Bytes that all pools hold.
+    /// Bytes that all pools hold, and an allocator beside gapless.
     pub(crate) fn held_bytes(&self) -> u64 {
         let books = self.books();
-        self.list.read_recursive().iter().map(|pool| pool.held()).sum::<u64>() + books.closing_bytes
+        self.list.read_recursive().iter().map(|pool| pool.held()).sum::<u64>() + books.elsewhere_bytes()
     }
 
     /// The budget of the device: of the main allocator and all pools together.

@@ -91,6 +91,7 @@ class CUDAPluggableAllocator:
 
 
 cuda.memory.CUDAPluggableAllocator = CUDAPluggableAllocator
+cuda.memory.get_allocator_backend = lambda: "native"
 cuda.memory.change_current_allocator = lambda allocator: None
 
 
