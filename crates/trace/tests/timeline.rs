@@ -128,6 +128,18 @@ fn the_first_moments_are_looked_at_closely() {
     }
 }
 
+/// Where there is room, blocks are listed at every moment.
+#[test]
+fn few_blocks_are_listed_at_all_moments() {
+    let text: String = (0..100).map(|id| format!("a {id} 1048576 0\n")).collect();
+    let found = follow(&text, 256 * MIB, &["native"], &[100]);
+    assert_eq!(found.blocks.iter().map(|blocks| blocks.op).collect::<Vec<_>>(), found.moments);
+    for (map, blocks) in found.policies[0].maps.iter().zip(&found.blocks) {
+        assert_eq!((map.blocks.len(), blocks.allocated_at.len()), (map.op as usize, map.op as usize));
+        assert!(map.blocks.iter().all(Option::is_some));
+    }
+}
+
 /// Eight streams are drawn one by one, those with the highest peaks, and the others together.
 #[test]
 fn streams_beyond_the_eighth_are_put_together() {

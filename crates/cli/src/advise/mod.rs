@@ -201,6 +201,7 @@ const MOST_THREADS: NonZero<usize> = NonZero::new(8).expect("not zero");
 
 /// Shown below the list of options.
 pub(super) const AFTER_HELP: &str = "\
-Exit code: 0 if a policy survives, 3 if none does, 2 for bad arguments, bad input, or input that allows no verdict.
+Exit code: 0 if a policy survives, 3 if none does, 2 for bad arguments, bad input, or input that allows no verdict, 1 for other
+failures.
 
 Example: gapless advise traces/oom/oom_01.trace.gz";

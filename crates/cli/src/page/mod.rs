@@ -123,7 +123,7 @@ const MOST_BYTES: usize = 5 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gapless_trace::advice::{AdviceOptions, advise};
+    use gapless_trace::advice::{AdviceOptions, Setting, advise};
     use gapless_trace::caching::CachingSettings;
     use gapless_trace::{GaplessSettings, PolicyKind};
     use std::fmt::Write;
@@ -141,9 +141,20 @@ mod tests {
             caching: CachingSettings::default(),
         };
         let subjects: Vec<Subject> = (0..subjects).map(subject).collect();
-        let (trace, device, advice) = (&trace, &device, &advice);
+        // A second moment that is looked at closely.
+        let fails_early = PolicyOutcome {
+            subject: Setting::Gapless(GaplessSettings::default()),
+            setting: "gapless".into(),
+            as_recorded: false,
+            not_replayed: None,
+            oom_op: Some(trace.ops().len() as u64 / 2),
+            smallest_device_bytes: None,
+            driver_calls: 0,
+            host_waits: 0,
+        };
+        let (trace, device, advice, policies) = (&trace, &device, &advice, &[fails_early]);
         let contents =
-            Contents { title: "a page", trace, device, advice, policies: &[], gives_advice: true, subjects: &subjects };
+            Contents { title: "a page", trace, device, advice, policies, gives_advice: true, subjects: &subjects };
         render(&contents).unwrap()
     }
 

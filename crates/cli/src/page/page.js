@@ -368,7 +368,8 @@
     add(panel, "p", `${shown.drawn.name}, ${number}: ${size(shown.cellBytes)}, ${part}.`);
     const blocks = blocksOf(shown.map);
     if (!blocks) {
-      add(panel, "p", `Single blocks are listed before ${run.blocks.map((one) => `op ${grouped(one.op)}`).join(" and ")}.`);
+      const listed = run.blocks.map((one) => `op ${grouped(one.op)}`);
+      add(panel, "p", `There is room for the blocks of some moments: before ${listed.join(" and ")}.`);
     } else if (shade !== 0) {
       const inCell = shown.map.blocks.map((range, index) => [range, index]).filter(([range]) =>
         range && shown.numbers[range[0]] <= cell && cell <= shown.numbers[range[1]]);

@@ -75,17 +75,20 @@ pub(super) fn holders(advice: &Advice, trace: &Trace) -> String {
         Column::text("stack frame"),
         Column::text("allocated"),
     ];
-    let row = |holder: &Holder| {
+    let mut room = MOST_STACK_BYTES;
+    let mut row = |holder: &Holder| {
         let each = holder.block_bytes.map_or_else(|| "several sizes".into(), |bytes| ByteSize(bytes).to_string());
         let place = holder.origin.as_deref().map_or_else(|| "not recorded".into(), |origin| cut(&printable(origin)));
-        let place = match stack(trace, holder.oldest_op) {
+        let stack = stack(trace, holder.oldest_op).filter(|stack| stack.len() <= room);
+        room -= stack.as_ref().map_or(0, String::len);
+        let place = match stack {
             Some(stack) => format!("<details><summary>{}</summary>{stack}</details>", breakable(&place)),
             None => breakable(&place),
         };
         let cells = vec![ByteSize(holder.bytes).to_string(), grouped(holder.blocks), each, place, words::age(holder)];
         Row { attributes: String::new(), cells }
     };
-    let rows: Vec<Row> = advice.holders.iter().map(row).collect();
+    let rows: Vec<Row> = advice.holders.iter().map(&mut row).collect();
     let moment = format!("Live before op {}, {by}.", grouped(advice.moment_op));
     paragraphs([moment.as_str()]) + &table("holders", &columns, &rows)
 }
@@ -157,3 +160,6 @@ fn capital(sentence: &str) -> String {
     let mut chars = sentence.chars();
     chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
 }
+
+/// Most bytes of the stacks of holders together.
+const MOST_STACK_BYTES: usize = 400 << 10;

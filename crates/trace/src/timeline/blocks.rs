@@ -44,4 +44,4 @@ impl LiveBlocks {
 }
 
 /// Most blocks of a moment that are listed.
-pub const MOST_BLOCKS: usize = 4096;
+pub const MOST_BLOCKS: usize = 2048;

@@ -69,7 +69,7 @@ pub struct Timeline {
     pub other_streams: Option<Series>,
     /// Number of streams that are not in `streams`.
     pub streams_left_out: u64,
-    /// The live blocks at each of the moments that are looked at closely.
+    /// The live blocks at each of the moments that are looked at closely, or at all moments where blocks are few.
     pub blocks: Vec<LiveBlocks>,
     /// The moments of the maps: indices of the first op that has not run, ascending.
     pub moments: Vec<u64>,
@@ -116,11 +116,11 @@ pub fn timeline(
     close.sort_unstable();
     close.dedup();
     let buckets = Buckets::of(trace.ops().len(), &close);
-    let blocks: Vec<LiveBlocks> = close.iter().map(|&op| LiveBlocks::before(trace, op)).collect();
     let mut all: Vec<u64> = (1..=EVEN_MOMENTS).map(|part| part * ops / EVEN_MOMENTS).collect();
     all.extend(moments.iter().take(MOST_CHOSEN).map(|&moment| moment.min(ops)));
     all.sort_unstable();
     all.dedup();
+    let blocks = listed_blocks(trace, &close, &all, subjects.len().min(MOST_POLICIES));
     let plot = Plot { trace, device, buckets: &buckets, moments: &all, blocks: &blocks };
     let policies = subjects.iter().take(MOST_POLICIES).map(|subject| plot.policy(subject)).collect::<Result<_, _>>()?;
     let (live, streams, other_streams) = live_series(trace, &buckets);
@@ -136,6 +136,21 @@ pub fn timeline(
         moments: all,
         blocks,
     })
+}
+
+/// The live blocks at `all` moments, or at the `close` ones where that would be too many for so many policies.
+fn listed_blocks(trace: &Trace, close: &[u64], all: &[u64], policies: usize) -> Vec<LiveBlocks> {
+    let before = |moments: &[u64]| -> Vec<LiveBlocks> {
+        moments.iter().map(|&moment| LiveBlocks::before(trace, moment)).collect()
+    };
+    if trace.ops().len() <= MOST_OPS_LISTED {
+        let everywhere = before(all);
+        let blocks: usize = everywhere.iter().map(|blocks| blocks.allocated_at.len()).sum();
+        if blocks * policies <= MOST_BLOCKS_IN_MAPS {
+            return everywhere;
+        }
+    }
+    before(close)
 }
 
 /// Live bytes of the trace, of its streams with the highest peaks, and of all others together.
@@ -308,5 +323,9 @@ pub const MOST_STREAMS: usize = 8;
 pub const EVEN_MOMENTS: u64 = 24;
 /// Most moments with maps beside those.
 pub const MOST_CHOSEN: usize = 14;
+/// Most ops of a trace whose blocks are listed at all moments.
+const MOST_OPS_LISTED: usize = 1 << 15;
+/// Most blocks in all maps together that are listed at all moments.
+const MOST_BLOCKS_IN_MAPS: usize = 60_000;
 /// Most moments that are looked at closely.
 pub const MOST_CLOSE: usize = 2;
