@@ -3,7 +3,7 @@
 use crate::caching::CachingSettings;
 
 /// The facts that are known of a recorded run besides its ops.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct History {
     /// How much of the run the ops are.
     pub extent: Extent,
@@ -49,7 +49,8 @@ impl RecordedSettings {
 }
 
 /// How much of a run a recording holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Extent {
     /// Everything from the start on.
     Whole,
@@ -68,7 +69,7 @@ impl History {
 }
 
 /// A request that was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct FailedRequest {
     /// Index of its op, counted from 0, including marks.
     pub op_index: u64,

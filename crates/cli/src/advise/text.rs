@@ -4,7 +4,7 @@ use crate::count::{count, grouped};
 use crate::printable;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 use gapless::ByteSize;
-use gapless_trace::advice::{Advice, Cause, Gpu, Holder, PolicyOutcome, Stranded};
+use gapless_trace::advice::{Advice, Cause, Gpu, Holder, PolicyOutcome, Recorder, Stranded};
 use gapless_trace::{Device, Extent, FailedRequest};
 use std::io::{self, Write};
 
@@ -36,7 +36,7 @@ fn what_happened(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
             out,
             "  {} a request of {} at op {}, when {} were live",
             if advice.failure_is_recorded {
-                format!("{} refused", advice.recorder)
+                format!("{} refused", advice.recorder.name())
             } else {
                 "PyTorch's defaults would refuse".into()
             },
@@ -149,7 +149,7 @@ fn earlier(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
 /// Writes where the rest of the device was.
 fn gap(out: &mut impl Write, advice: &Advice, stranded: &Stranded) -> io::Result<()> {
     let (whose, who) = if advice.stranded_is_recorded {
-        ("as recorded", advice.recorder)
+        ("as recorded", advice.recorder.name())
     } else {
         ("as PyTorch's defaults lay it out", "PyTorch")
     };
@@ -427,7 +427,9 @@ fn in_lines(policy: &PolicyOutcome) -> String {
 /// other for CUDA.
 fn to_paste(policy: &PolicyOutcome, advice: &Advice) -> String {
     match policy.setting.as_str() {
-        GAPLESS if advice.recorder == "RMM" => "rmm.mr.set_current_device_resource(gapless.rmm.resource())".into(),
+        GAPLESS if advice.recorder == Recorder::Rmm => {
+            "rmm.mr.set_current_device_resource(gapless.rmm.resource())".into()
+        }
         GAPLESS => "python -m gapless.torch SCRIPT".into(),
         setting => match setting.strip_suffix(EMPTY_CACHE) {
             None => format!("PYTORCH_CUDA_ALLOC_CONF={setting}"),
