@@ -230,10 +230,7 @@ fn what_helps(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
             figure(grouped(policy.host_waits)),
         ]);
     }
-    for (index, column) in table.column_iter_mut().enumerate() {
-        column.set_padding((u16::from(index > 0), 1));
-    }
-    writeln!(out, "{}", table.trim_fmt())?;
+    writeln!(out, "{}", in_columns(table))?;
     let mut reasons: Vec<&str> = advice.policies.iter().filter_map(|policy| policy.not_replayed.as_deref()).collect();
     reasons.dedup();
     for reason in reasons {
@@ -242,8 +239,33 @@ fn what_helps(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
     verdict(out, advice)
 }
 
+/// Returns a table without space on its left.
+pub(super) fn in_columns(mut table: Table) -> String {
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((u16::from(index > 0), 1));
+    }
+    table.trim_fmt()
+}
+
+/// Returns all of it.
+pub(super) fn whole(advice: &Advice) -> String {
+    let mut text = Vec::new();
+    write(&mut text, advice).expect("a vector takes every text");
+    String::from_utf8_lossy(&text).trim_end().to_owned()
+}
+
+/// Returns what to do, by itself.
+pub(super) fn verdict_alone(advice: &Advice) -> String {
+    if advice.policies.is_empty() {
+        return NO_VERDICT.into();
+    }
+    let mut text = Vec::new();
+    verdict(&mut text, advice).expect("a vector takes every text");
+    String::from_utf8_lossy(&text).trim_end().to_owned()
+}
+
 /// Writes what to do.
-pub(super) fn verdict(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
+fn verdict(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
     if let Some(Cause::Limit { .. }) = advice.causes.first() {
         writeln!(out, "Raise the limit or take it away: the table is about the device without it.")?;
     }
@@ -425,7 +447,7 @@ fn in_lines(policy: &PolicyOutcome) -> String {
 
 /// A line that selects the policy. Versions of PyTorch that know `PYTORCH_ALLOC_CONF` know the older name too, and 2.9.1 knows no
 /// other for CUDA.
-fn to_paste(policy: &PolicyOutcome, advice: &Advice) -> String {
+pub(super) fn to_paste(policy: &PolicyOutcome, advice: &Advice) -> String {
     match policy.setting.as_str() {
         GAPLESS if advice.recorder == Recorder::Rmm => {
             "rmm.mr.set_current_device_resource(gapless.rmm.resource())".into()
@@ -445,7 +467,7 @@ fn to_paste(policy: &PolicyOutcome, advice: &Advice) -> String {
 /// Said where no policy was replayed.
 pub(super) const NO_VERDICT: &str = "No verdict: the file does not say enough about what was live before it begins.";
 /// A table with a line below its header, and between columns.
-const HEADER_LINE: &str = "     ═╪ ┆          ";
+pub(super) const HEADER_LINE: &str = "     ═╪ ┆          ";
 /// Most characters of a line in the column of settings, if it can be broken.
 const LONGEST_SETTING: usize = 29;
 const GAPLESS: &str = "gapless";

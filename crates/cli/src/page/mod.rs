@@ -1,7 +1,9 @@
-//! The page of `advise --html` and `replay --html`: one file that needs nothing else.
+//! The page of `advise --html` and `replay --html`: one file that needs nothing else. That of several files is in [`ranks`].
 //!
 //! - I1  the file is at most [`MOST_BYTES`] long, whatever the trace: the timeline is bounded, and texts are cut.
 //! - I2  what comes from a trace is only ever JSON in which no `<` occurs, and `page.js` shows it as text.
+
+pub(super) mod ranks;
 
 use super::{Failure, printable};
 use gapless_trace::advice::{Advice, Holder, PolicyOutcome, Stranded};
@@ -87,10 +89,19 @@ fn assemble(data: &Data<'_>) -> String {
     let json = serde_json::to_string(data).expect("the data are numbers, texts and lists of them");
     // In JSON, `<` occurs in texts only, where its escape means the same.
     let json = json.replace('<', "\\u003c");
-    let (head, rest) = TEMPLATE.split_once("{{css}}").expect("a place for the style");
-    let (body, rest) = rest.split_once("{{data}}").expect("a place for the data");
-    let (between, end) = rest.split_once("{{js}}").expect("a place for the script");
-    [head, include_str!("page.css"), body, &json, between, include_str!("page.js"), end].concat()
+    fill(TEMPLATE, &[("{{css}}", STYLE), ("{{data}}", &json), ("{{js}}", include_str!("page.js"))])
+}
+
+/// Puts texts into the places of a template, which are there in this order. What was put in is not looked at again.
+fn fill(template: &str, texts: &[(&str, &str)]) -> String {
+    let (mut page, mut rest) = (String::new(), template);
+    for (place, text) in texts {
+        let (before, after) = rest.split_once(place).expect("each place is in the template");
+        page += before;
+        page += text;
+        rest = after;
+    }
+    page + rest
 }
 
 /// A text that is no longer than [`MOST_CHARACTERS`].
@@ -102,6 +113,7 @@ fn cut(text: &str) -> String {
 }
 
 const TEMPLATE: &str = include_str!("page.html");
+const STYLE: &str = include_str!("page.css");
 /// Most characters of a name or a frame.
 const MOST_CHARACTERS: usize = 2000;
 /// The size of a page is below this.

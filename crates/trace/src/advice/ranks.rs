@@ -21,7 +21,7 @@ pub struct Job {
     pub ranks: u64,
     /// The ranks without a verdict. Neither their peaks nor their policies count below.
     pub without_verdict: Vec<String>,
-    /// The ranks of which a request failed: in the recorded run, or else with the native policy.
+    /// The ranks whose recorded run ended with a request that failed.
     pub failed: Vec<String>,
     /// The ranks whose memory grew steadily until the recorded failure.
     pub growing: Vec<String>,
@@ -120,7 +120,7 @@ impl Job {
         Self {
             ranks: ranks.len() as u64,
             without_verdict: names(&|advice| advice.history.extent == Extent::Unknown),
-            failed: names(&|advice| advice.failed.is_some()),
+            failed: names(&|advice| advice.failure_is_recorded),
             growing: names(&|advice| !advice.growth.is_empty()),
             incomplete: names(&|advice| !advice.history_complete),
             peak_live_bytes,
@@ -197,7 +197,7 @@ fn fits(policies: &[PolicyOnRanks]) -> Vec<Fit> {
 fn odd(ranks: &[Rank<'_>], with_verdict: &[Rank<'_>], peaks: Option<Spread>) -> Option<Odd> {
     let only =
         |mut found: Vec<&Rank<'_>>| if found.len() == 1 { found.pop().map(|rank| rank.name.to_owned()) } else { None };
-    let (failed, survived): (Vec<_>, Vec<_>) = ranks.iter().partition(|rank| rank.advice.failed.is_some());
+    let (failed, survived): (Vec<_>, Vec<_>) = ranks.iter().partition(|rank| rank.advice.failure_is_recorded);
     let (others_survived, enough) = (!survived.is_empty(), ranks.len() >= LEAST_RANKS);
     if let Some(rank) = only(failed).filter(|_| others_survived) {
         return Some(Odd { rank, why: Why::FailedAlone });
@@ -279,6 +279,11 @@ mod tests {
             assert_eq!(odd_of(peaks, failed), None, "{peaks:?} {failed:?}");
         }
         assert_eq!(odd_of(&[], &[]), None);
+        // What PyTorch's defaults would do in a replay is no failure.
+        let (fits, fails) = (advice("a 1 1048576 0\n", &["native"]), advice(&fragmented(), &["native"]));
+        assert!(fits.failed.is_none() && fails.failed.is_some());
+        let job = Job::of(&[Rank { name: "fits", advice: &fits }, Rank { name: "fails", advice: &fails }]);
+        assert_eq!((job.odd, job.failed), (None, Vec::new()));
     }
 
     #[test]
