@@ -1,66 +1,19 @@
-"""The page of `gapless advise --html` in a headless Chromium. `cargo xtask test-page` calls this.
-
-GAPLESS names the program, CHROMIUM the browser. With GAPLESS_SCREENSHOTS, pictures are written to that folder.
-"""
+"""The page of `gapless advise --html` for one file, and that of `gapless replay --html`."""
 
 import os
 import pathlib
-import subprocess
 
 import pytest
-from playwright.sync_api import sync_playwright
 
-ROOT = pathlib.Path(__file__).parents[4]
 SCREENSHOTS = os.environ.get("GAPLESS_SCREENSHOTS")
 FAILED_OP = "1347"
 
 
-def gapless(*arguments):
-    """Runs the program; exit code 3 says that a policy ran out of memory."""
-    done = subprocess.run([os.environ["GAPLESS"], *arguments], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode in (0, 3), done.stderr
-
-
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("pages")
-
-
-@pytest.fixture(scope="session")
-def advice(folder):
+def advice(folder, gapless):
     path = folder / "advise.html"
     gapless("advise", "traces/oom/oom_10.trace.gz", "--html", str(path))
     return path
-
-
-@pytest.fixture(scope="session")
-def browser():
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=os.environ["CHROMIUM"], args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def open_page(browser):
-    """Opens a page. At the end there must have been no error, and no request but the one for the file."""
-    opened = []
-
-    def open_one(path, **options):
-        page = browser.new_page(viewport={"width": 1200, "height": 900}, **options)
-        said, requests = [], []
-        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(path.as_uri())
-        opened.append((page, path, said, requests))
-        return page
-
-    yield open_one
-    for page, path, said, requests in opened:
-        page.close()
-        assert said == []
-        assert [url for url in requests if not url.startswith("data:")] == [path.as_uri()]
 
 
 def colours(page, canvas):
@@ -216,7 +169,7 @@ def test_print_is_light_and_has_no_controls(advice, open_page):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
 
 
-def test_a_replay_has_a_page(folder, open_page):
+def test_a_replay_has_a_page(folder, gapless, open_page):
     path = folder / "replay.html"
     gapless("replay", "traces/oom/oom_10.trace.gz", "--json", "--html", str(path))
     page = open_page(path)
@@ -225,7 +178,7 @@ def test_a_replay_has_a_page(folder, open_page):
     assert "caching" in page.inner_text("#map-first-text") and "gapless" in page.inner_text("#map-second-text")
 
 
-def test_a_hostile_trace_runs_nothing(folder, open_page):
+def test_a_hostile_trace_runs_nothing(folder, gapless, open_page):
     trace = folder / "<img src=x onerror=alert(1)>.trace"
     trace.write_text("a 1 4194304 0\na 2 100 0\nf 1\n")
     path = folder / "hostile.html"
@@ -235,7 +188,7 @@ def test_a_hostile_trace_runs_nothing(folder, open_page):
     assert page.locator("img").count() == 0
 
 
-def test_a_million_ops_stay_usable(folder, open_page):
+def test_a_million_ops_stay_usable(folder, gapless, open_page):
     trace = folder / "long.trace"
     with trace.open("w") as file:
         file.write("# capacity_bytes 8589934592\n")
