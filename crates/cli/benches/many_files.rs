@@ -1,13 +1,16 @@
-//! The cost of `gapless advise` for a job of many ranks: 1,000 snapshots of 1 MB each, with the stacks of 40 frames that
-//! `_record_memory_history` records.
+//! The cost of `gapless advise` for a job of many ranks: 1,000 snapshots of about 1 MB each, with the stacks of 40 frames that
+//! `_record_memory_history` records. They are of the first steps of a training, and of a run whose memory is in pieces, for which
+//! policies make many more driver calls.
 //!
 //! `cargo bench -p gapless-cli --bench many_files` prints a table with the cost that each row should not exceed; a number after `--`
-//! stands for the number of files.
+//! stands for the number of files. Processor time is that of all threads: where other programs run, it says more than the time that
+//! passes.
 
 #[path = "../../trace/benches/large/snapshot.rs"]
 mod snapshot;
 
-use gapless_trace::Trace;
+use gapless_trace::{Op, Trace};
+use std::fmt::Write;
 use std::fs::{self, File};
 use std::io::BufWriter;
 use std::path::Path;
@@ -16,41 +19,65 @@ use std::time::{Duration, Instant};
 
 /// Number of files, unless another is asked for.
 const FILES: u64 = 1_000;
-const BYTES_EACH: u64 = 1_000_000;
-const TARGET_SECONDS: f64 = 20.0;
+/// Number of ops of each, which make about 1 MB.
+const OPS: usize = 2_450;
+const TARGET_SECONDS: u64 = 20;
 const TARGET_MIB: u64 = 1_024;
 
 fn main() {
     let number = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(FILES);
+    println!("| {:<44} | {:>8} | {:>8} | {:>8} |", format!("{number} files"), "wall", "CPU", "memory");
+    println!("| {:-<44} | {:->7}: | {:->7}: | {:->7}: |", "", "", "", "");
+    println!("| {:<44} | {TARGET_SECONDS:>6} s | {:>8} | {TARGET_MIB:>4} MiB |", "target", "");
+    job("a training", "llama7b_zero3.trace.gz", number);
+    job("memory in pieces", "oom/oom_10.trace.gz", number);
+}
+
+/// Measures a job whose ranks all recorded the beginning of one program.
+fn job(what: &str, recorded: &str, number: u64) {
+    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces").join(recorded);
+    let recorded = beginning(&Trace::open(&recorded).expect("a trace of the repository"));
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/oom/oom_10.trace.gz");
-    let recorded = Trace::open(&recorded).expect("a trace of the repository");
     let name = |rank: u64, ending: &str| folder.path().join(format!("{rank}.{ending}"));
-    snapshot::write(BufWriter::new(File::create(name(0, "pickle")).expect("a file")), &recorded, BYTES_EACH)
-        .expect("the file can be written");
+    let file = File::create(name(0, "pickle")).expect("a file");
+    snapshot::write(BufWriter::new(file), &recorded, 1).expect("the file can be written");
     let bytes = fs::metadata(name(0, "pickle")).expect("a file").len();
     for rank in 1..number {
         fs::copy(name(0, "pickle"), name(rank, "pickle")).expect("a copy");
     }
-    let ops = Trace::open(&name(0, "pickle")).expect("a snapshot").ops().len();
-    println!("{number} files of {bytes} bytes and {ops} ops\n");
-    println!("| {:<34} | {:>8} | {:>8} | {:>8} |", "what", "wall", "CPU", "memory");
-    println!("| {:-<34} | {:->7}: | {:->7}: | {:->7}: |", "", "", "", "");
-    println!("| {:<34} | {:>6.0} s | {:>8} | {TARGET_MIB:>4} MiB |", "target for recordings", TARGET_SECONDS, "");
-    let files = |ending: &str| (0..number).map(|rank| name(rank, ending)).collect::<Vec<_>>();
-    let mut recordings = Command::new(env!("CARGO_BIN_EXE_gapless"));
-    recordings.arg("advise").args(files("pickle")).arg("--html").arg(folder.path().join("page.html"));
-    row("recordings: text and page", &mut recordings);
-    let mut json = Command::new(env!("CARGO_BIN_EXE_gapless"));
-    let lines = json.args(["advise", "--json"]).arg(name(0, "pickle")).output().expect("advice").stdout;
+    let gapless = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gapless"));
+        command.arg("advise");
+        command
+    };
+    let all = |ending: &str| (0..number).map(|rank| name(rank, ending)).collect::<Vec<_>>();
+    let page = folder.path().join("page.html");
+    row(&format!("{what}, {bytes} bytes each: text and page"), gapless().args(all("pickle")).arg("--html").arg(&page));
+    let result = gapless().arg("--json").arg(name(0, "pickle")).output().expect("advice").stdout;
     for rank in 0..number {
-        fs::write(name(rank, "json"), &lines).expect("a file");
+        fs::write(name(rank, "json"), &result).expect("a file");
     }
-    let mut merged = Command::new(env!("CARGO_BIN_EXE_gapless"));
-    merged.args(["advise", "--merge"]).args(files("json")).arg("--html").arg(folder.path().join("page.html"));
-    row("--merge: text and page", &mut merged);
-    let page = fs::metadata(folder.path().join("page.html")).expect("a page").len();
-    println!("\nThe page has {page} bytes, and the result of one file {}.", lines.len());
+    let merge = format!("--merge, {} bytes each: text and page", result.len());
+    row(&merge, gapless().arg("--merge").args(all("json")).arg("--html").arg(&page));
+    println!("| the page: {:<34} | {:>8} | {:>8} | {:>8} |", fs::metadata(&page).expect("a page").len(), "", "", "");
+}
+
+/// The first ops of a trace.
+fn beginning(recorded: &Trace) -> Trace {
+    let mut text = String::new();
+    let mut id_of = vec![0; recorded.slots() as usize];
+    for (id, op) in recorded.ops().iter().enumerate().take(OPS) {
+        match *op {
+            Op::Alloc { slot, stream, bytes } => {
+                id_of[slot as usize] = id;
+                writeln!(text, "a {id} {bytes} {stream}")
+            }
+            Op::Free { slot } => writeln!(text, "f {}", id_of[slot as usize]),
+            Op::Refused { .. } | Op::Mark { .. } => Ok(()),
+        }
+        .expect("a text takes everything");
+    }
+    Trace::read("beginning", text.as_bytes()).expect("a trace")
 }
 
 /// Runs a command and prints what it cost.
@@ -65,7 +92,7 @@ fn row(what: &str, command: &mut Command) {
         std::thread::sleep(Duration::from_millis(2));
     }
     let wall = begin.elapsed().as_secs_f64();
-    println!("| {what:<34} | {wall:>6.1} s | {seconds:>6.1} s | {mib:>4} MiB |");
+    println!("| {what:<44} | {wall:>6.1} s | {seconds:>6.1} s | {mib:>4} MiB |");
 }
 
 /// The most memory that a process had.
