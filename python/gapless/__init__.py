@@ -14,6 +14,7 @@ import sys
 from typing import Any, Optional, Sequence, Union
 
 from . import _conf, _frames, _library
+from ._advise import AdviseError, Advice, JobAdvice, advise, merge_advice
 from ._figures import Stats
 from ._library import ErrorKind, GaplessError, OutOfMemoryError
 
@@ -21,15 +22,20 @@ __version__ = "0.2.0"
 
 __all__ = [
     "__version__",
+    "Advice",
+    "AdviseError",
     "Allocator",
     "DeviceMemory",
     "ErrorKind",
     "GaplessError",
+    "JobAdvice",
     "OutOfMemoryError",
     "Recording",
     "Stats",
+    "advise",
     "configure",
     "last_error",
+    "merge_advice",
     "record",
     "replay",
     "report",

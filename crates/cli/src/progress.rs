@@ -4,6 +4,32 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
+/// Whether work on one of several things has bars of its own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Bars {
+    Shown,
+    /// One bar shows the progress over all of them.
+    Hidden,
+}
+
+impl Bars {
+    /// The progress over steps of about the same length.
+    pub(crate) fn of_steps(self, steps: u64, message: String) -> ProgressBar {
+        match self {
+            Self::Shown => of_steps(steps, message),
+            Self::Hidden => ProgressBar::hidden(),
+        }
+    }
+
+    /// The progress over the bytes of a file.
+    pub(crate) fn of_bytes(self, bytes: u64, message: String) -> ProgressBar {
+        match self {
+            Self::Shown => of_bytes(bytes, message),
+            Self::Hidden => ProgressBar::hidden(),
+        }
+    }
+}
+
 /// The progress over steps of about the same length.
 pub(crate) fn of_steps(steps: u64, message: String) -> ProgressBar {
     bar(steps, "{msg} {wide_bar} {percent:>3}% {eta:>4}").with_message(message)

@@ -333,7 +333,6 @@ impl Job<'_> {
             PolicyKind::Caching => Setting::Caching(CachingSettings::default()),
         };
         let outcome = |result: &ReplayResult| PolicyOutcome {
-            subject: setting(result.policy),
             setting: result.policy.to_string(),
             as_recorded: false,
             not_replayed: None,

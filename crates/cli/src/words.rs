@@ -5,7 +5,7 @@
 use crate::count::{count, grouped};
 use crate::printable;
 use gapless::ByteSize;
-use gapless_trace::advice::{Advice, Cause, Gpu, Holder, PolicyOutcome, Setting, Stranded};
+use gapless_trace::advice::{Advice, Cause, Gpu, Holder, PolicyOutcome, Stranded};
 use gapless_trace::caching::CachingSettings;
 use gapless_trace::{Device, Extent, RecordedAllocator};
 
@@ -258,7 +258,7 @@ pub(super) fn verdict(advice: &Advice) -> Vec<String> {
         said.push(nothing_helps(advice));
         return said;
     };
-    if best.subject == Setting::Caching(CachingSettings::default()) {
+    if caching(best) == Some(CachingSettings::default()) {
         said.push(match advice.reproduced {
             Some(false) => "PyTorch's defaults survive in the replay, though the run failed: see above.".into(),
             _ => "PyTorch's defaults survive on this device.".into(),
@@ -411,46 +411,49 @@ fn leaks(advice: &Advice) -> Vec<String> {
 
 /// A line that selects the policy. Versions of PyTorch that know `PYTORCH_ALLOC_CONF` know the older name too, and 2.9.1 knows no
 /// other for CUDA.
-fn to_paste(policy: &PolicyOutcome, advice: &Advice) -> String {
-    match policy.subject {
-        Setting::Gapless(settings) => {
-            let conf = match settings.to_string().split_once(',') {
-                Some((_, conf)) => format!("GAPLESS_CONF={conf} "),
-                None => String::new(),
-            };
-            if advice.recorder == RecordedAllocator::Rmm {
-                format!("{conf}rmm.mr.set_current_device_resource(gapless.rmm.resource())")
-            } else {
-                format!("{conf}python -m gapless.torch SCRIPT")
-            }
-        }
-        Setting::Caching(settings) => {
-            let at_steps = format!("{EMPTY_CACHE} at the end of each step");
+pub(super) fn to_paste(policy: &PolicyOutcome, advice: &Advice) -> String {
+    if is_gapless(policy) {
+        let conf = match policy.setting.split_once(',') {
+            Some((_, conf)) => format!("GAPLESS_CONF={conf} "),
+            None => String::new(),
+        };
+        return if advice.recorder == RecordedAllocator::Rmm {
+            format!("{conf}rmm.mr.set_current_device_resource(gapless.rmm.resource())")
+        } else {
+            format!("{conf}python -m gapless.torch SCRIPT")
+        };
+    }
+    let at_steps = format!("{EMPTY_CACHE} at the end of each step");
+    match caching(policy) {
+        Some(settings) if settings.empties_cache => {
             let others = CachingSettings { empties_cache: false, ..settings };
-            match (settings.empties_cache, others == CachingSettings::default()) {
-                (false, _) => format!("PYTORCH_CUDA_ALLOC_CONF={settings}"),
-                (true, true) => at_steps,
-                (true, false) => format!("PYTORCH_CUDA_ALLOC_CONF={others}, and {at_steps}"),
+            match others == CachingSettings::default() {
+                true => at_steps,
+                false => format!("PYTORCH_CUDA_ALLOC_CONF={others}, and {at_steps}"),
             }
         }
+        _ => format!("PYTORCH_CUDA_ALLOC_CONF={}", policy.setting),
     }
 }
 
-const fn is_gapless(policy: &PolicyOutcome) -> bool {
-    matches!(policy.subject, Setting::Gapless(_))
+/// The settings of PyTorch's allocator, if it is that.
+fn caching(policy: &PolicyOutcome) -> Option<CachingSettings> {
+    policy.setting.parse().ok()
+}
+
+fn is_gapless(policy: &PolicyOutcome) -> bool {
+    policy.setting.split(',').next() == Some(GAPLESS)
 }
 
 /// Whether the smallest device of a policy is one that a limit of the recorded run leaves a part of.
 fn is_limited(policy: &PolicyOutcome) -> bool {
-    policy.as_recorded
-        && match policy.subject {
-            Setting::Gapless(settings) => settings.budget_bytes.is_some(),
-            Setting::Caching(settings) => settings.memory_fraction.is_some(),
-        }
+    let is_limit = |part: &str| ["budget:", "per_process_memory_fraction:"].iter().any(|key| part.starts_with(key));
+    policy.as_recorded && policy.setting.split(',').any(is_limit)
 }
 
 /// Said where no policy was replayed.
-const NO_VERDICT: &str = "No verdict: the file does not say enough about what was live before it begins.";
+pub(super) const NO_VERDICT: &str = "No verdict: the file does not say enough about what was live before it begins.";
+const GAPLESS: &str = "gapless";
 const EMPTY_CACHE: &str = "torch.cuda.empty_cache()";
 /// Most refused requests that are listed.
 const MOST_REFUSALS: usize = 8;

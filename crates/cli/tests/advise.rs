@@ -55,24 +55,40 @@ fn json_has_the_keys_that_tools_rely_on() {
             "causes",
             "device_bytes",
             "device_is_assumed",
+            "failed",
             "failed_op",
+            "failure_is_recorded",
+            "file",
             "growth",
+            "history",
             "history_complete",
             "holders",
+            "live_bytes",
+            "moment_op",
+            "native_fails",
+            "peak_holders",
             "peak_live_bytes",
+            "peak_reserved_bytes",
             "policies",
+            "recorder",
             "reproduced",
             "steps",
             "stranded",
+            "stranded_is_recorded",
             "survived_refusals",
-            "trace"
+            "survivors",
+            "trace",
+            "version"
         ]
     );
     assert_eq!(
         (&advice["trace"], &advice["failed_op"], &advice["history_complete"], &advice["device_bytes"]),
         (&"oom_10".into(), &1347.into(), &true.into(), &12_188_848_750_u64.into())
     );
+    assert_eq!((&advice["version"], &advice["file"]), (&1.into(), &AVOIDABLE.into()));
+    assert_eq!(advice["survivors"], serde_json::json!(["gapless"]));
     assert_eq!(advice["holders"].as_array().unwrap().len(), 10);
+    assert_eq!(advice["peak_holders"].as_array().unwrap().len(), 50);
     let policies = advice["policies"].as_array().unwrap();
     for policy in policies {
         assert_eq!(
@@ -149,15 +165,25 @@ fn bad_files_are_named_and_the_others_are_advised_on() {
     let bad = file(&folder, "\u{1b}[2Jbad.trace", "a 1 100 0\nf 2\n");
     let empty = file(&folder, "empty.trace", "");
     let good = file(&folder, "good.trace", "a 1 100 0\nf 1\n");
-    let output = advise(&["--json", "--setting", "native", text(&bad), text(&empty), text(&good)]);
+    let files = [text(&bad), text(&empty), text(&good)];
+    let output = advise(&[&["--setting", "native"][..], &files].concat());
     assert_eq!(output.status.code(), Some(2));
-    let stderr = stderr(&output);
-    for part in ["[2Jbad.trace: line 2: free of id 2", "empty.trace: holds no ops"] {
-        assert!(stderr.contains(part), "{part}: {stderr}");
+    // The table breaks lines.
+    let table = stdout(&output).replace('\n', " ").split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in ["[2Jbad.trace", "line 2: free of id 2", "holds no ops", "2 files could not be advised on"] {
+        assert!(table.contains(part), "{part}: {table}");
     }
-    assert!(!stderr.contains('\u{1b}'), "{stderr:?}");
-    let advice = json(&output);
-    assert_eq!((&advice["trace"], &advice["failed_op"]), (&"good".into(), &Value::Null));
+    assert!(!table.contains('\u{1b}'), "{table:?}");
+    let output = advise(&[&["--json", "--setting", "native"][..], &files].concat());
+    let lines: Vec<Value> = stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&lines[2]["trace"], &lines[2]["failed_op"]), (&"good".into(), &Value::Null));
+    assert_eq!((&lines[1]["file"], &lines[1]["error"].is_string()), (&text(&empty).into(), &true));
+    for file in [&bad, &empty] {
+        let output = advise(&["--setting", "native", text(file)]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains(".trace: ") && output.stdout.is_empty(), "{}", stderr(&output));
+        assert!(!stderr(&output).contains('\u{1b}'), "{}", stderr(&output));
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::caching::CachingSettings;
 use std::fmt;
 
 /// The facts that are known of a recorded run besides its ops.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct History {
     /// How much of the run the ops are.
     pub extent: Extent,
@@ -19,14 +19,16 @@ pub struct History {
 }
 
 /// The allocator that a run was recorded with.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum RecordedAllocator {
     /// PyTorch's, or one that the file does not name.
     #[default]
     PyTorch,
     /// A resource of RMM.
+    #[serde(rename = "RMM")]
     Rmm,
     /// gapless.
+    #[serde(rename = "gapless")]
     Gapless,
 }
 
@@ -84,7 +86,8 @@ impl RecordedSettings {
 pub(crate) const FRACTION: &str = "per_process_memory_fraction";
 
 /// How much of a run a recording holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Extent {
     /// Everything from the start on.
     Whole,
@@ -103,7 +106,7 @@ impl History {
 }
 
 /// A request that was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct FailedRequest {
     /// Index of its op, counted from 0, including marks.
     pub op_index: u64,

@@ -1,34 +1,57 @@
 //! `gapless advise`: what to do about a program that ran out of memory.
 
+mod against;
+mod many;
+mod merge;
+mod names;
+mod ranks;
+mod result;
 mod setting;
 mod text;
 
 use super::page::{self, Contents, Destination};
-use super::{Failure, Outcome, printable, progress};
+use super::progress::Bars;
+use super::{Failure, Outcome, printable};
+use against::Tolerance;
 use clap::Args;
 use gapless::ByteSize;
 use gapless_trace::advice::{Advice, AdviceOptions, Gpu, Setting, advise};
 use gapless_trace::timeline::Subject;
 use gapless_trace::{Device, Extent, PolicyError, ReadError, ReadErrorKind, ReplayError, Trace};
+use result::{FileResult, Found};
 use setting::SettingArgument;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 /// Arguments of `gapless advise`.
 #[derive(Debug, Args)]
 pub(super) struct AdviseArguments {
-    /// Recordings, plain or gzip: traces, PyTorch memory snapshots (_dump_snapshot), RMM logs; - for standard input
+    /// Recordings, plain or gzip: traces, PyTorch memory snapshots (_dump_snapshot), RMM logs; - for standard input. Several
+    /// are the ranks of one job: they get a line each, and one verdict
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
 
-    /// Print one JSON object per file, each on a line of its own
+    /// Print one JSON object per file, each on a line of its own, and for several files one more for all of them
     #[arg(long)]
     json: bool,
 
-    /// Also write a page to look at: memory over time, the address space, the table. One file, which needs no network. - for
-    /// standard output, in place of the text
+    /// Take results that --json printed anywhere in place of recordings, and put them together
+    #[arg(long, conflicts_with_all = ["device", "gpu", "settings", "snapshot_device"])]
+    merge: bool,
+
+    /// Compare FILE with an older recording of the same program, or with what --json printed for that: peak, reserved memory, and
+    /// what holds more
+    #[arg(long, value_name = "OLD", conflicts_with_all = ["merge", "html", "device", "gpu", "settings"])]
+    against: Option<PathBuf>,
+
+    /// By how much the peak may grow from OLD to FILE, in percent [default: 2]
+    #[arg(long, value_name = "PERCENT", requires = "against")]
+    tolerance: Option<Tolerance>,
+
+    /// Also write a page to look at: memory over time, the address space, the table; for several files the table, with a row to
+    /// open for each. One file, which needs no network. - for standard output, in place of the text
     #[arg(long, value_name = "OUT.html")]
     html: Option<Destination>,
 
@@ -51,57 +74,124 @@ pub(super) struct AdviseArguments {
     snapshot_device: Option<usize>,
 }
 
-/// Advises on every file. A bad file is reported and does not stop the others.
+/// Advises on the file, on several together, or on what has changed since another one.
 pub(super) fn run(arguments: &AdviseArguments) -> Result<Outcome, Failure> {
     if arguments.device == Some(ByteSize(0)) {
         return Err(Failure::BadArguments("--device 0 leaves no memory: give a size such as 24GiB".into()));
     }
-    if arguments.html.is_some() && arguments.files.len() > 1 {
-        return Err(Failure::BadArguments("--html writes the page of one FILE: give one at a time".into()));
-    }
     if arguments.json && arguments.html == Some(Destination::Stdout) {
         return Err(Failure::BadArguments("--json and --html - both write to standard output: name a file".into()));
     }
+    many::refuse_repeated(arguments.files.iter().chain(&arguments.against))?;
     for note in arguments.settings.iter().flat_map(|argument| &argument.notes) {
         eprintln!("note: {}", printable(note));
     }
-    let mut outcome = Outcome::Success;
-    for path in &arguments.files {
-        let name = printable(&path.to_string_lossy());
-        match one(arguments, path, &name) {
-            Ok((advice, page)) => {
-                if arguments.html != Some(Destination::Stdout) {
-                    print(arguments, &advice)?;
+    match (&arguments.against, &*arguments.files) {
+        (Some(old), [new]) => {
+            let (old, new) = match (to_compare(arguments, old), to_compare(arguments, new)) {
+                (Ok(old), Ok(new)) => (old, new),
+                (old, new) => {
+                    for message in [old.err(), new.err()].into_iter().flatten() {
+                        eprintln!("error: {message}");
+                    }
+                    return Ok(Outcome::BadInput);
                 }
-                if let (Some(out), Some(page)) = (&arguments.html, page) {
-                    out.write(&page)?;
-                }
-                if advice.policies.is_empty() {
-                    outcome = Outcome::BadInput;
-                } else if advice.survivors().is_empty() && outcome == Outcome::Success {
-                    outcome = Outcome::OutOfMemory;
-                }
-            }
-            Err(Stop::BadFile(message)) => {
-                eprintln!("error: {name}: {message}");
-                outcome = Outcome::BadInput;
-            }
-            Err(Stop::Failed(failure)) => return Err(failure),
+            };
+            against::show(arguments, &old, &new)
         }
+        (Some(_), _) => Err(Failure::BadArguments("--against compares one FILE with an older one: give one".into())),
+        (None, [path]) if !arguments.merge => on_one(arguments, path),
+        (None, paths) if arguments.merge => ranks::show(arguments, merge::read(paths)),
+        (None, paths) => {
+            let advise = |path: &Path, threads| match one(arguments, path, &Work { threads, bars: Bars::Hidden }) {
+                Ok((_, _, advice)) => Found::Advice(Box::new(advice)),
+                Err(stop) => Found::Error { error: stop.to_string() },
+            };
+            ranks::show(arguments, many::on_each(paths, threads(), advise))
+        }
+    }
+}
+
+/// Advises on one file in full.
+fn on_one(arguments: &AdviseArguments, path: &Path) -> Result<Outcome, Failure> {
+    let name = printable(&path.to_string_lossy());
+    let (trace, device, advice) = match one(arguments, path, &Work { threads: threads(), bars: Bars::Shown }) {
+        Ok(found) => found,
+        Err(Stop::BadFile(message)) => {
+            eprintln!("error: {name}: {message}");
+            if arguments.json {
+                result::print(&FileResult::new(path, Found::Error { error: message }))?;
+            }
+            return Ok(Outcome::BadInput);
+        }
+        Err(Stop::Failed(failure)) => return Err(failure),
+    };
+    if let Some(note) = note(&advice) {
+        eprintln!("note: {name}: {note}");
+    }
+    let page = match arguments.html {
+        Some(_) => Some(
+            render(arguments, &trace, &device, &advice)
+                .map_err(|error| Failure::Internal(format!("{name}: {error}")))?,
+        ),
+        None => None,
+    };
+    let outcome = match &advice {
+        advice if advice.policies.is_empty() => Outcome::BadInput,
+        advice if advice.survivors().is_empty() => Outcome::OutOfMemory,
+        _ => Outcome::Success,
+    };
+    if arguments.json {
+        result::print(&FileResult::new(path, Found::Advice(Box::new(advice))))?;
+    } else if arguments.html != Some(Destination::Stdout) {
+        text::write(&mut io::stdout().lock(), &advice)?;
+    }
+    if let (Some(out), Some(page)) = (&arguments.html, page) {
+        out.write(&page)?;
     }
     Ok(outcome)
 }
 
+/// Returns the result for a recording, or the one that is in a file of `--json`.
+fn to_compare(arguments: &AdviseArguments, path: &Path) -> Result<FileResult, String> {
+    let name = printable(&path.to_string_lossy());
+    if merge::is_json(path) {
+        let mut results = merge::of_file(path).map_err(|error| format!("{name}: {error}"))?;
+        return match results.pop() {
+            Some(result) if results.is_empty() => Ok(result),
+            _ => Err(format!("{name}: has results for several files: give one")),
+        };
+    }
+    match one(arguments, path, &Work { threads: threads(), bars: Bars::Shown }) {
+        Ok((_, _, advice)) => Ok(FileResult::new(path, Found::Advice(Box::new(advice)))),
+        Err(stop) => Err(format!("{name}: {stop}")),
+    }
+}
+
 /// Why there is no advice on a file.
+#[derive(Debug, thiserror::Error)]
 enum Stop {
+    #[error("{0}")]
     BadFile(String),
+    #[error(transparent)]
     Failed(Failure),
 }
 
-/// Returns the advice on a file, and its page if one is wanted.
-fn one(arguments: &AdviseArguments, path: &Path, name: &str) -> Result<(Advice, Option<String>), Stop> {
+/// How a file is worked on.
+struct Work {
+    /// Number of threads that replay at the same time.
+    threads: NonZero<usize>,
+    bars: Bars,
+}
+
+/// Returns the advice on a recording, with the recording and the device that it was replayed on.
+fn one(arguments: &AdviseArguments, path: &Path, work: &Work) -> Result<(Trace, Device, Advice), Stop> {
+    let name = &printable(&path.to_string_lossy());
     let bad = |error: &dyn std::fmt::Display| Stop::BadFile(error.to_string());
-    let trace = open(path, name, arguments.snapshot_device).map_err(|error| bad(&error))?;
+    if path.is_dir() {
+        return Err(bad(&"is a folder: name the files in it, such as DIR/*.pickle"));
+    }
+    let trace = open(path, name, arguments.snapshot_device, work.bars).map_err(|error| bad(&error))?;
     if trace.ops().is_empty() {
         return Err(bad(&"holds no ops: give a trace with 'a' and 'f' lines"));
     }
@@ -118,35 +208,43 @@ fn one(arguments: &AdviseArguments, path: &Path, name: &str) -> Result<(Advice, 
         let (largest, most) = (ByteSize(largest), ByteSize(Device::MOST_BYTES));
         return Err(bad(&format!("no device has {largest}: the most that is replayed is {most}")));
     }
-    let settings = if arguments.settings.is_empty() {
-        Setting::usual(&trace)
-    } else {
-        arguments.settings.iter().map(|argument| argument.on(&device)).collect()
-    };
-    let threads = std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN).min(MOST_THREADS);
+    let settings = settings(arguments, &trace, &device);
     let stop = |error| match error {
         // The device is smaller than a page, or the trace has too many streams for an allocator.
         ReplayError::Settings(_) | ReplayError::Policy { error: PolicyError::Limit(_), .. } => bad(&error),
         error => Stop::Failed(Failure::Internal(format!("{name}: {error}"))),
     };
-    let mut options = AdviceOptions { device, settings, threads, progress: None };
-    let bar = progress::of_steps(options.expected_replays(), name.to_owned());
+    let mut options = AdviceOptions { device, settings, threads: work.threads, progress: None };
+    let bar = work.bars.of_steps(options.expected_replays(), name.to_owned());
     let step = || bar.inc(1);
     options.progress = Some(&step);
     let advice = advise(&trace, &options).map_err(stop);
     bar.finish_and_clear();
     let advice = advice?;
-    if let Some(note) = note(&advice) {
-        eprintln!("note: {name}: {note}");
+    Ok((trace, device, advice))
+}
+
+/// The settings that are tried.
+fn settings(arguments: &AdviseArguments, trace: &Trace, device: &Device) -> Vec<Setting> {
+    match &arguments.settings {
+        // What is compared does not depend on a policy.
+        _ if arguments.against.is_some() => Vec::new(),
+        settings if settings.is_empty() => Setting::usual(trace),
+        settings => settings.iter().map(|argument| argument.on(device)).collect(),
     }
-    let page = if arguments.html.is_some() { Some(render(&trace, &device, &advice).map_err(stop)?) } else { None };
-    Ok((advice, page))
+}
+
+/// Number of threads that replay at the same time.
+fn threads() -> NonZero<usize> {
+    std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN).min(MOST_THREADS)
 }
 
 /// The page of the policies that have a verdict.
-fn render(trace: &Trace, device: &Device, advice: &Advice) -> Result<String, ReplayError> {
+fn render(arguments: &AdviseArguments, trace: &Trace, device: &Device, advice: &Advice) -> Result<String, ReplayError> {
+    let tried: Vec<Setting> = settings(arguments, trace, device).into_iter().chain(Setting::recorded(trace)).collect();
     let replayed = advice.policies.iter().filter(|policy| policy.not_replayed.is_none());
-    let subjects: Vec<Subject> = replayed.map(|policy| Subject::from(policy.subject)).collect();
+    let setting = |name: &str| tried.iter().find(|setting| setting.to_string() == name).copied();
+    let subjects: Vec<Subject> = replayed.filter_map(|policy| setting(&policy.setting)).map(Subject::from).collect();
     page::render(&Contents {
         title: "what to do about its memory",
         trace,
@@ -158,12 +256,12 @@ fn render(trace: &Trace, device: &Device, advice: &Advice) -> Result<String, Rep
     })
 }
 
-fn open(path: &Path, name: &str, device: Option<usize>) -> Result<Trace, ReadError> {
+fn open(path: &Path, name: &str, device: Option<usize>, bars: Bars) -> Result<Trace, ReadError> {
     if path.as_os_str() == "-" {
         return Trace::read_device("stdin", io::stdin().lock(), device);
     }
     let file = File::open(path).map_err(|error| ReadError { line: 0, kind: ReadErrorKind::Io(error) })?;
-    let bar = progress::of_bytes(file.metadata().map_or(0, |data| data.len()), name.to_owned());
+    let bar = bars.of_bytes(file.metadata().map_or(0, |data| data.len()), name.to_owned());
     let trace = Trace::read_device(&Trace::name_of(path), bar.wrap_read(file), device);
     bar.finish_and_clear();
     trace
@@ -186,22 +284,13 @@ fn note(advice: &Advice) -> Option<String> {
     }
 }
 
-fn print(arguments: &AdviseArguments, advice: &Advice) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    if arguments.json {
-        let line = serde_json::to_string(advice).map_err(io::Error::from)?;
-        writeln!(out, "{line}")
-    } else {
-        text::write(&mut out, advice)
-    }
-}
-
 /// Most threads: each has the whole state of a replay in memory.
 const MOST_THREADS: NonZero<usize> = NonZero::new(8).expect("not zero");
 
 /// Shown below the list of options.
 pub(super) const AFTER_HELP: &str = "\
-Exit code: 0 if a policy survives, 3 if none does, 2 for bad arguments, bad input, or input that allows no verdict, 1 for other
-failures.
+Exit code: 0 if a policy survives, 3 if none does, 2 for bad arguments, bad input, or input that allows no verdict. Of several
+files, one policy has to survive on all, and 2 says that one of them was bad: its row says why. With --against: 0 if the peak did not
+grow by more than the tolerance, 3 if it did or if FILE alone ran out of memory.
 
 Example: gapless advise traces/oom/oom_01.trace.gz";

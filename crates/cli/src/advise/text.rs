@@ -67,14 +67,26 @@ fn what_helps(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
         let cells = [Cell::new(in_lines(policy)), Cell::new(outcome)];
         table.add_row(cells.into_iter().chain(words::figures(policy).map(right)));
     }
-    for (index, column) in table.column_iter_mut().enumerate() {
-        column.set_padding((u16::from(index > 0), 1));
-    }
-    writeln!(out, "{}", table.trim_fmt())?;
+    writeln!(out, "{}", in_columns(table))?;
     for line in words::below_the_table(advice) {
         writeln!(out, "{line}")?;
     }
     Ok(())
+}
+
+/// Returns a table without space on its left.
+pub(super) fn in_columns(mut table: Table) -> String {
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((u16::from(index > 0), 1));
+    }
+    table.trim_fmt()
+}
+
+/// Returns all of it.
+pub(super) fn whole(advice: &Advice) -> String {
+    let mut text = Vec::new();
+    write(&mut text, advice).expect("a vector takes every text");
+    String::from_utf8_lossy(&text).trim_end().to_owned()
 }
 
 /// The setting in short lines, so that the table is narrow.
@@ -90,7 +102,7 @@ fn in_lines(policy: &PolicyOutcome) -> String {
 }
 
 /// A table with a line below its header, and between columns.
-const HEADER_LINE: &str = "     ═╪ ┆          ";
+pub(super) const HEADER_LINE: &str = "     ═╪ ┆          ";
 /// Most characters of a line in the column of settings, if it can be broken.
 const LONGEST_SETTING: usize = 29;
 /// Most characters of an outcome in one line: with the widest figures, the table has 80 columns then.

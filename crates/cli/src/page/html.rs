@@ -2,6 +2,20 @@
 
 use std::fmt::Write;
 
+/// Returns a template with its places filled, which are there in this order. What was put in is not looked at again.
+pub(super) fn fill(template: &str, parts: &[(&str, &str)]) -> String {
+    let mut page = String::new();
+    let mut rest = template;
+    for (name, part) in parts {
+        let (before, after) =
+            rest.split_once(&format!("{{{{{name}}}}}")).expect("the template has a place for each part");
+        page.push_str(before);
+        page.push_str(part);
+        rest = after;
+    }
+    page + rest
+}
+
 /// A text as HTML shows it. What comes from outside goes into a page in no other way.
 pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());

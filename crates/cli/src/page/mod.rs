@@ -1,4 +1,4 @@
-//! The page of `advise --html` and `replay --html`: one file that needs nothing else.
+//! The page of `advise --html` and `replay --html`: one file that needs nothing else. That of several files is in [`ranks`].
 //!
 //! What can be said in sentences and tables is HTML, and says what the text says. The pictures, and the stacks of single blocks,
 //! are drawn by `page.js`.
@@ -10,6 +10,7 @@
 mod destination;
 mod events;
 mod html;
+pub(super) mod ranks;
 mod sections;
 mod stacks;
 
@@ -80,39 +81,28 @@ pub(super) fn render(contents: &Contents<'_>) -> Result<String, ReplayError> {
     };
     let title = html::escape(&html::cut(&format!("{}: {}", super::printable(&advice.trace), contents.title)));
     let given = if contents.gives_advice { sections::advice(advice) } else { String::new() };
-    Ok(assemble(&[
-        ("title", &title),
-        ("css", include_str!("page.css")),
-        ("heading", &title),
-        ("happened", &sections::happened(advice)),
-        ("advice", &given),
-        ("policies", &sections::policies(advice, contents.policies, &drawn)),
-        ("holders", &sections::holders(advice, trace)),
-        ("rest", &sections::rest(advice)),
-        ("events", &events),
-        ("data", &json(&data)),
-        ("js", include_str!("page.js")),
-    ]))
+    Ok(html::fill(
+        TEMPLATE,
+        &[
+            ("title", &title),
+            ("css", include_str!("page.css")),
+            ("heading", &title),
+            ("happened", &sections::happened(advice)),
+            ("advice", &given),
+            ("policies", &sections::policies(advice, contents.policies, &drawn)),
+            ("holders", &sections::holders(advice, trace)),
+            ("rest", &sections::rest(advice)),
+            ("events", &events),
+            ("data", &json(&data)),
+            ("js", include_str!("page.js")),
+        ],
+    ))
 }
 
 fn json(data: &Data) -> String {
     let json = serde_json::to_string(data).expect("the data are numbers, texts and lists of them");
     // In JSON, `<` occurs in texts only, where its escape means the same.
     json.replace('<', "\\u003c")
-}
-
-/// Returns the template with its places filled, in their order.
-fn assemble(parts: &[(&str, &str)]) -> String {
-    let mut page = String::new();
-    let mut rest = TEMPLATE;
-    for (name, part) in parts {
-        let (before, after) =
-            rest.split_once(&format!("{{{{{name}}}}}")).expect("the template has a place for each part");
-        page.push_str(before);
-        page.push_str(part);
-        rest = after;
-    }
-    page + rest
 }
 
 const TEMPLATE: &str = include_str!("page.html");
@@ -123,7 +113,7 @@ const MOST_BYTES: usize = 5 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gapless_trace::advice::{AdviceOptions, Setting, advise};
+    use gapless_trace::advice::{AdviceOptions, advise};
     use gapless_trace::caching::CachingSettings;
     use gapless_trace::{GaplessSettings, PolicyKind};
     use std::fmt::Write;
@@ -143,7 +133,6 @@ mod tests {
         let subjects: Vec<Subject> = (0..subjects).map(subject).collect();
         // A second moment that is looked at closely.
         let fails_early = PolicyOutcome {
-            subject: Setting::Gapless(GaplessSettings::default()),
             setting: "gapless".into(),
             as_recorded: false,
             not_replayed: None,

@@ -1,41 +1,24 @@
-"""The page of `gapless advise --html` in a headless Chromium. `cargo xtask test-page` calls this.
-
-GAPLESS names the program, CHROMIUM the browser. With GAPLESS_SCREENSHOTS, pictures are written to that folder.
-"""
+"""The page of `gapless advise --html` for one file, and that of `gapless replay --html`."""
 
 import os
 import pathlib
 import pickle
-import subprocess
 
 import pytest
-from playwright.sync_api import sync_playwright
 
-ROOT = pathlib.Path(__file__).parents[4]
 SCREENSHOTS = os.environ.get("GAPLESS_SCREENSHOTS")
 FAILED_OP = "1347"
 
 
-def gapless(*arguments):
-    """Runs the program; exit code 3 says that a policy ran out of memory."""
-    done = subprocess.run([os.environ["GAPLESS"], *arguments], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode in (0, 3), done.stderr
-
-
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("pages")
-
-
-@pytest.fixture(scope="session")
-def advice(folder):
+def advice(folder, gapless):
     path = folder / "advise.html"
     gapless("advise", "traces/oom/oom_10.trace.gz", "--html", str(path))
     return path
 
 
 @pytest.fixture(scope="session")
-def with_stacks(folder):
+def with_stacks(folder, gapless):
     """The page of a snapshot with stacks: 8 blocks, and a request that is refused."""
     frames = [
         {"name": "at::_ops::mm::call(at::Tensor const&)", "filename": "/x/lib/libtorch_cpu.so", "line": 7},
@@ -57,7 +40,7 @@ def with_stacks(folder):
 
 
 @pytest.fixture(scope="session")
-def early(folder):
+def early(folder, gapless):
     """The page of a long run that fails at its beginning, on 20 streams."""
     trace = folder / "early.trace"
     with trace.open("w") as file:
@@ -70,36 +53,6 @@ def early(folder):
     path = folder / "early.html"
     gapless("advise", str(trace), "--html", str(path), "--setting", "native", "--setting", "gapless")
     return path
-
-
-@pytest.fixture(scope="session")
-def browser():
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=os.environ["CHROMIUM"], args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def open_page(browser):
-    """Opens a page. At the end there must have been no error, and no request but the one for the file."""
-    opened = []
-
-    def open_one(path, **options):
-        page = browser.new_page(viewport={"width": 1200, "height": 900}, **options)
-        said, requests = [], []
-        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(path.as_uri())
-        opened.append((page, path, said, requests))
-        return page
-
-    yield open_one
-    for page, path, said, requests in opened:
-        page.close()
-        assert said == []
-        assert [url for url in requests if not url.startswith("data:")] == [path.as_uri()]
 
 
 def colours(page, canvas):
@@ -323,7 +276,7 @@ def test_the_page_says_without_a_script_what_the_text_says(advice, browser):
     page.close()
 
 
-def test_recordings_of_others_are_called_theirs(folder, open_page):
+def test_recordings_of_others_are_called_theirs(folder, open_page, gapless):
     log = folder / "log.csv"
     log.write_text(
         "Thread,Time,Action,Pointer,Size,Stream\n1,1,allocate,0x100,1048576,0x0\n1,3,allocate failure,(nil),104857600,0x0\n"
@@ -418,7 +371,7 @@ def test_print_is_light_and_has_no_controls(advice, open_page):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
 
 
-def test_a_replay_has_a_page(folder, open_page):
+def test_a_replay_has_a_page(folder, open_page, gapless):
     path = folder / "replay.html"
     gapless("replay", "traces/oom/oom_10.trace.gz", "--json", "--html", str(path))
     page = open_page(path)
@@ -427,7 +380,7 @@ def test_a_replay_has_a_page(folder, open_page):
     assert "caching" in page.inner_text("#map-first-text") and "gapless" in page.inner_text("#map-second-text")
 
 
-def test_a_hostile_trace_runs_nothing(folder, open_page):
+def test_a_hostile_trace_runs_nothing(folder, open_page, gapless):
     trace = folder / "<img src=x onerror=alert(1)>.trace"
     trace.write_text("a 1 4194304 0\na 2 100 0\nf 1\n")
     path = folder / "hostile.html"
@@ -437,7 +390,7 @@ def test_a_hostile_trace_runs_nothing(folder, open_page):
     assert page.locator("img").count() == 0
 
 
-def test_a_million_ops_stay_usable(folder, open_page):
+def test_a_million_ops_stay_usable(folder, open_page, gapless):
     trace = folder / "long.trace"
     with trace.open("w") as file:
         file.write("# capacity_bytes 8589934592\n")

@@ -7,7 +7,7 @@ use crate::caching::CachingSettings;
 use crate::history::FRACTION;
 
 /// A reason that a request could not have memory which was free.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Cause {
     /// The device had enough memory, so something else refused the request: a memory fraction, a budget.

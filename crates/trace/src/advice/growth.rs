@@ -5,7 +5,7 @@ use crate::{Op, Trace};
 use std::collections::HashMap;
 
 /// Memory that grows by about as much in every step.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Growth {
     /// The place that allocates it, if that is recorded.
     pub origin: Option<String>,

@@ -5,7 +5,7 @@ use crate::Trace;
 use std::collections::HashMap;
 
 /// Live blocks that one place in the program allocated; where places are not recorded, blocks of one size.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Holder {
     /// The place, such as `forward (model.py:12)`, if it is recorded.
     pub origin: Option<String>,
@@ -21,8 +21,8 @@ pub struct Holder {
     pub newest_op: u64,
 }
 
-/// Returns the largest holders among `live`, the largest first.
-pub(super) fn largest(trace: &Trace, live: &[LiveBlock]) -> Vec<Holder> {
+/// Returns the `most` largest holders among `live`, the largest first.
+pub(super) fn largest(trace: &Trace, live: &[LiveBlock], most: usize) -> Vec<Holder> {
     let mut holders: HashMap<(Option<&str>, u64), Holder> = HashMap::new();
     for block in live {
         let origin = trace.origin(block.op_index);
@@ -44,9 +44,6 @@ pub(super) fn largest(trace: &Trace, live: &[LiveBlock]) -> Vec<Holder> {
     }
     let mut holders: Vec<Holder> = holders.into_values().filter(|holder| holder.bytes > 0).collect();
     holders.sort_by(|a, b| (b.bytes, a.oldest_op).cmp(&(a.bytes, b.oldest_op)));
-    holders.truncate(MOST_HOLDERS);
+    holders.truncate(most);
     holders
 }
-
-/// Number of holders that are named.
-const MOST_HOLDERS: usize = 10;

@@ -77,6 +77,11 @@ pub(super) fn live_before(trace: &Trace, end: u64) -> Vec<LiveBlock> {
     blocks.into_iter().flatten().collect()
 }
 
+/// Returns the blocks that are live at the peak of live bytes, in the order of their slots.
+pub(super) fn live_at_peak(trace: &Trace) -> Vec<LiveBlock> {
+    live_before(trace, peak_op(trace) + 1)
+}
+
 /// Replays the ops before `end` natively, or up to the one that fails. Returns where the rest of the device is then, and the
 /// request that fails, which may be the one at `end`.
 fn replay_until(trace: &Trace, device: &Device, end: u64) -> Result<(Option<FailedRequest>, Stranded), ReplayError> {

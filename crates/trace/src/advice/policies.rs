@@ -111,12 +111,9 @@ impl FromStr for Setting {
 }
 
 /// The outcome of a trace under one policy.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PolicyOutcome {
-    /// The policy.
-    #[serde(skip)]
-    pub subject: Setting,
-    /// Its text: `native`, `gapless`, or the settings to paste.
+    /// The policy: `native`, `gapless` with settings as in `GAPLESS_CONF`, or the settings of PyTorch's allocator to paste.
     pub setting: String,
     /// Whether the recorded run had these settings.
     pub as_recorded: bool,
@@ -138,6 +135,22 @@ impl PolicyOutcome {
     pub const fn survives(&self) -> bool {
         self.not_replayed.is_none() && self.oom_op.is_none()
     }
+}
+
+/// Returns what survivors are put in order by, the simplest first; see [`Advice::survivors`](super::Advice::survivors).
+pub(super) fn simplicity(
+    setting: &str,
+    host_waits: u64,
+    driver_calls: u64,
+    smallest_device_bytes: Option<u64>,
+) -> impl Ord + use<> {
+    let kind = match setting.parse() {
+        Ok(Setting::Caching(settings)) if settings == CachingSettings::default() => 0,
+        Ok(Setting::Caching(settings)) if !settings.empties_cache => 1,
+        Ok(Setting::Caching(_)) => 2,
+        Ok(Setting::Gapless(_)) | Err(_) => 3,
+    };
+    (kind, host_waits, driver_calls, smallest_device_bytes.unwrap_or(u64::MAX))
 }
 
 /// Replays `trace` through each of `settings`.
@@ -173,7 +186,6 @@ fn outcome(trace: &Trace, options: &AdviceOptions<'_>, setting: &Setting) -> Res
     let not_replayed = no_verdict(&trace.history(), setting, device);
     if not_replayed.is_some() {
         return Ok(PolicyOutcome {
-            subject: *setting,
             setting: setting.to_string(),
             as_recorded,
             not_replayed,
@@ -207,7 +219,6 @@ fn outcome(trace: &Trace, options: &AdviceOptions<'_>, setting: &Setting) -> Res
         _ => 0,
     };
     Ok(PolicyOutcome {
-        subject: *setting,
         setting: setting.to_string(),
         as_recorded,
         not_replayed: None,
@@ -216,6 +227,17 @@ fn outcome(trace: &Trace, options: &AdviceOptions<'_>, setting: &Setting) -> Res
         driver_calls: result.driver_calls.total(),
         host_waits: result.host_waits,
     })
+}
+
+/// Returns the peak of the memory that PyTorch's defaults hold on a device like `device` that is never short of memory, in bytes, or
+/// `None` if a replay says nothing about the run.
+pub(super) fn peak_reserved_bytes(trace: &Trace, device: &Device) -> Result<Option<u64>, ReplayError> {
+    let native = Setting::Caching(CachingSettings::default());
+    let ample = Device { lag_ops: device.lag_ops, ..Device::of(Device::MOST_BYTES) };
+    if no_verdict(&trace.history(), &native, &ample).is_some() {
+        return Ok(None);
+    }
+    native.replay(trace, &ample).map(|result| Some(result.peak_reserved_bytes))
 }
 
 /// Returns why a replay on `device` says nothing about the run, if it does not.

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 /// The device's memory at one moment, in bytes: `device = live + rounding + free in whole pages + free in partly used pages +
 /// free in private pools + waiting + unreserved`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Stranded {
     /// Memory of the device that others hold. It is not part of the device's size.
     pub other_processes_bytes: u64,
@@ -35,7 +35,7 @@ pub struct Stranded {
 }
 
 /// The free blocks of a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct FreeOfStream {
     /// The recorder's number of the stream.
     pub stream: u64,
@@ -46,7 +46,7 @@ pub struct FreeOfStream {
 }
 
 /// The free blocks between a power of two and the next one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct FreeOfSize {
     /// The smallest size that counts, in bytes.
     pub from_bytes: u64,

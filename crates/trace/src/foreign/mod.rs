@@ -69,7 +69,10 @@ const OTHERS: [(&[u8], &str); 9] = [
     (b"\x28\xb5\x2f\xfd", "compressed with zstd: unpack it, or use gzip"),
     (b"\xfd7zXZ", "compressed with xz: unpack it, or use gzip"),
     (b"BZh", "compressed with bzip2: unpack it, or use gzip"),
-    (b"{", "JSON: give the pickle that torch.cuda.memory._dump_snapshot writes"),
+    (
+        b"{",
+        "JSON: give the pickle that torch.cuda.memory._dump_snapshot writes; gapless advise takes its own results with --merge",
+    ),
     (b"[", "JSON: give the pickle that torch.cuda.memory._dump_snapshot writes"),
     (b"(dp", "a pickle of protocol 0: write it with pickle.dump(snapshot, file, protocol=4)"),
     (b"}q", "a pickle of protocol 1: write it with pickle.dump(snapshot, file, protocol=4)"),

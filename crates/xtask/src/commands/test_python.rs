@@ -21,11 +21,14 @@ pub fn run(workspace: &Workspace, arguments: &TestPythonArguments) -> Result<(),
     }
     let folder = files::temporary_folder()?;
     workspace.install_simulated(folder.path())?;
+    // The package runs it for advice.
+    process::run(&mut workspace.cargo(["build", "--quiet", "--package", "gapless-cli", "--bin", "gapless"]))?;
     let mut pytest = workspace.command(&python);
     pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests/unit"]).args(&arguments.arguments);
     pytest.env_remove("GAPLESS_CONF");
     pytest.env("LD_LIBRARY_PATH", process::with_library_path(folder.path()));
     // There is no PyTorch to build an allocator object for.
     pytest.env("GAPLESS_TORCH_OBJECTS", "off").env("GAPLESS_LIBRARY", folder.path().join("libgapless.so"));
+    pytest.env("GAPLESS_COMMAND", workspace.target("debug/gapless"));
     process::run(pytest.env("PYTHONPATH", "python"))
 }

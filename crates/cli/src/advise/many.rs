@@ -1,0 +1,56 @@
+//! Works on many files at once.
+//!
+//! - I1  a recording is dropped as soon as there is advice on it: the memory of a run is that of as many recordings as there are
+//!   threads, and the results.
+
+use super::result::{FileResult, Found};
+use crate::{Failure, printable, progress};
+use std::collections::HashSet;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Calls `advise` for every file, on at most as many threads as there are cores. It gets the number of threads that it may use itself:
+/// what few files leave of the cores. The results are in the order of the files.
+pub(super) fn on_each(
+    files: &[PathBuf],
+    cores: NonZero<usize>,
+    advise: impl Fn(&Path, NonZero<usize>) -> Found + Sync,
+) -> Vec<FileResult> {
+    let workers = cores.get().min(files.len());
+    let threads = NonZero::new(cores.get() / workers.max(1)).unwrap_or(NonZero::<usize>::MIN);
+    let bar = progress::of_steps(files.len() as u64, format!("{} files", files.len()));
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut found = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(path) = files.get(index) else { return found };
+            found.push((index, FileResult::new(path, advise(path, threads))));
+            bar.inc(1);
+        }
+    };
+    let mut all: Vec<(usize, FileResult)> = std::thread::scope(|scope| {
+        let others: Vec<_> = (1..workers).map(|_| scope.spawn(work)).collect();
+        let mut all = work();
+        for thread in others {
+            all.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        all
+    });
+    bar.finish_and_clear();
+    all.sort_by_key(|(index, _)| *index);
+    all.into_iter().map(|(_, result)| result).collect()
+}
+
+/// Refuses a file that is named twice, in whatever way.
+pub(super) fn refuse_repeated<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> Result<(), Failure> {
+    let mut seen = HashSet::new();
+    for path in paths {
+        if !seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone())) {
+            let name = printable(&path.to_string_lossy());
+            return Err(Failure::BadArguments(format!("{name} is given twice: give each file once")));
+        }
+    }
+    Ok(())
+}
