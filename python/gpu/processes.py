@@ -21,11 +21,9 @@ def holds(block, value):
 
 
 def start_gapless():
-    """A child process runs on what its parent runs on."""
-    if os.environ.get("PROCESSES_BACKEND") == "object":
-        import gapless.torch
-
-        gapless.torch.enable()
+    """A child process runs on what its parent runs on, which sets the variable for it."""
+    if os.environ.get("GAPLESS_TORCH"):
+        import gapless  # noqa: F401 - the import enables it
 
 
 def child(questions, answers):
@@ -68,7 +66,6 @@ def main():
     arguments = measure.parser(__doc__).parse_args()
     checks = measure.Checks(kernels=not arguments.no_kernels)
     torch.cuda.init()
-    os.environ["PROCESSES_BACKEND"] = measure.allocator()
     context = torch.multiprocessing.get_context("spawn")
     questions, answers = context.Queue(), context.Queue()
     other = context.Process(target=child, args=(questions, answers))

@@ -6,33 +6,28 @@ floating-point numbers have no data on the CPU either: a model need not fit the 
 
 from __future__ import annotations
 
-import importlib
-import sys
-import traceback
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import torch
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .._frames import is_users
+from . import autocast, checkpoints, recurrent
+from .steps import optimizers
 from .trace import Trace
+from .values import Values, is_without_data
 
 aten = torch.ops.aten
 _CUDA, _META = torch.device("cuda", 0), torch.device("meta")
-# torch.optim hides its module of this name.
-_optimizers = importlib.import_module("torch.optim.optimizer")
-
-
-class Finished(BaseException):
-    """The steps that were asked for are done."""
-
-
-class NeedsData(Exception):
-    """The script asked for what a run without data does not have."""
 
 
 class _WithoutDevice(FakeTensorMode):
@@ -58,12 +53,11 @@ class Recorder(TorchDispatchMode):
     ``meta``. In Python they are on ``cuda``. :class:`Devices` translates on the way down, and this class below autograd.
     """
 
-    def __init__(self, trace: Trace, workspace_bytes: int) -> None:
+    def __init__(self, trace: Trace, values: Values, workspace_bytes: int) -> None:
         super().__init__()
-        self.trace = trace
+        self._trace, self._values = trace, values
         self._fake = _WithoutDevice(allow_non_fake_inputs=True)
         self._workspace_bytes = workspace_bytes
-        self._warned = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -76,22 +70,32 @@ class Recorder(TorchDispatchMode):
             if inputs or not _is_large(func, args, kwargs):
                 return func(*args, **kwargs)
         if func is aten._local_scalar_dense.default:
-            return self._value(args[0])
+            return self._values.of(args[0])
+        if func is aten._pack_padded_sequence.default and not is_without_data(args[1]):
+            with self:
+                return recurrent.pack(*args)
         args, kwargs = tree_map(self._without_data, (args, kwargs))
         try:
             with self._fake:
                 outputs = func(*args, **kwargs)
+        except DataDependentOutputException as error:
+            if func in _COMPARISONS:
+                return self._values.truth(func)
+            raise self._values.missing("{} needs the values of a tensor", func) from error
         except DynamicOutputShapeException as error:
-            result = f"the size of the result of {func.overloadpacket}"
-            raise NeedsData(f"{result} depends on the values of a tensor, which are not known without a GPU") from error
+            text = "the size of the result of {} depends on the values of a tensor"
+            raise self._values.missing(text, func) from error
+        except UnsupportedOperatorException as error:
+            text = f"{{}} needs the sizes of what {func} returns, of which PyTorch {torch.__version__} has no description"
+            raise self._values.missing(text, func) from error
         # Of tensors that were seen before. Kept for tracing only, and a parameter that has a weak reference cannot be moved.
         self._fake.fake_tensor_converter.meta_converter.tensor_memo.clear()
         for tensor in tree_leaves(outputs):
             if isinstance(tensor, FakeTensor) and tensor.device == _CUDA:
-                self.trace.storage(tensor.untyped_storage())
+                self._trace.storage(tensor.untyped_storage())
         if func in _MATRIX_PRODUCTS and inputs[0].device == _CUDA:
             # cuBLAS's workspace, which PyTorch 2.15 allocates for each call.
-            self.trace.short(self._workspace_bytes)
+            self._trace.short(self._workspace_bytes)
         return outputs
 
     def parameter(self, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
@@ -117,24 +121,13 @@ class Recorder(TorchDispatchMode):
         with self._fake:
             return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=_CUDA)
 
-    def _value(self, tensor: Any) -> Any:
-        """The value of a tensor of one element that has no data."""
-        if tensor.constant is not None:
-            return tensor.constant.item()
-        if not tensor.dtype.is_floating_point:
-            raise NeedsData(f"a {tensor.dtype} of a tensor decides what the script does next, which is not known without a GPU")
-        if any(frame.f_code.co_filename.endswith("grad_scaler.py") for frame, _ in traceback.walk_stack(None)):
-            # Whether a gradient was infinite: no.
-            return 0.0
-        if not self._warned:
-            self._warned = True
-            where = script_line(traceback.extract_stack())
-            print(f"gapless: {where}: the value of a tensor is not known without a GPU: it is 1.0 in this run", file=sys.stderr)
-        return 1.0
-
 
 class Devices(TorchFunctionMode):
     """Sees every call of PyTorch's functions from Python, and names devices as C++ shall see them."""
+
+    def __init__(self, values: Values) -> None:
+        super().__init__()
+        self._values = values
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Optional[dict[str, Any]] = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -150,7 +143,10 @@ class Devices(TorchFunctionMode):
         if func is torch.Tensor.to:
             args = (args[0], *(_named_in_cpp(one) if isinstance(one, (str, int)) else one for one in args[1:]))
         args = tuple(_named_in_cpp(one) if isinstance(one, torch.device) else one for one in args)
-        return func(*args, **kwargs)
+        with self._values.inside(func):
+            if func in _READS and is_without_data(args[0]):
+                raise self._values.missing("{} needs the values of a tensor")
+            return func(*args, **kwargs)
 
 
 def _named_in_cpp(device: Any) -> Any:
@@ -175,6 +171,7 @@ def _attention(
 ) -> Any:
     """Chooses the kernel of ``scaled_dot_product_attention`` as PyTorch does on a GPU from Ampere on."""
     plain = torch._C._nn.scaled_dot_product_attention
+    query, key, value, attn_mask = autocast.lowered(query, key, value, attn_mask)
     head = query.size(-1)
     if query.device.type != "cuda" or query.dim() != 4 or head % 8 or value.size(-1) != head or enable_gqa:
         if query.device.type != "cuda":
@@ -201,44 +198,8 @@ def _backward(
     torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 
-def count_steps(trace: Trace, limit: Optional[int]) -> Callable[[], int]:
-    """Marks the end of each step, and ends the run after ``limit``. Returns a function that counts them.
-
-    A step ends with the ``step()`` of an optimizer. As long as a script has none, it ends with the outermost call of a
-    module without gradients.
-    """
-    state = {"steps": 0, "depth": 0, "optimizers": 0}
-
-    def ended() -> None:
-        state["steps"] += 1
-        trace.mark(f"step {state['steps']}")
-        if limit is not None and state["steps"] >= limit:
-            raise Finished
-
-    def enter(*_: Any) -> None:
-        state["depth"] += 1
-
-    def leave(*_: Any) -> None:
-        state["depth"] -= 1
-        if not state["depth"] and not state["optimizers"] and not torch.is_grad_enabled():
-            ended()
-
-    modules, optimizers = torch.nn.modules.module, _optimizers
-    modules.register_module_forward_pre_hook(enter)
-    modules.register_module_forward_hook(leave, always_call=True)
-    optimizers.register_optimizer_step_post_hook(lambda *_: ended())
-    made = torch.optim.Optimizer.__init__
-
-    def make(self: Any, *args: Any, **kwargs: Any) -> None:
-        state["optimizers"] += 1
-        made(self, *args, **kwargs)
-
-    torch.optim.Optimizer.__init__ = make  # type: ignore[method-assign]
-    return lambda: state["steps"]
-
-
-def install(recorder: Recorder) -> None:
-    """Makes autograd, optimizers, modules and data loaders work with tensors without data."""
+def install(recorder: Recorder) -> Any:
+    """Makes autograd, optimizers, modules and data loaders work with tensors without data. Returns what has to stay alive."""
     dispatch = FakeTensor.__torch_dispatch__
 
     def with_device(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -248,22 +209,17 @@ def install(recorder: Recorder) -> None:
 
     torch.Tensor.backward = _backward  # type: ignore[assignment]
     torch.nn.functional.scaled_dot_product_attention = _attention
-    enter = torch.autocast.__enter__
-
-    def enter_autocast(context: Any) -> Any:
-        # It asks C++ whether a tensor is on a CUDA device.
-        if context.device == "cuda" and context._enabled:
-            raise NeedsData("autocast on a CUDA device is not followed: convert the model, as in model.to(torch.bfloat16)")
-        return enter(context)
-
-    torch.autocast.__enter__ = enter_autocast  # type: ignore[method-assign]
+    torch._C._InferenceMode = _WithoutGradients  # type: ignore[misc]
+    torch.is_inference_mode_enabled = lambda: _WithoutGradients.is_on
+    checkpoints.install()
+    recurrent.install()
     # C++ sees no CUDA device to guard.
     torch._C._ensureCUDADeviceGuardSet = lambda: None  # type: ignore[attr-defined]
     # Older versions allocate on the device whatever the mode of the tensors says.
     for name in ("init_gpu_context", "init_cuda_context"):
         setattr(fake_tensor, name, lambda *_: None)
     FakeTensor.__torch_dispatch__ = classmethod(with_device)  # type: ignore[assignment]
-    for module in (_optimizers, torch.utils._foreach_utils):
+    for module in (optimizers, torch.utils._foreach_utils):
         supported: list[Any] = module._foreach_supported_types
         supported.append(FakeTensor)
     modules = torch.nn.modules.module
@@ -279,14 +235,25 @@ def install(recorder: Recorder) -> None:
         made(self, *args[:5], **kwargs)
 
     loader.__init__ = make  # type: ignore[method-assign]
+    return autocast.install()
 
 
-def script_line(frames: traceback.StackSummary) -> str:
-    """The innermost line that is neither PyTorch's nor Python's own nor that of an installed package."""
-    for frame in reversed(frames):
-        if is_users(frame.filename):
-            return f"{frame.filename}:{frame.lineno}"
-    return "the script"
+class _WithoutGradients:
+    """``torch.inference_mode``: what has to be seen would not be, since PyTorch leaves out autograd and so much that is below."""
+
+    is_on = False
+
+    def __init__(self, is_on: bool) -> None:
+        self._is_on = is_on
+
+    def __enter__(self) -> None:
+        self._before = (_WithoutGradients.is_on, torch.is_grad_enabled())
+        _WithoutGradients.is_on = self._is_on
+        torch.set_grad_enabled(not self._is_on)
+
+    def __exit__(self, *_: object) -> None:
+        _WithoutGradients.is_on, gradients = self._before
+        torch.set_grad_enabled(gradients)
 
 
 def _is_large(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -300,6 +267,8 @@ def _is_large(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 _LARGE_ELEMENTS = 64 << 10
+_COMPARISONS = {aten.equal.default, aten.allclose.default}
+_READS = {torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__, torch.Tensor.__reduce_ex__}
 _MATRIX_PRODUCTS = {
     aten.mm.default,
     aten.addmm.default,

@@ -92,8 +92,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     properties->regsPerBlock = 65536;
     properties->regsPerMultiprocessor = 65536;
     properties->sharedMemPerBlock = 49152;
-    properties->sharedMemPerBlockOptin = 49152;
-    properties->sharedMemPerMultiprocessor = 102400;
+    properties->sharedMemPerBlockOptin = 232448;
+    properties->sharedMemPerMultiprocessor = 233472;
     for (int i = 0; i < 3; i++) {
         properties->maxThreadsDim[i] = 1024;
         properties->maxGridSize[i] = 65535;

@@ -1,12 +1,14 @@
 """Runs a script on stock PyTorch over the simulated driver, and prints what its own allocator counted.
 
-cuDNN has no stand-in: a convolution allocates its results here, and nothing else.
+cuDNN has no stand-in: a convolution allocates its results here, and nothing else. No kernel runs, so that the memory of a
+tensor has no values: those that the script reads are 0.
 """
 
 import json
 import os
 import runpy
 import sys
+import traceback
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,8 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 aten = torch.ops.aten
 
 
-class WithoutCudnn(TorchDispatchMode):
+class WithoutKernels(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if torch.is_inference_mode_enabled() and func._can_decompose():
+            # Made of other ops, which autograd would have split it into.
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        if func is aten._local_scalar_dense.default and args[0].is_cuda:
+            return torch.zeros((), dtype=args[0].dtype).item()
         if func is aten.convolution.default:
             tensors = [None if tensor is None else tensor.to("meta") for tensor in args[:3]]
             shaped = func(*tensors, *args[3:])
@@ -30,17 +38,27 @@ class WithoutCudnn(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def end(code):
+    # PyTorch's threads may still run when the interpreter ends, and then end the process in their own way, or keep it.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 torch.backends.cudnn.enabled = False
 torch.backends.cuda.enable_cudnn_sdp(False)
 script, *snapshot = sys.argv[1:]
 if snapshot:
     torch.cuda.memory._record_memory_history(context=None)
-with WithoutCudnn():
-    runpy.run_path(script, run_name="__main__")
+try:
+    with WithoutKernels():
+        runpy.run_path(script, run_name="__main__")
+except Exception:
+    traceback.print_exc()
+    end(1)
 if snapshot:
     torch.cuda.memory._dump_snapshot(snapshot[0])
 stats = torch.cuda.memory_stats()
 counted = {"peak": stats["requested_bytes.all.peak"], "allocs": stats["allocation.all.allocated"]}
-print(json.dumps(counted), flush=True)
-# PyTorch's threads may still run when the interpreter ends, and then end the process in their own way.
-os._exit(0)
+print(json.dumps(counted))
+end(0)
