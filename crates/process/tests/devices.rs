@@ -130,6 +130,7 @@ fn what_is_free_beside_a_pool() {
     is_of_main();
     device.pools().begin(POOL).unwrap();
     let pooled = device.alloc(&request(4)).unwrap();
+    assert!(!device.pools().named(POOL).unwrap().allocator().has_set_budget(), "the device is the pool's limit, too");
     device.pools().end(POOL);
     is_of_main();
     device.free(pooled, 0, StreamId::DEFAULT).unwrap();

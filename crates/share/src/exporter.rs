@@ -137,7 +137,7 @@ impl<D: Driver + 'static> Exporter<D> {
         let name = random()?;
         let (socket, listener) = SocketFile::new()?;
         let (orders, received) = channel();
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let wake = eventfd(0, EventfdFlags::CLOEXEC.union(EventfdFlags::NONBLOCK));
         let thread = wake.map_err(ShareError::system("an eventfd")).and_then(|wake| {
             let woken = wake.try_clone().map_err(|source| ShareError::System { what: "an eventfd", source })?;
             let server = Server::new(listener, woken, received, Arc::clone(&self.offers));

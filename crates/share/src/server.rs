@@ -125,7 +125,7 @@ impl<D: Driver> Server<D> {
     }
 
     fn accept(&mut self) {
-        let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+        let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK)) {
             Ok(socket) => socket,
             Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => return std::thread::sleep(PAUSE),
             Err(_) => return,

@@ -26,7 +26,7 @@ const BACKLOG: i32 = 128;
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
 fn socket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
-    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags.union(SocketFlags::CLOEXEC), None)
 }
 
 /// A socket that others connect to.
@@ -101,7 +101,7 @@ pub fn send(socket: impl AsFd, message: &impl Serialize, descriptors: &[Borrowed
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(descriptors)), "there is room for that many");
     }
     let packet = [IoSlice::new(&packet)];
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let flags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
     retry_on_intr(|| sendmsg(&socket, &packet, &mut ancillary, flags)).map(drop)
 }
 
@@ -123,7 +123,7 @@ pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> Result<Packet<T>, Errn
     let mut bytes = vec![0; MOST_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let flags = RecvFlags::DONTWAIT.union(RecvFlags::CMSG_CLOEXEC);
     let got = retry_on_intr(|| recvmsg(&socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags))?;
     let mut descriptors = Vec::new();
     for message in ancillary.drain() {

@@ -42,6 +42,9 @@ fn nonsense_ends_the_connection_and_nothing_else() {
     let open: Vec<u8> = [1, 0].into_iter().chain([9; 16]).collect();
     packets.extend((1..open.len()).map(|length| open[..length].to_vec()));
     packets.push([&open[..], &[0]].concat());
+    // `Descriptors` that fills the longest packet, with one byte behind it: what arrives makes sense.
+    let longest: Vec<u8> = [7, 2, 5, 0xfb, 0x7f].into_iter().chain([0; 16_379]).collect();
+    packets.push([&longest[..], &[0]].concat());
     for packet in packets {
         let socket = offer.connect();
         send(&socket, &packet, SendFlags::empty()).unwrap();

@@ -3,7 +3,7 @@
 mod offer;
 
 use gapless::Allocator;
-use gapless_share::{Exporter, FOLDER, Importer, ShareError};
+use gapless_share::{Exporter, FOLDER, Handle, Importer, ShareError};
 use offer::{MAIN, Offer, PAGE, device, folder};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use std::os::unix::ffi::OsStrExt;
@@ -58,6 +58,7 @@ fn the_longest_path_of_a_socket() {
         let _turn = folder(&place.path().join("x".repeat(of_folder)));
         let offer = Offer::new();
         assert_eq!(offer.socket.as_os_str().len(), 107);
+        assert_eq!(Handle::from_bytes(&offer.handle.to_bytes()).unwrap(), offer.handle);
         offer.still_serves();
         offer.end();
     }
