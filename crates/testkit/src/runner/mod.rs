@@ -448,6 +448,12 @@ impl<D: Device> Runner<D> {
                 assert_eq!(report.requested_bytes, bytes);
                 self.instance().oracle.check_report(self.allocator(), report, &promise);
                 assert!(!report.stopped_by_capture || self.may_be_capturing(), "no stream is being captured: {report}");
+                // What would be served after the capture must not look as if the memory were too small.
+                let only_a_capture = may_be_promised && self.may_be_capturing() && promise.holds();
+                assert!(
+                    !only_a_capture || report.stopped_by_capture || struck || self.instance().lost,
+                    "a capture keeps what is free, and the refusal does not say so: {promise:?}\n{report}"
+                );
                 self.summary.stopped_by_captures += u64::from(report.stopped_by_capture);
             }
             AllocError::Driver(error) if !struck && self.is_out_of_addresses(error) => {
