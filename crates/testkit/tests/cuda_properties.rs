@@ -8,8 +8,8 @@ mod simulated;
 
 use gapless::driver::cuda::CudaDriver;
 use gapless_testkit::{
-    Cuda, Device, End, Extra, Failure, Faults, Progress, Stress, Summary, World, as_test, capture_op, op, ops, prove,
-    run_input_on_cuda, run_on_cuda, run_scheduled, run_stress, sweep, world,
+    Cuda, Device, End, Extra, Failure, Faults, Op, Progress, Stress, Summary, World, as_test, capture_op, op, ops,
+    prove, run_input_on_cuda, run_on_cuda, run_scheduled, run_stress, sweep, world,
 };
 use proptest::prelude::*;
 use seeds::each_seed;
@@ -75,6 +75,26 @@ fn captures_come_and_go() {
 fn every_call_of_every_operation_fails_once() {
     let _turn = device();
     sweep::<Cuda>(&[Failure::Invalid]);
+}
+
+/// A stream that is captured, by a handle that another stream had before.
+#[test]
+fn a_handle_that_comes_back_in_a_capture() {
+    let _turn = device();
+    for kept in [false, true] {
+        let world = World { kept, blocking_streams: true, page_bytes: Cuda::PAGE_BYTES, ..World::default() };
+        let alloc = Op::Alloc { bytes: 2 * Cuda::PAGE_BYTES, align: 9, stream: 1 };
+        let ops = [
+            alloc,
+            Op::Hold { stream: 1 },
+            Op::Free { block: 0 },
+            Op::Renew { stream: 1 },
+            Op::BeginCapture { stream: 1 },
+            alloc,
+            Op::EndCapture { stream: 1 },
+        ];
+        run_on_cuda(&world, &ops);
+    }
 }
 
 /// The seeds of the fuzz targets, which run on the simulated library as well.

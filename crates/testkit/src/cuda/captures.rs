@@ -103,9 +103,8 @@ impl Captures {
 
     /// Returns whether only the thread that began the capture of a stream can end it.
     pub(super) fn is_of_caller(&self, stream: StreamId) -> bool {
-        self.by_stream
-            .get(&stream)
-            .is_some_and(|capture| capture.by == By::Caller && capture.mode != CaptureMode::Relaxed)
+        let bound = |capture: &Capture| capture.mode != CaptureMode::Relaxed || stream == PER_THREAD_STREAM;
+        self.by_stream.get(&stream).is_some_and(|capture| capture.by == By::Caller && bound(capture))
     }
 
     /// Returns the captures that were lost since the last call.

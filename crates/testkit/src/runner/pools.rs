@@ -22,6 +22,10 @@ impl<D: Device> Runner<D> {
     /// Begins the capture of a stream. Its work with pools has to complete before: a replay could not be ordered behind it
     /// during the capture.
     pub(crate) fn begin_capture(&mut self, stream: StreamId) {
+        // The driver does not tell which stream a handle stands for during its capture: its last answer counts.
+        if self.renewed.contains(&stream) && self.allocator().watch_stream(stream).is_err() {
+            return;
+        }
         self.end_foreign_uses(stream);
         for instance in &mut self.instances {
             let Some(pool) = &mut instance.pool else { continue };
