@@ -3,9 +3,11 @@
 //! - S1  what was opened holds its bytes, whatever the owner does.
 //! - S2  a handle opens its own block, or nothing.
 //! - S4  no descriptor and no memory is left.
+//!
+//! A block that is closed while the importer's default stream is captured stays mapped until the capture has ended.
 #![no_main]
 
-use gapless::driver::{HostConfig, HostDriver, WorkDriver};
+use gapless::driver::{HostConfig, HostDriver, StreamDriver, WorkDriver};
 use gapless::units::MIB;
 use gapless::{Allocator, DeviceAddr, StreamId};
 use gapless_share::{Exporter, FOLDER, HANDLE_BYTES, Handle, Importer, ShareError, SharedBlock};
@@ -24,6 +26,10 @@ const PAGE: u64 = 64 << 10;
 const CAPACITY: u64 = 4 * MIB;
 /// Most blocks, handles, opened blocks and connections at a time.
 const MOST: usize = 8;
+
+/// The last two of the numbers that a step may have. The others keep their meaning.
+const BEGIN_CAPTURE: u8 = 254;
+const END_CAPTURE: u8 = 255;
 
 /// Where the token is in the bytes of a handle; the path of the socket follows, with its length before it.
 const TOKEN: Range<usize> = 24..40;
@@ -105,7 +111,10 @@ impl World {
     }
 
     fn step(&mut self, input: &mut Input<'_>) {
-        match input.byte() % 12 {
+        let number = input.byte();
+        match number % 12 {
+            _ if number == BEGIN_CAPTURE => self.target.begin_capture(MAIN),
+            _ if number == END_CAPTURE => self.target.end_capture(MAIN),
             0 | 1 => self.alloc(input),
             2 => self.free(input),
             3 => self.offer(input),
@@ -114,6 +123,10 @@ impl World {
                 if let Some(index) = input.index(self.opened.len()) {
                     let (shared, block) = self.opened.swap_remove(index);
                     expect_bytes(&self.target, "S1", shared.addr(), block);
+                    let mapped = self.target.usage().mappings;
+                    drop(shared);
+                    let stays = self.target.is_capturing(MAIN);
+                    assert!(!stays || self.target.usage().mappings == mapped, "S1: unmapped during a capture");
                 }
             }
             7 => self.open_forged(input),
@@ -226,6 +239,7 @@ impl World {
     }
 
     fn end(mut self) {
+        self.target.end_capture(MAIN);
         for (shared, block) in self.opened.drain(..) {
             expect_bytes(&self.target, "S1", shared.addr(), block);
         }

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use gapless::allocator::Stats;
 use gapless::driver::cuda::CudaDriver;
 use gapless::units::ByteSize;
-use gapless_testkit::{Cuda, Device, Faults, Host, Model, Progress, Stress, World, run_stress};
+use gapless_testkit::{Cuda, Device, End, Faults, Host, Model, Progress, Stress, World, run_stress};
 use indicatif::ProgressBar;
 use signal_hook::consts::SIGINT;
 use std::io::{self, Write};
@@ -126,8 +126,10 @@ pub(super) fn run(arguments: &SoakArguments) -> Result<Outcome, Failure> {
             chunk_pages: 1 << (round % 3),
             mapping_limit: if round % 4 == 3 { 200 } else { 400_000 },
             region_pages: if round % 5 == 4 { 32 } else { 0 },
-            kept: round % 2 == 0,
-            own_streams: round % 3 == 1,
+            kept: round % 4 < 2,
+            // On a GPU, a wait for the device ends a capture that nobody can be asked about.
+            own_streams: round % 3 == 1 && (round % 2 == 0 || arguments.driver != Driver::Cuda),
+            green_streams: round % 4 > 1,
             ..World::default()
         };
         let faults = if arguments.no_faults { Faults::None } else { Faults::Some };
@@ -137,6 +139,7 @@ pub(super) fn run(arguments: &SoakArguments) -> Result<Outcome, Failure> {
             seed: seed.wrapping_add(round),
             faults,
             graphs: round % 2 == 1,
+            end: if round % 4 == 0 { End::Reset } else { End::Close },
         };
         let length = left.min(Duration::from_secs(ROUND));
         let round = Round { length, interrupted: &interrupted, has_bytes: arguments.driver.has_bytes(), bar: &bar };

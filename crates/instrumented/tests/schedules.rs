@@ -3,7 +3,7 @@
 #![cfg(shuttle)]
 
 use gapless::driver::WorkDriver;
-use gapless_testkit::{Faults, Model, Op::*, Progress, Runner, Stress, World, budget_of_cases, run_stress};
+use gapless_testkit::{End, Faults, Model, Op::*, Progress, Runner, Stress, World, budget_of_cases, run_stress};
 
 /// Number of threads, operations per thread, and schedules per seed.
 const SHAPES: [(u64, u64, u32); 3] = [(2, 12, 60), (3, 10, 60), (4, 40, 10)];
@@ -19,7 +19,7 @@ fn allocator_survives(check: impl Fn(Box<dyn Fn() + Send + Sync>, usize)) {
                 ..World::default()
             };
             let faults = if seed % 3 == 2 { Faults::Some } else { Faults::None };
-            let stress = Stress { threads, ops, seed, faults, graphs: false };
+            let stress = Stress { threads, ops, seed, faults, graphs: false, end: End::Close };
             let schedules = usize::try_from(budget_of_cases(schedules)).expect("a count");
             check(
                 Box::new(move || {

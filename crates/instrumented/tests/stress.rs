@@ -1,6 +1,6 @@
 //! Runs the stress test: threads that use one allocator at the same time.
 
-use gapless_testkit::{Device, Faults, Host, Model, Progress, Stress, World, budget_of_cases, run_stress};
+use gapless_testkit::{Device, End, Faults, Host, Model, Progress, Stress, World, budget_of_cases, run_stress};
 
 fn stress<D: Device>(ops: u64, faults: Faults) {
     for round in 0..u64::from(budget_of_cases(4)) {
@@ -16,7 +16,7 @@ fn stress<D: Device>(ops: u64, faults: Faults) {
         let progress = Progress::default();
         let stats = run_stress::<D>(
             &world,
-            Stress { threads: 2 + round % 3, ops, seed: round, faults, graphs: round % 2 == 1 },
+            Stress { threads: 2 + round % 3, ops, seed: round, faults, graphs: round % 2 == 1, end: End::Close },
             &progress,
         );
         assert_eq!(stats.allocs, progress.allocs.into_inner(), "{stats:?}");

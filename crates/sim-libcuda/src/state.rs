@@ -248,6 +248,14 @@ impl State {
         self.contexts.lock()[at].is_some_and(|other| other.green)
     }
 
+    /// Returns the green contexts of a device.
+    pub fn green_contexts_of(&self, device: usize) -> Vec<Context> {
+        let contexts = self.contexts.lock();
+        let green = |other: &OtherContext| other.green && other.device == device;
+        let numbered = contexts.iter().enumerate().filter(|(_, other)| other.as_ref().is_some_and(green));
+        numbered.map(|(at, _)| Context { device, number: at + 1 }).collect()
+    }
+
     /// Returns a new handle, which no other object has and which is not a valid pointer.
     pub fn token(&self) -> u64 {
         0x6100_0000 + 16 * self.next.fetch_add(1, Ordering::Relaxed)

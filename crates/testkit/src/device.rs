@@ -1,9 +1,9 @@
 //! The worlds in which operations run: a device small enough that every resource runs out.
 
-use crate::op::CurrentContext;
+use crate::op::{CaptureMode, CurrentContext};
 use gapless::allocator::{Builder, ChunkPolicy};
 use gapless::driver::{
-    Driver, DriverResult, DriverUsage, HoldStreams, HostConfig, HostDriver, ModelConfig, ModelDriver,
+    Driver, DriverResult, DriverUsage, HoldStreams, HostConfig, HostDriver, ModelConfig, ModelDriver, PER_THREAD_STREAM,
 };
 use gapless::units::{DeviceAddr, KIB, MIB, StreamId};
 
@@ -40,6 +40,8 @@ pub struct World {
     pub own_streams: bool,
     /// Whether every second stream that is created is one of a green context, on devices that have them.
     pub green_streams: bool,
+    /// Whether the streams of a GPU wait for its legacy default stream, and that for them.
+    pub blocking_streams: bool,
     /// Whether the allocators place each large block within one chunk while they may create another.
     pub whole_blocks: bool,
 }
@@ -58,6 +60,7 @@ impl Default for World {
             kept: true,
             own_streams: false,
             green_streams: false,
+            blocking_streams: false,
             whole_blocks: false,
         }
     }
@@ -139,8 +142,32 @@ pub trait Device: HoldStreams + Sized {
         false
     }
 
-    /// Begins or ends a capture of the stream. Does nothing on devices that cannot capture.
-    fn set_capturing(&self, _stream: StreamId, _capturing: bool) {}
+    /// Returns whether the program can reset the device.
+    fn has_resets(&self) -> bool {
+        false
+    }
+
+    /// Destroys all streams and events. Nothing works any more but giving memory back.
+    fn reset(&self) {}
+
+    /// Sets how captures are made that begin from now on: see [`Op::CaptureAs`](crate::Op::CaptureAs).
+    fn capture_as(&self, _mode: CaptureMode, _elsewhere: bool) {}
+
+    /// Begins or ends a capture of the stream, where the device can capture it.
+    fn set_capturing(&self, stream: StreamId, capturing: bool);
+
+    /// Returns whether a capture leaves all other streams as they are: pools count on it.
+    fn captures_leave_others_alone(&self) -> bool {
+        true
+    }
+
+    /// Ends the captures that outlive the device otherwise.
+    fn end_captures(&self) {}
+
+    /// Returns whether only the thread that began the capture of a stream can end it.
+    fn ends_with_thread(&self, stream: StreamId) -> bool {
+        stream == PER_THREAD_STREAM
+    }
 }
 
 impl Device for ModelDriver {

@@ -1,7 +1,7 @@
 //! Strategies for random worlds and operations, with their weights.
 
 use crate::device::{Device, SMALL_REGION, World};
-use crate::op::{CurrentContext, Failure, Misuse, Op};
+use crate::op::{CaptureMode, CurrentContext, Failure, Misuse, Op};
 use proptest::prelude::*;
 
 /// Worlds so small that every resource runs out: 4 to 24 pages of `page_bytes` bytes, or a few more pages with regions
@@ -15,7 +15,7 @@ pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
         prop::sample::select(vec![400_000, 400_000, 400_000, 12]),
         prop::sample::select(vec![u32::MAX, u32::MAX, 4]),
         prop::sample::select(vec![0, 0, 0, SMALL_REGION]),
-        (any::<bool>(), any::<bool>(), any::<bool>()),
+        (any::<bool>(), any::<bool>(), any::<bool>(), prop::bool::weighted(0.3)),
         prop::bool::weighted(0.3),
     )
         .prop_map(
@@ -27,7 +27,7 @@ pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
                 mapping_limit,
                 epoch_limit,
                 region_pages,
-                (kept, own_streams, green_streams),
+                (kept, own_streams, green_streams, blocking_streams),
                 whole_blocks,
             )| World {
                 pages: pages + region_pages,
@@ -41,6 +41,7 @@ pub fn world(page_bytes: u64) -> impl Strategy<Value = World> {
                 kept,
                 own_streams,
                 green_streams,
+                blocking_streams,
                 whole_blocks,
             },
         )
@@ -119,6 +120,8 @@ pub fn capture_op() -> impl Strategy<Value = Op> {
     prop_oneof![
         1 => any::<u16>().prop_map(|stream| Op::BeginCapture { stream }),
         2 => any::<u16>().prop_map(|stream| Op::EndCapture { stream }),
+        1 => (prop::sample::select(&CaptureMode::ALL[..]), any::<bool>())
+            .prop_map(|(mode, elsewhere)| Op::CaptureAs { mode, elsewhere }),
     ]
 }
 
@@ -160,7 +163,7 @@ pub fn op(page_bytes: u64) -> impl Strategy<Value = Op> {
         1 => (0_u32..48).prop_map(|pages| Op::Budget { pages }),
         1 => (0_u32..24).prop_map(|pages| Op::External { pages }),
         2 => (0_u8..12, failure).prop_map(|(nth, kind)| Op::Fail { nth, kind }),
-        1 => context_op(),
+        1 => prop_oneof![7 => context_op(), 1 => Just(Op::Reset)],
         1 => (misuse, any::<u16>()).prop_map(|(misuse, block)| Op::Bad { misuse, block }),
         2 => any::<u8>().prop_map(|thread| Op::Thread { thread }),
     ]

@@ -47,10 +47,10 @@ pub use inputs::{capture_op, graph_op, handle_op, kept_op, op, ops, range_op, st
 #[cfg(feature = "instances")]
 pub use instances::run_input;
 #[cfg(all(feature = "instances", feature = "properties"))]
-pub use instances::run_on_cuda;
+pub use instances::{run_input_on_cuda, run_on_cuda};
 #[cfg(feature = "properties")]
 pub use large::{LARGEST_DEVICE, MOST_STREAMS, by_logarithm, large_ops, large_world};
-pub use op::{CurrentContext, Failure, Misuse, Op};
+pub use op::{CaptureMode, CurrentContext, Failure, Misuse, Op};
 pub use oracle::Subject;
 #[cfg(feature = "process")]
 pub use process::{ProcessOp, ProcessSummary, Simulates, TwoDevices, run_process, sweep_process};
@@ -62,7 +62,7 @@ pub use prove::prove;
 pub use runner::{Runner, run};
 pub use scale::{budget_of_cases, is_reduced};
 pub use show::{PrintOnPanic, as_test};
-pub use stress::{Faults, Progress, Stress, run_stress};
+pub use stress::{End, Faults, Progress, Stress, run_stress};
 pub use summary::Summary;
 pub use sweep::{Case, cases, sweep};
 pub use threads::run_scheduled;

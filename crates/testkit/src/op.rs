@@ -129,6 +129,14 @@ pub enum Op {
         /// Number of the stream.
         stream: u16,
     },
+    /// Make the captures that begin from now on in a mode, and by the calling thread or another. Does nothing on devices without
+    /// modes.
+    CaptureAs {
+        /// The mode.
+        mode: CaptureMode,
+        /// Whether a thread begins and ends them that does nothing else.
+        elsewhere: bool,
+    },
     /// End the capture of a stream. If it has work with pools, its graph can be replayed until one of them is closed.
     EndCapture {
         /// Number of the stream.
@@ -261,12 +269,15 @@ pub enum Op {
         /// Number of the thread.
         thread: u8,
     },
-    /// Make another context current on the thread. Its default streams may be others than the device's then. Does nothing on devices
-    /// without contexts.
+    /// Make another context current on the thread. Its default streams may be others than the device's then. Does nothing on
+    /// devices without contexts.
     SetContext {
         /// The context.
         context: CurrentContext,
     },
+    /// Reset the device as a program can, which destroys its streams and events but not what is mapped. The allocators are
+    /// closed, and others are opened on a new device. Does nothing on devices that cannot be reset.
+    Reset,
     /// Make an incorrect call.
     Bad {
         /// Kind of the call.
@@ -320,6 +331,23 @@ pub enum CurrentContext {
 impl CurrentContext {
     /// All variants.
     pub const ALL: [Self; 4] = [Self::None, Self::Primary, Self::Own, Self::Green];
+}
+
+/// Which calls of which threads break a capture.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CaptureMode {
+    /// Those that a capture forbids, of any thread in the same mode.
+    #[default]
+    Global,
+    /// Those of the thread that began it.
+    ThreadLocal,
+    /// Those alone that concern the stream.
+    Relaxed,
+}
+
+impl CaptureMode {
+    /// All variants.
+    pub const ALL: [Self; 3] = [Self::Global, Self::ThreadLocal, Self::Relaxed];
 }
 
 /// Incorrect calls. Each must return an error and change nothing.

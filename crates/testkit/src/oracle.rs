@@ -12,6 +12,13 @@ use std::collections::BTreeMap;
 /// The allocator under test, with all layers between it and the device.
 pub type Subject<D> = Allocator<FaultDriver<Witness<D>>>;
 
+/// Keeps a stream. Where an injected failure strikes, it is kept the second time: the promise counts on streams that are kept.
+pub(crate) fn keep<D: Device>(allocator: &Subject<D>, stream: StreamId) {
+    if allocator.keep_stream(stream).is_err() {
+        let _ = allocator.keep_stream(stream);
+    }
+}
+
 /// A live block, as its owner knows it.
 #[derive(Clone, Debug)]
 pub struct Block {

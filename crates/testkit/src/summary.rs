@@ -18,10 +18,18 @@ pub struct Summary {
     pub verified_bytes: u64,
     /// Number of replays of graphs.
     pub replays: u64,
+    /// Number of captures.
+    pub captures: u64,
+    /// Number of captures that began during another.
+    pub captures_at_once: u64,
+    /// Number of requests that a capture kept free memory from.
+    pub stopped_by_captures: u64,
     /// Number of times that a peer was given access.
     pub peers: u64,
     /// Number of times that a context of the program's own was made current.
     pub contexts: u64,
+    /// Number of resets of the device.
+    pub resets: u64,
     /// Number of blocks that were pinned or registered.
     pub kept: u64,
     /// Number of blocks that came back to a former address.
@@ -43,8 +51,12 @@ impl Summary {
         self.faults += other.faults;
         self.verified_bytes += other.verified_bytes;
         self.replays += other.replays;
+        self.captures += other.captures;
+        self.captures_at_once += other.captures_at_once;
+        self.stopped_by_captures += other.stopped_by_captures;
         self.peers += other.peers;
         self.contexts += other.contexts;
+        self.resets += other.resets;
         self.kept += other.kept;
         self.again += other.again;
         self.again_of_destroyed += other.again_of_destroyed;

@@ -2,12 +2,12 @@
 //! byte changes one operation, and seeds can be written as operations.
 //!
 //! ```text
-//!   header  pages-4  chunk  streams  slack  limit  epochs  region|green  kept|own|large|doublings
+//!   header  pages-4  chunk  streams  slack  limit  epochs  region|green|blocking  kept|own|large|doublings
 //!   record  tag  small  number(2)  bytes(4)  nth  failure       (little-endian)
 //! ```
 
 use crate::device::{SMALL_REGION, World};
-use crate::op::{CurrentContext, Failure, Misuse, Op};
+use crate::op::{CaptureMode, CurrentContext, Failure, Misuse, Op};
 use gapless::units::{KIB, MIB};
 
 /// Size of the header in bytes.
@@ -50,6 +50,7 @@ pub fn decode(bytes: &[u8], extra: Extra) -> Option<(World, Vec<Op>)> {
         kept: header[7] % 2 == 0,
         own_streams: header[7] / 2 % 2 == 1,
         green_streams: header[6] / 4 % 4 == 3,
+        blocking_streams: header[6] / 16 % 4 == 3,
         whole_blocks: header[3] / 4 % 4 == 3,
         ..World::default()
     };
@@ -103,7 +104,7 @@ fn operation(record: &[u8]) -> Op {
     let other_stream = u16::from_le_bytes([small, record[4]]);
     let range_stream = u16::from_le_bytes([record[2], record[5]]);
     let bytes = u64::from(u32::from_le_bytes([record[4], record[5], record[6], record[7]]));
-    match record[0] % 50 {
+    match record[0] % 52 {
         // Sizes up to about that of the device: the top byte is rarely useful.
         0 | 1 | 28 => {
             Op::Alloc { bytes: if small & 0x80 == 0 { bytes % (2 << 20) } else { bytes }, align: small & 0x1f, stream }
@@ -158,6 +159,11 @@ fn operation(record: &[u8]) -> Op {
         46 => Op::Unpin { pin: small },
         47 => Op::AllocRegistered { pages: small, stream },
         48 => Op::FreeRegistered { block: small },
+        51 => Op::Reset,
+        50 => Op::CaptureAs {
+            mode: CaptureMode::ALL[usize::from(small / 2) % CaptureMode::ALL.len()],
+            elsewhere: small % 2 == 1,
+        },
         49 => Op::SetContext { context: CurrentContext::ALL[usize::from(small) % CurrentContext::ALL.len()] },
         _ => Op::Bad { misuse: Misuse::ALL[usize::from(small) % Misuse::ALL.len()], block },
     }
@@ -225,10 +231,15 @@ pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
             Op::Unpin { pin } => (46, pin, 0, 0),
             Op::AllocRegistered { pages, stream } => (47, pages, stream, 0),
             Op::FreeRegistered { block } => (48, block, 0, 0),
+            Op::CaptureAs { mode, elsewhere } => {
+                let number = CaptureMode::ALL.iter().position(|other| *other == mode).unwrap_or(0);
+                (50, u8::try_from(number * 2).unwrap_or(0) | u8::from(elsewhere), 0, 0)
+            }
             Op::SetContext { context } => {
                 let number = CurrentContext::ALL.iter().position(|other| *other == context).unwrap_or(0);
                 (49, u8::try_from(number).unwrap_or(0), 0, 0)
             }
+            Op::Reset => (51, 0, 0, 0),
             Op::OpenPool => (32, 0, 0, 0),
             Op::Replay { graph, stream } => (33, graph, stream, 0),
         };

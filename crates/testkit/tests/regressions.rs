@@ -292,3 +292,17 @@ fn streams_are_kept_though_a_failure_strikes() {
         ],
     );
 }
+
+/// What a registered block has had is not gone because its stream is being captured when it is freed: after the capture it is free.
+#[test]
+fn what_is_given_back_in_a_capture_is_not_out_of_memory() {
+    let world = World { pages: 5, streams: 1, ..World::default() };
+    let ops = [
+        AllocRegistered { pages: 0, stream: 0 },
+        BeginCapture { stream: 0 },
+        FreeRegistered { block: 0 },
+        AllocRest { less: 0, stream: 0 },
+    ];
+    let summary = run::<Model>(&world, &ops);
+    assert_eq!((summary.out_of_memory, summary.stopped_by_captures), (1, 1));
+}

@@ -57,8 +57,9 @@ pub struct OutOfMemory {
     pub budget_bytes: u64,
     /// Whether a budget that was set is what stops the request: the device has free memory enough for it.
     pub stopped_by_budget: bool,
-    /// Whether the free bytes cover the request, and a capture of a stream into a graph is what keeps some of them: the host may
-    /// not wait for the streams that used them last. After the capture, the same request may be served.
+    /// Whether the free bytes cover the request, together with those of ranges and registered blocks that were given back and are
+    /// still mapped, and a capture of a stream into a graph is what keeps some of them: the host may not wait for the streams that
+    /// used them last. After the capture, the same request may be served.
     pub stopped_by_capture: bool,
     /// Bytes that the allocator holds.
     pub reserved_bytes: u64,
@@ -103,6 +104,14 @@ impl OutOfMemory {
     /// Whether any allocator could have served the request, in a sentence.
     pub fn verdict(&self) -> String {
         let requested = ByteSize(self.requested_bytes);
+        if self.stopped_by_capture && !self.satisfiable {
+            return format!(
+                "{} are free, and ranges or registered blocks that were given back have the rest of {requested}, but a stream is \
+                 being captured into a graph, and until that has ended, the streams that used them last cannot be waited for. Try \
+                 again after the capture.",
+                ByteSize(self.free_bytes)
+            );
+        }
         if self.stopped_by_capture {
             return format!(
                 "{} are free, but a stream is being captured into a graph, and until that has ended, the streams that used some of \

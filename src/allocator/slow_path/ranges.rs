@@ -272,6 +272,14 @@ impl<D: Driver> SlowPath<'_, D> {
         Ok(self.mapper.chunks().idle_bytes() > idle)
     }
 
+    /// Bytes that are mapped in dropped ranges which could not be unmapped yet.
+    pub fn left_behind_bytes(&self) -> u64 {
+        let is_left = |segment: &&Segment| self.mapper.left_behind().iter().any(|(base, _)| *base == segment.base);
+        let views = self.mapper.segments().iter().filter(is_left).flat_map(|segment| segment.table.iter());
+        let active = views.filter(|view| view.state == ViewState::Active);
+        active.map(|view| view.pages.len().bytes(self.page_bytes())).sum()
+    }
+
     /// Unmaps all of a dropped range and returns its addresses. Returns false when a stream cannot be waited for.
     fn settle_segment(&mut self, segment: usize) -> Result<bool, AllocError> {
         let table = &self.mapper.segment(segment).table;

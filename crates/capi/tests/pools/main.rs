@@ -1,5 +1,6 @@
 //! Pools of captured graphs, as PyTorch uses them: captures that fail, overlap or end while a replay is in flight.
 
+mod random;
 #[path = "../../../../tests/simulated/mod.rs"]
 mod simulated;
 mod world;
@@ -256,6 +257,18 @@ fn captures_do_not_mix_on_old_drivers() {
     let folder = tempfile::tempdir().unwrap();
     let library = simulated::library_without("cuStreamGetCaptureInfo_v3", folder.path());
     in_world_of("captures_do_not_mix_on_old_drivers", "256MiB", &library, two_captures);
+}
+
+#[test]
+fn any_captures_at_once() {
+    in_world("any_captures_at_once", "256MiB", random::captures_at_once);
+}
+
+#[test]
+fn any_captures_at_once_on_old_drivers() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = simulated::library_without("cuStreamGetCaptureInfo_v3", folder.path());
+    in_world_of("any_captures_at_once_on_old_drivers", "256MiB", &library, random::captures_at_once);
 }
 
 /// A `MemPool` that is in use has what its thread allocates, on whatever stream, and nothing else.

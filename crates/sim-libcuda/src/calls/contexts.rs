@@ -249,8 +249,8 @@ pub unsafe extern "C" fn cuCtxGetId(context: *mut c_void, id: *mut u64) -> Code 
     unsafe { put(id, instance + 1) }
 }
 
-/// Destroys what the primary context of a device has: streams, events, memory of `cuMemAlloc`. Calls in it answer that it is
-/// destroyed until it is retained again, which gives a new one by the same handle.
+/// Destroys what the primary context of a device has: streams, events, memory of `cuMemAlloc`, green contexts. Calls in it answer
+/// that it is destroyed until it is retained again, which gives a new one by the same handle.
 ///
 /// Source: the driver API's page of `cuDevicePrimaryCtxReset`: "explicitly destroys and cleans up all resources associated with the
 /// current device in the current process". Chunks, mappings and reservations of virtual memory survive it, as an H100 with driver
@@ -263,6 +263,8 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxReset_v2(device: c_int) -> Code {
     };
     let found = &state.devices[device];
     state.destroy_objects_of(Context { device, number: 0 });
+    let green: Vec<Context> = state.green_contexts_of(device);
+    green.into_iter().for_each(|context| destroy_context(state, context));
     state.free_all_of(device);
     found.lost.store(0, Ordering::Release);
     found.resets.fetch_add(1, Ordering::AcqRel);

@@ -7,11 +7,13 @@
 //!
 //! Device 1 is the peer, if it exists and can reach the memory of device 0.
 
+mod captures;
 mod program;
 
+use self::captures::{By, Captures};
 use self::program::Program;
 use crate::device::{Device, World};
-use crate::op::CurrentContext;
+use crate::op::{CaptureMode, CurrentContext};
 use gapless::driver::cuda::{CudaBuilder, CudaDriver, LEGACY_STREAM, OpenError};
 use gapless::driver::{
     ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle, HoldStreams,
@@ -20,17 +22,34 @@ use gapless::driver::{
 use gapless::units::{DeviceAddr, MIB, StreamId};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+
+/// The GPU, as the allocators and the program use it.
+#[derive(Clone)]
+struct Gpu {
+    driver: Arc<CudaDriver>,
+    program: Arc<Program>,
+    /// To open it again.
+    builder: CudaBuilder,
+}
 
 /// A part of the GPU opened by [`open_device`](Self::open_device).
 #[derive(Debug)]
 pub struct Cuda {
-    driver: &'static CudaDriver,
+    driver: Arc<CudaDriver>,
+    program: Arc<Program>,
     capacity: u64,
     /// Whether every second stream is one of a green context.
     green_streams: bool,
+    /// Whether the others wait for the legacy default stream.
+    blocking_streams: bool,
+    /// Whether the allocators may ask at any time whether a stream is captured.
+    kept: bool,
     state: Mutex<State>,
+    /// Locked before `state`.
+    captures: Mutex<Captures>,
+    capture_as: Mutex<(CaptureMode, By)>,
 }
 
 #[derive(Debug, Default)]
@@ -41,10 +60,14 @@ struct State {
     reservations: HashMap<u64, u64>,
     events: usize,
     streams: HashSet<StreamId>,
+    /// Those of them that wait for the legacy default stream.
+    blocking: HashSet<StreamId>,
     /// Number of streams that were created.
     created: u64,
     external: u64,
     host_waits: u64,
+    /// Its streams and events are gone.
+    is_reset: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -56,10 +79,8 @@ struct Chunk {
 
 /// Time for which a held stream is busy.
 const HOLD: Duration = Duration::from_micros(100);
-/// One driver for the process: opening it takes a while, and its kernels are loaded once.
-static DEVICE: OnceLock<CudaDriver> = OnceLock::new();
-/// What the program has on it.
-static PROGRAM: OnceLock<Program> = OnceLock::new();
+/// One for the process, until it is reset: opening it takes a while, and its kernels are loaded once.
+static GPU: Mutex<Option<Gpu>> = Mutex::new(None);
 /// The driver of the peer.
 static PEER: OnceLock<CudaDriver> = OnceLock::new();
 /// The peer's number.
@@ -84,16 +105,43 @@ impl Cuda {
     /// # Errors
     /// Returns an error if there is no usable GPU.
     pub fn open_device(builder: CudaBuilder) -> Result<(), OpenError> {
-        if DEVICE.get().is_none() {
-            let device = builder.clone().open()?;
-            if device.add_peers([PEER_ORDINAL]).is_ok() {
-                device.remove_peers([PEER_ORDINAL]);
-                let _ = PEER.set(builder.device(PEER_ORDINAL).open()?);
+        let mut gpu = GPU.lock();
+        if gpu.is_none() {
+            let driver = builder.clone().open()?;
+            if driver.add_peers([PEER_ORDINAL]).is_ok() {
+                driver.remove_peers([PEER_ORDINAL]);
+                let _ = PEER.set(builder.clone().device(PEER_ORDINAL).open()?);
             }
-            let _ = PROGRAM.set(Program::new(&device));
-            let _ = DEVICE.set(device);
+            let program = Arc::new(Program::new(&driver));
+            *gpu = Some(Gpu { driver: Arc::new(driver), program, builder });
         }
         Ok(())
+    }
+
+    /// Returns whether a stream can be captured and the allocators can know of it. One that they may not name at all times is
+    /// noticed only where it waits for the legacy default stream. That stream cannot be captured.
+    fn can_capture(&self, stream: StreamId) -> bool {
+        match stream {
+            StreamId::DEFAULT => false,
+            PER_THREAD_STREAM => self.blocking_streams,
+            _ => self.kept || self.is_blocking(stream),
+        }
+    }
+
+    fn is_blocking(&self, stream: StreamId) -> bool {
+        stream == PER_THREAD_STREAM || self.state.lock().blocking.contains(&stream)
+    }
+
+    /// Returns the stream that runs the work of a stream now.
+    fn place(&self, stream: StreamId) -> StreamId {
+        self.captures.lock().place(stream)
+    }
+
+    /// Forgets a stream that was destroyed.
+    fn forget(&self, stream: StreamId) {
+        let mut state = self.state.lock();
+        state.streams.remove(&stream);
+        state.blocking.remove(&stream);
     }
 
     /// Refuses a handle that is not one of this device: the driver dereferences every handle it is given.
@@ -107,17 +155,23 @@ impl Cuda {
     }
 }
 
-fn program() -> &'static Program {
-    PROGRAM.get().expect("Cuda::open_device was called before")
-}
-
 impl Device for Cuda {
     const PAGE_BYTES: u64 = 2 * MIB;
 
     fn open(world: &World) -> Self {
-        let driver = DEVICE.get().expect("Cuda::open_device was called before");
+        let Gpu { driver, program, .. } = GPU.lock().clone().expect("Cuda::open_device was called before");
         assert_eq!(driver.granularity(), world.page_bytes, "the world has the GPU's page size");
-        Self { driver, capacity: world.bytes(), green_streams: world.green_streams, state: Mutex::default() }
+        Self {
+            driver,
+            program,
+            capacity: world.bytes(),
+            green_streams: world.green_streams,
+            blocking_streams: world.blocking_streams,
+            kept: world.kept,
+            state: Mutex::default(),
+            captures: Mutex::default(),
+            capture_as: Mutex::new((CaptureMode::default(), By::Caller)),
+        }
     }
 
     fn usage(&self) -> DriverUsage {
@@ -129,21 +183,61 @@ impl Device for Cuda {
             mappings: state.mappings.len(),
             reservations: state.reservations.len(),
             address_bytes: state.reservations.values().sum(),
-            events: state.events,
-            streams: state.streams.len(),
+            events: if state.is_reset { 0 } else { state.events },
+            streams: if state.is_reset { 0 } else { state.streams.len() },
         }
     }
 
     fn broken_rules(&self) -> Vec<String> {
-        Vec::new()
+        self.captures.lock().take_lost()
     }
 
     fn set_context(&self, context: CurrentContext) {
-        program().make_current(context);
+        self.program.make_current(context);
+    }
+
+    fn capture_as(&self, mode: CaptureMode, elsewhere: bool) {
+        *self.capture_as.lock() = (mode, if elsewhere { By::Another } else { By::Caller });
+    }
+
+    fn set_capturing(&self, stream: StreamId, capturing: bool) {
+        let (device, mut captures) = ((&*self.driver, &self.program), self.captures.lock());
+        if !capturing {
+            captures.end(device, stream);
+        } else if self.can_capture(stream) {
+            let (as_set, blocking) = (*self.capture_as.lock(), self.is_blocking(stream));
+            captures.begin(device, stream, as_set, blocking);
+        }
+    }
+
+    fn has_resets(&self) -> bool {
+        self.driver.raw().optional().cuDevicePrimaryCtxReset_v2.is_ok()
+    }
+
+    fn reset(&self) {
+        let mut gpu = GPU.lock();
+        let builder = gpu.take().expect("this device is open").builder;
+        self.program.reset();
+        self.state.lock().is_reset = true;
+        let driver = builder.clone().open().expect("a device can be opened after a reset");
+        let program = Arc::new(self.program.after_reset(&driver));
+        *gpu = Some(Gpu { driver: Arc::new(driver), program, builder });
+    }
+
+    fn captures_leave_others_alone(&self) -> bool {
+        !self.blocking_streams
+    }
+
+    fn end_captures(&self) {
+        self.captures.lock().end_all((&self.driver, &self.program));
+    }
+
+    fn ends_with_thread(&self, stream: StreamId) -> bool {
+        self.captures.lock().is_of_caller(stream)
     }
 
     fn has_other_default_streams(&self) -> bool {
-        program().is_in_other_context()
+        self.program.is_in_other_context()
     }
 
     fn set_external(&self, bytes: u64) {
@@ -183,6 +277,9 @@ impl MemoryDriver for Cuda {
 
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         let state = self.state.lock();
+        if state.is_reset {
+            return self.driver.memory_info();
+        }
         let free = self.capacity.saturating_sub(state.bytes() + state.external);
         Ok(MemoryInfo { free, total: self.capacity })
     }
@@ -308,9 +405,16 @@ impl WorkDriver for Cuda {
     fn create_stream(&self) -> DriverResult<StreamId> {
         let mut state = self.state.lock();
         state.created += 1;
-        let green = (self.green_streams && state.created % 2 == 0).then(|| program().create_green_stream()).flatten();
+        let green = (self.green_streams && state.created.is_multiple_of(2))
+            .then(|| self.program.create_green_stream())
+            .flatten();
         let stream = match green {
             Some(stream) => stream,
+            None if self.blocking_streams => {
+                let stream = self.program.create_blocking_stream();
+                state.blocking.insert(stream);
+                stream
+            }
             None => self.driver.create_stream()?,
         };
         state.streams.insert(stream);
@@ -319,34 +423,34 @@ impl WorkDriver for Cuda {
 
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
         self.driver.destroy_stream(stream)?;
-        self.state.lock().streams.remove(&stream);
+        self.forget(stream);
         Ok(())
     }
 
     fn abandon_stream(&self, stream: StreamId) -> DriverResult<()> {
         self.driver.abandon_stream(stream)?;
-        self.state.lock().streams.remove(&stream);
+        self.forget(stream);
         Ok(())
     }
 
     fn fill(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {
-        self.driver.fill(stream, addr, bytes, seed)
+        self.driver.fill(self.place(stream), addr, bytes, seed)
     }
 
     fn verify(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {
-        self.driver.verify(stream, addr, bytes, seed)
+        self.driver.verify(self.place(stream), addr, bytes, seed)
     }
 
     fn copy(&self, stream: StreamId, target: DeviceAddr, source: DeviceAddr, bytes: u64) -> DriverResult<()> {
-        self.driver.copy(stream, target, source, bytes)
+        self.driver.copy(self.place(stream), target, source, bytes)
     }
 
     fn delay(&self, stream: StreamId, duration: Duration) -> DriverResult<()> {
-        self.driver.delay(stream, duration)
+        self.driver.delay(self.place(stream), duration)
     }
 
     fn synchronize(&self, stream: StreamId) -> DriverResult<()> {
-        self.driver.synchronize(stream)
+        self.driver.synchronize(self.place(stream))
     }
 
     fn take_mismatches(&self) -> Vec<Mismatch> {
@@ -356,11 +460,11 @@ impl WorkDriver for Cuda {
 
 impl HoldStreams for Cuda {
     fn hold(&self, stream: StreamId) {
-        self.driver.delay(stream, HOLD).expect("the stream belongs to this device");
+        self.driver.delay(self.place(stream), HOLD).expect("the stream belongs to this device");
     }
 
     fn complete(&self, stream: StreamId) {
-        self.driver.synchronize(stream).expect("the stream belongs to this device");
+        self.driver.synchronize(self.place(stream)).expect("the stream belongs to this device");
     }
 
     fn resume(&self, _stream: StreamId) {}

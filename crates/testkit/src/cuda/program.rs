@@ -1,13 +1,15 @@
-//! What the program does on a GPU beside the allocators: it has contexts of its own, streams of a green context, and captures. Gapless
-//! itself makes none of these calls.
+//! What the program does on a GPU beside the allocators: it has contexts of its own, streams of a green context, and captures.
+//! Gapless itself makes none of these calls.
 //!
 //! Threads: any.
 
-use crate::op::CurrentContext;
+use crate::op::{CaptureMode, CurrentContext};
 use gapless::driver::cuda::CudaDriver;
+use gapless::driver::cuda::raw::raw_stream;
 use gapless::driver::cuda::sys::{
-    CUcontext, CUdevResource, CUdevResourceType, CUgreenCtx, CUgreenCtxCreate_flags as green_flags, CUresult,
-    CUstream_flags_enum as stream_flags, Optional, Required, cudaError_enum as code,
+    CUcontext, CUdevResource, CUdevResourceType, CUdevice, CUgreenCtx, CUgreenCtxCreate_flags as green_flags, CUresult,
+    CUstream_flags_enum as stream_flags, CUstreamCaptureMode_enum as capture_mode, Optional, Required,
+    cudaError_enum as code,
 };
 use gapless::units::StreamId;
 use std::ptr::null_mut;
@@ -16,6 +18,7 @@ use std::ptr::null_mut;
 pub(super) struct Program {
     api: &'static Required,
     optional: &'static Optional,
+    device: CUdevice,
     /// The primary context of the device.
     primary: CUcontext,
     /// A context beside it; none where the driver cannot make one.
@@ -25,6 +28,7 @@ pub(super) struct Program {
 }
 
 /// A green context.
+#[derive(Clone, Copy)]
 struct Green {
     raw: CUgreenCtx,
     /// The context as it is made current.
@@ -47,10 +51,21 @@ impl Program {
             expect("cuCtxCreate", unsafe { create(&raw mut own, null_mut(), 0, device) });
             own
         });
-        let green = optional.cuGreenCtxCreate.is_ok().then(|| Green::create(driver));
-        let program = Self { api, optional, primary, own, green };
+        let green = Green::create(driver);
+        let program = Self { api, optional, device, primary, own, green };
         program.make_current(CurrentContext::None);
         program
+    }
+
+    /// Resets the primary context. No thread uses anything of it.
+    pub(super) fn reset(&self) {
+        // SAFETY: a device, and what was made in its primary context is not used any more.
+        expect("cuDevicePrimaryCtxReset", unsafe { self.optional.cuDevicePrimaryCtxReset_v2(self.device) });
+    }
+
+    /// Returns what the program has after a reset, when the device was opened again: green contexts go with the primary one.
+    pub(super) fn after_reset(&self, driver: &CudaDriver) -> Self {
+        Self { primary: driver.raw().context(), green: Green::create(driver), ..*self }
     }
 
     pub(super) fn make_current(&self, context: CurrentContext) {
@@ -92,10 +107,66 @@ impl Program {
     }
 }
 
+impl Program {
+    /// Creates a stream that waits for the legacy default stream, and which that stream waits for.
+    pub(super) fn create_blocking_stream(&self) -> StreamId {
+        let mut stream = null_mut();
+        let flags = stream_flags::CU_STREAM_DEFAULT.0;
+        // SAFETY: the out-parameter is valid for the call.
+        self.in_primary(|| expect("cuStreamCreate", unsafe { self.api.cuStreamCreate(&raw mut stream, flags) }));
+        StreamId(stream as u64)
+    }
+
+    /// Begins the capture of a stream of the device.
+    pub(super) fn begin_capture(&self, stream: StreamId, mode: CaptureMode) {
+        let mode = match mode {
+            CaptureMode::Global => capture_mode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+            CaptureMode::ThreadLocal => capture_mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+            CaptureMode::Relaxed => capture_mode::CU_STREAM_CAPTURE_MODE_RELAXED,
+        };
+        // SAFETY: the caller has the stream.
+        let begin = || unsafe { self.optional.cuStreamBeginCapture_v2(raw_stream(stream), mode) };
+        self.in_primary(|| expect("cuStreamBeginCapture", begin()));
+    }
+
+    /// Ends the capture of a stream.
+    ///
+    /// # Errors
+    /// The driver's code where it ended without a graph.
+    pub(super) fn end_capture(&self, stream: StreamId) -> Result<(), u32> {
+        let mut graph = null_mut();
+        // SAFETY: the caller has the stream; the out-parameter is valid for the call.
+        let ended = self.in_primary(|| unsafe { self.optional.cuStreamEndCapture(raw_stream(stream), &raw mut graph) });
+        if ended != code::CUDA_SUCCESS {
+            return Err(ended.0);
+        }
+        // SAFETY: made just above, destroyed once.
+        expect("cuGraphDestroy", unsafe { self.optional.cuGraphDestroy(graph) });
+        Ok(())
+    }
+
+    fn in_primary<T>(&self, call: impl FnOnce() -> T) -> T {
+        let before = self.current();
+        self.set_current(self.primary);
+        let value = call();
+        self.set_current(before);
+        value
+    }
+}
+
+impl std::fmt::Debug for Program {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Program").finish_non_exhaustive()
+    }
+}
+
 impl Green {
-    /// Creates a green context with all processors of the device.
-    fn create(driver: &CudaDriver) -> Self {
+    /// Creates a green context with all processors of the device; `None` where the driver has no such contexts.
+    fn create(driver: &CudaDriver) -> Option<Self> {
         let (optional, device) = (driver.raw().optional(), driver.raw().device());
+        if optional.cuGreenCtxCreate.is_err() {
+            return None;
+        }
         let (mut all, mut description) = (CUdevResource::default(), null_mut());
         let kind = CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
         // SAFETY: the out-parameter is valid for the call, here and below.
@@ -109,7 +180,7 @@ impl Green {
         expect("cuGreenCtxCreate", unsafe { optional.cuGreenCtxCreate(&raw mut raw, description, device, flags) });
         // SAFETY: created just above.
         expect("cuCtxFromGreenCtx", unsafe { optional.cuCtxFromGreenCtx(&raw mut converted, raw) });
-        Self { raw, converted }
+        Some(Self { raw, converted })
     }
 }
 

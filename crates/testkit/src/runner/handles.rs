@@ -36,7 +36,8 @@ impl<D: Device> Runner<D> {
             Op::CloseHandle => self.close_handle(),
             Op::OpenAllocator | Op::OpenPool => {
                 if self.instances.len() < MOST_ALLOCATORS {
-                    let pool = (op == Op::OpenPool).then(|| self.graphs.new_pool());
+                    let pool = (op == Op::OpenPool && self.driver.inner().inner().captures_leave_others_alone())
+                        .then(|| self.graphs.new_pool());
                     let instance = self.open(pool);
                     self.instances.push(instance);
                     self.current = self.instances.len() - 1;

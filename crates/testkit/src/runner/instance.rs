@@ -3,20 +3,13 @@
 use crate::device::{Device, World};
 use crate::graphs::Pool;
 use crate::kept::{Kept, Registry};
-use crate::oracle::{Oracle, Subject};
+use crate::oracle::{Oracle, Subject, keep};
 use crate::witness::Witness;
 use gapless::Allocator;
 use gapless::allocator::{StreamMark, VirtualRange};
 use gapless::driver::{EventHandle, FaultDriver};
 use gapless::units::StreamId;
 use std::sync::Arc;
-
-/// Keeps a stream. Where an injected failure strikes, it is kept the second time: the promise counts on streams that are kept.
-pub(crate) fn keep<D: Device>(allocator: &Subject<D>, stream: StreamId) {
-    if allocator.keep_stream(stream).is_err() {
-        let _ = allocator.keep_stream(stream);
-    }
-}
 
 /// A mark that the allocator made, and the event before it.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +19,7 @@ pub(crate) struct Mark {
 }
 
 /// One allocator: its handles, its growable ranges and its oracle. During a panic they are leaked, since closing a broken
-/// allocator would panic again.
+/// allocator would panic again. Captures end, which would concern the sequences after this one.
 #[derive(Debug)]
 pub(crate) struct Instance<D: Device> {
     /// Operations use the last one.
@@ -81,6 +74,9 @@ impl<D: Device> Instance<D> {
 impl<D: Device> Drop for Instance<D> {
     fn drop(&mut self) {
         if std::thread::panicking() {
+            if let Some(handle) = self.handles.last() {
+                handle.driver().inner().inner().end_captures();
+            }
             std::mem::forget(std::mem::take(&mut self.handles));
             std::mem::forget(std::mem::take(&mut self.ranges));
             std::mem::forget(std::mem::take(&mut self.kept));

@@ -13,6 +13,7 @@ mod peers;
 mod pools;
 mod ranges;
 mod renew;
+mod reset;
 
 use self::instance::Instance;
 use crate::device::{Device, World};
@@ -132,6 +133,7 @@ impl<D: Device> Runner<D> {
             | Op::Resume { .. }
             | Op::BeginCapture { .. }
             | Op::EndCapture { .. }
+            | Op::CaptureAs { .. }
             | Op::Replay { .. }
             | Op::RemovePeer { .. }
             | Op::External { .. }
@@ -233,6 +235,7 @@ impl<D: Device> Runner<D> {
             Op::Resume { stream } => self.driver.resume(self.stream(stream)),
             Op::Renew { stream } => self.renew(stream),
             Op::BeginCapture { stream } => self.begin_capture(self.stream(stream)),
+            Op::CaptureAs { mode, elsewhere } => self.driver.inner().inner().capture_as(mode, elsewhere),
             Op::EndCapture { stream } => self.end_capture(self.stream(stream)),
             Op::Replay { graph, stream } => self.replay(usize::from(graph), self.stream(stream)),
             Op::ReserveRange { .. }
@@ -285,6 +288,7 @@ impl<D: Device> Runner<D> {
                 self.armed = Some(kind);
             }
             Op::Thread { .. } => {}
+            Op::Reset => self.reset(),
             Op::SetContext { context } => self.set_context(context),
             Op::Bad { misuse, block } => self.misuse(misuse, block),
         }
@@ -438,11 +442,19 @@ impl<D: Device> Runner<D> {
                 self.summary.out_of_memory += 1;
                 self.check_chunks();
                 let promise = self.promise(bytes);
-                let promised = promised && self.is_promising() && promise.holds();
+                let may_be_promised = promised && self.promising && self.instance().pool.is_none();
+                let promised = may_be_promised && !self.may_be_capturing() && promise.holds();
                 assert!(!promised || struck || self.instance().lost, "the promise: {promise:?}\n{report}");
                 assert_eq!(report.requested_bytes, bytes);
                 self.instance().oracle.check_report(self.allocator(), report, &promise);
                 assert!(!report.stopped_by_capture || self.may_be_capturing(), "no stream is being captured: {report}");
+                // What would be served after the capture must not look as if the memory were too small.
+                let only_a_capture = may_be_promised && self.may_be_capturing() && promise.holds();
+                assert!(
+                    !only_a_capture || report.stopped_by_capture || struck || self.instance().lost,
+                    "a capture keeps what is free, and the refusal does not say so: {promise:?}\n{report}"
+                );
+                self.summary.stopped_by_captures += u64::from(report.stopped_by_capture);
             }
             AllocError::Driver(error) if !struck && self.is_out_of_addresses(error) => {
                 self.summary.out_of_addresses += 1

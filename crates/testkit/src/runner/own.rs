@@ -24,11 +24,16 @@ impl<D: Device> Runner<D> {
         }
     }
 
-    /// Called on a thread after it has run operations. A capture of its own stream ends, since no other thread could end it.
+    /// Called on a thread after it has run operations. Captures end that no other thread could end, as that of its own stream.
     pub(crate) fn leave_thread(&mut self) {
         self.driver.inner().inner().set_context(CurrentContext::None);
+        let captured: Vec<StreamId> = self.graphs.captures.iter().map(|capture| capture.stream).collect();
+        for stream in captured {
+            if self.driver.inner().inner().ends_with_thread(stream) {
+                self.end_capture(stream);
+            }
+        }
         if self.world.own_streams {
-            self.end_capture(PER_THREAD_STREAM);
             let (name, device) = (self.own_name(), self.driver.inner());
             let event = device.event_create().expect("the device can create events");
             device.event_record(event, PER_THREAD_STREAM).expect("a stream of this thread");

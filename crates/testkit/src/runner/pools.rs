@@ -22,8 +22,10 @@ impl<D: Device> Runner<D> {
     /// Begins the capture of a stream. Its work with pools has to complete before: a replay could not be ordered behind it
     /// during the capture.
     pub(crate) fn begin_capture(&mut self, stream: StreamId) {
-        // Nobody but its thread can be sure that a thread's own stream lives.
-        self.capture_unseen |= !self.world.kept || stream == PER_THREAD_STREAM;
+        // The driver does not tell which stream a handle stands for during its capture: its last answer counts.
+        if self.renewed.contains(&stream) && self.allocator().watch_stream(stream).is_err() {
+            return;
+        }
         self.end_foreign_uses(stream);
         for instance in &mut self.instances {
             let Some(pool) = &mut instance.pool else { continue };
@@ -35,6 +37,10 @@ impl<D: Device> Runner<D> {
         }
         self.set_capturing(stream, true);
         if self.driver.is_capturing(stream) && self.graphs.capture(stream).is_none() {
+            // Nobody but its thread can be sure that a thread's own stream lives.
+            self.capture_unseen |= !self.world.kept || stream == PER_THREAD_STREAM;
+            self.summary.captures += 1;
+            self.summary.captures_at_once += u64::from(!self.graphs.captures.is_empty());
             self.graphs.begun += 1;
             self.graphs.captures.push(Graph { number: self.graphs.begun, stream, steps: Vec::new() });
         }

@@ -1,8 +1,8 @@
 //! The end of streams: owners destroy them while their work is running, and handles come back.
 
 use super::Runner;
-use super::instance::keep;
 use crate::device::Device;
+use crate::oracle::keep;
 use gapless::driver::WorkDriver;
 use gapless::units::StreamId;
 

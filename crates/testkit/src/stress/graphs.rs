@@ -6,6 +6,7 @@
 
 use super::shared::{Owners, Random};
 use crate::device::Device;
+use crate::op::CaptureMode;
 use crate::oracle::Subject;
 use crate::witness::Witness;
 use gapless::allocator::AllocError;
@@ -54,7 +55,7 @@ impl<'a, D: Device> Graphs<'a, D> {
     /// Runs one operation. Returns the error of a request that failed, unless memory ran out.
     pub fn step(&mut self, random: &mut Random, anywhere: StreamId) -> Result<(), AllocError> {
         match random.below(12) {
-            0 => self.begin(),
+            0 => self.begin(random),
             1 => self.end(),
             2..=6 => return self.alloc(random),
             7..=9 if !self.blocks.is_empty() => {
@@ -87,9 +88,11 @@ impl<'a, D: Device> Graphs<'a, D> {
         self.pool.driver().inner()
     }
 
-    fn begin(&mut self) {
+    fn begin(&mut self, random: &mut Random) {
         if self.capture.is_none() {
             self.witness().synchronize(self.stream).expect("a stream can be waited for");
+            let mode = CaptureMode::ALL[usize::try_from(random.below(3)).expect("small")];
+            self.witness().inner().capture_as(mode, random.below(2) == 0);
             self.witness().inner().set_capturing(self.stream, true);
             if self.witness().is_capturing(self.stream) {
                 self.capture = Some(Vec::new());

@@ -7,17 +7,18 @@ mod graphs;
 mod kept;
 mod shared;
 
-pub use self::shared::{Faults, Progress, Stress};
+pub use self::shared::{End, Faults, Progress, Stress};
 
 use self::graphs::Graphs;
 use self::kept::Kept;
 use self::shared::{Block, Random, Shared};
 use crate::device::{Device, World};
-use crate::oracle::Subject;
+use crate::op::CurrentContext;
+use crate::oracle::{Subject, keep};
 use crate::witness::Witness;
 use gapless::Allocator;
-use gapless::allocator::{AllocError, CloseError, Stats, VirtualRange};
-use gapless::driver::{DriverErrorKind, Fault, FaultDriver, HoldStreams, WorkDriver};
+use gapless::allocator::{AllocError, CloseError, Stats, StreamError, VirtualRange};
+use gapless::driver::{DriverErrorKind, Fault, FaultDriver, HoldStreams, PER_THREAD_STREAM, StreamDriver, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -84,12 +85,16 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
         }
     });
     driver.disarm();
+    // It closes first, since its memory does not outlive it.
     if let Some(pool) = shared.pool {
         pool.check();
         pool.close().expect("invariant 11: nothing was leaked");
     }
     let allocator = shared.allocator;
     allocator.check();
+    if stress.end == End::Reset && driver.inner().inner().has_resets() {
+        return end_by_reset(allocator, &driver);
+    }
     let stats = allocator.stats();
     assert_eq!((stats.live_bytes, stats.live_allocations), (0, 0), "invariant 5: every block was freed");
     assert_eq!(stats.allocs, stats.frees, "invariant 5");
@@ -107,6 +112,25 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
     stats
 }
 
+/// Resets the device below an allocator whose blocks were freed, and closes it: what survives the reset is given back.
+fn end_by_reset<D: Device>(allocator: Subject<D>, driver: &FaultDriver<Witness<D>>) -> Stats {
+    let stats = allocator.stats();
+    let device = driver.inner();
+    device.synchronize_device().expect("nothing is captured");
+    assert!(device.take_mismatches().is_empty(), "the content of live memory changed");
+    assert_eq!(device.take_observations(), [""; 0], "invariants 3 and 4");
+    device.inner().reset();
+    let error = allocator.reserve_range(1).map(drop).expect_err("addresses come from the driver");
+    assert!(matches!(&error, AllocError::Driver(error) if error.kind == DriverErrorKind::DeviceLost), "{error}");
+    if let Err(error) = allocator.close() {
+        let lost = matches!(&error, CloseError::Driver(error) if error.kind == DriverErrorKind::DeviceLost);
+        assert!(lost, "close returned {error} after a reset");
+    }
+    let usage = device.inner().usage();
+    assert!(usage.is_empty(), "invariant 11: left in the driver after a reset: {usage:?}");
+    stats
+}
+
 impl<D: Device> Shared<'_, D> {
     fn thread(&self, number: u64) {
         let mut random = Random(self.stress.seed.wrapping_mul(1000).wrapping_add(number));
@@ -118,6 +142,11 @@ impl<D: Device> Shared<'_, D> {
         let mut graphs = self.pool.clone().map(|pool| {
             let stream = self.witness().create_stream().expect("the device can create streams");
             self.captured.lock().push(stream);
+            // Whoever waits for the device asks first whether this stream is captured.
+            if self.world.kept {
+                keep(&self.allocator, stream);
+                keep(&pool, stream);
+            }
             Graphs::new(pool, &self.owners, self.world.page_bytes, stream)
         });
         for op in 0..self.stress.ops {
@@ -214,6 +243,7 @@ impl<D: Device> Shared<'_, D> {
                 let _ = self.allocator.set_budget(self.world.bytes() - random.below(self.world.bytes() / 3));
             }
             39 if random.below(4) == 0 => self.change_peers(random.below(3) == 0),
+            39 if random.below(2) == 0 => self.visit_another_context(random, blocks),
             _ if self.stress.faults == Faults::Some => {
                 let driver = self.allocator.driver();
                 self.progress.faults.fetch_add(driver.fired(), Ordering::Relaxed);
@@ -224,6 +254,23 @@ impl<D: Device> Shared<'_, D> {
             }
             _ => {}
         }
+    }
+
+    /// Makes another context current on the thread for a while.
+    fn visit_another_context(&self, random: &mut Random, blocks: &mut Vec<Block>) {
+        let device = self.witness().inner();
+        device.set_context(CurrentContext::ALL[usize::try_from(random.below(4)).expect("small")]);
+        if device.has_other_default_streams() {
+            for stream in [StreamId::DEFAULT, PER_THREAD_STREAM] {
+                let refused = self.allocator.alloc(1000, stream).expect_err("a stream of another context");
+                assert!(matches!(refused, AllocError::Stream(StreamError::Foreign { .. })), "{refused}");
+            }
+        }
+        // The other streams are as they were.
+        if let Some(stream) = self.streams.get(1) {
+            self.alloc(random.below(2 * self.world.page_bytes), *stream, random.below(u64::MAX), blocks);
+        }
+        device.set_context(CurrentContext::None);
     }
 
     /// Gives the peer access, or takes it away, unless another thread is about to.

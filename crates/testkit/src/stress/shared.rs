@@ -23,6 +23,17 @@ pub struct Stress {
     pub faults: Faults,
     /// Whether the threads capture graphs into a pool, and replay them.
     pub graphs: bool,
+    /// How the allocator ends.
+    pub end: End,
+}
+
+/// How the allocator of a stress test ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It is closed.
+    Close,
+    /// The program resets the device first, where it can.
+    Reset,
 }
 
 /// Whether driver calls fail during a stress test.

@@ -81,7 +81,9 @@ impl<D: Driver> SlowPath<'_, D> {
         // Counted before the states were locked.
         let cached_beside = report.cached_bytes.saturating_sub(holdings.free_chunk_bytes);
         report.pinned.whole_page_bytes = in_bytes(free.beside_others).min(cached_beside);
-        report.stopped_by_capture = report.satisfiable && self.shared.streams.waits_forbidden() > self.waits_forbidden;
+        let after_the_capture = report.free_bytes + self.left_behind_bytes();
+        report.stopped_by_capture =
+            after_the_capture >= report.requested_bytes && self.shared.streams.waits_forbidden() > self.waits_forbidden;
         AllocError::OutOfMemory(Box::new(report))
     }
 }
