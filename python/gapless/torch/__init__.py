@@ -28,6 +28,8 @@ __all__ = ["backend", "enable", "is_enabled", "main", "registered_pool"]
 _given: Optional[tuple[str, Callable[[], int]]] = None
 # The configuration that holds.
 _settings: dict[str, str] = {}
+# PyTorch asks the driver for each block where it is set, as tools that look for wrong accesses need it.
+_UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 # Far from the ids that PyTorch makes for graphs.
 _POOL_IDS = 1 << 40
 
@@ -62,6 +64,8 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
     as a warning says. With that one, ``torch.backends.cudnn.benchmark`` and the CUDA graphs of ``torch.compile`` are switched off:
     PyTorch refuses them to every plug-in. A warning says so where a program asks for one of them.
 
+    Where ``PYTORCH_NO_CUDA_MEMORY_CACHING`` is set, PyTorch's own allocator stays in place, and a warning says so.
+
     Raises ``RuntimeError`` when CUDA is initialised already, this PyTorch has no interface for allocators, it has another allocator
     than its own already, or settings come too late; ``gapless.GaplessError`` for a setting that cannot be used.
     """
@@ -89,6 +93,13 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
             f"PyTorch allocates through {taken!r} already, as its variable or the program asks for, and gapless takes the place of "
             "PyTorch's own allocator: leave one of them out"
         )
+    if _UNCACHED in os.environ:
+        warnings.warn(
+            f"gapless leaves this process to PyTorch's own allocator: {_UNCACHED} is set, which has each request call the driver",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return
     library = _library.load()
     keys = {**_conf.of_environment(os.environ), **arguments}
     try:

@@ -94,6 +94,24 @@ def test_the_variable_may_name_the_backend_that_the_object_stands_for():
             assert run(code, **{name: text}).split() == ["5", "object"]
 
 
+def test_without_caching_pytorch_stays_with_its_own_allocator():
+    code = """
+        import warnings
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            import gapless.torch; gapless.torch.enable()
+        import torch
+        free = lambda: torch.cuda.mem_get_info()[0] >> 20
+        block = torch.empty(300 << 20, dtype=torch.uint8, device="cuda")
+        held = free()
+        del block
+        print(gapless.torch.backend(), held, free(), [str(one.message).partition(':')[0] for one in told])
+    """
+    for objects in (os.environ["GAPLESS_TORCH_OBJECTS"], "off"):
+        out = run(code, PYTORCH_NO_CUDA_MEMORY_CACHING="1", GAPLESS_TORCH_OBJECTS=objects)
+        assert out.strip() == "None 724 1024 [\"gapless leaves this process to PyTorch's own allocator\"]"
+
+
 def test_what_plug_ins_are_refused_is_not_switched_off():
     torch.backends.cudnn.benchmark = True
     assert torch.backends.cudnn.benchmark
