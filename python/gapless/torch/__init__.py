@@ -20,6 +20,7 @@ from typing import Any, Callable, Optional, Union
 from .. import _conf, _library, _run, _start
 from . import _object
 from ._figures import Figures, record_history, snapshot
+from ._interposers import warn_of_interposers
 from ._refusals import switch_off
 
 __all__ = ["backend", "enable", "is_enabled", "main", "registered_pool"]
@@ -111,6 +112,7 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
     is_used = _install_object(torch)
     if is_used is not None:
         _given = "object", is_used
+        warn_of_interposers(with_object=True)
         _settings.update(keys)
         _tell_children()
         return
@@ -128,6 +130,7 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
         ) from error
     # PyTorch replaces no plug-in.
     _given = "plug-in", lambda: 1
+    warn_of_interposers(with_object=False)
     _settings.update(keys)
     _tell_children()
     _provide(torch)

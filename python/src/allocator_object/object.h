@@ -139,6 +139,8 @@ class AllocatorObject final : public CUDAAllocator {
     void *take_native_once(DeviceIndex device, size_t bytes, cudaStream_t stream);
     void settle_native(DeviceIndex device);
     void *retry(DeviceIndex device, size_t bytes, cudaStream_t stream, const Pool *pool, int status);
+    Owner intercepted(DeviceIndex device, const Route &route);
+    bool hand_over(DeviceIndex device, PoolId pool);
     void *ask_native(size_t bytes, cudaStream_t stream);
     static bool is_of_program(const plain::TraceEntry &entry);
     void *take_lent(DeviceIndex device, size_t bytes, cudaStream_t stream);
@@ -165,6 +167,8 @@ class AllocatorObject final : public CUDAAllocator {
     CUDAAllocator *native_;
     Pools pools_;
     History history_;
+    // torch_memory_saver's function that says whether the calling thread's memory is to be its own, where its cudaMalloc was preloaded.
+    bool (*const is_intercepted_)();
     bool initialized_ = false;
     bool planted_ = false;
     std::atomic<bool> enabled_{true};
