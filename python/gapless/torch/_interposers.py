@@ -33,7 +33,7 @@ def warn_of_interposers(with_object: bool) -> None:
     if library is None or library == _library_of("cudaGetDeviceCount") or (with_object and _library_of(_ASKED) == library):
         return
     warnings.warn(
-        f"{library} takes the place of cudaMalloc, which gapless does not call: it sees nothing of the memory that gapless allocates",
+        f"{library} takes the place of cudaMalloc, which gapless does not call: it sees nothing of gapless's memory",
         RuntimeWarning,
         stacklevel=3,
     )

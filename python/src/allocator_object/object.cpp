@@ -198,7 +198,8 @@ void AllocatorObject::settle_native(DeviceIndex device) {
     check(gapless_.torch_settle_native(device, static_cast<uint64_t>(held)), "the limit");
 }
 
-// Whether an event of PyTorch's own allocator is one of the program's. Where it has no memory, others are asked before the request fails.
+// Whether an event of PyTorch's own allocator is one of the program's. Where it has no memory, others are asked before the request
+// fails.
 bool AllocatorObject::is_of_program(const plain::TraceEntry &entry) {
     return asking == Asking::Nothing || (asking == Asking::Memory && entry.action_ != plain::TraceEntry::OOM);
 }

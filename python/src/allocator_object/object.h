@@ -56,7 +56,8 @@ class AllocatorObject final : public CUDAAllocator {
     void setMemoryFraction(double fraction, DeviceIndex device) override;
     void enable(bool value) override;
     bool isEnabled() const override { return enabled_; }
-    // PyTorch and programs compare it with "native" before they use what plug-ins lack, and so does the parser of PyTorch's variable.
+    // PyTorch and programs compare it with "native" before they use what plug-ins lack, and so does the parser of PyTorch's
+    // variable.
     std::string name() override { return planted_ ? "planted" : "native"; }
 #if GAPLESS_TORCH >= 210
     std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override;
@@ -167,7 +168,8 @@ class AllocatorObject final : public CUDAAllocator {
     CUDAAllocator *native_;
     Pools pools_;
     History history_;
-    // torch_memory_saver's function that says whether the calling thread's memory is to be its own, where its cudaMalloc was preloaded.
+    // torch_memory_saver's function that says whether the calling thread's memory is to be its own; null unless its cudaMalloc was
+    // preloaded.
     bool (*const is_intercepted_)();
     bool initialized_ = false;
     bool planted_ = false;

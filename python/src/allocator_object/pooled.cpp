@@ -135,7 +135,7 @@ bool AllocatorObject::hand_over(DeviceIndex device, PoolId pool) {
 }
 
 #if GAPLESS_TORCH >= 210
-// Each block is a segment of its own then, which gapless has none of: PyTorch's own allocator serves the pool, from its beginning on.
+// Each block is a segment of its own then, which gapless has none of: PyTorch's own allocator serves the pool from the beginning.
 void AllocatorObject::setNoSplit(DeviceIndex device, PoolId pool) {
     if (pools_.owner(device, pool) == Owner::Gapless) {
         TORCH_CHECK(hand_over(device, pool), "no_split comes too late: the pool has memory already");
