@@ -267,6 +267,7 @@ void *AllocatorObject::retry(DeviceIndex device, size_t bytes, cudaStream_t stre
     TORCH_CHECK(status == GAPLESS_ERROR_OUT_OF_MEMORY, text);
 
     if (void *lent = pool == nullptr ? take_lent(device, bytes, stream) : nullptr) {
+        count_retry(device);
         return lent;
     }
     tell_refused(device, bytes, stream, pool == nullptr ? PoolId{0, 0} : PoolId{pool->first, pool->second});
