@@ -100,7 +100,7 @@ class Steps:
 
 
 def allocator():
-    """What allocates: gapless's ``object`` or ``plug-in``, where the process is on gapless, else PyTorch's name of its allocator."""
+    """What allocates: gapless's ``object`` or ``plug-in`` where the process is on gapless, else PyTorch's name of its allocator."""
     on_gapless = sys.modules.get("gapless.torch")
     return (on_gapless and on_gapless.backend()) or torch.cuda.get_allocator_backend()
 

@@ -156,8 +156,9 @@ impl<D: DeviceDriver> Device<D> {
         self.set_budget(budget.of(total))
     }
 
-    /// Lends an allocator beside gapless, such as PyTorch's own, all of the budget that gapless does not hold. Returns the most bytes
-    /// that it may hold; `None` where no budget was set. Until [`settle_beside`](Self::settle_beside) gapless holds no more than it does.
+    /// Lends an allocator beside gapless, such as PyTorch's own, all of the budget that gapless does not hold. Returns the most
+    /// bytes that it may hold; `None` where no budget was set. Until [`settle_beside`](Self::settle_beside), gapless holds no more
+    /// than it does.
     pub fn lend_beside(&self) -> Option<u64> {
         self.pools.lend_beside()
     }

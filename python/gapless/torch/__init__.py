@@ -20,6 +20,7 @@ from typing import Any, Callable, Optional, Union
 from .. import _conf, _library, _run, _start
 from . import _object
 from ._figures import Figures, record_history, snapshot
+from ._interposers import warn_of_interposers
 from ._refusals import switch_off
 
 __all__ = ["backend", "enable", "is_enabled", "main", "registered_pool"]
@@ -28,6 +29,8 @@ __all__ = ["backend", "enable", "is_enabled", "main", "registered_pool"]
 _given: Optional[tuple[str, Callable[[], int]]] = None
 # The configuration that holds.
 _settings: dict[str, str] = {}
+# PyTorch asks the driver for each block where it is set, as tools that look for wrong accesses need it.
+_UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 # Far from the ids that PyTorch makes for graphs.
 _POOL_IDS = 1 << 40
 
@@ -62,6 +65,8 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
     as a warning says. With that one, ``torch.backends.cudnn.benchmark`` and the CUDA graphs of ``torch.compile`` are switched off:
     PyTorch refuses them to every plug-in. A warning says so where a program asks for one of them.
 
+    Where ``PYTORCH_NO_CUDA_MEMORY_CACHING`` is set, PyTorch's own allocator stays in place, and a warning says so.
+
     Raises ``RuntimeError`` when CUDA is initialised already, this PyTorch has no interface for allocators, it has another allocator
     than its own already, or settings come too late; ``gapless.GaplessError`` for a setting that cannot be used.
     """
@@ -89,6 +94,13 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
             f"PyTorch allocates through {taken!r} already, as its variable or the program asks for, and gapless takes the place of "
             "PyTorch's own allocator: leave one of them out"
         )
+    if _UNCACHED in os.environ:
+        warnings.warn(
+            f"gapless leaves this process to PyTorch's own allocator: {_UNCACHED} is set, which has each request call the driver",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return
     library = _library.load()
     keys = {**_conf.of_environment(os.environ), **arguments}
     try:
@@ -100,6 +112,7 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
     is_used = _install_object(torch)
     if is_used is not None:
         _given = "object", is_used
+        warn_of_interposers(with_object=True)
         _settings.update(keys)
         _tell_children()
         return
@@ -117,6 +130,7 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
         ) from error
     # PyTorch replaces no plug-in.
     _given = "plug-in", lambda: 1
+    warn_of_interposers(with_object=False)
     _settings.update(keys)
     _tell_children()
     _provide(torch)

@@ -1,6 +1,6 @@
 // What PyTorch wants to know of single allocations: the memory history with stack traces, trackers, annotations. All of it is in
-// PyTorch's own types. The allocator asks `watching` before it tells anything. What PyTorch's own allocator tells its trackers is in
-// the same history, so that the events of both are in the order in which they happened.
+// PyTorch's own types. The allocator asks `watching` before it tells anything. What PyTorch's own allocator tells its trackers is
+// in the same history, so that the events of both are in the order in which they happened.
 #pragma once
 
 #include <atomic>

@@ -11,7 +11,10 @@ namespace gapless {
 AllocatorObject *AllocatorObject::instance = nullptr;
 thread_local AllocatorObject::Asking AllocatorObject::asking = AllocatorObject::Asking::Nothing;
 
-AllocatorObject::AllocatorObject(Library library, CUDAAllocator *native) : gapless_(library), native_(native) {}
+AllocatorObject::AllocatorObject(Library library, CUDAAllocator *native)
+    : gapless_(library),
+      native_(native),
+      is_intercepted_(reinterpret_cast<bool (*)()>(dlsym(RTLD_DEFAULT, "tms_get_interesting_region"))) {}
 
 namespace {
 
@@ -102,6 +105,9 @@ void AllocatorObject::raw_delete(void *pointer) { give(pointer, Refusal::Throw);
 
 void *AllocatorObject::take(DeviceIndex device, size_t bytes, cudaStream_t stream) {
     Route route = pools_.of(device, stream);
+    if (C10_UNLIKELY(is_intercepted_ != nullptr)) {
+        route.owner = intercepted(device, route);
+    }
     if (C10_UNLIKELY(route.owner == Owner::Native || !enabled_.load(std::memory_order_relaxed))) {
         return take_native(device, bytes, stream, route.pool);
     }
@@ -127,6 +133,21 @@ void *AllocatorObject::take(DeviceIndex device, size_t bytes, cudaStream_t strea
         (*tracer())->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(pointer));
     }
     return pointer;
+}
+
+// Memory that torch_memory_saver wants to pause has to come from cudaMalloc, which gapless does not call.
+Owner AllocatorObject::intercepted(DeviceIndex device, const Route &route) {
+    if (route.owner == Owner::Native || !is_intercepted_()) {
+        return route.owner;
+    }
+    if (route.pool != PoolId{0, 0} && !hand_over(device, route.pool)) {
+        TORCH_WARN_ONCE("gapless: torch_memory_saver cannot pause the memory of a pool that had memory before its region began");
+        return Owner::Gapless;
+    }
+    TORCH_WARN_ONCE(
+        "gapless: in a region of torch_memory_saver, memory comes from PyTorch's own allocator, through the cudaMalloc that was "
+        "preloaded: gapless does not defragment it");
+    return Owner::Native;
 }
 
 // Memory that PyTorch's own allocator serves. Where it finds none, gapless gives back what it has cached, and it tries again.
@@ -177,7 +198,8 @@ void AllocatorObject::settle_native(DeviceIndex device) {
     check(gapless_.torch_settle_native(device, static_cast<uint64_t>(held)), "the limit");
 }
 
-// Whether an event of PyTorch's own allocator is one of the program's. Where it has no memory, others are asked before the request fails.
+// Whether an event of PyTorch's own allocator is one of the program's. Where it has no memory, others are asked before the request
+// fails.
 bool AllocatorObject::is_of_program(const plain::TraceEntry &entry) {
     return asking == Asking::Nothing || (asking == Asking::Memory && entry.action_ != plain::TraceEntry::OOM);
 }
@@ -245,6 +267,7 @@ void *AllocatorObject::retry(DeviceIndex device, size_t bytes, cudaStream_t stre
     TORCH_CHECK(status == GAPLESS_ERROR_OUT_OF_MEMORY, text);
 
     if (void *lent = pool == nullptr ? take_lent(device, bytes, stream) : nullptr) {
+        count_retry(device);
         return lent;
     }
     tell_refused(device, bytes, stream, pool == nullptr ? PoolId{0, 0} : PoolId{pool->first, pool->second});

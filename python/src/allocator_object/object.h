@@ -56,7 +56,8 @@ class AllocatorObject final : public CUDAAllocator {
     void setMemoryFraction(double fraction, DeviceIndex device) override;
     void enable(bool value) override;
     bool isEnabled() const override { return enabled_; }
-    // PyTorch and programs compare it with "native" before they use what plug-ins lack, and so does the parser of PyTorch's variable.
+    // PyTorch and programs compare it with "native" before they use what plug-ins lack, and so does the parser of PyTorch's
+    // variable.
     std::string name() override { return planted_ ? "planted" : "native"; }
 #if GAPLESS_TORCH >= 210
     std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override;
@@ -139,6 +140,8 @@ class AllocatorObject final : public CUDAAllocator {
     void *take_native_once(DeviceIndex device, size_t bytes, cudaStream_t stream);
     void settle_native(DeviceIndex device);
     void *retry(DeviceIndex device, size_t bytes, cudaStream_t stream, const Pool *pool, int status);
+    Owner intercepted(DeviceIndex device, const Route &route);
+    bool hand_over(DeviceIndex device, PoolId pool);
     void *ask_native(size_t bytes, cudaStream_t stream);
     static bool is_of_program(const plain::TraceEntry &entry);
     void *take_lent(DeviceIndex device, size_t bytes, cudaStream_t stream);
@@ -165,6 +168,9 @@ class AllocatorObject final : public CUDAAllocator {
     CUDAAllocator *native_;
     Pools pools_;
     History history_;
+    // torch_memory_saver's function that says whether the calling thread's memory is to be its own; null unless its cudaMalloc was
+    // preloaded.
+    bool (*const is_intercepted_)();
     bool initialized_ = false;
     bool planted_ = false;
     std::atomic<bool> enabled_{true};

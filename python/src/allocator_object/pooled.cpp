@@ -105,25 +105,40 @@ void AllocatorObject::setUseOnOOM(DeviceIndex device, PoolId pool) {
     check(gapless_.torch_lend_pool(device, named(pool), use_on_oom), "use_on_oom");
 }
 
+// Makes a pool of gapless one of PyTorch's own allocator, with its users, and open as often. Returns false where it has memory.
+bool AllocatorObject::hand_over(DeviceIndex device, PoolId pool) {
+    if (!blocks(device, pool, false).empty()) {
+        return false;
+    }
+    uint32_t users = 0;
+    check(gapless_.torch_pool_users(device, named(pool), &users), "the use count of a pool");
+    // Each opening is a user, too.
+    for (auto &filter : pools_.filters(device, pool)) {
+        gapless_.torch_end_allocate_to_pool(device, named(pool));
+        gapless_.torch_release_pool(device, named(pool));
+        native_->beginAllocateToPool(device, pool, std::move(filter));
+        users -= users > 0;
+    }
+    for (; users > 0; users--) {
+        gapless_.torch_release_pool(device, named(pool));
+        native_->createOrIncrefPool(device, pool, nullptr);
+    }
+    pools_.make_native(device, pool);
+    if (pools_.lends(device, pool)) {
+#if GAPLESS_TORCH >= 211
+        native_->setUseOnOOM(device, pool, true);
+#else
+        native_->setUseOnOOM(device, pool);
+#endif
+    }
+    return true;
+}
+
 #if GAPLESS_TORCH >= 210
-// Each block is a segment of its own then, which gapless has none of: PyTorch's own allocator serves the pool, from its beginning on.
+// Each block is a segment of its own then, which gapless has none of: PyTorch's own allocator serves the pool from the beginning.
 void AllocatorObject::setNoSplit(DeviceIndex device, PoolId pool) {
     if (pools_.owner(device, pool) == Owner::Gapless) {
-        TORCH_CHECK(blocks(device, pool, false).empty(), "no_split comes too late: the pool has memory already");
-        uint32_t users = 0;
-        check(gapless_.torch_pool_users(device, named(pool), &users), "the use count of a pool");
-        for (; users > 0; users--) {
-            gapless_.torch_release_pool(device, named(pool));
-            native_->createOrIncrefPool(device, pool, nullptr);
-        }
-        pools_.make_native(device, pool);
-        if (pools_.lends(device, pool)) {
-#if GAPLESS_TORCH >= 211
-            native_->setUseOnOOM(device, pool, true);
-#else
-            native_->setUseOnOOM(device, pool);
-#endif
-        }
+        TORCH_CHECK(hand_over(device, pool), "no_split comes too late: the pool has memory already");
     }
     native_->setNoSplit(device, pool);
 }

@@ -41,6 +41,18 @@ class Pools {
         native_.insert({device, pool});
     }
 
+    // The functions that tell which requests an open pool wants, in the order in which it was opened.
+    std::vector<Filter> filters(DeviceIndex device, PoolId pool) const {
+        std::shared_lock<std::shared_mutex> lock(mutex_);
+        std::vector<Filter> found;
+        for (const auto &open : open_) {
+            if (open.device == device && open.pool == pool) {
+                found.push_back(open.filter);
+            }
+        }
+        return found;
+    }
+
     // After its last user.
     void forget(DeviceIndex device, PoolId pool) {
         std::unique_lock<std::shared_mutex> lock(mutex_);

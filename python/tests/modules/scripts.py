@@ -1,4 +1,4 @@
-"""vLLM's sleep mode and torch_memory_saver's MemPool mode, as their users call them: ``scripts.py vllm|torch_memory_saver``.
+"""vLLM's sleep mode and torch_memory_saver's two modes, as their users call them: ``scripts.py NAME``, the name of a function here.
 
 A script knows nothing of gapless. What is printed at the end is what served it.
 """
@@ -72,10 +72,10 @@ def vllm():
     assert allocator.get_current_usage() == 0
 
 
-def torch_memory_saver():
+def torch_memory_saver(mode="torch"):
     from torch_memory_saver import torch_memory_saver as saver
 
-    saver.hook_mode = "torch"
+    saver.hook_mode = mode
     ordinary, of_ordinary = filled(20 * MIB, 1)
     with saver.region(tag="weights", enable_cpu_backup=True):
         weights, of_weights = filled(300 * MIB, 2)
@@ -101,6 +101,11 @@ def torch_memory_saver():
     del weights, cache, outside
     gc.collect()
     torch.cuda.empty_cache()
+
+
+def torch_memory_saver_preloaded():
+    """Its default: its library takes the place of cudaMalloc."""
+    torch_memory_saver("preload")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""PyTorch's own variables: with each of their keys, gapless does what PyTorch's own allocator does, and refuses what that refuses."""
+"""PyTorch's own variables: with each of their keys, gapless does what PyTorch's own allocator does, and refuses what it refuses."""
 
 import json
 import os

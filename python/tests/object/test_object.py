@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import pickle
+import subprocess
 import threading
 from pathlib import Path
 
@@ -92,6 +93,41 @@ def test_the_variable_may_name_the_backend_that_the_object_stands_for():
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         for text in ("backend:native", " backend : native , max_split_size_mb:64"):
             assert run(code, **{name: text}).split() == ["5", "object"]
+
+
+def test_without_caching_pytorch_stays_with_its_own_allocator():
+    code = """
+        import warnings
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            import gapless.torch; gapless.torch.enable()
+        import torch
+        free = lambda: torch.cuda.mem_get_info()[0] >> 20
+        block = torch.empty(300 << 20, dtype=torch.uint8, device="cuda")
+        held = free()
+        del block
+        print(gapless.torch.backend(), held, free(), [str(one.message).partition(':')[0] for one in told])
+    """
+    for objects in (os.environ["GAPLESS_TORCH_OBJECTS"], "off"):
+        out = run(code, PYTORCH_NO_CUDA_MEMORY_CACHING="1", GAPLESS_TORCH_OBJECTS=objects)
+        assert out.strip() == "None 724 1024 [\"gapless leaves this process to PyTorch's own allocator\"]"
+
+
+def test_a_library_in_the_place_of_cudamalloc_is_named(tmp_path):
+    source, library = tmp_path / "interposer.c", tmp_path / "libinterposer.so"
+    source.write_text("int cudaMalloc(void **pointer, unsigned long bytes) { (void)pointer; (void)bytes; return 2; }")
+    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    code = """
+        import warnings
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            import gapless.torch; gapless.torch.enable(); gapless.torch.enable()
+        print([str(one.message).partition(",")[0] for one in told if "cudaMalloc" in str(one.message)])
+    """
+    for objects in (os.environ["GAPLESS_TORCH_OBJECTS"], "off"):
+        assert run(code, GAPLESS_TORCH_OBJECTS=objects).strip() == "[]", "the CUDA runtime is none"
+        out = run(code, GAPLESS_TORCH_OBJECTS=objects, LD_PRELOAD=f"{library}:{os.environ['LD_PRELOAD']}")
+        assert out.strip() == f"['{library} takes the place of cudaMalloc']"
 
 
 def test_what_plug_ins_are_refused_is_not_switched_off():

@@ -65,6 +65,23 @@ impl StandIns {
         command
     }
 
+    /// Has a command load a library of `folder` before all others: that whose name has `beginning` and then CUDA's number. It finds
+    /// the CUDA runtime of PyTorch's environment, which it is linked with.
+    pub fn preload(&self, command: &mut Command, folder: &Path, beginning: &str) -> Result<(), Failure> {
+        let runtimes = self.headers.cuda.with_file_name("lib");
+        let numbers = files::below(&runtimes)?;
+        let number = numbers.iter().find_map(|file| file.to_str()?.rsplit_once("/libcudart.so.")?.1.split('.').next());
+        let number = number.ok_or_else(|| Failure::new(format!("{} has no libcudart", runtimes.display())))?;
+        let mut libraries = folder.join(format!("{beginning}{number}.abi3.so")).into_os_string();
+        libraries.push(":");
+        libraries.push(self.path("libcudart-standin.so"));
+        let mut path = process::with_library_path(self.folder());
+        path.push(":");
+        path.push(runtimes);
+        command.env("LD_PRELOAD", libraries).env("LD_LIBRARY_PATH", path);
+        Ok(())
+    }
+
     /// Python packages that are not there yet.
     pub fn install(&self, workspace: &Workspace, packages: &[&str]) -> Result<(), Failure> {
         let imports = format!("import {}", packages.join(", "));

@@ -81,7 +81,8 @@ pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Fail
     tests(&["python/tests/plug_in", "python/tests/fake"], OsStr::new("off"))
 }
 
-/// vLLM's cumem module and torch_memory_saver from their wheels, unchanged, each natively and then with the object.
+/// vLLM's cumem module and torch_memory_saver in both of its modes, from their wheels, unchanged, each natively and then with the
+/// object.
 fn modules(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure> {
     let folder = workspace.installed("torch-modules");
     let mut path = workspace.path("python").into_os_string();
@@ -91,13 +92,16 @@ fn modules(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure> {
         path.push(":");
         path.push(unpacked);
     }
-    for module in ["vllm", "torch_memory_saver"] {
+    for module in ["vllm", "torch_memory_saver", PRELOADED] {
         for way in ["native", "object"] {
             let mut script = stand_ins.python(workspace, stand_ins.folder());
             if way == "object" {
                 script.args(["-m", "gapless.torch"]);
             }
             script.arg("python/tests/modules/scripts.py").arg(module);
+            if module == PRELOADED {
+                stand_ins.preload(&mut script, &folder.join("torch_memory_saver==0.0.10"), PRELOADED_LIBRARY)?;
+            }
             let told = process::output(script.env("PYTHONPATH", &path))?;
             let expected = format!("passed on {way}");
             if told.trim() != expected {
@@ -108,6 +112,10 @@ fn modules(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure> {
     }
     Ok(())
 }
+
+/// torch_memory_saver's mode that takes the place of `cudaMalloc`, and what the name of its library begins with.
+const PRELOADED: &str = "torch_memory_saver_preloaded";
+const PRELOADED_LIBRARY: &str = "torch_memory_saver_hook_mode_preload_cu";
 
 /// The files that are unpacked from the wheels of modules that bring an allocator of their own.
 const MODULES: [(&str, &[&str]); 2] = [
