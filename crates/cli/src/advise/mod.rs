@@ -7,11 +7,11 @@ mod names;
 mod ranks;
 mod result;
 mod text;
+mod tolerance;
 
 use super::page::{self, Contents};
 use super::progress::Bars;
 use super::{Failure, Outcome, printable};
-use against::Tolerance;
 use clap::Args;
 use gapless::ByteSize;
 use gapless_trace::advice::{Advice, AdviceOptions, Gpu, PolicyOutcome, Setting, advise};
@@ -24,6 +24,7 @@ use std::io;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use tolerance::Tolerance;
 
 /// Arguments of `gapless advise`.
 #[derive(Debug, Args)]
