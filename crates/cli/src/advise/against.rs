@@ -1,6 +1,7 @@
 //! Two recordings of one program: what has changed, as text or as JSON, and whether that is too much.
 
 use super::result::{self, FileResult, Found, VERSION};
+use super::tolerance::Tolerance;
 use super::{AdviseArguments, text};
 use crate::{Failure, Outcome, printable, words};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
@@ -8,26 +9,6 @@ use gapless::ByteSize;
 use gapless_trace::Extent;
 use gapless_trace::advice::{Advice, Change, Comparison, HolderChange};
 use std::io::{self, Write};
-use std::str::FromStr;
-
-/// A growth that is tolerated, in percent.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Tolerance(f64);
-
-/// The error returned for a text that is no growth in percent.
-#[derive(Debug, thiserror::Error)]
-#[error("'{0}' is no growth in percent: give a number such as 2 or 0.5")]
-pub(super) struct NoTolerance(String);
-
-impl FromStr for Tolerance {
-    type Err = NoTolerance;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let number = text.strip_suffix('%').unwrap_or(text).trim().parse().ok();
-        let percent = number.filter(|percent: &f64| percent.is_finite() && *percent >= 0.0);
-        percent.map(Self).ok_or_else(|| NoTolerance(text.to_owned()))
-    }
-}
 
 /// The object of `--json`.
 #[derive(serde::Serialize)]
@@ -45,7 +26,7 @@ struct Compared<'a> {
 /// Shows what has changed.
 pub(super) fn show(arguments: &AdviseArguments, old: &FileResult, new: &FileResult) -> Result<Outcome, Failure> {
     let (Some(before), Some(after)) = (usable(old), usable(new)) else { return Ok(Outcome::BadInput) };
-    let Tolerance(percent) = arguments.tolerance.unwrap_or(DEFAULT_TOLERANCE);
+    let Tolerance(percent) = arguments.tolerance.unwrap_or_default();
     let comparison = Comparison::of(before, after);
     let too_much = comparison.peak.exceeds(percent);
     let regression = too_much || comparison.fails_now;
@@ -158,7 +139,6 @@ fn share(change: &Change) -> String {
     }
 }
 
-const DEFAULT_TOLERANCE: Tolerance = Tolerance(2.0);
 const RESERVED: &str = "reserved, with PyTorch's defaults";
 /// Most holders that are listed each way.
 const MOST_HOLDERS: usize = 10;

@@ -8,11 +8,11 @@ mod ranks;
 mod result;
 mod setting;
 mod text;
+mod tolerance;
 
 use super::page::{self, Contents, Destination};
 use super::progress::Bars;
 use super::{Failure, Outcome, printable};
-use against::Tolerance;
 use clap::Args;
 use gapless::ByteSize;
 use gapless_trace::advice::{Advice, AdviceOptions, Gpu, Setting, advise};
@@ -24,6 +24,7 @@ use std::fs::File;
 use std::io;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use tolerance::Tolerance;
 
 /// Arguments of `gapless advise`.
 #[derive(Debug, Args)]
