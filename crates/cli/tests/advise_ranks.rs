@@ -265,8 +265,8 @@ fn arguments_that_do_not_go_together_are_refused() {
         (&["--merge", "--gpu", "T4", one], "--gpu"),
         (&["--merge", "--snapshot-device", "0", one], "--snapshot-device"),
         (&["--merge", one, "--against", two], "--against"),
-        (&["--html", "-", one], "name a file"),
-        (&["--html", "-", one, two], "name a file"),
+        (&["--json", "--html", "-", one], "name a file"),
+        (&["--json", "--html", "-", one, two], "name a file"),
     ] {
         let output = advise(folder.path(), arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
