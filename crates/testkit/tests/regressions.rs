@@ -306,3 +306,49 @@ fn what_is_given_back_in_a_capture_is_not_out_of_memory() {
     let summary = run::<Model>(&world, &ops);
     assert_eq!((summary.out_of_memory, summary.stopped_by_captures), (1, 1));
 }
+
+/// The handle of the stream that is gone has come back, and the stream that has it now is the one that the memory is kept for. The
+/// runner took the memory for that of the former stream, and used it on another one.
+#[test]
+fn again_after_renewals() {
+    let world = World {
+        pages: 9,
+        page_bytes: 65536,
+        chunk_pages: 1,
+        streams: 2,
+        slack_percent: 0,
+        mapping_limit: 400000,
+        region_pages: 0,
+        epoch_limit: 4294967295,
+        kept: true,
+        own_streams: false,
+        green_streams: false,
+        blocking_streams: false,
+        whole_blocks: false,
+    };
+    run::<Model>(
+        &world,
+        &[
+            Alloc { bytes: 1, align: 9, stream: 1153 },
+            Free { block: 0 },
+            Alloc { bytes: 0, align: 9, stream: 14971 },
+            Alloc { bytes: 0, align: 9, stream: 0 },
+            Renew { stream: 325 },
+            Free { block: 0 },
+            Free { block: 0 },
+            Alloc { bytes: 0, align: 9, stream: 6503 },
+            AllocAgain { address: 924, stream: 0 },
+            Renew { stream: 25339 },
+            Free { block: 3998 },
+            Free { block: 0 },
+            Alloc { bytes: 0, align: 9, stream: 0 },
+            Alloc { bytes: 1, align: 9, stream: 0 },
+            Alloc { bytes: 65536, align: 9, stream: 0 },
+            Free { block: 0 },
+            AllocAgain { address: 32062, stream: 5875 },
+            Alloc { bytes: 0, align: 9, stream: 0 },
+            Free { block: 20174 },
+            AllocAgain { address: 43033, stream: 8930 },
+        ],
+    );
+}

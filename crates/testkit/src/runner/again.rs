@@ -46,8 +46,8 @@ impl<D: Device> Runner<D> {
         let Former { addr, bytes, handle, home } = former;
         let live = self.allocator().live_around(addr).expect("a new block is live");
         assert_eq!((live.addr, live.bytes), (addr, bytes));
-        // Of a handle that has stood for several streams, nobody here knows which of them the memory is kept for.
-        let is_over = home.is_none() && live.stream == handle;
+        // Of a handle that has stood for several streams, nobody here knows which of them the memory is kept for: one of them may live.
+        let is_over = home.is_none() && live.stream == handle && !self.streams.contains(&handle);
         if !is_over && (live.stream == PER_THREAD_STREAM || self.renewed.contains(&live.stream)) {
             self.allocator().free(addr).expect("a live block can be freed");
             let oracle = &mut self.instance_mut().oracle;
