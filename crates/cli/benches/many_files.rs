@@ -2,9 +2,9 @@
 //! `_record_memory_history` records. They are of the first steps of a training, and of a run whose memory is in pieces, for which
 //! policies make many more driver calls.
 //!
-//! `cargo bench -p gapless-cli --bench many_files` prints a table with the cost that each row should not exceed; a number after `--`
-//! stands for the number of files. Processor time is that of all threads: where other programs run, it says more than the time that
-//! passes.
+//! `cargo bench -p gapless-cli --bench many_files` prints a table with the cost that each row should not exceed; a number after
+//! `--` stands for the number of files. Processor time is that of all threads: where other programs run, it says more than the time
+//! that passes.
 
 #[path = "../../trace/benches/large/snapshot.rs"]
 mod snapshot;

@@ -80,6 +80,15 @@ pub struct Former {
     pub handle: StreamId,
     /// That stream; `None` once it has been destroyed.
     pub home: Option<StreamId>,
+    /// Whether a living stream with that handle has used it.
+    pub used_by_namesake: bool,
+}
+
+impl Former {
+    /// Whether both have bytes in common.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.addr.0 < other.addr.0 + other.bytes.max(1) && other.addr.0 < self.addr.0 + self.bytes.max(1)
+    }
 }
 
 /// Number of addresses that are remembered.
@@ -177,7 +186,9 @@ impl Oracle {
         if self.former.len() == MOST_FORMER {
             self.former.remove(0);
         }
-        self.former.push(Former { addr: block.addr, bytes: block.bytes, handle: block.handle, home: block.home });
+        let Block { addr: start, bytes, handle, home, .. } = block;
+        let used_by_namesake = home.is_none() && block.recorded.contains(&handle);
+        self.former.push(Former { addr: start, bytes, handle, home, used_by_namesake });
         self.pinned.iter_mut().filter(|pinned| pinned.addr.0 == addr).for_each(|pinned| pinned.alone = true);
         block
     }

@@ -10,8 +10,8 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Calls `advise` for every file, on at most as many threads as there are cores. It gets the number of threads that it may use itself:
-/// what few files leave of the cores. The results are in the order of the files.
+/// Calls `advise` for every file, on at most as many threads as there are cores. It gets the number of threads that it may use
+/// itself: what few files leave of the cores. The results are in the order of the files.
 pub(super) fn on_each(
     files: &[PathBuf],
     cores: NonZero<usize>,

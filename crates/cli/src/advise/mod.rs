@@ -290,8 +290,8 @@ const MOST_THREADS: NonZero<usize> = NonZero::new(8).expect("not zero");
 
 /// Shown below the list of options.
 pub(super) const AFTER_HELP: &str = "\
-Exit code: 0 if a policy survives, 3 if none does, 2 for bad arguments, bad input, or input that allows no verdict. Of several
-files, one policy has to survive on all, and 2 says that one of them was bad: its row says why. With --against: 0 if the peak did not
-grow by more than the tolerance, 3 if it did or if FILE alone ran out of memory.
+Exit code: 0 if a policy survives, 3 if none does, 2 for bad arguments, bad input, or input that allows no verdict, 1 for other
+failures. Of several files, one policy has to survive on all, and 2 says that one of them was bad: its row says why. With --against:
+0 if the peak did not grow by more than the tolerance, 3 if it did or if FILE alone ran out of memory.
 
 Example: gapless advise traces/oom/oom_01.trace.gz";

@@ -14,13 +14,17 @@ use gapless::units::StreamId;
 impl<D: Device> Runner<D> {
     /// Allocates at a former address. It is that very address, or the memory is not free and nothing has changed.
     pub(crate) fn alloc_again(&mut self, number: u16, other: StreamId) {
-        let former = &self.instance().oracle.former;
-        let Some(at) = usize::from(number).checked_rem(former.len()) else { return };
-        let former = former[at];
+        let formers = &self.instance().oracle.former;
+        let Some(at) = usize::from(number).checked_rem(formers.len()) else { return };
+        let former = formers[at];
+        // The handle of a stream that is gone may be that of a living one, which the memory is kept for, and which has used it since.
+        let has_used = |later: &Former| later.home == Some(former.handle) || later.used_by_namesake;
+        let is_gone =
+            former.home.is_none() && !formers[at..].iter().any(|later| has_used(later) && later.overlaps(&former));
         let held = self.allocator().reserved_bytes();
         let since = self.driver.inner().created();
         match self.allocator().alloc_again(former.addr, former.bytes) {
-            Ok(()) => self.take_back(former, other, since),
+            Ok(()) => self.take_back(former, is_gone, other, since),
             Err(AllocError::NotFree { addr, bytes, .. }) => {
                 assert_eq!((addr, bytes), (former.addr, former.bytes));
             }
@@ -41,13 +45,13 @@ impl<D: Device> Runner<D> {
         }
     }
 
-    /// Takes in a block at a former address, and uses it.
-    fn take_back(&mut self, former: Former, other: StreamId, since: u64) {
-        let Former { addr, bytes, handle, home } = former;
+    /// Takes in a block at a former address, and uses it. `is_gone`: nobody has used the memory since its stream was destroyed.
+    fn take_back(&mut self, former: Former, is_gone: bool, other: StreamId, since: u64) {
+        let Former { addr, bytes, handle, .. } = former;
         let live = self.allocator().live_around(addr).expect("a new block is live");
         assert_eq!((live.addr, live.bytes), (addr, bytes));
-        // Of a handle that has stood for several streams, nobody here knows which of them the memory is kept for: one of them may live.
-        let is_over = home.is_none() && live.stream == handle && !self.streams.contains(&handle);
+        // Of a handle that has stood for several streams, nobody here knows which of them the memory is kept for.
+        let is_over = is_gone && live.stream == handle;
         if !is_over && (live.stream == PER_THREAD_STREAM || self.renewed.contains(&live.stream)) {
             self.allocator().free(addr).expect("a live block can be freed");
             let oracle = &mut self.instance_mut().oracle;

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! [`Advice`] is data only: the command line writes it as text or as JSON. [`Job`] puts that of the ranks of one job together, and
-//! [`Comparison`] sets two recordings of one program against each other. Both are made of [`Advice`] alone, wherever that comes from.
-//!
+//! [`Comparison`] sets two recordings of one program against each other. Both are made of [`Advice`] alone, wherever that comes
+//!from.
 //! - I1  replays begin with an empty device. Of a history that begins in the middle, only the blocks that were live then
 //!   are known, not where they lay: a policy whose result depends on that gets no verdict on a device that is smaller
 //!   than what was held, and none at all where blocks may have been live that the file does not mention.

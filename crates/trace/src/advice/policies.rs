@@ -229,8 +229,8 @@ fn outcome(trace: &Trace, options: &AdviceOptions<'_>, setting: &Setting) -> Res
     })
 }
 
-/// Returns the peak of the memory that PyTorch's defaults hold on a device like `device` that is never short of memory, in bytes, or
-/// `None` if a replay says nothing about the run.
+/// Returns the peak of the memory that PyTorch's defaults hold on a device like `device` that is never short of memory, in bytes,
+/// or `None` if a replay says nothing about the run.
 pub(super) fn peak_reserved_bytes(trace: &Trace, device: &Device) -> Result<Option<u64>, ReplayError> {
     let native = Setting::Caching(CachingSettings::default());
     let ample = Device { lag_ops: device.lag_ops, ..Device::of(Device::MOST_BYTES) };

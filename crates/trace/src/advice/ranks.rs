@@ -13,8 +13,8 @@ pub struct Rank<'a> {
     pub advice: &'a Advice,
 }
 
-/// The advice on all ranks of a job together. Serialized, it is the last line of `gapless advise --json` for several files. Lists of
-/// ranks have their names, in the order in which the ranks were given.
+/// The advice on all ranks of a job together. Serialized, it is the last line of `gapless advise --json` for several files. Lists
+/// of ranks have their names, in the order in which the ranks were given.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Job {
     /// Number of ranks.
@@ -68,8 +68,8 @@ pub enum Why {
     FailedAlone,
     /// It alone did not fail, of at least three.
     SurvivedAlone,
-    /// Its peak differs from the median of at least three by more than one part in twenty, and at least twice as much as that of any
-    /// other rank.
+    /// Its peak differs from the median of at least three by more than one part in twenty, and at least twice as much as that of
+    /// any other rank.
     Peak,
 }
 
@@ -82,8 +82,8 @@ pub struct PolicyOnRanks {
     pub replayed_on: u64,
     /// The ranks with a verdict on which it does not survive, or was not replayed.
     pub fails_on: Vec<String>,
-    /// The smallest device on which it survives on every rank, in bytes. `None` if there is no such device, or if it was not replayed
-    /// on every rank.
+    /// The smallest device on which it survives on every rank, in bytes. `None` if there is no such device, or if it was not
+    /// replayed on every rank.
     pub smallest_device_bytes: Option<u64>,
     /// Number of driver calls on all ranks.
     pub driver_calls: u64,
