@@ -17,7 +17,7 @@ impl<D: Device> Runner<D> {
         let formers = &self.instance().oracle.former;
         let Some(at) = usize::from(number).checked_rem(formers.len()) else { return };
         let former = formers[at];
-        // The handle of a stream that is gone may be that of a living one, which the memory is kept for, and which has used it since.
+        // The handle of a stream that is gone may be that of a living one, which has the memory by now and has used it.
         let has_used = |later: &Former| later.home == Some(former.handle) || later.used_by_namesake;
         let is_gone =
             former.home.is_none() && !formers[at..].iter().any(|later| has_used(later) && later.overlaps(&former));
