@@ -20,9 +20,11 @@ class _Info(ctypes.Structure):
 def _library_of(function: str) -> Optional[str]:
     """The library whose function of that name a program calls; ``None`` where there is none."""
     process = ctypes.CDLL(None)
-    address = ctypes.cast(getattr(process, function, None), ctypes.c_void_p)
-    info = _Info()
-    if not address or not process.dladdr(address, ctypes.byref(info)) or info.file is None:
+    found = getattr(process, function, None)
+    if found is None:
+        return None
+    address, info = ctypes.cast(found, ctypes.c_void_p), _Info()
+    if not process.dladdr(address, ctypes.byref(info)) or info.file is None:
         return None
     return os.fsdecode(info.file)
 
