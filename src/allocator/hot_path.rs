@@ -13,7 +13,7 @@ use super::streams::peak::Visit;
 use super::streams::state::{Stream, StreamState};
 use crate::driver::Driver;
 use crate::heap::{Block, GRANULE, NotLive};
-use crate::stream::Fence;
+use crate::stream::{Fence, Reach};
 use crate::sync::Ordering;
 use crate::units::{DeviceAddr, StreamId};
 
@@ -122,8 +122,10 @@ impl<D: Driver> Inner<D> {
         // Seal early, so that the events complete as soon as they can; what fails here is tried again when needed.
         for user in users {
             let stream = streams.get(user);
-            stream.lock().awaited_bytes += block.size;
             let mut clock = stream.clock.lock();
+            if clock.reach() == Reach::Given {
+                stream.lock().awaited_bytes += block.size;
+            }
             if clock.sealed() == 0 {
                 let _ = streams.progress(None).seal(stream, &mut clock);
             }

@@ -62,20 +62,19 @@ impl<'a, D: Driver> Progress<'a, D> {
         }
         // Stamp frees from now on with the next epoch first: a free that slips in before the event is covered by it and
         // only believed to be later.
-        let fenced_bytes = {
+        let fenced_before = {
             let mut state = stream.lock();
             state.open_next_epoch(self.streams.epoch_limit);
-            state.used_bytes()
+            let used = state.used_bytes();
+            std::mem::replace(&mut state.fenced_bytes, used)
         };
         let sealed = clock.seal(given, &self.streams.driver, &self.streams.events);
-        let mut state = stream.lock();
-        if matches!(sealed, Ok(true)) {
-            state.fenced_bytes = fenced_bytes;
-        } else {
+        if !matches!(sealed, Ok(true)) {
+            let mut state = stream.lock();
             state.epoch -= 1;
             state.dirty = true;
+            state.fenced_bytes = fenced_before;
         }
-        drop(state);
         self.streams.note_sealed(stream.index, clock);
         self.of_one(stream, sealed, || false)
     }

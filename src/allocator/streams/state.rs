@@ -46,7 +46,7 @@ pub struct StreamState {
     pub epoch_base: u64,
     /// Whether anything was freed in the open epoch.
     pub dirty: bool,
-    /// Bytes of other streams' blocks that were freed and had to wait for this stream.
+    /// Bytes of other streams' blocks that were freed and had to wait for this stream, while it was not kept.
     pub awaited_bytes: u64,
     /// What [`used_bytes`](Self::used_bytes) were when the last event was recorded.
     pub fenced_bytes: u64,
