@@ -240,6 +240,8 @@ impl World {
 
     fn end(mut self) {
         self.target.end_capture(MAIN);
+        // Where nothing is opened or closed after a capture, what was closed in it is unmapped by this alone.
+        self.importer.settle();
         for (shared, block) in self.opened.drain(..) {
             expect_bytes(&self.target, "S1", shared.addr(), block);
         }
