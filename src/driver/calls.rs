@@ -32,6 +32,10 @@ pub enum DriverCall {
     Import,
     /// `cuMemGetHandleForAddressRange`.
     ExportDmaBuf,
+    /// `cuMemAllocHost`.
+    HostAlloc,
+    /// `cuMemFreeHost`.
+    HostFree,
     /// `cuEventCreate`.
     EventCreate,
     /// `cuEventDestroy`.
@@ -44,6 +48,10 @@ pub enum DriverCall {
     EventSynchronize,
     /// `cuStreamWaitEvent`.
     StreamWait,
+    /// `cuMemcpyDtoHAsync`.
+    CopyOut,
+    /// `cuMemcpyHtoDAsync`.
+    CopyIn,
     /// `cuCtxSynchronize`.
     Synchronize,
     /// Any call that concerns a stream itself: looking it up, creating, destroying, synchronizing.
@@ -54,7 +62,7 @@ pub enum DriverCall {
 
 impl DriverCall {
     /// Every kind, in order of declaration: `ALL[call as usize] == call`.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 25] = [
         Self::Open,
         Self::MemoryInfo,
         Self::Reserve,
@@ -67,12 +75,16 @@ impl DriverCall {
         Self::Export,
         Self::Import,
         Self::ExportDmaBuf,
+        Self::HostAlloc,
+        Self::HostFree,
         Self::EventCreate,
         Self::EventDestroy,
         Self::EventRecord,
         Self::EventQuery,
         Self::EventSynchronize,
         Self::StreamWait,
+        Self::CopyOut,
+        Self::CopyIn,
         Self::Synchronize,
         Self::Stream,
         Self::Work,
@@ -93,12 +105,16 @@ impl DriverCall {
             Self::Export => "cuMemExportToShareableHandle",
             Self::Import => "cuMemImportFromShareableHandle",
             Self::ExportDmaBuf => "cuMemGetHandleForAddressRange",
+            Self::HostAlloc => "cuMemAllocHost",
+            Self::HostFree => "cuMemFreeHost",
             Self::EventCreate => "cuEventCreate",
             Self::EventDestroy => "cuEventDestroy",
             Self::EventRecord => "cuEventRecord",
             Self::EventQuery => "cuEventQuery",
             Self::EventSynchronize => "cuEventSynchronize",
             Self::StreamWait => "cuStreamWaitEvent",
+            Self::CopyOut => "cuMemcpyDtoHAsync",
+            Self::CopyIn => "cuMemcpyHtoDAsync",
             Self::Synchronize => "cuCtxSynchronize",
             Self::Stream => "cuStream*",
             Self::Work => "cuLaunchKernel",

@@ -9,8 +9,8 @@
 //! Threads: as the inner driver and the hook allow. Cost: the hook's.
 
 use super::{
-    ChunkHandle, DriverCall, DriverResult, EventHandle, HoldStreams, MemoryDriver, MemoryInfo, Mismatch, StreamDriver,
-    StreamIdentity, WorkDriver,
+    ChunkHandle, DriverCall, DriverResult, EventHandle, HoldStreams, HostMemory, MemoryDriver, MemoryInfo, Mismatch,
+    StreamDriver, StreamIdentity, WorkDriver,
 };
 use crate::sync::Arc;
 use crate::units::{DeviceAddr, StreamId};
@@ -116,6 +116,14 @@ impl<D: MemoryDriver, H: Hook> MemoryDriver for Intercepted<D, H> {
     fn export_dma_buf(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<OwnedFd> {
         self.call(DriverCall::ExportDmaBuf, |inner| inner.export_dma_buf(addr, bytes))
     }
+
+    fn host_alloc(&self, bytes: u64) -> DriverResult<HostMemory> {
+        self.call(DriverCall::HostAlloc, |inner| inner.host_alloc(bytes))
+    }
+
+    fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
+        self.call(DriverCall::HostFree, |inner| inner.host_free(memory))
+    }
 }
 
 impl<D: StreamDriver, H: Hook> StreamDriver for Intercepted<D, H> {
@@ -162,6 +170,36 @@ impl<D: StreamDriver, H: Hook> StreamDriver for Intercepted<D, H> {
 
     fn synchronize_device(&self) -> DriverResult<()> {
         self.call(DriverCall::Synchronize, D::synchronize_device)
+    }
+
+    fn create_copy_stream(&self) -> DriverResult<StreamId> {
+        self.call(DriverCall::Stream, D::create_copy_stream)
+    }
+
+    fn destroy_copy_stream(&self, stream: StreamId) -> DriverResult<()> {
+        self.call(DriverCall::Stream, |inner| inner.destroy_copy_stream(stream))
+    }
+
+    fn copy_out(
+        &self,
+        stream: StreamId,
+        target: HostMemory,
+        offset: u64,
+        source: DeviceAddr,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        self.call(DriverCall::CopyOut, |inner| inner.copy_out(stream, target, offset, source, bytes))
+    }
+
+    fn copy_in(
+        &self,
+        stream: StreamId,
+        target: DeviceAddr,
+        source: HostMemory,
+        offset: u64,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        self.call(DriverCall::CopyIn, |inner| inner.copy_in(stream, target, source, offset, bytes))
     }
 }
 
@@ -301,6 +339,12 @@ mod tests {
         script.call(C::Stream, driver.destroy_stream(stream), ());
         let other = script.call(C::Stream, driver.create_stream(), StreamId::DEFAULT);
         script.call(C::Stream, driver.abandon_stream(other), ());
+        let lane = script.call(C::Stream, driver.create_copy_stream(), StreamId::DEFAULT);
+        let memory = script.call(C::HostAlloc, driver.host_alloc(PAGE), HostMemory(0));
+        script.call(C::CopyOut, driver.copy_out(lane, memory, 0, addr, PAGE), ());
+        script.call(C::CopyIn, driver.copy_in(lane, next, memory, 0, PAGE), ());
+        script.call(C::Stream, driver.destroy_copy_stream(lane), ());
+        script.call(C::HostFree, driver.host_free(memory), ());
         script.call(C::Unmap, driver.unmap(addr, 2 * PAGE), ());
         script.call(C::Release, driver.release(chunk), ());
         script.call(C::AddressFree, driver.address_free(addr, 4 * PAGE), ());

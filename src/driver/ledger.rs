@@ -14,7 +14,7 @@
 //! `unmap`.
 
 use super::intervals::IntervalSet;
-use super::{ChunkHandle, DriverUsage, MemoryInfo};
+use super::{ChunkHandle, DriverUsage, HostMemory, MemoryInfo};
 use crate::sync::unseen::Mutex;
 use crate::units::{ByteSize, DeviceAddr};
 use std::collections::{BTreeMap, HashMap};
@@ -53,6 +53,8 @@ pub(super) struct Ledger {
     handles: usize,
     handle_base: u64,
     handles_made: u64,
+    /// Pieces of the host's memory: bytes and tag.
+    host_memory: HashMap<HostMemory, (u64, u64)>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -91,6 +93,7 @@ impl Ledger {
             handles: 0,
             handle_base: token_base(),
             handles_made: 0,
+            host_memory: HashMap::new(),
         }
     }
 
@@ -115,6 +118,7 @@ impl Ledger {
             mappings: self.mappings.len(),
             reservations: self.reservations.len(),
             address_bytes: self.reserved,
+            host_memory: self.host_memory.len(),
             ..DriverUsage::default()
         }
     }
@@ -289,6 +293,31 @@ impl Ledger {
             at += mapping.bytes;
         }
         self.accessible.remove(addr.0, end);
+    }
+
+    /// Notes memory of the host, which its driver finds by `tag`.
+    pub fn host_alloc(&mut self, bytes: u64, tag: u64) -> HostMemory {
+        let memory = HostMemory(self.handle_base + self.handles_made);
+        self.handles_made += 1;
+        self.host_memory.insert(memory, (bytes, tag));
+        memory
+    }
+
+    /// Forgets memory of the host. Returns its tag.
+    pub fn host_free(&mut self, memory: HostMemory) -> Result<u64, Refusal> {
+        match self.host_memory.remove(&memory) {
+            Some((_, tag)) => Ok(tag),
+            None => misuse(format!("{memory:?} was freed or is not of this driver")),
+        }
+    }
+
+    /// Checks that a range of the host's memory is there. Returns the tag.
+    pub fn check_host(&self, memory: HostMemory, offset: u64, bytes: u64) -> Result<u64, Refusal> {
+        match self.host_memory.get(&memory) {
+            Some((size, tag)) if offset.checked_add(bytes).is_some_and(|end| end <= *size) => Ok(*tag),
+            Some((size, _)) => misuse(format!("{bytes} bytes at {offset} of {size} bytes of the host's memory")),
+            None => misuse(format!("{memory:?} was freed or is not of this driver")),
+        }
     }
 
     /// Checks that work may touch the range: all of it is mapped, with access.

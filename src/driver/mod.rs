@@ -59,6 +59,11 @@ pub struct ChunkHandle(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventHandle(pub u64);
 
+/// Pinned memory of the host (`cuMemAllocHost`), for copies from and to the device: a token that only the driver that allocated it
+/// understands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostMemory(pub u64);
+
 /// Physical memory of a device, in bytes, with the use by all processes taken into account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct MemoryInfo {
@@ -186,6 +191,21 @@ pub trait MemoryDriver: Send + Sync + 'static {
         let _ = (addr, bytes);
         Err(DriverError::new(DriverCall::ExportDmaBuf, DriverErrorKind::NotSupported, "this driver has no dma-bufs"))
     }
+
+    /// Allocates `bytes` of pinned memory of the host. Its content is undefined.
+    ///
+    /// # Errors
+    /// `OutOfMemory` when the host has no more of it, and `NotSupported` where the driver has none.
+    fn host_alloc(&self, bytes: u64) -> DriverResult<HostMemory> {
+        let _ = bytes;
+        Err(no_copies(DriverCall::HostAlloc))
+    }
+
+    /// Frees memory of the host. No copy from or to it is queued any more.
+    fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
+        let _ = memory;
+        Err(no_copies(DriverCall::HostFree))
+    }
 }
 
 /// The order of work on a device's streams.
@@ -239,6 +259,47 @@ pub trait StreamDriver: Send + Sync + 'static {
     /// The host does not wait.
     fn stream_wait(&self, stream: StreamId, event: EventHandle) -> DriverResult<()>;
 
+    /// Creates a stream for copies between the device and the host, which nobody else knows.
+    ///
+    /// # Errors
+    /// `NotSupported` where the driver makes no such copies.
+    fn create_copy_stream(&self) -> DriverResult<StreamId> {
+        Err(no_copies(DriverCall::Stream))
+    }
+
+    /// Waits for a stream of [`create_copy_stream`](Self::create_copy_stream) and destroys it.
+    fn destroy_copy_stream(&self, stream: StreamId) -> DriverResult<()> {
+        let _ = stream;
+        Err(no_copies(DriverCall::Stream))
+    }
+
+    /// Queues a copy of `bytes` at `source`, on the device, to `offset` of memory of the host. The range on the device may consist
+    /// of several mappings.
+    fn copy_out(
+        &self,
+        stream: StreamId,
+        target: HostMemory,
+        offset: u64,
+        source: DeviceAddr,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        let _ = (stream, target, offset, source, bytes);
+        Err(no_copies(DriverCall::CopyOut))
+    }
+
+    /// Queues a copy of `bytes` at `offset` of memory of the host to `target`, on the device.
+    fn copy_in(
+        &self,
+        stream: StreamId,
+        target: DeviceAddr,
+        source: HostMemory,
+        offset: u64,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        let _ = (stream, target, source, offset, bytes);
+        Err(no_copies(DriverCall::CopyIn))
+    }
+
     /// Blocks the calling thread until everything queued on the device so far has completed, on every stream and in
     /// every graph that is running.
     ///
@@ -246,6 +307,10 @@ pub trait StreamDriver: Send + Sync + 'static {
     /// `Capturing` while a stream of the device is being captured into a graph. A real device may discard the capture
     /// then, so callers do not try this while they know of one.
     fn synchronize_device(&self) -> DriverResult<()>;
+}
+
+fn no_copies(call: DriverCall) -> DriverError {
+    DriverError::new(call, DriverErrorKind::NotSupported, "this driver copies nothing between the device and the host")
 }
 
 /// Everything that the allocator needs from a device.

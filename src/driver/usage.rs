@@ -19,6 +19,8 @@ pub struct DriverUsage {
     pub events: usize,
     /// Streams in addition to the default stream.
     pub streams: usize,
+    /// Pieces of the host's memory allocated and not yet freed.
+    pub host_memory: usize,
 }
 
 impl DriverUsage {

@@ -90,6 +90,7 @@ macro_rules! conformance {
             handles_come_back_for_other_streams,
             threads_may_call_at_the_same_time,
             one_handle_is_a_stream_of_each_thread,
+            copies_go_to_the_host_and_back,
             a_held_stream_completes_on_request,
             a_wait_for_a_held_stream_holds_the_waiter,
             a_host_wait_completes_the_work_it_waits_for,
@@ -128,6 +129,7 @@ conformance!(
         handles_come_back_for_other_streams,
         threads_may_call_at_the_same_time,
         one_handle_is_a_stream_of_each_thread,
+        copies_go_to_the_host_and_back,
     ]
 );
 

@@ -172,5 +172,26 @@ pub fn cases<D: HoldStreams>() -> Vec<Case<D>> {
             d.event_destroy(event)?;
             d.event_destroy(event)
         }),
+        case("a copy beyond memory of the host", "of the host's memory", |d: &D| {
+            let mapped = Mapped::new(d, 1, 1);
+            let memory = d.host_alloc(100)?;
+            d.copy_out(StreamId::DEFAULT, memory, 90, mapped.addr, 16)
+        }),
+        case("a copy from memory of the host that was freed", "was freed", |d: &D| {
+            let mapped = Mapped::new(d, 1, 1);
+            let memory = d.host_alloc(100)?;
+            d.host_free(memory)?;
+            d.copy_in(StreamId::DEFAULT, mapped.addr, memory, 0, 16)
+        }),
+        case("memory of the host freed twice", "was freed", |d: &D| {
+            let memory = d.host_alloc(100)?;
+            d.host_free(memory)?;
+            d.host_free(memory)
+        }),
+        case("a copy to unmapped addresses", "not mapped", |d: &D| {
+            let mapped = Mapped::new(d, 1, 1);
+            let memory = d.host_alloc(100)?;
+            d.copy_in(StreamId::DEFAULT, mapped.addr.offset(mapped.bytes), memory, 0, 16)
+        }),
     ]
 }

@@ -427,6 +427,26 @@ fn forget<D: WorkDriver>(driver: &D, events: impl IntoIterator<Item = EventHandl
     }
 }
 
+/// Bytes come back from the host's memory, to other places, over several mappings; copies run in the order of their stream.
+pub fn copies_go_to_the_host_and_back<D: Subject>(driver: &D) {
+    let mapped = Mapped::new(driver, 3, 1);
+    let page = driver.granularity();
+    let lane = driver.create_copy_stream().unwrap();
+    let memory = driver.host_alloc(2 * page + 100).unwrap();
+    driver.fill(lane, mapped.addr.offset(100), 2 * page, 7).unwrap();
+    driver.copy_out(lane, memory, 100, mapped.addr.offset(100), 2 * page).unwrap();
+    driver.fill(lane, mapped.addr, mapped.bytes, 8).unwrap();
+    driver.copy_in(lane, mapped.addr.offset(page), memory, 100, 2 * page).unwrap();
+    driver.verify(lane, mapped.addr.offset(page), 2 * page, 7).unwrap();
+    driver.verify(lane, mapped.addr, page, 8).unwrap();
+    let copied = recorded(driver, lane);
+    driver.event_synchronize(copied).unwrap();
+    driver.event_destroy(copied).unwrap();
+    driver.host_free(memory).unwrap();
+    driver.destroy_copy_stream(lane).unwrap();
+    mapped.unmap_all();
+}
+
 pub fn a_held_stream_completes_on_request<D: Subject + HoldStreams>(driver: &D) {
     driver.hold(MAIN);
     let first = recorded(driver, MAIN);

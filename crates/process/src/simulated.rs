@@ -13,7 +13,8 @@ use crate::driver::DeviceDriver;
 use gapless::driver::cuda::{Capture, LEGACY_STREAM, OpenError, PER_THREAD_STREAM};
 use gapless::driver::{
     ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, HoldStreams, HostConfig,
-    HostDriver, MemoryDriver, MemoryInfo, Mismatch, ModelConfig, ModelDriver, StreamDriver, StreamIdentity, WorkDriver,
+    HostDriver, HostMemory, MemoryDriver, MemoryInfo, Mismatch, ModelConfig, ModelDriver, StreamDriver, StreamIdentity,
+    WorkDriver,
 };
 use gapless::{DeviceAddr, StreamId};
 use parking_lot::Mutex;
@@ -187,6 +188,14 @@ impl<D: MemoryDriver> MemoryDriver for Simulated<D> {
     fn export_dma_buf(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<OwnedFd> {
         self.inner.export_dma_buf(self.inside(addr), bytes)
     }
+
+    fn host_alloc(&self, bytes: u64) -> DriverResult<HostMemory> {
+        self.inner.host_alloc(bytes)
+    }
+
+    fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
+        self.inner.host_free(memory)
+    }
 }
 
 impl<D: StreamDriver> StreamDriver for Simulated<D> {
@@ -233,6 +242,36 @@ impl<D: StreamDriver> StreamDriver for Simulated<D> {
 
     fn synchronize_device(&self) -> DriverResult<()> {
         self.inner.synchronize_device()
+    }
+
+    fn create_copy_stream(&self) -> DriverResult<StreamId> {
+        self.inner.create_copy_stream().map(|stream| self.outer(stream))
+    }
+
+    fn destroy_copy_stream(&self, stream: StreamId) -> DriverResult<()> {
+        self.inner.destroy_copy_stream(self.own(stream)?)
+    }
+
+    fn copy_out(
+        &self,
+        stream: StreamId,
+        target: HostMemory,
+        offset: u64,
+        source: DeviceAddr,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        self.inner.copy_out(self.own(stream)?, target, offset, self.inside(source), bytes)
+    }
+
+    fn copy_in(
+        &self,
+        stream: StreamId,
+        target: DeviceAddr,
+        source: HostMemory,
+        offset: u64,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        self.inner.copy_in(self.own(stream)?, self.inside(target), source, offset, bytes)
     }
 }
 

@@ -10,10 +10,12 @@ use super::sys::{
     CUmemLocation, CUmemLocationType_enum as location_type, CUmemRangeHandleType, CUmemRangeHandleType_enum, CUresult,
 };
 use super::{ChunkFeatures, CudaDriver};
-use crate::driver::{ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, MemoryDriver, MemoryInfo};
+use crate::driver::{
+    ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, HostMemory, MemoryDriver, MemoryInfo,
+};
 use crate::sync::unseen::{AtomicU64, Ordering};
 use crate::units::{ByteSize, DeviceAddr, GIB};
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// The calls, with the context entered and the capture mode relaxed around each.
@@ -257,6 +259,25 @@ impl MemoryDriver for CudaDriver {
     fn export_dma_buf(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<OwnedFd> {
         self.vmm().export_dma_buf(addr, bytes)
     }
+
+    fn host_alloc(&self, bytes: u64) -> DriverResult<HostMemory> {
+        let call = DriverCall::HostAlloc;
+        let bytes = size(call, bytes)?;
+        let _guards = self.context.enter_outside_capture(call)?;
+        let mut memory = std::ptr::null_mut();
+        // SAFETY: the out-parameter is a valid pointer for the call.
+        let result = unsafe { self.library.api().cuMemAllocHost_v2(&raw mut memory, bytes) };
+        self.library.check(call, "cuMemAllocHost", result)?;
+        Ok(HostMemory(memory as u64))
+    }
+
+    fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
+        let call = DriverCall::HostFree;
+        let _guards = self.context.enter_outside_capture(call)?;
+        // SAFETY: memory of `host_alloc`, freed once, that no copy uses any more (the trait's contract).
+        let result = unsafe { self.library.api().cuMemFreeHost(memory.0 as *mut c_void) };
+        self.library.check(call, "cuMemFreeHost", result)
+    }
 }
 
 /// Bytes of addresses that the drivers of this process have reserved.
@@ -275,7 +296,7 @@ fn unshared(call: DriverCall) -> DriverError {
 }
 
 /// Converts `bytes` to the driver's `size_t`.
-fn size(call: DriverCall, bytes: u64) -> DriverResult<usize> {
+pub(super) fn size(call: DriverCall, bytes: u64) -> DriverResult<usize> {
     usize::try_from(bytes).map_err(|_| {
         DriverError::new(call, DriverErrorKind::InvalidValue, "more bytes than this machine's addresses can count")
     })

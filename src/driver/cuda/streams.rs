@@ -18,15 +18,17 @@
 use super::CudaDriver;
 use super::context::{Current, Relaxed};
 use super::known_streams::KnownStream;
+use super::memory::size;
 use super::sys::{
     CUcontext, CUevent, CUevent_flags_enum as event_flags, CUresult, CUstream,
     CUstreamCaptureStatus_enum as capture_status, cudaError_enum as code,
 };
 use crate::driver::thread::{PER_THREAD_STREAM, own_stream};
 use crate::driver::{
-    DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, StreamDriver, StreamIdentity, StreamLifetime,
+    DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, HostMemory, StreamDriver, StreamIdentity,
+    StreamLifetime, WorkDriver,
 };
-use crate::units::StreamId;
+use crate::units::{DeviceAddr, StreamId};
 use std::borrow::Cow;
 use std::ptr::null_mut;
 
@@ -154,6 +156,51 @@ impl StreamDriver for CudaDriver {
         drop(current);
         self.context.synchronize()
     }
+
+    fn create_copy_stream(&self) -> DriverResult<StreamId> {
+        self.create_stream()
+    }
+
+    fn destroy_copy_stream(&self, stream: StreamId) -> DriverResult<()> {
+        self.destroy_stream(stream)
+    }
+
+    fn copy_out(
+        &self,
+        stream: StreamId,
+        target: HostMemory,
+        offset: u64,
+        source: DeviceAddr,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        let call = DriverCall::CopyOut;
+        let (target, bytes) = (host_pointer(call, target, offset)?, size(call, bytes)?);
+        let _guards = self.context.enter_outside_capture(call)?;
+        // SAFETY: both ranges are there until the copy has completed (the trait's contract).
+        let result = unsafe { self.library.api().cuMemcpyDtoHAsync_v2(target, source.0, bytes, raw_stream(stream)) };
+        self.library.check(call, "cuMemcpyDtoHAsync", result)
+    }
+
+    fn copy_in(
+        &self,
+        stream: StreamId,
+        target: DeviceAddr,
+        source: HostMemory,
+        offset: u64,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        let call = DriverCall::CopyIn;
+        let (source, bytes) = (host_pointer(call, source, offset)?, size(call, bytes)?);
+        let _guards = self.context.enter_outside_capture(call)?;
+        // SAFETY: both ranges are there until the copy has completed (the trait's contract).
+        let result = unsafe { self.library.api().cuMemcpyHtoDAsync_v2(target.0, source, bytes, raw_stream(stream)) };
+        self.library.check(call, "cuMemcpyHtoDAsync", result)
+    }
+}
+
+/// The address of a byte of the host's memory.
+fn host_pointer(call: DriverCall, memory: HostMemory, offset: u64) -> DriverResult<*mut std::ffi::c_void> {
+    Ok((size(call, memory.0)? as *mut std::ffi::c_void).wrapping_byte_add(size(call, offset)?))
 }
 
 impl CudaDriver {

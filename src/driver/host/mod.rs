@@ -26,7 +26,7 @@ use super::handles::{Handles, NoStream, is_default, is_of_thread};
 use super::ledger::{Ledger, Refusal};
 use super::{
     ChunkHandle, DriverCall, DriverCalls, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle,
-    MemoryDriver, MemoryInfo, Mismatch,
+    HostMemory, MemoryDriver, MemoryInfo, Mismatch,
 };
 use crate::sync::Arc;
 use crate::sync::unseen::{Mutex, MutexGuard, RwLock};
@@ -37,7 +37,7 @@ use rustix::io::Errno;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use task::{Span, Task};
+use task::{HostSpan, Span, Task};
 
 /// A simulated device with real memory behind it. See the module documentation.
 ///
@@ -101,6 +101,8 @@ struct SharedBooks {
 struct Books {
     ledger: Ledger,
     pages: Pages,
+    /// The host's memory for copies.
+    host_memory: HashMap<HostMemory, Vec<u64>>,
     in_flight: HashMap<u64, InFlight>,
     handles: Handles,
     /// Lanes of the streams that are being captured.
@@ -147,6 +149,7 @@ impl HostDriver {
                     config.max_mappings,
                 ),
                 pages: Pages::new().map_err(|errno| kernel(DriverCall::Open, errno))?,
+                host_memory: HashMap::new(),
                 in_flight: HashMap::new(),
                 handles: Handles::new(),
                 capturing: HashSet::new(),
@@ -222,10 +225,39 @@ impl HostDriver {
     }
 
     fn work(&self, stream: StreamId, task: Task) -> DriverResult<()> {
-        self.count(DriverCall::Work);
-        let lane = self.lane(DriverCall::Work, stream)?;
-        self.queues.work(lane, || self.books.lock().admit(lane, task)).map_err(|error| match error {
-            PushError::NoStream => no_stream(DriverCall::Work, stream),
+        self.queue(DriverCall::Work, stream, |_| Ok(task))
+    }
+
+    /// Queues a copy from or to `offset` of memory of the host, which `task` makes of the range.
+    fn copy_beside(
+        &self,
+        call: DriverCall,
+        stream: StreamId,
+        (memory, offset, bytes): (HostMemory, u64, u64),
+        task: impl FnOnce(HostSpan) -> Task,
+    ) -> DriverResult<()> {
+        self.queue(call, stream, |books| {
+            let answer = books.ledger.check_host(memory, offset, bytes);
+            let start = books.enforce(call, answer)?;
+            Ok(task(HostSpan { memory, addr: start + offset, bytes }))
+        })
+    }
+
+    fn queue(
+        &self,
+        call: DriverCall,
+        stream: StreamId,
+        task: impl FnOnce(&mut Books) -> DriverResult<Task>,
+    ) -> DriverResult<()> {
+        self.count(call);
+        let lane = self.lane(call, stream)?;
+        let admit = || {
+            let books = &mut *self.books.lock();
+            let task = task(books)?;
+            books.admit(call, lane, task)
+        };
+        self.queues.work(lane, admit).map_err(|error| match error {
+            PushError::NoStream => no_stream(call, stream),
             PushError::Refused(error) => error,
         })
     }
@@ -404,6 +436,30 @@ impl MemoryDriver for HostDriver {
     fn export_dma_buf(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<OwnedFd> {
         self.export_mapping(addr, bytes)
     }
+
+    fn host_alloc(&self, bytes: u64) -> DriverResult<HostMemory> {
+        const CALL: DriverCall = DriverCall::HostAlloc;
+        let mut books = self.call(CALL);
+        let Some((memory, start)) = host_memory(bytes) else {
+            let text = format!("no {} of the host's memory", ByteSize(bytes));
+            return Err(DriverError::new(CALL, DriverErrorKind::OutOfMemory, text));
+        };
+        let name = books.ledger.host_alloc(bytes, start);
+        books.host_memory.insert(name, memory);
+        Ok(name)
+    }
+
+    fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
+        let mut books = self.call(DriverCall::HostFree);
+        let in_use = books.in_flight.values().any(|work| work.task.uses(memory));
+        let answer = match in_use {
+            true => Err(Refusal::Misuse(format!("{memory:?} is freed while a copy is in flight"))),
+            false => books.ledger.host_free(memory),
+        };
+        books.enforce(DriverCall::HostFree, answer)?;
+        books.host_memory.remove(&memory);
+        Ok(())
+    }
 }
 
 impl SharedBooks {
@@ -436,10 +492,10 @@ impl Books {
     }
 
     /// Checks what a task touches; from here on its ranges stay mapped until it has run.
-    fn admit(&mut self, stream: StreamId, task: Task) -> DriverResult<Work> {
+    fn admit(&mut self, call: DriverCall, stream: StreamId, task: Task) -> DriverResult<Work> {
         let answer = task.spans().try_for_each(|span| self.ledger.check_access(span.addr, span.bytes));
         let answer = answer.and_then(|()| task.check_overlap());
-        self.enforce(DriverCall::Work, answer)?;
+        self.enforce(call, answer)?;
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         self.in_flight.insert(ticket, InFlight { stream, task });
@@ -460,6 +516,16 @@ impl Books {
         }
         Ok(())
     }
+}
+
+/// Memory of the host with so many bytes, and the address of the first one.
+fn host_memory(bytes: u64) -> Option<(Vec<u64>, u64)> {
+    let words = usize::try_from(bytes.div_ceil(8)).ok()?;
+    let mut memory = Vec::new();
+    memory.try_reserve_exact(words).ok()?;
+    memory.resize(words, 0_u64);
+    let start = memory.as_mut_ptr().expose_provenance() as u64;
+    Some((memory, start))
 }
 
 impl Drop for Books {

@@ -4,8 +4,8 @@ use super::queues::NoEvent;
 use super::task::{Span, Task};
 use super::{HostDriver, no_stream};
 use crate::driver::{
-    DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, HoldStreams, Mismatch, StreamDriver,
-    StreamIdentity, WorkDriver,
+    DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, HoldStreams, HostMemory, Mismatch,
+    StreamDriver, StreamIdentity, WorkDriver,
 };
 use crate::units::{DeviceAddr, StreamId};
 use std::time::Duration;
@@ -78,6 +78,41 @@ impl StreamDriver for HostDriver {
         }
         self.queues.synchronize_all();
         Ok(())
+    }
+
+    fn create_copy_stream(&self) -> DriverResult<StreamId> {
+        self.create_stream()
+    }
+
+    fn destroy_copy_stream(&self, stream: StreamId) -> DriverResult<()> {
+        self.destroy_stream(stream)
+    }
+
+    fn copy_out(
+        &self,
+        stream: StreamId,
+        target: HostMemory,
+        offset: u64,
+        source: DeviceAddr,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        let source = Span { addr: source, bytes };
+        self.copy_beside(DriverCall::CopyOut, stream, (target, offset, bytes), |target| Task::CopyOut {
+            target,
+            source,
+        })
+    }
+
+    fn copy_in(
+        &self,
+        stream: StreamId,
+        target: DeviceAddr,
+        source: HostMemory,
+        offset: u64,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        let target = Span { addr: target, bytes };
+        self.copy_beside(DriverCall::CopyIn, stream, (source, offset, bytes), |source| Task::CopyIn { target, source })
     }
 }
 

@@ -1,15 +1,43 @@
 //! The work that streams run: filling, verifying and copying ranges.
 
 use super::bytes::Bytes;
-use crate::driver::Mismatch;
 use crate::driver::ledger::Refusal;
+use crate::driver::{HostMemory, Mismatch};
 use crate::units::{DeviceAddr, StreamId};
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Task {
-    Fill { target: Span, seed: u64 },
-    Verify { source: Span, seed: u64 },
-    Copy { target: Span, source: Span },
+    Fill {
+        target: Span,
+        seed: u64,
+    },
+    Verify {
+        source: Span,
+        seed: u64,
+    },
+    Copy {
+        target: Span,
+        source: Span,
+    },
+    /// To memory of the host.
+    CopyOut {
+        target: HostSpan,
+        source: Span,
+    },
+    /// From memory of the host.
+    CopyIn {
+        target: Span,
+        source: HostSpan,
+    },
+}
+
+/// A range of one piece of the host's memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HostSpan {
+    pub(super) memory: HostMemory,
+    /// Its first byte, in this process.
+    pub(super) addr: u64,
+    pub(super) bytes: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -23,6 +51,8 @@ impl Task {
         match self {
             Self::Fill { target, seed } => target.bytes().fill(seed),
             Self::Copy { target, source } => target.bytes().copy_from(source.bytes()),
+            Self::CopyOut { target, source } => target.bytes().copy_from(source.bytes()),
+            Self::CopyIn { target, source } => target.bytes().copy_from(source.bytes()),
             Self::Verify { source: Span { addr, bytes }, seed } => {
                 let difference = Span { addr, bytes }.bytes().compare(seed)?;
                 let (first, count) = (difference.first, difference.count);
@@ -34,7 +64,10 @@ impl Task {
 
     pub(super) fn spans(self) -> impl Iterator<Item = Span> {
         let (first, second) = match self {
-            Self::Fill { target: span, .. } | Self::Verify { source: span, .. } => (span, None),
+            Self::Fill { target: span, .. }
+            | Self::Verify { source: span, .. }
+            | Self::CopyOut { source: span, .. }
+            | Self::CopyIn { target: span, .. } => (span, None),
             Self::Copy { target, source } => (target, Some(source)),
         };
         std::iter::once(first).chain(second)
@@ -54,6 +87,16 @@ impl Task {
             Self::Fill { .. } => "fill",
             Self::Verify { .. } => "verify",
             Self::Copy { .. } => "copy",
+            Self::CopyOut { .. } => "copy to the host",
+            Self::CopyIn { .. } => "copy from the host",
+        }
+    }
+
+    /// Whether the task reads or writes a piece of the host's memory.
+    pub(super) fn uses(self, memory: HostMemory) -> bool {
+        match self {
+            Self::CopyOut { target: span, .. } | Self::CopyIn { source: span, .. } => span.memory == memory,
+            Self::Fill { .. } | Self::Verify { .. } | Self::Copy { .. } => false,
         }
     }
 }
@@ -69,5 +112,14 @@ impl Span {
         // SAFETY: `admit` found the range mapped with access, and `unmap`, the only call that takes it away, refuses a
         // range in flight. Reservations of this driver hold nothing but device memory.
         unsafe { Bytes::new(self.addr.0, self.bytes) }
+    }
+}
+
+impl HostSpan {
+    /// Returns the memory of a span of admitted work.
+    fn bytes(self) -> Bytes {
+        // SAFETY: `admit_copy` found the range within memory of the host, and `host_free`, the only call that frees it, refuses what
+        // is in flight. Nothing else is given its address.
+        unsafe { Bytes::new(self.addr, self.bytes) }
     }
 }

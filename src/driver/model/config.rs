@@ -69,6 +69,10 @@ pub struct CostTable {
     pub event_record: f64,
     /// One `event_query`.
     pub event_query: f64,
+    /// One `host_alloc`, for each MiB. Assumed: not taken from a document, and not measured.
+    pub host_alloc_per_mib: f64,
+    /// One copy between the device and the host, for each MiB: the host waits for them. Assumed as well.
+    pub copy_per_mib: f64,
 }
 
 impl CostTable {
@@ -111,6 +115,8 @@ impl CostTable {
             address_free: 2.9,
             event_record: 1.0,
             event_query: 0.5,
+            host_alloc_per_mib: 250.0,
+            copy_per_mib: 20.0,
         }
     }
 
@@ -145,6 +151,8 @@ impl Default for CostTable {
             address_free: 2.0,
             event_record: 1.0,
             event_query: 0.5,
+            host_alloc_per_mib: 250.0,
+            copy_per_mib: 20.0,
         }
     }
 }

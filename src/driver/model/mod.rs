@@ -23,7 +23,7 @@ use super::handles::{Handles, NoStream, is_default};
 use super::ledger::{Ledger, Refusal};
 use super::{
     ChunkHandle, DriverCall, DriverCalls, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle,
-    MemoryDriver, MemoryInfo,
+    HostMemory, MemoryDriver, MemoryInfo,
 };
 use crate::sync::unseen::{Mutex, MutexGuard};
 use crate::units::{ByteSize, DeviceAddr, MIB, StreamId, round_up};
@@ -174,16 +174,38 @@ impl ModelDriver {
     }
 
     fn work(&self, stream: StreamId, touched: &[(DeviceAddr, u64)]) -> DriverResult<()> {
-        let mut state = self.call(DriverCall::Work, 0.0);
-        let lane = state.lane(DriverCall::Work, stream)?;
+        Self::queue(self.call(DriverCall::Work, 0.0), DriverCall::Work, stream, touched)
+    }
+
+    /// A copy between memory of the host and of the device.
+    fn copy_beside(
+        &self,
+        call: DriverCall,
+        stream: StreamId,
+        (memory, offset): (HostMemory, u64),
+        (addr, bytes): (DeviceAddr, u64),
+    ) -> DriverResult<()> {
+        let state = self.call(call, self.costs.copy_per_mib * mib_of(bytes));
+        enforce(call, state.ledger.check_host(memory, offset, bytes))?;
+        Self::queue(state, call, stream, &[(addr, bytes)])
+    }
+
+    /// Queues work that touches at most two ranges.
+    fn queue(
+        mut state: MutexGuard<'_, State>,
+        call: DriverCall,
+        stream: StreamId,
+        touched: &[(DeviceAddr, u64)],
+    ) -> DriverResult<()> {
+        let lane = state.lane(call, stream)?;
         let mut ranges = [0..0, 0..0];
         for (range, &(addr, bytes)) in ranges.iter_mut().zip(touched) {
-            enforce(DriverCall::Work, state.ledger.check_access(addr, bytes))?;
+            enforce(call, state.ledger.check_access(addr, bytes))?;
             *range = addr.0..addr.0 + bytes;
         }
         let [first, second] = &ranges;
         if first.start < second.end && second.start < first.end {
-            broken(DriverCall::Work, "source and target of a copy overlap");
+            broken(call, "source and target of a copy overlap");
         }
         state.timeline.work(lane, ranges);
         Ok(())
@@ -274,6 +296,16 @@ impl MemoryDriver for ModelDriver {
             + self.costs.unmap_per_mib * mib_of(bytes)
             + self.costs.release_per_mib * mib_of(freed);
         Ok(())
+    }
+
+    fn host_alloc(&self, bytes: u64) -> DriverResult<HostMemory> {
+        let mut state = self.call(DriverCall::HostAlloc, self.costs.host_alloc_per_mib * mib_of(bytes));
+        Ok(state.ledger.host_alloc(bytes, 0))
+    }
+
+    fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
+        let mut state = self.call(DriverCall::HostFree, 0.0);
+        enforce(DriverCall::HostFree, state.ledger.host_free(memory)).map(drop)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::{ModelDriver, broken, no_event, no_stream};
 use crate::driver::{
-    DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, HoldStreams, Mismatch, StreamDriver,
-    StreamIdentity, WorkDriver,
+    DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, HoldStreams, HostMemory, Mismatch,
+    StreamDriver, StreamIdentity, WorkDriver,
 };
 use crate::units::{DeviceAddr, StreamId};
 use std::time::Duration;
@@ -83,6 +83,36 @@ impl StreamDriver for ModelDriver {
             state.host_wait(end);
         }
         Ok(())
+    }
+
+    fn create_copy_stream(&self) -> DriverResult<StreamId> {
+        self.create_stream()
+    }
+
+    fn destroy_copy_stream(&self, stream: StreamId) -> DriverResult<()> {
+        self.destroy_stream(stream)
+    }
+
+    fn copy_out(
+        &self,
+        stream: StreamId,
+        target: HostMemory,
+        offset: u64,
+        source: DeviceAddr,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        self.copy_beside(DriverCall::CopyOut, stream, (target, offset), (source, bytes))
+    }
+
+    fn copy_in(
+        &self,
+        stream: StreamId,
+        target: DeviceAddr,
+        source: HostMemory,
+        offset: u64,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        self.copy_beside(DriverCall::CopyIn, stream, (source, offset), (target, bytes))
     }
 }
 

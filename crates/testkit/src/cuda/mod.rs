@@ -17,7 +17,7 @@ use crate::op::{CaptureMode, CurrentContext};
 use gapless::driver::cuda::{CudaBuilder, CudaDriver, LEGACY_STREAM, OpenError};
 use gapless::driver::{
     ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle, HoldStreams,
-    MemoryDriver, MemoryInfo, Mismatch, PER_THREAD_STREAM, StreamDriver, StreamIdentity, WorkDriver,
+    HostMemory, MemoryDriver, MemoryInfo, Mismatch, PER_THREAD_STREAM, StreamDriver, StreamIdentity, WorkDriver,
 };
 use gapless::units::{DeviceAddr, MIB, StreamId};
 use parking_lot::Mutex;
@@ -64,6 +64,8 @@ struct State {
     blocking: HashSet<StreamId>,
     /// Number of streams that were created.
     created: u64,
+    /// Number of pieces of the host's memory.
+    host_memory: usize,
     external: u64,
     host_waits: u64,
     /// Its streams and events are gone.
@@ -185,6 +187,7 @@ impl Device for Cuda {
             address_bytes: state.reservations.values().sum(),
             events: if state.is_reset { 0 } else { state.events },
             streams: if state.is_reset { 0 } else { state.streams.len() },
+            host_memory: if state.is_reset { 0 } else { state.host_memory },
         }
     }
 
@@ -345,6 +348,18 @@ impl MemoryDriver for Cuda {
         }
         Ok(())
     }
+
+    fn host_alloc(&self, bytes: u64) -> DriverResult<HostMemory> {
+        let memory = self.driver.host_alloc(bytes)?;
+        self.state.lock().host_memory += 1;
+        Ok(memory)
+    }
+
+    fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
+        self.driver.host_free(memory)?;
+        self.state.lock().host_memory -= 1;
+        Ok(())
+    }
 }
 
 impl StreamDriver for Cuda {
@@ -398,6 +413,40 @@ impl StreamDriver for Cuda {
     fn synchronize_device(&self) -> DriverResult<()> {
         self.state.lock().host_waits += 1;
         self.driver.synchronize_device()
+    }
+
+    fn create_copy_stream(&self) -> DriverResult<StreamId> {
+        let stream = self.driver.create_copy_stream()?;
+        self.state.lock().streams.insert(stream);
+        Ok(stream)
+    }
+
+    fn destroy_copy_stream(&self, stream: StreamId) -> DriverResult<()> {
+        self.driver.destroy_copy_stream(stream)?;
+        self.forget(stream);
+        Ok(())
+    }
+
+    fn copy_out(
+        &self,
+        stream: StreamId,
+        target: HostMemory,
+        offset: u64,
+        source: DeviceAddr,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        self.driver.copy_out(stream, target, offset, source, bytes)
+    }
+
+    fn copy_in(
+        &self,
+        stream: StreamId,
+        target: DeviceAddr,
+        source: HostMemory,
+        offset: u64,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        self.driver.copy_in(stream, target, source, offset, bytes)
     }
 }
 

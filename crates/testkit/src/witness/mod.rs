@@ -24,8 +24,8 @@ pub use state::Made;
 
 use crate::device::Device;
 use gapless::driver::{
-    ChunkHandle, DriverResult, EventHandle, HoldStreams, MemoryDriver, MemoryInfo, Mismatch, PER_THREAD_STREAM,
-    StreamDriver, StreamIdentity, WorkDriver,
+    ChunkHandle, DriverResult, EventHandle, HoldStreams, HostMemory, MemoryDriver, MemoryInfo, Mismatch,
+    PER_THREAD_STREAM, StreamDriver, StreamIdentity, WorkDriver,
 };
 use gapless::units::{DeviceAddr, StreamId};
 use parking_lot::Mutex;
@@ -286,6 +286,14 @@ impl<D: MemoryDriver> MemoryDriver for Witness<D> {
         }
         Ok(())
     }
+
+    fn host_alloc(&self, bytes: u64) -> DriverResult<HostMemory> {
+        self.inner.host_alloc(bytes)
+    }
+
+    fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
+        self.inner.host_free(memory)
+    }
 }
 
 impl<D: StreamDriver> StreamDriver for Witness<D> {
@@ -356,6 +364,48 @@ impl<D: StreamDriver> StreamDriver for Witness<D> {
         for clock in &all {
             state.host.join(clock);
         }
+        Ok(())
+    }
+
+    fn create_copy_stream(&self) -> DriverResult<StreamId> {
+        let stream = self.inner.create_copy_stream()?;
+        let number = StreamId(self.inner.identify(stream)?.number);
+        self.numbers.lock().created.insert(stream, number);
+        Ok(stream)
+    }
+
+    fn destroy_copy_stream(&self, stream: StreamId) -> DriverResult<()> {
+        let lane = self.lane(stream);
+        self.inner.destroy_copy_stream(stream)?;
+        self.numbers.lock().forget(stream, lane.number);
+        Ok(())
+    }
+
+    fn copy_out(
+        &self,
+        stream: StreamId,
+        target: HostMemory,
+        offset: u64,
+        source: DeviceAddr,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        let mut state = self.state.lock();
+        self.inner.copy_out(stream, target, offset, source, bytes)?;
+        state.submit(self.lane(stream), source, bytes, Kind::Read);
+        Ok(())
+    }
+
+    fn copy_in(
+        &self,
+        stream: StreamId,
+        target: DeviceAddr,
+        source: HostMemory,
+        offset: u64,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        let mut state = self.state.lock();
+        self.inner.copy_in(stream, target, source, offset, bytes)?;
+        state.submit(self.lane(stream), target, bytes, Kind::Write);
         Ok(())
     }
 }
