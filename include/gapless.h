@@ -155,6 +155,9 @@ typedef struct gapless_stats {
   uint64_t pending_allocations;
   // Those of pending_bytes that others have open: another process, or whoever has pinned them.
   uint64_t open_elsewhere_bytes;
+  // Bytes of pages that are asleep: what a wake needs. The live allocations in them count in live_bytes, and nothing of them
+  // in reserved_bytes.
+  uint64_t asleep_bytes;
 } gapless_stats;
 
 // Called with the device, the address and the size in bytes of one mapping, and with the context that the listener was added

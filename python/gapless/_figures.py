@@ -101,6 +101,9 @@ class Stats(TypedDict):
     """Number of allocations that were freed and wait for other streams."""
     open_elsewhere_bytes: int
     """Those of ``pending_bytes`` that others have open: another process, or whoever has pinned them."""
+    asleep_bytes: int
+    """Bytes of pages that are asleep: what a wake needs. The live allocations in them count in ``live_bytes``, and nothing of
+    them in ``reserved_bytes``."""
     sizes: list[dict[str, int]]
     """Number of allocations by size."""
     fragmentation: dict[str, Any]
@@ -154,6 +157,7 @@ FIELDS = (
     "free_bytes",
     "pending_allocations",
     "open_elsewhere_bytes",
+    "asleep_bytes",
 )
 
 # The figure that has the value of a key of PyTorch's ``memory_stats()``.

@@ -196,6 +196,12 @@ pub enum FreeError {
         /// The known facts about the address.
         facts: AddressFacts,
     },
+    /// The live allocation that starts there is asleep, and has no memory.
+    #[error("the allocation at {addr} is asleep: wake it first")]
+    Asleep {
+        /// The address.
+        addr: DeviceAddr,
+    },
     /// The stream cannot be used with this allocator.
     #[error(transparent)]
     Stream(#[from] StreamError),

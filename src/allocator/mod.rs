@@ -9,6 +9,7 @@
 //! error.rs      errors                             geometry.rs, kind.rs   settings for life, kinds of regions
 //! marks.rs      streams that use memory of others  rules.rs     what may be done with what is mapped
 //! mappings/     which chunk is mapped where        pins.rs, tickets.rs   blocks kept in place, blocks named
+//! sleep.rs      memory given back for a while
 //! ```
 //!
 //! Threads: any thread may call anything. An allocation or a free of cached memory takes the lock of its stream and
@@ -37,6 +38,7 @@ mod reports;
 mod request;
 mod rules;
 mod shared;
+mod sleep;
 mod slow_path;
 mod streams;
 mod tickets;
@@ -58,11 +60,12 @@ pub use reports::{
     BlockSnapshot, ChunkSnapshot, Figure, FigureKind, FigureUnit, Figures, Fragmentation, LiveAllocation, OutOfMemory,
     Pinned, RegionSnapshot, ShownPeaks, SizeRange, Snapshot, Stats, StreamUse,
 };
-pub use slow_path::{PinnedChunk, Trimmed};
+pub use sleep::{Backup, Slept, Woken};
+pub use slow_path::{LeftAwake, PinnedChunk, Trimmed};
 pub use tickets::Ticket;
 
 use crate::driver::Driver;
-use crate::sync::Arc;
+use crate::sync::{Arc, Mutex};
 use crate::units::{DeviceAddr, StreamId};
 use geometry::Geometry;
 use shared::{Budget, Shared};
@@ -87,6 +90,8 @@ impl<D: Driver> Clone for Allocator<D> {
 struct Inner<D: Driver> {
     shared: Shared<D>,
     door: Door,
+    /// Locked by whoever puts to sleep or wakes, before everything else.
+    sleeping: Mutex<()>,
     torn_down: bool,
 }
 
@@ -99,7 +104,7 @@ impl<D: Driver> Allocator<D> {
     fn assemble(driver: Arc<D>, geometry: Geometry, budget: Budget, listeners: Arc<MapListeners>) -> Self {
         let shared = Shared::new(driver, geometry, budget, listeners);
         let door = Door::new(&shared);
-        Self { inner: Arc::new(Inner { shared, door, torn_down: false }) }
+        Self { inner: Arc::new(Inner { shared, door, sleeping: Mutex::new(()), torn_down: false }) }
     }
 
     /// The driver that the allocator runs on.

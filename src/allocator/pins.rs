@@ -30,7 +30,7 @@ impl<D: Driver> Allocator<D> {
     /// Pins the live allocation at `addr`. Any number of pins may hold one.
     ///
     /// # Errors
-    /// [`FreeError`] when no live allocation starts there.
+    /// [`FreeError`] when no live allocation starts there, or one that is asleep.
     pub fn pin(&self, addr: DeviceAddr) -> Result<Pin<D>, FreeError> {
         let (owner, offset, bytes) = self.inner.pin(addr)?;
         Ok(Pin::new(self.clone(), owner, offset, addr, bytes))
@@ -80,7 +80,12 @@ impl<D: Driver> Inner<D> {
         let Place::Region(owner, offset) = self.shared.directory.find(addr) else {
             return Err(self.refuse(addr));
         };
-        let pinned = self.shared.streams.get(owner.stream).lock().pin(owner, offset);
+        let mut state = self.shared.streams.get(owner.stream).lock();
+        if state.is_asleep((owner.region, offset)) {
+            return Err(FreeError::Asleep { addr });
+        }
+        let pinned = state.pin(owner, offset);
+        drop(state);
         let bytes = pinned.ok_or_else(|| self.refuse(addr))?;
         Ok((owner, offset, bytes))
     }

@@ -6,8 +6,8 @@
 //!          set (map)             alloc                 free
 //! Unmapped ─────────▶ Free ──────────────▶ Live ──────────────▶ Free
 //!    ▲                 │ ▲                   └─ free, shared ─▶ Pending ─ settle ─▶ Free
-//!    │       set       ▼ │ set (undo)
-//!    └────────────── Claimed     (owned by a driver transaction; nothing else changes it)
+//!    │       set       ▼ │ set (undo)      claim_parts
+//!    └────────────── Claimed ◀─────────────────────── Pending     (owned by a transaction; nothing else changes it)
 //! ```
 //!
 //! - I1  blocks tile `[0, extent)`; each block's `prev_size` is the size of the block before it.
@@ -276,6 +276,46 @@ impl Heap {
         let slot = self.live_slot(offset)?;
         self.table.at_mut(slot).shared = true;
         Ok(())
+    }
+
+    /// Ends what [`share`](Self::share) began, for the live block at `offset`. Does nothing where there is none.
+    pub fn unshare(&mut self, offset: u64) {
+        if let Ok(slot) = self.live_slot(offset) {
+            self.table.at_mut(slot).shared = false;
+        }
+    }
+
+    /// Cuts the pending block at `offset` up: the bytes of `claimed`, ranges in the order of their offsets, are claimed from now on, and
+    /// each piece beside them is a pending block of its own. Returns the offsets of those.
+    ///
+    /// # Panics
+    /// Panics if no pending block starts there, or if it does not contain the ranges.
+    pub fn claim_parts(&mut self, offset: u64, claimed: &[Range<u64>]) -> Vec<u64> {
+        let block = self.unlink(offset);
+        let end = block.offset + block.size;
+        assert_eq!(block.state, BlockState::Pending, "only a pending block is cut up so");
+        assert!(claimed.iter().all(|part| part.start >= offset && part.end <= end && part.start < part.end));
+        self.pending_bytes -= block.size;
+        self.pending_count -= 1;
+        let (mut at, mut prev_size, mut pending) = (offset, block.prev_size, Vec::new());
+        let mut add = |heap: &mut Self, until: u64, state| {
+            if until > at {
+                let size = until - at;
+                heap.link(Block { offset: at, size, prev_size, epoch: block.epoch, waste: 0, state, shared: false });
+                if state == BlockState::Pending {
+                    heap.pending_bytes += size;
+                    heap.pending_count += 1;
+                    pending.push(at);
+                }
+                (at, prev_size) = (until, size);
+            }
+        };
+        for part in claimed {
+            add(self, part.start, BlockState::Pending);
+            add(self, part.end, BlockState::Claimed);
+        }
+        add(self, end, BlockState::Pending);
+        pending
     }
 
     /// Makes `[start, start + len)` one block in state `to` (unmapped, free or claimed). The range consists of unmapped, free

@@ -476,3 +476,34 @@ fn check_names_what_is_broken() {
     ];
     assert_noticed(heap, Heap::check, breaks);
 }
+
+/// Of a pending block, parts are claimed; what is beside them is pending by itself, and can be freed.
+#[test]
+fn parts_of_a_pending_block_are_claimed() {
+    let page = 4096;
+    for (claimed, pending) in [
+        (vec![0..4 * page], vec![]),
+        (vec![0..page], vec![page]),
+        (vec![3 * page..4 * page], vec![0]),
+        (vec![page..2 * page], vec![0, 2 * page]),
+        (vec![0..page, 2 * page..3 * page], vec![page, 3 * page]),
+    ] {
+        let mut heap = Heap::new(8 * page);
+        heap.set(0, 0, 8 * page, BlockState::Free, 0);
+        let block = heap.alloc(4 * page, 100).unwrap();
+        heap.share(block).unwrap();
+        heap.free_later(block).unwrap();
+        let bytes: u64 = claimed.iter().map(|part| part.end - part.start).sum();
+        assert_eq!(heap.claim_parts(block, &claimed), pending);
+        heap.check();
+        assert_eq!((heap.pending_bytes(), heap.pending_count()), (4 * page - bytes, pending.len() as u64));
+        pending.iter().for_each(|offset| heap.settle(*offset, 1));
+        heap.check();
+        assert_eq!(heap.free_bytes(), 8 * page - bytes);
+        for part in &claimed {
+            heap.set(part.start, part.start, part.end - part.start, BlockState::Free, 1);
+        }
+        assert_eq!((heap.free_bytes(), heap.blocks().count()), (8 * page, 1));
+        heap.check();
+    }
+}

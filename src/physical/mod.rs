@@ -295,6 +295,15 @@ impl ChunkPool {
         self.views += usize::from(!was_stale);
     }
 
+    /// Makes the active view a stale one: the chunk's bytes are allocated nowhere.
+    pub fn deactivate(&mut self, id: ChunkId) {
+        let chunk = self.get_mut(id);
+        let Some(before) = chunk.active.take() else { return };
+        let grown = chunk.push_stale(before);
+        self.stale_capacity += grown;
+        self.stale_views += 1;
+    }
+
     /// Adds a new stale view.
     pub fn add_stale(&mut self, id: ChunkId, view: ViewAt) {
         if self.is_idle(id) {

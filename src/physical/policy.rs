@@ -122,6 +122,12 @@ impl ChunkSizes {
         PageCount::covering(bytes, self.page_bytes).max(self.least())
     }
 
+    /// Returns the size of the chunks for pages that several blocks share, or that are partly free: the smallest, since a live byte
+    /// keeps all of one from being moved.
+    pub fn for_shared_pages(&self) -> PageCount {
+        self.least()
+    }
+
     /// Returns the size of a chunk for a growable range: at most the headroom, and at most `pages`.
     pub fn for_range(&self, headroom: Headroom, pages: PageCount) -> PageCount {
         self.by_headroom(headroom).min(pages).min(headroom.pages)

@@ -17,7 +17,7 @@ use crate::physical::{ChunkId, LentTo, ViewAt};
 use crate::segment::listeners::MapListeners;
 use crate::segment::transaction::{map_all, unmap};
 use crate::segment::{Mapping, View, ViewState};
-use crate::stream::{Fence, StreamIndex};
+use crate::stream::Fence;
 
 /// A change of a segment's mappings, made whole or not at all.
 #[derive(Clone, Copy, Debug)]
@@ -26,8 +26,8 @@ pub struct Change<'c> {
     pub segment: usize,
     /// The new owner of the chunks, where that is not the heaps.
     pub lend_to: Option<LentTo>,
-    /// The stream that asked for it, under whose name stands what gets stuck.
-    pub stream: StreamIndex,
+    /// What becomes of a mapping that was made and could not be removed again.
+    pub stuck: ViewState,
     /// Stale views that become active again.
     pub revive: &'c [Revival],
     /// Mappings to make.
@@ -61,7 +61,7 @@ pub struct NewView {
 pub struct NotMapped {
     /// The driver's error, or that of a listener who refused.
     pub error: DriverError,
-    /// Mappings that were made and could not be removed again: their addresses are out of use for good, and so are their chunks.
+    /// Mappings that were made and could not be removed again.
     pub stuck: Vec<PageRange>,
 }
 
@@ -77,19 +77,44 @@ impl Mappings {
         listeners: &MapListeners,
         change: &Change<'_>,
     ) -> Result<(), NotMapped> {
-        let mappings: Vec<Mapping> =
-            change.map.iter().map(|new| self.mapping(change.segment, new.pages, new.chunk)).collect();
+        self.map_together(driver, listeners, std::slice::from_ref(change))
+    }
+
+    /// As [`map`](Self::map), for changes of several segments: all of them or none.
+    ///
+    /// # Errors
+    /// [`NotMapped`].
+    pub fn map_together(
+        &mut self,
+        driver: &impl MemoryDriver,
+        listeners: &MapListeners,
+        changes: &[Change<'_>],
+    ) -> Result<(), NotMapped> {
+        let of_change = |change: &Change<'_>| {
+            change.map.iter().map(|new| self.mapping(change.segment, new.pages, new.chunk)).collect()
+        };
+        let mappings: Vec<Mapping> = changes.iter().flat_map(|change| -> Vec<Mapping> { of_change(change) }).collect();
         if let Err(failure) = map_all(driver, listeners, &mappings) {
-            let stuck = self.strand(change, &failure.stuck);
+            let stuck = changes.iter().flat_map(|change| self.strand(change, &failure.stuck)).collect();
             return Err(NotMapped { error: failure.error, stuck });
         }
-        for revival in change.revive {
-            self.revive(change.segment, revival);
-        }
-        for new in change.map {
-            self.add(change, new);
+        for change in changes {
+            for revival in change.revive {
+                self.revive(change.segment, revival);
+            }
+            for new in change.map {
+                self.add(change, new);
+            }
         }
         Ok(())
+    }
+
+    /// Makes an active view stale whose chunk is used nowhere else, since it could not be removed. All use through it is over when
+    /// `last_use` has passed.
+    pub fn set_aside(&mut self, at: ViewAt, last_use: Fence) {
+        let chunk = self.view(at).chunk;
+        self.retire(at, last_use);
+        self.chunks.deactivate(chunk);
     }
 
     /// Removes a view, whose last use has completed, from the device and the books. With its active view, a chunk that was lent
@@ -152,15 +177,20 @@ impl Mappings {
     fn strand(&mut self, change: &Change<'_>, stuck: &[Mapping]) -> Vec<PageRange> {
         let of_change = |mapping: &Mapping| {
             let address = |new: &&NewView| self.segments[change.segment].address(new.pages.start) == mapping.addr;
-            *change.map.iter().find(address).expect("a mapping of the change")
+            change.map.iter().find(address).copied()
         };
-        let stuck: Vec<NewView> = stuck.iter().map(of_change).collect();
+        let stuck: Vec<NewView> = stuck.iter().filter_map(of_change).collect();
         for NewView { chunk, pages, .. } in &stuck {
-            let state = ViewState::stuck(change.stream);
-            self.add_view(change.segment, View { chunk: *chunk, pages: *pages, state });
-            self.chunks.add_stale(*chunk, view_at(change.segment, pages.start));
+            self.add_view(change.segment, View { chunk: *chunk, pages: *pages, state: change.stuck });
+            let at = view_at(change.segment, pages.start);
+            self.chunks.add_stale(*chunk, at);
+            if let ViewState::Stale(last_use) = change.stuck
+                && !change.stuck.is_stuck()
+            {
+                self.note_stale(at, last_use);
+            }
         }
-        if !stuck.is_empty() {
+        if change.stuck.is_stuck() && !stuck.is_empty() {
             self.segments[change.segment].poisoned = true;
             self.counts.poisoned += 1;
         }

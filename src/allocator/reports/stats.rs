@@ -121,6 +121,9 @@ free_bytes: Bytes, Amount, [] in fragmentation;
 pending_allocations: Number, Amount, [];
 /// Those of `pending_bytes` that others have open: another process, or whoever has pinned them.
 open_elsewhere_bytes: Bytes, Amount, [];
+/// Bytes of pages that are asleep: what a wake needs. The live allocations in them count in `live_bytes`, and nothing of them in
+/// `reserved_bytes`.
+asleep_bytes: Bytes, Amount, [];
 }
 
 /// A figure of an allocator: a row of the table [`Stats::FIGURES`].

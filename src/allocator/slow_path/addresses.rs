@@ -44,7 +44,9 @@ impl<D: Driver> SlowPath<'_, D> {
         let needed = self.addresses_for(request);
         let untouched = |region: &Region| {
             let segment = self.mapper.segment(region.segment);
-            segment.table.len() == 0 && segment.pages.bytes(segment.page_bytes) >= needed
+            // Nothing is mapped, and nothing is asleep.
+            let is_empty = || region.heap.unmapped_from(0).next() == Some((0, region.heap.extent()));
+            segment.table.len() == 0 && segment.pages.bytes(segment.page_bytes) >= needed && is_empty()
         };
         if needed > self.shared.geometry.slot_bytes
             || stream.lock().regions.of_kind(request.kind).any(|(_, region)| untouched(region))

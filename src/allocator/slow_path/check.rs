@@ -4,8 +4,9 @@ use super::super::shared::Shared;
 use super::super::streams::state::StreamState;
 use super::Door;
 use crate::driver::Driver;
-use crate::heap::BlockState;
+use crate::heap::{Block, BlockState};
 use crate::pages::{PageCount, PageRange};
+use crate::segment::{Segment, View, ViewState};
 
 impl Door {
     /// Checks invariants 1 to 5 and 7 to 10 of `docs/internals/mechanisms.md`, and those of every part. Blocks tile their heap, so
@@ -19,8 +20,9 @@ impl Door {
         let states = shared.streams.lock_all();
         mapper.check();
         shared.streams.peak.check(&states);
-        let mut block_bytes = 0;
-        for (clock, state) in clocks.iter().zip(&states) {
+        let asleep = mapper.asleep().check(mapper.segments());
+        let (mut block_bytes, mut live_asleep) = (0, 0);
+        for ((stream, clock), state) in shared.streams.iter().zip(&clocks).zip(&states) {
             clock.check();
             assert_eq!(clock.open(), state.open_epoch(), "invariant 3: the open epoch");
             state.regions.check();
@@ -33,6 +35,19 @@ impl Door {
                     let pages = PageRange::around(&(block.offset..block.offset + block.size), region.page_bytes);
                     pending_blocks += usize::from(block.state == BlockState::Pending);
                     match block.state {
+                        BlockState::Live if !segment.table.all_active(pages) => {
+                            let is_asleep = state.is_asleep((id, block.offset));
+                            let excused = asleep.excuse(region.segment, segment, pages);
+                            assert!(
+                                is_asleep && excused,
+                                "invariant 2: Live block at {:#x} of {} bytes is not backed",
+                                block.offset,
+                                block.size
+                            );
+                            let awake = active_bytes(&block, segment);
+                            block_bytes += awake;
+                            live_asleep += block.size - awake;
+                        }
                         BlockState::Live | BlockState::Pending | BlockState::Free => {
                             block_bytes += block.size;
                             assert!(
@@ -52,7 +67,13 @@ impl Door {
                             );
                         }
                         BlockState::Claimed => {
-                            assert!(segment.poisoned, "a claim outlived its transaction at {:#x}", block.offset);
+                            let excused = asleep.contain(region.segment, pages);
+                            assert!(
+                                segment.poisoned || excused,
+                                "a claim outlived its transaction at {:#x}",
+                                block.offset
+                            );
+                            block_bytes += active_bytes(&block, segment);
                         }
                     }
                     // One beyond the open epoch where something was freed while sealing failed.
@@ -73,6 +94,7 @@ impl Door {
                 assert_eq!(block.state, BlockState::Pending, "invariant 3: a pending block");
             }
             check_extras(state);
+            mapper.asleep().check_marks(stream.index, state);
             let freed = state.extras.values().filter(|extras| extras.freed.is_some());
             let waiting = state.pending.iter().count() + freed.count();
             assert_eq!(pending_blocks, waiting, "invariant 8: pending blocks wait for a stream or a pin");
@@ -93,10 +115,21 @@ impl Door {
             "invariant 5: blocks, ranges, registered blocks and idle chunks are what is reserved"
         );
         assert!(
-            states.iter().map(|state| state.live_bytes).sum::<u64>() <= mapper.chunks().held_bytes(),
+            states.iter().map(|state| state.live_bytes).sum::<u64>() <= mapper.chunks().held_bytes() + live_asleep,
             "invariant 5"
         );
     }
+}
+
+/// Bytes of a block in pages with an active view.
+fn active_bytes(block: &Block, segment: &Segment) -> u64 {
+    let range = block.offset..block.offset + block.size;
+    let views = segment.table.views_in(PageRange::around(&range, segment.page_bytes));
+    let of_view = |view: &View| {
+        let bytes = view.pages.bytes(segment.page_bytes);
+        bytes.end.min(range.end) - bytes.start.max(range.start)
+    };
+    views.filter(|view| view.state == ViewState::Active).map(of_view).sum()
 }
 
 /// Asserts invariants 8 and 9, and that what is kept of blocks is of those that their heaps have as shared.
@@ -254,7 +287,13 @@ mod tests {
                         (mappings.add_chunk(handle, PageCount::ONE), mappings.add_segment(base, PAGE));
                     let pages = PageRange::new(PageIndex(0), PageCount::ONE);
                     let map = [NewView { chunk, pages, last_use: None }];
-                    let change = Change { segment, lend_to: None, stream: StreamIndex(0), revive: &[], map: &map };
+                    let change = Change {
+                        segment,
+                        lend_to: None,
+                        stuck: ViewState::stuck(StreamIndex(0)),
+                        revive: &[],
+                        map: &map,
+                    };
                     mappings.map(&elsewhere, &listeners, &change).unwrap();
                 });
             }),

@@ -158,7 +158,8 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         let revive: Vec<Revival> = plan.reuse.iter().map(revival).collect();
         let map: Vec<NewView> = plan.fill.iter().zip(backing).map(new_view).collect();
         let (segment, stream) = (plan.segment, plan.goal.stream);
-        let change = Change { segment, lend_to: None, stream, revive: &revive, map: &map };
+        let stuck = ViewState::stuck(stream);
+        let change = Change { segment, lend_to: None, stuck, revive: &revive, map: &map };
         let (driver, listeners) = (self.driver(), self.listeners());
         self.mapper.map(driver, listeners, &change)
     }

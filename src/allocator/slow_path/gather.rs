@@ -24,18 +24,23 @@ impl<D: Driver> SlowPath<'_, D> {
             if left == PageCount::ZERO {
                 return Ok(chunks);
             }
-            self.progress().settle_pending()?;
-            let found = (!std::mem::replace(&mut looked, true) && self.finds_more_on_device())
-                || self.make_idle(left)?
-                || self.release_some(left, &chunks)?
-                || self.progress().wait_for_pending()?
-                || self.wait_for_device()?
-                || self.settle_left_behind()?;
-            if !found {
+            if !self.finds_more(left, &chunks, &mut looked)? {
                 let request = Request::new(requested, pages.bytes(self.page_bytes()), 1);
                 return Err(self.out_of_memory(&request, user, refused.as_ref()));
             }
         }
+    }
+
+    /// Looks for memory beside what is idle and what may be created, for `left` pages more than `chunks` have. Returns false when
+    /// there is none. `looked` says whether the device has been asked.
+    pub fn finds_more(&mut self, left: PageCount, chunks: &[ChunkId], looked: &mut bool) -> Result<bool, AllocError> {
+        self.progress().settle_pending()?;
+        Ok((!std::mem::replace(looked, true) && self.finds_more_on_device())
+            || self.make_idle(left)?
+            || self.release_some(left, chunks)?
+            || self.progress().wait_for_pending()?
+            || self.wait_for_device()?
+            || self.settle_left_behind()?)
     }
 
     /// Whether the device, where that is the budget, allows more to be created than when it was last asked.

@@ -3,6 +3,7 @@
 
 use super::super::geometry::Geometry;
 use super::super::mappings::Mappings;
+use super::sleep::Asleep;
 use crate::physical::ChunkSizes;
 use crate::units::DeviceAddr;
 use std::ops::{Deref, DerefMut};
@@ -14,6 +15,7 @@ pub struct Mapper {
     sizes: ChunkSizes,
     left_behind: Vec<(DeviceAddr, u64)>,
     next_arena: (usize, u64),
+    asleep: Asleep,
 }
 
 impl Mapper {
@@ -24,6 +26,7 @@ impl Mapper {
             sizes: ChunkSizes::new(geometry.chunk_policy, geometry.page_bytes),
             left_behind: Vec::new(),
             next_arena: geometry.first_slots,
+            asleep: Asleep::default(),
         }
     }
 
@@ -45,6 +48,16 @@ impl Mapper {
     /// Forgets a reservation that has been returned after all.
     pub fn forget_left_behind(&mut self, gone: (DeviceAddr, u64)) {
         self.left_behind.retain(|other| *other != gone);
+    }
+
+    /// What is asleep.
+    pub fn asleep(&self) -> &Asleep {
+        &self.asleep
+    }
+
+    /// What is asleep, to be changed.
+    pub fn asleep_mut(&mut self) -> &mut Asleep {
+        &mut self.asleep
     }
 
     /// Number and bytes of the slots of the next arena for streams without regions.

@@ -12,7 +12,7 @@
 //! execute.rs    carries a plan out                        access.rs      access given again
 //! mapper.rs     what is locked                            registered.rs  blocks that are one chunk
 //! stale.rs      room for further mappings                 pinned.rs      what lies under a pinned block
-//! gather.rs     chunks for ranges
+//! gather.rs     chunks for ranges                         sleep/         live blocks without memory
 //! ```
 //!
 //! Threads: any; one at a time is inside. No stream state is locked during a driver call.
@@ -31,6 +31,7 @@ mod plan;
 mod ranges;
 mod registered;
 mod reuse;
+mod sleep;
 mod stale;
 mod teardown;
 mod trim;
@@ -38,6 +39,7 @@ mod trim;
 pub use again::Wanted;
 pub use pinned::PinnedChunk;
 pub use ranges::GrowableRange;
+pub use sleep::{Excluded, FellAsleep, LeftAwake, Sleeper, ToWake};
 pub use teardown::Users;
 pub use trim::Trimmed;
 

@@ -182,7 +182,8 @@ impl<D: Driver> SlowPath<'_, D> {
         loop {
             let views = self.views_at_end(range, chunks, user);
             let lend_to = Some(range.lent_to);
-            let change = Change { segment: range.segment, lend_to, stream: StreamIndex(0), revive: &[], map: &views };
+            let stuck = ViewState::stuck(StreamIndex(0));
+            let change = Change { segment: range.segment, lend_to, stuck, revive: &[], map: &views };
             let (driver, listeners) = (self.driver(), self.listeners());
             match self.mapper.map(driver, listeners, &change) {
                 Ok(()) => {
@@ -221,7 +222,7 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// Removes the stale views in `pages` of a segment, waiting for their last use.
-    fn clear_stale(&mut self, segment: usize, pages: PageRange) -> Result<(), AllocError> {
+    pub fn clear_stale(&mut self, segment: usize, pages: PageRange) -> Result<(), AllocError> {
         let views: Vec<View> = self.mapper.segment(segment).table.views_in(pages).copied().collect();
         for view in views {
             if let ViewState::Stale(fence) = view.state {

@@ -26,7 +26,7 @@ impl Door {
             stream.clock.lock().drop_events(&shared.streams.events);
         }
         let mut path = self.path(shared);
-        let released = path.release_everything();
+        let released = path.release_everything().and(path.end_sleep());
         path.publish();
         waited.and(released)
     }

@@ -33,7 +33,7 @@ impl<D: Driver> SlowPath<'_, D> {
         Ok(Trimmed { released_bytes: before - held_bytes, held_bytes })
     }
 
-    fn trim_idle(&mut self, keep_bytes: u64) {
+    pub fn trim_idle(&mut self, keep_bytes: u64) {
         while self.mapper.chunks().held_bytes() > keep_bytes {
             let Some(chunk) = self.mapper.chunks().largest_idle() else { break };
             let before = self.mapper.chunks().held_bytes();
@@ -97,7 +97,7 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// The region over a segment; none for that of a growable range.
-    fn owner_of(&self, segment: &Segment) -> Option<Owner> {
+    pub fn owner_of(&self, segment: &Segment) -> Option<Owner> {
         match self.shared.directory.find(segment.base) {
             Place::Region(owner, _) => Some(owner),
             Place::Unused | Place::Foreign => None,

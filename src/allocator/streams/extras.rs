@@ -10,6 +10,7 @@
 use super::region::RegionId;
 use crate::stream::{Fence, StreamIndex};
 use std::collections::HashSet;
+use std::ops::Range;
 
 /// The region of a block, and its offset there in bytes.
 pub type BlockAt = (RegionId, u64);
@@ -23,6 +24,8 @@ pub struct Extras {
     pub pins: u32,
     /// Number of its ticket. A block that has been freed has none.
     pub ticket: Option<u64>,
+    /// The parts of it, as offsets in the region, that are asleep or about to be: they keep their addresses, and have no memory.
+    pub asleep: Vec<Range<u64>>,
     /// Of a block that was freed while it was pinned: what it waits for once the last pin is gone.
     pub freed: Option<Vec<Fence>>,
 }
@@ -30,7 +33,7 @@ pub struct Extras {
 impl Extras {
     /// Of a live block that was allocated on `home`.
     pub fn new(home: StreamIndex) -> Self {
-        Self { sharers: Sharers::new(home), pins: 0, ticket: None, freed: None }
+        Self { sharers: Sharers::new(home), pins: 0, ticket: None, asleep: Vec::new(), freed: None }
     }
 }
 
@@ -43,6 +46,14 @@ pub struct Sharers {
     others: Vec<StreamIndex>,
     /// The same, so that one is found among many.
     listed: HashSet<StreamIndex>,
+}
+
+impl Extras {
+    /// Whether the block could as well have none.
+    pub fn are_needless(&self, owner: StreamIndex) -> bool {
+        let alone = self.sharers.home == owner && self.sharers.others.is_empty();
+        alone && self.pins == 0 && self.ticket.is_none() && self.asleep.is_empty() && self.freed.is_none()
+    }
 }
 
 impl Sharers {

@@ -6,7 +6,7 @@
 
 use super::Streams;
 use super::state::Stream;
-use crate::driver::{Driver, DriverError, DriverErrorKind, DriverResult, StreamDriver};
+use crate::driver::{Driver, DriverCall, DriverError, DriverErrorKind, DriverResult, StreamDriver};
 use crate::stream::{HostWait, Reach, StreamClock, StreamIndex};
 use crate::sync::Ordering;
 
@@ -190,6 +190,20 @@ impl<'a, D: Driver> Progress<'a, D> {
         Ok(self.synchronize()? && self.has_passed(stream, epoch)?)
     }
 
+    /// Blocks the host until the given stream, which the allocator has made, has done what is queued on it now.
+    ///
+    /// # Errors
+    /// The driver's; then work may still be under way.
+    pub fn wait_for_own(&self) -> Result<(), DriverError> {
+        let own = self.given.expect("the caller names the stream");
+        let open = self.streams.get(own).clock.lock().open();
+        if self.wait_until_passed(own, open)? {
+            return Ok(());
+        }
+        let text = "the allocator's own stream cannot be waited for";
+        Err(DriverError::new(DriverCall::EventSynchronize, DriverErrorKind::Other, text))
+    }
+
     /// Makes the device run later work of `waiter` behind `epoch` of `stream`. Returns false when that is impossible. The host
     /// waits instead while `waiter` is being captured, since the capture would fail for a wait on work outside of it, and where
     /// the driver must not get its handle, since it may have been destroyed. Called inside the slow path only.
@@ -290,6 +304,11 @@ impl<'a, D: Driver> Progress<'a, D> {
     /// were never named, a wait for the device answers by itself.
     pub fn is_capturing(&self) -> bool {
         self.streams.iter().any(|stream| self.is_captured(stream, &stream.clock.lock()))
+    }
+
+    /// Whether a stream is being captured, as far as the driver may be asked; else whether it was last.
+    pub fn is_captured_now(&self, stream: &Stream) -> bool {
+        self.is_captured(stream, &stream.clock.lock())
     }
 
     /// Whether this stream is being captured.

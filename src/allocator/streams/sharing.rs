@@ -8,6 +8,7 @@ use super::pending::Pending;
 use super::state::StreamState;
 use crate::stream::Fence;
 use std::collections::hash_map::Entry;
+use std::ops::Range;
 
 impl StreamState {
     /// Marks a live block as shared, so that its free comes through `free_shared`, which looks at its extras. Returns its bytes
@@ -19,11 +20,38 @@ impl StreamState {
         Some((bytes, self.extras.entry((owner.region, offset)).or_insert_with(|| Extras::new(owner.stream))))
     }
 
-    /// Counts another pin of a live block. Returns its bytes, or `None` if no live block is there.
+    /// Counts another pin of a live block. Returns its bytes, or `None` if no live block is there, or one that is asleep.
     pub fn pin(&mut self, owner: Owner, offset: u64) -> Option<u64> {
+        if self.is_asleep((owner.region, offset)) {
+            return None;
+        }
         let (bytes, extras) = self.mark_shared(owner, offset)?;
         extras.pins += 1;
         Some(bytes)
+    }
+
+    /// Whether a part of a live block is asleep, or about to be.
+    pub fn is_asleep(&self, at: BlockAt) -> bool {
+        self.extras.get(&at).is_some_and(|extras| !extras.asleep.is_empty())
+    }
+
+    /// Notes that a part of a live block is asleep, or about to be. Does nothing for one that has been freed.
+    pub fn put_to_sleep(&mut self, owner: Owner, offset: u64, part: Range<u64>) {
+        if let Some((_, extras)) = self.mark_shared(owner, offset) {
+            let at = extras.asleep.partition_point(|other| other.start < part.start);
+            extras.asleep.insert(at, part);
+        }
+    }
+
+    /// Notes that a part of a block has its memory again. Once all of it has, a block that nobody else uses is freed as cheaply as
+    /// before.
+    pub fn wake_up(&mut self, owner: Owner, offset: u64, part: &Range<u64>) {
+        let Entry::Occupied(mut of_block) = self.extras.entry((owner.region, offset)) else { return };
+        of_block.get_mut().asleep.retain(|other| other != part);
+        if of_block.get().are_needless(owner.stream) {
+            of_block.remove();
+            self.region(owner.region).expect("a block has a region").heap.unshare(offset);
+        }
     }
 
     /// Number of pins.
@@ -56,6 +84,15 @@ impl StreamState {
     pub fn let_go(&mut self, at: BlockAt, fences: Vec<Fence>) {
         if let Entry::Occupied(mut of_block) = self.extras.entry(at) {
             let extras = of_block.get_mut();
+            if !extras.asleep.is_empty() {
+                // What has no memory cannot be handed out before it has, and nobody uses it.
+                let asleep = of_block.remove().asleep;
+                let region = self.region(at.0).expect("a block has a region");
+                for awake in region.heap.claim_parts(at.1, &asleep) {
+                    self.free_when_passed(Pending { region: at.0, offset: awake, fences: fences.clone() });
+                }
+                return;
+            }
             if extras.pins > 0 {
                 extras.ticket = None;
                 extras.freed = Some(fences);

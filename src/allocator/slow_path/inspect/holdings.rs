@@ -3,7 +3,7 @@
 //!
 //! Cost: constant, but for the completely free chunks, which are counted on demand.
 
-use super::super::super::mappings::Mappings;
+use super::super::mapper::Mapper;
 
 /// The memory of the device that an allocator holds at one moment.
 #[derive(Clone, Copy, Debug)]
@@ -44,12 +44,14 @@ pub struct Holdings {
     pub poisoned: u64,
     /// Bytes of host memory behind chunks and page tables.
     pub metadata_bytes: u64,
+    /// Bytes of pages that are asleep.
+    pub asleep_bytes: u64,
 }
 
 impl Holdings {
     /// Returns the memory that is held now. Completely free chunks, and those that wait for streams, are not counted.
-    pub fn new(mappings: &Mappings) -> Self {
-        let (chunks, counts) = (mappings.chunks(), mappings.counts());
+    pub fn new(mapper: &Mapper) -> Self {
+        let (chunks, counts) = (mapper.chunks(), mapper.counts());
         let page_bytes = chunks.page_bytes();
         Self {
             page_bytes,
@@ -65,18 +67,19 @@ impl Holdings {
             waiting_chunk_bytes: 0,
             chunks: chunks.len() as u64,
             peak_chunks: chunks.peak_len() as u64,
-            mappings: mappings.mappings() as u64,
+            mappings: mapper.mappings() as u64,
             remapped_chunks: counts.remapped_chunks,
             reused_views: counts.reused_views,
             poisoned: counts.poisoned,
-            metadata_bytes: mappings.metadata_bytes(),
+            metadata_bytes: mapper.metadata_bytes(),
+            asleep_bytes: mapper.asleep().pages().bytes(page_bytes),
         }
     }
 
     /// Makes them those of now, but for the completely free chunks.
-    pub fn update(&mut self, mappings: &Mappings) {
+    pub fn update(&mut self, mapper: &Mapper) {
         let Self { free_chunk_bytes, waiting_chunk_bytes, .. } = *self;
-        *self = Self { free_chunk_bytes, waiting_chunk_bytes, ..Self::new(mappings) };
+        *self = Self { free_chunk_bytes, waiting_chunk_bytes, ..Self::new(mapper) };
     }
 }
 

@@ -35,6 +35,7 @@ impl Stats {
             failed_driver_calls: shared.streams.driver.failures(),
             poisoned: holdings.poisoned,
             metadata_bytes: holdings.metadata_bytes,
+            asleep_bytes: holdings.asleep_bytes,
             ..Self::default()
         };
         let mut by_size = [0; SIZE_RANGES];

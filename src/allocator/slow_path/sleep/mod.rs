@@ -1,0 +1,206 @@
+//! Sleep and wake: live blocks keep their addresses and give up their memory, and get memory again.
+//!
+//! Pages with a live byte are put to *sleep*: live blocks in them stay live, and are marked; their free bytes are claimed, so that
+//! nobody can take them. What is free beside them goes back to the driver at once.
+//!
+//! ```text
+//!            mark.rs                    copy out                 unmap.rs
+//! awake ────────────────▶ falling ─────────────────▶ falling ────────────────▶ asleep
+//!   ▲                        │                          │                        │ ▲
+//!   ├──── stay_awake ◀───────┴──────────────────────────┘                 wake.rs│ │ sleep_on
+//!   │                                                                            ▼ │
+//!   └────────────────────────────── get_up ◀──────────────── copy in ◀─────────waking
+//! ```
+//!
+//! A batch goes on waking with the next call where the driver does not even say whether the copies are over.
+//!
+//! Each arrow is one entry of the slow path, but for the copies: nobody waits for those but the caller. Between the entries, what is
+//! claimed and marked belongs to the [`Batch`], which the mapper has.
+//!
+//! - A1  an asleep page has no active view, and every byte in it is of a block that is marked, or claimed. Of a batch that falls
+//!   asleep or wakes, each page has one.
+//! - A2  the marked blocks are those of the batches that have not been freed.
+//! - A3  a batch with a backup has a place in it for each of its blocks.
+//!
+//! Freeing a block that is asleep makes its bytes claimed: they are free once the page has memory again, or with the page, which is
+//! not mapped again where nothing else is in it. A chunk with a pinned block stays awake, and so may a part of a block beside it.
+
+mod check;
+mod mark;
+mod unmap;
+mod wake;
+
+pub use mark::{Excluded, LeftAwake};
+pub use unmap::FellAsleep;
+pub use wake::ToWake;
+
+use super::super::error::AllocError;
+use super::super::streams::directory::Owner;
+use super::SlowPath;
+use crate::driver::{Driver, DriverResult, HostMemory, MemoryDriver, StreamDriver};
+use crate::pages::{PageCount, PageRange};
+use crate::stream::StreamIndex;
+use crate::units::{DeviceAddr, StreamId};
+use std::ops::Range;
+
+/// What is asleep, falls asleep or wakes.
+#[derive(Debug, Default)]
+pub struct Asleep {
+    batches: Vec<Batch>,
+    /// The stream for copies, from the first sleep on.
+    lane: Option<StreamId>,
+    /// Memory of the host that the driver refused to take back.
+    left_over: Vec<HostMemory>,
+}
+
+/// What was put to sleep by one call.
+#[derive(Debug)]
+pub struct Batch {
+    /// How far it is.
+    pub phase: Phase,
+    /// Its pages, in the order of regions and addresses.
+    pub runs: Vec<Run>,
+    /// What is live in them, in the same order.
+    pub blocks: Vec<Sleeper>,
+    /// The bytes of its blocks, unless they are discarded.
+    pub backup: Option<HostMemory>,
+}
+
+/// How far a batch is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Marked, and mapped still.
+    Falling,
+    /// Without memory.
+    Asleep,
+    /// Mapped again, and without its bytes.
+    Waking,
+}
+
+/// Adjacent pages of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The region.
+    pub owner: Owner,
+    /// The number of its segment.
+    pub segment: usize,
+    /// The pages.
+    pub pages: PageRange,
+}
+
+/// A part of a block that is asleep: all of it, unless a chunk under it stayed awake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sleeper {
+    /// The region that it is in.
+    pub owner: Owner,
+    /// Offset of the block there, in bytes.
+    pub block: u64,
+    /// Address of the part.
+    pub addr: DeviceAddr,
+    /// Offset of the part in the region.
+    pub offset: u64,
+    /// Its bytes, rounding included.
+    pub bytes: u64,
+    /// The place of its bytes in the backup.
+    pub place: u64,
+}
+
+impl Asleep {
+    /// The batches, in the order in which they were put to sleep.
+    pub fn batches(&self) -> &[Batch] {
+        &self.batches
+    }
+
+    /// The batches, to be changed.
+    pub fn batches_mut(&mut self) -> &mut Vec<Batch> {
+        &mut self.batches
+    }
+
+    /// Number of pages that are asleep.
+    pub fn pages(&self) -> PageCount {
+        let asleep = self.batches.iter().filter(|batch| batch.phase == Phase::Asleep);
+        asleep.flat_map(|batch| &batch.runs).map(|run| run.pages.len()).sum()
+    }
+
+    /// Notes memory of the host that the driver refused to take back.
+    pub fn leave_over(&mut self, memory: HostMemory) {
+        self.left_over.push(memory);
+    }
+
+    /// All memory of the host, which is given back at the end.
+    pub fn take_host_memory(&mut self) -> Vec<HostMemory> {
+        let of_batches = self.batches.iter_mut().filter_map(|batch| batch.backup.take());
+        of_batches.chain(self.left_over.drain(..)).collect()
+    }
+}
+
+impl Sleeper {
+    /// Its offsets in the region.
+    pub fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.bytes
+    }
+
+    /// The part of it in a run, if there is one.
+    fn within(&self, run: &Run, page_bytes: u64) -> Option<Self> {
+        let range = run.pages.bytes(page_bytes);
+        let (start, end) = (self.offset.max(range.start), (self.offset + self.bytes).min(range.end));
+        if self.owner != run.owner || start >= end {
+            return None;
+        }
+        let by = start - self.offset;
+        Some(Self { addr: self.addr.offset(by), offset: start, bytes: end - start, place: self.place + by, ..*self })
+    }
+
+    /// Adjacent ones, whose bytes are adjacent in the backup as well: what one copy takes.
+    pub fn runs(blocks: &[Self]) -> impl Iterator<Item = &[Self]> {
+        let ends_at =
+            |one: &Self, next: &Self| one.addr.0 + one.bytes == next.addr.0 && one.place + one.bytes == next.place;
+        blocks.chunk_by(move |one, next| one.owner == next.owner && ends_at(one, next))
+    }
+
+    /// The address of adjacent ones, and their bytes.
+    pub fn place_of(run: &[Self]) -> (DeviceAddr, u64) {
+        (run[0].addr, run.iter().map(|sleeper| sleeper.bytes).sum())
+    }
+}
+
+impl<D: Driver> SlowPath<'_, D> {
+    /// The allocator's own stream, on which it copies: created at its first use, and unknown to everybody else.
+    pub fn lane(&mut self) -> Result<StreamIndex, AllocError> {
+        let stream = match self.mapper.asleep().lane {
+            Some(stream) => stream,
+            None => self.driver().create_copy_stream()?,
+        };
+        self.mapper.asleep_mut().lane = Some(stream);
+        self.shared.streams.keep(stream)?;
+        Ok(self.shared.streams.find_or_add(stream)?.index)
+    }
+
+    /// The blocks of the batch that falls asleep.
+    pub fn falling_blocks(&self) -> Vec<Sleeper> {
+        let falling = self.mapper.asleep().batches.last().filter(|batch| batch.phase == Phase::Falling);
+        falling.map_or_else(Vec::new, |batch| batch.blocks.clone())
+    }
+
+    /// Gives memory of the host back that copies on `lane` may still write to, once they have completed; at the end, where that cannot
+    /// be waited for.
+    pub fn give_back_once_passed(&mut self, lane: StreamIndex, memory: Option<HostMemory>) {
+        match (self.shared.streams.progress(Some(lane)).wait_for_own().is_ok(), memory) {
+            (true, memory) => self.give_back_host_memory(memory),
+            (false, Some(memory)) => self.mapper.asleep_mut().leave_over(memory),
+            (false, None) => {}
+        }
+    }
+
+    /// Gives the host's memory and the allocator's own stream back, at the end. Returns the first failure.
+    pub fn end_sleep(&mut self) -> DriverResult<()> {
+        let mut first = Ok(());
+        for memory in self.mapper.asleep_mut().take_host_memory() {
+            first = first.and(self.driver().host_free(memory));
+        }
+        if let Some(lane) = self.mapper.asleep_mut().lane.take() {
+            first = first.and(self.driver().destroy_copy_stream(lane));
+        }
+        first
+    }
+}

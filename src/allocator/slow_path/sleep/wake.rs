@@ -1,0 +1,204 @@
+//! From asleep to awake: memory for all asleep pages, or for none.
+//!
+//! Pages that one block covers get chunks as large as a new block of its size would; those that several blocks share, or that are
+//! partly free, get the smallest. So a sleep undoes what larger chunks had pinned.
+
+use super::super::super::error::AllocError;
+use super::super::super::request::Request;
+use super::super::SlowPath;
+use super::mark::blocks_in;
+use super::unmap::{over, start_of};
+use super::{Phase, Run, Sleeper};
+use crate::driver::{Driver, DriverError, DriverErrorKind, HostMemory};
+use crate::heap::BlockState;
+use crate::pages::{PageCount, PageIndex, PageRange};
+use crate::physical::{ChunkId, IdleTaken, Wanted};
+use crate::segment::{View, ViewState};
+use crate::stream::StreamIndex;
+
+/// What is mapped again, and waits for its bytes.
+#[derive(Debug)]
+pub struct ToWake {
+    /// The blocks of each batch with a backup.
+    pub copies: Vec<(HostMemory, Vec<Sleeper>)>,
+    /// Bytes of the pages.
+    pub bytes: u64,
+}
+
+/// Asleep pages that are alike.
+#[derive(Clone, Copy, Debug)]
+struct Stretch {
+    run: Run,
+    /// Bytes of the one block that covers the pages; `None` for pages that are shared.
+    covered_by: Option<u64>,
+}
+
+impl<D: Driver> SlowPath<'_, D> {
+    /// Maps memory at all asleep pages. `None` where nothing is asleep.
+    ///
+    /// # Errors
+    /// [`AllocError::OutOfMemory`], [`AllocError::CannotWait`] during a capture, and the driver's. Everything is asleep as before.
+    pub fn map_asleep(&mut self, lane: StreamIndex) -> Result<Option<ToWake>, AllocError> {
+        self.shed_empty_pages();
+        if self.is_waking() {
+            return Ok(Some(self.to_wake()));
+        }
+        let runs: Vec<Run> =
+            self.mapper.asleep().batches().iter().flat_map(|batch| batch.runs.iter().copied()).collect();
+        if runs.is_empty() {
+            return Ok(None);
+        }
+        self.expect_no_capture()?;
+        let stretches: Vec<Stretch> = runs.iter().flat_map(|run| self.stretches(run)).collect();
+        loop {
+            for run in &runs {
+                self.clear_stale(run.segment, run.pages)?;
+            }
+            let views = self.memory_for(&stretches, lane)?;
+            match self.map_views(&views, lane) {
+                Ok(()) => break,
+                Err(error) => self.make_room_after(error, views.len())?,
+            }
+        }
+        self.set_phases(Phase::Waking);
+        Ok(Some(self.to_wake()))
+    }
+
+    /// Whether something was mapped again, and did not get its bytes.
+    fn is_waking(&self) -> bool {
+        self.mapper.asleep().batches().iter().any(|batch| batch.phase == Phase::Waking)
+    }
+
+    fn set_phases(&mut self, phase: Phase) {
+        self.mapper.asleep_mut().batches_mut().iter_mut().for_each(|batch| batch.phase = phase);
+    }
+
+    /// What is mapped again.
+    fn to_wake(&self) -> ToWake {
+        let batches = self.mapper.asleep().batches();
+        let copies = batches.iter().filter_map(|batch| Some((batch.backup?, batch.blocks.clone()))).collect();
+        let pages: PageCount = batches.iter().flat_map(|batch| &batch.runs).map(|run| run.pages.len()).sum();
+        ToWake { copies, bytes: pages.bytes(self.page_bytes()) }
+    }
+
+    /// Cuts a run into pages that one block covers, and others.
+    fn stretches(&self, run: &Run) -> Vec<Stretch> {
+        let state = self.shared.streams.get(run.owner.stream).lock();
+        let region = state.regions.get(run.owner.region).expect("asleep pages are of a region");
+        let (mut stretches, mut at) = (Vec::new(), run.pages.start);
+        let mut add = |at: &mut PageIndex, end: PageIndex, covered_by| {
+            if *at < end {
+                let pages = PageRange { start: *at, end };
+                stretches.push(Stretch { run: Run { pages, ..*run }, covered_by });
+                *at = end;
+            }
+        };
+        for block in blocks_in(region, &run.pages.bytes(region.page_bytes), BlockState::Live) {
+            let inside = PageRange::inside(&(block.offset..block.offset + block.size), region.page_bytes);
+            let (start, end) = (inside.start.max(at), inside.end.min(run.pages.end));
+            if start < end {
+                add(&mut at, start, None);
+                add(&mut at, end, Some(block.size));
+            }
+        }
+        add(&mut at, run.pages.end, None);
+        stretches
+    }
+
+    /// Idle chunks for all stretches, one behind the other: such as are idle, new ones, and what [`finds_more`](Self::finds_more)
+    /// finds.
+    fn memory_for(&mut self, stretches: &[Stretch], lane: StreamIndex) -> Result<Vec<(Run, ChunkId)>, AllocError> {
+        let total: PageCount = stretches.iter().map(|stretch| stretch.run.pages.len()).sum();
+        let (mut views, mut chunks) = (Vec::new(), Vec::new());
+        let (mut taken, mut looked, mut left) = (IdleTaken::default(), false, total);
+        for stretch in stretches {
+            let mut pages = stretch.run.pages;
+            while pages.start < pages.end {
+                let chunk = match self.chunk_for(stretch, pages.len(), &taken)? {
+                    Ok(chunk) => chunk,
+                    Err(_) if self.finds_more(left, &chunks, &mut looked)? => continue,
+                    Err(refused) => {
+                        let request = Request::new(total.bytes(self.page_bytes()), total.bytes(self.page_bytes()), 1);
+                        return Err(self.out_of_memory(&request, lane, refused.as_ref()));
+                    }
+                };
+                let size = self.mapper.chunks().get(chunk).pages;
+                taken.take(size);
+                left -= size;
+                chunks.push(chunk);
+                let here = PageRange::new(pages.start, size);
+                views.push((Run { pages: here, ..stretch.run }, chunk));
+                pages.start = here.end;
+            }
+        }
+        Ok(views)
+    }
+
+    /// An idle chunk for the first of `pages` pages of a stretch, or a new one. Else the driver's answer, where it was asked.
+    fn chunk_for(
+        &mut self,
+        stretch: &Stretch,
+        pages: PageCount,
+        taken: &IdleTaken,
+    ) -> Result<Result<ChunkId, Option<DriverError>>, DriverError> {
+        let wanted = Wanted { pages, covered: pages, spare: PageCount::ZERO };
+        let sizes = *self.mapper.sizes();
+        let largest = match stretch.covered_by {
+            Some(_) => sizes.for_idle(wanted),
+            None => sizes.for_shared_pages().min(pages),
+        };
+        if let Some((idle, _)) = self.mapper.chunks().idle_up_to(largest, taken) {
+            return Ok(Ok(idle));
+        }
+        let headroom = self.mapper.chunks().headroom();
+        if headroom.pages == PageCount::ZERO {
+            return Ok(Err(None));
+        }
+        let size = match stretch.covered_by {
+            Some(bytes) => sizes.for_large_block(headroom, bytes, wanted),
+            None => largest,
+        };
+        match self.create(size.min(pages).min(headroom.pages)) {
+            Ok(chunk) => Ok(Ok(chunk)),
+            Err(error) if error.kind == DriverErrorKind::OutOfMemory => Ok(Err(Some(error))),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes the memory away again that was mapped to wake, once the copies that were queued are over, and gives it back.
+    ///
+    /// # Errors
+    /// The driver's: everything goes on waking.
+    pub fn sleep_on(&mut self, lane: StreamIndex) -> Result<(), AllocError> {
+        if !self.is_waking() {
+            return Ok(());
+        }
+        self.shared.streams.progress(Some(lane)).wait_for_own()?;
+        let batches = self.mapper.asleep().batches().iter();
+        let runs: Vec<Run> = batches.flat_map(|batch| batch.runs.iter().copied()).collect();
+        for run in &runs {
+            let views: Vec<View> = self.mapper.segment(run.segment).table.views_in(run.pages).copied().collect();
+            for view in views.iter().filter(|view| view.state == ViewState::Active) {
+                let at = start_of(&Run { pages: view.pages, ..*run });
+                match self.unmap_view(at) {
+                    Ok(()) => self.release_idle(view.chunk),
+                    Err(_) => self.mapper.set_aside(at, over(lane)),
+                }
+            }
+        }
+        self.set_phases(Phase::Asleep);
+        self.shed_empty_pages();
+        Ok(())
+    }
+
+    /// Ends all batches, which have their memory and their bytes again.
+    pub fn get_up(&mut self) {
+        for batch in std::mem::take(self.mapper.asleep_mut().batches_mut()) {
+            for run in &batch.runs {
+                self.unclaim_mapped(run);
+            }
+            batch.blocks.iter().for_each(|sleeper| self.wake_up(sleeper));
+            self.give_back_host_memory(batch.backup);
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! Sleep and wake: memory goes back to the device and comes again, at the same addresses, with the same bytes.
+
+use gapless::allocator::{Allocator, Backup, ChunkPolicy};
+use gapless::driver::{
+    Driver, DriverCall, DriverErrorKind, Fault, FaultDriver, HostConfig, HostDriver, ModelConfig, ModelDriver,
+    WorkDriver,
+};
+use gapless::{DeviceAddr, StreamId};
+use std::sync::Arc;
+use std::time::Duration;
+
+const PAGE: u64 = 2 << 20;
+const KIB: u64 = 1 << 10;
+const MAIN: StreamId = StreamId::DEFAULT;
+const NOW: Duration = Duration::ZERO;
+
+fn model(pages: u64) -> (Arc<ModelDriver>, Allocator<ModelDriver>) {
+    let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: pages * PAGE, ..ModelConfig::default() }));
+    let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+    (driver, allocator)
+}
+
+fn host(pages: u64) -> (Arc<HostDriver>, Allocator<HostDriver>) {
+    let config = HostConfig { capacity_bytes: pages * PAGE, ..HostConfig::default() };
+    let driver = Arc::new(HostDriver::new(config).unwrap());
+    let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+    (driver, allocator)
+}
+
+/// Allocates blocks of these sizes and fills each with its number.
+fn fill<D: WorkDriver>(allocator: &Allocator<D>, sizes: &[u64]) -> Vec<(DeviceAddr, u64, u64)> {
+    let block = |(seed, bytes): (usize, &u64)| {
+        let addr = allocator.alloc(*bytes, MAIN).unwrap();
+        allocator.driver().fill(MAIN, addr, *bytes, seed as u64).unwrap();
+        (addr, *bytes, seed as u64)
+    };
+    sizes.iter().enumerate().map(block).collect()
+}
+
+fn verify<D: WorkDriver>(allocator: &Allocator<D>, blocks: &[(DeviceAddr, u64, u64)]) {
+    for (addr, bytes, seed) in blocks {
+        allocator.driver().verify(MAIN, *addr, *bytes, *seed).unwrap();
+    }
+    allocator.driver().synchronize(MAIN).unwrap();
+    assert_eq!(allocator.driver().take_mismatches(), []);
+}
+
+fn free_bytes<D: Driver>(allocator: &Allocator<D>) -> u64 {
+    allocator.driver().memory_info().unwrap().free
+}
+
+const SIZES: [u64; 9] = [100, 3 * KIB, 700 * KIB, PAGE, 3 * PAGE + 512, 5 * KIB, 9 * PAGE, 512, PAGE / 2];
+
+#[test]
+fn what_sleeps_comes_back_with_its_bytes() {
+    let (driver, allocator) = host(64);
+    let mut blocks = fill(&allocator, &SIZES);
+    let gone = blocks.remove(3);
+    allocator.free(gone.0).unwrap();
+    let slept = allocator.sleep(Backup::Pinned).unwrap();
+    allocator.check();
+    assert_eq!((free_bytes(&allocator), allocator.reserved_bytes()), (64 * PAGE, 0), "{slept:?}");
+    let live = allocator.stats().live_block_bytes;
+    assert_eq!((slept.live_bytes, slept.copied_bytes), (live, live));
+    assert_eq!(allocator.stats().asleep_bytes, slept.asleep_bytes);
+    let woken = allocator.wake(NOW).unwrap();
+    allocator.check();
+    assert_eq!((woken.mapped_bytes, woken.copied_bytes), (slept.asleep_bytes, live));
+    assert_eq!(allocator.reserved_bytes(), slept.asleep_bytes);
+    verify(&allocator, &blocks);
+    assert_eq!(driver.take_violations(), []);
+    assert_eq!(driver.usage().host_memory, 0, "the backup is no longer needed");
+    blocks.iter().for_each(|(addr, ..)| allocator.free(*addr).unwrap());
+    allocator.check();
+    allocator.close().unwrap();
+    assert!(driver.usage().is_empty());
+}
+
+/// Without a backup nothing is copied, and the addresses have memory again.
+#[test]
+fn what_is_discarded_is_not_copied() {
+    let (driver, allocator) = model(64);
+    let blocks = fill(&allocator, &SIZES);
+    let slept = allocator.sleep(Backup::Discard).unwrap();
+    assert_eq!((slept.copied_bytes, allocator.reserved_bytes(), driver.usage().host_memory), (0, 0, 0));
+    assert_eq!(allocator.wake(NOW).unwrap().copied_bytes, 0);
+    blocks.iter().for_each(|(addr, bytes, seed)| driver.fill(MAIN, *addr, *bytes, *seed).unwrap());
+    allocator.check();
+    blocks.iter().for_each(|(addr, ..)| allocator.free(*addr).unwrap());
+    allocator.close().unwrap();
+    assert!(driver.usage().is_empty());
+}
+
+#[test]
+fn sleeping_twice_and_waking_twice_do_nothing_more() {
+    let (_, allocator) = host(64);
+    assert_eq!(allocator.wake(NOW).unwrap().mapped_bytes, 0, "nothing has slept yet");
+    let blocks = fill(&allocator, &SIZES);
+    let first = allocator.sleep(Backup::Pinned).unwrap();
+    let second = allocator.sleep(Backup::Discard).unwrap();
+    assert_eq!((second.asleep_bytes, second.released_bytes), (0, 0));
+    assert_eq!(allocator.wake(NOW).unwrap().mapped_bytes, first.asleep_bytes);
+    assert_eq!(allocator.wake(NOW).unwrap().mapped_bytes, 0);
+    verify(&allocator, &blocks);
+    blocks.iter().for_each(|(addr, ..)| allocator.free(*addr).unwrap());
+    allocator.close().unwrap();
+}
+
+/// New allocations get memory of their own, which a second sleep puts to sleep as well.
+#[test]
+fn what_is_allocated_meanwhile_has_memory_of_its_own() {
+    let (_, allocator) = host(64);
+    let mut blocks = fill(&allocator, &SIZES);
+    allocator.sleep(Backup::Pinned).unwrap();
+    let fresh = fill(&allocator, &SIZES);
+    allocator.check();
+    verify(&allocator, &fresh);
+    blocks.extend(fresh);
+    allocator.sleep(Backup::Pinned).unwrap();
+    allocator.check();
+    assert_eq!(allocator.reserved_bytes(), 0);
+    allocator.wake(NOW).unwrap();
+    allocator.check();
+    verify(&allocator, &blocks);
+    blocks.iter().for_each(|(addr, ..)| allocator.free(*addr).unwrap());
+    allocator.close().unwrap();
+}
+
+/// What is freed while it is asleep is not mapped again where nothing else is in its pages.
+#[test]
+fn what_is_freed_meanwhile_takes_no_memory() {
+    let (_, allocator) = host(64);
+    let mut blocks = fill(&allocator, &SIZES);
+    let slept = allocator.sleep(Backup::Pinned).unwrap();
+    let (large, ..) = blocks.remove(6);
+    allocator.free(large).unwrap();
+    let (small, ..) = blocks.remove(0);
+    allocator.free(small).unwrap();
+    allocator.check();
+    assert!(allocator.free(large).is_err(), "freed twice");
+    let woken = allocator.wake(NOW).unwrap();
+    allocator.check();
+    assert!(woken.mapped_bytes <= slept.asleep_bytes - 8 * PAGE, "{woken:?} of {slept:?}");
+    verify(&allocator, &blocks);
+    blocks.iter().for_each(|(addr, ..)| allocator.free(*addr).unwrap());
+    allocator.check();
+    assert_eq!(allocator.trim(0).unwrap().held_bytes, 0);
+    allocator.close().unwrap();
+}
+
+/// Pinned blocks stay awake, with all that shares a chunk with them; a block that is asleep cannot be pinned.
+#[test]
+fn what_is_pinned_stays_awake() {
+    let (_, allocator) = host(64);
+    let blocks = fill(&allocator, &SIZES);
+    let pin = allocator.pin(blocks[4].0).unwrap();
+    let slept = allocator.sleep(Backup::Pinned).unwrap();
+    allocator.check();
+    assert!(slept.left_awake.pinned_bytes >= 4 * PAGE, "{slept:?}");
+    assert_eq!(allocator.reserved_bytes(), slept.left_awake.pinned_bytes);
+    verify(&allocator, &blocks[4..5]);
+    let Err(refused) = allocator.pin(blocks[6].0) else { panic!("pinned") };
+    assert_eq!(refused.to_string(), format!("the allocation at {} is asleep: wake it first", blocks[6].0));
+    allocator.wake(NOW).unwrap();
+    verify(&allocator, &blocks);
+    drop(allocator.pin(blocks[6].0).unwrap());
+    drop(pin);
+    blocks.iter().for_each(|(addr, ..)| allocator.free(*addr).unwrap());
+    allocator.check();
+    allocator.close().unwrap();
+}
+
+/// A wake that finds too little memory changes nothing, and waits for more if it is told to.
+#[test]
+fn a_wake_that_is_short_changes_nothing() {
+    let (driver, allocator) = model(32);
+    let blocks = fill(&allocator, &SIZES);
+    let slept = allocator.sleep(Backup::Pinned).unwrap();
+    driver.set_external(32 * PAGE - slept.asleep_bytes + 1);
+    let before = driver.usage();
+    let refused = allocator.wake(NOW).unwrap_err();
+    assert_eq!(refused.report().map(|report| report.requested_bytes), Some(slept.asleep_bytes), "{refused}");
+    allocator.check();
+    assert_eq!((driver.usage(), allocator.reserved_bytes()), (before, 0));
+    let others = {
+        let driver = Arc::clone(&driver);
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(30));
+            driver.set_external(0);
+        })
+    };
+    assert_eq!(allocator.wake(Duration::from_secs(60)).unwrap().mapped_bytes, slept.asleep_bytes);
+    others.join().unwrap();
+    allocator.check();
+    blocks.iter().for_each(|(addr, ..)| allocator.free(*addr).unwrap());
+    allocator.close().unwrap();
+}
+
+/// A wake takes what is free elsewhere in the allocator: it succeeds whenever headroom and free chunks cover the pages.
+#[test]
+fn a_wake_takes_free_chunks() {
+    let (_, allocator) = model(32);
+    let blocks = fill(&allocator, &[6 * PAGE, 5 * PAGE, 300 * KIB]);
+    let slept = allocator.sleep(Backup::Discard).unwrap();
+    let others: Vec<_> = (0..32).map(|_| allocator.alloc(PAGE, MAIN).unwrap()).collect();
+    let needed = slept.asleep_bytes / PAGE;
+    others.iter().step_by(2).take(needed as usize - 1).for_each(|addr| allocator.free(*addr).unwrap());
+    allocator.wake(NOW).unwrap_err();
+    allocator.check();
+    allocator.free(others[31]).unwrap();
+    allocator.wake(NOW).unwrap();
+    allocator.check();
+    assert_eq!(free_bytes(&allocator), 0);
+    let rest = others.iter().enumerate().filter(|(at, _)| at % 2 == 1 || at / 2 >= needed as usize - 1);
+    rest.filter(|(at, _)| *at != 31).for_each(|(_, addr)| allocator.free(*addr).unwrap());
+    blocks.iter().for_each(|(addr, ..)| allocator.free(*addr).unwrap());
+    allocator.close().unwrap();
+}
+
+/// The host waits once in a sleep, for the allocator's own stream, and never for the device.
+#[test]
+fn a_sleep_waits_once() {
+    let (driver, allocator) = model(256);
+    let streams: Vec<_> = (0..4).map(|_| driver.create_stream().unwrap()).collect();
+    streams.iter().for_each(|stream| allocator.keep_stream(*stream).unwrap());
+    let mut blocks = Vec::new();
+    for stream in &streams {
+        for bytes in [3 * PAGE, 40 * KIB] {
+            let addr = allocator.alloc(bytes, *stream).unwrap();
+            driver.hold(*stream);
+            driver.fill(*stream, addr, bytes, 1).unwrap();
+            blocks.push(addr);
+        }
+        let freed = allocator.alloc(2 * PAGE, *stream).unwrap();
+        driver.fill(*stream, freed, 2 * PAGE, 1).unwrap();
+        allocator.record_stream(freed, MAIN).unwrap();
+        allocator.free(freed).unwrap();
+    }
+    for backup in [Backup::Pinned, Backup::Discard] {
+        let (before, synchronized) = (driver.host_waits(), driver.calls());
+        let slept = allocator.sleep(backup).unwrap();
+        assert_eq!(slept.left_awake, Default::default());
+        assert_eq!(allocator.reserved_bytes(), 0);
+        let waits = driver.host_waits() - before;
+        assert!(waits <= 1, "{waits} waits");
+        assert_eq!(driver.calls()[DriverCall::Synchronize], synchronized[DriverCall::Synchronize]);
+        allocator.wake(NOW).unwrap();
+        allocator.check();
+        for (at, stream) in streams.iter().enumerate() {
+            driver.fill(*stream, blocks[2 * at], 3 * PAGE, 2).unwrap();
+        }
+    }
+    streams.iter().for_each(|stream| driver.resume(*stream));
+    blocks.iter().for_each(|addr| allocator.free(*addr).unwrap());
+    allocator.close().unwrap();
+}
+
+/// In a capture nothing sleeps and nothing wakes.
+#[test]
+fn a_capture_forbids_both() {
+    let (driver, allocator) = model(64);
+    let captured = driver.create_stream().unwrap();
+    allocator.keep_stream(captured).unwrap();
+    let block = allocator.alloc(3 * PAGE, captured).unwrap();
+    driver.begin_capture(captured);
+    let refused = allocator.sleep(Backup::Pinned).unwrap_err();
+    assert!(refused.to_string().contains("being captured"), "{refused}");
+    driver.end_capture(captured);
+    allocator.sleep(Backup::Pinned).unwrap();
+    driver.begin_capture(captured);
+    let refused = allocator.wake(NOW).unwrap_err();
+    assert!(refused.to_string().contains("being captured"), "{refused}");
+    driver.end_capture(captured);
+    allocator.wake(NOW).unwrap();
+    allocator.check();
+    allocator.free(block).unwrap();
+    allocator.close().unwrap();
+}
+
+/// An allocator that keeps its mappings, since work uses them that it does not see, leaves everything awake.
+#[test]
+fn kept_mappings_stay_awake() {
+    let (driver, _) = model(64);
+    let allocator = Allocator::builder(driver).keep_mappings().build().unwrap();
+    let block = allocator.alloc(3 * PAGE, MAIN).unwrap();
+    let slept = allocator.sleep(Backup::Pinned).unwrap();
+    assert_eq!((slept.asleep_bytes, slept.left_awake.kept_bytes), (0, allocator.reserved_bytes()));
+    allocator.free(block).unwrap();
+    allocator.close().unwrap();
+}
+
+/// Blocks that keep large chunks from being moved do so no more after a sleep.
+#[test]
+fn a_wake_undoes_what_large_chunks_had_pinned() {
+    let (_, allocator) = model(64);
+    let allocator = {
+        drop(allocator);
+        let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 64 * PAGE, ..ModelConfig::default() }));
+        Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(8 * PAGE)).build().unwrap()
+    };
+    // One growth in chunks of eight pages, which blocks of a page take their parts of.
+    allocator.free(allocator.alloc(64 * PAGE, MAIN).unwrap()).unwrap();
+    let blocks: Vec<_> = (0..64).map(|_| allocator.alloc(PAGE, MAIN).unwrap()).collect();
+    let (kept, freed): (Vec<_>, Vec<_>) = blocks.iter().enumerate().partition(|(at, _)| at % 8 == 0);
+    freed.iter().for_each(|(_, addr)| allocator.free(**addr).unwrap());
+    assert!(allocator.alloc(16 * PAGE, MAIN).is_err(), "each chunk has a live block");
+    allocator.sleep(Backup::Pinned).unwrap();
+    let woken = allocator.wake(NOW).unwrap();
+    assert_eq!(woken.mapped_bytes, 8 * PAGE);
+    let large = allocator.alloc(48 * PAGE, MAIN).unwrap();
+    allocator.check();
+    allocator.free(large).unwrap();
+    kept.iter().for_each(|(_, addr)| allocator.free(**addr).unwrap());
+    allocator.close().unwrap();
+}
+
+/// The n-th driver call of a sleep or a wake fails, for every n, once or from then on: everything is as before, and the next attempt
+/// works. Where the driver does not even take back what was done, what has no memory is asleep, and wakes with its bytes.
+#[test]
+fn whatever_call_fails_nothing_is_lost() {
+    for (waking, lasts) in [(false, false), (true, false), (false, true), (true, true)] {
+        for nth in 0.. {
+            let config = HostConfig { capacity_bytes: 64 * PAGE, ..HostConfig::default() };
+            let driver = FaultDriver::new(HostDriver::new(config).unwrap());
+            let allocator = Allocator::builder(Arc::new(driver)).build().unwrap();
+            let driver = Arc::clone(allocator.driver());
+            let blocks = fill(&allocator, &[3 * PAGE + 512, 700 * KIB, 100, PAGE]);
+            if waking {
+                allocator.sleep(Backup::Pinned).unwrap();
+            }
+            let before = (allocator.reserved_bytes(), allocator.stats().asleep_bytes);
+            let fault = Fault::nth(nth, DriverErrorKind::Other);
+            driver.arm(if lasts { fault.from_then_on() } else { fault });
+            let result = match waking {
+                false => allocator.sleep(Backup::Pinned).map(drop),
+                true => allocator.wake(NOW).map(drop),
+            };
+            let fired = driver.fired() > 0;
+            driver.disarm();
+            allocator.check();
+            if result.is_err() && !lasts {
+                let now = (allocator.reserved_bytes(), allocator.stats().asleep_bytes);
+                assert_eq!(now, before, "waking: {waking}, call {nth}");
+            }
+            let then = match waking {
+                false => allocator.sleep(Backup::Pinned).map(drop).and_then(|()| allocator.wake(NOW)),
+                true => allocator.wake(NOW),
+            };
+            then.unwrap_or_else(|error| panic!("waking: {waking}, call {nth}, lasts: {lasts}: {error}"));
+            allocator.check();
+            verify(&allocator, &blocks);
+            blocks.iter().for_each(|(addr, ..)| allocator.free(*addr).unwrap());
+            allocator.close().unwrap();
+            assert_eq!(driver.inner().take_violations(), []);
+            assert!(driver.inner().usage().is_empty(), "{:?}", driver.inner().usage());
+            if !fired {
+                assert!(nth > 10, "{nth} calls");
+                break;
+            }
+        }
+    }
+}
