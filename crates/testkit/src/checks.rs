@@ -36,8 +36,15 @@ impl Oracle {
     ///
     /// # Panics
     /// Panics if a figure is wrong.
-    pub fn check_report<D: Device>(&self, allocator: &Subject<D>, report: &OutOfMemory, promise: &Promise) {
+    pub fn check_report<D: Device>(
+        &self,
+        world: &World,
+        allocator: &Subject<D>,
+        report: &OutOfMemory,
+        promise: &Promise,
+    ) {
         let stats = allocator.stats();
+        let asleep = self.without_memory(world, allocator.driver().inner());
         let sum = |part: fn(&StreamUse) -> u64| report.streams.iter().map(part).sum::<u64>();
         assert_eq!((report.live_bytes, sum(|part| part.live_bytes)), (self.live_bytes, self.live_bytes));
         assert_eq!(report.live_block_bytes, stats.live_block_bytes);
@@ -49,8 +56,8 @@ impl Oracle {
         assert_eq!(report.others_bytes, (device.total - device.free).saturating_sub(report.reserved_bytes));
         let headroom = report.budget_bytes.saturating_sub(report.reserved_bytes).min(device.free);
         assert_eq!((report.range_bytes, report.registered_bytes), (stats.range_bytes, stats.registered_bytes));
-        let free =
-            headroom + report.reserved_bytes - report.live_block_bytes - report.range_bytes - report.registered_bytes;
+        let awake = report.live_block_bytes - asleep;
+        let free = headroom + report.reserved_bytes - awake - report.range_bytes - report.registered_bytes;
         let as_reported = report.free_bytes == free || stats.poisoned > 0 && report.free_bytes < free;
         assert!(as_reported, "{free} bytes are neither in live blocks nor in ranges: {report}");
         assert_eq!(report.satisfiable, report.free_bytes >= report.requested_bytes);
@@ -123,7 +130,9 @@ impl Oracle {
         assert_eq!(stats.failed_allocs, self.failed_allocs, "invariant 5: failed allocations");
         assert_eq!(stats.peak_live_bytes, self.peak_live_bytes, "invariant 5: peak of live bytes");
         assert!(stats.live_bytes <= stats.live_block_bytes, "invariant 5: {stats:?}");
-        assert!(stats.live_block_bytes <= stats.reserved_bytes, "invariant 5: {stats:?}");
+        let asleep = self.without_memory(world, driver);
+        assert!(asleep <= stats.asleep_bytes, "sleep A1: {asleep} bytes without memory: {stats:?}");
+        assert!(stats.live_block_bytes <= stats.reserved_bytes + asleep, "invariant 5: {stats:?}");
         self.ceiling = self.ceiling.max(allocator.budget());
         assert!(stats.reserved_bytes <= self.ceiling, "invariant 5: more is held than was ever allowed: {stats:?}");
         self.ceiling = allocator.budget().max(stats.reserved_bytes);
@@ -140,7 +149,7 @@ impl Oracle {
         assert!(stats.range_bytes >= self.range_bytes(world), "invariant 5: memory of ranges: {stats:?}");
         assert!(stats.registered_bytes >= self.registered_bytes(), "invariant 5: registered blocks: {stats:?}");
         if stats.poisoned == 0 {
-            let sum = stats.live_block_bytes + stats.cached_bytes + stats.pending_bytes + stats.idle_bytes;
+            let sum = stats.live_block_bytes - asleep + stats.cached_bytes + stats.pending_bytes + stats.idle_bytes;
             let ranges = self.range_bytes(world) + self.registered_bytes();
             let abandoned = stats.reserved_bytes.checked_sub(sum + ranges);
             // An allocator that runs short of memory reclaims abandoned bytes.

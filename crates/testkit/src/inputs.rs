@@ -104,6 +104,11 @@ pub fn kept_op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Operations that put to sleep and wake.
+pub fn sleep_op() -> impl Strategy<Value = Op> {
+    prop_oneof![any::<bool>().prop_map(|discard| Op::Sleep { discard }), Just(Op::Wake)]
+}
+
 /// Operations on handles of allocators.
 pub fn handle_op() -> impl Strategy<Value = Op> {
     prop_oneof![
@@ -155,6 +160,7 @@ pub fn op(page_bytes: u64) -> impl Strategy<Value = Op> {
         2 => handle_op(),
         1 => capture_op(),
         2 => graph_op(),
+        1 => sleep_op(),
         1 => any::<u16>().prop_map(|stream| Op::Watch { stream }),
         3 => (any::<u16>(), any::<u16>()).prop_map(|(address, stream)| Op::AllocAgain { address, stream }),
         2 => (any::<u16>(), any::<u16>()).prop_map(|(block, stream)| Op::ForeignUse { block, stream }),

@@ -43,7 +43,7 @@ mod witness;
 pub use cuda::Cuda;
 pub use device::{Device, Host, Model, World};
 #[cfg(feature = "properties")]
-pub use inputs::{capture_op, graph_op, handle_op, kept_op, op, ops, range_op, steady_op, world};
+pub use inputs::{capture_op, graph_op, handle_op, kept_op, op, ops, range_op, sleep_op, steady_op, world};
 #[cfg(feature = "instances")]
 pub use instances::run_input;
 #[cfg(all(feature = "instances", feature = "properties"))]

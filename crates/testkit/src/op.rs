@@ -247,6 +247,13 @@ pub enum Op {
         /// Number of pages.
         keep: u32,
     },
+    /// Wait for the uses that the allocator does not know of, and put everything to sleep that is not pinned.
+    Sleep {
+        /// Whether the content is lost.
+        discard: bool,
+    },
+    /// Wake what is asleep.
+    Wake,
     /// Change the budget.
     Budget {
         /// The budget in pages, modulo twice the device.

@@ -7,7 +7,7 @@ use gapless::GRANULE;
 use gapless::allocator::{Allocator, BlockSnapshot, BlockState};
 use gapless::driver::{ChunkHandle, FaultDriver};
 use gapless::units::{DeviceAddr, StreamId, round_up};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The allocator under test, with all layers between it and the device.
 pub type Subject<D> = Allocator<FaultDriver<Witness<D>>>;
@@ -148,6 +148,8 @@ pub struct Oracle {
     /// Most bytes that may be held: the budget, or what was already held when the budget was lowered.
     pub ceiling: u64,
     pub last_freed: Option<u64>,
+    /// Addresses of the live blocks that were put to sleep, and so are not used.
+    pub asleep: BTreeSet<u64>,
     /// Addresses that blocks were freed from, the newest last.
     pub former: Vec<Former>,
     pub ranges: Vec<Range>,
@@ -179,6 +181,7 @@ impl Oracle {
     pub fn remove(&mut self, addr: u64) -> Block {
         let block = self.live.remove(&addr).expect("the block is live");
         self.order.retain(|other| *other != addr);
+        self.asleep.remove(&addr);
         self.live_bytes -= block.bytes;
         self.frees += 1;
         self.freed_bytes += block.bytes;

@@ -4,12 +4,13 @@
 //! only which of these chunks are its own.
 
 use crate::device::{Device, World};
-use crate::oracle::{Oracle, Subject};
+use crate::oracle::{Block, Oracle, Subject};
 use crate::witness::Witness;
 use gapless::GRANULE;
 use gapless::driver::{ChunkHandle, MemoryDriver};
 use gapless::units::{DeviceAddr, KIB, MIB, round_up};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// With the allocator's own choice of chunks, no chunk is smaller for the sake of what it could pin.
 const SMALLEST_AUTO: u64 = 2 * MIB;
@@ -83,6 +84,45 @@ pub(crate) fn check_new_chunks<D: Device>(world: &World, driver: &Witness<D>, bl
 }
 
 impl Oracle {
+    /// Returns the bytes of live blocks that have no memory, rounding included.
+    ///
+    /// # Panics
+    /// Panics if a block without memory is not asleep.
+    pub(crate) fn without_memory<D: Device>(&self, world: &World, driver: &Witness<D>) -> u64 {
+        let of_block = |block: &Block| {
+            let size = round_up(block.bytes.max(1), GRANULE).expect("a live block");
+            let backed: u64 =
+                self.backing(world, driver, block.addr, size).map(|(_, part)| part.end - part.start).sum();
+            size - backed
+        };
+        self.live.values().map(of_block).sum()
+    }
+
+    /// Returns the memory at the addresses of a block, or of a range. Where there is none, it is asleep.
+    ///
+    /// # Panics
+    /// Panics if it is not.
+    pub(crate) fn backing<D: Device>(
+        &self,
+        world: &World,
+        driver: &Witness<D>,
+        addr: DeviceAddr,
+        bytes: u64,
+    ) -> impl Iterator<Item = (ChunkHandle, Range<u64>)> {
+        let whole = driver.backing(addr, bytes);
+        let is_asleep = whole.is_none() && self.asleep.contains(&addr.0);
+        assert!(whole.is_some() || is_asleep, "invariant 2: {bytes} bytes at {addr} are not fully mapped with access");
+        let pages =
+            if is_asleep { addr.0 / world.page_bytes..(addr.0 + bytes).div_ceil(world.page_bytes) } else { 0..0 };
+        let parts = pages.filter_map(|page| {
+            let start = addr.0.max(page * world.page_bytes);
+            let end = (addr.0 + bytes).min((page + 1) * world.page_bytes);
+            driver.backing(DeviceAddr(start), end - start)
+        });
+        let parts: Vec<_> = parts.flatten().collect();
+        whole.into_iter().flatten().chain(parts)
+    }
+
     /// Returns what callers hold of each chunk. Checks invariant 2, and invariant 1 for physical memory.
     pub(crate) fn held<D: Device>(&self, world: &World, driver: &Witness<D>) -> BTreeMap<ChunkHandle, Held> {
         let mut held: BTreeMap<ChunkHandle, Held> = BTreeMap::new();
@@ -94,10 +134,7 @@ impl Oracle {
         let kept = self.pinned.iter().chain(&self.registered).filter(|kept| kept.alone && seen.insert(kept.addr));
         let kept = kept.map(|kept| (kept.addr, kept.bytes, kept.since));
         for block in blocks.chain(ranges).chain(kept) {
-            let Some(backing) = driver.backing(block.0, block.1) else {
-                panic!("invariant 2: {block:?} is not fully mapped with access");
-            };
-            for (chunk, part) in backing {
+            for (chunk, part) in self.backing(world, driver, block.0, block.1) {
                 if let Some(((other, _), end)) = parts.range(..(chunk, part.end)).next_back() {
                     let apart = *other != chunk || *end <= part.start;
                     assert!(apart, "invariant 1: bytes {part:?} of {chunk:?} belong to {block:?} and to another");

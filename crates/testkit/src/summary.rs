@@ -32,6 +32,10 @@ pub struct Summary {
     pub resets: u64,
     /// Number of blocks that were pinned or registered.
     pub kept: u64,
+    /// Number of sleeps that put something to sleep, and of wakes that mapped something again.
+    pub slept: u64,
+    /// See `slept`.
+    pub woken: u64,
     /// Number of blocks that came back to a former address.
     pub again: u64,
     /// Number of those whose stream was destroyed.
@@ -58,6 +62,8 @@ impl Summary {
         self.contexts += other.contexts;
         self.resets += other.resets;
         self.kept += other.kept;
+        self.slept += other.slept;
+        self.woken += other.woken;
         self.again += other.again;
         self.again_of_destroyed += other.again_of_destroyed;
         self.notified_unmaps += other.notified_unmaps;
@@ -88,6 +94,8 @@ impl Summary {
             ("verified bytes", self.verified_bytes),
             ("replays", self.replays),
             ("peers", self.peers),
+            ("sleeps", self.slept),
+            ("wakes", self.woken),
             ("blocks at former addresses", self.again),
             ("those of destroyed streams", self.again_of_destroyed),
             ("refused frees", stats.refused_frees),

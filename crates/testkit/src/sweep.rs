@@ -31,6 +31,7 @@ pub fn cases(page: u64) -> Vec<Case> {
     let held_other = [Hold { stream: 1 }, alloc(8, 1), free(0)];
     let renewed = [Hold { stream: 1 }, alloc(4, 1), free(0), Renew { stream: 1 }];
     let gaps = [alloc(2, 0), alloc(2, 0), alloc(2, 0), alloc(2, 0), free(0), free(1)];
+    let asleep = [alloc(2, 0), Alloc { bytes: page / 2, align: 9, stream: 1 }, alloc(1, 0), Sleep { discard: false }];
     let shared = [Hold { stream: 1 }, alloc(8, 0), Read { block: 0, stream: 1 }, free(0)];
     let range = |pages| ReserveRange { pages };
     let grow = |range, pages, stream| GrowRange { range, pages, stream };
@@ -120,6 +121,20 @@ pub fn cases(page: u64) -> Vec<Case> {
         case("trim to a half", &[alloc(8, 0), free(0), alloc(2, 0)], Trim { keep: 4 }),
         case("trim of stale views", &[&gaps[..], &[alloc(4, 0), free(2)]].concat(), Trim { keep: 1 }),
         case("trim of memory that waits", &held_other, Trim { keep: 0 }),
+        case("a sleep", &asleep[..3], Sleep { discard: false }),
+        case("a sleep that discards", &asleep[..3], Sleep { discard: true }),
+        case("a sleep beside a pin", &[&asleep[..3], &[Pin { block: 1 }]].concat(), Sleep { discard: false }),
+        case("a second sleep", &[&asleep[..], &[alloc(1, 1)]].concat(), Sleep { discard: false }),
+        case("a sleep of memory that waits", &shared[..3], Sleep { discard: false }),
+        Case {
+            world: not_kept,
+            ..case("a sleep that waits for the device", &held_other[..2], Sleep { discard: false })
+        },
+        case("a wake", &asleep, Wake),
+        case("a wake after a free", &[&asleep[..], &[free(1)]].concat(), Wake),
+        case("a wake out of the heaps", &[&asleep[..], &[alloc(6, 1), free(3), alloc(1, 1)]].concat(), Wake),
+        case("more than a wake can have", &[&asleep[..], &[alloc(6, 1)]].concat(), Wake),
+        Case { world: large_chunks, ..case("a wake of parts of large chunks", &asleep, Wake) },
         case("a lower budget", &cached_on_two, Budget { pages: 3 }),
         case("a range", &[alloc(1, 0)], ReserveRange { pages: 3 }),
         case("a range's growth", &[alloc(3, 0), range(7)], grow(0, 3, 0)),

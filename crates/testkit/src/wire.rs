@@ -104,7 +104,7 @@ fn operation(record: &[u8]) -> Op {
     let other_stream = u16::from_le_bytes([small, record[4]]);
     let range_stream = u16::from_le_bytes([record[2], record[5]]);
     let bytes = u64::from(u32::from_le_bytes([record[4], record[5], record[6], record[7]]));
-    match record[0] % 52 {
+    match record[0] % 54 {
         // Sizes up to about that of the device: the top byte is rarely useful.
         0 | 1 | 28 => {
             Op::Alloc { bytes: if small & 0x80 == 0 { bytes % (2 << 20) } else { bytes }, align: small & 0x1f, stream }
@@ -160,6 +160,8 @@ fn operation(record: &[u8]) -> Op {
         47 => Op::AllocRegistered { pages: small, stream },
         48 => Op::FreeRegistered { block: small },
         51 => Op::Reset,
+        52 => Op::Sleep { discard: small % 2 == 1 },
+        53 => Op::Wake,
         50 => Op::CaptureAs {
             mode: CaptureMode::ALL[usize::from(small / 2) % CaptureMode::ALL.len()],
             elsewhere: small % 2 == 1,
@@ -240,6 +242,8 @@ pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
                 (49, u8::try_from(number).unwrap_or(0), 0, 0)
             }
             Op::Reset => (51, 0, 0, 0),
+            Op::Sleep { discard } => (52, u8::from(discard), 0, 0),
+            Op::Wake => (53, 0, 0, 0),
             Op::OpenPool => (32, 0, 0, 0),
             Op::Replay { graph, stream } => (33, graph, stream, 0),
         };

@@ -12,7 +12,7 @@ fn graph_world(page_bytes: u64) -> impl Strategy<Value = World> {
 
 fn graphs_keep_their_memory<D: Device>(cases: u32, most: usize) {
     let show = |(world, ops): &(World, Vec<Op>)| as_test(world, ops);
-    let any = prop_oneof![3 => op(D::PAGE_BYTES), 1 => graph_op()];
+    let any = prop_oneof![3 => op(D::PAGE_BYTES), 2 => graph_op()];
     let ops = prop::collection::vec(any, 1..most).prop_map(|mut ops| {
         ops.insert(0, Op::OpenPool);
         ops

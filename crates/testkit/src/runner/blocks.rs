@@ -123,7 +123,9 @@ impl<D: Device> Runner<D> {
     pub(crate) fn free(&mut self, number: u16) {
         let Some(block) = self.instance().oracle.block(number).cloned() else { return };
         // On the stream that last used it, so that the check adds no order that the allocator should have established.
-        self.verify(&block, block.last_user);
+        if !self.is_asleep(block.addr) {
+            self.verify(&block, block.last_user);
+        }
         if !self.wait_for_foreign_uses(&block) {
             return;
         }
@@ -132,7 +134,7 @@ impl<D: Device> Runner<D> {
     }
 
     /// Queues work that verifies a block, if it is known what it holds and the stream is not another thread's own.
-    fn verify(&mut self, block: &Block, stream: StreamId) {
+    pub(crate) fn verify(&mut self, block: &Block, stream: StreamId) {
         if !self.is_here(stream) || self.captured(block.addr, stream, None) {
             return;
         }
@@ -171,7 +173,7 @@ impl<D: Device> Runner<D> {
         if block.home != Some(stream) && !block.recorded.contains(&stream) && !self.record(block.addr, stream) {
             return;
         }
-        if !self.order(block.last_user, stream) {
+        if self.is_asleep(block.addr) || !self.order(block.last_user, stream) {
             return;
         }
         if write {

@@ -4,7 +4,7 @@ use super::Runner;
 use crate::device::Device;
 use crate::kept::KeptBytes;
 use crate::op::Op;
-use gapless::allocator::AllocError;
+use gapless::allocator::{AllocError, FreeError};
 use gapless::units::StreamId;
 
 /// Maximum number of pins of one allocator, and of registered blocks.
@@ -39,7 +39,11 @@ impl<D: Device> Runner<D> {
         if self.instance().kept.pins.len() >= MOST_KEPT {
             return;
         }
-        let pin = self.allocator().pin(block.addr).expect("a live block can be pinned");
+        let pin = match self.allocator().pin(block.addr) {
+            Ok(pin) => pin,
+            Err(FreeError::Asleep { addr }) if self.is_asleep(block.addr) && addr == block.addr => return,
+            Err(other) => panic!("pin returned {other}"),
+        };
         let driver = self.driver.inner();
         let known = KeptBytes::new(driver, block.addr, block.bytes.max(1), block.since, false);
         self.summary.kept += 1;
@@ -91,7 +95,8 @@ impl<D: Device> Runner<D> {
     /// the allocator is closed.
     pub(crate) fn note_left_behind(&mut self, bytes: u64) {
         let stats = self.allocator().stats();
-        let elsewhere = stats.live_block_bytes + stats.cached_bytes + stats.pending_bytes + stats.idle_bytes;
+        let asleep = self.instance().oracle.without_memory(&self.world, self.driver.inner());
+        let elsewhere = stats.live_block_bytes - asleep + stats.cached_bytes + stats.pending_bytes + stats.idle_bytes;
         let oracle = &self.instance().oracle;
         let left = stats.reserved_bytes - elsewhere - oracle.range_bytes(&self.world) - oracle.registered_bytes();
         let most = oracle.abandoned_bytes + bytes;

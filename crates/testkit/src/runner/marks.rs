@@ -64,7 +64,7 @@ impl<D: Device> Runner<D> {
     /// Fills a block on a stream that its allocator does not know of.
     pub(crate) fn use_as_foreign(&mut self, number: u16, stream: StreamId) {
         let Some(block) = self.instance().oracle.block(number).cloned() else { return };
-        let known = block.home == Some(stream) || block.recorded.contains(&stream);
+        let known = block.home == Some(stream) || block.recorded.contains(&stream) || self.is_asleep(block.addr);
         if known || self.instance().pool.is_some() || stream == PER_THREAD_STREAM || self.driver.is_capturing(stream) {
             return;
         }

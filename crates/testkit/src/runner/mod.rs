@@ -14,6 +14,7 @@ mod pools;
 mod ranges;
 mod renew;
 mod reset;
+mod sleep;
 
 use self::instance::Instance;
 use crate::device::{Device, World};
@@ -279,6 +280,8 @@ impl<D: Device> Runner<D> {
                 }
                 self.instance_mut().oracle.budget = bytes;
             }
+            Op::Sleep { discard } => self.sleep(discard),
+            Op::Wake => self.wake(),
             Op::External { pages } => {
                 let bytes = u64::from(pages) % self.world.pages * self.world.page_bytes;
                 self.driver.inner().inner().set_external(bytes);
@@ -446,7 +449,7 @@ impl<D: Device> Runner<D> {
                 let promised = may_be_promised && !self.may_be_capturing() && promise.holds();
                 assert!(!promised || struck || self.instance().lost, "the promise: {promise:?}\n{report}");
                 assert_eq!(report.requested_bytes, bytes);
-                self.instance().oracle.check_report(self.allocator(), report, &promise);
+                self.instance().oracle.check_report(&self.world, self.allocator(), report, &promise);
                 assert!(!report.stopped_by_capture || self.may_be_capturing(), "no stream is being captured: {report}");
                 // What would be served after the capture must not look as if the memory were too small.
                 let only_a_capture = may_be_promised && self.may_be_capturing() && promise.holds();

@@ -1,0 +1,138 @@
+//! The runner's sleep and wake.
+
+use super::Runner;
+use crate::device::Device;
+use crate::oracle::Block;
+use gapless::allocator::{AllocError, Backup, StreamError};
+use gapless::units::DeviceAddr;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+impl<D: Device> Runner<D> {
+    /// Puts everything to sleep. What nobody has pinned gives its memory back.
+    pub(crate) fn sleep(&mut self, discard: bool) {
+        let live: Vec<Block> = self.instance().oracle.live.values().cloned().collect();
+        if !live.iter().all(|block| self.wait_for_foreign_uses(block)) {
+            return;
+        }
+        let (backup, reserved) =
+            (if discard { Backup::Discard } else { Backup::Pinned }, self.allocator().reserved_bytes());
+        let (oracle, witness) = (&self.instance().oracle, self.driver.inner());
+        let has_memory =
+            |block: &&Block| oracle.backing(&self.world, witness, block.addr, block.bytes.max(1)).next().is_some();
+        let had_memory: BTreeSet<u64> = live.iter().filter(has_memory).map(|block| block.addr.0).collect();
+        let was_asleep = self.allocator().stats().asleep_bytes;
+        let slept = match self.allocator().sleep(backup) {
+            Ok(slept) => slept,
+            Err(error) => {
+                if self.excuse_sleep(&error) {
+                    self.sleep(discard);
+                }
+                return;
+            }
+        };
+        let stats = self.allocator().stats();
+        assert_eq!(slept.released_bytes, reserved - stats.reserved_bytes, "{slept:?}");
+        assert!(stats.asleep_bytes <= was_asleep + slept.asleep_bytes, "{slept:?} {stats:?}");
+        assert!(slept.asleep_bytes <= stats.asleep_bytes, "{slept:?} {stats:?}");
+        assert_eq!(slept.copied_bytes, if discard { 0 } else { slept.live_bytes }, "{slept:?}");
+        self.summary.slept += u64::from(slept.asleep_bytes > 0);
+        let (promising, world) = (self.is_promising() && !self.struck(), self.world);
+        let instance = self.instance_mut();
+        let oracle = &mut instance.oracle;
+        let is_pinned = |block: &Block| oracle.pinned.iter().any(|pinned| pinned.addr == block.addr);
+        let asleep: Vec<u64> = live
+            .iter()
+            .filter(|block| !is_pinned(block) && instance.pool.is_none())
+            .map(|block| block.addr.0)
+            .collect();
+        for addr in asleep {
+            oracle.asleep.insert(addr);
+            let block = oracle.live.get_mut(&addr).expect("a live block");
+            if discard && had_memory.contains(&addr) {
+                block.content = None;
+            }
+        }
+        if promising && oracle.pinned.is_empty() && stats.poisoned == 0 {
+            let elsewhere = oracle.range_bytes(&world) + oracle.registered_bytes() + oracle.abandoned_bytes;
+            assert!(stats.reserved_bytes <= elsewhere, "memory is left after a sleep: {slept:?} {stats:?}");
+        }
+    }
+
+    /// Wakes what is asleep: whenever the pages that are free cover it.
+    pub(crate) fn wake(&mut self) {
+        let needed = self.allocator().stats().asleep_bytes;
+        let held = self.allocator().reserved_bytes();
+        match self.allocator().wake(Duration::ZERO) {
+            Ok(woken) => {
+                assert!(woken.mapped_bytes <= needed, "{woken:?} of {needed} bytes");
+                assert_eq!(self.allocator().stats().asleep_bytes, 0);
+                self.summary.woken += u64::from(woken.mapped_bytes > 0);
+                self.get_up();
+            }
+            Err(error @ AllocError::OutOfMemory(_)) => {
+                let bytes = error.report().map_or(0, |report| report.requested_bytes);
+                assert!(bytes <= needed, "{error}");
+                let promise = self.promise(bytes);
+                let enough = promise.obtainable_pages >= promise.needed_pages;
+                let excused = !self.is_promising() || self.struck() || self.instance().lost;
+                assert!(!enough || excused, "the promise of a wake: {promise:?}\n{error}");
+                if self.excuse(&error, bytes, held, true) {
+                    self.wake();
+                }
+            }
+            Err(error) => {
+                if self.excuse_sleep(&error) {
+                    self.wake();
+                }
+            }
+        }
+    }
+
+    /// Verifies what has slept.
+    fn get_up(&mut self) {
+        let asleep = std::mem::take(&mut self.instance_mut().oracle.asleep);
+        for addr in asleep {
+            let block = self.instance().oracle.live[&addr].clone();
+            self.verify(&block, block.last_user);
+        }
+    }
+
+    /// Checks that a sleep or a wake may fail with `error`, and that nothing has changed. Returns whether to repeat it.
+    fn excuse_sleep(&mut self, error: &AllocError) -> bool {
+        match error {
+            AllocError::CannotWait { .. } if self.may_be_capturing() => return false,
+            AllocError::Driver(cause) | AllocError::OutOfMappings { source: cause, .. } => self.expect_injected(cause),
+            AllocError::Stream(StreamError::Foreign { source, .. }) => self.expect_injected(source),
+            other => panic!("the call failed: {other}"),
+        }
+        if self.instance().lost {
+            return false;
+        }
+        let lost = self.struck() && self.is_lost_by(error);
+        if lost {
+            // Nobody knows how far it came.
+            let oracle = &mut self.instance_mut().oracle;
+            oracle.asleep = oracle.live.keys().copied().collect();
+        }
+        if self.struck() {
+            self.recover();
+            return !lost;
+        }
+        false
+    }
+
+    fn is_lost_by(&self, error: &AllocError) -> bool {
+        let kind = match error {
+            AllocError::Driver(cause) | AllocError::OutOfMappings { source: cause, .. } => cause.kind,
+            AllocError::Stream(StreamError::Foreign { source, .. }) => source.kind,
+            _ => return false,
+        };
+        kind == gapless::driver::DriverErrorKind::DeviceLost
+    }
+
+    /// Whether a block was put to sleep.
+    pub(crate) fn is_asleep(&self, addr: DeviceAddr) -> bool {
+        self.instance().oracle.asleep.contains(&addr.0)
+    }
+}
