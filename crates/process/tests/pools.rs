@@ -7,9 +7,12 @@ use gapless::units::MIB;
 use gapless_process::{Device, Place, PoolId, Process, Request, Simulated};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 const POOL: PoolId = (3, 4);
 const OTHER: PoolId = (5, 6);
+/// How long a test waits for what takes milliseconds.
+const LIMIT: Duration = Duration::from_secs(5);
 /// How far the handle of a simulated device's stream lies behind that of its model.
 const STREAM_BITS: u32 = 40;
 
@@ -180,7 +183,7 @@ fn while_it_is_closed(device: &Device<Simulated<ModelDriver>>, pool: PoolId, act
         device.allocator().listeners().add(Arc::new(hold)).unwrap();
         device.pools().release(pool);
         let closing = scope.spawn(|| device.close_released_pools());
-        inside.recv().unwrap();
+        inside.recv_timeout(LIMIT).expect("the pool is being closed");
         act();
         drop(go_on);
         closing.join().unwrap()
