@@ -237,6 +237,8 @@ fn bytes_of_the_only_pool_that_are_being_closed_count() {
         // Nothing of that name is open, and budgets are shared out again.
         device.end_pool(OTHER);
         assert_eq!(device.allocator().budget(), 16 * MIB);
+        assert_eq!(device.lend_beside(), Some(16 * MIB), "nor is another allocator lent them");
+        device.settle_beside(0);
         device.pools().begin(OTHER).unwrap();
         assert!(matches!(device.alloc(&request(20, StreamId::DEFAULT)), Err(AllocError::OutOfMemory(_))));
         let rest = device.alloc(&request(16, StreamId::DEFAULT)).unwrap();

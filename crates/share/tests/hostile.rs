@@ -470,6 +470,8 @@ fn whoever_wants_the_same_block_waits() {
             other => panic!("{other:?}"),
         }
         let second = scope.spawn(|| importer.open_within(&handle, MUCH_TIME));
+        // Time for it to begin to wait: else it only asks after the first.
+        std::thread::sleep(Duration::from_millis(50));
         send(&connection, &[1, GONE], SendFlags::empty()).unwrap();
         assert!(matches!(first.join().unwrap(), Err(ShareError::Gone)));
         assert_eq!(asked(&connection)[0], 2, "it asks itself");
