@@ -294,6 +294,30 @@ fn a_mem_pool_is_its_thread_s() {
     });
 }
 
+/// A capture that no pool was opened for has the pool that its thread has open for itself, and not that of another capture.
+#[test]
+fn a_capture_without_a_pool_has_its_thread_s() {
+    in_world("a_capture_without_a_pool_has_its_thread_s", "256MiB", |world| {
+        let [eager, first, second] = world.streams();
+        open(1);
+        let mut all = vec![malloc(2 * MIB, eager)];
+        world.begin(2, first);
+        all.push(malloc(4 * MIB, first));
+        world.begin_capture(second);
+        all.push(malloc(8 * MIB, second));
+        assert_eq!(live(), [(1, 10 * MIB), (2, 4 * MIB)].into());
+        world.end_capture(second).expect("a graph");
+        world.end(2, first);
+        close(1);
+        all.into_iter().for_each(free);
+        release(1);
+        release(2);
+        gapless_torch_reset();
+        world.check();
+        assert_eq!(world.chunks(), 0);
+    });
+}
+
 /// A block of a pool that another process has open, say, outlives the pool: what it holds is counted until it has gone.
 #[test]
 fn a_pinned_block_keeps_its_pool() {

@@ -56,9 +56,14 @@ impl World {
         [(); N].map(|()| self.driver.create_stream().expect("a stream"))
     }
 
-    /// As PyTorch begins a capture: with the pool first. The mode leaves other threads alone.
+    /// As PyTorch begins a capture: with the pool first.
     pub fn begin(&self, pool: u64, stream: StreamId) {
         open(pool);
+        self.begin_capture(stream);
+    }
+
+    /// Begins a capture, in the mode that leaves other threads alone.
+    pub fn begin_capture(&self, stream: StreamId) {
         let begin = self.optional.cuStreamBeginCapture_v2.as_ref().expect("exported");
         // SAFETY: a stream of the device.
         assert_eq!(unsafe { begin(raw(stream), CUstreamCaptureMode_enum(1)) }.0, 0);
