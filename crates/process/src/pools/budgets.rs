@@ -102,8 +102,8 @@ impl<D: DeviceDriver> Pools<D> {
         self.share_budget(&mut books);
     }
 
-    /// The allocator beside gapless has a segment less from gapless. The main allocator may hold its bytes; what of them is still in a
-    /// loan is counted when [`settle_beside`](Self::settle_beside) ends it.
+    /// The allocator beside gapless has a segment less from gapless. The main allocator may hold its bytes; what of them was lent
+    /// is counted when [`settle_beside`](Self::settle_beside) ends the loan.
     pub(crate) fn end_segment(&self, bytes: u64) {
         let mut books = self.books();
         books.segment_bytes = books.segment_bytes.saturating_sub(bytes);
