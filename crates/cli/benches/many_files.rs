@@ -1,7 +1,7 @@
 //! The cost of `gapless advise` for a job of many ranks: 1,000 snapshots of about 1 MB each, with the stacks of 40 frames that
 //! `_record_memory_history` records. They are of the first steps of a training, and of a run whose memory is in pieces, for which
-//! policies make many more driver calls. The ranks run the same ops, as they do on data of one shape, so that most replays are known;
-//! or their sizes differ, so that none is.
+//! policies make many more driver calls. The ranks run the same ops, as they do on data of one shape, so that most replays are
+//! known; or their sizes differ, so that none is.
 //!
 //! `cargo bench -p gapless-cli --bench many_files` prints a table with the cost that each row should not exceed; a number after
 //! `--` stands for the number of files. Processor time is that of all threads: where other programs run, it says more than the time

@@ -171,8 +171,8 @@ pub fn replay<D: ReplayDriver>(
     replay_by(D::CLOCK, AtTheEnd::GiveBack, trace, driver, options)
 }
 
-/// Replays `trace` on a simulated device of its own. The time of an op includes its driver calls. Returns also the capacities of the
-/// devices that would have served and refused every request for physical memory as this one did.
+/// Replays `trace` on a simulated device of its own. The time of an op includes its driver calls. Returns also the capacities of
+/// the devices that would have served and refused every request for physical memory as this one did.
 pub(crate) fn replay_alone(
     trace: &Trace,
     device: &Device,

@@ -7,8 +7,8 @@
 //! the largest survive with the same driver calls, those between them are not tried. Policies that go by the size of the device
 //! make other calls on each.
 //!
-//! PyTorch's allocator learns how large the device is only by what it is refused, unless a setting makes it ask. So a replay says what
-//! happens on all devices that refuse the same, and none of them is tried.
+//! PyTorch's allocator learns how large the device is only by what it is refused, unless a setting makes it ask. So a replay says
+//! what happens on all devices that refuse the same, and none of them is tried.
 //!
 //! Threads: replays are independent, and those on larger devices run on [`Search::threads`] threads. The result does
 //! not depend on their number. Cost: about 14 replays for the bisection, plus at most one for each sample. A replay that
