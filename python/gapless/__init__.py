@@ -14,7 +14,7 @@ import sys
 from typing import Any, Optional, Sequence, Union
 
 from . import _conf, _frames, _library
-from ._advise import AdviseError, Advice, JobAdvice, advise, merge_advice
+from ._advise import AdviseError, Advice, Comparison, JobAdvice, advise, merge_advice
 from ._figures import Stats
 from ._library import ErrorKind, GaplessError, OutOfMemoryError
 
@@ -25,6 +25,7 @@ __all__ = [
     "Advice",
     "AdviseError",
     "Allocator",
+    "Comparison",
     "DeviceMemory",
     "ErrorKind",
     "GaplessError",

@@ -233,6 +233,99 @@ class JobAdvice:
         return facts
 
 
+@dataclass(frozen=True)
+class Change:
+    """A figure of two recordings."""
+
+    old_bytes: int
+    new_bytes: int
+
+    @property
+    def percent(self) -> Optional[float]:
+        """How much more the new one is, in percent of the old one; ``None`` where that is 0."""
+        return None if self.old_bytes == 0 else (self.new_bytes - self.old_bytes) / self.old_bytes * 100
+
+    def __str__(self) -> str:
+        share = "" if self.percent is None else f" ({self.percent:+.2f} %)"
+        return f"{_size(self.old_bytes)} to {_size(self.new_bytes)}{share}"
+
+
+@dataclass(frozen=True)
+class HolderChange:
+    """What one place in the program held at the peak of each recording."""
+
+    origin: Optional[str]
+    """The function and the name of its file, such as ``forward (model.py)``."""
+    block_bytes: Optional[int]
+    """Size of each block, where places are not recorded."""
+    old_bytes: Optional[int]
+    """``None`` where it was not among the largest."""
+    new_bytes: Optional[int]
+    growth_bytes: int
+    """Negative where the new recording has less."""
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """What has changed from an old recording of a program to a new one."""
+
+    old: str
+    """The file, as it was named."""
+    new: str
+    tolerance_percent: float
+    regression: bool
+    """Whether the peak grew by more than the tolerance, or the new run alone ran out of memory."""
+    peak: Change
+    """The most that was asked for at once."""
+    reserved: Optional[Change]
+    """The peak of what PyTorch's defaults hold, if both recordings allow a verdict."""
+    fails_now: bool
+    """Whether the new run ended with a request that was refused, and the old one did not."""
+    holders: list[HolderChange]
+    """First those that hold more, the largest growth first."""
+    data: dict[str, Any] = field(compare=False)
+    """All of what ``gapless advise --json --against`` printed."""
+
+    def to_json(self) -> str:
+        """The line of ``gapless advise --json --against``."""
+        return _line(self.data)
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {self.new!r} with {self.old!r}: {'; '.join(self._facts())}>"
+
+    def __str__(self) -> str:
+        lines = [f"{self.new} against {self.old}: {'; '.join(self._facts())}"]
+        lines += [f"  {growth:>13}  {place}" for growth, _, _, place in self._rows()]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        facts = escape("; ".join(self._facts()))
+        head = f"<p><b>{escape(self.new)}</b> against <b>{escape(self.old)}</b>: {facts}</p>"
+        return head + _table(["change", "old", "new", "held by"], self._rows())
+
+    def _rows(self) -> list[list[str]]:
+        def size(held: Optional[int]) -> str:
+            return "not listed" if held is None else _size(held)
+
+        rows = []
+        for holder in self.holders:
+            sign = "-" if holder.growth_bytes < 0 else "+"
+            place = holder.origin
+            if place is None:
+                place = "blocks of several sizes" if holder.block_bytes is None else f"blocks of {_size(holder.block_bytes)}"
+            rows.append([f"{sign}{_size(abs(holder.growth_bytes))}", size(holder.old_bytes), size(holder.new_bytes), place])
+        return rows
+
+    def _facts(self) -> list[str]:
+        facts = [f"peak {self.peak}"]
+        if self.reserved is not None:
+            facts.append(f"reserved {self.reserved}")
+        if self.fails_now:
+            facts.append("the new run alone ran out of memory")
+        verdict = "a regression" if self.regression else "no regression"
+        return [*facts, f"{verdict} at a tolerance of {self.tolerance_percent:g} %"]
+
+
 @overload
 def advise(
     path: _Path,
@@ -257,6 +350,16 @@ def advise(
 ) -> JobAdvice: ...
 
 
+@overload
+def advise(
+    path: _Path,
+    *,
+    against: _Path,
+    tolerance: Optional[float] = None,
+    snapshot_device: Optional[int] = None,
+) -> Comparison: ...
+
+
 def advise(
     path: Union[_Path, Sequence[_Path]],
     *,
@@ -265,21 +368,31 @@ def advise(
     settings: Sequence[str] = (),
     snapshot_device: Optional[int] = None,
     html: Optional[_Path] = None,
-) -> Union[Advice, JobAdvice]:
+    against: Optional[_Path] = None,
+    tolerance: Optional[float] = None,
+) -> Union[Advice, JobAdvice, Comparison]:
     """Says what held the memory of a recorded program, and which setting or device would have helped, without a GPU.
 
     ``path`` is a recording (a PyTorch memory snapshot, an RMM log, a trace), or a list of several: one for each rank of a job. Of
     several, a file without advice is in :attr:`JobAdvice.errors`. The other arguments are those of ``gapless advise``, which this
     runs: ``device`` is a number of bytes or a text such as ``"24GiB"``, and ``html`` a page to write.
 
+    With ``against``, an older recording of the same program or a file with what ``gapless advise --json`` printed for one, it says
+    what has changed since: :attr:`Comparison.regression` where the peak grew by more than ``tolerance`` percent (2 if it is not
+    given). That takes one ``path``, and no device, settings or page.
+
     Raises :class:`AdviseError` where there is no advice on the one file, where arguments are wrong, and without the program.
     """
     arguments: list[str] = []
-    for name, value in (("device", device), ("gpu", gpu), ("snapshot-device", snapshot_device)):
+    given = {"device": device, "gpu": gpu, "snapshot-device": snapshot_device, "against": against, "tolerance": tolerance}
+    for name, value in given.items():
         if value is not None:
-            arguments += [f"--{name}", str(value)]
+            arguments.append(f"--{name}={os.fspath(value) if isinstance(value, os.PathLike) else value}")
     for setting in settings:
         arguments += ["--setting", setting]
+    if against is not None:
+        files = [path] if isinstance(path, (str, os.PathLike)) else path
+        return _comparison(_objects([*arguments, *_page(html), "--", *(os.fspath(file) for file in files)]))
     if isinstance(path, (str, os.PathLike)):
         results, _ = _run([*arguments, *_page(html), "--", os.fspath(path)])
         return _advice(_only(results))
@@ -318,6 +431,12 @@ def _page(html: Optional[_Path]) -> list[str]:
 
 def _run(arguments: list[str], given: Optional[str] = None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Runs ``gapless advise``; returns its objects for files, and the one for all, which is empty for one file."""
+    objects = _objects(arguments, given)
+    return [one for one in objects if "file" in one], next((one for one in objects if "files" in one), {})
+
+
+def _objects(arguments: list[str], given: Optional[str] = None) -> list[dict[str, Any]]:
+    """Runs ``gapless advise``; returns all objects that it prints."""
     command = [os.fspath(__main__.program()), "advise", "--json", *arguments]
     try:
         done = subprocess.run(command, input=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
@@ -333,7 +452,7 @@ def _run(arguments: list[str], given: Optional[str] = None) -> tuple[list[dict[s
         raise AdviseError(said.removeprefix("error: ") if said else f"{command[0]} ended with {done.returncode}")
     if any(one.get("version") != _VERSION for one in objects):
         raise AdviseError(f"{command[0]} is of another version than this package: install both from one wheel")
-    return [one for one in objects if "file" in one], next((one for one in objects if "files" in one), {})
+    return objects
 
 
 def _only(results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -369,6 +488,20 @@ def _job(results: list[dict[str, Any]], job: dict[str, Any]) -> JobAdvice:
             "policies": [_made(PolicyOnRanks, policy) for policy in job["policies"]],
             "fits": [_made(Fit, fit) for fit in job["fits"]],
             "data": job,
+        },
+    )
+
+
+def _comparison(objects: list[dict[str, Any]]) -> Comparison:
+    [compared] = objects
+    return _made(
+        Comparison,
+        {
+            **compared,
+            "peak": _made(Change, compared["peak"]),
+            "reserved": None if compared["reserved"] is None else _made(Change, compared["reserved"]),
+            "holders": [_made(HolderChange, holder) for holder in compared["holders"]],
+            "data": compared,
         },
     )
 

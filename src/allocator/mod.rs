@@ -354,6 +354,14 @@ impl<D: Driver> Allocator<D> {
         self.end(Users::AreDone)
     }
 
+    /// Drops this clone. If it is the last one, the driver keeps all that the allocator holds, without a call to it: for a
+    /// simulated device that is dropped as well. On a GPU, the memory would be lost until the context ends.
+    pub fn abandon(self) {
+        if let Some(mut inner) = Arc::into_inner(self.inner) {
+            inner.torn_down = true;
+        }
+    }
+
     fn end(self, users: Users) -> Result<(), CloseError> {
         let clones = Arc::strong_count(&self.inner);
         let mut inner = Arc::try_unwrap(self.inner).map_err(|inner| {

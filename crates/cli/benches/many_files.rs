@@ -1,6 +1,7 @@
 //! The cost of `gapless advise` for a job of many ranks: 1,000 snapshots of about 1 MB each, with the stacks of 40 frames that
 //! `_record_memory_history` records. They are of the first steps of a training, and of a run whose memory is in pieces, for which
-//! policies make many more driver calls.
+//! policies make many more driver calls. The ranks run the same ops, as they do on data of one shape, so that most replays are
+//! known; or their sizes differ, so that none is.
 //!
 //! `cargo bench -p gapless-cli --bench many_files` prints a table with the cost that each row should not exceed; a number after
 //! `--` stands for the number of files. Processor time is that of all threads: where other programs run, it says more than the time
@@ -28,25 +29,39 @@ const TARGET_MIB: u64 = 1_024;
 
 fn main() {
     let number = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(FILES);
-    println!("| {:<50} | {:>8} | {:>8} | {:>8} |", format!("{number} files"), "wall", "CPU", "memory");
+    println!("| {:<50} | {:>8} | {:>8} | {:>8} |", format!("{number} files: text and page"), "wall", "CPU", "memory");
     println!("| {:-<50} | {:->7}: | {:->7}: | {:->7}: |", "", "", "", "");
     println!("| {:<50} | {TARGET_SECONDS:>6} s | {:>8} | {TARGET_MIB:>4} MiB |", "target", "");
-    job("a training", "llama7b_zero3.trace.gz", number);
-    job("memory in pieces", "oom/oom_10.trace.gz", number);
+    for ranks in [Ranks::Alike, Ranks::Different] {
+        job("a training", "llama7b_zero3.trace.gz", ranks, number);
+        job("memory in pieces", "oom/oom_10.trace.gz", ranks, number);
+    }
+}
+
+/// How the ops of ranks compare.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Ranks {
+    Alike,
+    /// Each rank's blocks are 512 bytes larger than those of the one before.
+    Different,
 }
 
 /// Measures a job whose ranks all recorded the beginning of one program.
-fn job(what: &str, recorded: &str, number: u64) {
+fn job(what: &str, recorded: &str, ranks: Ranks, number: u64) {
     let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces").join(recorded);
-    let recorded = beginning(&Trace::open(&recorded).expect("a trace of the repository"));
+    let recorded = Trace::open(&recorded).expect("a trace of the repository");
     let folder = tempfile::tempdir().expect("a temporary folder");
     let name = |rank: u64, ending: &str| folder.path().join(format!("{rank}.{ending}"));
-    let file = File::create(name(0, "pickle")).expect("a file");
-    snapshot::write(BufWriter::new(file), &recorded, LEAST_BYTES).expect("the file can be written");
-    let bytes = fs::metadata(name(0, "pickle")).expect("a file").len();
-    for rank in 1..number {
-        fs::copy(name(0, "pickle"), name(rank, "pickle")).expect("a copy");
+    for rank in 0..number {
+        if rank > 0 && ranks == Ranks::Alike {
+            fs::copy(name(0, "pickle"), name(rank, "pickle")).expect("a copy");
+            continue;
+        }
+        let file = File::create(name(rank, "pickle")).expect("a file");
+        let program = beginning(&recorded, rank * 512);
+        snapshot::write(BufWriter::new(file), &program, LEAST_BYTES).expect("the file can be written");
     }
+    let bytes = fs::metadata(name(0, "pickle")).expect("a file").len();
     let gapless = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gapless"));
         command.arg("advise");
@@ -54,25 +69,29 @@ fn job(what: &str, recorded: &str, number: u64) {
     };
     let all = |ending: &str| (0..number).map(|rank| name(rank, ending)).collect::<Vec<_>>();
     let page = folder.path().join("page.html");
-    row(&format!("{what}, {bytes} bytes each: text and page"), gapless().args(all("pickle")).arg("--html").arg(&page));
+    let what = if ranks == Ranks::Alike { what.to_owned() } else { format!("{what}, ranks that differ") };
+    row(&format!("{what}, {bytes} bytes each"), gapless().args(all("pickle")).arg("--html").arg(&page));
+    if ranks == Ranks::Different {
+        return;
+    }
     let result = gapless().arg("--json").arg(name(0, "pickle")).output().expect("advice").stdout;
     for rank in 0..number {
         fs::write(name(rank, "json"), &result).expect("a file");
     }
-    let merge = format!("--merge, {} bytes each: text and page", result.len());
+    let merge = format!("--merge, {} bytes each", result.len());
     row(&merge, gapless().arg("--merge").args(all("json")).arg("--html").arg(&page));
     println!("| the page: {:<40} | {:>8} | {:>8} | {:>8} |", fs::metadata(&page).expect("a page").len(), "", "", "");
 }
 
-/// The first ops of a trace.
-fn beginning(recorded: &Trace) -> Trace {
+/// The first ops of a trace, with blocks that are so much larger.
+fn beginning(recorded: &Trace, more_bytes: u64) -> Trace {
     let mut text = String::new();
     let mut id_of = vec![0; recorded.slots() as usize];
     for (id, op) in recorded.ops().iter().enumerate().take(OPS) {
         match *op {
             Op::Alloc { slot, stream, bytes } => {
                 id_of[slot as usize] = id;
-                writeln!(text, "a {id} {bytes} {stream}")
+                writeln!(text, "a {id} {} {stream}", bytes + more_bytes)
             }
             Op::Free { slot } => writeln!(text, "f {}", id_of[slot as usize]),
             Op::Refused { .. } | Op::Mark { .. } => Ok(()),

@@ -345,8 +345,13 @@ impl Job<'_> {
             |result: &ReplayResult| Subject { name: result.policy.to_string(), ..setting(result.policy).into() };
         let policies: Vec<PolicyOutcome> = results.iter().map(outcome).collect();
         let subjects: Vec<Subject> = results.iter().map(subject).collect();
-        let options =
-            AdviceOptions { device: self.device, settings: Vec::new(), threads: NonZero::<usize>::MIN, progress: None };
+        let options = AdviceOptions {
+            device: self.device,
+            settings: Vec::new(),
+            threads: NonZero::<usize>::MIN,
+            progress: None,
+            known: None,
+        };
         let page = advise(trace, &options).and_then(|advice| {
             let (policies, subjects, advice) = (&policies, &subjects, &advice);
             let gives_advice = false;

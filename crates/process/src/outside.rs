@@ -49,10 +49,9 @@ impl<D: DeviceDriver> Device<D> {
     /// # Errors
     /// The allocator's.
     pub fn alloc_segment(&self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, Error> {
-        self.pools.begin_segment(bytes);
-        let block =
-            self.main.allocator.alloc_registered(bytes, stream).inspect_err(|_| self.pools.end_segment(bytes))?;
-        Ok(self.registered.add(block))
+        let lent = self.pools.begin_segment(bytes);
+        let block = self.main.allocator.alloc_registered(bytes, stream);
+        Ok(self.registered.add(block.inspect_err(|_| self.pools.cancel_segment(bytes, lent))?))
     }
 
     /// Frees a block of [`alloc_segment`](Self::alloc_segment), after a wait for the streams that it was allocated for and recorded

@@ -84,6 +84,26 @@ fn what_it_has_from_gapless_counts_once() {
     assert!(!is_refused(device, 28) && is_refused(device, 30));
 }
 
+/// A segment that could not be had is the loan's again: nobody else gets what the other allocator may take still.
+#[test]
+fn a_segment_that_could_not_be_had_stays_lent() {
+    let process = process();
+    let device = process.device(0).unwrap();
+    device.set_budget(32 * MIB).unwrap();
+    let live = device.alloc(&request(2)).unwrap();
+    assert_eq!(device.lend_beside(), Some(30 * MIB));
+    // More than the loan, in one piece and on top of another.
+    assert!(device.alloc_segment(40 * MIB, StreamId::DEFAULT).is_err());
+    assert!(is_refused(device, 2), "all is lent still");
+    let segment = device.alloc_segment(20 * MIB, StreamId::DEFAULT).unwrap();
+    assert!(device.alloc_segment(12 * MIB, StreamId::DEFAULT).is_err());
+    assert!(is_refused(device, 2), "10 MiB are lent still");
+    device.settle_beside(20 * MIB);
+    assert!(!is_refused(device, 10) && is_refused(device, 12));
+    device.free_segment(segment, 20 * MIB).unwrap();
+    device.free(live, 0, StreamId::DEFAULT).unwrap();
+}
+
 #[test]
 fn a_budget_that_comes_later_counts_what_it_holds() {
     let process = process();

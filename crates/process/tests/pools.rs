@@ -7,9 +7,12 @@ use gapless::units::MIB;
 use gapless_process::{Device, Place, PoolId, Process, Request, Simulated};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 const POOL: PoolId = (3, 4);
 const OTHER: PoolId = (5, 6);
+/// How long a test waits for what takes milliseconds.
+const LIMIT: Duration = Duration::from_secs(5);
 /// How far the handle of a simulated device's stream lies behind that of its model.
 const STREAM_BITS: u32 = 40;
 
@@ -180,7 +183,7 @@ fn while_it_is_closed(device: &Device<Simulated<ModelDriver>>, pool: PoolId, act
         device.allocator().listeners().add(Arc::new(hold)).unwrap();
         device.pools().release(pool);
         let closing = scope.spawn(|| device.close_released_pools());
-        inside.recv().unwrap();
+        inside.recv_timeout(LIMIT).expect("the pool is being closed");
         act();
         drop(go_on);
         closing.join().unwrap()
@@ -234,6 +237,8 @@ fn bytes_of_the_only_pool_that_are_being_closed_count() {
         // Nothing of that name is open, and budgets are shared out again.
         device.end_pool(OTHER);
         assert_eq!(device.allocator().budget(), 16 * MIB);
+        assert_eq!(device.lend_beside(), Some(16 * MIB), "nor is another allocator lent them");
+        device.settle_beside(0);
         device.pools().begin(OTHER).unwrap();
         assert!(matches!(device.alloc(&request(20, StreamId::DEFAULT)), Err(AllocError::OutOfMemory(_))));
         let rest = device.alloc(&request(16, StreamId::DEFAULT)).unwrap();

@@ -131,6 +131,8 @@ fn asked(connection: &OwnedFd) -> Vec<u8> {
 
 const NO_TIME: Duration = Duration::ZERO;
 const MUCH_TIME: Duration = Duration::from_secs(600);
+/// How long a test waits for what takes milliseconds.
+const LIMIT: Duration = Duration::from_secs(20);
 
 /// An answer that comes too late is not the answer to the next question, and what it opened is closed.
 #[test]
@@ -153,7 +155,7 @@ fn an_answer_that_comes_too_late() {
             let first = asked(&connection);
             assert_eq!((first.len(), &first[..2]), (18, &[1, 0][..]));
             note_question();
-            was_given_up.recv().unwrap();
+            was_given_up.recv_timeout(LIMIT).unwrap();
             while recv(&connection, &mut [0; 100][..], RecvFlags::DONTWAIT).is_ok() {}
             goes_on.send(()).unwrap();
             let last = asked(&connection)[0];
@@ -167,7 +169,7 @@ fn an_answer_that_comes_too_late() {
             assert!(matches!(answer, Err(ShareError::NoAnswer { .. })), "{answer:?}");
         }
         given_up.send(()).unwrap();
-        may_go_on.recv().unwrap();
+        may_go_on.recv_timeout(LIMIT).unwrap();
         assert!(matches!(importer.open_within(&handle, MUCH_TIME), Err(ShareError::Gone)));
         exporter.join().unwrap();
     });
@@ -230,13 +232,13 @@ fn an_exporter_answers_while_its_allocator_waits() {
         let hold = Hold { is_inside: Mutex::new(is_inside), may_go_on: Mutex::new(may_go_on) };
         offer.allocator.listeners().add(Arc::new(hold)).unwrap();
         let trim = scope.spawn(|| offer.allocator.trim(0));
-        inside.recv().unwrap();
-        let shared = importer.open_within(&offer.handle, Duration::from_secs(20)).unwrap();
+        inside.recv_timeout(LIMIT).unwrap();
+        let shared = importer.open_within(&offer.handle, LIMIT).unwrap();
         // What is offered already is offered again without a wait, too.
         let again = scope.spawn(|| offer.exporter.export(&offer.allocator, offer.block));
         let start = Instant::now();
         while !again.is_finished() {
-            assert!(start.elapsed() < Duration::from_secs(20));
+            assert!(start.elapsed() < LIMIT);
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(again.join().unwrap().unwrap(), offer.handle);
@@ -468,6 +470,8 @@ fn whoever_wants_the_same_block_waits() {
             other => panic!("{other:?}"),
         }
         let second = scope.spawn(|| importer.open_within(&handle, MUCH_TIME));
+        // Time for it to begin to wait: else it only asks after the first.
+        std::thread::sleep(Duration::from_millis(50));
         send(&connection, &[1, GONE], SendFlags::empty()).unwrap();
         assert!(matches!(first.join().unwrap(), Err(ShareError::Gone)));
         assert_eq!(asked(&connection)[0], 2, "it asks itself");
@@ -524,7 +528,7 @@ fn what_stays_mapped_outlives_its_connection() {
     };
     let start = Instant::now();
     while pins() > 0 {
-        assert!(start.elapsed() < Duration::from_secs(20), "{} pins", pins());
+        assert!(start.elapsed() < LIMIT, "{} pins", pins());
         std::thread::sleep(Duration::from_millis(5));
     }
     offer.end();

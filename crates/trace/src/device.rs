@@ -9,7 +9,7 @@ use gapless::units::{ByteSize, MIB, round_down, round_up};
 use std::sync::Arc;
 
 /// The memory and the speed of the device that a trace is replayed on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Device {
     /// Memory that the allocator may hold, in bytes.
     pub capacity_bytes: u64,

@@ -62,6 +62,11 @@ pub trait Policy {
 
     /// Returns all blocks with memory behind them, in any order.
     fn held_blocks(&self) -> Vec<HeldBlock>;
+
+    /// Drops the allocator and gives nothing back to its driver, which is dropped as well.
+    fn abandon(self)
+    where
+        Self: Sized;
 }
 
 /// Statistics of a [`Policy`].
@@ -229,6 +234,10 @@ impl<D: Driver> Policy for Allocator<D> {
         };
         blocks.map(held).collect()
     }
+
+    fn abandon(self) {
+        Self::abandon(self);
+    }
 }
 
 impl<D: Driver> Policy for CachingAllocator<D> {
@@ -264,5 +273,9 @@ impl<D: Driver> Policy for CachingAllocator<D> {
 
     fn held_blocks(&self) -> Vec<HeldBlock> {
         Self::held_blocks(self).collect()
+    }
+
+    fn abandon(self) {
+        Self::abandon(self);
     }
 }

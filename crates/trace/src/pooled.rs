@@ -80,4 +80,8 @@ impl<D: Driver> Policy for PooledGapless<D> {
     fn held_blocks(&self) -> Vec<HeldBlock> {
         self.all().flat_map(Policy::held_blocks).collect()
     }
+
+    fn abandon(self) {
+        std::iter::once(self.rest).chain(self.pools).for_each(Allocator::abandon);
+    }
 }

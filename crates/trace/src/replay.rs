@@ -17,11 +17,12 @@ use crate::policy::{GaplessSettings, Policy, PolicyError, PolicyKind};
 use crate::pooled::PooledGapless;
 use crate::replay_error::ReplayError;
 use crate::work::{Touch, Worker};
-use crate::{Metered, Op, PrivatePool, Trace};
+use crate::{Device, Metered, Op, PrivatePool, Trace};
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::{DriverCalls, DriverError, HostDriver, ModelDriver, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
 use serde::ser::{SerializeMap, Serializer};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -167,12 +168,41 @@ pub fn replay<D: ReplayDriver>(
     driver: Arc<D>,
     options: &ReplayOptions<'_>,
 ) -> Result<ReplayResult, ReplayError> {
-    replay_by(D::CLOCK, trace, driver, options)
+    replay_by(D::CLOCK, AtTheEnd::GiveBack, trace, driver, options)
 }
 
-/// [`replay`] with another clock for driver calls. With [`Clock::Nothing`], the time of an op includes them.
-pub(crate) fn replay_by<D: ReplayDriver>(
+/// Replays `trace` on a simulated device of its own. The time of an op includes its driver calls. Returns also the capacities of
+/// the devices that would have served and refused every request for physical memory as this one did.
+pub(crate) fn replay_alone(
+    trace: &Trace,
+    device: &Device,
+    (policy, gapless, caching): (PolicyKind, GaplessSettings, CachingSettings),
+) -> Result<(ReplayResult, Range<u64>), ReplayError> {
+    let options = ReplayOptions {
+        policy,
+        gapless,
+        caching,
+        capacity_bytes: device.capacity_bytes,
+        touch: Touch::for_model(device.lag_ops),
+        progress: None,
+    };
+    let model = Arc::new(device.model());
+    let result = replay_by(Clock::Nothing, AtTheEnd::Abandon, trace, Arc::clone(&model), &options)?;
+    Ok((result, model.alike_capacities()))
+}
+
+/// What becomes of the memory that a policy holds at the end of a replay.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AtTheEnd {
+    /// It goes back to the device, which others may use.
+    GiveBack,
+    /// The device is dropped as it is.
+    Abandon,
+}
+
+fn replay_by<D: ReplayDriver>(
     clock: Clock,
+    at_the_end: AtTheEnd,
     trace: &Trace,
     driver: Arc<D>,
     options: &ReplayOptions<'_>,
@@ -182,17 +212,17 @@ pub(crate) fn replay_by<D: ReplayDriver>(
     match options.policy {
         PolicyKind::Gapless if trace.pools().is_empty() => {
             let built = options.gapless.build(Arc::clone(&driver), options.capacity_bytes);
-            run(trace, &driver, &streams, built?, options)
+            run(trace, &driver, &streams, built?, at_the_end, options)
         }
         PolicyKind::Gapless => {
             let pools = pool_streams(trace, &streams);
             let pooled = PooledGapless::new(&options.gapless, &driver, options.capacity_bytes, &pools)?;
-            run(trace, &driver, &streams, pooled, options)
+            run(trace, &driver, &streams, pooled, at_the_end, options)
         }
         PolicyKind::Caching => {
             let mut caching = CachingAllocator::new(Arc::clone(&driver), options.caching);
             caching.keep_private(pool_streams(trace, &streams).into_iter().flatten());
-            run(trace, &driver, &streams, caching, options)
+            run(trace, &driver, &streams, caching, at_the_end, options)
         }
     }
 }
@@ -202,6 +232,7 @@ fn run<D: ReplayDriver, P: Policy>(
     driver: &Metered<D>,
     streams: &[StreamId],
     mut policy: P,
+    at_the_end: AtTheEnd,
     options: &ReplayOptions<'_>,
 ) -> Result<ReplayResult, ReplayError> {
     let meter = driver.hook();
@@ -277,6 +308,9 @@ fn run<D: ReplayDriver, P: Policy>(
     let violations = driver.inner().violations();
     if !violations.is_empty() {
         return Err(ReplayError::Violation(violations));
+    }
+    if at_the_end == AtTheEnd::Abandon {
+        policy.abandon();
     }
     Ok(ReplayResult {
         trace: trace.name().to_owned(),

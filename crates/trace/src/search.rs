@@ -7,20 +7,21 @@
 //! the largest survive with the same driver calls, those between them are not tried. Policies that go by the size of the device
 //! make other calls on each.
 //!
+//! PyTorch's allocator learns how large the device is only by what it is refused, unless a setting makes it ask. So a replay says
+//! what happens on all devices that refuse the same, and none of them is tried.
+//!
 //! Threads: replays are independent, and those on larger devices run on [`Search::threads`] threads. The result does
 //! not depend on their number. Cost: about 14 replays for the bisection, plus at most one for each sample. A replay that
 //! fails ends there, so where programs fail early the bisection tries small devices first.
 
 use crate::caching::CachingSettings;
 use crate::device::PAGE_BYTES;
-use crate::meter::Clock;
-use crate::replay::replay_by;
+use crate::replay::replay_alone;
 use crate::replay_error::ReplayError;
-use crate::work::Touch;
-use crate::{Device, GaplessSettings, PolicyKind, ReplayOptions, ReplayResult, Trace};
+use crate::{Device, GaplessSettings, PolicyKind, ReplayResult, Trace};
 use gapless::driver::DriverCalls;
 use std::num::NonZero;
-use std::sync::Arc;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A search on simulated devices.
@@ -96,13 +97,21 @@ impl Search<'_> {
             return Ok(None);
         }
         let known = known.filter(|(pages, _)| (least..=most).contains(pages));
-        let failed_after = |pages| match known {
-            Some((of, outcome)) if of == pages => Ok(outcome),
-            _ => self.failed_after(pages),
+        let mut known: Vec<(Range<u64>, Option<f64>)> =
+            known.map(|(pages, part)| (pages..pages + 1, part)).into_iter().collect();
+        let start = known.first().map_or((least + least / 2 + 1).min(most), |(pages, _)| pages.start);
+        let mut failed_after = |pages| {
+            if let Some((_, part)) = known.iter().find(|(range, _)| range.contains(&pages)) {
+                return Ok(*part);
+            }
+            let (result, alike) = self.replay(pages)?;
+            let part = self.part_of(&result);
+            known.push((alike, part));
+            Ok(part)
         };
         let mut costs = Costs::default();
         let mut fails = least - 1;
-        let mut survives = known.map_or((least + least / 2 + 1).min(most), |(pages, _)| pages);
+        let mut survives = start;
         while let Some(part) = failed_after(survives)? {
             costs.add(part);
             fails = survives;
@@ -111,18 +120,18 @@ impl Search<'_> {
             }
             survives = survives.saturating_mul(2).min(most);
         }
-        bisect(fails, survives, costs, |pages| self.failed_after(pages)).map(Some)
+        bisect(fails, survives, costs, failed_after).map(Some)
     }
 
     /// Returns whether a device with each number of pages survives, in ascending order. Tries those where it makes a difference.
     fn survive_all(&self, pages: &[u64]) -> Result<Vec<bool>, ReplayError> {
         let Some((&largest, smaller)) = pages.split_last() else { return Ok(Vec::new()) };
-        let with_room = self.replay(largest)?;
+        let (with_room, _) = self.replay(largest)?;
         let enough = smaller.partition_point(|pages| pages * PAGE_BYTES < with_room.peak_reserved_bytes);
         let (short, ample) = smaller.split_at(enough);
         let mut survived = self.survive_each(short)?;
         if let Some((&least, between)) = ample.split_first() {
-            let with_least = self.replay(least)?;
+            let (with_least, _) = self.replay(least)?;
             survived.push(with_least.oom.is_none());
             let both = with_least.oom.is_none() && with_room.oom.is_none();
             if both && Calls::of(&with_least) == Calls::of(&with_room) {
@@ -143,7 +152,7 @@ impl Search<'_> {
             loop {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 let Some(&pages) = pages.get(index) else { return Ok(found) };
-                found.push((index, self.failed_after(pages)?.is_none()));
+                found.push((index, self.replay(pages)?.0.oom.is_none()));
             }
         };
         let mut survived = vec![false; pages.len()];
@@ -165,31 +174,16 @@ impl Search<'_> {
         Ok(survived)
     }
 
-    /// Replays on a device with so many pages. Returns which part of the ops had run when it failed, or `None` if it survived.
-    fn failed_after(&self, pages: u64) -> Result<Option<f64>, ReplayError> {
-        Ok(self.part_of(&self.replay(pages)?))
-    }
-
-    /// Replays on a device with so many pages.
-    fn replay(&self, pages: u64) -> Result<ReplayResult, ReplayError> {
+    /// Replays on a device with so many pages. Returns also the numbers of pages with which the replay is known to be the same.
+    fn replay(&self, pages: u64) -> Result<(ReplayResult, Range<u64>), ReplayError> {
         let device = Device { lag_ops: self.lag_ops, ..Device::of(pages * PAGE_BYTES) };
-        let result = replay_by(
-            Clock::Nothing,
-            self.trace,
-            Arc::new(device.model()),
-            &ReplayOptions {
-                policy: self.policy,
-                gapless: self.gapless,
-                caching: self.caching,
-                capacity_bytes: device.capacity_bytes,
-                touch: Touch::for_model(self.lag_ops),
-                progress: None,
-            },
-        )?;
+        let (result, alike) = replay_alone(self.trace, &device, (self.policy, self.gapless, self.caching))?;
         if let Some(progress) = self.progress {
             progress();
         }
-        Ok(result)
+        let sees_no_more = self.policy == PolicyKind::Caching && !self.caching.asks_for_the_capacity();
+        let alike = alike.start.div_ceil(PAGE_BYTES)..alike.end.div_ceil(PAGE_BYTES);
+        Ok((result, if sees_no_more { alike } else { pages..pages + 1 }))
     }
 
     /// Returns which part of the ops had run when a replay failed, or `None` if it survived.
@@ -409,6 +403,53 @@ mod tests {
             let tried = replays.load(Ordering::Relaxed);
             assert!(tried <= larger.len(), "{policy}: {tried} of {}", larger.len());
             assert_eq!(tried == larger.len(), tries_all, "{policy}: {tried} of {}", larger.len());
+        }
+    }
+
+    /// What a replay says of devices that are not tried is what a replay on each of them says.
+    #[test]
+    fn devices_that_are_alike_end_alike() {
+        let mut text = String::new();
+        let (mut random, mut live) = (1_u64, Vec::new());
+        let mut draw = |below: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) as usize % below
+        };
+        for id in 0..400 {
+            let bytes = [300, 70_000, 3 << 20, 11 << 20, 25 << 20, 70 << 20][draw(6)];
+            text.push_str(&format!("a {id} {bytes} 0\n"));
+            live.push(id);
+            while live.len() > 40 || draw(3) == 0 && !live.is_empty() {
+                text.push_str(&format!("f {}\n", live.swap_remove(draw(live.len()))));
+            }
+        }
+        let trace = Trace::read("t", text.as_bytes()).unwrap();
+        let least = trace.demand_bytes().div_ceil(PAGE_BYTES);
+        for (setting, skips) in [
+            ("native", true),
+            ("max_split_size_mb:64", true),
+            ("roundup_power2_divisions:8", true),
+            ("expandable_segments:True", false),
+            ("garbage_collection_threshold:0.8,per_process_memory_fraction:1", false),
+            ("gapless", false),
+        ] {
+            let (policy, gapless, caching) = setting.parse::<Setting>().unwrap().policy();
+            let threads = NonZero::<usize>::MIN;
+            let search = Search { trace: &trace, policy, gapless, caching, lag_ops: 0, threads, progress: None };
+            let replays: Vec<_> = (least..least * 2).map(|pages| search.replay(pages).unwrap()).collect();
+            let (mut failed, mut skipped) = (0, 0);
+            for ((result, alike), pages) in replays.iter().zip(least..) {
+                assert!(alike.contains(&pages), "{setting} on {pages} pages: {alike:?}");
+                failed += usize::from(result.oom.is_some());
+                for other in alike.start.max(least)..alike.end.min(least * 2) {
+                    let (found, _) = &replays[(other - least) as usize];
+                    assert_eq!(search.part_of(found), search.part_of(result), "{setting}: {pages} and {other} pages");
+                    assert!(Calls::of(found) == Calls::of(result), "{setting}: {pages} and {other} pages");
+                    skipped += usize::from(other != pages);
+                }
+            }
+            assert!(failed > 0 && failed < replays.len(), "{setting}: {failed} of {}", replays.len());
+            assert_eq!(skipped > 0, skips, "{setting}");
         }
     }
 

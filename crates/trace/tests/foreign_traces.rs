@@ -269,6 +269,7 @@ fn no_device_that_is_smaller_than_what_was_held_is_said_to_be_enough() {
             settings,
             threads: NonZero::<usize>::MIN,
             progress: None,
+            known: None,
         };
         let advice = advise(&trace, &options).unwrap();
         assert!(!advice.history_complete);

@@ -79,6 +79,7 @@ fn advice(trace: &Trace) -> Advice {
         settings: Setting::usual(trace),
         threads: NonZero::<usize>::MIN,
         progress: None,
+        known: None,
     };
     advise(trace, &options).unwrap()
 }

@@ -90,6 +90,52 @@ def test_several_files_are_the_ranks_of_a_job(folder, job):
     assert html.count("<tr>") == 13 and "<li>survives on all: gapless</li>" in html
 
 
+def test_a_recording_is_compared_with_an_older_one(folder):
+    (folder / "old.trace").write_text("a 1 104857600 0\na 2 52428800 0\n")
+    (folder / "new.trace").write_text("a 1 104857600 0\na 2 62914560 0\n")
+    changed = gapless.advise("new.trace", against=folder / "old.trace")
+    assert (changed.old, changed.new) == (str(folder / "old.trace"), "new.trace")
+    assert (changed.peak.old_bytes, changed.peak.new_bytes) == (150 << 20, 160 << 20)
+    assert changed.peak.percent == pytest.approx(100 / 15)
+    assert changed.regression and not changed.fails_now and changed.tolerance_percent == 2
+    assert changed.reserved is not None and changed.reserved.new_bytes == 160 << 20
+    moved = [(holder.block_bytes, holder.old_bytes, holder.new_bytes, holder.growth_bytes) for holder in changed.holders]
+    assert moved == [(60 << 20, 0, 60 << 20, 60 << 20), (50 << 20, 50 << 20, 0, -50 << 20)]
+    facts = "peak 150 MiB to 160 MiB (+6.67 %); reserved 150 MiB to 160 MiB (+6.67 %); a regression at a tolerance of 2 %"
+    assert repr(changed) == f"<Comparison of 'new.trace' with '{folder}/old.trace': {facts}>"
+    first, *places = str(changed).splitlines()
+    assert first == f"new.trace against {folder}/old.trace: {facts}"
+    assert places == ["        +60 MiB  blocks of 60 MiB", "        -50 MiB  blocks of 50 MiB"]
+    assert f"<b>new.trace</b> against <b>{folder}/old.trace</b>: {facts}" in changed._repr_html_()
+    assert "<td>+60 MiB</td><td>0 B</td><td>60 MiB</td><td>blocks of 60 MiB</td>" in changed._repr_html_()
+    assert json.loads(changed.to_json()) == changed.data
+    # With what the command printed for the old one, and with another tolerance.
+    (folder / "old.json").write_text(gapless.advise("old.trace").to_json())
+    tolerated = gapless.advise("new.trace", against="old.json", tolerance=7.5)
+    assert not tolerated.regression and tolerated.tolerance_percent == 7.5
+    assert tolerated.peak == changed.peak and tolerated.holders == changed.holders
+    # A run that fails now is a regression, however little it needs.
+    (folder / "fails.trace").write_text("# capacity_bytes 178257920\na 1 1048576 0\nr 104857600 0\n")
+    failed = gapless.advise("fails.trace", against="old.trace")
+    assert failed.fails_now and failed.regression and "the new run alone ran out of memory" in repr(failed)
+
+
+def test_a_comparison_takes_two_recordings_and_a_tolerance(folder):
+    (folder / "one.trace").write_text(GOES_THROUGH)
+    (folder / "bad.trace").write_text("f 1\n")
+    for wrong, reason in [
+        (lambda: gapless.advise("one.trace", against="none.trace"), "none.trace: cannot be read: No such file"),
+        (lambda: gapless.advise("bad.trace", against="one.trace"), "bad.trace: line 1: free of id 1"),
+        (lambda: gapless.advise("one.trace", against="bad.trace", tolerance=-1), "tolerance"),
+        (lambda: gapless.advise("one.trace", tolerance=1), "against"),
+        (lambda: gapless.advise("one.trace", against="bad.trace", gpu="H100"), "cannot be used with"),
+        (lambda: gapless.advise(["one.trace", "bad.trace"], against="two.trace"), "give one"),
+        (lambda: gapless.advise("one.trace", against="one.trace"), "given twice"),
+    ]:
+        with pytest.raises(gapless.AdviseError, match=reason):
+            wrong()
+
+
 def test_one_bad_file_leaves_the_others(job):
     advice = gapless.advise([*job[:2], "none.trace"])
     assert [rank.file for rank in advice.ranks] == job[:2]

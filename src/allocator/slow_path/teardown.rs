@@ -107,4 +107,18 @@ mod tests {
             assert!(driver.usage().is_empty());
         }
     }
+
+    /// What is abandoned stays with the driver, which hears nothing of it. Another clone lives on.
+    #[test]
+    fn an_abandoned_allocator_calls_nothing() {
+        let driver = Arc::new(ModelDriver::default());
+        let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+        let block = allocator.alloc(100, StreamId::DEFAULT).unwrap();
+        let before = (driver.calls(), driver.usage().bytes);
+        allocator.clone().abandon();
+        allocator.free(block).unwrap();
+        assert_eq!(allocator.alloc(100, StreamId::DEFAULT).unwrap(), block);
+        allocator.abandon();
+        assert_eq!((driver.calls(), driver.usage().bytes), before);
+    }
 }

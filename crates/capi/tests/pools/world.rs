@@ -6,9 +6,10 @@ use gapless::driver::cuda::sys::{CUgraph, CUgraphExec, CUstream, CUstreamCapture
 use gapless::driver::{StreamDriver, WorkDriver};
 use gapless::{DeviceAddr, StreamId};
 use gapless_capi::*;
-use std::ffi::{CString, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::path::Path;
 use std::ptr::{null_mut, without_provenance_mut};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The simulated driver, with the device's context current on this thread, and PyTorch's calls.
 pub struct World {
@@ -55,9 +56,14 @@ impl World {
         [(); N].map(|()| self.driver.create_stream().expect("a stream"))
     }
 
-    /// As PyTorch begins a capture: with the pool first. The mode leaves other threads alone.
+    /// As PyTorch begins a capture: with the pool first.
     pub fn begin(&self, pool: u64, stream: StreamId) {
         open(pool);
+        self.begin_capture(stream);
+    }
+
+    /// Begins a capture, in the mode that leaves other threads alone.
+    pub fn begin_capture(&self, stream: StreamId) {
         let begin = self.optional.cuStreamBeginCapture_v2.as_ref().expect("exported");
         // SAFETY: a stream of the device.
         assert_eq!(unsafe { begin(raw(stream), CUstreamCaptureMode_enum(1)) }.0, 0);
@@ -120,18 +126,50 @@ impl World {
         assert_eq!(self.driver.take_mismatches(), []);
     }
 
+    /// Keeps a stream busy, behind what is queued on it, until the hold is ended.
+    pub fn hold(&self, stream: StreamId) -> Hold {
+        let is_over: &AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
+        // SAFETY: the simulated library's function of that name has this type.
+        let hold = unsafe {
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn(CUstream, *const AtomicBool) -> u32>(of_simulation(
+                c"gapless_sim_hold",
+            ))
+        };
+        // SAFETY: a stream of the device, and a flag that is there for good.
+        assert_eq!(unsafe { hold(raw(stream), is_over) }, 0);
+        Hold(is_over)
+    }
+
     /// Chunks on the device.
     pub fn chunks(&self) -> u64 {
         let mut counts = [0_u64; 4];
-        // SAFETY: the library is loaded, and the name ends with NUL.
-        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"gapless_sim_usage".as_ptr()) };
-        assert!(!found.is_null());
         // SAFETY: the simulated library's function of that name has this type.
-        let usage =
-            unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(i32, *mut [u64; 4]) -> u32>(found) };
+        let usage = unsafe {
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn(i32, *mut [u64; 4]) -> u32>(of_simulation(
+                c"gapless_sim_usage",
+            ))
+        };
         // SAFETY: the out-parameter is valid.
         assert_eq!(unsafe { usage(0, &raw mut counts) }, 0);
         counts[0]
+    }
+}
+
+/// A function of the simulated library that is there for tests.
+fn of_simulation(name: &CStr) -> *mut c_void {
+    // SAFETY: the library is loaded, and the name ends with NUL.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    assert!(!found.is_null());
+    found
+}
+
+/// A stream that is busy.
+pub struct Hold(&'static AtomicBool);
+
+impl Hold {
+    /// Lets the stream go on. Whoever had waited for it meanwhile would have waited until the hold ended by itself.
+    pub fn end(self) {
+        assert!(!self.0.swap(true, Ordering::AcqRel), "somebody waited for the stream");
     }
 }
 

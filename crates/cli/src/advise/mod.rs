@@ -15,7 +15,7 @@ use super::progress::Bars;
 use super::{Failure, Outcome, printable};
 use clap::Args;
 use gapless::ByteSize;
-use gapless_trace::advice::{Advice, AdviceOptions, Gpu, Setting, advise};
+use gapless_trace::advice::{Advice, AdviceOptions, Gpu, KnownReplays, Setting, advise};
 use gapless_trace::timeline::Subject;
 use gapless_trace::{Device, Extent, PolicyError, ReadError, ReadErrorKind, ReplayError, Trace};
 use result::{FileResult, Found};
@@ -104,9 +104,13 @@ pub(super) fn run(arguments: &AdviseArguments) -> Result<Outcome, Failure> {
         (None, [path]) if !arguments.merge => on_one(arguments, path),
         (None, paths) if arguments.merge => ranks::show(arguments, merge::read(paths)),
         (None, paths) => {
-            let advise = |path: &Path, threads| match one(arguments, path, &Work { threads, bars: Bars::Hidden }) {
-                Ok((_, _, advice)) => Found::Advice(Box::new(advice)),
-                Err(stop) => Found::Error { error: stop.to_string() },
+            let known = KnownReplays::default();
+            let advise = |path: &Path, threads| {
+                let work = Work { threads, bars: Bars::Hidden, known: Some(&known) };
+                match one(arguments, path, &work) {
+                    Ok((_, _, advice)) => Found::Advice(Box::new(advice)),
+                    Err(stop) => Found::Error { error: stop.to_string() },
+                }
             };
             ranks::show(arguments, many::on_each(paths, threads(), advise))
         }
@@ -116,7 +120,7 @@ pub(super) fn run(arguments: &AdviseArguments) -> Result<Outcome, Failure> {
 /// Advises on one file in full.
 fn on_one(arguments: &AdviseArguments, path: &Path) -> Result<Outcome, Failure> {
     let name = printable(&path.to_string_lossy());
-    let (trace, device, advice) = match one(arguments, path, &Work { threads: threads(), bars: Bars::Shown }) {
+    let (trace, device, advice) = match one(arguments, path, &Work::alone()) {
         Ok(found) => found,
         Err(Stop::BadFile(message)) => {
             eprintln!("error: {name}: {message}");
@@ -163,7 +167,7 @@ fn to_compare(arguments: &AdviseArguments, path: &Path) -> Result<FileResult, St
             _ => Err(format!("{name}: has results for several files: give one")),
         };
     }
-    match one(arguments, path, &Work { threads: threads(), bars: Bars::Shown }) {
+    match one(arguments, path, &Work::alone()) {
         Ok((_, _, advice)) => Ok(FileResult::new(path, Found::Advice(Box::new(advice)))),
         Err(stop) => Err(format!("{name}: {stop}")),
     }
@@ -179,14 +183,23 @@ enum Stop {
 }
 
 /// How a file is worked on.
-struct Work {
+struct Work<'a> {
     /// Number of threads that replay at the same time.
     threads: NonZero<usize>,
     bars: Bars,
+    /// The outcomes for other files.
+    known: Option<&'a KnownReplays>,
+}
+
+impl Work<'_> {
+    /// One file alone.
+    fn alone() -> Self {
+        Self { threads: threads(), bars: Bars::Shown, known: None }
+    }
 }
 
 /// Returns the advice on a recording, with the recording and the device that it was replayed on.
-fn one(arguments: &AdviseArguments, path: &Path, work: &Work) -> Result<(Trace, Device, Advice), Stop> {
+fn one(arguments: &AdviseArguments, path: &Path, work: &Work<'_>) -> Result<(Trace, Device, Advice), Stop> {
     let name = &printable(&path.to_string_lossy());
     let bad = |error: &dyn std::fmt::Display| Stop::BadFile(error.to_string());
     if path.is_dir() {
@@ -215,7 +228,7 @@ fn one(arguments: &AdviseArguments, path: &Path, work: &Work) -> Result<(Trace, 
         ReplayError::Settings(_) | ReplayError::Policy { error: PolicyError::Limit(_), .. } => bad(&error),
         error => Stop::Failed(Failure::Internal(format!("{name}: {error}"))),
     };
-    let mut options = AdviceOptions { device, settings, threads: work.threads, progress: None };
+    let mut options = AdviceOptions { device, settings, threads: work.threads, progress: None, known: work.known };
     let bar = work.bars.of_steps(options.expected_replays(), name.to_owned());
     let step = || bar.inc(1);
     options.progress = Some(&step);

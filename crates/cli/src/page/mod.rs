@@ -122,7 +122,8 @@ mod tests {
     fn page(name: &str, text: &str, subjects: usize) -> String {
         let trace = Trace::read(name, text.as_bytes()).unwrap();
         let device = Device::for_trace(&trace).unwrap();
-        let options = AdviceOptions { device, settings: Vec::new(), threads: NonZero::<usize>::MIN, progress: None };
+        let options =
+            AdviceOptions { device, settings: Vec::new(), threads: NonZero::<usize>::MIN, progress: None, known: None };
         let advice = advise(&trace, &options).unwrap();
         let subject = |index: usize| Subject {
             name: format!("native {index}"),

@@ -83,16 +83,27 @@ impl<D: DeviceDriver> Pools<D> {
         self.share_budget(&mut books);
     }
 
-    /// Lets the main allocator hold a segment of the allocator beside gapless out of that one's loan. Where it cannot be had, or is
-    /// freed, `end_segment` undoes that.
-    pub(crate) fn begin_segment(&self, bytes: u64) {
+    /// Lets the main allocator hold a segment of the allocator beside gapless out of that one's loan. Returns how much of the loan
+    /// that is, for [`cancel_segment`](Self::cancel_segment).
+    pub(crate) fn begin_segment(&self, bytes: u64) -> u64 {
         let mut books = self.books();
+        let lent = bytes.min(books.beside_bytes);
         books.segment_bytes += bytes;
-        books.beside_bytes = books.beside_bytes.saturating_sub(bytes);
+        books.beside_bytes -= lent;
+        self.share_budget(&mut books);
+        lent
+    }
+
+    /// Undoes [`begin_segment`](Self::begin_segment) where the segment could not be had.
+    pub(crate) fn cancel_segment(&self, bytes: u64, lent: u64) {
+        let mut books = self.books();
+        books.segment_bytes = books.segment_bytes.saturating_sub(bytes);
+        books.beside_bytes += lent;
         self.share_budget(&mut books);
     }
 
-    /// The allocator beside gapless has a segment less from gapless.
+    /// The allocator beside gapless has a segment less from gapless. The main allocator may hold its bytes; what of them was lent
+    /// is counted when [`settle_beside`](Self::settle_beside) ends the loan.
     pub(crate) fn end_segment(&self, bytes: u64) {
         let mut books = self.books();
         books.segment_bytes = books.segment_bytes.saturating_sub(bytes);

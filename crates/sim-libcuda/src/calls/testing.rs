@@ -1,11 +1,17 @@
 //! Functions for tests, which are not part of the driver API.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use super::entry::{Code, INVALID, OK, begin, put};
+use super::entry::{Code, INVALID, OK, begin, begin_current, find_stream, put};
 use crate::interruption::{self, Interruption};
 use crate::state::State;
+use crate::streams::Op;
+
+/// How long a stream is held by a test that does not let it go.
+const LONGEST_HOLD: Duration = Duration::from_secs(10);
 
 /// Replaces the planned faults by those in a text in the format of `GAPLESS_SIM_FAIL`.
 #[unsafe(no_mangle)]
@@ -59,4 +65,23 @@ pub unsafe extern "C" fn gapless_sim_usage(device: c_int, counts: *mut [u64; 4])
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_sim_spins() -> u64 {
     State::get().spins.load(Ordering::Relaxed)
+}
+
+/// Has a stream wait, behind what is queued on it, until the caller sets `*is_over`. After ten seconds the hold ends by itself and
+/// sets it, so that a test fails, and does not hang, where somebody waits for the stream who must not.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_sim_hold(stream: *mut c_void, is_over: *const AtomicBool) -> Code {
+    let (state, device) = begin_current!("gapless_sim_hold");
+    let stream = find_stream!(state, stream, device);
+    // SAFETY: null, or a flag that outlives the process's work (the caller's part).
+    let Some(is_over) = (unsafe { is_over.as_ref::<'static>() }) else { return INVALID };
+    let hold = move || {
+        let start = Instant::now();
+        while !is_over.load(Ordering::Acquire) && start.elapsed() < LONGEST_HOLD {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        is_over.store(true, Ordering::Release);
+    };
+    state.streams.queue(&stream, Op::Run(Arc::new(hold)));
+    OK
 }

@@ -50,6 +50,7 @@ fn large_snapshot(recorded: &Trace, megabytes: u64) {
         settings: Setting::usual(&trace),
         threads: threads(),
         progress: None,
+        known: None,
     };
     advise(&trace, &options).expect("advice");
     let target = if megabytes == SNAPSHOT_MB { format!("{TARGET_SECONDS} s") } else { String::new() };

@@ -21,6 +21,7 @@ mod compare;
 mod gpus;
 mod growth;
 mod holders;
+mod known;
 mod limits;
 mod moment;
 mod policies;
@@ -32,6 +33,7 @@ pub use compare::{Change, Comparison, HolderChange};
 pub use gpus::{GPUS, Gpu, UnknownGpu};
 pub use growth::Growth;
 pub use holders::Holder;
+pub use known::KnownReplays;
 pub use policies::{PolicyOutcome, Setting};
 pub use ranks::{Fit, Job, Odd, PolicyOnRanks, Rank, Spread, Why};
 pub use stranded::{FreeOfSize, FreeOfStream, Stranded};
@@ -51,6 +53,8 @@ pub struct AdviceOptions<'a> {
     pub threads: NonZero<usize>,
     /// Called after each replay, of which there are about [`expected_replays`](Self::expected_replays).
     pub progress: Option<&'a (dyn Fn() + Sync)>,
+    /// The outcomes of replays of other recordings, which those of the same ops share.
+    pub known: Option<&'a KnownReplays>,
 }
 
 impl AdviceOptions<'_> {
@@ -193,7 +197,8 @@ mod tests {
             let trace = Trace::read("t", text.as_bytes()).unwrap();
             let device = Device::for_trace(&trace).unwrap();
             let settings = Setting::usual(&trace);
-            let options = AdviceOptions { device, settings, threads: NonZero::<usize>::MIN, progress: None };
+            let options =
+                AdviceOptions { device, settings, threads: NonZero::<usize>::MIN, progress: None, known: None };
             let advice = advise(&trace, &options).unwrap();
             let line = serde_json::to_string(&advice).unwrap();
             assert_eq!(serde_json::from_str::<Advice>(&line).unwrap(), advice, "{line}");
@@ -206,8 +211,13 @@ mod tests {
         let trace = Trace::read("t", text.as_bytes()).unwrap();
         for capacity_bytes in [1 << 21, 1 << 25, 1 << 40] {
             let device = Device::of(capacity_bytes);
-            let options =
-                AdviceOptions { device, settings: Vec::new(), threads: NonZero::<usize>::MIN, progress: None };
+            let options = AdviceOptions {
+                device,
+                settings: Vec::new(),
+                threads: NonZero::<usize>::MIN,
+                progress: None,
+                known: None,
+            };
             // A segment of 20 MiB for the small blocks, and the large one.
             assert_eq!(advise(&trace, &options).unwrap().peak_reserved_bytes, Some(40 << 20));
         }
@@ -218,7 +228,8 @@ mod tests {
         let text = "# capacity_bytes 1048576000\na 1 104857600 0\na 2 52428800 0\nf 1\nr 2097152000 0\n";
         let trace = Trace::read("t", text.as_bytes()).unwrap();
         let device = Device::for_trace(&trace).unwrap();
-        let options = AdviceOptions { device, settings: Vec::new(), threads: NonZero::<usize>::MIN, progress: None };
+        let options =
+            AdviceOptions { device, settings: Vec::new(), threads: NonZero::<usize>::MIN, progress: None, known: None };
         let advice = advise(&trace, &options).unwrap();
         let bytes = |holders: &[Holder]| holders.iter().map(|holder| holder.bytes).collect::<Vec<_>>();
         assert_eq!(

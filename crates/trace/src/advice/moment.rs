@@ -101,6 +101,7 @@ fn replay_until(trace: &Trace, device: &Device, end: u64) -> Result<(Option<Fail
     {
         failed = native.run(end, op)?;
     }
+    native.allocator.abandon();
     Ok((failed, stranded))
 }
 

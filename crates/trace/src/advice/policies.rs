@@ -1,17 +1,17 @@
 //! The outcome of a trace under each policy: whether it survives on a device, and the smallest device on which it does.
 
+use super::known::{Digest, Question, Replayed};
 use super::{AdviceOptions, limits};
 use crate::caching::{CachingSettings, ParseSettingsError};
-use crate::work::Touch;
+use crate::replay::replay_alone;
 use crate::{
     Device, Extent, GaplessSettings, History, PolicyKind, RecordedAllocator, RecordedSettings, ReplayError,
-    ReplayOptions, ReplayResult, Search, Trace, replay,
+    ReplayResult, Search, Trace,
 };
 use gapless::ByteSize;
 use std::fmt;
 use std::num::NonZero;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A policy with its settings. As text `gapless` with settings as in `GAPLESS_CONF`, or what [`CachingSettings`] are as text.
@@ -79,16 +79,7 @@ impl Setting {
     /// # Errors
     /// Returns the errors of [`replay`](crate::replay()).
     pub fn replay(&self, trace: &Trace, device: &Device) -> Result<ReplayResult, ReplayError> {
-        let (policy, gapless, caching) = self.policy();
-        let options = ReplayOptions {
-            policy,
-            gapless,
-            caching,
-            capacity_bytes: device.capacity_bytes,
-            touch: Touch::for_model(device.lag_ops),
-            progress: None,
-        };
-        replay(trace, Arc::new(device.model()), &options)
+        Ok(replay_alone(trace, device, self.policy())?.0)
     }
 }
 
@@ -159,13 +150,14 @@ pub(super) fn replay_each(
     options: &AdviceOptions<'_>,
     settings: &[Setting],
 ) -> Result<Vec<PolicyOutcome>, ReplayError> {
+    let ops = options.known.map(|_| Digest::of(trace));
     let next = AtomicUsize::new(0);
     let work = || {
         let mut found = Vec::new();
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(setting) = settings.get(index) else { return found };
-            found.push((index, outcome(trace, options, setting)));
+            found.push((index, outcome(trace, ops, options, setting)));
         }
     };
     let mut all: Vec<(usize, Result<PolicyOutcome, ReplayError>)> = std::thread::scope(|scope| {
@@ -180,21 +172,50 @@ pub(super) fn replay_each(
     all.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
-fn outcome(trace: &Trace, options: &AdviceOptions<'_>, setting: &Setting) -> Result<PolicyOutcome, ReplayError> {
+fn outcome(
+    trace: &Trace,
+    ops: Option<Digest>,
+    options: &AdviceOptions<'_>,
+    setting: &Setting,
+) -> Result<PolicyOutcome, ReplayError> {
     let device = &options.device;
     let as_recorded = Setting::recorded(trace) == Some(*setting);
-    let not_replayed = no_verdict(&trace.history(), setting, device);
-    if not_replayed.is_some() {
-        return Ok(PolicyOutcome {
-            setting: setting.to_string(),
-            as_recorded,
-            not_replayed,
-            oom_op: None,
-            smallest_device_bytes: None,
-            driver_calls: 0,
-            host_waits: 0,
-        });
-    }
+    let history = trace.history();
+    let not_replayed = no_verdict(&history, setting, device);
+    // Which part of another device the limit of the recorded run would be is not known.
+    let searches = !(as_recorded && limits::of(trace).is_some());
+    let replayed = match (&not_replayed, options.known.zip(ops)) {
+        (Some(_), _) => Replayed { oom_op: None, smallest_device_bytes: None, driver_calls: 0, host_waits: 0 },
+        (None, Some((known, ops))) => {
+            let question = Question { ops, device: *device, setting: setting.to_string(), searches };
+            known.answer(question, || replay_and_search(trace, options, setting, searches))?
+        }
+        (None, None) => replay_and_search(trace, options, setting, searches)?,
+    };
+    // What was held before the history begins is known to have been enough, and nothing smaller is.
+    let least = match (history.extent, setting) {
+        (Extent::LaterPart, Setting::Caching(_)) => history.held_at_start_bytes.unwrap_or(0),
+        _ => 0,
+    };
+    Ok(PolicyOutcome {
+        setting: setting.to_string(),
+        as_recorded,
+        not_replayed,
+        oom_op: replayed.oom_op,
+        smallest_device_bytes: replayed.smallest_device_bytes.map(|bytes| bytes.max(least)),
+        driver_calls: replayed.driver_calls,
+        host_waits: replayed.host_waits,
+    })
+}
+
+/// Replays a trace through a policy on the device, and on others if the smallest one is wanted.
+fn replay_and_search(
+    trace: &Trace,
+    options: &AdviceOptions<'_>,
+    setting: &Setting,
+    searches: bool,
+) -> Result<Replayed, ReplayError> {
+    let device = &options.device;
     let result = setting.replay(trace, device)?;
     if let Some(progress) = options.progress {
         progress();
@@ -209,23 +230,13 @@ fn outcome(trace: &Trace, options: &AdviceOptions<'_>, setting: &Setting) -> Res
         threads: NonZero::<usize>::MIN,
         progress: options.progress,
     };
-    // Which part of another device the limit of the recorded run would be is not known.
-    let is_limited = as_recorded && limits::of(trace).is_some();
-    let found = if is_limited { None } else { search.min_capacity_bytes(Some((device.capacity_bytes, &result)))? };
-    // What was held before the history begins is known to have been enough, and nothing smaller is.
-    let history = trace.history();
-    let least = match (history.extent, policy) {
-        (Extent::LaterPart, PolicyKind::Caching) => history.held_at_start_bytes.unwrap_or(0),
-        _ => 0,
-    };
-    Ok(PolicyOutcome {
-        setting: setting.to_string(),
-        as_recorded,
-        not_replayed: None,
-        oom_op: result.oom.map(|oom| oom.op_index),
-        smallest_device_bytes: found.map(|bytes| bytes.max(least)),
+    let known = Some((device.capacity_bytes, &result));
+    let smallest_device_bytes = if searches { search.min_capacity_bytes(known)? } else { None };
+    Ok(Replayed {
+        smallest_device_bytes,
         driver_calls: result.driver_calls.total(),
         host_waits: result.host_waits,
+        oom_op: result.oom.map(|oom| oom.op_index),
     })
 }
 

@@ -232,7 +232,8 @@ mod tests {
         let trace = Trace::read("t", text.as_bytes()).unwrap();
         let device = Device::for_trace(&trace).unwrap();
         let settings = settings.iter().map(|text| text.parse().unwrap()).collect();
-        advise(&trace, &AdviceOptions { device, settings, threads: NonZero::<usize>::MIN, progress: None }).unwrap()
+        advise(&trace, &AdviceOptions { device, settings, threads: NonZero::<usize>::MIN, progress: None, known: None })
+            .unwrap()
     }
 
     /// Ranks with these peaks in MiB; those of `failed` are refused a request of 1 MiB at the end.

@@ -75,6 +75,8 @@ pub struct CachingAllocator<D: Driver> {
     /// The streams whose memory stays theirs.
     private: HashSet<StreamId>,
     figures: Figures,
+    /// Whether the memory stays with the driver.
+    abandoned: bool,
 }
 
 /// Statistics of a [`CachingAllocator`].
@@ -122,7 +124,13 @@ impl<D: Driver> CachingAllocator<D> {
             large: Pool::default(),
             private: HashSet::new(),
             figures: Figures::default(),
+            abandoned: false,
         }
+    }
+
+    /// Drops the allocator and gives nothing back to its driver, which is dropped as well.
+    pub fn abandon(mut self) {
+        self.abandoned = true;
     }
 
     /// Notes streams that stand for private pools, one for each stream of a pool: their memory is not given back when it is short.
@@ -315,7 +323,7 @@ impl<D: Driver> CachingAllocator<D> {
 impl<D: Driver> Drop for CachingAllocator<D> {
     fn drop(&mut self) {
         // If the device is lost, the memory is lost with it, and `drop` cannot report an error.
-        if self.waits.for_device().is_ok() {
+        if !self.abandoned && self.waits.for_device().is_ok() {
             self.segments.destroy_all();
             self.expandable.destroy_all();
         }

@@ -88,6 +88,11 @@ impl CachingSettings {
         !value.is_empty() && (NEUTRAL.contains(&key) || (key == BACKEND && value == NATIVE))
     }
 
+    /// Returns whether the allocator asks how much memory the device has: for a part of it, or to reserve addresses for all.
+    pub(crate) const fn asks_for_the_capacity(&self) -> bool {
+        self.memory_fraction.is_some() || self.expandable_segments
+    }
+
     fn set(&mut self, part: &str) -> Result<(), ParseSettingsError> {
         let wrong = |expected| ParseSettingsError { part: part.chars().take(EXCERPT_CHARS).collect(), expected };
         if part == EMPTY_CACHE {

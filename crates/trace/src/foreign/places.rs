@@ -13,16 +13,20 @@ pub(super) struct Places {
 }
 
 impl Places {
+    /// Returns the number of a text, for the frames of [`number`](Self::number).
+    pub(super) fn text(&mut self, text: &str) -> u32 {
+        self.texts.index(text)
+    }
+
     /// Returns the number of the place with this origin and these frames, the innermost first. Every call with frames makes another
     /// place.
-    pub(super) fn number(&mut self, origin: &str, frames: &[String]) -> u32 {
+    pub(super) fn number(&mut self, origin: &str, frames: Box<[u32]>) -> u32 {
         let origin = self.texts.index(origin);
         if frames.is_empty()
             && let Some(&known) = self.without_frames.get(&origin)
         {
             return known;
         }
-        let frames = frames.iter().map(|frame| self.texts.index(frame)).collect();
         self.stacks.push(Stack { origin, frames });
         let number = u32::try_from(self.stacks.len()).expect("fewer than 2^32: each takes memory of its own");
         if self.stacks[number as usize - 1].frames.is_empty() {

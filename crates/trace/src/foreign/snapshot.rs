@@ -65,6 +65,7 @@ fn convert(name: &str, file: impl Read, device: Option<usize>, limits: Limits) -
         values: &values,
         events: Events::default(),
         stacks: HashMap::new(),
+        frames: HashMap::new(),
         private: BTreeMap::new(),
         late: LateFrees::of(&values, entries),
         limits,
@@ -105,6 +106,8 @@ struct Reader<'a> {
     events: Events,
     /// The number of the place for each stack, which many entries share.
     stacks: HashMap<Shortened, u32>,
+    /// The number of the text for each frame, which many stacks share.
+    frames: HashMap<Ref, u32>,
     /// The segments of private pools at the end: by address, their end and the pool.
     private: BTreeMap<u64, (u64, (u64, u64))>,
     late: LateFrees,
@@ -284,15 +287,25 @@ impl Reader<'_> {
             return *known;
         }
         let whole = stack.whole.map_or(&[][..], |whole| self.values.whole(whole));
-        let frames: Vec<String> = whole.iter().take(MOST_FRAMES).map(|frame| self.describe_frame(*frame)).collect();
+        let frames: Box<[u32]> = whole.iter().take(MOST_FRAMES).map(|frame| self.frame(*frame)).collect();
         let mut origin = self.describe_frame(stack.item);
         if let Some(inner) = whole.iter().position(|frame| *frame == stack.item)
             && let Some(operator) = frames::operator(whole[..inner].iter().map(|frame| self.name_and_file(*frame)))
         {
             origin = format!("{origin}, in {operator}");
         }
-        let number = self.events.places.number(&origin, &frames);
+        let number = self.events.places.number(&origin, frames);
         self.stacks.insert(stack, number);
+        number
+    }
+
+    /// Returns the number of the text that describes a frame.
+    fn frame(&mut self, frame: Ref) -> u32 {
+        if let Some(known) = self.frames.get(&frame) {
+            return *known;
+        }
+        let number = self.events.places.text(&self.describe_frame(frame));
+        self.frames.insert(frame, number);
         number
     }
 

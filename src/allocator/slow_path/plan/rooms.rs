@@ -50,10 +50,16 @@ const REUSABLE_PAGE: u64 = 1;
 const BUSY_PAGE: u64 = 8000;
 
 impl Survey<'_> {
-    /// The rooms of the region: runs of its unmapped blocks and of the free ones beside them.
+    /// The rooms of the region: runs of its unmapped blocks and of the free ones beside them. Of those that are smaller than the
+    /// request, the last one may be among them.
     pub fn rooms(&self) -> Vec<Room> {
         let mut rooms: Vec<Room> = Vec::new();
-        for run in self.target.blocks.chunk_by(|one, next| one.offset + one.size == next.offset) {
+        let mut runs = self.target.blocks.chunk_by(|one, next| one.offset + one.size == next.offset).peekable();
+        while let Some(run) = runs.next() {
+            let bytes: u64 = run.iter().map(|block| block.size).sum();
+            if bytes < self.goal.request.size && runs.peek().is_some() {
+                continue;
+            }
             let mut room = Room::default();
             for block in run {
                 let (start, end) = (block.offset, block.offset + block.size);
@@ -111,10 +117,12 @@ impl Survey<'_> {
         for piece in pieces {
             sums.push(sums[sums.len() - 1] + piece.cost(piece.start, piece.end, page_bytes));
         }
-        let cost = |start: u64| {
+        // The pieces that a placement begins and ends in. Starts are looked at in two ascending orders, so they only move on.
+        let cost = |(first, last): &mut (usize, usize), start: u64| {
             let end = start + size;
-            let first = pieces.partition_point(|piece| piece.end <= start);
-            let last = pieces.partition_point(|piece| piece.start < end) - 1;
+            *first += pieces[*first..].iter().take_while(|piece| piece.end <= start).count();
+            *last += pieces[*last + 1..].iter().take_while(|piece| piece.start < end).count();
+            let (first, last) = (*first, *last);
             if first == last {
                 return pieces[first].cost(start, end, page_bytes);
             }
@@ -123,19 +131,20 @@ impl Survey<'_> {
                 + pieces[last].cost(pieces[last].start, end, page_bytes)
         };
         let mut best: Option<Candidate> = None;
-        let mut consider = |start: Option<u64>| {
+        let mut consider = |within: &mut (usize, usize), start: Option<u64>| {
             let Some(start) = start.and_then(|start| self.align(start)) else { return };
             if start >= room_start && start.checked_add(size).is_some_and(|end| end <= room_end) {
-                let found = Candidate { cost: cost(start), start };
+                let found = Candidate { cost: cost(within, start), start };
                 if best.is_none_or(|best| found < best) {
                     best = Some(found);
                 }
             }
         };
+        let (mut from_starts, mut from_ends) = ((0, 0), (0, 0));
         for piece in pieces {
-            consider(Some(piece.start));
+            consider(&mut from_starts, Some(piece.start));
             if piece.kind != PieceKind::Empty {
-                consider(piece.end.checked_sub(size));
+                consider(&mut from_ends, piece.end.checked_sub(size));
             }
         }
         best
