@@ -5,23 +5,22 @@ mod many;
 mod merge;
 mod names;
 mod ranks;
-mod result;
 mod setting;
 mod text;
 mod tolerance;
 
-use super::page::{self, Contents, Destination};
+use super::destination::Destination;
 use super::progress::Bars;
-use super::{Failure, Outcome, printable};
+use super::{Failure, Outcome};
 use clap::Args;
 use gapless::ByteSize;
+use gapless_report::result::{FileResult, Found};
+use gapless_report::{page, printable};
 use gapless_trace::advice::{Advice, AdviceOptions, Gpu, Setting, advise};
-use gapless_trace::timeline::Subject;
 use gapless_trace::{Device, Extent, PolicyError, ReadError, ReadErrorKind, ReplayError, Trace};
-use result::{FileResult, Found};
 use setting::SettingArgument;
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use tolerance::Tolerance;
@@ -121,7 +120,7 @@ fn on_one(arguments: &AdviseArguments, path: &Path) -> Result<Outcome, Failure> 
         Err(Stop::BadFile(message)) => {
             eprintln!("error: {name}: {message}");
             if arguments.json {
-                result::print(&FileResult::new(path, Found::Error { error: message }))?;
+                print(&FileResult::new(path, Found::Error { error: message }))?;
             }
             return Ok(Outcome::BadInput);
         }
@@ -132,7 +131,7 @@ fn on_one(arguments: &AdviseArguments, path: &Path) -> Result<Outcome, Failure> 
     }
     let page = match arguments.html {
         Some(_) => Some(
-            render(arguments, &trace, &device, &advice)
+            page::of_advice(&trace, &device, &advice, &settings(arguments, &trace, &device))
                 .map_err(|error| Failure::Internal(format!("{name}: {error}")))?,
         ),
         None => None,
@@ -143,7 +142,7 @@ fn on_one(arguments: &AdviseArguments, path: &Path) -> Result<Outcome, Failure> 
         _ => Outcome::Success,
     };
     if arguments.json {
-        result::print(&FileResult::new(path, Found::Advice(Box::new(advice))))?;
+        print(&FileResult::new(path, Found::Advice(Box::new(advice))))?;
     } else if arguments.html != Some(Destination::Stdout) {
         text::write(&mut io::stdout().lock(), &advice)?;
     }
@@ -235,26 +234,15 @@ fn settings(arguments: &AdviseArguments, trace: &Trace, device: &Device) -> Vec<
     }
 }
 
+/// Prints an object on a line of its own.
+fn print(object: &impl serde::Serialize) -> io::Result<()> {
+    let line = serde_json::to_string(object).map_err(io::Error::from)?;
+    writeln!(io::stdout().lock(), "{line}")
+}
+
 /// Number of threads that replay at the same time.
 fn threads() -> NonZero<usize> {
     std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN).min(MOST_THREADS)
-}
-
-/// The page of the policies that have a verdict.
-fn render(arguments: &AdviseArguments, trace: &Trace, device: &Device, advice: &Advice) -> Result<String, ReplayError> {
-    let tried: Vec<Setting> = settings(arguments, trace, device).into_iter().chain(Setting::recorded(trace)).collect();
-    let replayed = advice.policies.iter().filter(|policy| policy.not_replayed.is_none());
-    let setting = |name: &str| tried.iter().find(|setting| setting.to_string() == name).copied();
-    let subjects: Vec<Subject> = replayed.filter_map(|policy| setting(&policy.setting)).map(Subject::from).collect();
-    page::render(&Contents {
-        title: "what to do about its memory",
-        trace,
-        device,
-        advice,
-        policies: &advice.policies,
-        gives_advice: true,
-        subjects: &subjects,
-    })
 }
 
 fn open(path: &Path, name: &str, device: Option<usize>, bars: Bars) -> Result<Trace, ReadError> {

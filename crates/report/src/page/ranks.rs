@@ -9,7 +9,7 @@
 use super::html::{escape, fill};
 
 /// The row of a rank.
-pub(crate) struct Row {
+pub struct Row {
     /// Its name.
     pub name: String,
     /// Whether it is the odd one.
@@ -25,7 +25,7 @@ pub(crate) struct Row {
 }
 
 /// Returns the page.
-pub(crate) fn render(verdict: &str, rows: &[Row]) -> String {
+pub fn render(verdict: &str, rows: &[Row]) -> String {
     let title = format!("{} ranks: what to do about their memory", rows.len());
     let rows: String = rows.iter().enumerate().map(|(number, row)| html(number, row)).collect();
     fill(
