@@ -244,8 +244,27 @@ pub fn below_the_table(advice: &Advice) -> Vec<String> {
     said
 }
 
-/// What to do, in sentences.
+/// What to do, in sentences. Where nothing helps, the last one names the largest holders.
 pub fn verdict(advice: &Advice) -> Vec<String> {
+    let mut said = verdict_in_short(advice);
+    let holders: Vec<String> = advice.holders.iter().take(3).map(holder).collect();
+    if is_short_of_memory(advice)
+        && !holders.is_empty()
+        && let Some(last) = said.last_mut()
+    {
+        last.push_str(&format!(" The largest are {}.", holders.join("; ")));
+    }
+    said
+}
+
+/// Whether nothing helps but to hold less.
+fn is_short_of_memory(advice: &Advice) -> bool {
+    let is_possible = advice.failed.is_none_or(|failed| failed.bytes <= Device::MOST_BYTES);
+    !advice.policies.is_empty() && advice.survivors().is_empty() && advice.growth.is_empty() && is_possible
+}
+
+/// What to do, in sentences, for where the holders are named already.
+pub fn verdict_in_short(advice: &Advice) -> Vec<String> {
     if advice.policies.is_empty() {
         return vec![NO_VERDICT.into()];
     }
@@ -294,7 +313,6 @@ fn nothing_helps(advice: &Advice) -> String {
     let failed = advice.failed.map_or(0, |failed| failed.bytes);
     let needed = advice.live_bytes.saturating_add(failed).max(advice.peak_live_bytes);
     let device = ByteSize(advice.device_bytes);
-    let largest: Vec<String> = advice.holders.iter().take(3).map(holder).collect();
     if failed > Device::MOST_BYTES {
         return "Nothing helps: the size of the request that failed has to be mended.".into();
     }
@@ -318,9 +336,6 @@ fn nothing_helps(advice: &Advice) -> String {
     let others = advice.stranded.as_ref().map_or(0, |stranded| stranded.other_processes_bytes);
     if others > 0 {
         said.push_str(&format!(" Others hold {} of the device.", ByteSize(others)));
-    }
-    if !largest.is_empty() {
-        said.push_str(&format!(" The largest are {}.", largest.join("; ")));
     }
     said
 }

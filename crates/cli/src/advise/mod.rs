@@ -15,7 +15,7 @@ use super::{Failure, Outcome};
 use clap::Args;
 use gapless::ByteSize;
 use gapless_report::result::{FileResult, Found};
-use gapless_report::{page, printable};
+use gapless_report::{device_for, page, printable};
 use gapless_trace::advice::{Advice, AdviceOptions, Gpu, Setting, advise};
 use gapless_trace::{Device, Extent, PolicyError, ReadError, ReadErrorKind, ReplayError, Trace};
 use setting::SettingArgument;
@@ -192,22 +192,11 @@ fn one(arguments: &AdviseArguments, path: &Path, work: &Work) -> Result<(Trace, 
         return Err(bad(&"is a folder: name the files in it, such as DIR/*.pickle"));
     }
     let trace = open(path, name, arguments.snapshot_device, work.bars).map_err(|error| bad(&error))?;
-    if trace.ops().is_empty() {
-        return Err(bad(&"holds no ops: give a trace with 'a' and 'f' lines"));
-    }
     if let Some(warning) = trace.warning() {
         eprintln!("warning: {name}: {warning}");
     }
-    let device = match (arguments.device, arguments.gpu) {
-        (Some(ByteSize(bytes)), _) => Device::of(bytes),
-        (None, Some(gpu)) => Device::of(gpu.usable_bytes()),
-        (None, None) => Device::for_trace(&trace).map_err(|error| bad(&error))?,
-    };
-    let largest = device.capacity_bytes.max(trace.peak_live_bytes());
-    if largest > Device::MOST_BYTES {
-        let (largest, most) = (ByteSize(largest), ByteSize(Device::MOST_BYTES));
-        return Err(bad(&format!("no device has {largest}: the most that is replayed is {most}")));
-    }
+    let chosen = arguments.device.map(|ByteSize(bytes)| bytes).or_else(|| arguments.gpu.map(|gpu| gpu.usable_bytes()));
+    let device = device_for(&trace, chosen).map_err(Stop::BadFile)?;
     let settings = settings(arguments, &trace, &device);
     let stop = |error| match error {
         // The device is smaller than a page, or the trace has too many streams for an allocator.
