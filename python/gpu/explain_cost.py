@@ -92,7 +92,8 @@ def main():
     arguments = parser.parse_args()
     training = Training(measure.prepare())
     training.steps(100)
-    measure.finish({**ratios(training, arguments), "report": report(training, arguments.events)})
+    found = ratios(training, arguments)
+    measure.finish({**found, "report": report(training, arguments.events)})
 
 
 if __name__ == "__main__":

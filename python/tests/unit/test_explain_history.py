@@ -48,6 +48,8 @@ def history(recorder, monkeypatch):
     from gapless.torch import _history
 
     monkeypatch.setattr(_history, "_INTERVAL", 0.01)
+    # The tests sleep most of the time.
+    monkeypatch.setattr(_history, "_now", lambda: (time.monotonic(), time.monotonic()))
     made = []
 
     def history(stacks=True):
@@ -94,6 +96,18 @@ def test_events_are_kept_where_they_fit_into_the_budget(recorder, history, monke
         recorder.allocated = 1 + int(rate * (time.monotonic() - begin))
         assert time.monotonic() - begin < 30, recorder.calls
         time.sleep(0.001)
+
+
+def test_time_that_a_program_does_not_get_does_not_count(recorder, history, monkeypatch):
+    from gapless.torch import _history
+
+    monkeypatch.setattr(_history, "_now", lambda: (time.monotonic(), 0.0))
+    history()
+    time.sleep(0.2)
+    recorder.allocated += 60_000
+    recorder.wait_for((None, None))
+    time.sleep(1.0)
+    assert len(recorder.calls) == 2
 
 
 def test_without_stacks_there_are_events(recorder, history):

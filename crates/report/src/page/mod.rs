@@ -3,8 +3,8 @@
 //! What can be said in sentences and tables is HTML, and says what the text says. The pictures, and the stacks of single blocks,
 //! are drawn by `page.js`.
 //!
-//! - I1  the file is at most [`MOST_BYTES`] long, whatever the trace: the timeline is bounded, and texts are cut.
-//! - I2  what comes from a trace is HTML only where [`html`] has escaped it, or JSON in which no `<` occurs, which `page.js` shows
+//! - I1  the file is at most `MOST_BYTES` long, whatever the trace: the timeline is bounded, and texts are cut.
+//! - I2  what comes from a trace is HTML only where `html.rs` has escaped it, or JSON in which no `<` occurs, which `page.js` shows
 //!   as text.
 
 mod events;

@@ -3,7 +3,7 @@
 //! Verdict and table are there without JavaScript; `ranks.js` opens and closes the reports below the rows. There are no pictures of
 //! single ranks, so that the page can be made from results alone.
 //!
-//! - I1  a rank takes at most [`MOST_BYTES_OF_RANK`] of the file: texts are cut.
+//! - I1  a rank takes at most `MOST_BYTES_OF_RANK` of the file: texts are cut.
 //! - I2  whatever comes from a file is escaped.
 
 use super::html::{escape, fill};
