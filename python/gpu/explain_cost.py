@@ -41,8 +41,8 @@ def seconds(training, number):
 
 
 def ratios(training, arguments):
-    """For each way, the quartiles of the ratios of pairs: steps with it, and the steps beside them without."""
-    found, stock = {way: [] for way in WAYS}, []
+    """For each way, the quartiles of the ratios of pairs, steps with it and the steps beside them without, and the ratio of the least."""
+    found, least, stock = {way: [] for way in WAYS}, {}, []
     # What a program may spend at its start would be spent in each window.
     _history._AT_START = 0.0
     for number in range(arguments.pairs):
@@ -55,9 +55,12 @@ def ratios(training, arguments):
                 times[on] = seconds(training, arguments.steps)
                 history.end()
             found[way].append(times[True] / times[False])
+            for on, passed in times.items():
+                least[way, on] = min(passed, least.get((way, on), passed))
             stock.append(times[False] / arguments.steps * 1e3)
     quartiles = {way: [round(cut, 3) for cut in statistics.quantiles(pairs, n=4)] for way, pairs in found.items()}
-    return {"ratios": quartiles, "stock_ms": round(statistics.median(stock), 2)}
+    of_least = {way: round(least[way, True] / least[way, False], 3) for way in WAYS}
+    return {"ratios": quartiles, "ratios_of_least": of_least, "stock_ms": round(statistics.median(stock), 2)}
 
 
 def report(training, events):

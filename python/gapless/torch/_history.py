@@ -18,7 +18,7 @@ from typing import Any, Callable, Optional
 _NOTHING, _EVENTS, _STACKS = 0, 1, 2
 _COSTS = (0.0, 0.5e-6, 1.6e-6)
 # The share of the time that may be spent, with stacks and without.
-_SHARES = {_STACKS: 0.035, _EVENTS: 0.007}
+_SHARES = {_STACKS: 0.025, _EVENTS: 0.005}
 # Seconds of the budget: at the start of a program, at most, and those from which on everything is recorded again.
 _AT_START, _MOST, _AGAIN = 0.05, 0.05, 0.02
 # Seconds between two looks at the number of allocations.
