@@ -1,7 +1,7 @@
 """PyTorch's history of memory events, kept within a share of the program's time.
 
-An event and a stack each cost a fraction of a microsecond, whatever the kernels take. That is nothing for most programs; one whose
-kernels take no time can spend a fifth of its time on it. So what is recorded is counted against a budget: where it is used up,
+The events of an allocation take half a microsecond and its stack one, whatever the kernels take. That is nothing for most programs;
+one whose kernels take no time spends a fifth of its time on it. So what is recorded is counted against a budget: where it is used up,
 stacks are left out until there is more of it, and where events alone are too many for it, these too.
 """
 
