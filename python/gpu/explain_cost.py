@@ -41,7 +41,7 @@ def seconds(training, number):
 
 
 def ratios(training, arguments):
-    """For each way, the quartiles of the ratios of pairs, steps with it and the steps beside them without, and the ratio of the least."""
+    """For each way, the quartiles of the ratios of pairs (steps with it and those beside them without), and that of the least."""
     found, least, stock = {way: [] for way in WAYS}, {}, []
     # What a program may spend at its start would be spent in each window.
     _history._AT_START = 0.0

@@ -1,8 +1,8 @@
 """PyTorch's history of memory events, kept within a share of the program's time.
 
-The events of an allocation take half a microsecond and its stack one, whatever the kernels take. That is nothing for most programs;
-one whose kernels take no time spends a fifth of its time on it. So what is recorded is counted against a budget: where it is used up,
-stacks are left out until there is more of it, and where events alone are too many for it, these too.
+The events of an allocation take half a microsecond and its stack one, whatever the kernels take. That is nothing for most
+programs; one whose kernels take no time spends a fifth of its time on it. So what is recorded is counted against a budget: where
+it is used up, stacks are left out until there is more of it, and where events alone are too many for it, these too.
 """
 
 from __future__ import annotations
