@@ -704,6 +704,20 @@ gapless_status gapless_replay_json(const char *path,
                                    size_t capacity,
                                    size_t *needed);
 
+// Advises on a recording as gapless advise does, and writes a JSON object into buffer, as gapless_stats_json does: lines has a
+// summary in at most ten lines, problems says which files could not be written. The object has less than 64 KiB.
+//
+// options is NULL or a JSON object with any of json (where to write the line of gapless advise --json), html (where to write its
+// page), snapshot_device (of a snapshot with several devices, the one that is meant) and threads (how many replay at the same
+// time; by default one). A file is written whole or not at all.
+//
+// path is a NUL-terminated string, options is one or NULL; the rest is as in gapless_stats_json.
+gapless_status gapless_explain_json(const char *path,
+                                    const char *options,
+                                    char *buffer,
+                                    size_t capacity,
+                                    size_t *needed);
+
 // Sets the function that gapless_torch_malloc calls when it fails; NULL for none.
 void gapless_torch_on_failure(gapless_failure_handler handler);
 

@@ -388,7 +388,7 @@ def _current_device() -> int:
     return int(cupy.cuda.get_device_id()) if cupy is not None else 0
 
 
-if os.environ.get("GAPLESS_TORCH"):
+if os.environ.get("GAPLESS_TORCH") or os.environ.get("GAPLESS_EXPLAIN_OOM"):
     from ._start import install as _install
 
     _install()

@@ -42,7 +42,7 @@ def of_arguments(arguments: Mapping[str, Any]) -> dict[str, str]:
 
 def given(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the settings of ``gapless.configure``, or else those of ``GAPLESS_CONF``."""
-    return _split(environment.get(VARIABLE, "") if configured is None else configured)
+    return split(environment.get(VARIABLE, "") if configured is None else configured)
 
 
 def of_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -71,7 +71,7 @@ def for_children(keys: Mapping[str, str]) -> str:
     return text({key: value for key, value in keys.items() if key != "record" or "%p" in value})
 
 
-def _split(text: str) -> dict[str, str]:
+def split(text: str) -> dict[str, str]:
     """Splits at commas outside of brackets."""
     parts, depth = [""], 0
     for char in text:

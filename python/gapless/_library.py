@@ -153,6 +153,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gapless_device_close_import": (c_int32, [c_int32, c_void_p]),
     "gapless_device_keep_closed_imports": (c_int32, [c_int32, c_uint64]),
     "gapless_replay_json": (c_int32, [c_char_p, c_char_p, *_TEXT]),
+    "gapless_explain_json": (c_int32, [c_char_p, c_char_p, *_TEXT]),
     "gapless_cupy_malloc": (c_void_p, [c_void_p, c_size_t, c_int]),
     "gapless_cupy_free": (None, [c_void_p, c_void_p, c_int]),
     "gapless_torch_on_failure": (None, [c_void_p]),

@@ -5,6 +5,7 @@
 //! reports.rs    statistics, reports, snapshots   streams.rs      streams that live long, and their end
 //! listeners.rs  callbacks for what is mapped     pins.rs, registered.rs, sharing.rs   blocks for others
 //! replay.rs     replays without the command line   cupy.rs       what CuPy calls
+//! explain.rs    what is said beside an out-of-memory error
 //! torch/        what PyTorch calls: plug-in, allocator object, history, the words of its errors
 //!
 //! process.rs    the devices, in one table        registry.rs     handles, checked
@@ -28,6 +29,7 @@ mod config;
 mod cupy;
 mod device;
 mod error_kind;
+mod explain;
 mod handles;
 mod last_error;
 mod listeners;
@@ -53,6 +55,7 @@ pub use device::{
     gapless_device_trim,
 };
 pub use error_kind::*;
+pub use explain::gapless_explain_json;
 pub use gapless_process::{Budget, Conf, ConfError, Figures, Peers};
 pub use handles::*;
 pub use last_error::{

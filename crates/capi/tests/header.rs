@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::path::Path;
 use wrapped::wrapped;
 
-const SOURCES: [&str; 19] = [
+const SOURCES: [&str; 20] = [
     "status.rs",
     "error_kind.rs",
     "last_error.rs",
@@ -22,6 +22,7 @@ const SOURCES: [&str; 19] = [
     "sharing.rs",
     "pins.rs",
     "replay.rs",
+    "explain.rs",
     "torch/plugin.rs",
     "torch/object.rs",
     "torch/history.rs",

@@ -1,11 +1,11 @@
 //! `gapless doctor`: checks whether gapless works on the GPUs of this machine.
 
-use super::count::count;
 use super::{Failure, Outcome};
 use clap::Args;
 use gapless::driver::cuda::{CudaDriver, DeviceInfo, Library, LibraryFile, LoadError, OpenError};
 use gapless::driver::{DriverError, DriverResult, MemoryDriver, MemoryInfo, WorkDriver};
 use gapless::{ByteSize, StreamId};
+use gapless_report::count::count;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -3,16 +3,14 @@
 //! Data goes to stdout, notes and progress to stderr. A closed pipe is success: the reader has seen enough.
 
 mod advise;
-mod count;
+mod destination;
 mod doctor;
 mod manual;
-mod page;
 mod probe;
 mod progress;
 mod replay;
 mod soak;
 mod table;
-mod words;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::io;
@@ -107,12 +105,6 @@ fn main() -> ExitCode {
             }
         }
     }
-}
-
-/// A text from outside, such as the name of a file, with its control characters escaped: a terminal would obey them.
-fn printable(text: &str) -> String {
-    let shown = |c: char| if c.is_control() { c.escape_default().collect() } else { String::from(c) };
-    text.chars().map(shown).collect()
 }
 
 /// Shown below the list of commands.

@@ -1,12 +1,14 @@
 //! `gapless replay`: replays recorded allocations and compares the policies.
 
-use super::page::{self, Contents, Destination};
+use super::destination::Destination;
 use super::table;
-use super::{Failure, Outcome, printable, progress};
+use super::{Failure, Outcome, progress};
 use clap::{Args, ValueEnum};
 use gapless::driver::cuda::{CudaDriver, OpenError};
 use gapless::driver::{CostTable, DriverError, WorkDriver};
 use gapless::{ByteSize, ChunkPolicy, StreamId};
+use gapless_report::page::{self, Contents};
+use gapless_report::printable;
 use gapless_trace::advice::{AdviceOptions, PolicyOutcome, Setting, advise};
 use gapless_trace::caching::CachingSettings;
 use gapless_trace::timeline::Subject;

@@ -3,12 +3,12 @@
 //! Every round has a new device and a new allocator, so that closing is tested as well. Any error is a panic; the
 //! figures are printed at the end, and when the user ends the run with Ctrl-C.
 
-use super::count::count;
 use super::{Failure, Outcome, progress};
 use clap::{Args, ValueEnum};
 use gapless::allocator::Stats;
 use gapless::driver::cuda::CudaDriver;
 use gapless::units::ByteSize;
+use gapless_report::count::count;
 use gapless_testkit::{Cuda, Device, End, Faults, Host, Model, Progress, Stress, World, run_stress};
 use indicatif::ProgressBar;
 use signal_hook::consts::SIGINT;

@@ -1,9 +1,9 @@
 //! The results of one trace as a table, with a column for each policy.
 
-use super::count::{count, grouped};
-use super::printable;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use gapless::ByteSize;
+use gapless_report::count::{count, grouped};
+use gapless_report::printable;
 use gapless_trace::ReplayResult;
 use std::io::{self, Write};
 

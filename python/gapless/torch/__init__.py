@@ -4,6 +4,10 @@
 >>> gapless.torch.enable()      # before anything touches the GPU
 
 or, without a change to the script: ``python -m gapless.torch script.py arguments...``
+
+PyTorch on its own allocator, with a report beside each out-of-memory error:
+
+>>> gapless.torch.explain_oom()
 """
 
 from __future__ import annotations
@@ -19,11 +23,12 @@ from typing import Any, Callable, Optional, Union
 
 from .. import _conf, _library, _run, _start
 from . import _object
+from ._explain import explain_oom
 from ._figures import Figures, record_history, snapshot
 from ._interposers import warn_of_interposers
 from ._refusals import switch_off
 
-__all__ = ["backend", "enable", "is_enabled", "main", "registered_pool"]
+__all__ = ["backend", "enable", "explain_oom", "is_enabled", "main", "registered_pool"]
 
 # What PyTorch was given: "object" or "plug-in", and how to find out whether it is still in use.
 _given: Optional[tuple[str, Callable[[], int]]] = None

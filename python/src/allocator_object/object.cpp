@@ -237,11 +237,12 @@ void AllocatorObject::tell_refused(DeviceIndex device, size_t bytes, cudaStream_
             allowed_bytes = static_cast<size_t>(fraction->second * static_cast<double>(allowed_bytes));
         }
     }
-    for (const auto &observer : observers) {
-        observer(device, segment_bytes(bytes), allowed_bytes, free_bytes);
-    }
+    // A snapshot that an observer takes has the event, as natively.
     if (history_.watching()) {
         history_.refused(device, free_bytes, bytes, stream, pool);
+    }
+    for (const auto &observer : observers) {
+        observer(device, segment_bytes(bytes), allowed_bytes, free_bytes);
     }
 }
 

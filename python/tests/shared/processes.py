@@ -7,7 +7,7 @@ import textwrap
 
 
 # The settings that enable() passes to the processes that this one starts. Here each decides for itself.
-INHERITED = ("GAPLESS_TORCH", "GAPLESS_CONF")
+INHERITED = ("GAPLESS_TORCH", "GAPLESS_CONF", "GAPLESS_EXPLAIN_OOM", "GAPLESS_EXPLAIN_OOM_CONF")
 
 
 def run(code, *arguments, fails=False, **environment):

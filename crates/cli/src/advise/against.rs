@@ -1,11 +1,12 @@
 //! Two recordings of one program: what has changed, as text or as JSON, and whether that is too much.
 
-use super::result::{self, FileResult, Found, VERSION};
 use super::tolerance::Tolerance;
-use super::{AdviseArguments, text};
-use crate::{Failure, Outcome, printable, words};
+use super::{AdviseArguments, print, text};
+use crate::{Failure, Outcome};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 use gapless::ByteSize;
+use gapless_report::result::{FileResult, Found, VERSION};
+use gapless_report::{printable, words};
 use gapless_trace::Extent;
 use gapless_trace::advice::{Advice, Change, Comparison, HolderChange};
 use std::io::{self, Write};
@@ -32,14 +33,7 @@ pub(super) fn show(arguments: &AdviseArguments, old: &FileResult, new: &FileResu
     let regression = too_much || comparison.fails_now;
     if arguments.json {
         let (old, new, tolerance_percent) = (&*old.file, &*new.file, percent);
-        result::print(&Compared {
-            version: VERSION,
-            old,
-            new,
-            tolerance_percent,
-            regression,
-            comparison: &comparison,
-        })?;
+        print(&Compared { version: VERSION, old, new, tolerance_percent, regression, comparison: &comparison })?;
     } else {
         let mut out = io::stdout().lock();
         writeln!(out, "{} against {}\n", printable(&new.file), printable(&old.file))?;

@@ -3,8 +3,9 @@
 //! - I1  a recording is dropped as soon as there is advice on it: the memory of a run is that of as many recordings as there are
 //!   threads, and the results.
 
-use super::result::{FileResult, Found};
-use crate::{Failure, printable, progress};
+use crate::{Failure, progress};
+use gapless_report::printable;
+use gapless_report::result::{FileResult, Found};
 use std::collections::HashSet;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};

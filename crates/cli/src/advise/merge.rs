@@ -1,6 +1,6 @@
 //! Reads results that `--json` printed, on whatever machine.
 
-use super::result::{FileResult, Found, NoResult};
+use gapless_report::result::{FileResult, Found, NoResult};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};

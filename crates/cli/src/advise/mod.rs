@@ -5,23 +5,22 @@ mod many;
 mod merge;
 mod names;
 mod ranks;
-mod result;
 mod setting;
 mod text;
 mod tolerance;
 
-use super::page::{self, Contents, Destination};
+use super::destination::Destination;
 use super::progress::Bars;
-use super::{Failure, Outcome, printable};
+use super::{Failure, Outcome};
 use clap::Args;
 use gapless::ByteSize;
+use gapless_report::result::{FileResult, Found};
+use gapless_report::{device_for, page, printable};
 use gapless_trace::advice::{Advice, AdviceOptions, Gpu, KnownReplays, Setting, advise};
-use gapless_trace::timeline::Subject;
 use gapless_trace::{Device, Extent, PolicyError, ReadError, ReadErrorKind, ReplayError, Trace};
-use result::{FileResult, Found};
 use setting::SettingArgument;
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use tolerance::Tolerance;
@@ -125,7 +124,7 @@ fn on_one(arguments: &AdviseArguments, path: &Path) -> Result<Outcome, Failure> 
         Err(Stop::BadFile(message)) => {
             eprintln!("error: {name}: {message}");
             if arguments.json {
-                result::print(&FileResult::new(path, Found::Error { error: message }))?;
+                print(&FileResult::new(path, Found::Error { error: message }))?;
             }
             return Ok(Outcome::BadInput);
         }
@@ -136,7 +135,7 @@ fn on_one(arguments: &AdviseArguments, path: &Path) -> Result<Outcome, Failure> 
     }
     let page = match arguments.html {
         Some(_) => Some(
-            render(arguments, &trace, &device, &advice)
+            page::of_advice(&trace, &device, &advice, &settings(arguments, &trace, &device))
                 .map_err(|error| Failure::Internal(format!("{name}: {error}")))?,
         ),
         None => None,
@@ -147,7 +146,7 @@ fn on_one(arguments: &AdviseArguments, path: &Path) -> Result<Outcome, Failure> 
         _ => Outcome::Success,
     };
     if arguments.json {
-        result::print(&FileResult::new(path, Found::Advice(Box::new(advice))))?;
+        print(&FileResult::new(path, Found::Advice(Box::new(advice))))?;
     } else if arguments.html != Some(Destination::Stdout) {
         text::write(&mut io::stdout().lock(), &advice)?;
     }
@@ -206,22 +205,11 @@ fn one(arguments: &AdviseArguments, path: &Path, work: &Work<'_>) -> Result<(Tra
         return Err(bad(&"is a folder: name the files in it, such as DIR/*.pickle"));
     }
     let trace = open(path, name, arguments.snapshot_device, work.bars).map_err(|error| bad(&error))?;
-    if trace.ops().is_empty() {
-        return Err(bad(&"holds no ops: give a trace with 'a' and 'f' lines"));
-    }
     if let Some(warning) = trace.warning() {
         eprintln!("warning: {name}: {warning}");
     }
-    let device = match (arguments.device, arguments.gpu) {
-        (Some(ByteSize(bytes)), _) => Device::of(bytes),
-        (None, Some(gpu)) => Device::of(gpu.usable_bytes()),
-        (None, None) => Device::for_trace(&trace).map_err(|error| bad(&error))?,
-    };
-    let largest = device.capacity_bytes.max(trace.peak_live_bytes());
-    if largest > Device::MOST_BYTES {
-        let (largest, most) = (ByteSize(largest), ByteSize(Device::MOST_BYTES));
-        return Err(bad(&format!("no device has {largest}: the most that is replayed is {most}")));
-    }
+    let chosen = arguments.device.map(|ByteSize(bytes)| bytes).or_else(|| arguments.gpu.map(|gpu| gpu.usable_bytes()));
+    let device = device_for(&trace, chosen).map_err(Stop::BadFile)?;
     let settings = settings(arguments, &trace, &device);
     let stop = |error| match error {
         // The device is smaller than a page, or the trace has too many streams for an allocator.
@@ -248,26 +236,15 @@ fn settings(arguments: &AdviseArguments, trace: &Trace, device: &Device) -> Vec<
     }
 }
 
+/// Prints an object on a line of its own.
+fn print(object: &impl serde::Serialize) -> io::Result<()> {
+    let line = serde_json::to_string(object).map_err(io::Error::from)?;
+    writeln!(io::stdout().lock(), "{line}")
+}
+
 /// Number of threads that replay at the same time.
 fn threads() -> NonZero<usize> {
     std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN).min(MOST_THREADS)
-}
-
-/// The page of the policies that have a verdict.
-fn render(arguments: &AdviseArguments, trace: &Trace, device: &Device, advice: &Advice) -> Result<String, ReplayError> {
-    let tried: Vec<Setting> = settings(arguments, trace, device).into_iter().chain(Setting::recorded(trace)).collect();
-    let replayed = advice.policies.iter().filter(|policy| policy.not_replayed.is_none());
-    let setting = |name: &str| tried.iter().find(|setting| setting.to_string() == name).copied();
-    let subjects: Vec<Subject> = replayed.filter_map(|policy| setting(&policy.setting)).map(Subject::from).collect();
-    page::render(&Contents {
-        title: "what to do about its memory",
-        trace,
-        device,
-        advice,
-        policies: &advice.policies,
-        gives_advice: true,
-        subjects: &subjects,
-    })
 }
 
 fn open(path: &Path, name: &str, device: Option<usize>, bars: Bars) -> Result<Trace, ReadError> {

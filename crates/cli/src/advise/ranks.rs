@@ -1,14 +1,15 @@
 //! The ranks of one job: a line for each, and what is true of all of them. Made of results alone.
 
 use super::names;
-use super::result::{self, FileResult, Found, VERSION};
-use super::{AdviseArguments, text};
-use crate::count::{count, grouped};
-use crate::page::Destination;
-use crate::page::ranks::{self as page, Row};
-use crate::{Failure, Outcome, printable, words};
+use super::{AdviseArguments, print, text};
+use crate::destination::Destination;
+use crate::{Failure, Outcome};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 use gapless::ByteSize;
+use gapless_report::count::{count, grouped};
+use gapless_report::page::ranks::{self as page, Row};
+use gapless_report::result::{FileResult, Found, VERSION};
+use gapless_report::{printable, words};
 use gapless_trace::advice::{Fit, Gpu, Holder, Job, Rank, Why};
 use std::io::{self, Write};
 
@@ -35,9 +36,9 @@ pub(super) fn show(arguments: &AdviseArguments, mut results: Vec<FileResult>) ->
     let folder = names::common_folder(&files);
     let shown = Shown { results: &results, folder, ranks: &ranks, job: &job, not_read: &not_read };
     if arguments.json {
-        results.iter().try_for_each(result::print)?;
+        results.iter().try_for_each(print)?;
         let not_read = not_read.clone();
-        result::print(&All { version: VERSION, files: results.len(), not_read, job: &job })?;
+        print(&All { version: VERSION, files: results.len(), not_read, job: &job })?;
     } else if arguments.html != Some(Destination::Stdout) {
         shown.write(&mut io::stdout().lock())?;
     }

@@ -1,8 +1,8 @@
 //! Advice as text: what happened, what would have helped, what fits.
 
-use crate::words;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 use gapless::ByteSize;
+use gapless_report::words;
 use gapless_trace::advice::{Advice, PolicyOutcome};
 use std::io::{self, Write};
 

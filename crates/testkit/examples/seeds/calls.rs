@@ -322,8 +322,8 @@ pub fn calls() -> Seeds {
         (
             "texts",
             (0..7)
-                .flat_map(|kind| [(Conf, 0, kind, 0, 0), (Replay, 0, kind, 0, 0)])
-                .chain([(Replay, 200, 0, 0, 0)])
+                .flat_map(|kind| [(Conf, 0, kind, 0, 0), (Replay, 0, kind, 0, 0), (Explain, 0, kind, 0, 0)])
+                .chain([(Replay, 200, 0, 0, 0), (Explain, 200, 0, 0, 0)])
                 .collect(),
         ),
     ];

@@ -53,6 +53,7 @@ pub enum Call {
     // Without an allocator.
     Conf = 18,
     Replay = 19,
+    Explain = 99,
     /// No call: the next one meets a driver that fails.
     Fail = 240,
 }
@@ -105,7 +106,8 @@ impl Call {
             (17, 10) => Self::ObjectHistory,
             (17, _) => Self::ObjectProcess,
             (18, _) => Self::Conf,
-            (_, 0..=4) => Self::Replay,
+            (_, 0..=3) => Self::Replay,
+            (_, 4) => Self::Explain,
             (_, 5) => Self::Pin,
             (_, 6) => Self::Unpin,
             (_, 7) => Self::AllocRegistered,

@@ -248,6 +248,7 @@ impl Calls {
             | Call::Listen => self.kept(record),
             Call::Conf => self.conf(record),
             Call::Replay => self.replay(record),
+            Call::Explain => self.explain(record),
             Call::Fail => unreachable!("`step` has dealt with it"),
         }
     }

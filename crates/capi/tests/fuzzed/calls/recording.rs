@@ -1,4 +1,4 @@
-//! Recordings of calls, and replays.
+//! Recordings of calls, replays, and what is said of them.
 
 use super::*;
 
@@ -79,6 +79,36 @@ impl Calls {
         if good && record.handle < 192 {
             expect(status, &[GAPLESS_ERROR_BUFFER_TOO_SMALL], record);
             // The time that a replay takes is part of what is written, so that the size is not always the same.
+            assert!((3..1 << 16).contains(&needed), "{needed} bytes");
+        } else {
+            expect(status, &[GAPLESS_ERROR_INVALID_ARGUMENT], record);
+            assert_eq!(needed, UNTOUCHED, "{record:?}");
+        }
+    }
+
+    pub(super) fn explain(&mut self, record: Record) {
+        let folder = &self.environment.folder;
+        let page = format!("{{\"html\":{:?},\"json\":{:?}}}", folder.join("page.html"), folder.join("line.json"));
+        let nowhere = format!("{{\"html\":{:?}}}", folder.join("missing/page.html"));
+        let options: [(&str, bool); 8] = [
+            ("{}", true),
+            (&page, true),
+            (&nowhere, true),
+            ("{\"threads\":2}", true),
+            ("{\"threads\":0}", false),
+            ("{\"snapshot_device\":0}", false),
+            ("{\"device\":1}", false),
+            ("[", false),
+        ];
+        let (options, good) = options[usize::from(record.what) % options.len()];
+        let options = CString::new(options).expect("no NUL");
+        let file = if record.handle < 192 { "trace" } else { "missing" };
+        let path = CString::new(folder.join(file).to_str().expect("UTF-8")).expect("a path");
+        let path = if record.handle == 255 { null() } else { path.as_ptr() };
+        let mut needed = UNTOUCHED;
+        let status = c!(gapless_explain_json(path, options.as_ptr(), null_mut(), 0, &raw mut needed));
+        if good && record.handle < 192 {
+            expect(status, &[GAPLESS_ERROR_BUFFER_TOO_SMALL], record);
             assert!((3..1 << 16).contains(&needed), "{needed} bytes");
         } else {
             expect(status, &[GAPLESS_ERROR_INVALID_ARGUMENT], record);

@@ -3,30 +3,30 @@
 //! What can be said in sentences and tables is HTML, and says what the text says. The pictures, and the stacks of single blocks,
 //! are drawn by `page.js`.
 //!
-//! - I1  the file is at most [`MOST_BYTES`] long, whatever the trace: the timeline is bounded, and texts are cut.
-//! - I2  what comes from a trace is HTML only where [`html`] has escaped it, or JSON in which no `<` occurs, which `page.js` shows
+//! - I1  the file is at most `MOST_BYTES` long, whatever the trace: the timeline is bounded, and texts are cut.
+//! - I2  what comes from a trace is HTML only where `html.rs` has escaped it, or JSON in which no `<` occurs, which `page.js` shows
 //!   as text.
 
-mod destination;
 mod events;
 mod html;
-pub(super) mod ranks;
+pub mod ranks;
 mod sections;
 mod stacks;
 
-pub(super) use destination::Destination;
-
-use gapless_trace::advice::{Advice, PolicyOutcome};
+use gapless_trace::advice::{Advice, PolicyOutcome, Setting};
 use gapless_trace::timeline::{MOST_CHOSEN, Subject, Timeline, timeline};
 use gapless_trace::{Device, ReplayError, Trace};
 use stacks::Stacks;
 
 /// The contents of a page besides the timeline.
-pub(super) struct Contents<'a> {
+pub struct Contents<'a> {
     /// The title of the page.
     pub title: &'a str,
+    /// The recording.
     pub trace: &'a Trace,
+    /// The device of the replays.
     pub device: &'a Device,
+    /// What is said of it.
     pub advice: &'a Advice,
     /// The table of policies.
     pub policies: &'a [PolicyOutcome],
@@ -49,11 +49,32 @@ struct Data {
     block_stacks: Vec<Vec<Option<usize>>>,
 }
 
+/// Returns the page of an advice on the recording `trace`, which was replayed on `device` with the settings that were `tried`. The
+/// policies that have a verdict are drawn.
+///
+/// # Errors
+/// Returns the errors of the replays.
+pub fn of_advice(trace: &Trace, device: &Device, advice: &Advice, tried: &[Setting]) -> Result<String, ReplayError> {
+    let tried: Vec<Setting> = tried.iter().copied().chain(Setting::recorded(trace)).collect();
+    let replayed = advice.policies.iter().filter(|policy| policy.not_replayed.is_none());
+    let setting = |name: &str| tried.iter().find(|setting| setting.to_string() == name).copied();
+    let subjects: Vec<Subject> = replayed.filter_map(|policy| setting(&policy.setting)).map(Subject::from).collect();
+    render(&Contents {
+        title: "what to do about its memory",
+        trace,
+        device,
+        advice,
+        policies: &advice.policies,
+        gives_advice: true,
+        subjects: &subjects,
+    })
+}
+
 /// Returns the page.
 ///
 /// # Errors
 /// Returns the errors of the replays.
-pub(super) fn render(contents: &Contents<'_>) -> Result<String, ReplayError> {
+pub fn render(contents: &Contents<'_>) -> Result<String, ReplayError> {
     let (trace, advice) = (contents.trace, contents.advice);
     let mut failures: Vec<u64> = contents.policies.iter().filter_map(|policy| policy.oom_op).collect();
     failures.sort_unstable();
@@ -79,7 +100,7 @@ pub(super) fn render(contents: &Contents<'_>) -> Result<String, ReplayError> {
         block_stacks,
         stacks,
     };
-    let title = html::escape(&html::cut(&format!("{}: {}", super::printable(&advice.trace), contents.title)));
+    let title = html::escape(&html::cut(&format!("{}: {}", crate::printable(&advice.trace), contents.title)));
     let given = if contents.gives_advice { sections::advice(advice) } else { String::new() };
     Ok(html::fill(
         TEMPLATE,

@@ -10,7 +10,7 @@ use gapless_trace::caching::CachingSettings;
 use gapless_trace::{Device, Extent, RecordedAllocator};
 
 /// The trace and its device in one line.
-pub(super) fn summary(advice: &Advice) -> String {
+pub fn summary(advice: &Advice) -> String {
     let steps = if advice.steps > 0 { format!(" in {}", count(advice.steps, "step")) } else { String::new() };
     format!(
         "{}: at most {} asked for at once{steps}, on {} with {} for its allocator",
@@ -22,7 +22,7 @@ pub(super) fn summary(advice: &Advice) -> String {
 }
 
 /// What happened, in sentences without a full stop.
-pub(super) fn happened(advice: &Advice) -> Vec<String> {
+pub fn happened(advice: &Advice) -> Vec<String> {
     let mut said = Vec::new();
     said.push(match advice.failed {
         Some(failed) => format!(
@@ -120,7 +120,7 @@ fn earlier(advice: &Advice) -> Option<String> {
 }
 
 /// The part of the device that is not live.
-pub(super) struct Rest {
+pub struct Rest {
     /// What the parts are of.
     pub heading: String,
     /// How many bytes are where.
@@ -130,7 +130,7 @@ pub(super) struct Rest {
 }
 
 /// Where the rest of the device was, if that is known.
-pub(super) fn rest(advice: &Advice) -> Option<Rest> {
+pub fn rest(advice: &Advice) -> Option<Rest> {
     let stranded = advice.stranded.as_ref()?;
     let (whose, who) = if advice.stranded_is_recorded {
         ("as recorded", advice.recorder)
@@ -184,7 +184,7 @@ fn free(stranded: &Stranded) -> Vec<String> {
 }
 
 /// What a holder has, without its size.
-pub(super) fn holder(holder: &Holder) -> String {
+pub fn holder(holder: &Holder) -> String {
     let blocks = match holder.block_bytes {
         Some(bytes) => format!("{} of {}", count(holder.blocks, "block"), ByteSize(bytes)),
         None => count(holder.blocks, "block"),
@@ -196,7 +196,7 @@ pub(super) fn holder(holder: &Holder) -> String {
 }
 
 /// When the blocks of a holder were allocated.
-pub(super) fn age(holder: &Holder) -> String {
+pub fn age(holder: &Holder) -> String {
     if holder.oldest_op == holder.newest_op {
         format!("from op {}", grouped(holder.oldest_op))
     } else {
@@ -205,7 +205,7 @@ pub(super) fn age(holder: &Holder) -> String {
 }
 
 /// How a policy ended.
-pub(super) fn outcome(policy: &PolicyOutcome) -> String {
+pub fn outcome(policy: &PolicyOutcome) -> String {
     if policy.not_replayed.is_some() {
         return "not replayed".into();
     }
@@ -213,7 +213,7 @@ pub(super) fn outcome(policy: &PolicyOutcome) -> String {
 }
 
 /// The smallest device, the driver calls and the waits of a policy.
-pub(super) fn figures(policy: &PolicyOutcome) -> [String; 3] {
+pub fn figures(policy: &PolicyOutcome) -> [String; 3] {
     if policy.not_replayed.is_some() {
         return ["-", "-", "-"].map(str::to_owned);
     }
@@ -230,7 +230,7 @@ pub(super) fn figures(policy: &PolicyOutcome) -> [String; 3] {
 }
 
 /// Why policies were not replayed, and what else is said below the table, in sentences.
-pub(super) fn below_the_table(advice: &Advice) -> Vec<String> {
+pub fn below_the_table(advice: &Advice) -> Vec<String> {
     let mut said: Vec<String> = Vec::new();
     let reasons = advice.policies.iter().filter_map(|policy| policy.not_replayed.as_deref());
     for reason in reasons.map(|reason| format!("Not replayed: {reason}.")) {
@@ -244,8 +244,27 @@ pub(super) fn below_the_table(advice: &Advice) -> Vec<String> {
     said
 }
 
-/// What to do, in sentences.
-pub(super) fn verdict(advice: &Advice) -> Vec<String> {
+/// What to do, in sentences. Where nothing helps, the last one names the largest holders.
+pub fn verdict(advice: &Advice) -> Vec<String> {
+    let mut said = verdict_in_short(advice);
+    let holders: Vec<String> = advice.holders.iter().take(3).map(holder).collect();
+    if is_short_of_memory(advice)
+        && !holders.is_empty()
+        && let Some(last) = said.last_mut()
+    {
+        last.push_str(&format!(" The largest are {}.", holders.join("; ")));
+    }
+    said
+}
+
+/// Whether nothing helps but to hold less.
+fn is_short_of_memory(advice: &Advice) -> bool {
+    let is_possible = advice.failed.is_none_or(|failed| failed.bytes <= Device::MOST_BYTES);
+    !advice.policies.is_empty() && advice.survivors().is_empty() && advice.growth.is_empty() && is_possible
+}
+
+/// What to do, in sentences, for where the holders are named already.
+pub fn verdict_in_short(advice: &Advice) -> Vec<String> {
     if advice.policies.is_empty() {
         return vec![NO_VERDICT.into()];
     }
@@ -294,7 +313,6 @@ fn nothing_helps(advice: &Advice) -> String {
     let failed = advice.failed.map_or(0, |failed| failed.bytes);
     let needed = advice.live_bytes.saturating_add(failed).max(advice.peak_live_bytes);
     let device = ByteSize(advice.device_bytes);
-    let largest: Vec<String> = advice.holders.iter().take(3).map(holder).collect();
     if failed > Device::MOST_BYTES {
         return "Nothing helps: the size of the request that failed has to be mended.".into();
     }
@@ -318,9 +336,6 @@ fn nothing_helps(advice: &Advice) -> String {
     let others = advice.stranded.as_ref().map_or(0, |stranded| stranded.other_processes_bytes);
     if others > 0 {
         said.push_str(&format!(" Others hold {} of the device.", ByteSize(others)));
-    }
-    if !largest.is_empty() {
-        said.push_str(&format!(" The largest are {}.", largest.join("; ")));
     }
     said
 }
@@ -356,7 +371,7 @@ fn percent(part: u64, whole: u64) -> u64 {
 }
 
 /// Which device the program fits on, in lines; those that belong to the line above begin with blanks.
-pub(super) fn fits(advice: &Advice) -> Vec<String> {
+pub fn fits(advice: &Advice) -> Vec<String> {
     let smallest = |is_considered: fn(&PolicyOutcome) -> bool| {
         let found = advice.policies.iter().filter(|policy| is_considered(policy) && !is_limited(policy));
         found.filter_map(|policy| Some((policy.smallest_device_bytes?, policy))).min_by_key(|(bytes, _)| *bytes)
@@ -411,7 +426,7 @@ fn leaks(advice: &Advice) -> Vec<String> {
 
 /// A line that selects the policy. Versions of PyTorch that know `PYTORCH_ALLOC_CONF` know the older name too, and 2.9.1 knows no
 /// other for CUDA.
-pub(super) fn to_paste(policy: &PolicyOutcome, advice: &Advice) -> String {
+pub fn to_paste(policy: &PolicyOutcome, advice: &Advice) -> String {
     if is_gapless(policy) {
         let conf = match policy.setting.split_once(',') {
             Some((_, conf)) => format!("GAPLESS_CONF={conf} "),
@@ -452,7 +467,7 @@ fn is_limited(policy: &PolicyOutcome) -> bool {
 }
 
 /// Said where no policy was replayed.
-pub(super) const NO_VERDICT: &str = "No verdict: the file does not say enough about what was live before it begins.";
+pub const NO_VERDICT: &str = "No verdict: the file does not say enough about what was live before it begins.";
 const GAPLESS: &str = "gapless";
 const EMPTY_CACHE: &str = "torch.cuda.empty_cache()";
 /// Most refused requests that are listed.

@@ -1,21 +1,21 @@
-//! The result for one file: a line of `--json`. Tables, pages and comparisons are made of results alone, so that they are the same
-//! wherever the results come from.
+//! The result for one file: a line of `gapless advise --json`. Tables, pages and comparisons are made of results alone, so that they
+//! are the same wherever the results come from.
 
 use gapless_trace::advice::Advice;
 use serde::Deserialize;
 use serde_json::Value;
-use std::io::{self, Write};
 use std::path::Path;
 
 /// The result for one file.
 #[derive(Clone, Debug, serde::Serialize)]
-pub(super) struct FileResult {
+pub struct FileResult {
     version: u32,
     /// The file, as it was named.
     pub file: String,
     /// The policies that survive, the simplest first. It follows from the advice, and is not read.
     #[serde(skip_serializing_if = "Option::is_none")]
     survivors: Option<Vec<String>>,
+    /// What was found in it.
     #[serde(flatten)]
     pub found: Found,
 }
@@ -23,30 +23,39 @@ pub(super) struct FileResult {
 /// What was found in a file.
 #[derive(Clone, Debug, serde::Serialize)]
 #[serde(untagged)]
-pub(super) enum Found {
+pub enum Found {
+    /// The advice.
     Advice(Box<Advice>),
     /// Why there is no advice.
     Error {
+        /// The reason.
         error: String,
     },
 }
 
 /// Why a JSON value is no result for one file.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NoResult {
+pub enum NoResult {
+    /// It is of another kind.
     #[error("is no result of gapless advise --json: it has no version and no file")]
     Other,
+    /// It is of a version with another form.
     #[error(
         "has results of version {found}, and this is gapless {}, which reads version {VERSION}: make them with it",
         env!("CARGO_PKG_VERSION")
     )]
-    OtherVersion { found: Value },
+    OtherVersion {
+        /// What it has for a version.
+        found: Value,
+    },
+    /// It lacks a key, or has something else for it.
     #[error("has a result of gapless advise --json that is not whole: {0}")]
     Broken(#[from] serde_json::Error),
 }
 
 impl FileResult {
-    pub(super) fn new(path: &Path, found: Found) -> Self {
+    /// Returns the result for the file that `path` names.
+    pub fn new(path: &Path, found: Found) -> Self {
         Self::of(path.to_string_lossy().into_owned(), found)
     }
 
@@ -59,7 +68,7 @@ impl FileResult {
     }
 
     /// Reads an object that `--json` printed. Returns `None` for the one for all files.
-    pub(super) fn from_json(mut value: Value) -> Result<Option<Self>, NoResult> {
+    pub fn from_json(mut value: Value) -> Result<Option<Self>, NoResult> {
         match value.get("version") {
             None => return Err(NoResult::Other),
             Some(version) if *version != VERSION => return Err(NoResult::OtherVersion { found: version.clone() }),
@@ -77,11 +86,5 @@ impl FileResult {
     }
 }
 
-/// Prints an object on a line of its own.
-pub(super) fn print(object: &impl serde::Serialize) -> io::Result<()> {
-    let line = serde_json::to_string(object).map_err(io::Error::from)?;
-    writeln!(io::stdout().lock(), "{line}")
-}
-
 /// Number of the form that results have. It changes when a key goes away or means something else.
-pub(super) const VERSION: u32 = 1;
+pub const VERSION: u32 = 1;

@@ -3,13 +3,13 @@
 //! Verdict and table are there without JavaScript; `ranks.js` opens and closes the reports below the rows. There are no pictures of
 //! single ranks, so that the page can be made from results alone.
 //!
-//! - I1  a rank takes at most [`MOST_BYTES_OF_RANK`] of the file: texts are cut.
+//! - I1  a rank takes at most `MOST_BYTES_OF_RANK` of the file: texts are cut.
 //! - I2  whatever comes from a file is escaped.
 
 use super::html::{escape, fill};
 
 /// The row of a rank.
-pub(crate) struct Row {
+pub struct Row {
     /// Its name.
     pub name: String,
     /// Whether it is the odd one.
@@ -25,7 +25,7 @@ pub(crate) struct Row {
 }
 
 /// Returns the page.
-pub(crate) fn render(verdict: &str, rows: &[Row]) -> String {
+pub fn render(verdict: &str, rows: &[Row]) -> String {
     let title = format!("{} ranks: what to do about their memory", rows.len());
     let rows: String = rows.iter().enumerate().map(|(number, row)| html(number, row)).collect();
     fill(

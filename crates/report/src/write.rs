@@ -1,50 +1,15 @@
-//! Where a page goes.
-//!
-//! A file is written under a temporary name beside its own and then renamed: what was there stays until the page is complete.
+//! Files that are written under a temporary name beside their own and then renamed: what was there stays until they are complete.
 
-use crate::{Failure, printable};
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// Where a page goes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Destination {
-    Stdout,
-    File(PathBuf),
-}
-
-impl From<OsString> for Destination {
-    fn from(text: OsString) -> Self {
-        if text == "-" { Self::Stdout } else { Self::File(text.into()) }
-    }
-}
-
-impl Destination {
-    /// Writes the page.
-    ///
-    /// # Errors
-    /// A folder that does not exist is a bad argument; everything else is a failure to write. Both name the file and what failed.
-    pub(crate) fn write(&self, page: &str) -> Result<(), Failure> {
-        let path = match self {
-            Self::Stdout => return Ok(io::stdout().lock().write_all(page.as_bytes())?),
-            Self::File(path) => path,
-        };
-        write_file(path, page.as_bytes()).map_err(|(what, error)| {
-            let text = format!("cannot write the page to {}: {what}: {error}", printable(&path.to_string_lossy()));
-            match error.kind() {
-                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-                    Failure::BadArguments(format!("{text}. Name a file in a folder that exists"))
-                }
-                _ => Failure::Page(text),
-            }
-        })
-    }
-}
-
-/// Writes a file as a whole or not at all. An error comes with what failed.
-fn write_file(path: &Path, content: &[u8]) -> Result<(), (&'static str, io::Error)> {
+/// Writes a file as a whole or not at all.
+///
+/// # Errors
+/// Returns what failed, in words, and the error.
+pub fn whole(path: &Path, content: &[u8]) -> Result<(), (&'static str, io::Error)> {
     // A link stays a link.
     let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     if fs::metadata(&path).is_ok_and(|data| !data.is_file() && !data.is_dir()) {
@@ -78,23 +43,23 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("page.html");
         for content in ["one", "two"] {
-            Destination::from(path.clone().into_os_string()).write(content).unwrap();
+            whole(&path, content.as_bytes()).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), content);
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         let link = folder.path().join("link.html");
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        Destination::File(link.clone()).write("three").unwrap();
+        whole(&link, b"three").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "three");
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
-        Destination::File("/dev/null".into()).write("four").unwrap();
+        whole(Path::new("/dev/null"), b"four").unwrap();
         assert!(!fs::metadata("/dev/null").unwrap().is_file());
     }
 
     #[test]
     fn a_folder_is_not_replaced() {
         let folder = tempfile::tempdir().unwrap();
-        let error = Destination::File(folder.path().to_owned()).write("page").unwrap_err();
-        assert!(error.to_string().contains("cannot be put there"), "{error}");
+        let (what, _) = whole(folder.path(), b"page").unwrap_err();
+        assert!(what.contains("cannot be put there"), "{what}");
     }
 }
