@@ -9,6 +9,7 @@ mod failure;
 mod files;
 mod list;
 mod old_systems;
+mod parts;
 mod process;
 mod python;
 mod wheels;

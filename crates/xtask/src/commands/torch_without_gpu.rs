@@ -6,6 +6,7 @@
 use super::test_page;
 use super::torch_stand_ins::StandIns;
 use crate::failure::Failure;
+use crate::parts::Parts;
 use crate::workspace::Workspace;
 use crate::{files, process, python, wheels};
 use std::ffi::{OsStr, OsString};
@@ -39,46 +40,54 @@ pub struct TorchArguments {
 
 pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Failure> {
     let stand_ins = StandIns::prepare(workspace)?;
-    let mut is_chosen = false;
+    let mut parts = Parts::default();
+    let is_chosen = arguments.table
+        || arguments.modules
+        || arguments.viewer.is_some()
+        || arguments.pytorch_tests.is_some()
+        || arguments.time_pairs;
+    if !is_chosen {
+        let mut tests = |name: &str, folders: &[&str], objects: &OsStr| {
+            let mut pytest = stand_ins.python(workspace, objects);
+            pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider"]).args(folders).args(&arguments.arguments);
+            parts.tests(name, &mut pytest);
+        };
+        tests("object", &["python/tests/object"], stand_ins.folder().as_os_str());
+        tests("native", &["python/tests/native"], stand_ins.folder().as_os_str());
+        tests("plug-in, fake", &["python/tests/plug_in", "python/tests/fake"], OsStr::new("off"));
+    }
     if arguments.table {
-        is_chosen = true;
-        process::run(stand_ins.python(workspace, stand_ins.folder()).arg("python/tests/native/table.py"))?;
+        parts.step("table", || {
+            process::run(stand_ins.python(workspace, stand_ins.folder()).arg("python/tests/native/table.py"))
+        });
     }
     if arguments.modules || arguments.table {
-        is_chosen = true;
-        modules(workspace, &stand_ins)?;
+        parts.step("modules", || modules(workspace, &stand_ins));
     }
     if let Some(sources) = &arguments.viewer {
-        is_chosen = true;
-        viewer(workspace, &stand_ins, &files::given(sources)?)?;
+        parts.step("viewer", || viewer(workspace, &stand_ins, &files::given(sources)?));
     }
     if let Some(sources) = &arguments.pytorch_tests {
-        is_chosen = true;
-        stand_ins.install(workspace, &["expecttest", "hypothesis", "psutil"])?;
-        let mut tests = stand_ins.python(workspace, stand_ins.folder());
-        tests.arg("python/tests/native/pytorch_tests.py").arg(files::given(sources)?.join("test"));
-        process::run(tests.args(&arguments.arguments))?;
+        parts.step("PyTorch's tests", || {
+            stand_ins.install(workspace, &["expecttest", "hypothesis", "psutil"])?;
+            let mut tests = stand_ins.python(workspace, stand_ins.folder());
+            tests.arg("python/tests/native/pytorch_tests.py").arg(files::given(sources)?.join("test"));
+            process::run(tests.args(&arguments.arguments))
+        });
     }
     if arguments.time_pairs || arguments.table {
-        is_chosen = true;
-        stand_ins.optimise(workspace)?;
-        let mut pairs = stand_ins.python(workspace, stand_ins.folder());
-        pairs.arg("python/tests/object/allocation_pairs.py");
-        let source = "python/tests/object/allocation_pairs.cpp";
-        let library = stand_ins.compile_on_torch(workspace, source, "allocation_pairs.so")?;
-        process::run(pairs.env("GAPLESS_ALLOCATION_PAIRS", library))?;
+        parts.step("times of pairs", || time_pairs(workspace, &stand_ins));
     }
-    if is_chosen {
-        return Ok(());
-    }
-    let tests = |folders: &[&str], objects: &OsStr| {
-        let mut pytest = stand_ins.python(workspace, objects);
-        pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider"]).args(folders);
-        process::run(pytest.args(&arguments.arguments))
-    };
-    tests(&["python/tests/object"], stand_ins.folder().as_os_str())?;
-    tests(&["python/tests/native"], stand_ins.folder().as_os_str())?;
-    tests(&["python/tests/plug_in", "python/tests/fake"], OsStr::new("off"))
+    parts.finish()
+}
+
+/// Pairs of an allocation and a free through PyTorch's C++ entry, with everything optimised.
+fn time_pairs(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure> {
+    stand_ins.optimise(workspace)?;
+    let library = stand_ins.compile_on_torch(workspace, "python/tests/object/allocation_pairs.cpp", "allocation_pairs.so")?;
+    let mut pairs = stand_ins.python(workspace, stand_ins.folder());
+    pairs.arg("python/tests/object/allocation_pairs.py");
+    process::run(pairs.env("GAPLESS_ALLOCATION_PAIRS", library))
 }
 
 /// vLLM's cumem module and torch_memory_saver in both of its modes, from their wheels, unchanged, each natively and then with the
