@@ -1,10 +1,10 @@
 """Cases and functions of each way to allocate, and what differs between two of them. The rules are those of docs/using/pytorch.md."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
+
+from processes import ended
 
 HERE = Path(__file__).parent
 COUNTS = ("current", "peak", "allocated", "freed")
@@ -41,13 +41,13 @@ PLUG_IN_DIFFERS = ("empty_tensors, a tensor without bytes: allocation ", "torch.
 OBJECT_LACKS = {"case": set(), "function": set()}
 
 
-def run(mode, objects):
-    inherited = ("GAPLESS_TORCH", "GAPLESS_CONF")
-    environment = {key: value for key, value in os.environ.items() if key not in inherited}
-    environment.update(GAPLESS_TORCH_OBJECTS=objects, GAPLESS_TORCH="0" if mode == "native" else "")
-    result = subprocess.run(
-        [sys.executable, str(HERE / "run_cases.py"), mode], env=environment, capture_output=True, text=True, timeout=500
-    )
+# PyTorch's own allocator with its other layout. The calls for it break no capture on a device.
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "GAPLESS_SIM_LAX_CAPTURES": "1"}
+
+
+def run(mode, objects, **settings):
+    command = [sys.executable, str(HERE / "run_cases.py"), mode]
+    result = ended(command, GAPLESS_TORCH_OBJECTS=objects, GAPLESS_TORCH="0" if mode == "native" else "", **settings)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     told = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     return {(one["kind"], one["name"]): one for one in told}

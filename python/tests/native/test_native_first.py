@@ -7,12 +7,24 @@ import os
 import sys
 
 import pytest
-from differences import OBJECT_LACKS, PLUG_IN_DIFFERS, PLUG_IN_LACKS, compare, different, run
+from differences import EXPANDABLE, OBJECT_LACKS, PLUG_IN_DIFFERS, PLUG_IN_LACKS, compare, different, run
+from processes import run as run_python
 
 
 @pytest.fixture(scope="module")
 def native():
     return run("native", "off")
+
+
+@pytest.fixture(scope="module")
+def expandable():
+    code = """
+        import torch
+        block = torch.empty(1, device="cuda")
+        print([segment["is_expandable"] for segment in torch.cuda.memory_snapshot()])
+    """
+    assert "[True]" in run_python(code, **EXPANDABLE)
+    return run("native", "off", **EXPANDABLE)
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +39,10 @@ def of_plug_in():
 
 def test_with_the_object(native, of_object):
     assert compare(native, of_object, OBJECT_LACKS, "object") == []
+
+
+def test_with_the_object_what_expandable_segments_serve(expandable, of_object):
+    assert compare(expandable, of_object, OBJECT_LACKS, "object, beside expandable segments") == []
 
 
 def test_with_the_plug_in(native, of_plug_in):

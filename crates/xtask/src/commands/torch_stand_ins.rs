@@ -1,4 +1,5 @@
-//! PyTorch's CUDA build, and what it runs on without a GPU: the simulated driver, and stand-ins for the CUDA runtime and cuBLAS.
+//! PyTorch's CUDA build, and what it runs on without a GPU: the simulated driver, and stand-ins for the CUDA runtime, cuBLAS and
+//! NVML.
 
 use super::python_package;
 use super::torch_object::{Headers, Version, compile};
@@ -31,6 +32,7 @@ impl StandIns {
         symlink("libcuda.so.1", &link).map_err(|error| Failure::new(format!("{}: {error}", link.display())))?;
         this.compile_c(workspace, "python/tests/cuda_stand_ins/cuda_runtime.c", "libcudart-standin.so")?;
         this.compile_c(workspace, "python/tests/cuda_stand_ins/cublas.c", "libcublas-standin.so")?;
+        this.compile_c(workspace, "python/tests/cuda_stand_ins/nvml.c", "libnvidia-ml.so.1")?;
         this.compile_c(workspace, "python/tests/object/own_allocator.c", "own_allocator.so")?;
         python_package::build_torch_throw(workspace, &this.path("_torch_throw.so"))?;
         let version = files::read(&this.headers.torch.join("version.py"))?;
