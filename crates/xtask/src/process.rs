@@ -68,6 +68,11 @@ pub fn with_library_path(first: &Path) -> OsString {
     path
 }
 
+/// A list of paths as variables have them.
+pub fn joined(paths: &[&Path]) -> OsString {
+    paths.iter().map(|path| path.as_os_str()).collect::<Vec<_>>().join(OsStr::new(":"))
+}
+
 fn not_started(command: &Command, error: &std::io::Error) -> Failure {
     Failure::new(format!("{} cannot be started: {error}", command.get_program().to_string_lossy()))
 }
