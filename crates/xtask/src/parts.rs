@@ -104,9 +104,8 @@ const NONE_FOUND: i32 = 5;
 /// The counts in a report of pytest.
 fn outcomes(report: &str) -> Option<Outcomes> {
     let suite = report.split("<testsuite ").nth(1)?.split('>').next()?;
-    let count = |name: &str| -> Option<u64> {
-        suite.split(&format!(" {name}=\"")).nth(1)?.split('"').next()?.parse().ok()
-    };
+    let count =
+        |name: &str| -> Option<u64> { suite.split(&format!(" {name}=\"")).nth(1)?.split('"').next()?.parse().ok() };
     let failed = count("failures")? + count("errors")?;
     let skipped = count("skipped")?;
     Some(Outcomes { passed: count("tests")?.checked_sub(failed + skipped)?, failed, skipped })

@@ -9,38 +9,38 @@ from processes import ended
 HERE = Path(__file__).parent
 COUNTS = ("current", "peak", "allocated", "freed")
 
-# What plug-ins are refused: docs/using/pytorch.md lists each.
-PLUG_IN_LACKS = {
-    "case": {
-        "caching_switched_off",
-        "checkpoints",
-        "cudnn_benchmark",
-        "history_with_stacks",
-        "out_of_memory_observers",
-        "pools",
-        "pools_lend_when_nothing_else_is_left",
-        "pools_that_do_not_split",
-        "pools_with_an_allocator_of_their_own",
-        "pools_with_an_allocator_of_their_own_lend",
-        "profiler_figures",
-        "sent_to_other_processes",
-        "three_recordings",
-    },
-    "function": {
-        "torch._C._cuda_attach_out_of_memory_observer",
-        "torch._C._cuda_checkPoolLiveAllocations",
-        "torch._C._cuda_getCheckpointState",
-        "torch._C._cuda_isHistoryEnabled",
-        "torch._C._cuda_setCheckpointPoolState",
-        "torch.UntypedStorage._share_cuda_",
-        "torch.cuda.MemPool.use_count",
+# What is refused. docs/using/pytorch.md lists each.
+LACKS = {
+    "object": {"case": set(), "function": set()},
+    "plug-in": {
+        "case": {
+            "caching_switched_off",
+            "checkpoints",
+            "cudnn_benchmark",
+            "history_with_stacks",
+            "out_of_memory_observers",
+            "pools",
+            "pools_lend_when_nothing_else_is_left",
+            "pools_that_do_not_split",
+            "pools_with_an_allocator_of_their_own",
+            "pools_with_an_allocator_of_their_own_lend",
+            "profiler_figures",
+            "sent_to_other_processes",
+            "three_recordings",
+        },
+        "function": {
+            "torch._C._cuda_attach_out_of_memory_observer",
+            "torch._C._cuda_checkPoolLiveAllocations",
+            "torch._C._cuda_getCheckpointState",
+            "torch._C._cuda_isHistoryEnabled",
+            "torch._C._cuda_setCheckpointPoolState",
+            "torch.UntypedStorage._share_cuda_",
+            "torch.cuda.MemPool.use_count",
+        },
     },
 }
 # Differences of the plug-in in what it answers: PyTorch asks a plug-in for tensors without bytes, too.
-PLUG_IN_DIFFERS = ("empty_tensors, a tensor without bytes: allocation ", "torch._C._cuda_getAllocator is ")
-OBJECT_LACKS = {"case": set(), "function": set()}
-
-
+OTHER_ANSWERS = {"object": (), "plug-in": ("empty_tensors, a tensor without bytes: allocation ", "torch._C._cuda_getAllocator is ")}
 # PyTorch's own allocator with its other layout. The calls for it break no capture on a device.
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "GAPLESS_SIM_LAX_CAPTURES": "1"}
 

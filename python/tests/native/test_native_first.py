@@ -7,7 +7,7 @@ import os
 import sys
 
 import pytest
-from differences import EXPANDABLE, OBJECT_LACKS, PLUG_IN_DIFFERS, PLUG_IN_LACKS, compare, different, run
+from differences import EXPANDABLE, LACKS, OTHER_ANSWERS, compare, different, run
 from processes import run as run_python
 
 
@@ -38,16 +38,16 @@ def of_plug_in():
 
 
 def test_with_the_object(native, of_object):
-    assert compare(native, of_object, OBJECT_LACKS, "object") == []
+    assert compare(native, of_object, LACKS["object"], "object") == []
 
 
 def test_with_the_object_what_expandable_segments_serve(expandable, of_object):
-    assert compare(expandable, of_object, OBJECT_LACKS, "object, beside expandable segments") == []
+    assert compare(expandable, of_object, LACKS["object"], "object, beside expandable segments") == []
 
 
 def test_with_the_plug_in(native, of_plug_in):
-    wrong = compare(native, of_plug_in, PLUG_IN_LACKS, "plug-in")
-    assert [text for text in wrong if not text.startswith(PLUG_IN_DIFFERS)] == []
+    wrong = compare(native, of_plug_in, LACKS["plug-in"], "plug-in")
+    assert [text for text in wrong if not text.startswith(OTHER_ANSWERS["plug-in"])] == []
 
 
 def test_every_function_for_memory_is_called():
