@@ -11,7 +11,8 @@ if sys.argv[1] == "gapless":
     gapless.torch.enable()
 
 import torch  # noqa: E402
-from cases import CASES  # noqa: E402
+import cases  # noqa: E402
+import newer_cases  # noqa: E402
 from functions import FUNCTIONS  # noqa: E402
 
 
@@ -39,7 +40,7 @@ def tell(kind, name, run):
 
 torch.cuda.init()
 warnings.simplefilter("ignore")
-for name, case in CASES.items():
+for name, case in {**cases.CASES, **newer_cases.CASES}.items():
     tell("case", name, case)
 for name, call in FUNCTIONS.items():
     tell("function", name, lambda mark, call=call: call())
