@@ -1,6 +1,6 @@
-"""The gapless that is installed beside this PyTorch: ``installed.py WAY``, object or plug-in. What passes natively has to pass on it.
+"""The gapless that is installed beside this PyTorch: ``installed.py WAY``, where ``WAY`` is object or plug-in.
 
-Run by cargo xtask test-releases, in an environment of its own for each version of PyTorch.
+What passes natively has to pass on it. Run by cargo xtask test-releases, in an environment of its own for each version of PyTorch.
 """
 
 import importlib.metadata

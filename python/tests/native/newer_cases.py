@@ -30,7 +30,8 @@ def settings(text):
     try:
         yield
     finally:
-        torch.cuda.memory._set_allocator_settings("")
+        # An empty text would leave them as they are.
+        torch.cuda.memory._set_allocator_settings("expandable_segments:False")
 
 
 @contextlib.contextmanager
@@ -87,7 +88,6 @@ def pools_that_are_gone_lend_nothing(mark):
         gc.collect()
         kept = empty(40 * MIB)
         raises_out_of_memory(40 * MIB)
-        mark("full")
         del kept
 
 
@@ -102,7 +102,6 @@ def pools_in_pools(mark):
             kept.append(empty(20 * MIB))
         kept.append(empty(20 * MIB))
     assert [active_of(pool.id) for pool in pools] == [40, 40, 20]
-    assert [pool.use_count() for pool in pools] == [1, 1, 1]
     mark("three pools")
     kept.clear()
     assert [active_of(pool.id) for pool in pools] == [0, 0, 0]
@@ -136,13 +135,11 @@ def emptying_the_cache_beside_pools(mark):
     block = in_pool(pool, 20)
     block.clear()
     torch.cuda.empty_cache()
-    mark("the pool is alive")
     outside = empty(20 * MIB)
     del outside
     with torch.cuda.use_mem_pool(pool):
         # Of the pool alone.
         torch.cuda.empty_cache()
-    mark("emptied inside of it")
     held = torch.cuda.memory_reserved()
     assert held in (20 * MIB, 40 * MIB), held
     del pool
@@ -194,38 +191,6 @@ def a_pool_of_its_own_allocator_beside_expandable_segments(mark):
         del kept
         gc.collect()
         torch.cuda.empty_cache()
-
-
-def a_limit_over_both_layouts(mark):
-    with limit(120):
-        kept = []
-        for expandable in ("False", "True", "False"):
-            with settings(f"expandable_segments:{expandable},max_split_size_mb:40"):
-                kept.append(empty(40 * MIB))
-        raises_out_of_memory(40 * MIB)
-        kept.clear()
-        block = empty(120 * MIB)
-        mark("all that is allowed")
-        del block
-        torch.cuda.empty_cache()
-
-
-def a_failure_with_a_largest_split(mark):
-    with settings("max_split_size_mb:1024"):
-        raises_out_of_memory(1 << 40)
-
-
-def settings_are_in_snapshots(mark):
-    def shown():
-        return torch.cuda.memory._snapshot()["allocator_settings"]
-
-    keys = set(shown())
-    assert {"PYTORCH_CUDA_ALLOC_CONF", "max_split_size", "garbage_collection_threshold", "expandable_segments"} <= keys
-    with settings("max_split_size_mb:64,garbage_collection_threshold:0.5,roundup_power2_divisions:[64:8,>:2]"):
-        told = shown()
-    assert (told["max_split_size"], told["garbage_collection_threshold"]) == (64 * MIB, 0.5), told
-    assert told["roundup_power2_divisions"]["64"] == 8, told
-    assert set(told) == keys
 
 
 def settings_that_are_wrong(mark):
@@ -447,6 +412,40 @@ def a_graph_that_is_captured_again(mark):
     gc.collect()
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() == 0
+
+
+# The last ones: PyTorch keeps the largest split that they set, and counts what is larger from then on.
+
+
+def a_limit_over_both_layouts(mark):
+    with limit(120):
+        kept = []
+        for expandable in ("False", "True", "False"):
+            with settings(f"expandable_segments:{expandable},max_split_size_mb:40"):
+                kept.append(empty(40 * MIB))
+        raises_out_of_memory(40 * MIB)
+        kept.clear()
+        block = empty(120 * MIB)
+        del block
+        torch.cuda.empty_cache()
+
+
+def a_failure_with_a_largest_split(mark):
+    with settings("max_split_size_mb:1024"):
+        raises_out_of_memory(1 << 40)
+
+
+def settings_are_in_snapshots(mark):
+    def shown():
+        return torch.cuda.memory._snapshot()["allocator_settings"]
+
+    keys = set(shown())
+    assert {"PYTORCH_CUDA_ALLOC_CONF", "max_split_size", "garbage_collection_threshold", "expandable_segments"} <= keys
+    with settings("max_split_size_mb:64,garbage_collection_threshold:0.5,roundup_power2_divisions:[64:8,>:2]"):
+        told = shown()
+    assert (told["max_split_size"], told["garbage_collection_threshold"]) == (64 * MIB, 0.5), told
+    assert told["roundup_power2_divisions"]["64"] == 8, told
+    assert set(told) == keys
 
 
 CASES = {

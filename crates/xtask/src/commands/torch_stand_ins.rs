@@ -176,10 +176,22 @@ fn cuda_headers(workspace: &Workspace, python: &str) -> Result<PathBuf, Failure>
     let folder =
         folder.ok_or_else(|| Failure::new("this PyTorch came without CUDA; TORCH names another one to install"))?;
     if !folder.join("crt/host_defines.h").exists() {
-        let shown = process::output(workspace.command(python).args(["-m", "pip", "show", "nvidia-cuda-runtime"]))?;
-        let version = release(&shown).ok_or_else(|| Failure::new("nvidia-cuda-runtime has no version"))?;
-        let wanted = format!("nvidia-cuda-crt=={version}.*");
+        // CUDA 12's packages have its number in their names, and a folder each.
+        let own_crt = nvidia.join("cuda_nvcc/include/crt");
+        let is_12 = folder.ends_with("cuda_runtime/include");
+        let (runtime, crt) = if is_12 {
+            ("nvidia-cuda-runtime-cu12", "nvidia-cuda-nvcc-cu12")
+        } else {
+            ("nvidia-cuda-runtime", "nvidia-cuda-crt")
+        };
+        let shown = process::output(workspace.command(python).args(["-m", "pip", "show", runtime]))?;
+        let version = release(&shown).ok_or_else(|| Failure::new(format!("{runtime} has no version")))?;
+        let wanted = format!("{crt}=={version}.*");
         process::run(workspace.command(python).args(["-m", "pip", "install", "--quiet", "--no-deps", &wanted]))?;
+        if is_12 {
+            let link = folder.join("crt");
+            symlink(&own_crt, &link).map_err(|error| Failure::new(format!("{}: {error}", link.display())))?;
+        }
     }
     Ok(folder.to_owned())
 }
