@@ -255,7 +255,7 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCapture
 /* CUDA 12's header renames it to its second version, without edges. */
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
                                      cudaGraph_t *graph, const cudaGraphNode_t **dependencies, size_t *count) {
-    cudaGraphEdgeData **edges = NULL;
+    void **edges = NULL;
 #endif
     if (id != NULL) {
         *id = (unsigned long long)(size_t)stream;

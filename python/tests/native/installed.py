@@ -20,9 +20,10 @@ USE = """
 
 
 def main():
-    told = run_python(USE, "-W", "error::RuntimeWarning")
-    assert told.split() == [WAY, "5"], told
-    print(f"gapless {importlib.metadata.version('gapless')} on {told.split()[0]}")
+    # A warning says why it is the plug-in. With an object there is nothing to say.
+    told = run_python(USE, *(["-W", "error::RuntimeWarning"] if WAY == "object" else []))
+    assert f"{WAY} 5" in told.splitlines(), told
+    print(f"gapless {importlib.metadata.version('gapless')} on the {WAY}")
     wrong = compare(run("native", None), run("gapless", None), LACKS[WAY], WAY)
     wrong = [text for text in wrong if not text.startswith(OTHER_ANSWERS[WAY])]
     for text in wrong:
