@@ -55,7 +55,8 @@ def active_of(pool_id):
     return sum(segment["active_size"] for segment in segments) / MIB
 
 
-def pools_under_a_limit(mark, pool=torch.cuda.MemPool):
+def pools_under_a_limit(mark, pool=None):
+    pool = pool or torch.cuda.MemPool
     with limit(80):
         keeps, lends = pool(), pool(use_on_oom=True)
         kept, lent = in_pool(keeps, 40), in_pool(lends, 40)
@@ -111,23 +112,28 @@ def a_pool_is_that_of_its_thread(mark):
     inside, done, seen = threading.Event(), threading.Event(), []
 
     def with_pool():
-        pool = torch.cuda.MemPool()
-        with torch.cuda.use_mem_pool(pool):
-            block = empty(MIB)
-            seen.append((pool.id, block.data_ptr()))
-            del block
+        try:
+            pool = torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(pool):
+                block = empty(MIB)
+                seen.append((pool.id, block.data_ptr()))
+                del block
+                inside.set()
+                done.wait()
+        finally:
             inside.set()
-            done.wait()
 
     worker = threading.Thread(target=with_pool)
     worker.start()
     inside.wait()
-    # The pool has a free block of that size, which is not for this thread.
-    block = empty(MIB)
-    pool_id, address = seen[0]
-    assert block.data_ptr() != address and active_of(pool_id) == 0 and active_of((0, 0)) >= 1
-    done.set()
-    worker.join()
+    try:
+        # The pool has a free block of that size, which is not for this thread.
+        block = empty(MIB)
+        pool_id, address = seen[0]
+        assert block.data_ptr() != address and active_of(pool_id) == 0 and active_of((0, 0)) >= 1
+    finally:
+        done.set()
+        worker.join()
 
 
 def emptying_the_cache_beside_pools(mark):
