@@ -91,7 +91,7 @@ def main():
     questions.put(None)
     other.join(timeout=50)
     checks.expect(other.exitcode == 0, "the other process ends well")
-    if os.environ["PROCESSES_BACKEND"] == "object":
+    if measure.allocator() == "object":
         killed_sender(checks, context)
     measure.finish({"checks": checks.done})
 

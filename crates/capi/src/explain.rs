@@ -73,7 +73,7 @@ fn explain(path: &Path, options: &Options) -> Answer<Explanation> {
     let device = device_for(&trace, None).map_err(|error| bad(&error))?;
     let settings = Setting::usual(&trace);
     let threads = options.threads.unwrap_or(NonZero::<usize>::MIN);
-    let asked = AdviceOptions { device, settings: settings.clone(), threads, progress: None };
+    let asked = AdviceOptions { device, settings: settings.clone(), threads, progress: None, known: None };
     let advice = advise(&trace, &asked).map_err(stop)?;
     let mut problems = Vec::new();
     let mut put = |file: &Path, content: &str| {

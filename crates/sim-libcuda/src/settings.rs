@@ -12,6 +12,7 @@
 //! | `GAPLESS_SIM_SHARED` | path of a file: the processes that name it share the memory of the devices | |
 //! | `GAPLESS_SIM_SOFT` | size: devices are integrated, and so much of what is free is given but not reported | |
 //! | `GAPLESS_SIM_RDMA` | `no`, `yes`, or `refused`: reported, but access to such chunks fails (as in WSL) | `yes` |
+//! | `GAPLESS_SIM_LAX_CAPTURES` | when set, calls about virtual memory break no capture, as on an H100 | |
 //! | `GAPLESS_SIM_FAIL` | `function:n:code,...`: the n-th call of the function (from 1, `*` for all) returns `code` | |
 
 use std::collections::HashMap;
@@ -46,6 +47,8 @@ pub struct Settings {
     pub version: i32,
     /// Whether devices support virtual memory management.
     pub vmm: bool,
+    /// Whether calls about virtual memory break captures.
+    pub strict_captures: bool,
     /// Whether chunks can be exported as file descriptors.
     pub export: bool,
     /// The file of the accounts of all processes that share the devices.
@@ -79,6 +82,7 @@ impl Settings {
                 peers: text("GAPLESS_SIM_PEERS").as_deref() != Some("none"),
                 version: text("GAPLESS_SIM_VERSION").and_then(|text| text.parse().ok()).unwrap_or(13_000),
                 vmm: text("GAPLESS_SIM_NO_VMM").is_none(),
+                strict_captures: text("GAPLESS_SIM_LAX_CAPTURES").is_none(),
                 export: text("GAPLESS_SIM_NO_EXPORT").is_none(),
                 shared: std::env::var_os("GAPLESS_SIM_SHARED").map(PathBuf::from),
                 soft: text("GAPLESS_SIM_SOFT")

@@ -6,6 +6,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 pub fn create_folder(path: &Path) -> Result<(), Failure> {
     fs::create_dir_all(path).map_err(|error| about(path, &error))
@@ -43,6 +44,11 @@ pub fn link(target: &str, link: &Path) -> Result<(), Failure> {
 
 pub fn read(path: &Path) -> Result<String, Failure> {
     fs::read_to_string(path).map_err(|error| about(path, &error))
+}
+
+/// When a file was written last.
+pub fn modified(path: &Path) -> Result<SystemTime, Failure> {
+    fs::metadata(path).and_then(|metadata| metadata.modified()).map_err(|error| about(path, &error))
 }
 
 pub fn write(path: &Path, text: &str) -> Result<(), Failure> {

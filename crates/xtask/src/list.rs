@@ -23,7 +23,14 @@ const GROUPS: [Group; 5] = [
     Group {
         title: "Packages",
         usual: &["build-capi", "build-wheel", "gpu-bundle"],
-        others: &["build-torch-objects", "build-sdist", "build-python-package", "package-crates", "check-interface"],
+        others: &[
+            "build-torch-objects",
+            "test-releases",
+            "build-sdist",
+            "build-python-package",
+            "package-crates",
+            "check-interface",
+        ],
     },
     Group {
         title: "Generated files",

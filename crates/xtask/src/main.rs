@@ -9,6 +9,7 @@ mod failure;
 mod files;
 mod list;
 mod old_systems;
+mod parts;
 mod process;
 mod python;
 mod wheels;
@@ -18,7 +19,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
     build_capi, build_kernels, build_python_package, build_sdist, build_torch_objects, build_wheel, check_interface,
     ci, figures, generate_bindings, generate_figures, generate_header, gpu_bundle, gpu_compare, model_check,
-    package_crates, sanitize, scripts, test_interop, test_page, test_python, torch_without_gpu,
+    package_crates, sanitize, scripts, test_interop, test_page, test_python, test_releases, torch_without_gpu,
 };
 use failure::Failure;
 use list::Listed;
@@ -49,7 +50,7 @@ enum Command {
     /// Build PyTorch's allocator objects, which the next wheel carries (downloads headers once)
     BuildTorchObjects(build_torch_objects::TorchObjectsArguments),
     /// Build the Python wheel into dist/
-    BuildWheel,
+    BuildWheel(build_wheel::WheelArguments),
     /// Build the Python source distribution into dist/
     BuildSdist,
     /// Build the Python package into a folder, as an installation from source does
@@ -76,6 +77,8 @@ enum Command {
     TestInterop,
     /// Test PyTorch's CUDA build over the simulated driver; takes pytest's arguments (installs 5 GB once)
     TorchWithoutGpu(torch_without_gpu::TorchArguments),
+    /// Try the wheel beside other versions of PyTorch, one after the other (installs 3 to 6 GB for each, and removes them)
+    TestReleases(test_releases::ReleasesArguments),
     /// Go through schedules of threads with loom and shuttle
     ModelCheck(model_check::ModelCheckArguments),
     /// Run the tests that move real bytes under AddressSanitizer and ThreadSanitizer
@@ -126,7 +129,7 @@ fn run(workspace: &Workspace, command: Command) -> Result<(), Failure> {
         Command::CiFull(arguments) => ci::full(workspace, &arguments),
         Command::BuildCapi(arguments) => build_capi::run(workspace, &arguments),
         Command::BuildTorchObjects(arguments) => build_torch_objects::run(workspace, &arguments),
-        Command::BuildWheel => build_wheel::run(workspace),
+        Command::BuildWheel(arguments) => build_wheel::run(workspace, &arguments),
         Command::BuildSdist => build_sdist::run(workspace),
         Command::BuildPythonPackage(arguments) => build_python_package::run(workspace, &arguments),
         Command::PackageCrates => package_crates::run(workspace),
@@ -140,6 +143,7 @@ fn run(workspace: &Workspace, command: Command) -> Result<(), Failure> {
         Command::TestPage(arguments) => test_page::run(workspace, &arguments),
         Command::TestInterop => test_interop::run(workspace),
         Command::TorchWithoutGpu(arguments) => torch_without_gpu::run(workspace, &arguments),
+        Command::TestReleases(arguments) => test_releases::run(workspace, &arguments),
         Command::ModelCheck(arguments) => model_check::run(workspace, &arguments),
         Command::Sanitize(arguments) => sanitize::run(workspace, &arguments),
         Command::Coverage(arguments) => scripts::start(workspace, "coverage", &arguments),

@@ -4,19 +4,29 @@ use crate::failure::Failure;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 
 /// Runs a program to its end. Its output goes where ours goes.
 pub fn run(command: &mut Command) -> Result<(), Failure> {
-    let status = command.status().map_err(|error| not_started(command, &error))?;
-    if status.success() { Ok(()) } else { Err(Failure::new(format!("{}: {status}", shown(command)))) }
+    let status = status(command)?;
+    if status.success() { Ok(()) } else { Err(failed(command, status)) }
+}
+
+/// Runs a program to its end, and returns how that was. Its output goes where ours goes.
+pub fn status(command: &mut Command) -> Result<ExitStatus, Failure> {
+    command.status().map_err(|error| not_started(command, &error))
+}
+
+/// The failure of a program that has ended so.
+pub fn failed(command: &Command, status: ExitStatus) -> Failure {
+    Failure::new(format!("{}: {status}", shown(command)))
 }
 
 /// Runs a program and returns its output on stdout.
 pub fn output(command: &mut Command) -> Result<String, Failure> {
     let output = command.stderr(Stdio::inherit()).output().map_err(|error| not_started(command, &error))?;
     if !output.status.success() {
-        return Err(Failure::new(format!("{}: {}", shown(command), output.status)));
+        return Err(failed(command, output.status));
     }
     String::from_utf8(output.stdout).map_err(|error| Failure::new(format!("{}: {error}", shown(command))))
 }
@@ -56,6 +66,11 @@ pub fn with_library_path(first: &Path) -> OsString {
         path.push(rest);
     }
     path
+}
+
+/// A list of paths as variables have them.
+pub fn joined(paths: &[&Path]) -> OsString {
+    paths.iter().map(|path| path.as_os_str()).collect::<Vec<_>>().join(OsStr::new(":"))
 }
 
 fn not_started(command: &Command, error: &std::io::Error) -> Failure {

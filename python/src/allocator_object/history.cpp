@@ -289,6 +289,9 @@ std::vector<TraceEntry> History::entries(DeviceIndex device, PoolId pool, std::v
     Segments segments(std::move(extents));
     std::vector<TraceEntry> found;
     auto of_segment = [&](const TraceEntry &entry, TraceEntry::Action action, const Extent &part) {
+        if (skipped_.count(action) > 0) {
+            return;  // A free stands for an unmap that was left out, too.
+        }
         auto segment = entry;
         segment.action_ = action;
         segment.addr_ = part.address;

@@ -5,6 +5,9 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,6 +86,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     memset(properties, 0, sizeof *properties);
     snprintf(properties->name, sizeof properties->name, "simulated device");
     cuDeviceTotalMem(&properties->totalGlobalMem, device);
+    properties->pciBusID = device;
     properties->major = 9;
     properties->minor = 0;
     properties->multiProcessorCount = 4;
@@ -251,7 +255,7 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCapture
 /* CUDA 12's header renames it to its second version, without edges. */
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
                                      cudaGraph_t *graph, const cudaGraphNode_t **dependencies, size_t *count) {
-    cudaGraphEdgeData **edges = NULL;
+    void **edges = NULL;
 #endif
     if (id != NULL) {
         *id = (unsigned long long)(size_t)stream;
@@ -296,25 +300,70 @@ cudaError_t cudaFree(void *pointer) {
     }
     IN_CONTEXT(cuMemFree((CUdeviceptr)pointer));
 }
-cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
-    (void)flags;
-    *pointer = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-    return *pointer != NULL ? cudaSuccess : cudaErrorMemoryAllocation;
-}
-cudaError_t cudaMallocHost(void **pointer, size_t bytes) { return cudaHostAlloc(pointer, bytes, 0); }
-cudaError_t cudaFreeHost(void *pointer) {
-    free(pointer);
-    return cudaSuccess;
+/* Pinned memory: host memory, of which it is known where it lies. */
+struct pinned {
+    struct pinned *next;
+    char *begin;
+    size_t bytes;
+    unsigned int flags;
+};
+static struct pinned *all_pinned;
+static pthread_mutex_t pinned_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Where the entry of an address is linked: of one that it begins with, or that it lies in. */
+static struct pinned **pinned_at(const void *pointer) {
+    struct pinned **entry = &all_pinned;
+    while (*entry != NULL && (uintptr_t)pointer - (uintptr_t)(*entry)->begin >= (*entry)->bytes) {
+        entry = &(*entry)->next;
+    }
+    return entry;
 }
 
-/* Host memory is within the device's reach as it is. */
+static bool pinned_flags(const void *pointer, unsigned int *flags) {
+    pthread_mutex_lock(&pinned_lock);
+    struct pinned *entry = *pinned_at(pointer);
+    if (entry != NULL) {
+        *flags = entry->flags;
+    }
+    pthread_mutex_unlock(&pinned_lock);
+    return entry != NULL;
+}
+
 cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned int flags) {
-    (void)pointer, (void)bytes, (void)flags;
+    struct pinned *entry = malloc(sizeof *entry);
+    if (entry == NULL) {
+        return answer(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    pthread_mutex_lock(&pinned_lock);
+    *entry = (struct pinned){.next = all_pinned, .begin = pointer, .bytes = bytes, .flags = flags};
+    all_pinned = entry;
+    pthread_mutex_unlock(&pinned_lock);
     return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void *pointer) {
-    (void)pointer;
-    return cudaSuccess;
+    pthread_mutex_lock(&pinned_lock);
+    struct pinned **link = pinned_at(pointer), *entry = *link;
+    if (entry != NULL) {
+        *link = entry->next;
+    }
+    pthread_mutex_unlock(&pinned_lock);
+    free(entry);
+    return entry != NULL ? cudaSuccess : answer(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+}
+cudaError_t cudaHostGetFlags(unsigned int *flags, void *pointer) {
+    return pinned_flags(pointer, flags) ? cudaSuccess : answer(CUDA_ERROR_INVALID_VALUE);
+}
+cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
+    *pointer = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    return *pointer != NULL ? cudaHostRegister(*pointer, bytes, flags) : answer(CUDA_ERROR_OUT_OF_MEMORY);
+}
+cudaError_t cudaMallocHost(void **pointer, size_t bytes) { return cudaHostAlloc(pointer, bytes, cudaHostAllocDefault); }
+cudaError_t cudaFreeHost(void *pointer) {
+    cudaError_t error = pointer == NULL ? cudaSuccess : cudaHostUnregister(pointer);
+    if (error == cudaSuccess) {
+        free(pointer);
+    }
+    return error;
 }
 
 /* What programs look up, and the simulated driver does not have. */
@@ -332,7 +381,10 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
         attributes->devicePointer = (void *)pointer;
         return answer(cuPointerGetAttribute(&attributes->device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, (CUdeviceptr)pointer));
     }
-    attributes->type = cudaMemoryTypeUnregistered;
+    unsigned int flags = 0;
+    bool is_pinned = pinned_flags(pointer, &flags);
+    attributes->type = is_pinned ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
+    attributes->devicePointer = is_pinned ? (void *)pointer : NULL;
     attributes->device = current_device;
     attributes->hostPointer = (void *)pointer;
     return cudaSuccess;

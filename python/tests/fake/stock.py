@@ -1,4 +1,4 @@
-"""Runs a script on stock PyTorch over the simulated driver, and prints what its own allocator counted.
+"""Runs a script over the simulated driver, and prints what the allocator counted: PyTorch's own, unless the process is on gapless.
 
 cuDNN has no stand-in: a convolution allocates its results here, and nothing else. No kernel runs, so that the memory of a
 tensor has no values: those that the script reads are 0.
@@ -59,6 +59,8 @@ except Exception:
 if snapshot:
     torch.cuda.memory._dump_snapshot(snapshot[0])
 stats = torch.cuda.memory_stats()
-counted = {"peak": stats["requested_bytes.all.peak"], "allocs": stats["allocation.all.allocated"]}
+on_gapless = sys.modules.get("gapless.torch")
+served_by = (on_gapless and on_gapless.backend()) or torch.cuda.get_allocator_backend()
+counted = {"served_by": served_by, "peak": stats["requested_bytes.all.peak"], "allocs": stats["allocation.all.allocated"]}
 print(json.dumps(counted))
 end(0)

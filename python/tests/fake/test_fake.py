@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import ended
 
 ROOT = Path(__file__).parents[3]
 DRIVER = ("LD_PRELOAD", "LD_LIBRARY_PATH")
@@ -20,10 +20,7 @@ MOST_PERCENT = 2
 
 
 def start(*arguments, folder=None, **environment):
-    names = {key: value for key, value in os.environ.items() if key not in ("GAPLESS_TORCH", "GAPLESS_CONF")}
-    environment = {key: value for key, value in {**names, **environment}.items() if value is not None}
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return ended([sys.executable, *map(str, arguments)], cwd=folder, **environment)
 
 
 def fake(tmp_path, *arguments, folder=None):

@@ -150,6 +150,14 @@ def out_of_memory_observers(mark):
     assert segments == [(20, 1024), (10, 1024), (10, 1024), (12, 1024), (2, 256), (2, 256), (20, 256), (20, 256)], segments
 
 
+def pinned_memory(mark):
+    host = torch.arange(5000, dtype=torch.int64).to(torch.uint8).pin_memory()
+    assert host.is_pinned() and not host.clone().is_pinned()
+    block = host.to("cuda", non_blocking=True)
+    torch.cuda.synchronize()
+    assert torch.equal(block.cpu(), host)
+
+
 def record_stream(mark):
     block = empty(8 * MIB)
     block.record_stream(torch.cuda.Stream())

@@ -89,7 +89,9 @@ def switched_off():
         return empty().numel()
 
 
-CORE, CUDA, ACCELERATOR = torch._C, torch.cuda.memory, torch.accelerator
+CORE, CUDA = torch._C, torch.cuda.memory
+# Older versions of PyTorch have none: its functions fail there natively.
+ACCELERATOR = getattr(torch, "accelerator", None)
 
 FUNCTIONS = {
     "torch._C._accelerator_emptyCache": lambda: CORE._accelerator_emptyCache(),

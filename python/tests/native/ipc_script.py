@@ -212,7 +212,7 @@ def main():
         first = first or left
         assert left == first, f"{left} are left, {first} after the first turn"
     inbox.put(None)
-    child.join(60)
+    child.join()
     assert child.exitcode == 0, child.exitcode
     print(f"allocated {settled()[0]}", flush=True)
     # PyTorch's threads may still run when the interpreter ends, and then end the process in their own way.

@@ -1,4 +1,7 @@
-"""Runs cases and functions in this process: ``run_cases.py MODE``, where ``MODE`` is native or gapless. Prints one line of JSON each."""
+"""Runs cases and functions in this process: ``run_cases.py MODE [SKIPPED]``, where ``MODE`` is native or gapless.
+
+The first ones, as many as ``SKIPPED`` says, are left out. Prints one line of JSON each.
+"""
 
 import gc
 import json
@@ -11,7 +14,8 @@ if sys.argv[1] == "gapless":
     gapless.torch.enable()
 
 import torch  # noqa: E402
-from cases import CASES  # noqa: E402
+import cases  # noqa: E402
+import newer_cases  # noqa: E402
 from functions import FUNCTIONS  # noqa: E402
 
 
@@ -39,7 +43,8 @@ def tell(kind, name, run):
 
 torch.cuda.init()
 warnings.simplefilter("ignore")
-for name, case in CASES.items():
-    tell("case", name, case)
-for name, call in FUNCTIONS.items():
-    tell("function", name, lambda mark, call=call: call())
+WORK = [("case", name, case) for name, case in {**cases.CASES, **newer_cases.CASES}.items()]
+WORK += [("function", name, lambda mark, call=call: call()) for name, call in FUNCTIONS.items()]
+for kind, name, run in WORK[int(sys.argv[2]) if len(sys.argv) > 2 else 0 :]:
+    print(json.dumps({"kind": kind, "name": name}), flush=True)
+    tell(kind, name, run)

@@ -1,12 +1,12 @@
 """Tensors between two processes that share a simulated device, with PyTorch's own allocator and with gapless."""
 
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from processes import ended
 
 SCRIPT = Path(__file__).with_name("ipc_script.py")
 
@@ -19,15 +19,12 @@ def folder():
 
 
 def run(sender, receiver, folder, *arguments):
-    inherited = ("GAPLESS_TORCH", "GAPLESS_CONF")
-    settings = {key: value for key, value in os.environ.items() if key not in inherited}
-    settings.update(
+    result = ended(
+        [sys.executable, str(SCRIPT), sender, receiver, *arguments],
         GAPLESS_SIM_SHARED=str(folder / "devices"),
         GAPLESS_SHARE_DIR=str(folder / "share"),
         IPC_SCRIPT_OBJECTS=os.environ["GAPLESS_TORCH_OBJECTS"],
     )
-    command = [sys.executable, str(SCRIPT), sender, receiver, *arguments]
-    result = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     return result.stdout
 

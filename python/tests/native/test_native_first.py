@@ -7,12 +7,24 @@ import os
 import sys
 
 import pytest
-from differences import OBJECT_LACKS, PLUG_IN_DIFFERS, PLUG_IN_LACKS, compare, different, run
+from differences import EXPANDABLE, LACKS, OTHER_ANSWERS, compare, different, run
+from processes import run as run_python
 
 
 @pytest.fixture(scope="module")
 def native():
     return run("native", "off")
+
+
+@pytest.fixture(scope="module")
+def expandable():
+    code = """
+        import torch
+        block = torch.empty(1, device="cuda")
+        print([segment["is_expandable"] for segment in torch.cuda.memory_snapshot()])
+    """
+    assert "[True]" in run_python(code, **EXPANDABLE)
+    return run("native", "off", **EXPANDABLE)
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +38,16 @@ def of_plug_in():
 
 
 def test_with_the_object(native, of_object):
-    assert compare(native, of_object, OBJECT_LACKS, "object") == []
+    assert compare(native, of_object, LACKS["object"], "object") == []
+
+
+def test_with_the_object_what_expandable_segments_serve(expandable, of_object):
+    assert compare(expandable, of_object, LACKS["object"], "object, beside expandable segments") == []
 
 
 def test_with_the_plug_in(native, of_plug_in):
-    wrong = compare(native, of_plug_in, PLUG_IN_LACKS, "plug-in")
-    assert [text for text in wrong if not text.startswith(PLUG_IN_DIFFERS)] == []
+    wrong = compare(native, of_plug_in, LACKS["plug-in"], "plug-in")
+    assert [text for text in wrong if not text.startswith(OTHER_ANSWERS["plug-in"])] == []
 
 
 def test_every_function_for_memory_is_called():

@@ -1,23 +1,21 @@
 """PyTorch's own variables: with each of their keys, gapless does what PyTorch's own allocator does, and refuses what it refuses."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import ended
 from variables_script import CASES
 
 SCRIPT = Path(__file__).with_name("variables_script.py")
 
 
 def outcomes(way):
-    inherited = ("GAPLESS_TORCH", "GAPLESS_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-    settings = {key: value for key, value in os.environ.items() if key not in inherited}
+    settings = dict.fromkeys(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
     if way == "plug-in":
         settings["GAPLESS_TORCH_OBJECTS"] = "off"
-    result = subprocess.run([sys.executable, str(SCRIPT), way], env=settings, capture_output=True, text=True, timeout=500)
+    result = ended([sys.executable, str(SCRIPT), way], **settings)
     assert result.returncode == 0, result.stderr
     told = dict(json.loads(line) for line in result.stdout.splitlines() if line.startswith("["))
     return [(case, told.get(number)) for number, case in enumerate(CASES)]

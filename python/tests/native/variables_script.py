@@ -28,6 +28,7 @@ TEXTS = [
     "roundup_power2_divisions:3",
     "garbage_collection_threshold:0.8",
     "garbage_collection_threshold:1.8",
+    "expandable_segments:True",
     "expandable_segments:False",
     "expandable_segments:yes",
     "pinned_use_cuda_host_register:True,pinned_num_register_threads:8",

@@ -327,7 +327,7 @@ def gpu_script(name, *arguments, on_gapless=True):
     prefix = ["-m", "gapless.torch"] if on_gapless else []
     out = run(None, *prefix, str(GPU_SCRIPTS / name), "--no-kernels", *arguments, GAPLESS_SIM_CAPACITY="4GiB")
     found = json.loads(out.rstrip().rsplit("\n", 1)[-1])
-    assert found["memory"]["backend"] == ("pluggable" if on_gapless else "native")
+    assert found["memory"]["backend"] == ("plug-in" if on_gapless else "native")
     return found
 
 

@@ -6,10 +6,10 @@ use crate::failure::Failure;
 use crate::wheels::unpacked;
 use crate::workspace::Workspace;
 use crate::{files, old_systems};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The newest release of each minor.
-const VERSIONS: [&str; 8] = ["2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"];
+pub const VERSIONS: [&str; 8] = ["2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"];
 
 /// Of CUDA, the interface needs types only, which have not changed between these minors.
 const CUDA: [&str; 2] = ["nvidia-cuda-runtime==13.2.*", "nvidia-cuda-crt==13.2.*"];
@@ -37,6 +37,34 @@ pub fn run(workspace: &Workspace, arguments: &TorchObjectsArguments) -> Result<(
         println!("{}", files::shown(&folder.join(version.file_name())));
     }
     Ok(())
+}
+
+/// Fails where an object that a wheel carries is missing, or older than what it is built from.
+pub fn require_all(workspace: &Workspace) -> Result<(), Failure> {
+    let mut sources = files::below(&workspace.path("python/src/allocator_object"))?;
+    sources.push(workspace.path("include/gapless.h"));
+    let lacking = lacking(&objects(workspace), &sources)?;
+    if lacking.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(format!(
+        "the allocator objects of PyTorch {} are missing or older than their sources: cargo xtask build-torch-objects builds all \
+         (it downloads 0.5 to 1 GB for each version, once); --without-objects builds a wheel with which PyTorch takes the plug-in",
+        lacking.join(", ")
+    )))
+}
+
+/// The versions of PyTorch whose object is not in `folder`, or older than one of `sources`.
+fn lacking(folder: &Path, sources: &[PathBuf]) -> Result<Vec<&'static str>, Failure> {
+    let changed = sources.iter().map(|source| files::modified(source)).collect::<Result<Vec<_>, _>>()?;
+    let mut lacking = Vec::new();
+    for version in VERSIONS {
+        let object = folder.join(Version::of(version)?.file_name());
+        if !object.exists() || Some(files::modified(&object)?) < changed.iter().max().copied() {
+            lacking.push(version);
+        }
+    }
+    Ok(lacking)
 }
 
 /// Where the objects are.
@@ -68,4 +96,27 @@ fn cuda_headers(workspace: &Workspace) -> Result<PathBuf, Failure> {
         }
     }
     Ok(folder.join("include"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::time::{Duration, SystemTime};
+
+    #[test]
+    fn objects_that_are_missing_or_older_than_a_source_lack() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("object.cpp");
+        files::write(&source, "").unwrap();
+        assert_eq!(lacking(folder.path(), std::slice::from_ref(&source)).unwrap(), VERSIONS);
+        for version in VERSIONS {
+            let object = File::create(folder.path().join(Version::of(version).unwrap().file_name())).unwrap();
+            object.set_modified(SystemTime::now() + Duration::from_secs(60)).unwrap();
+        }
+        assert!(lacking(folder.path(), std::slice::from_ref(&source)).unwrap().is_empty());
+        let old = File::options().write(true).open(folder.path().join("_torch_object_2_9.so")).unwrap();
+        old.set_modified(SystemTime::now() - Duration::from_secs(60)).unwrap();
+        assert_eq!(lacking(folder.path(), &[source]).unwrap(), ["2.9.1"]);
+    }
 }

@@ -1,8 +1,10 @@
-//! The Python wheel. Building it takes a C++ compiler and Python with setuptools; installing it takes neither.
+//! The Python wheel. Building it takes a C++ compiler, Python with setuptools, and PyTorch's allocator objects, which
+//! `build-torch-objects` builds; installing it takes none of these.
 //!
 //! The wheel runs where the C library is as new as its tag says: `OLDEST_GLIBC` where zig is installed, which links against that,
 //! else that of the machine that builds it.
 
+use super::build_torch_objects;
 use super::python_package::{self, Needed, version_order};
 use crate::failure::Failure;
 use crate::old_systems::{self, OLDEST_GLIBC};
@@ -11,16 +13,30 @@ use crate::{files, process, python};
 use std::env::consts::ARCH;
 use std::path::PathBuf;
 
-pub fn run(workspace: &Workspace) -> Result<(), Failure> {
+#[derive(Debug, clap::Args)]
+#[command(after_help = "PYTHON names the interpreter whose setuptools build it: 77 or newer.")]
+pub struct WheelArguments {
+    /// Build it without PyTorch's allocator objects: PyTorch takes the plug-in, which lacks much
+    #[arg(long)]
+    without_objects: bool,
+}
+
+pub fn run(workspace: &Workspace, arguments: &WheelArguments) -> Result<(), Failure> {
     let python = python::interpreter()?;
     python_package::require_build_tools(workspace, &python)?;
     python_package::require_tools()?;
+    if !arguments.without_objects {
+        build_torch_objects::require_all(workspace)?;
+    }
     let built = build(workspace)?;
 
     let folder = files::temporary_folder()?;
     python_package::copy_project(workspace, folder.path())?;
     let package = folder.path().join("gapless");
     python_package::complete(workspace, &package, &built)?;
+    if !arguments.without_objects {
+        python_package::add_torch_objects(workspace, &package)?;
+    }
     python_package::write_shared_files(workspace, &folder.path().join("share"), &built.join("gapless"))?;
     let newer = python_package::newer(workspace, &package, &[("GLIBC_", OLDEST_GLIBC), ("GLIBCXX_", OLDEST_GLIBCXX)])?;
     for Needed { file, library, version } in &newer {

@@ -48,6 +48,9 @@ pub fn run(workspace: &Workspace, arguments: &GpuBundleArguments) -> Result<(), 
         files::copy(&built.join(name), &bin.join(name))?;
     }
     copy_python(workspace, &out, &built.join("libgapless_capi.so"))?;
+    if !arguments.without_object {
+        python_package::add_torch_objects(workspace, &out.join("python/gapless"))?;
+    }
     copy_tests(workspace, &bin)?;
     strip(workspace, &bin)?;
 

@@ -21,6 +21,7 @@ pub mod scripts;
 pub mod test_interop;
 pub mod test_page;
 pub mod test_python;
+pub mod test_releases;
 pub mod torch_object;
 pub mod torch_stand_ins;
 pub mod torch_without_gpu;

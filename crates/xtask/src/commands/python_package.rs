@@ -61,15 +61,19 @@ pub fn complete(workspace: &Workspace, folder: &Path, built: &Path) -> Result<()
     require_shared_unwinding(workspace, folder)
 }
 
-/// Writes the package into `folder`, without the command line. `library` is the C library as cargo built it.
+/// Writes the package into `folder`, without the command line and PyTorch's allocator objects. `library` is the C library as cargo
+/// built it.
 pub fn assemble(workspace: &Workspace, folder: &Path, library: &Path) -> Result<(), Failure> {
     copy_modules(workspace, folder)?;
     let installed = folder.join("libgapless.so");
     files::install(library, &installed, 0o755)?;
     process::run(workspace.command("strip").arg("--strip-debug").arg(&installed))?;
-    build_torch_throw(workspace, &folder.join("_torch_throw.so"))?;
-    let objects = build_torch_objects::objects(workspace);
-    for object in if objects.is_dir() { files::with_ending(&objects, "so")? } else { Vec::new() } {
+    build_torch_throw(workspace, &folder.join("_torch_throw.so"))
+}
+
+/// Adds PyTorch's allocator objects, as many as were built, to the package in `folder`.
+pub fn add_torch_objects(workspace: &Workspace, folder: &Path) -> Result<(), Failure> {
+    for object in files::with_ending(&build_torch_objects::objects(workspace), "so")? {
         let installed = folder.join(files::name(&object));
         files::install(&object, &installed, 0o755)?;
         process::run(workspace.command("strip").arg("--strip-debug").arg(&installed))?;

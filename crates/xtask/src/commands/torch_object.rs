@@ -53,6 +53,11 @@ impl Version {
         format!("_torch_object_{}_{}.so", self.major, self.minor)
     }
 
+    /// Whether there is an object for it: the interface of the versions before is another one.
+    pub fn has_object(&self) -> bool {
+        (self.major, self.minor) >= (2, 8)
+    }
+
     /// The number that the sources compare: 215 for 2.15.
     fn number(&self) -> u32 {
         self.major * 100 + self.minor

@@ -1,4 +1,5 @@
-//! PyTorch's CUDA build, and what it runs on without a GPU: the simulated driver, and stand-ins for the CUDA runtime and cuBLAS.
+//! PyTorch's CUDA build, and what it runs on without a GPU: the simulated driver, and stand-ins for the CUDA runtime, cuBLAS and
+//! NVML.
 
 use super::python_package;
 use super::torch_object::{Headers, Version, compile};
@@ -23,7 +24,17 @@ impl StandIns {
     /// Installs PyTorch where it is not yet, and builds the rest.
     pub fn prepare(workspace: &Workspace) -> Result<Self, Failure> {
         process::require(&["cc", &process::compiler("CXX", "c++")[0]])?;
-        let python = install_torch(workspace)?;
+        let this = Self::around(workspace, install_torch(workspace)?)?;
+        python_package::build_torch_throw(workspace, &this.path("_torch_throw.so"))?;
+        let version = files::read(&this.headers.torch.join("version.py"))?;
+        let version = version_in(&version).ok_or_else(|| Failure::new("torch/version.py has no version"))?;
+        compile(workspace, &Version::of(version)?, &this.headers, this.folder())?;
+        this.compile_on_torch(workspace, "python/tests/object/tracker.cpp", "tracker.so")?;
+        Ok(this)
+    }
+
+    /// Builds what an interpreter's PyTorch runs on, and of gapless what tests are built with.
+    pub fn around(workspace: &Workspace, python: String) -> Result<Self, Failure> {
         let headers = Headers { torch: torch_folder(workspace, &python)?, cuda: cuda_headers(workspace, &python)? };
         let this = Self { python, headers, folder: files::temporary_folder()? };
         workspace.install_simulated(this.folder())?;
@@ -31,12 +42,8 @@ impl StandIns {
         symlink("libcuda.so.1", &link).map_err(|error| Failure::new(format!("{}: {error}", link.display())))?;
         this.compile_c(workspace, "python/tests/cuda_stand_ins/cuda_runtime.c", "libcudart-standin.so")?;
         this.compile_c(workspace, "python/tests/cuda_stand_ins/cublas.c", "libcublas-standin.so")?;
+        this.compile_c(workspace, "python/tests/cuda_stand_ins/nvml.c", "libnvidia-ml.so.1")?;
         this.compile_c(workspace, "python/tests/object/own_allocator.c", "own_allocator.so")?;
-        python_package::build_torch_throw(workspace, &this.path("_torch_throw.so"))?;
-        let version = files::read(&this.headers.torch.join("version.py"))?;
-        let version = version_in(&version).ok_or_else(|| Failure::new("torch/version.py has no version"))?;
-        compile(workspace, &Version::of(version)?, &this.headers, this.folder())?;
-        this.compile_on_torch(workspace, "python/tests/object/tracker.cpp", "tracker.so")?;
         Ok(this)
     }
 
@@ -49,19 +56,29 @@ impl StandIns {
         self.folder().join(name)
     }
 
-    /// Python with PyTorch on the simulated device; `objects` is where it looks for the allocator object, or `off`.
+    /// Python with PyTorch on the simulated device, and with the gapless of this repository; `objects` is where it looks for the
+    /// allocator object, or `off`.
     pub fn python(&self, workspace: &Workspace, objects: impl AsRef<OsStr>) -> Command {
+        let mut command = self.python_as_installed(workspace);
+        command.env("GAPLESS_LIBRARY", self.path("libgapless.so")).env("GAPLESS_TORCH_OBJECTS", objects);
+        command
+            .env("GAPLESS_TORCH_THROW", self.path("_torch_throw.so"))
+            .env("GAPLESS_TRACKER", self.path("tracker.so"));
+        command.env("PYTHONPATH", workspace.path("python"));
+        command
+    }
+
+    /// Python with PyTorch on the simulated device, and with what else is installed in the environment.
+    pub fn python_as_installed(&self, workspace: &Workspace) -> Command {
         let mut command = workspace.command(&self.python);
-        for setting in ["GAPLESS_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"] {
+        for setting in ["GAPLESS_CONF", "GAPLESS_TORCH", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTHONPATH"]
+        {
             command.env_remove(setting);
         }
         command.env("LD_LIBRARY_PATH", process::with_library_path(self.folder()));
-        command.env("LD_PRELOAD", self.path("libcudart-standin.so")).env("GAPLESS_LIBRARY", self.path("libgapless.so"));
-        command.env("GAPLESS_TORCH_THROW", self.path("_torch_throw.so")).env("GAPLESS_TORCH_OBJECTS", objects);
+        command.env("LD_PRELOAD", self.path("libcudart-standin.so"));
         command.env("GAPLESS_OWN_ALLOCATOR", self.path("own_allocator.so"));
-        command.env("GAPLESS_TRACKER", self.path("tracker.so"));
-        command.env("GAPLESS_CUBLAS", self.path("libcublas-standin.so"));
-        command.env("GAPLESS_SIM_CAPACITY", "1GiB").env("PYTHONPATH", workspace.path("python"));
+        command.env("GAPLESS_CUBLAS", self.path("libcublas-standin.so")).env("GAPLESS_SIM_CAPACITY", "1GiB");
         command
     }
 
@@ -82,9 +99,18 @@ impl StandIns {
         Ok(())
     }
 
-    /// Python packages that are not there yet.
+    /// Puts the stand-in for cuBLAS beside the others of a command.
+    pub fn add_cublas(&self, command: &mut Command) {
+        let mut libraries = self.path("libcudart-standin.so").into_os_string();
+        libraries.push(":");
+        libraries.push(self.path("libcublas-standin.so"));
+        command.env("LD_PRELOAD", libraries);
+    }
+
+    /// Python packages that are not there yet, with their versions or without.
     pub fn install(&self, workspace: &Workspace, packages: &[&str]) -> Result<(), Failure> {
-        let imports = format!("import {}", packages.join(", "));
+        let names: Vec<&str> = packages.iter().filter_map(|package| package.split('=').next()).collect();
+        let imports = format!("import {}", names.join(", "));
         if python::can_run(workspace, &self.python, &imports) {
             return Ok(());
         }
@@ -150,10 +176,22 @@ fn cuda_headers(workspace: &Workspace, python: &str) -> Result<PathBuf, Failure>
     let folder =
         folder.ok_or_else(|| Failure::new("this PyTorch came without CUDA; TORCH names another one to install"))?;
     if !folder.join("crt/host_defines.h").exists() {
-        let shown = process::output(workspace.command(python).args(["-m", "pip", "show", "nvidia-cuda-runtime"]))?;
-        let version = release(&shown).ok_or_else(|| Failure::new("nvidia-cuda-runtime has no version"))?;
-        let wanted = format!("nvidia-cuda-crt=={version}.*");
+        // CUDA 12's packages have its number in their names, and a folder each.
+        let own_crt = nvidia.join("cuda_nvcc/include/crt");
+        let is_12 = folder.ends_with("cuda_runtime/include");
+        let (runtime, crt) = if is_12 {
+            ("nvidia-cuda-runtime-cu12", "nvidia-cuda-nvcc-cu12")
+        } else {
+            ("nvidia-cuda-runtime", "nvidia-cuda-crt")
+        };
+        let shown = process::output(workspace.command(python).args(["-m", "pip", "show", runtime]))?;
+        let version = release(&shown).ok_or_else(|| Failure::new(format!("{runtime} has no version")))?;
+        let wanted = format!("{crt}=={version}.*");
         process::run(workspace.command(python).args(["-m", "pip", "install", "--quiet", "--no-deps", &wanted]))?;
+        if is_12 {
+            let link = folder.join("crt");
+            symlink(&own_crt, &link).map_err(|error| Failure::new(format!("{}: {error}", link.display())))?;
+        }
     }
     Ok(folder.to_owned())
 }

@@ -6,6 +6,7 @@
 use super::test_page;
 use super::torch_stand_ins::StandIns;
 use crate::failure::Failure;
+use crate::parts::Parts;
 use crate::workspace::Workspace;
 use crate::{files, process, python, wheels};
 use std::ffi::{OsStr, OsString};
@@ -29,6 +30,9 @@ pub struct TorchArguments {
     /// Run vLLM's sleep mode and torch_memory_saver beside gapless, in place of the tests
     #[arg(long)]
     modules: bool,
+    /// Train with accelerate, transformers, Lightning and torchrun, natively and on gapless, in place of the tests
+    #[arg(long)]
+    programs: bool,
     /// Print what works natively, with the plug-in and with the object, in place of the tests
     #[arg(long)]
     table: bool,
@@ -39,46 +43,64 @@ pub struct TorchArguments {
 
 pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Failure> {
     let stand_ins = StandIns::prepare(workspace)?;
-    let mut is_chosen = false;
+    let mut parts = Parts::default();
+    let is_chosen = arguments.table
+        || arguments.modules
+        || arguments.programs
+        || arguments.viewer.is_some()
+        || arguments.pytorch_tests.is_some()
+        || arguments.time_pairs;
+    if !is_chosen {
+        let mut tests = |name: &str, folders: &[&str], objects: &OsStr| {
+            let mut pytest = stand_ins.python(workspace, objects);
+            pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider"]).args(folders).args(&arguments.arguments);
+            parts.tests(name, &mut pytest);
+        };
+        tests("object", &["python/tests/object"], stand_ins.folder().as_os_str());
+        tests("native", &["python/tests/native"], stand_ins.folder().as_os_str());
+        tests("plug-in, fake", &["python/tests/plug_in", "python/tests/fake"], OsStr::new("off"));
+    }
     if arguments.table {
-        is_chosen = true;
-        process::run(stand_ins.python(workspace, stand_ins.folder()).arg("python/tests/native/table.py"))?;
+        parts.step("table", || {
+            let mut table = stand_ins.python(workspace, stand_ins.folder());
+            table.env(
+                "PYTHONPATH",
+                process::joined(&[&workspace.path("python"), &workspace.path("python/tests/shared")]),
+            );
+            process::run(table.arg("python/tests/native/table.py"))
+        });
     }
     if arguments.modules || arguments.table {
-        is_chosen = true;
-        modules(workspace, &stand_ins)?;
+        parts.step("modules", || modules(workspace, &stand_ins));
+    }
+    if arguments.programs || arguments.table {
+        parts.step("programs", || programs(workspace, &stand_ins));
     }
     if let Some(sources) = &arguments.viewer {
-        is_chosen = true;
-        viewer(workspace, &stand_ins, &files::given(sources)?)?;
+        parts.step("viewer", || viewer(workspace, &stand_ins, &files::given(sources)?));
     }
     if let Some(sources) = &arguments.pytorch_tests {
-        is_chosen = true;
-        stand_ins.install(workspace, &["expecttest", "hypothesis", "psutil"])?;
-        let mut tests = stand_ins.python(workspace, stand_ins.folder());
-        tests.arg("python/tests/native/pytorch_tests.py").arg(files::given(sources)?.join("test"));
-        process::run(tests.args(&arguments.arguments))?;
+        parts.step("PyTorch's tests", || {
+            stand_ins.install(workspace, &["expecttest", "hypothesis", "psutil"])?;
+            let mut tests = stand_ins.python(workspace, stand_ins.folder());
+            tests.arg("python/tests/native/pytorch_tests.py").arg(files::given(sources)?.join("test"));
+            process::run(tests.args(&arguments.arguments))
+        });
     }
     if arguments.time_pairs || arguments.table {
-        is_chosen = true;
-        stand_ins.optimise(workspace)?;
-        let mut pairs = stand_ins.python(workspace, stand_ins.folder());
-        pairs.arg("python/tests/object/allocation_pairs.py");
-        let source = "python/tests/object/allocation_pairs.cpp";
-        let library = stand_ins.compile_on_torch(workspace, source, "allocation_pairs.so")?;
-        process::run(pairs.env("GAPLESS_ALLOCATION_PAIRS", library))?;
+        parts.step("times of pairs", || time_pairs(workspace, &stand_ins));
     }
-    if is_chosen {
-        return Ok(());
-    }
-    let tests = |folders: &[&str], objects: &OsStr| {
-        let mut pytest = stand_ins.python(workspace, objects);
-        pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider"]).args(folders);
-        process::run(pytest.args(&arguments.arguments))
-    };
-    tests(&["python/tests/object"], stand_ins.folder().as_os_str())?;
-    tests(&["python/tests/native"], stand_ins.folder().as_os_str())?;
-    tests(&["python/tests/plug_in", "python/tests/fake"], OsStr::new("off"))
+    parts.finish()
+}
+
+/// Pairs of an allocation and a free through PyTorch's C++ entry, with everything optimised.
+fn time_pairs(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure> {
+    stand_ins.optimise(workspace)?;
+    let library =
+        stand_ins.compile_on_torch(workspace, "python/tests/object/allocation_pairs.cpp", "allocation_pairs.so")?;
+    let mut pairs = stand_ins.python(workspace, stand_ins.folder());
+    pairs.arg("python/tests/object/allocation_pairs.py");
+    process::run(pairs.env("GAPLESS_ALLOCATION_PAIRS", library))
 }
 
 /// vLLM's cumem module and torch_memory_saver in both of its modes, from their wheels, unchanged, each natively and then with the
@@ -124,6 +146,52 @@ const MODULES: [(&str, &[&str]); 2] = [
         &["vllm/device_allocator/", "vllm/cumem_allocator", "vllm/distributed/device_communicators/cuda_wrapper.py"],
     ),
     ("torch_memory_saver==0.0.10", &["torch_memory_saver"]),
+];
+
+/// Programs of training with libraries of others, each natively and then, by the variable alone, with the object: all of their
+/// processes allocate the same.
+fn programs(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure> {
+    stand_ins.install(workspace, &LIBRARIES)?;
+    println!("with {}", LIBRARIES.join(", "));
+    // What the wheel installs, in the place of a .pth file.
+    let start = files::temporary_folder()?;
+    files::copy(&workspace.path("python/gapless_start.pth"), &start.path().join("sitecustomize.py"))?;
+    let path = process::joined(&[start.path(), &workspace.path("python")]);
+    for (program, launcher) in PROGRAMS {
+        let counted = |way: &str, variable: &str| -> Result<Vec<serde_json::Value>, Failure> {
+            let mut script = stand_ins.python(workspace, stand_ins.folder());
+            stand_ins.add_cublas(&mut script);
+            script
+                .args(launcher)
+                .args(["python/tests/fake/stock.py", &format!("python/tests/modules/programs/{program}.py")]);
+            let told = process::output(script.env("PYTHONPATH", &path).env("GAPLESS_TORCH", variable))?;
+            let lines: Vec<_> = told.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+            let is_served = |line: &serde_json::Value| line["served_by"] == way;
+            if lines.is_empty() || !lines.iter().all(is_served) {
+                return Err(Failure::new(format!("{program}, {way}: {told}")));
+            }
+            Ok(lines)
+        };
+        let (native, object) = (counted("native", "0")?, counted("object", "1")?);
+        let figures = |lines: &[serde_json::Value]| -> Vec<String> {
+            lines.iter().map(|line| format!("{} bytes at most, {} allocations", line["peak"], line["allocs"])).collect()
+        };
+        if figures(&native) != figures(&object) {
+            return Err(Failure::new(format!("{program}: {native:?} natively, {object:?} on gapless")));
+        }
+        println!("{program}: {} natively and on gapless", figures(&native).join("; "));
+    }
+    Ok(())
+}
+
+const LIBRARIES: [&str; 3] = ["accelerate==1.15.0", "transformers==5.24.0", "lightning==2.6.6"];
+
+/// Programs of `python/tests/modules/programs`, and how they are started.
+const PROGRAMS: [(&str, &[&str]); 4] = [
+    ("accelerate_loop", &[]),
+    ("transformers_trainer", &[]),
+    ("lightning_trainer", &[]),
+    ("torchrun_gloo", &["-m", "torch.distributed.run", "--nproc-per-node", "2"]),
 ];
 
 /// PyTorch's viewer with a snapshot of gapless, in a headless browser.
