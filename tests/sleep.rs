@@ -314,8 +314,9 @@ fn a_wake_undoes_what_large_chunks_had_pinned() {
     allocator.close().unwrap();
 }
 
-/// The n-th driver call of a sleep or a wake fails, for every n, once or from then on: everything is as before, and the next attempt
-/// works. Where the driver does not even take back what was done, what has no memory is asleep, and wakes with its bytes.
+/// The n-th driver call of a sleep or a wake fails, for every n, once or from then on: everything is as before, and the next
+/// attempt works. Where the driver does not even take back what was done, what has no memory is asleep, and wakes with its
+/// bytes.
 #[test]
 fn whatever_call_fails_nothing_is_lost() {
     for (waking, lasts) in [(false, false), (true, false), (false, true), (true, true)] {

@@ -62,9 +62,9 @@ impl<D: Driver> Allocator<D> {
     /// ([`Slept::left_awake`] counts what regions have).
     ///
     /// # Errors
-    /// [`AllocError::CannotWait`] during a capture, [`AllocError::Forked`], [`AllocError::InListener`], and those of the driver, for
-    /// example where the host has no memory for a backup. Everything is awake then; only if the driver in addition refuses to map
-    /// again what it has unmapped, that is asleep ([`Stats::asleep_bytes`](super::Stats)) until the next wake.
+    /// [`AllocError::CannotWait`] during a capture, [`AllocError::Forked`], [`AllocError::InListener`], and those of the
+    /// driver, for example where the host has no memory for a backup. Everything is awake then; only if the driver in addition
+    /// refuses to map again what it has unmapped, that is asleep ([`Stats::asleep_bytes`](super::Stats)) until the next wake.
     pub fn sleep(&self, backup: Backup) -> Result<Slept, AllocError> {
         self.inner.sleep(backup)
     }

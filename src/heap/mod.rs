@@ -285,8 +285,8 @@ impl Heap {
         }
     }
 
-    /// Cuts the pending block at `offset` up: the bytes of `claimed`, ranges in the order of their offsets, are claimed from now on, and
-    /// each piece beside them is a pending block of its own. Returns the offsets of those.
+    /// Cuts the pending block at `offset` up: the bytes of `claimed`, ranges in the order of their offsets, are claimed from
+    /// now on, and each piece beside them is a pending block of its own. Returns the offsets of those.
     ///
     /// # Panics
     /// Panics if no pending block starts there, or if it does not contain the ranges.

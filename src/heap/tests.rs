@@ -481,13 +481,13 @@ fn check_names_what_is_broken() {
 #[test]
 fn parts_of_a_pending_block_are_claimed() {
     let page = 4096;
-    for (claimed, pending) in [
-        (vec![0..4 * page], vec![]),
-        (vec![0..page], vec![page]),
-        (vec![3 * page..4 * page], vec![0]),
-        (vec![page..2 * page], vec![0, 2 * page]),
-        (vec![0..page, 2 * page..3 * page], vec![page, 3 * page]),
-    ] {
+    // In pages: what is claimed, and where what is pending starts.
+    type Case<'a> = (&'a [(u64, u64)], &'a [u64]);
+    let cases: [Case<'_>; 5] =
+        [(&[(0, 4)], &[]), (&[(0, 1)], &[1]), (&[(3, 4)], &[0]), (&[(1, 2)], &[0, 2]), (&[(0, 1), (2, 3)], &[1, 3])];
+    for (claimed, pending) in cases {
+        let claimed: Vec<Range<u64>> = claimed.iter().map(|(start, end)| start * page..end * page).collect();
+        let pending: Vec<u64> = pending.iter().map(|at| at * page).collect();
         let mut heap = Heap::new(8 * page);
         heap.set(0, 0, 8 * page, BlockState::Free, 0);
         let block = heap.alloc(4 * page, 100).unwrap();

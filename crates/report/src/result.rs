@@ -1,5 +1,5 @@
-//! The result for one file: a line of `gapless advise --json`. Tables, pages and comparisons are made of results alone, so that they
-//! are the same wherever the results come from.
+//! The result for one file: a line of `gapless advise --json`. Tables, pages and comparisons are made of results alone, so that
+//! they are the same wherever the results come from.
 
 use gapless_trace::advice::Advice;
 use serde::Deserialize;

@@ -118,8 +118,8 @@ impl Span {
 impl HostSpan {
     /// Returns the memory of a span of admitted work.
     fn bytes(self) -> Bytes {
-        // SAFETY: `admit_copy` found the range within memory of the host, and `host_free`, the only call that frees it, refuses what
-        // is in flight. Nothing else is given its address.
+        // SAFETY: `copy_beside` found the range within memory of the host, and `host_free`, the only call that frees it, refuses
+        // what is in flight. Nothing else is given its address.
         unsafe { Bytes::new(self.addr, self.bytes) }
     }
 }

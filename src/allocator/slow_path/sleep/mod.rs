@@ -14,8 +14,8 @@
 //!
 //! A batch goes on waking with the next call where the driver does not even say whether the copies are over.
 //!
-//! Each arrow is one entry of the slow path, but for the copies: nobody waits for those but the caller. Between the entries, what is
-//! claimed and marked belongs to the [`Batch`], which the mapper has.
+//! Each arrow is one entry of the slow path, but for the copies: nobody waits for those but the caller. Between the entries,
+//! what is claimed and marked belongs to the [`Batch`], which the mapper has.
 //!
 //! - A1  an asleep page has no active view, and every byte in it is of a block that is marked, or claimed. Of a batch that falls
 //!   asleep or wakes, each page has one.
@@ -182,8 +182,8 @@ impl<D: Driver> SlowPath<'_, D> {
         falling.map_or_else(Vec::new, |batch| batch.blocks.clone())
     }
 
-    /// Gives memory of the host back that copies on `lane` may still write to, once they have completed; at the end, where that cannot
-    /// be waited for.
+    /// Gives memory of the host back that copies on `lane` may still write to, once they have completed; at the end, where that
+    /// cannot be waited for.
     pub fn give_back_once_passed(&mut self, lane: StreamIndex, memory: Option<HostMemory>) {
         match (self.shared.streams.progress(Some(lane)).wait_for_own().is_ok(), memory) {
             (true, memory) => self.give_back_host_memory(memory),

@@ -124,8 +124,8 @@ impl<D: Driver> SlowPath<'_, D> {
         self.mapper.map_together(driver, listeners, &changes).map_err(|failed| failed.error)
     }
 
-    /// Ends the batch that falls asleep: blocks are awake, and free bytes free. What has no memory any more, since the driver refused
-    /// to map it again, is asleep.
+    /// Ends the batch that falls asleep: blocks are awake, and free bytes free. What has no memory any more, since the driver
+    /// refused to map it again, is asleep.
     pub fn stay_awake(&mut self) {
         let Some(mut batch) = self.mapper.asleep_mut().batches_mut().pop() else { return };
         debug_assert_eq!(batch.phase, Phase::Falling, "only what falls asleep can stay awake");
