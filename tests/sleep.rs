@@ -1,12 +1,13 @@
 //! Sleep and wake: memory goes back to the device and comes again, at the same addresses, with the same bytes.
 
-use gapless::allocator::{Allocator, Backup, ChunkPolicy};
+use gapless::allocator::{Allocator, Backup, ChunkPolicy, FreeError};
 use gapless::driver::{
     Driver, DriverCall, DriverErrorKind, Fault, FaultDriver, HostConfig, HostDriver, ModelConfig, ModelDriver,
     WorkDriver,
 };
 use gapless::{DeviceAddr, StreamId};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 const PAGE: u64 = 2 << 20;
@@ -252,6 +253,68 @@ fn a_sleep_waits_once() {
     }
     streams.iter().for_each(|stream| driver.resume(*stream));
     blocks.iter().for_each(|addr| allocator.free(*addr).unwrap());
+    allocator.close().unwrap();
+}
+
+/// Other threads allocate, pin, use and free meanwhile. What they have pinned stays awake, with the work that they queue; what
+/// they have not cannot be pinned before the wake.
+#[test]
+fn other_threads_go_on() {
+    let (driver, allocator) = host(128);
+    let kept = fill(&allocator, &SIZES);
+    let streams: Vec<_> = (0..3).map(|_| driver.create_stream().unwrap()).collect();
+    streams.iter().for_each(|stream| allocator.keep_stream(*stream).unwrap());
+    let done = AtomicBool::new(false);
+    let (used, asleep) = (AtomicU64::new(0), AtomicU64::new(0));
+    let others = |stream: StreamId| {
+        let mut seed = stream.0;
+        while !done.load(Ordering::Relaxed) {
+            seed += 1;
+            let bytes = [300, 40 * KIB, PAGE / 2, 2 * PAGE + 512][seed as usize % 4];
+            let addr = allocator.alloc(bytes, stream).unwrap();
+            match allocator.pin(addr) {
+                Ok(pin) => {
+                    driver.fill(stream, addr, bytes, seed).unwrap();
+                    driver.verify(stream, addr, bytes, seed).unwrap();
+                    drop(pin);
+                    // Else they would queue more than their streams do.
+                    if seed.is_multiple_of(16) {
+                        driver.synchronize(stream).unwrap();
+                    }
+                    used.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(FreeError::Asleep { .. }) => {
+                    asleep.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(other) => panic!("{other}"),
+            }
+            allocator.free(addr).unwrap();
+        }
+    };
+    std::thread::scope(|scope| {
+        for stream in &streams {
+            scope.spawn(|| others(*stream));
+        }
+        // What a panic here keeps from ending would not end.
+        let turns = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for turn in 0..60 {
+                allocator.sleep(if turn % 4 == 3 { Backup::Discard } else { Backup::Pinned }).unwrap();
+                allocator.wake(Duration::from_secs(60)).unwrap();
+                if turn % 4 == 3 {
+                    kept.iter().for_each(|(addr, bytes, seed)| driver.fill(MAIN, *addr, *bytes, *seed).unwrap());
+                }
+                verify(&allocator, &kept);
+            }
+        }));
+        done.store(true, Ordering::Relaxed);
+        turns.unwrap();
+    });
+    streams.iter().for_each(|stream| driver.synchronize(*stream).unwrap());
+    assert_eq!((driver.take_violations(), driver.take_mismatches()), (vec![], vec![]));
+    allocator.check();
+    println!("{used:?} blocks were used meanwhile, {asleep:?} were asleep before they could be");
+    assert!(used.into_inner() > 0);
+    kept.iter().for_each(|(addr, ..)| allocator.free(*addr).unwrap());
     allocator.close().unwrap();
 }
 

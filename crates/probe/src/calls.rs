@@ -320,7 +320,7 @@ mod tests {
     use std::path::Path;
 
     /// Functions that the driver calls, and that no capture is there for, or that have a question of their own.
-    const APART: [(&str, &str); 12] = [
+    const APART: [(&str, &str); 16] = [
         ("cuCtxGetCurrent", "the guard of every call"),
         ("cuCtxSetCurrent", "the guard of every call"),
         ("cuThreadExchangeStreamCaptureMode", "the guard of every call"),
@@ -333,6 +333,10 @@ mod tests {
         ("cuMemExportToShareableHandle", "when another process opens a block"),
         ("cuMemImportFromShareableHandle", "when a block of another process is opened"),
         ("cuMemGetHandleForAddressRange", "when a block is registered"),
+        ("cuMemAllocHost_v2", "in a sleep, which a capture forbids"),
+        ("cuMemFreeHost", "in a wake, which a capture forbids"),
+        ("cuMemcpyDtoHAsync_v2", "in a sleep, which a capture forbids"),
+        ("cuMemcpyHtoDAsync_v2", "in a wake, which a capture forbids"),
     ];
 
     /// Every function that the driver calls for the allocator is asked about, so that no function is believed harmless.

@@ -64,7 +64,6 @@ impl<D: Driver> SlowPath<'_, D> {
             return Ok((left, false));
         }
         self.progress().settle_pending()?;
-        self.order_behind_all(lane)?;
         let mut batch = Batch { phase: Phase::Falling, runs: Vec::new(), blocks: Vec::new(), backup: None };
         for number in 0..self.mapper.segments().len() {
             if let Some(mut candidates) = self.candidates(number, excluded) {
@@ -75,6 +74,11 @@ impl<D: Driver> SlowPath<'_, D> {
         let found = !batch.runs.is_empty();
         if found {
             self.mapper.asleep_mut().batches_mut().push(batch);
+            // Behind what was queued before a block was marked, by whoever had it pinned until then for example.
+            if let Err(error) = self.order_behind_all(lane) {
+                self.stay_awake();
+                return Err(error);
+            }
         }
         Ok((left, found))
     }
