@@ -233,3 +233,45 @@ pub fn blocks_in(region: &Region, range: &Range<u64>, state: BlockState) -> Vec<
     let touching = region.heap.blocks_from(from).take_while(|block| block.offset < range.end);
     touching.filter(|block| block.state == state).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::allocator::{Allocator, Backup};
+    use crate::driver::{DriverCall, WorkDriver};
+    use crate::testing::busy;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    /// Work is queued on a pinned block, and the pin goes, after the own stream was ordered behind the stream: the block stays awake.
+    #[test]
+    fn what_is_unpinned_behind_the_order_stays_awake() {
+        let driver = busy(&Arc::default());
+        let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+        let stream = driver.create_stream().unwrap();
+        allocator.keep_stream(stream).unwrap();
+        let [pinned, other] = [3, 5].map(|mib| allocator.alloc(mib << 20, stream).unwrap());
+        driver.inner().hold(stream);
+        driver.fill(stream, other, 1, 1).unwrap();
+        let mut pin = Some(allocator.pin(pinned).unwrap());
+        let device = Arc::clone(&driver);
+        driver.meanwhile(move |call| {
+            if call == Some(DriverCall::StreamWait)
+                && let Some(pin) = pin.take()
+            {
+                device.fill(stream, pinned, 1, 2)?;
+                drop(pin);
+            }
+            Ok(())
+        });
+        let slept = allocator.sleep(Backup::Pinned).unwrap();
+        assert!(slept.left_awake.pinned_bytes >= 3 << 20 && slept.asleep_bytes > 0, "{slept:?}");
+        allocator.check();
+        driver.inner().resume(stream);
+        allocator.wake(Duration::ZERO).unwrap();
+        for block in [pinned, other] {
+            driver.verify(stream, block, 1, 1).unwrap();
+            allocator.free(block).unwrap();
+        }
+        allocator.close().unwrap();
+    }
+}
