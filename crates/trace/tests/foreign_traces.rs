@@ -179,6 +179,14 @@ fn an_rmm_log_becomes_a_trace() {
     }
 }
 
+/// A mark may have any label, also one that names the columns of a log.
+#[test]
+fn a_mark_that_names_columns_is_no_log() {
+    let trace = Trace::read("t", &b"m ,Action,Pointer,Size,Stream\na 1 512 0\n"[..]).unwrap();
+    assert_eq!(trace.labels().collect::<Vec<_>>(), [",Action,Pointer,Size,Stream"]);
+    assert_eq!(trace.ops().len(), 2);
+}
+
 #[test]
 fn errors_in_rows_name_the_line() {
     for (row, hint) in [

@@ -14,10 +14,10 @@ use super::{Event, Events};
 use std::collections::HashMap;
 use std::io::{BufRead, Read};
 
-/// Whether a file begins as a log does.
+/// Whether a file begins as a log does. A mark of the text format, which may have any label, is no header.
 pub fn is_log(start: &[u8]) -> bool {
     let line = start.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    std::str::from_utf8(line).is_ok_and(|line| Columns::of(&fields(line)).is_some())
+    !line.starts_with(b"m ") && std::str::from_utf8(line).is_ok_and(|line| Columns::of(&fields(line)).is_some())
 }
 
 /// Where the columns of a log are. Logs of 2020 have no thread, and tables that were saved by pandas have a column more.
