@@ -242,7 +242,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    /// Work is queued on a pinned block, and the pin goes, after the own stream was ordered behind the stream: the block stays awake.
+    /// Work is queued on a pinned block, and the pin goes, once the own stream is ordered behind that of the block: it stays awake.
     #[test]
     fn what_is_unpinned_behind_the_order_stays_awake() {
         let driver = busy(&Arc::default());
