@@ -318,6 +318,27 @@ fn other_threads_go_on() {
     allocator.close().unwrap();
 }
 
+/// After a sleep that failed, nobody can say whether its copies are over: what they read stays mapped until somebody can.
+#[test]
+fn what_copies_may_still_read_stays_mapped() {
+    let config = ModelConfig { capacity_bytes: 64 * PAGE, lag_ops: 1000, ..ModelConfig::default() };
+    let allocator = Allocator::builder(Arc::new(FaultDriver::new(ModelDriver::new(config)))).build().unwrap();
+    let driver = Arc::clone(allocator.driver());
+    let blocks = fill(&allocator, &[3 * PAGE, PAGE]);
+    let held = allocator.reserved_bytes();
+    driver.arm(Fault::nth(0, DriverErrorKind::Other).only([DriverCall::EventRecord]).from_then_on());
+    allocator.sleep(Backup::Pinned).unwrap_err();
+    driver.disarm();
+    allocator.check();
+    blocks.iter().for_each(|(addr, ..)| allocator.free(*addr).unwrap());
+    assert_eq!(allocator.trim(0).unwrap().held_bytes, held);
+    allocator.sleep(Backup::Pinned).unwrap();
+    allocator.check();
+    assert_eq!((allocator.reserved_bytes(), driver.inner().usage().host_memory), (0, 0));
+    allocator.close().unwrap();
+    assert!(driver.inner().usage().is_empty());
+}
+
 /// In a capture nothing sleeps and nothing wakes.
 #[test]
 fn a_capture_forbids_both() {

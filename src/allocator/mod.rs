@@ -280,9 +280,10 @@ impl<D: Driver> Allocator<D> {
     /// Figures of all streams at one moment: they are locked together while sums are made, so that these agree however many
     /// threads allocate. No stream is locked while its free chunks are counted, but for some of its free blocks at a time.
     ///
-    /// Waits for no growth. While one is under way on another thread, what is held and mapped is reported as it was before, or
-    /// as it is once the growth is about to hand out its block: `live_bytes <= reserved_bytes` in any case, but the parts need not
-    /// come to `reserved_bytes`. How many chunks are completely free is then reported as it was when statistics were taken last.
+    /// Waits for no growth. While one is under way on another thread, what is held and mapped is reported as it was before,
+    /// or as it is once the growth is about to hand out its block: `live_bytes` is at most `reserved_bytes + asleep_bytes` in
+    /// any case, but the parts need not come to `reserved_bytes`. How many chunks are completely free is then reported as it
+    /// was when statistics were taken last.
     /// O(regions + free blocks of a page or more).
     pub fn stats(&self) -> Stats {
         self.inner.door.stats(&self.inner.shared)

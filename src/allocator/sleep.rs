@@ -1,7 +1,7 @@
 //! Sleep and wake: an allocator gives its memory back and gets it again, at the same addresses.
 
 use super::error::AllocError;
-use super::slow_path::{Excluded, FellAsleep, LeftAwake, Sleeper, ToWake};
+use super::slow_path::{Excluded, FellAsleep, LeftAwake, Sleeper, SlowPath, ToWake};
 use super::{Allocator, Inner};
 use crate::driver::{Driver, DriverError, HostMemory, MemoryDriver, StreamDriver};
 use crate::segment::listeners::MapListeners;
@@ -89,23 +89,18 @@ impl<D: Driver> Inner<D> {
         let before = self.door.held_bytes();
         let mut excluded = Excluded::new();
         loop {
-            let fall = |path: &mut super::slow_path::SlowPath<'_, D>| {
+            let fall = |path: &mut SlowPath<'_, D>| {
                 let lane = path.lane()?;
                 Ok((lane, path.fall_asleep(lane, &excluded)?))
             };
-            let (lane, (left_awake, found)) = self.door.enter(&self.shared, fall)?;
+            let (lane, (left_awake, blocks)) = self.door.enter(&self.shared, fall)?;
             let mut slept = Slept { left_awake, ..Slept::default() };
-            if found {
-                let blocks = self.door.enter(&self.shared, |path| Ok(path.falling_blocks()))?;
+            if let Some(blocks) = blocks {
                 slept.live_bytes = blocks.iter().map(|block| block.bytes).sum();
                 let store = match self.copy_out(lane, backup, &blocks) {
                     Ok(store) => store,
                     Err((error, store)) => {
-                        self.door.enter(&self.shared, |path| {
-                            path.stay_awake();
-                            path.give_back_once_passed(lane, store);
-                            Ok(())
-                        })?;
+                        self.door.enter(&self.shared, |path| path.abandon_fall(lane, store))?;
                         return Err(error.into());
                     }
                 };

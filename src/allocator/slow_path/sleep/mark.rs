@@ -23,7 +23,7 @@ pub type Excluded = HashSet<ChunkId>;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct LeftAwake {
-    /// A block in them, or in a chunk that shares a block with them, is pinned: another process has it open, for example.
+    /// A block in them is pinned: another process has it open, for example.
     pub pinned_bytes: u64,
     /// Work that cannot be waited for may use them, a map listener refused to see them unmapped, or a mapping of them is stuck.
     pub refused_bytes: u64,
@@ -50,18 +50,23 @@ struct Candidates {
 
 impl<D: Driver> SlowPath<'_, D> {
     /// Marks everything that can sleep, as a batch that falls asleep, and orders `lane` behind all that uses it. Returns what
-    /// stays awake, or `None` where nothing can sleep.
+    /// stays awake, and what is live in the batch; `None` where nothing can sleep.
     ///
     /// # Errors
     /// [`AllocError::CannotWait`] during a capture. Nothing is marked.
-    pub fn fall_asleep(&mut self, lane: StreamIndex, excluded: &Excluded) -> Result<(LeftAwake, bool), AllocError> {
+    pub fn fall_asleep(
+        &mut self,
+        lane: StreamIndex,
+        excluded: &Excluded,
+    ) -> Result<(LeftAwake, Option<Vec<Sleeper>>), AllocError> {
         self.expect_no_capture()?;
+        self.end_fall(lane)?;
         self.sleep_on(lane)?;
         self.trim_idle(0);
         let mut left = LeftAwake::default();
         if !self.rules().may_unmap() {
             left.kept_bytes = self.mapper.chunks().held_bytes();
-            return Ok((left, false));
+            return Ok((left, None));
         }
         self.progress().settle_pending()?;
         let mut batch = Batch { phase: Phase::Falling, runs: Vec::new(), blocks: Vec::new(), backup: None };
@@ -71,16 +76,17 @@ impl<D: Driver> SlowPath<'_, D> {
                 candidates.mark(&mut stream.lock(), &mut batch, &mut left);
             }
         }
-        let found = !batch.runs.is_empty();
-        if found {
-            self.mapper.asleep_mut().batches_mut().push(batch);
-            // Behind what was queued before a block was marked, by whoever had it pinned until then for example.
-            if let Err(error) = self.order_behind_all(lane) {
-                self.stay_awake();
-                return Err(error);
-            }
+        if batch.runs.is_empty() {
+            return Ok((left, None));
         }
-        Ok((left, found))
+        let blocks = batch.blocks.clone();
+        self.mapper.asleep_mut().batches_mut().push(batch);
+        // Behind what was queued before a block was marked, by whoever had it pinned until then for example.
+        if let Err(error) = self.order_behind_all(lane) {
+            self.stay_awake();
+            return Err(error);
+        }
+        Ok((left, Some(blocks)))
     }
 
     /// Refuses while a stream is being captured.

@@ -12,7 +12,7 @@
 //!   └────────────────────────────── get_up ◀──────────────── copy in ◀─────────waking
 //! ```
 //!
-//! A batch goes on waking with the next call where the driver does not even say whether the copies are over.
+//! Where the driver does not even say whether the copies are over, a batch stays as it is, with its memory, until the next call.
 //!
 //! Each arrow is one entry of the slow path, but for the copies: nobody waits for those but the caller. Between the entries,
 //! what is claimed and marked belongs to the [`Batch`], which the mapper has.
@@ -174,22 +174,6 @@ impl<D: Driver> SlowPath<'_, D> {
         self.mapper.asleep_mut().lane = Some(stream);
         self.shared.streams.keep(stream)?;
         Ok(self.shared.streams.find_or_add(stream)?.index)
-    }
-
-    /// The blocks of the batch that falls asleep.
-    pub fn falling_blocks(&self) -> Vec<Sleeper> {
-        let falling = self.mapper.asleep().batches.last().filter(|batch| batch.phase == Phase::Falling);
-        falling.map_or_else(Vec::new, |batch| batch.blocks.clone())
-    }
-
-    /// Gives memory of the host back that copies on `lane` may still write to, once they have completed; at the end, where that
-    /// cannot be waited for.
-    pub fn give_back_once_passed(&mut self, lane: StreamIndex, memory: Option<HostMemory>) {
-        match (self.shared.streams.progress(Some(lane)).wait_for_own().is_ok(), memory) {
-            (true, memory) => self.give_back_host_memory(memory),
-            (false, Some(memory)) => self.mapper.asleep_mut().leave_over(memory),
-            (false, None) => {}
-        }
     }
 
     /// Gives the host's memory and the allocator's own stream back, at the end. Returns the first failure.

@@ -1,7 +1,7 @@
 //! From falling asleep to asleep: memory goes back to the driver, all of it or none.
 
 use super::super::super::error::AllocError;
-use super::super::super::mappings::{Change, NewView, view_at};
+use super::super::super::mappings::{Change, NewView};
 use super::super::super::streams::state::StreamState;
 use super::super::SlowPath;
 use super::mark::{blocks_in, claim_free};
@@ -122,6 +122,27 @@ impl<D: Driver> SlowPath<'_, D> {
             .collect();
         let (driver, listeners) = (self.driver(), self.listeners());
         self.mapper.map_together(driver, listeners, &changes).map_err(|failed| failed.error)
+    }
+
+    /// Ends a fall whose copies to `backup` failed, once those that were queued are over.
+    ///
+    /// # Errors
+    /// The driver's: it goes on falling, so that nothing which a copy reads is unmapped, until [`end_fall`](Self::end_fall).
+    pub fn abandon_fall(&mut self, lane: StreamIndex, backup: Option<HostMemory>) -> Result<(), AllocError> {
+        self.mapper.asleep_mut().batches_mut().last_mut().expect("a batch falls asleep").backup = backup;
+        self.end_fall(lane)
+    }
+
+    /// Ends what goes on falling, if anything does, once the copies are over.
+    ///
+    /// # Errors
+    /// The driver's: it goes on.
+    pub fn end_fall(&mut self, lane: StreamIndex) -> Result<(), AllocError> {
+        if self.mapper.asleep().batches().last().is_some_and(|batch| batch.phase == Phase::Falling) {
+            self.shared.streams.progress(Some(lane)).wait_for_own()?;
+            self.stay_awake();
+        }
+        Ok(())
     }
 
     /// Ends the batch that falls asleep: blocks are awake, and free bytes free. What has no memory any more, since the driver
@@ -246,9 +267,4 @@ fn runs_where(run: &Run, is_it: impl Fn(PageIndex) -> bool) -> Vec<Run> {
 /// A fence that has passed.
 pub fn over(stream: StreamIndex) -> Fence {
     Fence { stream, epoch: 0 }
-}
-
-/// Where a view of a run begins.
-pub fn start_of(run: &Run) -> crate::physical::ViewAt {
-    view_at(run.segment, run.pages.start)
 }

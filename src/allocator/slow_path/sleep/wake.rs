@@ -4,10 +4,11 @@
 //! partly free, get the smallest. So a sleep undoes what larger chunks had pinned.
 
 use super::super::super::error::AllocError;
+use super::super::super::mappings::view_at;
 use super::super::super::request::Request;
 use super::super::SlowPath;
 use super::mark::blocks_in;
-use super::unmap::{over, start_of};
+use super::unmap::over;
 use super::{Phase, Run, Sleeper};
 use crate::driver::{Driver, DriverError, DriverErrorKind, HostMemory};
 use crate::heap::BlockState;
@@ -39,6 +40,7 @@ impl<D: Driver> SlowPath<'_, D> {
     /// # Errors
     /// [`AllocError::OutOfMemory`], [`AllocError::CannotWait`] during a capture, and the driver's. Everything is asleep as before.
     pub fn map_asleep(&mut self, lane: StreamIndex) -> Result<Option<ToWake>, AllocError> {
+        self.end_fall(lane)?;
         self.shed_empty_pages();
         if self.is_waking() {
             return Ok(Some(self.to_wake()));
@@ -109,15 +111,18 @@ impl<D: Driver> SlowPath<'_, D> {
     /// finds.
     fn memory_for(&mut self, stretches: &[Stretch], lane: StreamIndex) -> Result<Vec<(Run, ChunkId)>, AllocError> {
         let total: PageCount = stretches.iter().map(|stretch| stretch.run.pages.len()).sum();
-        let (mut views, mut chunks) = (Vec::new(), Vec::new());
+        let mut views: Vec<(Run, ChunkId)> = Vec::new();
         let (mut taken, mut looked, mut left) = (IdleTaken::default(), false, total);
         for stretch in stretches {
             let mut pages = stretch.run.pages;
             while pages.start < pages.end {
                 let chunk = match self.chunk_for(stretch, pages.len(), &taken)? {
                     Ok(chunk) => chunk,
-                    Err(_) if self.finds_more(left, &chunks, &mut looked)? => continue,
                     Err(refused) => {
+                        let chunks: Vec<ChunkId> = views.iter().map(|(_, chunk)| *chunk).collect();
+                        if self.finds_more(left, &chunks, &mut looked)? {
+                            continue;
+                        }
                         let request = Request::new(total.bytes(self.page_bytes()), total.bytes(self.page_bytes()), 1);
                         return Err(self.out_of_memory(&request, lane, refused.as_ref()));
                     }
@@ -125,7 +130,6 @@ impl<D: Driver> SlowPath<'_, D> {
                 let size = self.mapper.chunks().get(chunk).pages;
                 taken.take(size);
                 left -= size;
-                chunks.push(chunk);
                 let here = PageRange::new(pages.start, size);
                 views.push((Run { pages: here, ..stretch.run }, chunk));
                 pages.start = here.end;
@@ -179,7 +183,7 @@ impl<D: Driver> SlowPath<'_, D> {
         for run in &runs {
             let views: Vec<View> = self.mapper.segment(run.segment).table.views_in(run.pages).copied().collect();
             for view in views.iter().filter(|view| view.state == ViewState::Active) {
-                let at = start_of(&Run { pages: view.pages, ..*run });
+                let at = view_at(run.segment, view.pages.start);
                 match self.unmap_view(at) {
                     Ok(()) => self.release_idle(view.chunk),
                     Err(_) => self.mapper.set_aside(at, over(lane)),
