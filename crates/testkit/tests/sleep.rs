@@ -10,7 +10,7 @@ use std::cell::RefCell;
 /// After each operation everything is checked: what is asleep holds no memory, and what wakes has the bytes that it had.
 fn nothing_is_lost<D: Device>(cases: u32, most: usize) {
     let show = |(world, ops): &(World, Vec<Op>)| as_test(world, ops);
-    let ops = prop::collection::vec(prop_oneof![4 => op(D::PAGE_BYTES), 1 => kept_op(), 2 => sleep_op()], 1..most);
+    let ops = prop::collection::vec(prop_oneof![4 => op(D::PAGE_BYTES), 1 => kept_op(), 4 => sleep_op()], 1..most);
     let sum = RefCell::new(Summary::default());
     prove(cases, &(world(D::PAGE_BYTES), ops), show, |(world, ops)| {
         sum.borrow_mut().add(&run::<D>(world, ops));
