@@ -51,8 +51,11 @@ pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Fail
         || arguments.pytorch_tests.is_some()
         || arguments.time_pairs;
     if !is_chosen {
+        // The package runs it for advice.
+        process::run(&mut workspace.cargo(["build", "--quiet", "--package", "gapless-cli", "--bin", "gapless"]))?;
         let mut tests = |name: &str, folders: &[&str], objects: &OsStr| {
             let mut pytest = stand_ins.python(workspace, objects);
+            pytest.env("GAPLESS_COMMAND", workspace.target("debug/gapless"));
             pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider"]).args(folders).args(&arguments.arguments);
             parts.tests(name, &mut pytest);
         };
