@@ -64,10 +64,11 @@ fn captures_come_and_go() {
     let world = world(Cuda::PAGE_BYTES).prop_map(|world| World { streams: world.streams + 2, ..world });
     let input = (world, prop::collection::vec(any, 1..60));
     let sum = RefCell::new(Summary::default());
-    prove(24, &input, show, |(world, ops)| {
+    prove(96, &input, show, |(world, ops)| {
         sum.borrow_mut().add(&run_on_cuda(world, ops));
     });
     let sum = sum.into_inner();
+    println!("{} of {} captures kept memory", sum.stopped_by_captures, sum.captures);
     assert!(sum.captures > 0 && sum.captures_at_once > 0 && sum.stopped_by_captures > 0, "{sum:?}");
 }
 
