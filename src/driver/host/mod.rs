@@ -13,6 +13,7 @@
 //! Threads: any, plus one per stream. Locks: queues, then `running`, then books; none but the second is held while work runs.
 //! Cost: a system call or two each; work is limited by the memory (the first touch of a page is by far the slowest).
 
+mod books;
 mod bytes;
 mod pages;
 mod queues;
@@ -26,18 +27,19 @@ use super::handles::{Handles, NoStream, is_default, is_of_thread};
 use super::ledger::{Ledger, Refusal};
 use super::{
     ChunkHandle, DriverCall, DriverCalls, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle,
-    HostMemory, MemoryDriver, MemoryInfo, Mismatch,
+    HostMemory, MemoryDriver, MemoryInfo,
 };
 use crate::sync::Arc;
 use crate::sync::unseen::{Mutex, MutexGuard, RwLock};
 use crate::units::{ByteSize, DeviceAddr, GIB, MIB, StreamId};
+use books::{Books, SharedBooks, Work, host_memory};
 use pages::Pages;
-use queues::{NoEvent, PushError, Queues, Run};
+use queues::{NoEvent, PushError, Queues};
 use rustix::io::Errno;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use task::{HostSpan, Span, Task};
+use task::{HostSpan, Task};
 
 /// A simulated device with real memory behind it. See the module documentation.
 ///
@@ -87,45 +89,6 @@ impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.call.name(), self.text)
     }
-}
-
-#[derive(Debug)]
-struct SharedBooks {
-    books: Mutex<Books>,
-    /// Read while a task runs, written while bytes move to another file. Taken before the books.
-    running: RwLock<()>,
-}
-
-/// Everything but the queues.
-#[derive(Debug)]
-struct Books {
-    ledger: Ledger,
-    pages: Pages,
-    /// The host's memory for copies.
-    host_memory: HashMap<HostMemory, Vec<u64>>,
-    in_flight: HashMap<u64, InFlight>,
-    handles: Handles,
-    /// Lanes of the streams that are being captured.
-    capturing: HashSet<StreamId>,
-    /// Events that were recorded last on a stream that was being captured, and that stream's lane.
-    captured: HashMap<EventHandle, StreamId>,
-    next_ticket: u64,
-    mismatches: Vec<Mismatch>,
-    violations: Vec<Violation>,
-    calls: DriverCalls,
-}
-
-#[derive(Debug)]
-struct InFlight {
-    stream: StreamId,
-    task: Task,
-}
-
-/// Work in a queue. Its ranges stay mapped until its ticket is taken out of `in_flight`.
-#[derive(Debug)]
-struct Work {
-    ticket: u64,
-    task: Task,
 }
 
 impl HostDriver {
@@ -459,80 +422,6 @@ impl MemoryDriver for HostDriver {
         books.enforce(DriverCall::HostFree, answer)?;
         books.host_memory.remove(&memory);
         Ok(())
-    }
-}
-
-impl SharedBooks {
-    fn lock(&self) -> MutexGuard<'_, Books> {
-        self.books.lock()
-    }
-}
-
-impl Run<Work> for SharedBooks {
-    fn run(&self, stream: StreamId, work: Work) {
-        let running = self.running.read();
-        let mismatch = work.task.run(stream);
-        drop(running);
-        let mut books = self.lock();
-        books.in_flight.remove(&work.ticket);
-        books.mismatches.extend(mismatch);
-    }
-}
-
-impl Books {
-    /// Turns a refusal into an error, and writes a broken rule down.
-    fn enforce<T>(&mut self, call: DriverCall, answer: Result<T, Refusal>) -> DriverResult<T> {
-        answer.map_err(|refusal| match refusal {
-            Refusal::Shortage(text) => DriverError::new(call, DriverErrorKind::OutOfMemory, text),
-            Refusal::Misuse(text) => {
-                self.violations.push(Violation { call, text: text.clone() });
-                DriverError::new(call, DriverErrorKind::InvalidValue, text)
-            }
-        })
-    }
-
-    /// Checks what a task touches; from here on its ranges stay mapped until it has run.
-    fn admit(&mut self, call: DriverCall, stream: StreamId, task: Task) -> DriverResult<Work> {
-        let answer = task.spans().try_for_each(|span| self.ledger.check_access(span.addr, span.bytes));
-        let answer = answer.and_then(|()| task.check_overlap());
-        self.enforce(call, answer)?;
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
-        self.in_flight.insert(ticket, InFlight { stream, task });
-        Ok(Work { ticket, task })
-    }
-
-    fn check_idle(&self, addr: DeviceAddr, bytes: u64) -> Result<(), Refusal> {
-        let range = Span { addr, bytes };
-        for InFlight { stream, task } in self.in_flight.values() {
-            if let Some(span) = task.spans().find(|span| span.overlaps(range)) {
-                return Err(Refusal::Misuse(format!(
-                    "unmap of {bytes} bytes at {addr} while a {} in flight on {stream} touches {} bytes at {}",
-                    task.name(),
-                    span.bytes,
-                    span.addr
-                )));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Memory of the host with so many bytes, and the address of the first one.
-fn host_memory(bytes: u64) -> Option<(Vec<u64>, u64)> {
-    let words = usize::try_from(bytes.div_ceil(8)).ok()?;
-    let mut memory = Vec::new();
-    memory.try_reserve_exact(words).ok()?;
-    memory.resize(words, 0_u64);
-    let start = memory.as_mut_ptr().expose_provenance() as u64;
-    Some((memory, start))
-}
-
-impl Drop for Books {
-    fn drop(&mut self) {
-        for (addr, bytes) in self.ledger.reservations() {
-            self.pages.unreserve(addr, bytes);
-        }
     }
 }
 

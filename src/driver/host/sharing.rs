@@ -3,7 +3,8 @@
 //! The first export of a chunk copies it to such a file and puts that behind its mappings, while no work runs. An import of a
 //! file that is known returns the chunk that has it.
 
-use super::{Books, HostDriver, kernel};
+use super::books::Books;
+use super::{HostDriver, kernel};
 use crate::driver::ledger::{Ledger, Refusal};
 use crate::driver::{ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult};
 use crate::units::DeviceAddr;

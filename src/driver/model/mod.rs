@@ -16,20 +16,22 @@
 //! O(work in flight) for an unmap.
 
 mod config;
+mod state;
 mod streams;
 mod timeline;
 
-use super::handles::{Handles, NoStream, is_default};
+use super::handles::Handles;
 use super::ledger::{Ledger, Refusal};
 use super::{
-    ChunkHandle, DriverCall, DriverCalls, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle,
-    HostMemory, MemoryDriver, MemoryInfo,
+    ChunkHandle, DriverCall, DriverCalls, DriverError, DriverErrorKind, DriverResult, DriverUsage, HostMemory,
+    MemoryDriver, MemoryInfo,
 };
 use crate::sync::unseen::{Mutex, MutexGuard};
-use crate::units::{ByteSize, DeviceAddr, MIB, StreamId, round_up};
+use crate::units::{ByteSize, DeviceAddr, MIB, StreamId};
+use state::{State, broken, enforce};
 use std::ops::Range;
 use std::time::Duration;
-use timeline::{Point, Recording, Timeline};
+use timeline::Timeline;
 
 pub use config::{CostTable, ModelConfig};
 
@@ -40,19 +42,6 @@ pub struct ModelDriver {
     address_end: u64,
     granularity: u64,
     state: Mutex<State>,
-}
-
-#[derive(Debug)]
-struct State {
-    ledger: Ledger,
-    timeline: Timeline,
-    handles: Handles,
-    next_address: u64,
-    calls: DriverCalls,
-    host_waits: u64,
-    modelled_micros: f64,
-    /// From the most that a `create` which was served came to, with what was held then, to the least of those refused.
-    alike: Range<u64>,
 }
 
 impl ModelDriver {
@@ -324,104 +313,6 @@ impl MemoryDriver for ModelDriver {
         let mut state = self.call(DriverCall::HostFree, 0.0);
         enforce(DriverCall::HostFree, state.ledger.host_free(memory)).map(drop)
     }
-}
-
-impl State {
-    /// Addresses for a reservation. Fresh ones while there are any, so that a stale address is seldom a valid one;
-    /// then the first gap that fits. A page is left between reservations: no range spans two of them.
-    fn room(&mut self, bytes: u64, alignment: u64, address_end: u64) -> Option<u64> {
-        let page = self.ledger.granularity();
-        let fits = |from: u64, limit: u64| {
-            let start = round_up(from, alignment)?;
-            let end = start.checked_add(bytes)?;
-            (end <= limit).then_some((start, end))
-        };
-        if let Some((start, end)) = fits(self.next_address, address_end) {
-            self.next_address = end + page;
-            return Some(start);
-        }
-        let mut from = FIRST_ADDRESS + page;
-        for (start, reserved) in self.ledger.reservations() {
-            if let Some((found, _)) = fits(from, start.saturating_sub(page)) {
-                return Some(found);
-            }
-            from = start + reserved + page;
-        }
-        fits(from, address_end).map(|(start, _)| start)
-    }
-
-    /// Returns the lane of a stream. An unknown handle is an error; one of a destroyed stream is a broken rule.
-    fn lane(&self, call: DriverCall, stream: StreamId) -> DriverResult<StreamId> {
-        self.handles.lane(stream).map_err(|missing| match missing {
-            NoStream::Unknown => no_stream(call, stream),
-            NoStream::Destroyed => broken(call, &format!("{stream:?} has been destroyed")),
-        })
-    }
-
-    fn destroy(&mut self, stream: StreamId) -> DriverResult<StreamId> {
-        let lane = self.lane(DriverCall::Stream, stream)?;
-        if is_default(stream) {
-            let text = "a default stream cannot be destroyed";
-            return Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text));
-        }
-        let destroyed = self.handles.destroy(stream);
-        debug_assert_eq!(destroyed, Ok(lane));
-        Ok(lane)
-    }
-
-    /// # Panics
-    /// When there is no such stream.
-    fn existing(&self, stream: StreamId) -> StreamId {
-        self.handles.lane(stream).unwrap_or_else(|_| panic!("there is no {stream:?}"))
-    }
-
-    fn known_event(&self, call: DriverCall, event: EventHandle) -> Recording {
-        self.timeline.recording(event).unwrap_or_else(|| no_event(call, event))
-    }
-
-    /// Returns where the event was recorded last, if ever. An event of a capture is an error, and a broken rule while
-    /// the capture lasts, which would be lost.
-    fn recording(&self, call: DriverCall, event: EventHandle) -> DriverResult<Option<Point>> {
-        match self.known_event(call, event) {
-            Recording::None => Ok(None),
-            Recording::At(point) => Ok(Some(point)),
-            Recording::Captured(lane) => {
-                let text = format!("{event:?} was recorded in a capture of {lane:?}");
-                if self.timeline.is_capturing(lane) {
-                    broken(call, &text);
-                }
-                Err(DriverError::new(call, DriverErrorKind::Capturing, text))
-            }
-        }
-    }
-
-    fn host_wait(&mut self, point: Point) {
-        if !self.timeline.reached(point) {
-            self.host_waits += 1;
-            self.timeline.force(point);
-        }
-    }
-}
-
-/// A shortage is an error; a broken rule is a bug in the caller.
-fn enforce<T>(call: DriverCall, answer: Result<T, Refusal>) -> DriverResult<T> {
-    match answer {
-        Ok(value) => Ok(value),
-        Err(Refusal::Shortage(text)) => Err(DriverError::new(call, DriverErrorKind::OutOfMemory, text)),
-        Err(Refusal::Misuse(text)) => broken(call, &text),
-    }
-}
-
-fn broken(call: DriverCall, rule: &str) -> ! {
-    panic!("driver contract broken ({}): {rule}", call.name())
-}
-
-fn no_stream(call: DriverCall, stream: StreamId) -> DriverError {
-    DriverError::new(call, DriverErrorKind::InvalidHandle, format!("there is no {stream:?}"))
-}
-
-fn no_event(call: DriverCall, event: EventHandle) -> ! {
-    broken(call, &format!("{event:?} was destroyed or is not an event of this driver"))
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a cost")]

@@ -1,6 +1,7 @@
 //! Streams of the model driver, the events between them, and the work on them.
 
-use super::{ModelDriver, broken, no_event, no_stream};
+use super::ModelDriver;
+use super::state::{broken, no_event, no_stream};
 use crate::driver::{
     DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, HoldStreams, HostMemory, Mismatch,
     StreamDriver, StreamIdentity, WorkDriver,
