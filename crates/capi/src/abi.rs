@@ -36,6 +36,18 @@ pub(crate) unsafe fn optional_text(text: *const c_char) -> Answer<Option<String>
     text.to_str().map(|text| Some(text.to_owned())).map_err(|_| Failure::argument("a text that is not UTF-8"))
 }
 
+/// Reads a caller's options, a JSON object; the default for null.
+///
+/// # Safety
+/// As [`optional_text`].
+pub(crate) unsafe fn json_options<T: Default + serde::de::DeserializeOwned>(options: *const c_char) -> Answer<T> {
+    // SAFETY: the function's contract.
+    match unsafe { optional_text(options) }? {
+        Some(text) => serde_json::from_str(&text).map_err(|error| Failure::argument(format!("options: {error}"))),
+        None => Ok(T::default()),
+    }
+}
+
 /// Reads a caller's string, which must not be null.
 ///
 /// # Safety

@@ -1,6 +1,6 @@
 //! What is said beside an out-of-memory error, for programs that do not run the command line.
 
-use crate::abi::{optional_text, text};
+use crate::abi::{json_options, text};
 use crate::last_error::guard;
 use crate::out::write_json;
 use crate::status::{Answer, Failure, GAPLESS_ERROR_INTERNAL, gapless_status};
@@ -51,12 +51,7 @@ pub unsafe extern "C" fn gapless_explain_json(
         // SAFETY: the function's contract.
         let path = unsafe { text(path, "path") }?;
         // SAFETY: the function's contract.
-        let options = match unsafe { optional_text(options) }? {
-            Some(text) => {
-                serde_json::from_str(&text).map_err(|error| Failure::argument(format!("options: {error}")))?
-            }
-            None => Options::default(),
-        };
+        let options: Options = unsafe { json_options(options) }?;
         let explanation = explain(Path::new(&path), &options)?;
         // SAFETY: the same contract.
         unsafe { write_json(&explanation, buffer, capacity, needed) }

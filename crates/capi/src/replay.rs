@@ -1,6 +1,6 @@
 //! Replay of a recorded trace, for programs that do not run the command line.
 
-use crate::abi::{optional_text, text};
+use crate::abi::{json_options, text};
 use crate::last_error::guard;
 use crate::out::write_json;
 use crate::status::{Failure, gapless_status};
@@ -44,12 +44,7 @@ pub unsafe extern "C" fn gapless_replay_json(
         // SAFETY: the function's contract.
         let path = unsafe { text(path, "path") }?;
         // SAFETY: the function's contract.
-        let options = match unsafe { optional_text(options) }? {
-            Some(text) => {
-                serde_json::from_str(&text).map_err(|error| Failure::argument(format!("options: {error}")))?
-            }
-            None => Options::default(),
-        };
+        let options: Options = unsafe { json_options(options) }?;
         let results = run(path.as_ref(), &options)?;
         // SAFETY: the same contract.
         unsafe { write_json(&results, buffer, capacity, needed) }
