@@ -17,11 +17,12 @@ mod books;
 mod bytes;
 mod pages;
 mod queues;
+mod shared_files;
 mod sharing;
 mod streams;
 mod task;
 
-pub use sharing::SharedChunk;
+pub use shared_files::SharedChunk;
 
 use super::handles::{Handles, NoStream, is_default, is_of_thread};
 use super::ledger::{Ledger, Refusal};

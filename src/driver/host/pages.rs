@@ -8,7 +8,7 @@
 //!
 //! Threads: none of its own; its owner locks. Cost: a system call each; `create` O(free ranges).
 
-use super::sharing::SharedFiles;
+use super::shared_files::SharedFiles;
 use crate::driver::intervals::IntervalSet;
 use rustix::fd::OwnedFd;
 use rustix::fs::{FallocateFlags, MemfdFlags};
