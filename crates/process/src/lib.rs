@@ -42,6 +42,7 @@ mod peers;
 mod pools;
 mod process;
 mod recorded;
+mod recording_file;
 mod registered;
 mod restore;
 mod settings;

@@ -6,6 +6,7 @@
 
 use crate::driver::DeviceDriver;
 use crate::error::Error;
+use crate::recording_file;
 use crate::streams::StreamLives;
 use gapless::allocator::{AllocError, FreeError, OutOfMemory};
 use gapless::driver::Driver;
@@ -176,17 +177,19 @@ impl<D: DeviceDriver> Recorded<D> {
         }
     }
 
-    /// Starts recording into a file: gzip when its name ends in `.gz`.
+    /// Starts recording into a file: gzip when its name ends in `.gz`. A new one is for this user alone; one that is there is
+    /// replaced, but not while another recording is being written to it.
     ///
     /// # Errors
-    /// [`Error::Recording`] while there is a recording, [`Error::Record`] for a file that cannot be written.
+    /// [`Error::Recording`] while there is a recording, [`Error::Record`] for a file that cannot be written, and for a symbolic
+    /// link, a FIFO, or what else is no file of this user's.
     pub fn record(&self, path: &Path) -> Result<(), Error> {
         let mut recorder = self.recorder.write();
         if recorder.is_some() {
             return Err(Error::Recording);
         }
         let named = |source| Error::Record { path: path.to_owned(), source };
-        let file = BufWriter::new(File::create(path).map_err(named)?);
+        let file = BufWriter::new(recording_file::open(path).map_err(named)?);
         let gzip = path.extension().is_some_and(|ending| ending == "gz");
         let driver = self.allocator.driver();
         let mut header = vec![
