@@ -206,6 +206,12 @@ mod tests {
         assert_eq!(data["timeline"]["ops"], 2);
     }
 
+    #[test]
+    fn names_cannot_turn_the_line_around() {
+        let page = page("/m/\u{202e}yp.niart\u{2069}", "a 1 100 0\nf 1\n", 1);
+        assert!(!page.contains(['\u{202e}', '\u{2069}']) && page.contains(r"\u{202e}yp.niart\u{2069}"));
+    }
+
     /// Nothing in the template is fetched.
     #[test]
     fn the_page_names_no_address() {

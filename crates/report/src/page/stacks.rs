@@ -36,7 +36,7 @@ impl Stacks {
     }
 
     fn frame(&mut self, frame: &str) -> usize {
-        let frame = cut(frame);
+        let frame = cut(&crate::printable(frame));
         if let Some(known) = self.numbers_of_frames.get(&frame) {
             return *known;
         }
