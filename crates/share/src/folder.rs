@@ -29,9 +29,35 @@ pub fn folder() -> Result<PathBuf, ShareError> {
     if found.st_uid != geteuid().as_raw() {
         return Err(wrong(format!("is of user {}", found.st_uid)));
     }
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    if is_ambiguous(found.st_uid, &read("/proc/sys/kernel/overflowuid"), &read("/proc/self/uid_map")) {
+        return Err(wrong(
+            "cannot be told from that of a stranger: this user is the one that stands for all others here".to_owned(),
+        ));
+    }
     let mode = found.st_mode & 0o777;
     if mode & 0o077 != 0 {
         return Err(wrong(format!("is open to other users (mode {mode:o}; 700 is needed)")));
     }
     Ok(path)
+}
+
+/// Whether a user of this number may be another one: in a user namespace, all that it does not map have one number.
+fn is_ambiguous(user: u32, overflow: &str, map: &str) -> bool {
+    let maps_all = map.split_ascii_whitespace().eq(["0", "0", "4294967295"]);
+    overflow.trim().parse() == Ok(user) && !maps_all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_ambiguous;
+
+    #[test]
+    fn who_stands_for_all_others() {
+        let all = "         0          0 4294967295\n";
+        assert!(is_ambiguous(65534, "65534\n", "         0       1000          1\n"));
+        assert!(is_ambiguous(65534, "65534\n", ""));
+        assert!(!is_ambiguous(65534, "65534\n", all));
+        assert!(!is_ambiguous(1000, "65534\n", "      1000       1000          1\n"));
+    }
 }
