@@ -171,6 +171,29 @@ fn what_is_pinned_stays_awake() {
     allocator.close().unwrap();
 }
 
+/// Of a block of which a part is asleep, beside a pinned one, the rest is handed out again once it is freed. What is allocated there
+/// sleeps in its turn, and the part that was freed stays gone.
+#[test]
+fn what_begins_where_a_freed_sleeper_did_is_another_block() {
+    let (driver, allocator) = host(64);
+    drop(allocator);
+    let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let blocks = fill(&allocator, &[PAGE / 2, PAGE + PAGE / 2, PAGE]);
+    let pin = allocator.pin(blocks[0].0).unwrap();
+    allocator.sleep(Backup::Pinned).unwrap();
+    allocator.free(blocks[1].0).unwrap();
+    let (again, ..) = fill(&allocator, &[PAGE / 2])[0];
+    assert_eq!(again, blocks[1].0);
+    drop(pin);
+    allocator.sleep(Backup::Pinned).unwrap();
+    allocator.check();
+    assert_eq!(allocator.wake(NOW).unwrap().mapped_bytes, 2 * PAGE);
+    allocator.check();
+    verify(&allocator, &[blocks[0], (again, PAGE / 2, 0), blocks[2]]);
+    [blocks[0].0, again, blocks[2].0].iter().for_each(|addr| allocator.free(*addr).unwrap());
+    allocator.close().unwrap();
+}
+
 /// A wake that finds too little memory changes nothing, and waits for more if it is told to.
 #[test]
 fn a_wake_that_is_short_changes_nothing() {

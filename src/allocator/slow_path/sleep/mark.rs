@@ -62,6 +62,8 @@ impl<D: Driver> SlowPath<'_, D> {
         self.expect_no_capture()?;
         self.end_fall(lane)?;
         self.sleep_on(lane)?;
+        // What comes next may begin where a block did that was freed asleep.
+        self.shed_empty_pages();
         self.trim_idle(0);
         let mut left = LeftAwake::default();
         if !self.rules().may_unmap() {

@@ -1,7 +1,7 @@
 //! From falling asleep to asleep: memory goes back to the driver, all of it or none.
 
 use super::super::super::error::AllocError;
-use super::super::super::mappings::{Change, NewView};
+use super::super::super::mappings::{Change, NewView, view_at};
 use super::super::super::streams::state::StreamState;
 use super::super::SlowPath;
 use super::mark::{blocks_in, claim_free};
@@ -44,7 +44,8 @@ impl<D: Driver> SlowPath<'_, D> {
             return Err(error.into());
         }
         let views = self.falling_views();
-        let unfit: Vec<ChunkId> = views.iter().filter(|view| !self.claim_rest(view)).map(|view| view.chunk).collect();
+        let is_unfit = |view: &&Unmapped| !self.is_active(view) || !self.claim_rest(view);
+        let unfit: Vec<ChunkId> = views.iter().filter(is_unfit).map(|view| view.chunk).collect();
         if !unfit.is_empty() {
             self.stay_awake();
             return Ok(FellAsleep::Not(unfit));
@@ -74,7 +75,7 @@ impl<D: Driver> SlowPath<'_, D> {
         Ok(FellAsleep::All { bytes: pages.bytes(self.page_bytes()) })
     }
 
-    /// The active views of the batch that falls asleep.
+    /// The views in the batch that falls asleep: the active ones, unless a chunk has moved since it was marked.
     fn falling_views(&self) -> Vec<Unmapped> {
         let batch = self.mapper.asleep().batches().last().filter(|batch| batch.phase == Phase::Falling);
         let runs = batch.map_or(&[][..], |batch| &batch.runs);
@@ -83,6 +84,12 @@ impl<D: Driver> SlowPath<'_, D> {
             self.mapper.segment(run.segment).table.views_in(run.pages).map(of_view).collect()
         };
         runs.iter().flat_map(of_run).collect()
+    }
+
+    /// Whether a view is its chunk's active one still. A chunk in which nothing but a block was that waited for a stream may have
+    /// moved since.
+    fn is_active(&self, view: &Unmapped) -> bool {
+        self.mapper.chunks().get(view.chunk).active == Some(view_at(view.run.segment, view.run.pages.start))
     }
 
     /// Claims what has become free in a chunk since it was marked. Returns false where something else in it is in use.
@@ -267,4 +274,56 @@ fn runs_where(run: &Run, is_it: impl Fn(PageIndex) -> bool) -> Vec<Run> {
 /// A fence that has passed.
 pub fn over(stream: StreamIndex) -> Fence {
     Fence { stream, epoch: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::allocator::{Allocator, Backup, ChunkPolicy};
+    use crate::driver::{DriverCall, HoldStreams, ModelConfig, ModelDriver, WorkDriver};
+    use crate::testing::busy;
+    use crate::units::StreamId;
+    use std::sync::{Arc, OnceLock};
+    use std::time::Duration;
+
+    const PAGE: u64 = 2 << 20;
+    const MAIN: StreamId = StreamId::DEFAULT;
+
+    /// While a sleep copies, a block that waited for a stream becomes free, and its chunk moves: what is allocated and pinned there
+    /// stays awake.
+    #[test]
+    fn a_chunk_that_moves_during_the_copies_stays_awake() {
+        let config = ModelConfig { capacity_bytes: 4 * PAGE, ..ModelConfig::default() };
+        let driver = busy(&Arc::new(ModelDriver::new(config)));
+        let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+        let other = driver.create_stream().unwrap();
+        allocator.keep_stream(other).unwrap();
+        let [first, waits, last] = [(); 3].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+        driver.hold(other);
+        driver.fill(other, waits, PAGE, 1).unwrap();
+        allocator.record_stream(waits, other).unwrap();
+        allocator.free(waits).unwrap();
+        let moved = Arc::new(OnceLock::new());
+        let (device, others, noted) = (Arc::clone(&driver), allocator.clone(), Arc::clone(&moved));
+        driver.meanwhile(move |call| {
+            if call == Some(DriverCall::CopyOut) && noted.get().is_none() {
+                device.complete(other);
+                let pin = others.pin(others.alloc(2 * PAGE, MAIN).unwrap()).unwrap();
+                assert!(noted.set(pin).is_ok());
+            }
+            Ok(())
+        });
+        let slept = allocator.sleep(Backup::Pinned).unwrap();
+        driver.meanwhile(|_| Ok(()));
+        allocator.check();
+        assert_eq!(allocator.stats().harvested_chunks, 1);
+        let pinned = Arc::into_inner(moved).unwrap().into_inner().unwrap();
+        let moved = pinned.addr();
+        driver.fill(MAIN, moved, 2 * PAGE, 1).unwrap();
+        assert_eq!((slept.asleep_bytes, allocator.reserved_bytes()), (2 * PAGE, 2 * PAGE), "{slept:?}");
+        driver.resume(other);
+        drop(pinned);
+        allocator.wake(Duration::ZERO).unwrap();
+        [first, last, moved].iter().for_each(|block| allocator.free(*block).unwrap());
+        allocator.check();
+    }
 }
