@@ -39,7 +39,10 @@ impl StreamState {
     pub fn put_to_sleep(&mut self, owner: Owner, offset: u64, part: Range<u64>) {
         if let Some((_, extras)) = self.mark_shared(owner, offset) {
             let at = extras.asleep.partition_point(|other| other.start < part.start);
-            extras.asleep.insert(at, part);
+            match extras.asleep[..at].last_mut() {
+                Some(before) if before.end == part.start => before.end = part.end,
+                _ => extras.asleep.insert(at, part),
+            }
         }
     }
 
@@ -47,7 +50,11 @@ impl StreamState {
     /// before.
     pub fn wake_up(&mut self, owner: Owner, offset: u64, part: &Range<u64>) {
         let Entry::Occupied(mut of_block) = self.extras.entry((owner.region, offset)) else { return };
-        of_block.get_mut().asleep.retain(|other| other != part);
+        let asleep = &mut of_block.get_mut().asleep;
+        let others = asleep
+            .iter()
+            .flat_map(|other| [other.start..other.end.min(part.start), other.start.max(part.end)..other.end]);
+        *asleep = others.filter(|other| other.start < other.end).collect();
         if of_block.get().are_needless(owner.stream) {
             of_block.remove();
             self.region(owner.region).expect("a block has a region").heap.unshare(offset);
