@@ -1,6 +1,6 @@
 //! Sleep and wake: memory goes back to the device and comes again, at the same addresses, with the same bytes.
 
-use gapless::allocator::{Allocator, Backup, ChunkPolicy, FreeError};
+use gapless::allocator::{AllocError, Allocator, Backup, ChunkPolicy, FreeError};
 use gapless::driver::{
     Driver, DriverCall, DriverErrorKind, Fault, FaultDriver, HoldStreams, HostConfig, HostDriver, ModelConfig,
     ModelDriver, WorkDriver,
@@ -242,6 +242,59 @@ fn blocks_over_many_chunks_sleep_whole() {
     verify(&allocator, &kept);
     assert_eq!(driver.take_violations(), []);
     kept.iter().for_each(|(addr, ..)| allocator.free(*addr).unwrap());
+    allocator.close().unwrap();
+}
+
+/// What is asleep can be asked for, and is in the report on a request that fails.
+#[test]
+fn what_is_asleep_is_counted() {
+    let (_, allocator) = model(32);
+    assert_eq!(allocator.asleep(), Default::default());
+    let blocks = [3 * PAGE, PAGE / 2].map(|bytes| allocator.alloc(bytes, MAIN).unwrap());
+    let slept = allocator.sleep(Backup::Pinned).unwrap();
+    let asleep = allocator.asleep();
+    assert_eq!((asleep.asleep_bytes, asleep.live_bytes), (slept.asleep_bytes, 3 * PAGE + PAGE / 2));
+    assert_eq!((asleep.backup_bytes, slept.copied_bytes), (slept.copied_bytes, 3 * PAGE + PAGE / 2));
+    let error = allocator.alloc(40 * PAGE, MAIN).unwrap_err();
+    let report = error.report().unwrap();
+    assert_eq!((report.asleep_bytes, report.live_asleep_bytes), (slept.asleep_bytes, 3 * PAGE + PAGE / 2));
+    assert!(error.to_string().contains("7 MiB of these are asleep and need 8 MiB to wake"), "{error}");
+    // What is freed meanwhile is no more to be copied; its backup goes with the rest of it.
+    allocator.free(blocks[0]).unwrap();
+    assert_eq!(allocator.asleep().live_bytes, PAGE / 2);
+    allocator.wake(NOW).unwrap();
+    assert_eq!(allocator.asleep(), Default::default());
+    assert!(!allocator.alloc(40 * PAGE, MAIN).unwrap_err().to_string().contains("asleep"));
+    allocator.free(blocks[1]).unwrap();
+    allocator.close().unwrap();
+}
+
+/// What is asleep can be neither named for others nor allocated again.
+#[test]
+fn what_is_asleep_is_refused_by_name() {
+    let (_, allocator) = model(32);
+    let allocator = {
+        let driver = Arc::clone(allocator.driver());
+        drop(allocator);
+        Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap()
+    };
+    let [block, beside] = [PAGE / 2, PAGE / 2].map(|bytes| allocator.alloc(bytes, MAIN).unwrap());
+    let ticket = allocator.ticket(beside).unwrap();
+    assert_eq!(ticket.sleeps(), 0);
+    allocator.sleep(Backup::Pinned).unwrap();
+    assert!(ticket.is_live() && ticket.pin().is_none() && ticket.sleeps() == 1);
+    let refused = allocator.ticket(block).unwrap_err();
+    assert!(matches!(refused, FreeError::Asleep { addr } if addr == block), "{refused}");
+    let refused = allocator.alloc_again(block, PAGE / 2).unwrap_err();
+    assert!(matches!(refused, AllocError::NotFree { .. }), "{refused}");
+    allocator.free(block).unwrap();
+    let refused = allocator.alloc_again(block, PAGE / 2).unwrap_err();
+    assert!(matches!(refused, AllocError::Asleep { addr, .. } if addr == block), "{refused}");
+    allocator.wake(NOW).unwrap();
+    allocator.alloc_again(block, PAGE / 2).unwrap();
+    drop(ticket.pin().unwrap());
+    allocator.check();
+    [block, beside].iter().for_each(|block| allocator.free(*block).unwrap());
     allocator.close().unwrap();
 }
 

@@ -1,9 +1,10 @@
 //! Sleep and wake: an allocator gives its memory back and gets it again, at the same addresses.
 
 use super::error::AllocError;
-use super::slow_path::{Excluded, FellAsleep, LeftAwake, SlowPath, Span, ToWake};
+use super::reports::Asleep;
+use super::slow_path::{Excluded, FellAsleep, LeftAwake, SlowPath, Span, Store, ToWake};
 use super::{Allocator, Inner};
-use crate::driver::{Driver, DriverError, HostMemory, MemoryDriver, StreamDriver};
+use crate::driver::{Driver, DriverError, MemoryDriver, StreamDriver};
 use crate::segment::listeners::MapListeners;
 use crate::stream::StreamIndex;
 use std::time::{Duration, Instant};
@@ -70,6 +71,11 @@ impl<D: Driver> Allocator<D> {
     /// refuses to map again what it has unmapped, that is asleep ([`Stats::asleep_bytes`](super::Stats)) until the next wake.
     pub fn sleep(&self, backup: Backup) -> Result<Slept, AllocError> {
         self.inner.sleep(backup)
+    }
+
+    /// What is asleep. Waits for no call that is under way on another thread, and reports the pages as they were before it.
+    pub fn asleep(&self) -> Asleep {
+        self.inner.door.asleep(&self.inner.shared)
     }
 
     /// Gives memory to everything that is asleep, and its bytes, unless they were discarded. All of it, or none.
@@ -164,16 +170,19 @@ impl<D: Driver> Inner<D> {
         lane: StreamIndex,
         backup: Backup,
         spans: &[Span],
-    ) -> Result<Option<HostMemory>, (DriverError, Option<HostMemory>)> {
+    ) -> Result<Option<Store>, (DriverError, Option<Store>)> {
         let bytes = bytes_of(spans);
         let driver = &self.shared.streams.driver;
         let store = match backup {
-            Backup::Pinned if bytes > 0 => Some(driver.host_alloc(bytes).map_err(|error| (error, None))?),
+            Backup::Pinned if bytes > 0 => {
+                let memory = driver.host_alloc(bytes).map_err(|error| (error, None))?;
+                Some(Store { memory, bytes })
+            }
             Backup::Pinned | Backup::Discard => None,
         };
         let queued = store.map_or(Ok(()), |store| {
             let stream = self.shared.streams.get(lane).id();
-            spans.iter().try_for_each(|span| driver.copy_out(stream, store, span.place, span.addr, span.bytes))
+            spans.iter().try_for_each(|span| driver.copy_out(stream, store.memory, span.place, span.addr, span.bytes))
         });
         match queued.and_then(|()| self.wait_for(lane)) {
             Ok(()) => Ok(store),

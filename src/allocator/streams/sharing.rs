@@ -35,9 +35,15 @@ impl StreamState {
         self.extras.get(&at).is_some_and(|extras| !extras.asleep.is_empty())
     }
 
+    /// Bytes of live blocks that are asleep, or about to be.
+    pub fn asleep_bytes(&self) -> u64 {
+        self.extras.values().flat_map(|extras| &extras.asleep).map(|part| part.end - part.start).sum()
+    }
+
     /// Notes that a part of a live block is asleep, or about to be. Does nothing for one that has been freed.
     pub fn put_to_sleep(&mut self, owner: Owner, offset: u64, part: Range<u64>) {
         if let Some((_, extras)) = self.mark_shared(owner, offset) {
+            extras.sleeps += 1;
             let at = extras.asleep.partition_point(|other| other.start < part.start);
             match extras.asleep[..at].last_mut() {
                 Some(before) if before.end == part.start => before.end = part.end,

@@ -3,7 +3,7 @@
 use super::super::super::streams::extras::BlockAt;
 use super::super::super::streams::state::StreamState;
 use super::whole::WholeChunk;
-use super::{Asleep, Batch, Phase, Place};
+use super::{Batch, Batches, Phase, Place};
 use crate::heap::BlockState;
 use crate::pages::{PageIndex, PageRange};
 use crate::physical::ViewAt;
@@ -37,7 +37,7 @@ impl AsleepPages {
     }
 }
 
-impl Asleep {
+impl Batches {
     /// Asserts A1, as far as pages are concerned, A3 and A4. Returns the pages.
     ///
     /// # Panics

@@ -52,7 +52,7 @@ use whole::WholeChunk;
 
 /// What is asleep, falls asleep or wakes.
 #[derive(Debug, Default)]
-pub struct Asleep {
+pub struct Batches {
     batches: Vec<Batch>,
     /// The stream for copies, from the first sleep on.
     lane: Option<StreamId>,
@@ -72,7 +72,16 @@ pub struct Batch {
     /// The chunks that the pages were of, in the same order, where these sleep whole. None while it falls asleep.
     pub chunks: Vec<WholeChunk>,
     /// The bytes of its blocks or chunks, unless they are discarded.
-    pub backup: Option<HostMemory>,
+    pub backup: Option<Store>,
+}
+
+/// Memory of the host with bytes of what sleeps.
+#[derive(Clone, Copy, Debug)]
+pub struct Store {
+    /// The memory.
+    pub memory: HostMemory,
+    /// Its bytes.
+    pub bytes: u64,
 }
 
 /// How far a batch is.
@@ -174,7 +183,7 @@ impl Span {
     }
 }
 
-impl Asleep {
+impl Batches {
     /// The batches, in the order in which they were put to sleep.
     pub fn batches(&self) -> &[Batch] {
         &self.batches
@@ -191,6 +200,17 @@ impl Asleep {
         asleep.flat_map(|batch| &batch.runs).map(|run| run.pages.len()).sum()
     }
 
+    /// Bytes of the host's memory with what is asleep.
+    pub fn backup_bytes(&self) -> u64 {
+        self.batches.iter().filter_map(|batch| batch.backup).map(|store| store.bytes).sum()
+    }
+
+    /// Whether a page is asleep, falls asleep or wakes.
+    pub fn holds(&self, segment: usize, page: PageIndex) -> bool {
+        let is_there = |run: Run| run.segment == segment && run.pages.start <= page && page < run.pages.end;
+        self.batches.iter().flat_map(Batch::places).any(is_there)
+    }
+
     /// Notes memory of the host that the driver refused to take back.
     pub fn leave_over(&mut self, memory: HostMemory) {
         self.left_over.push(memory);
@@ -198,7 +218,7 @@ impl Asleep {
 
     /// All memory of the host, which is given back at the end.
     pub fn take_host_memory(&mut self) -> Vec<HostMemory> {
-        let of_batches = self.batches.iter_mut().filter_map(|batch| batch.backup.take());
+        let of_batches = self.batches.iter_mut().filter_map(|batch| batch.backup.take()).map(|store| store.memory);
         of_batches.chain(self.left_over.drain(..)).collect()
     }
 }

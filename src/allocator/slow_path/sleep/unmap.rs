@@ -5,8 +5,8 @@ use super::super::super::streams::state::StreamState;
 use super::super::SlowPath;
 use super::mark::{blocks_in, claim_free};
 use super::whole::WholeChunk;
-use super::{Phase, Place, Run, Sleeper};
-use crate::driver::{Driver, DriverError, DriverErrorKind, HostMemory, MemoryDriver};
+use super::{Phase, Place, Run, Sleeper, Store};
+use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
 use crate::heap::{Block, BlockState};
 use crate::pages::{PageIndex, PageRange};
 use crate::physical::ChunkId;
@@ -38,7 +38,7 @@ impl<D: Driver> SlowPath<'_, D> {
     ///
     /// # Errors
     /// The driver's. Everything is awake, unless the driver refuses to map something again: that is asleep then.
-    pub fn unmap_falling(&mut self, lane: StreamIndex, backup: Option<HostMemory>) -> Result<FellAsleep, AllocError> {
+    pub fn unmap_falling(&mut self, lane: StreamIndex, backup: Option<Store>) -> Result<FellAsleep, AllocError> {
         self.mapper.asleep_mut().batches_mut().last_mut().expect("a batch falls asleep").backup = backup;
         if let Err(error) = self.progress().settle_pending() {
             self.stay_awake();
@@ -169,7 +169,7 @@ impl<D: Driver> SlowPath<'_, D> {
     ///
     /// # Errors
     /// The driver's: it goes on falling, so that nothing which a copy reads is unmapped, until [`end_fall`](Self::end_fall).
-    pub fn abandon_fall(&mut self, lane: StreamIndex, backup: Option<HostMemory>) -> Result<(), AllocError> {
+    pub fn abandon_fall(&mut self, lane: StreamIndex, backup: Option<Store>) -> Result<(), AllocError> {
         self.mapper.asleep_mut().batches_mut().last_mut().expect("a batch falls asleep").backup = backup;
         self.end_fall(lane)
     }
@@ -313,8 +313,8 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// Gives memory of the host back; what the driver refuses to take is kept for the end.
-    pub fn give_back_host_memory(&mut self, memory: Option<HostMemory>) {
-        if let Some(memory) = memory
+    pub fn give_back_host_memory(&mut self, backup: Option<Store>) {
+        if let Some(Store { memory, .. }) = backup
             && self.driver().host_free(memory).is_err()
         {
             self.mapper.asleep_mut().leave_over(memory);

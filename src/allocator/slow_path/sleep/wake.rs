@@ -80,7 +80,7 @@ impl<D: Driver> SlowPath<'_, D> {
     /// What is mapped again.
     fn to_wake(&self) -> ToWake {
         let batches = self.mapper.asleep().batches();
-        let copies = batches.iter().filter_map(|batch| Some((batch.backup?, self.spans_of(batch)))).collect();
+        let copies = batches.iter().filter_map(|batch| Some((batch.backup?.memory, self.spans_of(batch)))).collect();
         let pages: PageCount = batches.iter().flat_map(|batch| &batch.runs).map(|run| run.pages.len()).sum();
         ToWake { copies, bytes: pages.bytes(self.page_bytes()) }
     }
