@@ -1,9 +1,9 @@
 //! Sleep and wake: memory goes back to the device and comes again, at the same addresses, with the same bytes.
 
-use gapless::allocator::{Allocator, Backup, ChunkPolicy, FreeError};
+use gapless::allocator::{AllocError, Allocator, Backup, ChunkPolicy, FreeError};
 use gapless::driver::{
-    Driver, DriverCall, DriverErrorKind, Fault, FaultDriver, HostConfig, HostDriver, ModelConfig, ModelDriver,
-    WorkDriver,
+    Driver, DriverCall, DriverErrorKind, Fault, FaultDriver, HoldStreams, HostConfig, HostDriver, ModelConfig,
+    ModelDriver, WorkDriver,
 };
 use gapless::{DeviceAddr, StreamId};
 use std::sync::Arc;
@@ -168,6 +168,133 @@ fn what_is_pinned_stays_awake() {
     drop(pin);
     blocks.iter().for_each(|(addr, ..)| allocator.free(*addr).unwrap());
     allocator.check();
+    allocator.close().unwrap();
+}
+
+/// Of a block of which a part is asleep, beside a pinned one, the rest is handed out again once it is freed. What is allocated there
+/// sleeps in its turn, and the part that was freed stays gone.
+#[test]
+fn what_begins_where_a_freed_sleeper_did_is_another_block() {
+    let (driver, allocator) = host(64);
+    drop(allocator);
+    let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+    let blocks = fill(&allocator, &[PAGE / 2, PAGE + PAGE / 2, PAGE]);
+    let pin = allocator.pin(blocks[0].0).unwrap();
+    allocator.sleep(Backup::Pinned).unwrap();
+    allocator.free(blocks[1].0).unwrap();
+    let (again, ..) = fill(&allocator, &[PAGE / 2])[0];
+    assert_eq!(again, blocks[1].0);
+    drop(pin);
+    allocator.sleep(Backup::Pinned).unwrap();
+    allocator.check();
+    assert_eq!(allocator.wake(NOW).unwrap().mapped_bytes, 2 * PAGE);
+    allocator.check();
+    verify(&allocator, &[blocks[0], (again, PAGE / 2, 0), blocks[2]]);
+    [blocks[0].0, again, blocks[2].0].iter().for_each(|addr| allocator.free(*addr).unwrap());
+    allocator.close().unwrap();
+}
+
+/// Chunks are marked a few at a time. A block over some of both is put to sleep whole, also while others allocate and free there.
+#[test]
+fn blocks_over_many_chunks_sleep_whole() {
+    const SMALL_PAGE: u64 = 64 * KIB;
+    let config = HostConfig { capacity_bytes: 400 * SMALL_PAGE, granularity: SMALL_PAGE, ..HostConfig::default() };
+    let driver = Arc::new(HostDriver::new(config).unwrap());
+    let allocator =
+        Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(SMALL_PAGE)).build().unwrap();
+    // Every border between two chunks but each third lies in a block.
+    let mut sizes = vec![SMALL_PAGE + SMALL_PAGE / 2; 80];
+    sizes.push(90 * SMALL_PAGE + 512);
+    let kept = fill(&allocator, &sizes);
+    let done = AtomicBool::new(false);
+    let others = || {
+        let mut mine: Vec<DeviceAddr> = Vec::new();
+        for turn in 0.. {
+            if done.load(Ordering::Relaxed) {
+                break;
+            }
+            mine.push(allocator.alloc([SMALL_PAGE + SMALL_PAGE / 2, 700, 3 * SMALL_PAGE][turn % 3], MAIN).unwrap());
+            if mine.len() > 20 {
+                allocator.free(mine.swap_remove(turn % 20)).unwrap();
+            }
+        }
+        mine.iter().for_each(|addr| allocator.free(*addr).unwrap());
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(others);
+        let turns = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for _ in 0..20 {
+                let slept = allocator.sleep(Backup::Pinned).unwrap();
+                assert!(slept.live_bytes >= sizes.iter().sum(), "{slept:?}");
+                assert_eq!(slept.left_awake, Default::default());
+                allocator.wake(Duration::from_secs(60)).unwrap();
+                verify(&allocator, &kept);
+            }
+        }));
+        done.store(true, Ordering::Relaxed);
+        turns.unwrap();
+    });
+    allocator.check();
+    let slept = allocator.sleep(Backup::Pinned).unwrap();
+    allocator.check();
+    assert_eq!((slept.live_bytes, allocator.reserved_bytes()), (sizes.iter().sum(), 0));
+    allocator.wake(NOW).unwrap();
+    verify(&allocator, &kept);
+    assert_eq!(driver.take_violations(), []);
+    kept.iter().for_each(|(addr, ..)| allocator.free(*addr).unwrap());
+    allocator.close().unwrap();
+}
+
+/// What is asleep can be asked for, and is in the report on a request that fails.
+#[test]
+fn what_is_asleep_is_counted() {
+    let (_, allocator) = model(32);
+    assert_eq!(allocator.asleep(), Default::default());
+    let blocks = [3 * PAGE, PAGE / 2].map(|bytes| allocator.alloc(bytes, MAIN).unwrap());
+    let slept = allocator.sleep(Backup::Pinned).unwrap();
+    let asleep = allocator.asleep();
+    assert_eq!((asleep.asleep_bytes, asleep.live_bytes), (slept.asleep_bytes, 3 * PAGE + PAGE / 2));
+    assert_eq!((asleep.backup_bytes, slept.copied_bytes), (slept.copied_bytes, 3 * PAGE + PAGE / 2));
+    let error = allocator.alloc(40 * PAGE, MAIN).unwrap_err();
+    let report = error.report().unwrap();
+    assert_eq!((report.asleep_bytes, report.live_asleep_bytes), (slept.asleep_bytes, 3 * PAGE + PAGE / 2));
+    assert!(error.to_string().contains("7 MiB of these are asleep and need 8 MiB to wake"), "{error}");
+    // What is freed meanwhile is no more to be copied; its backup goes with the rest of it.
+    allocator.free(blocks[0]).unwrap();
+    assert_eq!(allocator.asleep().live_bytes, PAGE / 2);
+    allocator.wake(NOW).unwrap();
+    assert_eq!(allocator.asleep(), Default::default());
+    assert!(!allocator.alloc(40 * PAGE, MAIN).unwrap_err().to_string().contains("asleep"));
+    allocator.free(blocks[1]).unwrap();
+    allocator.close().unwrap();
+}
+
+/// What is asleep can be neither named for others nor allocated again.
+#[test]
+fn what_is_asleep_is_refused_by_name() {
+    let (_, allocator) = model(32);
+    let allocator = {
+        let driver = Arc::clone(allocator.driver());
+        drop(allocator);
+        Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap()
+    };
+    let [block, beside] = [PAGE / 2, PAGE / 2].map(|bytes| allocator.alloc(bytes, MAIN).unwrap());
+    let ticket = allocator.ticket(beside).unwrap();
+    assert_eq!(ticket.sleeps(), 0);
+    allocator.sleep(Backup::Pinned).unwrap();
+    assert!(ticket.is_live() && ticket.pin().is_none() && ticket.sleeps() == 1);
+    let refused = allocator.ticket(block).unwrap_err();
+    assert!(matches!(refused, FreeError::Asleep { addr } if addr == block), "{refused}");
+    let refused = allocator.alloc_again(block, PAGE / 2).unwrap_err();
+    assert!(matches!(refused, AllocError::NotFree { .. }), "{refused}");
+    allocator.free(block).unwrap();
+    let refused = allocator.alloc_again(block, PAGE / 2).unwrap_err();
+    assert!(matches!(refused, AllocError::Asleep { addr, .. } if addr == block), "{refused}");
+    allocator.wake(NOW).unwrap();
+    allocator.alloc_again(block, PAGE / 2).unwrap();
+    drop(ticket.pin().unwrap());
+    allocator.check();
+    [block, beside].iter().for_each(|block| allocator.free(*block).unwrap());
     allocator.close().unwrap();
 }
 
@@ -361,15 +488,184 @@ fn a_capture_forbids_both() {
     allocator.close().unwrap();
 }
 
-/// An allocator that keeps its mappings, since work uses them that it does not see, leaves everything awake.
+/// An allocator that keeps its mappings, with chunks of a page, which it moves rather than create more.
+fn kept<D: Driver>(driver: Arc<D>) -> Allocator<D> {
+    let builder = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).slack(1.0);
+    builder.keep_mappings().build().unwrap()
+}
+
+/// What graphs that were captured use: a block over two pages, the two addresses where these pages were before, and a block that was
+/// freed. Each with its bytes and their seed, and whether it is a live block.
+type Used = Vec<(DeviceAddr, u64, u64, bool)>;
+
+fn use_kept<D: WorkDriver>(allocator: &Allocator<D>) -> Used {
+    let page = || allocator.alloc(PAGE, MAIN).unwrap();
+    let [first, between, second, behind] = [page(), page(), page(), page()];
+    [first, second].iter().for_each(|addr| allocator.free(*addr).unwrap());
+    let block = allocator.alloc(2 * PAGE, MAIN).unwrap();
+    assert_eq!(allocator.stats().harvested_chunks, 2, "the pages have moved");
+    let small = allocator.alloc(3 * KIB, MAIN).unwrap();
+    let freed = page();
+    allocator.free(freed).unwrap();
+    let driver = allocator.driver();
+    driver.fill(MAIN, block, PAGE, 1).unwrap();
+    driver.fill(MAIN, block.offset(PAGE), PAGE, 2).unwrap();
+    driver.fill(MAIN, small, 3 * KIB, 3).unwrap();
+    driver.fill(MAIN, freed, PAGE, 4).unwrap();
+    driver.fill(MAIN, between, PAGE, 5).unwrap();
+    driver.fill(MAIN, behind, PAGE, 6).unwrap();
+    vec![
+        (block, PAGE, 1, true),
+        (block.offset(PAGE), PAGE, 2, false),
+        (second, PAGE, 1, false),
+        (first, PAGE, 2, false),
+        (small, 3 * KIB, 3, true),
+        (freed, PAGE, 4, false),
+        (between, PAGE, 5, true),
+        (behind, PAGE, 6, true),
+    ]
+}
+
+fn verify_kept<D: WorkDriver>(allocator: &Allocator<D>, used: &Used) {
+    verify(allocator, &used.iter().map(|(addr, bytes, seed, _)| (*addr, *bytes, *seed)).collect::<Vec<_>>());
+}
+
+fn end_kept<D: Driver>(allocator: Allocator<D>, used: &Used) {
+    used.iter().filter(|(.., is_live)| *is_live).for_each(|(addr, ..)| allocator.free(*addr).unwrap());
+    allocator.check();
+    allocator.close().unwrap();
+}
+
+/// An allocator that keeps its mappings, since work uses them that it does not see, sleeps by chunks: stale addresses and freed
+/// memory are as before after the wake.
 #[test]
-fn kept_mappings_stay_awake() {
-    let (driver, _) = model(64);
-    let allocator = Allocator::builder(driver).keep_mappings().build().unwrap();
-    let block = allocator.alloc(3 * PAGE, MAIN).unwrap();
+fn kept_chunks_wake_at_all_their_addresses() {
+    let (driver, _) = host(64);
+    let allocator = kept(Arc::clone(&driver));
+    let used = use_kept(&allocator);
+    verify_kept(&allocator, &used);
+    let held = allocator.reserved_bytes();
     let slept = allocator.sleep(Backup::Pinned).unwrap();
-    assert_eq!((slept.asleep_bytes, slept.left_awake.kept_bytes), (0, allocator.reserved_bytes()));
-    allocator.free(block).unwrap();
+    allocator.check();
+    assert_eq!((slept.asleep_bytes, slept.copied_bytes, allocator.reserved_bytes()), (held, held, 0), "{slept:?}");
+    assert_eq!((slept.live_bytes, free_bytes(&allocator)), (4 * PAGE + 3 * KIB, 64 * PAGE));
+    let woken = allocator.wake(NOW).unwrap();
+    allocator.check();
+    assert_eq!((woken.mapped_bytes, woken.copied_bytes, allocator.reserved_bytes()), (held, held, held));
+    verify_kept(&allocator, &used);
+    // The addresses are those of the same memory: what is written at one is read at the other.
+    driver.fill(MAIN, used[2].0, PAGE, 7).unwrap();
+    verify(&allocator, &[(used[0].0, PAGE, 7)]);
+    assert_eq!((driver.take_violations(), driver.usage().host_memory), (vec![], 0));
+    end_kept(allocator, &used);
+    assert!(driver.usage().is_empty());
+}
+
+/// What is freed asleep keeps its memory and its bytes, since graphs may use both; what is allocated asleep gets other memory, at
+/// addresses that nothing else had.
+#[test]
+fn kept_memory_that_is_freed_asleep_wakes_as_well() {
+    let (driver, _) = host(64);
+    let allocator = kept(Arc::clone(&driver));
+    let mut used = use_kept(&allocator);
+    let slept = allocator.sleep(Backup::Pinned).unwrap();
+    allocator.free(used[0].0).unwrap();
+    used[0].3 = false;
+    allocator.check();
+    let fresh = [PAGE, 3 * PAGE, 5 * KIB].map(|bytes| (allocator.alloc(bytes, MAIN).unwrap(), bytes));
+    for (seed, (addr, bytes)) in fresh.iter().enumerate() {
+        driver.fill(MAIN, *addr, *bytes, seed as u64 + 10).unwrap();
+        let is_apart =
+            |(other, its, ..): &(DeviceAddr, u64, u64, bool)| other.0 + its <= addr.0 || addr.0 + bytes <= other.0;
+        assert!(used.iter().all(is_apart), "{addr} is an address that graphs use: {used:?}");
+        used.push((*addr, *bytes, seed as u64 + 10, true));
+    }
+    allocator.check();
+    let again = allocator.sleep(Backup::Pinned).unwrap();
+    allocator.check();
+    assert_eq!(allocator.reserved_bytes(), 0);
+    assert_eq!(allocator.wake(NOW).unwrap().mapped_bytes, slept.asleep_bytes + again.asleep_bytes);
+    allocator.check();
+    verify_kept(&allocator, &used);
+    // What was freed asleep is handed out again.
+    let held = allocator.reserved_bytes();
+    assert_eq!(allocator.alloc(2 * PAGE, MAIN).unwrap(), used[0].0);
+    assert_eq!(allocator.reserved_bytes(), held);
+    used[0].3 = true;
+    end_kept(allocator, &used);
+}
+
+/// A replay that is in flight, on a stream that the allocator has never seen, has completed before its memory goes.
+#[test]
+fn a_sleep_of_kept_mappings_waits_for_replays() {
+    let (driver, _) = host(64);
+    let allocator = kept(Arc::clone(&driver));
+    let mut used = use_kept(&allocator);
+    for backup in [Backup::Pinned, Backup::Discard] {
+        let unseen = driver.create_stream().unwrap();
+        driver.synchronize(MAIN).unwrap();
+        driver.hold(unseen);
+        for (addr, bytes, seed, _) in used.iter_mut().filter(|(_, bytes, ..)| *bytes == PAGE) {
+            *seed += 10;
+            driver.fill(unseen, *addr, *bytes, *seed).unwrap();
+        }
+        allocator.sleep(backup).unwrap();
+        driver.resume(unseen);
+        allocator.wake(NOW).unwrap();
+        if backup == Backup::Pinned {
+            verify_kept(&allocator, &used);
+        }
+        driver.destroy_stream(unseen).unwrap();
+        assert_eq!(driver.take_violations(), []);
+    }
+    end_kept(allocator, &used);
+}
+
+/// What another process has open stays awake, and what cannot be named for a capture keeps everything awake.
+#[test]
+fn kept_mappings_that_cannot_sleep_stay_awake() {
+    let (driver, _) = model(64);
+    let allocator = kept(Arc::clone(&driver));
+    let used = use_kept(&allocator);
+    let unseen = driver.create_stream().unwrap();
+    driver.begin_capture(unseen);
+    let refused = allocator.sleep(Backup::Pinned).unwrap_err();
+    assert!(refused.to_string().contains("cannot be waited for now"), "{refused}");
+    allocator.check();
+    driver.end_capture(unseen);
+    let pin = allocator.pin(used[0].0).unwrap();
+    let slept = allocator.sleep(Backup::Discard).unwrap();
+    allocator.check();
+    assert_eq!((slept.left_awake.pinned_bytes, allocator.reserved_bytes()), (2 * PAGE, 2 * PAGE), "{slept:?}");
+    driver.fill(MAIN, used[2].0, PAGE, 1).unwrap();
+    drop(pin);
+    allocator.wake(NOW).unwrap();
+    end_kept(allocator, &used);
+}
+
+/// A wake of chunks needs as many bytes as they had, whatever size is idle.
+#[test]
+fn a_wake_of_kept_chunks_that_is_short_changes_nothing() {
+    let (driver, _) = model(32);
+    let allocator = Allocator::builder(Arc::clone(&driver)).keep_mappings().build().unwrap();
+    let blocks = [7 * PAGE, 3 * PAGE, 40 * KIB].map(|bytes| allocator.alloc(bytes, MAIN).unwrap());
+    let slept = allocator.sleep(Backup::Pinned).unwrap();
+    driver.set_external(32 * PAGE - slept.asleep_bytes + 1);
+    let before = driver.usage();
+    let refused = allocator.wake(NOW).unwrap_err();
+    assert_eq!(refused.report().map(|report| report.requested_bytes), Some(slept.asleep_bytes), "{refused}");
+    allocator.check();
+    assert_eq!((driver.usage(), allocator.reserved_bytes()), (before, 0));
+    driver.set_external(32 * PAGE - slept.asleep_bytes);
+    // Idle chunks, of other sizes than those that slept.
+    let mut range = allocator.reserve_range(8 * PAGE).unwrap();
+    range.grow(8 * PAGE, MAIN).unwrap();
+    range.shrink(8 * PAGE).unwrap();
+    assert!(allocator.stats().idle_bytes > 0);
+    assert_eq!(allocator.wake(NOW).unwrap().mapped_bytes, slept.asleep_bytes);
+    allocator.check();
+    drop(range);
+    blocks.iter().for_each(|addr| allocator.free(*addr).unwrap());
     allocator.close().unwrap();
 }
 
@@ -404,44 +700,69 @@ fn a_wake_undoes_what_large_chunks_had_pinned() {
 #[test]
 fn whatever_call_fails_nothing_is_lost() {
     for (waking, lasts) in [(false, false), (true, false), (false, true), (true, true)] {
-        for nth in 0.. {
-            let config = HostConfig { capacity_bytes: 64 * PAGE, ..HostConfig::default() };
-            let driver = FaultDriver::new(HostDriver::new(config).unwrap());
-            let allocator = Allocator::builder(Arc::new(driver)).build().unwrap();
-            let driver = Arc::clone(allocator.driver());
-            let blocks = fill(&allocator, &[3 * PAGE + 512, 700 * KIB, 100, PAGE]);
-            if waking {
-                allocator.sleep(Backup::Pinned).unwrap();
-            }
-            let before = (allocator.reserved_bytes(), allocator.stats().asleep_bytes);
-            let fault = Fault::nth(nth, DriverErrorKind::Other);
-            driver.arm(if lasts { fault.from_then_on() } else { fault });
-            let result = match waking {
-                false => allocator.sleep(Backup::Pinned).map(drop),
-                true => allocator.wake(NOW).map(drop),
-            };
-            let fired = driver.fired() > 0;
-            driver.disarm();
-            allocator.check();
-            if result.is_err() && !lasts {
-                let now = (allocator.reserved_bytes(), allocator.stats().asleep_bytes);
-                assert_eq!(now, before, "waking: {waking}, call {nth}");
-            }
-            let then = match waking {
-                false => allocator.sleep(Backup::Pinned).map(drop).and_then(|()| allocator.wake(NOW)),
-                true => allocator.wake(NOW),
-            };
-            then.unwrap_or_else(|error| panic!("waking: {waking}, call {nth}, lasts: {lasts}: {error}"));
-            allocator.check();
-            verify(&allocator, &blocks);
-            blocks.iter().for_each(|(addr, ..)| allocator.free(*addr).unwrap());
-            allocator.close().unwrap();
-            assert_eq!(driver.inner().take_violations(), []);
-            assert!(driver.inner().usage().is_empty(), "{:?}", driver.inner().usage());
-            if !fired {
-                assert!(nth > 10, "{nth} calls");
-                break;
-            }
+        fail_each_call(
+            waking,
+            lasts,
+            |driver| Allocator::builder(driver).build().unwrap(),
+            |allocator| {
+                let filled = fill(allocator, &[3 * PAGE + 512, 700 * KIB, 100, PAGE]);
+                filled.into_iter().map(|(addr, bytes, seed)| (addr, bytes, seed, true)).collect()
+            },
+        );
+    }
+}
+
+/// The same, of an allocator that keeps its mappings.
+#[test]
+fn whatever_call_fails_nothing_is_lost_of_what_is_kept() {
+    for (waking, lasts) in [(false, false), (true, false), (false, true), (true, true)] {
+        fail_each_call(waking, lasts, kept, use_kept);
+    }
+}
+
+type Faulty = FaultDriver<HostDriver>;
+
+fn fail_each_call(
+    waking: bool,
+    lasts: bool,
+    build: impl Fn(Arc<Faulty>) -> Allocator<Faulty>,
+    fill: impl Fn(&Allocator<Faulty>) -> Used,
+) {
+    for nth in 0.. {
+        let config = HostConfig { capacity_bytes: 64 * PAGE, ..HostConfig::default() };
+        let driver = Arc::new(FaultDriver::new(HostDriver::new(config).unwrap()));
+        let allocator = build(Arc::clone(&driver));
+        let used = fill(&allocator);
+        if waking {
+            allocator.sleep(Backup::Pinned).unwrap();
+        }
+        let before = (allocator.reserved_bytes(), allocator.stats().asleep_bytes);
+        let fault = Fault::nth(nth, DriverErrorKind::Other);
+        driver.arm(if lasts { fault.from_then_on() } else { fault });
+        let result = match waking {
+            false => allocator.sleep(Backup::Pinned).map(drop),
+            true => allocator.wake(NOW).map(drop),
+        };
+        let fired = driver.fired() > 0;
+        driver.disarm();
+        allocator.check();
+        if result.is_err() && !lasts {
+            let now = (allocator.reserved_bytes(), allocator.stats().asleep_bytes);
+            assert_eq!(now, before, "waking: {waking}, call {nth}");
+        }
+        let then = match waking {
+            false => allocator.sleep(Backup::Pinned).map(drop).and_then(|()| allocator.wake(NOW)),
+            true => allocator.wake(NOW),
+        };
+        then.unwrap_or_else(|error| panic!("waking: {waking}, call {nth}, lasts: {lasts}: {error}"));
+        allocator.check();
+        verify_kept(&allocator, &used);
+        end_kept(allocator, &used);
+        assert_eq!(driver.inner().take_violations(), []);
+        assert!(driver.inner().usage().is_empty(), "{:?}", driver.inner().usage());
+        if !fired {
+            assert!(nth > 10, "{nth} calls");
+            break;
         }
     }
 }

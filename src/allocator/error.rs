@@ -111,6 +111,14 @@ pub enum AllocError {
         /// The known facts about the first part that is not free.
         facts: AddressFacts,
     },
+    /// The memory at the address cannot be allocated again: a part of it is asleep.
+    #[error("{} at {addr} cannot be allocated again: that memory is asleep; wake it first", ByteSize(*bytes))]
+    Asleep {
+        /// The address.
+        addr: DeviceAddr,
+        /// Bytes requested.
+        bytes: u64,
+    },
     /// The stream cannot be used with this allocator.
     #[error(transparent)]
     Stream(#[from] StreamError),

@@ -1,10 +1,11 @@
 //! Tests: how much is done while a stream is locked, and waits. They count: times would depend on the machine.
 
-use super::{Allocator, ChunkPolicy};
+use super::{Allocator, Backup, ChunkPolicy};
 use crate::driver::{DriverCall, ModelConfig, ModelDriver, WorkDriver};
 use crate::testing::{busy, longest_hold_of};
 use crate::units::{DeviceAddr, KIB, MIB, StreamId};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 const PAGE: u64 = 2 * MIB;
 const MAIN: StreamId = StreamId::DEFAULT;
@@ -146,6 +147,18 @@ fn figures_lock_no_stream_for_long() {
 #[test]
 fn a_trim_locks_no_stream_for_long() {
     assert_bounded("trim", MOST, |full, _| assert!(full.allocator.trim(0).unwrap().released_bytes > 0));
+}
+
+/// All blocks of a chunk are marked at once.
+#[test]
+fn a_sleep_and_a_wake_lock_no_stream_for_long() {
+    assert_bounded("sleep", 1100, |full, _| {
+        assert!(full.allocator.sleep(Backup::Pinned).unwrap().released_bytes > 0);
+    });
+    assert_bounded("wake", 1100, |full, _| {
+        full.allocator.sleep(Backup::Discard).unwrap();
+        full.allocator.wake(Duration::ZERO).unwrap();
+    });
 }
 
 /// Reads statistics at every call that maps, in the midst of a growth: on its very thread, which would wait for itself.

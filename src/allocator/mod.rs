@@ -57,8 +57,8 @@ pub use plain::PlainAllocator;
 pub use range::VirtualRange;
 pub use registered::RegisteredBlock;
 pub use reports::{
-    BlockSnapshot, ChunkSnapshot, Figure, FigureKind, FigureUnit, Figures, Fragmentation, LiveAllocation, OutOfMemory,
-    Pinned, RegionSnapshot, ShownPeaks, SizeRange, Snapshot, Stats, StreamUse,
+    Asleep, BlockSnapshot, ChunkSnapshot, Figure, FigureKind, FigureUnit, Figures, Fragmentation, LiveAllocation,
+    OutOfMemory, Pinned, RegionSnapshot, ShownPeaks, SizeRange, Snapshot, Stats, StreamUse,
 };
 pub use sleep::{Backup, Slept, Woken};
 pub use slow_path::{LeftAwake, PinnedChunk, Trimmed};
@@ -159,6 +159,7 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// [`AllocError::NotFree`] where a part of the bytes is in use, waits for a stream, or was never mapped there;
+    /// [`AllocError::Asleep`] where a part is free memory that sleeps;
     /// [`AllocError::CannotWait`] where the host would have to wait during a capture; and those of the driver. Nothing has changed.
     pub fn alloc_again(&self, addr: DeviceAddr, bytes: u64) -> Result<(), AllocError> {
         self.inner.alloc_again(addr, bytes)

@@ -174,6 +174,8 @@ impl PlainAllocator {
             open_elsewhere_bytes: 0,
             range_bytes: 0,
             registered_bytes: 0,
+            asleep_bytes: 0,
+            live_asleep_bytes: 0,
             free_bytes: free,
             free_without_budget_bytes: free,
             obtainable_bytes: 0,

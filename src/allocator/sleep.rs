@@ -1,9 +1,10 @@
 //! Sleep and wake: an allocator gives its memory back and gets it again, at the same addresses.
 
 use super::error::AllocError;
-use super::slow_path::{Excluded, FellAsleep, LeftAwake, Sleeper, SlowPath, ToWake};
+use super::reports::Asleep;
+use super::slow_path::{Excluded, FellAsleep, LeftAwake, SlowPath, Span, Store, ToWake};
 use super::{Allocator, Inner};
-use crate::driver::{Driver, DriverError, HostMemory, MemoryDriver, StreamDriver};
+use crate::driver::{Driver, DriverError, MemoryDriver, StreamDriver};
 use crate::segment::listeners::MapListeners;
 use crate::stream::StreamIndex;
 use std::time::{Duration, Instant};
@@ -56,10 +57,13 @@ impl<D: Driver> Allocator<D> {
     /// No work that uses the memory may be queued from the call on until the wake: on a device, such work is an error that ends the
     /// context. What was queued before is waited for, by the device; the host waits once, until the bytes are copied. Frees,
     /// [`record_stream`](Self::record_stream) and new allocations go on meanwhile: new ones get memory of their own. An allocation
-    /// that is freed while it is asleep is not mapped again.
+    /// that is freed while it is asleep is not mapped again, unless mappings are kept.
     ///
-    /// Stays awake: what is pinned, growable ranges, registered blocks, and everything of an allocator that keeps its mappings
-    /// ([`Slept::left_awake`] counts what regions have).
+    /// An allocator that [keeps its mappings](super::Builder::keep_mappings) sleeps by chunks: a backup has all their bytes, freed
+    /// ones included, and a wake maps each at all its addresses again, since graphs use both. It waits for the device, and so for
+    /// replays, and needs as many bytes to wake as it held.
+    ///
+    /// Stays awake: what is pinned, growable ranges and registered blocks ([`Slept::left_awake`] counts what regions have).
     ///
     /// # Errors
     /// [`AllocError::CannotWait`] during a capture, [`AllocError::Forked`], [`AllocError::InListener`], and those of the
@@ -67,6 +71,11 @@ impl<D: Driver> Allocator<D> {
     /// refuses to map again what it has unmapped, that is asleep ([`Stats::asleep_bytes`](super::Stats)) until the next wake.
     pub fn sleep(&self, backup: Backup) -> Result<Slept, AllocError> {
         self.inner.sleep(backup)
+    }
+
+    /// What is asleep. Waits for no call that is under way on another thread, and reports the pages as they were before it.
+    pub fn asleep(&self) -> Asleep {
+        self.inner.door.asleep(&self.inner.shared)
     }
 
     /// Gives memory to everything that is asleep, and its bytes, unless they were discarded. All of it, or none.
@@ -93,18 +102,18 @@ impl<D: Driver> Inner<D> {
                 let lane = path.lane()?;
                 Ok((lane, path.fall_asleep(lane, &excluded)?))
             };
-            let (lane, (left_awake, blocks)) = self.door.enter(&self.shared, fall)?;
+            let (lane, (left_awake, marked)) = self.door.enter(&self.shared, fall)?;
             let mut slept = Slept { left_awake, ..Slept::default() };
-            if let Some(blocks) = blocks {
-                slept.live_bytes = blocks.iter().map(|block| block.bytes).sum();
-                let store = match self.copy_out(lane, backup, &blocks) {
+            if let Some(marked) = marked {
+                slept.live_bytes = marked.live_bytes;
+                let store = match self.copy_out(lane, backup, &marked.spans) {
                     Ok(store) => store,
                     Err((error, store)) => {
                         self.door.enter(&self.shared, |path| path.abandon_fall(lane, store))?;
                         return Err(error.into());
                     }
                 };
-                slept.copied_bytes = if store.is_some() { slept.live_bytes } else { 0 };
+                slept.copied_bytes = if store.is_some() { bytes_of(&marked.spans) } else { 0 };
                 match self.door.enter(&self.shared, |path| path.unmap_falling(lane, store))? {
                     FellAsleep::Not(chunks) => {
                         excluded.extend(chunks);
@@ -122,7 +131,7 @@ impl<D: Driver> Inner<D> {
         MapListeners::expect_outside()?;
         let _alone = self.sleeping.lock();
         let Some((lane, to_wake)) = self.map_asleep(wait)? else { return Ok(Woken::default()) };
-        let copied = to_wake.copies.iter().flat_map(|(_, blocks)| blocks).map(|block| block.bytes).sum();
+        let copied = to_wake.copies.iter().map(|(_, spans)| bytes_of(spans)).sum();
         if let Err(error) = self.copy_in(lane, &to_wake) {
             self.door.enter(&self.shared, |path| path.sleep_on(lane))?;
             return Err(error.into());
@@ -152,7 +161,7 @@ impl<D: Driver> Inner<D> {
         }
     }
 
-    /// Waits for what `lane` is ordered behind, and copies blocks to the host, if they are not discarded.
+    /// Waits for what `lane` is ordered behind, and copies `spans` to the host, if they are not discarded.
     ///
     /// # Errors
     /// The driver's, with the memory that copies may still write to.
@@ -160,20 +169,20 @@ impl<D: Driver> Inner<D> {
         &self,
         lane: StreamIndex,
         backup: Backup,
-        blocks: &[Sleeper],
-    ) -> Result<Option<HostMemory>, (DriverError, Option<HostMemory>)> {
-        let bytes: u64 = blocks.iter().map(|block| block.bytes).sum();
+        spans: &[Span],
+    ) -> Result<Option<Store>, (DriverError, Option<Store>)> {
+        let bytes = bytes_of(spans);
         let driver = &self.shared.streams.driver;
         let store = match backup {
-            Backup::Pinned if bytes > 0 => Some(driver.host_alloc(bytes).map_err(|error| (error, None))?),
+            Backup::Pinned if bytes > 0 => {
+                let memory = driver.host_alloc(bytes).map_err(|error| (error, None))?;
+                Some(Store { memory, bytes })
+            }
             Backup::Pinned | Backup::Discard => None,
         };
         let queued = store.map_or(Ok(()), |store| {
             let stream = self.shared.streams.get(lane).id();
-            Sleeper::runs(blocks).try_for_each(|run| {
-                let (addr, bytes) = Sleeper::place_of(run);
-                driver.copy_out(stream, store, run[0].place, addr, bytes)
-            })
+            spans.iter().try_for_each(|span| driver.copy_out(stream, store.memory, span.place, span.addr, span.bytes))
         });
         match queued.and_then(|()| self.wait_for(lane)) {
             Ok(()) => Ok(store),
@@ -181,13 +190,12 @@ impl<D: Driver> Inner<D> {
         }
     }
 
-    /// Copies blocks back, and waits for the copies.
+    /// Copies everything back, and waits for the copies.
     fn copy_in(&self, lane: StreamIndex, to_wake: &ToWake) -> Result<(), DriverError> {
         let stream = self.shared.streams.get(lane).id();
-        for (store, blocks) in &to_wake.copies {
-            for run in Sleeper::runs(blocks) {
-                let (addr, bytes) = Sleeper::place_of(run);
-                self.shared.streams.driver.copy_in(stream, addr, *store, run[0].place, bytes)?;
+        for (store, spans) in &to_wake.copies {
+            for span in spans {
+                self.shared.streams.driver.copy_in(stream, span.addr, *store, span.place, span.bytes)?;
             }
         }
         self.wait_for(lane)
@@ -197,4 +205,8 @@ impl<D: Driver> Inner<D> {
     fn wait_for(&self, lane: StreamIndex) -> Result<(), DriverError> {
         self.shared.streams.progress(Some(lane)).wait_for_own()
     }
+}
+
+fn bytes_of(spans: &[Span]) -> u64 {
+    spans.iter().map(|span| span.bytes).sum()
 }

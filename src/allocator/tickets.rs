@@ -43,12 +43,15 @@ impl<D: Driver> Allocator<D> {
     /// The ticket of the live allocation at `addr`. One allocation has one, however often it is asked for.
     ///
     /// # Errors
-    /// [`FreeError`] when no live allocation starts there.
+    /// [`FreeError`] when no live allocation starts there, or one that is asleep.
     pub fn ticket(&self, addr: DeviceAddr) -> Result<Ticket<D>, FreeError> {
         let Place::Region(owner, offset) = self.inner.shared.directory.find(addr) else {
             return Err(self.inner.refuse(addr));
         };
         let mut state = self.inner.shared.streams.get(owner.stream).lock();
+        if state.is_asleep((owner.region, offset)) {
+            return Err(FreeError::Asleep { addr });
+        }
         let next = state.next_ticket;
         let Some((bytes, extras)) = state.mark_shared(owner, offset) else {
             drop(state);
@@ -85,7 +88,16 @@ impl<D: Driver> Ticket<D> {
         extras.is_some_and(|extras| extras.ticket == Some(self.number))
     }
 
-    /// Pins the block. `None` once it has been freed, or its allocator has ended.
+    /// How often the block has been put to sleep. Whoever pins it and has looked at the chunks under it before, looks again where
+    /// that has changed: it wakes in others.
+    pub fn sleeps(&self) -> u64 {
+        self.allocator.upgrade().map_or(0, |inner| {
+            let state = inner.shared.streams.get(self.owner.stream).lock();
+            state.extras.get(&(self.owner.region, self.offset)).map_or(0, |extras| extras.sleeps)
+        })
+    }
+
+    /// Pins the block. `None` once it has been freed, or its allocator has ended, and while it is asleep.
     pub fn pin(&self) -> Option<Pin<D>> {
         let inner = self.allocator.upgrade()?;
         let mut state = inner.shared.streams.get(self.owner.stream).lock();

@@ -2,7 +2,7 @@
 
 use crate::error::ShareError;
 use crate::handle::{Handle, Token, random};
-use crate::offers::Offers;
+use crate::offers::{Chunks, Offers};
 use crate::server::{Order, Server};
 use crate::socket_file::SocketFile;
 use gapless::allocator::Ticket;
@@ -92,7 +92,10 @@ impl<D: Driver + 'static> Exporter<D> {
             None => {
                 // Looked up here, where the caller may wait for the allocator: those who open it do not. They cannot be in a
                 // callback of a listener; then who opens it does.
-                let chunks = ticket.pin().and_then(|pin| pin.chunks().ok()).map(Arc::from);
+                let chunks = ticket.pin().and_then(|pin| {
+                    let list = pin.chunks().ok()?;
+                    Some(Chunks { sleeps: ticket.sleeps(), list: Arc::from(list) })
+                });
                 self.offers.lock().add(ticket, chunks)?
             }
         };

@@ -22,8 +22,17 @@ pub struct Offers<D: Driver> {
 #[derive(Debug)]
 pub struct Offer<D: Driver> {
     ticket: Ticket<D>,
-    /// Those under it, as long as it lives or is pinned; `None` where they could not be looked up.
-    chunks: Option<Arc<[PinnedChunk]>>,
+    /// Those under it, as long as it lives or is pinned and has not slept; `None` where they could not be looked up.
+    chunks: Option<Chunks>,
+}
+
+/// The chunks under a block that is offered.
+#[derive(Clone, Debug)]
+pub struct Chunks {
+    /// How often it had been put to sleep when they were looked up.
+    pub sleeps: u64,
+    /// The chunks.
+    pub list: Arc<[PinnedChunk]>,
 }
 
 impl<D: Driver> Clone for Offer<D> {
@@ -33,7 +42,7 @@ impl<D: Driver> Clone for Offer<D> {
 }
 
 impl<D: Driver> Offer<D> {
-    /// Pins the block. `None` once it has been freed.
+    /// Pins the block. `None` once it has been freed, and while it is asleep.
     pub fn pin(&self) -> Option<Pin<D>> {
         self.ticket.pin()
     }
@@ -41,8 +50,8 @@ impl<D: Driver> Offer<D> {
     /// The chunks under the block, which one of its pins holds.
     pub fn chunks(&self, pin: &Pin<D>) -> Result<Arc<[PinnedChunk]>, AllocError> {
         match &self.chunks {
-            Some(chunks) => Ok(Arc::clone(chunks)),
-            None => pin.chunks().map(Arc::from),
+            Some(chunks) if chunks.sleeps == self.ticket.sleeps() => Ok(Arc::clone(&chunks.list)),
+            _ => pin.chunks().map(Arc::from),
         }
     }
 }
@@ -70,7 +79,7 @@ impl<D: Driver> Offers<D> {
     }
 
     /// Offers a block, unless it is offered already.
-    pub fn add(&mut self, ticket: Ticket<D>, chunks: Option<Arc<[PinnedChunk]>>) -> Result<Token, ShareError> {
+    pub fn add(&mut self, ticket: Ticket<D>, chunks: Option<Chunks>) -> Result<Token, ShareError> {
         if let Some(token) = self.token(&ticket) {
             return Ok(token);
         }

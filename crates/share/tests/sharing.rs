@@ -1,6 +1,6 @@
 //! An exporter and an importer in one process, on drivers of their own.
 
-use gapless::allocator::FreeError;
+use gapless::allocator::{Backup, FreeError};
 use gapless::driver::{
     DriverCall, DriverCalls, DriverErrorKind, Fault, FaultDriver, HostConfig, HostDriver, WorkDriver,
 };
@@ -99,6 +99,38 @@ fn the_same_bytes_on_both_sides() {
     allocator.free(next).unwrap();
     allocator.trim(0).unwrap();
     assert_eq!(allocator.stats().reserved_bytes, 0);
+    allocator.check();
+}
+
+/// An offer of a block that sleeps is gone, and good again after the wake, when the block is in other chunks. One that is open stays
+/// awake.
+#[test]
+fn a_block_that_has_slept_is_opened_where_it_is() {
+    let _turn = turn();
+    let (allocator, exporter) = (allocator(64 * PAGE, PAGE), Exporter::new());
+    let target = device(64 * PAGE);
+    let importer = Importer::new(Arc::clone(&target));
+    let block = allocator.alloc(3 * PAGE, MAIN).unwrap();
+    fill(allocator.driver(), block, 3 * PAGE, 1);
+    let handle = exporter.export(&allocator, block).unwrap();
+    allocator.sleep(Backup::Pinned).unwrap();
+    assert!(matches!(importer.open(&handle), Err(ShareError::Gone)));
+    let refused = exporter.export(&allocator, block).unwrap_err();
+    assert!(matches!(refused, ShareError::NotAllocated(FreeError::Asleep { .. })), "{refused}");
+    // The chunks that it was in are others' now.
+    let other = allocator.alloc(3 * PAGE, MAIN).unwrap();
+    fill(allocator.driver(), other, 3 * PAGE, 2);
+    allocator.wake(Duration::ZERO).unwrap();
+    let shared = importer.open(&handle).unwrap();
+    assert!(holds(&target, shared.addr(), 3 * PAGE, 1), "other memory than that of the block");
+    assert_eq!(exporter.export(&allocator, block).unwrap(), handle, "one block, one handle");
+    let slept = allocator.sleep(Backup::Pinned).unwrap();
+    assert_eq!(slept.left_awake.pinned_bytes, 3 * PAGE);
+    fill(&target, shared.addr(), 3 * PAGE, 3);
+    assert!(holds(allocator.driver(), block, 3 * PAGE, 3));
+    allocator.wake(Duration::ZERO).unwrap();
+    drop(shared);
+    [block, other].iter().for_each(|block| allocator.free(*block).unwrap());
     allocator.check();
 }
 

@@ -22,6 +22,20 @@ pub(crate) struct Pool {
     pub busy: Vec<StreamId>,
     /// The stream of the last replay.
     pub replaying: Option<StreamId>,
+    /// Whether it was put to sleep, or a part of it may have been.
+    pub asleep: bool,
+    /// What each sleep took out of `handed`, with the number of the stream from `owners`.
+    slept: Vec<BTreeMap<u64, (Memory, Option<u64>)>>,
+    /// What a replay wrote to free memory that is asleep with a backup.
+    pub left: Vec<Left>,
+}
+
+/// Bytes that a replay wrote to free memory: the address, their number, and their seed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Left {
+    pub addr: DeviceAddr,
+    pub bytes: u64,
+    pub seed: u64,
 }
 
 impl Pool {
@@ -84,7 +98,16 @@ pub(crate) struct Graphs {
 impl Graphs {
     pub fn new_pool(&mut self) -> Pool {
         self.pools += 1;
-        Pool { serial: self.pools, handed: BTreeMap::new(), owners: HashMap::new(), busy: Vec::new(), replaying: None }
+        Pool {
+            serial: self.pools,
+            handed: BTreeMap::new(),
+            owners: HashMap::new(),
+            busy: Vec::new(),
+            replaying: None,
+            asleep: false,
+            slept: Vec::new(),
+            left: Vec::new(),
+        }
     }
 
     /// Releases the graphs that use the memory of a pool, which is about to be closed.
@@ -106,7 +129,46 @@ impl Pool {
     pub fn check<D>(&self, driver: &Witness<D>) {
         for (page, memory) in &self.handed {
             let now = driver.memory_at(DeviceAddr(*page));
-            assert_eq!(now, Some(*memory), "G1: the memory behind {}", DeviceAddr(*page));
+            assert!(now == Some(*memory) || self.asleep && now.is_none(), "G1: {now:?} behind {}", DeviceAddr(*page));
+        }
+        for page in self.slept.iter().flat_map(BTreeMap::keys) {
+            assert_eq!(driver.memory_at(DeviceAddr(*page)), None, "G1: {} is asleep", DeviceAddr(*page));
+        }
+    }
+
+    /// Notes which memory has gone with a sleep. Checks that chunks sleep at all their addresses.
+    pub fn fall_asleep<D>(&mut self, driver: &Witness<D>) {
+        self.asleep = true;
+        let has_memory = |page: &u64| driver.memory_at(DeviceAddr(*page)).is_some();
+        let (awake, gone): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            std::mem::take(&mut self.handed).into_iter().partition(|(page, _)| has_memory(page));
+        for (page, (chunk, _)) in &gone {
+            assert!(
+                awake.values().all(|(other, _)| other != chunk),
+                "G1: {page:#x} sleeps, others of {chunk:?} do not"
+            );
+        }
+        let owner = |memory: Memory| self.owners.get(&memory).copied();
+        let slept = gone.into_iter().map(|(page, memory)| (page, (memory, owner(memory)))).collect::<BTreeMap<_, _>>();
+        self.owners.retain(|(chunk, _), _| awake.values().any(|(other, _)| other == chunk));
+        self.handed = awake;
+        self.slept.push(slept);
+    }
+
+    /// Notes the memory that it has after a wake. Checks G5.
+    pub fn wake<D>(&mut self, driver: &Witness<D>) {
+        self.asleep = false;
+        let mut old_of = HashMap::new();
+        for (sleep, slept) in std::mem::take(&mut self.slept).into_iter().enumerate() {
+            let mut new_of = HashMap::new();
+            for (page, ((old, offset), owner)) in slept {
+                let now = driver.memory_at(DeviceAddr(page)).unwrap_or_else(|| panic!("G5: {page:#x} has no memory"));
+                assert_eq!(now.1, offset, "G5: the memory behind {page:#x}");
+                assert_eq!(*new_of.entry(old).or_insert(now.0), now.0, "G5: {page:#x} shared {old:?} with others");
+                assert_eq!(*old_of.entry(now.0).or_insert((sleep, old)), (sleep, old), "G5: {page:#x} shares {now:?}");
+                self.handed.insert(page, now);
+                self.owners.extend(owner.map(|owner| (now, owner)));
+            }
         }
     }
 }

@@ -36,6 +36,10 @@ pub struct Summary {
     pub slept: u64,
     /// See `slept`.
     pub woken: u64,
+    /// Number of sleeps that put a part of a pool to sleep.
+    pub pools_slept: u64,
+    /// Number of bytes of free memory in which a pool that woke had what a replay had left there.
+    pub verified_free_bytes: u64,
     /// Number of blocks that came back to a former address.
     pub again: u64,
     /// Number of those whose stream was destroyed.
@@ -64,6 +68,8 @@ impl Summary {
         self.kept += other.kept;
         self.slept += other.slept;
         self.woken += other.woken;
+        self.pools_slept += other.pools_slept;
+        self.verified_free_bytes += other.verified_free_bytes;
         self.again += other.again;
         self.again_of_destroyed += other.again_of_destroyed;
         self.notified_unmaps += other.notified_unmaps;

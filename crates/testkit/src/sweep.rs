@@ -170,6 +170,23 @@ pub fn cases(page: u64) -> Vec<Case> {
         case("a shared block of a pool freed", &in_flight(&[Write { block: 0, stream: 0 }]), free(0)),
         case("trim of a pool", &in_flight(&[free(0)]), Trim { keep: 0 }),
         case("a lower budget of a pool", &in_flight(&[free(0)]), Budget { pages: 3 }),
+        case("a sleep of a pool", &in_flight(&[free(0)]), Sleep { discard: false }),
+        case("a sleep of a pool that discards", &in_flight(&[free(0)]), Sleep { discard: true }),
+        case("a wake of a pool", &in_flight(&[free(0), alloc(3, 1), Sleep { discard: false }]), Wake),
+        case(
+            "a wake of a pool after a free",
+            &in_flight(&[free(0), alloc(3, 1), Sleep { discard: false }, free(0), alloc(1, 1)]),
+            Wake,
+        ),
+        case("more than a wake of a pool can have", &in_flight(&[Sleep { discard: false }, alloc(6, 1)]), Wake),
+        Case {
+            world: large_chunks,
+            ..case(
+                "a wake of large chunks of a pool",
+                &in_flight(&[free(0), alloc(3, 1), Sleep { discard: false }]),
+                Wake,
+            )
+        },
         case("a range's growth beside a pool", &in_flight(&[free(0), range(7)]), grow(0, 4, 2)),
         Case {
             world: large_chunks,

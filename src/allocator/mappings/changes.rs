@@ -77,34 +77,52 @@ impl Mappings {
         listeners: &MapListeners,
         change: &Change<'_>,
     ) -> Result<(), NotMapped> {
-        self.map_together(driver, listeners, std::slice::from_ref(change))
+        let of_new = |new: &NewView| self.mapping(change.segment, new.pages, new.chunk);
+        let mappings: Vec<Mapping> = change.map.iter().map(of_new).collect();
+        if let Err(failure) = map_all(driver, listeners, &mappings) {
+            let stuck =
+                |new: &NewView| (change.segment, View { chunk: new.chunk, pages: new.pages, state: change.stuck });
+            let views: Vec<(usize, View)> = change.map.iter().map(stuck).collect();
+            return Err(NotMapped { error: failure.error, stuck: self.strand(&views, &failure.stuck) });
+        }
+        for revival in change.revive {
+            self.revive(change.segment, revival);
+        }
+        for new in change.map {
+            self.add(change, new);
+        }
+        Ok(())
     }
 
-    /// As [`map`](Self::map), for changes of several segments: all of them or none.
+    /// Maps chunks that have no view where they, or others in their place, had some: all of these, each in its state, or none.
     ///
     /// # Errors
-    /// [`NotMapped`].
-    pub fn map_together(
+    /// [`NotMapped`]; what is stuck is in the state `stuck`.
+    pub fn restore(
         &mut self,
         driver: &impl MemoryDriver,
         listeners: &MapListeners,
-        changes: &[Change<'_>],
+        views: &[(usize, View)],
+        stuck: ViewState,
     ) -> Result<(), NotMapped> {
-        let of_change = |change: &Change<'_>| {
-            change.map.iter().map(|new| self.mapping(change.segment, new.pages, new.chunk)).collect()
-        };
-        let mappings: Vec<Mapping> = changes.iter().flat_map(|change| -> Vec<Mapping> { of_change(change) }).collect();
+        let of_view = |(segment, view): &(usize, View)| self.mapping(*segment, view.pages, view.chunk);
+        let mappings: Vec<Mapping> = views.iter().map(of_view).collect();
         if let Err(failure) = map_all(driver, listeners, &mappings) {
-            let stuck = changes.iter().flat_map(|change| self.strand(change, &failure.stuck)).collect();
-            return Err(NotMapped { error: failure.error, stuck });
+            let stuck = |(segment, view): &(usize, View)| (*segment, View { state: stuck, ..*view });
+            let views: Vec<(usize, View)> = views.iter().map(stuck).collect();
+            return Err(NotMapped { error: failure.error, stuck: self.strand(&views, &failure.stuck) });
         }
-        for change in changes {
-            for revival in change.revive {
-                self.revive(change.segment, revival);
+        for (segment, view) in views {
+            self.add_view(*segment, *view);
+            let at = view_at(*segment, view.pages.start);
+            match view.state {
+                ViewState::Active => self.chunks.activate(view.chunk, at),
+                ViewState::Stale(last_use) => {
+                    self.chunks.add_stale(view.chunk, at);
+                    self.note_stale(at, last_use);
+                }
             }
-            for new in change.map {
-                self.add(change, new);
-            }
+            self.keep(at, view.chunk);
         }
         Ok(())
     }
@@ -151,8 +169,15 @@ impl Mappings {
         self.chunks.activate(new.chunk, at);
         if change.lend_to.is_some() {
             self.chunks.set_lent_out(new.chunk, change.lend_to);
-        } else if let Some(kept) = &mut self.kept {
-            kept.push((at, self.chunks.get(new.chunk).handle));
+        } else {
+            self.keep(at, new.chunk);
+        }
+    }
+
+    /// Notes what is mapped behind blocks, where that is kept.
+    fn keep(&mut self, at: ViewAt, chunk: ChunkId) {
+        if let Some(kept) = &mut self.kept {
+            kept.insert(at, self.chunks.get(chunk).handle);
         }
     }
 
@@ -173,28 +198,25 @@ impl Mappings {
         self.note_stale(at, last_use);
     }
 
-    /// Enters the mappings of a change that could be neither used nor removed. Returns their pages.
-    fn strand(&mut self, change: &Change<'_>, stuck: &[Mapping]) -> Vec<PageRange> {
-        let of_change = |mapping: &Mapping| {
-            let address = |new: &&NewView| self.segments[change.segment].address(new.pages.start) == mapping.addr;
-            change.map.iter().find(address).copied()
+    /// Enters those of the stale `views`, with the numbers of their segments, whose mappings could be neither used nor removed.
+    /// Returns their pages.
+    fn strand(&mut self, views: &[(usize, View)], stuck: &[Mapping]) -> Vec<PageRange> {
+        let of_mapping = |mapping: &Mapping| {
+            let address = |(segment, view): &&(usize, View)| self.segments[*segment].address(view.pages.start);
+            views.iter().find(|view| address(view) == mapping.addr).copied()
         };
-        let stuck: Vec<NewView> = stuck.iter().filter_map(of_change).collect();
-        for NewView { chunk, pages, .. } in &stuck {
-            self.add_view(change.segment, View { chunk: *chunk, pages: *pages, state: change.stuck });
-            let at = view_at(change.segment, pages.start);
-            self.chunks.add_stale(*chunk, at);
-            if let ViewState::Stale(last_use) = change.stuck
-                && !change.stuck.is_stuck()
-            {
-                self.note_stale(at, last_use);
+        let stuck: Vec<(usize, View)> = stuck.iter().filter_map(of_mapping).collect();
+        for (segment, view) in stuck.iter().copied() {
+            self.add_view(segment, view);
+            let at = view_at(segment, view.pages.start);
+            self.chunks.add_stale(view.chunk, at);
+            match view.state {
+                ViewState::Stale(last_use) if !view.state.is_stuck() => self.note_stale(at, last_use),
+                _ => self.segments[segment].poisoned = true,
             }
         }
-        if change.stuck.is_stuck() && !stuck.is_empty() {
-            self.segments[change.segment].poisoned = true;
-            self.counts.poisoned += 1;
-        }
-        stuck.iter().map(|new| new.pages).collect()
+        self.counts.poisoned += u64::from(stuck.iter().any(|(_, view)| view.state.is_stuck()));
+        stuck.iter().map(|(_, view)| view.pages).collect()
     }
 
     /// Adds a view to the page table of a segment.

@@ -9,7 +9,7 @@
 //! - M1  a view is in the page table of its segment and in the list of its chunk, in the same state; it maps its chunk whole.
 //! - M2  a chunk has one active view at most, and is lent only while it has one.
 //! - M3  what is counted of mappings is what there is.
-//! - M4  what was mapped behind blocks stays mapped there, in an allocator that keeps its mappings.
+//! - M4  what was mapped behind blocks stays mapped there, in an allocator that keeps its mappings, or is asleep.
 //!
 //! Threads: not synchronized; the owner holds a lock, also while the driver is called.
 //!
@@ -28,6 +28,7 @@ use crate::pages::{PageCount, PageIndex};
 use crate::physical::{Chunk, ChunkId, ChunkPool, ViewAt};
 use crate::segment::{Segment, View};
 use crate::units::DeviceAddr;
+use std::collections::BTreeMap;
 
 /// Chunks, segments and what is mapped where.
 #[derive(Debug)]
@@ -38,7 +39,7 @@ pub struct Mappings {
     /// The stale views, oldest first.
     stale_order: StaleOrder,
     /// The mappings behind blocks, in an allocator that keeps its mappings.
-    kept: Option<Vec<(ViewAt, ChunkHandle)>>,
+    kept: Option<BTreeMap<ViewAt, ChunkHandle>>,
     /// Bytes of host memory behind the page tables.
     tables_bytes: u64,
     counts: Counts,
@@ -62,7 +63,7 @@ impl Mappings {
             chunks: ChunkPool::new(geometry.page_bytes, budget_bytes),
             segments: Vec::new(),
             stale_order: StaleOrder::default(),
-            kept: (!geometry.rules.may_unmap()).then(Vec::new),
+            kept: (!geometry.rules.may_unmap()).then(BTreeMap::new),
             tables_bytes: 0,
             counts: Counts::default(),
         }

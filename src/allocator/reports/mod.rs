@@ -1,5 +1,6 @@
 //! The reports of an allocator, as plain data and as text. The figures are computed in `slow_path/inspect`.
 
+mod asleep;
 mod figures;
 mod live;
 mod oom;
@@ -7,6 +8,7 @@ mod shown;
 mod snapshot;
 mod stats;
 
+pub use asleep::Asleep;
 pub use live::LiveAllocation;
 pub use oom::{OutOfMemory, Pinned, StreamUse};
 pub use shown::ShownPeaks;

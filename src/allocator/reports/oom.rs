@@ -77,6 +77,10 @@ pub struct OutOfMemory {
     pub range_bytes: u64,
     /// Bytes of registered blocks, and of dropped ones that could not be unmapped yet.
     pub registered_bytes: u64,
+    /// Bytes of pages that are asleep: what a wake needs. Nothing of them is in `reserved_bytes`.
+    pub asleep_bytes: u64,
+    /// Those of `live_block_bytes` that are asleep, or about to be.
+    pub live_asleep_bytes: u64,
     /// All bytes that are free, in whatever form: cached, pending, in idle chunks, and what may still be created.
     pub free_bytes: u64,
     /// The same if there were no budget, so that all that is free on the device could be created.
@@ -217,6 +221,10 @@ impl OutOfMemory {
         }
         writeln!(f, "  budget     {}, of which {} are held", size(self.budget_bytes), size(self.reserved_bytes))?;
         writeln!(f, "  live       {} asked for, {} with rounding", size(self.live_bytes), size(self.live_block_bytes))?;
+        if self.asleep_bytes > 0 {
+            let (live, needed) = (size(self.live_asleep_bytes), size(self.asleep_bytes));
+            writeln!(f, "  asleep     {live} of these are asleep and need {needed} to wake")?;
+        }
         if self.range_bytes > 0 {
             writeln!(f, "  ranges     {} held by growable ranges", size(self.range_bytes))?;
         }
@@ -285,6 +293,8 @@ mod tests {
             open_elsewhere_bytes: 0,
             range_bytes: 0,
             registered_bytes: 0,
+            asleep_bytes: 0,
+            live_asleep_bytes: 0,
             free_bytes: 3 * MIB,
             free_without_budget_bytes: 3 * MIB,
             obtainable_bytes: 0,
@@ -300,7 +310,7 @@ mod tests {
 
     #[test]
     fn a_report_names_what_is_there_and_nothing_else() {
-        let parts: [Part; 10] = [
+        let parts: [Part; 11] = [
             (" 1 MiB were freed and are open in another process, or pinned.", |report| {
                 (report.pinned.by_pending_bytes, report.open_elsewhere_bytes) = (MIB, MIB);
             }),
@@ -311,6 +321,9 @@ mod tests {
                 report.device = Some(MemoryInfo { free: 3 * MIB, total: 8 * MIB });
             }),
             ("\n  elsewhere  1 MiB held by other allocators", |report| report.elsewhere_bytes = MIB),
+            ("\n  asleep     1 MiB of these are asleep and need 2 MiB to wake", |report| {
+                (report.live_asleep_bytes, report.asleep_bytes) = (MIB, 2 * MIB);
+            }),
             ("\n  ranges     1 MiB held by growable ranges", |report| report.range_bytes = MIB),
             ("\n  registered 1 MiB held by registered blocks", |report| report.registered_bytes = MIB),
             ("\n  driver     the answer", |report| report.driver_error = Some("the answer".to_owned())),
@@ -331,6 +344,7 @@ mod tests {
             "beside live",
             "whole pages",
             "elsewhere",
+            "asleep",
             "ranges",
             "registered",
             "driver",

@@ -12,7 +12,7 @@ use super::execute::Outcome;
 use super::plan::{Allowance, Goal, Plan, Recreation, States, plan_again};
 use crate::driver::Driver;
 use crate::heap::{Block, BlockState};
-use crate::pages::PageCount;
+use crate::pages::{PageCount, PageIndex};
 use crate::stream::Reach;
 use crate::units::DeviceAddr;
 
@@ -132,8 +132,16 @@ impl<D: Driver> SlowPath<'_, D> {
     fn not_free(&self, wanted: Wanted, request: Request) -> AllocError {
         let state = self.shared.streams.get(wanted.owner.stream).lock();
         let region = state.regions.get(wanted.owner.region);
+        let is_asleep = |region: &Region, block: &Block| {
+            let page = PageIndex::of(block.offset.max(wanted.offset), region.page_bytes);
+            block.state == BlockState::Claimed && self.mapper.asleep().holds(region.segment, page)
+        };
+        let first = |region: &Region| blocks_of(region, wanted, request).find(|block| block.state != BlockState::Free);
+        if region.is_some_and(|region| first(region).is_some_and(|block| is_asleep(region, &block))) {
+            return AllocError::Asleep { addr: wanted.addr, bytes: request.requested };
+        }
         let in_the_way = region.and_then(|region| {
-            let block = blocks_of(region, wanted, request).find(|block| block.state != BlockState::Free)?;
+            let block = first(region)?;
             Some(match block.state {
                 BlockState::Live => super::super::error::AddressFacts::Inside {
                     start: region.base.offset(block.offset),

@@ -18,9 +18,9 @@ impl Door {
         let mapper = self.lock();
         let clocks: Vec<_> = shared.streams.iter().map(|stream| stream.clock.lock()).collect();
         let states = shared.streams.lock_all();
-        mapper.check();
-        shared.streams.peak.check(&states);
         let asleep = mapper.asleep().check(mapper.segments());
+        mapper.check(|at| asleep.is_without_memory(at));
+        shared.streams.peak.check(&states);
         let (mut block_bytes, mut live_asleep) = (0, 0);
         for ((stream, clock), state) in shared.streams.iter().zip(&clocks).zip(&states) {
             clock.check();

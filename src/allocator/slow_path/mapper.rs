@@ -3,7 +3,7 @@
 
 use super::super::geometry::Geometry;
 use super::super::mappings::Mappings;
-use super::sleep::Asleep;
+use super::sleep::Batches;
 use crate::physical::ChunkSizes;
 use crate::units::DeviceAddr;
 use std::ops::{Deref, DerefMut};
@@ -15,7 +15,7 @@ pub struct Mapper {
     sizes: ChunkSizes,
     left_behind: Vec<(DeviceAddr, u64)>,
     next_arena: (usize, u64),
-    asleep: Asleep,
+    asleep: Batches,
 }
 
 impl Mapper {
@@ -26,7 +26,7 @@ impl Mapper {
             sizes: ChunkSizes::new(geometry.chunk_policy, geometry.page_bytes),
             left_behind: Vec::new(),
             next_arena: geometry.first_slots,
-            asleep: Asleep::default(),
+            asleep: Batches::default(),
         }
     }
 
@@ -51,12 +51,12 @@ impl Mapper {
     }
 
     /// What is asleep.
-    pub fn asleep(&self) -> &Asleep {
+    pub fn asleep(&self) -> &Batches {
         &self.asleep
     }
 
     /// What is asleep, to be changed.
-    pub fn asleep_mut(&mut self) -> &mut Asleep {
+    pub fn asleep_mut(&mut self) -> &mut Batches {
         &mut self.asleep
     }
 

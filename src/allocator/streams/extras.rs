@@ -26,6 +26,8 @@ pub struct Extras {
     pub ticket: Option<u64>,
     /// The parts of it, as offsets in the region, that are asleep or about to be: they keep their addresses, and have no memory.
     pub asleep: Vec<Range<u64>>,
+    /// Number of times that a part of it was put to sleep.
+    pub sleeps: u64,
     /// Of a block that was freed while it was pinned: what it waits for once the last pin is gone.
     pub freed: Option<Vec<Fence>>,
 }
@@ -33,7 +35,7 @@ pub struct Extras {
 impl Extras {
     /// Of a live block that was allocated on `home`.
     pub fn new(home: StreamIndex) -> Self {
-        Self { sharers: Sharers::new(home), pins: 0, ticket: None, asleep: Vec::new(), freed: None }
+        Self { sharers: Sharers::new(home), pins: 0, ticket: None, asleep: Vec::new(), sleeps: 0, freed: None }
     }
 }
 

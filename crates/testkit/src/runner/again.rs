@@ -29,6 +29,7 @@ impl<D: Device> Runner<D> {
                 assert_eq!((addr, bytes), (former.addr, former.bytes));
             }
             Err(AllocError::CannotWait { .. }) if self.may_be_capturing() => {}
+            Err(AllocError::Asleep { .. }) if self.allocator().stats().asleep_bytes > 0 => {}
             Err(error) => {
                 let cause = match &error {
                     AllocError::Driver(cause) | AllocError::OutOfMappings { source: cause, .. } => cause,

@@ -5,18 +5,23 @@
 //! with the pool's memory run one behind the other, and what a block holds after a replay is known of the blocks alone that
 //! the graph left. Calls of the allocator know nothing of this order.
 //!
-//! - G1  every page that was handed out stays mapped with access to the same bytes until the pool is closed.
+//! - G1  every page that was handed out stays mapped with access to the same bytes until the pool is closed, unless it is asleep.
 //! - G2  every check of a replay finds what the replay wrote.
 //! - G3  no rule of the driver is broken: nothing is unmapped that a replay in flight uses.
 //! - G4  bytes that were handed out on one stream are never handed out on another: replays of graphs that were captured on
 //!   different streams may overlap.
+//! - G5  after a wake, pages that had the same memory have the same memory again, and those that had not have not. Free memory has
+//!   the bytes that a replay left there.
 
 use super::Runner;
 use crate::device::Device;
-use crate::graphs::{Action, Graph, Step};
+use crate::graphs::{Action, Graph, Left, Pool, Step};
 use crate::oracle::fitting_blocks;
 use gapless::driver::{HoldStreams, PER_THREAD_STREAM, StreamDriver, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
+
+/// Number of places in free memory that a replay writes to before a sleep.
+const MOST_LEFT: usize = 3;
 
 impl<D: Device> Runner<D> {
     /// Begins the capture of a stream. Its work with pools has to complete before: a replay could not be ordered behind it
@@ -77,15 +82,15 @@ impl<D: Device> Runner<D> {
             return;
         }
         let graph = self.graphs.finished[number % self.graphs.finished.len()].clone();
+        let uses = |pool: &Pool| graph.steps.iter().any(|step| step.pool == pool.serial);
+        if self.instances.iter().filter_map(|it| it.pool.as_ref()).any(|pool| pool.asleep && uses(pool)) {
+            return;
+        }
         for instance in 0..self.instances.len() {
-            let Some(pool) = &mut self.instances[instance].pool else { continue };
-            if graph.steps.iter().all(|step| step.pool != pool.serial) {
+            if !self.instances[instance].pool.as_ref().is_some_and(uses) {
                 continue;
             }
-            pool.replaying = Some(stream);
-            for earlier in std::mem::replace(&mut pool.busy, vec![stream]) {
-                assert!(self.order(earlier, stream), "a capture waits for its stream's work with pools");
-            }
+            self.begin_replay(instance, stream);
             for block in self.instances[instance].oracle.live.values_mut() {
                 block.content = block.graph.filter(|(number, _)| *number == graph.number).map(|(_, seed)| seed);
                 if block.content.is_some() {
@@ -103,6 +108,53 @@ impl<D: Device> Runner<D> {
             result.expect("G1: a replay can use its addresses");
         }
         self.summary.replays += 1;
+    }
+
+    /// Orders what a replay does with the memory of a pool behind all other work with it, and the other way round.
+    fn begin_replay(&mut self, instance: usize, stream: StreamId) {
+        let pool = self.instances[instance].pool.as_mut().expect("a pool");
+        pool.replaying = Some(stream);
+        for earlier in std::mem::replace(&mut pool.busy, vec![stream]) {
+            assert!(self.order(earlier, stream), "a capture waits for its stream's work with pools");
+        }
+    }
+
+    /// Writes to free memory of the current pool, as a replay does that is in flight. Returns what it leaves there.
+    pub(crate) fn write_free_memory(&mut self) -> Vec<Left> {
+        if self.instance().pool.is_none() || self.may_be_capturing() {
+            return Vec::new();
+        }
+        let page_bytes = self.world.page_bytes;
+        let free: Vec<(DeviceAddr, u64)> = fitting_blocks(self.allocator(), 1, 1)
+            .map(|block| (block.addr, block.bytes.min(page_bytes - block.addr.0 % page_bytes)))
+            .take(MOST_LEFT)
+            .collect();
+        let stream = self.streams[free.len() % self.streams.len()];
+        self.begin_replay(self.current, stream);
+        self.driver.hold(stream);
+        let mut left = Vec::new();
+        for (addr, bytes) in free {
+            let seed = self.fresh_seed();
+            self.driver.inner().fill(stream, addr, bytes, seed).expect("G1: a replay can use free memory");
+            left.push(Left { addr, bytes, seed });
+        }
+        left
+    }
+
+    /// Reads what replays left in free memory of the current pool, which has just woken.
+    pub(crate) fn verify_free_memory(&mut self) {
+        let left = self.instance_mut().pool.as_mut().map(|pool| std::mem::take(&mut pool.left)).unwrap_or_default();
+        // The allocator need not know of a capture, and wakes then.
+        let free = self.streams.iter().copied().filter(|stream| !self.driver.is_capturing(*stream)).collect::<Vec<_>>();
+        if left.is_empty() || free.is_empty() {
+            return;
+        }
+        let stream = free[left.len() % free.len()];
+        self.begin_replay(self.current, stream);
+        for Left { addr, bytes, seed } in left {
+            self.summary.verified_free_bytes += bytes;
+            self.driver.inner().verify(stream, addr, bytes, seed).expect("G5: a replay can use free memory");
+        }
     }
 
     /// Runs every graph once more.

@@ -1,9 +1,12 @@
 //! The runner's sleep and wake.
 
 use super::Runner;
+use super::instance::Instance;
 use crate::device::Device;
+use crate::graphs::Left;
 use crate::oracle::Block;
 use gapless::allocator::{AllocError, Backup, StreamError};
+use gapless::driver::MemoryDriver;
 use gapless::units::DeviceAddr;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -22,6 +25,7 @@ impl<D: Device> Runner<D> {
             |block: &&Block| oracle.backing(&self.world, witness, block.addr, block.bytes.max(1)).next().is_some();
         let had_memory: BTreeSet<u64> = live.iter().filter(has_memory).map(|block| block.addr.0).collect();
         let was_asleep = self.allocator().stats().asleep_bytes;
+        let left = self.write_free_memory();
         let slept = match self.allocator().sleep(backup) {
             Ok(slept) => slept,
             Err(error) => {
@@ -35,17 +39,17 @@ impl<D: Device> Runner<D> {
         assert_eq!(slept.released_bytes, reserved - stats.reserved_bytes, "{slept:?}");
         assert!(stats.asleep_bytes <= was_asleep + slept.asleep_bytes, "{slept:?} {stats:?}");
         assert!(slept.asleep_bytes <= stats.asleep_bytes, "{slept:?} {stats:?}");
-        assert_eq!(slept.copied_bytes, if discard { 0 } else { slept.live_bytes }, "{slept:?}");
+        // A pool sleeps with its free bytes.
+        let copied = if self.instance().pool.is_some() { slept.asleep_bytes } else { slept.live_bytes };
+        assert_eq!(slept.copied_bytes, if discard { 0 } else { copied }, "{slept:?}");
+        self.summary.pools_slept += u64::from(slept.asleep_bytes > 0 && self.instance().pool.is_some());
+        self.note_pool_asleep(left, discard);
         self.summary.slept += u64::from(slept.asleep_bytes > 0);
         let (promising, world) = (self.is_promising() && !self.struck(), self.world);
         let instance = self.instance_mut();
         let oracle = &mut instance.oracle;
         let is_pinned = |block: &Block| oracle.pinned.iter().any(|pinned| pinned.addr == block.addr);
-        let asleep: Vec<u64> = live
-            .iter()
-            .filter(|block| !is_pinned(block) && instance.pool.is_none())
-            .map(|block| block.addr.0)
-            .collect();
+        let asleep: Vec<u64> = live.iter().filter(|block| !is_pinned(block)).map(|block| block.addr.0).collect();
         for addr in asleep {
             oracle.asleep.insert(addr);
             let block = oracle.live.get_mut(&addr).expect("a live block");
@@ -56,6 +60,16 @@ impl<D: Device> Runner<D> {
         if promising && oracle.pinned.is_empty() && stats.poisoned == 0 {
             let elsewhere = oracle.range_bytes(&world) + oracle.registered_bytes() + oracle.abandoned_bytes;
             assert!(stats.reserved_bytes <= elsewhere, "memory is left after a sleep: {slept:?} {stats:?}");
+        }
+    }
+
+    /// Notes that the current allocator, if it is a pool, was put to sleep, with what a replay `left` in memory that sleeps.
+    fn note_pool_asleep(&mut self, left: Vec<Left>, discard: bool) {
+        let Self { instances, current, driver, .. } = self;
+        let Some(pool) = &mut instances[*current].pool else { return };
+        pool.fall_asleep(driver.inner());
+        if !discard {
+            pool.left.extend(left.into_iter().filter(|it| driver.inner().memory_at(it.addr).is_none()));
         }
     }
 
@@ -77,6 +91,9 @@ impl<D: Device> Runner<D> {
                 let enough = promise.obtainable_pages >= promise.needed_pages;
                 let excused = !self.is_promising() || self.struck() || self.instance().lost;
                 assert!(!enough || excused, "the promise of a wake: {promise:?}\n{error}");
+                let may_fail =
+                    self.may_be_capturing() || self.struck() || self.instance().lost || self.is_short_of(bytes);
+                assert!(may_fail, "the promise of a wake of a pool: {error}");
                 if self.excuse(&error, bytes, held, true) {
                     self.wake();
                 }
@@ -89,8 +106,21 @@ impl<D: Device> Runner<D> {
         }
     }
 
+    /// Whether idle chunks and what may be created do not come to so many bytes.
+    fn is_short_of(&self, bytes: u64) -> bool {
+        let stats = self.allocator().stats();
+        let free = self.driver.inner().memory_info().map_or(0, |info| info.free);
+        let headroom = self.allocator().budget().saturating_sub(stats.reserved_bytes).min(free);
+        stats.idle_bytes + headroom / self.world.page_bytes * self.world.page_bytes < bytes
+    }
+
     /// Verifies what has slept.
     fn get_up(&mut self) {
+        let Self { instances, current, driver, .. } = self;
+        if let Some(pool) = &mut instances[*current].pool {
+            pool.wake(driver.inner());
+        }
+        self.verify_free_memory();
         let asleep = std::mem::take(&mut self.instance_mut().oracle.asleep);
         for addr in asleep {
             let block = self.instance().oracle.live[&addr].clone();
@@ -112,8 +142,11 @@ impl<D: Device> Runner<D> {
         let lost = self.struck() && self.is_lost_by(error);
         if lost {
             // Nobody knows how far it came.
-            let oracle = &mut self.instance_mut().oracle;
+            let Instance { oracle, pool, .. } = self.instance_mut();
             oracle.asleep = oracle.live.keys().copied().collect();
+            if let Some(pool) = pool {
+                pool.asleep = true;
+            }
         }
         if self.struck() {
             self.recover();

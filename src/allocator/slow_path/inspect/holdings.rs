@@ -46,6 +46,8 @@ pub struct Holdings {
     pub metadata_bytes: u64,
     /// Bytes of pages that are asleep.
     pub asleep_bytes: u64,
+    /// Bytes of the host's memory with what is asleep.
+    pub backup_bytes: u64,
 }
 
 impl Holdings {
@@ -73,6 +75,7 @@ impl Holdings {
             poisoned: counts.poisoned,
             metadata_bytes: mapper.metadata_bytes(),
             asleep_bytes: mapper.asleep().pages().bytes(page_bytes),
+            backup_bytes: mapper.asleep().backup_bytes(),
         }
     }
 

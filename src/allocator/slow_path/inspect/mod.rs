@@ -7,7 +7,7 @@ mod stats;
 mod waiting;
 
 use super::super::error::AllocError;
-use super::super::reports::{ChunkSnapshot, OutOfMemory, RegionSnapshot, Snapshot, Stats};
+use super::super::reports::{Asleep, ChunkSnapshot, OutOfMemory, RegionSnapshot, Snapshot, Stats};
 use super::super::request::Request;
 use super::super::shared::Shared;
 use super::mapper::Mapper;
@@ -39,6 +39,16 @@ impl Door {
     /// Bytes of all chunks.
     pub fn held_bytes(&self) -> u64 {
         self.holdings.lock().held_bytes
+    }
+
+    /// What is asleep. Waits for nobody in the slow path.
+    pub fn asleep<D: Driver>(&self, shared: &Shared<D>) -> Asleep {
+        let (asleep_bytes, backup_bytes) = {
+            let holdings = self.holdings.lock();
+            (holdings.asleep_bytes, holdings.backup_bytes)
+        };
+        let live_bytes = shared.streams.iter().map(|stream| stream.lock().asleep_bytes()).sum();
+        Asleep { asleep_bytes, live_bytes, backup_bytes }
     }
 
     /// Resets the peaks to current values.

@@ -45,6 +45,8 @@ impl OutOfMemory {
             open_elsewhere_bytes: 0,
             range_bytes: holdings.range_bytes,
             registered_bytes: holdings.registered_bytes,
+            asleep_bytes: holdings.asleep_bytes,
+            live_asleep_bytes: 0,
             free_bytes: 0,
             free_without_budget_bytes: 0,
             obtainable_bytes: 0,
@@ -78,6 +80,7 @@ impl OutOfMemory {
         self.cached_bytes += part.cached_bytes;
         self.pending_bytes += part.pending_bytes;
         self.open_elsewhere_bytes += state.open_elsewhere_bytes;
+        self.live_asleep_bytes += state.asleep_bytes();
         self.streams.push(part);
     }
 

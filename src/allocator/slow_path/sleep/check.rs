@@ -2,9 +2,12 @@
 
 use super::super::super::streams::extras::BlockAt;
 use super::super::super::streams::state::StreamState;
-use super::{Asleep, Batch, Phase};
+use super::whole::WholeChunk;
+use super::{Batch, Batches, Phase, Place};
+use crate::heap::BlockState;
 use crate::pages::{PageIndex, PageRange};
-use crate::segment::Segment;
+use crate::physical::ViewAt;
+use crate::segment::{Segment, View, ViewState};
 use crate::stream::StreamIndex;
 use std::collections::{HashMap, HashSet};
 
@@ -12,12 +15,19 @@ use std::collections::{HashMap, HashSet};
 #[derive(Debug)]
 pub struct AsleepPages {
     pages: HashSet<(usize, PageIndex)>,
+    /// Those of them that have no memory.
+    without_memory: HashSet<(usize, PageIndex)>,
 }
 
 impl AsleepPages {
     /// Whether pages of a segment are all asleep, about to be, or about to wake.
     pub fn contain(&self, segment: usize, pages: PageRange) -> bool {
         (pages.start.0..pages.end.0).all(|page| self.pages.contains(&(segment, PageIndex(page))))
+    }
+
+    /// Whether nothing is to be mapped at a place now.
+    pub fn is_without_memory(&self, at: ViewAt) -> bool {
+        self.without_memory.contains(&(at.segment as usize, at.page))
     }
 
     /// Whether each of these pages has memory, or is one of those.
@@ -27,13 +37,13 @@ impl AsleepPages {
     }
 }
 
-impl Asleep {
-    /// Asserts A1, as far as pages are concerned, A2 and A3. Returns the pages.
+impl Batches {
+    /// Asserts A1, as far as pages are concerned, A3 and A4. Returns the pages.
     ///
     /// # Panics
     /// Panics if one does not hold.
     pub fn check(&self, segments: &[Segment]) -> AsleepPages {
-        let mut pages = HashSet::new();
+        let (mut pages, mut without_memory) = (HashSet::new(), HashSet::new());
         for batch in &self.batches {
             for run in &batch.runs {
                 let table = &segments[run.segment].table;
@@ -42,16 +52,22 @@ impl Asleep {
                     Phase::Falling | Phase::Waking => table.all_active(run.pages),
                 };
                 assert!(holds, "sleep A1: pages {:?} of a batch that is {:?}", run.pages, batch.phase);
-                for page in run.pages.start.0..run.pages.end.0 {
-                    assert!(pages.insert((run.segment, PageIndex(page))), "sleep A1: page {page} is asleep twice");
+            }
+            for run in batch.places() {
+                for page in (run.pages.start.0..run.pages.end.0).map(PageIndex) {
+                    assert!(pages.insert((run.segment, page)), "sleep A1: {page:?} is asleep twice");
+                    if batch.phase == Phase::Asleep {
+                        without_memory.insert((run.segment, page));
+                    }
                 }
             }
-            check_places(batch);
+            check_chunks(batch, segments);
+            check_places(batch, segments);
         }
-        AsleepPages { pages }
+        AsleepPages { pages, without_memory }
     }
 
-    /// Asserts the other half of A2, of one stream.
+    /// Asserts A2 and the other half of A4, of one stream.
     ///
     /// # Panics
     /// Panics if it does not hold.
@@ -64,14 +80,46 @@ impl Asleep {
             let bytes = extras.asleep.iter().map(|part| part.end - part.start).sum();
             assert_eq!(listed.get(at), Some(&bytes), "sleep A2: the bytes of {at:?} that are asleep");
         }
+        let stale = self.batches.iter().flat_map(|batch| &batch.chunks).flat_map(WholeChunk::stale);
+        for Place { run, .. } in stale.filter(|place| place.run.owner.stream == stream) {
+            let region = state.regions.get(run.owner.region).expect("a chunk that sleeps was mapped in regions");
+            let around = region.heap.block_around(run.pages.start.offset(region.page_bytes));
+            let is_claimed = around.is_some_and(|block| block.state == BlockState::Claimed);
+            assert!(is_claimed, "invariant 13: something may be placed at {run:?}, where a chunk is to wake");
+        }
+    }
+}
+
+/// Asserts A4, but for what is placed where nothing may be: that is claimed.
+fn check_chunks(batch: &Batch, segments: &[Segment]) {
+    for chunk in &batch.chunks {
+        let mut views = chunk.places.iter().map(|place| {
+            let view = segments[place.run.segment].table.view(place.run.pages.start);
+            (place, view.filter(|_| batch.phase == Phase::Waking))
+        });
+        let (_, first) = views.next().expect("the active view");
+        assert_eq!(chunk.places[0].state, ViewState::Active, "invariant 13: the active view of a chunk that sleeps");
+        for (place, view) in views {
+            assert_ne!(place.state, ViewState::Active, "invariant 13: two active views of a chunk that sleeps");
+            assert_eq!(place.run.pages.len(), chunk.active().pages.len(), "invariant 13: a chunk was mapped whole");
+            let of_chunk = |view: Option<&View>| view.map(|view| view.chunk);
+            assert_eq!(of_chunk(view), of_chunk(first), "invariant 13: a chunk wakes at all of its places");
+        }
     }
 }
 
 /// Asserts A3.
-fn check_places(batch: &Batch) {
+fn check_places(batch: &Batch, segments: &[Segment]) {
+    let of_chunk = |chunk: &WholeChunk| {
+        let run = chunk.active();
+        (chunk.place, run.pages.len().bytes(segments[run.segment].page_bytes))
+    };
+    let of_blocks = batch.blocks.iter().map(|block| (block.place, block.bytes));
+    let parts: Vec<(u64, u64)> =
+        if batch.chunks.is_empty() { of_blocks.collect() } else { batch.chunks.iter().map(of_chunk).collect() };
     let mut end = 0;
-    for block in &batch.blocks {
-        assert!(block.place >= end, "sleep A3: two blocks have one place in the backup");
-        end = block.place + block.bytes;
+    for (place, bytes) in parts {
+        assert!(place >= end, "sleep A3: two parts have one place in the backup");
+        end = place + bytes;
     }
 }

@@ -1,11 +1,15 @@
 //! Marking what is to sleep.
+//!
+//! Cost: O(chunks), and O(blocks) in them. A stream is locked for a [few chunks](MOST_CHUNKS) at a time: what is allocated, freed or
+//! pinned between two of these pieces is in chunks that are not marked yet, or is not pinned, since it was marked before. So each
+//! chunk counts as it is when it is looked at, and a block over several of them is marked part by part.
 
 use super::super::super::error::AllocError;
 use super::super::super::streams::directory::Owner;
 use super::super::super::streams::region::Region;
 use super::super::super::streams::state::StreamState;
 use super::super::SlowPath;
-use super::{Batch, Phase, Run, Sleeper};
+use super::{Batch, Phase, Run, Sleeper, Span};
 use crate::driver::Driver;
 use crate::heap::{Block, BlockState};
 use crate::pages::{PageIndex, PageRange};
@@ -27,9 +31,21 @@ pub struct LeftAwake {
     pub pinned_bytes: u64,
     /// Work that cannot be waited for may use them, a map listener refused to see them unmapped, or a mapping of them is stuck.
     pub refused_bytes: u64,
-    /// The allocator keeps its mappings.
-    pub kept_bytes: u64,
 }
+
+/// What was marked.
+#[derive(Debug)]
+pub struct Marked {
+    /// Bytes of live blocks, rounding included.
+    pub live_bytes: u64,
+    /// What a backup has to have.
+    pub spans: Vec<Span>,
+}
+
+/// Most chunks whose blocks are marked while their stream's state is locked,
+const MOST_CHUNKS: usize = 32;
+/// unless there are so many blocks in fewer of them.
+const MANY_BLOCKS: usize = 64;
 
 /// Why a chunk stays awake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,14 +54,14 @@ enum Stays {
     Refused,
 }
 
-/// The views of a region that may sleep, in the order of their addresses, and what keeps each awake.
+/// The active views of a region.
 struct Candidates {
     owner: Owner,
     segment: usize,
     base: DeviceAddr,
     page_bytes: u64,
-    views: Vec<View>,
-    stays: Vec<Option<Stays>>,
+    /// In the order of their addresses, each with what is known from the start to keep it awake.
+    views: Vec<(View, Option<Stays>)>,
 }
 
 impl<D: Driver> SlowPath<'_, D> {
@@ -58,35 +74,41 @@ impl<D: Driver> SlowPath<'_, D> {
         &mut self,
         lane: StreamIndex,
         excluded: &Excluded,
-    ) -> Result<(LeftAwake, Option<Vec<Sleeper>>), AllocError> {
+    ) -> Result<(LeftAwake, Option<Marked>), AllocError> {
         self.expect_no_capture()?;
         self.end_fall(lane)?;
         self.sleep_on(lane)?;
+        // What comes next may begin where a block did that was freed asleep.
+        self.shed_empty_pages();
         self.trim_idle(0);
-        let mut left = LeftAwake::default();
-        if !self.rules().may_unmap() {
-            left.kept_bytes = self.mapper.chunks().held_bytes();
-            return Ok((left, None));
-        }
         self.progress().settle_pending()?;
-        let mut batch = Batch { phase: Phase::Falling, runs: Vec::new(), blocks: Vec::new(), backup: None };
+        let mut left = LeftAwake::default();
+        let mut batch =
+            Batch { phase: Phase::Falling, runs: Vec::new(), blocks: Vec::new(), chunks: Vec::new(), backup: None };
         for number in 0..self.mapper.segments().len() {
-            if let Some(mut candidates) = self.candidates(number, excluded) {
+            if let Some(candidates) = self.candidates(number, excluded) {
                 let stream = self.shared.streams.get(candidates.owner.stream);
-                candidates.mark(&mut stream.lock(), &mut batch, &mut left);
+                let mut next = 0;
+                while next < candidates.views.len() {
+                    next = stream.piece(|state| candidates.mark_some(next, state, &mut batch, &mut left));
+                }
             }
         }
         if batch.runs.is_empty() {
             return Ok((left, None));
         }
-        let blocks = batch.blocks.clone();
+        let spans = match self.sleeps_whole() {
+            true => self.spans_of_chunks(&batch.runs),
+            false => Span::joined(batch.blocks.iter().map(Sleeper::span)),
+        };
+        let marked = Marked { live_bytes: batch.blocks.iter().map(|block| block.bytes).sum(), spans };
         self.mapper.asleep_mut().batches_mut().push(batch);
         // Behind what was queued before a block was marked, by whoever had it pinned until then for example.
-        if let Err(error) = self.order_behind_all(lane) {
+        if let Err(error) = self.order_behind_users(lane) {
             self.stay_awake();
             return Err(error);
         }
-        Ok((left, Some(blocks)))
+        Ok((left, Some(marked)))
     }
 
     /// Refuses while a stream is being captured.
@@ -94,6 +116,14 @@ impl<D: Driver> SlowPath<'_, D> {
         let progress = self.progress();
         let captured = self.shared.streams.iter().find(|stream| progress.is_captured_now(stream));
         captured.map_or(Ok(()), |stream| Err(AllocError::CannotWait { stream: stream.id() }))
+    }
+
+    /// Orders later work on `lane` behind all that uses the memory.
+    fn order_behind_users(&self, lane: StreamIndex) -> Result<(), AllocError> {
+        if !self.rules().knows_all_work() {
+            return self.wait_for_replays(lane);
+        }
+        self.order_behind_all(lane)
     }
 
     /// Orders later work on `lane` behind all that is queued on any stream.
@@ -117,85 +147,62 @@ impl<D: Driver> SlowPath<'_, D> {
         let segment = self.mapper.segment(number);
         let owner = self.owner_of(segment)?;
         let all = PageRange { start: PageIndex(0), end: segment.table.top() };
-        let active = segment.table.views_in(all).filter(|view| view.state == ViewState::Active);
-        let views: Vec<View> = active.copied().collect();
         let is_stuck =
             |chunk| self.mapper.chunks().get(chunk).stale.iter().any(|at| self.mapper.view(*at).state.is_stuck());
         let stays = |view: &View| (excluded.contains(&view.chunk) || is_stuck(view.chunk)).then_some(Stays::Refused);
-        let stays = views.iter().map(stays).collect();
-        let (base, page_bytes) = (segment.base, segment.page_bytes);
-        Some(Candidates { owner, segment: number, base, page_bytes, views, stays })
+        let active = segment.table.views_in(all).filter(|view| view.state == ViewState::Active);
+        let views = active.map(|view| (*view, stays(view))).collect();
+        Some(Candidates { owner, segment: number, base: segment.base, page_bytes: segment.page_bytes, views })
     }
 }
 
 impl Candidates {
-    /// Marks those that can sleep, and adds them to the batch.
-    fn mark(&mut self, state: &mut StreamState, batch: &mut Batch, left: &mut LeftAwake) {
-        let Some(region) = state.regions.get(self.owner.region) else { return };
-        let used: Vec<Block> = region.heap.blocks().filter(|block| is_used(block.state)).collect();
-        for block in &used {
-            if let Some(cause) = cause(state, self.owner, block) {
-                for number in self.views_of(block) {
-                    self.stays[number].get_or_insert(cause);
-                }
-            }
+    /// Marks what can sleep of some views, the first of which has the number `first`, and adds it to the batch. Returns the number
+    /// of the next one.
+    fn mark_some(&self, first: usize, state: &mut StreamState, batch: &mut Batch, left: &mut LeftAwake) -> usize {
+        let (mut next, mut blocks) = (first, 0);
+        while next < self.views.len().min(first + MOST_CHUNKS) && blocks < MANY_BLOCKS {
+            blocks += self.mark(next, state, batch, left);
+            next += 1;
         }
-        for (view, stays) in self.views.iter().zip(&self.stays) {
-            let pages = view.pages.bytes(self.page_bytes);
-            let bytes = pages.end - pages.start;
-            match stays {
-                Some(Stays::Pinned) => left.pinned_bytes += bytes,
-                Some(Stays::Refused) => left.refused_bytes += bytes,
-                None => {
-                    claim_free(state, self.owner, &pages);
-                    self.add_run(batch, view.pages);
-                }
-            }
-        }
-        for block in used.iter().filter(|block| block.state == BlockState::Live) {
-            let first = batch.blocks.len();
-            self.add_parts(block, &mut batch.blocks);
-            for part in &batch.blocks[first..] {
-                state.put_to_sleep(self.owner, block.offset, part.range());
-            }
-        }
+        next
     }
 
-    /// Adds the parts of a live block in views that sleep.
-    fn add_parts(&self, block: &Block, sleepers: &mut Vec<Sleeper>) {
-        let mut follows = false;
-        for number in self.views_of(block) {
-            if self.stays[number].is_some() {
-                follows = false;
-                continue;
-            }
-            let pages = self.views[number].pages.bytes(self.page_bytes);
-            let (start, end) = (block.offset.max(pages.start), (block.offset + block.size).min(pages.end));
-            match sleepers.last_mut() {
-                Some(last) if follows && last.offset + last.bytes == start => last.bytes += end - start,
-                last => {
-                    let place = last.map_or(0, |last| last.place + last.bytes);
-                    let (addr, bytes) = (self.base.offset(start), end - start);
-                    sleepers.push(Sleeper {
-                        owner: self.owner,
-                        block: block.offset,
-                        addr,
-                        offset: start,
-                        bytes,
-                        place,
-                    });
+    /// Marks what is in a view, if it can sleep, and adds it to the batch. Returns the number of blocks.
+    fn mark(&self, number: usize, state: &mut StreamState, batch: &mut Batch, left: &mut LeftAwake) -> usize {
+        let (view, stays) = self.views[number];
+        let range = view.pages.bytes(self.page_bytes);
+        let Some(region) = state.regions.get(self.owner.region) else { return 0 };
+        let used = blocks_where(region, &range, is_used);
+        match stays.or_else(|| used.iter().find_map(|block| cause(state, self.owner, block))) {
+            Some(Stays::Pinned) => left.pinned_bytes += range.end - range.start,
+            Some(Stays::Refused) => left.refused_bytes += range.end - range.start,
+            None => {
+                claim_free(state, self.owner, &range);
+                self.add_run(batch, view.pages);
+                for block in used.iter().filter(|block| block.state == BlockState::Live) {
+                    let part = block.offset.max(range.start)..(block.offset + block.size).min(range.end);
+                    state.put_to_sleep(self.owner, block.offset, part.clone());
+                    self.add_part(batch, block.offset, part);
                 }
             }
-            follows = true;
         }
+        used.len()
     }
 
-    /// The numbers of the views that a block lies in.
-    fn views_of(&self, block: &Block) -> Range<usize> {
-        let pages = PageRange::around(&(block.offset..block.offset + block.size), self.page_bytes);
-        let first = self.views.partition_point(|view| view.pages.end <= pages.start);
-        let end = self.views.partition_point(|view| view.pages.start < pages.end);
-        first..end.max(first)
+    /// Adds a part of a live block to the batch.
+    fn add_part(&self, batch: &mut Batch, block: u64, part: Range<u64>) {
+        let bytes = part.end - part.start;
+        match batch.blocks.last_mut() {
+            Some(last) if (last.owner, last.block) == (self.owner, block) && last.offset + last.bytes == part.start => {
+                last.bytes += bytes;
+            }
+            last => {
+                let place = last.map_or(0, |last| last.place + last.bytes);
+                let (owner, addr) = (self.owner, self.base.offset(part.start));
+                batch.blocks.push(Sleeper { owner, block, addr, offset: part.start, bytes, place });
+            }
+        }
     }
 
     /// Adds pages to the batch.
@@ -234,10 +241,15 @@ pub fn claim_free(state: &mut StreamState, owner: Owner, range: &Range<u64>) {
 
 /// The blocks in a state that a range of a region touches.
 pub fn blocks_in(region: &Region, range: &Range<u64>, state: BlockState) -> Vec<Block> {
+    blocks_where(region, range, |other| other == state)
+}
+
+/// The blocks that a range of a region touches, of those states that `is_it` says.
+fn blocks_where(region: &Region, range: &Range<u64>, is_it: impl Fn(BlockState) -> bool) -> Vec<Block> {
     let first = region.heap.block_around(range.start);
     let from = first.map_or(range.start, |block| block.offset);
     let touching = region.heap.blocks_from(from).take_while(|block| block.offset < range.end);
-    touching.filter(|block| block.state == state).collect()
+    touching.filter(|block| is_it(block.state)).collect()
 }
 
 #[cfg(test)]

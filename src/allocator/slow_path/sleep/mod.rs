@@ -17,10 +17,14 @@
 //! Each arrow is one entry of the slow path, but for the copies: nobody waits for those but the caller. Between the entries,
 //! what is claimed and marked belongs to the [`Batch`], which the mapper has.
 //!
+//! An allocator that keeps its mappings sleeps by chunks, as `whole.rs` says.
+//!
 //! - A1  an asleep page has no active view, and every byte in it is of a block that is marked, or claimed. Of a batch that falls
 //!   asleep or wakes, each page has one.
 //! - A2  the marked blocks are those of the batches that have not been freed.
-//! - A3  a batch with a backup has a place in it for each of its blocks.
+//! - A3  a batch with a backup has a place in it for each of its blocks, or for each of its chunks.
+//! - A4  a chunk that sleeps whole has its active view and its stale ones on record. While it is asleep, nothing is placed at any of
+//!   them; once it wakes, one chunk of its size is mapped at all of them, and the same of them is active.
 //!
 //! Freeing a block that is asleep makes its bytes claimed: they are free once the page has memory again, or with the page, which is
 //! not mapped again where nothing else is in it. A chunk with a pinned block stays awake, and so may a part of a block beside it.
@@ -29,6 +33,7 @@ mod check;
 mod mark;
 mod unmap;
 mod wake;
+mod whole;
 
 pub use mark::{Excluded, LeftAwake};
 pub use unmap::FellAsleep;
@@ -38,14 +43,16 @@ use super::super::error::AllocError;
 use super::super::streams::directory::Owner;
 use super::SlowPath;
 use crate::driver::{Driver, DriverResult, HostMemory, MemoryDriver, StreamDriver};
-use crate::pages::{PageCount, PageRange};
+use crate::pages::{PageCount, PageIndex, PageRange};
+use crate::segment::ViewState;
 use crate::stream::StreamIndex;
 use crate::units::{DeviceAddr, StreamId};
 use std::ops::Range;
+use whole::WholeChunk;
 
 /// What is asleep, falls asleep or wakes.
 #[derive(Debug, Default)]
-pub struct Asleep {
+pub struct Batches {
     batches: Vec<Batch>,
     /// The stream for copies, from the first sleep on.
     lane: Option<StreamId>,
@@ -62,8 +69,19 @@ pub struct Batch {
     pub runs: Vec<Run>,
     /// What is live in them, in the same order.
     pub blocks: Vec<Sleeper>,
-    /// The bytes of its blocks, unless they are discarded.
-    pub backup: Option<HostMemory>,
+    /// The chunks that the pages were of, in the same order, where these sleep whole. None while it falls asleep.
+    pub chunks: Vec<WholeChunk>,
+    /// The bytes of its blocks or chunks, unless they are discarded.
+    pub backup: Option<Store>,
+}
+
+/// Memory of the host with bytes of what sleeps.
+#[derive(Clone, Copy, Debug)]
+pub struct Store {
+    /// The memory.
+    pub memory: HostMemory,
+    /// Its bytes.
+    pub bytes: u64,
 }
 
 /// How far a batch is.
@@ -77,6 +95,9 @@ pub enum Phase {
     Waking,
 }
 
+/// Number of pages that are looked at while their stream's state is locked.
+const PIECE: u64 = 32;
+
 /// Adjacent pages of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
@@ -86,6 +107,26 @@ pub struct Run {
     pub segment: usize,
     /// The pages.
     pub pages: PageRange,
+}
+
+/// A place where a chunk was mapped, and is to be mapped again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its pages.
+    pub run: Run,
+    /// The state of the view.
+    pub state: ViewState,
+}
+
+/// Adjacent bytes on the device, and their place in a backup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The first address.
+    pub addr: DeviceAddr,
+    /// Number of bytes.
+    pub bytes: u64,
+    /// The place of the first byte.
+    pub place: u64,
 }
 
 /// A part of a block that is asleep: all of it, unless a chunk under it stayed awake.
@@ -101,11 +142,48 @@ pub struct Sleeper {
     pub offset: u64,
     /// Its bytes, rounding included.
     pub bytes: u64,
-    /// The place of its bytes in the backup.
+    /// The place of its bytes in the backup, unless chunks sleep whole.
     pub place: u64,
 }
 
-impl Asleep {
+impl Run {
+    /// The same pages in pieces.
+    fn pieces(self) -> impl Iterator<Item = Self> {
+        let Range { start, end } = self.pages.start.0..self.pages.end.0;
+        (0..(end - start).div_ceil(PIECE)).map(move |number| {
+            let first = start + number * PIECE;
+            let pages = PageRange { start: PageIndex(first), end: PageIndex(end.min(first + PIECE)) };
+            Self { pages, ..self }
+        })
+    }
+}
+
+impl Batch {
+    /// The places in which nothing but what sleeps may be mapped.
+    pub fn places(&self) -> impl Iterator<Item = Run> {
+        self.runs.iter().copied().chain(self.chunks.iter().flat_map(|chunk| chunk.stale()).map(|place| place.run))
+    }
+}
+
+impl Span {
+    /// Spans that follow each other in a region and in the backup become one.
+    pub fn joined(spans: impl Iterator<Item = (Owner, Self)>) -> Vec<Self> {
+        let mut joined: Vec<(Owner, Self)> = Vec::new();
+        for (owner, span) in spans {
+            match joined.last_mut() {
+                Some((of, last)) if *of == owner && last.is_followed_by(span) => last.bytes += span.bytes,
+                _ => joined.push((owner, span)),
+            }
+        }
+        joined.into_iter().map(|(_, span)| span).collect()
+    }
+
+    fn is_followed_by(self, next: Self) -> bool {
+        self.addr.offset(self.bytes) == next.addr && self.place + self.bytes == next.place
+    }
+}
+
+impl Batches {
     /// The batches, in the order in which they were put to sleep.
     pub fn batches(&self) -> &[Batch] {
         &self.batches
@@ -122,6 +200,17 @@ impl Asleep {
         asleep.flat_map(|batch| &batch.runs).map(|run| run.pages.len()).sum()
     }
 
+    /// Bytes of the host's memory with what is asleep.
+    pub fn backup_bytes(&self) -> u64 {
+        self.batches.iter().filter_map(|batch| batch.backup).map(|store| store.bytes).sum()
+    }
+
+    /// Whether a page is asleep, falls asleep or wakes.
+    pub fn holds(&self, segment: usize, page: PageIndex) -> bool {
+        let is_there = |run: Run| run.segment == segment && run.pages.start <= page && page < run.pages.end;
+        self.batches.iter().flat_map(Batch::places).any(is_there)
+    }
+
     /// Notes memory of the host that the driver refused to take back.
     pub fn leave_over(&mut self, memory: HostMemory) {
         self.left_over.push(memory);
@@ -129,7 +218,7 @@ impl Asleep {
 
     /// All memory of the host, which is given back at the end.
     pub fn take_host_memory(&mut self) -> Vec<HostMemory> {
-        let of_batches = self.batches.iter_mut().filter_map(|batch| batch.backup.take());
+        let of_batches = self.batches.iter_mut().filter_map(|batch| batch.backup.take()).map(|store| store.memory);
         of_batches.chain(self.left_over.drain(..)).collect()
     }
 }
@@ -151,16 +240,9 @@ impl Sleeper {
         Some(Self { addr: self.addr.offset(by), offset: start, bytes: end - start, place: self.place + by, ..*self })
     }
 
-    /// Adjacent ones, whose bytes are adjacent in the backup as well: what one copy takes.
-    pub fn runs(blocks: &[Self]) -> impl Iterator<Item = &[Self]> {
-        let ends_at =
-            |one: &Self, next: &Self| one.addr.0 + one.bytes == next.addr.0 && one.place + one.bytes == next.place;
-        blocks.chunk_by(move |one, next| one.owner == next.owner && ends_at(one, next))
-    }
-
-    /// The address of adjacent ones, and their bytes.
-    pub fn place_of(run: &[Self]) -> (DeviceAddr, u64) {
-        (run[0].addr, run.iter().map(|sleeper| sleeper.bytes).sum())
+    /// Its bytes, and the region that they are in.
+    pub fn span(&self) -> (Owner, Span) {
+        (self.owner, Span { addr: self.addr, bytes: self.bytes, place: self.place })
     }
 }
 

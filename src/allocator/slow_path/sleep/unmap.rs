@@ -1,13 +1,13 @@
 //! From falling asleep to asleep: memory goes back to the driver, all of it or none.
 
 use super::super::super::error::AllocError;
-use super::super::super::mappings::{Change, NewView};
 use super::super::super::streams::state::StreamState;
 use super::super::SlowPath;
 use super::mark::{blocks_in, claim_free};
-use super::{Phase, Run, Sleeper};
-use crate::driver::{Driver, DriverError, DriverErrorKind, HostMemory, MemoryDriver};
-use crate::heap::BlockState;
+use super::whole::WholeChunk;
+use super::{Phase, Place, Run, Sleeper, Store};
+use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
+use crate::heap::{Block, BlockState};
 use crate::pages::{PageIndex, PageRange};
 use crate::physical::ChunkId;
 use crate::segment::{View, ViewState};
@@ -25,11 +25,12 @@ pub enum FellAsleep {
     Not(Vec<ChunkId>),
 }
 
-/// An active view that is unmapped, or was.
-#[derive(Clone, Copy, Debug)]
-struct Unmapped {
-    run: Run,
+/// A chunk that is to be unmapped, or was.
+#[derive(Clone, Debug)]
+struct Falling {
     chunk: ChunkId,
+    /// Where it is to be mapped again, the active view first: the only one, unless it sleeps whole.
+    places: Vec<Place>,
 }
 
 impl<D: Driver> SlowPath<'_, D> {
@@ -37,58 +38,83 @@ impl<D: Driver> SlowPath<'_, D> {
     ///
     /// # Errors
     /// The driver's. Everything is awake, unless the driver refuses to map something again: that is asleep then.
-    pub fn unmap_falling(&mut self, lane: StreamIndex, backup: Option<HostMemory>) -> Result<FellAsleep, AllocError> {
+    pub fn unmap_falling(&mut self, lane: StreamIndex, backup: Option<Store>) -> Result<FellAsleep, AllocError> {
         self.mapper.asleep_mut().batches_mut().last_mut().expect("a batch falls asleep").backup = backup;
         if let Err(error) = self.progress().settle_pending() {
             self.stay_awake();
             return Err(error.into());
         }
-        let views = self.falling_views();
-        let unfit: Vec<ChunkId> = views.iter().filter(|view| !self.claim_rest(view)).map(|view| view.chunk).collect();
-        if !unfit.is_empty() {
-            self.stay_awake();
-            return Ok(FellAsleep::Not(unfit));
-        }
-        for (number, view) in views.iter().enumerate() {
-            match self.unmap_chunk(view.chunk) {
-                Ok(()) => {}
-                Err(error) => {
-                    self.map_back(&views[..=number], lane);
-                    self.stay_awake();
-                    return match error.kind {
-                        DriverErrorKind::Refused => Ok(FellAsleep::Not(vec![view.chunk])),
-                        _ => Err(error.into()),
-                    };
-                }
+        let falling = match self.falling() {
+            Ok(falling) => falling,
+            Err(unfit) => {
+                self.stay_awake();
+                return Ok(FellAsleep::Not(unfit));
+            }
+        };
+        for (number, Falling { chunk, .. }) in falling.iter().enumerate() {
+            if let Err(error) = self.unmap_chunk(*chunk) {
+                self.map_back(&falling[..=number], lane);
+                self.end_falling(&falling);
+                return match error.kind {
+                    DriverErrorKind::Refused => Ok(FellAsleep::Not(vec![*chunk])),
+                    _ => Err(error.into()),
+                };
             }
         }
-        for view in &views {
-            self.release_idle(view.chunk);
+        for Falling { chunk, .. } in &falling {
+            self.release_idle(*chunk);
         }
         self.shed_empty_pages();
         let before = self.mapper.asleep().pages();
+        let chunks = if self.sleeps_whole() { self.whole_chunks(&falling) } else { Vec::new() };
+        self.claim_stale_places(&chunks);
         let batch = self.mapper.asleep_mut().batches_mut().last_mut().expect("a batch falls asleep");
-        batch.phase = Phase::Asleep;
+        (batch.phase, batch.chunks) = (Phase::Asleep, chunks);
         self.shed_empty_pages();
         let pages = self.mapper.asleep().pages().saturating_sub(before);
         Ok(FellAsleep::All { bytes: pages.bytes(self.page_bytes()) })
     }
 
-    /// The active views of the batch that falls asleep.
-    fn falling_views(&self) -> Vec<Unmapped> {
+    /// The chunks of the batch that falls asleep. What has become free in them since they were marked is claimed.
+    ///
+    /// # Errors
+    /// Those that cannot be unmapped now.
+    fn falling(&self) -> Result<Vec<Falling>, Vec<ChunkId>> {
         let batch = self.mapper.asleep().batches().last().filter(|batch| batch.phase == Phase::Falling);
-        let runs = batch.map_or(&[][..], |batch| &batch.runs);
-        let of_run = |run: &Run| -> Vec<Unmapped> {
-            let of_view = |view: &View| Unmapped { run: Run { pages: view.pages, ..*run }, chunk: view.chunk };
-            self.mapper.segment(run.segment).table.views_in(run.pages).map(of_view).collect()
-        };
-        runs.iter().flat_map(of_run).collect()
+        let (mut falling, mut unfit) = (Vec::new(), Vec::new());
+        for run in batch.map_or(&[][..], |batch| &batch.runs) {
+            for view in self.mapper.segment(run.segment).table.views_in(run.pages) {
+                let here = Run { pages: view.pages, ..*run };
+                // A chunk in which nothing was but a block that waited for a stream may have moved since.
+                let is_fit = view.state == ViewState::Active && self.claim_rest(&here);
+                let places = match self.sleeps_whole() {
+                    true => self.places_of(view.chunk),
+                    false => Some(vec![Place { run: here, state: ViewState::Active }]),
+                };
+                match places.filter(|_| is_fit) {
+                    Some(places) => falling.push(Falling { chunk: view.chunk, places }),
+                    None => unfit.push(view.chunk),
+                }
+            }
+        }
+        if unfit.is_empty() { Ok(falling) } else { Err(unfit) }
     }
 
-    /// Claims what has become free in a chunk since it was marked. Returns false where something else in it is in use.
-    fn claim_rest(&self, view: &Unmapped) -> bool {
-        let owner = view.run.owner;
-        let bytes = view.run.pages.bytes(self.page_bytes());
+    /// What is known of chunks that sleep whole. Their bytes are in the backup one behind the other.
+    fn whole_chunks(&self, falling: &[Falling]) -> Vec<WholeChunk> {
+        let mut end = 0;
+        let whole = |Falling { places, .. }: &Falling| {
+            let place = end;
+            end += places[0].run.pages.len().bytes(self.page_bytes());
+            WholeChunk { places: places.clone(), place }
+        };
+        falling.iter().map(whole).collect()
+    }
+
+    /// Claims what has become free in an active view since it was marked. Returns false where something else in it is in use.
+    fn claim_rest(&self, run: &Run) -> bool {
+        let owner = run.owner;
+        let bytes = run.pages.bytes(self.page_bytes());
         let mut state = self.shared.streams.get(owner.stream).lock();
         claim_free(&mut state, owner, &bytes);
         let Some(region) = state.regions.get(owner.region) else { return false };
@@ -102,33 +128,48 @@ impl<D: Driver> SlowPath<'_, D> {
         self.mapper.views_of(chunk).into_iter().rev().try_for_each(|at| self.unmap_view(at))
     }
 
-    /// Maps chunks again that were unmapped, where they were. Where the driver refuses, the pages stay without memory.
-    fn map_back(&mut self, views: &[Unmapped], lane: StreamIndex) {
-        let is_gone = |view: &&Unmapped| self.mapper.chunks().get(view.chunk).active.is_none();
-        let gone: Vec<Unmapped> = views.iter().filter(is_gone).copied().collect();
-        let _ = self.map_views(&gone.iter().map(|view| (view.run, view.chunk)).collect::<Vec<_>>(), lane);
+    /// Maps chunks again that were unmapped, where they were. Where the driver refuses, they stay without memory.
+    fn map_back(&mut self, falling: &[Falling], lane: StreamIndex) {
+        let is_gone = |(place, chunk): &(Place, ChunkId)| !self.has_view(place, *chunk);
+        let all = falling.iter().flat_map(|it| it.places.iter().map(|place| (*place, it.chunk)));
+        let gone: Vec<(Place, ChunkId)> = all.filter(is_gone).collect();
+        if self.map_places(&gone, lane).is_err() {
+            // Of one that is not mapped wherever it was, nothing stays mapped.
+            gone.iter().for_each(|(_, chunk)| self.take_down(*chunk, lane));
+        }
     }
 
-    /// Maps idle chunks at asleep pages, all or none. What can neither be used nor removed is removed before the next attempt.
-    pub fn map_views(&mut self, views: &[(Run, ChunkId)], lane: StreamIndex) -> Result<(), DriverError> {
-        let new = |(run, chunk): &(Run, ChunkId)| NewView { chunk: *chunk, pages: run.pages, last_use: None };
-        let by_segment = views.chunk_by(|(one, _), (other, _)| one.segment == other.segment);
-        let parts: Vec<(usize, Vec<NewView>)> =
-            by_segment.map(|part| (part[0].0.segment, part.iter().map(new).collect())).collect();
-        let stuck = ViewState::Stale(over(lane));
-        let changes: Vec<Change<'_>> = parts
-            .iter()
-            .map(|(segment, map)| Change { segment: *segment, lend_to: None, stuck, revive: &[], map })
-            .collect();
+    /// Whether a chunk is mapped at a place.
+    fn has_view(&self, place: &Place, chunk: ChunkId) -> bool {
+        self.mapper.segment(place.run.segment).table.view(place.run.pages.start).is_some_and(|view| view.chunk == chunk)
+    }
+
+    /// Removes the views of a chunk. What cannot be removed is a stale view, which goes before something is mapped there again.
+    pub fn take_down(&mut self, chunk: ChunkId, lane: StreamIndex) {
+        for at in self.mapper.views_of(chunk).into_iter().rev() {
+            if self.unmap_view(at).is_err() && self.mapper.view(at).state == ViewState::Active {
+                self.mapper.set_aside(at, over(lane));
+            }
+        }
+    }
+
+    /// Maps idle chunks at places of what sleeps, all or none. What can neither be used nor removed is removed before the next
+    /// attempt.
+    pub fn map_places(&mut self, places: &[(Place, ChunkId)], lane: StreamIndex) -> Result<(), DriverError> {
+        let view = |(place, chunk): &(Place, ChunkId)| {
+            (place.run.segment, View { chunk: *chunk, pages: place.run.pages, state: place.state })
+        };
+        let views: Vec<(usize, View)> = places.iter().map(view).collect();
         let (driver, listeners) = (self.driver(), self.listeners());
-        self.mapper.map_together(driver, listeners, &changes).map_err(|failed| failed.error)
+        let restored = self.mapper.restore(driver, listeners, &views, ViewState::Stale(over(lane)));
+        restored.map_err(|failed| failed.error)
     }
 
     /// Ends a fall whose copies to `backup` failed, once those that were queued are over.
     ///
     /// # Errors
     /// The driver's: it goes on falling, so that nothing which a copy reads is unmapped, until [`end_fall`](Self::end_fall).
-    pub fn abandon_fall(&mut self, lane: StreamIndex, backup: Option<HostMemory>) -> Result<(), AllocError> {
+    pub fn abandon_fall(&mut self, lane: StreamIndex, backup: Option<Store>) -> Result<(), AllocError> {
         self.mapper.asleep_mut().batches_mut().last_mut().expect("a batch falls asleep").backup = backup;
         self.end_fall(lane)
     }
@@ -145,9 +186,14 @@ impl<D: Driver> SlowPath<'_, D> {
         Ok(())
     }
 
-    /// Ends the batch that falls asleep: blocks are awake, and free bytes free. What has no memory any more, since the driver
-    /// refused to map it again, is asleep.
+    /// Ends the batch that falls asleep, of which nothing was unmapped: blocks are awake, and free bytes free.
     pub fn stay_awake(&mut self) {
+        self.end_falling(&[]);
+    }
+
+    /// As [`stay_awake`](Self::stay_awake). What of the `falling` chunks has no memory any more, since the driver refused to map it
+    /// again, is asleep.
+    fn end_falling(&mut self, falling: &[Falling]) {
         let Some(mut batch) = self.mapper.asleep_mut().batches_mut().pop() else { return };
         debug_assert_eq!(batch.phase, Phase::Falling, "only what falls asleep can stay awake");
         let lost: Vec<Run> = batch.runs.iter().flat_map(|run| self.unmapped_in(run)).collect();
@@ -166,6 +212,11 @@ impl<D: Driver> SlowPath<'_, D> {
         if lost.is_empty() {
             self.give_back_host_memory(batch.backup);
             return;
+        }
+        if self.sleeps_whole() {
+            batch.chunks = self.whole_chunks(falling);
+            batch.chunks.retain(|chunk| !self.unmapped_in(&chunk.active()).is_empty());
+            self.claim_stale_places(&batch.chunks);
         }
         (batch.phase, batch.runs, batch.blocks) = (Phase::Asleep, lost, still);
         self.mapper.asleep_mut().batches_mut().push(batch);
@@ -191,27 +242,31 @@ impl<D: Driver> SlowPath<'_, D> {
     pub fn unclaim_mapped(&self, run: &Run) {
         let table = &self.mapper.segment(run.segment).table;
         let mapped = runs_where(run, |page| table.view(page).is_some_and(|view| view.state == ViewState::Active));
-        let mut state = self.shared.streams.get(run.owner.stream).lock();
-        let epoch = state.epoch;
-        let Some(region) = state.region(run.owner.region) else { return };
-        for part in mapped {
-            let range = part.pages.bytes(region.page_bytes);
-            for block in blocks_in(region, &range, BlockState::Claimed) {
-                let (start, end) = (block.offset.max(range.start), (block.offset + block.size).min(range.end));
-                region.heap.set(block.offset, start, end - start, BlockState::Free, epoch);
-            }
+        let stream = self.shared.streams.get(run.owner.stream);
+        for part in mapped.into_iter().flat_map(Run::pieces) {
+            stream.piece(|state| {
+                let epoch = state.epoch;
+                let Some(region) = state.region(run.owner.region) else { return };
+                let range = part.pages.bytes(region.page_bytes);
+                for block in blocks_in(region, &range, BlockState::Claimed) {
+                    let (start, end) = (block.offset.max(range.start), (block.offset + block.size).min(range.end));
+                    region.heap.set(block.offset, start, end - start, BlockState::Free, epoch);
+                }
+                state.dirty = true;
+            });
         }
-        state.dirty = true;
     }
 
-    /// Makes those asleep pages unmapped in which nothing is live any more.
+    /// Makes those asleep pages unmapped in which nothing is live any more, unless chunks sleep whole.
     pub fn shed_empty_pages(&mut self) {
         let mut batches = std::mem::take(self.mapper.asleep_mut().batches_mut());
         for batch in batches.iter_mut().filter(|batch| batch.phase == Phase::Asleep) {
             batch.blocks.retain(|sleeper| {
                 self.with_state(sleeper, |state| state.is_asleep((sleeper.owner.region, sleeper.block)))
             });
-            batch.runs = batch.runs.iter().flat_map(|run| self.shed(run)).collect();
+            if batch.chunks.is_empty() {
+                batch.runs = batch.runs.iter().flat_map(|run| self.shed(run)).collect();
+            }
         }
         let (empty, rest): (Vec<_>, Vec<_>) = batches.into_iter().partition(|batch| batch.runs.is_empty());
         *self.mapper.asleep_mut().batches_mut() = rest;
@@ -222,28 +277,44 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// Makes the pages of a run unmapped in which nothing is live. Returns the others.
     fn shed(&self, run: &Run) -> Vec<Run> {
-        let mut state = self.shared.streams.get(run.owner.stream).lock();
-        let Some(region) = state.region(run.owner.region) else { return Vec::new() };
-        let (page_bytes, range) = (region.page_bytes, run.pages.bytes(region.page_bytes));
-        let live: Vec<PageRange> = blocks_in(region, &range, BlockState::Live)
-            .iter()
-            .map(|block| PageRange::around(&(block.offset..block.offset + block.size), page_bytes))
-            .collect();
+        let page_bytes = self.page_bytes();
+        let around = |block: &Block| PageRange::around(&(block.offset..block.offset + block.size), page_bytes);
+        let live: Vec<PageRange> = self.live_in(run).iter().map(around).collect();
         let is_live = |page: PageIndex| {
             let at = live.partition_point(|pages| pages.end <= page);
             live.get(at).is_some_and(|pages| pages.start <= page)
         };
-        for empty in runs_where(run, |page| !is_live(page)) {
-            let start = empty.pages.start.offset(page_bytes);
-            let first = region.heap.block_around(start).expect("the page lies in the heap").offset;
-            region.set_pages(first, empty.pages, BlockState::Hole);
+        let stream = self.shared.streams.get(run.owner.stream);
+        for empty in runs_where(run, |page| !is_live(page)).into_iter().flat_map(Run::pieces) {
+            stream.piece(|state| {
+                let region = state.region(run.owner.region).expect("asleep pages are of a region");
+                let start = empty.pages.start.offset(page_bytes);
+                let first = region.heap.block_around(start).expect("the page lies in the heap").offset;
+                region.set_pages(first, empty.pages, BlockState::Hole);
+            });
         }
         runs_where(run, is_live)
     }
 
+    /// The live blocks in asleep pages. None comes meanwhile.
+    pub fn live_in(&self, run: &Run) -> Vec<Block> {
+        let stream = self.shared.streams.get(run.owner.stream);
+        let mut live: Vec<Block> = Vec::new();
+        for part in run.pieces() {
+            let before = live.last().map(|block| block.offset);
+            live.extend(stream.piece(|state| {
+                let region = state.regions.get(run.owner.region).expect("asleep pages are of a region");
+                let mut blocks = blocks_in(region, &part.pages.bytes(region.page_bytes), BlockState::Live);
+                blocks.retain(|block| Some(block.offset) > before);
+                blocks
+            }));
+        }
+        live
+    }
+
     /// Gives memory of the host back; what the driver refuses to take is kept for the end.
-    pub fn give_back_host_memory(&mut self, memory: Option<HostMemory>) {
-        if let Some(memory) = memory
+    pub fn give_back_host_memory(&mut self, backup: Option<Store>) {
+        if let Some(Store { memory, .. }) = backup
             && self.driver().host_free(memory).is_err()
         {
             self.mapper.asleep_mut().leave_over(memory);
@@ -267,4 +338,56 @@ fn runs_where(run: &Run, is_it: impl Fn(PageIndex) -> bool) -> Vec<Run> {
 /// A fence that has passed.
 pub fn over(stream: StreamIndex) -> Fence {
     Fence { stream, epoch: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::allocator::{Allocator, Backup, ChunkPolicy};
+    use crate::driver::{DriverCall, HoldStreams, ModelConfig, ModelDriver, WorkDriver};
+    use crate::testing::busy;
+    use crate::units::StreamId;
+    use std::sync::{Arc, OnceLock};
+    use std::time::Duration;
+
+    const PAGE: u64 = 2 << 20;
+    const MAIN: StreamId = StreamId::DEFAULT;
+
+    /// While a sleep copies, a block that waited for a stream becomes free, and its chunk moves: what is allocated and pinned there
+    /// stays awake.
+    #[test]
+    fn a_chunk_that_moves_during_the_copies_stays_awake() {
+        let config = ModelConfig { capacity_bytes: 4 * PAGE, ..ModelConfig::default() };
+        let driver = busy(&Arc::new(ModelDriver::new(config)));
+        let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+        let other = driver.create_stream().unwrap();
+        allocator.keep_stream(other).unwrap();
+        let [first, waits, last] = [(); 3].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+        driver.hold(other);
+        driver.fill(other, waits, PAGE, 1).unwrap();
+        allocator.record_stream(waits, other).unwrap();
+        allocator.free(waits).unwrap();
+        let moved = Arc::new(OnceLock::new());
+        let (device, others, noted) = (Arc::clone(&driver), allocator.clone(), Arc::clone(&moved));
+        driver.meanwhile(move |call| {
+            if call == Some(DriverCall::CopyOut) && noted.get().is_none() {
+                device.complete(other);
+                let pin = others.pin(others.alloc(2 * PAGE, MAIN).unwrap()).unwrap();
+                assert!(noted.set(pin).is_ok());
+            }
+            Ok(())
+        });
+        let slept = allocator.sleep(Backup::Pinned).unwrap();
+        driver.meanwhile(|_| Ok(()));
+        allocator.check();
+        assert_eq!(allocator.stats().harvested_chunks, 1);
+        let pinned = Arc::into_inner(moved).unwrap().into_inner().unwrap();
+        let moved = pinned.addr();
+        driver.fill(MAIN, moved, 2 * PAGE, 1).unwrap();
+        assert_eq!((slept.asleep_bytes, allocator.reserved_bytes()), (2 * PAGE, 2 * PAGE), "{slept:?}");
+        driver.resume(other);
+        drop(pinned);
+        allocator.wake(Duration::ZERO).unwrap();
+        [first, last, moved].iter().for_each(|block| allocator.free(*block).unwrap());
+        allocator.check();
+    }
 }

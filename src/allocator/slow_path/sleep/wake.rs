@@ -1,17 +1,13 @@
 //! From asleep to awake: memory for all asleep pages, or for none.
 //!
 //! Pages that one block covers get chunks as large as a new block of its size would; those that several blocks share, or that are
-//! partly free, get the smallest. So a sleep undoes what larger chunks had pinned.
+//! partly free, get the smallest. So a sleep undoes what larger chunks had pinned. What sleeps whole gets chunks of the same sizes.
 
 use super::super::super::error::AllocError;
-use super::super::super::mappings::view_at;
 use super::super::super::request::Request;
 use super::super::SlowPath;
-use super::mark::blocks_in;
-use super::unmap::over;
-use super::{Phase, Run, Sleeper};
+use super::{Batch, Phase, Place, Run, Sleeper, Span};
 use crate::driver::{Driver, DriverError, DriverErrorKind, HostMemory};
-use crate::heap::BlockState;
 use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::physical::{ChunkId, IdleTaken, Wanted};
 use crate::segment::{View, ViewState};
@@ -20,8 +16,8 @@ use crate::stream::StreamIndex;
 /// What is mapped again, and waits for its bytes.
 #[derive(Debug)]
 pub struct ToWake {
-    /// The blocks of each batch with a backup.
-    pub copies: Vec<(HostMemory, Vec<Sleeper>)>,
+    /// What to copy of each backup.
+    pub copies: Vec<(HostMemory, Vec<Span>)>,
     /// Bytes of the pages.
     pub bytes: u64,
 }
@@ -45,21 +41,27 @@ impl<D: Driver> SlowPath<'_, D> {
         if self.is_waking() {
             return Ok(Some(self.to_wake()));
         }
-        let runs: Vec<Run> =
-            self.mapper.asleep().batches().iter().flat_map(|batch| batch.runs.iter().copied()).collect();
+        let batches = self.mapper.asleep().batches();
+        let runs: Vec<Run> = batches.iter().flat_map(|batch| batch.runs.iter().copied()).collect();
         if runs.is_empty() {
             return Ok(None);
         }
+        let all: Vec<Run> = batches.iter().flat_map(Batch::places).collect();
         self.expect_no_capture()?;
-        let stretches: Vec<Stretch> = runs.iter().flat_map(|run| self.stretches(run)).collect();
         loop {
-            for run in &runs {
+            for run in &all {
                 self.clear_stale(run.segment, run.pages)?;
             }
-            let views = self.memory_for(&stretches, lane)?;
-            match self.map_views(&views, lane) {
+            let places = match self.sleeps_whole() {
+                true => self.memory_for_chunks(lane)?,
+                false => {
+                    let stretches: Vec<Stretch> = runs.iter().flat_map(|run| self.stretches(run)).collect();
+                    self.memory_for(&stretches, lane)?
+                }
+            };
+            match self.map_places(&places, lane) {
                 Ok(()) => break,
-                Err(error) => self.make_room_after(error, views.len())?,
+                Err(error) => self.make_room_after(error, places.len())?,
             }
         }
         self.set_phases(Phase::Waking);
@@ -78,15 +80,22 @@ impl<D: Driver> SlowPath<'_, D> {
     /// What is mapped again.
     fn to_wake(&self) -> ToWake {
         let batches = self.mapper.asleep().batches();
-        let copies = batches.iter().filter_map(|batch| Some((batch.backup?, batch.blocks.clone()))).collect();
+        let copies = batches.iter().filter_map(|batch| Some((batch.backup?.memory, self.spans_of(batch)))).collect();
         let pages: PageCount = batches.iter().flat_map(|batch| &batch.runs).map(|run| run.pages.len()).sum();
         ToWake { copies, bytes: pages.bytes(self.page_bytes()) }
     }
 
+    /// What the backup of a batch has.
+    fn spans_of(&self, batch: &Batch) -> Vec<Span> {
+        match self.sleeps_whole() {
+            true => Span::joined(batch.chunks.iter().map(|chunk| self.span_of_chunk(chunk))),
+            false => Span::joined(batch.blocks.iter().map(Sleeper::span)),
+        }
+    }
+
     /// Cuts a run into pages that one block covers, and others.
     fn stretches(&self, run: &Run) -> Vec<Stretch> {
-        let state = self.shared.streams.get(run.owner.stream).lock();
-        let region = state.regions.get(run.owner.region).expect("asleep pages are of a region");
+        let page_bytes = self.page_bytes();
         let (mut stretches, mut at) = (Vec::new(), run.pages.start);
         let mut add = |at: &mut PageIndex, end: PageIndex, covered_by| {
             if *at < end {
@@ -95,8 +104,8 @@ impl<D: Driver> SlowPath<'_, D> {
                 *at = end;
             }
         };
-        for block in blocks_in(region, &run.pages.bytes(region.page_bytes), BlockState::Live) {
-            let inside = PageRange::inside(&(block.offset..block.offset + block.size), region.page_bytes);
+        for block in self.live_in(run) {
+            let inside = PageRange::inside(&(block.offset..block.offset + block.size), page_bytes);
             let (start, end) = (inside.start.max(at), inside.end.min(run.pages.end));
             if start < end {
                 add(&mut at, start, None);
@@ -109,9 +118,9 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// Idle chunks for all stretches, one behind the other: such as are idle, new ones, and what [`finds_more`](Self::finds_more)
     /// finds.
-    fn memory_for(&mut self, stretches: &[Stretch], lane: StreamIndex) -> Result<Vec<(Run, ChunkId)>, AllocError> {
+    fn memory_for(&mut self, stretches: &[Stretch], lane: StreamIndex) -> Result<Vec<(Place, ChunkId)>, AllocError> {
         let total: PageCount = stretches.iter().map(|stretch| stretch.run.pages.len()).sum();
-        let mut views: Vec<(Run, ChunkId)> = Vec::new();
+        let mut places: Vec<(Place, ChunkId)> = Vec::new();
         let (mut taken, mut looked, mut left) = (IdleTaken::default(), false, total);
         for stretch in stretches {
             let mut pages = stretch.run.pages;
@@ -119,7 +128,7 @@ impl<D: Driver> SlowPath<'_, D> {
                 let chunk = match self.chunk_for(stretch, pages.len(), &taken)? {
                     Ok(chunk) => chunk,
                     Err(refused) => {
-                        let chunks: Vec<ChunkId> = views.iter().map(|(_, chunk)| *chunk).collect();
+                        let chunks: Vec<ChunkId> = places.iter().map(|(_, chunk)| *chunk).collect();
                         if self.finds_more(left, &chunks, &mut looked)? {
                             continue;
                         }
@@ -131,11 +140,11 @@ impl<D: Driver> SlowPath<'_, D> {
                 taken.take(size);
                 left -= size;
                 let here = PageRange::new(pages.start, size);
-                views.push((Run { pages: here, ..stretch.run }, chunk));
+                places.push((Place { run: Run { pages: here, ..stretch.run }, state: ViewState::Active }, chunk));
                 pages.start = here.end;
             }
         }
-        Ok(views)
+        Ok(places)
     }
 
     /// An idle chunk for the first of `pages` pages of a stretch, or a new one. Else the driver's answer, where it was asked.
@@ -183,10 +192,9 @@ impl<D: Driver> SlowPath<'_, D> {
         for run in &runs {
             let views: Vec<View> = self.mapper.segment(run.segment).table.views_in(run.pages).copied().collect();
             for view in views.iter().filter(|view| view.state == ViewState::Active) {
-                let at = view_at(run.segment, view.pages.start);
-                match self.unmap_view(at) {
-                    Ok(()) => self.release_idle(view.chunk),
-                    Err(_) => self.mapper.set_aside(at, over(lane)),
+                self.take_down(view.chunk, lane);
+                if self.mapper.chunks().has_idle(view.chunk) {
+                    self.release_idle(view.chunk);
                 }
             }
         }
@@ -201,6 +209,7 @@ impl<D: Driver> SlowPath<'_, D> {
             for run in &batch.runs {
                 self.unclaim_mapped(run);
             }
+            self.unclaim_stale_places(&batch.chunks);
             batch.blocks.iter().for_each(|sleeper| self.wake_up(sleeper));
             self.give_back_host_memory(batch.backup);
         }
