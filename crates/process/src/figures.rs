@@ -49,6 +49,7 @@ pub struct DeviceReport {
 struct PoolReport {
     id: PoolId,
     kind: PoolKind,
+    #[serde(skip_serializing_if = "Option::is_none")]
     tag: Option<String>,
     stats: Stats,
     #[serde(skip_serializing_if = "Option::is_none")]

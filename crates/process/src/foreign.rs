@@ -160,7 +160,8 @@ impl<D: Driver> Foreign<D> {
         over
     }
 
-    /// Waits until streams of other devices are done with the live blocks that they were recorded for, as far as these are wanted.
+    /// Waits until streams of other devices are done with the blocks that they were recorded for, freed or not, as far as these are
+    /// wanted.
     pub fn wait_for_uses(&self, wanted: impl Fn(DeviceAddr) -> bool) -> Result<(), Error> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return Ok(());
@@ -168,8 +169,11 @@ impl<D: Driver> Foreign<D> {
         // Without the lock: work may take its time.
         let uses: Vec<(u32, Allocator<D>, StreamMark)> = {
             let state = self.state.lock();
-            let wanted = state.used.iter().filter(|(addr, _)| wanted(**addr)).flat_map(|(_, uses)| uses);
-            wanted.map(|one| (one.ordinal, one.allocator.clone(), one.allocator.mark(one.stream))).collect()
+            let of_live = state.used.iter().filter(|(addr, _)| wanted(**addr)).flat_map(|(_, uses)| uses);
+            let of_live = of_live.map(|one| (one, one.allocator.mark(one.stream)));
+            let of_freed = state.deferred.iter().filter(|freed| wanted(freed.addr)).flat_map(|freed| &freed.uses);
+            let all = of_live.chain(of_freed.map(|(one, mark)| (one, *mark)));
+            all.map(|(one, mark)| (one.ordinal, one.allocator.clone(), mark)).collect()
         };
         let busy = uses.iter().find(|(_, allocator, mark)| !is_over(allocator.wait_for(*mark)));
         busy.map_or(Ok(()), |(ordinal, ..)| Err(Error::Capturing(*ordinal)))

@@ -198,6 +198,7 @@ fn a_sleeping_tag_serves_and_frees() {
         device.sleep(Some("weights"), Backup::Pinned).unwrap();
         let fresh = world.filled(Some(WEIGHTS), 6, 3);
         assert_eq!((world.asleep(), world.reserved()), (16, 6));
+        assert_eq!(device.live_around(fresh.addr).map(|(pool, _)| pool), Some(WEIGHTS));
         device.free(freed.addr, 0, MAIN).unwrap();
         world.expect(&[fresh]);
         assert_eq!(device.wake(Some("weights"), NOW).unwrap().mapped_bytes, 8 * MIB);
@@ -259,8 +260,8 @@ fn what_cannot_be_undone_is_counted() {
     world.check();
 }
 
-/// Each call of the driver fails from some time on, in a sleep and in a wake of two pools and the main allocator: nothing is lost, and
-/// then it works.
+/// Each call of the driver fails from some time on, in a sleep and in a wake of two pools and the main allocator: nothing is lost,
+/// and then it works.
 #[test]
 fn any_call_may_fail() {
     let calls = DriverCall::ALL.into_iter();

@@ -1,8 +1,8 @@
 //! Sleep and wake of several allocators: of all of them, or of none.
 //!
-//! An allocator sleeps whole or not at all. Of several, those that have fallen asleep wake again where a later one cannot sleep; and
-//! those that woke sleep again where there is no memory for a later one. The main allocator comes last: others allocate from it all
-//! the time.
+//! An allocator sleeps whole or not at all. Of several, those that have fallen asleep wake again where a later one cannot sleep;
+//! and those that woke sleep again where there is no memory for a later one. The main allocator comes last: others allocate from
+//! it all the time.
 //!
 //! What sleeps holds no part of the budget, and gets one when it wakes.
 
