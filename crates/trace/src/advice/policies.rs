@@ -3,7 +3,7 @@
 use super::known::{Digest, Question, Replayed};
 use super::{AdviceOptions, limits};
 use crate::caching::{CachingSettings, ParseSettingsError};
-use crate::replay::replay_alone;
+use crate::replay::{PolicySettings, probe, replay_alone};
 use crate::{
     Device, Extent, GaplessSettings, History, PolicyKind, RecordedAllocator, RecordedSettings, ReplayError,
     ReplayResult, Search, Trace,
@@ -25,7 +25,7 @@ pub enum Setting {
 
 impl Setting {
     /// Returns the policy, and the settings of each, of which those of the other one are the defaults.
-    pub(crate) fn policy(self) -> (PolicyKind, GaplessSettings, CachingSettings) {
+    pub(crate) fn policy(self) -> PolicySettings {
         match self {
             Self::Gapless(settings) => (PolicyKind::Gapless, settings, CachingSettings::default()),
             Self::Caching(settings) => (PolicyKind::Caching, GaplessSettings::default(), settings),
@@ -79,7 +79,7 @@ impl Setting {
     /// # Errors
     /// Returns the errors of [`replay`](crate::replay()).
     pub fn replay(&self, trace: &Trace, device: &Device) -> Result<ReplayResult, ReplayError> {
-        Ok(replay_alone(trace, device, self.policy())?.0)
+        replay_alone(trace, device, self.policy())
     }
 }
 
@@ -216,7 +216,7 @@ fn replay_and_search(
     searches: bool,
 ) -> Result<Replayed, ReplayError> {
     let device = &options.device;
-    let result = setting.replay(trace, device)?;
+    let (result, _) = probe(trace, device, setting.policy())?;
     if let Some(progress) = options.progress {
         progress();
     }
@@ -248,7 +248,7 @@ pub(super) fn peak_reserved_bytes(trace: &Trace, device: &Device) -> Result<Opti
     if no_verdict(&trace.history(), &native, &ample).is_some() {
         return Ok(None);
     }
-    native.replay(trace, &ample).map(|result| Some(result.peak_reserved_bytes))
+    probe(trace, &ample, native.policy()).map(|(result, _)| Some(result.peak_reserved_bytes))
 }
 
 /// Returns why a replay on `device` says nothing about the run, if it does not.
