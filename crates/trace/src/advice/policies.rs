@@ -5,7 +5,7 @@ use super::{AdviceOptions, limits};
 use crate::caching::{CachingSettings, ParseSettingsError};
 use crate::replay::{PolicySettings, probe, replay_alone};
 use crate::{
-    Device, Extent, GaplessSettings, History, PolicyKind, RecordedAllocator, RecordedSettings, ReplayError,
+    Device, Extent, GaplessSettings, History, Op, PolicyKind, RecordedAllocator, RecordedSettings, ReplayError,
     ReplayResult, Search, Trace,
 };
 use gapless::ByteSize;
@@ -71,6 +71,18 @@ impl Setting {
                 let settings = recorded.cloned().unwrap_or_default().caching(fraction);
                 (settings != CachingSettings::default()).then_some(Self::Caching(settings))
             }
+        }
+    }
+
+    /// Returns a setting that does the same to `trace`: the same one, of all that differ in nothing that matters to it.
+    pub(super) fn in_effect(self, trace: &Trace) -> Self {
+        let requests = trace.ops().iter().filter_map(|op| match *op {
+            Op::Alloc { bytes, .. } | Op::Refused { bytes, .. } => Some(bytes),
+            Op::Free { .. } | Op::Mark { .. } => None,
+        });
+        match self {
+            Self::Caching(settings) => Self::Caching(settings.in_effect(requests)),
+            Self::Gapless(_) => self,
         }
     }
 
@@ -187,8 +199,9 @@ fn outcome(
     let replayed = match (&not_replayed, options.known.zip(ops)) {
         (Some(_), _) => Replayed { oom_op: None, smallest_device_bytes: None, driver_calls: 0, host_waits: 0 },
         (None, Some((known, ops))) => {
-            let question = Question { ops, device: *device, setting: setting.to_string(), searches };
-            known.answer(question, || replay_and_search(trace, options, setting, searches))?
+            let setting = setting.in_effect(trace);
+            let question = Question { ops, device: *device, setting: format!("{setting:?}"), searches };
+            known.answer(question, || replay_and_search(trace, options, &setting, searches))?
         }
         (None, None) => replay_and_search(trace, options, setting, searches)?,
     };
