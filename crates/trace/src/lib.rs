@@ -14,6 +14,7 @@
 
 pub mod advice;
 pub mod caching;
+mod capacity;
 mod device;
 mod error;
 mod foreign;

@@ -12,6 +12,7 @@
 //! Threads: a replay runs on its caller's thread. Replays are independent of each other.
 
 use crate::caching::{CachingAllocator, CachingSettings};
+use crate::capacity::CapacityDriver;
 use crate::meter::{Clock, Meter, processor_time};
 use crate::policy::{GaplessSettings, Policy, PolicyError, PolicyKind};
 use crate::pooled::PooledGapless;
@@ -68,6 +69,11 @@ impl ReplayDriver for ModelDriver {
     fn costs(&self) -> Option<&'static str> {
         Some(Self::costs(self).name())
     }
+}
+
+impl ReplayDriver for CapacityDriver {
+    const NAME: &'static str = "capacity";
+    const CLOCK: Clock = Clock::Nothing;
 }
 
 impl ReplayDriver for HostDriver {
@@ -171,13 +177,43 @@ pub fn replay<D: ReplayDriver>(
     replay_by(D::CLOCK, AtTheEnd::GiveBack, trace, driver, options)
 }
 
-/// Replays `trace` on a simulated device of its own. The time of an op includes its driver calls. Returns also the capacities of
-/// the devices that would have served and refused every request for physical memory as this one did.
+/// A policy and the settings of each, of which those of the other one do not matter.
+pub(crate) type PolicySettings = (PolicyKind, GaplessSettings, CachingSettings);
+
+/// Replays `trace` on a simulated device of its own. The time of an op includes its driver calls.
 pub(crate) fn replay_alone(
     trace: &Trace,
     device: &Device,
-    (policy, gapless, caching): (PolicyKind, GaplessSettings, CachingSettings),
+    policy: PolicySettings,
+) -> Result<ReplayResult, ReplayError> {
+    alone(trace, Arc::new(device.model()), device, policy)
+}
+
+/// As [`replay_alone`], on a device of which only the capacity is simulated, as far as that says what happens: the result is the
+/// same, but for what it says of the driver and of time. Returns also the capacities of the devices that would have served and
+/// refused every request for physical memory as this one did.
+pub(crate) fn probe(
+    trace: &Trace,
+    device: &Device,
+    policy: PolicySettings,
 ) -> Result<(ReplayResult, Range<u64>), ReplayError> {
+    if device.lag_ops == 0 {
+        let driver = Arc::new(CapacityDriver::new(device));
+        let result = alone(trace, Arc::clone(&driver), device, policy);
+        if !driver.is_at_its_limits() {
+            return Ok((result?, driver.alike_capacities()));
+        }
+    }
+    let only_this = device.capacity_bytes..device.capacity_bytes.saturating_add(1);
+    Ok((replay_alone(trace, device, policy)?, only_this))
+}
+
+fn alone<D: ReplayDriver>(
+    trace: &Trace,
+    driver: Arc<D>,
+    device: &Device,
+    (policy, gapless, caching): PolicySettings,
+) -> Result<ReplayResult, ReplayError> {
     let options = ReplayOptions {
         policy,
         gapless,
@@ -186,9 +222,7 @@ pub(crate) fn replay_alone(
         touch: Touch::for_model(device.lag_ops),
         progress: None,
     };
-    let model = Arc::new(device.model());
-    let result = replay_by(Clock::Nothing, AtTheEnd::Abandon, trace, Arc::clone(&model), &options)?;
-    Ok((result, model.alike_capacities()))
+    replay_by(Clock::Nothing, AtTheEnd::Abandon, trace, driver, &options)
 }
 
 /// What becomes of the memory that a policy holds at the end of a replay.

@@ -10,13 +10,16 @@
 //! PyTorch's allocator learns how large the device is only by what it is refused, unless a setting makes it ask. So a replay says
 //! what happens on all devices that refuse the same, and none of them is tried.
 //!
+//! What is asked of most devices is only whether a replay fails, and where. There, no more than the capacity is simulated
+//! ([`CapacityDriver`](crate::capacity::CapacityDriver)).
+//!
 //! Threads: replays are independent, and those on larger devices run on [`Search::threads`] threads. The result does
 //! not depend on their number. Cost: about 14 replays for the bisection, plus at most one for each sample. A replay that
 //! fails ends there, so where programs fail early the bisection tries small devices first.
 
 use crate::caching::CachingSettings;
 use crate::device::PAGE_BYTES;
-use crate::replay::replay_alone;
+use crate::replay::{PolicySettings, probe, replay_alone};
 use crate::replay_error::ReplayError;
 use crate::{Device, GaplessSettings, PolicyKind, ReplayResult, Trace};
 use gapless::driver::DriverCalls;
@@ -104,7 +107,7 @@ impl Search<'_> {
             if let Some((_, part)) = known.iter().find(|(range, _)| range.contains(&pages)) {
                 return Ok(*part);
             }
-            let (result, alike) = self.replay(pages)?;
+            let (result, alike) = self.probe(pages)?;
             let part = self.part_of(&result);
             known.push((alike, part));
             Ok(part)
@@ -126,12 +129,12 @@ impl Search<'_> {
     /// Returns whether a device with each number of pages survives, in ascending order. Tries those where it makes a difference.
     fn survive_all(&self, pages: &[u64]) -> Result<Vec<bool>, ReplayError> {
         let Some((&largest, smaller)) = pages.split_last() else { return Ok(Vec::new()) };
-        let (with_room, _) = self.replay(largest)?;
+        let with_room = self.replay(largest)?;
         let enough = smaller.partition_point(|pages| pages * PAGE_BYTES < with_room.peak_reserved_bytes);
         let (short, ample) = smaller.split_at(enough);
         let mut survived = self.survive_each(short)?;
         if let Some((&least, between)) = ample.split_first() {
-            let (with_least, _) = self.replay(least)?;
+            let with_least = self.replay(least)?;
             survived.push(with_least.oom.is_none());
             let both = with_least.oom.is_none() && with_room.oom.is_none();
             if both && Calls::of(&with_least) == Calls::of(&with_room) {
@@ -152,7 +155,7 @@ impl Search<'_> {
             loop {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 let Some(&pages) = pages.get(index) else { return Ok(found) };
-                found.push((index, self.replay(pages)?.0.oom.is_none()));
+                found.push((index, self.probe(pages)?.0.oom.is_none()));
             }
         };
         let mut survived = vec![false; pages.len()];
@@ -174,16 +177,35 @@ impl Search<'_> {
         Ok(survived)
     }
 
-    /// Replays on a device with so many pages. Returns also the numbers of pages with which the replay is known to be the same.
-    fn replay(&self, pages: u64) -> Result<(ReplayResult, Range<u64>), ReplayError> {
-        let device = Device { lag_ops: self.lag_ops, ..Device::of(pages * PAGE_BYTES) };
-        let (result, alike) = replay_alone(self.trace, &device, (self.policy, self.gapless, self.caching))?;
-        if let Some(progress) = self.progress {
-            progress();
-        }
+    /// Replays on a device with so many pages.
+    fn replay(&self, pages: u64) -> Result<ReplayResult, ReplayError> {
+        let result = replay_alone(self.trace, &self.device(pages), self.policy())?;
+        self.replayed();
+        Ok(result)
+    }
+
+    /// Replays on a device with so many pages, to learn where it fails. Returns also the numbers of pages with which the replay is
+    /// known to be the same.
+    fn probe(&self, pages: u64) -> Result<(ReplayResult, Range<u64>), ReplayError> {
+        let (result, alike) = probe(self.trace, &self.device(pages), self.policy())?;
+        self.replayed();
         let sees_no_more = self.policy == PolicyKind::Caching && !self.caching.asks_for_the_capacity();
         let alike = alike.start.div_ceil(PAGE_BYTES)..alike.end.div_ceil(PAGE_BYTES);
         Ok((result, if sees_no_more { alike } else { pages..pages + 1 }))
+    }
+
+    fn device(&self, pages: u64) -> Device {
+        Device { lag_ops: self.lag_ops, ..Device::of(pages * PAGE_BYTES) }
+    }
+
+    const fn policy(&self) -> PolicySettings {
+        (self.policy, self.gapless, self.caching)
+    }
+
+    fn replayed(&self) {
+        if let Some(progress) = self.progress {
+            progress();
+        }
     }
 
     /// Returns which part of the ops had run when a replay failed, or `None` if it survived.
@@ -436,7 +458,7 @@ mod tests {
             let (policy, gapless, caching) = setting.parse::<Setting>().unwrap().policy();
             let threads = NonZero::<usize>::MIN;
             let search = Search { trace: &trace, policy, gapless, caching, lag_ops: 0, threads, progress: None };
-            let replays: Vec<_> = (least..least * 2).map(|pages| search.replay(pages).unwrap()).collect();
+            let replays: Vec<_> = (least..least * 2).map(|pages| search.probe(pages).unwrap()).collect();
             let (mut failed, mut skipped) = (0, 0);
             for ((result, alike), pages) in replays.iter().zip(least..) {
                 assert!(alike.contains(&pages), "{setting} on {pages} pages: {alike:?}");

@@ -29,7 +29,6 @@ use super::{
 use crate::sync::unseen::{Mutex, MutexGuard};
 use crate::units::{ByteSize, DeviceAddr, MIB, StreamId};
 use state::{State, broken, enforce};
-use std::ops::Range;
 use std::time::Duration;
 use timeline::Timeline;
 
@@ -70,7 +69,6 @@ impl ModelDriver {
                 calls: DriverCalls::default(),
                 host_waits: 0,
                 modelled_micros: 0.0,
-                alike: 0..u64::MAX,
             }),
         }
     }
@@ -93,11 +91,6 @@ impl ModelDriver {
     /// Returns how many times the host has waited for work that had not completed.
     pub fn host_waits(&self) -> u64 {
         self.state.lock().host_waits
-    }
-
-    /// Returns the capacities, in bytes, with which every `create` so far would have been served or refused as it was.
-    pub fn alike_capacities(&self) -> Range<u64> {
-        self.state.lock().alike.clone()
     }
 
     /// Returns what is alive on the device.
@@ -247,15 +240,7 @@ impl MemoryDriver for ModelDriver {
 
     fn create(&self, bytes: u64) -> DriverResult<ChunkHandle> {
         let mut state = self.call(DriverCall::Create, self.costs.create);
-        let MemoryInfo { total, free } = state.ledger.memory_info();
-        let with_it = (total - free).saturating_add(bytes);
-        let answer = state.ledger.check_create(bytes);
-        match answer {
-            Ok(()) => state.alike.start = state.alike.start.max(with_it),
-            Err(Refusal::Shortage(_)) => state.alike.end = state.alike.end.min(with_it),
-            Err(Refusal::Misuse(_)) => {}
-        }
-        enforce(DriverCall::Create, answer)?;
+        enforce(DriverCall::Create, state.ledger.check_create(bytes))?;
         state.modelled_micros += self.costs.create_per_mib * mib_of(bytes);
         Ok(state.ledger.create(bytes, 0))
     }
@@ -346,19 +331,6 @@ mod tests {
         driver.set_access(addr, PAGE).unwrap();
         driver.release(chunk).unwrap();
         addr
-    }
-
-    #[test]
-    fn a_device_knows_with_which_capacities_it_would_have_been_alike() {
-        let config = ModelConfig { capacity_bytes: 10 * PAGE, external_bytes: PAGE, ..ModelConfig::default() };
-        let driver = ModelDriver::new(config);
-        assert_eq!(driver.alike_capacities(), 0..u64::MAX);
-        let chunk = driver.create(4 * PAGE).unwrap();
-        driver.create(8 * PAGE).unwrap_err();
-        driver.create(6 * PAGE).unwrap_err();
-        driver.release(chunk).unwrap();
-        driver.create(PAGE).unwrap();
-        assert_eq!(driver.alike_capacities(), 5 * PAGE..11 * PAGE);
     }
 
     #[test]

@@ -6,7 +6,6 @@ use crate::driver::handles::{Handles, NoStream, is_default};
 use crate::driver::ledger::{Ledger, Refusal};
 use crate::driver::{DriverCall, DriverCalls, DriverError, DriverErrorKind, DriverResult, EventHandle};
 use crate::units::{StreamId, round_up};
-use std::ops::Range;
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -17,8 +16,6 @@ pub(super) struct State {
     pub(super) calls: DriverCalls,
     pub(super) host_waits: u64,
     pub(super) modelled_micros: f64,
-    /// From the most that a `create` which was served came to, with what was held then, to the least of those refused.
-    pub(super) alike: Range<u64>,
 }
 
 impl State {

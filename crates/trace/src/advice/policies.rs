@@ -3,9 +3,9 @@
 use super::known::{Digest, Question, Replayed};
 use super::{AdviceOptions, limits};
 use crate::caching::{CachingSettings, ParseSettingsError};
-use crate::replay::replay_alone;
+use crate::replay::{PolicySettings, probe, replay_alone};
 use crate::{
-    Device, Extent, GaplessSettings, History, PolicyKind, RecordedAllocator, RecordedSettings, ReplayError,
+    Device, Extent, GaplessSettings, History, Op, PolicyKind, RecordedAllocator, RecordedSettings, ReplayError,
     ReplayResult, Search, Trace,
 };
 use gapless::ByteSize;
@@ -25,7 +25,7 @@ pub enum Setting {
 
 impl Setting {
     /// Returns the policy, and the settings of each, of which those of the other one are the defaults.
-    pub(crate) fn policy(self) -> (PolicyKind, GaplessSettings, CachingSettings) {
+    pub(crate) fn policy(self) -> PolicySettings {
         match self {
             Self::Gapless(settings) => (PolicyKind::Gapless, settings, CachingSettings::default()),
             Self::Caching(settings) => (PolicyKind::Caching, GaplessSettings::default(), settings),
@@ -74,12 +74,24 @@ impl Setting {
         }
     }
 
+    /// Returns a setting that does the same to `trace`: the same one, of all that differ in nothing that matters to it.
+    pub(super) fn in_effect(self, trace: &Trace) -> Self {
+        let requests = trace.ops().iter().filter_map(|op| match *op {
+            Op::Alloc { bytes, .. } | Op::Refused { bytes, .. } => Some(bytes),
+            Op::Free { .. } | Op::Mark { .. } => None,
+        });
+        match self {
+            Self::Caching(settings) => Self::Caching(settings.in_effect(requests)),
+            Self::Gapless(_) => self,
+        }
+    }
+
     /// Replays `trace` through the policy on `device`.
     ///
     /// # Errors
     /// Returns the errors of [`replay`](crate::replay()).
     pub fn replay(&self, trace: &Trace, device: &Device) -> Result<ReplayResult, ReplayError> {
-        Ok(replay_alone(trace, device, self.policy())?.0)
+        replay_alone(trace, device, self.policy())
     }
 }
 
@@ -187,8 +199,9 @@ fn outcome(
     let replayed = match (&not_replayed, options.known.zip(ops)) {
         (Some(_), _) => Replayed { oom_op: None, smallest_device_bytes: None, driver_calls: 0, host_waits: 0 },
         (None, Some((known, ops))) => {
-            let question = Question { ops, device: *device, setting: setting.to_string(), searches };
-            known.answer(question, || replay_and_search(trace, options, setting, searches))?
+            let setting = setting.in_effect(trace);
+            let question = Question { ops, device: *device, setting: format!("{setting:?}"), searches };
+            known.answer(question, || replay_and_search(trace, options, &setting, searches))?
         }
         (None, None) => replay_and_search(trace, options, setting, searches)?,
     };
@@ -216,7 +229,7 @@ fn replay_and_search(
     searches: bool,
 ) -> Result<Replayed, ReplayError> {
     let device = &options.device;
-    let result = setting.replay(trace, device)?;
+    let (result, _) = probe(trace, device, setting.policy())?;
     if let Some(progress) = options.progress {
         progress();
     }
@@ -248,7 +261,7 @@ pub(super) fn peak_reserved_bytes(trace: &Trace, device: &Device) -> Result<Opti
     if no_verdict(&trace.history(), &native, &ample).is_some() {
         return Ok(None);
     }
-    native.replay(trace, &ample).map(|result| Some(result.peak_reserved_bytes))
+    probe(trace, &ample, native.policy()).map(|(result, _)| Some(result.peak_reserved_bytes))
 }
 
 /// Returns why a replay on `device` says nothing about the run, if it does not.
