@@ -1,4 +1,4 @@
-//! The cost of a cached pair on one stream while another thread grows, or reads statistics.
+//! The cost of a cached pair on one stream while another thread grows, puts memory to sleep, or reads statistics.
 //!
 //! Pairs are due at fixed times, so that one that keeps the next ones waiting is counted for each of them. Rounds in which the
 //! system took a processor away from one of the two threads are left out: they tell of what else runs on the machine. But on a
@@ -6,6 +6,7 @@
 //! processors or more; a test counts what is done under each lock.
 
 use super::table::{Cost, Random, Table};
+use gapless::allocator::{Backup, Pin};
 use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
 use gapless::units::{KIB, MIB};
 use gapless::{Allocator, ChunkPolicy, DeviceAddr, StreamId};
@@ -23,6 +24,10 @@ const ROUNDS: usize = 30;
 const TRIES: usize = 150;
 /// Most that the slowest but one in a hundred takes.
 const TARGET: Option<Cost> = Some(Cost::Nanoseconds(1_000.0));
+/// Sleeps of which the slowest pair counts, of those that were not disturbed, and most that are tried.
+const SLEEPS: (usize, usize) = (100, 1_000);
+/// Most that a pair takes beside a sleep.
+const SLEEP_TARGET: Option<Cost> = Some(Cost::Nanoseconds(10_000.0));
 /// Most that anything waits for statistics.
 const STATS_TARGET: Option<Cost> = Some(Cost::Nanoseconds(200_000.0));
 
@@ -45,10 +50,19 @@ pub fn rows(table: &mut Table) {
     }
 }
 
+/// The rows of sleeps.
+pub fn sleep_rows(table: &mut Table) {
+    beside_sleeps(table, "other stream", 1_000, others_sleep);
+    beside_sleeps(table, "same stream", 1_000, own_sleeps);
+    beside_sleeps(table, "its page too", 1_000, all_sleeps);
+}
+
 /// An allocator, the stream of the pairs, and what is live.
 struct Setting {
     allocator: Allocator<ModelDriver>,
     other: StreamId,
+    /// Keeps the page of the pairs awake.
+    pin: Option<Pin<ModelDriver>>,
 }
 
 impl Setting {
@@ -64,10 +78,25 @@ impl Setting {
         let allocator = builder.chunk_policy(ChunkPolicy::Fixed(PAGE)).build().expect("it fits");
         let other = allocator.driver().create_stream().expect("the model has streams");
         allocator.keep_stream(other).expect("few streams");
-        let setting = Self { allocator, other };
+        let setting = Self { allocator, other, pin: None };
         let [_live, cached] = [(); 2].map(|()| setting.alloc(4 * KIB, other));
         setting.free(cached);
         setting
+    }
+
+    /// `pages` pages of a stream, each with live blocks and free memory between them; the page of the pairs stays awake.
+    fn asleep_beside(pages: u64, stream: impl Fn(&Self) -> StreamId) -> Self {
+        let mut setting = Self::new(2 * pages);
+        let live = setting.alloc(4 * KIB, setting.other);
+        setting.pin = Some(setting.allocator.pin(live).expect("a live block"));
+        setting.live_pages(pages, stream(&setting));
+        setting
+    }
+
+    /// `pages` pages, each with live blocks and free memory between them.
+    fn live_pages(&self, pages: u64, stream: StreamId) {
+        let blocks: Vec<_> = (0..2 * pages).map(|_| self.alloc(PAGE / 2, stream)).collect();
+        blocks.into_iter().step_by(4).for_each(|block| self.free(block));
     }
 
     fn alloc(&self, bytes: u64, stream: StreamId) -> DeviceAddr {
@@ -129,29 +158,80 @@ fn many_blocks(chunks: u64) -> Setting {
     setting
 }
 
+/// The memory of another stream sleeps.
+fn others_sleep(chunks: u64) -> Setting {
+    Setting::asleep_beside(chunks, |_| MAIN)
+}
+
+/// The memory of the pairs' own stream sleeps, but for their page.
+fn own_sleeps(chunks: u64) -> Setting {
+    Setting::asleep_beside(chunks, |setting| setting.other)
+}
+
+/// All memory sleeps, and with it the page that the pairs have: they need another one.
+fn all_sleeps(chunks: u64) -> Setting {
+    let setting = Setting::new(2 * chunks);
+    setting.live_pages(chunks, MAIN);
+    setting
+}
+
+/// Pairs beside sleeps of `n` pages.
+fn beside_sleeps(table: &mut Table, what: &str, n: u64, setting: impl Fn(u64) -> Setting) {
+    let (rounds, tries) = SLEEPS;
+    let sleep = |setting: &Setting| {
+        let slept = setting.allocator.sleep(Backup::Pinned).expect("it sleeps");
+        assert!(slept.asleep_bytes >= n * PAGE, "{slept:?}");
+    };
+    let (latencies, counted) = rounds_beside(n, setting, sleep, rounds, tries);
+    if latencies.is_empty() {
+        println!("cached pair beside sleeps, {what}, n = {n}: every round was disturbed");
+        return;
+    }
+    let what = format!("cached pair beside {counted} sleeps, {what}");
+    table.row(&format!("{what}: median"), n, part_of(&latencies, 0.5), None);
+    table.row(&format!("{what}: slowest"), n, part_of(&latencies, 1.0), SLEEP_TARGET);
+}
+
 /// Pairs beside `work`, each time in a setting of its own.
 fn beside(table: &mut Table, what: &str, n: u64, setting: impl Fn(u64) -> Setting, work: impl Fn(&Setting) + Sync) {
+    let (latencies, _) = rounds_beside(n, setting, work, ROUNDS, TRIES);
+    if latencies.is_empty() {
+        println!("cached pair beside {what}, n = {n}: every round was disturbed");
+        return;
+    }
+    let part = |part: f64| part_of(&latencies, part);
+    table.row(&format!("cached pair beside {what}: median"), n, part(0.5), None);
+    table.row(&format!("cached pair beside {what}: 99 %"), n, part(0.99), TARGET);
+    table.row(&format!("cached pair beside {what}: 99.9 %"), n, part(0.999), None);
+    table.row(&format!("cached pair beside {what}: slowest"), n, part(1.0), None);
+}
+
+/// How late each pair was done, in ascending order, in as many rounds as were not disturbed, and how many those are.
+fn rounds_beside(
+    n: u64,
+    setting: impl Fn(u64) -> Setting,
+    work: impl Fn(&Setting) + Sync,
+    rounds: usize,
+    tries: usize,
+) -> (Vec<Duration>, usize) {
     let (mut latencies, mut counted): (Vec<Duration>, usize) = (Vec::new(), 0);
-    for _ in 0..TRIES {
+    for _ in 0..tries {
         let (of_round, undisturbed) = round(&setting(n), &work);
         if undisturbed {
             latencies.extend(of_round);
             counted += 1;
         }
-        if counted == ROUNDS {
+        if counted == rounds {
             break;
         }
     }
-    if latencies.is_empty() {
-        println!("cached pair beside {what}, n = {n}: every round was disturbed");
-        return;
-    }
     latencies.sort_unstable();
-    let part = |part: f64| Cost::per(latencies[((latencies.len() - 1) as f64 * part) as usize], 1);
-    table.row(&format!("cached pair beside {what}: median"), n, part(0.5), None);
-    table.row(&format!("cached pair beside {what}: 99 %"), n, part(0.99), TARGET);
-    table.row(&format!("cached pair beside {what}: 99.9 %"), n, part(0.999), None);
-    table.row(&format!("cached pair beside {what}: slowest"), n, part(1.0), None);
+    (latencies, counted)
+}
+
+/// The latency that so many of them do not exceed.
+fn part_of(latencies: &[Duration], part: f64) -> Cost {
+    Cost::per(latencies[((latencies.len() - 1) as f64 * part) as usize], 1)
 }
 
 /// How late each pair is done, and whether both threads kept their processors.

@@ -10,6 +10,7 @@ mod beside;
 mod growth;
 mod heap;
 mod looks;
+mod sleep;
 mod streams;
 mod table;
 
@@ -19,12 +20,14 @@ use table::Table;
 type Rows = fn(&mut Table);
 
 /// The subjects that can be selected by name, each with the function that prints its rows.
-const SUBJECTS: [(&str, Rows); 5] = [
+const SUBJECTS: [(&str, Rows); 7] = [
     ("heap", heap::rows),
     ("growth", growth::rows),
     ("streams", streams::rows),
     ("looks", looks::rows),
+    ("sleep", sleep::rows),
     ("beside", beside::rows),
+    ("pair_beside_a_sleep", beside::sleep_rows),
 ];
 
 fn main() {
