@@ -6,8 +6,10 @@ host. The second part is what ends a process or loses bytes there. No case knows
 
 import contextlib
 import ctypes
+import functools
 import gc
 import os
+import sys
 import tempfile
 import threading
 
@@ -475,6 +477,23 @@ def regions_with_an_error_inside(mode):
     assert not cdll.tms_get_enable_cpu_backup()
 
 
+def region_in_a_capture(mode):
+    """Memory of a region that is made while a graph is captured is paused with the others, and the graph is replayed."""
+    output = empty(1000)
+    with saver.region(tag="a"):
+        empty(1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with saver.region(tag="a"):
+            inside = empty(40 * MIB)
+        output.copy_(inside[:1000])
+    gives_back(40 * MIB, saver.pause)
+    saver.resume()
+    inside.copy_(pattern(40 * MIB, 5))
+    graph.replay()
+    assert torch.equal(output.cpu(), pattern(1000, 5))
+
+
 def library_buffers_left_out(mode):
     """slime's way to leave a library's buffers out: the flag itself, for a while."""
     saver._ensure_initialized()
@@ -493,21 +512,25 @@ def library_buffers_left_out(mode):
 # What ends a process of torch_memory_saver 0.0.10, or loses bytes.
 
 
-def two_tags():
-    with saver.region(tag="a", enable_cpu_backup=True):
+def two_tags(backup):
+    with saver.region(tag="a", enable_cpu_backup=backup):
         a = filled(200 * MIB, 1)
-    with saver.region(tag="b", enable_cpu_backup=True):
+    with saver.region(tag="b", enable_cpu_backup=backup):
         b = filled(200 * MIB, 2)
     return a, b
 
 
-def are_awake(blocks):
+def are_awake(blocks, backup):
+    """Blocks have memory, and their bytes where there was a backup."""
+    for block, host in blocks:
+        if not backup:
+            block.copy_(host)
     assert all(torch.equal(block.cpu(), host) for block, host in blocks)
 
 
-def short_at_wake(mode):
+def short_at_wake(mode, backup=True):
     """The device is short at a resume, which is refused as a whole; it works once there is memory."""
-    blocks = two_tags()
+    blocks = two_tags(backup)
     saver.pause()
     others = [empty(300 * MIB), empty(400 * MIB)]
     before = held()
@@ -521,64 +544,94 @@ def short_at_wake(mode):
     others.clear()
     empty_cache()
     saver.resume()
-    are_awake(blocks)
+    are_awake(blocks, backup)
 
 
-def paused_twice(mode):
-    blocks = two_tags()
+def paused_twice(mode, backup=True):
+    blocks = two_tags(backup)
     saver.pause()
     before = held()
     saver.pause()
     saver.pause("a")
     assert held() == before
     saver.resume()
-    are_awake(blocks)
+    are_awake(blocks, backup)
 
 
-def resumed_twice(mode):
-    blocks = two_tags()
+def resumed_twice(mode, backup=True):
+    blocks = two_tags(backup)
     saver.pause()
     saver.resume()
     saver.resume()
     saver.resume("a")
-    are_awake(blocks)
+    are_awake(blocks, backup)
 
 
-def resumed_without_a_pause(mode):
-    blocks = two_tags()
+def resumed_without_a_pause(mode, backup=True):
+    blocks = two_tags(backup)
     saver.resume()
-    are_awake(blocks)
+    are_awake(blocks, backup)
 
 
-def paused_as_a_whole_after_a_tag(mode):
+def paused_as_a_whole_after_a_tag(mode, backup=True):
     """One tag is away already when all are paused, and is awake already when all are resumed."""
-    blocks = two_tags()
+    blocks = two_tags(backup)
     saver.pause("a")
     saver.pause()
     saver.resume("b")
     saver.resume()
-    are_awake(blocks)
+    are_awake(blocks, backup)
 
 
-def allocated_while_paused(mode):
-    blocks = two_tags()
+def allocated_while_paused(mode, backup=True):
+    blocks = two_tags(backup)
     saver.pause("a")
-    with saver.region(tag="a", enable_cpu_backup=True):
+    with saver.region(tag="a", enable_cpu_backup=backup):
         fresh = filled(50 * MIB, 3)
-    are_awake([fresh])
+    assert torch.equal(fresh[0].cpu(), fresh[1])
     saver.resume("a")
-    are_awake([*blocks, fresh])
+    assert torch.equal(fresh[0].cpu(), fresh[1])
+    are_awake(blocks, backup)
 
 
-def freed_while_paused(mode):
-    a, b = two_tags()
+def freed_while_paused(mode, backup=True):
+    a, b = two_tags(backup)
     saver.pause()
     del a
     saver.resume()
-    are_awake([b])
-    with saver.region(tag="a", enable_cpu_backup=True):
+    are_awake([b], backup)
+    with saver.region(tag="a", enable_cpu_backup=backup):
         again = filled(200 * MIB, 4)
-    are_awake([again])
+    are_awake([again, b], backup)
+
+
+def pool_given_back_outside_of_a_region(mode, backup=True):
+    """Pools end where no region is."""
+    blocks = two_tags(backup)
+    del blocks
+    saver._impl._mem_pools.clear()
+    empty_cache()
+    assert held() <= SLACK
+
+
+def ends_by_itself(mode, backup=True):
+    """The interpreter ends while a script has tensors of a region."""
+    sys.modules["__main__"].kept_to_the_end = two_tags(backup)
+
+
+WITH_AND_WITHOUT_A_BACKUP = (
+    short_at_wake,
+    paused_twice,
+    resumed_twice,
+    resumed_without_a_pause,
+    paused_as_a_whole_after_a_tag,
+    allocated_while_paused,
+    freed_while_paused,
+    pool_given_back_outside_of_a_region,
+    ends_by_itself,
+)
+for case in WITH_AND_WITHOUT_A_BACKUP:
+    globals()[f"{case.__name__}_without_a_backup"] = functools.partial(case, backup=False)
 
 
 def paused_under_work(mode):
@@ -612,15 +665,6 @@ def more_than_there_is_in_a_region(mode):
             raise AssertionError("there is no such memory")
 
 
-def pool_given_back_outside_of_a_region(mode):
-    """Pools end where no region is."""
-    blocks = two_tags()
-    del blocks
-    saver._impl._mem_pools.clear()
-    empty_cache()
-    assert held() <= SLACK
-
-
 def backup_of_other_memory(mode):
     """Memory that was made outside of regions has no backup."""
     outside = empty(MIB)
@@ -629,7 +673,7 @@ def backup_of_other_memory(mode):
     saver.pause()
     assert saver.get_cpu_backup(outside) is None
     saver.resume()
-    are_awake([inside])
+    are_awake([inside], backup=True)
 
 
 def backup_of_a_region_without(mode):
@@ -638,9 +682,3 @@ def backup_of_a_region_without(mode):
     saver.pause()
     assert saver.get_cpu_backup(block) is None
     saver.resume()
-
-
-def ends_by_itself(mode):
-    """The interpreter ends with tensors of a region alive."""
-    global blocks
-    blocks = two_tags()
