@@ -107,7 +107,7 @@ fn time_pairs(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure
 }
 
 /// vLLM's cumem module and torch_memory_saver in both of its modes, from their wheels, unchanged, each natively and then with the
-/// object.
+/// object; and then what programs do with torch_memory_saver, case by case.
 fn modules(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure> {
     let folder = workspace.installed("torch-modules");
     let mut path = workspace.path("python").into_os_string();
@@ -125,7 +125,7 @@ fn modules(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure> {
             }
             script.arg("python/tests/modules/scripts.py").arg(module);
             if module == PRELOADED {
-                stand_ins.preload(&mut script, &folder.join("torch_memory_saver==0.0.10"), PRELOADED_LIBRARY)?;
+                stand_ins.preload(&mut script, &folder.join(SAVER), PRELOADED_LIBRARY)?;
             }
             let told = process::output(script.env("PYTHONPATH", &path))?;
             let expected = format!("passed on {way}");
@@ -135,8 +135,15 @@ fn modules(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure> {
             println!("{module}: {expected}");
         }
     }
-    Ok(())
+    path.push(":");
+    path.push(workspace.path("python/tests/shared"));
+    let mut saver = stand_ins.python(workspace, stand_ins.folder());
+    saver.arg("python/tests/modules/saver/table.py").env("PYTHONPATH", &path);
+    stand_ins.preload(&mut saver, &folder.join(SAVER), PRELOADED_LIBRARY)?;
+    process::run(&mut saver)
 }
+
+const SAVER: &str = "torch_memory_saver==0.0.10";
 
 /// torch_memory_saver's mode that takes the place of `cudaMalloc`, and what the name of its library begins with.
 const PRELOADED: &str = "torch_memory_saver_preloaded";
@@ -148,7 +155,7 @@ const MODULES: [(&str, &[&str]); 2] = [
         "vllm==0.33.0",
         &["vllm/device_allocator/", "vllm/cumem_allocator", "vllm/distributed/device_communicators/cuda_wrapper.py"],
     ),
-    ("torch_memory_saver==0.0.10", &["torch_memory_saver"]),
+    (SAVER, &["torch_memory_saver"]),
 ];
 
 /// Programs of training with libraries of others, each natively and then, by the variable alone, with the object: all of their
