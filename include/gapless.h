@@ -183,8 +183,6 @@ typedef struct gapless_slept {
   uint64_t pinned_bytes;
   // Bytes that stayed awake since work that cannot be waited for may use them, or a map listener refused to see them unmapped.
   uint64_t refused_bytes;
-  // Bytes that stayed awake in pools that keep their mappings.
-  uint64_t kept_bytes;
 } gapless_slept;
 
 // Called with a text for a person when gapless_torch_malloc fails. May throw a C++ exception instead of returning.

@@ -101,7 +101,6 @@ class Slept(ctypes.Structure):
                 "released_bytes",
                 "pinned_bytes",
                 "refused_bytes",
-                "kept_bytes",
             )
         ),
     ]

@@ -39,8 +39,6 @@ pub struct gapless_slept {
     pub pinned_bytes: u64,
     /// Bytes that stayed awake since work that cannot be waited for may use them, or a map listener refused to see them unmapped.
     pub refused_bytes: u64,
-    /// Bytes that stayed awake in pools that keep their mappings.
-    pub kept_bytes: u64,
 }
 
 impl From<Slept> for gapless_slept {
@@ -53,7 +51,6 @@ impl From<Slept> for gapless_slept {
             released_bytes: slept.released_bytes,
             pinned_bytes: slept.left_awake.pinned_bytes,
             refused_bytes: slept.left_awake.refused_bytes,
-            kept_bytes: slept.left_awake.kept_bytes,
         }
     }
 }

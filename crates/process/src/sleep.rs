@@ -5,7 +5,7 @@
 use crate::device::Device;
 use crate::driver::DeviceDriver;
 use crate::error::Error;
-use gapless::allocator::{AllocError, Backup, MapListeners, Slept, Stats, Woken};
+use gapless::allocator::{AllocError, Backup, MapListeners, Slept, Woken};
 use gapless::units::{ByteSize, DeviceAddr};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -107,12 +107,12 @@ impl<D: DeviceDriver> Device<D> {
     pub fn asleep(&self) -> Vec<TagAsleep> {
         let mut by_tag: BTreeMap<Option<String>, TagAsleep> = BTreeMap::new();
         for member in self.pools.members(None) {
-            let stats = member.allocator().stats();
-            if stats.asleep_bytes > 0 {
+            let its = member.allocator().asleep();
+            if its.asleep_bytes > 0 {
                 let tag = member.tag();
                 let sum = by_tag.entry(tag.clone()).or_insert_with(|| TagAsleep { tag, ..TagAsleep::default() });
-                sum.live_bytes += live_asleep(&stats);
-                sum.asleep_bytes += stats.asleep_bytes;
+                sum.live_bytes += its.live_bytes;
+                sum.asleep_bytes += its.asleep_bytes;
             }
         }
         by_tag.into_values().collect()
@@ -134,13 +134,6 @@ impl<D: DeviceDriver> Device<D> {
             text
         })
     }
-}
-
-/// The bytes of live allocations that have no memory.
-fn live_asleep(stats: &Stats) -> u64 {
-    let others =
-        stats.cached_bytes + stats.pending_bytes + stats.idle_bytes + stats.range_bytes + stats.registered_bytes;
-    (stats.live_block_bytes + others).saturating_sub(stats.reserved_bytes)
 }
 
 /// The words for a tag.

@@ -32,8 +32,6 @@ class Slept:
     """Bytes that stayed awake since a block in them is pinned: another process has it open, for example."""
     refused_bytes: int = 0
     """Bytes that stayed awake since work that cannot be waited for may use them, or a listener refused to see them unmapped."""
-    kept_bytes: int = 0
-    """Bytes that stayed awake in pools that keep their mappings."""
 
 
 @dataclasses.dataclass

@@ -188,5 +188,4 @@ fn add_slept(sum: &mut Slept, its: &Slept) {
 fn add_left_awake(sum: &mut LeftAwake, its: &LeftAwake) {
     sum.pinned_bytes += its.pinned_bytes;
     sum.refused_bytes += its.refused_bytes;
-    sum.kept_bytes += its.kept_bytes;
 }

@@ -78,7 +78,7 @@ impl Setting {
     pub(super) fn in_effect(self, trace: &Trace) -> Self {
         let requests = trace.ops().iter().filter_map(|op| match *op {
             Op::Alloc { bytes, .. } | Op::Refused { bytes, .. } => Some(bytes),
-            Op::Free { .. } | Op::Mark { .. } => None,
+            Op::Free { .. } | Op::Mark { .. } | Op::Sleep { .. } | Op::Wake { .. } => None,
         });
         match self {
             Self::Caching(settings) => Self::Caching(settings.in_effect(requests)),
