@@ -12,7 +12,7 @@ pub struct Rules {
 
 impl Rules {
     /// The same, for memory that is used by work which the allocator does not see, such as replays of captured graphs: what is
-    /// mapped behind blocks stays, and stays with its stream.
+    /// mapped behind blocks stays, or sleeps whole, and stays with its stream.
     #[must_use]
     pub fn keeping_mappings(self) -> Self {
         Self { keeps_mappings: true, ..self }
@@ -24,7 +24,7 @@ impl Rules {
         Self { whole_blocks: true, ..self }
     }
 
-    /// Whether views may be unmapped and chunks released before the allocator ends.
+    /// Whether single views may be unmapped and chunks released before the allocator ends.
     pub fn may_unmap(self) -> bool {
         !self.keeps_mappings
     }

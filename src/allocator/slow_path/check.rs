@@ -9,8 +9,8 @@ use crate::pages::{PageCount, PageRange};
 use crate::segment::{Segment, View, ViewState};
 
 impl Door {
-    /// Checks invariants 1 to 5 and 7 to 10 of `docs/internals/mechanisms.md`, and those of every part. Blocks tile their heap, so
-    /// that no two overlap.
+    /// Checks invariants 1 to 5, 7 to 10, 12 and 13 of `docs/internals/mechanisms.md`, and those of every part. Blocks tile their
+    /// heap, so that no two overlap.
     ///
     /// # Panics
     /// When an invariant does not hold; the message names it.

@@ -123,3 +123,66 @@ fn check_places(batch: &Batch, segments: &[Segment]) {
         end = place + bytes;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocator::{Allocator, Backup, ChunkPolicy};
+    use crate::driver::{ModelConfig, ModelDriver};
+    use crate::testing::{Break, assert_noticed};
+    use crate::units::StreamId;
+    use std::mem::ManuallyDrop;
+    use std::sync::Arc;
+
+    const PAGE: u64 = 2 << 20;
+    const MAIN: StreamId = StreamId::DEFAULT;
+
+    /// An allocator that a test breaks, and that is therefore never closed.
+    type Broken = ManuallyDrop<Allocator<ModelDriver>>;
+
+    /// An allocator that keeps its mappings, asleep: one of its chunks had moved.
+    fn allocator() -> Broken {
+        let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 8 * PAGE, ..ModelConfig::default() }));
+        let builder = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).slack(1.0).keep_mappings();
+        let allocator = builder.build().unwrap();
+        let blocks = [(); 3].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+        allocator.free(blocks[0]).unwrap();
+        allocator.alloc(2 * PAGE, MAIN).unwrap();
+        allocator.sleep(Backup::Pinned).unwrap();
+        ManuallyDrop::new(allocator)
+    }
+
+    /// Changes what is known of the chunk that had moved.
+    fn with_moved(allocator: &Broken, change: impl FnOnce(&mut WholeChunk)) {
+        let mut mapper = allocator.inner.door.mapper.lock();
+        let chunks = mapper.asleep_mut().batches_mut().iter_mut().flat_map(|batch| &mut batch.chunks);
+        change(chunks.into_iter().find(|chunk| chunk.places.len() > 1).unwrap());
+    }
+
+    #[test]
+    fn check_names_what_is_broken() {
+        let breaks: &[Break<Broken>] = &[
+            ("invariant 10: the mapping at", |allocator| {
+                // One of its places is forgotten.
+                with_moved(allocator, |chunk| chunk.places.truncate(1));
+            }),
+            ("invariant 13: the active view of a chunk", |allocator| {
+                with_moved(allocator, |chunk| chunk.places[0].state = chunk.places[1].state);
+            }),
+            ("invariant 13: two active views of a chunk", |allocator| {
+                with_moved(allocator, |chunk| chunk.places[1].state = ViewState::Active);
+            }),
+            ("invariant 13: something may be placed at", |allocator| {
+                let mut place = None;
+                with_moved(allocator, |chunk| place = Some(chunk.places[1].run));
+                let run = place.unwrap();
+                let mut state = allocator.inner.shared.streams.get(run.owner.stream).lock();
+                let region = state.region(run.owner.region).unwrap();
+                let first = region.heap.block_around(run.pages.start.offset(PAGE)).unwrap().offset;
+                region.set_pages(first, run.pages, BlockState::Hole);
+            }),
+            ("sleep A3: two parts", |allocator| with_moved(allocator, |chunk| chunk.place -= 1)),
+        ];
+        assert_noticed(allocator, |allocator| allocator.check(), breaks);
+    }
+}

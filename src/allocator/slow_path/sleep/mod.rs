@@ -95,9 +95,6 @@ pub enum Phase {
     Waking,
 }
 
-/// Number of pages that are looked at while their stream's state is locked.
-const PIECE: u64 = 32;
-
 /// Adjacent pages of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
@@ -147,14 +144,10 @@ pub struct Sleeper {
 }
 
 impl Run {
-    /// The same pages in pieces.
-    fn pieces(self) -> impl Iterator<Item = Self> {
-        let Range { start, end } = self.pages.start.0..self.pages.end.0;
-        (0..(end - start).div_ceil(PIECE)).map(move |number| {
-            let first = start + number * PIECE;
-            let pages = PageRange { start: PageIndex(first), end: PageIndex(end.min(first + PIECE)) };
-            Self { pages, ..self }
-        })
+    /// Its pages one by one: a stream is locked for a page at a time, since one may have thousands of blocks.
+    fn by_page(self) -> impl Iterator<Item = Self> {
+        let pages = (self.pages.start.0..self.pages.end.0).map(PageIndex);
+        pages.map(move |page| Self { pages: PageRange::new(page, PageCount::ONE), ..self })
     }
 }
 

@@ -243,7 +243,7 @@ impl<D: Driver> SlowPath<'_, D> {
         let table = &self.mapper.segment(run.segment).table;
         let mapped = runs_where(run, |page| table.view(page).is_some_and(|view| view.state == ViewState::Active));
         let stream = self.shared.streams.get(run.owner.stream);
-        for part in mapped.into_iter().flat_map(Run::pieces) {
+        for part in mapped.into_iter().flat_map(Run::by_page) {
             stream.piece(|state| {
                 let epoch = state.epoch;
                 let Some(region) = state.region(run.owner.region) else { return };
@@ -285,7 +285,7 @@ impl<D: Driver> SlowPath<'_, D> {
             live.get(at).is_some_and(|pages| pages.start <= page)
         };
         let stream = self.shared.streams.get(run.owner.stream);
-        for empty in runs_where(run, |page| !is_live(page)).into_iter().flat_map(Run::pieces) {
+        for empty in runs_where(run, |page| !is_live(page)).into_iter().flat_map(Run::by_page) {
             stream.piece(|state| {
                 let region = state.region(run.owner.region).expect("asleep pages are of a region");
                 let start = empty.pages.start.offset(page_bytes);
@@ -300,7 +300,7 @@ impl<D: Driver> SlowPath<'_, D> {
     pub fn live_in(&self, run: &Run) -> Vec<Block> {
         let stream = self.shared.streams.get(run.owner.stream);
         let mut live: Vec<Block> = Vec::new();
-        for part in run.pieces() {
+        for part in run.by_page() {
             let before = live.last().map(|block| block.offset);
             live.extend(stream.piece(|state| {
                 let region = state.regions.get(run.owner.region).expect("asleep pages are of a region");

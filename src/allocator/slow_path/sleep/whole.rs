@@ -127,6 +127,8 @@ impl<D: Driver> SlowPath<'_, D> {
             found.push(id);
             places.extend(chunk.places.iter().map(|place| (*place, id)));
         }
+        // Access is given to adjacent mappings together.
+        places.sort_unstable_by_key(|(place, _): &(Place, ChunkId)| (place.run.segment, place.run.pages.start));
         Ok(places)
     }
 
