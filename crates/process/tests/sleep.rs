@@ -567,16 +567,19 @@ fn not_on_a_lost_device() {
     }
 }
 
-/// Work of another device that was recorded for a block is waited for before the block loses its memory.
+/// Work of another device that was recorded for a block is waited for before the block loses its memory. One that was freed does
+/// not sleep.
 #[test]
 fn work_of_another_device_is_waited_for() {
     let world = World::new("");
     let other = add_device(&world.process, 1);
     let device = world.device();
     world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
-    let block = world.filled(Some(WEIGHTS), 4, 1);
+    let [block, freed] = [world.filled(Some(WEIGHTS), 4, 1), world.filled(Some(WEIGHTS), 6, 2)];
     let reader = other.create_stream().unwrap();
-    world.process.record_stream(device, block.addr, reader, StreamLives::Unknown).unwrap();
+    for used in [block, freed] {
+        world.process.record_stream(device, used.addr, reader, StreamLives::Unknown).unwrap();
+    }
     let hold = |busy: bool| {
         let inner = other.inner().inner();
         let own = StreamId(reader.0 & ((1 << 40) - 1));
@@ -584,8 +587,9 @@ fn work_of_another_device_is_waited_for() {
     };
     hold(true);
     other.delay(reader, Duration::from_millis(1)).unwrap();
+    device.free(freed.addr, 0, MAIN).unwrap();
     let waits = other.inner().inner().host_waits();
-    device.sleep(Some("weights"), Backup::Pinned).unwrap();
+    assert_eq!(device.sleep(Some("weights"), Backup::Pinned).unwrap().asleep_bytes, 4 * MIB);
     assert!(other.inner().inner().host_waits() > waits, "the host waits for it");
     hold(false);
     device.wake(Some("weights"), NOW).unwrap();

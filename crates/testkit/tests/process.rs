@@ -1,5 +1,5 @@
-//! Two devices of one process: pools, uses by streams of the other device, budgets and peers, in random order, and with every
-//! driver call failing once.
+//! Two devices of one process: pools, uses by streams of the other device, budgets, peers and sleep, in random order, and with
+//! every driver call failing once.
 
 use gapless::units::KIB;
 use gapless_testkit::{
@@ -16,8 +16,8 @@ fn random_programs<M: Simulates>(memory: bool, cases: u32, most: usize) {
     });
     let sum = sum.into_inner();
     println!("{sum:?}");
-    let ProcessSummary { in_pools, foreign_uses, deferred_frees, out_of_memory, faults, .. } = sum;
-    let happened = [in_pools, foreign_uses, deferred_frees, out_of_memory, faults];
+    let ProcessSummary { in_pools, foreign_uses, deferred_frees, out_of_memory, slept, faults, .. } = sum;
+    let happened = [in_pools, foreign_uses, deferred_frees, out_of_memory, slept, faults];
     assert!(is_reduced() || happened.iter().all(|count| *count > u64::from(cases) / 5), "too few: {happened:?}");
 }
 

@@ -198,6 +198,7 @@ impl<D: DeviceDriver> Pools<D> {
                 let old = std::mem::replace(place, new);
                 drop(list);
                 books.past.add(&old);
+                self.share_budget(books);
                 return Ok(());
             }
             let is_used = !place.is_unused() || self.open.contains(place);

@@ -87,7 +87,7 @@ impl Book {
     }
 
     /// The pools that there are: those with a user, those that are open, and those with a block that is not free.
-    fn pools(&self) -> BTreeSet<PoolId> {
+    pub fn pools(&self) -> BTreeSet<PoolId> {
         let held = self.deferred.values().map(|held| held.pool).filter(|pool| *pool != NO_POOL);
         self.lasting_pools().into_iter().chain(held).collect()
     }

@@ -52,6 +52,9 @@ fn op(page: u64) -> impl Strategy<Value = ProcessOp> {
         1 => (0_u8..2, any::<u8>()).prop_map(|(device, pages)| ProcessOp::Budget { device, pages }),
         2 => (0_u8..2, 0_u8..8).prop_map(|(device, keep)| ProcessOp::Trim { device, keep }),
         1 => (0_u8..2).prop_map(|device| ProcessOp::CloseReleased { device }),
+        2 => (0_u8..2, 0_u8..3, any::<bool>())
+            .prop_map(|(device, pool, ordinary)| ProcessOp::Declare { device, pool, ordinary }),
+        3 => (0_u8..2, prop::option::of(0_u8..3)).prop_map(|(device, tag)| ProcessOp::Nap { device, tag }),
         1 => (0_u8..2, fail).prop_map(|(device, (nth, kind))| ProcessOp::Fail { device, nth, kind: Failure::ALL[kind] }),
     ]
 }

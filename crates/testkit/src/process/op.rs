@@ -39,6 +39,10 @@ pub enum ProcessOp {
     Trim { device: u8, keep: u8 },
     /// Returns the memory of released pools to the driver.
     CloseReleased { device: u8 },
+    /// Says whether a pool is an ordinary one, and gives it the tag of its name.
+    Declare { device: u8, pool: u8, ordinary: bool },
+    /// Puts the pools of a tag to sleep, or everything, and wakes them. Nothing fails meanwhile.
+    Nap { device: u8, tag: Option<u8> },
     /// Lets the n-th driver call of a device fail from now on, once.
     Fail { device: u8, nth: u8, kind: Failure },
 }

@@ -6,12 +6,13 @@ use super::op::ProcessOp;
 use super::summary::ProcessSummary;
 use crate::op::Failure;
 use crate::witness::Witness;
-use gapless::allocator::{AllocError, FreeError, StreamError};
+use gapless::allocator::{AllocError, Backup, FreeError, StreamError};
 use gapless::driver::cuda::OpenError;
 use gapless::driver::{DriverError, EventHandle, Fault, HoldStreams, StreamDriver, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
-use gapless_process::{Device, Error, NO_POOL, PoolId, Process, Request, StreamLives};
+use gapless_process::{Device, Error, NO_POOL, PoolId, PoolKind, Process, Request, StreamLives};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The number of names of pools of a device.
 const POOLS: u8 = 3;
@@ -177,6 +178,23 @@ impl<M: Simulates> ProcessRunner<M> {
                 assert_eq!(before - closed, after, "what went back is held no more");
                 Outcome::Done
             }
+            ProcessOp::Declare { device, pool, ordinary } => {
+                let device = self.open(device);
+                let kind = if ordinary { PoolKind::Ordinary } else { PoolKind::Graph };
+                match self.device(device).pools().declare(name(pool), kind, Some(&tag(pool))) {
+                    Err(Error::PoolInUse(_)) => {
+                        assert!(self.books[device].pools().contains(&name(pool)), "{pool} is not in use");
+                        Outcome::Done
+                    }
+                    outcome => self.outcome(outcome),
+                }
+            }
+            ProcessOp::Nap { device, tag: number } => {
+                let device = self.open(device);
+                self.disarm();
+                self.nap(device, number.map(tag).as_deref());
+                Outcome::Done
+            }
             ProcessOp::Fail { device, nth, kind } => {
                 self.disarm();
                 let device = usize::from(device) % 2;
@@ -209,6 +227,32 @@ impl<M: Simulates> ProcessRunner<M> {
             }
         }
         device
+    }
+
+    /// Puts the pools of a tag to sleep, or everything, and wakes them.
+    fn nap(&mut self, device: usize, tag: Option<&str>) {
+        let (sleeper, before) = (self.device(device), self.device(device).memory_use());
+        if before.set_budget.is_some_and(|budget| budget < before.reserved) {
+            // What it gave back, it would not get again.
+            return;
+        }
+        let slept = match sleeper.sleep(tag, Backup::Pinned) {
+            Err(Error::Capturing(_)) => {
+                assert!(!self.books[device].open.is_empty(), "nothing is open that could be for a capture");
+                return;
+            }
+            slept => slept.unwrap_or_else(|error| panic!("nothing fails: {error}")),
+        };
+        let memory = sleeper.memory_use();
+        assert_eq!(memory.reserved + slept.released_bytes, before.reserved, "what went back is held no more");
+        let asleep: u64 = sleeper.asleep().iter().map(|its| its.asleep_bytes).sum();
+        assert_eq!((asleep, sleeper.stats().asleep_bytes), (slept.asleep_bytes, slept.asleep_bytes));
+        let left = slept.left_awake;
+        let left = left.pinned_bytes + left.refused_bytes + left.kept_bytes;
+        assert!(tag.is_some() || memory.reserved <= left, "{slept:?} and {memory:?}");
+        let woken = sleeper.wake(tag, Duration::ZERO).unwrap_or_else(|error| panic!("there was memory: {error}"));
+        assert_eq!((woken.mapped_bytes, sleeper.stats().asleep_bytes), (slept.asleep_bytes, 0));
+        self.summary.slept += u64::from(slept.live_bytes > 0);
     }
 
     fn device(&self, device: usize) -> &Device<Layers<M>> {
@@ -563,6 +607,10 @@ fn number(device: usize) -> u32 {
 
 fn name(pool: u8) -> PoolId {
     (7, u64::from(pool % POOLS))
+}
+
+fn tag(pool: u8) -> String {
+    format!("tag {}", pool % POOLS)
 }
 
 /// Prints operations if it is dropped during a panic.

@@ -15,6 +15,8 @@ pub struct ProcessSummary {
     pub lent: u64,
     /// Requests that ran out of memory.
     pub out_of_memory: u64,
+    /// Sleeps of something that is live.
+    pub slept: u64,
     /// Injected failures that occurred.
     pub faults: u64,
 }
@@ -28,6 +30,7 @@ impl ProcessSummary {
         self.deferred_frees += other.deferred_frees;
         self.lent += other.lent;
         self.out_of_memory += other.out_of_memory;
+        self.slept += other.slept;
         self.faults += other.faults;
     }
 }
