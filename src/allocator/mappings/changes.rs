@@ -90,10 +90,10 @@ impl Mappings {
         listeners: &MapListeners,
         changes: &[Change<'_>],
     ) -> Result<(), NotMapped> {
-        let of_change = |change: &Change<'_>| {
-            change.map.iter().map(|new| self.mapping(change.segment, new.pages, new.chunk)).collect()
-        };
-        let mappings: Vec<Mapping> = changes.iter().flat_map(|change| -> Vec<Mapping> { of_change(change) }).collect();
+        let mut mappings = Vec::with_capacity(changes.iter().map(|change| change.map.len()).sum());
+        for change in changes {
+            mappings.extend(change.map.iter().map(|new| self.mapping(change.segment, new.pages, new.chunk)));
+        }
         if let Err(failure) = map_all(driver, listeners, &mappings) {
             let stuck = changes.iter().flat_map(|change| self.strand(change, &failure.stuck)).collect();
             return Err(NotMapped { error: failure.error, stuck });
