@@ -29,6 +29,10 @@ pub enum ChunkPolicy {
 pub struct ChunkSizes {
     policy: ChunkPolicy,
     page_bytes: u64,
+    /// The smallest chunks.
+    least: PageCount,
+    /// The largest, of those whose size the headroom decides.
+    largest: PageCount,
 }
 
 /// How much more may be created.
@@ -82,7 +86,11 @@ const SMALL_AHEAD_PART: u64 = 8;
 impl ChunkSizes {
     /// Sizes under `policy` in pages of `page_bytes`.
     pub fn new(policy: ChunkPolicy, page_bytes: u64) -> Self {
-        Self { policy, page_bytes }
+        let least = match policy {
+            ChunkPolicy::Fixed(bytes) => PageCount::covering(bytes, page_bytes).max(PageCount::ONE),
+            ChunkPolicy::Auto => PageCount::covering(SMALLEST_AUTO, page_bytes),
+        };
+        Self { policy, page_bytes, least, largest: PageCount::within(LARGEST_AUTO, page_bytes).max(least) }
     }
 
     /// Returns the size of a chunk for small blocks. Small blocks come in numbers: while there is headroom, a little is mapped
@@ -91,7 +99,7 @@ impl ChunkSizes {
         let ahead = PageCount(self.by_headroom(headroom).0 / SMALL_AHEAD_PART);
         let least = match self.policy {
             ChunkPolicy::Fixed(_) => PageCount::ONE,
-            ChunkPolicy::Auto => self.least(),
+            ChunkPolicy::Auto => self.least,
         };
         ahead.clamp(least, self.pages_within(SMALL_AHEAD).max(least)).min(wanted.pages + wanted.spare)
     }
@@ -107,7 +115,7 @@ impl ChunkSizes {
                 let undivided = times(UNDIVIDED_BYTES, (self.times_tight(headroom) / ROOMY).max(1.0));
                 let part = self.pages_within((block_bytes / PARTS_OF_A_LARGE_BLOCK).max(undivided));
                 let size = self.by_headroom(headroom).min(part).min(wanted.covered);
-                size.max(self.least().min(wanted.pages + wanted.spare))
+                size.max(self.least.min(wanted.pages + wanted.spare))
             }
         }
     }
@@ -119,13 +127,13 @@ impl ChunkSizes {
             ChunkPolicy::Auto if block_bytes < SMALLEST_AUTO => block_bytes * WHOLE_BLOCKS_IN_A_CHUNK,
             ChunkPolicy::Auto | ChunkPolicy::Fixed(_) => block_bytes,
         };
-        PageCount::covering(bytes, self.page_bytes).max(self.least())
+        PageCount::covering(bytes, self.page_bytes).max(self.least)
     }
 
     /// Returns the size of the chunks for pages that several blocks share, or that are partly free: the smallest, since a live byte
     /// keeps all of one from being moved.
     pub fn for_shared_pages(&self) -> PageCount {
-        self.least()
+        self.least
     }
 
     /// Returns the size of a chunk for a growable range: at most the headroom, and at most `pages`.
@@ -138,7 +146,7 @@ impl ChunkSizes {
     pub fn for_idle(&self, wanted: Wanted) -> PageCount {
         match self.policy {
             ChunkPolicy::Fixed(_) => wanted.pages,
-            ChunkPolicy::Auto => wanted.covered.max(self.least()).min(wanted.pages),
+            ChunkPolicy::Auto => wanted.covered.max(self.least).min(wanted.pages),
         }
     }
 
@@ -148,18 +156,17 @@ impl ChunkSizes {
     /// blocks' too: `covered` is how many pages from here on are not.
     pub fn without_headroom(&self, block_bytes: u64, covered: PageCount) -> PageCount {
         match self.policy {
-            ChunkPolicy::Fixed(_) => self.least(),
-            ChunkPolicy::Auto => self.pages_within(block_bytes / PARTS_WITHOUT_HEADROOM).min(covered).max(self.least()),
+            ChunkPolicy::Fixed(_) => self.least,
+            ChunkPolicy::Auto => self.pages_within(block_bytes / PARTS_WITHOUT_HEADROOM).min(covered).max(self.least),
         }
     }
 
     fn by_headroom(&self, headroom: Headroom) -> PageCount {
         match self.policy {
-            ChunkPolicy::Fixed(_) => self.least(),
+            ChunkPolicy::Fixed(_) => self.least,
             ChunkPolicy::Auto => {
-                let largest = self.pages_within(LARGEST_AUTO).max(self.least());
                 let bytes = times(SMALLEST_AUTO, self.times_tight(headroom).powi(3));
-                self.pages_within(bytes).clamp(self.least(), largest)
+                self.pages_within(bytes).clamp(self.least, self.largest)
             }
         }
     }
@@ -169,14 +176,6 @@ impl ChunkSizes {
     fn times_tight(&self, headroom: Headroom) -> f64 {
         let tight = (headroom.budget_pages.bytes(self.page_bytes) / TIGHT_PART_OF_BUDGET).max(TIGHT_HEADROOM);
         headroom.pages.bytes(self.page_bytes) as f64 / tight as f64
-    }
-
-    /// The smallest chunks.
-    fn least(&self) -> PageCount {
-        match self.policy {
-            ChunkPolicy::Fixed(bytes) => PageCount::covering(bytes, self.page_bytes).max(PageCount::ONE),
-            ChunkPolicy::Auto => PageCount::covering(SMALLEST_AUTO, self.page_bytes),
-        }
     }
 
     fn pages_within(&self, bytes: u64) -> PageCount {

@@ -1,7 +1,8 @@
 //! Page table of one segment: the view that each page belongs to.
 //!
 //! - I1  every page of a view refers to it, and no page refers to a view that does not exist.
-//! - I2  a page is marked as mapped exactly when a view covers it, and as active exactly when that view is active.
+//! - I2  a page is marked as mapped exactly when a view covers it, and as active exactly when that view is active. There are marks for
+//!   some pages behind the highest as well.
 //!
 //! Memory: 4 bytes and 2 bits per page up to the highest page ever mapped, and one record per view.
 
@@ -45,6 +46,9 @@ pub struct View {
 /// Stands for "no view" in `view_of`.
 const NONE: u32 = u32::MAX;
 
+/// Number of bits by which the marks of pages grow: growing them bit by bit takes longer than setting them.
+const BITS_AT_A_TIME: usize = 512;
+
 /// The views of one segment, by page.
 #[derive(Debug, Default)]
 pub struct PageTable {
@@ -83,8 +87,11 @@ impl PageTable {
         let pages = view.pages.as_usize();
         if self.view_of.len() < pages.end {
             self.view_of.resize(pages.end, NONE);
-            self.mapped.resize(pages.end, false);
-            self.active.resize(pages.end, false);
+        }
+        if self.mapped.len() < pages.end {
+            let bits = pages.end.next_multiple_of(BITS_AT_A_TIME);
+            self.mapped.resize(bits, false);
+            self.active.resize(bits, false);
         }
         self.stale += usize::from(view.state != ViewState::Active);
         debug_assert!(self.mapped[pages.clone()].not_any(), "pages {pages:?} are mapped already");

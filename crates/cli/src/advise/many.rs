@@ -18,6 +18,7 @@ pub(super) fn on_each(
     cores: NonZero<usize>,
     advise: impl Fn(&Path, NonZero<usize>) -> Found + Sync,
 ) -> Vec<FileResult> {
+    keep_freed_memory();
     let workers = cores.get().min(files.len());
     let threads = NonZero::new(cores.get() / workers.max(1)).unwrap_or(NonZero::<usize>::MIN);
     let bar = progress::of_steps(files.len() as u64, format!("{} files", files.len()));
@@ -43,6 +44,18 @@ pub(super) fn on_each(
     all.sort_by_key(|(index, _)| *index);
     all.into_iter().map(|(_, result)| result).collect()
 }
+
+/// Makes the C library keep more of the memory that is freed, for the next replay. By default it gives most back to the kernel, which
+/// has to clear it each time that it is wanted again.
+///
+/// glibc learns from the largest block so far that had a mapping of its own and was freed: smaller ones get none from then on, and up
+/// to twice as much stays at the end of each heap (`M_MMAP_THRESHOLD` in `mallopt(3)`). Elsewhere this changes nothing.
+fn keep_freed_memory() {
+    drop(std::hint::black_box(Vec::<u8>::with_capacity(KEPT_BYTES)));
+}
+
+/// More than the largest table of a replay of a recording of some MB, and less than 32 MiB, the most that glibc learns.
+const KEPT_BYTES: usize = 16 << 20;
 
 /// Refuses a file that is named twice, in whatever way.
 pub(super) fn refuse_repeated<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> Result<(), Failure> {
