@@ -89,12 +89,12 @@ fn beginning(recorded: &Trace, more_bytes: u64) -> Trace {
     let mut id_of = vec![0; recorded.slots() as usize];
     for (id, op) in recorded.ops().iter().enumerate().take(OPS) {
         match *op {
-            Op::Alloc { slot, stream, bytes } => {
+            Op::Alloc { slot, stream, bytes, .. } => {
                 id_of[slot as usize] = id;
                 writeln!(text, "a {id} {} {stream}", bytes + more_bytes)
             }
             Op::Free { slot } => writeln!(text, "f {}", id_of[slot as usize]),
-            Op::Refused { .. } | Op::Mark { .. } => Ok(()),
+            Op::Sleep { .. } | Op::Wake { .. } | Op::Refused { .. } | Op::Mark { .. } => Ok(()),
         }
         .expect("a text takes everything");
     }

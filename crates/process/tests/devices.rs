@@ -351,7 +351,7 @@ fn a_recording_has_all_that_happened() {
     device.free(addr, 0, StreamId::DEFAULT).unwrap();
     device.main().stop_recording().unwrap();
     let trace = gapless_trace::Trace::open(&path).unwrap();
-    let (alloc, free) = (Op::Alloc { slot: 0, stream: 0, bytes: 4 * MIB }, Op::Free { slot: 0 });
+    let (alloc, free) = (Op::Alloc { slot: 0, stream: 0, tag: 0, bytes: 4 * MIB }, Op::Free { slot: 0 });
     assert_eq!(trace.ops(), [alloc, free, Op::Mark { label: 0 }, alloc, free]);
 }
 

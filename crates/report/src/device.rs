@@ -15,7 +15,7 @@ pub fn device_for(trace: &Trace, chosen_bytes: Option<u64>) -> Result<Device, St
         Some(bytes) => Device::of(bytes),
         None => Device::for_trace(trace).map_err(|error| error.to_string())?,
     };
-    let largest = device.capacity_bytes.max(trace.peak_live_bytes());
+    let largest = device.capacity_bytes.max(trace.peak_awake_bytes());
     if largest > Device::MOST_BYTES {
         let (largest, most) = (ByteSize(largest), ByteSize(Device::MOST_BYTES));
         return Err(format!("no device has {largest}: the most that is replayed is {most}"));

@@ -4,7 +4,7 @@ use gapless::driver::{ModelConfig, ModelDriver};
 use gapless::units::{MIB, round_up};
 use gapless_trace::caching::CachingSettings;
 use gapless_trace::{
-    Compression, GaplessSettings, Op, PolicyKind, ReplayOptions, TextWriter, Touch, Trace, TraceOp, replay,
+    Compression, GaplessSettings, Op, PolicyKind, ReplayOptions, Tags, TextWriter, Touch, Trace, TraceOp, replay,
 };
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ pub fn check_trace(bytes: &[u8]) -> ReadTrace {
     };
     check_figures(&trace);
     check_written(&trace);
-    if trace.ops().len() > MOST_OPS || trace.streams().len() > MOST_STREAMS {
+    if trace.ops().len() > MOST_OPS || trace.streams().len() > MOST_STREAMS || trace.tags().len() > MOST_TAGS {
         return ReadTrace::Long;
     }
     let policies = [PolicyKind::Gapless, PolicyKind::Caching];
@@ -52,7 +52,8 @@ fn check_figures(trace: &Trace) {
     let (mut allocations, mut marks, mut live_bytes, mut peak, mut most_live, mut now_live) = (0, 0, 0_u64, 0, 0, 0);
     for (index, op) in trace.ops().iter().enumerate() {
         match *op {
-            Op::Alloc { slot, stream, bytes } => {
+            Op::Alloc { slot, stream, tag, bytes } => {
+                assert!(usize::from(tag) <= trace.tags().len(), "op {index}: tag {tag} is listed");
                 assert!(live[slot as usize].replace(bytes).is_none(), "op {index}: slot {slot} is not empty");
                 assert!(
                     usize::from(stream) <= streams_seen,
@@ -73,6 +74,14 @@ fn check_figures(trace: &Trace) {
                     "op {index}: streams are numbered in the order of their appearance"
                 );
                 streams_seen = streams_seen.max(usize::from(stream) + 1);
+            }
+            Op::Sleep { tags, .. } | Op::Wake { tags } => {
+                let listed = trace.tags().len();
+                assert!(
+                    matches!(tags, Tags::All) || matches!(tags, Tags::One(1..)),
+                    "op {index}: memory without a tag"
+                );
+                assert!(!matches!(tags, Tags::One(tag) if usize::from(tag) > listed), "op {index}: {tags:?} is listed");
             }
             Op::Mark { label } => {
                 assert_eq!(label as usize, marks, "op {index}: labels are in order");
@@ -112,15 +121,20 @@ fn check_written(trace: &Trace) {
     let mut ids = vec![0; trace.slots() as usize];
     let mut next_id = 0;
     let mut labels = trace.labels();
+    let tag_of = |tag: u8| usize::from(tag).checked_sub(1).map(|tag| trace.tags().nth(tag).expect("listed").into());
+    let tag_of_all = |tags: Tags| if let Tags::One(tag) = tags { tag_of(tag) } else { None };
     for op in trace.ops() {
         let op = match *op {
-            Op::Alloc { slot, stream, bytes } => {
+            Op::Alloc { slot, stream, tag, bytes } => {
                 next_id += 1;
                 ids[slot as usize] = next_id;
-                TraceOp::Alloc { id: next_id, bytes, stream: trace.streams()[usize::from(stream)] }
+                let stream = trace.streams()[usize::from(stream)];
+                TraceOp::Alloc { id: next_id, bytes, stream, tag: tag_of(tag) }
             }
             Op::Free { slot } => TraceOp::Free { id: ids[slot as usize] },
             Op::Refused { stream, bytes } => TraceOp::Refused { bytes, stream: trace.streams()[usize::from(stream)] },
+            Op::Sleep { tags, content } => TraceOp::Sleep { tag: tag_of_all(tags), content },
+            Op::Wake { tags } => TraceOp::Wake { tag: tag_of_all(tags) },
             Op::Mark { .. } => TraceOp::Mark(labels.next().expect("every mark has a label").to_owned()),
         };
         writer.op(&op).expect("a trace that was read can be written");
@@ -130,6 +144,7 @@ fn check_written(trace: &Trace) {
         Ok(again) => {
             assert_eq!(again.ops(), trace.ops(), "after writing and reading");
             assert_eq!(again.streams(), trace.streams(), "after writing and reading");
+            assert!(again.tags().eq(trace.tags()), "after writing and reading");
             assert!(again.labels().eq(trace.labels().map(str::trim)), "after writing and reading");
         }
         // Labels in other formats may be longer than a line of the text format.
@@ -152,7 +167,8 @@ fn survives(trace: &Trace, policy: PolicyKind) -> bool {
     let driver = Arc::new(driver);
     let result = replay(trace, Arc::clone(&driver), &options).expect("a trace that was read can be replayed");
     let usage = driver.usage();
-    assert!((usage.chunks, usage.mappings, usage.events) == (0, 0, 0), "left in the driver: {usage:?}");
+    let left = (usage.chunks, usage.mappings, usage.events, usage.host_memory);
+    assert!(left == (0, 0, 0, 0), "left in the driver: {usage:?}");
     assert!(result.peak_reserved_bytes <= CAPACITY, "{result:?}");
     assert_eq!(result.steps, result.driver_calls_per_step.len() as u64);
     let Some(end) = &result.oom else {
@@ -161,7 +177,8 @@ fn survives(trace: &Trace, policy: PolicyKind) -> bool {
     };
     let op = trace.ops()[usize::try_from(end.op_index).expect("an index")];
     assert!(
-        matches!(op, Op::Alloc { bytes, .. } | Op::Refused { bytes, .. } if bytes == end.requested_bytes),
+        matches!(op, Op::Alloc { bytes, .. } | Op::Refused { bytes, .. } if bytes == end.requested_bytes)
+            || matches!(op, Op::Wake { .. }),
         "{end:?} is not {op:?}"
     );
     // A request of at most half the device can only fail because of other live blocks.
@@ -178,6 +195,7 @@ const LAG_OPS: u64 = 3;
 /// Maximum number of ops in a trace that is replayed.
 const MOST_OPS: usize = 4096;
 const MOST_STREAMS: usize = 64;
+const MOST_TAGS: usize = 8;
 
 #[cfg(test)]
 mod tests {

@@ -29,10 +29,10 @@ impl Device {
         Self { capacity_bytes, external_bytes: 0, lag_ops: 0 }
     }
 
-    /// Returns the device that the trace's header describes: its capacity minus the memory that others held or that the
-    /// driver could not provide, and at most the budget of the recorded allocator. If the header has no capacity, it is
-    /// `DEFAULT_CAPACITY_PERCENT` percent of the peak of live bytes, and at least what the recorded allocator held, rounded up to
-    /// whole pages.
+    /// Returns the device that the trace's header describes: its capacity minus the memory that others held or that the driver
+    /// could not provide, and at most the budget of the recorded allocator. If the header has no capacity, it is
+    /// `DEFAULT_CAPACITY_PERCENT` percent of the peak of bytes that are live and awake, and at least what the recorded allocator
+    /// held, rounded up to whole pages.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if according to the header others hold more memory than the device has, or if the trace
@@ -40,7 +40,7 @@ impl Device {
     pub fn for_trace(trace: &Trace) -> Result<Self, DeviceError> {
         let header = trace.header();
         let Some(total) = header.capacity_bytes else {
-            let peak = trace.peak_live_bytes();
+            let peak = trace.peak_awake_bytes();
             let held = trace.history().held_at_most_bytes.unwrap_or(0);
             return peak
                 .checked_add(peak.div_ceil(100).saturating_mul(DEFAULT_CAPACITY_PERCENT - 100))

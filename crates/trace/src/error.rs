@@ -49,8 +49,11 @@ pub enum ReadErrorKind {
     /// The file is not UTF-8 text.
     #[error("not UTF-8 text: this is not a trace")]
     NotUtf8,
-    /// A line does not begin with `a`, `f`, `r`, `m` or `#`.
-    #[error("unknown op '{op}': expected 'a ID BYTES STREAM', 'f ID', 'r BYTES STREAM', 'm LABEL' or a '#' line")]
+    /// A line does not begin with `a`, `f`, `r`, `s`, `w`, `m` or `#`.
+    #[error(
+        "unknown op '{op}': expected 'a ID BYTES STREAM', 'f ID', 'r BYTES STREAM', 's TAG keep', 'w TAG', 'm LABEL' or a \
+         '#' line"
+    )]
     UnknownOp {
         /// The first word of the line.
         op: String,
@@ -72,6 +75,20 @@ pub enum ReadErrorKind {
     BadNumber {
         /// Name of the field.
         field: &'static str,
+        /// Text of the field.
+        text: String,
+    },
+    /// A word cannot be a tag.
+    #[error(
+        "'{text}' is not a tag: a word of at most 100 bytes, which does not begin with a digit, or * for all memory"
+    )]
+    BadTag {
+        /// Text of the field.
+        text: String,
+    },
+    /// A sleep says something else of the bytes than whether they are kept.
+    #[error("'{text}' is neither keep nor discard")]
+    BadContent {
         /// Text of the field.
         text: String,
     },
@@ -115,6 +132,12 @@ pub enum ReadErrorKind {
     /// The trace has more streams than [`Limits::streams`](crate::Limits::streams).
     #[error("more than {limit} streams")]
     TooManyStreams {
+        /// The limit that was exceeded.
+        limit: usize,
+    },
+    /// The trace has more tags than are read.
+    #[error("more than {limit} tags")]
+    TooManyTags {
         /// The limit that was exceeded.
         limit: usize,
     },

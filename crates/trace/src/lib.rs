@@ -13,6 +13,7 @@
 //! only the allocator's public interface.
 
 pub mod advice;
+mod awake;
 pub mod caching;
 mod device;
 mod error;
@@ -30,6 +31,7 @@ mod record;
 mod replay;
 mod replay_error;
 mod search;
+mod tagged;
 mod text;
 pub mod timeline;
 mod work;
@@ -40,12 +42,12 @@ pub use error::{ReadError, ReadErrorKind};
 pub use header::Header;
 pub use held::HeldBlock;
 pub use history::{Extent, FailedRequest, History, RecordedAllocator, RecordedSettings, Refusal};
-pub use load::{Op, PrivatePool, Trace};
+pub use load::{Op, PrivatePool, Tags, Trace};
 pub use meter::{Clock, Meter, Metered};
-pub use op::TraceOp;
-pub use policy::{GaplessSettings, Policy, PolicyError, PolicyKind, PolicyStats};
+pub use op::{Content, TraceOp};
+pub use policy::{GaplessSettings, PhaseBytes, Policy, PolicyError, PolicyKind, PolicyStats};
 pub use record::{RecordedStream, Recorder};
-pub use replay::{OutOfMemoryAt, ReplayDriver, ReplayOptions, ReplayResult, replay};
+pub use replay::{OutOfMemoryAt, Phase, PhaseKind, ReplayDriver, ReplayOptions, ReplayResult, replay};
 pub use replay_error::ReplayError;
 pub use search::{Search, SearchResult};
 pub use text::{Limits, TextReader};

@@ -1,20 +1,22 @@
 //! A complete and checked trace in memory.
 //!
 //! - I1  every free refers to a live block; a slot holds one block at a time.
-//! - I2  `peak_live_bytes` is the peak of requested bytes that are live, counted from the ops. A refused request never was
-//!   live.
+//! - I2  `peak_live_bytes` is the peak of requested bytes that are live, counted from the ops, `peak_awake_bytes` that of those
+//!   that are not asleep. A refused request never was live.
 //!
 //! Ids are replaced by slots: small numbers that are reused after a free, so that a replay keeps its blocks in an
 //! array.
 //!
 //! Threads: any, since a trace is immutable. Memory: 16 bytes per op.
 
+use crate::awake::Awake;
 use crate::error::{ReadError, ReadErrorKind};
 use crate::foreign::layout::Layout;
 use crate::history::{FailedRequest, History, RecordedAllocator, RecordedSettings, Refusal};
-use crate::{Header, Limits, TextReader, TraceOp};
+use crate::{Content, Header, Limits, TextReader, TraceOp};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::ops::Range;
 
 /// One op of a [`Trace`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +27,8 @@ pub enum Op {
         slot: u32,
         /// Index of the stream in [`Trace::streams`].
         stream: u16,
+        /// Number of the tag: 0 without one, else its place in [`Trace::tags`], counted from 1.
+        tag: u8,
         /// Number of bytes requested.
         bytes: u64,
     },
@@ -40,6 +44,18 @@ pub enum Op {
         /// Number of bytes requested.
         bytes: u64,
     },
+    /// Puts what is live to sleep.
+    Sleep {
+        /// Whose memory.
+        tags: Tags,
+        /// What becomes of the bytes.
+        content: Content,
+    },
+    /// Wakes what is asleep.
+    Wake {
+        /// Whose memory.
+        tags: Tags,
+    },
     /// Marks the end of a step.
     Mark {
         /// Index of the step's name in [`Trace::labels`].
@@ -48,6 +64,25 @@ pub enum Op {
 }
 
 const _: () = assert!(size_of::<Op>() == 16, "a trace has many ops");
+
+/// The memory that sleeps or wakes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tags {
+    /// All of it.
+    All,
+    /// That of the tag with this number, as in [`Op::Alloc`].
+    One(u8),
+}
+
+impl Tags {
+    /// The numbers of the tags, among `count` of them.
+    pub(crate) fn within(self, count: usize) -> Range<usize> {
+        match self {
+            Self::All => 0..count,
+            Self::One(tag) => usize::from(tag)..usize::from(tag) + 1,
+        }
+    }
+}
 
 /// A recorded run of a program, to be passed to [`replay`](crate::replay).
 #[derive(Clone, Debug)]
@@ -58,8 +93,10 @@ pub struct Trace {
     slots: u32,
     streams: Vec<u64>,
     labels: Vec<Box<str>>,
+    tags: Vec<Box<str>>,
     allocations: u64,
     peak_live_bytes: u64,
+    peak_awake_bytes: u64,
     /// Index of the refused request that no allocation follows, if there is one.
     failed_op: Option<u64>,
     demand_bytes: u64,
@@ -175,7 +212,8 @@ impl Trace {
         let times = |bytes: u64| (bytes as f64 * factor).ceil() as u64;
         let mut bytes_of = vec![0; self.slots as usize];
         let mut live_bytes = 0u64;
-        (self.peak_live_bytes, self.demand_bytes) = (0, 0);
+        let mut awake = Awake::default();
+        (self.peak_live_bytes, self.peak_awake_bytes, self.demand_bytes) = (0, 0, 0);
         for (index, op) in (0..).zip(&mut self.ops) {
             match op {
                 Op::Alloc { slot, bytes, .. } => {
@@ -188,15 +226,47 @@ impl Trace {
                 Op::Refused { bytes, .. } => {
                     *bytes = times(*bytes);
                     if self.failed_op == Some(index) {
-                        self.demand_bytes = live_bytes.saturating_add(*bytes);
+                        self.demand_bytes = awake.bytes().saturating_add(*bytes);
                     }
                 }
-                Op::Mark { .. } => {}
+                Op::Sleep { .. } | Op::Wake { .. } | Op::Mark { .. } => {}
             }
+            awake.run(op);
+            self.peak_awake_bytes = self.peak_awake_bytes.max(awake.bytes());
         }
-        self.demand_bytes = self.demand_bytes.max(self.peak_live_bytes);
+        self.demand_bytes = self.demand_bytes.max(self.peak_awake_bytes);
         self.header.scale(times);
         Ok(self)
+    }
+
+    /// Returns the same trace of a program that puts all its memory to sleep at the end of each step, with a backup, and wakes it
+    /// again.
+    #[must_use]
+    pub fn asleep_between_steps(mut self) -> Self {
+        // The number of ops that are inserted before each op, and at the end.
+        let mut inserted = Vec::with_capacity(self.ops.len() + 1);
+        let mut ops = Vec::with_capacity(self.ops.len());
+        for op in &self.ops {
+            inserted.push((ops.len() - inserted.len()) as u64);
+            ops.push(*op);
+            if matches!(op, Op::Mark { .. }) {
+                ops.extend([Op::Sleep { tags: Tags::All, content: Content::Keep }, Op::Wake { tags: Tags::All }]);
+            }
+        }
+        inserted.push((ops.len() - self.ops.len()) as u64);
+        let moved = |index: u64| index + inserted[usize::try_from(index).expect("an index")];
+        let Recording { origins, waiting, .. } = &mut self.recording;
+        if !origins.of_op.is_empty() {
+            let mut of_op = vec![0; ops.len()];
+            for (index, origin) in (0..).zip(&origins.of_op) {
+                of_op[moved(index) as usize] = *origin;
+            }
+            origins.of_op = of_op;
+        }
+        waiting.iter_mut().for_each(|index| *index = moved(*index));
+        self.failed_op = self.failed_op.map(moved);
+        self.ops = ops;
+        self
     }
 
     /// Returns the trace's name, which appears in results.
@@ -227,6 +297,11 @@ impl Trace {
     /// Returns the labels of the marks in order.
     pub fn labels(&self) -> impl ExactSizeIterator<Item = &str> {
         self.labels.iter().map(|label| &**label)
+    }
+
+    /// Returns the tags in the order in which they first appear.
+    pub fn tags(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.tags.iter().map(|tag| &**tag)
     }
 
     /// Returns the number of allocations.
@@ -306,8 +381,13 @@ impl Trace {
         self.peak_live_bytes
     }
 
-    /// Returns the most bytes that a device needs for what was requested, however they are laid out: the peak of live bytes, or
-    /// what was live at the request that the run failed at, together with it. Saturates.
+    /// Returns the peak of requested bytes that are live and not asleep.
+    pub const fn peak_awake_bytes(&self) -> u64 {
+        self.peak_awake_bytes
+    }
+
+    /// Returns the most bytes that a device needs for what was requested, however they are laid out: the peak of live bytes that
+    /// are awake, or what was awake at the request that the run failed at, together with it. Saturates.
     pub const fn demand_bytes(&self) -> u64 {
         self.demand_bytes
     }
@@ -354,14 +434,17 @@ struct Loader {
     bytes_of: Vec<u64>,
     empty_slots: Vec<u32>,
     stream_of: HashMap<u64, u16>,
+    tag_of: HashMap<Box<str>, u8>,
     live_bytes: u64,
+    awake: Awake,
     ops: Vec<Op>,
     slots: u32,
     streams: Vec<u64>,
     labels: Vec<Box<str>>,
     allocations: u64,
     peak_live_bytes: u64,
-    /// The last refused request, if no allocation has followed it: its index, and what was live together with it.
+    peak_awake_bytes: u64,
+    /// The last refused request, if no allocation has followed it: its index, and what was awake together with it.
     failed: Option<(u64, u64)>,
 }
 
@@ -373,20 +456,26 @@ impl Loader {
             bytes_of: Vec::new(),
             empty_slots: Vec::new(),
             stream_of: HashMap::new(),
+            tag_of: HashMap::new(),
             live_bytes: 0,
+            awake: Awake::default(),
             ops: Vec::new(),
             slots: 0,
             streams: Vec::new(),
             labels: Vec::new(),
             allocations: 0,
             peak_live_bytes: 0,
+            peak_awake_bytes: 0,
             failed: None,
         }
     }
 
     fn finish(self, name: &str, header: Header, recording: Recording) -> Trace {
-        let Self { mut ops, slots, streams, labels, allocations, peak_live_bytes, failed, .. } = self;
+        let Self { mut ops, slots, streams, labels, tag_of, allocations, failed, .. } = self;
+        let (peak_live_bytes, peak_awake_bytes) = (self.peak_live_bytes, self.peak_awake_bytes);
         ops.shrink_to_fit();
+        let mut tags: Vec<(u8, Box<str>)> = tag_of.into_iter().map(|(name, tag)| (tag, name)).collect();
+        tags.sort_unstable();
         Trace {
             name: name.to_owned(),
             header,
@@ -394,10 +483,12 @@ impl Loader {
             slots,
             streams,
             labels,
+            tags: tags.into_iter().map(|(_, name)| name).collect(),
             allocations,
             peak_live_bytes,
+            peak_awake_bytes,
             failed_op: failed.map(|(index, _)| index),
-            demand_bytes: failed.map_or(0, |(_, bytes)| bytes).max(peak_live_bytes),
+            demand_bytes: failed.map_or(0, |(_, bytes)| bytes).max(peak_awake_bytes),
             recording,
         }
     }
@@ -409,7 +500,7 @@ impl Loader {
             return Err(ReadErrorKind::TooManyOps { limit: self.limits.ops.min(MOST_OPS) });
         }
         let op = match op {
-            TraceOp::Alloc { id, bytes, stream } => self.alloc(id, bytes, stream)?,
+            TraceOp::Alloc { id, bytes, stream, tag } => self.alloc(id, bytes, stream, tag)?,
             TraceOp::Free { id } => {
                 let slot = self.slot_of.get_mut(&id).ok_or(ReadErrorKind::UnknownId { id })?;
                 let slot = std::mem::replace(slot, FREED);
@@ -422,16 +513,36 @@ impl Loader {
             }
             TraceOp::Refused { bytes, stream } => {
                 let stream = self.stream(stream)?;
-                self.failed = Some((self.ops.len() as u64, self.live_bytes.saturating_add(bytes)));
+                self.failed = Some((self.ops.len() as u64, self.awake.bytes().saturating_add(bytes)));
                 Op::Refused { stream, bytes }
             }
+            TraceOp::Sleep { tag, content } => Op::Sleep { tags: self.tags(tag)?, content },
+            TraceOp::Wake { tag } => Op::Wake { tags: self.tags(tag)? },
             TraceOp::Mark(label) => {
                 self.labels.push(label.into_boxed_str());
                 Op::Mark { label: u32::try_from(self.labels.len() - 1).expect("fewer labels than ops") }
             }
         };
+        self.awake.run(&op);
+        self.peak_awake_bytes = self.peak_awake_bytes.max(self.awake.bytes());
         self.ops.push(op);
         Ok(())
+    }
+
+    /// Returns the number of a tag.
+    fn tag(&mut self, name: Box<str>) -> Result<u8, ReadErrorKind> {
+        let next = u8::try_from(self.tag_of.len() + 1);
+        match self.tag_of.entry(name) {
+            Entry::Occupied(known) => Ok(*known.get()),
+            Entry::Vacant(new) => match next {
+                Ok(next) => Ok(*new.insert(next)),
+                Err(_) => Err(ReadErrorKind::TooManyTags { limit: usize::from(u8::MAX) }),
+            },
+        }
+    }
+
+    fn tags(&mut self, name: Option<Box<str>>) -> Result<Tags, ReadErrorKind> {
+        name.map_or(Ok(Tags::All), |name| self.tag(name).map(Tags::One))
     }
 
     /// Returns the index of a stream.
@@ -449,8 +560,9 @@ impl Loader {
         }
     }
 
-    fn alloc(&mut self, id: u64, bytes: u64, stream: u64) -> Result<Op, ReadErrorKind> {
+    fn alloc(&mut self, id: u64, bytes: u64, stream: u64, tag: Option<Box<str>>) -> Result<Op, ReadErrorKind> {
         let stream = self.stream(stream)?;
+        let tag = tag.map_or(Ok(0), |name| self.tag(name))?;
         let Entry::Vacant(entry) = self.slot_of.entry(id) else {
             return Err(ReadErrorKind::DuplicateId { id });
         };
@@ -465,7 +577,7 @@ impl Loader {
         self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
         self.allocations += 1;
         self.failed = None;
-        Ok(Op::Alloc { slot, stream, bytes })
+        Ok(Op::Alloc { slot, stream, tag, bytes })
     }
 }
 
@@ -484,11 +596,11 @@ mod tests {
         assert_eq!(
             trace.ops(),
             [
-                Op::Alloc { slot: 0, stream: 0, bytes: 10 },
-                Op::Alloc { slot: 1, stream: 1, bytes: 20 },
+                Op::Alloc { slot: 0, stream: 0, tag: 0, bytes: 10 },
+                Op::Alloc { slot: 1, stream: 1, tag: 0, bytes: 20 },
                 Op::Free { slot: 0 },
                 Op::Mark { label: 0 },
-                Op::Alloc { slot: 0, stream: 0, bytes: 30 },
+                Op::Alloc { slot: 0, stream: 0, tag: 0, bytes: 30 },
             ]
         );
         assert_eq!((trace.slots(), trace.streams(), trace.peak_live_bytes()), (2, &[5, 0][..], 50));
@@ -524,6 +636,30 @@ mod tests {
         assert_eq!((scaled.header().external_bytes, scaled.ops().len()), (Some(4), trace.ops().len()));
         assert_eq!(sizes(&trace.clone().scaled(1.0).unwrap()), sizes(&trace));
         assert!(trace.scaled(1e18).is_err());
+    }
+
+    #[test]
+    fn a_program_sleeps_between_its_steps() {
+        let text = "a 1 10 0\nm one\na 2 20 0\nm two\nr 99 0\n";
+        let trace = Trace::read("t", text.as_bytes()).unwrap().asleep_between_steps();
+        let sleep = |content| Op::Sleep { tags: Tags::All, content };
+        let wake = Op::Wake { tags: Tags::All };
+        let between = [sleep(Content::Keep), wake];
+        assert_eq!((&trace.ops()[2..4], &trace.ops()[6..8]), (&between[..], &between[..]));
+        assert_eq!((trace.ops().len(), trace.failed_request().unwrap().op_index), (9, 8));
+        assert_eq!((trace.peak_awake_bytes(), trace.demand_bytes()), (30, 129));
+    }
+
+    #[test]
+    fn what_is_asleep_needs_no_device() {
+        let text = "a 1 10 0 kv\na 2 5 0\ns kv keep\na 3 8 0\nf 3\nw kv\nr 4 0\n";
+        let trace = Trace::read("t", text.as_bytes()).unwrap();
+        assert_eq!((trace.peak_live_bytes(), trace.peak_awake_bytes(), trace.demand_bytes()), (23, 15, 19));
+        assert_eq!(trace.tags().collect::<Vec<_>>(), ["kv"]);
+        assert_eq!(trace.scaled(2.0).unwrap().demand_bytes(), 38);
+        let many: String = (0..256).map(|tag| format!("w t{tag}\n")).collect();
+        let error = Trace::read("t", many.as_bytes()).unwrap_err();
+        assert!(error.line == 256 && matches!(error.kind, ReadErrorKind::TooManyTags { limit: 255 }), "{error}");
     }
 
     #[test]

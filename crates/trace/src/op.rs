@@ -4,7 +4,7 @@
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TraceOp {
-    /// `a ID BYTES STREAM`: allocates a block.
+    /// `a ID BYTES STREAM [TAG]`: allocates a block.
     Alloc {
         /// Identifies the block in the whole trace.
         id: u64,
@@ -12,6 +12,8 @@ pub enum TraceOp {
         bytes: u64,
         /// The recorder's number for the stream. The default stream is 0.
         stream: u64,
+        /// The name of a part of the memory that sleeps by itself, if it is of one.
+        tag: Option<Box<str>>,
     },
     /// `f ID`: frees a block, in the order of the stream that it was allocated on.
     Free {
@@ -25,6 +27,40 @@ pub enum TraceOp {
         /// The recorder's number for the stream.
         stream: u64,
     },
+    /// `s TAG keep` or `s TAG discard`: what is live of a tag gives up its memory and keeps its addresses. What is asleep already
+    /// stays so.
+    Sleep {
+        /// The tag; `None`, in the file `*`, for all memory.
+        tag: Option<Box<str>>,
+        /// What becomes of the bytes.
+        content: Content,
+    },
+    /// `w TAG`: what is asleep of a tag gets memory again.
+    Wake {
+        /// The tag; `None`, in the file `*`, for all memory.
+        tag: Option<Box<str>>,
+    },
     /// `m LABEL`: marks the end of the step with this name.
     Mark(String),
 }
+
+/// What becomes of the bytes of what sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Content {
+    /// They are copied to the host, and back when it wakes.
+    Keep,
+    /// They are lost.
+    Discard,
+}
+
+/// Whether a word can be a tag: not too long, no number, and not `*`, which stands for all memory.
+pub(crate) fn is_tag(word: &str) -> bool {
+    let begins = word.starts_with(|first: char| !first.is_ascii_digit());
+    begins && word != ALL && word.len() <= MOST_TAG_BYTES && !word.contains(char::is_whitespace)
+}
+
+/// All memory, in place of a tag.
+pub(crate) const ALL: &str = "*";
+/// Length of the longest tag.
+const MOST_TAG_BYTES: usize = 100;

@@ -1,16 +1,19 @@
 //! The allocation policies that a trace can be replayed through: gapless and the baseline.
 
+use crate::Content;
 use crate::caching::{CachingAllocator, CachingError};
 use crate::held::HeldBlock;
 use crate::history::Refusal;
 use gapless::allocator::{
-    AllocError, Allocator, BlockSnapshot, BlockState, BuildError, Builder, ChunkPolicy, StreamError,
+    AllocError, Allocator, Backup, BlockSnapshot, BlockState, BuildError, Builder, ChunkPolicy, StreamError,
 };
 use gapless::driver::{Driver, DriverError};
 use gapless::units::{DeviceAddr, GIB, KIB, MIB, StreamId};
 use std::fmt;
+use std::ops::Add;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// An allocator for replays.
 pub trait Policy {
@@ -57,6 +60,28 @@ pub trait Policy {
         Ok(())
     }
 
+    /// Takes the memory of everything that is live and awake. Addresses stay.
+    ///
+    /// # Errors
+    /// Returns [`PolicyError::Limit`] if the allocator cannot do that, and [`PolicyError::Driver`] if the driver fails.
+    fn sleep(&mut self, content: Content) -> Result<PhaseBytes, PolicyError>;
+
+    /// Gives memory to everything that is asleep.
+    ///
+    /// # Errors
+    /// Returns [`PolicyError::OutOfMemory`] if the memory is not available, and [`PolicyError::Driver`] if the driver fails
+    /// otherwise.
+    fn wake(&mut self) -> Result<PhaseBytes, PolicyError>;
+
+    /// Gives what is not used back to the device, for other allocators on it.
+    ///
+    /// # Errors
+    /// Returns [`PolicyError::Driver`] if the driver fails.
+    fn give_back(&mut self) -> Result<(), PolicyError>;
+
+    /// Returns the device memory held, in bytes.
+    fn reserved_bytes(&self) -> u64;
+
     /// Returns statistics that only the allocator knows.
     fn stats(&self) -> PolicyStats;
 
@@ -76,6 +101,26 @@ pub struct PolicyStats {
     pub peak_reserved_bytes: u64,
     /// Number of times the host waited for the device.
     pub host_waits: u64,
+}
+
+/// What a sleep or a wake concerned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PhaseBytes {
+    /// Bytes that lost their memory, or got memory.
+    pub mapped_bytes: u64,
+    /// Bytes that were copied between the device and the host.
+    pub copied_bytes: u64,
+}
+
+impl Add for PhaseBytes {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            mapped_bytes: self.mapped_bytes + other.mapped_bytes,
+            copied_bytes: self.copied_bytes + other.copied_bytes,
+        }
+    }
 }
 
 /// An error of a [`Policy`].
@@ -201,22 +246,34 @@ impl<D: Driver> Policy for Allocator<D> {
     }
 
     fn alloc(&mut self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, PolicyError> {
-        Self::alloc(self, bytes, stream).map_err(|error| match error {
-            AllocError::OutOfMemory(report) => {
-                PolicyError::OutOfMemory { satisfiable: report.satisfiable, report: report.to_string() }
-            }
-            // The request is larger than a region, and so larger than the budget.
-            AllocError::TooLarge { .. } => PolicyError::OutOfMemory { satisfiable: false, report: error.to_string() },
-            AllocError::Stream(StreamError::TooMany { .. })
-            | AllocError::AddressesFragmented { .. }
-            | AllocError::OutOfMappings { .. } => PolicyError::Limit(error.to_string()),
-            AllocError::Driver(error) => PolicyError::Driver(error),
-            other => PolicyError::Failed(other.to_string()),
-        })
+        Self::alloc(self, bytes, stream).map_err(of_gapless)
     }
 
     fn free(&mut self, addr: DeviceAddr) -> Result<(), PolicyError> {
         Self::free(self, addr).map_err(|error| PolicyError::Failed(error.to_string()))
+    }
+
+    fn sleep(&mut self, content: Content) -> Result<PhaseBytes, PolicyError> {
+        let backup = match content {
+            Content::Keep => Backup::Pinned,
+            Content::Discard => Backup::Discard,
+        };
+        let slept = Self::sleep(self, backup).map_err(of_gapless)?;
+        Ok(PhaseBytes { mapped_bytes: slept.asleep_bytes, copied_bytes: slept.copied_bytes })
+    }
+
+    fn wake(&mut self) -> Result<PhaseBytes, PolicyError> {
+        let woken = Self::wake(self, Duration::ZERO).map_err(of_gapless)?;
+        Ok(PhaseBytes { mapped_bytes: woken.mapped_bytes, copied_bytes: woken.copied_bytes })
+    }
+
+    fn give_back(&mut self) -> Result<(), PolicyError> {
+        self.trim(0).map_err(of_gapless)?;
+        Ok(())
+    }
+
+    fn reserved_bytes(&self) -> u64 {
+        Self::reserved_bytes(self)
     }
 
     fn stats(&self) -> PolicyStats {
@@ -240,16 +297,24 @@ impl<D: Driver> Policy for Allocator<D> {
     }
 }
 
+fn of_gapless(error: AllocError) -> PolicyError {
+    match error {
+        AllocError::OutOfMemory(report) => {
+            PolicyError::OutOfMemory { satisfiable: report.satisfiable, report: report.to_string() }
+        }
+        // The request is larger than a region, and so larger than the budget.
+        AllocError::TooLarge { .. } => PolicyError::OutOfMemory { satisfiable: false, report: error.to_string() },
+        AllocError::Stream(StreamError::TooMany { .. })
+        | AllocError::AddressesFragmented { .. }
+        | AllocError::OutOfMappings { .. } => PolicyError::Limit(error.to_string()),
+        AllocError::Driver(error) => PolicyError::Driver(error),
+        other => PolicyError::Failed(other.to_string()),
+    }
+}
+
 impl<D: Driver> Policy for CachingAllocator<D> {
     fn alloc(&mut self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, PolicyError> {
-        Self::alloc(self, bytes, stream).map_err(|error| match error {
-            CachingError::OutOfMemory(report) => PolicyError::OutOfMemory {
-                satisfiable: report.free_bytes + (report.reserved_bytes - report.live_bytes) >= report.requested_bytes,
-                report: report.to_string(),
-            },
-            CachingError::Driver(error) => PolicyError::Driver(error),
-            other => PolicyError::Failed(other.to_string()),
-        })
+        Self::alloc(self, bytes, stream).map_err(of_caching)
     }
 
     fn free(&mut self, addr: DeviceAddr) -> Result<(), PolicyError> {
@@ -260,10 +325,25 @@ impl<D: Driver> Policy for CachingAllocator<D> {
         if !self.settings().empties_cache {
             return Ok(());
         }
-        self.empty_cache().map_err(|error| match error {
-            CachingError::Driver(error) => PolicyError::Driver(error),
-            other => PolicyError::Failed(other.to_string()),
-        })
+        self.give_back()
+    }
+
+    fn sleep(&mut self, content: Content) -> Result<PhaseBytes, PolicyError> {
+        let slept = Self::sleep(self, content == Content::Keep).map_err(of_caching)?;
+        Ok(PhaseBytes { mapped_bytes: slept.mapped_bytes, copied_bytes: slept.copied_bytes })
+    }
+
+    fn wake(&mut self) -> Result<PhaseBytes, PolicyError> {
+        let woken = Self::wake(self).map_err(of_caching)?;
+        Ok(PhaseBytes { mapped_bytes: woken.mapped_bytes, copied_bytes: woken.copied_bytes })
+    }
+
+    fn give_back(&mut self) -> Result<(), PolicyError> {
+        self.empty_cache().map_err(of_caching)
+    }
+
+    fn reserved_bytes(&self) -> u64 {
+        self.figures().reserved_bytes
     }
 
     fn stats(&self) -> PolicyStats {
@@ -277,5 +357,17 @@ impl<D: Driver> Policy for CachingAllocator<D> {
 
     fn abandon(self) {
         Self::abandon(self);
+    }
+}
+
+fn of_caching(error: CachingError) -> PolicyError {
+    match error {
+        CachingError::OutOfMemory(report) => PolicyError::OutOfMemory {
+            satisfiable: report.free_bytes + (report.reserved_bytes - report.live_bytes) >= report.requested_bytes,
+            report: report.to_string(),
+        },
+        CachingError::Expandable => PolicyError::Limit(error.to_string()),
+        CachingError::Driver(error) => PolicyError::Driver(error),
+        other => PolicyError::Failed(other.to_string()),
     }
 }

@@ -3,8 +3,9 @@
 //!
 //! All share one device. What a pool has held stays its own, so the rest of a device is what the others can have.
 
+use crate::Content;
 use crate::held::HeldBlock;
-use crate::policy::{GaplessSettings, Policy, PolicyError, PolicyStats};
+use crate::policy::{GaplessSettings, PhaseBytes, Policy, PolicyError, PolicyStats};
 use gapless::Allocator;
 use gapless::allocator::BuildError;
 use gapless::driver::Driver;
@@ -48,6 +49,10 @@ impl<D: Driver> PooledGapless<D> {
         }
     }
 
+    fn all_mut(&mut self) -> impl Iterator<Item = &mut Allocator<D>> {
+        std::iter::once(&mut self.rest).chain(&mut self.pools)
+    }
+
     fn all(&self) -> impl Iterator<Item = &Allocator<D>> {
         std::iter::once(&self.rest).chain(&self.pools)
     }
@@ -65,6 +70,22 @@ impl<D: Driver> Policy for PooledGapless<D> {
     fn free(&mut self, addr: DeviceAddr) -> Result<(), PolicyError> {
         let pool = self.pools.iter_mut().find(|pool| pool.contains(addr));
         Policy::free(pool.unwrap_or(&mut self.rest), addr)
+    }
+
+    fn sleep(&mut self, content: Content) -> Result<PhaseBytes, PolicyError> {
+        self.all_mut().try_fold(PhaseBytes::default(), |sum, pool| Ok(sum + Policy::sleep(pool, content)?))
+    }
+
+    fn wake(&mut self) -> Result<PhaseBytes, PolicyError> {
+        self.all_mut().try_fold(PhaseBytes::default(), |sum, pool| Ok(sum + Policy::wake(pool)?))
+    }
+
+    fn give_back(&mut self) -> Result<(), PolicyError> {
+        self.all_mut().try_for_each(Policy::give_back)
+    }
+
+    fn reserved_bytes(&self) -> u64 {
+        self.all().map(Policy::reserved_bytes).sum()
     }
 
     fn stats(&self) -> PolicyStats {

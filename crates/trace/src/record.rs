@@ -79,7 +79,7 @@ impl<W: Write> Recorder<W> {
             state.write(&TraceOp::Free { id: lost });
         }
         let stream = state.number_of(stream);
-        state.write(&TraceOp::Alloc { id, bytes, stream });
+        state.write(&TraceOp::Alloc { id, bytes, stream, tag: None });
     }
 
     /// Records that a request for `bytes` bytes was refused, since memory was short.

@@ -11,13 +11,15 @@
 //!
 //! Threads: a replay runs on its caller's thread. Replays are independent of each other.
 
+use crate::awake::Awake;
 use crate::caching::{CachingAllocator, CachingSettings};
 use crate::meter::{Clock, Meter, processor_time};
-use crate::policy::{GaplessSettings, Policy, PolicyError, PolicyKind};
+use crate::policy::{GaplessSettings, PhaseBytes, Policy, PolicyError, PolicyKind};
 use crate::pooled::PooledGapless;
 use crate::replay_error::ReplayError;
+use crate::tagged::Tagged;
 use crate::work::{Touch, Worker};
-use crate::{Device, Metered, Op, PrivatePool, Trace};
+use crate::{Content, Device, Metered, Op, PrivatePool, Tags, Trace};
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::{DriverCalls, DriverError, HostDriver, ModelDriver, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
@@ -116,6 +118,8 @@ pub struct ReplayResult {
     pub ops: u64,
     /// Peak of requested bytes that are live in the whole trace.
     pub peak_live_bytes: u64,
+    /// Peak of requested bytes that are live and not asleep in the whole trace.
+    pub peak_awake_bytes: u64,
     /// Peak of the device memory that the policy held, in bytes.
     pub peak_reserved_bytes: u64,
     /// Smallest device on which the replay survives, in bytes: absent unless searched for, null if none was found.
@@ -142,6 +146,9 @@ pub struct ReplayResult {
     ///
     /// [`CostTable::name`]: gapless::driver::CostTable::name
     pub costs: Option<&'static str>,
+    /// The sleeps and wakes that ran, in order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub phases: Vec<Phase>,
     /// Processor time per op that ran, without driver calls, in nanoseconds.
     pub ns_per_op: f64,
 }
@@ -157,6 +164,33 @@ pub struct OutOfMemoryAt {
     pub satisfiable: bool,
     /// The policy's report, for people.
     pub report: String,
+}
+
+/// A sleep or a wake.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Phase {
+    /// Index of the op.
+    pub op_index: u64,
+    /// Which of the two it is.
+    pub kind: PhaseKind,
+    /// Requested bytes of the blocks that it put to sleep or woke.
+    pub live_bytes: u64,
+    /// Bytes that lost their memory, or got memory.
+    pub mapped_bytes: u64,
+    /// Bytes that were copied between the device and the host.
+    pub copied_bytes: u64,
+    /// Modelled time of its driver calls, copies included, in seconds; null on drivers without a cost table.
+    pub modelled_driver_seconds: Option<f64>,
+}
+
+/// What a [`Phase`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PhaseKind {
+    /// Memory goes back to the device.
+    Sleep,
+    /// It comes again.
+    Wake,
 }
 
 /// Replays `trace` on `driver`.
@@ -211,18 +245,18 @@ fn replay_by<D: ReplayDriver>(
     let streams = streams(trace, &*driver)?;
     match options.policy {
         PolicyKind::Gapless if trace.pools().is_empty() => {
-            let built = options.gapless.build(Arc::clone(&driver), options.capacity_bytes);
-            run(trace, &driver, &streams, built?, at_the_end, options)
+            let build = || options.gapless.build(Arc::clone(&driver), options.capacity_bytes);
+            run(trace, &driver, &streams, Tagged::new(trace, build)?, at_the_end, options)
         }
         PolicyKind::Gapless => {
             let pools = pool_streams(trace, &streams);
-            let pooled = PooledGapless::new(&options.gapless, &driver, options.capacity_bytes, &pools)?;
-            run(trace, &driver, &streams, pooled, at_the_end, options)
+            let build = || PooledGapless::new(&options.gapless, &driver, options.capacity_bytes, &pools);
+            run(trace, &driver, &streams, Tagged::new(trace, build)?, at_the_end, options)
         }
         PolicyKind::Caching => {
-            let mut caching = CachingAllocator::new(Arc::clone(&driver), options.caching);
-            caching.keep_private(pool_streams(trace, &streams).into_iter().flatten());
-            run(trace, &driver, &streams, caching, at_the_end, options)
+            let pools = pool_streams(trace, &streams);
+            let build = || Ok::<_, ReplayError>(CachingAllocator::with_pools(&driver, options.caching, &pools));
+            run(trace, &driver, &streams, Tagged::new(trace, build)?, at_the_end, options)
         }
     }
 }
@@ -231,14 +265,17 @@ fn run<D: ReplayDriver, P: Policy>(
     trace: &Trace,
     driver: &Metered<D>,
     streams: &[StreamId],
-    mut policy: P,
+    mut policy: Tagged<P>,
     at_the_end: AtTheEnd,
     options: &ReplayOptions<'_>,
 ) -> Result<ReplayResult, ReplayError> {
     let meter = driver.hook();
     policy.keep_streams(streams).map_err(|error| failed(0, error))?;
     let mut worker = Worker::new(trace, driver, options.touch);
-    let mut blocks = vec![DeviceAddr::default(); trace.slots() as usize];
+    let mut awake = Awake::default();
+    // The block in each slot, and its tag.
+    let mut blocks = vec![(DeviceAddr::default(), 0); trace.slots() as usize];
+    let mut phases = Vec::new();
     let mut calls_per_step = Vec::with_capacity(trace.labels().len());
     let mut calls_before_step = 0;
     let mut oom = None;
@@ -256,9 +293,9 @@ fn run<D: ReplayDriver, P: Policy>(
             error => Err(failed(done, error)),
         };
         match *op {
-            Op::Alloc { slot, stream, bytes } => match policy.alloc(bytes, streams[usize::from(stream)]) {
+            Op::Alloc { slot, stream, tag, bytes } => match policy.alloc(bytes, streams[usize::from(stream)], tag) {
                 Ok(addr) => {
-                    blocks[slot as usize] = addr;
+                    blocks[slot as usize] = (addr, tag);
                     if let Some(worker) = &mut worker {
                         worker.allocated(slot, streams[usize::from(stream)], addr, bytes)?;
                     }
@@ -269,15 +306,35 @@ fn run<D: ReplayDriver, P: Policy>(
                 }
             },
             Op::Free { slot } => {
-                if let Some(worker) = &mut worker {
+                if let Some(worker) = worker.as_mut().filter(|_| awake.is_awake(slot)) {
                     worker.freeing(slot)?;
                 }
-                policy.free(blocks[slot as usize]).map_err(|error| failed(done, error))?;
+                let (addr, tag) = blocks[slot as usize];
+                policy.free(addr, tag).map_err(|error| failed(done, error))?;
             }
             Op::Refused { stream, bytes } => {
                 if let Err(error) = policy.ask(bytes, streams[usize::from(stream)], trace.refusal(done)) {
                     refused(bytes, error)?;
                     break;
+                }
+            }
+            Op::Sleep { tags, content } => {
+                if let Some(worker) = worker.as_mut().filter(|_| content == Content::Discard) {
+                    discard(worker, &awake, tags, &blocks);
+                }
+                let phase = Phase::begin(done, PhaseKind::Sleep, awake.awake_of(tags), &**driver.inner());
+                let slept = policy.sleep(tags, content).map_err(|error| failed(done, error))?;
+                phases.push(phase.end(slept, &**driver.inner()));
+            }
+            Op::Wake { tags } => {
+                let asleep = awake.asleep_of(tags);
+                let phase = Phase::begin(done, PhaseKind::Wake, asleep, &**driver.inner());
+                match policy.wake(tags) {
+                    Ok(woken) => phases.push(phase.end(woken, &**driver.inner())),
+                    Err(error) => {
+                        refused(asleep, error)?;
+                        break;
+                    }
                 }
             }
             Op::Mark { .. } => {
@@ -287,6 +344,7 @@ fn run<D: ReplayDriver, P: Policy>(
                 calls_before_step = calls;
             }
         }
+        awake.run(op);
         done += 1;
         if worker.is_some() {
             meter.timed(|| driver.inner().advance());
@@ -319,6 +377,7 @@ fn run<D: ReplayDriver, P: Policy>(
         capacity_bytes: options.capacity_bytes,
         ops: trace.ops().len() as u64,
         peak_live_bytes: trace.peak_live_bytes(),
+        peak_awake_bytes: trace.peak_awake_bytes(),
         peak_reserved_bytes: stats.peak_reserved_bytes,
         min_capacity_bytes: None,
         safe_capacity_bytes: None,
@@ -329,9 +388,44 @@ fn run<D: ReplayDriver, P: Policy>(
         host_waits: stats.host_waits,
         modelled_driver_seconds: modelled.zip(modelled_before).map(|(end, start)| (end - start).as_secs_f64()),
         costs: driver.inner().costs(),
+        phases,
         #[allow(clippy::cast_precision_loss, reason = "traces have far fewer than 2^52 ops")]
         ns_per_op: own.as_nanos() as f64 / done.max(1) as f64,
     })
+}
+
+impl ReplayResult {
+    /// Returns the sleeps, or the wakes, that concerned live memory.
+    pub fn phases_of(&self, kind: PhaseKind) -> impl Iterator<Item = &Phase> {
+        self.phases.iter().filter(move |phase| phase.kind == kind && phase.live_bytes > 0)
+    }
+}
+
+impl Phase {
+    fn begin<D: ReplayDriver>(op_index: u64, kind: PhaseKind, live_bytes: u64, driver: &D) -> Self {
+        let modelled_driver_seconds = driver.modelled_time().map(|before| before.as_secs_f64());
+        Self { op_index, kind, live_bytes, mapped_bytes: 0, copied_bytes: 0, modelled_driver_seconds }
+    }
+
+    fn end<D: ReplayDriver>(self, done: PhaseBytes, driver: &D) -> Self {
+        let after = driver.modelled_time().map(|after| after.as_secs_f64());
+        Self {
+            mapped_bytes: done.mapped_bytes,
+            copied_bytes: done.copied_bytes,
+            modelled_driver_seconds: after.zip(self.modelled_driver_seconds).map(|(after, before)| after - before),
+            ..self
+        }
+    }
+}
+
+/// The bytes of the blocks of tags that are awake are lost.
+fn discard<D: WorkDriver>(worker: &mut Worker<'_, D>, awake: &Awake, tags: Tags, blocks: &[(DeviceAddr, u8)]) {
+    for (slot, (_, tag)) in (0..).zip(blocks) {
+        let is_asked = tags == Tags::All || tags == Tags::One(*tag);
+        if is_asked && awake.knows(slot) && awake.is_awake(slot) {
+            worker.discarded(slot);
+        }
+    }
 }
 
 fn serialize_calls<S: Serializer>(calls: &DriverCalls, serializer: S) -> Result<S::Ok, S::Error> {

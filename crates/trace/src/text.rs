@@ -11,7 +11,8 @@
 //! Threads: not synchronized. Cost: one pass over the file.
 
 use crate::error::{ReadError, ReadErrorKind, excerpt};
-use crate::{Header, TraceOp};
+use crate::op::{ALL, is_tag};
+use crate::{Content, Header, TraceOp};
 use flate2::read::MultiGzDecoder;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 
@@ -206,17 +207,28 @@ fn count_text(total: &mut usize, bytes: usize, limits: &Limits) -> Result<(), Re
 
 fn parse(line: &str) -> Result<TraceOp, ReadErrorKind> {
     let (op, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
-    let mut words = rest.split_whitespace();
+    let mut words = rest.split_whitespace().peekable();
     let parsed = match op {
         "a" => TraceOp::Alloc {
             id: number(&mut words, "id")?,
             bytes: number(&mut words, "number of bytes")?,
             stream: number(&mut words, "stream")?,
+            tag: words.next_if(|word| is_tag(word)).map(Into::into),
         },
         "f" => TraceOp::Free { id: number(&mut words, "id")? },
         "r" => {
             TraceOp::Refused { bytes: number(&mut words, "number of bytes")?, stream: number(&mut words, "stream")? }
         }
+        "s" => TraceOp::Sleep {
+            tag: tag_or_all(&mut words)?,
+            content: match words.next() {
+                Some("keep") => Content::Keep,
+                Some("discard") => Content::Discard,
+                Some(word) => return Err(ReadErrorKind::BadContent { text: excerpt(word) }),
+                None => return Err(ReadErrorKind::MissingField { field: "word keep or discard" }),
+            },
+        },
+        "w" => TraceOp::Wake { tag: tag_or_all(&mut words)? },
         "m" => return Ok(TraceOp::Mark(rest.trim().to_owned())),
         _ => return Err(ReadErrorKind::UnknownOp { op: excerpt(op) }),
     };
@@ -231,6 +243,16 @@ fn number<'t>(words: &mut impl Iterator<Item = &'t str>, field: &'static str) ->
     word.parse().map_err(|_| ReadErrorKind::BadNumber { field, text: excerpt(word) })
 }
 
+/// Returns a tag, or `None` for all memory.
+fn tag_or_all<'t>(words: &mut impl Iterator<Item = &'t str>) -> Result<Option<Box<str>>, ReadErrorKind> {
+    match words.next() {
+        None => Err(ReadErrorKind::MissingField { field: "tag" }),
+        Some(ALL) => Ok(None),
+        Some(word) if is_tag(word) => Ok(Some(word.into())),
+        Some(word) => Err(ReadErrorKind::BadTag { text: excerpt(word) }),
+    }
+}
+
 /// The first bytes of every gzip file.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 /// Approximate memory for a text in addition to its length, in bytes.
@@ -242,21 +264,36 @@ mod tests {
 
     #[test]
     fn each_op_is_read() {
-        let text = "# model x\r\n#events 3\n\na 7 512 2\r\n  f 7 \nr 99 1\n# a comment\nm step  one \nm";
+        let text = "# model x\r\n#events 3\n\na 7 512 2\r\na 8 1 0 kv\n  f 7 \nr 99 1\n# a comment\n\
+                    s kv keep\ns * discard\nw *\nw kv\nm step  one \nm";
         let mut reader = TextReader::new(text.as_bytes()).unwrap();
         let ops: Vec<_> = reader.by_ref().map(Result::unwrap).collect();
         assert_eq!(
             ops,
             [
-                TraceOp::Alloc { id: 7, bytes: 512, stream: 2 },
+                TraceOp::Alloc { id: 7, bytes: 512, stream: 2, tag: None },
+                TraceOp::Alloc { id: 8, bytes: 1, stream: 0, tag: Some("kv".into()) },
                 TraceOp::Free { id: 7 },
                 TraceOp::Refused { bytes: 99, stream: 1 },
+                TraceOp::Sleep { tag: Some("kv".into()), content: Content::Keep },
+                TraceOp::Sleep { tag: None, content: Content::Discard },
+                TraceOp::Wake { tag: None },
+                TraceOp::Wake { tag: Some("kv".into()) },
                 TraceOp::Mark("step  one".into()),
                 TraceOp::Mark(String::new()),
             ]
         );
         assert_eq!(reader.header().events, Some(3));
         assert_eq!(reader.header().entries().count(), 2);
+    }
+
+    #[test]
+    fn what_cannot_sleep_is_refused() {
+        let long = format!("w {}", "t".repeat(101));
+        for line in ["s", "s kv", "s kv kept", "s kv keep 1", "w", "w * kv", "w 4", "a 1 2 3 *", "a 1 2 3 kv x", &long]
+        {
+            assert!(TextReader::new(line.as_bytes()).unwrap().next().unwrap().is_err(), "{line}");
+        }
     }
 
     #[test]

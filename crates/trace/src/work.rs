@@ -76,6 +76,11 @@ impl<'a, D: WorkDriver> Worker<'a, D> {
         Ok(())
     }
 
+    /// The bytes of the block in a slot are lost.
+    pub(crate) fn discarded(&mut self, slot: u32) {
+        self.blocks[slot as usize] = None;
+    }
+
     pub(crate) fn freeing(&mut self, slot: u32) -> Result<(), ReplayError> {
         let Some(touched) = self.blocks[slot as usize].take() else { return Ok(()) };
         self.for_each_range(touched, |driver, addr, bytes, seed| driver.verify(touched.stream, addr, bytes, seed))?;

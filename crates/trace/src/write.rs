@@ -4,7 +4,8 @@
 //!
 //! Threads: not synchronized. Cost: plain text is written line by line, so pass a buffered writer for a file.
 
-use crate::TraceOp;
+use crate::op::{ALL, is_tag};
+use crate::{Content, TraceOp};
 use flate2::write::GzEncoder;
 use std::io::{self, Write};
 
@@ -62,12 +63,31 @@ impl<W: Write> TextWriter<W> {
     /// Writes an op.
     ///
     /// # Errors
-    /// Returns `InvalidInput` if a label contains a line break, and the errors of the target.
+    /// Returns `InvalidInput` if a label contains a line break, or if a tag is not one word of at most 100 bytes, begins with a
+    /// digit or is `*`, and the errors of the target.
     pub fn op(&mut self, op: &TraceOp) -> io::Result<()> {
         match op {
-            TraceOp::Alloc { id, bytes, stream } => writeln!(self.sink(), "a {id} {bytes} {stream}"),
+            TraceOp::Alloc { id, bytes, stream, tag: None } => writeln!(self.sink(), "a {id} {bytes} {stream}"),
+            TraceOp::Alloc { id, bytes, stream, tag } => {
+                let tag = word(tag)?;
+                writeln!(self.sink(), "a {id} {bytes} {stream} {tag}")
+            }
             TraceOp::Free { id } => writeln!(self.sink(), "f {id}"),
             TraceOp::Refused { bytes, stream } => writeln!(self.sink(), "r {bytes} {stream}"),
+            TraceOp::Sleep { tag, content } => {
+                let (tag, content) = (
+                    word(tag)?,
+                    match content {
+                        Content::Keep => "keep",
+                        Content::Discard => "discard",
+                    },
+                );
+                writeln!(self.sink(), "s {tag} {content}")
+            }
+            TraceOp::Wake { tag } => {
+                let tag = word(tag)?;
+                writeln!(self.sink(), "w {tag}")
+            }
             TraceOp::Mark(label) => {
                 check_line(label)?;
                 writeln!(self.sink(), "m {label}")
@@ -96,6 +116,15 @@ impl<W: Write> TextWriter<W> {
     }
 }
 
+/// The word for a tag, or for all memory.
+fn word(tag: &Option<Box<str>>) -> io::Result<&str> {
+    match tag.as_deref() {
+        None => Ok(ALL),
+        Some(tag) if is_tag(tag) => Ok(tag),
+        Some(_) => Err(invalid("a tag is one word of at most 100 bytes, not * and not a number")),
+    }
+}
+
 fn check_line(text: &str) -> io::Result<()> {
     if text.contains(['\n', '\r']) { Err(invalid("a line break inside a line of a trace")) } else { Ok(()) }
 }
@@ -112,7 +141,11 @@ mod tests {
     #[test]
     fn a_written_trace_reads_back() {
         let ops = [
-            TraceOp::Alloc { id: u64::MAX, bytes: 0, stream: 3 },
+            TraceOp::Alloc { id: u64::MAX, bytes: 0, stream: 3, tag: None },
+            TraceOp::Alloc { id: 1, bytes: 9, stream: 0, tag: Some("kv_cache".into()) },
+            TraceOp::Sleep { tag: Some("kv_cache".into()), content: Content::Discard },
+            TraceOp::Sleep { tag: None, content: Content::Keep },
+            TraceOp::Wake { tag: None },
             TraceOp::Mark("step 1 of 2".into()),
             TraceOp::Free { id: u64::MAX },
             TraceOp::Refused { bytes: u64::MAX, stream: 3 },

@@ -2,7 +2,7 @@
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use gapless_trace::{Limits, Op, ReadError, ReadErrorKind, TextReader, TextWriter, Trace, TraceOp};
+use gapless_trace::{Content, Limits, Op, ReadError, ReadErrorKind, Tags, TextReader, TextWriter, Trace, TraceOp};
 use proptest::prelude::*;
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -35,7 +35,12 @@ fn errors_name_the_line_and_the_reason() {
         ("a\n", "line 1: the id is missing"),
         ("f\n", "line 1: the id is missing"),
         ("a 1 2 0 4\n", "line 1: '4' is one word too many"),
+        ("a 1 2 0 kv 4\n", "line 1: '4' is one word too many"),
         ("a 1 2 0\nf 1 0\n", "line 2: '0' is one word too many"),
+        ("s\n", "line 1: the tag is missing"),
+        ("s * keep\ns kv\n", "line 2: the word keep or discard is missing"),
+        ("s kv kept\n", "line 1: 'kept' is neither keep nor discard"),
+        ("w 7\n", "line 1: '7' is not a tag: a word of at most 100 bytes"),
         ("a 1 18446744073709551615 0\na 2 1 0\n", "line 2: the live bytes exceed"),
         ("# capacity_bytes much\n", "line 1: the header 'capacity_bytes' has the value 'much'"),
         ("# satisfiable perhaps\n", "line 1: the header 'satisfiable' has the value 'perhaps', expected yes or no"),
@@ -209,10 +214,13 @@ fn the_traces_of_this_repository_agree_with_their_headers() {
 fn line() -> impl Strategy<Value = String> {
     prop_oneof![
         (0_u64..6, any::<u32>(), 0_u64..3).prop_map(|(id, bytes, stream)| format!("a {id} {bytes} {stream}")),
+        (0_u64..6, any::<u32>(), "[ab]").prop_map(|(id, bytes, tag)| format!("a {id} {bytes} 0 {tag}")),
         (0_u64..6).prop_map(|id| format!("f {id}")),
+        "s [ab*] (keep|discard)",
+        "w [ab*]",
         "m [a-z ]{0,8}",
         "# ?(capacity_bytes|satisfiable|events|x) ?(yes|[0-9]{0,21})",
-        "[afm#x] ?[0-9]{0,21} ?[0-9a-z-]{0,4}",
+        "[afmsw#x] ?[0-9]{0,21} ?[0-9a-z-]{0,4}",
     ]
 }
 
@@ -239,24 +247,35 @@ proptest! {
             let mut peak = 0;
             for op in trace.ops() {
                 match *op {
-                    Op::Alloc { slot, stream, bytes } => {
+                    Op::Alloc { slot, stream, tag, bytes } => {
+                        prop_assert!(usize::from(tag) <= trace.tags().len());
                         prop_assert!(usize::from(stream) < trace.streams().len());
                         prop_assert_eq!(live[slot as usize].replace(bytes), None);
                     }
                     Op::Free { slot } => prop_assert!(live[slot as usize].take().is_some()),
                     Op::Refused { stream, .. } => prop_assert!(usize::from(stream) < trace.streams().len()),
+                    Op::Sleep { tags: Tags::One(tag), .. } | Op::Wake { tags: Tags::One(tag) } => {
+                        prop_assert!((1..=trace.tags().len()).contains(&usize::from(tag)));
+                    }
+                    Op::Sleep { .. } | Op::Wake { .. } => {}
                     Op::Mark { label } => prop_assert!((label as usize) < trace.labels().len()),
                 }
                 peak = peak.max(live.iter().flatten().sum());
             }
             prop_assert_eq!(peak, trace.peak_live_bytes());
+            prop_assert!(trace.peak_awake_bytes() <= peak);
         }
     }
 
     #[test]
     fn written_traces_read_back(ids in proptest::collection::hash_set(any::<u64>(), 0..50), label in "[ -~]{0,20}") {
+        let tag_of = |id: u64| [None, Some("weights".into()), Some("kv\u{e9}".into())][(id % 3) as usize].clone();
         let mut ops: Vec<TraceOp> =
-            ids.iter().map(|&id| TraceOp::Alloc { id, bytes: id >> 8, stream: id % 3 }).collect();
+            ids.iter().map(|&id| TraceOp::Alloc { id, bytes: id >> 8, stream: id % 3, tag: tag_of(id) }).collect();
+        for tag in (0..3).map(tag_of) {
+            ops.push(TraceOp::Sleep { tag: tag.clone(), content: if tag.is_some() { Content::Keep } else { Content::Discard } });
+            ops.push(TraceOp::Wake { tag });
+        }
         ops.push(TraceOp::Mark(label.trim().to_owned()));
         ops.extend(ids.iter().map(|&id| TraceOp::Free { id }));
         let mut writer = TextWriter::new(Vec::new(), gapless_trace::Compression::Gzip);

@@ -1,6 +1,6 @@
 //! The ops around a moment, one by one.
 
-use gapless_trace::{Op, Trace};
+use gapless_trace::{Op, Tags, Trace};
 
 /// An op.
 pub(super) struct Event {
@@ -12,7 +12,7 @@ pub(super) struct Event {
     pub stream: Option<u64>,
     /// The index of the op that asked for the memory: its own, or for a free that of the allocation.
     pub asked_at: Option<u64>,
-    /// The label of a mark.
+    /// The label of a mark, or the tag of a sleep or a wake.
     pub label: Option<String>,
 }
 
@@ -24,13 +24,15 @@ pub(super) fn around(trace: &Trace, moment: u64) -> Vec<Event> {
     let mut events = Vec::new();
     for (op, what) in (0..until).zip(trace.ops()) {
         let event = match *what {
-            Op::Alloc { slot, stream, bytes } => {
+            Op::Alloc { slot, stream, bytes, .. } => {
                 blocks[slot as usize] = (op, bytes, stream);
                 ("alloc", Some((op, bytes, stream)), None)
             }
             Op::Free { slot } => ("free", Some(blocks[slot as usize]), None),
             Op::Refused { stream, bytes } => ("refused", Some((op, bytes, stream)), None),
-            Op::Mark { label } => ("mark", None, Some(label)),
+            Op::Sleep { tags, .. } => ("sleep", None, tag(trace, tags)),
+            Op::Wake { tags } => ("wake", None, tag(trace, tags)),
+            Op::Mark { label } => ("mark", None, trace.labels().nth(label as usize)),
         };
         if op < from {
             continue;
@@ -42,10 +44,18 @@ pub(super) fn around(trace: &Trace, moment: u64) -> Vec<Event> {
             bytes: block.map(|(_, bytes, _)| bytes),
             stream: block.map(|(_, _, stream)| trace.streams()[usize::from(stream)]),
             asked_at: block.map(|(asked_at, _, _)| asked_at),
-            label: label.and_then(|label| trace.labels().nth(label as usize)).map(ToOwned::to_owned),
+            label: label.map(ToOwned::to_owned),
         });
     }
     events
+}
+
+/// The name of a tag, or nothing for all memory.
+fn tag(trace: &Trace, tags: Tags) -> Option<&str> {
+    match tags {
+        Tags::All => None,
+        Tags::One(tag) => trace.tags().nth(usize::from(tag).checked_sub(1)?),
+    }
 }
 
 /// Ops before the moment, and from it on.
@@ -72,6 +82,13 @@ mod tests {
                 (3, "refused", Some(50), Some(7), Some(3), None),
             ]
         );
+    }
+
+    #[test]
+    fn sleeps_and_wakes_name_their_tags() {
+        let trace = Trace::read("t", &b"a 1 100 7 kv\ns kv discard\nw *\n"[..]).unwrap();
+        let events: Vec<_> = around(&trace, 3).into_iter().map(|event| (event.what, event.label)).collect();
+        assert_eq!(events, [("alloc", None), ("sleep", Some("kv".into())), ("wake", None)]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 pub fn traces() -> Seeds {
     let text = b"# model x\n# events 5\n# capacity_bytes 67108864\na 1 4096 0\na 2 9000000 7\nm step\nf 1\nf 2\n";
     let small = b"a 9 0 0\na 8 70000000 3\nf 9\n";
+    let sleeps = b"a 1 9000000 0 kv\na 2 4096 1\ns kv discard\na 3 5000000 0 kv\nf 1\nm\ns * keep\nf 2\nw kv\nw *\n";
     let log = b"Thread,Time,Action,Pointer,Size,Stream\n1,09:00:00:1,allocate,0x7f00,4096,0x2\n\
         1,09:00:00:2,free,0x7f00,4096,0x2\n1,09:00:00:3,allocate failure,(nil),99999999,1\n1,09:00:00:4,free,0x10,512,0\n";
     let bad_log = b"Thread,Time,Action,Pointer,Size,Stream\n1,t,allocate,0x7g00,4096,0\n";
@@ -31,6 +32,7 @@ pub fn traces() -> Seeds {
     vec![
         ("whole", text.to_vec()),
         ("out_of_memory", small.to_vec()),
+        ("sleeps", sleeps.to_vec()),
         ("two_gzips", [gzip(text), gzip(small)].concat()),
         ("rmm", log.to_vec()),
         ("rmm_gzip", gzip(log)),

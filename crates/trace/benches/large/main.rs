@@ -82,7 +82,7 @@ fn repeated(recorded: &Trace, times: u64) -> String {
     for _ in 0..times {
         for op in recorded.ops() {
             match *op {
-                Op::Alloc { slot, stream, bytes } => {
+                Op::Alloc { slot, stream, bytes, .. } => {
                     let id: u64 = ids.next().expect("numbers do not end");
                     live[slot as usize] = Some(id);
                     line(format_args!("a {id} {bytes} {stream}\n"));
@@ -92,6 +92,7 @@ fn repeated(recorded: &Trace, times: u64) -> String {
                     line(format_args!("f {id}\n"));
                 }
                 Op::Refused { stream, bytes } => line(format_args!("r {bytes} {stream}\n")),
+                Op::Sleep { .. } | Op::Wake { .. } => {}
                 Op::Mark { .. } => line(format_args!("m step\n")),
             }
         }

@@ -34,7 +34,7 @@ pub fn write(file: impl Write, recorded: &Trace, bytes: u64) -> io::Result<()> {
                     live[slot as usize] = Some(bytes);
                 }
                 Op::Free { slot } => events.free(slot, live[slot as usize].take().unwrap_or(0))?,
-                Op::Refused { .. } | Op::Mark { .. } => {}
+                Op::Sleep { .. } | Op::Wake { .. } | Op::Refused { .. } | Op::Mark { .. } => {}
             }
         }
         for (slot, bytes) in (0..).zip(&mut live) {

@@ -69,7 +69,7 @@ impl AdviceOptions<'_> {
 pub struct Advice {
     /// Name of the trace.
     pub trace: String,
-    /// Peak of requested bytes that were live.
+    /// Peak of requested bytes that were live. Here and below, what is asleep does not count as live: it needs no memory.
     pub peak_live_bytes: u64,
     /// Peak of the memory that PyTorch's defaults hold for the run on a device that is never short of memory, in bytes. A request
     /// that was refused at the end is served there. `None` if there is no verdict.
@@ -149,7 +149,7 @@ pub fn advise(trace: &Trace, options: &AdviceOptions<'_>) -> Result<Advice, Repl
     let reproduced = recorded.filter(|_| is_recorded_device).map(|_| moment.native_fails.is_some());
     Ok(Advice {
         trace: trace.name().to_owned(),
-        peak_live_bytes: trace.peak_live_bytes(),
+        peak_live_bytes: trace.peak_awake_bytes(),
         peak_reserved_bytes: policies::peak_reserved_bytes(trace, &options.device)?,
         device_bytes: options.device.capacity_bytes,
         device_is_assumed: is_recorded_device && trace.header().capacity_bytes.is_none(),

@@ -1,9 +1,12 @@
-//! The moment that is looked at: the recorded failure, or else where the native policy fails, or else when most bytes were live.
+//! The moment that is looked at: the recorded failure, or else where the native policy fails, or else when most bytes were live
+//! and awake.
 
 use super::stranded::{Requested, Stranded};
+use crate::awake::Awake;
 use crate::caching::{CachingAllocator, CachingSettings};
-use crate::policy::{Policy, PolicyError};
+use crate::policy::PolicyError;
 use crate::replay::{ReplayDriver, pool_streams, streams};
+use crate::tagged::Tagged;
 use crate::{Device, FailedRequest, Op, PrivatePool, ReplayError, Trace};
 use gapless::driver::ModelDriver;
 use gapless::units::{DeviceAddr, StreamId};
@@ -62,22 +65,25 @@ impl Moment {
     }
 }
 
-/// Returns the blocks that are live before an op and that the program has not freed, in the order of their slots.
+/// Returns the blocks that are live and awake before an op and that the program has not freed, in the order of their slots.
 pub(super) fn live_before(trace: &Trace, end: u64) -> Vec<LiveBlock> {
     let mut blocks: Vec<Option<LiveBlock>> = vec![None; trace.slots() as usize];
+    let mut awake = Awake::default();
     for (op_index, op) in (0..end).zip(trace.ops()) {
         match *op {
             Op::Alloc { slot, bytes, .. } => {
                 blocks[slot as usize] = Some(LiveBlock { op_index, bytes }).filter(|_| !trace.waited(op_index));
             }
             Op::Free { slot } => blocks[slot as usize] = None,
-            Op::Refused { .. } | Op::Mark { .. } => {}
+            Op::Sleep { .. } | Op::Wake { .. } | Op::Refused { .. } | Op::Mark { .. } => {}
         }
+        awake.run(op);
     }
-    blocks.into_iter().flatten().collect()
+    let of_slot = |(slot, block): (u32, Option<LiveBlock>)| block.filter(|_| awake.is_awake(slot));
+    (0..).zip(blocks).filter_map(of_slot).collect()
 }
 
-/// Returns the blocks that are live at the peak of live bytes, in the order of their slots.
+/// Returns the blocks that are live and awake at the peak of such bytes, in the order of their slots.
 pub(super) fn live_at_peak(trace: &Trace) -> Vec<LiveBlock> {
     live_before(trace, peak_op(trace) + 1)
 }
@@ -108,24 +114,37 @@ fn replay_until(trace: &Trace, device: &Device, end: u64) -> Result<(Option<Fail
 /// A replay through the native policy.
 struct Native<'a> {
     trace: &'a Trace,
-    allocator: CachingAllocator<ModelDriver>,
+    allocator: Tagged<CachingAllocator<ModelDriver>>,
     streams: Vec<StreamId>,
-    /// Address and size of the block in each slot, and whether it waited for streams when the run failed.
-    blocks: Vec<(DeviceAddr, u64, bool)>,
-    requested: Requested,
+    blocks: Vec<Block>,
+    awake: Awake,
+    /// What is requested of blocks that waited for streams when the run failed.
+    waiting_bytes: u64,
+}
+
+/// The block in a slot.
+#[derive(Clone, Copy, Debug, Default)]
+struct Block {
+    addr: DeviceAddr,
+    bytes: u64,
+    tag: u8,
+    /// Whether it waited for streams when the run failed.
+    waited: bool,
 }
 
 impl<'a> Native<'a> {
     fn new(trace: &'a Trace, driver: Arc<ModelDriver>) -> Result<Self, ReplayError> {
         let streams = streams(trace, &*driver)?;
-        let mut allocator = CachingAllocator::new(driver, CachingSettings::default());
-        allocator.keep_private(pool_streams(trace, &streams).into_iter().flatten());
+        let pools = pool_streams(trace, &streams);
+        let build = || Ok::<_, ReplayError>(CachingAllocator::with_pools(&driver, CachingSettings::default(), &pools));
+        let allocator = Tagged::new(trace, build)?;
         Ok(Self {
             trace,
             streams,
             allocator,
-            blocks: vec![(DeviceAddr(0), 0, false); trace.slots() as usize],
-            requested: Requested::default(),
+            blocks: vec![Block::default(); trace.slots() as usize],
+            awake: Awake::default(),
+            waiting_bytes: 0,
         })
     }
 
@@ -137,17 +156,18 @@ impl<'a> Native<'a> {
             error => Err(wrong(error)),
         };
         match *op {
-            Op::Alloc { slot, stream, bytes } => {
-                match Policy::alloc(&mut self.allocator, bytes, self.streams[usize::from(stream)]) {
-                    Ok(addr) => self.blocks[slot as usize] = (addr, bytes, self.trace.waited(op_index)),
+            Op::Alloc { slot, stream, tag, bytes } => {
+                let waited = self.trace.waited(op_index);
+                match self.allocator.alloc(bytes, self.streams[usize::from(stream)], tag) {
+                    Ok(addr) => self.blocks[slot as usize] = Block { addr, bytes, tag, waited },
                     Err(error) => return refused(bytes, error),
                 }
-                *self.part(slot) += bytes;
+                self.waiting_bytes += if waited { bytes } else { 0 };
             }
             Op::Free { slot } => {
-                let (addr, bytes, _) = self.blocks[slot as usize];
-                Policy::free(&mut self.allocator, addr).map_err(wrong)?;
-                *self.part(slot) -= bytes;
+                let Block { addr, bytes, tag, waited } = self.blocks[slot as usize];
+                self.allocator.free(addr, tag).map_err(wrong)?;
+                self.waiting_bytes -= if waited { bytes } else { 0 };
             }
             Op::Refused { stream, bytes } => {
                 let stream = self.streams[usize::from(stream)];
@@ -155,21 +175,22 @@ impl<'a> Native<'a> {
                     return refused(bytes, error);
                 }
             }
+            Op::Sleep { tags, content } => drop(self.allocator.sleep(tags, content).map_err(wrong)?),
+            Op::Wake { tags } => {
+                if let Err(error) = self.allocator.wake(tags) {
+                    return refused(self.awake.asleep_of(tags), error);
+                }
+            }
             Op::Mark { .. } => {}
         }
+        self.awake.run(op);
         Ok(None)
     }
 
-    /// The sum that the block in a slot counts towards.
-    fn part(&mut self, slot: u32) -> &mut u64 {
-        match self.blocks[slot as usize] {
-            (_, _, true) => &mut self.requested.waiting,
-            (_, _, false) => &mut self.requested.live,
-        }
-    }
-
     fn stranded(&self, device: &Device) -> Stranded {
-        Stranded::of(&self.allocator, device, self.requested, |stream| self.number(stream))
+        let waiting = self.waiting_bytes;
+        let requested = Requested { live: self.awake.bytes().saturating_sub(waiting), waiting };
+        Stranded::of(self.allocator.policies(), device, requested, |stream| self.number(stream))
     }
 
     /// Returns the trace's number of a stream, or `None` for one of a private pool.
@@ -181,21 +202,14 @@ impl<'a> Native<'a> {
     }
 }
 
-/// Returns the index of the first op after which most bytes are live.
+/// Returns the index of the first op after which most bytes are live and awake.
 fn peak_op(trace: &Trace) -> u64 {
-    let mut bytes_of = vec![0; trace.slots() as usize];
-    let (mut live, mut peak, mut at) = (0, 0, 0);
+    let mut awake = Awake::default();
+    let (mut peak, mut at) = (0, 0);
     for (index, op) in (0..).zip(trace.ops()) {
-        match *op {
-            Op::Alloc { slot, bytes, .. } => {
-                bytes_of[slot as usize] = bytes;
-                live += bytes;
-                if live > peak {
-                    (peak, at) = (live, index);
-                }
-            }
-            Op::Free { slot } => live -= bytes_of[slot as usize],
-            Op::Refused { .. } | Op::Mark { .. } => {}
+        awake.run(op);
+        if awake.bytes() > peak {
+            (peak, at) = (awake.bytes(), index);
         }
     }
     at

@@ -1,7 +1,7 @@
 //! Where the device's memory is that no live block uses.
 
 use crate::Device;
-use crate::caching::CachingAllocator;
+use crate::caching::{CachingAllocator, FreeBlock};
 use crate::device::PAGE_BYTES;
 use crate::foreign::layout::{FreePiece, Layout};
 use gapless::driver::ModelDriver;
@@ -66,28 +66,35 @@ pub(super) struct Requested {
 }
 
 impl Stranded {
-    /// Looks at what an allocator holds on `device`. `number` is the recorder's number of a stream, or `None` for one of a private
-    /// pool.
+    /// Looks at what the allocators of tags hold on `device`. Free memory of a tag serves no other request, as that of a private
+    /// pool. `number` is the recorder's number of a stream, or `None` for one of a private pool.
     pub(super) fn of(
-        allocator: &CachingAllocator<ModelDriver>,
+        of_tag: &[CachingAllocator<ModelDriver>],
         device: &Device,
         requested: Requested,
         number: impl Fn(StreamId) -> Option<u64>,
     ) -> Self {
-        let figures = allocator.figures();
-        let free = allocator.free_blocks().map(|block| {
-            let stream = number(block.stream);
-            FreePiece {
-                addr: block.addr.0,
-                bytes: block.bytes,
-                stream: stream.unwrap_or_default(),
-                private: stream.is_none(),
-            }
+        let (mut reserved_bytes, mut live_bytes) = (0, 0);
+        for figures in of_tag.iter().map(CachingAllocator::figures) {
+            reserved_bytes += figures.reserved_bytes;
+            live_bytes += figures.live_bytes;
+        }
+        let free = of_tag.iter().enumerate().flat_map(|(tag, allocator)| {
+            let piece = |block: FreeBlock| {
+                let stream = number(block.stream).filter(|_| tag == 0);
+                FreePiece {
+                    addr: block.addr.0,
+                    bytes: block.bytes,
+                    stream: stream.unwrap_or_default(),
+                    private: stream.is_none(),
+                }
+            };
+            allocator.free_blocks().map(piece).collect::<Vec<_>>()
         });
         Self {
             other_processes_bytes: device.external_bytes,
-            unreserved_bytes: device.capacity_bytes.saturating_sub(figures.reserved_bytes),
-            rounding_bytes: figures.live_bytes.saturating_sub(requested.live + requested.waiting),
+            unreserved_bytes: device.capacity_bytes.saturating_sub(reserved_bytes),
+            rounding_bytes: live_bytes.saturating_sub(requested.live + requested.waiting),
             waiting_bytes: requested.waiting,
             ..Self::of_free(free)
         }

@@ -25,6 +25,8 @@ struct Block {
     stream: StreamId,
     kind: PoolKind,
     state: State,
+    /// Whether its segment is asleep.
+    is_asleep: bool,
     /// When the block became free, by the count of searches of its pool.
     free_since: u64,
     previous: Option<BlockId>,
@@ -78,6 +80,22 @@ impl Blocks {
         self.entry(block).state == State::Live
     }
 
+    pub(super) fn is_asleep(&self, block: BlockId) -> bool {
+        self.entry(block).is_asleep
+    }
+
+    pub(super) fn set_asleep(&mut self, block: BlockId, is_asleep: bool) {
+        self.entry_mut(block).is_asleep = is_asleep;
+    }
+
+    /// Returns the live and free blocks that are asleep, or those that are not.
+    pub(super) fn which_are(&self, asleep: bool) -> Vec<BlockId> {
+        let ids = (0..).map(BlockId).zip(&self.entries);
+        ids.filter(|(_, entry)| matches!(entry.state, State::Live | State::Free) && entry.is_asleep == asleep)
+            .map(|(id, _)| id)
+            .collect()
+    }
+
     pub(super) fn previous(&self, block: BlockId) -> Option<BlockId> {
         self.entry(block).previous
     }
@@ -103,7 +121,8 @@ impl Blocks {
 
     /// Returns the live and the free blocks.
     pub(super) fn held(&self) -> impl Iterator<Item = HeldBlock> {
-        let held = self.entries.iter().filter(|entry| matches!(entry.state, State::Live | State::Free));
+        let held =
+            self.entries.iter().filter(|entry| !entry.is_asleep && matches!(entry.state, State::Live | State::Free));
         held.map(|entry| HeldBlock { addr: entry.addr, bytes: entry.bytes, live: entry.state == State::Live })
     }
 
@@ -116,7 +135,17 @@ impl Blocks {
         kind: PoolKind,
         state: State,
     ) -> BlockId {
-        self.add(Block { addr, bytes, stream, kind, state, free_since: 0, previous: None, next: None })
+        self.add(Block {
+            addr,
+            bytes,
+            stream,
+            kind,
+            state,
+            is_asleep: false,
+            free_since: 0,
+            previous: None,
+            next: None,
+        })
     }
 
     /// Memory was mapped behind an unmapped block, or taken away from a free one.

@@ -17,6 +17,9 @@ pub enum CachingError {
         /// The address that was passed to [`CachingAllocator::free`](super::CachingAllocator::free).
         addr: DeviceAddr,
     },
+    /// Expandable segments were to sleep, which torch_memory_saver and vLLM refuse.
+    #[error("expandable segments cannot sleep: torch_memory_saver and vLLM take no memory of them")]
+    Expandable,
     /// The driver failed for another reason than a lack of memory.
     #[error(transparent)]
     Driver(#[from] DriverError),

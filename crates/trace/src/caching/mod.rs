@@ -38,12 +38,14 @@ mod release;
 mod rounding;
 mod segments;
 mod settings;
+mod sleep;
 mod split;
 mod waits;
 
 pub use divisions::Divisions;
 pub use error::{CachingError, CachingOutOfMemory};
 pub use settings::{CachingSettings, ParseSettingsError};
+pub use sleep::SegmentBytes;
 
 /// Returns the size of the segment that PyTorch asks the device for to serve a request of `bytes` bytes, or `None` on overflow.
 pub(crate) fn segment_bytes_of(bytes: u64) -> Option<u64> {
@@ -72,6 +74,12 @@ pub struct CachingAllocator<D: Driver> {
     blocks: Blocks,
     small: Pool,
     large: Pool,
+    /// The free blocks of asleep segments.
+    asleep: Pool,
+    /// What a wake that found too little memory has woken.
+    half_awake: SegmentBytes,
+    /// The stream of copies to and from the host, from the first sleep on.
+    lane: Option<StreamId>,
     /// The streams whose memory stays theirs.
     private: HashSet<StreamId>,
     figures: Figures,
@@ -82,7 +90,7 @@ pub struct CachingAllocator<D: Driver> {
 /// Statistics of a [`CachingAllocator`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// Total size of the live blocks in bytes, including rounding.
+    /// Total size of the live blocks that are not asleep in bytes, including rounding.
     pub live_bytes: u64,
     /// Total size of the segments in bytes; of expandable ones, what is mapped.
     pub reserved_bytes: u64,
@@ -122,10 +130,20 @@ impl<D: Driver> CachingAllocator<D> {
             blocks: Blocks::default(),
             small: Pool::default(),
             large: Pool::default(),
+            asleep: Pool::default(),
+            half_awake: SegmentBytes::default(),
+            lane: None,
             private: HashSet::new(),
             figures: Figures::default(),
             abandoned: false,
         }
+    }
+
+    /// Creates an allocator with private pools, of which each is streams of its own.
+    pub(crate) fn with_pools(driver: &Arc<D>, settings: CachingSettings, pools: &[Vec<StreamId>]) -> Self {
+        let mut this = Self::new(Arc::clone(driver), settings);
+        this.keep_private(pools.iter().flatten().copied());
+        this
     }
 
     /// Drops the allocator and gives nothing back to its driver, which is dropped as well.
@@ -178,7 +196,9 @@ impl<D: Driver> CachingAllocator<D> {
             return Ok(());
         }
         let block = self.blocks.set_free(addr).ok_or(CachingError::UnknownAddress { addr })?;
-        self.figures.live_bytes -= self.blocks.bytes(block);
+        if !self.blocks.is_asleep(block) {
+            self.figures.live_bytes -= self.blocks.bytes(block);
+        }
         self.merge_free(block);
         Ok(())
     }
@@ -275,8 +295,8 @@ impl<D: Driver> CachingAllocator<D> {
 
     fn take_free(&mut self, block: BlockId) {
         let (bytes, addr) = (self.blocks.bytes(block), self.blocks.addr(block));
-        let (kind, stream) = (self.blocks.kind(block), self.blocks.stream(block));
-        self.pool(kind).remove(stream, bytes, addr, block);
+        let stream = self.blocks.stream(block);
+        self.pool_with(block).remove(stream, bytes, addr, block);
     }
 
     fn put_free(&mut self, block: BlockId) {
@@ -284,7 +304,12 @@ impl<D: Driver> CachingAllocator<D> {
         let (kind, stream) = (self.blocks.kind(block), self.blocks.stream(block));
         let searches = self.pool(kind).searches;
         self.blocks.set_free_since(block, searches);
-        self.pool(kind).insert(stream, bytes, addr, block);
+        self.pool_with(block).insert(stream, bytes, addr, block);
+    }
+
+    /// The pool that a free block is in.
+    fn pool_with(&mut self, block: BlockId) -> &mut Pool {
+        if self.blocks.is_asleep(block) { &mut self.asleep } else { self.pool(self.blocks.kind(block)) }
     }
 
     /// Returns how much may be reserved, if that is limited (`per_process_memory_fraction`).
@@ -324,6 +349,11 @@ impl<D: Driver> Drop for CachingAllocator<D> {
     fn drop(&mut self) {
         // If the device is lost, the memory is lost with it, and `drop` cannot report an error.
         if !self.abandoned && self.waits.for_device().is_ok() {
+            for (addr, segment) in self.segments.asleep() {
+                let _ = self.segments.forget(addr);
+                let _ = segment.backup.map_or(Ok(()), |backup| self.driver.host_free(backup));
+            }
+            let _ = self.lane.map_or(Ok(()), |lane| self.driver.destroy_copy_stream(lane));
             self.segments.destroy_all();
             self.expandable.destroy_all();
         }

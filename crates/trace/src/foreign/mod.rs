@@ -226,7 +226,7 @@ impl Events {
         for LiveAtEnd { addr, bytes, stream, origin } in before {
             let id = fresh();
             live.insert(addr, Live { id, op: ops.len() as u64 });
-            note(&mut ops, TraceOp::Alloc { id, bytes, stream }, origin);
+            note(&mut ops, TraceOp::Alloc { id, bytes, stream, tag: None }, origin);
         }
         let last_refusal = events.iter().rposition(|event| matches!(event, Event::Failed { .. }));
         for (index, event) in events.into_iter().enumerate() {
@@ -239,7 +239,7 @@ impl Events {
                         note(&mut ops, TraceOp::Free { id: lost.id }, 0);
                     }
                     live.insert(addr, Live { id, op: ops.len() as u64 });
-                    note(&mut ops, TraceOp::Alloc { id, bytes, stream }, origin);
+                    note(&mut ops, TraceOp::Alloc { id, bytes, stream, tag: None }, origin);
                 }
                 Event::Free { addr, .. } => {
                     waiting.remove(&addr);

@@ -23,9 +23,9 @@ impl LiveBlocks {
         let mut of_slot: Vec<Option<(u64, u64, u16)>> = vec![None; trace.slots() as usize];
         for (index, op) in (0..op).zip(trace.ops()) {
             match *op {
-                Op::Alloc { slot, stream, bytes } => of_slot[slot as usize] = Some((index, bytes, stream)),
+                Op::Alloc { slot, stream, bytes, .. } => of_slot[slot as usize] = Some((index, bytes, stream)),
                 Op::Free { slot } => of_slot[slot as usize] = None,
-                Op::Refused { .. } | Op::Mark { .. } => {}
+                Op::Sleep { .. } | Op::Wake { .. } | Op::Refused { .. } | Op::Mark { .. } => {}
             }
         }
         let mut live: Vec<(u64, u64, u16)> = of_slot.into_iter().flatten().collect();

@@ -24,6 +24,7 @@ use crate::caching::{CachingAllocator, CachingSettings};
 use crate::policy::{GaplessSettings, Policy, PolicyError, PolicyKind};
 use crate::pooled::PooledGapless;
 use crate::replay::{ReplayDriver, pool_streams, streams};
+use crate::tagged::Tagged;
 use crate::{Device, Op, ReplayError, Trace};
 use gapless::driver::{MemoryDriver, ModelDriver};
 use gapless::units::{DeviceAddr, StreamId};
@@ -204,7 +205,7 @@ impl LiveBytes {
     /// Runs an op. Returns the index of the stream that has more or fewer live bytes then, if there is one.
     fn run(&mut self, op: &Op) -> Option<usize> {
         match *op {
-            Op::Alloc { slot, stream, bytes } => {
+            Op::Alloc { slot, stream, bytes, .. } => {
                 let stream = usize::from(stream);
                 self.blocks[slot as usize] = (stream, bytes);
                 self.of_stream[stream] += bytes;
@@ -217,7 +218,7 @@ impl LiveBytes {
                 self.all -= bytes;
                 Some(stream)
             }
-            Op::Refused { .. } | Op::Mark { .. } => None,
+            Op::Sleep { .. } | Op::Wake { .. } | Op::Refused { .. } | Op::Mark { .. } => None,
         }
     }
 }
@@ -238,18 +239,18 @@ impl Plot<'_> {
         let streams = streams(trace, &*driver)?;
         match subject.policy {
             PolicyKind::Gapless if trace.pools().is_empty() => {
-                let built = subject.gapless.build(Arc::clone(&driver), capacity_bytes)?;
-                self.follow(&driver, &streams, built, subject)
+                let build = || subject.gapless.build(Arc::clone(&driver), capacity_bytes);
+                self.follow(&driver, &streams, Tagged::new(trace, build)?, subject)
             }
             PolicyKind::Gapless => {
                 let pools = pool_streams(trace, &streams);
-                let pooled = PooledGapless::new(&subject.gapless, &driver, capacity_bytes, &pools)?;
-                self.follow(&driver, &streams, pooled, subject)
+                let build = || PooledGapless::new(&subject.gapless, &driver, capacity_bytes, &pools);
+                self.follow(&driver, &streams, Tagged::new(trace, build)?, subject)
             }
             PolicyKind::Caching => {
-                let mut allocator = CachingAllocator::new(Arc::clone(&driver), subject.caching);
-                allocator.keep_private(pool_streams(trace, &streams).into_iter().flatten());
-                self.follow(&driver, &streams, allocator, subject)
+                let pools = pool_streams(trace, &streams);
+                let build = || Ok::<_, ReplayError>(CachingAllocator::with_pools(&driver, subject.caching, &pools));
+                self.follow(&driver, &streams, Tagged::new(trace, build)?, subject)
             }
         }
     }
@@ -258,7 +259,7 @@ impl Plot<'_> {
         &self,
         driver: &ModelDriver,
         streams: &[StreamId],
-        mut policy: P,
+        mut policy: Tagged<P>,
         subject: &Subject,
     ) -> Result<PolicyTimeline, ReplayError> {
         let failed = |op_index, error| ReplayError::Policy { op_index, error };
@@ -268,6 +269,7 @@ impl Plot<'_> {
             PolicyTimeline { name: subject.name.clone(), reserved: Series::default(), oom_op: None, maps: Vec::new() };
         // The address of the block in each slot, and the index of the op that allocated it.
         let mut blocks = vec![(DeviceAddr::default(), u64::MAX); self.trace.slots() as usize];
+        let mut tags = vec![0; self.trace.slots() as usize];
         let mut next = self.moments.iter().copied().peekable();
         for (index, op) in self.trace.ops().iter().enumerate() {
             let op_index = index as u64;
@@ -275,13 +277,18 @@ impl Plot<'_> {
                 found.maps.push(self.map(op_index, &policy, &blocks));
             }
             let outcome = match *op {
-                Op::Alloc { slot, stream, bytes } => policy
-                    .alloc(bytes, streams[usize::from(stream)])
-                    .map(|addr| blocks[slot as usize] = (addr, op_index)),
-                Op::Free { slot } => policy.free(blocks[slot as usize].0),
+                Op::Alloc { slot, stream, tag, bytes } => {
+                    tags[slot as usize] = tag;
+                    policy
+                        .alloc(bytes, streams[usize::from(stream)], tag)
+                        .map(|addr| blocks[slot as usize] = (addr, op_index))
+                }
+                Op::Free { slot } => policy.free(blocks[slot as usize].0, tags[slot as usize]),
                 Op::Refused { stream, bytes } => {
                     policy.ask(bytes, streams[usize::from(stream)], self.trace.refusal(op_index))
                 }
+                Op::Sleep { tags, content } => policy.sleep(tags, content).map(drop),
+                Op::Wake { tags } => policy.wake(tags).map(drop),
                 Op::Mark { .. } => policy.end_step(),
             };
             match outcome {
@@ -305,7 +312,7 @@ impl Plot<'_> {
     }
 
     /// Draws what a policy holds before an op. `blocks` has the block in each slot, or the last one that was.
-    fn map<P: Policy>(&self, op: u64, policy: &P, blocks: &[(DeviceAddr, u64)]) -> AddressMap {
+    fn map<P: Policy>(&self, op: u64, policy: &Tagged<P>, blocks: &[(DeviceAddr, u64)]) -> AddressMap {
         let listed = self.blocks.iter().find(|listed| listed.op == op).map_or(&[][..], |listed| &listed.allocated_at);
         let by_op: HashMap<u64, DeviceAddr> =
             if listed.is_empty() { HashMap::new() } else { blocks.iter().map(|&(addr, op)| (op, addr)).collect() };

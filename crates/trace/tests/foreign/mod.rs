@@ -15,6 +15,7 @@ pub fn ops(trace: &Trace) -> Vec<String> {
         Op::Alloc { bytes, stream, .. } => format!("a {bytes} {}", trace.streams()[usize::from(stream)]),
         Op::Free { .. } => "f".into(),
         Op::Refused { bytes, stream } => format!("r {bytes} {}", trace.streams()[usize::from(stream)]),
+        Op::Sleep { .. } | Op::Wake { .. } => unreachable!("no other format has them"),
         Op::Mark { label } => format!("m {}", trace.labels().nth(label as usize).unwrap()),
     };
     trace.ops().iter().map(op).collect()
