@@ -76,6 +76,10 @@ pub(super) struct ReplayArguments {
     #[arg(long)]
     search_capacity: bool,
 
+    /// Put all memory to sleep at the end of each step, with a backup on the host, and wake it again
+    #[arg(long)]
+    sleep_between_steps: bool,
+
     /// Ops after which work queued on a stream of the simulated device completes
     #[arg(long, value_name = "OPS", default_value_t = 0)]
     lag: u64,
@@ -193,6 +197,7 @@ pub(super) fn run(arguments: &ReplayArguments) -> Result<Outcome, Failure> {
             eprintln!("warning: {}: {warning}", printable(&path.to_string_lossy()));
         }
         let trace = match scaled(trace, arguments.scale) {
+            Ok(trace) if arguments.sleep_between_steps => trace.asleep_between_steps(),
             Ok(trace) => trace,
             Err(error) => {
                 outcome = bad(&error);

@@ -4,7 +4,7 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use gapless::ByteSize;
 use gapless_report::count::{count, grouped};
 use gapless_report::printable;
-use gapless_trace::ReplayResult;
+use gapless_trace::{Phase, PhaseKind, ReplayResult};
 use std::io::{self, Write};
 
 /// Writes a headline, the table, and the report of every replay that ran out of memory. All `results` belong to one
@@ -25,7 +25,8 @@ pub(super) fn write(out: &mut impl Write, results: &[ReplayResult]) -> io::Resul
     table.load_preset(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
     let names = results.iter().map(|result| Cell::new(result.policy).set_alignment(CellAlignment::Right));
     table.set_header(std::iter::once(Cell::new("")).chain(names));
-    for (label, cell) in ROWS {
+    let sleeps = results.iter().any(|result| !result.phases.is_empty());
+    for (label, cell) in ROWS.iter().chain(PHASE_ROWS.iter().filter(|_| sleeps)) {
         let cells = results.iter().map(|result| Cell::new(cell(result)).set_alignment(CellAlignment::Right));
         table.add_row(std::iter::once(Cell::new(label)).chain(cells));
     }
@@ -53,6 +54,47 @@ const ROWS: [(&str, CellOf); 10] = [
     ("CPU time per op", |result| format!("{:.0} ns", result.ns_per_op)),
 ];
 
+/// The rows of a trace that sleeps.
+const PHASE_ROWS: [(&str, CellOf); 6] = [
+    ("peak awake", |result| ByteSize(result.peak_awake_bytes).to_string()),
+    ("sleeps, wakes", |result| format!("{}, {}", phases(result, PhaseKind::Sleep), phases(result, PhaseKind::Wake))),
+    ("copied out / live", |result| over_live(result, PhaseKind::Sleep, |phase| phase.copied_bytes)),
+    ("mapped again / live", |result| over_live(result, PhaseKind::Wake, |phase| phase.mapped_bytes)),
+    ("modelled time of a sleep", |result| phase_time(result, PhaseKind::Sleep)),
+    ("modelled time of a wake", |result| phase_time(result, PhaseKind::Wake)),
+];
+
+/// Number of sleeps, or of wakes.
+fn phases(result: &ReplayResult, kind: PhaseKind) -> String {
+    grouped(result.phases.iter().filter(|phase| phase.kind == kind).count() as u64)
+}
+
+/// Bytes of all sleeps or wakes over what was live of them, and the most of one. Those whose bytes are discarded copy nothing.
+fn over_live(result: &ReplayResult, kind: PhaseKind, bytes: fn(&Phase) -> u64) -> String {
+    let (mut sum, mut live, mut most) = (0, 0, 0.0_f64);
+    for phase in result.phases_of(kind).filter(|phase| bytes(phase) > 0) {
+        (sum, live) = (sum + bytes(phase), live + phase.live_bytes);
+        most = most.max(ratio(bytes(phase), phase.live_bytes));
+    }
+    if live == 0 { DASH.into() } else { format!("{:.4} (at most {most:.4})", ratio(sum, live)) }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a ratio with four decimals")]
+fn ratio(bytes: u64, live_bytes: u64) -> f64 {
+    bytes as f64 / live_bytes as f64
+}
+
+/// The mean, and the most.
+fn phase_time(result: &ReplayResult, kind: PhaseKind) -> String {
+    let times: Vec<f64> = result.phases_of(kind).filter_map(|phase| phase.modelled_driver_seconds).collect();
+    if times.is_empty() {
+        return DASH.into();
+    }
+    #[allow(clippy::cast_precision_loss, reason = "traces have far fewer than 2^52 phases")]
+    let mean = times.iter().sum::<f64>() / times.len() as f64;
+    format!("{} (at most {})", seconds(mean), seconds(times.iter().copied().fold(0.0, f64::max)))
+}
+
 fn outcome(result: &ReplayResult) -> String {
     match &result.oom {
         None => "survives".into(),
@@ -60,13 +102,13 @@ fn outcome(result: &ReplayResult) -> String {
     }
 }
 
-/// A size, and its ratio to the peak of live bytes.
+/// A size, and its ratio to the peak of bytes that are live and awake.
 fn of_peak(result: &ReplayResult, bytes: u64) -> String {
-    if result.peak_live_bytes == 0 {
+    if result.peak_awake_bytes == 0 {
         return ByteSize(bytes).to_string();
     }
     #[allow(clippy::cast_precision_loss, reason = "a ratio with three decimals")]
-    let ratio = bytes as f64 / result.peak_live_bytes as f64;
+    let ratio = bytes as f64 / result.peak_awake_bytes as f64;
     format!("{} ({ratio:.3} x)", ByteSize(bytes))
 }
 

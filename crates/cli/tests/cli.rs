@@ -46,6 +46,34 @@ fn version_and_help_are_there() {
 }
 
 #[test]
+fn a_program_that_sleeps_has_its_phases() {
+    let arguments = ["replay", "--sleep-between-steps", "--capacity", "40GiB", VIT];
+    let output = gapless(&[&arguments[..], &["--json"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    for result in results(&output) {
+        let phases = result["phases"].as_array().unwrap();
+        assert_eq!(phases.len() as u64, 2 * result["steps"].as_u64().unwrap());
+        let [sleep, wake] = &phases[..2] else { panic!("two phases a step") };
+        assert_eq!((&sleep["kind"], &wake["kind"]), (&"sleep".into(), &"wake".into()));
+        assert_eq!((&sleep["live_bytes"], &sleep["copied_bytes"]), (&wake["live_bytes"], &wake["copied_bytes"]));
+        assert!(sleep["modelled_driver_seconds"].as_f64().unwrap() > 0.1);
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let turns = file(&directory, "turns.trace", "a 1 62914560 0 a\ns a keep\na 2 41943040 1 b\ns b discard\nw a\n");
+    let table = String::from_utf8(gapless(&["replay", text(&turns)]).stdout).unwrap();
+    for row in [
+        "peak awake",
+        "60 MiB (1.000 x)",
+        "2, 1",
+        "copied out / live",
+        "mapped again / live",
+        "modelled time of a sleep",
+    ] {
+        assert!(table.contains(row), "{row}: {table}");
+    }
+}
+
+#[test]
 fn json_has_the_keys_that_tools_rely_on() {
     let output = gapless(&["replay", "--policy", "caching", "--capacity", "40GiB", "--json", VIT]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -67,6 +95,7 @@ fn json_has_the_keys_that_tools_rely_on() {
             "ns_per_op",
             "oom",
             "ops",
+            "peak_awake_bytes",
             "peak_live_bytes",
             "peak_reserved_bytes",
             "policy",

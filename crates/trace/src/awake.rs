@@ -119,6 +119,11 @@ mod tests {
     }
 
     #[test]
+    fn what_is_allocated_meanwhile_is_awake() {
+        assert_eq!(of("a 1 10 0 w\ns w keep\na 2 7 0 w\nf 2\nf 1\n"), [(10, 0), (0, 10), (7, 10), (0, 10), (0, 0)]);
+    }
+
+    #[test]
     fn everything_sleeps_twice_and_wakes_once() {
         let text = "s * keep\na 1 10 0 w\na 2 5 0\ns * keep\ns * discard\nw *\nw *\ns unknown keep\nf 2\n";
         assert_eq!(of(text), [(0, 0), (10, 0), (15, 0), (0, 15), (0, 15), (15, 0), (15, 0), (15, 0), (10, 0)]);

@@ -29,10 +29,10 @@ impl Device {
         Self { capacity_bytes, external_bytes: 0, lag_ops: 0 }
     }
 
-    /// Returns the device that the trace's header describes: its capacity minus the memory that others held or that the
-    /// driver could not provide, and at most the budget of the recorded allocator. If the header has no capacity, it is
-    /// `DEFAULT_CAPACITY_PERCENT` percent of the peak of bytes that are live and awake, and at least what the recorded allocator held, rounded up to
-    /// whole pages.
+    /// Returns the device that the trace's header describes: its capacity minus the memory that others held or that the driver
+    /// could not provide, and at most the budget of the recorded allocator. If the header has no capacity, it is
+    /// `DEFAULT_CAPACITY_PERCENT` percent of the peak of bytes that are live and awake, and at least what the recorded allocator
+    /// held, rounded up to whole pages.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if according to the header others hold more memory than the device has, or if the trace

@@ -239,7 +239,8 @@ impl Trace {
         Ok(self)
     }
 
-    /// Returns the same trace of a program that puts all its memory to sleep at the end of each step, with a backup, and wakes it again.
+    /// Returns the same trace of a program that puts all its memory to sleep at the end of each step, with a backup, and wakes it
+    /// again.
     #[must_use]
     pub fn asleep_between_steps(mut self) -> Self {
         // The number of ops that are inserted before each op, and at the end.

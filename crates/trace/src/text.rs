@@ -264,7 +264,8 @@ mod tests {
 
     #[test]
     fn each_op_is_read() {
-        let text = "# model x\r\n#events 3\n\na 7 512 2\r\na 8 1 0 kv\n  f 7 \nr 99 1\n# a comment\ns kv keep\ns * discard\nw *\nw kv\nm step  one \nm";
+        let text = "# model x\r\n#events 3\n\na 7 512 2\r\na 8 1 0 kv\n  f 7 \nr 99 1\n# a comment\n\
+                    s kv keep\ns * discard\nw *\nw kv\nm step  one \nm";
         let mut reader = TextReader::new(text.as_bytes()).unwrap();
         let ops: Vec<_> = reader.by_ref().map(Result::unwrap).collect();
         assert_eq!(

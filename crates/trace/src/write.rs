@@ -63,8 +63,8 @@ impl<W: Write> TextWriter<W> {
     /// Writes an op.
     ///
     /// # Errors
-    /// Returns `InvalidInput` if a label contains a line break, or if a tag is not one word of at most 100 bytes, begins with a digit
-    /// or is `*`, and the errors of the target.
+    /// Returns `InvalidInput` if a label contains a line break, or if a tag is not one word of at most 100 bytes, begins with a
+    /// digit or is `*`, and the errors of the target.
     pub fn op(&mut self, op: &TraceOp) -> io::Result<()> {
         match op {
             TraceOp::Alloc { id, bytes, stream, tag: None } => writeln!(self.sink(), "a {id} {bytes} {stream}"),

@@ -66,8 +66,8 @@ pub(super) struct Requested {
 }
 
 impl Stranded {
-    /// Looks at what the allocators of tags hold on `device`. Free memory of a tag serves no other request, as that of a private pool.
-    /// `number` is the recorder's number of a stream, or `None` for one of a private pool.
+    /// Looks at what the allocators of tags hold on `device`. Free memory of a tag serves no other request, as that of a private
+    /// pool. `number` is the recorder's number of a stream, or `None` for one of a private pool.
     pub(super) fn of(
         of_tag: &[CachingAllocator<ModelDriver>],
         device: &Device,

@@ -63,8 +63,9 @@ impl<D: Driver> CachingAllocator<D> {
     /// Wakes every segment that is asleep.
     ///
     /// # Errors
-    /// Returns [`CachingError::OutOfMemory`] if the device has too little memory, also after what is not used was given back; some
-    /// segments have memory then, and the next wake goes on and counts them. Returns [`CachingError::Driver`] if the driver fails otherwise.
+    /// Returns [`CachingError::OutOfMemory`] if the device has too little memory, also after what is not used was given back;
+    /// some segments have memory then, and the next wake goes on and counts them. Returns [`CachingError::Driver`] if the driver
+    /// fails otherwise.
     pub fn wake(&mut self) -> Result<SegmentBytes, CachingError> {
         let asleep = self.segments.asleep();
         if asleep.is_empty() {

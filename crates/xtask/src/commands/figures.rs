@@ -17,6 +17,9 @@ pub struct FiguresArguments {
     /// Print gapless beside the caching allocator, for docs/results/figures.md, instead
     #[arg(long)]
     table: bool,
+    /// Print what a sleep copies and a wake maps at the ends of the steps, beside those that take whole segments, instead
+    #[arg(long, conflicts_with = "table")]
+    sleep: bool,
     /// Run the program that `cargo build` makes, not that of `cargo build --release`
     #[arg(long)]
     debug: bool,
@@ -30,7 +33,11 @@ pub fn run(workspace: &Workspace, arguments: &FiguresArguments) -> Result<(), Fa
         return Err(Failure::new(format!("{} is missing: {build}", program.display())));
     }
     let replays = Replays { program };
-    if arguments.table { replays.print_table(&arguments.traces) } else { Figures::check(&replays, &arguments.traces) }
+    match (arguments.table, arguments.sleep) {
+        (true, _) => replays.print_table(&arguments.traces),
+        (_, true) => replays.print_sleeps(&arguments.traces),
+        _ => Figures::check(&replays, &arguments.traces),
+    }
 }
 
 /// The exit code of a replay whose program survives, and of one that runs out of memory.
@@ -84,6 +91,32 @@ impl Replays {
         self.each(policy, &calls)
     }
 
+    /// Replays traces whose programs sleep and wake at the end of each step, on a device with room.
+    fn asleep_between_steps(&self, policy: &str, traces: &[PathBuf]) -> Result<Vec<Value>, Failure> {
+        self.all(policy, traces, &[&["--sleep-between-steps"], &ROOM[..]].concat())
+    }
+
+    fn print_sleeps(&self, traces: &[PathBuf]) -> Result<(), Failure> {
+        println!(
+            "| trace | copied / live: gapless | mapped / live: gapless | copied / live: segments | mapped / live: segments |"
+        );
+        println!("|---|--:|--:|--:|--:|");
+        let mut all = [Vec::new(), Vec::new()];
+        for trace in traces {
+            let mut row = Vec::new();
+            for (policy, all) in ["gapless", "caching"].into_iter().zip(&mut all) {
+                let reports = self.asleep_between_steps(policy, std::slice::from_ref(trace))?;
+                row.push((text(&reports[0], "trace")?.to_owned(), Sleeps::of(&reports)?.cells()));
+                all.extend(reports);
+            }
+            let [(name, gapless), (_, segments)] = &row[..] else { unreachable!() };
+            println!("| {name} | {gapless} | {segments} |");
+        }
+        let [gapless, segments] = [Sleeps::of(&all[0])?.cells(), Sleeps::of(&all[1])?.cells()];
+        println!("| all step ends | {gapless} | {segments} |");
+        Ok(())
+    }
+
     fn print_table(&self, traces: &[PathBuf]) -> Result<(), Failure> {
         println!(
             "| trace | smallest device / peak live: gapless | caching | reserved / peak live with room: gapless | caching |"
@@ -102,6 +135,45 @@ impl Replays {
             println!("| {name} | {gapless:.4} | {caching:.4} | {gapless_roomy:.3} | {caching_roomy:.3} |");
         }
         Ok(())
+    }
+}
+
+/// What sleeps at the ends of steps copy and wakes map, over the requested bytes that were live.
+#[derive(Default)]
+struct Sleeps {
+    copied: Vec<f64>,
+    /// Where more than [`MUCH`] was live: else what one page has is much of it.
+    mapped: Vec<f64>,
+}
+
+/// More than 1 GiB: then what is mapped counts.
+const MUCH: f64 = (1u64 << 30) as f64;
+/// A device with room, on which the segments of a caching allocator fit as well.
+const ROOM: [&str; 2] = ["--capacity", "1TiB"];
+
+impl Sleeps {
+    /// The sleeps of replays.
+    fn of(reports: &[Value]) -> Result<Self, Failure> {
+        let mut found = Self::default();
+        for phase in reports.iter().filter_map(|report| report["phases"].as_array()).flatten() {
+            let live = number(phase, "live_bytes")?;
+            match text(phase, "kind")? {
+                _ if live == 0.0 => {}
+                "sleep" => found.copied.push(number(phase, "copied_bytes")? / live),
+                _ if live > MUCH => found.mapped.push(number(phase, "mapped_bytes")? / live),
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+
+    /// Means and most of both, as cells of a table.
+    fn cells(&self) -> String {
+        let cell = |ratios: &[f64]| match ratios {
+            [] => "-".to_owned(),
+            _ => format!("{:.4}, at most {:.4}", mean(ratios), most(ratios)),
+        };
+        format!("{} | {}", cell(&self.copied), cell(&self.mapped))
     }
 }
 
@@ -127,6 +199,7 @@ impl<'a> Figures<'a> {
         }
         this.quiet_steps(1.03)?;
         this.slack(1.1)?;
+        this.sleep(1.01, 1.03)?;
         if this.missed == 0 { Ok(()) } else { Err(Failure::new(format!("{} figures are missed", this.missed))) }
     }
 
@@ -201,6 +274,16 @@ impl<'a> Figures<'a> {
         Ok(())
     }
 
+    /// What a sleep of everything copies and a wake maps, at the ends of all steps.
+    fn sleep(&mut self, copied: f64, mapped: f64) -> Result<(), Failure> {
+        let sleeps = Sleeps::of(&self.replays.asleep_between_steps("gapless", self.traces)?)?;
+        let (most_copied, most_mapped) = (most(&sleeps.copied), most(&sleeps.mapped));
+        self.say(most_copied <= copied, &format!("copied / live <= {copied} in a sleep: {most_copied:.4}"));
+        let text = format!("mapped / live <= {mapped} in a wake of over 1 GiB: {most_mapped:.4}");
+        self.say(most_mapped <= mapped, &text);
+        Ok(())
+    }
+
     /// Held bytes on a device without bounds.
     fn slack(&mut self, bound: f64) -> Result<(), Failure> {
         let options = ["--capacity", "10TiB", "--slack", &format!("{bound:.2}")];
@@ -212,13 +295,17 @@ impl<'a> Figures<'a> {
     }
 }
 
-/// A figure in bytes of each report, over the peak of live bytes.
+/// A figure in bytes of each report, over the peak of bytes that are live and not asleep.
 fn ratios(reports: &[Value], key: &str) -> Result<Vec<f64>, Failure> {
     reports.iter().map(|report| ratio(report, key)).collect()
 }
 
 fn ratio(report: &Value, key: &str) -> Result<f64, Failure> {
-    Ok(number(report, key)? / number(report, "peak_live_bytes")?)
+    Ok(number(report, key)? / number(report, "peak_awake_bytes")?)
+}
+
+fn mean(ratios: &[f64]) -> f64 {
+    ratios.iter().sum::<f64>() / ratios.len() as f64
 }
 
 fn most(ratios: &[f64]) -> f64 {
