@@ -164,6 +164,29 @@ typedef struct gapless_stats {
 // with. Returns 0 to agree; any other value refuses.
 typedef int32_t (*gapless_map_callback)(void *context, int32_t device, void *pointer, uint64_t bytes);
 
+// What becomes of the bytes of what sleeps: one of the GAPLESS_BACKUP_... numbers.
+typedef int32_t gapless_backup;
+
+// What a sleep did. Set size before the call: a program that was compiled with an older header gets the fields that it knows.
+typedef struct gapless_slept {
+  // sizeof(gapless_slept).
+  size_t size;
+  // Bytes of the pages that this call put to sleep: what a wake needs for them.
+  uint64_t asleep_bytes;
+  // Bytes of the live allocations in them, rounding included.
+  uint64_t live_bytes;
+  // Bytes copied to the host.
+  uint64_t copied_bytes;
+  // Bytes released to the driver, free memory included.
+  uint64_t released_bytes;
+  // Bytes that stayed awake since a block in them is pinned: another process has it open, for example.
+  uint64_t pinned_bytes;
+  // Bytes that stayed awake since work that cannot be waited for may use them, or a map listener refused to see them unmapped.
+  uint64_t refused_bytes;
+  // Bytes that stayed awake in pools that keep their mappings.
+  uint64_t kept_bytes;
+} gapless_slept;
+
 // Called with a text for a person when gapless_torch_malloc fails. May throw a C++ exception instead of returning.
 typedef void (*gapless_failure_handler)(const char *text, int32_t out_of_memory);
 
@@ -174,6 +197,9 @@ typedef struct gapless_torch_pool {
   // The second half of the name.
   uint64_t second;
 } gapless_torch_pool;
+
+// What a pool is for: one of the GAPLESS_POOL_... numbers.
+typedef int32_t gapless_pool_kind;
 
 // A block of a device's memory, or a live allocation.
 typedef struct gapless_torch_block {
@@ -294,6 +320,18 @@ typedef struct gapless_torch_block {
 
 // A map listener refused to see memory mapped or unmapped.
 #define GAPLESS_KIND_REFUSED 14
+
+// They are lost: what wakes has undefined content, as newly allocated memory.
+#define GAPLESS_BACKUP_DISCARD 0
+
+// They are copied to pinned memory of the host, and back when they wake.
+#define GAPLESS_BACKUP_PINNED 1
+
+// Captured graphs, whose replays use its memory at any time: what is mapped stays until the pool is closed.
+#define GAPLESS_POOL_GRAPH 0
+
+// Memory that a program wants apart: it is remapped and returned as the device's own. No graph may be captured into it.
+#define GAPLESS_POOL_ORDINARY 1
 
 #ifdef __cplusplus
 extern "C" {
@@ -681,6 +719,51 @@ gapless_status gapless_device_close_import(int32_t device,
 gapless_status gapless_device_keep_closed_imports(int32_t device,
                                                   uint64_t bytes);
 
+// Puts the pools of a tag on a device to sleep: their memory goes back to the device, and their allocations keep their addresses.
+// NULL: all pools, and the device's own memory. A tag that no pool has: nothing. Writes what was done to *slept, unless that is
+// NULL.
+//
+// The host waits until what is queued has completed, and the bytes are copied. No work that uses the memory may be queued until
+// gapless_wake. What is allocated in the pools meanwhile has memory of its own; what is freed is not mapped again. All of it falls
+// asleep or none: GAPLESS_ERROR_STREAM, of kind GAPLESS_KIND_CANNOT_WAIT, while a graph is being captured.
+//
+// tag is NULL or a NUL-terminated string; slept is NULL or points to as many bytes as its first field says.
+gapless_status gapless_sleep(int32_t device,
+                             const char *tag,
+                             gapless_backup backup,
+                             struct gapless_slept *slept);
+
+// Wakes the pools of a tag on a device, at the addresses that they had, with their bytes unless those were discarded. NULL: all
+// pools, and the device's own memory. Nothing where nothing is asleep. Writes the bytes of the pages that have memory again to
+// *mapped_bytes, unless that is NULL.
+//
+// All of it wakes or none. Where there is too little memory, tries again for wait_ms milliseconds: another process may be about to
+// give some back. Then GAPLESS_ERROR_OUT_OF_MEMORY, and everything is asleep as before.
+//
+// tag is NULL or a NUL-terminated string; mapped_bytes is NULL or points to a number.
+gapless_status gapless_wake(int32_t device,
+                            const char *tag,
+                            uint64_t wait_ms,
+                            uint64_t *mapped_bytes);
+
+// Writes how much of a tag is asleep on a device: the bytes of its allocations to *live_bytes, and those of the pages that a wake
+// needs to *asleep_bytes. NULL: of all pools and the device's own memory.
+//
+// tag is NULL or a NUL-terminated string; live_bytes and asleep_bytes point to numbers.
+gapless_status gapless_asleep(int32_t device,
+                              const char *tag,
+                              uint64_t *live_bytes,
+                              uint64_t *asleep_bytes);
+
+// Gives a tag to the pools of captured graphs that the calling thread makes from now on, until gapless_tag_pop. Within several,
+// the last one counts.
+//
+// tag is a NUL-terminated string.
+gapless_status gapless_tag_push(const char *tag);
+
+// Ends the calling thread's last gapless_tag_push. GAPLESS_ERROR_NOT_FOUND where there is none.
+gapless_status gapless_tag_pop(void);
+
 // Pins an allocation of a device: until gapless_device_unpin has been called as often, its bytes are not handed out again,
 // and what is mapped there stays, also once it was freed. For memory that another process or other hardware uses; not for
 // registered blocks, which stay anyway.
@@ -750,6 +833,16 @@ void *gapless_torch_base_alloc(void *pointer,
 // PyTorch's record stream: records that stream, which may be one of another device, also uses the allocation.
 void gapless_torch_record_stream(void *pointer,
                                  struct CUstream_st *stream);
+
+// Says what a pool is for, one of the GAPLESS_POOL_... numbers, and its tag, NULL for none, before it has memory. The tag may be
+// changed later. What nobody has declared is for captured graphs, with the tag of the thread that makes it (gapless_tag_push).
+// GAPLESS_ERROR_IN_USE for a pool of another kind that is open or has memory.
+//
+// tag is NULL or a NUL-terminated string.
+gapless_status gapless_torch_declare_pool(int32_t device,
+                                          struct gapless_torch_pool pool,
+                                          gapless_pool_kind kind,
+                                          const char *tag);
 
 // PyTorch's begin allocate to pool, when a graph is captured or a MemPool is in use: opens a pool. If the first request then
 // is made on a stream that is being captured, the pool serves the requests of that capture, else those of the calling thread.

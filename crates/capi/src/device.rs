@@ -10,6 +10,7 @@ use crate::last_error::guard;
 use crate::out::check_out;
 use crate::process::{PROCESS, device_of, handle_of};
 use crate::registry::gapless_allocator;
+use crate::sleep::with_asleep;
 use crate::status::{Failure, GAPLESS_ERROR_OUT_OF_MEMORY, gapless_status};
 use gapless::StreamId;
 use gapless::allocator::AllocError;
@@ -76,7 +77,7 @@ fn worded(device: &Device<CudaDriver>, request: &Request, error: AllocError) -> 
             Failure::caused(GAPLESS_ERROR_OUT_OF_MEMORY, text, &error)
         }
         _ => {
-            let mut failure = Failure::from(error);
+            let mut failure = with_asleep(device, error.into());
             if let Some(hint) = budget_hint(&failure) {
                 failure.text = format!("{}\n{hint}", failure.text);
             }

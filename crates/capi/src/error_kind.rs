@@ -49,7 +49,7 @@ pub(crate) struct Cause {
 }
 
 impl Cause {
-    fn of(kind: gapless_error_kind) -> Self {
+    pub fn of(kind: gapless_error_kind) -> Self {
         Self { kind, ..Self::default() }
     }
 }

@@ -5,7 +5,7 @@
 //! reports.rs    statistics, reports, snapshots   streams.rs      streams that live long, and their end
 //! listeners.rs  callbacks for what is mapped     pins.rs, registered.rs, sharing.rs   blocks for others
 //! replay.rs     replays without the command line   cupy.rs       what CuPy calls
-//! explain.rs    what is said beside an out-of-memory error
+//! explain.rs    what is said beside an out-of-memory error   sleep.rs   memory that goes and comes back
 //! torch/        what PyTorch calls: plug-in, allocator object, history, the words of its errors
 //!
 //! process.rs    the devices, in one table        registry.rs     handles, checked
@@ -41,6 +41,7 @@ mod registry;
 mod replay;
 mod reports;
 mod sharing;
+mod sleep;
 mod stats;
 mod status;
 mod streams;
@@ -69,6 +70,10 @@ pub use registry::gapless_allocator;
 pub use replay::gapless_replay_json;
 pub use reports::*;
 pub use sharing::*;
+pub use sleep::{
+    GAPLESS_BACKUP_DISCARD, GAPLESS_BACKUP_PINNED, gapless_asleep, gapless_backup, gapless_sleep, gapless_slept,
+    gapless_tag_pop, gapless_tag_push, gapless_wake,
+};
 pub use stats::gapless_stats;
 pub use status::*;
 pub use streams::*;

@@ -11,6 +11,30 @@ pub(crate) fn check_out<T>(pointer: *mut T, what: &str) -> Answer<()> {
     if pointer.is_null() { Err(Failure::argument(format!("the out-parameter {what} is null"))) } else { Ok(()) }
 }
 
+/// Writes a struct that begins with its size to a caller's, as many bytes as that one says it has; `what` names the struct.
+///
+/// # Safety
+/// `target` points to as many bytes as its first field says, and `T` begins with a `usize` that is the size.
+pub(crate) unsafe fn write_sized<T: Copy>(target: *mut T, what: &str, take: impl FnOnce() -> Answer<T>) -> Answer<()> {
+    const SIZE: usize = size_of::<usize>();
+    // SAFETY: it points to at least the first field (the function's contract).
+    let size = unsafe { target.cast::<usize>().read_unaligned() };
+    if !(2 * SIZE..=size_of::<T>()).contains(&size) {
+        return Err(Failure::argument(format!(
+            "the {what} says it has {size} bytes, this library's has {}: set size to sizeof({what}) before the call, and compile \
+             with this library's header",
+            size_of::<T>()
+        )));
+    }
+    let found = take()?;
+    let source = (&raw const found).cast::<u8>().wrapping_add(SIZE);
+    let target = target.cast::<u8>().wrapping_add(SIZE);
+    // SAFETY: `size` bytes at the target may be written (the function's contract), and `found` has at least as many. The first
+    // field stays as it is.
+    unsafe { std::ptr::copy_nonoverlapping(source, target, size - SIZE) };
+    Ok(())
+}
+
 /// A report with its text for a person beside the figures.
 pub(crate) fn described(report: &OutOfMemory) -> Answer<serde_json::Value> {
     let mut value = serde_json::to_value(report)?;

@@ -1,7 +1,7 @@
 //! Statistics as a C struct. The header's is written from the table of figures (`tests/header.rs`), so that its fields have names.
 
-use crate::out::check_out;
-use crate::status::{Answer, Failure};
+use crate::out::{check_out, write_sized};
+use crate::status::Answer;
 use gapless::allocator::Figures;
 
 /// Statistics at one moment.
@@ -26,17 +26,7 @@ impl Default for gapless_stats {
 /// `stats` is null or points to as many bytes as its first field says.
 pub(crate) unsafe fn write_stats(stats: *mut gapless_stats, take: impl FnOnce() -> Answer<Figures>) -> Answer<()> {
     check_out(stats, "stats")?;
-    // SAFETY: not null, so it points to at least the first field (the function's contract).
-    let size = unsafe { stats.cast::<usize>().read_unaligned() };
-    if !(2 * size_of::<u64>()..=size_of::<gapless_stats>()).contains(&size) {
-        return Err(Failure::argument(format!(
-            "the stats say they have {size} bytes, this library's have {}: set size to sizeof(gapless_stats) before the call, and \
-             compile with this library's header",
-            size_of::<gapless_stats>()
-        )));
-    }
-    let found = gapless_stats { size, figures: take()? };
-    // SAFETY: `size` bytes at `stats` may be written (the function's contract), and `found` has at least as many.
-    unsafe { std::ptr::copy_nonoverlapping((&raw const found).cast::<u8>(), stats.cast::<u8>(), size) };
-    Ok(())
+    let take = || Ok(gapless_stats { figures: take()?, ..gapless_stats::default() });
+    // SAFETY: not null, so as many bytes as its first field says (the function's contract).
+    unsafe { write_sized(stats, "gapless_stats", take) }
 }

@@ -1,6 +1,6 @@
 //! Statuses, and which one a failure has.
 
-use crate::error_kind::Cause;
+use crate::error_kind::{Cause, GAPLESS_KIND_CANNOT_WAIT};
 use gapless::allocator::{AllocError, BuildError, CloseError, FreeError, InListener, StreamError};
 use gapless::driver::DriverError;
 use gapless::driver::cuda::OpenError;
@@ -186,13 +186,16 @@ impl From<Error> for Failure {
             Error::Driver(error) => return error.into(),
             Error::Share(error) => return error.into(),
             Error::Foreign { ref source, .. } => return Self::caused(GAPLESS_ERROR_STREAM, &error, source),
-            Error::Configured | Error::Recording | Error::DeviceInUse(_) => GAPLESS_ERROR_IN_USE,
+            Error::Capturing(_) => {
+                return Self { cause: Cause::of(GAPLESS_KIND_CANNOT_WAIT), ..Self::new(GAPLESS_ERROR_STREAM, error) };
+            }
+            Error::Configured | Error::Recording | Error::DeviceInUse(_) | Error::PoolInUse(_) => GAPLESS_ERROR_IN_USE,
             Error::Record { .. } | Error::Io(_) => GAPLESS_ERROR_IO,
-            Error::NotRecording | Error::NoReport => GAPLESS_ERROR_NOT_FOUND,
+            Error::NotRecording | Error::NoReport | Error::NoTag => GAPLESS_ERROR_NOT_FOUND,
             Error::NotPinned(_) | Error::NotRegistered(_) | Error::NotImported(_) | Error::NotLive(_) => {
                 GAPLESS_ERROR_NOT_ALLOCATED
             }
-            // A number, a text or a fraction that is none: `NotADevice`, `Conf`, `Fraction`.
+            // A number, a text, a name or a fraction that is none: `NotADevice`, `Conf`, `EmptyTag`, `Fraction`.
             _ => GAPLESS_ERROR_INVALID_ARGUMENT,
         };
         Self::new(status, error)

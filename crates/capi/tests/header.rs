@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::path::Path;
 use wrapped::wrapped;
 
-const SOURCES: [&str; 20] = [
+const SOURCES: [&str; 21] = [
     "status.rs",
     "error_kind.rs",
     "last_error.rs",
@@ -20,6 +20,7 @@ const SOURCES: [&str; 20] = [
     "listeners.rs",
     "registered.rs",
     "sharing.rs",
+    "sleep.rs",
     "pins.rs",
     "replay.rs",
     "explain.rs",

@@ -1,6 +1,6 @@
 //! One device of a process: its allocator, its pools, and what is kept about its blocks.
 //!
-//! Its functions for those who allocate are in `memory`, `restore`, `outside`, `figures` and `blocks`.
+//! Its functions for those who allocate are in `memory`, `restore`, `outside`, `sleep`, `figures` and `blocks`.
 //!
 //! Threads: any. Cost of finding out whose an address is: a look at the main allocator's directory, and at those of the pools while
 //! there are some.
@@ -41,6 +41,8 @@ pub struct Device<D: DeviceDriver> {
     pub(crate) history: Arc<History>,
     /// The highest sums that statistics have shown.
     pub(crate) shown: ShownPeaks,
+    /// Held by whoever puts memory to sleep, or wakes it.
+    pub(crate) sleeping: Mutex<()>,
     /// The figures when PyTorch's accumulated statistics were reset last.
     pub(crate) at_reset: Mutex<Figures>,
     log: bool,
@@ -79,6 +81,7 @@ impl<D: DeviceDriver> Device<D> {
             main,
             history,
             shown: ShownPeaks::default(),
+            sleeping: Mutex::new(()),
             at_reset: Mutex::default(),
             log: conf.log,
             report_on_failure: conf.report_on_failure,

@@ -91,4 +91,16 @@ pub enum Error {
     /// No live allocation is at an address.
     #[error("no live allocation is at {0}")]
     NotLive(DeviceAddr),
+    /// A pool is open or had memory already, so that its kind cannot change any more.
+    #[error("pool ({}, {}) is in use already: declare its kind before it is opened", .0.0, .0.1)]
+    PoolInUse((u64, u64)),
+    /// A tag without a name.
+    #[error("a tag needs a name: this one is empty")]
+    EmptyTag,
+    /// The calling thread has pushed no tag that it has not popped.
+    #[error("this thread has no tag to pop")]
+    NoTag,
+    /// A graph is being captured, or may be about to, and memory can neither fall asleep nor wake meanwhile.
+    #[error("a graph may be being captured on device {0}: nothing sleeps or wakes before that has ended")]
+    Capturing(u32),
 }

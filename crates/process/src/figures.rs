@@ -4,7 +4,8 @@
 
 use crate::device::Device;
 use crate::driver::DeviceDriver;
-use crate::pools::PoolId;
+use crate::pools::{Pool, PoolId, PoolKind};
+use crate::sleep::TagAsleep;
 use crate::sums::{add_pool, change, change_counts};
 use gapless::allocator::{FigureKind, Figures, Snapshot, Stats};
 use serde::Serialize;
@@ -38,6 +39,8 @@ pub struct DeviceReport {
     pools: Vec<PoolReport>,
     /// Bytes of pools that were released: they go back to the driver when memory is wanted, or with the next trim.
     condemned_bytes: u64,
+    /// What is asleep, by tag.
+    asleep: Vec<TagAsleep>,
     #[serde(skip_serializing_if = "Option::is_none")]
     snapshot: Option<Snapshot>,
 }
@@ -45,6 +48,9 @@ pub struct DeviceReport {
 #[derive(Debug, Serialize)]
 struct PoolReport {
     id: PoolId,
+    kind: PoolKind,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tag: Option<String>,
     stats: Stats,
     #[serde(skip_serializing_if = "Option::is_none")]
     snapshot: Option<Snapshot>,
@@ -70,7 +76,10 @@ impl<D: DeviceDriver> Device<D> {
         let (pools, past) = self.pools.all_and_past();
         let main = self.main.allocator.stats();
         let mut sums = main.clone();
-        pools.iter().for_each(|pool| add_pool(&mut sums, &pool.allocator.stats()));
+        for its in pools.iter().map(|pool| stats_of(pool)) {
+            add_pool(&mut sums, &its);
+            sums.free_chunk_bytes += its.free_chunk_bytes;
+        }
         change_counts(&mut sums, &past.0, u64::wrapping_add);
         // Peaks do not fall when a pool ends.
         change(&mut sums, &past.peaks_with(&main), FigureKind::Peak, u64::max);
@@ -105,10 +114,7 @@ impl<D: DeviceDriver> Device<D> {
     /// The figures of the device's allocator and its pools together, or of one pool. `None` when there is no such pool.
     pub fn figures(&self, wanted: Option<PoolId>) -> Option<Figures> {
         let Some(id) = wanted else { return Some(self.stats().figures()) };
-        // A pool keeps all that it has while it is alive.
-        let mut its = self.pools.named(id)?.allocator.stats();
-        its.free_chunk_bytes = 0;
-        Some(its.figures())
+        Some(stats_of(&*self.pools.named(id)?).figures())
     }
 
     /// As [`figures`](Self::figures), but the device's counts are those since [`reset_counts`](Self::reset_counts).
@@ -138,10 +144,18 @@ impl<D: DeviceDriver> Device<D> {
         let (main, snapshot) = (self.main.allocator.stats(), wanted.then(|| self.main.allocator.snapshot()));
         let pools = self.pools.all().into_iter().map(|pool| PoolReport {
             id: pool.id,
+            kind: pool.kind(),
+            tag: pool.tag(),
             stats: pool.allocator.stats(),
             snapshot: wanted.then(|| pool.allocator.snapshot()),
         });
-        DeviceReport { main, pools: pools.collect(), condemned_bytes: self.pools.condemned_bytes(), snapshot }
+        DeviceReport {
+            main,
+            pools: pools.collect(),
+            condemned_bytes: self.pools.condemned_bytes(),
+            asleep: self.asleep(),
+            snapshot,
+        }
     }
 
     /// Resets the peaks of the device's allocator and of its pools to current values.
@@ -150,4 +164,13 @@ impl<D: DeviceDriver> Device<D> {
         self.pools.reset_peaks();
         self.shown.reset();
     }
+}
+
+/// The statistics of a pool. One for graphs keeps all that it has while it is alive.
+fn stats_of<D: DeviceDriver>(pool: &Pool<D>) -> Stats {
+    let mut stats = pool.allocator.stats();
+    if pool.kind() == PoolKind::Graph {
+        stats.free_chunk_bytes = 0;
+    }
+    stats
 }

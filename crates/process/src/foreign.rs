@@ -16,8 +16,9 @@
 //! Threads: any; one lock, under which clocks of other devices' streams are asked. Cost: a load of an atomic while there are no
 //! foreign uses; while frees are deferred, a query for each stream that defers one, at every call.
 
+use crate::error::Error;
 use crate::streams::StreamLives;
-use gapless::allocator::{StreamError, StreamMark, WatchedStream};
+use gapless::allocator::{AllocError, StreamError, StreamMark, WatchedStream};
 use gapless::driver::cuda::{LEGACY_STREAM, PER_THREAD_STREAM};
 use gapless::driver::{Driver, DriverResult};
 use gapless::{Allocator, DeviceAddr, StreamId};
@@ -157,6 +158,30 @@ impl<D: Driver> Foreign<D> {
         }
         self.recount(&state);
         over
+    }
+
+    /// Waits until streams of other devices are done with the blocks that they were recorded for, freed or not, as far as these are
+    /// wanted.
+    pub fn wait_for_uses(&self, wanted: impl Fn(DeviceAddr) -> bool) -> Result<(), Error> {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return Ok(());
+        }
+        // Without the lock: work may take its time.
+        let uses: Vec<(u32, Allocator<D>, StreamMark)> = {
+            let state = self.state.lock();
+            let of_live = state.used.iter().filter(|(addr, _)| wanted(**addr)).flat_map(|(_, uses)| uses);
+            let of_live = of_live.map(|one| (one, one.allocator.mark(one.stream)));
+            let of_freed = state.deferred.iter().filter(|freed| wanted(freed.addr)).flat_map(|freed| &freed.uses);
+            let all = of_live.chain(of_freed.map(|(one, mark)| (one, *mark)));
+            all.map(|(one, mark)| (one.ordinal, one.allocator.clone(), mark)).collect()
+        };
+        let busy = uses.iter().find(|(_, allocator, mark)| !is_over(allocator.wait_for(*mark)));
+        busy.map_or(Ok(()), |(ordinal, ..)| Err(Error::Capturing(*ordinal)))
+    }
+
+    /// Refuses in a process that was forked from the one that the devices are used in.
+    pub fn expect_not_forked(&self) -> Result<(), AllocError> {
+        if self.is_forked() { Err(AllocError::Forked { built_in: self.process }) } else { Ok(()) }
     }
 
     fn is_forked(&self) -> bool {

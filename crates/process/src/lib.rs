@@ -5,7 +5,8 @@
 //! peers.rs      access from device to device
 //! memory.rs     alloc, free, trim: for every front end          restore.rs    blocks at the addresses that they had
 //! figures.rs    figures of a device and its pools               blocks.rs     its blocks, one by one
-//! outside.rs    pinned, registered and shared blocks            device.rs     one device
+//! outside.rs    pinned, registered and shared blocks            sleep.rs      memory that goes and comes back
+//! device.rs     one device                                      tags.rs       tags of graph pools, by thread
 //!
 //! pools/        memory of captured graphs and of `MemPool`      recorded.rs   an allocator: sums, last report, recording
 //! foreign.rs    frees deferred for other devices                by_address.rs, registered.rs, sharing.rs   tables by address
@@ -47,8 +48,10 @@ mod restore;
 mod settings;
 mod sharing;
 mod simulated;
+mod sleep;
 mod streams;
 mod sums;
+mod tags;
 mod uses;
 
 pub use blocks::{Block, BlockUse};
@@ -62,9 +65,11 @@ pub use gapless::allocator::Figures;
 pub use history::{Action, Before, Event, History};
 pub use memory::Place;
 pub use notice::notice;
-pub use pools::{Pool, PoolId, Pools};
+pub use pools::{Pool, PoolId, PoolKind, Pools};
 pub use process::{MOST_DEVICES, Process};
 pub use recorded::{Recorded, Request};
 pub use settings::Settings;
 pub use simulated::Simulated;
+pub use sleep::TagAsleep;
 pub use streams::StreamLives;
+pub use tags::{pop_tag, push_tag};

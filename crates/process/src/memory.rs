@@ -13,7 +13,7 @@ use crate::driver::DeviceDriver;
 use crate::error::Error;
 use crate::history::Action;
 use crate::notice::notice;
-use crate::pools::{PoolId, wants_room};
+use crate::pools::{PoolId, PoolKind, wants_room};
 use crate::recorded::{Request, is_out_of_memory};
 use crate::settings::whole_pages;
 use gapless::allocator::{AllocError, FreeError, Trimmed};
@@ -110,7 +110,7 @@ impl<D: DeviceDriver> Device<D> {
 
     /// A failure of one of the device's allocators, with what the others hold.
     #[cold]
-    fn with_pools(&self, mut error: AllocError) -> AllocError {
+    pub(crate) fn with_pools(&self, mut error: AllocError) -> AllocError {
         if let AllocError::OutOfMemory(report) = &mut error {
             let held = self.main.allocator.reserved_bytes() + self.pools.held_bytes();
             report.add_elsewhere(held.saturating_sub(report.reserved_bytes));
@@ -240,7 +240,7 @@ impl<D: DeviceDriver> Device<D> {
     }
 
     /// Returns free memory to the driver until at most `keep_bytes` are held, after a wait for other devices that use it, and
-    /// that of pools that were released. What other pools hold stays, and does not count.
+    /// that of pools that were released. Ordinary pools each keep at most as much; what other pools hold stays. Neither counts.
     ///
     /// # Errors
     /// The allocator's.
@@ -250,6 +250,9 @@ impl<D: DeviceDriver> Device<D> {
         let of_pools = self.pools.close_condemned(None);
         let mut trimmed = self.main.allocator.trim(keep_bytes)?;
         trimmed.released_bytes += of_pools;
+        for pool in self.pools.all().iter().filter(|pool| pool.kind() == PoolKind::Ordinary) {
+            trimmed.released_bytes += pool.allocator.trim(keep_bytes)?.released_bytes;
+        }
         self.log(|| format!("released {}, {} held", ByteSize(trimmed.released_bytes), ByteSize(trimmed.held_bytes)));
         Ok(trimmed)
     }

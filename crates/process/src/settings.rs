@@ -39,6 +39,12 @@ impl Settings {
         Ok(builder.keep_mappings().whole_blocks().first_region_bytes(budget / 2).build()?)
     }
 
+    /// Builds an allocator for memory that a program wants apart from that of the device. They have the same listeners.
+    pub(crate) fn build_beside<D: DeviceDriver>(&self, main: &Allocator<D>) -> Result<Allocator<D>, Error> {
+        let builder = self.builder_on(Arc::clone(main.driver()))?;
+        Ok(builder.listeners(Arc::clone(main.listeners())).build()?)
+    }
+
     fn builder_on<D: DeviceDriver>(&self, driver: Arc<D>) -> Result<Builder<D>, Error> {
         let total = driver.memory_info()?.total;
         let mut builder = Allocator::builder(driver);

@@ -7,16 +7,17 @@
 //! The other entry points return nothing, so their first few failures go to stderr.
 
 use super::message;
-use crate::abi::{CUstream_st, address, device_pointer, stream_id};
+use crate::abi::{CUstream_st, address, device_pointer, optional_text, stream_id};
 use crate::device::budget_hint;
 use crate::last_error::{gapless_last_error, guard, report_failure};
 use crate::out::write_json;
 use crate::process::{PROCESS, device_of};
+use crate::sleep::with_asleep;
 use crate::status::{Failure, GAPLESS_ERROR_OUT_OF_MEMORY, GAPLESS_OK, gapless_status};
 use gapless::allocator::{AddressFacts, AllocError, FreeError};
 use gapless::driver::MemoryDriver;
 use gapless::driver::cuda::CudaDriver;
-use gapless_process::{Contents, Device, Place, Request, StreamLives};
+use gapless_process::{Contents, Device, Place, PoolKind, Request, StreamLives};
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
@@ -88,7 +89,8 @@ pub(crate) fn worded(device: &Device<CudaDriver>, bytes: u64, error: AllocError)
         None => device.allocator().driver().memory_info().ok(),
     };
     let headline = message::headline(device.ordinal(), bytes, info, device.memory_use());
-    let mut failure = Failure::caused(GAPLESS_ERROR_OUT_OF_MEMORY, format!("{headline}\n{explanation}"), &error);
+    let failure = Failure::caused(GAPLESS_ERROR_OUT_OF_MEMORY, format!("{headline}\n{explanation}"), &error);
+    let mut failure = with_asleep(device, failure);
     if let Some(hint) = budget_hint(&failure) {
         failure.text = format!("{}\n{hint}", failure.text);
     }
@@ -176,6 +178,39 @@ pub struct gapless_torch_pool {
     pub first: u64,
     /// The second half of the name.
     pub second: u64,
+}
+
+/// What a pool is for: one of the GAPLESS_POOL_... numbers.
+pub type gapless_pool_kind = i32;
+
+/// Captured graphs, whose replays use its memory at any time: what is mapped stays until the pool is closed.
+pub const GAPLESS_POOL_GRAPH: gapless_pool_kind = 0;
+/// Memory that a program wants apart: it is remapped and returned as the device's own. No graph may be captured into it.
+pub const GAPLESS_POOL_ORDINARY: gapless_pool_kind = 1;
+
+/// Says what a pool is for, one of the GAPLESS_POOL_... numbers, and its tag, NULL for none, before it has memory. The tag may be
+/// changed later. What nobody has declared is for captured graphs, with the tag of the thread that makes it (gapless_tag_push).
+/// GAPLESS_ERROR_IN_USE for a pool of another kind that is open or has memory.
+///
+/// # Safety
+/// tag is NULL or a NUL-terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_torch_declare_pool(
+    device: i32,
+    pool: gapless_torch_pool,
+    kind: gapless_pool_kind,
+    tag: *const c_char,
+) -> gapless_status {
+    guard(|| {
+        // SAFETY: the function's contract.
+        let tag = unsafe { optional_text(tag) }?;
+        let kind = match kind {
+            GAPLESS_POOL_GRAPH => PoolKind::Graph,
+            GAPLESS_POOL_ORDINARY => PoolKind::Ordinary,
+            _ => return Err(Failure::argument(format!("{kind} is no kind of pool: see GAPLESS_POOL_..."))),
+        };
+        Ok(device_of(device)?.pools().declare((pool.first, pool.second), kind, tag.as_deref())?)
+    })
 }
 
 /// PyTorch's begin allocate to pool, when a graph is captured or a MemPool is in use: opens a pool. If the first request then

@@ -203,7 +203,7 @@ pub fn free(addr: DeviceAddr) {
 }
 
 pub fn report() -> serde_json::Value {
-    let mut buffer = vec![0_u8; 1 << 16];
+    let mut buffer = vec![0_u8; 1 << 17];
     let mut needed = 0;
     // SAFETY: the buffer has that capacity, and the out-parameter is valid.
     let status = unsafe { gapless_torch_report_json(0, 0, buffer.as_mut_ptr().cast(), buffer.len(), &raw mut needed) };

@@ -1,8 +1,11 @@
 //! The books of a device's budget while there are pools, and of pools that are gone.
 
+use super::PoolId;
+use super::kind::Declared;
 use super::past::Past;
 use gapless::Allocator;
 use gapless::driver::Driver;
+use std::collections::HashMap;
 
 /// The books of the device's budget.
 #[derive(Debug, Default)]
@@ -17,6 +20,8 @@ pub(super) struct Books {
     pub segment_bytes: u64,
     /// Counts of the pools that were closed.
     pub past: Past,
+    /// What was declared of pools that are still to be made.
+    pub declared: HashMap<PoolId, Declared>,
 }
 
 impl Books {

@@ -3,7 +3,9 @@
 //! A captured graph uses its addresses at every replay, on streams that nobody names here. What was allocated during the
 //! capture, freed or not, must therefore neither be handed to others nor move nor go back to the driver until the pool is
 //! released, and no replay may be in flight then. So a pool is an allocator of its own on the same device, one that keeps
-//! its mappings.
+//! its mappings. A pool that was declared to be *ordinary* is one that does not: for what a program wants apart without a capture.
+//!
+//! A *tag* is a name for some of the pools, which sleep and wake together.
 //!
 //! ```text
 //!   begin ──▶ open ──▶ end ──▶ idle ──▶ release, and nothing live ──▶ condemned ──▶ the device was waited for ──▶ closed
@@ -26,18 +28,23 @@
 
 mod books;
 mod budgets;
+mod kind;
 mod open;
 mod past;
 mod pool;
+mod sleep;
 
 use crate::budget::Budget;
 use crate::driver::DeviceDriver;
 use crate::error::Error;
 use crate::recorded::{Request, is_out_of_memory};
 use crate::settings::Settings;
+use crate::tags::{current_tag, expect_name};
 use books::Books;
 use gapless::allocator::{AllocError, FreeError, MapListeners};
 use gapless::{Allocator, DeviceAddr, StreamId};
+use kind::Declared;
+pub use kind::PoolKind;
 use open::{OpenPools, Served};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 pub(crate) use past::Past;
@@ -45,6 +52,9 @@ use pool::owner;
 pub use pool::{Pool, PoolId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// How often a pool is looked at that somebody else seems to look at.
+const LOOKS: u32 = 1000;
 
 /// The pools of one device.
 pub struct Pools<D: DeviceDriver> {
@@ -87,7 +97,7 @@ impl<D: DeviceDriver> Pools<D> {
     pub fn begin(&self, id: PoolId) -> Result<(), Error> {
         self.close_condemned(None);
         let mut books = self.books();
-        let pool = self.used(&books, id)?;
+        let pool = self.used(&mut books, id)?;
         self.lend_half(&mut books, &pool);
         self.open.push(pool);
         Ok(())
@@ -100,13 +110,13 @@ impl<D: DeviceDriver> Pools<D> {
     pub fn add_user(&self, id: PoolId) -> Result<(), Error> {
         self.close_condemned(None);
         let mut books = self.books();
-        self.used(&books, id)?;
+        self.used(&mut books, id)?;
         self.share_budget(&mut books);
         Ok(())
     }
 
     /// The pool of that name, with one user more; made if it is new. Called with `books` locked.
-    fn used(&self, books: &Books, id: PoolId) -> Result<Arc<Pool<D>>, Error> {
+    fn used(&self, books: &mut Books, id: PoolId) -> Result<Arc<Pool<D>>, Error> {
         let pool = match self.named(id) {
             Some(pool) => pool,
             None => self.make(books, id)?,
@@ -128,18 +138,76 @@ impl<D: DeviceDriver> Pools<D> {
         self.named(id).map_or(0, |pool| pool.users.load(Ordering::Acquire))
     }
 
-    fn make(&self, books: &Books, id: PoolId) -> Result<Arc<Pool<D>>, Error> {
+    fn make(&self, books: &mut Books, id: PoolId) -> Result<Arc<Pool<D>>, Error> {
+        let undeclared = || Declared { kind: PoolKind::Graph, tag: current_tag() };
+        let declared = books.declared.get(&id).cloned().unwrap_or_else(undeclared);
+        let allocator = self.build(books, declared.kind)?;
+        books.declared.remove(&id);
+        let pool = Arc::new(Pool::new(id, allocator, declared));
+        let mut list = self.list.write();
+        list.push(Arc::clone(&pool));
+        self.count.store(list.len(), Ordering::Release);
+        Ok(pool)
+    }
+
+    fn build(&self, books: &Books, kind: PoolKind) -> Result<Allocator<D>, Error> {
         let driver = self.main.driver();
         let mut settings = self.settings;
         // At least a page, or no allocator can be built. What it may hold is decided next.
         let whole = books.whole_budget(&self.main).max(driver.granularity());
         settings.budget = (!books.follow_device(&self.main)).then_some(Budget::Bytes(whole));
-        let allocator = settings.build_for_graphs(&self.main)?;
-        let pool = Arc::new(Pool::new(id, allocator));
-        let mut list = self.list.write();
-        list.push(Arc::clone(&pool));
-        self.count.store(list.len(), Ordering::Release);
-        Ok(pool)
+        match kind {
+            PoolKind::Graph => settings.build_for_graphs(&self.main),
+            PoolKind::Ordinary => settings.build_beside(&self.main),
+        }
+    }
+
+    /// Says what a pool is for, and which tag it has, before it has memory. The tag may be changed later. What nobody has declared
+    /// is for captured graphs, with the tag of the thread that makes it ([`push_tag`](crate::push_tag)).
+    ///
+    /// # Errors
+    /// [`Error::PoolInUse`] for a pool of another kind that is open or has memory, [`Error::EmptyTag`], and as
+    /// [`begin`](Self::begin). Nothing has changed.
+    pub fn declare(&self, id: PoolId, kind: PoolKind, tag: Option<&str>) -> Result<(), Error> {
+        tag.map_or(Ok(()), expect_name)?;
+        let mut books = self.books();
+        let declared = Declared { kind, tag: tag.map(ToOwned::to_owned) };
+        let Some(pool) = self.named(id) else {
+            books.declared.insert(id, declared);
+            return Ok(());
+        };
+        if pool.kind == kind {
+            pool.set_tag(declared.tag);
+            return Ok(());
+        }
+        drop(pool);
+        self.replace(&mut books, id, &declared)
+    }
+
+    /// Puts a pool of another kind in the place of one that was never used.
+    fn replace(&self, books: &mut Books, id: PoolId, declared: &Declared) -> Result<(), Error> {
+        let allocator = self.build(books, declared.kind)?;
+        let new = Arc::new(Pool::new(id, allocator, declared.clone()));
+        // A request that is being served has a reference; but so has, for moments, whoever looks at all pools.
+        for _ in 0..LOOKS {
+            let mut list = self.list.write();
+            let Some(place) = list.iter_mut().find(|pool| pool.id == id && !pool.is_condemned()) else { break };
+            if Arc::strong_count(place) == 1 && place.is_unused() {
+                new.users.store(place.users.load(Ordering::Acquire), Ordering::Release);
+                new.set_lends(place.lends.load(Ordering::Relaxed));
+                let old = std::mem::replace(place, new);
+                drop(list);
+                books.past.add(&old);
+                return Ok(());
+            }
+            let is_used = !place.is_unused() || self.open.contains(place);
+            drop(list);
+            if is_used {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        Err(Error::PoolInUse(id))
     }
 
     /// Closes a pool to new requests; nothing where it is not open.
@@ -154,7 +222,10 @@ impl<D: DeviceDriver> Pools<D> {
     /// Removes one user of a pool. After the last one, the pool ends with its last allocation. Waits for nothing.
     pub fn release(&self, id: PoolId) {
         let mut books = self.books();
-        let Some(pool) = self.named(id) else { return };
+        let Some(pool) = self.named(id) else {
+            books.declared.remove(&id);
+            return;
+        };
         let users = pool.users.load(Ordering::Acquire);
         pool.users.store(users.saturating_sub(1), Ordering::Release);
         self.condemn_if_done(&mut books, &pool);
@@ -214,6 +285,7 @@ impl<D: DeviceDriver> Pools<D> {
         self.close_condemned(Some(request.stream));
         // The request is worth more than what the main allocator holds free. If the trim fails, so does the retry.
         let _ = self.main.trim(0);
+        self.trim_ordinary(Some(pool));
         self.lend_all(&mut self.books(), pool);
         request.serve(&pool.allocator)
     }
@@ -227,8 +299,18 @@ impl<D: DeviceDriver> Pools<D> {
         // Closing a pool that holds nothing ends its loan, too.
         let before = self.main.budget();
         let closed = self.close_condemned(Some(request.stream));
+        let trimmed = self.trim_ordinary(None);
         self.share_budget(&mut self.books());
-        closed > 0 || self.main.budget() > before
+        closed > 0 || trimmed > 0 || self.main.budget() > before
+    }
+
+    /// Returns the free memory of ordinary pools to the driver, of all but one; how many bytes.
+    pub(crate) fn trim_ordinary(&self, but: Option<&Arc<Pool<D>>>) -> u64 {
+        let pools = self.all();
+        let others = pools.iter().filter(|pool| but.is_none_or(|but| !Arc::ptr_eq(but, pool)));
+        let ordinary = others.filter(|pool| pool.kind == PoolKind::Ordinary);
+        // What cannot be returned stays: whoever wanted it is told that there is no memory.
+        ordinary.map(|pool| pool.allocator.trim(0).map_or(0, |trimmed| trimmed.released_bytes)).sum()
     }
 
     /// Frees an allocation of a pool; `None` if it belongs to none.

@@ -5,8 +5,11 @@
 //! requests of that capture, whichever thread makes them (PyTorch's backward threads do), and nothing else, so that a capture
 //! that fails without a word leaves nothing behind. Else the pool is open for its thread.
 //!
+//! A pool that was declared to be ordinary is open for its thread from the start.
+//!
 //! PyTorch passes a C++ filter that decides the same; it is not called.
 
+use super::kind::PoolKind;
 use super::pool::{Pool, PoolId};
 use crate::driver::DeviceDriver;
 use crate::recorded::Request;
@@ -77,8 +80,12 @@ impl<D: DeviceDriver> OpenPools<D> {
 
     /// Opens a pool for the calling thread.
     pub fn push(&self, pool: Arc<Pool<D>>) {
+        let purpose = match pool.kind {
+            PoolKind::Graph => OnceLock::new(),
+            PoolKind::Ordinary => Purpose::Thread.into(),
+        };
         let mut list = self.list.write();
-        list.push(Open { pool, thread: Thread::current(), purpose: OnceLock::new() });
+        list.push(Open { pool, thread: Thread::current(), purpose });
         self.count.store(list.len(), Ordering::Release);
     }
 

@@ -50,6 +50,9 @@ pub enum Call {
     UseRegistered = 179,
     FreeRegistered = 199,
     Listen = 219,
+    // Memory that goes and comes back.
+    Sleep = 138,
+    Tag = 218,
     // Without an allocator.
     Conf = 18,
     Replay = 19,
@@ -105,7 +108,9 @@ impl Call {
             (17, 9) => Self::ObjectTrim,
             (17, 10) => Self::ObjectHistory,
             (17, _) => Self::ObjectProcess,
-            (18, _) => Self::Conf,
+            (18, 0..=4) => Self::Conf,
+            (18, 5..=8) => Self::Sleep,
+            (18, _) => Self::Tag,
             (_, 0..=3) => Self::Replay,
             (_, 4) => Self::Explain,
             (_, 5) => Self::Pin,

@@ -57,9 +57,9 @@ impl Calls {
             let mut pointer = null_mut();
             let (mut needed, mut released) = (0, 0);
             if self.shown {
-                say(format_args!("in the child: {}", number % 8));
+                say(format_args!("in the child: {}", number % 9));
             }
-            let status = match number % 8 {
+            let status = match number % 9 {
                 0 => c!(gapless_torch_alloc(device, 32 << 20, null_mut(), null(), &raw mut pointer)),
                 1 => c!(gapless_torch_alloc(device, number % 100_000, null_mut(), &named(1), &raw mut pointer)),
                 2 => c!(gapless_torch_trim(device, 0, &raw mut released)),
@@ -73,15 +73,16 @@ impl Calls {
                     Some(addr) => c!(gapless_torch_delete(without_provenance_mut(*addr as usize))),
                     None => GAPLESS_OK,
                 },
+                7 => c!(gapless_sleep(device, null(), GAPLESS_BACKUP_PINNED, null_mut())),
                 _ => c!(gapless_torch_reset_peaks(device)),
             };
             let forked = status == GAPLESS_ERROR_DRIVER && gapless_last_error_kind() == GAPLESS_KIND_FORKED;
             let addr = pointer.addr() as u64;
-            let right = match number % 8 {
+            let right = match number % 9 {
                 // More than is cached: the driver would have to be called.
                 0 if self.is_small(device) => forked,
                 0 | 1 => forked || status == GAPLESS_OK && !self.is_live(addr, &gone),
-                2 => forked,
+                2 | 7 => forked,
                 3 => forked || status == GAPLESS_OK,
                 4 => forked || status == GAPLESS_ERROR_NOT_FOUND && live.is_empty(),
                 5 => [GAPLESS_OK, GAPLESS_ERROR_BUFFER_TOO_SMALL].contains(&status),
@@ -91,7 +92,7 @@ impl Calls {
             if !right {
                 say(format_args!(
                     "call {call} of a forked process, {}: {status}, {addr:#x}: {}",
-                    number % 8,
+                    number % 9,
                     error_text()
                 ));
                 return WRONG + call;

@@ -32,6 +32,7 @@ macro_rules! c {
 }
 
 mod allocator;
+mod asleep;
 mod book;
 mod budget;
 mod call;
@@ -131,6 +132,9 @@ struct Calls {
     pinned: BTreeMap<u64, Pinned>,
     registered: BTreeMap<u64, Registered>,
     listeners: Vec<(i32, u64)>,
+    /// Blocks that were allocated while something was asleep, and tags that this thread has pushed.
+    fresh: Vec<u64>,
+    tags: u32,
     torch: bool,
     /// The function of the driver that fails, once.
     failing: Option<&'static str>,
@@ -168,6 +172,8 @@ impl Calls {
             pinned: BTreeMap::new(),
             registered: BTreeMap::new(),
             listeners: Vec::new(),
+            fresh: Vec::new(),
+            tags: 0,
             torch: false,
             failing: None,
             faulty: false,
@@ -246,6 +252,8 @@ impl Calls {
             | Call::UseRegistered
             | Call::FreeRegistered
             | Call::Listen => self.kept(record),
+            Call::Sleep => self.sleep(record),
+            Call::Tag => self.tag(record),
             Call::Conf => self.conf(record),
             Call::Replay => self.replay(record),
             Call::Explain => self.explain(record),
@@ -355,6 +363,7 @@ impl Calls {
     /// Ends everything and looks at what is left.
     fn finish(mut self) {
         self.mend();
+        self.pop_tags();
         self.let_all_move();
         self.check_history();
         c!(gapless_torch_record_history(0, 1));

@@ -49,7 +49,7 @@ impl Calls {
         addr.unwrap_or(0)
     }
 
-    fn process_wide_blocks(&self) -> Vec<u64> {
+    pub(super) fn process_wide_blocks(&self) -> Vec<u64> {
         self.live.iter().filter(|(_, block)| self.is_process_wide(block)).map(|(at, _)| *at).collect()
     }
 

@@ -1,0 +1,182 @@
+//! Sleep and wake in C: all memory of a device, or the pools of a tag.
+//!
+//! Threads: any; a pushed tag is the calling thread's.
+
+use crate::abi::{optional_text, text};
+use crate::last_error::guard;
+use crate::out::{check_out, write_sized};
+use crate::process::device_of;
+use crate::status::{Failure, GAPLESS_ERROR_OUT_OF_MEMORY, gapless_status};
+use gapless::allocator::{Backup, Slept};
+use gapless::driver::cuda::CudaDriver;
+use gapless_process::{Device, pop_tag, push_tag};
+use std::ffi::c_char;
+use std::time::Duration;
+
+/// What becomes of the bytes of what sleeps: one of the GAPLESS_BACKUP_... numbers.
+pub type gapless_backup = i32;
+
+/// They are lost: what wakes has undefined content, as newly allocated memory.
+pub const GAPLESS_BACKUP_DISCARD: gapless_backup = 0;
+/// They are copied to pinned memory of the host, and back when they wake.
+pub const GAPLESS_BACKUP_PINNED: gapless_backup = 1;
+
+/// What a sleep did. Set size before the call: a program that was compiled with an older header gets the fields that it knows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct gapless_slept {
+    /// sizeof(gapless_slept).
+    pub size: usize,
+    /// Bytes of the pages that this call put to sleep: what a wake needs for them.
+    pub asleep_bytes: u64,
+    /// Bytes of the live allocations in them, rounding included.
+    pub live_bytes: u64,
+    /// Bytes copied to the host.
+    pub copied_bytes: u64,
+    /// Bytes released to the driver, free memory included.
+    pub released_bytes: u64,
+    /// Bytes that stayed awake since a block in them is pinned: another process has it open, for example.
+    pub pinned_bytes: u64,
+    /// Bytes that stayed awake since work that cannot be waited for may use them, or a map listener refused to see them unmapped.
+    pub refused_bytes: u64,
+    /// Bytes that stayed awake in pools that keep their mappings.
+    pub kept_bytes: u64,
+}
+
+impl From<Slept> for gapless_slept {
+    fn from(slept: Slept) -> Self {
+        Self {
+            size: 0,
+            asleep_bytes: slept.asleep_bytes,
+            live_bytes: slept.live_bytes,
+            copied_bytes: slept.copied_bytes,
+            released_bytes: slept.released_bytes,
+            pinned_bytes: slept.left_awake.pinned_bytes,
+            refused_bytes: slept.left_awake.refused_bytes,
+            kept_bytes: slept.left_awake.kept_bytes,
+        }
+    }
+}
+
+/// Puts the pools of a tag on a device to sleep: their memory goes back to the device, and their allocations keep their addresses.
+/// NULL: all pools, and the device's own memory. A tag that no pool has: nothing. Writes what was done to *slept, unless that is
+/// NULL.
+///
+/// The host waits until what is queued has completed, and the bytes are copied. No work that uses the memory may be queued until
+/// gapless_wake. What is allocated in the pools meanwhile has memory of its own; what is freed is not mapped again. All of it falls
+/// asleep or none: GAPLESS_ERROR_STREAM, of kind GAPLESS_KIND_CANNOT_WAIT, while a graph is being captured.
+///
+/// # Safety
+/// tag is NULL or a NUL-terminated string; slept is NULL or points to as many bytes as its first field says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_sleep(
+    device: i32,
+    tag: *const c_char,
+    backup: gapless_backup,
+    slept: *mut gapless_slept,
+) -> gapless_status {
+    guard(|| {
+        // SAFETY: the function's contract.
+        let tag = unsafe { optional_text(tag) }?;
+        let backup = match backup {
+            GAPLESS_BACKUP_DISCARD => Backup::Discard,
+            GAPLESS_BACKUP_PINNED => Backup::Pinned,
+            _ => return Err(Failure::argument(format!("{backup} is no kind of backup: see GAPLESS_BACKUP_..."))),
+        };
+        let sleep = || Ok(device_of(device)?.sleep(tag.as_deref(), backup)?.into());
+        if slept.is_null() {
+            return sleep().map(|_: gapless_slept| ());
+        }
+        // SAFETY: not null, so as many bytes as its first field says (the function's contract).
+        unsafe { write_sized(slept, "gapless_slept", sleep) }
+    })
+}
+
+/// Wakes the pools of a tag on a device, at the addresses that they had, with their bytes unless those were discarded. NULL: all
+/// pools, and the device's own memory. Nothing where nothing is asleep. Writes the bytes of the pages that have memory again to
+/// *mapped_bytes, unless that is NULL.
+///
+/// All of it wakes or none. Where there is too little memory, tries again for wait_ms milliseconds: another process may be about to
+/// give some back. Then GAPLESS_ERROR_OUT_OF_MEMORY, and everything is asleep as before.
+///
+/// # Safety
+/// tag is NULL or a NUL-terminated string; mapped_bytes is NULL or points to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_wake(
+    device: i32,
+    tag: *const c_char,
+    wait_ms: u64,
+    mapped_bytes: *mut u64,
+) -> gapless_status {
+    guard(|| {
+        // SAFETY: the function's contract.
+        let tag = unsafe { optional_text(tag) }?;
+        let device = device_of(device)?;
+        let woken = device.wake(tag.as_deref(), Duration::from_millis(wait_ms));
+        let woken = woken.map_err(|error| with_asleep(device, error.into()))?;
+        if !mapped_bytes.is_null() {
+            // SAFETY: not null, so valid for a write (the function's contract).
+            unsafe { mapped_bytes.write(woken.mapped_bytes) };
+        }
+        Ok(())
+    })
+}
+
+/// Writes how much of a tag is asleep on a device: the bytes of its allocations to *live_bytes, and those of the pages that a wake
+/// needs to *asleep_bytes. NULL: of all pools and the device's own memory.
+///
+/// # Safety
+/// tag is NULL or a NUL-terminated string; live_bytes and asleep_bytes point to numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_asleep(
+    device: i32,
+    tag: *const c_char,
+    live_bytes: *mut u64,
+    asleep_bytes: *mut u64,
+) -> gapless_status {
+    guard(|| {
+        check_out(live_bytes, "live_bytes")?;
+        check_out(asleep_bytes, "asleep_bytes")?;
+        // SAFETY: the function's contract.
+        let tag = unsafe { optional_text(tag) }?;
+        let asleep = device_of(device)?.asleep();
+        let wanted = asleep.iter().filter(|its| tag.is_none() || its.tag == tag);
+        let (live, pages) = wanted.fold((0, 0), |sum, its| (sum.0 + its.live_bytes, sum.1 + its.asleep_bytes));
+        // SAFETY: not null, so valid for a write (the function's contract).
+        unsafe { live_bytes.write(live) };
+        // SAFETY: as above.
+        unsafe { asleep_bytes.write(pages) };
+        Ok(())
+    })
+}
+
+/// Gives a tag to the pools of captured graphs that the calling thread makes from now on, until gapless_tag_pop. Within several,
+/// the last one counts.
+///
+/// # Safety
+/// tag is a NUL-terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_tag_push(tag: *const c_char) -> gapless_status {
+    guard(|| {
+        // SAFETY: the function's contract.
+        let tag = unsafe { text(tag, "tag") }?;
+        Ok(push_tag(&tag)?)
+    })
+}
+
+/// Ends the calling thread's last gapless_tag_push. GAPLESS_ERROR_NOT_FOUND where there is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_tag_pop() -> gapless_status {
+    guard(|| Ok(pop_tag()?))
+}
+
+/// A failure for lack of memory, with what is asleep on the device.
+pub(crate) fn with_asleep(device: &Device<CudaDriver>, mut failure: Failure) -> Failure {
+    if failure.status == GAPLESS_ERROR_OUT_OF_MEMORY {
+        let asleep = device.describe_asleep();
+        if !asleep.is_empty() {
+            failure.text = format!("{}\n{asleep}", failure.text);
+        }
+    }
+    failure
+}

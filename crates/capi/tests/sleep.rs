@@ -1,0 +1,161 @@
+//! Sleep and wake through the C interface.
+
+mod gpu;
+#[path = "../../../tests/simulated/mod.rs"]
+mod simulated;
+
+use gapless_capi::*;
+use gpu::{Gpu, with_devices};
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::ptr::{null, null_mut};
+
+const MIB: u64 = 1 << 20;
+const MAIN: *mut CUstream_st = null_mut();
+const WEIGHTS: gapless_torch_pool = gapless_torch_pool { first: 1, second: 1 };
+const GRAPH: gapless_torch_pool = gapless_torch_pool { first: 0, second: 2 };
+
+fn alloc(pool: Option<gapless_torch_pool>, bytes: u64) -> Result<*mut c_void, gapless_status> {
+    let mut pointer = null_mut();
+    let pool = pool.as_ref().map_or(null(), |pool| &raw const *pool);
+    // SAFETY: the pointers are valid.
+    match unsafe { gapless_torch_alloc(0, bytes as usize, MAIN, pool, &raw mut pointer) } {
+        GAPLESS_OK => Ok(pointer),
+        status => Err(status),
+    }
+}
+
+fn with_tag<T>(tag: Option<&str>, call: impl FnOnce(*const c_char) -> T) -> T {
+    let tag = tag.map(|tag| CString::new(tag).unwrap());
+    call(tag.as_ref().map_or(null(), |tag| tag.as_ptr()))
+}
+
+fn sleep(tag: Option<&str>, backup: gapless_backup) -> Result<gapless_slept, gapless_status> {
+    let mut slept = gapless_slept { size: size_of::<gapless_slept>(), ..gapless_slept::default() };
+    // SAFETY: the pointers are valid.
+    match with_tag(tag, |tag| unsafe { gapless_sleep(0, tag, backup, &raw mut slept) }) {
+        GAPLESS_OK => Ok(slept),
+        status => Err(status),
+    }
+}
+
+fn wake(tag: Option<&str>, wait_ms: u64) -> Result<u64, gapless_status> {
+    let mut mapped = 77;
+    // SAFETY: the pointers are valid.
+    match with_tag(tag, |tag| unsafe { gapless_wake(0, tag, wait_ms, &raw mut mapped) }) {
+        GAPLESS_OK => Ok(mapped),
+        status => Err(status),
+    }
+}
+
+fn asleep(tag: Option<&str>) -> (u64, u64) {
+    let (mut live, mut pages) = (77, 77);
+    // SAFETY: the pointers are valid.
+    let status = with_tag(tag, |tag| unsafe { gapless_asleep(0, tag, &raw mut live, &raw mut pages) });
+    assert_eq!(status, GAPLESS_OK);
+    (live, pages)
+}
+
+fn declare(pool: gapless_torch_pool, kind: gapless_pool_kind, tag: Option<&str>) -> gapless_status {
+    // SAFETY: the tag is null or a string.
+    with_tag(tag, |tag| unsafe { gapless_torch_declare_pool(0, pool, kind, tag) })
+}
+
+fn error_text() -> String {
+    // SAFETY: a NUL-terminated text until the next failure on this thread.
+    unsafe { CStr::from_ptr(gapless_last_error()) }.to_string_lossy().into_owned()
+}
+
+#[test]
+fn a_tag_sleeps_and_wakes() {
+    with_devices("a_tag_sleeps_and_wakes", &[("GAPLESS_CONF", "budget:32MiB")], || {
+        let gpu = Gpu::open(0);
+        // As PyTorch does: the pool is there before anybody can say what it is for.
+        assert_eq!(gapless_torch_use_pool(0, WEIGHTS), GAPLESS_OK);
+        assert_eq!(declare(WEIGHTS, GAPLESS_POOL_ORDINARY, Some("weights")), GAPLESS_OK);
+        let [weights, own] = [alloc(Some(WEIGHTS), 13 * MIB).unwrap(), alloc(None, 5 * MIB).unwrap()];
+        gpu.fill(MAIN, weights, 7, 13 * MIB as usize);
+        gpu.fill(MAIN, own, 8, 5 * MIB as usize);
+        assert_eq!(sleep(Some("kv_cache"), GAPLESS_BACKUP_DISCARD).unwrap().asleep_bytes, 0);
+        let slept = sleep(Some("weights"), GAPLESS_BACKUP_PINNED).unwrap();
+        assert_eq!((slept.asleep_bytes, slept.live_bytes), (14 * MIB, 13 * MIB));
+        assert_eq!((slept.copied_bytes, slept.released_bytes), (13 * MIB, 14 * MIB));
+        assert_eq!(
+            (asleep(Some("weights")), asleep(None), asleep(Some("none"))),
+            ((13 * MIB, 14 * MIB), (13 * MIB, 14 * MIB), (0, 0))
+        );
+        assert_eq!(gpu.read(MAIN, own, 16), vec![8; 16]);
+        let other = alloc(None, 26 * MIB).unwrap();
+        assert_eq!(wake(Some("weights"), 20), Err(GAPLESS_ERROR_OUT_OF_MEMORY));
+        assert!(error_text().ends_with("13 MiB of tag weights are asleep and need 14 MiB."), "{}", error_text());
+        assert_eq!(alloc(None, 4 * MIB), Err(GAPLESS_ERROR_OUT_OF_MEMORY));
+        assert!(error_text().contains("\n13 MiB of tag weights are asleep and need 14 MiB."), "{}", error_text());
+        assert_eq!(gapless_device_free(0, other, 0), GAPLESS_OK);
+        assert_eq!(wake(Some("weights"), 0), Ok(14 * MIB));
+        assert_eq!(gpu.read(MAIN, weights, 13 * MIB as usize), vec![7; 13 * MIB as usize]);
+        let slept = sleep(None, GAPLESS_BACKUP_PINNED).unwrap();
+        assert_eq!((slept.live_bytes, asleep(None).0), (18 * MIB, 18 * MIB));
+        assert_eq!(wake(None, 0), Ok(slept.asleep_bytes));
+        assert_eq!((gpu.read(MAIN, own, 16), gpu.read(MAIN, weights, 16)), (vec![8; 16], vec![7; 16]));
+    });
+}
+
+#[test]
+fn a_thread_s_tag_is_that_of_its_graphs() {
+    with_devices("a_thread_s_tag_is_that_of_its_graphs", &[], || {
+        // SAFETY: a string, or NULL, which is refused.
+        let push = |tag: Option<&str>| with_tag(tag, |tag| unsafe { gapless_tag_push(tag) });
+        assert_eq!(push(Some("graphs")), GAPLESS_OK);
+        assert_eq!((push(Some("")), push(None)), (GAPLESS_ERROR_INVALID_ARGUMENT, GAPLESS_ERROR_INVALID_ARGUMENT));
+        assert_eq!(gapless_torch_use_pool(0, GRAPH), GAPLESS_OK);
+        assert_eq!(gapless_tag_pop(), GAPLESS_OK);
+        assert_eq!(gapless_tag_pop(), GAPLESS_ERROR_NOT_FOUND);
+        alloc(Some(GRAPH), 4 * MIB).unwrap();
+        let slept = sleep(Some("graphs"), GAPLESS_BACKUP_PINNED).unwrap();
+        assert_eq!(slept.asleep_bytes + slept.kept_bytes, 4 * MIB);
+        assert_eq!(wake(Some("graphs"), 0), Ok(slept.asleep_bytes));
+    });
+}
+
+#[test]
+fn misuse_is_refused() {
+    with_devices("misuse_is_refused", &[], || {
+        let gpu = Gpu::open(0);
+        assert_eq!(sleep(None, 2).err(), Some(GAPLESS_ERROR_INVALID_ARGUMENT));
+        assert_eq!(error_text(), "2 is no kind of backup: see GAPLESS_BACKUP_...");
+        assert_eq!(declare(WEIGHTS, 2, None), GAPLESS_ERROR_INVALID_ARGUMENT);
+        assert_eq!(declare(WEIGHTS, GAPLESS_POOL_ORDINARY, Some("")), GAPLESS_ERROR_INVALID_ARGUMENT);
+        assert_eq!(gapless_torch_use_pool(0, WEIGHTS), GAPLESS_OK);
+        let block = alloc(Some(WEIGHTS), 2 * MIB).unwrap();
+        assert_eq!(declare(WEIGHTS, GAPLESS_POOL_ORDINARY, None), GAPLESS_ERROR_IN_USE);
+        // Structs of other headers: a part of this one is written, and one that is larger is refused.
+        let mut slept = gapless_slept { size: 24, live_bytes: 77, copied_bytes: 77, ..gapless_slept::default() };
+        // SAFETY: the pointers are valid.
+        assert_eq!(unsafe { gapless_sleep(0, null(), GAPLESS_BACKUP_DISCARD, &raw mut slept) }, GAPLESS_OK);
+        assert_eq!((slept.size, slept.copied_bytes), (24, 77));
+        slept.size = 4096;
+        // SAFETY: as above.
+        let status = unsafe { gapless_sleep(0, null(), GAPLESS_BACKUP_DISCARD, &raw mut slept) };
+        assert_eq!(status, GAPLESS_ERROR_INVALID_ARGUMENT);
+        // SAFETY: the tag and what is written may be null.
+        assert_eq!(unsafe { gapless_sleep(0, null(), GAPLESS_BACKUP_DISCARD, null_mut()) }, GAPLESS_OK);
+        // SAFETY: as above.
+        assert_eq!(unsafe { gapless_wake(0, null(), 0, null_mut()) }, GAPLESS_OK);
+        let stream = gpu.stream();
+        assert_eq!(gapless_device_keep_stream(0, stream), GAPLESS_OK);
+        gpu.begin_capture(stream);
+        assert_eq!(sleep(None, GAPLESS_BACKUP_PINNED).err(), Some(GAPLESS_ERROR_STREAM));
+        assert_eq!(
+            (gapless_last_error_kind(), wake(None, 1000)),
+            (GAPLESS_KIND_CANNOT_WAIT, Err(GAPLESS_ERROR_STREAM))
+        );
+        gpu.end_capture(stream);
+        assert_eq!(gapless_device_free(0, block, 0), GAPLESS_OK);
+        assert!(sleep(None, GAPLESS_BACKUP_PINNED).is_ok());
+        for device in [-1, 64] {
+            // SAFETY: the pointers may be null.
+            unsafe {
+                assert_eq!(gapless_wake(device, null(), 0, null_mut()), GAPLESS_ERROR_INVALID_ARGUMENT);
+            }
+        }
+    });
+}

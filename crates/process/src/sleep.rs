@@ -1,0 +1,142 @@
+//! Sleep and wake: a device's memory, or that of a tag, goes back to the driver, and comes again at the same addresses.
+//!
+//! Threads: any. One call at a time falls asleep or wakes; while a wake waits for memory, others may.
+
+use crate::device::Device;
+use crate::driver::DeviceDriver;
+use crate::error::Error;
+use gapless::allocator::{AllocError, Backup, MapListeners, Slept, Stats, Woken};
+use gapless::units::ByteSize;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+/// What is asleep of a tag.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TagAsleep {
+    /// The tag; `None` for the device's own memory and pools without one.
+    pub tag: Option<String>,
+    /// Bytes of the live allocations that are asleep, rounding included.
+    pub live_bytes: u64,
+    /// Bytes of the pages that are asleep: what a wake needs.
+    pub asleep_bytes: u64,
+}
+
+/// The pause before a wake that found too little memory looks again; it doubles each time,
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// up to this.
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+
+impl<D: DeviceDriver> Device<D> {
+    /// Puts the pools of a tag to sleep; without one, all pools and the device's own memory. Nothing where there is no pool of that
+    /// tag.
+    ///
+    /// What was queued before is waited for, also on streams of other devices that were recorded. No work that uses the memory may
+    /// be queued from the call on until the [`wake`](Self::wake). What is asleep needs nothing of the budget, and what is allocated
+    /// in its pools meanwhile has memory of its own.
+    ///
+    /// # Errors
+    /// [`Error::Capturing`], and those of [`gapless::Allocator::sleep`]. Everything is awake then that was, with its bytes unless
+    /// they were to be discarded, and all of a pool that had been partly asleep. Only what the driver refuses to map again is
+    /// asleep until the next wake.
+    pub fn sleep(&self, tag: Option<&str>, backup: Backup) -> Result<Slept, Error> {
+        self.expect_may_sleep()?;
+        let _alone = self.sleeping.lock();
+        let members = self.pools.members(tag);
+        self.foreign.wait_for_uses(|addr| members.iter().any(|member| member.allocator().contains(addr)))?;
+        self.settle_foreign();
+        let mut slept = self.pools.sleep_all(&members, backup)?;
+        drop(members);
+        if tag.is_none() {
+            slept.released_bytes += self.pools.close_condemned(None);
+        }
+        self.log(|| {
+            let (asleep, released) = (ByteSize(slept.asleep_bytes), ByteSize(slept.released_bytes));
+            format!("{asleep} {} fell asleep, {released} released", of(tag))
+        });
+        Ok(slept)
+    }
+
+    /// Wakes the pools of a tag; without one, all pools and the device's own memory. All of it, or none: where the budget that is
+    /// left, what is free on the device and completely free chunks do not cover it, tries again until `wait` is over, since another
+    /// process, or another thread, may be about to give memory back.
+    ///
+    /// # Errors
+    /// [`Error::Capturing`], and those of [`gapless::Allocator::wake`]. What was asleep is asleep, with its bytes; only what the
+    /// driver refuses to take back stays awake.
+    pub fn wake(&self, tag: Option<&str>, wait: Duration) -> Result<Woken, Error> {
+        let began = Instant::now();
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let short = match self.wake_now(tag) {
+                Err(Error::Alloc(short @ AllocError::OutOfMemory(_))) => short,
+                outcome => return outcome,
+            };
+            loop {
+                let left = wait.saturating_sub(began.elapsed());
+                if left.is_zero() {
+                    return Err(short.into());
+                }
+                std::thread::sleep(pause.min(left));
+                pause = (2 * pause).min(LONGEST_PAUSE);
+                if began.elapsed() >= wait || self.pools.may_cover(&self.pools.members(tag)) {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn wake_now(&self, tag: Option<&str>) -> Result<Woken, Error> {
+        self.expect_may_sleep()?;
+        let _alone = self.sleeping.lock();
+        let woken = self.pools.wake_all(&self.pools.members(tag)).map_err(|error| self.with_pools(error))?;
+        self.log(|| format!("{} {} woke", ByteSize(woken.mapped_bytes), of(tag)));
+        Ok(woken)
+    }
+
+    /// Refuses where nothing may fall asleep or wake.
+    fn expect_may_sleep(&self) -> Result<(), Error> {
+        MapListeners::expect_outside().map_err(AllocError::from)?;
+        // A lock may be held by a thread that this process does not have.
+        self.foreign.expect_not_forked()?;
+        if self.pools.may_be_captured() { Err(Error::Capturing(self.ordinal)) } else { Ok(()) }
+    }
+
+    /// What is asleep, by tag.
+    pub fn asleep(&self) -> Vec<TagAsleep> {
+        let mut by_tag: BTreeMap<Option<String>, TagAsleep> = BTreeMap::new();
+        for member in self.pools.members(None) {
+            let stats = member.allocator().stats();
+            if stats.asleep_bytes > 0 {
+                let tag = member.tag();
+                let sum = by_tag.entry(tag.clone()).or_insert_with(|| TagAsleep { tag, ..TagAsleep::default() });
+                sum.live_bytes += live_asleep(&stats);
+                sum.asleep_bytes += stats.asleep_bytes;
+            }
+        }
+        by_tag.into_values().collect()
+    }
+
+    /// What is asleep, in a sentence for each tag, for whoever looks for memory.
+    pub fn describe_asleep(&self) -> String {
+        self.asleep().iter().fold(String::new(), |mut text, its| {
+            let line_break = if text.is_empty() { "" } else { "\n" };
+            let (live, needed) = (ByteSize(its.live_bytes), ByteSize(its.asleep_bytes));
+            let _ = write!(text, "{line_break}{live} {} are asleep and need {needed}.", of(its.tag.as_deref()));
+            text
+        })
+    }
+}
+
+/// The bytes of live allocations that have no memory.
+fn live_asleep(stats: &Stats) -> u64 {
+    let others =
+        stats.cached_bytes + stats.pending_bytes + stats.idle_bytes + stats.range_bytes + stats.registered_bytes;
+    (stats.live_block_bytes + others).saturating_sub(stats.reserved_bytes)
+}
+
+/// The words for a tag.
+fn of(tag: Option<&str>) -> String {
+    tag.map_or_else(|| "without a tag".to_owned(), |tag| format!("of tag {tag}"))
+}

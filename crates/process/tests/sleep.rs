@@ -1,0 +1,675 @@
+//! Sleep and wake of tags, and of everything: several allocators of a device, as one.
+
+#[path = "../../../tests/simulated/mod.rs"]
+mod simulated;
+
+use gapless::allocator::{AllocError, Backup, InListener, MapListener, MappedRange, Refusal, Slept};
+use gapless::driver::{
+    DriverCall, DriverError, DriverErrorKind, DriverResult, HoldStreams, Hook, HostConfig, HostDriver, Intercepted,
+    WorkDriver,
+};
+use gapless::units::MIB;
+use gapless::{DeviceAddr, StreamId};
+use gapless_process::{
+    Contents, Device, Error, Place, PoolId, PoolKind, Process, Request, Simulated, StreamLives, TagAsleep, pop_tag,
+    push_tag,
+};
+use gapless_share::FOLDER;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+const MAIN: StreamId = StreamId::DEFAULT;
+const WEIGHTS: PoolId = (1, 1);
+const MORE_WEIGHTS: PoolId = (1, 2);
+const CACHE: PoolId = (2, 1);
+const NOW: Duration = Duration::ZERO;
+/// How long a test waits for what takes milliseconds.
+const LIMIT: Duration = Duration::from_secs(10);
+const CAPACITY: u64 = 64 * MIB;
+
+/// Refuses calls of some kinds, after as many of them as were let through, until it is told to stop.
+#[derive(Default)]
+struct Refusals(Mutex<Vec<(DriverCall, u32, DriverErrorKind)>>);
+
+impl Hook for Refusals {
+    fn around<T>(&self, call: DriverCall, run: impl FnOnce() -> DriverResult<T>) -> DriverResult<T> {
+        if let Some((_, passing, kind)) = self.0.lock().unwrap().iter_mut().find(|(refused, ..)| *refused == call) {
+            if *passing == 0 {
+                return Err(DriverError::new(call, *kind, "refused by the test"));
+            }
+            *passing -= 1;
+        }
+        run()
+    }
+}
+
+type Driver = Intercepted<Simulated<HostDriver>, Refusals>;
+
+/// A process with one device, whose memory is the host's.
+struct World {
+    process: Process<Driver>,
+    driver: Arc<Driver>,
+}
+
+impl World {
+    fn new(conf: &str) -> Self {
+        let process = Process::new(|_, _| unreachable!("the device is added"));
+        process.configure(conf).unwrap();
+        let driver = add_device(&process, 0);
+        Self { process, driver }
+    }
+
+    fn device(&self) -> &Device<Driver> {
+        self.process.device(0).unwrap()
+    }
+
+    /// Refuses these kinds of calls after as many of each, while something is done.
+    fn refusing<T>(&self, calls: &[(DriverCall, u32)], act: impl FnOnce() -> T) -> T {
+        let refused = |(call, passing): &(DriverCall, u32)| (*call, *passing, DriverErrorKind::Other);
+        *self.driver.hook().0.lock().unwrap() = calls.iter().map(refused).collect();
+        let outcome = act();
+        self.driver.hook().0.lock().unwrap().clear();
+        outcome
+    }
+
+    /// Allocates in a pool, or in the device's own memory, and fills.
+    fn filled(&self, pool: Option<PoolId>, mib: u64, seed: u64) -> Filled {
+        let place = pool.map_or(Place::Main, Place::Pool);
+        let addr = self.device().alloc_worded(place, &Request::new(mib * MIB, MAIN), |error| error).unwrap();
+        let filled = Filled { addr, bytes: mib * MIB, seed };
+        self.driver.fill(MAIN, addr, filled.bytes, seed).unwrap();
+        filled
+    }
+
+    /// A pool of a tag.
+    fn tagged(&self, pool: PoolId, kind: PoolKind, tag: &str) {
+        let pools = self.device().pools();
+        pools.declare(pool, kind, Some(tag)).unwrap();
+        pools.add_user(pool).unwrap();
+    }
+
+    fn expect(&self, blocks: &[Filled]) {
+        for block in blocks {
+            self.driver.verify(MAIN, block.addr, block.bytes, block.seed).unwrap();
+        }
+        self.driver.synchronize(MAIN).unwrap();
+        assert_eq!(self.driver.take_mismatches(), []);
+    }
+
+    fn asleep(&self) -> u64 {
+        self.device().stats().asleep_bytes / MIB
+    }
+
+    fn reserved(&self) -> u64 {
+        self.device().memory_use().reserved / MIB
+    }
+
+    fn check(&self) {
+        self.device().each_allocator(None, |_, allocator| allocator.check());
+    }
+}
+
+/// A block with bytes in it.
+#[derive(Clone, Copy, Debug)]
+struct Filled {
+    addr: DeviceAddr,
+    bytes: u64,
+    seed: u64,
+}
+
+fn add_device(process: &Process<Driver>, ordinal: u32) -> Arc<Driver> {
+    let config = HostConfig { capacity_bytes: CAPACITY, ..HostConfig::default() };
+    let device = Arc::new(Simulated::host(ordinal, config).unwrap());
+    let driver = Arc::new(Intercepted::with_hook(device, Refusals::default()));
+    process.add(ordinal, Arc::clone(&driver)).unwrap();
+    driver
+}
+
+fn is_short<T: std::fmt::Debug>(outcome: &Result<T, Error>) -> bool {
+    matches!(outcome, Err(Error::Alloc(AllocError::OutOfMemory(_))))
+}
+
+/// All pools of a tag sleep, and no other memory. Where nothing has the tag, nothing happens.
+#[test]
+fn a_tag_sleeps_and_wakes_with_its_bytes() {
+    let world = World::new("");
+    let device = world.device();
+    world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
+    world.tagged(MORE_WEIGHTS, PoolKind::Ordinary, "weights");
+    world.tagged(CACHE, PoolKind::Ordinary, "cache");
+    let weights = [world.filled(Some(WEIGHTS), 9, 1), world.filled(Some(MORE_WEIGHTS), 5, 2)];
+    let others = [world.filled(Some(CACHE), 8, 3), world.filled(None, 3, 4)];
+    for tag in ["kv_cache", ""] {
+        assert_eq!(device.sleep(Some(tag), Backup::Discard).unwrap(), Slept::default());
+        assert_eq!(device.wake(Some(tag), NOW).unwrap().mapped_bytes, 0);
+    }
+    let slept = device.sleep(Some("weights"), Backup::Pinned).unwrap();
+    assert_eq!((slept.live_bytes, slept.copied_bytes), (14 * MIB, 14 * MIB));
+    assert_eq!((slept.asleep_bytes, world.asleep(), world.reserved()), (16 * MIB, 16, 12));
+    assert_eq!(device.memory_use().live, 25 * MIB, "what is asleep is live");
+    world.expect(&others);
+    assert_eq!(device.sleep(Some("weights"), Backup::Pinned).unwrap(), Slept::default(), "a second time");
+    let of_weights = TagAsleep { tag: Some("weights".to_owned()), live_bytes: 14 * MIB, asleep_bytes: 16 * MIB };
+    assert_eq!(device.asleep(), [of_weights]);
+    assert_eq!(device.describe_asleep(), "14 MiB of tag weights are asleep and need 16 MiB.");
+    let report = serde_json::to_value(device.report(Contents::Figures)).unwrap();
+    assert_eq!(report["asleep"][0]["tag"], "weights");
+    assert_eq!((&report["pools"][0]["kind"], &report["pools"][2]["tag"]), (&"ordinary".into(), &"cache".into()));
+    let woken = device.wake(Some("weights"), NOW).unwrap();
+    assert_eq!((woken.mapped_bytes, woken.copied_bytes, world.asleep()), (16 * MIB, 14 * MIB, 0));
+    assert_eq!(device.wake(Some("weights"), NOW).unwrap().mapped_bytes, 0, "a second time");
+    world.expect(&[weights, others].concat());
+    assert!(device.asleep().is_empty() && device.describe_asleep().is_empty());
+    world.check();
+}
+
+/// After everything has fallen asleep, nothing is held; memory of no tag is named as such.
+#[test]
+fn everything_sleeps() {
+    let world = World::new("");
+    let device = world.device();
+    world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
+    let blocks = [world.filled(Some(WEIGHTS), 9, 1), world.filled(None, 6, 2)];
+    // Released, and not closed yet.
+    device.pools().begin(CACHE).unwrap();
+    let gone = world.filled(Some(CACHE), 4, 3);
+    device.free(gone.addr, 0, MAIN).unwrap();
+    device.end_pool(CACHE);
+    device.pools().release(CACHE);
+    let slept = device.sleep(None, Backup::Pinned).unwrap();
+    assert_eq!((world.asleep(), world.reserved(), slept.released_bytes), (16, 0, 20 * MIB));
+    assert_eq!(
+        device.describe_asleep(),
+        "6 MiB without a tag are asleep and need 6 MiB.\n9 MiB of tag weights are asleep and need 10 MiB."
+    );
+    device.wake(None, NOW).unwrap();
+    world.expect(&blocks);
+    world.check();
+}
+
+/// What a program allocates in a tag that sleeps has memory of its own, and a free there needs none.
+#[test]
+fn a_sleeping_tag_serves_and_frees() {
+    for conf in ["", "budget:32MiB"] {
+        let world = World::new(conf);
+        let device = world.device();
+        world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
+        let [kept, freed] = [world.filled(Some(WEIGHTS), 8, 1), world.filled(Some(WEIGHTS), 8, 2)];
+        device.sleep(Some("weights"), Backup::Pinned).unwrap();
+        let fresh = world.filled(Some(WEIGHTS), 6, 3);
+        assert_eq!((world.asleep(), world.reserved()), (16, 6));
+        assert_eq!(device.live_around(fresh.addr).map(|(pool, _)| pool), Some(WEIGHTS));
+        device.free(freed.addr, 0, MAIN).unwrap();
+        world.expect(&[fresh]);
+        assert_eq!(device.wake(Some("weights"), NOW).unwrap().mapped_bytes, 8 * MIB);
+        world.expect(&[kept, fresh]);
+        world.check();
+    }
+}
+
+/// Without a backup the bytes are lost, and the addresses are not.
+#[test]
+fn what_is_discarded_has_other_bytes() {
+    let world = World::new("");
+    let device = world.device();
+    world.tagged(CACHE, PoolKind::Ordinary, "cache");
+    let block = world.filled(Some(CACHE), 4, 1);
+    assert_eq!(device.sleep(Some("cache"), Backup::Discard).unwrap().copied_bytes, 0);
+    assert_eq!(device.wake(Some("cache"), NOW).unwrap().copied_bytes, 0);
+    world.driver.verify(MAIN, block.addr, block.bytes, block.seed).unwrap();
+    world.driver.synchronize(MAIN).unwrap();
+    assert_eq!(world.driver.take_mismatches().len(), 1);
+}
+
+/// The second pool cannot sleep: the first one is awake again, with its bytes.
+#[test]
+fn a_sleep_happens_whole_or_not_at_all() {
+    for conf in ["", "budget:48MiB"] {
+        let world = World::new(conf);
+        let device = world.device();
+        world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
+        world.tagged(MORE_WEIGHTS, PoolKind::Ordinary, "weights");
+        let blocks =
+            [world.filled(Some(WEIGHTS), 9, 1), world.filled(Some(MORE_WEIGHTS), 5, 2), world.filled(None, 3, 3)];
+        for tag in [Some("weights"), None] {
+            let outcome = world.refusing(&[(DriverCall::HostAlloc, 1)], || device.sleep(tag, Backup::Pinned));
+            assert!(matches!(outcome, Err(Error::Alloc(AllocError::Driver(_)))), "{outcome:?}");
+            assert_eq!(world.asleep(), 0);
+            world.expect(&blocks);
+            world.check();
+        }
+        device.sleep(None, Backup::Pinned).unwrap();
+        device.wake(None, NOW).unwrap();
+        world.expect(&blocks);
+    }
+}
+
+/// If the driver refuses to map the first one again, too, that is asleep, and counted. It wakes later.
+#[test]
+fn what_cannot_be_undone_is_counted() {
+    let world = World::new("");
+    let device = world.device();
+    world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
+    world.tagged(MORE_WEIGHTS, PoolKind::Ordinary, "weights");
+    let blocks = [world.filled(Some(WEIGHTS), 9, 1), world.filled(Some(MORE_WEIGHTS), 5, 2)];
+    let calls = [(DriverCall::HostAlloc, 1), (DriverCall::Map, 0)];
+    world.refusing(&calls, || device.sleep(Some("weights"), Backup::Pinned)).unwrap_err();
+    assert_eq!(world.asleep(), 10);
+    device.wake(Some("weights"), NOW).unwrap();
+    world.expect(&blocks);
+    world.check();
+}
+
+/// Each call of the driver fails from some time on, in a sleep and in a wake of two pools and the main allocator: nothing is lost,
+/// and then it works.
+#[test]
+fn any_call_may_fail() {
+    let calls = DriverCall::ALL.into_iter();
+    for call in calls.filter(|call| *call != DriverCall::MemoryInfo) {
+        for passing in 0..12 {
+            let world = World::new("");
+            let device = world.device();
+            world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
+            world.tagged(MORE_WEIGHTS, PoolKind::Ordinary, "weights");
+            let blocks =
+                [world.filled(Some(WEIGHTS), 3, 1), world.filled(Some(MORE_WEIGHTS), 5, 2), world.filled(None, 3, 3)];
+            let refusing = |act: &dyn Fn() -> bool| {
+                *world.driver.hook().0.lock().unwrap() = vec![(call, passing, DriverErrorKind::Other)];
+                let is_done = act();
+                world.driver.hook().0.lock().unwrap().clear();
+                is_done
+            };
+            let slept = refusing(&|| device.sleep(None, Backup::Pinned).is_ok());
+            world.check();
+            if !slept {
+                // What could not be mapped again.
+                device.wake(None, NOW).unwrap();
+                world.expect(&blocks);
+                device.sleep(None, Backup::Pinned).unwrap();
+            }
+            let woken = refusing(&|| device.wake(None, NOW).is_ok());
+            world.check();
+            device.wake(None, NOW).unwrap();
+            assert_eq!(world.asleep(), 0, "{call:?} {passing}");
+            world.expect(&blocks);
+            if slept && woken {
+                break;
+            }
+        }
+    }
+}
+
+/// There is memory for one of two: none wakes. What was allocated in the first one meanwhile stays awake. Once there is enough,
+/// both wake with their bytes.
+#[test]
+fn a_wake_happens_whole_or_not_at_all() {
+    let world = World::new("");
+    let device = world.device();
+    world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
+    world.tagged(MORE_WEIGHTS, PoolKind::Ordinary, "weights");
+    let blocks = [world.filled(Some(WEIGHTS), 13, 1), world.filled(Some(MORE_WEIGHTS), 20, 2)];
+    device.sleep(Some("weights"), Backup::Pinned).unwrap();
+    let fresh = world.filled(Some(WEIGHTS), 4, 3);
+    world.driver.inner().inner().set_external(CAPACITY - 30 * MIB);
+    let outcome = device.wake(Some("weights"), NOW);
+    assert!(is_short(&outcome), "{outcome:?}");
+    assert_eq!((world.asleep(), world.reserved()), (34, 4));
+    world.expect(&[fresh]);
+    world.check();
+    world.driver.inner().inner().set_external(CAPACITY - 40 * MIB);
+    device.wake(Some("weights"), NOW).unwrap();
+    world.expect(&[blocks[0], blocks[1], fresh]);
+    world.check();
+}
+
+/// What an earlier wake of the tag left asleep is asked for again when there is memory, for as long as the caller waits.
+#[test]
+fn a_wake_waits() {
+    let world = World::new("");
+    let device = world.device();
+    world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
+    world.tagged(MORE_WEIGHTS, PoolKind::Ordinary, "weights");
+    world.tagged(CACHE, PoolKind::Ordinary, "cache");
+    let blocks = [world.filled(Some(WEIGHTS), 13, 1), world.filled(Some(MORE_WEIGHTS), 20, 2)];
+    device.sleep(Some("weights"), Backup::Pinned).unwrap();
+    let cache = world.filled(Some(CACHE), 40, 3);
+    let began = Instant::now();
+    assert!(is_short(&device.wake(Some("weights"), Duration::from_millis(50))));
+    assert!(began.elapsed() >= Duration::from_millis(50));
+    std::thread::scope(|scope| {
+        let waking = scope.spawn(|| device.wake(Some("weights"), LIMIT));
+        std::thread::sleep(Duration::from_millis(30));
+        // Another tag makes room meanwhile.
+        device.sleep(Some("cache"), Backup::Pinned).unwrap();
+        waking.join().unwrap().unwrap();
+    });
+    world.expect(&blocks);
+    assert!(is_short(&device.wake(Some("cache"), NOW)));
+    device.sleep(Some("weights"), Backup::Discard).unwrap();
+    device.wake(Some("cache"), NOW).unwrap();
+    world.expect(&[cache]);
+}
+
+/// What sleeps holds nothing of a budget: others may have all of it. At a wake, it has its part again.
+#[test]
+fn a_budget_is_lent_and_returned() {
+    let world = World::new("budget:32MiB");
+    let device = world.device();
+    world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
+    world.tagged(CACHE, PoolKind::Ordinary, "cache");
+    let weights = world.filled(Some(WEIGHTS), 24, 1);
+    assert_eq!(device.allocator().budget(), 0, "the pool was lent all that was left");
+    device.sleep(Some("weights"), Backup::Pinned).unwrap();
+    assert_eq!(device.allocator().budget(), 32 * MIB);
+    let cache = world.filled(Some(CACHE), 30, 2);
+    assert!(is_short(&device.wake(Some("weights"), NOW)));
+    device.sleep(Some("cache"), Backup::Pinned).unwrap();
+    let own = world.filled(None, 32, 3);
+    device.sleep(None, Backup::Pinned).unwrap();
+    device.wake(Some("weights"), NOW).unwrap();
+    world.expect(&[weights]);
+    let used = device.memory_use();
+    assert_eq!((used.reserved, used.set_budget), (24 * MIB, Some(32 * MIB)));
+    assert!(is_short(&device.wake(None, NOW)));
+    assert_eq!(device.allocator().budget(), 8 * MIB);
+    device.sleep(Some("weights"), Backup::Pinned).unwrap();
+    device.wake(Some("cache"), NOW).unwrap();
+    world.expect(&[cache]);
+    device.free(own.addr, 0, MAIN).unwrap();
+    device.sleep(Some("cache"), Backup::Pinned).unwrap();
+    device.free(cache.addr, 0, MAIN).unwrap();
+    device.wake(None, NOW).unwrap();
+    world.expect(&[weights]);
+    world.check();
+}
+
+/// Free memory of the main allocator and of other ordinary pools goes to what wakes, and that of ordinary pools to whoever asks.
+#[test]
+fn free_memory_of_others_is_trimmed() {
+    for conf in ["", "budget:60MiB"] {
+        let world = World::new(conf);
+        let device = world.device();
+        world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
+        world.tagged(CACHE, PoolKind::Ordinary, "cache");
+        let weights = world.filled(Some(WEIGHTS), 40, 1);
+        device.sleep(Some("weights"), Backup::Pinned).unwrap();
+        for block in [world.filled(Some(CACHE), 30, 2), world.filled(None, 26, 3)] {
+            device.free(block.addr, 0, MAIN).unwrap();
+        }
+        assert_eq!(world.reserved(), 56);
+        assert_eq!(device.stats().free_chunk_bytes, 56 * MIB);
+        device.wake(Some("weights"), NOW).unwrap();
+        world.expect(&[weights]);
+        device.free(weights.addr, 0, MAIN).unwrap();
+        let own = world.filled(None, 50, 4);
+        device.free(own.addr, 0, MAIN).unwrap();
+        let cache = world.filled(Some(CACHE), 50, 5);
+        device.free(cache.addr, 0, MAIN).unwrap();
+        let other = world.filled(Some(WEIGHTS), 50, 5);
+        device.free(other.addr, 0, MAIN).unwrap();
+        assert_eq!(device.trim(0).unwrap().released_bytes, 50 * MIB);
+        assert_eq!(world.reserved(), 0);
+        world.check();
+    }
+}
+
+/// The kind of a pool is known before it has memory, though whoever makes it does not know it yet. It cannot change afterwards.
+#[test]
+fn a_pool_s_kind_is_declared() {
+    let world = World::new("");
+    let device = world.device();
+    let pools = device.pools();
+    let kind_of = |pool| pools.named(pool).map(|pool| (pool.kind(), pool.tag()));
+    pools.add_user(WEIGHTS).unwrap();
+    assert_eq!(kind_of(WEIGHTS), Some((PoolKind::Graph, None)));
+    pools.declare(WEIGHTS, PoolKind::Ordinary, Some("weights")).unwrap();
+    assert_eq!(kind_of(WEIGHTS), Some((PoolKind::Ordinary, Some("weights".to_owned()))));
+    assert_eq!((pools.users(WEIGHTS), pools.all().len()), (1, 1));
+    world.filled(Some(WEIGHTS), 2, 1);
+    let refused = pools.declare(WEIGHTS, PoolKind::Graph, Some("other")).unwrap_err();
+    assert_eq!(refused.to_string(), "pool (1, 1) is in use already: declare its kind before it is opened");
+    assert_eq!(kind_of(WEIGHTS), Some((PoolKind::Ordinary, Some("weights".to_owned()))));
+    pools.declare(WEIGHTS, PoolKind::Ordinary, None).unwrap();
+    assert_eq!(kind_of(WEIGHTS), Some((PoolKind::Ordinary, None)));
+    pools.begin(CACHE).unwrap();
+    assert!(matches!(pools.declare(CACHE, PoolKind::Ordinary, None), Err(Error::PoolInUse(CACHE))));
+    pools.end(CACHE);
+    pools.declare(CACHE, PoolKind::Ordinary, None).unwrap();
+    assert!(matches!(pools.declare(CACHE, PoolKind::Ordinary, Some("")), Err(Error::EmptyTag)));
+    // What was declared of a pool that never was is forgotten with it.
+    pools.declare(MORE_WEIGHTS, PoolKind::Ordinary, None).unwrap();
+    pools.release(MORE_WEIGHTS);
+    pools.add_user(MORE_WEIGHTS).unwrap();
+    assert_eq!(kind_of(MORE_WEIGHTS), Some((PoolKind::Graph, None)));
+}
+
+/// A thread's tag is that of the pools that it makes, unless something else was declared of them.
+#[test]
+fn a_thread_gives_its_tag() {
+    let world = World::new("");
+    let pools = world.device().pools();
+    assert!(matches!(push_tag(""), Err(Error::EmptyTag)));
+    assert!(matches!(pop_tag(), Err(Error::NoTag)));
+    push_tag("outer").unwrap();
+    push_tag("inner").unwrap();
+    pools.declare(CACHE, PoolKind::Ordinary, None).unwrap();
+    pools.add_user(WEIGHTS).unwrap();
+    pools.add_user(CACHE).unwrap();
+    pop_tag().unwrap();
+    pools.add_user(MORE_WEIGHTS).unwrap();
+    pop_tag().unwrap();
+    let tag_of = |pool| pools.named(pool).unwrap().tag();
+    assert_eq!(tag_of(WEIGHTS).as_deref(), Some("inner"));
+    assert_eq!((tag_of(CACHE), tag_of(MORE_WEIGHTS).as_deref()), (None, Some("outer")));
+}
+
+/// A pool for graphs has memory that replays use: all of it sleeps, or all of it is left awake and counted.
+#[test]
+fn a_graph_pool_sleeps_or_is_counted() {
+    let world = World::new("");
+    let device = world.device();
+    world.tagged(CACHE, PoolKind::Graph, "graphs");
+    let block = world.filled(Some(CACHE), 8, 1);
+    let slept = device.sleep(Some("graphs"), Backup::Pinned).unwrap();
+    assert_eq!(slept.asleep_bytes + slept.left_awake.kept_bytes, 8 * MIB);
+    assert_eq!(world.asleep() + world.reserved(), 8);
+    device.wake(Some("graphs"), NOW).unwrap();
+    world.expect(&[block]);
+}
+
+/// Nothing sleeps and nothing wakes in a capture, nor while a pool may be open for one.
+#[test]
+fn not_in_a_capture() {
+    let world = World::new("");
+    let device = world.device();
+    world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
+    let block = world.filled(Some(WEIGHTS), 4, 1);
+    let refuses = || {
+        let slept = device.sleep(Some("weights"), Backup::Pinned);
+        assert!(matches!(slept, Err(Error::Capturing(0))), "{slept:?}");
+        let woken = device.wake(Some("weights"), LIMIT);
+        assert!(matches!(woken, Err(Error::Capturing(0))), "{woken:?}");
+    };
+    device.pools().begin(CACHE).unwrap();
+    refuses();
+    device.pools().end(CACHE);
+    let host = world.driver.inner().inner();
+    let stream = host.create_stream().unwrap();
+    let outer = StreamId(stream.0 | 1 << 40);
+    device.allocator().keep_stream(outer).unwrap();
+    host.begin_capture(stream);
+    refuses();
+    host.end_capture(stream);
+    // An ordinary pool is not open for a capture.
+    device.pools().begin(WEIGHTS).unwrap();
+    device.sleep(Some("weights"), Backup::Pinned).unwrap();
+    device.wake(Some("weights"), NOW).unwrap();
+    device.pools().end(WEIGHTS);
+    world.expect(&[block]);
+}
+
+/// Calls sleep and wake in its callback.
+#[derive(Default)]
+struct Sleepy {
+    world: OnceLock<Weak<World>>,
+    refused: Mutex<u32>,
+}
+
+impl MapListener for Sleepy {
+    fn on_map(&self, _: MappedRange) -> Result<(), Refusal> {
+        if let Some(world) = self.world.get().and_then(Weak::upgrade) {
+            for outcome in
+                [world.device().sleep(None, Backup::Pinned).map(drop), world.device().wake(None, LIMIT).map(drop)]
+            {
+                assert!(matches!(outcome, Err(Error::Alloc(AllocError::InListener(InListener { .. })))), "{outcome:?}");
+                *self.refused.lock().unwrap() += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn before_unmap(&self, _: MappedRange) -> Result<(), Refusal> {
+        Ok(())
+    }
+}
+
+#[test]
+fn not_in_a_callback() {
+    let world = Arc::new(World::new(""));
+    let listener = Arc::new(Sleepy::default());
+    listener.world.set(Arc::downgrade(&world)).unwrap();
+    world.device().allocator().listeners().add(Arc::clone(&listener) as Arc<dyn MapListener>).unwrap();
+    world.filled(None, 4, 1);
+    assert!(*listener.refused.lock().unwrap() >= 2);
+}
+
+/// On a lost device nothing sleeps, and nothing that was tried before is undone by force.
+#[test]
+fn not_on_a_lost_device() {
+    let world = World::new("");
+    let device = world.device();
+    world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
+    world.filled(Some(WEIGHTS), 4, 1);
+    *world.driver.hook().0.lock().unwrap() = vec![(DriverCall::HostAlloc, 0, DriverErrorKind::DeviceLost)];
+    for _ in 0..2 {
+        let outcome = device.sleep(Some("weights"), Backup::Pinned);
+        match outcome {
+            Err(Error::Alloc(AllocError::Driver(error))) => assert_eq!(error.kind, DriverErrorKind::DeviceLost),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(world.asleep(), 0);
+    }
+}
+
+/// Work of another device that was recorded for a block is waited for before the block loses its memory.
+#[test]
+fn work_of_another_device_is_waited_for() {
+    let world = World::new("");
+    let other = add_device(&world.process, 1);
+    let device = world.device();
+    world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
+    let block = world.filled(Some(WEIGHTS), 4, 1);
+    let reader = other.create_stream().unwrap();
+    world.process.record_stream(device, block.addr, reader, StreamLives::Unknown).unwrap();
+    let hold = |busy: bool| {
+        let inner = other.inner().inner();
+        let own = StreamId(reader.0 & ((1 << 40) - 1));
+        if busy { inner.hold(own) } else { inner.resume(own) }
+    };
+    hold(true);
+    other.delay(reader, Duration::from_millis(1)).unwrap();
+    let waits = other.inner().inner().host_waits();
+    device.sleep(Some("weights"), Backup::Pinned).unwrap();
+    assert!(other.inner().inner().host_waits() > waits, "the host waits for it");
+    hold(false);
+    device.wake(Some("weights"), NOW).unwrap();
+    world.expect(&[block]);
+}
+
+/// Two threads put different tags to sleep and wake them, while a third one allocates.
+#[test]
+fn several_threads_at_once() {
+    let world = World::new("budget:60MiB");
+    let device = world.device();
+    let tags = [(WEIGHTS, "weights"), (CACHE, "cache")];
+    tags.iter().for_each(|(pool, tag)| world.tagged(*pool, PoolKind::Ordinary, tag));
+    let blocks = tags.map(|(pool, _)| world.filled(Some(pool), 12, pool.0));
+    std::thread::scope(|scope| {
+        for (_, tag) in tags {
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    device.sleep(Some(tag), Backup::Pinned).unwrap();
+                    device.wake(Some(tag), LIMIT).unwrap();
+                }
+            });
+        }
+        for _ in 0..200 {
+            let addr = device.alloc(&Request::new(3 * MIB, MAIN)).unwrap();
+            device.free(addr, 0, MAIN).unwrap();
+        }
+    });
+    assert_eq!(world.asleep(), 0);
+    world.expect(&blocks);
+    world.check();
+}
+
+/// Defragmentation, memory of a captured graph, a block that is open in another process, and sleep of everything: in one process.
+#[test]
+fn everything_at_once() {
+    let place = tempfile::tempdir().unwrap();
+    let sockets = place.path().join("sockets");
+    let settings = [(FOLDER, sockets.to_str().unwrap())];
+    simulated::with_settings("everything_at_once", &settings, sleep_beside_everything);
+}
+
+fn sleep_beside_everything() {
+    let (world, elsewhere) = (World::new("budget:60MiB,chunk:2MiB"), World::new(""));
+    let device = world.device();
+    world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
+    // Free memory in pieces, which a large block is made of.
+    let pieces: Vec<Filled> = (0..10).map(|seed| world.filled(None, 2, seed)).collect();
+    for piece in pieces.iter().step_by(2) {
+        device.free(piece.addr, 0, MAIN).unwrap();
+    }
+    let mut blocks: Vec<Filled> = pieces.into_iter().skip(1).step_by(2).collect();
+    device.set_budget(48 * MIB).unwrap();
+    blocks.push(world.filled(None, 9, 20));
+    assert!(device.stats().harvested_chunks > 0);
+    blocks.push(world.filled(Some(WEIGHTS), 5, 21));
+    // A graph's memory.
+    let host = world.driver.inner().inner();
+    let stream = host.create_stream().unwrap();
+    let outer = StreamId(stream.0 | 1 << 40);
+    device.pools().begin(CACHE).unwrap();
+    host.begin_capture(stream);
+    let request = Request { lives: StreamLives::AsLongAsTheProcess, ..Request::new(4 * MIB, outer) };
+    let captured = device.alloc(&request).unwrap();
+    host.end_capture(stream);
+    device.end_pool(CACHE);
+    world.driver.fill(outer, captured, 4 * MIB, 22).unwrap();
+    world.driver.synchronize(outer).unwrap();
+    blocks.push(Filled { addr: captured, bytes: 4 * MIB, seed: 22 });
+    // A block that another process has open.
+    let exported = world.filled(None, 4, 23);
+    world.driver.synchronize(MAIN).unwrap();
+    let (handle, _) = device.export(exported.addr).unwrap();
+    let (there, _) = elsewhere.device().import(&handle).unwrap();
+    for turn in 0..3 {
+        let slept = device.sleep(None, Backup::Pinned).unwrap();
+        assert!(
+            (4 * MIB..=6 * MIB).contains(&slept.left_awake.pinned_bytes),
+            "it lies in three pages at most: {slept:?}"
+        );
+        let left_awake = slept.left_awake.pinned_bytes + slept.left_awake.kept_bytes + slept.left_awake.refused_bytes;
+        assert_eq!(device.memory_use().reserved, left_awake);
+        let seen = Filled { addr: there, ..exported };
+        elsewhere.expect(&[seen]);
+        world.expect(&[exported]);
+        let other = world.filled(Some(WEIGHTS), 20, turn);
+        device.free(other.addr, 0, MAIN).unwrap();
+        device.wake(None, NOW).unwrap();
+        world.expect(&blocks);
+        world.check();
+    }
+    elsewhere.device().close_import(there).unwrap();
+}
