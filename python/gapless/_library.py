@@ -87,6 +87,31 @@ class Stats(ctypes.Structure):
     _fields_ = [("size", c_size_t), *((name, c_uint64) for name in _figures.FIELDS)]
 
 
+class Slept(ctypes.Structure):
+    """``gapless_slept``."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        *(
+            (name, c_uint64)
+            for name in (
+                "asleep_bytes",
+                "live_bytes",
+                "copied_bytes",
+                "released_bytes",
+                "pinned_bytes",
+                "refused_bytes",
+                "kept_bytes",
+            )
+        ),
+    ]
+
+    @classmethod
+    def sized(cls) -> Slept:
+        """One for the library to write to."""
+        return cls(size=ctypes.sizeof(cls))
+
+
 class Pool(ctypes.Structure):
     """``gapless_torch_pool``."""
 
@@ -152,6 +177,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gapless_device_of_handle": (c_int32, [c_char_p, c_uint64, POINTER(c_int32)]),
     "gapless_device_close_import": (c_int32, [c_int32, c_void_p]),
     "gapless_device_keep_closed_imports": (c_int32, [c_int32, c_uint64]),
+    "gapless_sleep": (c_int32, [c_int32, c_char_p, c_int32, POINTER(Slept)]),
+    "gapless_wake": (c_int32, [c_int32, c_char_p, c_uint64, POINTER(c_uint64)]),
+    "gapless_asleep": (c_int32, [c_int32, c_char_p, POINTER(c_uint64), POINTER(c_uint64)]),
+    "gapless_tag_push": (c_int32, [c_char_p]),
+    "gapless_tag_pop": (c_int32, []),
     "gapless_replay_json": (c_int32, [c_char_p, c_char_p, *_TEXT]),
     "gapless_explain_json": (c_int32, [c_char_p, c_char_p, *_TEXT]),
     "gapless_cupy_malloc": (c_void_p, [c_void_p, c_size_t, c_int]),
@@ -173,6 +203,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gapless_torch_reset_peaks": (c_int32, [c_int32]),
     "gapless_torch_record_history": (None, [c_size_t, c_int32]),
     "gapless_torch_history_json": (c_int32, [*_TEXT]),
+    "gapless_torch_declare_pool": (c_int32, [c_int32, Pool, c_int32, c_char_p]),
     "gapless_torch_report_json": (c_int32, [c_int32, c_int32, *_TEXT]),
 }
 

@@ -7,6 +7,7 @@ use crate::driver::DeviceDriver;
 use crate::pools::{Pool, PoolId, PoolKind};
 use crate::sleep::TagAsleep;
 use crate::sums::{add_pool, change, change_counts};
+use gapless::DeviceAddr;
 use gapless::allocator::{FigureKind, Figures, Snapshot, Stats};
 use serde::Serialize;
 
@@ -41,6 +42,9 @@ pub struct DeviceReport {
     condemned_bytes: u64,
     /// What is asleep, by tag.
     asleep: Vec<TagAsleep>,
+    /// With a snapshot: where the live allocations start that are asleep.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    asleep_blocks: Option<Vec<DeviceAddr>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     snapshot: Option<Snapshot>,
 }
@@ -154,6 +158,7 @@ impl<D: DeviceDriver> Device<D> {
             pools: pools.collect(),
             condemned_bytes: self.pools.condemned_bytes(),
             asleep: self.asleep(),
+            asleep_blocks: wanted.then(|| self.asleep_blocks()),
             snapshot,
         }
     }

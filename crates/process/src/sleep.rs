@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::driver::DeviceDriver;
 use crate::error::Error;
 use gapless::allocator::{AllocError, Backup, MapListeners, Slept, Stats, Woken};
-use gapless::units::ByteSize;
+use gapless::units::{ByteSize, DeviceAddr};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -116,6 +116,13 @@ impl<D: DeviceDriver> Device<D> {
             }
         }
         by_tag.into_values().collect()
+    }
+
+    /// Where the live allocations start that are asleep, at least in part, in the order of their addresses.
+    pub fn asleep_blocks(&self) -> Vec<DeviceAddr> {
+        let mut blocks: Vec<DeviceAddr> = self.pools.members(None).iter().flat_map(|member| member.asleep()).collect();
+        blocks.sort_unstable();
+        blocks
     }
 
     /// What is asleep, in a sentence for each tag, for whoever looks for memory.

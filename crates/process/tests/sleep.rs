@@ -154,6 +154,12 @@ fn a_tag_sleeps_and_wakes_with_its_bytes() {
     assert_eq!(device.describe_asleep(), "14 MiB of tag weights are asleep and need 16 MiB.");
     let report = serde_json::to_value(device.report(Contents::Figures)).unwrap();
     assert_eq!(report["asleep"][0]["tag"], "weights");
+    assert_eq!(report.get("asleep_blocks"), None);
+    let snapshot = serde_json::to_value(device.report(Contents::Snapshot)).unwrap();
+    assert_eq!(snapshot["asleep_blocks"].as_array().map(Vec::len), Some(2));
+    let mut addresses = weights.map(|block| block.addr);
+    addresses.sort_unstable();
+    assert_eq!(device.asleep_blocks(), addresses);
     assert_eq!((&report["pools"][0]["kind"], &report["pools"][2]["tag"]), (&"ordinary".into(), &"cache".into()));
     let woken = device.wake(Some("weights"), NOW).unwrap();
     assert_eq!((woken.mapped_bytes, woken.copied_bytes, world.asleep()), (16 * MIB, 14 * MIB, 0));

@@ -24,11 +24,24 @@ from typing import Any, Callable, Optional, Union
 from .. import _conf, _library, _run, _start
 from . import _object
 from ._explain import explain_oom
-from ._figures import Figures, record_history, snapshot
+from ._figures import Figures, mark_asleep, record_history, snapshot
 from ._interposers import warn_of_interposers
 from ._refusals import switch_off
+from ._sleep import Slept, asleep, sleep, tag, wake
 
-__all__ = ["backend", "enable", "explain_oom", "is_enabled", "main", "registered_pool"]
+__all__ = [
+    "Slept",
+    "asleep",
+    "backend",
+    "enable",
+    "explain_oom",
+    "is_enabled",
+    "main",
+    "registered_pool",
+    "sleep",
+    "tag",
+    "wake",
+]
 
 # What PyTorch was given: "object" or "plug-in", and how to find out whether it is still in use.
 _given: Optional[tuple[str, Callable[[], int]]] = None
@@ -117,6 +130,7 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
     is_used = _install_object(torch)
     if is_used is not None:
         _given = "object", is_used
+        mark_asleep(torch)
         warn_of_interposers(with_object=True)
         _settings.update(keys)
         _tell_children()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import functools
+import itertools
 import sys
 from typing import Any, Iterator, Optional
 
@@ -96,6 +98,7 @@ class Figures:
     def segments(self, pool: Optional[tuple[int, int]] = None) -> Iterator[dict[str, Any]]:
         """The segments of a PyTorch snapshot: one for each run of mapped addresses without a gap."""
         report = self.report(snapshot=True)
+        asleep = set(report["asleep_blocks"])
         parts = [((0, 0), report["snapshot"])]
         parts += [(tuple(part["id"]), part["snapshot"]) for part in report["pools"]]
         for name, snapshot in parts:
@@ -103,7 +106,7 @@ class Figures:
                 continue
             for segment in snapshot["regions"]:
                 for run in _runs(segment["blocks"]):
-                    yield self._segment(segment, run, name)
+                    yield from divided(self._segment(segment, run, name), asleep)
 
     def _segment(self, segment: dict[str, Any], run: list[dict[str, Any]], pool: tuple[int, int]) -> dict[str, Any]:
         blocks = [
@@ -133,6 +136,52 @@ class Figures:
             "frames": [],
             "blocks": blocks,
         }
+
+
+def asleep_blocks(device: int) -> set[int]:
+    """The addresses of the live allocations of a device that are asleep."""
+    live, pages = ctypes.c_uint64(), ctypes.c_uint64()
+    _library.check(_library.load().gapless_asleep(device, None, live, pages))
+    return set(Figures(device).report(snapshot=True)["asleep_blocks"]) if pages.value else set()
+
+
+def divided(segment: dict[str, Any], asleep: set[int]) -> Iterator[dict[str, Any]]:
+    """The parts of a segment that are asleep, and those that are not, each a segment whose key ``asleep`` says which it is."""
+
+    def is_asleep(block: dict[str, Any]) -> bool:
+        return block["state"] != "inactive" and block["address"] in asleep
+
+    if not any(map(is_asleep, segment["blocks"])):
+        yield {**segment, "asleep": False}
+        return
+    for key, group in itertools.groupby(segment["blocks"], is_asleep):
+        blocks = list(group)
+        active = [block for block in blocks if block["state"] != "inactive"]
+        yield {
+            **segment,
+            "address": blocks[0]["address"],
+            "total_size": sum(block["size"] for block in blocks),
+            "allocated_size": sum(block["size"] for block in active if block["state"] == "active_allocated"),
+            "active_size": sum(block["size"] for block in active),
+            "requested_size": sum(block["requested_size"] for block in blocks),
+            "blocks": blocks,
+            "asleep": key,
+        }
+
+
+def mark_asleep(torch: Any) -> None:
+    """Has the segments of PyTorch's own snapshots say whether they are asleep."""
+    original = torch._C._cuda_memorySnapshot
+
+    @functools.wraps(original, assigned=("__doc__",), updated=())
+    def marked(*arguments: Any, **options: Any) -> Any:
+        answer = original(*arguments, **options)
+        segments = answer["segments"]
+        asleep = {device: asleep_blocks(device) for device in {segment["device"] for segment in segments}}
+        answer["segments"] = [part for segment in segments for part in divided(segment, asleep[segment["device"]])]
+        return answer
+
+    torch._C._cuda_memorySnapshot = marked
 
 
 def _runs(blocks: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

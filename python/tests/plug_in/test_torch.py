@@ -1,5 +1,6 @@
 """PyTorch's CUDA build on gapless, without a GPU: cargo xtask torch-without-gpu sets it up. No kernel runs there."""
 
+import ctypes
 import gc
 import json
 import os
@@ -396,3 +397,15 @@ def test_processes_that_a_program_starts(tmp_path, method):
     assert f"pluggable {5 * MIB}" in run(None, "-m", "gapless.torch", str(script), PYTHONPATH=path)
     assert f"native {5 * MIB}" in run(None, str(script), PYTHONPATH=path)
     assert f"pluggable {5 * MIB}" in run(None, str(script), PYTHONPATH=path, GAPLESS_TORCH="1")
+
+
+def test_a_tag_sleeps_and_wakes():
+    with gapless.torch.tag("weights"):
+        weights = torch.empty(4 * MIB, dtype=torch.uint8, device="cuda")
+    ctypes.memset(weights.data_ptr(), 7, weights.numel())
+    assert gapless.torch.sleep("weights").live_bytes == 4 * MIB
+    asleep = [segment for segment in torch.cuda.memory_snapshot() if segment["asleep"]]
+    assert [(segment["address"], segment["total_size"]) for segment in asleep] == [(weights.data_ptr(), 4 * MIB)]
+    assert gapless.torch.asleep() == {"weights": 4 * MIB}
+    assert gapless.torch.wake() == 4 * MIB
+    assert ctypes.string_at(weights.data_ptr(), 16) == bytes([7]) * 16

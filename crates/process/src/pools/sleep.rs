@@ -46,8 +46,8 @@ impl<D: DeviceDriver> Member<D> {
         self.allocator().stats().asleep_bytes
     }
 
-    /// The live allocations that are asleep.
-    fn asleep(&self) -> HashSet<DeviceAddr> {
+    /// The live allocations that are asleep, at least in part.
+    pub fn asleep(&self) -> HashSet<DeviceAddr> {
         if self.asleep_bytes() == 0 {
             return HashSet::new();
         }

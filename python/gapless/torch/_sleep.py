@@ -1,0 +1,191 @@
+"""Sleep and wake: memory of a tag, or of the process, goes back to the device, and comes again at the same addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import threading
+from typing import Any, Iterator, Optional
+
+from .. import _library
+
+_PINNED = "pinned"
+# The kinds of backups, as the library numbers them.
+_BACKUPS = {"discard": 0, _PINNED: 1}
+_ORDINARY = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Slept:
+    """What a sleep did, on all devices together."""
+
+    asleep_bytes: int = 0
+    """Bytes of the pages that fell asleep: what a wake needs for them."""
+    live_bytes: int = 0
+    """Bytes of the live allocations in them, rounding included."""
+    copied_bytes: int = 0
+    """Bytes copied to the host."""
+    released_bytes: int = 0
+    """Bytes released to the driver, free memory included."""
+    pinned_bytes: int = 0
+    """Bytes that stayed awake since a block in them is pinned: another process has it open, for example."""
+    refused_bytes: int = 0
+    """Bytes that stayed awake since work that cannot be waited for may use them, or a listener refused to see them unmapped."""
+    kept_bytes: int = 0
+    """Bytes that stayed awake in pools that keep their mappings."""
+
+
+@dataclasses.dataclass
+class _Tag:
+    """What is known of a tag: its pools by device, and what becomes of its bytes."""
+
+    backup: str
+    pools: dict[int, Any] = dataclasses.field(default_factory=dict)
+
+
+_tags: dict[str, _Tag] = {}
+_lock = threading.Lock()
+
+
+def tag(name: str, backup: Optional[str] = None) -> contextlib.AbstractContextManager[None]:
+    """Has what this thread allocates on the current device inside lie in a pool of that name, which sleeps and wakes as one.
+
+    ``backup`` says what becomes of its bytes while it sleeps, unless a :func:`sleep` says otherwise: ``"pinned"``, which is the
+    default, copies them to pinned memory of the host; with ``"discard"`` they are lost. The last call that gives one counts. Pools
+    of graphs that are captured inside have the tag, too. Inside several, the last one counts.
+    """
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"a tag needs a name, which {name!r} is not")
+    if backup is not None:
+        _number_of(backup)
+    return _inside(name, backup)
+
+
+@contextlib.contextmanager
+def _inside(name: str, backup: Optional[str]) -> Iterator[None]:
+    import torch
+
+    _expect_enabled()
+    library = _library.load()
+    pool = _pool_of(torch, name, backup)
+    _library.check(library.gapless_tag_push(name.encode()))
+    try:
+        with torch.cuda.use_mem_pool(pool):
+            yield
+    finally:
+        _library.check(library.gapless_tag_pop())
+
+
+def _pool_of(torch: Any, name: str, backup: Optional[str]) -> Any:
+    """The pool of a tag on the current device, made if it is new."""
+    device = torch.cuda.current_device()
+    with _lock:
+        known = _tags.setdefault(name, _Tag(backup or _PINNED))
+        known.backup = backup or known.backup
+        pool = known.pools.get(device)
+        if pool is None:
+            pool = torch.cuda.MemPool()
+            named = _library.Pool(*pool.id)
+            _library.check(_library.load().gapless_torch_declare_pool(device, named, _ORDINARY, name.encode()))
+            known.pools[device] = pool
+    return pool
+
+
+def sleep(*tags: str, backup: Optional[str] = None) -> Slept:
+    """Gives the memory of some tags back to the device; without any, that of the whole process. Tensors keep their addresses.
+
+    Waits until what is queued has completed and the bytes are copied. No work that uses the memory may be queued until
+    :func:`wake`; tensors may be freed, and others allocated, which have memory of their own. ``backup`` is as in :func:`tag`, for
+    all of them. A tag that nothing has: nothing. Each tag sleeps whole or not at all, and so does what has none.
+
+    Stays awake, and is counted in the result: what another process has open, or is pinned otherwise.
+
+    Raises ``gapless.GaplessError``: in a capture, in a forked process, or where the driver fails, as for want of pinned memory.
+    """
+    if backup is not None:
+        _number_of(backup)
+    wanted: list[tuple[Optional[str], str]]
+    if tags:
+        wanted = [(name, backup or _backup_of(name)) for name in tags]
+    else:
+        # Those with another backup first: the rest is what they leave.
+        with _lock:
+            others = [(name, known.backup) for name, known in _tags.items() if known.backup != _PINNED]
+        wanted = [*(others if backup is None else []), (None, backup or _PINNED)]
+    done = Slept()
+    for device in _devices():
+        for name, kind in wanted:
+            done = _sum(done, _sleep_one(device, name, kind))
+    return done
+
+
+def _sleep_one(device: int, name: Optional[str], kind: str) -> Slept:
+    slept = _library.Slept.sized()
+    text = None if name is None else name.encode()
+    _library.check(_library.load().gapless_sleep(device, text, _number_of(kind), slept))
+    return Slept(**{field.name: getattr(slept, field.name) for field in dataclasses.fields(Slept)})
+
+
+def _sum(one: Slept, other: Slept) -> Slept:
+    names = [field.name for field in dataclasses.fields(Slept)]
+    return Slept(**{name: getattr(one, name) + getattr(other, name) for name in names})
+
+
+def wake(*tags: str, wait: float = 0.0) -> int:
+    """Brings back what is asleep of some tags, at the same addresses; without any, all that is asleep. Returns how many bytes.
+
+    Each tag wakes whole or not at all, and so does what is asleep without one named. Where there is too little memory, tries again
+    for ``wait`` seconds: another process may be about to give some back. Then raises ``gapless.OutOfMemoryError``, and what has
+    not woken is asleep as before.
+    """
+    if not wait >= 0:
+        raise ValueError(f"wait is a number of seconds from 0 on, not {wait!r}")
+    woken = 0
+    milliseconds = min(int(wait * 1000), (1 << 63) - 1) if wait != float("inf") else (1 << 63) - 1
+    library = _library.load()
+    for device in _devices():
+        for name in tags or (None,):
+            mapped = ctypes.c_uint64()
+            text = None if name is None else name.encode()
+            _library.check(library.gapless_wake(device, text, milliseconds, mapped))
+            woken += mapped.value
+    return woken
+
+
+def asleep() -> dict[Optional[str], int]:
+    """The bytes that a wake needs, by tag; under ``None`` those of memory without one. Empty where nothing is asleep."""
+    found: dict[Optional[str], int] = {}
+    for device in _devices():
+        report = _library.read_json(_library.load().gapless_torch_report_json, device, 0)
+        for its in report["asleep"]:
+            found[its["tag"]] = found.get(its["tag"], 0) + its["asleep_bytes"]
+    return found
+
+
+def _backup_of(name: str) -> str:
+    with _lock:
+        return _tags[name].backup if name in _tags else _PINNED
+
+
+def _number_of(backup: str) -> int:
+    if backup not in _BACKUPS:
+        raise ValueError(f"backup is {' or '.join(repr(name) for name in _BACKUPS)}, not {backup!r}")
+    return _BACKUPS[backup]
+
+
+def _devices() -> list[int]:
+    """The devices that PyTorch uses."""
+    import torch
+
+    _expect_enabled()
+    if not torch.cuda.is_initialized():
+        return []
+    return [device for device in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(device)]
+
+
+def _expect_enabled() -> None:
+    from . import is_enabled
+
+    if not is_enabled():
+        raise RuntimeError("PyTorch does not allocate through gapless: call gapless.torch.enable() before anything touches the GPU")
