@@ -88,7 +88,7 @@ def serve_regions(serves: Callable[[], bool], tags: Any) -> None:
         def construct(*arguments: Any, **options: Any) -> Any:
             return (saver if serves() else original)(*arguments, **options)
 
-        module._TorchMemorySaverImpl = construct
+        module._TorchMemorySaverImpl = construct  # type: ignore[attr-defined]
 
     after_import(_MODULE, replace)
 

@@ -124,12 +124,12 @@ def test_a_region_without_a_backup_is_a_tag(start, told):
 
 
 @pytest.mark.parametrize("options", [{"enable_cpu_backup": True}, {"enable_disk_backup": True}])
-def test_a_region_with_a_backup_is_the_librarys(start, told, options):
+def test_a_region_with_a_backup_is_of_the_library(start, told, options):
     make(start(), "weights", **options)
     assert told == [("region", "weights")]
 
 
-def test_mode_preload_is_the_librarys(start, told):
+def test_mode_preload_is_of_the_library(start, told):
     saver = start("preload")
     make(saver, "cache")
     of_graph = {"cuda_graph": None, "pool": None, "stream": None, "capture_error_mode": "global"}
@@ -149,7 +149,7 @@ def test_mode_preload_is_the_librarys(start, told):
     ]
 
 
-def test_a_region_in_a_capture_is_the_librarys(start, told):
+def test_a_region_in_a_capture_is_of_the_library(start, told):
     saver = start()
     saver._device_module.is_current_stream_capturing = lambda: True
     make(saver, "cache")
@@ -165,7 +165,7 @@ def test_where_the_library_has_no_memory_nothing_waits(start, told, tags):
     assert told == [("sleep", "cache"), ("wake", "cache")] and tags.waits == 0
 
 
-def test_with_a_margin_regions_are_the_librarys(start, told):
+def test_with_a_margin_regions_are_of_the_library(start, told):
     saver = start()
     saver._binary_wrapper.cdll.set_memory_margin_bytes(1 << 30)
     make(saver, "cache")
