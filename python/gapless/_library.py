@@ -117,6 +117,22 @@ class Pool(ctypes.Structure):
     _fields_ = [("first", c_uint64), ("second", c_uint64)]
 
 
+class Block(ctypes.Structure):
+    """``gapless_torch_block``."""
+
+    _fields_ = [
+        ("device", c_int32),
+        ("state", c_int32),
+        ("small", c_int32),
+        ("region", ctypes.c_uint32),
+        ("address", c_uint64),
+        ("bytes", c_uint64),
+        ("requested_bytes", c_uint64),
+        ("stream", c_uint64),
+        ("pool", Pool),
+    ]
+
+
 # Where the wheel has its shared libraries.
 FOLDER = Path(__file__).parent
 
@@ -196,6 +212,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gapless_torch_begin_allocate_to_pool": (None, [c_int32, Pool, c_void_p]),
     "gapless_torch_end_allocate_to_pool": (None, [c_int32, Pool]),
     "gapless_torch_release_pool": (None, [c_int32, Pool]),
+    "gapless_torch_describe": (c_int32, [c_void_p, POINTER(Block)]),
     "gapless_torch_get_stats": (c_int32, [c_int32, POINTER(Pool), POINTER(Stats)]),
     "gapless_torch_pools": (c_int32, [c_int32, POINTER(Pool), c_size_t, POINTER(c_size_t)]),
     "gapless_torch_reset_counts": (c_int32, [c_int32]),

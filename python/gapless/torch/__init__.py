@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
 from .. import _conf, _library, _run, _start
-from . import _object
+from . import _object, _sleep
 from ._explain import explain_oom
 from ._figures import Figures, mark_asleep, record_history, snapshot
 from ._interposers import warn_of_interposers
+from ._memory_saver import serve_regions
 from ._refusals import switch_off
 from ._sleep import Slept, asleep, sleep, tag, wake
 
@@ -132,6 +133,7 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
         _given = "object", is_used
         mark_asleep(torch)
         warn_of_interposers(with_object=True)
+        serve_regions(lambda: backend() == "object", _sleep)
         _settings.update(keys)
         _tell_children()
         return

@@ -161,6 +161,14 @@ def asleep() -> dict[Optional[str], int]:
     return found
 
 
+def wait_for_devices() -> None:
+    """Waits until what is queued on the devices that PyTorch uses has completed."""
+    import torch
+
+    for device in _devices():
+        torch.cuda.synchronize(device)
+
+
 def _backup_of(name: str) -> str:
     with _lock:
         return _tags[name].backup if name in _tags else _PINNED

@@ -25,7 +25,7 @@ TWO_DEVICES = {"GAPLESS_SIM_DEVICES": "2"}
 
 @dataclass
 class Case:
-    """A case, its modes, and what it comes to natively and on gapless: for both modes, or for each."""
+    """A case, its modes, and what it comes to natively and on gapless: for both modes, or for each. A tuple is what it may be."""
 
     name: str
     modes: tuple = BOTH
@@ -60,27 +60,32 @@ INTERFACE = [
     Case("library_buffers_left_out"),
 ]
 ENDED_IN_TORCH = {"torch": ENDED, "preload": PASSED}
-
-
-def with_and_without_a_backup(name, **outcomes):
-    return [Case(name, **outcomes), Case(f"{name}_without_a_backup", **outcomes)]
-
-
-# On gapless, the memory of regions is torch_memory_saver's own or PyTorch's own allocator's: it ends these processes there as well.
+ENDED_IN_PRELOAD = {"torch": PASSED, "preload": ENDED}
+# On gapless, the memory of regions with a backup, and all in mode preload, is torch_memory_saver's own, which ends these processes.
 ENDINGS = [
-    *with_and_without_a_backup("short_at_wake", native=ENDED, gapless=ENDED),
-    *with_and_without_a_backup("paused_twice", native=ENDED, gapless=ENDED),
-    *with_and_without_a_backup("resumed_twice", native=ENDED, gapless=ENDED),
-    *with_and_without_a_backup("resumed_without_a_pause", native=ENDED, gapless=ENDED),
-    *with_and_without_a_backup("paused_as_a_whole_after_a_tag", native=ENDED, gapless=ENDED),
-    *with_and_without_a_backup("allocated_while_paused", native=ENDED, gapless=ENDED),
-    *with_and_without_a_backup("freed_while_paused"),
-    *with_and_without_a_backup("pool_given_back_outside_of_a_region", native=ENDED_IN_TORCH, gapless=ENDED_IN_TORCH),
-    *with_and_without_a_backup("ends_by_itself", native=ENDED_IN_TORCH, gapless=ENDED_IN_TORCH),
-    Case("paused_under_work", native="signal 6", gapless="signal 6"),
-    Case("more_than_there_is_in_a_region", native=ENDED_IN_TORCH, gapless=ENDED_IN_TORCH),
-    Case("backup_of_other_memory", native=ENDED, gapless=ENDED),
-    Case("backup_of_a_region_without", native=ENDED, gapless=ENDED),
+    Case("short_at_wake", native=ENDED, gapless=ENDED),
+    Case("short_at_wake_without_a_backup", native=ENDED, gapless=ENDED_IN_PRELOAD),
+    Case("paused_twice", native=ENDED),
+    Case("paused_twice_without_a_backup", native=ENDED),
+    Case("resumed_twice", native=ENDED),
+    Case("resumed_twice_without_a_backup", native=ENDED),
+    Case("resumed_without_a_pause", native=ENDED),
+    Case("resumed_without_a_pause_without_a_backup", native=ENDED),
+    Case("paused_as_a_whole_after_a_tag", native=ENDED),
+    Case("paused_as_a_whole_after_a_tag_without_a_backup", native=ENDED),
+    Case("allocated_while_paused", native=ENDED, gapless=ENDED),
+    Case("allocated_while_paused_without_a_backup", native=ENDED, gapless=ENDED_IN_PRELOAD),
+    Case("freed_while_paused"),
+    Case("freed_while_paused_without_a_backup"),
+    Case("pool_given_back_outside_of_a_region", native=ENDED_IN_TORCH, gapless=ENDED_IN_TORCH),
+    Case("pool_given_back_outside_of_a_region_without_a_backup", native=ENDED_IN_TORCH),
+    # The order in which the interpreter drops modules, which the environment changes, decides.
+    Case("ends_by_itself", native=ENDED_IN_TORCH, gapless={"torch": (ENDED, PASSED), "preload": PASSED}),
+    Case("ends_by_itself_without_a_backup", native=ENDED_IN_TORCH),
+    Case("paused_under_work", native="signal 6"),
+    Case("more_than_there_is_in_a_region", native=ENDED_IN_TORCH),
+    Case("backup_of_other_memory", native=ENDED),
+    Case("backup_of_a_region_without", native=ENDED, gapless=ENDED_IN_PRELOAD),
 ]
 PARTS = {
     "what torch_memory_saver's examples check": EXAMPLES,
@@ -130,12 +135,13 @@ def main():
         passed = [sum(found[case.name, mode, way][0] == PASSED for case, mode in rows) for way in WAYS]
         print(f"{part}: {passed[0]} of {len(rows)} pass natively, {passed[1]} on gapless")
         for case, mode in rows:
-            print(f"  {case.name:40}{mode:10}" + "".join(f"{found[case.name, mode, way][0]:20}" for way in WAYS).rstrip())
+            print(f"  {case.name:54}{mode:10}" + "".join(f"{found[case.name, mode, way][0]:20}" for way in WAYS).rstrip())
             for way, expected in zip(WAYS, (case.native, case.gapless)):
                 expected = expected[mode] if isinstance(expected, dict) else expected
                 came_to, line = found[case.name, mode, way]
-                if came_to != expected:
-                    surprises.append(f"{case.name}, {mode}, {way}: {came_to} instead of {expected}: {line}")
+                allowed = expected if isinstance(expected, tuple) else (expected,)
+                if came_to not in allowed:
+                    surprises.append(f"{case.name}, {mode}, {way}: {came_to} instead of {' or '.join(allowed)}: {line}")
     sys.exit("\n".join(surprises) or None)
 
 
