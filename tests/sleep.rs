@@ -171,8 +171,8 @@ fn what_is_pinned_stays_awake() {
     allocator.close().unwrap();
 }
 
-/// Of a block of which a part is asleep, beside a pinned one, the rest is handed out again once it is freed. What is allocated there
-/// sleeps in its turn, and the part that was freed stays gone.
+/// Of a block of which a part is asleep, beside a pinned one, the rest is handed out again once it is freed. What is allocated
+/// there sleeps in its turn, and the part that was freed stays gone.
 #[test]
 fn what_begins_where_a_freed_sleeper_did_is_another_block() {
     let (driver, allocator) = host(64);
@@ -494,8 +494,8 @@ fn kept<D: Driver>(driver: Arc<D>) -> Allocator<D> {
     builder.keep_mappings().build().unwrap()
 }
 
-/// What graphs that were captured use: a block over two pages, the two addresses where these pages were before, and a block that was
-/// freed. Each with its bytes and their seed, and whether it is a live block.
+/// What graphs that were captured use: a block over two pages, the two addresses where these pages were before, and a block
+/// that was freed. Each with its bytes and their seed, and whether it is a live block.
 type Used = Vec<(DeviceAddr, u64, u64, bool)>;
 
 fn use_kept<D: WorkDriver>(allocator: &Allocator<D>) -> Used {

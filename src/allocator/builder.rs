@@ -109,8 +109,9 @@ impl<D: Driver> Builder<D> {
     /// such as replays of a captured graph.
     ///
     /// An address that was handed out stays mapped to the same memory, so nothing is released before the end, not even by a
-    /// trim or a lower budget, but by [`Allocator::sleep`], whose wake maps it everywhere again. Free memory is reused on its own stream only, at the same address or at a further one. Closing
-    /// waits for the whole device. Growable ranges are not affected.
+    /// trim or a lower budget, but by [`Allocator::sleep`], whose wake maps it everywhere again. Free memory is reused on its
+    /// own stream only, at the same address or at a further one. Closing waits for the whole device. Growable ranges are not
+    /// affected.
     #[must_use]
     pub fn keep_mappings(mut self) -> Self {
         self.rules = self.rules.keeping_mappings();

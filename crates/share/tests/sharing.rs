@@ -102,8 +102,8 @@ fn the_same_bytes_on_both_sides() {
     allocator.check();
 }
 
-/// An offer of a block that sleeps is gone, and good again after the wake, when the block is in other chunks. One that is open stays
-/// awake.
+/// An offer of a block that sleeps is gone, and good again after the wake, when the block is in other chunks. One that is open
+/// stays awake.
 #[test]
 fn a_block_that_has_slept_is_opened_where_it_is() {
     let _turn = turn();

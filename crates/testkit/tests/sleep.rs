@@ -33,7 +33,8 @@ fn nothing_of_graphs_is_lost<D: Device>(cases: u32, most: usize) {
     });
     let Summary { ops, pools_slept, verified_free_bytes, replays, .. } = sum_of::<D>(cases, ops);
     println!(
-        "{ops} operations with {pools_slept} sleeps of pools and {replays} replays: {verified_free_bytes} bytes of free memory were \
+        "{ops} operations with {pools_slept} sleeps of pools and {replays} replays: {verified_free_bytes} bytes of free memory
+        were \
          as they had been"
     );
     let happened = [pools_slept, replays, verified_free_bytes];

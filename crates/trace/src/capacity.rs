@@ -1,12 +1,14 @@
 //! A device of which only the capacity is simulated, for searches: they replay a trace on many devices, to learn where it runs out
 //! of memory.
 //!
-//! To a caller that keeps the driver's contract, it answers as [`ModelDriver`](gapless::driver::ModelDriver) does without a lag. That
-//! one checks the contract, and has books of every chunk and mapping for it. This one has sums, and takes the caller's word: a handle
-//! is the size of its chunk. Work completes at once, so that no stream and no event is behind any other.
+//! To a caller that keeps the driver's contract, it answers as [`ModelDriver`](gapless::driver::ModelDriver) does without a
+//! lag. That one checks the contract, and has books of every chunk and mapping for it. This one has sums, and takes the
+//! caller's word: a handle is the size of its chunk. Work completes at once, so that no stream and no event is behind any
+//! other.
 //!
 //! - I1  `held` is the sum of the chunks that were created and not released. Callers unmap a chunk before they release it.
-//! - I2  where sums do not say what the model would answer, [`is_at_its_limits`](CapacityDriver::is_at_its_limits) says so: it counts
+//! - I2  where sums do not say what the model would answer, [`is_at_its_limits`](CapacityDriver::is_at_its_limits) says so: it
+//! counts
 //!   each `unmap` as one mapping, and gives out every address once.
 //!
 //! Threads: any; one lock, held for the length of a call.

@@ -45,11 +45,11 @@ pub(super) fn on_each(
     all.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Makes the C library keep more of the memory that is freed, for the next replay. By default it gives most back to the kernel, which
-/// has to clear it each time that it is wanted again.
+/// Makes the C library keep more of the memory that is freed, for the next replay. By default it gives most back to the kernel,
+/// which has to clear it each time that it is wanted again.
 ///
-/// glibc learns from the largest block so far that had a mapping of its own and was freed: smaller ones get none from then on, and up
-/// to twice as much stays at the end of each heap (`M_MMAP_THRESHOLD` in `mallopt(3)`). Elsewhere this changes nothing.
+/// glibc learns from the largest block so far that had a mapping of its own and was freed: smaller ones get none from then on,
+/// and up to twice as much stays at the end of each heap (`M_MMAP_THRESHOLD` in `mallopt(3)`). Elsewhere this changes nothing.
 fn keep_freed_memory() {
     drop(std::hint::black_box(Vec::<u8>::with_capacity(KEPT_BYTES)));
 }

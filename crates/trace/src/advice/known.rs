@@ -101,8 +101,8 @@ mod tests {
             };
             assert_eq!(advice(Some(&known)), advice(None), "{header}");
         }
-        // Two devices, since without a header it is as large as the first one; and all settings on each, of which the limits above 64
-        // MiB make no difference.
+        // Two devices, since without a header it is as large as the first one; and all settings on each, of which the limits
+        // above 64 MiB make no difference.
         let questions = known.0.into_inner().unwrap().len();
         let settings = Setting::usual(&Trace::read("t", "a 1 1 0\n".as_bytes()).unwrap()).len();
         assert_eq!(questions, 2 * (settings - 3));

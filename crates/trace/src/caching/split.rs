@@ -33,9 +33,9 @@ impl CachingSettings {
     /// Returns settings that do the same to requests of so many bytes, with the limit that stands for all which do: that of the
     /// smallest request that is oversize, or none.
     ///
-    /// That is known where each request is on one side of the limit: its block and a segment for it are both smaller, or its block is
-    /// oversize. Then a segment serves requests of one side only, and is split only on the lower one. So all that is ever compared
-    /// with the limit is on the side of some request, and any limit between the two sides does the same.
+    /// That is known where each request is on one side of the limit: its block and a segment for it are both smaller, or its
+    /// block is oversize. Then a segment serves requests of one side only, and is split only on the lower one. So all that is
+    /// ever compared with the limit is on the side of some request, and any limit between the two sides does the same.
     pub(crate) fn in_effect(self, requests: impl Iterator<Item = u64>) -> Self {
         let Some(limit) = self.max_split_bytes.filter(|_| !self.expandable_segments) else { return self };
         let divisions = |bytes| self.roundup_divisions.and_then(|divisions| divisions.of(bytes));

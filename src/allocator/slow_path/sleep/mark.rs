@@ -1,8 +1,8 @@
 //! Marking what is to sleep.
 //!
-//! Cost: O(chunks), and O(blocks) in them. A stream is locked for a [few chunks](MOST_CHUNKS) at a time: what is allocated, freed or
-//! pinned between two of these pieces is in chunks that are not marked yet, or is not pinned, since it was marked before. So each
-//! chunk counts as it is when it is looked at, and a block over several of them is marked part by part.
+//! Cost: O(chunks), and O(blocks) in them. A stream is locked for a [few chunks](MOST_CHUNKS) at a time: what is allocated,
+//! freed or pinned between two of these pieces is in chunks that are not marked yet, or is not pinned, since it was marked
+//! before. So each chunk counts as it is when it is looked at, and a block over several of them is marked part by part.
 
 use super::super::super::error::AllocError;
 use super::super::super::streams::directory::Owner;
