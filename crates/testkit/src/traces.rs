@@ -210,4 +210,46 @@ mod tests {
         let csv = b"Thread,Time,Action,Pointer,Size,Stream\n1,0,allocate,0x10,4096,0x2\n1,0,free,0x10,4096,0x2\n";
         assert_eq!(check_trace(csv), ReadTrace::Replayed { out_of_memory: 0 });
     }
+
+    /// Allocations, frees, sleeps and wakes of three tags, two of them of other processes, in any order.
+    fn program(mut random: u64, ops: usize) -> String {
+        let mut draw = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        let tags = ["kv", "other/kv", "other/weights", "*"];
+        let (mut text, mut live) = (String::new(), Vec::new());
+        for id in 0..ops {
+            let line = match draw(12) {
+                0 => format!("s {} {}", tags[draw(4) as usize], ["keep", "discard"][draw(2) as usize]),
+                1 | 2 => format!("w {}", tags[draw(4) as usize]),
+                3..6 if !live.is_empty() => {
+                    let index = draw(live.len() as u64) as usize;
+                    format!("f {}", live.swap_remove(index))
+                }
+                _ => {
+                    live.push(id);
+                    let most = [900, 90_000, 900_000, 9_000_000][draw(4) as usize];
+                    let bytes = draw(most);
+                    let tag = ["", "kv", "other/kv", "other/weights"][draw(4) as usize];
+                    format!("a {id} {bytes} {} {tag}", draw(2))
+                }
+            };
+            text += &format!("{line}\n");
+        }
+        text
+    }
+
+    #[test]
+    fn programs_that_sleep_are_replayed() {
+        let mut survived = 0;
+        for seed in 0..400 {
+            let text = program(seed, 30 + seed as usize / 10);
+            match check_trace(text.as_bytes()) {
+                ReadTrace::Replayed { out_of_memory } => survived += usize::from(out_of_memory == 0),
+                other => panic!("{other:?}: {text}"),
+            }
+        }
+        assert!((100..300).contains(&survived), "{survived} of 400");
+    }
 }

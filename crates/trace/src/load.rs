@@ -304,6 +304,11 @@ impl Trace {
         self.tags.iter().map(|tag| &**tag)
     }
 
+    /// Returns whether memory sleeps in it.
+    pub fn sleeps(&self) -> bool {
+        self.ops.iter().any(|op| matches!(op, Op::Sleep { .. }))
+    }
+
     /// Returns the number of allocations.
     pub const fn allocations(&self) -> u64 {
         self.allocations

@@ -1,11 +1,13 @@
 //! Replays of traces that sleep: what is copied and mapped, what is held meanwhile, and what a wake needs.
 
 use gapless::driver::{ModelConfig, ModelDriver};
+use gapless_trace::advice::{AdviceOptions, PolicyOutcome, advise};
 use gapless_trace::caching::CachingSettings;
 use gapless_trace::{
     Device, GaplessSettings, Phase, PhaseKind, PolicyError, PolicyKind, ReplayError, ReplayOptions, ReplayResult,
     Touch, Trace, replay,
 };
+use std::num::NonZero;
 use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
@@ -131,6 +133,27 @@ fn everything_may_happen_meanwhile() {
     for policy in [PolicyKind::Gapless, PolicyKind::Caching] {
         assert_eq!(run(text, policy, 256 * MIB).oom, None, "{policy}");
     }
+}
+
+/// What is asleep needs no memory, and expandable segments get no verdict.
+#[test]
+fn advice_is_on_what_is_awake() {
+    let text = "a 1 62914560 0 train\ns train keep\na 2 41943040 1 engine\ns engine discard\nw train\nm step\n";
+    let trace = trace(text);
+    let settings = ["native", "expandable_segments:True", "gapless"].map(|setting| setting.parse().unwrap()).to_vec();
+    let options = AdviceOptions {
+        device: Device::of(64 * MIB),
+        settings,
+        threads: NonZero::<usize>::MIN,
+        progress: None,
+        known: None,
+    };
+    let advice = advise(&trace, &options).unwrap();
+    let holders: Vec<u64> = advice.holders.iter().map(|holder| holder.bytes / MIB).collect();
+    assert_eq!((advice.peak_live_bytes, advice.live_bytes, holders), (60 * MIB, 60 * MIB, vec![60]));
+    let survives: Vec<bool> = advice.policies.iter().map(PolicyOutcome::survives).collect();
+    assert_eq!(survives, [true, false, true]);
+    assert!(advice.policies[1].not_replayed.as_ref().unwrap().contains("sleeps"), "{:?}", advice.policies[1]);
 }
 
 #[test]

@@ -5,8 +5,8 @@ use super::{AdviceOptions, limits};
 use crate::caching::{CachingSettings, ParseSettingsError};
 use crate::replay::{PolicySettings, probe, replay_alone};
 use crate::{
-    Device, Extent, GaplessSettings, History, Op, PolicyKind, RecordedAllocator, RecordedSettings, ReplayError,
-    ReplayResult, Search, Trace,
+    Device, Extent, GaplessSettings, Op, PolicyKind, RecordedAllocator, RecordedSettings, ReplayError, ReplayResult,
+    Search, Trace,
 };
 use gapless::ByteSize;
 use std::fmt;
@@ -193,7 +193,7 @@ fn outcome(
     let device = &options.device;
     let as_recorded = Setting::recorded(trace) == Some(*setting);
     let history = trace.history();
-    let not_replayed = no_verdict(&history, setting, device);
+    let not_replayed = no_verdict(trace, setting, device);
     // Which part of another device the limit of the recorded run would be is not known.
     let searches = !(as_recorded && limits::of(trace).is_some());
     let replayed = match (&not_replayed, options.known.zip(ops)) {
@@ -258,15 +258,19 @@ fn replay_and_search(
 pub(super) fn peak_reserved_bytes(trace: &Trace, device: &Device) -> Result<Option<u64>, ReplayError> {
     let native = Setting::Caching(CachingSettings::default());
     let ample = Device { lag_ops: device.lag_ops, ..Device::of(Device::MOST_BYTES) };
-    if no_verdict(&trace.history(), &native, &ample).is_some() {
+    if no_verdict(trace, &native, &ample).is_some() {
         return Ok(None);
     }
     probe(trace, &ample, native.policy()).map(|(result, _)| Some(result.peak_reserved_bytes))
 }
 
 /// Returns why a replay on `device` says nothing about the run, if it does not.
-fn no_verdict(history: &History, setting: &Setting, device: &Device) -> Option<String> {
+fn no_verdict(trace: &Trace, setting: &Setting, device: &Device) -> Option<String> {
+    let history = trace.history();
     match (history.extent, setting) {
+        (_, Setting::Caching(caching)) if caching.expandable_segments && trace.sleeps() => {
+            Some("memory sleeps, which expandable segments cannot".into())
+        }
         (Extent::Whole, _) | (Extent::LaterPart, Setting::Gapless(_)) => None,
         (Extent::LaterPart, Setting::Caching(_)) => match history.held_at_start_bytes {
             Some(held) if held <= device.capacity_bytes => None,
