@@ -1,4 +1,4 @@
-"""torch_memory_saver natively and on gapless: each case of ``cases.py`` in a process of its own. Prints a table.
+"""torch_memory_saver natively and on gapless: each case of this folder in a process of its own. Prints a table.
 
 What a case comes to has to be what is written here, on both sides: what begins to pass has to be noticed as well. Started with
 torch_memory_saver's library preloaded, which mode torch does without.
