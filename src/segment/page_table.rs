@@ -2,8 +2,7 @@
 //!
 //! - I1  every page of a view refers to it, and no page refers to a view that does not exist.
 //! - I2  a page is marked as mapped exactly when a view covers it, and as active exactly when that view is active. There are
-//!   marks for
-//!   some pages behind the highest as well.
+//!   marks for some pages behind the highest as well.
 //!
 //! Memory: 4 bytes and 2 bits per page up to the highest page ever mapped, and one record per view.
 

@@ -8,8 +8,7 @@
 //!
 //! - I1  `held` is the sum of the chunks that were created and not released. Callers unmap a chunk before they release it.
 //! - I2  where sums do not say what the model would answer, [`is_at_its_limits`](CapacityDriver::is_at_its_limits) says so: it
-//! counts
-//!   each `unmap` as one mapping, and gives out every address once.
+//!   counts each `unmap` as one mapping, and gives out every address once.
 //!
 //! Threads: any; one lock, held for the length of a call.
 

@@ -24,8 +24,7 @@
 //! - A2  the marked blocks are those of the batches that have not been freed.
 //! - A3  a batch with a backup has a place in it for each of its blocks, or for each of its chunks.
 //! - A4  a chunk that sleeps whole has its active view and its stale ones on record. While it is asleep, nothing is placed at
-//!   any of
-//!   them; once it wakes, one chunk of its size is mapped at all of them, and the same of them is active.
+//!   any of them; once it wakes, one chunk of its size is mapped at all of them, and the same of them is active.
 //!
 //! Freeing a block that is asleep makes its bytes claimed: they are free once the page has memory again, or with the page, which is
 //! not mapped again where nothing else is in it. A chunk with a pinned block stays awake, and so may a part of a block beside it.
