@@ -53,10 +53,13 @@ impl Block {
         self.home == Some(stream) || self.recorded.contains(&stream)
     }
 
-    /// Notes that a stream was waited for: what comes next need not run there.
+    /// Notes that a stream was waited for: what comes next need not run there. It runs where the allocator knows of uses; where it
+    /// knows of none, nobody looks at the content any more.
     pub fn was_waited_for(&mut self, stream: StreamId) {
         if self.last_user == stream && !self.is_known(stream) {
-            self.last_user = self.home.unwrap_or(StreamId::DEFAULT);
+            let known = self.home.or(self.recorded.first().copied());
+            self.last_user = known.unwrap_or(StreamId::DEFAULT);
+            self.content = self.content.filter(|_| known.is_some());
         }
     }
 

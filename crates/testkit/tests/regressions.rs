@@ -352,3 +352,40 @@ fn again_after_renewals() {
         ],
     );
 }
+
+/// A block of a destroyed stream that another one uses as well: after a wait for a stream that it was not recorded on, the oracle
+/// queued work there all the same.
+#[test]
+fn a_use_after_a_wait_runs_where_it_is_known() {
+    let world = World {
+        pages: 4,
+        page_bytes: 65536,
+        chunk_pages: 1,
+        streams: 2,
+        slack_percent: 0,
+        mapping_limit: 400000,
+        region_pages: 0,
+        epoch_limit: 4294967295,
+        kept: false,
+        own_streams: false,
+        green_streams: false,
+        blocking_streams: false,
+        whole_blocks: false,
+    };
+    run::<Model>(
+        &world,
+        &[
+            Alloc { bytes: 131072, align: 9, stream: 1771 },
+            Renew { stream: 13205 },
+            Free { block: 0 },
+            AllocAgain { address: 0, stream: 36323 },
+            ForeignUse { block: 0, stream: 7370 },
+            AllocAgain { address: 0, stream: 0 },
+            BeginCapture { stream: 2048 },
+            AllocRegistered { pages: 0, stream: 0 },
+            AllocRegistered { pages: 4, stream: 0 },
+            Free { block: 0 },
+            AllocRegistered { pages: 0, stream: 16003 },
+        ],
+    );
+}
