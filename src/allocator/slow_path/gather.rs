@@ -1,5 +1,5 @@
-//! Chunks for growable ranges and registered blocks: idle ones, new ones, and free ones of the regions once the budget or the
-//! device has no more.
+//! Chunks for growable ranges, registered blocks and what wakes whole: idle ones, new ones, and free ones of the regions once the
+//! budget or the device has no more.
 
 use super::super::error::AllocError;
 use super::super::request::Request;
@@ -28,6 +28,26 @@ impl<D: Driver> SlowPath<'_, D> {
                 let request = Request::new(requested, pages.bytes(self.page_bytes()), 1);
                 return Err(self.out_of_memory(&request, user, refused.as_ref()));
             }
+        }
+    }
+
+    /// An idle chunk of exactly `pages` pages that is not in `taken`, or a new one. Else the driver's answer, where it was asked.
+    pub fn chunk_of(
+        &mut self,
+        pages: PageCount,
+        taken: &IdleTaken,
+    ) -> Result<Result<ChunkId, Option<DriverError>>, DriverError> {
+        let idle = self.mapper.chunks().idle_up_to(pages, taken).filter(|(_, size)| *size == pages);
+        if let Some((idle, _)) = idle {
+            return Ok(Ok(idle));
+        }
+        if self.mapper.chunks().headroom_pages() < pages {
+            return Ok(Err(None));
+        }
+        match self.create(pages) {
+            Ok(chunk) => Ok(Ok(chunk)),
+            Err(error) if error.kind == DriverErrorKind::OutOfMemory => Ok(Err(Some(error))),
+            Err(error) => Err(error),
         }
     }
 

@@ -4,7 +4,7 @@ use super::super::error::AllocError;
 use super::super::request::Request;
 use super::SlowPath;
 use super::ranges::GrowableRange;
-use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
+use crate::driver::{Driver, MemoryDriver};
 use crate::pages::PageCount;
 use crate::physical::{ChunkId, IdleTaken, LentTo};
 use crate::stream::StreamIndex;
@@ -48,7 +48,7 @@ impl<D: Driver> SlowPath<'_, D> {
     fn whole_chunk(&mut self, pages: PageCount, requested: u64, user: StreamIndex) -> Result<ChunkId, AllocError> {
         let mut looked = false;
         loop {
-            let refused = match self.take_or_create(pages)? {
+            let refused = match self.chunk_of(pages, &IdleTaken::default())? {
                 Ok(chunk) => return Ok(chunk),
                 Err(refused) => refused,
             };
@@ -66,29 +66,13 @@ impl<D: Driver> SlowPath<'_, D> {
             }
         }
     }
-
-    /// An idle chunk of exactly `pages` pages, or a new one. Else the driver's answer, where it was asked.
-    fn take_or_create(&mut self, pages: PageCount) -> Result<Result<ChunkId, Option<DriverError>>, DriverError> {
-        if let Some((idle, found)) = self.mapper.chunks().idle_up_to(pages, &IdleTaken::default())
-            && found == pages
-        {
-            return Ok(Ok(idle));
-        }
-        if self.mapper.chunks().headroom_pages() < pages {
-            return Ok(Err(None));
-        }
-        match self.create(pages) {
-            Ok(chunk) => Ok(Ok(chunk)),
-            Err(error) if error.kind == DriverErrorKind::OutOfMemory => Ok(Err(Some(error))),
-            Err(error) => Err(error),
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::allocator::{Allocator, ChunkPolicy};
+    use crate::driver::DriverErrorKind;
     use crate::driver::{DriverCall, Fault, FaultDriver, ModelConfig, ModelDriver};
     use std::sync::Arc;
 

@@ -12,7 +12,7 @@ use super::super::super::request::Request;
 use super::super::super::streams::directory::Owner;
 use super::super::SlowPath;
 use super::{Place, Run, Span};
-use crate::driver::{Driver, DriverError, DriverErrorKind};
+use crate::driver::Driver;
 use crate::heap::BlockState;
 use crate::pages::PageCount;
 use crate::physical::{ChunkId, IdleTaken, ViewAt};
@@ -130,26 +130,6 @@ impl<D: Driver> SlowPath<'_, D> {
         // Access is given to adjacent mappings together.
         places.sort_unstable_by_key(|(place, _): &(Place, ChunkId)| (place.run.segment, place.run.pages.start));
         Ok(places)
-    }
-
-    /// An idle chunk of exactly so many pages, or a new one. Else the driver's answer, where it was asked.
-    fn chunk_of(
-        &mut self,
-        pages: PageCount,
-        taken: &IdleTaken,
-    ) -> Result<Result<ChunkId, Option<DriverError>>, DriverError> {
-        let idle = self.mapper.chunks().idle_up_to(pages, taken).filter(|(_, size)| *size == pages);
-        if let Some((idle, _)) = idle {
-            return Ok(Ok(idle));
-        }
-        if self.mapper.chunks().headroom_pages() < pages {
-            return Ok(Err(None));
-        }
-        match self.create(pages) {
-            Ok(chunk) => Ok(Ok(chunk)),
-            Err(error) if error.kind == DriverErrorKind::OutOfMemory => Ok(Err(Some(error))),
-            Err(error) => Err(error),
-        }
     }
 
     /// The places of all views of a chunk, the active one first. `None` where one is in no region.
