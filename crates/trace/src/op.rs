@@ -1,4 +1,6 @@
-//! The operations in the text format.
+//! The operations of a trace: as they are in its text, and as they are once it is loaded.
+
+use std::ops::Range;
 
 /// One line of a trace as it is in the file. Ids are arbitrary numbers, and none is used twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,3 +66,69 @@ pub(crate) fn is_tag(word: &str) -> bool {
 pub(crate) const ALL: &str = "*";
 /// Length of the longest tag.
 const MOST_TAG_BYTES: usize = 100;
+
+/// One op of a [`Trace`](crate::Trace).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Allocates a block and stores it in an empty slot.
+    Alloc {
+        /// The slot, below [`Trace::slots`](crate::Trace::slots).
+        slot: u32,
+        /// Index of the stream in [`Trace::streams`](crate::Trace::streams).
+        stream: u16,
+        /// Number of the tag: 0 without one, else its place in [`Trace::tags`](crate::Trace::tags), counted from 1.
+        tag: u8,
+        /// Number of bytes requested.
+        bytes: u64,
+    },
+    /// Frees the block in a slot, which becomes empty.
+    Free {
+        /// The slot, below [`Trace::slots`](crate::Trace::slots).
+        slot: u32,
+    },
+    /// A request that the recorded allocator refused. It has no slot, since it never was live.
+    Refused {
+        /// Index of the stream in [`Trace::streams`](crate::Trace::streams).
+        stream: u16,
+        /// Number of bytes requested.
+        bytes: u64,
+    },
+    /// Puts what is live to sleep.
+    Sleep {
+        /// Whose memory.
+        tags: Tags,
+        /// What becomes of the bytes.
+        content: Content,
+    },
+    /// Wakes what is asleep.
+    Wake {
+        /// Whose memory.
+        tags: Tags,
+    },
+    /// Marks the end of a step.
+    Mark {
+        /// Index of the step's name in [`Trace::labels`](crate::Trace::labels).
+        label: u32,
+    },
+}
+
+const _: () = assert!(size_of::<Op>() == 16, "a trace has many ops");
+
+/// The memory that sleeps or wakes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tags {
+    /// All of it.
+    All,
+    /// That of the tag with this number, as in [`Op::Alloc`].
+    One(u8),
+}
+
+impl Tags {
+    /// The numbers of the tags, among `count` of them.
+    pub(crate) fn within(self, count: usize) -> Range<usize> {
+        match self {
+            Self::All => 0..count,
+            Self::One(tag) => usize::from(tag)..usize::from(tag) + 1,
+        }
+    }
+}

@@ -44,8 +44,8 @@ mod waits;
 
 pub use divisions::Divisions;
 pub use error::{CachingError, CachingOutOfMemory};
+pub use segments::SegmentBytes;
 pub use settings::{CachingSettings, ParseSettingsError};
-pub use sleep::SegmentBytes;
 
 /// Returns the size of the segment that PyTorch asks the device for to serve a request of `bytes` bytes, or `None` on overflow.
 pub(crate) fn segment_bytes_of(bytes: u64) -> Option<u64> {

@@ -1,11 +1,27 @@
 //! Segments of a fixed size: `cudaMalloc` and `cudaFree` in terms of virtual memory management.
 
 use super::error::is_out_of_memory;
-use super::sleep::AsleepSegment;
-use gapless::driver::{ChunkHandle, Driver, DriverResult};
+use gapless::driver::{ChunkHandle, Driver, DriverResult, HostMemory};
 use gapless::units::{DeviceAddr, round_up};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+
+/// Bytes of the segments that slept or woke.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SegmentBytes {
+    /// Bytes of segments that lost or got memory.
+    pub mapped_bytes: u64,
+    /// Bytes copied.
+    pub copied_bytes: u64,
+}
+
+/// A segment that is asleep.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AsleepSegment {
+    pub bytes: u64,
+    /// Its bytes, unless they were discarded.
+    pub backup: Option<HostMemory>,
+}
 
 /// The segments of one allocator. Each is one chunk mapped in a reservation of the same size.
 pub(super) struct Segments<D: Driver> {

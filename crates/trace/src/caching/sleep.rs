@@ -9,26 +9,10 @@
 //!
 //! The host waits for the device before a sleep, as vLLM does. A wake that finds too little memory leaves awake what it has mapped.
 
+use super::segments::{AsleepSegment, SegmentBytes};
 use super::{CachingAllocator, CachingError};
 use gapless::driver::{Driver, DriverResult, HostMemory};
 use gapless::units::{DeviceAddr, StreamId};
-
-/// Bytes of the segments that slept or woke.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SegmentBytes {
-    /// Bytes of segments that lost or got memory.
-    pub mapped_bytes: u64,
-    /// Bytes copied.
-    pub copied_bytes: u64,
-}
-
-/// A segment that is asleep.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct AsleepSegment {
-    pub bytes: u64,
-    /// Its bytes, unless they were discarded.
-    pub backup: Option<HostMemory>,
-}
 
 impl<D: Driver> CachingAllocator<D> {
     /// Puts every segment with a live block to sleep, after all others were given back. With `keep`, their bytes are copied to the
