@@ -45,12 +45,12 @@ impl<D: DeviceDriver> Device<D> {
         let _alone = self.sleeping.lock();
         let members = self.pools.members(tag);
         self.foreign.wait_for_uses(|addr| members.iter().any(|member| member.allocator().contains(addr)))?;
-        self.settle_foreign();
-        let mut slept = self.pools.sleep_all(&members, backup)?;
         drop(members);
-        if tag.is_none() {
-            slept.released_bytes += self.pools.close_condemned(None);
-        }
+        self.settle_foreign();
+        // Nobody will use what they have, so that it need not sleep. What was settled may have been their last.
+        let of_condemned = if tag.is_none() { self.pools.close_condemned(None) } else { 0 };
+        let mut slept = self.pools.sleep_all(&self.pools.members(tag), backup)?;
+        slept.released_bytes += of_condemned;
         self.log(|| {
             let (asleep, released) = (ByteSize(slept.asleep_bytes), ByteSize(slept.released_bytes));
             format!("{asleep} {} fell asleep, {released} released", of(tag))
