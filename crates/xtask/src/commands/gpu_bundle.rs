@@ -150,9 +150,9 @@ fn copy_fuzz_targets(workspace: &Workspace, out: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     strip(workspace, &targets)?;
-    // Instrumented code is large, and packs to a third.
-    let packed = folder.join("targets.tar.gz");
-    process::run(workspace.command("tar").arg("czf").arg(packed).arg("-C").arg(&targets).arg("."))?;
+    // Instrumented code is large, and much of it is in several targets: with a dictionary larger than a target, a tenth is left.
+    let packed = folder.join("targets.tar.xz");
+    process::run(workspace.command("tar").env("XZ_OPT", "-9").arg("cJf").arg(packed).arg("-C").arg(&targets).arg("."))?;
     files::remove_folder(&targets)?;
     process::run(workspace.command("cp").args(["-r", "fuzz/corpus"]).arg(&folder))?;
     files::create_folder(&out.join("scripts"))?;
